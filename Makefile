@@ -1,0 +1,42 @@
+# The whole life of the project in five words: setup, test, test-gpu, demo, clean.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+
+.PHONY: setup test lint types test-gpu demo bench clean
+
+setup: $(READY)
+
+# Re-made only when the pins or the dependencies change. A Python whose venv cannot bring pip (Debian's
+# without python3-venv) gets pip from outside. The ready mark is written last, so an interrupted
+# installation is repeated.
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; v = sys.version.split()[0]; sys.exit(sys.version_info < (3, 10) and f"sharpmax needs Python 3.10 or newer and {sys.executable} is {v}; use: make $(MAKECMDGOALS) PYTHON=python3.11")'
+	@echo "setting up $(VENV) with the versions of constraints.txt (a few minutes, once)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) >/dev/null \
+	  || { $(PYTHON) -m venv --clear --without-pip $(VENV) && $(PYTHON) -m pip --python $(BIN)/python install --quiet pip; }
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+test: setup lint types
+	@$(BIN)/python -m pytest -n 2 --dist worksteal
+
+lint: setup
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
+
+types: setup
+	@$(BIN)/mypy
+
+# A machine with a GPU brings its own PyTorch, Triton and pytest: nothing is installed there.
+test-gpu:
+	@PYTHONPATH=src $(PYTHON) -m pytest -m gpu -p no:cacheprovider tests
+
+demo: setup
+	@$(BIN)/sharpmax demo --out demo
+
+bench: setup
+	@$(BIN)/sharpmax bench --cpu --out benchmarks
+
+clean:
+	rm -rf $(VENV) demo .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

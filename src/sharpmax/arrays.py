@@ -1,0 +1,189 @@
+"""The few array operations that row statistics and policies are written in, for torch and for JAX.
+
+The mathematics of dense statistics and of every policy is written once, against these names. Reductions
+are over the last axis, because a row of logits is the last axis.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import Any
+
+from sharpmax.errors import reject, reject_type
+
+__all__ = ["Array", "Ops", "is_array", "ops_for"]
+
+Array = Any
+"""A `torch.Tensor` or a `jax.Array`."""
+
+
+class Ops:
+    """What the two libraries share under one spelling; subclasses add what they spell differently."""
+
+    inf = math.inf
+
+    def __init__(self, library: Any) -> None:
+        self.library = library
+        self.where = library.where
+        self.exp = library.exp
+        self.expm1 = library.expm1
+        self.log = library.log
+        self.log1p = library.log1p
+        self.isnan = library.isnan
+        self.ones_like = library.ones_like
+        self.zeros_like = library.zeros_like
+        self.moveaxis = library.moveaxis
+        self.stack = library.stack
+        self.float32, self.float64 = library.float32, library.float64
+
+    @property
+    def widest(self) -> Any:
+        """The widest floating dtype there is."""
+        return self.float64
+
+    def at_least(self, x: Array, floor: Array) -> Array:
+        """max(x, floor) elementwise; NaN stays NaN and the gradient of a floored entry is 0."""
+        return self.where(x < floor, floor, x)
+
+    def at_most(self, x: Array, ceiling: Array) -> Array:
+        """min(x, ceiling) elementwise; NaN stays NaN and the gradient of a cut entry is 0."""
+        return self.where(x > ceiling, ceiling, x)
+
+    def lowest(self, dtype: Any) -> float:
+        """The most negative finite number of a dtype."""
+        return float(self.library.finfo(dtype).min)
+
+    def statistics_dtype(self, x: Array) -> Any:
+        """float32, or float64 for float64 input: what statistics are computed in."""
+        return self.float64 if x.dtype == self.float64 else self.float32
+
+    def broadcast_mask(self, mask: Array, shape: tuple[int, ...]) -> Array:
+        """A boolean mask in the given shape, or an error that names it."""
+        if not is_array(mask) or mask.dtype != self.library.bool:
+            given = f"dtype {mask.dtype}" if is_array(mask) else type(mask).__name__
+            reject_type("mask", given, "a boolean array, True where a logit takes part")
+        try:
+            return self.library.broadcast_to(mask, shape)
+        except (RuntimeError, ValueError):
+            reject("mask", f"shape {tuple(mask.shape)}", f"a shape that broadcasts to {shape}")
+
+
+class TorchOps(Ops):
+    """The operations on torch tensors."""
+
+    def __init__(self) -> None:
+        import torch
+
+        super().__init__(torch)
+
+    def sum(self, x: Array) -> Array:
+        """Sum over the last axis."""
+        return x.sum(-1)
+
+    def max(self, x: Array) -> Array:
+        """Maximum over the last axis."""
+        return x.amax(-1)
+
+    def argmax(self, x: Array) -> Array:
+        """Position of a maximum on the last axis."""
+        return x.argmax(-1)
+
+    def positions(self, count: int, like: Array) -> Array:
+        """0 … count − 1, where `like` lives."""
+        return self.library.arange(count, device=like.device)
+
+    def cast(self, x: Array, dtype: Any) -> Array:
+        """The same numbers in another dtype."""
+        return x.to(dtype)
+
+    def param(self, values: Any, like: Array) -> Array:
+        """Numbers as an array that can meet `like` in arithmetic."""
+        return self.library.as_tensor(values, dtype=like.dtype, device=like.device)
+
+    def is_floating(self, x: Array) -> bool:
+        """Whether the dtype is a floating one."""
+        return bool(x.is_floating_point())
+
+    def stop_gradient(self, x: Array) -> Array:
+        """The same values as a constant."""
+        return x.detach()
+
+    def concrete(self, x: Array) -> bool:
+        """Whether values can be looked at now: not while tracing, transforming or capturing a CUDA graph."""
+        torch = self.library
+        if torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None:
+            return False
+        return not (x.is_cuda and torch.cuda.is_current_stream_capturing())
+
+
+class JaxOps(Ops):
+    """The operations on JAX arrays."""
+
+    def __init__(self) -> None:
+        import jax
+        import jax.numpy
+
+        super().__init__(jax.numpy)
+        self.stop_gradient = jax.lax.stop_gradient
+        self._tracer = jax.core.Tracer
+        self._canonical = jax.dtypes.canonicalize_dtype
+
+    @property
+    def widest(self) -> Any:
+        """float32 unless x64 is switched on, which can happen at any time and for a while only."""
+        return self._canonical(self.float64)
+
+    def sum(self, x: Array) -> Array:
+        """Sum over the last axis."""
+        return x.sum(axis=-1)
+
+    def max(self, x: Array) -> Array:
+        """Maximum over the last axis."""
+        return x.max(axis=-1)
+
+    def argmax(self, x: Array) -> Array:
+        """Position of a maximum on the last axis."""
+        return x.argmax(axis=-1)
+
+    def positions(self, count: int, like: Array) -> Array:
+        """0 … count − 1."""
+        return self.library.arange(count)
+
+    def cast(self, x: Array, dtype: Any) -> Array:
+        """The same numbers in another dtype."""
+        return x.astype(dtype)
+
+    def param(self, values: Any, like: Array) -> Array:
+        """Numbers as an array that can meet `like` in arithmetic."""
+        return self.library.asarray(values, dtype=like.dtype)
+
+    def is_floating(self, x: Array) -> bool:
+        """Whether the dtype is a floating one."""
+        return bool(self.library.issubdtype(x.dtype, self.library.floating))
+
+    def concrete(self, x: Array) -> bool:
+        """Whether values can be looked at now: not while tracing."""
+        return not isinstance(x, self._tracer)
+
+
+def _is_jax(x: object) -> bool:
+    jax = sys.modules.get("jax")
+    return jax is not None and isinstance(x, jax.Array)
+
+
+def is_array(x: object) -> bool:
+    """Whether x is an array of one of the two libraries."""
+    torch = sys.modules.get("torch")
+    return _is_jax(x) or (torch is not None and isinstance(x, torch.Tensor))
+
+
+_ops: dict[str, Ops] = {}
+
+
+def ops_for(x: Array) -> Any:
+    """The operations of the library `x` belongs to."""
+    name, kind = ("jax", JaxOps) if _is_jax(x) else ("torch", TorchOps)
+    if name not in _ops:
+        _ops[name] = kind()
+    return _ops[name]

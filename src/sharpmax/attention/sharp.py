@@ -1,0 +1,151 @@
+"""Sharp attention: measure the rows, ask the policy, scale the queries, call the stock kernel."""
+
+from __future__ import annotations
+
+from typing import Literal, overload
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sharpmax.arrays import ops_for
+from sharpmax.errors import reject, reject_type
+from sharpmax.policies import Policy, resolve_policy
+from sharpmax.rows.api import Impl, measure, problem_of
+from sharpmax.rows.layout import Problem, floats_at_least_32, hidden_by
+from sharpmax.rows.stats import FIELDS, RowStats
+
+__all__ = ["attention"]
+
+
+@overload
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    attn_mask: Tensor | None = ...,
+    dropout_p: float = ...,
+    is_causal: bool = ...,
+    scale: float | None = ...,
+    enable_gqa: bool = ...,
+    policy: Policy | str | None = ...,
+    impl: Impl = ...,
+    return_stats: Literal[False] = ...,
+) -> Tensor: ...
+@overload
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    attn_mask: Tensor | None = ...,
+    dropout_p: float = ...,
+    is_causal: bool = ...,
+    scale: float | None = ...,
+    enable_gqa: bool = ...,
+    policy: Policy | str | None = ...,
+    impl: Impl = ...,
+    return_stats: Literal[True],
+) -> tuple[Tensor, RowStats]: ...
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    policy: Policy | str | None = "paper",
+    impl: Impl = "auto",
+    return_stats: bool = False,
+) -> Tensor | tuple[Tensor, RowStats]:
+    """`torch.nn.functional.scaled_dot_product_attention` with a temperature per row, chosen by `policy`.
+
+    q `[..., H, Lq, D]`, k `[..., Hkv, Lk, D]`, v `[..., Hkv, Lk, Dv]` give `[..., H, Lq, Dv]`. The arguments mean
+    what they mean in the stock function, `is_causal` included: for Lq ≠ Lk it is aligned top-left there, so with a
+    cache pass `attn_mask=torch.nn.attention.bias.causal_lower_right(Lq, Lk)`. `policy=None` is the stock function.
+
+    `impl` chooses how rows are measured (see `row_stats`). With `return_stats` the statistics of the rows *before*
+    sharpening come back too. A row without visible keys is 0; a key or value that a row does not see has no effect
+    on it, NaN included (on CUDA that last part is the stock kernel's to keep).
+
+    >>> import torch, sharpmax as sm
+    >>> q, k, v = torch.randn(3, 1, 2, 16, 8).unbind()
+    >>> sm.attention(q, k, v, is_causal=True, policy="paper").shape
+    torch.Size([1, 2, 16, 8])
+    """
+    chosen = resolve_policy(policy)
+    # The stock function aligns its causal limit top-left, so row i sees key j if j ≤ i + 0.
+    problem = problem_of(q, k, attn_mask, 0 if is_causal else None, scale, enable_gqa)
+    _check_values(q, k, v, dropout_p)
+    if type(attn_mask) is Tensor and attn_mask.dtype not in (torch.bool, q.dtype):
+        reject_type("attn_mask", f"dtype {attn_mask.dtype}", f"bool or the dtype of q, {q.dtype}")
+
+    def stock(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+        return F.scaled_dot_product_attention(
+            queries, keys, values, attn_mask=mask, dropout_p=dropout_p, is_causal=is_causal, scale=scale,
+            enable_gqa=enable_gqa,
+        )  # fmt: skip
+
+    fields = frozenset(FIELDS) if return_stats else chosen.needs | {"count"}
+    if chosen.is_identity:
+        out = stock(q, k, v, attn_mask)
+        return (out, measure(problem, impl, fields)) if return_stats else out
+    stats = measure(problem, impl, fields)
+    beta = chosen.beta(stats, lambda b: measure(problem.scaled(b), impl, chosen.needs))
+    beta = beta.to(floats_at_least_32(q.dtype))
+    queries, mask = _scaled_queries(q, beta), _scaled_mask(attn_mask, beta)
+    out = stock(queries, k, v, mask)
+    if out.device.type == "cpu" and ops_for(out).concrete(out) and bool(out.isnan().any()):
+        unseen_fixed = _without_broken_keys(problem, k, v)
+        if unseen_fixed is not None:
+            keys, values, spoilt = unseen_fixed
+            out = stock(queries, keys, values, mask).masked_fill(spoilt, torch.nan)
+    if attn_mask is not None:
+        out = out.masked_fill((stats.count == 0)[..., None], 0.0)
+    return (out, stats) if return_stats else out
+
+
+def _check_values(q: Tensor, k: Tensor, v: Tensor, dropout_p: float) -> None:
+    if not isinstance(v, Tensor):
+        reject_type("v", type(v).__name__, "a torch.Tensor")
+    if v.dtype != q.dtype:
+        reject_type("v", f"dtype {v.dtype}", f"the dtype of q, {q.dtype}")
+    if v.device != q.device:
+        reject("v", f"device {v.device}", f"the device of q, {q.device}")
+    if v.ndim != k.ndim or v.shape[:-1] != k.shape[:-1]:
+        reject("v", f"shape {tuple(v.shape)}", f"the shape of k {tuple(k.shape)}, but for the last dimension")
+    if not 0.0 <= dropout_p <= 1.0:
+        reject("dropout_p", dropout_p, "a probability, 0 … 1")
+
+
+def _scaled_queries(q: Tensor, beta: Tensor) -> Tensor:
+    """β·q in the dtype of q; in float16 β stops where the product would leave the dtype's range."""
+    if q.dtype == torch.float16:
+        room = torch.finfo(q.dtype).max / q.detach().abs().amax(-1).to(beta.dtype).clamp_min(1.0)
+        beta = ops_for(beta).at_most(beta, room)
+    return (q * beta[..., None]).to(q.dtype)
+
+
+def _scaled_mask(mask: Tensor | None, beta: Tensor) -> Tensor | None:
+    """A float mask is part of the logit, so β multiplies it too; keys it hides stay hidden."""
+    if mask is None or not mask.is_floating_point() or type(mask) is not Tensor:
+        return mask
+    hidden = hidden_by(mask)
+    if ops_for(mask).concrete(mask) and bool((hidden | (mask == 0)).all()):
+        return mask  # nothing but visibility: no need for a mask per head
+    scaled = mask.masked_fill(hidden, 0.0) * beta[..., None]
+    return scaled.masked_fill(hidden, -torch.inf).to(mask.dtype)
+
+
+def _without_broken_keys(problem: Problem, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
+    """Keys and values with those that are not finite set to 0, and the rows that see such a key; None without any."""
+    broken = ~(k.isfinite().all(-1) & v.isfinite().all(-1))
+    if not bool(broken.any()):
+        return None
+    spoilt = problem.rows_that_see(broken.reshape(problem.k.shape[:-1]))
+    gone = broken[..., None]
+    return k.masked_fill(gone, 0.0), v.masked_fill(gone, 0.0), spoilt.reshape(problem.rows)[..., None]

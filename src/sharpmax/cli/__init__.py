@@ -1,0 +1,94 @@
+"""The command line: `sharpmax COMMAND`, one module per command.
+
+Typer and rich are imported by the commands' modules, which are imported here only once they are needed: `sharpmax
+env` and `sharpmax --version` answer without them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Any
+
+import sharpmax
+from sharpmax.errors import MissingExtraError, SharpmaxError
+from sharpmax.lazy import require
+
+__all__ = ["main"]
+
+_USAGE_ERROR = 2
+_INTERRUPTED = 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command line and return its exit code; errors become one line on stderr."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in words
+    words = [word for word in words if word != "--debug"]
+    _write_whatever_the_terminal_can()
+    try:
+        code = _run(words)
+        sys.stdout.flush()
+        return code
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our pipe has seen enough; Python would complain once more when it closes stdout.
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except Exception as problem:
+        if debug:
+            traceback.print_exc()
+            return _USAGE_ERROR if isinstance(problem, SharpmaxError) else 1
+        message = _message_for_users(problem)
+        if message is None:
+            raise
+        print("sharpmax: error: " + " ".join(message.split()), file=sys.stderr)
+        return _USAGE_ERROR
+
+
+def _run(words: list[str]) -> int:
+    try:
+        for package in ("typer", "rich"):
+            require(package, "cli", "the sharpmax command")
+    except MissingExtraError:
+        if words[:1] == ["env"]:
+            from sharpmax.cli.env import main as plain_env
+
+            return plain_env(words[1:])
+        if words == ["--version"]:
+            print(f"sharpmax {sharpmax.__version__}")
+            return 0
+        raise
+    from sharpmax.cli.app import make_app
+
+    code = make_app()(words, prog_name="sharpmax", standalone_mode=False)
+    return code if isinstance(code, int) else 0
+
+
+def _message_for_users(problem: Exception) -> str | None:
+    """What a user can do something about, or None for a mistake of ours."""
+    if isinstance(problem, SharpmaxError):
+        return str(problem)
+    # Wrong options and commands: Typer brings its own copy of click or uses the installed one, depending on its
+    # version, so the kind of error is recognised by what it can do.
+    format_message: Any = getattr(problem, "format_message", None)
+    if callable(format_message):
+        return f"{format_message().rstrip('. ')}; see: {_help_command(problem)}"
+    return None
+
+
+def _help_command(problem: Exception) -> str:
+    context = getattr(problem, "ctx", None)
+    return f"{getattr(context, 'command_path', 'sharpmax')} --help"
+
+
+def _write_whatever_the_terminal_can() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal that knows no ≤ or β shows a question mark, which is better than a crash at the end of a run.
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")

@@ -1,0 +1,41 @@
+"""The Typer app, put together from one module per command."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+import sharpmax
+from sharpmax.cli import bench, demo, env, report
+
+__all__ = ["make_app"]
+
+
+def make_app() -> typer.Typer:
+    """The app with every command."""
+    app = typer.Typer(
+        help="Keep attention sharp as inputs grow: measure, predict and fix softmax dispersion.",
+        epilog="Example: sharpmax demo --out demo",
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback(invoke_without_command=True)(_top)
+    for command in (demo, bench, report, env):
+        command.add_to(app)
+    return app
+
+
+def _top(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+    # Read before Typer sees the words, so that it works after a command too; here it is for the help.
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+) -> None:
+    if version:
+        print(f"sharpmax {sharpmax.__version__}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+        raise typer.Exit(2)

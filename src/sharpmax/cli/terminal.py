@@ -1,0 +1,83 @@
+"""What commands share at the terminal: tables, progress, and a folder to write to."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from sharpmax.errors import ArgumentError
+
+__all__ = ["out_folder", "print_table", "progress", "say", "wrote"]
+
+_PIPE_WIDTH = 160
+
+
+def _console(file: IO[str] | None = None, *, stderr: bool = False) -> Console:
+    console = Console(file=file, stderr=stderr, highlight=False, emoji=False, markup=False)
+    if not console.is_terminal:
+        # In a pipe nobody knows the width of the reader, and a table that is cut says nothing.
+        console.width = _PIPE_WIDTH
+    return console
+
+
+def say(text: str = "") -> None:
+    """Print text, broken into lines at a terminal's width; in a pipe it stays on one line."""
+    console = _console()
+    console.print(Text(text), soft_wrap=not console.is_terminal)
+
+
+def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print an aligned table: the first column to the left, the others to the right."""
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="right" if index else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    console = _console()
+    # A narrow terminal may break a line of numbers, but no number is ever cut.
+    console.width = max(console.width, console.measure(table, options=console.options.update(width=1000)).maximum)
+    if console.is_terminal:
+        console.print(table)
+        return
+    with console.capture() as captured:
+        console.print(table)
+    # rich fills lines up with blanks.
+    print("\n".join(line.rstrip() for line in captured.get().splitlines()))
+
+
+@contextmanager
+def progress() -> Iterator[Callable[[str], None]]:
+    """A function that shows what is being done, on a terminal's stderr and nowhere else."""
+    console = _console(stderr=True)
+    if not console.is_terminal:
+        yield lambda text: None
+        return
+    with console.status("") as status:
+        yield lambda text: status.update(Text(text))
+
+
+def out_folder(out: Path) -> Path:
+    """Make the folder, or say what is wrong with it before the work begins and not after."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=out):
+            pass
+    except OSError as problem:
+        raise ArgumentError(
+            f"--out: cannot write to {str(out)!r} ({problem.strerror}); allowed: a folder you may write to"
+        ) from problem
+    return out
+
+
+def wrote(paths: Sequence[Path]) -> None:
+    """Name the files a command has written."""
+    for path in paths:
+        say(f"wrote {path}")

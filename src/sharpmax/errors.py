@@ -1,0 +1,70 @@
+"""The few kinds of error a caller can meet, and the one way their messages are built."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+__all__ = [
+    "ArgumentError",
+    "ArgumentTypeError",
+    "FileFormatError",
+    "MissingExtraError",
+    "NotMeasuredError",
+    "OutOfRangeWarning",
+    "SharpmaxError",
+    "UnsupportedError",
+    "reject",
+    "reject_type",
+]
+
+
+class SharpmaxError(Exception):
+    """Base of every error sharpmax raises on purpose."""
+
+
+class ArgumentError(SharpmaxError, ValueError):
+    """An argument has a value that is not allowed."""
+
+
+class ArgumentTypeError(SharpmaxError, TypeError):
+    """An argument is of a type that is not allowed."""
+
+
+class UnsupportedError(SharpmaxError, NotImplementedError):
+    """The request makes sense but the chosen implementation cannot do it."""
+
+
+class NotMeasuredError(SharpmaxError, AttributeError):
+    """A row statistic was read that the chosen implementation did not measure."""
+
+
+class MissingExtraError(SharpmaxError, ImportError):
+    """An optional dependency is needed and not installed."""
+
+    def __init__(self, package: str, extra: str, purpose: str) -> None:
+        super().__init__(
+            f"{purpose} needs the package {package!r}, which is not installed; "
+            f"install it with: pip install 'sharpmax[{extra}]'"
+        )
+
+
+class FileFormatError(SharpmaxError, ValueError):
+    """A file is not what its reader expects."""
+
+
+class OutOfRangeWarning(UserWarning):
+    """A policy was asked about rows outside the range it was fitted on."""
+
+
+def _message(argument: str, given: object, allowed: str, todo: str) -> str:
+    return f"{argument}: got {given}; allowed: {allowed}" + (f"; {todo}" if todo else "")
+
+
+def reject(argument: str, given: object, allowed: str, todo: str = "") -> NoReturn:
+    """Raise an `ArgumentError` that names the argument, the value, what is allowed and what to do."""
+    raise ArgumentError(_message(argument, given, allowed, todo))
+
+
+def reject_type(argument: str, given: object, allowed: str, todo: str = "") -> NoReturn:
+    """Raise an `ArgumentTypeError` that names the argument, the value, what is allowed and what to do."""
+    raise ArgumentTypeError(_message(argument, given, allowed, todo))

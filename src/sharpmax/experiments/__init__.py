@@ -1,0 +1,1 @@
+"""Experiments: one module per result, and the form in which results are saved."""

@@ -1,0 +1,158 @@
+"""Where a number comes from: commit, versions, hardware, seed, date and the command that made it.
+
+Nothing here tells one machine or account from another of its kind: no host names, no user names, no paths.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import shlex
+import subprocess
+from datetime import datetime, timezone
+from pathlib import Path, PurePath
+from typing import Any
+
+import sharpmax
+from sharpmax.errors import reject, reject_type
+
+__all__ = ["check_seed", "commit", "hardware", "installed_version", "provenance", "typed", "versions"]
+
+_ALWAYS = ("torch", "numpy")
+_IF_INSTALLED = ("jax", "triton")
+
+
+def provenance(seed: int | None) -> dict[str, Any]:
+    """Everything a reader needs to run a command again and to judge how close the outcome should be."""
+    return {
+        "commit": commit(),
+        "versions": versions(),
+        "hardware": hardware(),
+        "seed": seed,
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    }
+
+
+def check_seed(seed: object) -> None:
+    """Reject what cannot seed a generator."""
+    allowed = "a whole number, 0 … 2^63 − 1"
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        reject_type("seed", repr(seed), allowed)
+    if not 0 <= seed < 2**63:
+        reject("seed", seed, allowed)
+
+
+def typed(command: str, **options: Any) -> str:
+    """The command line as a user would type it, with the folder of an absolute path reduced to its name.
+
+    >>> typed("bench", cpu=True, out=Path("benchmarks"), repeat=5)
+    'sharpmax bench --cpu --out benchmarks --repeat 5'
+    """
+    words = ["sharpmax", *command.split()]
+    for name, value in options.items():
+        if value is None or value is False:
+            continue
+        words.append("--" + name.replace("_", "-"))
+        if value is not True:
+            words.append(_without_machine(value) if isinstance(value, PurePath) else str(value))
+    return shlex.join(words)
+
+
+def _without_machine(path: PurePath) -> str:
+    inside = not path.is_absolute() and ".." not in path.parts
+    return path.as_posix() if inside else path.name or "DIR"
+
+
+def versions() -> dict[str, str | None]:
+    """Versions of sharpmax, Python and the libraries results depend on; none of them is imported for it."""
+    found: dict[str, str | None] = {"sharpmax": sharpmax.__version__, "python": platform.python_version()}
+    found |= {name: installed_version(name) for name in _ALWAYS}
+    found |= {name: version for name in _IF_INSTALLED if (version := installed_version(name))}
+    return found
+
+
+def installed_version(distribution: str) -> str | None:
+    """The version of an installed distribution, or None."""
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def hardware() -> dict[str, Any]:
+    """Processor, cores, memory in GB and GPU (None without one) of this machine."""
+    return {
+        "cpu": _cpu_name(),
+        "cores": _usable_cores(),
+        "ram_gb": _ram_gb(),
+        "gpu": _gpu_name(),
+        "system": f"{platform.system()} {platform.machine()}".strip(),
+    }
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    for line in lines:
+        key, _, value = line.partition(":")
+        if key.strip().lower() == "model name" and value.strip():
+            return " ".join(value.split())
+    if platform.system() == "Darwin" and (name := _output_of(["sysctl", "-n", "machdep.cpu.brand_string"])):
+        return name
+    return platform.processor() or platform.machine() or "unknown"
+
+
+def _usable_cores() -> int:
+    # A container may be given fewer cores than the machine has.
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _ram_gb() -> float | None:
+    try:
+        return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1)
+    except (AttributeError, OSError, ValueError):
+        return None
+
+
+def _gpu_name() -> str | None:
+    if importlib.util.find_spec("torch") is None:
+        return None
+    import torch
+
+    if torch.cuda.is_available():
+        return str(torch.cuda.get_device_name(0))
+    return "Apple GPU (mps)" if torch.backends.mps.is_available() else None
+
+
+def commit() -> str | None:
+    """The commit the running code comes from, with `-dirty` if the code differs from it; None outside a checkout."""
+    package = Path(sharpmax.__file__).resolve().parent
+    root = _git(package, "rev-parse", "--show-toplevel")
+    # An environment inside somebody's own checkout is a copy of sharpmax, and that checkout's commit says nothing.
+    if not root or package != Path(root).resolve() / "src" / package.name:
+        return None
+    head = _git(package, "rev-parse", "HEAD")
+    # What matters is the code that runs: a results file that was just written again does not change it.
+    changes = _git(package, "status", "--porcelain", "--", ".")
+    if not head or changes is None:
+        return None
+    return head + ("-dirty" if changes else "")
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    # Without optional locks `git status` leaves the index alone, so it never gets in the way of the user's own git.
+    return _output_of(["git", "--no-optional-locks", "-C", str(folder), *arguments])
+
+
+def _output_of(command: list[str]) -> str | None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
+        return None
+    return done.stdout.strip()

@@ -1,0 +1,91 @@
+"""The one form in which every command saves what it found: `results.json`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sharpmax.errors import ArgumentError, FileFormatError
+from sharpmax.experiments.provenance import provenance
+from sharpmax.files import write_text
+
+__all__ = ["FILE_NAME", "SCHEMA", "Results", "collect", "load"]
+
+SCHEMA = 1
+"""Version of the form; a reader refuses a newer one."""
+
+FILE_NAME = "results.json"
+
+_KEYS = ("schema", "command", "provenance", "tables")
+_PROVENANCE_KEYS = ("commit", "versions", "hardware", "seed", "date")
+
+
+@dataclass(frozen=True)
+class Results:
+    """Tables of numbers, the command that made them, and where they come from."""
+
+    command: str
+    provenance: Mapping[str, Any]
+    tables: Mapping[str, Any]
+    schema: int = field(default=SCHEMA)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The results as plain JSON values, in the order of the file."""
+        return {name: getattr(self, name) for name in _KEYS}
+
+    def save(self, path: str | Path) -> Path:
+        """Write the results as JSON to the file `path`, in one step."""
+        try:
+            text = json.dumps(self.to_dict(), indent=2, ensure_ascii=False, allow_nan=False)
+        except (TypeError, ValueError) as problem:
+            raise ArgumentError(
+                f"tables: got a value that JSON cannot hold ({problem}); allowed: texts, finite numbers, lists, None"
+            ) from None
+        return write_text(path, text + "\n")
+
+
+def collect(command: str, tables: Mapping[str, Any], *, seed: int | None) -> Results:
+    """Results of a run that has just ended, with the provenance of this machine and this moment."""
+    return Results(command=command, provenance=provenance(seed), tables=tables)
+
+
+def load(path: str | Path) -> Results:
+    """Read results back from their file, or from the folder that holds a `results.json`."""
+    file = Path(path)
+    if not file.is_file() and file.suffix != ".json":
+        file = file / FILE_NAME
+    if not file.is_file():
+        raise FileFormatError(
+            f"results: no file {str(file)!r}; allowed: a folder with a {FILE_NAME}, or such a file; "
+            "a command with --out writes one"
+        )
+    try:
+        body = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as problem:
+        raise FileFormatError(f"results: {str(file)!r} cannot be read as JSON ({problem})") from None
+    return _checked(body, str(file))
+
+
+def _checked(body: Any, file: str) -> Results:
+    schema = body.get("schema") if isinstance(body, dict) else None
+    if type(schema) is not int or schema < 1:
+        raise FileFormatError(f"results: {file!r} is not a results file; allowed: a JSON object with {list(_KEYS)}")
+    if schema > SCHEMA:
+        raise FileFormatError(
+            f"results: {file!r} has schema {schema}; allowed: up to {SCHEMA}; a newer file needs a newer sharpmax"
+        )
+    _check_keys(body, _KEYS, file, "it")
+    for name, kind in (("command", str), ("provenance", dict), ("tables", dict)):
+        if not isinstance(body[name], kind):
+            allowed = "a text" if kind is str else "an object"
+            raise FileFormatError(f"results: {name!r} in {file!r} is a {type(body[name]).__name__}; allowed: {allowed}")
+    _check_keys(body["provenance"], _PROVENANCE_KEYS, file, "its provenance")
+    return Results(body["command"], body["provenance"], body["tables"], schema)
+
+
+def _check_keys(body: dict[str, Any], keys: tuple[str, ...], file: str, where: str) -> None:
+    if missing := [key for key in keys if key not in body]:
+        raise FileFormatError(f"results: {file!r} is incomplete, {where} has no {missing}; run its command again")

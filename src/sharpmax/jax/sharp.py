@@ -1,0 +1,226 @@
+"""Sharp attention in JAX: a block of query rows at a time, so that memory is linear in the length."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal, overload
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+
+import sharpmax.jax.trees  # noqa: F401  (RowStats leaves jit below)
+from sharpmax.attention.dense import sharpen
+from sharpmax.jax.layout import as_array, as_mask, check_arrays, check_scale, rows_per_block
+from sharpmax.policies import Policy, resolve_policy
+from sharpmax.rows.dense import dense_stats
+from sharpmax.rows.stats import RowStats
+
+__all__ = ["attention"]
+
+
+@overload
+def attention(
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    *,
+    attn_mask: ArrayLike | None = ...,
+    is_causal: bool = ...,
+    scale: float | None = ...,
+    enable_gqa: bool = ...,
+    policy: Policy | str | None = ...,
+    return_stats: Literal[False] = ...,
+    block: int | None = ...,
+) -> jax.Array: ...
+@overload
+def attention(
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    *,
+    attn_mask: ArrayLike | None = ...,
+    is_causal: bool = ...,
+    scale: float | None = ...,
+    enable_gqa: bool = ...,
+    policy: Policy | str | None = ...,
+    return_stats: Literal[True],
+    block: int | None = ...,
+) -> tuple[jax.Array, RowStats]: ...
+def attention(
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    *,
+    attn_mask: ArrayLike | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    policy: Policy | str | None = "paper",
+    return_stats: bool = False,
+    block: int | None = None,
+) -> jax.Array | tuple[jax.Array, RowStats]:
+    """softmax(β·(scale·q·kᵀ + mask))·v with a β per row, chosen by `policy` from the row's own statistics.
+
+    q `[..., H, Lq, D]`, k `[..., Hkv, Lk, D]`, v `[..., Hkv, Lk, Dv]` give `[..., H, Lq, Dv]` in the dtype of q,
+    computed in float32 or better. The arguments mean what they mean in `sharpmax.attention`: a boolean mask is True
+    where a key is visible, a float mask is added and hides a key where it is −inf (or `finfo.min`), and `is_causal`
+    is aligned top-left (row i sees keys 0 … i), so with a cache pass `jnp.tri(Lq, Lk, Lk - Lq, dtype=bool)` as mask.
+
+    `block` query rows are worked on at a time and never kept, so memory grows with Lq + Lk, in the backward pass too;
+    None chooses by size. With `return_stats` the statistics of the rows *before* sharpening come back too. A row
+    without visible keys is 0, a row that sees a key or value that is not finite is NaN (with gradient 0), and what a
+    row does not see has no effect on it.
+
+    >>> import jax.numpy as jnp
+    >>> q = k = v = jnp.ones((1, 2, 16, 8))
+    >>> attention(q, k, v, is_causal=True, policy="paper").shape
+    (1, 2, 16, 8)
+    """
+    chosen = resolve_policy(policy)
+    q, k, v = as_array("q", q), as_array("k", k), as_array("v", v)
+    check_arrays(q, k, v, enable_gqa)
+    logits = (*q.shape[:-1], k.shape[-2])
+    out, stats = _attend(
+        q,
+        k,
+        v,
+        as_mask(attn_mask, is_causal, logits),
+        check_scale(scale, q.shape[-1]),
+        is_causal=is_causal,
+        policy=chosen,
+        block=rows_per_block(block, logits),
+        measured=return_stats,
+    )
+    if stats is not None:
+        chosen.warn_outside(stats)  # inside the loop over blocks nothing has a value yet, so nothing was said there
+    return (out, stats) if return_stats else out
+
+
+# Compiled here, because an uncompiled loop would be compiled anew by every call.
+@partial(jax.jit, static_argnames=("is_causal", "policy", "block", "measured"))
+def _attend(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    mask: jax.Array | None,
+    scale: jax.Array,
+    *,
+    is_causal: bool,
+    policy: Policy,
+    block: int,
+    measured: bool,
+) -> tuple[jax.Array, RowStats | None]:
+    """The result, and statistics `[..., H, Lq]` if they are asked for or were needed."""
+    count = q.shape[-2]
+    steps = max(1, math.ceil(count / block))
+    size = math.ceil(count / steps)  # the same number of blocks, with as little padding as can be
+    split = partial(_split, steps=steps, size=size)
+    per_row = mask is not None and mask.ndim > 1 and mask.shape[-2] != 1
+    attend = _block_attention(q, k, v, scale, policy, measured)
+
+    # Nothing of a block is kept for the backward pass, which computes it again. A loop needs no guard against the
+    # compiler merging the two.
+    @partial(jax.checkpoint, prevent_cse=False)
+    def one_block(part: tuple[jax.Array, jax.Array, jax.Array | None]) -> tuple[jax.Array, RowStats | None]:
+        first, queries, mask_rows = part
+        positions = first + jnp.arange(size)
+        return attend(queries, *_visible(mask_rows if per_row else mask, is_causal, positions, k.shape[-2]))
+
+    parts = (size * jnp.arange(steps), split(q), split(mask) if per_row else None)
+    out, stats = jax.lax.map(one_block, parts)
+    if stats is not None:
+        stats = stats.map(lambda part: _join(part[..., None], count)[..., 0])
+    return _join(out, count).astype(q.dtype), stats
+
+
+def _visible(
+    mask: jax.Array | None, is_causal: bool, rows: jax.Array, keys: int
+) -> tuple[jax.Array, jax.Array | None]:
+    """Which keys the rows at some positions see, and what is added to their logits."""
+    if is_causal:
+        return jnp.arange(keys) <= rows[:, None], None
+    if mask is None:
+        return jnp.array(True), None
+    if mask.dtype == jnp.bool:
+        return mask, None
+    # Half of the most negative number and below can only be meant as −inf: masks are often made of finfo.min.
+    hidden = mask <= float(jnp.finfo(mask.dtype).min) / 2
+    return ~hidden, jnp.where(hidden, 0.0, mask)
+
+
+def _block_attention(
+    q: jax.Array, k: jax.Array, v: jax.Array, scale: jax.Array, policy: Policy, measured: bool
+) -> Callable[..., tuple[jax.Array, RowStats | None]]:
+    """Attention of some query rows to all keys.
+
+    Entries that are not finite are set to 0 before any product and remembered: 0 · NaN is NaN, so hiding them
+    afterwards would keep them out of the result but not out of its gradient.
+    """
+    lead = q.shape[:-2]
+    dtype = jnp.promote_types(q.dtype, jnp.float32)
+    dot = partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST, preferred_element_type=dtype)
+    if not lead:
+        k, v = k[None], v[None]
+    key_heads = k.shape[-3]
+    grouped = (*lead[:-1], key_heads, math.prod(lead[-1:]) // max(1, key_heads))
+
+    def per_query_head(broken: jax.Array) -> jax.Array:
+        """Keys `[..., Hkv, Lk]` as `[..., H, 1, Lk]`."""
+        every = jnp.repeat(broken, grouped[-1], axis=-2)
+        return every.reshape(*broken.shape[:-2], *lead[-1:], 1, broken.shape[-1])
+
+    (k, broken_keys), (v, broken_values) = _finite(k.astype(dtype)), _finite(v.astype(dtype))
+    broken_keys, broken_values = per_query_head(broken_keys), per_query_head(broken_values)
+
+    def attend(
+        queries: jax.Array, live: jax.Array, bias: jax.Array | None
+    ) -> tuple[jax.Array, RowStats | None]:
+        rows, broken_rows = _finite(queries.astype(dtype))
+        here = rows.shape[-2]
+        logits = scale * dot("...hgqd,...hkd->...hgqk", rows.reshape(*grouped, *rows.shape[-2:]), k)
+        logits = logits.reshape(*lead, here, k.shape[-2])
+        if bias is not None:
+            logits = logits + bias.astype(dtype)
+        live = jnp.broadcast_to(live, logits.shape)
+        # −inf, from a product out of range, is a weight of 0; anything else that is not finite has no meaning.
+        odd = jnp.isnan(logits) | (logits == jnp.inf) | broken_keys | broken_rows[..., None]
+        logits = jnp.nan_to_num(logits, nan=0.0, posinf=0.0, neginf=float(jnp.finfo(dtype).min) / 2)
+        weights, stats = sharpen(logits, live, policy)
+        if measured and stats is None:
+            stats = dense_stats(logits, live)
+        out = dot("...hgqk,...hkd->...hgqd", weights.reshape(*grouped, *weights.shape[-2:]), v)
+        out = out.reshape(*lead, here, v.shape[-1])
+        unknown = jnp.any(live & odd, axis=-1)
+        spoilt = jnp.any(live & (odd | broken_values), axis=-1)
+        if stats is not None:
+            stats = stats.map(partial(_nan_where, unknown))
+        return _nan_where(spoilt[..., None], out), stats
+
+    return attend
+
+
+def _finite(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Vectors `[..., D]` with those that are not finite set to 0, and which they were, `[...]`."""
+    broken = ~jnp.isfinite(x).all(-1)
+    return jnp.where(broken[..., None], 0.0, x), broken
+
+
+def _nan_where(condition: jax.Array, x: jax.Array) -> jax.Array:
+    """NaN where the condition holds; counts stay counts."""
+    return jnp.where(condition, jnp.nan, x) if jnp.issubdtype(x.dtype, jnp.floating) else x
+
+
+def _split(x: jax.Array, *, steps: int, size: int) -> jax.Array:
+    """Rows `[..., L, n]` as blocks `[steps, ..., size, n]`, padded with zeros."""
+    padding = [(0, 0)] * (x.ndim - 2) + [(0, steps * size - x.shape[-2]), (0, 0)]
+    blocks = jnp.pad(x, padding).reshape(*x.shape[:-2], steps, size, x.shape[-1])
+    return jnp.moveaxis(blocks, -3, 0)
+
+
+def _join(blocks: Any, count: int) -> jax.Array:
+    """Blocks `[steps, ..., size, n]` as rows `[..., count, n]`."""
+    rows = jnp.moveaxis(blocks, 0, -3)
+    return rows.reshape(*rows.shape[:-3], math.prod(rows.shape[-3:-1]), rows.shape[-1])[..., :count, :]

@@ -1,0 +1,45 @@
+"""Packages that load their parts on first use.
+
+`import sharpmax` costs milliseconds, and `import sharpmax.jax` never loads torch, because a package
+names where its public objects live instead of importing them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any
+
+from sharpmax.errors import MissingExtraError
+
+__all__ = ["lazy_exports", "require"]
+
+
+def lazy_exports(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return the `__getattr__` and `__dir__` of a package whose public names live in the modules `homes` names.
+
+    A name whose home ends in the name itself (`"policies": "sharpmax.policies"`) is that module.
+    """
+
+    def load(name: str) -> Any:
+        home = homes.get(name)
+        if home is None:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        module = importlib.import_module(home)
+        value = module if home.rpartition(".")[2] == name else getattr(module, name)
+        setattr(sys.modules[package], name, value)  # the next access does not come here
+        return value
+
+    return load, lambda: sorted(homes)
+
+
+def require(module: str, extra: str, purpose: str) -> ModuleType:
+    """Import an optional dependency, or say which extra brings it and what for."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as missing:
+        if missing.name != module.partition(".")[0]:
+            raise  # the package is there and something inside it is not: that is not ours to explain
+        raise MissingExtraError(missing.name, extra, purpose) from None

@@ -1,0 +1,23 @@
+"""Policies: rules from the statistics of a row to its inverse temperature β."""
+
+from sharpmax.policies.base import Policy
+from sharpmax.policies.constant import Constant
+from sharpmax.policies.curve import Curve
+from sharpmax.policies.length import LogLength
+from sharpmax.policies.per_head import PerHead
+from sharpmax.policies.polynomial import PAPER, Polynomial
+from sharpmax.policies.store import load_policy, resolve_policy
+from sharpmax.policies.target import EntropyTarget
+
+__all__ = [
+    "PAPER",
+    "Constant",
+    "Curve",
+    "EntropyTarget",
+    "LogLength",
+    "PerHead",
+    "Policy",
+    "Polynomial",
+    "load_policy",
+    "resolve_policy",
+]

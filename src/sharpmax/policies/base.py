@@ -1,0 +1,199 @@
+"""What a policy is: a frozen value that turns the statistics of a row into its inverse temperature β."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from sharpmax.arrays import Array, ops_for
+from sharpmax.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    FileFormatError,
+    OutOfRangeWarning,
+    reject,
+    reject_type,
+)
+from sharpmax.files import write_text
+
+if TYPE_CHECKING:
+    from sharpmax.rows.stats import RowStats
+
+__all__ = ["SCHEMA", "Policy", "Remeasure", "check_number", "check_range", "policy_from_dict"]
+
+SCHEMA = 1
+"""Version of the JSON form; a reader refuses a newer one."""
+
+Remeasure = Callable[[Array], "RowStats"]
+"""Measures the same rows again with their logits multiplied by β (one value per row)."""
+
+_kinds: dict[str, type[Policy]] = {}
+_warned: set[Policy] = set()
+
+
+@dataclass(frozen=True)
+class Policy(ABC):
+    """A rule for the inverse temperature β of each row; β > 1 sharpens, β = 1 leaves the row alone."""
+
+    kind: ClassVar[str]
+    """The name of this kind of policy in JSON."""
+
+    needs: ClassVar[frozenset[str]]
+    """The row statistics the rule reads, so that nothing else has to be measured."""
+
+    reads: ClassVar[str] = ""
+    """The statistic that `fitted_range` speaks of; empty where there is none."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "kind" in cls.__dict__:
+            _kinds[cls.kind] = cls
+
+    @abstractmethod
+    def describe(self) -> str:
+        """The rule in one line, for people."""
+
+    @abstractmethod
+    def rule(self, xp: Any, stats: RowStats, remeasure: Remeasure | None) -> Array:
+        """β per row, in the operations `xp`; numeric fields may be arrays `[H, 1]` (one value per head)."""
+
+    @property
+    def fitted_range(self) -> tuple[float, float] | None:
+        """The values of the statistic `reads` the policy was fitted on, or None if it was not fitted."""
+        return None
+
+    @property
+    def is_identity(self) -> bool:
+        """Whether β is 1 for every possible row."""
+        return False
+
+    def beta(self, stats: RowStats, remeasure: Remeasure | None = None) -> Array:
+        """β for each row of `stats`; 1 for a row of fewer than two keys, NaN for a row of NaN.
+
+        `remeasure` is needed by policies that ask what the row would look like at another temperature.
+        """
+        xp = ops_for(stats.count)
+        self.warn_outside(stats)
+        beta = self.rule(xp, stats, remeasure)
+        return xp.where(stats.count <= 1, xp.ones_like(beta), beta)
+
+    def warn_outside(self, stats: RowStats) -> None:
+        """Warn, once per policy, if rows lie outside the range it was fitted on."""
+        if self.fitted_range is None or self in _warned:
+            return
+        values = getattr(stats, self.reads)
+        if not ops_for(values).concrete(values):
+            return
+        low, high = self.fitted_range
+        outside = self.outside(values, stats)
+        if bool(outside.any()):
+            _warned.add(self)
+            share = 100.0 * float(outside.sum()) / math.prod(outside.shape)
+            warnings.warn(
+                f"{share:.1f}% of the rows have {self.reads} outside {low:g} … {high:g}, the range this policy is "
+                f"made for ({self.describe()}); said once for this policy",
+                OutOfRangeWarning,
+                stacklevel=2,
+            )
+
+    def outside(self, values: Array, stats: RowStats) -> Array:
+        """Which rows lie outside the fitted range and matter (two keys or more)."""
+        low, high = self.fitted_range or (-math.inf, math.inf)
+        return ((values < low) | (values > high)) & (stats.count > 1)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The policy as plain JSON values."""
+        body = {field.name: _plain(getattr(self, field.name)) for field in dataclasses.fields(self)}
+        return {"schema": SCHEMA, "kind": self.kind, **body}
+
+    def to_json(self) -> str:
+        """The policy as JSON text; floats survive the round trip bit for bit."""
+        return json.dumps(self.to_dict(), indent=2, allow_nan=False)
+
+    def save(self, path: str | Path) -> Path:
+        """Write the policy as JSON; `sharpmax.load_policy` reads it back."""
+        return write_text(path, self.to_json() + "\n")
+
+    @classmethod
+    def from_dict(cls, body: dict[str, Any]) -> Policy:
+        """Build from the values of `to_dict` without schema and kind."""
+        fields = dataclasses.fields(cls)
+        names = {field.name for field in fields}
+        if unknown := sorted(set(body) - names):
+            raise FileFormatError(
+                f"policy: unknown field {unknown[0]!r} for kind {cls.kind!r}; allowed: {sorted(names)}"
+            )
+        required = {field.name for field in fields if field.default is dataclasses.MISSING}
+        if missing := sorted(required - set(body)):
+            raise FileFormatError(
+                f"policy: kind {cls.kind!r} is incomplete, without {missing[0]!r}; needed: {sorted(required)}"
+            )
+        values = {name: _frozen(value) for name, value in body.items()}
+        try:
+            return cls(**values)
+        except (ArgumentError, ArgumentTypeError) as wrong:
+            raise FileFormatError(f"policy: kind {cls.kind!r} has a bad value: {wrong}") from None
+
+
+def policy_from_dict(body: Any) -> Policy:
+    """The policy that `Policy.to_dict` wrote."""
+    if not isinstance(body, dict) or "kind" not in body:
+        raise FileFormatError("policy: not a sharpmax policy; allowed: a JSON object with 'schema' and 'kind'")
+    rest = dict(body)
+    schema, kind = rest.pop("schema", None), rest.pop("kind")
+    if schema != SCHEMA:
+        raise FileFormatError(f"policy: got schema {schema!r}; allowed: {SCHEMA}; a newer file needs a newer sharpmax")
+    if not isinstance(kind, str) or kind not in _kinds:
+        raise FileFormatError(f"policy: got kind {kind!r}; allowed: {sorted(_kinds)}")
+    return _kinds[kind].from_dict(rest)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Policy):
+        return value.to_dict()
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _frozen(value: Any) -> Any:
+    if isinstance(value, dict):
+        return policy_from_dict(value)
+    if isinstance(value, list):
+        return tuple(_frozen(item) for item in value)
+    return value
+
+
+def check_number(name: str, value: object, *, above: float = -math.inf, at_least: float = -math.inf) -> float:
+    """`value` as a float, or an error that says which numbers are allowed."""
+    allowed = "a finite number"
+    if above > -math.inf:
+        allowed += f" above {above:g}"
+    if at_least > -math.inf:
+        allowed += f" of at least {at_least:g}"
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        reject_type(name, f"{type(value).__name__} {value!r}", allowed)
+    try:
+        number = float(value)
+    except OverflowError:  # an integer beyond the range of floats
+        number = math.inf
+    if not (math.isfinite(number) and number > above and number >= at_least):
+        reject(name, repr(value), allowed)
+    return number
+
+
+def check_range(name: str, value: object) -> tuple[float, float]:
+    """`value` as a pair low < high, or an error."""
+    if not isinstance(value, (tuple, list)) or len(value) != 2:
+        reject(name, repr(value), "a pair (low, high) with low < high")
+    low, high = (check_number(name, item) for item in value)
+    if not low < high:
+        reject(name, repr(value), "a pair (low, high) with low < high")
+    return low, high

@@ -1,0 +1,161 @@
+"""A policy of its own for every head of every layer."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from sharpmax.arrays import Array
+from sharpmax.errors import reject, reject_type
+from sharpmax.policies.base import Policy, Remeasure
+
+if TYPE_CHECKING:
+    from sharpmax.rows.stats import RowStats
+
+__all__ = ["PerHead"]
+
+
+@dataclass(frozen=True)
+class PerHead(Policy):
+    """`policies[layer][head]`; the heads are the axis before the rows, `[..., H, Lq]`.
+
+    Heads whose policies are of one kind are computed together, their parameters side by side.
+
+    >>> from sharpmax.policies import Constant
+    >>> PerHead.of(Constant, value=[[1.0, 2.0]]).describe()
+    '1 layer × 2 heads, kinds: constant, 1 head left alone'
+    """
+
+    kind: ClassVar[str] = "per-head"
+
+    policies: tuple[tuple[Policy, ...], ...]
+
+    def __post_init__(self) -> None:
+        grid = self.policies
+        shape = "a tuple of layers, each a tuple of one policy per head"
+        if not isinstance(grid, (tuple, list)) or not grid:
+            reject("policies", repr(grid), shape)
+        for layer in grid:
+            if not isinstance(layer, (tuple, list)) or not layer:
+                reject("policies", repr(layer), shape)
+            for policy in layer:
+                if not isinstance(policy, Policy) or isinstance(policy, PerHead):
+                    reject_type("policies", type(policy).__name__, "any policy but PerHead itself")
+        widths = {len(layer) for layer in grid}
+        if len(widths) > 1:
+            reject("policies", f"layers of {sorted(widths)} heads", "the same number of heads in every layer")
+        object.__setattr__(self, "policies", tuple(tuple(layer) for layer in grid))
+
+    @classmethod
+    def of(cls, kind: type[Policy], **parameters: Sequence[Sequence[Any]]) -> PerHead:
+        """One kind of policy with its parameters given as `[layer][head]` grids."""
+        if not parameters:
+            reject("parameters", "none", f"one or more of {[f.name for f in dataclasses.fields(kind)]}")
+        try:
+            shapes = {name: [len(row) for row in grid] for name, grid in parameters.items()}
+        except TypeError:
+            reject_type("parameters", repr(parameters), "a grid [layer][head] of values for each")
+        first = next(iter(shapes.values()))
+        if any(shape != first for shape in shapes.values()):
+            reject("parameters", f"grids of shapes {shapes}", "grids of the same shape, [layer][head]")
+        return cls(
+            tuple(
+                tuple(kind(**{name: grid[i][j] for name, grid in parameters.items()}) for j in range(heads))
+                for i, heads in enumerate(first)
+            )
+        )
+
+    @property
+    def needs(self) -> frozenset[str]:  # type: ignore[override]
+        """Everything that one of the heads needs."""
+        return frozenset().union(*(policy.needs for layer in self.policies for policy in layer), {"count"})
+
+    @property
+    def layers(self) -> int:
+        """Number of layers."""
+        return len(self.policies)
+
+    @property
+    def heads(self) -> int:
+        """Number of heads per layer."""
+        return len(self.policies[0])
+
+    @property
+    def is_identity(self) -> bool:
+        """Whether every head is left alone."""
+        return all(policy.is_identity for layer in self.policies for policy in layer)
+
+    def for_layer(self, index: int) -> PerHead:
+        """The policy of one layer."""
+        if not -self.layers <= index < self.layers:
+            reject("index", index, f"0 … {self.layers - 1}")
+        return PerHead((self.policies[index],))
+
+    def describe(self) -> str:
+        """The grid in one line."""
+        flat = [policy for layer in self.policies for policy in layer]
+        kinds = ", ".join(sorted({policy.kind for policy in flat}))
+        still = sum(policy.is_identity for policy in flat)
+        alone = f", {still} head{'s' * (still != 1)} left alone" if still else ""
+        return f"{self.layers} layer{'s' * (self.layers != 1)} × {self.heads} heads, kinds: {kinds}{alone}"
+
+    def warn_outside(self, stats: RowStats) -> None:
+        """Each head speaks for its own rows."""
+        if self.layers == 1 and stats.count.ndim >= 2 and stats.count.shape[-2] == self.heads:
+            for head, policy in enumerate(self.policies[0]):
+                policy.warn_outside(_of_head(stats, head))
+
+    def rule(self, xp: Any, stats: RowStats, remeasure: Remeasure | None) -> Array:
+        """All heads at once where they are of one kind, one after the other where not."""
+        if self.layers != 1:
+            reject("policy", self.describe(), "the policy of one layer", "choose it with policy.for_layer(index)")
+        rows = tuple(stats.count.shape)
+        if len(rows) < 2 or rows[-2] != self.heads:
+            reject(
+                "policy",
+                f"{self.heads} heads for rows of shape {rows}",
+                "rows [..., H, Lq] with as many heads",
+            )
+        together = _side_by_side(xp, self.policies[0], xp.cast(stats.count, xp.widest))
+        if together is not None:
+            return together.rule(xp, stats, remeasure)
+        betas = []
+        for head, policy in enumerate(self.policies[0]):
+            one = None if remeasure is None else _remeasure_head(xp, remeasure, stats, head)
+            betas.append(policy.rule(xp, _of_head(stats, head), one))
+        return xp.stack([xp.cast(beta, xp.widest) for beta in betas], -2)
+
+
+def _of_head(stats: RowStats, head: int) -> RowStats:
+    return stats.map(lambda array: array[..., head, :])
+
+
+def _remeasure_head(xp: Any, remeasure: Remeasure, stats: RowStats, head: int) -> Remeasure:
+    def one(beta: Array) -> RowStats:
+        ones = xp.ones_like(xp.cast(stats.count, beta.dtype))
+        here = (xp.positions(stats.count.shape[-2], beta) == head)[:, None]
+        return _of_head(remeasure(xp.where(here, beta[..., None, :], ones)), head)
+
+    return one
+
+
+def _side_by_side(xp: Any, policies: tuple[Policy, ...], like: Array) -> Policy | None:
+    """One policy whose numeric fields hold a column of every head's value; None if the kinds differ."""
+    first = policies[0]
+    if any(type(policy) is not type(first) for policy in policies):
+        return None
+    joined = object.__new__(type(first))
+    for field in dataclasses.fields(first):
+        values = [getattr(policy, field.name) for policy in policies]
+        if all(value == values[0] for value in values):
+            column: Any = values[0]
+        elif isinstance(values[0], float):
+            column = xp.param([[v] for v in values], like)
+        elif all(isinstance(value, tuple) and len(value) == len(values[0]) for value in values):
+            column = tuple(xp.param([[value[i]] for value in values], like) for i in range(len(values[0])))
+        else:
+            return None
+        object.__setattr__(joined, field.name, column)
+    return joined

@@ -1,0 +1,124 @@
+"""The paper's rule: β as a polynomial of the row's entropy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import numpy as np
+
+from sharpmax.arrays import Array
+from sharpmax.errors import reject
+from sharpmax.policies.base import Policy, Remeasure, check_number, check_range
+
+if TYPE_CHECKING:
+    from sharpmax.rows.stats import RowStats
+
+__all__ = ["PAPER", "Polynomial"]
+
+Outside = Literal["clamp", "extrapolate"]
+
+
+@dataclass(frozen=True)
+class Polynomial(Policy):
+    """β(H) = max(1, c₀·Hᵈ + … + c_d) for rows with entropy H above `threshold`, else 1.
+
+    Coefficients come **highest power first**. Rows outside `fitted_on` are treated as if they were at its
+    nearest end (`outside="clamp"`), or by the polynomial as it runs on (`outside="extrapolate"`).
+
+    >>> round(float(PAPER.value_at(4.0)), 3)
+    2.389
+    """
+
+    kind: ClassVar[str] = "polynomial"
+    needs: ClassVar[frozenset[str]] = frozenset({"entropy"})
+    reads: ClassVar[str] = "entropy"
+
+    coefficients: tuple[float, ...]
+    fitted_on: tuple[float, float]
+    threshold: float = 0.5
+    outside_is: Outside = "clamp"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.coefficients, (tuple, list)) or not self.coefficients:
+            reject("coefficients", repr(self.coefficients), "a tuple of one or more numbers, highest power first")
+        numbers = tuple(check_number("coefficients", c) for c in self.coefficients)
+        object.__setattr__(self, "coefficients", numbers)
+        object.__setattr__(self, "fitted_on", check_range("fitted_on", self.fitted_on))
+        object.__setattr__(self, "threshold", check_number("threshold", self.threshold, at_least=0.0))
+        if self.outside_is not in ("clamp", "extrapolate"):
+            reject("outside_is", repr(self.outside_is), "'clamp' or 'extrapolate'")
+
+    @classmethod
+    def fit(cls, entropy: Any, beta: Any, degree: int = 4, threshold: float = 0.5) -> Polynomial:
+        """Least-squares polynomial through pairs of (entropy, best β), as the paper fits its own."""
+        x, y = np.asarray(entropy, dtype=np.float64).ravel(), np.asarray(beta, dtype=np.float64).ravel()
+        if x.shape != y.shape or x.size <= degree:
+            reject(
+                "entropy, beta",
+                f"{x.size} and {y.size} values",
+                f"equally many, more than the degree {degree}",
+            )
+        if (different := np.unique(x).size) <= degree:
+            reject("entropy", f"{different} different values", f"more different ones than the degree {degree}")
+        if not (np.isfinite(x).all() and np.isfinite(y).all()):
+            reject("entropy, beta", "values that are not finite", "finite numbers", "drop such rows first")
+        coefficients = np.polynomial.Polynomial.fit(x, y, degree).convert().coef[::-1]
+        return cls(tuple(float(c) for c in coefficients), (float(x.min()), float(x.max())), threshold)
+
+    @property
+    def fitted_range(self) -> tuple[float, float]:
+        """The entropies, in nats, that the polynomial was fitted on."""
+        return self.fitted_on
+
+    @property
+    def acts_on(self) -> tuple[float, float] | None:
+        """The entropies between which β first and last exceeds 1 (∞ if it always does), or None if it never does."""
+        crossings = np.roots([*self.coefficients[:-1], self.coefficients[-1] - 1.0])
+        changes = {*crossings[np.isreal(crossings)].real.tolist(), *self.fitted_on}
+        starts = [self.threshold, *sorted(h for h in changes if h > self.threshold)]
+        pieces = list(zip(starts, [*starts[1:], np.inf], strict=True))
+        # Between two changes β stays on one side of 1, so any point inside speaks for the piece.
+        acting = [piece for piece in pieces if self.value_at(min(piece[0] + 1.0, sum(piece) / 2.0)) > 1.0]
+        return (acting[0][0], acting[-1][1]) if acting else None
+
+    def value_at(self, entropy: Any) -> Any:
+        """β at the given entropies (numpy)."""
+        h = np.asarray(entropy, dtype=np.float64)
+        inside = np.clip(h, *self.fitted_on) if self.outside_is == "clamp" else h
+        return np.where(h > self.threshold, np.maximum(1.0, np.polyval(self.coefficients, inside)), 1.0)
+
+    def describe(self) -> str:
+        """The rule in one line."""
+        degree = len(self.coefficients) - 1
+        terms = [
+            f"{c:+g}" + (f"·H^{p}" if p > 1 else "·H" if p else "")
+            for p, c in zip(range(degree, -1, -1), self.coefficients, strict=True)
+        ]
+        return f"β = max(1, {' '.join(terms).lstrip('+')}) for H > {self.threshold:g}, {self.outside_is} outside"
+
+    def outside(self, values: Array, stats: RowStats) -> Array:
+        """Rows under the threshold are left alone by design, so they are never outside."""
+        return super().outside(values, stats) & (values > self.threshold)
+
+    def rule(self, xp: Any, stats: RowStats, remeasure: Remeasure | None) -> Array:
+        """Horner's scheme, highest power first."""
+        entropy = stats.entropy
+        low, high = self.fitted_on
+        h = xp.at_most(xp.at_least(entropy, low), high) if self.outside_is == "clamp" else entropy
+        beta = xp.zeros_like(h)
+        for c in self.coefficients:
+            beta = beta * h + c
+        # Written as "left alone if H ≤ threshold" so that a NaN entropy stays NaN instead of passing for sharp.
+        return xp.where(entropy <= self.threshold, xp.ones_like(beta), xp.at_least(beta, 1.0))
+
+
+PAPER = Polynomial(
+    coefficients=(-0.037, 0.481, -2.3, 4.917, -1.791),
+    # The paper does not say on which entropies it fitted. It acts (β > 1) up to H = 5.9445 only and says nothing
+    # above: that end is given here, so that rows beyond are reported instead of silently left alone.
+    fitted_on=(0.5, 5.9445),
+    threshold=0.5,
+    outside_is="extrapolate",
+)
+"""The polynomial of "Softmax is not Enough (for Sharp Size Generalisation)", as published."""

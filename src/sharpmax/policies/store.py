@@ -1,0 +1,48 @@
+"""Policies by name or from a file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from sharpmax.errors import FileFormatError, reject, reject_type
+from sharpmax.policies.base import Policy, policy_from_dict
+from sharpmax.policies.constant import Constant
+from sharpmax.policies.polynomial import PAPER
+
+__all__ = ["NAMED", "load_policy", "resolve_policy"]
+
+NAMED: dict[str, Policy] = {"none": Constant(1.0), "paper": PAPER}
+"""Policies that can be asked for by name."""
+
+
+def load_policy(path_or_name: str | Path) -> Policy:
+    """A policy by its name, or read from the JSON file that `policy.save` wrote.
+
+    >>> load_policy("paper").describe()
+    'β = max(1, -0.037·H^4 +0.481·H^3 -2.3·H^2 +4.917·H -1.791) for H > 0.5, extrapolate outside'
+    """
+    if not isinstance(path_or_name, (str, Path)):
+        reject_type("path_or_name", type(path_or_name).__name__, f"a path or one of {sorted(NAMED)}")
+    if isinstance(path_or_name, str) and path_or_name in NAMED:
+        return NAMED[path_or_name]
+    path = Path(path_or_name)
+    if not path.is_file():
+        reject("policy", repr(str(path_or_name)), f"one of {sorted(NAMED)} or the path of a policy file")
+    try:
+        return policy_from_dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as problem:
+        raise FileFormatError(f"policy: {str(path)!r} cannot be read as JSON ({problem})") from None
+    except FileFormatError as problem:
+        raise FileFormatError(f"{problem} (in {str(path)!r})") from None
+
+
+def resolve_policy(policy: Policy | str | None) -> Policy:
+    """What the argument `policy=` of a public function means."""
+    if policy is None:
+        return NAMED["none"]
+    if isinstance(policy, Policy):
+        return policy
+    if isinstance(policy, str):
+        return load_policy(policy)
+    reject_type("policy", type(policy).__name__, f"a Policy, None, one of {sorted(NAMED)} or a path")

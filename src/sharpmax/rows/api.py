@@ -1,0 +1,117 @@
+"""`row_stats`: which implementation measures, and what it gives back."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from sharpmax.errors import UnsupportedError, reject
+from sharpmax.rows.impl import stock, triton
+from sharpmax.rows.impl.reference import reference_stats
+from sharpmax.rows.layout import Problem, make_problem
+from sharpmax.rows.operator import measure_parts
+from sharpmax.rows.stats import FIELDS, RowStats
+
+__all__ = ["IMPLS", "Impl", "measure", "problem_of", "row_stats"]
+
+Impl = Literal["auto", "reference", "streaming", "stock", "triton"]
+IMPLS: tuple[str, ...] = ("auto", "reference", "streaming", "stock", "triton")
+
+_MEASURABLE = frozenset({*FIELDS, "entropy"})
+
+
+def row_stats(
+    q: Tensor,
+    k: Tensor,
+    *,
+    attn_mask: Tensor | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    impl: Impl = "auto",
+    fields: Collection[str] = FIELDS,
+) -> RowStats:
+    """Statistics of every row of attention logits scale·q·kᵀ (+ mask), without the matrix of logits.
+
+    q `[..., H, Lq, D]` and k `[..., Hkv, Lk, D]` give rows `[..., H, Lq]`, in float32 (float64 for float64 input).
+    `is_causal` is aligned bottom-right: the last row sees every key. A boolean mask is True where a key is visible,
+    a float mask is added. `impl` names an implementation, and is never replaced by another: `reference` (dense,
+    float64), `streaming` (any device), `stock` (CPU; count, lse, mean and entropy only) or `triton` (CUDA);
+    `auto` takes the fastest that measures `fields`.
+
+    >>> import torch, sharpmax as sm
+    >>> q, k = torch.zeros(1, 2, 4), torch.zeros(1, 8, 4)
+    >>> sm.row_stats(q, k).entropy.exp()  # two rows, uniform over eight keys
+    tensor([[8., 8.]])
+    """
+    offset = None
+    if is_causal:
+        offset = k.shape[-2] - q.shape[-2] if isinstance(k, Tensor) and k.ndim > 1 else 0
+    problem = problem_of(q, k, attn_mask, offset, scale, enable_gqa)
+    return measure(problem, impl, frozenset(fields))
+
+
+def problem_of(
+    q: Tensor, k: Tensor, attn_mask: Tensor | None, offset: int | None, scale: float | None, enable_gqa: bool
+) -> Problem:
+    """The arguments of an attention function in canonical form; torch's causal biases become causal limits."""
+    if attn_mask is not None and offset is not None:
+        reject(
+            "attn_mask",
+            "a mask together with is_causal=True",
+            "one of the two",
+            "put the causal limit into the mask",
+        )
+    # Whoever holds such a bias has loaded its module, which is heavy (it brings torch's compiler and Triton).
+    bias = sys.modules.get("torch.nn.attention.bias")
+    if bias is not None and isinstance(attn_mask, bias.CausalBias):
+        lower_right = attn_mask.variant == bias.CausalVariant.LOWER_RIGHT
+        offset = attn_mask.seq_len_kv - attn_mask.seq_len_q if lower_right else 0
+        attn_mask = None
+    return make_problem(q, k, attn_mask, offset=offset, scale=scale, enable_gqa=enable_gqa)
+
+
+def measure(problem: Problem, impl: str, fields: frozenset[str]) -> RowStats:
+    """Measure at least `fields` with the implementation asked for; `auto` chooses by device and fields."""
+    if unknown := sorted(fields - _MEASURABLE):
+        reject("fields", unknown, f"some of {sorted(_MEASURABLE)}")
+    if impl not in IMPLS:
+        reject("impl", repr(impl), f"one of {list(IMPLS)}")
+    if impl == "reference":
+        return reference_stats(problem)
+    count = problem.counts()
+    if impl == "auto":
+        if fields <= {"count"}:
+            return RowStats.anchored(count)
+        impl = _choose(problem, fields)
+    if impl == "stock" and (reason := stock.obstacle(problem)):
+        raise UnsupportedError(f"impl: 'stock' cannot do this: {reason}; use impl='streaming'")
+    if impl == "triton" and (reason := triton.obstacle(problem)):
+        raise UnsupportedError(f"impl: 'triton' cannot do this: {reason}; use impl='streaming'")
+    parts = [part.reshape(problem.rows) for part in measure_parts(problem, impl)]
+    anchor, log_mass, shortfall, var = parts
+    if impl == "stock":
+        return RowStats.anchored(count, anchor, log_mass, shortfall)
+    return RowStats.anchored(count, anchor, log_mass, shortfall, max=anchor.detach(), var=var)
+
+
+def _choose(problem: Problem, fields: frozenset[str]) -> str:
+    if problem.q.device.type == "cuda" and triton.obstacle(problem) is None:
+        return "triton"
+    if fields <= stock.FIELDS and stock.obstacle(problem) is None:
+        return "stock"
+    return "streaming"
+
+
+torch.utils._pytree.register_pytree_node(
+    RowStats,
+    lambda stats: stats.flatten(),
+    lambda arrays, measured: RowStats.unflatten(measured, arrays),
+    serialized_type_name="sharpmax.RowStats",
+    to_dumpable_context=lambda measured: list(measured),
+    from_dumpable_context=lambda measured: tuple(measured),
+)

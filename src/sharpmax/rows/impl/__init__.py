@@ -1,0 +1,1 @@
+"""The implementations behind `impl=`; each turns a `Problem` into statistics, none knows the others."""

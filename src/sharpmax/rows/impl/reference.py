@@ -1,0 +1,36 @@
+"""The oracle: the whole matrix of logits in float64, by definition and differentiable by autograd."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from sharpmax.rows.dense import dense_stats
+from sharpmax.rows.layout import Problem, hidden_by
+from sharpmax.rows.stats import RowStats
+
+__all__ = ["reference_stats"]
+
+
+def reference_stats(problem: Problem) -> RowStats:
+    """Statistics in float64 from the dense logits; memory grows with Lq · Lk."""
+    q, k = problem.q.double(), problem.k.double()[:, :, None]
+    # A product with NaN is marked rather than computed: autograd would multiply it by the 0 of a hidden pair.
+    broken = ~q.isfinite().all(-1)[..., None] | ~k.isfinite().all(-1)[..., None, :]
+    logits = problem.scale * (_finite(q) @ _finite(k).transpose(-1, -2))
+    logits = logits.masked_fill(broken, torch.nan)
+    live = torch.ones_like(logits, dtype=torch.bool)
+    if problem.mask is not None:
+        hidden = hidden_by(problem.mask)
+        live = live & ~hidden
+        if problem.mask.is_floating_point():
+            bias = problem.mask.double().masked_fill(hidden, 0.0)
+            logits = logits + (bias if problem.gain is None else bias * problem.gain[..., None])
+    if problem.offset is not None:
+        i = torch.arange(q.shape[-2], device=q.device)[:, None]
+        live = live & (torch.arange(problem.keys, device=q.device) <= i + problem.offset)
+    return dense_stats(logits, live).map(lambda part: part.reshape(problem.rows))
+
+
+def _finite(x: Tensor) -> Tensor:
+    return x.masked_fill(~x.isfinite(), 0.0)

@@ -1,0 +1,160 @@
+"""Row statistics in one fused Triton kernel: a single pass over the keys that never stores the logits."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+from contextlib import nullcontext
+from types import ModuleType
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from sharpmax.errors import UnsupportedError
+from sharpmax.lazy import require
+from sharpmax.rows.layout import Parts, Problem, floats_at_least_32
+
+__all__ = ["available", "obstacle", "triton_parts"]
+
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_WIDEST = 256
+
+
+class _Tile(NamedTuple):
+    """Rows and keys per tile, and how many warps and pipeline stages work on it."""
+
+    rows: int
+    keys: int
+    warps: int
+    stages: int
+
+
+def available(device: torch.device) -> str | None:
+    """Return None if the kernel can run on tensors of this device, else one line that says why not."""
+    if importlib.util.find_spec("triton") is None:
+        return "triton is not installed; install it with: pip install 'sharpmax[triton]'"
+    if device.type == "cuda":
+        return None
+    if device.type != "cpu":
+        return f"Triton kernels run on CUDA devices, not on {device.type!r}"
+    if not _interpreted():
+        return "Triton on the CPU is its interpreter alone: set TRITON_INTERPRET=1 before triton is imported"
+    return None
+
+
+def obstacle(problem: Problem) -> str | None:
+    """Return None if the kernel can serve this problem, else one line that says why not."""
+    width, mask = problem.q.shape[-1], problem.mask
+    if reason := available(problem.q.device):
+        return reason
+    if problem.q.dtype not in _DTYPES:
+        return f"q is {problem.q.dtype}, and the kernel takes {_names(_DTYPES)}"
+    if mask is not None and mask.dtype not in (torch.bool, *_DTYPES):
+        return f"attn_mask is {mask.dtype}, and the kernel takes {_names((torch.bool, *_DTYPES))}"
+    if width > _WIDEST:
+        return f"the head size is {width}, and the kernel takes 1 to {_WIDEST}"
+    return None
+
+
+def triton_parts(problem: Problem) -> Parts:
+    """Statistics relative to the maximum, each `[B, Hkv, G, Lq]`; float32, or float64 for float64 input.
+
+    A live logit that is NaN or +inf makes all four NaN for its row; one that overflowed to −inf has weight 0.
+    """
+    require("triton", "triton", "impl='triton'")
+    if reason := obstacle(problem):
+        raise UnsupportedError(f"impl: 'triton' cannot do this: {reason}; use impl='streaming'")
+    q, k = problem.q, problem.k
+    batch, heads, group, queries, width = q.shape
+    dtype = floats_at_least_32(q.dtype)
+    peak, rest, shortfall, var = (torch.empty(q.shape[:-1], dtype=dtype, device=q.device) for _ in range(4))
+    if not q.numel() or not problem.keys:  # nothing to launch
+        return Parts(peak.fill_(-torch.inf), rest.zero_(), shortfall.zero_(), var.zero_())
+
+    scale = problem.scale
+    if q.dtype == torch.float64:
+        # A kernel's float arguments are float32, too coarse a scale for float64 logits.
+        q, scale = q * scale, 1.0
+    kernels = importlib.import_module("sharpmax.rows.impl.triton_kernel")
+    mask, kind, floor = _mask_for_kernel(problem.mask, kernels)
+    gain = problem.gain if kind == kernels.MASK_ADDED else None
+    tile = _tile(problem)
+    # One axis of programs: the other axes of a CUDA grid end at 65,535.
+    grid = (batch * heads * group * -(-queries // tile.rows),)
+    with torch.cuda.device(q.device) if q.is_cuda else nullcontext():
+        kernels.row_parts[grid](
+            q,
+            k,
+            mask,
+            gain,
+            peak,
+            rest,
+            shortfall,
+            var,
+            *q.stride(),
+            *k.stride(),
+            *_strides(mask, *q.shape[:-1], problem.keys),
+            *_strides(gain, *q.shape[:-1]),
+            heads,
+            group,
+            queries,
+            problem.keys,
+            # Clamped to where it still matters, so that row + offset stays within 32 bits.
+            0 if problem.offset is None else max(-queries, min(problem.offset, problem.keys)),
+            scale,
+            WIDTH=width,
+            CAUSAL=problem.offset is not None,
+            MASK=kind,
+            MASK_FLOOR=floor,
+            GAIN=gain is not None,
+            # The interpreter keeps bfloat16 as 16-bit integers, and its dot multiplies those.
+            WIDEN=q.dtype == torch.bfloat16 and _interpreted(),
+            BLOCK_Q=tile.rows,
+            BLOCK_K=tile.keys,
+            BLOCK_D=max(16, 1 << (width - 1).bit_length()),
+            num_warps=tile.warps,
+            num_stages=tile.stages,
+        )
+    return Parts(peak, rest.log1p_(), shortfall, var)
+
+
+def _names(dtypes: tuple[torch.dtype, ...]) -> str:
+    return ", ".join(str(dtype) for dtype in dtypes)
+
+
+def _interpreted() -> bool:
+    triton = sys.modules.get("triton")
+    if triton is not None:  # what counts is how its own library was built when it was imported
+        return not isinstance(triton.language.sum, triton.JITFunction)
+    return os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "yes", "on", "y")
+
+
+def _mask_for_kernel(mask: Tensor | None, kernels: ModuleType) -> tuple[Tensor | None, int, float]:
+    """The mask as the kernel reads it, its kind, and the largest float that hides a key (see `hidden_by`)."""
+    if mask is None:
+        return None, kernels.NO_MASK, 0.0
+    if mask.dtype == torch.bool:
+        return mask.view(torch.uint8), kernels.MASK_SHOWS, 0.0
+    return mask, kernels.MASK_ADDED, torch.finfo(mask.dtype).min / 2
+
+
+def _strides(x: Tensor | None, *shape: int) -> tuple[int, ...]:
+    """The strides that read `x` as if it had this shape: 0 where it broadcasts."""
+    return (0,) * len(shape) if x is None else x.expand(shape).stride()
+
+
+def _tile(problem: Problem) -> _Tile:
+    """A tile whose operands fit into the shared memory of any recent GPU (99 KiB)."""
+    queries, width = problem.q.shape[-2:]
+    wide = width > 128
+    if problem.q.dtype in (torch.float16, torch.bfloat16):
+        # The addresses of a tile of the mask take as many registers as its logits: more warps share them.
+        tile = _Tile(64, 32 if wide else 64, 4 if problem.mask is None else 8, 2)
+    elif problem.q.dtype == torch.float32:  # no tensor cores at full precision: both operands go through registers
+        tile = _Tile(32, 16 if wide else 32, 4, 2)
+    else:
+        tile = _Tile(16, 16, 4, 1) if wide else _Tile(32, 32, 4, 1)
+    return tile._replace(rows=min(tile.rows, max(16, 1 << (queries - 1).bit_length())))

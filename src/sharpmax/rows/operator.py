@@ -1,0 +1,203 @@
+"""Row statistics as one torch operator: opaque to compilers, differentiable, and batched by vmap."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sharpmax.errors import UnsupportedError
+from sharpmax.rows.impl.stock import stock_parts
+from sharpmax.rows.impl.streaming import streaming_backward, streaming_parts
+from sharpmax.rows.impl.triton import triton_parts
+from sharpmax.rows.layout import Parts, Problem, floats_at_least_32
+
+__all__ = ["measure_parts"]
+
+IMPLEMENTATIONS: dict[str, Callable[[Problem], Parts]] = {
+    "streaming": streaming_parts,
+    "stock": stock_parts,
+    "triton": triton_parts,
+}
+
+
+def measure_parts(problem: Problem, impl: str) -> Parts:
+    """The parts of every row; gradients flow into q, k and a float mask, not into the gain."""
+    gain = None if problem.gain is None else problem.gain.detach()
+    inputs = (problem.q, problem.k, problem.mask, gain, problem.offset, problem.scale, impl)
+    return Parts(*_RowParts.apply(*inputs))  # type: ignore[no-untyped-call]
+
+
+def _problem(
+    q: Tensor, k: Tensor, mask: Tensor | None, gain: Tensor | None, offset: int | None, scale: float
+) -> Problem:
+    return Problem(q, k, mask, gain, offset, scale, tuple(q.shape[:-1]))
+
+
+@torch.library.custom_op("sharpmax::row_parts", mutates_args=())
+def _row_parts(
+    q: Tensor,
+    k: Tensor,
+    mask: Tensor | None,
+    gain: Tensor | None,
+    offset: int | None,
+    scale: float,
+    impl: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    problem = _problem(q, k, mask, gain, offset, scale)
+    if q.numel() == 0 or problem.keys == 0:
+        anchor = torch.full(q.shape[:-1], -torch.inf, dtype=floats_at_least_32(q.dtype), device=q.device)
+        return anchor, torch.zeros_like(anchor), torch.zeros_like(anchor), torch.zeros_like(anchor)
+    anchor, log_mass, shortfall, var = IMPLEMENTATIONS[impl](problem)
+    return anchor, log_mass, shortfall, var
+
+
+@_row_parts.register_fake
+def _(q: Tensor, k: Any, mask: Any, gain: Any, offset: Any, scale: Any, impl: Any) -> tuple[Tensor, ...]:
+    return tuple(q.new_empty(q.shape[:-1], dtype=floats_at_least_32(q.dtype)) for _ in range(4))
+
+
+@torch.library.custom_op("sharpmax::row_parts_backward", mutates_args=())
+def _row_parts_backward(
+    q: Tensor,
+    k: Tensor,
+    mask: Tensor | None,
+    gain: Tensor | None,
+    parts: list[Tensor],
+    grads: list[Tensor],
+    offset: int | None,
+    scale: float,
+    into_mask: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    problem = _problem(q, k, mask, gain, offset, scale)
+    if q.numel() == 0 or problem.keys == 0:
+        return (
+            torch.zeros_like(q),
+            torch.zeros_like(k),
+            q.new_zeros(mask.shape if into_mask and mask is not None else (0,)),
+        )
+    found = streaming_backward(problem, Parts(*parts), Parts(*grads), into_mask=into_mask)
+    return found.q, found.k, q.new_empty(0) if found.mask is None else found.mask
+
+
+@_row_parts_backward.register_fake
+def _(
+    q: Tensor,
+    k: Tensor,
+    mask: Any,
+    gain: Any,
+    parts: Any,
+    grads: Any,
+    offset: Any,
+    scale: Any,
+    into_mask: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(mask) if into_mask else q.new_empty(0)
+
+
+def _flat(x: Tensor, dim: int | None, size: int) -> Tensor:
+    """A tensor `[B, ...]` with a vmapped dimension, as `[V·B, ...]`."""
+    x = x.expand(size, *x.shape) if dim is None else x.movedim(dim, 0)
+    return x.reshape(-1, *x.shape[2:])
+
+
+def _flat_mask(mask: Tensor | None, dim: int | None, size: int, batch: int) -> Tensor | None:
+    if mask is None:
+        return None
+    mask = mask.expand(size, *mask.shape) if dim is None else mask.movedim(dim, 0)
+    mask = mask.expand(size, batch, *mask.shape[2:])
+    return mask.reshape(-1, *mask.shape[2:])
+
+
+def _split(x: Tensor, size: int, batch: int) -> Tensor:
+    """The inverse of `_flat`, the vmapped dimension first."""
+    return x.reshape(size, batch, *x.shape[1:])
+
+
+def _batch_of(x: Tensor, dim: int | None) -> int:
+    return x.shape[0] if dim is None else x.movedim(dim, 0).shape[1]
+
+
+class _RowParts(torch.autograd.Function):
+    """The operators joined for autograd; unlike an operator's own registration this also serves `torch.func`."""
+
+    @staticmethod
+    def forward(q: Any, k: Any, mask: Any, gain: Any, offset: Any, scale: Any, impl: Any) -> tuple[Tensor, ...]:
+        parts: tuple[Tensor, ...] = _row_parts(q, k, mask, gain, offset, scale, impl)
+        return parts
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        q, k, mask, gain, ctx.offset, ctx.scale, _ = inputs
+        ctx.save_for_backward(q, k, mask, gain, *output)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, mask, gain, *parts = ctx.saved_tensors
+        into_mask = ctx.needs_input_grad[2]
+        dq, dk, dmask = _RowPartsBackward.apply(  # type: ignore[no-untyped-call]
+            q, k, mask, gain, *parts, *grads, ctx.offset, ctx.scale, into_mask
+        )
+        return dq, dk, dmask if into_mask else None, None, None, None, None
+
+    @staticmethod
+    def vmap(info: Any, dims: Any, q: Tensor, k: Tensor, mask: Any, gain: Any, *rest: Any) -> tuple[Any, Any]:
+        size, batch = info.batch_size, _batch_of(q, dims[0])
+        parts = _RowParts.apply(  # type: ignore[no-untyped-call]
+            _flat(q, dims[0], size),
+            _flat(k, dims[1], size),
+            _flat_mask(mask, dims[2], size, batch),
+            _flat_mask(gain, dims[3], size, batch),
+            *rest,
+        )
+        return tuple(_split(p, size, batch) for p in parts), (0,) * 4
+
+
+class _RowPartsBackward(torch.autograd.Function):
+    """The backward operator for `torch.func`, which differentiates whatever a backward pass calls."""
+
+    @staticmethod
+    def forward(
+        q: Any, k: Any, mask: Any, gain: Any,
+        p0: Any, p1: Any, p2: Any, p3: Any,
+        g0: Any, g1: Any, g2: Any, g3: Any,
+        offset: Any, scale: Any, into_mask: Any,
+    ) -> tuple[Tensor, ...]:  # fmt: skip
+        parts, grads = [p0, p1, p2, p3], [g0, g1, g2, g3]
+        found: tuple[Tensor, ...] = _row_parts_backward(q, k, mask, gain, parts, grads, offset, scale, into_mask)
+        return found
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        raise UnsupportedError(
+            "second derivatives of row statistics are not available from this implementation; "
+            "use impl='reference', which is differentiable any number of times"
+        )
+
+    @staticmethod
+    def vmap(info: Any, dims: Any, q: Tensor, k: Tensor, mask: Any, gain: Any, *rest: Any) -> tuple[Any, Any]:
+        size, batch = info.batch_size, _batch_of(q, dims[0])
+        *rows, offset, scale, into_mask = rest
+        dq, dk, dmask = _RowPartsBackward.apply(  # type: ignore[no-untyped-call]
+            _flat(q, dims[0], size),
+            _flat(k, dims[1], size),
+            _flat_mask(mask, dims[2], size, batch),
+            _flat_mask(gain, dims[3], size, batch),
+            *(_flat(x, d, size) for x, d in zip(rows, dims[4:12], strict=True)),
+            offset,
+            scale,
+            into_mask,
+        )
+        if into_mask:
+            dmask = _split(dmask, size, batch)
+            if _batch_of(mask, dims[2]) == 1:
+                dmask = dmask.sum(1, keepdim=True)
+        else:
+            dmask = dmask.expand(size, 0)
+        return (_split(dq, size, batch), _split(dk, size, batch), dmask), (0, 0, 0)

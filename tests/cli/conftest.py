@@ -1,0 +1,41 @@
+"""The command line as a function, cut off from the checkout around it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from sharpmax.cli import main
+from sharpmax.experiments import demo, provenance
+
+
+@dataclass(frozen=True)
+class Outcome:
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture(autouse=True)
+def no_git(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(provenance, "_git", lambda folder, *arguments: None)
+
+
+@pytest.fixture
+def sharpmax_command(capsys: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
+    def run(*words: Any) -> Outcome:
+        code = main([str(word) for word in words])
+        captured = capsys.readouterr()
+        return Outcome(code, captured.out, captured.err)
+
+    return run
+
+
+@pytest.fixture
+def small_demo(monkeypatch: pytest.MonkeyPatch) -> None:
+    small = functools.partial(demo.dispersion_tables, sizes=(16, 64, 1024), draws=4)
+    monkeypatch.setattr(demo, "dispersion_tables", small)

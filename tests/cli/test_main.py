@@ -1,0 +1,209 @@
+"""Exit codes, one-line errors, and what works without Typer."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import sharpmax
+from sharpmax.cli import env, main
+from sharpmax.cli.app import make_app
+from sharpmax.errors import ArgumentError
+from sharpmax.experiments import demo as demo_experiment
+
+COMMANDS = ("demo", "bench", "report", "env")
+SRC = str(Path(sharpmax.__file__).parent.parent)
+
+
+def python(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    # No PATH: the product looks for git, and these tests must not depend on the checkout they run in.
+    keep = {key: value for key, value in os.environ.items() if key not in ("PATH", "FORCE_COLOR", "NO_COLOR")}
+    env = {**keep, "PYTHONPATH": SRC, "OMP_NUM_THREADS": "1", "PATH": "", **environment}
+    return subprocess.run(
+        [sys.executable, *arguments], capture_output=True, encoding="utf-8", errors="replace", env=env, check=False
+    )
+
+
+def is_one_error_line(text: str) -> bool:
+    return text.startswith("sharpmax: error: ") and text.count("\n") == 1 and text.endswith("\n")
+
+
+def test_version(sharpmax_command: Any) -> None:
+    for words in (["--version"], ["--version", "demo"]):
+        outcome = sharpmax_command(*words)
+        assert (outcome.code, outcome.out, outcome.err) == (0, f"sharpmax {sharpmax.__version__}\n", "")
+
+
+def test_help_has_an_example_for_every_command() -> None:
+    runner = CliRunner()
+    for words in ([], *([name] for name in COMMANDS)):
+        result = runner.invoke(make_app(), [*words, "--help"])
+        assert result.exit_code == 0
+        assert "Example: sharpmax" in result.output
+        assert "\x1b" not in result.output
+
+
+def test_without_a_command_there_is_help_and_exit_code_2(sharpmax_command: Any) -> None:
+    outcome = sharpmax_command()
+    assert outcome.code == 2
+    assert all(name in outcome.out for name in COMMANDS)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["nope"], "'nope'"),
+        (["demo", "--nope"], "--nope"),
+        (["demo", "--seed", "two"], "--seed"),
+        (["demo", "--seed", "-1"], "seed: got -1"),
+        (["demo", "--seed", str(2**64)], "seed: got"),
+        (["bench", "--gpu"], "--gpu: measuring on a GPU is not there yet"),
+        (["bench", "--repeat", "0"], "repeat: got 0"),
+        (["bench", "--length", "1"], "length: got 1"),
+        (["report"], "DIR"),
+        (["report", "no-such-folder"], "no file"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(
+    words: list[str], says: str, sharpmax_command: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    outcome = sharpmax_command(*words)
+    assert outcome.code == 2
+    assert is_one_error_line(outcome.err)
+    assert says in outcome.err
+    assert outcome.out == ""
+
+
+def test_out_is_a_file(sharpmax_command: Any, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("mine")
+    for out in (file, file / "below"):
+        outcome = sharpmax_command("demo", "--out", out)
+        assert outcome.code == 2
+        assert is_one_error_line(outcome.err)
+        assert "--out" in outcome.err
+    assert file.read_text() == "mine"
+
+
+def test_out_cannot_be_written(sharpmax_command: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A folder without the right to write would stop everybody but root, so the refusal is made up.
+    def refused(*arguments: Any, **more: Any) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("tempfile.TemporaryFile", refused)
+    outcome = sharpmax_command("bench", "--out", tmp_path)
+    assert outcome.code == 2
+    assert is_one_error_line(outcome.err)
+    assert "Permission denied" in outcome.err
+
+
+def failing(problem: BaseException) -> Any:
+    def fail(*arguments: Any, **more: Any) -> None:
+        raise problem
+
+    return fail
+
+
+def test_debug_shows_the_traceback(sharpmax_command: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo_experiment, "dispersion_tables", failing(ArgumentError("two\nlines")))
+    assert sharpmax_command("demo", "--out", tmp_path).err == "sharpmax: error: two lines\n"
+    for words in (["demo", "--out", tmp_path, "--debug"], ["--debug", "demo", "--out", tmp_path]):
+        outcome = sharpmax_command(*words)
+        assert outcome.code == 2
+        assert "Traceback" in outcome.err
+
+
+def test_a_mistake_of_ours_is_not_hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo_experiment, "dispersion_tables", failing(ZeroDivisionError("ours")))
+    with pytest.raises(ZeroDivisionError):
+        main(["demo", "--out", str(tmp_path)])
+
+
+def test_interrupt_is_quiet(sharpmax_command: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo_experiment, "dispersion_tables", failing(KeyboardInterrupt()))
+    outcome = sharpmax_command("demo", "--out", tmp_path)
+    assert outcome.code == 130
+    assert "Traceback" not in outcome.err
+
+
+def test_without_typer_the_error_names_the_extra(sharpmax_command: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "typer", None)
+    outcome = sharpmax_command("demo")
+    assert outcome.code == 2
+    assert is_one_error_line(outcome.err)
+    assert "pip install 'sharpmax[cli]'" in outcome.err
+    assert sharpmax_command("--version").out == f"sharpmax {sharpmax.__version__}\n"
+
+
+def test_env_needs_neither_typer_nor_rich_and_imports_nothing_heavy() -> None:
+    blocked = [name for modules in env.EXTRAS.values() for name in modules]
+    done = python(
+        "-c",
+        f"import sys; blocked = {blocked!r}\n"
+        "for name in ('typer', 'rich'): sys.modules[name] = None\n"
+        "from sharpmax.cli import main\n"
+        "code = main(['env'])\n"
+        "print('heavy:', [name for name in blocked if sys.modules.get(name)])\n"
+        "sys.exit(code)",
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"sharpmax      {sharpmax.__version__}\n" in done.stdout
+    assert "extra cli     not installed (no typer, rich)\n" in done.stdout
+    assert done.stdout.endswith("heavy: []\n")
+
+
+def test_env_as_json(sharpmax_command: Any) -> None:
+    outcome = sharpmax_command("env", "--json")
+    found = json.loads(outcome.out)
+    assert found["versions"]["sharpmax"] == sharpmax.__version__
+    assert found["devices"][0] == "cpu"
+    assert found["extras"]["cli"] == {"installed": True, "missing": []}
+    assert set(found["extras"]) == set(env.EXTRAS)
+    assert env.main(["--json"]) == 0
+
+
+def test_extras_are_those_of_the_package() -> None:
+    declared = Path(SRC).parent / "pyproject.toml"
+    if not declared.is_file():
+        pytest.skip("not a checkout")
+    text = declared.read_text(encoding="utf-8").split("[project.optional-dependencies]")[1].split("\n[")[0]
+    names = {line.split(" = ")[0] for line in text.splitlines() if " = [" in line}
+    assert names - {"dev"} == set(env.EXTRAS)
+
+
+def test_help_imports_nothing_slow() -> None:
+    done = python("-c", "import sys; from sharpmax.cli import main; main(['--help']); sys.exit('torch' in sys.modules)")
+    assert done.returncode == 0
+    assert "Usage" in done.stdout
+
+
+def test_reader_that_stops_early() -> None:
+    done = python(
+        "-c",
+        "import os, sys; from sharpmax.cli import main\n"
+        "reader, writer = os.pipe(); os.close(reader); os.dup2(writer, 1)\n"
+        "sys.exit(main(['--version']))",
+    )
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_as_a_module() -> None:
+    done = python("-m", "sharpmax.cli", "nope")
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert is_one_error_line(done.stderr)
+
+
+def test_a_terminal_without_unicode() -> None:
+    done = python("-c", "import sys; from sharpmax.cli import main; sys.exit(main(['report', 'β']))",
+                  PYTHONIOENCODING="ascii", HOME="/nonexistent")  # fmt: skip
+    assert done.returncode == 2
+    assert is_one_error_line(done.stderr)

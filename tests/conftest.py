@@ -1,0 +1,30 @@
+"""What every test shares: kernels run in Triton's interpreter, and property tests are repeatable."""
+
+from __future__ import annotations
+
+import os
+
+# Read by Triton when it is imported. On a machine with a GPU, TRITON_INTERPRET=0 runs the compiled kernels instead.
+os.environ.setdefault("TRITON_INTERPRET", "1")
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+
+from sharpmax.policies import base
+
+# Tests are small and run side by side: threads inside each of them would only wait for one another.
+torch.set_num_threads(1)
+
+# Other work on the machine must not fail a test, so there are no deadlines; and a red run must be red again.
+settings.register_profile(
+    "sharpmax", deadline=None, derandomize=True, max_examples=60, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("sharpmax")
+
+
+@pytest.fixture(autouse=True)
+def _same_start() -> None:
+    """Every test starts from the same random state and with no warning given yet."""
+    torch.manual_seed(0)
+    base._warned.clear()

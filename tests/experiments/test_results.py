@@ -1,0 +1,127 @@
+"""The results file: round trip, refusal of what is not one, and honest provenance."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import platform
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sharpmax
+from sharpmax.errors import ArgumentError, ArgumentTypeError, FileFormatError
+from sharpmax.experiments import provenance
+from sharpmax.experiments.provenance import check_seed, typed
+from sharpmax.experiments.results import FILE_NAME, Results, collect, load
+
+TABLES = {"accuracy": {"softmax": {"1024": {"mean": 53.8, "sem": 0.9, "n": 10}}}}
+PACKAGE = Path(sharpmax.__file__).resolve().parent
+
+
+@pytest.fixture(autouse=True)
+def no_git(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(provenance, "_git", lambda folder, *arguments: None)
+
+
+def test_round_trip(tmp_path: Path) -> None:
+    results = collect("sharpmax reproduce --seed 7", TABLES, seed=7)
+    path = results.save(tmp_path / "new" / FILE_NAME)
+    assert load(path) == load(path.parent) == results
+    body = json.loads(path.read_text(encoding="utf-8"))
+    assert list(body) == ["schema", "command", "provenance", "tables"]
+    assert list(body["provenance"]) == ["commit", "versions", "hardware", "seed", "date"]
+    assert [file.name for file in path.parent.iterdir()] == [FILE_NAME]
+
+
+def test_provenance_says_what_and_when_but_not_where() -> None:
+    found = provenance.provenance(seed=7)
+    assert found["seed"] == 7
+    assert found["versions"]["sharpmax"] == sharpmax.__version__
+    assert {"python", "torch", "numpy"} <= set(found["versions"])
+    assert set(found["hardware"]) == {"cpu", "cores", "ram_gb", "gpu", "system"}
+    assert found["hardware"]["cores"] >= 1
+    assert datetime.fromisoformat(found["date"]).tzinfo is not None
+    text = json.dumps(found)
+    for private in (platform.node(), getpass.getuser(), str(Path.home()), str(Path.cwd()), str(PACKAGE)):
+        assert len(private) < 4 or private not in text
+
+
+@pytest.mark.parametrize(
+    ("root", "head", "changes", "commit"),
+    [
+        (str(PACKAGE.parent.parent), "abc123", "", "abc123"),
+        (str(PACKAGE.parent.parent), "abc123", "M rows/api.py", "abc123-dirty"),
+        (str(PACKAGE.parent.parent), None, "", None),  # a repository without a commit
+        (str(PACKAGE.parent.parent.parent), "abc123", "", None),  # sharpmax installed inside another checkout
+        (None, None, None, None),
+    ],
+)
+def test_commit(
+    root: str | None, head: str | None, changes: str | None, commit: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = {("rev-parse", "--show-toplevel"): root, ("rev-parse", "HEAD"): head}
+    monkeypatch.setattr(provenance, "_git", lambda folder, *words: answers.get(words, changes))
+    assert provenance.commit() == commit
+
+
+def test_a_program_that_is_missing_or_fails_says_nothing() -> None:
+    assert provenance._output_of(["no-such-program-anywhere"]) is None
+    assert provenance._output_of(["false"]) is None
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ("{", "JSON"),
+        ("[1]", "not a results file"),
+        ("{}", "not a results file"),
+        ('{"schema": "1"}', "not a results file"),
+        ('{"schema": true}', "not a results file"),
+        ('{"schema": 2}', "newer sharpmax"),
+        ('{"schema": 1, "command": "x", "tables": {}}', "['provenance']"),
+        ('{"schema": 1, "command": "x", "provenance": {}, "tables": {}}', "'commit'"),
+        ('{"schema": 1, "command": "x", "provenance": {}, "tables": []}', "an object"),
+        ('{"schema": 1, "command": 3, "provenance": {}, "tables": {}}', "a text"),
+    ],
+)
+def test_what_is_not_a_results_file(body: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / FILE_NAME).write_text(body, encoding="utf-8")
+    with pytest.raises(FileFormatError, match="results: ") as caught:
+        load(tmp_path)
+    assert says in str(caught.value)
+
+
+def test_bytes_that_are_no_text_and_no_file(tmp_path: Path) -> None:
+    (tmp_path / FILE_NAME).write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(FileFormatError, match="JSON"):
+        load(tmp_path)
+    with pytest.raises(FileFormatError, match="no file"):
+        load(tmp_path / "elsewhere")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), {1, 2}])
+def test_what_json_cannot_hold_is_refused(value: Any, tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match="tables"):
+        Results("sharpmax x", {}, {"accuracy": value}).save(tmp_path / FILE_NAME)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_command_as_typed() -> None:
+    assert typed("demo", out=Path("results/my run"), seed=0) == "sharpmax demo --out 'results/my run' --seed 0"
+    assert typed("demo", out=Path("/home/somebody/run")) == "sharpmax demo --out run"
+    assert typed("demo", out=Path("../../somebody/run")) == "sharpmax demo --out run"
+    assert typed("bench", cpu=True, out=None, dry_run=False) == "sharpmax bench --cpu"
+
+
+def test_seeds() -> None:
+    check_seed(0)
+    check_seed(2**63 - 1)
+    for bad in (-1, 2**63):
+        with pytest.raises(ArgumentError, match="seed"):
+            check_seed(bad)
+    for worse in (True, 1.0, "1", None):
+        with pytest.raises(ArgumentTypeError, match="seed"):
+            check_seed(worse)

@@ -1,0 +1,42 @@
+"""What the tests of this folder share: quick compilation, and one meaning of "the same numbers"."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+jax = pytest.importorskip("jax")
+
+# Nearly all of the time goes into compiling, and most of that into one part of the compiler that can be left out. An
+# unknown flag would end the process, so it is set for the versions that are known to have it, before the first use.
+if (0, 10) <= jax.__version_info__ < (0, 11):
+    os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_cpu_use_fusion_emitters=false"
+
+
+@pytest.fixture(autouse=True)
+def quick_compilation(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Skip the compiler's optimisations, unless a test asks for `full_compilation`."""
+    jax.config.update("jax_disable_most_optimizations", "full_compilation" not in request.fixturenames)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+@pytest.fixture
+def full_compilation() -> None:
+    """The compiler as users meet it."""
+
+
+def _agree(actual: Any, desired: Any, rtol: float = 1e-5) -> None:
+    """Equal to `rtol`, entry by entry or relative to the largest entry: sums of both signs have no better."""
+    desired = np.asarray(desired)
+    largest = float(np.abs(desired).max(initial=0.0, where=np.isfinite(desired)))
+    np.testing.assert_allclose(np.asarray(actual), desired, rtol=rtol, atol=rtol * largest)
+
+
+@pytest.fixture(scope="session")
+def agree() -> Callable[..., None]:
+    return _agree

@@ -1,0 +1,248 @@
+"""Entropy and softmax of JAX arrays: the paper's function, the torch functions, and inputs that break naive code."""
+
+from __future__ import annotations
+
+import math
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+import sharpmax as sm
+import sharpmax.jax as sj
+from sharpmax.errors import ArgumentError, ArgumentTypeError, OutOfRangeWarning
+
+POLICIES = {
+    "none": None,
+    "paper": "paper",
+    "constant": sj.Constant(1.7),
+    "log-length": sj.LogLength(4.0),
+    "target": sj.EntropyTarget(1.0),
+    "curve": sj.Curve((0.0, 1.0, 2.0, 6.0), (0.8, 1.2, 1.9, 2.5)),
+    "per-head": sj.PerHead.of(sj.LogLength, reference=[[2.0, 4.0, 8.0]]),
+}
+
+
+def numbers(*shape: int, seed: int = 0, scale: float = 1.5) -> np.ndarray:
+    return np.asarray(np.random.default_rng(seed).normal(size=shape) * scale, dtype=np.float32)
+
+
+def paper_softmax(logits: jax.Array) -> jax.Array:
+    """The function as the paper prints it."""
+    p = jax.nn.softmax(logits)
+    entropy = jnp.sum(-p * jnp.log(p + 1e-9), axis=-1, keepdims=True)
+    polynomial = jnp.polyval(jnp.array([-0.037, 0.481, -2.3, 4.917, -1.791]), entropy)
+    beta = jnp.where(entropy > 0.5, jnp.maximum(polynomial, 1.0), 1.0)
+    return jax.nn.softmax(logits * beta)
+
+
+def logits_of_entropy(entropy: float, n: int = 512) -> np.ndarray:
+    """One logit above n − 1 equal ones, such that the softmax has the given entropy."""
+    low, high = 0.0, 30.0
+    for _ in range(100):
+        height = 0.5 * (low + high)
+        rest = (n - 1) * math.exp(-height)
+        found = math.log1p(rest) + height * rest / (1.0 + rest)
+        low, high = (height, high) if found > entropy else (low, height)
+    return np.asarray([height] + [0.0] * (n - 1), dtype=np.float32)
+
+
+def test_paper_function_is_one_line(agree):
+    logits = jnp.asarray(numbers(40, 64) * np.linspace(0.0, 4.0, 40, dtype=np.float32)[:, None])
+    agree(sj.softmax(logits), paper_softmax(logits))
+
+
+@pytest.mark.parametrize(
+    ("entropy", "beta"),
+    [(0.4, 1.0), (1.0, 1.270), (2.0, 2.099), (3.0, 2.250), (4.0, 2.389), (5.0, 2.294), (6.1, 1.0)],
+)
+def test_golden_values_of_the_paper(entropy, beta):
+    logits = logits_of_entropy(entropy)
+    assert float(sj.entropy(logits)) == pytest.approx(entropy, abs=2e-6)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", OutOfRangeWarning)  # 6.1 is beyond what the paper's polynomial is made for
+        weights = np.asarray(sj.softmax(logits), dtype=np.float64)
+    assert math.log(weights[0] / weights[1]) / logits[0] == pytest.approx(beta, abs=6e-4)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_softmax_and_gradient_equal_torch(name, agree):
+    logits, weigh = numbers(2, 3, 11, 5), numbers(2, 3, 11, 5, seed=1)
+    mask = np.random.default_rng(2).random((3, 11, 5)) < 0.7
+    mask[0, :, 0] = False
+    given = torch.tensor(logits, requires_grad=True)
+    desired = sm.softmax(given, policy=POLICIES[name], dim=2, mask=torch.tensor(mask))
+    desired.backward(torch.tensor(weigh))
+
+    @jax.jit
+    def both(x):
+        out, pull = jax.vjp(lambda x: sj.softmax(x, policy=POLICIES[name], axis=2, mask=mask), x)
+        return out, *pull(jnp.asarray(weigh))
+
+    actual, slope = both(logits)
+    agree(actual, desired.detach())
+    agree(slope, given.grad)
+    assert not np.asarray(slope)[:, 0, :, 0].any()
+
+
+@pytest.mark.parametrize("axis", [-1, 0])
+def test_entropy_and_gradient_equal_torch(axis, agree):
+    logits = numbers(7, 4, 9)
+    logits[2, 1] = -np.inf
+    logits[0, 0, :4] = np.finfo(np.float32).min
+    given = torch.tensor(logits, requires_grad=True)
+    desired = sm.entropy(given, dim=axis)
+    desired.sum().backward()
+    agree(sj.entropy(logits, axis=axis), desired.detach())
+    agree(jax.grad(lambda x: sj.entropy(x, axis=axis).sum())(jnp.asarray(logits)), given.grad)
+
+
+def test_transformations_change_nothing(agree):
+    logits = jnp.asarray(numbers(4, 6, 10))
+    plain = sj.softmax(logits)
+    agree(jax.jit(sj.softmax)(logits), plain, rtol=1e-6)
+    agree(jax.vmap(sj.softmax, in_axes=1, out_axes=1)(logits), plain, rtol=1e-6)
+    agree(jax.jit(jax.vmap(jax.vmap(sj.softmax)))(logits), plain, rtol=1e-6)
+    agree(jax.jit(jax.vmap(sj.entropy))(logits), sj.entropy(logits), rtol=1e-6)
+
+    def loss(x):
+        return (sj.softmax(x) ** 2).sum()
+
+    slope = jax.grad(loss)(logits)
+    assert np.abs(np.asarray(slope)).max() > 1e-3
+    agree(jax.jit(jax.grad(lambda x: jax.vmap(loss)(x).sum()))(logits), slope)
+    agree(jax.jit(jax.vmap(jax.grad(loss)))(logits), slope)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "size"), [(jnp.float32, 1023), (jnp.bfloat16, 59), (jnp.bfloat16, 1025), (jnp.float16, 1025)]
+)
+def test_large_logits_stay_within_the_contract(dtype, size):
+    logits = jnp.asarray(np.random.default_rng(size).choice([-1000.0, 0.0, 3.0, 1000.0], size=(5, size)), dtype)
+    for policy in ("none", "paper", "constant"):
+        weights = sj.softmax(logits, policy=POLICIES[policy])
+        assert weights.dtype == dtype
+        wide = np.asarray(weights, dtype=np.float64)
+        assert (wide >= 0).all()
+        np.testing.assert_allclose(wide.sum(-1), 1.0, atol=4 * float(jnp.finfo(dtype).eps) * math.sqrt(size))
+    entropy = sj.entropy(logits)
+    assert entropy.dtype == jnp.float32
+    ties = (np.asarray(logits) == 1000.0).sum(-1)
+    np.testing.assert_allclose(np.asarray(entropy), np.log(ties), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("hidden", ["mask", -np.inf, np.finfo(np.float32).min])
+def test_hidden_rows_and_entries(hidden):
+    """A row hidden throughout is 0 with gradient 0, and what a hidden entry holds does not matter."""
+    clean = numbers(3, 6)
+    mask = np.ones((3, 6), bool)
+    mask[0], mask[1, 2:4] = False, False
+    logits = clean.copy()
+    if hidden == "mask":
+        logits[0], logits[1, 2:4] = np.nan, [np.inf, np.nan]
+        given = mask
+    else:
+        logits[~mask], given = hidden, None
+
+    def loss(x, mask):
+        return (sj.softmax(x, mask=mask) ** 2).sum() + sj.entropy(x, mask=mask).sum()
+
+    weights = np.asarray(sj.softmax(logits, mask=given))
+    np.testing.assert_array_equal(weights, np.asarray(sj.softmax(clean, mask=mask)))
+    assert not weights[~mask].any()
+    assert float(sj.entropy(logits, mask=given)[0]) == 0.0
+    slope = np.asarray(jax.grad(loss)(jnp.asarray(logits), given))
+    np.testing.assert_array_equal(slope, np.asarray(jax.grad(loss)(jnp.asarray(clean), mask)))
+    assert np.isfinite(slope).all()
+    assert not slope[~mask].any()
+    assert slope[mask].all()
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_rows_do_not_meet(name):
+    """A row with NaN, one of a single key and one without keys, next to ordinary ones."""
+    logits, mask = numbers(1, 3, 5, 8), np.ones((1, 3, 5, 8), bool)
+    before = np.array(sj.softmax(logits, policy=POLICIES[name], mask=mask))
+    logits[0, 1, 2, 3] = np.nan
+    mask[0, 2, 1, 1:] = False
+    mask[0, 2, 3] = False
+    after = np.array(sj.softmax(logits, policy=POLICIES[name], mask=mask))
+    assert np.isnan(after[0, 1, 2]).all()
+    np.testing.assert_array_equal(after[0, 2, 1], [1.0] + [0.0] * 7)
+    np.testing.assert_array_equal(after[0, 2, 3], 0.0)
+    for row in ((0, 1, 2), (0, 2, 1), (0, 2, 3)):
+        after[row] = before[row]
+    np.testing.assert_array_equal(after, before)
+
+
+def test_lengths_one_and_none():
+    np.testing.assert_array_equal(np.asarray(sj.softmax(numbers(3, 1, scale=100.0))), 1.0)
+    assert sj.softmax(jnp.zeros((0, 4))).shape == (0, 4)
+    assert sj.softmax(jnp.zeros((4, 0))).shape == (4, 0)
+    np.testing.assert_array_equal(np.asarray(sj.entropy(numbers(3, 1))), 0.0)
+    np.testing.assert_array_equal(np.asarray(sj.entropy(jnp.zeros((3, 0)))), 0.0)
+    assert sj.entropy(jnp.zeros((0, 3))).shape == (0,)
+
+
+def test_nan_stays_in_its_row():
+    logits = numbers(4, 6)
+    before = np.array(sj.entropy(logits))
+    logits[1, 3] = np.nan
+    after = np.array(sj.entropy(logits))
+    assert np.isnan(after[1])
+    np.testing.assert_array_equal(np.delete(after, 1), np.delete(before, 1))
+
+
+def test_rows_outside_the_fitted_range_are_reported():
+    policy = sj.Curve((0.0, 0.25), (1.0, 1.0625))  # met nowhere else: a policy speaks once
+    with pytest.warns(OutOfRangeWarning, match=r"100.0% of the rows have entropy outside 0 … 0.25"):
+        sj.softmax(jnp.zeros((4, 6)), policy=policy)
+
+
+def test_entropy_of_very_many_equal_logits():
+    assert float(sj.entropy(jnp.zeros(1 << 20))) == pytest.approx(20 * math.log(2.0), rel=1e-6)
+
+
+def test_wide_numbers_switched_on_and_off():
+    """The width of numbers is a setting of the moment, not of the first call."""
+    narrow = sj.softmax(numbers(4, 6), policy=sj.LogLength(2.0))
+    with jax.enable_x64(True):
+        logits = jnp.asarray(numbers(4, 6), jnp.float64)
+        wide = sj.softmax(logits, policy=sj.LogLength(2.0))
+        desired = jax.nn.softmax(logits * (math.log(6) / math.log(2)))
+        assert wide.dtype == jnp.float64
+        np.testing.assert_allclose(np.asarray(wide), np.asarray(desired), rtol=1e-13)
+    again = sj.softmax(numbers(4, 6), policy=sj.LogLength(2.0))
+    assert again.dtype == jnp.float32
+    np.testing.assert_array_equal(np.asarray(again), np.asarray(narrow))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "message"),
+    [
+        ({"logits": [1.0, 2.0]}, ArgumentTypeError, "logits: got list"),
+        ({"logits": torch.zeros(2)}, ArgumentTypeError, "logits: got Tensor"),
+        ({"logits": jnp.arange(3)}, ArgumentTypeError, "logits: got dtype int32"),
+        ({"logits": jnp.array(1.0)}, ArgumentError, r"logits: got shape \(\)"),
+        ({"logits": jnp.zeros(3), "axis": 1}, ArgumentError, "axis: got 1"),
+        ({"logits": jnp.zeros(3), "axis": 0.0}, ArgumentTypeError, "axis: got float"),
+        ({"logits": jnp.zeros(3), "mask": jnp.ones(3)}, ArgumentTypeError, "mask: got dtype float32"),
+        ({"logits": jnp.zeros(3), "mask": [True]}, ArgumentTypeError, "mask: got list"),
+        ({"logits": jnp.zeros(3), "mask": jnp.ones(2, bool)}, ArgumentError, r"mask: got shape \(2,\)"),
+        ({"logits": jnp.zeros(3), "mask": jnp.ones((2, 3), bool)}, ArgumentError, r"mask: got shape \(2, 3\)"),
+    ],
+)
+def test_bad_input_is_named(arguments, kind, message):
+    logits = arguments.pop("logits")
+    for function in (sj.entropy, sj.softmax):
+        with pytest.raises(kind, match=message):
+            function(logits, **arguments)
+
+
+@pytest.mark.parametrize(("policy", "kind"), [("nothing-like-it", ArgumentError), (3, ArgumentTypeError)])
+def test_bad_policy_is_named(policy, kind):
+    with pytest.raises(kind, match=r"policy: got .*paper"):
+        sj.softmax(jnp.zeros(3), policy=policy)

@@ -1,0 +1,150 @@
+"""Attention in JAX against attention in torch, and under the transformations of JAX."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+import sharpmax as sm
+import sharpmax.jax as sj
+from sharpmax.rows.stats import FIELDS
+
+
+class Case(NamedTuple):
+    q: tuple[int, ...] = (2, 4, 21, 8)
+    k: tuple[int, ...] = (2, 2, 29, 8)
+    policy: Any = "paper"
+    mask: str | None = None
+    is_causal: bool = False
+    scale: float | None = None
+    block: int | None = 8
+
+
+MIXED = sj.PerHead(((sj.Constant(2.0), sj.PAPER, sj.LogLength(4.0), sj.Curve((0.0, 5.0), (1.0, 3.0))),))
+CASES = {
+    "plain": Case(policy=None, scale=0.7, mask="added per row"),
+    "plain causal": Case(policy=None, is_causal=True),
+    "paper": Case(),
+    "paper causal": Case(is_causal=True, block=None),
+    "paper causal, more rows than keys": Case(q=(2, 4, 29, 8), k=(2, 2, 17, 8), is_causal=True),
+    "paper, rows without keys": Case(mask="visible per head"),
+    "paper, added": Case(mask="added per row", block=5),
+    "paper, added to all rows": Case(mask="added", block=1),
+    "paper, no heads": Case(q=(9, 8), k=(12, 8)),
+    "paper, one batch of keys": Case(q=(3, 1, 2, 9, 8), k=(1, 1, 2, 12, 8), mask="visible"),
+    "constant": Case(policy=sj.Constant(1.6), mask="visible"),
+    "log-length": Case(policy=sj.LogLength(4.0), is_causal=True),
+    "entropy target": Case(policy=sj.EntropyTarget(0.8), mask="visible"),
+    "curve": Case(policy=sj.Curve((0.0, 1.0, 2.0, 6.0), (0.8, 1.2, 1.9, 2.5)), mask="added"),
+    "per head": Case(policy=sj.PerHead.of(sj.LogLength, reference=[[2.0, 4.0, 8.0, 16.0]]), mask="visible per head"),
+    "per head, mixed": Case(policy=MIXED, is_causal=True),
+}
+
+
+def numbers(*shape: int, seed: int, scale: float = 1.0) -> np.ndarray:
+    return np.asarray(np.random.default_rng(seed).normal(size=shape) * scale, dtype=np.float32)
+
+
+def make_mask(kind: str | None, rows: tuple[int, ...], keys: int) -> np.ndarray | None:
+    """Visibility of half the keys or more; per head there is also a row that sees nothing."""
+    if kind is None:
+        return None
+    per_row = kind.endswith(("row", "head"))
+    shape = {"row": (*rows[-1:], keys), "head": (*rows, keys)}.get(kind.split()[-1], (1, keys))
+    visible = np.random.default_rng(6).random(shape) < 0.7
+    visible[..., 0] = True
+    if kind.endswith("head"):
+        visible[..., 0, 5, :] = False
+    if kind.startswith("visible"):
+        return visible
+    added = numbers(*shape, seed=7)
+    added[~visible] = -np.inf
+    if per_row:
+        added[1:][~visible[1:]] = np.finfo(np.float32).min
+    return added
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_values_gradients_and_statistics_equal_torch(name, agree):
+    case = CASES[name]
+    q, k = numbers(*case.q, seed=0), numbers(*case.k, seed=1, scale=1.8)
+    v, weigh = numbers(*case.k[:-1], 5, seed=2), numbers(*case.q[:-1], 5, seed=3)
+    mask = make_mask(case.mask, case.q[:-1], case.k[-2])
+    options = {"is_causal": case.is_causal, "scale": case.scale, "enable_gqa": True, "policy": case.policy}
+    added = mask is not None and mask.dtype == np.float32
+    given = [q, k, v, *([mask] if added else [])]
+
+    tensors = [torch.tensor(x, requires_grad=True) for x in given]
+    seen = tensors[3] if added else None if mask is None else torch.tensor(mask)
+    desired, stats = sm.attention(*tensors[:3], attn_mask=seen, return_stats=True, **options)
+    (desired * torch.tensor(weigh)).sum().backward()
+
+    @jax.jit
+    def everything(*given):
+        def function(q, k, v, bias=mask):
+            return sj.attention(q, k, v, attn_mask=bias, return_stats=True, block=case.block, **options)
+
+        out, pull, stats = jax.vjp(function, *given, has_aux=True)
+        return out, pull(jnp.asarray(weigh)), stats
+
+    actual, slopes, found = everything(*given)
+    assert actual.dtype == jnp.float32
+    agree(actual, desired.detach())
+    for slope, tensor in zip(slopes, tensors, strict=True):
+        agree(slope, tensor.grad)
+        assert np.abs(np.asarray(slope)).max() > 1e-2
+    for field in (*FIELDS, "entropy"):
+        agree(getattr(found, field), getattr(stats, field).detach())
+
+
+def test_plain_attention_equals_the_one_of_jax(agree):
+    q, k, v = (jnp.asarray(numbers(2, 13, 4, 8, seed=i)) for i in range(3))
+    desired = jax.nn.dot_product_attention(q, k, v, is_causal=True)
+    actual = sj.attention(*(jnp.moveaxis(x, 1, 2) for x in (q, k, v)), policy=None, is_causal=True, block=4)
+    agree(jnp.moveaxis(actual, 1, 2), desired)
+
+
+def test_block_size_does_not_matter(agree):
+    q, k, v = (numbers(2, 23, 4, seed=i, scale=1.5) for i in range(3))
+    whole = sj.attention(q, k, v, is_causal=True)
+    for block in (1, 7, 22, 23, 100):
+        agree(sj.attention(q, k, v, is_causal=True, block=block), whole, rtol=1e-6)
+
+
+def test_transformations_change_nothing(agree):
+    q, k, v = (jnp.asarray(numbers(3, 2, 9, 4, seed=i, scale=1.5)) for i in range(3))
+
+    def function(q, k, v):
+        return sj.attention(q, k, v, is_causal=True, block=4, return_stats=True)
+
+    def loss(q, k, v):
+        out, stats = function(q, k, v)
+        return (out**2).sum() + stats.entropy.sum()
+
+    plain, stats = function(q, k, v)
+    for transformed in (jax.jit(function), jax.vmap(function), jax.vmap(jax.vmap(function))):
+        out, found = transformed(q, k, v)
+        agree(out, plain, rtol=1e-6)
+        jax.tree.map(lambda a, b: agree(a, b, rtol=1e-6), found, stats)
+    slopes = jax.grad(loss, (0, 1, 2))(q, k, v)
+    batched = jax.jit(jax.grad(lambda *x: jax.vmap(loss)(*x).sum(), (0, 1, 2)))(q, k, v)
+    for slope, same in zip(slopes, batched, strict=True):
+        assert np.abs(np.asarray(slope)).max() > 1e-2
+        agree(same, slope)
+
+
+def test_statistics_are_a_tree():
+    q, k = numbers(1, 3, 4, seed=0), numbers(1, 6, 4, seed=1)
+    _, stats = sj.attention(q, k, k, return_stats=True)
+    leaves, shape = jax.tree.flatten(stats)
+    assert len(leaves) == 6
+    again = jax.tree.unflatten(shape, leaves)
+    assert isinstance(again, sj.RowStats)
+    np.testing.assert_array_equal(np.asarray(again.entropy), np.asarray(stats.entropy))
+    counted = sj.RowStats.anchored(jnp.arange(3))
+    assert jax.jit(lambda s: s)(counted).measured == ("count",)

@@ -1,0 +1,215 @@
+"""Inputs that break naive attention: nothing visible, NaN, huge logits, half precision, no rows at all, nonsense."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+import sharpmax as sm
+import sharpmax.jax as sj
+from sharpmax.errors import ArgumentError, ArgumentTypeError, OutOfRangeWarning
+
+ROWS, KEYS, BAD = 7, 9, 4
+
+
+def numbers(*shape: int, seed: int, scale: float = 1.0) -> np.ndarray:
+    return np.asarray(np.random.default_rng(seed).normal(size=shape) * scale, dtype=np.float32)
+
+
+@jax.jit
+def attend(q, k, v, mask, weigh):
+    """Result, gradients and statistics, in two blocks."""
+
+    def function(q, k, v):
+        return sj.attention(q, k, v, attn_mask=mask, enable_gqa=True, return_stats=True, block=4)
+
+    out, pull, stats = jax.vjp(function, q, k, v, has_aux=True)
+    return out, pull(weigh), stats
+
+
+def problem() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    q, k, v = numbers(2, ROWS, 4, seed=0), numbers(1, KEYS, 4, seed=1, scale=1.5), numbers(1, KEYS, 3, seed=2)
+    return q, k, v, np.ones((2, ROWS, KEYS), bool), numbers(2, ROWS, 3, seed=3)
+
+
+@pytest.mark.parametrize("which", ["k", "v"])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a_hidden_key_has_no_effect(which, value):
+    q, k, v, mask, weigh = problem()
+    mask[:, :, BAD] = False
+    desired = attend(q, k, v, mask, weigh)
+    {"k": k, "v": v}[which][0, BAD, 1] = value
+    actual = attend(q, k, v, mask, weigh)
+    jax.tree.map(np.testing.assert_array_equal, actual, desired)
+    assert all(np.isfinite(slope).all() for slope in actual[1])
+
+
+@pytest.mark.parametrize("which", ["k", "v"])
+def test_only_rows_that_see_a_broken_key_are_broken(which):
+    q, k, v, mask, weigh = problem()
+    mask[:, 3:, BAD] = False
+    weigh[:, :3] = 0.0  # a loss that leaves the broken rows out must be able to train
+    clean, clean_slopes, clean_stats = attend(q, k, v, mask, weigh)
+    {"k": k, "v": v}[which][0, BAD, 1] = np.nan
+    out, slopes, stats = attend(q, k, v, mask, weigh)
+    desired = np.array(clean)
+    desired[:, :3] = np.nan
+    np.testing.assert_array_equal(np.asarray(out), desired)
+    jax.tree.map(np.testing.assert_array_equal, slopes, clean_slopes)
+    entropy = np.array(clean_stats.entropy)
+    if which == "k":  # the values are no part of the logits
+        entropy[:, :3] = np.nan
+    np.testing.assert_array_equal(np.asarray(stats.entropy), entropy)
+    np.testing.assert_array_equal(np.asarray(stats.count), np.asarray(clean_stats.count))
+    given = [torch.tensor(x) for x in (q, k, v)]
+    same = sm.attention(*given, attn_mask=torch.tensor(mask), enable_gqa=True)
+    np.testing.assert_array_equal(np.isnan(np.asarray(out)), np.isnan(same.numpy()))
+
+
+def test_a_broken_query_breaks_its_row_only():
+    q, k, v, mask, weigh = problem()
+    weigh[0, 2] = 0.0
+    clean, clean_slopes, _ = attend(q, k, v, mask, weigh)
+    q[0, 2, 1] = np.inf
+    out, slopes, stats = attend(q, k, v, mask, weigh)
+    desired = np.array(clean)
+    desired[0, 2] = np.nan
+    np.testing.assert_array_equal(np.asarray(out), desired)
+    jax.tree.map(np.testing.assert_array_equal, slopes, clean_slopes)
+    assert np.argwhere(np.isnan(np.asarray(stats.lse))).tolist() == [[0, 2]]
+
+
+def test_a_row_without_keys_is_zero():
+    """Even when everything in it is NaN: so padding may hold anything."""
+    q, k, v, mask, weigh = problem()
+    mask[0, 2] = mask[1, ROWS - 1] = False
+    clean = attend(q, k, v, mask, weigh)
+    q[0, 2] = np.nan
+    out, slopes, stats = attend(q, k, v, mask, weigh)
+    jax.tree.map(np.testing.assert_array_equal, (out, slopes, stats), clean)
+    for row in ((0, 2), (1, ROWS - 1)):
+        assert not np.asarray(out)[row].any()
+        assert not np.asarray(slopes[0])[row].any()
+        assert float(stats.entropy[row]) == 0.0
+        assert int(stats.count[row]) == 0
+    assert all(np.isfinite(slope).all() for slope in slopes)
+
+
+def test_products_out_of_range():
+    """−inf is a key without weight and +inf a row without meaning, as in the stock function."""
+    q, k, v, mask, weigh = problem()
+    q[0, 1] = k[0, BAD] = [3e30, 0.0, 0.0, 0.0]
+    q[1, 1] = [-3e30, 0.0, 0.0, 0.0]
+    k[0, :, 0] *= np.where(np.arange(KEYS) == BAD, 1.0, 1e-30)
+    weigh[0, 1] = 0.0
+    out, slopes, _ = attend(q, k, v, mask, weigh)
+    broken = np.isnan(np.asarray(out)).any(-1)
+    assert np.argwhere(broken).tolist() == [[0, 1]]
+    assert np.isfinite(np.asarray(slopes[1])).all()
+    assert np.isfinite(np.asarray(slopes[2])).all()
+    mask[1, 1, BAD] = False
+    np.testing.assert_allclose(np.asarray(out)[1, 1], np.asarray(attend(q, k, v, mask, weigh)[0])[1, 1], rtol=1e-6)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_mask_that_is_not_a_number(value):
+    q, k, v, _, weigh = problem()
+    added = np.zeros((ROWS, KEYS), np.float32)
+    clean = np.array(attend(q, k, v, added, weigh)[0])
+    added[3, 2] = value
+    out = np.asarray(attend(q, k, v, added, weigh)[0])
+    clean[:, 3] = np.nan
+    np.testing.assert_array_equal(out, clean)
+
+
+@pytest.mark.parametrize(("dtype", "width"), [(jnp.bfloat16, 59), (jnp.float16, 111), (jnp.float32, 8)])
+def test_low_precision_and_large_logits(dtype, width):
+    """Computed in float32, so only the result is rounded; float64 torch on the same inputs is the truth."""
+    q, k, v = (jnp.asarray(numbers(2, 33, width, seed=i), dtype) for i in range(3))
+    eps = float(jnp.finfo(dtype).eps)
+    for scale in (None, 60.0):  # the second gives logits of about ±1000
+        out = sj.attention(q, k, v, is_causal=True, scale=scale, block=16)
+        assert out.dtype == dtype
+        given = [torch.tensor(np.asarray(x, np.float64)) for x in (q, k, v)]
+        desired = sm.attention(*given, is_causal=True, scale=scale).numpy()
+        # Logits of 1000 carry an error of 1000 · 2⁻²⁴ · √width in float32, and the weights that much relative to them.
+        np.testing.assert_allclose(np.asarray(out, np.float64), desired, rtol=eps, atol=0.51 * eps + 1e-3)
+
+
+def test_inputs_need_not_be_contiguous():
+    q, k, v, _, _ = problem()
+    turned = [jnp.asarray(np.asarray(x.T.copy())).T for x in (q, k, v)]
+    views = [np.asarray(x.T.copy()).T for x in (q, k, v)]
+    plain = sj.attention(q, k, v, enable_gqa=True)
+    for given in (turned, views):
+        np.testing.assert_array_equal(np.asarray(sj.attention(*given, enable_gqa=True)), np.asarray(plain))
+
+
+def test_one_key_and_no_keys_and_no_rows():
+    q, k, v, _, _ = problem()
+    one, stats = sj.attention(q, k[:, :1], v[:, :1], enable_gqa=True, return_stats=True)
+    np.testing.assert_array_equal(np.asarray(one), np.broadcast_to(v[:, :1], one.shape))
+    np.testing.assert_array_equal(np.asarray(stats.entropy), 0.0)
+    none, stats = sj.attention(q, k[:, :0], v[:, :0], enable_gqa=True, return_stats=True)
+    np.testing.assert_array_equal(np.asarray(none), np.zeros((2, ROWS, 3), np.float32))
+    np.testing.assert_array_equal(np.asarray(stats.lse), -np.inf)
+    assert sj.attention(q[:, :0], k, v, enable_gqa=True).shape == (2, 0, 3)
+    assert sj.attention(q[None][:0], k[None][:0], v[None][:0], enable_gqa=True).shape == (0, 2, ROWS, 3)
+
+
+def test_rows_outside_the_fitted_range_are_reported():
+    """Though inside the loop over blocks no policy can see a value; not while tracing, where there is none at all."""
+    q, k, v, _, _ = problem()
+    policy = sj.Curve((0.0, 0.125), (1.0, 1.03125))  # met nowhere else: a policy speaks once
+
+    def function(q):
+        return sj.attention(q, k, v, enable_gqa=True, policy=policy, block=4)
+
+    jax.eval_shape(function, q)
+    with pytest.warns(OutOfRangeWarning, match=r"rows have entropy outside 0 … 0.125"):
+        function(q)
+
+
+Q, K, V = jnp.zeros((2, 4, 5, 8)), jnp.zeros((2, 2, 6, 8)), jnp.zeros((2, 2, 6, 3))
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "message"),
+    [
+        ({"q": [1.0]}, ArgumentTypeError, "q: got list"),
+        ({"k": torch.zeros(2, 2, 6, 8)}, ArgumentTypeError, "k: got Tensor"),
+        ({"v": None}, ArgumentTypeError, "v: got NoneType"),
+        ({"q": jnp.zeros(8)}, ArgumentError, r"q: got shape \(8,\)"),
+        ({"v": jnp.zeros(8)}, ArgumentError, r"v: got shape \(8,\)"),
+        ({"q": jnp.zeros((2, 4, 5, 8), int)}, ArgumentTypeError, "q: got dtype int32"),
+        ({"k": jnp.zeros((2, 2, 6, 8), jnp.bfloat16)}, ArgumentTypeError, "k: got dtype bfloat16"),
+        ({"v": jnp.zeros((2, 2, 6, 3), bool)}, ArgumentTypeError, "v: got dtype bool"),
+        ({"k": jnp.zeros((2, 2, 6, 7))}, ArgumentError, "k: got head size 7"),
+        ({"q": jnp.zeros((2, 4, 5, 0)), "k": jnp.zeros((2, 2, 6, 0))}, ArgumentError, "q: got head size 0"),
+        ({"k": jnp.zeros((2, 6, 8))}, ArgumentError, r"k: got shape \(2, 6, 8\)"),
+        ({"v": jnp.zeros((2, 2, 7, 3))}, ArgumentError, r"v: got shape \(2, 2, 7, 3\)"),
+        ({"enable_gqa": False}, ArgumentError, "k: got 2 heads for 4 query heads.*enable_gqa=True"),
+        ({"k": jnp.zeros((2, 3, 6, 8)), "v": jnp.zeros((2, 3, 6, 3))}, ArgumentError, "k: got 3 heads.*divides"),
+        ({"k": jnp.zeros((3, 2, 6, 8)), "v": jnp.zeros((3, 2, 6, 3))}, ArgumentError, r"k: got batch \(3,\)"),
+        ({"q": jnp.zeros((1, 4, 5, 8))}, ArgumentError, r"k: got batch \(2,\)"),
+        ({"attn_mask": [True]}, ArgumentTypeError, "attn_mask: got list"),
+        ({"attn_mask": jnp.ones((5, 6), int)}, ArgumentTypeError, "attn_mask: got dtype int32"),
+        ({"attn_mask": jnp.ones((6, 5), bool)}, ArgumentError, r"attn_mask: got shape \(6, 5\)"),
+        ({"attn_mask": jnp.ones((2, 2, 1, 6), bool)}, ArgumentError, r"attn_mask: got shape \(2, 2, 1, 6\)"),
+        ({"attn_mask": jnp.ones((1, 2, 4, 5, 6), bool)}, ArgumentError, "attn_mask: got shape"),
+        ({"attn_mask": jnp.ones((5, 6), bool), "is_causal": True}, ArgumentError, "attn_mask: got a mask together"),
+        ({"scale": "large"}, ArgumentTypeError, "scale: got str"),
+        ({"scale": float("nan")}, ArgumentError, "scale: got nan"),
+        ({"block": 0}, ArgumentError, "block: got 0"),
+        ({"block": 2.0}, ArgumentTypeError, "block: got float"),
+        ({"policy": "nothing-like-it"}, ArgumentError, "policy: got 'nothing-like-it'"),
+        ({"policy": sj.PerHead.of(sj.Constant, value=[[1.0, 2.0]])}, ArgumentError, "policy: got 2 heads"),
+    ],
+)
+def test_bad_input_is_named(change, kind, message):
+    arguments = {"q": Q, "k": K, "v": V, "enable_gqa": True, **change}
+    with pytest.raises(kind, match=message):
+        sj.attention(**arguments)

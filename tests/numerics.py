@@ -1,0 +1,46 @@
+"""Inputs and oracles that several test files share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import sharpmax as sm
+
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+IMPLS = ("reference", "streaming", "stock", "triton")
+# What an attention kernel with v := k cannot tell.
+FULL = ("reference", "streaming", "triton")
+
+
+def heads(*shape: int, dtype: torch.dtype = torch.float32, scale: float = 1.0) -> Tensor:
+    """Random numbers rounded to `dtype`, so that a float64 oracle can start from the very same ones."""
+    return (torch.randn(*shape, dtype=torch.float64) * scale).to(dtype)
+
+
+def exact(q: Tensor, k: Tensor, **options: Any) -> sm.RowStats:
+    """The float64 oracle on the numbers that q and k hold."""
+    return sm.row_stats(q.double(), k.double(), impl="reference", **options)
+
+
+def plain_entropy(q: Tensor, k: Tensor, live: Tensor | None = None, scale: float | None = None) -> Tensor:
+    """What one writes down first: H = lse − Σ p·s, all of it in the dtype of the input."""
+    logits = (q @ k.transpose(-1, -2)) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    if live is not None:
+        logits = logits.masked_fill(~live, -torch.inf)
+    p = logits.softmax(-1)
+    return logits.logsumexp(-1) - (p * logits.masked_fill(p == 0, 0.0)).sum(-1)
+
+
+def worst(got: Tensor, want: Tensor) -> float:
+    """The largest absolute error."""
+    return float((got.detach().double() - want.detach().double()).abs().max()) if got.numel() else 0.0
+
+
+def tables(stats: sm.RowStats) -> Iterator[tuple[str, Tensor]]:
+    """Every measured statistic by name."""
+    for name in (*stats.measured, "entropy"):
+        yield name, getattr(stats, name)

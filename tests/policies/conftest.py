@@ -1,0 +1,40 @@
+"""What the tests of policies share: β of given logits, and rows of a given entropy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from sharpmax.policies import Policy
+from sharpmax.rows.dense import centred, dense_stats
+from sharpmax.rows.stats import RowStats
+
+
+def _beta_of(policy: Policy, logits: Tensor, live: Tensor | None = None) -> Tensor:
+    if live is None:
+        live = torch.ones_like(logits, dtype=torch.bool)
+    live = live.expand(logits.shape)
+    x, _ = centred(logits, live)
+    beta: Tensor = policy.beta(dense_stats(logits, live), lambda b: dense_stats(x * b.to(x.dtype)[..., None], live))
+    return beta
+
+
+def _rows_with(entropy: Tensor | float, count: int = 10**6) -> RowStats:
+    h = torch.as_tensor(entropy, dtype=torch.float64)
+    zero = torch.zeros_like(h)
+    return RowStats(torch.full(h.shape, count), max=zero, lse=h, mean=zero, var=zero)
+
+
+@pytest.fixture(scope="session")
+def beta_of() -> Callable[..., Tensor]:
+    """β of every row of logits, as `sm.softmax` finds it."""
+    return _beta_of
+
+
+@pytest.fixture(scope="session")
+def rows_with() -> Callable[..., RowStats]:
+    """Rows that have the given entropies, for policies that read nothing else."""
+    return _rows_with

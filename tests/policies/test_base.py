@@ -1,0 +1,251 @@
+"""What all policies share: being values, JSON, one line for people."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import sharpmax as sm
+from sharpmax.errors import FileFormatError, SharpmaxError
+from sharpmax.policies import PAPER, Constant, Curve, EntropyTarget, LogLength, PerHead, Policy, Polynomial
+from sharpmax.policies.base import SCHEMA, policy_from_dict
+
+EXAMPLES: dict[str, Policy] = {
+    "constant": Constant(0.1 + 0.2),
+    "polynomial": Polynomial((1 / 3, -0.0, 5e-324), (0.1, 7.0), 0.25, "extrapolate"),
+    "log-length": LogLength(16, fitted_on=(2, 16)),
+    "entropy-target": EntropyTarget(0.7, floor=0.5, ceiling=50.0),
+    "curve": Curve((0.0, 1 / 3, 2.0), (1.0, 1.0, 1.7)),
+    "per-head": PerHead(((PAPER, Constant(2.0)), (LogLength(7), EntropyTarget(1.0)))),
+}
+every_kind = pytest.mark.parametrize("policy", EXAMPLES.values(), ids=EXAMPLES.keys())
+
+FINITE = st.floats(allow_nan=False, allow_infinity=False)
+POSITIVE = st.floats(0, allow_infinity=False)
+RANGES = st.tuples(FINITE, FINITE).filter(lambda pair: pair[0] != pair[1]).map(lambda pair: tuple(sorted(pair)))
+
+
+def _curve(knots: list[float], values: list[float], falling: bool) -> Curve:
+    n = min(len(knots), len(values))
+    return Curve(tuple(sorted(knots[:n])), tuple(sorted(values[:n], reverse=falling)))
+
+
+ALONE: st.SearchStrategy[Any] = st.one_of(
+    st.builds(Constant, POSITIVE),
+    st.builds(
+        Polynomial,
+        st.lists(FINITE, min_size=1, max_size=6).map(tuple),
+        RANGES,
+        POSITIVE,
+        st.sampled_from(["clamp", "extrapolate"]),
+    ),
+    st.builds(LogLength, st.floats(1, exclude_min=True, allow_infinity=False), POSITIVE, st.none() | RANGES),
+    st.builds(
+        EntropyTarget,
+        POSITIVE,
+        st.floats(0, 1e3, exclude_min=True),
+        st.floats(1e3, exclude_min=True, allow_infinity=False),
+    ),
+    st.builds(
+        _curve,
+        st.lists(POSITIVE, min_size=2, max_size=6, unique=True),
+        st.lists(POSITIVE, min_size=2, max_size=6),
+        st.booleans(),
+    ),
+)
+GRIDS = (
+    st.integers(1, 3)
+    .flatmap(lambda heads: st.lists(st.lists(ALONE, min_size=heads, max_size=heads).map(tuple), min_size=1, max_size=3))
+    .map(lambda grid: PerHead(tuple(grid)))
+)
+
+
+def test_every_kind_is_an_example_here():
+    """A new kind of policy has to join these tests."""
+    assert {policy.kind for policy in EXAMPLES.values()} == set(EXAMPLES)
+    kinds = {getattr(sm.policies, name) for name in sm.policies.__all__ if name != "Policy"}
+    public = {kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Policy)}
+    assert {type(policy) for policy in EXAMPLES.values()} == public
+
+
+class TestJson:
+    @given(ALONE | GRIDS)
+    @settings(max_examples=150)
+    def test_comes_back_bit_for_bit(self, policy):
+        again = policy_from_dict(json.loads(policy.to_json()))
+        assert again == policy
+        # The text of a float is exact, and unlike == it tells −0.0 from 0.0.
+        assert repr(again) == repr(policy)
+        assert again.to_json() == policy.to_json()
+
+    @every_kind
+    def test_by_file(self, policy, tmp_path):
+        path = policy.save(tmp_path / "new" / "folder" / "policy.json")
+        for given_path in (path, str(path)):
+            assert repr(sm.load_policy(given_path)) == repr(policy)
+
+    @every_kind
+    def test_is_plain_json_with_schema_and_kind(self, policy):
+        body = json.loads(policy.to_json())
+        assert body["schema"] == SCHEMA == 1
+        assert body["kind"] == policy.kind
+        assert set(body) == {"schema", "kind"} | {field.name for field in dataclasses.fields(policy)}
+
+    def test_numbers_may_be_whole(self):
+        """A file written by hand says 2 where a program says 2.0."""
+        body = {"schema": 1, "kind": "curve", "knots": [1, 2], "values": [1, 3]}
+        assert repr(policy_from_dict(body)) == "Curve(knots=(1.0, 2.0), values=(1.0, 3.0))"
+
+    def test_fields_with_defaults_may_be_missing(self):
+        assert policy_from_dict({"schema": 1, "kind": "entropy-target", "target": 0.5}) == EntropyTarget(0.5)
+
+    @pytest.mark.parametrize(
+        ("body", "says"),
+        [
+            ([], "policy: not a sharpmax policy; allowed: a JSON object with 'schema' and 'kind'"),
+            (None, "policy: not a sharpmax policy"),
+            ({}, "policy: not a sharpmax policy"),
+            ({"schema": 1}, "policy: not a sharpmax policy"),
+            ({"kind": "constant"}, "policy: got schema None; allowed: 1"),
+            (
+                {"schema": 2, "kind": "constant"},
+                "policy: got schema 2; allowed: 1; a newer file needs a newer sharpmax",
+            ),
+            ({"schema": 2, "kind": "from the future"}, "policy: got schema 2; allowed: 1; a newer file needs"),
+            ({"schema": "1", "kind": "constant"}, "policy: got schema '1'; allowed: 1"),
+            (
+                {"schema": 1, "kind": "nope"},
+                "policy: got kind 'nope'; allowed: ['constant', 'curve', 'entropy-target',",
+            ),
+            ({"schema": 1, "kind": ["constant"]}, "policy: got kind ['constant']; allowed: ['constant', 'curve',"),
+            (
+                {"schema": 1, "kind": "constant", "valeu": 2},
+                "policy: unknown field 'valeu' for kind 'constant'; allowed: ['value']",
+            ),
+            (
+                {"schema": 1, "kind": "log-length", "floor": 2},
+                "policy: kind 'log-length' is incomplete, without 'reference'; needed: ['reference']",
+            ),
+            (
+                {"schema": 1, "kind": "constant", "value": "2"},
+                "policy: kind 'constant' has a bad value: value: got str '2'; allowed: a finite number",
+            ),
+            (
+                {"schema": 1, "kind": "constant", "value": float("nan")},
+                "policy: kind 'constant' has a bad value: value: got nan; allowed: a finite number",
+            ),
+            (
+                {"schema": 1, "kind": "constant", "value": 10**400},
+                "policy: kind 'constant' has a bad value: value: got 1000",
+            ),
+            (
+                {"schema": 1, "kind": "constant", "value": {"schema": 1, "kind": "constant"}},
+                "policy: kind 'constant' has a bad value: value: got Constant",
+            ),
+            (
+                {"schema": 1, "kind": "per-head", "policies": [[{"schema": 1, "kind": "nope"}]]},
+                "policy: got kind 'nope'",
+            ),
+            (
+                {"schema": 1, "kind": "per-head", "policies": [[{"schema": 9, "kind": "constant"}]]},
+                "policy: got schema 9",
+            ),
+            (
+                {"schema": 1, "kind": "per-head", "policies": [[1]]},
+                "policy: kind 'per-head' has a bad value: policies: got int; allowed: any policy but PerHead itself",
+            ),
+            (
+                {"schema": 1, "kind": "curve", "knots": [2, 1], "values": [1, 2]},
+                "policy: kind 'curve' has a bad value: knots: got (2.0, 1.0); allowed: strictly rising",
+            ),
+        ],
+        ids=str,
+    )
+    def test_refuses(self, body, says):
+        with pytest.raises(FileFormatError) as caught:
+            policy_from_dict(body)
+        assert str(caught.value).startswith(says)
+        assert isinstance(caught.value, ValueError)
+        assert isinstance(caught.value, SharpmaxError)
+
+
+class TestValue:
+    @every_kind
+    def test_cannot_be_changed(self, policy):
+        for field in dataclasses.fields(policy):
+            with pytest.raises(dataclasses.FrozenInstanceError):
+                setattr(policy, field.name, 1)
+
+    @every_kind
+    def test_equal_values_are_equal_and_hash_alike(self, policy):
+        for other in (copy.deepcopy(policy), pickle.loads(pickle.dumps(policy)), dataclasses.replace(policy)):
+            assert other == policy
+            assert hash(other) == hash(policy)
+            assert len({other, policy}) == 1
+        assert len(set(EXAMPLES.values())) == len(EXAMPLES)
+
+    @every_kind
+    def test_lists_become_tuples(self, policy):
+        """Given as lists, a policy must still be hashable and nobody else's to change."""
+        as_lists = {
+            field.name: list(value) if isinstance(value := getattr(policy, field.name), tuple) else value
+            for field in dataclasses.fields(policy)
+        }
+        again = type(policy)(**as_lists)
+        assert again == policy
+        assert hash(again) == hash(policy)
+
+    @given(ALONE | GRIDS)
+    def test_describes_itself_in_one_line(self, policy):
+        line = policy.describe()
+        assert line.strip() == line != ""
+        assert "\n" not in line
+
+    @pytest.mark.parametrize(
+        ("policy", "line"),
+        [
+            (Constant(2.0), "β = 2"),
+            (LogLength(16), "β = max(1, ln n / ln 16)"),
+            (EntropyTarget(0.5), "β such that H = 0.5 nat, 1 ≤ β ≤ 10000"),
+            (Polynomial((2.0,), (0.0, 5.0)), "β = max(1, 2) for H > 0.5, clamp outside"),
+            (
+                Polynomial((-1.0, 0.5, 2.0), (0.0, 5.0), outside_is="extrapolate"),
+                "β = max(1, -1·H^2 +0.5·H +2) for H > 0.5, extrapolate outside",
+            ),
+            (Curve((1.0, 3.0), (1.0, 2.0)), "β from 1 at H = 1 to 2 at H = 3, 2 knots, flat outside"),
+            (PerHead.of(Constant, value=[[1.0, 1.0]] * 3), "3 layers × 2 heads, kinds: constant, 6 heads left alone"),
+        ],
+        ids=lambda x: x.kind if isinstance(x, Policy) else "",
+    )
+    def test_descriptions(self, policy, line):
+        assert policy.describe() == line
+
+    def test_a_kind_of_ones_own_joins_in(self, monkeypatch):
+        """Subclassing with a `kind` is all it takes to be used, saved and loaded."""
+        from sharpmax.policies import base
+
+        monkeypatch.setattr(base, "_kinds", dict(base._kinds))
+
+        @dataclasses.dataclass(frozen=True)
+        class Half(Policy):
+            kind = "test-half"
+            needs = frozenset({"count"})
+            factor: float = 0.5
+
+            def describe(self) -> str:
+                return "half"
+
+            def rule(self, xp: Any, stats: Any, remeasure: Any) -> Any:
+                return xp.ones_like(xp.cast(stats.count, xp.widest)) * self.factor
+
+        row = torch.randn(7, dtype=torch.float64)
+        torch.testing.assert_close(sm.softmax(row, policy=Half()), (row / 2).softmax(-1))
+        assert policy_from_dict(Half(0.25).to_dict()) == Half(0.25)

@@ -1,0 +1,125 @@
+"""Monotone curves through fitted points."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import sharpmax as sm
+from sharpmax.errors import ArgumentError, OutOfRangeWarning
+from sharpmax.policies import Curve
+
+anywhere = pytest.mark.filterwarnings("ignore::sharpmax.errors.OutOfRangeWarning")
+CURVES = st.integers(2, 8).flatmap(
+    lambda n: st.builds(
+        lambda knots, values, falling: Curve(
+            tuple(k / 1000 for k in sorted(knots)), tuple(sorted(values, reverse=falling))
+        ),
+        st.lists(st.integers(0, 9000), min_size=n, max_size=n, unique=True),
+        st.lists(st.floats(0, 20), min_size=n, max_size=n),
+        st.booleans(),
+    )
+)
+
+
+@given(CURVES)
+@anywhere
+def test_is_linear_interpolation_held_at_the_ends(rows_with, curve):
+    h = np.concatenate([np.linspace(0, 10, 101), curve.knots])
+    want = np.interp(h, curve.knots, curve.values)
+    np.testing.assert_allclose(curve.beta(rows_with(h)).numpy(), want, rtol=1e-9, atol=1e-9)
+
+
+@given(CURVES)
+@anywhere
+def test_is_monotone(rows_with, curve):
+    beta = curve.beta(rows_with(torch.linspace(0, 10, 501))).numpy()
+    steps = np.diff(beta) * (1 if curve.values[-1] >= curve.values[0] else -1)
+    assert (steps >= -1e-12).all()
+
+
+@given(st.floats(0.01, 5), st.sampled_from([1e-9, 1e-8, 3e-8, 1e-7, 1e-6, 1e-4]))
+@anywhere
+def test_a_steep_step_survives_float32(beta_of, at, width):
+    """Two knots may round to the same float32, and the step between them must still be taken."""
+    curve = Curve((at, at + width), (1.0, 4.0))
+    uniform = torch.zeros(3, 1000)
+    uniform[1, 0] = 9.0
+    uniform[2, 0] = 60.0
+    beta = beta_of(curve, uniform)
+    want = [4.0 if float(h) > at else 1.0 for h in sm.entropy(uniform.double())]
+    assert beta.tolist() == pytest.approx(want, rel=1e-6)
+
+
+def test_nan_stays_nan(rows_with):
+    curve = Curve((1.0, 2.0), (1.0, 3.0))
+    assert curve.beta(rows_with(math.nan)).isnan()
+
+
+def test_says_once_when_it_is_left(rows_with):
+    curve = Curve((1.0, 2.0), (1.0, 3.0))
+    curve.beta(rows_with([1.0, 2.0]))
+    with pytest.warns(OutOfRangeWarning, match="outside 1 … 2"):
+        curve.beta(rows_with(2.5))
+    curve.beta(rows_with(2.5))
+
+
+class TestFit:
+    @given(
+        st.lists(st.tuples(st.floats(0, 6), st.floats(0.5, 9)), min_size=2, max_size=40),
+        st.integers(2, 12),
+        st.booleans(),
+    )
+    @settings(max_examples=100)
+    def test_whatever_is_shown_the_result_is_a_monotone_curve(self, pairs, knots, increasing):
+        x, y = zip(*pairs, strict=True)
+        if np.unique(np.quantile(x, np.linspace(0, 1, knots))).size < 2:
+            return
+        curve = Curve.fit(x, y, knots=knots, increasing=increasing)  # would refuse values out of order
+        assert 2 <= len(curve.knots) <= knots
+        assert curve.knots[0] == min(x)
+        assert curve.knots[-1] == max(x)
+        assert min(y) - 1e-9 <= min(curve.values) <= max(curve.values) <= max(y) + 1e-9
+        assert (curve.values[-1] >= curve.values[0]) == increasing or curve.values[-1] == curve.values[0]
+
+    def test_is_the_isotonic_regression_of_the_data(self):
+        """As many knots as points: pooled neighbours get their mean, the rest stays as it is."""
+        curve = Curve.fit([1.0, 2.0, 3.0, 4.0], [1.0, 3.0, 2.0, 5.0], knots=4)
+        assert curve.knots == (1.0, 2.0, 3.0, 4.0)
+        assert curve.values == pytest.approx((1.0, 2.5, 2.5, 5.0))
+
+    def test_can_fall(self):
+        curve = Curve.fit([1.0, 2.0, 3.0, 4.0], [5.0, 2.0, 3.0, 1.0], knots=4, increasing=False)
+        assert curve.values == pytest.approx((5.0, 2.5, 2.5, 1.0))
+
+    @pytest.mark.parametrize("beta", [[1.0, 3.0, 2.0, 4.0], [3.0, 1.0, 4.0, 2.0]])
+    def test_rows_of_one_entropy_count_together(self, beta):
+        """Their order in the data says nothing, so it must not matter."""
+        curve = Curve.fit([1.0, 1.0, 2.0, 2.0], beta, knots=2)
+        assert curve.values == pytest.approx((2.0, 3.0))
+
+    def test_follows_noisy_data(self):
+        rng = np.random.default_rng(0)
+        x = rng.uniform(0, 6, 4000)
+        curve = Curve.fit(x, 1 + 0.5 * x + rng.normal(0, 0.1, x.size), knots=12)
+        assert np.interp([1, 3, 5], curve.knots, curve.values) == pytest.approx([1.5, 2.5, 3.5], abs=0.1)
+
+    @pytest.mark.parametrize(
+        ("arguments", "says"),
+        [
+            (([1.0], [1.0]), "entropy, beta: got 1 and 1 values"),
+            (([1.0, 2.0], [1.0]), "entropy, beta: got 2 and 1 values"),
+            (([1.0, math.nan], [1.0, 2.0]), "entropy, beta: got 2 and 2 values; allowed: equally many finite"),
+            (([1.0, 1.0], [1.0, 2.0]), "entropy: got 2 equal values; allowed: at least two different"),
+            (([1.0, 2.0], [1.0, 2.0], 1), "knots: got 1; allowed: 2 or more"),
+        ],
+    )
+    def test_refuses_what_cannot_be_fitted(self, arguments, says):
+        with pytest.raises(ArgumentError) as caught:
+            Curve.fit(*arguments)
+        assert str(caught.value).startswith(says)

@@ -1,0 +1,199 @@
+"""The paper's polynomial: its golden values, its range, its fit."""
+
+from __future__ import annotations
+
+import math
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import sharpmax as sm
+from sharpmax.errors import ArgumentError, OutOfRangeWarning
+from sharpmax.policies import PAPER, Polynomial
+
+anywhere = pytest.mark.filterwarnings("ignore::sharpmax.errors.OutOfRangeWarning")
+GOLDEN = [(1.0, 1.270), (2.0, 2.099), (3.0, 2.250), (4.0, 2.389), (5.0, 2.294)]
+
+
+class TestThePaper:
+    @pytest.mark.parametrize(("entropy", "beta"), GOLDEN)
+    def test_golden_values(self, rows_with, entropy, beta):
+        assert PAPER.value_at(entropy) == pytest.approx(beta, abs=5e-4)
+        assert PAPER.beta(rows_with(entropy)).item() == pytest.approx(beta, abs=5e-4)
+
+    def test_golden_values_tell_the_order_of_coefficients(self):
+        """All but H = 1, where both orders are the same sum."""
+        ascending = np.polyval(PAPER.coefficients[::-1], [h for h, _ in GOLDEN[1:]])
+        assert not np.isclose(ascending, [b for _, b in GOLDEN[1:]], atol=0.1).any()
+
+    @anywhere
+    def test_acts_between_085_and_594_only(self, rows_with):
+        h = torch.linspace(0, 9, 9001, dtype=torch.float64)
+        beta = PAPER.beta(rows_with(h))
+        acting = h[beta > 1]
+        assert acting.min().item() == pytest.approx(0.85, abs=0.005)
+        assert acting.max().item() == pytest.approx(5.94, abs=0.005)
+        assert (beta[(h < 0.848) | (h > 5.945)] == 1).all()
+        assert PAPER.acts_on == pytest.approx((0.8486, 5.9445), abs=1e-4)
+
+    @anywhere
+    def test_peaks_at_242_near_441(self, rows_with):
+        h = torch.linspace(0.5, 6.5, 6001, dtype=torch.float64)
+        beta = PAPER.beta(rows_with(h))
+        assert beta.max().item() == pytest.approx(2.42, abs=0.005)
+        assert h[beta.argmax()].item() == pytest.approx(4.41, abs=0.01)
+
+    def test_the_threshold_is_not_part_of_the_polynomial(self, rows_with):
+        """A polynomial that is large below the threshold is still not used there."""
+        policy = Polynomial((5.0,), fitted_on=(0.1, 9.0), threshold=0.5)
+        assert policy.beta(rows_with([0.3, 0.5, 0.5 + 1e-9])).tolist() == [1, 1, 5]
+
+    @pytest.mark.parametrize("n", [384, 1000, 131072])
+    def test_large_uniform_rows_get_nothing_and_say_so_once(self, beta_of, n):
+        row = torch.zeros(n)
+        with pytest.warns(OutOfRangeWarning) as said:
+            beta = beta_of(PAPER, row)
+        assert beta.item() == 1.0
+        assert len(said) == 1
+        message = str(said[0].message)
+        assert "100.0% of the rows have entropy outside 0.5 … 5.9445" in message
+        assert PAPER.describe() in message
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert beta_of(PAPER, row).item() == 1.0
+            sm.softmax(row, policy="paper")
+
+    def test_a_uniform_row_of_381_is_still_inside(self, beta_of):
+        assert beta_of(PAPER, torch.zeros(381, dtype=torch.float64)).item() > 1.0
+
+    @pytest.mark.parametrize("keys", [0, 1])
+    def test_rows_without_a_choice_are_left_alone(self, beta_of, keys):
+        assert beta_of(Polynomial((5.0,), (0.0, 9.0), 0.0), torch.zeros(3, keys)).tolist() == [1, 1, 1]
+
+    def test_nan_is_not_taken_for_sharp(self, rows_with):
+        assert PAPER.beta(rows_with(math.nan)).isnan()
+
+
+class TestWarnings:
+    def test_the_share_of_rows_is_named(self, rows_with):
+        policy = Polynomial((1.5,), fitted_on=(1.0, 2.0))
+        with pytest.warns(OutOfRangeWarning, match=r"25\.0% of the rows have entropy outside 1 … 2"):
+            policy.beta(rows_with([1.5, 1.2, 1.9, 3.0]))
+
+    def test_every_policy_speaks_for_itself(self, rows_with):
+        for policy in (Polynomial((1.5,), (1.0, 2.0)), Polynomial((1.6,), (1.0, 2.0))):
+            with pytest.warns(OutOfRangeWarning):
+                policy.beta(rows_with(3.0))
+            policy.beta(rows_with(3.0))
+
+    @pytest.mark.parametrize("entropy", [0.0, 0.2, 0.5, 0.6, 1.5, 2.0])
+    def test_no_word_inside_the_range_or_under_the_threshold(self, rows_with, entropy):
+        Polynomial((1.5,), fitted_on=(0.6, 2.0)).beta(rows_with(entropy))
+
+    def test_rows_of_one_key_do_not_count(self, rows_with):
+        Polynomial((1.5,), fitted_on=(1.0, 2.0)).beta(rows_with(3.0, count=1))
+
+    def test_a_nan_row_is_not_out_of_range(self, rows_with):
+        Polynomial((1.5,), fitted_on=(1.0, 2.0)).beta(rows_with(math.nan))
+
+
+class TestOutside:
+    @anywhere
+    def test_clamp_stays_at_the_ends(self, rows_with):
+        policy = Polynomial((1.0, 0.5), fitted_on=(1.0, 3.0), threshold=0.1)
+        beta = policy.beta(rows_with([0.2, 1.0, 2.0, 3.0, 9.0]))
+        assert beta.tolist() == [1.5, 1.5, 2.5, 3.5, 3.5]
+
+    @anywhere
+    def test_extrapolate_runs_on(self, rows_with):
+        policy = Polynomial((1.0, 0.5), fitted_on=(1.0, 3.0), threshold=0.1, outside_is="extrapolate")
+        beta = policy.beta(rows_with([0.2, 0.7, 2.0, 9.0]))
+        assert beta.tolist() == pytest.approx([1.0, 1.2, 2.5, 9.5])
+
+    @given(
+        st.lists(st.floats(-3, 3), min_size=1, max_size=6),
+        st.lists(st.floats(0, 12), min_size=1, max_size=20),
+        st.sampled_from(["clamp", "extrapolate"]),
+        st.floats(0, 2),
+    )
+    @anywhere
+    def test_numpy_and_torch_say_the_same(self, rows_with, coefficients, entropies, outside, threshold):
+        policy = Polynomial(tuple(coefficients), (0.5, 5.0), threshold, outside)
+        beta = policy.beta(rows_with(entropies))
+        np.testing.assert_allclose(beta.numpy(), policy.value_at(entropies), rtol=1e-9, atol=1e-9)
+        assert (beta >= 1).all()
+
+    @given(
+        st.lists(st.integers(-300, 300).map(lambda i: i / 100), min_size=1, max_size=6),
+        st.sampled_from(["clamp", "extrapolate"]),
+        st.floats(0, 2),
+    )
+    @settings(max_examples=100)
+    def test_acts_on_holds_every_entropy_that_is_changed(self, coefficients, outside, threshold):
+        policy = Polynomial(tuple(coefficients), (0.5, 5.0), threshold, outside)
+        h = np.linspace(0, 20, 4001)
+        changed = h[policy.value_at(h) > 1 + 1e-9]
+        if policy.acts_on is None:
+            assert changed.size == 0
+        else:
+            low, high = policy.acts_on
+            assert policy.threshold <= low < high
+            assert ((low - 1e-6 <= changed) & (changed <= high + 1e-6)).all()
+
+    @pytest.mark.parametrize(
+        ("policy", "acts_on"),
+        [
+            (Polynomial((1.0, 0.0), (0.5, 2.0)), (1.0, math.inf)),  # held at β = 2 above
+            (Polynomial((1.0, 0.0), (0.5, 2.0), outside_is="extrapolate"), (1.0, math.inf)),
+            (Polynomial((-1.0, 3.0), (0.5, 2.5)), (0.5, 2.0)),
+            (Polynomial((3.0,), (0.1, 0.4)), (0.5, math.inf)),
+            (Polynomial((1.0,), (0.5, 2.0)), None),
+            (Polynomial((-1.0, 4.0, -2.9), (0.5, 2.0)), (1.6838, math.inf)),
+            (Polynomial((-1.0, 4.0, -2.9), (0.5, 5.0)), (1.6838, 2.3162)),
+        ],
+    )
+    def test_acts_on(self, policy, acts_on):
+        assert policy.acts_on == (None if acts_on is None else pytest.approx(acts_on, abs=1e-4))
+
+
+class TestFit:
+    @given(
+        st.lists(st.floats(-2, 2), min_size=1, max_size=5),
+        st.lists(st.floats(0.1, 6), max_size=10),
+    )
+    def test_recovers_the_polynomial_it_was_shown(self, coefficients, entropies):
+        # Spread over the whole range, or nothing could tell the coefficients apart.
+        x = np.concatenate([np.linspace(0.1, 6, 12), entropies])
+        found = Polynomial.fit(x, np.polyval(coefficients, x), degree=len(coefficients) - 1, threshold=0.3)
+        leading = (0.0,) * (len(coefficients) - len(found.coefficients))  # powers that are not there may be left out
+        assert leading + found.coefficients == pytest.approx(coefficients, abs=1e-8)
+        assert found.fitted_on == (x.min(), x.max())
+        assert found.threshold == 0.3
+        assert found.outside_is == "clamp"
+
+    def test_recovers_the_papers(self):
+        x = torch.linspace(0.5, 5.9, 100, dtype=torch.float64)
+        found = Polynomial.fit(x, np.polyval(PAPER.coefficients, x.numpy()))
+        assert found.coefficients == pytest.approx(PAPER.coefficients, abs=1e-9)
+
+    @pytest.mark.parametrize(
+        ("entropy", "beta", "says"),
+        [
+            ([1.0, 2.0], [1.0, 2.0, 3.0], "entropy, beta: got 2 and 3 values; allowed: equally many"),
+            (
+                [1.0, 2.0],
+                [1.0, 2.0],
+                "entropy, beta: got 2 and 2 values; allowed: equally many, more than the degree 4",
+            ),
+            ([1.0, 2.0] * 5, [1.0, 2.0] * 5, "entropy: got 2 different values; allowed: more different ones than"),
+            (range(9), [math.nan] * 9, "entropy, beta: got values that are not finite; allowed: finite numbers; drop"),
+        ],
+    )
+    def test_refuses_what_cannot_be_fitted(self, entropy, beta, says):
+        with pytest.raises(ArgumentError) as caught:
+            Polynomial.fit(entropy, beta)
+        assert str(caught.value).startswith(says)

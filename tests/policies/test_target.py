@@ -1,0 +1,230 @@
+"""β solved per row: against bisection, at the ends of its range, and its gradient."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import sharpmax as sm
+from sharpmax.errors import ArgumentError, NotMeasuredError
+from sharpmax.policies import EntropyTarget
+
+
+def entropy(rows: Tensor) -> Tensor:
+    """Σ −p·ln p, which shares nothing with the package."""
+    log_p = rows.double().log_softmax(-1)
+    return -(log_p.exp() * log_p.clamp_min(-1e6)).sum(-1)
+
+
+def bisect(rows: Tensor, target: float, floor: float = 1.0, ceiling: float = 1e4) -> Tensor:
+    """β by eighty halvings of the whole range, without a derivative."""
+    x = rows.double() - rows.double().amax(-1, keepdim=True)
+    low = torch.full(x.shape[:-1], math.log(floor), dtype=torch.float64)
+    high = torch.full(x.shape[:-1], math.log(ceiling), dtype=torch.float64)
+    for _ in range(80):
+        middle = (low + high) / 2
+        above = entropy(x * middle.exp()[..., None]) > target
+        low, high = torch.where(above, middle, low), torch.where(above, high, middle)
+    return ((low + high) / 2).exp()
+
+
+def wild(n: int) -> dict[str, Tensor]:
+    """Rows that have little in common."""
+    steps = torch.arange(n, dtype=torch.float64)
+    return {
+        "normal": torch.randn(n, dtype=torch.float64),
+        "uniform ±1000": (torch.rand(n, dtype=torch.float64) * 2 - 1) * 1e3,
+        "almost uniform": torch.randn(n, dtype=torch.float64) * 1e-3,
+        "barely uniform": torch.randn(n, dtype=torch.float64) * 0.03,
+        "a straight line": -steps * 0.01,
+        "heavy tail": torch.randn(n, dtype=torch.float64).exp(),
+        "two crowds": torch.randn(n, dtype=torch.float64) * 0.05 - 20 * (steps > 9),
+        "two crowds, far": torch.randn(n, dtype=torch.float64) * 0.05 - 900 * (steps > 30),
+        "one up": 0.1 * (steps == 3),
+        "two tied at the top": torch.where(steps < 2, 3.0, torch.randn(n, dtype=torch.float64)),
+        "all tied": torch.zeros(n, dtype=torch.float64),
+        "ties in levels": -(steps // 4),
+        "large and shifted": torch.randn(n, dtype=torch.float64) + 1e6,
+        "sharp already": -40.0 * steps,
+    }
+
+
+class TestSolution:
+    @pytest.mark.parametrize("n", [2, 3, 50, 4096])
+    @pytest.mark.parametrize("target", [0.05, 0.5, 1.0, 3.0])
+    def test_against_bisection(self, beta_of, n, target):
+        rows = torch.stack(list(wild(n).values()))
+        beta, want = beta_of(EntropyTarget(target), rows), bisect(rows, target)
+        x = rows - rows.amax(-1, keepdim=True)
+        reached = entropy(x * beta[..., None])
+        inside = (want > 1 + 1e-9) & (want < 1e4 * (1 - 1e-9))
+        assert ((reached - target).abs() < 1e-5)[inside].all()
+        # Where entropy hardly changes with β, β itself is not determined; everywhere else it has to be the same one.
+        slope = entropy(x * want[..., None] * 0.99) - entropy(x * want[..., None] * 1.01)
+        steep = inside & (slope > 1e-4)
+        assert ((beta / want - 1).abs() < 1e-5)[steep | ~inside].all()
+        if n > 50:
+            assert steep.sum() >= 4
+
+    @given(
+        st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=30)
+        | st.lists(st.floats(-3, 3), min_size=2, max_size=30)
+        | st.lists(st.integers(0, 3).map(float), min_size=2, max_size=30),
+        st.floats(0.01, 3.5),
+    )
+    @settings(max_examples=100)
+    def test_any_row(self, beta_of, row, target):
+        rows = torch.tensor(row, dtype=torch.float64)
+        beta = beta_of(EntropyTarget(target), rows)
+        reached = entropy((rows - rows.max()) * beta)
+        assert 1.0 <= beta <= 1e4 * (1 + 1e-12)
+        if entropy(rows) <= target:
+            assert beta == 1.0 or abs(float(reached) - target) < 1e-5
+        elif entropy((rows - rows.max()) * 1e4) >= target:
+            assert beta == pytest.approx(1e4, rel=1e-5) or abs(float(reached) - target) < 1e-5
+        else:
+            assert abs(float(reached) - target) < 1e-5
+
+    @pytest.mark.parametrize("target", [0.3, 1.0])
+    def test_float32(self, target):
+        rows = torch.stack(list(wild(512).values())[:9]).float()
+        p = sm.softmax(rows, policy=EntropyTarget(target)).double()
+        before = entropy(rows)
+        after = -torch.special.xlogy(p, p).sum(-1)
+        solvable = (before > target) & (bisect(rows, target) < 9.99e3)
+        assert ((after - target).abs() < 1e-4)[solvable].all()
+        assert solvable.sum() >= 5
+
+    @pytest.mark.parametrize("target", [0.3, 1.0])
+    # In float32 logits of β·q·k ≈ 100 are known to 1e-5, and so are the weights.
+    @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-5), (torch.float32, 2e-4)])
+    def test_streaming_attention(self, target, dtype, tolerance):
+        q, k = torch.randn(2, 3, 6, 16, dtype=dtype), torch.randn(2, 3, 700, 16, dtype=dtype)
+        # With the identity as values the output is the weights.
+        v = torch.eye(700, dtype=dtype).expand(2, 3, 700, 700)
+        p = sm.attention(q, k, v, policy=EntropyTarget(target), impl="streaming").double()
+        before = sm.row_stats(q, k).entropy
+        after = -torch.special.xlogy(p, p).sum(-1)
+        assert (before > 3).all()
+        torch.testing.assert_close(after, torch.full_like(after, target), rtol=0, atol=tolerance)
+
+    def test_a_float_mask_is_part_of_the_logits(self):
+        q, k = torch.randn(1, 2, 4, 8, dtype=torch.float64), torch.randn(1, 2, 40, 8, dtype=torch.float64)
+        mask = torch.randn(4, 40, dtype=torch.float64)
+        mask[:, 30:] = -math.inf
+        v = torch.eye(40, dtype=torch.float64).expand(1, 2, 40, 40)
+        p = sm.attention(q, k, v, attn_mask=mask, policy=EntropyTarget(0.7), impl="streaming")
+        after = -torch.special.xlogy(p, p).sum(-1)
+        torch.testing.assert_close(after, torch.full_like(after, 0.7), rtol=0, atol=1e-6)
+        assert (p[..., 30:] == 0).all()
+
+
+class TestEnds:
+    def test_rows_under_the_target_keep_the_floor(self, beta_of):
+        rows = torch.tensor([[9.0, 0.0, 0.0], [0.5, 0.0, 0.0]], dtype=torch.float64)
+        beta = beta_of(EntropyTarget(0.8), rows)
+        assert beta[0] == 1.0
+        assert beta[1] > 1.0
+
+    def test_a_floor_under_1_flattens(self, beta_of):
+        rows = torch.tensor([[9.0, 0.0, 0.0], [0.5, 0.0, 0.0]], dtype=torch.float64)
+        policy = EntropyTarget(0.8, floor=0.01)
+        beta = beta_of(policy, rows)
+        assert beta[0] < 1.0
+        torch.testing.assert_close(beta, bisect(rows, 0.8, floor=0.01), rtol=1e-6, atol=0)
+        p = sm.softmax(rows, policy=policy)
+        torch.testing.assert_close(
+            -torch.special.xlogy(p, p).sum(-1), torch.full((2,), 0.8).double(), rtol=0, atol=1e-6
+        )
+
+    def test_a_target_above_ln_n_ends_at_the_floor(self, beta_of):
+        rows = torch.tensor([[3.0, 0.0, 1.0]], dtype=torch.float64)
+        assert beta_of(EntropyTarget(2.0, floor=0.25), rows).item() == pytest.approx(0.25, rel=1e-5)
+        assert beta_of(EntropyTarget(2.0), rows).item() == 1.0
+
+    @pytest.mark.parametrize("ceiling", [3.0, 100.0, 1e4])
+    def test_exact_ties_end_at_the_ceiling(self, beta_of, ceiling):
+        rows = torch.tensor([[1.0, 1.0, 0.0], [1.0, 1.0, 1.0]], dtype=torch.float64)
+        beta = beta_of(EntropyTarget(0.5, ceiling=ceiling), rows)
+        assert beta.tolist() == pytest.approx([ceiling] * 2, rel=1e-5)
+        assert (beta <= ceiling * (1 + 1e-12)).all()
+
+    @pytest.mark.parametrize(("floor", "ceiling"), [(2.0, 5.0), (0.1, 0.5), (1.0, 1.5)])
+    def test_a_range_that_does_not_hold_1_or_the_solution(self, beta_of, floor, ceiling):
+        rows = torch.randn(20, 30, dtype=torch.float64) * torch.linspace(0.3, 4, 20).double()[:, None]
+        beta = beta_of(EntropyTarget(0.9, floor=floor, ceiling=ceiling), rows)
+        torch.testing.assert_close(beta, bisect(rows, 0.9, floor, ceiling), rtol=1e-5, atol=0)
+
+    def test_target_0_is_as_sharp_as_allowed(self, beta_of):
+        assert beta_of(EntropyTarget(0.0, ceiling=7.0), torch.tensor([0.3, 0.2, 0.0]).double()).item() == pytest.approx(
+            7.0
+        )
+
+    @pytest.mark.parametrize("target", [0.1, 10.0])
+    def test_nan_stays_nan(self, beta_of, target):
+        rows = torch.tensor([[1.0, math.nan, 0.0], [1.0, 0.5, 0.0]], dtype=torch.float64)
+        beta = beta_of(EntropyTarget(target), rows)
+        assert beta.isnan().tolist() == [True, False]
+        assert beta[1] == beta_of(EntropyTarget(target), rows[1:])[0]
+
+    @pytest.mark.parametrize("keys", [0, 1])
+    def test_rows_without_a_choice(self, beta_of, keys):
+        assert beta_of(EntropyTarget(0.5, floor=2.0), torch.zeros(2, keys)).tolist() == [1, 1]
+
+    def test_says_what_it_is_missing(self, rows_with):
+        with pytest.raises(ArgumentError, match=r"remeasure: got None; .*use sm.attention or sm.softmax"):
+            EntropyTarget(0.5).beta(rows_with(2.0))
+        q, k = torch.randn(1, 3, 4), torch.randn(1, 5, 4)
+        with pytest.raises(NotMeasuredError, match="'var' was not measured"):
+            sm.attention(q, k, k, policy=EntropyTarget(0.5), impl="stock")
+
+
+class TestGradient:
+    """dβ/ds = −(∂H/∂s)/(∂H/∂β), against finite differences of the solution."""
+
+    def test_beta(self, beta_of):
+        rows = torch.randn(3, 8, dtype=torch.float64, requires_grad=True)
+        assert (entropy(rows.detach()) > 0.7).all()
+        assert torch.autograd.gradcheck(lambda x: beta_of(EntropyTarget(0.6), x), (rows,))
+
+    def test_softmax(self):
+        rows = torch.randn(3, 8, dtype=torch.float64, requires_grad=True)
+        assert torch.autograd.gradcheck(lambda x: sm.softmax(x, policy=EntropyTarget(0.6)), (rows,))
+        flattened = EntropyTarget(1.9, floor=0.1)
+        assert torch.autograd.gradcheck(lambda x: sm.softmax(3 * x, policy=flattened), (rows,))
+
+    def test_the_entropy_of_the_result_does_not_move(self):
+        """It is the target, whatever the logits are: with a gradient that ignores β it would seem to move."""
+        rows = torch.randn(3, 8, dtype=torch.float64, requires_grad=True)
+        p = sm.softmax(rows, policy=EntropyTarget(0.6))
+        (gradient,) = torch.autograd.grad(-torch.special.xlogy(p, p).sum(), rows)
+        assert gradient.abs().max() < 1e-9
+
+    @pytest.mark.parametrize("masked", [None, "bool", "float"])
+    def test_streaming_attention(self, masked):
+        q, k, v = (torch.randn(1, 1, n, 2, dtype=torch.float64) for n in (3, 5, 5))
+        inputs = [x.requires_grad_() for x in (2 * q, k, v)]
+        mask = None
+        if masked == "bool":
+            mask = torch.rand(3, 5) < 0.8
+            mask[1] = False
+        if masked == "float":
+            mask = torch.randn(3, 5, dtype=torch.float64, requires_grad=True)
+            inputs.append(mask)
+
+        def out(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor) -> Tensor:
+            attn_mask = rest[0] if rest else mask
+            return sm.attention(q, k, v, attn_mask=attn_mask, policy=EntropyTarget(0.5), impl="streaming")
+
+        assert torch.autograd.gradcheck(out, tuple(inputs))
+
+    def test_rows_held_at_an_end_have_none(self, beta_of):
+        rows = torch.tensor([[9.0, 0.0, 0.0], [1.0, 1.0, 0.0]], dtype=torch.float64, requires_grad=True)
+        beta = beta_of(EntropyTarget(0.5), rows)
+        (gradient,) = torch.autograd.grad(beta.sum(), rows)
+        assert torch.equal(gradient, torch.zeros_like(gradient))

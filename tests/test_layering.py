@@ -1,0 +1,138 @@
+"""The rooms of the package import only from the rooms above them, and nothing heavy before it is needed."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "src" / "sharpmax"
+
+# From the ground up; each may import those before it. Modules of the same level do not import each other.
+LEVELS = [
+    ["errors"],
+    ["files", "lazy", "arrays"],
+    ["rows"],
+    ["policies"],
+    ["attention"],
+    ["theory"],
+    ["jax"],
+    ["tasks"],
+    ["models"],
+    ["hf"],
+    ["calibrate"],
+    ["probe"],
+    ["experiments"],
+    ["report"],
+    ["cli"],
+]
+LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
+# `report` draws from saved results alone, so it may not reach the code that made them.
+FORBIDDEN = {("report", "experiments")}
+
+
+def room_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imports(path: Path) -> set[str]:
+    """The rooms a module imports, wherever in the file; imports for the type checker alone do not count."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    skipped: set[ast.AST] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
+            skipped |= {inner for statement in node.body for inner in ast.walk(statement)}
+    names: list[str] = []
+    for node in ast.walk(tree):
+        if node in skipped:
+            continue
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            names += [f"{node.module}.{alias.name}" for alias in node.names]
+    return {name.split(".")[1] for name in names if name.startswith("sharpmax.")}
+
+
+MODULES = sorted(p for p in PACKAGE.rglob("*.py") if p.parent != PACKAGE or p.name != "__init__.py")
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_rooms_import_only_from_above(path: Path) -> None:
+    room = room_of(path)
+    assert room in LEVEL, f"{room} has no place in the order of rooms"
+    for other in imports(path) - {room}:
+        if other in LEVEL:
+            assert LEVEL[other] < LEVEL[room], f"{path.name} in {room} imports {other}, which lies below it"
+            assert (room, other) not in FORBIDDEN, f"{room} must not import {other}"
+
+
+def test_policies_load_rows_for_the_type_checker_only() -> None:
+    """Policies are values that JAX users load too: the torch side of rows must stay out."""
+    for path in (PACKAGE / "policies").glob("*.py"):
+        assert "rows" not in imports(path), path.name
+
+
+HEAVY = ["transformers", "jax", "triton", "plotly", "ray", "matplotlib", "scipy", "entmax", "typer", "rich"]
+
+
+def modules_after(code: str) -> set[str]:
+    """The top-level modules that a fresh interpreter holds after running `code`."""
+    script = f"{code}\nimport sys\nprint(' '.join(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    return {name.partition(".")[0] for name in done.stdout.split()}
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import sharpmax",
+        "import sharpmax; sharpmax.attention, sharpmax.softmax, sharpmax.row_stats, sharpmax.policies, sharpmax.theory",
+        "import sharpmax.attention.normalisers",
+    ],
+)
+def test_nothing_heavy_is_imported(code: str) -> None:
+    assert not modules_after(code) & set(HEAVY)
+
+
+def test_import_alone_does_not_load_torch() -> None:
+    assert "torch" not in modules_after("import sharpmax")
+
+
+def test_jax_users_do_not_load_torch() -> None:
+    after = modules_after("import sharpmax.jax as smj; smj.softmax, smj.attention, smj.PAPER")
+    assert "jax" in after
+    assert "torch" not in after
+
+
+def test_lazy_names_are_the_public_contract() -> None:
+    import sharpmax as sm
+
+    contract = {
+        "entropy",
+        "softmax",
+        "row_stats",
+        "RowStats",
+        "attention",
+        "policies",
+        "load_policy",
+        "horizon",
+        "theory",
+    }
+    assert contract <= set(sm.__all__)
+    assert set(sm.__all__) == set(sm._homes)
+    for name in sm.__all__:
+        assert getattr(sm, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = sm.nothing
+
+
+@pytest.mark.parametrize(
+    "first", ["sharpmax.softmax", "sharpmax.attention", "sharpmax.normalisers", "sharpmax.row_stats"]
+)
+def test_attention_is_the_function_whatever_is_used_first(first: str) -> None:
+    code = f"import sharpmax; {first}; import sharpmax.attention.sharp; assert callable(sharpmax.attention)"
+    modules_after(code)
