@@ -30,7 +30,7 @@ types: setup
 
 # A machine with a GPU brings its own PyTorch, Triton and pytest: nothing is installed there.
 test-gpu:
-	@PYTHONPATH=src $(PYTHON) -m pytest -m gpu -p no:cacheprovider tests
+	@TRITON_INTERPRET=0 PYTHONPATH=src $(PYTHON) -m pytest -p no:cacheprovider tests/test_gpu.py tests/rows/test_triton.py
 
 demo: setup
 	@$(BIN)/sharpmax demo --out demo

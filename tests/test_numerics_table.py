@@ -53,7 +53,7 @@ class TestFiniteRow:
 
     @every_dtype
     @every_measured_policy
-    def test_attention_weights_sum_to_one(self, dtype: torch.dtype, policy: Any, impl: str) -> None:
+    def test_attention_weights_sum_to_one(self, dtype: torch.dtype, policy: Any, impl: Any) -> None:
         q, k, v = qkv(dtype, 33, 65)
         out = sm.attention(q, k, torch.ones_like(v), enable_gqa=True, policy=policy, impl=impl)
         assert out.dtype == dtype
@@ -62,7 +62,7 @@ class TestFiniteRow:
     @every_dtype
     @every_impl
     @pytest.mark.parametrize("scale", [0.0, 0.3, 30.0])
-    def test_entropy_is_between_0_and_ln_n(self, dtype: torch.dtype, impl: str, scale: float) -> None:
+    def test_entropy_is_between_0_and_ln_n(self, dtype: torch.dtype, impl: Any, scale: float) -> None:
         q, k, _ = qkv(dtype, 33, 65)
         stats = sm.row_stats(q, k, enable_gqa=True, is_causal=True, scale=scale, impl=impl)
         ceiling = stats.count.to(stats.entropy.dtype).log()
@@ -81,7 +81,7 @@ class TestFullyMaskedRow:
 
     @every_dtype
     @every_impl
-    def test_statistics(self, dtype: torch.dtype, impl: str) -> None:
+    def test_statistics(self, dtype: torch.dtype, impl: Any) -> None:
         q, k, _ = qkv(dtype)
         for mask in self.masks(dtype)[: 1 if impl == "stock" else 3]:
             stats = sm.row_stats(q, k, enable_gqa=True, attn_mask=mask, impl=impl)
@@ -93,7 +93,7 @@ class TestFullyMaskedRow:
 
     @every_dtype
     @every_measured_policy
-    def test_output_and_gradient_are_zero(self, dtype: torch.dtype, policy: Any, impl: str) -> None:
+    def test_output_and_gradient_are_zero(self, dtype: torch.dtype, policy: Any, impl: Any) -> None:
         if policy is None:  # the stock function, bit for bit, whatever it makes of such a row
             return
         for mask in self.masks(dtype)[: 1 if impl == "stock" else 3]:
@@ -127,7 +127,7 @@ class TestNonFiniteInAMaskedKey:
     @every_dtype
     @every_impl
     @pytest.mark.parametrize("poison", [torch.nan, torch.inf, -torch.inf])
-    def test_statistics(self, dtype: torch.dtype, impl: str, poison: float) -> None:
+    def test_statistics(self, dtype: torch.dtype, impl: Any, poison: float) -> None:
         q, k, _ = qkv(dtype)
         live = torch.ones(5, 9, dtype=torch.bool)
         live[:, 7:] = False
@@ -140,7 +140,7 @@ class TestNonFiniteInAMaskedKey:
     @every_dtype
     @every_impl
     @pytest.mark.parametrize("poison", [torch.nan, torch.inf])
-    def test_output_and_gradient(self, dtype: torch.dtype, impl: str, poison: float) -> None:
+    def test_output_and_gradient(self, dtype: torch.dtype, impl: Any, poison: float) -> None:
         live = torch.ones(5, 9, dtype=torch.bool)
         live[:, 7:] = False
         found = []
@@ -149,7 +149,7 @@ class TestNonFiniteInAMaskedKey:
             q, k, v = qkv(dtype)
             k[:, :, 7], v[:, :, 8] = bad, bad
             q, k, v = (x.requires_grad_() for x in (q, k, v))
-            out = sm.attention(q, k, v, enable_gqa=True, attn_mask=live, impl=impl)  # type: ignore[arg-type]
+            out = sm.attention(q, k, v, enable_gqa=True, attn_mask=live, impl=impl)
             out.float().square().sum().backward()
             found.append((out, q.grad, k.grad, v.grad))
         for clean, spoilt in zip(*found, strict=True):
@@ -172,7 +172,7 @@ class TestNaNInALiveLogit:
     @every_dtype
     @every_impl
     @pytest.mark.parametrize("where", ["query", "key"])
-    def test_statistics(self, dtype: torch.dtype, impl: str, where: str) -> None:
+    def test_statistics(self, dtype: torch.dtype, impl: Any, where: str) -> None:
         q, k, _ = qkv(dtype, 9, 9)
         clean = sm.row_stats(q, k, enable_gqa=True, is_causal=True, impl=impl)
         if where == "query":
@@ -191,12 +191,12 @@ class TestNaNInALiveLogit:
     @every_dtype
     @every_impl
     @pytest.mark.parametrize("where", ["query", "key", "value"])
-    def test_output(self, dtype: torch.dtype, impl: str, where: str) -> None:
+    def test_output(self, dtype: torch.dtype, impl: Any, where: str) -> None:
         q, k, v = qkv(dtype, 9, 9)
-        clean = sm.attention(q, k, v, enable_gqa=True, is_causal=True, impl=impl)  # type: ignore[arg-type]
+        clean = sm.attention(q, k, v, enable_gqa=True, is_causal=True, impl=impl)
         hit = [5] if where == "query" else [7, 8]
         {"query": q, "key": k, "value": v}[where][:, :, hit[0]] = torch.nan
-        spoilt = sm.attention(q, k, v, enable_gqa=True, is_causal=True, impl=impl)  # type: ignore[arg-type]
+        spoilt = sm.attention(q, k, v, enable_gqa=True, is_causal=True, impl=impl)
         others = [i for i in range(9) if i not in hit]
         assert spoilt[:, :, hit].isnan().all()
         assert torch.equal(bits(spoilt[:, :, others]), bits(clean[:, :, others]))
@@ -215,7 +215,7 @@ class TestNaNInALiveLogit:
 class TestOneKeyAndNone:
     @every_dtype
     @every_measured_policy
-    def test_one_key(self, dtype: torch.dtype, policy: Any, impl: str) -> None:
+    def test_one_key(self, dtype: torch.dtype, policy: Any, impl: Any) -> None:
         q, k, v = qkv(dtype, keys=1)
         stats = sm.row_stats(q, k, enable_gqa=True, impl=impl)
         assert (stats.count == 1).all()
@@ -229,7 +229,7 @@ class TestOneKeyAndNone:
     @every_dtype
     @every_measured_policy
     @pytest.mark.parametrize(("rows", "keys"), [(0, 9), (5, 0), (0, 0)])
-    def test_no_rows_or_no_keys(self, dtype: torch.dtype, policy: Any, impl: str, rows: int, keys: int) -> None:
+    def test_no_rows_or_no_keys(self, dtype: torch.dtype, policy: Any, impl: Any, rows: int, keys: int) -> None:
         q, k, v = qkv(dtype, rows, keys)
         stats = sm.row_stats(q, k, enable_gqa=True, impl=impl)
         assert stats.entropy.shape == (2, 4, rows)
@@ -246,7 +246,7 @@ class TestLargeLogitsAndOddSizes:
     @every_dtype
     @every_impl
     @pytest.mark.parametrize("width", [59, 111])
-    def test_logits_of_a_thousand(self, dtype: torch.dtype, impl: str, width: int) -> None:
+    def test_logits_of_a_thousand(self, dtype: torch.dtype, impl: Any, width: int) -> None:
         q, k, v = (heads(1, 1, n, width, dtype=dtype) for n in (17, 97, 97))
         scale = 1000.0 / float((q.double() @ k.double().transpose(-1, -2)).abs().max())
         want = exact(q, k, scale=scale)
@@ -257,13 +257,13 @@ class TestLargeLogitsAndOddSizes:
         # A logit of 1000 is itself rounded to 6e-5 in float32; entropies of such rows can be no better.
         allowed = 1e-10 if got.entropy.dtype == torch.float64 else 2e-3
         assert worst(got.entropy, want.entropy) < allowed
-        out = sm.attention(q, k, v, scale=scale, impl=impl)  # type: ignore[arg-type]
+        out = sm.attention(q, k, v, scale=scale, impl=impl)
         assert out.isfinite().all()
 
     @every_dtype
     @every_impl
     @pytest.mark.parametrize(("rows", "keys"), [(1023, 1025), (3, 1023), (1025, 2)])
-    def test_odd_lengths(self, dtype: torch.dtype, impl: str, rows: int, keys: int) -> None:
+    def test_odd_lengths(self, dtype: torch.dtype, impl: Any, rows: int, keys: int) -> None:
         if impl == "triton" and rows > 1000 and keys > 1000:
             rows = 65  # the interpreter is slow; blocks at both ends are what matters
         q, k = heads(1, 1, rows, 59, dtype=dtype), heads(1, 1, keys, 59, dtype=dtype)
@@ -276,7 +276,7 @@ class TestLargeLogitsAndOddSizes:
 class TestLayoutInMemory:
     @every_dtype
     @every_impl
-    def test_non_contiguous_and_expanded(self, dtype: torch.dtype, impl: str) -> None:
+    def test_non_contiguous_and_expanded(self, dtype: torch.dtype, impl: Any) -> None:
         q = heads(2, 5, 4, 16, dtype=dtype).transpose(1, 2)[..., ::2]
         k = heads(1, 2, 8, 9, dtype=dtype).transpose(-1, -2).expand(2, 2, 9, 8)
         mask = (torch.rand(9, 5) > 0.4).T.expand(2, 1, 5, 9)
@@ -284,30 +284,30 @@ class TestLayoutInMemory:
         same = sm.row_stats(q.contiguous(), k.contiguous(), enable_gqa=True, attn_mask=mask.contiguous(), impl=impl)
         for (name, a), (_, b) in zip(tables(got), tables(same), strict=True):
             assert torch.allclose(a, b, rtol=1e-6, atol=1e-6), name
-        out = sm.attention(q, k, k, enable_gqa=True, attn_mask=mask, impl=impl)  # type: ignore[arg-type]
+        out = sm.attention(q, k, k, enable_gqa=True, attn_mask=mask, impl=impl)
         plain = (q.contiguous(), k.contiguous(), k.contiguous())
-        want = sm.attention(*plain, enable_gqa=True, attn_mask=mask.contiguous(), impl=impl)  # type: ignore[arg-type]
+        want = sm.attention(*plain, enable_gqa=True, attn_mask=mask.contiguous(), impl=impl)
         assert torch.allclose(out, want, rtol=1e-6, atol=float(8 * torch.finfo(dtype).eps))
 
 
 class TestLongRows:
     @every_dtype
     @pytest.mark.parametrize("impl", ["reference", "streaming", "stock"])
-    def test_131072_keys(self, dtype: torch.dtype, impl: str) -> None:
+    def test_131072_keys(self, dtype: torch.dtype, impl: Any) -> None:
         self.check(dtype, impl)
 
     def test_16385_keys_triton(self) -> None:
         """The interpreter needs half a minute for 131,072 keys; the compiled kernel meets them in `make test-gpu`."""
         self.check(torch.float16, "triton", 16_385)
 
-    def check(self, dtype: torch.dtype, impl: str, keys: int = 131_072) -> None:
+    def check(self, dtype: torch.dtype, impl: Any, keys: int = 131_072) -> None:
         q, k = heads(1, 1, 2, 16, dtype=dtype), heads(1, 1, keys, 16, dtype=dtype)
         got, want = sm.row_stats(q, k, impl=impl), exact(q, k)
         assert worst(got.entropy, want.entropy) < (1e-10 if dtype == torch.float64 else 2e-5)
         assert (got.count == keys).all()
 
     @pytest.mark.parametrize("impl", ["streaming", "stock"])
-    def test_more_than_two_to_the_31_logits(self, impl: str) -> None:
+    def test_more_than_two_to_the_31_logits(self, impl: Any) -> None:
         rows, keys = 32_768, 65_600
         assert rows * keys > 2**31
         q, k = heads(1, 1, rows, 2), heads(1, 1, keys, 2)
@@ -330,7 +330,7 @@ class TestBadInput:
 
     @every_impl
     @pytest.mark.parametrize(("argument", "change"), CASES)
-    def test_error_names_the_argument(self, impl: str, argument: str, change: dict[str, Any]) -> None:
+    def test_error_names_the_argument(self, impl: Any, argument: str, change: dict[str, Any]) -> None:
         given: dict[str, Any] = {
             "q": torch.zeros(2, 4, 5, 8),
             "k": torch.zeros(2, 4, 9, 8),

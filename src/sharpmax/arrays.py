@@ -33,7 +33,6 @@ class Ops:
         self.isnan = library.isnan
         self.ones_like = library.ones_like
         self.zeros_like = library.zeros_like
-        self.moveaxis = library.moveaxis
         self.stack = library.stack
         self.float32, self.float64 = library.float32, library.float64
 
@@ -76,6 +75,7 @@ class TorchOps(Ops):
         import torch
 
         super().__init__(torch)
+        self.moveaxis = torch.movedim  # torch.moveaxis is the same, but vmap does not know it
 
     def sum(self, x: Array) -> Array:
         """Sum over the last axis."""
@@ -121,10 +121,12 @@ class JaxOps(Ops):
     """The operations on JAX arrays."""
 
     def __init__(self) -> None:
-        import jax
         import jax.numpy
 
+        import jax
+
         super().__init__(jax.numpy)
+        self.moveaxis = jax.numpy.moveaxis
         self.stop_gradient = jax.lax.stop_gradient
         self._tracer = jax.core.Tracer
         self._canonical = jax.dtypes.canonicalize_dtype

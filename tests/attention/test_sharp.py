@@ -70,7 +70,8 @@ def naive(q: Tensor, k: Tensor, v: Tensor, policy: Any, kw: dict[str, Any]) -> T
     elif mask is not None:
         s = s + mask.double()
     live = live.expand_as(s)
-    return sm.softmax(s, policy=policy, mask=live).masked_fill(~live, 0.0) @ v
+    out: Tensor = sm.softmax(s, policy=policy, mask=live).masked_fill(~live, 0.0) @ v
+    return out
 
 
 class TestIdentity:
@@ -163,7 +164,8 @@ class TestContractOfAccuracy:
         for c in PAPER.coefficients:
             beta = beta * h + c
         beta = torch.where(h > 0.5, beta.clamp_min(1.0), 1.0)
-        return (s * beta[..., None]).softmax(-1) @ v
+        out: Tensor = (s * beta[..., None]).softmax(-1) @ v
+        return out
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
     @pytest.mark.parametrize("impl", ["streaming", "stock", "auto"])
@@ -199,12 +201,13 @@ class TestGradient:
 
         def run(*x: Tensor) -> Tensor:
             more = {"attn_mask": x[3]} if kind == "bias" else kw
-            return sm.attention(*x[:3], enable_gqa=True, policy=policy, **more)
+            out: Tensor = sm.attention(*x[:3], enable_gqa=True, policy=policy, **more)
+            return out
 
         assert torch.autograd.gradcheck(run, inputs, fast_mode=True)
 
     @pytest.mark.parametrize("impl", ["reference", "streaming", "stock"])
-    def test_gradcheck_of_the_statistics(self, impl: str) -> None:
+    def test_gradcheck_of_the_statistics(self, impl: Any) -> None:
         q, k = (
             heads(1, 4, 5, 3, dtype=torch.float64).requires_grad_(),
             heads(1, 2, 6, 3, dtype=torch.float64).requires_grad_(),
@@ -219,13 +222,11 @@ class TestGradient:
     def test_gradient_flows_through_beta(self) -> None:
         """With β held fixed the gradient is another one."""
         q, k, v = (x.requires_grad_() for x in qkv(dtype=torch.float64, scale=0.5))
-        sm.attention(q, k, v, enable_gqa=True).sum().backward()
-        assert q.grad is not None
-        through = q.grad.clone()
-        q.grad = None
-        stats = sm.row_stats(q.detach(), k.detach(), enable_gqa=True)
-        F.scaled_dot_product_attention(q * PAPER.beta(stats)[..., None], k, v, enable_gqa=True).sum().backward()
-        assert worst(through, q.grad) > 1e-3
+        (through,) = torch.autograd.grad(sm.attention(q, k, v, enable_gqa=True).sum(), q)
+        beta = PAPER.beta(sm.row_stats(q.detach(), k.detach(), enable_gqa=True))
+        out = F.scaled_dot_product_attention(q * beta[..., None], k, v, enable_gqa=True)
+        (held,) = torch.autograd.grad(out.sum(), q)
+        assert worst(through, held) > 1e-3
 
     def test_second_derivatives_are_refused_by_name(self) -> None:
         q, k = heads(1, 1, 3, 4).requires_grad_(), heads(1, 1, 5, 4)
@@ -256,7 +257,8 @@ class TestTransforms:
     def test_compiled_gradients(self) -> None:
         def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             out, stats = sm.attention(q, k, v, is_causal=True, return_stats=True, impl="streaming")
-            return out.sum() + stats.entropy.sum()
+            total: Tensor = out.sum() + stats.entropy.sum()
+            return total
 
         torch._dynamo.reset()
         inputs = [heads(1, 2, 9, 8).requires_grad_() for _ in range(3)]
@@ -301,7 +303,8 @@ class TestTransforms:
         )
 
         def run(bias: Tensor, q: Tensor) -> Tensor:
-            return sm.row_stats(q, k, attn_mask=bias).entropy.sum()
+            total: Tensor = sm.row_stats(q, k, attn_mask=bias).entropy.sum()
+            return total
 
         grad = torch.func.grad(run)
         got = torch.func.vmap(grad, in_dims=(None, 0))(bias, q)

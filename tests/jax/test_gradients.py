@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import jax
 import sharpmax.jax as sj
 
-POLICIES = {
+POLICIES: dict[str, Any] = {
     "paper": "paper",
     "target": sj.EntropyTarget(0.6),
     "curve": sj.Curve((0.0, 1.0, 2.0, 6.0), (0.8, 1.2, 1.9, 2.5)),
@@ -19,42 +19,44 @@ POLICIES = {
 STEP = 1e-4
 
 
-def check(function: Any, point: Any, seed: int = 5) -> Any:
-    """Compare derivatives along a random direction, forwards and backwards, and return the gradient."""
-    generator = np.random.default_rng(seed)
-    direction = jax.tree.map(lambda x: jnp.asarray(generator.normal(size=x.shape)), point)
+def check(function: Any, point: Any) -> tuple[Any, Any, Any]:
+    """Compare derivatives along a random direction, forwards and backwards; value, its weights and gradient there."""
+    generator = np.random.default_rng(5)
+    direction = tuple(jnp.asarray(generator.normal(size=x.shape)) for x in point)
     weigh = jnp.asarray(generator.normal(size=jax.eval_shape(function, *point).shape))
 
     @jax.jit
-    def slopes(*point: Any) -> Any:
-        _, forwards = jax.jvp(function, point, direction)
+    def derivatives(*point: Any) -> Any:
+        value, forwards = jax.jvp(function, point, direction)
         _, pull = jax.vjp(function, *point)
-        return jnp.sum(weigh * forwards), pull(weigh)
+        return value, jnp.sum(weigh * value), jnp.sum(weigh * forwards), pull(weigh)
 
-    value = jax.jit(function)
-    # Four points, so that what is left is of the fourth order in the step and rounding stays far under 1e-8.
-    above, below, further, lower = (
-        float(jnp.sum(weigh * value(*jax.tree.map(lambda x, d, s=step: x + s * STEP * d, point, direction))))
-        for step in (1, -1, 2, -2)
-    )
-    numerical = (8 * (above - below) - (further - lower)) / (12 * STEP)
-    forwards, gradient = slopes(*point)
+    def along(steps: int) -> float:
+        return float(derivatives(*(x + steps * STEP * d for x, d in zip(point, direction, strict=True)))[1])
+
+    # Four points: what they leave out is of the fourth order in the step, and rounding stays under 1e-11.
+    numerical = (8 * (along(1) - along(-1)) - (along(2) - along(-2))) / (12 * STEP)
+    value, _, forwards, gradient = derivatives(*point)
     backwards = sum(float(np.vdot(g, d)) for g, d in zip(gradient, direction, strict=True))
     assert float(forwards) == pytest.approx(numerical, rel=1e-8, abs=1e-9)
     assert backwards == pytest.approx(numerical, rel=1e-8, abs=1e-9)
-    return gradient, weigh
+    return value, weigh, gradient
 
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_softmax(name):
     with jax.enable_x64(True):
         logits = jnp.asarray(np.random.default_rng(3).normal(size=(2, 9)))
-        (through,), weigh = check(lambda x: sj.softmax(x, policy=POLICIES[name]), (logits,))
-        # With β held fixed the gradient is another one, so the check above does see β.
-        log = jnp.log(sj.softmax(logits, policy=POLICIES[name]))
-        fixed = ((log[:, 0] - log[:, 1]) / (logits[:, 0] - logits[:, 1]))[:, None]
-        plain = jax.jit(jax.grad(lambda x: jnp.sum(weigh * jax.nn.softmax(x * fixed))))(logits)
-        assert np.abs(np.asarray(plain) - np.asarray(through)).max(-1).min() > 1e-3
+        weights, weigh, (through,) = check(lambda x: sj.softmax(x, policy=POLICIES[name]), (logits,))
+
+        @jax.jit
+        def beta_held_fixed(logits, log):
+            beta = ((log[:, 0] - log[:, 1]) / (logits[:, 0] - logits[:, 1]))[:, None]
+            return jax.grad(lambda x: jnp.sum(weigh * jax.nn.softmax(x * beta)))(logits)
+
+        # It is another gradient, so the check does see β.
+        other = beta_held_fixed(logits, np.log(weights))
+        assert np.abs(np.asarray(other) - np.asarray(through)).max(-1).min() > 1e-3
 
 
 def test_attention():
@@ -68,7 +70,7 @@ def test_attention():
         def function(q, k, v, bias):
             return sj.attention(q, k, v, attn_mask=jnp.where(live, bias, -jnp.inf), enable_gqa=True, block=2)
 
-        gradient, _ = check(function, tuple(jnp.asarray(x) for x in (q, k, v, bias)))
+        *_, gradient = check(function, tuple(jnp.asarray(x) for x in (q, k, v, bias)))
         slope = np.asarray(gradient[3])
         assert slope[1, 2] == 0.0
         assert slope[live].all()

@@ -102,6 +102,8 @@ class TestFit:
         """Their order in the data says nothing, so it must not matter."""
         curve = Curve.fit([1.0, 1.0, 2.0, 2.0], beta, knots=2)
         assert curve.values == pytest.approx((2.0, 3.0))
+        # Three rows against one, out of order: their common mean is 3, not 2.
+        assert Curve.fit([1.0, 1.0, 1.0, 2.0], [4.0, 4.0, 4.0, 0.0]).values[0] == pytest.approx(3.0)
 
     def test_follows_noisy_data(self):
         rng = np.random.default_rng(0)

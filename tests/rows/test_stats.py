@@ -174,6 +174,13 @@ class TestDerived:
         assert entropy <= torch.tensor(n, dtype=dtype).log()
         assert entropy == pytest.approx(math.log(n), rel=4 * torch.finfo(dtype).eps, abs=0)
 
+    def test_rounding_of_lse_and_mean_cannot_leave_that_range(self):
+        """Near 1000 float32 knows lse and mean to 6e-5, and their difference no better."""
+        top = torch.tensor([1000.0, 1000.0])
+        lse, mean = torch.tensor([1001.0987, 1000.0]), torch.tensor([1000.0, 1000.0001])
+        stats = RowStats(torch.tensor([3, 3]), max=top, lse=lse, mean=mean, var=torch.zeros(2))
+        assert stats.entropy.tolist() == [torch.tensor(3.0).log().item(), 0.0]
+
     @given(LOGITS | CLOSE, DTYPES)
     @settings(max_examples=150)
     def test_spread_bound_is_a_lower_bound_of_the_spread(self, values, dtype):

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from sharpmax.errors import MissingExtraError, UnsupportedError
 from sharpmax.rows.dense import dense_stats
+from sharpmax.rows.impl import triton
 from sharpmax.rows.impl.triton import available, triton_parts
 from sharpmax.rows.layout import Problem, hidden_by, make_problem
 
@@ -98,8 +99,9 @@ def assert_within_contract(problem: Problem) -> Parts:
     found, exact = triton_parts(problem), dense(problem, DOUBLE)
     wide = DOUBLE if problem.q.dtype == DOUBLE else SINGLE
     plain = dense(problem, wide)
-    # A float64 oracle has float64 errors of its own: those of the logits.
-    own = 16 * torch.finfo(DOUBLE).eps * exact[0].nan_to_num(neginf=0).abs().max().item() if exact[0].numel() else 0
+    # A float64 oracle has float64 errors of its own, those of the logits; and a GPU sums a product in its own order.
+    rounding = 16 * torch.finfo(DOUBLE).eps if INTERPRETED or wide == DOUBLE else torch.finfo(wide).eps
+    own = rounding * exact[0].nan_to_num(neginf=0).abs().max().item() if exact[0].numel() else 0
     for name, got, want, rough in zip(("max", "log_mass", "shortfall", "var"), found, exact, plain, strict=True):
         assert got.dtype == wide
         assert got.shape == problem.q.shape[:-1]
@@ -222,7 +224,9 @@ def test_strided_and_expanded_inputs():
         rows=base.rows,
     )
     assert not odd.q.is_contiguous()
-    assert all(torch.equal(a, b) for a, b in zip(triton_parts(odd), triton_parts(base), strict=True))
+    for a, b in zip(triton_parts(odd), triton_parts(base), strict=True):
+        # Compiled for other strides, the same sums may be taken in another order.
+        assert torch.equal(a, b) if INTERPRETED else torch.allclose(a, b, rtol=1e-5, atol=1e-6)
     shared = randn(1, 1, 1, 20, seed=5).expand(1, 3, 33, 20)
     q = randn(1, 3, 4, 20, seed=6)
     found = assert_within_contract(make_problem(q, shared, None, offset=None, scale=None, enable_gqa=False))
@@ -339,6 +343,7 @@ def test_available_gives_a_reason(monkeypatch):
     assert available(DEVICE) is None
     assert "'meta'" in (available(torch.device("meta")) or "")
     monkeypatch.setitem(sys.modules, "triton", None)
+    monkeypatch.setattr(triton, "_INSTALLED", False)
     assert "sharpmax[triton]" in (available(DEVICE) or "")
     with pytest.raises(MissingExtraError, match=r"sharpmax\[triton\]"):
         triton_parts(random_problem(2, 3, 16))

@@ -11,7 +11,7 @@ from torch import Tensor
 from sharpmax.arrays import ops_for
 from sharpmax.errors import reject, reject_type
 from sharpmax.policies import Policy, resolve_policy
-from sharpmax.rows.api import Impl, measure, problem_of
+from sharpmax.rows.api import Impl, check_impl, measure, problem_of
 from sharpmax.rows.layout import Problem, floats_at_least_32, hidden_by
 from sharpmax.rows.stats import FIELDS, RowStats
 
@@ -78,6 +78,7 @@ def attention(
     torch.Size([1, 2, 16, 8])
     """
     chosen = resolve_policy(policy)
+    check_impl(impl)
     # The stock function aligns its causal limit top-left, so row i sees key j if j ≤ i + 0.
     problem = problem_of(q, k, attn_mask, 0 if is_causal else None, scale, enable_gqa)
     _check_values(q, k, v, dropout_p)
@@ -118,6 +119,8 @@ def _check_values(q: Tensor, k: Tensor, v: Tensor, dropout_p: float) -> None:
         reject("v", f"device {v.device}", f"the device of q, {q.device}")
     if v.ndim != k.ndim or v.shape[:-1] != k.shape[:-1]:
         reject("v", f"shape {tuple(v.shape)}", f"the shape of k {tuple(k.shape)}, but for the last dimension")
+    if isinstance(dropout_p, bool) or not isinstance(dropout_p, (int, float)):
+        reject_type("dropout_p", type(dropout_p).__name__, "a probability, 0 … 1")
     if not 0.0 <= dropout_p <= 1.0:
         reject("dropout_p", dropout_p, "a probability, 0 … 1")
 

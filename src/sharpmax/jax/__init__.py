@@ -1,7 +1,7 @@
 """Sharp attention for JAX: the names of sharpmax on JAX arrays, with the same policies and without torch.
 
-    from sharpmax.jax import attention, softmax
-    weights = softmax(logits)  # the paper's adaptive temperature
+from sharpmax.jax import attention, softmax
+weights = softmax(logits)  # the paper's adaptive temperature
 """
 
 from sharpmax.lazy import require

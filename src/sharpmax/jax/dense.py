@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from functools import partial
 
-import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
+import jax
 import sharpmax.jax.trees  # noqa: F401  (RowStats leaves jit below)
 from sharpmax.attention.dense import rows_of, sharpen
 from sharpmax.jax.layout import as_array
@@ -28,7 +28,8 @@ def entropy(logits: ArrayLike, *, axis: int = -1, mask: ArrayLike | None = None)
     >>> entropy(jnp.array([0.0, 0.0, -jnp.inf]))
     Array(0.6931472, dtype=float32)
     """
-    return _entropy(as_array("logits", logits), _mask(mask), axis=axis)
+    found: jax.Array = _entropy(as_array("logits", logits), _mask(mask), axis=axis)
+    return found
 
 
 def softmax(
@@ -45,6 +46,7 @@ def softmax(
     Array(True, dtype=bool)
     """
     chosen = resolve_policy(policy)
+    weights: jax.Array
     weights, stats = _softmax(as_array("logits", logits), _mask(mask), axis=axis, policy=chosen)
     if stats is not None:
         chosen.warn_outside(stats)  # while compiling nothing has a value yet, so nothing was said there

@@ -7,11 +7,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal, overload
 
-import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
+import jax
 import sharpmax.jax.trees  # noqa: F401  (RowStats leaves jit below)
+from sharpmax.arrays import ops_for
 from sharpmax.attention.dense import sharpen
 from sharpmax.jax.layout import as_array, as_mask, check_arrays, check_scale, rows_per_block
 from sharpmax.policies import Policy, resolve_policy
@@ -118,7 +119,7 @@ def _attend(
     steps = max(1, math.ceil(count / block))
     size = math.ceil(count / steps)  # the same number of blocks, with as little padding as can be
     split = partial(_split, steps=steps, size=size)
-    per_row = mask is not None and mask.ndim > 1 and mask.shape[-2] != 1
+    mask_blocks = split(mask) if mask is not None and mask.ndim > 1 and mask.shape[-2] != 1 else None
     attend = _block_attention(q, k, v, scale, policy, measured)
 
     # Nothing of a block is kept for the backward pass, which computes it again. A loop needs no guard against the
@@ -127,18 +128,16 @@ def _attend(
     def one_block(part: tuple[jax.Array, jax.Array, jax.Array | None]) -> tuple[jax.Array, RowStats | None]:
         first, queries, mask_rows = part
         positions = first + jnp.arange(size)
-        return attend(queries, *_visible(mask_rows if per_row else mask, is_causal, positions, k.shape[-2]))
+        return attend(queries, *_visible(mask if mask_rows is None else mask_rows, is_causal, positions, k.shape[-2]))
 
-    parts = (size * jnp.arange(steps), split(q), split(mask) if per_row else None)
+    parts = (size * jnp.arange(steps), split(q), mask_blocks)
     out, stats = jax.lax.map(one_block, parts)
     if stats is not None:
         stats = stats.map(lambda part: _join(part[..., None], count)[..., 0])
     return _join(out, count).astype(q.dtype), stats
 
 
-def _visible(
-    mask: jax.Array | None, is_causal: bool, rows: jax.Array, keys: int
-) -> tuple[jax.Array, jax.Array | None]:
+def _visible(mask: jax.Array | None, is_causal: bool, rows: jax.Array, keys: int) -> tuple[jax.Array, jax.Array | None]:
     """Which keys the rows at some positions see, and what is added to their logits."""
     if is_causal:
         return jnp.arange(keys) <= rows[:, None], None
@@ -147,8 +146,7 @@ def _visible(
     if mask.dtype == jnp.bool:
         return mask, None
     # Half of the most negative number and below can only be meant as −inf: masks are often made of finfo.min.
-    hidden = mask <= float(jnp.finfo(mask.dtype).min) / 2
-    return ~hidden, jnp.where(hidden, 0.0, mask)
+    return ~(mask <= ops_for(mask).lowest(mask.dtype) / 2), mask
 
 
 def _block_attention(
@@ -175,9 +173,7 @@ def _block_attention(
     (k, broken_keys), (v, broken_values) = _finite(k.astype(dtype)), _finite(v.astype(dtype))
     broken_keys, broken_values = per_query_head(broken_keys), per_query_head(broken_values)
 
-    def attend(
-        queries: jax.Array, live: jax.Array, bias: jax.Array | None
-    ) -> tuple[jax.Array, RowStats | None]:
+    def attend(queries: jax.Array, live: jax.Array, bias: jax.Array | None) -> tuple[jax.Array, RowStats | None]:
         rows, broken_rows = _finite(queries.astype(dtype))
         here = rows.shape[-2]
         logits = scale * dot("...hgqd,...hkd->...hgqk", rows.reshape(*grouped, *rows.shape[-2:]), k)
@@ -187,7 +183,7 @@ def _block_attention(
         live = jnp.broadcast_to(live, logits.shape)
         # −inf, from a product out of range, is a weight of 0; anything else that is not finite has no meaning.
         odd = jnp.isnan(logits) | (logits == jnp.inf) | broken_keys | broken_rows[..., None]
-        logits = jnp.nan_to_num(logits, nan=0.0, posinf=0.0, neginf=float(jnp.finfo(dtype).min) / 2)
+        logits = jnp.where(odd, 0.0, logits)
         weights, stats = sharpen(logits, live, policy)
         if measured and stats is None:
             stats = dense_stats(logits, live)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import jax
-
 from sharpmax.rows.stats import RowStats
 
 __all__: list[str] = []

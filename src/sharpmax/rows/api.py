@@ -12,11 +12,11 @@ from torch import Tensor
 from sharpmax.errors import UnsupportedError, reject
 from sharpmax.rows.impl import stock, triton
 from sharpmax.rows.impl.reference import reference_stats
-from sharpmax.rows.layout import Problem, make_problem
+from sharpmax.rows.layout import Problem, check_tensors, make_problem
 from sharpmax.rows.operator import measure_parts
 from sharpmax.rows.stats import FIELDS, RowStats
 
-__all__ = ["IMPLS", "Impl", "measure", "problem_of", "row_stats"]
+__all__ = ["IMPLS", "Impl", "check_impl", "measure", "problem_of", "row_stats"]
 
 Impl = Literal["auto", "reference", "streaming", "stock", "triton"]
 IMPLS: tuple[str, ...] = ("auto", "reference", "streaming", "stock", "triton")
@@ -48,9 +48,8 @@ def row_stats(
     >>> sm.row_stats(q, k).entropy.exp()  # two rows, uniform over eight keys
     tensor([[8., 8.]])
     """
-    offset = None
-    if is_causal:
-        offset = k.shape[-2] - q.shape[-2] if isinstance(k, Tensor) and k.ndim > 1 else 0
+    check_tensors(q, k)
+    offset = k.shape[-2] - q.shape[-2] if is_causal else None
     problem = problem_of(q, k, attn_mask, offset, scale, enable_gqa)
     return measure(problem, impl, frozenset(fields))
 
@@ -79,8 +78,7 @@ def measure(problem: Problem, impl: str, fields: frozenset[str]) -> RowStats:
     """Measure at least `fields` with the implementation asked for; `auto` chooses by device and fields."""
     if unknown := sorted(fields - _MEASURABLE):
         reject("fields", unknown, f"some of {sorted(_MEASURABLE)}")
-    if impl not in IMPLS:
-        reject("impl", repr(impl), f"one of {list(IMPLS)}")
+    check_impl(impl)
     if impl == "reference":
         return reference_stats(problem)
     count = problem.counts()
@@ -97,6 +95,12 @@ def measure(problem: Problem, impl: str, fields: frozenset[str]) -> RowStats:
     if impl == "stock":
         return RowStats.anchored(count, anchor, log_mass, shortfall)
     return RowStats.anchored(count, anchor, log_mass, shortfall, max=anchor.detach(), var=var)
+
+
+def check_impl(impl: object) -> None:
+    """Refuse a name that is not one of `IMPLS`."""
+    if impl not in IMPLS:
+        reject("impl", repr(impl), f"one of {list(IMPLS)}")
 
 
 def _choose(problem: Problem, fields: frozenset[str]) -> str:

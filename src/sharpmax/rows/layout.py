@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sharpmax.errors import reject, reject_type
 
-__all__ = ["Parts", "Problem", "floats_at_least_32", "hidden_by", "make_problem"]
+__all__ = ["Parts", "Problem", "check_tensors", "floats_at_least_32", "hidden_by", "make_problem"]
 
 
 class Parts(NamedTuple):
@@ -120,7 +120,7 @@ def make_problem(
     enable_gqa: bool,
 ) -> Problem:
     """Check the arguments and bring them into canonical form; the tensors are views where that is possible."""
-    _check_tensors(q, k)
+    check_tensors(q, k)
     heads, key_heads = (x.shape[-3] if x.ndim > 2 else 1 for x in (q, k))
     if heads != key_heads:
         if not enable_gqa:
@@ -165,7 +165,8 @@ def _broadcast(*shapes: Sequence[int]) -> tuple[int, ...]:
     return tuple(torch.broadcast_shapes(*shapes))  # type: ignore[no-untyped-call]
 
 
-def _check_tensors(q: Tensor, k: Tensor) -> None:
+def check_tensors(q: Tensor, k: Tensor) -> None:
+    """Refuse queries and keys that cannot meet: type, dtype, device, rank and head size."""
     for name, x in (("q", q), ("k", k)):
         if not isinstance(x, Tensor):
             reject_type(name, type(x).__name__, "a torch.Tensor")

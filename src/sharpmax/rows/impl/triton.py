@@ -21,6 +21,8 @@ __all__ = ["available", "obstacle", "triton_parts"]
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _WIDEST = 256
+# Looked up once and without importing it: this is also asked while torch compiles, where a search is not possible.
+_INSTALLED = importlib.util.find_spec("triton") is not None
 
 
 class _Tile(NamedTuple):
@@ -34,7 +36,7 @@ class _Tile(NamedTuple):
 
 def available(device: torch.device) -> str | None:
     """Return None if the kernel can run on tensors of this device, else one line that says why not."""
-    if importlib.util.find_spec("triton") is None:
+    if not _INSTALLED:
         return "triton is not installed; install it with: pip install 'sharpmax[triton]'"
     if device.type == "cuda":
         return None
