@@ -20,7 +20,7 @@ $(READY): pyproject.toml constraints.txt
 	@touch $@
 
 test: setup lint types
-	@$(BIN)/python -m pytest -n 2 --dist worksteal
+	@$(BIN)/python -m pytest -n 2 --dist worksteal -m "not gpu"
 
 lint: setup
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .

@@ -121,9 +121,8 @@ class JaxOps(Ops):
     """The operations on JAX arrays."""
 
     def __init__(self) -> None:
-        import jax.numpy
-
         import jax
+        import jax.numpy
 
         super().__init__(jax.numpy)
         self.moveaxis = jax.numpy.moveaxis

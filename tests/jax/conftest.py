@@ -9,12 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-jax = pytest.importorskip("jax")
-
-# Nearly all of the time goes into compiling, and most of that into one part of the compiler that can be left out. An
-# unknown flag would end the process, so it is set for the versions that are known to have it, before the first use.
-if (0, 10) <= jax.__version_info__ < (0, 11):
-    os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_cpu_use_fusion_emitters=false"
+try:
+    import jax
+except ModuleNotFoundError:  # an extra: a machine without it leaves this folder out
+    collect_ignore_glob = ["test_*.py"]
+else:
+    # Nearly all of the time goes into compiling, and most of that into one part of the compiler that can be left out.
+    # An unknown flag would end the process, so it is set for the versions that are known to have it, before any use.
+    if (0, 10) <= jax.__version_info__ < (0, 11):
+        os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_cpu_use_fusion_emitters=false"
 
 
 @pytest.fixture(autouse=True)
@@ -27,13 +30,13 @@ def quick_compilation(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def few_newton_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The solver's 24 steps are written out for the compiler; the rows of these tests are there after eight."""
-    monkeypatch.setattr("sharpmax.policies.target._STEPS", 8)
+    """The solver's 24 steps are written out for the compiler; the rows of these tests are there after six."""
+    monkeypatch.setattr("sharpmax.policies.target._STEPS", 6)
 
 
 @pytest.fixture
 def full_compilation() -> None:
-    """The compiler as users meet it."""
+    """The compiler with its optimisations."""
 
 
 def _agree(actual: Any, desired: Any, rtol: float = 1e-5) -> None:

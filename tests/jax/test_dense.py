@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
 
-import jax
 import sharpmax as sm
 import sharpmax.jax as sj
 from sharpmax.errors import ArgumentError, ArgumentTypeError, OutOfRangeWarning

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import jax
 import sharpmax.jax as sj
 
 POLICIES: dict[str, Any] = {

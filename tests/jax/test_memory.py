@@ -6,11 +6,11 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import jax
 import sharpmax.jax as sj
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
 
-import jax
 import sharpmax as sm
 import sharpmax.jax as sj
 from sharpmax.rows.stats import FIELDS
@@ -29,11 +29,10 @@ class Case(NamedTuple):
 MIXED = sj.PerHead(((sj.Constant(2.0), sj.PAPER, sj.LogLength(4.0), sj.Curve((0.0, 5.0), (1.0, 3.0))),))
 CASES = {
     "plain": Case(policy=None, scale=0.7, mask="added per row"),
-    "paper causal": Case(is_causal=True, block=None),
     "paper causal, more rows than keys": Case(q=(2, 4, 29, 8), k=(2, 2, 17, 8), is_causal=True),
     "paper, rows without keys": Case(mask="visible per head"),
     "paper, added": Case(mask="added per row", block=5),
-    "paper, no heads": Case(q=(9, 8), k=(12, 8)),
+    "paper, no heads": Case(q=(9, 8), k=(12, 8), block=None),
     "paper, one batch of keys": Case(q=(3, 1, 2, 9, 8), k=(1, 1, 2, 12, 8), mask="visible"),
     "constant": Case(policy=sj.Constant(1.6), mask="visible"),
     "log-length": Case(policy=sj.LogLength(4.0), is_causal=True),
@@ -112,7 +111,7 @@ def test_block_size_does_not_matter(agree):
     q, k, v = (numbers(2, 23, 4, seed=i, scale=1.5) for i in range(3))
     attention = jax.jit(partial(sj.attention, is_causal=True), static_argnames="block")
     whole = attention(q, k, v)
-    for block in (1, 7, 22):
+    for block in (1, 7):
         agree(attention(q, k, v, block=block), whole, rtol=1e-6)
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from functools import partial
 
+import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-import jax
 import sharpmax.jax.trees  # noqa: F401  (RowStats leaves jit below)
 from sharpmax.attention.dense import rows_of, sharpen
 from sharpmax.jax.layout import as_array

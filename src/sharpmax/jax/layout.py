@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
-import jax
 from sharpmax.errors import reject, reject_type
 
 __all__ = ["as_array", "as_mask", "check_arrays", "check_scale", "rows_per_block"]

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal, overload
 
+import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-import jax
 import sharpmax.jax.trees  # noqa: F401  (RowStats leaves jit below)
 from sharpmax.arrays import ops_for
 from sharpmax.attention.dense import sharpen

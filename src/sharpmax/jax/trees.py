@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import jax
+
 from sharpmax.rows.stats import RowStats
 
 __all__: list[str] = []

@@ -1,0 +1,51 @@
+"""Two known ways to get adaptive temperature wrong that no single function shows.
+
+The others are tested where they would happen: 1, 2, 11 in tests/policies, 4 to 8, 10 and 12 in tests/attention/test_dense.py
+and tests/rows.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import sharpmax as sm
+from sharpmax.experiments import demo
+from sharpmax.policies import PAPER, Constant
+from tests.numerics import heads, worst
+
+
+def by_definition(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    out: Tensor = sm.softmax(q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5, policy=PAPER) @ v
+    return out
+
+
+def test_3_sharpening_acts_on_attention_logits_not_on_outputs() -> None:
+    q, k, v = (heads(1, 2, 9, 16) for _ in range(3))
+
+    def on_the_output(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        out = F.scaled_dot_product_attention(q, k, v)
+        scaled: Tensor = out * PAPER.beta(sm.row_stats(out, out))[..., None]
+        return scaled
+
+    assert worst(sm.attention(q, k, v, policy=PAPER), by_definition(q, k, v)) < 1e-5
+    assert worst(on_the_output(q, k, v), by_definition(q, k, v)) > 0.1
+
+
+def test_9_arms_differ_in_nothing_but_the_policy() -> None:
+    """An arm that changes nothing is the baseline to the last bit, scale and mask included."""
+    q, k, v = (heads(1, 2, 9, 16) for _ in range(3))
+    options = {"is_causal": True, "scale": 0.2}
+    baseline = F.scaled_dot_product_attention(q, k, v, **options)  # type: ignore[arg-type]
+    assert torch.equal(sm.attention(q, k, v, policy=Constant(1.0), **options), baseline)  # type: ignore[call-overload]
+    # An arm that forgot the scale is caught by the same comparison.
+    assert not torch.equal(sm.attention(q, k, v, policy=Constant(1.0), is_causal=True), baseline)
+
+
+def test_9_arms_of_the_demo_see_the_same_draws() -> None:
+    """Where a policy does nothing its arm must repeat the baseline's numbers exactly."""
+    tables = demo.dispersion_tables(3, sizes=(16, 2048), draws=4)
+    for table in tables.values():
+        if "softmax" in table and "paper" in table:
+            assert table["paper"]["2048"] == table["softmax"]["2048"]
