@@ -1,7 +1,7 @@
 """Two known ways to get adaptive temperature wrong that no single function shows.
 
-The others are tested where they would happen: 1, 2, 11 in tests/policies, 4 to 8, 10 and 12 in tests/attention/test_dense.py
-and tests/rows.
+The others are tested where they would happen: 1, 2, 11 in tests/policies, 4 to 8, 10 and 12 in
+tests/attention/test_dense.py and tests/rows.
 """
 
 from __future__ import annotations

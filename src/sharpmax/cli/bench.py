@@ -85,8 +85,8 @@ def _import_row(name: str, entry: dict[str, Any]) -> list[str]:
 def _say_memory(entry: dict[str, Any]) -> None:
     extra = "not measurable here" if entry["extra_mb"] is None else f"{entry['extra_mb']:,.0f} MB"
     say(
-        f"Extra memory of row-stats/streaming: {extra} (target {_target(entry, 'extra_mb')} MB); the matrix of logits "
-        f"would take {entry['dense_mb']:,.0f} MB."
+        f"Extra memory of row-stats/streaming: {extra} (target in MB: {_target(entry, 'extra_mb')}); the matrix of "
+        f"logits would take {entry['dense_mb']:,.0f} MB."
     )
 
 

@@ -14,8 +14,8 @@ from sharpmax.rows.layout import Parts, Problem, floats_at_least_32, hidden_by
 
 __all__ = ["Gradients", "streaming_backward", "streaming_parts"]
 
-# Tiles are sized for where they live: two of them in the second-level cache, or enough of them to keep a GPU busy.
-_TILE_ELEMENTS = {"cpu": 1 << 18, "cuda": 1 << 25}
+# Tiles are sized for where they live: in the caches of a CPU's cores, or large enough to keep a GPU busy.
+_TILE_ELEMENTS = {"cpu": 1 << 19, "cuda": 1 << 25}
 _KEYS_PER_TILE = 512
 
 
@@ -88,22 +88,14 @@ class _Tiles:
             self._buffers[index] = self._buffers[index].new_empty(size)
         return self._buffers[index][:size].view(shape)
 
-    def logits(self, q: Tensor, k: Tensor, tile: _Tile) -> tuple[Tensor, Tensor | None]:
-        """A tile's logits as `[planes, G·rows, keys]` in scratch memory, hidden ones at `self.hidden`; and which are."""
+    def logits(self, q: Tensor, k: Tensor, tile: _Tile) -> Tensor:
+        """The logits of a tile as `[planes, G·rows, keys]` in scratch memory, hidden ones at `self.hidden`."""
         s = self.buffer(0, (q.shape[0], q.shape[1], tile.j.stop - tile.j.start))
         torch.bmm(q, k[..., tile.j], out=s)
         hide = self._hide(s, tile)
         if hide is not None:
             self.square(s, tile).masked_fill_(hide, self.hidden)
-        return s, hide
-
-    def visible(self, s: Tensor, hide: Tensor | None, tile: _Tile) -> Tensor | int:
-        """How many keys of a tile each of its rows sees, but for rows that see none, which count 1."""
-        if hide is None:
-            return s.shape[-1]
-        hide = hide.expand(*hide.shape[:-1], s.shape[-1])
-        shape = self.square(s, tile).shape[:-1]
-        return (~hide).sum(-1, dtype=self.dtype).clamp_min_(1.0).expand(shape).reshape(s.shape[:-1])
+        return s
 
     def square(self, s: Tensor, tile: _Tile) -> Tensor:
         """A tile seen as `[B, Hkv, G, rows, keys]`, to meet masks."""
@@ -150,11 +142,15 @@ def streaming_parts(problem: Problem) -> Parts:
         keys = tiles.key_plane(b, h)
         for i in tiles.row_blocks():
             q = tiles.queries(b, h, i)
-            seen = []
+            seen: list[Tensor] = []
             for j in tiles.key_blocks(i):
-                tile = _Tile(b, h, i, j)
-                x, hide = tiles.logits(q, keys, tile)
-                seen.append(_tile_parts(x, tiles.buffer(1, x.shape), tiles.visible(x, hide, tile)))
+                x = tiles.logits(q, keys, _Tile(b, h, i, j))
+                weight = tiles.buffer(1, x.shape)
+                if not seen:
+                    seen.append(_first_sums(x, weight, tiles.buffer(2, x.shape)))
+                    centre = seen[0][1]
+                else:
+                    seen.append(_sums(x, weight, centre))
             if seen:
                 for whole, part in zip(out, _merge(seen), strict=True):
                     block = whole[b, h, :, i]
@@ -197,7 +193,7 @@ def streaming_backward(problem: Problem, parts: Parts, grads: Parts, *, into_mas
             into_q = torch.zeros_like(q)
             for j in tiles.key_blocks(i):
                 tile = _Tile(b, h, i, j)
-                s, _ = tiles.logits(q, keys, tile)
+                s = tiles.logits(q, keys, tile)
                 p = torch.sub(s, norm, out=tiles.buffer(1, s.shape)).exp_()
                 y = s.sub_(shift)
                 py = torch.mul(p, y, out=tiles.buffer(2, s.shape))
@@ -221,44 +217,46 @@ def _add_mask_gradient(tiles: _Tiles, dmask: Tensor, ds: Tensor, tile: _Tile) ->
     block += (into if gain is None else into * gain).sum_to_size(block.shape)
 
 
-def _tile_parts(x: Tensor, weight: Tensor, visible: Tensor | int) -> Tensor:
-    """Maximum, mass, mean and variance of a tile of logits x, stacked; both tiles are used up.
-
-    Mass and mean are relative to the tile's own maximum. The moments are taken about a guess of the mean, so that the
-    variance does not come out as the small difference of two large numbers.
-    """
+def _first_sums(x: Tensor, weight: Tensor, product: Tensor) -> Tensor:
+    """What `_sums` gives for the first tile of a row, whose centre is not known yet: taken about its own mean."""
     top = x.amax(-1)
     torch.exp(x.sub_(top[..., None]), out=weight)
     mass = weight.sum(-1)
-    guess = _guess_mean(mass, visible)
-    x.sub_(guess[..., None])
-    # The weight multiplies first: of a hidden key it is 0, and its x is too large to be squared.
-    first = weight.mul_(x).sum(-1).div_(mass)
-    second = weight.mul_(x).sum(-1).div_(mass)
-    return torch.stack((top, mass, guess + first, (second - first * first).clamp_min_(0.0)))
+    mean = torch.mul(weight, x, out=product).sum(-1).div_(mass)
+    squares = weight.mul_(x.sub_(mean[..., None])).mul_(x).sum(-1)
+    # From weights relative to the maximum to weights relative to the mean.
+    factor = torch.exp(-mean)
+    return torch.stack((top, top + mean, mass * factor, torch.zeros_like(mass), squares * factor))
 
 
-def _guess_mean(mass: Tensor, keys: Tensor | int) -> Tensor:
-    """The mean, relative to the maximum, that normally distributed logits of this mass would have.
+def _sums(x: Tensor, weight: Tensor, centre: Tensor) -> Tensor:
+    """Maximum, origin, and Σw, Σw·x, Σw·x² of a tile of logits x from that origin, stacked; the tiles are used up.
 
-    Only a guess: nothing depends on it but rounding, and centring on the mean itself would cost two more passes over
-    the tile. With z the height of the maximum of so many keys in standard deviations σ, ln(mass/keys) = σ²/2 − zσ.
+    The origin is what the row's mean is thought to be, kept near the tile's maximum where that is known better. So
+    the variance never comes out as the small difference of two large numbers, and no weight overflows.
     """
-    z = torch.as_tensor(keys, dtype=mass.dtype, device=mass.device).log().mul_(2.0).sqrt_()
-    spread = z - (mass / keys).log_().mul_(2.0).add_(z * z).clamp_min_(0.0).sqrt_()
-    return spread * (spread - z)
+    top = x.amax(-1)
+    origin = torch.clamp(centre, top - 3.0, top)
+    torch.exp(x.sub_(origin[..., None]), out=weight)
+    mass = weight.sum(-1)
+    # The weight multiplies first: of a hidden key it is 0, and its x is too large to be squared.
+    first = weight.mul_(x).sum(-1)
+    return torch.stack((top, origin, mass, first, weight.mul_(x).sum(-1)))
 
 
 def _merge(tiles: list[Tensor]) -> Parts:
-    """The parts of rows from the parts of their tiles."""
-    top, mass, mean, var = torch.stack(tiles, dim=1)
+    """The parts of rows from the sums of their tiles; variances are added about the common mean."""
+    top, origin, mass, first, second = torch.stack(tiles, dim=1)
     peak = top.amax(0)
     # A tile of hidden keys alone lies further below than can be squared, and weighs nothing.
-    below = (top - peak).clamp_min(-1e4)
+    below = (origin - peak).clamp_min(-1e4)
+    offset = first / mass
+    var = (second / mass - offset * offset).clamp_min(0.0)
     mass = mass * torch.exp(below)
     total = mass.sum(0)
     share = mass / total
-    mean = mean + below
+    mean = below + offset
     centre = (share * mean).sum(0)
     var = (share * (var + (mean - centre) ** 2)).sum(0)
-    return Parts(peak, total.log(), -centre, var)
+    # Both are at least 0; rounding may say otherwise.
+    return Parts(peak, total.log().clamp_min(0.0), (-centre).clamp_min(0.0), var)
