@@ -71,7 +71,7 @@ def dense(name: str, logits: Any, kind: Any, says: str, **options: Any) -> list[
 ROWS = [
     *measured("q is a list", [1.0], K, TYPE, "q: got list; allowed: a torch.Tensor"),
     *measured("k is None", Q, None, TYPE, "k: got NoneType; allowed: a torch.Tensor"),
-    *measured("q of rank 1", t(8), K, VALUE, "q: got shape (8,); allowed: two or more dimensions, [..., H, L, D]"),
+    *measured("q of rank 1", t(8), K, VALUE, "q: got shape (8,); allowed: two or more dimensions, [..., L, D]"),
     *measured("q of rank 0", t(), K, VALUE, "q: got shape (); allowed: two or more dimensions"),
     *measured("k of rank 1", Q, t(8), VALUE, "k: got shape (8,); allowed: two or more dimensions"),
     *measured(

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sharpmax.errors import reject, reject_type
 
-__all__ = ["Parts", "Problem", "check_tensors", "floats_at_least_32", "hidden_by", "make_problem"]
+__all__ = ["Parts", "Problem", "broadcast", "check_tensors", "floats_at_least_32", "hidden_by", "make_problem"]
 
 
 class Parts(NamedTuple):
@@ -121,6 +121,8 @@ def make_problem(
 ) -> Problem:
     """Check the arguments and bring them into canonical form; the tensors are views where that is possible."""
     check_tensors(q, k)
+    if k.ndim != q.ndim:
+        reject("k", f"shape {tuple(k.shape)}", f"{q.ndim} dimensions, as q has {tuple(q.shape)}")
     heads, key_heads = (x.shape[-3] if x.ndim > 2 else 1 for x in (q, k))
     if heads != key_heads:
         if not enable_gqa:
@@ -136,9 +138,8 @@ def make_problem(
                 f"{key_heads} heads for {heads} query heads",
                 "a number of heads that divides the query's",
             )
-    try:
-        batch = _broadcast(q.shape[:-3], k.shape[:-3])
-    except RuntimeError:
+    batch = broadcast(q.shape[:-3], k.shape[:-3])
+    if batch is None:
         reject(
             "k",
             f"batch {tuple(k.shape[:-3])}",
@@ -161,8 +162,12 @@ def make_problem(
     )
 
 
-def _broadcast(*shapes: Sequence[int]) -> tuple[int, ...]:
-    return tuple(torch.broadcast_shapes(*shapes))  # type: ignore[no-untyped-call]
+def broadcast(*shapes: Sequence[int]) -> tuple[int, ...] | None:
+    """The shape that all of these broadcast to, or None if there is none."""
+    try:
+        return tuple(torch.broadcast_shapes(*shapes))  # type: ignore[no-untyped-call]
+    except RuntimeError:
+        return None
 
 
 def check_tensors(q: Tensor, k: Tensor) -> None:
@@ -173,7 +178,7 @@ def check_tensors(q: Tensor, k: Tensor) -> None:
         if not x.is_floating_point():
             reject_type(name, f"dtype {x.dtype}", "a floating dtype", f"convert it first: {name}.float()")
         if x.ndim < 2:
-            reject(name, f"shape {tuple(x.shape)}", "two or more dimensions, [..., H, L, D]")
+            reject(name, f"shape {tuple(x.shape)}", "two or more dimensions, [..., L, D]")
     if q.dtype != k.dtype:
         reject_type("k", f"dtype {k.dtype}", f"the dtype of q, {q.dtype}")
     if q.device != k.device:
@@ -182,8 +187,6 @@ def check_tensors(q: Tensor, k: Tensor) -> None:
         reject("k", f"head size {k.shape[-1]}", f"the head size of q, {q.shape[-1]}")
     if q.shape[-1] == 0:
         reject("q", "head size 0", "a head size of 1 or more")
-    if k.ndim != q.ndim:
-        reject("k", f"shape {tuple(k.shape)}", f"{q.ndim} dimensions, as q has {tuple(q.shape)}")
 
 
 def _checked_scale(scale: float | None, width: int) -> float:
@@ -203,11 +206,7 @@ def _canonical_mask(mask: Tensor, q: Tensor, logits: tuple[int, ...], heads: tup
         reject_type("attn_mask", f"dtype {mask.dtype}", "bool (True = visible) or a floating dtype (added)")
     if mask.device != q.device:
         reject("attn_mask", f"device {mask.device}", f"the device of q, {q.device}")
-    try:
-        fits = _broadcast(mask.shape, logits) == tuple(logits)
-    except RuntimeError:
-        fits = False
-    if not fits:
+    if broadcast(mask.shape, logits) != tuple(logits):
         reject(
             "attn_mask",
             f"shape {tuple(mask.shape)}",

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from sharpmax.arrays import ops_for
-from sharpmax.attention.normalisers.base import Normaliser, broadcast
+from sharpmax.attention.normalisers.base import Normaliser
 from sharpmax.attention.normalisers.base import normaliser as build
 from sharpmax.errors import reject, reject_type
+from sharpmax.rows.layout import broadcast
 
 __all__ = ["attend"]
 

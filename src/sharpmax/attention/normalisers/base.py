@@ -10,7 +10,6 @@ import inspect
 import math
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 
 from sharpmax.errors import reject, reject_type
 from sharpmax.policies.base import check_number
-from sharpmax.rows.layout import floats_at_least_32, hidden_by
+from sharpmax.rows.layout import broadcast, check_tensors, floats_at_least_32, hidden_by
 
 __all__ = ["Normaliser", "live_softmax", "normaliser", "normalisers", "positive_whole"]
 
@@ -205,14 +204,6 @@ def live_softmax(logits: Tensor, live: Tensor) -> Tensor:
     return torch.where(live, logits, -math.inf).softmax(-1)
 
 
-def broadcast(*shapes: Sequence[int]) -> tuple[int, ...] | None:
-    """The shape that all of these broadcast to, or None if there is none."""
-    try:
-        return tuple(torch.broadcast_shapes(*shapes))  # type: ignore[no-untyped-call]
-    except RuntimeError:
-        return None
-
-
 def logits_shape(q: Tensor, k: Tensor) -> tuple[int, ...]:
     """`[..., Lq, Lk]` of checked queries and keys."""
     return (*(broadcast(q.shape[:-2], k.shape[:-2]) or ()), q.shape[-2], k.shape[-2])
@@ -236,21 +227,7 @@ def positive_whole(name: str, value: object) -> int:
 
 def check_queries_and_keys(q: Tensor, k: Tensor) -> None:
     """Refuse what cannot be multiplied, by the argument's name."""
-    for name, x in (("q", q), ("k", k)):
-        if not isinstance(x, Tensor):
-            reject_type(name, type(x).__name__, "a torch.Tensor")
-        if not x.is_floating_point():
-            reject_type(name, f"dtype {x.dtype}", "a floating dtype", f"convert it first: {name}.float()")
-        if x.ndim < 2:
-            reject(name, f"shape {tuple(x.shape)}", "two or more dimensions, [..., L, D]")
-    if k.dtype != q.dtype:
-        reject_type("k", f"dtype {k.dtype}", f"the dtype of q, {q.dtype}")
-    if k.device != q.device:
-        reject("k", f"device {k.device}", f"the device of q, {q.device}")
-    if k.shape[-1] != q.shape[-1]:
-        reject("k", f"head size {k.shape[-1]}", f"the head size of q, {q.shape[-1]}")
-    if q.shape[-1] == 0:
-        reject("q", "head size 0", "a head size of 1 or more")
+    check_tensors(q, k)
     batch = tuple(q.shape[:-2])
     if broadcast(k.shape[:-2], batch) is None:
         reject("k", f"batch {tuple(k.shape[:-2])}", f"a batch that broadcasts with the query's {batch}")
