@@ -79,8 +79,7 @@ def attention(
     """
     chosen = resolve_policy(policy)
     check_impl(impl)
-    # The stock function aligns its causal limit top-left, so row i sees key j if j ≤ i + 0.
-    problem = problem_of(q, k, attn_mask, 0 if is_causal else None, scale, enable_gqa)
+    problem = problem_of(q, k, attn_mask, "upper-left" if is_causal else None, scale, enable_gqa)
     _check_values(q, k, v, dropout_p)
     if type(attn_mask) is Tensor and attn_mask.dtype not in (torch.bool, q.dtype):
         reject_type("attn_mask", f"dtype {attn_mask.dtype}", f"bool or the dtype of q, {q.dtype}")

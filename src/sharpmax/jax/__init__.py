@@ -1,7 +1,6 @@
 """Sharp attention for JAX: the names of sharpmax on JAX arrays, with the same policies and without torch.
 
-from sharpmax.jax import attention, softmax
-weights = softmax(logits)  # the paper's adaptive temperature
+The paper's adaptive temperature is `sharpmax.jax.softmax(logits)`.
 """
 
 from sharpmax.lazy import require

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -12,13 +13,14 @@ from torch import Tensor
 from sharpmax.errors import UnsupportedError, reject
 from sharpmax.rows.impl import stock, triton
 from sharpmax.rows.impl.reference import reference_stats
-from sharpmax.rows.layout import Problem, check_tensors, make_problem
+from sharpmax.rows.layout import Problem, make_problem
 from sharpmax.rows.operator import measure_parts
 from sharpmax.rows.stats import FIELDS, RowStats
 
 __all__ = ["IMPLS", "Impl", "check_impl", "measure", "problem_of", "row_stats"]
 
 Impl = Literal["auto", "reference", "streaming", "stock", "triton"]
+Alignment = Literal["upper-left", "lower-right"]
 IMPLS: tuple[str, ...] = ("auto", "reference", "streaming", "stock", "triton")
 
 _MEASURABLE = frozenset({*FIELDS, "entropy"})
@@ -48,17 +50,15 @@ def row_stats(
     >>> sm.row_stats(q, k).entropy.exp()  # two rows, uniform over eight keys
     tensor([[8., 8.]])
     """
-    check_tensors(q, k)
-    offset = k.shape[-2] - q.shape[-2] if is_causal else None
-    problem = problem_of(q, k, attn_mask, offset, scale, enable_gqa)
+    problem = problem_of(q, k, attn_mask, "lower-right" if is_causal else None, scale, enable_gqa)
     return measure(problem, impl, frozenset(fields))
 
 
 def problem_of(
-    q: Tensor, k: Tensor, attn_mask: Tensor | None, offset: int | None, scale: float | None, enable_gqa: bool
+    q: Tensor, k: Tensor, attn_mask: Tensor | None, causal: Alignment | None, scale: float | None, enable_gqa: bool
 ) -> Problem:
     """The arguments of an attention function in canonical form; torch's causal biases become causal limits."""
-    if attn_mask is not None and offset is not None:
+    if attn_mask is not None and causal is not None:
         reject(
             "attn_mask",
             "a mask together with is_causal=True",
@@ -68,10 +68,12 @@ def problem_of(
     # Whoever holds such a bias has loaded its module, which is heavy (it brings torch's compiler and Triton).
     bias = sys.modules.get("torch.nn.attention.bias")
     if bias is not None and isinstance(attn_mask, bias.CausalBias):
-        lower_right = attn_mask.variant == bias.CausalVariant.LOWER_RIGHT
-        offset = attn_mask.seq_len_kv - attn_mask.seq_len_q if lower_right else 0
+        causal = "lower-right" if attn_mask.variant == bias.CausalVariant.LOWER_RIGHT else "upper-left"
         attn_mask = None
-    return make_problem(q, k, attn_mask, offset=offset, scale=scale, enable_gqa=enable_gqa)
+    problem = make_problem(q, k, attn_mask, offset=None, scale=scale, enable_gqa=enable_gqa)
+    if causal is None:
+        return problem
+    return replace(problem, offset=k.shape[-2] - q.shape[-2] if causal == "lower-right" else 0)
 
 
 def measure(problem: Problem, impl: str, fields: frozenset[str]) -> RowStats:
