@@ -30,13 +30,13 @@ types: setup
 
 # A machine with a GPU brings its own PyTorch, Triton and pytest: nothing is installed there.
 test-gpu:
-	@TRITON_INTERPRET=0 PYTHONPATH=src $(PYTHON) -m pytest -p no:cacheprovider tests/test_gpu.py tests/rows/test_triton.py
+	@TRITON_INTERPRET=0 PYTHONPATH=src $(PYTHON) -m pytest -p no:cacheprovider tests/test_gpu.py tests/test_gpu_reproduce.py tests/rows/test_triton.py
 
 demo: setup
-	@$(BIN)/sharpmax demo --out demo
+	@$(BIN)/sharpmax reproduce --out reproduce
 
 bench: setup
 	@$(BIN)/sharpmax bench --cpu --out benchmarks
 
 clean:
-	rm -rf $(VENV) demo .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) reproduce .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

@@ -11,8 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import sharpmax as sm
-from sharpmax.experiments import demo
-from sharpmax.policies import PAPER, Constant
+from sharpmax.experiments.reproduce.evaluation import measure
+from sharpmax.models.weights import Trained, shipped_path
+from sharpmax.policies import PAPER, Constant, Policy
 from tests.numerics import heads, worst
 
 
@@ -43,9 +44,10 @@ def test_9_arms_differ_in_nothing_but_the_policy() -> None:
     assert not torch.equal(sm.attention(q, k, v, policy=Constant(1.0), is_causal=True), baseline)
 
 
-def test_9_arms_of_the_demo_see_the_same_draws() -> None:
-    """Where a policy does nothing its arm must repeat the baseline's numbers exactly."""
-    tables = demo.dispersion_tables(3, sizes=(16, 2048), draws=4)
-    for table in tables.values():
-        if "softmax" in table and "paper" in table:
-            assert table["paper"]["2048"] == table["softmax"]["2048"]
+def test_9_arms_of_an_experiment_see_the_same_heads_and_sets() -> None:
+    """An arm whose policy does nothing must repeat the baseline's numbers exactly."""
+    trained = [Trained.load(shipped_path("paper")).heads([0])]
+    arms: list[dict[str, Policy | None]] = [{"softmax": None, "paper": Constant(1.0)}]
+    measured = measure(trained, arms, 64, 32, (0, 0))
+    for table in (measured.correct, measured.entropy, measured.top_weight):
+        assert (table["paper"] == table["softmax"]).all()

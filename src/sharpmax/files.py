@@ -8,18 +8,23 @@ from pathlib import Path
 
 from sharpmax.errors import ArgumentError
 
-__all__ = ["write_text"]
+__all__ = ["write_bytes", "write_text"]
 
 
 def write_text(path: str | Path, text: str) -> Path:
     """Write `text` to `path` in one step: the old content stays until the new one is complete."""
+    return write_bytes(path, text.encode("utf-8"))
+
+
+def write_bytes(path: str | Path, data: bytes) -> Path:
+    """Write `data` to `path` in one step, as `write_text`."""
     path = Path(path)
     partial = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".partial")
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
         # mkstemp makes files for the owner alone; a result is an ordinary file.

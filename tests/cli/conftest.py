@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import pytest
 
 from sharpmax.cli import main
-from sharpmax.experiments import demo, provenance
+from sharpmax.experiments import provenance
 
 
 @dataclass(frozen=True)
@@ -33,9 +32,3 @@ def sharpmax_command(capsys: pytest.CaptureFixture[str]) -> Callable[..., Outcom
         return Outcome(code, captured.out, captured.err)
 
     return run
-
-
-@pytest.fixture
-def small_demo(monkeypatch: pytest.MonkeyPatch) -> None:
-    small = functools.partial(demo.dispersion_tables, sizes=(16, 64, 1024), draws=4)
-    monkeypatch.setattr(demo, "dispersion_tables", small)

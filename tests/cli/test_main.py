@@ -16,9 +16,9 @@ import sharpmax
 from sharpmax.cli import env, main
 from sharpmax.cli.app import make_app
 from sharpmax.errors import ArgumentError
-from sharpmax.experiments import demo as demo_experiment
+from sharpmax.experiments.reproduce import tables
 
-COMMANDS = ("demo", "bench", "report", "env")
+COMMANDS = ("reproduce", "bench", "report", "env")
 SRC = str(Path(sharpmax.__file__).parent.parent)
 
 
@@ -36,7 +36,7 @@ def is_one_error_line(text: str) -> bool:
 
 
 def test_version(sharpmax_command: Any) -> None:
-    for words in (["--version"], ["--version", "demo"]):
+    for words in (["--version"], ["--version", "reproduce"]):
         outcome = sharpmax_command(*words)
         assert (outcome.code, outcome.out, outcome.err) == (0, f"sharpmax {sharpmax.__version__}\n", "")
 
@@ -60,10 +60,10 @@ def test_without_a_command_there_is_help_and_exit_code_2(sharpmax_command: Any) 
     ("words", "says"),
     [
         (["nope"], "'nope'"),
-        (["demo", "--nope"], "--nope"),
-        (["demo", "--seed", "two"], "--seed"),
-        (["demo", "--seed", "-1"], "seed: got -1"),
-        (["demo", "--seed", str(2**64)], "seed: got"),
+        (["reproduce", "--nope"], "--nope"),
+        (["reproduce", "--seed", "two"], "--seed"),
+        (["reproduce", "--seed", "-1"], "seed: got -1"),
+        (["reproduce", "--seed", str(2**64)], "seed: got"),
         (["bench", "--gpu"], "--gpu: measuring on a GPU is not there yet"),
         (["bench", "--repeat", "0"], "repeat: got 0"),
         (["bench", "--length", "1"], "length: got 1"),
@@ -86,7 +86,7 @@ def test_out_is_a_file(sharpmax_command: Any, tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("mine")
     for out in (file, file / "below"):
-        outcome = sharpmax_command("demo", "--out", out)
+        outcome = sharpmax_command("reproduce", "--out", out)
         assert outcome.code == 2
         assert is_one_error_line(outcome.err)
         assert "--out" in outcome.err
@@ -113,30 +113,30 @@ def failing(problem: BaseException) -> Any:
 
 
 def test_debug_shows_the_traceback(sharpmax_command: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo_experiment, "dispersion_tables", failing(ArgumentError("two\nlines")))
-    assert sharpmax_command("demo", "--out", tmp_path).err == "sharpmax: error: two lines\n"
-    for words in (["demo", "--out", tmp_path, "--debug"], ["--debug", "demo", "--out", tmp_path]):
+    monkeypatch.setattr(tables, "reproduce_tables", failing(ArgumentError("two\nlines")))
+    assert sharpmax_command("reproduce", "--out", tmp_path).err == "sharpmax: error: two lines\n"
+    for words in (["reproduce", "--out", tmp_path, "--debug"], ["--debug", "reproduce", "--out", tmp_path]):
         outcome = sharpmax_command(*words)
         assert outcome.code == 2
         assert "Traceback" in outcome.err
 
 
 def test_a_mistake_of_ours_is_not_hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo_experiment, "dispersion_tables", failing(ZeroDivisionError("ours")))
+    monkeypatch.setattr(tables, "reproduce_tables", failing(ZeroDivisionError("ours")))
     with pytest.raises(ZeroDivisionError):
-        main(["demo", "--out", str(tmp_path)])
+        main(["reproduce", "--out", str(tmp_path)])
 
 
 def test_interrupt_is_quiet(sharpmax_command: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo_experiment, "dispersion_tables", failing(KeyboardInterrupt()))
-    outcome = sharpmax_command("demo", "--out", tmp_path)
+    monkeypatch.setattr(tables, "reproduce_tables", failing(KeyboardInterrupt()))
+    outcome = sharpmax_command("reproduce", "--out", tmp_path)
     assert outcome.code == 130
     assert "Traceback" not in outcome.err
 
 
 def test_without_typer_the_error_names_the_extra(sharpmax_command: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "typer", None)
-    outcome = sharpmax_command("demo")
+    outcome = sharpmax_command("reproduce")
     assert outcome.code == 2
     assert is_one_error_line(outcome.err)
     assert "pip install 'sharpmax[cli]'" in outcome.err

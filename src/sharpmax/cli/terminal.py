@@ -10,12 +10,13 @@ from typing import IO
 
 from rich import box
 from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
 from sharpmax.errors import ArgumentError
 
-__all__ = ["out_folder", "print_table", "progress", "say", "wrote"]
+__all__ = ["bar", "out_folder", "print_table", "progress", "say", "wrote"]
 
 _PIPE_WIDTH = 160
 
@@ -62,6 +63,19 @@ def progress() -> Iterator[Callable[[str], None]]:
         return
     with console.status("") as status:
         yield lambda text: status.update(Text(text))
+
+
+@contextmanager
+def bar(what: str, total: int) -> Iterator[Callable[[int, str], None]]:
+    """A function that moves a progress bar ahead and shows a remark, on a terminal's stderr and nowhere else."""
+    console = _console(stderr=True)
+    if not console.is_terminal:
+        yield lambda ahead, remark: None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    with Progress(*columns, TextColumn("{task.fields[remark]}"), console=console, transient=True) as shown:
+        task = shown.add_task(what, total=total, remark="")
+        yield lambda ahead, remark: shown.update(task, advance=ahead, remark=remark)
 
 
 def out_folder(out: Path) -> Path:

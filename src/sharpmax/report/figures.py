@@ -3,77 +3,69 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sharpmax.errors import ArgumentError, FileFormatError
-from sharpmax.files import write_text
+from sharpmax.errors import FileFormatError
+from sharpmax.files import write_bytes, write_text
 from sharpmax.lazy import require
-from sharpmax.report.dispersion import NEEDS as DISPERSION_NEEDS
-from sharpmax.report.dispersion import draw_dispersion
+from sharpmax.report.plots import NEEDS, build, file_name, plottable
+from sharpmax.report.static import STYLE, static_figure
+from sharpmax.report.tables import readable
 
-__all__ = ["draw", "drawable"]
-
-_DRAWINGS: dict[str, tuple[frozenset[str], Callable[[Mapping[str, Any]], Any]]] = {
-    "dispersion": (DISPERSION_NEEDS, draw_dispersion),
-}
-"""Name of a figure, the tables it is drawn from, and what draws it."""
-
-_STYLE = {
-    "font.size": 10.0,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": "#e6e6e6",
-    "grid.linewidth": 0.8,
-    "legend.frameon": False,
-    "svg.hashsalt": "sharpmax",  # the same results give the same file
-}
+__all__ = ["draw", "drawable", "drawing", "svg_text"]
 
 
 def drawable(tables: Mapping[str, Any]) -> list[str]:
     """The names of the figures that these tables hold everything for."""
-    return [name for name, (needs, _) in _DRAWINGS.items() if needs <= set(tables)]
+    return list(_drawings(tables))
 
 
 def draw(tables: Mapping[str, Any], folder: str | Path) -> list[Path]:
     """Draw every figure the tables of a results file allow, as SVG and PNG, into `folder`."""
-    names = drawable(tables)
-    if not names:
-        known = "; ".join(f"{name} from {sorted(needs)}" for name, (needs, _) in _DRAWINGS.items())
+    drawings = _drawings(tables)
+    if not drawings:
+        known = "; ".join(f"{name} from {sorted(needs)}" for name, needs in NEEDS.items())
         raise FileFormatError(f"results: nothing to draw in tables {sorted(tables)}; allowed: {known}")
-    matplotlib = require("matplotlib", "report", "drawing figures")
-    written = []
-    for name in names:
-        with matplotlib.rc_context(_STYLE):
-            try:
-                figure = _DRAWINGS[name][1](tables)
-            except (AttributeError, KeyError, TypeError, ValueError) as problem:
-                raise FileFormatError(
-                    f"results: the tables of figure {name!r} are damaged ({type(problem).__name__}: {problem}); "
-                    "run their command again"
-                ) from problem
-            written += [_write_svg(figure, Path(folder) / f"{name}.svg"), _write_png(figure, Path(folder), name)]
+    with drawing():
+        figures = {}
+        for name, make in drawings.items():
+            with readable(f"figure {name!r}"):
+                figures[name] = make()
+        written = []
+        for name, figure in figures.items():
+            written.append(write_text(Path(folder) / f"{name}.svg", svg_text(figure)))
+            written.append(write_bytes(Path(folder) / f"{name}.png", _png(figure)))
     return written
 
 
-def _write_svg(figure: Any, path: Path) -> Path:
+@contextmanager
+def drawing() -> Iterator[None]:
+    """matplotlib's settings of our figures; afterwards the user's are as they were."""
+    with require("matplotlib", "report", "drawing figures").rc_context(STYLE):
+        yield
+
+
+def svg_text(figure: Any) -> str:
+    """A figure as the text of an SVG file."""
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", metadata={"Date": None})
     # matplotlib ends some lines with blanks, which a repository would complain about.
-    return write_text(path, "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + "\n")
+    return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + "\n"
 
 
-def _write_png(figure: Any, folder: Path, name: str) -> Path:
-    path, partial = folder / f"{name}.png", folder / f".{name}.png.partial"
-    try:
-        figure.savefig(partial, format="png", dpi=160)
-        partial.replace(path)
-    except OSError as problem:
-        partial.unlink(missing_ok=True)
-        raise ArgumentError(
-            f"path: cannot write {str(path)!r} ({problem.strerror}); allowed: a path in a folder you may write to"
-        ) from problem
-    return path
+def _drawings(tables: Mapping[str, Any]) -> dict[str, Callable[[], Any]]:
+    return {file_name(name, recipe): partial(_static, tables, name, recipe) for name, recipe in plottable(tables)}
+
+
+def _static(tables: Mapping[str, Any], name: str, recipe: str) -> Any:
+    return static_figure(build(tables, name, recipe))
+
+
+def _png(figure: Any) -> bytes:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=160)
+    return buffer.getvalue()

@@ -1,0 +1,195 @@
+"""`sharpmax reproduce`: the paper's max retrieval, from training to the page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sharpmax.cli.options import device_named, sizes_from
+from sharpmax.cli.terminal import bar, out_folder, print_table, progress, say, wrote
+from sharpmax.errors import reject
+
+if TYPE_CHECKING:
+    import torch
+
+    from sharpmax.models.weights import Trained
+
+__all__ = ["add_to", "reproduce"]
+
+_BOTH = "both"
+_DEFAULT_SIZES = "16,32,64,128,256,512,1024,2048,4096,8192,16384"
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command(epilog="Example: sharpmax reproduce --train --steps 2000 --seeds 1 --out quick")(reproduce)
+
+
+def reproduce(
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for results, figures and page.")] = Path("reproduce"),
+    recipe: Annotated[str, typer.Option(help="How heads are trained: paper, sharp or both.")] = _BOTH,
+    samples: Annotated[int, typer.Option(help="Sets per head and size; more are more precise.")] = 128,
+    sizes: Annotated[str, typer.Option(metavar="N,N,…", help="Numbers of items to test on.")] = _DEFAULT_SIZES,
+    seeds: Annotated[int, typer.Option(help="How many heads, each from a seed of its own.")] = 10,
+    seed: Annotated[int, typer.Option(help="Seed of the test sets, and of the first head in training.")] = 0,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
+    train: Annotated[
+        bool, typer.Option("--train", help="Train heads instead of taking the package's own; see --steps.")
+    ] = False,
+    steps: Annotated[int, typer.Option(help="Length of the training; the paper's is 100000.")] = 100_000,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the training in --out.")] = False,
+    weights: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="Test the heads of an earlier --train: its folder or a file.")
+    ] = None,
+    draw: Annotated[bool, typer.Option("--draw/--no-draw", help="Draw figures and page, or save numbers only.")] = True,
+) -> None:
+    """Reproduce the paper's main table and figures: does a trained head still find the best of n items as n grows?
+
+    Ten heads trained at full length come with the package for each of two recipes, the paper's and a sharper one.
+    """
+    from sharpmax.experiments.provenance import check_seed, typed
+    from sharpmax.experiments.reproduce.recipes import RECIPES, recipe_named
+    from sharpmax.experiments.reproduce.tables import items_to_read, reproduce_tables
+    from sharpmax.experiments.results import FILE_NAME, collect
+    from sharpmax.lazy import require
+
+    recipes = list(RECIPES) if recipe == _BOTH else [recipe_named(recipe).name]
+    tested = sizes_from(sizes)
+    for name, value in (("samples", samples), ("seeds", seeds), ("steps", steps)):
+        if value < 1:
+            reject(f"--{name}", value, "1 or more")
+    check_seed(seed)
+    train = train or resume
+    if train and weights is not None:
+        reject("--weights", repr(str(weights)), "nothing together with --train", "give one of the two")
+    chosen = device_named(device)
+    # Everything that could stop the run is asked for before it begins.
+    require("scipy.stats", "reproduce", "sharpmax reproduce")
+    require("safetensors", "reproduce", "sharpmax reproduce")
+    if draw:
+        for package in ("matplotlib", "plotly", "jinja2"):
+            require(package, "report", "drawing the report (leave it out with --no-draw)")
+    heads = [] if train else _load(recipes, seeds, weights)
+    folder = out_folder(out)
+    command = typed(
+        "reproduce",
+        out=out,
+        recipe=recipe,
+        samples=samples,
+        sizes=None if sizes == _DEFAULT_SIZES else sizes,
+        seeds=seeds,
+        seed=seed,
+        device=chosen.type,
+        train=train,
+        steps=steps if train else None,
+        weights=weights,
+    )
+    if train:
+        heads = _train(recipes, range(seed, seed + seeds), steps, chosen, folder, command, resume=resume)
+    total = items_to_read(tested, samples, sum(len(w.seeds) for w in heads))
+    with bar("testing", total) as advance:
+        tables = reproduce_tables(heads, tested, samples, seed, chosen, lambda items: advance(items, ""))
+    saved = collect(command, tables, seed=seed).save(folder / FILE_NAME)
+    _print(tables)
+    wrote([*_save_policies(tables, folder), saved])
+    if draw:
+        _draw(saved)
+
+
+def _train(
+    recipes: Sequence[str],
+    seeds: range,
+    steps: int,
+    device: torch.device,
+    folder: Path,
+    command: str,
+    *,
+    resume: bool,
+) -> list[Trained]:
+    from sharpmax.experiments.reproduce.recipes import recipe_named
+    from sharpmax.experiments.reproduce.run import train, weights_path
+
+    done = []
+    for name in recipes:
+        with bar(f"training recipe {name!r}", steps) as advance:
+            reached = 0
+
+            def show(step: int, loss: float) -> None:
+                nonlocal reached
+                advance(step - reached, f"loss {loss:.4f}" if step else "")
+                reached = step
+
+            trained = train(
+                recipe_named(name), seeds, steps, device, folder, command=command, resume=resume, progress=show
+            )
+        done.append(trained)
+        say(
+            f"trained {len(seeds)} heads by recipe {name!r}: {steps:,} steps in {trained.provenance['seconds']:.0f} s, "
+            f"weights in {weights_path(folder, name)}"
+        )
+    return done
+
+
+def _load(recipes: Sequence[str], seeds: int, weights: Path | None) -> list[Trained]:
+    from sharpmax.experiments.reproduce.run import weights_path
+    from sharpmax.models.weights import Trained, shipped_path
+
+    if weights is not None and weights.is_file():
+        return [Trained.load(weights).first(seeds)]
+    paths = [shipped_path(name) if weights is None else weights_path(weights, name) for name in recipes]
+    return [Trained.load(path).first(seeds) for path in paths]
+
+
+def _save_policies(tables: Mapping[str, Any], folder: Path) -> list[Path]:
+    from sharpmax.policies.base import policy_from_dict
+    from sharpmax.report.tables import key
+
+    written = []
+    for recipe in tables["setting"]["recipes"]:
+        table = tables.get(key("fit", recipe))
+        if table is not None:
+            name = key("policy-refit", recipe).replace("/", "-")
+            written.append(policy_from_dict(table["policy"]).save(folder / f"{name}.json"))
+    return written
+
+
+def _print(tables: Mapping[str, Any]) -> None:
+    from sharpmax.report.summary import sentences
+    from sharpmax.report.tables import key
+
+    setting = tables["setting"]
+    for recipe, about in setting["recipes"].items():
+        accuracy = tables[key("accuracy", recipe)]
+        reference = tables["published"] if recipe == "paper" else {}
+        columns = [name for arm in accuracy for name in ([arm, f"{arm}, published"] if arm in reference else [arm])]
+        rows = []
+        for n in map(str, setting["sizes"]):
+            row = [f"{int(n):,}"]
+            for arm in accuracy:
+                cell = accuracy[arm][n]
+                row.append(f"{cell['mean']:.1f}" + ("" if cell["sem"] is None else f" ±{cell['sem']:.1f}"))
+                if arm in reference:
+                    row.append(f"{reference[arm][n]:.1f}" if n in reference[arm] else "–")
+            rows.append(row)
+        title = (
+            f"accuracy (%) of recipe {recipe!r}: {about['describe']}; {about['steps']:,} steps, "
+            f"{len(about['seeds'])} seeds × {setting['samples']} sets"
+        )
+        print_table(title, ["items n", *columns], rows)
+        for what, why in setting["left_out"][recipe].items():
+            say(f"left out: {what}, because {why}")
+    for sentence in sentences(tables):
+        say(sentence)
+
+
+def _draw(saved: Path) -> None:
+    from sharpmax.cli.report import draw_saved
+
+    with progress() as note:
+        note("drawing")
+        # Drawn from the file, as anybody can do again later.
+        files = draw_saved(saved)
+    wrote(files)

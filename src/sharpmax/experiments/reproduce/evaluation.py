@@ -1,0 +1,170 @@
+"""Trained heads on sets of growing size, every arm on the same heads and the same items.
+
+Sets are drawn and read in pages of so many items, which bounds the memory at any size.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sharpmax.errors import OutOfRangeWarning
+from sharpmax.models.single_head import WIDTH, SingleHeads
+from sharpmax.policies import Policy
+from sharpmax.rows.dense import centred, dense_stats
+from sharpmax.rows.stats import RowStats
+from sharpmax.tasks.max_retrieval import draw, seeded
+
+__all__ = ["HARD", "Measured", "Progress", "Read", "measure", "measure_page", "read"]
+
+HARD = "hard"
+"""The arm that takes the item with the largest logit alone: the ceiling for any temperature."""
+
+Progress = Callable[[int], None]
+"""Told how many items were read since it was last told."""
+
+_PAGE = {"cpu": 2**15, "cuda": 2**22}
+_BLOCK = 2**12
+_REACH = 40.0
+
+
+@dataclass(frozen=True)
+class Read:
+    """What a head makes of some sets: features h [B, n, 128] and logits s [B, n], −inf where an item is not live."""
+
+    head: SingleHeads
+    features: Tensor
+    logits: Tensor
+    priority: Tensor
+    best: Tensor
+    answer: Tensor
+
+    def scores(self, pooled: Tensor) -> Tensor:
+        """Class logits of Σ p_i h_i: [B, ..., 128] -> [B, ..., 10]."""
+        return self.head.classify(pooled[None])[0]
+
+
+def read(
+    heads: Sequence[SingleHeads], size: int | tuple[int, int], samples: int, stream: Sequence[int], progress: Progress
+) -> Iterator[tuple[int, Read]]:
+    """Every head on `samples` sets of its own, page by page: (position of the head, what it reads).
+
+    Heads see different sets, so that the spread between them holds the chance of drawing too; whatever is compared on
+    one head is compared on the same sets. `stream` tells one use of random numbers from another.
+    """
+    device = next(heads[0].parameters()).device
+    most = size if isinstance(size, int) else size[1]
+    page = max(1, _PAGE.get(device.type, _PAGE["cpu"]) // most)
+    for position, head in enumerate(heads):
+        generator = seeded(device, *stream, most, position)
+        for start in range(0, samples, page):
+            sets = draw((min(page, samples - start),), size, generator)
+            h = _features(head, sets.items)
+            s = head.logits(h[None], sets.query[None])[0].masked_fill(~sets.live, -torch.inf)
+            yield position, Read(head, h, s, sets.priority, sets.best, sets.answer)
+            progress(len(s) * most)
+
+
+def _features(head: SingleHeads, items: Tensor) -> Tensor:
+    if items.device.type != "cpu":
+        return head.features(items[None])[0]
+    # On a CPU the layers in between must stay in its cache: wide ones are written to memory and read back.
+    rows = items.flatten(0, 1)
+    h = torch.empty(len(rows), WIDTH)
+    for start in range(0, len(rows), _BLOCK):
+        h[start : start + _BLOCK] = head.features(rows[None, start : start + _BLOCK])[0]
+    return h.view(*items.shape[:2], WIDTH)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One size: arrays [heads, samples] by arm; `confidence` and `spread` are those of plain softmax."""
+
+    correct: Mapping[str, np.ndarray]
+    entropy: Mapping[str, np.ndarray]
+    top_weight: Mapping[str, np.ndarray]
+    confidence: np.ndarray
+    spread: np.ndarray
+
+
+def measure(
+    heads: Sequence[SingleHeads],
+    arms: Sequence[Mapping[str, Policy | None]],
+    size: int | tuple[int, int],
+    samples: int,
+    stream: Sequence[int],
+    progress: Progress = lambda items: None,
+) -> Measured:
+    """Evaluate the arms (for each head its own policies, the same names, `softmax` the first) and `hard`."""
+    names = list(arms[0])
+    found: list[list[dict[str, Tensor]]] = [[] for _ in heads]
+    with torch.inference_mode(), warnings.catch_warnings():
+        # Where a policy leaves the range it was fitted on is part of the results; it is told there.
+        warnings.simplefilter("ignore", OutOfRangeWarning)
+        for position, seen in read(heads, size, samples, stream, progress):
+            found[position].append(measure_page(seen, arms[position]))
+
+    def gather(name: str) -> np.ndarray:
+        return np.stack([torch.cat([part[name].cpu() for part in parts]).numpy() for parts in found])
+
+    return Measured(
+        correct={name: gather(f"correct {name}") for name in (*names, HARD)},
+        entropy={name: gather(f"entropy {name}") for name in names},
+        top_weight={name: gather(f"top {name}") for name in names},
+        confidence=gather("confidence"),
+        spread=gather("spread"),
+    )
+
+
+def measure_page(seen: Read, arms: Mapping[str, Policy | None]) -> dict[str, Tensor]:
+    """What `Measured` holds, for one head and the sets it has just read: [B] by the name of field and arm."""
+    s, h = _near(seen)
+    live = s > -torch.inf
+    x, _ = centred(s, live)
+    plain = _counting_all(dense_stats(s, live), seen.logits)
+    found: dict[str, Tensor] = {"spread": _spread(seen.logits)}
+    weights = []
+    for name, policy in arms.items():
+        scaled, stats = x, plain
+        if policy is not None:
+            beta = policy.beta(plain, lambda b: dense_stats(x * b[:, None].to(x.dtype), live))
+            scaled = x * beta[:, None].to(x.dtype)
+            stats = dense_stats(scaled, live)
+        found[f"entropy {name}"], found[f"top {name}"] = stats.entropy, stats.top_weight
+        weights.append(scaled.masked_fill(~live, -torch.inf).softmax(-1))
+    pooled = torch.matmul(torch.stack(weights, dim=1), h)
+    # Items come largest logit first, so the first is the one that hard attention takes.
+    scores = seen.scores(torch.cat((pooled, h[:, :1]), dim=1))
+    right = scores.argmax(-1) == seen.answer[:, None]
+    found |= {f"correct {name}": right[:, column] for column, name in enumerate((*arms, HARD))}
+    found["confidence"] = scores[:, 0].softmax(-1).amax(-1)
+    return found
+
+
+def _near(seen: Read) -> tuple[Tensor, Tensor]:
+    """Logits and features of the items that can weigh anything, largest logit first.
+
+    An item `_REACH` nats under the top weighs less than e^−40 of it at any β ≥ 1. All of them together stay under the
+    rounding of float32 by a factor of a million, and leaving them out saves most of the work.
+    """
+    reach = seen.logits > seen.logits.amax(-1, keepdim=True) - _REACH
+    count = int(reach.sum(-1).max())
+    s, order = seen.logits.topk(count)
+    h = seen.features.gather(1, order[..., None].expand(-1, -1, WIDTH))
+    return s.masked_fill(s <= s[:, :1] - _REACH, -torch.inf), h
+
+
+def _counting_all(stats: RowStats, logits: Tensor) -> RowStats:
+    """The statistics with every item counted, those out of reach too: some policies go by their number."""
+    parts, measured = stats.flatten()
+    return RowStats.unflatten(measured, [(logits > -torch.inf).sum(-1), *parts[1:]])
+
+
+def _spread(logits: Tensor) -> Tensor:
+    least = logits.masked_fill(logits == -torch.inf, torch.inf).amin(-1)
+    return logits.amax(-1) - least

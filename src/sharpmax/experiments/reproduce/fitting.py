@@ -1,0 +1,138 @@
+"""What is learned from sets that no evaluation sees: each head's own entropy, the polynomial, the failure detector."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from sharpmax.calibrate.optimum import best_beta
+from sharpmax.experiments.reproduce.detection import Detector
+from sharpmax.experiments.reproduce.evaluation import Progress, Read, measure, measure_page, read
+from sharpmax.models.single_head import SingleHeads
+from sharpmax.policies import PAPER, EntropyTarget, LogLength, Policy, Polynomial
+
+__all__ = ["Fitted", "fit", "fit_samples"]
+
+_LARGEST_BETA = 10.0
+_LEAST_POINTS = 50
+_IN_DISTRIBUTION_SETS = 2048
+_PLOTTED = 1000
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What one recipe's heads taught: policies by arm for each head, the polynomial's table, the failure detector."""
+
+    arms: list[dict[str, Policy | None]]
+    polynomial: dict[str, Any] | None
+    detector: Detector | None
+    left_out: dict[str, str]
+    """What could not be fitted, and why."""
+
+
+def fit_samples(samples: int) -> int:
+    """How many sets of each size are spent on fitting when `samples` are spent on evaluation."""
+    return max(32, samples // 4)
+
+
+def fit(
+    heads: Sequence[SingleHeads],
+    sizes: Sequence[int],
+    samples: int,
+    seed: int,
+    train_sizes: tuple[int, int],
+    progress: Progress,
+) -> Fitted:
+    """Fit everything on `fit_samples(samples)` sets per size, from a stream of random numbers of their own."""
+    plain: list[dict[str, Policy | None]] = [{"softmax": None} for _ in heads]
+    inside = measure(heads, plain, train_sizes, _IN_DISTRIBUTION_SETS, (seed, 0), progress)
+    targets = inside.entropy["softmax"].mean(axis=1)
+    points: list[dict[str, np.ndarray]] = []
+    with torch.inference_mode():
+        for size in sizes:
+            points += [_survey(seen) for _, seen in read(heads, size, fit_samples(samples), (seed, 1), progress)]
+    survey = {name: np.concatenate([part[name] for part in points]) for name in points[0]}
+    table, refit = _polynomial(survey, sizes)
+    arms = []
+    for target in targets:
+        policies: dict[str, Policy | None] = {"softmax": None, "paper": PAPER}
+        if refit is not None:
+            policies["refit"] = refit
+        policies["log-length"] = LogLength(reference=train_sizes[1])
+        policies["entropy-target"] = EntropyTarget(float(target))
+        arms.append(policies)
+    detector = Detector.fit(survey["confidence"], survey["entropy"], survey["correct"])
+    return Fitted(arms, table, detector, _left_out(survey, refit, detector))
+
+
+def _left_out(survey: Mapping[str, np.ndarray], refit: Policy | None, detector: Detector | None) -> dict[str, str]:
+    reasons = {}
+    if refit is None:
+        reasons["refit"] = (
+            f"{int((~np.isnan(survey['beta'])).sum())} wrongly ranked inputs are too few to fit a polynomial on "
+            f"({_LEAST_POINTS} are needed); more --samples, --seeds or larger --sizes give more"
+        )
+    if detector is None:
+        reasons["both"] = "too few wrong answers to fit a failure detector on"
+    return reasons
+
+
+def _survey(seen: Read) -> dict[str, np.ndarray]:
+    """Entropy, confidence, whether the answer is right, and the best β: NaN where the best item is on top anyway."""
+    found = measure_page(seen, {"softmax": None})
+    missed = seen.logits.argmax(-1) != seen.best
+    best = torch.full(missed.shape, torch.nan, dtype=torch.float64, device=missed.device)
+    if bool(missed.any()):
+        best[missed] = best_beta(seen.logits[missed], seen.best[missed])
+    columns = {"entropy": found["entropy softmax"], "confidence": found["confidence"], "beta": best}
+    columns["correct"] = found["correct softmax"]
+    return {name: values.cpu().numpy() for name, values in columns.items()}
+
+
+def _polynomial(survey: Mapping[str, np.ndarray], sizes: Sequence[int]) -> tuple[dict[str, Any] | None, Policy | None]:
+    """The paper's procedure: a polynomial of degree 4 through (entropy, best β) of the inputs that are ranked wrongly.
+
+    The best β is unbounded as the wanted item comes close to the top, and any large one does: those are left out.
+    """
+    wrong = ~np.isnan(survey["beta"])
+    used = wrong & (survey["beta"] > 0.0) & (survey["beta"] <= _LARGEST_BETA)
+    entropy, beta = survey["entropy"][used].astype(np.float64), survey["beta"][used]
+    if len(beta) < _LEAST_POINTS:
+        return None, None
+    policy = Polynomial.fit(entropy, beta)
+    residual = beta - np.polyval(policy.coefficients, entropy)
+    shown = np.linspace(0, len(beta) - 1, min(_PLOTTED, len(beta))).round().astype(int)
+    grid = np.linspace(0.0, max(policy.fitted_on[1], 6.5), 200)
+    table = {
+        "coefficients": list(policy.coefficients),
+        "fitted_on": list(policy.fitted_on),
+        "threshold": policy.threshold,
+        "acts_on": _ends(policy),
+        "paper_acts_on": _ends(PAPER),
+        "sizes": list(sizes),
+        "inputs": len(wrong),
+        "wrong": len(beta),
+        "dropped": int(wrong.sum() - used.sum()),
+        "r2": float(1.0 - residual.var() / beta.var()),
+        "points": {"entropy": _short(entropy[shown]), "beta": _short(beta[shown])},
+        "curve": {
+            "entropy": _short(grid),
+            "refit": _short(policy.value_at(grid)),
+            "paper": _short(PAPER.value_at(grid)),
+        },
+        "policy": policy.to_dict(),
+    }
+    return table, policy
+
+
+def _ends(policy: Polynomial) -> list[float | None] | None:
+    ends = policy.acts_on
+    return None if ends is None else [float(end) if np.isfinite(end) else None for end in ends]
+
+
+def _short(values: np.ndarray) -> list[float]:
+    return [float(f"{value:.5g}") for value in values]

@@ -1,0 +1,60 @@
+"""Tensors in a file that says what they are: safetensors with a kind, a schema and a description."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from sharpmax.errors import FileFormatError
+from sharpmax.files import write_bytes
+from sharpmax.lazy import require
+
+__all__ = ["SCHEMA", "load_tensors", "save_tensors"]
+
+SCHEMA = 1
+"""Version of the form; a reader refuses a newer one."""
+
+_MARK = "sharpmax"
+
+
+def save_tensors(path: str | Path, kind: str, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> Path:
+    """Write tensors with their description, in one step."""
+    safetensors = require("safetensors.torch", "reproduce", "saving weights")
+    header = {_MARK: kind, "schema": str(SCHEMA), "about": json.dumps(about, ensure_ascii=False, allow_nan=False)}
+    return write_bytes(path, safetensors.save(dict(tensors), metadata=header))
+
+
+def load_tensors(path: str | Path, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors and the description that `save_tensors` wrote."""
+    safetensors = require("safetensors", "reproduce", "reading weights")
+    shown = repr(str(path))
+    if not Path(path).is_file():
+        raise FileFormatError(f"weights: no file {shown}; `sharpmax reproduce --train --out DIR` writes one")
+    try:
+        with safetensors.safe_open(str(path), framework="pt") as file:
+            header = file.metadata() or {}
+            _check_header(header, kind, shown)
+            about = json.loads(header["about"])
+            return {name: file.get_tensor(name) for name in file.keys()}, about  # noqa: SIM118 (not a mapping)
+    except (OSError, ValueError, KeyError, safetensors.SafetensorError) as problem:
+        if isinstance(problem, FileFormatError):
+            raise
+        raise FileFormatError(
+            f"weights: {shown} is damaged or not a safetensors file ({problem}); allowed: a file of kind {kind!r} "
+            "written by sharpmax; train again or give another file"
+        ) from None
+
+
+def _check_header(header: Mapping[str, str], kind: str, shown: str) -> None:
+    if header.get(_MARK) != kind:
+        found = repr(header[_MARK]) if _MARK in header else "nothing of sharpmax"
+        raise FileFormatError(f"weights: {shown} holds {found}; allowed: a file of kind {kind!r} written by sharpmax")
+    schema = header.get("schema")
+    if schema != str(SCHEMA):
+        raise FileFormatError(
+            f"weights: {shown} has schema {schema}; allowed: {SCHEMA}; a newer file needs a newer sharpmax"
+        )

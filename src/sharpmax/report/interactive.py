@@ -1,0 +1,155 @@
+"""Figures for the screen: plots as the plain data that plotly draws in a browser.
+
+Each figure comes with two layouts, panels beside each other for a desk and below each other for a phone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from sharpmax.report.interactive_heat import interactive_heat
+from sharpmax.report.looks import GRID, SOFT
+from sharpmax.report.plot import Axis, Heat, Panel, Plot, Series, thinned
+from sharpmax.report.plotly_parts import base_layout, domain_of, nth, safe
+
+__all__ = ["interactive_figure"]
+
+_WIDE_TICKS, _NARROW_TICKS = 12, 6
+
+
+def interactive_figure(plot: Plot | Heat) -> dict[str, Any]:
+    """Traces, the two layouts, and whether one arm is shown at a time; everything is plain JSON."""
+    if isinstance(plot, Heat):
+        return interactive_heat(plot)
+    count = len(plot.panels)
+    # Plotly's own zorder takes the lines of the axes away; later traces lie on top as well.
+    traces = [
+        _trace(series, place)
+        for place, panel in enumerate(plot.panels, start=1)
+        for series in sorted(panel.series, key=lambda series: series.look.layer)
+    ]
+    return {
+        "data": traces,
+        "wide": _layout(plot.panels, count, _WIDE_TICKS // count, height=400),
+        "narrow": _layout(plot.panels, 1, _NARROW_TICKS, height=60 + 300 * count),
+        "one_at_a_time": False,
+    }
+
+
+def _trace(series: Series, place: int) -> dict[str, Any]:
+    colour, style = series.look.colour.light, series.look
+    trace: dict[str, Any] = {
+        "type": "scatter",
+        "name": safe(series.label),
+        "x": list(series.x),
+        "y": list(series.y),
+        "text": [safe(words) for words in series.hover],
+        "hovertemplate": "%{text}<extra></extra>",
+        "mode": "+".join([*(["lines"] if series.stroke else []), *(["markers"] if series.marker else [])]),
+        "line": {"color": colour, "width": style.width * 1.2, "dash": series.stroke or "solid"},
+        "xaxis": nth("x", place),
+        "yaxis": nth("y", place),
+        "meta": {"arm": series.arm},
+    }
+    if series.marker and style.marker:
+        hollow = series.marker == "hollow"
+        trace["marker"] = {
+            "color": colour,
+            "symbol": style.marker.plotly + ("-open" if hollow else ""),
+            "size": style.size * 1.45 + (3.0 if hollow else 0.0),
+            "line": {"color": colour, "width": 1.4 if hollow else 0.0},
+            "opacity": 0.4 if series.crowded else 1.0,
+        }
+    if series.low and series.high and any(low is not None for low in series.low):
+        trace["error_y"] = {
+            "type": "data",
+            "symmetric": False,
+            "array": [None if high is None else high - y for y, high in zip(series.y, series.high, strict=True)],
+            "arrayminus": [None if low is None else y - low for y, low in zip(series.y, series.low, strict=True)],
+            "color": colour,
+            "thickness": 1.3,
+            "width": 0,
+        }
+    return trace
+
+
+def _layout(panels: Sequence[Panel], columns: int, ticks: int, height: int) -> dict[str, Any]:
+    rows = -(-len(panels) // columns)
+    layout = base_layout(height, together=all(panel.together for panel in panels))
+    titled = any(panel.title for panel in panels)
+    layout["margin"] = {"l": 8, "r": 14, "t": 46 if titled else 24, "b": 8}
+    for place, panel in enumerate(panels, start=1):
+        x, y = domain_of((place - 1) % columns, columns, 0.09), domain_of(rows - 1 - (place - 1) // columns, rows, 0.2)
+        layout[nth("xaxis", place)] = _axis(panel.x, x, nth("y", place), ticks)
+        layout[nth("yaxis", place)] = _axis(panel.y, y, nth("x", place), ticks)
+        layout["annotations"] += _words(panel, place, x)
+        layout["shapes"] += _lines(panel, place)
+    return layout
+
+
+def _axis(axis: Axis, domain: list[float], anchor: str, ticks: int) -> dict[str, Any]:
+    spec: dict[str, Any] = {
+        "title": {"text": safe(axis.label), "font": {"size": 12.5, "color": SOFT.light}, "standoff": 8},
+        "domain": domain,
+        "anchor": anchor,
+        "automargin": True,
+        # A finger that scrolls the page must not drag the axes instead.
+        "fixedrange": True,
+        "range": [math.log10(end) for end in axis.limits] if axis.log else list(axis.limits),
+        "type": "log" if axis.log else "linear",
+        "hoverformat": ",.0f" if axis.log else "",
+        "showline": True,
+        "linecolor": SOFT.light,
+        "gridcolor": GRID.light,
+        "zeroline": False,
+        "tickfont": {"size": 11.5},
+        "tickangle": 0,
+    }
+    if axis.log:
+        spec["unifiedhovertitle"] = {"text": "%{x:,.0f} items"}
+    if axis.ticks is not None:
+        shown = thinned(axis.ticks, ticks)
+        spec |= {"tickvals": [at for at, _ in shown], "ticktext": [safe(text) for _, text in shown]}
+    return spec
+
+
+def _words(panel: Panel, place: int, x: list[float]) -> list[dict[str, Any]]:
+    """The title of a panel and what its marks mean, all of it where no data can be."""
+    found: list[dict[str, Any]] = []
+    top = {"yref": nth("y", place) + " domain", "y": 1.0, "yanchor": "bottom", "showarrow": False}
+    raised = 18 if any(mark.axis == "x" for mark in panel.marks) else 4
+    if panel.title:
+        text = f"<b>{safe(panel.title)}</b>"
+        found.append({**top, "xref": "paper", "x": x[0], "xanchor": "left", "yshift": raised, "text": text})
+    for mark in (mark for mark in panel.marks if mark.text):
+        said = {"text": safe(mark.text), "font": {"size": 11.5, "color": mark.colour.light}, "showarrow": False}
+        if mark.axis == "x":
+            at = math.log10(mark.at) if panel.x.log else mark.at
+            found.append({**top, **said, "xref": nth("x", place), "x": at, "xanchor": "center"})
+        else:
+            beside = {"xref": nth("x", place) + " domain", "x": 1.0, "xanchor": "right"}
+            found.append({**said, **beside, "yref": nth("y", place), "y": mark.at, "yanchor": "bottom"})
+    return found
+
+
+def _lines(panel: Panel, place: int) -> list[dict[str, Any]]:
+    shapes = []
+    for mark in panel.marks:
+        across, along = ("x", "y") if mark.axis == "x" else ("y", "x")
+        # Unlike those of annotations, the ends of shapes on a logarithmic axis are not logarithms.
+        shapes.append(
+            {
+                "type": "line",
+                "layer": "below",
+                f"{across}ref": nth(across, place),
+                f"{across}0": mark.at,
+                f"{across}1": mark.at,
+                f"{along}ref": nth(along, place) + " domain",
+                f"{along}0": 0,
+                f"{along}1": 1,
+                "line": {"color": mark.colour.light, "width": 1.3, "dash": "dot"},
+            }
+        )
+    return shapes

@@ -1,0 +1,145 @@
+"""A figure as a value: what is drawn and said, before anybody decides with which library.
+
+Static and interactive figures are two renderings of the same value, so they cannot disagree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from sharpmax.report.looks import Colour, Look
+
+__all__ = ["Axis", "Heat", "HeatPanel", "LegendEntry", "Mark", "Panel", "Plot", "Series", "Stroke", "legend", "thinned"]
+
+Stroke = Literal["solid", "dash", "dot"]
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One axis: what it measures, with its unit, from where to where, and where it is marked (None: anywhere)."""
+
+    label: str
+    limits: tuple[float, float]
+    log: bool = False
+    ticks: tuple[tuple[float, str], ...] | None = None
+
+
+@dataclass(frozen=True)
+class Series:
+    """Points that belong together; those with the same label share an entry of the legend.
+
+    `low` and `high` are the ends of error bars (None where there is none), `hover` says each point in words. A series
+    with an `arm` is hidden and shown together with everything else of that arm.
+    """
+
+    label: str
+    look: Look
+    x: Sequence[float]
+    y: Sequence[float]
+    hover: Sequence[str]
+    low: Sequence[float | None] | None = None
+    high: Sequence[float | None] | None = None
+    stroke: Stroke | None = "solid"
+    marker: Literal["full", "hollow"] | None = "full"
+    arm: str | None = None
+    in_legend: Look | None = None
+
+    @property
+    def crowded(self) -> bool:
+        """Whether there are so many points that they have to shine through one another."""
+        return self.stroke is None and len(self.x) > 100
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A straight line through the whole panel, and what it means (nothing, where the axes say it)."""
+
+    axis: Literal["x", "y"]
+    at: float
+    text: str
+    colour: Colour
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One pair of axes."""
+
+    x: Axis
+    y: Axis
+    series: Sequence[Series]
+    marks: Sequence[Mark] = ()
+    title: str = ""
+    together: bool = True
+    """Whether hovering shows all series at that x, or the nearest point alone."""
+
+
+@dataclass(frozen=True)
+class Plot:
+    """Panels beside each other."""
+
+    title: str
+    note: str
+    caption: str
+    alt: str
+    panels: Sequence[Panel]
+
+
+@dataclass(frozen=True)
+class HeatPanel:
+    """Weights in percent, a row for each set and a column for each item."""
+
+    title: str
+    values: Sequence[Sequence[float]]
+
+
+@dataclass(frozen=True)
+class Heat:
+    """Panels of weights for each arm, all in one colour scale."""
+
+    title: str
+    note: str
+    caption: str
+    alt: str
+    arms: Mapping[str, Sequence[HeatPanel]]
+    x_label: str
+    y_label: str
+    scale_label: str
+
+
+@dataclass(frozen=True)
+class LegendEntry:
+    """One line of a legend."""
+
+    label: str
+    look: Look
+    stroke: Stroke | None
+    marker: Literal["full", "hollow"] | None
+    arm: str | None
+
+
+def legend(plot: Plot) -> list[LegendEntry]:
+    """The legend of a plot: each label once, in the order in which it first comes."""
+
+    def entries() -> Iterator[LegendEntry]:
+        for panel in plot.panels:
+            for series in panel.series:
+                # An entry that stands for lines of several arms belongs to none of them.
+                arm = None if series.in_legend else series.arm
+                yield LegendEntry(series.label, series.in_legend or series.look, series.stroke, series.marker, arm)
+
+    found: dict[str, LegendEntry] = {}
+    for entry in entries():
+        found.setdefault(entry.label, entry)
+    return list(found.values())
+
+
+def thinned(ticks: Sequence[tuple[float, str]], most: int) -> list[tuple[float, str]]:
+    """At most so many ticks, evenly chosen, and the last always among them.
+
+    >>> thinned([(1, "1"), (2, "2"), (4, "4")], 2)
+    [(1, '1'), (4, '4')]
+    """
+    step = -(-len(ticks) // max(1, most))
+    return list(ticks[::-1][::step][::-1])

@@ -1,0 +1,194 @@
+"""Figures for paper: plots as matplotlib figures."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from typing import Any
+
+from sharpmax.lazy import require
+from sharpmax.report.looks import GRID, HEAT_SCALE, INK, SOFT, look
+from sharpmax.report.plot import Axis, Heat, LegendEntry, Mark, Panel, Plot, Series, legend, thinned
+
+__all__ = ["STYLE", "static_figure"]
+
+STYLE: dict[str, Any] = {
+    "font.size": 10.0,
+    "text.color": INK.light,
+    "axes.labelcolor": INK.light,
+    "axes.edgecolor": SOFT.light,
+    "xtick.color": SOFT.light,
+    "ytick.color": SOFT.light,
+    "xtick.labelcolor": INK.light,
+    "ytick.labelcolor": INK.light,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": GRID.light,
+    "grid.linewidth": 0.8,
+    "legend.frameon": False,
+    "svg.hashsalt": "sharpmax",  # the same results give the same file
+}
+"""matplotlib's settings while a figure is drawn and saved."""
+
+_WIDTH = 10.0
+_TICKS = 13
+"""Labels of sizes that fit beside each other on the whole width."""
+
+_DASHES: dict[str, Any] = {"solid": "-", "dash": (0, (4, 3)), "dot": (0, (1, 2))}
+
+
+def static_figure(plot: Plot | Heat, *, titled: bool = True) -> Any:
+    """A `matplotlib.figure.Figure`; without its title where the text around it already says it."""
+    return _heat_figure(plot, titled) if isinstance(plot, Heat) else _line_figure(plot, titled)
+
+
+def _figure(height: float) -> Any:
+    return require("matplotlib.figure", "report", "drawing figures").Figure(
+        figsize=(_WIDTH, height), layout="constrained"
+    )
+
+
+def _plain(text: str) -> str:
+    """Text that matplotlib shows as it is: no mathematics, and no label that it would hide."""
+    return text.replace("$", r"\$").lstrip("_")
+
+
+def _titles(figure: Any, plot: Plot | Heat, titled: bool) -> None:
+    if not titled:
+        return
+    note = textwrap.wrap(_plain(plot.note), 130)
+    # The empty lines keep room for the small print, which is set by itself because it is smaller.
+    title = textwrap.wrap(_plain(plot.title), 88)
+    figure.suptitle("\n".join(title) + "\n" * len(note), x=0.012, ha="left", fontsize=13, fontweight="bold")
+    below = 0.1 + 0.22 * len(title)
+    height = figure.get_size_inches()[1]
+    figure.text(0.012, 1.0 - below / height, "\n".join(note), va="top", fontsize=8.5, color=SOFT.light)
+
+
+def _line_figure(plot: Plot, titled: bool) -> Any:
+    figure = _figure(5.2 if titled else 4.7)
+    _titles(figure, plot, titled)
+    panels = figure.subplots(1, len(plot.panels), squeeze=False)[0]
+    for axes, panel in zip(panels, plot.panels, strict=True):
+        _draw_panel(axes, panel, _TICKS // len(plot.panels))
+    entries = legend(plot)
+    figure.legend(
+        [_handle(entry) for entry in entries],
+        [_plain(entry.label) for entry in entries],
+        loc="outside lower center",
+        ncols=min(4, len(entries)),
+        fontsize=9,
+    )
+    return figure
+
+
+def _draw_panel(axes: Any, panel: Panel, ticks: int) -> None:
+    for series in panel.series:
+        _draw_series(axes, series)
+    for mark in panel.marks:
+        _draw_mark(axes, mark)
+    _set_axis(axes.xaxis, axes.set_xlim, axes.set_xscale, panel.x, ticks)
+    _set_axis(axes.yaxis, axes.set_ylim, axes.set_yscale, panel.y, ticks)
+    if panel.title:
+        raised = 18.0 if any(mark.axis == "x" for mark in panel.marks) else 6.0
+        axes.set_title(_plain(panel.title), loc="left", fontsize=10.5, pad=raised)
+
+
+def _draw_series(axes: Any, series: Series) -> None:
+    style, colour = series.look, series.look.colour.light
+    if series.low and series.high:
+        bars = [
+            (x, low, high)
+            for x, low, high in zip(series.x, series.low, series.high, strict=True)
+            if low is not None and high is not None
+        ]
+        for x, low, high in bars:
+            axes.plot([x, x], [low, high], color=colour, linewidth=1.0, zorder=style.layer)
+    axes.plot(
+        series.x,
+        series.y,
+        color=colour,
+        linestyle=_DASHES[series.stroke] if series.stroke else "none",
+        linewidth=style.width,
+        marker=style.marker.matplotlib if series.marker and style.marker else None,
+        markersize=style.size + (2.5 if series.marker == "hollow" else 0.0),
+        markerfacecolor="none" if series.marker == "hollow" else colour,
+        markeredgewidth=0.0 if series.crowded else 1.0,
+        alpha=0.35 if series.crowded else None,
+        zorder=style.layer,
+    )
+
+
+def _draw_mark(axes: Any, mark: Mark) -> None:
+    line = {"color": mark.colour.light, "linewidth": 1.1, "linestyle": _DASHES["dot"], "zorder": 1.2}
+    words = {"color": mark.colour.light, "fontsize": 8.5, "va": "bottom", "textcoords": "offset points"}
+    text = _plain(mark.text)
+    if mark.axis == "x":
+        axes.axvline(mark.at, **line)
+        # Above the frame, where no data can be.
+        above = {"xycoords": ("data", "axes fraction"), "xytext": (0, 3), "ha": "center"}
+        axes.annotate(text, (mark.at, 1.0), **above, **words)
+    else:
+        axes.axhline(mark.at, **line)
+        beside = {"xycoords": ("axes fraction", "data"), "xytext": (0, 2), "ha": "right"}
+        axes.annotate(text, (1.0, mark.at), **beside, **words)
+
+
+def _set_axis(axis: Any, set_limits: Any, set_scale: Any, spec: Axis, ticks: int) -> None:
+    if spec.log:
+        set_scale("log", base=2)
+    set_limits(*spec.limits)
+    axis.set_label_text(_plain(spec.label))
+    if spec.ticks is not None:
+        shown = thinned(spec.ticks, ticks)
+        axis.set_ticks([at for at, _ in shown], [_plain(text) for _, text in shown], fontsize=8.5)
+        axis.set_tick_params(which="minor", bottom=False)
+
+
+def _handle(entry: LegendEntry) -> Any:
+    colour = entry.look.colour.light
+    return require("matplotlib.lines", "report", "drawing figures").Line2D(
+        [],
+        [],
+        color=colour,
+        linestyle=_DASHES[entry.stroke] if entry.stroke else "none",
+        linewidth=entry.look.width,
+        marker=entry.look.marker.matplotlib if entry.marker and entry.look.marker else None,
+        markersize=max(5.0, entry.look.size),
+        markerfacecolor="none" if entry.marker == "hollow" else colour,
+    )
+
+
+def _heat_figure(plot: Heat, titled: bool) -> Any:
+    columns = max(len(panels) for panels in plot.arms.values())
+    figure = _figure(1.1 + 2.4 * len(plot.arms) + (0.5 if titled else 0.0))
+    _titles(figure, plot, titled)
+    grid = figure.subplots(len(plot.arms), columns, squeeze=False, sharex=True, sharey=True)
+    image = None
+    for place, (arm, panels) in enumerate(plot.arms.items()):
+        for axes, panel in zip(grid[place], panels, strict=False):
+            image = _draw_heat(axes, panel.values)
+            if place == 0:
+                axes.set_title(_plain(panel.title), fontsize=10)
+        grid[place][0].set_ylabel(f"{_plain(look(arm).label)}\n{plot.y_label}")
+    figure.supxlabel(plot.x_label, fontsize=10)
+    figure.colorbar(image, ax=grid, label=plot.scale_label, shrink=0.85, pad=0.015)
+    return figure
+
+
+def _draw_heat(axes: Any, values: Sequence[Sequence[float]]) -> Any:
+    lines, items = len(values), len(values[0])
+    axes.grid(visible=False)
+    axes.set_xticks([1, items])
+    axes.set_yticks([1, lines])
+    return axes.imshow(
+        values,
+        cmap=HEAT_SCALE,
+        vmin=0.0,
+        vmax=100.0,
+        aspect="auto",
+        interpolation="none",
+        extent=(0.5, items + 0.5, lines + 0.5, 0.5),
+    )

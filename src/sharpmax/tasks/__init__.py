@@ -1,0 +1,1 @@
+"""Problems with known answers and a size that can grow: seeded, versioned, the same on every device."""
