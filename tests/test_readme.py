@@ -45,3 +45,41 @@ def test_the_measured_table_is_the_committed_benchmark() -> None:
     for case, seconds, ratio in rows:
         assert f"{bench[case]['median_s']:.3f}" == seconds
         assert f"{bench[case]['ratio']:.2f}" == ratio
+
+
+RESULTS = json.loads((ROOT / "results" / "reproduce" / "results.json").read_text(encoding="utf-8"))["tables"]
+
+
+def test_the_reproduced_table_is_the_committed_run() -> None:
+    lines = README.split("## The paper, reproduced")[1].split("\n## ")[0].splitlines()
+    sizes, *rows = [
+        [cell.replace("`", "").strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("|")
+    ]
+    rows = [row for row in rows if not row[0].startswith("---")]
+    assert len(rows) >= 10
+    for label, *cells in rows:
+        name, _, source = label.partition(", ")
+        recipe = "/sharp" if "sharp" in source else ""
+        for size, cell in zip(sizes[1:], cells, strict=True):
+            n = size.replace(",", "")
+            value = (
+                RESULTS["published"][name][n]
+                if source == "published"
+                else RESULTS["accuracy" + recipe][name][n]["mean"]
+            )
+            assert f"{value:.1f}" == cell, (label, size)
+
+
+def test_the_readme_says_what_the_committed_run_shows() -> None:
+    text = " ".join(README.split())
+    accuracy, published = RESULTS["accuracy"]["softmax"], RESULTS["published"]["softmax"]
+    apart = max(abs(accuracy[n]["mean"] - published[n]) for n in published)
+    assert f"within {apart:.1f} points of the published one" in text
+    assert all(cell["of_ceiling"] >= 99.0 for cell in RESULTS["comparison"]["entropy-target"].values())
+    sharp = RESULTS["accuracy/sharp"]
+    assert f"keeps {sharp['softmax']['16384']['mean']:.1f}% at 16,384 items" in text
+    assert f"and {sharp['refit']['16384']['mean']:.1f}% with the refitted polynomial" in text
+    confidence = RESULTS["detection"]["confidence"]
+    assert (
+        f"AUROC of {confidence['16']['auroc']:.2f} at 16 items and {confidence['16384']['auroc']:.2f} at 16,384" in text
+    )

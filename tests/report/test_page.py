@@ -76,7 +76,7 @@ def test_everything_in_order(html: str) -> None:
         "Accuracy falls as sets grow",
         "Plain softmax spreads its weight",
         "Best β of wrongly ranked inputs",
-        "Wrong answers can be told from right ones",
+        "Confidence tells wrong answers from right ones among",
         "Gain over plain softmax (percentage points)",
         "Coefficients of the polynomials",
         "Where the paper’s polynomial stops acting",

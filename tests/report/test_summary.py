@@ -9,7 +9,7 @@ import pytest
 
 from sharpmax.errors import FileFormatError
 from sharpmax.report.facts import change, headline, verdict
-from sharpmax.report.summary import detected, fixed, meant, measured, sentences
+from sharpmax.report.summary import detected, fixed, meant, measured
 from sharpmax.report.tiles import tiles
 from tests.report.reproduce_tables import SIZES, make_tables, one_seed
 
@@ -25,9 +25,12 @@ def with_gains(gain: float, p: float | None, arms: tuple[str, ...] = ("entropy-t
     return tables
 
 
+def everything(tables: Any) -> list[str]:
+    return [*measured(tables), *meant(tables), *fixed(tables), *detected(tables)]
+
+
 def test_the_whole_summary() -> None:
-    said = sentences(BOTH)
-    assert said == [*measured(BOTH), *meant(BOTH), *fixed(BOTH), *detected(BOTH)]
+    said = everything(BOTH)
     for sentence in said:
         assert sentence[0].isupper()
         assert sentence.endswith(".")
@@ -44,13 +47,13 @@ def test_the_whole_summary() -> None:
 
 
 def test_one_recipe_is_not_named_again_and_again() -> None:
-    assert "recipe" not in " ".join(sentences(PAPER))
-    assert "recipe" not in " ".join(sentences(make_tables(("sharp",))))
-    assert "published" not in " ".join(sentences(make_tables(("sharp",))))
+    assert "recipe" not in " ".join(everything(PAPER))
+    assert "recipe" not in " ".join(everything(make_tables(("sharp",))))
+    assert "published" not in " ".join(everything(make_tables(("sharp",))))
 
 
 def test_a_single_seed_has_no_p_values() -> None:
-    text = " ".join(sentences(one_seed(PAPER)))
+    text = " ".join(everything(one_seed(PAPER)))
     assert "p <" not in text
     assert "p =" not in text
     assert "t-test" not in text
@@ -102,11 +105,11 @@ def test_the_ceiling() -> None:
 def test_missing_tables_are_passed_over() -> None:
     for name in list(PAPER):
         rest = {key: table for key, table in PAPER.items() if key != name}
-        assert sentences(rest)
-    assert sentences({}) == []
+        assert everything(rest)
+    assert everything({}) == []
     assert tiles({}, "paper") == []
     only = {"accuracy": PAPER["accuracy"]}
-    assert sentences(only) == ["The accuracy of plain softmax falls from 98.9% at 16 items to 13.5% at 16,384."]
+    assert everything(only) == ["The accuracy of plain softmax falls from 98.9% at 16 items to 13.5% at 16,384."]
 
 
 def test_one_size_alone_shows_no_change() -> None:
@@ -114,7 +117,7 @@ def test_one_size_alone_shows_no_change() -> None:
     for name in ("accuracy", "top_weight", "entropy"):
         tables[name] = {arm: {"64": cells["64"]} for arm, cells in tables[name].items()}
     assert change(tables["accuracy"]["softmax"]) is None
-    assert not any("falls" in sentence for sentence in sentences(tables))
+    assert not any("falls" in sentence for sentence in everything(tables))
 
 
 def test_focus_that_is_kept() -> None:
@@ -147,13 +150,14 @@ def test_training_that_makes_no_difference() -> None:
 def test_detection() -> None:
     said = detected(PAPER)
     assert "0.90 by the classifier's confidence, 0.84 by the entropy of attention and 0.92 by both together" in said[0]
-    assert said[1].startswith("Entropy adds to confidence")
+    assert said[1].startswith("Within one size confidence says less the larger the sets are")
+    assert said[2].startswith("Entropy adds to confidence")
     overlapping = copy.deepcopy(PAPER)
     overlapping["detection"]["both"]["pooled"]["low"] = 0.88
-    assert "does not show that entropy adds" in detected(overlapping)[1]
+    assert "does not show that entropy adds" in detected(overlapping)[2]
     chance = copy.deepcopy(PAPER)
     chance["detection"]["entropy"]["pooled"] |= {"auroc": 0.51, "low": 0.46}
-    assert detected(chance)[1] == "The entropy of attention: not shown to be better than chance."
+    assert detected(chance)[2] == "The entropy of attention: not shown to be better than chance."
     never = copy.deepcopy(PAPER)
     for cells in never["detection"].values():
         cells["pooled"] |= {"auroc": None, "low": None, "high": None}
@@ -195,4 +199,4 @@ def test_verdicts() -> None:
 def test_damaged_tables(table: str) -> None:
     for damage in ({"recipes": {"paper": 3}, "softmax": 7, "sizes": ["x"], "train_sizes": [1]}, ["nothing"]):
         with pytest.raises(FileFormatError, match=r"^results: the tables of the summary are damaged \(.*again$"):
-            sentences({**PAPER, table: damage})
+            everything({**PAPER, table: damage})

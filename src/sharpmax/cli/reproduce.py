@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -119,7 +120,7 @@ def _train(
 
             def show(step: int, loss: float) -> None:
                 nonlocal reached
-                advance(step - reached, f"loss {loss:.4f}" if step else "")
+                advance(step - reached, "" if math.isnan(loss) else f"loss {loss:.4f}")
                 reached = step
 
             trained = train(
@@ -157,7 +158,7 @@ def _save_policies(tables: Mapping[str, Any], folder: Path) -> list[Path]:
 
 
 def _print(tables: Mapping[str, Any]) -> None:
-    from sharpmax.report.summary import sentences
+    from sharpmax.report.summary import fixed
     from sharpmax.report.tables import key
 
     setting = tables["setting"]
@@ -181,8 +182,10 @@ def _print(tables: Mapping[str, Any]) -> None:
         print_table(title, ["items n", *columns], rows)
         for what, why in setting["left_out"][recipe].items():
             say(f"left out: {what}, because {why}")
-    for sentence in sentences(tables):
+    # The page begins with the whole summary; here is what a reader of the table would ask next.
+    for sentence in fixed(tables):
         say(sentence)
+    say()
 
 
 def _draw(saved: Path) -> None:

@@ -133,13 +133,15 @@ def _gpu_name() -> str | None:
 def commit() -> str | None:
     """The commit the running code comes from, with `-dirty` if the code differs from it; None outside a checkout.
 
-    A machine that has a copy of the code but not its history is told by the environment variable SHARPMAX_COMMIT.
+    The environment variable SHARPMAX_COMMIT says it where the code is a copy without its history.
     """
+    if named := os.environ.get("SHARPMAX_COMMIT"):
+        return named
     package = Path(sharpmax.__file__).resolve().parent
     root = _git(package, "rev-parse", "--show-toplevel")
     # An environment inside somebody's own checkout is a copy of sharpmax, and that checkout's commit says nothing.
     if not root or package != Path(root).resolve() / "src" / package.name:
-        return os.environ.get("SHARPMAX_COMMIT") or None
+        return None
     head = _git(package, "rev-parse", "HEAD")
     # What matters is the code that runs: a results file that was just written again does not change it.
     changes = _git(package, "status", "--porcelain", "--", ".")

@@ -10,7 +10,7 @@ from typing import Any
 from sharpmax.report.looks import in_order
 from sharpmax.report.tables import Tables, part, row, sizes, spread_over
 
-__all__ = ["LEVEL", "Change", "Verdict", "change", "headline", "horizon", "verdict"]
+__all__ = ["LEVEL", "Change", "Verdict", "change", "headline", "horizon", "trust", "verdict"]
 
 LEVEL = 0.05
 """A difference counts as shown when its p value is below this."""
@@ -50,6 +50,17 @@ def change(cells: Mapping[str, Any] | None) -> Change | None:
     # One seed says nothing about chance; a whole percent (or nat) is what one would remark on.
     doubt = _CLEAR_WITHOUT_ERRORS if None in errors else 2.0 * math.hypot(*errors)
     return Change(*ends, one["mean"], other["mean"], abs(other["mean"] - one["mean"]) > doubt)
+
+
+def trust(cells: Mapping[str, Any]) -> Change | None:
+    """How a signal's AUROC changes from the smallest to the largest size that has wrong answers."""
+    known = [n for n in sizes(cells) if cells[n]["auroc"] is not None]
+    if len(known) < 2:
+        return None
+    small, large = known[0], known[-1]
+    one, other = cells[small], cells[large]
+    apart = other["high"] < one["low"] or one["high"] < other["low"]
+    return Change(small, large, one["auroc"], other["auroc"], apart)
 
 
 def horizon(bounds: Mapping[str, Any]) -> float:

@@ -6,18 +6,13 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from sharpmax.report.facts import change, headline, horizon
+from sharpmax.report.facts import change, headline, horizon, trust
 from sharpmax.report.gains import ceiling_sentence, end_sentence, gain_sentences, others_sentence
 from sharpmax.report.looks import in_order, signal
 from sharpmax.report.tables import REFERENCE, Tables, describe, part, readable, recipe_name, recipes, row, sizes
 from sharpmax.report.words import capital, count, count_from_log10, joined, nats, percent, plural
 
-__all__ = ["detected", "fixed", "meant", "measured", "sentences"]
-
-
-def sentences(tables: Tables) -> list[str]:
-    """The whole summary: what was measured, what it means, what the fix buys, whether failures can be noticed."""
-    return [*measured(tables), *meant(tables), *fixed(tables), *detected(tables)]
+__all__ = ["detected", "fixed", "meant", "measured"]
 
 
 def measured(tables: Tables) -> list[str]:
@@ -190,7 +185,13 @@ def _detection(tables: Tables, recipe: str, *, first: bool) -> list[str]:
         return [capital(nothing)] if nothing else []
     listed = joined([f"{cell['auroc']:.2f} by {signal(name).subject}" for name, cell in known.items()])
     scale = " (0.5 is chance, 1 is certainty)" if first else ""
-    said = [f"{under}wrong answers of plain softmax are told from right ones with an AUROC of {listed}{scale}."]
+    over = "over all sizes together, " if first else ""
+    said = [f"{under}{over}wrong answers of plain softmax are told from right ones with an AUROC of {listed}{scale}."]
+    if (found := trust(table.get("confidence", {}))) and found.falls:
+        said.append(
+            f"within one size confidence says less the larger the sets are: {found.first:.2f} among "
+            f"{count(found.small)} items and {found.last:.2f} among {count(found.large)}."
+        )
     if lost := [signal(name).subject for name, cell in known.items() if cell["low"] <= 0.5]:
         said.append(f"{joined(lost)}: not shown to be better than chance.")
     if first and {"confidence", "both"} <= set(known):

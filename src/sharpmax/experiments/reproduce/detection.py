@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,7 @@ __all__ = ["Detector", "auroc"]
 
 _LEAST_WRONG = 10
 _RESAMPLES = 2000
+_BLOCKS = 20
 
 
 @dataclass(frozen=True)
@@ -54,34 +56,37 @@ def auroc(suspicion: np.ndarray, correct: np.ndarray, seed: int) -> dict[str, An
     """How often a wrong answer is more suspicious than a right one (ties count half), with a 95% bootstrap interval.
 
     Both arrays are [heads, samples]. Answers of one head are not independent of each other, so the bootstrap draws
-    heads; a single head has no interval.
+    heads. Of a single head it draws blocks of answers: the interval then speaks of that head alone.
     """
-    wins, pairs = _contests(suspicion, correct)
+    if len(correct) == 1:
+        order = np.random.default_rng(seed).permutation(correct.shape[1])
+        blocks = min(_BLOCKS, correct.shape[1])
+        wins, pairs = _contests(*(np.array_split(array[0, order], blocks) for array in (suspicion, correct)))
+    else:
+        wins, pairs = _contests(list(suspicion), list(correct))
     wrong, right = int((~correct).sum()), int(correct.sum())
     counts = {"wrong": wrong, "right": right}
     if pairs.sum() == 0:
         return {"auroc": None, "low": None, "high": None, **counts}
-    found = {"auroc": float(wins.sum() / pairs.sum()), "low": None, "high": None, **counts}
-    heads = len(correct)
-    if heads > 1:
-        drawn = np.random.default_rng(seed).multinomial(heads, np.full(heads, 1.0 / heads), size=_RESAMPLES)
-        total = np.einsum("ra,ab,rb->r", drawn, pairs, drawn)
-        values = np.einsum("ra,ab,rb->r", drawn, wins, drawn)[total > 0] / total[total > 0]
-        found["low"], found["high"] = (float(q) for q in np.quantile(values, (0.025, 0.975)))
-    return found
+    groups = len(pairs)
+    drawn = np.random.default_rng(seed).multinomial(groups, np.full(groups, 1.0 / groups), size=_RESAMPLES)
+    total = np.einsum("ra,ab,rb->r", drawn, pairs, drawn)
+    values = np.einsum("ra,ab,rb->r", drawn, wins, drawn)[total > 0] / total[total > 0]
+    low, high = (float(q) for q in np.quantile(values, (0.025, 0.975)))
+    return {"auroc": float(wins.sum() / pairs.sum()), "low": low, "high": high, **counts}
 
 
-def _contests(suspicion: np.ndarray, correct: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """For the wrong answers of each head against the right ones of each: contests won, and contests held.
+def _contests(suspicion: Sequence[np.ndarray], correct: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """For the wrong answers of each group against the right ones of each: contests won, and contests held.
 
-    From these two tables the AUROC of any resampling of heads is a ratio of sums.
+    From these two tables the AUROC of any resampling of groups is a ratio of sums.
     """
-    heads = len(correct)
-    wins, pairs = np.zeros((heads, heads)), np.zeros((heads, heads))
-    right = [np.sort(suspicion[b][correct[b]]) for b in range(heads)]
-    for a in range(heads):
+    groups = len(correct)
+    wins, pairs = np.zeros((groups, groups)), np.zeros((groups, groups))
+    right = [np.sort(suspicion[b][correct[b]]) for b in range(groups)]
+    for a in range(groups):
         wrong = suspicion[a][~correct[a]]
-        for b in range(heads):
+        for b in range(groups):
             below = np.searchsorted(right[b], wrong, side="left")
             not_above = np.searchsorted(right[b], wrong, side="right")
             wins[a, b] = 0.5 * (below + not_above).sum()

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -20,7 +22,9 @@ from sharpmax.rows.dense import centred, dense_stats
 from sharpmax.rows.stats import RowStats
 from sharpmax.tasks.max_retrieval import draw, seeded
 
-__all__ = ["HARD", "Measured", "Progress", "Read", "measure", "measure_page", "read"]
+__all__ = ["HARD", "Measured", "Progress", "Read", "measure", "measure_page", "over_heads", "read"]
+
+T = TypeVar("T")
 
 HARD = "hard"
 """The arm that takes the item with the largest logit alone: the ceiling for any temperature."""
@@ -49,25 +53,50 @@ class Read:
         return self.head.classify(pooled[None])[0]
 
 
-def read(
-    heads: Sequence[SingleHeads], size: int | tuple[int, int], samples: int, stream: Sequence[int], progress: Progress
-) -> Iterator[tuple[int, Read]]:
-    """Every head on `samples` sets of its own, page by page: (position of the head, what it reads).
+def over_heads(work: Callable[[int, SingleHeads], T], heads: Sequence[SingleHeads]) -> list[T]:
+    """work(position, head) for every head, in inference mode.
 
-    Heads see different sets, so that the spread between them holds the chance of drawing too; whatever is compared on
-    one head is compared on the same sets. `stream` tells one use of random numbers from another.
+    A CPU takes as many heads at a time as it has threads, each on one of them: threads that share a small operation
+    wait for one another longer than they work, above all on a machine that is busy with something else too.
     """
-    device = next(heads[0].parameters()).device
+
+    def one(position: int) -> T:
+        with torch.inference_mode():  # holds for the thread that enters it
+            return work(position, heads[position])
+
+    if _device(heads[0]).type != "cpu":
+        return [one(position) for position in range(len(heads))]
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with ThreadPoolExecutor(threads) as pool:
+            return list(pool.map(one, range(len(heads))))
+    finally:
+        torch.set_num_threads(threads)
+
+
+def read(
+    head: SingleHeads,
+    size: int | tuple[int, int],
+    samples: int,
+    stream: Sequence[int],
+    progress: Progress = lambda items: None,
+) -> Iterator[Read]:
+    """What the head makes of `samples` sets, page by page; `stream` tells one use of random numbers from another."""
+    device = _device(head)
     most = size if isinstance(size, int) else size[1]
     page = max(1, _PAGE.get(device.type, _PAGE["cpu"]) // most)
-    for position, head in enumerate(heads):
-        generator = seeded(device, *stream, most, position)
-        for start in range(0, samples, page):
-            sets = draw((min(page, samples - start),), size, generator)
-            h = _features(head, sets.items)
-            s = head.logits(h[None], sets.query[None])[0].masked_fill(~sets.live, -torch.inf)
-            yield position, Read(head, h, s, sets.priority, sets.best, sets.answer)
-            progress(len(s) * most)
+    generator = seeded(device, *stream, most)
+    for start in range(0, samples, page):
+        sets = draw((min(page, samples - start),), size, generator)
+        h = _features(head, sets.items)
+        s = head.logits(h[None], sets.query[None])[0].masked_fill(~sets.live, -torch.inf)
+        yield Read(head, h, s, sets.priority, sets.best, sets.answer)
+        progress(len(s) * most)
+
+
+def _device(head: SingleHeads) -> torch.device:
+    return next(head.parameters()).device
 
 
 def _features(head: SingleHeads, items: Tensor) -> Tensor:
@@ -100,17 +129,26 @@ def measure(
     stream: Sequence[int],
     progress: Progress = lambda items: None,
 ) -> Measured:
-    """Evaluate the arms (for each head its own policies, the same names, `softmax` the first) and `hard`."""
+    """Evaluate the arms (for each head its own policies, the same names, `softmax` the first) and `hard`.
+
+    Heads see different sets, so that the spread between them holds the chance of drawing too; the arms of a head all
+    see the same ones.
+    """
     names = list(arms[0])
-    found: list[list[dict[str, Tensor]]] = [[] for _ in heads]
-    with torch.inference_mode(), warnings.catch_warnings():
+
+    def one(position: int, head: SingleHeads) -> dict[str, np.ndarray]:
+        pages = [
+            measure_page(seen, arms[position]) for seen in read(head, size, samples, (*stream, position), progress)
+        ]
+        return {name: torch.cat([page[name] for page in pages]).cpu().numpy() for name in pages[0]}
+
+    with warnings.catch_warnings():
         # Where a policy leaves the range it was fitted on is part of the results; it is told there.
         warnings.simplefilter("ignore", OutOfRangeWarning)
-        for position, seen in read(heads, size, samples, stream, progress):
-            found[position].append(measure_page(seen, arms[position]))
+        found = over_heads(one, heads)
 
     def gather(name: str) -> np.ndarray:
-        return np.stack([torch.cat([part[name].cpu() for part in parts]).numpy() for parts in found])
+        return np.stack([columns[name] for columns in found])
 
     return Measured(
         correct={name: gather(f"correct {name}") for name in (*names, HARD)},

@@ -11,7 +11,7 @@ import torch
 
 from sharpmax.calibrate.optimum import best_beta
 from sharpmax.experiments.reproduce.detection import Detector
-from sharpmax.experiments.reproduce.evaluation import Progress, Read, measure, measure_page, read
+from sharpmax.experiments.reproduce.evaluation import Progress, Read, measure, measure_page, over_heads, read
 from sharpmax.models.single_head import SingleHeads
 from sharpmax.policies import PAPER, EntropyTarget, LogLength, Policy, Polynomial
 
@@ -51,11 +51,13 @@ def fit(
     plain: list[dict[str, Policy | None]] = [{"softmax": None} for _ in heads]
     inside = measure(heads, plain, train_sizes, _IN_DISTRIBUTION_SETS, (seed, 0), progress)
     targets = inside.entropy["softmax"].mean(axis=1)
-    points: list[dict[str, np.ndarray]] = []
-    with torch.inference_mode():
-        for size in sizes:
-            points += [_survey(seen) for _, seen in read(heads, size, fit_samples(samples), (seed, 1), progress)]
-    survey = {name: np.concatenate([part[name] for part in points]) for name in points[0]}
+
+    def surveyed(position: int, head: SingleHeads) -> list[dict[str, np.ndarray]]:
+        reads = (read(head, size, fit_samples(samples), (seed, 1, position), progress) for size in sizes)
+        return [_survey(seen) for pages in reads for seen in pages]
+
+    points = [page for pages in over_heads(surveyed, heads) for page in pages]
+    survey = {name: np.concatenate([page[name] for page in points]) for name in points[0]}
     table, refit = _polynomial(survey, sizes)
     arms = []
     for target in targets:

@@ -25,6 +25,7 @@ Progress = Callable[[int, float], None]
 
 _KIND = "training"
 _SAVE_EVERY_S = 5.0
+_SHOW_EVERY_S = 0.25
 
 
 def weights_path(folder: Path, recipe: str) -> Path:
@@ -59,22 +60,26 @@ def train(
     }
     file = state_path(folder, recipe.name)
     training = Training(recipe, seeds, steps, device)
-    spent, loss = 0.0, math.nan
+    spent = 0.0
     if file.exists():
         spent = _take_up(training, file, identity, resume=resume)
-    began = saved = time.monotonic()
+    began = saved = shown = time.monotonic()
 
     def save() -> None:
         about = {**identity, "step": training.step, "seconds": spent + time.monotonic() - began}
         save_tensors(file, _KIND, training.state(), about)
 
-    progress(training.step, loss)
+    progress(training.step, math.nan)
     while training.step < steps:
-        loss = float(training.next_block().mean())
-        if time.monotonic() - saved >= save_every_s:
+        loss = training.next_block()
+        now = time.monotonic()
+        # Reading the loss waits for a GPU that could go on meanwhile, so it is not read more often than people look.
+        if now - shown >= _SHOW_EVERY_S or training.step == steps:
+            progress(training.step, float(loss.mean()))
+            shown = now
+        if now - saved >= save_every_s:
             save()
             saved = time.monotonic()
-        progress(training.step, loss)
     save()
     origin = provenance(seeds[0]) | {"command": command, "seconds": round(spent + time.monotonic() - began, 1)}
     trained = Trained(recipe.name, steps, tuple(seeds), training.heads(), origin)

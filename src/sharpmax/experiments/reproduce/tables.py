@@ -15,7 +15,7 @@ import torch
 from sharpmax import theory
 from sharpmax.attention.dense import softmax
 from sharpmax.experiments.reproduce.detection import Detector, auroc
-from sharpmax.experiments.reproduce.evaluation import HARD, Measured, Progress, measure, read
+from sharpmax.experiments.reproduce.evaluation import HARD, Measured, Progress, measure, over_heads, read
 from sharpmax.experiments.reproduce.fitting import Fitted, fit, fit_samples
 from sharpmax.experiments.reproduce.published import PUBLISHED
 from sharpmax.experiments.reproduce.recipes import recipe_named
@@ -97,7 +97,7 @@ def _tables(
             a: {str(n): mean(100.0 * m.top_weight[a].mean(axis=1)) for n, m in measured.items()} for a in names
         },
         "bounds": _bounds(measured, heads),
-        "heat": _heat(heads[0], fitted, list(measured), seed),
+        "heat": over_heads(lambda _, head: _heat(head, fitted, list(measured), seed), heads[:1])[0],
         "detection": _detection(measured, fitted.detector, seed),
     }
     if fitted.polynomial is not None:
@@ -117,7 +117,7 @@ def _describe(fitted: Fitted) -> dict[str, str]:
 def _bounds(measured: Mapping[int, Measured], heads: Sequence[SingleHeads]) -> dict[str, Any]:
     """What theory says of plain softmax: bounds from each head's largest logit spread, and the limit of large n."""
     spread = np.max([m.spread.max(axis=1) for m in measured.values()], axis=0).astype(np.float64)
-    population = [_population(head) for head in heads]
+    population = over_heads(lambda _, head: _population(head), heads)
     return {
         "spread": mean(spread),
         "horizon_log10": mean(np.array([_log10_horizon(s) for s in spread])),
@@ -134,7 +134,6 @@ def _log10_horizon(spread: float) -> float:
     return float(np.logaddexp(0.0, spread) / np.log(10.0))
 
 
-@torch.inference_mode()
 def _population(head: SingleHeads) -> tuple[float, float]:
     """For items drawn at random: the limit of n·(top weight), and that of the entropy minus ln n, as n grows."""
     device = next(head.parameters()).device
@@ -148,14 +147,13 @@ def _population(head: SingleHeads) -> tuple[float, float]:
     return float(weight), float(stats.entropy) - float(np.log(len(s)))
 
 
-@torch.inference_mode()
 def _heat(head: SingleHeads, fitted: Fitted, sizes: Sequence[int], seed: int) -> dict[str, Any]:
     """Weights of the items with the highest priority in a few sets, highest first, for every second size."""
     shown = sizes[::2]
     arms: dict[str, dict[str, Any]] = {name: {} for name in _HEAT_ARMS}
     for n in shown:
         parts: dict[str, list[torch.Tensor]] = {name: [] for name in _HEAT_ARMS}
-        for _, seen in read([head], n, _HEAT_SETS, (seed, 3), lambda items: None):
+        for seen in read(head, n, _HEAT_SETS, (seed, 3)):
             order = seen.priority.topk(min(_HEAT_ITEMS, n)).indices
             for name in _HEAT_ARMS:
                 weights = softmax(seen.logits, policy=fitted.arms[0][name])

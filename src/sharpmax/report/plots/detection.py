@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from sharpmax.report.facts import trust
 from sharpmax.report.looks import SOFT, in_order, signal
 from sharpmax.report.plot import Axis, Mark, Panel, Plot, Series
 from sharpmax.report.plots.axes import note, size_axis
@@ -14,6 +15,7 @@ from sharpmax.report.words import count
 __all__ = ["detection"]
 
 _LOWEST = 0.45
+_HARDLY = 0.6
 
 
 def detection(tables: Tables, recipe: str) -> Plot:
@@ -37,11 +39,10 @@ def detection(tables: Tables, recipe: str) -> Plot:
         for name in names
         if "pooled" in table[name] and table[name]["pooled"]["auroc"] is not None
     }
-    shown = bool(told) and all(cell["low"] > 0.5 for cell in told.values())
     values = ", ".join(f"{signal(name).label} {cell['auroc']:.2f}" for name, cell in told.items())
     missing = [n for n in known if all(cells.get(n, {}).get("auroc") is None for cells in table.values())]
     return Plot(
-        "Wrong answers can be told from right ones" if shown else "How well wrong answers are told from right ones",
+        _title(table, told),
         note(tables, recipe, "answers of plain softmax", "bars: 95% bootstrap intervals"),
         "AUROC: how often a wrong answer looks more doubtful than a right one; 0.5 is chance, 1 is certainty. "
         + (f"At the right, over all sizes: {values}." if values else "")
@@ -57,6 +58,17 @@ def detection(tables: Tables, recipe: str) -> Plot:
             )
         ],
     )
+
+
+def _title(table: Mapping[str, Any], told: Mapping[str, Any]) -> str:
+    found = trust(table.get("confidence", {}))
+    if found and found.falls:
+        small, large = count(found.small), count(found.large)
+        how = "hardly" if found.last < _HARDLY else "less well"
+        return f"Confidence tells wrong answers from right ones among {small} items, {how} among {large}"
+    if told and all(cell["low"] > 0.5 for cell in told.values()):
+        return "Wrong answers can be told from right ones"
+    return "How well wrong answers are told from right ones"
 
 
 def _series(name: str, cells: Mapping[str, Any], found: Sequence[str], x: Sequence[float], stroke: Any) -> Series:
