@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 import sharpmax as sm
 from sharpmax.models.weights import Trained, shipped_path
 
-SMALL = ("--seeds", 2, "--samples", 8, "--sizes", "16,512,2048")
+SMALL = ("--seeds", 2, "--samples", 8, "--sizes", "16,1024,4096")
 TINY = ("--recipe", "paper", "--seeds", 1, "--samples", 4, "--sizes", "16,32", "--no-draw")
 TRAIN = ("--train", "--recipe", "sharp", "--steps", 150, "--seeds", 2, "--samples", 4, "--sizes", 16, "--no-draw")
 
@@ -47,11 +47,11 @@ def test_results_hold_every_arm_and_where_they_come_from(run: Path) -> None:
     saved = json.loads((run / "results.json").read_text(encoding="utf-8"))
     arms = ["softmax", "paper", "refit", "log-length", "entropy-target", "hard"]
     assert list(saved["tables"]["accuracy"]) == arms
-    assert saved["tables"]["accuracy"]["softmax"]["512"]["n"] == 2
+    assert saved["tables"]["accuracy"]["softmax"]["1024"]["n"] == 2
     assert saved["tables"]["setting"]["samples"] == 8
     assert saved["tables"]["weights"]["sharp"]["trained"]["commit"]
     assert saved["command"].startswith("sharpmax reproduce --out ")
-    assert "--sizes 16,512,2048" in saved["command"]
+    assert "--sizes 16,1024,4096" in saved["command"]
 
 
 def test_nothing_of_the_machine_is_saved(run: Path) -> None:

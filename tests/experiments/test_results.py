@@ -110,7 +110,9 @@ def test_what_json_cannot_hold_is_refused(value: Any, tmp_path: Path) -> None:
 
 
 def test_the_command_as_typed() -> None:
-    assert typed("reproduce", out=Path("results/my run"), seed=0) == "sharpmax reproduce --out 'results/my run' --seed 0"
+    assert (
+        typed("reproduce", out=Path("results/my run"), seed=0) == "sharpmax reproduce --out 'results/my run' --seed 0"
+    )
     assert typed("reproduce", out=Path("/home/somebody/run")) == "sharpmax reproduce --out run"
     assert typed("reproduce", out=Path("../../somebody/run")) == "sharpmax reproduce --out run"
     assert typed("bench", cpu=True, out=None, dry_run=False) == "sharpmax bench --cpu"

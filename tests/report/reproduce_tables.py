@@ -106,7 +106,7 @@ def _setting(recipes: tuple[str, ...]) -> dict[str, Any]:
 def _weights(recipe: str) -> dict[str, Any]:
     trained = {**PROVENANCE, "command": f"sharpmax reproduce --train --recipe {recipe}", "seconds": 31.2}
     trained["hardware"] = {**PROVENANCE["hardware"], "gpu": "Example GPU"}
-    return {"source": "shipped", "steps": 100000, "seeds": _SEEDS, "trained": trained}
+    return {"steps": 100000, "seeds": _SEEDS, "trained": trained}
 
 
 def _of_a_recipe(recipe: str, rng: np.random.Generator) -> dict[str, Any]:

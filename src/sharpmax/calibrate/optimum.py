@@ -21,12 +21,13 @@ def best_beta(logits: Tensor, wanted: Tensor) -> Tensor:
 
     The weight's slope in β is its weight times s_wanted − E_β[s], and E_β[s] rises with β from the plain mean to the
     maximum: the best β is where the two meet. It is ∞ where the wanted item has the largest logit and 0 where it is
-    not above the plain mean, so that no temperature helps. Logits of −inf are not part of their row.
+    not above the plain mean, so that no temperature helps; otherwise it is looked for between 1e-4 and 1e4. Logits of
+    −inf are not part of their row, and a row with NaN has none.
 
     >>> best_beta(torch.tensor([2.0, 1.5, 0.0, 0.0]), torch.tensor(1))
     tensor(0.8959, dtype=torch.float64)
     """
-    live = logits > -torch.inf
+    live = logits != -torch.inf
     x, _ = centred(logits.double(), live)
     goal = x.gather(-1, wanted[..., None])[..., 0]
     mean = torch.where(live, x, 0.0).sum(-1) / live.sum(-1)
@@ -46,4 +47,6 @@ def best_beta(logits: Tensor, wanted: Tensor) -> Tensor:
         if bool(settled.all()):
             break
     best = torch.where(goal <= mean, 0.0, u.exp())
-    return torch.where(goal >= 0.0, torch.inf, best)
+    best = torch.where(goal >= 0.0, torch.inf, best)
+    best = torch.where(live.gather(-1, wanted[..., None])[..., 0], best, 0.0)
+    return torch.where(mean.isnan(), torch.nan, best)

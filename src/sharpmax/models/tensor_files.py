@@ -39,6 +39,8 @@ def load_tensors(path: str | Path, kind: str) -> tuple[dict[str, Tensor], dict[s
             header = file.metadata() or {}
             _check_header(header, kind, shown)
             about = json.loads(header["about"])
+            if not isinstance(about, dict):
+                raise FileFormatError(f"weights: the description in {shown} is not an object; give another file")
             return {name: file.get_tensor(name) for name in file.keys()}, about  # noqa: SIM118 (not a mapping)
     except (OSError, ValueError, KeyError, safetensors.SafetensorError) as problem:
         if isinstance(problem, FileFormatError):

@@ -42,11 +42,14 @@ class Trained:
         tensors, about = load_tensors(path, _KIND)
         try:
             trained = cls(about["recipe"], about["steps"], tuple(about["seeds"]), tensors, about["trained"])
+            if any(len(tensor) != len(trained.seeds) for tensor in tensors.values()):
+                raise ValueError(f"not every tensor holds {len(trained.seeds)} seeds")
             trained.heads()
-        except (LookupError, TypeError, RuntimeError) as problem:
+        except (LookupError, TypeError, ValueError, RuntimeError) as problem:
+            reason = " ".join(str(problem).split())
             raise FileFormatError(
-                f"weights: {str(path)!r} does not fit this version of the single head "
-                f"({str(problem).splitlines()[0]}); train again or give another file"
+                f"weights: {str(path)!r} does not fit this version of the single head ({reason}); train again or give "
+                "another file"
             ) from None
         return trained
 

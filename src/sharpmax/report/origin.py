@@ -24,9 +24,7 @@ def origin_of_run(command: str, provenance: Mapping[str, Any], tables: Tables) -
 
 def origin_of_weights(weights: Mapping[str, Any]) -> Pairs:
     """Where the models of a recipe were trained, how long, and from which seeds."""
-    sources = {"shipped": "shipped with sharpmax"}
-    pairs = [("Source", sources.get(source, str(source)))] if (source := weights.get("source")) else []
-    pairs += [
+    pairs = [
         ("Training steps", count(weights["steps"])),
         ("Seeds", ", ".join(str(seed) for seed in weights["seeds"])),
     ]

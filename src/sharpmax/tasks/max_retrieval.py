@@ -54,7 +54,7 @@ class Sets:
 
 
 def seeded(device: torch.device, *numbers: int) -> torch.Generator:
-    """A generator whose stream belongs to these whole numbers (0 or more) and to no others."""
+    """A generator whose stream belongs to these whole numbers, each under 2³²; trailing zeros do not count."""
     words = np.random.SeedSequence(numbers).generate_state(2)
     return torch.Generator(device).manual_seed(int(words[0]) << 31 | int(words[1]) >> 1)
 

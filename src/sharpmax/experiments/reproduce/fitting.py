@@ -75,7 +75,7 @@ def _left_out(survey: Mapping[str, np.ndarray], refit: Policy | None, detector: 
     reasons = {}
     if refit is None:
         reasons["refit"] = (
-            f"{int((~np.isnan(survey['beta'])).sum())} wrongly ranked inputs are too few to fit a polynomial on "
+            f"{int(_usable(survey['beta']).sum())} wrongly ranked inputs are too few to fit a polynomial on "
             f"({_LEAST_POINTS} are needed); more --samples, --seeds or larger --sizes give more"
         )
     if detector is None:
@@ -100,8 +100,7 @@ def _polynomial(survey: Mapping[str, np.ndarray], sizes: Sequence[int]) -> tuple
 
     The best β is unbounded as the wanted item comes close to the top, and any large one does: those are left out.
     """
-    wrong = ~np.isnan(survey["beta"])
-    used = wrong & (survey["beta"] > 0.0) & (survey["beta"] <= _LARGEST_BETA)
+    wrong, used = ~np.isnan(survey["beta"]), _usable(survey["beta"])
     entropy, beta = survey["entropy"][used].astype(np.float64), survey["beta"][used]
     if len(beta) < _LEAST_POINTS:
         return None, None
@@ -129,6 +128,10 @@ def _polynomial(survey: Mapping[str, np.ndarray], sizes: Sequence[int]) -> tuple
         "policy": policy.to_dict(),
     }
     return table, policy
+
+
+def _usable(beta: np.ndarray) -> np.ndarray:
+    return np.asarray((beta > 0.0) & (beta <= _LARGEST_BETA))
 
 
 def _ends(policy: Polynomial) -> list[float | None] | None:

@@ -53,16 +53,26 @@ def train(
     """Train, or go on training, and write the weights; a state is saved every few seconds on the way."""
     identity = {
         "recipe": recipe.name,
+        "settings": repr(recipe),
         "seeds": list(seeds),
         "steps": steps,
         "device": device.type,
         "task": VERSION,
     }
-    file = state_path(folder, recipe.name)
+    file, result = state_path(folder, recipe.name), weights_path(folder, recipe.name)
+    if result.exists() and not file.exists():
+        raise ArgumentError(
+            f"--out: {str(folder)!r} holds weights of recipe {recipe.name!r} already; test them with --weights, or "
+            "choose another folder"
+        )
+    for unfinished in folder.glob(f".{file.name}.*.partial"):
+        unfinished.unlink(missing_ok=True)  # a save that was killed half-way
     training = Training(recipe, seeds, steps, device)
     spent = 0.0
     if file.exists():
         spent = _take_up(training, file, identity, resume=resume)
+        if training.step == steps and result.exists():
+            return Trained.load(result)
     began = saved = shown = time.monotonic()
 
     def save() -> None:
@@ -83,7 +93,7 @@ def train(
     save()
     origin = provenance(seeds[0]) | {"command": command, "seconds": round(spent + time.monotonic() - began, 1)}
     trained = Trained(recipe.name, steps, tuple(seeds), training.heads(), origin)
-    trained.save(weights_path(folder, recipe.name))
+    trained.save(result)
     return trained
 
 
@@ -102,10 +112,14 @@ def _take_up(training: Training, file: Path, identity: dict[str, Any], *, resume
             f"{key}, or choose another folder"
         )
     try:
-        training.restore(tensors, about["step"])
-        return float(about["seconds"])
-    except (KeyError, TypeError, ValueError, RuntimeError) as problem:
+        step, spent = int(about["step"]), float(about["seconds"])
+        if not 0 <= step <= training.steps:
+            raise ValueError(f"step {step} of {training.steps}")
+        training.restore(tensors, step)
+    except (LookupError, TypeError, ValueError, RuntimeError) as problem:
+        reason = " ".join(str(problem).split())
         raise FileFormatError(
-            f"weights: {str(file)!r} does not fit this version of the training ({str(problem).splitlines()[0]}); "
-            "remove it to train from the start"
+            f"weights: {str(file)!r} does not fit this version of the training ({reason}); remove it to train from the "
+            "start"
         ) from None
+    return spent

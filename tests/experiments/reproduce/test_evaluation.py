@@ -1,0 +1,285 @@
+"""Every arm of the evaluation against a dense computation in float64 that leaves no item out."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import sharpmax as sm
+from sharpmax.errors import OutOfRangeWarning
+from sharpmax.experiments.reproduce import evaluation
+from sharpmax.experiments.reproduce.evaluation import HARD, Measured, Read, measure, over_heads, read
+from sharpmax.models.single_head import WIDTH, SingleHeads
+from sharpmax.models.weights import Trained, shipped_path
+from sharpmax.policies import PAPER, EntropyTarget, LogLength, Policy, Polynomial
+from sharpmax.tasks.max_retrieval import Sets, draw, seeded
+from tests.models.plain_head import PlainHead
+
+CPU = torch.device("cpu")
+STREAM = (5, 2)
+SAMPLES = 16
+ARMS: dict[str, Policy | None] = {
+    "softmax": None,
+    "paper": PAPER,
+    "refit": Polynomial((0.3, 0.8), fitted_on=(0.1, 6.0)),
+    "log-length": LogLength(reference=16),
+    "entropy-target": EntropyTarget(0.3),
+}
+SIZES: list[int | tuple[int, int]] = [1, 16, 128, 1024, (5, 16)]
+
+
+def heads_of(recipe: str, count: int = 2) -> list[SingleHeads]:
+    weights = Trained.load(shipped_path(recipe))
+    return [weights.heads([position]) for position in range(count)]
+
+
+def everything_read(head: SingleHeads, size: int | tuple[int, int], position: int) -> tuple[Tensor, Tensor]:
+    """Logits and answers of the head at a position over all pages."""
+    pages = list(read(head, size, SAMPLES, (*STREAM, position)))
+    return torch.cat([seen.logits for seen in pages]), torch.cat([seen.answer for seen in pages])
+
+
+def sets_of(size: int | tuple[int, int], position: int) -> Sets:
+    """The sets that a head sees, drawn here once more; they fit one page."""
+    most = size if isinstance(size, int) else size[1]
+    return draw((SAMPLES,), size, seeded(CPU, *STREAM, position, most))
+
+
+@pytest.mark.parametrize("recipe", ["paper", "sharp"])
+@pytest.mark.parametrize("size", SIZES, ids=str)
+class TestAgainstTheDenseComputation:
+    def test_logits_are_those_of_the_plain_form(self, recipe: str, size: int | tuple[int, int]) -> None:
+        for position, head in enumerate(heads_of(recipe)):
+            logits, answer = everything_read(head, size, position)
+            sets = sets_of(size, position)
+            plain = PlainHead(head.state_dict(), 0, torch.float64)
+            want = plain.logits(plain.features(sets.items.double()), sets.query.double())
+            assert torch.equal(logits == -torch.inf, ~sets.live)
+            error = (logits.double() - want)[sets.live].abs().max()
+            assert float(error) < 5e-6 * float(want.abs().max())
+            assert torch.equal(answer, sets.answer)
+
+    @pytest.mark.filterwarnings("ignore::sharpmax.errors.OutOfRangeWarning")
+    def test_every_arm(self, recipe: str, size: int | tuple[int, int]) -> None:
+        heads = heads_of(recipe)
+        found = measure(heads, [ARMS, ARMS], size, SAMPLES, STREAM)
+        for position, head in enumerate(heads):
+            # From the logits that were read: those of the sharp recipe reach 2,700, where float32 has three decimals.
+            logits = everything_read(head, size, position)[0].double()
+            sets = sets_of(size, position)
+            plain = PlainHead(head.state_dict(), 0, torch.float64)
+            h = plain.features(sets.items.double())
+            for name, policy in ARMS.items():
+                p = sm.softmax(logits, policy=policy)
+                entropy = -torch.special.xlogy(p, p).sum(-1)
+                assert found.entropy[name][position] == pytest.approx(entropy.numpy(), abs=3e-6), name
+                assert found.top_weight[name][position] == pytest.approx(p.amax(-1).numpy(), abs=3e-6), name
+                agrees(found.correct[name][position], plain.classify(p, h), sets)
+            one_hot = torch.nn.functional.one_hot(logits.argmax(-1), logits.shape[-1]).double()
+            agrees(found.correct[HARD][position], plain.classify(one_hot, h), sets)
+            confidence = plain.classify(logits.softmax(-1), h).softmax(-1).amax(-1)
+            assert found.confidence[position] == pytest.approx(confidence.numpy(), abs=1e-3)
+            spread = logits.amax(-1) - logits.masked_fill(~sets.live, torch.inf).amin(-1)
+            assert found.spread[position] == pytest.approx(spread.numpy(), rel=1e-6)
+
+
+def agrees(correct: np.ndarray, scores: Tensor, sets: Sets) -> None:
+    """Right and wrong as the scores say, except where the first two classes tie to rounding."""
+    assert correct.dtype == np.bool_
+    first, second = scores.topk(2).values.unbind(-1)
+    clear = (first - second > 1e-2).numpy()
+    assert clear.mean() > 0.75
+    assert (correct == (scores.argmax(-1) == sets.answer).numpy())[clear].all()
+
+
+def made_up(logits: Tensor, answer: Tensor) -> Read:
+    """Sets whose logits are given; features and head are of no interest."""
+    head = SingleHeads.initial((0,)).requires_grad_(False)
+    nothing = torch.zeros(len(logits), dtype=torch.long)
+    return Read(head, torch.randn(*logits.shape, WIDTH), logits, logits, nothing, answer)
+
+
+class TestItemsOutOfReach:
+    """Items too far down to weigh anything are left out of the work, never of the result."""
+
+    def page(self, arms: Mapping[str, Policy | None], logits: Tensor) -> dict[str, Tensor]:
+        with torch.inference_mode():
+            return evaluation.measure_page(made_up(logits, torch.zeros(len(logits), dtype=torch.long)), arms)
+
+    @pytest.mark.parametrize("n", [256, 4096])
+    def test_log_length_sees_the_true_number(self, n: int) -> None:
+        # Two items at the top and the rest 100 nats down: the two left over would give β = 1.
+        logits = torch.full((3, n), -100.0)
+        logits[:, 5], logits[:, 9] = 0.0, -1.0
+        found = self.page({"softmax": None, "log-length": LogLength(reference=16)}, logits)
+        beta = np.log(n) / np.log(16)
+        top = 1 / (1 + np.exp(-beta))
+        assert found["top log-length"].tolist() == pytest.approx([top] * 3, abs=1e-6)
+        assert found["top softmax"].tolist() == pytest.approx([1 / (1 + np.exp(-1.0))] * 3, abs=1e-6)
+
+    def test_rows_of_different_reach_on_one_page(self) -> None:
+        logits = torch.full((3, 1000), -1000.0)
+        logits[0, 7] = 0.0  # one item in reach
+        logits[1, :500] = 0.0  # five hundred
+        logits[2] = -1000.0  # all of them
+        found = self.page({"softmax": None, "entropy-target": EntropyTarget(0.5)}, logits)
+        assert found["entropy softmax"].tolist() == pytest.approx([0.0, np.log(500), np.log(1000)], abs=1e-5)
+        assert found["top softmax"].tolist() == pytest.approx([1.0, 1 / 500, 1 / 1000])
+        assert found["spread"].tolist() == [1000.0, 1000.0, 0.0]
+
+    def test_what_is_left_out_weighs_less_than_rounding(self) -> None:
+        # The worst there is: everything just out of reach.
+        logits = torch.full((1, 2**14), -40.001)
+        logits[0, 3] = 0.0
+        found = self.page({"softmax": None}, logits)
+        dense = logits.double().softmax(-1)
+        assert float(found["top softmax"]) == pytest.approx(float(dense.amax()), abs=1e-7)
+        assert float(found["entropy softmax"]) == pytest.approx(float(sm.entropy(logits.double())), abs=1e-6)
+
+    def test_hard_takes_the_item_with_the_largest_logit(self) -> None:
+        logits = torch.randn(64, 200) * 10
+        seen = made_up(logits, torch.zeros(64, dtype=torch.long))
+        top = seen.features[torch.arange(64), logits.argmax(-1)]
+        chosen = seen.scores(top).argmax(-1)
+        assert len(chosen.unique()) > 1
+        with torch.inference_mode():
+            found = evaluation.measure_page(replace(seen, answer=chosen), {"softmax": None})
+        assert found[f"correct {HARD}"].all()
+
+
+def equal(a: Measured, b: Measured, names: tuple[str, ...]) -> bool:
+    tables = [(a.correct, b.correct), (a.entropy, b.entropy), (a.top_weight, b.top_weight)]
+    named = all(np.array_equal(x[name], y[name]) for x, y in tables for name in names if name in x)
+    # Pooling more arms at once may round their sums differently.
+    return named and np.allclose(a.confidence, b.confidence, atol=1e-5) and np.array_equal(a.spread, b.spread)
+
+
+class TestSharing:
+    def test_an_arm_does_not_depend_on_the_others(self, heads: list[SingleHeads]) -> None:
+        everything = measure(heads, [ARMS, ARMS], 256, SAMPLES, STREAM)
+        for names in (("softmax",), ("softmax", "entropy-target")):
+            some = {name: ARMS[name] for name in names}
+            assert equal(measure(heads, [some, some], 256, SAMPLES, STREAM), everything, (*names, HARD))
+
+    def test_arms_of_one_policy_give_one_result(self, heads: list[SingleHeads]) -> None:
+        twice = {"softmax": None, "one": EntropyTarget(0.3), "two": EntropyTarget(0.3)}
+        found = measure(heads, [twice, twice], 256, SAMPLES, STREAM)
+        for table in (found.correct, found.entropy, found.top_weight):
+            assert np.array_equal(table["one"], table["two"])
+
+    def test_each_head_has_policies_of_its_own(self, heads: list[SingleHeads]) -> None:
+        targets = [0.2, 0.6]
+        arms: list[dict[str, Policy | None]] = [{"softmax": None, "own": EntropyTarget(t)} for t in targets]
+        found = measure(heads, arms, 1024, SAMPLES, STREAM)
+        assert (found.entropy["softmax"] > 1.0).all()
+        for position, target in enumerate(targets):
+            assert found.entropy["own"][position] == pytest.approx(target, abs=1e-4)
+
+    def test_heads_see_different_sets_and_only_their_own(self, heads: list[SingleHeads]) -> None:
+        arms: list[dict[str, Policy | None]] = [{"softmax": None}] * 2
+        twins = measure([heads[0], heads[0]], arms, 64, SAMPLES, STREAM).spread
+        assert not np.isin(twins[0], twins[1]).any()
+        # Whoever stands beside it, the first head reads the same.
+        assert np.array_equal(measure(heads, arms, 64, SAMPLES, STREAM).spread[0], twins[0])
+        assert np.array_equal(measure(heads[:1], arms, 64, SAMPLES, STREAM).spread[0], twins[0])
+
+    def test_the_same_stream_gives_the_same_numbers_and_another_does_not(self, heads: list[SingleHeads]) -> None:
+        plain: list[dict[str, Policy | None]] = [{"softmax": None}] * 2
+        first = measure(heads, plain, 64, SAMPLES, STREAM)
+        assert equal(measure(heads, plain, 64, SAMPLES, STREAM), first, ("softmax", HARD))
+        assert not np.isin(measure(heads, plain, 64, SAMPLES, (5, 1)).spread, first.spread).any()
+
+    def test_leaving_the_fitted_range_is_not_warned_of(self, heads: list[SingleHeads]) -> None:
+        narrow: dict[str, Policy | None] = {"softmax": None, "refit": Polynomial((2.0,), fitted_on=(0.5, 0.6))}
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", OutOfRangeWarning)
+            measure(heads[:1], [narrow], 1024, 8, STREAM)
+
+
+class TestThreads:
+    """Heads are read side by side, one on each of torch's threads."""
+
+    @pytest.fixture
+    def two_threads(self) -> Iterator[None]:
+        torch.set_num_threads(2)
+        yield
+        torch.set_num_threads(1)
+
+    @pytest.mark.usefixtures("two_threads")
+    def test_change_no_bit_of_the_results(self, heads: list[SingleHeads]) -> None:
+        side_by_side = measure(heads, [ARMS, ARMS], 1024, 8, STREAM)
+        torch.set_num_threads(1)
+        one_by_one = measure(heads, [ARMS, ARMS], 1024, 8, STREAM)
+        assert equal(side_by_side, one_by_one, (*ARMS, HARD))
+        assert np.array_equal(side_by_side.confidence, one_by_one.confidence)
+
+    @pytest.mark.usefixtures("two_threads")
+    def test_results_come_in_the_order_of_the_heads(self, heads: list[SingleHeads]) -> None:
+        def work(position: int, head: SingleHeads) -> tuple[int, bool, bool, int]:
+            if position == 0:
+                time.sleep(0.1)  # the others are done before it
+            return position, head is many[position], torch.is_inference_mode_enabled(), torch.get_num_threads()
+
+        many = [heads[position % 2] for position in range(5)]
+        assert over_heads(work, many) == [(position, True, True, 1) for position in range(5)]
+        assert torch.get_num_threads() == 2
+
+    @pytest.mark.usefixtures("two_threads")
+    def test_a_failure_is_told_and_leaves_the_threads_as_they_were(self, heads: list[SingleHeads]) -> None:
+        def fail(position: int, head: SingleHeads) -> None:
+            raise ZeroDivisionError(position)
+
+        with pytest.raises(ZeroDivisionError, match="0"):
+            over_heads(fail, heads)
+        assert torch.get_num_threads() == 2
+
+
+class TestPages:
+    @pytest.mark.parametrize(("size", "samples"), [(16, 5000), (1000, 70), (16_384, 5), (40_000, 2), ((5, 16), 3000)])
+    def test_hold_so_many_items_and_no_more(
+        self, size: int | tuple[int, int], samples: int, monkeypatch: pytest.MonkeyPatch, heads: list[SingleHeads]
+    ) -> None:
+        most = size if isinstance(size, int) else size[1]
+        # What is read of an item is of no interest here, only how much is held at once.
+        monkeypatch.setattr(evaluation, "_features", lambda head, items: torch.zeros(*items.shape[:2], WIDTH))
+        shapes = [tuple(seen.logits.shape) for seen in read(heads[0], size, samples, STREAM)]
+        assert sum(rows for rows, _ in shapes) == samples
+        assert all(width == most for _, width in shapes)
+        assert max(rows * width for rows, width in shapes) <= max(2**15, most)
+        # As full as they may be, but for the last.
+        assert len({rows for rows, _ in shapes[:-1]}) <= 1
+
+    @pytest.mark.parametrize("rows", [1, 4095, 4096, 4097, 10_000])
+    def test_features_in_blocks_are_the_features(self, rows: int, heads: list[SingleHeads]) -> None:
+        items = draw((1,), rows, seeded(CPU, 0)).items
+        with torch.inference_mode():
+            got, want = evaluation._features(heads[0], items), heads[0].features(items[None])[0]
+        assert torch.allclose(got, want, rtol=1e-5, atol=1e-6)
+
+    def test_results_of_several_pages_come_in_the_order_of_the_sets(
+        self, monkeypatch: pytest.MonkeyPatch, heads: list[SingleHeads]
+    ) -> None:
+        monkeypatch.setattr(evaluation, "_PAGE", {"cpu": 5 * 64})
+        found = measure(heads, [{"softmax": None}] * 2, 64, 12, STREAM)
+        for position, head in enumerate(heads):
+            pages = list(read(head, 64, 12, (*STREAM, position)))
+            assert [len(seen.logits) for seen in pages] == [5, 5, 2]
+            spread = torch.cat([seen.logits.amax(-1) - seen.logits.amin(-1) for seen in pages])
+            assert found.spread[position].tolist() == spread.tolist()
+
+    @pytest.mark.parametrize(("size", "samples"), [(16, 2050), ((5, 16), 10), (40_000, 2)])
+    def test_progress_adds_up_to_all_items(
+        self, size: int | tuple[int, int], samples: int, monkeypatch: pytest.MonkeyPatch, heads: list[SingleHeads]
+    ) -> None:
+        monkeypatch.setattr(evaluation, "_features", lambda head, items: torch.zeros(*items.shape[:2], WIDTH))
+        told: list[int] = []
+        measure(heads, [{"softmax": None}] * 2, size, samples, STREAM, told.append)
+        assert sum(told) == 2 * samples * (size if isinstance(size, int) else size[1])
+        assert len(told) > 1
