@@ -111,25 +111,27 @@ def _train(
     resume: bool,
 ) -> list[Trained]:
     from sharpmax.experiments.reproduce.recipes import recipe_named
-    from sharpmax.experiments.reproduce.run import train, weights_path
+    from sharpmax.experiments.reproduce.run import train_all, weights_path
 
-    done = []
-    for name in recipes:
-        with bar(f"training recipe {name!r}", steps) as advance:
-            reached = 0
+    reached, losses = dict.fromkeys(recipes, 0), dict.fromkeys(recipes, math.nan)
+    with bar("training", steps * len(recipes)) as advance:
 
-            def show(step: int, loss: float) -> None:
-                nonlocal reached
-                advance(step - reached, "" if math.isnan(loss) else f"loss {loss:.4f}")
-                reached = step
+        def show(recipe: str, step: int, loss: float) -> None:
+            ahead, reached[recipe], losses[recipe] = step - reached[recipe], step, loss
+            known = [f"{name} {value:.4f}" for name, value in losses.items() if not math.isnan(value)]
+            advance(ahead, f"loss: {', '.join(known)}" if known else "")
 
-            trained = train(
-                recipe_named(name), seeds, steps, device, folder, command=command, resume=resume, progress=show
-            )
-        done.append(trained)
+        chosen = [recipe_named(name) for name in recipes]
+        try:
+            done = train_all(chosen, seeds, steps, device, folder, command=command, resume=resume, progress=show)
+        except KeyboardInterrupt:
+            say(f"stopped; the same command with --resume goes on from the last state saved in {folder}")
+            raise
+    for trained in done:
+        heads = "1 head" if len(seeds) == 1 else f"{len(seeds)} heads"
         say(
-            f"trained {len(seeds)} heads by recipe {name!r}: {steps:,} steps in {trained.provenance['seconds']:.0f} s, "
-            f"weights in {weights_path(folder, name)}"
+            f"trained {heads} by recipe {trained.recipe!r}: {steps:,} steps in {trained.provenance['seconds']:.0f} s, "
+            f"weights in {weights_path(folder, trained.recipe)}"
         )
     return done
 
@@ -177,7 +179,7 @@ def _print(tables: Mapping[str, Any]) -> None:
             rows.append(row)
         title = (
             f"accuracy (%) of recipe {recipe!r}: {about['describe']}; {about['steps']:,} steps, "
-            f"{len(about['seeds'])} seeds × {setting['samples']} sets"
+            f"seeds: {len(about['seeds'])}, sets per seed: {setting['samples']:,}"
         )
         print_table(title, ["items n", *columns], rows)
         for what, why in setting["left_out"][recipe].items():

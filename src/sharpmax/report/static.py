@@ -41,7 +41,11 @@ _DASHES: dict[str, Any] = {"solid": "-", "dash": (0, (4, 3)), "dot": (0, (1, 2))
 
 def static_figure(plot: Plot | Heat, *, titled: bool = True) -> Any:
     """A `matplotlib.figure.Figure`; without its title where the text around it already says it."""
-    return _heat_figure(plot, titled) if isinstance(plot, Heat) else _line_figure(plot, titled)
+    figure = _heat_figure(plot, titled) if isinstance(plot, Heat) else _line_figure(plot, titled)
+    # Finding room for everything takes longer than drawing it, and would be done again for each format.
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
+    return figure
 
 
 def _figure(height: float) -> Any:

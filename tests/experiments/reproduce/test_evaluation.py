@@ -15,7 +15,7 @@ from torch import Tensor
 import sharpmax as sm
 from sharpmax.errors import OutOfRangeWarning
 from sharpmax.experiments.reproduce import evaluation
-from sharpmax.experiments.reproduce.evaluation import HARD, Measured, Read, measure, over_heads, read
+from sharpmax.experiments.reproduce.evaluation import HARD, Measured, Read, measure, measure_all, read, side_by_side
 from sharpmax.models.single_head import WIDTH, SingleHeads
 from sharpmax.models.weights import Trained, shipped_path
 from sharpmax.policies import PAPER, EntropyTarget, LogLength, Policy, Polynomial
@@ -204,7 +204,7 @@ class TestSharing:
 
 
 class TestThreads:
-    """Heads are read side by side, one on each of torch's threads."""
+    """Heads and sizes are read side by side, one on each of torch's threads."""
 
     @pytest.fixture
     def two_threads(self) -> Iterator[None]:
@@ -214,31 +214,36 @@ class TestThreads:
 
     @pytest.mark.usefixtures("two_threads")
     def test_change_no_bit_of_the_results(self, heads: list[SingleHeads]) -> None:
-        side_by_side = measure(heads, [ARMS, ARMS], 1024, 8, STREAM)
+        at_once = measure(heads, [ARMS, ARMS], 1024, 8, STREAM)
         torch.set_num_threads(1)
         one_by_one = measure(heads, [ARMS, ARMS], 1024, 8, STREAM)
-        assert equal(side_by_side, one_by_one, (*ARMS, HARD))
-        assert np.array_equal(side_by_side.confidence, one_by_one.confidence)
+        assert equal(at_once, one_by_one, (*ARMS, HARD))
+        assert np.array_equal(at_once.confidence, one_by_one.confidence)
 
     @pytest.mark.usefixtures("two_threads")
-    def test_results_come_in_the_order_of_the_heads(self, heads: list[SingleHeads]) -> None:
-        def work(position: int, head: SingleHeads) -> tuple[int, bool, bool, int]:
-            if position == 0:
+    def test_results_come_in_order(self) -> None:
+        def work(place: int) -> tuple[int, bool, int]:
+            if place == 0:
                 time.sleep(0.1)  # the others are done before it
-            return position, head is many[position], torch.is_inference_mode_enabled(), torch.get_num_threads()
+            return place, torch.is_inference_mode_enabled(), torch.get_num_threads()
 
-        many = [heads[position % 2] for position in range(5)]
-        assert over_heads(work, many) == [(position, True, True, 1) for position in range(5)]
+        assert side_by_side(work, range(5), CPU) == [(place, True, 1) for place in range(5)]
         assert torch.get_num_threads() == 2
 
     @pytest.mark.usefixtures("two_threads")
-    def test_a_failure_is_told_and_leaves_the_threads_as_they_were(self, heads: list[SingleHeads]) -> None:
-        def fail(position: int, head: SingleHeads) -> None:
-            raise ZeroDivisionError(position)
+    def test_a_failure_is_told_and_leaves_the_threads_as_they_were(self) -> None:
+        def fail(place: int) -> None:
+            raise ZeroDivisionError(place)
 
         with pytest.raises(ZeroDivisionError, match="0"):
-            over_heads(fail, heads)
+            side_by_side(fail, range(2), CPU)
         assert torch.get_num_threads() == 2
+
+    def test_sizes_measured_together_are_measured_as_if_alone(self, heads: list[SingleHeads]) -> None:
+        together = measure_all(heads, [ARMS, ARMS], [16, 256], 8, STREAM)
+        assert list(together) == [16, 256]
+        for size, found in together.items():
+            assert equal(measure(heads, [ARMS, ARMS], size, 8, STREAM), found, (*ARMS, HARD))
 
 
 class TestPages:

@@ -21,7 +21,7 @@ import torch
 from sharpmax.errors import ArgumentError, FileFormatError
 from sharpmax.experiments.reproduce import run as run_module
 from sharpmax.experiments.reproduce.recipes import RECIPES, Recipe
-from sharpmax.experiments.reproduce.run import state_path, train, weights_path
+from sharpmax.experiments.reproduce.run import state_path, train, train_all, weights_path
 from sharpmax.experiments.reproduce.training import Training
 from sharpmax.models.tensor_files import load_tensors, save_tensors
 from sharpmax.models.weights import Trained
@@ -380,3 +380,41 @@ def test_killed_at_ten_random_moments_it_ends_with_the_very_same_weights(tmp_pat
     # A kill in the middle of writing leaves a part under a name that no reader takes for a file.
     for name in names(folder):
         assert re.fullmatch(r"(training|weights)-paper\.safetensors|\..*\.partial", name)
+
+
+@pytest.mark.usefixtures("short_blocks")
+class TestSeveralRecipes:
+    OTHER = replace(RECIPE, name="sharp", l2=0.0)
+
+    def test_side_by_side_are_trained_as_if_alone(self, tmp_path: Path) -> None:
+        told: list[tuple[str, int]] = []
+        both = train_all(
+            [RECIPE, self.OTHER],
+            (3, 0),
+            STEPS,
+            CPU,
+            tmp_path / "both",
+            command="sharpmax test",
+            progress=lambda recipe, step, loss: told.append((recipe, step)),
+        )
+        assert [trained.recipe for trained in both] == ["paper", "sharp"]
+        assert equal(both[0], run(tmp_path / "paper"))
+        assert equal(both[1], run(tmp_path / "sharp", recipe=self.OTHER))
+        assert {("paper", STEPS), ("sharp", STEPS)} <= set(told)
+
+    def test_nothing_begins_unless_all_may(self, tmp_path: Path) -> None:
+        run(tmp_path, recipe=self.OTHER)
+        before = names(tmp_path)
+        with pytest.raises(ArgumentError, match="add --resume"):
+            train_all([RECIPE, self.OTHER], (3, 0), STEPS, CPU, tmp_path, command="sharpmax test")
+        assert names(tmp_path) == before
+
+    def test_an_interrupt_stops_all_of_them(self, tmp_path: Path) -> None:
+        def interrupted(recipe: str, step: int, loss: float) -> None:
+            if recipe == "paper":
+                raise KeyboardInterrupt
+
+        threads = torch.get_num_threads()
+        with pytest.raises(KeyboardInterrupt):
+            train_all([RECIPE, self.OTHER], (3, 0), 10**9, CPU, tmp_path, command="sharpmax test", progress=interrupted)
+        assert torch.get_num_threads() == threads

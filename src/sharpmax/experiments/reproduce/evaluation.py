@@ -22,9 +22,22 @@ from sharpmax.rows.dense import centred, dense_stats
 from sharpmax.rows.stats import RowStats
 from sharpmax.tasks.max_retrieval import draw, seeded
 
-__all__ = ["HARD", "Measured", "Progress", "Read", "measure", "measure_page", "over_heads", "read"]
+__all__ = [
+    "HARD",
+    "Measured",
+    "Progress",
+    "Read",
+    "device_of",
+    "measure",
+    "measure_all",
+    "measure_page",
+    "read",
+    "side_by_side",
+]
 
 T = TypeVar("T")
+X = TypeVar("X")
+Size = TypeVar("Size", bound=int | tuple[int, int])
 
 HARD = "hard"
 """The arm that takes the item with the largest logit alone: the ceiling for any temperature."""
@@ -53,24 +66,29 @@ class Read:
         return self.head.classify(pooled[None])[0]
 
 
-def over_heads(work: Callable[[int, SingleHeads], T], heads: Sequence[SingleHeads]) -> list[T]:
-    """work(position, head) for every head, in inference mode.
+def side_by_side(work: Callable[[X], T], over: Sequence[X], device: torch.device) -> list[T]:
+    """work(x) for every x, in inference mode; on a CPU several at a time, each on one thread.
 
-    A CPU takes as many heads at a time as it has threads, each on one of them: threads that share a small operation
-    wait for one another longer than they work, above all on a machine that is busy with something else too.
+    Threads that share a small operation wait for one another longer than they work, above all on a machine that is busy
+    with something else too.
     """
 
-    def one(position: int) -> T:
-        with torch.inference_mode():  # holds for the thread that enters it
-            return work(position, heads[position])
+    def one(x: X) -> T:
+        # Both hold for the thread that asks for them. Weights too small for a normal float slow a CPU down.
+        torch.set_flush_denormal(True)
+        try:
+            with torch.inference_mode():
+                return work(x)
+        finally:
+            torch.set_flush_denormal(False)
 
-    if _device(heads[0]).type != "cpu":
-        return [one(position) for position in range(len(heads))]
+    if device.type != "cpu":
+        return [one(x) for x in over]
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         with ThreadPoolExecutor(threads) as pool:
-            return list(pool.map(one, range(len(heads))))
+            return list(pool.map(one, over))
     finally:
         torch.set_num_threads(threads)
 
@@ -83,7 +101,7 @@ def read(
     progress: Progress = lambda items: None,
 ) -> Iterator[Read]:
     """What the head makes of `samples` sets, page by page; `stream` tells one use of random numbers from another."""
-    device = _device(head)
+    device = device_of(head)
     most = size if isinstance(size, int) else size[1]
     page = max(1, _PAGE.get(device.type, _PAGE["cpu"]) // most)
     generator = seeded(device, *stream, most)
@@ -95,7 +113,8 @@ def read(
         progress(len(s) * most)
 
 
-def _device(head: SingleHeads) -> torch.device:
+def device_of(head: SingleHeads) -> torch.device:
+    """Where the head's weights are."""
     return next(head.parameters()).device
 
 
@@ -124,36 +143,52 @@ class Measured:
 def measure(
     heads: Sequence[SingleHeads],
     arms: Sequence[Mapping[str, Policy | None]],
-    size: int | tuple[int, int],
+    size: Size,
     samples: int,
     stream: Sequence[int],
     progress: Progress = lambda items: None,
 ) -> Measured:
-    """Evaluate the arms (for each head its own policies, the same names, `softmax` the first) and `hard`.
+    """`measure_all` of one size: a number of items, or the least and the largest number of them."""
+    return measure_all(heads, arms, [size], samples, stream, progress)[size]
+
+
+def measure_all(
+    heads: Sequence[SingleHeads],
+    arms: Sequence[Mapping[str, Policy | None]],
+    sizes: Sequence[Size],
+    samples: int,
+    stream: Sequence[int],
+    progress: Progress = lambda items: None,
+) -> dict[Size, Measured]:
+    """Evaluate the arms (for each head its own policies, the same names, `softmax` the first) and `hard` at each size.
 
     Heads see different sets, so that the spread between them holds the chance of drawing too; the arms of a head all
     see the same ones.
     """
-    names = list(arms[0])
 
-    def one(position: int, head: SingleHeads) -> dict[str, np.ndarray]:
-        pages = [
-            measure_page(seen, arms[position]) for seen in read(head, size, samples, (*stream, position), progress)
-        ]
+    def one(task: tuple[Size, int]) -> dict[str, np.ndarray]:
+        size, position = task
+        reads = read(heads[position], size, samples, (*stream, position), progress)
+        pages = [measure_page(seen, arms[position]) for seen in reads]
         return {name: torch.cat([page[name] for page in pages]).cpu().numpy() for name in pages[0]}
 
+    # The longest first, so that none is left for the end.
+    tasks = [(size, position) for size in reversed(sizes) for position in range(len(heads))]
     with warnings.catch_warnings():
         # Where a policy leaves the range it was fitted on is part of the results; it is told there.
         warnings.simplefilter("ignore", OutOfRangeWarning)
-        found = over_heads(one, heads)
+        found = dict(zip(tasks, side_by_side(one, tasks, device_of(heads[0])), strict=True))
+    return {size: _measured(list(arms[0]), [found[size, p] for p in range(len(heads))]) for size in sizes}
 
+
+def _measured(arms: Sequence[str], by_head: Sequence[Mapping[str, np.ndarray]]) -> Measured:
     def gather(name: str) -> np.ndarray:
-        return np.stack([columns[name] for columns in found])
+        return np.stack([columns[name] for columns in by_head])
 
     return Measured(
-        correct={name: gather(f"correct {name}") for name in (*names, HARD)},
-        entropy={name: gather(f"entropy {name}") for name in names},
-        top_weight={name: gather(f"top {name}") for name in names},
+        correct={arm: gather(f"correct {arm}") for arm in (*arms, HARD)},
+        entropy={arm: gather(f"entropy {arm}") for arm in arms},
+        top_weight={arm: gather(f"top {arm}") for arm in arms},
         confidence=gather("confidence"),
         spread=gather("spread"),
     )

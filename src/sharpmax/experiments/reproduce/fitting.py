@@ -11,7 +11,15 @@ import torch
 
 from sharpmax.calibrate.optimum import best_beta
 from sharpmax.experiments.reproduce.detection import Detector
-from sharpmax.experiments.reproduce.evaluation import Progress, Read, measure, measure_page, over_heads, read
+from sharpmax.experiments.reproduce.evaluation import (
+    Progress,
+    Read,
+    device_of,
+    measure,
+    measure_page,
+    read,
+    side_by_side,
+)
 from sharpmax.models.single_head import SingleHeads
 from sharpmax.policies import PAPER, EntropyTarget, LogLength, Policy, Polynomial
 
@@ -52,11 +60,13 @@ def fit(
     inside = measure(heads, plain, train_sizes, _IN_DISTRIBUTION_SETS, (seed, 0), progress)
     targets = inside.entropy["softmax"].mean(axis=1)
 
-    def surveyed(position: int, head: SingleHeads) -> list[dict[str, np.ndarray]]:
-        reads = (read(head, size, fit_samples(samples), (seed, 1, position), progress) for size in sizes)
-        return [_survey(seen) for pages in reads for seen in pages]
+    def surveyed(task: tuple[int, int]) -> list[dict[str, np.ndarray]]:
+        size, position = task
+        reads = read(heads[position], size, fit_samples(samples), (seed, 1, position), progress)
+        return [_survey(seen) for seen in reads]
 
-    points = [page for pages in over_heads(surveyed, heads) for page in pages]
+    tasks = [(size, position) for size in reversed(sizes) for position in range(len(heads))]
+    points = [page for pages in side_by_side(surveyed, tasks, device_of(heads[0])) for page in pages]
     survey = {name: np.concatenate([page[name] for page in points]) for name in points[0]}
     table, refit = _polynomial(survey, sizes)
     arms = []

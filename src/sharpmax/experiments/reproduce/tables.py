@@ -15,7 +15,15 @@ import torch
 from sharpmax import theory
 from sharpmax.attention.dense import softmax
 from sharpmax.experiments.reproduce.detection import Detector, auroc
-from sharpmax.experiments.reproduce.evaluation import HARD, Measured, Progress, measure, over_heads, read
+from sharpmax.experiments.reproduce.evaluation import (
+    HARD,
+    Measured,
+    Progress,
+    device_of,
+    measure_all,
+    read,
+    side_by_side,
+)
 from sharpmax.experiments.reproduce.fitting import Fitted, fit, fit_samples
 from sharpmax.experiments.reproduce.published import PUBLISHED
 from sharpmax.experiments.reproduce.recipes import recipe_named
@@ -53,7 +61,7 @@ def reproduce_tables(
     for weights in trained:
         heads = [weights.heads([position]).to(device) for position in range(len(weights.seeds))]
         fitted = fit(heads, sizes, samples, seed, recipe_named(weights.recipe).sizes, progress)
-        measured = {n: measure(heads, fitted.arms, n, samples, (seed, 2), progress) for n in sizes}
+        measured = measure_all(heads, fitted.arms, sizes, samples, (seed, 2), progress)
         found = _tables(measured, fitted, heads, seed)
         suffix = "" if weights.recipe == "paper" else f"/{weights.recipe}"
         tables |= {name + suffix: table for name, table in found.items()}
@@ -97,7 +105,7 @@ def _tables(
             a: {str(n): mean(100.0 * m.top_weight[a].mean(axis=1)) for n, m in measured.items()} for a in names
         },
         "bounds": _bounds(measured, heads),
-        "heat": over_heads(lambda _, head: _heat(head, fitted, list(measured), seed), heads[:1])[0],
+        "heat": _heat(heads[0], fitted, list(measured), seed),
         "detection": _detection(measured, fitted.detector, seed),
     }
     if fitted.polynomial is not None:
@@ -117,7 +125,7 @@ def _describe(fitted: Fitted) -> dict[str, str]:
 def _bounds(measured: Mapping[int, Measured], heads: Sequence[SingleHeads]) -> dict[str, Any]:
     """What theory says of plain softmax: bounds from each head's largest logit spread, and the limit of large n."""
     spread = np.max([m.spread.max(axis=1) for m in measured.values()], axis=0).astype(np.float64)
-    population = over_heads(lambda _, head: _population(head), heads)
+    population = side_by_side(_population, heads, device_of(heads[0]))
     return {
         "spread": mean(spread),
         "horizon_log10": mean(np.array([_log10_horizon(s) for s in spread])),
@@ -150,17 +158,18 @@ def _population(head: SingleHeads) -> tuple[float, float]:
 def _heat(head: SingleHeads, fitted: Fitted, sizes: Sequence[int], seed: int) -> dict[str, Any]:
     """Weights of the items with the highest priority in a few sets, highest first, for every second size."""
     shown = sizes[::2]
-    arms: dict[str, dict[str, Any]] = {name: {} for name in _HEAT_ARMS}
-    for n in shown:
-        parts: dict[str, list[torch.Tensor]] = {name: [] for name in _HEAT_ARMS}
+
+    def weights(n: int) -> dict[str, list[list[float]]]:
+        rows: dict[str, list[list[float]]] = {name: [] for name in _HEAT_ARMS}
         for seen in read(head, n, _HEAT_SETS, (seed, 3)):
             order = seen.priority.topk(min(_HEAT_ITEMS, n)).indices
             for name in _HEAT_ARMS:
-                weights = softmax(seen.logits, policy=fitted.arms[0][name])
-                parts[name].append(100.0 * weights.gather(-1, order))
-        for name in _HEAT_ARMS:
-            rows = torch.cat(parts[name]).double().cpu().numpy()
-            arms[name][str(n)] = [[float(f"{w:.4g}") for w in row] for row in rows]
+                of_items = 100.0 * softmax(seen.logits, policy=fitted.arms[0][name]).gather(-1, order)
+                rows[name] += [[float(f"{w:.4g}") for w in row] for row in of_items.tolist()]
+        return rows
+
+    found = dict(zip(shown, side_by_side(weights, shown, device_of(head)), strict=True))
+    arms = {name: {str(n): found[n][name] for n in shown} for name in _HEAT_ARMS}
     return {"sizes": list(shown), "items": _HEAT_ITEMS, "sets": _HEAT_SETS, "arms": arms}
 
 
