@@ -126,8 +126,11 @@ def _words(panel: Panel, place: int, x: list[float]) -> list[dict[str, Any]]:
     for mark in (mark for mark in panel.marks if mark.text):
         said = {"text": safe(mark.text), "font": {"size": 11.5, "color": mark.colour.light}, "showarrow": False}
         if mark.axis == "x":
-            at = math.log10(mark.at) if panel.x.log else mark.at
-            found.append({**top, **said, "xref": nth("x", place), "x": at, "xanchor": "center"})
+            at, *ends = (math.log10(v) if panel.x.log else v for v in (mark.at, *panel.x.limits))
+            # Words about a mark near an end of a narrow figure would be cut off if they stood in the middle of it.
+            share = (at - ends[0]) / (ends[1] - ends[0])
+            anchor = "left" if share < 1 / 3 else "right" if share > 2 / 3 else "center"
+            found.append({**top, **said, "xref": nth("x", place), "x": at, "xanchor": anchor})
         else:
             beside = {"xref": nth("x", place) + " domain", "x": 1.0, "xanchor": "right"}
             found.append({**said, **beside, "yref": nth("y", place), "y": mark.at, "yanchor": "bottom"})
