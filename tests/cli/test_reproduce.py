@@ -140,11 +140,12 @@ def test_a_training_is_never_overwritten_and_goes_on_with_resume(sharpmax_comman
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--recipe", "bread"], "recipe: got 'bread'; allowed: 'paper' or 'sharp'"),
+        (["--recipe", "bread"], "--recipe: got 'bread'; allowed: paper, sharp, both"),
         (["--seeds", "0"], "--seeds: got 0"),
         (["--seeds", "11"], "seeds: got 11; allowed: 1 … 10"),
         (["--samples", "-3"], "--samples: got -3"),
         (["--steps", "0", "--train"], "--steps: got 0"),
+        (["--steps", "500"], "add --train"),
         (["--sizes", "0"], "--sizes: got '0'"),
         (["--sizes", "16,-4"], "--sizes: got '16,-4'"),
         (["--sizes", "16,,32"], "--sizes"),

@@ -12,6 +12,8 @@ import typer
 from sharpmax.cli.options import device_named, sizes_from
 from sharpmax.cli.terminal import bar, out_folder, print_table, progress, say, wrote
 from sharpmax.errors import reject
+from sharpmax.experiments.reproduce.published import SIZES
+from sharpmax.experiments.reproduce.recipes import RECIPES, STEPS
 
 if TYPE_CHECKING:
     import torch
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["add_to", "reproduce"]
 
 _BOTH = "both"
-_DEFAULT_SIZES = "16,32,64,128,256,512,1024,2048,4096,8192,16384"
+_DEFAULT_SIZES = ",".join(map(str, SIZES))
 
 
 def add_to(app: typer.Typer) -> None:
@@ -40,7 +42,7 @@ def reproduce(
     train: Annotated[
         bool, typer.Option("--train", help="Train heads instead of taking the package's own; see --steps.")
     ] = False,
-    steps: Annotated[int, typer.Option(help="Length of the training; the paper's is 100000.")] = 100_000,
+    steps: Annotated[int | None, typer.Option(help=f"Length of the training; without it the paper's {STEPS}.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the training in --out.")] = False,
     weights: Annotated[
         Path | None, typer.Option(metavar="PATH", help="Test the heads of an earlier --train: its folder or a file.")
@@ -52,18 +54,22 @@ def reproduce(
     Ten heads trained at full length come with the package for each of two recipes, the paper's and a sharper one.
     """
     from sharpmax.experiments.provenance import check_seed, typed
-    from sharpmax.experiments.reproduce.recipes import RECIPES, recipe_named
     from sharpmax.experiments.reproduce.tables import items_to_read, reproduce_tables
     from sharpmax.experiments.results import FILE_NAME, collect
     from sharpmax.lazy import require
 
-    recipes = list(RECIPES) if recipe == _BOTH else [recipe_named(recipe).name]
+    if recipe not in (*RECIPES, _BOTH):
+        reject("--recipe", repr(recipe), ", ".join((*RECIPES, _BOTH)))
+    recipes = list(RECIPES) if recipe == _BOTH else [recipe]
     tested = sizes_from(sizes)
     for name, value in (("samples", samples), ("seeds", seeds), ("steps", steps)):
-        if value < 1:
+        if value is not None and value < 1:
             reject(f"--{name}", value, "1 or more")
     check_seed(seed)
     train = train or resume
+    if steps is not None and not train:
+        reject("--steps", steps, "a number together with --train", "add --train, or leave --steps out")
+    steps = steps or STEPS
     if train and weights is not None:
         reject("--weights", repr(str(weights)), "nothing together with --train", "give one of the two")
     chosen = device_named(device)
@@ -110,7 +116,6 @@ def _train(
     *,
     resume: bool,
 ) -> list[Trained]:
-    from sharpmax.experiments.reproduce.recipes import recipe_named
     from sharpmax.experiments.reproduce.run import train_all, weights_path
 
     reached, losses = dict.fromkeys(recipes, 0), dict.fromkeys(recipes, math.nan)
@@ -121,7 +126,7 @@ def _train(
             known = [f"{name} {value:.4f}" for name, value in losses.items() if not math.isnan(value)]
             advance(ahead, f"loss: {', '.join(known)}" if known else "")
 
-        chosen = [recipe_named(name) for name in recipes]
+        chosen = [RECIPES[name] for name in recipes]
         try:
             done = train_all(chosen, seeds, steps, device, folder, command=command, resume=resume, progress=show)
         except KeyboardInterrupt:
