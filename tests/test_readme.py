@@ -79,6 +79,10 @@ def test_the_readme_says_what_the_committed_run_shows() -> None:
     sharp = RESULTS["accuracy/sharp"]
     assert f"keeps {sharp['softmax']['16384']['mean']:.1f}% at 16,384 items" in text
     assert f"and {sharp['refit']['16384']['mean']:.1f}% with the refitted polynomial" in text
+    assert f"argmax gives there ({sharp['hard']['16384']['mean']:.1f}%)" in text
+    training = max(weights["trained"]["seconds"] for weights in RESULTS["weights"].values())
+    evaluation = RESULTS["setting"]["seconds"]["evaluate"]
+    assert f"({training:.0f} s of training per recipe, {evaluation:.0f} s of evaluation)" in text
     confidence = RESULTS["detection"]["confidence"]
     assert (
         f"AUROC of {confidence['16']['auroc']:.2f} at 16 items and {confidence['16384']['auroc']:.2f} at 16,384" in text
