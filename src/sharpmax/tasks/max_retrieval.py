@@ -34,6 +34,12 @@ class Sets:
     query: Tensor
     live: Tensor
 
+    def split(self, count: int) -> list[Sets]:
+        """The same sets, `count` at a time along the first axis."""
+        fields = (self.priority, self.label, self.query, self.live)
+        starts = range(0, len(self.query), count)
+        return [Sets(*(field[start : start + count] for field in fields)) for start in starts]
+
     @property
     def items(self) -> Tensor:
         """What a model is given of each item: [..., n, 11]."""

@@ -288,3 +288,15 @@ class TestPages:
         measure(heads, [{"softmax": None}] * 2, size, samples, STREAM, told.append)
         assert sum(told) == 2 * samples * (size if isinstance(size, int) else size[1])
         assert len(told) > 1
+
+
+def test_less_memory_changes_the_parts_and_not_what_is_read(
+    monkeypatch: pytest.MonkeyPatch, heads: list[SingleHeads]
+) -> None:
+    whole = measure(heads, [ARMS, ARMS], 64, 12, STREAM)
+    monkeypatch.setattr(evaluation, "_room", lambda device: 5 * 64)
+    assert [len(seen.answer) for seen in read(heads[0], 64, 12, STREAM)] == [5, 5, 2]
+    parts = measure(heads, [ARMS, ARMS], 64, 12, STREAM)
+    for arm in ARMS:
+        assert np.array_equal(parts.correct[arm], whole.correct[arm])
+        assert np.allclose(parts.entropy[arm], whole.entropy[arm], atol=1e-5)

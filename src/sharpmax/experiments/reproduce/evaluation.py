@@ -1,6 +1,6 @@
 """Trained heads on sets of growing size, every arm on the same heads and the same items.
 
-Sets are drawn and read in pages of so many items, which bounds the memory at any size.
+Sets are drawn in pages of so many items and read in parts of them that fit into memory, one set at least.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ Progress = Callable[[int], None]
 _PAGE = {"cpu": 2**15, "cuda": 2**22}
 _BLOCK = 2**12
 _REACH = 40.0
+_COPIES = 8
 
 
 @dataclass(frozen=True)
@@ -105,12 +106,22 @@ def read(
     most = size if isinstance(size, int) else size[1]
     page = max(1, _PAGE.get(device.type, _PAGE["cpu"]) // most)
     generator = seeded(device, *stream, most)
+    at_once = max(1, _room(device) // most)
     for start in range(0, samples, page):
-        sets = draw((min(page, samples - start),), size, generator)
-        h = _features(head, sets.items)
-        s = head.logits(h[None], sets.query[None])[0].masked_fill(~sets.live, -torch.inf)
-        yield Read(head, h, s, sets.priority, sets.best, sets.answer)
-        progress(len(s) * most)
+        drawn = draw((min(page, samples - start),), size, generator)
+        for sets in drawn.split(at_once):
+            h = _features(head, sets.items)
+            s = head.logits(h[None], sets.query[None])[0].masked_fill(~sets.live, -torch.inf)
+            yield Read(head, h, s, sets.priority, sets.best, sets.answer)
+            progress(len(s) * most)
+
+
+def _room(device: torch.device) -> int:
+    """Items whose features fit into memory at once, with what is made of them."""
+    if device.type != "cuda":
+        return _PAGE["cpu"]
+    free, _ = torch.cuda.mem_get_info(device)
+    return int(min(_PAGE["cuda"], free // (_COPIES * 4 * WIDTH)))
 
 
 def device_of(head: SingleHeads) -> torch.device:
