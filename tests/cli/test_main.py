@@ -17,6 +17,7 @@ from sharpmax.cli import env, main
 from sharpmax.cli.app import make_app
 from sharpmax.errors import ArgumentError
 from sharpmax.experiments.reproduce import tables
+from tests.cli.lines import is_one_error_line
 
 COMMANDS = ("reproduce", "bench", "report", "env")
 SRC = str(Path(sharpmax.__file__).parent.parent)
@@ -29,10 +30,6 @@ def python(*arguments: str, **environment: str) -> subprocess.CompletedProcess[s
     return subprocess.run(
         [sys.executable, *arguments], capture_output=True, encoding="utf-8", errors="replace", env=env, check=False
     )
-
-
-def is_one_error_line(text: str) -> bool:
-    return text.startswith("sharpmax: error: ") and text.count("\n") == 1 and text.endswith("\n")
 
 
 def test_version(sharpmax_command: Any) -> None:

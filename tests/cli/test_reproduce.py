@@ -13,14 +13,11 @@ from safetensors.torch import save_file
 
 import sharpmax as sm
 from sharpmax.models.weights import Trained, shipped_path
+from tests.cli.lines import is_one_error_line
 
 SMALL = ("--seeds", 2, "--samples", 8, "--sizes", "16,1024,4096")
 TINY = ("--recipe", "paper", "--seeds", 1, "--samples", 4, "--sizes", "16,32", "--no-draw")
 TRAIN = ("--train", "--recipe", "sharp", "--steps", 150, "--seeds", 2, "--samples", 4, "--sizes", 16, "--no-draw")
-
-
-def is_one_error_line(text: str) -> bool:
-    return text.startswith("sharpmax: error: ") and text.count("\n") == 1
 
 
 @pytest.fixture(scope="module")

@@ -162,7 +162,7 @@ def _bounds(recipe: str) -> dict[str, Any]:
         "largest_weight": _row([100.0 * p for p in top]),
         "least_entropy": _row(least),
         "most_entropy": _row([math.log(n) for n in SIZES]),
-        "horizon": {"mean": 1.0 + math.exp(spread), "sem": 120.0, "n": len(_SEEDS)},
+        "horizon_log10": {"mean": math.log10(1.0 + math.exp(spread)), "sem": 0.02, "n": len(_SEEDS)},
     }
 
 

@@ -174,7 +174,6 @@ def test_tiles() -> None:
 
 def test_a_horizon_far_away_is_no_limit() -> None:
     tables = copy.deepcopy(PAPER)
-    del tables["bounds"]["horizon"]
     tables["bounds"] |= {
         "spread": {"mean": 232.6, "sem": 2.0, "n": 10},
         "horizon_log10": {"mean": 100.98, "sem": 1.0, "n": 10},

@@ -116,7 +116,7 @@ def _train(
     *,
     resume: bool,
 ) -> list[Trained]:
-    from sharpmax.experiments.reproduce.run import train_all, weights_path
+    from sharpmax.experiments.reproduce.run import train, weights_path
 
     reached, losses = dict.fromkeys(recipes, 0), dict.fromkeys(recipes, math.nan)
     with bar("training", steps * len(recipes)) as advance:
@@ -128,7 +128,7 @@ def _train(
 
         chosen = [RECIPES[name] for name in recipes]
         try:
-            done = train_all(chosen, seeds, steps, device, folder, command=command, resume=resume, progress=show)
+            done = train(chosen, seeds, steps, device, folder, command=command, resume=resume, progress=show)
         except KeyboardInterrupt:
             say(f"stopped; the same command with --resume goes on from the last state saved in {folder}")
             raise

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from sharpmax.errors import FileFormatError
 from sharpmax.files import write_bytes
 from sharpmax.lazy import require
 
-__all__ = ["SCHEMA", "load_tensors", "save_tensors"]
+__all__ = ["SCHEMA", "load_tensors", "must_fit", "save_tensors"]
 
 SCHEMA = 1
 """Version of the form; a reader refuses a newer one."""
@@ -42,12 +43,24 @@ def load_tensors(path: str | Path, kind: str) -> tuple[dict[str, Tensor], dict[s
             if not isinstance(about, dict):
                 raise FileFormatError(f"weights: the description in {shown} is not an object; give another file")
             return {name: file.get_tensor(name) for name in file.keys()}, about  # noqa: SIM118 (not a mapping)
+    except FileFormatError:
+        raise  # it already says what is wrong
     except (OSError, ValueError, KeyError, safetensors.SafetensorError) as problem:
-        if isinstance(problem, FileFormatError):
-            raise
         raise FileFormatError(
             f"weights: {shown} is damaged or not a safetensors file ({problem}); allowed: a file of kind {kind!r} "
             "written by sharpmax; train again or give another file"
+        ) from None
+
+
+@contextmanager
+def must_fit(path: str | Path, what: str, todo: str) -> Iterator[None]:
+    """Turn whatever goes wrong while a file's content is put to use into one line: it does not fit `what`."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, RuntimeError) as problem:
+        reason = " ".join(str(problem).split())
+        raise FileFormatError(
+            f"weights: {str(path)!r} does not fit this version of {what} ({reason}); {todo}"
         ) from None
 
 

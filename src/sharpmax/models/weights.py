@@ -9,9 +9,9 @@ from typing import Any
 
 from torch import Tensor
 
-from sharpmax.errors import FileFormatError, reject
+from sharpmax.errors import reject
 from sharpmax.models.single_head import SingleHeads
-from sharpmax.models.tensor_files import load_tensors, save_tensors
+from sharpmax.models.tensor_files import load_tensors, must_fit, save_tensors
 
 __all__ = ["Trained", "shipped_path"]
 
@@ -40,17 +40,11 @@ class Trained:
     def load(cls, path: str | Path) -> Trained:
         """Read the file that `save` wrote."""
         tensors, about = load_tensors(path, _KIND)
-        try:
+        with must_fit(path, "the single head", "train again or give another file"):
             trained = cls(about["recipe"], about["steps"], tuple(about["seeds"]), tensors, about["trained"])
             if any(len(tensor) != len(trained.seeds) for tensor in tensors.values()):
                 raise ValueError(f"not every tensor holds {len(trained.seeds)} seeds")
             trained.heads()
-        except (LookupError, TypeError, ValueError, RuntimeError) as problem:
-            reason = " ".join(str(problem).split())
-            raise FileFormatError(
-                f"weights: {str(path)!r} does not fit this version of the single head ({reason}); train again or give "
-                "another file"
-            ) from None
         return trained
 
     def first(self, count: int) -> Trained:

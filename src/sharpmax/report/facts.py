@@ -65,9 +65,7 @@ def trust(cells: Mapping[str, Any]) -> Change | None:
 
 def horizon(bounds: Mapping[str, Any]) -> float:
     """The sharpness horizon as its logarithm to base 10: wide spreads put it beyond all numbers a float can hold."""
-    if "horizon_log10" in bounds:
-        return float(bounds["horizon_log10"]["mean"])
-    return math.log10(bounds["horizon"]["mean"])
+    return float(bounds["horizon_log10"]["mean"])
 
 
 @dataclass(frozen=True)

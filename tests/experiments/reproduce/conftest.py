@@ -10,7 +10,7 @@ from sharpmax.experiments import provenance
 from sharpmax.experiments.reproduce import run, training
 from sharpmax.experiments.reproduce.recipes import RECIPES, Recipe
 from sharpmax.models.single_head import SingleHeads
-from sharpmax.models.weights import Trained, shipped_path
+from tests.experiments.reproduce.trained_heads import heads_of
 
 
 @pytest.fixture(autouse=True)
@@ -35,5 +35,4 @@ def small_recipe(request: pytest.FixtureRequest) -> Recipe:
 @pytest.fixture(scope="session")
 def heads() -> list[SingleHeads]:
     """Two heads of the paper's recipe at full length."""
-    weights = Trained.load(shipped_path("paper"))
-    return [weights.heads([position]) for position in range(2)]
+    return heads_of("paper")

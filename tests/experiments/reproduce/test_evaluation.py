@@ -17,9 +17,9 @@ from sharpmax.errors import OutOfRangeWarning
 from sharpmax.experiments.reproduce import evaluation
 from sharpmax.experiments.reproduce.evaluation import HARD, Measured, Read, measure, measure_all, read, side_by_side
 from sharpmax.models.single_head import WIDTH, SingleHeads
-from sharpmax.models.weights import Trained, shipped_path
 from sharpmax.policies import PAPER, EntropyTarget, LogLength, Policy, Polynomial
 from sharpmax.tasks.max_retrieval import Sets, draw, seeded
+from tests.experiments.reproduce.trained_heads import heads_of
 from tests.models.plain_head import PlainHead
 
 CPU = torch.device("cpu")
@@ -33,11 +33,6 @@ ARMS: dict[str, Policy | None] = {
     "entropy-target": EntropyTarget(0.3),
 }
 SIZES: list[int | tuple[int, int]] = [1, 16, 128, 1024, (5, 16)]
-
-
-def heads_of(recipe: str, count: int = 2) -> list[SingleHeads]:
-    weights = Trained.load(shipped_path(recipe))
-    return [weights.heads([position]) for position in range(count)]
 
 
 def everything_read(head: SingleHeads, size: int | tuple[int, int], position: int) -> tuple[Tensor, Tensor]:

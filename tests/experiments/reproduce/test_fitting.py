@@ -14,11 +14,10 @@ from sharpmax.experiments.reproduce import fitting
 from sharpmax.experiments.reproduce.detection import Detector
 from sharpmax.experiments.reproduce.evaluation import measure, read
 from sharpmax.experiments.reproduce.fitting import Fitted, fit, fit_samples
-from sharpmax.models.single_head import SingleHeads
-from sharpmax.models.weights import Trained, shipped_path
 from sharpmax.policies import PAPER, EntropyTarget, LogLength, Policy, Polynomial
 from sharpmax.policies.base import policy_from_dict
 from tests.calibrate.test_optimum import log_weight
+from tests.experiments.reproduce.trained_heads import heads_of
 
 SEED, SAMPLES = 3, 256
 SIZES = (128, 512, 2048)
@@ -28,11 +27,6 @@ ARMS = ["softmax", "paper", "refit", "log-length", "entropy-target"]
 
 def ignore(items: int) -> None:
     pass
-
-
-def heads_of(recipe: str) -> list[SingleHeads]:
-    weights = Trained.load(shipped_path(recipe))
-    return [weights.heads([position]) for position in range(2)]
 
 
 @cache

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +21,7 @@ import torch
 from sharpmax.errors import ArgumentError, FileFormatError
 from sharpmax.experiments.reproduce import run as run_module
 from sharpmax.experiments.reproduce.recipes import RECIPES, Recipe
-from sharpmax.experiments.reproduce.run import state_path, train, train_all, weights_path
+from sharpmax.experiments.reproduce.run import state_path, train, weights_path
 from sharpmax.experiments.reproduce.training import Training
 from sharpmax.models.tensor_files import load_tensors, save_tensors
 from sharpmax.models.weights import Trained
@@ -32,9 +32,18 @@ STEPS = 10
 
 
 def run(
-    folder: Path, recipe: Recipe = RECIPE, seeds: tuple[int, ...] = (3, 0), steps: int = STEPS, **more: Any
+    folder: Path,
+    recipe: Recipe = RECIPE,
+    seeds: tuple[int, ...] = (3, 0),
+    steps: int = STEPS,
+    progress: Callable[[int, float], None] = lambda step, loss: None,
+    **more: Any,
 ) -> Trained:
-    return train(recipe, seeds, steps, CPU, folder, command="sharpmax test", **more)
+    def told(recipe: str, step: int, loss: float) -> None:
+        progress(step, loss)
+
+    (trained,) = train([recipe], seeds, steps, CPU, folder, command="sharpmax test", progress=told, **more)
+    return trained
 
 
 def names(folder: Path) -> list[str]:
@@ -254,7 +263,7 @@ def go(folder, limit):
         print("saving", flush=True)
         real(descriptor)
 
-    def told(step, loss):
+    def told(recipe, step, loss):
         nonlocal done
         done += 1
         print("at", step, flush=True)
@@ -270,7 +279,7 @@ def go(folder, limit):
             time.sleep(0.05)
 
     os.fsync, run.provenance = saving, origin
-    run.train(recipe, [3], 300, cpu, Path(folder), command="x", resume=True, progress=told, save_every_s=0.0)
+    run.train([recipe], [3], 300, cpu, Path(folder), command="x", resume=True, progress=told, save_every_s=0.0)
     print("finished", flush=True)
     os._exit(0)
 
@@ -388,7 +397,7 @@ class TestSeveralRecipes:
 
     def test_side_by_side_are_trained_as_if_alone(self, tmp_path: Path) -> None:
         told: list[tuple[str, int]] = []
-        both = train_all(
+        both = train(
             [RECIPE, self.OTHER],
             (3, 0),
             STEPS,
@@ -406,7 +415,7 @@ class TestSeveralRecipes:
         run(tmp_path, recipe=self.OTHER)
         before = names(tmp_path)
         with pytest.raises(ArgumentError, match="add --resume"):
-            train_all([RECIPE, self.OTHER], (3, 0), STEPS, CPU, tmp_path, command="sharpmax test")
+            train([RECIPE, self.OTHER], (3, 0), STEPS, CPU, tmp_path, command="sharpmax test")
         assert names(tmp_path) == before
 
     def test_an_interrupt_stops_all_of_them(self, tmp_path: Path) -> None:
@@ -416,5 +425,5 @@ class TestSeveralRecipes:
 
         threads = torch.get_num_threads()
         with pytest.raises(KeyboardInterrupt):
-            train_all([RECIPE, self.OTHER], (3, 0), 10**9, CPU, tmp_path, command="sharpmax test", progress=interrupted)
+            train([RECIPE, self.OTHER], (3, 0), 10**9, CPU, tmp_path, command="sharpmax test", progress=interrupted)
         assert torch.get_num_threads() == threads

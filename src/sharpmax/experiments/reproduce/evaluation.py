@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from sharpmax.errors import OutOfRangeWarning
+from sharpmax.experiments.reproduce.threads import one_thread_each, without_denormals
 from sharpmax.models.single_head import WIDTH, SingleHeads
 from sharpmax.policies import Policy
 from sharpmax.rows.dense import centred, dense_stats
@@ -40,7 +41,7 @@ X = TypeVar("X")
 Size = TypeVar("Size", bound=int | tuple[int, int])
 
 HARD = "hard"
-"""The arm that takes the item with the largest logit alone: the ceiling for any temperature."""
+"""The arm that takes the item with the largest logit alone: the limit of any temperature that goes to 0."""
 
 Progress = Callable[[int], None]
 """Told how many items were read since it was last told."""
@@ -68,30 +69,16 @@ class Read:
 
 
 def side_by_side(work: Callable[[X], T], over: Sequence[X], device: torch.device) -> list[T]:
-    """work(x) for every x, in inference mode; on a CPU several at a time, each on one thread.
-
-    Threads that share a small operation wait for one another longer than they work, above all on a machine that is busy
-    with something else too.
-    """
+    """work(x) for every x, in inference mode; on a CPU several at a time, each on one thread."""
 
     def one(x: X) -> T:
-        # Both hold for the thread that asks for them. Weights too small for a normal float slow a CPU down.
-        torch.set_flush_denormal(True)
-        try:
-            with torch.inference_mode():
-                return work(x)
-        finally:
-            torch.set_flush_denormal(False)
+        with without_denormals(), torch.inference_mode():  # both hold for the thread that asks for them
+            return work(x)
 
     if device.type != "cpu":
         return [one(x) for x in over]
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with ThreadPoolExecutor(threads) as pool:
-            return list(pool.map(one, over))
-    finally:
-        torch.set_num_threads(threads)
+    with one_thread_each() as threads, ThreadPoolExecutor(threads) as pool:
+        return list(pool.map(one, over))
 
 
 def read(

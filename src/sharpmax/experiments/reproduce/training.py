@@ -29,8 +29,7 @@ class Training:
     """Single heads of several seeds in training, at some step of `steps`."""
 
     def __init__(self, recipe: Recipe, seeds: Sequence[int], steps: int, device: torch.device) -> None:
-        self.recipe, self.seeds, self.steps, self.step = recipe, tuple(seeds), steps, 0
-        self._device = device
+        self.recipe, self.seeds, self.steps, self.device, self.step = recipe, tuple(seeds), steps, device, 0
         self._heads = SingleHeads.initial(seeds).to(device)
         self._rate = torch.zeros((), device=device)
         on_gpu = device.type == "cuda"
@@ -55,7 +54,7 @@ class Training:
 
     def state(self) -> dict[str, Tensor]:
         """Everything that changes in training, by name, as copies on the CPU."""
-        return {name: tensor.detach().to("cpu", copy=True) for name, tensor in self._moving().items()}
+        return _copied(self._moving())
 
     def restore(self, state: Mapping[str, Tensor], step: int) -> None:
         """Go back (or ahead) to a state that `state()` gave after `step` steps."""
@@ -66,7 +65,7 @@ class Training:
 
     def heads(self) -> dict[str, Tensor]:
         """The weights alone, as copies on the CPU."""
-        return {name: tensor.detach().to("cpu", copy=True) for name, tensor in self._heads.state_dict().items()}
+        return _copied(self._heads.state_dict())
 
     def next_block(self) -> Tensor:
         """Do the steps up to the next multiple of `BLOCK` (or the end); the mean loss of each seed over them."""
@@ -123,6 +122,10 @@ class Training:
             for kind, tensor in self._optimizer.state[parameter].items():
                 tensors[f"{kind}.{name}"] = tensor
         return tensors
+
+
+def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
 
 
 class _Block:
