@@ -153,25 +153,25 @@ def _load(recipes: Sequence[str], seeds: int, weights: Path | None) -> list[Trai
 
 def _save_policies(tables: Mapping[str, Any], folder: Path) -> list[Path]:
     from sharpmax.policies.base import policy_from_dict
-    from sharpmax.report.tables import key
+    from sharpmax.report.plots import file_name
+    from sharpmax.report.tables import part
 
-    written = []
-    for recipe in tables["setting"]["recipes"]:
-        table = tables.get(key("fit", recipe))
-        if table is not None:
-            name = key("policy-refit", recipe).replace("/", "-")
-            written.append(policy_from_dict(table["policy"]).save(folder / f"{name}.json"))
-    return written
+    fits = {recipe: part(tables, "fit", recipe) for recipe in tables["setting"]["recipes"]}
+    return [
+        policy_from_dict(fit["policy"]).save(folder / f"{file_name('policy-refit', recipe)}.json")
+        for recipe, fit in fits.items()
+        if fit is not None
+    ]
 
 
 def _print(tables: Mapping[str, Any]) -> None:
     from sharpmax.report.summary import fixed
-    from sharpmax.report.tables import key
+    from sharpmax.report.tables import REFERENCE, part
 
     setting = tables["setting"]
     for recipe, about in setting["recipes"].items():
-        accuracy = tables[key("accuracy", recipe)]
-        reference = tables["published"] if recipe == "paper" else {}
+        accuracy = part(tables, "accuracy", recipe)
+        reference = tables["published"] if recipe == REFERENCE else {}
         columns = [name for arm in accuracy for name in ([arm, f"{arm}, published"] if arm in reference else [arm])]
         rows = []
         for n in map(str, setting["sizes"]):
