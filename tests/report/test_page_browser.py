@@ -2,38 +2,21 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING
 
 import pytest
 
 from sharpmax.report.page import write_page
+from tests.report.browser import DESK, PHONE, WIDTHS, Visit, visit
 from tests.report.reproduce_tables import COMMAND, PROVENANCE, make_tables
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-OPTIONS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
-DESK, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
 FIGURES = ("heat", "accuracy", "focus", "fit", "detection")
 
-DRAWN = """() => [...document.querySelectorAll('.recipe:not(.off) .plot')].every(
-  (plot) => plot.querySelector('.main-svg .scatterlayer .trace path, .main-svg .heatmaplayer image'))"""
-WIDTHS = "() => [document.documentElement.scrollWidth, document.documentElement.clientWidth]"
 TRACES = """(arm) => Object.fromEntries([...document.querySelectorAll('.recipe:not(.off) .plot')].map((plot) =>
 [plot.id, {
   known: plot.data.filter((trace) => trace.meta.arm === arm).length,
@@ -41,63 +24,10 @@ TRACES = """(arm) => Object.fromEntries([...document.querySelectorAll('.recipe:n
   drawn: plot.querySelectorAll('.scatterlayer .trace').length}]))"""
 
 
-@dataclass
-class Visit:
-    """A page that is open, and everything that happens on it without being seen."""
-
-    page: Page
-    address: str
-    problems: list[str] = field(default_factory=list)
-    requests: list[str] = field(default_factory=list)
-
-    def drawn(self) -> None:
-        self.page.wait_for_function(DRAWN)
-
-    def check(self) -> None:
-        assert self.problems == []
-        assert [url for url in self.requests if not url.startswith("data:")] == [self.address]
-
-
-def missing(reason: str) -> NoReturn:
-    if os.environ.get("SHARPMAX_BROWSER") == "required":
-        pytest.fail(f"SHARPMAX_BROWSER=required, and {reason}")
-    pytest.skip(f"{reason}; the page is not tried in a browser")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    try:
-        from playwright.sync_api import sync_playwright
-    except ModuleNotFoundError:
-        missing("the package playwright is not installed")
-    path = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if path is None:
-        missing(f"there is none of {', '.join(BROWSERS)}")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=OPTIONS)
-        yield browser
-        browser.close()
-
-
 @pytest.fixture(scope="module")
 def address(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> str:
     folder: Path = tmp_path_factory.mktemp("page")
     return write_page(COMMAND, PROVENANCE, make_tables(), folder).as_uri()
-
-
-@contextmanager
-def visit(browser: Browser, address: str, **options: Any) -> Iterator[Visit]:
-    """Open the page without a network."""
-    context = browser.new_context(offline=True, reduced_motion="reduce", **options)
-    page = context.new_page()
-    page.set_default_timeout(120_000)  # other work on the machine must not fail a test
-    found = Visit(page, address)
-    page.on("console", lambda message: found.problems.append(f"console: {message.text}"))
-    page.on("pageerror", lambda error: found.problems.append(f"error: {error}"))
-    page.on("request", lambda request: found.requests.append(request.url))
-    page.goto(address)
-    yield found
-    context.close()
 
 
 # Loading the page takes longer than trying it, so tests share one and leave it as they found it.

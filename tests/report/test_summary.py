@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from sharpmax.errors import FileFormatError
-from sharpmax.report.facts import change, headline, verdict
-from sharpmax.report.summary import detected, fixed, meant, measured
-from sharpmax.report.tiles import tiles
+from sharpmax.report.reproduce.facts import change, headline, verdict
+from sharpmax.report.reproduce.summary import detected, fixed, meant, measured
+from sharpmax.report.reproduce.tiles import tiles
 from tests.report.reproduce_tables import SIZES, make_tables, one_seed
 
 BOTH = make_tables()

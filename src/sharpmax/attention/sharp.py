@@ -15,7 +15,7 @@ from sharpmax.rows.api import Impl, check_impl, measure, problem_of
 from sharpmax.rows.layout import Problem, floats_at_least_32, hidden_by
 from sharpmax.rows.stats import FIELDS, RowStats
 
-__all__ = ["attention"]
+__all__ = ["attention", "scaled_mask", "scaled_queries"]
 
 
 @overload
@@ -97,7 +97,7 @@ def attention(
     stats = measure(problem, impl, fields)
     beta = chosen.beta(stats, lambda b: measure(problem.scaled(b), impl, chosen.needs))
     beta = beta.to(floats_at_least_32(q.dtype))
-    queries, mask = _scaled_queries(q, beta), _scaled_mask(attn_mask, beta)
+    queries, mask = scaled_queries(q, beta), scaled_mask(attn_mask, beta)
     out = stock(queries, k, v, mask)
     if out.device.type == "cpu" and ops_for(out).concrete(out) and bool(out.isnan().any()):
         unseen_fixed = _without_broken_keys(problem, k, v)
@@ -124,7 +124,7 @@ def _check_values(q: Tensor, k: Tensor, v: Tensor, dropout_p: float) -> None:
         reject("dropout_p", dropout_p, "a probability, 0 … 1")
 
 
-def _scaled_queries(q: Tensor, beta: Tensor) -> Tensor:
+def scaled_queries(q: Tensor, beta: Tensor) -> Tensor:
     """β·q in the dtype of q; in float16 β stops where the product would leave the dtype's range."""
     if q.dtype == torch.float16:
         room = torch.finfo(q.dtype).max / q.detach().abs().amax(-1).to(beta.dtype).clamp_min(1.0)
@@ -132,15 +132,15 @@ def _scaled_queries(q: Tensor, beta: Tensor) -> Tensor:
     return (q * beta[..., None]).to(q.dtype)
 
 
-def _scaled_mask(mask: Tensor | None, beta: Tensor) -> Tensor | None:
-    """A float mask is part of the logit, so β multiplies it too; keys it hides stay hidden."""
+def scaled_mask(mask: Tensor | None, beta: Tensor) -> Tensor | None:
+    """A float mask is part of the logit, so β multiplies it too; what hides a key stays as it is."""
     if mask is None or not mask.is_floating_point() or type(mask) is not Tensor:
         return mask
     hidden = hidden_by(mask)
     if ops_for(mask).concrete(mask) and bool((hidden | (mask == 0)).all()):
         return mask  # nothing but visibility: no need for a mask per head
     scaled = mask.masked_fill(hidden, 0.0) * beta[..., None]
-    return scaled.masked_fill(hidden, -torch.inf).to(mask.dtype)
+    return torch.where(hidden, mask, scaled.to(mask.dtype))
 
 
 def _without_broken_keys(problem: Problem, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:

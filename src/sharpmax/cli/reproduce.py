@@ -153,8 +153,8 @@ def _load(recipes: Sequence[str], seeds: int, weights: Path | None) -> list[Trai
 
 def _save_policies(tables: Mapping[str, Any], folder: Path) -> list[Path]:
     from sharpmax.policies.base import policy_from_dict
-    from sharpmax.report.plots import file_name
-    from sharpmax.report.tables import part
+    from sharpmax.report.reproduce.plots import file_name
+    from sharpmax.report.reproduce.tables import part
 
     fits = {recipe: part(tables, "fit", recipe) for recipe in tables["setting"]["recipes"]}
     return [
@@ -165,8 +165,8 @@ def _save_policies(tables: Mapping[str, Any], folder: Path) -> list[Path]:
 
 
 def _print(tables: Mapping[str, Any]) -> None:
-    from sharpmax.report.summary import fixed
-    from sharpmax.report.tables import REFERENCE, part
+    from sharpmax.report.reproduce.summary import fixed
+    from sharpmax.report.reproduce.tables import REFERENCE, part
 
     setting = tables["setting"]
     for recipe, about in setting["recipes"].items():

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from sharpmax.errors import ArgumentError
 
-__all__ = ["bar", "out_folder", "print_table", "progress", "say", "wrote"]
+__all__ = ["bar", "out_folder", "print_table", "progress", "say", "steps_shown", "wrote"]
 
 _PIPE_WIDTH = 160
 
@@ -76,6 +76,23 @@ def bar(what: str, total: int) -> Iterator[Callable[[int, str], None]]:
     with Progress(*columns, TextColumn("{task.fields[remark]}"), console=console, transient=True) as shown:
         task = shown.add_task(what, total=total, remark="")
         yield lambda ahead, remark: shown.update(task, advance=ahead, remark=remark)
+
+
+@contextmanager
+def steps_shown() -> Iterator[Callable[[str, int, int, str], None]]:
+    """A function that shows what is being done, how many of how many steps, and a remark; on a terminal alone."""
+    console = _console(stderr=True)
+    if not console.is_terminal:
+        yield lambda what, done, total, remark: None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    with Progress(*columns, TextColumn("{task.fields[remark]}"), console=console, transient=True) as shown:
+        task = shown.add_task("", total=None, remark="")
+
+        def tell(what: str, done: int, total: int, remark: str) -> None:
+            shown.update(task, description=what, completed=done, total=total or None, remark=remark)
+
+        yield tell
 
 
 def out_folder(out: Path) -> Path:

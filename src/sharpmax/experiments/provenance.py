@@ -21,7 +21,7 @@ from sharpmax.errors import reject, reject_type
 __all__ = ["check_seed", "commit", "hardware", "installed_version", "provenance", "typed", "versions"]
 
 _ALWAYS = ("torch", "numpy")
-_IF_INSTALLED = ("jax", "triton")
+_IF_INSTALLED = ("jax", "transformers", "triton")
 
 
 def provenance(seed: int | None) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from sharpmax.policies.base import Policy
 from sharpmax.policies.constant import Constant
 from sharpmax.policies.curve import Curve
 from sharpmax.policies.length import LogLength
+from sharpmax.policies.log_linear import LogLinear
 from sharpmax.policies.per_head import PerHead
 from sharpmax.policies.polynomial import PAPER, Polynomial
 from sharpmax.policies.store import load_policy, resolve_policy
@@ -15,6 +16,7 @@ __all__ = [
     "Curve",
     "EntropyTarget",
     "LogLength",
+    "LogLinear",
     "PerHead",
     "Policy",
     "Polynomial",

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 import math
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from sharpmax.arrays import Array, ops_for
 from sharpmax.errors import (
@@ -26,7 +27,7 @@ from sharpmax.files import write_text
 if TYPE_CHECKING:
     from sharpmax.rows.stats import RowStats
 
-__all__ = ["SCHEMA", "Policy", "Remeasure", "check_number", "check_range", "policy_from_dict"]
+__all__ = ["SCHEMA", "Policy", "Remeasure", "check_number", "check_range", "policy_from_dict", "with_columns"]
 
 SCHEMA = 1
 """Version of the JSON form; a reader refuses a newer one."""
@@ -153,6 +154,17 @@ def policy_from_dict(body: Any) -> Policy:
     if not isinstance(kind, str) or kind not in _kinds:
         raise FileFormatError(f"policy: got kind {kind!r}; allowed: {sorted(_kinds)}")
     return _kinds[kind].from_dict(rest)
+
+
+P = TypeVar("P", bound=Policy)
+
+
+def with_columns(policy: P, columns: Mapping[str, Any]) -> P:
+    """The same policy with arrays `[H, 1]`, a number per head, in some of its fields: good for `rule` alone."""
+    joined = copy.copy(policy)
+    for name, column in columns.items():
+        object.__setattr__(joined, name, column)
+    return joined
 
 
 def _plain(value: Any) -> Any:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from sharpmax.arrays import Array
 from sharpmax.errors import reject, reject_type
-from sharpmax.policies.base import Policy, Remeasure
+from sharpmax.policies.base import Policy, Remeasure, with_columns
 
 if TYPE_CHECKING:
     from sharpmax.rows.stats import RowStats
@@ -146,16 +146,15 @@ def _side_by_side(xp: Any, policies: tuple[Policy, ...], like: Array) -> Policy 
     first = policies[0]
     if any(type(policy) is not type(first) for policy in policies):
         return None
-    joined = object.__new__(type(first))
+    columns: dict[str, Any] = {}
     for field in dataclasses.fields(first):
         values = [getattr(policy, field.name) for policy in policies]
         if all(value == values[0] for value in values):
-            column: Any = values[0]
-        elif isinstance(values[0], float):
-            column = xp.param([[v] for v in values], like)
+            continue
+        if isinstance(values[0], float):
+            columns[field.name] = xp.param([[v] for v in values], like)
         elif all(isinstance(value, tuple) and len(value) == len(values[0]) for value in values):
-            column = tuple(xp.param([[value[i]] for value in values], like) for i in range(len(values[0])))
+            columns[field.name] = tuple(xp.param([[value[i]] for value in values], like) for i in range(len(values[0])))
         else:
             return None
-        object.__setattr__(joined, field.name, column)
-    return joined
+    return with_columns(first, columns)

@@ -3,43 +3,45 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sharpmax.errors import FileFormatError
 from sharpmax.files import write_bytes, write_text
 from sharpmax.lazy import require
-from sharpmax.report.plots import NEEDS, build, file_name, plottable
+from sharpmax.report.plot import Heat, Plot
 from sharpmax.report.static import STYLE, static_figure
+from sharpmax.report.stories import no_story, story_of
+from sharpmax.report.story import Figure
 from sharpmax.report.tables import readable
 
-__all__ = ["draw", "drawable", "drawing", "svg_text"]
+__all__ = ["draw", "drawable", "drawing", "made", "svg_text"]
 
 
 def drawable(tables: Mapping[str, Any]) -> list[str]:
     """The names of the figures that these tables hold everything for."""
-    return list(_drawings(tables))
+    return [figure.file for figure in _figures(tables)]
 
 
 def draw(tables: Mapping[str, Any], folder: str | Path) -> list[Path]:
     """Draw every figure the tables of a results file allow, as SVG and PNG, into `folder`."""
-    drawings = _drawings(tables)
-    if not drawings:
-        known = "; ".join(f"{name} from {sorted(needs)}" for name, needs in NEEDS.items())
-        raise FileFormatError(f"results: nothing to draw in tables {sorted(tables)}; allowed: {known}")
+    figures = _figures(tables)
+    if not figures:
+        raise no_story(tables, "draw")
     with drawing():
-        figures = {}
-        for name, make in drawings.items():
-            with readable(f"figure {name!r}"):
-                figures[name] = make()
+        drawn = {figure.file: static_figure(made(figure)) for figure in figures}
         written = []
-        for name, figure in figures.items():
+        for name, figure in drawn.items():
             written.append(write_text(Path(folder) / f"{name}.svg", svg_text(figure)))
             written.append(write_bytes(Path(folder) / f"{name}.png", _png(figure)))
     return written
+
+
+def made(figure: Figure) -> Plot | Heat:
+    """A figure as a value, or an error that says which tables are damaged."""
+    with readable(f"figure {figure.file!r}"):
+        return figure.make()
 
 
 @contextmanager
@@ -57,12 +59,10 @@ def svg_text(figure: Any) -> str:
     return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + "\n"
 
 
-def _drawings(tables: Mapping[str, Any]) -> dict[str, Callable[[], Any]]:
-    return {file_name(name, recipe): partial(_static, tables, name, recipe) for name, recipe in plottable(tables)}
-
-
-def _static(tables: Mapping[str, Any], name: str, recipe: str) -> Any:
-    return static_figure(build(tables, name, recipe))
+def _figures(tables: Mapping[str, Any]) -> Sequence[Figure]:
+    story = story_of(tables)
+    with readable("the figures"):
+        return [] if story is None else story.figures(tables)
 
 
 def _png(figure: Any) -> bytes:

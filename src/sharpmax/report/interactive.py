@@ -107,8 +107,8 @@ def _axis(axis: Axis, domain: list[float], anchor: str, ticks: int) -> dict[str,
         "tickfont": {"size": 11.5},
         "tickangle": 0,
     }
-    if axis.log:
-        spec["unifiedhovertitle"] = {"text": "%{x:,.0f} items"}
+    if axis.hover:
+        spec["unifiedhovertitle"] = {"text": axis.hover}
     if axis.ticks is not None:
         shown = thinned(axis.ticks, ticks)
         spec |= {"tickvals": [at for at, _ in shown], "ticktext": [safe(text) for _, text in shown]}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sharpmax.report.looks import HEAT_SCALE, INK, SOFT, Colour
+from sharpmax.report.looks import DIVERGING_SCALE, HEAT_SCALE, INK, SOFT, Colour
 from sharpmax.report.plot import Heat
 from sharpmax.report.plotly_parts import base_layout, domain_of, nth, safe
 
@@ -19,12 +19,12 @@ def interactive_heat(plot: Heat) -> dict[str, Any]:
         {
             "type": "heatmap",
             "z": [list(line) for line in panel.values],
-            "x0": 1,
-            "y0": 1,
+            "x0": plot.first,
+            "y0": plot.first,
             "xaxis": nth("x", place),
             "yaxis": nth("y", place),
             "coloraxis": "coloraxis",
-            "hovertemplate": f"{safe(panel.title)}, set %{{y}}, item %{{x}}: %{{z:.3g}} %<extra></extra>",
+            "hovertemplate": ", ".join(filter(None, [safe(panel.title), plot.hover])) + "<extra></extra>",
             "meta": {"arm": arm},
         }
         for arm, panels in plot.arms.items()
@@ -45,9 +45,9 @@ def _heat_layout(plot: Heat, titles: Sequence[str], columns: int, height: int) -
     layout = base_layout(height, together=False)
     layout["margin"] = {"l": 34, "r": 14, "t": 26, "b": 104}
     layout["coloraxis"] = {
-        "cmin": 0,
-        "cmax": 100,
-        "colorscale": HEAT_SCALE.capitalize(),
+        "cmin": plot.limits[0],
+        "cmax": plot.limits[1],
+        "colorscale": _diverging() if plot.diverging else HEAT_SCALE.capitalize(),
         "colorbar": {
             "title": {"text": safe(plot.scale_label), "side": "top", "font": {"size": 12.5, "color": SOFT.light}},
             "orientation": "h",
@@ -71,14 +71,14 @@ def _heat_layout(plot: Heat, titles: Sequence[str], columns: int, height: int) -
             **plain,
             "domain": x,
             "anchor": nth("y", place),
-            "tickvals": [1, len(lines[0])],
+            "tickvals": [plot.first, plot.first + len(lines[0]) - 1],
         }
         layout[nth("yaxis", place)] = {
             **plain,
             "domain": y,
             "anchor": nth("x", place),
-            "tickvals": [1, len(lines)] if column == 0 else [],
-            "range": [len(lines) + 0.5, 0.5],
+            "tickvals": [plot.first, plot.first + len(lines) - 1] if column == 0 else [],
+            "range": [plot.first + len(lines) - 0.5, plot.first - 0.5],
         }
         layout["annotations"].append(_centred(safe(title), x=sum(x) / 2, y=y[1], shift=3, anchor="bottom", colour=INK))
     layout["annotations"].append(_centred(safe(plot.x_label), x=0.5, y=0.0, shift=-20, anchor="top", colour=SOFT))
@@ -90,6 +90,10 @@ def _heat_layout(plot: Heat, titles: Sequence[str], columns: int, height: int) -
         }
     )
     return layout
+
+
+def _diverging() -> list[list[Any]]:
+    return [[place / (len(DIVERGING_SCALE) - 1), colour] for place, colour in enumerate(DIVERGING_SCALE)]
 
 
 def _centred(text: str, *, x: float, y: float, shift: int, anchor: str, colour: Colour) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 from sharpmax.report.tables import Tables
 from sharpmax.report.words import count, plural
 
-__all__ = ["origin_of_run", "origin_of_weights"]
+__all__ = ["Pairs", "origin_of_run", "origin_of_weights"]
 
 Pairs = list[tuple[str, str]]
 

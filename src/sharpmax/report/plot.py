@@ -18,12 +18,16 @@ Stroke = Literal["solid", "dash", "dot"]
 
 @dataclass(frozen=True)
 class Axis:
-    """One axis: what it measures, with its unit, from where to where, and where it is marked (None: anywhere)."""
+    """One axis: what it measures, with its unit, from where to where, and where it is marked (None: anywhere).
+
+    `hover` is the heading when all lines at one place are shown, with plotly's %{x} for the place.
+    """
 
     label: str
     limits: tuple[float, float]
     log: bool = False
     ticks: tuple[tuple[float, str], ...] | None = None
+    hover: str = ""
 
 
 @dataclass(frozen=True)
@@ -88,7 +92,7 @@ class Plot:
 
 @dataclass(frozen=True)
 class HeatPanel:
-    """Weights in percent, a row for each set and a column for each item."""
+    """Numbers in rows and columns."""
 
     title: str
     values: Sequence[Sequence[float]]
@@ -96,16 +100,31 @@ class HeatPanel:
 
 @dataclass(frozen=True)
 class Heat:
-    """Panels of weights for each arm, all in one colour scale."""
+    """Panels of numbers for each arm, all in one colour scale; rows and columns are counted from `first`.
+
+    A scale whose limits lie on both sides of zero is pale there. `hover` says a cell in words, with plotly's %{x},
+    %{y} and %{z}.
+    """
 
     title: str
     note: str
     caption: str
     alt: str
     arms: Mapping[str, Sequence[HeatPanel]]
+    labels: Mapping[str, str]
+    """What the arms are called."""
+
     x_label: str
     y_label: str
     scale_label: str
+    limits: tuple[float, float]
+    hover: str
+    first: int = 1
+
+    @property
+    def diverging(self) -> bool:
+        """Whether the colours have a middle."""
+        return self.limits[0] < 0.0 < self.limits[1]
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sharpmax.lazy import require
-from sharpmax.report.looks import GRID, HEAT_SCALE, INK, SOFT, look
+from sharpmax.report.looks import DIVERGING_SCALE, GRID, HEAT_SCALE, INK, SOFT
 from sharpmax.report.plot import Axis, Heat, LegendEntry, Mark, Panel, Plot, Series, legend, thinned
 
 __all__ = ["STYLE", "static_figure"]
@@ -173,26 +173,32 @@ def _heat_figure(plot: Heat, titled: bool) -> Any:
     image = None
     for place, (arm, panels) in enumerate(plot.arms.items()):
         for axes, panel in zip(grid[place], panels, strict=False):
-            image = _draw_heat(axes, panel.values)
+            image = _draw_heat(axes, panel.values, plot)
             if place == 0:
                 axes.set_title(_plain(panel.title), fontsize=10)
-        grid[place][0].set_ylabel(f"{_plain(look(arm).label)}\n{plot.y_label}")
+        grid[place][0].set_ylabel("\n".join(filter(None, [_plain(plot.labels[arm]), plot.y_label])))
     figure.supxlabel(plot.x_label, fontsize=10)
     figure.colorbar(image, ax=grid, label=plot.scale_label, shrink=0.85, pad=0.015)
     return figure
 
 
-def _draw_heat(axes: Any, values: Sequence[Sequence[float]]) -> Any:
-    lines, items = len(values), len(values[0])
+def _draw_heat(axes: Any, values: Sequence[Sequence[float]], plot: Heat) -> Any:
+    first, lines, items = plot.first, len(values), len(values[0])
     axes.grid(visible=False)
-    axes.set_xticks([1, items])
-    axes.set_yticks([1, lines])
+    axes.set_xticks([first, first + items - 1])
+    axes.set_yticks([first, first + lines - 1])
     return axes.imshow(
         values,
-        cmap=HEAT_SCALE,
-        vmin=0.0,
-        vmax=100.0,
+        cmap=_diverging() if plot.diverging else HEAT_SCALE,
+        vmin=plot.limits[0],
+        vmax=plot.limits[1],
         aspect="auto",
         interpolation="none",
-        extent=(0.5, items + 0.5, lines + 0.5, 0.5),
+        extent=(first - 0.5, first + items - 0.5, first + lines - 0.5, first - 0.5),
     )
+
+
+def _diverging() -> Any:
+    colours = require("matplotlib.colors", "report", "drawing figures")
+    # An odd number of steps: one of them is the very middle.
+    return colours.LinearSegmentedColormap.from_list("diverging", DIVERGING_SCALE, N=257)

@@ -11,6 +11,7 @@ __all__ = [
     "count_from_log10",
     "estimate",
     "joined",
+    "milliseconds",
     "nats",
     "percent",
     "plural",
@@ -71,14 +72,23 @@ def percent(value: float) -> str:
     return share(value) + "%"
 
 
-def points(value: float) -> str:
+def points(value: float, places: int = 1) -> str:
     """A difference of percentages, always signed, with a real minus.
 
-    >>> points(15.32), points(-0.4), points(0.01)
-    ('+15.3', '−0.4', '0.0')
+    >>> points(15.32), points(-0.4), points(0.01), points(0.01, 2)
+    ('+15.3', '−0.4', '0.0', '+0.01')
     """
-    text = f"{value:+.1f}"
-    return "0.0" if text in ("+0.0", "-0.0") else text.replace("-", "−")
+    text = f"{value:+.{places}f}"
+    return text.replace("-", "−") if float(text) else text[1:]
+
+
+def milliseconds(value: float) -> str:
+    """A time, without its unit.
+
+    >>> milliseconds(4821.3), milliseconds(48.21), milliseconds(4.821)
+    ('4,821', '48.2', '4.82')
+    """
+    return count(value) if value >= 100.0 else f"{value:.1f}" if value >= 10.0 else f"{value:.2f}"
 
 
 def nats(value: float) -> str:

@@ -1,0 +1,82 @@
+"""How much a calibration reads: enough for a GPU's minutes, or little enough for a CPU's ten."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+__all__ = ["PROFILES", "Profile"]
+
+
+@dataclass(frozen=True)
+class Profile:
+    """The amounts behind one calibration; lengths of text are in tokens, `fillers` in characters."""
+
+    kinds: tuple[str, ...]
+    steps: int
+    sizes: tuple[int, ...]
+    prompts: int
+    """Prompts per step that are read alone."""
+
+    filled: int
+    """Prompts per step that are read after plain text, so that few items stand in a long input."""
+
+    fillers: tuple[int, ...]
+    lengths: tuple[int, ...]
+    tokens: int
+    """Plain text per step, in windows of one of the lengths, which take turns."""
+
+    answers: int
+    """The model's own answers per step."""
+
+    questions: int
+    """Ordinary questions to take answers to, in calibration and in validation each."""
+
+    answer_tokens: int
+    practice_tokens: int
+    """Plain text of each length to learn on."""
+
+    validation_tokens: int
+    """Plain text of each length that the leash is measured on."""
+
+    validation_prompts: int
+
+
+PROFILES: Mapping[str, Profile] = MappingProxyType(
+    {
+        "full": Profile(
+            kinds=("constant", "entropy", "rows"),
+            steps=240,
+            sizes=(8, 16, 32, 64),
+            prompts=12,
+            filled=4,
+            fillers=(1500, 4000, 8000, 12000),
+            lengths=(2048, 6144),
+            tokens=6144,
+            answers=12,
+            questions=56,
+            answer_tokens=64,
+            practice_tokens=122_880,
+            validation_tokens=36_864,
+            validation_prompts=64,
+        ),
+        "small": Profile(
+            kinds=("constant",),
+            steps=40,
+            sizes=(8, 16, 32),
+            prompts=3,
+            filled=0,
+            fillers=(),
+            lengths=(512,),
+            tokens=512,
+            answers=1,
+            questions=12,
+            answer_tokens=32,
+            practice_tokens=8192,
+            validation_tokens=6144,
+            validation_prompts=12,
+        ),
+    }
+)
+"""The profiles by name."""

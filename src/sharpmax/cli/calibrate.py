@@ -1,0 +1,143 @@
+"""`sharpmax calibrate`: learn a temperature per head of a language model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from sharpmax.cli.options import device_named, share_from, sizes_from
+from sharpmax.cli.terminal import out_folder, print_table, progress, say, steps_shown, wrote
+from sharpmax.errors import reject
+
+__all__ = ["add_to", "calibrate"]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command(epilog="Example: sharpmax calibrate smollm2 --task kv --leash 1% --out calibrated")(calibrate)
+
+
+def calibrate(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Hub id, local folder or the alias smollm2.")],
+    task: Annotated[str, typer.Option(help="Name of a task, or a Python file that defines one.")] = "kv",
+    leash: Annotated[
+        str, typer.Option(metavar="P%", help="How far perplexity may rise, on text and on the model's own answers.")
+    ] = "1%",
+    foldable: Annotated[
+        bool, typer.Option("--foldable", help="Learn constants only, which `sharpmax fold` can put into the weights.")
+    ] = False,
+    profile: Annotated[
+        str, typer.Option(help="full (a GPU's minutes), small (ten minutes of two cores) or auto, by the device.")
+    ] = "auto",
+    kinds: Annotated[
+        str | None, typer.Option(metavar="K,K,…", help="Kinds to learn: constant, length, entropy, rows.")
+    ] = None,
+    sizes: Annotated[str | None, typer.Option(metavar="N..N", help="Sizes to learn on: 8..64 doubles.")] = None,
+    keep: Annotated[str, typer.Option(metavar="P%", help="Share of the heads that may be touched.")] = "100%",
+    steps: Annotated[int | None, typer.Option(help="Steps to learn for, of each kind.")] = None,
+    rate: Annotated[float, typer.Option(help="How far a step goes.")] = 0.03,
+    text: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Text for the leash; without it Python's documentation.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+    seed: Annotated[int, typer.Option(help="Seed of prompts and order.")] = 0,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for policy, results and page.")] = Path("calibrated"),
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted calibration in --out.")] = False,
+    draw: Annotated[bool, typer.Option("--draw/--no-draw", help="Draw figures and page, or save numbers only.")] = True,
+) -> None:
+    """Learn a temperature for each attention head of a language model, without changing a weight.
+
+    Perplexity on plain text and on the model's own answers to ordinary questions, neither of them seen while learning,
+    rises by no more than the leash. Of several kinds of policy the one that answers unseen prompts best is chosen.
+    """
+    from sharpmax.calibrate.calibration import calibrate as learn
+    from sharpmax.calibrate.calibration import profile_for
+    from sharpmax.experiments.calibrated import calibrated_tables
+    from sharpmax.experiments.provenance import check_seed, typed
+    from sharpmax.experiments.results import FILE_NAME, collect
+    from sharpmax.lazy import require
+    from sharpmax.models.language import load_language_model
+    from sharpmax.tasks.registry import get_task
+    from sharpmax.tasks.text import text_from_file
+
+    check_seed(seed)
+    if foldable and kinds is not None:
+        reject("--kinds", repr(kinds), "nothing together with --foldable", "give one of the two")
+    place = device_named(device)
+    chosen = profile_for(
+        ("full" if place.type == "cuda" else "small") if profile == "auto" else profile,
+        kinds=("constant",) if foldable else None if kinds is None else tuple(k.strip() for k in kinds.split(",")),
+        sizes=None if sizes is None else tuple(sizes_from(sizes, least=1)),
+        steps=steps,
+    )
+    limit, share, what = share_from("--leash", leash), share_from("--keep", keep), get_task(task)
+    plain = None if text is None else text_from_file(text)
+    for package in ("transformers", "safetensors"):
+        require(package, "hf", "sharpmax calibrate")
+    if draw:
+        for package in ("matplotlib", "plotly", "jinja2"):
+            require(package, "report", "drawing the report (leave it out with --no-draw)")
+    with progress() as note:
+        note(f"loading {model}")
+        language = load_language_model(model, device=place.type, dtype=dtype)
+    folder = out_folder(out)
+    try:
+        with steps_shown() as tell:
+            found = learn(
+                language.model, language.tokenizer, task=what, leash=limit, profile=chosen, keep=share, rate=rate,
+                seed=seed, text=plain, folder=folder, resume=resume, progress=tell,
+            )  # fmt: skip
+    except KeyboardInterrupt:
+        say(f"stopped; the same command with --resume goes on from the last state saved in {folder}")
+        raise
+    tables = calibrated_tables(found, model if not Path(model).exists() else Path(model).name)
+    command = typed(
+        f"calibrate {tables['setting']['model']}", task=what.name, leash=leash, foldable=foldable, profile=profile,
+        kinds=kinds, sizes=sizes, keep=keep, steps=steps, rate=rate, text=text, device=place.type, dtype=dtype,
+        seed=seed, out=out,
+    )  # fmt: skip
+    policies = found.save(folder)
+    saved = collect(command, tables, seed=seed).save(folder / FILE_NAME)
+    for state in folder.glob("state-*.safetensors"):
+        state.unlink()
+    _print(tables)
+    wrote([*policies, saved])
+    if draw:
+        _draw(saved)
+
+
+def _print(tables: Mapping[str, Any]) -> None:
+    from sharpmax.report.calibrate import summary
+
+    setting = tables["setting"]
+    size = max(setting["sizes"])
+    lengths = list(tables["candidates"][tables["chosen"]]["rise"])
+    before = tables["validation"]["as it comes"][str(size)]["mean"]
+    rows = [["as it comes", "–", f"{before:.1f}", *("–" for _ in lengths)]]
+    for kind, one in tables["candidates"].items():
+        mark = " (chosen)" if kind == tables["chosen"] else ""
+        rises = (f"{one['rise'][name]:+.2f}" for name in lengths)
+        rows.append([f"{kind}{mark}", str(one["touched"]), f"{one['validation']:.1f}", *rises])
+    heads = [name if name == "chat" else f"{int(name):,} tokens" for name in lengths]
+    print_table(
+        f"{setting['model']}: {setting['task']}, unseen prompts of size {size}, leash {setting['leash']:g}%",
+        ["kind", "heads touched", "right, %", *(f"rise {head}, %" for head in heads)],
+        rows,
+    )
+    for part in (summary.found, summary.cost, summary.folded):
+        for sentence in part(tables):
+            say(sentence)
+    say()
+
+
+def _draw(saved: Path) -> None:
+    from sharpmax.cli.report import draw_saved
+
+    with progress() as note:
+        note("drawing")
+        files = draw_saved(saved)
+    wrote(files)

@@ -1,0 +1,186 @@
+"""`sharpmax evaluate`: a language model as it comes and under policies, on the same prompts and the same text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sharpmax.cli.options import device_named, policies_named, sizes_from
+from sharpmax.cli.terminal import bar, out_folder, print_table, progress, say, wrote
+from sharpmax.errors import reject
+
+if TYPE_CHECKING:
+    from sharpmax.report.grid import Grid
+
+__all__ = ["add_to", "evaluate"]
+
+_SIZES, _PROMPTS, _WINDOWS, _QUESTIONS = "8..64", 50, 3, 8
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command(epilog="Example: sharpmax evaluate smollm2 --policy log-length:64 --task kv,houses --sizes 8..512")(
+        evaluate
+    )
+
+
+def evaluate(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Hub id, local folder or the alias smollm2.")],
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="P", help="A name, a file, a folder, log-length:64 or constant:1.5; may be given several times."
+        ),
+    ] = None,
+    task: Annotated[str, typer.Option(metavar="T,T,…", help="Names of tasks, or Python files that define one.")] = "kv",
+    sizes: Annotated[str, typer.Option(metavar="N..N", help="Sizes: 8..512 doubles, 8,64 lists.")] = _SIZES,
+    limit: Annotated[int, typer.Option(help="Prompts of each size; more are more precise.")] = _PROMPTS,
+    text: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Text for perplexity; without it Python's documentation.")
+    ] = None,
+    lengths: Annotated[
+        str | None, typer.Option(metavar="N,N", help="Tokens in a window of text; 2048,6144 where the model can.")
+    ] = None,
+    windows: Annotated[
+        int, typer.Option(help="Windows of each length; 2 CPU cores take about 20 s for one of 6,144 tokens.")
+    ] = _WINDOWS,
+    questions: Annotated[int, typer.Option(help="Chat questions whose own answers are scored too.")] = _QUESTIONS,
+    with_text: Annotated[
+        bool, typer.Option("--with-text/--no-text", help="Measure perplexity, or leave it out.")
+    ] = True,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+    seed: Annotated[int, typer.Option(help="Seed of the prompts.")] = 0,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for results, figures and page.")] = Path("evaluate"),
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run in --out.")] = False,
+    lm_eval: Annotated[
+        str | None, typer.Option("--lm-eval", metavar="T,T,…", help="Tasks for EleutherAI's harness to run as well.")
+    ] = None,
+    lm_eval_path: Annotated[
+        Path | None, typer.Option("--lm-eval-path", metavar="DIR", help="Folder with task files for the harness.")
+    ] = None,
+    draw: Annotated[bool, typer.Option("--draw/--no-draw", help="Draw figures and page, or save numbers only.")] = True,
+) -> None:
+    """Compare a language model as it comes with itself under policies: right answers, perplexity, time and memory.
+
+    The defaults are chosen for smollm2, one policy and two CPU cores to take less than ten minutes, half of it for text
+    (see --no-text and --windows). What is known is kept in DIR/answers.json.
+    """
+    from sharpmax.experiments.evaluate.arms import BASE
+    from sharpmax.experiments.evaluate.plan import Plan, prepare
+    from sharpmax.experiments.evaluate.tables import evaluate_tables, work
+    from sharpmax.experiments.provenance import check_seed
+    from sharpmax.experiments.results import FILE_NAME, collect
+    from sharpmax.models.language import load_language_model
+    from sharpmax.tasks.registry import get_task
+
+    for name, value, least in (("limit", limit, 1), ("windows", windows, 1), ("questions", questions, 0)):
+        if value < least:
+            reject(f"--{name}", value, f"{least} or more")
+    check_seed(seed)
+    if text is not None and not with_text:
+        reject("--text", repr(str(text)), "nothing together with --no-text", "give one of the two")
+    if lm_eval_path is not None and lm_eval is None:
+        reject("--lm-eval-path", repr(str(lm_eval_path)), "a folder together with --lm-eval")
+    chosen = policies_named(policy or [], taken=[BASE])
+    plan = Plan(
+        arms={one.name: one.policy for one in chosen},
+        calibrated_on={one.name: one.calibrated_on for one in chosen},
+        tasks=tuple(get_task(word.strip()) for word in task.split(",")),
+        sizes=tuple(sizes_from(sizes, least=1)),
+        prompts=limit,
+        seed=seed,
+        with_text=with_text,
+        text=text,
+        lengths=None if lengths is None else tuple(sizes_from(lengths, option="--lengths")),
+        windows=windows,
+        questions=questions,
+        harness=() if lm_eval is None else tuple(name.strip() for name in lm_eval.split(",")),
+        harness_path=lm_eval_path,
+    )
+    place = device_named(device)
+    _require(draw=draw, harness=lm_eval is not None)
+    with progress() as note:
+        note(f"loading {model}")
+        language = load_language_model(model, device=place.type, dtype=dtype)
+        note("checking every policy, size and length")
+        material = prepare(language, plan)
+    folder = out_folder(out)
+    try:
+        with bar("evaluating", work(language, plan, material)) as advance:
+            tables = evaluate_tables(language, plan, material, folder, resume=resume, progress=advance)
+    except KeyboardInterrupt:
+        say(f"stopped; the same command with --resume goes on from what is kept in {folder}")
+        raise
+    command = _typed(
+        model, policy or [], task, sizes=sizes, limit=limit, text=text, lengths=lengths, windows=windows,
+        questions=questions, no_text=not with_text, device=place.type, dtype=dtype, seed=seed, out=out,
+        lm_eval=lm_eval, lm_eval_path=lm_eval_path,
+    )  # fmt: skip
+    saved = collect(command, tables, seed=seed).save(folder / FILE_NAME)
+    _print(tables)
+    wrote([saved])
+    if draw:
+        _draw(saved)
+
+
+def _require(*, draw: bool, harness: bool) -> None:
+    """Ask for everything that could stop the run before it begins."""
+    from sharpmax.lazy import require
+
+    require("transformers", "hf", "sharpmax evaluate")
+    require("scipy.stats", "fit", "sharpmax evaluate")
+    if draw:
+        for package in ("matplotlib", "plotly", "jinja2"):
+            require(package, "report", "drawing the report (leave it out with --no-draw)")
+    if harness:
+        require("lm_eval", "lm-eval", "--lm-eval")
+
+
+def _typed(model: str, policies: Sequence[str], tasks: str, **options: Any) -> str:
+    """The command line without anything of this machine."""
+    from sharpmax.experiments.provenance import typed
+
+    start = typed("evaluate")
+
+    def option(name: str, value: Any) -> str:
+        return typed("evaluate", **{name: value}).removeprefix(f"{start} ")
+
+    def given(word: str) -> Any:
+        return Path(word) if Path(word).exists() else word
+
+    chosen = [option("policy", given(word)) for word in policies]
+    listed = [option("task", given(word.strip())).removeprefix("--task ") for word in tasks.split(",")]
+    words = [option("model", given(model)).removeprefix("--model "), *chosen, "--task", ",".join(listed)]
+    return " ".join([start, *words, typed("evaluate", **options).removeprefix(start).strip()])
+
+
+def _print(tables: Mapping[str, Any]) -> None:
+    from sharpmax.report.evaluate import grids, summary
+
+    shown = [*grids.accuracy_grids(tables), grids.perplexity_grid(tables), grids.cost_grid(tables)]
+    for grid in filter(None, [*shown, grids.harness_grid(tables)]):
+        _print_grid(grid)
+    for part in (summary.lost, summary.gained, summary.elsewhere, summary.cost, summary.remarks):
+        for sentence in part(tables):
+            say(sentence)
+    say()
+
+
+def _print_grid(grid: Grid) -> None:
+    rows = [[f"{cell.text} ({cell.small})" if cell.small else cell.text for cell in row] for row in grid.rows]
+    heads = [f"{cell.text} {cell.small}".strip() for cell in grid.head]
+    print_table(grid.title, heads, rows)
+    say(grid.note)
+
+
+def _draw(saved: Path) -> None:
+    from sharpmax.cli.report import draw_saved
+
+    with progress() as note:
+        note("drawing")
+        files = draw_saved(saved)
+    wrote(files)

@@ -1,0 +1,97 @@
+"""`apply` and its relatives: a policy in a transformers model, and out of it again."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from sharpmax.errors import UnsupportedError
+from sharpmax.hf.beside import policy_from, save_with_policy
+from sharpmax.hf.interface import install, installed, modules_of, put
+from sharpmax.hf.rules import check_shape, rules_of
+from sharpmax.hf.support import check_model
+from sharpmax.policies import Policy
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+__all__ = ["applied", "apply", "policy_of", "restore"]
+
+M = TypeVar("M", bound="PreTrainedModel")
+
+
+def apply(model: M, policy: Policy | str | os.PathLike[str] | None) -> M:
+    """Let `policy` choose the temperature of every attention row of a transformers model; returns the model.
+
+    `policy` is a policy, the name of one, the path of a policy file, or a folder that `save_pretrained` of a model
+    with a policy wrote; None is the policy that changes nothing. Weights and configuration stay as they are, and so
+    does everything the model can do: caches, beam search, padding, training. A policy applied before is replaced.
+
+    A `PerHead` policy has one row per module that attends, in the order of `model.modules()`: in a decoder the layers,
+    `module.layer_idx`; in an encoder–decoder model the encoder's layers, then self-attention and cross-attention of
+    each decoder layer. Any other policy acts on every head of all of these, cross-attention included. Rows of a
+    sliding-window layer see no more keys than the window, and count no more.
+
+    While a policy is applied, `model.save_pretrained` also writes it, as `sharpmax_policy.json` beside weights that
+    load without sharpmax. With gradient checkpointing, keep the policy applied until `backward` is done.
+
+    >>> import sharpmax.hf as hf
+    >>> from transformers import LlamaConfig, LlamaForCausalLM
+    >>> config = LlamaConfig(vocab_size=97, hidden_size=32, intermediate_size=32, num_hidden_layers=2,
+    ...                      num_attention_heads=4)
+    >>> model = hf.apply(LlamaForCausalLM(config), "paper")
+    >>> hf.policy_of(model).kind
+    'polynomial'
+    """
+    chosen = policy_from(policy)
+    check_shape(chosen, [one.heads for one in modules_of(model)], type(model).__name__)
+    install(model, lambda layer: rules_of(chosen, layer), policy=chosen, methods=_METHODS)
+    return model
+
+
+@contextmanager
+def applied(model: M, policy: Policy | str | os.PathLike[str] | None) -> Iterator[M]:
+    """`apply` for a `with` block; afterwards the model is as it was before, with the policy it had then, if any."""
+    before = installed(check_model(model))
+    apply(model, policy)
+    try:
+        yield model
+    finally:
+        put(model, before)
+
+
+def restore(model: M) -> M:
+    """Take any policy out of the model, which is then exactly as it was; returns the model."""
+    put(check_model(model), None)
+    return model
+
+
+def policy_of(model: PreTrainedModel) -> Policy | None:
+    """The policy applied to a model, or None."""
+    state = installed(check_model(model))
+    return None if state is None else state.policy
+
+
+def _no_other_attention(model: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
+    raise UnsupportedError(
+        "attn_implementation: it cannot change while a policy is applied, which would be lost; "
+        "do sharpmax.hf.restore(model) first and apply again afterwards"
+    )
+
+
+def _no_continuous_batching(model: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
+    raise UnsupportedError(
+        "generate_batch: continuous batching packs several prompts into one row of keys through kernels of its own, "
+        "which a policy cannot reach; use model.generate, or fold a constant policy into the weights (sharpmax.fold)"
+    )
+
+
+# Each stands in on the model, not on its class, and goes when the policy goes.
+_METHODS = {
+    "save_pretrained": save_with_policy,
+    "set_attn_implementation": _no_other_attention,
+    "init_continuous_batching": _no_continuous_batching,
+    "generate_batch": _no_continuous_batching,
+}

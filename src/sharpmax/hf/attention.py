@@ -1,0 +1,112 @@
+"""The attention function that transformers calls while rules are installed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sharpmax.attention.sharp import scaled_mask, scaled_queries
+from sharpmax.errors import UnsupportedError
+from sharpmax.hf.dense import DenseLogits, single_query_attention, single_query_logits
+from sharpmax.hf.logits import COUNT, Logits
+from sharpmax.hf.rules import Rule
+from sharpmax.hf.softcap import capped_attention
+from sharpmax.rows.layout import floats_at_least_32
+
+__all__ = ["LAYER", "Layer", "sharp_attention"]
+
+LAYER = "_sharpmax_layer"
+"""The attribute of an attention module that holds its `Layer`."""
+
+
+@dataclass(eq=False)
+class Layer:
+    """What an attention module holds while rules are installed."""
+
+    inner: str
+    function: Callable[..., Any]
+    heads: int
+    rules: tuple[Rule, ...]
+    _places: dict[tuple[int, torch.device], Tensor] = field(default_factory=dict)
+
+    @property
+    def measures(self) -> bool:
+        """Whether a rule needs more of a row than its mask tells."""
+        return any(rule.needs - COUNT for rule in self.rules)
+
+    def beta(self, logits: Logits | DenseLogits) -> Tensor:
+        """β of every row, broadcasting to `[B, H, Lq]`, in the dtype of statistics."""
+        dtype = floats_at_least_32(logits.like.dtype)
+        if len(self.rules) == 1 and self.rules[0].heads is None:
+            rule = self.rules[0]
+            return rule.beta(*logits.statistics(rule.needs, None)).to(dtype)
+        beta = logits.like.new_ones(logits.rows, dtype=dtype)
+        for number, rule in enumerate(self.rules):
+            places = self._place(number, beta.device)
+            part = rule.beta(*logits.statistics(rule.needs, places)).to(dtype)
+            beta = beta.index_copy(1, places, part.expand(beta.shape[0], len(places), beta.shape[2]))
+        return beta
+
+    def _place(self, number: int, device: torch.device) -> Tensor:
+        """The heads of a rule as an index, made once per device."""
+        found = self._places.get((number, device))
+        if found is None:
+            heads = self.rules[number].heads
+            found = torch.tensor(range(self.heads) if heads is None else heads, device=device)
+            if not torch.compiler.is_compiling():
+                self._places[number, device] = found
+        return found
+
+
+def sharp_attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
+) -> Any:
+    """The attention function that transformers calls: query `[B, H, Lq, D]`, key and value `[B, Hkv, Lk, D]`."""
+    layer: Layer = getattr(module, LAYER)
+    if not layer.rules:
+        return layer.function(module, query, key, value, attention_mask, **kwargs)
+    if kwargs.get("s_aux") is not None:
+        raise UnsupportedError("model: attention sinks (s_aux) are logits that scaling the query does not scale")
+    if kwargs.get("softcap") is not None and layer.inner == "eager":
+        return capped_attention(module, query, key, value, attention_mask, layer.beta, **kwargs)
+    bias = kwargs.get("position_bias")
+    if bias is None and _is_single_query(layer, query, kwargs.get("dropout")):
+        logits = single_query_logits(query, key, attention_mask, kwargs.get("scaling"))
+        return single_query_attention(logits, layer.beta(logits), value), None
+    causal = attention_mask is None and _is_causal(layer, module, query, kwargs.get("is_causal"))
+    if bias is None:
+        beta = layer.beta(Logits(query, key, attention_mask, causal, kwargs.get("scaling")))
+        attention_mask = scaled_mask(attention_mask, beta)
+    else:
+        beta = layer.beta(Logits(query, key, _hiding(bias, attention_mask, causal), False, kwargs.get("scaling")))
+        kwargs["position_bias"] = (bias * beta[..., None]).to(bias.dtype)
+    return layer.function(module, scaled_queries(query, beta), key, value, attention_mask, **kwargs)
+
+
+def _is_single_query(layer: Layer, query: Tensor, dropout: float | None) -> bool:
+    """A generated token on the CPU whose logits are measured: cheaper to finish with them than to start again."""
+    plain = layer.inner == "sdpa" and not dropout
+    return layer.measures and plain and query.shape[-2] == 1 and query.device.type == "cpu" and query.dtype.itemsize > 2
+
+
+def _is_causal(layer: Layer, module: nn.Module, query: Tensor, given: bool | None) -> bool:
+    """What a missing mask means: to sdpa it may mean causal, to eager attention that every key is visible."""
+    if layer.inner == "eager" or query.shape[-2] == 1:
+        return False
+    return bool(getattr(module, "is_causal", True) if given is None else given)
+
+
+def _hiding(bias: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
+    """A position bias, −inf where its key is not visible."""
+    if mask is not None and mask.is_floating_point():
+        return bias + mask
+    if mask is not None:
+        return torch.where(mask, bias, -torch.inf)
+    if causal:
+        visible = torch.ones(bias.shape[-2:], dtype=torch.bool, device=bias.device).tril()
+        return torch.where(visible, bias, -torch.inf)
+    return bias

@@ -1,0 +1,52 @@
+"""The policy beside a checkpoint: written by `save_pretrained` of an applied model, found by `apply(model, folder)`."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sharpmax.errors import UnsupportedError, reject
+from sharpmax.hf.interface import installed, put
+from sharpmax.policies import Policy, load_policy, resolve_policy
+from sharpmax.policies.store import NAMED
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+__all__ = ["FILE", "policy_from", "save_with_policy"]
+
+FILE = "sharpmax_policy.json"
+"""The name of the file in the folder of a checkpoint."""
+
+
+def policy_from(policy: Policy | str | os.PathLike[str] | None) -> Policy:
+    """The policy an argument means: itself, a known name, a policy file, or a folder that holds one."""
+    if not isinstance(policy, (str, os.PathLike)):
+        return resolve_policy(policy)
+    given = os.fspath(policy)
+    if given in NAMED or not Path(given).is_dir():
+        return load_policy(given)
+    path = Path(given) / FILE
+    if not path.is_file():
+        reject("policy", f"{given!r}, a folder without {FILE}", "a folder saved from a model with a policy applied")
+    return load_policy(path)
+
+
+def save_with_policy(model: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
+    """Stands in for `save_pretrained` while a policy is applied: saves the model as it is without, and the policy."""
+    state = installed(model)
+    given = inspect.signature(type(model).save_pretrained).bind(model, *args, **kwargs).arguments
+    if given.get("push_to_hub"):
+        raise UnsupportedError(
+            "push_to_hub: save_pretrained uploads before the policy is written; "
+            "allowed: model.push_to_hub(...), which uploads the policy too"
+        )
+    put(model, None)
+    try:
+        model.save_pretrained(*args, **kwargs)
+    finally:
+        put(model, state)
+    if state is not None and state.policy is not None and given.get("is_main_process", True):
+        state.policy.save(Path(given["save_directory"]) / FILE)

@@ -1,0 +1,129 @@
+"""Attention with a temperature per row behind transformers' attention interface.
+
+`install(model, rules_of_layer)` is the seam everything else is built on. It gives every attention module of the model
+the rules for its layer: `rules_of_layer(number)` returns the `Rule`s (`sharpmax.hf.rules`) of the layer with that
+number, counted over the modules that attend in the order of `model.modules()`; none leaves the layer alone. A rule
+names the heads it speaks for, the statistics it needs, and gives β, which may require gradients: whatever it is
+computed from learns. Heads without a rule keep β = 1. `apply` installs the rules of a policy; calibration installs
+rules whose parameters are trained.
+
+Nothing of transformers is patched: an attention function and its mask function are registered under names of our own,
+the configurations of the model name them, and the call is handed on to the implementation the model used before, with
+β·q for q. What a mask hides does not count: under a sliding window n is at most the window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MethodType
+from typing import TYPE_CHECKING, Any
+
+from torch.utils.hooks import RemovableHandle
+
+from sharpmax.errors import UnsupportedError
+from sharpmax.hf.attention import LAYER, Layer, sharp_attention
+from sharpmax.hf.rules import Rule
+from sharpmax.hf.support import NAMES, AttentionModule, attention_modules, check_model, require_transformers
+from sharpmax.policies import Policy
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+__all__ = ["Installed", "install", "installed", "modules_of", "put"]
+
+_INSTALLED = "_sharpmax_installed"
+
+
+@dataclass(frozen=True, eq=False)
+class Installed:
+    """What is installed in a model: enough to put it in place again."""
+
+    modules: Sequence[AttentionModule]
+    layers: Sequence[Layer]
+    policy: Policy | None
+    """The policy the rules were made of, if any."""
+
+    methods: Mapping[str, Any]
+    """Methods that the model has instead of its own for as long."""
+
+    own: dict[str, Any] = field(default_factory=dict)
+    """What the model itself (not its class) had under the names of those methods."""
+
+    guard: list[RemovableHandle] = field(default_factory=list)
+    """The check before each call that the model still uses this attention, while it is in place."""
+
+
+def modules_of(model: PreTrainedModel) -> Sequence[AttentionModule]:
+    """The attention modules of a model, as they are without rules; or an error that says why it cannot have any."""
+    before = installed(check_model(model))
+    return attention_modules(model) if before is None else before.modules
+
+
+def install(
+    model: PreTrainedModel,
+    rules_of_layer: Callable[[int], Sequence[Rule]],
+    *,
+    policy: Policy | None = None,
+    methods: Mapping[str, Callable[..., Any]] | None = None,
+) -> Installed:
+    """Let the rules of each layer choose β in the model's attention; what was installed before is replaced.
+
+    Every check comes before the first change. `put(model, None)` takes everything out again. `methods` stand in for
+    the model's own for as long.
+    """
+    modules = modules_of(model)
+    layers = [
+        Layer(one.inner, one.function, one.heads, tuple(rules_of_layer(number))) for number, one in enumerate(modules)
+    ]
+    bound = {name: MethodType(method, model) for name, method in (methods or {}).items()}
+    now = Installed(modules, layers, policy, bound)
+    put(model, now)
+    return now
+
+
+def installed(model: PreTrainedModel) -> Installed | None:
+    """What is installed in a model, or None."""
+    return vars(model).get(_INSTALLED)
+
+
+def put(model: PreTrainedModel, state: Installed | None) -> None:
+    """Make `state`, of this model, the one installed; None leaves the model as it was before anything was."""
+    _register()
+    before = installed(model)
+    if before is not None:
+        for one in before.modules:
+            vars(one.module).pop(LAYER, None)
+            one.config._attn_implementation_internal = one.inner
+        for name in before.methods:
+            del vars(model)[name]
+        vars(model).update(before.own)
+        before.guard.pop().remove()
+        del vars(model)[_INSTALLED]
+    if state is not None:
+        state.own.update({name: vars(model)[name] for name in state.methods if name in vars(model)})
+        vars(model).update(state.methods)
+        state.guard.append(model.register_forward_pre_hook(_check_in_use))
+        for one, layer in zip(state.modules, state.layers, strict=True):
+            vars(one.module)[LAYER] = layer
+            one.config._attn_implementation_internal = NAMES[one.inner]
+        vars(model)[_INSTALLED] = state
+
+
+def _check_in_use(model: PreTrainedModel, args: Any) -> None:
+    """Something else may have changed the attention meanwhile (Whisper's token timestamps do): not silently."""
+    state = installed(model)
+    for one in () if state is None else state.modules:
+        if one.config._attn_implementation != NAMES[one.inner]:
+            raise UnsupportedError(
+                f"attn_implementation: it became {one.config._attn_implementation!r} while a policy was applied, which "
+                "would be ignored; restore the model, change it there, and apply the policy again"
+            )
+
+
+def _register() -> None:
+    """Tell transformers our names, each with the mask function of the implementation that is called in the end."""
+    transformers, masking = require_transformers(), require_transformers("masking_utils")
+    for inner, name in NAMES.items():
+        transformers.AttentionInterface.register(name, sharp_attention)
+        transformers.AttentionMaskInterface.register(name, masking.ALL_MASK_ATTENTION_FUNCTIONS[inner])

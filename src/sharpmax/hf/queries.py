@@ -1,0 +1,113 @@
+"""Where the queries of an attention module come from, and how to scale them there, head by head."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sharpmax.errors import UnsupportedError
+from sharpmax.hf.support import AttentionModule, require_transformers
+
+__all__ = ["scale_queries"]
+
+_SEPARATE = ("q_proj", "query", "q_attn")
+_QUERY_NORMS = ("q_norm", "q_layernorm")
+# Normalisations that queries do not pass through.
+_OTHER_NORMS = ("k_norm", "k_layernorm", "LayerNorm")
+
+
+def scale_queries(one: AttentionModule, beta: Tensor, where: str) -> None:
+    """Multiply the queries of each head by its β, in place; `where` says which layer, for errors."""
+    for name, child in one.module.named_children():
+        if "Norm" in type(child).__name__ and name not in (*_QUERY_NORMS, *_OTHER_NORMS):
+            raise UnsupportedError(
+                f"model: {where} has a normalisation {name!r} that folding does not know; "
+                "apply the policy instead (sharpmax.apply)"
+            )
+    norm = next((getattr(one.module, name) for name in _QUERY_NORMS if hasattr(one.module, name)), None)
+    if norm is not None:
+        _scale_norm(norm, _gain_factor(norm, one, beta, where), where)
+        return
+    layer, rows = _projection(one, where)
+    # Conv1D keeps its outputs in columns, Linear in rows.
+    columns = not isinstance(layer, nn.Linear)
+    factor = torch.ones(layer.weight.shape[1 if columns else 0], dtype=torch.float64)
+    factor[rows] = beta.repeat_interleave(len(rows) // one.heads)
+    _multiply(layer.weight, factor if columns else factor[:, None])
+    if layer.bias is not None:
+        _multiply(layer.bias, factor)
+
+
+def _multiply(weight: Tensor, factor: Tensor) -> None:
+    weight.copy_(weight * factor.to(weight.device))
+
+
+def _projection(one: AttentionModule, where: str) -> tuple[Any, Tensor]:
+    """The layer that makes the queries, and which of its outputs they are, head by head."""
+    module, heads = one.module, one.heads
+    conv1d = require_transformers("pytorch_utils").Conv1D
+    for name in (*_SEPARATE, "c_attn", "Wqkv", "query_key_value", "qkv_proj"):
+        layer = getattr(module, name, None)
+        if layer is None:
+            continue
+        if type(layer) not in (nn.Linear, conv1d) or not layer.weight.is_floating_point():
+            raise UnsupportedError(
+                f"model: {where} makes its queries by a {type(layer).__name__}, whose weights cannot be scaled; "
+                "load the model unquantized and without adapters first"
+            )
+        outputs = layer.weight.shape[0 if isinstance(layer, nn.Linear) else 1]
+        parts = 1 if name in _SEPARATE else 3
+        if name == "qkv_proj":
+            shared = getattr(one.config, "num_key_value_heads", None) or heads
+            width, rest = divmod(outputs, heads + 2 * shared)
+        else:
+            width, rest = divmod(outputs, parts * heads)
+        if rest or width != _head_width(one, width):
+            break  # something else is made along with the queries
+        if name == "query_key_value":  # query, key and value of one head lie side by side
+            return layer, torch.arange(outputs).view(heads, 3, width)[:, 0].flatten()
+        return layer, torch.arange(heads * width)
+    raise UnsupportedError(
+        f"model: where the queries of {where} come from is not known ({type(module).__name__}); "
+        "apply the policy instead (sharpmax.apply)"
+    )
+
+
+def _head_width(one: AttentionModule, default: int) -> int:
+    """The size of a head, where the module says it."""
+    names = ("head_dim", "head_size", "attention_head_size")
+    return next((width for name in names if isinstance(width := getattr(one.module, name, None), int)), default)
+
+
+def _gain_factor(norm: Any, one: AttentionModule, beta: Tensor, where: str) -> Tensor:
+    """What the gain of a normalisation has to be multiplied by: behind it, nothing else can hold β."""
+    gain = getattr(norm, "weight", None)
+    if gain is None:
+        raise UnsupportedError(f"model: {where} normalises its queries without a gain that could hold β")
+    if bool((beta == beta[0]).all()):
+        return beta[0].expand(gain.shape)
+    width, rest = divmod(gain.numel(), one.heads)
+    if not rest and width == _head_width(one, 0):
+        return beta.repeat_interleave(width)
+    mean = float(beta.clamp_min(1e-30).log().mean().exp())
+    raise UnsupportedError(
+        f"policy: {where} normalises its queries with one gain for all heads, so its heads need the same β; "
+        f"the nearest foldable policy has one β per layer, β = {mean:.4g} here (geometric mean)"
+    )
+
+
+def _scale_norm(norm: Any, factor: Tensor, where: str) -> None:
+    gain, bias = norm.weight, getattr(norm, "bias", None)
+    probe = torch.randn(3, gain.numel(), dtype=gain.dtype, device=gain.device)
+    wanted = norm(probe) * factor.to(gain.device)
+    if bias is not None:
+        _multiply(bias, factor)
+    before = gain.clone()
+    # Some families store the gain, some the gain minus 1: which of them this is shows in what comes out.
+    for offset in (0.0, 1.0):
+        gain.copy_((before.double() + offset) * factor.to(gain.device) - offset)
+        if torch.allclose(norm(probe).double(), wanted.double(), rtol=1e-5 if gain.dtype.itemsize > 2 else 2e-2):
+            return
+    raise UnsupportedError(f"model: {where} has a query normalisation {type(norm).__name__} that folding does not know")

@@ -1,0 +1,148 @@
+"""Language models to measure and to sharpen: an alias that needs no hub, a local folder or a hub id."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType, ModuleType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from sharpmax.errors import ArgumentError, SharpmaxError, reject
+from sharpmax.lazy import require
+from sharpmax.models.smollm2 import smollm2_folder
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+__all__ = ["ALIASES", "DTYPES", "LanguageModel", "load_language_model", "quiet"]
+
+ALIASES: Mapping[str, Callable[[], Path]] = MappingProxyType({"smollm2": smollm2_folder})
+"""Models that come from a Python package: the function makes their folder on first use."""
+
+DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
+    {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+)
+
+_ALLOWED = f"{', '.join(ALIASES)}, the folder of a saved model or a hub id"
+_CAUSAL = "a causal language model"
+
+
+@dataclass(frozen=True)
+class LanguageModel:
+    """A causal language model, frozen and in evaluation mode, with its tokenizer."""
+
+    name: str
+    """What it was asked for as."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+
+
+def load_language_model(
+    name: str, *, device: str = "cpu", dtype: str = "float32", trust_remote_code: bool = False
+) -> LanguageModel:
+    """Load a model by its alias (`smollm2`), from the folder of a saved model or by its hub id.
+
+    Weights are read from safetensors files alone, and code that comes with a model is run only if it is trusted.
+    """
+    if dtype not in DTYPES:
+        reject("dtype", repr(dtype), f"one of {list(DTYPES)}")
+    _check_device(device)
+    transformers = require("transformers", "hf", "a language model")
+    with quiet():
+        try:
+            model, tokenizer, missing = _load(transformers, name, DTYPES[dtype], trust_remote_code)
+        except SharpmaxError:
+            raise
+        except Exception as problem:  # a model can fail to load in as many ways as there are models
+            essence = _essence(problem)
+            todo = "; if you trust it, say trust_remote_code" if "custom code" in essence else ""
+            raise ArgumentError(f"model: got {name!r} ({essence}); allowed: {_ALLOWED}{todo}") from None
+    _check_causal(name, model, missing)
+    return LanguageModel(name, model.to(device).eval().requires_grad_(False), tokenizer)
+
+
+def _load(
+    transformers: ModuleType, name: str, dtype: torch.dtype, trust_remote_code: bool
+) -> tuple[Any, Any, list[str]]:
+    place, local = _place(name)
+    options = {"local_files_only": local, "trust_remote_code": trust_remote_code}
+    config = transformers.AutoConfig.from_pretrained(place, **options)
+    own = getattr(config, "auto_map", None) or {}
+    if type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING and "AutoModelForCausalLM" not in own:
+        reject("model", f"{name!r}, which is of the kind {config.model_type!r}", _CAUSAL)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(place, **options)
+    model, info = transformers.AutoModelForCausalLM.from_pretrained(
+        place, dtype=dtype, use_safetensors=True, output_loading_info=True, **options
+    )
+    if name in ALIASES:
+        model.name_or_path = model.config._name_or_path = tokenizer.name_or_path = name
+    return model, tokenizer, sorted(info["missing_keys"])
+
+
+def _place(name: str) -> tuple[str, bool]:
+    """What to ask transformers for, and whether that is a folder on this machine."""
+    if name in ALIASES:
+        return str(ALIASES[name]()), True
+    folder = Path(name).expanduser()
+    if name and folder.exists():
+        if not (folder / "config.json").is_file():
+            reject("model", f"{name!r}, which is not a folder with a config.json", _ALLOWED)
+        return str(folder), True
+    if not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", name):
+        reject("model", f"{name!r}, which is neither a folder that exists nor a hub id", _ALLOWED)
+    return name, False
+
+
+def _check_device(device: str) -> None:
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, TypeError, NotImplementedError) as problem:
+        allowed = "a device that torch can use here, such as cpu"
+        raise ArgumentError(f"device: got {device!r} ({_essence(problem)}); allowed: {allowed}") from None
+
+
+def _check_causal(name: str, model: Any, missing: list[str]) -> None:
+    if missing:
+        first = ", ".join(missing[:3]) + (", …" if len(missing) > 3 else "")
+        given = f"{name!r}, whose files lack {len(missing)} of the weights of a {type(model).__name__} ({first})"
+        reject("model", given, f"{_CAUSAL} with all of its weights")
+    # The encoders that transformers would load here say of each attention whether it looks ahead.
+    if {module.is_causal for module in model.modules() if hasattr(module, "is_causal")} == {False}:
+        given = f"{name!r}, an encoder ({model.config.model_type}): its tokens see those after them"
+        reject("model", given, _CAUSAL)
+
+
+def _essence(problem: BaseException) -> str:
+    """What an error says, on one line and without the advice that libraries add in further sentences."""
+    text = " ".join(str(problem).split()) or type(problem).__name__
+    return re.split(r"\. (?=[A-Z])", text)[0].rstrip(".:")[:240]
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Nothing on the terminal while a model is loaded; afterwards transformers is as talkative as before."""
+    from huggingface_hub.utils import logging as hub
+    from transformers.utils import logging
+
+    logs: tuple[Any, Any] = logging, hub
+    bars = logging.is_progress_bar_enabled()
+    verbosities = [log.get_verbosity() for log in logs]
+    for log in logs:
+        log.set_verbosity_error()
+    logs[0].disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for log, verbosity in zip(logs, verbosities, strict=True):
+            log.set_verbosity(verbosity)
+        if bars:
+            logs[0].enable_progress_bar()

@@ -1,0 +1,160 @@
+"""Asking a language model: prompts as tokens, the loss of a given reply, and whether the model would say it itself."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sharpmax.tasks.prompt import Prompt
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+__all__ = ["Judged", "Reply", "batches", "encode", "judge", "own_answers", "reply_losses", "window_losses"]
+
+_IGNORED = -100
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a model reads, and from which token on it is what the model has to say."""
+
+    ids: tuple[int, ...]
+    start: int
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens the model has to say."""
+        return len(self.ids) - self.start
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A reply in a model's eyes: its loss in nats, summed, and whether greedy decoding would give exactly it."""
+
+    nll: float
+    tokens: int
+    right: bool
+
+
+def encode(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, before: str = "") -> Reply:
+    """A prompt as one turn of a chat (plain text for a model without a chat template), `before` put in front of it."""
+    asked = _asked(tokenizer, before + prompt.user) + prompt.opening
+    special = tokenizer.chat_template is None
+    read = tokenizer(asked, add_special_tokens=special).input_ids
+    whole = tokenizer(asked + prompt.answer, add_special_tokens=special).input_ids
+    # A tokenizer may join the end of the opening with the answer: then the model has to say the joined token.
+    start = next((i for i, (a, b) in enumerate(zip(read, whole, strict=False)) if a != b), min(len(read), len(whole)))
+    return Reply(tuple(whole), start)
+
+
+def _asked(tokenizer: PreTrainedTokenizerBase, user: str) -> str:
+    if tokenizer.chat_template is None:
+        return f"{user}\n"
+    chat = [{"role": "user", "content": user}]
+    return str(tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True))
+
+
+def batches(replies: Sequence[Reply], most_tokens: int) -> Iterator[list[int]]:
+    """Indices of replies to read together: of similar length, so that little of `most_tokens` is padding."""
+    batch: list[int] = []
+    for index in sorted(range(len(replies)), key=lambda i: len(replies[i].ids)):
+        if batch and (len(batch) + 1) * len(replies[index].ids) > most_tokens:
+            yield batch
+            batch = []
+        batch.append(index)
+    if batch:
+        yield batch
+
+
+def reply_losses(model: PreTrainedModel, replies: Sequence[Reply]) -> tuple[Tensor, Tensor]:
+    """Loss in nats and rightness of each token to be said, `[replies, places]`, 0 and True where there is none.
+
+    Shorter replies are filled up at their end, where causal attention keeps what is before from seeing it. Places
+    that no reply has anything to say at are left out.
+    """
+    longest = max(len(reply.ids) for reply in replies)
+    ids = torch.zeros(len(replies), longest, dtype=torch.long)
+    target = torch.full((len(replies), longest), _IGNORED)
+    for row, reply in enumerate(replies):
+        ids[row, : len(reply.ids)] = torch.tensor(reply.ids)
+        target[row, reply.start : len(reply.ids)] = torch.tensor(reply.ids[reply.start :])
+    places = (target != _IGNORED).any(0).nonzero()[:, 0]
+    # The token at a place is said by the row before it.
+    logits = _logits(model, ids.to(model.device), (places - 1).to(model.device))
+    wanted = target[:, places].to(model.device)
+    nll = F.cross_entropy(logits.flatten(0, 1), wanted.flatten(), ignore_index=_IGNORED, reduction="none")
+    right = (logits.detach().argmax(-1) == wanted) | (wanted == _IGNORED)
+    return nll.view_as(wanted), right
+
+
+def judge(model: PreTrainedModel, replies: Sequence[Reply], most_tokens: int = 16_384) -> list[Judged]:
+    """Each reply as the model sees it.
+
+    Greedy decoding gives a reply if and only if each of its tokens is the likeliest one after those before it, so
+    one pass over the whole tells what generating token by token would.
+    """
+    judged: dict[int, Judged] = {}
+    with torch.no_grad():
+        for batch in batches(replies, most_tokens):
+            nll, right = reply_losses(model, [replies[i] for i in batch])
+            for i, loss, good in zip(batch, nll.sum(-1).tolist(), right.all(-1).tolist(), strict=True):
+                judged[i] = Judged(loss, replies[i].tokens, good)
+    return [judged[i] for i in range(len(replies))]
+
+
+def window_losses(model: PreTrainedModel, windows: Sequence[Sequence[int]]) -> Tensor:
+    """Mean loss in nats per token of each window of plain text, all of one length."""
+    ids = torch.tensor(windows, device=model.device)
+    logits = _logits(model, ids, torch.arange(ids.shape[1] - 1, device=ids.device))
+    return F.cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction="none").mean(-1)
+
+
+def own_answers(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    questions: Sequence[str],
+    new_tokens: int = 64,
+    at_once: int = 32,
+) -> list[Reply]:
+    """What the model itself answers to ordinary questions, greedily, up to `new_tokens` tokens each."""
+    special = tokenizer.chat_template is None
+    asked = [tokenizer(_asked(tokenizer, one), add_special_tokens=special).input_ids for one in questions]
+    replies = []
+    for start in range(0, len(asked), at_once):
+        replies += _answered(model, asked[start : start + at_once], new_tokens)
+    return replies
+
+
+def _answered(model: PreTrainedModel, asked: Sequence[list[int]], new_tokens: int) -> list[Reply]:
+    longest = max(map(len, asked))
+    ids = torch.zeros(len(asked), longest, dtype=torch.long)
+    mask = torch.zeros_like(ids)
+    for row, one in enumerate(asked):  # filled up at the beginning: what is generated follows the question
+        ids[row, longest - len(one) :] = torch.tensor(one)
+        mask[row, longest - len(one) :] = 1
+    ends = model.generation_config.eos_token_id if model.generation_config is not None else None
+    stops = set(ends if isinstance(ends, list) else [ends])
+    generate: Any = model.generate  # typed as if it were a tensor
+    with torch.no_grad():
+        said = generate(
+            input_ids=ids.to(model.device), attention_mask=mask.to(model.device), max_new_tokens=new_tokens,
+            do_sample=False, pad_token_id=0,
+        )[:, longest:].tolist()  # fmt: skip
+    cut = (next((i + 1 for i, token in enumerate(answer) if token in stops), len(answer)) for answer in said)
+    return [Reply((*one, *answer[:end]), len(one)) for one, answer, end in zip(asked, said, cut, strict=True)]
+
+
+def _logits(model: PreTrainedModel, ids: Tensor, rows: Tensor) -> Tensor:
+    """Logits in float32 of some rows of every sequence; the others are not even computed where the model can do so."""
+    if "logits_to_keep" in inspect.signature(model.forward).parameters:
+        logits: Tensor = model(input_ids=ids, use_cache=False, logits_to_keep=rows).logits
+    else:
+        logits = model(input_ids=ids, use_cache=False).logits[:, rows]
+    return logits.float()

@@ -1,0 +1,124 @@
+"""ln β as a weighted sum of what a row looks like."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from sharpmax.arrays import Array
+from sharpmax.policies.base import Policy, Remeasure, check_number
+
+if TYPE_CHECKING:
+    from sharpmax.rows.stats import RowStats
+
+__all__ = ["LogLinear"]
+
+
+@dataclass(frozen=True)
+class LogLinear(Policy):
+    """ln β = the sum of coefficient × feature, kept between ln floor and ln ceiling.
+
+    The features of a row with n visible keys, entropy H, largest weight p and variance v of its logits:
+    1 (`level`), ℓ = max(0, ln(n/reference)) (`length`), h = H/ln n (`entropy`) and h² (`entropy2`), p (`top`) and p²
+    (`top2`), ln(1 + v) (`var`), h·ℓ (`entropy_length`) and p·ℓ (`top_length`). So a head can be sharpened in the rows
+    that need it and left alone in the others. Only the statistics of coefficients other than 0 are measured.
+
+    >>> LogLinear(level=0.5, length=0.1).describe()
+    'ln β = 0.5 +0.1·ln⁺(n/32), 0.2 ≤ β ≤ 12'
+    """
+
+    kind: ClassVar[str] = "log-linear"
+
+    level: float = 0.0
+    length: float = 0.0
+    entropy: float = 0.0
+    entropy2: float = 0.0
+    top: float = 0.0
+    top2: float = 0.0
+    var: float = 0.0
+    entropy_length: float = 0.0
+    top_length: float = 0.0
+    reference: float = 32.0
+    floor: float = 0.2
+    ceiling: float = 12.0
+
+    COEFFICIENTS: ClassVar[tuple[str, ...]] = (
+        "level",
+        "length",
+        "entropy",
+        "entropy2",
+        "top",
+        "top2",
+        "var",
+        "entropy_length",
+        "top_length",
+    )
+
+    def __post_init__(self) -> None:
+        for name in self.COEFFICIENTS:
+            object.__setattr__(self, name, check_number(name, getattr(self, name)))
+        object.__setattr__(self, "reference", check_number("reference", self.reference, at_least=1.0))
+        object.__setattr__(self, "floor", check_number("floor", self.floor, above=0.0))
+        object.__setattr__(self, "ceiling", check_number("ceiling", self.ceiling, above=self.floor))
+
+    @property
+    def needs(self) -> frozenset[str]:  # type: ignore[override]
+        """The statistics behind the coefficients that are not 0."""
+        read = {
+            "count": ("length", "entropy", "entropy2", "entropy_length", "top_length"),
+            "entropy": ("entropy", "entropy2", "entropy_length"),
+            "max": ("top", "top2", "top_length"),
+            "lse": ("top", "top2", "top_length"),
+            "var": ("var",),
+        }
+        return frozenset(name for name, users in read.items() if any(self._has(user) for user in users))
+
+    @property
+    def is_identity(self) -> bool:
+        """Whether every coefficient is 0."""
+        return not any(self._has(name) for name in self.COEFFICIENTS)
+
+    def _has(self, name: str) -> bool:
+        value = getattr(self, name)
+        return not isinstance(value, float) or value != 0.0
+
+    def strengthened(self, strength: float) -> LogLinear:
+        """The policy whose ln β is `strength` times this one's (within floor and ceiling)."""
+        return dataclasses.replace(self, **{name: strength * getattr(self, name) for name in self.COEFFICIENTS})
+
+    def describe(self) -> str:
+        """The rule in one line."""
+        shown = ("", "·ln⁺(n/{0:g})", "·h", "·h²", "·p", "·p²", "·ln(1+v)", "·h·ln⁺(n/{0:g})", "·p·ln⁺(n/{0:g})")
+        terms = [
+            f"{getattr(self, name):+.3g}{feature.format(self.reference)}"
+            for name, feature in zip(self.COEFFICIENTS, shown, strict=True)
+            if self._has(name)
+        ]
+        return f"ln β = {' '.join(terms).removeprefix('+') or '0'}, {self.floor:g} ≤ β ≤ {self.ceiling:g}"
+
+    def rule(self, xp: Any, stats: RowStats, remeasure: Remeasure | None) -> Array:
+        """The sum over the features whose coefficients are there, then the exponential."""
+        n = xp.cast(xp.at_least(stats.count, 1), xp.statistics_dtype(_measured(stats)))
+        total = xp.zeros_like(n) + self.level
+        longer = xp.log(xp.at_least(n / self.reference, 1.0))
+        if self._has("length"):
+            total = total + self.length * longer
+        if any(map(self._has, ("entropy", "entropy2", "entropy_length"))):
+            # A row of one key has nothing to be uncertain about: 0/0 is kept away from it.
+            h = stats.entropy / xp.log(xp.at_least(n, 2.0))
+            total = total + h * (self.entropy + h * self.entropy2 + longer * self.entropy_length)
+        if any(map(self._has, ("top", "top2", "top_length"))):
+            p = stats.top_weight
+            total = total + p * (self.top + p * self.top2 + longer * self.top_length)
+        if self._has("var"):
+            total = total + self.var * xp.log1p(stats.var)
+        low, high = math.log(self.floor), math.log(self.ceiling)
+        return xp.exp(xp.at_most(xp.at_least(total, low), high))
+
+
+def _measured(stats: RowStats) -> Array:
+    """An array of the statistics' dtype, or the counts where nothing else was measured."""
+    arrays, _ = stats.flatten()
+    return arrays[-1]

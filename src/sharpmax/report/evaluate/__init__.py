@@ -1,0 +1,1 @@
+"""The story of `sharpmax evaluate`: a language model as it comes, and under policies."""

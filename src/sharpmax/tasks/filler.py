@@ -1,0 +1,43 @@
+"""Paragraphs of plain prose that say nothing in particular: no number, no code, no name."""
+
+from __future__ import annotations
+
+import random
+import re
+
+__all__ = ["paragraph"]
+
+_TEMPLATES = (
+    "The {people} {did} the {thing} before the {weather} came over the hills",
+    "In the {time}, the {people} sat by the river and talked about the {thing}",
+    "Nobody knew why the {thing} had been left beside the {place}",
+    "A {mood} wind moved through the {place}, and the {people} went home",
+    "Every {time}, somebody carried the {thing} from the {place} to the market",
+    "The road to the {place} was {mood}, so the {people} walked slowly",
+    "It was said that the {people} once {did} the {thing} for a whole season",
+    "When the {weather} ended, the {place} looked {mood} and almost new",
+    "Some of the {people} liked the {weather}, but most of them stayed near the {place}",
+    "The {thing} in the corner reminded the {people} of a {mood} journey",
+    "Behind the {place} there was a path that grew {mood} towards the {time}",
+    "The {people} had always {did} the {thing} with great care",
+)
+_WORDS = {
+    "people": """farmers sailors teachers neighbours children bakers gardeners painters shepherds travellers weavers
+        musicians carpenters students fishermen cousins potters dancers""",
+    "did": """repaired admired painted borrowed carried cleaned described guarded inspected measured polished wrapped
+        watched treasured collected""",
+    "thing": """lantern ladder wagon blanket kettle basket barrel compass carpet mirror plough anchor violin teapot
+        umbrella saddle bench wheel rope curtain""",
+    "place": """orchard meadow mill bridge well barn garden forest pond valley chapel stable vineyard quarry courtyard
+        fountain hedge shore""",
+    "weather": "rain fog snow storm heat frost wind drizzle thunder sunshine hail mist",
+    "time": "morning evening spring autumn winter summer afternoon night",
+    "mood": "quiet gentle cold strange pleasant narrow dusty calm restless warm pale lonely bright dull slow",
+}
+_CHOICES = {slot: tuple(words.split()) for slot, words in _WORDS.items()}
+
+
+def paragraph(rng: random.Random) -> list[str]:
+    """The sentences of one paragraph, three or four of different patterns: about fifty tokens."""
+    patterns = rng.sample(_TEMPLATES, rng.randint(3, 4))
+    return [re.sub(r"{(\w+)}", lambda slot: rng.choice(_CHOICES[slot[1]]), pattern) + "." for pattern in patterns]

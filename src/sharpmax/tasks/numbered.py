@@ -1,0 +1,13 @@
+"""Things with a number each, which retrieval tasks list and ask about."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+__all__ = ["numbered"]
+
+
+def numbered(things: Sequence[str], size: int, rng: random.Random) -> list[tuple[str, int]]:
+    """`size` different things in random order, each with a number of two digits; numbers may repeat."""
+    return [(thing, rng.randint(10, 99)) for thing in rng.sample(things, size)]

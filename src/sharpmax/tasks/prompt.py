@@ -1,0 +1,83 @@
+"""What a task for language models is: prompts of a chosen size, each with the one right answer."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from sharpmax.errors import reject, reject_type
+
+__all__ = ["Prompt", "Task"]
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One question to a chat model, and what it has to say."""
+
+    user: str
+    """The user's message."""
+
+    opening: str
+    """How the reply begins; the model is given this too."""
+
+    answer: str
+    """What the model must say next, with the space before it."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A family of prompts that grow: `make(size, rng)` returns one of them.
+
+    >>> def make(size: int, rng: random.Random) -> Prompt:
+    ...     return Prompt(f"Count to {size}.", "1", "".join(f", {n}" for n in range(2, size + 1)))
+    >>> task = Task("count", version=1, summary="count to n", sizes=(2, 4), most=100, make=make)
+    >>> task.prompts(4, count=1, seed=0)
+    [Prompt(user='Count to 4.', opening='1', answer=', 2, 3, 4')]
+    """
+
+    name: str
+
+    version: int
+    """Changes when the same seed no longer gives the same prompts."""
+
+    summary: str
+    """What is asked, in a few words."""
+
+    sizes: tuple[int, ...]
+    """The sizes to try unless told otherwise."""
+
+    most: int
+    """The largest size there is."""
+
+    make: Callable[[int, random.Random], Prompt]
+
+    least: int = 1
+    """The smallest size there is."""
+
+    def prompts(self, size: int, count: int, seed: int) -> list[Prompt]:
+        """`count` prompts of one size; the i-th depends on the task, its version, the size, the seed and i alone."""
+        self.check_size(size)
+        for argument, value in (("count", count), ("seed", seed)):
+            if type(value) is not int:
+                reject_type(argument, repr(value), "a whole number")
+        if count < 1:
+            reject("count", count, "1 or more")
+        return [self._prompt(size, seed, index) for index in range(count)]
+
+    def check_size(self, size: int) -> None:
+        """Refuse a size that the task does not have."""
+        if type(size) is not int:
+            reject_type("size", repr(size), "a whole number")
+        if not self.least <= size <= self.most:
+            reject("size", size, f"{self.least} … {self.most} for the task {self.name!r}")
+
+    def _prompt(self, size: int, seed: int, index: int) -> Prompt:
+        # A string seeds by its SHA-512, the same in every process and on every Python.
+        rng = random.Random(f"{self.name}/{self.version}/{size}/{seed}/{index}")
+        prompt = self.make(size, rng)
+        if not isinstance(prompt, Prompt):
+            reject_type(
+                "make", f"{type(prompt).__name__} from the task {self.name!r}", "a function that returns a Prompt"
+            )
+        return prompt

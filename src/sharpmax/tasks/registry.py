@@ -1,0 +1,51 @@
+"""Tasks by name, or from a file of the user's own."""
+
+from __future__ import annotations
+
+import runpy
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+from sharpmax.errors import FileFormatError, reject, reject_type
+from sharpmax.tasks import houses, json_object, kv, max_of, multi_kv, needle, prices
+from sharpmax.tasks.prompt import Task
+
+__all__ = ["TASKS", "get_task"]
+
+_MODULES = (kv, max_of, needle, multi_kv, houses, prices, json_object)
+
+TASKS: Mapping[str, Task] = MappingProxyType({module.TASK.name: module.TASK for module in _MODULES})
+"""The tasks that come with the package, by name."""
+
+
+def get_task(name_or_path: str | Path) -> Task:
+    """A task by its name, or the one that a Python file defines as `TASK`; the file is run.
+
+    >>> get_task("kv").summary
+    'the number of one name in a list of n'
+    """
+    if not isinstance(name_or_path, (str, Path)):
+        reject_type("task", type(name_or_path).__name__, f"a path or one of {sorted(TASKS)}")
+    if isinstance(name_or_path, str) and name_or_path in TASKS:
+        return TASKS[name_or_path]
+    path = Path(name_or_path)
+    if not path.is_file():
+        allowed = f"one of {sorted(TASKS)} or the path of a Python file that defines TASK"
+        reject("task", repr(str(name_or_path)), allowed)
+    task = _run(path).get("TASK")
+    if not isinstance(task, Task):
+        found = "does not define TASK" if task is None else f"defines TASK as a {type(task).__name__}"
+        raise FileFormatError(f"task: {str(path)!r} {found}; it must hold TASK = Task(...), with sharpmax.tasks.Task")
+    return task
+
+
+def _run(path: Path) -> dict[str, object]:
+    try:
+        return runpy.run_path(str(path))
+    except (Exception, SystemExit) as problem:
+        lines = [frame.lineno for frame in traceback.extract_tb(problem.__traceback__) if frame.filename == str(path)]
+        where = f", line {lines[-1]}" if lines else ""
+        what = " ".join(str(problem).split())
+        raise FileFormatError(f"task: {str(path)!r} cannot be run ({type(problem).__name__}{where}: {what})") from None

@@ -1,0 +1,190 @@
+"""`sharpmax evaluate`, on a tiny model in a folder."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sharpmax.cli.options import policies_named, policy_named, sizes_from
+from sharpmax.errors import ArgumentError
+from sharpmax.experiments.evaluate import pieces
+from sharpmax.policies import Constant, PerHead
+from tests.cli.lines import is_one_error_line
+from tests.experiments.evaluate import coins, tiny
+
+QUICK = ("--sizes", "4..8", "--limit", 8, "--lengths", "64", "--windows", 2, "--questions", 1)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model, a task of the user's own, and policies."""
+    folder = tmp_path_factory.mktemp("home")
+    tiny.save(folder / "model")
+    (folder / "letters.py").write_text(tiny.LETTERS_FILE)
+    PerHead.of(Constant, value=[[0.0, 12.0, 1.0, 0.0], [0.0, 1.0, 12.0, 0.0]]).save(folder / "made" / "policy.json")
+    calibrated = {"command": "sharpmax calibrate tiny", "tables": {"setting": {"task": "letters"}}}
+    (folder / "made" / "results.json").write_text(json.dumps(calibrated))
+    PerHead.of(Constant, value=[[2.0] * 3] * 2).save(folder / "other.json")
+    return folder
+
+
+def words(home: Path, out: Path, *more: Any) -> list[Any]:
+    return ["evaluate", home / "model", "--task", f"{home / 'letters.py'},max", "--out", out, *QUICK, *more]
+
+
+@pytest.fixture(scope="module")
+def run(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One drawn run, shared by the tests that only look at it."""
+    from sharpmax.cli import main
+
+    out: Path = tmp_path_factory.mktemp("out")
+    arms = ("--policy", home / "made", "--policy", "log-length:64", "--policy", "constant:1")
+    assert main([str(word) for word in words(home, out, *arms)]) == 0
+    return out
+
+
+def test_a_run_leaves_answers_results_figures_and_page(run: Path) -> None:
+    names = {file.name for file in run.iterdir()}
+    assert names == {
+        "answers.json", "results.json", "report.html", "accuracy-letters.svg", "accuracy-letters.png",
+        "accuracy-max.svg", "accuracy-max.png",
+    }  # fmt: skip
+
+
+def test_results_hold_every_arm_and_nothing_of_the_machine(run: Path, home: Path) -> None:
+    saved = json.loads((run / "results.json").read_text(encoding="utf-8"))
+    tables = saved["tables"]
+    assert list(tables["setting"]["arms"]) == ["as it comes", "made", "log-length:64", "constant:1"]
+    assert tables["setting"]["arms"]["made"]["calibrated_on"] == "letters"
+    assert set(tables) == {
+        "setting", "accuracy/letters", "paired/letters", "accuracy/max", "paired/max", "perplexity", "cost",
+    }  # fmt: skip
+    assert tables["setting"]["model"] == "model"
+    command = "sharpmax evaluate model --policy made --policy log-length:64 --policy constant:1 --task "
+    assert saved["command"].startswith(command)
+    for file in run.iterdir():
+        assert str(home).encode() not in file.read_bytes(), file.name
+
+
+def test_tables_and_sentences_are_printed(home: Path, tmp_path: Path, sharpmax_command: Any) -> None:
+    outcome = sharpmax_command(*words(home, tmp_path, "--policy", home / "made", "--no-draw"))
+    assert (outcome.code, outcome.err) == (0, "")
+    for said in ("Right answers (%): letters", "Right answers (%): max", "Perplexity", "Time and memory", "McNemar"):
+        assert said in outcome.out
+    saved = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))["tables"]
+    cell = saved["accuracy/letters"]["made"]["8"]
+    row = next(line for line in outcome.out.splitlines() if line.strip().startswith("made "))
+    assert f"{cell['mean']:.1f}" in row
+    assert f"({cell['low']:.1f}–{cell['high']:.1f})" in row
+    assert "The policy made, on formats it was never calibrated on:" in outcome.out
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_an_interrupted_run_is_taken_up(
+    home: Path, tmp_path: Path, sharpmax_command: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*arguments: Any, **options: Any) -> None:
+        raise KeyboardInterrupt
+
+    line = words(home, tmp_path, "--no-draw")
+    with monkeypatch.context() as patch:
+        patch.setattr(pieces, "window_losses", interrupted)
+        stopped = sharpmax_command(*line)
+    assert stopped.code == 130
+    assert "--resume" in stopped.out
+    assert [file.name for file in tmp_path.iterdir()] == ["answers.json"]
+    refused = sharpmax_command(*line)
+    assert refused.code == 2
+    assert is_one_error_line(refused.err)
+    other = sharpmax_command(*line, "--resume", "--limit", 9)
+    assert other.code == 2
+    assert "with prompts 8 and now got 9" in other.err
+    assert sharpmax_command(*line, "--resume").code == 0
+    assert (tmp_path / "results.json").exists()
+
+
+def test_the_harness_runs_on_every_arm(
+    home: Path, tmp_path: Path, sharpmax_command: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("lm_eval", reason="needs the extra lm-eval")
+    datasets: Any = importlib.import_module("datasets")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    tasks = coins.write(tmp_path)
+    more = ("--policy", home / "made", "--lm-eval", "coins", "--lm-eval-path", tasks, "--no-text")
+    outcome = sharpmax_command(*words(home, tmp_path / "out", *more))
+    assert (outcome.code, outcome.err) == (0, "")
+    assert "EleutherAI's harness" in outcome.out
+    assert "coins acc" in outcome.out
+    saved = json.loads((tmp_path / "out" / "results.json").read_text(encoding="utf-8"))
+    assert set(saved["tables"]["harness"]) == {"as it comes", "made"}
+    assert "--lm-eval coins --lm-eval-path tasks" in saved["command"]
+    assert "EleutherAI&#39;s harness" in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        (["--policy", "nonsense"], "policy: got 'nonsense'"),
+        (["--policy", "log-length:x"], "--policy: got 'log-length:x'"),
+        (["--policy", "log-length:0.5"], "reference: got 0.5"),
+        (["--policy", "constant:-1"], "value: got -1.0"),
+        (["--policy", "{home}"], "--policy: got the folder"),
+        (["--policy", "{home}/other.json"], "2 layers × 3 heads"),
+        (["--policy", "{home}/letters.py"], "letters.py"),
+        (["--task", "nonsense"], "task: got 'nonsense'"),
+        (["--sizes", "9..8"], "--sizes: got '9..8'"),
+        (["--sizes", "8..16..32"], "--sizes"),
+        (["--sizes", "8..x"], "--sizes"),
+        (["--sizes", "8,4096"], "size: got 4096"),
+        (["--limit", "0"], "--limit: got 0"),
+        (["--windows", "0"], "--windows: got 0"),
+        (["--lengths", "5000"], "--lengths: got 5000"),
+        (["--text", "nowhere"], "text: got 'nowhere'"),
+        (["--text", "x", "--no-text"], "--text"),
+        (["--dtype", "int3"], "dtype: got 'int3'"),
+        (["--device", "tpu"], "--device: got 'tpu'"),
+        (["--seed", "-1"], "seed: got -1"),
+        (["--lm-eval-path", "x"], "--lm-eval-path"),
+    ],
+)
+def test_a_mistake_is_one_line_before_anything_is_written(
+    more: list[str], says: str, home: Path, sharpmax_command: Any, tmp_path: Path
+) -> None:
+    more = [word.replace("{home}", str(home)) for word in more]
+    outcome = sharpmax_command("evaluate", home / "model", "--out", tmp_path / "out", *QUICK, *more)
+    assert outcome.code == 2
+    assert is_one_error_line(outcome.err)
+    assert says in outcome.err
+    assert outcome.out == ""
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_unknown_model(sharpmax_command: Any, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    outcome = sharpmax_command("evaluate", tmp_path / "empty", "--out", tmp_path / "out")
+    assert outcome.code == 2
+    assert is_one_error_line(outcome.err)
+    assert not (tmp_path / "out").exists()
+
+
+def test_policies_by_what_was_typed(home: Path) -> None:
+    assert policy_named("paper").name == "paper"
+    assert policy_named("log-length:64").policy.describe() == "β = max(1, ln n / ln 64)"
+    assert policy_named(str(home / "made")).calibrated_on == "letters"
+    assert policy_named(str(home / "made" / "policy.json")).calibrated_on == "letters"
+    assert policy_named(str(home / "other.json")).calibrated_on is None
+    twice = policies_named([str(home / "made"), "constant:2", "constant:2", "constant:2"], taken=["made"])
+    assert [one.name for one in twice] == ["made (2)", "constant:2", "constant:2 (2)", "constant:2 (3)"]
+
+
+def test_sizes_that_double() -> None:
+    assert sizes_from("8..512") == [8, 16, 32, 64, 128, 256, 512]
+    assert sizes_from("8..8") == [8]
+    assert sizes_from("1..3,100", least=1) == [1, 2, 100]
+    for bad in ("..", "8..", "..8", "1..4", "8...16", "8..16,"):
+        with pytest.raises(ArgumentError, match="--sizes"):
+            sizes_from(bad)

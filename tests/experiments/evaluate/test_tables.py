@@ -1,0 +1,209 @@
+"""The tables against what the model says when it is simply asked, arm by arm."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from sharpmax.errors import ArgumentError, SharpmaxError
+from sharpmax.experiments.evaluate import pieces
+from sharpmax.experiments.evaluate.plan import Plan, prepare
+from sharpmax.experiments.evaluate.tables import evaluate_tables, work
+from sharpmax.policies import Constant, LogLength, PerHead
+from tests.experiments.evaluate.tiny import HEADS, LAYERS, LETTERS, ROOM, language
+
+SHARP = PerHead.of(Constant, value=[[0.0, 12.0, 1.0, 0.0], [0.0, 1.0, 12.0, 0.0]])
+PLAN = Plan(
+    arms={"sharp": SHARP, "same": Constant(1.0)},
+    tasks=(LETTERS,),
+    sizes=(4, 16),
+    prompts=24,
+    lengths=(64, 128),
+    windows=3,
+    questions=2,
+)
+
+
+def run(plan: Plan, folder: Path, **options: Any) -> dict[str, Any]:
+    return evaluate_tables(language(), plan, prepare(language(), plan), folder, **options)
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return run(PLAN, tmp_path_factory.mktemp("run"))
+
+
+def said(policy: Any, size: int) -> list[bool]:
+    """Whether generating gives the right answer, prompt by prompt."""
+    import contextlib
+
+    from sharpmax.hf import applied
+
+    there: Any = language()
+    found = []
+    with applied(there.model, policy) if policy else contextlib.nullcontext():
+        for prompt in LETTERS.prompts(size, PLAN.prompts, PLAN.seed):
+            ids = there.tokenizer(f"{prompt.user}\n{prompt.opening}", return_tensors="pt").input_ids
+            whole = there.model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=1, do_sample=False)
+            found.append(there.tokenizer.decode(whole[0, ids.shape[1] :]) == prompt.answer)
+    return found
+
+
+@pytest.mark.parametrize("size", [4, 16])
+def test_right_answers_are_those_of_generation(tables: dict[str, Any], size: int) -> None:
+    plain, sharp = said(None, size), said(SHARP, size)
+    table, test = tables["accuracy/letters"], tables["paired/letters"]
+    assert table["as it comes"][str(size)]["mean"] == pytest.approx(100 * sum(plain) / len(plain))
+    assert table["sharp"][str(size)]["mean"] == pytest.approx(100 * sum(sharp) / len(sharp))
+    assert 0 < sum(plain) < len(plain), "a model that is always right would prove nothing"
+    gained = sum(s and not p for p, s in zip(plain, sharp, strict=True))
+    lost = sum(p and not s for p, s in zip(plain, sharp, strict=True))
+    assert gained + lost > 0, "a policy that changes nothing would prove nothing"
+    assert (test["sharp"][str(size)]["gained"], test["sharp"][str(size)]["lost"]) == (gained, lost)
+
+
+def test_an_arm_that_changes_nothing_changes_no_number(tables: dict[str, Any]) -> None:
+    for cell in tables["paired/letters"]["same"].values():
+        assert cell == {"gained": 0, "lost": 0, "p": 1.0}
+    for cell in tables["perplexity"]["same"].values():
+        assert (cell["rise"], cell["low"], cell["high"]) == (0.0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize("arm", ["as it comes", "sharp"])
+def test_perplexity_is_that_of_transformers_own_loss(tables: dict[str, Any], arm: str) -> None:
+    import contextlib
+
+    from sharpmax.hf import applied
+
+    there, losses = language(), []
+    with applied(there.model, SHARP) if arm == "sharp" else contextlib.nullcontext(), torch.no_grad():
+        for window in prepare(there, PLAN).windows[128]:
+            ids = torch.tensor([window])
+            losses.append(float(there.model(input_ids=ids, labels=ids).loss))
+    cell = tables["perplexity"][arm]["128"]
+    assert cell["mean"] == pytest.approx(math.exp(sum(losses) / len(losses)), rel=1e-5)
+    assert (cell["n"], cell["texts"]) == (3 * 127, 3)
+    assert set(tables["perplexity"][arm]) == {"64", "128", "chat"}
+
+
+def test_the_setting_says_what_was_done(tables: dict[str, Any]) -> None:
+    setting = tables["setting"]
+    assert (setting["layers"], setting["heads"]) == (LAYERS, HEADS)
+    assert {arm: about["touched"] for arm, about in setting["arms"].items()} == {
+        "as it comes": 0, "sharp": 6, "same": 0,
+    }  # fmt: skip
+    assert setting["arms"]["sharp"]["policy"] == SHARP.to_dict()
+    assert setting["tasks"] == {"letters": {"version": 1, "summary": LETTERS.summary}}
+    assert setting["text"]["tokens"] > 1000
+    json.dumps(tables, allow_nan=False)
+
+
+def test_costs_are_measured_for_every_arm(tables: dict[str, Any]) -> None:
+    assert list(tables["cost"]) == ["as it comes", "sharp", "same"]
+    for cells in tables["cost"].values():
+        assert cells["prefill_ms"] > 0
+        assert cells["decode_ms"] > 0
+        assert cells["peak_mib"] is None or cells["peak_mib"] > 10
+    assert tables["cost"]["as it comes"]["prefill_ratio"] == 1.0
+
+
+def test_an_interrupted_run_goes_on_and_ends_the_same(
+    tables: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judged: Any = vars(pieces)["judge"]
+    calls = 0
+
+    def twice(*arguments: Any, **options: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 4:
+            raise KeyboardInterrupt
+        return judged(*arguments, **options)
+
+    monkeypatch.setattr(pieces, "judge", twice)
+    with pytest.raises(KeyboardInterrupt):
+        run(PLAN, tmp_path)
+    with pytest.raises(ArgumentError, match="--resume"):
+        run(PLAN, tmp_path)
+    with pytest.raises(ArgumentError, match="seed 0 and now got 1"):
+        run(replace(PLAN, seed=1), tmp_path, resume=True)
+    calls = 10
+    again = run(PLAN, tmp_path, resume=True)
+    # Six of answers and three of own answers, less the three that were known.
+    assert calls == 10 + 6
+    for name in tables:
+        if name != "cost":
+            assert again[name] == tables[name], name
+
+
+def test_the_model_is_left_as_it_was(tmp_path: Path) -> None:
+    there = language().model
+    ids = torch.arange(40)[None]
+    before = there(ids).logits
+    run(replace(PLAN, with_text=False, sizes=(4,), prompts=2), tmp_path)
+    assert torch.equal(there(ids).logits, before)
+
+
+def test_logits_that_are_no_numbers_name_their_arm(tmp_path: Path) -> None:
+    plan = replace(PLAN, arms={"fine": Constant(1.5), "burst": Constant(1e39)}, sizes=(4,), prompts=2, with_text=False)
+    with pytest.raises(SharpmaxError, match=r"not numbers.*burst"):
+        run(plan, tmp_path)
+    kept = json.loads((tmp_path / "answers.json").read_text())
+    assert "answers/letters/4/fine" in kept["values"]
+    assert "answers/letters/4/burst" not in kept["values"]
+
+
+def test_rows_outside_a_policys_range_are_remarked_on(tmp_path: Path) -> None:
+    short = LogLength(16, fitted_on=(2.0, 50.0))
+    plan = replace(PLAN, arms={"short": short}, sizes=(64,), prompts=2, with_text=False)
+    about = run(plan, tmp_path)["setting"]["arms"]
+    assert len(about["short"]["remarks"]) == 1
+    assert "outside 2 … 50" in about["short"]["remarks"][0]
+    assert about["as it comes"]["remarks"] == []
+
+
+def test_progress_adds_up(tmp_path: Path) -> None:
+    plan = replace(PLAN, sizes=(4,), prompts=2)
+    total = 0
+
+    def progress(tokens: int, remark: str) -> None:
+        nonlocal total
+        total += tokens
+
+    run(plan, tmp_path, progress=progress)
+    assert total == work(language(), plan, prepare(language(), plan))
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"sizes": (4, 1024)}, "size: got 1024; allowed: 1 … 512"),
+        ({"sizes": (4, 300)}, f"--sizes: got 300 for the task 'letters', a prompt of .* up to {ROOM} tokens"),
+        ({"lengths": (64, ROOM + 1)}, f"--lengths: got {ROOM + 1}"),
+        ({"text": Path("nowhere.txt")}, "text: got 'nowhere.txt'"),
+        ({"arms": {"grid": PerHead.of(Constant, value=[[2.0] * 9] * 3)}}, "3 layers × 9 heads"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_the_run(change: dict[str, Any], says: str) -> None:
+    with pytest.raises(SharpmaxError, match=says):
+        prepare(language(), replace(PLAN, **change))
+
+
+def test_lengths_are_those_that_fit_the_model() -> None:
+    plan = replace(PLAN, lengths=None, arms={"long": LogLength(16)})
+    assert list(prepare(language(), plan).windows) == [ROOM]
+
+
+def test_other_weights_are_another_run() -> None:
+    other = copy.deepcopy(language().model)
+    with torch.no_grad():
+        other.model.layers[1].mlp.up_proj.weight[0, 0] += 1.0
+    one, two = (prepare(there, PLAN).identity["weights"] for there in (language(), replace(language(), model=other)))
+    assert one != two

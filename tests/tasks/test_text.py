@@ -1,0 +1,145 @@
+"""Plain text and chat questions: parts that share nothing, and windows that do not overlap."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sharpmax.errors import ArgumentError, FileFormatError
+from sharpmax.tasks.chat import CHAT, chat_questions
+from sharpmax.tasks.parts import PARTS, Part, part_of
+from sharpmax.tasks.text import fingerprint, plain_text, text_from_file, windows
+
+SHARES = {"calibration": 0.5, "validation": 0.25, "test": 0.25}
+
+
+def paragraphs(text: str) -> set[str]:
+    """The paragraphs that say something, however they are indented."""
+    return {words for paragraph in text.split("\n\n") if (words := " ".join(paragraph.split()))}
+
+
+def test_parts_have_their_shares() -> None:
+    whole = sum(len(plain_text(part)) for part in PARTS)
+    for part in PARTS:
+        assert len(plain_text(part)) / whole == pytest.approx(SHARES[part], abs=0.05)
+        # A token is about four characters: three windows of 6,000 tokens.
+        assert len(plain_text(part)) > 3 * 4 * 6000
+
+
+def test_no_paragraph_is_in_two_parts() -> None:
+    """Topics hold whole sections of one another ('compound' has all of 'for' and 'while'), so names are not enough."""
+    for one, other in itertools.combinations(PARTS, 2):
+        assert not paragraphs(plain_text(one)) & paragraphs(plain_text(other))
+
+
+def test_text_is_of_both_kinds() -> None:
+    whole = "\n\n".join(plain_text(part) for part in PARTS)
+    assert 'The "while" statement is used for repeated execution as long as an\nexpression is true' in whole
+    assert "Command-line parsing library" in whole
+    for part in PARTS:
+        assert plain_text(part) == plain_text(part).strip()
+
+
+def test_a_name_stays_in_its_part() -> None:
+    assert [part_of(f"topic57/{name}") for name in ("assert", "while", "with", "yield")] == [
+        "calibration",
+        "calibration",
+        "calibration",
+        "calibration",
+    ]
+
+
+def test_the_same_text_in_every_process() -> None:
+    script = (
+        "from sharpmax.tasks.text import fingerprint, plain_text\n"
+        "print(*(fingerprint(plain_text(p)) for p in ('calibration', 'validation', 'test')))"
+    )
+    env = {**os.environ, "PYTHONHASHSEED": "3"}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=env)
+    assert done.stdout.split() == [fingerprint(plain_text(part)) for part in PARTS]
+
+
+@pytest.mark.parametrize("function", [plain_text, chat_questions])
+def test_an_unknown_part(function) -> None:
+    with pytest.raises(ArgumentError) as caught:
+        function("train")
+    assert str(caught.value) == "part: got 'train'; allowed: one of ['calibration', 'validation', 'test']"
+
+
+def test_a_fingerprint_tells_texts_apart() -> None:
+    assert fingerprint("a") == "ca978112ca1b"
+    assert len({fingerprint(plain_text(part)) for part in PARTS}) == 3
+
+
+def test_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes("\ufeffGrüße, β\nund mehr".encode())
+    assert text_from_file(path) == text_from_file(str(path)) == "Grüße, β\nund mehr"
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", "is empty; give a file with text in it"),
+        (b" \n\n", "is empty; give a file with text in it"),
+        (b"\x80\x81abc", "is not text in UTF-8; convert it, or give another file"),
+        (b"PK\x03\x04\x00\x00", "is not text in UTF-8; convert it, or give another file"),
+    ],
+)
+def test_a_file_without_text(tmp_path: Path, content: bytes, says: str) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes(content)
+    with pytest.raises(FileFormatError) as caught:
+        text_from_file(path)
+    assert str(caught.value) == f"text: {str(path)!r} {says}"
+
+
+def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    for path, why in ((tmp_path / "nothing.txt", "No such file or directory"), (tmp_path, "Is a directory")):
+        with pytest.raises(ArgumentError) as caught:
+            text_from_file(path)
+        assert str(caught.value).startswith(f"text: got {str(path)!r} ({why}); allowed: the path of a text file")
+
+
+@pytest.mark.parametrize("total", [7, 8, 20, 21, 99, 1000])
+@pytest.mark.parametrize("length", [1, 6, 7])
+@pytest.mark.parametrize("most", [1, 2, 3, 1000])
+def test_windows_are_equal_apart_and_spread(total: int, length: int, most: int) -> None:
+    found = windows(list(range(total)), length, most)
+    assert len(found) == min(most, total // length)
+    for window in found:
+        assert window == list(range(window[0], window[0] + length))
+    gaps = [after[0] - before[0] for before, after in itertools.pairwise(found)]
+    assert all(gap >= length for gap in gaps)
+    assert not gaps or max(gaps) - min(gaps) <= 1
+    # The last window comes as near to the end as even steps let it.
+    assert total - found[-1][0] <= -(-total // len(found))
+
+
+def test_a_text_shorter_than_one_window() -> None:
+    with pytest.raises(ArgumentError) as caught:
+        windows([1] * 1500, length=2048, most=4)
+    assert str(caught.value) == (
+        "text: got 1,500 tokens; allowed: at least one window of 2,048 tokens; give a longer text"
+    )
+
+
+@pytest.mark.parametrize(("length", "most", "argument"), [(0, 1, "length"), (-1, 1, "length"), (1, 0, "most")])
+def test_windows_of_nothing(length: int, most: int, argument: str) -> None:
+    with pytest.raises(ArgumentError, match=f"^{argument}: got -?[01]; allowed: 1 or more$"):
+        windows([1, 2], length, most)
+
+
+def test_chat_questions_are_many_varied_and_split() -> None:
+    assert len(CHAT) >= 96
+    assert len({question.lower() for question in CHAT}) == len(CHAT)
+    assert len({question.split()[0] for question in CHAT}) >= 25
+    assert max(map(len, CHAT)) > 3 * min(map(len, CHAT))
+    parts: dict[Part, list[str]] = {part: chat_questions(part) for part in PARTS}
+    assert {part: len(questions) / len(CHAT) for part, questions in parts.items()} == SHARES
+    assert sorted(itertools.chain(*parts.values())) == sorted(CHAT)
