@@ -77,11 +77,11 @@ class Calibration:
         return "\n".join(lines)
 
     def save(self, folder: str | Path) -> list[Path]:
-        """Write the chosen policy, and the foldable one, as files that `sharpmax.load_policy` reads."""
+        """Write the chosen policy and each candidate as files that `sharpmax.load_policy` reads."""
         written = [self.policy.save(Path(folder) / "policy.json")]
-        if self.foldable is not None:
-            written.append(self.foldable.policy.save(Path(folder) / "policy-foldable.json"))
-        return written
+        return written + [
+            one.policy.save(Path(folder) / f"policy-{kind}.json") for kind, one in self.candidates.items()
+        ]
 
 
 def profile_for(name: str, **changes: Any) -> Profile:

@@ -16,7 +16,7 @@ __all__ = ["add_to", "fold"]
 
 def add_to(app: typer.Typer) -> None:
     """Add the command."""
-    app.command(epilog="Example: sharpmax fold smollm2 --policy calibrated/policy-foldable.json --out folded")(fold)
+    app.command(epilog="Example: sharpmax fold smollm2 --policy calibrated/policy-constant.json --out folded")(fold)
 
 
 def fold(
