@@ -75,7 +75,7 @@ def single_query_logits(query: Tensor, key: Tensor, mask: Tensor | None, scaling
     """The logits of one query `[B, H, 1, D]` per head; each key is read once for all heads that share it."""
     batch, key_heads, keys, width = key.shape
     q = query * (width**-0.5 if scaling is None else scaling)
-    s = torch.bmm(q.view(batch * key_heads, -1, width), key.flatten(0, 1).transpose(1, 2))
+    s = torch.bmm(q.reshape(batch * key_heads, -1, width), key.flatten(0, 1).transpose(1, 2))
     return DenseLogits.masked(s.view(batch, -1, 1, keys), mask)
 
 

@@ -113,7 +113,8 @@ def window_losses(model: PreTrainedModel, windows: Sequence[Sequence[int]]) -> T
     """Mean loss in nats per token of each window of plain text, all of one length."""
     ids = torch.tensor(windows, device=model.device)
     logits = _logits(model, ids, torch.arange(ids.shape[1] - 1, device=ids.device))
-    return F.cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction="none").mean(-1)
+    losses = F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
+    return losses.view(len(windows), -1).mean(-1)
 
 
 def own_answers(
