@@ -2,7 +2,8 @@
 
 from typing import TYPE_CHECKING
 
-import sharpmax.attention  # noqa: F401  (light; see below)
+import sharpmax.attention  # (light; see below)
+import sharpmax.calibrate  # noqa: F401
 from sharpmax.lazy import lazy_exports
 
 if TYPE_CHECKING:
@@ -12,6 +13,10 @@ if TYPE_CHECKING:
     from sharpmax.attention import entropy as entropy
     from sharpmax.attention import normalisers as normalisers
     from sharpmax.attention import softmax as softmax
+    from sharpmax.calibrate.calibration import calibrate as calibrate
+    from sharpmax.hf import applied as applied
+    from sharpmax.hf import apply as apply
+    from sharpmax.hf import fold as fold
     from sharpmax.policies import load_policy as load_policy
     from sharpmax.rows import RowStats as RowStats
     from sharpmax.rows import row_stats as row_stats
@@ -21,8 +26,12 @@ __version__ = "0.1.0"
 
 _homes = {
     "RowStats": "sharpmax.rows",
+    "applied": "sharpmax.hf",
+    "apply": "sharpmax.hf",
     "attention": "sharpmax.attention.sharp",
+    "calibrate": "sharpmax.calibrate.calibration",
     "entropy": "sharpmax.attention.dense",
+    "fold": "sharpmax.hf",
     "horizon": "sharpmax.theory",
     "load_policy": "sharpmax.policies",
     "normalisers": "sharpmax.attention.normalisers",
@@ -34,8 +43,12 @@ _homes = {
 
 __all__ = [
     "RowStats",
+    "applied",
+    "apply",
     "attention",
+    "calibrate",
     "entropy",
+    "fold",
     "horizon",
     "load_policy",
     "normalisers",
@@ -45,8 +58,8 @@ __all__ = [
     "theory",
 ]
 
-# The room sharpmax.attention and its main function share a name. Loading the (light) room above and letting go of
-# the name makes `sharpmax.attention` the function whichever part of the package is used first.
-del globals()["attention"]
+# The rooms sharpmax.attention and sharpmax.calibrate share their names with their main functions. Loading the (light)
+# rooms above and letting go of the names makes these the functions whichever part of the package is used first.
+del globals()["attention"], globals()["calibrate"]
 
 __getattr__, __dir__ = lazy_exports(__name__, _homes)

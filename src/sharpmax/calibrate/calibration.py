@@ -15,9 +15,9 @@ from sharpmax.calibrate.leash import Leash, check_leash, item_losses, percent
 from sharpmax.calibrate.live import Live, grid_of
 from sharpmax.calibrate.material import Lessons, everyday
 from sharpmax.calibrate.profile import PROFILES, Profile
+from sharpmax.calibrate.still import held_still
 from sharpmax.calibrate.strength import Candidate, strongest
 from sharpmax.errors import SharpmaxError, reject
-from sharpmax.hf import restore
 from sharpmax.models.scoring import judge
 from sharpmax.policies import PerHead
 from sharpmax.tasks.prompt import Task
@@ -119,7 +119,8 @@ def calibrate(
     The leash holds on plain text at every length of the profile and on the model's own answers to ordinary
     questions, none of which is seen while learning. `keep` is the share of heads that may be touched. `text` takes
     the place of Python's documentation: its first half to learn on, the rest to measure on. With `folder` the state
-    is kept there, and `resume` goes on from it. The model's weights are not changed, and it is restored afterwards.
+    is kept there, and `resume` goes on from it. No weight is changed, and afterwards the model is as it was; a policy
+    that it has takes no part.
     """
     check_leash(leash)
     if not 0.0 < keep <= 1.0:
@@ -132,46 +133,43 @@ def calibrate(
     for size in profile.sizes:
         chosen_task.check_size(size)
     tell = progress or (lambda what, done, total, remark: None)
-    restore(model)
     layers, heads = grid_of(model)
-    frozen = _Frozen(model)
     started = time.perf_counter()
-
-    tell("reading everyday text", 0, 0, "")
-    learn_text, hold_text = _halves(text)
-    lessons = Lessons(tokenizer, chosen_task, profile, seed, learn_text or plain_text("calibration"))
-    practice = everyday(model, tokenizer, profile, "calibration", learn_text)
-    held = Leash.of(model, everyday(model, tokenizer, profile, "validation", hold_text), leash)
-    course = Course(model, lessons, practice, item_losses(model, practice), held.room)
-    exam = lessons.exam()
-    judged = judge(model, exam)
-    before = {
-        "nll": sum(one.nll for one in judged) / len(judged),
-        "right": sum(one.right for one in judged) / len(judged),
-    }
-    setting: dict[str, Any] = {
-        "task": chosen_task.name,
-        "task_version": chosen_task.version,
-        "leash": leash,
-        "keep": keep,
-        "rate": rate,
-        "seed": seed,
-        "text": fingerprint(lessons.text),
-        "layers": layers,
-        "heads": heads,
-        "profile": {key: list(v) if isinstance(v, tuple) else v for key, v in dataclasses.asdict(profile).items()},
-    }
-    candidates: dict[str, Candidate] = {}
-    curves: dict[str, Sequence[Mapping[str, float]]] = {}
-    for kind in profile.kinds:
-        descent = Descent(Live(kind, layers, heads, device), profile.steps, rate, keep)
-        _descend(descent, course, setting, folder, resume, tell)
-        curves[kind] = descent.curve
-        tell(f"measuring {kind}", 0, 0, "")
-        found = strongest(model, kind, descent.live.values(), held, exam)
-        if found is not None:
-            candidates[kind] = found
-    frozen.check()
+    with held_still(model):
+        tell("reading everyday text", 0, 0, "")
+        learn_text, hold_text = _halves(text)
+        lessons = Lessons(tokenizer, chosen_task, profile, seed, learn_text or plain_text("calibration"))
+        practice = everyday(model, tokenizer, profile, "calibration", learn_text)
+        held = Leash.of(model, everyday(model, tokenizer, profile, "validation", hold_text), leash)
+        course = Course(model, lessons, practice, item_losses(model, practice), held.room)
+        exam = lessons.exam()
+        judged = judge(model, exam)
+        before = {
+            "nll": sum(one.nll for one in judged) / len(judged),
+            "right": sum(one.right for one in judged) / len(judged),
+        }
+        setting: dict[str, Any] = {
+            "task": chosen_task.name,
+            "task_version": chosen_task.version,
+            "leash": leash,
+            "keep": keep,
+            "rate": rate,
+            "seed": seed,
+            "text": fingerprint(lessons.text),
+            "layers": layers,
+            "heads": heads,
+            "profile": {key: list(v) if isinstance(v, tuple) else v for key, v in dataclasses.asdict(profile).items()},
+        }
+        candidates: dict[str, Candidate] = {}
+        curves: dict[str, Sequence[Mapping[str, float]]] = {}
+        for kind in profile.kinds:
+            descent = Descent(Live(kind, layers, heads, device), profile.steps, rate, keep)
+            _descend(descent, course, setting, folder, resume, tell)
+            curves[kind] = descent.curve
+            tell(f"measuring {kind}", 0, 0, "")
+            found = strongest(model, kind, descent.live.values(), held, exam)
+            if found is not None:
+                candidates[kind] = found
     if not candidates:
         raise LeashError(
             f"leash: got {100 * leash:g}%, which no policy of kind {', '.join(profile.kinds)} keeps to, however weak; "
@@ -210,15 +208,3 @@ def _descend(
 
 def _halves(text: str | None) -> tuple[str | None, str | None]:
     return (None, None) if text is None else (text[: len(text) // 2], text[len(text) // 2 :])
-
-
-class _Frozen:
-    """A promise that weights stay as they are: no gradient, and nothing written to them."""
-
-    def __init__(self, model: PreTrainedModel) -> None:
-        model.requires_grad_(False)
-        self._weights = [(weight, weight._version) for weight in model.parameters()]
-
-    def check(self) -> None:
-        if any(weight.grad is not None or weight._version != version for weight, version in self._weights):
-            raise AssertionError("a weight of the model was changed by calibration")

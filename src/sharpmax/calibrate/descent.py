@@ -145,10 +145,11 @@ class Descent:
 
     def _prune(self) -> None:
         """At two points, let go of the heads that the loss would miss least: the others have time to make up for it."""
-        points = [max(1, round(at * self.steps)) for at in _PRUNE_AT]
+        points = [min(round(at * self.steps), self.steps - 1) for at in _PRUNE_AT]
         if self.keep >= 1.0 or self.step not in points:
             return
-        share = 1.0 - (1.0 - self.keep) * (points.index(self.step) + 1) / len(points)
+        passed = sum(point <= self.step for point in points)  # both at once in a run of a few steps
+        share = 1.0 - (1.0 - self.keep) * passed / len(points)
         state = self._optimizer.state[self.live.coefficients]
         # The square of a coefficient times the mean square of its gradient: what setting it to 0 would cost.
         worth = (self.live.coefficients**2 * state["exp_avg_sq"]).sum(-1).masked_fill(~self.live.touched, -1.0)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from sharpmax.arrays import ops_for
 from sharpmax.calibrate.kinds import KINDS
+from sharpmax.errors import reject
 from sharpmax.hf.interface import install, installed, modules_of, put
 from sharpmax.hf.rules import Rule
 from sharpmax.policies import LogLinear
@@ -24,9 +25,11 @@ __all__ = ["Live", "grid_of"]
 
 
 def grid_of(model: PreTrainedModel) -> tuple[int, int]:
-    """Layers and heads of a model; the most heads where layers differ."""
-    modules = modules_of(model)
-    return len(modules), max(one.heads for one in modules)
+    """Layers and heads of a model, the grid that a `PerHead` policy has."""
+    heads = [one.heads for one in modules_of(model)]
+    if len(set(heads)) > 1:
+        reject("model", f"layers of {sorted(set(heads))} heads", "a model with as many heads in every layer")
+    return len(heads), heads[0]
 
 
 class Live:

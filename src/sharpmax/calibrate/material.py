@@ -68,7 +68,7 @@ class Lessons:
         return groups
 
     def exam(self) -> list[Reply]:
-        """Prompts that no step has seen, half of them after the longest text."""
+        """Prompts that no step has seen, half of them after plain text where steps practise that."""
         size, count, seed = max(self.profile.sizes), self.profile.validation_prompts, _EXAMS + self.seed
         if not self.profile.filled:
             return self._alone(size, count, seed)

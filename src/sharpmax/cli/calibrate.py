@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from sharpmax.cli.options import device_named, share_from, sizes_from
-from sharpmax.cli.terminal import out_folder, print_table, progress, say, steps_shown, wrote
+from sharpmax.cli.terminal import out_folder_if_used, print_table, progress, say, steps_shown, wrote
 from sharpmax.errors import reject
 
 __all__ = ["add_to", "calibrate"]
@@ -84,15 +84,15 @@ def calibrate(
     with progress() as note:
         note(f"loading {model}")
         language = load_language_model(model, device=place.type, dtype=dtype)
-    folder = out_folder(out)
     try:
-        with steps_shown() as tell:
+        with out_folder_if_used(out) as folder, steps_shown() as tell:
             found = learn(
                 language.model, language.tokenizer, task=what, leash=limit, profile=chosen, keep=share, rate=rate,
                 seed=seed, text=plain, folder=folder, resume=resume, progress=tell,
             )  # fmt: skip
+            policies = found.save(folder)
     except KeyboardInterrupt:
-        say(f"stopped; the same command with --resume goes on from the last state saved in {folder}")
+        say(f"stopped; the same command with --resume goes on from the last state saved in {out}")
         raise
     tables = calibrated_tables(found, model if not Path(model).exists() else Path(model).name)
     command = typed(
@@ -100,7 +100,6 @@ def calibrate(
         kinds=kinds, sizes=sizes, keep=keep, steps=steps, rate=rate, text=text, device=place.type, dtype=dtype,
         seed=seed, out=out,
     )  # fmt: skip
-    policies = found.save(folder)
     saved = collect(command, tables, seed=seed).save(folder / FILE_NAME)
     for state in folder.glob("state-*.safetensors"):
         state.unlink()

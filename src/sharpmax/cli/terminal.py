@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -16,7 +16,7 @@ from rich.text import Text
 
 from sharpmax.errors import ArgumentError
 
-__all__ = ["bar", "out_folder", "print_table", "progress", "say", "steps_shown", "wrote"]
+__all__ = ["bar", "out_folder", "out_folder_if_used", "print_table", "progress", "say", "steps_shown", "wrote"]
 
 _PIPE_WIDTH = 160
 
@@ -106,6 +106,19 @@ def out_folder(out: Path) -> Path:
             f"--out: cannot write to {str(out)!r} ({problem.strerror}); allowed: a folder you may write to"
         ) from problem
     return out
+
+
+@contextmanager
+def out_folder_if_used(out: Path) -> Iterator[Path]:
+    """`out_folder`, which goes away again if it is new and nothing was written to it in the end."""
+    new = not out.exists()
+    folder = out_folder(out)
+    try:
+        yield folder
+    finally:
+        if new:
+            with suppress(OSError):  # not empty
+                folder.rmdir()
 
 
 def wrote(paths: Sequence[Path]) -> None:

@@ -88,6 +88,11 @@ class LogLinear(Policy):
         """The policy whose ln β is `strength` times this one's (within floor and ceiling)."""
         return dataclasses.replace(self, **{name: strength * getattr(self, name) for name in self.COEFFICIENTS})
 
+    def to_dict(self) -> dict[str, Any]:
+        """The policy as plain JSON values; what is as by default is left out, so that a grid of heads stays readable."""
+        usual = {field.name: field.default for field in dataclasses.fields(self)}
+        return {key: value for key, value in super().to_dict().items() if key not in usual or value != usual[key]}
+
     def describe(self) -> str:
         """The rule in one line."""
         shown = ("", "·ln⁺(n/{0:g})", "·h", "·h²", "·p", "·p²", "·ln(1+v)", "·h·ln⁺(n/{0:g})", "·p·ln⁺(n/{0:g})")

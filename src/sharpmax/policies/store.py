@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.resources
 import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from sharpmax.errors import FileFormatError, reject, reject_type
 from sharpmax.policies.base import Policy, policy_from_dict
@@ -11,9 +15,6 @@ from sharpmax.policies.constant import Constant
 from sharpmax.policies.polynomial import PAPER
 
 __all__ = ["NAMED", "load_policy", "resolve_policy"]
-
-NAMED: dict[str, Policy] = {"none": Constant(1.0), "paper": PAPER}
-"""Policies that can be asked for by name."""
 
 
 def load_policy(path_or_name: str | Path) -> Policy:
@@ -25,10 +26,20 @@ def load_policy(path_or_name: str | Path) -> Policy:
     if not isinstance(path_or_name, (str, Path)):
         reject_type("path_or_name", type(path_or_name).__name__, f"a path or one of {sorted(NAMED)}")
     if isinstance(path_or_name, str) and path_or_name in NAMED:
-        return NAMED[path_or_name]
+        return NAMED[path_or_name]()
     path = Path(path_or_name)
     if not path.is_file():
         reject("policy", repr(str(path_or_name)), f"one of {sorted(NAMED)} or the path of a policy file")
+    return _read(path)
+
+
+@functools.cache
+def _smollm2() -> Policy:
+    """What `sharpmax calibrate smollm2` learned: the policy that comes with the package."""
+    return _read(Path(str(importlib.resources.files("sharpmax.policies") / "data" / "smollm2.json")))
+
+
+def _read(path: Path) -> Policy:
     try:
         return policy_from_dict(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as problem:
@@ -40,9 +51,15 @@ def load_policy(path_or_name: str | Path) -> Policy:
 def resolve_policy(policy: Policy | str | None) -> Policy:
     """What the argument `policy=` of a public function means."""
     if policy is None:
-        return NAMED["none"]
+        return NAMED["none"]()
     if isinstance(policy, Policy):
         return policy
     if isinstance(policy, str):
         return load_policy(policy)
     reject_type("policy", type(policy).__name__, f"a Policy, None, one of {sorted(NAMED)} or a path")
+
+
+NAMED: Mapping[str, Callable[[], Policy]] = MappingProxyType(
+    {"none": Constant, "paper": lambda: PAPER, "smollm2": _smollm2}
+)
+"""Policies that can be asked for by name."""
