@@ -77,6 +77,16 @@ class TorchOps(Ops):
         super().__init__(torch)
         self.moveaxis = torch.movedim  # torch.moveaxis is the same, but vmap does not know it
 
+    # As in `Ops`, in one operation instead of two: a generated token is made of operations on a handful of numbers.
+
+    def at_least(self, x: Array, floor: Array) -> Array:
+        """max(x, floor) elementwise; NaN stays NaN and the gradient of a floored entry is 0."""
+        return self.library.clamp(x, min=floor)
+
+    def at_most(self, x: Array, ceiling: Array) -> Array:
+        """min(x, ceiling) elementwise; NaN stays NaN and the gradient of a cut entry is 0."""
+        return self.library.clamp(x, max=ceiling)
+
     def sum(self, x: Array) -> Array:
         """Sum over the last axis."""
         return x.sum(-1)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import sharpmax as sm
 from sharpmax.errors import FileFormatError, SharpmaxError
-from sharpmax.policies import PAPER, Constant, Curve, EntropyTarget, LogLength, PerHead, Policy, Polynomial
+from sharpmax.policies import PAPER, Constant, Curve, EntropyTarget, LogLength, LogLinear, PerHead, Policy, Polynomial
 from sharpmax.policies.base import SCHEMA, policy_from_dict
 
 EXAMPLES: dict[str, Policy] = {
@@ -24,6 +24,7 @@ EXAMPLES: dict[str, Policy] = {
     "log-length": LogLength(16, fitted_on=(2, 16)),
     "entropy-target": EntropyTarget(0.7, floor=0.5, ceiling=50.0),
     "curve": Curve((0.0, 1 / 3, 2.0), (1.0, 1.0, 1.7)),
+    "log-linear": LogLinear(0.1 + 0.2, 5e-324, -1 / 3, 2, -3, 1e-9, 7e9, 0.5, -0.5, reference=64, floor=0.1, ceiling=3),
     "per-head": PerHead(((PAPER, Constant(2.0)), (LogLength(7), EntropyTarget(1.0)))),
 }
 every_kind = pytest.mark.parametrize("policy", EXAMPLES.values(), ids=EXAMPLES.keys())

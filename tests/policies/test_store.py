@@ -10,7 +10,7 @@ import torch
 
 import sharpmax as sm
 from sharpmax.errors import ArgumentError, ArgumentTypeError, FileFormatError
-from sharpmax.policies import PAPER, Constant, LogLength, resolve_policy
+from sharpmax.policies import PAPER, Constant, LogLength, PerHead, resolve_policy
 
 
 def test_names():
@@ -39,13 +39,14 @@ def test_public_functions_take_paths(tmp_path):
 def test_an_unknown_name_lists_the_choices(name):
     with pytest.raises(ArgumentError) as caught:
         sm.load_policy(name)
-    assert str(caught.value) == f"policy: got {name!r}; allowed: one of ['none', 'paper'] or the path of a policy file"
+    allowed = "one of ['none', 'paper', 'smollm2'] or the path of a policy file"
+    assert str(caught.value) == f"policy: got {name!r}; allowed: {allowed}"
 
 
 @pytest.mark.parametrize("wrong", [3, 1.5, ["paper"], torch.zeros(1)])
 def test_other_types_list_the_choices(wrong):
     for read in (sm.load_policy, resolve_policy):
-        with pytest.raises(ArgumentTypeError, match=r"got \w+; allowed: .*one of \['none', 'paper'\]"):
+        with pytest.raises(ArgumentTypeError, match=r"got \w+; allowed: .*one of \['none', 'paper', 'smollm2'\]"):
             read(wrong)
 
 
@@ -87,3 +88,10 @@ def test_saving_again_replaces_the_file_or_leaves_it(tmp_path, monkeypatch):
         Constant(3.0).save(path)
     assert sm.load_policy(path) == LogLength(4)
     assert [p.name for p in tmp_path.iterdir()] == ["policy.json"]
+
+
+def test_the_policy_for_smollm2_comes_with_the_package():
+    policy = sm.load_policy("smollm2")
+    assert isinstance(policy, PerHead)
+    assert (policy.layers, policy.heads) == (30, 9)
+    assert not policy.is_identity

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sharpmax.calibrate.crowd import judge_crowded
 from sharpmax.calibrate.descent import Course, Descent
 from sharpmax.calibrate.kinds import KINDS
 from sharpmax.calibrate.leash import Leash, check_leash, item_losses, percent
@@ -18,7 +19,7 @@ from sharpmax.calibrate.profile import PROFILES, Profile
 from sharpmax.calibrate.still import held_still
 from sharpmax.calibrate.strength import Candidate, strongest
 from sharpmax.errors import SharpmaxError, reject
-from sharpmax.models.scoring import judge
+from sharpmax.hf import applied
 from sharpmax.policies import PerHead
 from sharpmax.tasks.prompt import Task
 from sharpmax.tasks.registry import get_task
@@ -143,7 +144,8 @@ def calibrate(
         held = Leash.of(model, everyday(model, tokenizer, profile, "validation", hold_text), leash)
         course = Course(model, lessons, practice, item_losses(model, practice), held.room)
         exam = lessons.exam()
-        judged = judge(model, exam)
+        with applied(model, None):
+            judged = judge_crowded(model, exam)
         before = {
             "nll": sum(one.nll for one in judged) / len(judged),
             "right": sum(one.right for one in judged) / len(judged),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from sharpmax.calibrate.crowd import crowded
 from sharpmax.calibrate.kinds import KINDS, NOT_NEGATIVE
 from sharpmax.calibrate.leash import CHAT, Losses
 from sharpmax.calibrate.live import Live
@@ -91,8 +92,9 @@ class Descent:
         wrong = 0.0
         groups = course.lessons.at(self.step)
         for group in groups:
-            loss = reply_losses(course.model, group)[0].sum(-1).mean() / len(groups)
-            wrong += _learn_from(loss)
+            with crowded(course.model, group):
+                loss = reply_losses(course.model, group)[0].sum(-1).mean() / len(groups)
+                wrong += _learn_from(loss)
         lengths = list(course.practice.text)
         length = lengths[self.step % len(lengths)]
         # Lengths take turns: each counts for the turns it misses.

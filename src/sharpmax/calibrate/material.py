@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sharpmax.calibrate.crowd import crowd
 from sharpmax.calibrate.profile import Profile
 from sharpmax.models.scoring import Reply, encode, own_answers
 from sharpmax.tasks.chat import chat_questions
@@ -59,25 +60,35 @@ class Lessons:
         """The groups of prompts of one step, each to be read together."""
         rng = random.Random(f"lessons/{self.seed}/{step}")
         seed = _LESSONS * (self.seed + 1) + step
-        # Every other step practises the largest size: the one that counts most for larger ones still.
-        size = max(self.profile.sizes) if step % 2 == 0 else rng.choice(self.profile.sizes)
-        groups = [self._alone(size, self.profile.prompts, seed)]
+        # Every other step practises the largest size, crowded: what larger ones still will be like.
+        if step % 2 == 0:
+            groups = [self._alone(max(self.profile.sizes), self.profile.prompts, seed, rng.choice(self.profile.crowds))]
+        else:
+            groups = [self._alone(rng.choice(self.profile.sizes), self.profile.prompts, seed)]
         if self.profile.filled:
             size = rng.choice(sorted(self.profile.sizes)[-2:])
             groups.append(self._after_text(size, self.profile.filled, seed, rng))
         return groups
 
     def exam(self) -> list[Reply]:
-        """Prompts that no step has seen, half of them after plain text where steps practise that."""
+        """Prompts of the largest size that no step has seen: alone, most crowded, and after text if steps are so."""
         size, count, seed = max(self.profile.sizes), self.profile.validation_prompts, _EXAMS + self.seed
-        if not self.profile.filled:
-            return self._alone(size, count, seed)
-        half = count // 2
-        after = self._after_text(size, count - half, seed + 1, random.Random(f"exam/{self.seed}"))
-        return self._alone(size, half, seed) + after
+        times = max(self.profile.crowds)
+        ways = 1 + (times > 1) + (self.profile.filled > 0)
+        each = count // ways
+        exam = self._alone(size, count - (ways - 1) * each, seed)
+        if times > 1 and each:
+            exam += self._alone(size, each, seed + 1, times)
+        if self.profile.filled and each:
+            exam += self._after_text(size, each, seed + 2, random.Random(f"exam/{self.seed}"))
+        return exam
 
-    def _alone(self, size: int, count: int, seed: int) -> list[Reply]:
-        return [encode(self.tokenizer, prompt) for prompt in self.task.prompts(size, count, seed)]
+    def _alone(self, size: int, count: int, seed: int, times: int = 1) -> list[Reply]:
+        prompts = self.task.prompts(size, count, seed)
+        replies = [encode(self.tokenizer, prompt) for prompt in prompts]
+        if times == 1:
+            return replies
+        return [crowd(self.tokenizer, *pair, times) for pair in zip(prompts, replies, strict=True)]
 
     def _after_text(self, size: int, count: int, seed: int, rng: random.Random) -> list[Reply]:
         prompts = self.task.prompts(size, count, seed + 500_000)

@@ -41,6 +41,8 @@ class Profile:
     """Plain text of each length that the leash is measured on."""
 
     validation_prompts: int
+    crowds: tuple[int, ...] = (1,)
+    """How often the keys of other items count in prompts of the largest size, so that it stands for larger ones."""
 
 
 PROFILES: Mapping[str, Profile] = MappingProxyType(
@@ -50,6 +52,7 @@ PROFILES: Mapping[str, Profile] = MappingProxyType(
             steps=240,
             sizes=(8, 16, 32, 64),
             prompts=12,
+            crowds=(1, 2, 4, 8),
             filled=4,
             fillers=(1500, 4000, 8000, 12000),
             lengths=(2048, 6144),
@@ -66,6 +69,7 @@ PROFILES: Mapping[str, Profile] = MappingProxyType(
             steps=40,
             sizes=(8, 16, 32),
             prompts=3,
+            crowds=(1, 2, 4),
             filled=0,
             fillers=(),
             lengths=(512,),

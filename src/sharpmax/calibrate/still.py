@@ -24,7 +24,7 @@ def held_still(model: PreTrainedModel) -> Iterator[None]:
     before = installed(model)
     modes = [(module, module.training) for module in model.modules()]
     weights = [(weight, weight.requires_grad, weight.grad, weight._version) for weight in model.parameters()]
-    restore(model).eval().requires_grad_(False)
+    restore(model).train(False).requires_grad_(False)
     try:
         yield
         if any(weight.grad is not grad or weight._version != version for weight, _, grad, version in weights):

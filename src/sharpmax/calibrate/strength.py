@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from sharpmax.calibrate.crowd import judge_crowded
 from sharpmax.calibrate.kinds import FOLDABLE, policy_from
 from sharpmax.calibrate.leash import Leash
 from sharpmax.hf import applied
-from sharpmax.models.scoring import Reply, judge
+from sharpmax.models.scoring import Reply
 from sharpmax.policies import PerHead
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def _tried(
         rises = leash.rises(model)
         if not leash.holds(rises):
             return None
-        judged = judge(model, exam)
+        judged = judge_crowded(model, exam)
     nll = sum(one.nll for one in judged) / len(judged)
     if not math.isfinite(nll):
         return None

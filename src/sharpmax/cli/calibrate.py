@@ -54,8 +54,9 @@ def calibrate(
     Perplexity on plain text and on the model's own answers to ordinary questions, neither of them seen while learning,
     rises by no more than the leash. Of several kinds of policy the one that answers unseen prompts best is chosen.
     """
+    from sharpmax.calibrate.calibration import LeashError, profile_for
     from sharpmax.calibrate.calibration import calibrate as learn
-    from sharpmax.calibrate.calibration import profile_for
+    from sharpmax.calibrate.descent import DivergedError
     from sharpmax.experiments.calibrated import calibrated_tables
     from sharpmax.experiments.provenance import check_seed, typed
     from sharpmax.experiments.results import FILE_NAME, collect
@@ -86,10 +87,14 @@ def calibrate(
         language = load_language_model(model, device=place.type, dtype=dtype)
     try:
         with out_folder_if_used(out) as folder, steps_shown() as tell:
-            found = learn(
-                language.model, language.tokenizer, task=what, leash=limit, profile=chosen, keep=share, rate=rate,
-                seed=seed, text=plain, folder=folder, resume=resume, progress=tell,
-            )  # fmt: skip
+            try:
+                found = learn(
+                    language.model, language.tokenizer, task=what, leash=limit, profile=chosen, keep=share, rate=rate,
+                    seed=seed, text=plain, folder=folder, resume=resume, progress=tell,
+                )  # fmt: skip
+            except (LeashError, DivergedError):
+                _forget_states(folder)  # they lead here again
+                raise
             policies = found.save(folder)
     except KeyboardInterrupt:
         say(f"stopped; the same command with --resume goes on from the last state saved in {out}")
@@ -101,12 +106,16 @@ def calibrate(
         seed=seed, out=out,
     )  # fmt: skip
     saved = collect(command, tables, seed=seed).save(folder / FILE_NAME)
-    for state in folder.glob("state-*.safetensors"):
-        state.unlink()
+    _forget_states(folder)
     _print(tables)
     wrote([*policies, saved])
     if draw:
         _draw(saved)
+
+
+def _forget_states(folder: Path) -> None:
+    for state in folder.glob("state-*.safetensors"):
+        state.unlink()
 
 
 def _print(tables: Mapping[str, Any]) -> None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from sharpmax.cli.options import policy_named
-from sharpmax.cli.terminal import out_folder, progress, say
-from sharpmax.errors import reject
+from sharpmax.cli.terminal import out_folder_if_used, progress, say
+from sharpmax.errors import ArgumentError, reject
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 __all__ = ["add_to", "fold"]
 
@@ -27,7 +32,7 @@ def fold(
 ) -> None:
     """Write a plain checkpoint with the policy inside, which any engine runs at no cost and without sharpmax."""
     from sharpmax.hf import fold as folded
-    from sharpmax.models.language import load_language_model, quiet
+    from sharpmax.models.language import load_language_model
 
     chosen = policy_named(policy)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -37,9 +42,26 @@ def fold(
         language = load_language_model(model, dtype=dtype)
         note("folding")
         plain = folded(language.model, chosen.policy)
-        folder = out_folder(out)
-        note(f"writing {folder}")
-        with quiet():
-            plain.save_pretrained(folder)
-            language.tokenizer.save_pretrained(folder)
+        with out_folder_if_used(out) as folder:
+            note(f"writing {folder}")
+            _write(folder, plain, language.tokenizer)
     say(f"wrote {folder}: load it as any model; it answers as {model} does with the policy {chosen.name}")
+
+
+def _write(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Write the checkpoint beside its place first, so that there is all of it or nothing."""
+    from sharpmax.models.language import quiet
+
+    partial = Path(tempfile.mkdtemp(dir=folder, prefix=".", suffix=".partial"))
+    try:
+        with quiet():
+            model.save_pretrained(partial)
+            tokenizer.save_pretrained(partial)
+        for file in partial.iterdir():
+            file.replace(folder / file.name)
+    except OSError as problem:
+        raise ArgumentError(
+            f"--out: cannot write to {str(folder)!r} ({problem.strerror}); allowed: a folder with room for the model"
+        ) from None
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)

@@ -17,10 +17,39 @@ from sharpmax.hf.rules import Rule
 from sharpmax.hf.softcap import capped_attention
 from sharpmax.rows.layout import floats_at_least_32
 
-__all__ = ["LAYER", "Layer", "sharp_attention"]
+__all__ = ["LAYER", "Layer", "Repeated", "sharp_attention"]
 
 LAYER = "_sharpmax_layer"
 """The attribute of an attention module that holds its `Layer`."""
+
+
+@dataclass(frozen=True, eq=False)
+class Repeated:
+    """Keys in the order and as often as they are to be seen: `places` `[B, Lk']` among the keys, −1 for none."""
+
+    places: Tensor
+
+    def keys(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, additive: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Keys, values and mask over them: a row sees every copy of what it saw before (no mask is causal)."""
+        places = self.places.to(key.device)
+        there, chosen = (places >= 0)[:, None, None], places.clamp_min(0)
+        if mask is None:
+            rows = torch.arange(query.shape[-2], device=key.device)[:, None]
+            mask = (chosen[:, None] <= rows)[:, None]
+            mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill(~mask, _least(query)) if additive else mask
+        else:
+            mask = mask.expand(len(places), -1, -1, -1)
+            mask = mask.gather(3, chosen[:, None, None].expand(-1, *mask.shape[1:3], -1))
+        mask = mask.masked_fill(~there, _least(query) if mask.is_floating_point() else False)
+        chosen = chosen[:, None, :, None]
+        key, value = (x.gather(2, chosen.expand(-1, x.shape[1], -1, x.shape[3])) for x in (key, value))
+        return key, value, mask
+
+
+def _least(like: Tensor) -> float:
+    return float(torch.finfo(like.dtype).min)
 
 
 @dataclass(eq=False)
@@ -31,6 +60,9 @@ class Layer:
     function: Callable[..., Any]
     heads: int
     rules: tuple[Rule, ...]
+    repeated: Repeated | None = None
+    """Which keys count more than once, for as long as somebody says so."""
+
     _places: dict[tuple[int, torch.device], Tensor] = field(default_factory=dict)
 
     @property
@@ -67,6 +99,8 @@ def sharp_attention(
 ) -> Any:
     """The attention function that transformers calls: query `[B, H, Lq, D]`, key and value `[B, Hkv, Lk, D]`."""
     layer: Layer = getattr(module, LAYER)
+    if layer.repeated is not None:
+        key, value, attention_mask = layer.repeated.keys(query, key, value, attention_mask, layer.inner == "eager")
     if not layer.rules:
         return layer.function(module, query, key, value, attention_mask, **kwargs)
     if kwargs.get("s_aux") is not None:

@@ -14,15 +14,17 @@ the configurations of the model name them, and the call is handed on to the impl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from sharpmax.errors import UnsupportedError
-from sharpmax.hf.attention import LAYER, Layer, sharp_attention
+from sharpmax.hf.attention import LAYER, Layer, Repeated, sharp_attention
 from sharpmax.hf.rules import Rule
 from sharpmax.hf.support import NAMES, AttentionModule, attention_modules, check_model, require_transformers
 from sharpmax.policies import Policy
@@ -30,7 +32,7 @@ from sharpmax.policies import Policy
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["Installed", "install", "installed", "modules_of", "put"]
+__all__ = ["Installed", "install", "installed", "modules_of", "put", "repeated"]
 
 _INSTALLED = "_sharpmax_installed"
 
@@ -80,6 +82,25 @@ def install(
     now = Installed(modules, layers, policy, bound)
     put(model, now)
     return now
+
+
+@contextmanager
+def repeated(model: PreTrainedModel, places: Tensor) -> Iterator[None]:
+    """Let every layer of a model with rules see its keys at `places` `[B, Lk']`, in that order, −1 being none.
+
+    A key may be there several times: attention is then what it would be among so many alike. For causal
+    self-attention to whole sequences without a mask, that is without a cache and without padding before the end.
+    """
+    state = installed(model)
+    if state is None:
+        raise UnsupportedError("repeated: the model has no rules installed; apply a policy first, None being one")
+    for layer in state.layers:
+        layer.repeated = Repeated(places)
+    try:
+        yield
+    finally:
+        for layer in state.layers:
+            layer.repeated = None
 
 
 def installed(model: PreTrainedModel) -> Installed | None:

@@ -16,7 +16,17 @@ from sharpmax.tasks.prompt import Prompt
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-__all__ = ["Judged", "Reply", "batches", "encode", "judge", "own_answers", "reply_losses", "window_losses"]
+__all__ = [
+    "Judged",
+    "Reply",
+    "asked_with",
+    "batches",
+    "encode",
+    "judge",
+    "own_answers",
+    "reply_losses",
+    "window_losses",
+]
 
 _IGNORED = -100
 
@@ -45,13 +55,18 @@ class Judged:
 
 def encode(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, before: str = "") -> Reply:
     """A prompt as one turn of a chat (plain text for a model without a chat template), `before` put in front of it."""
-    asked = _asked(tokenizer, before + prompt.user) + prompt.opening
+    asked = asked_with(tokenizer, prompt, before)
     special = tokenizer.chat_template is None
     read = tokenizer(asked, add_special_tokens=special).input_ids
     whole = tokenizer(asked + prompt.answer, add_special_tokens=special).input_ids
     # A tokenizer may join the end of the opening with the answer: then the model has to say the joined token.
     start = next((i for i, (a, b) in enumerate(zip(read, whole, strict=False)) if a != b), min(len(read), len(whole)))
     return Reply(tuple(whole), start)
+
+
+def asked_with(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, before: str = "") -> str:
+    """The text a model reads up to where it has to go on."""
+    return _asked(tokenizer, before + prompt.user) + prompt.opening
 
 
 def _asked(tokenizer: PreTrainedTokenizerBase, user: str) -> str:

@@ -58,7 +58,8 @@ class LogLinear(Policy):
 
     def __post_init__(self) -> None:
         for name in self.COEFFICIENTS:
-            object.__setattr__(self, name, check_number(name, getattr(self, name)))
+            # + 0.0 turns −0 into 0, the one that is left out of files.
+            object.__setattr__(self, name, check_number(name, getattr(self, name)) + 0.0)
         object.__setattr__(self, "reference", check_number("reference", self.reference, at_least=1.0))
         object.__setattr__(self, "floor", check_number("floor", self.floor, above=0.0))
         object.__setattr__(self, "ceiling", check_number("ceiling", self.ceiling, above=self.floor))
@@ -89,7 +90,7 @@ class LogLinear(Policy):
         return dataclasses.replace(self, **{name: strength * getattr(self, name) for name in self.COEFFICIENTS})
 
     def to_dict(self) -> dict[str, Any]:
-        """The policy as plain JSON values; what is as by default is left out, so that a grid of heads stays readable."""
+        """The policy as plain JSON values without the usual ones, so that a grid of heads stays readable."""
         usual = {field.name: field.default for field in dataclasses.fields(self)}
         return {key: value for key, value in super().to_dict().items() if key not in usual or value != usual[key]}
 
@@ -119,7 +120,7 @@ class LogLinear(Policy):
             total = total + p * (self.top + p * self.top2 + longer * self.top_length)
         if self._has("var"):
             total = total + self.var * xp.log1p(stats.var)
-        low, high = math.log(self.floor), math.log(self.ceiling)
+        low, high = (math.log(b) if isinstance(b, float) else xp.log(b) for b in (self.floor, self.ceiling))
         return xp.exp(xp.at_most(xp.at_least(total, low), high))
 
 

@@ -1,0 +1,184 @@
+"""`sharpmax fold`, on a tiny model in a folder: a checkpoint that needs no sharpmax."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from sharpmax import hf
+from sharpmax.policies import Constant, LogLength, LogLinear, PerHead, Policy
+from tests.cli.lines import is_one_error_line
+from tests.experiments.evaluate import tiny
+
+IDS = torch.randint(0, 256, (2, 70), generator=torch.Generator().manual_seed(3))
+CONSTANTS = PerHead.of(Constant, value=[[0.5, 2.0, 1.0, 1.3], [1.0, 0.7, 1.6, 1.5]])
+
+
+def gentle() -> Any:
+    """The tiny model with small attention logits: its own are large, and magnify float32's rounding beyond 1e-5."""
+    model = tiny.model()
+    for layer in model.model.layers:
+        layer.self_attn.q_proj.weight.mul_(0.1)
+    return model
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model and policies."""
+    folder = tmp_path_factory.mktemp("home")
+    gentle().save_pretrained(folder / "model")
+    tiny.tokenizer().save_pretrained(folder / "model")
+    policies: dict[str, Policy] = {
+        "constants": CONSTANTS,
+        "levels": PerHead.of(LogLinear, level=[[-0.5, 0.0, 0.25, 0.0], [0.0, 0.5, 1.0, 0.1]]),
+        "rows": PerHead.of(LogLinear, level=[[0.1] * 4] * 2, entropy=[[0.0] * 4, [0.0, 0.0, 0.5, 0.0]]),
+        "lengths": PerHead.of(LogLength, reference=[[16.0] * 4] * 2),
+        "heads": PerHead.of(Constant, value=[[2.0] * 3] * 2),
+        "layers": PerHead.of(Constant, value=[[2.0] * 4] * 3),
+    }
+    for name, policy in policies.items():
+        policy.save(folder / f"{name}.json")
+    (folder / "not.json").write_text("{")
+    return folder
+
+
+def logits_of(folder: Path) -> Tensor:
+    """Of a checkpoint, by transformers alone."""
+    from transformers import AutoModelForCausalLM
+
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
+    logits: Tensor = model.eval().requires_grad_(False)(input_ids=IDS).logits
+    return logits
+
+
+@pytest.mark.parametrize("name", ["constants", "levels"])
+@pytest.mark.parametrize("there", [False, True])
+def test_a_folded_checkpoint_is_the_applied_policy(
+    name: str, there: bool, home: Path, tmp_path: Path, sharpmax_command: Any
+) -> None:
+    from transformers import AutoTokenizer
+
+    out = tmp_path / "new" / "folded"
+    if there:
+        out.mkdir(parents=True)
+    before = {file.name: file.read_bytes() for file in (home / "model").iterdir()}
+    outcome = sharpmax_command("fold", home / "model", "--policy", home / f"{name}.json", "--out", out)
+    assert (outcome.code, outcome.err) == (0, "")
+    assert f"wrote {out}: load it as any model" in outcome.out
+    model = gentle()
+    plain = model(input_ids=IDS).logits
+    with hf.applied(model, home / f"{name}.json"):
+        sharp = model(input_ids=IDS).logits
+    assert (sharp - plain).abs().max() > 0.1
+    assert (logits_of(out) - sharp).abs().max() < 1e-5
+    assert {file.name for file in out.iterdir()} == set(before)
+    assert "sharpmax" not in (out / "config.json").read_text(encoding="utf-8")
+    tokenizer: Any = AutoTokenizer.from_pretrained(out, local_files_only=True)
+    assert tokenizer("a b?").input_ids == tiny.tokenizer()("a b?").input_ids
+    # The model it came from is as it was.
+    assert {file.name: file.read_bytes() for file in (home / "model").iterdir()} == before
+
+
+def test_powers_of_two_are_folded_exactly(tmp_path: Path, sharpmax_command: Any) -> None:
+    """They round nothing, so that not a bit may differ, in a model whose logits are large."""
+    policy = PerHead.of(Constant, value=[[0.5, 2.0, 1.0, 4.0], [8.0, 0.25, 4.0, 2.0]])
+    line = ("--policy", policy.save(tmp_path / "policy.json"), "--out", tmp_path / "out")
+    assert sharpmax_command("fold", tiny.save(tmp_path / "model"), *line).code == 0
+    model = tiny.model()
+    plain = model(input_ids=IDS).logits
+    with hf.applied(model, policy):
+        sharp = model(input_ids=IDS).logits
+    assert (sharp - plain).abs().max() > 1.0
+    assert torch.equal(logits_of(tmp_path / "out"), sharp)
+
+
+def test_a_name_with_a_number_is_a_policy_too(home: Path, tmp_path: Path, sharpmax_command: Any) -> None:
+    outcome = sharpmax_command("fold", home / "model", "--policy", "constant:2", "--out", tmp_path)
+    assert outcome.code == 0
+    model = gentle()
+    with hf.applied(model, Constant(2.0)):
+        assert (logits_of(tmp_path) - model(input_ids=IDS).logits).abs().max() < 1e-5
+
+
+def test_in_half_precision(home: Path, tmp_path: Path, sharpmax_command: Any) -> None:
+    more = ("--dtype", "bfloat16", "--out", tmp_path)
+    assert sharpmax_command("fold", home / "model", "--policy", "constant:2", *more).code == 0
+    assert '"dtype": "bfloat16"' in (tmp_path / "config.json").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("policy", "says"),
+    [
+        ("{home}/rows.json", ("depends on the row (count, entropy)", "sharpmax calibrate --foldable")),
+        ("{home}/lengths.json", ("depends on the row (count)", "the nearest foldable one", "β = 2.5 at length 1024")),
+        ("paper", ("depends on the row",)),
+        ("{home}/heads.json", ("policy: got 2 layers × 3 heads; allowed: 2 × 4",)),
+        ("{home}/layers.json", ("policy: got 3 layers × 4 heads; allowed: 2 × 4",)),
+        ("{home}/not.json", ("not.json",)),
+        ("{home}/model", ("--policy: got the folder",)),
+        ("nonsense", ("policy: got 'nonsense'",)),
+        ("constant:x", ("--policy: got 'constant:x'",)),
+    ],
+)
+def test_what_cannot_be_folded_is_refused_in_one_line(
+    policy: str, says: tuple[str, ...], home: Path, tmp_path: Path, sharpmax_command: Any
+) -> None:
+    policy = policy.format(home=home)
+    outcome = sharpmax_command("fold", home / "model", "--policy", policy, "--out", tmp_path / "out")
+    assert outcome.code == 2
+    assert is_one_error_line(outcome.err)
+    for words in says:
+        assert words in outcome.err
+    assert outcome.out == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", ["folder", "file"])
+def test_nothing_is_written_over(kind: str, home: Path, tmp_path: Path, sharpmax_command: Any) -> None:
+    out = tmp_path / "out"
+    kept = out / "model.safetensors" if kind == "folder" else out
+    kept.parent.mkdir(exist_ok=True)
+    kept.write_text("precious")
+    outcome = sharpmax_command("fold", home / "model", "--policy", home / "constants.json", "--out", out)
+    assert outcome.code == 2
+    assert is_one_error_line(outcome.err)
+    assert "--out: got" in outcome.err
+    assert "a new or empty folder" in outcome.err
+    assert [file for file in tmp_path.rglob("*") if file.is_file()] == [kept]
+    assert kept.read_text() == "precious"
+
+
+@pytest.mark.parametrize("name", ["nowhere/at/all", "{home}"])
+def test_an_unknown_model(name: str, home: Path, tmp_path: Path, sharpmax_command: Any) -> None:
+    outcome = sharpmax_command("fold", name.format(home=home), "--policy", "constant:2", "--out", tmp_path / "out")
+    assert outcome.code == 2
+    assert is_one_error_line(outcome.err)
+    assert "model: got" in outcome.err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_a_full_disk_leaves_nothing(
+    there: bool, home: Path, tmp_path: Path, sharpmax_command: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The weights are written and the tokenizer does not fit any more."""
+    from transformers import PreTrainedTokenizerBase
+
+    def full(self: Any, folder: Path, **options: Any) -> None:
+        assert (Path(folder) / "model.safetensors").exists()
+        raise OSError(28, "No space left on device")
+
+    out = tmp_path / "out"
+    if there:
+        out.mkdir()
+    monkeypatch.setattr(PreTrainedTokenizerBase, "save_pretrained", full)
+    outcome = sharpmax_command("fold", home / "model", "--policy", "constant:2", "--out", out)
+    assert outcome.code == 2
+    assert is_one_error_line(outcome.err)
+    assert "--out: cannot write to" in outcome.err
+    assert "No space left on device" in outcome.err
+    assert list(tmp_path.rglob("*")) == ([out] if there else [])

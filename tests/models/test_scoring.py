@@ -1,0 +1,227 @@
+"""Scoring: one pass over a reply says what generating token by token would, alone or among others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from sharpmax import hf
+from sharpmax.models.scoring import Reply, batches, encode, judge, own_answers, reply_losses, window_losses
+from sharpmax.policies import LogLinear
+from sharpmax.tasks.prompt import Prompt
+from tests.experiments.evaluate import tiny
+
+QUESTIONS = ("a?", "What is the capital of France?", "Why?", "b b a b a a b?", "Tell me a joke, a long one.")
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return tiny.model()
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return tiny.tokenizer()
+
+
+def generated(model: Any, asked: Sequence[int], new_tokens: int) -> list[int]:
+    """What transformers itself makes of one question."""
+    ids = torch.tensor([asked])
+    options = {"max_new_tokens": new_tokens, "do_sample": False, "pad_token_id": 0}
+    said: list[int] = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), **options)[0].tolist()
+    return said[len(asked) :]
+
+
+def replies_of_all_lengths(model: Any, tokenizer: Any) -> list[Reply]:
+    """What the model says, and the same with a token of it changed: at its end, in the middle, at its beginning."""
+    replies = []
+    for number, question in enumerate(QUESTIONS):
+        asked = tokenizer(question).input_ids
+        said = generated(model, asked, 2 + number)
+        for wrong in (None, -1, len(said) // 2, 0):
+            answer = list(said)
+            if wrong is not None:
+                answer[wrong] += 1
+            replies.append(Reply((*asked, *answer), len(asked)))
+    return replies
+
+
+def loss_by_hand(model: Any, reply: Reply) -> list[float]:
+    """−ln p of every token to be said, each from a pass over nothing but what is before it."""
+    losses = []
+    for place in range(reply.start, len(reply.ids)):
+        logits: Tensor = model(input_ids=torch.tensor([reply.ids[:place]])).logits[0, -1].double()
+        losses.append(float(logits.exp().sum().log() - logits[reply.ids[place]]))
+    return losses
+
+
+class TestJudge:
+    def test_right_is_what_greedy_decoding_says(self, model: Any, tokenizer: Any) -> None:
+        replies = replies_of_all_lengths(model, tokenizer)
+        want = [list(one.ids[one.start :]) == generated(model, one.ids[: one.start], one.tokens) for one in replies]
+        assert [one.right for one in judge(model, replies)] == want
+        assert want == [True, False, False, False] * len(QUESTIONS)
+
+    def test_so_it_is_with_a_policy(self, tokenizer: Any) -> None:
+        """Rows of a prompt that is read and rows that are generated one by one must get the same β."""
+        model = tiny.model()
+        replies = replies_of_all_lengths(model, tokenizer)
+        plain = [one.nll for one in judge(model, replies)]
+        with hf.applied(model, LogLinear(length=0.8, entropy=1.5, top=-0.5, reference=4.0)):
+            sharp = replies_of_all_lengths(model, tokenizer)
+            assert [one.right for one in judge(model, sharp)] == [True, False, False, False] * len(QUESTIONS)
+            changed = [one.nll for one in judge(model, replies)]
+        assert max(abs(a - b) for a, b in zip(plain, changed, strict=True)) > 0.1
+
+    def test_loss_is_the_sum_over_the_tokens_to_be_said(self, model: Any, tokenizer: Any) -> None:
+        replies = replies_of_all_lengths(model, tokenizer)
+        for reply, judged in zip(replies, judge(model, replies), strict=True):
+            assert judged.nll == pytest.approx(sum(loss_by_hand(model, reply)), abs=1e-4)
+            assert judged.tokens == reply.tokens == len(reply.ids) - reply.start
+
+    @pytest.mark.parametrize("most_tokens", [1, 60, 10_000])
+    def test_company_changes_nothing(self, most_tokens: int, model: Any, tokenizer: Any) -> None:
+        """Batches of unequal lengths, in any grouping, in the order that was given."""
+        replies = replies_of_all_lengths(model, tokenizer)[::-1]
+        together = judge(model, replies, most_tokens)
+        for reply, one in zip(replies, together, strict=True):
+            (alone,) = judge(model, [reply])
+            assert one.right == alone.right
+            assert one.nll == pytest.approx(alone.nll, abs=1e-5)
+
+    def test_no_graph_is_kept(self) -> None:
+        model = tiny.model().requires_grad_(True)
+        judge(model, [Reply((5, 6, 7), 1)])
+        assert all(weight.grad is None for weight in model.parameters())
+
+
+class TestBatches:
+    def test_every_reply_once_and_never_too_many_tokens(self) -> None:
+        lengths = [3, 50, 7, 7, 90, 1, 12, 50, 300]
+        replies = [Reply(tuple(range(n)), 0) for n in lengths]
+        found = list(batches(replies, 100))
+        assert sorted(i for batch in found for i in batch) == list(range(len(lengths)))
+        for batch in found:
+            assert len(batch) == 1 or len(batch) * max(lengths[i] for i in batch) <= 100
+        assert len(found) < len(lengths)
+
+    def test_of_nothing(self) -> None:
+        assert list(batches([], 100)) == []
+
+
+class TestReplyLosses:
+    def test_is_a_log_softmax_by_hand(self, model: Any) -> None:
+        replies = [Reply((9, 70, 65, 66), 2), Reply((1, 2, 3, 4, 5, 6, 7, 8), 5), Reply((7, 7), 1)]
+        nll, right = reply_losses(model, replies)
+        assert nll.shape == right.shape
+        for row, reply in enumerate(replies):
+            want = loss_by_hand(model, reply)
+            got = [loss for loss in nll[row].tolist() if loss != 0.0]
+            assert got == pytest.approx(want, abs=1e-5)
+
+    def test_places_where_nothing_is_to_be_said_count_for_nothing(self, model: Any) -> None:
+        """Two replies that overlap nowhere: each has only its own places, and is neither wrong nor charged there."""
+        nll, right = reply_losses(model, [Reply((9, 70, 65), 2), Reply((1, 2, 3, 4, 5, 6, 7), 5)])
+        assert nll.shape == (2, 3)
+        assert (nll != 0).tolist() == [[True, False, False], [False, True, True]]
+        assert right[0, 1:].all()
+        assert right[1, 0]
+
+    def test_is_float32_in_a_half_precision_model(self) -> None:
+        nll, _ = reply_losses(tiny.model().to(torch.bfloat16), [Reply((9, 70, 65), 2)])
+        assert nll.dtype == torch.float32
+
+
+def merging_tokenizer() -> Any:
+    """Joins ":" with the letter after it."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    alphabet = [*sorted(pre_tokenizers.ByteLevel.alphabet()), ":a"]
+    vocabulary = {token: place for place, token in enumerate(alphabet)}
+    made = Tokenizer(models.BPE(vocab=vocabulary, merges=[(":", "a")]))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    made.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=made)
+
+
+class TestEncode:
+    def test_the_answer_is_what_has_to_be_said(self, tokenizer: Any) -> None:
+        reply = encode(tokenizer, Prompt("Which?", "So:", "ab"), before="Read this. ")
+        assert tokenizer.decode(reply.ids) == "Read this. Which?\nSo:ab"
+        assert tokenizer.decode(reply.ids[reply.start :]) == "ab"
+
+    def test_a_tokenizer_that_joins_opening_and_answer(self) -> None:
+        """The model has to say the joined token: the opening's own last token is not what it reads."""
+        words = merging_tokenizer()
+        joined = encode(words, Prompt("Which?", "So:", "ab"))
+        assert words.decode(joined.ids) == "Which?\nSo:ab"
+        assert words.convert_ids_to_tokens(list(joined.ids[joined.start :])) == [":a", "b"]
+        apart = encode(words, Prompt("Which?", "So:", "ba"))
+        assert words.convert_ids_to_tokens(list(apart.ids[apart.start :])) == ["b", "a"]
+
+    def test_a_chat_template_is_used(self) -> None:
+        words = tiny.tokenizer()
+        words.chat_template = (
+            "{% for one in messages %}<{{ one.role }}>{{ one.content }}{% endfor %}"
+            "{% if add_generation_prompt %}<assistant>{% endif %}"
+        )
+        reply = encode(words, Prompt("Which?", "So:", "ab"), before="First. ")
+        assert words.decode(reply.ids) == "<user>First. Which?<assistant>So:ab"
+        assert words.decode(reply.ids[: reply.start]) == "<user>First. Which?<assistant>So:"
+
+
+class TestWindowLosses:
+    def test_is_the_loss_of_transformers(self, model: Any) -> None:
+        windows = torch.randint(0, 256, (3, 40)).tolist()
+        got = window_losses(model, windows)
+        for loss, window in zip(got.tolist(), windows, strict=True):
+            ids = torch.tensor([window])
+            assert loss == pytest.approx(float(model(input_ids=ids, labels=ids).loss), abs=1e-5)
+
+
+class TestOwnAnswers:
+    @pytest.mark.parametrize("at_once", [1, 2, 32])
+    def test_batches_answer_as_each_question_alone(self, at_once: int, model: Any, tokenizer: Any) -> None:
+        answers = own_answers(model, tokenizer, QUESTIONS, new_tokens=7, at_once=at_once)
+        for question, reply in zip(QUESTIONS, answers, strict=True):
+            asked = tokenizer(f"{question}\n").input_ids
+            assert list(reply.ids) == asked + generated(model, asked, 7)
+            assert reply.start == len(asked)
+        assert len({reply.ids[reply.start :] for reply in answers}) > 1
+
+    @pytest.mark.parametrize("several", [False, True])
+    def test_an_answer_ends_where_the_model_ends_it(self, several: bool, tokenizer: Any) -> None:
+        """What stands behind the end is padding, not an answer."""
+        model = tiny.model()
+        end = tokenizer.convert_tokens_to_ids("b")
+        model.generation_config.eos_token_id = [end, 256] if several else end
+        answers = own_answers(model, tokenizer, QUESTIONS, new_tokens=9)
+        for question, reply in zip(QUESTIONS, answers, strict=True):
+            assert list(reply.ids) == [*(asked := tokenizer(f"{question}\n").input_ids), *generated(model, asked, 9)]
+            assert end not in reply.ids[reply.start : -1]
+        assert len({reply.tokens for reply in answers}) > 1
+        assert all(one.right for one in judge(model, answers))
+
+    def test_are_right_by_construction(self, model: Any, tokenizer: Any) -> None:
+        assert all(one.right for one in judge(model, own_answers(model, tokenizer, QUESTIONS, new_tokens=6)))
+
+
+def test_a_model_that_cannot_leave_out_logits(model: Any) -> None:
+    """Its forward does not know `logits_to_keep`."""
+    from transformers import LlamaForCausalLM
+
+    class Whole(LlamaForCausalLM):
+        def forward(self, input_ids: Any = None, attention_mask: Any = None, use_cache: Any = None) -> Any:
+            return super().forward(input_ids=input_ids, attention_mask=attention_mask, use_cache=use_cache)
+
+    whole = Whole(model.config).eval()
+    whole.load_state_dict(model.state_dict())
+    replies = [Reply((9, 70, 65, 66), 2), Reply((1, 2, 3, 4, 5, 6, 7, 8), 5)]
+    torch.testing.assert_close(reply_losses(whole, replies), reply_losses(model, replies), rtol=0, atol=1e-6)
+    windows = [[1, 2, 3, 4], [9, 8, 7, 6]]
+    torch.testing.assert_close(window_losses(whole, windows), window_losses(model, windows), rtol=0, atol=1e-6)

@@ -1,0 +1,282 @@
+"""ln β as a weighted sum: against numpy, within its bounds, head by head, with gradients, and in JAX."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import sharpmax as sm
+from sharpmax.arrays import ops_for
+from sharpmax.errors import ArgumentError
+from sharpmax.policies import LogLinear, PerHead
+from sharpmax.policies.base import policy_from_dict, with_columns
+from sharpmax.rows.dense import dense_stats
+from sharpmax.rows.stats import RowStats
+
+NAMES = LogLinear.COEFFICIENTS
+MEASURES = {
+    "level": set(),
+    "length": {"count"},
+    "entropy": {"count", "entropy"},
+    "entropy2": {"count", "entropy"},
+    "top": {"max", "lse"},
+    "top2": {"max", "lse"},
+    "var": {"var"},
+    "entropy_length": {"count", "entropy"},
+    "top_length": {"count", "max", "lse"},
+}
+"""What each coefficient reads."""
+
+HEADS = (
+    LogLinear(level=0.4, entropy=-0.7),
+    LogLinear(length=0.3, top=0.9, top2=-0.4, reference=3.0),
+    LogLinear(),
+    LogLinear(var=0.2, entropy2=0.5, floor=0.9, ceiling=1.1),
+    LogLinear(level=-0.2, entropy_length=0.8, top_length=-0.6, reference=2.0),
+)
+"""No two alike, and most coefficients 0 in most of them."""
+
+
+def by_numpy(row: np.ndarray, policy: LogLinear) -> float:
+    """β of one row of float64 logits, written down from the definition and sharing nothing with the package."""
+    n = len(row)
+    if n < 2:
+        return 1.0
+    p = np.exp(row - row.max())
+    p /= p.sum()
+    h = -(p * np.log(np.where(p > 0, p, 1.0))).sum() / math.log(n)
+    v = (p * row**2).sum() - (p * row).sum() ** 2
+    longer, top = max(0.0, math.log(n / policy.reference)), p.max()
+    features = {
+        "level": 1.0, "length": longer, "entropy": h, "entropy2": h * h, "top": top, "top2": top * top,
+        "var": math.log1p(v), "entropy_length": h * longer, "top_length": top * longer,
+    }  # fmt: skip
+    total = sum(getattr(policy, name) * feature for name, feature in features.items())
+    return min(max(math.exp(total), policy.floor), policy.ceiling)
+
+
+def random_policy(seed: int, **more: Any) -> LogLinear:
+    values = np.random.default_rng(seed).normal(size=len(NAMES)) * 0.4
+    return LogLinear(**dict(zip(NAMES, values.tolist(), strict=True)), **more)
+
+
+def stats_of(logits: Tensor, live: Tensor | None = None) -> RowStats:
+    return dense_stats(logits, torch.ones_like(logits, dtype=torch.bool) if live is None else live)
+
+
+class TestFormula:
+    @pytest.mark.parametrize("n", [1, 2, 3, 31, 32, 33, 700])
+    def test_against_numpy(self, beta_of, n):
+        for seed in range(6):
+            policy = random_policy(seed, reference=[32.0, 2.0, 500.0][seed % 3])
+            rows = torch.randn(4, n, dtype=torch.float64) * torch.tensor([[0.1], [1.0], [3.0], [9.0]])
+            want = [by_numpy(row, policy) for row in rows.numpy()]
+            np.testing.assert_allclose(beta_of(policy, rows).numpy(), want, rtol=1e-9)
+
+    @pytest.mark.parametrize("name", NAMES)
+    def test_every_feature_alone(self, beta_of, name):
+        rows = torch.randn(3, 50, dtype=torch.float64) * 2
+        policy = LogLinear(**{name: 0.7}, reference=8.0)
+        want = [by_numpy(row, policy) for row in rows.numpy()]
+        assert min(want) > 1.01
+        np.testing.assert_allclose(beta_of(policy, rows).numpy(), want, rtol=1e-10)
+
+    @pytest.mark.parametrize("level", [50.0, -50.0])
+    def test_floor_and_ceiling(self, beta_of, level):
+        rows = torch.randn(3, 9)
+        beta = beta_of(LogLinear(level=level, floor=0.5, ceiling=3.0), rows)
+        torch.testing.assert_close(beta, torch.full((3,), 3.0 if level > 0 else 0.5))
+
+    def test_nan_stays_nan_and_in_its_row(self, beta_of):
+        rows = torch.randn(4, 9)
+        policy = random_policy(1)
+        clean = beta_of(policy, rows)
+        rows[2, 5] = torch.nan
+        beta = beta_of(policy, rows)
+        assert beta[2].isnan()
+        assert torch.equal(beta[[0, 1, 3]], clean[[0, 1, 3]])
+
+    def test_rows_of_one_key_and_of_none_have_one(self, beta_of):
+        """H/ln n is 0/0 there."""
+        live = torch.tensor([[True, False, False], [False, False, False], [True, True, False]])
+        beta = beta_of(random_policy(2), torch.randn(3, 3), live)
+        assert beta[:2].tolist() == [1.0, 1.0]
+        assert beta[2] != 1.0
+
+    def test_what_a_mask_hides_does_not_count(self, beta_of):
+        rows = torch.randn(5, 40, dtype=torch.float64)
+        policy = random_policy(3, reference=4.0)
+        padded = torch.cat([rows, torch.full((5, 60), 1e4, dtype=torch.float64)], -1)
+        live = torch.arange(100) < 40
+        torch.testing.assert_close(beta_of(policy, padded, live), beta_of(policy, rows), rtol=1e-12, atol=0)
+
+    def test_a_row_that_was_counted_alone_is_enough_for_length(self):
+        stats = RowStats.anchored(torch.tensor([4, 64, 1024]))
+        beta = LogLinear(length=0.5, reference=16.0).beta(stats)
+        torch.testing.assert_close(beta, torch.tensor([1.0, 2.0, 8.0]))
+
+
+class TestNeeds:
+    @pytest.mark.parametrize("name", NAMES)
+    def test_follow_from_the_coefficients(self, name):
+        assert LogLinear(**{name: -0.1}).needs == MEASURES[name]
+
+    def test_of_several(self):
+        assert LogLinear(entropy=1.0, var=1.0).needs == {"count", "entropy", "var"}
+        assert LogLinear(**dict.fromkeys(NAMES, 1.0)).needs == {"count", "entropy", "max", "lse", "var"}
+
+    @pytest.mark.parametrize("name", NAMES)
+    def test_are_enough(self, name):
+        """Whatever else is left unmeasured, β is the same."""
+        rows = torch.randn(3, 20)
+        whole, policy = stats_of(rows), LogLinear(**{name: 0.3}, reference=2.0)
+        anchored = policy.needs & {"entropy", "max", "lse"}
+        part = RowStats.anchored(
+            whole.count,
+            whole.max if anchored else None,
+            whole.lse - whole.max if anchored else None,
+            whole.max - whole.mean if "entropy" in policy.needs else None,
+            max=whole.max if "max" in policy.needs else None,
+            var=whole.var if "var" in policy.needs else None,
+        )
+        torch.testing.assert_close(policy.beta(part), policy.beta(whole), rtol=1e-6, atol=0)
+
+    def test_identity_only_without_coefficients(self, beta_of):
+        assert LogLinear(reference=7.0, floor=0.5).is_identity
+        assert LogLinear().needs == frozenset()
+        assert torch.equal(beta_of(LogLinear(), torch.randn(3, 9)), torch.ones(3))
+        for name in NAMES:
+            assert not LogLinear(**{name: 1e-9}).is_identity
+
+
+class TestValue:
+    @given(st.lists(st.floats(-3, 3), min_size=9, max_size=9), st.floats(1, 1e4), st.floats(0.01, 1.0))
+    @settings(max_examples=40)
+    def test_json_comes_back_bit_for_bit(self, values, reference, floor):
+        policy = LogLinear(**{n: v + 0.0 for n, v in zip(NAMES, values, strict=True)}, reference=reference, floor=floor)
+        again = policy_from_dict(json.loads(policy.to_json()))
+        assert again == policy
+        assert repr(again) == repr(policy)
+
+    def test_json_says_no_more_than_it_has_to(self):
+        """A model has hundreds of heads, and most coefficients are 0."""
+        assert LogLinear(level=0.5).to_dict() == {"schema": 1, "kind": "log-linear", "level": 0.5}
+
+    @pytest.mark.parametrize(
+        ("values", "says"),
+        [
+            ({"level": math.nan}, "level: got nan; allowed: a finite number"),
+            ({"top_length": math.inf}, "top_length: got inf"),
+            ({"reference": 0.5}, "reference: got 0.5; allowed: a finite number of at least 1"),
+            ({"floor": 0.0}, "floor: got 0.0; allowed: a finite number above 0"),
+            ({"floor": 2.0, "ceiling": 2.0}, "ceiling: got 2.0; allowed: a finite number above 2"),
+        ],
+    )
+    def test_refuses(self, values, says):
+        with pytest.raises(ArgumentError) as caught:
+            LogLinear(**values)
+        assert str(caught.value).startswith(says)
+
+    def test_describes_what_is_there(self):
+        policy = LogLinear(length=-0.25, entropy2=2.0, reference=64.0, floor=0.5)
+        assert policy.describe() == "ln β = -0.25·ln⁺(n/64) +2·h², 0.5 ≤ β ≤ 12"
+        assert LogLinear().describe() == "ln β = 0, 0.2 ≤ β ≤ 12"
+
+    @pytest.mark.parametrize("strength", [0.0, 0.3, 1.0, 1.7])
+    def test_strengthened_is_a_power_of_beta(self, beta_of, strength):
+        rows = torch.randn(6, 80, dtype=torch.float64) * 1.5
+        for seed in range(4):
+            policy = random_policy(seed, floor=1e-9, ceiling=1e9)
+            power = beta_of(policy, rows) ** strength
+            torch.testing.assert_close(beta_of(policy.strengthened(strength), rows), power, rtol=1e-10, atol=0)
+            # A power of a β that was cut is not it: the bounds come after the power.
+            bounded = dataclasses.replace(policy, floor=0.8, ceiling=1.25)
+            within = power.clamp(0.8, 1.25)
+            torch.testing.assert_close(beta_of(bounded.strengthened(strength), rows), within, rtol=1e-10, atol=0)
+
+
+class TestPerHead:
+    def test_equals_the_heads_one_by_one(self, beta_of):
+        logits = torch.randn(2, len(HEADS), 7, 30, dtype=torch.float64) * 2
+        live = torch.rand(2, len(HEADS), 7, 30) < 0.7
+        live[0, :, 3] = False
+        live[1, :, 3, 1:] = False
+        together = beta_of(PerHead((HEADS,)), logits, live)
+        for head, policy in enumerate(HEADS):
+            alone = beta_of(policy, logits[:, head], live[:, head])
+            torch.testing.assert_close(together[:, head], alone, rtol=1e-12, atol=0)
+
+    def test_a_coefficient_of_0_in_one_head_is_not_read_from_the_first(self, beta_of):
+        """Columns are laid side by side from the first head's fields: a 0 there must not switch the others off."""
+        logits = torch.randn(1, 2, 3, 40, dtype=torch.float64)
+        for name in NAMES:
+            other = LogLinear(**{name: 0.5}, reference=2.0)
+            beta = beta_of(PerHead(((LogLinear(reference=2.0), other),)), logits)
+            assert torch.equal(beta[:, 0], torch.ones(1, 3, dtype=torch.float64)), name
+            torch.testing.assert_close(beta[:, 1], beta_of(other, logits[:, 1]), rtol=1e-12, atol=0)
+            assert (beta[:, 1] != 1.0).all(), name
+
+    def test_padding_has_no_effect_on_attention(self):
+        q, k, v = torch.randn(3, 1, len(HEADS), 12, 8, dtype=torch.float64).unbind()
+        policy = PerHead((HEADS,))
+        want = sm.attention(q, k, v, policy=policy, is_causal=True, impl="streaming")
+        long_k, long_v = (torch.cat([x, torch.full((1, len(HEADS), 5, 8), 1e3).double()], -2) for x in (k, v))
+        mask = torch.ones(12, 17, dtype=torch.bool).tril()
+        mask[:, 12:] = False
+        got = sm.attention(q, long_k, long_v, attn_mask=mask, policy=policy, impl="streaming")
+        torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-12)
+
+
+class TestColumns:
+    def test_gradients_reach_the_columns(self):
+        stats = stats_of(torch.randn(2, 3, 4, 25, dtype=torch.float64))
+        columns = (0.2 * torch.randn(3, len(NAMES), dtype=torch.float64)).requires_grad_()
+
+        def beta(numbers: Tensor) -> Tensor:
+            fields = {name: numbers[:, i, None] for i, name in enumerate(NAMES)}
+            found: Tensor = with_columns(LogLinear(reference=4.0), fields).rule(ops_for(stats.count), stats, None)
+            return found
+
+        assert torch.autograd.gradcheck(beta, (columns,))
+        (gradient,) = torch.autograd.grad(beta(columns).sum(), columns)
+        assert (gradient != 0).all()
+
+    def test_the_numbers_are_those_of_each_head(self, beta_of):
+        logits = torch.randn(2, 3, 4, 25, dtype=torch.float64)
+        stats = stats_of(logits)
+        levels = torch.tensor([[0.0], [0.5], [-0.3]], dtype=torch.float64)
+        beta = with_columns(LogLinear(top=0.2), {"level": levels}).rule(ops_for(stats.count), stats, None)
+        for head, level in enumerate(levels[:, 0].tolist()):
+            want = beta_of(LogLinear(top=0.2, level=level), logits[:, head])
+            torch.testing.assert_close(beta[:, head], want, rtol=1e-12, atol=0)
+
+    def test_the_policy_itself_is_unchanged(self):
+        policy = LogLinear(level=0.25, top=1.0)
+        joined = with_columns(policy, {"level": torch.ones(2, 1), "var": torch.zeros(2, 1)})
+        assert policy == LogLinear(level=0.25, top=1.0)
+        assert policy.needs == {"max", "lse"}
+        assert isinstance(vars(joined)["level"], Tensor)
+        # A column of zeros may become something else: what it reads has to be measured.
+        assert joined.needs == {"max", "lse", "var"}
+
+
+def test_jax_gives_the_same_numbers():
+    pytest.importorskip("jax", reason="needs the extra jax")
+    import jax.numpy as jnp
+
+    import sharpmax.jax as sj
+
+    logits = torch.randn(2, len(HEADS), 3, 50) * 2
+    for policy in (random_policy(4, reference=3.0), PerHead((HEADS,))):
+        want = sm.softmax(logits, policy=policy)
+        got = sj.softmax(jnp.asarray(logits.numpy()), policy=policy)
+        np.testing.assert_allclose(np.asarray(got), want.numpy(), rtol=2e-5, atol=1e-7)
