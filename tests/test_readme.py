@@ -8,8 +8,10 @@ import json
 import re
 import warnings
 from pathlib import Path
+from typing import Any
 
 from sharpmax.errors import OutOfRangeWarning
+from sharpmax.policies.base import policy_from_dict
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -87,3 +89,47 @@ def test_the_readme_says_what_the_committed_run_shows() -> None:
     assert (
         f"AUROC of {confidence['16']['auroc']:.2f} at 16 items and {confidence['16384']['auroc']:.2f} at 16,384" in text
     )
+
+
+def cells(start: str, end: str) -> list[list[str]]:
+    """The rows of the table between two texts of the README."""
+    lines = README.split(start)[1].split(end)[0].splitlines()
+    rows = [[cell.replace("`", "").strip() for cell in line.split("|")[1:-1]] for line in lines if "|" in line]
+    return [row for row in rows if not row[0].startswith("---")]
+
+
+def evaluated(name: str) -> dict[str, Any]:
+    tables = json.loads((ROOT / "results" / name / "results.json").read_text(encoding="utf-8"))["tables"]
+    assert isinstance(tables, dict)
+    return tables
+
+
+def test_the_language_models_table_is_the_committed_run() -> None:
+    tables = evaluated("evaluate-smollm2")
+    (_, *sizes, _, _), *rows = cells("`rows-256`\non at most 256:", "- **Nothing is paid")
+    assert len(rows) == len(tables["setting"]["arms"])
+    for arm, *shown in rows:
+        accuracy, perplexity = tables["accuracy/kv"][arm], tables["perplexity"][arm]
+        expected = [f"{accuracy[size]['mean']:.1f}" for size in sizes]
+        assert shown == expected + [f"{perplexity[length]['mean']:.2f}" for length in ("2048", "6144")]
+
+
+def test_the_table_of_other_formats_is_the_committed_run() -> None:
+    tables = evaluated("evaluate-smollm2-formats")
+    (_, _, *sizes), *rows = cells("latter two in prose:", "- **Not reached yet**")
+    assert {task for task, *_ in rows} == set(tables["setting"]["tasks"])
+    for task, arm, *shown in rows:
+        assert shown == [f"{tables[f'accuracy/{task}'][arm][size]['mean']:.1f}" for size in sizes]
+
+
+def test_what_is_said_of_the_language_model_is_what_the_run_shows() -> None:
+    tables = evaluated("evaluate-smollm2")
+    text = " ".join(README.split())
+    learned = [arm for arm in tables["setting"]["arms"] if arm.startswith("rows")]
+    for arm in learned:  # "within the intervals of the run"
+        assert all(cell["low"] <= 0.0 for cell in (tables["perplexity"][arm][n] for n in ("2048", "6144", "chat")))
+    assert f"answers {tables['accuracy/kv']['rows-3.5']['512']['mean']:.1f}% where 85% is the aim" in text
+    assert f"touches {tables['setting']['arms']['rows-sparse']['touched']} of 270 heads" in text
+    shipped = (ROOT / "src/sharpmax/policies/data/smollm2.json").read_text(encoding="utf-8")
+    policy = policy_from_dict(tables["setting"]["arms"]["rows-sparse"]["policy"])
+    assert policy == policy_from_dict(json.loads(shipped))

@@ -50,6 +50,8 @@ def test_the_names_cannot_be_changed() -> None:
 @pytest.mark.parametrize("kind", [str, Path])
 def test_from_a_file_of_twenty_lines(own: Path, kind: type) -> None:
     assert len(OWN.splitlines()) <= 20
+    guide = Path(__file__).parents[2] / "CONTRIBUTING.md"
+    assert OWN in guide.read_text(encoding="utf-8")
     task = get_task(kind(own))
     assert (task.name, task.sizes) == ("balls", (8, 32, 128))
     prompts = task.prompts(8, count=20, seed=0)
