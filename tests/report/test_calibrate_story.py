@@ -142,3 +142,10 @@ def test_damaged_tables(table: str, tmp_path: Path) -> None:
     with pytest.raises(FileFormatError, match=r"^results: the tables of .* are damaged \(.*\); run their.*again$"):
         write_page(COMMAND, PROVENANCE, {**TABLES, table: [1.0]}, tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_policy_that_gains_nothing_is_called_so():
+    tables = make_tables()
+    tables["candidates"][tables["chosen"]]["nll"] = 0.7
+    assert not any("do not use it" in line for line in summary.found({**tables, "before": {"nll": 0.8, "right": 0.2}}))
+    assert any("do not use it" in line for line in summary.found({**tables, "before": {"nll": 0.7, "right": 0.2}}))

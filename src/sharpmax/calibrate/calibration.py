@@ -20,6 +20,7 @@ from sharpmax.calibrate.still import held_still
 from sharpmax.calibrate.strength import Candidate, strongest
 from sharpmax.errors import SharpmaxError, reject
 from sharpmax.hf import applied
+from sharpmax.models.language import weights_fingerprint
 from sharpmax.policies import PerHead
 from sharpmax.tasks.prompt import Task
 from sharpmax.tasks.registry import get_task
@@ -151,6 +152,7 @@ def calibrate(
             "right": sum(one.right for one in judged) / len(judged),
         }
         setting: dict[str, Any] = {
+            "weights": weights_fingerprint(model),
             "task": chosen_task.name,
             "task_version": chosen_task.version,
             "leash": leash,

@@ -79,6 +79,8 @@ def _tried(
     model: PreTrainedModel, kind: str, coefficients: Tensor, strength: float, leash: Leash, exam: Sequence[Reply]
 ) -> Candidate | None:
     policy = policy_from(kind, coefficients, strength)
+    if policy.is_identity:  # too little of it to be written down
+        return None
     with applied(model, policy):
         rises = leash.rises(model)
         if not leash.holds(rises):

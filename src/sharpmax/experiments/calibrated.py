@@ -52,6 +52,7 @@ def calibrated_tables(found: Calibration, model: str) -> dict[str, Any]:
             }
             for kind, one in found.candidates.items()
         },
+        "before": dict(found.before),
         "chosen": chosen.kind,
         "best_foldable": None if foldable is None else foldable.kind,
         "heads": _heads(chosen.policy),

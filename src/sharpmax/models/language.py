@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -20,7 +21,7 @@ from sharpmax.models.smollm2 import smollm2_folder
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-__all__ = ["ALIASES", "DTYPES", "LanguageModel", "load_language_model", "quiet"]
+__all__ = ["ALIASES", "DTYPES", "LanguageModel", "load_language_model", "quiet", "weights_fingerprint"]
 
 ALIASES: Mapping[str, Callable[[], Path]] = MappingProxyType({"smollm2": smollm2_folder})
 """Models that come from a Python package: the function makes their folder on first use."""
@@ -123,6 +124,15 @@ def _essence(problem: BaseException) -> str:
     """What an error says, on one line and without the advice that libraries add in further sentences."""
     text = " ".join(str(problem).split()) or type(problem).__name__
     return re.split(r"\. (?=[A-Z])", text)[0].rstrip(".:")[:240]
+
+
+def weights_fingerprint(model: PreTrainedModel) -> str:
+    """Tells a checkpoint from another of the same name, from the first few values of every tensor."""
+    digest = hashlib.sha256()
+    for name, weight in model.named_parameters():
+        digest.update(f"{name}{tuple(weight.shape)}".encode())
+        digest.update(weight.detach().flatten()[:64].double().cpu().numpy().tobytes())
+    return digest.hexdigest()[:16]
 
 
 @contextmanager

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sharpmax.errors import reject
 from sharpmax.experiments.evaluate.arms import under
 from sharpmax.experiments.evaluate.harness import Harness
+from sharpmax.models.language import LanguageModel, weights_fingerprint
 from sharpmax.models.scoring import encode
 from sharpmax.policies import Policy
 from sharpmax.tasks.chat import chat_questions
 from sharpmax.tasks.prompt import Task
 from sharpmax.tasks.text import fingerprint, plain_text, text_from_file, windows
-
-if TYPE_CHECKING:
-    from sharpmax.models.language import LanguageModel
 
 __all__ = ["LENGTHS", "Material", "Plan", "prepare"]
 
@@ -126,7 +123,7 @@ def _identity(
 ) -> dict[str, Any]:
     return {
         "model": _shown_name(language),
-        "weights": _weights_fingerprint(language),
+        "weights": weights_fingerprint(language.model),
         "dtype": str(language.model.dtype).removeprefix("torch."),
         "device": language.model.device.type,
         "seed": plan.seed,
@@ -140,12 +137,3 @@ def _identity(
         "questions": plan.questions if plan.with_text else 0,
         "harness": list(plan.harness),
     }
-
-
-def _weights_fingerprint(language: LanguageModel) -> str:
-    """Tells a checkpoint from another of the same name, from the first few values of every tensor."""
-    digest = hashlib.sha256()
-    for name, weight in language.model.named_parameters():
-        digest.update(f"{name}{tuple(weight.shape)}".encode())
-        digest.update(weight.detach().flatten()[:64].double().cpu().numpy().tobytes())
-    return digest.hexdigest()[:16]

@@ -37,6 +37,11 @@ def found(tables: Tables) -> list[str]:
             f"{count(total_heads(tables))} heads and is right in {percent(about['validation'])} of the validation "
             "prompts."
         ]
+        before = tables.get("before")
+        if before is not None and about["nll"] >= before["nll"]:
+            said.append(
+                "It does not answer better than the model as it comes (by the loss of the answers): do not use it."
+            )
         return said + [sentence for sentence in [_change(tables)] if sentence]
 
 
