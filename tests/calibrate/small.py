@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 
-from sharpmax.calibrate.calibration import Calibration, calibrate
+from sharpmax.calibrate.calibration import calibrate
 from sharpmax.calibrate.descent import Course
 from sharpmax.calibrate.leash import CHAT, Leash, Losses, item_losses
 from sharpmax.calibrate.material import Everyday, Lessons, everyday
+from sharpmax.calibrate.outcome import CalibrationResult
 from sharpmax.calibrate.profile import Profile
 from sharpmax.hf.interface import installed
 from tests.experiments.evaluate import tiny
@@ -52,7 +53,7 @@ def shifted(base: Losses, material: Everyday, nats: float) -> dict[str, list[flo
     return {name: [loss + nats for loss in losses] for name, losses in base.items()} | {CHAT: chat}
 
 
-def calibrated(model: Any, **options: Any) -> Calibration:
+def calibrated(model: Any, **options: Any) -> CalibrationResult:
     """A whole calibration; amounts of the profile and arguments of `calibrate` alike."""
     amounts = {key: options.pop(key) for key in list(options) if key in _AMOUNTS}
     settings: dict[str, Any] = {"task": tiny.LETTERS, "leash": 0.05, "rate": 0.1, "text": TEXT} | options

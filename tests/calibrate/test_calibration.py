@@ -11,11 +11,12 @@ import torch
 import sharpmax as sm
 from sharpmax import hf
 from sharpmax.calibrate import calibration
-from sharpmax.calibrate.calibration import Calibration, LeashError
+from sharpmax.calibrate.calibration import LeashError
 from sharpmax.calibrate.descent import DivergedError
 from sharpmax.calibrate.kinds import KINDS
 from sharpmax.calibrate.leash import Leash
 from sharpmax.calibrate.material import Lessons, everyday
+from sharpmax.calibrate.outcome import CalibrationResult
 from sharpmax.errors import ArgumentError, FileFormatError
 from sharpmax.models.scoring import judge
 from sharpmax.models.tensor_files import load_tensors
@@ -27,7 +28,7 @@ ALL = tuple(KINDS)
 
 
 @pytest.fixture(scope="module")
-def found() -> Calibration:
+def found() -> CalibrationResult:
     """One calibration of every kind, shared by the tests that only look at it."""
     return calibrated(tiny.model(), kinds=ALL)
 
@@ -45,7 +46,9 @@ class Stop:
 
 
 class TestOutcome:
-    def test_the_leash_and_the_losses_are_those_of_the_saved_files(self, found: Calibration, tmp_path: Path) -> None:
+    def test_the_leash_and_the_losses_are_those_of_the_saved_files(
+        self, found: CalibrationResult, tmp_path: Path
+    ) -> None:
         """Everything measured again, with text and prompts put together here."""
         model, words = tiny.model(), tiny.tokenizer()
         files = found.save(tmp_path)
@@ -65,7 +68,7 @@ class TestOutcome:
         judged = judge(model, exam)
         assert found.before["nll"] == sum(answer.nll for answer in judged) / len(judged)
 
-    def test_the_lowest_loss_on_unseen_prompts_is_chosen(self, found: Calibration, tmp_path: Path) -> None:
+    def test_the_lowest_loss_on_unseen_prompts_is_chosen(self, found: CalibrationResult, tmp_path: Path) -> None:
         losses = {kind: one.nll for kind, one in found.candidates.items()}
         assert len(set(losses.values())) == len(ALL)
         assert found.chosen.kind == min(losses, key=losses.__getitem__)
@@ -73,7 +76,7 @@ class TestOutcome:
         found.save(tmp_path)
         assert sm.load_policy(tmp_path / "policy.json") == found.policy
 
-    def test_the_foldable_one_is_the_constant_one_and_folds(self, found: Calibration) -> None:
+    def test_the_foldable_one_is_the_constant_one_and_folds(self, found: CalibrationResult) -> None:
         assert found.foldable is found.candidates["constant"]
         assert [one.kind for one in found.candidates.values() if one.foldable] == ["constant"]
         model = tiny.model()
@@ -85,8 +88,8 @@ class TestOutcome:
     def test_without_constants_nothing_is_foldable(self) -> None:
         assert calibrated(tiny.model(), kinds=("length",), steps=1).foldable is None
 
-    def test_show_has_a_line_for_each(self, found: Calibration) -> None:
-        lines = found.show().splitlines()
+    def test_show_has_a_line_for_each(self, found: CalibrationResult) -> None:
+        lines = str(found).splitlines()
         assert lines[0].startswith("as it comes: ")
         assert [line.partition(":")[0] for line in lines[1:]] == list(ALL)
         assert [line.endswith("(chosen)") for line in lines[1:]] == [kind == found.chosen.kind for kind in ALL]
@@ -95,20 +98,20 @@ class TestOutcome:
         one = calibrated(tiny.model(), keep=0.25).chosen
         assert one.touched == sum(head != Constant(1.0) for layer in one.policy.policies for head in layer) == 2
 
-    def test_curves_have_a_point_per_step(self, found: Calibration) -> None:
+    def test_curves_have_a_point_per_step(self, found: CalibrationResult) -> None:
         for kind in ALL:
             assert [point["step"] for point in found.curves[kind]] == [1, 2, 3, 4, 5, 6]
 
 
 class TestRepeatable:
-    def test_the_same_seed_gives_the_same_policy(self, found: Calibration) -> None:
+    def test_the_same_seed_gives_the_same_policy(self, found: CalibrationResult) -> None:
         again = calibrated(tiny.model(), kinds=ALL)
         assert {kind: one.policy for kind, one in again.candidates.items()} == {
             kind: one.policy for kind, one in found.candidates.items()
         }
         assert again.curves == found.curves
 
-    def test_another_seed_gives_another(self, found: Calibration) -> None:
+    def test_another_seed_gives_another(self, found: CalibrationResult) -> None:
         other = calibrated(tiny.model(), seed=1)
         assert other.policy != found.candidates["constant"].policy
 

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from sharpmax.calibrate.calibration import profile_for
 from sharpmax.calibrate.kinds import KINDS
 from sharpmax.calibrate.material import Lessons, everyday
-from sharpmax.calibrate.profile import PROFILES
+from sharpmax.calibrate.profile import PROFILES, profile_for
 from sharpmax.errors import ArgumentError
 from sharpmax.models.scoring import judge
 from sharpmax.tasks.chat import chat_questions

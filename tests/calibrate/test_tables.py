@@ -7,8 +7,8 @@ import math
 
 import pytest
 
-from sharpmax.calibrate.calibration import Calibration
 from sharpmax.calibrate.leash import percent
+from sharpmax.calibrate.outcome import CalibrationResult
 from sharpmax.experiments.calibrated import calibrated_tables
 from sharpmax.policies import Constant, LogLinear
 from tests.calibrate.small import calibrated
@@ -16,11 +16,11 @@ from tests.experiments.evaluate import tiny
 
 
 @pytest.fixture(scope="module")
-def found() -> Calibration:
+def found() -> CalibrationResult:
     return calibrated(tiny.model(), kinds=("constant", "rows"), keep=0.5)
 
 
-def test_candidates_are_those_of_the_calibration(found: Calibration) -> None:
+def test_candidates_are_those_of_the_calibration(found: CalibrationResult) -> None:
     tables = json.loads(json.dumps(calibrated_tables(found, "tiny"), allow_nan=False))
     assert list(tables["candidates"]) == ["constant", "rows"]
     for kind, one in found.candidates.items():
@@ -37,7 +37,7 @@ def test_candidates_are_those_of_the_calibration(found: Calibration) -> None:
     assert (setting["model"], setting["leash"], setting["steps"], setting["sizes"]) == ("tiny", 5.0, 6, [4, 8])
 
 
-def test_a_curve_is_drawn_of_what_was_learned(found: Calibration) -> None:
+def test_a_curve_is_drawn_of_what_was_learned(found: CalibrationResult) -> None:
     curve = calibrated_tables(found, "tiny")["curve"]
     points = found.curves[found.chosen.kind]
     assert curve["nll"] == [[point["step"], point["nll"]] for point in points]
@@ -46,7 +46,7 @@ def test_a_curve_is_drawn_of_what_was_learned(found: Calibration) -> None:
     assert curve["rise/chat"][-1] == [6, percent(points[-1]["chat"])]
 
 
-def test_heads_are_compared_at_the_reference_row(found: Calibration) -> None:
+def test_heads_are_compared_at_the_reference_row(found: CalibrationResult) -> None:
     """β by hand of a row with n = 1,024, H/ln n = 0.5 and a top weight of 0.25."""
     heads = calibrated_tables(found, "tiny")["heads"]
     longer = math.log(1024 / 32)

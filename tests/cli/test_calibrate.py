@@ -12,6 +12,7 @@ import torch
 import sharpmax as sm
 from sharpmax import hf
 from sharpmax.calibrate import calibration
+from sharpmax.calibrate import profile as profiles
 from sharpmax.calibrate.descent import Course, Descent
 from sharpmax.cli.options import share_from
 from sharpmax.cli.terminal import out_folder_if_used, steps_shown
@@ -40,7 +41,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def little(monkeypatch: pytest.MonkeyPatch) -> None:
     """The profiles read as little as the tiny model can."""
-    monkeypatch.setattr(calibration, "PROFILES", {"small": profile(), "full": profile(steps=9)})
+    monkeypatch.setattr(profiles, "PROFILES", {"small": profile(), "full": profile(steps=9)})
 
 
 def words(home: Path, out: Path, *more: Any) -> list[Any]:

@@ -5,23 +5,21 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sharpmax.calibrate.crowd import judge_crowded
 from sharpmax.calibrate.descent import Course, Descent
-from sharpmax.calibrate.kinds import KINDS
 from sharpmax.calibrate.leash import Leash, check_leash, item_losses, percent
 from sharpmax.calibrate.live import Live, grid_of
 from sharpmax.calibrate.material import Lessons, everyday
+from sharpmax.calibrate.outcome import CalibrationResult
 from sharpmax.calibrate.profile import PROFILES, Profile
 from sharpmax.calibrate.still import held_still
 from sharpmax.calibrate.strength import Candidate, strongest
 from sharpmax.errors import SharpmaxError, reject
 from sharpmax.hf import applied
 from sharpmax.models.language import weights_fingerprint
-from sharpmax.policies import PerHead
 from sharpmax.tasks.prompt import Task
 from sharpmax.tasks.registry import get_task
 from sharpmax.tasks.text import fingerprint, plain_text
@@ -29,7 +27,7 @@ from sharpmax.tasks.text import fingerprint, plain_text
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-__all__ = ["Calibration", "LeashError", "calibrate", "profile_for"]
+__all__ = ["LeashError", "calibrate"]
 
 Progress = Callable[[str, int, int, str], None]
 """Told what is being done, how many steps of how many are done, and a remark."""
@@ -40,65 +38,6 @@ _SAVE_EVERY = 20.0
 
 class LeashError(SharpmaxError, ValueError):
     """No policy that was learned keeps to the leash."""
-
-
-@dataclass(frozen=True)
-class Calibration:
-    """What was learned: the best policy, the best that can be folded, and all candidates."""
-
-    candidates: Mapping[str, Candidate]
-    """By kind, for the kinds that keep to the leash."""
-
-    curves: Mapping[str, Sequence[Mapping[str, float]]]
-    setting: Mapping[str, Any]
-    before: Mapping[str, float]
-    """The exam without any policy: `nll` and the share `right`."""
-
-    @property
-    def chosen(self) -> Candidate:
-        """The candidate with the lowest loss on prompts that no step has seen."""
-        return min(self.candidates.values(), key=lambda one: one.nll)
-
-    @property
-    def policy(self) -> PerHead:
-        """The policy to use."""
-        return self.chosen.policy
-
-    @property
-    def foldable(self) -> Candidate | None:
-        """The candidate that can be folded into the weights."""
-        return next((one for one in self.candidates.values() if one.foldable), None)
-
-    def show(self) -> str:
-        """The candidates, a line each."""
-        lines = [f"as it comes: {100 * self.before['right']:.1f}% right"]
-        for kind, one in self.candidates.items():
-            rises = ", ".join(f"{name} {percent(rise):+.2f}%" for name, rise in one.rises.items())
-            mark = " (chosen)" if one is self.chosen else ""
-            lines.append(f"{kind}: {100 * one.right:.1f}% right, {one.touched} heads, perplexity {rises}{mark}")
-        return "\n".join(lines)
-
-    def save(self, folder: str | Path) -> list[Path]:
-        """Write the chosen policy and each candidate as files that `sharpmax.load_policy` reads."""
-        written = [self.policy.save(Path(folder) / "policy.json")]
-        return written + [
-            one.policy.save(Path(folder) / f"policy-{kind}.json") for kind, one in self.candidates.items()
-        ]
-
-
-def profile_for(name: str, **changes: Any) -> Profile:
-    """A profile by name, with some of its amounts changed."""
-    if name not in PROFILES:
-        reject("profile", repr(name), f"one of {list(PROFILES)}")
-    profile = dataclasses.replace(PROFILES[name], **{key: value for key, value in changes.items() if value is not None})
-    for kind in profile.kinds:
-        if kind not in KINDS:
-            reject("kinds", repr(kind), f"some of {list(KINDS)}")
-    if profile.steps < 1:
-        reject("steps", profile.steps, "1 or more")
-    if not profile.sizes:
-        reject("sizes", "none", "one or more numbers of items")
-    return profile
 
 
 def calibrate(
@@ -115,7 +54,7 @@ def calibrate(
     folder: str | Path | None = None,
     resume: bool = False,
     progress: Progress | None = None,
-) -> Calibration:
+) -> CalibrationResult:
     """Learn a policy per head for `model` on `task`, while perplexity rises by no more than `leash` (0.01 is 1%).
 
     The leash holds on plain text at every length of the profile and on the model's own answers to ordinary
@@ -180,7 +119,7 @@ def calibrate(
             "allow a longer one, more --steps or another --kinds"
         )
     setting["seconds"] = {"calibration": time.perf_counter() - started}
-    return Calibration(candidates, curves, setting, before)
+    return CalibrationResult(candidates, curves, setting, before)
 
 
 def _descend(

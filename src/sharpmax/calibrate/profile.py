@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
-__all__ = ["PROFILES", "Profile"]
+from sharpmax.calibrate.kinds import KINDS
+from sharpmax.errors import reject
+
+__all__ = ["PROFILES", "Profile", "profile_for"]
 
 
 @dataclass(frozen=True)
@@ -84,3 +89,18 @@ PROFILES: Mapping[str, Profile] = MappingProxyType(
     }
 )
 """The profiles by name."""
+
+
+def profile_for(name: str, **changes: Any) -> Profile:
+    """A profile by name, with some of its amounts changed."""
+    if name not in PROFILES:
+        reject("profile", repr(name), f"one of {list(PROFILES)}")
+    profile = dataclasses.replace(PROFILES[name], **{key: value for key, value in changes.items() if value is not None})
+    for kind in profile.kinds:
+        if kind not in KINDS:
+            reject("kinds", repr(kind), f"some of {list(KINDS)}")
+    if profile.steps < 1:
+        reject("steps", profile.steps, "1 or more")
+    if not profile.sizes:
+        reject("sizes", "none", "one or more numbers of items")
+    return profile

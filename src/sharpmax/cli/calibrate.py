@@ -54,9 +54,10 @@ def calibrate(
     Perplexity on plain text and on the model's own answers to ordinary questions, neither of them seen while learning,
     rises by no more than the leash. Of several kinds of policy the one that answers unseen prompts best is chosen.
     """
-    from sharpmax.calibrate.calibration import LeashError, profile_for
+    from sharpmax.calibrate.calibration import LeashError
     from sharpmax.calibrate.calibration import calibrate as learn
     from sharpmax.calibrate.descent import DivergedError
+    from sharpmax.calibrate.profile import profile_for
     from sharpmax.experiments.calibrated import calibrated_tables
     from sharpmax.experiments.provenance import check_seed, typed
     from sharpmax.experiments.results import FILE_NAME, collect

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from sharpmax.calibrate.calibration import Calibration
 from sharpmax.calibrate.leash import percent
+from sharpmax.calibrate.outcome import CalibrationResult
 from sharpmax.experiments.evaluate.statistics import accuracy
 from sharpmax.policies import PerHead, Policy
 from sharpmax.rows.stats import RowStats
@@ -23,7 +23,7 @@ _POINTS = 120
 """Points of a learning curve that are kept: enough to see it."""
 
 
-def calibrated_tables(found: Calibration, model: str) -> dict[str, Any]:
+def calibrated_tables(found: CalibrationResult, model: str) -> dict[str, Any]:
     """Everything a reader of the calibration may ask for."""
     setting, profile = dict(found.setting), found.setting["profile"]
     chosen, foldable = found.chosen, found.foldable
