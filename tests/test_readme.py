@@ -133,3 +133,6 @@ def test_what_is_said_of_the_language_model_is_what_the_run_shows() -> None:
     shipped = (ROOT / "src/sharpmax/policies/data/smollm2.json").read_text(encoding="utf-8")
     policy = policy_from_dict(tables["setting"]["arms"]["rows-sparse"]["policy"])
     assert policy == policy_from_dict(json.loads(shipped))
+    cost = evaluated("evaluate-smollm2-cpu")["cost"]["smollm2"]
+    assert f"takes {cost['prefill_ratio']:.2f}× of the time to read 2,048 tokens on two cores" in text
+    assert f"and {cost['decode_ratio']:.2f}× to say one more" in text
