@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sharpmax.calibrate.crowd import judge_crowded
 from sharpmax.calibrate.descent import Course, Descent
 from sharpmax.calibrate.leash import Leash, check_leash, item_losses, percent
 from sharpmax.calibrate.live import Live, grid_of
@@ -16,7 +15,7 @@ from sharpmax.calibrate.material import Lessons, everyday
 from sharpmax.calibrate.outcome import CalibrationResult
 from sharpmax.calibrate.profile import PROFILES, Profile
 from sharpmax.calibrate.still import held_still
-from sharpmax.calibrate.strength import Candidate, strongest
+from sharpmax.calibrate.strength import Candidate, examined, strongest
 from sharpmax.errors import SharpmaxError, reject
 from sharpmax.hf import applied
 from sharpmax.models.language import weights_fingerprint
@@ -85,11 +84,7 @@ def calibrate(
         course = Course(model, lessons, practice, item_losses(model, practice), held.room)
         exam = lessons.exam()
         with applied(model, None):
-            judged = judge_crowded(model, exam)
-        before = {
-            "nll": sum(one.nll for one in judged) / len(judged),
-            "right": sum(one.right for one in judged) / len(judged),
-        }
+            before = dict(zip(("nll", "right"), examined(model, exam), strict=True))
         setting: dict[str, Any] = {
             "weights": weights_fingerprint(model),
             "task": chosen_task.name,

@@ -19,7 +19,7 @@ from sharpmax.policies import PerHead
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["Candidate", "strongest"]
+__all__ = ["Candidate", "examined", "strongest"]
 
 _HALVINGS = 5
 _BEYOND = (1.15, 1.3)
@@ -47,7 +47,7 @@ class Candidate:
     @property
     def touched(self) -> int:
         """How many heads have a temperature of their own."""
-        return sum(not one.is_identity for layer in self.policy.policies for one in layer)
+        return self.policy.touched
 
 
 def strongest(
@@ -85,8 +85,13 @@ def _tried(
         rises = leash.rises(model)
         if not leash.holds(rises):
             return None
-        judged = judge_crowded(model, exam)
-    nll = sum(one.nll for one in judged) / len(judged)
+        nll, right = examined(model, exam)
     if not math.isfinite(nll):
         return None
-    return Candidate(kind, policy, strength, rises, nll, sum(one.right for one in judged) / len(judged))
+    return Candidate(kind, policy, strength, rises, nll, right)
+
+
+def examined(model: PreTrainedModel, exam: Sequence[Reply]) -> tuple[float, float]:
+    """The mean loss of the replies of an exam, and the share of right ones."""
+    judged = judge_crowded(model, exam)
+    return sum(one.nll for one in judged) / len(judged), sum(one.right for one in judged) / len(judged)

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from sharpmax.cli.options import device_named, share_from, sizes_from
+from sharpmax.cli.report import draw_and_name, require_drawing
 from sharpmax.cli.terminal import out_folder_if_used, print_table, progress, say, steps_shown, wrote
 from sharpmax.errors import reject
 
@@ -81,8 +82,7 @@ def calibrate(
     for package in ("transformers", "safetensors"):
         require(package, "hf", "sharpmax calibrate")
     if draw:
-        for package in ("matplotlib", "plotly", "jinja2"):
-            require(package, "report", "drawing the report (leave it out with --no-draw)")
+        require_drawing()
     with progress() as note:
         note(f"loading {model}")
         language = load_language_model(model, device=place.type, dtype=dtype)
@@ -111,7 +111,7 @@ def calibrate(
     _print(tables)
     wrote([*policies, saved])
     if draw:
-        _draw(saved)
+        draw_and_name(saved)
 
 
 def _forget_states(folder: Path) -> None:
@@ -141,12 +141,3 @@ def _print(tables: Mapping[str, Any]) -> None:
         for sentence in part(tables):
             say(sentence)
     say()
-
-
-def _draw(saved: Path) -> None:
-    from sharpmax.cli.report import draw_saved
-
-    with progress() as note:
-        note("drawing")
-        files = draw_saved(saved)
-    wrote(files)

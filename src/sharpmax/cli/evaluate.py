@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sharpmax.cli.options import device_named, policies_named, sizes_from
+from sharpmax.cli.report import draw_and_name, require_drawing
 from sharpmax.cli.terminal import bar, out_folder, print_table, progress, say, wrote
 from sharpmax.errors import reject
 
@@ -124,7 +125,7 @@ def evaluate(
     _print(tables)
     wrote([saved])
     if draw:
-        _draw(saved)
+        draw_and_name(saved)
 
 
 def _require(*, draw: bool, harness: bool) -> None:
@@ -134,8 +135,7 @@ def _require(*, draw: bool, harness: bool) -> None:
     require("transformers", "hf", "sharpmax evaluate")
     require("scipy.stats", "fit", "sharpmax evaluate")
     if draw:
-        for package in ("matplotlib", "plotly", "jinja2"):
-            require(package, "report", "drawing the report (leave it out with --no-draw)")
+        require_drawing()
     if harness:
         require("lm_eval", "lm-eval", "--lm-eval")
 
@@ -175,12 +175,3 @@ def _print_grid(grid: Grid) -> None:
     heads = [f"{cell.text} {cell.small}".strip() for cell in grid.head]
     print_table(grid.title, heads, rows)
     say(grid.note)
-
-
-def _draw(saved: Path) -> None:
-    from sharpmax.cli.report import draw_saved
-
-    with progress() as note:
-        note("drawing")
-        files = draw_saved(saved)
-    wrote(files)

@@ -7,9 +7,10 @@ from typing import Annotated
 
 import typer
 
-from sharpmax.cli.terminal import wrote
+from sharpmax.cli.terminal import progress, wrote
+from sharpmax.lazy import require
 
-__all__ = ["add_to", "draw_saved", "report"]
+__all__ = ["add_to", "draw_and_name", "draw_saved", "report", "require_drawing"]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -33,3 +34,17 @@ def draw_saved(path: Path) -> list[Path]:
     results = load(path)
     folder = path if path.is_dir() else path.parent
     return [*draw(results.tables, folder), write_page(results.command, results.provenance, results.tables, folder)]
+
+
+def require_drawing() -> None:
+    """Ask for what drawing needs before the work begins that is to be drawn."""
+    for package in ("matplotlib", "plotly", "jinja2"):
+        require(package, "report", "drawing the report (leave it out with --no-draw)")
+
+
+def draw_and_name(saved: Path) -> None:
+    """Draw what a command has just saved, from the file, as anybody can do again later, and name the drawings."""
+    with progress() as note:
+        note("drawing")
+        files = draw_saved(saved)
+    wrote(files)

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sharpmax.cli.options import device_named, sizes_from
-from sharpmax.cli.terminal import bar, out_folder, print_table, progress, say, wrote
+from sharpmax.cli.report import draw_and_name, require_drawing
+from sharpmax.cli.terminal import bar, out_folder, print_table, say, wrote
 from sharpmax.errors import reject
 from sharpmax.experiments.reproduce.published import SIZES
 from sharpmax.experiments.reproduce.recipes import RECIPES, STEPS
@@ -77,8 +78,7 @@ def reproduce(
     require("scipy.stats", "reproduce", "sharpmax reproduce")
     require("safetensors", "reproduce", "sharpmax reproduce")
     if draw:
-        for package in ("matplotlib", "plotly", "jinja2"):
-            require(package, "report", "drawing the report (leave it out with --no-draw)")
+        require_drawing()
     heads = [] if train else _load(recipes, seeds, weights)
     folder = out_folder(out)
     command = typed(
@@ -103,7 +103,7 @@ def reproduce(
     _print(tables)
     wrote([*_save_policies(tables, folder), saved])
     if draw:
-        _draw(saved)
+        draw_and_name(saved)
 
 
 def _train(
@@ -193,13 +193,3 @@ def _print(tables: Mapping[str, Any]) -> None:
     for sentence in fixed(tables):
         say(sentence)
     say()
-
-
-def _draw(saved: Path) -> None:
-    from sharpmax.cli.report import draw_saved
-
-    with progress() as note:
-        note("drawing")
-        # Drawn from the file, as anybody can do again later.
-        files = draw_saved(saved)
-    wrote(files)

@@ -65,6 +65,11 @@ def progress() -> Iterator[Callable[[str], None]]:
         yield lambda text: status.update(Text(text))
 
 
+def _bars(console: Console) -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    return Progress(*columns, TextColumn("{task.fields[remark]}"), console=console, transient=True)
+
+
 @contextmanager
 def bar(what: str, total: int) -> Iterator[Callable[[int, str], None]]:
     """A function that moves a progress bar ahead and shows a remark, on a terminal's stderr and nowhere else."""
@@ -72,8 +77,7 @@ def bar(what: str, total: int) -> Iterator[Callable[[int, str], None]]:
     if not console.is_terminal:
         yield lambda ahead, remark: None
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    with Progress(*columns, TextColumn("{task.fields[remark]}"), console=console, transient=True) as shown:
+    with _bars(console) as shown:
         task = shown.add_task(what, total=total, remark="")
         yield lambda ahead, remark: shown.update(task, advance=ahead, remark=remark)
 
@@ -85,8 +89,7 @@ def steps_shown() -> Iterator[Callable[[str, int, int, str], None]]:
     if not console.is_terminal:
         yield lambda what, done, total, remark: None
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    with Progress(*columns, TextColumn("{task.fields[remark]}"), console=console, transient=True) as shown:
+    with _bars(console) as shown:
         task = shown.add_task("", total=None, remark="")
 
         def tell(what: str, done: int, total: int, remark: str) -> None:

@@ -13,7 +13,7 @@ from sharpmax.arrays import ops_for
 from sharpmax.errors import reject
 from sharpmax.policies import PerHead, Policy
 from sharpmax.policies.base import Remeasure
-from sharpmax.policies.per_head import _side_by_side
+from sharpmax.policies.per_head import side_by_side
 from sharpmax.rows.stats import RowStats
 
 __all__ = ["PolicyRule", "Rule", "check_shape", "rules_of"]
@@ -71,7 +71,7 @@ class PolicyRule:
 
     def _side_by_side(self, count: Tensor) -> Policy:
         xp = ops_for(count)
-        joined = _side_by_side(xp, self.policies, torch.empty(0, dtype=xp.widest, device=count.device))
+        joined = side_by_side(xp, self.policies, torch.empty(0, dtype=xp.widest, device=count.device))
         if joined is None:
             reject("policy", f"heads of different shapes: {self.policies}", "policies of one kind and shape")
         return joined

@@ -14,7 +14,7 @@ from sharpmax.policies.base import Policy, Remeasure, with_columns
 if TYPE_CHECKING:
     from sharpmax.rows.stats import RowStats
 
-__all__ = ["PerHead"]
+__all__ = ["PerHead", "side_by_side"]
 
 
 @dataclass(frozen=True)
@@ -87,6 +87,11 @@ class PerHead(Policy):
         """Whether every head is left alone."""
         return all(policy.is_identity for layer in self.policies for policy in layer)
 
+    @property
+    def touched(self) -> int:
+        """How many heads are not left alone."""
+        return sum(not policy.is_identity for layer in self.policies for policy in layer)
+
     def for_layer(self, index: int) -> PerHead:
         """The policy of one layer."""
         if not -self.layers <= index < self.layers:
@@ -97,7 +102,7 @@ class PerHead(Policy):
         """The grid in one line."""
         flat = [policy for layer in self.policies for policy in layer]
         kinds = ", ".join(sorted({policy.kind for policy in flat}))
-        still = sum(policy.is_identity for policy in flat)
+        still = len(flat) - self.touched
         alone = f", {still} head{'s' * (still != 1)} left alone" if still else ""
         return f"{self.layers} layer{'s' * (self.layers != 1)} × {self.heads} heads, kinds: {kinds}{alone}"
 
@@ -118,7 +123,7 @@ class PerHead(Policy):
                 f"{self.heads} heads for rows of shape {rows}",
                 "rows [..., H, Lq] with as many heads",
             )
-        together = _side_by_side(xp, self.policies[0], xp.cast(stats.count, xp.widest))
+        together = side_by_side(xp, self.policies[0], xp.cast(stats.count, xp.widest))
         if together is not None:
             return together.rule(xp, stats, remeasure)
         betas = []
@@ -141,7 +146,7 @@ def _remeasure_head(xp: Any, remeasure: Remeasure, stats: RowStats, head: int) -
     return one
 
 
-def _side_by_side(xp: Any, policies: tuple[Policy, ...], like: Array) -> Policy | None:
+def side_by_side(xp: Any, policies: tuple[Policy, ...], like: Array) -> Policy | None:
     """One policy whose numeric fields hold a column of every head's value; None if the kinds differ."""
     first = policies[0]
     if any(type(policy) is not type(first) for policy in policies):

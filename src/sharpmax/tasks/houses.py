@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from sharpmax.tasks.names import NAMES
-from sharpmax.tasks.numbered import numbered
+from sharpmax.tasks.numbered import SIZES, numbered
 from sharpmax.tasks.prompt import Prompt, Task
 
 __all__ = ["TASK"]
@@ -22,7 +22,7 @@ TASK = Task(
     name="houses",
     version=1,
     summary="the house of one person among n, in sentences",
-    sizes=(8, 16, 32, 64, 128, 256, 512),
+    sizes=SIZES,
     most=len(NAMES),
     make=_make,
 )

@@ -6,7 +6,7 @@ import json
 import random
 
 from sharpmax.tasks.names import NAMES
-from sharpmax.tasks.numbered import numbered
+from sharpmax.tasks.numbered import SIZES, numbered
 from sharpmax.tasks.prompt import Prompt, Task
 
 __all__ = ["TASK"]
@@ -22,7 +22,7 @@ TASK = Task(
     name="json",
     version=1,
     summary="the value of one key of a JSON object with n",
-    sizes=(8, 16, 32, 64, 128, 256, 512),
+    sizes=SIZES,
     most=len(NAMES),
     make=_make,
 )

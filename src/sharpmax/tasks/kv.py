@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 
 from sharpmax.tasks.names import NAMES
-from sharpmax.tasks.numbered import numbered
+from sharpmax.tasks.numbered import SIZES, numbered
 from sharpmax.tasks.prompt import Prompt, Task
 
 __all__ = ["TASK", "listing"]
@@ -27,7 +27,7 @@ TASK = Task(
     name="kv",
     version=1,
     summary="the number of one name in a list of n",
-    sizes=(8, 16, 32, 64, 128, 256, 512),
+    sizes=SIZES,
     most=len(NAMES),
     make=_make,
 )

@@ -6,7 +6,7 @@ import random
 
 from sharpmax.tasks.kv import listing
 from sharpmax.tasks.names import NAMES
-from sharpmax.tasks.numbered import numbered
+from sharpmax.tasks.numbered import SIZES, numbered
 from sharpmax.tasks.prompt import Prompt, Task
 
 __all__ = ["TASK"]
@@ -23,7 +23,7 @@ TASK = Task(
     name="multi-kv",
     version=1,
     summary="the numbers of three names in a list of n",
-    sizes=(8, 16, 32, 64, 128, 256, 512),
+    sizes=SIZES,
     least=3,
     most=len(NAMES),
     make=_make,

@@ -5,7 +5,10 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-__all__ = ["numbered"]
+__all__ = ["SIZES", "numbered"]
+
+SIZES = (8, 16, 32, 64, 128, 256, 512)
+"""How many things to list unless told otherwise."""
 
 
 def numbered(things: Sequence[str], size: int, rng: random.Random) -> list[tuple[str, int]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from sharpmax.tasks.numbered import numbered
+from sharpmax.tasks.numbered import SIZES, numbered
 from sharpmax.tasks.prompt import Prompt, Task
 
 __all__ = ["TASK", "THINGS"]
@@ -32,7 +32,7 @@ TASK = Task(
     name="prices",
     version=1,
     summary="the price of one thing among n, in sentences",
-    sizes=(8, 16, 32, 64, 128, 256, 512),
+    sizes=SIZES,
     most=len(THINGS),
     make=_make,
 )

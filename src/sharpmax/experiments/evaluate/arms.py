@@ -54,5 +54,5 @@ def touched(policy: Policy | None, layers: int, heads: int) -> int:
     if policy is None or policy.is_identity:
         return 0
     if isinstance(policy, PerHead):
-        return sum(not head.is_identity for layer in policy.policies for head in layer)
+        return policy.touched
     return layers * heads

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from sharpmax.report.axes import size_axis
+from sharpmax.report.axes import gain_panel, size_axis
 from sharpmax.report.evaluate.facts import LEVEL, accuracy, arms, base, gain, policies
-from sharpmax.report.looks import SOFT, in_turn
-from sharpmax.report.plot import Axis, Mark, Panel, Plot, Series
+from sharpmax.report.looks import in_turn
+from sharpmax.report.plot import Axis, Panel, Plot, Series
 from sharpmax.report.tables import Tables, sizes
 from sharpmax.report.words import count, percent, plural, points, probability, share
 
@@ -65,17 +65,7 @@ def _gain_panel(tables: Tables, task: str, known: list[str]) -> list[Panel]:
         series.append(Series(arm, in_turn(arm, place), x, list(found.points.values()), words, arm=arm))
     if not series:
         return []
-    values = [0.0, *(value for line in series for value in line.y)]
-    room = 0.06 * max(1.0, max(values) - min(values))
-    return [
-        Panel(
-            _sizes(known),
-            Axis("gain (percentage points)", (min(values) - room, max(values) + room)),
-            series,
-            [Mark("y", 0.0, "", SOFT)],
-            "Gain over the model as it comes",
-        )
-    ]
+    return [gain_panel(_sizes(known), series, "Gain over the model as it comes")]
 
 
 def _title(tables: Tables, task: str) -> str:

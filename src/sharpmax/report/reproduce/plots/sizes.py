@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from sharpmax.report.axes import size_axis
+from sharpmax.report.axes import gain_panel, size_axis
 from sharpmax.report.looks import SOFT
 from sharpmax.report.plot import Axis, Mark, Panel, Plot, Series
 from sharpmax.report.reproduce.facts import change, headline, horizon
@@ -121,17 +121,7 @@ def _gain_panel(tables: Tables, recipe: str, known: list[str]) -> list[Panel]:
         shared = [n for n in sizes(printed[arm]) if n in printed.get("softmax", {})]
         apart = {n: printed[arm][n] - printed["softmax"][n] for n in shared}
         series.append(_published(recipe, arm, apart, points, "points"))
-    values = [0.0, *(value for item in series for value in item.y)]
-    room = 0.06 * max(1.0, max(values) - min(values))
-    return [
-        Panel(
-            size_axis(known),
-            Axis("gain (percentage points)", (min(values) - room, max(values) + room)),
-            series,
-            [Mark("y", 0.0, "", SOFT)],
-            "Gain over plain softmax",
-        )
-    ]
+    return [gain_panel(size_axis(known), series, "Gain over plain softmax")]
 
 
 def _printed(tables: Tables, known: list[str]) -> dict[str, dict[str, float]]:
