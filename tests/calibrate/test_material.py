@@ -92,3 +92,12 @@ class TestProfiles:
         with pytest.raises(ArgumentError) as caught:
             profile_for(name, **changes)
         assert str(caught.value).startswith(says)
+
+
+def test_a_crowd_is_no_larger_than_the_model_can_read() -> None:
+    whole = lessons(crowds=(1, 8), filled=0, fillers=())
+    longest = max(len(reply.ids) for reply in whole.exam())
+    for context, most in ((None, 8), (3 * longest, 3), (longest, 1), (1, 1)):
+        capped = Lessons(whole.tokenizer, whole.task, whole.profile, whole.seed, whole.text, context)
+        counts = {n for reply in capped.exam() for n in getattr(reply, "times", (1,))}
+        assert max(counts) == most

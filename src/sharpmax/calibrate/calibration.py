@@ -18,7 +18,7 @@ from sharpmax.calibrate.still import held_still
 from sharpmax.calibrate.strength import Candidate, examined, strongest
 from sharpmax.errors import SharpmaxError, reject
 from sharpmax.hf import applied
-from sharpmax.models.language import weights_fingerprint
+from sharpmax.models.language import context_of, weights_fingerprint
 from sharpmax.tasks.prompt import Task
 from sharpmax.tasks.registry import get_task
 from sharpmax.tasks.text import fingerprint, plain_text
@@ -78,7 +78,8 @@ def calibrate(
     with held_still(model):
         tell("reading everyday text", 0, 0, "")
         learn_text, hold_text = _halves(text)
-        lessons = Lessons(tokenizer, chosen_task, profile, seed, learn_text or plain_text("calibration"))
+        before_lists = learn_text or plain_text("calibration")
+        lessons = Lessons(tokenizer, chosen_task, profile, seed, before_lists, context_of(model))
         practice = everyday(model, tokenizer, profile, "calibration", learn_text)
         held = Leash.of(model, everyday(model, tokenizer, profile, "validation", hold_text), leash)
         course = Course(model, lessons, practice, item_losses(model, practice), held.room)

@@ -56,6 +56,9 @@ class Lessons:
     text: str
     """Plain text to read before some of the prompts."""
 
+    context: int | None = None
+    """The longest input the model is made for, in tokens: a crowd beyond it would stand for nothing."""
+
     def at(self, step: int) -> list[list[Reply]]:
         """The groups of prompts of one step, each to be read together."""
         rng = random.Random(f"lessons/{self.seed}/{step}")
@@ -86,6 +89,8 @@ class Lessons:
     def _alone(self, size: int, count: int, seed: int, times: int = 1) -> list[Reply]:
         prompts = self.task.prompts(size, count, seed)
         replies = [encode(self.tokenizer, prompt) for prompt in prompts]
+        if self.context is not None:
+            times = min(times, max(1, self.context // max(len(reply.ids) for reply in replies)))
         if times == 1:
             return replies
         return [crowd(self.tokenizer, *pair, times) for pair in zip(prompts, replies, strict=True)]

@@ -21,7 +21,7 @@ from sharpmax.models.smollm2 import smollm2_folder
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-__all__ = ["ALIASES", "DTYPES", "LanguageModel", "load_language_model", "quiet", "weights_fingerprint"]
+__all__ = ["ALIASES", "DTYPES", "LanguageModel", "context_of", "load_language_model", "quiet", "weights_fingerprint"]
 
 ALIASES: Mapping[str, Callable[[], Path]] = MappingProxyType({"smollm2": smollm2_folder})
 """Models that come from a Python package: the function makes their folder on first use."""
@@ -124,6 +124,12 @@ def _essence(problem: BaseException) -> str:
     """What an error says, on one line and without the advice that libraries add in further sentences."""
     text = " ".join(str(problem).split()) or type(problem).__name__
     return re.split(r"\. (?=[A-Z])", text)[0].rstrip(".:")[:240]
+
+
+def context_of(model: PreTrainedModel) -> int | None:
+    """The longest input a model is made for, in tokens; None where it does not say."""
+    found = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    return found if isinstance(found, int) and found > 0 else None
 
 
 def weights_fingerprint(model: PreTrainedModel) -> str:

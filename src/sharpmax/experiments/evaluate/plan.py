@@ -10,7 +10,7 @@ from typing import Any
 from sharpmax.errors import reject
 from sharpmax.experiments.evaluate.arms import under
 from sharpmax.experiments.evaluate.harness import Harness
-from sharpmax.models.language import LanguageModel, weights_fingerprint
+from sharpmax.models.language import LanguageModel, context_of, weights_fingerprint
 from sharpmax.models.scoring import encode
 from sharpmax.policies import Policy
 from sharpmax.tasks.chat import chat_questions
@@ -65,7 +65,7 @@ def prepare(language: LanguageModel, plan: Plan) -> Material:
     for policy in plan.arms.values():
         with under(language.model, policy):
             pass  # refuses a policy made for another architecture
-    room = _room(language)
+    room = context_of(language.model)
     for task in plan.tasks:
         _check_sizes(language, plan, task, room)
     source, cut = _text(language, plan, room) if plan.with_text else (None, {})
@@ -77,12 +77,6 @@ def prepare(language: LanguageModel, plan: Plan) -> Material:
 def _shown_name(language: LanguageModel) -> str:
     """What a model is called in results: of a local folder the last part, which says nothing of the machine."""
     return Path(language.name).name if Path(language.name).exists() else language.name
-
-
-def _room(language: LanguageModel) -> int | None:
-    """The longest input the model is made for, in tokens; None where it does not say."""
-    found = getattr(language.model.config.get_text_config(), "max_position_embeddings", None)
-    return found if isinstance(found, int) and found > 0 else None
 
 
 def _check_sizes(language: LanguageModel, plan: Plan, task: Task, room: int | None) -> None:

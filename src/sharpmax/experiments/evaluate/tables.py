@@ -15,6 +15,7 @@ from sharpmax.experiments.evaluate.cost import CONTEXT, ROUNDS, cost
 from sharpmax.experiments.evaluate.harness import Harness
 from sharpmax.experiments.evaluate.pieces import CHAT, Piece, answer_key, loss_key, pieces
 from sharpmax.experiments.evaluate.plan import Material, Plan
+from sharpmax.models.language import context_of
 from sharpmax.policies import Policy
 
 if TYPE_CHECKING:
@@ -71,9 +72,9 @@ def _run_harness(language: LanguageModel, plan: Plan, harness: Harness, answers:
 
 
 def _context(language: LanguageModel) -> int:
-    room = getattr(language.model.config.get_text_config(), "max_position_embeddings", None)
+    room = context_of(language.model)
     # Tokens said after the context need places of their own.
-    return min(CONTEXT, room // 2) if isinstance(room, int) and room < 2 * CONTEXT else CONTEXT
+    return CONTEXT if room is None else min(CONTEXT, room // 2)
 
 
 def _run(language: LanguageModel, policy: Policy | None, piece: Piece, answers: Answers) -> None:
