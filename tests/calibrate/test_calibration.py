@@ -193,6 +193,7 @@ class TestRefusals:
             ({"leash": float("nan")}, "leash: got nan"),
             ({"keep": 0.0}, "keep: got 0.0"),
             ({"keep": 1.5}, "keep: got 1.5"),
+            ({"keep_layers": 0.0}, "keep_layers: got 0.0"),
             ({"rate": 0.0}, "rate: got 0.0"),
             ({"task": "nonsense"}, "task: got 'nonsense'"),
             ({"sizes": (4, 5000)}, "size: got 5000; allowed: 1 … 512 for the task 'letters'"),

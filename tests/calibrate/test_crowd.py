@@ -70,6 +70,39 @@ def test_every_other_item_is_crowded_and_nothing_else():
     assert set(found.times) == {1, 4}
 
 
+def test_room_is_left_for_the_items_that_are_not_there():
+    """A line of six letters that counts four times is followed by room for three more of it."""
+    language = tiny.language()
+    asked = prompt(5, 3)
+    reply = encode(language.tokenizer, asked)
+    found = crowd(language.tokenizer, asked, reply, 4)
+    text = language.tokenizer.decode(list(reply.ids))
+    assert found.positions is not None
+    starts = [found.positions[text.index(line)] for line in ("Here", "k0", "k1", "k2", "k3: 3\n", "k4", "What")]
+    assert starts == [0, 6, 30, 54, 78, 84, 108]
+    for line in ("k0: 0\n", "k3: 3\n", "What is k3?"):
+        at = text.index(line)
+        run = found.positions[at : at + len(line)]
+        assert list(run) == list(range(run[0], run[0] + len(line)))
+    assert found.positions[-1] == sum(found.times) - 1
+
+
+def test_tokens_one_after_the_other_are_as_without_positions():
+    language = tiny.language()
+    replies = [encode(language.tokenizer, prompt(6, 2)), encode(language.tokenizer, prompt(9, 8))]
+    placed = [Reply(r.ids, r.start, positions=tuple(range(len(r.ids)))) for r in replies]
+    apart = [Reply(r.ids, r.start, positions=tuple(range(0, 3 * len(r.ids), 3))) for r in replies]
+    with torch.no_grad():
+        plain = reply_losses(language.model, replies)[0]
+        assert torch.allclose(plain, reply_losses(language.model, placed)[0], atol=1e-5)
+        assert torch.allclose(plain[1], reply_losses(language.model, [replies[0], placed[1]])[0][1], atol=1e-5)
+        far = reply_losses(language.model, apart)[0]
+        assert not torch.allclose(plain, far, atol=1e-4)
+        # A gap is not the end of a text: what is said in the end still depends on how it began.
+        others = [Reply((r.ids[1], *r.ids[1:]), r.start, positions=r.positions) for r in apart]
+        assert not torch.allclose(far, reply_losses(language.model, others)[0], atol=1e-5)
+
+
 def test_a_prompt_without_lines_is_left_as_it_is():
     language = tiny.language()
     prose = tiny.make(4, random.Random(0))

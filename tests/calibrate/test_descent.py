@@ -99,6 +99,13 @@ class TestPruning:
         assert int(one.live.touched.sum()) == heads
         assert int((one.live.values() != 0).any(-1).sum()) == heads
 
+    @pytest.mark.parametrize(("keep", "heads"), [(1.0, 4), (0.25, 2)])
+    def test_keeps_to_the_share_of_layers(self, keep: float, heads: int, lessons: Course) -> None:
+        one = made("rows", steps=5, keep=keep)
+        one.keep_layers = 0.5
+        one.run(lessons, nothing)
+        assert sorted(one.live.touched.sum(-1).tolist()) == [0, heads]
+
     def test_a_head_let_go_stays_so(self, lessons: Course) -> None:
         one = made("rows", steps=10, keep=0.25)
         gone = []

@@ -190,6 +190,7 @@ def test_a_loss_that_is_not_a_number_leaves_nothing(
         (["--leash", "abc"], "--leash: got 'abc'"),
         (["--leash", "101%"], "--leash: got '101%'"),
         (["--keep", "0"], "--keep: got '0'"),
+        (["--keep-layers", "0"], "--keep-layers: got '0'"),
         (["--steps", "0"], "steps: got 0"),
         (["--rate", "0"], "rate: got 0.0"),
         (["--sizes", "4,5000"], "size: got 5000; allowed: 1 … 512"),

@@ -47,6 +47,7 @@ def calibrate(
     leash: float = 0.01,
     profile: Profile | None = None,
     keep: float = 1.0,
+    keep_layers: float = 1.0,
     rate: float = _RATE,
     seed: int = 0,
     text: str | None = None,
@@ -57,14 +58,16 @@ def calibrate(
     """Learn a policy per head for `model` on `task`, while perplexity rises by no more than `leash` (0.01 is 1%).
 
     The leash holds on plain text at every length of the profile and on the model's own answers to ordinary
-    questions, none of which is seen while learning. `keep` is the share of heads that may be touched. `text` takes
-    the place of Python's documentation: its first half to learn on, the rest to measure on. With `folder` the state
+    questions, none of which is seen while learning. `keep` is the share of the heads that may be touched, and
+    `keep_layers` that of the layers they may be in: a policy costs time in every layer it touches. `text` takes the
+    place of Python's documentation: its first half to learn on, the rest to measure on. With `folder` the state
     is kept there, and `resume` goes on from it. No weight is changed, and afterwards the model is as it was; a policy
     that it has takes no part.
     """
     check_leash(leash)
-    if not 0.0 < keep <= 1.0:
-        reject("keep", keep, "a share of the heads above 0 and up to 1")
+    for name, share in (("keep", keep), ("keep_layers", keep_layers)):
+        if not 0.0 < share <= 1.0:
+            reject(name, share, "a share above 0 and up to 1")
     if not rate > 0.0:
         reject("rate", rate, "a number above 0")
     chosen_task = get_task(task) if isinstance(task, str) else task
@@ -92,6 +95,7 @@ def calibrate(
             "task_version": chosen_task.version,
             "leash": leash,
             "keep": keep,
+            "keep_layers": keep_layers,
             "rate": rate,
             "seed": seed,
             "text": fingerprint(lessons.text),
@@ -102,7 +106,7 @@ def calibrate(
         candidates: dict[str, Candidate] = {}
         curves: dict[str, Sequence[Mapping[str, float]]] = {}
         for kind in profile.kinds:
-            descent = Descent(Live(kind, layers, heads, device), profile.steps, rate, keep)
+            descent = Descent(Live(kind, layers, heads, device), profile.steps, rate, keep, keep_layers)
             _descend(descent, course, setting, folder, resume, tell)
             curves[kind] = descent.curve
             tell(f"measuring {kind}", 0, 0, "")

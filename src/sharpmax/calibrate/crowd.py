@@ -1,8 +1,8 @@
 """Crowding: a list read as if it had many times the items, so that longer ones need not be read.
 
-What a long list does to a head is that the keys of other items share its weight. Repeating those keys in every layer,
-each at its place, does exactly that: 64 items whose keys count eight times disperse attention as 512 items do, at the
-price of reading 64.
+What a long list does to a head is that the keys of other items share its weight, from places further and further away.
+Repeating those keys in every layer and leaving the places of the items they stand for empty does just that: 64 items
+whose keys count eight times, eight times as far apart, disperse attention as 512 items do, at the price of reading 64.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["Crowded", "crowd", "crowded", "judge_crowded"]
 
 @dataclass(frozen=True)
 class Crowded(Reply):
-    """A reply of which some tokens count more than once as keys."""
+    """A reply of which some tokens count more than once as keys, with room for as many."""
 
     times: tuple[int, ...]
 
@@ -35,23 +35,30 @@ class Crowded(Reply):
 def crowd(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, reply: Reply, times: int) -> Crowded:
     """Let the other items of a prompt count `times` times: its lines but the first, the last and the one asked for.
 
-    A prompt whose items are not lines of their own, or whose answer stands on no line, is left as it is.
+    Each line keeps its tokens together, and as much room is left after it as the items it stands for would take. A
+    prompt whose items are not lines of their own, or whose answer stands on no line, is left as it is.
     """
     asked = asked_with(tokenizer, prompt)
     at = asked.index(prompt.user)
     lines = prompt.user.split("\n")
     wanted = prompt.opening + prompt.answer
-    others = [False] * (len(asked) + len(prompt.answer) + 1)
+    item = [0] * (len(asked) + len(prompt.answer) + 1)  # of each letter: the number of the other item it is part of
     if wanted in lines:
         for number, line in enumerate(lines):
             if 0 < number < len(lines) - 1 and line != wanted:
-                others[at : at + len(line) + 1] = [True] * (len(line) + 1)
+                item[at : at + len(line) + 1] = [number] * (len(line) + 1)
             at += len(line) + 1
     spans = tokenizer(
         asked + prompt.answer, add_special_tokens=tokenizer.chat_template is None, return_offsets_mapping=True
     )["offset_mapping"]
-    counts = tuple(times if end > start and others[start] else 1 for start, end in spans)
-    return Crowded(reply.ids, reply.start, counts)
+    items = [item[start] if end > start else 0 for start, end in spans]
+    counts = tuple(times if one else 1 for one in items)
+    positions, room = [], 0
+    for index, one in enumerate(items):
+        if index and one != items[index - 1]:
+            room = sum(counts[:index]) - index
+        positions.append(index + room)
+    return Crowded(reply.ids, reply.start, counts, positions=tuple(positions))
 
 
 @contextmanager

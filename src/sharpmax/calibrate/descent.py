@@ -65,6 +65,9 @@ class Descent:
     keep: float
     """The share of the heads that may stay touched in the end."""
 
+    keep_layers: float = 1.0
+    """The share of the layers that they may be in."""
+
     prices: dict[str, float] = field(default_factory=dict)
     """What a nat of rise costs, for each piece of everyday material."""
 
@@ -148,18 +151,15 @@ class Descent:
     def _prune(self) -> None:
         """At two points, let go of the heads that the loss would miss least: the others have time to make up for it."""
         points = [min(round(at * self.steps), self.steps - 1) for at in _PRUNE_AT]
-        if self.keep >= 1.0 or self.step not in points:
+        if min(self.keep, self.keep_layers) >= 1.0 or self.step not in points:
             return
-        passed = sum(point <= self.step for point in points)  # both at once in a run of a few steps
-        share = 1.0 - (1.0 - self.keep) * passed / len(points)
+        done = sum(point <= self.step for point in points) / len(points)  # both at once in a run of a few steps
         state = self._optimizer.state[self.live.coefficients]
         # The square of a coefficient times the mean square of its gradient: what setting it to 0 would cost.
         worth = (self.live.coefficients**2 * state["exp_avg_sq"]).sum(-1).masked_fill(~self.live.touched, -1.0)
-        most = max(1, round(share * worth.numel()))
-        best = worth.flatten().topk(min(most, worth.numel())).indices
-        chosen = torch.zeros(worth.numel(), dtype=torch.bool, device=worth.device)
-        chosen[best] = True
-        self.live.touched &= chosen.view_as(worth)
+        self.live.touched &= _best(worth.clamp_min(0.0).sum(-1), 1.0 - (1.0 - self.keep_layers) * done)[:, None]
+        worth = worth.masked_fill(~self.live.touched, -1.0)
+        self.live.touched &= _best(worth.flatten(), 1.0 - (1.0 - self.keep) * done).view_as(worth)
         self.live.coefficients.mul_(self.live.touched[..., None])
         for moment in ("exp_avg", "exp_avg_sq"):
             state[moment].mul_(self.live.touched[..., None])
@@ -197,6 +197,13 @@ class Descent:
             self.step, self.curve = int(notes["step"]), list(notes["curve"])
             self.prices, self.rises = dict(notes["prices"]), dict(notes["rises"])
         return True
+
+
+def _best(worth: Tensor, share: float) -> Tensor:
+    """Which entries are among the best `share` of them, at least one."""
+    chosen = torch.zeros_like(worth, dtype=torch.bool)
+    chosen[worth.topk(max(1, round(share * worth.numel()))).indices] = True
+    return chosen
 
 
 def _learn_from(loss: Tensor, weight: float = 1.0) -> float:

@@ -63,11 +63,9 @@ class Lessons:
         """The groups of prompts of one step, each to be read together."""
         rng = random.Random(f"lessons/{self.seed}/{step}")
         seed = _LESSONS * (self.seed + 1) + step
-        # Every other step practises the largest size, crowded: what larger ones still will be like.
-        if step % 2 == 0:
-            groups = [self._alone(max(self.profile.sizes), self.profile.prompts, seed, rng.choice(self.profile.crowds))]
-        else:
-            groups = [self._alone(rng.choice(self.profile.sizes), self.profile.prompts, seed)]
+        # Every other step practises the largest size, most of them crowded: what larger ones still will be like.
+        size = max(self.profile.sizes) if step % 2 == 0 else rng.choice(self.profile.sizes)
+        groups = [self._alone(size, self.profile.prompts, seed, rng.choice(self.profile.crowds))]
         if self.profile.filled:
             size = rng.choice(sorted(self.profile.sizes)[-2:])
             groups.append(self._after_text(size, self.profile.filled, seed, rng))

@@ -47,7 +47,7 @@ class Profile:
 
     validation_prompts: int
     crowds: tuple[int, ...] = (1,)
-    """How often the keys of other items count in prompts of the largest size, so that it stands for larger ones."""
+    """How often the keys of other items may count in a prompt, so that it stands for a larger one."""
 
 
 PROFILES: Mapping[str, Profile] = MappingProxyType(

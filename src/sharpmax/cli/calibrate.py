@@ -38,6 +38,9 @@ def calibrate(
     ] = None,
     sizes: Annotated[str | None, typer.Option(metavar="N..N", help="Sizes to learn on: 8..64 doubles.")] = None,
     keep: Annotated[str, typer.Option(metavar="P%", help="Share of the heads that may be touched.")] = "100%",
+    keep_layers: Annotated[
+        str, typer.Option(metavar="P%", help="Share of the layers they may be in: each costs time.")
+    ] = "100%",
     steps: Annotated[int | None, typer.Option(help="Steps to learn for, of each kind.")] = None,
     rate: Annotated[float, typer.Option(help="How far a step goes.")] = 0.03,
     text: Annotated[
@@ -77,7 +80,8 @@ def calibrate(
         sizes=None if sizes is None else tuple(sizes_from(sizes, least=1)),
         steps=steps,
     )
-    limit, share, what = share_from("--leash", leash), share_from("--keep", keep), get_task(task)
+    limit, what = share_from("--leash", leash), get_task(task)
+    shares = {"keep": share_from("--keep", keep), "keep_layers": share_from("--keep-layers", keep_layers)}
     plain = None if text is None else text_from_file(text)
     for package in ("transformers", "safetensors"):
         require(package, "hf", "sharpmax calibrate")
@@ -90,7 +94,7 @@ def calibrate(
         with out_folder_if_used(out) as folder, steps_shown() as tell:
             try:
                 found = learn(
-                    language.model, language.tokenizer, task=what, leash=limit, profile=chosen, keep=share, rate=rate,
+                    language.model, language.tokenizer, task=what, leash=limit, profile=chosen, **shares, rate=rate,
                     seed=seed, text=plain, folder=folder, resume=resume, progress=tell,
                 )  # fmt: skip
             except (LeashError, DivergedError):
@@ -103,8 +107,8 @@ def calibrate(
     tables = calibrated_tables(found, model if not Path(model).exists() else Path(model).name)
     command = typed(
         f"calibrate {tables['setting']['model']}", task=what.name, leash=leash, foldable=foldable, profile=profile,
-        kinds=kinds, sizes=sizes, keep=keep, steps=steps, rate=rate, text=text, device=place.type, dtype=dtype,
-        seed=seed, out=out,
+        kinds=kinds, sizes=sizes, keep=keep, keep_layers=keep_layers, steps=steps, rate=rate, text=text,
+        device=place.type, dtype=dtype, seed=seed, out=out,
     )  # fmt: skip
     saved = collect(command, tables, seed=seed).save(folder / FILE_NAME)
     _forget_states(folder)

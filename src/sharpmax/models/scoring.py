@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -37,6 +37,8 @@ class Reply:
 
     ids: tuple[int, ...]
     start: int
+    positions: tuple[int, ...] | None = field(default=None, kw_only=True)
+    """Where its tokens stand; None is one after the other."""
 
     @property
     def tokens(self) -> int:
@@ -102,7 +104,7 @@ def reply_losses(model: PreTrainedModel, replies: Sequence[Reply]) -> tuple[Tens
         target[row, reply.start : len(reply.ids)] = torch.tensor(reply.ids[reply.start :])
     places = (target != _IGNORED).any(0).nonzero()[:, 0]
     # The token at a place is said by the row before it.
-    logits = _logits(model, ids.to(model.device), (places - 1).to(model.device))
+    logits = _logits(model, ids.to(model.device), (places - 1).to(model.device), _positions(replies, longest))
     wanted = target[:, places].to(model.device)
     nll = F.cross_entropy(logits.flatten(0, 1), wanted.flatten(), ignore_index=_IGNORED, reduction="none")
     right = (logits.detach().argmax(-1) == wanted) | (wanted == _IGNORED)
@@ -167,10 +169,22 @@ def _answered(model: PreTrainedModel, asked: Sequence[list[int]], new_tokens: in
     return [Reply((*one, *answer[:end]), len(one)) for one, answer, end in zip(asked, said, cut, strict=True)]
 
 
-def _logits(model: PreTrainedModel, ids: Tensor, rows: Tensor) -> Tensor:
+def _positions(replies: Sequence[Reply], longest: int) -> Tensor | None:
+    if all(reply.positions is None for reply in replies):
+        return None
+    positions = torch.arange(longest).repeat(len(replies), 1)
+    for row, reply in enumerate(replies):
+        if reply.positions is not None:
+            positions[row, : len(reply.ids)] = torch.tensor(reply.positions)
+    return positions
+
+
+def _logits(model: PreTrainedModel, ids: Tensor, rows: Tensor, positions: Tensor | None = None) -> Tensor:
     """Logits in float32 of some rows of every sequence; the others are not even computed where the model can do so."""
-    if "logits_to_keep" in inspect.signature(model.forward).parameters:
-        logits: Tensor = model(input_ids=ids, use_cache=False, logits_to_keep=rows).logits
-    else:
-        logits = model(input_ids=ids, use_cache=False).logits[:, rows]
-    return logits.float()
+    known = inspect.signature(model.forward).parameters
+    options: dict[str, Any] = {"logits_to_keep": rows} if "logits_to_keep" in known else {}
+    if positions is not None and "position_ids" in known:
+        # The mask says that all is one text: without it a gap would be taken for the start of another.
+        options |= {"position_ids": positions.to(ids.device), "attention_mask": torch.ones_like(ids)}
+    logits: Tensor = model(input_ids=ids, use_cache=False, **options).logits
+    return (logits if "logits_to_keep" in known else logits[:, rows]).float()
