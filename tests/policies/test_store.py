@@ -39,14 +39,14 @@ def test_public_functions_take_paths(tmp_path):
 def test_an_unknown_name_lists_the_choices(name):
     with pytest.raises(ArgumentError) as caught:
         sm.load_policy(name)
-    allowed = "one of ['none', 'paper', 'smollm2'] or the path of a policy file"
+    allowed = "one of ['none', 'paper', 'smollm2', 'smollm2-constant'] or the path of a policy file"
     assert str(caught.value) == f"policy: got {name!r}; allowed: {allowed}"
 
 
 @pytest.mark.parametrize("wrong", [3, 1.5, ["paper"], torch.zeros(1)])
 def test_other_types_list_the_choices(wrong):
     for read in (sm.load_policy, resolve_policy):
-        with pytest.raises(ArgumentTypeError, match=r"got \w+; allowed: .*one of \['none', 'paper', 'smollm2'\]"):
+        with pytest.raises(ArgumentTypeError, match=r"got \w+; allowed: .*one of \['none', 'paper', 'smollm2', 'smollm2-constant'\]"):
             read(wrong)
 
 

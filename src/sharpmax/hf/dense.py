@@ -48,7 +48,7 @@ class DenseLogits:
     def statistics(self, needs: frozenset[str], heads: Tensor | None) -> tuple[RowStats, Remeasure | None]:
         """As `sharpmax.hf.logits.Logits.statistics`."""
         if not needs:
-            return any_row(self.values), None
+            return any_row(self.values.device), None
         hidden = None if self.hidden is None else of_heads(self.hidden, heads)
         chosen = DenseLogits(of_heads(self.values, heads), hidden)
         return chosen._measure(None, "var" in needs), lambda beta: chosen._measure(beta, "var" in needs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, replace
 
 import torch
@@ -46,7 +47,7 @@ class Logits:
     def statistics(self, needs: frozenset[str], heads: Tensor | None) -> tuple[RowStats, Remeasure | None]:
         """At least the statistics in `needs` of some heads (None: all), and a way to measure them at another β."""
         if not needs:
-            return any_row(self.q), None
+            return any_row(self.q.device), None
         if needs <= COUNT:
             return RowStats.anchored(of_heads(self.counts(), heads)), None
         problem = self._chosen(heads)._problem()
@@ -77,9 +78,20 @@ class Logits:
         return problem_of(self.q, k, self.mask, "upper-left" if self.causal else None, self.scaling, enable_gqa=True)
 
 
-def any_row(like: Tensor) -> RowStats:
+def any_row(device: torch.device) -> RowStats:
     """One row of two keys, for rules that read nothing of it."""
-    return RowStats.anchored(like.new_full((1, 1), 2, dtype=torch.int64))
+    return _any_row(device) if not torch.compiler.is_compiling() else RowStats.anchored(_two(device))
+
+
+@functools.cache
+def _any_row(device: torch.device) -> RowStats:
+    """Made once: a generated token can afford little."""
+    with torch.inference_mode(False):
+        return RowStats.anchored(_two(device))
+
+
+def _two(device: torch.device) -> Tensor:
+    return torch.full((1, 1), 2, dtype=torch.int64, device=device)
 
 
 def of_heads(array: Tensor, heads: Tensor | None) -> Tensor:

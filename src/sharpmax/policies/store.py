@@ -34,9 +34,9 @@ def load_policy(path_or_name: str | Path) -> Policy:
 
 
 @functools.cache
-def _smollm2() -> Policy:
-    """What `sharpmax calibrate smollm2` learned: the policy that comes with the package."""
-    return _read(Path(str(importlib.resources.files("sharpmax.policies") / "data" / "smollm2.json")))
+def _packaged(name: str) -> Policy:
+    """A policy that comes with the package: what `sharpmax calibrate` learned for a model."""
+    return _read(Path(str(importlib.resources.files("sharpmax.policies") / "data" / f"{name}.json")))
 
 
 def _read(path: Path) -> Policy:
@@ -60,6 +60,11 @@ def resolve_policy(policy: Policy | str | None) -> Policy:
 
 
 NAMED: Mapping[str, Callable[[], Policy]] = MappingProxyType(
-    {"none": Constant, "paper": lambda: PAPER, "smollm2": _smollm2}
+    {
+        "none": Constant,
+        "paper": lambda: PAPER,
+        "smollm2": lambda: _packaged("smollm2"),
+        "smollm2-constant": lambda: _packaged("smollm2-constant"),
+    }
 )
 """Policies that can be asked for by name."""

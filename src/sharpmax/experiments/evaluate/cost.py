@@ -24,8 +24,8 @@ __all__ = ["CONTEXT", "ROUNDS", "cost"]
 CONTEXT = 2048
 """Tokens that are read before one more is said."""
 
-ROUNDS = 3
-_TOKENS_SAID = 8
+ROUNDS = 5
+_TOKENS_SAID = 24
 
 
 def cost(
