@@ -15,6 +15,7 @@ from sharpmax.hf.dense import DenseLogits, single_query_attention, single_query_
 from sharpmax.hf.logits import COUNT, Logits
 from sharpmax.hf.rules import Rule
 from sharpmax.hf.softcap import capped_attention
+from sharpmax.hf.watching import Seen, Watchers
 from sharpmax.rows.layout import floats_at_least_32
 
 __all__ = ["LAYER", "Layer", "Repeated", "sharp_attention"]
@@ -60,6 +61,10 @@ class Layer:
     function: Callable[..., Any]
     heads: int
     rules: tuple[Rule, ...]
+    number: int = 0
+    """Which of the model's attention modules this is."""
+
+    watchers: Watchers = field(default_factory=Watchers)
     repeated: Repeated | None = None
     """Which keys count more than once, for as long as somebody says so."""
 
@@ -101,24 +106,45 @@ def sharp_attention(
     layer: Layer = getattr(module, LAYER)
     if layer.repeated is not None:
         key, value, attention_mask = layer.repeated.keys(query, key, value, attention_mask, layer.inner == "eager")
+    bias, cap, scaling = kwargs.get("position_bias"), kwargs.get("softcap"), kwargs.get("scaling")
+    causal = attention_mask is None and _is_causal(layer, module, query, kwargs.get("is_causal"))
+
+    def show(query: Tensor, mask: Tensor | None, bias: Tensor | None = None, beta: Tensor | None = None) -> None:
+        """Tell whoever watches, with the arguments as they are in the end."""
+        layer.watchers.show(
+            lambda: Seen(
+                layer.number, query.detach(), key.detach(), mask if bias is None else _hiding(bias, mask, causal),
+                causal and bias is None, scaling, cap if layer.inner == "eager" else None, beta,
+            )
+        )  # fmt: skip
+
     if not layer.rules:
+        show(query, attention_mask, bias)
         return layer.function(module, query, key, value, attention_mask, **kwargs)
     if kwargs.get("s_aux") is not None:
         raise UnsupportedError("model: attention sinks (s_aux) are logits that scaling the query does not scale")
-    if kwargs.get("softcap") is not None and layer.inner == "eager":
-        return capped_attention(module, query, key, value, attention_mask, layer.beta, **kwargs)
-    bias = kwargs.get("position_bias")
+    if cap is not None and layer.inner == "eager":
+
+        def capped_beta(logits: DenseLogits) -> Tensor:
+            beta = layer.beta(logits)
+            show(query, scaled_mask(attention_mask, beta), beta=beta)
+            return beta
+
+        return capped_attention(module, query, key, value, attention_mask, capped_beta, **kwargs)
     if bias is None and _is_single_query(layer, query, kwargs.get("dropout")):
-        logits = single_query_logits(query, key, attention_mask, kwargs.get("scaling"))
-        return single_query_attention(logits, layer.beta(logits), value), None
-    causal = attention_mask is None and _is_causal(layer, module, query, kwargs.get("is_causal"))
+        logits = single_query_logits(query, key, attention_mask, scaling)
+        beta = layer.beta(logits)
+        show(scaled_queries(query, beta), scaled_mask(attention_mask, beta))
+        return single_query_attention(logits, beta, value), None
     if bias is None:
-        beta = layer.beta(Logits(query, key, attention_mask, causal, kwargs.get("scaling")))
+        beta = layer.beta(Logits(query, key, attention_mask, causal, scaling))
         attention_mask = scaled_mask(attention_mask, beta)
     else:
-        beta = layer.beta(Logits(query, key, _hiding(bias, attention_mask, causal), False, kwargs.get("scaling")))
-        kwargs["position_bias"] = (bias * beta[..., None]).to(bias.dtype)
-    return layer.function(module, scaled_queries(query, beta), key, value, attention_mask, **kwargs)
+        beta = layer.beta(Logits(query, key, _hiding(bias, attention_mask, causal), False, scaling))
+        kwargs["position_bias"] = bias = (bias * beta[..., None]).to(bias.dtype)
+    query = scaled_queries(query, beta)
+    show(query, attention_mask, bias)
+    return layer.function(module, query, key, value, attention_mask, **kwargs)
 
 
 def _is_single_query(layer: Layer, query: Tensor, dropout: float | None) -> bool:

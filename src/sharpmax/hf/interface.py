@@ -27,14 +27,16 @@ from sharpmax.errors import UnsupportedError
 from sharpmax.hf.attention import LAYER, Layer, Repeated, sharp_attention
 from sharpmax.hf.rules import Rule
 from sharpmax.hf.support import NAMES, AttentionModule, attention_modules, check_model, require_transformers
+from sharpmax.hf.watching import Watcher, Watchers
 from sharpmax.policies import Policy
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["Installed", "install", "installed", "modules_of", "put", "repeated"]
+__all__ = ["Installed", "install", "installed", "modules_of", "put", "repeated", "watch"]
 
 _INSTALLED = "_sharpmax_installed"
+_WATCHERS = "_sharpmax_watchers"
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,6 +53,9 @@ class Installed:
 
     own: dict[str, Any] = field(default_factory=dict)
     """What the model itself (not its class) had under the names of those methods."""
+
+    watched_only: bool = False
+    """Whether it is there for watchers alone, and goes with the last of them."""
 
     guard: list[RemovableHandle] = field(default_factory=list)
     """The check before each call that the model still uses this attention, while it is in place."""
@@ -76,7 +81,8 @@ def install(
     """
     modules = modules_of(model)
     layers = [
-        Layer(one.inner, one.function, one.heads, tuple(rules_of_layer(number))) for number, one in enumerate(modules)
+        Layer(one.inner, one.function, one.heads, tuple(rules_of_layer(number)), number)
+        for number, one in enumerate(modules)
     ]
     bound = {name: MethodType(method, model) for name, method in (methods or {}).items()}
     now = Installed(modules, layers, policy, bound)
@@ -108,10 +114,48 @@ def installed(model: PreTrainedModel) -> Installed | None:
     return vars(model).get(_INSTALLED)
 
 
+def watch(model: PreTrainedModel, watcher: Watcher) -> Callable[[], None]:
+    """Show `watcher` every call of attention in the model, until the function returned is called.
+
+    Policies may come and go meanwhile. What a watcher sees is what the model computes, in the thread that computes it;
+    an error of its own ends the call. A compiled model shows nothing.
+    """
+    before = installed(check_model(model))
+    watchers = _watchers(model)
+    watchers.active += (watcher,)
+    if before is None:
+        put(model, None)
+
+    def remove() -> None:
+        watchers.active = tuple(one for one in watchers.active if one is not watcher)
+        state = installed(model)
+        if not watchers.active and state is not None and state.watched_only:
+            put(model, None)
+
+    return remove
+
+
+def _watchers(model: PreTrainedModel) -> Watchers:
+    found: Watchers = vars(model).setdefault(_WATCHERS, Watchers())
+    return found
+
+
+def _for_watchers(model: PreTrainedModel) -> Installed | None:
+    """What is installed where nobody asks for rules: nothing, unless someone watches."""
+    if not _watchers(model).active:
+        del vars(model)[_WATCHERS]
+        return None
+    modules = modules_of(model)
+    layers = [Layer(one.inner, one.function, one.heads, (), number) for number, one in enumerate(modules)]
+    return Installed(modules, layers, None, {}, watched_only=True)
+
+
 def put(model: PreTrainedModel, state: Installed | None) -> None:
     """Make `state`, of this model, the one installed; None leaves the model as it was before anything was."""
     _register()
     before = installed(model)
+    if state is None or state.watched_only:
+        state = _for_watchers(model)
     if before is not None:
         for one in before.modules:
             vars(one.module).pop(LAYER, None)
@@ -126,6 +170,7 @@ def put(model: PreTrainedModel, state: Installed | None) -> None:
         vars(model).update(state.methods)
         state.guard.append(model.register_forward_pre_hook(_check_in_use))
         for one, layer in zip(state.modules, state.layers, strict=True):
+            layer.watchers = _watchers(model)
             vars(one.module)[LAYER] = layer
             one.config._attn_implementation_internal = NAMES[one.inner]
         vars(model)[_INSTALLED] = state
