@@ -1,0 +1,75 @@
+"""Language models on a GPU: the same policies, the same answers, the same rows seen as on the CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import sharpmax.hf as hf
+from sharpmax.calibrate.calibration import calibrate
+from sharpmax.hf.interface import watch
+from sharpmax.hf.watching import Seen
+from sharpmax.policies import Constant, LogLinear, Policy
+from tests.calibrate.small import TEXT, profile
+from tests.experiments.evaluate import tiny
+from tests.hf.families import FAMILIES
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; run by `make test-gpu` on one"),
+]
+
+ROWS = LogLinear(level=0.4, length=0.1, entropy=0.3, top=-0.2, var=0.1, reference=4.0)
+POLICIES = [None, Constant(1.7), ROWS]
+
+
+def on_gpu(inputs: dict[str, Any]) -> dict[str, Any]:
+    return {name: tensor.cuda() for name, tensor in inputs.items()}
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=["none", "constant", "rows"])
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=lambda one: one.name)
+def test_logits_equal_those_of_the_cpu(family: Any, policy: Policy | None) -> None:
+    model = hf.apply(family.build(), policy)
+    inputs = family.inputs(model)
+    with torch.no_grad():
+        expected = family.logits(model, **inputs)
+        found = family.logits(model.cuda(), **on_gpu(inputs))
+    assert torch.allclose(found.cpu(), expected, atol=2e-3)
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize("policy", POLICIES, ids=["none", "constant", "rows"])
+def test_generation_equals_that_of_the_cpu(policy: Policy | None, cache: str) -> None:
+    model = hf.apply(FAMILIES["llama"].build(), policy)
+    ids = torch.randint(3, 97, (2, 7), generator=torch.Generator().manual_seed(0))
+    options = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    options |= {"cache_implementation": "static", "disable_compile": True} if cache == "static" else {}
+    expected = model.generate(ids, **options)
+    assert torch.equal(model.cuda().generate(ids.cuda(), **options).cpu(), expected)
+
+
+def test_rows_seen_equal_those_of_the_cpu() -> None:
+    model = hf.apply(FAMILIES["llama"].build(), ROWS)
+    inputs = FAMILIES["llama"].inputs(model)
+    rows: list[torch.Tensor] = []
+
+    def keep(seen: Seen) -> None:
+        rows.append(seen.rows(torch.tensor([3, 11], device=seen.query.device)).scaled(None).softmax(-1).cpu())
+
+    remove = watch(model, keep)
+    with torch.no_grad():
+        model(**inputs)
+        model.cuda()(**on_gpu(inputs))
+    remove()
+    for cpu, gpu in zip(rows[:2], rows[2:], strict=True):
+        assert torch.allclose(cpu, gpu, atol=1e-3)
+
+
+def test_a_calibration_keeps_to_its_leash() -> None:
+    model = tiny.model().cuda()
+    found = calibrate(model, tiny.tokenizer(), task=tiny.LETTERS, leash=0.05, profile=profile(), text=TEXT)
+    assert found.chosen.policy.layers == tiny.LAYERS
+    assert all(rise <= 0.05 for rise in found.chosen.rises.values())
