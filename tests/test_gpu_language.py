@@ -45,7 +45,7 @@ def test_logits_equal_those_of_the_cpu(family: Any, policy: Policy | None) -> No
 def test_generation_equals_that_of_the_cpu(policy: Policy | None, cache: str) -> None:
     model = hf.apply(FAMILIES["llama"].build(), policy)
     ids = torch.randint(3, 97, (2, 7), generator=torch.Generator().manual_seed(0))
-    options = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    options: dict[str, Any] = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
     options |= {"cache_implementation": "static", "disable_compile": True} if cache == "static" else {}
     expected = model.generate(ids, **options)
     assert torch.equal(model.cuda().generate(ids.cuda(), **options).cpu(), expected)
