@@ -3,7 +3,8 @@
 from typing import TYPE_CHECKING
 
 import sharpmax.attention  # (light; see below)
-import sharpmax.calibrate  # noqa: F401
+import sharpmax.calibrate
+import sharpmax.probe  # noqa: F401
 from sharpmax.lazy import lazy_exports
 
 if TYPE_CHECKING:
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from sharpmax.hf import apply as apply
     from sharpmax.hf import fold as fold
     from sharpmax.policies import load_policy as load_policy
+    from sharpmax.probe.capture import capture as capture
+    from sharpmax.probe.monitor import monitor as monitor
+    from sharpmax.probe.probing import probe as probe
     from sharpmax.rows import RowStats as RowStats
     from sharpmax.rows import row_stats as row_stats
     from sharpmax.theory import horizon as horizon
@@ -30,12 +34,15 @@ _homes = {
     "apply": "sharpmax.hf",
     "attention": "sharpmax.attention.sharp",
     "calibrate": "sharpmax.calibrate.calibration",
+    "capture": "sharpmax.probe.capture",
     "entropy": "sharpmax.attention.dense",
     "fold": "sharpmax.hf",
     "horizon": "sharpmax.theory",
     "load_policy": "sharpmax.policies",
+    "monitor": "sharpmax.probe.monitor",
     "normalisers": "sharpmax.attention.normalisers",
     "policies": "sharpmax.policies",
+    "probe": "sharpmax.probe.probing",
     "row_stats": "sharpmax.rows",
     "softmax": "sharpmax.attention.dense",
     "theory": "sharpmax.theory",
@@ -47,19 +54,22 @@ __all__ = [
     "apply",
     "attention",
     "calibrate",
+    "capture",
     "entropy",
     "fold",
     "horizon",
     "load_policy",
+    "monitor",
     "normalisers",
     "policies",
+    "probe",
     "row_stats",
     "softmax",
     "theory",
 ]
 
-# The rooms sharpmax.attention and sharpmax.calibrate share their names with their main functions. Loading the (light)
-# rooms above and letting go of the names makes these the functions whichever part of the package is used first.
-del globals()["attention"], globals()["calibrate"]
+# The rooms sharpmax.attention, sharpmax.calibrate and sharpmax.probe share their names with their main functions.
+# Loading the (light) rooms above and letting go of the names makes these the functions whichever part is used first.
+del globals()["attention"], globals()["calibrate"], globals()["probe"]
 
 __getattr__, __dir__ = lazy_exports(__name__, _homes)

@@ -20,7 +20,8 @@ __all__ = ["lazy_exports", "require"]
 def lazy_exports(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return the `__getattr__` and `__dir__` of a package whose public names live in the modules `homes` names.
 
-    A name whose home ends in the name itself (`"policies": "sharpmax.policies"`) is that module.
+    A name whose home ends in the name itself (`"policies": "sharpmax.policies"`) is that module, unless something of
+    that name is in it.
     """
 
     def load(name: str) -> Any:
@@ -28,7 +29,7 @@ def lazy_exports(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str]
         if home is None:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         module = importlib.import_module(home)
-        value = module if home.rpartition(".")[2] == name else getattr(module, name)
+        value = getattr(module, name, module) if home.rpartition(".")[2] == name else getattr(module, name)
         setattr(sys.modules[package], name, value)  # the next access does not come here
         return value
 

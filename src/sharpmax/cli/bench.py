@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from sharpmax.cli.terminal import out_folder, print_table, progress, say, wrote
-from sharpmax.errors import UnsupportedError
+from sharpmax.errors import UnsupportedError, reject
 
 __all__ = ["add_to", "bench"]
 
@@ -20,33 +21,99 @@ def add_to(app: typer.Typer) -> None:
 
 def bench(
     cpu: Annotated[bool, typer.Option("--cpu/--gpu", help="What to measure.")] = True,
+    probe: Annotated[bool, typer.Option("--probe", help="Measure what capturing rows of smollm2 costs.")] = False,
+    monitor: Annotated[
+        bool, typer.Option("--monitor", help="Measure how good a monitor of smollm2 is, and what it costs.")
+    ] = False,
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Folder for cpu.json; without it: print only.")
+        Path | None, typer.Option(metavar="DIR", help="Folder for the JSON file; without it: print only.")
     ] = None,
-    repeat: Annotated[int, typer.Option(help="Rounds; each runs every case once.")] = 5,
-    length: Annotated[int, typer.Option(help="Queries and keys; targets are judged at 16384 only.")] = 16_384,
+    repeat: Annotated[
+        int | None,
+        typer.Option(help="Rounds; each runs every case once. 5, with --probe 3, --monitor 12.", show_default=False),
+    ] = None,
+    length: Annotated[
+        int | None,
+        typer.Option(
+            help="Queries and keys. 16384, with --probe 8192, --monitor 2048: targets are judged there.",
+            show_default=False,
+        ),
+    ] = None,
+    limit: Annotated[int, typer.Option(help="With --monitor: prompts of each size.")] = 100,
+    device: Annotated[str, typer.Option(help="With --monitor: auto, cpu, cuda or mps.")] = "auto",
+    dtype: Annotated[str, typer.Option(help="With --monitor: float32, bfloat16 or float16.")] = "float32",
     seed: Annotated[int, typer.Option(help="Seed of the random inputs.")] = 0,
 ) -> None:
     """Time row statistics and sharp attention next to torch's own attention, after checking that they are right.
 
-    A case that disagrees with the float64 reference gets no speed, and the exit code is then 1.
+    A case that disagrees with the float64 reference gets no speed, and the exit code is then 1. With --probe, the same
+    for a model that is watched, next to the model as it comes, and with the memory of both. With --monitor: false
+    alarms on fresh prompts, wrong answers told from right ones next to the model's own confidence, and time per token.
     """
+    if monitor:
+        if probe:
+            reject("--probe", "both --probe and --monitor", "one of the two")
+        from sharpmax.cli.bench_monitor import bench_monitor
+
+        bench_monitor(device=device, dtype=dtype, limit=limit, repeat=repeat, length=length, seed=seed, out=out)
+        return
     if not cpu:
         raise UnsupportedError("--gpu: measuring on a GPU is not there yet; use --cpu")
-    from sharpmax.experiments.cpu_bench import cpu_tables, disagreeing
+    from sharpmax.experiments import cpu_bench, probe_bench
     from sharpmax.experiments.provenance import typed
     from sharpmax.experiments.results import collect
 
+    name = "probe" if probe else "cpu"
+    kinds: dict[str, tuple[Callable[..., dict[str, Any]], int, int, Callable[[dict[str, Any]], None]]] = {
+        "cpu": (cpu_bench.cpu_tables, cpu_bench.FULL_LENGTH, 5, _print),
+        "probe": (probe_bench.probe_tables, probe_bench.FULL_LENGTH, probe_bench.ROUNDS, _print_probe),
+    }
+    make, full_length, rounds, show = kinds[name]
+    asked = {"repeat": rounds if repeat is None else repeat, "length": full_length if length is None else length}
     folder = None if out is None else out_folder(out)
     with progress() as note:
-        tables = cpu_tables(length=length, repeat=repeat, seed=seed, note=note)
-    _print(tables)
+        tables = make(**asked, seed=seed, note=note)
+    show(tables)
     if folder is not None:
-        command = typed("bench", cpu=True, out=out, repeat=repeat, length=length, seed=seed)
-        wrote([collect(command, tables, seed=seed).save(folder / "cpu.json")])
-    if wrong := disagreeing(tables):
+        command = typed("bench", **{name: True}, out=out, **asked, seed=seed)
+        wrote([collect(command, tables, seed=seed).save(folder / f"{name}.json")])
+    if wrong := cpu_bench.disagreeing(tables):
         say(f"No speed for what disagrees with the reference: {', '.join(wrong)}.")
         raise typer.Exit(1)
+
+
+def _print_probe(tables: dict[str, Any]) -> None:
+    setting, entries = tables["setting"], tables["bench"]
+    print_table(
+        f"{setting['model']} reads {setting['length']:,} tokens, {setting['dtype']}, threads: {setting['threads']}, "
+        f"rounds: {setting['rounds']}",
+        [
+            *("case", "rows", "median s", "× plain", "target", "CPU s", "× plain", "peak MiB", "× plain", "target"),
+            *("largest error", "allowed"),
+        ],
+        [_probe_row(name, entry, setting["rows"]) for name, entry in entries.items()],
+    )
+    say(
+        "Each pass runs in a fresh interpreter, whose whole memory is counted. Errors: entropies against float64, nats."
+    )
+
+
+def _probe_row(name: str, entry: dict[str, Any], rows: dict[str, int]) -> list[str]:
+    if "errors" not in entry:
+        times = [f"{entry['median_s']:.1f}", "–", "–", f"{entry['cpu_s']:.1f}", "–"]
+        return [name, "–", *times, _number(entry["peak_mib"], ",.0f"), *["–"] * 4]
+    chosen = str(rows[name.partition("/")[2]])
+    checked = [_number(entry["errors"]["entropy"], ".1e", "not finite"), f"{entry['tolerance']:.0e}"]
+    if not entry["agrees"]:
+        return [name, chosen, "disagrees" if entry["same_output"] else "changes the output", *["–"] * 7, *checked]
+    times = [f"{entry['median_s']:.1f}", f"{entry['ratio']:.2f}", _target(entry, "ratio")]
+    times += [f"{entry['cpu_s']:.1f}", f"{entry['cpu_ratio']:.2f}"]
+    memory = [_number(entry["peak_mib"], ",.0f"), _number(entry["peak_ratio"], ".2f"), _target(entry, "peak_ratio")]
+    return [name, chosen, *times, *memory, *checked]
+
+
+def _number(value: float | None, form: str, missing: str = "–") -> str:
+    return missing if value is None else format(value, form)
 
 
 def _print(tables: dict[str, Any]) -> None:
@@ -69,11 +136,11 @@ def _print(tables: dict[str, Any]) -> None:
 
 def _attention_row(name: str, entry: dict[str, Any]) -> list[str]:
     known = [error for error in entry["errors"].values() if error is not None]
-    worst = f"{max(known):.1e}" if len(known) == len(entry["errors"]) else "not finite"
-    checked = [worst, f"{entry['tolerance']:.0e}"]
+    worst = max(known) if len(known) == len(entry["errors"]) else None
+    checked = [_number(worst, ".1e", "not finite"), f"{entry['tolerance']:.0e}"]
     if not entry["agrees"]:
         return [name, "disagrees", "–", "–", "–", *checked]
-    ratio = "–" if entry["ratio"] is None else f"{entry['ratio']:.2f}"
+    ratio = _number(entry["ratio"], ".2f")
     return [name, f"{entry['median_s']:.3f}", f"{entry['min_s']:.3f}", ratio, _target(entry, "ratio"), *checked]
 
 

@@ -2,38 +2,74 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from sharpmax.cli.terminal import progress, wrote
+from sharpmax.cli.terminal import out_folder_if_used, progress, wrote
 from sharpmax.lazy import require
 
-__all__ = ["add_to", "draw_and_name", "draw_saved", "report", "require_drawing"]
+__all__ = ["add_to", "draw_and_name", "draw_compared", "draw_saved", "report", "require_drawing"]
+
+
+_COMPARISON = Path("comparison")
 
 
 def add_to(app: typer.Typer) -> None:
     """Add the command."""
-    app.command(epilog="Example: sharpmax report reproduce")(report)
+    app.command(epilog="Example: sharpmax report before after --out comparison")(report)
 
 
 def report(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder with a results.json.")],
+    other: Annotated[
+        Path | None, typer.Argument(metavar="OTHER", help="A second one, to compare with: both of sharpmax probe.")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help=f"Folder for figures and page; without it DIR, or {_COMPARISON} for two."),
+    ] = None,
 ) -> None:
-    """Draw the figures and the page of a folder again, from its results.json alone."""
-    wrote(draw_saved(folder))
+    """Draw the figures and the page of a folder again, or compare two, from their results.json alone."""
+    if other is None:
+        wrote(draw_saved(folder, out))
+        return
+    with out_folder_if_used(out or _COMPARISON) as drawn_in:
+        wrote(draw_compared(folder, other, drawn_in))
 
 
-def draw_saved(path: Path) -> list[Path]:
+def draw_saved(path: Path, out: Path | None = None) -> list[Path]:
     """Draw everything that saved results (a folder or its results.json) allow, beside them; the page comes last."""
     from sharpmax.experiments.results import load
+
+    results = load(path)
+    return _drawn(results.command, results.provenance, results.tables, out or _folder_of(path))
+
+
+def draw_compared(first: Path, second: Path, out: Path) -> list[Path]:
+    """Draw two saved results on one page, into `out`; each may be a folder or its results.json."""
+    from sharpmax.experiments.provenance import typed
+    from sharpmax.experiments.results import load
+    from sharpmax.report.together import together
+
+    names = [_folder_of(path).resolve().name for path in (first, second)]
+    saved = [load(path).to_dict() for path in (first, second)]
+    tables = together(list(zip(names, saved, strict=True)))
+    # Each of the two says by itself where it comes from.
+    return _drawn(typed(" ".join(["report", *names]), out=out), {}, tables, out)
+
+
+def _folder_of(path: Path) -> Path:
+    return path if path.is_dir() else path.parent
+
+
+def _drawn(command: str, provenance: Mapping[str, Any], tables: Mapping[str, Any], folder: Path) -> list[Path]:
     from sharpmax.report.figures import draw
     from sharpmax.report.page import write_page
 
-    results = load(path)
-    folder = path if path.is_dir() else path.parent
-    return [*draw(results.tables, folder), write_page(results.command, results.provenance, results.tables, folder)]
+    return [*draw(tables, folder), write_page(command, provenance, tables, folder)]
 
 
 def require_drawing() -> None:

@@ -23,6 +23,7 @@ from sharpmax.attention.sharp import attention
 from sharpmax.errors import OutOfRangeWarning, reject
 from sharpmax.experiments.fresh import import_costs, peak_extra_bytes
 from sharpmax.experiments.provenance import check_seed
+from sharpmax.experiments.targets import held_to
 from sharpmax.policies import PAPER
 from sharpmax.rows import RowStats, row_stats
 
@@ -216,10 +217,4 @@ def _time(found: dict[str, dict[str, Any]], inputs: _Inputs, repeat: int, note: 
 
 
 def _targets(name: str, entry: dict[str, Any], judged: bool) -> dict[str, dict[str, Any]]:
-    """What the case is held to and whether it got there; None where this run cannot tell."""
-    found = {}
-    for quantity, limit in _TARGETS.get(name, {}).items():
-        value = entry.get(quantity)
-        number = len(value) if isinstance(value, list) else value
-        found[quantity] = {"at_most": limit, "reached": number <= limit if judged and number is not None else None}
-    return found
+    return held_to(_TARGETS.get(name, {}), entry, judged)

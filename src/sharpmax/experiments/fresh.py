@@ -13,7 +13,7 @@ from typing import Any
 import sharpmax
 from sharpmax.errors import SharpmaxError
 
-__all__ = ["HEAVY", "import_costs", "peak_extra_bytes", "resident_bytes"]
+__all__ = ["HEAVY", "import_costs", "pass_costs", "peak_extra_bytes", "resident_bytes"]
 
 HEAVY = ("transformers", "jax", "triton", "plotly", "ray", "matplotlib")
 """Packages that using the core must not import."""
@@ -69,6 +69,13 @@ def peak_extra_bytes(length: int, heads: int, width: int) -> int | None:
     """How far memory rises above its level before `row_stats(impl="streaming")`; None where it cannot be seen."""
     extra: int | None = _python(["-m", "sharpmax.experiments.peak_memory", str(length), str(heads), str(width)])
     return extra
+
+
+def pass_costs(model: str, length: int, rows: str, seed: int) -> dict[str, Any]:
+    """Time, memory and output of one pass of a language model: see `sharpmax.experiments.one_pass`."""
+    words = ["-m", "sharpmax.experiments.one_pass", model, str(length), rows, str(seed)]
+    found: dict[str, Any] = _python(words)
+    return found
 
 
 def _python(arguments: list[str]) -> Any:

@@ -14,6 +14,7 @@ the configurations of the model name them, and the call is handed on to the impl
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -37,6 +38,8 @@ __all__ = ["Installed", "install", "installed", "modules_of", "put", "repeated",
 
 _INSTALLED = "_sharpmax_installed"
 _WATCHERS = "_sharpmax_watchers"
+_changing = threading.RLock()
+"""Held by the thread that changes what is installed in a model; others may be in the middle of a pass."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,17 +123,19 @@ def watch(model: PreTrainedModel, watcher: Watcher) -> Callable[[], None]:
     Policies may come and go meanwhile. What a watcher sees is what the model computes, in the thread that computes it;
     an error of its own ends the call. A compiled model shows nothing.
     """
-    before = installed(check_model(model))
-    watchers = _watchers(model)
-    watchers.active += (watcher,)
-    if before is None:
-        put(model, None)
+    with _changing:
+        before = installed(check_model(model))
+        watchers = _watchers(model)
+        watchers.active += (watcher,)
+        if before is None:
+            put(model, None)
 
     def remove() -> None:
-        watchers.active = tuple(one for one in watchers.active if one is not watcher)
-        state = installed(model)
-        if not watchers.active and state is not None and state.watched_only:
-            put(model, None)
+        with _changing:
+            watchers.active = tuple(one for one in watchers.active if one is not watcher)
+            state = installed(model)
+            if not watchers.active and state is not None and state.watched_only:
+                put(model, None)
 
     return remove
 
@@ -152,19 +157,25 @@ def _for_watchers(model: PreTrainedModel) -> Installed | None:
 
 def put(model: PreTrainedModel, state: Installed | None) -> None:
     """Make `state`, of this model, the one installed; None leaves the model as it was before anything was."""
+    with _changing:
+        _put(model, state)
+
+
+def _put(model: PreTrainedModel, state: Installed | None) -> None:
     _register()
     before = installed(model)
     if state is None or state.watched_only:
         state = _for_watchers(model)
     if before is not None:
+        del vars(model)[_INSTALLED]
+        for one in before.modules:
+            one.config._attn_implementation_internal = one.inner
         for one in before.modules:
             vars(one.module).pop(LAYER, None)
-            one.config._attn_implementation_internal = one.inner
         for name in before.methods:
             del vars(model)[name]
         vars(model).update(before.own)
         before.guard.pop().remove()
-        del vars(model)[_INSTALLED]
     if state is not None:
         state.own.update({name: vars(model)[name] for name in state.methods if name in vars(model)})
         vars(model).update(state.methods)
@@ -180,7 +191,8 @@ def _check_in_use(model: PreTrainedModel, args: Any) -> None:
     """Something else may have changed the attention meanwhile (Whisper's token timestamps do): not silently."""
     state = installed(model)
     for one in () if state is None else state.modules:
-        if one.config._attn_implementation != NAMES[one.inner]:
+        # Unless it is another thread that has just put something else in place.
+        if one.config._attn_implementation != NAMES[one.inner] and installed(model) is state:
             raise UnsupportedError(
                 f"attn_implementation: it became {one.config._attn_implementation!r} while a policy was applied, which "
                 "would be ignored; restore the model, change it there, and apply the policy again"

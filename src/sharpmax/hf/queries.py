@@ -1,7 +1,8 @@
-"""Where the queries of an attention module come from, and how to scale them there, head by head."""
+"""Where the queries and keys of an attention module come from, and how to scale queries there, head by head."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,12 +11,38 @@ from torch import Tensor, nn
 from sharpmax.errors import UnsupportedError
 from sharpmax.hf.support import AttentionModule, require_transformers
 
-__all__ = ["scale_queries"]
+__all__ = ["Projection", "projections", "scale_queries"]
 
-_SEPARATE = ("q_proj", "query", "q_attn")
+# Layers that make queries alone, and their neighbours that make the keys.
+_SEPARATE = {"q_proj": "k_proj", "query": "key", "q": "k", "q_attn": ""}
 _QUERY_NORMS = ("q_norm", "q_layernorm")
 # Normalisations that queries do not pass through.
 _OTHER_NORMS = ("k_norm", "k_layernorm", "LayerNorm")
+
+
+@dataclass(frozen=True, eq=False)
+class Projection:
+    """Outputs of a layer that are the queries, or the keys, of an attention module."""
+
+    name: str
+    layer: Any
+    rows: Tensor
+    """Which outputs, `[heads, D]`."""
+
+    def matrix(self) -> Tensor:
+        """What makes them, `[heads, D, inputs]` in float64 on the CPU."""
+        weight: Tensor = self.layer.weight.detach().to("cpu", torch.float64)
+        # Conv1D keeps its outputs in columns, Linear in rows.
+        return (weight if isinstance(self.layer, nn.Linear) else weight.T)[self.rows]
+
+    def bias(self) -> Tensor:
+        """What is added to them, `[heads, D]` in float64 on the CPU."""
+        bias = self.layer.bias
+        return (
+            torch.zeros(self.rows.shape, dtype=torch.float64)
+            if bias is None
+            else bias.detach().cpu().double()[self.rows]
+        )
 
 
 def scale_queries(one: AttentionModule, beta: Tensor, where: str) -> None:
@@ -30,11 +57,10 @@ def scale_queries(one: AttentionModule, beta: Tensor, where: str) -> None:
     if norm is not None:
         _scale_norm(norm, _gain_factor(norm, one, beta, where), where)
         return
-    layer, rows = _projection(one, where)
-    # Conv1D keeps its outputs in columns, Linear in rows.
-    columns = not isinstance(layer, nn.Linear)
+    made = _projection(one, where)
+    layer, columns = made.layer, not isinstance(made.layer, nn.Linear)
     factor = torch.ones(layer.weight.shape[1 if columns else 0], dtype=torch.float64)
-    factor[rows] = beta.repeat_interleave(len(rows) // one.heads)
+    factor[made.rows] = beta[:, None]
     _multiply(layer.weight, factor if columns else factor[:, None])
     if layer.bias is not None:
         _multiply(layer.bias, factor)
@@ -44,20 +70,20 @@ def _multiply(weight: Tensor, factor: Tensor) -> None:
     weight.copy_(weight * factor.to(weight.device))
 
 
-def _projection(one: AttentionModule, where: str) -> tuple[Any, Tensor]:
+def projections(one: AttentionModule, where: str) -> tuple[Projection, Projection]:
+    """What makes the queries and what makes the keys of a module that attends to its own input."""
+    queries = _projection(one, where)
+    return queries, _keys_beside(one, queries, where)
+
+
+def _projection(one: AttentionModule, where: str) -> Projection:
     """The layer that makes the queries, and which of its outputs they are, head by head."""
     module, heads = one.module, one.heads
-    conv1d = require_transformers("pytorch_utils").Conv1D
     for name in (*_SEPARATE, "c_attn", "Wqkv", "query_key_value", "qkv_proj"):
         layer = getattr(module, name, None)
         if layer is None:
             continue
-        if type(layer) not in (nn.Linear, conv1d) or not layer.weight.is_floating_point():
-            raise UnsupportedError(
-                f"model: {where} makes its queries by a {type(layer).__name__}, whose weights cannot be scaled; "
-                "load the model unquantized and without adapters first"
-            )
-        outputs = layer.weight.shape[0 if isinstance(layer, nn.Linear) else 1]
+        outputs = _outputs(layer, where)
         parts = 1 if name in _SEPARATE else 3
         if name == "qkv_proj":
             shared = getattr(one.config, "num_key_value_heads", None) or heads
@@ -67,12 +93,38 @@ def _projection(one: AttentionModule, where: str) -> tuple[Any, Tensor]:
         if rest or width != _head_width(one, width):
             break  # something else is made along with the queries
         if name == "query_key_value":  # query, key and value of one head lie side by side
-            return layer, torch.arange(outputs).view(heads, 3, width)[:, 0].flatten()
-        return layer, torch.arange(heads * width)
+            return Projection(name, layer, torch.arange(outputs).view(heads, 3, width)[:, 0])
+        return Projection(name, layer, torch.arange(heads * width).view(heads, width))
     raise UnsupportedError(
         f"model: where the queries of {where} come from is not known ({type(module).__name__}); "
         "apply the policy instead (sharpmax.apply)"
     )
+
+
+def _keys_beside(one: AttentionModule, queries: Projection, where: str) -> Projection:
+    """Where the keys are, given the queries."""
+    heads, width = queries.rows.shape
+    name = _SEPARATE.get(queries.name)
+    layer = queries.layer if name is None else getattr(one.module, name, None)
+    if layer is None:
+        raise UnsupportedError(f"model: where the keys of {where} come from is not known ({type(one.module).__name__})")
+    if name is not None:
+        return Projection(name, layer, torch.arange(_outputs(layer, where)).view(-1, width))
+    if queries.name == "query_key_value":
+        return Projection(queries.name, layer, queries.rows + width)
+    keys = (_outputs(layer, where) - heads * width) // 2  # as many values follow
+    return Projection(queries.name, layer, heads * width + torch.arange(keys).view(-1, width))
+
+
+def _outputs(layer: Any, where: str) -> int:
+    """How many numbers a layer gives, if it is one whose weights are a matrix."""
+    conv1d = require_transformers("pytorch_utils").Conv1D
+    if type(layer) not in (nn.Linear, conv1d) or not layer.weight.is_floating_point():
+        raise UnsupportedError(
+            f"model: {where} makes its queries by a {type(layer).__name__}, whose weights are not a plain matrix; "
+            "load the model unquantized and without adapters first"
+        )
+    return int(layer.weight.shape[0 if isinstance(layer, nn.Linear) else 1])
 
 
 def _head_width(one: AttentionModule, default: int) -> int:

@@ -20,7 +20,7 @@ class Seen:
     """One call of attention in one layer, with the logits its softmax gets: β, masks and biases are in them.
 
     `query` `[B, H, Lq, D]` and `key` `[B, Hkv, Lk, D]` are detached. A mask is boolean (True = visible) or float
-    (added); without one, `causal` rows see the keys up to their own place.
+    (added); without one, `causal` rows see the keys up to their own place and `offset` more.
     """
 
     layer: int
@@ -32,6 +32,8 @@ class Seen:
     softcap: float | None = None
     after_cap: Tensor | None = None
     """β `[B, H, Lq]` where it meets the logits after their cap; elsewhere it is in the query already."""
+
+    offset: int = 0
 
     @property
     def batch(self) -> int:
@@ -71,7 +73,8 @@ class Seen:
             whole = self.mask.expand(-1, -1, self.queries, -1)
             return whole[:, :, places.to(whole.device)]
         if self.causal:
-            return (torch.arange(self.keys, device=self.key.device) <= places[:, None].to(self.key.device))[None, None]
+            last = places[:, None].to(self.key.device) + self.offset
+            return (torch.arange(self.keys, device=self.key.device) <= last)[None, None]
         return None
 
 

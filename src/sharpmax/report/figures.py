@@ -10,8 +10,10 @@ from typing import Any
 
 from sharpmax.files import write_bytes, write_text
 from sharpmax.lazy import require
+from sharpmax.report.board import Board
 from sharpmax.report.plot import Heat, Plot
-from sharpmax.report.static import STYLE, static_figure
+from sharpmax.report.static import static_figure
+from sharpmax.report.static_parts import STYLE
 from sharpmax.report.stories import no_story, story_of
 from sharpmax.report.story import Figure
 from sharpmax.report.tables import readable
@@ -38,7 +40,7 @@ def draw(tables: Mapping[str, Any], folder: str | Path) -> list[Path]:
     return written
 
 
-def made(figure: Figure) -> Plot | Heat:
+def made(figure: Figure) -> Plot | Heat | Board:
     """A figure as a value, or an error that says which tables are damaged."""
     with readable(f"figure {figure.file!r}"):
         return figure.make()

@@ -14,7 +14,7 @@ from sharpmax.report.looks import GRID, SOFT
 from sharpmax.report.plot import Axis, Heat, Panel, Plot, Series, thinned
 from sharpmax.report.plotly_parts import base_layout, domain_of, nth, safe
 
-__all__ = ["interactive_figure"]
+__all__ = ["interactive_figure", "traces"]
 
 _WIDE_TICKS, _NARROW_TICKS = 12, 6
 
@@ -24,18 +24,22 @@ def interactive_figure(plot: Plot | Heat) -> dict[str, Any]:
     if isinstance(plot, Heat):
         return interactive_heat(plot)
     count = len(plot.panels)
-    # Plotly's own zorder takes the lines of the axes away; later traces lie on top as well.
-    traces = [
-        _trace(series, place)
-        for place, panel in enumerate(plot.panels, start=1)
-        for series in sorted(panel.series, key=lambda series: series.look.layer)
-    ]
     return {
-        "data": traces,
+        "data": traces(plot),
         "wide": _layout(plot.panels, count, _WIDE_TICKS // count, height=400),
         "narrow": _layout(plot.panels, 1, _NARROW_TICKS, height=60 + 300 * count),
         "one_at_a_time": False,
     }
+
+
+def traces(plot: Plot) -> list[dict[str, Any]]:
+    """The lines of a plot as plotly's traces."""
+    # Plotly's own zorder takes the lines of the axes away; later traces lie on top as well.
+    return [
+        _trace(series, place)
+        for place, panel in enumerate(plot.panels, start=1)
+        for series in sorted(panel.series, key=lambda series: series.look.layer)
+    ]
 
 
 def _trace(series: Series, place: int) -> dict[str, Any]:
@@ -45,8 +49,7 @@ def _trace(series: Series, place: int) -> dict[str, Any]:
         "name": safe(series.label),
         "x": list(series.x),
         "y": list(series.y),
-        "text": [safe(words) for words in series.hover],
-        "hovertemplate": "%{text}<extra></extra>",
+        **_hover(series),
         "mode": "+".join([*(["lines"] if series.stroke else []), *(["markers"] if series.marker else [])]),
         "line": {"color": colour, "width": style.width * 1.2, "dash": series.stroke or "solid"},
         "xaxis": nth("x", place),
@@ -73,6 +76,14 @@ def _trace(series: Series, place: int) -> dict[str, Any]:
             "width": 0,
         }
     return trace
+
+
+def _hover(series: Series) -> dict[str, Any]:
+    if not series.hover:
+        return {"hoverinfo": "skip"}
+    if isinstance(series.hover, str):
+        return {"hovertemplate": safe(series.hover) + "<extra></extra>"}
+    return {"text": [safe(words) for words in series.hover], "hovertemplate": "%{text}<extra></extra>"}
 
 
 def _layout(panels: Sequence[Panel], columns: int, ticks: int, height: int) -> dict[str, Any]:

@@ -12,6 +12,7 @@ __all__ = [
     "BLUE",
     "CIRCLE",
     "DIAMOND",
+    "DIVERGING_DARK",
     "DIVERGING_SCALE",
     "DOWN",
     "GREEN",
@@ -79,6 +80,9 @@ HEAT_SCALE = "viridis"
 
 DIVERGING_SCALE = ("#2166ac", "#92c5de", "#eceef0", "#f4a582", "#b2182b")
 """Colours of heat maps whose middle is nothing, from less over nothing to more, evenly spaced."""
+
+DIVERGING_DARK = ("#6fb1ee", "#2c5f8f", "#2b3138", "#9a4b2c", "#ff8d6b")
+"""The same on a dark page, where nothing is dark."""
 
 CIRCLE = Marker("o", "circle", "M-4 0a4 4 0 1 0 8 0a4 4 0 1 0 -8 0Z")
 SQUARE = Marker("s", "square", "M-3.6 -3.6H3.6V3.6H-3.6Z")

@@ -11,11 +11,14 @@ from typing import Any
 from sharpmax.files import write_text
 from sharpmax.lazy import require
 from sharpmax.report import looks
+from sharpmax.report.board import STEPS, Board, step_of
 from sharpmax.report.figures import drawing, made, svg_text
 from sharpmax.report.interactive import interactive_figure
+from sharpmax.report.looks import DIVERGING_DARK, DIVERGING_SCALE
 from sharpmax.report.origin import origin_of_run
 from sharpmax.report.plot import Heat, Plot, legend
 from sharpmax.report.plotly_parts import FONT
+from sharpmax.report.shades import shades
 from sharpmax.report.static import static_figure
 from sharpmax.report.stories import no_story, story_of
 from sharpmax.report.story import Figure, Story
@@ -53,10 +56,16 @@ def _page(story: Story, command: str, provenance: Mapping[str, Any], tables: Tab
         "method": story.method(tables),
         "origin": origin_of_run(command, provenance, tables),
         "origins": story.origins(tables),
-        "figures": {view["id"]: interactive_figure(plot) for view, (_, plot) in zip(views, plots, strict=True)},
+        "figures": {
+            view["id"]: interactive_figure(plot)
+            for view, (_, plot) in zip(views, plots, strict=True)
+            if not isinstance(plot, Board)
+        },
         "dark": {colour.light: colour.dark for colour in looks.PALETTE},
         "font": FONT,
         "looks": looks,
+        "shades": {"light": shades(DIVERGING_SCALE, STEPS), "dark": shades(DIVERGING_DARK, STEPS)},
+        "step_of": step_of,
         "command": story.name,
     }
     return _rendered(story, context)
@@ -74,14 +83,15 @@ def _rendered(story: Story, context: Mapping[str, Any]) -> str:
         undefined=jinja2.StrictUndefined,
     )
     templates = importlib.resources.files("sharpmax.report") / "templates"
-    script = (templates / "report.js").read_text(encoding="utf-8")
+    scripts = [templates / name for name in ("report.js", f"{story.name}.js")]
+    script = "\n".join(file.read_text(encoding="utf-8") for file in scripts if file.is_file())
     template = environment.get_template(f"{story.name}.html.jinja")
     return str(template.render(context, plotlyjs=markup(plotlyjs), script=markup(script)))
 
 
-def _figure_view(figure: Figure, plot: Plot | Heat, seen: set[str]) -> dict[str, Any]:
+def _figure_view(figure: Figure, plot: Plot | Heat | Board, seen: set[str]) -> dict[str, Any]:
     svg = svg_text(static_figure(plot, titled=False)).encode("utf-8")
-    entries = [] if isinstance(plot, Heat) else legend(plot)
+    entries = legend(plot) if isinstance(plot, Plot) else []
     # How to hide an arm is said once, beside the first arms of a part that can be hidden.
     hint = figure.part not in seen and any(entry.arm for entry in entries)
     if hint:
@@ -97,5 +107,6 @@ def _figure_view(figure: Figure, plot: Plot | Heat, seen: set[str]) -> dict[str,
         "static": "data:image/svg+xml;base64," + base64.b64encode(svg).decode("ascii"),
         "hint": hint,
         "legend": entries,
+        "board": plot if isinstance(plot, Board) else None,
         "choices": list(plot.labels.items()) if isinstance(plot, Heat) and len(plot.arms) > 1 else [],
     }

@@ -34,15 +34,16 @@ class Axis:
 class Series:
     """Points that belong together; those with the same label share an entry of the legend.
 
-    `low` and `high` are the ends of error bars (None where there is none), `hover` says each point in words. A series
-    with an `arm` is hidden and shown together with everything else of that arm.
+    `low` and `high` are the ends of error bars (None where there is none), `hover` says each point in words, or all of
+    them in the same words with plotly's %{x} and %{y}, or nothing. A series with an `arm` is hidden and shown together
+    with everything else of that arm.
     """
 
     label: str
     look: Look
     x: Sequence[float]
     y: Sequence[float]
-    hover: Sequence[str]
+    hover: Sequence[str] | str
     low: Sequence[float | None] | None = None
     high: Sequence[float | None] | None = None
     stroke: Stroke | None = "solid"
@@ -160,5 +161,5 @@ def thinned(ticks: Sequence[tuple[float, str]], most: int) -> list[tuple[float, 
     >>> thinned([(1, "1"), (2, "2"), (4, "4")], 2)
     [(1, '1'), (4, '4')]
     """
-    step = -(-len(ticks) // max(1, most))
+    step = max(1, -(-len(ticks) // max(1, most)))
     return list(ticks[::-1][::step][::-1])

@@ -2,85 +2,49 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 from typing import Any
 
 from sharpmax.lazy import require
-from sharpmax.report.looks import DIVERGING_SCALE, GRID, HEAT_SCALE, INK, SOFT
+from sharpmax.report.board import Board
+from sharpmax.report.looks import DIVERGING_SCALE, HEAT_SCALE
 from sharpmax.report.plot import Axis, Heat, LegendEntry, Mark, Panel, Plot, Series, legend, thinned
+from sharpmax.report.static_board import static_board
+from sharpmax.report.static_parts import plain, sheet, titles
 
-__all__ = ["STYLE", "static_figure"]
+__all__ = ["static_figure"]
 
-STYLE: dict[str, Any] = {
-    "font.size": 10.0,
-    "text.color": INK.light,
-    "axes.labelcolor": INK.light,
-    "axes.edgecolor": SOFT.light,
-    "xtick.color": SOFT.light,
-    "ytick.color": SOFT.light,
-    "xtick.labelcolor": INK.light,
-    "ytick.labelcolor": INK.light,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": GRID.light,
-    "grid.linewidth": 0.8,
-    "legend.frameon": False,
-    "svg.hashsalt": "sharpmax",  # the same results give the same file
-}
-"""matplotlib's settings while a figure is drawn and saved."""
-
-_WIDTH = 10.0
 _TICKS = 13
 """Labels of sizes that fit beside each other on the whole width."""
 
 _DASHES: dict[str, Any] = {"solid": "-", "dash": (0, (4, 3)), "dot": (0, (1, 2))}
 
 
-def static_figure(plot: Plot | Heat, *, titled: bool = True) -> Any:
+def static_figure(plot: Plot | Heat | Board, *, titled: bool = True) -> Any:
     """A `matplotlib.figure.Figure`; without its title where the text around it already says it."""
-    figure = _heat_figure(plot, titled) if isinstance(plot, Heat) else _line_figure(plot, titled)
+    figure = _drawn(plot, titled)
     # Finding room for everything takes longer than drawing it, and would be done again for each format.
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
     return figure
 
 
-def _figure(height: float) -> Any:
-    return require("matplotlib.figure", "report", "drawing figures").Figure(
-        figsize=(_WIDTH, height), layout="constrained"
-    )
-
-
-def _plain(text: str) -> str:
-    """Text that matplotlib shows as it is: no mathematics, and no label that it would hide."""
-    return text.replace("$", r"\$").lstrip("_")
-
-
-def _titles(figure: Any, plot: Plot | Heat, titled: bool) -> None:
-    if not titled:
-        return
-    note = textwrap.wrap(_plain(plot.note), 130)
-    # The empty lines keep room for the small print, which is set by itself because it is smaller.
-    title = textwrap.wrap(_plain(plot.title), 88)
-    figure.suptitle("\n".join(title) + "\n" * len(note), x=0.012, ha="left", fontsize=13, fontweight="bold")
-    below = 0.1 + 0.22 * len(title)
-    height = figure.get_size_inches()[1]
-    figure.text(0.012, 1.0 - below / height, "\n".join(note), va="top", fontsize=8.5, color=SOFT.light)
+def _drawn(plot: Plot | Heat | Board, titled: bool) -> Any:
+    if isinstance(plot, Board):
+        return static_board(plot, titled)
+    return _heat_figure(plot, titled) if isinstance(plot, Heat) else _line_figure(plot, titled)
 
 
 def _line_figure(plot: Plot, titled: bool) -> Any:
-    figure = _figure(5.2 if titled else 4.7)
-    _titles(figure, plot, titled)
+    figure = sheet(5.2 if titled else 4.7)
+    titles(figure, plot, titled)
     panels = figure.subplots(1, len(plot.panels), squeeze=False)[0]
     for axes, panel in zip(panels, plot.panels, strict=True):
         _draw_panel(axes, panel, _TICKS // len(plot.panels))
     entries = legend(plot)
     figure.legend(
         [_handle(entry) for entry in entries],
-        [_plain(entry.label) for entry in entries],
+        [plain(entry.label) for entry in entries],
         loc="outside lower center",
         ncols=min(4, len(entries)),
         fontsize=9,
@@ -97,7 +61,7 @@ def _draw_panel(axes: Any, panel: Panel, ticks: int) -> None:
     _set_axis(axes.yaxis, axes.set_ylim, axes.set_yscale, panel.y, ticks)
     if panel.title:
         raised = 18.0 if any(mark.axis == "x" for mark in panel.marks) else 6.0
-        axes.set_title(_plain(panel.title), loc="left", fontsize=10.5, pad=raised)
+        axes.set_title(plain(panel.title), loc="left", fontsize=10.5, pad=raised)
 
 
 def _draw_series(axes: Any, series: Series) -> None:
@@ -128,7 +92,7 @@ def _draw_series(axes: Any, series: Series) -> None:
 def _draw_mark(axes: Any, mark: Mark) -> None:
     line = {"color": mark.colour.light, "linewidth": 1.1, "linestyle": _DASHES["dot"], "zorder": 1.2}
     words = {"color": mark.colour.light, "fontsize": 8.5, "va": "bottom", "textcoords": "offset points"}
-    text = _plain(mark.text)
+    text = plain(mark.text)
     if mark.axis == "x":
         axes.axvline(mark.at, **line)
         # Above the frame, where no data can be.
@@ -144,10 +108,10 @@ def _set_axis(axis: Any, set_limits: Any, set_scale: Any, spec: Axis, ticks: int
     if spec.log:
         set_scale("log", base=2)
     set_limits(*spec.limits)
-    axis.set_label_text(_plain(spec.label))
+    axis.set_label_text(plain(spec.label))
     if spec.ticks is not None:
         shown = thinned(spec.ticks, ticks)
-        axis.set_ticks([at for at, _ in shown], [_plain(text) for _, text in shown], fontsize=8.5)
+        axis.set_ticks([at for at, _ in shown], [plain(text) for _, text in shown], fontsize=8.5)
         axis.set_tick_params(which="minor", bottom=False)
 
 
@@ -167,16 +131,16 @@ def _handle(entry: LegendEntry) -> Any:
 
 def _heat_figure(plot: Heat, titled: bool) -> Any:
     columns = max(len(panels) for panels in plot.arms.values())
-    figure = _figure(1.1 + 2.4 * len(plot.arms) + (0.5 if titled else 0.0))
-    _titles(figure, plot, titled)
+    figure = sheet(1.1 + 2.4 * len(plot.arms) + (0.5 if titled else 0.0))
+    titles(figure, plot, titled)
     grid = figure.subplots(len(plot.arms), columns, squeeze=False, sharex=True, sharey=True)
     image = None
     for place, (arm, panels) in enumerate(plot.arms.items()):
         for axes, panel in zip(grid[place], panels, strict=False):
             image = _draw_heat(axes, panel.values, plot)
             if place == 0:
-                axes.set_title(_plain(panel.title), fontsize=10)
-        grid[place][0].set_ylabel("\n".join(filter(None, [_plain(plot.labels[arm]), plot.y_label])))
+                axes.set_title(plain(panel.title), fontsize=10)
+        grid[place][0].set_ylabel("\n".join(filter(None, [plain(plot.labels[arm]), plot.y_label])))
     figure.supxlabel(plot.x_label, fontsize=10)
     figure.colorbar(image, ax=grid, label=plot.scale_label, shrink=0.85, pad=0.015)
     return figure

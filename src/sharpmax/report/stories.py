@@ -5,13 +5,14 @@ from __future__ import annotations
 from sharpmax.errors import FileFormatError
 from sharpmax.report.calibrate.story import STORY as CALIBRATE
 from sharpmax.report.evaluate.story import STORY as EVALUATE
+from sharpmax.report.probe.story import STORY as PROBE
 from sharpmax.report.reproduce.story import STORY as REPRODUCE
 from sharpmax.report.story import Story
 from sharpmax.report.tables import Tables
 
 __all__ = ["STORIES", "no_story", "story_of"]
 
-STORIES = (EVALUATE, CALIBRATE, REPRODUCE)
+STORIES = (EVALUATE, CALIBRATE, PROBE, REPRODUCE)
 """Every story, the more particular first."""
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from sharpmax.report.board import Board
 from sharpmax.report.grid import Grid
 from sharpmax.report.origin import Pairs
 from sharpmax.report.plot import Heat, Plot
@@ -23,7 +24,7 @@ class Figure:
     part: str
     name: str
     file: str
-    make: Callable[[], Plot | Heat]
+    make: Callable[[], Plot | Heat | Board]
 
 
 @dataclass(frozen=True)
@@ -57,3 +58,6 @@ class Story:
 
     origins: Callable[[Tables], Sequence[tuple[str, Pairs]]] = lambda tables: ()
     """Where further things come from that the run was given."""
+
+    compares: bool = False
+    """Whether it can tell two results together, given as `tables.RUNS`."""

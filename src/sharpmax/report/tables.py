@@ -9,9 +9,12 @@ from typing import Any
 
 from sharpmax.errors import FileFormatError, SharpmaxError
 
-__all__ = ["Tables", "check_name", "readable", "sizes", "spread_over"]
+__all__ = ["RUNS", "Tables", "check_name", "readable", "sizes", "spread_over"]
 
 Tables = Mapping[str, Any]
+
+RUNS = "runs"
+"""The table that holds whole results where several are told together."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,40}")
 

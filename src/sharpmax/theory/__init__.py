@@ -12,6 +12,8 @@ from sharpmax.theory.bounds import (
     required_spread,
     weight_bounds,
 )
+from sharpmax.theory.finite import spread_over_inputs
+from sharpmax.theory.rotary import spread_from_rotary
 from sharpmax.theory.weights import spread_from_product, spread_from_weights
 
 __all__ = [
@@ -21,7 +23,9 @@ __all__ = [
     "loose_weight_bounds",
     "required_spread",
     "spread_from_product",
+    "spread_from_rotary",
     "spread_from_weights",
+    "spread_over_inputs",
     "top_weight_limit",
     "top_weight_limit_from_sample",
     "weight_bounds",

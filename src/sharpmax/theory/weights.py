@@ -15,7 +15,7 @@ import numpy as np
 from sharpmax.errors import reject
 from sharpmax.theory._numbers import Number, broadcast, check, check_at_least, give, read
 
-__all__ = ["spread_from_product", "spread_from_weights"]
+__all__ = ["read_head", "spread_from_product", "spread_from_weights", "triangular_factor"]
 
 
 def spread_from_weights(Q: Number, K: Number, query_norm: Number, key_norm: Number, scale: Number = 1.0) -> Any:
@@ -27,7 +27,7 @@ def spread_from_weights(Q: Number, K: Number, query_norm: Number, key_norm: Numb
     >>> spread_from_weights([[2.0, 0.0], [0.0, 1.0]], [[1.0, 0.0], [0.0, 3.0]], query_norm=1.0, key_norm=1.0)
     12.0
     """
-    xp, Q, K, query_norm, key_norm, scale = _read_head(Q, K, query_norm, key_norm, scale)
+    xp, Q, K, query_norm, key_norm, scale = read_head(Q, K, query_norm, key_norm, scale)
     with np.errstate(over="ignore", under="ignore"):
         query, key = _largest_singular_value(xp, Q) * query_norm, _largest_singular_value(xp, K) * key_norm
         return give(2 * scale * query * key)
@@ -42,17 +42,18 @@ def spread_from_product(Q: Number, K: Number, query_norm: Number, key_norm: Numb
     >>> round(spread_from_product([[2.0, 0.0], [0.0, 1.0]], [[1.0, 0.0], [0.0, 3.0]], 1.0, 1.0), 12)
     6.0
     """
-    xp, Q, K, query_norm, key_norm, scale = _read_head(Q, K, query_norm, key_norm, scale)
+    xp, Q, K, query_norm, key_norm, scale = read_head(Q, K, query_norm, key_norm, scale)
     with np.errstate(over="ignore", under="ignore"):
         query_peak, key_peak = _largest_entry(xp, Q), _largest_entry(xp, K)
         # QᵀK is [Dy, Dx], usually far larger than D; orthogonal factors do not change its singular values.
-        query_core = _triangular_factor(xp, Q / query_peak[..., None, None])
-        key_core = _triangular_factor(xp, K / key_peak[..., None, None])
+        query_core = triangular_factor(xp, Q / query_peak[..., None, None])
+        key_core = triangular_factor(xp, K / key_peak[..., None, None])
         aligned = _largest_singular_value(xp, query_core @ key_core.swapaxes(-1, -2))
         return give(2 * scale * aligned * (query_peak * query_norm) * (key_peak * key_norm))
 
 
-def _read_head(Q: Number, K: Number, query_norm: Number, key_norm: Number, scale: Number) -> tuple[Any, ...]:
+def read_head(Q: Number, K: Number, query_norm: Number, key_norm: Number, scale: Number) -> tuple[Any, ...]:
+    """The library to compute with and the arguments of a bound in float64, checked."""
     xp, (Q, K, query_norm, key_norm, scale) = read(Q=Q, K=K, query_norm=query_norm, key_norm=key_norm, scale=scale)
     for name, matrix in (("Q", Q), ("K", K)):
         if matrix.ndim < 2 or 0 in matrix.shape:
@@ -83,6 +84,6 @@ def _largest_entry(xp: Any, matrix: Any) -> Any:
     return xp.where(peak > 0, peak, 1.0)
 
 
-def _triangular_factor(xp: Any, matrix: Any) -> Any:
+def triangular_factor(xp: Any, matrix: Any) -> Any:
     """R of matrixᵀ = U·R with orthonormal columns in U: `[..., min(D, inputs), D]`."""
     return xp.linalg.qr(matrix.swapaxes(-1, -2), "reduced")[1]

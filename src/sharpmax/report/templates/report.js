@@ -1,7 +1,7 @@
 "use strict";
 (() => {
   const { figures, dark } = JSON.parse(document.getElementById("figures").textContent);
-  const isNarrow = window.matchMedia("(max-width: 44rem)");
+  const isNarrow = (element) => element.clientWidth < 620;
   const isDark = window.matchMedia("(prefers-color-scheme: dark)");
   const config = { displayModeBar: false, responsive: true, scrollZoom: false, doubleClick: false };
   const all = (selector, root = document) => [...root.querySelectorAll(selector)];
@@ -22,9 +22,10 @@
   };
 
   const paint = (element) => {
+    element.dataset.narrow = isNarrow(element);
     const figure = coloured(figures[element.id]);
     const traces = figure.data.map((trace) => ({ ...trace, visible: shown(figure, trace) }));
-    const layout = isNarrow.matches ? figure.narrow : figure.wide;
+    const layout = isNarrow(element) ? figure.narrow : figure.wide;
     Promise.resolve()
       .then(() => window.Plotly.react(element, traces, layout, config))
       .catch(() => element.closest("figure").classList.add("failed"));
@@ -55,7 +56,11 @@
     else if (heat) state.heat = heat;
     update();
   });
-  isNarrow.addEventListener("change", update);
+  window.addEventListener("resize", () =>
+    all(".recipe:not(.off) .plot").filter((plot) => plot.dataset.narrow !== String(isNarrow(plot))).forEach(paint));
   isDark.addEventListener("change", update);
   update();
+
+  // What the script of a story may use.
+  window.report = { figures, state, update };
 })();

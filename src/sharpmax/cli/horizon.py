@@ -1,0 +1,132 @@
+"""`sharpmax horizon`: how many tokens until a head cannot be sharp, certified from weights and measured on prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from sharpmax.cli.options import device_named, policy_named
+from sharpmax.cli.terminal import out_folder_if_used, print_table, progress, say, steps_shown, wrote
+from sharpmax.errors import reject
+
+__all__ = ["add_to", "horizon"]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command(epilog="Example: sharpmax horizon smollm2 --mass 0.5 --out horizon")(horizon)
+
+
+def horizon(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Hub id, local folder or the alias smollm2.")],
+    mass: Annotated[float, typer.Option(metavar="P", help="The weight on one token that counts as sharp.")] = 0.5,
+    certified_only: Annotated[
+        bool, typer.Option("--certified-only", help="Weights alone, no prompts: nothing is measured.")
+    ] = False,
+    policy: Annotated[
+        str | None, typer.Option(metavar="P", help="A policy to apply: a name, a file, or constant:1.5.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+    seed: Annotated[int, typer.Option(help="Seed of the prompts.")] = 0,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the results.")] = Path("horizon"),
+) -> None:
+    """Say of every head how many tokens it can be sharp over: certified for any input, and measured on prompts.
+
+    A certified horizon follows from the weights alone, and no input whatever passes it; where it lies further out than
+    anyone will read it is called vacuous. A measured horizon is what prompts of growing size show, with its
+    uncertainty, and says nothing of other inputs.
+    """
+    from sharpmax.experiments.horizons import check_consistent, horizon_tables
+    from sharpmax.experiments.provenance import check_seed, typed
+    from sharpmax.experiments.results import FILE_NAME, collect
+    from sharpmax.hf import applied
+    from sharpmax.lazy import require
+    from sharpmax.models.language import load_language_model
+    from sharpmax.probe.certified import certify
+    from sharpmax.probe.measured_horizon import measure_horizons
+
+    check_seed(seed)
+    if not 0.0 < mass < 1.0:
+        reject("--mass", mass, "a share strictly between 0 and 1")
+    place, chosen = device_named(device), None if policy is None else policy_named(policy)
+    require("transformers", "hf", "sharpmax horizon")
+    with progress() as note:
+        note(f"loading {model}")
+        language = load_language_model(model, device=place.type, dtype=dtype)
+    with (
+        out_folder_if_used(out) as folder,
+        applied(language.model, None if chosen is None else chosen.policy) as sharp,
+    ):
+        with steps_shown() as tell:
+            certificate = certify(sharp, mass, lambda done, total: tell("certifying", done, total, ""))
+            measured = None
+            if not certified_only:
+                measured = measure_horizons(
+                    sharp,
+                    language.tokenizer,
+                    mass,
+                    seed=seed,
+                    progress=lambda done, total: tell("measuring", done, total, ""),
+                )
+                check_consistent(certificate, measured, sharp.dtype)
+        name = model if not Path(model).exists() else Path(model).name
+        setting = {
+            "model": name,
+            "policy": None if chosen is None else chosen.name,
+            "device": place.type,
+            "dtype": dtype,
+            "seed": seed,
+        }
+        tables = horizon_tables(certificate, measured, setting)
+        command = typed(
+            f"horizon {name}", mass=mass, certified_only=certified_only, policy=setting["policy"], device=place.type,
+            dtype=dtype, seed=seed, out=out,
+        )  # fmt: skip
+        saved = collect(command, tables, seed=seed).save(folder / FILE_NAME)
+    _print(tables)
+    wrote([saved])
+
+
+def _print(tables: Mapping[str, Any]) -> None:
+    for sentence in tables["verdict"]:
+        say(sentence)
+    say()
+    setting, measured = tables["setting"], tables["setting"]["prompts"] is not None
+    columns = ["layer", "certified spread (least, median)", "certified horizon", "informative heads"]
+    if measured:
+        columns += ["measured spread (median, most)", "measured horizon", "heads never / falling / holding"]
+    rows = []
+    for number, layer in tables["layers"].items():
+        certain, seen = layer["certified"], layer["measured"]
+        row = [number, f"{certain['smallest']:,.1f}  {certain['median']:,.1f}", _tokens(certain["tokens"], "vacuous")]
+        row.append(f"{certain['informative']} of {certain['heads']}")
+        if seen is not None:
+            row += [f"{seen['spread']:.1f}  {seen['widest']:.1f}", _tokens(seen["tokens"], "–")]
+            row.append(f"{seen['before']} / {seen['at']} / {seen['beyond']}")
+        rows.append(row)
+    title = f"{setting['model']}: tokens until no token holds {100 * setting['mass']:g}% of the weight of a head"
+    print_table(title, columns, rows)
+    by = ", ".join(f"{name} {value:,.1f}" for name, value in tables["certified"]["median_by"].items())
+    say(f"Certified spread in nats, median over heads: {tables['certified']['median']:,.1f}; by argument: {by}.")
+    if measured:
+        say(f"Measured spread in nats, median over heads: {tables['measured']['spread']:,.1f}{_first_to_fall(tables)}.")
+    say(f"Informative: {setting['rule']}.")
+    say()
+
+
+def _first_to_fall(tables: Mapping[str, Any]) -> str:
+    """The measured horizons of the heads that fall first, each with its interval."""
+    seen = [(name, one["measured"]) for name, one in tables["heads"].items() if one["measured"]["kind"] == "at"]
+    told = [
+        f"{name} at {one['tokens']:,.0f} ({_tokens(one['low'], 'before')} … {_tokens(one['high'], 'beyond')})"
+        for name, one in sorted(seen, key=lambda pair: pair[1]["tokens"])[:3]
+    ]
+    return f"; measured horizons that come first, with 95% intervals: {', '.join(told)}" if told else ""
+
+
+def _tokens(count: float | None, otherwise: str) -> str:
+    return otherwise if count is None else f"{count:,.0f}"

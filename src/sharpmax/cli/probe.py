@@ -1,0 +1,117 @@
+"""`sharpmax probe`: which heads of a model lose focus as inputs grow."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sharpmax.cli.options import device_named, policy_named, sizes_from
+from sharpmax.cli.report import draw_and_name, require_drawing
+from sharpmax.cli.terminal import out_folder_if_used, print_table, progress, say, steps_shown, wrote
+from sharpmax.errors import reject
+
+if TYPE_CHECKING:
+    from sharpmax.probe.result import ProbeResult
+
+__all__ = ["add_to", "probe"]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command(epilog="Example: sharpmax probe smollm2 --out probed")(probe)
+
+
+def probe(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Hub id, local folder or the alias smollm2.")],
+    task: Annotated[
+        str | None,
+        typer.Option(metavar="T,T,…", help="Tasks, Python files that define one, or text; without it kv,text."),
+    ] = None,
+    sizes: Annotated[
+        str | None,
+        typer.Option(metavar="N..N", help="Sizes: 8..64 doubles; without it up to what the model is made for."),
+    ] = None,
+    policy: Annotated[
+        str | None, typer.Option(metavar="P", help="Probe under a policy: a name, a file, a folder or constant:1.5.")
+    ] = None,
+    prompts: Annotated[
+        int | None, typer.Option(help="Prompts of each size; without it 12, of long ones fewer.")
+    ] = None,
+    rows: Annotated[str, typer.Option(help="Rows of a prompt that count: last, log or all (their mean).")] = "last",
+    text: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Text to read; without it Python's documentation.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+    seed: Annotated[int, typer.Option(help="Seed of the prompts.")] = 0,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for results, figures and page.")] = Path("probed"),
+    draw: Annotated[bool, typer.Option("--draw/--no-draw", help="Draw figures and page, or save numbers only.")] = True,
+) -> None:
+    """Say which attention heads of a model lose focus as inputs grow, where that begins and what comes next.
+
+    The model reads prompts of growing size. Of each head the entropy of the last row is followed: where it rises with
+    the number of tokens, the head disperses. Sizes up to 64 items (512 tokens of text) give a forecast of the larger
+    ones, which are then measured. The defaults take smollm2 about five minutes on two CPU cores.
+    """
+    from sharpmax.experiments.probed import probe_under, probed_tables
+    from sharpmax.experiments.provenance import check_seed, typed
+    from sharpmax.experiments.results import FILE_NAME, collect
+    from sharpmax.lazy import require
+    from sharpmax.probe.loading import load_model
+    from sharpmax.probe.places import check_choice
+    from sharpmax.probe.probing import check_task
+    from sharpmax.tasks.text import text_from_file
+
+    check_seed(seed)
+    check_choice(rows)
+    if prompts is not None and prompts < 1:
+        reject("--prompts", prompts, "1 or more")
+    tasks = None if task is None else [word.strip() for word in task.split(",")]
+    for word in tasks or ():
+        check_task(word)
+    chosen_sizes = None if sizes is None else sizes_from(sizes, least=1)
+    named = None if policy is None else policy_named(policy)
+    plain = None if text is None else text_from_file(text)
+    place = device_named(device)
+    require("transformers", "hf", "sharpmax probe")
+    if draw:
+        require_drawing()
+    with progress() as note:
+        note(f"loading {model}")
+        language = load_model(model, device=place.type, dtype=dtype)
+    with out_folder_if_used(out) as folder:
+        with steps_shown() as tell:
+            found = probe_under(
+                language, None if named is None else named.policy, tasks=tasks, sizes=chosen_sizes, prompts=prompts,
+                rows=rows, text=plain, seed=seed, progress=tell,
+            )  # fmt: skip
+        tables = probed_tables(found, None if named is None else named.name)
+        command = typed(
+            f"probe {tables['setting']['model']}", task=_without_machine(task), sizes=sizes,
+            policy=_without_machine(policy), prompts=prompts, rows=rows, text=text, device=place.type, dtype=dtype,
+            seed=seed, out=out,
+        )  # fmt: skip
+        saved = collect(command, tables, seed=seed).save(folder / FILE_NAME)
+    _print(found)
+    wrote([saved])
+    if draw:
+        draw_and_name(saved)
+
+
+def _without_machine(words: str | None) -> str | None:
+    """Names as they are; of files and folders the last part."""
+    if words is None:
+        return None
+    parts = (word.strip() for word in words.split(","))
+    return ",".join(Path(part).name if Path(part).exists() else part for part in parts)
+
+
+def _print(found: ProbeResult) -> None:
+    for sentence in found.verdict:
+        say(sentence)
+    for sheet in found.sheets():
+        print_table(sheet.title, sheet.columns, sheet.rows)
+        say(sheet.note)
+    say()

@@ -1,0 +1,149 @@
+"""Certified and measured horizons as the tables of results.json, side by side and never mixed."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from sharpmax.errors import UnsupportedError
+from sharpmax.probe.certified import REACH, Certificate, HeadCertificate
+from sharpmax.probe.measured_horizon import KINDS, MeasuredHead, MeasuredHorizons
+
+__all__ = ["check_consistent", "horizon_tables"]
+
+RULE = (
+    f"a certificate is informative if its horizon is at most {REACH} times the model's context, or the sliding window, "
+    "or the table of learned positions, where a row sees no more; else it is vacuous"
+)
+
+
+def horizon_tables(
+    certificate: Certificate, measured: MeasuredHorizons | None, setting: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Everything a reader of the horizons may ask for; `setting` says of what and how."""
+    layers = range(certificate.layers)
+    heads = [len(certificate.of_layer(number)) for number in layers]
+    return {
+        "setting": {
+            **setting,
+            "family": certificate.family,
+            "layers": certificate.layers,
+            "heads": max(heads),
+            "mass": certificate.mass,
+            "context": certificate.context,
+            "reach": max(one.reach for one in certificate.heads),
+            "rule": RULE,
+            "prompts": None if measured is None else _prompts(measured),
+        },
+        "verdict": [*_certain(certificate), *([] if measured is None else _seen(measured))],
+        "certified": {**_certified_together(certificate.heads), "median_by": certificate.median_by()},
+        "measured": None if measured is None else _measured_together(measured.heads),
+        "layers": {
+            str(number): {
+                "certified": _certified_together(certificate.of_layer(number)),
+                "measured": None if measured is None else _measured_together(measured.of_layer(number)),
+            }
+            for number in layers
+        },
+        "heads": _heads(certificate, measured),
+    }
+
+
+def check_consistent(certificate: Certificate, measured: MeasuredHorizons, dtype: torch.dtype) -> None:
+    """Refuse a model whose logits spread further than is certain: it computes something else than its weights say."""
+    rounding = 8.0 * torch.finfo(dtype).eps
+    for certain, seen in zip(certificate.heads, measured.heads, strict=True):
+        if seen.widest > certain.spread * (1.0 + rounding):
+            raise UnsupportedError(
+                f"model: in layer {certain.layer}, head {certain.head} a spread of {seen.widest:.4g} was measured and "
+                f"{certain.spread:.4g} certified; this {certificate.family} computes more than its weights say"
+            )
+
+
+def _prompts(measured: MeasuredHorizons) -> dict[str, Any]:
+    return {
+        "task": measured.task,
+        "sizes": list(measured.sizes),
+        "prompts": measured.prompts,
+        "shortest": measured.shortest,
+        "longest": measured.longest,
+    }
+
+
+def _heads(certificate: Certificate, measured: MeasuredHorizons | None) -> dict[str, Any]:
+    seen = {} if measured is None else {(one.layer, one.head): one for one in measured.heads}
+    return {
+        f"{one.layer}.{one.head}": {
+            "certified": {
+                "spread": one.spread,
+                "by": one.by,
+                "bounds": dict(one.bounds),
+                "log10_tokens": one.log10_tokens,
+                "tokens": one.tokens,
+                "informative": one.informative,
+                "reach": one.reach,
+            },
+            "measured": None if (found := seen.get((one.layer, one.head))) is None else _measured(found),
+        }
+        for one in certificate.heads
+    }
+
+
+def _measured(one: MeasuredHead) -> dict[str, Any]:
+    names = ("spread", "widest", "slope", "slope_low", "slope_high", "kind", "tokens", "low", "high")
+    return {name: getattr(one, name) for name in names}
+
+
+def _certified_together(heads: Sequence[HeadCertificate]) -> dict[str, Any]:
+    first = min(heads, key=lambda one: one.log10_tokens)
+    return {
+        "smallest": min(one.spread for one in heads),
+        "median": statistics.median(one.spread for one in heads),
+        "tokens": first.tokens,
+        "log10_tokens": first.log10_tokens,
+        "informative": sum(one.informative for one in heads),
+        "heads": len(heads),
+    }
+
+
+def _measured_together(heads: Sequence[MeasuredHead]) -> dict[str, Any]:
+    kinds, tokens = Counter(one.kind for one in heads), [one.tokens for one in heads if one.tokens is not None]
+    return {
+        "spread": statistics.median(one.spread for one in heads),
+        "widest": max(one.widest for one in heads),
+        "tokens": statistics.median(tokens) if tokens else None,
+        **{kind: kinds[kind] for kind in KINDS},
+    }
+
+
+def _certain(certificate: Certificate) -> list[str]:
+    told, total, mass = certificate.informative, len(certificate.heads), f"{100 * certificate.mass:g}%"
+    first = min(certificate.heads, key=lambda one: one.log10_tokens)
+    name = f"layer {first.layer}, head {first.head}"
+    if told:
+        return [
+            f"Certified for every input: {len(told)} of {total} heads cannot keep {mass} of their weight on one token "
+            f"beyond a known number of tokens, the first of them ({name}) beyond {first.tokens:,}; for the other "
+            f"{total - len(told)} the certificate is vacuous."
+        ]
+    return [
+        f"Certified for every input: nothing that anyone could meet, for all {total} certificates are vacuous. The "
+        f"tightest ({name}) allows {mass} of the weight on one token up to about 10^{first.log10_tokens:.1f} tokens, "
+        f"and no row will see more than {first.reach:,}."
+    ]
+
+
+def _seen(measured: MeasuredHorizons) -> list[str]:
+    kinds, total = Counter(one.kind for one in measured.heads), len(measured.heads)
+    mass = f"{100 * measured.mass:g}%"
+    tokens = [one.tokens for one in measured.heads if one.tokens is not None]
+    by = f" (half of these by {statistics.median(tokens):,.0f} tokens)" if tokens else ""
+    return [
+        f"Measured on {measured.prompts} prompts of {measured.shortest:,} to {measured.longest:,} tokens: of {total} "
+        f"heads {kinds['before']} hold {mass} of their weight on one token at no length, {kinds['at']} fall under "
+        f"it{by}, and {kinds['beyond']} are not seen to fall."
+    ]

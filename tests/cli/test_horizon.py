@@ -1,0 +1,178 @@
+"""`sharpmax horizon`, on tiny models in folders."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from sharpmax.policies import Constant, PerHead
+from sharpmax.probe import certified, measured_horizon
+from sharpmax.theory import spread_from_rotary
+from tests.cli.lines import is_one_error_line
+from tests.experiments.evaluate import tiny
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model, one with small weights, one of a family without a certificate, and a policy."""
+    from transformers import StableLmConfig, StableLmForCausalLM
+
+    folder = tmp_path_factory.mktemp("home")
+    tiny.save(folder / "model")
+    calm = tiny.model()
+    for layer in calm.model.layers:
+        layer.self_attn.q_proj.weight.mul_(0.01)
+    calm.save_pretrained(folder / "calm")
+    config = StableLmConfig(
+        vocab_size=len(tiny.tokenizer()), hidden_size=32, intermediate_size=48, num_hidden_layers=1,
+        num_attention_heads=4, num_key_value_heads=4, bos_token_id=None, eos_token_id=256,
+    )  # fmt: skip
+    StableLmForCausalLM(config).save_pretrained(folder / "stable")
+    for name in ("calm", "stable"):
+        tiny.tokenizer().save_pretrained(folder / name)
+    PerHead.of(Constant, value=[[2.0] * 4, [0.5] * 4]).save(folder / "policy.json")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def little(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts that a test has the time to read."""
+    monkeypatch.setattr(measured_horizon, "LONGEST", 500)
+
+
+def tables_in(folder: Path) -> Any:
+    return json.loads((folder / "results.json").read_text(encoding="utf-8"))["tables"]
+
+
+def test_both_horizons_side_by_side_and_never_mixed(home: Path, tmp_path: Path, sharpmax_command: Any) -> None:
+    out = tmp_path / "out"
+    outcome = sharpmax_command("horizon", home / "model", "--out", out)
+    # In a pipe there is no progress.
+    assert (outcome.code, outcome.err) == (0, "")
+    lines = outcome.out.splitlines()
+    # The verdict comes first, in words.
+    assert lines[0].startswith("Certified for every input: nothing that anyone could meet, for all 8 certificates are")
+    assert lines[1].startswith("Measured on ")
+    head = next(line for line in lines if line.lstrip().startswith("layer"))
+    for column in ("certified spread", "certified horizon", "measured spread", "measured horizon"):
+        assert column in head
+    assert sum("vacuous" in line for line in lines[3:]) >= 2
+    assert [file.name for file in out.iterdir()] == ["results.json"]
+    text = (out / "results.json").read_text(encoding="utf-8")
+    assert str(home) not in text
+    assert str(tmp_path) not in text
+    saved = json.loads(text)
+    assert saved["command"] == "sharpmax horizon model --mass 0.5 --device cpu --dtype float32 --seed 0 --out out"
+    tables = saved["tables"]
+    assert tables["setting"]["family"] == "llama"
+    assert (tables["setting"]["layers"], tables["setting"]["heads"], tables["setting"]["reach"]) == (
+        2,
+        4,
+        10 * tiny.ROOM,
+    )
+    assert list(tables["heads"]) == [f"{i}.{j}" for i in range(2) for j in range(4)]
+    for one in tables["heads"].values():
+        certain, seen = one["certified"], one["measured"]
+        assert seen["widest"] <= certain["spread"] == min(certain["bounds"].values())
+        assert certain["log10_tokens"] == pytest.approx(math.log10(1 + math.exp(certain["spread"])))
+        assert (certain["tokens"] is None) == (not certain["informative"])
+    assert tables["heads"]["0.0"]["certified"]["by"] == "vocabulary"
+    assert tables["heads"]["1.0"]["certified"]["by"] == "blocks"
+    for number, layer in tables["layers"].items():
+        spreads = [one["certified"]["spread"] for name, one in tables["heads"].items() if name.startswith(number)]
+        assert layer["certified"]["smallest"] == min(spreads)
+        assert sum(layer["measured"][kind] for kind in ("before", "at", "beyond")) == 4
+
+
+def test_weights_alone(home: Path, tmp_path: Path, sharpmax_command: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is read, and nothing is said to be measured."""
+    monkeypatch.setattr(measured_horizon, "measure_horizons", None)
+    outcome = sharpmax_command("horizon", home / "calm", "--certified-only", "--mass", "0.4", "--out", tmp_path)
+    assert (outcome.code, outcome.err) == (0, "")
+    tables = tables_in(tmp_path)
+    assert tables["measured"] is None
+    assert all(one["measured"] is None for one in tables["heads"].values())
+    assert "easured" not in outcome.out
+    # Small weights: the certificate says something, and the table says what.
+    told = [one["certified"] for one in tables["heads"].values() if one["certified"]["informative"]]
+    assert len(told) == tables["certified"]["informative"] >= 4
+    first = min(one["tokens"] for one in told)
+    assert f"{len(told)} of 8 heads cannot keep 40% of their weight on one token" in outcome.out
+    assert f"beyond {first:,}" in outcome.out
+    assert "4 of 4" in outcome.out
+    assert first == math.ceil(1 + math.exp(min(one["spread"] for one in told)) * 0.6 / 0.4)
+
+
+def test_a_policy_takes_part(home: Path, tmp_path: Path, sharpmax_command: Any) -> None:
+    for name, more in (("plain", ()), ("sharp", ("--policy", home / "policy.json"))):
+        assert sharpmax_command("horizon", home / "model", "--out", tmp_path / name, *more).code == 0
+    plain, sharp = (tables_in(tmp_path / name) for name in ("plain", "sharp"))
+    assert (plain["setting"]["policy"], sharp["setting"]["policy"]) == (None, "policy")
+    for name, one in plain["heads"].items():
+        factor = 2.0 if name.startswith("0") else 0.5
+        assert sharp["heads"][name]["certified"]["spread"] == pytest.approx(factor * one["certified"]["spread"])
+    # The first layer reads the same in both; the second reads what the first made of it.
+    for head in range(4):
+        before, after = (one["heads"][f"0.{head}"]["measured"]["spread"] for one in (plain, sharp))
+        assert after == pytest.approx(2.0 * before, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("{home}/stable",), "model: no certificate is known for the family 'stablelm'; allowed: bert, "),
+        (("nowhere/at/all",), "model: got"),
+        (("{home}",), "model: got"),
+        (("{home}/model", "--mass", "1.5"), "--mass: got 1.5"),
+        (("{home}/model", "--mass", "nan"), "--mass: got nan"),
+        (("{home}/model", "--policy", "log-length:64"), "policy: β = max(1, ln n / ln 64) has no largest β"),
+        (("{home}/model", "--policy", "nonsense"), "policy: got 'nonsense'"),
+        (("{home}/model", "--seed", "-1"), "seed: got -1"),
+        (("{home}/model", "--device", "abacus"), "--device: got 'abacus'"),
+        (("{home}/model", "--dtype", "float8"), "dtype: got 'float8'"),
+    ],
+)
+def test_a_mistake_is_one_line(
+    words: tuple[str, ...], says: str, home: Path, tmp_path: Path, sharpmax_command: Any
+) -> None:
+    outcome = sharpmax_command("horizon", *(word.format(home=home) for word in words), "--out", tmp_path / "out")
+    assert outcome.code == 2
+    assert is_one_error_line(outcome.err)
+    assert says in outcome.err
+    assert outcome.out == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_model_that_does_not_fit_its_weights_is_refused(
+    home: Path, tmp_path: Path, sharpmax_command: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Were a certificate wrong, what is measured would tell."""
+    wrong = lambda *args, **options: 1e-3 * spread_from_rotary(*args, **options)  # noqa: E731
+    monkeypatch.setattr(certified, "spread_from_rotary", wrong)
+    outcome = sharpmax_command("horizon", home / "model", "--out", tmp_path / "out")
+    assert outcome.code == 2
+    assert is_one_error_line(outcome.err)
+    assert "computes more than its weights say" in outcome.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_same_seed_gives_the_same_numbers(home: Path, tmp_path: Path, sharpmax_command: Any) -> None:
+    for name, seed in (("a", 5), ("b", 5), ("c", 6)):
+        assert sharpmax_command("horizon", home / "model", "--seed", seed, "--out", tmp_path / name).code == 0
+    a, b, c = (tables_in(tmp_path / name) for name in "abc")
+    assert a["heads"] == b["heads"]
+    assert a["layers"] != c["layers"]
+    assert {n: one["certified"] for n, one in a["heads"].items()} == {
+        n: one["certified"] for n, one in c["heads"].items()
+    }
+
+
+def test_half_precision(home: Path, tmp_path: Path, sharpmax_command: Any) -> None:
+    assert sharpmax_command("horizon", home / "model", "--dtype", "bfloat16", "--out", tmp_path).code == 0
+    assert tables_in(tmp_path)["setting"]["dtype"] == "bfloat16"
+    assert torch.get_default_dtype() == torch.float32

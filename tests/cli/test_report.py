@@ -1,0 +1,75 @@
+"""`sharpmax report` of probed models: one, or two on one page."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.lines import is_one_error_line
+from tests.report.calibrate_tables import make_tables as calibrated
+from tests.report.probe_tables import COMMAND, make_tables, tiny_tables
+from tests.report.reproduce_tables import PROVENANCE
+
+NAMES = {f"{kind}-kv.{form}" for kind in ("heads", "curves", "layers") for form in ("svg", "png")}
+
+
+def save(folder: Path, tables: dict[str, Any]) -> Path:
+    folder.mkdir()
+    body = {"schema": 1, "command": COMMAND, "provenance": PROVENANCE, "tables": tables}
+    (folder / "results.json").write_text(json.dumps(body), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture
+def one(tmp_path: Path) -> Path:
+    return save(tmp_path / "one", tiny_tables())
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Path:
+    return save(tmp_path / "other", make_tables(2, 4, model="tiny", policy="paper", tasks=("kv",)))
+
+
+def names(folder: Path) -> set[str]:
+    return {file.name for file in folder.iterdir()}
+
+
+def test_a_probed_model_is_drawn_beside_its_results(one: Path, sharpmax_command: Any) -> None:
+    outcome = sharpmax_command("report", one)
+    assert (outcome.code, outcome.err) == (0, "")
+    assert names(one) == NAMES | {"results.json", "report.html"}
+    assert outcome.out.rstrip().endswith("report.html")
+
+
+def test_or_somewhere_else(one: Path, sharpmax_command: Any, tmp_path: Path) -> None:
+    assert sharpmax_command("report", one / "results.json", "--out", tmp_path / "else").code == 0
+    assert names(one) == {"results.json"}
+    assert names(tmp_path / "else") == NAMES | {"report.html"}
+
+
+def test_two_are_compared(
+    one: Path, other: Path, sharpmax_command: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    outcome = sharpmax_command("report", one, other / "results.json")
+    assert (outcome.code, outcome.err) == (0, "")
+    assert names(tmp_path / "comparison") == NAMES | {"forecast-kv.svg", "forecast-kv.png", "report.html"}
+    assert names(one) == names(other) == {"results.json"}
+    page = (tmp_path / "comparison" / "report.html").read_text(encoding="utf-8")
+    assert "<code>sharpmax report one other --out comparison</code>" in page
+    assert "On kv, " in page
+    assert str(tmp_path) not in page
+
+
+@pytest.mark.parametrize(("tables", "says"), [(calibrated(), "cannot be compared"), ({}, "nothing to compare")])
+def test_what_cannot_be_compared_leaves_nothing(
+    tables: dict[str, Any], says: str, one: Path, sharpmax_command: Any, tmp_path: Path
+) -> None:
+    outcome = sharpmax_command("report", one, save(tmp_path / "wrong", tables), "--out", tmp_path / "out")
+    assert outcome.code == 2
+    assert is_one_error_line(outcome.err)
+    assert says in outcome.err
+    assert not (tmp_path / "out").exists()
