@@ -216,7 +216,7 @@ ATTENTION = [
         "unknown policy",
         lambda: sm.attention(Q, K, K, policy="papr"),
         VALUE,
-        "policy: got 'papr'; allowed: one of ['none', 'paper', 'smollm2'] or the path",
+        "policy: got 'papr'; allowed: one of ['none', 'paper', 'smollm2', 'smollm2-constant'] or the path",
     ),
     Case(
         "policy of another type",
@@ -264,7 +264,7 @@ DENSE = [
         "unknown policy",
         lambda: sm.softmax(LOGITS, policy="papr"),
         VALUE,
-        "policy: got 'papr'; allowed: one of ['none', 'paper', 'smollm2'] or the path",
+        "policy: got 'papr'; allowed: one of ['none', 'paper', 'smollm2', 'smollm2-constant'] or the path",
     ),
     Case(
         "policy of another type",
@@ -276,13 +276,13 @@ DENSE = [
         "load_policy: unknown",
         lambda: sm.load_policy("papr"),
         VALUE,
-        "policy: got 'papr'; allowed: one of ['none', 'paper', 'smollm2'] or the path",
+        "policy: got 'papr'; allowed: one of ['none', 'paper', 'smollm2', 'smollm2-constant'] or the path",
     ),
     Case(
         "load_policy: a number",
         lambda: sm.load_policy(untyped(3)),
         TYPE,
-        "path_or_name: got int; allowed: a path or one of ['none', 'paper', 'smollm2']",
+        "path_or_name: got int; allowed: a path or one of ['none', 'paper', 'smollm2', 'smollm2-constant']",
     ),
 ]
 

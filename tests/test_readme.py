@@ -164,3 +164,32 @@ def test_what_is_said_of_the_cost_is_what_the_run_shows() -> None:
     ):
         cost = evaluated("evaluate-smollm2-cpu")["cost"][name]
         assert words.format(cost["prefill_ratio"], cost["decode_ratio"]) in text
+
+
+def test_what_is_said_of_the_probe_is_what_the_run_shows() -> None:
+    tables, horizon = evaluated("probe-smollm2"), evaluated("horizon-smollm2")
+    text = " ".join(README.split())
+    for sentence in tables["verdict"]:
+        assert sentence in text
+    steep = sum(head["slope"] > 0.5 for head in tables["heads/kv"].values())
+    assert f"{steep} of 270 heads have a slope above 0.5" in text
+    tested = tables["forecast/kv"]["tested"]
+    assert f"at 512 is forecast to within {tested['512']['entropy']['median']:.2f} nats" in text
+    assert f"at 1,024 to within {tested['1024']['entropy']['median']:.2f}" in text
+    assert horizon["certified"]["informative"] == 0
+    assert (
+        f"median spread {horizon['certified']['median']:,.0f} nats against {horizon['measured']['spread']:.0f}" in text
+    )
+
+
+def test_what_is_said_of_the_monitor_is_the_committed_benchmark() -> None:
+    found = json.loads((ROOT / "benchmarks" / "monitor.json").read_text(encoding="utf-8"))["tables"]
+    shown = {row[0]: row[1:] for row in cells("benchmarks/monitor.json)):", "The monitor is about")}
+    for name, words in (("monitor", "the monitor"), ("entropy", "entropy of the next token")):
+        expected = [f"{found[f'auroc/{task}'][name]['pooled']['auroc']:.2f}" for task in ("kv", "max", "needle", "all")]
+        assert shown[words] == expected
+    assert f"are {found['false_alarms']['pooled']['mean']:.2f}% where" in README
+    cost = json.loads((ROOT / "benchmarks" / "probe.json").read_text(encoding="utf-8"))["tables"]["bench"][
+        "capture/last"
+    ]
+    assert f"{cost['ratio']:.2f}× of the time of a forward pass and {cost['peak_ratio']:.2f}×" in README

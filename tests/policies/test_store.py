@@ -46,7 +46,9 @@ def test_an_unknown_name_lists_the_choices(name):
 @pytest.mark.parametrize("wrong", [3, 1.5, ["paper"], torch.zeros(1)])
 def test_other_types_list_the_choices(wrong):
     for read in (sm.load_policy, resolve_policy):
-        with pytest.raises(ArgumentTypeError, match=r"got \w+; allowed: .*one of \['none', 'paper', 'smollm2', 'smollm2-constant'\]"):
+        with pytest.raises(
+            ArgumentTypeError, match=r"got \w+; allowed: .*one of \['none', 'paper', 'smollm2', 'smollm2-constant'\]"
+        ):
             read(wrong)
 
 

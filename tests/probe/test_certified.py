@@ -197,6 +197,21 @@ def test_what_all_keys_share_does_not_count_without_rotation() -> None:
     assert (table(after, "norms") > 2 * before).any()
 
 
+@pytest.mark.parametrize("name", ["qwen2", "phi", "gpt_neox"])
+def test_what_all_keys_share_counts_where_positions_turn_it(name: str) -> None:
+    model = build(name)
+    before = table(certify(model), "blocks")
+    for one in hf.interface.modules_of(model):
+        keys = hf.queries.projections(one, "")[1]
+        keys.layer.bias[keys.rows.flatten()] += 10.0 * torch.randn(keys.rows.numel())
+    after = certify(model)
+    found = furthest(FAMILIES[name], model, 1)
+    assert (found > before[1]).any()
+    assert (found <= table(after, "blocks")[1] * ROUNDING).all()
+    ids = torch.randint(3, 97, (32, 40))
+    assert (spreads(model, {"input_ids": ids}) <= table(after) * ROUNDING).all()
+
+
 def test_heads_keep_their_places() -> None:
     model = build("llama")
     before = certify(model)

@@ -139,6 +139,18 @@ def test_a_model_that_loses_focus_raises_the_alarm() -> None:
     assert len(after.heads) > len(before.heads)
 
 
+def test_false_alarms_of_requests_that_generate() -> None:
+    """From end to end; the rate is exact on average over references (see the test of thresholds)."""
+    one, reports = model(), list[Report]()
+    with watched(one, reference=prompts(150, seed=20), false_alarms=0.2, callback=reports.append):
+        fresh = prompts(240, seed=21)
+        for start in range(0, len(fresh), 40):
+            generated(one, padded(fresh[start : start + 40], "left"), max_new_tokens=5)
+    found = [verdict.alarm for report in reports for verdict in report.sequences]
+    assert len(found) == 240
+    assert 0.2 - 0.14 < sum(found) / 240 < 0.2 + 0.14
+
+
 def test_nothing_the_model_computes_changes() -> None:
     one, batch = model(), padded(prompts(3, seed=6), "left")
     attributes, hooks = set(vars(one)), len(one._forward_hooks) + len(one._forward_pre_hooks)

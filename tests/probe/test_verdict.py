@@ -40,7 +40,7 @@ def test_the_numbers_are_those_of_the_heads() -> None:
 def test_other_tasks_are_in_the_first_sentence() -> None:
     one = findings(readings(rising))
     other = findings(readings(lambda n: np.array([[0.1, 0.1]])), task="text")
-    assert "; it is 0 (0%) on text (8 to 512 items" in verdict("m", [one, other])[0]
+    assert "; on text (8 to 512 items (64 to 4,096 tokens)) it is 0 (0%)." in verdict("m", [one, other])[0]
 
 
 def test_a_model_that_keeps_its_focus_is_told_so() -> None:

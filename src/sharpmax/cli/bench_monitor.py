@@ -46,8 +46,8 @@ def bench_monitor(
 def _print(tables: Mapping[str, Any]) -> None:
     setting, false, cost = tables["setting"], tables["false_alarms"], tables["overhead"]
     tasks = [*setting["tasks"], "all"]
+    say(f"Telling wrong answers from right ones: {setting['model']}, {setting['dtype']} on {setting['device']}.")
     print_table(
-        f"{setting['model']}, {setting['dtype']} on {setting['device']}: telling wrong answers from right ones, "
         "AUROC over all sizes (95% interval)",
         ["signal", *tasks],
         [[name, *(_auroc(tables[f"auroc/{task}"][name]["pooled"]) for task in tasks)] for name in setting["signals"]],
@@ -68,7 +68,8 @@ def _print(tables: Mapping[str, Any]) -> None:
     )
     say(
         f"Cost at {cost['context']:,} tokens: {cost['watched_ms']:.2f} ms per token instead of {cost['plain_ms']:.2f}, "
-        f"{cost['overhead_percent']:+.1f}% (target ≤ 3%, {_reached(cost['targets']['overhead_percent'])}); "
+        f"{cost['overhead_percent']:+.1f}% (target ≤ 3%, {_reached(cost['targets']['overhead_percent'])}; by the "
+        f"quickest rounds {cost['quickest_percent']:+.1f}%); "
         f"the report {cost['report_ms']:.2f} ms per request."
     )
 

@@ -28,6 +28,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
         "jinja2",
     ),
     "lm-eval": ("transformers", "accelerate", "safetensors", "lm_eval"),
+    "monitor": ("transformers", "accelerate", "safetensors", "prometheus_client"),
     "clrs": ("absl", "attrs"),
     "reproduce": ("typer", "rich", "scipy", "safetensors", "matplotlib", "plotly", "jinja2"),
     "report": ("matplotlib", "plotly", "jinja2"),

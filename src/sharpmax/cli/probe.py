@@ -112,6 +112,7 @@ def _print(found: ProbeResult) -> None:
     for sentence in found.verdict:
         say(sentence)
     for sheet in found.sheets():
+        say()
         print_table(sheet.title, sheet.columns, sheet.rows)
         say(sheet.note)
     say()

@@ -7,7 +7,7 @@ sums up a row is chosen on the validation prompts; and what is reported is measu
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ import torch
 
 from sharpmax.errors import reject
 from sharpmax.experiments.evaluate.statistics import accuracy
-from sharpmax.experiments.monitor_cost import CONTEXT, ROUNDS, monitor_cost
+from sharpmax.experiments.monitor_cost import CONTEXT, ROUNDS, check_cost, monitor_cost
 from sharpmax.experiments.monitor_quality import ALL, POOLED, SIGNALS, Cells, alarms_of, auroc_of, aurocs, by_size
 from sharpmax.experiments.monitor_signals import Answered, answered, replies_of
 from sharpmax.experiments.provenance import check_seed
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["COURSES", "Course", "monitor_tables"]
 
 _SEEDS = {"reference": 1000, "validation": 2000, "evaluation": 3000}
+_SAMPLE, _SLACK = 4, 1.1
 _MARGIN = 1.0
 """Points that the false-alarm rate may be off."""
 
@@ -77,14 +78,15 @@ def monitor_tables(
     """
     check_seed(seed)
     check_rate(false_alarms)
+    check_cost(context, rounds)
+    courses = _readable(language, courses)
     cells = sum(len(course.reference()) for course in courses)
     needed = -(-(least_examples(false_alarms) + LEAST_LEARNED) // (2 * cells))
     if limit < max(2, needed):
         reject("limit", limit, f"{max(2, needed)} or more for a false-alarm rate of {false_alarms:g}")
     bench = _Bench(language, tuple(courses), seed, note)
     typical = Answered.together(list(bench.cells("reference", 2 * limit, known=True).values()))
-    reference = Reference(len(typical.right), 0, heads_of(language.model))
-    reference.entropy, reference.count = typical.entropy.double(), typical.count
+    reference = typical.as_reference(heads_of(language.model))
     rule, validation = bench.choose(reference, limit // 2, false_alarms)
     found = learned(reference, false_alarms, rule)
     fresh = bench.cells("evaluation", limit)
@@ -97,6 +99,21 @@ def monitor_tables(
         **{f"auroc/{task}": aurocs(fresh, task, found, typical, seed) for task in (*bench.tasks, ALL)},
         "overhead": monitor_cost(language.model, found, context=context, rounds=rounds, note=note),
     }
+
+
+def _readable(language: LanguageModel, courses: Sequence[Course]) -> list[Course]:
+    """The courses with the sizes that the model is made for; an error if nothing is left to learn from."""
+    room = context_of(language.model)
+
+    def fits(course: Course, size: int) -> bool:
+        longest = max(len(reply.ids) for reply in replies_of(language, course.task, size, _SAMPLE, _SEEDS["reference"]))
+        return room is None or longest * _SLACK <= room
+
+    found = [replace(course, sizes=tuple(size for size in course.sizes if fits(course, size))) for course in courses]
+    found = [course for course in found if course.reference()]
+    if not found:
+        reject("model", f"{language.name}, made for {room} tokens", "a model that can read the smallest prompts")
+    return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,19 +130,17 @@ class _Bench:
         return [course.task.name for course in self.courses]
 
     def replies(self, part: str, course: Course, size: int, count: int) -> list[Reply]:
-        """Prompts of one size; none if the model cannot read them."""
+        """Prompts of one size, of seeds that no other part has."""
         self.note(f"{part}: {course.task.name}, size {size}")
-        found = replies_of(self.language, course.task, size, count, _SEEDS[part] + self.seed)
-        room = context_of(self.language.model)
-        return found if room is None or max(len(reply.ids) for reply in found) <= room else []
+        return replies_of(self.language, course.task, size, count, _SEEDS[part] + self.seed)
 
     def cells(self, part: str, count: int, *, known: bool = False) -> Cells:
         """Every task and size (those to learn from alone), answered."""
         found = {}
         for course in self.courses:
             for size in course.reference() if known else course.sizes:
-                if replies := self.replies(part, course, size, count):
-                    found[course.task.name, size] = answered(self.language.model, replies)
+                replies = self.replies(part, course, size, count)
+                found[course.task.name, size] = answered(self.language.model, replies)
         return found
 
     def choose(self, reference: Reference, count: int, rate: float) -> tuple[str, dict[str, Any]]:
@@ -158,7 +173,7 @@ class _Bench:
         return {
             "asked": 100.0 * rate,
             POOLED: pooled | {"off": off, "targets": {"off": {"at_most": _MARGIN, "reached": off <= _MARGIN}}},
-            **{cell: accuracy(alarms) for cell, alarms in found.items() if alarms},
+            **{cell: accuracy(alarms) for cell, alarms in found.items()},
         }
 
     def setting(self, limit: int, rate: float, rule: str) -> dict[str, Any]:

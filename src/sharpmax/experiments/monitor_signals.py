@@ -13,7 +13,7 @@ from torch import Tensor
 from sharpmax.errors import UnsupportedError
 from sharpmax.hf.interface import watch
 from sharpmax.models.scoring import Reply, batches, encode, reply_losses
-from sharpmax.probe.learning import tokens_at_once
+from sharpmax.probe.learning import Reference, tokens_at_once
 from sharpmax.probe.passes import Pass
 from sharpmax.tasks.prompt import Task
 
@@ -58,6 +58,12 @@ class Answered:
             torch.cat([part.count for part in parts]),
         )
 
+    def as_reference(self, heads: Sequence[tuple[int, int]]) -> Reference:
+        """The rows as something to learn from."""
+        found = Reference(len(self.right), 0, heads)
+        found.entropy, found.count = self.entropy.double(), self.count
+        return found
+
 
 def replies_of(language: LanguageModel, task: Task, size: int, count: int, seed: int) -> list[Reply]:
     """Prompts that the model reads up to the first token of the answer that says something.
@@ -86,7 +92,7 @@ def answered(model: PreTrainedModel, replies: Sequence[Reply]) -> Answered:
         with torch.no_grad():
             for batch in batches(replies, tokens_at_once(model)):
                 chosen = [replies[place] for place in batch]
-                seeing[:], logits[:] = [Pass(torch.tensor([reply.start - 1 for reply in chosen]))], []
+                seeing[:], logits[:] = [_pass(model, chosen)], []
                 right = reply_losses(model, chosen)[1].all(-1)
                 parts.append(_read_off(chosen, right, logits[-1], seeing[-1]))
                 order += batch
@@ -99,6 +105,10 @@ def answered(model: PreTrainedModel, replies: Sequence[Reply]) -> Answered:
         found.right[back], {name: values[back] for name, values in found.own.items()},
         found.entropy[back], found.count[back],
     )  # fmt: skip
+
+
+def _pass(model: PreTrainedModel, replies: Sequence[Reply]) -> Pass:
+    return Pass(torch.tensor([reply.start - 1 for reply in replies], device=model.device))
 
 
 def _read_off(replies: Sequence[Reply], right: Tensor, logits: Tensor, seeing: Pass) -> Answered:

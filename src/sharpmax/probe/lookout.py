@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from sharpmax.errors import UnsupportedError, reject
+from sharpmax.errors import UnsupportedError
 from sharpmax.hf.interface import modules_of, watch
 from sharpmax.hf.watching import Seen
+from sharpmax.probe.attaching import attach, check_free
 from sharpmax.probe.passes import Pass, Run
 from sharpmax.probe.requests import Request
 
@@ -24,9 +23,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 __all__ = ["Lookout", "heads_of"]
-
-_MARK = "_sharpmax_lookout"
-_GENERATE = "generate"
 
 
 def heads_of(model: PreTrainedModel) -> list[tuple[int, int]]:
@@ -84,8 +80,7 @@ class Lookout:
                 f"model: {type(model).__name__} has an encoder and a decoder, of which no single row says where it "
                 "looks; allowed: models with one stack of layers"
             )
-        if _MARK in vars(model):
-            reject("model", "a model that is watched already", "one monitor at a time", "close the other one first")
+        check_free(model)
         self.on = True
         self._model, self._every, self._window = model, every, window
         self._begun, self._ended, self._trouble = begun, ended, trouble
@@ -93,8 +88,7 @@ class Lookout:
         self._here = threading.local()
         self._lock, self._closed = threading.Lock(), False
         self._inside: set[int] = set()
-        self._ways_out = [watch(model, self._see)]
-        self._attach()
+        self._ways_out = [watch(model, self), *attach(model, self._before, self._after, self._generating)]
 
     def close(self) -> None:
         """Leave the model as it was, as soon as no thread is inside a pass through it."""
@@ -106,44 +100,6 @@ class Lookout:
     def _leave(self) -> None:
         while self._closed and not self._inside and self._ways_out:
             self._ways_out.pop()()
-
-    def _attach(self) -> None:
-        """Functions rather than methods of this object, which a copy of the model would take along."""
-        model = self._model
-
-        def before(this: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if this is model:
-                self._before(args, kwargs)
-
-        def after(this: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-            if this is model:
-                self._after(out)
-
-        self._ways_out.append(model.register_forward_pre_hook(before, with_kwargs=True).remove)
-        self._ways_out.append(model.register_forward_hook(after, with_kwargs=True, always_call=True).remove)
-        vars(model)[_MARK] = True
-        self._ways_out.append(lambda: vars(model).pop(_MARK, None))
-        if not hasattr(model, _GENERATE):
-            return
-        own = vars(model).get(_GENERATE)
-        kind: Any = type(model)
-
-        @functools.wraps(kind.generate)
-        def generate(this: Any, *args: Any, **kwargs: Any) -> Any:
-            inner = functools.partial(type(this).generate, this) if own is None or this is not model else own
-            if this is not model:
-                return inner(*args, **kwargs)
-            with self.request(*self._told(args, kwargs), within=True):
-                return inner(*args, **kwargs)
-
-        vars(model)[_GENERATE] = bound = MethodType(generate, model)
-
-        def restore() -> None:
-            if vars(model).get(_GENERATE) is bound:  # somebody else may have wrapped it meanwhile
-                vars(model).pop(_GENERATE)
-                vars(model).update({} if own is None else {_GENERATE: own})
-
-        self._ways_out.append(restore)
 
     @contextmanager
     def request(
@@ -172,6 +128,9 @@ class Lookout:
     def _scope(self) -> _Scope | None:
         return next((one for one in reversed(_SCOPES.get()) if one.lookout is self), None)
 
+    def _generating(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> AbstractContextManager[Request]:
+        return self.request(*self._told(args, kwargs), within=True)
+
     def _told(self, args: tuple[Any, ...], options: dict[str, Any]) -> tuple[frozenset[int], int | None]:
         """Tokens that end a sequence and the length of prompts, from the arguments of `generate`."""
         settings = options.get("generation_config") or getattr(self._model, "generation_config", None)
@@ -182,7 +141,12 @@ class Lookout:
             ids.shape[1] if isinstance(ids, Tensor) and ids.ndim == 2 else None,
         )
 
-    def _see(self, seen: Seen) -> None:
+    def looks(self) -> bool:
+        """Whether the pass that this thread is in is to be looked at."""
+        return getattr(self._here, "looking", None) is not None
+
+    def __call__(self, seen: Seen) -> None:
+        """See one layer of a pass."""
         looking: _Looking | None = getattr(self._here, "looking", None)
         if looking is not None:
             try:

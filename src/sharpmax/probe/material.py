@@ -93,9 +93,9 @@ def task_material(
     prompts: int | None,
     seed: int,
 ) -> Material:
-    """Prompts of a task, each up to where its answer begins; sizes double as far as task and model go."""
+    """Prompts of a task, each up to where its answer begins; sizes are its own as far as the model goes."""
     found = {}
-    for size in _doubling(task.sizes[0], task.most) if sizes is None else sizes:
+    for size in task.sizes if sizes is None else sizes:
         task.check_size(size)
         first = _passage(tokenizer, task.prompts(size, 1, seed)[0])
         if room is not None and first.length > room:

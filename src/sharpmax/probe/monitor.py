@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from sharpmax.errors import FileFormatError, reject, reject_type
-from sharpmax.files import write_text
+from sharpmax.errors import reject, reject_type
 from sharpmax.models.language import weights_fingerprint
 from sharpmax.probe.judging import Learned
+from sharpmax.probe.keeping import load_learned, save_learned
 from sharpmax.probe.learning import learned, observed, token_lists
 from sharpmax.probe.lookout import Lookout
 from sharpmax.probe.metrics import metrics_of
@@ -26,8 +25,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Monitor", "monitor"]
 
-_SCHEMA = 1
 _EVENT = "sharpmax.monitor"
+_SETTINGS = ("false_alarms", "every", "generated")
 
 # Whoever wants the lines sets up logging; until then alarms are not to appear on stderr by themselves.
 logging.getLogger(_EVENT).addHandler(logging.NullHandler())
@@ -110,16 +109,8 @@ class Monitor:
 
     def save(self, path: str | Path) -> Path:
         """Write what was learned as JSON to the file `path`: `Monitor.load` needs no reference."""
-        body = {
-            "schema": _SCHEMA,
-            "kind": _EVENT,
-            "weights": weights_fingerprint(self._model),
-            "false_alarms": self.false_alarms,
-            "every": self.every,
-            "generated": self.generated,
-            "learned": self._known.to_dict(),
-        }
-        return write_text(path, json.dumps(body, allow_nan=False) + "\n")
+        settings = {name: getattr(self, name) for name in _SETTINGS}
+        return save_learned(path, weights_fingerprint(self._model), settings, self._known)
 
     @classmethod
     def load(
@@ -132,16 +123,7 @@ class Monitor:
         metrics: CollectorRegistry | bool | None = None,
     ) -> Monitor:
         """The monitor that `save` wrote, beside a model with the same weights."""
-        body = _read(Path(path))
-        found = weights_fingerprint(model)
-        if body["weights"] != found:
-            given = f"{str(path)!r}, learned with the weights {body['weights']}"
-            reject("path", given, f"a file for the weights of this model, {found}", "learn again: sharpmax.monitor")
-        try:
-            known = Learned.from_dict(body["learned"])
-            settings = {name: body[name] for name in ("false_alarms", "every", "generated")}
-        except (KeyError, TypeError, ValueError) as problem:
-            raise FileFormatError(f"monitor: {str(path)!r} is damaged ({type(problem).__name__}: {problem})") from None
+        settings, known = load_learned(path, weights_fingerprint(model), _SETTINGS)
         return cls(model, known, **settings, callback=callback, logger=logger, metrics=metrics)
 
     def _judge(self, request: Request) -> Report:
@@ -236,15 +218,3 @@ def monitor(
         logger=logger,
         metrics=metrics,
     )
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        body = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as problem:
-        raise FileFormatError(f"monitor: {str(path)!r} cannot be read as JSON ({problem})") from None
-    if not isinstance(body, dict) or body.get("kind") != _EVENT:
-        raise FileFormatError(f"monitor: {str(path)!r} is not what Monitor.save writes")
-    if body.get("schema") != _SCHEMA:
-        raise FileFormatError(f"monitor: {str(path)!r} has schema {body.get('schema')!r}; allowed: {_SCHEMA}")
-    return body

@@ -33,7 +33,7 @@ class Pass:
 
     def __init__(self, places: Tensor | None = None, counts: Tensor | None = None) -> None:
         self._places, self._counts = places, counts
-        self._entropy: dict[int, Tensor] = {}
+        self._negative: dict[int, Tensor] = {}
         # Layers with a window see less than the others: what counts is how far back any of them sees.
         self._keys = 0
         self._visible: Tensor | None = None
@@ -49,7 +49,8 @@ class Pass:
         with off:
             logits = call.rows(torch.tensor([place]))
             logs = logits.scaled(None).log_softmax(-1)
-            self._entropy[seen.layer] = -(logs.exp() * logs).sum(-1)[..., 0]
+            # −H; every operation here counts while a token is generated, so the rest is left for the end.
+            self._negative[seen.layer] = torch.linalg.vecdot(logs.exp(), logs)
         if logits.hidden is None:
             self._keys = max(self._keys, seen.keys)
         else:
@@ -60,10 +61,10 @@ class Pass:
 
     def row(self) -> Row | None:
         """What was seen, layers in their order; None if nothing was."""
-        if not self._entropy:
+        if not self._negative:
             return None
-        found = [self._entropy[layer] for layer in sorted(self._entropy)]
-        entropy = torch.cat([one.to(found[0].device) for one in found], dim=1)
+        found = [self._negative[layer] for layer in sorted(self._negative)]
+        entropy = -torch.cat([one.to(found[0].device) for one in found], dim=1)[..., 0]
         count = torch.full((len(entropy),), self._keys, device=entropy.device)
         return Row(
             entropy, count if self._visible is None else self._visible.to(count.device).clamp_min(count), self._counts

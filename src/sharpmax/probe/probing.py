@@ -46,10 +46,10 @@ def probe(
     """Let a transformers model read prompts of growing size, and say which of its heads disperse.
 
     `tasks` are names of tasks, tasks, or "text" for plain text; without any, kv and text for a causal language model
-    and text for others. Sizes are items of a task and tokens of text; they double up to what the model is made for
-    unless `sizes` says otherwise. Of each size 12 prompts are read, of long ones fewer, unless `prompts` says how many:
-    about five minutes for SmolLM2 on two CPU cores. `rows` is whose statistics count ("last", "log" or "all", of
-    which the mean). `text` takes the place of Python's documentation. A policy that is applied takes part.
+    and text for others. Sizes are items of a task and tokens of text: those of the task, and text that doubles, up to
+    what the model is made for, unless `sizes` says otherwise. Of each size 12 prompts are read, of long ones fewer,
+    unless `prompts` says how many. `rows` is whose statistics count ("last", "log" or "all", of which the mean).
+    `text` takes the place of Python's documentation. A policy that is applied takes part.
 
     `inputs` are the caller's own, for any family: by size, one or several dicts that the model is called with. Every
     sequence in them is a prompt; padding belongs before it, or the last row is padding.

@@ -72,18 +72,22 @@ class Report:
         return any(one.alarm for one in self.sequences)
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as plain JSON values, with the worst heads alone."""
+        """The report as plain JSON values, rounded, with the worst heads alone."""
         return {
             "alarm": self.alarm,
             "why": self.why,
-            "sequences": [asdict(one) | {"alarm": one.alarm} for one in self.sequences],
-            "heads": [asdict(one) for one in self.heads[:_HEADS_LOGGED]],
+            "sequences": [_short(one) | {"alarm": one.alarm} for one in self.sequences],
+            "heads": [_short(one) for one in self.heads[:_HEADS_LOGGED]],
             "heads_above": len(self.heads),
         }
 
     def to_line(self, **more: Any) -> str:
         """The report as one line of JSON."""
         return json.dumps({**more, **self.to_dict()}, ensure_ascii=False)
+
+
+def _short(one: Verdict | Head) -> dict[str, Any]:
+    return {name: round(value, 4) if isinstance(value, float) else value for name, value in asdict(one).items()}
 
 
 class Request:

@@ -31,8 +31,8 @@ def _how_many(model: str, found: Sequence[Findings]) -> str:
         low, high = (float(np.median(effective[end][losing])) for end in (0, -1))
         said += f": in the middle one of them the weight is shared by {_many(low)} tokens at first and {_many(high)}"
         said += " in the end"
-    others = [f"{_share(one)} on {one.task} ({_sizes(one)})" for one in found[1:]]
-    return said + (f"; it is {', '.join(others)}" if others else "") + "."
+    others = "".join(f"; on {one.task} ({_sizes(one)}) it is {_share(one)}" for one in found[1:])
+    return f"{said}{others}."
 
 
 def _where(found: Findings) -> str:

@@ -108,6 +108,6 @@ def _caption(found: Sequence[Run], task: str) -> str:
     if len(found) == 1:
         return text
     if same_shape(found, task):
-        return f"{text} On the right the slope of B less that of A; {_CHANGED} where the kind changes."
+        return f"{text} The last map is the slope of B less that of A; {_CHANGED} where the kind changes."
     said = joined([f"{run.letter} has {_shape(run, task)}" for run in found])
     return f"{text} {said}, so no head of one stands for a head of the other: a head of the same number is shown."

@@ -1,0 +1,62 @@
+"""`sharpmax bench --monitor`: what it prints and writes."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sharpmax.experiments import monitor_bench
+from sharpmax.experiments.monitor_bench import Course
+from sharpmax.models import language
+from tests.experiments.evaluate import tiny
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    courses = (Course(tiny.LETTERS, (4, 8, 16), 8),)
+    monkeypatch.setattr(language, "load_language_model", lambda name, **options: tiny.language())
+    made = functools.partial(monitor_bench.monitor_tables, courses=courses, false_alarms=0.2)
+    monkeypatch.setattr(monitor_bench, "monitor_tables", made)
+
+
+def test_it_prints_tables_and_writes_json(sharpmax_command: Any, tmp_path: Path) -> None:
+    options = ("--device", "cpu", "--limit", 8, "--repeat", 1, "--length", 40)
+    outcome = sharpmax_command("bench", "--monitor", *options, "--out", tmp_path)
+    assert (outcome.code, outcome.err) == (0, "")
+    for words in (
+        "Telling wrong answers from right ones: tiny, float32 on cpu.",
+        "letters: AUROC by size",
+        "confidence",
+        "False alarms on 32",
+    ):
+        assert words in outcome.out
+    saved = json.loads((tmp_path / "monitor.json").read_text(encoding="utf-8"))
+    assert saved["command"] == (
+        "sharpmax bench --monitor --device cpu --dtype float32 --limit 8 --repeat 1 --length 40 --seed 0 "
+        f"--out {tmp_path.name}"
+    )
+    assert saved["provenance"]["seed"] == 0
+    tables = saved["tables"]
+    assert f"{tables['false_alarms']['pooled']['mean']:.2f}%" in outcome.out
+    assert f"goes by {tables['setting']['rule']}" in outcome.out
+
+
+def test_no_out_writes_nothing(sharpmax_command: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    outcome = sharpmax_command("bench", "--monitor", "--device", "cpu", "--limit", 8, "--repeat", 1, "--length", 40)
+    assert outcome.code == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "wanted"),
+    [(("--limit", 1), "limit"), (("--probe",), "--probe"), (("--device", "abacus"), "--device")],
+)
+def test_options_that_mean_nothing(options: tuple[Any, ...], wanted: str, sharpmax_command: Any) -> None:
+    outcome = sharpmax_command("bench", "--monitor", *options)
+    assert outcome.code != 0
+    assert wanted in outcome.err
