@@ -14,7 +14,9 @@ import torch
 import sharpmax as sm
 from sharpmax.errors import ArgumentError, ArgumentTypeError, FileFormatError, UnsupportedError
 from sharpmax.hf.interface import installed
+from sharpmax.hf.watching import Seen
 from sharpmax.probe import judging, learning
+from sharpmax.probe.lookout import Lookout
 from sharpmax.probe.monitor import Monitor
 from sharpmax.probe.passes import Pass, Row
 from sharpmax.probe.requests import Report, Request
@@ -69,6 +71,21 @@ def test_the_prompt_and_every_second_token_are_looked_at() -> None:
         for place, ids in enumerate(lists):
             said = out[place, longest : longest + new].tolist()
             assert torch.allclose(row.entropy[place].double(), last_entropies(model(), ids + said), atol=5e-5)
+
+
+def test_tokens_that_are_not_looked_at_are_not_even_described(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Describing every call of attention would cost a generated token one percent of its time."""
+    one, seen = model(), list[int]()
+    see = Lookout.__call__
+
+    def noted(self: Lookout, call: Seen) -> None:
+        seen.append(call.keys)
+        see(self, call)
+
+    with watched(one, every=4, generated=1):
+        monkeypatch.setattr(Lookout, "__call__", noted)
+        generated(one, {"input_ids": torch.tensor([[5, 6, 7]])}, max_new_tokens=10)
+    assert seen == [3, 3, 7, 7, 11, 11]  # two layers: the prompt, the fourth token and the eighth
 
 
 def test_only_the_latest_rows_count_in_a_long_answer() -> None:
