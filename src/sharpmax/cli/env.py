@@ -11,6 +11,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "cli": ("typer", "rich"),
     "entmax": ("entmax",),
     "fit": ("scipy",),
+    "frame": ("pandas",),
     "jax": ("jax",),
     "triton": ("triton",),
     "hf": ("transformers", "accelerate", "safetensors"),
