@@ -20,16 +20,16 @@ __all__ = ["lazy_exports", "require"]
 def lazy_exports(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return the `__getattr__` and `__dir__` of a package whose public names live in the modules `homes` names.
 
-    A name whose home ends in the name itself (`"policies": "sharpmax.policies"`) is that module, unless something of
-    that name is in it.
+    A name whose home ends in the name itself (`"policies": "sharpmax.policies"`) is that module; what a module of its
+    own name holds is written with a colon (`"capture": "sharpmax.probe.capture:capture"`).
     """
 
     def load(name: str) -> Any:
-        home = homes.get(name)
-        if home is None:
+        if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        home, inside, _ = homes[name].partition(":")
         module = importlib.import_module(home)
-        value = getattr(module, name, module) if home.rpartition(".")[2] == name else getattr(module, name)
+        value = module if home.rpartition(".")[2] == name and not inside else getattr(module, name)
         setattr(sys.modules[package], name, value)  # the next access does not come here
         return value
 
