@@ -175,7 +175,8 @@ def test_what_is_said_of_the_probe_is_what_the_run_shows() -> None:
     assert f"{steep} of 270 heads have a slope above 0.5" in text
     tested = tables["forecast/kv"]["tested"]
     assert f"at 512 is forecast to within {tested['512']['entropy']['median']:.2f} nats" in text
-    assert f"at 1,024 to within {tested['1024']['entropy']['median']:.2f}" in text
+    text_tested = tables["forecast/text"]["tested"]
+    assert f"from at most 512, to within {text_tested['8192']['entropy']['median']:.2f}" in text
     assert horizon["certified"]["informative"] == 0
     assert (
         f"median spread {horizon['certified']['median']:,.0f} nats against {horizon['measured']['spread']:.0f}" in text
