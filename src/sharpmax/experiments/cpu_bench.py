@@ -20,9 +20,9 @@ from torch import Tensor
 
 from sharpmax.attention.dense import softmax
 from sharpmax.attention.sharp import attention
-from sharpmax.errors import OutOfRangeWarning, reject
+from sharpmax.errors import OutOfRangeWarning
 from sharpmax.experiments.fresh import import_costs, peak_extra_bytes
-from sharpmax.experiments.provenance import check_seed
+from sharpmax.experiments.provenance import check_amounts, check_seed
 from sharpmax.experiments.targets import held_to
 from sharpmax.policies import PAPER
 from sharpmax.rows import RowStats, row_stats
@@ -143,10 +143,7 @@ def cpu_tables(
     length: int = FULL_LENGTH, repeat: int = 5, seed: int = 0, note: Callable[[str], None] = lambda text: None
 ) -> dict[str, Any]:
     """The tables `bench` (one entry per case, with targets) and `setting`; `note` is told what is being done."""
-    if length < 2:
-        reject("length", length, "2 or more")
-    if repeat < 1:
-        reject("repeat", repeat, "1 or more")
+    check_amounts(length, repeat)
     check_seed(seed)
     note("importing in fresh interpreters")
     bench: dict[str, dict[str, Any]] = import_costs(repeat)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from sharpmax.errors import reject
+from sharpmax.experiments.provenance import check_amounts
 from sharpmax.experiments.targets import held_to
 from sharpmax.lazy import require
 from sharpmax.probe.judging import Learned
@@ -35,10 +35,7 @@ _TARGET = {"overhead_percent": 3.0}
 
 def check_cost(context: int, rounds: int) -> None:
     """Refuse what cannot be measured."""
-    if rounds < 1:
-        reject("repeat", rounds, "1 or more")
-    if context < _EVERY:
-        reject("length", context, f"{_EVERY} or more")
+    check_amounts(context, rounds, least=_EVERY)
 
 
 def monitor_cost(

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sharpmax.errors import UnsupportedError
-from sharpmax.hf.interface import watch
+from sharpmax.hf.interface import watched
 from sharpmax.models.scoring import Reply, batches, encode, reply_losses
 from sharpmax.probe.learning import Reference, tokens_at_once
 from sharpmax.probe.passes import Pass
@@ -86,19 +86,14 @@ def answered(model: PreTrainedModel, replies: Sequence[Reply]) -> Answered:
     order: list[int] = []
     seeing: list[Pass] = []
     logits: list[Tensor] = []
-    remove = watch(model, lambda seen: seeing[-1].see(seen))
     hook = model.register_forward_hook(lambda module, args, out: logits.append(out.logits))
-    try:
-        with torch.no_grad():
-            for batch in batches(replies, tokens_at_once(model)):
-                chosen = [replies[place] for place in batch]
-                seeing[:], logits[:] = [_pass(model, chosen)], []
-                right = reply_losses(model, chosen)[1].all(-1)
-                parts.append(_read_off(chosen, right, logits[-1], seeing[-1]))
-                order += batch
-    finally:
-        hook.remove()
-        remove()
+    with hook, watched(model, lambda seen: seeing[-1].see(seen)), torch.no_grad():
+        for batch in batches(replies, tokens_at_once(model)):
+            chosen = [replies[place] for place in batch]
+            seeing[:], logits[:] = [_pass(model, chosen)], []
+            right = reply_losses(model, chosen)[1].all(-1)
+            parts.append(_read_off(chosen, right, logits[-1], seeing[-1]))
+            order += batch
     found = Answered.together(parts)
     back = np.argsort(order)
     return Answered(

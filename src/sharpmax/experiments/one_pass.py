@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from sharpmax.experiments.evaluate.memory import peak_mib, start_peak
-from sharpmax.hf.interface import watch
+from sharpmax.hf.interface import watched
 from sharpmax.models.language import load_language_model
 from sharpmax.probe.capture import capture
 from sharpmax.rows.api import measure, problem_of
@@ -62,12 +62,8 @@ def entropy_error(model: PreTrainedModel, ids: Tensor, rows: str) -> float:
         )
         expected.append(measure(problem, "reference", frozenset({"entropy"})).entropy)
 
-    remove = watch(model, by_definition)
-    try:
-        with capture(model, rows) as found:
-            _read(model, ids, PLAIN)
-    finally:
-        remove()
+    with watched(model, by_definition), capture(model, rows) as found:
+        _read(model, ids, PLAIN)
     pairs = zip(found.calls, expected, strict=True)
     errors = [(call.statistics["entropy"].double() - every[..., call.places]).abs().max() for call, every in pairs]
     return float(torch.stack(errors).max())

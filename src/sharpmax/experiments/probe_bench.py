@@ -14,10 +14,9 @@ from typing import Any
 
 import torch
 
-from sharpmax.errors import reject
 from sharpmax.experiments.fresh import pass_costs
 from sharpmax.experiments.one_pass import PLAIN
-from sharpmax.experiments.provenance import check_seed
+from sharpmax.experiments.provenance import check_amounts, check_seed
 from sharpmax.experiments.targets import held_to
 from sharpmax.probe.places import check_choice, places
 
@@ -41,10 +40,7 @@ def probe_tables(
     note: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
     """The tables `bench` (a plain pass, one per choice of rows) and `setting`; `note` is told what is being done."""
-    if length < 2:
-        reject("length", length, "2 or more")
-    if repeat < 1:
-        reject("repeat", repeat, "1 or more")
+    check_amounts(length, repeat)
     check_seed(seed)
     for one in rows:
         check_choice(one)

@@ -18,7 +18,7 @@ from typing import Any
 import sharpmax
 from sharpmax.errors import reject, reject_type
 
-__all__ = ["check_seed", "commit", "hardware", "installed_version", "provenance", "typed", "versions"]
+__all__ = ["check_amounts", "check_seed", "commit", "hardware", "installed_version", "provenance", "typed", "versions"]
 
 _ALWAYS = ("torch", "numpy")
 _IF_INSTALLED = ("jax", "transformers", "triton")
@@ -42,6 +42,14 @@ def check_seed(seed: object) -> None:
         reject_type("seed", repr(seed), allowed)
     if not 0 <= seed < 2**63:
         reject("seed", seed, allowed)
+
+
+def check_amounts(length: int, repeat: int, least: int = 2) -> None:
+    """Reject a length or a number of rounds that nothing can be measured with."""
+    if length < least:
+        reject("length", length, f"{least} or more")
+    if repeat < 1:
+        reject("repeat", repeat, "1 or more")
 
 
 def typed(command: str, **options: Any) -> str:

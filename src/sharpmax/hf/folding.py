@@ -18,6 +18,7 @@ from sharpmax.hf.interface import modules_of
 from sharpmax.hf.queries import scale_queries
 from sharpmax.hf.rules import check_shape
 from sharpmax.hf.support import AttentionModule
+from sharpmax.models.language import context_of
 from sharpmax.policies import Constant, PerHead, Policy
 from sharpmax.rows.stats import RowStats
 
@@ -40,7 +41,7 @@ def fold(model: M, policy: Policy | str | os.PathLike[str] | None) -> M:
     modules = modules_of(model)
     family = type(model).__name__
     check_shape(chosen, [one.heads for one in modules], family)
-    _check_constant(chosen, getattr(model.config, "max_position_embeddings", None))
+    _check_constant(chosen, context_of(model))
     betas = [_betas(chosen, layer, one.heads) for layer, one in enumerate(modules)]
     for layer, (one, beta) in enumerate(zip(modules, betas, strict=True)):
         if beta is not None:

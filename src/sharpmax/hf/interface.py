@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from types import MethodType
 from typing import TYPE_CHECKING, Any
@@ -34,7 +34,7 @@ from sharpmax.policies import Policy
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["Installed", "install", "installed", "modules_of", "put", "repeated", "watch"]
+__all__ = ["Installed", "install", "installed", "modules_of", "put", "repeated", "repeating", "watch", "watched"]
 
 _INSTALLED = "_sharpmax_installed"
 _WATCHERS = "_sharpmax_watchers"
@@ -93,18 +93,24 @@ def install(
     return now
 
 
-@contextmanager
-def repeated(model: PreTrainedModel, places: Tensor) -> Iterator[None]:
+def repeated(model: PreTrainedModel, places: Tensor) -> AbstractContextManager[None]:
     """Let every layer of a model with rules see its keys at `places` `[B, Lk']`, in that order, −1 being none.
 
     A key may be there several times: attention is then what it would be among so many alike. For causal
     self-attention to whole sequences without a mask, that is without a cache and without padding before the end.
     """
+    same = Repeated(places)
+    return repeating(model, lambda layer: same)
+
+
+@contextmanager
+def repeating(model: PreTrainedModel, how: Callable[[Layer], Repeated]) -> Iterator[None]:
+    """Let each layer of a model with rules see the keys that `how` gives it."""
     state = installed(model)
     if state is None:
         raise UnsupportedError("repeated: the model has no rules installed; apply a policy first, None being one")
     for layer in state.layers:
-        layer.repeated = Repeated(places)
+        layer.repeated = how(layer)
     try:
         yield
     finally:
@@ -138,6 +144,16 @@ def watch(model: PreTrainedModel, watcher: Watcher) -> Callable[[], None]:
                 put(model, None)
 
     return remove
+
+
+@contextmanager
+def watched(model: PreTrainedModel, watcher: Watcher) -> Iterator[None]:
+    """`watch` for a `with` block."""
+    remove = watch(model, watcher)
+    try:
+        yield
+    finally:
+        remove()
 
 
 def _watchers(model: PreTrainedModel) -> Watchers:

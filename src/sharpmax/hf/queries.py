@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from sharpmax.errors import UnsupportedError
 from sharpmax.hf.support import AttentionModule, require_transformers
 
-__all__ = ["Projection", "projections", "scale_queries"]
+__all__ = ["Projection", "exact", "projections", "scale_queries"]
 
 # Layers that make queries alone, and their neighbours that make the keys.
 _SEPARATE = {"q_proj": "k_proj", "query": "key", "q": "k", "q_attn": ""}
@@ -31,18 +31,19 @@ class Projection:
 
     def matrix(self) -> Tensor:
         """What makes them, `[heads, D, inputs]` in float64 on the CPU."""
-        weight: Tensor = self.layer.weight.detach().to("cpu", torch.float64)
+        weight = exact(self.layer.weight)
         # Conv1D keeps its outputs in columns, Linear in rows.
         return (weight if isinstance(self.layer, nn.Linear) else weight.T)[self.rows]
 
     def bias(self) -> Tensor:
         """What is added to them, `[heads, D]` in float64 on the CPU."""
         bias = self.layer.bias
-        return (
-            torch.zeros(self.rows.shape, dtype=torch.float64)
-            if bias is None
-            else bias.detach().cpu().double()[self.rows]
-        )
+        return torch.zeros(self.rows.shape, dtype=torch.float64) if bias is None else exact(bias)[self.rows]
+
+
+def exact(weight: Tensor) -> Tensor:
+    """A weight in float64 on the CPU."""
+    return weight.detach().to("cpu", torch.float64)
 
 
 def scale_queries(one: AttentionModule, beta: Tensor, where: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from sharpmax.errors import reject
-from sharpmax.hf.interface import watch
-from sharpmax.hf.watching import Seen, Watcher
+from sharpmax.hf.interface import watched
+from sharpmax.hf.watching import Seen
 from sharpmax.probe.functions import StockCalls
 from sharpmax.probe.places import check_choice, places
 from sharpmax.probe.statistics import STATISTICS, row_statistics
+from sharpmax.rows.layout import without_autocast
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -106,18 +107,9 @@ def capture(model: PreTrainedModel | None = None, rows: str = "last") -> Abstrac
 @contextmanager
 def _capturing(model: PreTrainedModel | None, rows: str) -> Iterator[Capture]:
     found = Capture(rows)
-    calls = StockCalls(found.see, lambda: len(found.calls)) if model is None else _watching(model, found.see)
+    calls = StockCalls(found.see, lambda: len(found.calls)) if model is None else watched(model, found.see)
     with calls:
         yield found
-
-
-@contextmanager
-def _watching(model: PreTrainedModel, see: Watcher) -> Iterator[None]:
-    remove = watch(model, see)
-    try:
-        yield
-    finally:
-        remove()
 
 
 def measured(seen: Seen, chosen: Tensor) -> dict[str, Tensor]:
@@ -126,9 +118,7 @@ def measured(seen: Seen, chosen: Tensor) -> dict[str, Tensor]:
     if one_row == 0 or len(chosen) == 0:
         shape = (seen.batch, seen.heads, len(chosen))
         return {name: seen.query.new_zeros(shape, dtype=torch.float32) for name in STATISTICS}
-    # Under autocast logits would come in half precision; to switch it off takes longer than to ask.
-    device = seen.query.device.type
-    with torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext():
+    with without_autocast(seen.query.device):
         step = max(1, _LOGITS_AT_ONCE // one_row)
         blocks = [row_statistics(seen.rows(block)) for block in torch.split(chosen, step)]
     return {name: torch.cat([block[name] for block in blocks], dim=-1) for name in STATISTICS}

@@ -13,8 +13,7 @@ as they are, because a longer list does not have more of them:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -22,10 +21,10 @@ import torch
 from torch import Tensor
 
 from sharpmax.hf.attention import Repeated
-from sharpmax.hf.interface import installed
+from sharpmax.hf.interface import repeating
 from sharpmax.hf.watching import Seen
 from sharpmax.probe.material import Passage
-from sharpmax.rows.layout import hidden_by
+from sharpmax.rows.layout import hidden_by, without_autocast
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -88,29 +87,20 @@ def crowding_of(passage: Passage, more: float, room: int | None = None) -> Crowd
     return Crowding(times, block, positions)
 
 
-@contextmanager
-def crowding(model: PreTrainedModel, chosen: Crowding) -> Iterator[None]:
+def crowding(model: PreTrainedModel, chosen: Crowding) -> AbstractContextManager[None]:
     """Let every layer of a watched model see the keys of one passage as often as they count.
 
     A layer without a rule adds ln k to the logit of a key that counts k times. One with a rule sees k keys, because
     the rule asks how many there are and how they share the weight. A window is bounded and stays as it is.
     """
-    state = installed(model)
-    assert state is not None, "someone has to watch"
     weighted, copied = _Weighted(torch.empty(0), chosen), _Copied.of(chosen)
-    for layer in state.layers:
-        layer.repeated = copied if layer.rules else weighted
-    try:
-        yield
-    finally:
-        for layer in state.layers:
-            layer.repeated = None
+    return repeating(model, lambda layer: copied if layer.rules else weighted)
 
 
 def crowded_row(seen: Seen) -> tuple[Tensor, Tensor]:
     """Entropy and top weight `[B, H]` of the last row, keys that count several times taken for as many keys."""
     row = torch.tensor([seen.queries - 1])
-    with torch.autocast(seen.query.device.type, enabled=False):
+    with without_autocast(seen.query.device):
         weights = seen.rows(row).scaled(None)[:, :, 0].softmax(-1)
     entropy, times = torch.special.entr(weights).sum(-1), None
     if seen.mask is not None and seen.mask.is_floating_point():

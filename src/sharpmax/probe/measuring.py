@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sharpmax.hf.interface import watch
+from sharpmax.hf.interface import watched
 from sharpmax.hf.watching import Seen
 from sharpmax.probe.capture import capture
 from sharpmax.probe.crowding import Crowding, crowded_row, crowding
@@ -64,20 +63,11 @@ def read_crowded(model: PreTrainedModel, passages: Sequence[tuple[Passage, Crowd
         ids = passage.inputs["input_ids"]
         # The mask says that all is one text: without it a gap would be taken for the start of another.
         more = {"position_ids": chosen.positions[None], "attention_mask": torch.ones_like(ids)}
-        with _watched(model, see), crowding(model, chosen):
+        with watched(model, see), crowding(model, chosen):
             _call(model, {**passage.inputs, **more})
         for place, name in enumerate(found):
             found[name].append(_grid([seen[layer][place] for layer in sorted(seen)]))
     return {name: np.concatenate(values) for name, values in found.items()}
-
-
-@contextmanager
-def _watched(model: PreTrainedModel, see: Callable[[Seen], None]) -> Iterator[None]:
-    remove = watch(model, see)
-    try:
-        yield
-    finally:
-        remove()
 
 
 def _read(model: PreTrainedModel, passage: Passage, rows: str) -> dict[str, Numbers]:

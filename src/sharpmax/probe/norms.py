@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sharpmax.errors import UnsupportedError
+from sharpmax.hf.queries import exact
 
 __all__ = ["Ball"]
 
@@ -29,14 +30,14 @@ class Ball:
         weight: Any = getattr(norm, "weight", None)
         if isinstance(norm, nn.LayerNorm) and len(norm.normalized_shape) == 1:
             ones = torch.ones(norm.normalized_shape, dtype=torch.float64)
-            gain = ones if weight is None else _read(weight)
+            gain = ones if weight is None else exact(weight)
             bias: Any = norm.bias
-            return cls(gain, torch.zeros_like(ones) if bias is None else _read(bias), True, norm.eps)
+            return cls(gain, torch.zeros_like(ones) if bias is None else exact(bias), True, norm.eps)
         epsilon = getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
         if isinstance(weight, Tensor) and weight.ndim == 1 and isinstance(epsilon, float):
-            gain = _read(weight)
+            gain = exact(weight)
             with torch.no_grad():
-                seen = _read(norm(torch.ones_like(weight)))
+                seen = exact(norm(torch.ones_like(weight)))
             # Some families store the gain, some the gain minus 1: which of them this is shows in what comes out.
             for offset in (0.0, 1.0):
                 if torch.allclose(seen * math.sqrt(1.0 + epsilon), gain + offset, rtol=1e-2, atol=1e-2):
@@ -64,7 +65,3 @@ class Ball:
             inputs = inputs - inputs.mean(-1, keepdim=True)
         square = inputs.square().mean(-1, keepdim=True) + (self.epsilon if epsilon is None else epsilon)
         return inputs / torch.where(square > 0, square, 1.0).sqrt()
-
-
-def _read(values: Tensor) -> Tensor:
-    return values.detach().to("cpu", torch.float64)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from sharpmax.errors import UnsupportedError
 from sharpmax.hf.watching import Seen
+from sharpmax.rows.layout import without_autocast
 
 __all__ = ["Pass", "Row", "Run", "own_rows"]
 
@@ -43,10 +43,7 @@ class Pass:
         if seen.queries == 0 or seen.keys == 0:
             return
         call, place = (seen, seen.queries - 1) if self._places is None else (own_rows(seen, self._places), 0)
-        device = seen.query.device
-        # Autocast would compute logits in half precision; leaving it alone where it is off saves time.
-        off = torch.autocast(device.type, enabled=False) if torch.is_autocast_enabled(device.type) else nullcontext()
-        with off:
+        with without_autocast(seen.query.device):
             logits = call.rows(torch.tensor([place]))
             logs = logits.scaled(None).log_softmax(-1)
             # −H; every operation here counts while a token is generated, so the rest is left for the end.

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from sharpmax.errors import UnsupportedError
 from sharpmax.hf.interface import modules_of
-from sharpmax.hf.queries import Projection, projections
+from sharpmax.hf.queries import Projection, exact, projections
 from sharpmax.hf.support import AttentionModule
 from sharpmax.probe.families import Family, Feed, family_of
 from sharpmax.probe.norms import Ball
@@ -172,7 +172,7 @@ class _Reader:
         table = self.parts.get(f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias")
         if not isinstance(table, nn.Embedding) or not name.endswith("SelfAttention"):
             return torch.zeros(heads, dtype=torch.float64)
-        weight = table.weight.detach().to("cpu", torch.float64)
+        weight = exact(table.weight)
         return weight.amax(0) - weight.amin(0)
 
     def _window(self, one: AttentionModule) -> int | None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from sharpmax.hf.queries import exact
 from sharpmax.probe.families import Family
 from sharpmax.probe.projections import Layer, Side
 from sharpmax.theory import spread_over_inputs
@@ -38,11 +39,11 @@ class Embeddings:
             return None
         with torch.no_grad():
             # Some tables scale what they give.
-            tokens = _read(table(torch.arange(table.num_embeddings, device=table.weight.device)))
+            tokens = exact(table(torch.arange(table.num_embeddings, device=table.weight.device)))
         positions: Tensor | None = None
         for name, part in model.named_modules():
             if isinstance(part, nn.Embedding) and name.endswith(family.positions or ("-",)):
-                more = _read(part.weight)
+                more = exact(part.weight)
                 positions = more if positions is None else (positions[:, None] + more).flatten(0, 1)
         return cls(tokens, positions)
 
@@ -51,7 +52,7 @@ def spread_of_first_layer(layer: Layer, given: Embeddings) -> list[float]:
     """A bound on the spread of each head over every text there is."""
     if given.positions is None:
         return [_over_tokens(layer, given.tokens, head) for head in range(layer.heads)]
-    return [_over_sums(layer, given, head) for head in range(layer.heads)]
+    return [_over_sums(layer, given.tokens, given.positions, head) for head in range(layer.heads)]
 
 
 def _over_tokens(layer: Layer, tokens: Tensor, head: int) -> float:
@@ -62,7 +63,7 @@ def _over_tokens(layer: Layer, tokens: Tensor, head: int) -> float:
     return spread_over_inputs(queries, keys, layer.scale, pairs=layer.pairs)
 
 
-def _over_sums(layer: Layer, given: Embeddings, head: int) -> float:
+def _over_sums(layer: Layer, tokens: Tensor, positions: Tensor, head: int) -> float:
     """2·scale·max‖F q‖·max‖G k‖ over all queries and keys, in the basis in which they meet evenly.
 
     It holds as q·k = (F q)·(G k); and as F and G come from the whole ball, it never exceeds the bound of the ball.
@@ -72,20 +73,20 @@ def _over_sums(layer: Layer, given: Embeddings, head: int) -> float:
     right = key.matrix[head] * key.ball.radius
     of_query, of_key = common_basis(torch, left, right)
     # A constant in the keys moves all logits of a row alike.
-    longest_query = _longest(query, of_query @ query.matrix[head], of_query @ query.bias[head], given)
-    longest_key = _longest(key, of_key @ key.matrix[head], torch.zeros(len(of_key), dtype=torch.float64), given)
+    longest_query = _longest(query, of_query @ query.matrix[head], of_query @ query.bias[head], tokens, positions)
+    still = torch.zeros(len(of_key), dtype=torch.float64)
+    longest_key = _longest(key, of_key @ key.matrix[head], still, tokens, positions)
     return 2.0 * layer.scale * longest_query * longest_key
 
 
-def _longest(side: Side, matrix: Tensor, bias: Tensor, given: Embeddings) -> float:
+def _longest(side: Side, matrix: Tensor, bias: Tensor, tokens: Tensor, positions: Tensor) -> float:
     """The largest ‖matrix·z + bias‖ over z, the normalised sum of any token and any position."""
-    ball, positions = side.ball, given.positions
-    assert positions is not None
+    ball = side.ball
     by_position = positions - positions.mean(1, keepdim=True) if ball.centred else positions
     through_position, width = by_position @ matrix.T, positions.shape[1]
     best = 0.0
-    for tokens in torch.split(given.tokens, max(1, _AT_ONCE // len(positions))):
-        by_token = tokens - tokens.mean(1, keepdim=True) if ball.centred else tokens
+    for some in torch.split(tokens, max(1, _AT_ONCE // len(positions))):
+        by_token = some - some.mean(1, keepdim=True) if ball.centred else some
         through_token = by_token @ matrix.T
         deviation = (_squares(by_token, by_position) / width + ball.epsilon).clamp_min(1e-300).sqrt()
         linear = (through_token @ bias)[:, None] + through_position @ bias
@@ -97,7 +98,3 @@ def _longest(side: Side, matrix: Tensor, bias: Tensor, given: Embeddings) -> flo
 def _squares(tokens: Tensor, positions: Tensor) -> Tensor:
     """‖t + p‖² of every pair."""
     return (tokens.square().sum(1)[:, None] + 2.0 * tokens @ positions.T + positions.square().sum(1)).clamp_min(0.0)
-
-
-def _read(weight: Tensor) -> Tensor:
-    return weight.detach().to("cpu", torch.float64)

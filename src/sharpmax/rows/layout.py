@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from sharpmax.errors import reject, reject_type
 
-__all__ = ["Parts", "Problem", "broadcast", "check_tensors", "floats_at_least_32", "hidden_by", "make_problem"]
+__all__ = [
+    "Parts",
+    "Problem",
+    "broadcast",
+    "check_tensors",
+    "floats_at_least_32",
+    "hidden_by",
+    "make_problem",
+    "without_autocast",
+]
 
 
 class Parts(NamedTuple):
@@ -108,6 +118,15 @@ def hidden_by(mask: Tensor) -> Tensor:
 def floats_at_least_32(dtype: torch.dtype) -> torch.dtype:
     """The dtype statistics are computed in: float32, or float64 for float64 input."""
     return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
+    """Logits and weights keep their precision inside `torch.autocast`, as torch's own softmax does."""
+    kind = device.type
+    # To switch it off takes longer than to ask, and a generated token can afford little.
+    if torch.amp.autocast_mode.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+        return torch.autocast(kind, enabled=False)
+    return nullcontext()
 
 
 def make_problem(

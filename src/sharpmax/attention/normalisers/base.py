@@ -10,7 +10,6 @@ import inspect
 import math
 import sys
 from abc import ABC, abstractmethod
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
 import torch
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 
 from sharpmax.errors import reject, reject_type
 from sharpmax.policies.base import check_number
-from sharpmax.rows.layout import broadcast, check_tensors, floats_at_least_32, hidden_by
+from sharpmax.rows.layout import broadcast, check_tensors, floats_at_least_32, hidden_by, without_autocast
 
 __all__ = ["Normaliser", "live_softmax", "normaliser", "normalisers", "positive_whole"]
 
@@ -123,7 +122,7 @@ class Normaliser(nn.Module, ABC):
         check_queries_and_keys(q, k)
         self._check_mask(mask, q, k)
         factor = 1.0 / math.sqrt(q.shape[-1]) if scale is None else check_number("scale", scale)
-        with _without_autocast(q.device):
+        with without_autocast(q.device):
             live = self.visible(q, k, mask, is_causal)
             logits = self._logits(q, k, mask, factor)
             if logits.numel() == 0:
@@ -247,10 +246,3 @@ def _finite_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     """
     sound = x.isfinite().all(-1, keepdim=True)
     return torch.where(sound, x, 0.0), torch.where(sound[..., 0], 0.0, math.nan).to(x.dtype)
-
-
-def _without_autocast(device: torch.device) -> AbstractContextManager[Any]:
-    """Logits and weights keep their precision inside `torch.autocast`, as torch's own softmax does."""
-    if torch.amp.autocast_mode.is_autocast_available(device.type):
-        return torch.autocast(device.type, enabled=False)
-    return nullcontext()
