@@ -110,9 +110,9 @@ class TestChoice:
         names: list[str] = []
 
         def spy(name: str, function: Any) -> Any:
-            def run(problem: Any) -> Any:
+            def run(problem: Any, fields: Any) -> Any:
                 names.append(name)
-                return function(problem)
+                return function(problem, fields)
 
             return run
 

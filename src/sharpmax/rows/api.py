@@ -15,6 +15,7 @@ from sharpmax.rows.impl import stock, triton
 from sharpmax.rows.impl.reference import reference_stats
 from sharpmax.rows.layout import Problem, make_problem
 from sharpmax.rows.operator import measure_parts
+from sharpmax.rows.spans import packed_spans, window_spans
 from sharpmax.rows.stats import FIELDS, RowStats
 
 __all__ = ["IMPLS", "Impl", "check_impl", "measure", "problem_of", "row_stats"]
@@ -34,6 +35,9 @@ def row_stats(
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
+    window: int | None = None,
+    cu_seqlens: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
     impl: Impl = "auto",
     fields: Collection[str] = FIELDS,
 ) -> RowStats:
@@ -41,9 +45,13 @@ def row_stats(
 
     q `[..., H, Lq, D]` and k `[..., Hkv, Lk, D]` give rows `[..., H, Lq]`, in float32 (float64 for float64 input).
     `is_causal` is aligned bottom-right: the last row sees every key. A boolean mask is True where a key is visible,
-    a float mask is added. `impl` names an implementation, and is never replaced by another: `reference` (dense,
-    float64), `streaming` (any device), `stock` (CPU; count, lse, mean and entropy only) or `triton` (CUDA);
-    `auto` takes the fastest that measures `fields`.
+    a float mask is added. With `window` (causal only) a row sees at most so many keys, up to its own place. With
+    `cu_seqlens` several sequences lie one after the other along Lq, number s from cu_seqlens[s] to cu_seqlens[s + 1],
+    and along Lk as `cu_seqlens_k` says (default: the same way); each row sees its own sequence.
+
+    `impl` names an implementation, and is never replaced by another: `reference` (dense, float64), `streaming` (any
+    device), `stock` (CPU; count, lse, mean and entropy only) or `triton` (CUDA); `auto` takes the fastest that
+    measures `fields`.
 
     >>> import torch, sharpmax as sm
     >>> q, k = torch.zeros(1, 2, 4), torch.zeros(1, 8, 4)
@@ -51,6 +59,16 @@ def row_stats(
     tensor([[8., 8.]])
     """
     problem = problem_of(q, k, attn_mask, "lower-right" if is_causal else None, scale, enable_gqa)
+    if cu_seqlens is not None:
+        spans = packed_spans(cu_seqlens, cu_seqlens_k, q.shape[-2], k.shape[-2], is_causal, q.device)
+        problem = replace(problem, spans=spans, offset=None)
+    elif cu_seqlens_k is not None:
+        reject("cu_seqlens_k", "no cu_seqlens beside it", "both, or cu_seqlens alone")
+    if window is not None:
+        if not is_causal:
+            reject("window", f"{window} without is_causal", "is_causal=True: a window ends at the row's own place")
+        spans = window_spans(problem.spans, window, q.shape[-2], problem.offset or 0, q.device)
+        problem = replace(problem, spans=spans, offset=None)
     return measure(problem, impl, frozenset(fields))
 
 
@@ -92,11 +110,19 @@ def measure(problem: Problem, impl: str, fields: frozenset[str]) -> RowStats:
         raise UnsupportedError(f"impl: 'stock' cannot do this: {reason}; use impl='streaming'")
     if impl == "triton" and (reason := triton.obstacle(problem)):
         raise UnsupportedError(f"impl: 'triton' cannot do this: {reason}; use impl='streaming'")
-    parts = [part.reshape(problem.rows) for part in measure_parts(problem, impl)]
+    parts = [part.reshape(problem.rows) for part in measure_parts(problem, impl, fields)]
     anchor, log_mass, shortfall, var = parts
     if impl == "stock":
         return RowStats.anchored(count, anchor, log_mass, shortfall)
-    return RowStats.anchored(count, anchor, log_mass, shortfall, max=anchor.detach(), var=var)
+    measured = fields if impl == "triton" else fields | {"max", "var"}
+    return RowStats.anchored(
+        count,
+        anchor,
+        log_mass,
+        shortfall,
+        max=anchor.detach() if "max" in measured else None,
+        var=var if "var" in measured else None,
+    )
 
 
 def check_impl(impl: object) -> None:

@@ -41,7 +41,9 @@ class Problem:
     q `[B, Hkv, G, Lq, D]` with G query heads per key head, k `[B, Hkv, Lk, D]`; `mask` (None, boolean with True =
     visible, or float, added) and `gain` (None, or one factor per row, for the mask alone) broadcast to
     `[B, Hkv, G, Lq, Lk]` and `[B, Hkv, G, Lq]`. Row i sees key j if j ≤ i + offset (`offset` None: no causal
-    limit) and the mask does not hide it. Statistics come back in `rows`, the caller's shape `[..., H, Lq]`.
+    limit), if j lies in its span (`spans` None: everywhere; else int32 `[B or 1, 2, Lq]`, the first key of each row
+    and the one after its last) and the mask does not hide it. Statistics come back in `rows`, the caller's shape
+    `[..., H, Lq]`.
     """
 
     q: Tensor
@@ -51,6 +53,7 @@ class Problem:
     offset: int | None
     scale: float
     rows: tuple[int, ...]
+    spans: Tensor | None = None
 
     @property
     def keys(self) -> int:
@@ -66,6 +69,10 @@ class Problem:
         if self.offset is not None:
             last = torch.arange(self.q.shape[-2], device=device)[rows, None] + self.offset
             hide = hide | (torch.arange(self.keys, device=device) > last)
+        if self.spans is not None:
+            low, high = self.spans[:, None, None, :, rows, None].unbind(3)
+            places = torch.arange(self.keys, device=device)
+            hide = hide | (places < low) | (places >= high)
         return hide
 
     def counts(self) -> Tensor:
@@ -76,6 +83,9 @@ class Problem:
             if self.offset is not None:
                 last = torch.arange(shape[-1], device=self.q.device) + self.offset
             found = (last + 1).clamp(0, self.keys)
+            if self.spans is not None:
+                low, high = self.spans[:, None, None].unbind(3)
+                found = (torch.minimum(found, high) - low.clamp_min(0)).clamp_min(0).long()
         else:
             live = ~self.hidden()
             found = live.sum(-1)

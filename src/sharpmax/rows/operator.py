@@ -16,24 +16,33 @@ from sharpmax.rows.layout import Parts, Problem, floats_at_least_32
 
 __all__ = ["measure_parts"]
 
-IMPLEMENTATIONS: dict[str, Callable[[Problem], Parts]] = {
-    "streaming": streaming_parts,
-    "stock": stock_parts,
+IMPLEMENTATIONS: dict[str, Callable[[Problem, frozenset[str]], Parts]] = {
+    "streaming": lambda problem, fields: streaming_parts(problem),
+    "stock": lambda problem, fields: stock_parts(problem),
     "triton": triton_parts,
 }
 
 
-def measure_parts(problem: Problem, impl: str) -> Parts:
-    """The parts of every row; gradients flow into q, k and a float mask, not into the gain."""
+def measure_parts(problem: Problem, impl: str, fields: frozenset[str]) -> Parts:
+    """The parts of every row; gradients flow into q, k and a float mask, not into the gain.
+
+    Without `max` in `fields` the anchor may be another number than the maximum, and without `var` that part may be 0.
+    """
     gain = None if problem.gain is None else problem.gain.detach()
-    inputs = (problem.q, problem.k, problem.mask, gain, problem.offset, problem.scale, impl)
-    return Parts(*_RowParts.apply(*inputs))  # type: ignore[no-untyped-call]
+    inputs = (problem.q, problem.k, problem.mask, gain, problem.spans, problem.offset, problem.scale, impl)
+    return Parts(*_RowParts.apply(*inputs, "max" in fields, "var" in fields))  # type: ignore[no-untyped-call]
 
 
 def _problem(
-    q: Tensor, k: Tensor, mask: Tensor | None, gain: Tensor | None, offset: int | None, scale: float
+    q: Tensor,
+    k: Tensor,
+    mask: Tensor | None,
+    gain: Tensor | None,
+    spans: Tensor | None,
+    offset: int | None,
+    scale: float,
 ) -> Problem:
-    return Problem(q, k, mask, gain, offset, scale, tuple(q.shape[:-1]))
+    return Problem(q, k, mask, gain, offset, scale, tuple(q.shape[:-1]), spans)
 
 
 @torch.library.custom_op("sharpmax::row_parts", mutates_args=())
@@ -42,20 +51,24 @@ def _row_parts(
     k: Tensor,
     mask: Tensor | None,
     gain: Tensor | None,
+    spans: Tensor | None,
     offset: int | None,
     scale: float,
     impl: str,
+    with_max: bool,
+    with_var: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    problem = _problem(q, k, mask, gain, offset, scale)
+    problem = _problem(q, k, mask, gain, spans, offset, scale)
     if q.numel() == 0 or problem.keys == 0:
         anchor = torch.full(q.shape[:-1], -torch.inf, dtype=floats_at_least_32(q.dtype), device=q.device)
         return anchor, torch.zeros_like(anchor), torch.zeros_like(anchor), torch.zeros_like(anchor)
-    anchor, log_mass, shortfall, var = IMPLEMENTATIONS[impl](problem)
+    fields = frozenset({"max"} if with_max else ()) | frozenset({"var"} if with_var else ())
+    anchor, log_mass, shortfall, var = IMPLEMENTATIONS[impl](problem, fields)
     return anchor, log_mass, shortfall, var
 
 
 @_row_parts.register_fake
-def _(q: Tensor, k: Any, mask: Any, gain: Any, offset: Any, scale: Any, impl: Any) -> tuple[Tensor, ...]:
+def _(q: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     return tuple(q.new_empty(q.shape[:-1], dtype=floats_at_least_32(q.dtype)) for _ in range(4))
 
 
@@ -65,13 +78,14 @@ def _row_parts_backward(
     k: Tensor,
     mask: Tensor | None,
     gain: Tensor | None,
+    spans: Tensor | None,
     parts: list[Tensor],
     grads: list[Tensor],
     offset: int | None,
     scale: float,
     into_mask: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    problem = _problem(q, k, mask, gain, offset, scale)
+    problem = _problem(q, k, mask, gain, spans, offset, scale)
     if q.numel() == 0 or problem.keys == 0:
         return (
             torch.zeros_like(q),
@@ -88,6 +102,7 @@ def _(
     k: Tensor,
     mask: Any,
     gain: Any,
+    spans: Any,
     parts: Any,
     grads: Any,
     offset: Any,
@@ -124,32 +139,35 @@ class _RowParts(torch.autograd.Function):
     """The operators joined for autograd; unlike an operator's own registration this also serves `torch.func`."""
 
     @staticmethod
-    def forward(q: Any, k: Any, mask: Any, gain: Any, offset: Any, scale: Any, impl: Any) -> tuple[Tensor, ...]:
-        parts: tuple[Tensor, ...] = _row_parts(q, k, mask, gain, offset, scale, impl)
+    def forward(*inputs: Any) -> tuple[Tensor, ...]:
+        parts: tuple[Tensor, ...] = _row_parts(*inputs)
         return parts
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        q, k, mask, gain, ctx.offset, ctx.scale, _ = inputs
-        ctx.save_for_backward(q, k, mask, gain, *output)
+        q, k, mask, gain, spans, ctx.offset, ctx.scale, *_ = inputs
+        ctx.save_for_backward(q, k, mask, gain, spans, *output)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, mask, gain, *parts = ctx.saved_tensors
+        q, k, mask, gain, spans, *parts = ctx.saved_tensors
         into_mask = ctx.needs_input_grad[2]
         dq, dk, dmask = _RowPartsBackward.apply(  # type: ignore[no-untyped-call]
-            q, k, mask, gain, *parts, *grads, ctx.offset, ctx.scale, into_mask
+            q, k, mask, gain, spans, *parts, *grads, ctx.offset, ctx.scale, into_mask
         )
-        return dq, dk, dmask if into_mask else None, None, None, None, None
+        return dq, dk, dmask if into_mask else None, None, None, None, None, None, None, None
 
     @staticmethod
-    def vmap(info: Any, dims: Any, q: Tensor, k: Tensor, mask: Any, gain: Any, *rest: Any) -> tuple[Any, Any]:
+    def vmap(
+        info: Any, dims: Any, q: Tensor, k: Tensor, mask: Any, gain: Any, spans: Any, *rest: Any
+    ) -> tuple[Any, Any]:
         size, batch = info.batch_size, _batch_of(q, dims[0])
         parts = _RowParts.apply(  # type: ignore[no-untyped-call]
             _flat(q, dims[0], size),
             _flat(k, dims[1], size),
             _flat_mask(mask, dims[2], size, batch),
             _flat_mask(gain, dims[3], size, batch),
+            _flat_mask(spans, dims[4], size, batch),
             *rest,
         )
         return tuple(_split(p, size, batch) for p in parts), (0,) * 4
@@ -160,13 +178,13 @@ class _RowPartsBackward(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        q: Any, k: Any, mask: Any, gain: Any,
+        q: Any, k: Any, mask: Any, gain: Any, spans: Any,
         p0: Any, p1: Any, p2: Any, p3: Any,
         g0: Any, g1: Any, g2: Any, g3: Any,
         offset: Any, scale: Any, into_mask: Any,
     ) -> tuple[Tensor, ...]:  # fmt: skip
         parts, grads = [p0, p1, p2, p3], [g0, g1, g2, g3]
-        found: tuple[Tensor, ...] = _row_parts_backward(q, k, mask, gain, parts, grads, offset, scale, into_mask)
+        found: tuple[Tensor, ...] = _row_parts_backward(q, k, mask, gain, spans, parts, grads, offset, scale, into_mask)
         return found
 
     @staticmethod
@@ -181,7 +199,9 @@ class _RowPartsBackward(torch.autograd.Function):
         )
 
     @staticmethod
-    def vmap(info: Any, dims: Any, q: Tensor, k: Tensor, mask: Any, gain: Any, *rest: Any) -> tuple[Any, Any]:
+    def vmap(
+        info: Any, dims: Any, q: Tensor, k: Tensor, mask: Any, gain: Any, spans: Any, *rest: Any
+    ) -> tuple[Any, Any]:
         size, batch = info.batch_size, _batch_of(q, dims[0])
         *rows, offset, scale, into_mask = rest
         dq, dk, dmask = _RowPartsBackward.apply(  # type: ignore[no-untyped-call]
@@ -189,7 +209,8 @@ class _RowPartsBackward(torch.autograd.Function):
             _flat(k, dims[1], size),
             _flat_mask(mask, dims[2], size, batch),
             _flat_mask(gain, dims[3], size, batch),
-            *(_flat(x, d, size) for x, d in zip(rows, dims[4:12], strict=True)),
+            _flat_mask(spans, dims[4], size, batch),
+            *(_flat(x, d, size) for x, d in zip(rows, dims[5:13], strict=True)),
             offset,
             scale,
             into_mask,

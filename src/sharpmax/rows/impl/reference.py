@@ -26,9 +26,13 @@ def reference_stats(problem: Problem) -> RowStats:
         if problem.mask.is_floating_point():
             bias = problem.mask.double().masked_fill(hidden, 0.0)
             logits = logits + (bias if problem.gain is None else bias * problem.gain[..., None])
+    j = torch.arange(problem.keys, device=q.device)
     if problem.offset is not None:
         i = torch.arange(q.shape[-2], device=q.device)[:, None]
-        live = live & (torch.arange(problem.keys, device=q.device) <= i + problem.offset)
+        live = live & (j <= i + problem.offset)
+    if problem.spans is not None:
+        low, high = problem.spans[:, None, None, :, :, None].unbind(3)
+        live = live & (low <= j) & (j < high)
     return dense_stats(logits, live).map(lambda part: part.reshape(problem.rows))
 
 

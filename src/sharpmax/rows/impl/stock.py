@@ -65,7 +65,7 @@ def _kernel_mask(problem: Problem, heads: tuple[int, int], dtype: torch.dtype) -
     offset = problem.offset
     if offset is not None and offset >= problem.keys - 1:
         offset = None
-    if problem.mask is None and offset in (None, 0):
+    if problem.mask is None and problem.spans is None and offset in (None, 0):
         return None, offset == 0
     hide = problem.hidden()
     _, key_heads, group, rows, keys = hide.shape

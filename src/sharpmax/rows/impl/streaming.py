@@ -119,6 +119,12 @@ class _Tiles:
             i = torch.arange(tile.i.start, tile.i.stop, device=s.device)[:, None]
             late = torch.arange(tile.j.start, tile.j.stop, device=s.device) > i + offset
             hide = late if hide is None else hide | late
+        if self.problem.spans is not None:
+            spans = self.problem.spans[tile.b if len(self.problem.spans) > 1 else slice(None)]
+            low, high = spans[:, None, None, :, tile.i, None].unbind(3)
+            j = torch.arange(tile.j.start, tile.j.stop, device=s.device)
+            outside = (j < low) | (j >= high)
+            hide = outside if hide is None else hide | outside
         return hide
 
     def block_of(self, mask: Tensor, tile: _Tile) -> Tensor:

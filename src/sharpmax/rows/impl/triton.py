@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import os
@@ -16,10 +17,12 @@ from torch import Tensor
 from sharpmax.errors import UnsupportedError
 from sharpmax.lazy import require
 from sharpmax.rows.layout import Parts, Problem, floats_at_least_32
+from sharpmax.rows.stats import FIELDS
 
 __all__ = ["available", "obstacle", "triton_parts"]
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_HALF = (torch.float16, torch.bfloat16)
 _WIDEST = 256
 # Looked up once and without importing it: this is also asked while torch compiles, where a search is not possible.
 _INSTALLED = importlib.util.find_spec("triton") is not None
@@ -61,20 +64,21 @@ def obstacle(problem: Problem) -> str | None:
     return None
 
 
-def triton_parts(problem: Problem) -> Parts:
-    """Statistics relative to the maximum, each `[B, Hkv, G, Lq]`; float32, or float64 for float64 input.
+def triton_parts(problem: Problem, fields: frozenset[str] = frozenset(FIELDS)) -> Parts:
+    """Statistics of `fields` relative to an anchor, each `[B, Hkv, G, Lq]`; float32, or float64 for float64 input.
 
+    The anchor is the maximum if that is asked for; else it may be the lse. Without `var` in the fields, var may be 0.
     A live logit that is NaN or +inf makes all four NaN for its row; one that overflowed to −inf has weight 0.
     """
     require("triton", "triton", "impl='triton'")
     if reason := obstacle(problem):
         raise UnsupportedError(f"impl: 'triton' cannot do this: {reason}; use impl='streaming'")
-    q, k = problem.q, problem.k
+    q, k, spans = problem.q, problem.k, problem.spans
     batch, heads, group, queries, width = q.shape
     dtype = floats_at_least_32(q.dtype)
-    peak, rest, shortfall, var = (torch.empty(q.shape[:-1], dtype=dtype, device=q.device) for _ in range(4))
+    anchor, log_mass, shortfall, var = (torch.empty(q.shape[:-1], dtype=dtype, device=q.device) for _ in range(4))
     if not q.numel() or not problem.keys:  # nothing to launch
-        return Parts(peak.fill_(-torch.inf), rest.zero_(), shortfall.zero_(), var.zero_())
+        return Parts(anchor.fill_(-torch.inf), log_mass.zero_(), shortfall.zero_(), var.zero_())
 
     scale = problem.scale
     if q.dtype == torch.float64:
@@ -83,23 +87,28 @@ def triton_parts(problem: Problem) -> Parts:
     kernels = importlib.import_module("sharpmax.rows.impl.triton_kernel")
     mask, kind, floor = _mask_for_kernel(problem.mask, kernels)
     gain = problem.gain if kind == kernels.MASK_ADDED else None
+    block_d = max(16, 1 << (width - 1).bit_length())
     tile = _tile(problem)
+    box = _box(k, tile.keys, block_d) if q.dtype in _HALF else None
     # One axis of programs: the other axes of a CUDA grid end at 65,535.
     grid = (batch * heads * group * -(-queries // tile.rows),)
     with torch.cuda.device(q.device) if q.is_cuda else nullcontext():
         kernels.row_parts[grid](
             q,
             k,
+            box,
             mask,
             gain,
-            peak,
-            rest,
+            spans,
+            anchor,
+            log_mass,
             shortfall,
             var,
             *q.stride(),
             *k.stride(),
             *_strides(mask, *q.shape[:-1], problem.keys),
             *_strides(gain, *q.shape[:-1]),
+            *_strides(spans, batch, 2, queries),
             heads,
             group,
             queries,
@@ -109,18 +118,24 @@ def triton_parts(problem: Problem) -> Parts:
             scale,
             WIDTH=width,
             CAUSAL=problem.offset is not None,
+            SPANS=spans is not None,
             MASK=kind,
             MASK_FLOOR=floor,
             GAIN=gain is not None,
             # The interpreter keeps bfloat16 as 16-bit integers, and its dot multiplies those.
             WIDEN=q.dtype == torch.bfloat16 and _interpreted(),
+            QUICK=q.dtype in _HALF,
+            TMA=box is not None,
+            MAX="max" in fields,
+            VAR="var" in fields,
             BLOCK_Q=tile.rows,
             BLOCK_K=tile.keys,
-            BLOCK_D=max(16, 1 << (width - 1).bit_length()),
+            CAREFUL_K=min(tile.keys, 32),
+            BLOCK_D=block_d,
+            STAGES=tile.stages,
             num_warps=tile.warps,
-            num_stages=tile.stages,
         )
-    return Parts(peak, rest.log1p_(), shortfall, var)
+    return Parts(anchor, log_mass, shortfall, var)
 
 
 def _names(dtypes: tuple[torch.dtype, ...]) -> str:
@@ -148,13 +163,35 @@ def _strides(x: Tensor | None, *shape: int) -> tuple[int, ...]:
     return (0,) * len(shape) if x is None else x.expand(shape).stride()
 
 
+def _box(k: Tensor, keys: int, width: int) -> object | None:
+    """A descriptor with which Hopper's copy engine fetches a tile of keys, or None where that cannot be."""
+    if not (_has_copy_engine(k.device) or _interpreted()):
+        return None
+    # Along an axis of length 1 the stride means nothing, and must still be one the engine takes.
+    strides = [n if size > 1 else 16 for n, size in zip(k.stride(), k.shape, strict=True)]
+    if k.stride(-1) != 1 or k.data_ptr() % 16 or any(n <= 0 or n * k.element_size() % 16 for n in strides[:-1]):
+        return None
+    tools = importlib.import_module("triton.tools.tensor_descriptor")
+    box: object = tools.TensorDescriptor(k, list(k.shape), [*strides[:-1], 1], [1, 1, keys, width])
+    return box
+
+
+@functools.cache
+def _has_copy_engine(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
 def _tile(problem: Problem) -> _Tile:
     """A tile whose operands fit into the shared memory of any recent GPU (99 KiB)."""
     queries, width = problem.q.shape[-2:]
     wide = width > 128
-    if problem.q.dtype in (torch.float16, torch.bfloat16):
-        # The addresses of a tile of the mask take as many registers as its logits: more warps share them.
-        tile = _Tile(64, 32 if wide else 64, 4 if problem.mask is None else 8, 2)
+    if problem.q.dtype in _HALF:
+        tile = _Tile(128, 64, 4, 3)
+        if wide:
+            tile = _Tile(64, 32, 4, 2)
+        elif problem.mask is not None:
+            # The addresses of a tile of the mask take as many registers as its logits: more warps share them.
+            tile = _Tile(64, 64, 8, 2)
     elif problem.q.dtype == torch.float32:  # no tensor cores at full precision: both operands go through registers
         tile = _Tile(32, 16 if wide else 32, 4, 2)
     else:

@@ -1,7 +1,15 @@
 """The fused kernel behind `impl='triton'`; importing this module imports triton.
 
-One program owns a block of query rows of one head and walks over the keys in tiles. A tile's statistics are
-taken relative to the tile's own maximum and mean, and then merged with those of the keys before it.
+One program owns a block of query rows of one head and walks over the keys in tiles. Two ways of walking share the
+tiles:
+
+- *quick*, for half precision: sums of 2^x, x·2^x and x²·2^x, where x is a logit in units of ln 2 relative to a
+  reference that stays fixed for the row. Floating-point sums do not care how far their reference is from the maximum
+  as long as nothing leaves the range of float32, so the maximum need not be known, and no sum is ever rescaled. What
+  comes out tells whether that went well: see `_sound`.
+- *careful*, for float32 and float64, and for blocks of rows in which the quick way did not go well (logits that
+  overflow, NaN, a reference far from everything a row sees): a tile's statistics are taken relative to the tile's own
+  maximum and mean, and then merged with those of the keys before it.
 """
 
 # `triton.jit` is untyped, and what the annotations of a kernel mean is Triton's business.
@@ -16,6 +24,11 @@ __all__ = ["MASK_ADDED", "MASK_SHOWS", "NO_MASK", "row_parts"]
 NO_MASK = 0
 MASK_SHOWS = 1  # one byte per key, not 0 = visible
 MASK_ADDED = 2  # floats
+
+LN2: tl.constexpr = tl.constexpr(0.6931471805599453)
+LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
+# 2^−1000 is 0 in float32 and float64: where a hidden key is put, so that 0 · x stays 0 where 0 · inf would be NaN.
+NOWHERE: tl.constexpr = tl.constexpr(-1000.0)
 
 
 @triton.jit
@@ -83,14 +96,117 @@ def _absorb(peak, rest, rest_lost, short, short_lost, var, var_lost, bad, s, liv
     return anchor, rest, rest_lost, short, short_lost, var, var_lost, bad
 
 
+@triton.jit
+def _columns(x, ROWS: tl.constexpr, KEYS: tl.constexpr):
+    """Eight partial sums per row: in the layout of a matrix product they need no exchange between threads."""
+    return tl.sum(tl.reshape(x, [ROWS, KEYS // 8, 8]), 1)
+
+
+@triton.jit
+def _highest(x, ROWS: tl.constexpr, KEYS: tl.constexpr):
+    """Eight partial maxima per row."""
+    return tl.max(tl.reshape(x, [ROWS, KEYS // 8, 8]), 1)
+
+
+@triton.jit
+def _collect(
+    mass, first, second, peak, x, MAX: tl.constexpr, VAR: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr
+):
+    """Add a tile to the sums of the quick way."""
+    weight = tl.exp2(x)
+    moment = weight * x
+    mass += _columns(weight, ROWS, KEYS)
+    first += _columns(moment, ROWS, KEYS)
+    if VAR:
+        second += _columns(moment * x, ROWS, KEYS)
+    if MAX:
+        peak = tl.maximum(peak, _highest(x, ROWS, KEYS))
+    return mass, first, second, peak
+
+
+@triton.jit
+def _kept(x, live):
+    """Logits with those that weigh nothing put where the quick way can have them; NaN stays NaN."""
+    # A mask may have put a key at −inf without hiding it.
+    return tl.where(live & ~(x < NOWHERE), x, NOWHERE)
+
+
+@triton.jit
+def _mean(x, live):
+    """The softmax mean of the few logits at the start of a row: where its other logits will be measured from.
+
+    Variances come out of sums of squares, which keep their digits if the squares are those of distances from a mean.
+    """
+    top = tl.max(tl.where(live, x, float("-inf")), 1)
+    top = tl.where(top > float("-inf"), top, 0.0)
+    x = _kept(x - top[:, None], live)
+    weight = tl.exp2(x)
+    return top + tl.sum(weight * x, 1) / tl.maximum(tl.sum(weight, 1), 1.0)
+
+
+@triton.jit
+def _sound(mass):
+    """Whether the sums of the quick way can be trusted.
+
+    Above the one end something may have overflowed. Below the other, weights may have underflowed that count: here the
+    lost ones, each under 2^−126, are less than 2^−80 of the sum even if there are millions. NaN is not sound.
+    """
+    return (mass > 1e-12) & (mass < 1e30)
+
+
+@triton.jit
+def _keys_at(k_at, k_desc, batch, head, key, start, keys, k_stride_l, in_width,
+             WIDTH: tl.constexpr, TMA: tl.constexpr, RAGGED: tl.constexpr, WIDEN: tl.constexpr,
+             BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr):  # fmt: skip
+    """A tile of keys, `[BLOCK_D, BLOCK_K]`; 0 beyond the ends."""
+    if TMA:
+        # What lies beyond the keys of a head is beyond the descriptor's box and comes as 0.
+        k = tl.trans(tl.reshape(k_desc.load([batch, head, start, 0]), [BLOCK_K, BLOCK_D]))
+    else:
+        at = k_at + key.to(tl.int64)[None, :] * k_stride_l
+        if RAGGED:
+            k = tl.load(at, mask=in_width[:, None] & (key < keys)[None, :], other=0.0)
+        elif WIDTH == BLOCK_D:
+            k = tl.load(at)
+        else:
+            k = tl.load(at, mask=in_width[:, None], other=0.0)
+    if WIDEN:
+        k = k.to(tl.float32)
+    return k
+
+
+@triton.jit
+def _shown(s, row_in, key, low, high, mask_at, mask_stride_k, gain,
+           MASK: tl.constexpr, MASK_FLOOR: tl.constexpr, GAIN: tl.constexpr, UNIT: tl.constexpr):  # fmt: skip
+    """The logits of a tile with the mask added (in units of 1/UNIT), and which of them their rows see."""
+    live = row_in[:, None] & (key[None, :] >= low[:, None]) & (key[None, :] < high[:, None])
+    if MASK != 0:
+        entry = tl.load(mask_at + key.to(tl.int64)[None, :] * mask_stride_k, mask=live, other=0)
+        if MASK == 1:
+            live = live & (entry != 0)
+        else:
+            if entry.dtype != tl.float64:
+                entry = entry.to(tl.float32)
+            hidden = entry <= MASK_FLOOR
+            live = live & ~hidden
+            # Hidden entries leave before the gain meets them: 0 · −inf is NaN, 2 · finfo.min overflows.
+            bias = tl.where(hidden, 0.0, entry).to(s.dtype) * UNIT
+            if GAIN:
+                bias = bias * gain[:, None]
+            s = s + bias
+    return s, live
+
+
 @triton.jit(do_not_specialize=["queries", "keys", "offset"])
 def row_parts(
     q_ptr,
     k_ptr,
+    k_desc,
     mask_ptr,
     gain_ptr,
-    peak_ptr,
-    rest_ptr,
+    span_ptr,
+    anchor_ptr,
+    log_mass_ptr,
     short_ptr,
     var_ptr,
     q_stride_b,
@@ -111,6 +227,9 @@ def row_parts(
     gain_stride_h,
     gain_stride_g,
     gain_stride_q,
+    span_stride_b,
+    span_stride_e,
+    span_stride_q,
     heads,
     group,
     queries,
@@ -119,31 +238,48 @@ def row_parts(
     scale,
     WIDTH: tl.constexpr,
     CAUSAL: tl.constexpr,
+    SPANS: tl.constexpr,
     MASK: tl.constexpr,
     MASK_FLOOR: tl.constexpr,
     GAIN: tl.constexpr,
     WIDEN: tl.constexpr,
+    QUICK: tl.constexpr,
+    TMA: tl.constexpr,
+    MAX: tl.constexpr,
+    VAR: tl.constexpr,
     BLOCK_Q: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    CAREFUL_K: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
-    """Maximum, mass beside the top key, shortfall and variance of a block of rows; outputs are contiguous."""
+    """Statistics of a block of rows relative to their maximum (to their lse without MAX); outputs are contiguous.
+
+    Without MAX or VAR the quick way leaves out what only they need.
+    """
     blocks = tl.cdiv(queries, BLOCK_Q)
     program = tl.program_id(0)
-    # Later rows see more keys under a causal limit: they start first, so that no long program starts last.
-    first = (blocks - 1 - program % blocks) * BLOCK_Q
-    lane = (program // blocks).to(tl.int64)  # (batch, key head, member of the group); every offset is 64-bit
+    lanes = tl.num_programs(0) // blocks  # (batch, key head, member of the group); every offset is 64-bit
+    if CAUSAL:
+        # Later rows see more keys: they start first in every lane, so that no long program starts last.
+        first_row = (blocks - 1 - program // lanes) * BLOCK_Q
+        lane = (program % lanes).to(tl.int64)
+    else:
+        first_row = program % blocks * BLOCK_Q
+        lane = (program // blocks).to(tl.int64)
     member = lane % group
     head = lane // group % heads
     batch = lane // group // heads
+    head32 = head.to(tl.int32)
+    batch32 = batch.to(tl.int32)
 
-    row = first + tl.arange(0, BLOCK_Q)
+    row = first_row + tl.arange(0, BLOCK_Q)
     row64 = row.to(tl.int64)
     in_rows = row < queries
-    column = tl.arange(0, BLOCK_K)
     dim = tl.arange(0, BLOCK_D)
     dim64 = dim.to(tl.int64)
     in_width = dim < WIDTH
+    column = tl.arange(0, BLOCK_K)
 
     q_at = q_ptr + batch * q_stride_b + head * q_stride_h + member * q_stride_g
     q_at += row64[:, None] * q_stride_l + dim64[None, :] * q_stride_d
@@ -152,18 +288,113 @@ def row_parts(
         q = q.to(tl.float32)
     k_at = k_ptr + batch * k_stride_b + head * k_stride_h + dim64[:, None] * k_stride_d
 
-    dtype: tl.constexpr = peak_ptr.dtype.element_ty
+    dtype: tl.constexpr = anchor_ptr.dtype.element_ty
+    mask_at = mask_ptr
     if MASK != 0:
-        mask_at = mask_ptr + batch * mask_stride_b + head * mask_stride_h + member * mask_stride_g
+        mask_at += batch * mask_stride_b + head * mask_stride_h + member * mask_stride_g
         mask_at += row64[:, None] * mask_stride_q
+    gain = tl.full([BLOCK_Q], 1.0, dtype)
     if GAIN:
         gain_at = gain_ptr + batch * gain_stride_b + head * gain_stride_h + member * gain_stride_g
         gain = tl.load(gain_at + row64 * gain_stride_q, mask=in_rows, other=0.0).to(dtype)
 
+    # A row sees keys from `low` up to `high`; the block's tiles lie between `begin` and `end`, and between `whole` and
+    # `ragged` every row sees every key.
+    low = tl.zeros([BLOCK_Q], tl.int32)
+    high = tl.zeros([BLOCK_Q], tl.int32) + keys
+    begin = 0
     end = keys
+    whole = 0
+    ragged = keys // BLOCK_K * BLOCK_K
     if CAUSAL:
-        end = tl.minimum(keys, tl.maximum(tl.minimum(first + BLOCK_Q, queries) + offset, 0))
+        high = tl.minimum(high, row + (offset + 1))
+        end = tl.minimum(keys, tl.maximum(tl.minimum(first_row + BLOCK_Q, queries) + offset, 0))
+        ragged = tl.minimum(ragged, tl.maximum(first_row + offset + 1, 0) // BLOCK_K * BLOCK_K)
+    if SPANS:
+        span_at = span_ptr + batch * span_stride_b + row64 * span_stride_q
+        low = tl.maximum(low, tl.load(span_at, mask=in_rows, other=0))
+        high = tl.minimum(high, tl.load(span_at + span_stride_e, mask=in_rows, other=0))
+        sees = in_rows & (low < high)
+        begin = tl.min(tl.where(sees, low, keys), 0) // BLOCK_K * BLOCK_K
+        end = tl.max(tl.where(sees, high, 0), 0)
+        whole = tl.cdiv(tl.max(tl.where(in_rows, low, 0), 0), BLOCK_K) * BLOCK_K
+        whole = tl.minimum(whole, tl.cdiv(end, BLOCK_K) * BLOCK_K)
+        ragged = tl.minimum(ragged, tl.min(tl.where(in_rows, high, keys), 0) // BLOCK_K * BLOCK_K)
+    if MASK != 0:
+        ragged = whole
+    whole = tl.maximum(whole, begin)
+    ragged = tl.maximum(ragged, whole)
 
+    doubtful = in_rows
+    if QUICK:
+        scale2 = scale * LOG2E
+        near = begin + tl.arange(0, 16)
+        k = _keys_at(k_at, k_desc, 0, 0, near, begin, keys, k_stride_l, in_width,
+                     WIDTH, False, True, WIDEN, 16, BLOCK_D)  # fmt: skip
+        x, live = _shown(tl.dot(q, k, input_precision="ieee") * scale2, in_rows, near, low, high, mask_at,
+                         mask_stride_k, gain, MASK, MASK_FLOOR, GAIN, LOG2E)  # fmt: skip
+        reference = _mean(x, live)
+        mass = tl.zeros([BLOCK_Q, 8], dtype)
+        first = tl.zeros([BLOCK_Q, 8], dtype)
+        second = tl.zeros([BLOCK_Q, 8], dtype)
+        peak = tl.full([BLOCK_Q, 8], float("-inf"), dtype)
+        blind = in_rows & (ragged <= whole)
+        for start in tl.range(whole, ragged, BLOCK_K, num_stages=STAGES):
+            k = _keys_at(k_at, k_desc, batch32, head32, start + column, start, keys, k_stride_l, in_width,
+                         WIDTH, TMA, False, WIDEN, BLOCK_K, BLOCK_D)  # fmt: skip
+            x = tl.dot(q, k, input_precision="ieee") * scale2 - reference[:, None]
+            mass, first, second, peak = _collect(mass, first, second, peak, x, MAX, VAR, BLOCK_Q, BLOCK_K)
+        before = (whole - begin) // BLOCK_K
+        for number in tl.range(0, before + tl.cdiv(tl.maximum(end - ragged, 0), BLOCK_K), num_stages=1):
+            start = tl.where(number < before, begin + number * BLOCK_K, ragged + (number - before) * BLOCK_K)
+            key = start + column
+            k = _keys_at(k_at, k_desc, batch32, head32, key, start, keys, k_stride_l, in_width,
+                         WIDTH, TMA, True, WIDEN, BLOCK_K, BLOCK_D)  # fmt: skip
+            x, live = _shown(tl.dot(q, k, input_precision="ieee") * scale2, in_rows, key, low, high, mask_at,
+                             mask_stride_k, gain, MASK, MASK_FLOOR, GAIN, LOG2E)  # fmt: skip
+            blind = blind & (tl.max(live.to(tl.int32), 1) == 0)
+            x = _kept(x - reference[:, None], live)
+            mass, first, second, peak = _collect(mass, first, second, peak, x, MAX, VAR, BLOCK_Q, BLOCK_K)
+        total = tl.sum(mass, 1)
+        sound = _sound(total)
+        doubtful = in_rows & ~blind & ~sound
+        total = tl.where(sound, total, 1.0)
+        mean = tl.sum(first, 1) / total
+        log_total = tl.log2(total)
+        base = log_total
+        if MAX:
+            base = tl.max(peak, 1)
+        anchor = tl.where(blind, float("-inf"), (reference + base) * LN2)
+        log_mass = tl.where(blind, 0.0, tl.maximum((log_total - base) * LN2, 0.0))
+        short = tl.where(blind, 0.0, tl.maximum((base - mean) * LN2, 0.0))
+        var = tl.zeros([BLOCK_Q], dtype)
+        if VAR:
+            var = tl.where(blind, 0.0, tl.maximum(tl.sum(second, 1) / total - mean * mean, 0.0) * (LN2 * LN2))
+        # Each row has one writer, or two would race; and a row of NaN changes no bit of its neighbours.
+        settled = in_rows & ~doubtful
+        out = lane * queries + row64
+        tl.store(anchor_ptr + out, anchor, mask=settled)
+        tl.store(log_mass_ptr + out, log_mass, mask=settled)
+        tl.store(short_ptr + out, short, mask=settled)
+        tl.store(var_ptr + out, var, mask=settled)
+    if tl.max(doubtful.to(tl.int32), 0) > 0:
+        _careful(
+            q, k_at, k_desc, mask_at, gain, anchor_ptr, log_mass_ptr, short_ptr, var_ptr, lane * queries + row64,
+            k_stride_l, mask_stride_k, keys, scale, doubtful, in_width, low, high, begin, end,
+            WIDTH, MASK, MASK_FLOOR, GAIN, WIDEN, BLOCK_Q, CAREFUL_K, BLOCK_D,
+        )  # fmt: skip
+
+
+@triton.jit
+def _careful(
+    q, k_at, k_desc, mask_at, gain, anchor_ptr, log_mass_ptr, short_ptr, var_ptr, out,
+    k_stride_l, mask_stride_k, keys, scale, wanted, in_width, low, high, begin, end,
+    WIDTH: tl.constexpr, MASK: tl.constexpr, MASK_FLOOR: tl.constexpr, GAIN: tl.constexpr, WIDEN: tl.constexpr,
+    BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """The careful way over all keys of the wanted rows of a block, and what it found into memory."""
+    dtype: tl.constexpr = anchor_ptr.dtype.element_ty
+    column = tl.arange(0, BLOCK_K)
     peak = tl.full([BLOCK_Q], float("-inf"), dtype)
     rest = tl.zeros([BLOCK_Q], dtype)
     rest_lost = tl.zeros([BLOCK_Q], dtype)
@@ -172,40 +403,22 @@ def row_parts(
     var = tl.zeros([BLOCK_Q], dtype)
     var_lost = tl.zeros([BLOCK_Q], dtype)
     bad = tl.zeros([BLOCK_Q], tl.int32)
-    for start in range(0, end, BLOCK_K):
+    for start in range(begin, end, BLOCK_K):
         key = start + column
-        key64 = key.to(tl.int64)
-        in_keys = key < keys
-        k = tl.load(k_at + key64[None, :] * k_stride_l, mask=in_width[:, None] & in_keys[None, :], other=0.0)
-        if WIDEN:
-            k = k.to(tl.float32)
+        k = _keys_at(k_at, k_desc, 0, 0, key, start, keys, k_stride_l, in_width,
+                     WIDTH, False, True, WIDEN, BLOCK_K, BLOCK_D)  # fmt: skip
         # "ieee": TF32 would round float32 inputs to 10 bits.
-        s = tl.dot(q, k, input_precision="ieee") * scale
-        inside = in_rows[:, None] & in_keys[None, :]
-        live = inside
-        if CAUSAL:
-            live = live & (key[None, :] <= row[:, None] + offset)
-        if MASK != 0:
-            entry = tl.load(mask_at + key64[None, :] * mask_stride_k, mask=inside, other=0)
-            if MASK == 1:
-                live = live & (entry != 0)
-            else:
-                if entry.dtype != tl.float64:
-                    entry = entry.to(tl.float32)
-                hidden = entry <= MASK_FLOOR
-                live = live & ~hidden
-                # Hidden entries leave before the gain meets them: 0 · −inf is NaN, 2 · finfo.min overflows.
-                bias = tl.where(hidden, 0.0, entry).to(dtype)
-                if GAIN:
-                    bias = bias * gain[:, None]
-                s = s + bias
+        s, live = _shown(tl.dot(q, k, input_precision="ieee") * scale, wanted, key, low, high, mask_at,
+                         mask_stride_k, gain, MASK, MASK_FLOOR, GAIN, 1.0)  # fmt: skip
         peak, rest, rest_lost, short, short_lost, var, var_lost, bad = _absorb(
             peak, rest, rest_lost, short, short_lost, var, var_lost, bad, s, live
         )
-
-    out = lane * queries + row64
+    rest += rest_lost
+    mass = 1.0 + rest
+    # ln(1 + x) with the relative accuracy of x: the error that 1 + x makes is in both factors.
+    log_mass = tl.where(mass == 1.0, rest, tl.log(mass) * (rest / tl.where(mass == 1.0, 1.0, mass - 1.0)))
     nan = float("nan")
-    tl.store(peak_ptr + out, tl.where(bad != 0, nan, peak), mask=in_rows)
-    tl.store(rest_ptr + out, tl.where(bad != 0, nan, rest + rest_lost), mask=in_rows)
-    tl.store(short_ptr + out, tl.where(bad != 0, nan, short + short_lost), mask=in_rows)
-    tl.store(var_ptr + out, tl.where(bad != 0, nan, var + var_lost), mask=in_rows)
+    tl.store(anchor_ptr + out, tl.where(bad != 0, nan, peak), mask=wanted)
+    tl.store(log_mass_ptr + out, tl.where(bad != 0, nan, log_mass), mask=wanted)
+    tl.store(short_ptr + out, tl.where(bad != 0, nan, short + short_lost), mask=wanted)
+    tl.store(var_ptr + out, tl.where(bad != 0, nan, var + var_lost), mask=wanted)

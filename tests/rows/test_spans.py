@@ -1,0 +1,96 @@
+"""Windows and packed sequences: the same statistics as the masks they stand for."""
+
+import os
+from typing import Any
+
+os.environ.setdefault("TRITON_INTERPRET", "1")
+
+import pytest
+import torch
+
+import sharpmax as sm
+from sharpmax.errors import ArgumentError, ArgumentTypeError
+from tests.numerics import exact, heads, tables, worst
+
+DEVICE = "cpu" if os.environ["TRITON_INTERPRET"] == "1" else "cuda"
+IMPLS = ["reference", "streaming", "triton"]
+
+
+def assert_same(got: sm.RowStats, want: sm.RowStats) -> None:
+    assert torch.equal(got.count, want.count)
+    for name, value in tables(got):
+        seen = want.count > 0  # elsewhere the maximum is −inf on both sides
+        assert worst(value[seen], getattr(want, name)[seen]) < 1e-4, name
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize(("queries", "keys", "window"), [(200, 200, 1), (200, 200, 70), (40, 300, 150), (130, 90, 500)])
+def test_a_window_is_a_band(impl: Any, dtype: torch.dtype, queries: int, keys: int, window: int) -> None:
+    q, k = heads(2, 4, queries, 16, dtype=dtype).to(DEVICE), heads(2, 2, keys, 16, dtype=dtype).to(DEVICE)
+    place = torch.arange(queries, device=DEVICE)[:, None] + keys - queries
+    j = torch.arange(keys, device=DEVICE)
+    band = (j <= place) & (j > place - window)
+    got = sm.row_stats(q, k, is_causal=True, window=window, enable_gqa=True, impl=impl)
+    assert_same(got, exact(q, k, attn_mask=band, enable_gqa=True))
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("window", [None, 30])
+def test_packed_sequences_do_not_see_each_other(impl: Any, dtype: torch.dtype, is_causal: bool, window: Any) -> None:
+    if window is not None and not is_causal:
+        pytest.skip("a window is causal")
+    starts, starts_k = [0, 5, 5, 140, 150], [0, 70, 70, 210, 229]
+    q, k = heads(2, 160, 16, dtype=dtype).to(DEVICE), heads(1, 240, 16, dtype=dtype).to(DEVICE)
+    got = sm.row_stats(
+        q, k, is_causal=is_causal, window=window, enable_gqa=True, impl=impl,
+        cu_seqlens=torch.tensor(starts, device=DEVICE, dtype=torch.int32),
+        cu_seqlens_k=torch.tensor(starts_k, device=DEVICE, dtype=torch.int32),
+    )  # fmt: skip
+    for first, last, first_k, last_k in zip(starts, starts[1:], starts_k, starts_k[1:], strict=False):
+        if last > first:
+            one = sm.row_stats(
+                q[:, first:last].double(), k[:, first_k:last_k].double(), is_causal=is_causal, window=window,
+                enable_gqa=True, impl="reference",
+            )  # fmt: skip
+            assert_same(got.map(lambda rows, a=first, b=last: rows[:, a:b]), one)
+    assert (got.count[:, 150:] == 0).all()
+    assert (got.entropy[:, 150:] == 0).all()
+
+
+def test_gradients_stay_within_the_span() -> None:
+    q, k = heads(1, 40, 16).to(DEVICE).requires_grad_(), heads(1, 40, 16).to(DEVICE).requires_grad_()
+    starts = torch.tensor([0, 25, 40], device=DEVICE)
+    for impl in ("streaming", "triton"):
+        stats = sm.row_stats(q, k, is_causal=True, cu_seqlens=starts, impl=impl)
+        (stats.entropy + stats.lse)[:, :25].sum().backward()
+        same = torch.zeros(40, 40, dtype=torch.bool, device=DEVICE)
+        same[:25, :25] = same[25:, 25:] = True
+        want = sm.row_stats(q, k, attn_mask=same.tril(), impl="reference")
+        wanted = torch.autograd.grad((want.entropy + want.lse)[:, :25].sum(), (q, k))
+        for x, gradient in zip((q, k), wanted, strict=True):
+            assert worst(x.grad, gradient) < 1e-4
+            assert not x.grad[:, 25:].any()
+            x.grad = None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "said"),
+    [
+        ({"window": 0, "is_causal": True}, ArgumentError, "window: got 0"),
+        ({"window": 2.5, "is_causal": True}, ArgumentTypeError, "window: got float"),
+        ({"window": 3}, ArgumentError, "without is_causal"),
+        ({"cu_seqlens": [0, 4]}, ArgumentTypeError, "cu_seqlens: got list"),
+        ({"cu_seqlens": torch.tensor([0.0, 4.0])}, ArgumentTypeError, "cu_seqlens: got dtype"),
+        ({"cu_seqlens": torch.tensor([0, 9])}, ArgumentError, "from 0 to at most 4"),
+        ({"cu_seqlens": torch.tensor([0, 3, 1])}, ArgumentError, "ascending"),
+        ({"cu_seqlens": torch.tensor(4)}, ArgumentError, "one dimension"),
+        ({"cu_seqlens": torch.tensor([0, 4]), "cu_seqlens_k": torch.tensor([0, 2, 4])}, ArgumentError, "3 starts"),
+        ({"cu_seqlens_k": torch.tensor([0, 4])}, ArgumentError, "no cu_seqlens"),
+    ],
+)
+def test_what_is_refused(arguments: Any, error: type[Exception], said: str) -> None:
+    with pytest.raises(error, match=said):
+        sm.row_stats(heads(1, 4, 8), heads(1, 4, 8), **arguments)
