@@ -10,7 +10,8 @@ from torch import Tensor
 
 from sharpmax.errors import UnsupportedError
 from sharpmax.rows.impl.stock import stock_parts
-from sharpmax.rows.impl.streaming import streaming_backward, streaming_parts
+from sharpmax.rows.impl import triton_backward
+from sharpmax.rows.impl.streaming import Incoming, streaming_backward, streaming_parts
 from sharpmax.rows.impl.triton import triton_parts
 from sharpmax.rows.layout import Parts, Problem, floats_at_least_32
 
@@ -66,9 +67,12 @@ def _row_parts_backward(
     mask: Tensor | None,
     gain: Tensor | None,
     parts: list[Tensor],
-    grads: list[Tensor],
+    g_log_mass: Tensor | None,
+    g_shortfall: Tensor | None,
+    g_var: Tensor | None,
     offset: int | None,
     scale: float,
+    impl: str,
     into_mask: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     problem = _problem(q, k, mask, gain, offset, scale)
@@ -78,7 +82,11 @@ def _row_parts_backward(
             torch.zeros_like(k),
             q.new_zeros(mask.shape if into_mask and mask is not None else (0,)),
         )
-    found = streaming_backward(problem, Parts(*parts), Parts(*grads), into_mask=into_mask)
+    grads = Incoming(g_log_mass, g_shortfall, g_var)
+    if impl == "triton" and triton_backward.obstacle(problem, into_mask=into_mask) is None:
+        found = triton_backward.triton_backward(problem, Parts(*parts), grads)
+    else:
+        found = streaming_backward(problem, Parts(*parts), grads, into_mask=into_mask)
     return found.q, found.k, q.new_empty(0) if found.mask is None else found.mask
 
 
@@ -89,9 +97,12 @@ def _(
     mask: Any,
     gain: Any,
     parts: Any,
-    grads: Any,
+    g_log_mass: Any,
+    g_shortfall: Any,
+    g_var: Any,
     offset: Any,
     scale: Any,
+    impl: Any,
     into_mask: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     return torch.empty_like(q), torch.empty_like(k), torch.empty_like(mask) if into_mask else q.new_empty(0)
@@ -130,15 +141,17 @@ class _RowParts(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        q, k, mask, gain, ctx.offset, ctx.scale, _ = inputs
+        q, k, mask, gain, ctx.offset, ctx.scale, ctx.impl = inputs
         ctx.save_for_backward(q, k, mask, gain, *output)
+        if not torch.compiler.is_compiling():  # the compiler knows zeros only
+            ctx.set_materialize_grads(False)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, _: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         q, k, mask, gain, *parts = ctx.saved_tensors
         into_mask = ctx.needs_input_grad[2]
         dq, dk, dmask = _RowPartsBackward.apply(  # type: ignore[no-untyped-call]
-            q, k, mask, gain, *parts, *grads, ctx.offset, ctx.scale, into_mask
+            q, k, mask, gain, *parts, *grads, ctx.offset, ctx.scale, ctx.impl, into_mask
         )
         return dq, dk, dmask if into_mask else None, None, None, None, None
 
@@ -162,11 +175,12 @@ class _RowPartsBackward(torch.autograd.Function):
     def forward(
         q: Any, k: Any, mask: Any, gain: Any,
         p0: Any, p1: Any, p2: Any, p3: Any,
-        g0: Any, g1: Any, g2: Any, g3: Any,
-        offset: Any, scale: Any, into_mask: Any,
+        g1: Any, g2: Any, g3: Any,
+        offset: Any, scale: Any, impl: Any, into_mask: Any,
     ) -> tuple[Tensor, ...]:  # fmt: skip
-        parts, grads = [p0, p1, p2, p3], [g0, g1, g2, g3]
-        found: tuple[Tensor, ...] = _row_parts_backward(q, k, mask, gain, parts, grads, offset, scale, into_mask)
+        found: tuple[Tensor, ...] = _row_parts_backward(
+            q, k, mask, gain, [p0, p1, p2, p3], g1, g2, g3, offset, scale, impl, into_mask
+        )
         return found
 
     @staticmethod
@@ -183,15 +197,16 @@ class _RowPartsBackward(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, dims: Any, q: Tensor, k: Tensor, mask: Any, gain: Any, *rest: Any) -> tuple[Any, Any]:
         size, batch = info.batch_size, _batch_of(q, dims[0])
-        *rows, offset, scale, into_mask = rest
+        *rows, offset, scale, impl, into_mask = rest
         dq, dk, dmask = _RowPartsBackward.apply(  # type: ignore[no-untyped-call]
             _flat(q, dims[0], size),
             _flat(k, dims[1], size),
             _flat_mask(mask, dims[2], size, batch),
             _flat_mask(gain, dims[3], size, batch),
-            *(_flat(x, d, size) for x, d in zip(rows, dims[4:12], strict=True)),
+            *(None if x is None else _flat(x, d, size) for x, d in zip(rows, dims[4:11], strict=True)),
             offset,
             scale,
+            impl,
             into_mask,
         )
         if into_mask:
