@@ -73,7 +73,7 @@ def _add_keys(
     """Add dS·K over some keys; only `MASKED` tiles may hold pairs that do not see each other."""
     narrow: tl.constexpr = k_at.dtype.element_ty
     column = tl.arange(0, BLOCK_K)
-    for start in range(begin, end, BLOCK_K):
+    for start in tl.range(begin, end, BLOCK_K, num_stages=1 if MASKED and MASK == 0 else None):
         at = k_at + tl.cast(start, tl.int64) * k_stride_l
         key = start + column
         if MASKED:
@@ -343,19 +343,19 @@ def into_keys(
         if VAR:
             mean_at = mean_ptr + at
             c2_at = c2_ptr + at
-        if CAUSAL or MASK != 0:
-            acc = _add_rows(
-                acc, k, member_q_at, q_stride_l, member_mask_at, mask_stride_q, member_gain_at, gain_stride_q,
-                top_ptr + at, mean_at, c0_ptr + at, c1_ptr + at, c2_at,
-                key, dim, begin, free, queries, keys, offset, scale,
-                WIDTH, CAUSAL, MASK, MASK_FLOOR, GAIN, VAR, WIDEN, False, True, BLOCK_Q, BLOCK_D,
-            )  # fmt: skip
         if MASK == 0:
             acc = _add_rows(
                 acc, k, member_q_at, q_stride_l, member_mask_at, mask_stride_q, member_gain_at, gain_stride_q,
                 top_ptr + at, mean_at, c0_ptr + at, c1_ptr + at, c2_at,
                 key, dim, free, queries, queries, keys, offset, scale,
                 WIDTH, CAUSAL, MASK, MASK_FLOOR, GAIN, VAR, WIDEN, EVEN, False, BLOCK_Q, BLOCK_D,
+            )  # fmt: skip
+        if CAUSAL or MASK != 0:
+            acc = _add_rows(
+                acc, k, member_q_at, q_stride_l, member_mask_at, mask_stride_q, member_gain_at, gain_stride_q,
+                top_ptr + at, mean_at, c0_ptr + at, c1_ptr + at, c2_at,
+                key, dim, begin, free, queries, keys, offset, scale,
+                WIDTH, CAUSAL, MASK, MASK_FLOOR, GAIN, VAR, WIDEN, False, True, BLOCK_Q, BLOCK_D,
             )  # fmt: skip
 
     dk_at = dk_ptr + batch * dk_stride_b + head * dk_stride_h
