@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from sharpmax.errors import UnsupportedError
+from sharpmax.rows.impl import triton_backward
 from sharpmax.rows.impl.stock import stock_parts
-from sharpmax.rows.impl.streaming import streaming_backward, streaming_parts
+from sharpmax.rows.impl.streaming import Incoming, streaming_backward, streaming_parts
 from sharpmax.rows.impl.triton import triton_parts
 from sharpmax.rows.layout import Parts, Problem, floats_at_least_32
 
@@ -80,9 +81,12 @@ def _row_parts_backward(
     gain: Tensor | None,
     spans: Tensor | None,
     parts: list[Tensor],
-    grads: list[Tensor],
+    g_log_mass: Tensor | None,
+    g_shortfall: Tensor | None,
+    g_var: Tensor | None,
     offset: int | None,
     scale: float,
+    impl: str,
     into_mask: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     problem = _problem(q, k, mask, gain, spans, offset, scale)
@@ -92,7 +96,11 @@ def _row_parts_backward(
             torch.zeros_like(k),
             q.new_zeros(mask.shape if into_mask and mask is not None else (0,)),
         )
-    found = streaming_backward(problem, Parts(*parts), Parts(*grads), into_mask=into_mask)
+    grads = Incoming(g_log_mass, g_shortfall, g_var)
+    if impl == "triton" and triton_backward.obstacle(problem, into_mask=into_mask) is None:
+        found = triton_backward.triton_backward(problem, Parts(*parts), grads)
+    else:
+        found = streaming_backward(problem, Parts(*parts), grads, into_mask=into_mask)
     return found.q, found.k, q.new_empty(0) if found.mask is None else found.mask
 
 
@@ -104,9 +112,12 @@ def _(
     gain: Any,
     spans: Any,
     parts: Any,
-    grads: Any,
+    g_log_mass: Any,
+    g_shortfall: Any,
+    g_var: Any,
     offset: Any,
     scale: Any,
+    impl: Any,
     into_mask: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     return torch.empty_like(q), torch.empty_like(k), torch.empty_like(mask) if into_mask else q.new_empty(0)
@@ -139,21 +150,29 @@ class _RowParts(torch.autograd.Function):
     """The operators joined for autograd; unlike an operator's own registration this also serves `torch.func`."""
 
     @staticmethod
-    def forward(*inputs: Any) -> tuple[Tensor, ...]:
-        parts: tuple[Tensor, ...] = _row_parts(*inputs)
+    def forward(
+        q: Any, k: Any, mask: Any, gain: Any, spans: Any,
+        offset: Any, scale: Any, impl: Any, with_max: Any, with_var: Any,
+    ) -> tuple[Tensor, ...]:  # fmt: skip
+        parts: tuple[Tensor, ...] = _row_parts(q, k, mask, gain, spans, offset, scale, impl, with_max, with_var)
         return parts
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        q, k, mask, gain, spans, ctx.offset, ctx.scale, *_ = inputs
+        q, k, mask, gain, spans, ctx.offset, ctx.scale, ctx.impl, _, ctx.with_var = inputs
         ctx.save_for_backward(q, k, mask, gain, spans, *output)
+        if not torch.compiler.is_compiling():  # the compiler knows zeros only
+            ctx.set_materialize_grads(False)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(
+        ctx: Any, _: Any, g_log_mass: Tensor | None, g_shortfall: Tensor | None, g_var: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
         q, k, mask, gain, spans, *parts = ctx.saved_tensors
+        grads = (g_log_mass, g_shortfall, g_var if ctx.with_var else None)
         into_mask = ctx.needs_input_grad[2]
         dq, dk, dmask = _RowPartsBackward.apply(  # type: ignore[no-untyped-call]
-            q, k, mask, gain, spans, *parts, *grads, ctx.offset, ctx.scale, into_mask
+            q, k, mask, gain, spans, *parts, *grads, ctx.offset, ctx.scale, ctx.impl, into_mask
         )
         return dq, dk, dmask if into_mask else None, None, None, None, None, None, None, None
 
@@ -180,11 +199,12 @@ class _RowPartsBackward(torch.autograd.Function):
     def forward(
         q: Any, k: Any, mask: Any, gain: Any, spans: Any,
         p0: Any, p1: Any, p2: Any, p3: Any,
-        g0: Any, g1: Any, g2: Any, g3: Any,
-        offset: Any, scale: Any, into_mask: Any,
+        g1: Any, g2: Any, g3: Any,
+        offset: Any, scale: Any, impl: Any, into_mask: Any,
     ) -> tuple[Tensor, ...]:  # fmt: skip
-        parts, grads = [p0, p1, p2, p3], [g0, g1, g2, g3]
-        found: tuple[Tensor, ...] = _row_parts_backward(q, k, mask, gain, spans, parts, grads, offset, scale, into_mask)
+        found: tuple[Tensor, ...] = _row_parts_backward(
+            q, k, mask, gain, spans, [p0, p1, p2, p3], g1, g2, g3, offset, scale, impl, into_mask
+        )
         return found
 
     @staticmethod
@@ -203,16 +223,17 @@ class _RowPartsBackward(torch.autograd.Function):
         info: Any, dims: Any, q: Tensor, k: Tensor, mask: Any, gain: Any, spans: Any, *rest: Any
     ) -> tuple[Any, Any]:
         size, batch = info.batch_size, _batch_of(q, dims[0])
-        *rows, offset, scale, into_mask = rest
+        *rows, offset, scale, impl, into_mask = rest
         dq, dk, dmask = _RowPartsBackward.apply(  # type: ignore[no-untyped-call]
             _flat(q, dims[0], size),
             _flat(k, dims[1], size),
             _flat_mask(mask, dims[2], size, batch),
             _flat_mask(gain, dims[3], size, batch),
             _flat_mask(spans, dims[4], size, batch),
-            *(_flat(x, d, size) for x, d in zip(rows, dims[5:13], strict=True)),
+            *(None if x is None else _flat(x, d, size) for x, d in zip(rows, dims[5:12], strict=True)),
             offset,
             scale,
+            impl,
             into_mask,
         )
         if into_mask:

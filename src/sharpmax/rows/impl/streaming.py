@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sharpmax.rows.layout import Parts, Problem, floats_at_least_32, hidden_by
 
-__all__ = ["Gradients", "streaming_backward", "streaming_parts"]
+__all__ = ["Gradients", "Incoming", "streaming_backward", "streaming_parts"]
 
 # Tiles are sized for where they live: in the caches of a CPU's cores, or large enough to keep a GPU busy.
 _TILE_ELEMENTS = {"cpu": 1 << 19, "cuda": 1 << 25}
@@ -25,6 +25,14 @@ class Gradients(NamedTuple):
     q: Tensor
     k: Tensor
     mask: Tensor | None
+
+
+class Incoming(NamedTuple):
+    """What flows back into the parts of the rows, None where nothing does; the anchor is a constant."""
+
+    log_mass: Tensor | None
+    shortfall: Tensor | None
+    var: Tensor | None
 
 
 @dataclass(frozen=True)
@@ -165,24 +173,25 @@ def streaming_parts(problem: Problem) -> Parts:
     return out
 
 
-def streaming_backward(problem: Problem, parts: Parts, grads: Parts, *, into_mask: bool) -> Gradients:
+def streaming_backward(problem: Problem, parts: Parts, grads: Incoming, *, into_mask: bool) -> Gradients:
     """Gradients of the rows' parts with respect to q, k and a float mask, again one tile at a time.
 
     With y = s − mean, the derivatives by a logit are p for log_mass, −p·(1 + y) for shortfall (the anchor is a
-    constant) and p·(y² + 2y − var) for var; `grads.anchor` is not used.
+    constant) and p·(y² + 2y − var) for var.
     """
     tiles = _Tiles(problem)
     rows = problem.q.shape[:-1]
-    dq = torch.zeros(problem.q.shape, dtype=tiles.dtype, device=problem.q.device)
-    dk = torch.zeros(problem.k.shape, dtype=tiles.dtype, device=problem.k.device)
+    dq = torch.zeros_like(problem.q, dtype=tiles.dtype)
+    dk = torch.zeros_like(problem.k, dtype=tiles.dtype)
     dmask = None
     if into_mask and problem.mask is not None:
         dmask = torch.zeros(problem.mask.shape, dtype=tiles.dtype, device=problem.mask.device)
     empty = (problem.counts() == 0).view(rows)
     lse = torch.where(empty, 0.0, parts.anchor + parts.log_mass)
     mean = torch.where(empty, 0.0, parts.anchor - parts.shortfall)
-    constant = grads.log_mass - grads.shortfall - grads.var * parts.var
-    linear = 2.0 * grads.var - grads.shortfall
+    g_log_mass, g_shortfall, g_var = (torch.zeros_like(lse) if g is None else g for g in grads)
+    constant = g_log_mass - g_shortfall - g_var * parts.var
+    linear = 2.0 * g_var - g_shortfall
     for b, h in tiles.planes():
         keys = tiles.key_plane(b, h)
         # In the products below a hidden pair has derivative 0, and 0 · NaN must not speak for it; a visible pair
@@ -192,7 +201,7 @@ def streaming_backward(problem: Problem, parts: Parts, grads: Parts, *, into_mas
             q = tiles.queries(b, h, i)
             clean_q = q.nan_to_num(0.0, 0.0, 0.0)
             column = (q.shape[0], q.shape[1], 1)
-            c0, c1, c2, shift, norm = (t[b, h, :, i].reshape(column) for t in (constant, linear, grads.var, mean, lse))
+            c0, c1, c2, shift, norm = (t[b, h, :, i].reshape(column) for t in (constant, linear, g_var, mean, lse))
             into_q = torch.zeros_like(q)
             for j in tiles.key_blocks(i):
                 tile = _Tile(b, h, i, j)

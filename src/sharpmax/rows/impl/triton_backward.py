@@ -1,0 +1,140 @@
+"""The gradient of row statistics in two fused Triton kernels: neither stores the logits, and both are deterministic."""
+
+from __future__ import annotations
+
+import importlib
+from contextlib import nullcontext
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from sharpmax.rows.impl import triton
+from sharpmax.rows.impl.streaming import Gradients, Incoming
+from sharpmax.rows.layout import Parts, Problem
+
+__all__ = ["Tile", "obstacle", "triton_backward"]
+
+
+class Tile(NamedTuple):
+    """Rows and keys per tile, and how many warps and pipeline stages work on it."""
+
+    rows: int
+    keys: int
+    warps: int
+    stages: int
+
+
+# By kernel and head size: for half precision on GPUs with 227 KiB of shared memory and asynchronous tensor cores.
+_HOPPER = {
+    ("into_queries", 64): Tile(128, 128, 8, 3),
+    ("into_queries", 128): Tile(128, 64, 8, 3),
+    ("into_queries", 256): Tile(64, 64, 4, 2),
+    ("into_keys", 64): Tile(128, 128, 8, 3),
+    ("into_keys", 128): Tile(64, 128, 8, 3),
+    ("into_keys", 256): Tile(64, 64, 4, 2),
+}
+OVERRIDES: dict[str, Tile] = {}
+"""Tiles to use instead, by the name of the kernel (`into_queries`, `into_keys`): for measuring, and for tests."""
+
+
+def obstacle(problem: Problem, *, into_mask: bool) -> str | None:
+    """Return None if the kernels can find the gradients of this problem, else one line that says why not."""
+    if problem.spans is not None:
+        return "windows and packed sequences are not in the kernels yet"
+    if into_mask:
+        return "the gradient into a mask is as large as the matrix of logits"
+    if problem.q.dtype == torch.float64:
+        return "the kernels sum in float32, too coarse for float64"
+    return triton.obstacle(problem)
+
+
+def triton_backward(problem: Problem, parts: Parts, grads: Incoming) -> Gradients:
+    """Gradients of the rows' parts with respect to q and k, in the layout of these.
+
+    Sums are in float32; the derivative by a logit is rounded to the dtype of q where that is half precision.
+    """
+    q, k = problem.q, problem.k
+    dq, dk = torch.empty_like(q), torch.empty_like(k)
+    if not q.numel() or not problem.keys:
+        return Gradients(dq.zero_(), dk.zero_(), None)
+    batch, heads, group, queries, width = q.shape
+    kernels = importlib.import_module("sharpmax.rows.impl.triton_backward_kernel")
+    forward = importlib.import_module("sharpmax.rows.impl.triton_kernel")
+    mask, kind, floor = triton._mask_for_kernel(problem.mask, forward)
+    gain = problem.gain if kind == forward.MASK_ADDED else None
+    with_var = grads.var is not None
+    # What the second kernel needs of every row: log2-scaled lse, c0, c1, and with var also mean and c2.
+    top, c0, c1, *more = torch.empty((5 if with_var else 3, *q.shape[:-1]), dtype=torch.float32, device=q.device)
+    mean, c2 = more or (None, None)
+    row_tile, key_tile = _tile("into_queries", problem), _tile("into_keys", problem)
+    strides = (
+        *q.stride(),
+        *k.stride(),
+        *triton._strides(mask, *q.shape[:-1], problem.keys),
+        *triton._strides(gain, *q.shape[:-1]),
+    )
+    # Clamped to where it still matters, so that row + offset stays within 32 bits.
+    offset = 0 if problem.offset is None else max(-queries, min(problem.offset, problem.keys))
+    sizes = (heads, group, queries, problem.keys, offset, problem.scale)
+    options: dict[str, Any] = {
+        "WIDTH": width,
+        "CAUSAL": problem.offset is not None,
+        "MASK": kind,
+        "MASK_FLOOR": floor,
+        "GAIN": gain is not None,
+        "VAR": with_var,
+        # The interpreter keeps bfloat16 as 16-bit integers, and its dot multiplies those.
+        "WIDEN": q.dtype == torch.bfloat16 and triton._interpreted(),
+        "BLOCK_D": max(16, 1 << (width - 1).bit_length()),
+    }
+    with torch.cuda.device(q.device) if q.is_cuda else nullcontext():
+        # One axis of programs: the other axes of a CUDA grid end at 65,535.
+        kernels.into_queries[(batch * heads * group * -(-queries // row_tile.rows),)](
+            *(q, k, mask, gain, dq),
+            *(x.contiguous() for x in parts),
+            *(_contiguous(g) for g in grads),
+            *(top, mean, c0, c1, c2),
+            *strides,
+            *dq.stride(),
+            *sizes,
+            **options,
+            **_launch(row_tile),
+        )
+        kernels.into_keys[(batch * heads * -(-problem.keys // key_tile.keys),)](
+            *(q, k, mask, gain, dk),
+            *(top, mean, c0, c1, c2),
+            *strides,
+            *dk.stride(),
+            *sizes,
+            **options,
+            EVEN=queries % key_tile.rows == 0,
+            **_launch(key_tile),
+        )
+    return Gradients(dq, dk, None)
+
+
+def _contiguous(x: Tensor | None) -> Tensor | None:
+    return None if x is None else x.contiguous()
+
+
+def _launch(tile: Tile) -> dict[str, int]:
+    return {"BLOCK_Q": tile.rows, "BLOCK_K": tile.keys, "num_warps": tile.warps, "num_stages": tile.stages}
+
+
+def _tile(kernel: str, problem: Problem) -> Tile:
+    """The tile a kernel works in: as tuned, or one that fits into the 99 KiB of shared memory of any recent GPU."""
+    q = problem.q
+    width = max(64, 1 << (q.shape[-1] - 1).bit_length())
+    if kernel in OVERRIDES:
+        tile = OVERRIDES[kernel]
+    elif q.dtype == torch.float32:  # no tensor cores at full precision: both operands go through registers
+        tile = Tile(32, 16, 4, 1) if width > 128 else Tile(32, 32, 4, 2)
+    elif q.is_cuda and torch.cuda.get_device_capability(q.device)[0] in (9, 10):
+        tile = _HOPPER[kernel, width]
+        if problem.mask is not None:
+            # The addresses of a tile of the mask take as many registers as its logits.
+            tile = tile._replace(rows=min(tile.rows, 64), keys=64, warps=8, stages=2)
+    else:
+        tile = Tile(32, 32, 4, 2) if width > 128 else Tile(64, 64, 4 if problem.mask is None else 8, 2)
+    return tile
