@@ -9,7 +9,7 @@ import os
 import sys
 from contextlib import nullcontext
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -87,53 +87,69 @@ def triton_parts(problem: Problem, fields: frozenset[str] = frozenset(FIELDS)) -
     kernels = importlib.import_module("sharpmax.rows.impl.triton_kernel")
     mask, kind, floor = _mask_for_kernel(problem.mask, kernels)
     gain = problem.gain if kind == kernels.MASK_ADDED else None
-    block_d = max(16, 1 << (width - 1).bit_length())
-    tile = _tile(problem)
-    box = _box(k, tile.keys, block_d) if q.dtype in _HALF else None
-    # One axis of programs: the other axes of a CUDA grid end at 65,535.
-    grid = (batch * heads * group * -(-queries // tile.rows),)
+    inputs = (mask, gain, spans, anchor, log_mass, shortfall, var)
+    geometry = (
+        *q.stride(),
+        *k.stride(),
+        *_strides(mask, *q.shape[:-1], problem.keys),
+        *_strides(gain, *q.shape[:-1]),
+        *_strides(spans, batch, 2, queries),
+        heads,
+        group,
+        queries,
+        problem.keys,
+        # Clamped to where it still matters, so that row + offset stays within 32 bits.
+        0 if problem.offset is None else max(-queries, min(problem.offset, problem.keys)),
+        scale,
+    )
+    options: dict[str, Any] = {
+        "WIDTH": width,
+        "CAUSAL": problem.offset is not None,
+        "SPANS": spans is not None,
+        "MASK": kind,
+        "MASK_FLOOR": floor,
+        "GAIN": gain is not None,
+        # The interpreter keeps bfloat16 as 16-bit integers, and its dot multiplies those.
+        "WIDEN": q.dtype == torch.bfloat16 and _interpreted(),
+        "BLOCK_D": max(16, 1 << (width - 1).bit_length()),
+    }
+
+    def programs(tile: _Tile) -> tuple[int]:
+        # One axis of programs: the other axes of a CUDA grid end at 65,535.
+        return (batch * heads * group * -(-queries // tile.rows),)
+
+    quick = q.dtype in _HALF
     with torch.cuda.device(q.device) if q.is_cuda else nullcontext():
-        kernels.row_parts[grid](
+        if quick:
+            tile = _quick_tile(problem)
+            box = _box(k, tile.keys, options["BLOCK_D"])
+            kernels.quick_parts[programs(tile)](
+                q,
+                k,
+                box,
+                *inputs,
+                *geometry,
+                **options,
+                TMA=box is not None,
+                MAX="max" in fields,
+                VAR="var" in fields,
+                BLOCK_Q=tile.rows,
+                BLOCK_K=tile.keys,
+                STAGES=tile.stages,
+                num_warps=tile.warps,
+            )
+        tile = _careful_tile(problem)
+        kernels.careful_parts[programs(tile)](
             q,
             k,
-            box,
-            mask,
-            gain,
-            spans,
-            anchor,
-            log_mass,
-            shortfall,
-            var,
-            *q.stride(),
-            *k.stride(),
-            *_strides(mask, *q.shape[:-1], problem.keys),
-            *_strides(gain, *q.shape[:-1]),
-            *_strides(spans, batch, 2, queries),
-            heads,
-            group,
-            queries,
-            problem.keys,
-            # Clamped to where it still matters, so that row + offset stays within 32 bits.
-            0 if problem.offset is None else max(-queries, min(problem.offset, problem.keys)),
-            scale,
-            WIDTH=width,
-            CAUSAL=problem.offset is not None,
-            SPANS=spans is not None,
-            MASK=kind,
-            MASK_FLOOR=floor,
-            GAIN=gain is not None,
-            # The interpreter keeps bfloat16 as 16-bit integers, and its dot multiplies those.
-            WIDEN=q.dtype == torch.bfloat16 and _interpreted(),
-            QUICK=q.dtype in _HALF,
-            TMA=box is not None,
-            MAX="max" in fields,
-            VAR="var" in fields,
+            *inputs,
+            *geometry,
+            **options,
+            AFTER_QUICK=quick,
             BLOCK_Q=tile.rows,
             BLOCK_K=tile.keys,
-            CAREFUL_K=min(tile.keys, 32),
-            BLOCK_D=block_d,
-            STAGES=tile.stages,
             num_warps=tile.warps,
+            num_stages=tile.stages,
         )
     return Parts(anchor, log_mass, shortfall, var)
 
@@ -181,19 +197,31 @@ def _has_copy_engine(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
-def _tile(problem: Problem) -> _Tile:
-    """A tile whose operands fit into the shared memory of any recent GPU (99 KiB)."""
+def _quick_tile(problem: Problem) -> _Tile:
+    """The tile of the quick kernel, whose operands fit into the shared memory of any recent GPU (99 KiB)."""
+    queries, width = problem.q.shape[-2:]
+    if width > 128:
+        tile = _Tile(64, 32, 4, 2)
+    elif problem.mask is not None:
+        # The addresses of a tile of the mask take as many registers as its logits: more warps share them.
+        tile = _Tile(64, 64, 8, 2)
+    else:
+        tile = _Tile(128, 64, 4, 3)
+    return _shorter(tile, queries)
+
+
+def _careful_tile(problem: Problem) -> _Tile:
+    """The tile of the careful kernel."""
     queries, width = problem.q.shape[-2:]
     wide = width > 128
     if problem.q.dtype in _HALF:
-        tile = _Tile(128, 64, 4, 3)
-        if wide:
-            tile = _Tile(64, 32, 4, 2)
-        elif problem.mask is not None:
-            # The addresses of a tile of the mask take as many registers as its logits: more warps share them.
-            tile = _Tile(64, 64, 8, 2)
+        tile = _Tile(64, 32, 4 if problem.mask is None else 8, 2)
     elif problem.q.dtype == torch.float32:  # no tensor cores at full precision: both operands go through registers
         tile = _Tile(32, 16 if wide else 32, 4, 2)
     else:
         tile = _Tile(16, 16, 4, 1) if wide else _Tile(32, 32, 4, 1)
+    return _shorter(tile, queries)
+
+
+def _shorter(tile: _Tile, queries: int) -> _Tile:
     return tile._replace(rows=min(tile.rows, max(16, 1 << (queries - 1).bit_length())))

@@ -27,11 +27,11 @@ class Tile(NamedTuple):
 
 # By kernel and head size: for half precision on GPUs with 227 KiB of shared memory and asynchronous tensor cores.
 _HOPPER = {
-    ("into_queries", 64): Tile(128, 128, 8, 3),
-    ("into_queries", 128): Tile(128, 64, 8, 3),
+    ("into_queries", 64): Tile(64, 64, 4, 3),
+    ("into_queries", 128): Tile(64, 64, 4, 2),
     ("into_queries", 256): Tile(64, 64, 4, 2),
-    ("into_keys", 64): Tile(128, 128, 8, 3),
-    ("into_keys", 128): Tile(64, 128, 8, 3),
+    ("into_keys", 64): Tile(64, 128, 4, 3),
+    ("into_keys", 128): Tile(32, 128, 4, 3),
     ("into_keys", 256): Tile(64, 64, 4, 2),
 }
 OVERRIDES: dict[str, Tile] = {}

@@ -13,10 +13,9 @@ owns a block of keys and walks over the rows of every head that shares them: dk 
 import triton
 import triton.language as tl
 
-__all__ = ["into_keys", "into_queries"]
+from sharpmax.rows.impl.triton_kernel import LN2, LOG2E, block_of
 
-_LOG2E = tl.constexpr(1.4426950408889634)
-_LN2 = tl.constexpr(0.6931471805599453)
+__all__ = ["into_keys", "into_queries"]
 
 
 @triton.jit
@@ -35,7 +34,7 @@ def _biased(t, entry, inside, gain, scale, MASK_FLOOR: tl.constexpr, GAIN: tl.co
     bias = tl.where(hidden, 0.0, entry).to(tl.float32)
     if GAIN:
         bias = bias * gain
-    return t * (scale * _LOG2E) + bias * _LOG2E, inside & ~hidden
+    return t * (scale * LOG2E) + bias * LOG2E, inside & ~hidden
 
 
 @triton.jit
@@ -46,10 +45,10 @@ def _derivative(
     if MASK == 2:
         p = tl.exp2(t - top)
     else:
-        p = tl.exp2(t * (scale * _LOG2E) - top)
+        p = tl.exp2(t * (scale * LOG2E) - top)
     if VAR:
         if MASK == 2:
-            y = t * _LN2 - mean
+            y = t * LN2 - mean
         else:
             y = t * scale - mean
         ds = p * ((c2 * y + c1) * y + c0)
@@ -184,15 +183,7 @@ def into_queries(
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """dq of a block of rows, and these rows' numbers for `into_keys`; parts, gradients and numbers are contiguous."""
-    blocks = tl.cdiv(queries, BLOCK_Q)
-    program = tl.program_id(0)
-    # Later rows see more keys under a causal limit: they start first, so that no long program starts last.
-    first = (blocks - 1 - program % blocks) * BLOCK_Q
-    lane = (program // blocks).to(tl.int64)  # (batch, key head, member of the group); every offset is 64-bit
-    member = lane % group
-    head = lane // group % heads
-    batch = lane // group // heads
-
+    first, lane, batch, head, member = block_of(queries, heads, group, CAUSAL, BLOCK_Q)
     row = first + tl.arange(0, BLOCK_Q)
     row64 = row.to(tl.int64)
     in_rows = row < queries
@@ -204,7 +195,7 @@ def into_queries(
     anchor = tl.load(anchor_ptr + at, mask=in_rows, other=0.0)
     seen = anchor != float("-inf")  # also of a NaN: such a row's gradient is NaN
     base = tl.where(seen, anchor, 0.0)
-    top = (base + tl.load(log_mass_ptr + at, mask=in_rows, other=0.0)) * _LOG2E
+    top = (base + tl.load(log_mass_ptr + at, mask=in_rows, other=0.0)) * LOG2E
     mean = base - tl.load(shortfall_ptr + at, mask=in_rows, other=0.0)
     c0 = tl.zeros([BLOCK_Q], tl.float32)
     c1 = tl.zeros([BLOCK_Q], tl.float32)
@@ -226,7 +217,7 @@ def into_queries(
         # c0 + c1·y = (c0 − c1·mean) + c1·logit: one step less for every pair.
         c0 -= c1 * mean
         if MASK == 2:
-            c1 = c1 * _LN2
+            c1 = c1 * LN2
         else:
             c1 = c1 * scale
     c0 = tl.where(seen, c0, 0.0)
@@ -293,9 +284,14 @@ def into_keys(
     """dk of a block of keys, from the numbers that `into_queries` wrote; EVEN: every block of rows is full."""
     blocks = tl.cdiv(keys, BLOCK_K)
     program = tl.program_id(0)
-    # Earlier keys are seen by more rows under a causal limit, and start first.
-    first = program % blocks * BLOCK_K
-    lane = (program // blocks).to(tl.int64)  # (batch, key head); every offset is 64-bit
+    lanes = tl.num_programs(0) // blocks
+    if CAUSAL:
+        # Earlier keys are seen by more rows: they start first in every lane.
+        first = program // lanes * BLOCK_K
+        lane = (program % lanes).to(tl.int64)  # (batch, key head); every offset is 64-bit
+    else:
+        first = program % blocks * BLOCK_K
+        lane = (program // blocks).to(tl.int64)
     head = lane % heads
     batch = lane // heads
 

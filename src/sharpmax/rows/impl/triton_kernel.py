@@ -1,15 +1,15 @@
-"""The fused kernel behind `impl='triton'`; importing this module imports triton.
+"""The fused kernels behind `impl='triton'`; importing this module imports triton.
 
-One program owns a block of query rows of one head and walks over the keys in tiles. Two ways of walking share the
-tiles:
+One program owns a block of query rows of one head and walks over the keys in tiles, in one of two ways:
 
-- *quick*, for half precision: sums of 2^x, x·2^x and x²·2^x, where x is a logit in units of ln 2 relative to a
+- `quick_parts`, for half precision: sums of 2^x, x·2^x and x²·2^x, where x is a logit in units of ln 2 relative to a
   reference that stays fixed for the row. Floating-point sums do not care how far their reference is from the maximum
   as long as nothing leaves the range of float32, so the maximum need not be known, and no sum is ever rescaled. What
-  comes out tells whether that went well: see `_sound`.
-- *careful*, for float32 and float64, and for blocks of rows in which the quick way did not go well (logits that
-  overflow, NaN, a reference far from everything a row sees): a tile's statistics are taken relative to the tile's own
-  maximum and mean, and then merged with those of the keys before it.
+  comes out tells whether that went well (`_sound`); a row in which it did not gets NaN for its anchor.
+- `careful_parts`, for float32 and float64, and afterwards for the rows that were left at NaN (logits that overflow, a
+  NaN that a row sees, a reference far from everything it sees): a tile's statistics are taken relative to the tile's
+  own maximum and mean, and then merged with those of the keys before it. It is a kernel of its own because its
+  registers would keep half of the quick one's programs off a processor.
 """
 
 # `triton.jit` is untyped, and what the annotations of a kernel mean is Triton's business.
@@ -19,7 +19,7 @@ tiles:
 import triton
 import triton.language as tl
 
-__all__ = ["MASK_ADDED", "MASK_SHOWS", "NO_MASK", "row_parts"]
+__all__ = ["LN2", "LOG2E", "MASK_ADDED", "MASK_SHOWS", "NO_MASK", "block_of", "careful_parts", "quick_parts"]
 
 NO_MASK = 0
 MASK_SHOWS = 1  # one byte per key, not 0 = visible
@@ -132,19 +132,6 @@ def _kept(x, live):
 
 
 @triton.jit
-def _mean(x, live):
-    """The softmax mean of the few logits at the start of a row: where its other logits will be measured from.
-
-    Variances come out of sums of squares, which keep their digits if the squares are those of distances from a mean.
-    """
-    top = tl.max(tl.where(live, x, float("-inf")), 1)
-    top = tl.where(top > float("-inf"), top, 0.0)
-    x = _kept(x - top[:, None], live)
-    weight = tl.exp2(x)
-    return top + tl.sum(weight * x, 1) / tl.maximum(tl.sum(weight, 1), 1.0)
-
-
-@triton.jit
 def _sound(mass):
     """Whether the sums of the quick way can be trusted.
 
@@ -197,204 +184,232 @@ def _shown(s, row_in, key, low, high, mask_at, mask_stride_k, gain,
     return s, live
 
 
-@triton.jit(do_not_specialize=["queries", "keys", "offset"])
-def row_parts(
-    q_ptr,
-    k_ptr,
-    k_desc,
-    mask_ptr,
-    gain_ptr,
-    span_ptr,
-    anchor_ptr,
-    log_mass_ptr,
-    short_ptr,
-    var_ptr,
-    q_stride_b,
-    q_stride_h,
-    q_stride_g,
-    q_stride_l,
-    q_stride_d,
-    k_stride_b,
-    k_stride_h,
-    k_stride_l,
-    k_stride_d,
-    mask_stride_b,
-    mask_stride_h,
-    mask_stride_g,
-    mask_stride_q,
-    mask_stride_k,
-    gain_stride_b,
-    gain_stride_h,
-    gain_stride_g,
-    gain_stride_q,
-    span_stride_b,
-    span_stride_e,
-    span_stride_q,
-    heads,
-    group,
-    queries,
-    keys,
-    offset,
-    scale,
-    WIDTH: tl.constexpr,
-    CAUSAL: tl.constexpr,
-    SPANS: tl.constexpr,
-    MASK: tl.constexpr,
-    MASK_FLOOR: tl.constexpr,
-    GAIN: tl.constexpr,
-    WIDEN: tl.constexpr,
-    QUICK: tl.constexpr,
-    TMA: tl.constexpr,
-    MAX: tl.constexpr,
-    VAR: tl.constexpr,
-    BLOCK_Q: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    CAREFUL_K: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    STAGES: tl.constexpr,
-):
-    """Statistics of a block of rows relative to their maximum (to their lse without MAX); outputs are contiguous.
+@triton.jit
+def _reference(q, k_at, begin, keys, k_stride_l, in_rows, in_width, low, high, mask_at, mask_stride_k, gain, scale2,
+               WIDTH: tl.constexpr, WIDEN: tl.constexpr, MASK: tl.constexpr, MASK_FLOOR: tl.constexpr,
+               GAIN: tl.constexpr, BLOCK_D: tl.constexpr):  # fmt: skip
+    """Where the quick way measures the logits of each row from: their softmax mean over sixteen keys.
 
-    Without MAX or VAR the quick way leaves out what only they need.
+    Variances come out of sums of squares, which keep their digits if the squares are those of distances from a mean.
     """
+    key = begin + tl.arange(0, 16)
+    k = _keys_at(k_at, None, 0, 0, key, begin, keys, k_stride_l, in_width,
+                 WIDTH, False, True, WIDEN, 16, BLOCK_D)  # fmt: skip
+    x, live = _shown(tl.dot(q, k, input_precision="ieee") * scale2, in_rows, key, low, high, mask_at,
+                     mask_stride_k, gain, MASK, MASK_FLOOR, GAIN, LOG2E)  # fmt: skip
+    top = tl.max(tl.where(live, x, float("-inf")), 1)
+    top = tl.where(top > float("-inf"), top, 0.0)
+    x = _kept(x - top[:, None], live)
+    weight = tl.exp2(x)
+    return top + tl.sum(weight * x, 1) / tl.maximum(tl.sum(weight, 1), 1.0)
+
+
+@triton.jit
+def block_of(queries, heads, group, CAUSAL: tl.constexpr, BLOCK_Q: tl.constexpr):
+    """Which rows a program owns: first row, and lane, batch, key head and member of its group (64-bit)."""
     blocks = tl.cdiv(queries, BLOCK_Q)
     program = tl.program_id(0)
-    lanes = tl.num_programs(0) // blocks  # (batch, key head, member of the group); every offset is 64-bit
+    lanes = tl.num_programs(0) // blocks
     if CAUSAL:
         # Later rows see more keys: they start first in every lane, so that no long program starts last.
-        first_row = (blocks - 1 - program // lanes) * BLOCK_Q
+        first = (blocks - 1 - program // lanes) * BLOCK_Q
         lane = (program % lanes).to(tl.int64)
     else:
-        first_row = program % blocks * BLOCK_Q
+        first = program % blocks * BLOCK_Q
         lane = (program // blocks).to(tl.int64)
-    member = lane % group
-    head = lane // group % heads
-    batch = lane // group // heads
-    head32 = head.to(tl.int32)
-    batch32 = batch.to(tl.int32)
+    return first, lane, lane // group // heads, lane // group % heads, lane % group
 
-    row = first_row + tl.arange(0, BLOCK_Q)
+
+@triton.jit
+def _limits(span_ptr, batch, row, in_rows, keys, offset, span_stride_b, span_stride_e, span_stride_q,
+            CAUSAL: tl.constexpr, SPANS: tl.constexpr, BLOCK_Q: tl.constexpr):  # fmt: skip
+    """The first key of each row, and the one after its last."""
+    low = tl.zeros([BLOCK_Q], tl.int32)
+    high = tl.zeros([BLOCK_Q], tl.int32) + keys
+    if CAUSAL:
+        high = tl.minimum(high, row + (offset + 1))
+    if SPANS:
+        span_at = span_ptr + batch * span_stride_b + row.to(tl.int64) * span_stride_q
+        low = tl.maximum(low, tl.load(span_at, mask=in_rows, other=0))
+        high = tl.minimum(high, tl.load(span_at + span_stride_e, mask=in_rows, other=0))
+    return low, high
+
+
+@triton.jit
+def _rows_of(mask_ptr, gain_ptr, batch, head, member, row, in_rows,
+             mask_stride_b, mask_stride_h, mask_stride_g, mask_stride_q,
+             gain_stride_b, gain_stride_h, gain_stride_g, gain_stride_q,
+             MASK: tl.constexpr, GAIN: tl.constexpr, dtype: tl.constexpr, BLOCK_Q: tl.constexpr):  # fmt: skip
+    """Where the mask of each row starts, and its gain."""
+    mask_at = mask_ptr
+    if MASK != 0:
+        mask_at = mask_ptr + batch * mask_stride_b + head * mask_stride_h + member * mask_stride_g
+        mask_at += row.to(tl.int64)[:, None] * mask_stride_q
+    gain = tl.full([BLOCK_Q], 1.0, dtype)
+    if GAIN:
+        gain_at = gain_ptr + batch * gain_stride_b + head * gain_stride_h + member * gain_stride_g
+        gain = tl.load(gain_at + row.to(tl.int64) * gain_stride_q, mask=in_rows, other=0.0).to(dtype)
+    return mask_at, gain
+
+
+@triton.jit(do_not_specialize=["queries", "keys", "offset"])
+def quick_parts(
+    q_ptr, k_ptr, k_desc, mask_ptr, gain_ptr, span_ptr, anchor_ptr, log_mass_ptr, short_ptr, var_ptr,
+    q_stride_b, q_stride_h, q_stride_g, q_stride_l, q_stride_d,
+    k_stride_b, k_stride_h, k_stride_l, k_stride_d,
+    mask_stride_b, mask_stride_h, mask_stride_g, mask_stride_q, mask_stride_k,
+    gain_stride_b, gain_stride_h, gain_stride_g, gain_stride_q,
+    span_stride_b, span_stride_e, span_stride_q,
+    heads, group, queries, keys, offset, scale,
+    WIDTH: tl.constexpr, CAUSAL: tl.constexpr, SPANS: tl.constexpr, MASK: tl.constexpr, MASK_FLOOR: tl.constexpr,
+    GAIN: tl.constexpr, WIDEN: tl.constexpr, TMA: tl.constexpr, MAX: tl.constexpr, VAR: tl.constexpr,
+    BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Statistics of a block of rows relative to their maximum (to their lse without MAX); outputs are contiguous.
+
+    What only MAX or VAR need is left out without them. The anchor of a row that needs more care is NaN.
+    """
+    first, lane, batch, head, member = block_of(queries, heads, group, CAUSAL, BLOCK_Q)
+    row = first + tl.arange(0, BLOCK_Q)
     row64 = row.to(tl.int64)
     in_rows = row < queries
     dim = tl.arange(0, BLOCK_D)
     dim64 = dim.to(tl.int64)
     in_width = dim < WIDTH
     column = tl.arange(0, BLOCK_K)
-
     q_at = q_ptr + batch * q_stride_b + head * q_stride_h + member * q_stride_g
     q_at += row64[:, None] * q_stride_l + dim64[None, :] * q_stride_d
     q = tl.load(q_at, mask=in_rows[:, None] & in_width[None, :], other=0.0)
     if WIDEN:
         q = q.to(tl.float32)
     k_at = k_ptr + batch * k_stride_b + head * k_stride_h + dim64[:, None] * k_stride_d
+    head32 = head.to(tl.int32)
+    batch32 = batch.to(tl.int32)
+    mask_at, gain = _rows_of(
+        mask_ptr, gain_ptr, batch, head, member, row, in_rows, mask_stride_b, mask_stride_h, mask_stride_g,
+        mask_stride_q, gain_stride_b, gain_stride_h, gain_stride_g, gain_stride_q, MASK, GAIN, tl.float32, BLOCK_Q,
+    )  # fmt: skip
+    low, high = _limits(span_ptr, batch, row, in_rows, keys, offset, span_stride_b, span_stride_e, span_stride_q,
+                        CAUSAL, SPANS, BLOCK_Q)  # fmt: skip
 
-    dtype: tl.constexpr = anchor_ptr.dtype.element_ty
-    mask_at = mask_ptr
-    if MASK != 0:
-        mask_at += batch * mask_stride_b + head * mask_stride_h + member * mask_stride_g
-        mask_at += row64[:, None] * mask_stride_q
-    gain = tl.full([BLOCK_Q], 1.0, dtype)
-    if GAIN:
-        gain_at = gain_ptr + batch * gain_stride_b + head * gain_stride_h + member * gain_stride_g
-        gain = tl.load(gain_at + row64 * gain_stride_q, mask=in_rows, other=0.0).to(dtype)
-
-    # A row sees keys from `low` up to `high`; the block's tiles lie between `begin` and `end`, and between `whole` and
-    # `ragged` every row sees every key.
-    low = tl.zeros([BLOCK_Q], tl.int32)
-    high = tl.zeros([BLOCK_Q], tl.int32) + keys
+    # The block's tiles lie between `begin` and `end`; between `whole` and `ragged` every row sees every key.
     begin = 0
     end = keys
     whole = 0
     ragged = keys // BLOCK_K * BLOCK_K
     if CAUSAL:
-        high = tl.minimum(high, row + (offset + 1))
-        end = tl.minimum(keys, tl.maximum(tl.minimum(first_row + BLOCK_Q, queries) + offset, 0))
-        ragged = tl.minimum(ragged, tl.maximum(first_row + offset + 1, 0) // BLOCK_K * BLOCK_K)
+        end = tl.minimum(keys, tl.maximum(tl.minimum(first + BLOCK_Q, queries) + offset, 0))
+        ragged = tl.minimum(ragged, tl.maximum(first + offset + 1, 0) // BLOCK_K * BLOCK_K)
     if SPANS:
-        span_at = span_ptr + batch * span_stride_b + row64 * span_stride_q
-        low = tl.maximum(low, tl.load(span_at, mask=in_rows, other=0))
-        high = tl.minimum(high, tl.load(span_at + span_stride_e, mask=in_rows, other=0))
         sees = in_rows & (low < high)
         begin = tl.min(tl.where(sees, low, keys), 0) // BLOCK_K * BLOCK_K
         end = tl.max(tl.where(sees, high, 0), 0)
         whole = tl.cdiv(tl.max(tl.where(in_rows, low, 0), 0), BLOCK_K) * BLOCK_K
-        whole = tl.minimum(whole, tl.cdiv(end, BLOCK_K) * BLOCK_K)
+        whole = tl.maximum(tl.minimum(whole, tl.cdiv(end, BLOCK_K) * BLOCK_K), begin)
         ragged = tl.minimum(ragged, tl.min(tl.where(in_rows, high, keys), 0) // BLOCK_K * BLOCK_K)
     if MASK != 0:
         ragged = whole
-    whole = tl.maximum(whole, begin)
     ragged = tl.maximum(ragged, whole)
 
-    doubtful = in_rows
-    if QUICK:
-        scale2 = scale * LOG2E
-        near = begin + tl.arange(0, 16)
-        k = _keys_at(k_at, k_desc, 0, 0, near, begin, keys, k_stride_l, in_width,
-                     WIDTH, False, True, WIDEN, 16, BLOCK_D)  # fmt: skip
-        x, live = _shown(tl.dot(q, k, input_precision="ieee") * scale2, in_rows, near, low, high, mask_at,
+    scale2 = scale * LOG2E
+    reference = _reference(q, k_at, begin, keys, k_stride_l, in_rows, in_width, low, high, mask_at, mask_stride_k,
+                           gain, scale2, WIDTH, WIDEN, MASK, MASK_FLOOR, GAIN, BLOCK_D)  # fmt: skip
+    mass = tl.zeros([BLOCK_Q, 8], tl.float32)
+    moment = tl.zeros([BLOCK_Q, 8], tl.float32)
+    second = tl.zeros([BLOCK_Q, 8], tl.float32)
+    peak = tl.full([BLOCK_Q, 8], float("-inf"), tl.float32)
+    blind = low >= high
+    if MASK != 0:
+        blind = row >= 0
+    for start in tl.range(whole, ragged, BLOCK_K, num_stages=STAGES):
+        k = _keys_at(k_at, k_desc, batch32, head32, start + column, start, keys, k_stride_l, in_width,
+                     WIDTH, TMA, False, WIDEN, BLOCK_K, BLOCK_D)  # fmt: skip
+        x = tl.dot(q, k, input_precision="ieee") * scale2 - reference[:, None]
+        mass, moment, second, peak = _collect(mass, moment, second, peak, x, MAX, VAR, BLOCK_Q, BLOCK_K)
+    before = (whole - begin) // BLOCK_K
+    for number in tl.range(0, before + tl.cdiv(tl.maximum(end - ragged, 0), BLOCK_K), num_stages=1):
+        start = begin + number * BLOCK_K
+        if SPANS:
+            start = tl.where(number < before, start, ragged + (number - before) * BLOCK_K)
+        else:
+            start += ragged
+        key = start + column
+        k = _keys_at(k_at, k_desc, batch32, head32, key, start, keys, k_stride_l, in_width,
+                     WIDTH, False, True, WIDEN, BLOCK_K, BLOCK_D)  # fmt: skip
+        x, live = _shown(tl.dot(q, k, input_precision="ieee") * scale2, in_rows, key, low, high, mask_at,
                          mask_stride_k, gain, MASK, MASK_FLOOR, GAIN, LOG2E)  # fmt: skip
-        reference = _mean(x, live)
-        mass = tl.zeros([BLOCK_Q, 8], dtype)
-        first = tl.zeros([BLOCK_Q, 8], dtype)
-        second = tl.zeros([BLOCK_Q, 8], dtype)
-        peak = tl.full([BLOCK_Q, 8], float("-inf"), dtype)
-        blind = in_rows & (ragged <= whole)
-        for start in tl.range(whole, ragged, BLOCK_K, num_stages=STAGES):
-            k = _keys_at(k_at, k_desc, batch32, head32, start + column, start, keys, k_stride_l, in_width,
-                         WIDTH, TMA, False, WIDEN, BLOCK_K, BLOCK_D)  # fmt: skip
-            x = tl.dot(q, k, input_precision="ieee") * scale2 - reference[:, None]
-            mass, first, second, peak = _collect(mass, first, second, peak, x, MAX, VAR, BLOCK_Q, BLOCK_K)
-        before = (whole - begin) // BLOCK_K
-        for number in tl.range(0, before + tl.cdiv(tl.maximum(end - ragged, 0), BLOCK_K), num_stages=1):
-            start = tl.where(number < before, begin + number * BLOCK_K, ragged + (number - before) * BLOCK_K)
-            key = start + column
-            k = _keys_at(k_at, k_desc, batch32, head32, key, start, keys, k_stride_l, in_width,
-                         WIDTH, TMA, True, WIDEN, BLOCK_K, BLOCK_D)  # fmt: skip
-            x, live = _shown(tl.dot(q, k, input_precision="ieee") * scale2, in_rows, key, low, high, mask_at,
-                             mask_stride_k, gain, MASK, MASK_FLOOR, GAIN, LOG2E)  # fmt: skip
+        if MASK != 0:
             blind = blind & (tl.max(live.to(tl.int32), 1) == 0)
-            x = _kept(x - reference[:, None], live)
-            mass, first, second, peak = _collect(mass, first, second, peak, x, MAX, VAR, BLOCK_Q, BLOCK_K)
-        total = tl.sum(mass, 1)
-        sound = _sound(total)
-        doubtful = in_rows & ~blind & ~sound
-        total = tl.where(sound, total, 1.0)
-        mean = tl.sum(first, 1) / total
-        log_total = tl.log2(total)
-        base = log_total
-        if MAX:
-            base = tl.max(peak, 1)
-        anchor = tl.where(blind, float("-inf"), (reference + base) * LN2)
-        log_mass = tl.where(blind, 0.0, tl.maximum((log_total - base) * LN2, 0.0))
-        short = tl.where(blind, 0.0, tl.maximum((base - mean) * LN2, 0.0))
-        var = tl.zeros([BLOCK_Q], dtype)
-        if VAR:
-            var = tl.where(blind, 0.0, tl.maximum(tl.sum(second, 1) / total - mean * mean, 0.0) * (LN2 * LN2))
-        # Each row has one writer, or two would race; and a row of NaN changes no bit of its neighbours.
-        settled = in_rows & ~doubtful
-        out = lane * queries + row64
-        tl.store(anchor_ptr + out, anchor, mask=settled)
-        tl.store(log_mass_ptr + out, log_mass, mask=settled)
-        tl.store(short_ptr + out, short, mask=settled)
-        tl.store(var_ptr + out, var, mask=settled)
-    if tl.max(doubtful.to(tl.int32), 0) > 0:
-        _careful(
-            q, k_at, k_desc, mask_at, gain, anchor_ptr, log_mass_ptr, short_ptr, var_ptr, lane * queries + row64,
-            k_stride_l, mask_stride_k, keys, scale, doubtful, in_width, low, high, begin, end,
-            WIDTH, MASK, MASK_FLOOR, GAIN, WIDEN, BLOCK_Q, CAREFUL_K, BLOCK_D,
-        )  # fmt: skip
+        x = _kept(x - reference[:, None], live)
+        mass, moment, second, peak = _collect(mass, moment, second, peak, x, MAX, VAR, BLOCK_Q, BLOCK_K)
+
+    total = tl.sum(mass, 1)
+    sound = _sound(total)
+    total = tl.where(sound, total, 1.0)
+    mean = tl.sum(moment, 1) / total
+    log_total = tl.log2(total)
+    base = log_total
+    if MAX:
+        base = tl.max(peak, 1)
+    var = tl.zeros([BLOCK_Q], tl.float32)
+    if VAR:
+        var = tl.maximum(tl.sum(second, 1) / total - mean * mean, 0.0) * (LN2 * LN2)
+    anchor = tl.where(sound, (reference + base) * LN2, float("nan"))
+    out = lane * queries + row64
+    tl.store(anchor_ptr + out, tl.where(blind, float("-inf"), anchor), mask=in_rows)
+    tl.store(log_mass_ptr + out, tl.where(blind, 0.0, tl.maximum((log_total - base) * LN2, 0.0)), mask=in_rows)
+    tl.store(short_ptr + out, tl.where(blind, 0.0, tl.maximum((base - mean) * LN2, 0.0)), mask=in_rows)
+    tl.store(var_ptr + out, tl.where(blind, 0.0, var), mask=in_rows)
 
 
-@triton.jit
-def _careful(
-    q, k_at, k_desc, mask_at, gain, anchor_ptr, log_mass_ptr, short_ptr, var_ptr, out,
-    k_stride_l, mask_stride_k, keys, scale, wanted, in_width, low, high, begin, end,
-    WIDTH: tl.constexpr, MASK: tl.constexpr, MASK_FLOOR: tl.constexpr, GAIN: tl.constexpr, WIDEN: tl.constexpr,
+@triton.jit(do_not_specialize=["queries", "keys", "offset"])
+def careful_parts(
+    q_ptr, k_ptr, mask_ptr, gain_ptr, span_ptr, anchor_ptr, log_mass_ptr, short_ptr, var_ptr,
+    q_stride_b, q_stride_h, q_stride_g, q_stride_l, q_stride_d,
+    k_stride_b, k_stride_h, k_stride_l, k_stride_d,
+    mask_stride_b, mask_stride_h, mask_stride_g, mask_stride_q, mask_stride_k,
+    gain_stride_b, gain_stride_h, gain_stride_g, gain_stride_q,
+    span_stride_b, span_stride_e, span_stride_q,
+    heads, group, queries, keys, offset, scale,
+    WIDTH: tl.constexpr, CAUSAL: tl.constexpr, SPANS: tl.constexpr, MASK: tl.constexpr, MASK_FLOOR: tl.constexpr,
+    GAIN: tl.constexpr, WIDEN: tl.constexpr, AFTER_QUICK: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """The careful way over all keys of the wanted rows of a block, and what it found into memory."""
-    dtype: tl.constexpr = anchor_ptr.dtype.element_ty
+    """Statistics of a block of rows relative to their maximum; AFTER_QUICK: of those whose anchor is NaN so far."""
+    first, lane, batch, head, member = block_of(queries, heads, group, CAUSAL, BLOCK_Q)
+    row = first + tl.arange(0, BLOCK_Q)
+    row64 = row.to(tl.int64)
+    wanted = row < queries
+    out = lane * queries + row64
+    if AFTER_QUICK:
+        anchor = tl.load(anchor_ptr + out, mask=wanted, other=0.0)
+        # A NaN is the one number that differs from itself. Each row has one writer, and a row of NaN changes no bit
+        # of its neighbours.
+        wanted = wanted & (anchor != anchor)
+        if tl.max(wanted.to(tl.int32), 0) == 0:
+            return
+
+    dim = tl.arange(0, BLOCK_D)
+    dim64 = dim.to(tl.int64)
+    in_width = dim < WIDTH
     column = tl.arange(0, BLOCK_K)
+    q_at = q_ptr + batch * q_stride_b + head * q_stride_h + member * q_stride_g
+    q_at += row64[:, None] * q_stride_l + dim64[None, :] * q_stride_d
+    q = tl.load(q_at, mask=wanted[:, None] & in_width[None, :], other=0.0)
+    if WIDEN:
+        q = q.to(tl.float32)
+    k_at = k_ptr + batch * k_stride_b + head * k_stride_h + dim64[:, None] * k_stride_d
+    dtype: tl.constexpr = anchor_ptr.dtype.element_ty
+    mask_at, gain = _rows_of(
+        mask_ptr, gain_ptr, batch, head, member, row, wanted, mask_stride_b, mask_stride_h, mask_stride_g,
+        mask_stride_q, gain_stride_b, gain_stride_h, gain_stride_g, gain_stride_q, MASK, GAIN, dtype, BLOCK_Q,
+    )  # fmt: skip
+    low, high = _limits(span_ptr, batch, row, wanted, keys, offset, span_stride_b, span_stride_e, span_stride_q,
+                        CAUSAL, SPANS, BLOCK_Q)  # fmt: skip
+    sees = wanted & (low < high)
+    begin = tl.min(tl.where(sees, low, keys), 0) // BLOCK_K * BLOCK_K
+    end = tl.max(tl.where(sees, high, 0), 0)
+
     peak = tl.full([BLOCK_Q], float("-inf"), dtype)
     rest = tl.zeros([BLOCK_Q], dtype)
     rest_lost = tl.zeros([BLOCK_Q], dtype)
@@ -405,7 +420,7 @@ def _careful(
     bad = tl.zeros([BLOCK_Q], tl.int32)
     for start in range(begin, end, BLOCK_K):
         key = start + column
-        k = _keys_at(k_at, k_desc, 0, 0, key, start, keys, k_stride_l, in_width,
+        k = _keys_at(k_at, None, 0, 0, key, start, keys, k_stride_l, in_width,
                      WIDTH, False, True, WIDEN, BLOCK_K, BLOCK_D)  # fmt: skip
         # "ieee": TF32 would round float32 inputs to 10 bits.
         s, live = _shown(tl.dot(q, k, input_precision="ieee") * scale, wanted, key, low, high, mask_at,
