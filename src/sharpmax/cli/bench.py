@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from sharpmax.cli.terminal import out_folder, print_table, progress, say, wrote
-from sharpmax.errors import UnsupportedError, reject
+from sharpmax.errors import reject
 
 __all__ = ["add_to", "bench"]
 
@@ -30,12 +30,15 @@ def bench(
     ] = None,
     repeat: Annotated[
         int | None,
-        typer.Option(help="Rounds; each runs every case once. 5, with --probe 3, --monitor 12.", show_default=False),
+        typer.Option(
+            help="Rounds; each runs every case once. 5, with --gpu 20, --probe 3, --monitor 12.", show_default=False
+        ),
     ] = None,
     length: Annotated[
         int | None,
         typer.Option(
-            help="Queries and keys. 16384, with --probe 8192, --monitor 2048: targets are judged there.",
+            help="Queries and keys. 16384, with --probe 8192, --monitor 2048: targets are judged there. With --gpu "
+            "less scales every shape down.",
             show_default=False,
         ),
     ] = None,
@@ -49,6 +52,7 @@ def bench(
     A case that disagrees with the float64 reference gets no speed, and the exit code is then 1. With --probe, the same
     for a model that is watched, next to the model as it comes, and with the memory of both. With --monitor: false
     alarms on fresh prompts, wrong answers told from right ones next to the model's own confidence, and time per token.
+    With --gpu: statistics, attention, training step and decode next to the fastest stock kernel; writes a figure too.
     """
     if monitor:
         if probe:
@@ -58,7 +62,12 @@ def bench(
         bench_monitor(device=device, dtype=dtype, limit=limit, repeat=repeat, length=length, seed=seed, out=out)
         return
     if not cpu:
-        raise UnsupportedError("--gpu: measuring on a GPU is not there yet; use --cpu")
+        if probe:
+            reject("--probe", "both --probe and --gpu", "one of the two")
+        from sharpmax.cli.bench_gpu import bench_gpu
+
+        bench_gpu(repeat=repeat, length=length, seed=seed, out=out)
+        return
     from sharpmax.experiments import cpu_bench, probe_bench
     from sharpmax.experiments.provenance import typed
     from sharpmax.experiments.results import collect

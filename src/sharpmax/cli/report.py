@@ -23,7 +23,9 @@ def add_to(app: typer.Typer) -> None:
 
 
 def report(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder with a results.json.")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Folder with a results.json, or a file of sharpmax bench --gpu.")
+    ],
     other: Annotated[
         Path | None, typer.Argument(metavar="OTHER", help="A second one, to compare with: both of sharpmax probe.")
     ] = None,
@@ -43,6 +45,12 @@ def report(
 def draw_saved(path: Path, out: Path | None = None) -> list[Path]:
     """Draw everything that saved results (a folder or its results.json) allow, beside them; the page comes last."""
     from sharpmax.experiments.results import load
+    from sharpmax.report.gpu.entries import holds_entries, read_entries
+
+    if holds_entries(path):
+        from sharpmax.report.gpu.bars import draw_bars
+
+        return [draw_bars(read_entries(path), (out or path.parent) / f"{path.stem}.svg")]
 
     results = load(path)
     return _drawn(results.command, results.provenance, results.tables, out or _folder_of(path))

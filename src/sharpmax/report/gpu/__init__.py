@@ -1,0 +1,1 @@
+"""What `sharpmax bench --gpu` found, told from its saved file alone."""

@@ -1,0 +1,125 @@
+"""What is told of the GPU benchmark: verdicts from unrounded numbers, a figure and tables from the file alone."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sharpmax.errors import FileFormatError
+from sharpmax.report.gpu.bars import draw_bars
+from sharpmax.report.gpu.cells import columns, rows, target_rows
+from sharpmax.report.gpu.entries import holds_entries, read_entries
+from sharpmax.report.gpu.page import BEGIN, END, main, page_tables, with_tables
+from sharpmax.report.gpu.verdicts import verdicts
+from tests.report.gpu_entries import entries, entry
+
+
+def saved(folder: Path, body: Any) -> Path:
+    path = folder / "h200.json"
+    path.write_text(json.dumps(body), encoding="utf-8")
+    return path
+
+
+def test_verdicts_go_by_the_cases_that_count() -> None:
+    found = {(one.kind, one.what): (one.value, one.reached) for one in verdicts(entries())}
+    assert found == {
+        ("stats", "× stock, mean of 2 cases"): (0.62, True),
+        ("attention", "× stock, mean of 2 cases"): (1.6, True),
+        ("attention", "× stock, largest of 2 cases"): (1.7, True),
+        ("attention", "extra bytes per query row, largest of 2 cases"): (33.25, False),
+        ("train", "× stock, mean of 2 cases"): (None, False),
+        ("decode", "× stock, mean of 1 cases"): (1.1203, False),
+    }
+
+
+def test_a_miss_never_looks_like_a_hit() -> None:
+    (row,) = target_rows([entry("decode", "x", 1.1203)])
+    assert row[2:] == ["1.121", "≤ 1.12", "missed"]
+    assert rows([entry("decode", "x", 1.1203)], "decode")[0][4] == "1.13"
+    (close,) = target_rows([entry("decode", "x", 1.12)])
+    assert close[2:] == ["1.120", "≤ 1.12", "reached"]
+
+
+def test_small_shapes_are_not_judged() -> None:
+    assert {one.reached for one in verdicts([one | {"full_size": False} for one in entries()])} == {None}
+
+
+def test_memory_that_is_not_known_is_not_judged() -> None:
+    found = verdicts([entry("attention", "one", 1.5, extra_bytes_per_row=None)])
+    assert [one.reached for one in found] == [True, True, None]
+
+
+def test_a_wrong_case_shows_no_number() -> None:
+    wrong, right = rows(entries(), "train")
+    assert wrong == ["one", "disagrees", "–", "–", "–", "–", "–", "–", "10.00"]
+    assert right == ["two", "3.600", "2.000", "cuDNN", "1.80", "–", "612", "12.0", "0.50"]
+    (failed,) = rows([entry("decode", "x", None, problem="no memory", errors={})], "decode")
+    assert failed[1:] == ["fails", "–", "–", "–", "1.03", "–", "–", "–"]
+    nan = entry("train", "x", None, errors={"dq": {"ours": None, "allowed": 1.0}})
+    assert rows([nan], "train")[0][-1] == "not finite"
+    assert len(columns("decode")) == len(failed)
+
+
+def test_the_figure_says_everything(tmp_path: Path) -> None:
+    path = draw_bars(read_entries(saved(tmp_path, entries())), tmp_path / "h200.svg")
+    svg = path.read_text(encoding="utf-8")
+    comments = {node.strip() for node in svg.replace("<!--", "\0").replace("-->", "\0").split("\0")[1::2]}
+    for words in (
+        "Sharp attention next to stock attention on NVIDIA H200, bfloat16",
+        "Training step (forward and backward)",
+        "floor 1.5×",
+        "target of the mean 1.62×",
+        "not correct: no speed",
+        "long *",
+        "1.70×",
+        "time in times of the fastest stock kernel of the same run (less is better)",
+    ):
+        assert words in comments, words
+    assert "<!-- Medians of 20 rounds" in svg
+    # An own white ground: readable on a dark page.
+    assert "fill: #ffffff" in svg
+    ET.fromstring(svg)
+    again = draw_bars(read_entries(tmp_path / "h200.json"), tmp_path / "again.svg")
+    assert again.read_text(encoding="utf-8") == svg
+
+
+def test_tables_find_their_place_on_a_page(tmp_path: Path) -> None:
+    page = tmp_path / "gpu.md"
+    page.write_text(f"# GPU\n\n{BEGIN}\nold\n{END}\n\nmore\n", encoding="utf-8")
+    main([str(saved(tmp_path, entries())), str(page)])
+    text = page.read_text(encoding="utf-8")
+    assert text == with_tables(text, page_tables(entries(), "h200.svg"))
+    assert "old" not in text
+    assert "(h200.svg)" in text
+    assert text.endswith(f"{END}\n\nmore\n")
+    assert "| attention | × stock, mean of 2 cases | 1.600 | ≤ 1.62 | reached |" in text
+    assert "| long \\* | 6.000 | 2.000 | cuDNN | 3.00 | 1.50 | 612 | 12.0 | 0.50 |" in text
+    assert "NVIDIA H200, torch 2.11.0, Triton 3.6.0, commit abc" in text
+    with pytest.raises(FileFormatError, match="no place for tables"):
+        with_tables("# GPU\n", "")
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"schema": 1}, "not a list"),
+        ([], "not a list"),
+        ([{"kind": "stats"}], "has no"),
+        ([entry("stats", "x", 0.5) | {"kind": "speed"}], "kind 'speed'"),
+    ],
+)
+def test_other_files_are_refused(body: Any, words: str, tmp_path: Path) -> None:
+    with pytest.raises(FileFormatError, match=words):
+        read_entries(saved(tmp_path, body))
+
+
+def test_files_of_entries_are_told_from_others(tmp_path: Path) -> None:
+    assert holds_entries(saved(tmp_path, entries()))
+    assert not holds_entries(saved(tmp_path, {"schema": 1}))
+    assert not holds_entries(tmp_path)
+    with pytest.raises(FileFormatError, match="cannot be read"):
+        read_entries(tmp_path / "none.json")

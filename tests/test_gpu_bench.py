@@ -1,0 +1,52 @@
+"""The GPU benchmark on a GPU, at a fraction of its size: every case is right, and time and memory are the device's."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from sharpmax.experiments.gpu_bench.clock import peak_bytes, spent
+from sharpmax.experiments.gpu_bench.decoding import can_decode
+from sharpmax.experiments.gpu_bench.run import gpu_entries
+from sharpmax.report.gpu.verdicts import verdicts
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; run by `make test-gpu` on one"),
+]
+
+GPU = torch.device("cuda")
+
+
+def test_every_case_is_right_and_gets_its_numbers() -> None:
+    entries = gpu_entries(GPU, length=1024, repeat=2)
+    assert len(entries) == (31 if can_decode() else 26)
+    for one in entries:
+        name = f"{one['kind']} {one['case']}: {one['problem']}, {one['errors']}"
+        assert one["agrees"], name
+        assert one["ratio"] > 0, name
+        assert one["extra_bytes_per_row"] is not None, name
+        assert one["stock_backend"].partition(",")[0] in ("cuDNN", "flash", "efficient")
+    assert {one.reached for one in verdicts(entries)} == {None}
+
+
+def test_the_device_is_timed_and_not_python() -> None:
+    x = torch.randn(4096, 4096, device=GPU, dtype=torch.bfloat16)
+
+    def products() -> None:
+        for _ in range(20):
+            torch.mm(x, x)
+
+    products()
+    taken = spent(products, GPU)
+    assert taken.host_ms < taken.device_ms
+
+
+def test_memory_is_what_a_call_holds_at_most() -> None:
+    def call() -> torch.Tensor:
+        first = torch.zeros(1 << 26, dtype=torch.uint8, device=GPU)
+        second = torch.zeros(1 << 27, dtype=torch.uint8, device=GPU)
+        del first
+        return second
+
+    assert peak_bytes(call, GPU) == (1 << 26) + (1 << 27)
