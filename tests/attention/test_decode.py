@@ -3,7 +3,6 @@
 import math
 import os
 from dataclasses import dataclass
-from typing import Any
 
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
@@ -29,6 +28,8 @@ INTERPRETED = os.environ["TRITON_INTERPRET"] == "1"
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
 HALF, BRAIN, SINGLE, DOUBLE = torch.float16, torch.bfloat16, torch.float32, torch.float64
 CLOSE = {HALF: 2e-3, BRAIN: 1.6e-2, SINGLE: 3e-5}
+
+Triple = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 needs_gpu = pytest.mark.skipif(INTERPRETED, reason="needs a GPU")
 
@@ -57,7 +58,7 @@ def randn(*shape, seed=0, dtype=SINGLE, size=1.0):
 
 def tensors(
     batch=1, heads=4, key_heads=2, queries=1, keys=70, width=16, value_width=None, dtype=SINGLE, size=2.0
-) -> Any:
+) -> Triple:
     return (
         randn(batch, heads, queries, width, seed=1, dtype=dtype, size=size),
         randn(batch, key_heads, keys, width, seed=2, dtype=dtype),

@@ -2,6 +2,7 @@
 
 import math
 import os
+from typing import Any
 
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
@@ -12,7 +13,7 @@ from sharpmax.attention.kernels.sharpen import plain_scaled, scale_op, scale_row
 from sharpmax.attention.sharp import scaled_queries
 from sharpmax.errors import ArgumentError, UnsupportedError
 from sharpmax.policies import PAPER, Constant, Curve, EntropyTarget, LogLength, LogLinear, PerHead, Polynomial
-from sharpmax.policies.closed_form import closed_form
+from sharpmax.policies import closed_form as forms
 from sharpmax.rows.layout import Parts
 from sharpmax.rows.stats import RowStats
 
@@ -31,6 +32,12 @@ HALF, BRAIN, SINGLE, DOUBLE = torch.float16, torch.bfloat16, torch.float32, torc
 def randn(*shape, seed=0, dtype=SINGLE):
     rng = torch.Generator().manual_seed(seed)
     return torch.randn(shape, generator=rng, dtype=DOUBLE).to(dtype).to(DEVICE)
+
+
+def closed_form(policies) -> Any:
+    form = forms.closed_form(policies)
+    assert form is not None
+    return form
 
 
 def assert_same(got, want):
@@ -88,7 +95,7 @@ def test_beta_is_the_policy_s(policies, counted):
     heads, queries, keys, offset = len(MIXED), 9, 8, -2
     count, parts = statistics(2, heads, queries, keys, offset)
     q = randn(2, heads, queries, 20, seed=2)
-    given = (count, 0, None) if counted else (None, keys, offset)
+    given: tuple[Any, Any, Any] = (count, 0, None) if counted else (None, keys, offset)
     scaled, beta = sharpen_rows(q, parts, *given, closed_form(policies))
     want = expected(policies, count, parts)
     assert torch.equal(beta.isnan(), want.isnan())
