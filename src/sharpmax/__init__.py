@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from sharpmax import policies as policies
     from sharpmax import theory as theory
     from sharpmax.attention import attention as attention
+    from sharpmax.attention import decode as decode
     from sharpmax.attention import entropy as entropy
     from sharpmax.attention import normalisers as normalisers
     from sharpmax.attention import softmax as softmax
@@ -35,6 +36,7 @@ _homes = {
     "attention": "sharpmax.attention.sharp",
     "calibrate": "sharpmax.calibrate.calibration",
     "capture": "sharpmax.probe.capture:capture",
+    "decode": "sharpmax.attention.decode:decode",
     "entropy": "sharpmax.attention.dense",
     "fold": "sharpmax.hf",
     "horizon": "sharpmax.theory",
@@ -55,6 +57,7 @@ __all__ = [
     "attention",
     "calibrate",
     "capture",
+    "decode",
     "entropy",
     "fold",
     "horizon",

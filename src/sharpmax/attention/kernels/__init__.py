@@ -1,0 +1,1 @@
+"""Triton kernels of sharp attention beyond the statistics, and the operators around them."""

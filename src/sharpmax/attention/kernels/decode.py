@@ -1,0 +1,375 @@
+"""Decoding on a GPU: how the work is cut, the launches, and the operators that compilers see."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import math
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from sharpmax.attention.kernels.tables import Table, table_of
+from sharpmax.rows.impl.triton import _interpreted, _mask_for_kernel, _strides, available
+
+__all__ = [
+    "Cache",
+    "Plan",
+    "Tile",
+    "decode_op",
+    "logits_of",
+    "measure_op",
+    "obstacle",
+    "plan_for",
+    "rows_of",
+    "values_of",
+    "values_op",
+]
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+WIDEST = 256
+_MOST_SPLITS = 128
+_ROWS = 32
+_RESIDENT = 4  # programs that fit on a processor side by side
+_ALIGNED = 64
+
+
+class Tile(NamedTuple):
+    """Keys per tile, parts the keys are cut into, warps and pipeline stages."""
+
+    keys: int
+    splits: int
+    warps: int
+    stages: int
+
+
+class Plan(NamedTuple):
+    """How the two passes over a cache are cut."""
+
+    logits: Tile
+    values: Tile
+
+
+@dataclass(frozen=True, eq=False)
+class Cache:
+    """Keys `[B, Hkv, Lk, D]` (or pages `[pages, page_size, Hkv, D]` with `pages` `[B, n]`) and how many are filled."""
+
+    lengths: Tensor | None
+    pages: Tensor | None
+
+    def batch_heads_keys(self, x: Tensor) -> tuple[int, int, int]:
+        """Sequences, key heads and the most keys of a sequence, given the keys or the values."""
+        if self.pages is None:
+            return x.shape[0], x.shape[1], x.shape[2]
+        return self.pages.shape[0], x.shape[2], self.pages.shape[1] * x.shape[1]
+
+    def strides(self, x: Tensor) -> tuple[int, ...]:
+        """Strides of sequence or page, head, key and width."""
+        if self.pages is None:
+            return x.stride()
+        page, slot, head, width = x.stride()
+        return page, head, slot, width
+
+    def page_size(self, x: Tensor) -> int:
+        """Keys per page; 0 for a contiguous cache."""
+        return 0 if self.pages is None else x.shape[1]
+
+    @property
+    def pages_stride(self) -> int:
+        """From one sequence's pages to the next one's."""
+        return 0 if self.pages is None else self.pages.stride(0)
+
+
+def obstacle(q: Tensor, v: Tensor) -> str | None:
+    """Return None if the kernels can serve these tensors, else one line that says why not."""
+    if reason := available(q.device):
+        return reason
+    if q.dtype not in DTYPES:
+        return f"q is {q.dtype}, and the kernel takes {', '.join(map(str, DTYPES))}"
+    width = max(q.shape[-1], v.shape[-1])
+    if width > WIDEST:
+        return f"the head size is {width}, and the kernel takes 1 to {WIDEST}"
+    return None
+
+
+@functools.cache
+def _processors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
+
+
+def _splits(programs: int, keys: int, tile: int, slots: int) -> int:
+    """Parts to cut each sequence into so that all programs together fill the device evenly.
+
+    It depends on shapes alone, never on how many keys are filled: a captured graph serves every length.
+    """
+    most = max(1, min(_MOST_SPLITS, keys // (4 * tile)))
+    best, found = 0.0, 1
+    for splits in range(1, most + 1):
+        waves = programs * splits / slots
+        filled = waves / math.ceil(waves)
+        # More parts cost a little each: only a gain beyond that counts.
+        if filled > best + 0.03:
+            best, found = filled, splits
+    return found
+
+
+@functools.lru_cache(1024)
+def plan_for(device: torch.device, itemsize: int, pairs: int, rows: int, keys: int, width: int) -> Plan:
+    """Tiles and splits for this many (sequence, key head) pairs of this many rows."""
+    line = itemsize * _power(width, 16)
+    # Tensor cores of Hopper take 64 keys at a time; wide lines have fewer of them in flight, float32 has none.
+    size, stages = (64, 3) if line <= 256 else (64, 2) if itemsize == 2 else (32 if line <= 512 else 16, 2)
+    programs = pairs * -(-rows // _block_of(rows))
+    splits = _splits(programs, keys, size, _RESIDENT * _processors(device))
+    return Plan(Tile(size, splits, 4, stages), Tile(size, splits, 4, stages))
+
+
+def _power(n: int, least: int) -> int:
+    return max(least, 1 << (n - 1).bit_length())
+
+
+def _block_of(rows: int) -> int:
+    return min(_ROWS, _power(rows, 16))
+
+
+class Kept(NamedTuple):
+    """Logits `[pairs, rows, keys]` (the keys padded) and the statistics of their parts."""
+
+    logits: Tensor
+    parts: Tensor
+
+
+def _on(x: Tensor) -> Any:
+    return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
+
+
+def _kernels() -> Any:
+    return importlib.import_module("sharpmax.attention.kernels.decode_kernel")
+
+
+def logits_of(
+    q: Tensor, k: Tensor, cache: Cache, mask: Tensor | None, scale: float, tile: Tile, with_var: bool, whole: bool
+) -> Kept:
+    """Logits of every row and the statistics of each part; `whole` fills what lies beyond the lengths with −inf."""
+    kernels = _kernels()
+    batch, heads, keys = cache.batch_heads_keys(k)
+    queries, width = q.shape[2:]
+    group = q.shape[1] // heads
+    rows, pairs = group * queries, batch * heads
+    pitch = -(-keys // _ALIGNED) * _ALIGNED
+    logits = torch.empty((pairs, rows, pitch), dtype=torch.float32, device=q.device)
+    if whole:
+        logits.fill_(-torch.inf)
+    parts = torch.empty((pairs, kernels.FIELDS, tile.splits, rows), dtype=torch.float32, device=q.device)
+    entries, kind, floor = _mask_for_kernel(mask, kernels_of_rows())
+    block = _block_of(rows)
+    with _on(q):
+        kernels.decode_logits[(pairs * tile.splits * -(-rows // block),)](
+            q, k, entries, cache.lengths, cache.pages, logits, parts,
+            *q.stride(), *cache.strides(k), *_strides(entries, *q.shape[:3], keys), cache.pages_stride, pitch,
+            heads, keys, tile.splits, scale,
+            GROUP=group, QUERIES=queries, WIDTH=width, PAGE=cache.page_size(k), LENGTHS=cache.lengths is not None,
+            MASK=kind, MASK_FLOOR=floor, VAR=with_var, WIDEN=_widened(q), BLOCK_R=block, BLOCK_K=tile.keys,
+            BLOCK_D=_power(width, 16), num_warps=tile.warps, num_stages=tile.stages,
+        )  # fmt: skip
+    return Kept(logits, parts)
+
+
+def kernels_of_rows() -> Any:
+    """The module that names the kinds of masks."""
+    return importlib.import_module("sharpmax.rows.impl.triton_kernel")
+
+
+def _widened(x: Tensor) -> bool:
+    """The interpreter keeps bfloat16 as 16-bit integers, and its dot multiplies those."""
+    return x.dtype == torch.bfloat16 and _interpreted()
+
+
+class Rows(NamedTuple):
+    """β and the statistics of every row, `[B, H, Lq]`; None where not asked for."""
+
+    beta: Tensor | None
+    visible: Tensor | None = None
+    peak: Tensor | None = None
+    log_mass: Tensor | None = None
+    shortfall: Tensor | None = None
+    var: Tensor | None = None
+
+
+def rows_of(
+    kept: Kept, table: Table | None, cache: Cache, shape: tuple[int, int, int], heads: int, keys: int,
+    masked: bool, with_var: bool, with_stats: bool,
+) -> Rows:  # fmt: skip
+    """Merged statistics and β of each row; rows `shape` = (batch, query heads, queries)."""
+    kernels = _kernels()
+    device = kept.logits.device
+    form = None if table is None else table.form
+
+    def rows(dtype: torch.dtype, wanted: bool) -> Tensor | None:
+        return torch.empty(shape, dtype=dtype, device=device) if wanted else None
+
+    beta = rows(torch.float32, form is not None)
+    count = rows(torch.int64, with_stats)
+    floats = [rows(torch.float32, with_stats) for _ in range(4)]
+    parts = kept.parts.shape[2]
+    with _on(kept.logits):
+        kernels.decode_rows[(math.prod(shape),)](
+            kept.logits, kept.parts, None if table is None else table.values, cache.lengths, beta, count, *floats,
+            kept.logits.shape[2], 0 if table is None else table.stride, heads, keys, parts,
+            GROUP=shape[1] // heads, QUERIES=shape[2], LENGTHS=cache.lengths is not None, COUNTED=masked,
+            VAR=with_var, STATS=with_stats, FORMS=0 if form is None else form.bits,
+            TERMS=0 if form is None else form.terms, SEGMENTS=0 if form is None else form.segments,
+            PARTS=_power(parts, 1), BLOCK_K=64 if _interpreted() else 4096, num_warps=8,
+        )  # fmt: skip
+    return Rows(beta, count, *floats)
+
+
+def values_of(
+    kept: Kept, table: Table | None, beta: Tensor | None, v: Tensor, cache: Cache, shape: tuple[int, int, int],
+    tile: Tile, masked: bool, alike: bool, with_var: bool,
+) -> Tensor:  # fmt: skip
+    """The output `[B, H, Lq, Dv]`; β is given, or computed from the table."""
+    kernels = _kernels()
+    _, heads, keys = cache.batch_heads_keys(v)
+    batch, query_heads, queries = shape
+    width, pairs, rows = v.shape[-1], batch * heads, query_heads // heads * queries
+    block, parts = _block_of(rows), kept.parts.shape[2]
+    out = torch.empty((*shape, width), dtype=v.dtype, device=v.device)
+    sums, masses = out, None
+    if tile.splits > 1:
+        sums = torch.empty((pairs, tile.splits, rows, width), dtype=torch.float32, device=v.device)
+        masses = torch.empty((pairs, tile.splits, rows), dtype=torch.float32, device=v.device)
+    form = None if table is None else table.form
+    # 0: every filled key is seen by all rows; 1: a mask hides, from all rows alike; 2: it hides from some; 3: nothing
+    # hides, but the newest keys are seen by the newest rows alone.
+    visibility = (1 if alike else 2) if masked else (0 if queries == 1 else 3)
+    with _on(v):
+        kernels.decode_values[(pairs * tile.splits * -(-rows // block),)](
+            kept.logits, kept.parts, None if table is None else table.values, beta, v, cache.lengths, cache.pages,
+            sums, masses, *cache.strides(v), cache.pages_stride, kept.logits.shape[2],
+            0 if table is None else table.stride, heads, keys, parts, tile.splits,
+            GROUP=query_heads // heads, QUERIES=queries, WIDTH=width, PAGE=cache.page_size(v),
+            LENGTHS=cache.lengths is not None, COUNTED=masked, VAR=with_var and beta is None,
+            GIVEN=beta is not None, FORMS=0 if form is None else form.bits, TERMS=0 if form is None else form.terms,
+            SEGMENTS=0 if form is None else form.segments, VISIBILITY=visibility, FINAL=tile.splits == 1,
+            WIDEN=_widened(v), PARTS=_power(parts, 1), BLOCK_R=block, BLOCK_K=tile.keys, BLOCK_D=_power(width, 16),
+            num_warps=tile.warps, num_stages=tile.stages,
+        )  # fmt: skip
+        if tile.splits > 1:
+            step = min(32, _power(width, 16))
+            kernels.decode_sum[(pairs * rows, -(-width // step))](
+                sums, masses, out, tile.splits, ROWS=rows, WIDTH=width, SPLITS=_power(tile.splits, 1), BLOCK_D=step,
+                num_warps=4,
+            )  # fmt: skip
+    return out
+
+
+def _plan(q: Tensor, k: Tensor, v: Tensor, cache: Cache) -> Plan:
+    batch, heads, keys = cache.batch_heads_keys(k)
+    rows = q.shape[1] // heads * q.shape[2]
+    return plan_for(q.device, q.element_size(), batch * heads, rows, keys, max(q.shape[-1], v.shape[-1]))
+
+
+def _alike(mask: Tensor | None, queries: int) -> bool:
+    """Whether all rows of a key head see the same keys, which the strides of the mask tell."""
+    return mask is None or (queries == 1 and (mask.shape[1] == 1 or mask.stride(1) == 0))
+
+
+@torch.library.custom_op("sharpmax::decode", mutates_args=())
+def decode_op(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lengths: Tensor | None,
+    block_table: Tensor | None,
+    mask: Tensor | None,
+    scale: float,
+    form: str,
+    stats: bool,
+) -> list[Tensor]:
+    """The output and, with `stats`, β, count, maximum, log mass, shortfall and variance of the rows `[B, H, Lq]`."""
+    cache, table = Cache(lengths, block_table), table_of(form, q.device)
+    plan = _plan(q, k, v, cache)
+    shape = (q.shape[0], q.shape[1], q.shape[2])
+    _, heads, keys = cache.batch_heads_keys(k)
+    with_var, masked = table.with_var or stats, mask is not None
+    kept = logits_of(q, k, cache, mask, scale, plan.logits, with_var, whole=False)
+    rows = Rows(None)
+    if stats or table.form.solved:
+        rows = rows_of(kept, table, cache, shape, heads, keys, masked, with_var, stats)
+    alike = _alike(mask, q.shape[2])
+    out = values_of(kept, table, rows.beta, v, cache, shape, plan.values, masked, alike, with_var)
+    return [out, *(x for x in rows if x is not None)] if stats else [out]
+
+
+@decode_op.register_fake
+def _(
+    q: Tensor, k: Any, v: Tensor, lengths: Any, block_table: Any, mask: Any, scale: Any, form: Any, stats: bool
+) -> list[Tensor]:
+    out = q.new_empty((*q.shape[:3], v.shape[-1]))
+    return [out, q.new_empty(q.shape[:3], dtype=torch.float32), *_fake_rows(q)] if stats else [out]
+
+
+def _fake_rows(q: Tensor) -> list[Tensor]:
+    shape = q.shape[:3]
+    return [q.new_empty(shape, dtype=torch.int64), *(q.new_empty(shape, dtype=torch.float32) for _ in range(4))]
+
+
+@torch.library.custom_op("sharpmax::decode_measure", mutates_args=())
+def measure_op(
+    q: Tensor,
+    k: Tensor,
+    lengths: Tensor | None,
+    block_table: Tensor | None,
+    mask: Tensor | None,
+    scale: float,
+) -> list[Tensor]:
+    """Logits, statistics of their parts, and count, maximum, log mass, shortfall and variance `[B, H, Lq]`."""
+    cache = Cache(lengths, block_table)
+    _, heads, keys = cache.batch_heads_keys(k)
+    kept = logits_of(q, k, cache, mask, scale, _plan(q, k, k, cache).logits, True, whole=True)
+    shape = (q.shape[0], q.shape[1], q.shape[2])
+    rows = rows_of(kept, None, cache, shape, heads, keys, mask is not None, True, True)
+    return [*kept, *(x for x in rows if x is not None)]
+
+
+@measure_op.register_fake
+def _(q: Tensor, k: Tensor, lengths: Any, block_table: Any, mask: Any, scale: Any) -> list[Tensor]:
+    cache = Cache(lengths, block_table)
+    batch, heads, keys = cache.batch_heads_keys(k)
+    rows = q.shape[1] // heads * q.shape[2]
+    splits = _plan(q, k, k, cache).logits.splits
+    return [
+        q.new_empty((batch * heads, rows, -(-keys // _ALIGNED) * _ALIGNED), dtype=torch.float32),
+        q.new_empty((batch * heads, _kernels().FIELDS, splits, rows), dtype=torch.float32),
+        *_fake_rows(q),
+    ]
+
+
+@torch.library.custom_op("sharpmax::decode_values", mutates_args=())
+def values_op(
+    logits: Tensor,
+    parts: Tensor,
+    beta: Tensor,
+    v: Tensor,
+    lengths: Tensor | None,
+    block_table: Tensor | None,
+    masked: bool,
+    alike: bool,
+) -> Tensor:
+    """The output for β `[B, H, Lq]` and what `decode_measure` kept."""
+    cache = Cache(lengths, block_table)
+    keys = cache.batch_heads_keys(v)[2]
+    shape = (beta.shape[0], beta.shape[1], beta.shape[2])
+    plan = plan_for(v.device, v.element_size(), logits.shape[0], logits.shape[1], keys, v.shape[-1])
+    return values_of(Kept(logits, parts), None, beta.contiguous(), v, cache, shape, plan.values, masked, alike, False)
+
+
+@values_op.register_fake
+def _(
+    logits: Any, parts: Any, beta: Tensor, v: Tensor, lengths: Any, block_table: Any, masked: Any, alike: Any
+) -> Tensor:
+    return v.new_empty((*beta.shape, v.shape[-1]))

@@ -1,0 +1,188 @@
+"""β·q as operators: β given and differentiable, or computed from the statistics of the rows in the same launch."""
+
+from __future__ import annotations
+
+import importlib
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sharpmax.arrays import ops_for
+from sharpmax.attention.kernels.tables import table_of
+from sharpmax.errors import UnsupportedError, reject
+from sharpmax.policies.closed_form import ClosedForm
+from sharpmax.rows.impl.triton import _interpreted, available
+from sharpmax.rows.layout import Parts, floats_at_least_32
+
+__all__ = ["plain_scaled", "scale_rows", "sharpen_rows"]
+
+_WIDEST = 4096
+_ELEMENTS = 4096
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def plain_scaled(q: Tensor, beta: Tensor) -> Tensor:
+    """β·q in the dtype of q; in float16 β stops where the product would leave the dtype's range."""
+    return (q * _capped(q, beta)[..., None]).to(q.dtype)
+
+
+def _capped(q: Tensor, beta: Tensor) -> Tensor:
+    if q.dtype != torch.float16:
+        return beta
+    room = torch.finfo(q.dtype).max / q.detach().abs().amax(-1).to(beta.dtype).clamp_min(1.0)
+    capped: Tensor = ops_for(beta).at_most(beta, room)
+    return capped
+
+
+def scale_rows(q: Tensor, beta: Tensor) -> Tensor:
+    """β·q for q `[B, H, Lq, D]` and β that broadcasts to `[B, H, Lq]`: one launch on CUDA, plain torch elsewhere."""
+    transformed = torch._C._functorch.peek_interpreter_stack() is not None
+    if not q.is_cuda or transformed or not _served(q):
+        return plain_scaled(q, beta)
+    scaled: Tensor = scale_op(q, beta.to(floats_at_least_32(q.dtype)).expand(q.shape[:-1]))
+    return scaled
+
+
+def sharpen_rows(
+    q: Tensor, parts: Parts | None, counts: Tensor | None, keys: int, offset: int | None, form: ClosedForm
+) -> tuple[Tensor, Tensor]:
+    """β·q and β `[B, H, Lq]` from the statistics of the rows, for q `[B, H, Lq, D]`; no gradient.
+
+    Visible keys are counted from (keys, offset) as in `Problem`, or given as `counts` where there is a mask. `parts`
+    may be None where the policies read nothing but counts.
+    """
+    if form.solved:
+        raise UnsupportedError("form: an entropy target is solved on the logits; use the policy's own beta")
+    measured = form.needs - {"count"}
+    if parts is None and measured:
+        reject("parts", None, f"the statistics {sorted(measured)} that the policies read")
+    rows = (None, None, None) if parts is None else parts[1:]
+    scaled, beta = sharpen_op(q, *rows, counts, keys, offset, form.code)
+    return scaled, beta
+
+
+def _served(q: Tensor) -> bool:
+    return q.ndim == 4 and q.numel() > 0 and q.shape[-1] <= _WIDEST and q.dtype in _DTYPES and not available(q.device)
+
+
+def _kernels() -> Any:
+    return importlib.import_module("sharpmax.attention.kernels.sharpen_kernel")
+
+
+def _launch(q: Tensor) -> tuple[tuple[int], Any, dict[str, Any]]:
+    """Grid, the device to launch on, and the constants that all kernels here share."""
+    width = q.shape[-1]
+    block_d = max(16, 1 << (width - 1).bit_length())
+    block_l = max(1, _ELEMENTS // block_d)
+    lines = q.numel() // width
+    room = torch.finfo(q.dtype).max if q.dtype == torch.float16 else 0.0
+    device = torch.cuda.device(q.device) if q.is_cuda else nullcontext()
+    constants = {"WIDTH": width, "ROOM": room, "BLOCK_L": block_l, "BLOCK_D": block_d, "num_warps": 4}
+    return (-(-lines // block_l),), device, constants
+
+
+def _on_kernel(q: Tensor) -> bool:
+    return (q.is_cuda or _interpreted()) and _served(q)
+
+
+@torch.library.custom_op("sharpmax::scale_rows", mutates_args=())
+def scale_op(q: Tensor, beta: Tensor) -> Tensor:
+    """β·q for q `[B, H, Lq, D]` and β `[B, H, Lq]`."""
+    if not _on_kernel(q):
+        out = torch.empty_like(q)
+        return out.copy_(plain_scaled(q, beta))
+    out = torch.empty_like(q)
+    grid, device, constants = _launch(q)
+    with device:
+        _kernels().scale_rows[grid](
+            q, beta, out, *q.stride(), *beta.stride(), *out.stride(),
+            q.numel() // q.shape[-1], q.shape[1], q.shape[2], **constants,
+        )  # fmt: skip
+    return out
+
+
+@scale_op.register_fake
+def _(q: Tensor, beta: Tensor) -> Tensor:
+    return torch.empty_like(q)
+
+
+@torch.library.custom_op("sharpmax::scale_rows_backward", mutates_args=())
+def scale_backward_op(grad: Tensor, q: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients into q and β."""
+    into_q, into_beta = torch.empty_like(q), torch.empty(beta.shape, dtype=beta.dtype, device=beta.device)
+    if not _on_kernel(q):
+        used = _capped(q, beta)
+        wide = grad.to(beta.dtype)
+        into_q.copy_(wide * used[..., None])
+        into_beta.copy_((wide * q.to(beta.dtype)).sum(-1).masked_fill(used < beta, 0.0))
+        return into_q, into_beta
+    grid, device, constants = _launch(q)
+    with device:
+        _kernels().scale_rows_backward[grid](
+            grad, q, beta, into_q, into_beta, *grad.stride(), *q.stride(), *beta.stride(), *into_q.stride(),
+            q.numel() // q.shape[-1], q.shape[1], q.shape[2], **constants,
+        )  # fmt: skip
+    return into_q, into_beta
+
+
+@scale_backward_op.register_fake
+def _(grad: Tensor, q: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(q), beta.new_empty(beta.shape)
+
+
+def _remember(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+    q, beta = ctx.saved_tensors
+    into_q, into_beta = scale_backward_op(grad, q, beta)
+    return into_q, into_beta
+
+
+scale_op.register_autograd(_gradients, setup_context=_remember)
+
+
+@torch.library.custom_op("sharpmax::sharpen_rows", mutates_args=())
+def sharpen_op(
+    q: Tensor,
+    log_mass: Tensor | None,
+    shortfall: Tensor | None,
+    var: Tensor | None,
+    counts: Tensor | None,
+    keys: int,
+    offset: int | None,
+    form: str,
+) -> tuple[Tensor, Tensor]:
+    """β·q and β `[B, H, Lq]`; statistics and counts hold one number per row of q, in its order."""
+    table = table_of(form, q.device)
+    out, beta = torch.empty_like(q), torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device)
+    if not q.numel():
+        return out, beta
+    if (reason := available(q.device)) or q.dtype == torch.float64:
+        raise UnsupportedError(f"sharpen_rows: {reason or 'the kernel does not take float64'}; use the policy's beta")
+    log_mass, shortfall, var, counts = (
+        None if x is None else x.contiguous() for x in (log_mass, shortfall, var, counts)
+    )
+    queries = q.shape[2]
+    grid, device, constants = _launch(q)
+    with device:
+        _kernels().sharpen_rows[grid](
+            q, log_mass, shortfall, var, counts, table.values, out, beta, *q.stride(), *out.stride(), table.stride,
+            q.numel() // q.shape[-1], q.shape[1], queries, keys,
+            # Clamped to where it still matters, so that row + offset stays within 32 bits.
+            0 if offset is None else max(-queries, min(offset, keys)),
+            CAUSAL=offset is not None, COUNTED=counts is not None, MEASURED=log_mass is not None,
+            VAR=var is not None and table.with_var, FORMS=table.form.bits, TERMS=table.form.terms,
+            SEGMENTS=table.form.segments, **constants,
+        )  # fmt: skip
+    return out, beta
+
+
+@sharpen_op.register_fake
+def _(
+    q: Tensor, log_mass: Any, shortfall: Any, var: Any, counts: Any, keys: Any, offset: Any, form: Any
+) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(q), q.new_empty(q.shape[:-1], dtype=torch.float32)

@@ -1,0 +1,170 @@
+"""Policies as numbers: what a kernel needs to compute β from the statistics of a row by itself."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sharpmax.policies.base import Policy
+from sharpmax.policies.constant import Constant
+from sharpmax.policies.curve import Curve
+from sharpmax.policies.length import LogLength
+from sharpmax.policies.log_linear import LogLinear
+from sharpmax.policies.polynomial import Polynomial
+from sharpmax.policies.target import EntropyTarget
+
+__all__ = [
+    "CONSTANT",
+    "CURVE",
+    "LOG_LENGTH",
+    "LOG_LINEAR",
+    "POLYNOMIAL",
+    "TARGET",
+    "ClosedForm",
+    "closed_form",
+]
+
+CONSTANT, POLYNOMIAL, LOG_LENGTH, LOG_LINEAR, CURVE, TARGET = range(6)
+"""The forms: the first column of a table says which of them its row is."""
+
+_KEPT = 256
+
+
+@dataclass(frozen=True)
+class ClosedForm:
+    """Policies of one layer as a table of numbers, one row per head or one for all.
+
+    A row of the table holds the form and then what the form reads:
+
+    - constant: β
+    - polynomial: threshold, lowest and highest entropy (±∞ if it runs on), `terms` coefficients, highest power first
+    - log-length: floor, ln reference
+    - log-linear: the nine coefficients, reference, ln floor, ln ceiling
+    - curve: β before the first knot, then (knot, width, β at it, rise) of each of `segments` pieces
+    - entropy target: target, ln floor, ln ceiling; solved on the logits themselves
+
+    Rows are filled up with zeros, which no form reads.
+    """
+
+    forms: tuple[int, ...]
+    """The forms that occur, ascending."""
+
+    needs: frozenset[str]
+    """The statistics they read, as in `Policy.needs`."""
+
+    terms: int
+    segments: int
+    table: tuple[tuple[float, ...], ...]
+
+    @property
+    def bits(self) -> int:
+        """The forms that occur as a number, one bit each."""
+        return sum(1 << form for form in self.forms)
+
+    @property
+    def solved(self) -> bool:
+        """Whether some β is the solution of an equation, for which statistics at β = 1 do not suffice."""
+        return TARGET in self.forms
+
+    @property
+    def is_identity(self) -> bool:
+        """Whether β is 1 in every row."""
+        return all(row[:2] == (CONSTANT, 1.0) for row in self.table)
+
+    @functools.cached_property
+    def code(self) -> str:
+        """Everything as one line of text: operators take it, and a saved graph keeps it."""
+        return json.dumps([self.forms, sorted(self.needs), self.terms, self.segments, self.table])
+
+    @classmethod
+    def decode(cls, code: str) -> ClosedForm:
+        """The inverse of `code`."""
+        forms, needs, terms, segments, table = json.loads(code)
+        return cls(tuple(forms), frozenset(needs), terms, segments, tuple(tuple(row) for row in table))
+
+
+def closed_form(policies: Sequence[Policy]) -> ClosedForm | None:
+    """One policy for all heads or one per head as a table; None if one of them is of a kind that has no form here.
+
+    >>> from sharpmax.policies import Constant, LogLength
+    >>> closed_form([Constant(2.0)]).table
+    ((0.0, 2.0),)
+    >>> closed_form([Constant(2.0), LogLength(16.0)]).forms
+    (0, 2)
+    """
+    key = tuple(map(id, policies))
+    found = _kept.get(key)
+    if found is None:
+        if len(_kept) >= _KEPT:
+            _kept.clear()
+        # The policies are kept with what was made of them: as long as they live, nothing else has their id.
+        found = _kept[key] = (tuple(policies), _lowered(policies))
+    return found[1]
+
+
+_kept: dict[tuple[int, ...], tuple[tuple[Policy, ...], ClosedForm | None]] = {}
+
+
+def _lowered(policies: Sequence[Policy]) -> ClosedForm | None:
+    # A subclass may have a rule of its own: the type itself is what counts.
+    if any(type(policy) not in _LOWER for policy in policies):
+        return None
+    if all(policy == policies[0] for policy in policies):
+        policies = policies[:1]
+    terms = max(len(p.coefficients) if isinstance(p, Polynomial) else 0 for p in policies)
+    segments = max(len(p.knots) - 1 if isinstance(p, Curve) else 0 for p in policies)
+    rows = [_LOWER[type(policy)](policy, terms, segments) for policy in policies]
+    width = max(map(len, rows))
+    return ClosedForm(
+        forms=tuple(sorted({int(row[0]) for row in rows})),
+        needs=frozenset().union(*(policy.needs for policy in policies)),
+        terms=terms,
+        segments=segments,
+        table=tuple(tuple(map(float, row)) + (0.0,) * (width - len(row)) for row in rows),
+    )
+
+
+def _constant(policy: Constant, terms: int, segments: int) -> list[float]:
+    return [CONSTANT, policy.value]
+
+
+def _polynomial(policy: Polynomial, terms: int, segments: int) -> list[float]:
+    ends = policy.fitted_on if policy.outside_is == "clamp" else (-math.inf, math.inf)
+    # Zeros before the highest power leave Horner's scheme at 0, exactly.
+    leading = [0.0] * (terms - len(policy.coefficients))
+    return [POLYNOMIAL, policy.threshold, *ends, *leading, *policy.coefficients]
+
+
+def _log_length(policy: LogLength, terms: int, segments: int) -> list[float]:
+    return [LOG_LENGTH, policy.floor, math.log(policy.reference)]
+
+
+def _log_linear(policy: LogLinear, terms: int, segments: int) -> list[float]:
+    coefficients = [getattr(policy, name) for name in policy.COEFFICIENTS]
+    return [LOG_LINEAR, *coefficients, policy.reference, math.log(policy.floor), math.log(policy.ceiling)]
+
+
+def _curve(policy: Curve, terms: int, segments: int) -> list[float]:
+    x, y = policy.knots, policy.values
+    pieces = [(x0, x1 - x0, y0, y1 - y0) for x0, x1, y0, y1 in zip(x[:-1], x[1:], y[:-1], y[1:], strict=True)]
+    # No entropy lies above such a knot, so that piece never speaks.
+    pieces += [(1e38, 1.0, 0.0, 0.0)] * (segments - len(pieces))
+    return [CURVE, y[0], *(number for piece in pieces for number in piece)]
+
+
+def _target(policy: EntropyTarget, terms: int, segments: int) -> list[float]:
+    return [TARGET, policy.target, math.log(policy.floor), math.log(policy.ceiling)]
+
+
+_LOWER: dict[type[Policy], Callable[[Any, int, int], list[float]]] = {
+    Constant: _constant,
+    Polynomial: _polynomial,
+    LogLength: _log_length,
+    LogLinear: _log_linear,
+    Curve: _curve,
+    EntropyTarget: _target,
+}
