@@ -204,7 +204,7 @@ def _quick_tile(problem: Problem) -> _Tile:
         tile = _Tile(64, 32, 4, 2)
     elif problem.mask is not None:
         # The addresses of a tile of the mask take as many registers as its logits: more warps share them.
-        tile = _Tile(64, 64, 8, 2)
+        tile = _Tile(128, 64, 8, 2)
     else:
         tile = _Tile(128, 64, 4, 3)
     return _shorter(tile, queries)

@@ -236,20 +236,17 @@ def _limits(span_ptr, batch, row, in_rows, keys, offset, span_stride_b, span_str
 
 
 @triton.jit
-def _rows_of(mask_ptr, gain_ptr, batch, head, member, row, in_rows,
-             mask_stride_b, mask_stride_h, mask_stride_g, mask_stride_q,
-             gain_stride_b, gain_stride_h, gain_stride_g, gain_stride_q,
-             MASK: tl.constexpr, GAIN: tl.constexpr, dtype: tl.constexpr, BLOCK_Q: tl.constexpr):  # fmt: skip
-    """Where the mask of each row starts, and its gain."""
-    mask_at = mask_ptr
-    if MASK != 0:
-        mask_at = mask_ptr + batch * mask_stride_b + head * mask_stride_h + member * mask_stride_g
-        mask_at += row.to(tl.int64)[:, None] * mask_stride_q
-    gain = tl.full([BLOCK_Q], 1.0, dtype)
-    if GAIN:
-        gain_at = gain_ptr + batch * gain_stride_b + head * gain_stride_h + member * gain_stride_g
-        gain = tl.load(gain_at + row.to(tl.int64) * gain_stride_q, mask=in_rows, other=0.0).to(dtype)
-    return mask_at, gain
+def _masks(mask_ptr, batch, head, member, row, mask_stride_b, mask_stride_h, mask_stride_g, mask_stride_q):
+    """Where the mask of each row starts."""
+    at = mask_ptr + batch * mask_stride_b + head * mask_stride_h + member * mask_stride_g
+    return at + row.to(tl.int64)[:, None] * mask_stride_q
+
+
+@triton.jit
+def _gains(gain_ptr, batch, head, member, row, in_rows, gain_stride_b, gain_stride_h, gain_stride_g, gain_stride_q):
+    """The factor of each row's mask."""
+    at = gain_ptr + batch * gain_stride_b + head * gain_stride_h + member * gain_stride_g
+    return tl.load(at + row.to(tl.int64) * gain_stride_q, mask=in_rows, other=0.0)
 
 
 @triton.jit(do_not_specialize=["queries", "keys", "offset"])
@@ -285,10 +282,13 @@ def quick_parts(
     k_at = k_ptr + batch * k_stride_b + head * k_stride_h + dim64[:, None] * k_stride_d
     head32 = head.to(tl.int32)
     batch32 = batch.to(tl.int32)
-    mask_at, gain = _rows_of(
-        mask_ptr, gain_ptr, batch, head, member, row, in_rows, mask_stride_b, mask_stride_h, mask_stride_g,
-        mask_stride_q, gain_stride_b, gain_stride_h, gain_stride_g, gain_stride_q, MASK, GAIN, tl.float32, BLOCK_Q,
-    )  # fmt: skip
+    mask_at = mask_ptr
+    if MASK != 0:
+        mask_at = _masks(mask_ptr, batch, head, member, row, mask_stride_b, mask_stride_h, mask_stride_g, mask_stride_q)
+    gain = tl.full([BLOCK_Q], 1.0, tl.float32)
+    if GAIN:
+        gain = _gains(gain_ptr, batch, head, member, row, in_rows, gain_stride_b, gain_stride_h, gain_stride_g,
+                      gain_stride_q).to(tl.float32)  # fmt: skip
     low, high = _limits(span_ptr, batch, row, in_rows, keys, offset, span_stride_b, span_stride_e, span_stride_q,
                         CAUSAL, SPANS, BLOCK_Q)  # fmt: skip
 
@@ -400,10 +400,13 @@ def careful_parts(
         q = q.to(tl.float32)
     k_at = k_ptr + batch * k_stride_b + head * k_stride_h + dim64[:, None] * k_stride_d
     dtype: tl.constexpr = anchor_ptr.dtype.element_ty
-    mask_at, gain = _rows_of(
-        mask_ptr, gain_ptr, batch, head, member, row, wanted, mask_stride_b, mask_stride_h, mask_stride_g,
-        mask_stride_q, gain_stride_b, gain_stride_h, gain_stride_g, gain_stride_q, MASK, GAIN, dtype, BLOCK_Q,
-    )  # fmt: skip
+    mask_at = mask_ptr
+    if MASK != 0:
+        mask_at = _masks(mask_ptr, batch, head, member, row, mask_stride_b, mask_stride_h, mask_stride_g, mask_stride_q)
+    gain = tl.full([BLOCK_Q], 1.0, dtype)
+    if GAIN:
+        gain = _gains(gain_ptr, batch, head, member, row, wanted, gain_stride_b, gain_stride_h, gain_stride_g,
+                      gain_stride_q).to(dtype)  # fmt: skip
     low, high = _limits(span_ptr, batch, row, wanted, keys, offset, span_stride_b, span_stride_e, span_stride_q,
                         CAUSAL, SPANS, BLOCK_Q)  # fmt: skip
     sees = wanted & (low < high)
