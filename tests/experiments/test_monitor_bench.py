@@ -20,10 +20,10 @@ from sharpmax.experiments.monitor_signals import Answered, answered, replies_of
 from sharpmax.hf.interface import installed
 from sharpmax.hf.watching import Seen
 from sharpmax.models.scoring import Reply, encode, judge
-from sharpmax.probe import passes
-from sharpmax.probe.learning import learned, observed
-from sharpmax.probe.lookout import heads_of
-from sharpmax.probe.scores import RULES
+from sharpmax.probe.watch import passes
+from sharpmax.probe.watch.learning import learned, observed
+from sharpmax.probe.watch.lookout import heads_of
+from sharpmax.probe.watch.scores import RULES
 from sharpmax.tasks.prompt import Prompt, Task
 from tests.experiments.evaluate import tiny
 

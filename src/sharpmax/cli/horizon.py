@@ -46,8 +46,8 @@ def horizon(
     from sharpmax.hf import applied
     from sharpmax.lazy import require
     from sharpmax.models.language import load_language_model
-    from sharpmax.probe.certified import certify
-    from sharpmax.probe.measured_horizon import measure_horizons
+    from sharpmax.probe.horizons.certified import certify
+    from sharpmax.probe.horizons.measured import measure_horizons
 
     check_seed(seed)
     if not 0.0 < mass < 1.0:

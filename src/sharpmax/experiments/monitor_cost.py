@@ -17,8 +17,8 @@ from torch import Tensor
 from sharpmax.experiments.provenance import check_amounts
 from sharpmax.experiments.targets import held_to
 from sharpmax.lazy import require
-from sharpmax.probe.judging import Learned
-from sharpmax.probe.monitor import Monitor
+from sharpmax.probe.watch.judging import Learned
+from sharpmax.probe.watch.monitor import Monitor
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -67,6 +67,20 @@ class Seen:
         if self.after_cap is not None:
             s = s * self.after_cap.expand(self.query.shape[:-1])[:, :, places, None].to(dtype)
         return DenseLogits.masked(s, self._mask(places))
+
+    def own_rows(self, places: Tensor) -> Seen:
+        """The same call with a single row of each sequence, that at its own place `[B]`."""
+        chosen = places.to(self.query.device).view(-1, 1, 1, 1)
+        query = self.query.gather(2, chosen.expand(-1, self.heads, 1, self.query.shape[-1]))
+        mask, beta = self.mask, self.after_cap
+        if mask is not None:
+            whole = mask.expand(self.batch, -1, self.queries, -1)
+            mask = whole.gather(2, chosen.to(whole.device).expand(-1, whole.shape[1], 1, whole.shape[3]))
+        elif self.causal:
+            mask = torch.arange(self.keys, device=chosen.device) <= chosen + self.offset
+        if beta is not None:
+            beta = beta.expand(self.query.shape[:-1]).gather(2, chosen[..., 0].expand(-1, self.heads, 1))
+        return replace(self, query=query, mask=mask, causal=False, after_cap=beta)
 
     def _mask(self, places: Tensor) -> Tensor | None:
         if self.mask is not None:
