@@ -166,7 +166,7 @@ def monitor(
     *,
     tokenizer: PreTrainedTokenizerBase | None = None,
     false_alarms: float = 0.01,
-    every: int = 8,
+    every: int = 16,
     generated: int = 2,
     score: str = DEFAULT,
     callback: Callable[[Report], None] | None = None,

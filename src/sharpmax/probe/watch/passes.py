@@ -17,6 +17,13 @@ from sharpmax.rows.layout import without_autocast
 
 __all__ = ["Pass", "Row", "Run"]
 
+_LAST = slice(-1, None)
+_AT_ONCE, _AT_ONCE_CPU = 1 << 22, 1 << 16
+"""Logits kept until they are measured together: many, to launch few kernels, or what the cache of a core holds."""
+
+_MASKS = 2
+"""How many masks the layers of one model share: most have one, some another for layers with a window."""
+
 
 @dataclass(frozen=True, eq=False)
 class Row:
@@ -33,35 +40,55 @@ class Pass:
 
     def __init__(self, places: Tensor | None = None, counts: Tensor | None = None) -> None:
         self._places, self._counts = places, counts
+        self._logits: dict[int, Tensor] = {}
+        self._kept = 0
         self._negative: dict[int, Tensor] = {}
         # Layers with a window see less than the others: what counts is how far back any of them sees.
         self._keys = 0
         self._visible: Tensor | None = None
+        self._counted: deque[Tensor] = deque(maxlen=_MASKS)
 
     def see(self, seen: Seen) -> None:
         """Measure the row of every sequence in one layer."""
         if seen.queries == 0 or seen.keys == 0:
             return
-        call, place = (seen, seen.queries - 1) if self._places is None else (seen.own_rows(self._places), 0)
         with without_autocast(seen.query.device):
-            logits = call.rows(torch.tensor([place]))
-            logs = logits.scaled(None).log_softmax(-1)
-            # −H; every operation here counts while a token is generated, so the rest is left for the end.
-            self._negative[seen.layer] = torch.linalg.vecdot(logs.exp(), logs)
+            logits = (seen if self._places is None else seen.own_rows(self._places)).rows(_LAST)
+            # Every operation here counts while a token is generated, so the rest is left for all layers at once.
+            self._logits[seen.layer] = logits.scaled(None)[:, :, 0]
+        self._kept += logits.values.numel()
+        if self._kept > (_AT_ONCE_CPU if seen.query.device.type == "cpu" else _AT_ONCE):
+            self._measure()
         if logits.hidden is None:
             self._keys = max(self._keys, seen.keys)
-        else:
+        elif not any(seen.mask is one for one in self._counted):
             visible = (~logits.hidden).expand(seen.batch, -1, 1, seen.keys).sum(-1).amax((1, 2))
             self._visible = (
                 visible if self._visible is None else torch.maximum(self._visible, visible.to(self._visible.device))
             )
+            if seen.mask is not None:
+                self._counted.append(seen.mask)
+
+    def _measure(self) -> None:
+        """−H of the rows whose logits are known, in one go for those of a kind."""
+        self._kept = 0
+        alike: dict[Any, list[int]] = {}
+        for layer, logits in self._logits.items():
+            alike.setdefault((logits.shape[-1], logits.device, logits.dtype), []).append(layer)
+        for (_, device, _), layers in alike.items():
+            rows = [self._logits.pop(layer) for layer in layers]
+            with without_autocast(device):
+                logs = torch.cat(rows, dim=1).log_softmax(-1)
+                found = torch.linalg.vecdot(logs.exp(), logs)
+            self._negative.update(zip(layers, found.split([one.shape[1] for one in rows], dim=1), strict=True))
 
     def row(self) -> Row | None:
         """What was seen, layers in their order; None if nothing was."""
+        self._measure()
         if not self._negative:
             return None
         found = [self._negative[layer] for layer in sorted(self._negative)]
-        entropy = -torch.cat([one.to(found[0].device) for one in found], dim=1)[..., 0]
+        entropy = -torch.cat([one.to(found[0].device) for one in found], dim=1)
         count = torch.full((len(entropy),), self._keys, device=entropy.device)
         return Row(
             entropy, count if self._visible is None else self._visible.to(count.device).clamp_min(count), self._counts
