@@ -62,6 +62,7 @@ def test_both_horizons_side_by_side_and_never_mixed(home: Path, tmp_path: Path, 
     for column in ("certified spread", "certified horizon", "measured spread", "measured horizon"):
         assert column in head
     assert sum("vacuous" in line for line in lines[3:]) >= 2
+    assert any(line.startswith(f"No prompt of more than {measured.LONGEST:,} tokens was read") for line in lines)
     assert [file.name for file in out.iterdir()] == ["results.json"]
     text = (out / "results.json").read_text(encoding="utf-8")
     assert str(home) not in text

@@ -219,7 +219,7 @@ def test_every_sequence_of_a_batch_is_a_prompt_and_padding_before_it_does_not_co
         mask = torch.cat([torch.zeros(2, 5, dtype=torch.long), torch.ones_like(both)], dim=1)
         padded[size] = [{"input_ids": filled, "attention_mask": mask}]
     batch = sm.probe(model, inputs=padded)
-    assert batch.setting["prompts"] == {"own": 2}
+    assert batch.setting["prompts_of_size"] == {"own": {"6": 2, "12": 2}}
     for one, other in zip(single.heads().values(), batch.heads().values(), strict=True):
         assert one["curve"]["12"]["count"] == other["curve"]["12"]["count"] == 12.0
         assert other["curve"]["12"]["entropy"] == pytest.approx(one["curve"]["12"]["entropy"], abs=1e-4)

@@ -197,8 +197,6 @@ def _setting(
         "tasks": [one.task for one in materials],
         "sizes": by_task(lambda one: list(one.sizes)),
         "unit": by_task(lambda one: one.unit),
-        # What every size has at least; the numbers of each size are beside it.
-        "prompts": by_task(lambda one: min(found[one.task].prompts.values())),
         "prompts_of_size": by_task(lambda one: {str(size): n for size, n in found[one.task].prompts.items()}),
         "rows": rows,
         "seed": seed,
