@@ -32,14 +32,16 @@ LEVELS = [
 LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
 # `report` draws from saved results alone, so it may not reach the code that made them.
 FORBIDDEN = {("report", "experiments")}
+# The parts of `probe`, and which others each may import; "" are the modules at its root.
+PROBE = {"": set(), "survey": {""}, "watch": {""}, "horizons": {"", "survey"}}
 
 
 def room_of(path: Path) -> str:
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
-def imports(path: Path) -> set[str]:
-    """The rooms a module imports, wherever in the file; imports for the type checker alone do not count."""
+def imported(path: Path) -> list[str]:
+    """What of the package a module imports, wherever in the file; imports for the type checker alone do not count."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     skipped: set[ast.AST] = set()
     for node in ast.walk(tree):
@@ -54,7 +56,18 @@ def imports(path: Path) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
             names += [f"{node.module}.{alias.name}" for alias in node.names]
-    return {name.split(".")[1] for name in names if name.startswith("sharpmax.")}
+    return [name for name in names if name.startswith("sharpmax.")]
+
+
+def imports(path: Path) -> set[str]:
+    """The rooms a module imports."""
+    return {name.split(".")[1] for name in imported(path)}
+
+
+def part_of_probe(name: str) -> str:
+    """The part that a dotted name below `sharpmax.probe` lies in."""
+    part = name.split(".")[2]
+    return part if (PACKAGE / "probe" / part).is_dir() else ""
 
 
 MODULES = sorted(p for p in PACKAGE.rglob("*.py") if p.parent != PACKAGE or p.name != "__init__.py")
@@ -68,6 +81,14 @@ def test_rooms_import_only_from_above(path: Path) -> None:
         if other in LEVEL:
             assert LEVEL[other] < LEVEL[room], f"{path.name} in {room} imports {other}, which lies below it"
             assert (room, other) not in FORBIDDEN, f"{room} must not import {other}"
+
+
+def test_parts_of_probe_depend_one_way() -> None:
+    """Capturing knows nothing of what is built on it, and the monitor nothing of surveys and horizons."""
+    for path in (PACKAGE / "probe").rglob("*.py"):
+        part = part_of_probe(".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts))
+        others = {part_of_probe(name) for name in imported(path) if name.startswith("sharpmax.probe.")}
+        assert others <= PROBE[part] | {part}, f"{path.name} in probe/{part} imports from {others - PROBE[part]}"
 
 
 def test_policies_load_rows_for_the_type_checker_only() -> None:

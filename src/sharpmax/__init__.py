@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from sharpmax.hf import fold as fold
     from sharpmax.policies import load_policy as load_policy
     from sharpmax.probe.capture import capture as capture
-    from sharpmax.probe.monitor import monitor as monitor
-    from sharpmax.probe.probing import probe as probe
+    from sharpmax.probe.survey.probing import probe as probe
+    from sharpmax.probe.watch.monitor import monitor as monitor
     from sharpmax.rows import RowStats as RowStats
     from sharpmax.rows import row_stats as row_stats
     from sharpmax.theory import horizon as horizon
@@ -41,10 +41,10 @@ _homes = {
     "fold": "sharpmax.hf",
     "horizon": "sharpmax.theory",
     "load_policy": "sharpmax.policies",
-    "monitor": "sharpmax.probe.monitor:monitor",
+    "monitor": "sharpmax.probe.watch.monitor:monitor",
     "normalisers": "sharpmax.attention.normalisers",
     "policies": "sharpmax.policies",
-    "probe": "sharpmax.probe.probing",
+    "probe": "sharpmax.probe.survey.probing",
     "row_stats": "sharpmax.rows",
     "softmax": "sharpmax.attention.dense",
     "theory": "sharpmax.theory",

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sharpmax.cli import main
 from sharpmax.experiments import provenance
+from tests.calibrate.small import TEXT
+from tests.experiments.evaluate import tiny
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,16 @@ class Outcome:
 @pytest.fixture(autouse=True)
 def no_git(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(provenance, "_git", lambda folder, *arguments: None)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model, a task of the user's own and a text; a module that needs more puts it there too."""
+    folder = tmp_path_factory.mktemp("home")
+    tiny.save(folder / "model")
+    (folder / "letters.py").write_text(tiny.LETTERS_FILE)
+    (folder / "text.txt").write_text(TEXT)
+    return folder
 
 
 @pytest.fixture

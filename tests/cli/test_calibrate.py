@@ -18,7 +18,7 @@ from sharpmax.cli.options import share_from
 from sharpmax.cli.terminal import out_folder_if_used, steps_shown
 from sharpmax.errors import ArgumentError
 from sharpmax.policies import Constant, PerHead
-from tests.calibrate.small import TEXT, profile
+from tests.calibrate.small import profile
 from tests.cli.lines import is_one_error_line
 from tests.experiments.evaluate import tiny
 
@@ -26,16 +26,12 @@ QUICK = ("--leash", "5%", "--rate", 0.1, "--kinds", "constant,rows", "--steps", 
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a model, a task of the user's own, and texts."""
-    folder = tmp_path_factory.mktemp("home")
-    tiny.save(folder / "model")
-    (folder / "letters.py").write_text(tiny.LETTERS_FILE)
-    (folder / "text.txt").write_text(TEXT)
-    (folder / "empty.txt").write_text(" \n")
-    (folder / "short.txt").write_text("Only a few words.")
-    (folder / "binary.txt").write_bytes(bytes(range(256)))
-    return folder
+def home(home: Path) -> Path:
+    """With texts that cannot be used."""
+    (home / "empty.txt").write_text(" \n")
+    (home / "short.txt").write_text("Only a few words.")
+    (home / "binary.txt").write_bytes(bytes(range(256)))
+    return home
 
 
 @pytest.fixture(autouse=True)

@@ -14,22 +14,19 @@ from sharpmax.errors import ArgumentError
 from sharpmax.experiments.evaluate import pieces
 from sharpmax.policies import Constant, PerHead
 from tests.cli.lines import is_one_error_line
-from tests.experiments.evaluate import coins, tiny
+from tests.experiments.evaluate import coins
 
 QUICK = ("--sizes", "4..8", "--limit", 8, "--lengths", "64", "--windows", 2, "--questions", 1)
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a model, a task of the user's own, and policies."""
-    folder = tmp_path_factory.mktemp("home")
-    tiny.save(folder / "model")
-    (folder / "letters.py").write_text(tiny.LETTERS_FILE)
-    PerHead.of(Constant, value=[[0.0, 12.0, 1.0, 0.0], [0.0, 1.0, 12.0, 0.0]]).save(folder / "made" / "policy.json")
+def home(home: Path) -> Path:
+    """With policies."""
+    PerHead.of(Constant, value=[[0.0, 12.0, 1.0, 0.0], [0.0, 1.0, 12.0, 0.0]]).save(home / "made" / "policy.json")
     calibrated = {"command": "sharpmax calibrate tiny", "tables": {"setting": {"task": "letters"}}}
-    (folder / "made" / "results.json").write_text(json.dumps(calibrated))
-    PerHead.of(Constant, value=[[2.0] * 3] * 2).save(folder / "other.json")
-    return folder
+    (home / "made" / "results.json").write_text(json.dumps(calibrated))
+    PerHead.of(Constant, value=[[2.0] * 3] * 2).save(home / "other.json")
+    return home
 
 
 def words(home: Path, out: Path, *more: Any) -> list[Any]:

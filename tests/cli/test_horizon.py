@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from sharpmax.policies import Constant, PerHead
-from sharpmax.probe import certified, measured_horizon
+from sharpmax.probe.horizons import certified, measured
 from sharpmax.theory import spread_from_rotary
 from tests.cli.lines import is_one_error_line
 from tests.experiments.evaluate import tiny
@@ -42,7 +42,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def little(monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts that a test has the time to read."""
-    monkeypatch.setattr(measured_horizon, "LONGEST", 500)
+    monkeypatch.setattr(measured, "LONGEST", 500)
 
 
 def tables_in(folder: Path) -> Any:
@@ -62,6 +62,7 @@ def test_both_horizons_side_by_side_and_never_mixed(home: Path, tmp_path: Path, 
     for column in ("certified spread", "certified horizon", "measured spread", "measured horizon"):
         assert column in head
     assert sum("vacuous" in line for line in lines[3:]) >= 2
+    assert any(line.startswith(f"No prompt of more than {measured.LONGEST:,} tokens was read") for line in lines)
     assert [file.name for file in out.iterdir()] == ["results.json"]
     text = (out / "results.json").read_text(encoding="utf-8")
     assert str(home) not in text
@@ -91,7 +92,7 @@ def test_both_horizons_side_by_side_and_never_mixed(home: Path, tmp_path: Path, 
 
 def test_weights_alone(home: Path, tmp_path: Path, sharpmax_command: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is read, and nothing is said to be measured."""
-    monkeypatch.setattr(measured_horizon, "measure_horizons", None)
+    monkeypatch.setattr(measured, "measure_horizons", None)
     outcome = sharpmax_command("horizon", home / "calm", "--certified-only", "--mass", "0.4", "--out", tmp_path)
     assert (outcome.code, outcome.err) == (0, "")
     tables = tables_in(tmp_path)

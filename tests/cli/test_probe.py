@@ -10,21 +10,9 @@ from typing import Any
 import pytest
 
 from sharpmax.experiments.results import load
-from tests.calibrate.small import TEXT
 from tests.cli.lines import is_one_error_line
-from tests.experiments.evaluate import tiny
 
 QUICK = ("--sizes", "8..32", "--prompts", 2)
-
-
-@pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a model, a task of the user's own, a policy and texts."""
-    folder = tmp_path_factory.mktemp("home")
-    tiny.save(folder / "model")
-    (folder / "letters.py").write_text(tiny.LETTERS_FILE)
-    (folder / "text.txt").write_text(TEXT)
-    return folder
 
 
 def words(home: Path, out: Path, *more: Any) -> list[Any]:

@@ -20,10 +20,10 @@ from sharpmax.experiments.monitor_signals import Answered, answered, replies_of
 from sharpmax.hf.interface import installed
 from sharpmax.hf.watching import Seen
 from sharpmax.models.scoring import Reply, encode, judge
-from sharpmax.probe import passes
-from sharpmax.probe.learning import learned, observed
-from sharpmax.probe.lookout import heads_of
-from sharpmax.probe.scores import RULES
+from sharpmax.probe.watch import passes
+from sharpmax.probe.watch.learning import learned, observed
+from sharpmax.probe.watch.lookout import heads_of
+from sharpmax.probe.watch.scores import RULES
 from sharpmax.tasks.prompt import Prompt, Task
 from tests.experiments.evaluate import tiny
 
@@ -163,7 +163,7 @@ def test_too_little_is_refused(options: dict[str, Any], wanted: str) -> None:
         tables(**options)
 
 
-def test_cost_is_of_tokens_one_in_eight_of_which_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cost_is_of_tokens_one_in_sixteen_of_which_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     language = tiny.language()
     known = learned(observed(language.model, [[5, 6, 7 + n] for n in range(20)]), 0.3, "mean")
     looks: list[int] = []
@@ -178,7 +178,7 @@ def test_cost_is_of_tokens_one_in_eight_of_which_is_looked_at(monkeypatch: pytes
     assert looks == list(range(tiny.LAYERS)) * 4  # three rounds and one to warm up
     assert found["plain_ms"] > 0
     assert found["watched_ms"] > 0
-    assert found["every"] == 8
+    assert found["every"] == 16
     assert installed(language.model) is None
 
 

@@ -156,3 +156,18 @@ def test_each_thread_sees_its_own_calls() -> None:
         one.join()
     remove()
     assert sorted(map(sorted, by_thread.values())) == [[5], [9]]
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_the_last_watcher_may_leave_while_a_thread_is_about_to_call_its_attention(attention: str) -> None:
+    """A thread looks up its attention, another takes everything out, and then the first one calls what it found."""
+    family = FAMILIES["llama"]
+    model = family.build(attention)
+    expected = family.logits(model)
+    remove = watch(model, lambda seen: None)
+    looked_up = model.config._attn_implementation
+    remove()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(model.config, "_attn_implementation_internal", looked_up)
+        found = family.logits(model)
+    assert torch.equal(found, expected)

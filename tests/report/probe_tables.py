@@ -41,7 +41,8 @@ def make_tables(
         "setting": {
             "model": model, "family": "llama", "layers": layers, "heads": heads, "tasks": list(tasks),
             "sizes": {task: SIZES[task] for task in tasks}, "unit": {"kv": "items", "text": "tokens"},
-            "prompts": dict.fromkeys(tasks, 8), "rows": "last", "seed": 0, "dtype": "float32", "device": "cpu",
+            "prompts_of_size": {task: {str(size): 8 for size in SIZES[task]} for task in tasks},
+            "rows": "last", "seed": 0, "dtype": "float32", "device": "cpu",
             "policy": policy, "context": 8192, "fit_up_to": {task: FIT_UP_TO[task] for task in tasks},
             "kind_rule": RULE,
         },

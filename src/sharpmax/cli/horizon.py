@@ -38,7 +38,7 @@ def horizon(
 
     A certified horizon follows from the weights alone, and no input whatever passes it; where it lies further out than
     anyone will read it is called vacuous. A measured horizon is what prompts of growing size show, with its
-    uncertainty, and says nothing of other inputs.
+    uncertainty, and says nothing of other inputs. Prompts of up to 1,024 tokens are read; sharpmax probe reads more.
     """
     from sharpmax.experiments.horizons import check_consistent, horizon_tables
     from sharpmax.experiments.provenance import check_seed, typed
@@ -46,8 +46,8 @@ def horizon(
     from sharpmax.hf import applied
     from sharpmax.lazy import require
     from sharpmax.models.language import load_language_model
-    from sharpmax.probe.certified import certify
-    from sharpmax.probe.measured_horizon import measure_horizons
+    from sharpmax.probe.horizons.certified import certify
+    from sharpmax.probe.horizons.measured import measure_horizons
 
     check_seed(seed)
     if not 0.0 < mass < 1.0:
@@ -92,6 +92,8 @@ def horizon(
 
 
 def _print(tables: Mapping[str, Any]) -> None:
+    from sharpmax.probe.horizons.measured import LONGEST
+
     for sentence in tables["verdict"]:
         say(sentence)
     say()
@@ -114,6 +116,7 @@ def _print(tables: Mapping[str, Any]) -> None:
     say(f"Certified spread in nats, median over heads: {tables['certified']['median']:,.1f}; by argument: {by}.")
     if measured:
         say(f"Measured spread in nats, median over heads: {tables['measured']['spread']:,.1f}{_first_to_fall(tables)}.")
+        say(f"No prompt of more than {LONGEST:,} tokens was read; sharpmax probe MODEL reads longer ones.")
     say(f"Informative: {setting['rule']}.")
     say()
 

@@ -13,7 +13,7 @@ from sharpmax.cli.terminal import out_folder_if_used, print_table, progress, say
 from sharpmax.errors import reject
 
 if TYPE_CHECKING:
-    from sharpmax.probe.result import ProbeResult
+    from sharpmax.probe.survey.result import ProbeResult
 
 __all__ = ["add_to", "probe"]
 
@@ -59,9 +59,9 @@ def probe(
     from sharpmax.experiments.provenance import check_seed, typed
     from sharpmax.experiments.results import FILE_NAME, collect
     from sharpmax.lazy import require
-    from sharpmax.probe.loading import load_model
     from sharpmax.probe.places import check_choice
-    from sharpmax.probe.probing import check_task
+    from sharpmax.probe.survey.loading import load_model
+    from sharpmax.probe.survey.probing import check_task
     from sharpmax.tasks.text import text_from_file
 
     check_seed(seed)

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from sharpmax.errors import UnsupportedError
-from sharpmax.probe.certified import REACH, Certificate, HeadCertificate
-from sharpmax.probe.measured_horizon import KINDS, MeasuredHead, MeasuredHorizons
+from sharpmax.probe.horizons.certified import REACH, Certificate, HeadCertificate
+from sharpmax.probe.horizons.measured import KINDS, MeasuredHead, MeasuredHorizons
 
 __all__ = ["check_consistent", "horizon_tables"]
 

@@ -21,12 +21,12 @@ from sharpmax.experiments.monitor_signals import Answered, answered, replies_of
 from sharpmax.experiments.provenance import check_seed
 from sharpmax.models.language import context_of
 from sharpmax.models.scoring import Reply, batches
-from sharpmax.probe.judging import Learned
-from sharpmax.probe.learning import Reference, learned, read, tokens_at_once
-from sharpmax.probe.lookout import heads_of
-from sharpmax.probe.monitor import Monitor
-from sharpmax.probe.scores import DEFAULT, RULES
-from sharpmax.probe.thresholds import LEAST_LEARNED, check_rate, least_examples
+from sharpmax.probe.watch.judging import Learned
+from sharpmax.probe.watch.learning import Reference, learned, read, tokens_at_once
+from sharpmax.probe.watch.lookout import heads_of
+from sharpmax.probe.watch.monitor import Monitor
+from sharpmax.probe.watch.scores import DEFAULT, RULES
+from sharpmax.probe.watch.thresholds import LEAST_LEARNED, check_rate, least_examples
 from sharpmax.tasks.prompt import Task
 from sharpmax.tasks.registry import get_task
 

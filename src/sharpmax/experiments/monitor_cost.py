@@ -17,8 +17,8 @@ from torch import Tensor
 from sharpmax.experiments.provenance import check_amounts
 from sharpmax.experiments.targets import held_to
 from sharpmax.lazy import require
-from sharpmax.probe.judging import Learned
-from sharpmax.probe.monitor import Monitor
+from sharpmax.probe.watch.judging import Learned
+from sharpmax.probe.watch.monitor import Monitor
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -29,7 +29,7 @@ CONTEXT = 2048
 """Tokens that are read before the ones that are timed; what the target is meant for."""
 
 ROUNDS = 12
-_EVERY = 8
+_EVERY = 16
 _TARGET = {"overhead_percent": 3.0}
 
 
@@ -46,10 +46,10 @@ def monitor_cost(
     rounds: int = ROUNDS,
     note: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
-    """Milliseconds per token with and without a monitor that looks at every eighth.
+    """Milliseconds per token with and without a monitor that looks at every sixteenth.
 
     The model and a twin of it, which shares its weights and is not watched, take turns at every token, so that noise of
-    the machine hits both alike. A round is eight tokens of each, one of which is looked at; ratios are taken within a
+    the machine hits both alike. A round is sixteen tokens of each, one of which is looked at; ratios are taken within a
     round. The report at the end of a request is counted apart: it comes once, however long the answer is.
     """
     check_cost(context, rounds)

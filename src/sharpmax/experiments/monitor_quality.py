@@ -11,7 +11,7 @@ import numpy as np
 from sharpmax.experiments.evaluate.statistics import accuracy
 from sharpmax.experiments.monitor_signals import OWN, Answered
 from sharpmax.experiments.reproduce.detection import auroc
-from sharpmax.probe.judging import Learned
+from sharpmax.probe.watch.judging import Learned
 
 __all__ = ["ALL", "MONITOR", "POOLED", "SIGNALS", "Cells", "alarms_of", "auroc_of", "aurocs", "by_size"]
 

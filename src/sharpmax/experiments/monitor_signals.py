@@ -13,8 +13,8 @@ from torch import Tensor
 from sharpmax.errors import UnsupportedError
 from sharpmax.hf.interface import watched
 from sharpmax.models.scoring import Reply, batches, encode, reply_losses
-from sharpmax.probe.learning import Reference, tokens_at_once
-from sharpmax.probe.passes import Pass
+from sharpmax.probe.watch.learning import Reference, tokens_at_once
+from sharpmax.probe.watch.passes import Pass
 from sharpmax.tasks.prompt import Task
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from typing import Any
 from sharpmax.hf import applied
 from sharpmax.models.language import LanguageModel
 from sharpmax.policies import Policy
-from sharpmax.probe.probing import probe
-from sharpmax.probe.result import ProbeResult
+from sharpmax.probe.survey.probing import probe
+from sharpmax.probe.survey.result import ProbeResult
 
 __all__ = ["probe_under", "probed_tables"]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +19,7 @@ from sharpmax.hf.softcap import capped_attention
 from sharpmax.hf.watching import Seen, Watchers
 from sharpmax.rows.layout import floats_at_least_32
 
-__all__ = ["LAYER", "Layer", "Repeated", "sharp_attention"]
+__all__ = ["LAYER", "LEFT", "Layer", "Repeated", "sharp_attention"]
 
 LAYER = "_sharpmax_layer"
 """The attribute of an attention module that holds its `Layer`."""
@@ -99,24 +100,36 @@ class Layer:
         return found
 
 
+LEFT: WeakKeyDictionary[nn.Module, Layer] = WeakKeyDictionary()
+"""What calls are handed on to in modules that had a `Layer` a moment ago."""
+
+
 def sharp_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
 ) -> Any:
     """The attention function that transformers calls: query `[B, H, Lq, D]`, key and value `[B, Hkv, Lk, D]`."""
-    layer: Layer = getattr(module, LAYER)
+    layer: Layer | None = getattr(module, LAYER, None)
+    if layer is None:
+        # Another thread took everything out between the moment this one looked up its attention and now.
+        layer = LEFT[module]
     if layer.repeated is not None:
         key, value, attention_mask = layer.repeated.keys(query, key, value, attention_mask, layer.inner == "eager")
+    looking = layer.watchers.looking()
+    if not (looking or layer.rules):
+        return layer.function(module, query, key, value, attention_mask, **kwargs)
     bias, cap, scaling = kwargs.get("position_bias"), kwargs.get("softcap"), kwargs.get("scaling")
     causal = attention_mask is None and _is_causal(layer, module, query, kwargs.get("is_causal"))
 
     def show(query: Tensor, mask: Tensor | None, bias: Tensor | None = None, beta: Tensor | None = None) -> None:
         """Tell whoever watches, with the arguments as they are in the end."""
-        layer.watchers.show(
-            lambda: Seen(
-                layer.number, query.detach(), key.detach(), mask if bias is None else _hiding(bias, mask, causal),
-                causal and bias is None, scaling, cap if layer.inner == "eager" else None, beta,
-            )
-        )  # fmt: skip
+        if looking:
+            with torch.no_grad():
+                call = Seen(
+                    layer.number, query.detach(), key.detach(), mask if bias is None else _hiding(bias, mask, causal),
+                    causal and bias is None, scaling, cap if layer.inner == "eager" else None, beta,
+                )  # fmt: skip
+                for watcher in looking:
+                    watcher(call)
 
     if not layer.rules:
         show(query, attention_mask, bias)

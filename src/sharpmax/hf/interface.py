@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from sharpmax.errors import UnsupportedError
-from sharpmax.hf.attention import LAYER, Layer, Repeated, sharp_attention
+from sharpmax.hf.attention import LAYER, LEFT, Layer, Repeated, sharp_attention
 from sharpmax.hf.rules import Rule
 from sharpmax.hf.support import NAMES, AttentionModule, attention_modules, check_model, require_transformers
 from sharpmax.hf.watching import Watcher, Watchers
@@ -187,6 +187,7 @@ def _put(model: PreTrainedModel, state: Installed | None) -> None:
         for one in before.modules:
             one.config._attn_implementation_internal = one.inner
         for one in before.modules:
+            LEFT[one.module] = Layer(one.inner, one.function, one.heads, ())
             vars(one.module).pop(LAYER, None)
         for name in before.methods:
             del vars(model)[name]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -55,27 +55,49 @@ class Seen:
         """How many keys there are, visible or not."""
         return self.key.shape[2]
 
-    def rows(self, places: Tensor) -> DenseLogits:
-        """The logits of the rows at `places` `[R]`, `[B, H, R, Lk]` in float32 at least."""
-        q, k, group = self.query[:, :, places], self.key, self.heads // self.key.shape[1]
-        dtype = floats_at_least_32(q.dtype)
-        scale = q.shape[-1] ** -0.5 if self.scaling is None else self.scaling
-        q = (q.to(dtype) * scale).reshape(self.batch, k.shape[1], group * len(places), -1)
-        s = torch.matmul(q, k.to(dtype).transpose(2, 3)).view(self.batch, self.heads, len(places), self.keys)
+    def rows(self, places: Tensor | slice) -> DenseLogits:
+        """The logits of the rows at `places` `[R]`, `[B, H, R, Lk]` in float32 at least; a slice costs less."""
+        q, k = self.query[:, :, places], self.key
+        dtype, (batch, heads, rows, width) = floats_at_least_32(q.dtype), q.shape
+        scale = width**-0.5 if self.scaling is None else self.scaling
+        # Each key is read once for all heads that share it, and scaled by the product itself: a generated token can
+        # afford few operations.
+        q = q.to(dtype).reshape(batch * k.shape[1], -1, width)
+        k = k.to(dtype).flatten(0, 1).transpose(1, 2)
+        s = torch.baddbmm(q.new_empty(()), q, k, beta=0.0, alpha=scale).view(batch, heads, rows, self.keys)
         if self.softcap is not None:
             s = torch.tanh(s / self.softcap) * self.softcap
         if self.after_cap is not None:
             s = s * self.after_cap.expand(self.query.shape[:-1])[:, :, places, None].to(dtype)
         return DenseLogits.masked(s, self._mask(places))
 
-    def _mask(self, places: Tensor) -> Tensor | None:
+    def own_rows(self, places: Tensor) -> Seen:
+        """The same call with a single row of each sequence, that at its own place `[B]`."""
+        chosen = places.to(self.query.device).view(-1, 1, 1, 1)
+        query = self.query.gather(2, chosen.expand(-1, self.heads, 1, self.query.shape[-1]))
+        mask, beta = self.mask, self.after_cap
+        if mask is not None:
+            whole = mask.expand(self.batch, -1, self.queries, -1)
+            mask = whole.gather(2, chosen.to(whole.device).expand(-1, whole.shape[1], 1, whole.shape[3]))
+        elif self.causal:
+            mask = torch.arange(self.keys, device=chosen.device) <= chosen + self.offset
+        if beta is not None:
+            beta = beta.expand(self.query.shape[:-1]).gather(2, chosen[..., 0].expand(-1, self.heads, 1))
+        return replace(self, query=query, mask=mask, causal=False, after_cap=beta)
+
+    def _mask(self, places: Tensor | slice) -> Tensor | None:
         if self.mask is not None:
             whole = self.mask.expand(-1, -1, self.queries, -1)
-            return whole[:, :, places.to(whole.device)]
+            return whole[:, :, _on(places, whole.device)]
         if self.causal:
-            last = places[:, None].to(self.key.device) + self.offset
-            return (torch.arange(self.keys, device=self.key.device) <= last)[None, None]
+            device = self.key.device
+            last = torch.arange(self.queries, device=device)[_on(places, device), None] + self.offset
+            return (torch.arange(self.keys, device=device) <= last)[None, None]
         return None
+
+
+def _on(places: Tensor | slice, device: torch.device) -> Tensor | slice:
+    return places.to(device) if isinstance(places, Tensor) else places
 
 
 Watcher = Callable[[Seen], None]
@@ -91,19 +113,15 @@ class Watchers:
         """Nobody watches a copy."""
         return Watchers()
 
-    def show(self, seen: Callable[[], Seen]) -> None:
-        """Let everyone see a call, which is described only if there is someone.
+    def looking(self) -> list[Watcher]:
+        """Those who are to see a call of this thread.
 
-        A watcher that has a method `looks` is asked by it first: describing a call for nobody would cost a token that
-        is generated one percent of its time.
+        A watcher that has a method `looks` is asked by it: describing a call for nobody would cost a token that is
+        generated one percent of its time.
         """
-        if self.active and not torch.compiler.is_compiling():
-            looking = [one for one in self.active if getattr(one, "looks", _always)()]
-            if looking:
-                with torch.no_grad():
-                    call = seen()
-                    for watcher in looking:
-                        watcher(call)
+        if not self.active or torch.compiler.is_compiling():
+            return []
+        return [one for one in self.active if getattr(one, "looks", _always)()]
 
 
 def _always() -> bool:

@@ -32,9 +32,9 @@ def called(name: str) -> str:
 
 def measured_on(run: Run, task: str) -> str:
     """How many prompts of which sizes a run has read."""
-    known, prompts = run.setting["sizes"][task], run.setting["prompts"][task]
-    most = max((run.setting.get("prompts_of_size") or {}).get(task, {}).values(), default=prompts)
-    many = plural(prompts, "prompt") if most == prompts else f"{count(prompts)} to {plural(most, 'prompt')}"
+    known, prompts = run.setting["sizes"][task], run.setting["prompts_of_size"][task].values()
+    fewest, most = min(prompts), max(prompts)
+    many = plural(most, "prompt") if most == fewest else f"{count(fewest)} to {plural(most, 'prompt')}"
     ends = count(known[0]) if len(known) == 1 else f"{count(known[0])} to {count(known[-1])}"
     return f"{many} of each size, {ends} {run.unit(task)}"
 

@@ -1,0 +1,221 @@
+"""A monitor beside a language model: it says of each request whether attention is less focused than it should be."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sharpmax.errors import reject, reject_type
+from sharpmax.models.language import weights_fingerprint
+from sharpmax.probe.watch.judging import Learned
+from sharpmax.probe.watch.keeping import load_learned, save_learned
+from sharpmax.probe.watch.learning import learned, observed, token_lists
+from sharpmax.probe.watch.lookout import Lookout
+from sharpmax.probe.watch.metrics import metrics_of
+from sharpmax.probe.watch.requests import Report, Request
+from sharpmax.probe.watch.scores import DEFAULT, RULES
+from sharpmax.probe.watch.thresholds import check_rate, split
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+__all__ = ["Monitor", "monitor"]
+
+_EVENT = "sharpmax.monitor"
+_SETTINGS = ("false_alarms", "every", "generated")
+
+# Whoever wants the lines sets up logging; until then alarms are not to appear on stderr by themselves.
+logging.getLogger(_EVENT).addHandler(logging.NullHandler())
+
+
+class Monitor:
+    """Watches a model until `close()`; made by `sharpmax.monitor`, or read back by `Monitor.load`.
+
+    `model.generate` as a whole is a request, a plain forward pass without a cache is one, and everything inside
+    `with monitor.request() as r:` is one. Each gets a `Report`, which goes to the callback, as one line of JSON to the
+    logger (a warning if there is an alarm) and to the metrics. Nothing the model computes changes. An error inside the
+    monitor is logged once and leaves the request without a score.
+
+    Threads may use the model at the same time. A compiled model shows nothing, and such requests say so.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        known: Learned,
+        *,
+        false_alarms: float,
+        every: int,
+        generated: int,
+        callback: Callable[[Report], None] | None = None,
+        logger: logging.Logger | None = None,
+        metrics: CollectorRegistry | bool | None = None,
+    ) -> None:
+        self.false_alarms = false_alarms
+        self.every = every
+        self.generated = generated if known.generated is not None else 0
+        self._known = known
+        self._model = model
+        self._name = str(model.name_or_path or type(model).__name__)
+        self._callback = callback
+        self._logger = logging.getLogger(_EVENT) if logger is None else logger
+        self._metrics = metrics_of(metrics)
+        self._failed_before = False
+        if self._metrics is not None:
+            self._metrics.watch(self._name, self.thresholds)
+        self._lookout = Lookout(
+            model,
+            every=every,
+            window=self.generated,
+            begun=lambda: Request(self._judge),
+            ended=self._ended,
+            trouble=self._trouble,
+        )
+
+    @property
+    def thresholds(self) -> dict[str, float]:
+        """The score that requests exceed as rarely as asked for: those of a prompt alone, those that generate too."""
+        kinds = {"prompt": self._known.prompt, "generated": self._known.generated}
+        return {name: kind.threshold for name, kind in kinds.items() if kind is not None}
+
+    def request(self) -> AbstractContextManager[Request]:
+        """Everything that this thread lets the model compute inside `with monitor.request() as r:` is one request.
+
+        `r.scores`, `r.alarm`, `r.heads` and `r.why` may be read inside, about what was seen so far, and afterwards.
+        """
+        return self._lookout.request()
+
+    def pause(self) -> None:
+        """Look away until `resume()`."""
+        self._lookout.on = False
+
+    def resume(self) -> None:
+        """Look again, from the next pass through the model on."""
+        self._lookout.on = True
+
+    def close(self) -> None:
+        """Leave the model as it was before; passes that run in other threads end first."""
+        self._lookout.close()
+
+    def __enter__(self) -> Monitor:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def save(self, path: str | Path) -> Path:
+        """Write what was learned as JSON to the file `path`: `Monitor.load` needs no reference."""
+        settings = {name: getattr(self, name) for name in _SETTINGS}
+        return save_learned(path, weights_fingerprint(self._model), settings, self._known)
+
+    @classmethod
+    def load(
+        cls,
+        model: PreTrainedModel,
+        path: str | Path,
+        *,
+        callback: Callable[[Report], None] | None = None,
+        logger: logging.Logger | None = None,
+        metrics: CollectorRegistry | bool | None = None,
+    ) -> Monitor:
+        """The monitor that `save` wrote, beside a model with the same weights."""
+        settings, known = load_learned(path, weights_fingerprint(model), _SETTINGS)
+        return cls(model, known, **settings, callback=callback, logger=logger, metrics=metrics)
+
+    def _judge(self, request: Request) -> Report:
+        try:
+            return self._known.report(request)
+        except Exception as problem:
+            return Report((), why=f"the monitor failed: {self._trouble(problem)}")
+
+    def _ended(self, request: Request) -> None:
+        report = request.finish()
+        for tell in (self._count, self._log, self._callback):
+            if tell is not None:
+                self._tell(tell, report)
+
+    def _tell(self, tell: Callable[[Report], None], report: Report) -> None:
+        try:
+            tell(report)
+        except Exception as problem:
+            self._trouble(problem)
+
+    def _count(self, report: Report) -> None:
+        if self._metrics is not None:
+            self._metrics.add(self._name, report)
+
+    def _log(self, report: Report) -> None:
+        level = logging.WARNING if report.alarm else logging.INFO
+        if self._logger.isEnabledFor(level):
+            self._logger.log(level, "%s", report.to_line(event=_EVENT, model=self._name))
+
+    def _trouble(self, problem: Exception) -> str:
+        if not self._failed_before:
+            self._failed_before = True
+            self._logger.error("the monitor failed; the model goes on without it", exc_info=problem)
+        return f"{type(problem).__name__}: {problem}"
+
+
+def monitor(
+    model: PreTrainedModel,
+    reference: Iterable[str] | Iterable[Sequence[int]],
+    *,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    false_alarms: float = 0.01,
+    every: int = 16,
+    generated: int = 2,
+    score: str = DEFAULT,
+    callback: Callable[[Report], None] | None = None,
+    logger: logging.Logger | None = None,
+    metrics: CollectorRegistry | bool | None = None,
+) -> Monitor:
+    """Learn how focused a model is on in-distribution prompts, and watch it from then on.
+
+    `reference` holds prompts like those the model is meant for, as texts (with its `tokenizer`) or lists of tokens. The
+    model reads each, goes on until `generated` of its own tokens, each the `every`-th, were read too (0: judge prompts
+    alone), and the entropy of every head is noted in these rows. One part of the reference gives a baseline per head
+    and the weights of the score; the other gives thresholds: a conformal quantile for each head by itself, and one for
+    the score of a request, which a further request like those of the reference exceeds with a probability of at most
+    `false_alarms`. That takes at least 1/`false_alarms` + 7 prompts; twice as many give more even halves.
+
+    Requests are judged by the last row of their prompt and that of every `every`-th token they generate: the highest
+    score counts, of the prompt and the `generated` latest. `score` names one of the rules in
+    `sharpmax.probe.watch.scores.RULES`.
+
+    >>> import torch, sharpmax as sm
+    >>> from transformers import LlamaConfig, LlamaForCausalLM
+    >>> config = LlamaConfig(vocab_size=97, hidden_size=32, intermediate_size=32, num_hidden_layers=2,
+    ...                      num_attention_heads=4)
+    >>> model = LlamaForCausalLM(config).eval()
+    >>> known = [torch.randint(97, (20,)).tolist() for _ in range(30)]
+    >>> with sm.monitor(model, known, false_alarms=0.1, generated=0) as watched, watched.request() as r:
+    ...     out = model(torch.randint(97, (2, 20)))
+    >>> len(r.scores), r.why
+    (2, None)
+    """
+    check_rate(false_alarms)
+    for name, value, least in (("every", every, 1), ("generated", generated, 0)):
+        if type(value) is not int:
+            reject_type(name, repr(value), "a whole number")
+        if value < least:
+            reject(name, value, f"{least} or more")
+    if score not in RULES:
+        reject("score", repr(score), f"one of {list(RULES)}")
+    rows = generated if getattr(model, "can_generate", bool)() else 0
+    prompts = token_lists(reference, tokenizer)
+    split(len(prompts), false_alarms)  # too few are to be refused before the work, not after it
+    seen = observed(model, prompts, every=every, generated=rows)
+    return Monitor(
+        model,
+        learned(seen, false_alarms, score),
+        false_alarms=false_alarms,
+        every=every,
+        generated=rows,
+        callback=callback,
+        logger=logger,
+        metrics=metrics,
+    )
