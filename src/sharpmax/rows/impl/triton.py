@@ -24,6 +24,9 @@ __all__ = ["available", "obstacle", "triton_parts"]
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _HALF = (torch.float16, torch.bfloat16)
 _WIDEST = 256
+_LOOKING = 528
+"""Programs that look for rows in which the quick kernel did not go well: a few for each processor of a large GPU."""
+
 # Looked up once and without importing it: this is also asked while torch compiles, where a search is not possible.
 _INSTALLED = importlib.util.find_spec("triton") is not None
 
@@ -114,16 +117,16 @@ def triton_parts(problem: Problem, fields: frozenset[str] = frozenset(FIELDS)) -
         "BLOCK_D": max(16, 1 << (width - 1).bit_length()),
     }
 
-    def programs(tile: _Tile) -> tuple[int]:
-        # One axis of programs: the other axes of a CUDA grid end at 65,535.
-        return (batch * heads * group * -(-queries // tile.rows),)
+    def blocks(tile: _Tile) -> int:
+        return batch * heads * group * -(-queries // tile.rows)
 
     quick = q.dtype in _HALF
     with torch.cuda.device(q.device) if q.is_cuda else nullcontext():
         if quick:
             tile = _quick_tile(problem)
             box = _box(k, tile.keys, options["BLOCK_D"])
-            kernels.quick_parts[programs(tile)](
+            # One axis of programs: the other axes of a CUDA grid end at 65,535.
+            kernels.quick_parts[(blocks(tile),)](
                 q,
                 k,
                 box,
@@ -131,6 +134,7 @@ def triton_parts(problem: Problem, fields: frozenset[str] = frozenset(FIELDS)) -
                 *geometry,
                 **options,
                 TMA=box is not None,
+                EVEN=_unlimited(problem) and problem.keys % tile.keys == 0,
                 MAX="max" in fields,
                 VAR="var" in fields,
                 BLOCK_Q=tile.rows,
@@ -139,11 +143,13 @@ def triton_parts(problem: Problem, fields: frozenset[str] = frozenset(FIELDS)) -
                 num_warps=tile.warps,
             )
         tile = _careful_tile(problem)
-        kernels.careful_parts[programs(tile)](
+        total = blocks(tile)
+        kernels.careful_parts[(min(total, _LOOKING) if quick else total,)](
             q,
             k,
             *inputs,
             *geometry,
+            total,
             **options,
             AFTER_QUICK=quick,
             BLOCK_Q=tile.rows,
@@ -195,6 +201,11 @@ def _box(k: Tensor, keys: int, width: int) -> object | None:
 @functools.cache
 def _has_copy_engine(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+def _unlimited(problem: Problem) -> bool:
+    """Whether every row sees every key."""
+    return problem.mask is None and problem.spans is None and problem.offset is None
 
 
 def _quick_tile(problem: Problem) -> _Tile:

@@ -183,7 +183,9 @@ def into_queries(
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """dq of a block of rows, and these rows' numbers for `into_keys`; parts, gradients and numbers are contiguous."""
-    first, lane, batch, head, member = block_of(queries, heads, group, CAUSAL, BLOCK_Q)
+    first, lane, batch, head, member = block_of(
+        tl.program_id(0), tl.num_programs(0), queries, heads, group, CAUSAL, BLOCK_Q
+    )
     row = first + tl.arange(0, BLOCK_Q)
     row64 = row.to(tl.int64)
     in_rows = row < queries

@@ -205,18 +205,17 @@ def _reference(q, k_at, begin, keys, k_stride_l, in_rows, in_width, low, high, m
 
 
 @triton.jit
-def block_of(queries, heads, group, CAUSAL: tl.constexpr, BLOCK_Q: tl.constexpr):
-    """Which rows a program owns: first row, and lane, batch, key head and member of its group (64-bit)."""
+def block_of(number, total, queries, heads, group, CAUSAL: tl.constexpr, BLOCK_Q: tl.constexpr):
+    """Which rows a block has: first row, and lane, batch, key head and member of its group (64-bit)."""
     blocks = tl.cdiv(queries, BLOCK_Q)
-    program = tl.program_id(0)
-    lanes = tl.num_programs(0) // blocks
+    lanes = total // blocks
     if CAUSAL:
         # Later rows see more keys: they start first in every lane, so that no long program starts last.
-        first = (blocks - 1 - program // lanes) * BLOCK_Q
-        lane = (program % lanes).to(tl.int64)
+        first = (blocks - 1 - number // lanes) * BLOCK_Q
+        lane = (number % lanes).to(tl.int64)
     else:
-        first = program % blocks * BLOCK_Q
-        lane = (program // blocks).to(tl.int64)
+        first = number % blocks * BLOCK_Q
+        lane = (number // blocks).to(tl.int64)
     return first, lane, lane // group // heads, lane // group % heads, lane % group
 
 
@@ -259,14 +258,17 @@ def quick_parts(
     span_stride_b, span_stride_e, span_stride_q,
     heads, group, queries, keys, offset, scale,
     WIDTH: tl.constexpr, CAUSAL: tl.constexpr, SPANS: tl.constexpr, MASK: tl.constexpr, MASK_FLOOR: tl.constexpr,
-    GAIN: tl.constexpr, WIDEN: tl.constexpr, TMA: tl.constexpr, MAX: tl.constexpr, VAR: tl.constexpr,
-    BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr, STAGES: tl.constexpr,
+    GAIN: tl.constexpr, WIDEN: tl.constexpr, TMA: tl.constexpr, EVEN: tl.constexpr, MAX: tl.constexpr,
+    VAR: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Statistics of a block of rows relative to their maximum (to their lse without MAX); outputs are contiguous.
 
-    What only MAX or VAR need is left out without them. The anchor of a row that needs more care is NaN.
+    What only MAX or VAR need is left out without them, and the tiles in which some keys are hidden from some rows where
+    there are none (EVEN). The anchor of a row that needs more care is NaN.
     """
-    first, lane, batch, head, member = block_of(queries, heads, group, CAUSAL, BLOCK_Q)
+    first, lane, batch, head, member = block_of(
+        tl.program_id(0), tl.num_programs(0), queries, heads, group, CAUSAL, BLOCK_Q
+    )
     row = first + tl.arange(0, BLOCK_Q)
     row64 = row.to(tl.int64)
     in_rows = row < queries
@@ -326,22 +328,23 @@ def quick_parts(
                      WIDTH, TMA, False, WIDEN, BLOCK_K, BLOCK_D)  # fmt: skip
         x = tl.dot(q, k, input_precision="ieee") * scale2 - reference[:, None]
         mass, moment, second, peak = _collect(mass, moment, second, peak, x, MAX, VAR, BLOCK_Q, BLOCK_K)
-    before = (whole - begin) // BLOCK_K
-    for number in tl.range(0, before + tl.cdiv(tl.maximum(end - ragged, 0), BLOCK_K), num_stages=1):
-        start = begin + number * BLOCK_K
-        if SPANS:
-            start = tl.where(number < before, start, ragged + (number - before) * BLOCK_K)
-        else:
-            start += ragged
-        key = start + column
-        k = _keys_at(k_at, k_desc, batch32, head32, key, start, keys, k_stride_l, in_width,
-                     WIDTH, False, True, WIDEN, BLOCK_K, BLOCK_D)  # fmt: skip
-        x, live = _shown(tl.dot(q, k, input_precision="ieee") * scale2, in_rows, key, low, high, mask_at,
-                         mask_stride_k, gain, MASK, MASK_FLOOR, GAIN, LOG2E)  # fmt: skip
-        if MASK != 0:
-            blind = blind & (tl.max(live.to(tl.int32), 1) == 0)
-        x = _kept(x - reference[:, None], live)
-        mass, moment, second, peak = _collect(mass, moment, second, peak, x, MAX, VAR, BLOCK_Q, BLOCK_K)
+    if not EVEN:
+        before = (whole - begin) // BLOCK_K
+        for number in tl.range(0, before + tl.cdiv(tl.maximum(end - ragged, 0), BLOCK_K), num_stages=1):
+            start = begin + number * BLOCK_K
+            if SPANS:
+                start = tl.where(number < before, start, ragged + (number - before) * BLOCK_K)
+            else:
+                start += ragged
+            key = start + column
+            k = _keys_at(k_at, k_desc, batch32, head32, key, start, keys, k_stride_l, in_width,
+                         WIDTH, False, True, WIDEN, BLOCK_K, BLOCK_D)  # fmt: skip
+            x, live = _shown(tl.dot(q, k, input_precision="ieee") * scale2, in_rows, key, low, high, mask_at,
+                             mask_stride_k, gain, MASK, MASK_FLOOR, GAIN, LOG2E)  # fmt: skip
+            if MASK != 0:
+                blind = blind & (tl.max(live.to(tl.int32), 1) == 0)
+            x = _kept(x - reference[:, None], live)
+            mass, moment, second, peak = _collect(mass, moment, second, peak, x, MAX, VAR, BLOCK_Q, BLOCK_K)
 
     total = tl.sum(mass, 1)
     sound = _sound(total)
@@ -362,7 +365,7 @@ def quick_parts(
     tl.store(var_ptr + out, tl.where(blind, 0.0, var), mask=in_rows)
 
 
-@triton.jit(do_not_specialize=["queries", "keys", "offset"])
+@triton.jit(do_not_specialize=["queries", "keys", "offset", "total"])
 def careful_parts(
     q_ptr, k_ptr, mask_ptr, gain_ptr, span_ptr, anchor_ptr, log_mass_ptr, short_ptr, var_ptr,
     q_stride_b, q_stride_h, q_stride_g, q_stride_l, q_stride_d,
@@ -370,25 +373,50 @@ def careful_parts(
     mask_stride_b, mask_stride_h, mask_stride_g, mask_stride_q, mask_stride_k,
     gain_stride_b, gain_stride_h, gain_stride_g, gain_stride_q,
     span_stride_b, span_stride_e, span_stride_q,
-    heads, group, queries, keys, offset, scale,
+    heads, group, queries, keys, offset, scale, total,
     WIDTH: tl.constexpr, CAUSAL: tl.constexpr, SPANS: tl.constexpr, MASK: tl.constexpr, MASK_FLOOR: tl.constexpr,
     GAIN: tl.constexpr, WIDEN: tl.constexpr, AFTER_QUICK: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Statistics of a block of rows relative to their maximum; AFTER_QUICK: of those whose anchor is NaN so far."""
-    first, lane, batch, head, member = block_of(queries, heads, group, CAUSAL, BLOCK_Q)
-    row = first + tl.arange(0, BLOCK_Q)
-    row64 = row.to(tl.int64)
-    wanted = row < queries
-    out = lane * queries + row64
-    if AFTER_QUICK:
-        anchor = tl.load(anchor_ptr + out, mask=wanted, other=0.0)
-        # A NaN is the one number that differs from itself. Each row has one writer, and a row of NaN changes no bit
-        # of its neighbours.
-        wanted = wanted & (anchor != anchor)
-        if tl.max(wanted.to(tl.int32), 0) == 0:
-            return
+    # After the quick kernel hardly any block has work left, so a few programs look through all of them.
+    for number in range(tl.program_id(0), total, tl.num_programs(0)):
+        first, lane, batch, head, member = block_of(number, total, queries, heads, group, CAUSAL, BLOCK_Q)
+        row = first + tl.arange(0, BLOCK_Q)
+        wanted = row < queries
+        out = lane * queries + row.to(tl.int64)
+        if AFTER_QUICK:
+            anchor = tl.load(anchor_ptr + out, mask=wanted, other=0.0)
+            # NaN is the one number that differs from itself. Each row has one writer, and a row of NaN changes no bit
+            # of its neighbours.
+            wanted = wanted & (anchor != anchor)
+        if tl.max(wanted.to(tl.int32), 0) > 0:
+            _careful_block(
+                q_ptr, k_ptr, mask_ptr, gain_ptr, span_ptr, anchor_ptr, log_mass_ptr, short_ptr, var_ptr,
+                q_stride_b, q_stride_h, q_stride_g, q_stride_l, q_stride_d,
+                k_stride_b, k_stride_h, k_stride_l, k_stride_d,
+                mask_stride_b, mask_stride_h, mask_stride_g, mask_stride_q, mask_stride_k,
+                gain_stride_b, gain_stride_h, gain_stride_g, gain_stride_q,
+                span_stride_b, span_stride_e, span_stride_q,
+                batch, head, member, row, wanted, out, keys, offset, scale,
+                WIDTH, CAUSAL, SPANS, MASK, MASK_FLOOR, GAIN, WIDEN, BLOCK_Q, BLOCK_K, BLOCK_D,
+            )  # fmt: skip
 
+
+@triton.jit
+def _careful_block(
+    q_ptr, k_ptr, mask_ptr, gain_ptr, span_ptr, anchor_ptr, log_mass_ptr, short_ptr, var_ptr,
+    q_stride_b, q_stride_h, q_stride_g, q_stride_l, q_stride_d,
+    k_stride_b, k_stride_h, k_stride_l, k_stride_d,
+    mask_stride_b, mask_stride_h, mask_stride_g, mask_stride_q, mask_stride_k,
+    gain_stride_b, gain_stride_h, gain_stride_g, gain_stride_q,
+    span_stride_b, span_stride_e, span_stride_q,
+    batch, head, member, row, wanted, out, keys, offset, scale,
+    WIDTH: tl.constexpr, CAUSAL: tl.constexpr, SPANS: tl.constexpr, MASK: tl.constexpr, MASK_FLOOR: tl.constexpr,
+    GAIN: tl.constexpr, WIDEN: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """Statistics of the wanted rows of a block, into memory."""
+    row64 = row.to(tl.int64)
     dim = tl.arange(0, BLOCK_D)
     dim64 = dim.to(tl.int64)
     in_width = dim < WIDTH
