@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sharpmax.arrays import ops_for
+from sharpmax.attention.fused import by_head, form_of, learns, serves, sharpened, warn_now_and_then
+from sharpmax.attention.kernels.sharpen import scale_rows
 from sharpmax.errors import reject, reject_type
 from sharpmax.policies import Policy, resolve_policy
 from sharpmax.rows.api import Impl, check_impl, measure, problem_of
@@ -102,6 +104,16 @@ def attention(
     if chosen.is_identity:
         out = stock(q, k, v, attn_mask)
         return (out, measure(problem, impl, fields)) if return_stats else out
+    policies = by_head(chosen)
+    kernels = impl == "triton" or (impl == "auto" and q.is_cuda)
+    if kernels and not return_stats and not torch.compiler.is_compiling():
+        form = form_of(policies)
+        if form is not None and not learns(q, k, v, attn_mask) and serves(problem, q):
+            counts = None if problem.mask is None else problem.counts()
+            queries, beta, parts = sharpened(problem, q, counts, sorted(form.needs), form.code)
+            warn_now_and_then(policies, problem, parts)
+            out = stock(queries, k, v, scaled_mask(attn_mask, beta))
+            return out if counts is None else out.masked_fill((counts == 0)[..., None], 0.0)
     stats = measure(problem, impl, fields)
     beta = chosen.beta(stats, lambda b: measure(problem.scaled(b), impl, chosen.needs))
     beta = beta.to(floats_at_least_32(q.dtype))
@@ -138,10 +150,7 @@ def _check_values(q: Tensor, k: Tensor, v: Tensor, dropout_p: float) -> None:
 
 def scaled_queries(q: Tensor, beta: Tensor) -> Tensor:
     """β·q in the dtype of q; in float16 β stops where the product would leave the dtype's range."""
-    if q.dtype == torch.float16:
-        room = torch.finfo(q.dtype).max / q.detach().abs().amax(-1).to(beta.dtype).clamp_min(1.0)
-        beta = ops_for(beta).at_most(beta, room)
-    return (q * beta[..., None]).to(q.dtype)
+    return scale_rows(q, beta)
 
 
 def scaled_mask(mask: Tensor | None, beta: Tensor) -> Tensor | None:

@@ -14,6 +14,7 @@ from sharpmax.attention.sharp import scaled_mask, scaled_queries
 from sharpmax.errors import UnsupportedError
 from sharpmax.hf.dense import DenseLogits, single_query_attention, single_query_logits
 from sharpmax.hf.logits import COUNT, Logits
+from sharpmax.hf.lowered import Lowered, lowered
 from sharpmax.hf.rules import Rule
 from sharpmax.hf.softcap import capped_attention
 from sharpmax.hf.watching import Seen, Watchers
@@ -70,6 +71,11 @@ class Layer:
     """Which keys count more than once, for as long as somebody says so."""
 
     _places: dict[tuple[int, torch.device], Tensor] = field(default_factory=dict)
+    lowered: Lowered | None = field(init=False)
+    """The same rules as kernels on a GPU can be given them."""
+
+    def __post_init__(self) -> None:
+        self.lowered = lowered(self.rules, self.heads)
 
     @property
     def measures(self) -> bool:
@@ -145,12 +151,20 @@ def sharp_attention(
 
         return capped_attention(module, query, key, value, attention_mask, capped_beta, **kwargs)
     if bias is None and _is_single_query(layer, query, kwargs.get("dropout")):
-        logits = single_query_logits(query, key, attention_mask, scaling)
-        beta = layer.beta(logits)
+        dense = single_query_logits(query, key, attention_mask, scaling)
+        beta = layer.beta(dense)
         show(scaled_queries(query, beta), scaled_mask(attention_mask, beta))
-        return single_query_attention(logits, beta, value), None
+        return single_query_attention(dense, beta, value), None
     if bias is None:
-        beta = layer.beta(Logits(query, key, attention_mask, causal, scaling))
+        logits = Logits(query, key, attention_mask, causal, scaling)
+        if layer.lowered is not None and not looking:
+            plain = layer.inner == "sdpa" and not kwargs.get("dropout")
+            newest = layer.lowered.newest(logits, value) if plain else None
+            if newest is not None:
+                return newest, None
+            if (found := layer.lowered.sharpened(logits)) is not None:
+                return layer.function(module, found[0], key, value, found[1], **kwargs)
+        beta = layer.beta(logits)
         attention_mask = scaled_mask(attention_mask, beta)
     else:
         beta = layer.beta(Logits(query, key, _hiding(bias, attention_mask, causal), False, scaling))

@@ -50,7 +50,7 @@ class Logits:
             return any_row(self.q.device), None
         if needs <= COUNT:
             return RowStats.anchored(of_heads(self.counts(), heads)), None
-        problem = self._chosen(heads)._problem()
+        problem = self._chosen(heads).problem()
         return measure(problem, "auto", needs), lambda beta: measure(problem.scaled(beta), "auto", needs)
 
     def counts(self) -> Tensor:
@@ -71,7 +71,8 @@ class Logits:
         mask = None if self.mask is None else of_heads(self.mask, heads)
         return replace(self, q=self.q[:, heads], k=self.k[:, heads // group], mask=mask)
 
-    def _problem(self) -> Problem:
+    def problem(self) -> Problem:
+        """The rows in canonical form."""
         k = self.k
         if self.causal and k.shape[-2] > self.q.shape[-2]:
             k = k[:, :, : self.q.shape[-2]]
