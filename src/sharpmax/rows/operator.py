@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from sharpmax.errors import UnsupportedError
-from sharpmax.rows.impl.stock import stock_parts
 from sharpmax.rows.impl import triton_backward
+from sharpmax.rows.impl.stock import stock_parts
 from sharpmax.rows.impl.streaming import Incoming, streaming_backward, streaming_parts
 from sharpmax.rows.impl.triton import triton_parts
 from sharpmax.rows.layout import Parts, Problem, floats_at_least_32

@@ -62,9 +62,12 @@ def triton_backward(problem: Problem, parts: Parts, grads: Incoming) -> Gradient
     mask, kind, floor = triton._mask_for_kernel(problem.mask, forward)
     gain = problem.gain if kind == forward.MASK_ADDED else None
     with_var = grads.var is not None
-    # What the second kernel needs of every row: log2-scaled lse, c0, c1, and with var also mean and c2.
-    top, c0, c1, *more = torch.empty((5 if with_var else 3, *q.shape[:-1]), dtype=torch.float32, device=q.device)
-    mean, c2 = more or (None, None)
+    # Rounded to half precision anyway, the derivative may take a shorter way.
+    folded = q.dtype != torch.float32 and not with_var
+    # What the second kernel needs of every row: a reference, c0, c1, and maybe the mean and c2.
+    count = 3 if folded else 4 + with_var
+    numbers: list[Tensor | None] = [*torch.empty((count, *q.shape[:-1]), dtype=torch.float32, device=q.device)]
+    top, c0, c1, mean, c2 = numbers + [None] * (5 - count)
     row_tile, key_tile = _tile("into_queries", problem), _tile("into_keys", problem)
     strides = (
         *q.stride(),
@@ -82,6 +85,7 @@ def triton_backward(problem: Problem, parts: Parts, grads: Incoming) -> Gradient
         "MASK_FLOOR": floor,
         "GAIN": gain is not None,
         "VAR": with_var,
+        "FOLDED": folded,
         # The interpreter keeps bfloat16 as 16-bit integers, and its dot multiplies those.
         "WIDEN": q.dtype == torch.bfloat16 and triton._interpreted(),
         "BLOCK_D": max(16, 1 << (width - 1).bit_length()),
