@@ -29,10 +29,10 @@ class Tile(NamedTuple):
 _HOPPER = {
     ("into_queries", 64): Tile(128, 128, 8, 3),
     ("into_queries", 128): Tile(128, 64, 8, 3),
-    ("into_queries", 256): Tile(64, 64, 4, 2),
+    ("into_queries", 256): Tile(128, 32, 8, 2),
     ("into_keys", 64): Tile(128, 128, 8, 3),
     ("into_keys", 128): Tile(64, 128, 8, 3),
-    ("into_keys", 256): Tile(64, 64, 4, 2),
+    ("into_keys", 256): Tile(32, 128, 8, 2),
 }
 OVERRIDES: dict[str, Tile] = {}
 """Tiles to use instead, by the name of the kernel (`into_queries`, `into_keys`): for measuring, and for tests."""
@@ -136,7 +136,7 @@ def _tile(kernel: str, problem: Problem) -> Tile:
         tile = _HOPPER[kernel, width]
         if problem.mask is not None:
             # The addresses of a tile of the mask take as many registers as its logits.
-            tile = tile._replace(rows=min(tile.rows, 64), keys=64, warps=8, stages=2)
+            tile = Tile(min(tile.rows, 64), min(tile.keys, 64), 8, 2)
     else:
         tile = Tile(32, 32, 4, 2) if width > 128 else Tile(64, 64, 4 if problem.mask is None else 8, 2)
-    return tile
+    return tile._replace(rows=min(tile.rows, max(16, 1 << (q.shape[-2] - 1).bit_length())))
