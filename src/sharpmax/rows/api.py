@@ -92,11 +92,12 @@ def measure(problem: Problem, impl: str, fields: frozenset[str]) -> RowStats:
         raise UnsupportedError(f"impl: 'stock' cannot do this: {reason}; use impl='streaming'")
     if impl == "triton" and (reason := triton.obstacle(problem)):
         raise UnsupportedError(f"impl: 'triton' cannot do this: {reason}; use impl='streaming'")
-    parts = [part.reshape(problem.rows) for part in measure_parts(problem, impl)]
+    through_var = impl != "triton" or "var" in fields
+    parts = [part.reshape(problem.rows) for part in measure_parts(problem, impl, through_var=through_var)]
     anchor, log_mass, shortfall, var = parts
     if impl == "stock":
         return RowStats.anchored(count, anchor, log_mass, shortfall)
-    return RowStats.anchored(count, anchor, log_mass, shortfall, max=anchor.detach(), var=var)
+    return RowStats.anchored(count, anchor, log_mass, shortfall, max=anchor.detach(), var=var if through_var else None)
 
 
 def check_impl(impl: object) -> None:

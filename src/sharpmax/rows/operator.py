@@ -24,10 +24,13 @@ IMPLEMENTATIONS: dict[str, Callable[[Problem], Parts]] = {
 }
 
 
-def measure_parts(problem: Problem, impl: str) -> Parts:
-    """The parts of every row; gradients flow into q, k and a float mask, not into the gain."""
+def measure_parts(problem: Problem, impl: str, *, through_var: bool = True) -> Parts:
+    """The parts of every row; gradients flow into q, k and a float mask, not into the gain.
+
+    Unless `through_var`, nothing flows back from var: that is cheaper, also where a compiler fills in zeros.
+    """
     gain = None if problem.gain is None else problem.gain.detach()
-    inputs = (problem.q, problem.k, problem.mask, gain, problem.offset, problem.scale, impl)
+    inputs = (problem.q, problem.k, problem.mask, gain, problem.offset, problem.scale, impl, through_var)
     return Parts(*_RowParts.apply(*inputs))  # type: ignore[no-untyped-call]
 
 
@@ -135,25 +138,29 @@ class _RowParts(torch.autograd.Function):
     """The operators joined for autograd; unlike an operator's own registration this also serves `torch.func`."""
 
     @staticmethod
-    def forward(q: Any, k: Any, mask: Any, gain: Any, offset: Any, scale: Any, impl: Any) -> tuple[Tensor, ...]:
+    def forward(
+        q: Any, k: Any, mask: Any, gain: Any, offset: Any, scale: Any, impl: Any, through_var: Any
+    ) -> tuple[Tensor, ...]:
         parts: tuple[Tensor, ...] = _row_parts(q, k, mask, gain, offset, scale, impl)
         return parts
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        q, k, mask, gain, ctx.offset, ctx.scale, ctx.impl = inputs
+        q, k, mask, gain, ctx.offset, ctx.scale, ctx.impl, ctx.through_var = inputs
         ctx.save_for_backward(q, k, mask, gain, *output)
         if not torch.compiler.is_compiling():  # the compiler knows zeros only
             ctx.set_materialize_grads(False)
 
     @staticmethod
     def backward(ctx: Any, _: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        if not ctx.through_var:
+            grads = (*grads[:2], None)
         q, k, mask, gain, *parts = ctx.saved_tensors
         into_mask = ctx.needs_input_grad[2]
         dq, dk, dmask = _RowPartsBackward.apply(  # type: ignore[no-untyped-call]
             q, k, mask, gain, *parts, *grads, ctx.offset, ctx.scale, ctx.impl, into_mask
         )
-        return dq, dk, dmask if into_mask else None, None, None, None, None
+        return dq, dk, dmask if into_mask else None, None, None, None, None, None
 
     @staticmethod
     def vmap(info: Any, dims: Any, q: Tensor, k: Tensor, mask: Any, gain: Any, *rest: Any) -> tuple[Any, Any]:
