@@ -30,7 +30,7 @@ _HOPPER = {
     ("into_queries", 64): Tile(128, 128, 8, 3),
     ("into_queries", 128): Tile(128, 64, 8, 3),
     ("into_queries", 256): Tile(128, 32, 8, 2),
-    ("into_keys", 64): Tile(128, 128, 8, 3),
+    ("into_keys", 64): Tile(64, 128, 8, 3),
     ("into_keys", 128): Tile(64, 128, 8, 3),
     ("into_keys", 256): Tile(32, 128, 8, 2),
 }
@@ -111,6 +111,7 @@ def triton_backward(problem: Problem, parts: Parts, grads: Incoming) -> Gradient
             *sizes,
             **options,
             EVEN=queries % key_tile.rows == 0,
+            ONCE=True,
             **_launch(key_tile),
         )
     return Gradients(dq, dk, None)

@@ -119,11 +119,25 @@ def _add_keys(
 
 
 @triton.jit
+def _numbers(at, row, in_rows, ONCE: tl.constexpr):
+    """One number per row; 0, which is a derivative of 0, for rows beyond the end.
+
+    Without the sum over an axis of one, some versions of Triton (3.6) have each thread copy the numbers of all rows.
+    """
+    if ONCE:
+        found = tl.sum(tl.load(at + row[:, None], mask=in_rows[:, None], other=0.0), 1)
+    else:
+        found = tl.load(at + row, mask=in_rows, other=0.0)
+    return found
+
+
+@triton.jit
 def _add_rows(
     acc, k, q_at, q_stride_l, mask_at, mask_stride_q, gain_at, gain_stride_q, top_at, mean_at, c0_at, c1_at, c2_at,
     key, dim, begin, end, queries, keys, offset, scale,
     WIDTH: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr, MASK_FLOOR: tl.constexpr, GAIN: tl.constexpr,
-    VAR: tl.constexpr, FOLDED: tl.constexpr, WIDEN: tl.constexpr, EVEN: tl.constexpr, MASKED: tl.constexpr,
+    VAR: tl.constexpr, FOLDED: tl.constexpr, WIDEN: tl.constexpr, EVEN: tl.constexpr,
+    ONCE: tl.constexpr, MASKED: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Add dSᵀ·Q over some rows of one head; only `MASKED` tiles may hold pairs that do not see each other."""
@@ -135,21 +149,17 @@ def _add_rows(
         in_rows = row < queries
         if EVEN:
             q = tl.load(at, mask=(dim < WIDTH)[None, :], other=0.0) if WIDTH < BLOCK_D else tl.load(at)
-            top = tl.load(top_at + row)
-            c0 = tl.load(c0_at + row)
-            c1 = tl.load(c1_at + row)
         else:
-            # Rows beyond the end have derivative 0: c0 and c1 are 0.
             q = tl.load(at, mask=in_rows[:, None] & (dim < WIDTH)[None, :], other=0.0)
-            top = tl.load(top_at + row, mask=in_rows, other=0.0)
-            c0 = tl.load(c0_at + row, mask=in_rows, other=0.0)
-            c1 = tl.load(c1_at + row, mask=in_rows, other=0.0)
+        top = _numbers(top_at, row, in_rows, ONCE)
+        c0 = _numbers(c0_at, row, in_rows, ONCE)
+        c1 = _numbers(c1_at, row, in_rows, ONCE)
         mean = top
         c2 = c1
         if not FOLDED:
-            mean = tl.load(mean_at + row, mask=in_rows, other=0.0)
+            mean = _numbers(mean_at, row, in_rows, ONCE)
         if VAR:
-            c2 = tl.load(c2_at + row, mask=in_rows, other=0.0)
+            c2 = _numbers(c2_at, row, in_rows, ONCE)
         if WIDEN:
             q = q.to(tl.float32)
         t = tl.dot(k, tl.trans(q), input_precision="ieee")
@@ -312,7 +322,7 @@ def into_keys(
     heads, group, queries, keys, offset, scale,
     WIDTH: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr, MASK_FLOOR: tl.constexpr, GAIN: tl.constexpr,
     VAR: tl.constexpr, FOLDED: tl.constexpr, WIDEN: tl.constexpr, EVEN: tl.constexpr,
-    BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
+    ONCE: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """dk of a block of keys, from the numbers that `into_queries` wrote; EVEN: every block of rows is full."""
     blocks = tl.cdiv(keys, BLOCK_K)
@@ -373,14 +383,14 @@ def into_keys(
                 acc, k, member_q_at, q_stride_l, member_mask_at, mask_stride_q, member_gain_at, gain_stride_q,
                 top_ptr + at, mean_at, c0_ptr + at, c1_ptr + at, c2_at,
                 key, dim, free, queries, queries, keys, offset, scale,
-                WIDTH, CAUSAL, MASK, MASK_FLOOR, GAIN, VAR, FOLDED, WIDEN, EVEN, False, BLOCK_Q, BLOCK_D,
+                WIDTH, CAUSAL, MASK, MASK_FLOOR, GAIN, VAR, FOLDED, WIDEN, EVEN, ONCE, False, BLOCK_Q, BLOCK_D,
             )  # fmt: skip
         if CAUSAL or MASK != 0:
             acc = _add_rows(
                 acc, k, member_q_at, q_stride_l, member_mask_at, mask_stride_q, member_gain_at, gain_stride_q,
                 top_ptr + at, mean_at, c0_ptr + at, c1_ptr + at, c2_at,
                 key, dim, begin, free, queries, keys, offset, scale,
-                WIDTH, CAUSAL, MASK, MASK_FLOOR, GAIN, VAR, FOLDED, WIDEN, False, True, BLOCK_Q, BLOCK_D,
+                WIDTH, CAUSAL, MASK, MASK_FLOOR, GAIN, VAR, FOLDED, WIDEN, False, ONCE, True, BLOCK_Q, BLOCK_D,
             )  # fmt: skip
 
     dk_at = dk_ptr + batch * dk_stride_b + head * dk_stride_h
