@@ -24,6 +24,7 @@ __all__ = ["available", "obstacle", "triton_parts"]
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _HALF = (torch.float16, torch.bfloat16)
 _WIDEST = 256
+QREG = lambda: False
 _LOOKING = 528
 """Programs that look for rows in which the quick kernel did not go well: a few for each processor of a large GPU."""
 
@@ -137,6 +138,7 @@ def triton_parts(problem: Problem, fields: frozenset[str] = frozenset(FIELDS)) -
                 EVEN=_unlimited(problem) and problem.keys % tile.keys == 0,
                 MAX="max" in fields,
                 VAR="var" in fields,
+                QREG=QREG(),
                 BLOCK_Q=tile.rows,
                 BLOCK_K=tile.keys,
                 STAGES=tile.stages,

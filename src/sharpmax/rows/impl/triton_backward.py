@@ -29,10 +29,10 @@ class Tile(NamedTuple):
 _HOPPER = {
     ("into_queries", 64): Tile(64, 64, 4, 3),
     ("into_queries", 128): Tile(64, 64, 4, 2),
-    ("into_queries", 256): Tile(64, 64, 4, 2),
+    ("into_queries", 256): Tile(128, 32, 8, 2),
     ("into_keys", 64): Tile(64, 128, 4, 3),
     ("into_keys", 128): Tile(32, 128, 4, 3),
-    ("into_keys", 256): Tile(64, 64, 4, 2),
+    ("into_keys", 256): Tile(32, 128, 8, 2),
 }
 OVERRIDES: dict[str, Tile] = {}
 """Tiles to use instead, by the name of the kernel (`into_queries`, `into_keys`): for measuring, and for tests."""
@@ -41,7 +41,7 @@ OVERRIDES: dict[str, Tile] = {}
 def obstacle(problem: Problem, *, into_mask: bool) -> str | None:
     """Return None if the kernels can find the gradients of this problem, else one line that says why not."""
     if problem.spans is not None:
-        return "windows and packed sequences are not in the kernels yet"
+        return "windows and packed sequences have no kernel for their gradient"
     if into_mask:
         return "the gradient into a mask is as large as the matrix of logits"
     if problem.q.dtype == torch.float64:
@@ -64,9 +64,12 @@ def triton_backward(problem: Problem, parts: Parts, grads: Incoming) -> Gradient
     mask, kind, floor = triton._mask_for_kernel(problem.mask, forward)
     gain = problem.gain if kind == forward.MASK_ADDED else None
     with_var = grads.var is not None
-    # What the second kernel needs of every row: log2-scaled lse, c0, c1, and with var also mean and c2.
-    top, c0, c1, *more = torch.empty((5 if with_var else 3, *q.shape[:-1]), dtype=torch.float32, device=q.device)
-    mean, c2 = more or (None, None)
+    # Rounded to half precision anyway, the derivative may take a shorter way.
+    folded = q.dtype != torch.float32 and not with_var
+    # What the second kernel needs of every row: a reference, c0, c1, and maybe the mean and c2.
+    count = 3 if folded else 4 + with_var
+    numbers: list[Tensor | None] = [*torch.empty((count, *q.shape[:-1]), dtype=torch.float32, device=q.device)]
+    top, c0, c1, mean, c2 = numbers + [None] * (5 - count)
     row_tile, key_tile = _tile("into_queries", problem), _tile("into_keys", problem)
     strides = (
         *q.stride(),
@@ -84,6 +87,7 @@ def triton_backward(problem: Problem, parts: Parts, grads: Incoming) -> Gradient
         "MASK_FLOOR": floor,
         "GAIN": gain is not None,
         "VAR": with_var,
+        "FOLDED": folded,
         # The interpreter keeps bfloat16 as 16-bit integers, and its dot multiplies those.
         "WIDEN": q.dtype == torch.bfloat16 and triton._interpreted(),
         "BLOCK_D": max(16, 1 << (width - 1).bit_length()),
@@ -109,6 +113,7 @@ def triton_backward(problem: Problem, parts: Parts, grads: Incoming) -> Gradient
             *sizes,
             **options,
             EVEN=queries % key_tile.rows == 0,
+            ONCE=True,
             **_launch(key_tile),
         )
     return Gradients(dq, dk, None)
@@ -134,7 +139,7 @@ def _tile(kernel: str, problem: Problem) -> Tile:
         tile = _HOPPER[kernel, width]
         if problem.mask is not None:
             # The addresses of a tile of the mask take as many registers as its logits.
-            tile = tile._replace(rows=min(tile.rows, 64), keys=64, warps=8, stages=2)
+            tile = Tile(min(tile.rows, 64), min(tile.keys, 64), 8, 2)
     else:
         tile = Tile(32, 32, 4, 2) if width > 128 else Tile(64, 64, 4 if problem.mask is None else 8, 2)
-    return tile
+    return tile._replace(rows=min(tile.rows, max(16, 1 << (q.shape[-2] - 1).bit_length())))

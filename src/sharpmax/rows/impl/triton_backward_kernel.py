@@ -13,7 +13,7 @@ owns a block of keys and walks over the rows of every head that shares them: dk 
 import triton
 import triton.language as tl
 
-from sharpmax.rows.impl.triton_kernel import LN2, LOG2E, block_of
+from sharpmax.rows.impl.triton_kernel import LOG2E, block_of
 
 __all__ = ["into_keys", "into_queries"]
 
@@ -26,7 +26,7 @@ def _finite(x):
 
 @triton.jit
 def _biased(t, entry, inside, gain, scale, MASK_FLOOR: tl.constexpr, GAIN: tl.constexpr):
-    """Logits in units of log2 with an added mask, and which of them that mask shows."""
+    """Logits with an added mask, and which of them that mask shows."""
     if entry.dtype != tl.float64:
         entry = entry.to(tl.float32)
     hidden = entry <= MASK_FLOOR
@@ -34,26 +34,27 @@ def _biased(t, entry, inside, gain, scale, MASK_FLOOR: tl.constexpr, GAIN: tl.co
     bias = tl.where(hidden, 0.0, entry).to(tl.float32)
     if GAIN:
         bias = bias * gain
-    return t * (scale * LOG2E) + bias * LOG2E, inside & ~hidden
+    return t * scale + bias, inside & ~hidden
 
 
 @triton.jit
 def _derivative(
-    t, live, top, mean, c0, c1, c2, scale, MASK: tl.constexpr, VAR: tl.constexpr, MASKED: tl.constexpr
+    t, live, top, mean, c0, c1, c2, scale,
+    MASK: tl.constexpr, VAR: tl.constexpr, FOLDED: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """dS of a tile: `t` are raw products of q and k, or logits in units of log2 where a mask was added to them."""
-    if MASK == 2:
-        p = tl.exp2(t - top)
+    """dS of a tile: `t` are products of q and k without their scale, or whole logits where a mask was added to them."""
+    unit = 1.0 if MASK == 2 else scale
+    if FOLDED:
+        z = t * (unit * LOG2E) - top
+        slope = c1 * t + c0
     else:
-        p = tl.exp2(t * (scale * LOG2E) - top)
-    if VAR:
-        if MASK == 2:
-            y = t * LN2 - mean
-        else:
-            y = t * scale - mean
-        ds = p * ((c2 * y + c1) * y + c0)
-    else:
-        ds = p * (c1 * t + c0)
+        y = t * unit - mean
+        z = y * LOG2E - top
+        slope = (c2 * y + c1) * y + c0 if VAR else c1 * y + c0
+    if MASKED:
+        z = tl.where(live, z, 0.0)
+    p = tl.exp2(z)
+    ds = p * slope
     if MASK == 2:
         # A key far down weighs nothing, and 0 · inf would not say so; a NaN stays.
         ds = tl.where(p == 0.0, 0.0, ds)
@@ -67,7 +68,8 @@ def _add_keys(
     acc, q, k_at, k_stride_l, mask_at, mask_stride_k, gain, top, mean, c0, c1, c2,
     row, dim, begin, end, queries, keys, offset, scale,
     WIDTH: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr, MASK_FLOOR: tl.constexpr, GAIN: tl.constexpr,
-    VAR: tl.constexpr, WIDEN: tl.constexpr, MASKED: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
+    VAR: tl.constexpr, FOLDED: tl.constexpr, WIDEN: tl.constexpr, MASKED: tl.constexpr,
+    BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Add dS·K over some keys; only `MASKED` tiles may hold pairs that do not see each other."""
     narrow: tl.constexpr = k_at.dtype.element_ty
@@ -97,7 +99,18 @@ def _add_keys(
                 live = live & (key[None, :] <= row[:, None] + offset)
             k = _finite(k)
         ds = _derivative(
-            t, live, top[:, None], mean[:, None], c0[:, None], c1[:, None], c2[:, None], scale, MASK, VAR, MASKED
+            t,
+            live,
+            top[:, None],
+            mean[:, None],
+            c0[:, None],
+            c1[:, None],
+            c2[:, None],
+            scale,
+            MASK,
+            VAR,
+            FOLDED,
+            MASKED,
         ).to(narrow)
         if WIDEN:
             ds = ds.to(tl.float32)
@@ -106,11 +119,25 @@ def _add_keys(
 
 
 @triton.jit
+def _numbers(at, row, in_rows, ONCE: tl.constexpr):
+    """One number per row; 0, which is a derivative of 0, for rows beyond the end.
+
+    Without the sum over an axis of one, some versions of Triton (3.6) have each thread copy the numbers of all rows.
+    """
+    if ONCE:
+        found = tl.sum(tl.load(at + row[:, None], mask=in_rows[:, None], other=0.0), 1)
+    else:
+        found = tl.load(at + row, mask=in_rows, other=0.0)
+    return found
+
+
+@triton.jit
 def _add_rows(
     acc, k, q_at, q_stride_l, mask_at, mask_stride_q, gain_at, gain_stride_q, top_at, mean_at, c0_at, c1_at, c2_at,
     key, dim, begin, end, queries, keys, offset, scale,
     WIDTH: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr, MASK_FLOOR: tl.constexpr, GAIN: tl.constexpr,
-    VAR: tl.constexpr, WIDEN: tl.constexpr, EVEN: tl.constexpr, MASKED: tl.constexpr,
+    VAR: tl.constexpr, FOLDED: tl.constexpr, WIDEN: tl.constexpr, EVEN: tl.constexpr,
+    ONCE: tl.constexpr, MASKED: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Add dSᵀ·Q over some rows of one head; only `MASKED` tiles may hold pairs that do not see each other."""
@@ -121,24 +148,18 @@ def _add_rows(
         row = start + line
         in_rows = row < queries
         if EVEN:
-            if WIDTH < BLOCK_D:
-                q = tl.load(at, mask=(dim < WIDTH)[None, :], other=0.0)
-            else:
-                q = tl.load(at)
-            top = tl.load(top_at + row)
-            c0 = tl.load(c0_at + row)
-            c1 = tl.load(c1_at + row)
+            q = tl.load(at, mask=(dim < WIDTH)[None, :], other=0.0) if WIDTH < BLOCK_D else tl.load(at)
         else:
-            # Rows beyond the end have derivative 0: c0 and c1 are 0.
             q = tl.load(at, mask=in_rows[:, None] & (dim < WIDTH)[None, :], other=0.0)
-            top = tl.load(top_at + row, mask=in_rows, other=0.0)
-            c0 = tl.load(c0_at + row, mask=in_rows, other=0.0)
-            c1 = tl.load(c1_at + row, mask=in_rows, other=0.0)
+        top = _numbers(top_at, row, in_rows, ONCE)
+        c0 = _numbers(c0_at, row, in_rows, ONCE)
+        c1 = _numbers(c1_at, row, in_rows, ONCE)
         mean = top
         c2 = c1
+        if not FOLDED:
+            mean = _numbers(mean_at, row, in_rows, ONCE)
         if VAR:
-            mean = tl.load(mean_at + row, mask=in_rows, other=0.0)
-            c2 = tl.load(c2_at + row, mask=in_rows, other=0.0)
+            c2 = _numbers(c2_at, row, in_rows, ONCE)
         if WIDEN:
             q = q.to(tl.float32)
         t = tl.dot(k, tl.trans(q), input_precision="ieee")
@@ -159,7 +180,18 @@ def _add_rows(
                 live = live & (key[:, None] <= row[None, :] + offset)
             q = _finite(q)
         ds = _derivative(
-            t, live, top[None, :], mean[None, :], c0[None, :], c1[None, :], c2[None, :], scale, MASK, VAR, MASKED
+            t,
+            live,
+            top[None, :],
+            mean[None, :],
+            c0[None, :],
+            c1[None, :],
+            c2[None, :],
+            scale,
+            MASK,
+            VAR,
+            FOLDED,
+            MASKED,
         ).to(narrow)
         if WIDEN:
             ds = ds.to(tl.float32)
@@ -179,7 +211,7 @@ def into_queries(
     dq_stride_b, dq_stride_h, dq_stride_g, dq_stride_l, dq_stride_d,
     heads, group, queries, keys, offset, scale,
     WIDTH: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr, MASK_FLOOR: tl.constexpr, GAIN: tl.constexpr,
-    VAR: tl.constexpr, WIDEN: tl.constexpr,
+    VAR: tl.constexpr, FOLDED: tl.constexpr, WIDEN: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """dq of a block of rows, and these rows' numbers for `into_keys`; parts, gradients and numbers are contiguous."""
@@ -197,8 +229,9 @@ def into_queries(
     anchor = tl.load(anchor_ptr + at, mask=in_rows, other=0.0)
     seen = anchor != float("-inf")  # also of a NaN: such a row's gradient is NaN
     base = tl.where(seen, anchor, 0.0)
-    top = (base + tl.load(log_mass_ptr + at, mask=in_rows, other=0.0)) * LOG2E
-    mean = base - tl.load(shortfall_ptr + at, mask=in_rows, other=0.0)
+    log_mass = tl.load(log_mass_ptr + at, mask=in_rows, other=0.0)
+    shortfall = tl.load(shortfall_ptr + at, mask=in_rows, other=0.0)
+    mean = base - shortfall
     c0 = tl.zeros([BLOCK_Q], tl.float32)
     c1 = tl.zeros([BLOCK_Q], tl.float32)
     c2 = tl.zeros([BLOCK_Q], tl.float32)
@@ -213,15 +246,17 @@ def into_queries(
         c0 -= c2 * tl.load(var_ptr + at, mask=in_rows, other=0.0)
         c1 += 2.0 * c2
         c2 = tl.where(seen, c2, 0.0)
-        tl.store(mean_ptr + at, mean, mask=in_rows)
         tl.store(c2_ptr + at, c2, mask=in_rows)
-    else:
-        # c0 + c1·y = (c0 − c1·mean) + c1·logit: one step less for every pair.
+    if FOLDED:
+        # p = exp(logit − lse), and c0 + c1·y = (c0 − c1·mean) + c1·logit: one step and one number less.
+        top = (base + log_mass) * LOG2E
         c0 -= c1 * mean
-        if MASK == 2:
-            c1 = c1 * LN2
-        else:
+        if MASK != 2:
             c1 = c1 * scale
+    else:
+        # p = exp(y − (lse − mean)): what the logits have in common is rounded once.
+        top = (log_mass + shortfall) * LOG2E
+        tl.store(mean_ptr + at, mean, mask=in_rows)
     c0 = tl.where(seen, c0, 0.0)
     c1 = tl.where(seen, c1, 0.0)
     tl.store(top_ptr + at, top, mask=in_rows)
@@ -254,14 +289,14 @@ def into_queries(
         acc = _add_keys(
             acc, q, k_at, k_stride_l, mask_at, mask_stride_k, gain, top, mean, c0, c1, c2,
             row, dim, 0, free, queries, keys, offset, scale,
-            WIDTH, CAUSAL, MASK, MASK_FLOOR, GAIN, VAR, WIDEN, False, BLOCK_K, BLOCK_D,
+            WIDTH, CAUSAL, MASK, MASK_FLOOR, GAIN, VAR, FOLDED, WIDEN, False, BLOCK_K, BLOCK_D,
         )  # fmt: skip
     else:
         free = 0
     acc = _add_keys(
         acc, q, k_at, k_stride_l, mask_at, mask_stride_k, gain, top, mean, c0, c1, c2,
         row, dim, free, end, queries, keys, offset, scale,
-        WIDTH, CAUSAL, MASK, MASK_FLOOR, GAIN, VAR, WIDEN, True, BLOCK_K, BLOCK_D,
+        WIDTH, CAUSAL, MASK, MASK_FLOOR, GAIN, VAR, FOLDED, WIDEN, True, BLOCK_K, BLOCK_D,
     )  # fmt: skip
 
     dq_at = dq_ptr + batch * dq_stride_b + head * dq_stride_h + member * dq_stride_g
@@ -280,8 +315,8 @@ def into_keys(
     dk_stride_b, dk_stride_h, dk_stride_l, dk_stride_d,
     heads, group, queries, keys, offset, scale,
     WIDTH: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr, MASK_FLOOR: tl.constexpr, GAIN: tl.constexpr,
-    VAR: tl.constexpr, WIDEN: tl.constexpr, EVEN: tl.constexpr,
-    BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
+    VAR: tl.constexpr, FOLDED: tl.constexpr, WIDEN: tl.constexpr, EVEN: tl.constexpr,
+    ONCE: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """dk of a block of keys, from the numbers that `into_queries` wrote; EVEN: every block of rows is full."""
     blocks = tl.cdiv(keys, BLOCK_K)
@@ -337,23 +372,24 @@ def into_keys(
         if GAIN:
             member_gain_at = gain_at + step * gain_stride_g
         mean_at = top_ptr
+        if not FOLDED:
+            mean_at = mean_ptr + at
         c2_at = top_ptr
         if VAR:
-            mean_at = mean_ptr + at
             c2_at = c2_ptr + at
         if MASK == 0:
             acc = _add_rows(
                 acc, k, member_q_at, q_stride_l, member_mask_at, mask_stride_q, member_gain_at, gain_stride_q,
                 top_ptr + at, mean_at, c0_ptr + at, c1_ptr + at, c2_at,
                 key, dim, free, queries, queries, keys, offset, scale,
-                WIDTH, CAUSAL, MASK, MASK_FLOOR, GAIN, VAR, WIDEN, EVEN, False, BLOCK_Q, BLOCK_D,
+                WIDTH, CAUSAL, MASK, MASK_FLOOR, GAIN, VAR, FOLDED, WIDEN, EVEN, ONCE, False, BLOCK_Q, BLOCK_D,
             )  # fmt: skip
         if CAUSAL or MASK != 0:
             acc = _add_rows(
                 acc, k, member_q_at, q_stride_l, member_mask_at, mask_stride_q, member_gain_at, gain_stride_q,
                 top_ptr + at, mean_at, c0_ptr + at, c1_ptr + at, c2_at,
                 key, dim, begin, free, queries, keys, offset, scale,
-                WIDTH, CAUSAL, MASK, MASK_FLOOR, GAIN, VAR, WIDEN, False, True, BLOCK_Q, BLOCK_D,
+                WIDTH, CAUSAL, MASK, MASK_FLOOR, GAIN, VAR, FOLDED, WIDEN, False, ONCE, True, BLOCK_Q, BLOCK_D,
             )  # fmt: skip
 
     dk_at = dk_ptr + batch * dk_stride_b + head * dk_stride_h
