@@ -154,7 +154,10 @@ class Kept(NamedTuple):
 
 
 def _on(x: Tensor) -> Any:
-    return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
+    # To switch takes longer than to ask, and a generated token can afford little.
+    if not x.is_cuda or x.device.index == torch.cuda.current_device():
+        return nullcontext()
+    return torch.cuda.device(x.device)
 
 
 def _kernels() -> Any:
@@ -233,7 +236,7 @@ def rows_of(
             GROUP=shape[1] // heads, QUERIES=shape[2], LENGTHS=cache.lengths is not None, COUNTED=masked,
             VAR=with_var, STATS=with_stats, FORMS=0 if form is None else form.bits,
             TERMS=0 if form is None else form.terms, SEGMENTS=0 if form is None else form.segments,
-            PARTS=_power(parts, 1), BLOCK_K=64 if _interpreted() else 4096, num_warps=8,
+            PARTS=_power(parts, 1), BLOCK_K=64 if _interpreted() else 4096, num_warps=16,
         )  # fmt: skip
     return Rows(beta, count, *floats)
 

@@ -550,7 +550,7 @@ def _entropy_at(logits_at, peak, beta, count, length, BLOCK_K: tl.constexpr):
     mass = tl.zeros([BLOCK_K], tl.float32)
     first = tl.zeros([BLOCK_K], tl.float32)
     second = tl.zeros([BLOCK_K], tl.float32)
-    for start in range(0, length, BLOCK_K):
+    for start in tl.range(0, length, BLOCK_K, num_stages=3):
         key = start + column
         s = tl.load(logits_at + key, mask=key < length, other=float("-inf"))
         x = _distance(beta * (s - peak))
