@@ -260,6 +260,15 @@ def test_strided_caches():
         assert torch.equal(out, got) if INTERPRETED else torch.allclose(out, got, rtol=1e-5, atol=1e-6)
 
 
+def test_strided_integers():
+    q, k, v = tensors(batch=2)
+    lengths, odd = torch.tensor([50, 33], device=DEVICE), torch.tensor([50, 7, 33, 7], device=DEVICE)[::2]
+    key_pages, value_pages, table = paged(k, v, 16)
+    wide = torch.stack((table, -table), -1)[..., 0]
+    out = sm.decode(q, key_pages, value_pages, lengths=lengths, block_table=table, impl="triton")
+    assert torch.equal(out, sm.decode(q, key_pages, value_pages, lengths=odd, block_table=wide, impl="triton"))
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("alike", [True, False])
 def test_what_is_not_visible_has_no_effect(value, alike):

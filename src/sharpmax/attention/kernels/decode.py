@@ -64,6 +64,11 @@ class Cache:
     lengths: Tensor | None
     pages: Tensor | None
 
+    @classmethod
+    def dense(cls, lengths: Tensor | None, pages: Tensor | None) -> Cache:
+        """A cache whose integers lie side by side, as the kernels read them."""
+        return cls(*(None if x is None else x.contiguous() for x in (lengths, pages)))
+
     def batch_heads_keys(self, x: Tensor) -> tuple[int, int, int]:
         """Sequences, key heads and the most keys of a sequence, given the keys or the values."""
         if self.pages is None:
@@ -362,7 +367,7 @@ def decode_op(
     stats: bool,
 ) -> list[Tensor]:
     """The output and, with `stats`, β, count, maximum, log mass, shortfall and variance of the rows `[B, H, Lq]`."""
-    cache, table = Cache(lengths, block_table), table_of(form, q.device)
+    cache, table = Cache.dense(lengths, block_table), table_of(form, q.device)
     plan = _plan(q, k, v, cache)
     shape = (q.shape[0], q.shape[1], q.shape[2])
     _, heads, keys = cache.batch_heads_keys(k)
@@ -401,7 +406,7 @@ def measure_op(
     scale: float,
 ) -> list[Tensor]:
     """Logits, statistics of their parts, and count, maximum, log mass, shortfall and variance `[B, H, Lq]`."""
-    cache = Cache(lengths, block_table)
+    cache = Cache.dense(lengths, block_table)
     _, heads, keys = cache.batch_heads_keys(k)
     kept = logits_of(q, k, cache, mask, scale, _plan(q, k, k, cache).logits, True, whole=True)
     shape = (q.shape[0], q.shape[1], q.shape[2])
@@ -434,7 +439,7 @@ def values_op(
     alike: bool,
 ) -> Tensor:
     """The output for β `[B, H, Lq]` and what `decode_measure` kept."""
-    cache = Cache(lengths, block_table)
+    cache = Cache.dense(lengths, block_table)
     keys = cache.batch_heads_keys(v)[2]
     shape = (beta.shape[0], beta.shape[1], beta.shape[2])
     plan = plan_for(v.device, v.element_size(), logits.shape[0], logits.shape[1], keys, v.shape[-1])
