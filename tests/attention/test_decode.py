@@ -171,6 +171,27 @@ def test_any_number_of_parts(monkeypatch, splits):
     assert_decodes(*tensors(heads=2, key_heads=1, queries=2, keys=100), LINEAR)
 
 
+@pytest.mark.parametrize("case", ["lengths", "tokens", "mask", "mixed mask", "pages", "widths"])
+def test_one_launch(monkeypatch, case):
+    """Both passes in one launch: interpreted as one part only, as its programs run one after the other."""
+    parts = 1 if INTERPRETED else 5
+    plan = Plan(Tile(16, 3, 4, 1), Tile(16, 2, 4, 1), Tile(64 if parts > 1 else 16, parts, 4, 2))
+    monkeypatch.setattr(launches, "plan_for", lambda *_: plan)
+    monkeypatch.setattr(launches, "rows_of", None)
+    heads = [PAPER, LINEAR, LogLength(9.0), CURVE]
+    queries, keys = (3, 70) if case in ("tokens", "mixed mask") else (1, 40 if INTERPRETED else 4000)
+    lengths = torch.tensor([keys, keys // 2], device=DEVICE)
+    widths = (59, 111) if case == "widths" else (16, 16)
+    q, k, v = tensors(2, queries=queries, keys=keys, width=widths[0], value_width=widths[1])
+    if case == "pages":
+        key_pages, value_pages, table = paged(k, v, 16)
+        out = sm.decode(q, key_pages, value_pages, lengths=lengths, block_table=table, policy=heads, impl="triton")
+        assert_close(out, exact(q, k, v, heads, lengths)[0])
+    else:
+        mask = randn(1, 4 if case == "mixed mask" else 1, 1, keys, seed=4) > 0 if "mask" in case else None
+        assert_decodes(q, k, v, heads, lengths, mask)
+
+
 @pytest.mark.parametrize(
     "shape", [(1, 1, 1, 40), (2, 1, 1, 40), (1, 4, 1, 40), (1, 1, 3, 40), (2, 4, 3, 40), (40,), (4, 3, 1)], ids=str
 )
@@ -237,6 +258,15 @@ def test_strided_caches():
     for other in (odd, sliced):
         got = sm.decode(q.transpose(1, 3).contiguous().transpose(1, 3), *other, impl="triton")
         assert torch.equal(out, got) if INTERPRETED else torch.allclose(out, got, rtol=1e-5, atol=1e-6)
+
+
+def test_strided_integers():
+    q, k, v = tensors(batch=2)
+    lengths, odd = torch.tensor([50, 33], device=DEVICE), torch.tensor([50, 7, 33, 7], device=DEVICE)[::2]
+    key_pages, value_pages, table = paged(k, v, 16)
+    wide = torch.stack((table, -table), -1)[..., 0]
+    out = sm.decode(q, key_pages, value_pages, lengths=lengths, block_table=table, impl="triton")
+    assert torch.equal(out, sm.decode(q, key_pages, value_pages, lengths=odd, block_table=wide, impl="triton"))
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
@@ -504,6 +534,21 @@ def test_offsets_beyond_32_bits():
     table = torch.tensor([[len(pages) - 1]], device=DEVICE, dtype=torch.int32)
     out = sm.decode(q, pages, pages, lengths=lengths, block_table=table)
     assert torch.equal(out, sm.decode(q, near_k, near_k))
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize(("batch", "splits"), [(1, 128), (40, 7), (700, 2)])
+def test_programs_that_wait_for_one_another(monkeypatch, batch, splits):
+    """More of them than the device holds at once, fifty times."""
+    plan = Plan(Tile(64, 8, 4, 3), Tile(64, 8, 4, 3), Tile(64, splits, 4, 3))
+    q, k, v = tensors(batch=batch, heads=8, keys=8192 if batch < 100 else 1024, width=64, dtype=BRAIN)
+    apart = sm.decode(q, k, v)
+    monkeypatch.setattr(launches, "plan_for", lambda *_: plan)
+    first = sm.decode(q, k, v)
+    assert torch.allclose(first.float(), apart.float(), rtol=2e-2, atol=2e-3)
+    for _ in range(50):
+        assert torch.equal(first, sm.decode(q, k, v))
 
 
 @pytest.mark.gpu

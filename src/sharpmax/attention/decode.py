@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sharpmax.attention.kernels.decode import Cache, _alike, decode_op, measure_op, obstacle, values_op
-from sharpmax.attention.sharp import attention
+from sharpmax.attention.sharp import attention, check_values
 from sharpmax.errors import UnsupportedError, reject, reject_type
 from sharpmax.policies import PerHead, Policy, resolve_policy
 from sharpmax.policies.closed_form import closed_form
@@ -194,8 +194,7 @@ def _check(
     scale: float | None,
 ) -> None:  # fmt: skip
     check_tensors(q, k)
-    check_tensors(k, v[..., :1].expand(*v.shape[:-1], k.shape[-1]) if isinstance(v, Tensor) and v.ndim else v)
-    for name, x in (("q", q), ("k", k), ("v", v)):
+    for name, x in (("q", q), ("k", k)):
         if x.ndim != 4:
             reject(name, f"shape {tuple(x.shape)}", "four dimensions")
     paged = block_table is not None
@@ -211,8 +210,7 @@ def _check(
     heads = k.shape[2 if paged else 1]
     if heads == 0 or q.shape[1] % heads:
         reject("k", f"{heads} heads for {q.shape[1]} query heads", "a number of heads that divides the query's")
-    if v.shape[:-1] != k.shape[:-1]:
-        reject("v", f"shape {tuple(v.shape)}", f"the shape of k {tuple(k.shape)}, but for the last dimension")
+    check_values(q, k, v)
     if scale is not None and (isinstance(scale, bool) or not isinstance(scale, (int, float))):
         reject_type("scale", type(scale).__name__, "a number or None (1/√head size)")
     if mask is not None:

@@ -18,7 +18,7 @@ from sharpmax.rows.api import Impl, check_impl, measure, problem_of
 from sharpmax.rows.layout import Problem, floats_at_least_32, hidden_by
 from sharpmax.rows.stats import FIELDS, RowStats
 
-__all__ = ["attention", "is_repeated", "scaled_mask", "scaled_queries"]
+__all__ = ["attention", "check_values", "is_repeated", "scaled_mask", "scaled_queries"]
 
 _repeated: ContextVar[bool] = ContextVar("sharpmax.attention.repeated", default=False)
 
@@ -90,7 +90,8 @@ def attention(
     chosen = resolve_policy(policy)
     check_impl(impl)
     problem = problem_of(q, k, attn_mask, "upper-left" if is_causal else None, scale, enable_gqa)
-    _check_values(q, k, v, dropout_p)
+    check_values(q, k, v)
+    _check_dropout(dropout_p)
     if type(attn_mask) is Tensor and attn_mask.dtype not in (torch.bool, q.dtype):
         reject_type("attn_mask", f"dtype {attn_mask.dtype}", f"bool or the dtype of q, {q.dtype}")
 
@@ -133,7 +134,8 @@ def attention(
     return (out, stats) if return_stats else out
 
 
-def _check_values(q: Tensor, k: Tensor, v: Tensor, dropout_p: float) -> None:
+def check_values(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Refuse values that do not go with the queries and keys: type, dtype, device and shape."""
     if not isinstance(v, Tensor):
         reject_type("v", type(v).__name__, "a torch.Tensor")
     if v.dtype != q.dtype:
@@ -142,6 +144,9 @@ def _check_values(q: Tensor, k: Tensor, v: Tensor, dropout_p: float) -> None:
         reject("v", f"device {v.device}", f"the device of q, {q.device}")
     if v.ndim != k.ndim or v.shape[:-1] != k.shape[:-1]:
         reject("v", f"shape {tuple(v.shape)}", f"the shape of k {tuple(k.shape)}, but for the last dimension")
+
+
+def _check_dropout(dropout_p: float) -> None:
     if isinstance(dropout_p, bool) or not isinstance(dropout_p, (int, float)):
         reject_type("dropout_p", type(dropout_p).__name__, "a probability, 0 … 1")
     if not 0.0 <= dropout_p <= 1.0:

@@ -19,7 +19,9 @@ __all__ = [
     "Cache",
     "Plan",
     "Tile",
+    "can_fuse",
     "decode_op",
+    "fused_of",
     "logits_of",
     "measure_op",
     "obstacle",
@@ -31,6 +33,7 @@ __all__ = [
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 WIDEST = 256
+FUSES = False
 _MOST_SPLITS = 128
 _ROWS = 32
 _RESIDENT = 4  # programs that fit on a processor side by side
@@ -47,10 +50,11 @@ class Tile(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """How the two passes over a cache are cut."""
+    """How the two passes over a cache are cut, apart and (None: never) in one launch."""
 
     logits: Tile
     values: Tile
+    fused: Tile | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,6 +63,11 @@ class Cache:
 
     lengths: Tensor | None
     pages: Tensor | None
+
+    @classmethod
+    def dense(cls, lengths: Tensor | None, pages: Tensor | None) -> Cache:
+        """A cache whose integers lie side by side, as the kernels read them."""
+        return cls(*(None if x is None else x.contiguous() for x in (lengths, pages)))
 
     def batch_heads_keys(self, x: Tensor) -> tuple[int, int, int]:
         """Sequences, key heads and the most keys of a sequence, given the keys or the values."""
@@ -111,7 +120,7 @@ def _splits(programs: int, keys: int, tile: int, slots: int) -> int:
         waves = programs * splits / slots
         filled = waves / math.ceil(waves)
         # More parts cost a little each: only a gain beyond that counts.
-        if filled > best + 0.03:
+        if filled > best + 0.05:
             best, found = filled, splits
     return found
 
@@ -124,7 +133,14 @@ def plan_for(device: torch.device, itemsize: int, pairs: int, rows: int, keys: i
     size, stages = (64, 3) if line <= 256 else (64, 2) if itemsize == 2 else (32 if line <= 512 else 16, 2)
     programs = pairs * -(-rows // _block_of(rows))
     splits = _splits(programs, keys, size, _RESIDENT * _processors(device))
-    return Plan(Tile(size, splits, 4, stages), Tile(size, splits, 4, stages))
+    tile = Tile(size, splits, 4, stages)
+    return Plan(tile, tile, tile if can_fuse(device, splits, rows) else None)
+
+
+def can_fuse(device: torch.device, splits: int, rows: int) -> bool:
+    """Whether programs may wait for one another: all parts of some rows must find a place on the device at once."""
+    blocks = -(-rows // _block_of(rows))
+    return splits == 1 or (FUSES and not _interpreted() and splits * blocks <= _processors(device))
 
 
 def _power(n: int, least: int) -> int:
@@ -143,7 +159,10 @@ class Kept(NamedTuple):
 
 
 def _on(x: Tensor) -> Any:
-    return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
+    # To switch takes longer than to ask, and a generated token can afford little.
+    if not x.is_cuda or x.device.index == torch.cuda.current_device():
+        return nullcontext()
+    return torch.cuda.device(x.device)
 
 
 def _kernels() -> Any:
@@ -222,9 +241,48 @@ def rows_of(
             GROUP=shape[1] // heads, QUERIES=shape[2], LENGTHS=cache.lengths is not None, COUNTED=masked,
             VAR=with_var, STATS=with_stats, FORMS=0 if form is None else form.bits,
             TERMS=0 if form is None else form.terms, SEGMENTS=0 if form is None else form.segments,
-            PARTS=_power(parts, 1), BLOCK_K=64 if _interpreted() else 4096, num_warps=8,
+            PARTS=_power(parts, 1), BLOCK_K=64 if _interpreted() else 4096, num_warps=16,
         )  # fmt: skip
     return Rows(beta, count, *floats)
+
+
+class _Sums(NamedTuple):
+    """Where the parts of the output go: sums and masses `[pairs, splits, rows]`, or at once the output itself."""
+
+    out: Tensor
+    sums: Tensor
+    masses: Tensor | None
+
+
+def _room_for_sums(v: Tensor, shape: tuple[int, int, int], heads: int, splits: int) -> _Sums:
+    width = v.shape[-1]
+    out = torch.empty((*shape, width), dtype=v.dtype, device=v.device)
+    if splits == 1:
+        return _Sums(out, out, None)
+    lines = (shape[0] * heads, splits, shape[1] // heads * shape[2])
+    sums = torch.empty((*lines, width), dtype=torch.float32, device=v.device)
+    return _Sums(out, sums, torch.empty(lines, dtype=torch.float32, device=v.device))
+
+
+def _summed(room: _Sums) -> Tensor:
+    if room.masses is not None:
+        pairs, splits, rows = room.masses.shape
+        width = room.out.shape[-1]
+        step = min(32, _power(width, 16))
+        _kernels().decode_sum[(pairs * rows, -(-width // step))](
+            room.sums, room.masses, room.out, splits,
+            ROWS=rows, WIDTH=width, SPLITS=_power(splits, 1), BLOCK_D=step, num_warps=4,
+        )  # fmt: skip
+    return room.out
+
+
+def _visibility(masked: bool, alike: bool, queries: int) -> int:
+    """What the rows of a key head see of the filled keys.
+
+    0: all of them; 1: what a mask shows, to all rows the same; 2: to each row its own; 3: all, but the newest keys are
+    seen by the newest rows alone.
+    """
+    return (1 if alike else 2) if masked else (0 if queries == 1 else 3)
 
 
 def values_of(
@@ -232,39 +290,57 @@ def values_of(
     tile: Tile, masked: bool, alike: bool, with_var: bool,
 ) -> Tensor:  # fmt: skip
     """The output `[B, H, Lq, Dv]`; β is given, or computed from the table."""
-    kernels = _kernels()
     _, heads, keys = cache.batch_heads_keys(v)
     batch, query_heads, queries = shape
-    width, pairs, rows = v.shape[-1], batch * heads, query_heads // heads * queries
+    width, rows = v.shape[-1], query_heads // heads * queries
     block, parts = _block_of(rows), kept.parts.shape[2]
-    out = torch.empty((*shape, width), dtype=v.dtype, device=v.device)
-    sums, masses = out, None
-    if tile.splits > 1:
-        sums = torch.empty((pairs, tile.splits, rows, width), dtype=torch.float32, device=v.device)
-        masses = torch.empty((pairs, tile.splits, rows), dtype=torch.float32, device=v.device)
+    room = _room_for_sums(v, shape, heads, tile.splits)
     form = None if table is None else table.form
-    # 0: every filled key is seen by all rows; 1: a mask hides, from all rows alike; 2: it hides from some; 3: nothing
-    # hides, but the newest keys are seen by the newest rows alone.
-    visibility = (1 if alike else 2) if masked else (0 if queries == 1 else 3)
     with _on(v):
-        kernels.decode_values[(pairs * tile.splits * -(-rows // block),)](
+        _kernels().decode_values[(batch * heads * tile.splits * -(-rows // block),)](
             kept.logits, kept.parts, None if table is None else table.values, beta, v, cache.lengths, cache.pages,
-            sums, masses, *cache.strides(v), cache.pages_stride, kept.logits.shape[2],
+            room.sums, room.masses, *cache.strides(v), cache.pages_stride, kept.logits.shape[2],
             0 if table is None else table.stride, heads, keys, parts, tile.splits,
             GROUP=query_heads // heads, QUERIES=queries, WIDTH=width, PAGE=cache.page_size(v),
             LENGTHS=cache.lengths is not None, COUNTED=masked, VAR=with_var and beta is None,
             GIVEN=beta is not None, FORMS=0 if form is None else form.bits, TERMS=0 if form is None else form.terms,
-            SEGMENTS=0 if form is None else form.segments, VISIBILITY=visibility, FINAL=tile.splits == 1,
-            WIDEN=_widened(v), PARTS=_power(parts, 1), BLOCK_R=block, BLOCK_K=tile.keys, BLOCK_D=_power(width, 16),
+            SEGMENTS=0 if form is None else form.segments, VISIBILITY=_visibility(masked, alike, queries),
+            FINAL=tile.splits == 1, WIDEN=_widened(v), PARTS=_power(parts, 1), BLOCK_R=block, BLOCK_K=tile.keys,
+            BLOCK_D=_power(width, 16), num_warps=tile.warps, num_stages=tile.stages,
+        )  # fmt: skip
+        return _summed(room)
+
+
+def fused_of(
+    q: Tensor, k: Tensor, v: Tensor, cache: Cache, mask: Tensor | None, scale: float, table: Table, tile: Tile
+) -> Tensor:
+    """The output `[B, H, Lq, Dv]` in one launch (two, if the keys are cut into parts)."""
+    kernels = _kernels()
+    batch, heads, keys = cache.batch_heads_keys(k)
+    queries, width = q.shape[2:]
+    group = q.shape[1] // heads
+    rows, pairs = group * queries, batch * heads
+    block, pitch = _block_of(rows), -(-keys // _ALIGNED) * _ALIGNED
+    blocks = -(-rows // block)
+    logits = torch.empty((pairs, rows, pitch), dtype=torch.float32, device=q.device)
+    parts = torch.empty((pairs, kernels.FIELDS, tile.splits, rows), dtype=torch.float32, device=q.device)
+    sync = None if tile.splits == 1 else torch.zeros(1 + pairs * blocks, dtype=torch.int32, device=q.device)
+    room = _room_for_sums(v, (batch, q.shape[1], queries), heads, tile.splits)
+    entries, kind, floor = _mask_for_kernel(mask, kernels_of_rows())
+    form = table.form
+    with _on(q):
+        kernels.decode_fused[(pairs * tile.splits * blocks,)](
+            q, k, entries, cache.lengths, cache.pages, logits, parts, table.values, v, room.sums, room.masses, sync,
+            *q.stride(), *cache.strides(k), *_strides(entries, *q.shape[:3], keys), cache.pages_stride, pitch,
+            heads, keys, tile.splits, scale, *cache.strides(v), table.stride,
+            GROUP=group, QUERIES=queries, PAGE=cache.page_size(k), LENGTHS=cache.lengths is not None, MASK=kind,
+            MASK_FLOOR=floor, VAR=table.with_var, WIDEN=_widened(q), BLOCK_R=block, BLOCK_K=tile.keys, WIDTH=width,
+            VALUE_WIDTH=v.shape[-1], FORMS=form.bits, TERMS=form.terms, SEGMENTS=form.segments,
+            VISIBILITY=_visibility(mask is not None, _alike(mask, queries), queries), FINAL=tile.splits == 1,
+            PARTS=_power(tile.splits, 1), BLOCK_D=_power(width, 16), VALUE_BLOCK_D=_power(v.shape[-1], 16),
             num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
-        if tile.splits > 1:
-            step = min(32, _power(width, 16))
-            kernels.decode_sum[(pairs * rows, -(-width // step))](
-                sums, masses, out, tile.splits, ROWS=rows, WIDTH=width, SPLITS=_power(tile.splits, 1), BLOCK_D=step,
-                num_warps=4,
-            )  # fmt: skip
-    return out
+        return _summed(room)
 
 
 def _plan(q: Tensor, k: Tensor, v: Tensor, cache: Cache) -> Plan:
@@ -291,10 +367,12 @@ def decode_op(
     stats: bool,
 ) -> list[Tensor]:
     """The output and, with `stats`, β, count, maximum, log mass, shortfall and variance of the rows `[B, H, Lq]`."""
-    cache, table = Cache(lengths, block_table), table_of(form, q.device)
+    cache, table = Cache.dense(lengths, block_table), table_of(form, q.device)
     plan = _plan(q, k, v, cache)
     shape = (q.shape[0], q.shape[1], q.shape[2])
     _, heads, keys = cache.batch_heads_keys(k)
+    if plan.fused is not None and not stats and not table.form.solved:
+        return [fused_of(q, k, v, cache, mask, scale, table, plan.fused)]
     with_var, masked = table.with_var or stats, mask is not None
     kept = logits_of(q, k, cache, mask, scale, plan.logits, with_var, whole=False)
     rows = Rows(None)
@@ -328,7 +406,7 @@ def measure_op(
     scale: float,
 ) -> list[Tensor]:
     """Logits, statistics of their parts, and count, maximum, log mass, shortfall and variance `[B, H, Lq]`."""
-    cache = Cache(lengths, block_table)
+    cache = Cache.dense(lengths, block_table)
     _, heads, keys = cache.batch_heads_keys(k)
     kept = logits_of(q, k, cache, mask, scale, _plan(q, k, k, cache).logits, True, whole=True)
     shape = (q.shape[0], q.shape[1], q.shape[2])
@@ -361,7 +439,7 @@ def values_op(
     alike: bool,
 ) -> Tensor:
     """The output for β `[B, H, Lq]` and what `decode_measure` kept."""
-    cache = Cache(lengths, block_table)
+    cache = Cache.dense(lengths, block_table)
     keys = cache.batch_heads_keys(v)[2]
     shape = (beta.shape[0], beta.shape[1], beta.shape[2])
     plan = plan_for(v.device, v.element_size(), logits.shape[0], logits.shape[1], keys, v.shape[-1])

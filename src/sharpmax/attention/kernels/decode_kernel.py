@@ -2,8 +2,8 @@
 
 `decode_logits` computes the logits of a few query rows against a part of the keys, keeps them (4 bytes per key and
 row), and leaves the part's statistics. `decode_values` merges the statistics of all parts, derives β, and adds up its
-part of the values. `decode_sum` adds the parts in a fixed order. `decode_rows` writes merged statistics and β where
-somebody asks for them or where β has to be solved for.
+part of the values. `decode_fused` is both in one launch. `decode_sum` adds the parts in a fixed order. `decode_rows`
+writes merged statistics and β where somebody asks for them or where β has to be solved for.
 
 Rows of one key head are numbered r = member of the group · queries + query.
 """
@@ -18,7 +18,7 @@ import triton.language as tl
 from sharpmax.attention.kernels.beta import at_least, entropy_of, row_beta
 from sharpmax.policies import closed_form
 
-__all__ = ["FIELDS", "decode_logits", "decode_rows", "decode_sum", "decode_values"]
+__all__ = ["FIELDS", "decode_fused", "decode_logits", "decode_rows", "decode_sum", "decode_values"]
 
 FIELDS = 5
 """Statistics of a part, each `[splits, rows]`: maximum, and Σe, Σe·x, Σe·x² with x the distance from it; count."""
@@ -65,53 +65,25 @@ def _lines(
         return base + page * stride_b + (key % PAGE).to(tl.int64) * stride_l
 
 
-@triton.jit(do_not_specialize=["keys", "splits"])
-def decode_logits(
-    q_ptr,
-    k_ptr,
-    mask_ptr,
-    lengths_ptr,
-    pages_ptr,
-    logits_ptr,
-    part_ptr,
-    q_stride_b,
-    q_stride_h,
-    q_stride_l,
-    q_stride_d,
-    k_stride_b,
-    k_stride_h,
-    k_stride_l,
-    k_stride_d,
-    mask_stride_b,
-    mask_stride_h,
-    mask_stride_l,
-    mask_stride_k,
-    pages_stride,
-    pitch,
-    heads,
-    keys,
-    splits,
-    scale,
-    GROUP: tl.constexpr,
-    QUERIES: tl.constexpr,
-    WIDTH: tl.constexpr,
-    PAGE: tl.constexpr,
-    LENGTHS: tl.constexpr,
-    MASK: tl.constexpr,
-    MASK_FLOOR: tl.constexpr,
-    VAR: tl.constexpr,
-    WIDEN: tl.constexpr,
-    BLOCK_R: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-):
+@triton.jit
+def _place(program, splits, ROWS: tl.constexpr, BLOCK_R: tl.constexpr):
+    """Block of rows, part of the keys, and pair (batch, key head) of a program; every offset is 64-bit."""
+    BLOCKS: tl.constexpr = (ROWS + BLOCK_R - 1) // BLOCK_R
+    return program % BLOCKS, program // BLOCKS % splits, (program // BLOCKS // splits).to(tl.int64)
+
+
+@triton.jit
+def _logits(
+    program, q_ptr, k_ptr, mask_ptr, lengths_ptr, pages_ptr, logits_ptr, part_ptr, q_stride_b, q_stride_h,
+    q_stride_l, q_stride_d, k_stride_b, k_stride_h, k_stride_l, k_stride_d, mask_stride_b, mask_stride_h,
+    mask_stride_l, mask_stride_k, pages_stride, pitch, heads, keys, splits, scale,
+    GROUP: tl.constexpr, QUERIES: tl.constexpr, WIDTH: tl.constexpr, PAGE: tl.constexpr, LENGTHS: tl.constexpr,
+    MASK: tl.constexpr, MASK_FLOOR: tl.constexpr, VAR: tl.constexpr, WIDEN: tl.constexpr, BLOCK_R: tl.constexpr,
+    BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
     """Logits `[pair, row, key]` of one part of the keys, −inf where hidden, and the part's statistics."""
     ROWS: tl.constexpr = GROUP * QUERIES
-    BLOCKS: tl.constexpr = (ROWS + BLOCK_R - 1) // BLOCK_R
-    program = tl.program_id(0)
-    block = program % BLOCKS
-    split = program // BLOCKS % splits
-    pair = (program // BLOCKS // splits).to(tl.int64)  # (batch, key head); every offset is 64-bit
+    block, split, pair = _place(program, splits, ROWS, BLOCK_R)
     head = pair % heads
     batch = pair // heads
 
@@ -207,6 +179,55 @@ def decode_logits(
         tl.store(at + 4 * step, tl.sum(count, 0).to(tl.float32), mask=in_rows)
 
 
+@triton.jit(do_not_specialize=["keys", "splits"])
+def decode_logits(
+    q_ptr,
+    k_ptr,
+    mask_ptr,
+    lengths_ptr,
+    pages_ptr,
+    logits_ptr,
+    part_ptr,
+    q_stride_b,
+    q_stride_h,
+    q_stride_l,
+    q_stride_d,
+    k_stride_b,
+    k_stride_h,
+    k_stride_l,
+    k_stride_d,
+    mask_stride_b,
+    mask_stride_h,
+    mask_stride_l,
+    mask_stride_k,
+    pages_stride,
+    pitch,
+    heads,
+    keys,
+    splits,
+    scale,
+    GROUP: tl.constexpr,
+    QUERIES: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PAGE: tl.constexpr,
+    LENGTHS: tl.constexpr,
+    MASK: tl.constexpr,
+    MASK_FLOOR: tl.constexpr,
+    VAR: tl.constexpr,
+    WIDEN: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """Logits `[pair, row, key]` of one part of the keys, −inf where hidden, and the part's statistics."""
+    _logits(
+        tl.program_id(0), q_ptr, k_ptr, mask_ptr, lengths_ptr, pages_ptr, logits_ptr, part_ptr, q_stride_b,
+        q_stride_h, q_stride_l, q_stride_d, k_stride_b, k_stride_h, k_stride_l, k_stride_d, mask_stride_b,
+        mask_stride_h, mask_stride_l, mask_stride_k, pages_stride, pitch, heads, keys, splits, scale,
+        GROUP, QUERIES, WIDTH, PAGE, LENGTHS, MASK, MASK_FLOOR, VAR, WIDEN, BLOCK_R, BLOCK_K, BLOCK_D,
+    )  # fmt: skip
+
+
 @triton.jit
 def _merged(
     part_ptr, pair, row, in_rows, length, splits,
@@ -285,54 +306,18 @@ def _weighted(
     return acc, mass + weight, spoilt
 
 
-@triton.jit(do_not_specialize=["keys", "splits", "parts"])
-def decode_values(
-    logits_ptr,
-    part_ptr,
-    table_ptr,
-    beta_ptr,
-    v_ptr,
-    lengths_ptr,
-    pages_ptr,
-    sums_ptr,
-    masses_ptr,
-    v_stride_b,
-    v_stride_h,
-    v_stride_l,
-    v_stride_d,
-    pages_stride,
-    pitch,
-    table_stride,
-    heads,
-    keys,
-    parts,
-    splits,
-    GROUP: tl.constexpr,
-    QUERIES: tl.constexpr,
-    WIDTH: tl.constexpr,
-    PAGE: tl.constexpr,
-    LENGTHS: tl.constexpr,
-    COUNTED: tl.constexpr,
-    VAR: tl.constexpr,
-    GIVEN: tl.constexpr,
-    FORMS: tl.constexpr,
-    TERMS: tl.constexpr,
-    SEGMENTS: tl.constexpr,
-    VISIBILITY: tl.constexpr,
-    FINAL: tl.constexpr,
-    WIDEN: tl.constexpr,
-    PARTS: tl.constexpr,
-    BLOCK_R: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-):
+@triton.jit
+def _values(
+    program, logits_ptr, part_ptr, table_ptr, beta_ptr, v_ptr, lengths_ptr, pages_ptr, sums_ptr, masses_ptr,
+    v_stride_b, v_stride_h, v_stride_l, v_stride_d, pages_stride, pitch, table_stride, heads, keys, parts, splits,
+    GROUP: tl.constexpr, QUERIES: tl.constexpr, WIDTH: tl.constexpr, PAGE: tl.constexpr, LENGTHS: tl.constexpr,
+    COUNTED: tl.constexpr, VAR: tl.constexpr, GIVEN: tl.constexpr, FORMS: tl.constexpr, TERMS: tl.constexpr,
+    SEGMENTS: tl.constexpr, VISIBILITY: tl.constexpr, FINAL: tl.constexpr, WIDEN: tl.constexpr, PARTS: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
     """Σ exp(β(s − max))·v over one part of the keys: `[pair, split, row, width]`, or divided and done if `FINAL`."""
     ROWS: tl.constexpr = GROUP * QUERIES
-    BLOCKS: tl.constexpr = (ROWS + BLOCK_R - 1) // BLOCK_R
-    program = tl.program_id(0)
-    block = program % BLOCKS
-    split = program // BLOCKS % splits
-    pair = (program // BLOCKS // splits).to(tl.int64)
+    block, split, pair = _place(program, splits, ROWS, BLOCK_R)
     head = pair % heads
     batch = pair // heads
 
@@ -390,6 +375,148 @@ def decode_values(
         tl.store(masses_ptr + line, total, mask=in_rows)
 
 
+@triton.jit(do_not_specialize=["keys", "splits", "parts"])
+def decode_values(
+    logits_ptr,
+    part_ptr,
+    table_ptr,
+    beta_ptr,
+    v_ptr,
+    lengths_ptr,
+    pages_ptr,
+    sums_ptr,
+    masses_ptr,
+    v_stride_b,
+    v_stride_h,
+    v_stride_l,
+    v_stride_d,
+    pages_stride,
+    pitch,
+    table_stride,
+    heads,
+    keys,
+    parts,
+    splits,
+    GROUP: tl.constexpr,
+    QUERIES: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PAGE: tl.constexpr,
+    LENGTHS: tl.constexpr,
+    COUNTED: tl.constexpr,
+    VAR: tl.constexpr,
+    GIVEN: tl.constexpr,
+    FORMS: tl.constexpr,
+    TERMS: tl.constexpr,
+    SEGMENTS: tl.constexpr,
+    VISIBILITY: tl.constexpr,
+    FINAL: tl.constexpr,
+    WIDEN: tl.constexpr,
+    PARTS: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """Σ exp(β(s − max))·v over one part of the keys: `[pair, split, row, width]`, or divided and done if `FINAL`."""
+    _values(
+        tl.program_id(0), logits_ptr, part_ptr, table_ptr, beta_ptr, v_ptr, lengths_ptr, pages_ptr, sums_ptr,
+        masses_ptr, v_stride_b, v_stride_h, v_stride_l, v_stride_d, pages_stride, pitch, table_stride, heads, keys,
+        parts, splits,
+        GROUP, QUERIES, WIDTH, PAGE, LENGTHS, COUNTED, VAR, GIVEN, FORMS, TERMS, SEGMENTS, VISIBILITY, FINAL, WIDEN,
+        PARTS, BLOCK_R, BLOCK_K, BLOCK_D,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["keys", "splits"])
+def decode_fused(
+    q_ptr,
+    k_ptr,
+    mask_ptr,
+    lengths_ptr,
+    pages_ptr,
+    logits_ptr,
+    part_ptr,
+    table_ptr,
+    v_ptr,
+    sums_ptr,
+    masses_ptr,
+    sync_ptr,
+    q_stride_b,
+    q_stride_h,
+    q_stride_l,
+    q_stride_d,
+    k_stride_b,
+    k_stride_h,
+    k_stride_l,
+    k_stride_d,
+    mask_stride_b,
+    mask_stride_h,
+    mask_stride_l,
+    mask_stride_k,
+    pages_stride,
+    pitch,
+    heads,
+    keys,
+    splits,
+    scale,
+    v_stride_b,
+    v_stride_h,
+    v_stride_l,
+    v_stride_d,
+    table_stride,
+    GROUP: tl.constexpr,
+    QUERIES: tl.constexpr,
+    PAGE: tl.constexpr,
+    LENGTHS: tl.constexpr,
+    MASK: tl.constexpr,
+    MASK_FLOOR: tl.constexpr,
+    VAR: tl.constexpr,
+    WIDEN: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    WIDTH: tl.constexpr,
+    VALUE_WIDTH: tl.constexpr,
+    FORMS: tl.constexpr,
+    TERMS: tl.constexpr,
+    SEGMENTS: tl.constexpr,
+    VISIBILITY: tl.constexpr,
+    FINAL: tl.constexpr,
+    PARTS: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    VALUE_BLOCK_D: tl.constexpr,
+):
+    """Both passes in one launch: each program waits for the others of its rows between them, `FINAL` if it has none.
+
+    Programs take numbers in the order in which they start, so those that one of them waits for have started before
+    any that starts later: with as many places on the device as there are parts, nobody waits forever.
+    """
+    ROWS: tl.constexpr = GROUP * QUERIES
+    BLOCKS: tl.constexpr = (ROWS + BLOCK_R - 1) // BLOCK_R
+    program = tl.program_id(0)
+    if not FINAL:
+        program = tl.atomic_add(sync_ptr, 1, sem="relaxed")
+    _logits(
+        program, q_ptr, k_ptr, mask_ptr, lengths_ptr, pages_ptr, logits_ptr, part_ptr, q_stride_b, q_stride_h,
+        q_stride_l, q_stride_d, k_stride_b, k_stride_h, k_stride_l, k_stride_d, mask_stride_b, mask_stride_h,
+        mask_stride_l, mask_stride_k, pages_stride, pitch, heads, keys, splits, scale,
+        GROUP, QUERIES, WIDTH, PAGE, LENGTHS, MASK, MASK_FLOOR, VAR, WIDEN, BLOCK_R, BLOCK_K, BLOCK_D,
+    )  # fmt: skip
+    # What other threads of this program have written is read below, and by other programs.
+    tl.debug_barrier()
+    if not FINAL:
+        arrived_ptr = sync_ptr + 1 + program // BLOCKS // splits * BLOCKS + program % BLOCKS
+        tl.atomic_add(arrived_ptr, 1, sem="release")
+        while tl.atomic_add(arrived_ptr, 0, sem="acquire") < splits:
+            pass
+        tl.debug_barrier()
+    _values(
+        program, logits_ptr, part_ptr, table_ptr, None, v_ptr, lengths_ptr, pages_ptr, sums_ptr, masses_ptr,
+        v_stride_b, v_stride_h, v_stride_l, v_stride_d, pages_stride, pitch, table_stride, heads, keys, splits,
+        splits,
+        GROUP, QUERIES, VALUE_WIDTH, PAGE, LENGTHS, MASK != 0, VAR, False, FORMS, TERMS, SEGMENTS, VISIBILITY, FINAL,
+        WIDEN, PARTS, BLOCK_R, BLOCK_K, VALUE_BLOCK_D,
+    )  # fmt: skip
+
+
 @triton.jit(do_not_specialize=["splits"])
 def decode_sum(
     sums_ptr,
@@ -423,7 +550,7 @@ def _entropy_at(logits_at, peak, beta, count, length, BLOCK_K: tl.constexpr):
     mass = tl.zeros([BLOCK_K], tl.float32)
     first = tl.zeros([BLOCK_K], tl.float32)
     second = tl.zeros([BLOCK_K], tl.float32)
-    for start in range(0, length, BLOCK_K):
+    for start in tl.range(0, length, BLOCK_K, num_stages=3):
         key = start + column
         s = tl.load(logits_at + key, mask=key < length, other=float("-inf"))
         x = _distance(beta * (s - peak))
