@@ -24,7 +24,6 @@ __all__ = ["available", "obstacle", "triton_parts"]
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _HALF = (torch.float16, torch.bfloat16)
 _WIDEST = 256
-QREG = lambda: False
 _LOOKING = 528
 """Programs that look for rows in which the quick kernel did not go well: a few for each processor of a large GPU."""
 
@@ -138,7 +137,6 @@ def triton_parts(problem: Problem, fields: frozenset[str] = frozenset(FIELDS)) -
                 EVEN=_unlimited(problem) and problem.keys % tile.keys == 0,
                 MAX="max" in fields,
                 VAR="var" in fields,
-                QREG=QREG(),
                 BLOCK_Q=tile.rows,
                 BLOCK_K=tile.keys,
                 STAGES=tile.stages,
@@ -218,6 +216,8 @@ def _quick_tile(problem: Problem) -> _Tile:
     elif problem.mask is not None:
         # The addresses of a tile of the mask take as many registers as its logits: more warps share them.
         tile = _Tile(128, 64, 8, 2)
+    elif problem.offset is None and problem.spans is None:
+        tile = _Tile(64, 128, 4, 2) if width <= 64 else _Tile(128, 64, 4, 2)
     else:
         tile = _Tile(128, 64, 4, 3)
     return _shorter(tile, queries)

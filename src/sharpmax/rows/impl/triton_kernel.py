@@ -260,7 +260,7 @@ def quick_parts(
     heads, group, queries, keys, offset, scale,
     WIDTH: tl.constexpr, CAUSAL: tl.constexpr, SPANS: tl.constexpr, MASK: tl.constexpr, MASK_FLOOR: tl.constexpr,
     GAIN: tl.constexpr, WIDEN: tl.constexpr, TMA: tl.constexpr, EVEN: tl.constexpr, MAX: tl.constexpr,
-    VAR: tl.constexpr, QREG: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr, STAGES: tl.constexpr,
+    VAR: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Statistics of a block of rows relative to their maximum (to their lse without MAX); outputs are contiguous.
 
@@ -282,9 +282,6 @@ def quick_parts(
     q = tl.load(q_at, mask=in_rows[:, None] & in_width[None, :], other=0.0)
     if WIDEN:
         q = q.to(tl.float32)
-    if QREG:
-        one = tl.where(queries > 0, 1.0, 2.0)
-        q = (q * one).to(q.dtype)
     k_at = k_ptr + batch * k_stride_b + head * k_stride_h + dim64[:, None] * k_stride_d
     head32 = head.to(tl.int32)
     batch32 = batch.to(tl.int32)
