@@ -221,7 +221,7 @@ def test_strided_inputs_give_gradients_of_the_same_layout() -> None:
         mask=base.mask.mT.contiguous().mT,
     )
     assert not odd.q.is_contiguous()
-    parts = measure_parts(base, "triton")
+    parts = measure_parts(base, "triton", frozenset(FIELDS))
     grads = Incoming(*(randn(*parts.var.shape, seed=i) for i in range(3)))
     # A gradient of a sum comes expanded.
     grads = grads._replace(shortfall=torch.ones((), device=DEVICE).expand(parts.var.shape))

@@ -110,11 +110,11 @@ def measure(problem: Problem, impl: str, fields: frozenset[str]) -> RowStats:
         raise UnsupportedError(f"impl: 'stock' cannot do this: {reason}; use impl='streaming'")
     if impl == "triton" and (reason := triton.obstacle(problem)):
         raise UnsupportedError(f"impl: 'triton' cannot do this: {reason}; use impl='streaming'")
-    parts = [part.reshape(problem.rows) for part in measure_parts(problem, impl, fields)]
+    measured = fields if impl == "triton" else fields | {"max", "var"}  # the others measure them on the way
+    parts = [part.reshape(problem.rows) for part in measure_parts(problem, impl, measured)]
     anchor, log_mass, shortfall, var = parts
     if impl == "stock":
         return RowStats.anchored(count, anchor, log_mass, shortfall)
-    measured = fields if impl == "triton" else fields | {"max", "var"}
     return RowStats.anchored(
         count,
         anchor,
