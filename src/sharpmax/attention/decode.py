@@ -22,6 +22,8 @@ __all__ = ["MOST_QUERIES", "decode"]
 MOST_QUERIES = 8
 """The most new tokens per sequence the kernels take; more of them are a prompt, which `attention` reads."""
 
+_LEFT_ALONE = resolve_policy(None)
+
 DecodeImpl = Literal["auto", "triton", "torch"]
 Policies = Policy | str | None | Sequence[Policy | str | None]
 
@@ -118,7 +120,7 @@ def _measured(logits: Tensor, beta: Tensor) -> RowStats:
 def _policies(policy: Policies, heads: int) -> tuple[Policy, ...]:
     """One policy for all heads, or one per head."""
     if policy is None or isinstance(policy, (Policy, str)):
-        one = resolve_policy(policy)
+        one = _resolved(policy)
         if not isinstance(one, PerHead):
             return (one,)
         if one.layers != 1:
@@ -128,7 +130,12 @@ def _policies(policy: Policies, heads: int) -> tuple[Policy, ...]:
         reject_type("policy", type(policy).__name__, "a policy, its name, None, or a sequence with one per query head")
     if len(policy) != heads:
         reject("policy", f"{len(policy)} policies for {heads} query heads", "one policy, or one per query head")
-    return tuple(resolve_policy(one) for one in policy)
+    return tuple(_resolved(one) for one in policy)
+
+
+def _resolved(policy: Policy | str | None) -> Policy:
+    """As `resolve_policy`, but always the same object for None: what is made of policies is kept by object."""
+    return _LEFT_ALONE if policy is None else resolve_policy(policy)
 
 
 def _joined(policies: tuple[Policy, ...]) -> Policy:
