@@ -8,9 +8,11 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounterWithBackend
 
 import sharpmax as sm
 from sharpmax.attention.kernels import decode as launches
+from sharpmax.attention.kernels import tables
 from sharpmax.attention.kernels.decode import Plan, Tile
 from sharpmax.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from sharpmax.policies import PAPER, Constant, Curve, EntropyTarget, LogLength, LogLinear, PerHead
@@ -285,8 +287,9 @@ def test_what_is_not_visible_has_no_effect(value, alike):
             if options:
                 x[:, :, [3, 20]] = value
         assert torch.equal(clean, sm.decode(q, dirty_k, dirty_v, lengths=lengths, **options, impl="triton"))
-        plain = sm.decode(q, dirty_k, dirty_v, lengths=lengths, **options, impl="torch")
-        assert torch.allclose(plain, clean, rtol=1e-4, atol=1e-5)
+        if INTERPRETED or not options:  # on CUDA what a mask hides is the stock kernel's to keep out
+            plain = sm.decode(q, dirty_k, dirty_v, lengths=lengths, **options, impl="torch")
+            assert torch.allclose(plain, clean, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("which", ["key", "value"])
@@ -367,13 +370,25 @@ def test_an_entropy_target_is_met():
     s = (q @ group.mT * 0.25 * beta[..., None]).double()
     s[:, :, 0, -1] = -torch.inf
     p = s.softmax(-1)
-    assert torch.allclose(-(p * p.clamp_min(1e-300).log()).sum(-1), torch.tensor(1.25, dtype=DOUBLE), atol=1e-5)
+    assert torch.allclose(
+        -(p * p.clamp_min(1e-300).log()).sum(-1), torch.tensor(1.25, dtype=DOUBLE, device=DEVICE), atol=1e-5
+    )
 
 
 def closed(policy):
     form = sm.policies.closed_form.closed_form([policy])
     assert form is not None
     return form.code
+
+
+def test_codes_are_kept_for_the_policies_they_were_made_of(monkeypatch):
+    monkeypatch.setattr(tables, "_FEW", 3)
+    for i in range(9):
+        policies = (Constant(1.0 + i), PAPER)
+        code = tables.code_of(policies)
+        assert code is tables.code_of(policies)
+        assert tables.table_of(code, torch.device("cpu")).values[0, 1] == 1.0 + i
+    assert tables.code_of((HalfWay(0.5),)) is None
 
 
 def test_repeats_are_bit_equal():
@@ -395,6 +410,7 @@ def test_plain_torch(policy):
 
 
 def test_gradients_take_the_plain_path():
+    torch.use_deterministic_algorithms(False)  # which stock attention's backward is not, on CUDA
     q, k, v = tensors()
     q.requires_grad_()
     sm.decode(q, k, v).sum().backward()
@@ -460,20 +476,33 @@ def test_operators_are_registered_as_they_behave():
         launches.decode_op, (q, k, v, lengths, None, None, 0.25, closed(PAPER), True), test_utils=checks
     )
     torch.library.opcheck(launches.measure_op, (q, k, lengths, None, None, 0.25), test_utils=checks)
-    logits, parts, *_ = launches.measure_op(q, k, lengths, None, None, 0.25)
+    logits, _, peak, *_ = launches.measure_op(q, k, lengths, None, None, 0.25)
     beta = torch.ones(1, 4, 1, device=DEVICE)
-    torch.library.opcheck(launches.values_op, (logits, parts, beta, v, lengths, None, False, True), test_utils=checks)
+    torch.library.opcheck(launches.values_op, (logits, peak, beta, v, lengths, None, False, True), test_utils=checks)
 
 
-def test_compiles_without_a_break():
-    q, k, v = tensors(keys=40)
-    lengths = torch.tensor([33], device=DEVICE)
+@pytest.mark.parametrize("policy", ["paper", EntropyTarget(1.0), HalfWay(0.8)], ids=lambda p: type(p).__name__)
+def test_compiles_without_a_break(policy):
+    lengths = torch.tensor([33, 5], device=DEVICE)
 
     def step(q, k, v, lengths):
-        return sm.decode(q, k, v, lengths=lengths, policy="paper", impl="triton") * 2.0
+        return sm.decode(q, k, v, lengths=lengths, policy=policy, impl="triton") * 2.0
 
-    compiled = torch.compile(step, backend="aot_eager", fullgraph=True)
-    assert torch.equal(compiled(q, k, v, lengths), step(q, k, v, lengths))
+    tables._codes.clear()
+    torch._dynamo.reset()
+    given = [(*tensors(batch=2, keys=keys), lengths) for keys in (40, 35, 38)]
+    # Every number a variable (which needs a call before), or those alone that are seen to change.
+    wanted = [step(*some) for some in given]
+    for dynamic in (True, None):
+        counter = CompileCounterWithBackend("aot_eager")
+        compiled = torch.compile(step, backend=counter, fullgraph=True, dynamic=dynamic)
+        for number, (some, want) in enumerate(zip(given, wanted, strict=True)):
+            assert torch.equal(compiled(*some), want)
+            tables.code_of((Constant(3.0 + number),))  # other policies meanwhile
+        # Where the policy itself is part of the graph, torch may tell sizes apart.
+        assert counter.frame_count <= (3 if isinstance(policy, HalfWay) else 1 if dynamic else 2)
+        tables._codes.clear()
+        torch._dynamo.reset()
 
 
 @pytest.mark.parametrize(("programs", "keys"), [(1, 1), (8, 131072), (64, 32768), (512, 8192), (300, 9000), (5000, 64)])
@@ -533,7 +562,7 @@ def test_offsets_beyond_32_bits():
     lengths = torch.tensor([9], device=DEVICE)
     table = torch.tensor([[len(pages) - 1]], device=DEVICE, dtype=torch.int32)
     out = sm.decode(q, pages, pages, lengths=lengths, block_table=table)
-    assert torch.equal(out, sm.decode(q, near_k, near_k))
+    assert torch.allclose(out, sm.decode(q, near_k, near_k), rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.gpu

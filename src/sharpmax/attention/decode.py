@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from sharpmax.attention.kernels.decode import Cache, _alike, decode_op, measure_op, obstacle, values_op
+from sharpmax.attention.kernels.tables import code_of
 from sharpmax.attention.sharp import attention, check_values
 from sharpmax.errors import UnsupportedError, reject, reject_type
 from sharpmax.policies import PerHead, Policy, resolve_policy
-from sharpmax.policies.closed_form import closed_form
 from sharpmax.rows.dense import dense_stats
 from sharpmax.rows.layout import broadcast, check_tensors, hidden_by
 from sharpmax.rows.stats import RowStats
@@ -21,6 +21,8 @@ __all__ = ["MOST_QUERIES", "decode"]
 
 MOST_QUERIES = 8
 """The most new tokens per sequence the kernels take; more of them are a prompt, which `attention` reads."""
+
+_LEFT_ALONE = resolve_policy(None)
 
 DecodeImpl = Literal["auto", "triton", "torch"]
 Policies = Policy | str | None | Sequence[Policy | str | None]
@@ -93,16 +95,16 @@ def decode(
     if not _with_kernels(q, k, v, mask, impl):
         return _plain(q, k, v, cache, mask, scale, policies, return_stats)
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
-    form = closed_form(policies)
+    form = code_of(policies)
     if form is not None:
-        found = decode_op(q, k, v, lengths, block_table, mask, scale, form.code, return_stats)
+        found = decode_op(q, k, v, lengths, block_table, mask, scale, form, return_stats)
         return (found[0], _stats(*found[2:])) if return_stats else found[0]
-    logits, parts, *rows = measure_op(q, k, lengths, block_table, mask, scale)
+    logits, *rows = measure_op(q, k, lengths, block_table, mask, scale)
     stats = _stats(*rows)
     dense = logits[..., : cache.batch_heads_keys(k)[2]].reshape(*q.shape[:3], -1)
     beta = _joined(policies).beta(stats, lambda b: _measured(dense, b)).to(torch.float32).expand(q.shape[:3])
     masked, alike = mask is not None, _alike(mask, q.shape[2])
-    out = values_op(logits, parts, beta.contiguous(), v, lengths, block_table, masked, alike)
+    out = values_op(logits, stats.max, beta.contiguous(), v, lengths, block_table, masked, alike)
     return (out, stats) if return_stats else out
 
 
@@ -118,7 +120,7 @@ def _measured(logits: Tensor, beta: Tensor) -> RowStats:
 def _policies(policy: Policies, heads: int) -> tuple[Policy, ...]:
     """One policy for all heads, or one per head."""
     if policy is None or isinstance(policy, (Policy, str)):
-        one = resolve_policy(policy)
+        one = _resolved(policy)
         if not isinstance(one, PerHead):
             return (one,)
         if one.layers != 1:
@@ -128,7 +130,12 @@ def _policies(policy: Policies, heads: int) -> tuple[Policy, ...]:
         reject_type("policy", type(policy).__name__, "a policy, its name, None, or a sequence with one per query head")
     if len(policy) != heads:
         reject("policy", f"{len(policy)} policies for {heads} query heads", "one policy, or one per query head")
-    return tuple(resolve_policy(one) for one in policy)
+    return tuple(_resolved(one) for one in policy)
+
+
+def _resolved(policy: Policy | str | None) -> Policy:
+    """As `resolve_policy`, but always the same object for None: what is made of policies is kept by object."""
+    return _LEFT_ALONE if policy is None else resolve_policy(policy)
 
 
 def _joined(policies: tuple[Policy, ...]) -> Policy:

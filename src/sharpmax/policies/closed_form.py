@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 from collections.abc import Callable, Sequence
@@ -30,8 +29,6 @@ __all__ = [
 
 CONSTANT, POLYNOMIAL, LOG_LENGTH, LOG_LINEAR, CURVE, TARGET = range(6)
 """The forms: the first column of a table says which of them its row is."""
-
-_KEPT = 256
 
 
 @dataclass(frozen=True)
@@ -75,14 +72,21 @@ class ClosedForm:
         """Whether β is 1 in every row."""
         return all(row[:2] == (CONSTANT, 1.0) for row in self.table)
 
-    @functools.cached_property
+    @property
     def code(self) -> str:
-        """Everything as one line of text: operators take it, and a saved graph keeps it."""
-        return json.dumps([self.forms, sorted(self.needs), self.terms, self.segments, self.table])
+        """Everything as one line of text, which operators take and a saved graph keeps.
+
+        Written by hand, because a compiler that traces this cannot look into a JSON encoder.
+        """
+        rows = ["[" + ", ".join([str(number) for number in row]) + "]" for row in self.table]
+        names = ['"' + name + '"' for name in sorted(self.needs)]
+        forms = [str(form) for form in self.forms]
+        parts = [", ".join(some) for some in (forms, names, rows)]
+        return f"[[{parts[0]}], [{parts[1]}], {self.terms}, {self.segments}, [{parts[2]}]]".replace("inf", "Infinity")
 
     @classmethod
     def decode(cls, code: str) -> ClosedForm:
-        """The inverse of `code`."""
+        """The inverse of `code`, which is JSON."""
         forms, needs, terms, segments, table = json.loads(code)
         return cls(tuple(forms), frozenset(needs), terms, segments, tuple(tuple(row) for row in table))
 
@@ -96,20 +100,6 @@ def closed_form(policies: Sequence[Policy]) -> ClosedForm | None:
     >>> closed_form([Constant(2.0), LogLength(16.0)]).forms
     (0, 2)
     """
-    key = tuple(map(id, policies))
-    found = _kept.get(key)
-    if found is None:
-        if len(_kept) >= _KEPT:
-            _kept.clear()
-        # The policies are kept with what was made of them: as long as they live, nothing else has their id.
-        found = _kept[key] = (tuple(policies), _lowered(policies))
-    return found[1]
-
-
-_kept: dict[tuple[int, ...], tuple[tuple[Policy, ...], ClosedForm | None]] = {}
-
-
-def _lowered(policies: Sequence[Policy]) -> ClosedForm | None:
     # A subclass may have a rule of its own: the type itself is what counts.
     if any(type(policy) not in _LOWER for policy in policies):
         return None

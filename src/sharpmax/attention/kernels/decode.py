@@ -405,32 +405,26 @@ def measure_op(
     mask: Tensor | None,
     scale: float,
 ) -> list[Tensor]:
-    """Logits, statistics of their parts, and count, maximum, log mass, shortfall and variance `[B, H, Lq]`."""
+    """Logits, and count, maximum, log mass, shortfall and variance of the rows `[B, H, Lq]`."""
     cache = Cache.dense(lengths, block_table)
     _, heads, keys = cache.batch_heads_keys(k)
     kept = logits_of(q, k, cache, mask, scale, _plan(q, k, k, cache).logits, True, whole=True)
     shape = (q.shape[0], q.shape[1], q.shape[2])
     rows = rows_of(kept, None, cache, shape, heads, keys, mask is not None, True, True)
-    return [*kept, *(x for x in rows if x is not None)]
+    return [kept.logits, *(x for x in rows if x is not None)]
 
 
 @measure_op.register_fake
 def _(q: Tensor, k: Tensor, lengths: Any, block_table: Any, mask: Any, scale: Any) -> list[Tensor]:
-    cache = Cache(lengths, block_table)
-    batch, heads, keys = cache.batch_heads_keys(k)
-    rows = q.shape[1] // heads * q.shape[2]
-    splits = _plan(q, k, k, cache).logits.splits
-    return [
-        q.new_empty((batch * heads, rows, -(-keys // _ALIGNED) * _ALIGNED), dtype=torch.float32),
-        q.new_empty((batch * heads, _kernels().FIELDS, splits, rows), dtype=torch.float32),
-        *_fake_rows(q),
-    ]
+    batch, heads, keys = Cache(lengths, block_table).batch_heads_keys(k)
+    shape = (batch * heads, q.shape[1] // heads * q.shape[2], -(-keys // _ALIGNED) * _ALIGNED)
+    return [q.new_empty(shape, dtype=torch.float32), *_fake_rows(q)]
 
 
 @torch.library.custom_op("sharpmax::decode_values", mutates_args=())
 def values_op(
     logits: Tensor,
-    parts: Tensor,
+    peak: Tensor,
     beta: Tensor,
     v: Tensor,
     lengths: Tensor | None,
@@ -438,8 +432,11 @@ def values_op(
     masked: bool,
     alike: bool,
 ) -> Tensor:
-    """The output for β `[B, H, Lq]` and what `decode_measure` kept."""
+    """The output for β `[B, H, Lq]` and what `decode_measure` found: logits, and the largest one of each row."""
     cache = Cache.dense(lengths, block_table)
+    # Of the statistics only the maximum is read where β is given: one part, whose maximum is the whole's.
+    parts = torch.zeros((logits.shape[0], _kernels().FIELDS, 1, logits.shape[1]), device=v.device)
+    parts[:, 0, 0] = peak.reshape(logits.shape[:2]).clamp_min(torch.finfo(torch.float32).min)
     keys = cache.batch_heads_keys(v)[2]
     shape = (beta.shape[0], beta.shape[1], beta.shape[2])
     plan = plan_for(v.device, v.element_size(), logits.shape[0], logits.shape[1], keys, v.shape[-1])
@@ -448,6 +445,6 @@ def values_op(
 
 @values_op.register_fake
 def _(
-    logits: Any, parts: Any, beta: Tensor, v: Tensor, lengths: Any, block_table: Any, masked: Any, alike: Any
+    logits: Any, peak: Any, beta: Tensor, v: Tensor, lengths: Any, block_table: Any, masked: Any, alike: Any
 ) -> Tensor:
     return v.new_empty((*beta.shape, v.shape[-1]))

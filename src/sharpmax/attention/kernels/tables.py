@@ -7,11 +7,43 @@ import functools
 import torch
 from torch import Tensor
 
-from sharpmax.policies.closed_form import ClosedForm
+from sharpmax.policies import Policy
+from sharpmax.policies.closed_form import ClosedForm, closed_form
 
-__all__ = ["Table", "table_of"]
+__all__ = ["Table", "code_of", "table_of"]
 
 _FEW = 512
+_MISSING = "?"
+_codes: dict[tuple[int, ...], tuple[tuple[Policy, ...], str | None]] = {}
+
+
+def code_of(policies: tuple[Policy, ...]) -> str | None:
+    """The `code` of the policies' closed form, made once for the same policies; None if they have none.
+
+    A compiler that takes every number for a variable (`dynamic=True`) cannot write it, so a first call comes before.
+    """
+    key = tuple(map(id, policies))
+    code: str | None = _kept(key)
+    if code != _MISSING:
+        return code
+    if torch.compiler.is_compiling():
+        return _code(policies)
+    if len(_codes) >= _FEW:
+        _codes.clear()
+    # The policies are kept with what was made of them: as long as they live, nothing else has their id.
+    _codes[key] = (policies, _code(policies))
+    return _codes[key][1]
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _kept(key: tuple[int, ...]) -> str | None:
+    """Asked while compiling, the answer is part of the graph: other policies coming and going do not concern it."""
+    return _codes[key][1] if key in _codes else _MISSING
+
+
+def _code(policies: tuple[Policy, ...]) -> str | None:
+    form = closed_form(policies)
+    return None if form is None else form.code
 
 
 class Table:
