@@ -73,8 +73,8 @@ def test_no_speed_for_a_wrong_implementation(
 ) -> None:
     right = operator.IMPLEMENTATIONS["streaming"]
 
-    def wrong(problem: Problem) -> Parts:
-        parts = right(problem)
+    def wrong(problem: Problem, fields: frozenset[str]) -> Parts:
+        parts = right(problem, fields)
         return parts._replace(shortfall=parts.shortfall + mistake)
 
     monkeypatch.setitem(operator.IMPLEMENTATIONS, "streaming", wrong)

@@ -71,6 +71,7 @@ def test_gradients_stay_within_the_span() -> None:
         want = sm.row_stats(q, k, attn_mask=same.tril(), impl="reference")
         wanted = torch.autograd.grad((want.entropy + want.lse)[:, :25].sum(), (q, k))
         for x, gradient in zip((q, k), wanted, strict=True):
+            assert x.grad is not None
             assert worst(x.grad, gradient) < 1e-4
             assert not x.grad[:, 25:].any()
             x.grad = None

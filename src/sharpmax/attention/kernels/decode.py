@@ -13,15 +13,13 @@ import torch
 from torch import Tensor
 
 from sharpmax.attention.kernels.tables import Table, table_of
-from sharpmax.rows.impl.triton import _interpreted, _mask_for_kernel, _strides, available
+from sharpmax.rows.impl.triton import available, interpreted, mask_for_kernel, strides_as
 
 __all__ = [
     "Cache",
     "Plan",
     "Tile",
-    "can_fuse",
     "decode_op",
-    "fused_of",
     "logits_of",
     "measure_op",
     "obstacle",
@@ -29,14 +27,13 @@ __all__ = [
     "rows_of",
     "values_of",
     "values_op",
+    "whole_of",
 ]
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 WIDEST = 256
-FUSES = False
 _MOST_SPLITS = 128
 _ROWS = 32
-_RESIDENT = 4  # programs that fit on a processor side by side
 _ALIGNED = 64
 
 
@@ -50,11 +47,11 @@ class Tile(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """How the two passes over a cache are cut, apart and (None: never) in one launch."""
+    """How the two passes over a cache are cut, and both in one launch where nothing is cut (else None)."""
 
     logits: Tile
     values: Tile
-    fused: Tile | None = None
+    whole: Tile | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,38 +106,25 @@ def _processors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
 
 
-def _splits(programs: int, keys: int, tile: int, slots: int) -> int:
-    """Parts to cut each sequence into so that all programs together fill the device evenly.
+@functools.lru_cache(1024)
+def plan_for(device: torch.device, itemsize: int, pairs: int, rows: int, keys: int, width: int) -> Plan:
+    """Tiles and splits for this many (sequence, key head) pairs of this many rows.
 
     It depends on shapes alone, never on how many keys are filled: a captured graph serves every length.
     """
-    most = max(1, min(_MOST_SPLITS, keys // (4 * tile)))
-    best, found = 0.0, 1
-    for splits in range(1, most + 1):
-        waves = programs * splits / slots
-        filled = waves / math.ceil(waves)
-        # More parts cost a little each: only a gain beyond that counts.
-        if filled > best + 0.05:
-            best, found = filled, splits
-    return found
-
-
-@functools.lru_cache(1024)
-def plan_for(device: torch.device, itemsize: int, pairs: int, rows: int, keys: int, width: int) -> Plan:
-    """Tiles and splits for this many (sequence, key head) pairs of this many rows."""
     line = itemsize * _power(width, 16)
     # Tensor cores of Hopper take 64 keys at a time; wide lines have fewer of them in flight, float32 has none.
     size, stages = (64, 3) if line <= 256 else (64, 2) if itemsize == 2 else (32 if line <= 512 else 16, 2)
     programs = pairs * -(-rows // _block_of(rows))
-    splits = _splits(programs, keys, size, _RESIDENT * _processors(device))
-    tile = Tile(size, splits, 4, stages)
-    return Plan(tile, tile, tile if can_fuse(device, splits, rows) else None)
+    most = max(1, min(_MOST_SPLITS, keys // (4 * size)))
 
+    def cut(resident: int) -> Tile:
+        splits = max(1, min(most, resident * _processors(device) // programs))
+        return Tile(size, splits, 4, stages)
 
-def can_fuse(device: torch.device, splits: int, rows: int) -> bool:
-    """Whether programs may wait for one another: all parts of some rows must find a place on the device at once."""
-    blocks = -(-rows // _block_of(rows))
-    return splits == 1 or (FUSES and not _interpreted() and splits * blocks <= _processors(device))
+    # Keys come faster to two programs per processor than to more, values to three.
+    logits, values = cut(2), cut(3)
+    return Plan(logits, values, values._replace(stages=stages + 1) if values.splits == 1 else None)
 
 
 def _power(n: int, least: int) -> int:
@@ -183,12 +167,12 @@ def logits_of(
     if whole:
         logits.fill_(-torch.inf)
     parts = torch.empty((pairs, kernels.FIELDS, tile.splits, rows), dtype=torch.float32, device=q.device)
-    entries, kind, floor = _mask_for_kernel(mask, kernels_of_rows())
+    entries, kind, floor = mask_for_kernel(mask, kernels_of_rows())
     block = _block_of(rows)
     with _on(q):
         kernels.decode_logits[(pairs * tile.splits * -(-rows // block),)](
             q, k, entries, cache.lengths, cache.pages, logits, parts,
-            *q.stride(), *cache.strides(k), *_strides(entries, *q.shape[:3], keys), cache.pages_stride, pitch,
+            *q.stride(), *cache.strides(k), *strides_as(entries, *q.shape[:3], keys), cache.pages_stride, pitch,
             heads, keys, tile.splits, scale,
             GROUP=group, QUERIES=queries, WIDTH=width, PAGE=cache.page_size(k), LENGTHS=cache.lengths is not None,
             MASK=kind, MASK_FLOOR=floor, VAR=with_var, WIDEN=_widened(q), BLOCK_R=block, BLOCK_K=tile.keys,
@@ -204,7 +188,7 @@ def kernels_of_rows() -> Any:
 
 def _widened(x: Tensor) -> bool:
     """The interpreter keeps bfloat16 as 16-bit integers, and its dot multiplies those."""
-    return x.dtype == torch.bfloat16 and _interpreted()
+    return x.dtype == torch.bfloat16 and interpreted()
 
 
 class Rows(NamedTuple):
@@ -241,7 +225,7 @@ def rows_of(
             GROUP=shape[1] // heads, QUERIES=shape[2], LENGTHS=cache.lengths is not None, COUNTED=masked,
             VAR=with_var, STATS=with_stats, FORMS=0 if form is None else form.bits,
             TERMS=0 if form is None else form.terms, SEGMENTS=0 if form is None else form.segments,
-            PARTS=_power(parts, 1), BLOCK_K=64 if _interpreted() else 4096, num_warps=16,
+            PARTS=_power(parts, 1), BLOCK_K=64 if interpreted() else 4096, num_warps=16,
         )  # fmt: skip
     return Rows(beta, count, *floats)
 
@@ -311,36 +295,34 @@ def values_of(
         return _summed(room)
 
 
-def fused_of(
+def whole_of(
     q: Tensor, k: Tensor, v: Tensor, cache: Cache, mask: Tensor | None, scale: float, table: Table, tile: Tile
 ) -> Tensor:
-    """The output `[B, H, Lq, Dv]` in one launch (two, if the keys are cut into parts)."""
+    """The output `[B, H, Lq, Dv]` in one launch, the keys of a sequence in one part."""
     kernels = _kernels()
     batch, heads, keys = cache.batch_heads_keys(k)
     queries, width = q.shape[2:]
     group = q.shape[1] // heads
     rows, pairs = group * queries, batch * heads
     block, pitch = _block_of(rows), -(-keys // _ALIGNED) * _ALIGNED
-    blocks = -(-rows // block)
     logits = torch.empty((pairs, rows, pitch), dtype=torch.float32, device=q.device)
-    parts = torch.empty((pairs, kernels.FIELDS, tile.splits, rows), dtype=torch.float32, device=q.device)
-    sync = None if tile.splits == 1 else torch.zeros(1 + pairs * blocks, dtype=torch.int32, device=q.device)
-    room = _room_for_sums(v, (batch, q.shape[1], queries), heads, tile.splits)
-    entries, kind, floor = _mask_for_kernel(mask, kernels_of_rows())
+    parts = torch.empty((pairs, kernels.FIELDS, 1, rows), dtype=torch.float32, device=q.device)
+    out = torch.empty((batch, q.shape[1], queries, v.shape[-1]), dtype=v.dtype, device=v.device)
+    entries, kind, floor = mask_for_kernel(mask, kernels_of_rows())
     form = table.form
     with _on(q):
-        kernels.decode_fused[(pairs * tile.splits * blocks,)](
-            q, k, entries, cache.lengths, cache.pages, logits, parts, table.values, v, room.sums, room.masses, sync,
-            *q.stride(), *cache.strides(k), *_strides(entries, *q.shape[:3], keys), cache.pages_stride, pitch,
-            heads, keys, tile.splits, scale, *cache.strides(v), table.stride,
+        kernels.decode_whole[(pairs * -(-rows // block),)](
+            q, k, entries, cache.lengths, cache.pages, logits, parts, table.values, v, out,
+            *q.stride(), *cache.strides(k), *strides_as(entries, *q.shape[:3], keys), cache.pages_stride, pitch,
+            heads, keys, scale, *cache.strides(v), table.stride,
             GROUP=group, QUERIES=queries, PAGE=cache.page_size(k), LENGTHS=cache.lengths is not None, MASK=kind,
             MASK_FLOOR=floor, VAR=table.with_var, WIDEN=_widened(q), BLOCK_R=block, BLOCK_K=tile.keys, WIDTH=width,
             VALUE_WIDTH=v.shape[-1], FORMS=form.bits, TERMS=form.terms, SEGMENTS=form.segments,
-            VISIBILITY=_visibility(mask is not None, _alike(mask, queries), queries), FINAL=tile.splits == 1,
-            PARTS=_power(tile.splits, 1), BLOCK_D=_power(width, 16), VALUE_BLOCK_D=_power(v.shape[-1], 16),
+            VISIBILITY=_visibility(mask is not None, _alike(mask, queries), queries),
+            BLOCK_D=_power(width, 16), VALUE_BLOCK_D=_power(v.shape[-1], 16),
             num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
-        return _summed(room)
+    return out
 
 
 def _plan(q: Tensor, k: Tensor, v: Tensor, cache: Cache) -> Plan:
@@ -371,8 +353,8 @@ def decode_op(
     plan = _plan(q, k, v, cache)
     shape = (q.shape[0], q.shape[1], q.shape[2])
     _, heads, keys = cache.batch_heads_keys(k)
-    if plan.fused is not None and not stats and not table.form.solved:
-        return [fused_of(q, k, v, cache, mask, scale, table, plan.fused)]
+    if plan.whole is not None and not stats and not table.form.solved:
+        return [whole_of(q, k, v, cache, mask, scale, table, plan.whole)]
     with_var, masked = table.with_var or stats, mask is not None
     kept = logits_of(q, k, cache, mask, scale, plan.logits, with_var, whole=False)
     rows = Rows(None)

@@ -2,8 +2,8 @@
 
 `decode_logits` computes the logits of a few query rows against a part of the keys, keeps them (4 bytes per key and
 row), and leaves the part's statistics. `decode_values` merges the statistics of all parts, derives β, and adds up its
-part of the values. `decode_fused` is both in one launch. `decode_sum` adds the parts in a fixed order. `decode_rows`
-writes merged statistics and β where somebody asks for them or where β has to be solved for.
+part of the values. `decode_whole` is both in one launch, for keys in one part. `decode_sum` adds the parts in a fixed
+order. `decode_rows` writes merged statistics and β where somebody asks for them or where β has to be solved for.
 
 Rows of one key head are numbered r = member of the group · queries + query.
 """
@@ -18,7 +18,7 @@ import triton.language as tl
 from sharpmax.attention.kernels.beta import at_least, entropy_of, row_beta
 from sharpmax.policies import closed_form
 
-__all__ = ["FIELDS", "decode_fused", "decode_logits", "decode_rows", "decode_sum", "decode_values"]
+__all__ = ["FIELDS", "decode_logits", "decode_rows", "decode_sum", "decode_values", "decode_whole"]
 
 FIELDS = 5
 """Statistics of a part, each `[splits, rows]`: maximum, and Σe, Σe·x, Σe·x² with x the distance from it; count."""
@@ -426,8 +426,8 @@ def decode_values(
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["keys", "splits"])
-def decode_fused(
+@triton.jit(do_not_specialize=["keys"])
+def decode_whole(
     q_ptr,
     k_ptr,
     mask_ptr,
@@ -437,9 +437,7 @@ def decode_fused(
     part_ptr,
     table_ptr,
     v_ptr,
-    sums_ptr,
-    masses_ptr,
-    sync_ptr,
+    out_ptr,
     q_stride_b,
     q_stride_h,
     q_stride_l,
@@ -456,7 +454,6 @@ def decode_fused(
     pitch,
     heads,
     keys,
-    splits,
     scale,
     v_stride_b,
     v_stride_h,
@@ -479,41 +476,24 @@ def decode_fused(
     TERMS: tl.constexpr,
     SEGMENTS: tl.constexpr,
     VISIBILITY: tl.constexpr,
-    FINAL: tl.constexpr,
-    PARTS: tl.constexpr,
     BLOCK_D: tl.constexpr,
     VALUE_BLOCK_D: tl.constexpr,
 ):
-    """Both passes in one launch: each program waits for the others of its rows between them, `FINAL` if it has none.
-
-    Programs take numbers in the order in which they start, so those that one of them waits for have started before
-    any that starts later: with as many places on the device as there are parts, nobody waits forever.
-    """
-    ROWS: tl.constexpr = GROUP * QUERIES
-    BLOCKS: tl.constexpr = (ROWS + BLOCK_R - 1) // BLOCK_R
+    """Both passes in one launch, where nothing is to be had from other programs between them."""
     program = tl.program_id(0)
-    if not FINAL:
-        program = tl.atomic_add(sync_ptr, 1, sem="relaxed")
     _logits(
         program, q_ptr, k_ptr, mask_ptr, lengths_ptr, pages_ptr, logits_ptr, part_ptr, q_stride_b, q_stride_h,
         q_stride_l, q_stride_d, k_stride_b, k_stride_h, k_stride_l, k_stride_d, mask_stride_b, mask_stride_h,
-        mask_stride_l, mask_stride_k, pages_stride, pitch, heads, keys, splits, scale,
+        mask_stride_l, mask_stride_k, pages_stride, pitch, heads, keys, 1, scale,
         GROUP, QUERIES, WIDTH, PAGE, LENGTHS, MASK, MASK_FLOOR, VAR, WIDEN, BLOCK_R, BLOCK_K, BLOCK_D,
     )  # fmt: skip
-    # What other threads of this program have written is read below, and by other programs.
+    # What other threads of this program have written is read below.
     tl.debug_barrier()
-    if not FINAL:
-        arrived_ptr = sync_ptr + 1 + program // BLOCKS // splits * BLOCKS + program % BLOCKS
-        tl.atomic_add(arrived_ptr, 1, sem="release")
-        while tl.atomic_add(arrived_ptr, 0, sem="acquire") < splits:
-            pass
-        tl.debug_barrier()
     _values(
-        program, logits_ptr, part_ptr, table_ptr, None, v_ptr, lengths_ptr, pages_ptr, sums_ptr, masses_ptr,
-        v_stride_b, v_stride_h, v_stride_l, v_stride_d, pages_stride, pitch, table_stride, heads, keys, splits,
-        splits,
-        GROUP, QUERIES, VALUE_WIDTH, PAGE, LENGTHS, MASK != 0, VAR, False, FORMS, TERMS, SEGMENTS, VISIBILITY, FINAL,
-        WIDEN, PARTS, BLOCK_R, BLOCK_K, VALUE_BLOCK_D,
+        program, logits_ptr, part_ptr, table_ptr, None, v_ptr, lengths_ptr, pages_ptr, out_ptr, None,
+        v_stride_b, v_stride_h, v_stride_l, v_stride_d, pages_stride, pitch, table_stride, heads, keys, 1, 1,
+        GROUP, QUERIES, VALUE_WIDTH, PAGE, LENGTHS, MASK != 0, VAR, False, FORMS, TERMS, SEGMENTS, VISIBILITY, True,
+        WIDEN, 1, BLOCK_R, BLOCK_K, VALUE_BLOCK_D,
     )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from sharpmax.arrays import ops_for
 from sharpmax.attention.kernels.tables import table_of
 from sharpmax.errors import UnsupportedError, reject
 from sharpmax.policies.closed_form import ClosedForm
-from sharpmax.rows.impl.triton import _interpreted, available
+from sharpmax.rows.impl.triton import available, interpreted
 from sharpmax.rows.layout import Parts, floats_at_least_32
 
 __all__ = ["plain_scaled", "scale_rows", "sharpen_rows"]
@@ -84,7 +84,7 @@ def _launch(q: Tensor) -> tuple[tuple[int], Any, dict[str, Any]]:
 
 
 def _on_kernel(q: Tensor) -> bool:
-    return (q.is_cuda or _interpreted()) and _served(q)
+    return (q.is_cuda or interpreted()) and _served(q)
 
 
 @torch.library.custom_op("sharpmax::scale_rows", mutates_args=())

@@ -19,7 +19,7 @@ from sharpmax.lazy import require
 from sharpmax.rows.layout import Parts, Problem, floats_at_least_32
 from sharpmax.rows.stats import FIELDS
 
-__all__ = ["available", "obstacle", "triton_parts"]
+__all__ = ["available", "interpreted", "mask_for_kernel", "obstacle", "strides_as", "triton_parts"]
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _HALF = (torch.float16, torch.bfloat16)
@@ -48,7 +48,7 @@ def available(device: torch.device) -> str | None:
         return None
     if device.type != "cpu":
         return f"Triton kernels run on CUDA devices, not on {device.type!r}"
-    if not _interpreted():
+    if not interpreted():
         return "Triton on the CPU is its interpreter alone: set TRITON_INTERPRET=1 before triton is imported"
     return None
 
@@ -88,15 +88,15 @@ def triton_parts(problem: Problem, fields: frozenset[str] = frozenset(FIELDS)) -
         # A kernel's float arguments are float32, too coarse a scale for float64 logits.
         q, scale = q * scale, 1.0
     kernels = importlib.import_module("sharpmax.rows.impl.triton_kernel")
-    mask, kind, floor = _mask_for_kernel(problem.mask, kernels)
+    mask, kind, floor = mask_for_kernel(problem.mask, kernels)
     gain = problem.gain if kind == kernels.MASK_ADDED else None
     inputs = (mask, gain, spans, anchor, log_mass, shortfall, var)
     geometry = (
         *q.stride(),
         *k.stride(),
-        *_strides(mask, *q.shape[:-1], problem.keys),
-        *_strides(gain, *q.shape[:-1]),
-        *_strides(spans, batch, 2, queries),
+        *strides_as(mask, *q.shape[:-1], problem.keys),
+        *strides_as(gain, *q.shape[:-1]),
+        *strides_as(spans, batch, 2, queries),
         heads,
         group,
         queries,
@@ -113,7 +113,7 @@ def triton_parts(problem: Problem, fields: frozenset[str] = frozenset(FIELDS)) -
         "MASK_FLOOR": floor,
         "GAIN": gain is not None,
         # The interpreter keeps bfloat16 as 16-bit integers, and its dot multiplies those.
-        "WIDEN": q.dtype == torch.bfloat16 and _interpreted(),
+        "WIDEN": q.dtype == torch.bfloat16 and interpreted(),
         "BLOCK_D": max(16, 1 << (width - 1).bit_length()),
     }
 
@@ -164,14 +164,15 @@ def _names(dtypes: tuple[torch.dtype, ...]) -> str:
     return ", ".join(str(dtype) for dtype in dtypes)
 
 
-def _interpreted() -> bool:
+def interpreted() -> bool:
+    """Whether Triton runs its interpreter, on the CPU."""
     triton = sys.modules.get("triton")
     if triton is not None:  # what counts is how its own library was built when it was imported
         return not isinstance(triton.language.sum, triton.JITFunction)
     return os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "yes", "on", "y")
 
 
-def _mask_for_kernel(mask: Tensor | None, kernels: ModuleType) -> tuple[Tensor | None, int, float]:
+def mask_for_kernel(mask: Tensor | None, kernels: ModuleType) -> tuple[Tensor | None, int, float]:
     """The mask as the kernel reads it, its kind, and the largest float that hides a key (see `hidden_by`)."""
     if mask is None:
         return None, kernels.NO_MASK, 0.0
@@ -180,14 +181,14 @@ def _mask_for_kernel(mask: Tensor | None, kernels: ModuleType) -> tuple[Tensor |
     return mask, kernels.MASK_ADDED, torch.finfo(mask.dtype).min / 2
 
 
-def _strides(x: Tensor | None, *shape: int) -> tuple[int, ...]:
+def strides_as(x: Tensor | None, *shape: int) -> tuple[int, ...]:
     """The strides that read `x` as if it had this shape: 0 where it broadcasts."""
     return (0,) * len(shape) if x is None else x.expand(shape).stride()
 
 
 def _box(k: Tensor, keys: int, width: int) -> object | None:
     """A descriptor with which Hopper's copy engine fetches a tile of keys, or None where that cannot be."""
-    if not (_has_copy_engine(k.device) or _interpreted()):
+    if not (_has_copy_engine(k.device) or interpreted()):
         return None
     # Along an axis of length 1 the stride means nothing, and must still be one the engine takes.
     strides = [n if size > 1 else 16 for n, size in zip(k.stride(), k.shape, strict=True)]

@@ -61,7 +61,7 @@ def triton_backward(problem: Problem, parts: Parts, grads: Incoming) -> Gradient
     batch, heads, group, queries, width = q.shape
     kernels = importlib.import_module("sharpmax.rows.impl.triton_backward_kernel")
     forward = importlib.import_module("sharpmax.rows.impl.triton_kernel")
-    mask, kind, floor = triton._mask_for_kernel(problem.mask, forward)
+    mask, kind, floor = triton.mask_for_kernel(problem.mask, forward)
     gain = problem.gain if kind == forward.MASK_ADDED else None
     with_var = grads.var is not None
     # Rounded to half precision anyway, the derivative may take a shorter way.
@@ -74,8 +74,8 @@ def triton_backward(problem: Problem, parts: Parts, grads: Incoming) -> Gradient
     strides = (
         *q.stride(),
         *k.stride(),
-        *triton._strides(mask, *q.shape[:-1], problem.keys),
-        *triton._strides(gain, *q.shape[:-1]),
+        *triton.strides_as(mask, *q.shape[:-1], problem.keys),
+        *triton.strides_as(gain, *q.shape[:-1]),
     )
     # Clamped to where it still matters, so that row + offset stays within 32 bits.
     offset = 0 if problem.offset is None else max(-queries, min(problem.offset, problem.keys))
@@ -89,7 +89,7 @@ def triton_backward(problem: Problem, parts: Parts, grads: Incoming) -> Gradient
         "VAR": with_var,
         "FOLDED": folded,
         # The interpreter keeps bfloat16 as 16-bit integers, and its dot multiplies those.
-        "WIDEN": q.dtype == torch.bfloat16 and triton._interpreted(),
+        "WIDEN": q.dtype == torch.bfloat16 and triton.interpreted(),
         "BLOCK_D": max(16, 1 << (width - 1).bit_length()),
     }
     with torch.cuda.device(q.device) if q.is_cuda else nullcontext():
