@@ -51,14 +51,17 @@ def compile_only(self: Any, grid: Any) -> Any:
 
 def pretend() -> None:
     driver.set_active(Device())
-    JITFunction.__getitem__ = compile_only
-    for module in (rows, sharpen, decode, triton_backward.triton):
-        module.available = lambda device: None
-        module.interpreted = lambda: False
-    rows._has_copy_engine = lambda device: True
-    # Tiles are chosen by what the tensors are on.
-    triton_backward._tile = lambda kernel, problem: triton_backward._HOPPER[kernel, problem.q.shape[-1]]
-    sharpen._on_kernel = lambda q: True
+    instead: list[tuple[Any, str, Any]] = [
+        (JITFunction, "__getitem__", compile_only),
+        *((module, "available", lambda device: None) for module in (rows, sharpen, decode)),
+        *((module, "interpreted", lambda: False) for module in (rows, sharpen, decode)),
+        (rows, "_has_copy_engine", lambda device: True),
+        # Tiles are chosen by what the tensors are on.
+        (triton_backward, "_tile", lambda kernel, problem: triton_backward._HOPPER[kernel, problem.q.shape[-1]]),
+        (sharpen, "_on_kernel", lambda q: True),
+    ]
+    for place, name, value in instead:
+        setattr(place, name, value)
 
 
 def problem(width: int, offset: int | None, mask: torch.Tensor | None = None, dtype: torch.dtype = BRAIN) -> Problem:
