@@ -8,7 +8,9 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 
 import pytest
 import torch
+from torch import Tensor
 
+import sharpmax as sm
 from sharpmax.attention.kernels.sharpen import plain_scaled, scale_op, scale_rows, sharpen_rows
 from sharpmax.attention.sharp import scaled_queries
 from sharpmax.errors import ArgumentError, UnsupportedError
@@ -16,6 +18,7 @@ from sharpmax.policies import PAPER, Constant, Curve, EntropyTarget, LogLength, 
 from sharpmax.policies import closed_form as forms
 from sharpmax.rows.layout import Parts
 from sharpmax.rows.stats import RowStats
+from tests.numerics import worst
 
 pytest.importorskip("triton")
 pytestmark = [
@@ -201,3 +204,26 @@ def test_nothing_to_do():
     assert beta.shape == (1, 2, 0)
     assert scale_op(q, beta).shape == q.shape
     assert math.prod(beta.shape) == 0
+
+
+SMOOTH = ["paper", LogLength(16.0), Constant(1.7), Polynomial((0.2, 1.0), (0.2, 1.5), 0.3, "clamp")]
+
+
+@pytest.mark.parametrize("policy", SMOOTH, ids=str)
+@pytest.mark.parametrize("masked", ["full", "causal", "mask"])
+def test_attention_learns_through_the_kernels(policy: Any, masked: str) -> None:
+    """Gradients of the two launches against autograd through the dense oracle in float64."""
+    q, k, v = (1.5 * randn(2, heads, 40, 16, seed=i) for i, heads in enumerate((4, 2, 2)))
+    own = torch.eye(40, dtype=torch.bool, device=DEVICE)
+    mask = own | (randn(2, 1, 40, 40, seed=7) > 0) if masked == "mask" else None
+    upstream = randn(2, 4, 40, 16, seed=9)
+
+    def gradients(impl: Any, dtype: torch.dtype) -> tuple[Tensor, ...]:
+        inputs = [x.to(dtype).requires_grad_() for x in (q, k, v)]
+        out = sm.attention(
+            *inputs, attn_mask=mask, is_causal=masked == "causal", enable_gqa=True, policy=policy, impl=impl
+        )
+        return torch.autograd.grad(out, inputs, upstream.to(dtype))
+
+    for got, want in zip(gradients("triton", torch.float32), gradients("reference", torch.float64), strict=True):
+        assert worst(got, want) < 1e-4

@@ -32,7 +32,7 @@ def form_of(policies: Sequence[Policy]) -> ClosedForm | None:
 
 
 def learns(*inputs: Tensor | None) -> bool:
-    """Whether a gradient into one of these is wanted, which the kernels here do not have."""
+    """Whether a gradient into one of these is wanted, which the kernels here have for smooth forms alone."""
     return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
 
 

@@ -109,7 +109,9 @@ def attention(
     kernels = impl == "triton" or (impl == "auto" and q.is_cuda)
     if kernels and not return_stats and not torch.compiler.is_compiling():
         form = form_of(policies)
-        if form is not None and not learns(q, k, v, attn_mask) and serves(problem, q):
+        # A float mask is scaled by β too, and through that the kernels have no gradient.
+        plain = problem.mask is None or problem.mask.dtype == torch.bool
+        if form is not None and (not learns(q, k, v, attn_mask) or (form.smooth and plain)) and serves(problem, q):
             counts = None if problem.mask is None else problem.counts()
             queries, beta, parts = sharpened(problem, q, counts, sorted(form.needs), form.code)
             warn_now_and_then(policies, problem, parts)

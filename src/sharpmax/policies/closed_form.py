@@ -68,6 +68,11 @@ class ClosedForm:
         return TARGET in self.forms
 
     @property
+    def smooth(self) -> bool:
+        """Whether kernels know the gradient of β: it depends on the entropy alone, and as a polynomial."""
+        return set(self.forms) <= {CONSTANT, POLYNOMIAL, LOG_LENGTH}
+
+    @property
     def is_identity(self) -> bool:
         """Whether β is 1 in every row."""
         return all(row[:2] == (CONSTANT, 1.0) for row in self.table)

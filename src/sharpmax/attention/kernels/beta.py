@@ -9,7 +9,7 @@ import triton.language as tl
 
 from sharpmax.policies import closed_form
 
-__all__ = ["at_least", "at_most", "entropy_of", "log1p", "row_beta"]
+__all__ = ["at_least", "at_most", "entropy_of", "log1p", "row_beta", "row_slope"]
 
 CONSTANT = tl.constexpr(closed_form.CONSTANT)
 POLYNOMIAL = tl.constexpr(closed_form.POLYNOMIAL)
@@ -125,3 +125,27 @@ def row_beta(
             value = tl.where(h > x0, here, value)
         beta = tl.where(mine, value, beta)
     return tl.where(count <= 1, 1.0, beta)
+
+
+@triton.jit
+def row_slope(
+    table_ptr, place, there, count, log_mass, shortfall, FORMS: tl.constexpr, TERMS: tl.constexpr
+):  # fmt: skip
+    """dβ/dH of rows whose policies read nothing else that has a gradient: 0 but for polynomials."""
+    slope = log_mass * 0.0
+    if HAS_POLYNOMIAL & FORMS:
+        at = table_ptr + place
+        mine = there & (tl.load(at, mask=there, other=0.0) == POLYNOMIAL)
+        entropy = entropy_of(log_mass, shortfall, count)
+        low = tl.load(at + 2, mask=mine, other=0.0)
+        high = tl.load(at + 3, mask=mine, other=0.0)
+        h = at_most(at_least(entropy, low), high)
+        value = h * 0.0
+        rise = h * 0.0
+        for term in tl.static_range(TERMS):
+            rise = rise * h + value
+            value = value * h + tl.load(at + 4 + term, mask=mine, other=0.0)
+        # Where a bound speaks, the entropy does not.
+        still = (entropy <= tl.load(at + 1, mask=mine, other=0.0)) | (value < 1.0) | (entropy < low) | (entropy > high)
+        slope = tl.where(mine & ~still & (count > 1), rise, slope)
+    return slope

@@ -48,7 +48,9 @@ def scale_rows(q: Tensor, beta: Tensor) -> Tensor:
 def sharpen_rows(
     q: Tensor, parts: Parts | None, counts: Tensor | None, keys: int, offset: int | None, form: ClosedForm
 ) -> tuple[Tensor, Tensor]:
-    """β·q and β `[B, H, Lq]` from the statistics of the rows, for q `[B, H, Lq, D]`; no gradient.
+    """β·q and β `[B, H, Lq]` from the statistics of the rows, for q `[B, H, Lq, D]`.
+
+    A gradient flows through β·q where `form.smooth` says so, and none through β.
 
     Visible keys are counted from (keys, offset) as in `Problem`, or given as `counts` where there is a mask. `parts`
     may be None where the policies read nothing but counts.
@@ -121,8 +123,10 @@ def scale_backward_op(grad: Tensor, q: Tensor, beta: Tensor) -> tuple[Tensor, Te
     grid, device, constants = _launch(q)
     with device:
         _kernels().scale_rows_backward[grid](
-            grad, q, beta, into_q, into_beta, *grad.stride(), *q.stride(), *beta.stride(), *into_q.stride(),
-            q.numel() // q.shape[-1], q.shape[1], q.shape[2], **constants,
+            grad, q, beta, None, None, None, None, into_q, into_beta,
+            *grad.stride(), *q.stride(), *beta.stride(), *into_q.stride(), 0,
+            q.numel() // q.shape[-1], q.shape[1], q.shape[2], 0, 0,
+            CAUSAL=False, COUNTED=False, FORMS=0, TERMS=0, **constants,
         )  # fmt: skip
     return into_q, into_beta
 
@@ -186,3 +190,59 @@ def _(
     q: Tensor, log_mass: Any, shortfall: Any, var: Any, counts: Any, keys: Any, offset: Any, form: Any
 ) -> tuple[Tensor, Tensor]:
     return torch.empty_like(q), q.new_empty(q.shape[:-1], dtype=torch.float32)
+
+
+@torch.library.custom_op("sharpmax::sharpen_rows_backward", mutates_args=())
+def sharpen_backward_op(
+    grad: Tensor,
+    q: Tensor,
+    beta: Tensor,
+    log_mass: Tensor,
+    shortfall: Tensor,
+    counts: Tensor | None,
+    keys: int,
+    offset: int | None,
+    form: str,
+) -> tuple[Tensor, Tensor]:
+    """Gradients into q and into the entropy of each row, in the shape of `log_mass`."""
+    table = table_of(form, q.device)
+    into_q, into_entropy = torch.empty_like(q), torch.empty_like(log_mass, memory_format=torch.contiguous_format)
+    log_mass, shortfall = log_mass.contiguous(), shortfall.contiguous()
+    queries = q.shape[2]
+    grid, device, constants = _launch(q)
+    with device:
+        _kernels().scale_rows_backward[grid](
+            grad, q, beta, log_mass, shortfall, None if counts is None else counts.contiguous(), table.values,
+            into_q, into_entropy,
+            *grad.stride(), *q.stride(), *beta.stride(), *into_q.stride(), table.stride,
+            q.numel() // q.shape[-1], q.shape[1], queries, keys,
+            0 if offset is None else max(-queries, min(offset, keys)),
+            CAUSAL=offset is not None, COUNTED=counts is not None, FORMS=table.form.bits, TERMS=table.form.terms,
+            **constants,
+        )  # fmt: skip
+    return into_q, into_entropy
+
+
+@sharpen_backward_op.register_fake
+def _(
+    grad: Any, q: Tensor, beta: Any, log_mass: Tensor, shortfall: Any, counts: Any, keys: Any, offset: Any, form: Any
+) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(q), log_mass.new_empty(log_mass.shape)
+
+
+def _remember_rows(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    q, log_mass, shortfall, _, counts, ctx.keys, ctx.offset, ctx.form = inputs
+    ctx.save_for_backward(q, output[1], log_mass, shortfall, counts)
+
+
+def _gradients_of_rows(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, ...]:
+    q, beta, log_mass, shortfall, counts = ctx.saved_tensors
+    if log_mass is None:  # nothing was measured, so β is a constant
+        return scale_backward_op(grad, q, beta)[0], *(None,) * 7
+    into_q, into_entropy = sharpen_backward_op(
+        grad, q, beta, log_mass, shortfall, counts, ctx.keys, ctx.offset, ctx.form
+    )
+    return into_q, into_entropy, into_entropy, *(None,) * 5
+
+
+sharpen_op.register_autograd(_gradients_of_rows, setup_context=_remember_rows)

@@ -7,7 +7,7 @@
 import triton
 import triton.language as tl
 
-from sharpmax.attention.kernels.beta import at_least, at_most, row_beta
+from sharpmax.attention.kernels.beta import at_least, at_most, row_beta, row_slope
 
 __all__ = ["scale_rows", "scale_rows_backward", "sharpen_rows"]
 
@@ -69,13 +69,28 @@ def scale_rows(
     tl.store(out_at, product.to(out_ptr.dtype.element_ty), mask=inside)
 
 
-@triton.jit(do_not_specialize=["lines", "queries"])
+@triton.jit
+def _counts(line, in_lines, count_ptr, queries, keys, offset, CAUSAL: tl.constexpr, COUNTED: tl.constexpr):
+    """Visible keys of rows: given, or what the causal limit leaves."""
+    if COUNTED:
+        return tl.load(count_ptr + line, mask=in_lines, other=0).to(tl.int32)
+    elif CAUSAL:
+        return tl.minimum(tl.maximum(line % queries + offset + 1, 0), keys)
+    else:
+        return line * 0 + keys
+
+
+@triton.jit(do_not_specialize=["lines", "queries", "keys", "offset"])
 def scale_rows_backward(
     grad_ptr,
     q_ptr,
     beta_ptr,
+    log_mass_ptr,
+    shortfall_ptr,
+    count_ptr,
+    table_ptr,
     into_q_ptr,
-    into_beta_ptr,
+    into_row_ptr,
     grad_stride_b,
     grad_stride_h,
     grad_stride_l,
@@ -91,15 +106,25 @@ def scale_rows_backward(
     out_stride_h,
     out_stride_l,
     out_stride_d,
+    table_stride,
     lines,
     heads,
     queries,
+    keys,
+    offset,
     WIDTH: tl.constexpr,
     ROOM: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    COUNTED: tl.constexpr,
+    FORMS: tl.constexpr,
+    TERMS: tl.constexpr,
     BLOCK_L: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """β·g into the queries and Σ g·q into β `[lines]`, which gets nothing where it was capped."""
+    """β·g into the queries and Σ g·q into β `[lines]`, which gets nothing where it was capped.
+
+    With FORMS, into the entropy that β came from instead.
+    """
     line = tl.program_id(0) * BLOCK_L + tl.arange(0, BLOCK_L)
     dim = tl.arange(0, BLOCK_D)
     in_lines = line < lines
@@ -116,8 +141,14 @@ def scale_rows_backward(
     at = _place(line, heads, queries, out_stride_b, out_stride_h, out_stride_l)
     out_at = into_q_ptr + at[:, None] + dim.to(tl.int64)[None, :] * out_stride_d
     tl.store(out_at, (grad * used[:, None]).to(into_q_ptr.dtype.element_ty), mask=inside)
-    into_beta = tl.where(used < beta, 0.0, tl.sum(grad * q, 1))
-    tl.store(into_beta_ptr + line, into_beta, mask=in_lines)
+    into_row = tl.where(used < beta, 0.0, tl.sum(grad * q, 1))
+    if FORMS != 0:
+        count = _counts(line, in_lines, count_ptr, queries, keys, offset, CAUSAL, COUNTED)
+        log_mass = tl.load(log_mass_ptr + line, mask=in_lines, other=0.0)
+        shortfall = tl.load(shortfall_ptr + line, mask=in_lines, other=0.0)
+        place = (line // queries % heads) * table_stride
+        into_row *= row_slope(table_ptr, place, in_lines, count, log_mass, shortfall, FORMS, TERMS)
+    tl.store(into_row_ptr + line, into_row, mask=in_lines)
 
 
 @triton.jit(do_not_specialize=["lines", "queries", "keys", "offset"])
@@ -163,12 +194,7 @@ def sharpen_rows(
     inside = in_lines[:, None] & (dim < WIDTH)[None, :]
     at = _place(line, heads, queries, q_stride_b, q_stride_h, q_stride_l)
     q = tl.load(q_ptr + at[:, None] + dim.to(tl.int64)[None, :] * q_stride_d, mask=inside, other=0.0).to(tl.float32)
-    if COUNTED:
-        count = tl.load(count_ptr + line, mask=in_lines, other=0).to(tl.int32)
-    elif CAUSAL:
-        count = tl.minimum(tl.maximum(line % queries + offset + 1, 0), keys)
-    else:
-        count = line * 0 + keys
+    count = _counts(line, in_lines, count_ptr, queries, keys, offset, CAUSAL, COUNTED)
     log_mass = tl.zeros([BLOCK_L], tl.float32)
     shortfall = tl.zeros([BLOCK_L], tl.float32)
     var = tl.zeros([BLOCK_L], tl.float32)

@@ -143,6 +143,18 @@ def _sound(mass):
 
 
 @triton.jit
+def _near(mean, VAR: tl.constexpr):
+    """Whether the mean, measured from the reference, is small enough for a difference of it and what it is taken from.
+
+    Entropies are differences of numbers of its size, and variances of numbers of its square.
+    """
+    if VAR:
+        return tl.abs(mean) < 16.0
+    else:
+        return tl.abs(mean) < 64.0
+
+
+@triton.jit
 def _keys_at(k_at, k_desc, batch, head, key, start, keys, k_stride_l, in_width,
              WIDTH: tl.constexpr, TMA: tl.constexpr, RAGGED: tl.constexpr, WIDEN: tl.constexpr,
              BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr):  # fmt: skip
@@ -351,6 +363,7 @@ def quick_parts(
     sound = _sound(total)
     total = tl.where(sound, total, 1.0)
     mean = tl.sum(moment, 1) / total
+    sound = sound & _near(mean, VAR)
     log_total = tl.log2(total)
     base = log_total
     if MAX:
