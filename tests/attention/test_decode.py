@@ -509,7 +509,7 @@ def test_compiles_without_a_break(policy):
 @pytest.mark.parametrize(("pairs", "keys"), [(1, 1), (8, 131072), (64, 32768), (512, 8192), (300, 9000), (5000, 64)])
 def test_parts_fill_the_device(pairs, keys, monkeypatch):
     monkeypatch.setattr(launches, "_processors", lambda device: 132)
-    plan = PLAN_FOR.__wrapped__(torch.device("cuda"), 2, pairs, 4, keys, 128)
+    plan = PLAN_FOR.__wrapped__(torch.device("cuda"), 2, pairs, 4, keys, 128, False)
     for tile, resident in ((plan.logits, 2), (plan.values, 3)):
         assert 1 <= tile.splits <= 128
         assert tile.splits == 1 or keys // tile.splits >= 4 * tile.keys

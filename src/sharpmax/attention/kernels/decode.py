@@ -37,6 +37,19 @@ _ROWS = 32
 _ALIGNED = 64
 
 
+class _Crowd(NamedTuple):
+    """Programs per processor that read keys, or values, and pipeline stages more than usual; as measured on an H200."""
+
+    keys: int
+    values: int
+    stages: int = 0
+
+
+# Keys come faster to two programs per processor than to more, values to three.
+_CONTIGUOUS = _Crowd(2, 3)
+_PAGED = _Crowd(2, 3)
+
+
 class Tile(NamedTuple):
     """Keys per tile, parts the keys are cut into, warps and pipeline stages."""
 
@@ -107,7 +120,7 @@ def _processors(device: torch.device) -> int:
 
 
 @functools.lru_cache(1024)
-def plan_for(device: torch.device, itemsize: int, pairs: int, rows: int, keys: int, width: int) -> Plan:
+def plan_for(device: torch.device, itemsize: int, pairs: int, rows: int, keys: int, width: int, paged: bool) -> Plan:
     """Tiles and splits for this many (sequence, key head) pairs of this many rows.
 
     It depends on shapes alone, never on how many keys are filled: a captured graph serves every length.
@@ -122,8 +135,9 @@ def plan_for(device: torch.device, itemsize: int, pairs: int, rows: int, keys: i
         splits = max(1, min(most, resident * _processors(device) // programs))
         return Tile(size, splits, 4, stages)
 
-    # Keys come faster to two programs per processor than to more, values to three.
-    logits, values = cut(2), cut(3)
+    crowd = _PAGED if paged else _CONTIGUOUS
+    stages += crowd.stages
+    logits, values = cut(crowd.keys), cut(crowd.values)
     return Plan(logits, values, values._replace(stages=stages + 1) if values.splits == 1 else None)
 
 
@@ -328,7 +342,8 @@ def whole_of(
 def _plan(q: Tensor, k: Tensor, v: Tensor, cache: Cache) -> Plan:
     batch, heads, keys = cache.batch_heads_keys(k)
     rows = q.shape[1] // heads * q.shape[2]
-    return plan_for(q.device, q.element_size(), batch * heads, rows, keys, max(q.shape[-1], v.shape[-1]))
+    width = max(q.shape[-1], v.shape[-1])
+    return plan_for(q.device, q.element_size(), batch * heads, rows, keys, width, cache.pages is not None)
 
 
 def _alike(mask: Tensor | None, queries: int) -> bool:
@@ -421,7 +436,8 @@ def values_op(
     parts[:, 0, 0] = peak.reshape(logits.shape[:2]).clamp_min(torch.finfo(torch.float32).min)
     keys = cache.batch_heads_keys(v)[2]
     shape = (beta.shape[0], beta.shape[1], beta.shape[2])
-    plan = plan_for(v.device, v.element_size(), logits.shape[0], logits.shape[1], keys, v.shape[-1])
+    paged = block_table is not None
+    plan = plan_for(v.device, v.element_size(), logits.shape[0], logits.shape[1], keys, v.shape[-1], paged)
     return values_of(Kept(logits, parts), None, beta.contiguous(), v, cache, shape, plan.values, masked, alike, False)
 
 
