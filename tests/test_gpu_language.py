@@ -51,6 +51,17 @@ def test_generation_equals_that_of_the_cpu(policy: Policy | None, cache: str) ->
     assert torch.equal(model.cuda().generate(ids.cuda(), **options).cpu(), expected)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_compiled_generation_equals_that_of_the_cpu() -> None:
+    model = hf.apply(FAMILIES["llama"].build(), ROWS)
+    ids = torch.randint(3, 97, (2, 7), generator=torch.Generator().manual_seed(0))
+    options: dict[str, Any] = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    expected = model.generate(ids, **options)
+    # With a static cache transformers compiles the pass of a new token by itself on a GPU.
+    assert torch.equal(model.cuda().generate(ids.cuda(), cache_implementation="static", **options).cpu(), expected)
+
+
 def test_rows_seen_equal_those_of_the_cpu() -> None:
     model = hf.apply(FAMILIES["llama"].build(), ROWS)
     inputs = FAMILIES["llama"].inputs(model)
