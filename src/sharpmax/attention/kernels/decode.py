@@ -45,9 +45,10 @@ class _Crowd(NamedTuple):
     stages: int = 0
 
 
-# Keys come faster to two programs per processor than to more, values to three.
+# Keys come faster to two programs per processor than to more, values to three. Behind a table of pages every tile
+# waits for its page's number, and more programs hide that.
 _CONTIGUOUS = _Crowd(2, 3)
-_PAGED = _Crowd(2, 3)
+_PAGED = _Crowd(4, 4, stages=1)
 
 
 class Tile(NamedTuple):

@@ -20,7 +20,6 @@ from sharpmax.policies import closed_form
 
 __all__ = ["FIELDS", "decode_logits", "decode_rows", "decode_sum", "decode_values", "decode_whole"]
 
-ONE_PAGE = tl.constexpr(True)
 FIELDS = 5
 """Statistics of a part, each `[splits, rows]`: maximum, and Σe, Σe·x, Σe·x² with x the distance from it; count."""
 
@@ -57,7 +56,7 @@ def _lines(
     base = x_ptr + head * stride_h
     if PAGE == 0:
         return base + batch * stride_b + key.to(tl.int64) * stride_l
-    elif PAGE % BLOCK_K == 0 and ONE_PAGE:
+    elif PAGE % BLOCK_K == 0:
         # The whole tile lies in one page.
         page = tl.load(pages_ptr + tile * BLOCK_K // PAGE).to(tl.int64)
         return base + page * stride_b + (key % PAGE).to(tl.int64) * stride_l
