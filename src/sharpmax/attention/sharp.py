@@ -105,22 +105,15 @@ def attention(
     if chosen.is_identity:
         out = stock(q, k, v, attn_mask)
         return (out, measure(problem, impl, fields)) if return_stats else out
-    policies = by_head(chosen)
-    kernels = impl == "triton" or (impl == "auto" and q.is_cuda)
-    if kernels and not return_stats and not torch.compiler.is_compiling():
-        form = form_of(policies)
-        # A float mask is scaled by β too, and through that the kernels have no gradient.
-        plain = problem.mask is None or problem.mask.dtype == torch.bool
-        if form is not None and (not learns(q, k, v, attn_mask) or (form.smooth and plain)) and serves(problem, q):
-            counts = None if problem.mask is None else problem.counts()
-            queries, beta, parts = sharpened(problem, q, counts, sorted(form.needs), form.code)
-            warn_now_and_then(policies, problem, parts)
-            out = stock(queries, k, v, scaled_mask(attn_mask, beta))
-            return out if counts is None else out.masked_fill((counts == 0)[..., None], 0.0)
-    stats = measure(problem, impl, fields)
-    beta = chosen.beta(stats, lambda b: measure(problem.scaled(b), impl, chosen.needs))
-    beta = beta.to(floats_at_least_32(q.dtype))
-    queries, mask = scaled_queries(q, beta), scaled_mask(attn_mask, beta)
+    found = None if return_stats else _by_kernels(problem, q, (k, v, attn_mask), chosen, impl)
+    if found is not None:
+        queries, beta, count, stats = *found, None
+    else:
+        stats = measure(problem, impl, fields)
+        beta = chosen.beta(stats, lambda b: measure(problem.scaled(b), impl, chosen.needs))
+        beta = beta.to(floats_at_least_32(q.dtype))
+        queries, count = scaled_queries(q, beta), stats.count
+    mask = scaled_mask(attn_mask, beta)
     out = stock(queries, k, v, mask)
     if out.device.type == "cpu" and ops_for(out).concrete(out) and bool(out.isnan().any()):
         unseen_fixed = _without_broken_keys(problem, k, v)
@@ -131,9 +124,27 @@ def attention(
                 out = stock(queries, keys, values, mask).masked_fill(spoilt, torch.nan)
             finally:
                 _repeated.reset(again)
-    if attn_mask is not None:
-        out = out.masked_fill((stats.count == 0)[..., None], 0.0)
-    return (out, stats) if return_stats else out
+    if attn_mask is not None and count is not None:
+        out = out.masked_fill((count == 0)[..., None], 0.0)
+    return out if stats is None or not return_stats else (out, stats)
+
+
+def _by_kernels(
+    problem: Problem, q: Tensor, others: tuple[Tensor | None, ...], policy: Policy, impl: str
+) -> tuple[Tensor, Tensor, Tensor | None] | None:
+    """β·q, β, and the counts where a mask makes them differ, in two launches; None where that cannot be."""
+    if torch.compiler.is_compiling() or not (impl == "triton" or (impl == "auto" and q.is_cuda)):
+        return None
+    policies = by_head(policy)
+    form = form_of(policies)
+    # A float mask is scaled by β too, and through that the kernels have no gradient.
+    plain = problem.mask is None or problem.mask.dtype == torch.bool
+    if form is None or (learns(q, *others) and not (form.smooth and plain)) or not serves(problem, q):
+        return None
+    counts = None if problem.mask is None else problem.counts()
+    queries, beta, parts = sharpened(problem, q, counts, sorted(form.needs), form.code)
+    warn_now_and_then(policies, problem, parts)
+    return queries, beta, counts
 
 
 def check_values(q: Tensor, k: Tensor, v: Tensor) -> None:
