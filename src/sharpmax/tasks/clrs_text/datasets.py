@@ -47,7 +47,8 @@ def training_set(
 ) -> Path:
     """Make `per_cell` examples of every algorithm at every training size, in a folder below `folder`; return it.
 
-    Another request is another folder. `note` hears a line for every file made.
+    Another request is another folder. `note` hears a line for every file made. More than one of `processes` are fresh
+    interpreters, each making one file at a time.
     """
     cells = [(name, size) for name in _checked(algorithms) for size in train_sizes(name)]
     return _made(Path(folder), _Recipe("train", tuple(cells), per_cell, trace, seed), {}, processes, note)

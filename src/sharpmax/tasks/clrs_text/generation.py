@@ -124,8 +124,6 @@ def _writer(clrs: Generator, algorithm: str, trace: bool) -> Callable[[list[Any]
     def write(data: list[Any]) -> tuple[str, str]:
         _, probes = solve(*data)
         inputs, outputs, states = clrs.probing.split_stages(probes, wanted)
-        for state in states:
-            state.data = state.data.astype(np.float64)  # as batches of dm-clrs hold them, which shows in the text
         features = clrs.samplers.Features(inputs, states, None)
         written: tuple[str, str] = clrs.text.format_clrs_example(
             algorithm, clrs.samplers.Feedback(features, outputs), use_hints=trace
