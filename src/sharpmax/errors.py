@@ -39,12 +39,16 @@ class NotMeasuredError(SharpmaxError, AttributeError):
 
 
 class MissingExtraError(SharpmaxError, ImportError):
-    """An optional dependency is needed and not installed."""
+    """An optional dependency is needed and not installed.
 
-    def __init__(self, package: str, extra: str, purpose: str) -> None:
+    `alone` is what the extra cannot bring because its own dependencies are not wanted.
+    """
+
+    def __init__(self, package: str, extra: str, purpose: str, *, alone: str = "") -> None:
         super().__init__(
             f"{purpose} needs the package {package!r}, which is not installed; "
             f"install it with: pip install 'sharpmax[{extra}]'"
+            + (f" && pip install --no-deps {alone}" if alone else "")
         )
 
 

@@ -30,12 +30,12 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     ),
     "lm-eval": ("transformers", "accelerate", "safetensors", "lm_eval"),
     "monitor": ("transformers", "accelerate", "safetensors", "prometheus_client"),
-    "clrs": ("absl", "attrs"),
+    "clrs": ("attrs", "clrs"),
     "reproduce": ("typer", "rich", "scipy", "safetensors", "matplotlib", "plotly", "jinja2"),
     "report": ("matplotlib", "plotly", "jinja2"),
     "ray": ("ray",),
 }
-"""The modules that each extra of the package brings."""
+"""The modules that each extra of the package brings, or stands for."""
 
 _HELP = "Show versions, devices, threads and which extras are installed."
 _EXAMPLE = "Example: sharpmax env --json"

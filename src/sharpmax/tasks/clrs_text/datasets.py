@@ -1,0 +1,191 @@
+"""Whole datasets as folders of JSONL files, one file for each algorithm and size, made once and kept.
+
+A file is written in one step when it is complete. A call that finds some of them makes the others, so a run that was
+killed, or that filled the disk, goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import multiprocessing
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from sharpmax.errors import reject, reject_type
+from sharpmax.files import write_bytes, write_text
+from sharpmax.tasks.clrs_text.example import Example, problem
+from sharpmax.tasks.clrs_text.generation import Split, check_count, stream
+from sharpmax.tasks.clrs_text.generator import RELEASE, generator
+from sharpmax.tasks.clrs_text.loading import iter_dataset
+from sharpmax.tasks.clrs_text.sizes import check_algorithm, check_size, test_sizes, train_sizes
+
+__all__ = ["test_set", "training_set"]
+
+_FORMAT = 1
+_INDEX = "set.json"
+Note = Callable[[str], None]
+
+
+def _silent(_: str) -> None:
+    pass
+
+
+def training_set(
+    folder: str | Path,
+    algorithms: Sequence[str],
+    *,
+    per_cell: int,
+    trace: bool = False,
+    seed: int = 0,
+    processes: int = 1,
+    note: Note = _silent,
+) -> Path:
+    """Make `per_cell` examples of every algorithm at every training size, in a folder below `folder`; return it.
+
+    Another request is another folder. `note` hears a line for every file made. More than one of `processes` are fresh
+    interpreters, each making one file at a time.
+    """
+    cells = [(name, size) for name in _checked(algorithms) for size in train_sizes(name)]
+    return _made(Path(folder), _Recipe("train", tuple(cells), per_cell, trace, seed), {}, processes, note)
+
+
+def test_set(
+    folder: str | Path,
+    algorithms: Sequence[str],
+    sizes: Sequence[int] | None = None,
+    *,
+    per_cell: int,
+    trace: bool = False,
+    seed: int = 0,
+    train: str | Path | Iterable[Example] | None = None,
+    processes: int = 1,
+    note: Note = _silent,
+) -> Path:
+    """Make up to `per_cell` test examples of every algorithm at `sizes` (its test sizes unless given), as above.
+
+    None of the questions is in any `training_set`, nor in `train`, a dataset from elsewhere, asked with or without a
+    trace. A file holds fewer than `per_cell` examples where there are no more, and `note` hears so.
+    """
+    names = _checked(algorithms)
+    for size in sizes or ():
+        check_size(size)
+    cells = [(name, size) for name in names for size in (dict.fromkeys(sizes) if sizes else test_sizes(name))]
+    excluded = _problems(train, names)
+    contents = hashlib.blake2b(digest_size=16)
+    for name in sorted(excluded):
+        contents.update(b"".join(sorted(excluded[name])))
+    recipe = _Recipe("test", tuple(cells), per_cell, trace, seed, contents.hexdigest() if excluded else None)
+    return _made(Path(folder), recipe, excluded, processes, note)
+
+
+test_set.__test__ = False  # type: ignore[attr-defined]  # pytest takes the name of an imported function for a test's
+
+
+@dataclass(frozen=True)
+class _Recipe:
+    split: Split
+    cells: tuple[tuple[str, int], ...]
+    per_cell: int
+    trace: bool
+    seed: int
+    excluded: str | None = None
+    generator: str = RELEASE
+    format: int = _FORMAT
+
+    def folder(self) -> str:
+        text = json.dumps(asdict(self), sort_keys=True)
+        return f"{self.split}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+
+
+def _checked(algorithms: Sequence[str]) -> list[str]:
+    if isinstance(algorithms, str):
+        reject_type("algorithms", repr(algorithms), "a list of names", f"write [{algorithms!r}]")
+    names = list(dict.fromkeys(algorithms))
+    if not names:
+        reject("algorithms", "none", "one name or more")
+    for name in names:
+        check_algorithm(name)
+    return names
+
+
+def _problems(train: str | Path | Iterable[Example] | None, algorithms: Iterable[str]) -> dict[str, set[bytes]]:
+    """What the questions of `train` are about, by algorithm."""
+    if train is None:
+        return {}
+    found: dict[str, set[bytes]] = {name: set() for name in algorithms}
+    for example in iter_dataset(train) if isinstance(train, (str, Path)) else train:
+        if example.algo_name in found:
+            found[example.algo_name].add(problem(example.question))
+    return found
+
+
+def _made(folder: Path, recipe: _Recipe, excluded: dict[str, set[bytes]], processes: int, note: Note) -> Path:
+    check_count("per_cell", recipe.per_cell)
+    check_count("processes", processes)
+    here = folder / recipe.folder()
+    known = _indexed(here / _INDEX)
+    cells = {f"{name}-{size:03}.jsonl": (name, size) for name, size in recipe.cells}
+    missing = [file for file in cells if not _complete(here / file, known.get(file), recipe.per_cell)]
+    if missing:
+        generator()  # a missing package is said here, not by every process
+        jobs = [(here / file, *cells[file], recipe, excluded.get(cells[file][0], set())) for file in missing]
+        for file, count in zip(missing, _each(jobs, processes), strict=True):
+            name, size = cells[file]
+            few = f" of {recipe.per_cell}: there are no more problems of this size" if count < recipe.per_cell else ""
+            note(f"{recipe.split}: {name}, size {size}: {count} examples{few}")
+    if missing or known.keys() != cells.keys():
+        index = {**asdict(recipe), "cells": {file: _sha256(here / file) for file in cells}}
+        write_text(here / _INDEX, json.dumps(index, indent=1) + "\n")
+    return here
+
+
+def _each(jobs: list[Any], processes: int) -> Iterator[int]:
+    if processes == 1:
+        yield from map(_write_cell, jobs)
+        return
+    # Forking a process in which a framework has started threads may hang it.
+    workers = ProcessPoolExecutor(min(processes, len(jobs)), mp_context=multiprocessing.get_context("spawn"))
+    try:
+        yield from workers.map(_write_cell, jobs)
+    finally:
+        workers.shutdown(cancel_futures=True)
+
+
+def _write_cell(job: tuple[Path, str, int, _Recipe, set[bytes]]) -> int:
+    path, algorithm, size, recipe, excluded = job
+    drawn = stream(algorithm, size, recipe.split, trace=recipe.trace, seed=recipe.seed)
+    wanted = (example for example in drawn if not excluded or problem(example.question) not in excluded)
+    lines = [example.line() for example in islice(wanted, recipe.per_cell)]
+    write_bytes(path, "".join(lines).encode())
+    return len(lines)
+
+
+def _indexed(path: Path) -> dict[str, str]:
+    """The checksums of a finished set; none of one that is not finished, or whose index is damaged."""
+    try:
+        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+        return {str(file): str(checksum) for file, checksum in cells.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
+
+
+def _complete(path: Path, checksum: str | None, per_cell: int) -> bool:
+    """Whether a file is what was written: by its checksum, or, before the set has an index, by its examples."""
+    if not path.is_file():
+        return False
+    if checksum is not None:
+        return _sha256(path) == checksum
+    try:
+        lines = path.read_bytes().splitlines(keepends=True)
+        return len(lines) == per_cell and lines[-1].endswith(b"\n") and all(json.loads(line) for line in lines)
+    except ValueError:
+        return False
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -1,0 +1,265 @@
+"""CLRS-Text problems: the official text, streams of their own, training and tests apart."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib.util
+import itertools
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from sharpmax.errors import ArgumentError, ArgumentTypeError, MissingExtraError
+from sharpmax.tasks.clrs_text import ALGORITHMS, Example, examples, final_answer, generation_rate
+from sharpmax.tasks.clrs_text import generator as shim
+from sharpmax.tasks.clrs_text.example import problem
+from sharpmax.tasks.clrs_text.generation import _drawer, _seed_of, _writer
+from sharpmax.tasks.clrs_text.sizes import test_sizes, train_sizes
+
+installed = importlib.util.find_spec("clrs") is not None
+needs_clrs = pytest.mark.skipif(not installed, reason=f"needs dm-clrs: pip install --no-deps {shim.RELEASE}")
+
+# Of two training examples with and two without trace at sizes 4 and 10: what a change of the format, of the seeds or of
+# what is held out for tests would change.
+GOLDEN = {
+    "activity_selector": "998a6c3b2b740a08",
+    "articulation_points": "b7e31c66b3fc088d",
+    "bellman_ford": "d6a34462b6df8c9d",
+    "bfs": "4dad7a917060ee8c",
+    "binary_search": "3b75d1c730a615cf",
+    "bridges": "aac13bcdff07e292",
+    "bubble_sort": "bde857608c4aa732",
+    "dag_shortest_paths": "861476e18a524fd1",
+    "dfs": "73118d3590ebadcf",
+    "dijkstra": "5bb826fcb7c3a5e9",
+    "find_maximum_subarray_kadane": "f744609ac4a7eee9",
+    "floyd_warshall": "d19e996046268b01",
+    "graham_scan": "3409df05f5fa055f",
+    "heapsort": "2546dff485b4f740",
+    "insertion_sort": "8b4ef8cba267d7bf",
+    "jarvis_march": "43456f238f2f39d5",
+    "kmp_matcher": "20394aa5be37955d",
+    "lcs_length": "8f6584a1b5b09b85",
+    "matrix_chain_order": "8747a25330346304",
+    "minimum": "8aeba6718456c6eb",
+    "mst_kruskal": "200fad50dee644c8",
+    "mst_prim": "7b023a7e6d228d52",
+    "naive_string_matcher": "1a853d8f1ff73769",
+    "optimal_bst": "dfe41fa2618700c2",
+    "quickselect": "a13ed27240ad07b5",
+    "quicksort": "a9421136f97b769b",
+    "segments_intersect": "9f302b840291647f",
+    "strongly_connected_components": "f641200439e7c2e3",
+    "task_scheduling": "1b3ab7d8f6f426ae",
+    "topological_sort": "b7fa2ee523ae1f55",
+}
+
+
+def digest(algorithm: str) -> str:
+    drawn = hashlib.sha256()
+    for size, trace in itertools.product((4, 10), (False, True)):
+        for example in examples(algorithm, size, "train", 2, trace=trace):
+            drawn.update(example.line().encode())
+    return drawn.hexdigest()[:16]
+
+
+@needs_clrs
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_text_is_pinned(algorithm: str) -> None:
+    assert digest(algorithm) == GOLDEN[algorithm]
+
+
+@needs_clrs
+@pytest.mark.parametrize("trace", [False, True])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.filterwarnings("ignore:Arrays of 2-dimensional vectors")  # numpy's word about the slow way, not about ours
+def test_text_is_what_the_official_sampler_writes(algorithm: str, trace: bool) -> None:
+    """Batches of one through the sampler of dm-clrs itself, which our shorter way leaves out."""
+    clrs = shim.generator()
+    for size in (5, 11):
+        draw, write = _drawer(clrs, algorithm, size, seed=7), _writer(clrs, algorithm, trace)
+        sampler, _ = clrs.samplers.build_sampler(
+            algorithm, -1, seed=7, length=size, track_max_steps=False, truncate_decimals=3
+        )
+        for _ in range(3):
+            official = clrs.text.format_clrs_example(algorithm, sampler.next(batch_size=1), use_hints=trace)
+            assert write(draw()) == official
+
+
+@needs_clrs
+def test_sizes_of_training_are_the_official_ones() -> None:
+    source = Path(shim.generator().text.__file__).with_name("generate_clrs_text.py").read_text(encoding="utf-8")
+    tables = {
+        node.targets[0].id: node.value
+        for node in ast.parse(source).body
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+    }
+    official = ast.literal_eval(tables["_DEFAULT_TRAIN_ALGOS_AND_LENGTHS"])
+    assert tuple(sorted(official)) == ALGORITHMS
+    assert {name: list(train_sizes(name)) for name in ALGORITHMS} == official
+
+
+def test_tests_go_beyond_training_wherever_there_are_sizes() -> None:
+    for name in ALGORITHMS:
+        beyond = [size for size in test_sizes(name) if size > max(train_sizes(name))]
+        assert len(set(beyond)) == (0 if name == "segments_intersect" else 3), name
+        assert list(test_sizes(name)) == sorted(test_sizes(name))
+    assert len(ALGORITHMS) == 30
+
+
+@needs_clrs
+def test_the_same_arguments_give_the_same_stream() -> None:
+    once = list(examples("bfs", 5, "train", 20, trace=True, seed=3))
+    assert list(examples("bfs", 5, "train", 20, trace=True, seed=3)) == once
+    assert list(examples("bfs", 5, "train", 7, trace=True, seed=3)) == once[:7]
+    assert all(example.algo_name == "bfs" and example.length == 5 for example in once)
+    assert list(examples("bfs", 5, "train", 20, trace=True, seed=4)) != once
+
+
+@needs_clrs
+def test_a_trace_is_asked_of_the_same_problems() -> None:
+    plain = list(examples("insertion_sort", 5, "test", 5))
+    traced = list(examples("insertion_sort", 5, "test", 5, trace=True))
+    assert [problem(example.question) for example in plain] == [problem(example.question) for example in traced]
+    assert [final_answer(example.answer) for example in plain] == [final_answer(example.answer) for example in traced]
+    assert all("|" in example.answer and "initial_trace" in example.question for example in traced)
+
+
+@needs_clrs
+def test_every_cell_has_a_stream_of_its_own() -> None:
+    """With one seed for all, dm-clrs draws the same numbers for every algorithm and begins every size with them."""
+
+    def numbers(algorithm: str, size: int, split: str) -> tuple[str, ...]:
+        (example,) = examples(algorithm, size, split, 1)  # type: ignore[arg-type]
+        return tuple(example.question.partition("[")[2].split()[:4])
+
+    sorts = ("bubble_sort", "heapsort", "insertion_sort", "minimum", "quickselect", "quicksort")
+    cells = list(itertools.product(sorts, (5, 10), ("train", "test")))
+    assert len({numbers(*cell) for cell in cells}) == len(cells)
+    seeds = [_seed_of(*cell, 0) for cell in itertools.product(ALGORITHMS, range(4, 65), ("train", "test"))]
+    assert Counter(seeds).most_common(1)[0][1] == 1
+
+
+SMALL = [("bfs", 4), ("kmp_matcher", 4), ("kmp_matcher", 5), ("naive_string_matcher", 4), ("naive_string_matcher", 5)]
+
+
+@needs_clrs
+@pytest.mark.parametrize(("algorithm", "size"), SMALL)
+def test_training_that_saw_nearly_everything_saw_no_test_question(algorithm: str, size: int) -> None:
+    trained = {problem(example.question) for example in examples(algorithm, size, "train", 1500, trace=True, seed=1)}
+    for seed in (0, 1):
+        tested = [problem(example.question) for example in examples(algorithm, size, "test", 20, seed=seed)]
+        assert len(tested) == len(set(tested)) > 5
+        assert not trained & set(tested)
+
+
+@needs_clrs
+def test_a_size_without_more_problems_ends() -> None:
+    every = {example.question for example in examples("kmp_matcher", 4, "test", 1000)}
+    # Needle of one of four letters somewhere in the first two of three: 4 x (4^3 - 3^2 x 4) problems, one in eight.
+    assert 5 < len(every) < 30
+    assert {example.question for example in examples("kmp_matcher", 4, "test", 1000, seed=9)} == every
+
+
+@needs_clrs
+def test_one_problem_in_eight_is_for_tests() -> None:
+    clrs = shim.generator()
+    write, draw = _writer(clrs, "kmp_matcher", False), _drawer(clrs, "kmp_matcher", 5, seed=1)
+    every = {write(draw())[0] for _ in range(4000)}
+    tested = {example.question for example in examples("kmp_matcher", 5, "test", 4000)}
+    assert tested <= every
+    assert 0.07 < len(tested) / len(every) < 0.2
+
+
+@pytest.mark.parametrize(
+    ("text", "final"),
+    [
+        ("[0.1 0.2]\n\n", "[0.1 0.2]"),
+        ("[2 1], [1 2] | [1  2]\n\n", "[1 2]"),
+        (" | 3\n\n", "3"),
+        ("1 | 2 | 3", "3"),
+        ("7\n\nminimum:\nkey: [1 | 2]", "7"),
+        ("\n\n4\n", "4"),
+        ("", ""),
+    ],
+)
+def test_final_answer(text: str, final: str) -> None:
+    assert final_answer(text) == final
+
+
+def test_problem_ignores_the_trace_and_nothing_else() -> None:
+    plain = problem("minimum:\nkey: [0.1 0.2]\nmin:\n")
+    assert problem("minimum:\nkey: [0.1 0.2], initial_trace: 0\ntrace | min:\n") == plain
+    assert problem("quickselect:\nkey: [0.1 0.2]\nmedian:\n") != plain
+    assert problem("minimum:\nkey: [0.1 0.3]\nmin:\n") != plain
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "message"),
+    [
+        (("bogosort", 4, "train", 1), ArgumentError, r"^algorithm: got 'bogosort'; allowed: activity_selector, .*$"),
+        (("minimum", 0, "train", 1), ArgumentError, r"^size: got 0; allowed: a whole number from 4; .*$"),
+        (("minimum", 4.5, "train", 1), ArgumentTypeError, r"^size: got 4.5; allowed: a whole number from 4$"),
+        (("minimum", 4, "dev", 1), ArgumentError, r"^split: got 'dev'; allowed: train or test$"),
+        (("minimum", 4, "train", 0), ArgumentError, r"^count: got 0; allowed: a whole number from 1$"),
+    ],
+)
+def test_bad_requests_are_refused_before_the_first_example(arguments, kind, message) -> None:
+    with pytest.raises(kind, match=message):
+        examples(*arguments)
+
+
+@needs_clrs
+def test_points_that_cannot_be_placed_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sharpmax.tasks.clrs_text.generation._COLLINEAR", 1e9)
+    with pytest.raises(
+        ArgumentError, match=r"^size: got 5; allowed: sizes at which graham_scan .*; take a smaller one$"
+    ):
+        next(examples("graham_scan", 5, "train", 1))
+
+
+def test_missing_package_names_the_line_to_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(shim, "_generator", shim._generator.__wrapped__)
+    with pytest.raises(MissingExtraError) as problem:
+        examples("minimum", 4, "train", 1)
+    assert str(problem.value) == (
+        "CLRS-Text needs the package 'clrs', which is not installed; install it with: "
+        "pip install 'sharpmax[clrs]' && pip install --no-deps dm-clrs==2.0.3"
+    )
+
+
+@needs_clrs
+@pytest.mark.parametrize("before", ["", "import absl.logging, json; sys.modules['jax'] = json"])
+def test_imports_leave_no_stand_in_behind(before: str) -> None:
+    """Neither when the real packages are absent nor when they (here: something else by that name) were loaded."""
+    script = f"""
+import sys
+{before}
+names = {{"absl", "chex", "clrs", "jax", "tensorflow"}}
+held = lambda: {{name: id(module) for name, module in sys.modules.items() if name.partition(".")[0] in names}}
+was = held()
+from sharpmax.tasks.clrs_text import examples
+print(next(examples("minimum", 4, "train", 1)).algo_name)
+assert held() == was, held()
+assert "torch" not in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-W", "error", "-c", script], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("minimum\n", "")
+
+
+@needs_clrs
+def test_generation_rate_counts_every_size() -> None:
+    rates = generation_rate(["minimum", "bridges"], seconds=0.01)
+    assert set(rates) == {"minimum", "bridges", "average"}
+    assert min(rates["minimum"], rates["bridges"]) <= rates["average"] <= max(rates["minimum"], rates["bridges"])
+
+
+def test_a_line_is_the_columns_of_the_hub() -> None:
+    assert Example("q\n", "a\n\n", "bfs", 4).line() == (
+        '{"question": "q\\n", "answer": "a\\n\\n", "algo_name": "bfs", "length": 4}\n'
+    )

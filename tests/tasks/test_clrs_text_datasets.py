@@ -1,0 +1,286 @@
+"""CLRS-Text datasets: kept, resumed, loaded; nothing half-written and nothing lost."""
+
+from __future__ import annotations
+
+import csv
+import errno
+import importlib.util
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sharpmax.errors import ArgumentError, ArgumentTypeError, FileFormatError, UnsupportedError
+from sharpmax.files import write_bytes
+from sharpmax.tasks import clrs_text
+from sharpmax.tasks.clrs_text import Example, datasets, examples, load_dataset, train_sizes, training_set
+from sharpmax.tasks.clrs_text.example import problem
+from sharpmax.tasks.clrs_text.generator import RELEASE
+
+needs_clrs = pytest.mark.skipif(
+    importlib.util.find_spec("clrs") is None, reason=f"needs dm-clrs: pip install --no-deps {RELEASE}"
+)
+ROWS = [Example("minimum:\nkey: [1 2]\nmin:\n", "0\n\n", "minimum", 4), Example('é, "q"\n', "1\n\n", "bfs", 5)]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """The cells that are generated from now on."""
+    cells: list[tuple[str, int]] = []
+
+    def counted(job):
+        cells.append(job[1:3])
+        return write(job)
+
+    write = datasets._write_cell
+    monkeypatch.setattr(datasets, "_write_cell", counted)
+    return cells
+
+
+@needs_clrs
+def test_a_training_set_is_the_streams_of_its_cells(tmp_path: Path, drawn) -> None:
+    said: list[str] = []
+    path = training_set(tmp_path, ["bridges", "minimum"], per_cell=3, trace=True, seed=5, note=said.append)
+    expected = [
+        example
+        for name in ("bridges", "minimum")
+        for size in train_sizes(name)
+        for example in examples(name, size, "train", 3, trace=True, seed=5)
+    ]
+    assert load_dataset(path) == expected
+    assert said[0] == "train: bridges, size 4: 3 examples"
+    assert len(said) == len(drawn) == 12
+    before = contents(tmp_path)
+    assert training_set(tmp_path, ["bridges", "minimum"], per_cell=3, trace=True, seed=5) == path
+    assert len(drawn) == 12
+    assert contents(tmp_path) == before
+
+
+@needs_clrs
+def test_other_requests_do_not_mix(tmp_path: Path) -> None:
+    requests: list[dict[str, Any]] = [
+        {"per_cell": 2},
+        {"per_cell": 3},
+        {"per_cell": 2, "seed": 1},
+        {"per_cell": 2, "trace": True},
+    ]
+    paths = [training_set(tmp_path, ["bridges"], **request) for request in requests]
+    paths += [clrs_text.test_set(tmp_path, ["bridges"], per_cell=2)]
+    paths += [clrs_text.test_set(tmp_path, ["bridges"], [4], per_cell=2)]
+    assert len(set(paths)) == 6
+    assert [len(load_dataset(path)) for path in paths] == [4, 6, 4, 4, 10, 2]
+
+
+@needs_clrs
+def test_a_killed_run_goes_on(tmp_path: Path, drawn, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = contents(training_set(tmp_path / "whole", ["bridges", "bubble_sort"], per_cell=3))
+    done: list[Path] = []
+
+    def killed(path: Path, data: bytes) -> None:
+        if len(done) == 3:
+            raise KeyboardInterrupt
+        done.append(write_bytes(path, data))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(datasets, "write_bytes", killed)
+        with pytest.raises(KeyboardInterrupt):
+            training_set(tmp_path / "killed", ["bridges", "bubble_sort"], per_cell=3)
+    assert len(contents(tmp_path / "killed")) == 3
+    # As a machine that lost power may leave files: one ends within a line, one between two.
+    done[1].write_bytes(done[1].read_bytes()[:-20])
+    done[2].write_bytes(b"".join(done[2].read_bytes().splitlines(keepends=True)[:2]))
+    del drawn[:]
+    path = training_set(tmp_path / "killed", ["bridges", "bubble_sort"], per_cell=3)
+    assert sorted(drawn) == [("bridges", 5), ("bubble_sort", 4), ("bubble_sort", 5), ("bubble_sort", 10)]
+    assert contents(path) == whole
+
+
+@needs_clrs
+@pytest.mark.parametrize("harm", [lambda file: file.unlink(), lambda file: file.write_bytes(b"{}\n{}\n")])
+def test_a_harmed_file_of_a_finished_set_is_made_again(tmp_path: Path, drawn, harm) -> None:
+    path = training_set(tmp_path, ["bridges"], per_cell=2)
+    whole = contents(path)
+    harm(path / "bridges-005.jsonl")
+    del drawn[:]
+    assert contents(training_set(tmp_path, ["bridges"], per_cell=2)) == whole
+    assert drawn == [("bridges", 5)]
+    (path / "set.json").write_text("{", encoding="utf-8")
+    assert contents(training_set(tmp_path, ["bridges"], per_cell=2)) == whole
+    assert len(drawn) == 1
+
+
+@needs_clrs
+def test_a_full_disk_is_one_line_and_keeps_what_was_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced = os.fsync
+    left = [2]
+
+    def full(handle: int) -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        synced(handle)
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(
+        ArgumentError, match=r"^path: cannot write '.*bubble_sort-010.jsonl' \(No space left on device\).*$"
+    ):
+        training_set(tmp_path, ["bubble_sort"], per_cell=2)
+    assert sorted(Path(file).name for file in contents(tmp_path)) == ["bubble_sort-004.jsonl", "bubble_sort-005.jsonl"]
+
+
+@needs_clrs
+def test_many_processes_write_the_same(tmp_path: Path) -> None:
+    one = training_set(tmp_path / "one", ["bridges"], per_cell=2)
+    two = training_set(tmp_path / "two", ["bridges"], per_cell=2, processes=2)
+    assert contents(one) == contents(two)
+
+
+@needs_clrs
+@pytest.mark.parametrize("trace", [False, True])
+def test_a_test_set_leaves_out_what_another_training_set_holds(tmp_path: Path, trace: bool) -> None:
+    """The hub's sets know nothing of what is held out here: their questions are compared one by one."""
+    own = load_dataset(clrs_text.test_set(tmp_path, ["kmp_matcher", "bfs"], [4], per_cell=12))
+    file = tmp_path / "hub.jsonl"
+    asked = [example for example in own if example.length == 4][:8]
+    file.write_text("".join(example.line() for example in asked), encoding="utf-8")
+    for train in (file, asked):
+        left = load_dataset(
+            clrs_text.test_set(tmp_path, ["kmp_matcher", "bfs"], [4], per_cell=12, trace=trace, train=train)
+        )
+        assert left
+        assert not {problem(example.question) for example in left} & {problem(example.question) for example in asked}
+
+
+@needs_clrs
+def test_fewer_questions_than_asked_are_said(tmp_path: Path) -> None:
+    said: list[str] = []
+    path = clrs_text.test_set(tmp_path, ["naive_string_matcher"], [4, 10], per_cell=60, note=said.append)
+    found = [example.length for example in load_dataset(path)]
+    assert found.count(10) == 60
+    assert said[0] == (
+        f"test: naive_string_matcher, size 4: {found.count(4)} examples of 60: there are no more problems of this size"
+    )
+    assert said[1] == "test: naive_string_matcher, size 10: 60 examples"
+
+
+@pytest.mark.parametrize(
+    ("algorithms", "per_cell", "kind", "message"),
+    [
+        (["minimum", "bogosort"], 1, ArgumentError, "^algorithm: got 'bogosort'; allowed: .*$"),
+        (
+            "minimum",
+            1,
+            ArgumentTypeError,
+            r"^algorithms: got 'minimum'; allowed: a list of names; write \['minimum'\]$",
+        ),
+        ([], 1, ArgumentError, "^algorithms: got none; allowed: one name or more$"),
+        (["minimum"], 0, ArgumentError, "^per_cell: got 0; allowed: a whole number from 1$"),
+    ],
+)
+def test_bad_requests_write_nothing(tmp_path: Path, algorithms, per_cell, kind, message) -> None:
+    with pytest.raises(kind, match=message):
+        training_set(tmp_path, algorithms, per_cell=per_cell)
+    with pytest.raises(kind, match=message):
+        clrs_text.test_set(tmp_path, algorithms, per_cell=per_cell)
+    with pytest.raises(ArgumentError, match=r"^size: got 0; "):
+        clrs_text.test_set(tmp_path, ["minimum"], [0], per_cell=1)
+    assert not contents(tmp_path)
+
+
+def written(file: Path) -> Path:
+    columns = [{**vars(row), "use_hints": True} for row in ROWS]
+    if file.suffix == ".jsonl":
+        file.write_text("".join(json.dumps(row) + "\n" for row in columns) + "\n", encoding="utf-8")
+    elif file.suffix == ".json":
+        file.write_text(json.dumps(columns), encoding="utf-8")
+    elif file.suffix == ".csv":
+        with file.open("w", encoding="utf-8", newline="") as lines:
+            writer = csv.DictWriter(lines, list(columns[0]))
+            writer.writeheader()
+            writer.writerows(columns)
+    else:
+        parquet = pytest.importorskip("pyarrow.parquet")
+        table = pytest.importorskip("pyarrow").Table.from_pylist(columns)
+        parquet.write_table(table, file)
+    return file
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv", "a.parquet"])
+def test_files_of_every_kind_are_read(tmp_path: Path, name: str) -> None:
+    assert load_dataset(written(tmp_path / name)) == ROWS
+    assert load_dataset(str(tmp_path / name)) == ROWS
+
+
+def test_a_folder_is_read_in_order_of_names(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    written(tmp_path / "data" / "b.jsonl")
+    written(tmp_path / "data" / "a.csv")
+    written(tmp_path / "dataset_infos.json")
+    (tmp_path / ".half.jsonl").write_text("{", encoding="utf-8")
+    assert load_dataset(tmp_path) == ROWS * 2
+
+
+def test_a_csv_field_may_be_long(tmp_path: Path) -> None:
+    limit = csv.field_size_limit()
+    file = tmp_path / "a.csv"
+    file.write_text(f"question,answer,algo_name,length\n{'q' * (limit + 1)},a,bfs,4\n", encoding="utf-8")
+    assert len(load_dataset(file)[0].question) == limit + 1
+    assert csv.field_size_limit() == limit
+
+
+GOOD = json.dumps(vars(ROWS[0]))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.jsonl", "", r"dataset: '.*a.jsonl' holds no examples"),
+        ("a.jsonl", GOOD + "\n{\n", r"dataset: '.*a.jsonl', line 2 is not JSON \(.*\)"),
+        (
+            "a.jsonl",
+            "[1]\n",
+            r"dataset: .*, line 1 is not an object with the columns question, answer, algo_name, length",
+        ),
+        ("a.jsonl", '{"question": "q", "length": 4}', r"dataset: .* lacks answer, algo_name; found: question, length"),
+        ("a.jsonl", GOOD.replace("4", '"four"'), r"dataset: .* has 'four' as length; allowed: a whole number"),
+        ("a.jsonl", GOOD.replace('"minimum"', "3"), r"dataset: .* has 3 as algo_name; allowed: text"),
+        ("a.json", "[", r"dataset: '.*a.json' is not JSON \(.*, line 1\)"),
+        ("a.json", "{}", r"dataset: '.*a.json' is not a list of examples"),
+        ("a.json", "[]", r"dataset: '.*a.json' holds no examples"),
+        ("a.csv", "question,answer\nq,a\n", r"dataset: .*, row 1 lacks algo_name, length; found: question, answer"),
+        ("a.csv", "question,answer,algo_name,length\n", r"dataset: '.*a.csv' holds no examples"),
+    ],
+)
+def test_files_that_are_no_dataset_are_one_line(tmp_path: Path, name: str, text: str, message: str) -> None:
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    with pytest.raises(FileFormatError, match=f"^{message}$"):
+        load_dataset(tmp_path / name)
+
+
+def test_bytes_that_are_no_dataset_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b"\xff\xfe\n")
+    with pytest.raises(FileFormatError, match=r"^dataset: '.*a.jsonl' is not UTF-8 text$"):
+        load_dataset(tmp_path / "a.jsonl")
+    (tmp_path / "a.parquet").write_bytes(b"not parquet")
+    if importlib.util.find_spec("pyarrow"):
+        with pytest.raises(FileFormatError, match=r"^dataset: '.*a.parquet' is not a Parquet file \(.*\)$"):
+            load_dataset(tmp_path / "a.parquet")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(UnsupportedError, match=r"^dataset: reading '.*a.parquet' needs pyarrow: pip install pyarrow$"):
+        load_dataset(tmp_path / "a.parquet")
+
+
+def test_paths_that_are_no_dataset_are_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match=r"^dataset: cannot read '.*none.jsonl' \(No such file or directory\)$"):
+        load_dataset(tmp_path / "none.jsonl")
+    with pytest.raises(ArgumentError, match=r"^dataset: got '.*a.txt'; allowed: a folder or a .csv, .json, .* file$"):
+        load_dataset(tmp_path / "a.txt")
+    with pytest.raises(FileFormatError, match=r"^dataset: '.*' holds no .csv, .jsonl, .parquet file$"):
+        load_dataset(tmp_path)
