@@ -43,9 +43,9 @@ def serves(problem: Problem, q: Tensor) -> bool:
     return q.ndim == 4 and q.dtype != torch.float64 and bool(q.numel()) and triton.obstacle(problem) is None
 
 
-def sharpened(problem: Problem, q: Tensor, counts: Tensor | None, needs: Sequence[str], code: str) -> tuple[
-    Tensor, Tensor, Parts | None
-]:  # fmt: skip
+def sharpened(
+    problem: Problem, q: Tensor, counts: Tensor | None, needs: Sequence[str], code: str
+) -> tuple[Tensor, Tensor, Parts | None]:
     """β·q, β `[B, H, Lq]`, and the statistics they came from; `counts` are given where there is a mask."""
     parts = None
     if any(name != "count" for name in needs):
