@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -57,3 +58,117 @@ def test_train(home: Path, tmp_path: Path, sharpmax_command: Any) -> None:
     again = sharpmax_command(*words(home, out, "--policy", "paper", "--resume"))
     assert again.code == 0
     assert "is complete" in again.out
+
+
+@pytest.fixture(scope="module")
+def arms(home: Path) -> list[Path]:
+    """Two trained arms that differ in their policy alone."""
+    from sharpmax.cli import main
+
+    with pytest.MonkeyPatch.context() as patch:
+        stub.install(patch.setitem)
+        for policy in ("none", "paper"):
+            line = words(home, home / f"arm-{policy}", "--policy", policy)
+            assert main([str(word) for word in line]) == 0
+    return [home / "arm-none", home / "arm-paper"]
+
+
+def exam(arms: list[Path], out: Path, *more: Any) -> list[Any]:
+    data = arms[0].parent / "data"
+    return ["clrs", "evaluate", *arms, "--data", data, "--per-cell", 6, "--device", "cpu", "--out", out, *more]
+
+
+def test_train_then_evaluate(arms: list[Path], tmp_path: Path, sharpmax_command: Any) -> None:
+    outcome = sharpmax_command(*exam(arms, tmp_path))
+    assert (outcome.code, outcome.err) == (0, "")
+    tables = saved(tmp_path)["tables"]
+    assert set(tables) == {
+        "setting", "accuracy", "exact", "majority", "paired", "means", "means_exact", "gains", "speed",
+    }  # fmt: skip
+    assert list(tables["accuracy"]) == ["arm-none", "arm-paper"]
+    assert tables["setting"]["sizes"]["first"] == {"trained": [4, 6], "examined": [4, 8]}
+    assert tables["setting"]["arms"]["arm-paper"]["policy"]["kind"] == "polynomial"
+    assert tables["speed"]["arm-none"]["tokens_per_second"] > 0
+    for said in ("Right final answers (%)", "Means over algorithms (%)", "McNemar p", "per second"):
+        assert said in outcome.out
+    assert saved(tmp_path)["command"].startswith("sharpmax clrs evaluate arm-none arm-paper --per-cell 6")
+    lines = (tmp_path / "answers.jsonl").read_text(encoding="utf-8").splitlines()
+    assert len([line for line in lines if "said" in line]) == 2 * 2 * 2 * 6
+
+
+def test_parts_by_several_processes_make_one_whole(arms: list[Path], tmp_path: Path, sharpmax_command: Any) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    assert sharpmax_command(*exam(arms, whole)).code == 0
+    first = sharpmax_command(*exam(arms, parts, "--shard", "1/2"))
+    assert (first.code, first.err) == (0, "")
+    assert "24 answers are left to other parts" in first.out
+    assert not (parts / "results.json").exists()
+    assert sharpmax_command(*exam(arms, parts, "--shard", "2/2")).code == 0
+    for table in ("accuracy", "exact", "paired", "means", "gains"):
+        assert saved(parts)["tables"][table] == saved(whole)["tables"][table]
+    again = sharpmax_command(*exam(arms, parts, "--shard", "2/2"))
+    assert again.code == 2
+    assert "--resume" in again.err
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        (["train", "--algorithms", "first,nonsense"], "--algorithms: got 'nonsense'"),
+        (["train", "--per-cell", "0"], "--per-cell: got 0"),
+        (["train", "--steps", "0"], "--steps: got 0"),
+        (["train", "--epochs", "2"], "--epochs: got 2.0; allowed: nothing together with --steps"),
+        (["train", "--lr", "-1"], "--lr: got -1.0"),
+        (["train", "--policy", "nonsense"], "policy: got 'nonsense'"),
+        (["train", "--learn-policy", "magic"], "--learn-policy: got 'magic'"),
+        (["train", "--learn-policy", "length", "--policy", "paper"], "--learn-policy: got length"),
+        (["train", "--dataset", "{home}/nowhere"], "--dataset: got"),
+        (["train", "--dataset", "{home}/lacking.jsonl"], "lacks a column"),
+        (["train", "--row-tokens", "5000"], "--row-tokens: got 5000"),
+        (["train", "--dtype", "int3"], "--dtype: got 'int3'"),
+        (["train", "--seed", "-1"], "seed: got -1"),
+        (["evaluate", "--algorithms", "nonsense"], "--algorithms: got 'nonsense'"),
+        (["evaluate", "--sizes", "0"], "--sizes: got '0'"),
+        (["evaluate", "--sizes", "4,4000"], "--sizes: got 4000 for first"),
+        (["evaluate", "--shard", "3/2"], "--shard: got '3/2'"),
+        (["evaluate", "--per-cell", "0"], "--per-cell: got 0"),
+        (["evaluate", "--batch-tokens", "0"], "--batch-tokens: got 0"),
+        (["evaluate", "--dataset", "{home}/lacking.jsonl"], "lacks a column"),
+    ],
+)
+def test_a_mistake_is_one_line_before_anything_is_written(
+    line: list[str], says: str, home: Path, sharpmax_command: Any, tmp_path: Path
+) -> None:
+    (home / "lacking.jsonl").write_text('{"question": "a", "answer": "b"}\n')
+    quick = QUICK if line[0] == "train" else ()
+    more = [word.replace("{home}", str(home)) for word in line[1:]]
+    options = ["--data", tmp_path / "data", "--out", tmp_path / "out"]
+    outcome = sharpmax_command("clrs", line[0], home / "model", *options, *quick, *more)
+    assert outcome.code == 2
+    assert is_one_error_line(outcome.err)
+    assert says in outcome.err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_training_that_is_not_finished_cannot_be_examined(home: Path, tmp_path: Path, sharpmax_command: Any) -> None:
+    (tmp_path / "half").mkdir()
+    (tmp_path / "half" / "run.json").write_text("{}")
+    outcome = sharpmax_command(*exam([tmp_path / "half"], tmp_path / "out"))
+    assert outcome.code == 2
+    assert "a finished training" in outcome.err
+
+
+def test_a_missing_extra_is_named(
+    home: Path, tmp_path: Path, sharpmax_command: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sharpmax.errors import MissingExtraError
+
+    def missing(*arguments: Any, **options: Any) -> None:
+        raise MissingExtraError("clrs", "clrs", "CLRS-Text")
+
+    made = stub.module()
+    vars(made)["training_set"] = missing
+    monkeypatch.setitem(sys.modules, "sharpmax.tasks.clrs_text", made)
+    outcome = sharpmax_command(*words(home, tmp_path / "out"))
+    assert outcome.code == 2
+    assert "pip install 'sharpmax[clrs]'" in outcome.err

@@ -8,19 +8,20 @@ from typing import Annotated, Any
 
 import typer
 
+from sharpmax.cli.clrs_evaluate import evaluate
+from sharpmax.cli.clrs_options import data_folder, dtype_named, shown
 from sharpmax.cli.options import device_named, policy_named
 from sharpmax.cli.terminal import out_folder, progress, say, steps_shown, wrote
 from sharpmax.errors import reject
 
 __all__ = ["add_to", "train"]
 
-_DTYPES = ("auto", "bfloat16", "float32")
-
 
 def add_to(app: typer.Typer) -> None:
     """Add the command and its parts."""
     clrs = typer.Typer(help="Fine-tune on CLRS-Text with and without sharp attention, and measure larger sizes.")
     clrs.command(epilog="Example: sharpmax clrs train smollm2 --policy paper --out clrs-paper")(train)
+    clrs.command(epilog="Example: sharpmax clrs evaluate clrs-none clrs-paper --out clrs-exam")(evaluate)
     app.add_typer(clrs, name="clrs")
 
 
@@ -80,8 +81,6 @@ def train(
 
     if steps is not None and epochs is not None:
         reject("--epochs", epochs, "nothing together with --steps", "give one of the two")
-    if dtype not in _DTYPES:
-        reject("--dtype", repr(dtype), ", ".join(_DTYPES))
     chosen = None if policy == NONE else policy_named(policy)
     recipe = Recipe(
         policy=None if chosen is None else chosen.policy, policy_name=NONE if chosen is None else chosen.name,
@@ -90,11 +89,11 @@ def train(
         checkpointing=gradient_checkpointing, compiled=compiled, save_every=save_every, seed=seed,
     )  # fmt: skip
     place = device_named(device)
-    bfloat16 = dtype == "bfloat16" or (dtype == "auto" and place.type == "cuda")
+    bfloat16 = dtype_named(dtype, place) == "bfloat16"
     source = Source(algorithms_from(algorithms), per_cell, trace, seed, dataset)
     accelerate = require("accelerate", "hf", "sharpmax clrs train")
     state = accelerate.PartialState(cpu=place.type == "cpu")
-    name = _shown(model)
+    name = shown(model)
     with progress() as note:
         note(f"loading {model}")
         language = load_language_model(model)
@@ -133,17 +132,6 @@ def train(
     wrote([folder / MODEL, saved])
 
 
-def data_folder(given: Path | None) -> Path:
-    """Where examples are made: what arms share, so that it is not in the folder of one of them."""
-    from sharpmax.models.smollm2 import cache_folder
-
-    return cache_folder() / "clrs-text" if given is None else given
-
-
-def _shown(model: str) -> str:
-    return Path(model).resolve().name if Path(model).exists() else model
-
-
 def _given(word: str) -> Any:
     return Path(word) if Path(word).exists() else word
 
@@ -153,8 +141,9 @@ def print_trained(tables: Mapping[str, Any]) -> None:
     setting, speed, curve = tables["setting"], tables["speed"], tables["curve"]
     dropped = setting["examples"]["dropped"]
     say(
-        f"{setting['model']}, {setting['policy_describe']}: {setting['steps']:,} steps of {setting['rows_per_step']} "
-        f"rows of {setting['room']:,} tokens, {setting['epochs']:.2f} passes over {setting['examples']['count']:,} examples"
+        f"{setting['model']}, {setting['policy_describe']}: {setting['steps']:,} steps of "
+        f"{setting['rows_per_step']} rows of {setting['room']:,} tokens, {setting['epochs']:.2f} passes over "
+        f"{setting['examples']['count']:,} examples"
         + (f", of which {dropped:,} were too long for the model and left out" if dropped else "")
     )
     say(f"loss on answers: {curve[0][1]:.3f} at first, {curve[-1][1]:.3f} at the end")

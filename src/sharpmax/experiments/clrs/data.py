@@ -11,7 +11,7 @@ from typing import Any
 from sharpmax.errors import reject
 from sharpmax.experiments.clrs.documents import Question
 
-__all__ = ["Source", "algorithms_from", "examination", "sizes_of", "training_examples"]
+__all__ = ["Source", "algorithms_from", "examination", "sizes_of", "trained_on", "trained_sizes", "training_examples"]
 
 Note = Callable[[str], None]
 
@@ -107,3 +107,20 @@ def sizes_of(examples: Sequence[Question]) -> dict[str, list[int]]:
     for one in examples:
         found.setdefault(one.algo_name, set()).add(one.length)
     return {name: sorted(sizes) for name, sizes in found.items()}
+
+
+def trained_on(runs: Sequence[Mapping[str, Any]]) -> Source | None:
+    """What the arms were trained on, so that no question is asked that they know; None where that was a file."""
+    found = [Source.from_dict(run["data"]) for run in runs]
+    for source in found[1:]:
+        if source != found[0]:
+            reject("model", "arms that were trained on other data than the first", "arms that differ in policy alone")
+    return found[0] if found else None
+
+
+def trained_sizes(runs: Sequence[Mapping[str, Any]], algorithms: Sequence[str] = ()) -> dict[str, list[int]]:
+    """The sizes of each algorithm that the arms were trained on; of models as they come, those meant for training."""
+    if not runs:
+        return {name: list(_clrs().train_sizes(name)) for name in algorithms}
+    sizes: dict[str, list[int]] = runs[0]["sizes"]
+    return sizes
