@@ -9,14 +9,15 @@ from typing import Any
 
 import pytest
 
+from sharpmax.policies import Constant, PerHead
 from tests.cli.lines import is_one_error_line
 from tests.experiments.clrs import stub
 
 pytest.importorskip("accelerate", reason="needs the extra hf")
 
 QUICK = (
-    "--per-cell", 12, "--steps", 20, "--batch-tokens", 256, "--row-tokens", 128, "--save-every", 8, "--device", "cpu",
-    "--lr", 0.02,
+    "--per-cell", 12, "--steps", 20, "--batch-tokens", 256, "--row-tokens", 128, "--tokens-at-once", 128,
+    "--save-every", 8, "--device", "cpu", "--lr", 0.02,
 )  # fmt: skip
 
 
@@ -125,11 +126,13 @@ def test_parts_by_several_processes_make_one_whole(arms: list[Path], tmp_path: P
         (["train", "--dataset", "{home}/nowhere"], "--dataset: got"),
         (["train", "--dataset", "{home}/lacking.jsonl"], "lacks a column"),
         (["train", "--row-tokens", "5000"], "--row-tokens: got 5000"),
+        (["train", "--policy", "{home}/other.json"], "2 layers × 3 heads"),
         (["train", "--dtype", "int3"], "--dtype: got 'int3'"),
         (["train", "--seed", "-1"], "seed: got -1"),
         (["evaluate", "--algorithms", "nonsense"], "--algorithms: got 'nonsense'"),
         (["evaluate", "--sizes", "0"], "--sizes: got '0'"),
-        (["evaluate", "--sizes", "4,4000"], "--sizes: got 4000 for first"),
+        (["evaluate", "--sizes", "4000"], "--sizes: got [4000]"),
+        (["evaluate", "--processes", "0"], "--processes: got 0"),
         (["evaluate", "--shard", "3/2"], "--shard: got '3/2'"),
         (["evaluate", "--per-cell", "0"], "--per-cell: got 0"),
         (["evaluate", "--batch-tokens", "0"], "--batch-tokens: got 0"),
@@ -139,6 +142,7 @@ def test_parts_by_several_processes_make_one_whole(arms: list[Path], tmp_path: P
 def test_a_mistake_is_one_line_before_anything_is_written(
     line: list[str], says: str, home: Path, sharpmax_command: Any, tmp_path: Path
 ) -> None:
+    PerHead.of(Constant, value=[[2.0] * 3] * 2).save(home / "other.json")
     (home / "lacking.jsonl").write_text('{"question": "a", "answer": "b"}\n')
     quick = QUICK if line[0] == "train" else ()
     more = [word.replace("{home}", str(home)) for word in line[1:]]
@@ -172,3 +176,13 @@ def test_a_missing_extra_is_named(
     outcome = sharpmax_command(*words(home, tmp_path / "out"))
     assert outcome.code == 2
     assert "pip install 'sharpmax[clrs]'" in outcome.err
+
+
+def test_sizes_without_room_are_left_out_as_a_whole(arms: list[Path], tmp_path: Path, sharpmax_command: Any) -> None:
+    outcome = sharpmax_command(*exam(arms, tmp_path, "--sizes", "4,600", "--algorithms", "last"))
+    assert (outcome.code, outcome.err) == (0, "")
+    assert "last: no room in the models for size 600, which is left out" in outcome.out
+    tables = saved(tmp_path)["tables"]
+    assert tables["setting"]["too_long"] == {"last": [600]}
+    assert list(tables["accuracy"]["arm-none"]["last"]) == ["4"]
+    assert list(tables["means"]["arm-none"]) == ["in"]

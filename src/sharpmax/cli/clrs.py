@@ -47,11 +47,16 @@ def train(
     data: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Folder for generated examples; the user's cache without it.")
     ] = None,
+    processes: Annotated[int, typer.Option(help="Processes that generate examples.")] = 1,
     steps: Annotated[int | None, typer.Option(help="Steps to train for, instead of --epochs.")] = None,
     epochs: Annotated[float | None, typer.Option(help="Passes over the examples; 1 without --steps.")] = None,
     batch_tokens: Annotated[int, typer.Option(help="Tokens of a step, on all devices together.")] = 65_536,
-    row_tokens: Annotated[int, typer.Option(help="Tokens of a packed row.")] = 2048,
-    rows_at_once: Annotated[int, typer.Option(help="Rows a device reads at once; fewer need less memory.")] = 8,
+    row_tokens: Annotated[
+        int, typer.Option(help="Tokens of a packed row; longer examples have rows of twice the room, and so on.")
+    ] = 512,
+    tokens_at_once: Annotated[
+        int, typer.Option(help="Tokens a device reads at once; fewer need less memory, and change the order.")
+    ] = 16_384,
     lr: Annotated[float, typer.Option(help="Highest learning rate of the weights.")] = 5e-4,
     policy_lr: Annotated[float, typer.Option(help="Highest learning rate of a learned policy.")] = 1e-2,
     gradient_checkpointing: Annotated[
@@ -85,7 +90,7 @@ def train(
     recipe = Recipe(
         policy=None if chosen is None else chosen.policy, policy_name=NONE if chosen is None else chosen.name,
         learn=learn_policy, steps=steps, epochs=1.0 if epochs is None else epochs, batch_tokens=batch_tokens,
-        row_tokens=row_tokens, at_once=rows_at_once, rate=lr, policy_rate=policy_lr,
+        row_tokens=row_tokens, tokens_at_once=tokens_at_once, rate=lr, policy_rate=policy_lr,
         checkpointing=gradient_checkpointing, compiled=compiled, save_every=save_every, seed=seed,
     )  # fmt: skip
     place = device_named(device)
@@ -98,7 +103,7 @@ def train(
         note(f"loading {model}")
         language = load_language_model(model)
         with state.main_process_first():
-            examples = training_examples(source, data_folder(data), note)
+            examples = training_examples(source, data_folder(data), processes=processes, note=note)
         prepared = prepare(language, examples, source, recipe, model=name, bfloat16=bfloat16, note=note)
     folder = out_folder(out)
     if state.is_main_process:
@@ -122,7 +127,7 @@ def train(
     command = typed(
         f"clrs train {name}", policy=_given(policy), learn_policy=learn_policy, algorithms=algorithms,
         per_cell=per_cell, trace=trace, dataset=dataset, steps=steps, epochs=epochs, batch_tokens=batch_tokens,
-        row_tokens=row_tokens, rows_at_once=rows_at_once, lr=lr, policy_lr=policy_lr,
+        row_tokens=row_tokens, tokens_at_once=tokens_at_once, lr=lr, policy_lr=policy_lr,
         gradient_checkpointing=gradient_checkpointing, compile=compiled, device=place.type, dtype=dtype, seed=seed,
         out=out,
     )  # fmt: skip
@@ -142,7 +147,7 @@ def print_trained(tables: Mapping[str, Any]) -> None:
     dropped = setting["examples"]["dropped"]
     say(
         f"{setting['model']}, {setting['policy_describe']}: {setting['steps']:,} steps of "
-        f"{setting['rows_per_step']} rows of {setting['room']:,} tokens, {setting['epochs']:.2f} passes over "
+        f"{setting['batch_tokens']:,} tokens, {setting['epochs']:.2f} passes over "
         f"{setting['examples']['count']:,} examples"
         + (f", of which {dropped:,} were too long for the model and left out" if dropped else "")
     )

@@ -28,13 +28,20 @@ def evaluate(
         str | None, typer.Option(metavar="N,N", help="Sizes: 8..64 doubles, 8,64 lists; without it those for tests.")
     ] = None,
     per_cell: Annotated[int, typer.Option(help="Questions of each algorithm and size.")] = 100,
-    trace: Annotated[bool, typer.Option("--trace", help="Answers with the steps of the algorithm.")] = False,
+    trace: Annotated[
+        bool | None,
+        typer.Option("--trace/--no-trace", help="Answers with the steps of the algorithm, or as trained without it."),
+    ] = None,
     dataset: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Questions of your own instead of generated ones.")
+    ] = None,
+    without: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Ask nothing of this dataset: what models learned from.")
     ] = None,
     data: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Folder for generated questions; the user's cache without it.")
     ] = None,
+    processes: Annotated[int, typer.Option(help="Processes that generate questions.")] = 1,
     batch_tokens: Annotated[int, typer.Option(help="Tokens a device holds at once, answers included.")] = 65_536,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
     dtype: Annotated[str, typer.Option(help="bfloat16, float32 or auto: bfloat16 on a GPU.")] = "auto",
@@ -50,8 +57,8 @@ def evaluate(
     A model answers under the policy that is saved beside it. Every answer is kept in DIR as soon as it is given.
     """
     from sharpmax.experiments.clrs.arms import arms_named
-    from sharpmax.experiments.clrs.data import Source, algorithms_from, examination, trained_on, trained_sizes
-    from sharpmax.experiments.clrs.exam import Exam
+    from sharpmax.experiments.clrs.data import Source, algorithms_from, examination, trained_sizes
+    from sharpmax.experiments.clrs.exam import Exam, fitting
     from sharpmax.experiments.clrs.scores import exam_tables
     from sharpmax.experiments.clrs.store import Shard
     from sharpmax.experiments.provenance import check_seed, typed
@@ -72,12 +79,15 @@ def evaluate(
         note("loading models")
         arms = arms_named(models, device=place.type, dtype=kind)
         runs = [arm.run for arm in arms if arm.run is not None]
-        taught, known = trained_on(runs), trained_sizes(runs)
-        source = Source(chosen or tuple(known) or algorithms_from(None), per_cell, trace, seed, dataset)
-        questions = examination(source, wanted, data_folder(data), taught, note)
-    setting = {"data": source.to_dict(), "dtype": kind, "device": place.type}
+        known = trained_sizes(runs)
+        steps = any(run["data"].get("trace") for run in runs) if trace is None else trace
+        source = Source(chosen or tuple(known) or algorithms_from(None), per_cell, steps, seed, dataset)
+        questions = examination(
+            source, wanted, data_folder(data), without=without, processes=processes, note=note
+        )  # fmt: skip
+        questions, too_long = fitting(arms, questions)
+    setting = {"data": source.to_dict(), "dtype": kind, "device": place.type, "too_long": too_long}
     exam = Exam(arms, questions, batch_tokens, setting)
-    exam.check_room()
     folder = out_folder(out)
     store = exam.store(folder, part, resume=resume)
     try:
@@ -93,8 +103,9 @@ def evaluate(
     tables = exam_tables(exam, store, known or trained_sizes([], source.algorithms), seed)
     command = typed(
         f"clrs evaluate {' '.join(shown(word) for word in models)}", algorithms=algorithms, sizes=sizes,
-        per_cell=per_cell, trace=trace, dataset=dataset, batch_tokens=batch_tokens, device=place.type, dtype=dtype,
-        seed=seed, shard=None if part.count == 1 else shard, out=out,
+        per_cell=per_cell, trace=trace, no_trace=trace is False, dataset=dataset, without=without,
+        batch_tokens=batch_tokens, device=place.type, dtype=dtype, seed=seed,
+        shard=None if part.count == 1 else shard, out=out,
     )  # fmt: skip
     saved = collect(command, tables, seed=seed).save(folder / FILE_NAME)
     print_exam(tables)
@@ -120,6 +131,8 @@ def print_exam(tables: Mapping[str, Any]) -> None:
                 f"({gain['low']:+.1f} to {gain['high']:+.1f}), {gain['gained']} gained, {gain['lost']} lost, "
                 f"McNemar p = {gain['p']:.2g}"
             )
+    for name, left in tables["setting"]["too_long"].items():
+        say(f"{name}: no room in the models for size {', '.join(map(str, left))}, which is left out")
     for arm, speed in tables["speed"].items():
         if speed["tokens_per_second"] is not None:
             say(f"{arm}: {speed['tokens']:,} tokens generated, {speed['tokens_per_second']:,.0f} per second")

@@ -6,11 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from sharpmax.experiments.clrs.curve import answer_loss
 from sharpmax.experiments.clrs.documents import Documents
-from sharpmax.experiments.clrs.packing import IGNORED, Packed, batch_of, pack
+from sharpmax.experiments.clrs.packing import IGNORED, Packed, batch_of, pack, rooms
 from sharpmax.hf import applied
 from sharpmax.models.scoring import reply_losses
 from sharpmax.policies import Constant, LogLength, PerHead
@@ -22,8 +21,9 @@ def documents(per_cell: int = 6) -> Documents:
     return Documents.of(tiny.tokenizer(), stub.examples(stub.ALGORITHMS, (4, 6), per_cell, "train", 0))
 
 
-def packed(room: int = 128, **more: Any) -> Packed:
-    return Packed.of(documents(), room, **{"together": 2, "steps": None, "epochs": 1.0, "seed": 0, **more})
+def packed(least: int = 128, **more: Any) -> Packed:
+    usual = {"group_tokens": 256, "together": 1, "steps": None, "epochs": 1.0, "seed": 0}
+    return Packed.of(documents(), least, **{**usual, **more})
 
 
 def test_every_document_is_packed_once_and_rows_are_nearly_full() -> None:
@@ -38,7 +38,7 @@ def test_every_document_is_packed_once_and_rows_are_nearly_full() -> None:
 def test_a_row_reads_back_as_its_documents() -> None:
     made = packed()
     words: Any = tiny.tokenizer()
-    row = made[0]
+    row = {name: values[0] for name, values in made[0].items()}
     begins = [i for i, p in enumerate(row["positions"].tolist()) if p == 0]
     first = row["ids"][: begins[1]].tolist()
     text = words.decode(first)
@@ -56,9 +56,10 @@ def test_a_packed_batch_has_exactly_the_losses_of_its_documents(name: str) -> No
     policy = {"none": None, "paper": "paper", "length": LogLength(reference=8), "heads": grid}[name]
     model = tiny.model().double()
     made = packed()
-    batch: Any = batch_of([made[0], made[1]])
+    batch: Any = batch_of([made[0]])
     labels = batch.pop("labels")
-    alone = [made.documents[one] for row in made.rows[:2] for one in row]
+    alone = [made.documents[one] for row in made.groups[0].rows for one in row]
+    assert len(labels) == 2
     assert len(alone) > 4
     with applied(model, policy):
         together = answer_loss(model(**batch).logits, labels, 1)
@@ -70,19 +71,39 @@ def test_a_packed_batch_has_exactly_the_losses_of_its_documents(name: str) -> No
     assert abs(float(mixed) - float(apart)) > 1e-3 * float(apart)
 
 
+def of_groups(made: Packed) -> list[int]:
+    return [one for group in made.groups for row in group.rows for one in row]
+
+
 def test_steps_and_passes() -> None:
-    short = packed(steps=3)
-    assert len(short) == 6
-    whole = packed()
-    many = packed(steps=40)
-    assert many.passes > 3 * whole.passes
-    n = len(packed().documents)
+    assert len(packed(steps=3, together=2)) == 6
+    whole, many = packed(), packed(steps=40)
+    n = len(whole.documents)
     # Each pass holds every document, in another order.
-    flat = [one for row in many.rows for one in row]
-    assert flat[:n] != flat[n : 2 * n]
-    assert packed(seed=1).rows != whole.rows
-    assert packed().rows == whole.rows
-    assert whole.tokens(0, 2) == int((torch.cat([whole[0]["ids"], whole[1]["ids"]]) != 0).sum())
+    assert sorted(of_groups(whole)) == list(range(n))
+    assert whole.passes == 1.0
+    assert of_groups(many)[:n] == of_groups(whole)
+    assert sorted(of_groups(many)[n : 2 * n]) == list(range(n))
+    assert of_groups(many)[n : 2 * n] != of_groups(whole)
+    assert many.passes == len(of_groups(many)) / n
+    assert packed(seed=1).groups != whole.groups
+    assert packed().groups == whole.groups
+    assert len(packed(epochs=2.0)) == 2 * len(whole)
+
+
+def test_a_long_document_makes_no_short_one_expensive() -> None:
+    short, long = (stub.examples(("first", "last"), sizes, 20, "train", 0) for sizes in ((4, 6), (100,)))
+    documents = Documents.of(tiny.tokenizer(), [*short, *long[:2]])
+    made = Packed.of(documents, 64, group_tokens=256, together=1, steps=None, epochs=1.0, seed=0)
+    assert sorted(of_groups(made)) == list(range(len(documents)))
+    assert rooms(64, int(documents.lengths.max())) == [64, 128, 256]
+    for number, group in enumerate(made.groups):
+        assert group.room * len(group.rows) <= 256
+        assert made[number]["ids"].shape == (len(group.rows), group.room)
+        for one in (one for row in group.rows for one in row):
+            assert group.room == 64 or group.room / 2 < documents.lengths[one] <= group.room
+    assert made.tokens(0, len(made)) == documents.lengths.sum()
+    assert made.filled > 0.6
 
 
 def test_documents_that_are_too_long_are_counted() -> None:

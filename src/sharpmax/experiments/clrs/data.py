@@ -11,7 +11,7 @@ from typing import Any
 from sharpmax.errors import reject
 from sharpmax.experiments.clrs.documents import Question
 
-__all__ = ["Source", "algorithms_from", "examination", "sizes_of", "trained_on", "trained_sizes", "training_examples"]
+__all__ = ["Source", "algorithms_from", "examination", "sizes_of", "trained_sizes", "training_examples"]
 
 Note = Callable[[str], None]
 
@@ -58,40 +58,34 @@ class Source:
         read = None if self.dataset is None else self.dataset.name
         return {"algorithms": list(self.algorithms), "dataset": read, **(made if read is None else {})}
 
-    @classmethod
-    def from_dict(cls, body: Mapping[str, Any]) -> Source | None:
-        """Settings as `to_dict` gave them; None where they name a file, whose place they do not tell."""
-        if body["dataset"] is not None:
-            return None
-        return cls(tuple(body["algorithms"]), body["per_cell"], body["trace"], body["seed"])
 
-
-def training_examples(source: Source, folder: Path, note: Note) -> list[Question]:
+def training_examples(source: Source, folder: Path, *, processes: int = 1, note: Note) -> list[Question]:
     """The examples to learn from; those that are made are kept in `folder`."""
-    return _of(source, source.dataset or _training_file(source, folder, note))
+    if source.dataset is not None:
+        return _of(source, source.dataset)
+    return _of(source, _clrs().training_set(folder, source.algorithms, **_how(source, processes, note)))
 
 
 def examination(
-    source: Source, sizes: Sequence[int] | None, folder: Path, trained_on: Source | None, note: Note
+    source: Source, sizes: Sequence[int] | None, folder: Path, *, without: Path | None, processes: int = 1, note: Note
 ) -> list[Question]:
-    """The examples to be examined with: of the sizes given or those meant for tests, none of them in `trained_on`."""
+    """The examples to be examined with, of the sizes given or those meant for tests.
+
+    None that is made is ever made for training, and none is in the dataset `without`.
+    """
     if source.dataset is not None:
         found = _of(source, source.dataset)
         return [one for one in found if sizes is None or one.length in sizes]
-    more = {} if trained_on is None else {"train": _training_file(trained_on, folder, note)}
     chosen = None if sizes is None else tuple(sizes)
-    made = _clrs().test_set(
-        folder, source.algorithms, chosen, per_cell=source.per_cell, trace=source.trace, seed=source.seed, note=note,
-        **more,
-    )  # fmt: skip
-    return _of(source, made)
+    how = _how(source, processes, note)
+    return _of(source, _clrs().test_set(folder, source.algorithms, chosen, train=without, **how))
 
 
-def _training_file(source: Source, folder: Path, note: Note) -> Path:
-    made: Path = _clrs().training_set(
-        folder, source.algorithms, per_cell=source.per_cell, trace=source.trace, seed=source.seed, note=note
-    )
-    return made
+def _how(source: Source, processes: int, note: Note) -> dict[str, Any]:
+    if processes < 1:
+        reject("--processes", processes, "1 or more")
+    several = {} if processes == 1 else {"processes": processes}
+    return {"per_cell": source.per_cell, "trace": source.trace, "seed": source.seed, "note": note, **several}
 
 
 def _of(source: Source, path: Path) -> list[Question]:
@@ -109,17 +103,10 @@ def sizes_of(examples: Sequence[Question]) -> dict[str, list[int]]:
     return {name: sorted(sizes) for name, sizes in found.items()}
 
 
-def trained_on(runs: Sequence[Mapping[str, Any]]) -> Source | None:
-    """What the arms were trained on, so that no question is asked that they know; None where that was a file."""
-    found = [Source.from_dict(run["data"]) for run in runs]
-    for source in found[1:]:
-        if source != found[0]:
-            reject("model", "arms that were trained on other data than the first", "arms that differ in policy alone")
-    return found[0] if found else None
-
-
 def trained_sizes(runs: Sequence[Mapping[str, Any]], algorithms: Sequence[str] = ()) -> dict[str, list[int]]:
     """The sizes of each algorithm that the arms were trained on; of models as they come, those meant for training."""
+    if len({run["examples"]["fingerprint"] for run in runs}) > 1:
+        reject("model", "arms that were trained on different examples", "arms that were trained on the same ones")
     if not runs:
         return {name: list(_clrs().train_sizes(name)) for name in algorithms}
     sizes: dict[str, list[int]] = runs[0]["sizes"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -97,14 +98,14 @@ class Documents:
             if done % _AT_ONCE == 0:
                 note(done)
         if not ids:
-            reject("--dataset", f"{len(examples)} examples of which none fits", f"examples of up to {most} tokens")
+            reject("examples", f"{len(examples)} of which none fits", f"examples of up to {most} tokens")
         begins = np.cumsum([0, *(len(one) for one in ids)], dtype=np.int64)
         return cls(np.concatenate(ids), begins, np.array(starts, dtype=np.int64), dropped)
 
     def __len__(self) -> int:
         return len(self.starts)
 
-    @property
+    @functools.cached_property
     def lengths(self) -> np.ndarray:
         """Tokens of each."""
         return np.diff(self.begins)

@@ -4,23 +4,41 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from sharpmax.errors import reject
 from sharpmax.experiments.clrs.arms import Arm
 from sharpmax.experiments.clrs.documents import Question, end_of, fingerprint, replies
-from sharpmax.experiments.clrs.folder import RUN, belongs, disk_watched
+from sharpmax.experiments.clrs.folder import belongs, disk_watched
 from sharpmax.experiments.clrs.store import Said, Shard, Store
 from sharpmax.experiments.evaluate.arms import under
 from sharpmax.models.language import context_of
 from sharpmax.models.scoring import Reply, batches, generated
 
-__all__ = ["Exam"]
+__all__ = ["Exam", "fitting"]
 
 Progress = Callable[[int, str], None]
 """Told how many answers there are since the last time, and whose come next."""
+
+
+def fitting(arms: Sequence[Arm], questions: Sequence[Question]) -> tuple[list[Question], dict[str, list[int]]]:
+    """The questions of those sizes that every arm has room for, and the sizes of each algorithm that are left out.
+
+    A size is asked for as a whole or not at all: its shorter questions alone would be easier ones.
+    """
+    out: dict[str, set[int]] = {}
+    for arm in arms:
+        room = context_of(arm.language.model)
+        for one, reply in zip(questions, replies(arm.language.tokenizer, questions), strict=True):
+            if room is not None and len(reply.ids) > room:
+                out.setdefault(one.algo_name, set()).add(one.length)
+    left = [one for one in questions if one.length not in out.get(one.algo_name, ())]
+    if not left:
+        allowed = "sizes whose questions and answers every arm has room for"
+        reject("--sizes", sorted({one.length for one in questions}), allowed, "ask for smaller ones")
+    return left, {name: sorted(sizes) for name, sizes in out.items()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +53,8 @@ class Exam:
     setting: dict[str, Any]
     """What else the answers depend on."""
 
+    _wanted: dict[str, list[Reply]] = field(default_factory=dict, init=False)
+
     def identity(self) -> dict[str, Any]:
         """What must be the same for answers to belong together."""
         return {
@@ -46,11 +66,10 @@ class Exam:
     def store(self, folder: Path, shard: Shard, *, resume: bool) -> Store:
         """The answers in `folder`, if they are to these questions by these arms."""
         store = Store(folder, shard)
-        if shard.count > 1 and (folder / RUN).exists():
-            # Another process may have begun: what is there must be of the same run, whoever goes on with it.
-            belongs(folder, self.identity(), used=store.used, resume=resume or not store.used)
-        else:
-            belongs(folder, self.identity(), used=(folder / RUN).exists(), resume=resume)
+        begun = store.begun
+        mine = store.used if shard.count > 1 else begun
+        # What other processes have begun must be of the same run, and is no reason not to begin.
+        belongs(folder, self.identity(), used=mine, resume=resume or (begun and not mine))
         store.read()
         return store
 
@@ -60,22 +79,15 @@ class Exam:
             for arm in self.arms:
                 self._ask(arm, store, shard, progress)
 
+    def wanted(self, arm: Arm) -> list[Reply]:
+        """Questions with right answers as the tokens of an arm."""
+        if arm.name not in self._wanted:
+            self._wanted[arm.name] = list(replies(arm.language.tokenizer, self.questions))
+        return self._wanted[arm.name]
+
     def work(self, shard: Shard) -> int:
         """How many answers are this process's to get."""
         return len(self.arms) * sum(shard.takes(place) for place in range(len(self.questions)))
-
-    def check_room(self) -> None:
-        """Refuse questions that are longer than an arm is made for."""
-        for arm in self.arms:
-            room = context_of(arm.language.model)
-            for question, reply in zip(self.questions, replies(arm.language.tokenizer, self.questions), strict=True):
-                if room is not None and len(reply.ids) > room:
-                    reject(
-                        "--sizes",
-                        f"{question.length} for {question.algo_name}, of {len(reply.ids)} tokens",
-                        f"questions with answers of up to {room} tokens, what {arm.name} is made for",
-                        "leave out the largest sizes",
-                    )
 
     def missing(self, store: Store) -> int:
         """How many answers are not there."""
@@ -83,7 +95,7 @@ class Exam:
 
     def _ask(self, arm: Arm, store: Store, shard: Shard, progress: Progress) -> None:
         progress(0, arm.name)
-        wanted = list(replies(arm.language.tokenizer, self.questions))
+        wanted = self.wanted(arm)
         by_length = sorted(range(len(wanted)), key=lambda item: len(wanted[item].ids))
         mine = [item for place, item in enumerate(by_length) if shard.takes(place)]
         left = [item for item in mine if (arm.name, item) not in store]

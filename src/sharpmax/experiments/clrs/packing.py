@@ -1,7 +1,12 @@
-"""Documents packed into rows of one length, none of which sees another."""
+"""Documents packed into rows, none of which sees another.
+
+Attention costs the square of a row, so that one long document must not make every row long: documents of similar
+length share rows of a room that suits them, and rows of one room are read together.
+"""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -11,7 +16,7 @@ from torch import Tensor
 
 from sharpmax.experiments.clrs.documents import Documents
 
-__all__ = ["IGNORED", "Packed", "batch_of", "pack"]
+__all__ = ["IGNORED", "Group", "Packed", "batch_of", "pack", "rooms"]
 
 IGNORED = -100
 """The label of a token that nobody has to say."""
@@ -45,75 +50,118 @@ def pack(lengths: Sequence[int] | np.ndarray, order: Sequence[int] | np.ndarray,
     return rows
 
 
+def rooms(least: int, longest: int) -> list[int]:
+    """Rooms that double from `least` on until the longest document has one.
+
+    >>> rooms(512, 1500), rooms(512, 100)
+    ([512, 1024, 2048], [512])
+    """
+    found = [least]
+    while found[-1] < longest:
+        found.append(2 * found[-1])
+    return found
+
+
+@dataclass(frozen=True)
+class Group:
+    """Rows of one room that a device reads at once."""
+
+    room: int
+    rows: tuple[tuple[int, ...], ...]
+    """The numbers of the documents in each."""
+
+
 @dataclass(frozen=True, eq=False)
 class Packed:
-    """The rows of a whole training run in the order in which they are read; nothing in it depends on a policy."""
+    """The groups of a whole training run in the order in which they are read; nothing in it depends on a policy."""
 
     documents: Documents
-    rows: tuple[tuple[int, ...], ...]
-    room: int
+    groups: tuple[Group, ...]
     passes: float
     """How often each document is read, on average."""
 
     @classmethod
     def of(
-        cls, documents: Documents, room: int, *, together: int, steps: int | None, epochs: float, seed: int
+        cls,
+        documents: Documents,
+        least: int,
+        *,
+        group_tokens: int,
+        together: int,
+        steps: int | None,
+        epochs: float,
+        seed: int,
     ) -> Packed:
-        """Rows for `steps` steps of `together` rows each, or without `steps` for `epochs` passes over the documents.
+        """Groups for `steps` steps of `together` groups, or without `steps` for `epochs` passes over the documents.
 
-        Every pass is shuffled and packed anew.
+        The smallest room is `least`, and a group has `group_tokens` tokens. Every pass is shuffled and packed anew.
         """
-        rows: list[list[int]] = []
-        for number, done in enumerate(_passes(documents, room, seed)):
-            if steps is None and number == 0:
-                steps = max(1, round(len(done) * epochs / together))
-            rows += done
-            if steps is not None and len(rows) >= steps * together:
+        groups: list[Group] = []
+        for one in _passes(documents, least, group_tokens, seed):
+            if steps is None:
+                steps = max(1, round(len(one) * epochs / together))
+            groups += one
+            if len(groups) >= steps * together:
+                groups = groups[: steps * together]
                 break
-        assert steps is not None
-        rows = rows[: steps * together]
-        used = sum(len(row) for row in rows)
-        return cls(documents, tuple(map(tuple, rows)), room, used / len(documents))
+        used = sum(len(row) for group in groups for row in group.rows)
+        return cls(documents, tuple(groups), used / len(documents))
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return len(self.groups)
 
     def __getitem__(self, number: int) -> dict[str, Tensor]:
-        """One row: tokens, positions that start anew with every document, and labels of the answers alone."""
-        ids = np.zeros(self.room, dtype=np.int64)
-        positions = np.zeros(self.room, dtype=np.int64)
-        labels = np.full(self.room, IGNORED, dtype=np.int64)
-        place = 0
+        """One group: tokens, positions that start anew with every document, and labels of the answers alone."""
+        group = self.groups[number]
+        shape = len(group.rows), group.room
+        ids, labels = np.zeros(shape, dtype=np.int64), np.full(shape, IGNORED, dtype=np.int64)
+        positions = np.zeros(shape, dtype=np.int64)
         begins, starts = self.documents.begins, self.documents.starts
-        for one in self.rows[number]:
-            document = self.documents.ids[begins[one] : begins[one + 1]]
-            here, start = slice(place, place + len(document)), place + int(starts[one])
-            ids[here], positions[here] = document, np.arange(len(document))
-            labels[start : here.stop] = ids[start : here.stop]
-            place = here.stop
-        # What fills the row up is a document of its own.
-        positions[place:] = np.arange(self.room - place)
+        for row, chosen in enumerate(group.rows):
+            place = 0
+            for one in chosen:
+                document = self.documents.ids[begins[one] : begins[one + 1]]
+                here, start = slice(place, place + len(document)), place + int(starts[one])
+                ids[row, here], positions[row, here] = document, np.arange(len(document))
+                labels[row, start : here.stop] = ids[row, start : here.stop]
+                place = here.stop
+            # What fills the row up is a document of its own.
+            positions[row, place:] = np.arange(group.room - place)
         return {name: torch.from_numpy(a) for name, a in (("ids", ids), ("positions", positions), ("labels", labels))}
 
     def tokens(self, first: int, last: int) -> int:
-        """Tokens of the documents in rows `first` … `last` − 1."""
+        """Tokens of the documents in groups `first` … `last` − 1."""
         lengths = self.documents.lengths
-        return int(sum(lengths[one] for row in self.rows[first:last] for one in row))
+        return int(sum(lengths[list(row)].sum() for group in self.groups[first:last] for row in group.rows))
+
+    @property
+    def filled(self) -> float:
+        """The share of all places that has a token of a document."""
+        places = sum(group.room * len(group.rows) for group in self.groups)
+        return self.tokens(0, len(self)) / places
 
 
-def _passes(documents: Documents, room: int, seed: int) -> Iterator[list[list[int]]]:
-    number = 0
-    while True:
-        order = np.random.default_rng([seed, number]).permutation(len(documents))
-        yield pack(documents.lengths, order, room)
-        number += 1
+def _passes(documents: Documents, least: int, group_tokens: int, seed: int) -> Iterator[list[Group]]:
+    lengths = documents.lengths
+    sizes = rooms(least, int(lengths.max()))
+    suits = np.searchsorted(sizes, lengths)
+    for number in itertools.count():
+        rng = np.random.default_rng([seed, number])
+        order = rng.permutation(len(documents))
+        groups = []
+        for place, room in enumerate(sizes):
+            rows = [tuple(row) for row in pack(lengths, order[suits[order] == place], room)]
+            many = max(1, group_tokens // room)
+            groups += [Group(room, tuple(rows[first : first + many])) for first in range(0, len(rows), many)]
+        yield [groups[place] for place in rng.permutation(len(groups))]
 
 
-def batch_of(rows: Sequence[dict[str, Tensor]]) -> dict[str, object]:
-    """Rows as a causal model takes them. That there is neither mask nor cache makes it see documents by position."""
+def batch_of(groups: Sequence[dict[str, Tensor]]) -> dict[str, object]:
+    """A group as a causal model takes it. That there is neither mask nor cache makes it see documents by position."""
+    (group,) = groups
     return {
-        "input_ids": torch.stack([row["ids"] for row in rows]),
-        "position_ids": torch.stack([row["positions"] for row in rows]),
-        "labels": torch.stack([row["labels"] for row in rows]),
+        "input_ids": group["ids"],
+        "position_ids": group["positions"],
+        "labels": group["labels"],
         "use_cache": False,
     }

@@ -35,11 +35,11 @@ class Recipe:
     batch_tokens: int = 65_536
     """Tokens of one step, on all devices together."""
 
-    row_tokens: int = 2048
-    """Tokens of a packed row; the longest document may ask for more."""
+    row_tokens: int = 512
+    """Tokens of a packed row; longer documents have rows of twice the room, or four times, and so on."""
 
-    at_once: int = 8
-    """Rows that a device reads at once: of a larger batch, gradients are added up."""
+    tokens_at_once: int = 16_384
+    """Tokens that a device reads at once: of a larger batch, gradients are added up."""
 
     rate: float = 5e-4
     policy_rate: float = 1e-2
@@ -59,7 +59,7 @@ class Recipe:
         check_seed(self.seed)
         for name, value, least in (
             ("--steps", self.steps, 1), ("--batch-tokens", self.batch_tokens, 1), ("--row-tokens", self.row_tokens, 2),
-            ("--rows-at-once", self.at_once, 1), ("--save-every", self.save_every, 1),
+            ("--tokens-at-once", self.tokens_at_once, 1), ("--save-every", self.save_every, 1),
         ):  # fmt: skip
             if value is not None and value < least:
                 reject(name, value, f"{least} or more")
@@ -71,9 +71,15 @@ class Recipe:
         if self.learn is not None and self.policy is not None:
             reject("--learn-policy", self.learn, "together with --policy none", "what is learned starts at β = 1")
 
-    def together(self, room: int) -> int:
-        """Rows of one step where a row has `room` tokens."""
-        return max(1, round(self.batch_tokens / room))
+    @property
+    def group_tokens(self) -> int:
+        """Tokens of a group, which a device reads at once."""
+        return min(self.tokens_at_once, self.batch_tokens)
+
+    @property
+    def together(self) -> int:
+        """Groups of one step, on all devices."""
+        return round(self.batch_tokens / self.group_tokens)
 
     def to_dict(self) -> dict[str, Any]:
         """The settings as plain values."""

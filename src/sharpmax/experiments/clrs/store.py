@@ -70,6 +70,11 @@ class Store:
         """Whether this process has answered something before."""
         return self._path.is_file()
 
+    @property
+    def begun(self) -> bool:
+        """Whether any process has."""
+        return any(self._folder.glob(_FILES))
+
     def read(self) -> None:
         """Take in what every process has written so far."""
         for path in sorted(self._folder.glob(_FILES)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,15 +13,18 @@ import torch
 from sharpmax.errors import reject
 from sharpmax.experiments.clrs.data import Source, sizes_of
 from sharpmax.experiments.clrs.documents import Documents, Question, fingerprint
-from sharpmax.experiments.clrs.folder import RUN, belongs
+from sharpmax.experiments.clrs.folder import belongs
 from sharpmax.experiments.clrs.packing import Packed
 from sharpmax.experiments.clrs.rate import matrix_rate
 from sharpmax.experiments.clrs.recipe import Recipe
-from sharpmax.experiments.clrs.training import Progress, Trained, train
-from sharpmax.experiments.evaluate.arms import shape_of, touched
+from sharpmax.experiments.clrs.training import Progress, Trained, train, worth_keeping
+from sharpmax.experiments.evaluate.arms import shape_of, touched, under
 from sharpmax.models.language import LanguageModel, context_of, weights_fingerprint
 
-__all__ = ["Prepared", "prepare", "trained_tables"]
+__all__ = ["Prepared", "prepare", "thinned", "trained_tables"]
+
+_POINTS = 400
+"""Points of the loss curve in results; every step is in the file of the curve."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,11 +39,11 @@ class Prepared:
     @property
     def steps(self) -> int:
         """Steps of the run."""
-        return len(self.packed) // self.recipe.together(self.packed.room)
+        return len(self.packed) // self.recipe.together
 
     def claim(self, folder: Path, *, resume: bool) -> None:
         """Let `folder` be that of this run, or say why it cannot be."""
-        belongs(folder, self.identity, used=(folder / RUN).exists(), resume=resume)
+        belongs(folder, self.identity, used=worth_keeping(folder), resume=resume)
 
 
 def prepare(
@@ -53,6 +57,8 @@ def prepare(
     note: Callable[[str], None] = lambda text: None,
 ) -> Prepared:
     """Tokens, rows and order of the whole run; documents longer than the model is made for are left out."""
+    with under(language.model, recipe.policy):
+        pass  # refuses a policy made for another architecture
     most = context_of(language.model)
     if most is not None and recipe.row_tokens > most:
         reject("--row-tokens", recipe.row_tokens, f"up to {most} tokens, what {model} is made for")
@@ -62,10 +68,10 @@ def prepare(
 
     documents = Documents.of(language.tokenizer, examples, most, told)
     note("packing documents into rows")
-    room = max(recipe.row_tokens, int(documents.lengths.max()))
     packed = Packed.of(
-        documents, room, together=recipe.together(room), steps=recipe.steps, epochs=recipe.epochs, seed=recipe.seed
-    )
+        documents, recipe.row_tokens, group_tokens=recipe.group_tokens, together=recipe.together, steps=recipe.steps,
+        epochs=recipe.epochs, seed=recipe.seed,
+    )  # fmt: skip
     identity = {
         "model": model,
         "weights": weights_fingerprint(language.model),
@@ -74,7 +80,7 @@ def prepare(
         "sizes": sizes_of(examples),
         "dtype": "bfloat16" if bfloat16 else "float32",
         **{key: value for key, value in recipe.to_dict().items() if key not in ("save_every", "epochs", "steps")},
-        "steps": len(packed) // recipe.together(room),
+        "steps": len(packed) // recipe.together,
     }
     return Prepared(language, recipe, packed, identity)
 
@@ -98,7 +104,7 @@ def trained_tables(
 
 
 def _tables(prepared: Prepared, found: Trained, rate: float | None) -> dict[str, Any]:
-    packed, recipe = prepared.packed, prepared.recipe
+    packed = prepared.packed
     layers, heads = shape_of(prepared.language.model)
     speed = found.tokens_per_second
     flops = None if speed is None else 6.0 * found.parameters * speed
@@ -112,18 +118,28 @@ def _tables(prepared: Prepared, found: Trained, rate: float | None) -> dict[str,
             "layers": layers,
             "heads": heads,
             "parameters": found.parameters,
-            "room": packed.room,
-            "rows_per_step": recipe.together(packed.room),
+            "longest": int(packed.documents.lengths.max()),
             "devices": found.devices,
             "trained_weights": weights_fingerprint(prepared.language.model),
         },
-        "curve": [[entry["step"], entry["loss"]] for entry in found.curve],
+        "curve": thinned([(entry["step"], entry["loss"]) for entry in found.curve]),
         "speed": {
             "tokens": sum(entry["tokens"] for entry in found.curve),
             "tokens_per_second": speed,
-            "filled": packed.tokens(0, len(packed)) / (len(packed) * packed.room),
+            "filled": packed.filled,
             "model_flops_per_second": flops,
             "matrix_flops_per_second": rate,
             "share": None if flops is None or rate is None else flops / (rate * found.devices),
         },
     }
+
+
+def thinned(curve: Sequence[tuple[int, float]], most: int = _POINTS) -> list[list[float]]:
+    """A curve of up to `most` points: each stands for a few steps, at the last of them and with their mean.
+
+    >>> thinned([(1, 4.0), (2, 2.0), (3, 1.0)], 2)
+    [[2, 3.0], [3, 1.0]]
+    """
+    every = max(1, math.ceil(len(curve) / most))
+    parts = [curve[first : first + every] for first in range(0, len(curve), every)]
+    return [[part[-1][0], math.fsum(loss for _, loss in part) / len(part)] for part in parts]

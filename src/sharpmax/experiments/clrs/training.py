@@ -26,7 +26,7 @@ from sharpmax.policies import Policy
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["MODEL", "Progress", "Trained", "forget_states", "train"]
+__all__ = ["MODEL", "Progress", "Trained", "forget_states", "train", "worth_keeping"]
 
 MODEL = "model"
 """The folder of the trained model inside that of the run."""
@@ -70,12 +70,11 @@ def train(
     transformers = require("transformers", "hf", "sharpmax clrs train")
     require("accelerate", "hf", "sharpmax clrs train")
     model: Any = language.model
-    together = recipe.together(packed.room)
+    together = recipe.together
     steps = len(packed) // together
-    at_once, parts = _split(recipe, together, device)
     arguments = transformers.TrainingArguments(
-        output_dir=str(folder / _STATES), max_steps=steps, per_device_train_batch_size=at_once,
-        gradient_accumulation_steps=parts, lr_scheduler_type="cosine", learning_rate=recipe.rate,
+        output_dir=str(folder / _STATES), max_steps=steps, per_device_train_batch_size=1,
+        gradient_accumulation_steps=_parts(together, device), lr_scheduler_type="cosine", learning_rate=recipe.rate,
         warmup_steps=round(recipe.warm_up * steps), max_grad_norm=recipe.clip, bf16=bfloat16,
         gradient_checkpointing=recipe.checkpointing, gradient_checkpointing_kwargs={"use_reentrant": False},
         train_sampling_strategy="sequential", dataloader_drop_last=True, remove_unused_columns=False,
@@ -114,19 +113,23 @@ def train(
     return Trained(curve.entries, curve.tokens_per_second(), parameters, policy, arguments.world_size)
 
 
+def worth_keeping(folder: Path) -> bool:
+    """Whether a folder holds a trained model, or a state to go on from."""
+    return (folder / MODEL).exists() or last_checkpoint(folder / _STATES) is not None
+
+
 def forget_states(folder: Path) -> None:
     """Let go of what a run would go on from: it is over, and its results are saved."""
     shutil.rmtree(folder / _STATES, ignore_errors=True)
 
 
-def _split(recipe: Recipe, together: int, device: torch.device) -> tuple[int, int]:
-    """Rows that a device reads at once, and how often in one step: together they make up exactly one step."""
+def _parts(together: int, device: torch.device) -> int:
+    """How many of the groups of a step each device reads."""
     devices = require("accelerate", "hf", "sharpmax clrs train").PartialState(cpu=device.type == "cpu").num_processes
-    own = together // devices
-    if own * devices != together:
-        reject("--batch-tokens", f"{together} rows for {devices} devices", f"a multiple of {devices} rows")
-    at_once = next(rows for rows in range(min(own, recipe.at_once), 0, -1) if own % rows == 0)
-    return at_once, own // at_once
+    if together % devices:
+        given = f"{together} groups of --tokens-at-once for {devices} devices"
+        reject("--batch-tokens", given, f"a multiple of {devices} groups")
+    return int(together // devices)
 
 
 @contextmanager
