@@ -10,23 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from sharpmax.errors import SharpmaxError
-from sharpmax.experiments.clrs.packing import IGNORED
+from sharpmax.experiments.clrs.answers_only import answer_loss
 from sharpmax.files import write_text
 
-__all__ = ["FILE_NAME", "Curve", "answer_loss"]
+__all__ = ["FILE_NAME", "Curve"]
 
 FILE_NAME = "curve.jsonl"
-
-
-def answer_loss(logits: Tensor, labels: Tensor, count: Tensor | int | float) -> Tensor:
-    """Loss in nats of every labelled token, summed and divided by `count`; only their logits become float32."""
-    wanted = labels[:, 1:]
-    said = wanted != IGNORED
-    return F.cross_entropy(logits[:, :-1][said].float(), wanted[said], reduction="sum") / count
 
 
 class Curve:

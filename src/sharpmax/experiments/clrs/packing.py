@@ -1,12 +1,13 @@
 """Documents packed into rows, none of which sees another.
 
-Attention costs the square of a row, so that one long document must not make every row long: documents of similar
-length share rows of a room that suits them, and rows of one room are read together.
+Attention costs the square of a row, so that one long document must not make every row long: a long one has a row of
+a room that suits it, short ones fill it up and share short rows, and rows of one room are read together.
 """
 
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -148,12 +149,27 @@ def _passes(documents: Documents, least: int, group_tokens: int, seed: int) -> I
     for number in itertools.count():
         rng = np.random.default_rng([seed, number])
         order = rng.permutation(len(documents))
+        packed = {room: pack(lengths, order[suits[order] == i], room) for i, room in enumerate(sizes) if i}
+        short = deque(order[suits[order] == 0].tolist())
+        long = [(room, row) for room, rows in packed.items() for row in rows]
+        for place in rng.permutation(len(long)):
+            room, row = long[place]
+            _fill(room, row, short, lengths)
+        packed[least] = pack(lengths, list(short), least)
         groups = []
-        for place, room in enumerate(sizes):
-            rows = [tuple(row) for row in pack(lengths, order[suits[order] == place], room)]
+        for room, rows in packed.items():
             many = max(1, group_tokens // room)
-            groups += [Group(room, tuple(rows[first : first + many])) for first in range(0, len(rows), many)]
+            parts = (rows[first : first + many] for first in range(0, len(rows), many))
+            groups += [Group(room, tuple(map(tuple, part))) for part in parts]
         yield [groups[place] for place in rng.permutation(len(groups))]
+
+
+def _fill(room: int, row: list[int], short: deque[int], lengths: np.ndarray) -> None:
+    """Put short documents behind the long one of a row, as many as there is room for."""
+    left = room - int(lengths[row].sum())
+    while short and lengths[short[0]] <= left:
+        left -= int(lengths[short[0]])
+        row.append(short.popleft())
 
 
 def batch_of(groups: Sequence[dict[str, Tensor]]) -> dict[str, object]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from sharpmax.errors import reject
+from sharpmax.experiments.clrs.answers_only import answers_only
 from sharpmax.experiments.clrs.curve import FILE_NAME as CURVE
 from sharpmax.experiments.clrs.curve import Curve
 from sharpmax.experiments.clrs.folder import disk_watched, last_checkpoint
@@ -97,7 +98,7 @@ def train(
     parameters = sum(weight.numel() for weight in model.parameters())
     need = 0 if found else _bytes_needed(parameters)
     with quiet(), disk_watched(folder, need), _policy_in(model, recipe) as learned:
-        trainer = transformers.Trainer(
+        trainer = _trainer_class(transformers)(
             model=model, args=arguments, train_dataset=packed, data_collator=batch_of, compute_loss_func=curve.loss,
             optimizers=(_optimizer(model, recipe, learned), None),
             callbacks=[_watching(transformers, curve, learned, steps, progress)],
@@ -155,6 +156,17 @@ def _optimizer(model: PreTrainedModel, recipe: Recipe, learned: Learned | None) 
     if own is not None:
         groups.append({"params": [own], "weight_decay": 0.0, "lr": recipe.policy_rate})
     return torch.optim.AdamW(groups, lr=recipe.rate, betas=(0.9, 0.95), fused=model.device.type == "cuda")
+
+
+def _trainer_class(transformers: Any) -> Any:
+    """A Trainer whose model computes logits of answers alone."""
+
+    class Answering(transformers.Trainer):  # type: ignore[misc]
+        def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            with answers_only(self.model, inputs["labels"]):
+                return super().compute_loss(model, inputs, *args, **kwargs)
+
+    return Answering
 
 
 def _watching(transformers: Any, curve: Curve, learned: Learned | None, steps: int, progress: Progress) -> Any:
