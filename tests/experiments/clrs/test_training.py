@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ import torch.nn.functional as F
 
 from sharpmax.errors import ArgumentError, SharpmaxError
 from sharpmax.experiments.clrs import training
+from sharpmax.experiments.clrs.curve import Curve
 from sharpmax.experiments.clrs.documents import Documents
 from sharpmax.experiments.clrs.packing import Packed, batch_of
 from sharpmax.experiments.clrs.recipe import Recipe
@@ -184,3 +187,13 @@ def test_states_are_let_go_of(tmp_path: Path) -> None:
     run(tmp_path / "a")
     training.forget_states(tmp_path / "a")
     assert {path.name for path in (tmp_path / "a").iterdir()} == {"model", "curve.jsonl"}
+
+
+def test_the_curve_keeps_losses_as_they_were(tmp_path: Path) -> None:
+    """The Trainer multiplies a loss in place by the number of devices, which undoes the mean that follows."""
+    curve = Curve(tmp_path / "curve.jsonl", lambda step: 1, every=1)
+    logits, labels = torch.zeros(1, 2, 5), torch.tensor([[-100, 1, 2]])
+    loss = curve.loss(SimpleNamespace(logits=logits), labels, 2)
+    loss *= 2
+    curve.step_done(1, last=True)
+    assert curve.entries[0]["loss"] == pytest.approx(math.log(5))

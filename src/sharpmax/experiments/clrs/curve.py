@@ -48,7 +48,8 @@ class Curve:
     def loss(self, outputs: Any, labels: Tensor, num_items_in_batch: Tensor | int) -> Tensor:
         """The loss of a part of a step, as transformers' Trainer asks for it."""
         loss = answer_loss(outputs.logits, labels, num_items_in_batch)
-        self._parts.append(loss.detach())
+        # A copy: with several devices the Trainer multiplies the loss in place.
+        self._parts.append(loss.detach().clone())
         return loss
 
     def step_done(self, step: int, last: bool) -> None:
