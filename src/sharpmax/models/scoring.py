@@ -22,6 +22,7 @@ __all__ = [
     "asked_with",
     "batches",
     "encode",
+    "generated",
     "judge",
     "own_answers",
     "reply_losses",
@@ -146,24 +147,32 @@ def own_answers(
     asked = [tokenizer(_asked(tokenizer, one), add_special_tokens=special).input_ids for one in questions]
     replies = []
     for start in range(0, len(asked), at_once):
-        replies += _answered(model, asked[start : start + at_once], new_tokens)
+        replies += generated(model, asked[start : start + at_once], new_tokens)
     return replies
 
 
-def _answered(model: PreTrainedModel, asked: Sequence[list[int]], new_tokens: int) -> list[Reply]:
+def generated(
+    model: PreTrainedModel, asked: Sequence[Sequence[int]], new_tokens: int, end: int | None = None
+) -> list[Reply]:
+    """What the model says to each of several questions, greedily, up to `new_tokens` tokens or `end`.
+
+    Without `end` an answer ends where the model's own configuration says.
+    """
     longest = max(map(len, asked))
     ids = torch.zeros(len(asked), longest, dtype=torch.long)
     mask = torch.zeros_like(ids)
     for row, one in enumerate(asked):  # filled up at the beginning: what is generated follows the question
         ids[row, longest - len(one) :] = torch.tensor(one)
         mask[row, longest - len(one) :] = 1
-    ends = model.generation_config.eos_token_id if model.generation_config is not None else None
+    ends: Any = end
+    if end is None and model.generation_config is not None:
+        ends = model.generation_config.eos_token_id
     stops = set(ends if isinstance(ends, list) else [ends])
     generate: Any = model.generate  # typed as if it were a tensor
     with torch.no_grad():
         said = generate(
             input_ids=ids.to(model.device), attention_mask=mask.to(model.device), max_new_tokens=new_tokens,
-            do_sample=False, pad_token_id=0,
+            do_sample=False, pad_token_id=0, **({} if end is None else {"eos_token_id": end}),
         )[:, longest:].tolist()  # fmt: skip
     cut = (next((i + 1 for i, token in enumerate(answer) if token in stops), len(answer)) for answer in said)
     return [Reply((*one, *answer[:end]), len(one)) for one, answer, end in zip(asked, said, cut, strict=True)]

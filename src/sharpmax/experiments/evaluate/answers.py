@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sharpmax.errors import ArgumentError, FileFormatError
+from sharpmax.experiments.identity import check_identity, plain
 from sharpmax.files import write_text
 
 __all__ = ["FILE_NAME", "Answers"]
@@ -15,14 +16,13 @@ __all__ = ["FILE_NAME", "Answers"]
 FILE_NAME = "answers.json"
 
 _SCHEMA = 1
-_SHORT = 60
 
 
 class Answers:
     """Values by key, each written with all others in one step; `identity` says what run they belong to."""
 
     def __init__(self, path: Path, identity: Mapping[str, Any]) -> None:
-        self._path, self._identity = path, json.loads(json.dumps(identity))
+        self._path, self._identity = path, plain(identity)
         self._values: dict[str, Any] = {}
         self._remarks: dict[str, list[str]] = {}
         self._complete = False
@@ -90,15 +90,5 @@ class Answers:
                 f"--out: {str(self._path.parent)!r} holds an evaluation that was interrupted; add --resume to go on "
                 "with it, or choose another folder"
             )
-        self._check(run)
+        check_identity(self._path, run, self._identity)
         self._values, self._remarks, self._complete = values, remarks, complete
-
-    def _check(self, run: dict[str, Any]) -> None:
-        for key, now in self._identity.items():
-            if (before := run.get(key)) == now:
-                continue
-            short = max(len(str(before)), len(str(now))) <= _SHORT
-            how = f"with {key} {before} and now got {now}" if short else f"with other {key}"
-            raise ArgumentError(
-                f"--resume: {str(self._path)!r} was begun {how}; use the same {key}, or choose another folder"
-            )

@@ -1,0 +1,158 @@
+"""`sharpmax clrs`: fine-tune a language model on classical algorithms as text, and examine it at larger sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from sharpmax.cli.clrs_evaluate import evaluate
+from sharpmax.cli.clrs_options import data_folder, dtype_named, shown
+from sharpmax.cli.options import device_named, policy_named
+from sharpmax.cli.terminal import out_folder, progress, say, steps_shown, wrote
+from sharpmax.errors import reject
+
+__all__ = ["add_to", "train"]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the command and its parts."""
+    clrs = typer.Typer(help="Fine-tune on CLRS-Text with and without sharp attention, and measure larger sizes.")
+    clrs.command(epilog="Example: sharpmax clrs train smollm2 --policy paper --out clrs-paper")(train)
+    clrs.command(epilog="Example: sharpmax clrs evaluate clrs-none clrs-paper --out clrs-exam")(evaluate)
+    app.add_typer(clrs, name="clrs")
+
+
+def train(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="Hub id, local folder or the alias smollm2.")
+    ] = "smollm2",
+    policy: Annotated[
+        str, typer.Option(metavar="P", help="none, a name, a file, a folder, log-length:64 or constant:1.5.")
+    ] = "none",
+    learn_policy: Annotated[
+        str | None,
+        typer.Option(metavar="KIND", help="Learn a policy per head as well: constant, length, entropy or rows."),
+    ] = None,
+    algorithms: Annotated[
+        str | None, typer.Option(metavar="A,A,…", help="Algorithms to learn; without it all 30.")
+    ] = None,
+    per_cell: Annotated[int, typer.Option(help="Examples of each algorithm and size.")] = 2000,
+    trace: Annotated[bool, typer.Option("--trace", help="Answers with the steps of the algorithm.")] = False,
+    dataset: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Examples of your own instead of generated ones.")
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder for generated examples; the user's cache without it.")
+    ] = None,
+    processes: Annotated[int, typer.Option(help="Processes that generate examples.")] = 1,
+    steps: Annotated[int | None, typer.Option(help="Steps to train for, instead of --epochs.")] = None,
+    epochs: Annotated[float | None, typer.Option(help="Passes over the examples; 1 without --steps.")] = None,
+    batch_tokens: Annotated[int, typer.Option(help="Tokens of a step, on all devices together.")] = 65_536,
+    row_tokens: Annotated[
+        int, typer.Option(help="Tokens of a packed row; longer examples have rows of twice the room, and so on.")
+    ] = 512,
+    tokens_at_once: Annotated[
+        int, typer.Option(help="Tokens a device reads at once; fewer need less memory, and change the order.")
+    ] = 16_384,
+    lr: Annotated[float, typer.Option(help="Highest learning rate of the weights.")] = 5e-4,
+    policy_lr: Annotated[float, typer.Option(help="Highest learning rate of a learned policy.")] = 1e-2,
+    gradient_checkpointing: Annotated[
+        bool, typer.Option("--gradient-checkpointing", help="Less memory for a third more work.")
+    ] = False,
+    compiled: Annotated[bool, typer.Option("--compile", help="Let torch compile the model.")] = False,
+    save_every: Annotated[int, typer.Option(help="Steps between states to go on from.")] = 200,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
+    dtype: Annotated[str, typer.Option(help="bfloat16, float32 or auto: bfloat16 on a GPU.")] = "auto",
+    seed: Annotated[int, typer.Option(help="Seed of examples and their order.")] = 0,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the model and results.")] = Path("clrs"),
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run in --out.")] = False,
+) -> None:
+    """Fine-tune a language model on classical algorithms as text, with a policy in every attention row or without.
+
+    Two runs that differ in --policy read the same examples in the same order from the same weights. The loss counts
+    answers alone. For several GPUs: accelerate launch -m sharpmax.cli clrs train …
+    """
+    from sharpmax.experiments.clrs.data import Source, algorithms_from, training_examples
+    from sharpmax.experiments.clrs.recipe import NONE, Recipe
+    from sharpmax.experiments.clrs.trained import prepare, trained_tables
+    from sharpmax.experiments.clrs.training import MODEL, forget_states
+    from sharpmax.experiments.provenance import typed
+    from sharpmax.experiments.results import FILE_NAME, collect, load
+    from sharpmax.lazy import require
+    from sharpmax.models.language import load_language_model
+
+    if steps is not None and epochs is not None:
+        reject("--epochs", epochs, "nothing together with --steps", "give one of the two")
+    chosen = None if policy == NONE else policy_named(policy)
+    recipe = Recipe(
+        policy=None if chosen is None else chosen.policy, policy_name=NONE if chosen is None else chosen.name,
+        learn=learn_policy, steps=steps, epochs=1.0 if epochs is None else epochs, batch_tokens=batch_tokens,
+        row_tokens=row_tokens, tokens_at_once=tokens_at_once, rate=lr, policy_rate=policy_lr,
+        checkpointing=gradient_checkpointing, compiled=compiled, save_every=save_every, seed=seed,
+    )  # fmt: skip
+    place = device_named(device)
+    bfloat16 = dtype_named(dtype, place) == "bfloat16"
+    source = Source(algorithms_from(algorithms), per_cell, trace, seed, dataset)
+    accelerate = require("accelerate", "hf", "sharpmax clrs train")
+    state = accelerate.PartialState(cpu=place.type == "cpu")
+    name = shown(model)
+    with progress() as note:
+        note(f"loading {model}")
+        language = load_language_model(model)
+        with state.main_process_first():
+            examples = training_examples(source, data_folder(data), processes=processes, note=note)
+        prepared = prepare(language, examples, source, recipe, model=name, bfloat16=bfloat16, note=note)
+    folder = out_folder(out)
+    if state.is_main_process:
+        prepared.claim(folder, resume=resume)
+    saved = folder / FILE_NAME
+    if resume and saved.is_file():
+        say(f"{folder} is complete")
+        print_trained(load(saved).tables)
+        return
+    try:
+        with steps_shown() as tell:
+            tables = trained_tables(
+                prepared, folder, device=place, bfloat16=bfloat16, resume=resume,
+                progress=lambda step, total, remark: tell("training", step, total, remark),
+            )  # fmt: skip
+    except KeyboardInterrupt:
+        say(f"stopped; the same command with --resume goes on from the last state saved in {folder}")
+        raise
+    if not state.is_main_process:
+        return
+    command = typed(
+        f"clrs train {name}", policy=_given(policy), learn_policy=learn_policy, algorithms=algorithms,
+        per_cell=per_cell, trace=trace, dataset=dataset, steps=steps, epochs=epochs, batch_tokens=batch_tokens,
+        row_tokens=row_tokens, tokens_at_once=tokens_at_once, lr=lr, policy_lr=policy_lr,
+        gradient_checkpointing=gradient_checkpointing, compile=compiled, device=place.type, dtype=dtype, seed=seed,
+        out=out,
+    )  # fmt: skip
+    collect(command, tables, seed=seed).save(saved)
+    forget_states(folder)
+    print_trained(tables)
+    wrote([folder / MODEL, saved])
+
+
+def _given(word: str) -> Any:
+    return Path(word) if Path(word).exists() else word
+
+
+def print_trained(tables: Mapping[str, Any]) -> None:
+    """Say what came of a training."""
+    setting, speed, curve = tables["setting"], tables["speed"], tables["curve"]
+    dropped = setting["examples"]["dropped"]
+    say(
+        f"{setting['model']}, {setting['policy_describe']}: {setting['steps']:,} steps of "
+        f"{setting['batch_tokens']:,} tokens, {setting['epochs']:.2f} passes over "
+        f"{setting['examples']['count']:,} examples"
+        + (f", of which {dropped:,} were too long for the model and left out" if dropped else "")
+    )
+    say(f"loss on answers: {curve[0][1]:.3f} at first, {curve[-1][1]:.3f} at the end")
+    if speed["tokens_per_second"] is not None:
+        share = "" if speed["share"] is None else f", {100 * speed['share']:.0f}% of the GPU's measured matrix rate"
+        rate = speed["model_flops_per_second"] / 1e12
+        say(f"{speed['tokens_per_second']:,.0f} tokens/s, {rate:.3g} TFLOP/s by 6·N·D{share}")

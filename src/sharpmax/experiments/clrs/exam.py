@@ -1,0 +1,136 @@
+"""Every arm answers every question: batched greedy generation with a cache, kept as it comes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sharpmax.errors import reject
+from sharpmax.experiments.clrs.arms import Arm
+from sharpmax.experiments.clrs.documents import Question, end_of, fingerprint, replies
+from sharpmax.experiments.clrs.folder import belongs, disk_watched
+from sharpmax.experiments.clrs.store import Said, Shard, Store
+from sharpmax.experiments.evaluate.arms import under
+from sharpmax.models.language import context_of
+from sharpmax.models.scoring import Reply, batches, generated
+
+__all__ = ["Exam", "fitting"]
+
+Progress = Callable[[int, str], None]
+"""Told how many answers there are since the last time, and whose come next."""
+
+
+def fitting(arms: Sequence[Arm], questions: Sequence[Question]) -> tuple[list[Question], dict[str, list[int]]]:
+    """The questions of those sizes that every arm has room for, and the sizes of each algorithm that are left out.
+
+    A size is asked for as a whole or not at all: its shorter questions alone would be easier ones.
+    """
+    out: dict[str, set[int]] = {}
+    for arm in arms:
+        room = context_of(arm.language.model)
+        for one, reply in zip(questions, replies(arm.language.tokenizer, questions), strict=True):
+            if room is not None and len(reply.ids) > room:
+                out.setdefault(one.algo_name, set()).add(one.length)
+    left = [one for one in questions if one.length not in out.get(one.algo_name, ())]
+    if not left:
+        allowed = "sizes whose questions and answers every arm has room for"
+        reject("--sizes", sorted({one.length for one in questions}), allowed, "ask for smaller ones")
+    return left, {name: sorted(sizes) for name, sizes in out.items()}
+
+
+@dataclass(frozen=True, eq=False)
+class Exam:
+    """Arms and the questions put to them."""
+
+    arms: Sequence[Arm]
+    questions: Sequence[Question]
+    batch_tokens: int
+    """Tokens that a device holds at once, answers included."""
+
+    setting: dict[str, Any]
+    """What else the answers depend on."""
+
+    _wanted: dict[str, list[Reply]] = field(default_factory=dict, init=False)
+
+    def identity(self) -> dict[str, Any]:
+        """What must be the same for answers to belong together."""
+        return {
+            "arms": {arm.name: arm.to_dict() for arm in self.arms},
+            "questions": {"count": len(self.questions), "fingerprint": fingerprint(self.questions)},
+            **self.setting,
+        }
+
+    def store(self, folder: Path, shard: Shard, *, resume: bool) -> Store:
+        """The answers in `folder`, if they are to these questions by these arms."""
+        store = Store(folder, shard)
+        begun = store.begun
+        mine = store.used if shard.count > 1 else begun
+        # What other processes have begun must be of the same run, and is no reason not to begin.
+        belongs(folder, self.identity(), used=mine, resume=resume or (begun and not mine))
+        store.read()
+        return store
+
+    def answer(self, store: Store, folder: Path, shard: Shard, progress: Progress = lambda done, what: None) -> None:
+        """Ask what has not been answered yet and is this process's to ask."""
+        with disk_watched(folder):
+            for arm in self.arms:
+                self._ask(arm, store, shard, progress)
+
+    def wanted(self, arm: Arm) -> list[Reply]:
+        """Questions with right answers as the tokens of an arm."""
+        if arm.name not in self._wanted:
+            self._wanted[arm.name] = list(replies(arm.language.tokenizer, self.questions))
+        return self._wanted[arm.name]
+
+    def work(self, shard: Shard) -> int:
+        """How many answers are this process's to get."""
+        return len(self.arms) * sum(shard.takes(place) for place in range(len(self.questions)))
+
+    def missing(self, store: Store) -> int:
+        """How many answers are not there."""
+        return sum((arm.name, item) not in store for arm in self.arms for item in range(len(self.questions)))
+
+    def _ask(self, arm: Arm, store: Store, shard: Shard, progress: Progress) -> None:
+        progress(0, arm.name)
+        wanted = self.wanted(arm)
+        by_length = sorted(range(len(wanted)), key=lambda item: len(wanted[item].ids))
+        mine = [item for place, item in enumerate(by_length) if shard.takes(place)]
+        left = [item for item in mine if (arm.name, item) not in store]
+        progress(len(mine) - len(left), arm.name)
+        for batch in _batches([wanted[item] for item in left], self.batch_tokens):
+            items = [left[place] for place in batch]
+            with under(arm.language.model, arm.policy, lambda text: store.remark(arm.name, text)):
+                found = _answers(arm, [wanted[item] for item in items])
+            store.add(arm.name, dict(zip(items, found, strict=True)))
+            progress(len(items), arm.name)
+
+
+def _limit(wanted: Sequence[Reply]) -> int:
+    """Tokens to be said at most: an answer that is longer than any expected one is wrong, whatever follows."""
+    longest = max(one.tokens for one in wanted)
+    return longest + longest // 4 + 8
+
+
+def _batches(wanted: Sequence[Reply], most_tokens: int) -> Iterator[list[int]]:
+    """Longest first: what a device has no memory for is known at once."""
+    yield from reversed(list(batches(wanted, most_tokens)))
+
+
+def _answers(arm: Arm, wanted: Sequence[Reply]) -> list[Said]:
+    tokenizer: Any = arm.language.tokenizer
+    end = end_of(tokenizer)
+    began = time.perf_counter()
+    found = generated(arm.language.model, [one.ids[: one.start] for one in wanted], _limit(wanted), end)
+    share = (time.perf_counter() - began) / len(wanted)
+    return [
+        Said(_text(tokenizer, [token for token in one.ids[one.start :] if token != end]), one.tokens, share)
+        for one in found
+    ]
+
+
+def _text(tokenizer: Any, ids: Sequence[int]) -> str:
+    text: str = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    return text

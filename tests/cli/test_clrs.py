@@ -1,0 +1,188 @@
+"""`sharpmax clrs train` and `evaluate`, on a tiny model and two artificial algorithms."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sharpmax.policies import Constant, PerHead
+from tests.cli.lines import is_one_error_line
+from tests.experiments.clrs import stub
+
+pytest.importorskip("accelerate", reason="needs the extra hf")
+
+QUICK = (
+    "--per-cell", 12, "--steps", 20, "--batch-tokens", 256, "--row-tokens", 128, "--tokens-at-once", 128,
+    "--save-every", 8, "--device", "cpu", "--lr", 0.02,
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _stubbed(monkeypatch: pytest.MonkeyPatch) -> None:
+    stub.install(monkeypatch.setitem)
+
+
+def words(home: Path, out: Path, *more: Any) -> list[Any]:
+    return ["clrs", "train", home / "model", "--data", home / "data", "--out", out, *QUICK, *more]
+
+
+def saved(out: Path) -> Any:
+    return json.loads((out / "results.json").read_text(encoding="utf-8"))
+
+
+def test_train(home: Path, tmp_path: Path, sharpmax_command: Any) -> None:
+    out = tmp_path / "paper"
+    outcome = sharpmax_command(*words(home, out, "--policy", "paper"))
+    assert (outcome.code, outcome.err) == (0, "")
+    assert {path.name for path in out.iterdir()} == {"run.json", "results.json", "curve.jsonl", "model"}
+    assert (out / "model" / "sharpmax_policy.json").is_file()
+    tables = saved(out)["tables"]
+    assert [step for step, _ in tables["curve"]] == list(range(1, 21))
+    assert tables["curve"][-1][1] < tables["curve"][0][1]
+    assert tables["speed"]["tokens_per_second"] > 0
+    assert tables["speed"]["share"] is None
+    assert saved(out)["command"].startswith("sharpmax clrs train model --policy paper --per-cell 12 --steps 20")
+    assert "tokens/s" in outcome.out
+    for file in out.glob("*.json"):
+        assert str(home).encode() not in file.read_bytes(), file.name
+    refused = sharpmax_command(*words(home, out, "--policy", "paper"))
+    assert refused.code == 2
+    assert is_one_error_line(refused.err)
+    assert "--resume" in refused.err
+    other = sharpmax_command(*words(home, out, "--policy", "none", "--resume"))
+    assert other.code == 2
+    assert "policy" in other.err
+    again = sharpmax_command(*words(home, out, "--policy", "paper", "--resume"))
+    assert again.code == 0
+    assert "is complete" in again.out
+
+
+@pytest.fixture(scope="module")
+def arms(home: Path) -> list[Path]:
+    """Two trained arms that differ in their policy alone."""
+    from sharpmax.cli import main
+
+    with pytest.MonkeyPatch.context() as patch:
+        stub.install(patch.setitem)
+        for policy in ("none", "paper"):
+            line = words(home, home / f"arm-{policy}", "--policy", policy)
+            assert main([str(word) for word in line]) == 0
+    return [home / "arm-none", home / "arm-paper"]
+
+
+def exam(arms: list[Path], out: Path, *more: Any) -> list[Any]:
+    data = arms[0].parent / "data"
+    return ["clrs", "evaluate", *arms, "--data", data, "--per-cell", 6, "--device", "cpu", "--out", out, *more]
+
+
+def test_train_then_evaluate(arms: list[Path], tmp_path: Path, sharpmax_command: Any) -> None:
+    outcome = sharpmax_command(*exam(arms, tmp_path))
+    assert (outcome.code, outcome.err) == (0, "")
+    tables = saved(tmp_path)["tables"]
+    assert set(tables) == {
+        "setting", "accuracy", "exact", "majority", "paired", "means", "means_exact", "gains", "speed",
+    }  # fmt: skip
+    assert list(tables["accuracy"]) == ["arm-none", "arm-paper"]
+    assert tables["setting"]["sizes"]["first"] == {"trained": [4, 6], "examined": [4, 8]}
+    assert tables["setting"]["arms"]["arm-paper"]["policy"]["kind"] == "polynomial"
+    assert tables["speed"]["arm-none"]["tokens_per_second"] > 0
+    for said in ("Right final answers (%)", "Means over algorithms (%)", "McNemar p", "per second"):
+        assert said in outcome.out
+    assert saved(tmp_path)["command"].startswith("sharpmax clrs evaluate arm-none arm-paper --per-cell 6")
+    lines = (tmp_path / "answers.jsonl").read_text(encoding="utf-8").splitlines()
+    assert len([line for line in lines if "said" in line]) == 2 * 2 * 2 * 6
+
+
+def test_parts_by_several_processes_make_one_whole(arms: list[Path], tmp_path: Path, sharpmax_command: Any) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    assert sharpmax_command(*exam(arms, whole)).code == 0
+    first = sharpmax_command(*exam(arms, parts, "--shard", "1/2"))
+    assert (first.code, first.err) == (0, "")
+    assert "24 answers are left to other parts" in first.out
+    assert not (parts / "results.json").exists()
+    assert sharpmax_command(*exam(arms, parts, "--shard", "2/2")).code == 0
+    for table in ("accuracy", "exact", "paired", "means", "gains"):
+        assert saved(parts)["tables"][table] == saved(whole)["tables"][table]
+    again = sharpmax_command(*exam(arms, parts, "--shard", "2/2"))
+    assert again.code == 2
+    assert "--resume" in again.err
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        (["train", "--algorithms", "first,nonsense"], "--algorithms: got 'nonsense'"),
+        (["train", "--per-cell", "0"], "--per-cell: got 0"),
+        (["train", "--steps", "0"], "--steps: got 0"),
+        (["train", "--epochs", "2"], "--epochs: got 2.0; allowed: nothing together with --steps"),
+        (["train", "--lr", "-1"], "--lr: got -1.0"),
+        (["train", "--policy", "nonsense"], "policy: got 'nonsense'"),
+        (["train", "--learn-policy", "magic"], "--learn-policy: got 'magic'"),
+        (["train", "--learn-policy", "length", "--policy", "paper"], "--learn-policy: got length"),
+        (["train", "--dataset", "{home}/nowhere"], "--dataset: got"),
+        (["train", "--dataset", "{home}/lacking.jsonl"], "lacks a column"),
+        (["train", "--row-tokens", "5000"], "--row-tokens: got 5000"),
+        (["train", "--policy", "{home}/other.json"], "2 layers × 3 heads"),
+        (["train", "--dtype", "int3"], "--dtype: got 'int3'"),
+        (["train", "--seed", "-1"], "seed: got -1"),
+        (["evaluate", "--algorithms", "nonsense"], "--algorithms: got 'nonsense'"),
+        (["evaluate", "--sizes", "0"], "--sizes: got '0'"),
+        (["evaluate", "--sizes", "4000"], "--sizes: got [4000]"),
+        (["evaluate", "--processes", "0"], "--processes: got 0"),
+        (["evaluate", "--shard", "3/2"], "--shard: got '3/2'"),
+        (["evaluate", "--per-cell", "0"], "--per-cell: got 0"),
+        (["evaluate", "--batch-tokens", "0"], "--batch-tokens: got 0"),
+        (["evaluate", "--dataset", "{home}/lacking.jsonl"], "lacks a column"),
+    ],
+)
+def test_a_mistake_is_one_line_before_anything_is_written(
+    line: list[str], says: str, home: Path, sharpmax_command: Any, tmp_path: Path
+) -> None:
+    PerHead.of(Constant, value=[[2.0] * 3] * 2).save(home / "other.json")
+    (home / "lacking.jsonl").write_text('{"question": "a", "answer": "b"}\n')
+    quick = QUICK if line[0] == "train" else ()
+    more = [word.replace("{home}", str(home)) for word in line[1:]]
+    options = ["--data", tmp_path / "data", "--out", tmp_path / "out"]
+    outcome = sharpmax_command("clrs", line[0], home / "model", *options, *quick, *more)
+    assert outcome.code == 2
+    assert is_one_error_line(outcome.err)
+    assert says in outcome.err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_training_that_is_not_finished_cannot_be_examined(home: Path, tmp_path: Path, sharpmax_command: Any) -> None:
+    (tmp_path / "half").mkdir()
+    (tmp_path / "half" / "run.json").write_text("{}")
+    outcome = sharpmax_command(*exam([tmp_path / "half"], tmp_path / "out"))
+    assert outcome.code == 2
+    assert "a finished training" in outcome.err
+
+
+def test_a_missing_extra_is_named(
+    home: Path, tmp_path: Path, sharpmax_command: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sharpmax.errors import MissingExtraError
+
+    def missing(*arguments: Any, **options: Any) -> None:
+        raise MissingExtraError("clrs", "clrs", "CLRS-Text")
+
+    made = stub.module()
+    vars(made)["training_set"] = missing
+    monkeypatch.setitem(sys.modules, "sharpmax.tasks.clrs_text", made)
+    outcome = sharpmax_command(*words(home, tmp_path / "out"))
+    assert outcome.code == 2
+    assert "pip install 'sharpmax[clrs]'" in outcome.err
+
+
+def test_sizes_without_room_are_left_out_as_a_whole(arms: list[Path], tmp_path: Path, sharpmax_command: Any) -> None:
+    outcome = sharpmax_command(*exam(arms, tmp_path, "--sizes", "4,600", "--algorithms", "last"))
+    assert (outcome.code, outcome.err) == (0, "")
+    assert "last: no room in the models for size 600, which is left out" in outcome.out
+    tables = saved(tmp_path)["tables"]
+    assert tables["setting"]["too_long"] == {"last": [600]}
+    assert list(tables["accuracy"]["arm-none"]["last"]) == ["4"]
+    assert list(tables["means"]["arm-none"]) == ["in"]

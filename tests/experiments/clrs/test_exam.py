@@ -1,0 +1,137 @@
+"""Answering: what is generated, that it is kept, and that nothing is asked twice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from sharpmax.errors import ArgumentError, SharpmaxError
+from sharpmax.experiments.clrs import exam as exams
+from sharpmax.experiments.clrs.arms import Arm
+from sharpmax.experiments.clrs.documents import replies
+from sharpmax.experiments.clrs.exam import Exam
+from sharpmax.experiments.clrs.store import Said, Shard, Store
+from sharpmax.hf import applied
+from sharpmax.models.language import LanguageModel
+from sharpmax.policies import Policy, load_policy
+from tests.experiments.clrs import stub
+from tests.experiments.evaluate import tiny
+
+ONE = Shard()
+PAPER = load_policy("paper")
+
+
+def ending() -> Any:
+    """The tiny model, which now and then ends what it says."""
+    model = tiny.model()
+    words: Any = tiny.tokenizer()
+    with torch.no_grad():
+        model.lm_head.weight[words.eos_token_id].normal_(0.0, 0.5, generator=torch.Generator().manual_seed(5))
+    return model
+
+
+def arm(name: str = "a", policy: Policy | None = None) -> Arm:
+    return Arm(name, LanguageModel("tiny", ending(), tiny.tokenizer()), policy, None)
+
+
+def exam(*arms: Arm, batch_tokens: int = 300) -> Exam:
+    questions = stub.examples(stub.ALGORITHMS, (3, 4, 9), 3, "test", 0)
+    return Exam(arms or (arm(),), questions, batch_tokens, {})
+
+
+def alone(one: Exam, item: int, policy: Policy | None) -> str:
+    """An answer token by token, without padding, batch or cache."""
+    words: Any = tiny.tokenizer()
+    model = one.arms[0].language.model
+    ids = list(next(replies(words, [one.questions[item]])).ids)
+    ids = ids[: len(ids) - len(words(one.questions[item].answer.rstrip()).input_ids) - 1]
+    start = len(ids)
+    with torch.no_grad(), applied(model, policy):
+        while len(ids) < start + 12:
+            token = int(model(torch.tensor([ids]), use_cache=False).logits[0, -1].argmax())
+            if token == words.eos_token_id:
+                break
+            ids.append(token)
+    return str(words.decode(ids[start:]))
+
+
+@pytest.mark.parametrize("policy", [None, PAPER])
+def test_answers_are_what_the_model_says_alone(tmp_path: Path, policy: Policy | None) -> None:
+    one = exam(arm(policy=policy))
+    store = one.store(tmp_path, ONE, resume=False)
+    one.answer(store, tmp_path, ONE)
+    assert one.missing(store) == 0
+    said = [store["a", item] for item in range(len(one.questions))]
+    for item, found in enumerate(said):
+        assert found.text[:12] == alone(one, item, policy)[:12]
+    # Some end by themselves, and none says more than it may.
+    assert len({found.tokens for found in said}) > 1
+    assert max(found.tokens for found in said) <= exams._limit(one.wanted(one.arms[0]))
+    assert all(found.seconds > 0 for found in said)
+
+
+def test_a_killed_examination_asks_only_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = exam(arm("a"), arm("b", PAPER))
+    whole = one.store(tmp_path / "whole", ONE, resume=False)
+    one.answer(whole, tmp_path / "whole", ONE)
+    asked: list[int] = []
+    real = exams._answers
+
+    def killed(arm: Arm, wanted: Any) -> list[Said]:
+        if len(asked) == 3:
+            raise KeyboardInterrupt
+        asked.append(len(wanted))
+        return real(arm, wanted)
+
+    folder = tmp_path / "cut"
+    folder.mkdir()
+    with monkeypatch.context() as patch:
+        patch.setattr(exams, "_answers", killed)
+        with pytest.raises(KeyboardInterrupt):
+            one.answer(one.store(folder, ONE, resume=False), folder, ONE)
+    with (folder / "answers.jsonl").open("ab") as file:
+        file.write(b'{"arm": "a", "it')
+    with pytest.raises(ArgumentError, match="--resume"):
+        one.store(folder, ONE, resume=False)
+    with pytest.raises(ArgumentError, match="with other arms"):
+        exam(arm("a"), arm("b")).store(folder, ONE, resume=True)
+    again = one.store(folder, ONE, resume=True)
+    assert one.missing(again) == 2 * len(one.questions) - sum(asked)
+    count = 0
+
+    def counted(arm: Arm, wanted: Any) -> list[Said]:
+        nonlocal count
+        count += len(wanted)
+        return real(arm, wanted)
+
+    monkeypatch.setattr(exams, "_answers", counted)
+    one.answer(again, folder, ONE)
+    assert count == 2 * len(one.questions) - sum(asked)
+    read = Store(folder, ONE)
+    read.read()
+    for name in ("a", "b"):
+        for item in range(len(one.questions)):
+            assert read[name, item].text == whole[name, item].text
+
+
+def test_shards_share_the_work() -> None:
+    parts = [Shard(number, 3) for number in (1, 2, 3)]
+    assert all(sum(part.takes(place) for part in parts) == 1 for place in range(10))
+    assert len({part.file_name for part in parts}) == 3
+    one = exam()
+    assert sum(one.work(part) for part in parts) == one.work(ONE) == len(one.questions)
+
+
+def test_a_full_disk_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = exam()
+    store = one.store(tmp_path, ONE, resume=False)
+
+    def full(self: Store, arm: str, said: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Store, "add", full)
+    with pytest.raises(SharpmaxError, match=r"is full .*--resume"):
+        one.answer(store, tmp_path, ONE)

@@ -1,0 +1,117 @@
+"""Packed rows: every document is there, and none sees another."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sharpmax.experiments.clrs.answers_only import answer_loss, answers_only
+from sharpmax.experiments.clrs.documents import Documents
+from sharpmax.experiments.clrs.packing import IGNORED, Packed, batch_of, pack, rooms
+from sharpmax.hf import applied
+from sharpmax.models.scoring import reply_losses
+from sharpmax.policies import Constant, LogLength, PerHead
+from tests.experiments.clrs import stub
+from tests.experiments.evaluate import tiny
+
+
+def documents(per_cell: int = 6) -> Documents:
+    return Documents.of(tiny.tokenizer(), stub.examples(stub.ALGORITHMS, (4, 6), per_cell, "train", 0))
+
+
+def packed(least: int = 128, **more: Any) -> Packed:
+    usual = {"group_tokens": 256, "together": 1, "steps": None, "epochs": 1.0, "seed": 0}
+    return Packed.of(documents(), least, **{**usual, **more})
+
+
+def test_every_document_is_packed_once_and_rows_are_nearly_full() -> None:
+    lengths = np.random.default_rng(0).integers(10, 300, 2000)
+    rows = pack(lengths, np.random.default_rng(1).permutation(2000), 2048)
+    assert sorted(one for row in rows for one in row) == list(range(2000))
+    filled = [sum(lengths[one] for one in row) for row in rows]
+    assert max(filled) <= 2048
+    assert sum(filled) > 0.97 * 2048 * len(rows)
+
+
+def test_a_row_reads_back_as_its_documents() -> None:
+    made = packed()
+    words: Any = tiny.tokenizer()
+    row = {name: values[0] for name, values in made[0].items()}
+    begins = [i for i, p in enumerate(row["positions"].tolist()) if p == 0]
+    first = row["ids"][: begins[1]].tolist()
+    text = words.decode(first)
+    assert text.startswith(("first:\nkey:", "last:\nkey:"))
+    assert text.endswith("</s>")
+    said = [i for i, label in enumerate(row["labels"][: begins[1]].tolist()) if label != IGNORED]
+    assert said == list(range(said[0], begins[1]))
+    assert words.decode(first[: said[0]]).endswith("trace | pred:\n")
+    assert [row["labels"][i] for i in said] == [row["ids"][i] for i in said]
+
+
+@pytest.mark.parametrize("name", ["none", "paper", "length", "heads"])
+def test_a_packed_batch_has_exactly_the_losses_of_its_documents(name: str) -> None:
+    grid = PerHead.of(Constant, value=[[0.5, 1.0, 2.0, 3.0]] * tiny.LAYERS)
+    policy = {"none": None, "paper": "paper", "length": LogLength(reference=8), "heads": grid}[name]
+    model = tiny.model().double()
+    made = packed()
+    batch: Any = batch_of([made[0]])
+    labels = batch.pop("labels")
+    alone = [made.documents[one] for row in made.groups[0].rows for one in row]
+    assert len(labels) == 2
+    assert len(alone) > 4
+    with applied(model, policy):
+        with answers_only(model, labels):
+            together = answer_loss(model(**batch).logits, labels, 1)
+        apart = sum(reply_losses(model, [one])[0].sum() for one in alone)
+        with answers_only(model, labels):
+            mixed = answer_loss(model(batch["input_ids"], use_cache=False).logits, labels, 1)
+    assert model(**batch).logits.shape[:2] == labels.shape
+    # Losses are computed in float32.
+    assert float(together) == pytest.approx(float(apart), rel=1e-6)
+    # Without positions that start anew the documents would see each other.
+    assert abs(float(mixed) - float(apart)) > 1e-3 * float(apart)
+
+
+def of_groups(made: Packed) -> list[int]:
+    return [one for group in made.groups for row in group.rows for one in row]
+
+
+def test_steps_and_passes() -> None:
+    assert len(packed(steps=3, together=2)) == 6
+    whole, many = packed(), packed(steps=40)
+    n = len(whole.documents)
+    # Each pass holds every document, in another order.
+    assert sorted(of_groups(whole)) == list(range(n))
+    assert whole.passes == 1.0
+    assert of_groups(many)[:n] == of_groups(whole)
+    assert sorted(of_groups(many)[n : 2 * n]) == list(range(n))
+    assert of_groups(many)[n : 2 * n] != of_groups(whole)
+    assert many.passes == len(of_groups(many)) / n
+    assert packed(seed=1).groups != whole.groups
+    assert packed().groups == whole.groups
+    assert len(packed(epochs=2.0)) == 2 * len(whole)
+
+
+def test_a_long_document_makes_no_short_one_expensive() -> None:
+    short, long = (stub.examples(("first", "last"), sizes, 20, "train", 0) for sizes in ((4, 6), (70,)))
+    documents = Documents.of(tiny.tokenizer(), [*short, *long[:2]])
+    made = Packed.of(documents, 64, group_tokens=256, together=1, steps=None, epochs=1.0, seed=0)
+    assert sorted(of_groups(made)) == list(range(len(documents)))
+    assert rooms(64, int(documents.lengths.max())) == [64, 128, 256]
+    for number, group in enumerate(made.groups):
+        assert group.room * len(group.rows) <= 256
+        assert made[number]["ids"].shape == (len(group.rows), group.room)
+        for row in group.rows:
+            assert documents.lengths[list(row)].sum() <= group.room
+            assert group.room == 64 or group.room / 2 < documents.lengths[list(row)].max()
+    assert made.tokens(0, len(made)) == documents.lengths.sum()
+    # Short documents fill what long ones leave of their rows.
+    assert all(len(row) > 1 for group in made.groups for row in group.rows if group.room == 256)
+
+
+def test_documents_that_are_too_long_are_counted() -> None:
+    examples = stub.examples(stub.ALGORITHMS, (4, 60), 3, "train", 0)
+    made = Documents.of(tiny.tokenizer(), examples, most=80)
+    assert (len(made), made.dropped) == (6, 6)
