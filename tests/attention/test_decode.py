@@ -489,7 +489,7 @@ def test_compiles_without_a_break(policy):
     def step(q, k, v, lengths):
         return sm.decode(q, k, v, lengths=lengths, policy=policy, impl="triton") * 2.0
 
-    tables._codes.clear()
+    tables._forms.clear()
     torch._dynamo.reset()
     given = [(*tensors(batch=2, keys=keys), lengths) for keys in (40, 35, 38)]
     # Every number a variable (which needs a call before), or those alone that are seen to change.
@@ -502,7 +502,7 @@ def test_compiles_without_a_break(policy):
             tables.code_of((Constant(3.0 + number),))  # other policies meanwhile
         # Where the policy itself is part of the graph, torch may tell sizes apart.
         assert counter.frame_count <= (3 if isinstance(policy, HalfWay) else 1 if dynamic else 2)
-        tables._codes.clear()
+        tables._forms.clear()
         torch._dynamo.reset()
 
 

@@ -8,7 +8,8 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor
 
-from sharpmax.attention.kernels.decode import Cache, _alike, decode_op, measure_op, obstacle, values_op
+from sharpmax.attention.fused import by_head, learns
+from sharpmax.attention.kernels.decode import Cache, decode_op, measure_op, obstacle, rows_alike, values_op
 from sharpmax.attention.kernels.tables import code_of
 from sharpmax.attention.sharp import attention, check_values
 from sharpmax.errors import UnsupportedError, reject, reject_type
@@ -103,7 +104,7 @@ def decode(
     stats = _stats(*rows)
     dense = logits[..., : cache.batch_heads_keys(k)[2]].reshape(*q.shape[:3], -1)
     beta = _joined(policies).beta(stats, lambda b: _measured(dense, b)).to(torch.float32).expand(q.shape[:3])
-    masked, alike = mask is not None, _alike(mask, q.shape[2])
+    masked, alike = mask is not None, rows_alike(mask, q.shape[2])
     out = values_op(logits, stats.max, beta.contiguous(), v, lengths, block_table, masked, alike)
     return (out, stats) if return_stats else out
 
@@ -125,7 +126,7 @@ def _policies(policy: Policies, heads: int) -> tuple[Policy, ...]:
             return (one,)
         if one.layers != 1:
             reject("policy", f"{one.layers} layers", "one layer", "use policy.for_layer(index)")
-        policy = one.policies[0]
+        policy = by_head(one)
     if not isinstance(policy, Sequence):
         reject_type("policy", type(policy).__name__, "a policy, its name, None, or a sequence with one per query head")
     if len(policy) != heads:
@@ -150,8 +151,7 @@ def _with_kernels(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, impl: st
     reason = obstacle(q, v)
     if reason is None and q.shape[2] > MOST_QUERIES:
         reason = f"q has {q.shape[2]} tokens per sequence, and the kernel takes 1 to {MOST_QUERIES}"
-    wanted = (q, k, v) if mask is None else (q, k, v, mask)
-    if reason is None and torch.is_grad_enabled() and any(x.requires_grad for x in wanted):
+    if reason is None and learns(q, k, v, mask):
         reason = "a gradient is wanted, and the kernel has none"
     if impl == "triton":
         if reason is not None:

@@ -9,13 +9,12 @@ from torch import Tensor
 
 from sharpmax.attention.kernels.sharpen import sharpen_op
 from sharpmax.policies import PerHead, Policy
-from sharpmax.policies.closed_form import ClosedForm, closed_form
 from sharpmax.rows.impl import triton
 from sharpmax.rows.layout import Parts, Problem
 from sharpmax.rows.operator import measure_parts
 from sharpmax.rows.stats import RowStats
 
-__all__ = ["by_head", "form_of", "learns", "serves", "sharpened", "warn_now_and_then"]
+__all__ = ["by_head", "learns", "serves", "sharpened", "warn_now_and_then"]
 
 _looked_at: set[tuple[Policy, int]] = set()
 
@@ -23,12 +22,6 @@ _looked_at: set[tuple[Policy, int]] = set()
 def by_head(policy: Policy) -> tuple[Policy, ...]:
     """The policy of all heads, or one per head."""
     return policy.policies[0] if isinstance(policy, PerHead) and policy.layers == 1 else (policy,)
-
-
-def form_of(policies: Sequence[Policy]) -> ClosedForm | None:
-    """The closed form of policies whose β follows from the statistics of a row at β = 1, if they have one."""
-    form = closed_form(policies)
-    return None if form is None or form.solved else form
 
 
 def learns(*inputs: Tensor | None) -> bool:

@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sharpmax.arrays import ops_for
-from sharpmax.attention.fused import by_head, form_of, learns, serves, sharpened, warn_now_and_then
+from sharpmax.attention.fused import by_head, learns, serves, sharpened, warn_now_and_then
 from sharpmax.attention.kernels.sharpen import scale_rows
+from sharpmax.attention.kernels.tables import code_of, form_of
 from sharpmax.errors import reject, reject_type
 from sharpmax.policies import Policy, resolve_policy
 from sharpmax.rows.api import Impl, check_impl, measure, problem_of
@@ -136,13 +137,15 @@ def _by_kernels(
     if torch.compiler.is_compiling() or not (impl == "triton" or (impl == "auto" and q.is_cuda)):
         return None
     policies = by_head(policy)
-    form = form_of(policies)
+    form, code = form_of(policies), code_of(policies)
     # A float mask is scaled by β too, and through that the kernels have no gradient.
     plain = problem.mask is None or problem.mask.dtype == torch.bool
-    if form is None or (learns(q, *others) and not (form.smooth and plain)) or not serves(problem, q):
+    if form is None or code is None or form.solved:
+        return None
+    if (learns(q, *others) and not (form.smooth and plain)) or not serves(problem, q):
         return None
     counts = None if problem.mask is None else problem.counts()
-    queries, beta, parts = sharpened(problem, q, counts, sorted(form.needs), form.code)
+    queries, beta, parts = sharpened(problem, q, counts, sorted(form.needs), code)
     warn_now_and_then(policies, problem, parts)
     return queries, beta, counts
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import importlib
 import math
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -13,7 +12,15 @@ import torch
 from torch import Tensor
 
 from sharpmax.attention.kernels.tables import Table, table_of
-from sharpmax.rows.impl.triton import available, interpreted, mask_for_kernel, strides_as
+from sharpmax.rows.impl.triton import (
+    available,
+    interpreted,
+    mask_for_kernel,
+    on_device,
+    power_of_2,
+    strides_as,
+    widened,
+)
 
 __all__ = [
     "Cache",
@@ -24,6 +31,7 @@ __all__ = [
     "measure_op",
     "obstacle",
     "plan_for",
+    "rows_alike",
     "rows_of",
     "values_of",
     "values_op",
@@ -126,7 +134,7 @@ def plan_for(device: torch.device, itemsize: int, pairs: int, rows: int, keys: i
 
     It depends on shapes alone, never on how many keys are filled: a captured graph serves every length.
     """
-    line = itemsize * _power(width, 16)
+    line = itemsize * power_of_2(width)
     # Tensor cores of Hopper take 64 keys at a time; wide lines have fewer of them in flight, float32 has none.
     size, stages = (64, 3) if line <= 256 else (64, 2) if itemsize == 2 else (32 if line <= 512 else 16, 2)
     programs = pairs * -(-rows // _block_of(rows))
@@ -142,12 +150,8 @@ def plan_for(device: torch.device, itemsize: int, pairs: int, rows: int, keys: i
     return Plan(logits, values, values._replace(stages=stages + 1) if values.splits == 1 else None)
 
 
-def _power(n: int, least: int) -> int:
-    return max(least, 1 << (n - 1).bit_length())
-
-
 def _block_of(rows: int) -> int:
-    return min(_ROWS, _power(rows, 16))
+    return min(_ROWS, power_of_2(rows))
 
 
 class Kept(NamedTuple):
@@ -155,13 +159,6 @@ class Kept(NamedTuple):
 
     logits: Tensor
     parts: Tensor
-
-
-def _on(x: Tensor) -> Any:
-    # To switch takes longer than to ask, and a generated token can afford little.
-    if not x.is_cuda or x.device.index == torch.cuda.current_device():
-        return nullcontext()
-    return torch.cuda.device(x.device)
 
 
 def _kernels() -> Any:
@@ -184,14 +181,14 @@ def logits_of(
     parts = torch.empty((pairs, kernels.FIELDS, tile.splits, rows), dtype=torch.float32, device=q.device)
     entries, kind, floor = mask_for_kernel(mask, kernels_of_rows())
     block = _block_of(rows)
-    with _on(q):
+    with on_device(q):
         kernels.decode_logits[(pairs * tile.splits * -(-rows // block),)](
             q, k, entries, cache.lengths, cache.pages, logits, parts,
             *q.stride(), *cache.strides(k), *strides_as(entries, *q.shape[:3], keys), cache.pages_stride, pitch,
             heads, keys, tile.splits, scale,
             GROUP=group, QUERIES=queries, WIDTH=width, PAGE=cache.page_size(k), LENGTHS=cache.lengths is not None,
-            MASK=kind, MASK_FLOOR=floor, VAR=with_var, WIDEN=_widened(q), BLOCK_R=block, BLOCK_K=tile.keys,
-            BLOCK_D=_power(width, 16), num_warps=tile.warps, num_stages=tile.stages,
+            MASK=kind, MASK_FLOOR=floor, VAR=with_var, WIDEN=widened(q), BLOCK_R=block, BLOCK_K=tile.keys,
+            BLOCK_D=power_of_2(width), num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
     return Kept(logits, parts)
 
@@ -199,11 +196,6 @@ def logits_of(
 def kernels_of_rows() -> Any:
     """The module that names the kinds of masks."""
     return importlib.import_module("sharpmax.rows.impl.triton_kernel")
-
-
-def _widened(x: Tensor) -> bool:
-    """The interpreter keeps bfloat16 as 16-bit integers, and its dot multiplies those."""
-    return x.dtype == torch.bfloat16 and interpreted()
 
 
 class Rows(NamedTuple):
@@ -233,14 +225,14 @@ def rows_of(
     count = rows(torch.int64, with_stats)
     floats = [rows(torch.float32, with_stats) for _ in range(4)]
     parts = kept.parts.shape[2]
-    with _on(kept.logits):
+    with on_device(kept.logits):
         kernels.decode_rows[(math.prod(shape),)](
             kept.logits, kept.parts, None if table is None else table.values, cache.lengths, beta, count, *floats,
             kept.logits.shape[2], 0 if table is None else table.stride, heads, keys, parts,
             GROUP=shape[1] // heads, QUERIES=shape[2], LENGTHS=cache.lengths is not None, COUNTED=masked,
             VAR=with_var, STATS=with_stats, FORMS=0 if form is None else form.bits,
             TERMS=0 if form is None else form.terms, SEGMENTS=0 if form is None else form.segments,
-            PARTS=_power(parts, 1), BLOCK_K=64 if interpreted() else 4096, num_warps=16,
+            PARTS=power_of_2(parts, 1), BLOCK_K=64 if interpreted() else 4096, num_warps=16,
         )  # fmt: skip
     return Rows(beta, count, *floats)
 
@@ -267,10 +259,10 @@ def _summed(room: _Sums) -> Tensor:
     if room.masses is not None:
         pairs, splits, rows = room.masses.shape
         width = room.out.shape[-1]
-        step = min(32, _power(width, 16))
+        step = min(32, power_of_2(width))
         _kernels().decode_sum[(pairs * rows, -(-width // step))](
             room.sums, room.masses, room.out, splits,
-            ROWS=rows, WIDTH=width, SPLITS=_power(splits, 1), BLOCK_D=step, num_warps=4,
+            ROWS=rows, WIDTH=width, SPLITS=power_of_2(splits, 1), BLOCK_D=step, num_warps=4,
         )  # fmt: skip
     return room.out
 
@@ -295,7 +287,7 @@ def values_of(
     block, parts = _block_of(rows), kept.parts.shape[2]
     room = _room_for_sums(v, shape, heads, tile.splits)
     form = None if table is None else table.form
-    with _on(v):
+    with on_device(v):
         _kernels().decode_values[(batch * heads * tile.splits * -(-rows // block),)](
             kept.logits, kept.parts, None if table is None else table.values, beta, v, cache.lengths, cache.pages,
             room.sums, room.masses, *cache.strides(v), cache.pages_stride, kept.logits.shape[2],
@@ -304,8 +296,8 @@ def values_of(
             LENGTHS=cache.lengths is not None, COUNTED=masked, VAR=with_var and beta is None,
             GIVEN=beta is not None, FORMS=0 if form is None else form.bits, TERMS=0 if form is None else form.terms,
             SEGMENTS=0 if form is None else form.segments, VISIBILITY=_visibility(masked, alike, queries),
-            FINAL=tile.splits == 1, WIDEN=_widened(v), PARTS=_power(parts, 1), BLOCK_R=block, BLOCK_K=tile.keys,
-            BLOCK_D=_power(width, 16), num_warps=tile.warps, num_stages=tile.stages,
+            FINAL=tile.splits == 1, WIDEN=widened(v), PARTS=power_of_2(parts, 1), BLOCK_R=block, BLOCK_K=tile.keys,
+            BLOCK_D=power_of_2(width), num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
         return _summed(room)
 
@@ -325,16 +317,16 @@ def whole_of(
     out = torch.empty((batch, q.shape[1], queries, v.shape[-1]), dtype=v.dtype, device=v.device)
     entries, kind, floor = mask_for_kernel(mask, kernels_of_rows())
     form = table.form
-    with _on(q):
+    with on_device(q):
         kernels.decode_whole[(pairs * -(-rows // block),)](
             q, k, entries, cache.lengths, cache.pages, logits, parts, table.values, v, out,
             *q.stride(), *cache.strides(k), *strides_as(entries, *q.shape[:3], keys), cache.pages_stride, pitch,
             heads, keys, scale, *cache.strides(v), table.stride,
             GROUP=group, QUERIES=queries, PAGE=cache.page_size(k), LENGTHS=cache.lengths is not None, MASK=kind,
-            MASK_FLOOR=floor, VAR=table.with_var, WIDEN=_widened(q), BLOCK_R=block, BLOCK_K=tile.keys, WIDTH=width,
+            MASK_FLOOR=floor, VAR=table.with_var, WIDEN=widened(q), BLOCK_R=block, BLOCK_K=tile.keys, WIDTH=width,
             VALUE_WIDTH=v.shape[-1], FORMS=form.bits, TERMS=form.terms, SEGMENTS=form.segments,
-            VISIBILITY=_visibility(mask is not None, _alike(mask, queries), queries),
-            BLOCK_D=_power(width, 16), VALUE_BLOCK_D=_power(v.shape[-1], 16),
+            VISIBILITY=_visibility(mask is not None, rows_alike(mask, queries), queries),
+            BLOCK_D=power_of_2(width), VALUE_BLOCK_D=power_of_2(v.shape[-1]),
             num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
     return out
@@ -347,7 +339,7 @@ def _plan(q: Tensor, k: Tensor, v: Tensor, cache: Cache) -> Plan:
     return plan_for(q.device, q.element_size(), batch * heads, rows, keys, width, cache.pages is not None)
 
 
-def _alike(mask: Tensor | None, queries: int) -> bool:
+def rows_alike(mask: Tensor | None, queries: int) -> bool:
     """Whether all rows of a key head see the same keys, which the strides of the mask tell."""
     return mask is None or (queries == 1 and (mask.shape[1] == 1 or mask.stride(1) == 0))
 
@@ -376,7 +368,7 @@ def decode_op(
     rows = Rows(None)
     if stats or table.form.solved:
         rows = rows_of(kept, table, cache, shape, heads, keys, masked, with_var, stats)
-    alike = _alike(mask, q.shape[2])
+    alike = rows_alike(mask, q.shape[2])
     out = values_of(kept, table, rows.beta, v, cache, shape, plan.values, masked, alike, with_var)
     return [out, *(x for x in rows if x is not None)] if stats else [out]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ from sharpmax.arrays import ops_for
 from sharpmax.attention.kernels.tables import table_of
 from sharpmax.errors import UnsupportedError, reject
 from sharpmax.policies.closed_form import ClosedForm
-from sharpmax.rows.impl.triton import available, interpreted
+from sharpmax.rows.impl.triton import available, interpreted, limited, on_device, power_of_2
 from sharpmax.rows.layout import Parts, floats_at_least_32
 
 __all__ = ["plain_scaled", "scale_rows", "sharpen_rows"]
@@ -76,13 +75,12 @@ def _kernels() -> Any:
 def _launch(q: Tensor) -> tuple[tuple[int], Any, dict[str, Any]]:
     """Grid, the device to launch on, and the constants that all kernels here share."""
     width = q.shape[-1]
-    block_d = max(16, 1 << (width - 1).bit_length())
+    block_d = power_of_2(width)
     block_l = max(1, _ELEMENTS // block_d)
     lines = q.numel() // width
     room = torch.finfo(q.dtype).max if q.dtype == torch.float16 else 0.0
-    device = torch.cuda.device(q.device) if q.is_cuda else nullcontext()
     constants = {"WIDTH": width, "ROOM": room, "BLOCK_L": block_l, "BLOCK_D": block_d, "num_warps": 4}
-    return (-(-lines // block_l),), device, constants
+    return (-(-lines // block_l),), on_device(q), constants
 
 
 def _on_kernel(q: Tensor) -> bool:
@@ -176,8 +174,7 @@ def sharpen_op(
         _kernels().sharpen_rows[grid](
             q, log_mass, shortfall, var, counts, table.values, out, beta, *q.stride(), *out.stride(), table.stride,
             q.numel() // q.shape[-1], q.shape[1], queries, keys,
-            # Clamped to where it still matters, so that row + offset stays within 32 bits.
-            0 if offset is None else max(-queries, min(offset, keys)),
+            limited(offset, queries, keys),
             CAUSAL=offset is not None, COUNTED=counts is not None, MEASURED=log_mass is not None,
             VAR=var is not None and table.with_var, FORMS=table.form.bits, TERMS=table.form.terms,
             SEGMENTS=table.form.segments, **constants,
@@ -216,7 +213,7 @@ def sharpen_backward_op(
             into_q, into_entropy,
             *grad.stride(), *q.stride(), *beta.stride(), *into_q.stride(), table.stride,
             q.numel() // q.shape[-1], q.shape[1], queries, keys,
-            0 if offset is None else max(-queries, min(offset, keys)),
+            limited(offset, queries, keys),
             CAUSAL=offset is not None, COUNTED=counts is not None, FORMS=table.form.bits, TERMS=table.form.terms,
             **constants,
         )  # fmt: skip

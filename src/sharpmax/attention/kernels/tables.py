@@ -10,11 +10,23 @@ from torch import Tensor
 from sharpmax.policies import Policy
 from sharpmax.policies.closed_form import ClosedForm, closed_form
 
-__all__ = ["Table", "code_of", "table_of"]
+__all__ = ["Table", "code_of", "form_of", "table_of"]
 
 _FEW = 512
 _MISSING = "?"
-_codes: dict[tuple[int, ...], tuple[tuple[Policy, ...], str | None]] = {}
+_forms: dict[tuple[int, ...], tuple[tuple[Policy, ...], ClosedForm | None, str | None]] = {}
+
+
+def form_of(policies: tuple[Policy, ...]) -> ClosedForm | None:
+    """The closed form of policies, made once for the same ones; None if they have none."""
+    key = tuple(map(id, policies))
+    if key not in _forms:
+        if len(_forms) >= _FEW:
+            _forms.clear()
+        # The policies are kept with what was made of them: as long as they live, nothing else has their id.
+        form = closed_form(policies)
+        _forms[key] = (policies, form, _code(form))
+    return _forms[key][1]
 
 
 def code_of(policies: tuple[Policy, ...]) -> str | None:
@@ -27,25 +39,21 @@ def code_of(policies: tuple[Policy, ...]) -> str | None:
     if code != _MISSING:
         return code
     if torch.compiler.is_compiling():
-        return _code(policies)
-    if len(_codes) >= _FEW:
-        _codes.clear()
-    # The policies are kept with what was made of them: as long as they live, nothing else has their id.
-    _codes[key] = (policies, _code(policies))
-    return _codes[key][1]
+        return _code(closed_form(policies))
+    form_of(policies)
+    return _forms[key][2]
 
 
 def _kept(key: tuple[int, ...]) -> str | None:
     """Asked while compiling, the answer is part of the graph: other policies coming and going do not concern it."""
-    return _codes[key][1] if key in _codes else _MISSING
+    return _forms[key][2] if key in _forms else _MISSING
 
 
 # What torch.compiler.assume_constant_result does, without the second and a half it takes to load torch's compiler.
 _kept.__dict__["_dynamo_marked_constant"] = True
 
 
-def _code(policies: tuple[Policy, ...]) -> str | None:
-    form = closed_form(policies)
+def _code(form: ClosedForm | None) -> str | None:
     return None if form is None else form.code
 
 

@@ -7,7 +7,7 @@ import importlib
 import importlib.util
 import os
 import sys
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -19,7 +19,18 @@ from sharpmax.lazy import require
 from sharpmax.rows.layout import Parts, Problem, floats_at_least_32
 from sharpmax.rows.stats import FIELDS
 
-__all__ = ["available", "interpreted", "mask_for_kernel", "obstacle", "strides_as", "triton_parts"]
+__all__ = [
+    "available",
+    "interpreted",
+    "limited",
+    "mask_for_kernel",
+    "obstacle",
+    "on_device",
+    "power_of_2",
+    "strides_as",
+    "triton_parts",
+    "widened",
+]
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _HALF = (torch.float16, torch.bfloat16)
@@ -101,8 +112,7 @@ def triton_parts(problem: Problem, fields: frozenset[str] = frozenset(FIELDS)) -
         group,
         queries,
         problem.keys,
-        # Clamped to where it still matters, so that row + offset stays within 32 bits.
-        0 if problem.offset is None else max(-queries, min(problem.offset, problem.keys)),
+        limited(problem.offset, queries, problem.keys),
         scale,
     )
     options: dict[str, Any] = {
@@ -112,16 +122,15 @@ def triton_parts(problem: Problem, fields: frozenset[str] = frozenset(FIELDS)) -
         "MASK": kind,
         "MASK_FLOOR": floor,
         "GAIN": gain is not None,
-        # The interpreter keeps bfloat16 as 16-bit integers, and its dot multiplies those.
-        "WIDEN": q.dtype == torch.bfloat16 and interpreted(),
-        "BLOCK_D": max(16, 1 << (width - 1).bit_length()),
+        "WIDEN": widened(q),
+        "BLOCK_D": power_of_2(width),
     }
 
     def blocks(tile: _Tile) -> int:
         return batch * heads * group * -(-queries // tile.rows)
 
     quick = q.dtype in _HALF
-    with torch.cuda.device(q.device) if q.is_cuda else nullcontext():
+    with on_device(q):
         if quick:
             tile = _quick_tile(problem)
             box = _box(k, tile.keys, options["BLOCK_D"])
@@ -170,6 +179,29 @@ def interpreted() -> bool:
     if triton is not None:  # what counts is how its own library was built when it was imported
         return not isinstance(triton.language.sum, triton.JITFunction)
     return os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "yes", "on", "y")
+
+
+def widened(x: Tensor) -> bool:
+    """Whether a kernel widens x: the interpreter keeps bfloat16 as 16-bit integers, and its dot multiplies those."""
+    return x.dtype == torch.bfloat16 and interpreted()
+
+
+def power_of_2(n: int, least: int = 16) -> int:
+    """The power of 2 that holds n, as blocks of a kernel have to be; 16 at the least is what a product takes."""
+    return max(least, 1 << (n - 1).bit_length())
+
+
+def limited(offset: int | None, queries: int, keys: int) -> int:
+    """A causal offset clamped to where it still matters, so that row + offset stays within 32 bits; 0 for None."""
+    return 0 if offset is None else max(-queries, min(offset, keys))
+
+
+def on_device(x: Tensor) -> AbstractContextManager[Any]:
+    """Where to launch from: kernels run on the current device, which may be another than that of x."""
+    # To switch takes longer than to ask, and a generated token can afford little.
+    if not x.is_cuda or x.device.index == torch.cuda.current_device():
+        return nullcontext()
+    return torch.cuda.device(x.device)
 
 
 def mask_for_kernel(mask: Tensor | None, kernels: ModuleType) -> tuple[Tensor | None, int, float]:
@@ -238,4 +270,4 @@ def _careful_tile(problem: Problem) -> _Tile:
 
 
 def _shorter(tile: _Tile, queries: int) -> _Tile:
-    return tile._replace(rows=min(tile.rows, max(16, 1 << (queries - 1).bit_length())))
+    return tile._replace(rows=min(tile.rows, power_of_2(queries)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -77,8 +76,7 @@ def triton_backward(problem: Problem, parts: Parts, grads: Incoming) -> Gradient
         *triton.strides_as(mask, *q.shape[:-1], problem.keys),
         *triton.strides_as(gain, *q.shape[:-1]),
     )
-    # Clamped to where it still matters, so that row + offset stays within 32 bits.
-    offset = 0 if problem.offset is None else max(-queries, min(problem.offset, problem.keys))
+    offset = triton.limited(problem.offset, queries, problem.keys)
     sizes = (heads, group, queries, problem.keys, offset, problem.scale)
     options: dict[str, Any] = {
         "WIDTH": width,
@@ -88,11 +86,10 @@ def triton_backward(problem: Problem, parts: Parts, grads: Incoming) -> Gradient
         "GAIN": gain is not None,
         "VAR": with_var,
         "FOLDED": folded,
-        # The interpreter keeps bfloat16 as 16-bit integers, and its dot multiplies those.
-        "WIDEN": q.dtype == torch.bfloat16 and triton.interpreted(),
-        "BLOCK_D": max(16, 1 << (width - 1).bit_length()),
+        "WIDEN": triton.widened(q),
+        "BLOCK_D": triton.power_of_2(width),
     }
-    with torch.cuda.device(q.device) if q.is_cuda else nullcontext():
+    with triton.on_device(q):
         # One axis of programs: the other axes of a CUDA grid end at 65,535.
         kernels.into_queries[(batch * heads * group * -(-queries // row_tile.rows),)](
             *(q, k, mask, gain, dq),
@@ -130,7 +127,7 @@ def _launch(tile: Tile) -> dict[str, int]:
 def _tile(kernel: str, problem: Problem) -> Tile:
     """The tile a kernel works in: as tuned, or one that fits into the 99 KiB of shared memory of any recent GPU."""
     q = problem.q
-    width = max(64, 1 << (q.shape[-1] - 1).bit_length())
+    width = triton.power_of_2(q.shape[-1], 64)
     if kernel in OVERRIDES:
         tile = OVERRIDES[kernel]
     elif q.dtype == torch.float32:  # no tensor cores at full precision: both operands go through registers
@@ -142,4 +139,4 @@ def _tile(kernel: str, problem: Problem) -> Tile:
             tile = Tile(min(tile.rows, 64), min(tile.keys, 64), 8, 2)
     else:
         tile = Tile(32, 32, 4, 2) if width > 128 else Tile(64, 64, 4 if problem.mask is None else 8, 2)
-    return tile._replace(rows=min(tile.rows, max(16, 1 << (q.shape[-2] - 1).bit_length())))
+    return tile._replace(rows=min(tile.rows, triton.power_of_2(q.shape[-2])))
