@@ -11,7 +11,7 @@ import sharpmax.hf as hf
 from sharpmax.calibrate.calibration import calibrate
 from sharpmax.hf.interface import watch
 from sharpmax.hf.watching import Seen
-from sharpmax.policies import Constant, LogLinear, Policy
+from sharpmax.policies import PAPER, Constant, LogLength, LogLinear, Policy
 from tests.calibrate.small import TEXT, profile
 from tests.experiments.evaluate import tiny
 from tests.hf.families import FAMILIES
@@ -38,6 +38,21 @@ def test_logits_equal_those_of_the_cpu(family: Any, policy: Policy | None) -> No
         expected = family.logits(model, **inputs)
         found = family.logits(model.cuda(), **on_gpu(inputs))
     assert torch.allclose(found.cpu(), expected, atol=2e-3)
+
+
+@pytest.mark.parametrize("policy", [PAPER, LogLength(4.0), ROWS], ids=["paper", "log-length", "rows"])
+def test_gradients_equal_those_of_the_cpu(policy: Policy) -> None:
+    model = hf.apply(FAMILIES["llama"].build(), policy)
+    ids = torch.randint(3, 97, (2, 40), generator=torch.Generator().manual_seed(0))
+    # Two documents in a row, told apart by their positions: attention gets a mask.
+    positions = (torch.arange(40) % 23).expand(2, -1)
+    found = []
+    for device in ("cpu", "cuda"):
+        model.to(device).zero_grad()
+        model(ids.to(device), position_ids=positions.to(device), use_cache=False).logits.logsumexp(-1).sum().backward()
+        found.append({name: weight.grad.cpu().clone() for name, weight in model.named_parameters()})
+    for name, expected in found[0].items():
+        assert torch.allclose(found[1][name], expected, atol=2e-3 * float(expected.abs().max())), name
 
 
 @pytest.mark.parametrize("cache", ["dynamic", "static"])

@@ -157,3 +157,23 @@ class TestChoice:
     def test_triton_says_what_it_cannot_do(self) -> None:
         with pytest.raises(UnsupportedError, match=r"head size is 300.*impl='streaming'"):
             sm.row_stats(heads(1, 1, 2, 300), heads(1, 1, 2, 300), impl="triton")
+
+
+class TestPromises:
+    """What compilers are told of the operators is what they do, whatever the layout of the queries."""
+
+    @pytest.mark.parametrize("impl", ["streaming", "stock"])
+    @pytest.mark.parametrize("transposed", [False, True])
+    def test_layouts(self, impl: str, transposed: bool) -> None:
+        # As projections come: [batch, tokens, heads, D], seen as [batch, groups, heads of a group, tokens, D].
+        q, k = heads(2, 6, 4, 8).unflatten(2, (2, 2)).movedim(1, 3), heads(2, 6, 2, 8).transpose(1, 2)
+        if not transposed:
+            q, k = q.contiguous(), k.contiguous()
+        mask = torch.ones(2, 1, 1, 6, 6, dtype=torch.bool).tril() if impl == "streaming" else None
+        rows = (mask, None, None, None if mask is not None else 0)
+        torch.library.opcheck(
+            operator._row_parts, (q, k, *rows, 0.3, impl, True, True), test_utils=("test_schema", "test_faketensor")
+        )
+        parts = list(operator._row_parts(q, k, *rows, 0.3, impl, True, True))
+        arguments = (q, k, *rows[:3], parts, parts[0], parts[1], None, rows[3], 0.3, impl, False)
+        torch.library.opcheck(operator._row_parts_backward, arguments, test_utils=("test_schema", "test_faketensor"))

@@ -62,7 +62,9 @@ def train(
     gradient_checkpointing: Annotated[
         bool, typer.Option("--gradient-checkpointing", help="Less memory for a third more work.")
     ] = False,
-    compiled: Annotated[bool, typer.Option("--compile", help="Let torch compile the model.")] = False,
+    compiled: Annotated[
+        bool, typer.Option("--compile", help="Let torch compile the layers: faster after about a minute.")
+    ] = False,
     save_every: Annotated[int, typer.Option(help="Steps between states to go on from.")] = 200,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
     dtype: Annotated[str, typer.Option(help="bfloat16, float32 or auto: bfloat16 on a GPU.")] = "auto",

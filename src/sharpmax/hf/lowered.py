@@ -30,6 +30,9 @@ class Lowered:
     solved: bool
     """Whether some β is the solution of an equation."""
 
+    smooth: bool
+    """Whether the kernels know the gradient of β."""
+
     def newest(self, logits: Logits, value: Tensor) -> Tensor | None:
         """Attention of a few new tokens to a cache that is read once, `[B, Lq, H, D]`; None where that cannot be."""
         q, k, mask = logits.q, logits.k, logits.mask
@@ -44,7 +47,9 @@ class Lowered:
     def sharpened(self, logits: Logits) -> tuple[Tensor, Tensor | None] | None:
         """β·q and the mask that goes with it; None where the kernels cannot be used."""
         q, mask = logits.q, logits.mask
-        if self.solved or not q.is_cuda or learns(q, logits.k, mask):
+        if self.solved or not q.is_cuda:
+            return None
+        if learns(q, logits.k, mask) and not self._differentiates(mask):
             return None
         problem = logits.problem()
         if not serves(problem, q):
@@ -54,6 +59,11 @@ class Lowered:
         if not torch.compiler.is_compiling():
             warn_now_and_then(self.policies, problem, parts)
         return queries, scaled_mask(mask, beta)
+
+    def _differentiates(self, mask: Tensor | None) -> bool:
+        """Whether gradients flow through the kernels: not into a float mask, which is scaled by β too."""
+        plain = mask is None or mask.dtype == torch.bool
+        return self.smooth and plain and not torch.compiler.is_compiling()
 
 
 def lowered(rules: Sequence[Rule], heads: int) -> Lowered | None:
@@ -67,4 +77,4 @@ def lowered(rules: Sequence[Rule], heads: int) -> Lowered | None:
     form = closed_form(policies) if rules else None
     if form is None:
         return None
-    return Lowered(tuple(policies), tuple(sorted(form.needs)), form.code, form.solved)
+    return Lowered(tuple(policies), tuple(sorted(form.needs)), form.code, form.solved, form.smooth)

@@ -64,7 +64,8 @@ def _row_parts(
         anchor = torch.full(q.shape[:-1], -torch.inf, dtype=floats_at_least_32(q.dtype), device=q.device)
         return anchor, torch.zeros_like(anchor), torch.zeros_like(anchor), torch.zeros_like(anchor)
     fields = frozenset({"max"} if with_max else ()) | frozenset({"var"} if with_var else ())
-    anchor, log_mass, shortfall, var = IMPLEMENTATIONS[impl](problem, fields)
+    # A compiler has been promised this layout, whatever an implementation finds convenient.
+    anchor, log_mass, shortfall, var = (part.contiguous() for part in IMPLEMENTATIONS[impl](problem, fields))
     return anchor, log_mass, shortfall, var
 
 
@@ -101,7 +102,14 @@ def _row_parts_backward(
         found = triton_backward.triton_backward(problem, Parts(*parts), grads)
     else:
         found = streaming_backward(problem, Parts(*parts), grads, into_mask=into_mask)
-    return found.q, found.k, q.new_empty(0) if found.mask is None else found.mask
+    into = q.new_empty(0) if mask is None or found.mask is None else _laid_out_like(mask, found.mask)
+    return _laid_out_like(q, found.q), _laid_out_like(k, found.k), into
+
+
+def _laid_out_like(x: Tensor, gradient: Tensor) -> Tensor:
+    """A gradient in the layout of `empty_like(x)`, which is what a compiler has been promised."""
+    wanted = torch.empty_like(x, device="meta").stride()
+    return gradient if gradient.stride() == wanted else torch.empty_like(x).copy_(gradient)
 
 
 @_row_parts_backward.register_fake

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from sharpmax.errors import ArgumentError, SharpmaxError
 from sharpmax.experiments.clrs import training
@@ -122,6 +123,18 @@ def test_a_run_that_was_killed_goes_on_with_the_same_losses(tmp_path: Path, more
     assert gone_on.policy == whole.policy
     lines = (tmp_path / "cut" / "curve.jsonl").read_text().splitlines()
     assert [json.loads(line)["loss"] for line in lines] == losses(whole)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("policy", [None, load_policy("paper")])
+def test_compiled_layers_learn_the_same(tmp_path: Path, policy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Graphs are traced and run as they are; a compiler behind them would take a minute.
+    compile_layer = nn.Module.compile
+    monkeypatch.setattr(nn.Module, "compile", lambda self: compile_layer(self, backend="aot_eager", fullgraph=True))
+    plain = run(tmp_path / "plain", policy=policy)
+    compiled = run(tmp_path / "compiled", policy=policy, compiled=True)
+    assert losses(compiled) == pytest.approx(losses(plain), rel=1e-4)
+    assert losses(compiled)[-1] < losses(compiled)[0]
 
 
 def test_a_learned_policy_is_beside_the_model_and_nowhere_in_it(tmp_path: Path) -> None:

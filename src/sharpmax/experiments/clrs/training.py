@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from sharpmax.errors import reject
 from sharpmax.experiments.clrs.answers_only import answers_only
@@ -81,7 +82,7 @@ def train(
         train_sampling_strategy="sequential", dataloader_drop_last=True, remove_unused_columns=False,
         dataloader_pin_memory=device.type == "cuda", seed=recipe.seed, use_cpu=device.type == "cpu",
         save_strategy="steps", save_steps=recipe.save_every, save_total_limit=2, logging_strategy="no",
-        report_to=[], disable_tqdm=True, torch_compile=recipe.compiled, ddp_find_unused_parameters=False,
+        report_to=[], disable_tqdm=True, ddp_find_unused_parameters=False,
     )  # fmt: skip
     # Several GPUs in one process would each get a copy of the model without its rules: accelerate launch has one each.
     arguments._n_gpu = min(arguments.n_gpu, 1)
@@ -97,7 +98,7 @@ def train(
         curve.go_on_after(found[1])
     parameters = sum(weight.numel() for weight in model.parameters())
     need = 0 if found else _bytes_needed(parameters)
-    with quiet(), disk_watched(folder, need), _policy_in(model, recipe) as learned:
+    with quiet(), disk_watched(folder, need), _policy_in(model, recipe) as learned, _compiled(model, recipe):
         trainer = _trainer_class(transformers)(
             model=model, args=arguments, train_dataset=packed, data_collator=batch_of, compute_loss_func=curve.loss,
             optimizers=(_optimizer(model, recipe, learned), None),
@@ -144,6 +145,22 @@ def _policy_in(model: PreTrainedModel, recipe: Recipe) -> Iterator[Learned | Non
     finally:
         if recipe.policy is not None:
             restore(model)
+
+
+@contextmanager
+def _compiled(model: PreTrainedModel, recipe: Recipe) -> Iterator[None]:
+    """Layers compiled one by one: they are alike, so that compiling takes seconds and not minutes."""
+    layers: list[nn.Module] = []
+    if recipe.compiled:
+        kind = require("transformers.modeling_layers", "hf", "--compile").GradientCheckpointingLayer
+        layers = [layer for layer in model.modules() if isinstance(layer, kind)]
+    for layer in layers:
+        layer.compile()
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer._compiled_call_impl = None
 
 
 def _optimizer(model: PreTrainedModel, recipe: Recipe, learned: Learned | None) -> torch.optim.Optimizer:
