@@ -40,6 +40,9 @@ def train(
         str | None, typer.Option(metavar="A,A,…", help="Algorithms to learn; without it all 30.")
     ] = None,
     per_cell: Annotated[int, typer.Option(help="Examples of each algorithm and size.")] = 2000,
+    cell_text: Annotated[
+        int | None, typer.Option(metavar="N", help="Characters of each algorithm and size at most; without it all.")
+    ] = None,
     trace: Annotated[bool, typer.Option("--trace", help="Answers with the steps of the algorithm.")] = False,
     dataset: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Examples of your own instead of generated ones.")
@@ -97,7 +100,7 @@ def train(
     )  # fmt: skip
     place = device_named(device)
     bfloat16 = dtype_named(dtype, place) == "bfloat16"
-    source = Source(algorithms_from(algorithms), per_cell, trace, seed, dataset)
+    source = Source(algorithms_from(algorithms), per_cell, trace, seed, dataset, cell_text)
     accelerate = require("accelerate", "hf", "sharpmax clrs train")
     state = accelerate.PartialState(cpu=place.type == "cpu")
     name = shown(model)
@@ -128,8 +131,8 @@ def train(
         return
     command = typed(
         f"clrs train {name}", policy=_given(policy), learn_policy=learn_policy, algorithms=algorithms,
-        per_cell=per_cell, trace=trace, dataset=dataset, steps=steps, epochs=epochs, batch_tokens=batch_tokens,
-        row_tokens=row_tokens, tokens_at_once=tokens_at_once, lr=lr, policy_lr=policy_lr,
+        per_cell=per_cell, cell_text=cell_text, trace=trace, dataset=dataset, steps=steps, epochs=epochs,
+        batch_tokens=batch_tokens, row_tokens=row_tokens, tokens_at_once=tokens_at_once, lr=lr, policy_lr=policy_lr,
         gradient_checkpointing=gradient_checkpointing, compile=compiled, device=place.type, dtype=dtype, seed=seed,
         out=out,
     )  # fmt: skip

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import numpy as np
 import pytest
 
 from sharpmax.experiments.clrs.answers_only import answer_loss, answers_only
+from sharpmax.experiments.clrs.data import shortened
 from sharpmax.experiments.clrs.documents import Documents
-from sharpmax.experiments.clrs.packing import IGNORED, Packed, batch_of, pack, rooms
+from sharpmax.experiments.clrs.packing import IGNORED, Packed, batch_of, pack
 from sharpmax.hf import applied
+from sharpmax.hf.interface import watch
 from sharpmax.models.scoring import reply_losses
 from sharpmax.policies import Constant, LogLength, PerHead
 from tests.experiments.clrs import stub
@@ -21,9 +24,9 @@ def documents(per_cell: int = 6) -> Documents:
     return Documents.of(tiny.tokenizer(), stub.examples(stub.ALGORITHMS, (4, 6), per_cell, "train", 0))
 
 
-def packed(least: int = 128, **more: Any) -> Packed:
+def packed(row_tokens: int = 128, **more: Any) -> Packed:
     usual = {"group_tokens": 256, "together": 1, "steps": None, "epochs": 1.0, "seed": 0}
-    return Packed.of(documents(), least, **{**usual, **more})
+    return Packed.of(documents(), row_tokens, **{**usual, **more})
 
 
 def test_every_document_is_packed_once_and_rows_are_nearly_full() -> None:
@@ -50,17 +53,18 @@ def test_a_row_reads_back_as_its_documents() -> None:
     assert [row["labels"][i] for i in said] == [row["ids"][i] for i in said]
 
 
+@pytest.mark.parametrize("row_tokens", [128, 16], ids=["shared", "alone"])
 @pytest.mark.parametrize("name", ["none", "paper", "length", "heads"])
-def test_a_packed_batch_has_exactly_the_losses_of_its_documents(name: str) -> None:
+def test_a_batch_has_exactly_the_losses_of_its_documents(name: str, row_tokens: int) -> None:
     grid = PerHead.of(Constant, value=[[0.5, 1.0, 2.0, 3.0]] * tiny.LAYERS)
     policy = {"none": None, "paper": "paper", "length": LogLength(reference=8), "heads": grid}[name]
     model = tiny.model().double()
-    made = packed()
+    made = packed(row_tokens)
     batch: Any = batch_of([made[0]])
     labels = batch.pop("labels")
     alone = [made.documents[one] for row in made.groups[0].rows for one in row]
-    assert len(labels) == 2
-    assert len(alone) > 4
+    assert len(labels) >= 2
+    assert len(alone) > 4 if row_tokens == 128 else len(alone) == len(labels)
     with applied(model, policy):
         with answers_only(model, labels):
             together = answer_loss(model(**batch).logits, labels, 1)
@@ -70,8 +74,8 @@ def test_a_packed_batch_has_exactly_the_losses_of_its_documents(name: str) -> No
     assert model(**batch).logits.shape[:2] == labels.shape
     # Losses are computed in float32.
     assert float(together) == pytest.approx(float(apart), rel=1e-6)
-    # Without positions that start anew the documents would see each other.
-    assert abs(float(mixed) - float(apart)) > 1e-3 * float(apart)
+    # Without positions that start anew documents in one row would see each other.
+    assert (abs(float(mixed) - float(apart)) > 1e-3 * float(apart)) is (row_tokens == 128)
 
 
 def of_groups(made: Packed) -> list[int]:
@@ -95,20 +99,47 @@ def test_steps_and_passes() -> None:
 
 
 def test_a_long_document_makes_no_short_one_expensive() -> None:
-    short, long = (stub.examples(("first", "last"), sizes, 20, "train", 0) for sizes in ((4, 6), (70,)))
-    documents = Documents.of(tiny.tokenizer(), [*short, *long[:2]])
-    made = Packed.of(documents, 64, group_tokens=256, together=1, steps=None, epochs=1.0, seed=0)
+    short, long = (stub.examples(("first", "last"), sizes, 20, "train", 0) for sizes in ((4, 6), (40, 70)))
+    documents = Documents.of(tiny.tokenizer(), [*short, *long])
+    made = Packed.of(documents, 64, group_tokens=512, together=1, steps=None, epochs=1.0, seed=0)
     assert sorted(of_groups(made)) == list(range(len(documents)))
-    assert rooms(64, int(documents.lengths.max())) == [64, 128, 256]
+    most = documents.lengths.max()
     for number, group in enumerate(made.groups):
-        assert group.room * len(group.rows) <= 256
+        assert group.room * len(group.rows) <= 512
         assert made[number]["ids"].shape == (len(group.rows), group.room)
         for row in group.rows:
             assert documents.lengths[list(row)].sum() <= group.room
-            assert group.room == 64 or group.room / 2 < documents.lengths[list(row)].max()
+            if group.room > 64:
+                (one,) = row
+                assert group.room in (64 * (group.room // 64), most)
+                assert documents.lengths[one] > 64
     assert made.tokens(0, len(made)) == documents.lengths.sum()
-    # Short documents fill what long ones leave of their rows.
-    assert all(len(row) > 1 for group in made.groups for row in group.rows if group.room == 256)
+    again = Packed.of(documents, 64, group_tokens=512, together=1, steps=None, epochs=2.0, seed=0)
+    assert set(again.groups[len(made) :]) != set(made.groups)
+
+
+def test_long_documents_need_no_mask() -> None:
+    made = packed(16)
+    seen: list[Any] = []
+    model = tiny.model()
+    watch(model, lambda call: seen.append((call.mask, call.causal)))
+    batch: Any = batch_of([made[0]])
+    model(**{name: batch[name] for name in ("input_ids", "position_ids", "use_cache")})
+    assert seen == [(None, True)] * tiny.LAYERS
+
+
+def test_a_cell_has_no_more_text_than_it_may() -> None:
+    examples = stub.examples(stub.ALGORITHMS, (4, 60), 6, "train", 0)
+    text = len(examples[0].question) + len(examples[0].answer)
+    left = shortened(examples, 3 * text + text // 2)
+    cells = Counter((one.algo_name, one.length) for one in left)
+    assert set(cells) == {(name, size) for name in stub.ALGORITHMS for size in (4, 60)}
+    assert {count for (_, size), count in cells.items() if size == 60} == {1}
+    assert all(2 <= count <= 4 for (_, size), count in cells.items() if size == 4)
+    # The first of each cell, in their order.
+    for cell, count in cells.items():
+        before, after = ([one for one in some if (one.algo_name, one.length) == cell] for some in (examples, left))
+        assert after == before[:count]
 
 
 def test_documents_that_are_too_long_are_counted() -> None:

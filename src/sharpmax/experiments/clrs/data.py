@@ -11,7 +11,7 @@ from typing import Any
 from sharpmax.errors import reject
 from sharpmax.experiments.clrs.documents import Question
 
-__all__ = ["Source", "algorithms_from", "examination", "sizes_of", "trained_sizes", "training_examples"]
+__all__ = ["Source", "algorithms_from", "examination", "shortened", "sizes_of", "trained_sizes", "training_examples"]
 
 Note = Callable[[str], None]
 
@@ -46,9 +46,15 @@ class Source:
     dataset: Path | None = None
     """A file to read instead."""
 
+    cell_text: int | None = None
+    """Characters of each algorithm and size to learn from at most: text of a matrix grows with the square of the size,
+    and would take up nearly all of a training."""
+
     def __post_init__(self) -> None:
         if self.per_cell < 1:
             reject("--per-cell", self.per_cell, "1 or more")
+        if self.cell_text is not None and self.cell_text < 1:
+            reject("--cell-text", self.cell_text, "1 or more characters")
         if self.dataset is not None and not self.dataset.exists():
             reject("--dataset", repr(str(self.dataset)), "a file that exists")
 
@@ -56,14 +62,31 @@ class Source:
         """The settings as plain values, without anything of this machine."""
         made = {"per_cell": self.per_cell, "trace": self.trace, "seed": self.seed}
         read = None if self.dataset is None else self.dataset.name
-        return {"algorithms": list(self.algorithms), "dataset": read, **(made if read is None else {})}
+        some = {} if self.cell_text is None else {"cell_text": self.cell_text}
+        return {"algorithms": list(self.algorithms), "dataset": read, **some, **(made if read is None else {})}
 
 
 def training_examples(source: Source, folder: Path, *, processes: int = 1, note: Note) -> list[Question]:
     """The examples to learn from; those that are made are kept in `folder`."""
-    if source.dataset is not None:
-        return _of(source, source.dataset)
-    return _of(source, _clrs().training_set(folder, source.algorithms, **_how(source, processes, note)))
+    path = source.dataset
+    if path is None:
+        path = _clrs().training_set(folder, source.algorithms, **_how(source, processes, note))
+    found = _of(source, path)
+    return found if source.cell_text is None else shortened(found, source.cell_text)
+
+
+def shortened(examples: Sequence[Question], most: int) -> list[Question]:
+    """The first examples of each algorithm and size, until they have `most` characters; at least one."""
+    used: dict[tuple[str, int], int] = {}
+    left = []
+    for one in examples:
+        cell, text = (one.algo_name, one.length), len(one.question) + len(one.answer)
+        before = used.get(cell, 0)
+        # What does not fit ends its cell: shorter ones after it would be easier ones.
+        used[cell] = before + text if before == 0 or before + text <= most else most
+        if before == 0 or before + text <= most:
+            left.append(one)
+    return left
 
 
 def examination(

@@ -1,13 +1,14 @@
 """Documents packed into rows, none of which sees another.
 
-Attention costs the square of a row, so that one long document must not make every row long: a long one has a row of
-a room that suits it, short ones fill it up and share short rows, and rows of one room are read together.
+Attention costs the square of a row, so that one long document must not make every row long: short ones share rows of
+one room, a long one has a row to itself, and rows of long ones of about the same length are read together. Such rows
+need no mask: what fills a row up comes last, where no token of the document sees it. That leaves attention to the
+fastest kernels, which know no other mask than the causal one.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -17,13 +18,19 @@ from torch import Tensor
 
 from sharpmax.experiments.clrs.documents import Documents
 
-__all__ = ["IGNORED", "Group", "Packed", "batch_of", "pack", "rooms"]
+__all__ = ["IGNORED", "Group", "Packed", "batch_of", "pack"]
 
 IGNORED = -100
 """The label of a token that nobody has to say."""
 
 _OPEN = 32
 """Rows that are being filled at the same time."""
+
+_WHOLE = 64
+"""Rooms of long documents are multiples of this many tokens, as tiles of kernels are."""
+
+_MIXED = 1.1
+"""Long documents whose lengths differ by up to this factor meet in every pass in other groups."""
 
 
 def pack(lengths: Sequence[int] | np.ndarray, order: Sequence[int] | np.ndarray, room: int) -> list[list[int]]:
@@ -51,18 +58,6 @@ def pack(lengths: Sequence[int] | np.ndarray, order: Sequence[int] | np.ndarray,
     return rows
 
 
-def rooms(least: int, longest: int) -> list[int]:
-    """Rooms that double from `least` on until the longest document has one.
-
-    >>> rooms(512, 1500), rooms(512, 100)
-    ([512, 1024, 2048], [512])
-    """
-    found = [least]
-    while found[-1] < longest:
-        found.append(2 * found[-1])
-    return found
-
-
 @dataclass(frozen=True)
 class Group:
     """Rows of one room that a device reads at once."""
@@ -85,7 +80,7 @@ class Packed:
     def of(
         cls,
         documents: Documents,
-        least: int,
+        row_tokens: int,
         *,
         group_tokens: int,
         together: int,
@@ -95,10 +90,11 @@ class Packed:
     ) -> Packed:
         """Groups for `steps` steps of `together` groups, or without `steps` for `epochs` passes over the documents.
 
-        The smallest room is `least`, and a group has `group_tokens` tokens. Every pass is shuffled and packed anew.
+        Documents of up to `row_tokens` share rows of that room, and a group has up to `group_tokens` tokens. Every pass
+        is shuffled and packed anew.
         """
         groups: list[Group] = []
-        for one in _passes(documents, least, group_tokens, seed):
+        for one in _passes(documents, row_tokens, group_tokens, seed):
             if steps is None:
                 steps = max(1, round(len(one) * epochs / together))
             groups += one
@@ -126,8 +122,9 @@ class Packed:
                 ids[row, here], positions[row, here] = document, np.arange(len(document))
                 labels[row, start : here.stop] = ids[row, start : here.stop]
                 place = here.stop
-            # What fills the row up is a document of its own.
-            positions[row, place:] = np.arange(group.room - place)
+            # What fills a shared row up is a document of its own; behind a single one nobody looks.
+            first = place if len(chosen) == 1 else 0
+            positions[row, place:] = np.arange(first, first + group.room - place)
         return {name: torch.from_numpy(a) for name, a in (("ids", ids), ("positions", positions), ("labels", labels))}
 
     def tokens(self, first: int, last: int) -> int:
@@ -142,34 +139,36 @@ class Packed:
         return self.tokens(0, len(self)) / places
 
 
-def _passes(documents: Documents, least: int, group_tokens: int, seed: int) -> Iterator[list[Group]]:
+def _passes(documents: Documents, row_tokens: int, group_tokens: int, seed: int) -> Iterator[list[Group]]:
     lengths = documents.lengths
-    sizes = rooms(least, int(lengths.max()))
-    suits = np.searchsorted(sizes, lengths)
     for number in itertools.count():
         rng = np.random.default_rng([seed, number])
         order = rng.permutation(len(documents))
-        packed = {room: pack(lengths, order[suits[order] == i], room) for i, room in enumerate(sizes) if i}
-        short = deque(order[suits[order] == 0].tolist())
-        long = [(room, row) for room, rows in packed.items() for row in rows]
-        for place in rng.permutation(len(long)):
-            room, row = long[place]
-            _fill(room, row, short, lengths)
-        packed[least] = pack(lengths, list(short), least)
-        groups = []
-        for room, rows in packed.items():
-            many = max(1, group_tokens // room)
-            parts = (rows[first : first + many] for first in range(0, len(rows), many))
-            groups += [Group(room, tuple(map(tuple, part))) for part in parts]
+        is_long = lengths[order] > row_tokens
+        rows = pack(lengths, order[~is_long], row_tokens)
+        many = max(1, group_tokens // row_tokens)
+        parts = (rows[first : first + many] for first in range(0, len(rows), many))
+        groups = [Group(row_tokens, tuple(map(tuple, part))) for part in parts]
+        groups += _alike(lengths, order[is_long], group_tokens, rng)
         yield [groups[place] for place in rng.permutation(len(groups))]
 
 
-def _fill(room: int, row: list[int], short: deque[int], lengths: np.ndarray) -> None:
-    """Put short documents behind the long one of a row, as many as there is room for."""
-    left = room - int(lengths[row].sum())
-    while short and lengths[short[0]] <= left:
-        left -= int(lengths[short[0]])
-        row.append(short.popleft())
+def _alike(lengths: np.ndarray, order: np.ndarray, group_tokens: int, rng: np.random.Generator) -> Iterator[Group]:
+    """Groups of long documents of about the same length, each alone in its row, the longest first."""
+    most = int(lengths.max())
+    about = lengths[order] * rng.uniform(1.0, _MIXED, len(order))
+    rows: list[int] = []
+    room = 0
+    for one in order[np.argsort(-about)].tolist():
+        # Never more than the longest document, which a model has positions for.
+        needed = max(room, min(most, -(-int(lengths[one]) // _WHOLE) * _WHOLE))
+        if rows and (len(rows) + 1) * needed > group_tokens:
+            yield Group(room, tuple((row,) for row in rows))
+            rows, needed = [], min(most, -(-int(lengths[one]) // _WHOLE) * _WHOLE)
+        rows.append(one)
+        room = needed
+    if rows:
+        yield Group(room, tuple((row,) for row in rows))
 
 
 def batch_of(groups: Sequence[dict[str, Tensor]]) -> dict[str, object]:
