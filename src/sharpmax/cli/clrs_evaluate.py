@@ -10,6 +10,7 @@ import typer
 
 from sharpmax.cli.clrs_options import data_folder, dtype_named, shown
 from sharpmax.cli.options import device_named, sizes_from
+from sharpmax.cli.report import draw_and_name, require_drawing
 from sharpmax.cli.terminal import bar, out_folder, print_table, progress, say, wrote
 from sharpmax.errors import reject
 
@@ -49,8 +50,9 @@ def evaluate(
     shard: Annotated[
         str, typer.Option(metavar="I/N", help="Do the I-th of N parts; the last to end puts them together.")
     ] = "1/1",
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for answers and results.")] = Path("clrs-exam"),
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for answers, results and page.")] = Path("clrs-exam"),
     resume: Annotated[bool, typer.Option("--resume", help="Ask only what is missing in --out.")] = False,
+    draw: Annotated[bool, typer.Option("--draw/--no-draw", help="Draw figures and page, or save numbers only.")] = True,
 ) -> None:
     """Ask trained models for answers, greedily, and compare them: exact answers by algorithm and size.
 
@@ -59,6 +61,7 @@ def evaluate(
     from sharpmax.experiments.clrs.arms import arms_named
     from sharpmax.experiments.clrs.data import Source, algorithms_from, examination, trained_sizes
     from sharpmax.experiments.clrs.exam import Exam, fitting
+    from sharpmax.experiments.clrs.past import trainings
     from sharpmax.experiments.clrs.scores import exam_tables
     from sharpmax.experiments.clrs.store import Shard
     from sharpmax.experiments.provenance import check_seed, typed
@@ -75,9 +78,12 @@ def evaluate(
     kind = dtype_named(dtype, place)
     for package, extra in (("transformers", "hf"), ("scipy.stats", "fit")):
         require(package, extra, "sharpmax clrs evaluate")
+    if draw:
+        require_drawing()
     with progress() as note:
         note("loading models")
         arms = arms_named(models, device=place.type, dtype=kind)
+        training = trainings(models, arms)
         runs = [arm.run for arm in arms if arm.run is not None]
         known = trained_sizes(runs)
         steps = any(run["data"].get("trace") for run in runs) if trace is None else trace
@@ -100,7 +106,7 @@ def evaluate(
     if missing := exam.missing(store):
         say(f"{missing:,} answers are left to other parts (--shard); the one that ends last puts all together")
         return
-    tables = exam_tables(exam, store, known or trained_sizes([], source.algorithms), seed)
+    tables = exam_tables(exam, store, known or trained_sizes([], source.algorithms), seed) | {"training": training}
     command = typed(
         f"clrs evaluate {' '.join(shown(word) for word in models)}", algorithms=algorithms, sizes=sizes,
         per_cell=per_cell, trace=trace, no_trace=trace is False, dataset=dataset, without=without,
@@ -110,6 +116,8 @@ def evaluate(
     saved = collect(command, tables, seed=seed).save(folder / FILE_NAME)
     print_exam(tables)
     wrote([saved])
+    if draw:
+        draw_and_name(saved)
 
 
 def print_exam(tables: Mapping[str, Any]) -> None:
