@@ -201,7 +201,7 @@ def test_a_missing_extra_is_named(
 def test_sizes_without_room_are_left_out_as_a_whole(arms: list[Path], tmp_path: Path, sharpmax_command: Any) -> None:
     outcome = sharpmax_command(*exam(arms, tmp_path, "--sizes", "4,600", "--algorithms", "last"))
     assert (outcome.code, outcome.err) == (0, "")
-    assert "last: no room in the models for size 600, which is left out" in outcome.out
+    assert "There is no room in the models for last of size 600, which is left out." in outcome.out
     tables = saved(tmp_path)["tables"]
     assert tables["setting"]["too_long"] == {"last": [600]}
     assert list(tables["accuracy"]["arm-none"]["last"]) == ["4"]

@@ -98,7 +98,7 @@ def _training(arm: str) -> dict[str, Any]:
             "model": "smollm2", "steps": 3000, "batch_tokens": 65536, "rate": 0.0005, "epochs": 1.27, "seed": 0,
             "examples": {"count": 486000, "fingerprint": "ba9876543210", "dropped": 0}, "dtype": "bfloat16",
             "policy_name": arm, "policy_describe": _POLICIES[arm][1], "touched": 270 * bool(place), "devices": 1,
-            "trained_weights": arm,
+            "trained_weights": arm, "data": {"algorithms": ["minimum"], "dataset": None, "per_cell": 2000},
         },
         "curve": curve,
         "speed": {"tokens": 196608000, "tokens_per_second": 212345.6, "share": None if place else 0.41},

@@ -260,6 +260,15 @@ def test_the_page_has_everything_in_order(few: Any, tmp_path: Path) -> None:
     assert drawable(few) == ["accuracy", "curve"]
 
 
+def test_questions_are_called_unseen_only_where_that_is_known(few: Any, tmp_path: Path) -> None:
+    said = "none of them can occur in training"
+    assert said in write_page(COMMAND, PROVENANCE, few, tmp_path).read_text(encoding="utf-8")
+    few["training"]["none"]["setting"]["data"]["dataset"] = "mine.jsonl"
+    assert said not in write_page(COMMAND, PROVENANCE, few, tmp_path).read_text(encoding="utf-8")
+    few["training"] = {}
+    assert said not in write_page(COMMAND, PROVENANCE, few, tmp_path).read_text(encoding="utf-8")
+
+
 def test_hopeless_algorithms_are_at_chance(full: Any) -> None:
     """The made-up tables hold what the page has to say of algorithms that nobody has learnt."""
     for name in HOPELESS:

@@ -121,31 +121,23 @@ def evaluate(
 
 
 def print_exam(tables: Mapping[str, Any]) -> None:
-    """Print right final answers by algorithm and size, their means, and how arms compare."""
+    """Print right final answers by algorithm and size, their means, and what the page says of them first and last."""
+    from sharpmax.report.clrs import summary
+    from sharpmax.report.clrs.facts import group_names, groups
+
     arms = list(tables["accuracy"])
     rows = [row for name in tables["majority"] for row in _rows(tables, arms, name)]
     print_table("Right final answers (%)", ["algorithm", "size", "trained on", *arms, "most frequent answer"], rows)
-    means = tables["means"]
-    names = [name for name in ("in", "out") if name in means[arms[0]]]
-    titles = {"in": "sizes trained on", "out": "other sizes"}
+    names, titles = groups(tables), group_names(tables)
     lines = []
     for table, what in (("means", "final answer"), ("means_exact", "whole text")):
         lines += [[arm, what, *(_cell(tables[table][arm][name]) for name in names)] for arm in arms]
     print_table("Means over algorithms (%)", ["arm", "exact", *(titles[name] for name in names)], lines)
-    for arm, gains in tables["gains"].items():
-        for name, gain in gains.items():
-            say(
-                f"{arm} against {tables['setting']['base']}, {titles[name]}: {gain['mean']:+.1f} points "
-                f"({gain['low']:+.1f} to {gain['high']:+.1f}), {gain['gained']} gained, {gain['lost']} lost, "
-                f"McNemar p = {gain['p']:.2g}"
-            )
-    for name, left in tables["setting"]["too_long"].items():
-        say(f"{name}: no room in the models for size {', '.join(map(str, left))}, which is left out")
+    for sentence in (*summary.verdict(tables), *summary.care(tables)):
+        say(sentence)
     for arm, speed in tables["speed"].items():
         if speed["tokens_per_second"] is not None:
             say(f"{arm}: {speed['tokens']:,} tokens generated, {speed['tokens_per_second']:,.0f} per second")
-        for remark in tables["setting"]["remarks"][arm]:
-            say(f"{arm}: {remark}")
     say()
 
 

@@ -52,11 +52,18 @@ def _method(tables: Tables) -> dict[str, Any]:
         "level": f"{LEVEL:g}",
         "groups": group_names(tables),
         "dataset": data["dataset"],
+        "unseen": all(_made(tables, arm) for arm in arms(tables)),
         "trace": data.get("trace", False),
         "dtype": setting["dtype"],
         "device": setting["device"],
         "arms": [(arm, _trained(tables, arm), _said(tables, arm)) for arm in arms(tables)],
     }
+
+
+def _made(tables: Tables, arm: str) -> bool:
+    """Whether an arm is known to have learned from made examples alone, which are never those of an examination."""
+    one = training(tables).get(arm)
+    return one is not None and one["setting"]["data"]["dataset"] is None
 
 
 def _trained(tables: Tables, arm: str) -> str:
