@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -84,7 +85,8 @@ def test_train_then_evaluate(arms: list[Path], tmp_path: Path, sharpmax_command:
     assert (outcome.code, outcome.err) == (0, "")
     tables = saved(tmp_path)["tables"]
     assert set(tables) == {
-        "setting", "accuracy", "exact", "majority", "paired", "means", "means_exact", "gains", "speed",
+        "setting", "accuracy", "exact", "majority", "paired", "means", "means_exact", "gains", "by_algorithm",
+        "gains_by_algorithm", "speed", "training",
     }  # fmt: skip
     assert list(tables["accuracy"]) == ["arm-none", "arm-paper"]
     assert tables["setting"]["sizes"]["first"] == {"trained": [4, 6], "examined": [4, 8]}
@@ -95,16 +97,34 @@ def test_train_then_evaluate(arms: list[Path], tmp_path: Path, sharpmax_command:
     assert saved(tmp_path)["command"].startswith("sharpmax clrs evaluate arm-none arm-paper --per-cell 6")
     lines = (tmp_path / "answers.jsonl").read_text(encoding="utf-8").splitlines()
     assert len([line for line in lines if "said" in line]) == 2 * 2 * 2 * 6
+    # How the arms were trained is in the one file, and it alone draws the page.
+    for arm in arms:
+        trained = saved(arm)
+        kept = tables["training"][arm.name]
+        assert kept["curve"] == trained["tables"]["curve"]
+        assert kept["speed"] == trained["tables"]["speed"]
+        assert (kept["command"], kept["provenance"]) == (trained["command"], trained["provenance"])
+        assert kept["setting"]["steps"] == 20
+    drawn = {"report.html", "accuracy.svg", "accuracy.png", "curve.svg", "curve.png"}
+    assert {path.name for path in tmp_path.iterdir()} == {"run.json", "results.json", "answers.jsonl", *drawn}
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    shutil.copy(tmp_path / "results.json", alone)
+    assert sharpmax_command("report", alone).code == 0
+    for name in drawn:
+        assert f"wrote {tmp_path / name}" in outcome.out
+        assert (alone / name).read_bytes() == (tmp_path / name).read_bytes()
+    assert str(tmp_path).encode() not in (tmp_path / "report.html").read_bytes()
 
 
 def test_parts_by_several_processes_make_one_whole(arms: list[Path], tmp_path: Path, sharpmax_command: Any) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    assert sharpmax_command(*exam(arms, whole)).code == 0
+    assert sharpmax_command(*exam(arms, whole, "--no-draw")).code == 0
     first = sharpmax_command(*exam(arms, parts, "--shard", "1/2"))
     assert (first.code, first.err) == (0, "")
     assert "24 answers are left to other parts" in first.out
     assert not (parts / "results.json").exists()
-    assert sharpmax_command(*exam(arms, parts, "--shard", "2/2")).code == 0
+    assert sharpmax_command(*exam(arms, parts, "--shard", "2/2", "--no-draw")).code == 0
     for table in ("accuracy", "exact", "paired", "means", "gains"):
         assert saved(parts)["tables"][table] == saved(whole)["tables"][table]
     again = sharpmax_command(*exam(arms, parts, "--shard", "2/2"))
@@ -181,7 +201,7 @@ def test_a_missing_extra_is_named(
 def test_sizes_without_room_are_left_out_as_a_whole(arms: list[Path], tmp_path: Path, sharpmax_command: Any) -> None:
     outcome = sharpmax_command(*exam(arms, tmp_path, "--sizes", "4,600", "--algorithms", "last"))
     assert (outcome.code, outcome.err) == (0, "")
-    assert "last: no room in the models for size 600, which is left out" in outcome.out
+    assert "There is no room in the models for last of size 600, which is left out." in outcome.out
     tables = saved(tmp_path)["tables"]
     assert tables["setting"]["too_long"] == {"last": [600]}
     assert list(tables["accuracy"]["arm-none"]["last"]) == ["4"]

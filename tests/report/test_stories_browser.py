@@ -1,4 +1,4 @@
-"""The pages of evaluate and calibrate in a real browser, on a desk and on a phone, without the network."""
+"""The pages of evaluate, calibrate and clrs in a real browser, on a desk and on a phone, without the network."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sharpmax.report.page import write_page
-from tests.report import calibrate_tables, evaluate_tables
+from tests.report import calibrate_tables, clrs_tables, evaluate_tables
 from tests.report.browser import DESK, PHONE, Visit, fits, visit
 from tests.report.reproduce_tables import PROVENANCE
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 STORIES = {
     "evaluate": (evaluate_tables, ["accuracy-kv", "accuracy-houses", "accuracy-json"]),
     "calibrate": (calibrate_tables, ["heads", "curve"]),
+    "clrs": (clrs_tables, ["accuracy", "curve"]),
 }
 VISIBLE = """(arm) => [...document.querySelectorAll('.plot')].map((plot) =>
   plot.data.filter((trace) => trace.meta.arm === arm && trace.visible === true).length)"""
@@ -53,6 +54,8 @@ def test_every_figure_is_drawn_and_nothing_is_too_wide(
         assert found.page.locator(".static:visible, .failed, .heading").count() == 0
         if name == "evaluate":
             hides_an_arm_everywhere(found)
+        if name == "clrs":
+            draws_thirty_panels_apart(found)
         found.page.emulate_media(media="print")
         assert found.page.locator(".static img:visible").count() == len(STORIES[name][1])
         assert found.page.locator(".plot:visible, button:visible").count() == 0
@@ -68,6 +71,28 @@ def hides_an_arm_everywhere(found: Visit) -> None:
     assert found.page.evaluate(VISIBLE, "smollm2") == [0, 0, 0]
     buttons.first.click()
     assert found.page.evaluate(VISIBLE, "smollm2") == [2, 2, 2]
+
+
+PANELS = """() => Object.values(document.querySelector('#accuracy')._fullLayout._plots).map(({ xaxis, yaxis }) =>
+  [xaxis._offset, yaxis._offset, xaxis._offset + xaxis._length, yaxis._offset + yaxis._length])"""
+TITLES = """() => [...document.querySelectorAll('#accuracy .annotation-text')].map((title) => {
+  const box = title.getBoundingClientRect(); return [box.left, box.top, box.right, box.bottom]; })"""
+
+
+def draws_thirty_panels_apart(found: Visit) -> None:
+    """Neither a panel nor a title lies upon another, and every panel has a line of each arm."""
+    assert len(found.page.evaluate(PANELS)) == 30
+    for boxes in (found.page.evaluate(PANELS), found.page.evaluate(TITLES)):
+        for place, (left, top, right, bottom) in enumerate(boxes):
+            assert not [
+                other
+                for other in boxes[:place]
+                if min(right, other[2]) - max(left, other[0]) > 1 and min(bottom, other[3]) - max(top, other[1]) > 1
+            ]
+    assert found.page.evaluate(VISIBLE, "paper") == [30, 1]
+    found.page.locator("button[data-arm='paper']").first.click()
+    assert found.page.evaluate(VISIBLE, "paper") == [0, 0]
+    found.page.locator("button[data-arm='paper']").last.click()
 
 
 @pytest.mark.parametrize("name", STORIES)

@@ -10,6 +10,7 @@ import typer
 
 from sharpmax.cli.clrs_options import data_folder, dtype_named, shown
 from sharpmax.cli.options import device_named, sizes_from
+from sharpmax.cli.report import draw_and_name, require_drawing
 from sharpmax.cli.terminal import bar, out_folder, print_table, progress, say, wrote
 from sharpmax.errors import reject
 
@@ -49,8 +50,9 @@ def evaluate(
     shard: Annotated[
         str, typer.Option(metavar="I/N", help="Do the I-th of N parts; the last to end puts them together.")
     ] = "1/1",
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for answers and results.")] = Path("clrs-exam"),
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for answers, results and page.")] = Path("clrs-exam"),
     resume: Annotated[bool, typer.Option("--resume", help="Ask only what is missing in --out.")] = False,
+    draw: Annotated[bool, typer.Option("--draw/--no-draw", help="Draw figures and page, or save numbers only.")] = True,
 ) -> None:
     """Ask trained models for answers, greedily, and compare them: exact answers by algorithm and size.
 
@@ -59,6 +61,7 @@ def evaluate(
     from sharpmax.experiments.clrs.arms import arms_named
     from sharpmax.experiments.clrs.data import Source, algorithms_from, examination, trained_sizes
     from sharpmax.experiments.clrs.exam import Exam, fitting
+    from sharpmax.experiments.clrs.past import trainings
     from sharpmax.experiments.clrs.scores import exam_tables
     from sharpmax.experiments.clrs.store import Shard
     from sharpmax.experiments.provenance import check_seed, typed
@@ -75,9 +78,12 @@ def evaluate(
     kind = dtype_named(dtype, place)
     for package, extra in (("transformers", "hf"), ("scipy.stats", "fit")):
         require(package, extra, "sharpmax clrs evaluate")
+    if draw:
+        require_drawing()
     with progress() as note:
         note("loading models")
         arms = arms_named(models, device=place.type, dtype=kind)
+        training = trainings(models, arms)
         runs = [arm.run for arm in arms if arm.run is not None]
         known = trained_sizes(runs)
         steps = any(run["data"].get("trace") for run in runs) if trace is None else trace
@@ -100,7 +106,7 @@ def evaluate(
     if missing := exam.missing(store):
         say(f"{missing:,} answers are left to other parts (--shard); the one that ends last puts all together")
         return
-    tables = exam_tables(exam, store, known or trained_sizes([], source.algorithms), seed)
+    tables = exam_tables(exam, store, known or trained_sizes([], source.algorithms), seed) | {"training": training}
     command = typed(
         f"clrs evaluate {' '.join(shown(word) for word in models)}", algorithms=algorithms, sizes=sizes,
         per_cell=per_cell, trace=trace, no_trace=trace is False, dataset=dataset, without=without,
@@ -110,34 +116,28 @@ def evaluate(
     saved = collect(command, tables, seed=seed).save(folder / FILE_NAME)
     print_exam(tables)
     wrote([saved])
+    if draw:
+        draw_and_name(saved)
 
 
 def print_exam(tables: Mapping[str, Any]) -> None:
-    """Print right final answers by algorithm and size, their means, and how arms compare."""
+    """Print right final answers by algorithm and size, their means, and what the page says of them first and last."""
+    from sharpmax.report.clrs import summary
+    from sharpmax.report.clrs.facts import group_names, groups
+
     arms = list(tables["accuracy"])
     rows = [row for name in tables["majority"] for row in _rows(tables, arms, name)]
     print_table("Right final answers (%)", ["algorithm", "size", "trained on", *arms, "most frequent answer"], rows)
-    means = tables["means"]
-    names = [name for name in ("in", "out") if name in means[arms[0]]]
-    titles = {"in": "sizes trained on", "out": "other sizes"}
+    names, titles = groups(tables), group_names(tables)
     lines = []
     for table, what in (("means", "final answer"), ("means_exact", "whole text")):
         lines += [[arm, what, *(_cell(tables[table][arm][name]) for name in names)] for arm in arms]
     print_table("Means over algorithms (%)", ["arm", "exact", *(titles[name] for name in names)], lines)
-    for arm, gains in tables["gains"].items():
-        for name, gain in gains.items():
-            say(
-                f"{arm} against {tables['setting']['base']}, {titles[name]}: {gain['mean']:+.1f} points "
-                f"({gain['low']:+.1f} to {gain['high']:+.1f}), {gain['gained']} gained, {gain['lost']} lost, "
-                f"McNemar p = {gain['p']:.2g}"
-            )
-    for name, left in tables["setting"]["too_long"].items():
-        say(f"{name}: no room in the models for size {', '.join(map(str, left))}, which is left out")
+    for sentence in (*summary.verdict(tables), *summary.care(tables)):
+        say(sentence)
     for arm, speed in tables["speed"].items():
         if speed["tokens_per_second"] is not None:
             say(f"{arm}: {speed['tokens']:,} tokens generated, {speed['tokens_per_second']:,.0f} per second")
-        for remark in tables["setting"]["remarks"][arm]:
-            say(f"{arm}: {remark}")
     say()
 
 

@@ -10,13 +10,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from sharpmax.report.interactive_heat import interactive_heat
-from sharpmax.report.looks import GRID, SOFT
-from sharpmax.report.plot import Axis, Heat, Panel, Plot, Series, thinned
-from sharpmax.report.plotly_parts import base_layout, domain_of, nth, safe
+from sharpmax.report.interactive_small import small_layout
+from sharpmax.report.plot import Heat, Panel, Plot, Series
+from sharpmax.report.plotly_parts import axis_of, base_layout, domain_of, nth, safe
 
 __all__ = ["interactive_figure", "traces"]
 
 _WIDE_TICKS, _NARROW_TICKS = 12, 6
+_WIDE_SMALL, _NARROW_SMALL = 5, 2
+"""Small panels beside each other."""
 
 
 def interactive_figure(plot: Plot | Heat) -> dict[str, Any]:
@@ -24,12 +26,12 @@ def interactive_figure(plot: Plot | Heat) -> dict[str, Any]:
     if isinstance(plot, Heat):
         return interactive_heat(plot)
     count = len(plot.panels)
-    return {
-        "data": traces(plot),
-        "wide": _layout(plot.panels, count, _WIDE_TICKS // count, height=400),
-        "narrow": _layout(plot.panels, 1, _NARROW_TICKS, height=60 + 300 * count),
-        "one_at_a_time": False,
-    }
+    if plot.small:
+        wide, narrow = (small_layout(plot.panels, columns) for columns in (_WIDE_SMALL, _NARROW_SMALL))
+    else:
+        wide = _layout(plot.panels, count, _WIDE_TICKS // count, height=400)
+        narrow = _layout(plot.panels, 1, _NARROW_TICKS, height=60 + 300 * count)
+    return {"data": traces(plot), "wide": wide, "narrow": narrow, "one_at_a_time": False}
 
 
 def traces(plot: Plot) -> list[dict[str, Any]]:
@@ -93,37 +95,11 @@ def _layout(panels: Sequence[Panel], columns: int, ticks: int, height: int) -> d
     layout["margin"] = {"l": 8, "r": 14, "t": 46 if titled else 24, "b": 8}
     for place, panel in enumerate(panels, start=1):
         x, y = domain_of((place - 1) % columns, columns, 0.09), domain_of(rows - 1 - (place - 1) // columns, rows, 0.2)
-        layout[nth("xaxis", place)] = _axis(panel.x, x, nth("y", place), ticks)
-        layout[nth("yaxis", place)] = _axis(panel.y, y, nth("x", place), ticks)
+        layout[nth("xaxis", place)] = axis_of(panel.x, x, nth("y", place), ticks)
+        layout[nth("yaxis", place)] = axis_of(panel.y, y, nth("x", place), ticks)
         layout["annotations"] += _words(panel, place, x)
         layout["shapes"] += _lines(panel, place)
     return layout
-
-
-def _axis(axis: Axis, domain: list[float], anchor: str, ticks: int) -> dict[str, Any]:
-    spec: dict[str, Any] = {
-        "title": {"text": safe(axis.label), "font": {"size": 12.5, "color": SOFT.light}, "standoff": 8},
-        "domain": domain,
-        "anchor": anchor,
-        "automargin": True,
-        # A finger that scrolls the page must not drag the axes instead.
-        "fixedrange": True,
-        "range": [math.log10(end) for end in axis.limits] if axis.log else list(axis.limits),
-        "type": "log" if axis.log else "linear",
-        "hoverformat": ",.0f" if axis.log else "",
-        "showline": True,
-        "linecolor": SOFT.light,
-        "gridcolor": GRID.light,
-        "zeroline": False,
-        "tickfont": {"size": 11.5},
-        "tickangle": 0,
-    }
-    if axis.hover:
-        spec["unifiedhovertitle"] = {"text": axis.hover}
-    if axis.ticks is not None:
-        shown = thinned(axis.ticks, ticks)
-        spec |= {"tickvals": [at for at, _ in shown], "ticktext": [safe(text) for _, text in shown]}
-    return spec
 
 
 def _words(panel: Panel, place: int, x: list[float]) -> list[dict[str, Any]]:

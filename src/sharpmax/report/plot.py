@@ -11,7 +11,23 @@ from typing import Literal
 
 from sharpmax.report.looks import Colour, Look
 
-__all__ = ["Axis", "Heat", "HeatPanel", "LegendEntry", "Mark", "Panel", "Plot", "Series", "Stroke", "legend", "thinned"]
+__all__ = [
+    "SMALL_TITLE",
+    "Axis",
+    "Heat",
+    "HeatPanel",
+    "LegendEntry",
+    "Mark",
+    "Panel",
+    "Plot",
+    "Series",
+    "Stroke",
+    "legend",
+    "thinned",
+]
+
+SMALL_TITLE = 20
+"""Letters of a line of the title of a small panel."""
 
 Stroke = Literal["solid", "dash", "dot"]
 
@@ -89,6 +105,8 @@ class Plot:
     caption: str
     alt: str
     panels: Sequence[Panel]
+    small: bool = False
+    """Whether the panels are small and in rows: they share one y axis, and the labels of axes are written once."""
 
 
 @dataclass(frozen=True)

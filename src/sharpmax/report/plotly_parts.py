@@ -1,13 +1,15 @@
-"""What all figures for the screen share: texts, axes' names, and a layout in the looks of the page."""
+"""What all figures for the screen share: texts, axes, and a layout in the looks of the page."""
 
 from __future__ import annotations
 
 import html
+import math
 from typing import Any
 
-from sharpmax.report.looks import GRID, INK, PAGE
+from sharpmax.report.looks import GRID, INK, PAGE, SOFT
+from sharpmax.report.plot import Axis, thinned
 
-__all__ = ["FONT", "base_layout", "domain_of", "nth", "safe"]
+__all__ = ["FONT", "axis_of", "base_layout", "domain_of", "nth", "safe"]
 
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 """The fonts of the reader's own system, in text and figures alike."""
@@ -48,3 +50,30 @@ def domain_of(place: int, count: int, gap: float) -> list[float]:
     share = (1.0 - gap * (count - 1)) / count
     start = place * (share + gap)
     return [round(start, 4), round(min(1.0, start + share), 4)]
+
+
+def axis_of(axis: Axis, domain: list[float], anchor: str, ticks: int) -> dict[str, Any]:
+    """An axis of a panel that lies within `domain`."""
+    spec: dict[str, Any] = {
+        "title": {"text": safe(axis.label), "font": {"size": 12.5, "color": SOFT.light}, "standoff": 8},
+        "domain": domain,
+        "anchor": anchor,
+        "automargin": True,
+        # A finger that scrolls the page must not drag the axes instead.
+        "fixedrange": True,
+        "range": [math.log10(end) for end in axis.limits] if axis.log else list(axis.limits),
+        "type": "log" if axis.log else "linear",
+        "hoverformat": ",.0f" if axis.log else "",
+        "showline": True,
+        "linecolor": SOFT.light,
+        "gridcolor": GRID.light,
+        "zeroline": False,
+        "tickfont": {"size": 11.5},
+        "tickangle": 0,
+    }
+    if axis.hover:
+        spec["unifiedhovertitle"] = {"text": axis.hover}
+    if axis.ticks is not None:
+        shown = thinned(axis.ticks, ticks)
+        spec |= {"tickvals": [at for at, _ in shown], "ticktext": [safe(text) for _, text in shown]}
+    return spec

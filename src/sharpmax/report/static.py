@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
 from sharpmax.lazy import require
 from sharpmax.report.board import Board
 from sharpmax.report.looks import DIVERGING_SCALE, HEAT_SCALE
-from sharpmax.report.plot import Axis, Heat, LegendEntry, Mark, Panel, Plot, Series, legend, thinned
+from sharpmax.report.plot import SMALL_TITLE, Axis, Heat, LegendEntry, Mark, Panel, Plot, Series, legend, thinned
 from sharpmax.report.static_board import static_board
 from sharpmax.report.static_parts import plain, sheet, titles
 
@@ -16,6 +17,11 @@ __all__ = ["static_figure"]
 
 _TICKS = 13
 """Labels of sizes that fit beside each other on the whole width."""
+
+_ACROSS = 5
+"""Small panels beside each other."""
+
+_SMALL_TICKS = 4
 
 _DASHES: dict[str, Any] = {"solid": "-", "dash": (0, (4, 3)), "dot": (0, (1, 2))}
 
@@ -36,11 +42,17 @@ def _drawn(plot: Plot | Heat | Board, titled: bool) -> Any:
 
 
 def _line_figure(plot: Plot, titled: bool) -> Any:
-    figure = sheet(5.2 if titled else 4.7)
+    columns = min(_ACROSS, len(plot.panels)) if plot.small else len(plot.panels)
+    rows = -(-len(plot.panels) // columns)
+    figure = sheet((1.0 + 1.75 * rows if plot.small else 4.7) + (0.5 if titled else 0.0))
     titles(figure, plot, titled)
-    panels = figure.subplots(1, len(plot.panels), squeeze=False)[0]
-    for axes, panel in zip(panels, plot.panels, strict=True):
-        _draw_panel(axes, panel, _TICKS // len(plot.panels))
+    places = figure.subplots(rows, columns, squeeze=False)
+    for axes, panel in zip(places.flat, plot.panels, strict=False):
+        _draw_panel(axes, panel, _SMALL_TICKS if plot.small else _TICKS // columns)
+    for axes in places.flat[len(plot.panels) :]:
+        axes.set_visible(False)
+    if plot.small:
+        _make_small(figure, places, plot.panels)
     entries = legend(plot)
     figure.legend(
         [_handle(entry) for entry in entries],
@@ -50,6 +62,18 @@ def _line_figure(plot: Plot, titled: bool) -> Any:
         fontsize=9,
     )
     return figure
+
+
+def _make_small(figure: Any, places: Any, panels: Sequence[Panel]) -> None:
+    figure.supylabel(plain(panels[0].y.label), fontsize=10)
+    across = places.shape[1]
+    below = len(panels) - 1 - ((len(panels) - 1) % across) // 2  # in the middle of the last row
+    for place, (axes, panel) in enumerate(zip(places.flat, panels, strict=False)):
+        axes.set(xlabel=plain(panel.x.label) if place == below else "", ylabel="")
+        axes.tick_params(labelsize=7.5, length=2.0)
+        axes.set_title("\n".join(textwrap.wrap(plain(panel.title), SMALL_TITLE)), loc="left", fontsize=8.5, pad=4.0)
+    for axes in places[:, 1:].flat:
+        axes.tick_params(labelleft=False)
 
 
 def _draw_panel(axes: Any, panel: Panel, ticks: int) -> None:

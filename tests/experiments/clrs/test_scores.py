@@ -90,3 +90,18 @@ def test_intervals_are_those_of_answers_drawn_again() -> None:
         assert found["low"] == pytest.approx(low, abs=1.0)
         assert found["high"] == pytest.approx(high, abs=1.0)
         assert found["low"] < found["mean"] < found["high"]
+
+
+def test_every_algorithm_by_itself(tables: dict[str, Any]) -> None:
+    one = tables["by_algorithm"]["base"]
+    assert one["first"]["in"]["mean"] == pytest.approx(100 * 2 / 3)
+    assert one["first"]["out"]["mean"] == 0.0
+    assert list(one["last"]) == ["in"]
+    gains = tables["gains_by_algorithm"]
+    assert list(gains) == ["sharp"]
+    assert gains["sharp"]["first"]["in"]["mean"] == pytest.approx(100 / 3)
+    assert (gains["sharp"]["first"]["out"]["gained"], gains["sharp"]["first"]["out"]["lost"]) == (1, 0)
+    # The mean over algorithms is the mean of these.
+    for group in ("in", "out"):
+        each = [cells[group]["mean"] for cells in one.values() if group in cells]
+        assert tables["means"]["base"][group]["mean"] == pytest.approx(sum(each) / len(each))

@@ -98,10 +98,14 @@ def examination(
     """
     if source.dataset is not None:
         found = _of(source, source.dataset)
-        return [one for one in found if sizes is None or one.length in sizes]
-    chosen = None if sizes is None else tuple(sizes)
+        chosen = [one for one in found if sizes is None or one.length in sizes]
+        if not chosen:
+            there = sorted({one.length for one in found})
+            reject("--sizes", sizes, f"sizes that are in {str(source.dataset)!r}: {', '.join(map(str, there))}")
+        return chosen
+    asked = None if sizes is None else tuple(sizes)
     how = _how(source, processes, note)
-    return _of(source, _clrs().test_set(folder, source.algorithms, chosen, train=without, **how))
+    return _of(source, _clrs().test_set(folder, source.algorithms, asked, train=without, **how))
 
 
 def _how(source: Source, processes: int, note: Note) -> dict[str, Any]:

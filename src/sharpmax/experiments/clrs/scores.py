@@ -6,6 +6,7 @@ import importlib
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -67,6 +68,8 @@ def exam_tables(exam: Exam, store: Store, trained: Mapping[str, Sequence[int]], 
         "gains": {
             arm: {name: _gain(last[base], last[arm], cells, seed) for name, cells in shown.items()} for arm in others
         },
+        "by_algorithm": {arm: _apart(shown, partial(_mean, last[arm], seed=seed)) for arm in last},
+        "gains_by_algorithm": {arm: _apart(shown, partial(_gain, last[base], last[arm], seed=seed)) for arm in others},
         "speed": {arm.name: _speed(store, arm.name, len(wanted)) for arm in exam.arms},
     }
 
@@ -99,6 +102,15 @@ def _group(
     """The sizes of each algorithm that were trained on, or those that were not; algorithms without any are left out."""
     found = {name: [s for s in cells if (s in trained.get(name, ())) == inside] for name, cells in places.items()}
     return {name: sizes for name, sizes in found.items() if sizes}
+
+
+def _apart(groups: Mapping[str, Mapping[str, Sequence[int]]], value: Any) -> dict[str, Any]:
+    """A value of the sizes trained on and of the others, for each algorithm by itself."""
+    found: dict[str, dict[str, Any]] = {}
+    for group, cells in groups.items():
+        for name, sizes in cells.items():
+            found.setdefault(name, {})[group] = value({name: sizes})
+    return found
 
 
 def _mean(cells: Cells, chosen: Mapping[str, Sequence[int]], seed: int) -> dict[str, Any]:

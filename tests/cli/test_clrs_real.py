@@ -1,0 +1,288 @@
+"""`sharpmax clrs` with the real CLRS-Text, processes that are really killed, and input that is really bad."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sharpmax
+from sharpmax.experiments.clrs.store import Store
+from sharpmax.policies import load_policy
+from sharpmax.tasks.clrs_text import generator as shim
+from tests.cli.lines import is_one_error_line
+from tests.experiments.clrs import stub
+from tests.experiments.evaluate import tiny
+
+pytest.importorskip("accelerate", reason="needs the extra hf")
+
+needs_clrs = pytest.mark.skipif(
+    importlib.util.find_spec("clrs") is None, reason=f"needs dm-clrs: pip install --no-deps {shim.RELEASE}"
+)
+STEPS, SAVED = 20, 8
+QUICK = (
+    "--steps", STEPS, "--batch-tokens", 256, "--row-tokens", 128, "--tokens-at-once", 128, "--save-every", SAVED,
+    "--device", "cpu", "--lr", 0.02,
+)  # fmt: skip
+
+
+def saved(out: Path) -> Any:
+    return json.loads((out / "results.json").read_text(encoding="utf-8"))
+
+
+@needs_clrs
+def test_real_algorithms_from_training_to_the_page(home: Path, tmp_path: Path, sharpmax_command: Any) -> None:
+    asked = ("--algorithms", "minimum,bridges", "--data", tmp_path / "data", "--per-cell", 3)
+    arms = [tmp_path / policy for policy in ("none", "paper")]
+    for arm in arms:
+        line = ["clrs", "train", home / "model", "--policy", arm.name, *asked, *QUICK, "--out", arm]
+        assert sharpmax_command(*line).code == 0
+    exam = tmp_path / "exam"
+    outcome = sharpmax_command("clrs", "evaluate", *arms, *asked, "--sizes", "4,8", "--device", "cpu", "--out", exam)
+    assert (outcome.code, outcome.err) == (0, "")
+    tables = saved(exam)["tables"]
+    assert tables["setting"]["sizes"]["bridges"] == {"trained": [4, 5], "examined": [4, 8]}
+    assert tables["setting"]["questions"]["count"] == 12
+    # Both arms learned from the same examples.
+    assert len({tables["training"][arm.name]["setting"]["examples"]["fingerprint"] for arm in arms}) == 1
+    page = (exam / "report.html").read_text(encoding="utf-8")
+    assert "“minimum”, the easiest of the algorithms, was not learnt by “none” and “paper”" in page
+    # Eight is more than bridges were trained with, but minimum was trained with more.
+    assert "“paper” is not shown to differ from “none” at other sizes" in page
+    assert "sharpmax clrs train model --policy paper --algorithms minimum,bridges" in page
+
+
+KILLED_AFTER_A_STEP = """
+import os, signal, sys
+from sharpmax.cli import main
+from sharpmax.experiments.clrs.curve import Curve
+
+def step_done(self, step, last, really=Curve.step_done):
+    really(self, step, last)
+    if step == 13:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+Curve.step_done = step_done
+main(sys.argv[1:])
+"""
+KILLED_WITHIN_A_STATE = """
+import os, signal, sys
+from transformers import Trainer
+from sharpmax.cli import main
+
+def save(self, folder, really=Trainer._save_optimizer_and_scheduler):
+    if self.state.global_step == 16:
+        os.kill(os.getpid(), signal.SIGKILL)
+    really(self, folder)
+
+Trainer._save_optimizer_and_scheduler = save
+main(sys.argv[1:])
+"""
+KILLED_WITHIN_AN_ANSWER = """
+import os, signal, sys
+from sharpmax.cli import main
+from sharpmax.experiments.clrs.store import Store
+
+added = []
+
+def add(self, arm, said, really=Store.add):
+    if len(added) == 3:
+        with self._path.open("ab") as file:
+            file.write(b'{"arm": "model", "it')
+        os.kill(os.getpid(), signal.SIGKILL)
+    added.append(arm)
+    really(self, arm, said)
+
+Store.add = add
+main(sys.argv[1:])
+"""
+
+
+def process(script: str, words: list[Any]) -> subprocess.CompletedProcess[str]:
+    """A command in a process of its own."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(sharpmax.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+    line = [sys.executable, "-c", script, *map(str, words)]
+    return subprocess.run(line, env=environment, capture_output=True, text=True, timeout=300)
+
+
+@pytest.fixture(scope="module")
+def data(home: Path) -> Path:
+    """Examples under the name of a real algorithm."""
+    made = stub.examples(stub.ALGORITHMS, (4, 6, 40), 12, "train", 0)
+    return stub.write(home / "examples.jsonl", [dataclasses.replace(one, algo_name="minimum") for one in made])
+
+
+def losses(out: Path) -> list[tuple[int, float]]:
+    lines = (out / "curve.jsonl").read_text(encoding="utf-8").splitlines()
+    return [(entry["step"], entry["loss"]) for entry in map(json.loads, lines)]
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs a system with SIGKILL")
+def test_a_training_killed_twice_ends_as_if_nothing_had_happened(
+    home: Path, data: Path, tmp_path: Path, sharpmax_command: Any
+) -> None:
+    def words(out: Path, *more: str) -> list[Any]:
+        start = ["clrs", "train", home / "model", "--policy", "paper", "--dataset", data, *QUICK]
+        return [*start, "--out", out, *more]
+
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    assert sharpmax_command(*words(whole)).code == 0
+    assert process(KILLED_AFTER_A_STEP, words(cut)).returncode == -signal.SIGKILL
+    assert [step for step, _ in losses(cut)] == list(range(1, 14))
+    assert {path.name for path in (cut / "states").iterdir()} == {f"checkpoint-{SAVED}"}
+    assert process(KILLED_WITHIN_A_STATE, words(cut, "--resume")).returncode == -signal.SIGKILL
+    assert [step for step, _ in losses(cut)] == list(range(1, 17))
+    assert (cut / "states" / "checkpoint-16").is_dir()
+    assert not (cut / "model").exists()
+    outcome = sharpmax_command(*words(cut, "--resume"))
+    assert (outcome.code, outcome.err) == (0, "")
+    assert losses(cut) == losses(whole)
+    assert saved(cut)["tables"]["curve"] == saved(whole)["tables"]["curve"]
+    weights = [out / "model" / "model.safetensors" for out in (cut, whole)]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+
+
+@pytest.fixture(scope="module")
+def two(home: Path) -> list[Path]:
+    """The model as it comes, and under a policy."""
+    load_policy("paper").save(tiny.save(home / "sharp") / "sharpmax_policy.json")
+    return [home / "model", home / "sharp"]
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs a system with SIGKILL")
+def test_an_examination_that_was_killed_asks_nothing_twice(
+    two: list[Path], data: Path, tmp_path: Path, sharpmax_command: Any
+) -> None:
+    def words(out: Path, *more: str) -> list[Any]:
+        how = ["--dataset", data, "--batch-tokens", 1000, "--device", "cpu", "--no-draw"]
+        return ["clrs", "evaluate", *two, *how, "--out", out, *more]
+
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    assert sharpmax_command(*words(whole)).code == 0
+    assert process(KILLED_WITHIN_AN_ANSWER, words(cut)).returncode == -signal.SIGKILL
+    before, half = (cut / "answers.jsonl").read_bytes().rsplit(b"\n", 1)
+    assert half
+    assert not (cut / "results.json").exists()
+    outcome = sharpmax_command(*words(cut, "--resume"))
+    assert (outcome.code, outcome.err) == (0, "")
+    after = (cut / "answers.jsonl").read_bytes()
+    assert after.startswith(before + b"\n")
+    entries = [entry for entry in map(json.loads, after.splitlines()) if "said" in entry]
+    keys = [(entry["arm"], entry["item"]) for entry in entries]
+    total = 2 * saved(cut)["tables"]["setting"]["questions"]["count"]
+    assert 0 < before.count(b'"said"') < total
+    assert len(keys) == len(set(keys)) == total
+    for table in saved(whole)["tables"]:
+        if table != "speed":
+            assert saved(cut)["tables"][table] == saved(whole)["tables"][table], table
+
+
+NO_COLUMNS = '{"question": "a", "answer": "b"}\n'
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        (["train", "--algorithms", "minimum,bogosort"], "--algorithms: got 'bogosort'; allowed: some of activity_sele"),
+        (["evaluate", "--algorithms", "bogosort"], "--algorithms: got 'bogosort'"),
+        (["evaluate", "--sizes", "0"], "--sizes: got '0'"),
+        (["evaluate", "--sizes", "3", "--algorithms", "minimum"], "size: got 3; allowed: a whole number from 4"),
+        (["train", "--dataset", "{home}/lacking.jsonl"], "line 1 lacks algo_name, length; found: question, answer"),
+        (["evaluate", "--dataset", "{home}/lacking.jsonl"], "line 1 lacks algo_name, length; found: question, answer"),
+        (["train", "--dataset", "{home}/text.txt"], "allowed: a folder or a .csv, .json, .jsonl, .parquet file"),
+        (["evaluate", "--dataset", "{home}/examples.jsonl", "--sizes", "5"], "--sizes: got [5]"),
+        (["evaluate", "--dataset", "{home}/examples.jsonl", "--algorithms", "bfs"], "a file with examples of bfs"),
+    ],
+)
+def test_a_mistake_is_one_line_before_anything_is_written(
+    line: list[str], says: str, home: Path, data: Path, tmp_path: Path, sharpmax_command: Any
+) -> None:
+    (home / "lacking.jsonl").write_text(NO_COLUMNS, encoding="utf-8")
+    more = [word.replace("{home}", str(home)) for word in line[1:]]
+    options = ["--data", tmp_path / "data", "--out", tmp_path / "out"]
+    outcome = sharpmax_command("clrs", line[0], home / "model", *options, *(QUICK if line[0] == "train" else ()), *more)
+    assert outcome.code == 2
+    assert is_one_error_line(outcome.err)
+    assert says in outcome.err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("command", ["train", "evaluate"])
+def test_a_missing_generator_names_the_line_to_type(
+    command: str, home: Path, tmp_path: Path, sharpmax_command: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "clrs" else real(name, *rest))
+    monkeypatch.setattr(shim, "_generator", shim._generator.__wrapped__)
+    options = ["--data", tmp_path / "data", "--out", tmp_path / "out"]
+    outcome = sharpmax_command("clrs", command, home / "model", *options)
+    assert outcome.code == 2
+    assert is_one_error_line(outcome.err)
+    assert f"pip install 'sharpmax[clrs]' && pip install --no-deps {shim.RELEASE}" in outcome.err
+    assert not (tmp_path / "out").exists()
+
+
+def full_disk(*arguments: Any, **options: Any) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def full_answers(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Store, "add", full_disk)
+
+
+def full_states(patch: pytest.MonkeyPatch) -> None:
+    import transformers
+
+    patch.setattr(transformers.Trainer, "_save_optimizer_and_scheduler", full_disk)
+
+
+def full_results(patch: pytest.MonkeyPatch) -> None:
+    real = Path.replace
+
+    def replace(self: Path, target: Path) -> Path:
+        return real(self, target) if "results.json" not in str(target) else full_disk()  # type: ignore[func-returns-value, return-value]
+
+    patch.setattr(Path, "replace", replace)
+
+
+@pytest.mark.parametrize(
+    ("command", "fill"),
+    [("train", full_states), ("train", full_results), ("evaluate", full_answers), ("evaluate", full_results)],
+)
+def test_a_full_disk_is_one_line_and_nothing_is_lost(
+    command: str, fill: Callable[[pytest.MonkeyPatch], None], home: Path, data: Path, tmp_path: Path,
+    sharpmax_command: Any,
+) -> None:  # fmt: skip
+    how = QUICK if command == "train" else ("--device", "cpu", "--no-draw")
+    line = ["clrs", command, home / "model", "--dataset", data, *how, "--out", tmp_path / "out"]
+    with pytest.MonkeyPatch.context() as patch:
+        fill(patch)
+        outcome = sharpmax_command(*line)
+    assert outcome.code == 2
+    assert is_one_error_line(outcome.err)
+    assert "No space left on device" in outcome.err
+    again = sharpmax_command(*line, "--resume")
+    assert (again.code, again.err) == (0, "")
+    assert (tmp_path / "out" / "results.json").is_file()
+
+
+@needs_clrs
+def test_a_full_disk_while_questions_are_made(
+    home: Path, tmp_path: Path, sharpmax_command: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "fsync", full_disk)
+    options = ["--algorithms", "minimum", "--per-cell", 1, "--data", tmp_path / "data", "--out", tmp_path / "out"]
+    outcome = sharpmax_command("clrs", "evaluate", home / "model", *options)
+    assert outcome.code == 2
+    assert is_one_error_line(outcome.err)
+    assert "No space left on device" in outcome.err
+    assert not [path for path in (tmp_path / "data").rglob("*") if path.is_file()]
