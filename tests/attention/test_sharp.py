@@ -120,6 +120,19 @@ class TestDefinition:
         got = sm.attention(q, k, v, enable_gqa=True, policy=policy, **kw)
         assert worst(got, naive(q, k, v, policy, kw)) < 1e-11
 
+    @pytest.mark.parametrize("kind", ["plain", "causal", "float mask"])
+    def test_under_autocast_it_measures_what_the_stock_kernel_is_given(self, kind: str) -> None:
+        q, k, v = qkv(scale=1.5)
+        mask = torch.linspace(-2.0, 1.0, q.shape[-2] * k.shape[-2]).view(q.shape[-2], k.shape[-2])
+        kw = {"plain": {}, "causal": {"is_causal": True}, "float mask": {"attn_mask": mask}}[kind]
+        low = {name: x.bfloat16() if isinstance(x, torch.Tensor) else x for name, x in kw.items()}
+        want = sm.attention(q.bfloat16(), k.bfloat16(), v.bfloat16(), enable_gqa=True, **low)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            got = sm.attention(q, k, v, enable_gqa=True, **kw)
+            exact = sm.attention(q.double(), k.double(), v.double(), enable_gqa=True)
+        assert torch.equal(got, want)
+        assert exact.dtype == torch.float64
+
     @pytest.mark.parametrize("shape", [(5, 8), (3, 5, 8), (2, 2, 3, 5, 8)])
     def test_any_number_of_batch_dimensions(self, shape: tuple[int, ...]) -> None:
         q, k, v = (heads(*shape) for _ in range(3))

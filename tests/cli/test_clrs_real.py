@@ -44,7 +44,19 @@ def test_real_algorithms_from_training_to_the_page(home: Path, tmp_path: Path, s
     asked = ("--algorithms", "minimum,bridges", "--data", tmp_path / "data", "--per-cell", 3)
     arms = [tmp_path / policy for policy in ("none", "paper")]
     for arm in arms:
-        line = ["clrs", "train", home / "model", "--policy", arm.name, *asked, "--cell-text", 100_000, *QUICK, "--out", arm]
+        line = [
+            "clrs",
+            "train",
+            home / "model",
+            "--policy",
+            arm.name,
+            *asked,
+            "--cell-text",
+            100_000,
+            *QUICK,
+            "--out",
+            arm,
+        ]
         assert sharpmax_command(*line).code == 0
     exam = tmp_path / "exam"
     outcome = sharpmax_command("clrs", "evaluate", *arms, *asked, "--sizes", "4,8", "--device", "cpu", "--out", exam)

@@ -407,6 +407,23 @@ def test_half_precision_stays_close(ids: torch.Tensor) -> None:
         assert (rough.float() - exact).abs().mean() < 0.1
 
 
+def test_under_autocast_rows_are_measured_as_attention_computes_them(
+    model: Any, ids: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Rotary embeddings give float32 there, for which GPUs have no tensor cores.
+    seen: list[torch.dtype] = []
+
+    def spy(problem: Any, impl: str, fields: frozenset[str]) -> Any:
+        seen.append(problem.q.dtype)
+        return measure(problem, impl, fields)
+
+    monkeypatch.setattr("sharpmax.hf.logits.measure", spy)
+    hf.apply(model, PAPER)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        model(ids)
+    assert seen == [torch.bfloat16] * 2
+
+
 # Only what is needed
 
 

@@ -16,7 +16,7 @@ from sharpmax.attention.kernels.tables import code_of, form_of
 from sharpmax.errors import reject, reject_type
 from sharpmax.policies import Policy, resolve_policy
 from sharpmax.rows.api import Impl, check_impl, measure, problem_of
-from sharpmax.rows.layout import Problem, floats_at_least_32, hidden_by
+from sharpmax.rows.layout import Problem, as_autocast, floats_at_least_32, hidden_by
 from sharpmax.rows.stats import FIELDS, RowStats
 
 __all__ = ["attention", "check_values", "is_repeated", "scaled_mask", "scaled_queries"]
@@ -90,6 +90,7 @@ def attention(
     """
     chosen = resolve_policy(policy)
     check_impl(impl)
+    q, k, v, attn_mask = as_autocast(q, k, v, attn_mask)
     problem = problem_of(q, k, attn_mask, "upper-left" if is_causal else None, scale, enable_gqa)
     check_values(q, k, v)
     _check_dropout(dropout_p)

@@ -18,7 +18,7 @@ from sharpmax.hf.lowered import Lowered, lowered
 from sharpmax.hf.rules import Rule
 from sharpmax.hf.softcap import capped_attention
 from sharpmax.hf.watching import Seen, Watchers
-from sharpmax.rows.layout import floats_at_least_32
+from sharpmax.rows.layout import as_autocast, floats_at_least_32
 
 __all__ = ["LAYER", "LEFT", "Layer", "Repeated", "sharp_attention"]
 
@@ -140,6 +140,7 @@ def sharp_attention(
     if not layer.rules:
         show(query, attention_mask, bias)
         return layer.function(module, query, key, value, attention_mask, **kwargs)
+    query, key, value, attention_mask = as_autocast(query, key, value, attention_mask)
     if kwargs.get("s_aux") is not None:
         raise UnsupportedError("model: attention sinks (s_aux) are logits that scaling the query does not scale")
     if cap is not None and layer.inner == "eager":

@@ -16,6 +16,7 @@ from sharpmax.errors import reject, reject_type
 __all__ = [
     "Parts",
     "Problem",
+    "as_autocast",
     "broadcast",
     "check_tensors",
     "floats_at_least_32",
@@ -137,6 +138,24 @@ def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
     if torch.amp.autocast_mode.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
         return torch.autocast(kind, enabled=False)
     return nullcontext()
+
+
+def as_autocast(*inputs: Any) -> tuple[Any, ...]:
+    """What attention is computed from inside `torch.autocast`: its dtype instead of float32.
+
+    Stock attention is given just that, and logits are measured as they are there: a GPU has no fast way for others.
+    """
+    first = inputs[0]
+    if not isinstance(first, Tensor):
+        return inputs
+    kind = first.device.type
+    if not (torch.amp.autocast_mode.is_autocast_available(kind) and torch.is_autocast_enabled(kind)):
+        return inputs
+    dtype = torch.get_autocast_dtype(kind)
+    return tuple(
+        x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() and x.dtype != torch.float64 else x
+        for x in inputs
+    )
 
 
 def make_problem(
