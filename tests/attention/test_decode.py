@@ -482,6 +482,7 @@ def test_operators_are_registered_as_they_behave():
     torch.library.opcheck(launches.values_op, (logits, peak, beta, v, lengths, None, False, True), test_utils=checks)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch.compile, of its own parts
 @pytest.mark.parametrize("policy", ["paper", EntropyTarget(1.0), HalfWay(0.8)], ids=lambda p: type(p).__name__)
 def test_compiles_without_a_break(policy):
     lengths = torch.tensor([33, 5], device=DEVICE)

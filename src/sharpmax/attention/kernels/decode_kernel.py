@@ -48,27 +48,21 @@ def _length(lengths_ptr, batch, keys, LENGTHS: tl.constexpr):
 
 
 @triton.jit
-def _page(pages_ptr, batch, tile, length, BLOCK_K: tl.constexpr, PAGE: tl.constexpr):
-    """Where the keys of a tile lie: one page for all of them or one for each; a contiguous cache is one per sequence.
-
-    Asked for a tile ahead of its keys: to wait for the number of a page before every tile would cost a quarter more.
-    """
+def _lines(
+    x_ptr, pages_ptr, batch, head, tile, key, inside, stride_b, stride_h, stride_l,
+    BLOCK_K: tl.constexpr, PAGE: tl.constexpr,
+):  # fmt: skip
+    """Where the lines of some keys start: in a contiguous cache, or in the pages of a paged one."""
+    base = x_ptr + head * stride_h
     if PAGE == 0:
-        return batch
+        return base + batch * stride_b + key.to(tl.int64) * stride_l
     elif PAGE % BLOCK_K == 0:
-        return tl.load(pages_ptr + tile * BLOCK_K // PAGE, mask=tile * BLOCK_K < length, other=0).to(tl.int64)
+        # The whole tile lies in one page.
+        page = tl.load(pages_ptr + tile * BLOCK_K // PAGE).to(tl.int64)
+        return base + page * stride_b + (key % PAGE).to(tl.int64) * stride_l
     else:
-        key = tile * BLOCK_K + tl.arange(0, BLOCK_K)
-        return tl.load(pages_ptr + key // PAGE, mask=key < length, other=0).to(tl.int64)
-
-
-@triton.jit
-def _lines(x_ptr, page, head, key, stride_b, stride_h, stride_l, PAGE: tl.constexpr):
-    """Where the lines of some keys start, given their pages."""
-    within = key
-    if PAGE != 0:
-        within = key % PAGE
-    return x_ptr + head * stride_h + page * stride_b + within.to(tl.int64) * stride_l
+        page = tl.load(pages_ptr + key // PAGE, mask=inside, other=0).to(tl.int64)
+        return base + page * stride_b + (key % PAGE).to(tl.int64) * stride_l
 
 
 @triton.jit
@@ -121,13 +115,12 @@ def _logits(
     second = tl.zeros([BLOCK_K, BLOCK_R], tl.float32)
     count = tl.zeros([BLOCK_K, BLOCK_R], tl.int32)
     tiles = tl.cdiv(length, BLOCK_K)
-    start = tiles * split // splits
-    page = _page(pages_ptr, batch, start, length, BLOCK_K, PAGE)
-    for tile in range(start, tiles * (split + 1) // splits):
+    for tile in range(tiles * split // splits, tiles * (split + 1) // splits):
         key = tile * BLOCK_K + column
         inside = key < length
-        k_at = _lines(k_ptr, page, head, key, k_stride_b, k_stride_h, k_stride_l, PAGE)
-        page = _page(pages_ptr, batch, tile + 1, length, BLOCK_K, PAGE)
+        k_at = _lines(
+            k_ptr, pages_ptr, batch, head, tile, key, inside, k_stride_b, k_stride_h, k_stride_l, BLOCK_K, PAGE
+        )
         seen = inside[:, None]
         if WIDTH != BLOCK_D:
             seen = seen & in_width[None, :]
@@ -272,7 +265,7 @@ def _merged(
 
 @triton.jit
 def _weighted(
-    acc, mass, spoilt, logits_at, v_ptr, page, head, tile, length, peak, beta, in_rows,
+    acc, mass, spoilt, logits_at, v_ptr, pages_ptr, batch, head, tile, length, peak, beta, in_rows,
     v_stride_b, v_stride_h, v_stride_l, v_stride_d,
     WIDTH: tl.constexpr, PAGE: tl.constexpr, VISIBILITY: tl.constexpr, WIDEN: tl.constexpr,
     BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
@@ -298,7 +291,7 @@ def _weighted(
     wanted = seen[:, None]
     if WIDTH != BLOCK_D:
         wanted = wanted & (dim < WIDTH)[None, :]
-    v_at = _lines(v_ptr, page, head, key, v_stride_b, v_stride_h, v_stride_l, PAGE)
+    v_at = _lines(v_ptr, pages_ptr, batch, head, tile, key, inside, v_stride_b, v_stride_h, v_stride_l, BLOCK_K, PAGE)
     v = tl.load(
         v_at[:, None] + dim.to(tl.int64)[None, :] * v_stride_d, mask=wanted, other=0.0, eviction_policy="evict_first"
     )
@@ -353,21 +346,16 @@ def _values(
     if VISIBILITY == 3:
         # Without a mask only the last keys are seen by some rows and not by others.
         shared = tl.minimum(end, tl.maximum(start, (length - QUERIES + 1) // BLOCK_K))
-    page = _page(pages_ptr, batch, start, length, BLOCK_K, PAGE)
     for tile in range(start, shared):
-        here = page
-        page = _page(pages_ptr, batch, tile + 1, length, BLOCK_K, PAGE)
         acc, mass, spoilt = _weighted(
-            acc, mass, spoilt, logits_at, v_ptr, here, head, tile, length, peak, beta, in_rows,
+            acc, mass, spoilt, logits_at, v_ptr, pages_ptr, batch, head, tile, length, peak, beta, in_rows,
             v_stride_b, v_stride_h, v_stride_l, v_stride_d,
             WIDTH, PAGE, 0 if VISIBILITY == 3 else VISIBILITY, WIDEN, BLOCK_K, BLOCK_D,
         )  # fmt: skip
     if VISIBILITY == 3:
         for tile in range(shared, end):
-            here = page
-            page = _page(pages_ptr, batch, tile + 1, length, BLOCK_K, PAGE)
             acc, mass, spoilt = _weighted(
-                acc, mass, spoilt, logits_at, v_ptr, here, head, tile, length, peak, beta, in_rows,
+                acc, mass, spoilt, logits_at, v_ptr, pages_ptr, batch, head, tile, length, peak, beta, in_rows,
                 v_stride_b, v_stride_h, v_stride_l, v_stride_d,
                 WIDTH, PAGE, 2, WIDEN, BLOCK_K, BLOCK_D,
             )  # fmt: skip
