@@ -1,0 +1,103 @@
+"""What is compared: a normaliser in training and at test, a kind of feed-forward layer, and what else is its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sharpmax.attention.normalisers import normalisers
+from sharpmax.errors import reject
+from sharpmax.experiments.engines import plugins
+
+__all__ = ["LEAGUE", "Method", "methods_named", "methods_of_files"]
+
+
+@dataclass(frozen=True)
+class Method:
+    """One entry of the league; everything but its name and normaliser has a default that is the same for all."""
+
+    name: str
+    normaliser: str
+    summary: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Options of the normaliser, plain JSON values."""
+
+    feed_forward: str = "gelu"
+    at_test: Mapping[str, Any] | None = None
+    """Another normaliser for the trained weights: `{"normaliser": name, "options": {…}}`."""
+
+    recipe: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of the common recipe that this method has otherwise."""
+
+    def plain(self) -> dict[str, Any]:
+        """The method as JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def of(cls, plain: Mapping[str, Any]) -> Method:
+        """The method that `plain` made these of."""
+        return cls(**plain)
+
+    def tested_with(self) -> tuple[str, Mapping[str, Any]]:
+        """Normaliser and options at test."""
+        if self.at_test is None:
+            return self.normaliser, self.options
+        return self.at_test["normaliser"], self.at_test.get("options", {})
+
+
+# The largest size in training, and the question itself where it is among the keys.
+_WINDOW = 17
+
+LEAGUE: Mapping[str, Method] = {
+    method.name: method
+    for method in (
+        Method("softmax", "softmax", "exp(s)/Σ exp(s)"),
+        Method("adaptive", "adaptive", "softmax(β·s) with the paper's β in training and at test"),
+        Method("ssmax", "ssmax", "softmax(s·ln n·logits), s learned"),
+        Method("sparsemax", "sparsemax", "nearest point of the simplex"),
+        Method("entmax15", "entmax15", "half way between softmax and sparsemax"),
+        Method("sigmoid", "sigmoid", "σ(s − ln n) for each key on its own"),
+        Method("softmax-plus-one", "softmax-plus-one", "exp(s)/(1 + Σ exp(s))"),
+        Method("linear", "linear", "φ(q)·φ(k)/Σ φ(q)·φ(k)"),
+        Method("stick-breaking", "stick-breaking", "σ(s_j)·Π (1 − σ(s)) over the keys after j"),
+        Method("hard", "hard", "the largest logit alone, straight-through gradient"),
+        Method("top-k", "top-k", "softmax over the 8 largest logits", {"k": 8}),
+        Method("local", "local", f"softmax over the last {_WINDOW} keys", {"window": _WINDOW}),
+        Method("step", "softmax", "softmax, feed-forward layers with a step", feed_forward="step"),
+        Method("hard-threshold", "softmax", "softmax, feed-forward layers with a jump", feed_forward="hard-threshold"),
+        Method(
+            "sharp",
+            "softmax",
+            "softmax in training, the largest logit alone at test",
+            at_test={"normaliser": "hard", "options": {}},
+        ),
+    )
+}
+"""What `sharpmax compare` runs unless told otherwise."""
+
+
+def methods_named(names: Sequence[str], own: Sequence[Method] = ()) -> list[Method]:
+    """The methods of these names, all of the league without any, and a user's own in either case."""
+    there = dict(LEAGUE) | {method.name: method for method in own}
+    for name in names:
+        if name not in there:
+            reject("METHODS", repr(name), ", ".join(there), "--with FILE adds a normaliser of your own")
+    chosen = list(dict.fromkeys(names)) or list(LEAGUE)
+    return [there[name] for name in dict.fromkeys([*chosen, *(method.name for method in own)])]
+
+
+def methods_of_files(files: Sequence[Path]) -> list[Method]:
+    """A method for every normaliser that these Python files define."""
+    found: list[Method] = []
+    for plugin in plugins.read(files):
+        plugins.load(plugin)
+        own = [kind for kind in normalisers().values() if kind.__module__ == plugin.module]
+        if not own:
+            reject("--with", repr(Path(plugin.path).name), "a file that defines a subclass of Normaliser with a name")
+        for kind in own:
+            if kind.name in LEAGUE:
+                reject("--with", f"a normaliser called {kind.name!r}", "a name that no method has", "rename it")
+            found.append(Method(kind.name, kind.name, kind.disperses))
+    return found
