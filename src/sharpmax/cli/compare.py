@@ -181,10 +181,8 @@ def _print_league(tables: Mapping[str, Any]) -> None:
 def _print_capacity(tables: Mapping[str, Any]) -> None:
     setting = tables["setting"]
     for method, cells in tables["capacity"].items():
-        rows = [
-            [cell["model"], f"{cell['parameters']:,}", _size(cell["half_accuracy_size"]), _size(cell["half_top_weight_size"])]
-            for cell in cells
-        ]  # fmt: skip
+        ends = ("half_accuracy_size", "half_top_weight_size")
+        rows = [[cell["model"], f"{cell['parameters']:,}", *(_size(cell[end]) for end in ends)] for cell in cells]
         title = (
             f"{method} on {setting['task']}: size at which accuracy halves, and at which the top weight is under 1/2"
         )
@@ -193,11 +191,8 @@ def _print_capacity(tables: Mapping[str, Any]) -> None:
             say(f"{name}: {_law(law)}")
         layers = {label: found for label, found in tables["layers"][method].items() if found is not None}
         for label, found in layers.items():
-            agree = (
-                "as forecast"
-                if found["first_measured"] == found["first_forecast"]
-                else (f"forecast: layer {found['first_forecast'] + 1}")
-            )
+            same = found["first_measured"] == found["first_forecast"]
+            agree = "as forecast" if same else f"forecast: layer {found['first_forecast'] + 1}"
             say(f"{label}: layer {found['first_measured'] + 1} disperses first ({agree})")
     say()
 

@@ -118,10 +118,15 @@ class StackedTraining(Generic[M]):
         torch.cuda.current_stream().wait_stream(stream)
         self._optimizer.zero_grad(set_to_none=True)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self._one_step()
+        advance: Callable[[], None] = graph.replay
+        try:
+            with torch.cuda.graph(graph):
+                self._one_step()
+        except RuntimeError:  # a user's own normaliser may ask the host something, which no graph can
+            torch.cuda.synchronize()
+            advance = self._one_step
         self._fresh()
-        return graph.replay
+        return advance
 
     def _fresh(self) -> None:
         """Undo steps that were only taken to warm up."""

@@ -11,6 +11,7 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from sharpmax.experiments.compare.memory import peak_of
 from sharpmax.experiments.compare.methods import Method
 from sharpmax.experiments.compare.setting import ModelSpec, recipe_for
 from sharpmax.experiments.engines import Outcome
+from sharpmax.experiments.recipe import Recipe
 from sharpmax.experiments.stacked_training import StackedTraining
 from sharpmax.lazy import require
 from sharpmax.models.encoder import Encoders
@@ -56,17 +58,28 @@ def train(
     chosen, spec, problem, on = Method.of(method), ModelSpec(**model), sized_task(task), torch.device(device)
     recipe = recipe_for(spec, chosen, problem, steps, batch)
 
-    def data(seed: int, block: int, count: int) -> list[Tensor]:
-        return problem.draw((count, recipe.batch), recipe.sizes, seeded(on, seed, block)).parts
+    def begun(with_recipe: Recipe, with_seeds: Sequence[int]) -> StackedTraining[SetHeads | Encoders]:
+        def data(seed: int, block: int, count: int) -> list[Tensor]:
+            shape = (count, with_recipe.batch)
+            return problem.draw(shape, with_recipe.sizes, seeded(on, seed, block)).parts
 
-    began = time.monotonic()
-    with peak_of(on) as peak, _quiet():
-        training = StackedTraining(lambda: spec.build(chosen, problem, seeds), _losses, data, recipe, seeds, steps, on)
-        curve: list[tuple[int, Tensor]] = []
-        while training.step < steps:
-            loss = training.next_block()
-            curve.append((training.step, loss))
-        final = curve[-1][1].tolist()  # waits for a GPU
+        def initial() -> SetHeads | Encoders:
+            return spec.build(chosen, problem, with_seeds)
+
+        return StackedTraining(initial, _losses, data, with_recipe, with_seeds, steps, on)
+
+    with _quiet():
+        if on.type == "cpu":
+            begun(replace(recipe, batch=1), seeds[:1])  # what libraries load late is not the method's memory
+        with peak_of(on) as peak:
+            training = begun(recipe, seeds)
+            began = time.monotonic()
+            curve: list[tuple[int, Tensor]] = []
+            while training.step < steps:
+                loss = training.next_block()
+                curve.append((training.step, loss))
+            final = curve[-1][1].tolist()  # waits for a GPU
+            seconds = time.monotonic() - began
     weights = training.heads()
     record = {
         "seeds": list(seeds),
@@ -74,7 +87,7 @@ def train(
         "diverged": [not math.isfinite(value) for value in final],
         "curve": [[step, [_finite(value) for value in loss.tolist()]] for step, loss in _thinned(curve)],
         "parameters": sum(tensor.numel() for tensor in weights.values()) // len(seeds),
-        "seconds": round(time.monotonic() - began, 2),
+        "seconds": round(seconds, 2),
         "memory": peak(),
     }
     safetensors = require("safetensors.torch", "reproduce", "sharpmax compare")
