@@ -20,23 +20,9 @@ TINY = ("--seeds", 2, "--steps", 3, "--batch", 4, "--width", 8, "--sizes", "16,3
 ENGINES = {"here": ("--workers", 1), "ray": ("--engine", "ray", "--workers", 2)}
 SPENT = ("seconds", "memory")
 
-SQUARES = """
-import torch
-from torch import nn
-from sharpmax.attention.normalisers import Normaliser
-
-class Squares(Normaliser):
-    name = "squares"
-    disperses = "yes: bounded squares share out a fixed total"
-
-    def __init__(self):
-        super().__init__()
-        self.power = nn.Parameter(torch.tensor(2.0))
-
-    def normalise(self, logits, live):
-        squares = (logits.abs() + 1e-3) ** self.power * live
-        return squares / squares.sum(-1, keepdim=True)
-"""
+DOCS = Path(__file__).parents[2] / "docs" / "compare.md"
+SQUARES = DOCS.read_text(encoding="utf-8").partition("```python\n")[2].partition("```")[0]
+"""The file that the documentation shows."""
 
 
 def run_alone(*words: Any) -> subprocess.CompletedProcess[str]:

@@ -73,6 +73,16 @@ def test_near_ties_are_about_half_of_all_sets_at_every_size() -> None:
     assert float(gap[batch.close].max()) < float(gap[~batch.close].min())
 
 
+def test_zoom_draws_closer_sets_with_the_same_answers() -> None:
+    plain, zoomed = (sized_task("max").draw((2000,), 16, seeded(CPU, 1), zoom=zoom) for zoom in (1.0, 1e-3))
+    assert torch.equal(plain.answer, zoomed.answer)
+    assert torch.equal(plain.inputs[..., 1:], zoomed.inputs[..., 1:])
+    spread = zoomed.inputs[:, :16, 0].amax(-1) - zoomed.inputs[:, :16, 0].amin(-1)
+    assert 1e-4 < float(spread.min()) < 2e-3
+    assert float(spread.max()) > 0.5
+    assert float(zoomed.inputs[:, :16, 0].max()) <= 1.0
+
+
 def test_sort_asks_for_what_follows() -> None:
     batch = examples("sort", (5, 16))
     firsts = 0

@@ -79,7 +79,7 @@ def compare(
     shapes = {"width": width, "heads": heads, "depth": depth}
     models = models_of(model, _shapes(model, shapes, capacity=capacity), causal=causal or problem.ordered)
     for one in models:
-        one.check(problem)
+        one.check(problem, chosen)
     for method in chosen:  # a missing package or a wrong option is better said now than by a worker
         normaliser(method.normaliser, **method.options)
     tested = sizes_from(sizes) if sizes else list(problem.sizes)
@@ -99,6 +99,7 @@ def compare(
         samples=samples,
         device=where,
         stack=stack or seeds,
+        files=tuple(file.read_text(encoding="utf-8-sig") for file in files),
     )
     command = typed(
         " ".join(["compare", *(methods or [])]),
@@ -117,7 +118,7 @@ def compare(
         engine=engine,
         device=where,
         out=out,
-        **{"with": files[0] if files else None},
+        **{"with": files},
     )
     folder = out_folder(out)
     store = Store(folder)
@@ -127,7 +128,11 @@ def compare(
         def show(progress: Any) -> None:
             tell("comparing", progress.done, progress.total, ", ".join(progress.running[:2]))
 
-        run(plan.tasks(), store, engine=engine, workers=workers, address=address, plugins=files, progress=show)
+        try:
+            run(plan.tasks(), store, engine=engine, workers=workers, address=address, plugins=files, progress=show)
+        except KeyboardInterrupt:
+            say(f"stopped; the same command with --resume goes on with what is missing in {folder}")
+            raise
     tables = capacity_tables(plan, store) if capacity else compare_tables(plan, store)
     saved = collect(command, tables, seed=seed).save(folder / FILE_NAME)
     (_print_capacity if capacity else _print_league)(tables)

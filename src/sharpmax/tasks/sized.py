@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 __all__ = ["NOTHING", "Batch", "SizedTask", "Sizes"]
@@ -66,5 +65,10 @@ class SizedTask:
     ordered: bool
     """Whether the order of positions matters, so that a model must know it."""
 
-    draw: Callable[[tuple[int, ...], Sizes, torch.Generator], Batch]
-    """Independent examples, `shape` of them, on the generator's device."""
+    draw: Callable[..., Batch]
+    """`draw(shape, sizes, generator)`: independent examples, `shape` of them, on the generator's device.
+
+    What else it takes by name, `options`, makes other examples for training.
+    """
+
+    options: tuple[str, ...] = ()

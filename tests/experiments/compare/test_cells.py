@@ -29,7 +29,7 @@ def common(method: Method, model: ModelSpec = SINGLE, task: str = "max", seeds: 
 def trained(
     method: Method, model: ModelSpec = SINGLE, task: str = "max", seeds: tuple[int, ...] = (0, 1), **how: int
 ) -> Any:
-    return train(**common(method, model, task, seeds), **{"steps": 200, "batch": 16, **how})
+    return train(**common(method, model, task, seeds), steps=how.get("steps", 200), batch=how.get("batch", 16))
 
 
 def examined(method: Method, blob: bytes | None, model: ModelSpec = SINGLE, task: str = "max",
@@ -116,7 +116,7 @@ def test_methods_see_the_same_data(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: dict[str, list[float]] = {}
     for name in ("softmax", "hard", "step"):
         seen: list[float] = []
-        real = cells.seeded
+        real = seeded
 
         def noting(device: torch.device, *numbers: int, seen: list[float] = seen, real: Any = real) -> torch.Generator:
             seen.append(hash(numbers))

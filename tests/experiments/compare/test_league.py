@@ -71,7 +71,8 @@ def falling(at: float, seeds: int = 6, noise: float = 0.0) -> np.ndarray:
     """A measure [sizes, seeds] that crosses one half at a size."""
     rng = np.random.default_rng(int(at))
     shift = rng.normal(0.0, noise, seeds)
-    return np.clip(0.5 - 0.1 * (X[:, None] - np.log(at) - shift), 0.0, 1.0)
+    found: np.ndarray = np.clip(0.5 - 0.1 * (X[:, None] - np.log(at) - shift), 0.0, 1.0)
+    return found
 
 
 class TestLaw:

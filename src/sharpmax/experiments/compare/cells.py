@@ -61,7 +61,7 @@ def train(
     def begun(with_recipe: Recipe, with_seeds: Sequence[int]) -> StackedTraining[SetHeads | Encoders]:
         def data(seed: int, block: int, count: int) -> list[Tensor]:
             shape = (count, with_recipe.batch)
-            return problem.draw(shape, with_recipe.sizes, seeded(on, seed, block)).parts
+            return problem.draw(shape, with_recipe.sizes, seeded(on, seed, block), **chosen.data).parts
 
         def initial() -> SetHeads | Encoders:
             return spec.build(chosen, problem, with_seeds)

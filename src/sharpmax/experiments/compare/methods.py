@@ -31,6 +31,9 @@ class Method:
     recipe: Mapping[str, Any] = field(default_factory=dict)
     """Fields of the common recipe that this method has otherwise."""
 
+    data: Mapping[str, Any] = field(default_factory=dict)
+    """Options of the task's examples in training, which this method sees instead of the usual ones."""
+
     def plain(self) -> dict[str, Any]:
         """The method as JSON values."""
         return asdict(self)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +31,8 @@ class Plan:
     samples: int
     device: str
     stack: int
+    files: tuple[str, ...] = ()
+    """Texts of a user's own Python files."""
 
     def identity(self) -> dict[str, Any]:
         """What must be the same for a run to go on with what an earlier one has done."""
@@ -45,6 +48,7 @@ class Plan:
             "samples": self.samples,
             "device": self.device,
             "stack": self.stack,
+            "files": [hashlib.sha256(text.encode()).hexdigest() for text in self.files],
             "recipes": [
                 repr(recipe_for(model, method, task, self.steps, self.batch))
                 for model in self.models
