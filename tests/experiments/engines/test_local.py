@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -155,6 +156,12 @@ def test_an_interrupt_ends_all_processes(tmp_path: Path) -> None:
 def test_tasks_that_make_no_sense(tmp_path: Path, tasks: list[Task], says: str) -> None:
     with pytest.raises(ArgumentError, match=says):
         go(tmp_path, tasks, workers=1)
+
+
+def test_ray_is_an_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(MissingExtraError, match=r"engine 'ray' needs the package 'ray'.*pip install 'sharpmax\[ray\]'"):
+        go(tmp_path, grid(), engine="ray")
 
 
 @pytest.mark.parametrize(

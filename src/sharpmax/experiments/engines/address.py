@@ -30,7 +30,8 @@ def connect(ray: Any, address: str | None, workers: int | None) -> None:
         warnings.simplefilter("ignore")  # what Ray will change one day is not the user's to know
         try:
             ray.init(address=address or "local", **quiet, **({} if address else own))
-        except (OSError, RuntimeError, ValueError) as problem:
+        except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as problem:
+            ray.shutdown()  # what has been started so far
             said = " ".join(str(problem).split())[:300]
             if address is None:
                 reject("--engine", f"ray, which cannot be started here ({said})", "a machine that can run Ray")
