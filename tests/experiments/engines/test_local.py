@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -15,6 +13,7 @@ import pytest
 
 from sharpmax.errors import ArgumentError, MissingExtraError, SharpmaxError, UnsupportedError
 from sharpmax.experiments.engines import Progress, Store, Task, run
+from tests.experiments.engines.drivers import driver, lines, wait_for
 from tests.experiments.engines.grids import TOYS, contents, grid, toy, traces
 
 
@@ -118,40 +117,6 @@ def test_tasks_are_done_in_their_order(tmp_path: Path) -> None:
     assert Store(tmp_path).keys() == ["learn/1", "test/1/1", "test/1/0", "learn/0", "test/0/1", "test/0/0"]
 
 
-DRIVER = """
-import sys
-from pathlib import Path
-from sharpmax.experiments.engines import Store, run
-from grids import TOYS, grid
-
-if __name__ == "__main__":
-    folder, trace, options = sys.argv[1:]
-    run(grid(4, 2, trace=trace, seconds=0.1), Store(Path(folder)), plugins=[TOYS], **eval(options))
-"""
-
-
-def driver(tmp_path: Path, **options: Any) -> subprocess.Popen[bytes]:
-    """A process that drives a grid of twelve tasks."""
-    (tmp_path / "trace").mkdir(exist_ok=True)
-    script = tmp_path / "drive.py"
-    script.write_text(DRIVER, encoding="utf-8")
-    path = os.pathsep.join([str(TOYS.parent), *filter(None, sys.path)])
-    words = [sys.executable, str(script), str(tmp_path / "store"), str(tmp_path / "trace"), repr(options)]
-    return subprocess.Popen(words, env={**os.environ, "PYTHONPATH": path}, stderr=subprocess.PIPE)
-
-
-def lines(folder: Path) -> int:
-    file = folder / "outcomes.jsonl"
-    return file.read_bytes().count(b"\n") if file.is_file() else 0
-
-
-def wait_for(condition: Any, seconds: float = 60.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
-
-
 def test_a_lost_driver_loses_what_was_in_flight_and_no_more(tmp_path: Path) -> None:
     process = driver(tmp_path, workers=2)
     wait_for(lambda: lines(tmp_path / "store") >= 5)
@@ -191,6 +156,12 @@ def test_an_interrupt_ends_all_processes(tmp_path: Path) -> None:
 def test_tasks_that_make_no_sense(tmp_path: Path, tasks: list[Task], says: str) -> None:
     with pytest.raises(ArgumentError, match=says):
         go(tmp_path, tasks, workers=1)
+
+
+def test_ray_is_an_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(MissingExtraError, match=r"engine 'ray' needs the package 'ray'.*pip install 'sharpmax\[ray\]'"):
+        go(tmp_path, grid(), engine="ray")
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,11 @@ from sharpmax.experiments.engines.task import Outcome
 
 
 def touch(folder: str | None, name: str) -> int:
-    """Leave a trace of an execution; the number of those before."""
+    """Leave a trace of an execution, with the process that started this one in it; the number of those before."""
     if folder is None:
         return 0
     before = len(list(Path(folder).glob(f"{name}.*")))
-    (Path(folder) / f"{name}.{os.getpid()}.{time.time_ns()}").touch()
+    (Path(folder) / f"{name}.{os.getpid()}.{time.time_ns()}").write_text(str(os.getppid()), encoding="utf-8")
     return before
 
 

@@ -14,7 +14,7 @@ __all__ = ["connect"]
 _ALLOWED = "host:port of a running Ray cluster that this machine belongs to, or 'auto'"
 _TODO = "start one with: ray start --head --port 6379"
 _PATIENCE_S = 5.0
-_OBJECT_STORE_BYTES = 256 * 2**20
+_OBJECT_STORE_BYTES = 80_000_000  # what is more goes to disk
 # How a client of HTTP/2, which Ray speaks, begins; the server answers with a frame of the same type.
 _HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 _SETTINGS = 4
@@ -30,7 +30,8 @@ def connect(ray: Any, address: str | None, workers: int | None) -> None:
         warnings.simplefilter("ignore")  # what Ray will change one day is not the user's to know
         try:
             ray.init(address=address or "local", **quiet, **({} if address else own))
-        except (OSError, RuntimeError, ValueError) as problem:
+        except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as problem:
+            ray.shutdown()  # what has been started so far
             said = " ".join(str(problem).split())[:300]
             if address is None:
                 reject("--engine", f"ray, which cannot be started here ({said})", "a machine that can run Ray")

@@ -20,8 +20,13 @@ from sharpmax.lazy import require
 
 __all__ = ["Cluster", "joined"]
 
-# Read by Ray when it is imported: it reports to nobody, and leaves it to PyTorch which GPUs there are.
-_QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_DEDUP_LOGS": "0"}
+# Read by Ray when it is imported: it reports to nobody, leaves CUDA as it is where a task asks for no GPU, and keeps to
+# itself what it does about nodes and processes that die.
+_QUIET = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_DEDUP_LOGS_SKIP_REGEX": ".",
+}
 _LOOK_S = 0.5
 _PATIENCE_S = 60.0
 
@@ -56,19 +61,17 @@ class Cluster:
         self._running: dict[Any, tuple[Task, Any]] = {}
         """By the reference to the first part of an answer: the task, and the reference to its blob."""
         self._blobs: dict[str, Any] = {}
-        self._gpu = False
-        self._idle_since: float | None = None
+        self._none_since: dict[str, float] = {}
 
-    def slots(self) -> int:
-        """As many as the cluster has cores now, or GPUs where tasks need them."""
-        resource = "GPU" if self._gpu else "CPU"
+    def slots(self, task: Task) -> int:
+        """As many as the cluster has cores now, or GPUs for a task that needs one."""
+        resource = "GPU" if task.on_gpu else "CPU"
         count = int(self._ray.cluster_resources().get(resource, 0))
         if count:
-            self._idle_since = None
+            self._none_since.pop(resource, None)
             return count
         now = time.monotonic()
-        self._idle_since = self._idle_since or now
-        if now - self._idle_since > _PATIENCE_S:
+        if now - self._none_since.setdefault(resource, now) >= _PATIENCE_S:
             raise SharpmaxError(
                 f"--engine ray: for {_PATIENCE_S:.0f} s no node of the cluster has had a {resource}; add a node and go "
                 "on with --resume: what was done is kept"
@@ -77,7 +80,6 @@ class Cluster:
 
     def begin(self, task: Task) -> None:
         """Hand a task to Ray, with a reference to its blob."""
-        self._gpu = task.on_gpu
         blob = None if task.after is None else self._blob(task.after)
         call = (task.function, dict(task.arguments), task.after is not None)
         work = self._work.options(num_gpus=int(task.on_gpu), name=task.shown)
@@ -94,7 +96,9 @@ class Cluster:
         if not self._running:
             time.sleep(_LOOK_S)
             return []
-        ready, _ = self._ray.wait(list(self._running), timeout=_LOOK_S)
+        ready, waiting = self._ray.wait(list(self._running), timeout=_LOOK_S)
+        if not ready:
+            self.slots(self._running[waiting[0]][0])  # all nodes may have gone
         return [self._answer(reference) for reference in ready]
 
     def _answer(self, reference: Any) -> tuple[Task, Answer | Lost]:

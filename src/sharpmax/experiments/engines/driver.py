@@ -28,8 +28,8 @@ class Lost:
 class Engine(Protocol):
     """Where tasks are done."""
 
-    def slots(self) -> int:
-        """How many tasks can be at work at a time now."""
+    def slots(self, task: Task) -> int:
+        """How many tasks can be at work now, if this one is among them."""
 
     def begin(self, task: Task) -> None:
         """Start a task whose predecessor is done."""
@@ -56,7 +56,7 @@ def drive(
 
     tell()
     while waiting.ready or running:
-        while waiting.ready and len(running) < engine.slots():
+        while waiting.ready and len(running) < engine.slots(waiting.first):
             task = waiting.next()
             engine.begin(task)
             running[task.key] = task
@@ -118,8 +118,13 @@ class _Waiting:
         if left := [key for key in self._place if key not in store and key not in known]:
             reject("tasks", f"{left[0]!r} after itself, by way of others", "predecessors that can be done first")
 
-    def next(self) -> Task:
+    @property
+    def first(self) -> Task:
         """The first of those that can be done now."""
+        return self._tasks[self.ready[0]]
+
+    def next(self) -> Task:
+        """Take the first."""
         return self._tasks[heapq.heappop(self.ready)]
 
     def again(self, task: Task) -> None:

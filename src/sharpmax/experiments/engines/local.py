@@ -45,7 +45,7 @@ class Here(_Local):
 
     _task: Task | None = None
 
-    def slots(self) -> int:
+    def slots(self, task: Task) -> int:
         """One at a time."""
         return 1
 
@@ -75,7 +75,7 @@ class Processes(_Local):
         # All at once: each takes its time to start.
         self._workers = [_new() for _ in range(workers)]
 
-    def slots(self) -> int:
+    def slots(self, task: Task) -> int:
         """As many as there may be processes."""
         return self._count
 
