@@ -125,14 +125,15 @@ class _Layer(nn.Module):
     def read(self, x: Tensor, live: Tensor, rows: int, asked: int) -> tuple[Tensor, Tensor, Look]:
         """The same, the last `asked` of them with hard attention too, and the look of these; rows come in parts."""
         q, k, v = self._projected(x, rows)
-        pooled, looks = [], []
+        pooled, looks, left = [], [], rows
         for part, keys in self._parts(q, k):
             mask = live[:, :, None, None, :keys]
             weights = self.normalisers(part, k[..., :keys, :], mask=mask, is_causal=self._causal)
             pooled.append(torch.matmul(weights, v[..., :keys, :]))
-            looks.append(look(weights))
+            left -= part.shape[-2]
+            if left < asked:
+                looks.append(look(weights[..., -min(asked - left, part.shape[-2]) :, :]))
         seen = Look.joined(looks)
-        seen = Look(*(getattr(seen, name)[..., -asked:] for name in ("entropy", "top", "each", "first")))
         return self._added(x, torch.cat(pooled, dim=-2)), self._added(x, seen.hard(v)), seen
 
     def _parts(self, q: Tensor, k: Tensor) -> list[tuple[Tensor, int]]:

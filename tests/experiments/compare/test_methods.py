@@ -35,7 +35,7 @@ def test_methods_by_name_once_each_and_ones_own_always() -> None:
     own = Method("mine", "softmax")
     assert [method.name for method in methods_named(["hard", "softmax", "hard"], [own])] == ["hard", "softmax", "mine"]
     assert [method.name for method in methods_named([], [own])] == [*LEAGUE, "mine"]
-    with pytest.raises(ArgumentError, match="METHODS: got 'soft'; allowed: softmax, .*, mine; --with FILE"):
+    with pytest.raises(ArgumentError, match=r"METHODS: got 'soft'; allowed: softmax, .*, mine; --with FILE"):
         methods_named(["soft"], [own])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -15,12 +16,14 @@ __all__ = ["peak_of"]
 
 @contextmanager
 def peak_of(device: torch.device) -> Iterator[Callable[[], int | None]]:
-    """A function that gives, after the work, its bytes on a GPU or by how many this process rose; None if unknown."""
+    """A function that gives, after the work, by how many bytes the device's memory rose in it; None if unknown."""
     found: list[int | None] = [None]
     if device.type == "cuda":
+        gc.collect()
         torch.cuda.reset_peak_memory_stats(device)
+        held = torch.cuda.memory_allocated(device)
         yield lambda: found[0]
-        found[0] = torch.cuda.max_memory_allocated(device)
+        found[0] = torch.cuda.max_memory_allocated(device) - held
         return
     with suppress(OSError):  # Linux forgets the peak of a process that asks for it
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
