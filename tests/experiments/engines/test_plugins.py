@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from sharpmax.attention.normalisers import base
 from sharpmax.errors import ArgumentError, FileFormatError
 from sharpmax.experiments.engines import plugins
 
@@ -26,6 +27,32 @@ def test_a_file_is_imported_once_and_again_when_it_has_changed(tmp_path: Path) -
     assert inspect.getsource(first.A) == "class A:\n    x = 'ä'\n"
     file.write_text("y = 2\n", encoding="utf-8")
     assert loaded(file).y == 2
+
+
+NORMALISER = """
+from sharpmax.attention.normalisers import Normaliser
+
+class Squared(Normaliser):
+    name = "squared-for-a-test"
+    disperses = "as a test likes"
+
+    def normalise(self, logits, live):
+        powers = logits.square() * live
+        return powers / powers.sum(-1, keepdim=True)
+"""
+
+
+def test_a_normaliser_registers_wherever_its_text_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(base, "_kinds", dict(base._kinds))
+    file = tmp_path / "squared.py"
+    file.write_text(NORMALISER, encoding="utf-8")
+    plugin = plugins.read([file])[0]
+    file.unlink()
+    module: Any = plugins.load(plugin)
+    assert base._kinds["squared-for-a-test"] is module.Squared
+    # A file that was changed since replaces what it defined before, instead of finding the name taken.
+    changed: Any = plugins.load(plugins.Plugin(plugin.path, plugin.text + "\n"))
+    assert base._kinds["squared-for-a-test"] is changed.Squared is not module.Squared
 
 
 @pytest.mark.parametrize(

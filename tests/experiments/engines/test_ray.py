@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import socket
 import threading
 import time
@@ -47,10 +48,6 @@ def local(folder: Path, tasks: list[Task]) -> dict[str, Any]:
     return contents(folder)
 
 
-def raylet(node: Any) -> str:
-    return str(node.all_processes["raylet"][0].process.pid)
-
-
 def test_a_node_that_is_killed_in_the_middle(cluster: Any, tmp_path: Path) -> None:
     """What it had at work is done again elsewhere, and every number is that of a run in this process."""
     second = cluster.add_node(**NODE)
@@ -58,18 +55,21 @@ def test_a_node_that_is_killed_in_the_middle(cluster: Any, tmp_path: Path) -> No
     trace.mkdir()
     # Blobs too large to travel inside of messages.
     tasks = grid(4, 2, size=256, trace=str(trace), seconds=0.3)
-    process = raylet(second)
+    process = second.all_processes["raylet"][0].process.pid
     doomed: list[str] = []
 
-    def on_second() -> list[str]:
-        """What the second node has begun, the last at the end."""
-        begun = [path.name for path in trace.iterdir() if path.read_text(encoding="utf-8") == process]
-        return [name.rsplit(".", 2)[0] for name in sorted(begun, key=lambda name: int(name.rsplit(".", 1)[1]))]
+    def on_second() -> list[list[str]]:
+        """What the second node has begun, the last at the end: name, process, time."""
+        begun = [path.name for path in trace.iterdir() if path.read_text(encoding="utf-8") == str(process)]
+        return sorted((name.rsplit(".", 2) for name in begun), key=lambda parts: int(parts[2]))
 
     def kill() -> None:
         wait_for(lambda: len(on_second()) >= 2)
+        name, worker, _ = on_second()[-1]
+        doomed.append(name)
+        for dying in (process, int(worker)):  # a machine that fails takes all that is on it with it
+            os.kill(dying, signal.SIGKILL)
         cluster.remove_node(second, allow_graceful=False)
-        doomed.append(on_second()[-1])
 
     killer = threading.Thread(target=kill)
     killer.start()
