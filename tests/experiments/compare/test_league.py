@@ -103,6 +103,13 @@ class TestLaw:
         assert (law["used"], law["beyond"]) == (12, 6)
         assert law["exponents"]["width"]["mean"] == pytest.approx(1.0, abs=1e-6)
 
+    def test_a_factor_that_only_varies_among_those_left_out_has_no_exponent(self) -> None:
+        curves = {m: falling(4.0 * m.width if m.depth == 1 else 1e9) for m in self.models()}
+        law = fitted_law(X, curves, end)
+        assert set(law["exponents"]) == {"width", "heads"}
+        assert law["exponents"]["width"]["mean"] == pytest.approx(1.0, abs=1e-6)
+        assert law["used"] == 6
+
     def test_what_does_not_vary_has_no_exponent_and_too_few_models_no_law(self) -> None:
         some = [ModelSpec("encoder", w, 1, 1) for w in (16, 32)]
         law = fitted_law(X, {m: falling(4.0 * m.width) for m in some}, end)

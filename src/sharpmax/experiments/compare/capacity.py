@@ -96,11 +96,12 @@ def fitted_law(
     """
     models = list(curves)
     whole = np.stack([curves[model] for model in models], axis=1)  # [sizes, models, seeds]
-    varying = [name for name in FACTORS if len({getattr(model, name) for model in models}) > 1]
-    factors = np.log(np.array([[getattr(model, name) for name in varying] for model in models], dtype=float))
     ends = end(x, np.nanmean(whole, axis=2))
-    best = _least_squares(factors.reshape(len(models), -1), ends)
-    counts = {"models": len(models), "used": int(np.isfinite(ends).sum()), "beyond": int(np.sum(ends == np.inf))}
+    used = [model for model, one in zip(models, ends, strict=True) if np.isfinite(one)]
+    varying = [name for name in FACTORS if len({getattr(model, name) for model in used}) > 1]
+    factors = np.log([[float(getattr(model, name)) for name in varying] for model in models]).reshape(len(models), -1)
+    best = _least_squares(factors, ends)
+    counts = {"models": len(models), "used": len(used), "beyond": int(np.sum(ends == np.inf))}
     if best is None:
         return {**counts, "exponents": None, "constant": None, "r2": None}
     rng = np.random.default_rng(seed)
@@ -108,7 +109,7 @@ def fitted_law(
     draws = []
     for _ in range(REPEATS if seeds > 1 else 0):
         drawn = whole[:, :, rng.integers(seeds, size=seeds)]
-        again = _least_squares(factors.reshape(len(models), -1), end(x, np.nanmean(drawn, axis=2)))
+        again = _least_squares(factors, end(x, np.nanmean(drawn, axis=2)))
         if again is not None:
             draws.append(again[0])
     low, high = interval(draws, best[0])

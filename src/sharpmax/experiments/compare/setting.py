@@ -99,7 +99,7 @@ def recipe_for(model: ModelSpec, method: Method, task: SizedTask, steps: int, ba
     """The recipe that all methods of a model share, with what is the method's own."""
     rate = RECIPES["sharp"].learning_rate if model.kind == "single" else _ENCODER_RATE
     common = replace(RECIPES["sharp"], learning_rate=rate, batch=batch, sizes=task.trained)
-    own = {name: tuple(value) if isinstance(value, list) else value for name, value in method.recipe.items()}
+    own: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in method.recipe.items()}
     known = [one.name for one in fields(Recipe) if one.name not in ("name", "summary")]
     for name in own:
         if name not in known:
