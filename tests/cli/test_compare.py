@@ -108,6 +108,25 @@ def test_a_normaliser_of_ones_own_is_one_file(sharpmax_command: Any, tmp_path: P
     assert tables_of(tmp_path / "two")["per_seed"]["squares"] == tables["per_seed"]["squares"]
 
 
+def test_a_file_may_list_methods_with_recipes_of_their_own(sharpmax_command: Any, tmp_path: Path) -> None:
+    file = tmp_path / "ablation.py"
+    text = """
+from sharpmax.experiments.compare.methods import Method
+METHODS = [
+    Method("slow", "softmax", recipe={"learning_rate": 1e-9}),
+    Method("zoomed", "softmax", data={"zoom": 0.01}, at_test={"normaliser": "adaptive"}),
+]
+"""
+    file.write_text(text, encoding="utf-8")
+    outcome = sharpmax_command("compare", "softmax", *TINY, "--with", file, "--out", tmp_path / "out")
+    assert (outcome.code, outcome.err) == (0, "")
+    tables = tables_of(tmp_path / "out")
+    assert set(tables["league"]) == {"softmax", "slow", "zoomed"}
+    losses = [tables["training"][name]["loss_per_seed"] for name in ("softmax", "slow", "zoomed")]
+    assert losses[0] != losses[1] != losses[2]
+    assert tables["methods"]["slow"]["recipe"] == {"learning_rate": 1e-9}
+
+
 def test_seeds_may_be_trained_apart(sharpmax_command: Any, tmp_path: Path) -> None:
     for stack in (1, 2):
         outcome = sharpmax_command("compare", "ssmax", *TINY, "--stack", stack, "--out", tmp_path / str(stack))
@@ -195,6 +214,7 @@ def test_mistakes_are_one_line(words: tuple[str, ...], says: str, sharpmax_comma
     [
         ("x = 1\n", "a file that defines a subclass of Normaliser"),
         ("x = 1 / 0\n", "ZeroDivisionError"),
+        ("METHODS = ['softmax']\n", "a list of sharpmax.experiments.compare.methods.Method"),
         (SQUARES.replace('"squares"', '"softmax"'), "softmax"),
         (SQUARES.replace('"squares"', '"step"'), "a name that no method has"),
     ],

@@ -56,7 +56,6 @@ def compare(
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
 ) -> None:
     """Compare softmax with its alternatives: trained on small inputs by one recipe, tested on large ones."""
-    from sharpmax.attention.normalisers import normaliser
     from sharpmax.experiments.compare.capacity import capacity_tables
     from sharpmax.experiments.compare.methods import methods_named, methods_of_files
     from sharpmax.experiments.compare.plan import Plan
@@ -79,9 +78,9 @@ def compare(
     shapes = {"width": width, "heads": heads, "depth": depth}
     models = models_of(model, _shapes(model, shapes, capacity=capacity), causal=causal or problem.ordered)
     for one in models:
-        one.check(problem, chosen)
-    for method in chosen:  # a missing package or a wrong option is better said now than by a worker
-        normaliser(method.normaliser, **method.options)
+        one.check(problem)
+    for method in chosen:
+        method.check(problem)
     tested = sizes_from(sizes) if sizes else list(problem.sizes)
     if tested[-1] > problem.most:
         reject("--sizes", tested[-1], f"up to {problem.most} {problem.unit} for the task {task!r}")

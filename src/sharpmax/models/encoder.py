@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sharpmax.attention.normalisers import Normaliser
 from sharpmax.errors import reject
 from sharpmax.models.activations import ACTIVATIONS
 from sharpmax.models.looking import Look, Reading, look
@@ -141,8 +142,8 @@ class _Layer(nn.Module):
         length = k.shape[-2]
         row = k[..., 0].numel()
         at_once = max(1, _LOGITS.get(q.device.type, _LOGITS["cpu"]) // row)
-        # A normaliser takes its rows for the last ones, which matters if the order of keys does.
-        if self.normalisers.kind.order_dependent and not self._causal:
+        # A normaliser takes its rows for the last ones, which matters if what a row sees depends on where it stands.
+        if type(self.normalisers.kind).visible is not Normaliser.visible and not self._causal:
             at_once = q.shape[-2]
         ahead = length - q.shape[-2]
         parts = []

@@ -53,8 +53,12 @@ def test_no_method_may_train_on_larger_sizes_or_by_what_there_is_not() -> None:
     with pytest.raises(ArgumentError, match="'rate' of method 'odd'"):
         recipe_for(ModelSpec(), Method("odd", "softmax", recipe={"rate": 1.0}), MAX, 10, 4)
     with pytest.raises(ArgumentError, match="'noise' of method 'odd'; allowed: zoom for the task 'max'"):
-        ModelSpec().check(MAX, [Method("odd", "softmax", data={"noise": 1.0})])
-    ModelSpec().check(MAX, [Method("fine", "softmax", data={"zoom": 0.1})])
+        Method("odd", "softmax", data={"noise": 1.0}).check(MAX)
+    with pytest.raises(ArgumentError, match="feed_forward: got 'relu' of method 'odd'; allowed: gelu, step"):
+        Method("odd", "softmax", feed_forward="relu").check(MAX)
+    with pytest.raises(ArgumentError, match="name: got 'hardest'"):
+        Method("odd", "softmax", at_test={"normaliser": "hardest"}).check(MAX)
+    Method("fine", "softmax", data={"zoom": 0.1}).check(MAX)
 
 
 def test_a_plan_trains_every_stack_once_and_tests_it_at_every_size() -> None:

@@ -7,9 +7,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sharpmax.attention.normalisers import normalisers
+from sharpmax.attention.normalisers import normaliser, normalisers
 from sharpmax.errors import reject
 from sharpmax.experiments.engines import plugins
+from sharpmax.models.activations import ACTIVATIONS
+from sharpmax.tasks.sized import SizedTask
 
 __all__ = ["LEAGUE", "Method", "methods_named", "methods_of_files"]
 
@@ -42,6 +44,17 @@ class Method:
     def of(cls, plain: Mapping[str, Any]) -> Method:
         """The method that `plain` made these of."""
         return cls(**plain)
+
+    def check(self, task: SizedTask) -> None:
+        """Refuse what no worker could do: an option that there is not, or a package that is missing."""
+        normaliser(self.normaliser, **self.options)
+        name, options = self.tested_with()
+        normaliser(name, **options)
+        if self.feed_forward not in ACTIVATIONS:
+            reject("feed_forward", f"{self.feed_forward!r} of method {self.name!r}", ", ".join(ACTIVATIONS))
+        if other := [name for name in self.data if name not in task.options]:
+            allowed = ", ".join(task.options) or "none"
+            reject("data", f"{other[0]!r} of method {self.name!r}", f"{allowed} for the task {task.name!r}")
 
     def tested_with(self) -> tuple[str, Mapping[str, Any]]:
         """Normaliser and options at test."""
@@ -92,15 +105,20 @@ def methods_named(names: Sequence[str], own: Sequence[Method] = ()) -> list[Meth
 
 
 def methods_of_files(files: Sequence[Path]) -> list[Method]:
-    """A method for every normaliser that these Python files define."""
-    found: list[Method] = []
+    """What these Python files add: the methods of their list `METHODS`, and one for each normaliser not used there."""
+    found: dict[str, Method] = {}
     for plugin in plugins.read(files):
-        plugins.load(plugin)
-        own = [kind for kind in normalisers().values() if kind.__module__ == plugin.module]
-        if not own:
-            reject("--with", repr(Path(plugin.path).name), "a file that defines a subclass of Normaliser with a name")
-        for kind in own:
-            if kind.name in LEAGUE:
-                reject("--with", f"a normaliser called {kind.name!r}", "a name that no method has", "rename it")
-            found.append(Method(kind.name, kind.name, kind.disperses))
-    return found
+        listed = getattr(plugins.load(plugin), "METHODS", [])
+        name = repr(Path(plugin.path).name)
+        if not isinstance(listed, list) or not all(isinstance(one, Method) for one in listed):
+            reject("--with", f"METHODS of {name}", "a list of sharpmax.experiments.compare.methods.Method")
+        kinds = [kind for kind in normalisers().values() if kind.__module__ == plugin.module]
+        if not kinds and not listed:
+            reject("--with", name, "a file that defines a subclass of Normaliser with a name")
+        used = {one.normaliser for one in listed}
+        own = [*listed, *(Method(kind.name, kind.name, kind.disperses) for kind in kinds if kind.name not in used)]
+        for method in own:
+            if method.name in LEAGUE or method.name in found:
+                reject("--with", f"{method.name!r} of {name}", "a name that no method has", "rename it")
+            found[method.name] = method
+    return list(found.values())

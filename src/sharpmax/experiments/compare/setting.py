@@ -55,16 +55,12 @@ class ModelSpec:
         """The model as JSON values."""
         return asdict(self)
 
-    def check(self, task: SizedTask, methods: Sequence[Method]) -> None:
-        """Refuse a task that the model cannot do, or methods that cannot be trained on it."""
+    def check(self, task: SizedTask) -> None:
+        """Refuse a task that the model cannot do."""
         if self.kind == "single" and task.name != "max":
             reject("--model", "'single'", f"'encoder' for the task {task.name!r}", "add --model encoder")
         if task.ordered and not self.causal:
             reject("--task", repr(task.name), "a task of sets, unless the model is causal", "add --causal")
-        for method in methods:
-            if other := [name for name in method.data if name not in task.options]:
-                allowed = ", ".join(task.options) or "none"
-                reject("data", f"{other[0]!r} of method {method.name!r}", f"{allowed} for the task {task.name!r}")
 
     def build(
         self, method: Method, task: SizedTask, seeds: Sequence[int], *, test: bool = False
