@@ -151,6 +151,11 @@ def test_going_on_does_only_what_is_missing(sharpmax_command: Any, tmp_path: Pat
     (tmp_path / "outcomes.jsonl").write_text("".join(lines[:-2]), encoding="utf-8")
     assert sharpmax_command(*words, "--resume").code == 0
     assert tables_of(tmp_path) == before, "trainings were done again, or other numbers came out"
+    more = sharpmax_command("compare", "softmax", "top-k", *TINY, "--sizes", "16,64", "--out", tmp_path, "--resume")
+    assert more.code == 0
+    assert set(tables_of(tmp_path)["league"]) == {"softmax", "top-k"}
+    # Softmax at 64, and the training and two tests of top-k.
+    assert len((tmp_path / "outcomes.jsonl").read_text(encoding="utf-8").splitlines()) == len(lines) + 4
     other = sharpmax_command("compare", "softmax", "hard", *TINY, "--samples", 5, "--out", tmp_path, "--resume")
     assert other.code == 2
     assert "samples 4 and now got 5" in other.err

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -67,8 +70,34 @@ def test_a_plan_trains_every_stack_once_and_tests_it_at_every_size() -> None:
     tasks = plan.tasks()
     assert len({task.key for task in tasks}) == len(tasks) == 2 * 2 * (1 + 2)
     keys = [task.key for task in tasks]
-    assert "max/single w128/softmax/seeds 0-1/train" in keys
-    assert "max/single w128/hard/seeds 2-2/test 32" in keys
+    assert re.fullmatch(r"max/single w128/softmax [0-9a-f]{8}/seeds 0-1/train", keys[0])
+    assert re.fullmatch(r"max/single w128/hard [0-9a-f]{8}/seeds 2-2/test 16", keys[-1])
     for task in tasks:
         assert json.loads(json.dumps(task.arguments)) == task.arguments
         assert (task.after in keys) == ("/test " in task.key)
+
+
+def test_a_key_changes_with_what_the_numbers_depend_on_alone() -> None:
+    own = Method("mine", "softmax")
+    plan = Plan((own,), (ModelSpec(),), "max", (0,), 10, 4, (16,), 8, "cpu", 1, files=("text",))
+
+    def key(**other: Any) -> str:
+        changed = replace(plan, **other)
+        return changed.training_key(changed.models[0], changed.methods[0], (0,))
+
+    same: list[dict[str, Any]] = [
+        {"sizes": (16, 32)},
+        {"seeds": (0, 1)},
+        {"methods": (replace(own, summary="said otherwise"), LEAGUE["hard"])},
+    ]
+    assert {key(**one) for one in same} == {key()}
+    others: list[dict[str, Any]] = [
+        {"files": ("another text",)},
+        {"methods": (replace(own, recipe={"l2": 0.1}),)},
+        {"methods": (replace(own, data={"zoom": 0.1}),)},
+        {"methods": (replace(own, at_test={"normaliser": "hard"}),)},
+        {"models": (ModelSpec(width=64),)},
+    ]
+    assert len({key(**one) for one in others} | {key()}) == 6
+    shipped: dict[str, Any] = {"methods": (LEAGUE["hard"],)}
+    assert key(**shipped) == key(**shipped, files=()), "a method of the league does not depend on a user's file"

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sharpmax.experiments.compare.methods import Method
+from sharpmax.experiments.compare.methods import LEAGUE, Method
 from sharpmax.experiments.compare.setting import ModelSpec, recipe_for
 from sharpmax.experiments.engines import Task
 from sharpmax.tasks.sized_registry import sized_task
@@ -35,25 +36,17 @@ class Plan:
     """Texts of a user's own Python files."""
 
     def identity(self) -> dict[str, Any]:
-        """What must be the same for a run to go on with what an earlier one has done."""
+        """What must be the same for a run to go on with what an earlier one has done.
+
+        Methods, models, seeds and sizes need not be: a league can be added to.
+        """
         task = sized_task(self.task)
         return {
-            "methods": [method.plain() for method in self.methods],
-            "models": [model.plain() for model in self.models],
             "task": f"{task.name} {task.version}",
-            "seeds": list(self.seeds),
             "steps": self.steps,
             "batch": self.batch,
-            "sizes": list(self.sizes),
             "samples": self.samples,
             "device": self.device,
-            "stack": self.stack,
-            "files": [hashlib.sha256(text.encode()).hexdigest() for text in self.files],
-            "recipes": [
-                repr(recipe_for(model, method, task, self.steps, self.batch))
-                for model in self.models
-                for method in self.methods
-            ],
         }
 
     def stacks(self) -> list[tuple[int, ...]]:
@@ -76,7 +69,15 @@ class Plan:
         return f"{self._cell(model, method, seeds)}/test {size}"
 
     def _cell(self, model: ModelSpec, method: Method, seeds: Sequence[int]) -> str:
-        return f"{self.task}/{model.label}/{method.name}/seeds {seeds[0]}-{seeds[-1]}"
+        mark = self._mark(model, method)
+        return f"{self.task}/{model.label}/{method.name} {mark}/seeds {seeds[0]}-{seeds[-1]}"
+
+    def _mark(self, model: ModelSpec, method: Method) -> str:
+        """Tells a method from another of its name: one whose recipe, options or file was changed meanwhile."""
+        recipe = recipe_for(model, method, sized_task(self.task), self.steps, self.batch)
+        own = [] if LEAGUE.get(method.name) == method else list(self.files)
+        said = json.dumps([{**method.plain(), "summary": ""}, repr(recipe), own], sort_keys=True)
+        return hashlib.sha256(said.encode()).hexdigest()[:8]
 
     def _training(self, model: ModelSpec, method: Method, seeds: Sequence[int]) -> Task:
         own = {"steps": self.steps, "batch": self.batch}
