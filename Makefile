@@ -35,7 +35,7 @@ types: setup
 
 # A machine with a GPU brings its own PyTorch, Triton and pytest: nothing is installed there.
 test-gpu:
-	@TRITON_INTERPRET=0 PYTHONPATH=src $(PYTHON) -m pytest -p no:cacheprovider tests/test_gpu.py tests/test_gpu_reproduce.py tests/test_gpu_language.py tests/test_gpu_bench.py tests/rows/test_triton.py tests/rows/test_triton_backward.py tests/rows/test_spans.py tests/attention/test_decode.py tests/attention/test_sharpen.py
+	@TRITON_INTERPRET=0 PYTHONPATH=src $(PYTHON) -m pytest -p no:cacheprovider tests/test_gpu.py tests/test_gpu_reproduce.py tests/test_gpu_compare.py tests/test_gpu_language.py tests/test_gpu_bench.py tests/rows/test_triton.py tests/rows/test_triton_backward.py tests/rows/test_spans.py tests/attention/test_decode.py tests/attention/test_sharpen.py
 
 demo: setup
 	@$(BIN)/sharpmax reproduce --out reproduce

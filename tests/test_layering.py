@@ -91,6 +91,15 @@ def test_parts_of_probe_depend_one_way() -> None:
         assert others <= PROBE[part] | {part}, f"{path.name} in probe/{part} imports from {others - PROBE[part]}"
 
 
+def test_engines_know_nothing_of_what_they_run() -> None:
+    """Whatever experiment hands tasks to an engine imports it, never the other way."""
+    allowed = ("engines", "folder", "reproduce.threads")
+    for path in (PACKAGE / "experiments" / "engines").glob("*.py"):
+        for name in imported(path):
+            inside = name.removeprefix("sharpmax.experiments.")
+            assert inside == name or inside.startswith(allowed), f"{path.name} imports {name}"
+
+
 def test_policies_load_rows_for_the_type_checker_only() -> None:
     """Policies are values that JAX users load too: the torch side of rows must stay out."""
     for path in (PACKAGE / "policies").glob("*.py"):

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sharpmax.models import single_head
+from sharpmax.models import stacked as layers
 from sharpmax.models.single_head import SingleHeads
 from sharpmax.models.weights import Trained, shipped_path
 from sharpmax.tasks.max_retrieval import CLASSES, Sets, draw, seeded
@@ -131,9 +131,9 @@ def test_any_axes_may_stand_between_seeds_and_items(shape: tuple[int, ...]) -> N
 def test_rows_in_groups_equal_rows_at_once(group: int, monkeypatch: pytest.MonkeyPatch) -> None:
     heads = untrained().double()
     sets = sets_for(heads, 64)  # 1,024 items, 64 queries: the items are grouped even as the module has it
-    monkeypatch.setattr(single_head, "_GROUP", 10**9)
+    monkeypatch.setattr(layers, "_GROUP", 10**9)
     want, true_gradients = stacked(heads, sets, torch.float64)
-    monkeypatch.setattr(single_head, "_GROUP", group)
+    monkeypatch.setattr(layers, "_GROUP", group)
     got, gradients = stacked(heads, sets, torch.float64)
     assert worst(got, want) < 1e-12
     for name, gradient in gradients.items():

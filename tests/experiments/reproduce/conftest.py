@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from sharpmax.experiments import provenance
-from sharpmax.experiments.reproduce import run, training
+from sharpmax.experiments import provenance, stacked_training
+from sharpmax.experiments.reproduce import run
 from sharpmax.experiments.reproduce.recipes import RECIPES, Recipe
 from sharpmax.models.single_head import SingleHeads
 from tests.experiments.reproduce.trained_heads import heads_of
@@ -21,7 +21,7 @@ def no_git(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def short_blocks(monkeypatch: pytest.MonkeyPatch) -> int:
     """Blocks of four steps, so that a short training has several, and word of every one of them."""
-    monkeypatch.setattr(training, "BLOCK", 4)
+    monkeypatch.setattr(stacked_training, "BLOCK", 4)
     monkeypatch.setattr(run, "_SHOW_EVERY_S", 0.0)
     return 4
 

@@ -249,11 +249,12 @@ print("started", flush=True)
 import torch
 from dataclasses import replace
 from pathlib import Path
+from sharpmax.experiments import stacked_training
 from sharpmax.experiments.reproduce import run, training
 from sharpmax.experiments.reproduce.recipes import RECIPES
 
 torch.set_num_threads(1)
-training.BLOCK, run._SHOW_EVERY_S = 10, 0.0
+stacked_training.BLOCK, run._SHOW_EVERY_S = 10, 0.0
 cpu, recipe = torch.device("cpu"), replace(RECIPES["paper"], batch=2)
 
 def go(folder, limit):

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from sharpmax.errors import reject
-from sharpmax.experiments.clrs.folder import RUN, read_run
 from sharpmax.experiments.clrs.training import MODEL
 from sharpmax.experiments.evaluate.arms import shape_of, touched
+from sharpmax.experiments.folder import RUN, read_run
 from sharpmax.hf.beside import FILE
 from sharpmax.models.language import LanguageModel, load_language_model, weights_fingerprint
 from sharpmax.policies import Policy, load_policy

@@ -11,9 +11,9 @@ from typing import Any
 from sharpmax.errors import reject
 from sharpmax.experiments.clrs.arms import Arm
 from sharpmax.experiments.clrs.documents import Question, end_of, fingerprint, replies
-from sharpmax.experiments.clrs.folder import belongs, disk_watched
 from sharpmax.experiments.clrs.store import Said, Shard, Store
 from sharpmax.experiments.evaluate.arms import under
+from sharpmax.experiments.folder import belongs, disk_watched
 from sharpmax.models.language import context_of
 from sharpmax.models.scoring import Reply, batches, generated
 

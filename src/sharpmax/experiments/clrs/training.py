@@ -16,10 +16,11 @@ from sharpmax.errors import reject
 from sharpmax.experiments.clrs.answers_only import answers_only
 from sharpmax.experiments.clrs.curve import FILE_NAME as CURVE
 from sharpmax.experiments.clrs.curve import Curve
-from sharpmax.experiments.clrs.folder import disk_watched, last_checkpoint
+from sharpmax.experiments.clrs.folder import last_checkpoint
 from sharpmax.experiments.clrs.learned import Learned
 from sharpmax.experiments.clrs.packing import Packed, batch_of
 from sharpmax.experiments.clrs.recipe import Recipe
+from sharpmax.experiments.folder import disk_watched
 from sharpmax.hf import apply, restore
 from sharpmax.lazy import require
 from sharpmax.models.language import LanguageModel, quiet
@@ -98,7 +99,12 @@ def train(
         curve.go_on_after(found[1])
     parameters = sum(weight.numel() for weight in model.parameters())
     need = 0 if found else _bytes_needed(parameters)
-    with quiet(), disk_watched(folder, need), _policy_in(model, recipe) as learned, _compiled(model, recipe):
+    with (
+        quiet(),
+        disk_watched(folder, need, "the model and two states to go on from"),
+        _policy_in(model, recipe) as learned,
+        _compiled(model, recipe),
+    ):
         trainer = _trainer_class(transformers)(
             model=model, args=arguments, train_dataset=packed, data_collator=batch_of, compute_loss_func=curve.loss,
             optimizers=(_optimizer(model, recipe, learned), None),

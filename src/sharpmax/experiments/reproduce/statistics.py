@@ -9,7 +9,7 @@ import numpy as np
 
 from sharpmax.lazy import require
 
-__all__ = ["compare", "mean"]
+__all__ = ["compare", "mean", "paired_p"]
 
 
 def mean(per_seed: np.ndarray) -> dict[str, Any]:
@@ -24,11 +24,14 @@ def compare(arm: np.ndarray, base: np.ndarray, ceiling: np.ndarray) -> dict[str,
 
     The p-value is None where no test is possible: a single seed, or the same difference in every seed.
     """
-    difference = arm - base
-    p = None
-    # Equal differences of percentages differ by their rounding, and a test would call that certainty.
-    if len(arm) > 1 and np.ptp(difference) > 1e-9:
-        stats = require("scipy.stats", "reproduce", "comparing arms")
-        p = float(stats.ttest_rel(arm, base).pvalue)
     share = 100.0 * float(arm.mean() / ceiling.mean()) if ceiling.mean() > 0 else None
-    return {"gain": float(difference.mean()), "p": p, "of_ceiling": share}
+    return {"gain": float((arm - base).mean()), "p": paired_p(arm, base), "of_ceiling": share}
+
+
+def paired_p(arm: np.ndarray, base: np.ndarray) -> float | None:
+    """The p-value of a two-sided paired t-test; None for a single seed, or the same difference in every seed."""
+    # Equal differences of percentages differ by their rounding, and a test would call that certainty.
+    if len(arm) < 2 or np.ptp(arm - base) <= 1e-9:
+        return None
+    stats = require("scipy.stats", "reproduce", "comparing arms")
+    return float(stats.ttest_rel(arm, base).pvalue)

@@ -1,161 +1,34 @@
-"""Training all seeds as one program: stacked weights, one optimiser, on a GPU one CUDA graph per step.
-
-Every number of a training follows from its recipe, seeds, length and device: data come from generators seeded by
-(seed, block of steps), the learning rate from the step. So a training taken up again from a saved state goes on bit for
-bit as if it had never stopped.
-"""
+"""Training single heads by the recipes of the paper and ours."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sharpmax.experiments.reproduce.recipes import Recipe
+from sharpmax.experiments.recipe import Recipe
+from sharpmax.experiments.stacked_training import StackedTraining
 from sharpmax.models.single_head import SingleHeads
-from sharpmax.tasks.max_retrieval import Sets, draw, seeded
+from sharpmax.tasks.max_retrieval import draw, seeded
 
-__all__ = ["BLOCK", "Training"]
-
-BLOCK = 100
-"""Steps whose data are drawn together; a training can be saved between blocks."""
-
-_WARM_UP = 3
+__all__ = ["Training"]
 
 
-class Training:
+class Training(StackedTraining[SingleHeads]):
     """Single heads of several seeds in training, at some step of `steps`."""
 
     def __init__(self, recipe: Recipe, seeds: Sequence[int], steps: int, device: torch.device) -> None:
-        self.recipe, self.seeds, self.steps, self.device, self.step = recipe, tuple(seeds), steps, device, 0
-        self._heads = SingleHeads.initial(seeds).to(device)
-        self._rate = torch.zeros((), device=device)
-        on_gpu = device.type == "cuda"
-        fused = device.type in ("cpu", "cuda")
-        self._optimizer = torch.optim.Adam(
-            self._heads.parameters(),
-            lr=self._rate,
-            betas=recipe.betas,
-            # Adam's "weight decay" is this gradient of ½·l2·Σw².
-            weight_decay=recipe.l2,
-            fused=fused,
-            foreach=None if fused else False,
-            capturable=on_gpu,
-        )
-        self._block = _Block.empty(recipe, len(seeds), device)
-        self._total = torch.zeros(len(seeds), device=device)
-        self._advance = self._one_step
-        self._one_step()  # brings the optimiser's state into being; what it changed is undone
-        self._fresh()
-        if on_gpu:
-            self._advance = self._captured()
+        def data(seed: int, block: int, steps: int) -> list[Tensor]:
+            sets = draw((steps, recipe.batch), recipe.sizes, seeded(device, seed, block))
+            return [sets.items, sets.query, sets.live, sets.answer]
 
-    def state(self) -> dict[str, Tensor]:
-        """Everything that changes in training, by name, as copies on the CPU."""
-        return _copied(self._moving())
-
-    def restore(self, state: Mapping[str, Tensor], step: int) -> None:
-        """Go back (or ahead) to a state that `state()` gave after `step` steps."""
-        with torch.no_grad():
-            for name, tensor in self._moving().items():
-                tensor.copy_(state[name])
-        self.step = step
-
-    def heads(self) -> dict[str, Tensor]:
-        """The weights alone, as copies on the CPU."""
-        return _copied(self._heads.state_dict())
-
-    def next_block(self) -> Tensor:
-        """Do the steps up to the next multiple of `BLOCK` (or the end); the mean loss of each seed over them."""
-        index, offset = divmod(self.step, BLOCK)
-        count = min(BLOCK - offset, self.steps - self.step)
-        self._block.fill(self.recipe, self.seeds, index)
-        rates = [self.recipe.rate(step, self.steps) for step in range(index * BLOCK, (index + 1) * BLOCK)]
-        self._block.rates.copy_(torch.tensor(rates))
-        self._block.cursor.fill_(offset)
-        self._total.zero_()
-        for _ in range(count):
-            self._advance()
-        self.step += count
-        return self._total / count
-
-    def _one_step(self) -> None:
-        block = self._block
-        block.now(block.rates, out=self._rate)
-        scores = self._heads(block.now(block.items), block.now(block.query), block.now(block.live))
-        answer = block.now(block.answer)
-        losses = F.cross_entropy(scores.flatten(0, 1), answer.flatten(), reduction="none")
-        losses = losses.view(answer.shape).mean(-1)
-        self._optimizer.zero_grad(set_to_none=True)
-        # Seeds share no weight, so the gradient of the sum is that of each one's own loss.
-        losses.sum().backward()  # type: ignore[no-untyped-call]
-        self._optimizer.step()
-        self._total += losses.detach()
-        block.cursor += 1
-
-    def _captured(self) -> Callable[[], None]:
-        """A step as one CUDA graph: launching its many small kernels one by one takes longer than they do."""
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(_WARM_UP):
-                self._one_step()
-        torch.cuda.current_stream().wait_stream(stream)
-        self._optimizer.zero_grad(set_to_none=True)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self._one_step()
-        self._fresh()
-        return graph.replay
-
-    def _fresh(self) -> None:
-        """Undo steps that were only taken to warm up."""
-        initial = SingleHeads.initial(self.seeds).state_dict()
-        zeros = {name: torch.zeros_like(tensor) for name, tensor in self._moving().items()}
-        self.restore(zeros | {f"heads.{name}": tensor for name, tensor in initial.items()}, step=0)
-
-    def _moving(self) -> dict[str, Tensor]:
-        tensors = {f"heads.{name}": tensor for name, tensor in self._heads.state_dict(keep_vars=True).items()}
-        for name, parameter in self._heads.named_parameters():
-            for kind, tensor in self._optimizer.state[parameter].items():
-                tensors[f"{kind}.{name}"] = tensor
-        return tensors
+        super().__init__(lambda: SingleHeads.initial(seeds), _losses, data, recipe, seeds, steps, device)
 
 
-def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
-
-
-class _Block:
-    """Data of `BLOCK` steps, [steps, seeds, batch, ...], and a cursor that walks over them on the device itself."""
-
-    def __init__(self, items: Tensor, query: Tensor, live: Tensor, answer: Tensor) -> None:
-        self.items, self.query, self.live, self.answer = items, query, live, answer
-        self.rates = torch.zeros(BLOCK, device=items.device)
-        self.cursor = torch.zeros(1, dtype=torch.long, device=items.device)
-
-    @classmethod
-    def empty(cls, recipe: Recipe, seeds: int, device: torch.device) -> _Block:
-        shape = (BLOCK, seeds, recipe.batch)
-        wide = Sets(
-            torch.zeros(*shape, recipe.sizes[1], device=device),
-            torch.zeros(*shape, recipe.sizes[1], dtype=torch.long, device=device),
-            torch.zeros(shape, device=device),
-            torch.ones(*shape, recipe.sizes[1], dtype=torch.bool, device=device),
-        )
-        return cls(wide.items, wide.query, wide.live, wide.answer)
-
-    def fill(self, recipe: Recipe, seeds: Sequence[int], index: int) -> None:
-        """The data of block `index`; a seed's do not depend on which other seeds stand beside it."""
-        for lane, seed in enumerate(seeds):
-            sets = draw((BLOCK, recipe.batch), recipe.sizes, seeded(self.items.device, seed, index))
-            for target, source in ((self.items, sets.items), (self.query, sets.query), (self.live, sets.live)):
-                target[:, lane] = source
-            self.answer[:, lane] = sets.answer
-
-    def now(self, data: Tensor, *, out: Tensor | None = None) -> Tensor:
-        """The current step's part of `data`."""
-        part = data.index_select(0, self.cursor)[0]
-        return part if out is None else out.copy_(part)
+def _losses(heads: SingleHeads, data: Sequence[Tensor]) -> Tensor:
+    items, query, live, answer = data
+    scores = heads(items, query, live)
+    losses = F.cross_entropy(scores.flatten(0, 1), answer.flatten(), reduction="none")
+    return losses.view(answer.shape).mean(-1)

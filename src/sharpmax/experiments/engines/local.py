@@ -1,0 +1,167 @@
+"""Tasks in processes of this machine, or one after the other in this one."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from multiprocessing import connection
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+from sharpmax.experiments.engines.driver import Lost
+from sharpmax.experiments.engines.plugins import Plugin
+from sharpmax.experiments.engines.store import Store
+from sharpmax.experiments.engines.task import Task
+from sharpmax.experiments.engines.worker import Answer, answer
+
+__all__ = ["Here", "Processes"]
+
+_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+_PATIENCE_S = 5.0
+
+
+class _Local:
+    """What both have in common: blobs come from the store."""
+
+    def __init__(self, store: Store, plugins: Sequence[Plugin]) -> None:
+        self._store = store
+        self._files = [(plugin.path, plugin.text) for plugin in plugins]
+
+    def _message(self, task: Task) -> tuple[Any, ...]:
+        blob = None if task.after is None else self._store.blob(task.after)
+        return (task.function, dict(task.arguments), task.after is not None), self._files, blob
+
+    def forget(self, key: str) -> None:
+        """Nothing is kept but in the store."""
+
+
+class Here(_Local):
+    """Tasks one after the other in this process: the way of one GPU, which stacked seeds fill."""
+
+    _task: Task | None = None
+
+    def slots(self, task: Task) -> int:
+        """One at a time."""
+        return 1
+
+    def begin(self, task: Task) -> None:
+        """It is done when its answer is asked for."""
+        self._task = task
+
+    def answers(self) -> Sequence[tuple[Task, Answer | Lost]]:
+        """Do the task that was begun."""
+        assert self._task is not None
+        return [(self._task, answer(*self._message(self._task)))]
+
+
+@dataclass(eq=False)
+class _Worker:
+    process: BaseProcess
+    pipe: connection.Connection
+    task: Task | None = None
+
+
+class Processes(_Local):
+    """Tasks side by side, each in a process of its own that does others after it; a process that dies is replaced."""
+
+    def __init__(self, store: Store, plugins: Sequence[Plugin], workers: int) -> None:
+        super().__init__(store, plugins)
+        self._count = workers
+        # All at once: each takes its time to start.
+        self._workers = [_new() for _ in range(workers)]
+
+    def slots(self, task: Task) -> int:
+        """As many as there may be processes."""
+        return self._count
+
+    def begin(self, task: Task) -> None:
+        """Give a task to a process that is idle, or to a new one."""
+        worker = next((one for one in self._workers if one.task is None), None)
+        if worker is None:
+            worker = _new()
+            self._workers.append(worker)
+        worker.task = task
+        with suppress(OSError):  # it has died: its pipe says so when answers are waited for
+            worker.pipe.send(self._message(task))
+
+    def answers(self) -> Sequence[tuple[Task, Answer | Lost]]:
+        """Wait until a process has an answer, or dies."""
+        busy = {worker.pipe: worker for worker in self._workers if worker.task is not None}
+        found: list[tuple[Task, Answer | Lost]] = []
+        for pipe in connection.wait(list(busy)):
+            worker = busy[pipe]  # type: ignore[index]
+            task, worker.task = worker.task, None
+            assert task is not None
+            try:
+                found.append((task, worker.pipe.recv()))
+            except (EOFError, OSError):
+                found.append((task, Lost(self._end(worker))))
+        return found
+
+    def _end(self, worker: _Worker) -> str:
+        """Let go of a process that has closed its pipe; says how it ended."""
+        self._workers.remove(worker)
+        worker.pipe.close()
+        worker.process.join(_PATIENCE_S)
+        code = worker.process.exitcode
+        if code is not None and code < 0:
+            with suppress(ValueError):
+                return f"killed by {signal.Signals(-code).name}"
+        return f"exit status {code}"
+
+    def close(self) -> None:
+        """End every process, whatever it is at."""
+        for worker in self._workers:
+            worker.process.kill()
+        for worker in self._workers:
+            worker.process.join(_PATIENCE_S)
+            worker.pipe.close()
+        self._workers.clear()
+
+
+def _new() -> _Worker:
+    spawn = multiprocessing.get_context("spawn")
+    mine, theirs = spawn.Pipe()
+    process = spawn.Process(target=_serve, args=(theirs,), daemon=True, name="sharpmax worker")
+    with _one_thread():
+        process.start()
+    theirs.close()
+    return _Worker(process, mine)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Processes that start now take one thread an operation; libraries read this once, when they are imported."""
+    before = {name: os.environ.get(name) for name in _THREADS}
+    os.environ.update(dict.fromkeys(_THREADS, "1"))
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def _serve(pipe: connection.Connection) -> None:
+    """The life of a process: do what comes through the pipe until that is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal; the first one decides
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    with suppress(EOFError, OSError):
+        while True:
+            call, files, blob = pipe.recv()
+            pipe.send(answer(call, files, blob))
+
+
+def _end_with_parent() -> None:
+    """A task whose driver was killed would be done for nobody."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    connection.wait([parent.sentinel])
+    os._exit(1)

@@ -1,0 +1,168 @@
+"""Training all seeds as one program: stacked weights, one optimiser, on a GPU one CUDA graph per step.
+
+Every number of a training follows from its recipe, seeds, length and device: data come from generators seeded by
+(seed, block of steps), the learning rate from the step. So a training taken up again from a saved state goes on bit for
+bit as if it had never stopped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from sharpmax.experiments.recipe import Recipe
+
+__all__ = ["BLOCK", "StackedTraining"]
+
+BLOCK = 100
+"""Steps whose data are drawn together; a training can be saved between blocks."""
+
+_WARM_UP = 3
+
+M = TypeVar("M", bound=nn.Module)
+
+Draw = Callable[[int, int, int], Sequence[Tensor]]
+"""Data of a seed for the steps of a block, from (seed, number of the block, steps in it): [steps, batch, ...] each."""
+
+Losses = Callable[[M, Sequence[Tensor]], Tensor]
+"""The loss of each seed [S] from the model and one step's data, [S, batch, ...] each."""
+
+
+class StackedTraining(Generic[M]):
+    """Models of several seeds in training, at some step of `steps`; `initial` makes them as they are before it."""
+
+    def __init__(
+        self,
+        initial: Callable[[], M],
+        losses: Losses[M],
+        draw: Draw,
+        recipe: Recipe,
+        seeds: Sequence[int],
+        steps: int,
+        device: torch.device,
+    ) -> None:
+        self.recipe, self.seeds, self.steps, self.device, self.step = recipe, tuple(seeds), steps, device, 0
+        self._initial, self._losses = initial, losses
+        self.model = initial().to(device)
+        self._rate = torch.zeros((), device=device)
+        on_gpu = device.type == "cuda"
+        fused = device.type in ("cpu", "cuda")
+        self._optimizer = torch.optim.Adam(
+            self.model.parameters(),
+            lr=self._rate,
+            betas=recipe.betas,
+            # Adam's "weight decay" is this gradient of ½·l2·Σw².
+            weight_decay=recipe.l2,
+            fused=fused,
+            foreach=None if fused else False,
+            capturable=on_gpu,
+        )
+        self._block = _Block(draw, self.seeds, device)
+        self._total = torch.zeros(len(seeds), device=device)
+        self._advance = self._one_step
+        self._one_step()  # brings the optimiser's state into being; what it changed is undone
+        self._fresh()
+        if on_gpu:
+            self._advance = self._captured()
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything that changes in training, by name, as copies on the CPU."""
+        return _copied(self._moving())
+
+    def restore(self, state: Mapping[str, Tensor], step: int) -> None:
+        """Go back (or ahead) to a state that `state()` gave after `step` steps."""
+        with torch.no_grad():
+            for name, tensor in self._moving().items():
+                tensor.copy_(state[name])
+        self.step = step
+
+    def heads(self) -> dict[str, Tensor]:
+        """The weights alone, as copies on the CPU."""
+        return _copied(self.model.state_dict())
+
+    def next_block(self) -> Tensor:
+        """Do the steps up to the next multiple of `BLOCK` (or the end); the mean loss of each seed over them."""
+        index, offset = divmod(self.step, BLOCK)
+        count = min(BLOCK - offset, self.steps - self.step)
+        self._block.fill(index)
+        rates = [self.recipe.rate(step, self.steps) for step in range(index * BLOCK, (index + 1) * BLOCK)]
+        self._block.rates.copy_(torch.tensor(rates))
+        self._block.cursor.fill_(offset)
+        self._total.zero_()
+        for _ in range(count):
+            self._advance()
+        self.step += count
+        return self._total / count
+
+    def _one_step(self) -> None:
+        block = self._block
+        block.now(block.rates, out=self._rate)
+        losses = self._losses(self.model, [block.now(part) for part in block.parts])
+        self._optimizer.zero_grad(set_to_none=True)
+        # Seeds share no weight, so the gradient of the sum is that of each one's own loss.
+        losses.sum().backward()  # type: ignore[no-untyped-call]
+        self._optimizer.step()
+        self._total += losses.detach()
+        block.cursor += 1
+
+    def _captured(self) -> Callable[[], None]:
+        """A step as one CUDA graph: launching its many small kernels one by one takes longer than they do."""
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(_WARM_UP):
+                self._one_step()
+        torch.cuda.current_stream().wait_stream(stream)
+        self._optimizer.zero_grad(set_to_none=True)
+        graph = torch.cuda.CUDAGraph()
+        advance: Callable[[], None] = graph.replay
+        try:
+            with torch.cuda.graph(graph):
+                self._one_step()
+        except RuntimeError:  # a user's own normaliser may ask the host something, which no graph can
+            torch.cuda.synchronize()
+            advance = self._one_step
+        self._fresh()
+        return advance
+
+    def _fresh(self) -> None:
+        """Undo steps that were only taken to warm up."""
+        initial = self._initial().state_dict()
+        zeros = {name: torch.zeros_like(tensor) for name, tensor in self._moving().items()}
+        self.restore(zeros | {f"heads.{name}": tensor for name, tensor in initial.items()}, step=0)
+
+    def _moving(self) -> dict[str, Tensor]:
+        tensors = {f"heads.{name}": tensor for name, tensor in self.model.state_dict(keep_vars=True).items()}
+        for name, parameter in self.model.named_parameters():
+            for kind, tensor in self._optimizer.state[parameter].items():
+                tensors[f"{kind}.{name}"] = tensor
+        return tensors
+
+
+def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
+
+
+class _Block:
+    """Data of `BLOCK` steps, [steps, seeds, batch, ...], and a cursor that walks over them on the device itself."""
+
+    def __init__(self, draw: Draw, seeds: Sequence[int], device: torch.device) -> None:
+        self._draw, self._seeds = draw, seeds
+        first = draw(seeds[0], 0, BLOCK)
+        self.parts = [torch.stack([part] * len(seeds), dim=1) for part in first]
+        self.rates = torch.zeros(BLOCK, device=device)
+        self.cursor = torch.zeros(1, dtype=torch.long, device=device)
+
+    def fill(self, index: int) -> None:
+        """The data of block `index`; a seed's do not depend on which other seeds stand beside it."""
+        for lane, seed in enumerate(self._seeds):
+            for target, source in zip(self.parts, self._draw(seed, index, BLOCK), strict=True):
+                target[:, lane] = source
+
+    def now(self, data: Tensor, *, out: Tensor | None = None) -> Tensor:
+        """The current step's part of `data`."""
+        part = data.index_select(0, self.cursor)[0]
+        return part if out is None else out.copy_(part)

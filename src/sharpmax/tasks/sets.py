@@ -1,0 +1,98 @@
+"""Questions about a set of items with a priority and a class, as rows of numbers: the items, then the questions."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from sharpmax.tasks.max_retrieval import CLASSES, FEATURES, VERSION, Sets, draw
+from sharpmax.tasks.sized import Batch, SizedTask, Sizes
+
+__all__ = ["MAX", "ROW", "SORT", "items_and_query"]
+
+ROW = FEATURES + 2
+"""Numbers of a row: those of an item, the number that is asked with, and whether the row is a question."""
+
+_ASKED = 8
+_DOUBLING = tuple(2**power for power in range(4, 15))
+
+
+def items_and_query(inputs: Tensor) -> tuple[Tensor, Tensor]:
+    """Items [..., n, 11] and the query [...] of rows [..., n + 1, 13] with one question."""
+    return inputs[..., :-1, :FEATURES], inputs[..., -1, FEATURES]
+
+
+def _max(shape: tuple[int, ...], sizes: Sizes, generator: torch.Generator, zoom: float = 1.0) -> Batch:
+    """Sets as the paper's; with `zoom` under 1 each lies in a range under the top, 1 … `zoom` wide, all widths alike.
+
+    The items that matter in a large set are as close as those of a small one that is drawn from a narrow range.
+    """
+    sets = draw(shape, sizes, generator)
+    if zoom != 1.0:
+        width = zoom ** torch.rand(*shape, 1, generator=generator, device=generator.device)
+        sets = replace(sets, priority=1.0 - width * (1.0 - sets.priority))
+    best = sets.best[..., None]
+    two = sets.priority.masked_fill(~sets.live, -1.0).topk(min(2, sets.priority.shape[-1])).values
+    return _asked(sets, sets.query[..., None], best, two[..., 0] - two[..., -1])
+
+
+def _sort(shape: tuple[int, ...], sizes: Sizes, generator: torch.Generator) -> Batch:
+    """What follows an item in ascending order, at `_ASKED` random places of the sorted list; 0 asks for the first."""
+    sets = draw(shape, sizes, generator)
+    ascending, order = sets.priority.masked_fill(~sets.live, math.inf).sort(-1)
+    size = sets.live.sum(-1, keepdim=True)
+    place = torch.rand(*shape, _ASKED, generator=generator, device=generator.device)
+    rank = torch.minimum((place * size).long(), size - 1)
+    before = torch.where(rank > 0, ascending.gather(-1, (rank - 1).clamp(min=0)), 0.0)
+    after = ascending.gather(-1, torch.minimum(rank + 1, size - 1))
+    apart = torch.where(rank + 1 < size, after - ascending.gather(-1, rank), math.inf).amin(-1)
+    return _asked(sets, before, order.gather(-1, rank), apart * _ASKED)
+
+
+def _asked(sets: Sets, query: Tensor, source: Tensor, apart: Tensor) -> Batch:
+    """Rows of the items and of the questions. Close are those examples, about half, whose best two are least apart."""
+    items = torch.nn.functional.pad(sets.items, (0, 2))
+    questions = torch.zeros(*query.shape, ROW, device=query.device, dtype=query.dtype)
+    questions[..., FEATURES] = query
+    questions[..., FEATURES + 1] = 1.0
+    seen = torch.ones_like(query, dtype=torch.bool)
+    # Among n even draws neighbours are 1/n apart, give or take: as often under ln 2/n as over it.
+    close = apart * (sets.live.sum(-1) + 1) < math.log(2.0)
+    live = torch.cat((sets.live, seen), dim=-1)
+    answer = sets.label.gather(-1, source)
+    return Batch(torch.cat((items, questions), dim=-2), live, answer, source, close)
+
+
+MAX = SizedTask(
+    name="max",
+    version=VERSION,
+    summary="the class of the item with the highest priority",
+    unit="items",
+    trained=(5, 16),
+    sizes=_DOUBLING,
+    most=2**20,
+    features=ROW,
+    tokens=0,
+    classes=CLASSES,
+    ordered=False,
+    draw=_max,
+    options=("zoom",),
+)
+
+SORT = SizedTask(
+    name="sort",
+    version=1,
+    summary=f"the class of the item that comes next in ascending order, asked {_ASKED} times of each set",
+    unit="items",
+    trained=(5, 16),
+    sizes=_DOUBLING,
+    most=2**20,
+    features=ROW,
+    tokens=0,
+    classes=CLASSES,
+    ordered=False,
+    draw=_sort,
+)

@@ -1,0 +1,103 @@
+"""Which methods there are, and what each may have of its own."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from sharpmax.attention.normalisers import normaliser, normalisers
+from sharpmax.errors import ArgumentError
+from sharpmax.experiments.compare.methods import LEAGUE, Method, methods_named
+from sharpmax.experiments.compare.plan import Plan
+from sharpmax.experiments.compare.setting import ModelSpec, recipe_for
+from sharpmax.tasks.sized_registry import sized_task
+
+MAX = sized_task("max")
+
+
+def test_the_league_has_every_normaliser_of_the_package() -> None:
+    shipped = {name for name, kind in normalisers().items() if kind.__module__.startswith("sharpmax.attention")}
+    assert {method.normaliser for method in LEAGUE.values()} == shipped
+    assert {method.feed_forward for method in LEAGUE.values()} == {"gelu", "step", "hard-threshold"}
+    for method in LEAGUE.values():
+        name, options = method.tested_with()
+        normaliser(name, **options)
+        assert method.summary
+
+
+@pytest.mark.parametrize("name", LEAGUE)
+def test_a_method_travels_as_json(name: str) -> None:
+    assert Method.of(json.loads(json.dumps(LEAGUE[name].plain()))) == LEAGUE[name]
+
+
+def test_methods_by_name_once_each_and_ones_own_always() -> None:
+    own = Method("mine", "softmax")
+    assert [method.name for method in methods_named(["hard", "softmax", "hard"], [own])] == ["hard", "softmax", "mine"]
+    assert [method.name for method in methods_named([], [own])] == [*LEAGUE, "mine"]
+    with pytest.raises(ArgumentError, match=r"METHODS: got 'soft'; allowed: softmax, .*, mine; --with FILE"):
+        methods_named(["soft"], [own])
+
+
+def test_all_share_one_recipe_but_for_what_is_their_own() -> None:
+    recipes = {recipe_for(ModelSpec(), method, MAX, 5000, 64) for method in LEAGUE.values() if not method.recipe}
+    assert len(recipes) == 1
+    own = recipe_for(ModelSpec(), Method("x", "softmax", recipe={"l2": 0.5}), MAX, 5000, 64)
+    assert (own.l2, own.batch, own.sizes) == (0.5, 64, (5, 16))
+    assert recipe_for(ModelSpec(), LEAGUE["hard"], MAX, 50, 64).warmup == 5, "a short training has a short warm-up"
+
+
+def test_no_method_may_train_on_larger_sizes_or_by_what_there_is_not() -> None:
+    with pytest.raises(ArgumentError, match=r"sizes \(5, 64\) of method 'big'; allowed: up to 16 items"):
+        recipe_for(ModelSpec(), Method("big", "softmax", recipe={"sizes": (5, 64)}), MAX, 10, 4)
+    with pytest.raises(ArgumentError, match="'rate' of method 'odd'"):
+        recipe_for(ModelSpec(), Method("odd", "softmax", recipe={"rate": 1.0}), MAX, 10, 4)
+    with pytest.raises(ArgumentError, match="'noise' of method 'odd'; allowed: zoom for the task 'max'"):
+        Method("odd", "softmax", data={"noise": 1.0}).check(MAX)
+    with pytest.raises(ArgumentError, match="feed_forward: got 'relu' of method 'odd'; allowed: gelu, step"):
+        Method("odd", "softmax", feed_forward="relu").check(MAX)
+    with pytest.raises(ArgumentError, match="name: got 'hardest'"):
+        Method("odd", "softmax", at_test={"normaliser": "hardest"}).check(MAX)
+    Method("fine", "softmax", data={"zoom": 0.1}).check(MAX)
+
+
+def test_a_plan_trains_every_stack_once_and_tests_it_at_every_size() -> None:
+    methods = tuple(methods_named(["softmax", "hard"]))
+    plan = Plan(methods, (ModelSpec(),), "max", (0, 1, 2), 10, 4, (16, 32), 8, "cpu", 2)
+    tasks = plan.tasks()
+    assert len({task.key for task in tasks}) == len(tasks) == 2 * 2 * (1 + 2)
+    keys = [task.key for task in tasks]
+    assert re.fullmatch(r"max/single w128/softmax [0-9a-f]{8}/seeds 0-1/train", keys[0])
+    assert re.fullmatch(r"max/single w128/hard [0-9a-f]{8}/seeds 2-2/test 16", keys[-1])
+    for task in tasks:
+        assert json.loads(json.dumps(task.arguments)) == task.arguments
+        assert (task.after in keys) == ("/test " in task.key)
+
+
+def test_a_key_changes_with_what_the_numbers_depend_on_alone() -> None:
+    own = Method("mine", "softmax")
+    plan = Plan((own,), (ModelSpec(),), "max", (0,), 10, 4, (16,), 8, "cpu", 1, files=("text",))
+
+    def key(**other: Any) -> str:
+        changed = replace(plan, **other)
+        return changed.training_key(changed.models[0], changed.methods[0], (0,))
+
+    same: list[dict[str, Any]] = [
+        {"sizes": (16, 32)},
+        {"seeds": (0, 1)},
+        {"methods": (replace(own, summary="said otherwise"), LEAGUE["hard"])},
+    ]
+    assert {key(**one) for one in same} == {key()}
+    others: list[dict[str, Any]] = [
+        {"files": ("another text",)},
+        {"methods": (replace(own, recipe={"l2": 0.1}),)},
+        {"methods": (replace(own, data={"zoom": 0.1}),)},
+        {"methods": (replace(own, at_test={"normaliser": "hard"}),)},
+        {"models": (ModelSpec(width=64),)},
+    ]
+    assert len({key(**one) for one in others} | {key()}) == 6
+    shipped: dict[str, Any] = {"methods": (LEAGUE["hard"],)}
+    assert key(**shipped) == key(**shipped, files=()), "a method of the league does not depend on a user's file"

@@ -1,0 +1,165 @@
+"""A real Ray cluster of two nodes on this machine: nodes die, drivers die, numbers stay the same."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sharpmax.errors import ArgumentError, SharpmaxError, UnsupportedError
+from sharpmax.experiments.engines import Progress, Store, Task, run
+from tests.experiments.engines.drivers import driver, lines, wait_for
+from tests.experiments.engines.grids import TOYS, contents, grid, toy, traces
+
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+ray: Any = pytest.importorskip("ray", reason="needs the extra ray")
+
+NODE = {"num_cpus": 1, "object_store_memory": 80_000_000, "include_dashboard": False}
+# A node that does not answer is given up after a second and a half.
+SOON = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500, "health_check_failure_threshold": 3}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """A cluster whose head has one core."""
+    utils: Any = importlib.import_module("ray.cluster_utils")
+    made = utils.Cluster(initialize_head=True, head_node_args={**NODE, "_system_config": SOON})
+    yield made
+    made.shutdown()
+
+
+def go(folder: Path, tasks: list[Task], cluster: Any = None, **more: Any) -> dict[str, Any]:
+    address = {} if cluster is None else {"address": cluster.address}
+    run(tasks, Store(folder), engine="ray", plugins=[TOYS], **address, **more)
+    return contents(folder)
+
+
+def local(folder: Path, tasks: list[Task]) -> dict[str, Any]:
+    run(tasks, Store(folder), plugins=[TOYS], workers=1)
+    return contents(folder)
+
+
+def test_a_node_that_is_killed_in_the_middle(cluster: Any, tmp_path: Path) -> None:
+    """What it had at work is done again elsewhere, and every number is that of a run in this process."""
+    second = cluster.add_node(**NODE)
+    trace = tmp_path / "trace"
+    trace.mkdir()
+    # Blobs too large to travel inside of messages.
+    tasks = grid(4, 2, size=256, trace=str(trace), seconds=0.3)
+    process = second.all_processes["raylet"][0].process.pid
+    doomed: list[str] = []
+
+    def on_second() -> list[list[str]]:
+        """What the second node has begun, the last at the end: name, process, time."""
+        begun = [path.name for path in trace.iterdir() if path.read_text(encoding="utf-8") == str(process)]
+        return sorted((name.rsplit(".", 2) for name in begun), key=lambda parts: int(parts[2]))
+
+    def kill() -> None:
+        wait_for(lambda: len(on_second()) >= 2)
+        name, worker, _ = on_second()[-1]
+        doomed.append(name)
+        for dying in (process, int(worker)):  # a machine that fails takes all that is on it with it
+            os.kill(dying, signal.SIGKILL)
+        cluster.remove_node(second, allow_graceful=False)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    seen: list[Progress] = []
+    found = go(tmp_path / "ray", tasks, cluster, progress=seen.append)
+    killer.join()
+    assert found == local(tmp_path / "local", grid(4, 2, size=256))
+    assert len(found["learn/0"][1]) == 256 * 256 * 4
+    assert traces(trace)[doomed[0]] > (4 if doomed[0].startswith("examine") else 1)
+    assert max(len(one.running) for one in seen) == 2
+    assert (seen[-1].done, seen[-1].total, seen[-1].running) == (12, 12, ())
+
+
+def test_a_lost_driver_loses_what_was_in_flight_and_no_more(cluster: Any, tmp_path: Path) -> None:
+    process = driver(tmp_path, engine="ray", address=cluster.address)
+    wait_for(lambda: lines(tmp_path / "store") >= 5)
+    process.kill()
+    assert process.communicate()[1] == b""  # Ray keeps its remarks to itself
+    kept = Store(tmp_path / "store").keys()
+    assert 5 <= len(kept) < 12
+    begun = sum(traces(tmp_path / "trace").values())
+    assert begun <= len(kept) + 1
+    tasks = grid(4, 2, trace=str(tmp_path / "trace"))
+    assert go(tmp_path / "store", tasks, cluster) == local(tmp_path / "local", grid(4, 2))
+    assert sum(traces(tmp_path / "trace").values()) <= begun + 1 + 12 - len(kept)
+
+
+def test_what_goes_wrong_is_one_line(cluster: Any, tmp_path: Path) -> None:
+    ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")  # all four by one connection
+    try:
+        for name, kind, says, times in (
+            ("mistake", ArgumentError, "--width: got 7; allowed: an even number", 1),
+            ("fail", SharpmaxError, r"task 'x' failed 2 times: RuntimeError: out of luck \(toys.py, .*--resume", 2),
+            ("die", SharpmaxError, r"task 'x' lost its process \(WorkerCrashedError: .*--resume", 2),
+        ):
+            more = {} if name == "mistake" else {"times": 9}
+            with pytest.raises(kind, match=f"^{says}$"):
+                go(tmp_path / name, [Task("x", toy(name), {"trace": str(tmp_path), **more})], retries=1)
+            assert len(list(tmp_path.glob(f"{name}.*"))) == times
+        gpu = Task("x", toy("learn"), {"seed": 0, "device": "cuda"})
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("sharpmax.experiments.engines.cluster._PATIENCE_S", 0.0)
+            with pytest.raises(SharpmaxError, match="no node of the cluster has had a GPU"):
+                go(tmp_path / "gpu", [gpu])
+        assert ray.is_initialized()
+    finally:
+        ray.shutdown()
+
+
+def test_a_node_with_another_sharpmax(cluster: Any, tmp_path: Path) -> None:
+    package = tmp_path / "other" / "sharpmax"
+    package.mkdir(parents=True)
+    node = cluster.add_node(**NODE, env_vars={"PYTHONPATH": str(package.parent), "PYTHONDONTWRITEBYTECODE": "1"})
+    for text, says in (
+        ('__version__ = "0.0.7"', "has sharpmax 0.0.7 and the driver .*; install sharpmax==.* there"),
+        ("import a_part_that_is_not_there", "cannot import sharpmax .*; install sharpmax==.* there"),
+    ):
+        (package / "__init__.py").write_text(text, encoding="utf-8")
+        with pytest.raises(UnsupportedError, match=f"^--engine ray: node {socket.gethostname()!r} {says}$"):
+            go(tmp_path / "store", grid(6, 0, seconds=0.2), cluster)
+    cluster.remove_node(node)
+
+
+def test_ray_of_this_machine_alone(tmp_path: Path) -> None:
+    assert go(tmp_path / "ray", grid(), workers=2) == local(tmp_path / "local", grid())
+    assert not ray.is_initialized()
+
+
+def test_no_cluster_at_the_address(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+
+        def reply() -> None:
+            line, _ = server.accept()
+            with line:
+                line.recv(100)
+                line.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+        other = threading.Thread(target=reply)
+        other.start()
+        began = time.monotonic()
+        with pytest.raises(
+            ArgumentError, match=rf"^--address: got '127.0.0.1:{port}', where something else than Ray is"
+        ):
+            run(grid(), Store(tmp_path), engine="ray", address=f"127.0.0.1:{port}")
+        other.join()
+    with pytest.raises(ArgumentError, match=rf"'127.0.0.1:{port}', where no cluster is \(.*ray start --head"):
+        run(grid(), Store(tmp_path), engine="ray", address=f"127.0.0.1:{port}")
+    for address in ("head", "head:", ":6379", "head:0", "head:99999", "head:port"):
+        with pytest.raises(ArgumentError, match=f"^--address: got {address!r}; allowed: host:port"):
+            run(grid(), Store(tmp_path), engine="ray", address=address)
+    assert time.monotonic() - began < 5
+    assert Store(tmp_path).keys() == []

@@ -1,0 +1,52 @@
+"""Training and testing of every method of the league on a GPU."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from sharpmax.experiments.compare.cells import examine, train
+from sharpmax.experiments.compare.methods import LEAGUE
+from sharpmax.experiments.compare.setting import ModelSpec
+from sharpmax.experiments.stacked_training import StackedTraining
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; run by `make test-gpu` on one"),
+]
+
+MODELS = [ModelSpec(width=32), ModelSpec("encoder", 32, 2, 2), ModelSpec("encoder", 32, 2, 2, causal=True)]
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.label)
+@pytest.mark.parametrize("name", LEAGUE)
+def test_every_method_is_trained_as_a_graph_and_tested(
+    name: str, model: ModelSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    captured: list[bool] = []
+    real = StackedTraining._captured
+
+    def noting(training: StackedTraining[Any]) -> Any:
+        advance = real(training)
+        captured.append(advance != training._one_step)
+        return advance
+
+    monkeypatch.setattr(StackedTraining, "_captured", noting)
+    common: dict[str, Any] = {
+        "method": LEAGUE[name].plain(),
+        "model": model.plain(),
+        "task": "max",
+        "seeds": [0, 1],
+        "device": "cuda",
+    }
+    outcome = train(**common, steps=300, batch=64)
+    assert captured == [True]
+    assert outcome.record["diverged"] == [False, False]
+    assert sum(outcome.record["loss"]) < sum(outcome.record["curve"][0][1])
+    assert outcome.record["memory"] > 0
+    assert outcome.blob is not None
+    record = examine(**common, size=2048, samples=4, blob=outcome.blob)
+    assert all(math.isfinite(value) for value in record.record["entropy"])
