@@ -190,6 +190,7 @@ def test_what_is_said_of_the_monitor_is_the_committed_benchmark() -> None:
         expected = [f"{found[f'auroc/{task}'][name]['pooled']['auroc']:.2f}" for task in ("kv", "max", "needle", "all")]
         assert shown[words] == expected
     assert f"are {found['false_alarms']['pooled']['mean']:.2f}% where" in README
+    assert f"a generated token {found['overhead']['overhead_percent']:.1f}%\nslower" in README
     cost = json.loads((ROOT / "benchmarks" / "probe.json").read_text(encoding="utf-8"))["tables"]["bench"][
         "capture/last"
     ]
