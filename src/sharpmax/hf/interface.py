@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
@@ -34,7 +35,18 @@ from sharpmax.policies import Policy
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["Installed", "install", "installed", "modules_of", "put", "repeated", "repeating", "watch", "watched"]
+__all__ = [
+    "Installed",
+    "install",
+    "installed",
+    "modules_of",
+    "outside_graphs",
+    "put",
+    "repeated",
+    "repeating",
+    "watch",
+    "watched",
+]
 
 _INSTALLED = "_sharpmax_installed"
 _WATCHERS = "_sharpmax_watchers"
@@ -216,9 +228,22 @@ def _check_in_use(model: PreTrainedModel, args: Any) -> None:
             )
 
 
-def _register() -> None:
+@contextmanager
+def outside_graphs() -> Iterator[None]:
+    """Attention under rules stays out of what is compiled meanwhile.
+
+    In training, kernels that bring their gradient along are faster than what a compiler makes of a policy.
+    """
+    _register(torch.compiler.disable(sharp_attention))  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        _register()
+
+
+def _register(function: Callable[..., Any] = sharp_attention) -> None:
     """Tell transformers our names, each with the mask function of the implementation that is called in the end."""
     transformers, masking = require_transformers(), require_transformers("masking_utils")
     for inner, name in NAMES.items():
-        transformers.AttentionInterface.register(name, sharp_attention)
+        transformers.AttentionInterface.register(name, function)
         transformers.AttentionMaskInterface.register(name, masking.ALL_MASK_ATTENTION_FUNCTIONS[inner])

@@ -128,9 +128,11 @@ def test_a_run_that_was_killed_goes_on_with_the_same_losses(tmp_path: Path, more
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("policy", [None, load_policy("paper")])
 def test_compiled_layers_learn_the_same(tmp_path: Path, policy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Graphs are traced and run as they are; a compiler behind them would take a minute.
+    # Graphs are traced and run as they are; a compiler behind them would take a minute. Attention under a policy is not
+    # part of them.
+    options: Any = {"backend": "aot_eager", "fullgraph": policy is None}
     compile_layer = nn.Module.compile
-    monkeypatch.setattr(nn.Module, "compile", lambda self: compile_layer(self, backend="aot_eager", fullgraph=True))
+    monkeypatch.setattr(nn.Module, "compile", lambda self: compile_layer(self, **options))
     plain = run(tmp_path / "plain", policy=policy)
     compiled = run(tmp_path / "compiled", policy=policy, compiled=True)
     assert losses(compiled) == pytest.approx(losses(plain), rel=1e-4)

@@ -22,6 +22,7 @@ from sharpmax.experiments.clrs.packing import Packed, batch_of
 from sharpmax.experiments.clrs.recipe import Recipe
 from sharpmax.experiments.folder import disk_watched
 from sharpmax.hf import apply, restore
+from sharpmax.hf.interface import outside_graphs
 from sharpmax.lazy import require
 from sharpmax.models.language import LanguageModel, quiet
 from sharpmax.policies import Policy
@@ -163,7 +164,8 @@ def _compiled(model: PreTrainedModel, recipe: Recipe) -> Iterator[None]:
     for layer in layers:
         layer.compile()
     try:
-        yield
+        with outside_graphs() if layers else nullcontext():
+            yield
     finally:
         for layer in layers:
             layer._compiled_call_impl = None
