@@ -124,8 +124,11 @@ class TestDefinition:
     def test_under_autocast_it_measures_what_the_stock_kernel_is_given(self, kind: str) -> None:
         q, k, v = qkv(scale=1.5)
         mask = torch.linspace(-2.0, 1.0, q.shape[-2] * k.shape[-2]).view(q.shape[-2], k.shape[-2])
-        kw = {"plain": {}, "causal": {"is_causal": True}, "float mask": {"attn_mask": mask}}[kind]
-        low = {name: x.bfloat16() if isinstance(x, torch.Tensor) else x for name, x in kw.items()}
+        kinds: dict[str, dict[str, Any]] = {
+            "plain": {}, "causal": {"is_causal": True}, "float mask": {"attn_mask": mask}
+        }  # fmt: skip
+        kw = kinds[kind]
+        low: dict[str, Any] = {name: x.bfloat16() if isinstance(x, torch.Tensor) else x for name, x in kw.items()}
         want = sm.attention(q.bfloat16(), k.bfloat16(), v.bfloat16(), enable_gqa=True, **low)
         with torch.autocast("cpu", dtype=torch.bfloat16):
             got = sm.attention(q, k, v, enable_gqa=True, **kw)
