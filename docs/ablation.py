@@ -27,7 +27,7 @@ METHODS = [
     _with("only-16", "sets of 16 items alone", recipe={**SHARP.recipe, "sizes": (16, 16)}),
     # Normaliser.
     _with("soft-at-test", "the normaliser of training at test too", at_test=None),
-    _with("ssmax", "log-length softmax in training", normaliser="ssmax"),
+    _with("softmax", "plain softmax in training", normaliser="softmax"),
     _with("hard", "straight-through in training too", normaliser="hard"),
     # Optimiser.
     _with("no-decay", "a constant rate", recipe={**SHARP.recipe, "decay": False}),

@@ -77,12 +77,12 @@ def test_a_task_without_an_option_of_the_examples_draws_the_usual_ones() -> None
 
 
 class TestSharp:
-    def test_it_is_softmax_of_the_common_recipe_but_for_its_sets_and_its_test(self) -> None:
+    def test_it_is_ssmax_of_the_common_recipe_but_for_its_sets_and_its_test(self) -> None:
         sharp = LEAGUE["sharp"]
         assert recipe_for(ModelSpec(), sharp, MAX, 5000, 64) == recipe_for(
             ModelSpec(), LEAGUE["softmax"], MAX, 5000, 64
         )
-        assert (sharp.normaliser, sharp.feed_forward, sharp.tested_with()[0]) == ("softmax", "gelu", "hard")
+        assert (sharp.normaliser, sharp.feed_forward, sharp.tested_with()[0]) == ("ssmax", "gelu", "hard")
 
     def test_no_set_has_more_than_16_items(self) -> None:
         sharp = LEAGUE["sharp"]

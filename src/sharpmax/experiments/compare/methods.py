@@ -92,8 +92,8 @@ LEAGUE: Mapping[str, Method] = {
         Method("hard-threshold", "softmax", "softmax, feed-forward layers with a jump", feed_forward="hard-threshold"),
         Method(
             "sharp",
-            "softmax",
-            "softmax trained on near-ties of all scales, the largest logit alone at test",
+            "ssmax",
+            "ssmax trained on near-ties of all scales, the largest logit alone at test",
             at_test={"normaliser": "hard", "options": {}},
             data={"zoom": 1e-4},
         ),
