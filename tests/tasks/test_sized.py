@@ -83,6 +83,24 @@ def test_zoom_draws_closer_sets_with_the_same_answers() -> None:
     assert float(zoomed.inputs[:, :16, 0].max()) <= 1.0
 
 
+def test_zoomed_sets_lie_under_the_top_or_anywhere() -> None:
+    drawn = {
+        anywhere: sized_task("max").draw((2000,), 16, seeded(CPU, 1), zoom=1e-4, anywhere=anywhere).inputs[:, :16]
+        for anywhere in (False, True)
+    }
+    assert torch.equal(drawn[False][..., 1:], drawn[True][..., 1:])
+    priority = drawn[True][..., 0]
+    assert float(priority.min()) >= 0.0
+    assert float(priority.max()) <= 1.0
+    spread = [one[..., 0].amax(-1) - one[..., 0].amin(-1) for one in drawn.values()]
+    assert torch.allclose(spread[0], spread[1], atol=1e-6)
+    narrow = spread[1] < 0.01
+    assert 0.4 < float(priority[narrow].mean()) < 0.6, "places are even"
+    assert float(drawn[False][..., 0][narrow].min()) > 0.98
+    usual = sized_task("max").draw((50,), 16, seeded(CPU, 1)).inputs
+    assert torch.equal(usual, sized_task("max").draw((50,), 16, seeded(CPU, 1), zoom=1.0, anywhere=True).inputs)
+
+
 def test_sort_asks_for_what_follows() -> None:
     batch = examples("sort", (5, 16))
     firsts = 0

@@ -25,15 +25,21 @@ def items_and_query(inputs: Tensor) -> tuple[Tensor, Tensor]:
     return inputs[..., :-1, :FEATURES], inputs[..., -1, FEATURES]
 
 
-def _max(shape: tuple[int, ...], sizes: Sizes, generator: torch.Generator, zoom: float = 1.0) -> Batch:
-    """Sets as the paper's; with `zoom` under 1 each lies in a range under the top, 1 … `zoom` wide, all widths alike.
+def _max(
+    shape: tuple[int, ...], sizes: Sizes, generator: torch.Generator, zoom: float = 1.0, anywhere: bool = False
+) -> Batch:
+    """Sets as the paper's; with `zoom` under 1 each lies in a range of its own, 1 … `zoom` wide, all widths alike.
 
-    The items that matter in a large set are as close as those of a small one that is drawn from a narrow range.
+    The items that matter in a large set are as close as those of a small one that is drawn from a narrow range. Such
+    ranges end at the top, where the best of a large set lie, or with `anywhere` at any place.
     """
     sets = draw(shape, sizes, generator)
     if zoom != 1.0:
         width = zoom ** torch.rand(*shape, 1, generator=generator, device=generator.device)
-        sets = replace(sets, priority=1.0 - width * (1.0 - sets.priority))
+        top = torch.ones_like(width)
+        if anywhere:
+            top -= (1.0 - width) * torch.rand(*shape, 1, generator=generator, device=generator.device)
+        sets = replace(sets, priority=top - width * (1.0 - sets.priority))
     best = sets.best[..., None]
     two = sets.priority.masked_fill(~sets.live, -1.0).topk(min(2, sets.priority.shape[-1])).values
     return _asked(sets, sets.query[..., None], best, two[..., 0] - two[..., -1])
@@ -79,7 +85,7 @@ MAX = SizedTask(
     classes=CLASSES,
     ordered=False,
     draw=_max,
-    options=("zoom",),
+    options=("zoom", "anywhere"),
 )
 
 SORT = SizedTask(

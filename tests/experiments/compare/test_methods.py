@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from sharpmax.attention.normalisers import normaliser, normalisers
 from sharpmax.errors import ArgumentError
-from sharpmax.experiments.compare.methods import LEAGUE, Method, methods_named
+from sharpmax.experiments.compare.methods import LEAGUE, Method, methods_named, methods_of_files
 from sharpmax.experiments.compare.plan import Plan
 from sharpmax.experiments.compare.setting import ModelSpec, recipe_for
 from sharpmax.tasks.sized_registry import sized_task
@@ -55,13 +57,60 @@ def test_no_method_may_train_on_larger_sizes_or_by_what_there_is_not() -> None:
         recipe_for(ModelSpec(), Method("big", "softmax", recipe={"sizes": (5, 64)}), MAX, 10, 4)
     with pytest.raises(ArgumentError, match="'rate' of method 'odd'"):
         recipe_for(ModelSpec(), Method("odd", "softmax", recipe={"rate": 1.0}), MAX, 10, 4)
-    with pytest.raises(ArgumentError, match="'noise' of method 'odd'; allowed: zoom for the task 'max'"):
+    with pytest.raises(ArgumentError, match="'noise' of method 'odd'; allowed: zoom, anywhere for the task 'max'"):
         Method("odd", "softmax", data={"noise": 1.0}).check(MAX)
     with pytest.raises(ArgumentError, match="feed_forward: got 'relu' of method 'odd'; allowed: gelu, step"):
         Method("odd", "softmax", feed_forward="relu").check(MAX)
     with pytest.raises(ArgumentError, match="name: got 'hardest'"):
         Method("odd", "softmax", at_test={"normaliser": "hardest"}).check(MAX)
     Method("fine", "softmax", data={"zoom": 0.1}).check(MAX)
+
+
+def test_a_task_without_an_option_of_the_examples_draws_the_usual_ones() -> None:
+    method = Method("x", "softmax", data={"zoom": 0.1})
+    assert method.examples(MAX) == {"zoom": 0.1}
+    for name in ("sort", "copy", "recall"):
+        task = sized_task(name)
+        method.check(task)
+        LEAGUE["sharp"].check(task)
+        assert method.examples(task) == {}
+
+
+class TestSharp:
+    def test_it_is_ssmax_of_the_common_recipe_but_for_its_sets_and_its_test(self) -> None:
+        sharp = LEAGUE["sharp"]
+        assert recipe_for(ModelSpec(), sharp, MAX, 5000, 64) == recipe_for(
+            ModelSpec(), LEAGUE["softmax"], MAX, 5000, 64
+        )
+        assert (sharp.normaliser, sharp.feed_forward, sharp.tested_with()[0]) == ("ssmax", "gelu", "hard")
+
+    def test_no_set_has_more_than_16_items(self) -> None:
+        sharp = LEAGUE["sharp"]
+        sizes = recipe_for(ModelSpec(), sharp, MAX, 10, 4).sizes
+        batch = MAX.draw((500,), sizes, torch.Generator().manual_seed(0), **sharp.examples(MAX))
+        assert batch.inputs.shape[-2] == 16 + 1, "a question beside the items"
+        assert int(batch.live[:, :-1].sum(-1).max()) == 16
+        with pytest.raises(ArgumentError, match=r"sizes \(5, 17\) of method 'sharp'; allowed: up to 16 items"):
+            recipe_for(ModelSpec(), replace(sharp, recipe={"sizes": (5, 17)}), MAX, 10, 4)
+
+    def test_its_answers_are_those_of_the_sets_themselves(self) -> None:
+        batch = MAX.draw((500,), (5, 16), torch.Generator().manual_seed(0), **LEAGUE["sharp"].examples(MAX))
+        for inputs, live, answer in zip(batch.inputs, batch.live, batch.answer, strict=True):
+            items = inputs[:-1][live[:-1]]
+            assert int(answer) == int(items[items[:, 0].argmax(), 1:11].argmax())
+
+
+def test_the_ablation_changes_one_thing_of_sharp_at_a_time() -> None:
+    file = Path(__file__).parents[3] / "docs" / "ablation.py"
+    for method in methods_of_files([file]):
+        method.check(MAX)
+        recipe_for(ModelSpec(), method, MAX, 10, 4)
+        changed = [
+            name
+            for name, value in method.plain().items()
+            if name not in ("name", "summary") and value != LEAGUE["sharp"].plain()[name]
+        ]
+        assert len(changed) == 1, method.name
 
 
 def test_a_plan_trains_every_stack_once_and_tests_it_at_every_size() -> None:

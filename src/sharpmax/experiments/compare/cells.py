@@ -1,7 +1,8 @@
 """The pieces of work of a comparison: train a method's seeds, and test what came of it at one size.
 
 Both are plain functions of JSON values and bytes, so that any process of any machine can do them. What a seed sees in
-training and at test depends on the seed, the task and the size alone: methods are compared on the same examples.
+training and at test depends on the seed, the task and the size alone: methods are compared on the same examples, but
+for those in training of a method with `data` of its own.
 """
 
 from __future__ import annotations
@@ -56,12 +57,12 @@ def train(
 ) -> Outcome:
     """Train the seeds of a method side by side; the blob holds their weights."""
     chosen, spec, problem, on = Method.of(method), ModelSpec(**model), sized_task(task), torch.device(device)
-    recipe = recipe_for(spec, chosen, problem, steps, batch)
+    recipe, options = recipe_for(spec, chosen, problem, steps, batch), chosen.examples(problem)
 
     def begun(with_recipe: Recipe, with_seeds: Sequence[int]) -> StackedTraining[SetHeads | Encoders]:
         def data(seed: int, block: int, count: int) -> list[Tensor]:
             shape = (count, with_recipe.batch)
-            return problem.draw(shape, with_recipe.sizes, seeded(on, seed, block), **chosen.data).parts
+            return problem.draw(shape, with_recipe.sizes, seeded(on, seed, block), **options).parts
 
         def initial() -> SetHeads | Encoders:
             return spec.build(chosen, problem, with_seeds)

@@ -12,6 +12,7 @@ from sharpmax.errors import reject
 from sharpmax.experiments.engines import plugins
 from sharpmax.models.activations import ACTIVATIONS
 from sharpmax.tasks.sized import SizedTask
+from sharpmax.tasks.sized_registry import SIZED_TASKS
 
 __all__ = ["LEAGUE", "Method", "methods_named", "methods_of_files"]
 
@@ -34,7 +35,8 @@ class Method:
     """Fields of the common recipe that this method has otherwise."""
 
     data: Mapping[str, Any] = field(default_factory=dict)
-    """Options of the task's examples in training, which this method sees instead of the usual ones."""
+    """Options of the examples in training, which this method sees instead of the usual ones; a task that has no such
+    option draws the usual ones."""
 
     def plain(self) -> dict[str, Any]:
         """The method as JSON values."""
@@ -52,9 +54,14 @@ class Method:
         normaliser(name, **options)
         if self.feed_forward not in ACTIVATIONS:
             reject("feed_forward", f"{self.feed_forward!r} of method {self.name!r}", ", ".join(ACTIVATIONS))
-        if other := [name for name in self.data if name not in task.options]:
+        known = {name for one in SIZED_TASKS.values() for name in one.options} | set(task.options)
+        if other := [name for name in self.data if name not in known]:
             allowed = ", ".join(task.options) or "none"
             reject("data", f"{other[0]!r} of method {self.name!r}", f"{allowed} for the task {task.name!r}")
+
+    def examples(self, task: SizedTask) -> dict[str, Any]:
+        """Options of this task's examples in training."""
+        return {name: value for name, value in self.data.items() if name in task.options}
 
     def tested_with(self) -> tuple[str, Mapping[str, Any]]:
         """Normaliser and options at test."""
@@ -85,9 +92,10 @@ LEAGUE: Mapping[str, Method] = {
         Method("hard-threshold", "softmax", "softmax, feed-forward layers with a jump", feed_forward="hard-threshold"),
         Method(
             "sharp",
-            "softmax",
-            "softmax in training, the largest logit alone at test",
+            "ssmax",
+            "ssmax trained on near-ties of all scales, the largest logit alone at test",
             at_test={"normaliser": "hard", "options": {}},
+            data={"zoom": 1e-4},
         ),
     )
 }
