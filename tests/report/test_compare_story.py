@@ -363,7 +363,7 @@ class TestCapacity:
 
 
 def test_the_page_has_everything_in_order(tmp_path: Path) -> None:
-    tables = make_tables((*THREE, "top-k", "sharp"))
+    tables = make_tables((*THREE, "top-k", "linear", "sharp"))
     html = write_page(COMMAND, PROVENANCE, tables, tmp_path).read_text(encoding="utf-8")
     text = " ".join(Page(html).text)
     place = 0
