@@ -79,7 +79,7 @@ class _Store:
 
     def __init__(self, plan: Plan, reach: float) -> None:
         self._reach, self._seeds, self._ties = reach, list(plan.seeds), plan.task in ("max", "sort")
-        self._cells = {}
+        self._cells: dict[str, tuple[ModelSpec, str, int | None]] = {}
         for model in plan.models:
             for method in plan.methods:
                 self._cells[plan.training_key(model, method, plan.seeds)] = (model, method.name, None)

@@ -183,6 +183,10 @@ class TestFigures:
             assert (named[name].x[0], named[name].y[0]) == (line.x[-1], line.y[-1])
             assert (named[name].arm, line.arm) == (name, name)
         assert lines["softmax"].low == [full["accuracy"]["softmax"][str(int(n))]["low"] for n in lines["softmax"].x]
+        full["accuracy"]["softmax"]["16"] |= {"low": 88.0, "high": 101.3}
+        again = next(series for series in accuracy(full).panels[0].series if series.label == "softmax")
+        assert again.high is not None
+        assert again.high[0] == 100.0
         assert [entry.label for entry in legend(plot)][:2] == ["softmax", "sharp"]
         heights = sorted(series.y[-1] for series in named.values())
         assert np.diff(heights).min() > 5.0
@@ -323,7 +327,11 @@ class TestCapacity:
         assert "No law could be fitted" in plot.caption
         assert {s.marker for p in plot.panels for s in p.series if len(s.x)} == {"hollow"}
         assert {row[4].text for row in models_grid(tables, "softmax").rows} == {"> 16,384"}
-        assert "in none of 27 models up to 16,384 items" in capacity_summary.capacity_verdict(tables)[0]
+        said = capacity_summary.capacity_verdict(tables)
+        assert said[0] == "“softmax”: accuracy halves beyond 16,384, if at all, in 27 of 27 models."
+        assert "too few models end among the sizes tested (0 of 27 models)" in said[2]
+        below = capacity_summary.capacity_verdict(make_capacity(shapes=SMALL, reach=1e-6))
+        assert below[1] == "“softmax”: the top weight falls under ½ before 16 in 8 of 8 models."
         assert "does not halve up to 16,384" in " ".join(capacity_summary.capacity_care(tables))
         assert laws_grid(tables, "softmax").rows[0][-1].text == "27"
         assert capacity_tiles(tables, "softmax")[0].value == "27 models"
@@ -356,6 +364,10 @@ class TestCapacity:
         assert (
             "is not shown to depend on width or heads or depth" in capacity_map(capacity, "softmax", "accuracy").title
         )
+
+    def test_a_map_that_shows_nothing_is_left_out(self) -> None:
+        assert drawable(make_capacity(shapes=SMALL, reach=1e6))[0] == "capacity-softmax-accuracy"
+        assert "capacity-softmax-top" not in drawable(make_capacity(shapes=SMALL, reach=1e-6))
 
     def test_a_name_that_no_file_should_have_is_counted(self) -> None:
         tables = make_capacity(("softmax", "../x"), 1, ((32, 64), (1,), (1,)))

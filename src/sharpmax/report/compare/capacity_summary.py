@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sharpmax.report.compare.models import (
+    BELOW,
     BEYOND,
     MEASURES,
     capacity_methods,
@@ -39,7 +40,7 @@ def capacity_care(tables: Tables) -> list[str]:
             if beyond:
                 said.append(
                     f"“{method}”: accuracy of {plural(beyond, 'model')} does not halve up to "
-                    f"{count(tables['setting']['sizes'][-1])}; the law is without them, and its exponents tend to be "
+                    f"{count(tables['setting']['sizes'][-1])}; the law leaves that out, and its exponents tend to be "
                     "too small."
                 )
             gone = [f"“{name_of(model)}”" for model in models_of(tables, method) if model["diverged"]]
@@ -63,12 +64,9 @@ def _reach(tables: Tables, method: str, measure: str) -> str:
     unit, models = tables["setting"]["unit"], models_of(tables, method)
     inside = [model for model in models if isinstance(end_of(model, measure), float)]
     what = f"“{method}”: {MEASURES[measure][1]}"
-    beyond = sum(end_of(model, measure) == BEYOND for model in models)
+    outside = joined(_outside(tables, models, measure))
     if not inside:
-        after = count(tables["setting"]["sizes"][-1])
-        if beyond == len(models):
-            return f"{what} in none of {plural(len(models), 'model')} up to {after} {unit}."
-        return f"{what} in none of {plural(len(models), 'model')} at a size that was tested."
+        return f"{what} {outside}." if outside else f"{what} at no size that can be told."
     low, high = (
         pick(inside, key=lambda model: float(end_of(model, measure) or 0.0)) for pick in (min, max)
     )  # fmt: skip
@@ -78,14 +76,21 @@ def _reach(tables: Tables, method: str, measure: str) -> str:
             f"between {end_words(tables, low, measure)} {unit} ({name_of(low)}) and "
             f"{end_words(tables, high, measure)} ({name_of(high)})"
         )
-    less = f"; {beyond} of {len(models)} models go beyond what was tested" if beyond else ""
-    return f"{what} {span}{less}."
+    return f"{what} {span}{f'; {outside}' if outside else ''}."
+
+
+def _outside(tables: Tables, models: Sequence[Mapping[str, Any]], measure: str) -> list[str]:
+    """How many models end before the first or after the last of the sizes, in words."""
+    first, last = (count(size) for size in (tables["setting"]["sizes"][0], tables["setting"]["sizes"][-1]))
+    ends = [end_of(model, measure) for model in models]
+    known = {f"before {first}": ends.count(BELOW), f"beyond {last}, if at all,": ends.count(BEYOND)}
+    return [f"{where} in {many} of {plural(len(models), 'model')}" for where, many in known.items() if many]
 
 
 def _law(method: str, what: str, law: Mapping[str, Any]) -> str:
     used = f"{law['used']} of {plural(law['models'], 'model')}"
     if law["exponents"] is None:
-        return f"“{method}”: no law of the size at which {what}: only {used} end among the sizes tested."
+        return f"“{method}”: no law of the size at which {what}, as too few models end among the sizes tested ({used})."
     known = exponents(law)
     fit = "" if law["r2"] is None else f", R² {law['r2']:.2f}"
     said = f"“{method}”: {what} at a size of about {formula(law)} (from {used}{fit})"

@@ -166,8 +166,8 @@ def _line(tables: Tables, table: str, method: str, look: Look, words: Any) -> Se
         [float(n) for n, _ in known],
         [one["mean"] for _, one in known],
         [f"{words(one['mean'])}{_between(one, table)}" for _, one in known],
-        low=[one["low"] for _, one in known] if outstanding else None,
-        high=[one["high"] for _, one in known] if outstanding else None,
+        low=[_bounded(one["low"], table) for _, one in known] if outstanding else None,
+        high=[_bounded(one["high"], table) for _, one in known] if outstanding else None,
         marker="full" if outstanding else None,
         arm=method,
     )
@@ -176,10 +176,13 @@ def _line(tables: Tables, table: str, method: str, look: Look, words: Any) -> Se
 def _between(one: Mapping[str, Any], table: str) -> str:
     if one["low"] is None:
         return ""
-    low, high = one["low"], one["high"]
-    if table == "entropy":
-        return f" ({nats(low)} to {nats(high)})"
-    return f" ({share(max(0.0, low))} to {share(min(100.0, high))})"
+    words = nats if table == "entropy" else share
+    return f" ({words(_bounded(one['low'], table) or 0.0)} to {words(_bounded(one['high'], table) or 0.0)})"
+
+
+def _bounded(end: float | None, table: str) -> float | None:
+    """The end of an interval, which Student's may have beyond what can be."""
+    return None if end is None else max(0.0, end if table == "entropy" else min(100.0, end))
 
 
 def _thin(look: Look) -> Look:

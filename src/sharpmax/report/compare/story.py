@@ -34,11 +34,13 @@ def _figures(tables: Tables) -> list[Figure]:
         for name, make in (("accuracy", accuracy), ("sharpness", sharpness), ("causes", causes)):
             found.append(Figure(name, _LEAGUE, name, name, partial(make, tables)))
     for method, name in _capacities(tables).items():
-        drawn = [
-            (measure, partial(capacity_map, tables, method, measure))
+        # A map of models that all end outside the sizes shows nothing that a sentence does not.
+        telling = [
+            measure
             for measure in MEASURES
-            if any(end_of(model, measure) is not None for model in models_of(tables, method))
+            if any(isinstance(end_of(model, measure), float) for model in models_of(tables, method))
         ]
+        drawn = [(one, partial(capacity_map, tables, method, one)) for one in telling or list(MEASURES)[:1]]
         if deep(tables, method):
             drawn.append(("layers", partial(layers, tables, method)))
         for kind, map_of in drawn:
