@@ -256,7 +256,7 @@ class TestGrids:
     def test_the_league(self, full: Any) -> None:
         grid = grids.league_grid(full)
         assert [row[0].text for row in grid.rows] == list(full["league"])
-        assert [cell.text for cell in grid.head[3:8]] == ["16", "64", "512", "4,096", "16,384"]
+        assert [cell.text for cell in grid.head[3:8]] == ["16", "256", "1,024", "4,096", "16,384"]
         rows = {row[0].text: row for row in grid.rows}
         ranks = [row[1].text for row in grid.rows]
         assert ranks == [
@@ -292,7 +292,8 @@ class TestReadme:
     def test_lines_are_the_league(self, full: Any) -> None:
         head, rule, *rows = league_lines(full)
         assert (
-            head == "| method | rank | 16 | 64 | 512 | 4,096 | 16,384 | if hard | ranked first | near-ties | train s |"
+            head
+            == "| method | rank | 16 | 256 | 1,024 | 4,096 | 16,384 | if hard | ranked first | near-ties | train s |"
         )
         assert rule.count("|") == head.count("|")
         assert len(rows) == 15

@@ -78,12 +78,12 @@ def largest(tables: Tables) -> str:
 
 
 def shown_sizes(tables: Tables) -> list[str]:
-    """A few sizes, the smallest and the largest among them."""
+    """A few sizes: the smallest, and the largest with some in even steps before it."""
     known = sizes_of(tables)
     if len(known) <= _SHOWN:
         return known
-    step = (len(known) - 1) / (_SHOWN - 1)
-    return [known[round(place * step)] for place in range(_SHOWN)]
+    step = (len(known) - 1) // (_SHOWN - 1)
+    return [known[0], *known[::-1][: step * (_SHOWN - 1) : step][::-1]]
 
 
 def cell(tables: Tables, table: str, method: str, size: str) -> Mapping[str, Any]:
