@@ -11,9 +11,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from sharpmax.errors import OutOfRangeWarning
 from sharpmax.policies import load_policy
 from sharpmax.policies.base import policy_from_dict
+from sharpmax.report.compare.readme import league_lines
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -195,3 +198,9 @@ def test_what_is_said_of_the_monitor_is_the_committed_benchmark() -> None:
         "capture/last"
     ]
     assert f"{cost['ratio']:.2f}× of the time of a forward pass and {cost['peak_ratio']:.2f}×" in README
+
+
+def test_the_league_is_the_committed_run() -> None:
+    if not (ROOT / "results" / "compare" / "results.json").exists():
+        pytest.skip("no league is committed")
+    assert "\n".join(league_lines(evaluated("compare"))) in README

@@ -12,11 +12,32 @@ from typing import Any
 import pytest
 
 import sharpmax
+from sharpmax.report.compare.capacity_summary import capacity_verdict
+from sharpmax.report.compare.summary import verdict
 from tests.cli.lines import is_one_error_line
 
 METHODS = ("softmax", "ssmax", "hard")
-GRID = (*METHODS, "--seeds", 2, "--steps", 500, "--batch", 32, "--width", 16, "--sizes", "16,64,256", "--samples", 32)
-TINY = ("--seeds", 2, "--steps", 3, "--batch", 4, "--width", 8, "--sizes", "16,32", "--samples", 4, "--workers", 1)
+GRID = (
+    *METHODS, "--seeds", 2, "--steps", 500, "--batch", 32, "--width", 16, "--sizes", "16,64,256", "--samples", 32,
+    "--no-draw",
+)  # fmt: skip
+TINY = (
+    "--seeds",
+    2,
+    "--steps",
+    3,
+    "--batch",
+    4,
+    "--width",
+    8,
+    "--sizes",
+    "16,32",
+    "--samples",
+    4,
+    "--workers",
+    1,
+    "--no-draw",
+)
 ENGINES = {"here": ("--workers", 1), "ray": ("--engine", "ray", "--workers", 2)}
 SPENT = ("seconds", "memory")
 
@@ -103,7 +124,7 @@ def test_a_normaliser_of_ones_own_is_one_file(sharpmax_command: Any, tmp_path: P
     tables = tables_of(tmp_path / "out")
     assert set(tables["league"]) == {"softmax", "squares"}
     assert tables["methods"]["squares"]["summary"].startswith("yes: bounded squares")
-    in_processes = run_alone("compare", "squares", *TINY[:-1], 2, "--with", file, "--out", tmp_path / "two")
+    in_processes = run_alone("compare", "squares", *TINY, "--workers", 2, "--with", file, "--out", tmp_path / "two")
     assert (in_processes.returncode, in_processes.stderr) == (0, "")
     assert tables_of(tmp_path / "two")["per_seed"]["squares"] == tables["per_seed"]["squares"]
 
@@ -170,7 +191,21 @@ def test_further_tasks(task: str, sharpmax_command: Any, tmp_path: Path) -> None
 
 
 def test_capacity(sharpmax_command: Any, tmp_path: Path) -> None:
-    small = ("--seeds", 2, "--steps", 20, "--batch", 8, "--samples", 8, "--workers", 1, "--sizes", "16,32,64,128,256")
+    small = (
+        "--no-draw",
+        "--seeds",
+        2,
+        "--steps",
+        20,
+        "--batch",
+        8,
+        "--samples",
+        8,
+        "--workers",
+        1,
+        "--sizes",
+        "16,32,64,128,256",
+    )
     grid = ("--width", "8,16", "--heads", "1,2", "--depth", "1,2")
     outcome = sharpmax_command("compare", "--capacity", "--model", "encoder", *grid, *small, "--out", tmp_path)
     assert (outcome.code, outcome.err) == (0, "")
@@ -185,6 +220,28 @@ def test_capacity(sharpmax_command: Any, tmp_path: Path) -> None:
     for found in deep.values():
         assert len(found["measured"]) == 2
     assert "disperses first" in outcome.out
+    for sentence in capacity_verdict(tables):
+        assert sentence in outcome.out
+
+
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_the_page_is_drawn_and_its_verdict_printed(seeds: int, sharpmax_command: Any, tmp_path: Path) -> None:
+    words = [word for word in TINY if word != "--no-draw"]
+    outcome = sharpmax_command("compare", "softmax", "hard", *words, "--seeds", seeds, "--out", tmp_path / "out")
+    assert (outcome.code, outcome.err) == (0, "")
+    for sentence in verdict(tables_of(tmp_path / "out")):
+        assert sentence in outcome.out
+    drawn = [f"{name}.{form}" for name in ("accuracy", "sharpness", "causes") for form in ("svg", "png")]
+    assert outcome.out.rstrip().endswith("report.html")
+    assert sharpmax_command("report", tmp_path / "out", "--out", tmp_path / "again").code == 0
+    assert {file.name for file in (tmp_path / "again").iterdir()} == {*drawn, "report.html"}
+    for name in (*drawn, "report.html"):
+        assert (tmp_path / "again" / name).read_bytes() == (tmp_path / "out" / name).read_bytes(), name
+
+
+def test_without_drawing_there_is_no_page(sharpmax_command: Any, tmp_path: Path) -> None:
+    assert sharpmax_command("compare", "softmax", *TINY, "--out", tmp_path).code == 0
+    assert not (tmp_path / "report.html").exists()
 
 
 @pytest.mark.parametrize(

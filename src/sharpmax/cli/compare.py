@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from sharpmax.cli.options import device_named, sizes_from
+from sharpmax.cli.report import draw_and_name, require_drawing
 from sharpmax.cli.terminal import out_folder, print_table, say, steps_shown, wrote
 from sharpmax.errors import reject
 
@@ -54,6 +55,7 @@ def compare(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for results.")] = Path("compare"),
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    draw: Annotated[bool, typer.Option("--draw/--no-draw", help="Draw figures and page, or save numbers only.")] = True,
 ) -> None:
     """Compare softmax with its alternatives: trained on small inputs by one recipe, tested on large ones."""
     from sharpmax.experiments.compare.capacity import capacity_tables
@@ -86,6 +88,8 @@ def compare(
         reject("--sizes", tested[-1], f"up to {problem.most} {problem.unit} for the task {task!r}")
     require("scipy.stats", "reproduce", "sharpmax compare")
     require("safetensors", "reproduce", "sharpmax compare")
+    if draw:
+        require_drawing()
     where = device_named(device).type
     plan = Plan(
         methods=tuple(chosen),
@@ -135,7 +139,20 @@ def compare(
     tables = capacity_tables(plan, store) if capacity else compare_tables(plan, store)
     saved = collect(command, tables, seed=seed).save(folder / FILE_NAME)
     (_print_capacity if capacity else _print_league)(tables)
+    _print_verdict(tables, capacity=capacity)
     wrote([saved])
+    if draw:
+        draw_and_name(saved)
+
+
+def _print_verdict(tables: Mapping[str, Any], *, capacity: bool) -> None:
+    """Print what the page says first."""
+    from sharpmax.report.compare.capacity_summary import capacity_verdict
+    from sharpmax.report.compare.summary import verdict
+
+    for sentence in (capacity_verdict if capacity else verdict)(tables):
+        say(sentence)
+    say()
 
 
 def _shapes(model: str, given: Mapping[str, str | None], *, capacity: bool) -> dict[str, list[int]]:
@@ -179,7 +196,6 @@ def _print_league(tables: Mapping[str, Any]) -> None:
             say(f"diverged: {name}, seeds {', '.join(map(str, lost))}; their answers count as wrong")
     if len(setting["seeds"]) == 1:
         say("one seed: ranks are by the mean alone, no difference was tested")
-    say()
 
 
 def _print_capacity(tables: Mapping[str, Any]) -> None:

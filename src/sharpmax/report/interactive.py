@@ -20,6 +20,9 @@ _WIDE_TICKS, _NARROW_TICKS = 12, 6
 _WIDE_SMALL, _NARROW_SMALL = 5, 2
 """Small panels beside each other."""
 
+_LETTER = 6.3
+"""Pixels of a letter at the end of a line, more or less."""
+
 
 def interactive_figure(plot: Plot | Heat) -> dict[str, Any]:
     """Traces, the two layouts, and whether one arm is shown at a time; everything is plain JSON."""
@@ -30,7 +33,7 @@ def interactive_figure(plot: Plot | Heat) -> dict[str, Any]:
         wide, narrow = (small_layout(plot.panels, columns) for columns in (_WIDE_SMALL, _NARROW_SMALL))
     else:
         wide = _layout(plot.panels, count, _WIDE_TICKS // count, height=400)
-        narrow = _layout(plot.panels, 1, _NARROW_TICKS, height=60 + 300 * count)
+        narrow = _layout(plot.panels, 1, _narrow_ticks(plot.panels), height=60 + 300 * count)
     return {"data": traces(plot), "wide": wide, "narrow": narrow, "one_at_a_time": False}
 
 
@@ -67,6 +70,10 @@ def _trace(series: Series, place: int) -> dict[str, Any]:
             "line": {"color": colour, "width": 1.4 if hollow else 0.0},
             "opacity": 0.4 if series.crowded else 1.0,
         }
+    if series.end:
+        trace["mode"] += "+text"
+        trace["text"] = [""] * (len(series.x) - 1) + [safe(series.end)]
+        trace |= {"textposition": "middle right", "textfont": {"color": colour, "size": 11.5}, "cliponaxis": False}
     if series.low and series.high and any(low is not None for low in series.low):
         trace["error_y"] = {
             "type": "data",
@@ -92,7 +99,7 @@ def _layout(panels: Sequence[Panel], columns: int, ticks: int, height: int) -> d
     rows = -(-len(panels) // columns)
     layout = base_layout(height, together=all(panel.together for panel in panels))
     titled = any(panel.title for panel in panels)
-    layout["margin"] = {"l": 8, "r": 14, "t": 46 if titled else 24, "b": 8}
+    layout["margin"] = {"l": 8, "r": 14 + _beside(panels), "t": 46 if titled else 24, "b": 8}
     for place, panel in enumerate(panels, start=1):
         x, y = domain_of((place - 1) % columns, columns, 0.09), domain_of(rows - 1 - (place - 1) // columns, rows, 0.2)
         layout[nth("xaxis", place)] = axis_of(panel.x, x, nth("y", place), ticks)
@@ -100,6 +107,15 @@ def _layout(panels: Sequence[Panel], columns: int, ticks: int, height: int) -> d
         layout["annotations"] += _words(panel, place, x)
         layout["shapes"] += _lines(panel, place)
     return layout
+
+
+def _beside(panels: Sequence[Panel]) -> int:
+    """Pixels that words at the ends of lines need beside the figure."""
+    return max((round(_LETTER * len(series.end)) for panel in panels for series in panel.series), default=0)
+
+
+def _narrow_ticks(panels: Sequence[Panel]) -> int:
+    return _NARROW_TICKS - 2 if _beside(panels) else _NARROW_TICKS
 
 
 def _words(panel: Panel, place: int, x: list[float]) -> list[dict[str, Any]]:

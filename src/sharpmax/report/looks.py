@@ -22,6 +22,7 @@ __all__ = [
     "LINK",
     "ORANGE",
     "PAGE",
+    "PALE",
     "PALETTE",
     "PANEL",
     "PURPLE",
@@ -71,6 +72,7 @@ class Look:
 INK = Colour("#1b2026", "#e9ecef")
 SOFT = Colour("#5b6570", "#a5afba")
 GRID = Colour("#e3e6ea", "#343b43")
+PALE = Colour("#a9b1ba", "#66717c")
 PAGE = Colour("#ffffff", "#15191e")
 PANEL = Colour("#f6f7f9", "#1d2228")
 LINK = Colour("#005a8c", "#7cc4f0")
@@ -98,7 +100,7 @@ BLUE = Colour("#0072b2", "#56b4e9")
 VERMILLION = Colour("#d55e00", "#ff8a3d")
 PURPLE = Colour("#cc79a7", "#e6a0c8")
 
-PALETTE = (INK, SOFT, GRID, PAGE, PANEL, LINK, BLACK, ORANGE, GREEN, BLUE, VERMILLION, PURPLE)
+PALETTE = (INK, SOFT, GRID, PALE, PAGE, PANEL, LINK, BLACK, ORANGE, GREEN, BLUE, VERMILLION, PURPLE)
 """Every colour there is."""
 
 _IN_TURN = (

@@ -66,6 +66,8 @@ class Series:
     marker: Literal["full", "hollow"] | None = "full"
     arm: str | None = None
     in_legend: Look | None = None
+    end: str = ""
+    """Words beside the last point."""
 
     @property
     def crowded(self) -> bool:

@@ -111,6 +111,9 @@ def _draw_series(axes: Any, series: Series) -> None:
         alpha=0.35 if series.crowded else None,
         zorder=style.layer,
     )
+    if series.end:
+        beside = {"xytext": (3, 0), "textcoords": "offset points", "va": "center", "fontsize": 8.0}
+        axes.annotate(plain(series.end), (series.x[-1], series.y[-1]), color=colour, **beside)
 
 
 def _draw_mark(axes: Any, mark: Mark) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from sharpmax.errors import FileFormatError
 from sharpmax.report.calibrate.story import STORY as CALIBRATE
 from sharpmax.report.clrs.story import STORY as CLRS
+from sharpmax.report.compare.story import STORY as COMPARE
 from sharpmax.report.evaluate.story import STORY as EVALUATE
 from sharpmax.report.probe.story import STORY as PROBE
 from sharpmax.report.reproduce.story import STORY as REPRODUCE
@@ -13,7 +14,7 @@ from sharpmax.report.tables import Tables
 
 __all__ = ["STORIES", "no_story", "story_of"]
 
-STORIES = (CLRS, EVALUATE, CALIBRATE, PROBE, REPRODUCE)
+STORIES = (CLRS, COMPARE, EVALUATE, CALIBRATE, PROBE, REPRODUCE)
 """Every story, the more particular first."""
 
 
