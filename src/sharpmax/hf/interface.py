@@ -241,9 +241,9 @@ def outside_graphs() -> Iterator[None]:
         _register()
 
 
-def _register(function: Callable[..., Any] = sharp_attention) -> None:
+def _register(function: Callable[..., Any] | None = None) -> None:
     """Tell transformers our names, each with the mask function of the implementation that is called in the end."""
     transformers, masking = require_transformers(), require_transformers("masking_utils")
     for inner, name in NAMES.items():
-        transformers.AttentionInterface.register(name, function)
+        transformers.AttentionInterface.register(name, function or sharp_attention)
         transformers.AttentionMaskInterface.register(name, masking.ALL_MASK_ATTENTION_FUNCTIONS[inner])

@@ -12,6 +12,9 @@ from typing import Any
 from tests.experiments.engines.grids import TOYS
 
 DRIVER = """
+import signal
+# A shell starts what it runs in the background with interrupts ignored, and so would this.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 import sys
 from pathlib import Path
 from sharpmax.experiments.engines import Store, run
