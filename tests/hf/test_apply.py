@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -407,17 +408,23 @@ def test_half_precision_stays_close(ids: torch.Tensor) -> None:
         assert (rough.float() - exact).abs().mean() < 0.1
 
 
+def noted(monkeypatch: pytest.MonkeyPatch, what: Callable[[Any], Any]) -> list[Any]:
+    """Something about every problem whose rows are measured from now on."""
+    seen: list[Any] = []
+
+    def spy(problem: Any, impl: str, fields: frozenset[str]) -> Any:
+        seen.append(what(problem))
+        return measure(problem, impl, fields)
+
+    monkeypatch.setattr("sharpmax.hf.logits.measure", spy)
+    return seen
+
+
 def test_under_autocast_rows_are_measured_as_attention_computes_them(
     model: Any, ids: torch.Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Rotary embeddings give float32 there, for which GPUs have no tensor cores.
-    seen: list[torch.dtype] = []
-
-    def spy(problem: Any, impl: str, fields: frozenset[str]) -> Any:
-        seen.append(problem.q.dtype)
-        return measure(problem, impl, fields)
-
-    monkeypatch.setattr("sharpmax.hf.logits.measure", spy)
+    seen = noted(monkeypatch, lambda problem: problem.q.dtype)
     hf.apply(model, PAPER)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         model(ids)
@@ -430,14 +437,7 @@ def test_under_autocast_rows_are_measured_as_attention_computes_them(
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     """The shapes of queries whose rows are measured."""
-    seen: list[tuple[int, ...]] = []
-
-    def spy(problem: Any, impl: str, fields: frozenset[str]) -> Any:
-        seen.append(problem.rows)
-        return measure(problem, impl, fields)
-
-    monkeypatch.setattr("sharpmax.hf.logits.measure", spy)
-    return seen
+    return noted(monkeypatch, lambda problem: problem.rows)
 
 
 @pytest.mark.parametrize("policy", [None, Constant(2.0), LENGTHS, PerHead.of(Constant, value=[[1.0, 2, 3, 4]] * 2)])

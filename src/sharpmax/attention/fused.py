@@ -14,7 +14,7 @@ from sharpmax.rows.layout import Parts, Problem
 from sharpmax.rows.operator import measure_parts
 from sharpmax.rows.stats import RowStats
 
-__all__ = ["by_head", "learns", "serves", "sharpened", "warn_now_and_then"]
+__all__ = ["by_head", "differentiates", "learns", "serves", "sharpened", "warn_now_and_then"]
 
 _looked_at: set[tuple[Policy, int]] = set()
 
@@ -27,6 +27,11 @@ def by_head(policy: Policy) -> tuple[Policy, ...]:
 def learns(*inputs: Tensor | None) -> bool:
     """Whether a gradient into one of these is wanted, which the kernels here have for smooth forms alone."""
     return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
+
+
+def differentiates(mask: Tensor | None, smooth: bool) -> bool:
+    """Whether gradients flow through the kernels: of smooth forms, and not into a float mask, which β scales too."""
+    return smooth and (mask is None or mask.dtype == torch.bool)
 
 
 def serves(problem: Problem, q: Tensor) -> bool:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sharpmax.arrays import ops_for
-from sharpmax.attention.fused import by_head, learns, serves, sharpened, warn_now_and_then
+from sharpmax.attention.fused import by_head, differentiates, learns, serves, sharpened, warn_now_and_then
 from sharpmax.attention.kernels.sharpen import scale_rows
 from sharpmax.attention.kernels.tables import code_of, form_of
 from sharpmax.errors import reject, reject_type
@@ -139,11 +139,9 @@ def _by_kernels(
         return None
     policies = by_head(policy)
     form, code = form_of(policies), code_of(policies)
-    # A float mask is scaled by β too, and through that the kernels have no gradient.
-    plain = problem.mask is None or problem.mask.dtype == torch.bool
     if form is None or code is None or form.solved:
         return None
-    if (learns(q, *others) and not (form.smooth and plain)) or not serves(problem, q):
+    if (learns(q, *others) and not differentiates(problem.mask, form.smooth)) or not serves(problem, q):
         return None
     counts = None if problem.mask is None else problem.counts()
     queries, beta, parts = sharpened(problem, q, counts, sorted(form.needs), code)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sharpmax.attention.decode import MOST_QUERIES
-from sharpmax.attention.fused import learns, serves, sharpened, warn_now_and_then
+from sharpmax.attention.fused import differentiates, learns, serves, sharpened, warn_now_and_then
 from sharpmax.attention.kernels import decode
 from sharpmax.attention.sharp import scaled_mask
 from sharpmax.hf.logits import Logits
@@ -49,7 +49,7 @@ class Lowered:
         q, mask = logits.q, logits.mask
         if self.solved or not q.is_cuda:
             return None
-        if learns(q, logits.k, mask) and not self._differentiates(mask):
+        if learns(q, logits.k, mask) and (torch.compiler.is_compiling() or not differentiates(mask, self.smooth)):
             return None
         problem = logits.problem()
         if not serves(problem, q):
@@ -59,11 +59,6 @@ class Lowered:
         if not torch.compiler.is_compiling():
             warn_now_and_then(self.policies, problem, parts)
         return queries, scaled_mask(mask, beta)
-
-    def _differentiates(self, mask: Tensor | None) -> bool:
-        """Whether gradients flow through the kernels: not into a float mask, which is scaled by β too."""
-        plain = mask is None or mask.dtype == torch.bool
-        return self.smooth and plain and not torch.compiler.is_compiling()
 
 
 def lowered(rules: Sequence[Rule], heads: int) -> Lowered | None:

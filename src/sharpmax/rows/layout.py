@@ -131,13 +131,17 @@ def floats_at_least_32(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
+def _autocasts(kind: str) -> bool:
+    """Whether `torch.autocast` is on for this kind of device."""
+    # The usual ones are named because compilers cannot trace the question which devices know autocast.
+    known = kind in ("cpu", "cuda", "mps", "xpu") or torch.amp.autocast_mode.is_autocast_available(kind)
+    return known and torch.is_autocast_enabled(kind)
+
+
 def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
     """Logits and weights keep their precision inside `torch.autocast`, as torch's own softmax does."""
-    kind = device.type
     # To switch it off takes longer than to ask, and a generated token can afford little.
-    if torch.amp.autocast_mode.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
-        return torch.autocast(kind, enabled=False)
-    return nullcontext()
+    return torch.autocast(device.type, enabled=False) if _autocasts(device.type) else nullcontext()
 
 
 def as_autocast(*inputs: Any) -> tuple[Any, ...]:
@@ -148,11 +152,9 @@ def as_autocast(*inputs: Any) -> tuple[Any, ...]:
     first = inputs[0]
     if not isinstance(first, Tensor):
         return inputs
-    kind = first.device.type
-    # Devices are named because compilers cannot trace the question which of them know autocast.
-    if kind not in ("cpu", "cuda", "mps", "xpu") or not torch.is_autocast_enabled(kind):
+    if not _autocasts(first.device.type):
         return inputs
-    dtype = torch.get_autocast_dtype(kind)
+    dtype = torch.get_autocast_dtype(first.device.type)
     return tuple(
         x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() and x.dtype != torch.float64 else x
         for x in inputs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from sharpmax.tasks.sized import NOTHING, Batch, SizedTask, Sizes
+from sharpmax.tasks.sized import NOTHING, Batch, SizedTask, Sizes, limits
 
 __all__ = ["COPY"]
 
@@ -13,7 +13,7 @@ _MARK = _LETTERS
 
 
 def _copy(shape: tuple[int, ...], sizes: Sizes, generator: torch.Generator) -> Batch:
-    least, most = (sizes, sizes) if isinstance(sizes, int) else sizes
+    least, most = limits(sizes)
     device = generator.device
     letters = torch.randint(_LETTERS, (*shape, most), generator=generator, device=device)
     size = torch.randint(least, most + 1, (*shape, 1), generator=generator, device=device)

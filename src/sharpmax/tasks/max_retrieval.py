@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sharpmax.tasks.sized import Sizes, limits
+
 __all__ = ["CLASSES", "FEATURES", "VERSION", "Sets", "draw", "seeded"]
 
 VERSION = 1
@@ -65,7 +67,7 @@ def seeded(device: torch.device, *numbers: int) -> torch.Generator:
     return torch.Generator(device).manual_seed(int(words[0]) << 31 | int(words[1]) >> 1)
 
 
-def draw(shape: tuple[int, ...], sizes: int | tuple[int, int], generator: torch.Generator) -> Sets:
+def draw(shape: tuple[int, ...], sizes: Sizes, generator: torch.Generator) -> Sets:
     """Independent sets, `shape` of them, on the generator's device.
 
     `sizes` is the number of items, or the least and the largest number, between which each set draws its own; sets
@@ -75,7 +77,7 @@ def draw(shape: tuple[int, ...], sizes: int | tuple[int, int], generator: torch.
     >>> tuple(sets.priority.shape), sets.live.sum(-1).tolist()
     ((3, 16), [9, 10, 11])
     """
-    least, most = (sizes, sizes) if isinstance(sizes, int) else sizes
+    least, most = limits(sizes)
     device = generator.device
     priority = torch.rand(*shape, most, generator=generator, device=device)
     label = torch.randint(CLASSES, (*shape, most), generator=generator, device=device)

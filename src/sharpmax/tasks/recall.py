@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sharpmax.tasks.sized import NOTHING, Batch, SizedTask, Sizes
+from sharpmax.tasks.sized import NOTHING, Batch, SizedTask, Sizes, limits
 
 __all__ = ["RECALL"]
 
@@ -20,7 +20,7 @@ _ROUNDS = 4
 
 
 def _recall(shape: tuple[int, ...], sizes: Sizes, generator: torch.Generator) -> Batch:
-    least, most = (sizes, sizes) if isinstance(sizes, int) else sizes
+    least, most = limits(sizes)
     device = generator.device
     pairs = torch.cat((_different(shape, most, generator), _any(shape, most, generator)), dim=-1)
     size = torch.randint(least, most + 1, (*shape, 1), generator=generator, device=device)

@@ -88,17 +88,11 @@ MAX = SizedTask(
     options=("zoom", "anywhere"),
 )
 
-SORT = SizedTask(
+SORT = replace(
+    MAX,
     name="sort",
     version=1,
     summary=f"the class of the item that comes next in ascending order, asked {_ASKED} times of each set",
-    unit="items",
-    trained=(5, 16),
-    sizes=_DOUBLING,
-    most=2**20,
-    features=ROW,
-    tokens=0,
-    classes=CLASSES,
-    ordered=False,
     draw=_sort,
+    options=(),
 )

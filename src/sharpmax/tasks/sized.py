@@ -7,13 +7,18 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-__all__ = ["NOTHING", "Batch", "SizedTask", "Sizes"]
+__all__ = ["NOTHING", "Batch", "SizedTask", "Sizes", "limits"]
 
 NOTHING = -1
 """Stands for the answer where nothing is asked."""
 
 Sizes = int | tuple[int, int]
 """A size, or the least and the largest, between which each example draws its own."""
+
+
+def limits(sizes: Sizes) -> tuple[int, int]:
+    """The least and the largest size."""
+    return (sizes, sizes) if isinstance(sizes, int) else sizes
 
 
 @dataclass(frozen=True)

@@ -81,11 +81,11 @@ def shortened(examples: Sequence[Question], most: int) -> list[Question]:
     left = []
     for one in examples:
         cell, text = (one.algo_name, one.length), len(one.question) + len(one.answer)
-        before = used.get(cell, 0)
-        # What does not fit ends its cell: shorter ones after it would be easier ones.
-        used[cell] = before + text if before == 0 or before + text <= most else most
-        if before == 0 or before + text <= most:
+        fits = cell not in used or used[cell] + text <= most
+        if fits:
             left.append(one)
+        # What does not fit ends its cell: shorter ones after it would be easier ones.
+        used[cell] = used.get(cell, 0) + text if fits else most
     return left
 
 

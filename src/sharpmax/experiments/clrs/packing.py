@@ -155,18 +155,17 @@ def _passes(documents: Documents, row_tokens: int, group_tokens: int, seed: int)
 
 def _alike(lengths: np.ndarray, order: np.ndarray, group_tokens: int, rng: np.random.Generator) -> Iterator[Group]:
     """Groups of long documents of about the same length, each alone in its row, the longest first."""
-    most = int(lengths.max())
+    # Never more than the longest document, which a model has positions for.
+    rooms = np.minimum(-(-lengths // _WHOLE) * _WHOLE, lengths.max())
     about = lengths[order] * rng.uniform(1.0, _MIXED, len(order))
     rows: list[int] = []
     room = 0
     for one in order[np.argsort(-about)].tolist():
-        # Never more than the longest document, which a model has positions for.
-        needed = max(room, min(most, -(-int(lengths[one]) // _WHOLE) * _WHOLE))
-        if rows and (len(rows) + 1) * needed > group_tokens:
+        if rows and (len(rows) + 1) * max(room, int(rooms[one])) > group_tokens:
             yield Group(room, tuple((row,) for row in rows))
-            rows, needed = [], min(most, -(-int(lengths[one]) // _WHOLE) * _WHOLE)
+            rows, room = [], 0
         rows.append(one)
-        room = needed
+        room = max(room, int(rooms[one]))
     if rows:
         yield Group(room, tuple((row,) for row in rows))
 
