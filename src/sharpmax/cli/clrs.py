@@ -60,6 +60,9 @@ def train(
     tokens_at_once: Annotated[
         int, typer.Option(help="Tokens a device reads at once; fewer need less memory, and change the order.")
     ] = 16_384,
+    weigh: Annotated[
+        str, typer.Option(metavar="WHAT", help="What counts alike in the loss: tokens of answers, or answers.")
+    ] = "tokens",
     lr: Annotated[float, typer.Option(help="Highest learning rate of the weights.")] = 5e-4,
     policy_lr: Annotated[float, typer.Option(help="Highest learning rate of a learned policy.")] = 1e-2,
     gradient_checkpointing: Annotated[
@@ -95,7 +98,7 @@ def train(
     recipe = Recipe(
         policy=None if chosen is None else chosen.policy, policy_name=NONE if chosen is None else chosen.name,
         learn=learn_policy, steps=steps, epochs=1.0 if epochs is None else epochs, batch_tokens=batch_tokens,
-        row_tokens=row_tokens, tokens_at_once=tokens_at_once, rate=lr, policy_rate=policy_lr,
+        row_tokens=row_tokens, tokens_at_once=tokens_at_once, weigh=weigh, rate=lr, policy_rate=policy_lr,
         checkpointing=gradient_checkpointing, compiled=compiled, save_every=save_every, seed=seed,
     )  # fmt: skip
     place = device_named(device)
@@ -132,9 +135,9 @@ def train(
     command = typed(
         f"clrs train {name}", policy=_given(policy), learn_policy=learn_policy, algorithms=algorithms,
         per_cell=per_cell, cell_text=cell_text, trace=trace, dataset=dataset, steps=steps, epochs=epochs,
-        batch_tokens=batch_tokens, row_tokens=row_tokens, tokens_at_once=tokens_at_once, lr=lr, policy_lr=policy_lr,
-        gradient_checkpointing=gradient_checkpointing, compile=compiled, device=place.type, dtype=dtype, seed=seed,
-        out=out,
+        batch_tokens=batch_tokens, row_tokens=row_tokens, tokens_at_once=tokens_at_once, weigh=weigh, lr=lr,
+        policy_lr=policy_lr, gradient_checkpointing=gradient_checkpointing, compile=compiled,
+        device=place.type, dtype=dtype, seed=seed, out=out,
     )  # fmt: skip
     collect(command, tables, seed=seed).save(saved)
     forget_states(folder)

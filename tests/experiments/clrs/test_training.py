@@ -79,6 +79,27 @@ def test_the_loss_is_the_mean_over_the_tokens_of_the_answers_of_a_step(tmp_path:
     assert tokens[0] == groups.tokens(0, TOGETHER)
 
 
+def test_weighed_by_answers_a_long_answer_counts_no_more_than_a_short_one(tmp_path: Path) -> None:
+    examples = [stub.Example(f"say:\n{'ab' * n}\n", "a b " * n, "say", n) for n in (1, 2, 5, 3, 1, 4)]
+    documents = Documents.of(tiny.tokenizer(), examples)
+    groups = Packed.of(documents, 512, group_tokens=512, together=1, steps=1, epochs=1.0, seed=0)
+    model, means, lengths = tiny.model(), [], []
+    for row in groups.groups[0].rows:
+        for one in map(documents.__getitem__, row):
+            with torch.no_grad():
+                logits = model(torch.tensor([one.ids])).logits[0, one.start - 1 : -1]
+            means.append(float(F.cross_entropy(logits, torch.tensor(one.ids[one.start :]))))
+            lengths.append(len(one.ids) - one.start)
+    assert len(lengths) == 6
+    assert len(set(lengths)) == 5
+    language = LanguageModel("tiny", tiny.model(), tiny.tokenizer())
+    settings = recipe(steps=1, batch_tokens=512, row_tokens=512, tokens_at_once=512, weigh="answers")
+    trained = train(language, groups, settings, tmp_path, device=CPU, bfloat16=False)
+    assert trained.curve[0]["loss"] == pytest.approx(sum(means) / len(means), rel=1e-5)
+    with pytest.raises(ArgumentError, match=r"^--weigh: got 'words'; allowed: one of \['tokens', 'answers'\]"):
+        recipe(weigh="words")
+
+
 def test_arms_read_the_same_batches_from_the_same_weights(tmp_path: Path) -> None:
     seen: dict[str, list[Any]] = {}
     results = {}

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -40,7 +41,21 @@ def answers_only(model: PreTrainedModel, labels: Tensor) -> Iterator[None]:
         hook.remove()
 
 
-def answer_loss(logits: Tensor, labels: Tensor, count: Tensor | int | float) -> Tensor:
-    """Loss in nats of every labelled token, summed and divided by `count`, from logits under `answers_only`."""
+def answer_loss(logits: Tensor, labels: Tensor, count: Tensor | int | float, typical: float | None = None) -> Tensor:
+    """Loss in nats of every labelled token, summed and divided by `count`, from logits under `answers_only`.
+
+    With `typical`, the mean length of an answer, a token counts `typical` / length of its answer: answers count alike.
+    """
     wanted = labels[:, 1:][_said(labels)]
-    return F.cross_entropy(logits[0].float(), wanted, reduction="sum") / count
+    if typical is None:
+        return F.cross_entropy(logits[0].float(), wanted, reduction="sum") / count
+    losses = F.cross_entropy(logits[0].float(), wanted, reduction="none")
+    return (losses * (typical / _answer_lengths(labels))).sum() / count
+
+
+def _answer_lengths(labels: Tensor) -> Tensor:
+    """How many tokens the answer has that a labelled token is part of; between two answers there is a question."""
+    said = _said(labels)
+    begins = said & ~F.pad(said, (1, 0))[:, :-1]
+    number = begins.flatten().cumsum(0)[said.flatten()] - 1
+    return torch.bincount(number)[number]

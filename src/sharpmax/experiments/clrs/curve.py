@@ -24,9 +24,11 @@ FILE_NAME = "curve.jsonl"
 class Curve:
     """Losses and times by step. Losses stay on the device until they are written, so that no step waits for it."""
 
-    def __init__(self, path: Path, tokens: Callable[[int], int], every: int, main: bool = True) -> None:
+    def __init__(
+        self, path: Path, tokens: Callable[[int], int], every: int, main: bool = True, typical: float | None = None
+    ) -> None:
         self.entries: list[dict[str, Any]] = []
-        self._path, self._tokens, self._every, self._main = path, tokens, every, main
+        self._path, self._tokens, self._every, self._main, self._typical = path, tokens, every, main, typical
         self._parts: list[Tensor] = []
         self._waiting: list[tuple[int, Tensor]] = []
         self._since = time.perf_counter()
@@ -47,7 +49,7 @@ class Curve:
 
     def loss(self, outputs: Any, labels: Tensor, num_items_in_batch: Tensor | int) -> Tensor:
         """The loss of a part of a step, as transformers' Trainer asks for it."""
-        loss = answer_loss(outputs.logits, labels, num_items_in_batch)
+        loss = answer_loss(outputs.logits, labels, num_items_in_batch, self._typical)
         # A copy: with several devices the Trainer multiplies the loss in place.
         self._parts.append(loss.detach().clone())
         return loss

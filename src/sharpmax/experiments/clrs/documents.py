@@ -110,6 +110,11 @@ class Documents:
         """Tokens of each."""
         return np.diff(self.begins)
 
+    @property
+    def answer_length(self) -> float:
+        """Tokens of an answer on average."""
+        return float((self.lengths - self.starts).mean())
+
     def __getitem__(self, number: int) -> Reply:
         if not 0 <= number < len(self):
             raise IndexError(number)

@@ -11,7 +11,9 @@ from sharpmax.errors import reject
 from sharpmax.experiments.provenance import check_seed
 from sharpmax.policies import Policy
 
-__all__ = ["NONE", "Recipe"]
+__all__ = ["NONE", "WEIGHED", "Recipe"]
+
+WEIGHED = ("tokens", "answers")
 
 NONE = "none"
 """What stands for no policy."""
@@ -48,6 +50,9 @@ class Recipe:
 
     weight_decay: float = 0.01
     clip: float = 1.0
+    weigh: str = "tokens"
+    """What counts alike in the loss: tokens, or answers, of which a long one would otherwise count for many."""
+
     checkpointing: bool = False
     """Keep activations of whole layers only and compute the rest again: less memory, a third more work."""
 
@@ -66,6 +71,8 @@ class Recipe:
         for name, number in (("--epochs", self.epochs), ("--lr", self.rate), ("--policy-lr", self.policy_rate)):
             if not 0.0 < number < float("inf"):
                 reject(name, number, "a number above 0")
+        if self.weigh not in WEIGHED:
+            reject("--weigh", repr(self.weigh), f"one of {list(WEIGHED)}")
         if self.learn is not None and self.learn not in KINDS:
             reject("--learn-policy", repr(self.learn), f"one of {list(KINDS)}")
         if self.learn is not None and self.policy is not None:

@@ -94,7 +94,8 @@ def train(
     def tokens(step: int) -> int:
         return packed.tokens((step - 1) * together, step * together)
 
-    curve = Curve(folder / CURVE, tokens, max(1, steps // _FLUSHES), main)
+    typical = packed.documents.answer_length if recipe.weigh == "answers" else None
+    curve = Curve(folder / CURVE, tokens, max(1, steps // _FLUSHES), main, typical)
     found = last_checkpoint(folder / _STATES) if resume else None
     if found is not None:
         curve.go_on_after(found[1])
