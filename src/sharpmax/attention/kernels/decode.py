@@ -53,10 +53,10 @@ class _Crowd(NamedTuple):
     stages: int = 0
 
 
-# Keys come faster to two programs per processor than to more, values to three. Behind a table of pages every tile
-# waits for its page's number, and more programs hide that.
+# Keys come faster to two programs per processor than to more, values to three. Behind a table of pages the compiler
+# keeps one tile less on its way per stage, as every tile waits for its page's number: two more stages make up for it.
 _CONTIGUOUS = _Crowd(2, 3)
-_PAGED = _Crowd(4, 4, stages=1)
+_PAGED = _Crowd(2, 3, stages=2)
 
 
 class Tile(NamedTuple):
@@ -145,7 +145,7 @@ def plan_for(device: torch.device, itemsize: int, pairs: int, rows: int, keys: i
         return Tile(size, splits, 4, stages)
 
     crowd = _PAGED if paged else _CONTIGUOUS
-    stages += crowd.stages
+    stages += min(crowd.stages, 512 // line)  # wide lines fill the shared memory of smaller GPUs
     logits, values = cut(crowd.keys), cut(crowd.values)
     return Plan(logits, values, values._replace(stages=stages + 1) if values.splits == 1 else None)
 

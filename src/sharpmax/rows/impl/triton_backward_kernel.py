@@ -64,6 +64,30 @@ def _derivative(
 
 
 @triton.jit
+def _halves(x):
+    """The first half of the columns and the second."""
+    return tl.split(tl.permute(tl.reshape(x, [x.shape[0], 2, x.shape[1] // 2]), (0, 2, 1)))
+
+
+@triton.jit
+def _product(a, b):
+    """a·bᵀ. A GPU adds float32 terms one after the other: of many, in four parts, whose rounding errors are smaller."""
+    if a.dtype == tl.float32 and a.shape[1] > 128:
+        a0, a1 = _halves(a)
+        b0, b1 = _halves(b)
+        a00, a01 = _halves(a0)
+        a10, a11 = _halves(a1)
+        b00, b01 = _halves(b0)
+        b10, b11 = _halves(b1)
+        first = tl.dot(a00, tl.trans(b00), input_precision="ieee") + tl.dot(a01, tl.trans(b01), input_precision="ieee")
+        last = tl.dot(a10, tl.trans(b10), input_precision="ieee") + tl.dot(a11, tl.trans(b11), input_precision="ieee")
+        found = first + last
+    else:
+        found = tl.dot(a, tl.trans(b), input_precision="ieee")
+    return found
+
+
+@triton.jit
 def _add_keys(
     acc, q, k_at, k_stride_l, mask_at, mask_stride_k, gain, top, mean, c0, c1, c2,
     row, dim, begin, end, queries, keys, offset, scale,
@@ -85,7 +109,7 @@ def _add_keys(
             k = tl.load(at)
         if WIDEN:
             k = k.to(tl.float32)
-        t = tl.dot(q, tl.trans(k), input_precision="ieee")
+        t = _product(q, k)
         live = (row < queries)[:, None] & (key < keys)[None, :]
         if MASKED:
             if MASK != 0:
@@ -162,7 +186,7 @@ def _add_rows(
             c2 = _numbers(c2_at, row, in_rows, ONCE)
         if WIDEN:
             q = q.to(tl.float32)
-        t = tl.dot(k, tl.trans(q), input_precision="ieee")
+        t = _product(k, q)
         live = (key < keys)[:, None] & in_rows[None, :]
         if MASKED:
             if MASK != 0:
