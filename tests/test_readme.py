@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from sharpmax.errors import OutOfRangeWarning
 from sharpmax.policies import load_policy
 from sharpmax.policies.base import policy_from_dict
@@ -201,6 +199,15 @@ def test_what_is_said_of_the_monitor_is_the_committed_benchmark() -> None:
 
 
 def test_the_league_is_the_committed_run() -> None:
-    if not (ROOT / "results" / "compare" / "results.json").exists():
-        pytest.skip("no league is committed")
-    assert "\n".join(league_lines(evaluated("compare"))) in README
+    found = evaluated("compare")
+    assert "\n".join(league_lines(found)) in README
+    assert f"**`sharp` holds {found['accuracy']['sharp']['16384']['mean']:.1f}% at 16,384 items**" in README
+
+
+def test_the_ablation_in_the_docs_is_the_committed_run() -> None:
+    found = evaluated("compare-ablation")
+    page = (ROOT / "docs" / "compare.md").read_text(encoding="utf-8")
+    assert "\n".join(league_lines(found)) in page
+    anywhere = [found["accuracy"]["sharp-anywhere"][size]["mean"] for size in ("1024", "4096", "16384")]
+    assert "still holds {:.1f} / {:.1f} / {:.1f}% at 1,024 / 4,096 / 16,384 items".format(*anywhere) in page
+    assert f"still hold {anywhere[-1]:.1f}%" in README
