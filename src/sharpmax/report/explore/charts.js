@@ -2,7 +2,7 @@
 /* The charts, drawn by uPlot: made once, then only given new numbers. */
 const charts = (() => {
   const ITEMS = 32;
-  const REST = ITEMS + 2;
+  const REST = ITEMS + 4; // where the bar of all others stands
   const HEIGHT = 230;
   const TICKS = { 10: "10", 100: "100", 1e3: "1,000", 1e4: "10⁴", 1e5: "10⁵", 1e6: "10⁶" };
   const colour = (name) => () => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
@@ -79,8 +79,8 @@ const charts = (() => {
     const scales = { x: { time: false, range: [0, REST + 1] }, y: { range: [0, 1] } };
     const y = axis([0, 0.25, 0.5, 0.75, 1], percent, { size: 48 });
     const chart = new uPlot(options(scales, [ranks, y], [bars("pale", 0.95), bars("sharp", 0.55)]), null, element);
-    const places = [...Array.from({ length: ITEMS }, (_, k) => k + 1), ITEMS + 1, REST];
-    const column = ({ first, rest }) => [...places.slice(0, ITEMS).map((k) => first[k - 1] ?? null), null, rest];
+    const places = Array.from({ length: REST }, (_, k) => k + 1);
+    const column = ({ first, rest }) => places.map((k) => (k === REST ? rest : (first[k - 1] ?? null)));
     return { chart, show: (plain, sharp) => chart.setData([places, column(plain), column(sharp)]) };
   };
 

@@ -19,7 +19,7 @@
   };
   const LINES = SIZES.filter((_, k) => k < 24 || k % 2 === 0 || k === SIZES.length - 1);
 
-  const whole = (n) => Math.round(n).toLocaleString("en-GB");
+  const whole = (n) => Math.floor(n).toLocaleString("en-GB");
   const plainly = (value) => String(Number(value.toPrecision(3)));
   const percent = (share) => {
     if (share === 0 || share === 1) return `${100 * share}%`;
@@ -68,11 +68,12 @@
 
   const showNumbers = (seen) => {
     const { bounds, plain, sharp } = seen;
+    const shared = Math.exp(sharp.entropy);
     const texts = {
       "top-number": percent(sharp.top),
       "top-detail": `softmax alone: ${percent(plain.top)}`,
       "entropy-number": `${nats(sharp.entropy)} nats`,
-      "entropy-detail": `as if ${large(Math.exp(sharp.entropy))} items shared it; possible: ${nats(seen.floor)} … ${nats(seen.ceiling)}`,
+      "entropy-detail": `as if ${shared < 100 ? plainly(shared) : large(shared)} items shared it; possible: ${nats(seen.floor)} … ${nats(seen.ceiling)}`,
       "beta-number": plainly(seen.beta),
       "beta-detail": `spread after it and θ: ${plainly(seen.spread)} nats`,
       "bounds-number": percent(bounds.high),

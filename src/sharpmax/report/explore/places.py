@@ -79,43 +79,45 @@ START = Place(items=16384, spread=240.0, policy="paper")
 SCENES = (
     Scene(
         "The paper's head, far from home",
-        "A head trained on sets of 5 to 16 items as in the paper has logits that lie about evenly over 240 nats. Among 16,384 "
-        "items the best one is left with under 2% of the weight; the polynomial doubles that.",
+        "A head trained on sets of 5 to 16 items as in the paper has logits that lie about evenly over 240 nats. "
+        "Among 16,384 items the best one is left with under 2% of the weight; the polynomial doubles that.",
         START,
     ),
     Scene(
         "The same head at home",
-        "Among 16 items the next best is 16 nats behind, and all the weight is on the best one. Move n to the right: the "
-        "others close up, and nothing in the head has changed.",
+        "Among 16 items the next best is 16 nats behind, and all the weight is on the best one. Move n to the "
+        "right: the others close up, and nothing in the head has changed.",
         Place(items=16, spread=240.0, policy="paper"),
     ),
     Scene(
         "As sharp as bounded logits allow",
-        "Here every other item lies at the very bottom, which is the best case there is: the weight is the upper bound. With a "
-        "spread of 4 nats the horizon is 56 items; among 64 no such head gives one of them half of its weight.",
+        "Here every other item lies at the very bottom, which is the best case there is: the weight is the upper "
+        "bound. With a spread of 4 nats the horizon is 56 items; among 64 no such head gives one of them half of "
+        "its weight.",
         Place(items=64, spread=4.0, lead=1.0),
     ),
     Scene(
         "Where the polynomial ends",
-        "The paper's polynomial acts on entropies up to 5.94 nats. This row of 1,024 items is above that, so that β is 1 just "
-        "where it is needed most.",
+        "The paper's polynomial acts on entropies up to 5.94 nats. This row of 1,024 items is above that, so that "
+        "β is 1 just where it is needed most.",
         Place(items=1024, spread=4.0, policy="paper"),
     ),
     Scene(
         "ln n has a threshold",
-        "β = ln n / ln 16 lets the spread grow with ln n. That holds an item which leads by more than ln 16 = 2.77 nats. This "
-        "one leads by 2 and goes down all the same; give it a spread of 3.",
-        Place(items=100_000, spread=2.0, lead=1.0, policy="log-length"),
+        "β = ln n / ln 16 lets the spread grow with ln n. That holds an item which leads by more than ln 16 = 2.77 "
+        "nats. This one leads by 2 and goes down all the same; give it a spread of 3.",
+        Place(items=65_536, spread=2.0, lead=1.0, policy="log-length"),
     ),
     Scene(
         "The entropy held",
-        "β solved for each row keeps the entropy where it was in training, and the best item has over 98% of the weight at any "
-        "size. What is left to go wrong is which item is best.",
+        "β solved for each row keeps the entropy where it was in training, and the best item over 98% of the "
+        "weight, among 16,384 items as among 1,024. What is left to go wrong is which item is best.",
         Place(items=16384, spread=240.0, policy="entropy-target"),
     ),
     Scene(
         "A lower temperature for all",
-        "θ = 0.1 makes every spread ten times as large. The curves move to the right by a factor of ten, and fall as before.",
+        "θ = 0.1 makes every spread ten times as large. The curves move to the right by a factor of ten, and fall as "
+        "before.",
         Place(items=16384, spread=240.0, temperature=0.1),
     ),
 )
