@@ -77,7 +77,7 @@
       "beta-number": plainly(seen.beta),
       "beta-detail": `spread after it and θ: ${plainly(seen.spread)} nats`,
       "bounds-number": percent(bounds.high),
-      "bounds-detail": `at least ${percent(bounds.low)}; the paper: ${percent(bounds.looseLow)} … ${percent(Math.min(1, bounds.looseHigh))}`,
+      "bounds-detail": `the least: ${percent(bounds.low)}; the paper states ${percent(bounds.looseLow)} … ${percent(Math.min(1, bounds.looseHigh))}`,
       "horizon-number": `${large(seen.horizon)} items`,
       "horizon-detail": "the most among which one can hold half of the weight",
     };
@@ -156,6 +156,7 @@
     button.addEventListener("click", () => {
       go(JSON.parse(button.dataset.go));
       toAddress();
+      document.querySelector(".bench").scrollIntoView();
     });
   }
   window.addEventListener("hashchange", () => go(fromAddress()));
