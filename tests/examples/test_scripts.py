@@ -43,10 +43,12 @@ def test_dispersion(tmp_path: Path) -> None:
 
 def test_sharpen_model(tmp_path: Path) -> None:
     *_, few, many = printed("sharpen_model.py", tmp_path).splitlines()
-    for line, size in ((few, 8), (many, 32)):
-        names, plain, sharp = numbers(line)
-        assert names == size
-        assert plain < sharp <= 6
+    names, plain, sharp = numbers(few)
+    assert names == 8
+    assert plain <= sharp <= 6
+    names, plain, sharp = numbers(many)
+    assert names == 32
+    assert plain + 2 <= sharp <= 6
 
 
 def test_probe_heads(tmp_path: Path) -> None:
@@ -67,6 +69,6 @@ def test_own_policy(tmp_path: Path) -> None:
     lines = {line[:11].strip(): numbers(line[11:]) for line in out.splitlines()[-3:]}
     assert list(lines) == ["plain", "top weight", "paper"]
     assert all(line[0] > 90 for line in lines.values())
-    # At sizes far from training, where the ranking of plain heads is no better.
-    assert lines["top weight"][1] > lines["plain"][1]
-    assert lines["top weight"][2] > lines["plain"][2]
+    # The law of its own pays at sizes far from training.
+    assert lines["top weight"][2] > lines["plain"][2] + 3
+    assert lines["top weight"][3] > lines["plain"][3]
