@@ -38,15 +38,11 @@ def logits(place: Place) -> torch.Tensor:
 def measured(place: Place) -> Seen:
     row = logits(place)
     law = CHOICES[place.policy].law
+    live, beta = torch.ones_like(row, dtype=torch.bool), 1.0
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", OutOfRangeWarning)
-        sharp = sm.softmax(row, policy=law)
-    plain = sm.softmax(row, policy=None)
-    beta = 1.0
-    if law is not None:
-        live = torch.ones_like(row, dtype=torch.bool)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", OutOfRangeWarning)
+        plain, sharp = (sm.softmax(row, policy=policy) for policy in (None, law))
+        if law is not None:
             beta = float(law.beta(dense_stats(row, live), lambda factor: dense_stats(row * factor, live)))
     return Seen(beta, _of(row, plain), _of(row * beta, sharp))
 

@@ -3,7 +3,7 @@
 const charts = (() => {
   const ITEMS = 32;
   const REST = ITEMS + 4; // where the bar of all others stands
-  const HEIGHT = 230;
+  const HEIGHT = 210;
   const TICKS = { 10: "10", 100: "100", 1e3: "1,000", 1e4: "10⁴", 1e5: "10⁵", 1e6: "10⁶" };
   const colour = (name) => () => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
   const font = "12px system-ui, sans-serif";
@@ -20,7 +20,13 @@ const charts = (() => {
     ...more,
   });
 
-  const line = (name, more = {}) => ({ stroke: colour(name), width: 2, points: { show: false }, ...more });
+  const line = (name, more = {}) => ({
+    stroke: colour(name),
+    width: 2,
+    pxAlign: 0,
+    points: { show: false },
+    ...more,
+  });
   const dashed = (name, dash) => line(name, { dash, width: 1.5 });
 
   const options = (scales, axes, series, hooks = {}) => ({
@@ -75,7 +81,7 @@ const charts = (() => {
   const weightsChart = (element) => {
     const ranks = axis([1, 8, 16, 24, 32, REST], (k) => (k === REST ? "rest" : String(k)), { grid: { show: false } });
     const bars = (name, width) =>
-      line(name, { fill: colour(name), width: 0, paths: uPlot.paths.bars({ size: [width, 60] }) });
+      line(name, { fill: colour(name), width: 0, pxAlign: 1, paths: uPlot.paths.bars({ size: [width, 60] }) });
     const scales = { x: { time: false, range: [0, REST + 1] }, y: { range: [0, 1] } };
     const y = axis([0, 0.25, 0.5, 0.75, 1], percent, { size: 48 });
     const chart = new uPlot(options(scales, [ranks, y], [bars("pale", 0.95), bars("sharp", 0.55)]), null, element);
