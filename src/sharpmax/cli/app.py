@@ -7,7 +7,20 @@ from typing import Annotated
 import typer
 
 import sharpmax
-from sharpmax.cli import bench, calibrate, clrs, compare, env, evaluate, fold, horizon, probe, report, reproduce
+from sharpmax.cli import (
+    bench,
+    calibrate,
+    clrs,
+    compare,
+    env,
+    evaluate,
+    explore,
+    fold,
+    horizon,
+    probe,
+    report,
+    reproduce,
+)
 
 __all__ = ["make_app"]
 
@@ -22,7 +35,7 @@ def make_app() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback(invoke_without_command=True)(_top)
-    for command in (reproduce, compare, probe, evaluate, calibrate, fold, horizon, clrs, bench, report, env):
+    for command in (reproduce, compare, probe, evaluate, calibrate, fold, horizon, clrs, bench, report, explore, env):
         command.add_to(app)
     return app
 

@@ -18,6 +18,7 @@ from sharpmax.report.looks import DIVERGING_DARK, DIVERGING_SCALE
 from sharpmax.report.origin import origin_of_run
 from sharpmax.report.plot import Heat, Plot, legend
 from sharpmax.report.plotly_parts import FONT
+from sharpmax.report.rendering import rendered, trusted
 from sharpmax.report.shades import shades
 from sharpmax.report.static import static_figure
 from sharpmax.report.stories import no_story, story_of
@@ -27,8 +28,6 @@ from sharpmax.report.tables import Tables, readable
 __all__ = ["FILE_NAME", "write_page"]
 
 FILE_NAME = "report.html"
-
-_PURPOSE = "writing the report page"
 
 
 def write_page(command: str, provenance: Mapping[str, Any], tables: Tables, folder: str | Path) -> Path:
@@ -72,21 +71,12 @@ def _page(story: Story, command: str, provenance: Mapping[str, Any], tables: Tab
 
 
 def _rendered(story: Story, context: Mapping[str, Any]) -> str:
-    jinja2 = require("jinja2", "report", _PURPOSE)
-    markup = require("markupsafe", "report", _PURPOSE).Markup
-    plotlyjs = require("plotly.offline", "report", _PURPOSE).get_plotlyjs()
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("sharpmax.report"),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
-    )
+    plotlyjs = require("plotly.offline", "report", "writing the report page").get_plotlyjs()
     templates = importlib.resources.files("sharpmax.report") / "templates"
     scripts = [templates / name for name in ("report.js", f"{story.name}.js")]
     script = "\n".join(file.read_text(encoding="utf-8") for file in scripts if file.is_file())
-    template = environment.get_template(f"{story.name}.html.jinja")
-    return str(template.render(context, plotlyjs=markup(plotlyjs), script=markup(script)))
+    parts = {"plotlyjs": trusted(plotlyjs), "script": trusted(script)}
+    return rendered(f"{story.name}.html.jinja", {**context, **parts})
 
 
 def _figure_view(figure: Figure, plot: Plot | Heat | Board, seen: set[str]) -> dict[str, Any]:

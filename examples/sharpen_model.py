@@ -1,0 +1,21 @@
+"""A language model looks numbers up in a list of names, as it comes and with a policy learned for it."""
+
+import sharpmax as sm
+from sharpmax.models.language import load_language_model
+from sharpmax.models.scoring import encode, judge
+from sharpmax.tasks import get_task
+
+PROMPTS = 6
+
+smol = load_language_model("smollm2")
+task = get_task("kv")
+print("a prompt of 3 names:", task.prompts(size=3, count=1, seed=0)[0].user, sep="\n", end="\n\n")
+
+print(f"right answers of {PROMPTS}")
+print("names   as it comes   sharpened")
+for size in (8, 32):
+    lists = [encode(smol.tokenizer, prompt) for prompt in task.prompts(size, PROMPTS, seed=1)]
+    plain = sum(answer.right for answer in judge(smol.model, lists))
+    with sm.applied(smol.model, "smollm2"):  # no weight changes; after the block the model is as it was
+        sharp = sum(answer.right for answer in judge(smol.model, lists))
+    print(f"{size:5d} {plain:13d} {sharp:11d}")

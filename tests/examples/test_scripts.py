@@ -1,0 +1,74 @@
+"""The example scripts run as a reader would run them, without a warning, and show what they promise."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import sharpmax
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def printed(name: str, folder: Path) -> str:
+    """What a script prints, started in an empty folder."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(sharpmax.__file__).parents[1]), "MPLBACKEND": "Agg"}
+    words = [sys.executable, "-W", "error", "-X", "utf8", str(EXAMPLES / name)]
+    done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, encoding="utf-8", check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def numbers(line: str) -> list[float]:
+    return [float(number.replace(",", "")) for number in re.findall(r"\d[\d,]*\.?\d*", line)]
+
+
+def test_every_example_is_in_the_list() -> None:
+    listed = re.findall(r"\]\((\S+)\)", (EXAMPLES / "README.md").read_text(encoding="utf-8"))
+    assert sorted(listed) == sorted(path.name for path in EXAMPLES.iterdir() if path.suffix in (".py", ".ipynb"))
+
+
+def test_dispersion(tmp_path: Path) -> None:
+    out = printed("dispersion.py", tmp_path)
+    n, possible, softmax, log_length, target = numbers(next(line for line in out.splitlines() if "65,536" in line))
+    assert n == 65536
+    assert softmax <= possible < 0.001
+    assert min(log_length, target) > 0.9
+    assert "beyond 56 items" in out
+    assert (tmp_path / "dispersion.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_sharpen_model(tmp_path: Path) -> None:
+    *_, few, many = printed("sharpen_model.py", tmp_path).splitlines()
+    names, plain, sharp = numbers(few)
+    assert names == 8
+    assert plain <= sharp <= 6
+    names, plain, sharp = numbers(many)
+    assert names == 32
+    assert plain + 2 <= sharp <= 6
+
+
+def test_probe_heads(tmp_path: Path) -> None:
+    out = printed("probe_heads.py", tmp_path)
+    assert out.startswith("30 layers, a column each; 9 heads, a row each\n")
+    maps = re.findall(r"^head \d  (.*)$", out, re.MULTILINE)
+    assert [len(line) for line in maps] == [60] * 9
+    steep, of = numbers(next(line for line in out.splitlines() if "above one half" in line))
+    assert of == 270
+    assert 30 < steep < 135
+    *_, first, last = numbers(out.splitlines()[-1])
+    assert last > 3 * first
+
+
+def test_own_policy(tmp_path: Path) -> None:
+    out = printed("own_policy.py", tmp_path)
+    assert '"kind": "example-top-weight"' in out
+    lines = {line[:11].strip(): numbers(line[11:]) for line in out.splitlines()[-3:]}
+    assert list(lines) == ["plain", "top weight", "paper"]
+    assert all(line[0] > 90 for line in lines.values())
+    # The law of its own pays at sizes far from training.
+    assert lines["top weight"][2] > lines["plain"][2] + 3
+    assert lines["top weight"][3] > lines["plain"][3]

@@ -1,0 +1,254 @@
+"""The page to explore in a real browser: its arithmetic against sharpmax, its sliders, a phone, no network."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sharpmax import theory
+from sharpmax.report.explore import write
+from sharpmax.report.explore.places import CHOICES, SCENES, START, Place
+from tests.report.browser import DESK, PHONE, Visit, fits, visit
+from tests.report.explore_rows import measured
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+LOOK = """(place) => {
+  const law = JSON.parse(document.getElementById("explore").textContent).policies[place.policy].law;
+  const seen = maths.look(place, place.temperature, law);
+  const weights = maths.weights(place, seen.beta / place.temperature, 32);
+  return { ...seen, horizon: String(seen.horizon), looseHigh: String(seen.bounds.looseHigh), weights };
+}"""
+# Few and many items, no spread and a large one, items all over it and all at its bottom, warm and cold, every policy.
+GRID = [
+    Place(items, spread, lead, temperature, policy)
+    for items, spread, lead, temperature, policy in itertools.product(
+        (2, 3, 33, 4096), (0.0, 0.1, 4.0, 17.5, 240.0), (0.0, 0.35, 1.0), (0.3, 1.0, 4.0), CHOICES
+    )
+]
+MILLION = [Place(1_000_000, *rest) for rest in ((240.0, 0.0), (8.0, 0.25, 0.5), (14.0, 1.0, 1.0))]
+MILLION = [Place(p.items, p.spread, p.lead, p.temperature, name) for p in MILLION for name in CHOICES]
+
+
+@pytest.fixture(scope="module")
+def address(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write(tmp_path_factory.mktemp("explore") / "explore.html").as_uri()
+
+
+@pytest.fixture(scope="module")
+def desk(browser: Browser, address: str) -> Iterator[Visit]:
+    with visit(browser, address, viewport=DESK) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def phone(browser: Browser, address: str) -> Iterator[Visit]:
+    with visit(browser, address, viewport=PHONE, has_touch=True, is_mobile=True) as found:
+        yield found
+
+
+def near(value: Any) -> Any:
+    return pytest.approx(value, rel=0, abs=1e-6)
+
+
+def agrees(place: Place, seen: dict[str, Any]) -> None:
+    expected = measured(place)
+    spread = expected.beta * place.spread / place.temperature
+    assert seen["beta"] == pytest.approx(expected.beta, rel=1e-6)
+    assert seen["spread"] == pytest.approx(spread, rel=1e-6)
+    for name, there in (("plain", expected.plain), ("sharp", expected.sharp)):
+        assert seen[name]["top"] == near(there.top)
+        assert seen[name]["entropy"] == near(there.entropy)
+    assert seen["weights"]["first"] == near(expected.sharp.weights)
+    assert sum(seen["weights"]["first"]) + seen["weights"]["rest"] == near(1.0)
+    low, high = theory.weight_bounds(spread, place.items)
+    assert (seen["bounds"]["low"], seen["bounds"]["high"]) == near((low, high))
+    loose_low, loose_high = theory.loose_weight_bounds(spread, place.items)
+    assert seen["bounds"]["looseLow"] == near(loose_low)
+    assert logarithm(seen["looseHigh"]) == pytest.approx(logarithm(loose_high), rel=1e-6, abs=1e-6)
+    assert logarithm(seen["horizon"]) == pytest.approx(logarithm(theory.horizon(spread)), rel=1e-6, abs=1e-6)
+    assert seen["floor"] == near(theory.entropy_floor(spread, place.items))
+    assert seen["ceiling"] == near(theory.entropy_ceiling(place.items))
+
+
+def logarithm(value: Any) -> float:
+    """ln of a number that may be beyond all numbers; JSON has no infinity, so the page sends text."""
+    return math.log(float(value))
+
+
+@pytest.mark.parametrize("policy", CHOICES)
+def test_the_arithmetic_is_that_of_sharpmax(desk: Visit, policy: str) -> None:
+    places = [place for place in GRID if place.policy == policy]
+    assert len(places) == 180
+    found = desk.page.evaluate(f"(places) => places.map({LOOK})", [place.plain() for place in places])
+    for place, seen in zip(places, found, strict=True):
+        agrees(place, seen)
+
+
+@pytest.mark.parametrize("place", [*MILLION, *(scene.place for scene in SCENES)], ids=str)
+def test_so_it_is_for_a_million_items_and_every_scene(desk: Visit, place: Place) -> None:
+    agrees(place, desk.page.evaluate(LOOK, place.plain()))
+
+
+def shown(found: Visit) -> dict[str, str]:
+    """Everything the page says in words."""
+    ids = ["items-value", "spread-value", "lead-value", "temperature-value", "summary"]
+    ids += [
+        f"{tile}-{part}" for tile in ("top", "entropy", "beta", "bounds", "horizon") for part in ("number", "detail")
+    ]
+    read = "(ids) => Object.fromEntries(ids.map((id) => [id, document.getElementById(id).textContent]))"
+    texts = found.page.evaluate(read, ids)
+    assert all(texts.values())
+    return dict(texts)
+
+
+def pixels(found: Visit) -> list[str]:
+    drawn = "() => [...document.querySelectorAll('.chart canvas')].map((canvas) => canvas.toDataURL())"
+    return list(found.page.evaluate(drawn))
+
+
+def at_the_start(found: Visit) -> None:
+    found.page.get_by_role("button", name="Back to the paper's numbers").click()
+
+
+def test_it_starts_at_the_paper_s_numbers(desk: Visit) -> None:
+    at_the_start(desk)
+    expected = measured(START)
+    texts = shown(desk)
+    assert texts["items-value"] == "16,384 items"
+    assert texts["spread-value"] == "240 nats"
+    assert texts["temperature-value"] == "1"
+    assert desk.page.locator("input[name=policy]:checked").get_attribute("value") == "paper"
+    assert texts["entropy-number"] == f"{expected.sharp.entropy:.2f} nats"
+    assert texts["top-number"] == f"{100 * expected.sharp.top:.2f}%"
+    assert f"{100 * expected.plain.top:.2f}% of the weight" in texts["summary"]
+    desk.check()
+
+
+@pytest.mark.parametrize(("name", "key"), [("Items, n", "ArrowLeft"), ("Logit spread", "End"), ("Lead", "ArrowRight")])
+def test_a_slider_moves_by_keys_and_everything_with_it(desk: Visit, name: str, key: str) -> None:
+    at_the_start(desk)
+    before, drawn = shown(desk), pixels(desk)
+    slider = desk.page.get_by_role("slider", name=name)
+    spoken = slider.get_attribute("aria-valuetext")
+    slider.focus()
+    desk.page.keyboard.press(key)
+    after = shown(desk)
+    assert slider.get_attribute("aria-valuetext") != spoken
+    assert slider.get_attribute("aria-valuetext") in after.values()
+    for part in ("top-number", "entropy-number", "summary"):
+        assert after[part] != before[part]
+    assert all(new != old for new, old in zip(pixels(desk), drawn, strict=True))
+    desk.check()
+
+
+def test_every_key_press_reaches_another_number_of_items(desk: Visit) -> None:
+    at_the_start(desk)
+    slider = desk.page.get_by_role("slider", name="Items, n")
+    slider.focus()
+    desk.page.keyboard.press("Home")
+    seen = []
+    for _ in range(12):
+        seen.append(slider.get_attribute("aria-valuetext"))
+        desk.page.keyboard.press("ArrowRight")
+    assert seen[0] == "2 items"
+    assert len(set(seen)) == 12
+    desk.page.keyboard.press("End")
+    assert slider.get_attribute("aria-valuetext") == "1,000,000 items"
+    desk.check()
+
+
+def test_the_temperature_and_the_policy_change_beta(desk: Visit) -> None:
+    at_the_start(desk)
+    betas = {}
+    desk.page.get_by_label("none", exact=True).focus()
+    for policy in CHOICES:
+        desk.page.get_by_label(policy, exact=True).check()
+        texts = shown(desk)
+        betas[policy] = texts["beta-number"]
+        assert measured(Place(START.items, START.spread, policy=policy)).beta == pytest.approx(
+            float(betas[policy]), rel=5e-3
+        )
+        assert desk.page.locator("[data-rule]:visible").get_attribute("data-rule") == policy
+        assert (CHOICES[policy].label in texts["summary"]) == (policy != "none")
+    assert betas["none"] == "1"
+    assert len(set(betas.values())) == len(CHOICES)
+    before = shown(desk)
+    desk.page.get_by_role("slider", name="Temperature").focus()
+    desk.page.keyboard.press("ArrowLeft")
+    assert shown(desk)["beta-number"] != before["beta-number"]
+    desk.check()
+
+
+def test_every_scene_is_shown_by_its_button_and_kept_in_the_address(desk: Visit, browser: Browser) -> None:
+    for scene in SCENES:
+        desk.page.get_by_role("button", name=f"Show it: {scene.title}").click()
+        texts = shown(desk)
+        assert texts["items-value"] == f"{scene.place.items:,} items"
+        assert texts["entropy-number"].endswith(" nats")
+    address, said = desk.page.url, shown(desk)
+    with visit(browser, address, viewport=DESK) as other:
+        assert shown(other) == said
+    desk.check()
+
+
+def test_an_address_that_makes_no_sense_does_no_harm(browser: Browser, address: str) -> None:
+    with visit(browser, f"{address}#items=many&spread=-5&policy=toString&lead=9", viewport=DESK) as found:
+        texts = shown(found)
+        assert (texts["items-value"], texts["spread-value"], texts["lead-value"]) == ("16,384 items", "0 nats", "100%")
+        assert found.problems == []
+
+
+def test_a_screen_reader_is_told(desk: Visit) -> None:
+    summary = desk.page.locator("#summary")
+    assert (summary.get_attribute("role"), summary.get_attribute("aria-live")) == ("status", "polite")
+    assert desk.page.get_by_role("slider").count() == 4
+    assert desk.page.get_by_role("radio").count() == len(CHOICES)
+    for image in desk.page.get_by_role("img").all():
+        assert " items" in (image.get_attribute("aria-label") or "")
+    assert desk.page.get_by_role("img").count() == 3
+
+
+def test_a_phone_shows_everything_and_nothing_is_too_wide(phone: Visit) -> None:
+    page = phone.page
+    assert fits(phone)
+    for name in ("weights", "entropy", "top"):
+        box = page.locator(f"#{name} canvas").bounding_box()
+        assert box is not None
+        assert box["width"] > 330
+        assert box["x"] + box["width"] <= PHONE["width"]
+    for slider in page.get_by_role("slider").all():
+        box = slider.bounding_box()
+        assert box is not None
+        assert box["height"] >= 24
+    # The sliders stay in sight of the last chart.
+    page.locator("#top").scroll_into_view_if_needed()
+    assert page.get_by_role("slider", name="Items, n").bounding_box()["y"] >= 0  # type: ignore[index]
+    before = shown(phone)
+    box = page.get_by_role("slider", name="Items, n").bounding_box()
+    assert box is not None
+    page.touchscreen.tap(box["x"] + 0.1 * box["width"], box["y"] + box["height"] / 2)
+    assert shown(phone)["summary"] != before["summary"]
+    assert fits(phone)
+    phone.check()
+
+
+def test_a_dark_page_has_dark_charts(desk: Visit) -> None:
+    light = pixels(desk)
+    desk.page.emulate_media(color_scheme="dark")
+    desk.page.wait_for_timeout(50)
+    assert all(new != old for new, old in zip(pixels(desk), light, strict=True))
+    desk.page.emulate_media(color_scheme="light")
+    desk.check()
+
+
+def test_without_scripts_the_page_says_why_it_is_empty(browser: Browser, address: str) -> None:
+    with visit(browser, address, viewport=PHONE, java_script_enabled=False) as found:
+        assert "JavaScript, which is off" in found.page.inner_text("header")
+        assert found.page.locator("input:visible, button:visible").count() == 0
+        assert fits(found)
