@@ -8,6 +8,7 @@ import typer
 
 import sharpmax
 from sharpmax.cli import bench, calibrate, clrs, compare, env, evaluate, fold, horizon, probe, report, reproduce
+from sharpmax.cli.commands import Story
 
 __all__ = ["make_app"]
 
@@ -17,7 +18,7 @@ def make_app() -> typer.Typer:
     app = typer.Typer(
         help="Keep attention sharp as inputs grow: measure, predict and fix softmax dispersion.",
         epilog="Example: sharpmax reproduce --out reproduce",
-        add_completion=False,
+        cls=Story,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
