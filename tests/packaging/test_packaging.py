@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import re
 import subprocess
@@ -9,11 +10,11 @@ import sys
 import tarfile
 import zipfile
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from sharpmax.cli import env
+from tests.packaging.smoke import SMOKES
 
 pytest.importorskip("build", reason="needs the extra dev")
 pytest.importorskip("hatchling", reason="needs the extra dev")
@@ -21,39 +22,6 @@ pytest.importorskip("hatchling", reason="needs the extra dev")
 ROOT = Path(__file__).parents[2]
 SMOKE = Path(__file__).with_name("smoke.py")
 MOST = 15e6
-LEFT = ("torch", "numpy")
-"""All that the core may import from other packages."""
-
-ALONE = f"""
-import sys, importlib.metadata
-from importlib.machinery import PathFinder
-
-# What torch itself needs: the closure of what it declares.
-names, todo = set(), {list(LEFT)!r}
-while todo:
-    name = todo.pop().lower().replace("_", "-")
-    if name in names:
-        continue
-    names.add(name)
-    try:
-        declared = importlib.metadata.requires(name) or []
-    except importlib.metadata.PackageNotFoundError:
-        continue
-    todo += [line.split(";")[0].split(">")[0].split("<")[0].split("=")[0].split("[")[0].split("!")[0].strip("( ")
-             for line in declared if "extra ==" not in line]
-modules = {{module for module, dists in importlib.metadata.packages_distributions().items()
-           if any(dist.lower().replace("_", "-") in names for dist in dists)}}
-others = set(importlib.metadata.packages_distributions()) - modules - {{"sharpmax"}}
-
-class OnlyTorchAndNumpy:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in others:
-            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
-        return None
-
-sys.meta_path.insert(0, OnlyTorchAndNumpy())
-assert {{"typer", "rich", "scipy", "transformers", "matplotlib"}} <= others
-"""
 
 
 @pytest.fixture(scope="module")
@@ -124,12 +92,37 @@ def test_the_wheel_is_small(wheel: Path, installed: Path) -> None:
     assert sum(path.stat().st_size for path in files) <= MOST
 
 
-def test_with_torch_and_numpy_alone_the_core_works(installed: Path) -> None:
-    program = f"{ALONE}\nimport runpy, sharpmax\nassert sharpmax.__file__.startswith({str(installed)!r})\n"
-    done = run(installed, "-c", program + f"runpy.run_path({str(SMOKE)!r})['SMOKES']['core']()")
+def links_to(packages: list[str], folder: Path) -> Path:
+    """A folder with these packages, and what they declare, and nothing else."""
+    known: set[str] = set()
+    while packages:
+        name = re.split(r"[^\w.-]", packages.pop())[0]
+        try:
+            found = importlib.metadata.distribution(name)
+        except importlib.metadata.PackageNotFoundError:  # declared for another system
+            continue
+        if found.name in known:
+            continue
+        known.add(found.name)
+        packages += [line for line in found.requires or () if "extra ==" not in line]
+        for top in {file.parts[0] for file in found.files or () if file.parts[0] not in ("..", "__pycache__")}:
+            (folder / top).symlink_to(str(found.locate_file(top)))
+    return folder
+
+
+def test_with_torch_and_numpy_alone_the_core_works(installed: Path, tmp_path: Path) -> None:
+    others = links_to(["torch", "numpy"], tmp_path)
+    # Without site, Python sees its own library and these two folders.
+    done = run(installed, "-S", str(SMOKE), "core", PYTHONPATH=os.pathsep.join([str(installed), str(others)]))
     assert done.returncode == 0, done.stderr
-    assert re.search(r"^extra cli +not installed \(no typer, rich\): pip install 'sharpmax\[cli\]'$", done.stdout, re.M)
-    assert not re.search(r"^extra \S+ +installed$", done.stdout.replace("extra triton", ""), re.M)
+    assert done.stdout.endswith("core: works\n")
+    extras = re.findall(
+        r"^extra (\S+) +(installed|not installed \(no .*\): pip install .*)$", done.stdout, re.MULTILINE
+    )
+    assert [name for name, _ in extras] == list(env.EXTRAS)
+    # PyTorch for GPUs brings Triton.
+    assert {name for name, state in extras if state == "installed"} <= {"triton"}
+    assert ("cli", "not installed (no typer, rich): pip install 'sharpmax[cli]'") in extras
 
 
 def test_the_command_is_installed(installed: Path) -> None:
@@ -139,12 +132,11 @@ def test_the_command_is_installed(installed: Path) -> None:
     assert done.stdout.startswith("sharpmax ")
 
 
-# Those of reproduce, cli and report are used by half of the test suite.
-@pytest.mark.parametrize("extra", sorted({"core", *env.EXTRAS} - {"models"}))
+@pytest.mark.parametrize("extra", sorted(env.EXTRAS))
 def test_a_tiny_use_of_each_extra(extra: str, installed: Path, tmp_path: Path) -> None:
-    module = {"core": "torch", "lm-eval": "lm_eval", "monitor": "prometheus_client"}.get(extra)
-    for name in [module] if module else env.EXTRAS[extra]:
-        pytest.importorskip(name)
+    missing = env.describe()["extras"][extra]["missing"]
+    if missing:
+        pytest.skip(f"not installed: {', '.join(missing)}")
     done = run(installed, str(SMOKE), extra, RAY_USAGE_STATS_ENABLED="0", HF_HOME=str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith(f"{extra}: works\n")
@@ -152,13 +144,7 @@ def test_a_tiny_use_of_each_extra(extra: str, installed: Path, tmp_path: Path) -
 
 def test_every_extra_has_a_smoke_and_env_knows_it() -> None:
     declared = _extras()
-    scope: dict[str, Any] = {}
-    exec(
-        compile(SMOKE.read_text(encoding="utf-8"), str(SMOKE), "exec"),
-        {"__name__": "smoke", "__file__": str(SMOKE)},
-        scope,
-    )
-    assert set(scope["SMOKES"]) - {"core"} == set(declared) - {"dev"} == set(env.EXTRAS)
+    assert set(SMOKES) - {"core"} == set(declared) - {"dev"} == set(env.EXTRAS)
 
 
 def test_env_asks_for_the_packages_that_an_extra_brings() -> None:
