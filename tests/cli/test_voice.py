@@ -19,6 +19,8 @@ import sharpmax
 from sharpmax.cli.app import make_app
 from sharpmax.cli.options import PANELS
 from sharpmax.cli.terminal import print_table
+from sharpmax.tasks.registry import TASKS
+from sharpmax.tasks.sized_registry import SIZED_TASKS
 
 ROOT = Path(sharpmax.__file__).parents[2]
 STORY = ["reproduce", "probe", "calibrate", "evaluate", "fold", "horizon", "clrs", "compare", "bench", "report", "env"]
@@ -136,6 +138,14 @@ def test_commands_of_saved_results_still_mean_something() -> None:
     for command in found:
         parse(command)
     assert len(found) > 10 or not (ROOT / "results").is_dir()
+
+
+def test_tasks_are_named_in_help() -> None:
+    told = {path: option.help for path, option in OPTIONS if option.name == "task"}
+    assert {text for path, text in told.items() if path != ("compare",)} == {
+        f"{', '.join(TASKS)}, or a Python file that defines one."
+    }
+    assert told["compare",] == f"{', '.join(list(SIZED_TASKS)[:-1])} or {list(SIZED_TASKS)[-1]}."
 
 
 def test_older_names_mean_the_same() -> None:

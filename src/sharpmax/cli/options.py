@@ -65,7 +65,7 @@ def task(names: Any, *, several: bool = False, shown: str | bool = True) -> Any:
     return typer.Option(
         "--task",
         metavar="T,T" if several else "T",
-        help="Name of a task, or a Python file that defines one.",
+        help="kv, max, needle, multi-kv, houses, prices, json, or a Python file that defines one.",
         rich_help_panel=WHAT,
         show_default=shown,
         autocompletion=names,
@@ -77,7 +77,7 @@ def policy(shown: str | bool = True) -> Any:
     return typer.Option(
         "--policy",
         metavar="P",
-        help="A name, a file, a folder, log-length:64 or constant:1.5.",
+        help="A name as paper, a file, a folder, log-length:64 or constant:1.5.",
         rich_help_panel=WHAT,
         show_default=shown,
         autocompletion=completion.policies,

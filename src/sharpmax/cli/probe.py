@@ -53,7 +53,7 @@ def probe(
 
     The model reads prompts of growing size. Of each head the entropy of the last row is followed: where it rises with
     the number of tokens, the head disperses. Sizes up to 64 items (512 tokens of text) give a forecast of the larger
-    ones, which are then measured. The task text reads plain text. The defaults take smollm2 about five
+    ones, which are then measured. The further task `text` reads plain text. The defaults take smollm2 about five
     minutes on two CPU cores.
     """
     from sharpmax.experiments.probed import probe_under, probed_tables
