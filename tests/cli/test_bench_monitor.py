@@ -24,7 +24,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_it_prints_tables_and_writes_json(sharpmax_command: Any, tmp_path: Path) -> None:
-    options = ("--device", "cpu", "--limit", 8, "--repeat", 1, "--length", 40)
+    options = ("--device", "cpu", "--prompts", 8, "--repeat", 1, "--length", 40)
     outcome = sharpmax_command("bench", "--monitor", *options, "--out", tmp_path)
     assert (outcome.code, outcome.err) == (0, "")
     for words in (
@@ -36,7 +36,7 @@ def test_it_prints_tables_and_writes_json(sharpmax_command: Any, tmp_path: Path)
         assert words in outcome.out
     saved = json.loads((tmp_path / "monitor.json").read_text(encoding="utf-8"))
     assert saved["command"] == (
-        "sharpmax bench --monitor --device cpu --dtype float32 --limit 8 --repeat 1 --length 40 --seed 0 "
+        "sharpmax bench --monitor --device cpu --dtype float32 --prompts 8 --repeat 1 --length 40 --seed 0 "
         f"--out {tmp_path.name}"
     )
     assert saved["provenance"]["seed"] == 0
@@ -47,14 +47,14 @@ def test_it_prints_tables_and_writes_json(sharpmax_command: Any, tmp_path: Path)
 
 def test_no_out_writes_nothing(sharpmax_command: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    outcome = sharpmax_command("bench", "--monitor", "--device", "cpu", "--limit", 8, "--repeat", 1, "--length", 40)
+    outcome = sharpmax_command("bench", "--monitor", "--device", "cpu", "--prompts", 8, "--repeat", 1, "--length", 40)
     assert outcome.code == 0
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
     ("options", "wanted"),
-    [(("--limit", 1), "limit"), (("--probe",), "--probe"), (("--device", "abacus"), "--device")],
+    [(("--prompts", 1), "limit"), (("--probe",), "--probe"), (("--device", "abacus"), "--device")],
 )
 def test_options_that_mean_nothing(options: tuple[Any, ...], wanted: str, sharpmax_command: Any) -> None:
     outcome = sharpmax_command("bench", "--monitor", *options)

@@ -14,7 +14,7 @@ from sharpmax import hf
 from sharpmax.calibrate import calibration
 from sharpmax.calibrate import profile as profiles
 from sharpmax.calibrate.descent import Course, Descent
-from sharpmax.cli.options import share_from
+from sharpmax.cli.reading import share_from
 from sharpmax.cli.terminal import out_folder_if_used, steps_shown
 from sharpmax.errors import ArgumentError
 from sharpmax.policies import Constant, PerHead
@@ -22,7 +22,7 @@ from tests.calibrate.small import profile
 from tests.cli.lines import is_one_error_line
 from tests.experiments.evaluate import tiny
 
-QUICK = ("--leash", "5%", "--rate", 0.1, "--kinds", "constant,rows", "--steps", 5, "--sizes", "4..8")
+QUICK = ("--leash", "5%", "--lr", 0.1, "--kinds", "constant,rows", "--steps", 5, "--sizes", "4..8")
 
 
 @pytest.fixture(scope="module")
@@ -188,7 +188,7 @@ def test_a_loss_that_is_not_a_number_leaves_nothing(
         (["--keep", "0"], "--keep: got '0'"),
         (["--keep-layers", "0"], "--keep-layers: got '0'"),
         (["--steps", "0"], "steps: got 0"),
-        (["--rate", "0"], "rate: got 0.0"),
+        (["--lr", "0"], "rate: got 0.0"),
         (["--sizes", "4,5000"], "size: got 5000; allowed: 1 … 512"),
         (["--sizes", "8..4"], "--sizes: got '8..4'"),
         (["--text", "nowhere.txt"], "text: got 'nowhere.txt'"),

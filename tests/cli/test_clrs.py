@@ -155,7 +155,7 @@ def test_parts_by_several_processes_make_one_whole(arms: list[Path], tmp_path: P
         (["evaluate", "--processes", "0"], "--processes: got 0"),
         (["evaluate", "--shard", "3/2"], "--shard: got '3/2'"),
         (["evaluate", "--per-cell", "0"], "--per-cell: got 0"),
-        (["evaluate", "--batch-tokens", "0"], "--batch-tokens: got 0"),
+        (["evaluate", "--tokens-at-once", "0"], "--tokens-at-once: got 0"),
         (["evaluate", "--dataset", "{home}/lacking.jsonl"], "lacks a column"),
     ],
 )

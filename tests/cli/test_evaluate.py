@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from sharpmax.cli.options import policies_named, policy_named, sizes_from
+from sharpmax.cli.reading import policies_named, policy_named, sizes_from
 from sharpmax.errors import ArgumentError
 from sharpmax.experiments.evaluate import pieces
 from sharpmax.policies import Constant, PerHead
 from tests.cli.lines import is_one_error_line
 from tests.experiments.evaluate import coins
 
-QUICK = ("--sizes", "4..8", "--limit", 8, "--lengths", "64", "--windows", 2, "--questions", 1)
+QUICK = ("--sizes", "4..8", "--prompts", 8, "--lengths", "64", "--windows", 2, "--questions", 1)
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +97,7 @@ def test_an_interrupted_run_is_taken_up(
     refused = sharpmax_command(*line)
     assert refused.code == 2
     assert is_one_error_line(refused.err)
-    other = sharpmax_command(*line, "--resume", "--limit", 9)
+    other = sharpmax_command(*line, "--resume", "--prompts", 9)
     assert other.code == 2
     assert "with prompts 8 and now got 9" in other.err
     assert sharpmax_command(*line, "--resume").code == 0
@@ -137,7 +137,7 @@ def test_the_harness_runs_on_every_arm(
         (["--sizes", "8..16..32"], "--sizes"),
         (["--sizes", "8..x"], "--sizes"),
         (["--sizes", "8,4096"], "size: got 4096"),
-        (["--limit", "0"], "--limit: got 0"),
+        (["--prompts", "0"], "--prompts: got 0"),
         (["--windows", "0"], "--windows: got 0"),
         (["--lengths", "5000"], "--lengths: got 5000"),
         (["--text", "nowhere"], "text: got 'nowhere'"),

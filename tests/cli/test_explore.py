@@ -29,16 +29,15 @@ def test_the_page_is_written_here_and_opened(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     outcome = sharpmax_command("explore")
-    assert (outcome.code, outcome.out, outcome.err) == (0, "wrote explore.html\n", "")
-    page = tmp_path / "explore.html"
+    assert (outcome.code, outcome.out, outcome.err) == (0, "wrote explore/explore.html\n", "")
+    page = tmp_path / "explore" / "explore.html"
     assert page.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
     assert asked == [page.as_uri()]
 
 
 def test_it_can_go_elsewhere_and_stay_closed(asked: list[str], sharpmax_command: Any, tmp_path: Path) -> None:
-    page = tmp_path / "new" / "page.html"
-    assert sharpmax_command("explore", "--out", page, "--no-open").code == 0
-    assert page.is_file()
+    assert sharpmax_command("explore", "--out", tmp_path / "new", "--no-open").code == 0
+    assert (tmp_path / "new" / "explore.html").is_file()
     assert asked == []
 
 
@@ -46,12 +45,13 @@ def test_a_machine_without_a_browser_says_so(
     sharpmax_command: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(webbrowser, "open", lambda address: False)
-    outcome = sharpmax_command("explore", "--out", tmp_path / "page.html")
+    outcome = sharpmax_command("explore", "--out", tmp_path)
     assert outcome.code == 0
     assert "no browser was found" in outcome.out
 
 
 def test_a_file_that_cannot_be_written_is_one_line(asked: list[str], sharpmax_command: Any, tmp_path: Path) -> None:
+    (tmp_path / "explore.html").mkdir()
     outcome = sharpmax_command("explore", "--out", tmp_path)
     assert outcome.code == 2
     assert is_one_error_line(outcome.err)

@@ -56,10 +56,10 @@ def test_two_are_compared(
     monkeypatch.chdir(tmp_path)
     outcome = sharpmax_command("report", one, other / "results.json")
     assert (outcome.code, outcome.err) == (0, "")
-    assert names(tmp_path / "comparison") == NAMES | {"forecast-kv.svg", "forecast-kv.png", "report.html"}
+    assert names(tmp_path / "report") == NAMES | {"forecast-kv.svg", "forecast-kv.png", "report.html"}
     assert names(one) == names(other) == {"results.json"}
-    page = (tmp_path / "comparison" / "report.html").read_text(encoding="utf-8")
-    assert "<code>sharpmax report one other --out comparison</code>" in page
+    page = (tmp_path / "report" / "report.html").read_text(encoding="utf-8")
+    assert "<code>sharpmax report one other --out report</code>" in page
     assert "On kv, " in page
     assert str(tmp_path) not in page
 

@@ -253,7 +253,9 @@ def test_the_clock_of_a_cpu() -> None:
 
 
 def test_files_are_named_after_the_device_and_say_where_they_come_from(tmp_path: Path) -> None:
-    path = run.save(tmp_path / "h200.json", [{"kind": "stats"}], command="sharpmax bench --gpu", seed=3)
+    path = run.save(
+        tmp_path / "h200.json", run.with_origin([{"kind": "stats"}], command="sharpmax bench --gpu", seed=3)
+    )
     (one,) = json.loads(path.read_text(encoding="utf-8"))
     assert one["command"] == "sharpmax bench --gpu"
     assert one["provenance"]["seed"] == 3

@@ -14,23 +14,32 @@ from collections.abc import Sequence
 from typing import Any
 
 import sharpmax
+from sharpmax.cli.answers import only_answers
 from sharpmax.errors import MissingExtraError, SharpmaxError
 from sharpmax.lazy import require
 
 __all__ = ["main"]
 
+_FAILED = 1
 _USAGE_ERROR = 2
 _INTERRUPTED = 130
+_OURS = "sharpmax: a mistake of sharpmax, not of yours; please report it with the lines above and: sharpmax env"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command line and return its exit code; errors become one line on stderr."""
+    """Run a command line and return its exit code.
+
+    A user's mistake becomes one line on stderr and 2, what this machine cannot do one line and 1; `--debug` shows the
+    traceback too. A mistake of ours keeps its traceback, because after hours of work nobody wants to see it by a
+    second run.
+    """
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]
     _write_whatever_the_terminal_can()
     try:
-        code = _run(words)
+        with only_answers() if "--json" in words else contextlib.nullcontext():
+            code = _run(words)
         sys.stdout.flush()
         return code
     except KeyboardInterrupt:
@@ -39,16 +48,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The reader of our pipe has seen enough; Python would complain once more when it closes stdout.
         with contextlib.suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+        return _FAILED
     except Exception as problem:
-        if debug:
+        code, message = _for_users(problem)
+        if debug or message is None:
             traceback.print_exc()
-            return _USAGE_ERROR if isinstance(problem, SharpmaxError) else 1
-        message = _message_for_users(problem)
-        if message is None:
-            raise
-        print("sharpmax: error: " + " ".join(message.split()), file=sys.stderr)
-        return _USAGE_ERROR
+        print(_OURS if message is None else f"sharpmax: error: {' '.join(message.split())}", file=sys.stderr)
+        return code
 
 
 def _run(words: list[str]) -> int:
@@ -70,16 +76,21 @@ def _run(words: list[str]) -> int:
     return code if isinstance(code, int) else 0
 
 
-def _message_for_users(problem: Exception) -> str | None:
-    """What a user can do something about, or None for a mistake of ours."""
+def _for_users(problem: Exception) -> tuple[int, str | None]:
+    """The exit code, and what a user can do something about; None for a mistake of ours."""
     if isinstance(problem, SharpmaxError):
-        return str(problem)
+        return _USAGE_ERROR, str(problem)
     # Wrong options and commands: Typer brings its own copy of click or uses the installed one, depending on its
     # version, so the kind of error is recognised by what it can do.
     format_message: Any = getattr(problem, "format_message", None)
     if callable(format_message):
-        return f"{format_message().rstrip('. ')}; see: {_help_command(problem)}"
-    return None
+        return _USAGE_ERROR, f"{format_message().rstrip('. ')}; see: {_help_command(problem)}"
+    if isinstance(problem, MemoryError) or type(problem).__name__ == "OutOfMemoryError":
+        return _FAILED, f"out of memory ({str(problem) or 'of this machine'}); use smaller sizes, or --dtype bfloat16"
+    if isinstance(problem, OSError) and problem.strerror:
+        where = f": {problem.filename}" if problem.filename else ""
+        return _FAILED, f"{problem.strerror}{where}; --debug shows more"
+    return _FAILED, None
 
 
 def _help_command(problem: Exception) -> str:

@@ -21,6 +21,7 @@ from sharpmax.cli import (
     report,
     reproduce,
 )
+from sharpmax.cli.commands import Story
 
 __all__ = ["make_app"]
 
@@ -30,7 +31,7 @@ def make_app() -> typer.Typer:
     app = typer.Typer(
         help="Keep attention sharp as inputs grow: measure, predict and fix softmax dispersion.",
         epilog="Example: sharpmax reproduce --out reproduce",
-        add_completion=False,
+        cls=Story,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )

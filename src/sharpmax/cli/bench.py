@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from sharpmax.cli.terminal import out_folder, print_table, progress, say, wrote
+from sharpmax.cli import options
+from sharpmax.cli.commands import TOOLS, add
+from sharpmax.cli.ending import finish
+from sharpmax.cli.terminal import out_folder, print_table, progress, say
 from sharpmax.errors import reject
 
 __all__ = ["add_to", "bench"]
@@ -16,36 +19,41 @@ __all__ = ["add_to", "bench"]
 
 def add_to(app: typer.Typer) -> None:
     """Add the command."""
-    app.command(epilog="Example: sharpmax bench --cpu --out benchmarks")(bench)
+    add(app, bench, example="sharpmax bench --cpu --out benchmarks", panel=TOOLS)
 
 
 def bench(
-    cpu: Annotated[bool, typer.Option("--cpu/--gpu", help="What to measure.")] = True,
-    probe: Annotated[bool, typer.Option("--probe", help="Measure what capturing rows of smollm2 costs.")] = False,
-    monitor: Annotated[
-        bool, typer.Option("--monitor", help="Measure how good a monitor of smollm2 is, and what it costs.")
+    cpu: Annotated[bool, options.flag("--cpu/--gpu", options.WHAT, "What to measure.")] = True,
+    probe: Annotated[
+        bool, options.flag("--probe", options.WHAT, "Measure what capturing rows of smollm2 costs.")
     ] = False,
-    out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Folder for the JSON file; without it: print only.")
+    monitor: Annotated[
+        bool, options.flag("--monitor", options.WHAT, "Measure how good a monitor of smollm2 is, and what it costs.")
+    ] = False,
+    length: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Queries and keys; with --gpu less scales every shape down. Targets are judged at the default.",
+            rich_help_panel=options.AMOUNT,
+            show_default="16384, with --probe 8192, with --monitor 2048",
+        ),
     ] = None,
     repeat: Annotated[
         int | None,
         typer.Option(
-            help="Rounds; each runs every case once. 5, with --gpu 20, --probe 3, --monitor 12.", show_default=False
+            metavar="N",
+            help="Rounds; each runs every case once.",
+            rich_help_panel=options.AMOUNT,
+            show_default="5, with --gpu 20, with --probe 3, with --monitor 12",
         ),
     ] = None,
-    length: Annotated[
-        int | None,
-        typer.Option(
-            help="Queries and keys. 16384, with --probe 8192, --monitor 2048: targets are judged there. With --gpu "
-            "less scales every shape down.",
-            show_default=False,
-        ),
-    ] = None,
-    limit: Annotated[int, typer.Option(help="With --monitor: prompts of each size.")] = 100,
-    device: Annotated[str, typer.Option(help="With --monitor: auto, cpu, cuda or mps.")] = "auto",
-    dtype: Annotated[str, typer.Option(help="With --monitor: float32, bfloat16 or float16.")] = "float32",
-    seed: Annotated[int, typer.Option(help="Seed of the random inputs.")] = 0,
+    prompts: Annotated[int, options.prompts()] = 100,
+    seed: options.Seed = 0,
+    device: options.Device = "auto",
+    dtype: options.Dtype = "float32",
+    out: Annotated[Path | None, options.out("none: print only")] = None,
+    as_json: options.AsJson = False,
 ) -> None:
     """Time row statistics and sharp attention next to torch's own attention, after checking that they are right.
 
@@ -53,27 +61,31 @@ def bench(
     for a model that is watched, next to the model as it comes, and with the memory of both. With --monitor: false
     alarms on fresh prompts, wrong answers told from right ones next to the model's own confidence, and time per token.
     With --gpu: statistics, attention, training step and decode next to the fastest stock kernel; writes a figure too.
+    --prompts, --device and --dtype are for --monitor.
     """
     if monitor:
         if probe:
             reject("--probe", "both --probe and --monitor", "one of the two")
         from sharpmax.cli.bench_monitor import bench_monitor
 
-        bench_monitor(device=device, dtype=dtype, limit=limit, repeat=repeat, length=length, seed=seed, out=out)
+        bench_monitor(
+            device=device, dtype=dtype, prompts=prompts, repeat=repeat, length=length, seed=seed, out=out,
+            as_json=as_json,
+        )  # fmt: skip
         return
     if not cpu:
         if probe:
             reject("--probe", "both --probe and --gpu", "one of the two")
         from sharpmax.cli.bench_gpu import bench_gpu
 
-        bench_gpu(repeat=repeat, length=length, seed=seed, out=out)
+        bench_gpu(repeat=repeat, length=length, seed=seed, out=out, as_json=as_json)
         return
     from sharpmax.experiments import cpu_bench, probe_bench
     from sharpmax.experiments.provenance import typed
     from sharpmax.experiments.results import collect
 
     name = "probe" if probe else "cpu"
-    kinds: dict[str, tuple[Callable[..., dict[str, Any]], int, int, Callable[[dict[str, Any]], None]]] = {
+    kinds: dict[str, tuple[Callable[..., dict[str, Any]], int, int, Callable[[Mapping[str, Any]], None]]] = {
         "cpu": (cpu_bench.cpu_tables, cpu_bench.FULL_LENGTH, 5, _print),
         "probe": (probe_bench.probe_tables, probe_bench.FULL_LENGTH, probe_bench.ROUNDS, _print_probe),
     }
@@ -82,16 +94,15 @@ def bench(
     folder = None if out is None else out_folder(out)
     with progress() as note:
         tables = make(**asked, seed=seed, note=note)
-    show(tables)
-    if folder is not None:
-        command = typed("bench", **{name: True}, out=out, **asked, seed=seed)
-        wrote([collect(command, tables, seed=seed).save(folder / f"{name}.json")])
+    results = collect(typed("bench", **{name: True}, out=out, **asked, seed=seed), tables, seed=seed)
+    saved = None if folder is None else results.save(folder / f"{name}.json")
+    finish(results, saved, show, as_json=as_json)
     if wrong := cpu_bench.disagreeing(tables):
         say(f"No speed for what disagrees with the reference: {', '.join(wrong)}.")
         raise typer.Exit(1)
 
 
-def _print_probe(tables: dict[str, Any]) -> None:
+def _print_probe(tables: Mapping[str, Any]) -> None:
     setting, entries = tables["setting"], tables["bench"]
     print_table(
         f"{setting['model']} reads {setting['length']:,} tokens, {setting['dtype']}, threads: {setting['threads']}, "
@@ -125,7 +136,7 @@ def _number(value: float | None, form: str, missing: str = "–") -> str:
     return missing if value is None else format(value, form)
 
 
-def _print(tables: dict[str, Any]) -> None:
+def _print(tables: Mapping[str, Any]) -> None:
     setting, entries = tables["setting"], tables["bench"]
     attention = [name for name in entries if not name.startswith("import/")]
     print_table(

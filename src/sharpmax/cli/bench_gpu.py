@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from sharpmax.cli.answers import answer
 from sharpmax.cli.report import draw_saved
 from sharpmax.cli.terminal import out_folder, print_table, progress, say, wrote
 from sharpmax.errors import MissingExtraError, UnsupportedError
@@ -18,9 +19,9 @@ if TYPE_CHECKING:
 __all__ = ["bench_gpu"]
 
 
-def bench_gpu(*, repeat: int | None, length: int | None, seed: int, out: Path | None) -> None:
+def bench_gpu(*, repeat: int | None, length: int | None, seed: int, out: Path | None, as_json: bool) -> None:
     """Measure, print, and write a list of entries and a figure where a folder is given."""
-    from sharpmax.experiments.gpu_bench.run import ROUNDS, disagreeing, gpu_entries, save, slug
+    from sharpmax.experiments.gpu_bench.run import ROUNDS, disagreeing, gpu_entries, save, slug, with_origin
     from sharpmax.experiments.gpu_bench.shapes import FULL_LENGTH
     from sharpmax.experiments.provenance import typed
 
@@ -29,12 +30,15 @@ def bench_gpu(*, repeat: int | None, length: int | None, seed: int, out: Path | 
     folder = None if out is None else out_folder(out)
     with progress() as note:
         entries = gpu_entries(device, **asked, seed=seed, note=note)
-    _print(entries)
+    if not as_json:
+        _print(entries)
+    known = with_origin(entries, command=typed("bench", gpu=True, out=out, **asked, seed=seed), seed=seed)
     if folder is not None:
-        command = typed("bench", gpu=True, out=out, **asked, seed=seed)
-        saved = save(folder / f"{slug(_name(device))}.json", entries, command=command, seed=seed)
+        saved = save(folder / f"{slug(_name(device))}.json", known)
         wrote([saved])
         _draw(saved)
+    if as_json:
+        answer(known)
     if wrong := disagreeing(entries):
         say(f"No speed for what disagrees with the reference: {'; '.join(wrong)}.")
         raise typer.Exit(1)

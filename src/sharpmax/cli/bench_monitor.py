@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sharpmax.cli.options import device_named
-from sharpmax.cli.terminal import out_folder, print_table, progress, say, wrote
+from sharpmax.cli.ending import finish
+from sharpmax.cli.reading import device_named, dtype_named
+from sharpmax.cli.terminal import out_folder, print_table, progress, say
 
 __all__ = ["bench_monitor"]
 
@@ -16,7 +17,15 @@ _FILE = "monitor.json"
 
 
 def bench_monitor(
-    *, device: str, dtype: str, limit: int, repeat: int | None, length: int | None, seed: int, out: Path | None
+    *,
+    device: str,
+    dtype: str,
+    prompts: int,
+    repeat: int | None,
+    length: int | None,
+    seed: int,
+    out: Path | None,
+    as_json: bool,
 ) -> None:
     """Measure, print, and write `monitor.json` where a folder is given."""
     from sharpmax.experiments.monitor_bench import monitor_tables
@@ -28,19 +37,19 @@ def bench_monitor(
 
     require("scipy.stats", "fit", "sharpmax bench --monitor")
     place = device_named(device)
+    kind = dtype_named(dtype, place)
     rounds, context = ROUNDS if repeat is None else repeat, CONTEXT if length is None else length
     folder = None if out is None else out_folder(out)
     with progress() as note:
         note(f"loading {_MODEL}")
-        language = load_language_model(_MODEL, device=place.type, dtype=dtype)
-        tables = monitor_tables(language, limit=limit, seed=seed, rounds=rounds, context=context, note=note)
-    _print(tables)
-    if folder is not None:
-        command = typed(
-            "bench", monitor=True, device=place.type, dtype=dtype, limit=limit, repeat=rounds, length=context,
-            seed=seed, out=out,
-        )  # fmt: skip
-        wrote([collect(command, tables, seed=seed).save(folder / _FILE)])
+        language = load_language_model(_MODEL, device=place.type, dtype=kind)
+        tables = monitor_tables(language, limit=prompts, seed=seed, rounds=rounds, context=context, note=note)
+    command = typed(
+        "bench", monitor=True, device=place.type, dtype=kind, prompts=prompts, repeat=rounds, length=context,
+        seed=seed, out=out,
+    )  # fmt: skip
+    results = collect(command, tables, seed=seed)
+    finish(results, None if folder is None else results.save(folder / _FILE), _print, as_json=as_json)
 
 
 def _print(tables: Mapping[str, Any]) -> None:

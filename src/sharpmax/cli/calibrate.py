@@ -8,50 +8,81 @@ from typing import Annotated, Any
 
 import typer
 
-from sharpmax.cli.options import device_named, share_from, sizes_from
-from sharpmax.cli.report import draw_and_name, require_drawing
-from sharpmax.cli.terminal import out_folder_if_used, print_table, progress, say, steps_shown, wrote
+from sharpmax.cli import completion, options
+from sharpmax.cli.commands import LANGUAGE, add
+from sharpmax.cli.ending import finish
+from sharpmax.cli.reading import device_named, dtype_named, share_from, shown, sizes_from
+from sharpmax.cli.report import require_drawing
+from sharpmax.cli.terminal import out_folder_if_used, print_table, progress, say, steps_shown
 from sharpmax.errors import reject
 
 __all__ = ["add_to", "calibrate"]
 
+_KINDS = ("constant", "length", "entropy", "rows")
+
 
 def add_to(app: typer.Typer) -> None:
     """Add the command."""
-    app.command(epilog="Example: sharpmax calibrate smollm2 --task kv --leash 1% --out calibrated")(calibrate)
+    add(app, calibrate, example="sharpmax calibrate smollm2 --task kv --leash 1% --out calibrate", panel=LANGUAGE)
 
 
 def calibrate(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="Hub id, local folder or the alias smollm2.")],
-    task: Annotated[str, typer.Option(help="Name of a task, or a Python file that defines one.")] = "kv",
-    leash: Annotated[
-        str, typer.Option(metavar="P%", help="How far perplexity may rise, on text and on the model's own answers.")
-    ] = "1%",
-    foldable: Annotated[
-        bool, typer.Option("--foldable", help="Learn constants only, which `sharpmax fold` can put into the weights.")
-    ] = False,
-    profile: Annotated[
-        str, typer.Option(help="full (a GPU's minutes), small (ten minutes of two cores) or auto, by the device.")
-    ] = "auto",
+    model: options.Model,
+    task: Annotated[str, options.task(completion.tasks)] = "kv",
     kinds: Annotated[
-        str | None, typer.Option(metavar="K,K,…", help="Kinds to learn: constant, length, entropy, rows.")
+        str | None,
+        typer.Option(
+            metavar="K,K",
+            help="Kinds of policy to learn: constant, length, entropy, rows.",
+            rich_help_panel=options.WHAT,
+            show_default="those of the profile",
+            autocompletion=completion.words(*_KINDS),
+        ),
     ] = None,
-    sizes: Annotated[str | None, typer.Option(metavar="N..N", help="Sizes to learn on: 8..64 doubles.")] = None,
-    keep: Annotated[str, typer.Option(metavar="P%", help="Share of the heads that may be touched.")] = "100%",
-    keep_layers: Annotated[
-        str, typer.Option(metavar="P%", help="Share of the layers they may be in: each costs time.")
+    foldable: Annotated[
+        bool,
+        options.flag(
+            "--foldable", options.WHAT, "Learn constants only, which `sharpmax fold` can put into the weights."
+        ),
+    ] = False,
+    text: options.TextFile = None,
+    leash: Annotated[
+        str,
+        typer.Option(
+            metavar="P%",
+            help="How far perplexity may rise, on text and on the model's own answers.",
+            rich_help_panel=options.LEARNING,
+        ),
+    ] = "1%",
+    keep: Annotated[
+        str,
+        typer.Option(metavar="P%", help="Share of the heads that may be touched.", rich_help_panel=options.LEARNING),
     ] = "100%",
-    steps: Annotated[int | None, typer.Option(help="Steps to learn for, of each kind.")] = None,
-    rate: Annotated[float, typer.Option(help="How far a step goes.")] = 0.03,
-    text: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Text for the leash; without it Python's documentation.")
-    ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
-    seed: Annotated[int, typer.Option(help="Seed of prompts and order.")] = 0,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for policy, results and page.")] = Path("calibrated"),
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted calibration in --out.")] = False,
-    draw: Annotated[bool, typer.Option("--draw/--no-draw", help="Draw figures and page, or save numbers only.")] = True,
+    keep_layers: Annotated[
+        str,
+        typer.Option(
+            metavar="P%", help="Share of the layers they may be in: each costs time.", rich_help_panel=options.LEARNING
+        ),
+    ] = "100%",
+    rate: options.LearningRate = 0.03,
+    profile: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="full (a GPU's minutes), small (ten minutes of two cores) or auto, by the device.",
+            rich_help_panel=options.AMOUNT,
+            autocompletion=completion.words("auto", "full", "small"),
+        ),
+    ] = "auto",
+    sizes: Annotated[str | None, options.sizes("those of the profile")] = None,
+    steps: Annotated[int | None, options.steps("those of the profile")] = None,
+    seed: options.Seed = 0,
+    device: options.Device = "auto",
+    dtype: options.Dtype = "float32",
+    out: options.Out = Path("calibrate"),
+    resume: options.Resume = False,
+    draw: options.Draw = True,
+    as_json: options.AsJson = False,
 ) -> None:
     """Learn a temperature for each attention head of a language model, without changing a weight.
 
@@ -74,6 +105,7 @@ def calibrate(
     if foldable and kinds is not None:
         reject("--kinds", repr(kinds), "nothing together with --foldable", "give one of the two")
     place = device_named(device)
+    precision = dtype_named(dtype, place)
     chosen = profile_for(
         ("full" if place.type == "cuda" else "small") if profile == "auto" else profile,
         kinds=("constant",) if foldable else None if kinds is None else tuple(k.strip() for k in kinds.split(",")),
@@ -89,7 +121,7 @@ def calibrate(
         require_drawing()
     with progress() as note:
         note(f"loading {model}")
-        language = load_language_model(model, device=place.type, dtype=dtype)
+        language = load_language_model(model, device=place.type, dtype=precision)
     try:
         with out_folder_if_used(out) as folder, steps_shown() as tell:
             try:
@@ -104,18 +136,16 @@ def calibrate(
     except KeyboardInterrupt:
         say(f"stopped; the same command with --resume goes on from the last state saved in {out}")
         raise
-    tables = calibrated_tables(found, model if not Path(model).exists() else Path(model).name)
+    tables = calibrated_tables(found, shown(model))
     command = typed(
         f"calibrate {tables['setting']['model']}", task=what.name, leash=leash, foldable=foldable, profile=profile,
-        kinds=kinds, sizes=sizes, keep=keep, keep_layers=keep_layers, steps=steps, rate=rate, text=text,
-        device=place.type, dtype=dtype, seed=seed, out=out,
+        kinds=kinds, sizes=sizes, keep=keep, keep_layers=keep_layers, steps=steps, lr=rate, text=text,
+        device=place.type, dtype=precision, seed=seed, out=out,
     )  # fmt: skip
-    saved = collect(command, tables, seed=seed).save(folder / FILE_NAME)
+    results = collect(command, tables, seed=seed)
+    saved = results.save(folder / FILE_NAME)
     _forget_states(folder)
-    _print(tables)
-    wrote([*policies, saved])
-    if draw:
-        draw_and_name(saved)
+    finish(results, saved, _print, files=policies, draw=draw, as_json=as_json)
 
 
 def _forget_states(folder: Path) -> None:

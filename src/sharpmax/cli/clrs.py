@@ -8,10 +8,12 @@ from typing import Annotated, Any
 
 import typer
 
+from sharpmax.cli import completion, options
 from sharpmax.cli.clrs_evaluate import evaluate
-from sharpmax.cli.clrs_options import data_folder, dtype_named, shown
-from sharpmax.cli.options import device_named, policy_named
-from sharpmax.cli.terminal import out_folder, progress, say, steps_shown, wrote
+from sharpmax.cli.commands import TRAINING, add, add_group
+from sharpmax.cli.ending import finish
+from sharpmax.cli.reading import data_folder, device_named, dtype_named, policy_named, shown
+from sharpmax.cli.terminal import out_folder, progress, say, steps_shown
 from sharpmax.errors import reject
 
 __all__ = ["add_to", "train"]
@@ -19,64 +21,98 @@ __all__ = ["add_to", "train"]
 
 def add_to(app: typer.Typer) -> None:
     """Add the command and its parts."""
-    clrs = typer.Typer(help="Fine-tune on CLRS-Text with and without sharp attention, and measure larger sizes.")
-    clrs.command(epilog="Example: sharpmax clrs train smollm2 --policy paper --out clrs-paper")(train)
-    clrs.command(epilog="Example: sharpmax clrs evaluate clrs-none clrs-paper --out clrs-exam")(evaluate)
-    app.add_typer(clrs, name="clrs")
+    clrs = add_group(
+        app,
+        "clrs",
+        "Fine-tune on CLRS-Text with and without sharp attention, and measure larger sizes.",
+        example="sharpmax clrs train --policy paper --out clrs-paper",
+        panel=TRAINING,
+    )
+    add(clrs, train, example="sharpmax clrs train smollm2 --policy paper --per-cell 500 --out clrs-paper")
+    add(clrs, evaluate, example="sharpmax clrs evaluate clrs-none clrs-paper --out clrs-exam")
 
 
 def train(
-    model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="Hub id, local folder or the alias smollm2.")
-    ] = "smollm2",
-    policy: Annotated[
-        str, typer.Option(metavar="P", help="none, a name, a file, a folder, log-length:64 or constant:1.5.")
-    ] = "none",
+    model: options.Model = "smollm2",
+    policy: Annotated[str, options.policy()] = "none",
     learn_policy: Annotated[
         str | None,
-        typer.Option(metavar="KIND", help="Learn a policy per head as well: constant, length, entropy or rows."),
+        typer.Option(
+            metavar="KIND",
+            help="Learn a policy per head as well: constant, length, entropy or rows.",
+            rich_help_panel=options.WHAT,
+            autocompletion=completion.words("constant", "length", "entropy", "rows"),
+        ),
     ] = None,
-    algorithms: Annotated[
-        str | None, typer.Option(metavar="A,A,…", help="Algorithms to learn; without it all 30.")
-    ] = None,
-    per_cell: Annotated[int, typer.Option(help="Examples of each algorithm and size.")] = 2000,
-    cell_text: Annotated[
-        int | None, typer.Option(metavar="N", help="Characters of each algorithm and size at most; without it all.")
-    ] = None,
-    trace: Annotated[bool, typer.Option("--trace", help="Answers with the steps of the algorithm.")] = False,
-    dataset: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Examples of your own instead of generated ones.")
-    ] = None,
-    data: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Folder for generated examples; the user's cache without it.")
-    ] = None,
-    processes: Annotated[int, typer.Option(help="Processes that generate examples.")] = 1,
-    steps: Annotated[int | None, typer.Option(help="Steps to train for, instead of --epochs.")] = None,
-    epochs: Annotated[float | None, typer.Option(help="Passes over the examples; 1 without --steps.")] = None,
-    batch_tokens: Annotated[int, typer.Option(help="Tokens of a step, on all devices together.")] = 65_536,
+    algorithms: options.Algorithms = None,
+    trace: Annotated[bool, options.flag("--trace", options.WHAT, "Answers with the steps of the algorithm.")] = False,
+    dataset: options.Dataset = None,
+    lr: options.LearningRate = 5e-4,
+    policy_lr: Annotated[
+        float,
+        typer.Option(
+            metavar="X", help="Learning rate of a learned policy at its highest.", rich_help_panel=options.LEARNING
+        ),
+    ] = 1e-2,
+    batch_tokens: Annotated[
+        int,
+        typer.Option(metavar="N", help="Tokens of a step, on all devices together.", rich_help_panel=options.LEARNING),
+    ] = 65_536,
     row_tokens: Annotated[
-        int, typer.Option(help="Tokens of a packed row; longer examples have rows of twice the room, and so on.")
+        int,
+        typer.Option(
+            metavar="N",
+            help="Tokens of a packed row; longer examples have rows of twice the room, and so on.",
+            rich_help_panel=options.LEARNING,
+        ),
     ] = 512,
-    tokens_at_once: Annotated[
-        int, typer.Option(help="Tokens a device reads at once; fewer need less memory, and change the order.")
-    ] = 16_384,
     weigh: Annotated[
-        str, typer.Option(metavar="WHAT", help="What counts alike in the loss: tokens of answers, or answers.")
+        str,
+        typer.Option(
+            metavar="WHAT",
+            help="What counts alike in the loss: tokens of answers, or answers.",
+            rich_help_panel=options.LEARNING,
+            autocompletion=completion.words("tokens", "answers"),
+        ),
     ] = "tokens",
-    lr: Annotated[float, typer.Option(help="Highest learning rate of the weights.")] = 5e-4,
-    policy_lr: Annotated[float, typer.Option(help="Highest learning rate of a learned policy.")] = 1e-2,
+    per_cell: options.PerCell = 2000,
+    cell_text: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Characters of each algorithm and size at most.",
+            rich_help_panel=options.AMOUNT,
+            show_default="all",
+        ),
+    ] = None,
+    steps: Annotated[int | None, options.steps("as many as --epochs takes")] = None,
+    epochs: Annotated[
+        float | None,
+        typer.Option(
+            metavar="X",
+            help="Passes over the examples.",
+            rich_help_panel=options.AMOUNT,
+            show_default="1 without --steps",
+        ),
+    ] = None,
+    seed: options.Seed = 0,
+    device: options.Device = "auto",
+    dtype: options.Dtype = "auto",
+    tokens_at_once: Annotated[int, options.tokens_at_once()] = 16_384,
     gradient_checkpointing: Annotated[
-        bool, typer.Option("--gradient-checkpointing", help="Less memory for a third more work.")
+        bool, options.flag("--gradient-checkpointing", options.PLACE, "Less memory for a third more work.")
     ] = False,
     compiled: Annotated[
-        bool, typer.Option("--compile", help="Let torch compile the layers: faster after about a minute.")
+        bool, options.flag("--compile", options.PLACE, "Let torch compile the layers: faster after about a minute.")
     ] = False,
-    save_every: Annotated[int, typer.Option(help="Steps between states to go on from.")] = 200,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
-    dtype: Annotated[str, typer.Option(help="bfloat16, float32 or auto: bfloat16 on a GPU.")] = "auto",
-    seed: Annotated[int, typer.Option(help="Seed of examples and their order.")] = 0,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the model and results.")] = Path("clrs"),
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run in --out.")] = False,
+    processes: options.Processes = 1,
+    data: options.Data = None,
+    out: options.Out = Path("clrs-train"),
+    save_every: Annotated[
+        int, typer.Option(metavar="N", help="Steps between states to go on from.", rich_help_panel=options.OUTPUT)
+    ] = 200,
+    resume: options.Resume = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Fine-tune a language model on classical algorithms as text, with a policy in every attention row or without.
 
@@ -102,7 +138,7 @@ def train(
         checkpointing=gradient_checkpointing, compiled=compiled, save_every=save_every, seed=seed,
     )  # fmt: skip
     place = device_named(device)
-    bfloat16 = dtype_named(dtype, place) == "bfloat16"
+    bfloat16 = dtype_named(dtype, place, without="float16") == "bfloat16"
     source = Source(algorithms_from(algorithms), per_cell, trace, seed, dataset, cell_text)
     accelerate = require("accelerate", "hf", "sharpmax clrs train")
     state = accelerate.PartialState(cpu=place.type == "cpu")
@@ -119,7 +155,7 @@ def train(
     saved = folder / FILE_NAME
     if resume and saved.is_file():
         say(f"{folder} is complete")
-        print_trained(load(saved).tables)
+        finish(load(saved), None, print_trained, as_json=as_json)
         return
     try:
         with steps_shown() as tell:
@@ -139,10 +175,10 @@ def train(
         policy_lr=policy_lr, gradient_checkpointing=gradient_checkpointing, compile=compiled,
         device=place.type, dtype=dtype, seed=seed, out=out,
     )  # fmt: skip
-    collect(command, tables, seed=seed).save(saved)
+    results = collect(command, tables, seed=seed)
+    results.save(saved)
     forget_states(folder)
-    print_trained(tables)
-    wrote([folder / MODEL, saved])
+    finish(results, saved, print_trained, files=[folder / MODEL], as_json=as_json)
 
 
 def _given(word: str) -> Any:

@@ -8,10 +8,12 @@ from typing import Annotated, Any
 
 import typer
 
-from sharpmax.cli.clrs_options import data_folder, dtype_named, shown
-from sharpmax.cli.options import device_named, sizes_from
-from sharpmax.cli.report import draw_and_name, require_drawing
-from sharpmax.cli.terminal import bar, out_folder, print_table, progress, say, wrote
+from sharpmax.cli import options
+from sharpmax.cli.answers import answer
+from sharpmax.cli.ending import finish
+from sharpmax.cli.reading import data_folder, device_named, dtype_named, shown, sizes_from
+from sharpmax.cli.report import require_drawing
+from sharpmax.cli.terminal import bar, out_folder, print_table, progress, say
 from sharpmax.errors import reject
 
 __all__ = ["evaluate"]
@@ -20,39 +22,44 @@ __all__ = ["evaluate"]
 def evaluate(
     models: Annotated[
         list[str],
-        typer.Argument(metavar="MODEL…", help="Folders that clrs train wrote, or models; the first is compared with."),
+        typer.Argument(metavar="MODELS", help="Folders that clrs train wrote, or models; the first is compared with."),
     ],
-    algorithms: Annotated[
-        str | None, typer.Option(metavar="A,A,…", help="Algorithms to ask for; without it those trained on.")
-    ] = None,
-    sizes: Annotated[
-        str | None, typer.Option(metavar="N,N", help="Sizes: 8..64 doubles, 8,64 lists; without it those for tests.")
-    ] = None,
-    per_cell: Annotated[int, typer.Option(help="Questions of each algorithm and size.")] = 100,
+    algorithms: options.Algorithms = None,
     trace: Annotated[
         bool | None,
-        typer.Option("--trace/--no-trace", help="Answers with the steps of the algorithm, or as trained without it."),
+        options.flag(
+            "--trace/--no-trace", options.WHAT, "Answers with the steps of the algorithm.", show_default="as trained"
+        ),
     ] = None,
-    dataset: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Questions of your own instead of generated ones.")
-    ] = None,
+    dataset: options.Dataset = None,
     without: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Ask nothing of this dataset: what models learned from.")
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Ask nothing of this dataset: what models learned from.",
+            rich_help_panel=options.WHAT,
+        ),
     ] = None,
-    data: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Folder for generated questions; the user's cache without it.")
-    ] = None,
-    processes: Annotated[int, typer.Option(help="Processes that generate questions.")] = 1,
-    batch_tokens: Annotated[int, typer.Option(help="Tokens a device holds at once, answers included.")] = 65_536,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
-    dtype: Annotated[str, typer.Option(help="bfloat16, float32 or auto: bfloat16 on a GPU.")] = "auto",
-    seed: Annotated[int, typer.Option(help="Seed of the questions.")] = 0,
+    sizes: Annotated[str | None, options.sizes("those for tests")] = None,
+    per_cell: options.PerCell = 100,
+    seed: options.Seed = 0,
+    device: options.Device = "auto",
+    dtype: options.Dtype = "auto",
+    tokens_at_once: Annotated[int, options.tokens_at_once("--batch-tokens")] = 65_536,
     shard: Annotated[
-        str, typer.Option(metavar="I/N", help="Do the I-th of N parts; the last to end puts them together.")
+        str,
+        typer.Option(
+            metavar="I/N",
+            help="Do the I-th of N parts; the last to end puts them together.",
+            rich_help_panel=options.PLACE,
+        ),
     ] = "1/1",
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for answers, results and page.")] = Path("clrs-exam"),
-    resume: Annotated[bool, typer.Option("--resume", help="Ask only what is missing in --out.")] = False,
-    draw: Annotated[bool, typer.Option("--draw/--no-draw", help="Draw figures and page, or save numbers only.")] = True,
+    processes: options.Processes = 1,
+    data: options.Data = None,
+    out: options.Out = Path("clrs-evaluate"),
+    resume: options.Resume = False,
+    draw: options.Draw = True,
+    as_json: options.AsJson = False,
 ) -> None:
     """Ask trained models for answers, greedily, and compare them: exact answers by algorithm and size.
 
@@ -69,8 +76,8 @@ def evaluate(
     from sharpmax.lazy import require
 
     check_seed(seed)
-    if batch_tokens < 1:
-        reject("--batch-tokens", batch_tokens, "1 or more")
+    if tokens_at_once < 1:
+        reject("--tokens-at-once", tokens_at_once, "1 or more")
     part = Shard.parse(shard)
     wanted = None if sizes is None else sizes_from(sizes, least=1)
     chosen = None if algorithms is None else algorithms_from(algorithms)
@@ -93,7 +100,7 @@ def evaluate(
         )  # fmt: skip
         questions, too_long = fitting(arms, questions)
     setting = {"data": source.to_dict(), "dtype": kind, "device": place.type, "too_long": too_long}
-    exam = Exam(arms, questions, batch_tokens, setting)
+    exam = Exam(arms, questions, tokens_at_once, setting)
     folder = out_folder(out)
     store = exam.store(folder, part, resume=resume)
     try:
@@ -105,19 +112,18 @@ def evaluate(
     store.read()
     if missing := exam.missing(store):
         say(f"{missing:,} answers are left to other parts (--shard); the one that ends last puts all together")
+        if as_json:
+            answer({"missing": missing})
         return
     tables = exam_tables(exam, store, known or trained_sizes([], source.algorithms), seed) | {"training": training}
     command = typed(
         f"clrs evaluate {' '.join(shown(word) for word in models)}", algorithms=algorithms, sizes=sizes,
         per_cell=per_cell, trace=trace, no_trace=trace is False, dataset=dataset, without=without,
-        batch_tokens=batch_tokens, device=place.type, dtype=dtype, seed=seed,
+        tokens_at_once=tokens_at_once, device=place.type, dtype=dtype, seed=seed,
         shard=None if part.count == 1 else shard, out=out,
     )  # fmt: skip
-    saved = collect(command, tables, seed=seed).save(folder / FILE_NAME)
-    print_exam(tables)
-    wrote([saved])
-    if draw:
-        draw_and_name(saved)
+    results = collect(command, tables, seed=seed)
+    finish(results, results.save(folder / FILE_NAME), print_exam, draw=draw, as_json=as_json)
 
 
 def print_exam(tables: Mapping[str, Any]) -> None:

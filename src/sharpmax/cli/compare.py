@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from sharpmax.cli.options import device_named, sizes_from
-from sharpmax.cli.report import draw_and_name, require_drawing
-from sharpmax.cli.terminal import out_folder, print_table, say, steps_shown, wrote
+from sharpmax.cli import completion, options
+from sharpmax.cli.commands import TRAINING, add
+from sharpmax.cli.ending import finish
+from sharpmax.cli.reading import device_named, sizes_from
+from sharpmax.cli.report import require_drawing
+from sharpmax.cli.terminal import out_folder, print_table, say, steps_shown
 from sharpmax.errors import reject
 
 __all__ = ["add_to", "compare"]
@@ -21,41 +25,106 @@ _ENCODER = {"width": "128", "heads": "4", "depth": "1"}
 _SINGLE = {"width": "128", "heads": "1", "depth": "1"}
 
 
+def _shape(text: str, shown: str) -> Any:
+    return typer.Option(metavar="N", help=text, rich_help_panel=options.WHAT, show_default=shown)
+
+
 def add_to(app: typer.Typer) -> None:
     """Add the command."""
-    app.command(epilog="Example: sharpmax compare softmax ssmax hard --steps 2000 --seeds 2 --sizes 16..1024")(compare)
+    example = "sharpmax compare softmax ssmax hard --steps 2000 --seeds 2 --sizes 16..1024"
+    add(app, compare, example=example, panel=TRAINING)
 
 
 def compare(
     methods: Annotated[
-        list[str] | None, typer.Argument(metavar="[METHODS]…", help="Which methods; all of them unless told.")
+        list[str] | None,
+        typer.Argument(
+            metavar="METHODS", help="Which methods; all of them unless told.", autocompletion=completion.methods
+        ),
     ] = None,
-    task: Annotated[str, typer.Option(help="max, recall, sort or copy.")] = "max",
-    model: Annotated[str, typer.Option(help="The paper's single head, or encoder.")] = "single",
-    width: Annotated[str | None, typer.Option(metavar="N", help="Width of the model.")] = None,
-    heads: Annotated[str | None, typer.Option(metavar="N", help="Heads of an encoder.")] = None,
-    depth: Annotated[str | None, typer.Option(metavar="N", help="Layers of an encoder.")] = None,
-    causal: Annotated[bool, typer.Option("--causal", help="An encoder whose positions see those before them.")] = False,
-    capacity: Annotated[
-        bool, typer.Option("--capacity", help="Encoders of several widths, heads and depths, as --width 32,64.")
+    task: Annotated[
+        str,
+        typer.Option(
+            metavar="T",
+            help="max, recall, sort or copy.",
+            rich_help_panel=options.WHAT,
+            autocompletion=completion.words("max", "recall", "sort", "copy"),
+        ),
+    ] = "max",
+    model: Annotated[
+        str,
+        typer.Option(
+            metavar="M",
+            help="single, which is the paper's head, or encoder.",
+            rich_help_panel=options.WHAT,
+            autocompletion=completion.words("single", "encoder"),
+        ),
+    ] = "single",
+    width: Annotated[str | None, _shape("Width of the model.", "128, several with --capacity")] = None,
+    heads: Annotated[str | None, _shape("Heads of an encoder.", "4, several with --capacity")] = None,
+    depth: Annotated[str | None, _shape("Layers of an encoder.", "1, several with --capacity")] = None,
+    causal: Annotated[
+        bool, options.flag("--causal", options.WHAT, "An encoder whose positions see those before them.")
     ] = False,
-    seeds: Annotated[int, typer.Option(help="How many seeds.")] = 5,
-    seed: Annotated[int, typer.Option(help="The first seed.")] = 0,
-    steps: Annotated[int, typer.Option(help="Length of each training.")] = _STEPS,
-    batch: Annotated[int, typer.Option(help="Examples per step and seed.")] = 128,
-    sizes: Annotated[str | None, typer.Option(metavar="N,N,…", help="Sizes to test at, as 16..16384.")] = None,
-    samples: Annotated[int, typer.Option(help="Examples per seed and size.")] = 128,
-    stack: Annotated[int | None, typer.Option(help="Seeds trained in one program; all unless told.")] = None,
-    engine: Annotated[str, typer.Option(help="local or ray.")] = "local",
-    workers: Annotated[int | None, typer.Option(help="Processes on this machine.")] = None,
-    address: Annotated[str | None, typer.Option(help="Address of a Ray cluster.")] = None,
+    capacity: Annotated[
+        bool,
+        options.flag("--capacity", options.WHAT, "Encoders of several widths, heads and depths, as --width 32,64."),
+    ] = False,
     own: Annotated[
-        list[Path] | None, typer.Option("--with", metavar="FILE", help="A Python file with a Normaliser of your own.")
+        list[Path] | None,
+        typer.Option(
+            "--with",
+            metavar="FILE",
+            help="A Python file with a normaliser of your own.",
+            rich_help_panel=options.WHAT,
+        ),
     ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for results.")] = Path("compare"),
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
-    draw: Annotated[bool, typer.Option("--draw/--no-draw", help="Draw figures and page, or save numbers only.")] = True,
+    batch: Annotated[
+        int, typer.Option(metavar="N", help="Examples per step and seed.", rich_help_panel=options.LEARNING)
+    ] = 128,
+    sizes: Annotated[str | None, options.sizes("those of the task")] = None,
+    samples: options.Samples = 128,
+    steps: Annotated[int, options.steps()] = _STEPS,
+    seeds: options.Seeds = 5,
+    seed: options.Seed = 0,
+    device: options.Device = "auto",
+    stack: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", help="Seeds trained in one program.", rich_help_panel=options.PLACE, show_default="all"
+        ),
+    ] = None,
+    engine: Annotated[
+        str,
+        typer.Option(
+            metavar="E",
+            help="local or ray.",
+            rich_help_panel=options.PLACE,
+            autocompletion=completion.words("local", "ray"),
+        ),
+    ] = "local",
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Processes on this machine.",
+            rich_help_panel=options.PLACE,
+            show_default="as the engine chooses",
+        ),
+    ] = None,
+    address: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Address of a Ray cluster.",
+            rich_help_panel=options.PLACE,
+            show_default="one on this machine",
+        ),
+    ] = None,
+    out: options.Out = Path("compare"),
+    resume: options.Resume = False,
+    draw: options.Draw = True,
+    as_json: options.AsJson = False,
 ) -> None:
     """Compare softmax with its alternatives: trained on small inputs by one recipe, tested on large ones."""
     from sharpmax.experiments.compare.capacity import capacity_tables
@@ -128,21 +197,23 @@ def compare(
     store.claim(plan.identity(), resume=resume)
     with steps_shown() as tell:
 
-        def show(progress: Any) -> None:
+        def tell_of(progress: Any) -> None:
             tell("comparing", progress.done, progress.total, ", ".join(progress.running[:2]))
 
         try:
-            run(plan.tasks(), store, engine=engine, workers=workers, address=address, plugins=files, progress=show)
+            run(plan.tasks(), store, engine=engine, workers=workers, address=address, plugins=files, progress=tell_of)
         except KeyboardInterrupt:
             say(f"stopped; the same command with --resume goes on with what is missing in {folder}")
             raise
     tables = capacity_tables(plan, store) if capacity else compare_tables(plan, store)
-    saved = collect(command, tables, seed=seed).save(folder / FILE_NAME)
+    results = collect(command, tables, seed=seed)
+    show = partial(_print, capacity=capacity)
+    finish(results, results.save(folder / FILE_NAME), show, draw=draw, as_json=as_json)
+
+
+def _print(tables: Mapping[str, Any], *, capacity: bool) -> None:
     (_print_capacity if capacity else _print_league)(tables)
     _print_verdict(tables, capacity=capacity)
-    wrote([saved])
-    if draw:
-        draw_and_name(saved)
 
 
 def _print_verdict(tables: Mapping[str, Any], *, capacity: bool) -> None:

@@ -2,8 +2,9 @@
 
 import argparse
 import importlib.util
-import json
-from typing import Annotated, Any
+from typing import Any
+
+from sharpmax.cli.answers import answer
 
 __all__ = ["EXTRAS", "add_to", "describe", "main"]
 
@@ -37,24 +38,30 @@ EXTRAS: dict[str, tuple[str, ...]] = {
 }
 """The modules that each extra of the package brings, or stands for."""
 
-_HELP = "Show versions, devices, threads and which extras are installed."
-_EXAMPLE = "Example: sharpmax env --json"
+_ALONE = {"clrs": ("clrs", "dm-clrs==2.0.3")}
+"""A module that an extra stands for and cannot bring, because what its package declares is not wanted."""
+
+_HELP = "Show versions, devices, threads, and which extras are installed or how to install them."
+_EXAMPLE = "sharpmax env --json"
 
 
 # Annotations are read when the function is made, unlike elsewhere, because Typer is a name inside it only.
 def add_to(app: Any) -> None:
     """Add the command."""
-    import typer
+    from sharpmax.cli.commands import TOOLS, add
+    from sharpmax.cli.options import AsJson
 
-    @app.command(help=_HELP, epilog=_EXAMPLE)  # type: ignore[untyped-decorator]
-    def env(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+    def env(as_json: AsJson = False) -> None:
         _print(as_json)
+
+    env.__doc__ = _HELP
+    add(app, env, example=_EXAMPLE, panel=TOOLS)
 
 
 def main(arguments: list[str]) -> int:
     """The command without Typer."""
-    parser = argparse.ArgumentParser(prog="sharpmax env", description=_HELP, epilog=_EXAMPLE)
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser = argparse.ArgumentParser(prog="sharpmax env", description=_HELP, epilog=f"Example: {_EXAMPLE}")
+    parser.add_argument("--json", action="store_true", help="Print one JSON document and nothing else.")
     _print(parser.parse_args(arguments).json)
     return 0
 
@@ -71,21 +78,26 @@ def describe() -> dict[str, Any]:
         "devices": ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
         + (["mps"] if torch.backends.mps.is_available() else []),
         "threads": torch.get_num_threads(),
-        "extras": {extra: _missing(modules) for extra, modules in EXTRAS.items()},
+        "extras": {extra: _state(extra, modules) for extra, modules in EXTRAS.items()},
     }
 
 
-def _missing(modules: tuple[str, ...]) -> list[str]:
-    return [module for module in modules if importlib.util.find_spec(module) is None]
+def _state(extra: str, modules: tuple[str, ...]) -> dict[str, Any]:
+    missing = [module for module in modules if importlib.util.find_spec(module) is None]
+    return {"installed": not missing, "missing": missing, "install": _install(extra, missing) if missing else None}
+
+
+def _install(extra: str, missing: list[str]) -> str:
+    """The line that brings an extra, as it is typed at a shell."""
+    module, package = _ALONE.get(extra, ("", ""))
+    lines = [f"pip install 'sharpmax[{extra}]'"] if [name for name in missing if name != module] else []
+    return " && ".join(lines + ([f"pip install --no-deps {package}"] if module in missing else []))
 
 
 def _print(as_json: bool) -> None:
     found = describe()
     if as_json:
-        found["extras"] = {
-            extra: {"installed": not missing, "missing": missing} for extra, missing in found["extras"].items()
-        }
-        print(json.dumps(found, indent=2, ensure_ascii=False))
+        answer(found)
         return
     machine = found["hardware"]
     ram = "unknown" if machine["ram_gb"] is None else f"{machine['ram_gb']:g} GB"
@@ -98,8 +110,9 @@ def _print(as_json: bool) -> None:
         ("devices", ", ".join(found["devices"])),
         ("threads", str(found["threads"])),
     ]
-    for extra, missing in found["extras"].items():
-        state = "installed" if not missing else f"not installed (no {', '.join(missing)})"
-        lines.append((f"extra {extra}", state))
+    for extra, state in found["extras"].items():
+        without = f"not installed (no {', '.join(state['missing'])}): {state['install']}"
+        lines.append((f"extra {extra}", "installed" if state["installed"] else without))
+    width = max(len(name) for name, _ in lines)
     for name, value in lines:
-        print(f"{name:<13} {value}")
+        print(f"{name:<{width}} {value}")

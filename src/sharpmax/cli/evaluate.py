@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sharpmax.cli.options import device_named, policies_named, sizes_from
-from sharpmax.cli.report import draw_and_name, require_drawing
-from sharpmax.cli.terminal import bar, out_folder, print_table, progress, say, wrote
+from sharpmax.cli import completion, options
+from sharpmax.cli.commands import LANGUAGE, add
+from sharpmax.cli.ending import finish
+from sharpmax.cli.reading import device_named, dtype_named, policies_named, sizes_from
+from sharpmax.cli.report import require_drawing
+from sharpmax.cli.terminal import bar, out_folder, print_table, progress, say
 from sharpmax.errors import reject
 
 if TYPE_CHECKING:
@@ -23,52 +26,73 @@ _SIZES, _PROMPTS, _WINDOWS, _QUESTIONS = "8..64", 50, 3, 8
 
 def add_to(app: typer.Typer) -> None:
     """Add the command."""
-    app.command(epilog="Example: sharpmax evaluate smollm2 --policy log-length:64 --task kv,houses --sizes 8..512")(
-        evaluate
-    )
+    example = "sharpmax evaluate smollm2 --policy log-length:64 --policy smollm2 --task kv,houses --sizes 8..512"
+    add(app, evaluate, example=example, panel=LANGUAGE)
 
 
 def evaluate(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="Hub id, local folder or the alias smollm2.")],
-    policy: Annotated[
-        list[str] | None,
+    model: options.Model,
+    task: Annotated[str, options.task(completion.tasks, several=True)] = "kv",
+    policy: Annotated[list[str] | None, options.policy("none")] = None,
+    text: options.TextFile = None,
+    with_text: Annotated[
+        bool, options.flag("--with-text/--no-text", options.WHAT, "Measure perplexity, or leave it out.")
+    ] = True,
+    lm_eval: Annotated[
+        str | None,
         typer.Option(
-            metavar="P", help="A name, a file, a folder, log-length:64 or constant:1.5; may be given several times."
+            "--lm-eval",
+            metavar="T,T",
+            help="Tasks for EleutherAI's harness to run as well.",
+            rich_help_panel=options.WHAT,
         ),
     ] = None,
-    task: Annotated[str, typer.Option(metavar="T,T,…", help="Names of tasks, or Python files that define one.")] = "kv",
-    sizes: Annotated[str, typer.Option(metavar="N..N", help="Sizes: 8..512 doubles, 8,64 lists.")] = _SIZES,
-    limit: Annotated[int, typer.Option(help="Prompts of each size; more are more precise.")] = _PROMPTS,
-    text: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Text for perplexity; without it Python's documentation.")
+    lm_eval_path: Annotated[
+        Path | None,
+        typer.Option(
+            "--lm-eval-path",
+            metavar="DIR",
+            help="Folder with task files for the harness.",
+            rich_help_panel=options.WHAT,
+        ),
     ] = None,
+    sizes: Annotated[str, options.sizes()] = _SIZES,
+    prompts: Annotated[int, options.prompts()] = _PROMPTS,
     lengths: Annotated[
-        str | None, typer.Option(metavar="N,N", help="Tokens in a window of text; 2048,6144 where the model can.")
+        str | None,
+        typer.Option(
+            metavar="N,N",
+            help="Tokens in a window of text.",
+            rich_help_panel=options.AMOUNT,
+            show_default="2048,6144 where the model can",
+        ),
     ] = None,
     windows: Annotated[
-        int, typer.Option(help="Windows of each length; 2 CPU cores take about 20 s for one of 6,144 tokens.")
+        int,
+        typer.Option(
+            metavar="N",
+            help="Windows of each length; two CPU cores take about 20 s for one of 6,144 tokens.",
+            rich_help_panel=options.AMOUNT,
+        ),
     ] = _WINDOWS,
-    questions: Annotated[int, typer.Option(help="Chat questions whose own answers are scored too.")] = _QUESTIONS,
-    with_text: Annotated[
-        bool, typer.Option("--with-text/--no-text", help="Measure perplexity, or leave it out.")
-    ] = True,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
-    seed: Annotated[int, typer.Option(help="Seed of the prompts.")] = 0,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for results, figures and page.")] = Path("evaluate"),
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run in --out.")] = False,
-    lm_eval: Annotated[
-        str | None, typer.Option("--lm-eval", metavar="T,T,…", help="Tasks for EleutherAI's harness to run as well.")
-    ] = None,
-    lm_eval_path: Annotated[
-        Path | None, typer.Option("--lm-eval-path", metavar="DIR", help="Folder with task files for the harness.")
-    ] = None,
-    draw: Annotated[bool, typer.Option("--draw/--no-draw", help="Draw figures and page, or save numbers only.")] = True,
+    questions: Annotated[
+        int,
+        typer.Option(
+            metavar="N", help="Chat questions whose own answers are scored too.", rich_help_panel=options.AMOUNT
+        ),
+    ] = _QUESTIONS,
+    seed: options.Seed = 0,
+    device: options.Device = "auto",
+    dtype: options.Dtype = "float32",
+    out: options.Out = Path("evaluate"),
+    resume: options.Resume = False,
+    draw: options.Draw = True,
+    as_json: options.AsJson = False,
 ) -> None:
     """Compare a language model as it comes with itself under policies: right answers, perplexity, time and memory.
 
-    The defaults are chosen for smollm2, one policy and two CPU cores to take less than ten minutes, half of it for text
-    (see --no-text and --windows). What is known is kept in DIR/answers.json.
+    --policy may be given several times. The defaults are chosen for smollm2, one policy and two CPU cores to take less
+    than ten minutes, half of it for text (see --no-text and --windows). What is known is kept in DIR/answers.json.
     """
     from sharpmax.experiments.evaluate.arms import BASE
     from sharpmax.experiments.evaluate.plan import Plan, prepare
@@ -78,7 +102,7 @@ def evaluate(
     from sharpmax.models.language import load_language_model
     from sharpmax.tasks.registry import get_task
 
-    for name, value, least in (("limit", limit, 1), ("windows", windows, 1), ("questions", questions, 0)):
+    for name, value, least in (("prompts", prompts, 1), ("windows", windows, 1), ("questions", questions, 0)):
         if value < least:
             reject(f"--{name}", value, f"{least} or more")
     check_seed(seed)
@@ -92,7 +116,7 @@ def evaluate(
         calibrated_on={one.name: one.calibrated_on for one in chosen},
         tasks=tuple(get_task(word.strip()) for word in task.split(",")),
         sizes=tuple(sizes_from(sizes, least=1)),
-        prompts=limit,
+        prompts=prompts,
         seed=seed,
         with_text=with_text,
         text=text,
@@ -103,10 +127,11 @@ def evaluate(
         harness_path=lm_eval_path,
     )
     place = device_named(device)
+    kind = dtype_named(dtype, place)
     _require(draw=draw, harness=lm_eval is not None)
     with progress() as note:
         note(f"loading {model}")
-        language = load_language_model(model, device=place.type, dtype=dtype)
+        language = load_language_model(model, device=place.type, dtype=kind)
         note("checking every policy, size and length")
         material = prepare(language, plan)
     folder = out_folder(out)
@@ -117,15 +142,12 @@ def evaluate(
         say(f"stopped; the same command with --resume goes on from what is kept in {folder}")
         raise
     command = _typed(
-        model, policy or [], task, sizes=sizes, limit=limit, text=text, lengths=lengths, windows=windows,
-        questions=questions, no_text=not with_text, device=place.type, dtype=dtype, seed=seed, out=out,
+        model, policy or [], task, sizes=sizes, prompts=prompts, text=text, lengths=lengths, windows=windows,
+        questions=questions, no_text=not with_text, device=place.type, dtype=kind, seed=seed, out=out,
         lm_eval=lm_eval, lm_eval_path=lm_eval_path,
     )  # fmt: skip
-    saved = collect(command, tables, seed=seed).save(folder / FILE_NAME)
-    _print(tables)
-    wrote([saved])
-    if draw:
-        draw_and_name(saved)
+    results = collect(command, tables, seed=seed)
+    finish(results, results.save(folder / FILE_NAME), _print, draw=draw, as_json=as_json)
 
 
 def _require(*, draw: bool, harness: bool) -> None:

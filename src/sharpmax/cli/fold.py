@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sharpmax.cli.options import policy_named
+from sharpmax.cli import options
+from sharpmax.cli.answers import answer
+from sharpmax.cli.commands import LANGUAGE, add
+from sharpmax.cli.reading import device_named, dtype_named, policy_named, shown
 from sharpmax.cli.terminal import out_folder_if_used, progress, say
 from sharpmax.errors import ArgumentError, reject
 
@@ -21,30 +24,38 @@ __all__ = ["add_to", "fold"]
 
 def add_to(app: typer.Typer) -> None:
     """Add the command."""
-    app.command(epilog="Example: sharpmax fold smollm2 --policy calibrated/policy-constant.json --out folded")(fold)
+    example = "sharpmax fold smollm2 --policy calibrate/policy-constant.json --out folded"
+    add(app, fold, example=example, panel=LANGUAGE)
 
 
 def fold(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="Hub id, local folder or the alias smollm2.")],
-    policy: Annotated[str, typer.Option(metavar="P", help="A policy with one constant per head: a name or a file.")],
-    out: Annotated[Path, typer.Option(metavar="DIR", help="A new or empty folder for the checkpoint.")],
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+    model: options.Model,
+    policy: Annotated[str, options.policy()],
+    dtype: options.Dtype = "float32",
+    out: options.Out = Path("fold"),
+    as_json: options.AsJson = False,
 ) -> None:
-    """Write a plain checkpoint with the policy inside, which any engine runs at no cost and without sharpmax."""
+    """Write a plain checkpoint with the policy inside, which any engine runs at no cost and without sharpmax.
+
+    The policy has one constant per head, as what --foldable of `sharpmax calibrate` learns, or `constant:1.5`. The
+    folder must be new or empty.
+    """
     from sharpmax.hf import fold as folded
     from sharpmax.models.language import load_language_model
 
-    chosen = policy_named(policy)
+    chosen, kind = policy_named(policy), dtype_named(dtype, device_named("cpu"))
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         reject("--out", repr(str(out)), "a new or empty folder", "a checkpoint is never written over another")
     with progress() as note:
         note(f"loading {model}")
-        language = load_language_model(model, dtype=dtype)
+        language = load_language_model(model, dtype=kind)
         note("folding")
         plain = folded(language.model, chosen.policy)
         with out_folder_if_used(out) as folder:
             note(f"writing {folder}")
             _write(folder, plain, language.tokenizer)
+    if as_json:
+        answer({"folder": str(folder), "model": shown(model), "policy": chosen.policy.to_dict(), "dtype": kind})
     say(f"wrote {folder}: load it as any model; it answers as {model} does with the policy {chosen.name}")
 
 

@@ -8,8 +8,11 @@ from typing import Annotated, Any
 
 import typer
 
-from sharpmax.cli.options import device_named, policy_named
-from sharpmax.cli.terminal import out_folder_if_used, print_table, progress, say, steps_shown, wrote
+from sharpmax.cli import options
+from sharpmax.cli.commands import LANGUAGE, add
+from sharpmax.cli.ending import finish
+from sharpmax.cli.reading import device_named, dtype_named, policy_named, shown
+from sharpmax.cli.terminal import out_folder_if_used, print_table, progress, say, steps_shown
 from sharpmax.errors import reject
 
 __all__ = ["add_to", "horizon"]
@@ -17,22 +20,24 @@ __all__ = ["add_to", "horizon"]
 
 def add_to(app: typer.Typer) -> None:
     """Add the command."""
-    app.command(epilog="Example: sharpmax horizon smollm2 --mass 0.5 --out horizon")(horizon)
+    add(app, horizon, example="sharpmax horizon smollm2 --mass 0.5 --out horizon", panel=LANGUAGE)
 
 
 def horizon(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="Hub id, local folder or the alias smollm2.")],
-    mass: Annotated[float, typer.Option(metavar="P", help="The weight on one token that counts as sharp.")] = 0.5,
+    model: options.Model,
+    policy: options.Policy = None,
+    mass: Annotated[
+        float,
+        typer.Option(metavar="W", help="The weight on one token that counts as sharp.", rich_help_panel=options.WHAT),
+    ] = 0.5,
     certified_only: Annotated[
-        bool, typer.Option("--certified-only", help="Weights alone, no prompts: nothing is measured.")
+        bool, options.flag("--certified-only", options.WHAT, "Weights alone, no prompts: nothing is measured.")
     ] = False,
-    policy: Annotated[
-        str | None, typer.Option(metavar="P", help="A policy to apply: a name, a file, or constant:1.5.")
-    ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
-    seed: Annotated[int, typer.Option(help="Seed of the prompts.")] = 0,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the results.")] = Path("horizon"),
+    seed: options.Seed = 0,
+    device: options.Device = "auto",
+    dtype: options.Dtype = "float32",
+    out: options.Out = Path("horizon"),
+    as_json: options.AsJson = False,
 ) -> None:
     """Say of every head how many tokens it can be sharp over: certified for any input, and measured on prompts.
 
@@ -53,10 +58,11 @@ def horizon(
     if not 0.0 < mass < 1.0:
         reject("--mass", mass, "a share strictly between 0 and 1")
     place, chosen = device_named(device), None if policy is None else policy_named(policy)
+    kind = dtype_named(dtype, place)
     require("transformers", "hf", "sharpmax horizon")
     with progress() as note:
         note(f"loading {model}")
-        language = load_language_model(model, device=place.type, dtype=dtype)
+        language = load_language_model(model, device=place.type, dtype=kind)
     with (
         out_folder_if_used(out) as folder,
         applied(language.model, None if chosen is None else chosen.policy) as sharp,
@@ -73,22 +79,22 @@ def horizon(
                     progress=lambda done, total: tell("measuring", done, total, ""),
                 )
                 check_consistent(certificate, measured, sharp.dtype)
-        name = model if not Path(model).exists() else Path(model).name
+        name = shown(model)
         setting = {
             "model": name,
             "policy": None if chosen is None else chosen.name,
             "device": place.type,
-            "dtype": dtype,
+            "dtype": kind,
             "seed": seed,
         }
         tables = horizon_tables(certificate, measured, setting)
         command = typed(
             f"horizon {name}", mass=mass, certified_only=certified_only, policy=setting["policy"], device=place.type,
-            dtype=dtype, seed=seed, out=out,
+            dtype=kind, seed=seed, out=out,
         )  # fmt: skip
-        saved = collect(command, tables, seed=seed).save(folder / FILE_NAME)
-    _print(tables)
-    wrote([saved])
+        results = collect(command, tables, seed=seed)
+        saved = results.save(folder / FILE_NAME)
+    finish(results, saved, _print, as_json=as_json)
 
 
 def _print(tables: Mapping[str, Any]) -> None:

@@ -1,135 +1,222 @@
-"""What several commands read from their options."""
+"""Every option that more than one command has, written once: its name, its words and where help shows it."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Annotated, Any
 
-from sharpmax.errors import reject
+import typer
 
-if TYPE_CHECKING:
-    import torch
+from sharpmax.cli import completion
 
-    from sharpmax.policies import Policy
+__all__ = [
+    "AMOUNT",
+    "LEARNING",
+    "OUTPUT",
+    "PANELS",
+    "PLACE",
+    "WHAT",
+    "Algorithms",
+    "AsJson",
+    "Data",
+    "Dataset",
+    "Device",
+    "Draw",
+    "Dtype",
+    "LearningRate",
+    "Model",
+    "Out",
+    "PerCell",
+    "Policy",
+    "Processes",
+    "Resume",
+    "Samples",
+    "Seed",
+    "Seeds",
+    "TextFile",
+    "flag",
+    "out",
+    "policy",
+    "prompts",
+    "sizes",
+    "steps",
+    "task",
+    "tokens_at_once",
+]
 
-__all__ = ["NamedPolicy", "device_named", "policies_named", "policy_named", "share_from", "sizes_from"]
-
-_KINDS = ("auto", "cpu", "cuda", "mps")
-_POLICY_FILES = ("policy.json", "sharpmax_policy.json")
-"""What a folder may hold: what `sharpmax calibrate` writes, and what `save_pretrained` puts beside a model."""
-
-
-def sizes_from(text: str, *, least: int = 2, option: str = "--sizes") -> list[int]:
-    """Numbers of items from "16,32,64", or doubling from "8..64"; ascending and each once.
-
-    >>> sizes_from("64, 16,16"), sizes_from("8..100,512")
-    ([16, 64], [8, 16, 32, 64, 512])
-    """
-    found: set[int] = set()
-    for word in text.split(","):
-        ends = [_whole(end, least) for end in word.strip().replace("_", "").split("..")]
-        if None in ends or len(ends) > 2 or ends != sorted(filter(None, ends)):
-            allowed = (
-                f"whole numbers from {least} to 16777216 with commas between them, as 16,32,64, or 8..64 for doubling"
-            )
-            reject(option, repr(text), allowed)
-        low, high = (end for end in (ends[0], ends[-1]) if end is not None)
-        while low <= high:
-            found.add(low)
-            low *= 2
-    return sorted(found)
-
-
-def _whole(word: str, least: int) -> int | None:
-    return int(word) if word.isascii() and word.isdigit() and least <= int(word) <= 2**24 else None
-
-
-def share_from(option: str, text: str) -> float:
-    """A share between 0 and 1 from "0.5%" or "0.005".
-
-    >>> share_from("--leash", "0.5%"), share_from("--leash", "0.005")
-    (0.005, 0.005)
-    """
-    number, mark, rest = text.strip().partition("%")
-    try:
-        value = float(number) / (100.0 if mark else 1.0)
-    except ValueError:
-        value = -1.0
-    if rest or not 0.0 < value <= 1.0:
-        reject(option, repr(text), "a share above 0 and up to 100%, as 0.5% or 0.005")
-    return value
+WHAT, LEARNING, AMOUNT, PLACE, OUTPUT = (
+    "What to run",
+    "How it learns",
+    "How much",
+    "Where it runs",
+    "What comes out",
+)
+PANELS = (WHAT, LEARNING, AMOUNT, PLACE, OUTPUT)
+"""The groups of options in help, in the order in which every command shows them."""
 
 
-def device_named(name: str) -> torch.device:
-    """The device a user asked for; "auto" is a GPU where there is one."""
-    import torch
-
-    if name not in _KINDS:
-        reject("--device", repr(name), ", ".join(_KINDS))
-    there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    if name == "auto":
-        return torch.device("cuda" if there["cuda"] else "cpu")
-    if not there[name]:
-        reject("--device", repr(name), "a device of this machine", "use --device cpu")
-    return torch.device(name)
+def flag(names: str, panel: str, text: str, **more: Any) -> Any:
+    """An option that is there or not."""
+    return typer.Option(names, help=text, rich_help_panel=panel, **more)
 
 
-@dataclass(frozen=True)
-class NamedPolicy:
-    """A policy, what to call it, and the task it was calibrated on where that is written beside it."""
-
-    name: str
-    policy: Policy
-    calibrated_on: str | None = None
-
-
-def policy_named(text: str) -> NamedPolicy:
-    """The policy a user asked for: a name, a file, a folder that holds one, `log-length:64` or `constant:1.5`.
-
-    >>> policy_named("constant:1.5").policy.describe()
-    'β = 1.5'
-    """
-    from sharpmax.policies import Constant, LogLength
-    from sharpmax.policies.store import NAMED, load_policy
-
-    kind, colon, number = text.partition(":")
-    if colon and kind in ("log-length", "constant") and not Path(text).exists():
-        try:
-            value = float(number)
-        except ValueError:
-            reject("--policy", repr(text), f"{kind}: and a number, as {kind}:{64 if kind == 'log-length' else 1.5}")
-        return NamedPolicy(text, LogLength(reference=value) if kind == "log-length" else Constant(value))
-    path = Path(text)
-    if text in NAMED or not path.exists():
-        return NamedPolicy(text, load_policy(text))
-    if path.is_dir():
-        file = next((path / name for name in _POLICY_FILES if (path / name).is_file()), None)
-        if file is None:
-            reject("--policy", f"the folder {text!r}", f"a folder with {' or '.join(_POLICY_FILES)}")
-        return NamedPolicy(path.resolve().name, load_policy(file), _calibrated_on(path))
-    return NamedPolicy(path.stem, load_policy(path), _calibrated_on(path.parent))
+def task(names: Any, *, several: bool = False, shown: str | bool = True) -> Any:
+    """What a model is asked; `names` knows those that come with the package."""
+    return typer.Option(
+        "--task",
+        metavar="T,T" if several else "T",
+        help="kv, max, needle, multi-kv, houses, prices, json, or a Python file that defines one.",
+        rich_help_panel=WHAT,
+        show_default=shown,
+        autocompletion=names,
+    )
 
 
-def policies_named(texts: Sequence[str], taken: Sequence[str] = ()) -> list[NamedPolicy]:
-    """Several policies, each with a name of its own."""
-    found: list[NamedPolicy] = []
-    for text in texts:
-        one = policy_named(text)
-        known = {*taken, *(other.name for other in found)}
-        numbered = (f"{one.name} ({number})" for number in range(2, len(known) + 3))
-        name = one.name if one.name not in known else next(n for n in numbered if n not in known)
-        found.append(NamedPolicy(name, one.policy, one.calibrated_on))
-    return found
+def policy(shown: str | bool = True) -> Any:
+    """What raises β; `shown` says what happens without it."""
+    return typer.Option(
+        "--policy",
+        metavar="P",
+        help="A name as paper, a file, a folder, log-length:64 or constant:1.5.",
+        rich_help_panel=WHAT,
+        show_default=shown,
+        autocompletion=completion.policies,
+    )
 
 
-def _calibrated_on(folder: Path) -> str | None:
-    """What the results of `sharpmax calibrate` beside a policy say; nothing where there are none."""
-    try:
-        saved = json.loads((folder / "results.json").read_text(encoding="utf-8"))
-        command, task = saved["command"], saved["tables"]["setting"]["task"]
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError, KeyError, TypeError):
-        return None
-    return task if str(command).startswith("sharpmax calibrate") and isinstance(task, str) else None
+def sizes(shown: str | bool = True) -> Any:
+    """How large the inputs are."""
+    return typer.Option(
+        "--sizes",
+        metavar="N,N",
+        help="Sizes of the inputs: 8..64 doubles, 8,64 lists.",
+        rich_help_panel=AMOUNT,
+        show_default=shown,
+    )
+
+
+def prompts(shown: str | bool = True) -> Any:
+    """How many prompts; the second name is the one that lm-evaluation-harness has for it."""
+    return typer.Option(
+        "--prompts",
+        "--limit",
+        metavar="N",
+        help="Prompts of each size; more are more precise.",
+        rich_help_panel=AMOUNT,
+        show_default=shown,
+    )
+
+
+def steps(shown: str | bool = True) -> Any:
+    """How long a training is."""
+    return typer.Option(
+        "--steps", metavar="N", help="Steps of each training.", rich_help_panel=AMOUNT, show_default=shown
+    )
+
+
+def tokens_at_once(*older: str) -> Any:
+    """What limits memory; `older` are names it had before."""
+    text = "Tokens a device holds at once: fewer need less memory."
+    return typer.Option("--tokens-at-once", *older, metavar="N", help=text, rich_help_panel=PLACE)
+
+
+def out(shown: str | bool = True) -> Any:
+    """Where files go; without it, into a folder with the name of the command."""
+    return typer.Option("--out", metavar="DIR", help="Folder to write to.", rich_help_panel=OUTPUT, show_default=shown)
+
+
+Model = Annotated[str, typer.Argument(metavar="MODEL", help="Hub id, local folder or the alias smollm2.")]
+Policy = Annotated[str | None, policy("none")]
+TextFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--text",
+        metavar="FILE",
+        help="Plain text to read.",
+        rich_help_panel=WHAT,
+        show_default="Python's documentation",
+    ),
+]
+Algorithms = Annotated[
+    str | None,
+    typer.Option(
+        "--algorithms",
+        metavar="A,A",
+        help="Algorithms of CLRS-Text.",
+        rich_help_panel=WHAT,
+        show_default="all 30, or those trained on",
+        autocompletion=completion.algorithms,
+    ),
+]
+Dataset = Annotated[
+    Path | None,
+    typer.Option(
+        "--dataset", metavar="FILE", help="Examples of your own instead of generated ones.", rich_help_panel=WHAT
+    ),
+]
+LearningRate = Annotated[float, typer.Option("--lr", "--rate", metavar="X", help="Learning rate at its highest.",
+                                             rich_help_panel=LEARNING)]  # fmt: skip
+Samples = Annotated[
+    int,
+    typer.Option(
+        "--samples",
+        metavar="N",
+        help="Test inputs per seed and size; more are more precise.",
+        rich_help_panel=AMOUNT,
+    ),
+]
+PerCell = Annotated[
+    int, typer.Option("--per-cell", metavar="N", help="Examples of each algorithm and size.", rich_help_panel=AMOUNT)
+]
+Seeds = Annotated[
+    int,
+    typer.Option(
+        "--seeds", metavar="N", help="How many models, each trained from a seed of its own.", rich_help_panel=AMOUNT
+    ),
+]
+Seed = Annotated[
+    int,
+    typer.Option(
+        "--seed",
+        metavar="N",
+        help="Seed of all that is drawn at random; of several, the first.",
+        rich_help_panel=AMOUNT,
+    ),
+]
+Device = Annotated[
+    str,
+    typer.Option(
+        "--device",
+        metavar="D",
+        help="auto (a GPU where there is one), cpu, cuda or mps.",
+        rich_help_panel=PLACE,
+        autocompletion=completion.words("auto", "cpu", "cuda", "mps"),
+    ),
+]
+Dtype = Annotated[
+    str,
+    typer.Option(
+        "--dtype",
+        metavar="D",
+        help="float32, bfloat16, float16 or auto (bfloat16 on a GPU).",
+        rich_help_panel=PLACE,
+        autocompletion=completion.words("float32", "bfloat16", "float16", "auto"),
+    ),
+]
+Processes = Annotated[
+    int, typer.Option("--processes", metavar="N", help="Processes that generate examples.", rich_help_panel=PLACE)
+]
+Data = Annotated[
+    Path | None,
+    typer.Option(
+        "--data",
+        metavar="DIR",
+        help="Folder for generated examples.",
+        rich_help_panel=PLACE,
+        show_default="the user's cache",
+    ),
+]
+Out = Annotated[Path, out()]
+Resume = Annotated[bool, flag("--resume", OUTPUT, "Go on with the interrupted run in --out.")]
+Draw = Annotated[bool, flag("--draw/--no-draw", OUTPUT, "Draw figures and page, or save numbers only.")]
+AsJson = Annotated[bool, flag("--json", OUTPUT, "Print one JSON document and nothing else.")]

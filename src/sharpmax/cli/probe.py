@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sharpmax.cli.options import device_named, policy_named, sizes_from
-from sharpmax.cli.report import draw_and_name, require_drawing
-from sharpmax.cli.terminal import out_folder_if_used, print_table, progress, say, steps_shown, wrote
+from sharpmax.cli import completion, options
+from sharpmax.cli.commands import LANGUAGE, add
+from sharpmax.cli.ending import finish
+from sharpmax.cli.reading import device_named, dtype_named, policy_named, sizes_from
+from sharpmax.cli.report import require_drawing
+from sharpmax.cli.terminal import out_folder_if_used, print_table, progress, say, steps_shown
 from sharpmax.errors import reject
 
 if TYPE_CHECKING:
@@ -20,40 +23,38 @@ __all__ = ["add_to", "probe"]
 
 def add_to(app: typer.Typer) -> None:
     """Add the command."""
-    app.command(epilog="Example: sharpmax probe smollm2 --out probed")(probe)
+    add(app, probe, example="sharpmax probe smollm2 --task kv --sizes 8..64 --out probe", panel=LANGUAGE)
 
 
 def probe(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="Hub id, local folder or the alias smollm2.")],
-    task: Annotated[
-        str | None,
-        typer.Option(metavar="T,T,…", help="Tasks, Python files that define one, or text; without it kv,text."),
-    ] = None,
-    sizes: Annotated[
-        str | None,
-        typer.Option(metavar="N..N", help="Sizes: 8..64 doubles; without it up to what the model is made for."),
-    ] = None,
-    policy: Annotated[
-        str | None, typer.Option(metavar="P", help="Probe under a policy: a name, a file, a folder or constant:1.5.")
-    ] = None,
-    prompts: Annotated[
-        int | None, typer.Option(help="Prompts of each size; without it 12, of long ones fewer.")
-    ] = None,
-    rows: Annotated[str, typer.Option(help="Rows of a prompt that count: last, log or all (their mean).")] = "last",
-    text: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Text to read; without it Python's documentation.")
-    ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
-    seed: Annotated[int, typer.Option(help="Seed of the prompts.")] = 0,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for results, figures and page.")] = Path("probed"),
-    draw: Annotated[bool, typer.Option("--draw/--no-draw", help="Draw figures and page, or save numbers only.")] = True,
+    model: options.Model,
+    task: Annotated[str | None, options.task(completion.tasks, several=True, shown="kv,text")] = None,
+    policy: options.Policy = None,
+    rows: Annotated[
+        str,
+        typer.Option(
+            metavar="ROWS",
+            help="Rows of a prompt that count: last, log or all (their mean).",
+            rich_help_panel=options.WHAT,
+            autocompletion=completion.words("last", "log", "all"),
+        ),
+    ] = "last",
+    text: options.TextFile = None,
+    sizes: Annotated[str | None, options.sizes("up to what the model is made for")] = None,
+    prompts: Annotated[int | None, options.prompts("12, of long ones fewer")] = None,
+    seed: options.Seed = 0,
+    device: options.Device = "auto",
+    dtype: options.Dtype = "float32",
+    out: options.Out = Path("probe"),
+    draw: options.Draw = True,
+    as_json: options.AsJson = False,
 ) -> None:
     """Say which attention heads of a model lose focus as inputs grow, where that begins and what comes next.
 
     The model reads prompts of growing size. Of each head the entropy of the last row is followed: where it rises with
     the number of tokens, the head disperses. Sizes up to 64 items (512 tokens of text) give a forecast of the larger
-    ones, which are then measured. The defaults take smollm2 about five minutes on two CPU cores.
+    ones, which are then measured. The further task `text` reads plain text. The defaults take smollm2 about five
+    minutes on two CPU cores.
     """
     from sharpmax.experiments.probed import probe_under, probed_tables
     from sharpmax.experiments.provenance import check_seed, typed
@@ -75,12 +76,13 @@ def probe(
     named = None if policy is None else policy_named(policy)
     plain = None if text is None else text_from_file(text)
     place = device_named(device)
+    kind = dtype_named(dtype, place)
     require("transformers", "hf", "sharpmax probe")
     if draw:
         require_drawing()
     with progress() as note:
         note(f"loading {model}")
-        language = load_model(model, device=place.type, dtype=dtype)
+        language = load_model(model, device=place.type, dtype=kind)
     with out_folder_if_used(out) as folder:
         with steps_shown() as tell:
             found = probe_under(
@@ -90,14 +92,12 @@ def probe(
         tables = probed_tables(found, None if named is None else named.name)
         command = typed(
             f"probe {tables['setting']['model']}", task=_without_machine(task), sizes=sizes,
-            policy=_without_machine(policy), prompts=prompts, rows=rows, text=text, device=place.type, dtype=dtype,
+            policy=_without_machine(policy), prompts=prompts, rows=rows, text=text, device=place.type, dtype=kind,
             seed=seed, out=out,
         )  # fmt: skip
-        saved = collect(command, tables, seed=seed).save(folder / FILE_NAME)
-    _print(found)
-    wrote([saved])
-    if draw:
-        draw_and_name(saved)
+        results = collect(command, tables, seed=seed)
+        saved = results.save(folder / FILE_NAME)
+    finish(results, saved, lambda _: _print(found), draw=draw, as_json=as_json)
 
 
 def _without_machine(words: str | None) -> str | None:

@@ -8,18 +8,21 @@ from typing import Annotated, Any
 
 import typer
 
+from sharpmax.cli import options
+from sharpmax.cli.answers import answer
+from sharpmax.cli.commands import TOOLS, add
 from sharpmax.cli.terminal import out_folder_if_used, progress, wrote
 from sharpmax.lazy import require
 
 __all__ = ["add_to", "draw_and_name", "draw_compared", "draw_saved", "report", "require_drawing"]
 
 
-_COMPARISON = Path("comparison")
+_TOGETHER = Path("report")
 
 
 def add_to(app: typer.Typer) -> None:
     """Add the command."""
-    app.command(epilog="Example: sharpmax report before after --out comparison")(report)
+    add(app, report, example="sharpmax report before after --out comparison", panel=TOOLS)
 
 
 def report(
@@ -29,17 +32,18 @@ def report(
     other: Annotated[
         Path | None, typer.Argument(metavar="OTHER", help="A second one, to compare with: both of sharpmax probe.")
     ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help=f"Folder for figures and page; without it DIR, or {_COMPARISON} for two."),
-    ] = None,
+    out: Annotated[Path | None, options.out(f"DIR, or {_TOGETHER} for two")] = None,
+    as_json: options.AsJson = False,
 ) -> None:
     """Draw the figures and the page of a folder again, or compare two, from their results.json alone."""
     if other is None:
-        wrote(draw_saved(folder, out))
-        return
-    with out_folder_if_used(out or _COMPARISON) as drawn_in:
-        wrote(draw_compared(folder, other, drawn_in))
+        files = draw_saved(folder, out)
+    else:
+        with out_folder_if_used(out or _TOGETHER) as drawn_in:
+            files = draw_compared(folder, other, drawn_in)
+    wrote(files)
+    if as_json:
+        answer({"files": [str(file) for file in files]})
 
 
 def draw_saved(path: Path, out: Path | None = None) -> list[Path]:

@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sharpmax.cli.options import device_named, sizes_from
-from sharpmax.cli.report import draw_and_name, require_drawing
-from sharpmax.cli.terminal import bar, out_folder, print_table, say, wrote
+from sharpmax.cli import completion, options
+from sharpmax.cli.commands import BEGIN, add
+from sharpmax.cli.ending import finish
+from sharpmax.cli.reading import device_named, sizes_from
+from sharpmax.cli.report import require_drawing
+from sharpmax.cli.terminal import bar, out_folder, print_table, say
 from sharpmax.errors import reject
 from sharpmax.experiments.reproduce.published import SIZES
 from sharpmax.experiments.reproduce.recipes import RECIPES, STEPS
@@ -29,26 +32,41 @@ _DEFAULT_SIZES = ",".join(map(str, SIZES))
 
 def add_to(app: typer.Typer) -> None:
     """Add the command."""
-    app.command(epilog="Example: sharpmax reproduce --train --steps 2000 --seeds 1 --out quick")(reproduce)
+    add(app, reproduce, example="sharpmax reproduce --train --steps 2000 --seeds 1 --out quick", panel=BEGIN)
 
 
 def reproduce(
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for results, figures and page.")] = Path("reproduce"),
-    recipe: Annotated[str, typer.Option(help="How heads are trained: paper, sharp or both.")] = _BOTH,
-    samples: Annotated[int, typer.Option(help="Sets per head and size; more are more precise.")] = 128,
-    sizes: Annotated[str, typer.Option(metavar="N,N,…", help="Numbers of items to test on.")] = _DEFAULT_SIZES,
-    seeds: Annotated[int, typer.Option(help="How many heads, each from a seed of its own.")] = 10,
-    seed: Annotated[int, typer.Option(help="Seed of the test sets, and of the first head in training.")] = 0,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
+    recipe: Annotated[
+        str,
+        typer.Option(
+            metavar="R",
+            help="How heads are trained: paper, sharp or both.",
+            rich_help_panel=options.WHAT,
+            autocompletion=completion.words(*RECIPES, _BOTH),
+        ),
+    ] = _BOTH,
     train: Annotated[
-        bool, typer.Option("--train", help="Train heads instead of taking the package's own; see --steps.")
+        bool, options.flag("--train", options.WHAT, "Train heads instead of taking the package's own; see --steps.")
     ] = False,
-    steps: Annotated[int | None, typer.Option(help=f"Length of the training; without it the paper's {STEPS}.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the training in --out.")] = False,
     weights: Annotated[
-        Path | None, typer.Option(metavar="PATH", help="Test the heads of an earlier --train: its folder or a file.")
+        Path | None,
+        typer.Option(
+            metavar="PATH",
+            help="Test the heads of an earlier --train: its folder or a file.",
+            rich_help_panel=options.WHAT,
+            show_default="the package's own",
+        ),
     ] = None,
-    draw: Annotated[bool, typer.Option("--draw/--no-draw", help="Draw figures and page, or save numbers only.")] = True,
+    sizes: Annotated[str, options.sizes(f"{SIZES[0]}..{SIZES[-1]}")] = _DEFAULT_SIZES,
+    samples: options.Samples = 128,
+    steps: Annotated[int | None, options.steps(f"the paper's {STEPS}")] = None,
+    seeds: options.Seeds = 10,
+    seed: options.Seed = 0,
+    device: options.Device = "auto",
+    out: options.Out = Path("reproduce"),
+    resume: options.Resume = False,
+    draw: options.Draw = True,
+    as_json: options.AsJson = False,
 ) -> None:
     """Reproduce the paper's main table and figures: does a trained head still find the best of n items as n grows?
 
@@ -99,11 +117,9 @@ def reproduce(
     total = items_to_read(tested, samples, sum(len(w.seeds) for w in heads))
     with bar("testing", total) as advance:
         tables = reproduce_tables(heads, tested, samples, seed, chosen, lambda items: advance(items, ""))
-    saved = collect(command, tables, seed=seed).save(folder / FILE_NAME)
-    _print(tables)
-    wrote([*_save_policies(tables, folder), saved])
-    if draw:
-        draw_and_name(saved)
+    results = collect(command, tables, seed=seed)
+    saved, policies = results.save(folder / FILE_NAME), _save_policies(tables, folder)
+    finish(results, saved, _print, files=policies, draw=draw, as_json=as_json)
 
 
 def _train(

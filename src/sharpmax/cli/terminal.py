@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, Literal
 
 from rich import box
 from rich.console import Console
@@ -22,7 +23,9 @@ _PIPE_WIDTH = 160
 
 
 def _console(file: IO[str] | None = None, *, stderr: bool = False) -> Console:
-    console = Console(file=file, stderr=stderr, highlight=False, emoji=False, markup=False)
+    # rich takes NO_COLOR for colours alone and would go on with bold.
+    colours: Literal["auto"] | None = None if os.environ.get("NO_COLOR") else "auto"
+    console = Console(file=file, stderr=stderr, color_system=colours, highlight=False, emoji=False, markup=False)
     if not console.is_terminal:
         # In a pipe nobody knows the width of the reader, and a table that is cut says nothing.
         console.width = _PIPE_WIDTH

@@ -19,7 +19,7 @@ from sharpmax.experiments.gpu_bench.training import training
 from sharpmax.experiments.provenance import check_amounts, check_seed, provenance
 from sharpmax.files import write_text
 
-__all__ = ["KINDS", "ROUNDS", "disagreeing", "gpu_entries", "save", "slug"]
+__all__ = ["KINDS", "ROUNDS", "disagreeing", "gpu_entries", "save", "slug", "with_origin"]
 
 KINDS = ("stats", "attention", "train", "decode")
 ROUNDS = 20
@@ -83,7 +83,12 @@ def slug(gpu: str) -> str:
     return "-".join(word for word in words if word not in ("nvidia", "amd")) or "gpu"
 
 
-def save(path: Path, entries: Sequence[dict[str, Any]], *, command: str, seed: int) -> Path:
-    """Write a JSON list; every entry says by itself which command made it, where and when."""
+def with_origin(entries: Sequence[dict[str, Any]], *, command: str, seed: int) -> list[dict[str, Any]]:
+    """The entries, each of which says by itself which command made it, where and when."""
     origin = {"command": command, "provenance": provenance(seed)}
-    return write_text(path, json.dumps([one | origin for one in entries], indent=2, ensure_ascii=False) + "\n")
+    return [one | origin for one in entries]
+
+
+def save(path: Path, entries: Sequence[dict[str, Any]]) -> Path:
+    """Write entries as a JSON list."""
+    return write_text(path, json.dumps(entries, indent=2, ensure_ascii=False) + "\n")

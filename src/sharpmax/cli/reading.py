@@ -1,0 +1,168 @@
+"""What several commands make of the words given to them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sharpmax.errors import reject
+
+if TYPE_CHECKING:
+    import torch
+
+    from sharpmax.policies import Policy
+
+__all__ = [
+    "NamedPolicy",
+    "data_folder",
+    "device_named",
+    "dtype_named",
+    "policies_named",
+    "policy_named",
+    "share_from",
+    "shown",
+    "sizes_from",
+]
+
+_KINDS = ("auto", "cpu", "cuda", "mps")
+_DTYPES = ("auto", "float32", "bfloat16", "float16")
+_POLICY_FILES = ("policy.json", "sharpmax_policy.json")
+"""What a folder may hold: what `sharpmax calibrate` writes, and what `save_pretrained` puts beside a model."""
+
+
+def sizes_from(text: str, *, least: int = 2, option: str = "--sizes") -> list[int]:
+    """Numbers of items from "16,32,64", or doubling from "8..64"; ascending and each once.
+
+    >>> sizes_from("64, 16,16"), sizes_from("8..100,512")
+    ([16, 64], [8, 16, 32, 64, 512])
+    """
+    found: set[int] = set()
+    for word in text.split(","):
+        ends = [_whole(end, least) for end in word.strip().replace("_", "").split("..")]
+        if None in ends or len(ends) > 2 or ends != sorted(filter(None, ends)):
+            allowed = (
+                f"whole numbers from {least} to 16777216 with commas between them, as 16,32,64, or 8..64 for doubling"
+            )
+            reject(option, repr(text), allowed)
+        low, high = (end for end in (ends[0], ends[-1]) if end is not None)
+        while low <= high:
+            found.add(low)
+            low *= 2
+    return sorted(found)
+
+
+def _whole(word: str, least: int) -> int | None:
+    return int(word) if word.isascii() and word.isdigit() and least <= int(word) <= 2**24 else None
+
+
+def share_from(option: str, text: str) -> float:
+    """A share between 0 and 1 from "0.5%" or "0.005".
+
+    >>> share_from("--leash", "0.5%"), share_from("--leash", "0.005")
+    (0.005, 0.005)
+    """
+    number, mark, rest = text.strip().partition("%")
+    try:
+        value = float(number) / (100.0 if mark else 1.0)
+    except ValueError:
+        value = -1.0
+    if rest or not 0.0 < value <= 1.0:
+        reject(option, repr(text), "a share above 0 and up to 100%, as 0.5% or 0.005")
+    return value
+
+
+def device_named(name: str) -> torch.device:
+    """The device a user asked for; "auto" is a GPU where there is one."""
+    import torch
+
+    if name not in _KINDS:
+        reject("--device", repr(name), ", ".join(_KINDS))
+    there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if name == "auto":
+        return torch.device("cuda" if there["cuda"] else "cpu")
+    if not there[name]:
+        reject("--device", repr(name), "a device of this machine", "use --device cpu")
+    return torch.device(name)
+
+
+def dtype_named(name: str, device: torch.device, *, without: str = "") -> str:
+    """The dtype a user asked for; "auto" is bfloat16 on a GPU. `without` is one that a command cannot use."""
+    allowed = [known for known in _DTYPES if known != without]
+    if name not in allowed:
+        reject("--dtype", repr(name), ", ".join(allowed))
+    if name == "auto":
+        return "bfloat16" if device.type == "cuda" else "float32"
+    return name
+
+
+def data_folder(given: Path | None) -> Path:
+    """Where examples of CLRS-Text are made: what arms share, so that it is not in the folder of one of them."""
+    from sharpmax.models.smollm2 import cache_folder
+
+    return cache_folder() / "clrs-text" if given is None else given
+
+
+def shown(word: str) -> str:
+    """A model or a folder as results name it, without anything of this machine."""
+    return Path(word).resolve().name if Path(word).exists() else word
+
+
+@dataclass(frozen=True)
+class NamedPolicy:
+    """A policy, what to call it, and the task it was calibrated on where that is written beside it."""
+
+    name: str
+    policy: Policy
+    calibrated_on: str | None = None
+
+
+def policy_named(text: str) -> NamedPolicy:
+    """The policy a user asked for: a name, a file, a folder that holds one, `log-length:64` or `constant:1.5`.
+
+    >>> policy_named("constant:1.5").policy.describe()
+    'β = 1.5'
+    """
+    from sharpmax.policies import Constant, LogLength
+    from sharpmax.policies.store import NAMED, load_policy
+
+    kind, colon, number = text.partition(":")
+    if colon and kind in ("log-length", "constant") and not Path(text).exists():
+        try:
+            value = float(number)
+        except ValueError:
+            reject("--policy", repr(text), f"{kind}: and a number, as {kind}:{64 if kind == 'log-length' else 1.5}")
+        return NamedPolicy(text, LogLength(reference=value) if kind == "log-length" else Constant(value))
+    path = Path(text)
+    if text in NAMED or not path.exists():
+        return NamedPolicy(text, load_policy(text))
+    if path.is_dir():
+        file = next((path / name for name in _POLICY_FILES if (path / name).is_file()), None)
+        if file is None:
+            reject("--policy", f"the folder {text!r}", f"a folder with {' or '.join(_POLICY_FILES)}")
+        return NamedPolicy(path.resolve().name, load_policy(file), _calibrated_on(path))
+    return NamedPolicy(path.stem, load_policy(path), _calibrated_on(path.parent))
+
+
+def policies_named(texts: Sequence[str], taken: Sequence[str] = ()) -> list[NamedPolicy]:
+    """Several policies, each with a name of its own."""
+    found: list[NamedPolicy] = []
+    for text in texts:
+        one = policy_named(text)
+        known = {*taken, *(other.name for other in found)}
+        numbered = (f"{one.name} ({number})" for number in range(2, len(known) + 3))
+        name = one.name if one.name not in known else next(n for n in numbered if n not in known)
+        found.append(NamedPolicy(name, one.policy, one.calibrated_on))
+    return found
+
+
+def _calibrated_on(folder: Path) -> str | None:
+    """What the results of `sharpmax calibrate` beside a policy say; nothing where there are none."""
+    try:
+        saved = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+        command, task = saved["command"], saved["tables"]["setting"]["task"]
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError, KeyError, TypeError):
+        return None
+    return task if str(command).startswith("sharpmax calibrate") and isinstance(task, str) else None

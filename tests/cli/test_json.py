@@ -1,0 +1,131 @@
+"""`--json`: one document on stdout, the one that is saved, and nothing else there."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from sharpmax.calibrate import profile as profiles
+from sharpmax.cli import bench_gpu
+from sharpmax.experiments import cpu_bench
+from sharpmax.experiments.gpu_bench import run
+from sharpmax.experiments.gpu_bench.shapes import Shape
+from sharpmax.policies import Constant, PerHead
+from sharpmax.probe.horizons import measured
+from tests.calibrate.small import profile
+from tests.cli.lines import is_one_error_line
+from tests.experiments.clrs import stub
+
+MODEL = "model"
+TRAIN = (
+    "--per-cell", 12, "--steps", 2, "--batch-tokens", 256, "--row-tokens", 128, "--tokens-at-once", 128,
+    "--data", "data", "--device", "cpu",
+)  # fmt: skip
+LINES = {
+    "reproduce": ("--recipe", "paper", "--seeds", 1, "--samples", 2, "--sizes", "16,32", "--no-draw"),
+    "probe": (MODEL, "--task", "kv", "--sizes", "8..32", "--prompts", 2),
+    "calibrate": (
+        MODEL, "--task", "letters.py", "--text", "text.txt", "--leash", "50%", "--kinds", "constant", "--steps", 2,
+        "--sizes", "4..8", "--no-draw",
+    ),
+    "evaluate": (MODEL, "--task", "letters.py", "--sizes", 4, "--prompts", 2, "--no-text", "--no-draw"),
+    "horizon": (MODEL, "--certified-only"),
+    "clrs train": (MODEL, *TRAIN),
+    "compare": (
+        "softmax", "hard", "--seeds", 1, "--steps", 2, "--batch", 4, "--width", 8, "--sizes", "16,32", "--samples", 4,
+        "--workers", 1, "--no-draw",
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def here(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """In the folder of the model, with little to read."""
+    monkeypatch.chdir(home)
+    monkeypatch.setattr(profiles, "PROFILES", {"small": profile(), "full": profile()})
+    monkeypatch.setattr(measured, "LONGEST", 500)
+    stub.install(monkeypatch.setitem)
+    return home
+
+
+def only_document(outcome: Any) -> Any:
+    assert outcome.code == 0, outcome.err
+    assert "Traceback" not in outcome.err
+    return json.loads(outcome.out)
+
+
+@pytest.mark.parametrize("command", LINES)
+def test_what_is_saved_is_what_is_printed(command: str, tmp_path: Path, sharpmax_command: Any) -> None:
+    outcome = sharpmax_command(*command.split(), *LINES[command], "--out", tmp_path, "--json")
+    assert only_document(outcome) == json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
+    assert f"wrote {tmp_path / 'results.json'}\n" in outcome.err
+
+
+def test_an_exam_in_parts(home: Path, tmp_path: Path, sharpmax_command: Any) -> None:
+    for policy in ("none", "paper"):
+        only_document(sharpmax_command("clrs", "train", MODEL, *TRAIN, "--policy", policy, "--out", policy, "--json"))
+    line = ("clrs", "evaluate", "none", "paper", "--data", "data", "--per-cell", 2, "--device", "cpu", "--no-draw")
+    half = only_document(sharpmax_command(*line, "--shard", "1/2", "--out", tmp_path, "--json"))
+    assert half["missing"] > 0
+    whole = only_document(sharpmax_command(*line, "--shard", "2/2", "--resume", "--out", tmp_path, "--json"))
+    assert whole == json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
+
+
+def test_a_training_that_is_complete(tmp_path: Path, sharpmax_command: Any) -> None:
+    line = ("clrs", "train", MODEL, *TRAIN, "--out", tmp_path, "--json")
+    first = only_document(sharpmax_command(*line))
+    assert only_document(sharpmax_command(*line, "--resume")) == first
+
+
+def test_fold(tmp_path: Path, sharpmax_command: Any) -> None:
+    constants = PerHead.of(Constant, value=[[0.5, 2.0, 1.0, 1.3], [1.0, 0.7, 1.6, 1.5]])
+    constants.save(tmp_path / "constants.json")
+    out = tmp_path / "folded"
+    found = only_document(
+        sharpmax_command("fold", MODEL, "--policy", tmp_path / "constants.json", "--out", out, "--json")
+    )
+    assert found == {"folder": str(out), "model": "model", "policy": constants.to_dict(), "dtype": "float32"}
+
+
+def test_report(tmp_path: Path, sharpmax_command: Any) -> None:
+    sharpmax_command("probe", *LINES["probe"], "--no-draw", "--out", tmp_path)
+    files = only_document(sharpmax_command("report", tmp_path, "--json"))["files"]
+    assert str(tmp_path / "report.html") in files
+    assert all(Path(file).is_file() for file in files)
+
+
+def test_bench(tmp_path: Path, sharpmax_command: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_bench, "import_costs", lambda rounds: {})
+    monkeypatch.setattr(cpu_bench, "peak_extra_bytes", lambda *sizes: 1)
+    line = ("bench", "--length", 32, "--repeat", 1, "--json")
+    saved = only_document(sharpmax_command(*line, "--out", tmp_path))
+    assert saved == json.loads((tmp_path / "cpu.json").read_text(encoding="utf-8"))
+    assert set(only_document(sharpmax_command(*line))["tables"]) == set(saved["tables"])
+
+
+def test_bench_of_a_gpu(tmp_path: Path, sharpmax_command: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench_gpu, "_device", lambda: torch.device("cpu"))
+    monkeypatch.setattr(run, "prefill_shapes", lambda length: [Shape(1, 2, 1, 24, 24, 8, causal=True)])
+    monkeypatch.setattr(run, "decode_shapes", lambda length: [])
+    outcome = sharpmax_command("bench", "--gpu", "--length", 64, "--repeat", 1, "--out", tmp_path, "--json")
+    assert only_document(outcome) == json.loads((tmp_path / "cpu.json").read_text(encoding="utf-8"))
+
+
+def test_a_mistake_leaves_stdout_empty(sharpmax_command: Any) -> None:
+    for words in (("probe", MODEL, "--seed", "two", "--json"), ("horizon", MODEL, "--json", "--mass", 2)):
+        outcome = sharpmax_command(*words)
+        assert (outcome.code, outcome.out) == (2, "")
+        assert is_one_error_line(outcome.err)
+
+
+def test_what_a_library_prints_goes_elsewhere(
+    tmp_path: Path, sharpmax_command: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu_bench, "cpu_tables", lambda **asked: print("chatter") or {"setting": {}, "bench": {}})
+    outcome = sharpmax_command("bench", "--json")
+    assert only_document(outcome)["tables"] == {"setting": {}, "bench": {}}
+    assert outcome.err == "chatter\n"

