@@ -28,7 +28,7 @@ __all__ = ["DIRECTIVE", "KINDS", "filled", "generated"]
 DIRECTIVE = re.compile(r"^<!-- (\w+): (\S[^>]*?) -->$", re.MULTILINE)
 """What a page says where something of the results is to stand."""
 
-_FEW = 14
+_FEW = 24
 """Sentences that are shown at once; more are folded away."""
 
 
