@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import typer.main
-from tables import table
 
 from sharpmax.cli.app import make_app
+
+from .tables import table
 
 __all__ = ["command_lines"]
 

@@ -4,29 +4,23 @@ from __future__ import annotations
 
 import posixpath
 import re
-import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from collections.abc import Callable, Sequence
 from pathlib import Path
-
-from benches import BENCHES, horizon_lines
-from commands import command_lines
-from tables import folded, table
 
 from sharpmax.experiments.results import Results, load
 from sharpmax.report.compare.readme import league_lines
-from sharpmax.report.figures import drawing, made, svg_text
+from sharpmax.report.figures import made
 from sharpmax.report.grid import Cell, Grid
 from sharpmax.report.origin import origin_of_run
-from sharpmax.report.page import write_page
-from sharpmax.report.static import static_figure
 from sharpmax.report.stories import story_of
 from sharpmax.report.story import Figure, Story
 
-__all__ = ["DIRECTIVE", "KINDS", "filled", "generated"]
+from .benches import BENCHES, horizon_lines
+from .commands import command_lines
+from .drawn import DIRECTIVE, file_of, story_in
+from .tables import folded, table
 
-DIRECTIVE = re.compile(r"^<!-- (\w+): (\S[^>]*?) -->$", re.MULTILINE)
-"""What a page says where something of the results is to stand."""
+__all__ = ["KINDS", "filled"]
 
 _FEW = 24
 """Sentences that are shown at once; more are folded away."""
@@ -39,30 +33,10 @@ def filled(root: Path, page: str, markdown: str) -> str:
         kind, what = found[1], found[2]
         if kind not in KINDS:
             return found[0]
-        level = max((len(one) for one in re.findall(r"^(#+) ", markdown[: found.start()], re.MULTILINE)[-1:]), default=1)
-        return "\n".join(KINDS[kind](root, what, _Place(page, level + 1)))
+        above = re.findall(r"^(#+) ", markdown[: found.start()], re.MULTILINE) or ["#"]
+        return "\n".join(KINDS[kind](root, what, _Place(page, len(above[-1]) + 1)))
 
     return DIRECTIVE.sub(put, markdown)
-
-
-def generated(root: Path, pages: Mapping[str, str]) -> dict[str, str | bytes]:
-    """Files of the site: results as they are committed, and the figures and pages that `pages` ask for."""
-    files: dict[str, str | bytes] = {}
-    for file in sorted([*root.glob("results/*/*.json"), *root.glob("benchmarks/*.*")]):
-        files[f"data/{file.relative_to(root).as_posix()}"] = file.read_bytes()
-    told: set[str] = set()
-    for kind, what in (found for text in pages.values() for found in DIRECTIVE.findall(text)):
-        name, _, figure = what.partition("/")
-        if not _file(root, name).exists() or kind not in ("story", "figure"):
-            continue
-        for one in _story(_file(root, name)).figures(load(_file(root, name)).tables):
-            if kind == "story" or one.file == figure:
-                files[f"data/results/{name}/{one.file}.svg"] = _svg(_file(root, name), one.file)
-        if kind == "story":
-            told.add(name)
-    for name in sorted(told):
-        files[f"data/results/{name}/report.html"] = _page(_file(root, name))
-    return files
 
 
 class _Place:
@@ -78,19 +52,15 @@ class _Place:
         return posixpath.relpath(path, posixpath.dirname(f"docs/{self.page}"))
 
 
-def _file(root: Path, name: str) -> Path:
-    return root / "results" / name / "results.json"
-
-
 def _missing(name: str) -> list[str]:
     return [f"*No run is committed as `results/{name}` yet, so there is nothing to show here.*"]
 
 
 def _told(root: Path, name: str, place: _Place) -> list[str]:
-    if not _file(root, name).exists():
+    if not file_of(root, name).exists():
         return _missing(name)
-    results = load(_file(root, name))
-    story = _story(_file(root, name))
+    results = load(file_of(root, name))
+    story = story_in(file_of(root, name))
     figures = list(story.figures(results.tables))
     parts = list(story.parts(results.tables))
     lines = _origin(results, name, place) + _summary(story, results)
@@ -134,11 +104,15 @@ def _shown(figure: Figure, name: str, place: _Place) -> list[str]:
 
 def _one_figure(root: Path, what: str, place: _Place) -> list[str]:
     name, _, wanted = what.partition("/")
-    if not _file(root, name).exists():
+    if not file_of(root, name).exists():
         return _missing(name)
-    results = load(_file(root, name))
-    figures = {figure.file: figure for figure in _story(_file(root, name)).figures(results.tables)}
-    return [*_shown(figures[wanted], name, place), "", f"<small>Drawn from `results/{name}` (`{results.command}`).</small>"]
+    results = load(file_of(root, name))
+    figures = {figure.file: figure for figure in story_in(file_of(root, name)).figures(results.tables)}
+    return [
+        *_shown(figures[wanted], name, place),
+        "",
+        f"<small>Drawn from `results/{name}` (`{results.command}`).</small>",
+    ]
 
 
 def _origin(results: Results, name: str, place: _Place) -> list[str]:
@@ -150,15 +124,15 @@ def _origin(results: Results, name: str, place: _Place) -> list[str]:
 
 
 def _league(root: Path, name: str, place: _Place) -> list[str]:
-    if not _file(root, name).exists():
+    if not file_of(root, name).exists():
         return _missing(name)
-    return list(league_lines(load(_file(root, name)).tables))
+    return list(league_lines(load(file_of(root, name)).tables))
 
 
 def _horizons(root: Path, name: str, place: _Place) -> list[str]:
-    if not _file(root, name).exists():
+    if not file_of(root, name).exists():
         return _missing(name)
-    results = load(_file(root, name))
+    results = load(file_of(root, name))
     return [*_origin(results, name, place), "", *horizon_lines(results.tables)]
 
 
@@ -183,25 +157,3 @@ KINDS: dict[str, Callable[[Path, str, _Place], list[str]]] = {
     "command": _command,
 }
 """What a page can ask for."""
-
-
-@cache
-def _story(file: Path) -> Story:
-    story = story_of(load(file).tables)
-    if story is None:
-        raise ValueError(f"{file}: no story tells these results")
-    return story
-
-
-@cache
-def _svg(file: Path, name: str) -> str:
-    figures = {figure.file: figure for figure in _story(file).figures(load(file).tables)}
-    with drawing():
-        return svg_text(static_figure(made(figures[name]), titled=False))
-
-
-@cache
-def _page(file: Path) -> str:
-    results = load(file)
-    with tempfile.TemporaryDirectory() as folder:
-        return write_page(results.command, results.provenance, results.tables, folder).read_text(encoding="utf-8")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tables import folded, table
+from .tables import folded, table
 
 __all__ = ["BENCHES", "horizon_lines"]
 
@@ -21,7 +21,15 @@ _SIGNALS = {
 
 def horizon_lines(tables: Mapping[str, Any]) -> list[str]:
     """The verdict, and for each layer what is certain and what was measured."""
-    head = ["layer", "certified spread, median", "measured spread, median", "widest", "never", "falls", "not seen to fall"]
+    head = [
+        "layer",
+        "certified spread, median",
+        "measured spread, median",
+        "widest",
+        "never",
+        "falls",
+        "not seen to fall",
+    ]
     rows = [
         [
             layer,
@@ -31,7 +39,7 @@ def horizon_lines(tables: Mapping[str, Any]) -> list[str]:
         ]
         for layer, one in tables["layers"].items()
     ]
-    note = "Spreads in nats; of the heads of a layer, how many hold the weight at no length, up to some, and at all."
+    note = "Spreads in nats, medians over heads; how many heads hold the weight at no length, up to some, at all."
     return [*(f"- {sentence}" for sentence in tables["verdict"]), "", *folded("Layers", [note, "", *table(head, rows)])]
 
 
@@ -41,7 +49,9 @@ def _timed(tables: Mapping[str, Any]) -> list[str]:
         [f"`{name}`", one.get("what", ""), f"{one['median_s']:.3f}", _times(one), _target(one)]
         for name, one in tables["bench"].items()
     ]
-    setting = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in tables["setting"].items() if _short(value))
+    setting = ", ".join(
+        f"{name.replace('_', ' ')} {value}" for name, value in tables["setting"].items() if _short(value)
+    )
     return [*table(["case", "what", "median s", "×", "target"], rows), "", f"<small>{setting}</small>"]
 
 
@@ -69,8 +79,8 @@ def _monitor(tables: Mapping[str, Any]) -> list[str]:
     alarms, cost = tables["false_alarms"], tables["overhead"]
     said = (
         f"False alarms on fresh prompts of the range learned from: {alarms['pooled']['mean']:.2f}%. "
-        f"A generated token takes {cost['overhead_percent']:.1f}% longer ({cost['context']:,} tokens of context, one token "
-        f"in {cost['every']} looked at)."
+        f"A generated token takes {cost['overhead_percent']:.1f}% longer ({cost['context']:,} tokens of context, "
+        f"one token in {cost['every']} looked at)."
     )
     return ["AUROC of telling wrong answers from right ones:", "", *table(["signal", *tasks], rows), "", said]
 
