@@ -12,6 +12,10 @@
       this.frame.hidden = true;
       this.frame.title = "search";
       document.body.append(this.frame);
+      // Written, so that no browser puts another empty page in its place later.
+      this.frame.contentDocument.open();
+      this.frame.contentDocument.write("<!doctype html><title>search</title><body></body>");
+      this.frame.contentDocument.close();
       const inside = this.frame.contentWindow;
       inside.postMessage = (data) => this.#tell(new MessageEvent("message", { data }));
       inside.importScripts = (...addresses) => Promise.all(addresses.map((address) => this.#load(address)));
