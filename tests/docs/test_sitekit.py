@@ -16,7 +16,13 @@ from tests.report.compare_tables import make_tables
 
 
 def put(root: Path, name: str, tables: object) -> None:
-    provenance = {"commit": None, "versions": {}, "hardware": {}, "seed": 0, "date": "2026-01-01T00:00:00+00:00"}
+    provenance: dict[str, object] = {
+        "commit": None,
+        "versions": {},
+        "hardware": {},
+        "seed": 0,
+        "date": "2026-01-01T00:00:00+00:00",
+    }
     body = {"schema": 1, "command": f"sharpmax {name}", "provenance": provenance, "tables": tables}
     (root / "results" / name).mkdir(parents=True)
     (root / "results" / name / "results.json").write_text(json.dumps(body))
