@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from pathlib import Path
 
 from tests.blocks import ROOT
@@ -32,4 +33,5 @@ def slug(heading: str) -> str:
     ('is_causal-with-a-cache', 'at-no-cost-fold')
     """
     words = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).replace("`", "")
+    words = unicodedata.normalize("NFKD", words).encode("ascii", "ignore").decode()
     return re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", words).strip().lower())
