@@ -42,7 +42,7 @@ def _one(words: str, command: Any, heading: Callable[[str], str]) -> Iterator[st
     panels: dict[str, list[Any]] = {}
     for one in command.params:
         if not getattr(one, "hidden", False):
-            panels.setdefault(getattr(one, "rich_help_panel", None) or "Options", []).append(one)
+            panels.setdefault(getattr(one, "rich_help_panel", None) or f"{one.param_type_name}s", []).append(one)
     for panel, shown in panels.items():
         yield from table([panel.lower(), "what"], [[_names(one), _help(one)] for one in shown])
         yield ""
