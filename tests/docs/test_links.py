@@ -45,6 +45,14 @@ def test_every_committed_result_is_on_some_page() -> None:
     assert {file.stem for file in (ROOT / "benchmarks").glob("*.json")} == timed | {"h200"}
 
 
+def test_the_reference_names_every_extra() -> None:
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    section = project.split("[project.optional-dependencies]\n")[1].split("\n[")[0]
+    page = (DOCS / "reference" / "index.md").read_text(encoding="utf-8").split("## Extras")[1]
+    named = re.findall(r"`([\w-]+)`", "".join(line.split("|")[1] for line in page.splitlines() if "|" in line))
+    assert set(named) == set(re.findall(r"^([\w-]+) = \[", section, re.MULTILINE)) - {"dev"}
+
+
 def test_the_glossary_is_in_order_and_has_each_word_once() -> None:
     page = (DOCS / "glossary.md").read_text(encoding="utf-8")
     order = [word.lower().replace("β", "beta") for word in re.findall(r"^#### (.+)$", page, re.MULTILINE)]
