@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from mkdocs.structure.files import File, Files
+
 from sitekit.drawn import generated
 from sitekit.links import OUTSIDE_PAGES, moved
 from sitekit.stories import filled

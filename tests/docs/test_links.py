@@ -6,9 +6,9 @@ import re
 from pathlib import Path
 
 import pytest
-from docs.sitekit.drawn import DIRECTIVE, file_of
-from docs.sitekit.stories import KINDS
 
+from sitekit.drawn import DIRECTIVE, file_of
+from sitekit.stories import KINDS
 from tests.blocks import ROOT
 from tests.docs.pages import DOCS, PAGES, anchors, links
 

@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
-from docs.sitekit.commands import command_lines
-from docs.sitekit.drawn import generated
-from docs.sitekit.links import moved
-from docs.sitekit.stories import filled
 
+from sitekit.commands import command_lines
+from sitekit.drawn import generated
+from sitekit.links import moved
+from sitekit.stories import filled
 from tests.blocks import ROOT
 from tests.report.compare_tables import make_tables
 
