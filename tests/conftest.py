@@ -1,4 +1,4 @@
-"""What every test shares: kernels run in Triton's interpreter, and property tests are repeatable."""
+"""What tests share: kernels run in Triton's interpreter, property tests are repeatable, there is one browser."""
 
 from __future__ import annotations
 
@@ -7,10 +7,18 @@ import os
 # Read by Triton when it is imported. On a machine with a GPU, TRITON_INTERPRET=0 runs the compiled kernels instead.
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
+import shutil
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
 import pytest
 import torch
 
 from sharpmax.policies import base
+from tests.report.browser import BROWSERS, OPTIONS, missing
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 try:
     from hypothesis import HealthCheck, settings
@@ -33,3 +41,18 @@ def _same_start() -> None:
     """Every test starts from the same random state and with no warning given yet."""
     torch.manual_seed(0)
     base._warned.clear()
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    try:
+        from playwright.sync_api import sync_playwright
+    except ModuleNotFoundError:
+        missing("the package playwright is not installed")
+    path = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if path is None:
+        missing(f"there is none of {', '.join(BROWSERS)}")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=OPTIONS)
+        yield browser
+        browser.close()

@@ -2,45 +2,34 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import re
-import warnings
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from sharpmax.errors import OutOfRangeWarning
 from sharpmax.policies import load_policy
 from sharpmax.policies.base import policy_from_dict
 from sharpmax.report.compare.readme import league_lines
+from tests.blocks import ROOT, blocks, check_command, commands, run
 
-ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
+PAGE = blocks(ROOT / "README.md")
 
 
 def test_examples_print_what_the_readme_shows() -> None:
-    programs, outputs = blocks("python"), blocks("text")
-    assert len(programs) == len(outputs) >= 2
-    names: dict[str, object] = {}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", OutOfRangeWarning)
-        for program, output in zip(programs, outputs, strict=True):
-            printed = io.StringIO()
-            with contextlib.redirect_stdout(printed):
-                exec(program, names)
-            assert printed.getvalue() == output
+    programs = [block for block in PAGE if block.language == "python"]
+    assert len(programs) >= 2
+    assert all(block.output for block in programs)
+    run(programs)
 
 
 def test_the_commands_exist() -> None:
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    for target in re.findall(r"^make ([\w-]+)", "".join(blocks("sh")), flags=re.MULTILINE):
-        assert f"\n{target}:" in makefile
+    found = [words for block in PAGE if block.language == "sh" for words in commands(block.text)]
+    assert [words[0] for words in found].count("sharpmax") >= 5
+    for words in found:
+        check_command(words, "the README's commands take minutes")
 
 
 def test_the_measured_table_is_the_committed_benchmark() -> None:

@@ -1,0 +1,29 @@
+"""What the site adds to the pages of docs/: figures and tables of committed results, and files from outside docs/."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+
+from sitekit.drawn import generated
+from sitekit.links import OUTSIDE_PAGES, moved
+from sitekit.stories import filled
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Add the pages of the repository's root, the results as they are, and everything drawn from them."""
+    for outside, page in OUTSIDE_PAGES.items():
+        files.append(File.generated(config, page, content=(ROOT / outside).read_text(encoding="utf-8")))
+    pages = [file.content_string for file in files.documentation_pages()]
+    for uri, content in generated(ROOT, pages).items():
+        files.append(File.generated(config, uri, content=content))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
+    """Put results into their places, and turn links that leave docs/ to where their targets are on the site."""
+    return moved(filled(ROOT, page.file.src_uri, markdown), page.file.src_uri)

@@ -1,0 +1,1 @@
+"""What the documentation's pages are given when the site is built."""

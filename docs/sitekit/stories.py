@@ -1,0 +1,159 @@
+"""Committed results in pages: `<!-- story: reproduce -->` and its like become figures, tables and sentences."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from sharpmax.experiments.results import Results, load
+from sharpmax.report.compare.readme import league_lines
+from sharpmax.report.figures import made
+from sharpmax.report.grid import Cell, Grid
+from sharpmax.report.origin import origin_of_run
+from sharpmax.report.stories import story_of
+from sharpmax.report.story import Figure, Story
+
+from .benches import BENCHES, horizon_lines
+from .commands import command_lines
+from .drawn import DIRECTIVE, file_of, story_in
+from .tables import folded, table
+
+__all__ = ["KINDS", "filled"]
+
+_FEW = 24
+"""Sentences that are shown at once; more are folded away."""
+
+
+def filled(root: Path, page: str, markdown: str) -> str:
+    """The page with everything it asks for in its place; what has not been run yet is said to be missing."""
+
+    def put(found: re.Match[str]) -> str:
+        kind, what = found[1], found[2]
+        if kind not in KINDS:
+            return found[0]
+        above = re.findall(r"^(#+) ", markdown[: found.start()], re.MULTILINE) or ["#"]
+        return "\n".join(KINDS[kind](root, what, _Place(page, len(above[-1]) + 1)))
+
+    return DIRECTIVE.sub(put, markdown)
+
+
+class _Place:
+    """Where something is put: on which page, under a heading of which level."""
+
+    def __init__(self, page: str, level: int) -> None:
+        self.page, self.level = page, level
+
+    def heading(self, text: str) -> str:
+        return f"{'#' * self.level} {text}"
+
+    def link(self, path: str) -> str:
+        return posixpath.relpath(path, posixpath.dirname(f"docs/{self.page}"))
+
+
+def _missing(name: str) -> list[str]:
+    return [f"*No run is committed as `results/{name}` yet, so there is nothing to show here.*"]
+
+
+def _told(root: Path, name: str, place: _Place) -> list[str]:
+    if not file_of(root, name).exists():
+        return _missing(name)
+    results = load(file_of(root, name))
+    story = story_in(file_of(root, name))
+    figures = list(story.figures(results.tables))
+    parts = list(story.parts(results.tables))
+    lines = _origin(results, name, place) + _summary(story, results)
+    for part in parts:
+        if len(parts) > 1:
+            lines += ["", place.heading(part.label), "", part.describe + "." if part.describe else ""]
+        for figure in figures:
+            if figure.part == part.name:
+                lines += ["", *_shown(figure, name, place)]
+        for grid in part.grids:
+            lines += ["", *folded(grid.title, _grid_lines(grid))]
+    return lines
+
+
+def _summary(story: Story, results: Results) -> list[str]:
+    said = [line for title, answers in story.summary(results.tables) for line in _answer(title, answers)]
+    few = sum(line.startswith("- ") for line in said) <= _FEW
+    return ["", *said] if few else ["", *folded("In words", said)]
+
+
+def _answer(title: str, sentences: Sequence[str]) -> list[str]:
+    return [f"**{title}**", "", *(f"- {sentence}" for sentence in sentences), ""]
+
+
+def _grid_lines(grid: Grid) -> list[str]:
+    rows = [[_cell(cell) for cell in row] for row in grid.rows]
+    return [grid.note, "", *table([_cell(cell) for cell in grid.head], rows)]
+
+
+def _cell(cell: Cell) -> str:
+    text = f"**{cell.text}**" if cell.strong and cell.text.strip() else cell.text
+    return f"{text}<br><small>{cell.small}</small>" if cell.small else text
+
+
+def _shown(figure: Figure, name: str, place: _Place) -> list[str]:
+    plot = made(figure)
+    alt = plot.alt.replace("[", "(").replace("]", ")").replace("\n", " ")
+    picture = f"![{alt}]({place.link(f'results/{name}/{figure.file}.svg')})"
+    return [f"**{plot.title}** {plot.note}", "", picture, "", f"*{plot.caption}*" if plot.caption else ""]
+
+
+def _one_figure(root: Path, what: str, place: _Place) -> list[str]:
+    name, _, wanted = what.partition("/")
+    if not file_of(root, name).exists():
+        return _missing(name)
+    results = load(file_of(root, name))
+    figures = {figure.file: figure for figure in story_in(file_of(root, name)).figures(results.tables)}
+    return [
+        *_shown(figures[wanted], name, place),
+        "",
+        f"<small>Drawn from `results/{name}` (`{results.command}`).</small>",
+    ]
+
+
+def _origin(results: Results, name: str, place: _Place) -> list[str]:
+    pairs = dict(origin_of_run(results.command, results.provenance, results.tables))
+    where = ", ".join(pairs[key] for key in ("Hardware", "Date") if key in pairs)
+    raw, page = (place.link(f"results/{name}/{file}") for file in ("results.json", "report.html"))
+    drawn = f" · [the interactive page]({page})" if story_of(results.tables) else ""
+    return [f"`{results.command}`  \n{where} · [all numbers]({raw}){drawn}"]
+
+
+def _league(root: Path, name: str, place: _Place) -> list[str]:
+    if not file_of(root, name).exists():
+        return _missing(name)
+    return list(league_lines(load(file_of(root, name)).tables))
+
+
+def _horizons(root: Path, name: str, place: _Place) -> list[str]:
+    if not file_of(root, name).exists():
+        return _missing(name)
+    results = load(file_of(root, name))
+    return [*_origin(results, name, place), "", *horizon_lines(results.tables)]
+
+
+def _bench(root: Path, name: str, place: _Place) -> list[str]:
+    results = load(root / "benchmarks" / f"{name}.json")
+    raw = place.link(f"benchmarks/{name}.json")
+    pairs = dict(origin_of_run(results.command, results.provenance, {}))
+    said = f"`{results.command}`  \n{pairs['Hardware']}, {pairs['Date']} · [all numbers]({raw})"
+    return [said, "", *BENCHES[name](results.tables)]
+
+
+def _command(root: Path, name: str, place: _Place) -> list[str]:
+    return list(command_lines(name, place.heading))
+
+
+KINDS: dict[str, Callable[[Path, str, _Place], list[str]]] = {
+    "story": _told,
+    "figure": _one_figure,
+    "league": _league,
+    "horizon": _horizons,
+    "bench": _bench,
+    "command": _command,
+}
+"""What a page can ask for."""

@@ -1,0 +1,63 @@
+"""Every relative link and anchor of the documentation and of the README leads somewhere."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from sitekit.drawn import DIRECTIVE, file_of
+from sitekit.stories import KINDS
+from tests.blocks import ROOT
+from tests.docs.pages import DOCS, PAGES, anchors, links
+
+HOSTS = ("https://arxiv.org/", "https://keepachangelog.com/", "https://semver.org/")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in links(page):
+        if "://" in link:
+            assert link.startswith(HOSTS), f"a host that nobody has looked at: {link}"
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.is_file() or target.is_dir(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+def asked() -> list[tuple[Path, str, str]]:
+    pages = [(page, page.read_text(encoding="utf-8")) for page in DOCS.rglob("*.md")]
+    return [(page, kind, what) for page, text in pages for kind, what in DIRECTIVE.findall(text)]
+
+
+def test_everything_that_pages_ask_for_is_known() -> None:
+    for page, kind, what in asked():
+        filled_by_a_command = kind == "tables" and what in ("begin", "end")
+        assert kind in KINDS or filled_by_a_command, (page, kind, what)
+
+
+def test_every_committed_result_is_on_some_page() -> None:
+    shown = {what.partition("/")[0] for _, kind, what in asked() if kind in ("story", "horizon", "league")}
+    assert {folder.name for folder in (ROOT / "results").iterdir()} <= shown
+    assert all(file_of(ROOT, name).exists() or name in ("clrs", "compare") for name in shown)
+    timed = {what for _, kind, what in asked() if kind == "bench"}
+    told_by_commands = {"h200", "quality"}  # docs/gpu.md and docs/quality.md, whose tables commands fill
+    committed = {file.stem for file in (ROOT / "benchmarks").glob("*.json")}
+    assert timed <= committed <= timed | told_by_commands
+
+
+def test_the_reference_names_every_extra() -> None:
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    section = project.split("[project.optional-dependencies]\n")[1].split("\n[")[0]
+    page = (DOCS / "reference" / "index.md").read_text(encoding="utf-8").split("## Extras")[1]
+    named = re.findall(r"`([\w-]+)`", "".join(line.split("|")[1] for line in page.splitlines() if "|" in line))
+    assert set(named) == set(re.findall(r"^([\w-]+) = \[", section, re.MULTILINE)) - {"dev"}
+
+
+def test_the_glossary_is_in_order_and_has_each_word_once() -> None:
+    page = (DOCS / "glossary.md").read_text(encoding="utf-8")
+    order = [word.lower().replace("β", "beta") for word in re.findall(r"^#### (.+)$", page, re.MULTILINE)]
+    assert order == sorted(order)
+    assert len(set(order)) == len(order) >= 40

@@ -1,0 +1,73 @@
+"""The site builds without a warning, needs nothing from elsewhere, and can be read on a desk and on a phone."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.blocks import ROOT
+from tests.report.browser import DESK, PHONE, fits, visit
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+pytest.importorskip("mkdocs", reason="needs the extra docs")
+
+FETCHED = re.compile(r"<(?:script|link|img|iframe|source)\b[^>]*?\s(?:src|href)=\"?(https?:|//)[^>]*>")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    built = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(folder)],
+        cwd=ROOT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1", "PYTHONPATH": str(ROOT / "src")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert built.returncode == 0, built.stdout + built.stderr
+    return folder
+
+
+def test_nothing_comes_from_elsewhere(site: Path) -> None:
+    pages = [page for page in site.rglob("*.html") if "data" not in page.parts]
+    assert len(pages) > 30
+    for page in pages:
+        assert not FETCHED.search(page.read_text(encoding="utf-8")), page
+
+
+def test_results_and_reference_are_there(site: Path) -> None:
+    reproduce = (site / "results" / "reproduce.html").read_text(encoding="utf-8")
+    assert "../data/results/reproduce/accuracy.svg" in reproduce
+    for file in re.findall(r"(?:src|href)=\"\.\./(data/[^\"#]+)", reproduce):
+        assert (site / file).is_file(), file
+    reference = (site / "reference" / "attention.html").read_text(encoding="utf-8")
+    assert "&gt;&gt;&gt; " in reference
+    assert "<blockquote>" not in reference
+
+
+@pytest.mark.parametrize("size", [DESK, PHONE], ids=["desk", "phone"])
+@pytest.mark.parametrize("name", ["quickstart", "results/reproduce", "reference/cli"])
+def test_pages_fit_and_ask_nobody(site: Path, browser: Browser, name: str, size: dict[str, int]) -> None:
+    with visit(browser, (site / f"{name}.html").as_uri(), viewport=size) as found:
+        assert fits(found)
+        assert found.problems == []
+        assert all(url.startswith(("file:", "data:", "about:")) for url in found.requests)
+        broken = "() => [...document.images].filter((one) => one.complete && !one.naturalWidth).map((one) => one.src)"
+        assert found.page.evaluate(broken) == []
+
+
+def test_the_search_works_from_a_folder(site: Path, browser: Browser) -> None:
+    with visit(browser, (site / "how-to" / "probe.html").as_uri(), viewport=DESK) as found:
+        found.page.locator("input.md-search__input").press_sequentially("leash")  # the search listens to keys
+        found.page.wait_for_selector(".md-search-result__item")
+        assert "Calibrate my model" in found.page.locator(".md-search-result__list").inner_text()
+        assert found.problems == []

@@ -1,0 +1,83 @@
+"""Results in pages: what is there is shown with its numbers, what is not there is said to be missing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from sitekit.commands import command_lines
+from sitekit.drawn import generated
+from sitekit.links import moved
+from sitekit.stories import filled
+from tests.blocks import ROOT
+from tests.report.compare_tables import make_tables
+
+
+def put(root: Path, name: str, tables: object) -> None:
+    provenance: dict[str, object] = {
+        "commit": None,
+        "versions": {},
+        "hardware": {},
+        "seed": 0,
+        "date": "2026-01-01T00:00:00+00:00",
+    }
+    body = {"schema": 1, "command": f"sharpmax {name}", "provenance": provenance, "tables": tables}
+    (root / "results" / name).mkdir(parents=True)
+    (root / "results" / name / "results.json").write_text(json.dumps(body))
+
+
+PAGE = "# League\n\n<!-- league: compare -->\n\n<!-- story: compare -->\n"
+
+
+def test_what_has_not_been_run_is_said_to_be_missing(tmp_path: Path) -> None:
+    said = filled(tmp_path, "results/league.md", PAGE)
+    assert said.count("No run is committed as `results/compare` yet") == 2
+    assert generated(tmp_path, [PAGE]) == {}
+
+
+def test_a_run_that_appears_is_shown(tmp_path: Path) -> None:
+    put(tmp_path, "compare", make_tables())
+    shown, files = filled(tmp_path, "results/league.md", PAGE), generated(tmp_path, [PAGE])
+    assert "No run is committed" not in shown
+    assert "| method | rank |" in shown
+    assert "`sharpmax compare`" in shown
+    pictures = {file for file in files if file.endswith(".svg")}
+    assert pictures
+    site = moved(shown, "results/league.md")
+    assert all(f"](../{file})" in site for file in {*pictures, "data/results/compare/results.json"})
+    assert b"<svg" in str(files[sorted(pictures)[0]]).encode()
+
+
+def test_tables_have_the_numbers_of_the_file() -> None:
+    accuracy = json.loads((ROOT / "results" / "reproduce" / "results.json").read_text())["tables"]["accuracy"]
+    shown = filled(ROOT, "results/reproduce.md", "<!-- story: reproduce -->")
+    for arm in ("softmax", "entropy-target"):
+        for size in ("16", "1024", "16384"):
+            assert f"{accuracy[arm][size]['mean']:.1f}" in shown
+    bench = json.loads((ROOT / "benchmarks" / "cpu.json").read_text())["tables"]["bench"]
+    shown = filled(ROOT, "results/cpu.md", "<!-- bench: cpu -->")
+    assert all(f"| {one['median_s']:.3f} | {one['ratio']:.2f} |" in shown for one in bench.values())
+
+
+@pytest.mark.parametrize(
+    ("link", "page", "target"),
+    [
+        ("../benchmarks/h200.svg", "gpu.md", "data/benchmarks/h200.svg"),
+        ("../../results/reproduce/results.json", "how-to/probe.md", "../data/results/reproduce/results.json"),
+        ("../CONTRIBUTING.md", "index.md", "contributing.md"),
+        ("docs/compare.md", "contributing.md", "compare.md"),
+        ("../glossary.md", "how-to/probe.md", "../glossary.md"),
+        ("https://arxiv.org/abs/1", "index.md", "https://arxiv.org/abs/1"),
+    ],
+)
+def test_links_lead_to_where_things_are_on_the_site(link: str, page: str, target: str) -> None:
+    assert moved(f"[x]({link})", page) == f"[x]({target})"
+
+
+def test_every_command_has_its_help() -> None:
+    lines = list(command_lines("all", lambda text: f"## {text}"))
+    assert "## `sharpmax clrs train`" in lines
+    assert any(line.startswith("| `--leash P%` | ") for line in lines)
+    assert any("Default: `kv`." in line for line in lines)
