@@ -1,0 +1,82 @@
+"""What became of every mutant, written line by line as it is known: a run that is broken off goes on where it was."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from quality.mutants import SOURCE, Mutant
+
+__all__ = ["Log", "Outcome"]
+
+ROOT = SOURCE.parents[1]
+FOUND = ("killed", "timeout")
+"""Outcomes of a mutant that the tests noticed; the others are `survived` and `uncovered` (no test gets there)."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one mutant, and of which sources that is true."""
+
+    key: str
+    outcome: str
+    by: str | None
+    seconds: float
+    patience: float
+    """How many seconds' worth of tests it was to meet at most."""
+    source: str
+    tests: str
+
+    @property
+    def found(self) -> bool:
+        """Whether a test failed, or did not come to an end."""
+        return self.outcome in FOUND
+
+
+class Log:
+    """An append-only file of outcomes; the last word on a mutant counts."""
+
+    def __init__(self, path: Path, patience: float) -> None:
+        self.path, self.patience = path, patience
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        self._known = {one["key"]: Outcome(**one) for one in map(json.loads, lines)}
+
+    def add(self, mutant: Mutant, outcome: str, by: str | None, seconds: float) -> None:
+        """Keep what became of a mutant."""
+        one = Outcome(
+            mutant.key, outcome, by, round(seconds, 2), self.patience, _digest(mutant.file), _digest_of_tests()
+        )
+        self._known[one.key] = one
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(asdict(one), ensure_ascii=False) + "\n")
+
+    def of(self, mutant: Mutant) -> Outcome | None:
+        """What is known of a mutant of the present source.
+
+        One that got away is asked again once tests have changed, or with more patience.
+        """
+        one = self._known.get(mutant.key)
+        if one is None or one.source != _digest(mutant.file):
+            return None
+        asked = one.tests == _digest_of_tests() and one.patience >= self.patience
+        return one if one.found or asked else None
+
+    def left(self, mutants: Iterable[Mutant]) -> list[Mutant]:
+        """Those whose outcome is not known."""
+        return [one for one in mutants if self.of(one) is None]
+
+
+@functools.cache
+def _digest(file: str) -> str:
+    return hashlib.sha256((SOURCE / file).read_bytes()).hexdigest()[:12]
+
+
+@functools.cache
+def _digest_of_tests() -> str:
+    parts = [path.read_bytes() for path in sorted((ROOT / "tests").rglob("*.py"))]
+    return hashlib.sha256(b"".join(parts)).hexdigest()[:12]
