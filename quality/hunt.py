@@ -17,7 +17,6 @@ import resource
 import select
 import signal
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
@@ -26,8 +25,10 @@ from typing import Any, NoReturn
 
 import pytest
 
+from quality.covering import Items, Tests, cover, known
 from quality.log import ROOT, Log
 from quality.mutants import ROOMS, SOURCE, Mutant
+from quality.session import OPTIONS, Failures, Quick, failure
 
 __all__ = ["TESTS", "hunt"]
 
@@ -38,16 +39,10 @@ TESTS = [
 """Where the tests are looked for that a mutant meets; of these, those that run the line it changes."""
 
 _ALONG = ("numpy", "torch", "torch.utils._pytree", "triton", "hypothesis.extra.numpy", "mpmath", "scipy.optimize")
-Items = dict[str, pytest.Item]
 Functions = dict[tuple[str, str, int], list[FunctionType]]
 
 _SAID = ROOT / "build" / "quality" / "said.txt"
 _MEMORY = 8 << 30
-_OPTIONS = ["-q", "-p", "no:cacheprovider", "-p", "no:randomly", "-m", "not gpu", "--capture=no"]
-# Compilers and the interpreter of kernels take minutes under a tracer.
-_OPTIONS += ["-k", "not compile and not triton"]
-# They are loaded before pytest could rewrite their assertions, and have none that matter here.
-_OPTIONS += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
 
 
 def hunt(mutants: Sequence[Mutant], log: Log, covering: Path) -> None:
@@ -70,46 +65,6 @@ def hunt(mutants: Sequence[Mutant], log: Log, covering: Path) -> None:
     tests = Tests(json.loads(covering.read_text(encoding="utf-8")), log.patience)
     for mutant in log.left(left):
         _meet(mutant, log, tests, functools.partial(_cold, mutant, tests))
-
-
-class Tests:
-    """Which tests run which line, and in which order they should meet a mutant."""
-
-    def __init__(self, covering: dict[str, Any], patience: float) -> None:
-        self.patience = patience
-        self.seconds: dict[str, float] = covering["seconds"]
-        self.lines: dict[str, dict[str, list[str]]] = covering["lines"]
-        self.kills: Counter[tuple[str, str]] = Counter()
-
-    def of(self, mutant: Mutant) -> list[str]:
-        """The tests of a mutant: first those that found its neighbours, then those for its file, then the fast ones."""
-        lines = self.lines.get(mutant.file, {})
-        numbers = map(str, mutant.lines) if mutant.inside else lines
-        names = {name for number in numbers for name in lines.get(number, ())}
-        found: list[str] = []
-        total = 0.0
-
-        def order(name: str) -> tuple[int, int, float, str]:
-            return -self.kills[mutant.file, name], _distance(mutant.file, name), self.seconds[name], name
-
-        for name in sorted(names, key=order):
-            total += self.seconds[name]
-            if total > self.patience and found:
-                break
-            found.append(name)
-        return found
-
-
-def _distance(file: str, test: str) -> int:
-    """How far a test is from a file: 0 if it bears its name, 1 if it is of its room.
-
-    >>> _distance("rows/dense.py", "tests/rows/test_dense.py::test_x"), _distance("rows/dense.py", "tests/x.py::test_x")
-    (0, 2)
-    """
-    room, name = file.split("/")[0], Path(file).stem
-    if f"/test_{name}.py" in test:
-        return 0
-    return 1 if f"/{room}/" in test else 2
 
 
 def _meet(mutant: Mutant, log: Log, tests: Tests, run: Callable[[], str | None]) -> None:
@@ -178,8 +133,8 @@ def _warm(mutants: Sequence[Mutant], log: Log, covering: Path) -> None:
         @pytest.hookimpl(tryfirst=True)
         def pytest_runtestloop(self, session: pytest.Session) -> bool:
             items = {item.nodeid: item for item in session.items}
-            if not _knows(covering, items):
-                _, problem = _in_fork(lambda: _cover(items, covering), None)
+            if set(items) != set(known(items, covering)["seconds"]):
+                _, problem = _in_fork(lambda: cover(items, covering), None)
                 if problem is not None:
                     raise RuntimeError(f"a test fails without any mutant: {problem}")
             tests = Tests(json.loads(covering.read_text(encoding="utf-8")), log.patience)
@@ -191,69 +146,9 @@ def _warm(mutants: Sequence[Mutant], log: Log, covering: Path) -> None:
                     _meet(mutant, log, tests, functools.partial(_patched, mutant, exchanges, items, tests))
             return True
 
-    code = pytest.main([*_OPTIONS, *TESTS], plugins=[Loop()])
+    code = pytest.main([*OPTIONS, *TESTS], plugins=[Quick(), Loop()])
     if code not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
         raise RuntimeError(f"the tests cannot be collected: pytest ends with {code!r}")
-
-
-def _knows(covering: Path, items: Items) -> bool:
-    if not covering.exists():
-        return False
-    known = json.loads(covering.read_text(encoding="utf-8"))
-    return known["files"] == _times(items) and set(known["seconds"]) == set(items)
-
-
-def _times(items: Items) -> dict[str, int]:
-    """When the tests and the package were changed last."""
-    paths = {Path(item.path) for item in items.values()} | set(SOURCE.rglob("*.py"))
-    return {path.relative_to(ROOT).as_posix(): path.stat().st_mtime_ns for path in sorted(paths)}
-
-
-def _cover(items: Items, covering: Path) -> str | None:
-    """Run every test alone under coverage; the name of one that fails, or None and the file is written."""
-    import coverage
-
-    rooms = [f"{SOURCE}/{room}/*" for room in ROOMS]
-    measured = coverage.Coverage(data_file=None, include=rooms, config_file=False)
-    seconds = {}
-    measured.start()
-    for name, item in items.items():
-        measured.switch_context(name)
-        start = time.monotonic()
-        if (problem := _failure(item, None)) is not None:
-            return f"{name}\n{problem}"
-        seconds[name] = round(time.monotonic() - start, 4)
-    measured.stop()
-    data = measured.get_data()
-    lines = {
-        Path(file).relative_to(SOURCE).as_posix(): {
-            str(line): [name for name in names if name in items]
-            for line, names in sorted(data.contexts_by_lineno(file).items())
-        }
-        for file in sorted(data.measured_files())
-    }
-    text = json.dumps({"files": _times(items), "seconds": seconds, "lines": lines})
-    covering.write_text(text, encoding="utf-8")
-    return None
-
-
-class _Failures:
-    """A plugin that keeps the first failure of the tests that have run."""
-
-    first: tuple[str, str] | None = None
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.failed and self.first is None:
-            self.first = (report.nodeid, report.longreprtext)
-
-
-def _failure(item: pytest.Item, following: pytest.Item | None) -> str | None:
-    """Why a test fails, or None. Run by the hook itself, which other plugins wrap."""
-    failures = _Failures()
-    item.config.pluginmanager.register(failures)
-    item.ihook.pytest_runtest_protocol(item=item, nextitem=following)
-    item.config.pluginmanager.unregister(failures)
-    return failures.first and failures.first[1]
 
 
 def _warm_up() -> None:
@@ -324,7 +219,7 @@ def _patched(
     names = tests.of(mutant)
     for name, following in zip(names, [*names[1:], None], strict=True):
         signal.setitimer(signal.ITIMER_REAL, 10.0 + 10.0 * tests.seconds[name])
-        if _failure(items[name], items[following] if following else None) is not None:
+        if failure(items[name], items[following] if following else None) is not None:
             return name
     return None
 
@@ -339,8 +234,8 @@ def _cold(mutant: Mutant, tests: Tests) -> str | None:
 
     SourceFileLoader.get_code = get_code  # type: ignore[method-assign]
 
-    failures = _Failures()
-    ended = pytest.main(["-x", *_OPTIONS, *tests.of(mutant)], plugins=[failures])
+    failures = Failures()
+    ended = pytest.main(["-x", *OPTIONS, *tests.of(mutant)], plugins=[Quick(), failures])
     if failures.first is not None:
         return failures.first[0]
     return None if ended == pytest.ExitCode.OK else f"pytest ends with {ended!r}"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from quality.mutants import SOURCE, Mutant
 
-__all__ = ["Log", "Outcome"]
+__all__ = ["ROOT", "Log", "Outcome", "digest"]
 
 ROOT = SOURCE.parents[1]
 FOUND = ("killed", "timeout")
@@ -71,12 +71,16 @@ class Log:
         return [one for one in mutants if self.of(one) is None]
 
 
+def digest(*paths: Path) -> str:
+    """A short name of what these files hold."""
+    return hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()[:12]
+
+
 @functools.cache
 def _digest(file: str) -> str:
-    return hashlib.sha256((SOURCE / file).read_bytes()).hexdigest()[:12]
+    return digest(SOURCE / file)
 
 
 @functools.cache
 def _digest_of_tests() -> str:
-    parts = [path.read_bytes() for path in sorted((ROOT / "tests").rglob("*.py"))]
-    return hashlib.sha256(b"".join(parts)).hexdigest()[:12]
+    return digest(*sorted((ROOT / "tests").rglob("*.py")))
