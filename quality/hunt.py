@@ -33,8 +33,8 @@ from quality.session import OPTIONS, Failures, Quick, failure
 __all__ = ["TESTS", "hunt"]
 
 TESTS = [
-    *("tests/theory", "tests/policies", "tests/rows", "tests/test_numerics_table.py", "tests/test_pitfalls.py"),
-    *("src/sharpmax/theory", "src/sharpmax/policies", "src/sharpmax/rows"),
+    *(f"{place}/{room}" for room in ROOMS for place in ("tests", "src/sharpmax")),
+    *("tests/test_numerics_table.py", "tests/test_pitfalls.py", "tests/test_errors.py"),
 ]
 """Where the tests are looked for that a mutant meets; of these, those that run the line it changes."""
 
