@@ -8,9 +8,12 @@ import numpy as np
 import pytest
 import torch
 
+from sharpmax.arrays import ops_for
 from sharpmax.errors import ArgumentError, ArgumentTypeError, OutOfRangeWarning
 from sharpmax.policies import PAPER, Constant, Curve, EntropyTarget, LogLength, LogLinear, PerHead, Polynomial
 from sharpmax.policies.closed_form import ClosedForm, closed_form
+from sharpmax.policies.per_head import side_by_side
+from sharpmax.rows.dense import dense_stats
 from sharpmax.rows.stats import RowStats
 
 
@@ -133,3 +136,99 @@ class TestCurveFit:
         ):
             with pytest.raises(ArgumentError, match="equally many finite numbers"):
                 Curve.fit(*broken)
+
+
+class TestPolynomialFit:
+    def test_as_many_points_as_the_degree_are_too_few(self):
+        with pytest.raises(ArgumentError, match=r"^entropy, beta: got 4 and 4 values; allowed: .* degree 4"):
+            Polynomial.fit(np.arange(4.0), np.ones(4), degree=4)
+        with pytest.raises(ArgumentError, match=r"^entropy: got 4 different values; allowed: more .* degree 4"):
+            Polynomial.fit([0.0, 1.0, 2.0, 3.0, 3.0, 3.0], np.ones(6), degree=4)
+        assert Polynomial.fit(np.arange(5.0), np.ones(5), degree=4).fitted_on == (0.0, 4.0)
+
+    @pytest.mark.parametrize("place", [0, 3, 6])
+    def test_one_value_that_is_not_finite_is_refused(self, place):
+        x, y, here = np.arange(7.0), np.ones(7), np.arange(7) == place
+        for broken in ((np.where(here, np.inf, x), y), (x, np.where(here, np.nan, y))):
+            with pytest.raises(ArgumentError, match="values that are not finite"):
+                Polynomial.fit(*broken, degree=2)
+
+
+class TestSideBySide:
+    """Heads of one kind become one policy with a column of numbers; what they share stays a number."""
+
+    def joined(self, *policies):
+        like = torch.zeros(1, dtype=torch.float64)
+        return side_by_side(ops_for(like), policies, like)
+
+    def test_numbers_that_differ_become_columns(self):
+        two = self.joined(LogLength(9.0, 0.5), LogLength(16.0, 0.5))
+        assert type(two) is LogLength
+        assert two.reference.tolist() == [[9.0], [16.0]]
+        assert two.floor == 0.5
+        assert isinstance(two.floor, float)
+
+    def test_tuples_become_tuples_of_columns(self):
+        two = self.joined(Polynomial((1.0, 2.0), (0.0, 5.0)), Polynomial((3.0, 4.0), (0.0, 5.0)))
+        assert [column.tolist() for column in two.coefficients] == [[[1.0], [3.0]], [[2.0], [4.0]]]
+        assert two.fitted_on == (0.0, 5.0)
+
+    def test_one_head_is_itself(self):
+        assert self.joined(PAPER) == PAPER
+
+    def test_what_cannot_stand_side_by_side(self):
+        assert self.joined(Constant(1.0), PAPER) is None
+        assert self.joined(PAPER, Constant(1.0)) is None
+        assert self.joined(Polynomial((1.0,), (0.0, 5.0)), Polynomial((1.0, 2.0), (0.0, 5.0))) is None
+        clamped = Polynomial((1.0,), (0.0, 5.0), outside_is="extrapolate")
+        assert self.joined(Polynomial((1.0,), (0.0, 5.0)), clamped) is None
+
+
+class TestStepsOfEntropyTarget:
+    """How often rows are measured again: every time costs as much as the attention itself."""
+
+    def measured(self, policy, rows):
+        live, calls = torch.ones_like(rows, dtype=torch.bool), []
+
+        def remeasure(beta):
+            calls.append(beta)
+            return dense_stats(rows * beta[..., None], live)
+
+        policy.beta(dense_stats(rows, live), remeasure)
+        return len(calls)
+
+    def test_rows_with_nothing_to_solve_are_looked_at_twice(self):
+        sharp = torch.tensor([[9.0, 0.0, 0.0], [7.0, 0.0, 1.0]], dtype=torch.float64)
+        assert self.measured(EntropyTarget(0.9), sharp) == 2
+        assert self.measured(EntropyTarget(0.9), torch.full((2, 3), math.nan, dtype=torch.float64)) == 2
+        both = torch.cat([sharp, torch.full((1, 3), math.nan, dtype=torch.float64)])
+        assert self.measured(EntropyTarget(0.9), both) == 2
+
+    def test_a_row_on_its_target_is_left_there(self):
+        row = torch.randn(1, 20, dtype=torch.float64)
+        there = float(dense_stats(row, torch.ones_like(row, dtype=torch.bool)).entropy)
+        assert self.measured(EntropyTarget(there), row) == 2
+
+    @pytest.mark.parametrize("target", [0.1, 0.5, 1.0, 2.0])
+    def test_newton_needs_few_steps(self, target):
+        rows = torch.randn(30, 200, dtype=torch.float64) * torch.linspace(0.5, 4, 30, dtype=torch.float64)[:, None]
+        assert self.measured(EntropyTarget(target), rows) <= 14
+
+    def test_a_row_above_the_ceiling_ends_there(self, beta_of):
+        flat = torch.tensor([[0.5, 0.25, 0.0]], dtype=torch.float64)
+        assert self.measured(EntropyTarget(0.5, floor=0.1, ceiling=1.0), flat) <= 3
+        assert beta_of(EntropyTarget(0.5, floor=0.1, ceiling=1.0), flat).item() == 1.0
+
+    def test_rows_just_beyond_an_end_stay_at_it(self, beta_of):
+        """So close to the target that one more Newton step would be taken, were it not for the end."""
+        row = torch.randn(1, 20, dtype=torch.float64, requires_grad=True)
+        live = torch.ones_like(row, dtype=torch.bool)
+        here = float(dense_stats(row, live).entropy.detach())
+        under = beta_of(EntropyTarget(here + 1e-4), row)
+        twice = float(dense_stats(2.0 * row, live).entropy.detach())
+        above = beta_of(EntropyTarget(twice - 1e-4, ceiling=2.0), row)
+        assert under.item() == 1.0
+        assert above.item() == pytest.approx(2.0, rel=1e-7)
+        assert above.item() <= 2.0 * (1 + 1e-12)
+        (gradient,) = torch.autograd.grad(under.sum(), row)
+        assert gradient.abs().max() == 0.0
