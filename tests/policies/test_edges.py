@@ -219,16 +219,11 @@ class TestStepsOfEntropyTarget:
         assert self.measured(EntropyTarget(0.5, floor=0.1, ceiling=1.0), flat) <= 3
         assert beta_of(EntropyTarget(0.5, floor=0.1, ceiling=1.0), flat).item() == 1.0
 
-    def test_rows_just_beyond_an_end_stay_at_it(self, beta_of):
-        """So close to the target that one more Newton step would be taken, were it not for the end."""
+    def test_a_row_just_under_its_target_stays_at_the_floor(self, beta_of):
+        """So close that one more Newton step would be taken, were it not for the end."""
         row = torch.randn(1, 20, dtype=torch.float64, requires_grad=True)
-        live = torch.ones_like(row, dtype=torch.bool)
-        here = float(dense_stats(row, live).entropy.detach())
-        under = beta_of(EntropyTarget(here + 1e-4), row)
-        twice = float(dense_stats(2.0 * row, live).entropy.detach())
-        above = beta_of(EntropyTarget(twice - 1e-4, ceiling=2.0), row)
-        assert under.item() == 1.0
-        assert above.item() == pytest.approx(2.0, rel=1e-7)
-        assert above.item() <= 2.0 * (1 + 1e-12)
-        (gradient,) = torch.autograd.grad(under.sum(), row)
+        here = float(dense_stats(row, torch.ones_like(row, dtype=torch.bool)).entropy.detach())
+        beta = beta_of(EntropyTarget(here + 1e-4), row)
+        assert beta.item() == 1.0
+        (gradient,) = torch.autograd.grad(beta.sum(), row)
         assert gradient.abs().max() == 0.0
