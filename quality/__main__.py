@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import random
 import subprocess
 import sys
@@ -26,6 +27,9 @@ def main() -> int:
     parser.add_argument("--sample", type=int, default=200, help="how many mutants (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="which ones (default: %(default)s)")
     parser.add_argument("--patience", type=float, default=30.0, help="seconds of tests for each (default: %(default)s)")
+    parser.add_argument(
+        "--minutes", type=float, default=math.inf, help="stop then; the next run goes on (default: never)"
+    )
     parser.add_argument("--only", default="", help="mutants whose file, function or text holds this")
     parser.add_argument("--coverage", type=Path, help="the JSON report of coverage, to be shown beside")
     parser.add_argument("--record", action="store_true", help="write benchmarks/quality.json and docs/quality.md")
@@ -35,15 +39,17 @@ def main() -> int:
     chosen = every
     if not given.all and given.sample < len(every):
         chosen = sorted(random.Random(given.seed).sample(every, given.sample), key=lambda one: one.key)
-    hunt(chosen, Log(LOG, given.patience), COVERING)
+    excused = {key for one in justified() for key in one.mutants}
+    hunted = [one for one in chosen if one.key not in excused]
+    hunt(hunted, Log(LOG, given.patience), COVERING, given.minutes)
 
-    log, reasons = Log(LOG, given.patience), justified()
-    excused = {key for one in reasons for key in one.mutants}
-    left = [one.key for one in chosen if (found := log.of(one)) is not None and not found.found]
+    log = Log(LOG, given.patience)
+    rooms = mutation(chosen, log, excused)
+    seed = "" if chosen is every else f", seed {given.seed}"
     tables: dict[str, Any] = {
-        "sample": f"{len(chosen):,} of {len(every):,} mutants" + ("" if chosen is every else f", seed {given.seed}"),
-        "mutation": mutation(chosen, log, excused),
-        "left": [key for key in left if key not in excused],
+        "sample": f"{rooms['all']['mutants']:,} of {len(every):,} mutants{seed}",
+        "mutation": rooms,
+        "left": [one.key for one in hunted if (outcome := log.of(one)) is not None and not outcome.found],
     }
     if given.coverage is not None:
         tables["coverage"], tables["lacking"] = covered(given.coverage)

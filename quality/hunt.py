@@ -12,6 +12,7 @@ import functools
 import gc
 import importlib
 import json
+import math
 import os
 import resource
 import select
@@ -34,6 +35,7 @@ __all__ = ["TESTS", "hunt"]
 
 TESTS = [
     *(f"{place}/{room}" for room in ROOMS for place in ("tests", "src/sharpmax")),
+    *("tests/attention/test_sharp.py", "tests/attention/test_dense.py"),
     *("tests/test_numerics_table.py", "tests/test_pitfalls.py", "tests/test_errors.py"),
 ]
 """Where the tests are looked for that a mutant meets; of these, those that run the line it changes."""
@@ -45,11 +47,13 @@ _SAID = ROOT / "build" / "quality" / "said.txt"
 _MEMORY = 8 << 30
 
 
-def hunt(mutants: Sequence[Mutant], log: Log, covering: Path) -> None:
+def hunt(mutants: Sequence[Mutant], log: Log, covering: Path, minutes: float = math.inf) -> None:
     """Find out what becomes of every mutant that the log does not know, and write it there.
 
-    `covering` is the file that keeps which test runs which line, and how long it takes.
+    `covering` is the file that keeps which test runs which line, and how long it takes. After some `minutes` the rest
+    is left for another time.
     """
+    end = time.monotonic() + 60.0 * minutes
     os.environ.setdefault("TRITON_INTERPRET", "1")
     os.chdir(ROOT)
     for name in _ALONG:
@@ -60,10 +64,12 @@ def hunt(mutants: Sequence[Mutant], log: Log, covering: Path) -> None:
     left = log.left(mutants)
     if not left:
         return
-    _in_fork(lambda: _warm([one for one in left if one.inside], log, covering), None)
+    _in_fork(lambda: _warm([one for one in left if one.inside], log, covering, end), None)
     log = Log(log.path, log.patience)
     tests = Tests(json.loads(covering.read_text(encoding="utf-8")), log.patience)
     for mutant in log.left(left):
+        if time.monotonic() > end:
+            break
         _meet(mutant, log, tests, functools.partial(_cold, mutant, tests))
 
 
@@ -126,7 +132,7 @@ def _limited() -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (_MEMORY, _MEMORY))
 
 
-def _warm(mutants: Sequence[Mutant], log: Log, covering: Path) -> None:
+def _warm(mutants: Sequence[Mutant], log: Log, covering: Path, end: float) -> None:
     """Collect the tests once, find out which lines each of them runs, then fork for every mutant."""
 
     class Loop:
@@ -142,6 +148,8 @@ def _warm(mutants: Sequence[Mutant], log: Log, covering: Path) -> None:
             functions = _functions()
             gc.freeze()
             for mutant in mutants:
+                if time.monotonic() > end:
+                    break
                 if exchanges := _exchanges(mutant, functions):
                     _meet(mutant, log, tests, functools.partial(_patched, mutant, exchanges, items, tests))
             return True

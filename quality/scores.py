@@ -37,15 +37,14 @@ def mutation(mutants: Sequence[Mutant], log: Log, excused: Iterable[str]) -> dic
     rooms: dict[str, dict[str, Any]] = {}
     for one in mutants:
         outcome = log.of(one)
-        if outcome is None:
+        if outcome is None and one.key not in excused:
             continue
         row = rooms.setdefault(one.file.split("/")[0], {"mutants": 0, "noticed": 0, "justified": 0, "left": 0})
         row["mutants"] += 1
-        row["noticed" if outcome.found else "justified" if one.key in excused else "left"] += 1
-    if rooms:
-        rooms["all"] = {
-            name: sum(row[name] for row in rooms.values()) for name in ("mutants", "noticed", "justified", "left")
-        }
+        row["noticed" if outcome and outcome.found else "justified" if one.key in excused else "left"] += 1
+    rooms["all"] = {
+        name: sum(row[name] for row in rooms.values()) for name in ("mutants", "noticed", "justified", "left")
+    }
     for row in rooms.values():
         row["percent"] = _percent(row["noticed"], row["noticed"] + row["left"])
     return rooms

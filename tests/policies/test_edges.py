@@ -10,7 +10,17 @@ import torch
 
 from sharpmax.arrays import ops_for
 from sharpmax.errors import ArgumentError, ArgumentTypeError, OutOfRangeWarning
-from sharpmax.policies import PAPER, Constant, Curve, EntropyTarget, LogLength, LogLinear, PerHead, Polynomial
+from sharpmax.policies import (
+    PAPER,
+    Constant,
+    Curve,
+    EntropyTarget,
+    LogLength,
+    LogLinear,
+    PerHead,
+    Polynomial,
+    load_policy,
+)
 from sharpmax.policies.closed_form import ClosedForm, closed_form
 from sharpmax.policies.per_head import side_by_side
 from sharpmax.rows.dense import dense_stats
@@ -227,3 +237,23 @@ class TestStepsOfEntropyTarget:
         assert beta.item() == 1.0
         (gradient,) = torch.autograd.grad(beta.sum(), row)
         assert gradient.abs().max() == 0.0
+
+
+class TestDefaults:
+    """What one gets without asking is part of the contract."""
+
+    def test_fits(self):
+        x = np.linspace(0.0, 6.0, 200)
+        assert len(Curve.fit(x, 1.0 + x).knots) == 12
+        fitted = Polynomial.fit(x, 1.0 + x)
+        assert (len(fitted.coefficients), fitted.threshold, fitted.outside_is) == (5, 0.5, "clamp")
+
+    def test_fields(self):
+        assert LogLinear() == LogLinear(*[0.0] * 9, reference=32.0, floor=0.2, ceiling=12.0)
+        assert EntropyTarget(0.5) == EntropyTarget(0.5, 1.0, 1e4)
+        assert LogLength(16) == LogLength(16, 1.0, None)
+
+    def test_both_packaged_policies_load(self):
+        for name in ("smollm2", "smollm2-constant"):
+            policy = load_policy(name)
+            assert (policy.layers, policy.heads) == (30, 9)
