@@ -51,27 +51,27 @@ class TestOutside:
 
 class TestNumbers:
     @pytest.mark.parametrize(
-        ("policy", "text"),
+        ("make", "text"),
         [
-            (Constant(2), "Constant(value=2.0)"),
-            (LogLength(16, 2, (1, 3)), "LogLength(reference=16.0, floor=2.0, fitted_on=(1.0, 3.0))"),
-            (EntropyTarget(1, 2, 3), "EntropyTarget(target=1.0, floor=2.0, ceiling=3.0)"),
+            (lambda: Constant(2), "Constant(value=2.0)"),
+            (lambda: LogLength(16, 2, (1, 3)), "LogLength(reference=16.0, floor=2.0, fitted_on=(1.0, 3.0))"),
+            (lambda: EntropyTarget(1, 2, 3), "EntropyTarget(target=1.0, floor=2.0, ceiling=3.0)"),
             (
-                Polynomial((1, 2), (1, 3), 1),
+                lambda: Polynomial((1, 2), (1, 3), 1),
                 "Polynomial(coefficients=(1.0, 2.0), fitted_on=(1.0, 3.0), threshold=1.0, outside_is='clamp')",
             ),
-            (Curve((1, 2), (3, 4)), "Curve(knots=(1.0, 2.0), values=(3.0, 4.0))"),
+            (lambda: Curve((1, 2), (3, 4)), "Curve(knots=(1.0, 2.0), values=(3.0, 4.0))"),
             (
-                LogLinear(*range(1, 10), reference=2, floor=1, ceiling=3),
+                lambda: LogLinear(*range(1, 10), reference=2, floor=1, ceiling=3),
                 "LogLinear(level=1.0, length=2.0, entropy=3.0, entropy2=4.0, top=5.0, top2=6.0, var=7.0, "
                 "entropy_length=8.0, top_length=9.0, reference=2.0, floor=1.0, ceiling=3.0)",
             ),
         ],
-        ids=lambda x: getattr(x, "kind", ""),
+        ids=["constant", "log-length", "entropy-target", "polynomial", "curve", "log-linear"],
     )
-    def test_whole_numbers_become_floats(self, policy, text):
+    def test_whole_numbers_become_floats(self, make, text):
         """A kernel takes floats, and a saved policy has to read as the one that was saved."""
-        assert repr(policy) == text
+        assert repr(make()) == text
 
     def test_the_allowed_numbers_are_named_and_no_others(self):
         with pytest.raises(ArgumentTypeError, match=r"^coefficients: got str 'x'; allowed: a finite number$"):
@@ -257,3 +257,15 @@ class TestDefaults:
         for name in ("smollm2", "smollm2-constant"):
             policy = load_policy(name)
             assert (policy.layers, policy.heads) == (30, 9)
+
+
+def test_one_knot_out_of_order_is_enough_to_refuse_a_curve():
+    with pytest.raises(ArgumentError, match=r"^knots: got \(1.0, 3.0, 2.0\); allowed: strictly rising"):
+        Curve((1.0, 3.0, 2.0), (1.0, 2.0, 3.0))
+
+
+def test_a_grid_without_heads_is_refused():
+    with pytest.raises(ArgumentError, match=r"^policies: got \(\)"):
+        PerHead(())
+    with pytest.raises(ArgumentError, match=r"^policies: got \(\)"):
+        PerHead(((),))
