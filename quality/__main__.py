@@ -40,7 +40,8 @@ def main() -> int:
     if not given.all and given.sample < len(every):
         chosen = sorted(random.Random(given.seed).sample(every, given.sample), key=lambda one: one.key)
     excused = {key for one in justified() for key in one.mutants}
-    hunted = [one for one in chosen if one.key not in excused]
+    # In an order of its own, so that a run that is cut short is a fair sample.
+    hunted = random.Random(given.seed).sample(left := [one for one in chosen if one.key not in excused], len(left))
     hunt(hunted, Log(LOG, given.patience), COVERING, given.minutes)
 
     log = Log(LOG, given.patience)

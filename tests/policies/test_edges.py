@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from sharpmax.policies import (
     LogLength,
     LogLinear,
     PerHead,
+    Policy,
     Polynomial,
     load_policy,
 )
@@ -62,7 +64,7 @@ class TestNumbers:
             ),
             (lambda: Curve((1, 2), (3, 4)), "Curve(knots=(1.0, 2.0), values=(3.0, 4.0))"),
             (
-                lambda: LogLinear(*range(1, 10), reference=2, floor=1, ceiling=3),
+                lambda: LogLinear(1, 2, 3, 4, 5, 6, 7, 8, 9, reference=2, floor=1, ceiling=3),
                 "LogLinear(level=1.0, length=2.0, entropy=3.0, entropy2=4.0, top=5.0, top2=6.0, var=7.0, "
                 "entropy_length=8.0, top_length=9.0, reference=2.0, floor=1.0, ceiling=3.0)",
             ),
@@ -96,7 +98,7 @@ class TestNumbers:
 
 class TestWords:
     def test_every_feature_of_a_log_linear_rule_is_named(self):
-        assert LogLinear(*range(1, 10), reference=20, floor=0.5, ceiling=3).describe() == (
+        assert LogLinear(1, 2, 3, 4, 5, 6, 7, 8, 9, reference=20, floor=0.5, ceiling=3).describe() == (
             "ln β = 1 +2·ln⁺(n/20) +3·h +4·h² +5·p +6·p² +7·ln(1+v) +8·h·ln⁺(n/20) +9·p·ln⁺(n/20), 0.5 ≤ β ≤ 3"
         )
         assert LogLinear().describe() == "ln β = 0, 0.2 ≤ β ≤ 12"
@@ -109,7 +111,9 @@ class TestWords:
 class TestPerHead:
     def test_layers_are_counted_from_either_end(self):
         grid = PerHead(((Constant(1.0),), (Constant(2.0),), (Constant(3.0),)))
-        assert [grid.for_layer(i).policies[0][0].value for i in (-3, -2, -1, 0, 1, 2)] == [1, 2, 3, 1, 2, 3]
+        assert [grid.for_layer(i).policies[0][0] for i in (-3, -2, -1, 0, 1, 2)] == [
+            Constant(v) for v in (1, 2, 3, 1, 2, 3)
+        ]
         for index in (-4, 3):
             with pytest.raises(ArgumentError, match=f"^index: got {index}; allowed: 0 … 2$"):
                 grid.for_layer(index)
@@ -159,21 +163,21 @@ class TestPolynomialFit:
     @pytest.mark.parametrize("place", [0, 3, 6])
     def test_one_value_that_is_not_finite_is_refused(self, place):
         x, y, here = np.arange(7.0), np.ones(7), np.arange(7) == place
-        for broken in ((np.where(here, np.inf, x), y), (x, np.where(here, np.nan, y))):
+        for a, b in ((np.where(here, np.inf, x), y), (x, np.where(here, np.nan, y))):
             with pytest.raises(ArgumentError, match="values that are not finite"):
-                Polynomial.fit(*broken, degree=2)
+                Polynomial.fit(a, b, degree=2)
 
 
 class TestSideBySide:
     """Heads of one kind become one policy with a column of numbers; what they share stays a number."""
 
-    def joined(self, *policies):
+    def joined(self, *policies: Policy) -> Any:
         like = torch.zeros(1, dtype=torch.float64)
         return side_by_side(ops_for(like), policies, like)
 
     def test_numbers_that_differ_become_columns(self):
         two = self.joined(LogLength(9.0, 0.5), LogLength(16.0, 0.5))
-        assert type(two) is LogLength
+        assert type(two).kind == "log-length"
         assert two.reference.tolist() == [[9.0], [16.0]]
         assert two.floor == 0.5
         assert isinstance(two.floor, float)
@@ -249,13 +253,14 @@ class TestDefaults:
         assert (len(fitted.coefficients), fitted.threshold, fitted.outside_is) == (5, 0.5, "clamp")
 
     def test_fields(self):
-        assert LogLinear() == LogLinear(*[0.0] * 9, reference=32.0, floor=0.2, ceiling=12.0)
+        assert LogLinear() == LogLinear(0, 0, 0, 0, 0, 0, 0, 0, 0, reference=32.0, floor=0.2, ceiling=12.0)
         assert EntropyTarget(0.5) == EntropyTarget(0.5, 1.0, 1e4)
         assert LogLength(16) == LogLength(16, 1.0, None)
 
     def test_both_packaged_policies_load(self):
         for name in ("smollm2", "smollm2-constant"):
             policy = load_policy(name)
+            assert isinstance(policy, PerHead)
             assert (policy.layers, policy.heads) == (30, 9)
 
 

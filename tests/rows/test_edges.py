@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -44,9 +45,11 @@ class TestArguments:
         monkeypatch.setattr(kernels, "obstacle", lambda problem: "it rains")
         monkeypatch.setattr(stock, "obstacle", lambda problem: "it snows")
         q, k = heads(1, 2, 3, 8), heads(1, 2, 5, 8)
-        for impl in ("streaming", "reference", "auto"):
+        ways: list[Any] = ["streaming", "reference", "auto"]
+        for impl in ways:
             assert sm.row_stats(q, k, impl=impl).count.shape == (1, 2, 3)
-        for impl, reason in (("triton", "it rains"), ("stock", "it snows")):
+        stopped: list[tuple[Any, str]] = [("triton", "it rains"), ("stock", "it snows")]
+        for impl, reason in stopped:
             with pytest.raises(
                 UnsupportedError, match=f"^impl: '{impl}' cannot do this: {reason}; use impl='streaming'"
             ):
@@ -231,7 +234,13 @@ def test_stock_with_every_kind_of_limit():
     """Its own causal flag where that says the same, a mask where not."""
     q, k = heads(2, 4, 5, 8, dtype=torch.float64), heads(2, 2, 7, 8, dtype=torch.float64)
     shown = torch.rand(2, 4, 5, 7) > 0.3
-    cases = [{}, {"is_causal": True}, {"attn_mask": shown}, {"attn_mask": shown[:1, :1]}, {"attn_mask": shown[:, :1]}]
+    cases: list[dict[str, Any]] = [
+        {},
+        {"is_causal": True},
+        {"attn_mask": shown},
+        {"attn_mask": shown[:1, :1]},
+        {"attn_mask": shown[:, :1]},
+    ]
     cases += [{"is_causal": True, "window": 3}, {"attn_mask": causal_upper_left(5, 7)}]
     for options in cases:
         got = sm.row_stats(q, k, enable_gqa=True, impl="stock", **options)

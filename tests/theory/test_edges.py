@@ -132,7 +132,5 @@ def test_entries_of_very_different_sizes_in_one_matrix():
 
 
 def test_heads_of_keys_that_do_not_broadcast_are_named():
-    with pytest.raises(
-        ArgumentError, match=r"^Q, K, .*: got shapes \(\) and \(3,\) and \(4,\)"
-    ):
+    with pytest.raises(ArgumentError, match=r"^Q, K, .*: got shapes \(\) and \(3,\) and \(4,\)"):
         spread_from_weights(np.eye(2), np.ones((3, 2, 2)), np.ones(4), 1.0)
