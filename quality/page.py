@@ -23,7 +23,7 @@ def terminal(tables: dict[str, Any]) -> str:
         parts += ["\n".join(["left:", *(f"  {key}" for key in tables["left"])])] if tables["left"] else []
     if coverage := tables.get("coverage"):
         parts.append("coverage: the whole suite, without tests of compilers\n" + _aligned(_COVERAGE, coverage))
-        named = [f"  {one['file']} {one['percent']}%: {one['missing']}" for one in tables["lacking"]]
+        named = [f"  {one['file']} {one['percent']}%: {one['missing']} ({one['why']})" for one in tables["lacking"]]
         parts += ["\n".join(["under 90%:", *named])] if named else []
     return "\n\n".join(parts)
 
@@ -47,8 +47,8 @@ def page_tables(saved: dict[str, Any], reasons: Sequence[Justified]) -> str:
         _markdown(_COVERAGE, _rows(_COVERAGE, tables["coverage"])),
         "Files under 90%, with the lines that no test runs:",
         _markdown(
-            ("file", "percent", "lines"),
-            [(f"`{one['file']}`", str(one["percent"]), one["missing"]) for one in tables["lacking"]],
+            ("file", "percent", "lines", "why"),
+            [(f"`{one['file']}`", str(one["percent"]), one["missing"], one["why"]) for one in tables["lacking"]],
         ),
         f"Python {origin['versions']['python']}, torch {origin['versions']['torch']}, {origin['hardware']['cpu']}, "
         f"commit {origin['commit']}, {origin['date']}, `{saved['command']}`.",

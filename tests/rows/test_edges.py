@@ -12,10 +12,12 @@ from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 import sharpmax as sm
 from sharpmax.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from sharpmax.rows import api
+from sharpmax.rows.dense import dense_stats
 from sharpmax.rows.impl import stock
 from sharpmax.rows.impl import triton as kernels
 from sharpmax.rows.layout import Problem, make_problem
 from sharpmax.rows.spans import packed_spans, window_spans
+from sharpmax.rows.stats import RowStats
 from tests.numerics import exact, heads, worst
 
 CPU = torch.device("cpu")
@@ -249,3 +251,67 @@ def test_stock_with_every_kind_of_limit():
         seen = want.count > 0
         assert worst(got.entropy[seen], want.entropy[seen]) < 1e-12, options
         assert worst(got.lse[seen], want.lse[seen]) < 1e-12, options
+
+
+class TestByDefinition:
+    """Every statistic as one writes it down first, in float64."""
+
+    def test_dense_rows(self):
+        logits = heads(40, 9, dtype=torch.float64, scale=2.0)
+        live = torch.rand(40, 9) > 0.3
+        live[:, 0] = True
+        live[0, 1:] = False
+        got = dense_stats(logits, live)
+        s = logits.masked_fill(~live, -torch.inf)
+        p = s.softmax(-1)
+        s = s.masked_fill(~live, 0.0)
+        mean = (p * s).sum(-1)
+        wanted = {
+            "count": live.sum(-1),
+            "max": logits.masked_fill(~live, -torch.inf).amax(-1),
+            "lse": logits.masked_fill(~live, -torch.inf).logsumexp(-1),
+            "mean": mean,
+            "var": (p * (s - mean[:, None]) ** 2).sum(-1),
+            "entropy": -torch.special.xlogy(p, p).sum(-1),
+            "top_weight": p.amax(-1),
+        }
+        for name, value in wanted.items():
+            assert worst(getattr(got, name), value) < 1e-12, name
+
+    @pytest.mark.parametrize("impl", ["reference", "streaming", "stock"])
+    def test_a_number_that_is_not_one_spoils_the_rows_that_see_it(self, impl):
+        q, k = heads(1, 4, 8), heads(1, 4, 8)
+        q[0, 1, 3] = math.nan
+        k[0, 2, 5] = math.inf
+        entropy = sm.row_stats(q, k, is_causal=True, impl=impl).entropy[0]
+        assert entropy.isnan().tolist() == [False, True, True, True]
+
+    @pytest.mark.parametrize("impl", ["reference", "streaming", "stock"])
+    def test_a_row_that_sees_nothing(self, impl):
+        shown = torch.ones(3, 4, dtype=torch.bool)
+        shown[1] = False
+        stats = sm.row_stats(heads(1, 3, 8), heads(1, 4, 8), attn_mask=shown, impl=impl)
+        for name in stats.measured:
+            value = getattr(stats, name)[0]
+            assert value[1] == {"count": 0, "var": 0.0}.get(name, -math.inf), name
+            assert value[[0, 2]].isfinite().all(), name
+        assert stats.entropy[0, 1] == 0.0
+
+    def test_a_row_of_one_key_has_no_entropy_whatever_rounding_says(self):
+        one, zero = torch.tensor([1, 2]), torch.zeros(2)
+        stats = RowStats(one, max=zero, lse=torch.tensor([1e-6, 1e-6]), mean=zero, var=zero)
+        assert stats.entropy.tolist() == [0.0, pytest.approx(1e-6)]
+
+
+def test_all_that_the_stock_kernel_can_tell_is_asked_of_it():
+    q, k = heads(1, 2, 3, 8), heads(1, 2, 5, 8)
+    assert sm.row_stats(q, k, fields=sorted(stock.FIELDS)).measured == ("count", "lse", "mean")
+    assert "var" in sm.row_stats(q, k, fields=[*stock.FIELDS, "var"]).measured
+
+
+def test_packed_keys_are_named_when_they_are_wrong():
+    good = torch.tensor([0, 2, 4])
+    with pytest.raises(ArgumentTypeError, match=r"^cu_seqlens_k: got list"):
+        packed_spans(good, [0, 2, 4], 4, 4, False, CPU)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match=r"^cu_seqlens_k: got \[0, 2, 5\]"):
+        packed_spans(good, torch.tensor([0, 2, 5]), 4, 4, False, CPU)
