@@ -56,16 +56,16 @@ def main() -> int:
         tables["coverage"], tables["lacking"] = covered(given.coverage)
     print(terminal(tables))
     if given.record:
-        _record(tables)
+        words = [word for word in ("--all" * given.all, "--record", f"--patience {given.patience:g}") if word]
+        _record(tables, f"make quality QUALITY='{' '.join(words)}'")
     return 1 if tables["left"] else 0
 
 
-def _record(tables: dict[str, Any]) -> None:
+def _record(tables: dict[str, Any], command: str) -> None:
     # In a process of its own: here the package is not imported, so that mutants can be put into it.
     script = "import json; from sharpmax.experiments.provenance import provenance; print(json.dumps(provenance(None)))"
     told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
-    body = {"schema": 1, "command": "make quality QUALITY='--all --record'", "provenance": json.loads(told)}
-    saved = body | {"tables": tables}
+    saved = {"schema": 1, "command": command, "provenance": json.loads(told), "tables": tables}
     text = json.dumps(saved, indent=2, ensure_ascii=False) + "\n"
     (ROOT / "benchmarks" / "quality.json").write_text(text, encoding="utf-8")
     page = ROOT / "docs" / "quality.md"

@@ -56,19 +56,18 @@ class Log:
             file.write(json.dumps(asdict(one), ensure_ascii=False) + "\n")
 
     def of(self, mutant: Mutant) -> Outcome | None:
-        """What is known of a mutant of the present source.
-
-        One that got away is asked again once tests have changed, or with more patience.
-        """
+        """What is known of a mutant of the present source, even if tests have changed since."""
         one = self._known.get(mutant.key)
-        if one is None or one.source != _digest(mutant.file):
-            return None
-        asked = one.tests == _digest_of_tests() and one.patience >= self.patience
-        return one if one.found or asked else None
+        return one if one is not None and one.source == _digest(mutant.file) else None
 
     def left(self, mutants: Iterable[Mutant]) -> list[Mutant]:
-        """Those whose outcome is not known."""
-        return [one for one in mutants if self.of(one) is None]
+        """Those to be asked: not known yet, or got away before tests changed, or from less patience."""
+        return [one for one in mutants if self._is_open(self.of(one))]
+
+    def _is_open(self, one: Outcome | None) -> bool:
+        if one is None:
+            return True
+        return not one.found and (one.tests != _digest_of_tests() or one.patience < self.patience)
 
 
 def digest(*paths: Path) -> str:
