@@ -315,3 +315,36 @@ def test_packed_keys_are_named_when_they_are_wrong():
         packed_spans(good, [0, 2, 4], 4, 4, False, CPU)  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match=r"^cu_seqlens_k: got \[0, 2, 5\]"):
         packed_spans(good, torch.tensor([0, 2, 5]), 4, 4, False, CPU)
+
+
+def test_some_rows_of_a_mask_that_all_rows_share():
+    made = problem(queries=6, mask=torch.tensor([[True, False, True, True, False]]), offset=None)
+    assert made.hidden(slice(2, 4)).expand(1, 1, 1, 2, 5)[0, 0, 0].tolist() == [[False, True, False, False, True]] * 2
+
+
+@pytest.mark.parametrize("impl", ["reference", "streaming", "stock"])
+def test_a_spoilt_query_that_sees_nothing_is_an_empty_row(impl):
+    q, shown = heads(1, 3, 8), torch.ones(3, 4, dtype=torch.bool)
+    q[0, 1] = math.nan
+    shown[1] = False
+    stats = sm.row_stats(q, heads(1, 4, 8), attn_mask=shown, impl=impl)
+    assert stats.lse[0, 1] == stats.mean[0, 1] == -math.inf
+    assert stats.entropy[0, 1] == 0.0
+
+
+def test_tensors_of_the_wrong_kind_are_named():
+    q = heads(1, 2, 3, 8)
+    with pytest.raises(ArgumentTypeError, match=r"^k: got str"):
+        sm.row_stats(q, "keys")  # type: ignore[arg-type]
+    with pytest.raises(ArgumentTypeError, match=r"^q: got dtype torch.int64"):
+        sm.row_stats(q.long(), q.long())
+    with pytest.raises(ArgumentError, match=r"^attn_mask: got device meta; allowed: the device of q, cpu"):
+        sm.row_stats(q, q, attn_mask=torch.ones(3, 3, dtype=torch.bool, device="meta"))
+
+
+def test_a_mask_that_a_batch_shares_gets_the_sum_of_its_gradients_under_vmap():
+    q, k = heads(3, 2, 2, 4, 8, dtype=torch.float64), heads(3, 2, 2, 5, 8, dtype=torch.float64)
+    mask = heads(3, 1, 1, 4, 5, dtype=torch.float64)
+    gradient = torch.func.grad(lambda m, q, k: sm.row_stats(q, k, attn_mask=m, impl="streaming").var.sum())
+    together = torch.func.vmap(gradient)(mask, q, k)
+    assert worst(together, torch.stack([gradient(mask[i], q[i], k[i]) for i in range(3)])) < 1e-11
