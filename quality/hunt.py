@@ -62,7 +62,7 @@ def hunt(mutants: Sequence[Mutant], log: Log, covering: Path, minutes: float = m
     _SAID.parent.mkdir(parents=True, exist_ok=True)
     _SAID.write_text("", encoding="utf-8")
     left = log.left(mutants)
-    if not left:
+    if not left or minutes <= 0:
         return
     _in_fork(lambda: _warm([one for one in left if one.inside], log, covering, end), None)
     log = Log(log.path, log.patience)
