@@ -55,7 +55,7 @@ def _distance(file: str, test: str) -> int:
     (0, 2)
     """
     room, name = file.split("/")[0], Path(file).stem
-    if f"/test_{name}.py" in test:
+    if f"/{room}/test_{name}.py" in test:
         return 0
     return 1 if f"/{room}/" in test else 2
 
