@@ -7,7 +7,7 @@ from typing import Any
 
 from mkdocs.structure.files import File, Files
 
-from sitekit.drawn import generated
+from sitekit.drawn import explore_page, generated
 from sitekit.links import OUTSIDE_PAGES, moved
 from sitekit.stories import filled
 
@@ -21,6 +21,7 @@ def on_files(files: Files, config: Any) -> Files:
     pages = [file.content_string for file in files.documentation_pages()]
     for uri, content in generated(ROOT, pages).items():
         files.append(File.generated(config, uri, content=content))
+    files.append(File.generated(config, "explore/page.html", content=explore_page()))
     return files
 
 

@@ -9,13 +9,14 @@ from functools import cache
 from pathlib import Path
 
 from sharpmax.experiments.results import load
+from sharpmax.report import explore
 from sharpmax.report.figures import drawing, made, svg_text
 from sharpmax.report.page import write_page
 from sharpmax.report.static import static_figure
 from sharpmax.report.stories import story_of
 from sharpmax.report.story import Story
 
-__all__ = ["DIRECTIVE", "file_of", "generated", "story_in"]
+__all__ = ["DIRECTIVE", "explore_page", "file_of", "generated", "story_in"]
 
 DIRECTIVE = re.compile(r"^<!-- (\w+): (\S[^>]*?) -->$", re.MULTILINE)
 """What a page says where something of the results is to stand."""
@@ -67,3 +68,10 @@ def _page(file: Path) -> str:
     results = load(file)
     with tempfile.TemporaryDirectory() as folder:
         return write_page(results.command, results.provenance, results.tables, folder).read_text(encoding="utf-8")
+
+
+@cache
+def explore_page() -> str:
+    """The page of `sharpmax explore`."""
+    with tempfile.TemporaryDirectory() as folder:
+        return explore.write(Path(folder) / explore.FILE_NAME).read_text(encoding="utf-8")

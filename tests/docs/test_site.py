@@ -55,7 +55,7 @@ def test_results_and_reference_are_there(site: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [DESK, PHONE], ids=["desk", "phone"])
-@pytest.mark.parametrize("name", ["quickstart", "results/reproduce", "reference/cli"])
+@pytest.mark.parametrize("name", ["quickstart", "explore", "results/reproduce", "reference/cli"])
 def test_pages_fit_and_ask_nobody(site: Path, browser: Browser, name: str, size: dict[str, int]) -> None:
     with visit(browser, (site / f"{name}.html").as_uri(), viewport=size) as found:
         assert fits(found)
