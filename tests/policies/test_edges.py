@@ -242,6 +242,12 @@ class TestStepsOfEntropyTarget:
         (gradient,) = torch.autograd.grad(beta.sum(), row)
         assert gradient.abs().max() == 0.0
 
+    def test_a_row_whose_target_is_just_beyond_the_ceiling_stays_under_it(self, beta_of):
+        torch.manual_seed(0)
+        row = torch.randn(1, 20, dtype=torch.float64)
+        there = float(dense_stats(2.0 * row, torch.ones_like(row, dtype=torch.bool)).entropy)
+        assert beta_of(EntropyTarget(there - 1e-4, ceiling=2.0), row).item() == pytest.approx(2.0, abs=1e-12)
+
 
 class TestDefaults:
     """What one gets without asking is part of the contract."""

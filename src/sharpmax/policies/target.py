@@ -83,6 +83,7 @@ class EntropyTarget(Policy):
         slope = xp.where(free, xp.stop_gradient(now.var), 1.0)
         step = xp.where(free, (now.entropy - target) / slope, 0.0)
         polished = u + xp.where(abs(xp.stop_gradient(step)) < 1e-2, step, 0.0)
+        polished = xp.at_most(xp.at_least(polished, xp.log(floor)), xp.log(ceiling))
         # A row of NaN fails every comparison above and would come out as "nothing to do".
         return xp.where(xp.isnan(stats.entropy), math.nan, xp.exp(polished))
 
