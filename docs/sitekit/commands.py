@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import typer
 import typer.main
 
 from sharpmax.cli.app import make_app
@@ -29,9 +30,9 @@ def _leaves(words: str, command: Any) -> Iterator[tuple[str, Any]]:
     if inside is None:
         yield words, command
         return
-    for name, one in inside.items():
-        if not one.hidden:
-            yield from _leaves(f"{words} {name}", one)
+    for name in command.list_commands(typer.Context(command)):
+        if not inside[name].hidden:
+            yield from _leaves(f"{words} {name}", inside[name])
 
 
 def _one(words: str, command: Any, heading: Callable[[str], str]) -> Iterator[str]:
