@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,11 +12,11 @@ from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 
 import sharpmax as sm
 from sharpmax.errors import ArgumentError, ArgumentTypeError, UnsupportedError
-from sharpmax.rows import api
+from sharpmax.rows import api, operator
 from sharpmax.rows.dense import dense_stats
-from sharpmax.rows.impl import stock
+from sharpmax.rows.impl import stock, streaming
 from sharpmax.rows.impl import triton as kernels
-from sharpmax.rows.layout import Problem, make_problem
+from sharpmax.rows.layout import Problem, make_problem, without_autocast
 from sharpmax.rows.spans import packed_spans, window_spans
 from sharpmax.rows.stats import RowStats
 from tests.numerics import exact, heads, worst
@@ -348,3 +349,173 @@ def test_a_mask_that_a_batch_shares_gets_the_sum_of_its_gradients_under_vmap():
     gradient = torch.func.grad(lambda m, q, k: sm.row_stats(q, k, attn_mask=m, impl="streaming").var.sum())
     together = torch.func.vmap(gradient)(mask, q, k)
     assert worst(together, torch.stack([gradient(mask[i], q[i], k[i]) for i in range(3)])) < 1e-11
+
+
+class TestBatches:
+    def test_keys_that_a_batch_shares(self):
+        q, k = heads(3, 2, 4, 8, dtype=torch.float64), heads(1, 2, 5, 8, dtype=torch.float64)
+        for impl in ("reference", "streaming", "stock"):
+            got = sm.row_stats(q, k, impl=impl)
+            assert worst(got.entropy, sm.row_stats(q, k.expand(3, -1, -1, -1), impl=impl).entropy) < 1e-12
+
+    @pytest.mark.parametrize(
+        ("batches", "message"),
+        [
+            ((2, 3), r"^k: got batch \(3,\); allowed: a batch that broadcasts with the query's \(2,\)"),
+            ((1, 3), r"^q: got batch \(1,\); allowed: the batch of k, \(3,\)"),
+        ],
+    )
+    def test_batches_that_do_not_meet(self, batches, message):
+        with pytest.raises(ArgumentError, match=message):
+            sm.row_stats(heads(batches[0], 2, 4, 8), heads(batches[1], 2, 5, 8))
+
+    @pytest.mark.parametrize("key_heads", [0, 3])
+    def test_heads_that_cannot_share(self, key_heads):
+        message = f"^k: got {key_heads} heads for 4 query heads; allowed: a number of heads that divides the query's"
+        with pytest.raises(ArgumentError, match=message):
+            sm.row_stats(heads(1, 4, 3, 8), heads(1, key_heads, 5, 8), enable_gqa=True)
+
+    def test_no_heads_at_all(self):
+        made = make_problem(heads(1, 0, 3, 4), heads(1, 0, 5, 4), None, offset=None, scale=None, enable_gqa=False)
+        assert (made.q.shape, made.k.shape) == ((1, 0, 1, 3, 4), (1, 0, 5, 4))
+
+
+class TestTiles:
+    """Tiles so small that every loop turns more than once."""
+
+    @pytest.fixture(autouse=True)
+    def _small(self, monkeypatch):
+        monkeypatch.setattr(streaming, "_TILE_ELEMENTS", {"cpu": 1})
+        monkeypatch.setattr(streaming, "_KEYS_PER_TILE", 3)
+
+    @pytest.mark.parametrize("shared", [False, True])
+    def test_spans_of_each_sequence_and_of_all(self, shared):
+        q, k = heads(3, 2, 4, 8, dtype=torch.float64), heads(3, 2, 7, 8, dtype=torch.float64)
+        made = make_problem(q, k, None, offset=None, scale=None, enable_gqa=False)
+        low = torch.tensor([[0, 1, 2, 3], [2, 2, 0, 0], [0, 0, 5, 6]])
+        spans = torch.stack((low, low + torch.tensor([1, 3, 2, 1])), 1).to(torch.int32)
+        made = replace(made, spans=spans[:1] if shared else spans)
+        got, want = (api.measure(made, impl, frozenset({"lse"})) for impl in ("streaming", "reference"))
+        assert worst(got.lse, want.lse) < 1e-12
+        assert got.count.tolist() == want.count.tolist()
+
+    @pytest.mark.parametrize("offset", [-3, -2, -1, 0, 1, 2])
+    @pytest.mark.parametrize("queries", [4, 33])
+    def test_causal_limits_before_and_behind_the_diagonal(self, offset, queries):
+        q, k = heads(1, 2, queries, 8, dtype=torch.float64), heads(1, 2, 7, 8, dtype=torch.float64)
+        made = make_problem(q, k, None, offset=offset, scale=None, enable_gqa=False)
+        got, want = (api.measure(made, impl, frozenset({"lse", "var"})) for impl in ("streaming", "reference"))
+        seen = want.count > 0
+        assert worst(got.lse[seen], want.lse[seen]) < 1e-12
+        assert worst(got.var, want.var) < 1e-12
+
+    def test_the_parts_of_a_row_that_sees_nothing(self):
+        shown = torch.ones(3, 5, dtype=torch.bool)
+        shown[1] = False
+        parts = streaming.streaming_parts(problem(mask=shown))
+        assert [part[0, 0, 0, 1].item() for part in parts] == [-math.inf, 0.0, 0.0, 0.0]
+
+
+class TestParts:
+    """What implementations and the operator hand on, before anything derived hides it."""
+
+    def test_an_implementation_is_told_what_is_wanted(self, monkeypatch):
+        told = []
+
+        def note(problem, fields):
+            told.append(fields)
+            return streaming.streaming_parts(problem)
+
+        monkeypatch.setitem(operator.IMPLEMENTATIONS, "streaming", note)
+        wanted = [frozenset(names) for names in ((), ("max",), ("var",), ("max", "var"))]
+        for fields in wanted:
+            operator.measure_parts(problem(), "streaming", fields | {"lse"})
+        assert told == wanted
+
+    def test_without_keys(self):
+        parts = operator.measure_parts(problem(keys=0), "streaming", frozenset({"var"}))
+        assert [set(part.flatten().tolist()) for part in parts] == [{-math.inf}, {0.0}, {0.0}, {0.0}]
+
+    @pytest.mark.parametrize("into_mask", [False, True])
+    def test_gradients_without_keys(self, into_mask):
+        made = problem(keys=0, mask=torch.zeros(3, 0))
+        numbers = torch.zeros(made.q.shape[:-1])
+        inputs = (made.q, made.k, made.mask, None, None, [numbers] * 4, numbers, numbers, None)
+        found = torch.ops.sharpmax.row_parts_backward(*inputs, None, 1.0, "streaming", into_mask)
+        assert made.mask is not None
+        assert [x.shape for x in found] == [made.q.shape, made.k.shape, made.mask.shape if into_mask else (0,)]
+
+    def test_gradients_are_laid_out_as_compilers_are_told(self):
+        q, k = (heads(2, 5, 2, 8).transpose(1, 2).requires_grad_() for _ in range(2))
+        gradients = torch.autograd.grad(sm.row_stats(q, k, impl="streaming").entropy.sum(), (q, k))
+        for x, gradient in zip((q, k), gradients, strict=True):
+            assert not x.is_contiguous()
+            assert gradient.stride() == torch.empty_like(x).stride()
+
+    def test_the_stock_kernel_measures_no_variance(self):
+        parts = stock.stock_parts(problem())
+        assert parts.var.abs().max() == parts.log_mass.abs().max() == 0.0
+
+    def test_the_stock_kernel_one_key_behind_the_diagonal(self):
+        q, k = heads(1, 2, 4, 8, dtype=torch.float64), heads(1, 2, 6, 8, dtype=torch.float64)
+        made = make_problem(q, k, None, offset=1, scale=None, enable_gqa=False)
+        got, want = (api.measure(made, impl, frozenset({"lse"})) for impl in ("stock", "reference"))
+        assert worst(got.lse, want.lse) < 1e-12
+
+    def test_one_infinite_number_of_a_query_spoils_all_that_stock_says_of_it(self):
+        q = heads(1, 3, 8)
+        q[0, 1, 4] = math.inf
+        stats = sm.row_stats(q, heads(1, 4, 8), impl="stock")
+        assert [x[0].isnan().tolist() for x in (stats.lse, stats.mean, stats.entropy)] == [[False, True, False]] * 3
+
+    def test_a_row_without_keys_is_kept_as_zeros(self):
+        nothing = torch.tensor([-math.inf])
+        stats = RowStats(torch.tensor([0]), max=nothing, lse=nothing, mean=nothing, var=torch.zeros(1))
+        assert [array.item() for array in stats.flatten()[0]] == [0, -math.inf, 0.0, 0.0, -math.inf, 0.0]
+
+
+class TestVmap:
+    def test_windows_are_those_of_a_loop(self):
+        q, k = heads(3, 2, 6, 8, dtype=torch.float64), heads(3, 2, 6, 8, dtype=torch.float64)
+        gradient = torch.func.grad(
+            lambda q, k: sm.row_stats(q, k, is_causal=True, window=3, impl="streaming").var.sum(), argnums=(0, 1)
+        )
+        together = torch.func.vmap(gradient)(q, k)
+        for i, found in enumerate(together):
+            assert worst(found, torch.stack([gradient(a, b)[i] for a, b in zip(q, k, strict=True)])) < 1e-11
+
+    def test_rows_that_are_measured_again_are_those_of_a_loop(self):
+        """An entropy target measures with a factor for the mask, which is one of the inputs."""
+        q, k, mask = heads(3, 2, 4, 8), heads(3, 2, 5, 8), heads(4, 5)
+
+        def sharp(q, k):
+            return sm.attention(q, k, k, attn_mask=mask, policy=sm.policies.EntropyTarget(1.0))
+
+        together = torch.func.vmap(sharp)(q, k)
+        assert worst(together, torch.stack([sharp(a, b) for a, b in zip(q, k, strict=True)])) < 1e-5
+
+
+class TestAutocast:
+    def test_rows_are_those_of_the_rounded_inputs_in_full_precision(self):
+        q, k = heads(1, 2, 16, 8), heads(1, 2, 40, 8)
+        with torch.autocast("cpu", torch.bfloat16):
+            inside = sm.attention(q, k, k, policy="paper", return_stats=True)[1].entropy
+        rounded = exact(q.bfloat16(), k.bfloat16()).entropy
+        assert inside.dtype == torch.float32
+        assert worst(inside, rounded) < 1e-5
+        assert worst(exact(q, k).entropy, rounded) > 1e-4
+
+
+def test_starts_on_another_device_are_refused():
+    with pytest.raises(ArgumentError, match=r"^cu_seqlens: got device meta; allowed: the device of q, cpu"):
+        packed_spans(torch.tensor([0, 4], device="meta"), None, 4, 4, False, CPU)
+
+
+def test_autocast_is_off_inside_and_on_again_behind():
+    assert not torch.is_autocast_enabled("cpu")
+    with torch.autocast("cpu", torch.bfloat16):
+        with without_autocast(CPU):
+            assert not torch.is_autocast_enabled("cpu")
+        assert torch.is_autocast_enabled("cpu")
+    with without_autocast(CPU):
+        assert not torch.is_autocast_enabled("cpu")

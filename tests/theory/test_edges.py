@@ -111,7 +111,7 @@ def test_what_does_not_turn_may_be_written_in_any_basis(pairs, still):
     assert other == pytest.approx(plain, rel=1e-4)
 
 
-@pytest.mark.parametrize("size", [1e-60, 1e-30, 1e30])
+@pytest.mark.parametrize("size", [1e-150, 1e-60, 1e-30, 1e30])
 def test_the_rotary_bound_grows_with_the_matrices_whatever_their_size(size):
     rng = np.random.default_rng(0)
     Q, K, q0, k0 = rng.normal(size=(6, 4)), rng.normal(size=(6, 5)), rng.normal(size=6), rng.normal(size=6)
@@ -129,6 +129,8 @@ def test_sizes_of_entries_that_cancel_do_not_underflow(bound):
 
 def test_entries_of_very_different_sizes_in_one_matrix():
     assert spread_from_product(np.diag([1e200, 1e-200]), np.eye(2) * 1e-200, 1.0, 1.0) == pytest.approx(2.0, rel=1e-12)
+    full = np.array([[1e200, 1e-200], [1e-200, 1e200]])
+    assert spread_from_product(full, np.eye(2) * 1e-200, 1.0, 1.0) == pytest.approx(2.0, rel=1e-12)
 
 
 def test_heads_of_keys_that_do_not_broadcast_are_named():

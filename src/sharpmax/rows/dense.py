@@ -38,7 +38,7 @@ def dense_stats(logits: Array, live: Array) -> RowStats:
         # however small the rest is, so the entropy of an almost one-hot row keeps its relative accuracy.
         top = (xp.positions(x.shape[-1], x) == xp.argmax(xp.where(live, x, -xp.inf))[..., None]) & live
         rest = xp.sum(xp.where(top, xp.expm1(x), weight))
-    share = weight / xp.where(count == 0, 1.0, 1.0 + rest)[..., None]
+    share = weight / (1.0 + rest)[..., None]
     shortfall = -xp.sum(share * x)
     return RowStats.anchored(
         count,
