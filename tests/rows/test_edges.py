@@ -11,7 +11,8 @@ import torch
 from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 
 import sharpmax as sm
-from sharpmax.errors import ArgumentError, ArgumentTypeError, UnsupportedError
+from sharpmax import rows
+from sharpmax.errors import ArgumentError, ArgumentTypeError, NotMeasuredError, UnsupportedError
 from sharpmax.rows import api, operator
 from sharpmax.rows.dense import dense_stats
 from sharpmax.rows.impl import stock, streaming
@@ -339,6 +340,8 @@ def test_tensors_of_the_wrong_kind_are_named():
         sm.row_stats(q, "keys")  # type: ignore[arg-type]
     with pytest.raises(ArgumentTypeError, match=r"^q: got dtype torch.int64"):
         sm.row_stats(q.long(), q.long())
+    with pytest.raises(ArgumentError, match=r"^k: got device meta; allowed: the device of q, cpu"):
+        sm.row_stats(q, q.to("meta"))
     with pytest.raises(ArgumentError, match=r"^attn_mask: got device meta; allowed: the device of q, cpu"):
         sm.row_stats(q, q, attn_mask=torch.ones(3, 3, dtype=torch.bool, device="meta"))
 
@@ -375,6 +378,20 @@ class TestBatches:
         with pytest.raises(ArgumentError, match=message):
             sm.row_stats(heads(1, 4, 3, 8), heads(1, key_heads, 5, 8), enable_gqa=True)
 
+    def test_a_mask_of_some_of_several_batches(self):
+        q, k = heads(2, 3, 2, 4, 8, dtype=torch.float64), heads(2, 3, 2, 5, 8, dtype=torch.float64)
+        shown = torch.rand(2, 1, 1, 4, 5) > 0.3
+        shown[..., 0] = True
+        whole = exact(q, k, attn_mask=shown.expand(2, 3, 2, 4, 5)).entropy
+        for impl in ("reference", "streaming", "stock"):
+            assert worst(sm.row_stats(q, k, attn_mask=shown, impl=impl).entropy, whole) < 1e-12
+
+    def test_heads_share_keys_only_where_that_is_said(self):
+        with pytest.raises(
+            ArgumentError, match=r"^k: got 2 heads for 4 query heads; allowed: 4 heads; pass enable_gqa"
+        ):
+            sm.row_stats(heads(1, 4, 3, 8), heads(1, 2, 5, 8))
+
     def test_no_heads_at_all(self):
         made = make_problem(heads(1, 0, 3, 4), heads(1, 0, 5, 4), None, offset=None, scale=None, enable_gqa=False)
         assert (made.q.shape, made.k.shape) == ((1, 0, 1, 3, 4), (1, 0, 5, 4))
@@ -389,14 +406,18 @@ class TestTiles:
         monkeypatch.setattr(streaming, "_KEYS_PER_TILE", 3)
 
     @pytest.mark.parametrize("shared", [False, True])
-    def test_spans_of_each_sequence_and_of_all(self, shared):
-        q, k = heads(3, 2, 4, 8, dtype=torch.float64), heads(3, 2, 7, 8, dtype=torch.float64)
-        made = make_problem(q, k, None, offset=None, scale=None, enable_gqa=False)
-        low = torch.tensor([[0, 1, 2, 3], [2, 2, 0, 0], [0, 0, 5, 6]])
+    @pytest.mark.parametrize("batch", [2, 3])
+    @pytest.mark.parametrize("masked", [False, True])
+    def test_spans_of_each_sequence_and_of_all(self, shared, batch, masked):
+        q, k = heads(batch, 2, 4, 8, dtype=torch.float64), heads(batch, 2, 7, 8, dtype=torch.float64)
+        mask = torch.tensor([True, False, True, True, True, False, True]) if masked else None
+        made = make_problem(q, k, mask, offset=None, scale=None, enable_gqa=False)
+        low = torch.tensor([[0, 1, 2, 3], [2, 2, 0, 0], [0, 0, 4, 6]])[:batch]
         spans = torch.stack((low, low + torch.tensor([1, 3, 2, 1])), 1).to(torch.int32)
         made = replace(made, spans=spans[:1] if shared else spans)
         got, want = (api.measure(made, impl, frozenset({"lse"})) for impl in ("streaming", "reference"))
-        assert worst(got.lse, want.lse) < 1e-12
+        seen = want.count > 0
+        assert worst(got.lse[seen], want.lse[seen]) < 1e-12
         assert got.count.tolist() == want.count.tolist()
 
     @pytest.mark.parametrize("offset", [-3, -2, -1, 0, 1, 2])
@@ -471,7 +492,32 @@ class TestParts:
     def test_a_row_without_keys_is_kept_as_zeros(self):
         nothing = torch.tensor([-math.inf])
         stats = RowStats(torch.tensor([0]), max=nothing, lse=nothing, mean=nothing, var=torch.zeros(1))
-        assert [array.item() for array in stats.flatten()[0]] == [0, -math.inf, 0.0, 0.0, -math.inf, 0.0]
+        for kept in (stats, stats.merge(stats)):
+            assert [array.item() for array in kept.flatten()[0]] == [0, -math.inf, 0.0, 0.0, -math.inf, 0.0]
+
+    def test_what_is_not_there_is_named(self):
+        nothing = RowStats.anchored(torch.tensor([3]))
+        for name in ("max", "lse", "mean", "var", "entropy"):
+            with pytest.raises(NotMeasuredError, match=f"^'{name}' was not measured"):
+                getattr(nothing, name)
+
+    def test_one_key_weighs_all_wherever_the_anchor_is(self):
+        two = torch.tensor([2.0])
+        stats = RowStats.anchored(torch.tensor([1]), torch.zeros(1), two, -two, max=two, var=torch.zeros(1))
+        assert stats.top_weight.item() == 1.0
+
+    def test_rows_that_see_a_key_are_found_in_blocks(self):
+        """So many keys that two of three rows are looked at together, and the last one alone."""
+        q, k = torch.zeros(3, 1), torch.zeros(1, 1).expand(1 << 23, 1)
+        made = make_problem(q, k, None, offset=None, scale=None, enable_gqa=False)
+        marked = torch.zeros(1, 1, 1 << 23, dtype=torch.bool)
+        marked[..., 7] = True
+        assert made.rows_that_see(marked).tolist() == [[[[True] * 3]]]
+
+    def test_the_stock_kernel_is_one_of_the_cpu(self):
+        x = torch.zeros(1, 2, 3, 4, device="meta")
+        made = make_problem(x, x, None, offset=None, scale=None, enable_gqa=False)
+        assert stock.obstacle(made) == "it uses the CPU's flash attention and q is on meta"
 
 
 class TestVmap:
@@ -493,6 +539,9 @@ class TestVmap:
 
         together = torch.func.vmap(sharp)(q, k)
         assert worst(together, torch.stack([sharp(a, b) for a, b in zip(q, k, strict=True)])) < 1e-5
+        gradient = torch.func.grad(lambda q, k: sharp(q, k).square().sum())
+        together = torch.func.vmap(gradient)(q, k)
+        assert worst(together, torch.stack([gradient(a, b) for a, b in zip(q, k, strict=True)])) < 1e-4
 
 
 class TestAutocast:
@@ -519,3 +568,7 @@ def test_autocast_is_off_inside_and_on_again_behind():
         assert torch.is_autocast_enabled("cpu")
     with without_autocast(CPU):
         assert not torch.is_autocast_enabled("cpu")
+
+
+def test_the_room_has_what_it_names():
+    assert {name for name in rows.__all__ if hasattr(rows, name)} == set(rows.__all__)
