@@ -109,6 +109,7 @@ def command_of(words: list[str]) -> tuple[str, Any, list[str]]:
     import typer.main
 
     command: Any = typer.main.get_command(make_app())
+    assert words[0] == "sharpmax", words
     name, rest = words[0], words[1:]
     while hasattr(command, "commands"):
         assert rest, f"not a whole command: {words}"

@@ -52,13 +52,21 @@ class _Place:
         return posixpath.relpath(path, posixpath.dirname(f"docs/{self.page}"))
 
 
-def _missing(name: str) -> list[str]:
-    return [f"*No run is committed as `results/{name}` yet, so there is nothing to show here.*"]
+_Tell = Callable[[Path, str, _Place], list[str]]
 
 
+def _if_committed(tell: _Tell) -> _Tell:
+    def told(root: Path, what: str, place: _Place) -> list[str]:
+        name = what.partition("/")[0]
+        if not file_of(root, name).exists():
+            return [f"*No run is committed as `results/{name}` yet, so there is nothing to show here.*"]
+        return tell(root, what, place)
+
+    return told
+
+
+@_if_committed
 def _told(root: Path, name: str, place: _Place) -> list[str]:
-    if not file_of(root, name).exists():
-        return _missing(name)
     results = load(file_of(root, name))
     story = story_in(file_of(root, name))
     figures = list(story.figures(results.tables))
@@ -102,10 +110,9 @@ def _shown(figure: Figure, name: str, place: _Place) -> list[str]:
     return [f"**{plot.title}** {plot.note}", "", picture, "", f"*{plot.caption}*" if plot.caption else ""]
 
 
+@_if_committed
 def _one_figure(root: Path, what: str, place: _Place) -> list[str]:
     name, _, wanted = what.partition("/")
-    if not file_of(root, name).exists():
-        return _missing(name)
     results = load(file_of(root, name))
     figures = {figure.file: figure for figure in story_in(file_of(root, name)).figures(results.tables)}
     return [
@@ -123,15 +130,13 @@ def _origin(results: Results, name: str, place: _Place) -> list[str]:
     return [f"`{results.command}`  \n{where} · [all numbers]({raw}){drawn}"]
 
 
+@_if_committed
 def _league(root: Path, name: str, place: _Place) -> list[str]:
-    if not file_of(root, name).exists():
-        return _missing(name)
     return list(league_lines(load(file_of(root, name)).tables))
 
 
+@_if_committed
 def _horizons(root: Path, name: str, place: _Place) -> list[str]:
-    if not file_of(root, name).exists():
-        return _missing(name)
     results = load(file_of(root, name))
     return [*_origin(results, name, place), "", *horizon_lines(results.tables)]
 
@@ -148,7 +153,7 @@ def _command(root: Path, name: str, place: _Place) -> list[str]:
     return list(command_lines(name, place.heading))
 
 
-KINDS: dict[str, Callable[[Path, str, _Place], list[str]]] = {
+KINDS: dict[str, _Tell] = {
     "story": _told,
     "figure": _one_figure,
     "league": _league,

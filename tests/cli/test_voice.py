@@ -21,6 +21,7 @@ from sharpmax.cli.options import PANELS
 from sharpmax.cli.terminal import print_table
 from sharpmax.tasks.registry import TASKS
 from sharpmax.tasks.sized_registry import SIZED_TASKS
+from tests.blocks import command_of
 
 ROOT = Path(sharpmax.__file__).parents[2]
 STORY = [
@@ -51,14 +52,8 @@ OPTIONS = [
 
 def parse(line: str) -> dict[str, Any]:
     """What a command line means, without running it; raises where it means nothing."""
-    program, *words = shlex.split(line)
-    assert program == "sharpmax"
-    path: tuple[str, ...] = ()
-    while (*path, *words[:1]) not in LEAVES:
-        path, words = (*path, words[0]), words[1:]
-        assert path in dict(EVERY), line
-    path, words = (*path, words[0]), words[1:]
-    parameters: dict[str, Any] = LEAVES[path].make_context(" ".join(path), words).params
+    name, command, words = command_of(shlex.split(line))
+    parameters: dict[str, Any] = command.make_context(name, words).params
     return parameters
 
 

@@ -21,9 +21,12 @@ from sharpmax.cli import (
     report,
     reproduce,
 )
-from sharpmax.cli.commands import Story
+from sharpmax.cli.commands import in_order
 
 __all__ = ["make_app"]
+
+_STORY = (reproduce, explore, probe, calibrate, evaluate, fold, horizon, clrs, compare, bench, report, env)
+"""From the paper to a model of one's own, training and tools."""
 
 
 def make_app() -> typer.Typer:
@@ -31,12 +34,12 @@ def make_app() -> typer.Typer:
     app = typer.Typer(
         help="Keep attention sharp as inputs grow: measure, predict and fix softmax dispersion.",
         epilog="Example: sharpmax reproduce --out reproduce",
-        cls=Story,
+        cls=in_order([command.__name__.rpartition(".")[2] for command in _STORY]),
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback(invoke_without_command=True)(_top)
-    for command in (reproduce, compare, probe, evaluate, calibrate, fold, horizon, clrs, bench, report, explore, env):
+    for command in _STORY:
         command.add_to(app)
     return app
 

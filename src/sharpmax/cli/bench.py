@@ -32,19 +32,19 @@ def bench(
     ] = False,
     length: Annotated[
         int | None,
-        typer.Option(
-            metavar="N",
-            help="Queries and keys; with --gpu less scales every shape down. Targets are judged at the default.",
-            rich_help_panel=options.AMOUNT,
+        options.value(
+            "N",
+            options.AMOUNT,
+            "Queries and keys; with --gpu less scales every shape down. Targets are judged at the default.",
             show_default="16384, with --probe 8192, with --monitor 2048",
         ),
     ] = None,
     repeat: Annotated[
         int | None,
-        typer.Option(
-            metavar="N",
-            help="Rounds; each runs every case once.",
-            rich_help_panel=options.AMOUNT,
+        options.value(
+            "N",
+            options.AMOUNT,
+            "Rounds; each runs every case once.",
             show_default="5, with --gpu 20, with --probe 3, with --monitor 12",
         ),
     ] = None,

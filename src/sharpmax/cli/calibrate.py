@@ -18,8 +18,6 @@ from sharpmax.errors import reject
 
 __all__ = ["add_to", "calibrate"]
 
-_KINDS = ("constant", "length", "entropy", "rows")
-
 
 def add_to(app: typer.Typer) -> None:
     """Add the command."""
@@ -31,12 +29,12 @@ def calibrate(
     task: Annotated[str, options.task(completion.tasks)] = "kv",
     kinds: Annotated[
         str | None,
-        typer.Option(
-            metavar="K,K",
-            help="Kinds of policy to learn: constant, length, entropy, rows.",
-            rich_help_panel=options.WHAT,
+        options.value(
+            "K,K",
+            options.WHAT,
+            "Kinds of policy to learn: constant, length, entropy, rows.",
             show_default="those of the profile",
-            autocompletion=completion.words(*_KINDS),
+            autocompletion=completion.kinds,
         ),
     ] = None,
     foldable: Annotated[
@@ -48,29 +46,23 @@ def calibrate(
     text: options.TextFile = None,
     leash: Annotated[
         str,
-        typer.Option(
-            metavar="P%",
-            help="How far perplexity may rise, on text and on the model's own answers.",
-            rich_help_panel=options.LEARNING,
-        ),
+        options.value("P%", options.LEARNING, "How far perplexity may rise, on text and on the model's own answers."),
     ] = "1%",
     keep: Annotated[
         str,
-        typer.Option(metavar="P%", help="Share of the heads that may be touched.", rich_help_panel=options.LEARNING),
+        options.value("P%", options.LEARNING, "Share of the heads that may be touched."),
     ] = "100%",
     keep_layers: Annotated[
         str,
-        typer.Option(
-            metavar="P%", help="Share of the layers they may be in: each costs time.", rich_help_panel=options.LEARNING
-        ),
+        options.value("P%", options.LEARNING, "Share of the layers they may be in: each costs time."),
     ] = "100%",
     rate: options.LearningRate = 0.03,
     profile: Annotated[
         str,
-        typer.Option(
-            metavar="NAME",
-            help="full (a GPU's minutes), small (ten minutes of two cores) or auto, by the device.",
-            rich_help_panel=options.AMOUNT,
+        options.value(
+            "NAME",
+            options.AMOUNT,
+            "full (a GPU's minutes), small (ten minutes of two cores) or auto, by the device.",
             autocompletion=completion.words("auto", "full", "small"),
         ),
     ] = "auto",

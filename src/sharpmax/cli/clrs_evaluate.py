@@ -34,11 +34,7 @@ def evaluate(
     dataset: options.Dataset = None,
     without: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Ask nothing of this dataset: what models learned from.",
-            rich_help_panel=options.WHAT,
-        ),
+        options.value("FILE", options.WHAT, "Ask nothing of this dataset: what models learned from."),
     ] = None,
     sizes: Annotated[str | None, options.sizes("those for tests")] = None,
     per_cell: options.PerCell = 100,
@@ -48,11 +44,7 @@ def evaluate(
     tokens_at_once: Annotated[int, options.tokens_at_once("--batch-tokens")] = 65_536,
     shard: Annotated[
         str,
-        typer.Option(
-            metavar="I/N",
-            help="Do the I-th of N parts; the last to end puts them together.",
-            rich_help_panel=options.PLACE,
-        ),
+        options.value("I/N", options.PLACE, "Do the I-th of N parts; the last to end puts them together."),
     ] = "1/1",
     processes: options.Processes = 1,
     data: options.Data = None,

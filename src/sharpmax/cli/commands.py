@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import typer
@@ -11,17 +11,10 @@ from typer.core import TyperCommand, TyperGroup
 
 from sharpmax.cli.options import OUTPUT
 
-__all__ = ["BEGIN", "LANGUAGE", "TOOLS", "TRAINING", "Story", "add", "add_group"]
+__all__ = ["BEGIN", "LANGUAGE", "TOOLS", "TRAINING", "add", "add_group", "in_order"]
 
 BEGIN, LANGUAGE, TRAINING, TOOLS = "Begin here", "A language model of your own", "Train and compare", "Tools"
 """The groups of commands in help."""
-
-_ORDER = (
-    *("reproduce", "explore"),
-    *("probe", "calibrate", "evaluate", "fold", "horizon"),
-    *("clrs", "compare"),
-    *("bench", "report", "env"),
-)
 
 
 class _Command(TyperCommand):
@@ -40,13 +33,14 @@ class _Group(TyperGroup):
         return _without_type_of_flags(super().get_params(ctx))
 
 
-class Story(_Group):
-    """Commands in the order of the story: from the paper to a model of one's own, training and tools."""
+def in_order(names: Sequence[str]) -> type[TyperGroup]:
+    """A group that shows its commands in this order: Typer would put those that have commands of their own last."""
 
-    def list_commands(self, ctx: Any) -> list[str]:
-        """Names of the commands."""
-        names = super().list_commands(ctx)
-        return sorted(names, key=lambda name: _ORDER.index(name) if name in _ORDER else len(_ORDER))
+    class Ordered(_Group):
+        def list_commands(self, ctx: Any) -> list[str]:
+            return sorted(super().list_commands(ctx), key=names.index)
+
+    return Ordered
 
 
 def _without_type_of_flags(params: list[Any]) -> list[Any]:

@@ -26,7 +26,7 @@ _SINGLE = {"width": "128", "heads": "1", "depth": "1"}
 
 
 def _shape(text: str, shown: str) -> Any:
-    return typer.Option(metavar="N", help=text, rich_help_panel=options.WHAT, show_default=shown)
+    return options.value("N", options.WHAT, text, show_default=shown)
 
 
 def add_to(app: typer.Typer) -> None:
@@ -44,19 +44,19 @@ def compare(
     ] = None,
     task: Annotated[
         str,
-        typer.Option(
-            metavar="T",
-            help="max, recall, sort or copy.",
-            rich_help_panel=options.WHAT,
-            autocompletion=completion.words("max", "recall", "sort", "copy"),
+        options.value(
+            "T",
+            options.WHAT,
+            "max, recall, sort or copy.",
+            autocompletion=completion.sized_tasks,
         ),
     ] = "max",
     model: Annotated[
         str,
-        typer.Option(
-            metavar="M",
-            help="single, which is the paper's head, or encoder.",
-            rich_help_panel=options.WHAT,
+        options.value(
+            "M",
+            options.WHAT,
+            "single, which is the paper's head, or encoder.",
             autocompletion=completion.words("single", "encoder"),
         ),
     ] = "single",
@@ -72,16 +72,9 @@ def compare(
     ] = False,
     own: Annotated[
         list[Path] | None,
-        typer.Option(
-            "--with",
-            metavar="FILE",
-            help="A Python file with a normaliser of your own.",
-            rich_help_panel=options.WHAT,
-        ),
+        options.value("FILE", options.WHAT, "A Python file with a normaliser of your own.", "--with"),
     ] = None,
-    batch: Annotated[
-        int, typer.Option(metavar="N", help="Examples per step and seed.", rich_help_panel=options.LEARNING)
-    ] = 128,
+    batch: Annotated[int, options.value("N", options.LEARNING, "Examples per step and seed.")] = 128,
     sizes: Annotated[str | None, options.sizes("those of the task")] = None,
     samples: options.Samples = 128,
     steps: Annotated[int, options.steps()] = _STEPS,
@@ -90,36 +83,19 @@ def compare(
     device: options.Device = "auto",
     stack: Annotated[
         int | None,
-        typer.Option(
-            metavar="N", help="Seeds trained in one program.", rich_help_panel=options.PLACE, show_default="all"
-        ),
+        options.value("N", options.PLACE, "Seeds trained in one program.", show_default="all"),
     ] = None,
     engine: Annotated[
         str,
-        typer.Option(
-            metavar="E",
-            help="local or ray.",
-            rich_help_panel=options.PLACE,
-            autocompletion=completion.words("local", "ray"),
-        ),
+        options.value("E", options.PLACE, "local or ray.", autocompletion=completion.words("local", "ray")),
     ] = "local",
     workers: Annotated[
         int | None,
-        typer.Option(
-            metavar="N",
-            help="Processes on this machine.",
-            rich_help_panel=options.PLACE,
-            show_default="as the engine chooses",
-        ),
+        options.value("N", options.PLACE, "Processes on this machine.", show_default="as the engine chooses"),
     ] = None,
     address: Annotated[
         str | None,
-        typer.Option(
-            metavar="HOST:PORT",
-            help="Address of a Ray cluster.",
-            rich_help_panel=options.PLACE,
-            show_default="one on this machine",
-        ),
+        options.value("HOST:PORT", options.PLACE, "Address of a Ray cluster.", show_default="one on this machine"),
     ] = None,
     out: options.Out = Path("compare"),
     resume: options.Resume = False,

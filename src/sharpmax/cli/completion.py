@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-__all__ = ["algorithms", "methods", "policies", "sized_tasks", "tasks", "words"]
+__all__ = ["algorithms", "kinds", "methods", "policies", "sized_tasks", "tasks", "words"]
 
 Offer = Callable[[str], list[str]]
 """From the beginning of a word to the words that it may become."""
@@ -24,6 +24,13 @@ def policies(incomplete: str) -> list[str]:
     from sharpmax.policies.store import NAMED
 
     return _beginning(NAMED, incomplete)
+
+
+def kinds(incomplete: str) -> list[str]:
+    """Offer kinds of policies that can be learned, after a comma the next one."""
+    from sharpmax.calibrate.kinds import KINDS
+
+    return _beginning(KINDS, incomplete)
 
 
 def tasks(incomplete: str) -> list[str]:

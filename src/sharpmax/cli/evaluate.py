@@ -40,46 +40,29 @@ def evaluate(
     ] = True,
     lm_eval: Annotated[
         str | None,
-        typer.Option(
-            "--lm-eval",
-            metavar="T,T",
-            help="Tasks for EleutherAI's harness to run as well.",
-            rich_help_panel=options.WHAT,
-        ),
+        options.value("T,T", options.WHAT, "Tasks for EleutherAI's harness to run as well.", "--lm-eval"),
     ] = None,
     lm_eval_path: Annotated[
         Path | None,
-        typer.Option(
-            "--lm-eval-path",
-            metavar="DIR",
-            help="Folder with task files for the harness.",
-            rich_help_panel=options.WHAT,
-        ),
+        options.value("DIR", options.WHAT, "Folder with task files for the harness.", "--lm-eval-path"),
     ] = None,
     sizes: Annotated[str, options.sizes()] = _SIZES,
     prompts: Annotated[int, options.prompts()] = _PROMPTS,
     lengths: Annotated[
         str | None,
-        typer.Option(
-            metavar="N,N",
-            help="Tokens in a window of text.",
-            rich_help_panel=options.AMOUNT,
-            show_default="2048,6144 where the model can",
+        options.value(
+            "N,N", options.AMOUNT, "Tokens in a window of text.", show_default="2048,6144 where the model can"
         ),
     ] = None,
     windows: Annotated[
         int,
-        typer.Option(
-            metavar="N",
-            help="Windows of each length; two CPU cores take about 20 s for one of 6,144 tokens.",
-            rich_help_panel=options.AMOUNT,
+        options.value(
+            "N", options.AMOUNT, "Windows of each length; two CPU cores take about 20 s for one of 6,144 tokens."
         ),
     ] = _WINDOWS,
     questions: Annotated[
         int,
-        typer.Option(
-            metavar="N", help="Chat questions whose own answers are scored too.", rich_help_panel=options.AMOUNT
-        ),
+        options.value("N", options.AMOUNT, "Chat questions whose own answers are scored too."),
     ] = _QUESTIONS,
     seed: options.Seed = 0,
     device: options.Device = "auto",

@@ -28,7 +28,7 @@ def horizon(
     policy: options.Policy = None,
     mass: Annotated[
         float,
-        typer.Option(metavar="W", help="The weight on one token that counts as sharp.", rich_help_panel=options.WHAT),
+        options.value("W", options.WHAT, "The weight on one token that counts as sharp."),
     ] = 0.5,
     certified_only: Annotated[
         bool, options.flag("--certified-only", options.WHAT, "Weights alone, no prompts: nothing is measured.")

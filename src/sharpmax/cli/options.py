@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from sharpmax.cli import completion
+from sharpmax.cli.reading import DEVICES, DTYPES
 
 __all__ = [
     "AMOUNT",
@@ -42,6 +43,7 @@ __all__ = [
     "steps",
     "task",
     "tokens_at_once",
+    "value",
 ]
 
 WHAT, LEARNING, AMOUNT, PLACE, OUTPUT = (
@@ -55,6 +57,11 @@ PANELS = (WHAT, LEARNING, AMOUNT, PLACE, OUTPUT)
 """The groups of options in help, in the order in which every command shows them."""
 
 
+def value(metavar: str, panel: str, text: str, *names: str, **more: Any) -> Any:
+    """An option with a value; without `names` it has that of its parameter."""
+    return typer.Option(*names, metavar=metavar, help=text, rich_help_panel=panel, **more)
+
+
 def flag(names: str, panel: str, text: str, **more: Any) -> Any:
     """An option that is there or not."""
     return typer.Option(names, help=text, rich_help_panel=panel, **more)
@@ -62,11 +69,11 @@ def flag(names: str, panel: str, text: str, **more: Any) -> Any:
 
 def task(names: Any, *, several: bool = False, shown: str | bool = True) -> Any:
     """What a model is asked; `names` knows those that come with the package."""
-    return typer.Option(
+    return value(
+        "T,T" if several else "T",
+        WHAT,
+        "kv, max, needle, multi-kv, houses, prices, json, or a Python file that defines one.",
         "--task",
-        metavar="T,T" if several else "T",
-        help="kv, max, needle, multi-kv, houses, prices, json, or a Python file that defines one.",
-        rich_help_panel=WHAT,
         show_default=shown,
         autocompletion=names,
     )
@@ -74,11 +81,11 @@ def task(names: Any, *, several: bool = False, shown: str | bool = True) -> Any:
 
 def policy(shown: str | bool = True) -> Any:
     """What raises β; `shown` says what happens without it."""
-    return typer.Option(
+    return value(
+        "P",
+        WHAT,
+        "A name as paper, a file, a folder, log-length:64 or constant:1.5.",
         "--policy",
-        metavar="P",
-        help="A name as paper, a file, a folder, log-length:64 or constant:1.5.",
-        rich_help_panel=WHAT,
         show_default=shown,
         autocompletion=completion.policies,
     )
@@ -86,135 +93,91 @@ def policy(shown: str | bool = True) -> Any:
 
 def sizes(shown: str | bool = True) -> Any:
     """How large the inputs are."""
-    return typer.Option(
-        "--sizes",
-        metavar="N,N",
-        help="Sizes of the inputs: 8..64 doubles, 8,64 lists.",
-        rich_help_panel=AMOUNT,
-        show_default=shown,
-    )
+    return value("N,N", AMOUNT, "Sizes of the inputs: 8..64 doubles, 8,64 lists.", "--sizes", show_default=shown)
 
 
 def prompts(shown: str | bool = True) -> Any:
     """How many prompts; the second name is the one that lm-evaluation-harness has for it."""
-    return typer.Option(
-        "--prompts",
-        "--limit",
-        metavar="N",
-        help="Prompts of each size; more are more precise.",
-        rich_help_panel=AMOUNT,
-        show_default=shown,
+    return value(
+        "N", AMOUNT, "Prompts of each size; more are more precise.", "--prompts", "--limit", show_default=shown
     )
 
 
 def steps(shown: str | bool = True) -> Any:
     """How long a training is."""
-    return typer.Option(
-        "--steps", metavar="N", help="Steps of each training.", rich_help_panel=AMOUNT, show_default=shown
-    )
+    return value("N", AMOUNT, "Steps of each training.", "--steps", show_default=shown)
 
 
 def tokens_at_once(*older: str) -> Any:
     """What limits memory; `older` are names it had before."""
     text = "Tokens a device holds at once: fewer need less memory."
-    return typer.Option("--tokens-at-once", *older, metavar="N", help=text, rich_help_panel=PLACE)
+    return value("N", PLACE, text, "--tokens-at-once", *older)
 
 
 def out(shown: str | bool = True) -> Any:
     """Where files go; without it, into a folder with the name of the command."""
-    return typer.Option("--out", metavar="DIR", help="Folder to write to.", rich_help_panel=OUTPUT, show_default=shown)
+    return value("DIR", OUTPUT, "Folder to write to.", "--out", show_default=shown)
 
 
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="Hub id, local folder or the alias smollm2.")]
 Policy = Annotated[str | None, policy("none")]
 TextFile = Annotated[
     Path | None,
-    typer.Option(
-        "--text",
-        metavar="FILE",
-        help="Plain text to read.",
-        rich_help_panel=WHAT,
-        show_default="Python's documentation",
-    ),
+    value("FILE", WHAT, "Plain text to read.", "--text", show_default="Python's documentation"),
 ]
 Algorithms = Annotated[
     str | None,
-    typer.Option(
+    value(
+        "A,A",
+        WHAT,
+        "Algorithms of CLRS-Text.",
         "--algorithms",
-        metavar="A,A",
-        help="Algorithms of CLRS-Text.",
-        rich_help_panel=WHAT,
         show_default="all 30, or those trained on",
         autocompletion=completion.algorithms,
     ),
 ]
 Dataset = Annotated[
     Path | None,
-    typer.Option(
-        "--dataset", metavar="FILE", help="Examples of your own instead of generated ones.", rich_help_panel=WHAT
-    ),
+    value("FILE", WHAT, "Examples of your own instead of generated ones.", "--dataset"),
 ]
-LearningRate = Annotated[float, typer.Option("--lr", "--rate", metavar="X", help="Learning rate at its highest.",
-                                             rich_help_panel=LEARNING)]  # fmt: skip
+LearningRate = Annotated[float, value("X", LEARNING, "Learning rate at its highest.", "--lr", "--rate")]  # fmt: skip
 Samples = Annotated[
     int,
-    typer.Option(
-        "--samples",
-        metavar="N",
-        help="Test inputs per seed and size; more are more precise.",
-        rich_help_panel=AMOUNT,
-    ),
+    value("N", AMOUNT, "Test inputs per seed and size; more are more precise.", "--samples"),
 ]
-PerCell = Annotated[
-    int, typer.Option("--per-cell", metavar="N", help="Examples of each algorithm and size.", rich_help_panel=AMOUNT)
-]
+PerCell = Annotated[int, value("N", AMOUNT, "Examples of each algorithm and size.", "--per-cell")]
 Seeds = Annotated[
     int,
-    typer.Option(
-        "--seeds", metavar="N", help="How many models, each trained from a seed of its own.", rich_help_panel=AMOUNT
-    ),
+    value("N", AMOUNT, "How many models, each trained from a seed of its own.", "--seeds"),
 ]
 Seed = Annotated[
     int,
-    typer.Option(
-        "--seed",
-        metavar="N",
-        help="Seed of all that is drawn at random; of several, the first.",
-        rich_help_panel=AMOUNT,
-    ),
+    value("N", AMOUNT, "Seed of all that is drawn at random; of several, the first.", "--seed"),
 ]
 Device = Annotated[
     str,
-    typer.Option(
+    value(
+        "D",
+        PLACE,
+        "auto (a GPU where there is one), cpu, cuda or mps.",
         "--device",
-        metavar="D",
-        help="auto (a GPU where there is one), cpu, cuda or mps.",
-        rich_help_panel=PLACE,
-        autocompletion=completion.words("auto", "cpu", "cuda", "mps"),
+        autocompletion=completion.words(*DEVICES),
     ),
 ]
 Dtype = Annotated[
     str,
-    typer.Option(
+    value(
+        "D",
+        PLACE,
+        "float32, bfloat16, float16 or auto (bfloat16 on a GPU).",
         "--dtype",
-        metavar="D",
-        help="float32, bfloat16, float16 or auto (bfloat16 on a GPU).",
-        rich_help_panel=PLACE,
-        autocompletion=completion.words("float32", "bfloat16", "float16", "auto"),
+        autocompletion=completion.words(*DTYPES),
     ),
 ]
-Processes = Annotated[
-    int, typer.Option("--processes", metavar="N", help="Processes that generate examples.", rich_help_panel=PLACE)
-]
+Processes = Annotated[int, value("N", PLACE, "Processes that generate examples.", "--processes")]
 Data = Annotated[
     Path | None,
-    typer.Option(
-        "--data",
-        metavar="DIR",
-        help="Folder for generated examples.",
-        rich_help_panel=PLACE,
-        show_default="the user's cache",
-    ),
+    value("DIR", PLACE, "Folder for generated examples.", "--data", show_default="the user's cache"),
 ]
 Out = Annotated[Path, out()]
 Resume = Annotated[bool, flag("--resume", OUTPUT, "Go on with the interrupted run in --out.")]

@@ -32,10 +32,10 @@ def probe(
     policy: options.Policy = None,
     rows: Annotated[
         str,
-        typer.Option(
-            metavar="ROWS",
-            help="Rows of a prompt that count: last, log or all (their mean).",
-            rich_help_panel=options.WHAT,
+        options.value(
+            "ROWS",
+            options.WHAT,
+            "Rows of a prompt that count: last, log or all (their mean).",
             autocompletion=completion.words("last", "log", "all"),
         ),
     ] = "last",

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from sharpmax.policies import Policy
 
 __all__ = [
+    "DEVICES",
+    "DTYPES",
     "NamedPolicy",
     "data_folder",
     "device_named",
@@ -27,8 +29,8 @@ __all__ = [
     "sizes_from",
 ]
 
-_KINDS = ("auto", "cpu", "cuda", "mps")
-_DTYPES = ("auto", "float32", "bfloat16", "float16")
+DEVICES = ("auto", "cpu", "cuda", "mps")
+DTYPES = ("auto", "float32", "bfloat16", "float16")
 _POLICY_FILES = ("policy.json", "sharpmax_policy.json")
 """What a folder may hold: what `sharpmax calibrate` writes, and what `save_pretrained` puts beside a model."""
 
@@ -78,8 +80,8 @@ def device_named(name: str) -> torch.device:
     """The device a user asked for; "auto" is a GPU where there is one."""
     import torch
 
-    if name not in _KINDS:
-        reject("--device", repr(name), ", ".join(_KINDS))
+    if name not in DEVICES:
+        reject("--device", repr(name), ", ".join(DEVICES))
     there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     if name == "auto":
         return torch.device("cuda" if there["cuda"] else "cpu")
@@ -90,7 +92,7 @@ def device_named(name: str) -> torch.device:
 
 def dtype_named(name: str, device: torch.device, *, without: str = "") -> str:
     """The dtype a user asked for; "auto" is bfloat16 on a GPU. `without` is one that a command cannot use."""
-    allowed = [known for known in _DTYPES if known != without]
+    allowed = [known for known in DTYPES if known != without]
     if name not in allowed:
         reject("--dtype", repr(name), ", ".join(allowed))
     if name == "auto":

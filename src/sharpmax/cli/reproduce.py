@@ -38,10 +38,10 @@ def add_to(app: typer.Typer) -> None:
 def reproduce(
     recipe: Annotated[
         str,
-        typer.Option(
-            metavar="R",
-            help="How heads are trained: paper, sharp or both.",
-            rich_help_panel=options.WHAT,
+        options.value(
+            "R",
+            options.WHAT,
+            "How heads are trained: paper, sharp or both.",
             autocompletion=completion.words(*RECIPES, _BOTH),
         ),
     ] = _BOTH,
@@ -50,10 +50,10 @@ def reproduce(
     ] = False,
     weights: Annotated[
         Path | None,
-        typer.Option(
-            metavar="PATH",
-            help="Test the heads of an earlier --train: its folder or a file.",
-            rich_help_panel=options.WHAT,
+        options.value(
+            "PATH",
+            options.WHAT,
+            "Test the heads of an earlier --train: its folder or a file.",
             show_default="the package's own",
         ),
     ] = None,

@@ -77,9 +77,10 @@ class EntropyTarget(Policy):
                 break
         u = xp.at_most(xp.at_least(u, xp.log(floor)), xp.log(ceiling))
         # One more Newton step with the dependence on the logits alive: its value is the solution, its derivative
-        # −(∂H/∂s)/(∂H/∂u), which is the derivative of the solution. Rows held at an end have none.
+        # −(∂H/∂s)/(∂H/∂u), which is the derivative of the solution. Rows held at an end would step beyond it, and have
+        # none.
         now = remeasure(xp.exp(u))
-        free = (u > xp.log(floor)) & (u < xp.log(ceiling)) & (xp.stop_gradient(now.var) > 1e-12)
+        free = xp.stop_gradient(now.var) > 1e-12
         slope = xp.where(free, xp.stop_gradient(now.var), 1.0)
         step = xp.where(free, (now.entropy - target) / slope, 0.0)
         polished = u + xp.where(abs(xp.stop_gradient(step)) < 1e-2, step, 0.0)

@@ -68,9 +68,6 @@ def _kernel_mask(problem: Problem, heads: tuple[int, int], dtype: torch.dtype) -
     if problem.mask is None and problem.spans is None and offset in (None, 0):
         return None, offset == 0
     hide = problem.hidden()
-    _, key_heads, group, rows, keys = hide.shape
-    if key_heads * group > 1:
-        hide = hide.expand(-1, *problem.q.shape[1:3], -1, -1)
-    hide = hide.reshape(hide.shape[0], -1, rows, keys)
+    hide = hide.reshape(hide.shape[0], -1, *hide.shape[-2:])  # of one head, or of all
     mask = torch.zeros(hide.shape, dtype=dtype, device=hide.device).masked_fill_(hide, -torch.inf)
     return mask.expand(heads[0], heads[1], problem.q.shape[-2], problem.keys), False
