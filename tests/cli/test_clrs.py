@@ -145,6 +145,7 @@ def test_parts_by_several_processes_make_one_whole(arms: list[Path], tmp_path: P
         (["train", "--learn-policy", "length", "--policy", "paper"], "--learn-policy: got length"),
         (["train", "--dataset", "{home}/nowhere"], "--dataset: got"),
         (["train", "--dataset", "{home}/lacking.jsonl"], "lacks a column"),
+        (["train", "--dataset", "{home}/eight.jsonl", "--largest", "7"], "--largest: got 7; allowed: 8 or more"),
         (["train", "--row-tokens", "5000"], "--row-tokens: got 5000"),
         (["train", "--policy", "{home}/other.json"], "2 layers × 3 heads"),
         (["train", "--dtype", "int3"], "--dtype: got 'int3'"),
@@ -164,6 +165,7 @@ def test_a_mistake_is_one_line_before_anything_is_written(
 ) -> None:
     PerHead.of(Constant, value=[[2.0] * 3] * 2).save(home / "other.json")
     (home / "lacking.jsonl").write_text('{"question": "a", "answer": "b"}\n')
+    (home / "eight.jsonl").write_text('{"question": "a", "answer": "b", "algo_name": "first", "length": 8}\n')
     quick = QUICK if line[0] == "train" else ()
     more = [word.replace("{home}", str(home)) for word in line[1:]]
     options = ["--data", tmp_path / "data", "--out", tmp_path / "out"]
@@ -172,6 +174,19 @@ def test_a_mistake_is_one_line_before_anything_is_written(
     assert is_one_error_line(outcome.err)
     assert says in outcome.err
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("made", [True, False])
+def test_larger_sizes_can_be_left_for_the_examination(
+    made: bool, home: Path, tmp_path: Path, sharpmax_command: Any
+) -> None:
+    arm = tmp_path / "arm"
+    path = stub.write(tmp_path / "own.jsonl", stub.examples(stub.ALGORITHMS, stub.TRAIN, 6, "train", 0))
+    more = () if made else ("--dataset", path)
+    assert sharpmax_command(*words(home, arm, "--largest", 4, "--steps", 1, *more)).code == 0
+    assert saved(arm)["tables"]["setting"]["sizes"] == {name: [4] for name in stub.ALGORITHMS}
+    assert saved(arm)["tables"]["setting"]["data"]["largest"] == 4
+    assert "--largest 4" in saved(arm)["command"]
 
 
 def test_a_training_that_is_not_finished_cannot_be_examined(home: Path, tmp_path: Path, sharpmax_command: Any) -> None:

@@ -64,6 +64,15 @@ def test_a_training_set_is_the_streams_of_its_cells(tmp_path: Path, drawn) -> No
 
 
 @needs_clrs
+def test_sizes_above_the_largest_are_left_out(tmp_path: Path) -> None:
+    path = training_set(tmp_path, ["bridges", "minimum"], per_cell=1, largest=11)
+    sizes = [(one.algo_name, one.length) for one in load_dataset(path)]
+    assert sizes == [("bridges", 4), ("bridges", 5), *(("minimum", size) for size in (4, 5, 10, 11))]
+    # What is left is what it would be beside the others.
+    assert load_dataset(path)[2:] == load_dataset(training_set(tmp_path, ["minimum"], per_cell=1))[:4]
+
+
+@needs_clrs
 def test_other_requests_do_not_mix(tmp_path: Path) -> None:
     requests: list[dict[str, Any]] = [
         {"per_cell": 2},
@@ -189,6 +198,8 @@ def test_bad_requests_write_nothing(tmp_path: Path, algorithms, per_cell, kind, 
         training_set(tmp_path, algorithms, per_cell=per_cell)
     with pytest.raises(kind, match=message):
         clrs_text.test_set(tmp_path, algorithms, per_cell=per_cell)
+    with pytest.raises(ArgumentError, match=r"^largest: got 3; allowed: a whole number from 4"):
+        training_set(tmp_path, ["minimum"], per_cell=1, largest=3)
     with pytest.raises(ArgumentError, match=r"^size: got 0; "):
         clrs_text.test_set(tmp_path, ["minimum"], [0], per_cell=1)
     assert not contents(tmp_path)

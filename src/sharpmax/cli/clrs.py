@@ -37,11 +37,11 @@ def train(
     policy: Annotated[str, options.policy()] = "none",
     learn_policy: Annotated[
         str | None,
-        typer.Option(
-            metavar="KIND",
-            help="Learn a policy per head as well: constant, length, entropy or rows.",
-            rich_help_panel=options.WHAT,
-            autocompletion=completion.words("constant", "length", "entropy", "rows"),
+        options.value(
+            "KIND",
+            options.WHAT,
+            "Learn a policy per head as well: constant, length, entropy or rows.",
+            autocompletion=completion.kinds,
         ),
     ] = None,
     algorithms: options.Algorithms = None,
@@ -50,50 +50,42 @@ def train(
     lr: options.LearningRate = 5e-4,
     policy_lr: Annotated[
         float,
-        typer.Option(
-            metavar="X", help="Learning rate of a learned policy at its highest.", rich_help_panel=options.LEARNING
-        ),
+        options.value("X", options.LEARNING, "Learning rate of a learned policy at its highest."),
     ] = 1e-2,
     batch_tokens: Annotated[
         int,
-        typer.Option(metavar="N", help="Tokens of a step, on all devices together.", rich_help_panel=options.LEARNING),
+        options.value("N", options.LEARNING, "Tokens of a step, on all devices together."),
     ] = 65_536,
     row_tokens: Annotated[
         int,
-        typer.Option(
-            metavar="N",
-            help="Tokens of a packed row; longer examples have rows of twice the room, and so on.",
-            rich_help_panel=options.LEARNING,
+        options.value(
+            "N", options.LEARNING, "Tokens of a packed row; longer examples have rows of twice the room, and so on."
         ),
     ] = 512,
     weigh: Annotated[
         str,
-        typer.Option(
-            metavar="WHAT",
-            help="What counts alike in the loss: tokens of answers, or answers.",
-            rich_help_panel=options.LEARNING,
+        options.value(
+            "WHAT",
+            options.LEARNING,
+            "What counts alike in the loss: tokens of answers, or answers.",
             autocompletion=completion.words("tokens", "answers"),
         ),
     ] = "tokens",
+    largest: Annotated[
+        int | None,
+        options.value(
+            "N", options.WHAT, "Learn from sizes up to N; larger ones are asked about.", show_default="each algorithm's"
+        ),
+    ] = None,
     per_cell: options.PerCell = 2000,
     cell_text: Annotated[
         int | None,
-        typer.Option(
-            metavar="N",
-            help="Characters of each algorithm and size at most.",
-            rich_help_panel=options.AMOUNT,
-            show_default="all",
-        ),
+        options.value("N", options.AMOUNT, "Characters of each algorithm and size at most.", show_default="all"),
     ] = None,
     steps: Annotated[int | None, options.steps("as many as --epochs takes")] = None,
     epochs: Annotated[
         float | None,
-        typer.Option(
-            metavar="X",
-            help="Passes over the examples.",
-            rich_help_panel=options.AMOUNT,
-            show_default="1 without --steps",
-        ),
+        options.value("X", options.AMOUNT, "Passes over the examples.", show_default="1 without --steps"),
     ] = None,
     seed: options.Seed = 0,
     device: options.Device = "auto",
@@ -108,9 +100,7 @@ def train(
     processes: options.Processes = 1,
     data: options.Data = None,
     out: options.Out = Path("clrs-train"),
-    save_every: Annotated[
-        int, typer.Option(metavar="N", help="Steps between states to go on from.", rich_help_panel=options.OUTPUT)
-    ] = 200,
+    save_every: Annotated[int, options.value("N", options.OUTPUT, "Steps between states to go on from.")] = 200,
     resume: options.Resume = False,
     as_json: options.AsJson = False,
 ) -> None:
@@ -139,7 +129,7 @@ def train(
     )  # fmt: skip
     place = device_named(device)
     bfloat16 = dtype_named(dtype, place, without="float16") == "bfloat16"
-    source = Source(algorithms_from(algorithms), per_cell, trace, seed, dataset, cell_text)
+    source = Source(algorithms_from(algorithms), per_cell, trace, seed, dataset, cell_text, largest)
     accelerate = require("accelerate", "hf", "sharpmax clrs train")
     state = accelerate.PartialState(cpu=place.type == "cpu")
     name = shown(model)
@@ -170,9 +160,9 @@ def train(
         return
     command = typed(
         f"clrs train {name}", policy=_given(policy), learn_policy=learn_policy, algorithms=algorithms,
-        per_cell=per_cell, cell_text=cell_text, trace=trace, dataset=dataset, steps=steps, epochs=epochs,
-        batch_tokens=batch_tokens, row_tokens=row_tokens, tokens_at_once=tokens_at_once, weigh=weigh, lr=lr,
-        policy_lr=policy_lr, gradient_checkpointing=gradient_checkpointing, compile=compiled,
+        per_cell=per_cell, cell_text=cell_text, largest=largest, trace=trace, dataset=dataset, steps=steps,
+        epochs=epochs, batch_tokens=batch_tokens, row_tokens=row_tokens, tokens_at_once=tokens_at_once, weigh=weigh,
+        lr=lr, policy_lr=policy_lr, gradient_checkpointing=gradient_checkpointing, compile=compiled,
         device=place.type, dtype=dtype, seed=seed, out=out,
     )  # fmt: skip
     results = collect(command, tables, seed=seed)

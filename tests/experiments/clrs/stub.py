@@ -48,9 +48,12 @@ def write(path: Path, made: Sequence[Example]) -> Path:
 
 
 def training_set(
-    folder: Path, algorithms: Sequence[str], *, per_cell: int, trace: bool = False, seed: int = 0, note: Any = None
-) -> Path:
-    return write(Path(folder) / f"train-{per_cell}-{seed}.jsonl", examples(algorithms, TRAIN, per_cell, "train", seed))
+    folder: Path, algorithms: Sequence[str], *, per_cell: int, largest: int = TRAIN[-1], trace: bool = False,
+    seed: int = 0, note: Any = None,
+) -> Path:  # fmt: skip
+    sizes = [size for size in TRAIN if size <= largest]
+    made = examples(algorithms, sizes, per_cell, "train", seed)
+    return write(Path(folder) / f"train-{per_cell}-{largest}-{seed}.jsonl", made)
 
 
 def exam_set(

@@ -50,6 +50,9 @@ class Source:
     """Characters of each algorithm and size to learn from at most: text of a matrix grows with the square of the size,
     and would take up nearly all of a training."""
 
+    largest: int | None = None
+    """The largest size to learn from; None is the largest of each algorithm."""
+
     def __post_init__(self) -> None:
         if self.per_cell < 1:
             reject("--per-cell", self.per_cell, "1 or more")
@@ -62,7 +65,8 @@ class Source:
         """The settings as plain values, without anything of this machine."""
         made = {"per_cell": self.per_cell, "trace": self.trace, "seed": self.seed}
         read = None if self.dataset is None else self.dataset.name
-        some = {} if self.cell_text is None else {"cell_text": self.cell_text}
+        limits = {"cell_text": self.cell_text, "largest": self.largest}
+        some = {name: limit for name, limit in limits.items() if limit is not None}
         return {"algorithms": list(self.algorithms), "dataset": read, **some, **(made if read is None else {})}
 
 
@@ -70,9 +74,19 @@ def training_examples(source: Source, folder: Path, *, processes: int = 1, note:
     """The examples to learn from; those that are made are kept in `folder`."""
     path = source.dataset
     if path is None:
-        path = _clrs().training_set(folder, source.algorithms, **_how(source, processes, note))
+        most = {} if source.largest is None else {"largest": source.largest}
+        path = _clrs().training_set(folder, source.algorithms, **most, **_how(source, processes, note))
     found = _of(source, path)
+    if source.largest is not None:
+        found = _up_to(source.largest, found)
     return found if source.cell_text is None else shortened(found, source.cell_text)
+
+
+def _up_to(largest: int, examples: Sequence[Question]) -> list[Question]:
+    left = [one for one in examples if one.length <= largest]
+    if not left:
+        reject("--largest", largest, f"{min(one.length for one in examples)} or more, the smallest size there is")
+    return left
 
 
 def shortened(examples: Sequence[Question], most: int) -> list[Question]:

@@ -40,6 +40,7 @@ def training_set(
     algorithms: Sequence[str],
     *,
     per_cell: int,
+    largest: int | None = None,
     trace: bool = False,
     seed: int = 0,
     processes: int = 1,
@@ -47,10 +48,13 @@ def training_set(
 ) -> Path:
     """Make `per_cell` examples of every algorithm at every training size, in a folder below `folder`; return it.
 
-    Another request is another folder. `note` hears a line for every file made. More than one of `processes` are fresh
-    interpreters, each making one file at a time.
+    With `largest`, training sizes above it are left out. Another request is another folder. `note` hears a line for
+    every file made. More than one of `processes` are fresh interpreters, each making one file at a time.
     """
-    cells = [(name, size) for name in _checked(algorithms) for size in train_sizes(name)]
+    names = _checked(algorithms)
+    if largest is not None:
+        check_size(largest, "largest")
+    cells = [(name, size) for name in names for size in train_sizes(name) if largest is None or size <= largest]
     return _made(Path(folder), _Recipe("train", tuple(cells), per_cell, trace, seed), {}, processes, note)
 
 

@@ -93,9 +93,9 @@ def check_algorithm(algorithm: str) -> None:
         reject("algorithm", repr(algorithm), ", ".join(ALGORITHMS))
 
 
-def check_size(size: int) -> None:
+def check_size(size: int, name: str = "size") -> None:
     """Refuse a size at which some algorithm has no problems."""
     if not isinstance(size, int) or isinstance(size, bool):
-        reject_type("size", repr(size), f"a whole number from {SMALLEST}")
+        reject_type(name, repr(size), f"a whole number from {SMALLEST}")
     if size < SMALLEST:
-        reject("size", size, f"a whole number from {SMALLEST}", "smaller problems do not exist for every algorithm")
+        reject(name, size, f"a whole number from {SMALLEST}", "smaller problems do not exist for every algorithm")
