@@ -73,6 +73,18 @@ def test_sizes_above_the_largest_are_left_out(tmp_path: Path) -> None:
 
 
 @needs_clrs
+def test_a_file_ends_when_it_has_enough_text(tmp_path: Path) -> None:
+    said: list[str] = []
+    path = training_set(tmp_path, ["bridges"], per_cell=9, text=400, note=said.append)
+    for size in train_sizes("bridges"):
+        every = examples("bridges", size, "train", 9)
+        found = load_dataset(path / f"bridges-{size:03}.jsonl")
+        assert found == list(every)[: len(found)]
+        assert sum(one.characters for one in found[:-1]) < 400 <= sum(one.characters for one in found)
+    assert said[1] == f"train: bridges, size 5: {len(found)} examples"
+
+
+@needs_clrs
 def test_other_requests_do_not_mix(tmp_path: Path) -> None:
     requests: list[dict[str, Any]] = [
         {"per_cell": 2},
@@ -88,8 +100,9 @@ def test_other_requests_do_not_mix(tmp_path: Path) -> None:
 
 
 @needs_clrs
-def test_a_killed_run_goes_on(tmp_path: Path, drawn, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = contents(training_set(tmp_path / "whole", ["bridges", "bubble_sort"], per_cell=3))
+@pytest.mark.parametrize("amount", [{"per_cell": 3}, {"per_cell": 99, "text": 300}])
+def test_a_killed_run_goes_on(tmp_path: Path, amount, drawn, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = contents(training_set(tmp_path / "whole", ["bridges", "bubble_sort"], **amount))
     done: list[Path] = []
 
     def killed(path: Path, data: bytes) -> None:
@@ -100,13 +113,13 @@ def test_a_killed_run_goes_on(tmp_path: Path, drawn, monkeypatch: pytest.MonkeyP
     with monkeypatch.context() as patch:
         patch.setattr(datasets, "write_bytes", killed)
         with pytest.raises(KeyboardInterrupt):
-            training_set(tmp_path / "killed", ["bridges", "bubble_sort"], per_cell=3)
+            training_set(tmp_path / "killed", ["bridges", "bubble_sort"], **amount)
     assert len(contents(tmp_path / "killed")) == 3
     # As a machine that lost power may leave files: one ends within a line, one between two.
     done[1].write_bytes(done[1].read_bytes()[:-20])
     done[2].write_bytes(b"".join(done[2].read_bytes().splitlines(keepends=True)[:2]))
     del drawn[:]
-    path = training_set(tmp_path / "killed", ["bridges", "bubble_sort"], per_cell=3)
+    path = training_set(tmp_path / "killed", ["bridges", "bubble_sort"], **amount)
     assert sorted(drawn) == [("bridges", 5), ("bubble_sort", 4), ("bubble_sort", 5), ("bubble_sort", 10)]
     assert contents(path) == whole
 
@@ -198,6 +211,8 @@ def test_bad_requests_write_nothing(tmp_path: Path, algorithms, per_cell, kind, 
         training_set(tmp_path, algorithms, per_cell=per_cell)
     with pytest.raises(kind, match=message):
         clrs_text.test_set(tmp_path, algorithms, per_cell=per_cell)
+    with pytest.raises(ArgumentError, match=r"^text: got 0; allowed: a whole number from 1"):
+        training_set(tmp_path, ["minimum"], per_cell=1, text=0)
     with pytest.raises(ArgumentError, match=r"^largest: got 3; allowed: a whole number from 4"):
         training_set(tmp_path, ["minimum"], per_cell=1, largest=3)
     with pytest.raises(ArgumentError, match=r"^size: got 0; "):

@@ -48,10 +48,10 @@ def write(path: Path, made: Sequence[Example]) -> Path:
 
 
 def training_set(
-    folder: Path, algorithms: Sequence[str], *, per_cell: int, largest: int = TRAIN[-1], trace: bool = False,
-    seed: int = 0, note: Any = None,
+    folder: Path, algorithms: Sequence[str], *, per_cell: int, text: int | None = None, largest: int | None = None,
+    trace: bool = False, seed: int = 0, note: Any = None,
 ) -> Path:  # fmt: skip
-    sizes = [size for size in TRAIN if size <= largest]
+    sizes = [size for size in TRAIN if size <= (largest or TRAIN[-1])]
     made = examples(algorithms, sizes, per_cell, "train", seed)
     return write(Path(folder) / f"train-{per_cell}-{largest}-{seed}.jsonl", made)
 

@@ -74,8 +74,8 @@ def training_examples(source: Source, folder: Path, *, processes: int = 1, note:
     """The examples to learn from; those that are made are kept in `folder`."""
     path = source.dataset
     if path is None:
-        most = {} if source.largest is None else {"largest": source.largest}
-        path = _clrs().training_set(folder, source.algorithms, **most, **_how(source, processes, note))
+        limits = {"text": source.cell_text, "largest": source.largest}
+        path = _clrs().training_set(folder, source.algorithms, **limits, **_how(source, processes, note))
     found = _of(source, path)
     if source.largest is not None:
         found = _up_to(source.largest, found)

@@ -40,6 +40,7 @@ def training_set(
     algorithms: Sequence[str],
     *,
     per_cell: int,
+    text: int | None = None,
     largest: int | None = None,
     trace: bool = False,
     seed: int = 0,
@@ -48,14 +49,17 @@ def training_set(
 ) -> Path:
     """Make `per_cell` examples of every algorithm at every training size, in a folder below `folder`; return it.
 
-    With `largest`, training sizes above it are left out. Another request is another folder. `note` hears a line for
-    every file made. More than one of `processes` are fresh interpreters, each making one file at a time.
+    With `text`, a file ends with the example that brings it to so many characters; with `largest`, training sizes above
+    it are left out. Another request is another folder. `note` hears a line for every file made. More than one of
+    `processes` are fresh interpreters, each making one file at a time.
     """
     names = _checked(algorithms)
     if largest is not None:
         check_size(largest, "largest")
     cells = [(name, size) for name in names for size in train_sizes(name) if largest is None or size <= largest]
-    return _made(Path(folder), _Recipe("train", tuple(cells), per_cell, trace, seed), {}, processes, note)
+    if text is not None:
+        check_count("text", text)
+    return _made(Path(folder), _Recipe("train", tuple(cells), per_cell, trace, seed, text=text), {}, processes, note)
 
 
 def test_set(
@@ -98,6 +102,7 @@ class _Recipe:
     trace: bool
     seed: int
     excluded: str | None = None
+    text: int | None = None
     generator: str = RELEASE
     format: int = _FORMAT
 
@@ -134,13 +139,14 @@ def _made(folder: Path, recipe: _Recipe, excluded: dict[str, set[bytes]], proces
     here = folder / recipe.folder()
     known = _indexed(here / _INDEX)
     cells = {f"{name}-{size:03}.jsonl": (name, size) for name, size in recipe.cells}
-    missing = [file for file in cells if not _complete(here / file, known.get(file), recipe.per_cell)]
+    missing = [file for file in cells if not _complete(here / file, known.get(file), recipe)]
     if missing:
         generator()  # a missing package is said here, not by every process
         jobs = [(here / file, *cells[file], recipe, excluded.get(cells[file][0], set())) for file in missing]
         for file, count in zip(missing, _each(jobs, processes), strict=True):
             name, size = cells[file]
-            few = f" of {recipe.per_cell}: there are no more problems of this size" if count < recipe.per_cell else ""
+            all_there_are = count < recipe.per_cell and recipe.text is None
+            few = f" of {recipe.per_cell}: there are no more problems of this size" if all_there_are else ""
             note(f"{recipe.split}: {name}, size {size}: {count} examples{few}")
     if missing or known.keys() != cells.keys():
         index = {**asdict(recipe), "cells": {file: _sha256(here / file) for file in cells}}
@@ -164,9 +170,19 @@ def _write_cell(job: tuple[Path, str, int, _Recipe, set[bytes]]) -> int:
     path, algorithm, size, recipe, excluded = job
     drawn = stream(algorithm, size, recipe.split, trace=recipe.trace, seed=recipe.seed)
     wanted = (example for example in drawn if not excluded or problem(example.question) not in excluded)
-    lines = [example.line() for example in islice(wanted, recipe.per_cell)]
+    lines = [example.line() for example in _enough(islice(wanted, recipe.per_cell), recipe.text)]
     write_bytes(path, "".join(lines).encode())
     return len(lines)
+
+
+def _enough(examples: Iterator[Example], text: int | None) -> Iterator[Example]:
+    """Examples until there are `text` characters of them."""
+    used = 0
+    for example in examples:
+        yield example
+        used += example.characters
+        if text is not None and used >= text:
+            return
 
 
 def _indexed(path: Path) -> dict[str, str]:
@@ -178,17 +194,21 @@ def _indexed(path: Path) -> dict[str, str]:
         return {}
 
 
-def _complete(path: Path, checksum: str | None, per_cell: int) -> bool:
+def _complete(path: Path, checksum: str | None, recipe: _Recipe) -> bool:
     """Whether a file is what was written: by its checksum, or, before the set has an index, by its examples."""
     if not path.is_file():
         return False
     if checksum is not None:
         return _sha256(path) == checksum
     try:
-        lines = path.read_bytes().splitlines(keepends=True)
-        return len(lines) == per_cell and lines[-1].endswith(b"\n") and all(json.loads(line) for line in lines)
-    except ValueError:
+        content = path.read_bytes()
+        found = [Example(**json.loads(line)) for line in content.splitlines()]
+    except (ValueError, TypeError):
         return False
+    enough = len(found) == recipe.per_cell
+    if recipe.text is not None:
+        enough = enough or sum(one.characters for one in found) >= recipe.text
+    return enough and content.endswith(b"\n")
 
 
 def _sha256(path: Path) -> str:

@@ -21,6 +21,11 @@ class Example:
     algo_name: str
     length: int
 
+    @property
+    def characters(self) -> int:
+        """The length of its text."""
+        return len(self.question) + len(self.answer)
+
     def line(self) -> str:
         """Return the example as a line of JSONL."""
         return json.dumps(asdict(self), ensure_ascii=False) + "\n"
