@@ -477,6 +477,10 @@ class TestParts:
         parts = stock.stock_parts(problem())
         assert parts.var.abs().max() == parts.log_mass.abs().max() == 0.0
 
+    def test_the_stock_kernel_of_a_row_that_sees_nothing(self):
+        parts = stock.stock_parts(problem(mask=torch.tensor([[True], [False], [True]]).expand(3, 5)))
+        assert [part[..., 1].unique().tolist() for part in parts] == [[-math.inf], [0.0], [0.0], [0.0]]
+
     def test_the_stock_kernel_one_key_behind_the_diagonal(self):
         q, k = heads(1, 2, 4, 8, dtype=torch.float64), heads(1, 2, 6, 8, dtype=torch.float64)
         made = make_problem(q, k, None, offset=1, scale=None, enable_gqa=False)
