@@ -19,10 +19,13 @@ ENOUGH = 90.0
 
 NOT_RUN = {
     "cli/__main__.py": "runs in processes of its own, which are not traced",
+    "cli/completion.py": "runs in a shell's own processes",
+    "cli/env.py": "runs in processes of its own, where extras are missing",
     "experiments/clrs/rate.py": "measures a GPU",
     "experiments/compare/memory.py": "asks a GPU, or a system that tells less than Linux",
     "experiments/engines/address.py": "runs where Ray cannot be started",
     "experiments/engines/cluster.py": "runs in Ray's own processes",
+    "experiments/engines/local.py": "runs in processes of its own, which are not traced",
     "experiments/evaluate/memory.py": "asks a GPU, or a system that tells less than Linux",
     "experiments/fresh.py": "asks a system that tells less than Linux, or runs in processes of its own",
     "experiments/gpu_bench/clock.py": "measures a GPU",
