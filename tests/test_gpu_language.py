@@ -55,6 +55,26 @@ def test_gradients_equal_those_of_the_cpu(policy: Policy) -> None:
         assert torch.allclose(found[1][name], expected, atol=2e-3 * float(expected.abs().max())), name
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_gradients_of_compiled_layers_equal_others() -> None:
+    model = hf.apply(FAMILIES["llama"].build(), PAPER).cuda()
+    found = []
+    for compiled in (False, True):
+        for layer in model.model.layers if compiled else ():
+            layer.compile(fullgraph=True)
+        # Rows of several lengths, with a mask and without: shapes become symbols, and the kernels have to take them.
+        for length in (24, 40, 56):
+            ids = torch.randint(3, 97, (2, length), generator=torch.Generator().manual_seed(0)).cuda()
+            for positions in (torch.arange(length), torch.arange(length) % 23):
+                model.zero_grad()
+                out = model(ids, position_ids=positions.expand(2, -1).cuda(), use_cache=False)
+                out.logits.logsumexp(-1).sum().backward()
+                found.append(torch.cat([weight.grad.flatten() for weight in model.parameters()]))
+    for eager, compiled_too in zip(found[:6], found[6:], strict=True):
+        assert torch.allclose(compiled_too, eager, atol=2e-3 * float(eager.abs().max()))
+
+
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 @pytest.mark.parametrize("policy", POLICIES, ids=["none", "constant", "rows"])
 def test_generation_equals_that_of_the_cpu(policy: Policy | None, cache: str) -> None:

@@ -156,6 +156,8 @@ def test_parts_by_several_processes_make_one_whole(arms: list[Path], tmp_path: P
         (["evaluate", "--processes", "0"], "--processes: got 0"),
         (["evaluate", "--shard", "3/2"], "--shard: got '3/2'"),
         (["evaluate", "--per-cell", "0"], "--per-cell: got 0"),
+        (["evaluate", "--longest", "0"], "--longest: got 0"),
+        (["evaluate", "--longest", "3"], "--sizes: got [4, 8]"),
         (["evaluate", "--tokens-at-once", "0"], "--tokens-at-once: got 0"),
         (["evaluate", "--dataset", "{home}/lacking.jsonl"], "lacks a column"),
     ],
@@ -211,6 +213,14 @@ def test_a_missing_extra_is_named(
     outcome = sharpmax_command(*words(home, tmp_path / "out"))
     assert outcome.code == 2
     assert "pip install 'sharpmax[clrs]'" in outcome.err
+
+
+def test_longer_questions_can_be_left_out(arms: list[Path], tmp_path: Path, sharpmax_command: Any) -> None:
+    outcome = sharpmax_command(*exam(arms, tmp_path, "--sizes", "4,90", "--algorithms", "last", "--longest", 60))
+    assert (outcome.code, outcome.err) == (0, "")
+    assert "Questions of up to 60 tokens were asked, so not last of size 90." in outcome.out
+    assert saved(tmp_path)["tables"]["setting"]["too_long"] == {"last": [90]}
+    assert "--longest 60" in saved(tmp_path)["command"]
 
 
 def test_sizes_without_room_are_left_out_as_a_whole(arms: list[Path], tmp_path: Path, sharpmax_command: Any) -> None:

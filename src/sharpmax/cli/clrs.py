@@ -47,6 +47,12 @@ def train(
     algorithms: options.Algorithms = None,
     trace: Annotated[bool, options.flag("--trace", options.WHAT, "Answers with the steps of the algorithm.")] = False,
     dataset: options.Dataset = None,
+    largest: Annotated[
+        int | None,
+        options.value(
+            "N", options.WHAT, "Learn from sizes up to N; larger ones are asked about.", show_default="each algorithm's"
+        ),
+    ] = None,
     lr: options.LearningRate = 5e-4,
     policy_lr: Annotated[
         float,
@@ -71,12 +77,6 @@ def train(
             autocompletion=completion.words("tokens", "answers"),
         ),
     ] = "tokens",
-    largest: Annotated[
-        int | None,
-        options.value(
-            "N", options.WHAT, "Learn from sizes up to N; larger ones are asked about.", show_default="each algorithm's"
-        ),
-    ] = None,
     per_cell: options.PerCell = 2000,
     cell_text: Annotated[
         int | None,

@@ -38,6 +38,15 @@ def evaluate(
     ] = None,
     sizes: Annotated[str | None, options.sizes("those for tests")] = None,
     per_cell: options.PerCell = 100,
+    longest: Annotated[
+        int | None,
+        options.value(
+            "N",
+            options.AMOUNT,
+            "Leave out sizes with questions of more tokens, answers included.",
+            show_default="what the models have room for",
+        ),
+    ] = None,
     seed: options.Seed = 0,
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
@@ -70,6 +79,8 @@ def evaluate(
     check_seed(seed)
     if tokens_at_once < 1:
         reject("--tokens-at-once", tokens_at_once, "1 or more")
+    if longest is not None and longest < 1:
+        reject("--longest", longest, "1 or more")
     part = Shard.parse(shard)
     wanted = None if sizes is None else sizes_from(sizes, least=1)
     chosen = None if algorithms is None else algorithms_from(algorithms)
@@ -90,8 +101,9 @@ def evaluate(
         questions = examination(
             source, wanted, data_folder(data), without=without, processes=processes, note=note
         )  # fmt: skip
-        questions, too_long = fitting(arms, questions)
-    setting = {"data": source.to_dict(), "dtype": kind, "device": place.type, "too_long": too_long}
+        questions, too_long = fitting(arms, questions, longest)
+    limit = {} if longest is None else {"longest": longest}
+    setting = {"data": source.to_dict(), "dtype": kind, "device": place.type, "too_long": too_long, **limit}
     exam = Exam(arms, questions, tokens_at_once, setting)
     folder = out_folder(out)
     store = exam.store(folder, part, resume=resume)
@@ -110,7 +122,7 @@ def evaluate(
     tables = exam_tables(exam, store, known or trained_sizes([], source.algorithms), seed) | {"training": training}
     command = typed(
         f"clrs evaluate {' '.join(shown(word) for word in models)}", algorithms=algorithms, sizes=sizes,
-        per_cell=per_cell, trace=trace, no_trace=trace is False, dataset=dataset, without=without,
+        per_cell=per_cell, longest=longest, trace=trace, no_trace=trace is False, dataset=dataset, without=without,
         tokens_at_once=tokens_at_once, device=place.type, dtype=dtype, seed=seed,
         shard=None if part.count == 1 else shard, out=out,
     )  # fmt: skip

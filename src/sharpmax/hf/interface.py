@@ -21,7 +21,6 @@ from dataclasses import dataclass, field
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
@@ -40,7 +39,6 @@ __all__ = [
     "install",
     "installed",
     "modules_of",
-    "outside_graphs",
     "put",
     "repeated",
     "repeating",
@@ -228,22 +226,9 @@ def _check_in_use(model: PreTrainedModel, args: Any) -> None:
             )
 
 
-@contextmanager
-def outside_graphs() -> Iterator[None]:
-    """Attention under rules stays out of what is compiled meanwhile.
-
-    In training, kernels that bring their gradient along are faster than what a compiler makes of a policy.
-    """
-    _register(torch.compiler.disable(sharp_attention))  # type: ignore[no-untyped-call]
-    try:
-        yield
-    finally:
-        _register()
-
-
-def _register(function: Callable[..., Any] | None = None) -> None:
+def _register() -> None:
     """Tell transformers our names, each with the mask function of the implementation that is called in the end."""
     transformers, masking = require_transformers(), require_transformers("masking_utils")
     for inner, name in NAMES.items():
-        transformers.AttentionInterface.register(name, function or sharp_attention)
+        transformers.AttentionInterface.register(name, sharp_attention)
         transformers.AttentionMaskInterface.register(name, masking.ALL_MASK_ATTENTION_FUNCTIONS[inner])

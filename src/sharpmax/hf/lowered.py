@@ -47,9 +47,7 @@ class Lowered:
     def sharpened(self, logits: Logits) -> tuple[Tensor, Tensor | None] | None:
         """β·q and the mask that goes with it; None where the kernels cannot be used."""
         q, mask = logits.q, logits.mask
-        if self.solved or not q.is_cuda:
-            return None
-        if learns(q, logits.k, mask) and (torch.compiler.is_compiling() or not differentiates(mask, self.smooth)):
+        if self.solved or not _on_gpu(q) or (learns(q, logits.k, mask) and not differentiates(mask, self.smooth)):
             return None
         problem = logits.problem()
         if not serves(problem, q):
@@ -59,6 +57,10 @@ class Lowered:
         if not torch.compiler.is_compiling():
             warn_now_and_then(self.policies, problem, parts)
         return queries, scaled_mask(mask, beta)
+
+
+def _on_gpu(q: Tensor) -> bool:
+    return q.is_cuda
 
 
 def lowered(rules: Sequence[Rule], heads: int) -> Lowered | None:

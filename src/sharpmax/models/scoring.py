@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sharpmax.models.kernels import any_length
 from sharpmax.tasks.prompt import Prompt
 
 if TYPE_CHECKING:
@@ -169,7 +170,7 @@ def generated(
         ends = model.generation_config.eos_token_id
     stops = set(ends if isinstance(ends, list) else [ends])
     generate: Any = model.generate  # typed as if it were a tensor
-    with torch.no_grad():
+    with torch.no_grad(), any_length(model.device):
         said = generate(
             input_ids=ids.to(model.device), attention_mask=mask.to(model.device), max_new_tokens=new_tokens,
             do_sample=False, pad_token_id=0, **({} if end is None else {"eos_token_id": end}),
@@ -195,5 +196,6 @@ def _logits(model: PreTrainedModel, ids: Tensor, rows: Tensor, positions: Tensor
     if positions is not None and "position_ids" in known:
         # The mask says that all is one text: without it a gap would be taken for the start of another.
         options |= {"position_ids": positions.to(ids.device), "attention_mask": torch.ones_like(ids)}
-    logits: Tensor = model(input_ids=ids, use_cache=False, **options).logits
+    with any_length(ids.device):
+        logits: Tensor = model(input_ids=ids, use_cache=False, **options).logits
     return (logits if "logits_to_keep" in known else logits[:, rows]).float()

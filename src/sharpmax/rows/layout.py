@@ -61,17 +61,20 @@ class Problem:
         """Number of keys, visible or not."""
         return self.k.shape[-2]
 
-    def hidden(self, rows: slice = slice(None)) -> Tensor:
-        """Which keys some rows do not see, as a boolean that broadcasts to `[B, Hkv, G, rows, Lk]`."""
+    def hidden(self, rows: slice | None = None) -> Tensor:
+        """Which keys some rows (all, unless given) do not see, broadcasting to `[B, Hkv, G, rows, Lk]`."""
         device = self.q.device
         hide = torch.zeros((1, 1, 1, 1, 1), dtype=torch.bool, device=device)
+        # A compiler does not take a slice that is made of nothing, such as slice(None).
         if self.mask is not None:
-            hide = hidden_by(self.mask if self.mask.shape[-2] == 1 else self.mask[..., rows, :])
+            hide = hidden_by(self.mask if rows is None or self.mask.shape[-2] == 1 else self.mask[..., rows, :])
         if self.offset is not None:
-            last = torch.arange(self.q.shape[-2], device=device)[rows, None] + self.offset
+            places = torch.arange(self.q.shape[-2], device=device)
+            last = (places if rows is None else places[rows])[:, None] + self.offset
             hide = hide | (torch.arange(self.keys, device=device) > last)
         if self.spans is not None:
-            low, high = self.spans[:, None, None, :, rows, None].unbind(3)
+            spans = self.spans if rows is None else self.spans[..., rows]
+            low, high = spans[:, None, None, ..., None].unbind(3)
             places = torch.arange(self.keys, device=device)
             hide = hide | (places < low) | (places >= high)
         return hide

@@ -16,6 +16,7 @@ from sharpmax.experiments.clrs.exam import Exam
 from sharpmax.experiments.clrs.store import Said, Shard, Store
 from sharpmax.hf import applied
 from sharpmax.models.language import LanguageModel
+from sharpmax.models.scoring import Reply
 from sharpmax.policies import Policy, load_policy
 from tests.experiments.clrs import stub
 from tests.experiments.evaluate import tiny
@@ -115,6 +116,13 @@ def test_a_killed_examination_asks_only_what_is_missing(tmp_path: Path, monkeypa
     for name in ("a", "b"):
         for item in range(len(one.questions)):
             assert read[name, item].text == whole[name, item].text
+
+
+def test_short_answers_do_not_wait_for_long_ones() -> None:
+    sizes = [(30, 2), (28, 12), (30, 3), (26, 13), (50, 2), (9, 3)]
+    wanted = [Reply(tuple(range(length)), length - answer) for length, answer in sizes]
+    assert list(exams._batches(wanted, 60)) == [[4], [5, 0], [2], [3, 1]]
+    assert list(exams._batches(wanted, 50)) == [[4], [0], [2], [1], [3], [5]]
 
 
 def test_shards_share_the_work() -> None:

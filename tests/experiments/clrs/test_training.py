@@ -149,9 +149,8 @@ def test_a_run_that_was_killed_goes_on_with_the_same_losses(tmp_path: Path, more
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("policy", [None, load_policy("paper")])
 def test_compiled_layers_learn_the_same(tmp_path: Path, policy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Graphs are traced and run as they are; a compiler behind them would take a minute. Attention under a policy is not
-    # part of them.
-    options: Any = {"backend": "aot_eager", "fullgraph": policy is None}
+    # Graphs are traced and run as they are; a compiler behind them would take a minute.
+    options: Any = {"backend": "aot_eager", "fullgraph": True}
     compile_layer = nn.Module.compile
     monkeypatch.setattr(nn.Module, "compile", lambda self: compile_layer(self, **options))
     plain = run(tmp_path / "plain", policy=policy)

@@ -23,14 +23,17 @@ Progress = Callable[[int, str], None]
 """Told how many answers there are since the last time, and whose come next."""
 
 
-def fitting(arms: Sequence[Arm], questions: Sequence[Question]) -> tuple[list[Question], dict[str, list[int]]]:
+def fitting(
+    arms: Sequence[Arm], questions: Sequence[Question], longest: int | None = None
+) -> tuple[list[Question], dict[str, list[int]]]:
     """The questions of those sizes that every arm has room for, and the sizes of each algorithm that are left out.
 
-    A size is asked for as a whole or not at all: its shorter questions alone would be easier ones.
+    With `longest`, questions of more tokens than that, answers included, have no room either. A size is asked for as a
+    whole or not at all: its shorter questions alone would be easier ones.
     """
     out: dict[str, set[int]] = {}
     for arm in arms:
-        room = context_of(arm.language.model)
+        room = min((limit for limit in (context_of(arm.language.model), longest) if limit is not None), default=None)
         for one, reply in zip(questions, replies(arm.language.tokenizer, questions), strict=True):
             if room is not None and len(reply.ids) > room:
                 out.setdefault(one.algo_name, set()).add(one.length)
@@ -115,8 +118,19 @@ def _limit(wanted: Sequence[Reply]) -> int:
 
 
 def _batches(wanted: Sequence[Reply], most_tokens: int) -> Iterator[list[int]]:
-    """Longest first: what a device has no memory for is known at once."""
-    yield from reversed(list(batches(wanted, most_tokens)))
+    """Questions to ask together: of similar length, and with answers of similar length, for which all have to wait.
+
+    Longest first: what a device has no memory for is known at once.
+    """
+    alike: dict[int, list[int]] = {}
+    for place, one in enumerate(wanted):
+        alike.setdefault(one.tokens.bit_length(), []).append(place)
+    found = [
+        [places[i] for i in batch]
+        for places in alike.values()
+        for batch in batches([wanted[place] for place in places], most_tokens)
+    ]
+    yield from sorted(found, key=lambda batch: len(wanted[batch[-1]].ids), reverse=True)
 
 
 def _answers(arm: Arm, wanted: Sequence[Reply]) -> list[Said]:

@@ -22,8 +22,8 @@ from sharpmax.experiments.clrs.packing import Packed, batch_of
 from sharpmax.experiments.clrs.recipe import Recipe
 from sharpmax.experiments.folder import disk_watched
 from sharpmax.hf import apply, restore
-from sharpmax.hf.interface import outside_graphs
 from sharpmax.lazy import require
+from sharpmax.models.kernels import any_length
 from sharpmax.models.language import LanguageModel, quiet
 from sharpmax.policies import Policy
 
@@ -106,6 +106,7 @@ def train(
         disk_watched(folder, need, "the model and two states to go on from"),
         _policy_in(model, recipe) as learned,
         _compiled(model, recipe),
+        any_length(arguments.device),
     ):
         trainer = _trainer_class(transformers)(
             model=model, args=arguments, train_dataset=packed, data_collator=batch_of, compute_loss_func=curve.loss,
@@ -165,8 +166,7 @@ def _compiled(model: PreTrainedModel, recipe: Recipe) -> Iterator[None]:
     for layer in layers:
         layer.compile()
     try:
-        with outside_graphs() if layers else nullcontext():
-            yield
+        yield
     finally:
         for layer in layers:
             layer._compiled_call_impl = None

@@ -70,12 +70,18 @@ def care(tables: Tables) -> list[str]:
             values = joined([f"{_value(value)} for “{arm}”" for arm, value in by_arm.items()])
             said.append(f"The arms were not trained alike: {name.replace('_', ' ')} is {values}.")
         said += [_chance(tables)] if IN in groups(tables) else []
-        for name, left in tables["setting"].get("too_long", {}).items():
-            listed = joined([count(size) for size in left])
-            said.append(f"There is no room in the models for {name_of(name)} of size {listed}, which is left out.")
+        said += _left_out(tables["setting"])
         for arm, remarks in tables["setting"]["remarks"].items():
             said += [f"“{arm}”: {remark.rstrip('.')}." for remark in remarks]
         return said
+
+
+def _left_out(setting: Mapping[str, Any]) -> list[str]:
+    sizes = {name: joined([count(size) for size in left]) for name, left in setting.get("too_long", {}).items()}
+    listed = [f"{name_of(name)} of size {left}" for name, left in sizes.items()]
+    if "longest" in setting and listed:
+        return [f"Questions of up to {count(setting['longest'])} tokens were asked, so not {'; '.join(listed)}."]
+    return [f"There is no room in the models for {one}, which is left out." for one in listed]
 
 
 def _means(tables: Tables) -> str:
