@@ -29,6 +29,8 @@ class Family:
 
     def build(self, attention: str | None = None, **changes: Any) -> Any:
         """A model in evaluation mode, the same at every call."""
+        if attention is None and len(self.attentions) == 1:  # older releases choose another one by themselves
+            attention = self.attentions[0]
         options = {"attn_implementation": attention} if attention else {}
         config = getattr(transformers, self.config)(**{**self.options, **changes}, **options)
         torch.manual_seed(1)
