@@ -204,5 +204,5 @@ class Lookout:
 
     def _failed(self, request: Request | None, problem: Exception) -> None:
         said = self._trouble(problem)
-        if request is not None:
+        if request is not None and request.problem is None:  # what fails later may fail because of the first
             request.problem = said
