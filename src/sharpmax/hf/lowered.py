@@ -36,7 +36,7 @@ class Lowered:
     def newest(self, logits: Logits, value: Tensor) -> Tensor | None:
         """Attention of a few new tokens to a cache that is read once, `[B, Lq, H, D]`; None where that cannot be."""
         q, k, mask = logits.q, logits.k, logits.mask
-        if logits.causal or q.shape[2] > MOST_QUERIES or not q.is_cuda or decode.obstacle(q, value) is not None:
+        if logits.causal or q.shape[2] > MOST_QUERIES or not _on_gpu(q) or decode.obstacle(q, value) is not None:
             return None
         if learns(q, k, value, mask):
             return None

@@ -6,23 +6,15 @@ import json
 import random
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from sharpmax.errors import FileFormatError
+from sharpmax.tasks.clrs_text.example import Example
 
 ALGORITHMS = ("first", "last")
 TRAIN, TEST = (4, 6), (4, 8)
-
-
-@dataclass(frozen=True)
-class Example:
-    question: str
-    answer: str
-    algo_name: str
-    length: int
 
 
 def example(algorithm: str, size: int, rng: random.Random) -> Example:
@@ -43,7 +35,7 @@ def examples(algorithms: Sequence[str], sizes: Sequence[int], per_cell: int, spl
 
 def write(path: Path, made: Sequence[Example]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(asdict(one)) + "\n" for one in made), encoding="utf-8")
+    path.write_text("".join(one.line() for one in made), encoding="utf-8")
     return path
 
 

@@ -13,10 +13,11 @@ from sharpmax.experiments.clrs.arms import Arm
 from sharpmax.experiments.clrs.exam import Exam
 from sharpmax.experiments.clrs.scores import exam_tables
 from sharpmax.experiments.clrs.store import Said, Shard, Store
+from sharpmax.tasks.clrs_text.example import Example
 from tests.experiments.clrs import stub
 from tests.experiments.evaluate import tiny
 
-Q = stub.Example
+Q = Example
 QUESTIONS = [
     Q("q", "a b | c\n\n", "first", 4), Q("q", "a c | c\n\n", "first", 4), Q("q", "b b | a\n\n", "first", 4),
     Q("q", "b b | b\n\n", "first", 8), Q("q", "b a | b", "first", 8),

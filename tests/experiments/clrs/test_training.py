@@ -24,6 +24,7 @@ from sharpmax.experiments.clrs.training import Trained, train
 from sharpmax.hf import policy_of
 from sharpmax.models.language import LanguageModel, load_language_model
 from sharpmax.policies import Constant, LogLinear, PerHead, load_policy
+from sharpmax.tasks.clrs_text.example import Example
 from tests.experiments.clrs import stub
 from tests.experiments.evaluate import tiny
 
@@ -80,7 +81,7 @@ def test_the_loss_is_the_mean_over_the_tokens_of_the_answers_of_a_step(tmp_path:
 
 
 def test_weighed_by_answers_a_long_answer_counts_no_more_than_a_short_one(tmp_path: Path) -> None:
-    examples = [stub.Example(f"say:\n{'ab' * n}\n", "a b " * n, "say", n) for n in (1, 2, 5, 3, 1, 4)]
+    examples = [Example(f"say:\n{'ab' * n}\n", "a b " * n, "say", n) for n in (1, 2, 5, 3, 1, 4)]
     documents = Documents.of(tiny.tokenizer(), examples)
     groups = Packed.of(documents, 512, group_tokens=512, together=1, steps=1, epochs=1.0, seed=0)
     model, means, lengths = tiny.model(), [], []

@@ -72,18 +72,17 @@ class Source:
 
 def training_examples(source: Source, folder: Path, *, processes: int = 1, note: Note) -> list[Question]:
     """The examples to learn from; those that are made are kept in `folder`."""
-    path = source.dataset
-    if path is None:
+    if source.dataset is None:
         limits = {"text": source.cell_text, "largest": source.largest}
         path = _clrs().training_set(folder, source.algorithms, **limits, **_how(source, processes, note))
-    found = _of(source, path)
-    if source.largest is not None:
-        found = _up_to(source.largest, found)
+        found = _of(source, path)
+    else:
+        found = _up_to(source.largest, _of(source, source.dataset))
     return found if source.cell_text is None else shortened(found, source.cell_text)
 
 
-def _up_to(largest: int, examples: Sequence[Question]) -> list[Question]:
-    left = [one for one in examples if one.length <= largest]
+def _up_to(largest: int | None, examples: list[Question]) -> list[Question]:
+    left = [one for one in examples if largest is None or one.length <= largest]
     if not left:
         reject("--largest", largest, f"{min(one.length for one in examples)} or more, the smallest size there is")
     return left
@@ -94,7 +93,7 @@ def shortened(examples: Sequence[Question], most: int) -> list[Question]:
     used: dict[tuple[str, int], int] = {}
     left = []
     for one in examples:
-        cell, text = (one.algo_name, one.length), len(one.question) + len(one.answer)
+        cell, text = (one.algo_name, one.length), one.characters
         fits = cell not in used or used[cell] + text <= most
         if fits:
             left.append(one)

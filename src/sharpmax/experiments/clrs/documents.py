@@ -33,6 +33,10 @@ class Question(Protocol):
         """What it has to say, white space at its end aside."""
 
     @property
+    def characters(self) -> int:
+        """The length of both."""
+
+    @property
     def algo_name(self) -> str:
         """The algorithm."""
 
