@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -96,7 +97,7 @@ def test_train_then_evaluate(arms: list[Path], tmp_path: Path, sharpmax_command:
         assert said in outcome.out
     assert saved(tmp_path)["command"].startswith("sharpmax clrs evaluate arm-none arm-paper --per-cell 6")
     lines = (tmp_path / "answers.jsonl").read_text(encoding="utf-8").splitlines()
-    assert len([line for line in lines if "said" in line]) == 2 * 2 * 2 * 6
+    assert len([line for line in lines if '"text"' in line]) == 2 * 2 * 2 * 6
     # How the arms were trained is in the one file, and it alone draws the page.
     for arm in arms:
         trained = saved(arm)
@@ -122,7 +123,7 @@ def test_parts_by_several_processes_make_one_whole(arms: list[Path], tmp_path: P
     assert sharpmax_command(*exam(arms, whole, "--no-draw")).code == 0
     first = sharpmax_command(*exam(arms, parts, "--shard", "1/2"))
     assert (first.code, first.err) == (0, "")
-    assert "24 answers are left to other parts" in first.out
+    assert re.search(r"^\d+ answers are left to other parts", first.out)
     assert not (parts / "results.json").exists()
     assert sharpmax_command(*exam(arms, parts, "--shard", "2/2", "--no-draw")).code == 0
     for table in ("accuracy", "exact", "paired", "means", "gains"):

@@ -188,10 +188,10 @@ def test_an_examination_that_was_killed_asks_nothing_twice(
     assert (outcome.code, outcome.err) == (0, "")
     after = (cut / "answers.jsonl").read_bytes()
     assert after.startswith(before + b"\n")
-    entries = [entry for entry in map(json.loads, after.splitlines()) if "said" in entry]
+    entries = [entry for entry in map(json.loads, after.splitlines()) if "text" in entry]
     keys = [(entry["arm"], entry["item"]) for entry in entries]
     total = 2 * saved(cut)["tables"]["setting"]["questions"]["count"]
-    assert 0 < before.count(b'"said"') < total
+    assert 0 < before.count(b'"text"') < total
     assert len(keys) == len(set(keys)) == total
     for table in saved(whole)["tables"]:
         if table != "speed":

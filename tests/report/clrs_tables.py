@@ -42,7 +42,9 @@ def _made(algorithms: tuple[str, ...], arms: tuple[str, ...], gain: float) -> di
         for number in range(QUESTIONS)
     ]
     said = {
-        (arm, item): Said(_answer(arm, item, one, gain), 5, 0.01) for arm in arms for item, one in enumerate(questions)
+        (arm, item): Said(_answer(arm, item, one, gain), 5, 0.01 * item, 0.01 * (item + 1))
+        for arm in arms
+        for item, one in enumerate(questions)
     }
     identity = {
         "arms": {arm: _about(arm) for arm in arms},

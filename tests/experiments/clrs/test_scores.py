@@ -33,7 +33,9 @@ def tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     arms = [Arm(name, tiny.language(), None, None) for name in ("base", "sharp")]
     store = Store(tmp_path, Shard())
     for name, said in (("base", BASE), ("sharp", SHARP)):
-        store.add(name, {item: Said(text, 3, 0.5) for item, text in enumerate(said)})
+        # Two at a time, in pairs that overlap by half.
+        when = [(100.0 + item // 2, 102.0 + item // 2) for item in range(len(said))]
+        store.add(name, {item: Said(text, 3, *when[item]) for item, text in enumerate(said)})
     return exam_tables(Exam(arms, QUESTIONS, 100, {}), store, {"first": [4], "last": [4]}, 0)
 
 
@@ -63,7 +65,7 @@ def test_means_by_algorithm_and_pairs(tables: dict[str, Any]) -> None:
     assert gain["mean"] == pytest.approx(100 * (1 / 3) / 2)
     assert (gain["gained"], gain["lost"]) == (1, 0)
     assert tables["paired"]["sharp"]["first"]["8"] == {"gained": 1, "lost": 0, "p": 1.0}
-    assert tables["speed"]["base"] == {"tokens": 21, "seconds": 3.5, "tokens_per_second": 6.0}
+    assert tables["speed"]["base"] == {"tokens": 21, "seconds": 5.0, "tokens_per_second": 4.2}
     assert list(tables["gains"]) == ["sharp"]
 
 

@@ -90,7 +90,7 @@ class Exam:
 
     def work(self, shard: Shard) -> int:
         """How many answers are this process's to get."""
-        return len(self.arms) * sum(shard.takes(place) for place in range(len(self.questions)))
+        return sum(len(batch) for arm in self.arms for batch in self._share(arm, shard))
 
     def missing(self, store: Store) -> int:
         """How many answers are not there."""
@@ -99,16 +99,25 @@ class Exam:
     def _ask(self, arm: Arm, store: Store, shard: Shard, progress: Progress) -> None:
         progress(0, arm.name)
         wanted = self.wanted(arm)
-        by_length = sorted(range(len(wanted)), key=lambda item: len(wanted[item].ids))
-        mine = [item for place, item in enumerate(by_length) if shard.takes(place)]
-        left = [item for item in mine if (arm.name, item) not in store]
-        progress(len(mine) - len(left), arm.name)
-        for batch in _batches([wanted[item] for item in left], self.batch_tokens):
-            items = [left[place] for place in batch]
-            with under(arm.language.model, arm.policy, lambda text: store.remark(arm.name, text)):
-                found = _answers(arm, [wanted[item] for item in items])
-            store.add(arm.name, dict(zip(items, found, strict=True)))
-            progress(len(items), arm.name)
+        for batch in self._share(arm, shard):
+            left = [item for item in batch if (arm.name, item) not in store]
+            if left:
+                with under(arm.language.model, arm.policy, lambda text: store.remark(arm.name, text)):
+                    found = _answers(arm, [wanted[item] for item in left])
+                store.add(arm.name, dict(zip(left, found, strict=True)))
+            progress(len(batch), arm.name)
+
+    def _share(self, arm: Arm, shard: Shard) -> list[list[int]]:
+        """The batches that are this process's: whole ones, each for the process that has the least to say so far."""
+        wanted = self.wanted(arm)
+        shares: list[list[list[int]]] = [[] for _ in range(shard.count)]
+        tokens = [0] * shard.count
+        even = -(-sum(len(one.ids) for one in wanted) // shard.count)  # there must be something for each
+        for batch in _batches(wanted, min(self.batch_tokens, even)):
+            least = tokens.index(min(tokens))
+            shares[least].append(batch)
+            tokens[least] += _limit([wanted[item] for item in batch])
+        return shares[shard.number - 1]
 
 
 def _limit(wanted: Sequence[Reply]) -> int:
@@ -136,11 +145,11 @@ def _batches(wanted: Sequence[Reply], most_tokens: int) -> Iterator[list[int]]:
 def _answers(arm: Arm, wanted: Sequence[Reply]) -> list[Said]:
     tokenizer: Any = arm.language.tokenizer
     end = end_of(tokenizer)
-    began = time.perf_counter()
+    began = time.time()  # the one clock that processes of a machine have in common
     found = generated(arm.language.model, [one.ids[: one.start] for one in wanted], _limit(wanted), end)
-    share = (time.perf_counter() - began) / len(wanted)
+    ended = time.time()
     return [
-        Said(_text(tokenizer, [token for token in one.ids[one.start :] if token != end]), one.tokens, share)
+        Said(_text(tokenizer, [token for token in one.ids[one.start :] if token != end]), one.tokens, began, ended)
         for one in found
     ]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -150,6 +150,20 @@ def _interval(mean: float, drawn: np.ndarray) -> dict[str, Any]:
 
 
 def _speed(store: Store, arm: str, count: int) -> dict[str, Any]:
+    """Tokens said and the seconds in which some process was at it: what several said at the same time counts once."""
     said = [store[arm, item] for item in range(count)]
-    tokens, seconds = sum(one.tokens for one in said), math.fsum(one.seconds for one in said)
+    tokens, seconds = sum(one.tokens for one in said), _covered({(one.began, one.ended) for one in said})
     return {"tokens": tokens, "seconds": seconds, "tokens_per_second": tokens / seconds if seconds else None}
+
+
+def _covered(spans: Collection[tuple[float, float]]) -> float:
+    """The length of what spans of time cover together.
+
+    >>> _covered([(0.0, 2.0), (1.0, 3.0), (5.0, 6.0)])
+    4.0
+    """
+    total, until = 0.0, -math.inf
+    for began, ended in sorted(spans):
+        total += max(0.0, ended - max(began, until))
+        until = max(until, ended)
+    return total

@@ -6,7 +6,7 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +36,6 @@ class Shard:
             reject("--shard", repr(text), "i/n with i from 1 to n, as 1/4")
         return cls(int(found[1]), int(found[2]))
 
-    def takes(self, place: int) -> bool:
-        """Whether a piece of work is this process's."""
-        return place % self.count == self.number - 1
-
     @property
     def file_name(self) -> str:
         """Where its answers are."""
@@ -52,8 +48,9 @@ class Said:
 
     text: str
     tokens: int
-    seconds: float
-    """Its share of the time that its batch took."""
+    began: float
+    ended: float
+    """When its batch was asked and had answered, in seconds of the clock that all processes share."""
 
 
 class Store:
@@ -87,7 +84,8 @@ class Store:
             if entry["remark"] not in said:
                 said.append(entry["remark"])
         else:
-            self._said[entry["arm"], entry["item"]] = Said(entry["said"], entry["tokens"], entry["seconds"])
+            fields = {name: entry[name] for name in Said.__dataclass_fields__}
+            self._said[entry["arm"], entry["item"]] = Said(**fields)
 
     def __contains__(self, key: tuple[str, int]) -> bool:
         return key in self._said
@@ -101,10 +99,7 @@ class Store:
 
     def add(self, arm: str, said: Mapping[int, Said]) -> None:
         """Keep answers by the number of their question; when this returns they are on disk."""
-        self._append(
-            {"arm": arm, "item": item, "said": one.text, "tokens": one.tokens, "seconds": one.seconds}
-            for item, one in said.items()
-        )
+        self._append({"arm": arm, "item": item, **asdict(one)} for item, one in said.items())
 
     def remark(self, arm: str, text: str) -> None:
         """Keep what there is to say about an arm."""
