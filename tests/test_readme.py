@@ -187,6 +187,58 @@ def test_what_is_said_of_the_monitor_is_the_committed_benchmark() -> None:
     assert f"{cost['ratio']:.2f}× of the time of a forward pass and {cost['peak_ratio']:.2f}×" in README
 
 
+def test_what_is_said_of_algorithms_as_text_is_what_the_run_shows() -> None:
+    tables = evaluated("clrs")
+    text = " ".join(README.split())
+    known, *rows = cells("right answers in %:", "**No gain here**")
+    assert known[0] == "arm"
+    assert [row[0] for row in rows] == list(tables["means"])
+    for arm, *shown in rows:
+        groups = [*tables["means"][arm].values(), *tables["by_algorithm"][arm]["minimum"].values()]
+        assert shown == [f"{cell['mean']:.1f}" for cell in groups]
+    assert f"asked {tables['setting']['questions']['count']:,} questions" in text
+    ends = [f"{one['curve'][-1][1]:.3f}" for one in tables["training"].values()]
+    assert f"(loss {ends[1]} against {ends[0]} at the end)" in text
+    inside, outside = tables["gains"]["clrs-paper"].values()
+    assert f"{-inside['mean']:.1f} points behind at sizes trained on and {-outside['mean']:.1f} at larger" in text
+    spans = [f"{-one['high']:.1f} to {-one['low']:.1f}" for one in (inside, outside)]
+    assert f"(95% intervals {spans[0]} and {spans[1]})" in text
+    for one in tables["training"].values():
+        assert f"({one['setting']['steps']:,} steps of {one['setting']['batch_tokens']:,} tokens in each arm)" in text
+        assert one["setting"]["data"]["largest"] == 15
+
+
+def test_what_the_docs_say_of_sorting_is_what_the_run_shows() -> None:
+    tables = evaluated("clrs")
+    page = " ".join((ROOT / "docs" / "results" / "clrs.md").read_text(encoding="utf-8").split())
+    sorts, arms = ("bubble_sort", "heapsort", "quicksort"), ("clrs-none", "clrs-paper")
+
+    def right(size: str) -> list[str]:
+        means = [[tables["accuracy"][arm][name][size]["mean"] for name in sorts] for arm in arms]
+        return [f"{sum(values) / len(values):.1f}%" for values in means]
+
+    trained = {name: one["trained"] for name, one in tables["setting"]["sizes"].items()}
+    assert all(max(trained[name]) == 10 for name in sorts)
+    assert 15 in trained["insertion_sort"]
+    assert not any(13 in sizes for sizes in trained.values())
+    assert "right in {} of the answers (no policy) and {} (`paper`)".format(*right("15")) in page
+    assert "nobody had taught, in {} and {}; and of 20, in {} and {}".format(*right("13"), *right("20")) in page
+
+
+def test_what_the_docs_say_of_speed_is_what_the_run_shows() -> None:
+    tables = evaluated("clrs")
+    page = " ".join((ROOT / "docs" / "results" / "clrs.md").read_text(encoding="utf-8").split())
+    for arm, start in (("clrs-none", "| no policy, beside the other arm"), ("clrs-paper", "| `paper`, beside")):
+        speed = tables["training"][arm]["speed"]
+        rate, flops = speed["tokens_per_second"], speed["model_flops_per_second"] / 1e12
+        row = page.split(start)[1].split("% |")[0]
+        assert row.endswith(f"| {rate:,.0f} | {flops:.0f} | {100 * speed['share']:.0f}")
+    said = [f"{tables['speed'][arm]['tokens_per_second']:,.0f}" for arm in ("clrs-none", "clrs-paper")]
+    assert f"{said[0]} tokens/s without a policy and {said[1]} under `paper`" in page
+    rates = [one["speed"]["matrix_flops_per_second"] / 1e12 for one in tables["training"].values()]
+    assert f"the {min(rates):.0f} to {max(rates):.0f} TFLOP/s" in page
+
+
 def test_the_league_is_the_committed_run() -> None:
     found = evaluated("compare")
     assert "\n".join(league_lines(found)) in README

@@ -68,7 +68,7 @@ def evaluate(
     """
     from sharpmax.experiments.clrs.arms import arms_named
     from sharpmax.experiments.clrs.data import Source, algorithms_from, examination, trained_sizes
-    from sharpmax.experiments.clrs.exam import Exam, fitting
+    from sharpmax.experiments.clrs.exam import Exam
     from sharpmax.experiments.clrs.past import trainings
     from sharpmax.experiments.clrs.scores import exam_tables
     from sharpmax.experiments.clrs.store import Shard
@@ -101,10 +101,8 @@ def evaluate(
         questions = examination(
             source, wanted, data_folder(data), without=without, processes=processes, note=note
         )  # fmt: skip
-        questions, too_long = fitting(arms, questions, longest)
-    limit = {} if longest is None else {"longest": longest}
-    setting = {"data": source.to_dict(), "dtype": kind, "device": place.type, "too_long": too_long, **limit}
-    exam = Exam(arms, questions, tokens_at_once, setting)
+        setting = {"data": source.to_dict(), "dtype": kind, "device": place.type}
+        exam = Exam.fitting(arms, questions, tokens_at_once, setting, longest)
     folder = out_folder(out)
     store = exam.store(folder, part, resume=resume)
     try:

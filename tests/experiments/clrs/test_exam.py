@@ -118,6 +118,27 @@ def test_a_killed_examination_asks_only_what_is_missing(tmp_path: Path, monkeypa
             assert read[name, item].text == whole[name, item].text
 
 
+def test_text_is_cut_once_for_arms_that_cut_it_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def counted(tokenizer: Any, questions: Any) -> Any:
+        asked.append(len(questions))
+        return replies(tokenizer, questions)
+
+    monkeypatch.setattr(exams, "replies", counted)
+    questions = stub.examples(stub.ALGORITHMS, (3, 4, 9), 3, "test", 0)
+    one = Exam.fitting((arm("a"), arm("b", PAPER)), questions, 300, {})
+    assert one.wanted(one.arms[0]) == one.wanted(one.arms[1]) == list(replies(tiny.tokenizer(), questions))
+    assert asked == [len(questions)]
+    other = arm("c")
+    words: Any = other.language.tokenizer
+    words.eos_token = words.convert_ids_to_tokens(5)
+    two = Exam.fitting((arm("a"), other), questions, 300, {})
+    ends = [{reply.ids[-1] for reply in two.wanted(known)} for known in two.arms]
+    assert ends == [{tiny.tokenizer().eos_token_id}, {5}]
+    assert len(asked) == 3
+
+
 def test_short_answers_do_not_wait_for_long_ones() -> None:
     sizes = [(30, 2), (28, 12), (30, 3), (26, 13), (50, 2), (9, 3)]
     wanted = [Reply(tuple(range(length)), length - answer) for length, answer in sizes]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,31 +17,10 @@ from sharpmax.experiments.folder import belongs, disk_watched
 from sharpmax.models.language import context_of
 from sharpmax.models.scoring import Reply, batches, generated
 
-__all__ = ["Exam", "fitting"]
+__all__ = ["Exam"]
 
 Progress = Callable[[int, str], None]
 """Told how many answers there are since the last time, and whose come next."""
-
-
-def fitting(
-    arms: Sequence[Arm], questions: Sequence[Question], longest: int | None = None
-) -> tuple[list[Question], dict[str, list[int]]]:
-    """The questions of those sizes that every arm has room for, and the sizes of each algorithm that are left out.
-
-    With `longest`, questions of more tokens than that, answers included, have no room either. A size is asked for as a
-    whole or not at all: its shorter questions alone would be easier ones.
-    """
-    out: dict[str, set[int]] = {}
-    for arm in arms:
-        room = min((limit for limit in (context_of(arm.language.model), longest) if limit is not None), default=None)
-        for one, reply in zip(questions, replies(arm.language.tokenizer, questions), strict=True):
-            if room is not None and len(reply.ids) > room:
-                out.setdefault(one.algo_name, set()).add(one.length)
-    left = [one for one in questions if one.length not in out.get(one.algo_name, ())]
-    if not left:
-        allowed = "sizes whose questions and answers every arm has room for"
-        reject("--sizes", sorted({one.length for one in questions}), allowed, "ask for smaller ones")
-    return left, {name: sorted(sizes) for name, sizes in out.items()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,6 +36,37 @@ class Exam:
     """What else the answers depend on."""
 
     _wanted: dict[str, list[Reply]] = field(default_factory=dict, init=False)
+
+    @classmethod
+    def fitting(
+        cls,
+        arms: Sequence[Arm],
+        questions: Sequence[Question],
+        batch_tokens: int,
+        setting: Mapping[str, Any],
+        longest: int | None = None,
+    ) -> Exam:
+        """With the questions of those sizes that every arm has room for; the setting says which sizes are left out.
+
+        With `longest`, questions of more tokens than that, answers included, have no room either. A size is asked for
+        as a whole or not at all: its shorter questions alone would be easier ones.
+        """
+        wanted = _as_tokens(arms, questions)
+        out: dict[str, set[int]] = {}
+        for arm in arms:
+            limits = [limit for limit in (context_of(arm.language.model), longest) if limit is not None]
+            for one, reply in zip(questions, wanted[arm.name], strict=True):
+                if limits and len(reply.ids) > min(limits):
+                    out.setdefault(one.algo_name, set()).add(one.length)
+        left = [place for place, one in enumerate(questions) if one.length not in out.get(one.algo_name, ())]
+        if not left:
+            allowed = "sizes whose questions and answers every arm has room for"
+            reject("--sizes", sorted({one.length for one in questions}), allowed, "ask for smaller ones")
+        said: dict[str, Any] = {"too_long": {name: sorted(sizes) for name, sizes in out.items()}}
+        said |= {} if longest is None else {"longest": longest}
+        exam = cls(arms, [questions[place] for place in left], batch_tokens, {**setting, **said})
+        exam._wanted.update({name: [asked[place] for place in left] for name, asked in wanted.items()})
+        return exam
 
     def identity(self) -> dict[str, Any]:
         """What must be the same for answers to belong together."""
@@ -84,8 +94,8 @@ class Exam:
 
     def wanted(self, arm: Arm) -> list[Reply]:
         """Questions with right answers as the tokens of an arm."""
-        if arm.name not in self._wanted:
-            self._wanted[arm.name] = list(replies(arm.language.tokenizer, self.questions))
+        if not self._wanted:
+            self._wanted.update(_as_tokens(self.arms, self.questions))
         return self._wanted[arm.name]
 
     def work(self, shard: Shard) -> int:
@@ -118,6 +128,20 @@ class Exam:
             shares[least].append(batch)
             tokens[least] += _limit([wanted[item] for item in batch])
         return shares[shard.number - 1]
+
+
+def _as_tokens(arms: Sequence[Arm], questions: Sequence[Question]) -> dict[str, list[Reply]]:
+    """Questions with right answers as the tokens of each arm, cut once for all arms that cut text alike."""
+    cut: dict[Any, list[Reply]] = {}
+    found = {}
+    for arm in arms:
+        tokenizer: Any = arm.language.tokenizer
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        key = tokenizer if backend is None else (backend.to_str(), end_of(tokenizer))
+        if key not in cut:
+            cut[key] = list(replies(tokenizer, questions))
+        found[arm.name] = cut[key]
+    return found
 
 
 def _limit(wanted: Sequence[Reply]) -> int:

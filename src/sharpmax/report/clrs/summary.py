@@ -23,6 +23,7 @@ from sharpmax.report.clrs.facts import (
     settings_apart,
     shown,
 )
+from sharpmax.report.remarks import merged
 from sharpmax.report.tables import Tables, readable
 from sharpmax.report.words import capital, count, joined, percent, plural, points, probability, share
 
@@ -72,7 +73,7 @@ def care(tables: Tables) -> list[str]:
         said += [_chance(tables)] if IN in groups(tables) else []
         said += _left_out(tables["setting"])
         for arm, remarks in tables["setting"]["remarks"].items():
-            said += [f"“{arm}”: {remark.rstrip('.')}." for remark in remarks]
+            said += [f"“{arm}”: {remark}." for remark in merged(remarks)]
         return said
 
 

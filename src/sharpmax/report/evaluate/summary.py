@@ -13,6 +13,7 @@ from sharpmax.report.evaluate.facts import (
     policies,
     tasks,
 )
+from sharpmax.report.remarks import merged
 from sharpmax.report.tables import Tables, readable, sizes
 from sharpmax.report.texts import CHAT, text_name
 from sharpmax.report.words import count, joined, percent, plural, points, probability
@@ -81,7 +82,9 @@ def remarks(tables: Tables) -> list[str]:
     """What a policy met that it was not made for."""
     with readable("the summary"):
         return [
-            f"The policy {arm}: {remark}." for arm, about in arms(tables).items() for remark in about.get("remarks", ())
+            f"The policy {arm}: {remark}."
+            for arm, about in arms(tables).items()
+            for remark in merged(about.get("remarks", ()))
         ]
 
 
