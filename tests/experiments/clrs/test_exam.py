@@ -94,7 +94,8 @@ def test_a_killed_examination_asks_only_what_is_missing(tmp_path: Path, monkeypa
         with pytest.raises(KeyboardInterrupt):
             one.answer(one.store(folder, ONE, resume=False), folder, ONE)
     with (folder / "answers.jsonl").open("ab") as file:
-        file.write(b'{"arm": "a", "it')
+        # A line of another version, and one that a kill cut short.
+        file.write(b'{"arm": "b", "item": 0, "said": "x", "tokens": 1, "seconds": 0.5}\n{"arm": "a", "it')
     with pytest.raises(ArgumentError, match="--resume"):
         one.store(folder, ONE, resume=False)
     with pytest.raises(ArgumentError, match="with other arms"):

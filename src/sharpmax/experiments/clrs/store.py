@@ -83,7 +83,7 @@ class Store:
             said = self._remarks.setdefault(entry["arm"], [])
             if entry["remark"] not in said:
                 said.append(entry["remark"])
-        else:
+        elif entry.keys() >= Said.__dataclass_fields__.keys():  # what another version wrote is asked again
             fields = {name: entry[name] for name in Said.__dataclass_fields__}
             self._said[entry["arm"], entry["item"]] = Said(**fields)
 
