@@ -135,7 +135,8 @@ def _covariance(excess: Tensor, length: Tensor, layers: Tensor) -> Tensor:
     typical = covariance.diagonal().mean().clamp_min(_LEAST_SCALE)
     factor = torch.linalg.cholesky(covariance + _SHRINKAGE * typical * torch.eye(len(numbers), dtype=torch.float64))
     whiten: Tensor = torch.linalg.solve_triangular(factor, means, upper=False)
-    return whiten
+    # By rows, as it comes back from a file: products of another layout may be rounded otherwise.
+    return whiten.contiguous()
 
 
 def _distance(excess: Tensor, whiten: Tensor) -> Tensor:
