@@ -53,7 +53,9 @@ def evaluate(
     tokens_at_once: Annotated[int, options.tokens_at_once("--batch-tokens")] = 65_536,
     shard: Annotated[
         str,
-        options.value("I/N", options.PLACE, "Do the I-th of N parts; the last to end puts them together."),
+        options.value(
+            "I/N", options.PLACE, "Do the I-th of N parts, alike but for I; the last to end puts them together."
+        ),
     ] = "1/1",
     processes: options.Processes = 1,
     data: options.Data = None,
