@@ -7,9 +7,10 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from sharpmax.policies import load_policy
+from sharpmax.policies import PAPER, load_policy
 from sharpmax.policies.base import policy_from_dict
 from sharpmax.report.compare.readme import league_lines
+from sharpmax.report.remarks import merged
 from tests.blocks import ROOT, blocks, check_command, commands, run
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -203,14 +204,35 @@ def test_what_is_said_of_algorithms_as_text_is_what_the_run_shows() -> None:
     assert f"{-inside['mean']:.1f} points behind at sizes trained on and {-outside['mean']:.1f} at larger" in text
     spans = [f"{-one['high']:.1f} to {-one['low']:.1f}" for one in (inside, outside)]
     assert f"(95% intervals {spans[0]} and {spans[1]})" in text
+    speeds = [one["speed"] for one in tables["training"].values()]
+    minutes = max(speed["tokens"] / speed["tokens_per_second"] / 60 for speed in speeds)
+    assert f"(the steps of both arms, at the same time, took an H200 {minutes:.0f} minutes)" in text
     for one in tables["training"].values():
         assert f"({one['setting']['steps']:,} steps of {one['setting']['batch_tokens']:,} tokens in each arm)" in text
         assert one["setting"]["data"]["largest"] == 15
 
 
+CLRS_PAGE = " ".join((ROOT / "docs" / "results" / "clrs.md").read_text(encoding="utf-8").split())
+
+
+def test_what_the_docs_say_of_losses_is_what_the_run_shows() -> None:
+    plain, sharp = ([loss for _, loss in one["curve"]] for one in evaluated("clrs")["training"].values())
+    # A point of the curve stands for 14 steps, so that seven are about a hundred.
+    for first in range(0, len(plain), 7):
+        assert sum(sharp[first : first + 7]) > sum(plain[first : first + 7])
+    assert 2.0 <= sharp[-1] / plain[-1] < 2.5
+    assert "the mean loss of every hundred steps is higher, at the end twice as high" in CLRS_PAGE
+
+
+def test_what_the_docs_say_of_rows_out_of_reach_is_what_the_run_shows() -> None:
+    (remark,) = merged(evaluated("clrs")["setting"]["remarks"]["clrs-paper"])
+    assert f"{remark.partition(' of the rows')[0]} have more" in CLRS_PAGE
+    assert PAPER.acts_on is not None
+    assert f"up to an entropy of {PAPER.acts_on[1]:.2f} nats only" in CLRS_PAGE
+
+
 def test_what_the_docs_say_of_sorting_is_what_the_run_shows() -> None:
     tables = evaluated("clrs")
-    page = " ".join((ROOT / "docs" / "results" / "clrs.md").read_text(encoding="utf-8").split())
     sorts, arms = ("bubble_sort", "heapsort", "quicksort"), ("clrs-none", "clrs-paper")
 
     def right(size: str) -> list[str]:
@@ -221,22 +243,21 @@ def test_what_the_docs_say_of_sorting_is_what_the_run_shows() -> None:
     assert all(max(trained[name]) == 10 for name in sorts)
     assert 15 in trained["insertion_sort"]
     assert not any(13 in sizes for sizes in trained.values())
-    assert "right in {} of the answers (no policy) and {} (`paper`)".format(*right("15")) in page
-    assert "nobody had taught, in {} and {}; and of 20, in {} and {}".format(*right("13"), *right("20")) in page
+    assert "right in {} of the answers (no policy) and {} (`paper`)".format(*right("15")) in CLRS_PAGE
+    assert "nobody had taught, in {} and {}; and of 20, in {} and {}".format(*right("13"), *right("20")) in CLRS_PAGE
 
 
 def test_what_the_docs_say_of_speed_is_what_the_run_shows() -> None:
     tables = evaluated("clrs")
-    page = " ".join((ROOT / "docs" / "results" / "clrs.md").read_text(encoding="utf-8").split())
     for arm, start in (("clrs-none", "| no policy, beside the other arm"), ("clrs-paper", "| `paper`, beside")):
         speed = tables["training"][arm]["speed"]
         rate, flops = speed["tokens_per_second"], speed["model_flops_per_second"] / 1e12
-        row = page.split(start)[1].split("% |")[0]
+        row = CLRS_PAGE.split(start)[1].split("% |")[0]
         assert row.endswith(f"| {rate:,.0f} | {flops:.0f} | {100 * speed['share']:.0f}")
     said = [f"{tables['speed'][arm]['tokens_per_second']:,.0f}" for arm in ("clrs-none", "clrs-paper")]
-    assert f"{said[0]} tokens/s without a policy and {said[1]} under `paper`" in page
+    assert f"{said[0]} tokens/s without a policy and {said[1]} under `paper`" in CLRS_PAGE
     rates = [one["speed"]["matrix_flops_per_second"] / 1e12 for one in tables["training"].values()]
-    assert f"the {min(rates):.0f} to {max(rates):.0f} TFLOP/s" in page
+    assert f"the {min(rates):.0f} to {max(rates):.0f} TFLOP/s" in CLRS_PAGE
 
 
 def test_the_league_is_the_committed_run() -> None:
