@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -54,9 +55,10 @@ class Exam:
         wanted = _as_tokens(arms, questions)
         out: dict[str, set[int]] = {}
         for arm in arms:
-            limits = [limit for limit in (context_of(arm.language.model), longest) if limit is not None]
+            limits = (context_of(arm.language.model), longest)
+            room = min((limit for limit in limits if limit is not None), default=math.inf)
             for one, reply in zip(questions, wanted[arm.name], strict=True):
-                if limits and len(reply.ids) > min(limits):
+                if len(reply.ids) > room:
                     out.setdefault(one.algo_name, set()).add(one.length)
         left = [place for place, one in enumerate(questions) if one.length not in out.get(one.algo_name, ())]
         if not left:
@@ -169,7 +171,7 @@ def _batches(wanted: Sequence[Reply], most_tokens: int) -> Iterator[list[int]]:
 def _answers(arm: Arm, wanted: Sequence[Reply]) -> list[Said]:
     tokenizer: Any = arm.language.tokenizer
     end = end_of(tokenizer)
-    began = time.time()  # the one clock that processes of a machine have in common
+    began = time.time()  # not a monotonic clock: parts may be of several machines, or of days before
     found = generated(arm.language.model, [one.ids[: one.start] for one in wanted], _limit(wanted), end)
     ended = time.time()
     return [

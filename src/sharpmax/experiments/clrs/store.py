@@ -6,7 +6,7 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +50,10 @@ class Said:
     tokens: int
     began: float
     ended: float
-    """When its batch was asked and had answered, in seconds of the clock that all processes share."""
+    """When its batch was asked and had answered, by the clock on the wall, which all processes share."""
+
+
+_SAID = {field.name for field in fields(Said)}
 
 
 class Store:
@@ -83,9 +86,8 @@ class Store:
             said = self._remarks.setdefault(entry["arm"], [])
             if entry["remark"] not in said:
                 said.append(entry["remark"])
-        elif entry.keys() >= Said.__dataclass_fields__.keys():  # what another version wrote is asked again
-            fields = {name: entry[name] for name in Said.__dataclass_fields__}
-            self._said[entry["arm"], entry["item"]] = Said(**fields)
+        elif entry.keys() >= _SAID:  # what another version wrote is asked again
+            self._said[entry["arm"], entry["item"]] = Said(**{name: entry[name] for name in _SAID})
 
     def __contains__(self, key: tuple[str, int]) -> bool:
         return key in self._said

@@ -36,8 +36,11 @@ MODEL = "model"
 """The folder of the trained model inside that of the run."""
 
 _STATES = "states"
-_AT_A_TIME, _AT_LEAST = 10, 20
-"""Steps after which losses are read from the device, for which it has to be waited; and times in a short run."""
+_READ_EVERY = 10
+"""Steps after which losses are read from the device, for whose work that waits."""
+
+_READ_AT_LEAST = 20
+"""Times they are read in a short run."""
 
 Progress = Callable[[int, int, str], None]
 """Told how many steps of how many are done, and the loss."""
@@ -95,7 +98,7 @@ def train(
         return packed.tokens((step - 1) * together, step * together)
 
     typical = packed.documents.answer_length if recipe.weigh == "answers" else None
-    every = min(_AT_A_TIME, max(1, steps // _AT_LEAST))
+    every = min(_READ_EVERY, max(1, steps // _READ_AT_LEAST))
     curve = Curve(folder / CURVE, tokens, every, main, typical)
     found = last_checkpoint(folder / _STATES) if resume else None
     if found is not None:

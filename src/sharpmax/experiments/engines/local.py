@@ -43,7 +43,7 @@ class _Local:
 class Here(_Local):
     """Tasks one after the other in this process: the way of one GPU, which stacked seeds fill."""
 
-    _task: Task | None = None
+    _begun: tuple[Task, ...] = ()
 
     def slots(self, task: Task) -> int:
         """One at a time."""
@@ -51,12 +51,11 @@ class Here(_Local):
 
     def begin(self, task: Task) -> None:
         """It is done when its answer is asked for."""
-        self._task = task
+        self._begun = (task,)
 
     def answers(self) -> Sequence[tuple[Task, Answer | Lost]]:
         """Do the task that was begun."""
-        assert self._task is not None
-        return [(self._task, answer(*self._message(self._task)))]
+        return [(task, answer(*self._message(task))) for task in self._begun]
 
 
 @dataclass(eq=False)
@@ -91,12 +90,11 @@ class Processes(_Local):
 
     def answers(self) -> Sequence[tuple[Task, Answer | Lost]]:
         """Wait until a process has an answer, or dies."""
-        busy = {worker.pipe: worker for worker in self._workers if worker.task is not None}
+        busy = {worker.pipe: (worker, worker.task) for worker in self._workers if worker.task is not None}
         found: list[tuple[Task, Answer | Lost]] = []
         for pipe in connection.wait(list(busy)):
-            worker = busy[pipe]  # type: ignore[index]
-            task, worker.task = worker.task, None
-            assert task is not None
+            worker, task = busy[pipe]  # type: ignore[index]
+            worker.task = None
             try:
                 found.append((task, worker.pipe.recv()))
             except (EOFError, OSError):
@@ -152,16 +150,14 @@ def _one_thread() -> Iterator[None]:
 def _serve(pipe: connection.Connection) -> None:
     """The life of a process: do what comes through the pipe until that is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal; the first one decides
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=_end_with, args=(multiprocessing.parent_process(),), daemon=True).start()
     with suppress(EOFError, OSError):
         while True:
             call, files, blob = pipe.recv()
             pipe.send(answer(call, files, blob))
 
 
-def _end_with_parent() -> None:
+def _end_with(parent: BaseProcess) -> None:
     """A task whose driver was killed would be done for nobody."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
     connection.wait([parent.sentinel])
     os._exit(1)

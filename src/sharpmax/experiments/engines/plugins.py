@@ -8,6 +8,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 
@@ -69,13 +70,13 @@ def load(plugin: Plugin) -> ModuleType:
     before = sys.modules.get(plugin.module)
     if before is not None and getattr(getattr(before, "__loader__", None), "plugin", None) == plugin:
         return before
-    spec = importlib.util.spec_from_loader(plugin.module, _Text(plugin))
-    assert spec is not None
-    assert spec.loader is not None
+    loader = _Text(plugin)
+    spec = ModuleSpec(plugin.module, loader, origin=plugin.path)
+    spec.has_location = True
     module = importlib.util.module_from_spec(spec)
     sys.modules[plugin.module] = module
     try:
-        spec.loader.exec_module(module)
+        loader.exec_module(module)
     except BaseException as problem:
         del sys.modules[plugin.module]
         if isinstance(problem, SharpmaxError) or not isinstance(problem, (Exception, SystemExit)):
