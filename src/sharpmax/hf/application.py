@@ -61,9 +61,7 @@ def apply(model: M, policy: Policy | str | os.PathLike[str] | None, *, skip_unsu
 
 
 @contextmanager
-def applied(
-    model: M, policy: Policy | str | os.PathLike[str] | None, *, skip_unsupported: bool = False
-) -> Iterator[M]:
+def applied(model: M, policy: Policy | str | os.PathLike[str] | None, *, skip_unsupported: bool = False) -> Iterator[M]:
     """`apply` for a `with` block; afterwards the model is as it was before, with the policy it had then, if any."""
     before = installed(check_model(model))
     apply(model, policy, skip_unsupported=skip_unsupported)

@@ -18,6 +18,7 @@ _TOKENS = 24
 _FRAMES = 256  # of sound: convolutions leave an eighth of them or more
 _SAMPLES = 8_000
 _TEXT = ("input_ids", "decoder_input_ids")
+_ARRAYS = ("pixel_values", "input_features", "input_values", "inputs_embeds", "query_embeds", "hidden_states")
 
 
 def example_inputs(model: PreTrainedModel) -> Iterator[dict[str, Any]]:
@@ -30,7 +31,9 @@ def example_inputs(model: PreTrainedModel) -> Iterator[dict[str, Any]]:
     if "bbox" in names and text:
         text["bbox"] = torch.zeros(1, _TOKENS, 4, dtype=torch.int64, device=make.device)
     decoder = {name: value for name, value in text.items() if name == "decoder_input_ids"}
-    others = [name for name in (main, "pixel_values", "input_features", "input_values", "inputs_embeds") if name in names]
+    others = [
+        name for name in (main, "pixel_values", "input_features", "input_values", "inputs_embeds") if name in names
+    ]
     for name in dict.fromkeys(others):
         if name in text:
             yield {**fixed, **text}
@@ -49,6 +52,7 @@ class _Maker:
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.device, self.dtype = model.device, model.dtype
+        self._generator = torch.Generator().manual_seed(0)
         parts = [value for value in vars(model.config).values() if hasattr(value, "to_dict")]
         self._configs = [model.config, *parts]
 
@@ -62,23 +66,26 @@ class _Maker:
         plain = [token for token in range(min(vocabulary, 4096)) if token not in special] or [0]
         longest = self.number("max_position_embeddings", "n_positions", "max_target_positions", default=_TOKENS + 8)
         length = max(2, min(_TOKENS, longest - 4))
-        return torch.tensor(plain, device=self.device)[torch.randint(len(plain), (1, length), device=self.device)]
+        drawn = torch.randint(len(plain), (1, length), generator=self._generator)
+        return torch.tensor(plain)[drawn].to(self.device)
 
     def arrays(self, name: str, names: set[str]) -> Iterator[dict[str, Any]]:
         """Inputs of that name that are no tokens."""
         for shape in self._shapes(name, names):
-            values = torch.randn(tuple(shape), device=self.device, dtype=self.dtype)
+            values = torch.randn(tuple(shape), generator=self._generator).to(self.device, self.dtype)
             if "grid_thw" in names or "image_grid_thw" in names:
                 grid = "grid_thw" if "grid_thw" in names else "image_grid_thw"
                 yield {name: values, grid: torch.tensor([[1, 8, 8]], device=self.device)}
+            elif f"{name}_mask" in names:
+                yield {name: values, f"{name}_mask": torch.ones(1, max(shape[1:]), dtype=torch.int64).to(self.device)}
             yield {name: values}
 
     def _shapes(self, name: str, names: set[str]) -> Iterator[Sequence[int]]:
         channels = self.number("num_channels", "in_channels", "in_chans", default=3)
         width = self.number("hidden_size", "d_model", "n_embd", "embed_dim", default=0)
-        if name == "inputs_embeds":
+        if name.endswith("_embeds"):
             yield 1, _TOKENS, width
-        elif "grid_thw" in names or "image_grid_thw" in names:
+        elif "grid_thw" in names or "image_grid_thw" in names:  # patches of an image, in a row
             patch = self.number("patch_size", default=14)
             yield 64, channels * self.number("temporal_patch_size", default=1) * patch * patch
             yield 64, width

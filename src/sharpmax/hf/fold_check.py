@@ -48,7 +48,7 @@ class FoldCheck:
         self._left = dict(betas)
         self._runs: list[tuple[PreTrainedModel, Mapping[str, Any], list[Tensor], list[Tensor]]] = []
         self._inside = False
-        self._problem = "there is no input it takes"
+        self._problem = ""
 
     def before(self, given: Mapping[str, Any] | None) -> None:
         """Compare every layer, and keep what the model computes without and with the policy."""
@@ -75,11 +75,13 @@ class FoldCheck:
             for handle in handles:
                 handle.remove()
         if self._left:
-            names = ", ".join(f"layer {layer} ({type(self.modules[layer].module).__name__})" for layer in self._left)
+            first, family = next(iter(self._left)), type(self._model).__name__
+            reason = f" ({self._problem})" if self._problem else ""
             raise UnsupportedError(
-                f"model: no example could be made that reaches {names} of {type(self._model).__name__}, so the folded "
-                f"model cannot be compared with the policy ({self._problem}); pass example_inputs=, keyword arguments "
-                "for one call of the model"
+                f"model: no example could be made that reaches layer {first} of {family} "
+                f"({type(self.modules[first].module).__name__}), one of {len(self._left)} such layers, so the folded "
+                f"model cannot be compared with the policy{reason}; pass example_inputs=, keyword arguments for one "
+                "call of the model"
             )
         with applied(self._model, self._policy, skip_unsupported=True):
             for part, inputs, _, sharp in self._runs:
@@ -113,7 +115,7 @@ class FoldCheck:
         except UnsupportedError:
             raise
         except Exception as problem:  # whatever a model raises for an input that is not for it
-            self._problem = f"{type(problem).__name__}: {problem}".splitlines()[0][:200]
+            self._problem = self._problem or f"{type(problem).__name__}: {problem}".splitlines()[0][:200]
             return False
         self._runs.append((part, inputs, plain, []))
         return True
@@ -167,12 +169,12 @@ class FoldCheck:
 
 @contextmanager
 def _still(part: nn.Module) -> Iterator[None]:
-    """Evaluation mode and one seed, with everything as it was afterwards."""
+    """Evaluation mode, and everything as it was afterwards: what is drawn at random is the same every time."""
     training = [module for module in part.modules() if module.training]
+    devices = {weight.device.index for weight in part.parameters() if weight.is_cuda}
     part.eval()
     try:
-        with torch.random.fork_rng():
-            torch.manual_seed(0)
+        with torch.random.fork_rng(devices):
             yield
     finally:
         for module in training:

@@ -56,6 +56,8 @@ def fold(
         check_all_reached(check_model(model))
     modules = modules_of(model, skip_unsupported=skip_unsupported)
     family = type(model).__name__
+    if any(weight.is_meta for weight in model.parameters()):
+        reject("model", "weights on the meta device", "weights in memory", "load the model without offloading")
     check_shape(chosen, [one.heads for one in modules], family)
     _check_constant(chosen, context_of(model))
     betas = {layer: beta for layer, one in enumerate(modules) if (beta := _betas(chosen, layer, one.heads)) is not None}

@@ -60,7 +60,8 @@ def query_layer(one: AttentionModule, where: str) -> nn.Module:
 
 
 def _query_norm(one: AttentionModule) -> nn.Module | None:
-    return next((norm for name in _QUERY_NORMS if (norm := getattr(one.module, name, None)) is not None), None)
+    norms = (getattr(one.module, name, None) for name in _QUERY_NORMS)
+    return next((norm for norm in norms if not isinstance(norm, (type(None), nn.Identity))), None)
 
 
 def scale_queries(one: AttentionModule, beta: Tensor, where: str) -> None:
@@ -164,7 +165,7 @@ def _gain_factor(norm: Any, one: AttentionModule, beta: Tensor, where: str) -> T
 
 def _scale_norm(norm: Any, factor: Tensor, where: str) -> None:
     gain, bias = norm.weight, getattr(norm, "bias", None)
-    probe = torch.randn(3, *gain.shape, dtype=gain.dtype, device=gain.device)
+    probe = torch.randn(3, *gain.shape, generator=torch.Generator().manual_seed(0)).to(gain)
     wanted = norm(probe) * factor.to(gain.device)
     if bias is not None:
         _multiply(bias, factor)

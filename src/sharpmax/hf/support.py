@@ -49,6 +49,7 @@ _ATTENTION = {
 _SOFTMAX = {"softmax", "_softmax", "Softmax"}
 _PRODUCTS = {"matmul", "bmm", "baddbmm", "einsum", "@"}
 _LOGARITHMS = {"log", "log1p", "log2", "log10"}
+_SCALES = ("scale", "scaling", "temperature", "tau")
 # Options that turn a temperature by position on, in a configuration or in its `rope_parameters`.
 _TEMPERATURES = ("attn_temperature_tuning", "llama_4_scaling_beta", "log_scaling_n_floor", "use_logn_attn")
 
@@ -199,7 +200,7 @@ def _temperature_in(uses: FunctionType) -> str | None:
     names = {name for function in (uses, *_helpers_of(uses)) for name in _names_in(function.__code__)}
     if _LOGARITHMS & names and not names.intersection(_TEMPERATURES):
         return f"a logarithm in {uses.__qualname__}"
-    given = [name for name in inspect.signature(uses).parameters if "scaling" in name or "temperature" in name]
+    given = [name for name in inspect.signature(uses).parameters if any(word in name for word in _SCALES)]
     return f"{given[0]} of {uses.__qualname__}" if given else None
 
 
