@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -155,5 +154,5 @@ def test_a_softmax_alone_is_no_attention() -> None:
 
 def test_a_model_with_nothing_within_reach_is_refused_all_the_same() -> None:
     config = transformers.BloomConfig(vocab_size=97, hidden_size=32, n_layer=1, n_head=4)
-    with pytest.raises(UnsupportedError, match="Bloom.*no attention layer"):
+    with pytest.raises(UnsupportedError, match=r"Bloom.*no attention layer"):
         hf.apply(transformers.BloomForCausalLM(config), "paper", skip_unsupported=True)

@@ -113,7 +113,7 @@ class _Maker:
     def _pair(self, *names: str, default: int) -> tuple[int, int]:
         for config in self._configs:
             for name in names:
-                value = getattr(config, name, None)
+                value: Any = getattr(config, name, None)
                 if isinstance(value, dict):
                     value = [value.get("height"), value.get("width")]
                 pair = list(value)[:2] if isinstance(value, (list, tuple)) else [value]

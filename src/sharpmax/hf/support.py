@@ -126,14 +126,15 @@ def _unreached(model: PreTrainedModel) -> Iterator[tuple[str, nn.Module]]:
     """Modules that attend on their own, as far as their code shows; of those inside each other the outermost."""
     inside: set[int] = set()
     for name, part in model.named_modules():
-        can_set = getattr(type(part), "_can_set_attn_implementation", None)
-        if id(part) not in inside and (_attends_alone(type(part)) or (can_set is not None and not can_set())):
+        kind: Any = type(part)
+        can_set = getattr(kind, "_can_set_attn_implementation", None)
+        if id(part) not in inside and (_attends_alone(kind) or (can_set is not None and not can_set())):
             inside.update(id(one) for one in part.modules())
             yield name, part
 
 
 @functools.cache
-def _attends_alone(kind: type[nn.Module]) -> bool:
+def _attends_alone(kind: Any) -> bool:
     """Whether modules of a class attend, and not through the attention interface."""
     if issubclass(kind, nn.MultiheadAttention):
         return True
@@ -243,7 +244,8 @@ def _names_in(code: CodeType) -> Iterator[str]:
 
 def _interface_call(module: nn.Module) -> FunctionType | None:
     """The method of the module that looks its attention function up, if it has one."""
-    return _interface_user(type(module))
+    kind: Any = type(module)
+    return _interface_user(kind)
 
 
 @functools.cache
