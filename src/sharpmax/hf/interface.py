@@ -74,10 +74,13 @@ class Installed:
     """The check before each call that the model still uses this attention, while it is in place."""
 
 
-def modules_of(model: PreTrainedModel) -> Sequence[AttentionModule]:
-    """The attention modules of a model, as they are without rules; or an error that says why it cannot have any."""
+def modules_of(model: PreTrainedModel, *, skip_unsupported: bool = False) -> Sequence[AttentionModule]:
+    """The attention modules of a model, as they are without rules; or an error that says why it cannot have any.
+
+    Of a model with rules these are the modules that got them: what was left out then is left out here.
+    """
     before = installed(check_model(model))
-    return attention_modules(model) if before is None else before.modules
+    return attention_modules(model, skip_unsupported=skip_unsupported) if before is None else before.modules
 
 
 def install(
@@ -86,13 +89,14 @@ def install(
     *,
     policy: Policy | None = None,
     methods: Mapping[str, Callable[..., Any]] | None = None,
+    skip_unsupported: bool = False,
 ) -> Installed:
     """Let the rules of each layer choose β in the model's attention; what was installed before is replaced.
 
     Every check comes before the first change. `put(model, None)` takes everything out again. `methods` stand in for
     the model's own for as long.
     """
-    modules = modules_of(model)
+    modules = modules_of(model, skip_unsupported=skip_unsupported)
     layers = [
         Layer(one.inner, one.function, one.heads, tuple(rules_of_layer(number)), number)
         for number, one in enumerate(modules)
