@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.report.browser import BROWSERS, OPTIONS, missing
+from tests.report.browser import BROWSERS, OPTIONS, PATIENCE_MS, missing
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -24,6 +24,6 @@ def browser() -> Iterator[Browser]:
     if path is None:
         missing(f"there is none of {', '.join(BROWSERS)}")
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=OPTIONS)
+        browser = playwright.chromium.launch(executable_path=path, args=OPTIONS, timeout=PATIENCE_MS)
         yield browser
         browser.close()
