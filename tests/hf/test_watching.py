@@ -143,13 +143,15 @@ def test_each_thread_sees_its_own_calls() -> None:
     model = family.build()
     by_thread: dict[int, set[int]] = {}
     remove = watch(model, lambda seen: by_thread.setdefault(threading.get_ident(), set()).add(seen.queries))
-    lengths = (5, 9)
-    threads = [
-        threading.Thread(
-            target=lambda n=n: [family.logits(model, input_ids=torch.ones(1, n).long()) for _ in range(20)]
-        )
-        for n in lengths
-    ]
+    both = threading.Barrier(2)  # the number of a thread that has ended may be given to the next
+
+    def read(n: int) -> None:
+        both.wait(1200)
+        for _ in range(20):
+            family.logits(model, input_ids=torch.ones(1, n).long())
+        both.wait(1200)
+
+    threads = [threading.Thread(target=read, args=(n,)) for n in (5, 9)]
     for one in threads:
         one.start()
     for one in threads:

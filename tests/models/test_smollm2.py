@@ -77,7 +77,7 @@ def test_an_interruption_leaves_nothing(
 
 
 def test_two_at_once(fake: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    both = threading.Barrier(2, timeout=10)
+    both = threading.Barrier(2, timeout=1200)
     whole = smollm2._convert
 
     def together(gguf: Path, folder: Path) -> None:
