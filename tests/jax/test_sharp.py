@@ -141,7 +141,7 @@ def test_statistics_are_a_tree():
     q, k = numbers(1, 3, 4, seed=0), numbers(1, 6, 4, seed=1)
     _, stats = sj.attention(q, k, k, policy=None, return_stats=True)
     leaves, shape = jax.tree.flatten(stats)
-    assert len(leaves) == 6
+    assert len(leaves) == 7
     again = jax.tree.unflatten(shape, leaves)
     assert isinstance(again, sj.RowStats)
     np.testing.assert_array_equal(np.asarray(again.entropy), np.asarray(stats.entropy))
