@@ -15,7 +15,7 @@ from sharpmax.policies import LogLinear
 POLICIES: dict[str, Any] = {
     "paper": "paper",
     "target": sj.EntropyTarget(0.6),
-    "log-linear": LogLinear(level=-0.5, entropy=0.3, top=1.5, top2=-0.3, var=0.4, top_length=0.1, reference=2.0),
+    "log-linear": LogLinear(level=-1.0, entropy=0.3, top=1.5, top2=-0.3, var=0.4, top_length=0.1, reference=2.0),
     "curve": sj.Curve((0.0, 1.0, 2.0, 6.0), (0.8, 1.2, 1.9, 2.5)),
 }
 STEP = 1e-4
