@@ -71,8 +71,10 @@ def _run(words: list[str]) -> int:
             return 0
         raise
     from sharpmax.cli.app import make_app
+    from sharpmax.cli.terminal import folders_held
 
-    code = make_app()(words, prog_name="sharpmax", standalone_mode=False)
+    with folders_held():
+        code = make_app()(words, prog_name="sharpmax", standalone_mode=False)
     return code if isinstance(code, int) else 0
 
 
