@@ -161,7 +161,7 @@ def test_what_is_no_json_is_one_line(tmp_path, name):
     assert message.startswith(f"thing: {str(path)!r} cannot be read as JSON (")
     assert "\n" not in message
     assert len(message) < 300 + len(str(path))
-    with pytest.raises(ValueError, match="."):
+    with pytest.raises(ValueError, match=r"."):
         parse_json(BAD_JSON[name])
 
 
