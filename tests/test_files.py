@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sharpmax.errors import ArgumentError, FileFormatError, SharpmaxError
-from sharpmax.files import append_bytes, parse_json, read_json, write_text
+from sharpmax.files import append_bytes, parse_json, read_json, write_text, written_by_others
 
 
 def names(folder: Path) -> list[str]:
@@ -171,3 +171,18 @@ def test_json_is_read_as_it_is(tmp_path):
     assert read_json(path, "thing") == {"β": [1, -2.5, None, True, 123456789012345678901234567890]}
     with pytest.raises(FileFormatError, match="cannot be read"):
         read_json(tmp_path / "none.json", "thing")
+
+
+class SafetensorError(Exception):
+    """As safetensors raises it."""
+
+
+def test_what_others_cannot_write_is_said_alike(tmp_path):
+    said = "Error while serializing: I/O error: No space left on device (os error 28)"
+    for problem in (SafetensorError(said), OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))):
+        full = r"cannot write .*out.*\(No space left on device\); the disk is full"
+        with pytest.raises(ArgumentError, match=full), written_by_others(tmp_path / "out"):
+            raise problem
+    for other in (SafetensorError("another"), RuntimeError(said), KeyError("x")):
+        with pytest.raises(type(other)), written_by_others(tmp_path):
+            raise other

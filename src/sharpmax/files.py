@@ -5,17 +5,31 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import secrets
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from sharpmax.errors import ArgumentError, FileFormatError
 
-__all__ = ["FULL", "append_bytes", "cannot_write", "parse_json", "read_json", "write_bytes", "write_text"]
+__all__ = [
+    "FULL",
+    "FULL_TODO",
+    "append_bytes",
+    "cannot_write",
+    "parse_json",
+    "read_json",
+    "write_bytes",
+    "write_text",
+    "written_by_others",
+]
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """The errors of a system whose disk, or a user's share of it, is full."""
+
+FULL_TODO = "the disk is full: make room there, or choose a folder on another disk"
 
 _DIGITS = 1000
 """No number of ours has more. Python itself refuses to read 4,301."""
@@ -68,11 +82,25 @@ def append_bytes(path: str | Path, data: bytes) -> None:
 def cannot_write(path: str | Path, problem: OSError) -> ArgumentError:
     """The error of a file that cannot be written: which, why, and what to do about it."""
     reason = problem.strerror or str(problem)
-    if problem.errno in FULL:
-        todo = "the disk is full: make room there, or choose a folder on another disk"
-    else:
-        todo = "allowed: a path in a folder you may write to"
+    todo = FULL_TODO if problem.errno in FULL else "allowed: a path in a folder you may write to"
     return ArgumentError(f"path: cannot write {str(path)!r} ({reason}); {todo}")
+
+
+@contextmanager
+def written_by_others(path: str | Path) -> Iterator[None]:
+    """Around libraries that write to `path` themselves: what the system refuses them is said as for our own files.
+
+    safetensors wraps the system's error in one of its own, which holds no more of it than the text.
+    """
+    try:
+        yield
+    except OSError as problem:
+        raise cannot_write(path, problem) from problem
+    except Exception as problem:
+        number = re.search(r"\(os error (\d+)\)", str(problem))
+        if type(problem).__name__ != "SafetensorError" or number is None:
+            raise
+        raise cannot_write(path, OSError(int(number[1]), os.strerror(int(number[1])))) from problem
 
 
 def parse_json(text: str | bytes) -> Any:
