@@ -139,7 +139,8 @@ def train(
         with state.main_process_first():
             examples = training_examples(source, data_folder(data), processes=processes, note=note)
         prepared = prepare(language, examples, source, recipe, model=name, bfloat16=bfloat16, note=note)
-    folder = out_folder(out)
+    # The processes of one training write to one folder, and the first of them speaks for all.
+    folder = out_folder(out, "" if state.is_main_process else f"process-{state.process_index}")
     if state.is_main_process:
         prepared.claim(folder, resume=resume)
     saved = folder / FILE_NAME

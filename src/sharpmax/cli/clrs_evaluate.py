@@ -105,7 +105,7 @@ def evaluate(
         )  # fmt: skip
         setting = {"data": source.to_dict(), "dtype": kind, "device": place.type}
         exam = Exam.fitting(arms, questions, tokens_at_once, setting, longest)
-    folder = out_folder(out)
+    folder = out_folder(out, "" if part.count == 1 else part.name)
     store = exam.store(folder, part, resume=resume)
     try:
         with bar("answering", exam.work(part)) as advance:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sharpmax.errors import reject
+from sharpmax.files import parse_json
 
 if TYPE_CHECKING:
     import torch
@@ -163,8 +163,8 @@ def policies_named(texts: Sequence[str], taken: Sequence[str] = ()) -> list[Name
 def _calibrated_on(folder: Path) -> str | None:
     """What the results of `sharpmax calibrate` beside a policy say; nothing where there are none."""
     try:
-        saved = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+        saved = parse_json((folder / "results.json").read_bytes())
         command, task = saved["command"], saved["tables"]["setting"]["task"]
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError):
         return None
     return task if str(command).startswith("sharpmax calibrate") and isinstance(task, str) else None

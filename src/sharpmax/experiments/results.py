@@ -10,7 +10,7 @@ from typing import Any
 
 from sharpmax.errors import ArgumentError, FileFormatError
 from sharpmax.experiments.provenance import provenance
-from sharpmax.files import write_text
+from sharpmax.files import read_json, write_text
 
 __all__ = ["FILE_NAME", "SCHEMA", "Results", "collect", "load"]
 
@@ -62,11 +62,7 @@ def load(path: str | Path) -> Results:
             f"results: no file {str(file)!r}; allowed: a folder with a {FILE_NAME}, or such a file; "
             "a command with --out writes one"
         )
-    try:
-        body = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as problem:
-        raise FileFormatError(f"results: {str(file)!r} cannot be read as JSON ({problem})") from None
-    return _checked(body, str(file))
+    return _checked(read_json(file, "results"), str(file))
 
 
 def _checked(body: Any, file: str) -> Results:

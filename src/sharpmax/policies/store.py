@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 import importlib.resources
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
 from sharpmax.errors import FileFormatError, reject, reject_type
+from sharpmax.files import read_json
 from sharpmax.policies.base import Policy, policy_from_dict
 from sharpmax.policies.constant import Constant
 from sharpmax.policies.polynomial import PAPER
@@ -40,10 +40,9 @@ def _packaged(name: str) -> Policy:
 
 
 def _read(path: Path) -> Policy:
+    body = read_json(path, "policy")
     try:
-        return policy_from_dict(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as problem:
-        raise FileFormatError(f"policy: {str(path)!r} cannot be read as JSON ({problem})") from None
+        return policy_from_dict(body)
     except FileFormatError as problem:
         raise FileFormatError(f"{problem} (in {str(path)!r})") from None
 

@@ -12,7 +12,6 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -71,7 +70,7 @@ def train(
 
     with _quiet():
         if on.type == "cpu":
-            begun(replace(recipe, batch=1), seeds[:1])  # what libraries load late is not the method's memory
+            begun(recipe, seeds)  # what libraries load late is not the method's memory
         with peak_of(on) as peak:
             training = begun(recipe, seeds)
             began = time.monotonic()
