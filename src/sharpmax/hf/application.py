@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from sharpmax.errors import UnsupportedError
 from sharpmax.hf.beside import policy_from, save_with_policy
-from sharpmax.hf.interface import install, installed, modules_of, put
+from sharpmax.hf.interface import install, installed, kept, modules_of, put
 from sharpmax.hf.rules import check_shape, rules_of
 from sharpmax.hf.support import check_model
 from sharpmax.policies import Policy
@@ -27,7 +27,8 @@ def apply(model: M, policy: Policy | str | os.PathLike[str] | None) -> M:
 
     `policy` is a policy, the name of one, the path of a policy file, or a folder that `save_pretrained` of a model
     with a policy wrote; None is the policy that changes nothing. Weights and configuration stay as they are, and so
-    does everything the model can do: caches, beam search, padding, training. A policy applied before is replaced.
+    does everything the model can do: caches, beam search, padding, training. A policy applied before is replaced. A
+    forward pass that is running in another thread ends with the policy it began with.
 
     A `PerHead` policy has one row per module that attends, in the order of `model.modules()`: in a decoder the layers,
     `module.layer_idx`; in an encoder–decoder model the encoder's layers, then self-attention and cross-attention of
@@ -53,13 +54,13 @@ def apply(model: M, policy: Policy | str | os.PathLike[str] | None) -> M:
 
 @contextmanager
 def applied(model: M, policy: Policy | str | os.PathLike[str] | None) -> Iterator[M]:
-    """`apply` for a `with` block; afterwards the model is as it was before, with the policy it had then, if any."""
-    before = installed(check_model(model))
-    apply(model, policy)
-    try:
-        yield model
-    finally:
-        put(model, before)
+    """`apply` for a `with` block; afterwards the model is as it was before, with the policy it had then, if any.
+
+    Blocks can be nested. Until the outermost one ends, no other thread or task can change the policy of the model:
+    `applied`, `apply` and `restore` are refused there.
+    """
+    with kept(check_model(model)):
+        yield apply(model, policy)
 
 
 def restore(model: M) -> M:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 
 from sharpmax.errors import UnsupportedError, reject_type
@@ -16,13 +17,43 @@ from sharpmax.lazy import require
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
-__all__ = ["INNER", "NAMES", "AttentionModule", "attention_modules", "check_model", "require_transformers"]
+__all__ = [
+    "INNER",
+    "LAYER",
+    "NAMES",
+    "AttentionModule",
+    "attention_modules",
+    "check_model",
+    "own_attention",
+    "require_transformers",
+]
+
+LAYER = "_sharpmax_layer"
+"""The attribute of an attention module that holds its `Layer` (`sharpmax.hf.attention`) while rules are installed."""
 
 INNER = ("sdpa", "eager")
 """The attention implementations of transformers that a sharpened call is handed on to."""
 
+
+class _Name(str):
+    """The name of an attention of ours. A copy of a configuration, or its pickle, says the one behind it instead."""
+
+    inner: str
+
+    def __new__(cls, name: str, inner: str) -> _Name:
+        made = super().__new__(cls, name)
+        made.inner = inner
+        return made
+
+    def __deepcopy__(self, memo: Any) -> str:
+        return self.inner
+
+    def __reduce__(self) -> tuple[type[str], tuple[str]]:
+        return str, (self.inner,)
+
+
 # Neither "sdpa" nor "flash" nor a slash may be part of these: transformers reads meaning into them.
-NAMES = {"sdpa": "sharpmax", "eager": "sharpmax-eager"}
+NAMES = {"sdpa": _Name("sharpmax", "sdpa"), "eager": _Name("sharpmax-eager", "eager")}
 """What a configuration says instead of each of them while rules are installed."""
 
 _INTERFACE = "ALL_ATTENTION_FUNCTIONS"
@@ -78,7 +109,7 @@ def attention_modules(model: PreTrainedModel) -> list[AttentionModule]:
     family = type(model).__name__
     for part in model.modules():
         _refuse_other_ways(part, family)
-    found = [_described(part, uses, family) for part in model.modules() if (uses := _interface_call(part)) is not None]
+    found = [_described(part, uses, family) for part in model.modules() if (uses := _interface_call(type(part))) is not None]
     if not found:
         raise UnsupportedError(f"model: {family} has no attention layer that a policy could act on")
     return found
@@ -115,7 +146,7 @@ def _refuse_other_ways(module: nn.Module, family: str) -> None:
                 "it would compute something else under a policy; allowed: families that do not"
             )
         attends = {"softmax", "scaled_dot_product_attention"} & set(function.__code__.co_names)
-        if attends and "Attention" in type(module).__name__ and _interface_call(module) is None:
+        if attends and "Attention" in type(module).__name__ and _interface_call(type(module)) is None:
             raise UnsupportedError(
                 f"model: {family} has layers that attend without transformers' attention interface "
                 f"({function.__qualname__}), which would stay unsharpened; allowed: families without such layers"
@@ -139,12 +170,31 @@ def _functions_of(kind: type) -> Iterator[FunctionType]:
                 yield function
 
 
-def _interface_call(module: nn.Module) -> FunctionType | None:
-    """The method of the module that looks its attention function up, if it has one."""
-    for function in _functions_of(type(module)):
+def _interface_call(kind: type[nn.Module]) -> FunctionType | None:
+    """The method of a kind of module that looks its attention function up, if it has one."""
+    for function in _functions_of(kind):
         if _INTERFACE in function.__code__.co_names:
             return function
     return None
+
+
+def _eager_of(uses: FunctionType) -> Callable[..., Any] | None:
+    return next((uses.__globals__[n] for n in uses.__code__.co_names if n.endswith("eager_attention_forward")), None)
+
+
+def _plain(name: str) -> str:
+    """The attention that a configuration names without rules."""
+    return next((inner for inner, ours in NAMES.items() if ours == name), name)
+
+
+@torch.compiler.assume_constant_result
+def own_attention(kind: type[nn.Module], name: str) -> Callable[..., Any]:
+    """The attention function that a kind of module uses without rules, where its configuration says `name`."""
+    uses = _interface_call(kind)
+    if uses is None:
+        raise UnsupportedError(f"model: {kind.__name__} does not use transformers' attention interface")
+    found: Callable[..., Any] = uses.__globals__[_INTERFACE].get_interface(_plain(name), _eager_of(uses))
+    return found
 
 
 def _described(module: nn.Module, uses: FunctionType, family: str) -> AttentionModule:
@@ -154,9 +204,11 @@ def _described(module: nn.Module, uses: FunctionType, family: str) -> AttentionM
     if config is None or inner is None:
         raise UnsupportedError(f"model: {name} of {family} does not say which attention it uses; allowed: {INNER}")
     if inner in NAMES.values():
-        raise UnsupportedError(
-            f"model: a policy is applied to a model that shares layers with this {family}; restore that one first"
-        )
+        if LAYER in vars(module):
+            raise UnsupportedError(
+                f"model: a policy is applied to a model that shares layers with this {family}; restore that one first"
+            )
+        inner = _plain(inner)  # the policy is in another model, with which this one shares its configuration
     if inner not in INNER:
         raise UnsupportedError(
             f"model: {family} uses attn_implementation={inner!r}, over which policies are not proven; allowed: "
@@ -167,7 +219,7 @@ def _described(module: nn.Module, uses: FunctionType, family: str) -> AttentionM
             f"model: {family} has reorder_and_upcast_attn, an eager attention of its own; allowed: sdpa; "
             "do model.set_attn_implementation('sdpa') first"
         )
-    eager = next((uses.__globals__[n] for n in uses.__code__.co_names if n.endswith("eager_attention_forward")), None)
+    eager = _eager_of(uses)
     if eager is None:
         raise UnsupportedError(f"model: {name} of {family} has no eager attention function to compare with")
     arguments = frozenset(inspect.signature(eager).parameters)
