@@ -187,14 +187,26 @@ def _plain(name: str) -> str:
     return next((inner for inner, ours in NAMES.items() if ours == name), name)
 
 
-@torch.compiler.assume_constant_result
+class _Own:
+    """The attention functions that `own_attention` has found: a compiler follows attributes of a class one by one."""
+
+
 def own_attention(kind: type[nn.Module], name: str) -> Callable[..., Any]:
     """The attention function that a kind of module uses without rules, where its configuration says `name`."""
-    uses = _interface_call(kind)
-    if uses is None:
-        raise UnsupportedError(f"model: {kind.__name__} does not use transformers' attention interface")
-    found: Callable[..., Any] = uses.__globals__[_INTERFACE].get_interface(_plain(name), _eager_of(uses))
+    found: Callable[..., Any] = getattr(_Own, _find_own(kind, name))
     return found
+
+
+@torch.compiler.assume_constant_result
+def _find_own(kind: type[nn.Module], name: str) -> str:
+    key = f"{kind.__name__}_{id(kind)}_{_plain(name)}"  # without a dot, which the compiler does not take
+    if not hasattr(_Own, key):
+        uses = _interface_call(kind)
+        if uses is None:
+            raise UnsupportedError(f"model: {kind.__name__} does not use transformers' attention interface")
+        function = uses.__globals__[_INTERFACE].get_interface(_plain(name), _eager_of(uses))
+        setattr(_Own, key, staticmethod(function))
+    return key
 
 
 def _described(module: nn.Module, uses: FunctionType, family: str) -> AttentionModule:
