@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import WeakKeyDictionary
 
 from sharpmax.errors import UnsupportedError
 from sharpmax.hf.beside import policy_from, save_with_policy
@@ -13,6 +14,7 @@ from sharpmax.hf.interface import install, installed, kept, modules_of, put
 from sharpmax.hf.rules import check_shape, rules_of
 from sharpmax.hf.support import check_model
 from sharpmax.policies import Policy
+from sharpmax.policies.base import Said
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -20,6 +22,9 @@ if TYPE_CHECKING:
 __all__ = ["applied", "apply", "policy_of", "restore"]
 
 M = TypeVar("M", bound="PreTrainedModel")
+
+_said: WeakKeyDictionary[PreTrainedModel, Said] = WeakKeyDictionary()
+"""What each model has been warned of: applying a policy again is no reason to say it again."""
 
 
 def apply(model: M, policy: Policy | str | os.PathLike[str] | None) -> M:
@@ -48,7 +53,8 @@ def apply(model: M, policy: Policy | str | os.PathLike[str] | None) -> M:
     """
     chosen = policy_from(policy)
     check_shape(chosen, [one.heads for one in modules_of(model)], type(model).__name__)
-    install(model, lambda layer: rules_of(chosen, layer), policy=chosen, methods=_METHODS)
+    said = _said.setdefault(model, Said())
+    install(model, lambda layer: rules_of(chosen, layer, said), policy=chosen, methods=_METHODS)
     return model
 
 
