@@ -48,9 +48,7 @@ WAYS: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 @pytest.mark.parametrize("policy", POLICIES, ids=["constant", "length", "mixed"])
 @ATTENTIONS
-def test_a_copy_of_a_model_keeps_a_policy_of_its_own(
-    attention: str, policy: Policy, way: Callable[[Any], Any]
-) -> None:
+def test_a_copy_of_a_model_keeps_a_policy_of_its_own(attention: str, policy: Policy, way: Callable[[Any], Any]) -> None:
     family = FAMILIES["llama"]
     model = family.build(attention)
     plain = family.logits(model)

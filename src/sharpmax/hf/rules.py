@@ -44,9 +44,7 @@ class Rule(Protocol):
 class PolicyRule:
     """Policies of one kind, one per head or one for all, as a `Rule`; what they hold is laid side by side once."""
 
-    def __init__(
-        self, policies: Sequence[Policy], heads: tuple[int, ...] | None, said: Said | None = None
-    ) -> None:
+    def __init__(self, policies: Sequence[Policy], heads: tuple[int, ...] | None, said: Said | None = None) -> None:
         alike = all(policy == policies[0] for policy in policies)
         self.policies = (policies[0],) if alike else tuple(policies)
         self.heads = heads

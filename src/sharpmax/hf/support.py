@@ -109,7 +109,9 @@ def attention_modules(model: PreTrainedModel) -> list[AttentionModule]:
     family = type(model).__name__
     for part in model.modules():
         _refuse_other_ways(part, family)
-    found = [_described(part, uses, family) for part in model.modules() if (uses := _interface_call(type(part))) is not None]
+    found = [
+        _described(part, uses, family) for part in model.modules() if (uses := _interface_call(type(part))) is not None
+    ]
     if not found:
         raise UnsupportedError(f"model: {family} has no attention layer that a policy could act on")
     return found
