@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from sharpmax.attention.sharp import scaled_mask, scaled_queries
 from sharpmax.errors import UnsupportedError
@@ -16,14 +16,13 @@ from sharpmax.hf.dense import DenseLogits, single_query_attention, single_query_
 from sharpmax.hf.logits import COUNT, Logits
 from sharpmax.hf.lowered import Lowered, lowered
 from sharpmax.hf.rules import Rule
+from sharpmax.hf.running import layer_of
 from sharpmax.hf.softcap import capped_attention
+from sharpmax.hf.support import own_attention
 from sharpmax.hf.watching import Seen, Watchers
 from sharpmax.rows.layout import as_autocast, floats_at_least_32
 
-__all__ = ["LAYER", "LEFT", "Layer", "Repeated", "sharp_attention"]
-
-LAYER = "_sharpmax_layer"
-"""The attribute of an attention module that holds its `Layer`."""
+__all__ = ["Layer", "Repeated", "sharp_attention"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,6 +66,12 @@ class Layer:
     """Which of the model's attention modules this is."""
 
     watchers: Watchers = field(default_factory=Watchers)
+    model: nn.Module | None = field(default=None, repr=False)
+    """The model that the rules are installed in."""
+
+    guard: RemovableHandle | None = field(default=None, repr=False)
+    """The hook of that model by which passes are noted."""
+
     repeated: Repeated | None = None
     """Which keys count more than once, for as long as somebody says so."""
 
@@ -81,6 +86,11 @@ class Layer:
     def measures(self) -> bool:
         """Whether a rule needs more of a row than its mask tells."""
         return any(rule.needs - COUNT for rule in self.rules)
+
+    @property
+    def noted(self) -> bool:
+        """Whether each pass through the model that begins now is noted."""
+        return self.model is not None and self.guard is not None and self.guard.id in self.model._forward_pre_hooks
 
     def beta(self, logits: Logits | DenseLogits) -> Tensor:
         """β of every row, broadcasting to `[B, H, Lq]`, in the dtype of statistics."""
@@ -106,18 +116,15 @@ class Layer:
         return found
 
 
-LEFT: WeakKeyDictionary[nn.Module, Layer] = WeakKeyDictionary()
-"""What calls are handed on to in modules that had a `Layer` a moment ago."""
-
-
 def sharp_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
 ) -> Any:
     """The attention function that transformers calls: query `[B, H, Lq, D]`, key and value `[B, Hkv, Lk, D]`."""
-    layer: Layer | None = getattr(module, LAYER, None)
+    layer = layer_of(module)
     if layer is None:
-        # Another thread took everything out between the moment this one looked up its attention and now.
-        layer = LEFT[module]
+        # Rules are installed in another model with the same configuration, or for passes that began at another moment.
+        own = own_attention(type(module), module.config._attn_implementation)
+        return own(module, query, key, value, attention_mask, **kwargs)
     if layer.repeated is not None:
         key, value, attention_mask = layer.repeated.keys(query, key, value, attention_mask, layer.inner == "eager")
     looking = layer.watchers.looking()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from sharpmax.attention.sharp import scaled_mask
 from sharpmax.hf.logits import Logits
 from sharpmax.hf.rules import PolicyRule, Rule
 from sharpmax.policies import Constant, Policy
+from sharpmax.policies.base import Said
 from sharpmax.policies.closed_form import closed_form
 
 __all__ = ["Lowered", "lowered"]
@@ -32,6 +33,9 @@ class Lowered:
 
     smooth: bool
     """Whether the kernels know the gradient of β."""
+
+    said: Said = field(default_factory=Said, repr=False, compare=False)
+    """What the model has been warned of."""
 
     def newest(self, logits: Logits, value: Tensor) -> Tensor | None:
         """Attention of a few new tokens to a cache that is read once, `[B, Lq, H, D]`; None where that cannot be."""
@@ -55,7 +59,7 @@ class Lowered:
         counts = None if mask is None else problem.counts()
         queries, beta, parts = sharpened(problem, q, counts, self.needs, self.code)
         if not torch.compiler.is_compiling():
-            warn_now_and_then(self.policies, problem, parts)
+            warn_now_and_then(self.policies, problem, parts, self.said)
         return queries, scaled_mask(mask, beta)
 
 
@@ -66,12 +70,14 @@ def _on_gpu(q: Tensor) -> bool:
 def lowered(rules: Sequence[Rule], heads: int) -> Lowered | None:
     """The rules of a layer in that form, if they are made of policies that have one."""
     policies: list[Policy] = [Constant(1.0)] * heads
+    said = Said()
     for rule in rules:
         if not isinstance(rule, PolicyRule):
             return None
+        said = rule.said
         for place, head in enumerate(range(heads) if rule.heads is None else rule.heads):
             policies[head] = rule.policies[min(place, len(rule.policies) - 1)]
     form = closed_form(policies) if rules else None
     if form is None:
         return None
-    return Lowered(tuple(policies), tuple(sorted(form.needs)), form.code, form.solved, form.smooth)
+    return Lowered(tuple(policies), tuple(sorted(form.needs)), form.code, form.solved, form.smooth, said)

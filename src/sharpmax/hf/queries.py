@@ -43,7 +43,7 @@ class Projection:
 
 def exact(weight: Tensor) -> Tensor:
     """A weight in float64 on the CPU."""
-    return weight.detach().to("cpu", torch.float64)
+    return weight.detach().cpu().double()
 
 
 def query_layer(one: AttentionModule, where: str) -> nn.Module:
@@ -80,7 +80,7 @@ def scale_queries(one: AttentionModule, beta: Tensor, where: str) -> None:
 
 
 def _multiply(weight: Tensor, factor: Tensor) -> None:
-    weight.copy_(weight * factor.to(weight.device))
+    weight.copy_(exact(weight) * factor)
 
 
 def projections(one: AttentionModule, where: str) -> tuple[Projection, Projection]:
@@ -166,13 +166,13 @@ def _gain_factor(norm: Any, one: AttentionModule, beta: Tensor, where: str) -> T
 def _scale_norm(norm: Any, factor: Tensor, where: str) -> None:
     gain, bias = norm.weight, getattr(norm, "bias", None)
     probe = torch.randn(3, *gain.shape, generator=torch.Generator().manual_seed(0)).to(gain)
-    wanted = norm(probe) * factor.to(gain.device)
+    wanted = exact(norm(probe)) * factor
     if bias is not None:
         _multiply(bias, factor)
     before = gain.clone()
     # Some families store the gain, some the gain minus 1: which of them this is shows in what comes out.
     for offset in (0.0, 1.0):
-        gain.copy_((before.double() + offset) * factor.to(gain.device) - offset)
-        if torch.allclose(norm(probe).double(), wanted.double(), rtol=1e-5 if gain.dtype.itemsize > 2 else 2e-2):
+        gain.copy_((exact(before) + offset) * factor - offset)
+        if torch.allclose(exact(norm(probe)), wanted, rtol=1e-5 if gain.dtype.itemsize > 2 else 2e-2):
             return
     raise UnsupportedError(f"model: {where} has a query normalisation {type(norm).__name__} that folding does not know")

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 
 from sharpmax.errors import UnsupportedError, reject_type
@@ -20,19 +21,42 @@ if TYPE_CHECKING:
 
 __all__ = [
     "INNER",
+    "LAYER",
     "NAMES",
     "AttentionModule",
     "attention_modules",
     "check_all_reached",
     "check_model",
+    "own_attention",
     "require_transformers",
 ]
+
+LAYER = "_sharpmax_layer"
+"""The attribute of an attention module that holds its `Layer` (`sharpmax.hf.attention`) while rules are installed."""
 
 INNER = ("sdpa", "eager")
 """The attention implementations of transformers that a sharpened call is handed on to."""
 
+
+class _Name(str):
+    """The name of an attention of ours. A copy of a configuration, or its pickle, says the one behind it instead."""
+
+    inner: str
+
+    def __new__(cls, name: str, inner: str) -> _Name:
+        made = super().__new__(cls, name)
+        made.inner = inner
+        return made
+
+    def __deepcopy__(self, memo: Any) -> str:
+        return self.inner
+
+    def __reduce__(self) -> tuple[type[str], tuple[str]]:
+        return str, (self.inner,)
+
+
 # Neither "sdpa" nor "flash" nor a slash may be part of these: transformers reads meaning into them.
-NAMES = {"sdpa": "sharpmax", "eager": "sharpmax-eager"}
+NAMES = {"sdpa": _Name("sharpmax", "sdpa"), "eager": _Name("sharpmax-eager", "eager")}
 """What a configuration says instead of each of them while rules are installed."""
 
 _INTERFACE = "ALL_ATTENTION_FUNCTIONS"
@@ -102,7 +126,9 @@ def attention_modules(model: PreTrainedModel, *, skip_unsupported: bool = False)
         _refuse_other_ways(part, family)
     if not skip_unsupported:
         check_all_reached(model)
-    found = [_described(part, uses, family) for part in model.modules() if (uses := _interface_call(part)) is not None]
+    found = [
+        _described(part, uses, family) for part in model.modules() if (uses := _interface_call(type(part))) is not None
+    ]
     if not found:
         raise UnsupportedError(f"model: {family} has no attention layer that a policy could act on")
     return found
@@ -138,7 +164,7 @@ def _attends_alone(kind: Any) -> bool:
     """Whether modules of a class attend, and not through the attention interface."""
     if issubclass(kind, nn.MultiheadAttention):
         return True
-    if _interface_user(kind) is not None:
+    if _interface_call(kind) is not None:
         return False
     functions = [function for function in _functions_of(kind) if function.__name__ != "generate"]
     # The methods together, and each function that they call by itself.
@@ -191,7 +217,7 @@ def _own_temperature(module: nn.Module) -> str | None:
     on = next((name for name in _TEMPERATURES if options.get(name)), None)
     if on is not None:
         return on
-    uses = _interface_call(module)
+    uses = _interface_call(type(module))
     return None if uses is None else _temperature_in(uses)
 
 
@@ -242,15 +268,41 @@ def _names_in(code: CodeType) -> Iterator[str]:
             yield from _names_in(step.argval)
 
 
-def _interface_call(module: nn.Module) -> FunctionType | None:
-    """The method of the module that looks its attention function up, if it has one."""
-    kind: Any = type(module)
-    return _interface_user(kind)
-
-
 @functools.cache
-def _interface_user(kind: type) -> FunctionType | None:
+def _interface_call(kind: type[nn.Module]) -> FunctionType | None:
+    """The method of a kind of module that looks its attention function up, if it has one."""
     return next((one for one in _functions_of(kind) if _INTERFACE in one.__code__.co_names), None)
+
+
+def _eager_of(uses: FunctionType) -> Callable[..., Any] | None:
+    return next((uses.__globals__[n] for n in uses.__code__.co_names if n.endswith("eager_attention_forward")), None)
+
+
+def _plain(name: str) -> str:
+    """The attention that a configuration names without rules."""
+    return next((inner for inner, ours in NAMES.items() if ours == name), name)
+
+
+class _Own:
+    """The attention functions that `own_attention` has found: a compiler follows attributes of a class one by one."""
+
+
+def own_attention(kind: type[nn.Module], name: str) -> Callable[..., Any]:
+    """The attention function that a kind of module uses without rules, where its configuration says `name`."""
+    found: Callable[..., Any] = getattr(_Own, _find_own(kind, name))
+    return found
+
+
+@torch.compiler.assume_constant_result
+def _find_own(kind: type[nn.Module], name: str) -> str:
+    key = f"{kind.__name__}_{id(kind)}_{_plain(name)}"  # without a dot, which the compiler does not take
+    if not hasattr(_Own, key):
+        uses = _interface_call(kind)
+        if uses is None:
+            raise UnsupportedError(f"model: {kind.__name__} does not use transformers' attention interface")
+        function = uses.__globals__[_INTERFACE].get_interface(_plain(name), _eager_of(uses))
+        setattr(_Own, key, staticmethod(function))
+    return key
 
 
 def _described(module: nn.Module, uses: FunctionType, family: str) -> AttentionModule:
@@ -260,9 +312,11 @@ def _described(module: nn.Module, uses: FunctionType, family: str) -> AttentionM
     if config is None or inner is None:
         raise UnsupportedError(f"model: {name} of {family} does not say which attention it uses; allowed: {INNER}")
     if inner in NAMES.values():
-        raise UnsupportedError(
-            f"model: a policy is applied to a model that shares layers with this {family}; restore that one first"
-        )
+        if LAYER in vars(module):
+            raise UnsupportedError(
+                f"model: a policy is applied to a model that shares layers with this {family}; restore that one first"
+            )
+        inner = _plain(inner)  # the policy is in another model, with which this one shares its configuration
     if inner not in INNER:
         raise UnsupportedError(
             f"model: {family} uses attn_implementation={inner!r}, over which policies are not proven; allowed: "
@@ -273,7 +327,7 @@ def _described(module: nn.Module, uses: FunctionType, family: str) -> AttentionM
             f"model: {family} has reorder_and_upcast_attn, an eager attention of its own; allowed: sdpa; "
             "do model.set_attn_implementation('sdpa') first"
         )
-    eager = next((uses.__globals__[n] for n in uses.__code__.co_names if n.endswith("eager_attention_forward")), None)
+    eager = _eager_of(uses)
     if eager is None:
         raise UnsupportedError(f"model: {name} of {family} has no eager attention function to compare with")
     arguments = frozenset(inspect.signature(eager).parameters)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
 import logging
 import math
@@ -364,6 +365,24 @@ def test_saved_and_read_back(tmp_path: Path) -> None:
     assert first.report == second.report
     assert (again.false_alarms, again.every, again.generated) == (0.3, 2, 2)
     assert again.thresholds == monitor.thresholds
+
+
+def test_a_file_with_a_fingerprint_of_the_first_values_alone(tmp_path: Path) -> None:
+    """As files had it before: the first 64 values of every parameter in float64."""
+    one = model()
+    digest = hashlib.sha256()
+    for name, weight in one.named_parameters():
+        digest.update(f"{name}{tuple(weight.shape)}".encode())
+        digest.update(weight.detach().flatten()[:64].double().numpy().tobytes())
+    with watched(one) as monitor:
+        path = monitor.save(tmp_path / "monitor.json")
+    body = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps({**body, "weights": digest.hexdigest()[:16]}), encoding="utf-8")
+    with Monitor.load(one, path) as again:
+        assert again.thresholds == monitor.thresholds
+    path.write_text(json.dumps({**body, "weights": "0" * 16}), encoding="utf-8")
+    with pytest.raises(ArgumentError, match="learn again"):
+        Monitor.load(one, path)
 
 
 def test_a_file_for_other_weights_or_none_at_all(tmp_path: Path) -> None:

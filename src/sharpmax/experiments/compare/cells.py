@@ -118,7 +118,7 @@ def examine(
             asked = examples.answer.shape[-1]
             for name, value in _measured(trained.read(examples.inputs, examples.live, asked), examples).items():
                 found.setdefault(name, []).append(value)
-        whole = {name: torch.cat(values, dim=1).double() for name, values in found.items()}
+        whole = {name: torch.cat(values, dim=1).cpu().double() for name, values in found.items()}
     counted = whole.pop("counted")
     record: dict[str, Any] = {"seeds": list(seeds), "size": size, "samples": samples}
     for name in ("accuracy", "ranking", "hard"):

@@ -8,35 +8,41 @@ import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from sharpmax.errors import FileFormatError, reject
 from sharpmax.files import read_json, write_text
+from sharpmax.models.language import has_weights, weights_fingerprint
 from sharpmax.probe.watch.judging import Learned
 from sharpmax.probe.watch.scores import RULES
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 __all__ = ["load_learned", "save_learned"]
 
 _SCHEMA, _KIND = 1, "sharpmax.monitor"
 
 
-def save_learned(path: str | Path, weights: str, settings: Mapping[str, Any], known: Learned) -> Path:
-    """Write what was learned with some weights, and the settings of the monitor, as JSON."""
+def save_learned(path: str | Path, model: PreTrainedModel, settings: Mapping[str, Any], known: Learned) -> Path:
+    """Write what was learned with the weights of a model, and the settings of the monitor, as JSON."""
+    weights = weights_fingerprint(model)
     body = {"schema": _SCHEMA, "kind": _KIND, "weights": weights, **settings, "learned": known.to_dict()}
     return write_text(path, json.dumps(body, allow_nan=False) + "\n")
 
 
-def load_learned(path: str | Path, weights: str, settings: Sequence[str]) -> tuple[dict[str, Any], Learned]:
-    """The settings and what was learned, from a file for these weights."""
+def load_learned(path: str | Path, model: PreTrainedModel, settings: Sequence[str]) -> tuple[dict[str, Any], Learned]:
+    """The settings and what was learned, from a file for the weights of a model."""
     name = repr(str(path))
     body = read_json(path, "monitor")
     if not isinstance(body, dict) or body.get("kind") != _KIND:
         raise FileFormatError(f"monitor: {name} is not what Monitor.save writes")
     if body.get("schema") != _SCHEMA:
         raise FileFormatError(f"monitor: {name} has schema {body.get('schema')!r}; allowed: {_SCHEMA}")
-    if body.get("weights") != weights:
+    if not has_weights(model, body.get("weights")):
         given = f"{name}, learned with the weights {body.get('weights')}"
-        reject("path", given, f"a file for the weights of this model, {weights}", "learn again: sharpmax.monitor")
+        allowed = f"a file for the weights of this model, {weights_fingerprint(model)}"
+        reject("path", given, allowed, "learn again: sharpmax.monitor")
     field = _Field(name, "", body)
     field["false_alarms"].number(above=0.0, below=1.0)
     field["every"].whole(1)
