@@ -34,14 +34,18 @@ class Lowered:
     """Whether the kernels know the gradient of β."""
 
     def newest(self, logits: Logits, value: Tensor) -> Tensor | None:
-        """Attention of a few new tokens to a cache that is read once, `[B, Lq, H, D]`; None where that cannot be."""
+        """Attention of a few queries to keys and values that are read once, `[B, Lq, H, D]`; None where that cannot be.
+
+        Which keys a row sees is what `logits` says. A missing mask hides nothing here, however few queries there are:
+        encoders and cross-attention have few of them too.
+        """
         q, k, mask = logits.q, logits.k, logits.mask
         if logits.causal or q.shape[2] > MOST_QUERIES or not _on_gpu(q) or decode.obstacle(q, value) is not None:
             return None
         if learns(q, k, value, mask):
             return None
         scale = q.shape[-1] ** -0.5 if logits.scaling is None else logits.scaling
-        out: Tensor = decode.decode_op(q, k, value, None, None, mask, scale, self.code, False)[0]
+        out: Tensor = decode.decode_op(q, k, value, None, None, mask, scale, self.code, False, causal=False)[0]
         return out.transpose(1, 2).contiguous()
 
     def sharpened(self, logits: Logits) -> tuple[Tensor, Tensor | None] | None:
