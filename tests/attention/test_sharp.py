@@ -155,6 +155,13 @@ class TestDefinition:
         _, stats = sm.attention(q, k, v, enable_gqa=True, return_stats=True)
         assert torch.equal(stats.entropy, sm.row_stats(q, k, enable_gqa=True).entropy)
 
+    @pytest.mark.parametrize("scale", [0.0, -0.3])
+    def test_a_scale_of_zero_or_less(self, scale: float) -> None:
+        q, k, v = heads(1, 2, 9, 16), heads(1, 2, 9, 16), heads(1, 2, 9, 16)
+        s = (q @ k.mT * scale).double().masked_fill(~torch.ones(9, 9, dtype=torch.bool).tril(), -torch.inf)
+        want = (2.0 * s).softmax(-1) @ v.double()
+        assert worst(sm.attention(q, k, v, is_causal=True, scale=scale, policy=Constant(2.0)), want) < 1e-6
+
     def test_rectangular_causal_is_aligned_as_in_the_stock_function(self) -> None:
         q, k, v = qkv()
         _, stats = sm.attention(q, k, v, enable_gqa=True, is_causal=True, return_stats=True)

@@ -97,10 +97,13 @@ def attention(
     if type(attn_mask) is Tensor and attn_mask.dtype not in (torch.bool, q.dtype):
         reject_type("attn_mask", f"dtype {attn_mask.dtype}", f"bool or the dtype of q, {q.dtype}")
 
+    # The stock kernel hides keys before it multiplies by the scale: with one of 0 or less, −inf becomes NaN or +inf.
+    folded = problem.offset is not None and problem.scale <= 0.0 and not chosen.is_identity
+
     def stock(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
         return F.scaled_dot_product_attention(
-            queries, keys, values, attn_mask=mask, dropout_p=dropout_p, is_causal=is_causal, scale=scale,
-            enable_gqa=enable_gqa,
+            queries * problem.scale if folded else queries, keys, values, attn_mask=mask, dropout_p=dropout_p,
+            is_causal=is_causal, scale=1.0 if folded else scale, enable_gqa=enable_gqa,
         )  # fmt: skip
 
     fields = frozenset(FIELDS) if return_stats else chosen.needs | {"count"}
