@@ -112,12 +112,12 @@ _ALL = (
 )
 FAMILIES = {family.name: family for family in _ALL}
 
-_DISTILBERT = {"vocab_size": 97, "dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48, "max_position_embeddings": 64}
+_DISTILBERT = {"vocab_size": 97, "dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48, "pad_token_id": 0}
 _BART = {key: value for key, value in _WHISPER.items() if key not in ("num_mel_bins", "max_source_positions")}
 BIDIRECTIONAL = (
     FAMILIES["bert"],
     FAMILIES["roberta"],
-    Family("distilbert", "DistilBertForMaskedLM", "DistilBertConfig", {**_DISTILBERT, "pad_token_id": 0}, "encoder"),
+    Family("distilbert", "DistilBertForMaskedLM", "DistilBertConfig", _DISTILBERT, "encoder"),
     Family("bart", "BartForConditionalGeneration", "BartConfig", {**_BART, "max_position_embeddings": 64}, "seq2seq"),
     FAMILIES["whisper"],
 )

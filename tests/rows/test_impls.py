@@ -50,7 +50,6 @@ class TestContractOfAccuracy:
         got, want = sm.row_stats(q, k, is_causal=True, impl="stock"), exact(q, k, is_causal=True)
         assert worst(got.entropy, want.entropy) < 2e-6
 
-
     @pytest.mark.parametrize("impl", ["streaming", "stock", "triton", "auto"])
     @pytest.mark.parametrize("offset", [-1e5, -3e3, 200.0, 1e5])
     def test_what_all_logits_share_does_not_matter(self, impl: Any, offset: float) -> None:

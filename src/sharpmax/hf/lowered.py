@@ -11,7 +11,7 @@ from torch import Tensor
 from sharpmax.attention.decode import MOST_QUERIES
 from sharpmax.attention.fused import differentiates, learns, serves, sharpened, warn_now_and_then
 from sharpmax.attention.kernels import decode
-from sharpmax.attention.sharp import scaled_mask
+from sharpmax.attention.sharp import fitting_beta, scaled_mask, scaled_queries
 from sharpmax.hf.logits import Logits
 from sharpmax.hf.rules import PolicyRule, Rule
 from sharpmax.policies import Constant, Policy
@@ -60,6 +60,9 @@ class Lowered:
         queries, beta, parts = sharpened(problem, q, counts, self.needs, self.code)
         if not torch.compiler.is_compiling():
             warn_now_and_then(self.policies, problem, parts)
+        if mask is not None and mask.is_floating_point():
+            beta = fitting_beta(q, mask, beta)
+            queries = scaled_queries(q, beta)
         return queries, scaled_mask(mask, beta)
 
 

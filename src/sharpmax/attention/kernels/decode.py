@@ -182,8 +182,8 @@ def logits_of(
             *q.stride(), *cache.strides(k), *strides_as(entries, *q.shape[:3], keys), cache.pages_stride, pitch,
             heads, keys, tile.splits, scale,
             GROUP=group, QUERIES=queries, CAUSAL=causal and queries > 1, WIDTH=width, PAGE=cache.page_size(k),
-            LENGTHS=cache.lengths is not None, MASK=kind, MASK_FLOOR=floor, VAR=with_var, WIDEN=widened(q), BLOCK_R=block, BLOCK_K=tile.keys,
-            BLOCK_D=power_of_2(width), num_warps=tile.warps, num_stages=tile.stages,
+            LENGTHS=cache.lengths is not None, MASK=kind, MASK_FLOOR=floor, VAR=with_var, WIDEN=widened(q),
+            BLOCK_R=block, BLOCK_K=tile.keys, BLOCK_D=power_of_2(width), num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
     return Kept(logits, parts)
 
@@ -225,9 +225,10 @@ def rows_of(
             kept.logits, kept.parts, None if table is None else table.values, cache.lengths, beta, count, *floats,
             kept.logits.shape[2], 0 if table is None else table.stride, heads, keys, parts,
             GROUP=shape[1] // heads, QUERIES=shape[2], CAUSAL=causal and shape[2] > 1,
-            LENGTHS=cache.lengths is not None, COUNTED=masked, VAR=with_var, STATS=with_stats, FORMS=0 if form is None else form.bits,
-            TERMS=0 if form is None else form.terms, SEGMENTS=0 if form is None else form.segments,
-            PARTS=power_of_2(parts, 1), BLOCK_K=64 if interpreted() else 4096, num_warps=16,
+            LENGTHS=cache.lengths is not None, COUNTED=masked, VAR=with_var, STATS=with_stats,
+            FORMS=0 if form is None else form.bits, TERMS=0 if form is None else form.terms,
+            SEGMENTS=0 if form is None else form.segments, PARTS=power_of_2(parts, 1),
+            BLOCK_K=64 if interpreted() else 4096, num_warps=16,
         )  # fmt: skip
     return Rows(beta, count, *floats)
 
@@ -319,8 +320,9 @@ def whole_of(
             *q.stride(), *cache.strides(k), *strides_as(entries, *q.shape[:3], keys), cache.pages_stride, pitch,
             heads, keys, scale, *cache.strides(v), table.stride,
             GROUP=group, QUERIES=queries, CAUSAL=causal and queries > 1, PAGE=cache.page_size(k),
-            LENGTHS=cache.lengths is not None, MASK=kind, MASK_FLOOR=floor, VAR=table.with_var, WIDEN=widened(q), BLOCK_R=block, BLOCK_K=tile.keys, WIDTH=width,
-            VALUE_WIDTH=v.shape[-1], FORMS=form.bits, TERMS=form.terms, SEGMENTS=form.segments,
+            LENGTHS=cache.lengths is not None, MASK=kind, MASK_FLOOR=floor, VAR=table.with_var, WIDEN=widened(q),
+            BLOCK_R=block, BLOCK_K=tile.keys, WIDTH=width, VALUE_WIDTH=v.shape[-1], FORMS=form.bits,
+            TERMS=form.terms, SEGMENTS=form.segments,
             VISIBILITY=_visibility(causal, mask is not None, rows_alike(mask, queries), queries),
             BLOCK_D=power_of_2(width), VALUE_BLOCK_D=power_of_2(v.shape[-1]),
             num_warps=tile.warps, num_stages=tile.stages,
@@ -355,8 +357,8 @@ def decode_op(
 ) -> list[Tensor]:
     """The output and, with `stats`, β, count, maximum, log mass, shortfall and variance of the rows `[B, H, Lq]`.
 
-    With `causal` the queries are the newest tokens, and each sees the keys up to its own. Without it every query sees all
-    keys that the mask leaves.
+    With `causal` the queries are the newest tokens, and each sees the keys up to its own. Without it every query sees
+    all keys that the mask leaves.
     """
     cache, table = Cache.dense(lengths, block_table), table_of(form, q.device)
     plan = _plan(q, k, v, cache)
@@ -376,7 +378,15 @@ def decode_op(
 
 @decode_op.register_fake
 def _(
-    q: Tensor, k: Any, v: Tensor, lengths: Any, block_table: Any, mask: Any, scale: Any, form: Any, stats: bool,
+    q: Tensor,
+    k: Any,
+    v: Tensor,
+    lengths: Any,
+    block_table: Any,
+    mask: Any,
+    scale: Any,
+    form: Any,
+    stats: bool,
     causal: bool = True,
 ) -> list[Tensor]:
     out = q.new_empty((*q.shape[:3], v.shape[-1]))
@@ -433,7 +443,8 @@ def values_op(
     shape = (beta.shape[0], beta.shape[1], beta.shape[2])
     paged = block_table is not None
     plan = plan_for(v.device, v.element_size(), logits.shape[0], logits.shape[1], keys, v.shape[-1], paged)
-    return values_of(Kept(logits, parts), None, beta.contiguous(), v, cache, shape, plan.values, True, masked, alike, False)
+    kept, beta = Kept(logits, parts), beta.contiguous()
+    return values_of(kept, None, beta, v, cache, shape, plan.values, True, masked, alike, False)
 
 
 @values_op.register_fake

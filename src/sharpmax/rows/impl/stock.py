@@ -20,7 +20,7 @@ __all__ = ["FIELDS", "obstacle", "quick_parts", "stock_parts"]
 FIELDS = frozenset({"count", "lse", "mean", "entropy"})
 """What the kernel can tell; the maximum and the variance never leave it."""
 
-# What an entropy may lose to rounding, in nats, by the dtype of the statistics: before another way is taken, and at most.
+# What rounding may cost an entropy, in nats, by the dtype of the statistics: before another way is taken, and at most.
 _QUICK_LOSS = {torch.float32: 8e-6, torch.float64: 2e-14}
 _MOST_LOSS = {torch.float32: 8e-6, torch.float64: 1e-11}
 
