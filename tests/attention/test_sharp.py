@@ -155,6 +155,13 @@ class TestDefinition:
         _, stats = sm.attention(q, k, v, enable_gqa=True, return_stats=True)
         assert torch.equal(stats.entropy, sm.row_stats(q, k, enable_gqa=True).entropy)
 
+    @pytest.mark.parametrize("policy", [Constant(2.0), LogLength(4), Curve((0.1, 2.0), (1.0, 1.5))], ids=str)
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+    def test_values_of_a_float_mask_are_not_looked_at(self, policy: Any, dtype: torch.dtype) -> None:
+        # Tensors without values stand for those of a GPU, where every look waits for all that was asked of it before.
+        q, k, v, mask = (torch.empty(1, 2, 9, 9, device="meta", dtype=dtype) for _ in range(4))
+        assert sm.attention(q, k, v, attn_mask=mask, policy=policy).shape == q.shape
+
     @pytest.mark.parametrize("scale", [0.0, -0.3])
     def test_a_scale_of_zero_or_less(self, scale: float) -> None:
         q, k, v = heads(1, 2, 9, 16), heads(1, 2, 9, 16), heads(1, 2, 9, 16)
