@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 
 import sharpmax as sm
-from sharpmax.policies import PAPER, Constant, Curve, EntropyTarget, LogLength, PerHead
+from sharpmax.policies import PAPER, Constant, Curve, EntropyTarget, LogLength, LogLinear, PerHead
 from tests.numerics import DTYPES, heads, worst
 
 # Rows outside the range of a policy are the business of its own tests.
@@ -155,7 +155,7 @@ class TestDefinition:
         _, stats = sm.attention(q, k, v, enable_gqa=True, return_stats=True)
         assert torch.equal(stats.entropy, sm.row_stats(q, k, enable_gqa=True).entropy)
 
-    @pytest.mark.parametrize("policy", [Constant(2.0), LogLength(4), Curve((0.1, 2.0), (1.0, 1.5))], ids=str)
+    @pytest.mark.parametrize("policy", [Constant(2.0), LogLength(4), LogLinear(entropy=0.2)], ids=str)
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
     def test_values_of_a_float_mask_are_not_looked_at(self, policy: Any, dtype: torch.dtype) -> None:
         # Tensors without values stand for those of a GPU, where every look waits for all that was asked of it before.
