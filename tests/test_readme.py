@@ -153,7 +153,7 @@ def test_gain_and_cost_on_three_kinds_of_text_are_the_committed_runs() -> None:
     assert novel["accuracy/kv"] == speeches["accuracy/kv"]
     texts = ((documentation, ("2048", "6144")), (novel, ("2048", "8000")), (speeches, ("2048", "8000")))
     _, plain, *rows = cells("Constants folded into the weights cost no time:", "The leash of 1% was kept")
-    means = [" / ".join(f"{run['perplexity']['as it comes'][n]['mean']:.2f}" for n in lengths) for run, lengths in texts]
+    means = [" / ".join(f"{run['perplexity']['as it comes'][n]['mean']:.2f}" for n in ns) for run, ns in texts]
     assert plain == ["baseline", f"{novel['accuracy/kv']['as it comes']['64']['mean']:.1f}%", *means, "1.00×", "1.00×"]
     # The two policies of the package have names of their own in the run that learned them.
     for row, (name, first) in zip(rows, (("smollm2-constant", "constant"), ("smollm2", "rows-half")), strict=True):

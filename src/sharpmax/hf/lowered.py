@@ -11,7 +11,7 @@ from torch import Tensor
 from sharpmax.attention.decode import MOST_QUERIES
 from sharpmax.attention.fused import differentiates, learns, serves, sharpened, warn_now_and_then
 from sharpmax.attention.kernels import decode
-from sharpmax.attention.sharp import scaled_mask
+from sharpmax.attention.sharp import fitting_beta, scaled_mask, scaled_queries
 from sharpmax.hf.logits import Logits
 from sharpmax.hf.rules import PolicyRule, Rule
 from sharpmax.policies import Constant, Policy
@@ -38,14 +38,18 @@ class Lowered:
     """What the model has been warned of."""
 
     def newest(self, logits: Logits, value: Tensor) -> Tensor | None:
-        """Attention of a few new tokens to a cache that is read once, `[B, Lq, H, D]`; None where that cannot be."""
+        """Attention of a few queries to keys and values that are read once, `[B, Lq, H, D]`; None where that cannot be.
+
+        Which keys a row sees is what `logits` says. A missing mask hides nothing here, however few queries there are:
+        encoders and cross-attention have few of them too.
+        """
         q, k, mask = logits.q, logits.k, logits.mask
         if logits.causal or q.shape[2] > MOST_QUERIES or not _on_gpu(q) or decode.obstacle(q, value) is not None:
             return None
         if learns(q, k, value, mask):
             return None
         scale = q.shape[-1] ** -0.5 if logits.scaling is None else logits.scaling
-        out: Tensor = decode.decode_op(q, k, value, None, None, mask, scale, self.code, False)[0]
+        out: Tensor = decode.decode_op(q, k, value, None, None, mask, scale, self.code, False, causal=False)[0]
         return out.transpose(1, 2).contiguous()
 
     def sharpened(self, logits: Logits) -> tuple[Tensor, Tensor | None] | None:
@@ -60,6 +64,9 @@ class Lowered:
         queries, beta, parts = sharpened(problem, q, counts, self.needs, self.code)
         if not torch.compiler.is_compiling():
             warn_now_and_then(self.policies, problem, parts, self.said)
+        if mask is not None and mask.is_floating_point():
+            beta = fitting_beta(q, mask, beta)
+            queries = scaled_queries(q, beta)
         return queries, scaled_mask(mask, beta)
 
 
