@@ -13,11 +13,11 @@ from torch.utils import _pytree as pytree
 
 from sharpmax.errors import UnsupportedError, reject
 from sharpmax.hf.application import applied
-from sharpmax.hf.attention import LAYER, Layer
+from sharpmax.hf.attention import Layer
 from sharpmax.hf.example_inputs import example_inputs
 from sharpmax.hf.queries import scale_queries
 from sharpmax.hf.rules import rules_of
-from sharpmax.hf.support import NAMES, AttentionModule, require_transformers
+from sharpmax.hf.support import LAYER, NAMES, AttentionModule, require_transformers
 from sharpmax.policies import Policy
 
 if TYPE_CHECKING:
