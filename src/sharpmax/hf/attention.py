@@ -189,14 +189,14 @@ def sharp_attention(
     return layer.function(module, query, key, value, attention_mask, **kwargs)
 
 
-def _in_float32(module: nn.Module, *inputs: Any, **kwargs: Any) -> Any:
+def _in_float32(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **kwargs: Any
+) -> Any:
     """`sharp_attention` of inputs in float16, computed in float32; the output is in float16 again."""
-    query, key, value, mask = inputs
-    wide = [x.float() for x in (query, key, value)]
     if kwargs.get("position_bias") is not None:
         kwargs["position_bias"] = _widened(kwargs["position_bias"])
     with without_autocast(query.device):
-        out, weights = sharp_attention(module, *wide, _widened(mask), **kwargs)
+        out, weights = sharp_attention(module, query.float(), key.float(), value.float(), _widened(mask), **kwargs)
     return out.half(), None if weights is None else weights.half()
 
 

@@ -10,14 +10,14 @@ from torch import Tensor
 
 from sharpmax.errors import UnsupportedError
 from sharpmax.rows.impl import triton_backward
-from sharpmax.rows.impl.stock import quick_parts, stock_parts
+from sharpmax.rows.impl.stock import LostDigitsError, quick_parts, stock_parts
 from sharpmax.rows.impl.streaming import Incoming, streaming_backward, streaming_parts
 from sharpmax.rows.impl.triton import triton_parts
 from sharpmax.rows.layout import Parts, Problem, floats_at_least_32
 
 __all__ = ["measure_parts"]
 
-IMPLEMENTATIONS: dict[str, Callable[[Problem, frozenset[str]], Parts | None]] = {
+IMPLEMENTATIONS: dict[str, Callable[[Problem, frozenset[str]], Parts]] = {
     "streaming": lambda problem, fields: streaming_parts(problem),
     "stock": lambda problem, fields: quick_parts(problem),
     "triton": triton_parts,
@@ -66,8 +66,9 @@ def _row_parts(
         return anchor, torch.zeros_like(anchor), torch.zeros_like(anchor), torch.zeros_like(anchor)
     fields = frozenset({"max"} if with_max else ()) | frozenset({"var"} if with_var else ())
     # A compiler has been promised this layout, whatever an implementation finds convenient.
-    parts = IMPLEMENTATIONS["stock" if impl == "auto" else impl](problem, fields)
-    if parts is None:
+    try:
+        parts = IMPLEMENTATIONS["stock" if impl == "auto" else impl](problem, fields)
+    except LostDigitsError:
         parts = streaming_parts(problem) if impl == "auto" else stock_parts(problem)
     anchor, log_mass, shortfall, var = (part.contiguous() for part in parts)
     return anchor, log_mass, shortfall, var

@@ -15,7 +15,7 @@ from torch import Tensor
 from sharpmax.errors import UnsupportedError
 from sharpmax.rows.layout import Parts, Problem, floats_at_least_32
 
-__all__ = ["FIELDS", "obstacle", "quick_parts", "stock_parts"]
+__all__ = ["FIELDS", "LostDigitsError", "obstacle", "quick_parts", "stock_parts"]
 
 FIELDS = frozenset({"count", "lse", "mean", "entropy"})
 """What the kernel can tell; the maximum and the variance never leave it."""
@@ -23,6 +23,10 @@ FIELDS = frozenset({"count", "lse", "mean", "entropy"})
 # What rounding may cost an entropy, in nats, by the dtype of the statistics: before another way is taken, and at most.
 _QUICK_LOSS = {torch.float32: 8e-6, torch.float64: 2e-14}
 _MOST_LOSS = {torch.float32: 8e-6, torch.float64: 1e-11}
+
+
+class LostDigitsError(UnsupportedError):
+    """The logits are so large that rounding costs too much of the entropy."""
 
 
 def obstacle(problem: Problem) -> str | None:
@@ -39,26 +43,21 @@ def stock_parts(problem: Problem) -> Parts:
     reason = obstacle(problem)
     if reason is not None:
         raise UnsupportedError(f"impl: 'stock' cannot do this, {reason}; use impl='streaming'")
-    parts = quick_parts(problem)
-    if parts is not None:
-        return parts
-    dtype = floats_at_least_32(problem.q.dtype)
-    parts = _parts(replace(problem, q=problem.q.double(), k=problem.k.double()), _MOST_LOSS[dtype])
-    if parts is None:
-        raise UnsupportedError(
-            "impl: 'stock' cannot do this: the logits are so large that the difference of lse and mean loses the "
-            "entropy; use impl='streaming'"
-        )
-    return Parts(*(part.to(dtype) for part in parts))
+    try:
+        return quick_parts(problem)
+    except LostDigitsError:
+        dtype = floats_at_least_32(problem.q.dtype)
+        wide = _parts(replace(problem, q=problem.q.double(), k=problem.k.double()), _MOST_LOSS[dtype])
+        return Parts(*(part.to(dtype) for part in wide))
 
 
-def quick_parts(problem: Problem) -> Parts | None:
-    """As `stock_parts`, in the dtype of statistics alone; None where rounding would cost too much of the entropy."""
+def quick_parts(problem: Problem) -> Parts:
+    """As `stock_parts`, but in the dtype of the statistics alone."""
     return _parts(problem, _QUICK_LOSS[floats_at_least_32(problem.q.dtype)])
 
 
-def _parts(problem: Problem, loss: float) -> Parts | None:
-    """The parts, or None if an entropy loses more than `loss` nats to rounding."""
+def _parts(problem: Problem, loss: float) -> Parts:
+    """The parts, unless an entropy loses more than `loss` nats to rounding."""
     batch, key_heads, group, rows, width = problem.q.shape
     heads = (batch, key_heads * group)
     dtype = floats_at_least_32(problem.q.dtype)
@@ -83,7 +82,10 @@ def _parts(problem: Problem, loss: float) -> Parts | None:
     empty = (problem.counts() == 0).view(lse.shape)
     # A logit beyond the range of the dtype shows as an lse that is not finite.
     if not bool((spoilt | empty | (lse.abs() * torch.finfo(dtype).eps <= loss)).all()):
-        return None
+        raise LostDigitsError(
+            "impl: 'stock' cannot do this: the logits are so large that the difference of lse and mean loses the "
+            "entropy; use impl='streaming'"
+        )
     return Parts(
         lse.masked_fill(spoilt, torch.nan).masked_fill(empty, -torch.inf),
         torch.zeros_like(lse).masked_fill(spoilt & ~empty, torch.nan),
