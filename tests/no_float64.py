@@ -31,12 +31,12 @@ class Placed(torch.Tensor):
     def tolist(self) -> Any:
         return self.held.tolist()
 
-    def __repr__(self, *args: Any, **kwargs: Any) -> str:
+    def __repr__(self, *args: Any, **kwargs: Any) -> str:  # type: ignore[override]
         return f"Placed({self.held!r})"
 
     @classmethod
-    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return run(function, args, kwargs or {})
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        return run(func, args, kwargs or {})
 
 
 def _refuse(dtype: Any) -> None:

@@ -215,10 +215,10 @@ def ops_for(x: Array) -> Any:
     kind: type[Ops]
     if _is_jax(x):
         name, kind = "jax", JaxOps
-    elif x.device.type in _WITH_FLOAT64:
-        name, kind = "torch", TorchOps
-    else:
+    elif hasattr(x, "device") and x.device.type not in _WITH_FLOAT64:
         name, kind = "narrow torch", NarrowTorchOps
+    else:
+        name, kind = "torch", TorchOps  # what is no array at all is refused by whoever asks
     if name not in _ops:
         _ops[name] = kind()
     return _ops[name]

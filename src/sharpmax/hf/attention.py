@@ -123,7 +123,8 @@ def sharp_attention(
     layer = layer_of(module)
     if layer is None:
         # Rules are installed in another model with the same configuration, or for passes that began at another moment.
-        own = own_attention(type(module), module.config._attn_implementation)
+        config: Any = module.config
+        own = own_attention(type(module), config._attn_implementation)
         return own(module, query, key, value, attention_mask, **kwargs)
     # β times a bias, and the logits that eager attention keeps, can leave the range of float16.
     narrow = layer.inner == "eager" or kwargs.get("position_bias") is not None

@@ -55,7 +55,7 @@ def save_with_policy(model: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
 
 @contextmanager
 def _plainly_eager(state: Installed | None) -> Iterator[None]:
-    """A configuration that outputs attentions can be saved only where it names eager attention itself."""
+    """A configuration that outputs attentions can only be saved where it names eager attention itself."""
     configs = [one.config for one in (state.modules if state is not None else ()) if one.config.output_attentions]
     names = [config._attn_implementation for config in configs]
     try:

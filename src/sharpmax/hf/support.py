@@ -289,11 +289,12 @@ class _Own:
 
 def own_attention(kind: type[nn.Module], name: str) -> Callable[..., Any]:
     """The attention function that a kind of module uses without rules, where its configuration says `name`."""
-    found: Callable[..., Any] = getattr(_Own, _find_own(kind, name))
+    key: str = _find_own(kind, name)
+    found: Callable[..., Any] = getattr(_Own, key)
     return found
 
 
-@torch.compiler.assume_constant_result
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _find_own(kind: type[nn.Module], name: str) -> str:
     key = f"{kind.__name__}_{id(kind)}_{_plain(name)}"  # without a dot, which the compiler does not take
     if not hasattr(_Own, key):

@@ -150,7 +150,7 @@ def weights_fingerprint(model: PreTrainedModel) -> str:
     buffers = ((name, buffer) for name, buffer in model.named_buffers() if name in saved)
     for name, tensor in itertools.chain(model.named_parameters(), buffers):
         digest.update(f"{name}{tuple(tensor.shape)}".encode())
-        for part in tensor.detach().flatten().split(_AT_ONCE):
+        for part in torch.split(tensor.detach().flatten(), _AT_ONCE):
             value = part.cpu()
             if value.is_floating_point() and value.dtype != torch.float64:
                 value = value.float()  # exact: the same numbers, loaded in another dtype
