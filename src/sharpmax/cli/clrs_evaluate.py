@@ -11,7 +11,7 @@ import typer
 from sharpmax.cli import options
 from sharpmax.cli.answers import answer
 from sharpmax.cli.ending import finish
-from sharpmax.cli.reading import data_folder, device_named, dtype_named, shown, sizes_from
+from sharpmax.cli.reading import data_folder, device_named, dtype_named, files_given, shown, sizes_from
 from sharpmax.cli.report import require_drawing
 from sharpmax.cli.terminal import bar, out_folder, print_table, progress, say
 from sharpmax.errors import reject
@@ -123,10 +123,9 @@ def evaluate(
     command = typed(
         f"clrs evaluate {' '.join(shown(word) for word in models)}", algorithms=algorithms, sizes=sizes,
         per_cell=per_cell, longest=longest, trace=trace, no_trace=trace is False, dataset=dataset, without=without,
-        tokens_at_once=tokens_at_once, device=place.type, dtype=dtype, seed=seed,
-        shard=None if part.count == 1 else shard, out=out,
-    )  # fmt: skip
-    results = collect(command, tables, seed=seed)
+        tokens_at_once=tokens_at_once, device=place.type, dtype=dtype, seed=seed, out=out,
+    )  # fmt: skip  # of the whole, whatever part this one was
+    results = collect(command, tables, seed=seed, files=files_given([], [dataset, without]))
     finish(results, results.save(folder / FILE_NAME), print_exam, draw=draw, as_json=as_json)
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sharpmax.errors import reject
 from sharpmax.files import parse_json
@@ -22,11 +23,13 @@ __all__ = [
     "data_folder",
     "device_named",
     "dtype_named",
+    "files_given",
     "policies_named",
     "policy_named",
     "share_from",
     "shown",
     "sizes_from",
+    "word_shown",
 ]
 
 DEVICES = ("auto", "cpu", "cuda", "mps")
@@ -141,11 +144,51 @@ def policy_named(text: str) -> NamedPolicy:
     if text in NAMED or not path.exists():
         return NamedPolicy(text, load_policy(text))
     if path.is_dir():
-        file = next((path / name for name in _POLICY_FILES if (path / name).is_file()), None)
+        file = _policy_in(path)
         if file is None:
             reject("--policy", f"the folder {text!r}", f"a folder with {' or '.join(_POLICY_FILES)}")
         return NamedPolicy(path.resolve().name, load_policy(file), _calibrated_on(path))
     return NamedPolicy(path.stem, load_policy(path), _calibrated_on(path.parent))
+
+
+def word_shown(word: str) -> str:
+    """A name as it is; a file or folder without anything of this machine, as `files_given` calls it."""
+    from sharpmax.experiments.provenance import without_machine
+
+    return without_machine(Path(word)) if _is_path(word) else word
+
+
+def files_given(words: Sequence[str | Path | None], data: Sequence[str | Path | None] = ()) -> list[dict[str, Any]]:
+    """What results say of the files that a command names, each by its name in the command.
+
+    Of `words` (policies, tasks, normalisers) with their text, so that the command can be run again from the results
+    alone; of `data` (texts, datasets, weights) with what tells them from others. Words that are no files are left out.
+    """
+    found = []
+    for word in map(str, filter(None, [*words, *data])):
+        if not _is_path(word):
+            continue
+        path = Path(word)
+        file = _policy_in(path) or path if path.is_dir() else path
+        if not file.is_file():
+            continue
+        content = file.read_bytes()
+        about = {"name": word_shown(word), "sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
+        if word in map(str, filter(None, words)):
+            about["text"] = content.decode("utf-8-sig", errors="replace")
+        found.append(about)
+    return found
+
+
+def _is_path(word: str) -> bool:
+    from sharpmax.policies.store import NAMED
+    from sharpmax.tasks.registry import TASKS
+
+    return word not in NAMED and word not in TASKS and Path(word).exists()
+
+
+def _policy_in(folder: Path) -> Path | None:
+    return next((folder / name for name in _POLICY_FILES if (folder / name).is_file()), None)
 
 
 def policies_named(texts: Sequence[str], taken: Sequence[str] = ()) -> list[NamedPolicy]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -47,9 +47,15 @@ class Results:
         return write_text(path, text + "\n")
 
 
-def collect(command: str, tables: Mapping[str, Any], *, seed: int | None) -> Results:
-    """Results of a run that has just ended, with the provenance of this machine and this moment."""
-    return Results(command=command, provenance=provenance(seed), tables=tables)
+def collect(
+    command: str, tables: Mapping[str, Any], *, seed: int | None, files: Sequence[Mapping[str, Any]] = ()
+) -> Results:
+    """Results of a run that has just ended, with the provenance of this machine and this moment.
+
+    `files` are those that the command names: without them nobody else could run it again.
+    """
+    origin = provenance(seed) | ({"files": list(files)} if files else {})
+    return Results(command=command, provenance=origin, tables=tables)
 
 
 def load(path: str | Path) -> Results:
