@@ -58,9 +58,10 @@ def story_in(file: Path) -> Story:
 
 @cache
 def _svg(file: Path, name: str) -> str:
-    figures = {figure.file: figure for figure in story_in(file).figures(load(file).tables)}
+    tables = load(file).tables
+    figures = {figure.file: figure for figure in story_in(file).figures(tables)}
     with drawing():
-        return svg_text(static_figure(made(figures[name]), titled=False))
+        return svg_text(static_figure(made(figures[name], tables), titled=False))
 
 
 @cache

@@ -14,6 +14,7 @@ from sharpmax.report.grid import Cell, Grid
 from sharpmax.report.origin import origin_of_run
 from sharpmax.report.stories import story_of
 from sharpmax.report.story import Figure, Story
+from sharpmax.report.tables import Tables
 
 from .benches import BENCHES, horizon_lines
 from .commands import command_lines
@@ -77,7 +78,7 @@ def _told(root: Path, name: str, place: _Place) -> list[str]:
             lines += ["", place.heading(part.label), "", part.describe + "." if part.describe else ""]
         for figure in figures:
             if figure.part == part.name:
-                lines += ["", *_shown(figure, name, place)]
+                lines += ["", *_shown(figure, results.tables, name, place)]
         for grid in part.grids:
             lines += ["", *folded(grid.title, _grid_lines(grid))]
     return lines
@@ -103,8 +104,8 @@ def _cell(cell: Cell) -> str:
     return f"{text}<br><small>{cell.small}</small>" if cell.small else text
 
 
-def _shown(figure: Figure, name: str, place: _Place) -> list[str]:
-    plot = made(figure)
+def _shown(figure: Figure, tables: Tables, name: str, place: _Place) -> list[str]:
+    plot = made(figure, tables)
     alt = plot.alt.replace("[", "(").replace("]", ")").replace("\n", " ")
     picture = f"![{alt}]({place.link(f'results/{name}/{figure.file}.svg')})"
     return [f"**{plot.title}** {plot.note}", "", picture, "", f"*{plot.caption}*" if plot.caption else ""]
@@ -116,7 +117,7 @@ def _one_figure(root: Path, what: str, place: _Place) -> list[str]:
     results = load(file_of(root, name))
     figures = {figure.file: figure for figure in story_in(file_of(root, name)).figures(results.tables)}
     return [
-        *_shown(figures[wanted], name, place),
+        *_shown(figures[wanted], results.tables, name, place),
         "",
         f"<small>Drawn from `results/{name}` (`{results.command}`).</small>",
     ]

@@ -32,7 +32,7 @@ def draw(tables: Mapping[str, Any], folder: str | Path) -> list[Path]:
     if not figures:
         raise no_story(tables, "draw")
     with drawing():
-        drawn = {figure.file: static_figure(made(figure)) for figure in figures}
+        drawn = {figure.file: static_figure(made(figure, tables)) for figure in figures}
         written = []
         for name, figure in drawn.items():
             written.append(write_text(Path(folder) / f"{name}.svg", svg_text(figure)))
@@ -40,9 +40,9 @@ def draw(tables: Mapping[str, Any], folder: str | Path) -> list[Path]:
     return written
 
 
-def made(figure: Figure) -> Plot | Heat | Board:
+def made(figure: Figure, tables: Mapping[str, Any]) -> Plot | Heat | Board:
     """A figure as a value, or an error that says which tables are damaged."""
-    with readable(f"figure {figure.file!r}"):
+    with readable(f"figure {figure.file!r}", tables):
         return figure.make()
 
 
@@ -63,7 +63,7 @@ def svg_text(figure: Any) -> str:
 
 def _figures(tables: Mapping[str, Any]) -> Sequence[Figure]:
     story = story_of(tables)
-    with readable("the figures"):
+    with readable("the figures", tables):
         return [] if story is None else story.figures(tables)
 
 

@@ -50,7 +50,10 @@ def files_of(command: str, provenance: Mapping[str, Any], tables: Tables) -> dic
 
 def _inputs(command: str) -> list[str]:
     """The words of a command that may name something to read: all but its own, options, and what is written to."""
-    words = shlex.split(command)
+    try:
+        words = shlex.split(str(command))
+    except ValueError:  # somebody changed it
+        words = str(command).split()
     return [
         part
         for before, word in pairwise(words)

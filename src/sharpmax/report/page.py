@@ -33,7 +33,7 @@ FILE_NAME = "report.html"
 def write_page(command: str, provenance: Mapping[str, Any], tables: Tables, folder: str | Path) -> Path:
     """Write the report of a run, from its saved tables alone, to `folder`/report.html."""
     story = story_of(tables)
-    with readable("the report"):
+    with readable("the report", tables):
         figures = [] if story is None else list(story.figures(tables))
         if story is None or not figures:
             raise no_story(tables, "report")
@@ -42,7 +42,7 @@ def write_page(command: str, provenance: Mapping[str, Any], tables: Tables, fold
 
 
 def _page(story: Story, command: str, provenance: Mapping[str, Any], tables: Tables, figures: list[Figure]) -> str:
-    plots = [(figure, made(figure)) for figure in figures]
+    plots = [(figure, made(figure, tables)) for figure in figures]
     seen: set[str] = set()
     with drawing():
         views = [_figure_view(figure, plot, seen) for figure, plot in plots]

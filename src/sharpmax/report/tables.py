@@ -20,17 +20,30 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,40}")
 
 
 @contextmanager
-def readable(what: str) -> Iterator[None]:
-    """Turn whatever goes wrong while reading damaged tables into one line that says what cannot be made of them."""
+def readable(what: str, tables: Tables) -> Iterator[None]:
+    """Say in one line what cannot be made of damaged tables; a mistake of ours goes on as it is.
+
+    Tables are damaged where they are not what their command writes (`sharpmax.report.shapes`).
+    """
     try:
         yield
     except SharpmaxError:
         raise  # it already says what is wrong
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as problem:
-        reason = " ".join(str(problem).split())
+    except (ArithmeticError, AttributeError, LookupError, StopIteration, TypeError, ValueError) as problem:
+        if (found := _damage(tables)) is None:
+            raise
         raise FileFormatError(
-            f"results: the tables of {what} are damaged ({type(problem).__name__}: {reason}); run their command again"
+            f"results: the tables of {what} are damaged ({found}); run their command again"
         ) from problem
+
+
+def _damage(tables: Tables) -> str | None:
+    from sharpmax.report.shapes import damage
+    from sharpmax.report.stories import story_of
+
+    runs = [run["tables"] for run in tables[RUNS]] if RUNS in tables else [tables]
+    stories = [(story_of(one), one) for one in runs]
+    return next((found for story, one in stories if story and (found := damage(story.name, one))), None)
 
 
 def check_name(name: str, what: str) -> str:

@@ -18,7 +18,7 @@ _SHOWN = 60
 
 def candidates_grid(tables: Tables) -> Grid:
     """Every policy that was learned and could have been chosen."""
-    with readable("the candidates"):
+    with readable("the candidates", tables):
         table = tables["candidates"]
         known = texts_in_order(column for about in table.values() for column in about["rise"])
         return Grid(
@@ -37,7 +37,7 @@ def candidates_grid(tables: Tables) -> Grid:
 
 def heads_grid(tables: Tables) -> Grid | None:
     """The heads that the policy touches, those it changes most first."""
-    with readable("the heads"):
+    with readable("the heads", tables):
         touched = tables["heads"]["touched"]
         if not touched:
             return None
@@ -58,7 +58,7 @@ def validation_grid(tables: Tables) -> Grid | None:
     table = tables.get("validation")
     if not table:
         return None
-    with readable("the validation"):
+    with readable("the validation", tables):
         known = sizes(*table.values())
         return Grid(
             "Right answers on validation prompts (%)",

@@ -16,7 +16,7 @@ __all__ = ["cost", "done", "folded", "found", "tiles"]
 
 def done(tables: Tables) -> list[str]:
     """What was learned from what."""
-    with readable("the summary"):
+    with readable("the summary", tables):
         setting = tables["setting"]
         known = sorted(setting["sizes"])
         ends = count(known[0]) if len(known) == 1 else f"{count(known[0])} to {count(known[-1])}"
@@ -30,7 +30,7 @@ def done(tables: Tables) -> list[str]:
 
 def found(tables: Tables) -> list[str]:
     """What was chosen, and what it reaches."""
-    with readable("the summary"):
+    with readable("the summary", tables):
         about = chosen(tables)
         said = [
             f"Chosen: {tables['chosen']} ({about['kind']}), which touches {count(about['touched'])} of "
@@ -47,7 +47,7 @@ def found(tables: Tables) -> list[str]:
 
 def cost(tables: Tables) -> list[str]:
     """What the chosen policy costs, and whether the leash held."""
-    with readable("the summary"):
+    with readable("the summary", tables):
         about = chosen(tables)
         columns = texts_in_order(about["rise"])
         listed = joined([f"{points(about['rise'][column], 2)}% on {text_name(column)}" for column in columns])
@@ -57,7 +57,7 @@ def cost(tables: Tables) -> list[str]:
 
 def folded(tables: Tables) -> list[str]:
     """The best policy that can be written into the weights."""
-    with readable("the summary"):
+    with readable("the summary", tables):
         name = tables.get("best_foldable")
         if name is None:
             return ["No candidate can be folded into the weights."]

@@ -35,7 +35,7 @@ _SHOWN = (
 
 def means_grid(tables: Tables) -> Grid:
     """Means over algorithms of every arm, of final answers and of whole texts."""
-    with readable("the means"):
+    with readable("the means", tables):
         names = group_names(tables)
         columns = [(table, what, group) for table, what in _WHAT for group in groups(tables)]
         counted = {group: tables["means"][base(tables)][group]["algorithms"] for group in groups(tables)}
@@ -55,7 +55,7 @@ def gains_grid(tables: Tables) -> Grid | None:
     """What every arm gains over the base on the same questions."""
     if not others(tables):
         return None
-    with readable("the gains"):
+    with readable("the gains", tables):
         names, known = group_names(tables), groups(tables)
         return Grid(
             f"Gain over {base(tables)} (points)",
@@ -71,7 +71,7 @@ def gains_grid(tables: Tables) -> Grid | None:
 
 def algorithms_grid(tables: Tables) -> Grid:
     """Every algorithm with the means of all arms, sorted by what the leading arm gains where it was not trained."""
-    with readable("the algorithms"):
+    with readable("the algorithms", tables):
         names, known = group_names(tables), groups(tables)
         last = known[-1]
         cells, apart = tables["by_algorithm"], tables["gains_by_algorithm"]

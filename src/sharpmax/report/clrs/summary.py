@@ -34,13 +34,13 @@ _VERBS = {1: "is better than", 0: "is not shown to differ from", -1: "is worse t
 
 def verdict(tables: Tables) -> list[str]:
     """What came out: the means, what each arm gains, and whether the easiest algorithm was learnt at all."""
-    with readable("the summary"):
+    with readable("the summary", tables):
         return [_means(tables), *(_gain(tables, arm) for arm in others(tables)), _touchstone(tables)]
 
 
 def asked(tables: Tables) -> list[str]:
     """What was asked of whom."""
-    with readable("the summary"):
+    with readable("the summary", tables):
         setting, known = tables["setting"], arms(tables)
         same = "the same " if len(known) > 1 else ""
         said = [
@@ -59,13 +59,13 @@ def asked(tables: Tables) -> list[str]:
 
 def single(tables: Tables) -> list[str]:
     """On which algorithms an arm is shown to be better or worse, where it was not trained if that was asked for."""
-    with readable("the summary"):
+    with readable("the summary", tables):
         return [_algorithms(tables, arm) for arm in others(tables)]
 
 
 def care(tables: Tables) -> list[str]:
     """What stands against believing all this."""
-    with readable("the summary"):
+    with readable("the summary", tables):
         said = []
         for name, by_arm in settings_apart(tables).items():
             values = joined([f"{_value(value)} for “{arm}”" for arm, value in by_arm.items()])

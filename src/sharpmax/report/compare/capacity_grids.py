@@ -25,7 +25,7 @@ __all__ = ["laws_grid", "models_grid"]
 
 def models_grid(tables: Tables, method: str) -> Grid:
     """Where every model ends, what the law says, and which of its layers disperses first."""
-    with readable("the models"):
+    with readable("the models", tables):
         setting, laws = tables["setting"], tables["laws"][method]
         layered = bool(deep(tables, method))
         ends = [cell for measure in MEASURES for cell in (Cell(_TITLES[measure], setting["unit"]), Cell("by the law"))]
@@ -46,7 +46,7 @@ def models_grid(tables: Tables, method: str) -> Grid:
 
 def laws_grid(tables: Tables, method: str) -> Grid:
     """The exponents of the two laws."""
-    with readable("the laws"):
+    with readable("the laws", tables):
         laws = tables["laws"][method]
         names = [name for name in FACTORS if any(name in exponents(law) for law in laws.values())]
         return Grid(

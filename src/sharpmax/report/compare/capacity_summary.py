@@ -27,13 +27,13 @@ __all__ = ["capacity_care", "capacity_verdict"]
 
 def capacity_verdict(tables: Tables) -> list[str]:
     """For every method: how far its models carry, by which law, and which layer disperses first."""
-    with readable("the summary"):
+    with readable("the summary", tables):
         return [sentence for method in capacity_methods(tables) for sentence in _method(tables, method)]
 
 
 def capacity_care(tables: Tables) -> list[str]:
     """What stands against believing it."""
-    with readable("the summary"):
+    with readable("the summary", tables):
         said = []
         for method in capacity_methods(tables):
             beyond = tables["laws"][method]["accuracy"]["beyond"]

@@ -24,7 +24,7 @@ __all__ = ["causes_grid", "league_grid", "near_ties_grid"]
 
 def league_grid(tables: Tables) -> Grid:
     """Rank, score and accuracies of every method, and what its training took."""
-    with readable("the league"):
+    with readable("the league", tables):
         setting, last = tables["setting"], largest(tables)
         scored = setting["scored_sizes"]
         span = f"{count(scored[0])} to {count(scored[-1])}" if len(scored) > 1 else count(scored[0])
@@ -45,7 +45,7 @@ def league_grid(tables: Tables) -> Grid:
 
 def causes_grid(tables: Tables) -> Grid:
     """What each method loses at the largest size, and to what."""
-    with readable("the losses"):
+    with readable("the losses", tables):
         last = largest(tables)
         near = measured(tables, "close")
         return Grid(
@@ -67,7 +67,7 @@ def near_ties_grid(tables: Tables) -> Grid | None:
     """How often the right item is ranked first where another is nearly as good, size by size."""
     if not measured(tables, "close"):
         return None
-    with readable("the near-ties"):
+    with readable("the near-ties", tables):
         chosen = shown_sizes(tables)
         return Grid(
             "Near-ties: right item ranked first (%)",

@@ -17,7 +17,7 @@ _AT_LARGEST = {"hard": "if hard", "ranking": "ranked first", "close": "near-ties
 
 def league_lines(tables: Tables) -> list[str]:
     """The lines of the table, the best method first; bold is the leader at the largest size."""
-    with readable("the league"):
+    with readable("the league", tables):
         known = shown_sizes(tables)
         kinds = [table for table in _AT_LARGEST if measured(tables, table)]
         head = ["method", "rank", *(count(n) for n in known), *(_AT_LARGEST[table] for table in kinds), "train s"]

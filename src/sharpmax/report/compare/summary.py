@@ -34,13 +34,13 @@ _LEARNT = 90.0
 
 def verdict(tables: Tables) -> list[str]:
     """Who leads at the largest size, what softmax does there, and whether what is lost is dispersion or ranking."""
-    with readable("the summary"):
+    with readable("the summary", tables):
         return [_leads(tables), _compared(tables), _lost(tables)]
 
 
 def asked(tables: Tables) -> list[str]:
     """What was asked of whom."""
-    with readable("the summary"):
+    with readable("the summary", tables):
         setting = tables["setting"]
         low, high = setting["train_sizes"]
         said = [
@@ -59,7 +59,7 @@ def asked(tables: Tables) -> list[str]:
 
 def ranks(tables: Tables) -> list[str]:
     """Who shares the first rank, over all sizes beyond training."""
-    with readable("the summary"):
+    with readable("the summary", tables):
         known = methods(tables)
         if len(known) < 2:
             return []
@@ -75,7 +75,7 @@ def ranks(tables: Tables) -> list[str]:
 
 def care(tables: Tables) -> list[str]:
     """What stands against believing all this."""
-    with readable("the summary"):
+    with readable("the summary", tables):
         said = []
         if len(tables["setting"]["seeds"]) == 1:
             said.append("One seed: no difference was tested, ranks are by the mean alone.")

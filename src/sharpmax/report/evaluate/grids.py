@@ -18,13 +18,13 @@ _MARK = "*"
 
 def accuracy_grids(tables: Tables) -> list[Grid]:
     """For each task the share of right answers of every arm at every size."""
-    with readable("the accuracies"):
+    with readable("the accuracies", tables):
         return [_accuracy(tables, task) for task in tasks(tables)]
 
 
 def paired_grids(tables: Tables) -> list[Grid]:
     """For each task the prompts that a policy gained and lost, and the test of it."""
-    with readable("the comparisons"):
+    with readable("the comparisons", tables):
         return [_paired(tables, task) for task in tasks(tables) if policies(tables)]
 
 
@@ -32,7 +32,7 @@ def perplexity_grid(tables: Tables) -> Grid | None:
     """Perplexity of every arm on text and on the model's own answers, and how far it rises."""
     if not tables.get("perplexity"):
         return None
-    with readable("perplexity"):
+    with readable("perplexity", tables):
         known, table = columns(tables), tables["perplexity"]
         return Grid(
             "Perplexity",
@@ -50,7 +50,7 @@ def cost_grid(tables: Tables) -> Grid | None:
     """Time and memory of every arm."""
     if not tables.get("cost"):
         return None
-    with readable("the costs"):
+    with readable("the costs", tables):
         setting, table = tables["setting"], tables["cost"]
         memory = any(cells["peak_mib"] is not None for cells in table.values())
         held = "memory of its tensors" if setting["device"] == "cuda" else "memory of the whole process"
@@ -80,7 +80,7 @@ def harness_grid(tables: Tables) -> Grid | None:
     table = tables.get("harness")
     if not table:
         return None
-    with readable("the harness"):
+    with readable("the harness", tables):
         names = [(task, metric) for task, metrics in table[base(tables)].items() for metric in metrics]
         return Grid(
             "EleutherAI's harness",

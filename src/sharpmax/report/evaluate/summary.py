@@ -23,7 +23,7 @@ __all__ = ["cost", "elsewhere", "gained", "lost", "measured", "remarks"]
 
 def measured(tables: Tables) -> list[str]:
     """What was measured."""
-    with readable("the summary"):
+    with readable("the summary", tables):
         setting, known = tables["setting"], tasks(tables)
         number = plural(len(policies(tables)), "policy").replace("policys", "policies")
         shape = f"{plural(setting['layers'], 'layer')} of {plural(setting['heads'], 'attention head')}"
@@ -43,13 +43,13 @@ def measured(tables: Tables) -> list[str]:
 
 def lost(tables: Tables) -> list[str]:
     """What the model as it comes loses as lists grow."""
-    with readable("the summary"):
+    with readable("the summary", tables):
         return [_change(tables, task) for task in tasks(tables)]
 
 
 def gained(tables: Tables) -> list[str]:
     """What each policy gets back, on the task it was calibrated on where that is known, else on the first."""
-    with readable("the summary"):
+    with readable("the summary", tables):
         return (
             [_gain(tables, gain(tables, home(tables, arm), arm)) for arm in policies(tables)] if tasks(tables) else []
         )
@@ -57,7 +57,7 @@ def gained(tables: Tables) -> list[str]:
 
 def elsewhere(tables: Tables) -> list[str]:
     """What each policy does to all other tasks, which are formats it was never calibrated on where that is known."""
-    with readable("the summary"):
+    with readable("the summary", tables):
         said = []
         for arm in policies(tables):
             others = [gain(tables, task, arm) for task in tasks(tables) if task != home(tables, arm)]
@@ -68,7 +68,7 @@ def elsewhere(tables: Tables) -> list[str]:
 
 def cost(tables: Tables) -> list[str]:
     """What each policy costs in perplexity, time and memory."""
-    with readable("the summary"):
+    with readable("the summary", tables):
         said = []
         for arm in policies(tables):
             if known := columns(tables):
@@ -80,7 +80,7 @@ def cost(tables: Tables) -> list[str]:
 
 def remarks(tables: Tables) -> list[str]:
     """What a policy met that it was not made for."""
-    with readable("the summary"):
+    with readable("the summary", tables):
         return [
             f"The policy {arm}: {remark}."
             for arm, about in arms(tables).items()

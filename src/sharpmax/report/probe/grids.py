@@ -21,7 +21,7 @@ _SHOWN = 20
 
 def grids(tables: Tables, task: str) -> list[Grid]:
     """Every table of a task that the runs have anything for."""
-    with readable(f"the task {task}"):
+    with readable(f"the task {task}", tables):
         found = [grid for run in runs(tables) for grid in _of_run(run, task)]
         return [_kinds(runs(tables), task), *(grid for grid in found if grid), *_chain(runs(tables), task)]
 

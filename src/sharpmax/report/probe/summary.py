@@ -16,7 +16,7 @@ _ALIKE = 0.01
 
 def summary(tables: Tables) -> list[tuple[str, list[str]]]:
     """The verdict of a run; of two runs first what they differ in."""
-    with readable("the summary"):
+    with readable("the summary", tables):
         found = runs(tables)
         verdicts = [(run.label if run.letter else "Verdict", _verdict(run)) for run in found]
         if len(found) == 1:

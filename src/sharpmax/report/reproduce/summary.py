@@ -18,7 +18,7 @@ __all__ = ["detected", "fixed", "meant", "measured"]
 
 def measured(tables: Tables) -> list[str]:
     """What was measured."""
-    with readable("the summary"):
+    with readable("the summary", tables):
         setting, names = tables.get("setting", {}), recipes(tables)
         said = []
         if setting.get("train_sizes") and setting.get("sizes"):
@@ -38,7 +38,7 @@ def measured(tables: Tables) -> list[str]:
 
 def meant(tables: Tables) -> list[str]:
     """What happens to plain softmax as sets grow, and what theory and the paper say about it."""
-    with readable("the summary"):
+    with readable("the summary", tables):
         said = []
         for place, recipe in enumerate(recipes(tables)):
             plain = _plain(tables, recipe, first=place == 0)
@@ -51,7 +51,7 @@ def meant(tables: Tables) -> list[str]:
 
 def fixed(tables: Tables) -> list[str]:
     """What sharpening buys without training the model again."""
-    with readable("the summary"):
+    with readable("the summary", tables):
         said = []
         for place, recipe in enumerate(recipes(tables)):
             under = _under(tables, recipe)
@@ -67,7 +67,7 @@ def fixed(tables: Tables) -> list[str]:
 
 def detected(tables: Tables) -> list[str]:
     """Whether wrong answers can be told from right ones."""
-    with readable("the summary"):
+    with readable("the summary", tables):
         found = [_detection(tables, recipe, first=place == 0) for place, recipe in enumerate(recipes(tables))]
         return [sentence for said in found for sentence in said]
 
