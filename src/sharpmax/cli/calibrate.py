@@ -46,7 +46,7 @@ def calibrate(
     text: options.TextFile = None,
     leash: Annotated[
         str,
-        options.value("P%", options.LEARNING, "How far perplexity may rise, on text and on the model's own answers."),
+        options.value("P%", options.LEARNING, "How far perplexity may rise, on text and on the model's own answers: 1% or 0.01."),
     ] = "1%",
     keep: Annotated[
         str,
@@ -84,6 +84,7 @@ def calibrate(
     from sharpmax.calibrate.calibration import LeashError
     from sharpmax.calibrate.calibration import calibrate as learn
     from sharpmax.calibrate.descent import DivergedError
+    from sharpmax.calibrate.leash import MOST
     from sharpmax.calibrate.profile import profile_for
     from sharpmax.experiments.calibrated import calibrated_tables
     from sharpmax.experiments.provenance import check_seed, typed
@@ -104,7 +105,7 @@ def calibrate(
         sizes=None if sizes is None else tuple(sizes_from(sizes, least=1)),
         steps=steps,
     )
-    limit, what = share_from("--leash", leash), get_task(task)
+    limit, what = share_from("--leash", leash, most=MOST), get_task(task)
     shares = {"keep": share_from("--keep", keep), "keep_layers": share_from("--keep-layers", keep_layers)}
     plain = None if text is None else text_from_file(text)
     for package in ("transformers", "safetensors"):

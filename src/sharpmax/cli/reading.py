@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sharpmax.errors import reject
+from sharpmax.errors import ArgumentError, reject
 
 if TYPE_CHECKING:
     import torch
@@ -60,20 +61,26 @@ def _whole(word: str, least: int) -> int | None:
     return int(word) if word.isascii() and word.isdigit() and least <= int(word) <= 2**24 else None
 
 
-def share_from(option: str, text: str) -> float:
-    """A share between 0 and 1 from "0.5%" or "0.005".
+def share_from(option: str, text: str, *, most: float = 1.0) -> float:
+    """A share above 0 and up to `most` from "0.5%" or "0.005".
+
+    A bare number of 1 or more, or above `most`, is rejected: "1" could mean 1% or 100%.
 
     >>> share_from("--leash", "0.5%"), share_from("--leash", "0.005")
     (0.005, 0.005)
     """
-    number, mark, rest = text.strip().partition("%")
+    word = text.strip()
+    number, mark, rest = word.partition("%")
     try:
-        value = float(number) / (100.0 if mark else 1.0)
+        value = float(number)
     except ValueError:
-        value = -1.0
-    if rest or not 0.0 < value <= 1.0:
-        reject(option, repr(text), "a share above 0 and up to 100%, as 0.5% or 0.005")
-    return value
+        value = math.nan
+    if not mark and math.isfinite(value) and (value >= 1.0 or value > most):
+        raise ArgumentError(f"{option}: got {word}; write {word}% or {value / 100.0:g}")
+    share = value / 100.0 if mark else value
+    if rest or not 0.0 < share <= most:
+        reject(option, repr(text), f"a share above 0 and up to {100 * most:g}%, as 0.5% or 0.005")
+    return share
 
 
 def device_named(name: str) -> torch.device:
