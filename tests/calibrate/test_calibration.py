@@ -271,6 +271,12 @@ class TestResume:
             calibrated(tiny.model(), folder=tmp_path, resume=True)
         assert "\n" not in str(caught.value)
 
+    def test_nothing_to_resume_is_refused(self, tmp_path: Path) -> None:
+        for folder in (None, tmp_path / "new", tmp_path):
+            with pytest.raises(ArgumentError, match=r"^resume: got .*; allowed: the folder of an interrupted calib"):
+                calibrated(tiny.model(), folder=folder, resume=True)
+        assert list(tmp_path.iterdir()) == []
+
     def test_without_resume_a_state_is_not_read(self, tmp_path: Path) -> None:
         (tmp_path / "state-constant.safetensors").write_bytes(b"\x00" * 99)
         assert calibrated(tiny.model(), folder=tmp_path).policy == calibrated(tiny.model()).policy

@@ -13,7 +13,7 @@ from sharpmax.cli.commands import LANGUAGE, add
 from sharpmax.cli.ending import finish
 from sharpmax.cli.reading import device_named, dtype_named, share_from, shown, sizes_from
 from sharpmax.cli.report import require_drawing
-from sharpmax.cli.terminal import out_folder_if_used, print_table, progress, say, steps_shown
+from sharpmax.cli.terminal import check_resume, out_folder_if_used, print_table, progress, say, steps_shown, stopped
 from sharpmax.errors import reject
 
 __all__ = ["add_to", "calibrate"]
@@ -81,7 +81,7 @@ def calibrate(
     Perplexity on plain text and on the model's own answers to ordinary questions, neither of them seen while learning,
     rises by no more than the leash. Of several kinds of policy the one that answers unseen prompts best is chosen.
     """
-    from sharpmax.calibrate.calibration import LeashError
+    from sharpmax.calibrate.calibration import LeashError, state_path
     from sharpmax.calibrate.calibration import calibrate as learn
     from sharpmax.calibrate.descent import DivergedError
     from sharpmax.calibrate.leash import MOST
@@ -105,6 +105,8 @@ def calibrate(
         sizes=None if sizes is None else tuple(sizes_from(sizes, least=1)),
         steps=steps,
     )
+    states = [state_path(out, kind).name for kind in chosen.kinds]
+    check_resume(resume, out, *states)
     limit, what = share_from("--leash", leash, most=MOST), get_task(task)
     shares = {"keep": share_from("--keep", keep), "keep_layers": share_from("--keep-layers", keep_layers)}
     plain = None if text is None else text_from_file(text)
@@ -127,7 +129,7 @@ def calibrate(
                 raise
             policies = found.save(folder)
     except KeyboardInterrupt:
-        say(f"stopped; the same command with --resume goes on from the last state saved in {out}")
+        stopped(out, *states)
         raise
     tables = calibrated_tables(found, shown(model))
     command = typed(

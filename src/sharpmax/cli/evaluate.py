@@ -13,7 +13,7 @@ from sharpmax.cli.commands import LANGUAGE, add
 from sharpmax.cli.ending import finish
 from sharpmax.cli.reading import device_named, dtype_named, policies_named, sizes_from
 from sharpmax.cli.report import require_drawing
-from sharpmax.cli.terminal import bar, out_folder, print_table, progress, say
+from sharpmax.cli.terminal import bar, check_resume, out_folder, print_table, progress, say, stopped
 from sharpmax.errors import reject
 
 if TYPE_CHECKING:
@@ -77,6 +77,7 @@ def evaluate(
     --policy may be given several times. The defaults are chosen for smollm2, one policy and two CPU cores to take less
     than ten minutes, half of it for text (see --no-text and --windows). What is known is kept in DIR/answers.json.
     """
+    from sharpmax.experiments.evaluate.answers import FILE_NAME as ANSWERS
     from sharpmax.experiments.evaluate.arms import BASE
     from sharpmax.experiments.evaluate.plan import Plan, prepare
     from sharpmax.experiments.evaluate.tables import evaluate_tables, work
@@ -109,6 +110,7 @@ def evaluate(
         harness=() if lm_eval is None else tuple(name.strip() for name in lm_eval.split(",")),
         harness_path=lm_eval_path,
     )
+    check_resume(resume, out, ANSWERS)
     place = device_named(device)
     kind = dtype_named(dtype, place)
     _require(draw=draw, harness=lm_eval is not None)
@@ -122,7 +124,7 @@ def evaluate(
         with bar("evaluating", work(language, plan, material)) as advance:
             tables = evaluate_tables(language, plan, material, folder, resume=resume, progress=advance)
     except KeyboardInterrupt:
-        say(f"stopped; the same command with --resume goes on from what is kept in {folder}")
+        stopped(folder, ANSWERS)
         raise
     command = _typed(
         model, policy or [], task, sizes=sizes, prompts=prompts, text=text, lengths=lengths, windows=windows,
