@@ -46,7 +46,9 @@ def calibrate(
     text: options.TextFile = None,
     leash: Annotated[
         str,
-        options.value("P%", options.LEARNING, "How far perplexity may rise, on text and on the model's own answers: 1% or 0.01."),
+        options.value(
+            "P%", options.LEARNING, "How far perplexity may rise, on text and on the model's answers: 1% or 0.01."
+        ),
     ] = "1%",
     keep: Annotated[
         str,

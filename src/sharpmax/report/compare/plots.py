@@ -22,8 +22,8 @@ from sharpmax.report.compare.facts import (
     sizes_of,
 )
 from sharpmax.report.compare.looks import looks_of
-from sharpmax.report.looks import BLACK, BLUE, CIRCLE, GREEN, SOFT, UP, VERMILLION, Colour, Look
-from sharpmax.report.plot import Axis, Mark, Panel, Plot, Series, Stroke
+from sharpmax.report.looks import BLACK, BLUE, CIRCLE, GREEN, SOFT, UP, VERMILLION, Colour, Look, Stroke
+from sharpmax.report.plot import Axis, Mark, Panel, Plot, Series
 from sharpmax.report.tables import Tables
 from sharpmax.report.words import count, joined, nats, percent, plural, share
 
