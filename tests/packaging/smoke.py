@@ -41,7 +41,7 @@ def core() -> None:
     assert (out.shape, rows.entropy.shape) == ((1, 2, 64, 8), (1, 2, 64))
     stock = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
     assert torch.equal(sm.attention(q, k, v, is_causal=True, policy=None), stock)
-    assert round(sm.horizon(4.0)) == 56
+    assert int(sm.horizon(4.0)) == 55
     assert main(["env"]) == 0
     assert main(["--version"]) == 0
 
