@@ -32,8 +32,6 @@ __all__ = [
 
 DEVICES = ("auto", "cpu", "cuda", "mps")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-_POLICY_FILES = ("policy.json", "sharpmax_policy.json")
-"""What a folder may hold: what `sharpmax calibrate` writes, and what `save_pretrained` puts beside a model."""
 
 
 def sizes_from(text: str, *, least: int = 2, option: str = "--sizes") -> list[int]:
@@ -134,25 +132,13 @@ def policy_named(text: str) -> NamedPolicy:
     >>> policy_named("constant:1.5").policy.describe()
     'β = 1.5'
     """
-    from sharpmax.policies import Constant, LogLength
     from sharpmax.policies.store import NAMED, load_policy
 
-    kind, colon, number = text.partition(":")
-    if colon and kind in ("log-length", "constant") and not Path(text).exists():
-        try:
-            value = float(number)
-        except ValueError:
-            reject("--policy", repr(text), f"{kind}: and a number, as {kind}:{64 if kind == 'log-length' else 1.5}")
-        return NamedPolicy(text, LogLength(reference=value) if kind == "log-length" else Constant(value))
-    path = Path(text)
+    policy, path = load_policy(text), Path(text)
     if text in NAMED or not path.exists():
-        return NamedPolicy(text, load_policy(text))
-    if path.is_dir():
-        file = next((path / name for name in _POLICY_FILES if (path / name).is_file()), None)
-        if file is None:
-            reject("--policy", f"the folder {text!r}", f"a folder with {' or '.join(_POLICY_FILES)}")
-        return NamedPolicy(path.resolve().name, load_policy(file), _calibrated_on(path))
-    return NamedPolicy(path.stem, load_policy(path), _calibrated_on(path.parent))
+        return NamedPolicy(text, policy)
+    folder = path if path.is_dir() else path.parent
+    return NamedPolicy(path.resolve().name if path.is_dir() else path.stem, policy, _calibrated_on(folder))
 
 
 def policies_named(texts: Sequence[str], taken: Sequence[str] = ()) -> list[NamedPolicy]:
