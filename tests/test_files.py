@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from pathlib import Path
 
 import pytest
 
-from sharpmax.errors import ArgumentError, SharpmaxError
-from sharpmax.files import write_text
+from sharpmax.errors import ArgumentError, FileFormatError, SharpmaxError
+from sharpmax.files import append_bytes, parse_json, read_json, write_text, written_by_others
 
 
 def names(folder: Path) -> list[str]:
@@ -46,7 +47,7 @@ def test_the_old_content_stays_until_the_new_is_complete(tmp_path, monkeypatch):
     assert path.read_text() == "new"
 
 
-@pytest.mark.parametrize("step", ["fsync", "replace", "chmod"])
+@pytest.mark.parametrize("step", ["fsync", "replace"])
 @pytest.mark.parametrize("problem", [OSError(28, "No space left on device"), KeyboardInterrupt(), MemoryError()])
 def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch, step, problem):
     path = write_text(tmp_path / "a.txt", "old")
@@ -92,3 +93,96 @@ def test_has_the_mode_of_an_ordinary_file(tmp_path):
         assert now == 0o027
     finally:
         os.umask(before)
+
+
+def test_the_umask_is_never_changed(tmp_path, monkeypatch):
+    """It belongs to the process: for a moment every other thread would write files that anybody may change."""
+
+    def changed(mask: int) -> int:
+        raise AssertionError(mask)
+
+    monkeypatch.setattr(os, "umask", changed)
+    write_text(tmp_path / "a.txt", "x")
+
+
+@pytest.mark.parametrize("write", [lambda path: write_text(path, "new"), lambda path: append_bytes(path, b"new")])
+@pytest.mark.parametrize(
+    ("number", "todo"),
+    [
+        (errno.ENOSPC, "the disk is full: make room"), (errno.EDQUOT, "the disk is full: make room"),
+        (errno.EROFS, "a folder you may write to"), (errno.EACCES, "a folder you may write to"),
+        (errno.EIO, "a folder you may write to"),
+    ],
+)  # fmt: skip
+def test_an_error_names_the_file_the_reason_and_what_to_do(tmp_path, monkeypatch, write, number, todo):
+    path = write_text(tmp_path / "a.txt", "old\n")
+
+    def fail(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fail)
+        with pytest.raises(ArgumentError) as caught:
+            write(path)
+    message = str(caught.value)
+    assert repr(str(path)) in message
+    assert os.strerror(number) in message
+    assert todo in message
+    assert "\n" not in message
+    assert path.read_text() == "old\n"
+    assert names(tmp_path) == ["a.txt"]
+
+
+def test_lines_are_added(tmp_path):
+    for line in (b"one\n", b"two\n"):
+        append_bytes(tmp_path / "a.jsonl", line)
+    assert (tmp_path / "a.jsonl").read_bytes() == b"one\ntwo\n"
+    with pytest.raises(ArgumentError, match="cannot write"):
+        append_bytes(tmp_path / "no" / "a.jsonl", b"x")
+
+
+BAD_JSON = {
+    "digits": b"9" * 5000,
+    "more digits": b'{"a": [-' + b"1" * 100_000 + b"]}",
+    "nested": b"[" * 200_000,
+    "half": b'{"a": ',
+    "not text": b"\xff\xfe",
+    "empty": b"",
+}
+
+
+@pytest.mark.parametrize("name", BAD_JSON)
+def test_what_is_no_json_is_one_line(tmp_path, name):
+    path = tmp_path / "a.json"
+    path.write_bytes(BAD_JSON[name])
+    with pytest.raises(FileFormatError) as caught:
+        read_json(path, "thing")
+    message = str(caught.value)
+    assert message.startswith(f"thing: {str(path)!r} cannot be read as JSON (")
+    assert "\n" not in message
+    assert len(message) < 300 + len(str(path))
+    with pytest.raises(ValueError, match=r"."):
+        parse_json(BAD_JSON[name])
+
+
+def test_json_is_read_as_it_is(tmp_path):
+    path = tmp_path / "a.json"
+    path.write_text('{"β": [1, -2.5, null, true, 123456789012345678901234567890]}', encoding="utf-8")
+    assert read_json(path, "thing") == {"β": [1, -2.5, None, True, 123456789012345678901234567890]}
+    with pytest.raises(FileFormatError, match="cannot be read"):
+        read_json(tmp_path / "none.json", "thing")
+
+
+class SafetensorError(Exception):
+    """As safetensors raises it."""
+
+
+def test_what_others_cannot_write_is_said_alike(tmp_path):
+    said = "Error while serializing: I/O error: No space left on device (os error 28)"
+    for problem in (SafetensorError(said), OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))):
+        full = r"cannot write .*out.*\(No space left on device\); the disk is full"
+        with pytest.raises(ArgumentError, match=full), written_by_others(tmp_path / "out"):
+            raise problem
+    for other in (SafetensorError("another"), RuntimeError(said), KeyError("x")):
+        with pytest.raises(type(other)), written_by_others(tmp_path):
+            raise other

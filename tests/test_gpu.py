@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import sharpmax as sm
-from sharpmax.policies import EntropyTarget, LogLength
+from sharpmax.policies import Constant, EntropyTarget, LogLength
 from tests.numerics import exact, heads, tables, worst
 
 pytestmark = [
@@ -50,6 +50,30 @@ def test_attention_equals_the_cpu(dtype: torch.dtype, policy: Any) -> None:
     want = sm.attention(*(x.double() for x in (q, k, v)), enable_gqa=True, is_causal=True, policy=policy)
     got = sm.attention(*(x.cuda() for x in (q, k, v)), enable_gqa=True, is_causal=True, policy=policy)
     assert worst(got.cpu(), want) < (1e-3 if dtype == torch.float32 else 4e-2)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("policy", ["paper", LogLength(16), Constant(1e39)], ids=str)
+@pytest.mark.parametrize("kind", ["visibility", "bias"])
+def test_a_float_mask_does_not_wait_for_the_device(dtype: torch.dtype, policy: Any, kind: str) -> None:
+    q, k, v = (heads(1, 4, 97, 64, dtype=dtype) for _ in range(3))
+    hidden = torch.ones(97, 97, dtype=torch.bool).triu(1)
+    bias = heads(97, 97, dtype=dtype) if kind == "bias" else torch.zeros(97, 97, dtype=dtype)
+    mask = bias.masked_fill(hidden, torch.finfo(dtype).min)
+    inputs = [x.cuda() for x in (q, k, v)]
+    on_gpu = mask.cuda()
+    sm.attention(*inputs, attn_mask=on_gpu, policy=policy)  # compiles, and looks once whether rows are in range
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        got = sm.attention(*inputs, attn_mask=on_gpu, policy=policy)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert bool(got.isfinite().all())
+    if not isinstance(policy, Constant):
+        want = sm.attention(
+            *(x.double() for x in (q, k, v)), attn_mask=bias.double().masked_fill(hidden, -torch.inf), policy=policy
+        )
+        assert worst(got.cpu(), want) < (1e-3 if dtype == torch.float32 else 4e-2)
 
 
 def test_gradients_and_compilation() -> None:

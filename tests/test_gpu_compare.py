@@ -52,3 +52,16 @@ def test_every_method_is_trained_as_a_graph_and_tested(
     assert outcome.blob is not None
     record = examine(**common, size=2048, samples=4, blob=outcome.blob)
     assert all(math.isfinite(value) for value in record.record["entropy"])
+
+
+def test_the_memory_of_a_method_does_not_depend_on_what_ran_before() -> None:
+    def memory(name: str) -> float:
+        common: dict[str, Any] = {"model": MODELS[0].plain(), "task": "max", "seeds": [0, 1], "device": "cuda"}
+        found = train(**common, method=LEAGUE[name].plain(), steps=200, batch=64).record["memory"]
+        assert found > 0
+        return float(found)
+
+    torch._C._cuda_clearCublasWorkspaces()  # type: ignore[attr-defined]  # as in a process that has done nothing yet
+    first = memory("softmax")
+    memory("adaptive")
+    assert memory("softmax") == pytest.approx(first, rel=0.02)

@@ -14,7 +14,7 @@ from sharpmax.hf.watching import Seen
 from sharpmax.policies import PAPER, Constant, LogLength, LogLinear, Policy
 from tests.calibrate.small import TEXT, profile
 from tests.experiments.evaluate import tiny
-from tests.hf.families import FAMILIES
+from tests.hf.families import BIDIRECTIONAL, FAMILIES
 
 pytestmark = [
     pytest.mark.gpu,
@@ -38,6 +38,21 @@ def test_logits_equal_those_of_the_cpu(family: Any, policy: Policy | None) -> No
         expected = family.logits(model, **inputs)
         found = family.logits(model.cuda(), **on_gpu(inputs))
     assert torch.allclose(found.cpu(), expected, atol=2e-3)
+
+
+@pytest.mark.parametrize("policy", [LogLength(2.0), ROWS], ids=["log-length", "rows"])
+@pytest.mark.parametrize("length", [1, 2, 3, 5, 8, 9])
+@pytest.mark.parametrize("family", BIDIRECTIONAL, ids=lambda one: one.name)
+def test_few_tokens_equal_those_of_the_cpu(
+    family: Any, length: int, policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # which rounds Whisper's convolutions to 10 bits
+    model = hf.apply(family.build(), policy)
+    inputs = family.inputs(model, length=length)
+    with torch.no_grad():
+        expected = family.logits(model, **inputs)
+        found = family.logits(model.cuda(), **on_gpu(inputs))
+    assert torch.allclose(found.cpu(), expected, atol=1e-3)
 
 
 @pytest.mark.parametrize("policy", [PAPER, LogLength(4.0), ROWS], ids=["paper", "log-length", "rows"])

@@ -121,8 +121,7 @@ def test_what_is_said_of_the_language_model_is_what_the_run_shows() -> None:
     arms, right = tables["setting"]["arms"], tables["accuracy/kv"]
     learned = [arm for arm in arms if arm not in ("as it comes", "paper", "log-length:64")]
     tight = [arm for arm in learned if not arm.endswith("-3.5")]
-    rises = [tables["perplexity"][arm][n]["rise"] for arm in tight for n in ("2048", "6144", "chat")]
-    assert f"no policy learned with a leash of 1% raises perplexity by more than {max(rises):.2f}%" in text
+    assert all(tables["perplexity"][arm][n]["rise"] <= 1.0 for arm in tight for n in ("2048", "6144", "chat"))
     longer = [right[arm]["512"]["mean"] for arm in learned if arm not in tight]
     assert f"A longer leash does not help much: {max(longer):.1f}%" in text
     assert f"`constant` answers {right['constant']['512']['mean']:.1f}% at 512 names" in text
@@ -147,11 +146,36 @@ def test_what_is_said_of_other_formats_is_what_the_run_shows() -> None:
     assert max(cell["mean"] for arm in tables["accuracy/multi-kv"].values() for cell in arm.values()) == 0.0
 
 
-def test_what_is_said_of_the_cost_is_what_the_run_shows() -> None:
+def test_gain_and_cost_on_three_kinds_of_text_are_the_committed_runs() -> None:
+    documentation, novel, speeches = (evaluated(f"evaluate-smollm2{kind}") for kind in ("", "-prose", "-speeches"))
+    assert novel["setting"]["text"]["source"] == "moby-dick.txt"
+    assert speeches["setting"]["text"]["source"] == "speeches.txt"
+    assert novel["accuracy/kv"] == speeches["accuracy/kv"]
+    texts = ((documentation, ("2048", "6144")), (novel, ("2048", "8000")), (speeches, ("2048", "8000")))
+    _, plain, *rows = cells("Constants folded into the weights cost no time:", "The leash of 1% was kept")
+    means = [" / ".join(f"{run['perplexity']['as it comes'][n]['mean']:.2f}" for n in ns) for run, ns in texts]
+    assert plain == ["baseline", f"{novel['accuracy/kv']['as it comes']['64']['mean']:.1f}%", *means, "1.00×", "1.00×"]
+    # The two policies of the package have names of their own in the run that learned them.
+    for row, (name, first) in zip(rows, (("smollm2-constant", "constant"), ("smollm2", "rows-half")), strict=True):
+        runs = [(documentation, first), (novel, name), (speeches, name)]
+        rises = [
+            " / ".join(f"{run['perplexity'][arm][n]['rise']:+.2f}%" for n in lengths).replace("-", "−")
+            for (run, arm), (_, lengths) in zip(runs, texts, strict=True)
+        ]
+        times = [
+            f"{min(ratios):.2f}–{max(ratios):.2f}×"
+            for key in ("prefill_ratio", "decode_ratio")
+            if (ratios := [run["cost"][arm][key] for run, arm in runs])
+        ]
+        assert row == [name, f"{novel['accuracy/kv'][name]['64']['mean']:.1f}%", *rises, *times]
+    assert novel["perplexity"]["smollm2-constant"]["2048"]["rise"] > 1.0  # "on other text it is exceeded"
+
+
+def test_what_is_said_of_time_on_a_cpu_is_what_the_run_shows() -> None:
     text = " ".join(README.split())
     for name, words in (
-        ("smollm2", "`smollm2` takes {:.2f}× of the time to read 2,048 tokens and {:.2f}× to say one more"),
-        ("smollm2-constant", "`smollm2-constant` takes {:.2f}× and {:.2f}×"),
+        ("smollm2", "prefill of 2,048 tokens takes {:.2f}× as long with `smollm2` and decoding {:.2f}×"),
+        ("smollm2-constant", "with `smollm2-constant` it is {:.2f}× and {:.2f}×"),
     ):
         cost = evaluated("evaluate-smollm2-cpu")["cost"][name]
         assert words.format(cost["prefill_ratio"], cost["decode_ratio"]) in text

@@ -12,7 +12,10 @@ from typing import Any
 
 from sharpmax.errors import reject, reject_type
 
-__all__ = ["Array", "Ops", "is_array", "ops_for"]
+__all__ = ["Array", "Ops", "in_float64", "is_array", "ops_for"]
+
+_WITH_FLOAT64 = ("cpu", "cuda")
+"""The torch devices that are known to compute in float64; Apple's (mps) and some others do not."""
 
 Array = Any
 """A `torch.Tensor` or a `jax.Array`."""
@@ -38,7 +41,7 @@ class Ops:
 
     @property
     def widest(self) -> Any:
-        """The widest floating dtype there is."""
+        """The widest floating dtype there is, where the arrays live."""
         return self.float64
 
     def at_least(self, x: Array, floor: Array) -> Array:
@@ -127,6 +130,15 @@ class TorchOps(Ops):
         return not (x.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
+class NarrowTorchOps(TorchOps):
+    """The operations on torch tensors of a device without float64."""
+
+    @property
+    def widest(self) -> Any:
+        """float32."""
+        return self.float32
+
+
 class JaxOps(Ops):
     """The operations on JAX arrays."""
 
@@ -192,9 +204,21 @@ def is_array(x: object) -> bool:
 _ops: dict[str, Ops] = {}
 
 
+def in_float64(x: Array) -> Array:
+    """A torch tensor in float64: where it lives, or on the CPU if there is no float64 there."""
+    return (x if x.device.type in _WITH_FLOAT64 else x.cpu()).double()
+
+
 def ops_for(x: Array) -> Any:
-    """The operations of the library `x` belongs to."""
-    name, kind = ("jax", JaxOps) if _is_jax(x) else ("torch", TorchOps)
+    """The operations of the library `x` belongs to, on the device where it lives."""
+    name: str
+    kind: type[Ops]
+    if _is_jax(x):
+        name, kind = "jax", JaxOps
+    elif hasattr(x, "device") and x.device.type not in _WITH_FLOAT64:
+        name, kind = "narrow torch", NarrowTorchOps
+    else:
+        name, kind = "torch", TorchOps  # what is no array at all is refused by whoever asks
     if name not in _ops:
         _ops[name] = kind()
     return _ops[name]

@@ -16,7 +16,7 @@ from torch import Tensor
 
 import sharpmax as sm
 from sharpmax.errors import OutOfRangeWarning
-from sharpmax.policies import PAPER, Constant, Curve, EntropyTarget, LogLength, PerHead, Policy, Polynomial
+from sharpmax.policies import PAPER, Constant, Curve, EntropyTarget, LogLength, LogLinear, PerHead, Policy, Polynomial
 
 COEFFICIENTS = (-0.037, 0.481, -2.3, 4.917, -1.791)
 WIDE = st.lists(st.floats(-700, 700), min_size=1, max_size=40)
@@ -31,6 +31,7 @@ POLICIES: dict[str, Policy | None] = {
     "log-length": LogLength(3),
     "target": EntropyTarget(0.6),
     "curve": Curve((0.1, 0.9, 4.0), (1.0, 1.3, 3.0)),
+    "log-linear": LogLinear(0.1, 0.2, 0.3, -0.2, 0.5, -0.3, 0.2, 0.1, 0.2, reference=2.0),
     "per-head": PerHead(((Constant(1.5), EntropyTarget(0.8)),)),
 }
 every_policy = pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES.keys())
@@ -217,6 +218,7 @@ class TestGradients:
     def test_softmax(self, policy):
         x = self.logits()
         assert torch.autograd.gradcheck(lambda x: sm.softmax(x, policy=policy), (x,))
+        assert torch.autograd.gradgradcheck(lambda x: sm.softmax(x, policy=policy), (x,), fast_mode=True)
         if policy is not None:
             # The gradient through β is part of it: with β held fixed the result is another one.
             def gradient(through_beta: bool) -> Tensor:

@@ -79,9 +79,7 @@ def oracle_adaptive(row: Row) -> dict[int, float]:
 
 def oracle_ssmax(row: Row) -> dict[int, float]:
     seen = row.seen()
-    # the parameter is a float32 number, as every torch parameter is unless told otherwise
-    s = torch.tensor(1 / math.log(16)).item()
-    return _softmax(row.logits(), seen, s * math.log(max(len(seen), 1)))
+    return _softmax(row.logits(), seen, math.log(max(len(seen), 1)) / math.log(16))
 
 
 def _by_bisection(row: Row, weight: Callable[[float, float], float]) -> dict[int, float]:

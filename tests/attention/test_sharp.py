@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 
 import sharpmax as sm
-from sharpmax.policies import PAPER, Constant, Curve, EntropyTarget, LogLength, PerHead
+from sharpmax.policies import PAPER, Constant, Curve, EntropyTarget, LogLength, LogLinear, PerHead
 from tests.numerics import DTYPES, heads, worst
 
 # Rows outside the range of a policy are the business of its own tests.
@@ -154,6 +154,20 @@ class TestDefinition:
         q, k, v = qkv()
         _, stats = sm.attention(q, k, v, enable_gqa=True, return_stats=True)
         assert torch.equal(stats.entropy, sm.row_stats(q, k, enable_gqa=True).entropy)
+
+    @pytest.mark.parametrize("policy", [Constant(2.0), LogLength(4), LogLinear(entropy=0.2)], ids=str)
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+    def test_values_of_a_float_mask_are_not_looked_at(self, policy: Any, dtype: torch.dtype) -> None:
+        # Tensors without values stand for those of a GPU, where every look waits for all that was asked of it before.
+        q, k, v, mask = (torch.empty(1, 2, 9, 9, device="meta", dtype=dtype) for _ in range(4))
+        assert sm.attention(q, k, v, attn_mask=mask, policy=policy).shape == q.shape
+
+    @pytest.mark.parametrize("scale", [0.0, -0.3])
+    def test_a_scale_of_zero_or_less(self, scale: float) -> None:
+        q, k, v = heads(1, 2, 9, 16), heads(1, 2, 9, 16), heads(1, 2, 9, 16)
+        s = (q @ k.mT * scale).double().masked_fill(~torch.ones(9, 9, dtype=torch.bool).tril(), -torch.inf)
+        want = (2.0 * s).softmax(-1) @ v.double()
+        assert worst(sm.attention(q, k, v, is_causal=True, scale=scale, policy=Constant(2.0)), want) < 1e-6
 
     def test_rectangular_causal_is_aligned_as_in_the_stock_function(self) -> None:
         q, k, v = qkv()

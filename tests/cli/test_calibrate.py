@@ -81,7 +81,7 @@ def test_a_run_leaves_policies_results_figures_and_page(home: Path, tmp_path: Pa
     assert not any(name.startswith("state") or name.endswith(".partial") for name in names)
     saved = json.loads((out / "results.json").read_text(encoding="utf-8"))
     tables = saved["tables"]
-    assert saved["command"].startswith("sharpmax calibrate model --task letters --leash 5% ")
+    assert saved["command"].startswith("sharpmax calibrate model --task letters.py --leash 5% ")
     assert tables["setting"]["model"] == "model"
     for said in ("model: letters, unseen prompts of size 8, leash 5%", "as it comes", "(chosen)", "rise chat, %"):
         assert said in outcome.out

@@ -129,6 +129,7 @@ def test_parts_by_several_processes_make_one_whole(arms: list[Path], tmp_path: P
     assert sharpmax_command(*exam(arms, parts, "--shard", "2/2", "--no-draw")).code == 0
     for table in ("accuracy", "exact", "paired", "means", "gains"):
         assert saved(parts)["tables"][table] == saved(whole)["tables"][table]
+    assert saved(parts)["command"] == saved(whole)["command"].replace(" --out whole", " --out parts")
     again = sharpmax_command(*exam(arms, parts, "--shard", "2/2"))
     assert again.code == 2
     assert "--resume" in again.err

@@ -123,7 +123,7 @@ def process(script: str, words: list[Any]) -> subprocess.CompletedProcess[str]:
     """A command in a process of its own."""
     environment = {**os.environ, "PYTHONPATH": str(Path(sharpmax.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
     line = [sys.executable, "-c", script, *map(str, words)]
-    return subprocess.run(line, env=environment, capture_output=True, text=True, timeout=300)
+    return subprocess.run(line, env=environment, capture_output=True, text=True, timeout=1200)
 
 
 @pytest.fixture(scope="module")

@@ -51,7 +51,7 @@ def run_alone(*words: Any) -> subprocess.CompletedProcess[str]:
     home = str(Path(sharpmax.__file__).parents[1])
     environment = {**os.environ, "PYTHONPATH": home, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "sharpmax.cli", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=240)
+    return subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=1200)
 
 
 def tables_of(folder: Path) -> dict[str, Any]:

@@ -122,7 +122,10 @@ def test_a_mistake_of_ours_is_not_hidden(
 @pytest.mark.parametrize(
     ("problem", "says"),
     [
-        (OSError(28, "No space left on device", "big.json"), "No space left on device: big.json; --debug shows more"),
+        (
+            OSError(28, "No space left on device", "big.json"),
+            "No space left on device: big.json; the disk is full: make",
+        ),
         (OSError(5, "Input/output error"), "Input/output error; --debug shows more"),
         (MemoryError(), "out of memory"),
         (torch.OutOfMemoryError("CUDA out of memory"), "out of memory (CUDA out of memory); use smaller sizes"),

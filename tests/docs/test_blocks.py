@@ -6,9 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sharpmax.attention.normalisers import base
 from tests.blocks import INDENTED, INLINE, ROOT, blocks, check_command, check_mentioned, commands, run
-from tests.normalisers import shipped
 
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
 WITH_CODE = [page for page in PAGES if any(block.language in ("python", "sh") for block in blocks(page))]
@@ -21,8 +19,6 @@ def name_of(page: Path) -> str:
 @pytest.mark.parametrize("page", WITH_CODE, ids=name_of)
 def test_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    # Pages define normalisers of the same name, each for a reader who has seen no other.
-    monkeypatch.setattr(base, "_kinds", shipped())
     run(blocks(page))
 
 

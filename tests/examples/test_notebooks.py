@@ -28,7 +28,10 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     def outputs(name: str) -> tuple[str, int]:
         notebook = nbformat.read(EXAMPLES / name, as_version=4)
         place = {"metadata": {"path": str(tmp_path)}}
-        nbclient.NotebookClient(notebook, timeout=600, kernel_name="python3", resources=place).execute()
+        # nbclient waits 60 s for a kernel and 4 s for what a cell has printed, which it then leaves out: too short on a
+        # busy machine.
+        patience = {"timeout": 3600, "startup_timeout": 3600, "iopub_timeout": 3600}
+        nbclient.NotebookClient(notebook, **patience, kernel_name="python3", resources=place).execute()
         found: list[Any] = [output for cell in notebook.cells for output in cell.get("outputs", [])]
         figures = sum("image/png" in output.get("data", {}) for output in found)
         assert [output.text for output in found if output.get("name") == "stderr"] == []

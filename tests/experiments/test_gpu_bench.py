@@ -248,7 +248,7 @@ def test_everybody_takes_turns_and_the_first_round_is_not_counted(monkeypatch: p
 
 def test_the_clock_of_a_cpu() -> None:
     taken = spent(lambda: sum(range(20_000)), CPU)
-    assert 0.01 < taken.device_ms == taken.host_ms < 1e3
+    assert 0.01 < taken.device_ms == taken.host_ms
     assert peak_bytes(lambda: None, CPU) is None
 
 

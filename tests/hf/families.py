@@ -54,7 +54,7 @@ class Family:
             features = torch.randn(batch, 8, 20, dtype=dtype)
             return {"input_features": features, "decoder_input_ids": ids}
         if self.kind == "seq2seq":
-            return {"input_ids": ids, "decoder_input_ids": ids.flip(1)[:, : length - 2]}
+            return {"input_ids": ids, "decoder_input_ids": ids.flip(1)[:, : max(1, length - 2)]}
         return {"input_ids": ids}
 
     def logits(self, model: Any, **inputs: Any) -> Tensor:
@@ -111,3 +111,14 @@ _ALL = (
     Family("whisper", "WhisperForConditionalGeneration", "WhisperConfig", _WHISPER, "speech"),
 )
 FAMILIES = {family.name: family for family in _ALL}
+
+_DISTILBERT = {"vocab_size": 97, "dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48, "pad_token_id": 0}
+_BART = {key: value for key, value in _WHISPER.items() if key not in ("num_mel_bins", "max_source_positions")}
+BIDIRECTIONAL = (
+    FAMILIES["bert"],
+    FAMILIES["roberta"],
+    Family("distilbert", "DistilBertForMaskedLM", "DistilBertConfig", _DISTILBERT, "encoder"),
+    Family("bart", "BartForConditionalGeneration", "BartConfig", {**_BART, "max_position_embeddings": 64}, "seq2seq"),
+    FAMILIES["whisper"],
+)
+"""Models with attention that is not causal: of encoders, and of decoders to an encoder's output."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -491,3 +492,29 @@ def test_rows_outside_the_fitted_range_are_reported_once(model: Any, ids: torch.
     with pytest.warns(OutOfRangeWarning, match="0 … 0.6"):
         model(ids)
     model(ids)
+
+
+def said_by(model: Any, ids: torch.Tensor) -> int:
+    """How many warnings a pass gives under Python's own filters."""
+    with warnings.catch_warnings(record=True) as found:
+        warnings.resetwarnings()
+        model(ids)
+    return sum(issubclass(one.category, OutOfRangeWarning) for one in found)
+
+
+@pytest.mark.parametrize("shape", ["one", "heads"])
+def test_each_model_is_told_once_of_rows_outside_the_fitted_range(shape: str, ids: torch.Tensor) -> None:
+    narrow = Polynomial((1.0, 1.0), (0.0, 0.6), outside_is="clamp")
+    policy = narrow if shape == "one" else PerHead(((narrow, Constant(1.0), narrow, narrow),) * 2)
+    first, second = FAMILIES["llama"].build(), FAMILIES["llama"].build()
+    with hf.applied(first, policy):
+        assert said_by(first, ids) == 1
+        assert said_by(first, ids) == 0
+        twin = copy.deepcopy(first)
+    with hf.applied(first, policy):
+        assert said_by(first, ids) == 0
+    assert said_by(hf.apply(second, policy), ids) == 1
+    assert said_by(second, ids) == 0
+    assert said_by(twin, ids) == 1
+    other = Polynomial((1.0, 1.0), (0.0, 0.7), outside_is="clamp")
+    assert said_by(hf.apply(first, other), ids) == 1

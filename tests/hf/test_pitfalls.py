@@ -150,3 +150,50 @@ def test_without_transformers_the_error_says_what_to_install() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert "sharpmax[hf]" in done.stdout
+
+
+HALF_FAMILIES = ["t5", "llama", "gemma2", "bert", "whisper"]
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("beta", [3.0, 1e4, 1e39])
+@pytest.mark.parametrize("name", HALF_FAMILIES)
+def test_float16_has_room_for_every_beta(name: str, beta: float, attention: str) -> None:
+    family = FAMILIES[name]
+    if attention not in family.attentions:
+        pytest.skip("softcapped logits are eager's alone")
+    model = family.build(attention)
+    with torch.no_grad():
+        for weight_name, weight in model.named_parameters():
+            if "relative_attention_bias" in weight_name:
+                weight.mul_(400.0)  # up to about 300: times 1e4 beyond the range of float16
+    # What float32 makes of the same weights; hard attention magnifies rounding, so inputs are rounded alike.
+    model = hf.apply(model.half().float(), Constant(beta))
+    inputs = family.inputs(model, length=6)
+    with torch.no_grad():
+        expected = family.logits(model, **inputs)
+        halves = {key: x.half() if x.is_floating_point() else x for key, x in inputs.items()}
+        found = family.logits(model.half(), **halves)
+    assert bool(found.isfinite().all())
+    if beta < 10:
+        assert torch.allclose(found.float(), expected, atol=0.02 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("beta", [1.5, 20.0, 1e39])
+def test_float16_bias_is_multiplied_exactly(beta: float, attention: str) -> None:
+    """T5's attention itself, against float64 on the same rounded inputs."""
+    model = hf.apply(FAMILIES["t5"].build(attention).half(), Constant(beta))
+    module = model.encoder.block[0].layer[0].SelfAttention
+    rng = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(1, 4, 6, 8, generator=rng).half() for _ in range(3))
+    bias = (torch.randn(1, 4, 6, 6, generator=rng) * 4000.0).half()
+    mask = torch.ones(1, 1, 6, 6, dtype=torch.bool)
+    mask[..., 4:] = False
+    given = mask if attention == "sdpa" else torch.zeros(mask.shape).half().masked_fill(~mask, -65504.0)
+    out, _ = sharp_attention(module, query, key, value, given, scaling=1.0, position_bias=bias)
+    s = (query.double() @ key.double().mT + bias.double()).masked_fill(~mask, -torch.inf)
+    weights = (beta * (s - s.amax(-1, keepdim=True))).exp()
+    expected = (weights / weights.sum(-1, keepdim=True) @ value.double()).transpose(1, 2)
+    assert out.dtype == torch.float16
+    assert torch.allclose(out.double(), expected, atol=2e-3)

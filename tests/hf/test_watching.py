@@ -11,10 +11,12 @@ import torch
 from torch import Tensor
 
 import sharpmax.hf as hf
+from sharpmax import capture
+from sharpmax.errors import UnsupportedError
 from sharpmax.hf.interface import installed, watch
 from sharpmax.hf.watching import Seen
 from sharpmax.policies import PAPER, LogLinear, Policy
-from tests.hf.families import FAMILIES, Family
+from tests.hf.families import FAMILIES, Family, transformers
 
 ROWS = LogLinear(level=0.4, length=0.1, entropy=0.3, top=-0.2, var=0.1, reference=4.0)
 
@@ -143,13 +145,15 @@ def test_each_thread_sees_its_own_calls() -> None:
     model = family.build()
     by_thread: dict[int, set[int]] = {}
     remove = watch(model, lambda seen: by_thread.setdefault(threading.get_ident(), set()).add(seen.queries))
-    lengths = (5, 9)
-    threads = [
-        threading.Thread(
-            target=lambda n=n: [family.logits(model, input_ids=torch.ones(1, n).long()) for _ in range(20)]
-        )
-        for n in lengths
-    ]
+    both = threading.Barrier(2)  # the number of a thread that has ended may be given to the next
+
+    def read(n: int) -> None:
+        both.wait(1200)
+        for _ in range(20):
+            family.logits(model, input_ids=torch.ones(1, n).long())
+        both.wait(1200)
+
+    threads = [threading.Thread(target=read, args=(n,)) for n in (5, 9)]
     for one in threads:
         one.start()
     for one in threads:
@@ -171,3 +175,40 @@ def test_the_last_watcher_may_leave_while_a_thread_is_about_to_call_its_attentio
         patch.setattr(model.config, "_attn_implementation_internal", looked_up)
         found = family.logits(model)
     assert torch.equal(found, expected)
+
+
+def refused_model() -> Any:
+    config = transformers.BloomConfig(vocab_size=97, hidden_size=32, n_layer=1, n_head=4)
+    return transformers.BloomForCausalLM(config).eval()
+
+
+@pytest.mark.parametrize("begin", [watch, lambda model, see: capture(model).__enter__()], ids=["watch", "capture"])
+def test_a_model_that_cannot_be_watched_is_left_as_it_was(begin: Any) -> None:
+    model = refused_model()
+    before = dict(vars(model))
+    for _ in range(2):
+        with pytest.raises(UnsupportedError, match="Bloom"):
+            begin(model, lambda seen: None)
+        assert vars(model) == before
+        hf.restore(model)
+    assert vars(model) == before
+
+
+def test_a_model_that_is_refused_for_a_while_can_be_watched_afterwards() -> None:
+    """Nobody who was refused sees anything, and nothing of them stays."""
+    family = FAMILIES["llama"]
+    model = family.build()
+    model.config._attn_implementation_internal = "flex_attention"
+    refused: list[Seen] = []
+    with pytest.raises(UnsupportedError, match="flex"):
+        watch(model, refused.append)
+    model.config._attn_implementation_internal = "sdpa"
+    seen: list[Seen] = []
+    remove = watch(model, seen.append)
+    family.logits(model)
+    remove()
+    assert (len(refused), len(seen)) == (0, 2)
+    assert installed(model) is None
+    hf.restore(hf.apply(model, ROWS))
+    assert installed(model) is None
+    assert model.config._attn_implementation == "sdpa"

@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 
 import sharpmax.jax as sj
+from sharpmax.policies import LogLinear
 
 POLICIES: dict[str, Any] = {
     "paper": "paper",
     "target": sj.EntropyTarget(0.6),
+    "log-linear": LogLinear(level=-1.0, entropy=0.3, top=1.5, top2=-0.3, var=0.4, top_length=0.1, reference=2.0),
     "curve": sj.Curve((0.0, 1.0, 2.0, 6.0), (0.8, 1.2, 1.9, 2.5)),
 }
 STEP = 1e-4
@@ -57,6 +59,20 @@ def test_softmax(name):
         # It is another gradient, so the check does see β.
         other = beta_held_fixed(logits, np.log(weights))
         assert np.abs(np.asarray(other) - np.asarray(through)).max(-1).min() > 1e-3
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_second_derivatives(name):
+    """The gradient of a gradient, of softmax and of attention in blocks."""
+    with jax.enable_x64(True):
+        draw = np.random.default_rng(8).normal
+        logits, k, v = (jnp.asarray(draw(size=size)) for size in ((2, 9), (7, 3), (7, 2)))
+        check(jax.grad(lambda x: jnp.sum(sj.softmax(x, policy=POLICIES[name]) ** 2)), (logits,))
+
+        def attend(q):
+            return jnp.sum(sj.attention(q, k, v, policy=POLICIES[name], block=2) ** 2)
+
+        check(jax.grad(attend), (jnp.asarray(draw(size=(3, 3))),))
 
 
 def test_attention():

@@ -19,7 +19,7 @@ def run(program: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=1200,
     )
 
 

@@ -107,6 +107,25 @@ def test_plain_attention_equals_the_one_of_jax(agree):
     agree(jnp.moveaxis(actual, 1, 2), desired)
 
 
+@pytest.mark.parametrize("spoilt", ["key", "value", "neither"])
+@pytest.mark.parametrize(("heads", "key_heads"), [(6, 2), (6, 3), (4, 1)])
+def test_query_heads_belong_to_key_heads_in_order(heads, key_heads, spoilt):
+    """Query heads 0 … g − 1 read key head 0, and so on; a key that is not finite spoils those of its own head alone."""
+    q, k, v = numbers(heads, 5, 4, seed=0), numbers(key_heads, 7, 4, seed=1), numbers(key_heads, 7, 3, seed=2)
+    if spoilt != "neither":
+        (k if spoilt == "key" else v)[-1, 2, 1] = np.nan
+    found = np.asarray(sj.attention(q, k, v, policy=None, enable_gqa=True, block=2))
+    for head in range(heads):
+        own = head // (heads // key_heads)
+        if spoilt != "neither" and own == key_heads - 1:
+            assert np.isnan(found[head]).all()
+            continue
+        logits = q[head].astype(np.float64) @ k[own].T / 2.0
+        weights = np.exp(logits - logits.max(-1, keepdims=True))
+        want = weights / weights.sum(-1, keepdims=True) @ v[own]
+        np.testing.assert_allclose(found[head], want, rtol=2e-5, atol=1e-6)
+
+
 def test_block_size_does_not_matter(agree):
     q, k, v = (numbers(2, 23, 4, seed=i, scale=1.5) for i in range(3))
     attention = jax.jit(partial(sj.attention, is_causal=True), static_argnames="block")
@@ -141,7 +160,7 @@ def test_statistics_are_a_tree():
     q, k = numbers(1, 3, 4, seed=0), numbers(1, 6, 4, seed=1)
     _, stats = sj.attention(q, k, k, policy=None, return_stats=True)
     leaves, shape = jax.tree.flatten(stats)
-    assert len(leaves) == 6
+    assert len(leaves) == 7
     again = jax.tree.unflatten(shape, leaves)
     assert isinstance(again, sj.RowStats)
     np.testing.assert_array_equal(np.asarray(again.entropy), np.asarray(stats.entropy))

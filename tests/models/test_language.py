@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 
@@ -9,8 +10,10 @@ import pytest
 import torch
 
 from sharpmax.errors import ArgumentError, MissingExtraError
+from sharpmax.hf import fold
 from sharpmax.models import language
-from sharpmax.models.language import ALIASES, load_language_model
+from sharpmax.models.language import ALIASES, load_language_model, weights_fingerprint
+from sharpmax.policies import Constant, PerHead
 
 transformers = pytest.importorskip("transformers")
 tokenizers = pytest.importorskip("tokenizers")
@@ -253,3 +256,32 @@ def test_a_folder_may_not_hide_behind_an_alias(tmp_path: Path, monkeypatch: pyte
     assert list(ALIASES) == ["smollm2"]
     names = (loaded.name, loaded.model.name_or_path, loaded.model.config._name_or_path, loaded.tokenizer.name_or_path)
     assert set(names) == {"smollm2"}
+
+
+def test_a_fingerprint_tells_every_value_of_every_tensor(plain) -> None:
+    before = weights_fingerprint(plain)
+    assert weights_fingerprint(copy.deepcopy(plain)) == before
+    for name, weight in plain.named_parameters():
+        for place in {0, 63, weight.numel() // 2, weight.numel() - 1} & set(range(weight.numel())):
+            other = copy.deepcopy(plain)
+            with torch.no_grad():
+                other.get_parameter(name).view(-1)[place] += 1.0
+            assert weights_fingerprint(other) != before, (name, place)
+
+
+def test_a_fingerprint_tells_what_was_folded_and_saved_numbers_that_are_no_weights(plain) -> None:
+    before = weights_fingerprint(plain)
+    heads = PerHead.of(Constant, value=[[1.0, 2.0]])  # the first head stays as it is
+    assert weights_fingerprint(fold(plain, heads)) != before
+    other = copy.deepcopy(plain)
+    other.register_buffer("steps", torch.tensor([3]))
+    another = copy.deepcopy(other)
+    another.steps += 1
+    assert len({before, weights_fingerprint(other), weights_fingerprint(another)}) == 3
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_fingerprint_is_that_of_the_numbers_not_of_their_dtype(plain, dtype: torch.dtype) -> None:
+    narrow = copy.deepcopy(plain).to(dtype)
+    assert weights_fingerprint(narrow) == weights_fingerprint(copy.deepcopy(narrow).float())
+    assert weights_fingerprint(narrow) != weights_fingerprint(plain)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import sharpmax as sm
-from sharpmax.errors import ArgumentError, NotMeasuredError
+from sharpmax.errors import ArgumentError, NotMeasuredError, UnsupportedError
 from sharpmax.policies import EntropyTarget
 
 
@@ -197,6 +199,51 @@ class TestGradient:
         assert torch.autograd.gradcheck(lambda x: sm.softmax(x, policy=EntropyTarget(0.6)), (rows,))
         flattened = EntropyTarget(1.9, floor=0.1)
         assert torch.autograd.gradcheck(lambda x: sm.softmax(3 * x, policy=flattened), (rows,))
+
+    @pytest.mark.parametrize("policy", [EntropyTarget(0.6), EntropyTarget(1.9, floor=0.1), EntropyTarget(0.6, 1, 1.5)])
+    def test_second_derivatives(self, beta_of, policy):
+        """Of rows that are solved, and of those that an end of the range holds."""
+        rows = (torch.randn(6, 8, dtype=torch.float64) * torch.linspace(0.5, 3, 6)[:, None]).requires_grad_()
+        for function in (lambda x: beta_of(policy, x), lambda x: sm.softmax(x, policy=policy)):
+            assert torch.autograd.gradgradcheck(function, (rows,), atol=1e-6, rtol=1e-5)
+
+    @pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # torch's own forward mode
+    def test_second_derivatives_under_transforms(self):
+        row = torch.randn(6, dtype=torch.float64)
+
+        def first(x: Tensor) -> Tensor:
+            return sm.softmax(x, policy=EntropyTarget(0.6))[0]
+
+        def numerical(x: Tensor, step: float = 1e-4) -> Tensor:
+            sides = [torch.stack([torch.func.grad(first)(x + s * step * e) for e in torch.eye(6)]) for s in (1, -1)]
+            return (sides[0] - sides[1]) / (2 * step)
+
+        want = numerical(row)
+        for hessian in (
+            torch.func.hessian(first),
+            torch.func.jacrev(torch.func.jacrev(first)),
+            torch.func.jacfwd(torch.func.jacfwd(first)),
+        ):
+            torch.testing.assert_close(hessian(row), want, rtol=1e-5, atol=1e-6)
+
+    @pytest.mark.parametrize("masked", [False, True])
+    def test_second_derivatives_of_attention(self, masked):
+        """The reference has them, float mask included; what measures rows in parts says that it has none."""
+        inputs = [torch.randn(1, 2, n, 3, dtype=torch.float64, requires_grad=True) for n in (3, 5, 5)]
+        if masked:
+            inputs.append(torch.randn(3, 5, dtype=torch.float64, requires_grad=True))
+
+        def attend(impl: str) -> Any:
+            def out(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+                return sm.attention(2 * q, k, v, attn_mask=mask, policy=EntropyTarget(0.5), impl=impl)
+
+            return out
+
+        with sdpa_kernel(SDPBackend.MATH):  # torch's other kernels have first derivatives only, and say so
+            assert torch.autograd.gradgradcheck(attend("reference"), inputs, fast_mode=True)
+            first = torch.autograd.grad(attend("streaming")(*inputs).square().sum(), inputs[0], create_graph=True)[0]
+            with pytest.raises(UnsupportedError, match="use impl='reference'"):
+                first.sum().backward()
 
     def test_the_entropy_of_the_result_does_not_move(self):
         """It is the target, whatever the logits are: with a gradient that ignores β it would seem to move."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -23,6 +24,7 @@ OPTIONS = [
     "--disable-component-update",
     "--disable-sync",
 ]
+PATIENCE_MS = 1_200_000  # other work on the machine must not fail a test
 DESK, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
 DRAWN = """() => [...document.querySelectorAll('.recipe:not(.off) .plot')].every(
   (plot) => plot.querySelector('.main-svg .scatterlayer .trace path, .main-svg .heatmaplayer image'))"""
@@ -41,6 +43,13 @@ class Visit:
     def drawn(self) -> None:
         self.page.wait_for_function(DRAWN)
 
+    def until(self, condition: Callable[[], bool]) -> None:
+        """Wait for what a page does in its own time; the caller's test fails if it never does."""
+        end = time.monotonic() + PATIENCE_MS / 1000
+        while not condition():
+            assert time.monotonic() < end
+            self.page.wait_for_timeout(20)
+
     def check(self) -> None:
         assert self.problems == []
         assert [url for url in self.requests if not url.startswith("data:")] == [self.address]
@@ -57,7 +66,7 @@ def visit(browser: Browser, address: str, **options: Any) -> Iterator[Visit]:
     """Open the page without a network."""
     context = browser.new_context(offline=True, reduced_motion="reduce", **options)
     page = context.new_page()
-    page.set_default_timeout(120_000)  # other work on the machine must not fail a test
+    page.set_default_timeout(PATIENCE_MS)
     found = Visit(page, address)
     page.on("console", lambda message: found.problems.append(f"console: {message.text}"))
     page.on("pageerror", lambda error: found.problems.append(f"error: {error}"))

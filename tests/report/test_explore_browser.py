@@ -233,7 +233,7 @@ def test_a_phone_shows_everything_and_nothing_is_too_wide(phone: Visit) -> None:
     box = page.get_by_role("slider", name="Items, n").bounding_box()
     assert box is not None
     page.touchscreen.tap(box["x"] + 0.1 * box["width"], box["y"] + box["height"] / 2)
-    assert shown(phone)["summary"] != before["summary"]
+    phone.until(lambda: shown(phone)["summary"] != before["summary"])
     assert fits(phone)
     phone.check()
 
@@ -241,8 +241,7 @@ def test_a_phone_shows_everything_and_nothing_is_too_wide(phone: Visit) -> None:
 def test_a_dark_page_has_dark_charts(desk: Visit) -> None:
     light = pixels(desk)
     desk.page.emulate_media(color_scheme="dark")
-    desk.page.wait_for_timeout(50)
-    assert all(new != old for new, old in zip(pixels(desk), light, strict=True))
+    desk.until(lambda: all(new != old for new, old in zip(pixels(desk), light, strict=True)))
     desk.page.emulate_media(color_scheme="light")
     desk.check()
 

@@ -50,6 +50,32 @@ class TestContractOfAccuracy:
         got, want = sm.row_stats(q, k, is_causal=True, impl="stock"), exact(q, k, is_causal=True)
         assert worst(got.entropy, want.entropy) < 2e-6
 
+    @pytest.mark.parametrize("impl", ["streaming", "stock", "triton", "auto"])
+    @pytest.mark.parametrize("offset", [-1e5, -3e3, 200.0, 1e5])
+    def test_what_all_logits_share_does_not_matter(self, impl: Any, offset: float) -> None:
+        # Multiples of 1/64 under 2^17: the logits are exact in float32, so nothing but the statistics can lose digits.
+        q, k = torch.ones(1, 2, 9, 16), heads(1, 2, 40, 16)
+        k = torch.cat([k[..., :1] * 64.0, 0.0 * k[..., 1:]], -1).round() / 64.0
+        k[..., 1] = offset
+        got = sm.row_stats(q, k, is_causal=True, scale=1.0, impl=impl, fields=("entropy",))
+        assert worst(got.entropy, exact(q, k, is_causal=True, scale=1.0).entropy) < 1e-5
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+    def test_stock_refuses_logits_beyond_its_precision(self, dtype: torch.dtype) -> None:
+        q, k = heads(1, 2, 5, 16, dtype=dtype), heads(1, 2, 9, 16, dtype=dtype) * 1e12
+        with pytest.raises(UnsupportedError, match=r"'stock' cannot do this: .*large.*impl='streaming'"):
+            sm.row_stats(q, k, impl="stock", fields=("entropy",))
+        assert worst(sm.row_stats(q, k, fields=("entropy",)).entropy, exact(q, k).entropy) < 1e-5
+
+    @pytest.mark.parametrize("impl", ["streaming", "stock", "triton", "auto"])
+    @pytest.mark.parametrize("scale", [0.0, -0.3, -1.0])
+    def test_a_scale_of_zero_or_less(self, impl: Any, scale: float) -> None:
+        q, k = heads(1, 2, 9, 16), heads(1, 2, 9, 16)
+        got = sm.row_stats(q, k, is_causal=True, scale=scale, impl=impl, fields=("entropy", "lse", "mean"))
+        want = exact(q, k, is_causal=True, scale=scale)
+        for name in ("entropy", "lse", "mean"):
+            assert worst(getattr(got, name), getattr(want, name)) < 1e-5, name
+
 
 class TestTiles:
     """Small tiles, so that every edge between them is met."""

@@ -222,9 +222,17 @@ class TestDerived:
 
     def test_what_reads_the_maximum_carries_no_gradient(self):
         """The maximum is a constant, so a gradient through the rest alone would be a wrong one."""
-        stats = of(torch.randn(2, 5, dtype=torch.float64, requires_grad=True))
+        stats = sm.row_stats(torch.randn(2, 4, requires_grad=True), torch.randn(5, 4), impl="streaming")
         assert stats.entropy.requires_grad
         assert not any(x.requires_grad for x in (stats.max, stats.top_weight, stats.spread_bound))
+
+    def test_the_top_weight_of_logits_carries_one(self):
+        logits = torch.randn(2, 5, dtype=torch.float64, requires_grad=True)
+        stats = of(logits)
+        assert not any(x.requires_grad for x in (stats.max, stats.spread_bound))
+        (found,) = torch.autograd.grad(stats.top_weight.sum(), logits)
+        (want,) = torch.autograd.grad(logits.softmax(-1).amax(-1).sum(), logits)
+        torch.testing.assert_close(found, want, rtol=1e-12, atol=1e-15)
 
 
 class TestNotMeasured:

@@ -14,8 +14,8 @@ from sharpmax.attention.kernels.tables import code_of
 from sharpmax.attention.sharp import attention, check_values
 from sharpmax.errors import UnsupportedError, reject, reject_type
 from sharpmax.policies import PerHead, Policy, resolve_policy
-from sharpmax.rows.dense import dense_stats
-from sharpmax.rows.layout import broadcast, check_tensors, hidden_by
+from sharpmax.rows.dense import centred, dense_stats
+from sharpmax.rows.layout import as_beta, broadcast, check_tensors, hidden_by
 from sharpmax.rows.stats import RowStats
 
 __all__ = ["MOST_QUERIES", "decode"]
@@ -103,7 +103,7 @@ def decode(
     logits, *rows = measure_op(q, k, lengths, block_table, mask, scale)
     stats = _stats(*rows)
     dense = logits[..., : cache.batch_heads_keys(k)[2]].reshape(*q.shape[:3], -1)
-    beta = _joined(policies).beta(stats, lambda b: _measured(dense, b)).to(torch.float32).expand(q.shape[:3])
+    beta = as_beta(_joined(policies).beta(stats, lambda b: _measured(dense, b)), q.dtype).expand(q.shape[:3])
     masked, alike = mask is not None, rows_alike(mask, q.shape[2])
     out = values_op(logits, stats.max, beta.contiguous(), v, lengths, block_table, masked, alike)
     return (out, stats) if return_stats else out
@@ -115,7 +115,7 @@ def _stats(count: Tensor, peak: Tensor, log_mass: Tensor, shortfall: Tensor, var
 
 def _measured(logits: Tensor, beta: Tensor) -> RowStats:
     live = logits != -torch.inf
-    return dense_stats(logits.masked_fill(~live, 0.0) * beta[..., None].to(logits.dtype), live)
+    return dense_stats(centred(logits, live)[0] * as_beta(beta, logits.dtype)[..., None], live)
 
 
 def _policies(policy: Policies, heads: int) -> tuple[Policy, ...]:

@@ -33,7 +33,7 @@ def softmax(logits: A, *, policy: Policy | str | None = "paper", dim: int = -1, 
     """softmax(β·logits) along `dim`, with β from `policy` and the row's own statistics; dtype of the logits.
 
     Masked positions get weight 0, and so does all of a row that is masked throughout. `policy=None` is the plain
-    softmax. Gradients flow through β.
+    softmax. Gradients flow through β, first and second derivatives alike.
 
     >>> import torch
     >>> logits = torch.tensor([2.0, 1.0, 0.0, 0.0])
@@ -54,11 +54,17 @@ def sharpen(rows: Array, live: Array, policy: Policy) -> tuple[Array, RowStats |
     if not policy.is_identity:
         stats = dense_stats(rows, live)
         # Centred logits are at most 0, so no β can make them overflow; hidden ones are 0 and masked afterwards.
-        beta = policy.beta(stats, lambda b: dense_stats(x * xp.cast(b, x.dtype)[..., None], live))
-        x = x * xp.cast(beta, x.dtype)[..., None]
+        beta = policy.beta(stats, lambda b: dense_stats(x * _column(b, x), live))
+        x = x * _column(beta, x)
     weights = xp.where(live, xp.exp(x), 0.0)
     total = xp.sum(weights)
     return weights / xp.where(xp.sum(live) == 0, 1.0, total)[..., None], stats
+
+
+def _column(beta: Array, like: Array) -> Array:
+    """β `[..., 1]` in the dtype of `like`, at most its largest number: 0 · inf would be NaN."""
+    xp = ops_for(like)
+    return xp.cast(xp.at_most(beta, -xp.lowest(like.dtype)), like.dtype)[..., None]
 
 
 def rows_of(logits: Array, dim: int, mask: Array | None, *, name: str = "dim") -> tuple[Array, Array]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from sharpmax.rows.stats import RowStats
 
 __all__ = ["by_head", "differentiates", "learns", "serves", "sharpened", "warn_now_and_then"]
 
-_looked_at: set[tuple[Policy, int]] = set()
+_looked_at: set[Any] = set()
 
 
 def by_head(policy: Policy) -> tuple[Policy, ...]:
@@ -53,17 +54,20 @@ def sharpened(
     return scaled, beta, parts
 
 
-def warn_now_and_then(policies: Sequence[Policy], problem: Problem, parts: Parts | None) -> None:
+def warn_now_and_then(
+    policies: Sequence[Policy], problem: Problem, parts: Parts | None, said: set[Any] | None = None
+) -> None:
     """Warn of rows outside the range of a policy, looking once for every doubling of the number of keys.
 
     To look means to wait for the device, which not every call can afford; and it is length that takes rows outside.
     """
+    looked_at = _looked_at if said is None else said
     for head, policy in enumerate(policies):
-        if policy.fitted_range is None or (policy, problem.keys.bit_length()) in _looked_at:
+        if policy.fitted_range is None or (policy, problem.keys.bit_length()) in looked_at:
             continue
         if problem.q.is_cuda and torch.cuda.is_current_stream_capturing():
             return
-        _looked_at.add((policy, problem.keys.bit_length()))
+        looked_at.add((policy, problem.keys.bit_length()))
         rows = [None] * 4 if parts is None else [part.reshape(problem.rows) for part in parts]
         stats = RowStats.anchored(problem.counts(), *rows[:3])
-        policy.warn_outside(stats if len(policies) == 1 else stats.map(lambda x, h=head: x[:, h]))
+        policy.warn_outside(stats if len(policies) == 1 else stats.map(lambda x, h=head: x[:, h]), said)

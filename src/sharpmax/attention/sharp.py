@@ -16,10 +16,10 @@ from sharpmax.attention.kernels.tables import code_of, form_of
 from sharpmax.errors import reject, reject_type
 from sharpmax.policies import Policy, resolve_policy
 from sharpmax.rows.api import Impl, check_impl, measure, problem_of
-from sharpmax.rows.layout import Problem, as_autocast, floats_at_least_32, hidden_by
+from sharpmax.rows.layout import Problem, as_autocast, as_beta, capped_beta, hidden_by
 from sharpmax.rows.stats import FIELDS, RowStats
 
-__all__ = ["attention", "check_values", "is_repeated", "scaled_mask", "scaled_queries"]
+__all__ = ["attention", "check_values", "fitting_beta", "is_repeated", "scaled_mask", "scaled_queries"]
 
 _repeated: ContextVar[bool] = ContextVar("sharpmax.attention.repeated", default=False)
 
@@ -97,10 +97,13 @@ def attention(
     if type(attn_mask) is Tensor and attn_mask.dtype not in (torch.bool, q.dtype):
         reject_type("attn_mask", f"dtype {attn_mask.dtype}", f"bool or the dtype of q, {q.dtype}")
 
+    # The stock kernel hides keys before it multiplies by the scale: with one of 0 or less, −inf becomes NaN or +inf.
+    folded = problem.offset is not None and problem.scale <= 0.0 and not chosen.is_identity
+
     def stock(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
         return F.scaled_dot_product_attention(
-            queries, keys, values, attn_mask=mask, dropout_p=dropout_p, is_causal=is_causal, scale=scale,
-            enable_gqa=enable_gqa,
+            queries * problem.scale if folded else queries, keys, values, attn_mask=mask, dropout_p=dropout_p,
+            is_causal=is_causal, scale=1.0 if folded else scale, enable_gqa=enable_gqa,
         )  # fmt: skip
 
     fields = frozenset(FIELDS) if return_stats else chosen.needs | {"count"}
@@ -113,8 +116,10 @@ def attention(
     else:
         stats = measure(problem, impl, fields)
         beta = chosen.beta(stats, lambda b: measure(problem.scaled(b), impl, chosen.needs))
-        beta = beta.to(floats_at_least_32(q.dtype))
-        queries, count = scaled_queries(q, beta), stats.count
+        beta, count, queries = as_beta(beta, q.dtype), stats.count, None
+    if queries is None or _adds(attn_mask):
+        beta = fitting_beta(q, attn_mask, beta)
+        queries = scaled_queries(q, beta)
     mask = scaled_mask(attn_mask, beta)
     out = stock(queries, k, v, mask)
     if out.device.type == "cpu" and ops_for(out).concrete(out) and bool(out.isnan().any()):
@@ -169,17 +174,32 @@ def _check_dropout(dropout_p: float) -> None:
 
 
 def scaled_queries(q: Tensor, beta: Tensor) -> Tensor:
-    """β·q in the dtype of q; in float16 β stops where the product would leave the dtype's range."""
+    """β·q in the dtype of q; β stops where the product would leave the dtype's range."""
     return scale_rows(q, beta)
+
+
+def _adds(mask: Tensor | None) -> bool:
+    """Whether a mask is added to the logits (torch's causal biases are not tensors of their own kind)."""
+    return mask is not None and type(mask) is Tensor and mask.is_floating_point()
+
+
+def fitting_beta(q: Tensor, mask: Tensor | None, beta: Tensor) -> Tensor:
+    """β for both parts of the logits, stopped where β·q or β·mask would leave its dtype's range."""
+    if mask is None or not _adds(mask) or not mask.shape[-1]:
+        return beta
+    # A quarter of the range: what lies below half of it would count as hidden.
+    beta = capped_beta(mask.masked_fill(hidden_by(mask), 0.0), beta, share=0.25)
+    return capped_beta(q, beta)
 
 
 def scaled_mask(mask: Tensor | None, beta: Tensor) -> Tensor | None:
     """A float mask is part of the logit, so β multiplies it too; what hides a key stays as it is."""
-    if mask is None or not mask.is_floating_point() or type(mask) is not Tensor:
+    if mask is None or not _adds(mask):
         return mask
     hidden = hidden_by(mask)
-    if ops_for(mask).concrete(mask) and bool((hidden | (mask == 0)).all()):
-        return mask  # nothing but visibility: no need for a mask per head
+    # Nothing but visibility needs no mask per head. On a GPU to look would mean to wait for it.
+    if mask.device.type == "cpu" and ops_for(mask).concrete(mask) and bool((hidden | (mask == 0)).all()):
+        return mask
     scaled = mask.masked_fill(hidden, 0.0) * beta[..., None]
     return torch.where(hidden, mask, scaled.to(mask.dtype))
 

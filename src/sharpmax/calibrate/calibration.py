@@ -90,7 +90,7 @@ def calibrate(
         held = Leash.of(model, everyday(model, tokenizer, profile, "validation", hold_text), leash)
         course = Course(model, lessons, practice, item_losses(model, practice), held.room)
         exam = lessons.exam()
-        with applied(model, None):
+        with applied(model, None, skip_unsupported=True):
             before = dict(zip(("nll", "right"), examined(model, exam), strict=True))
         setting: dict[str, Any] = {
             "weights": weights_fingerprint(model),

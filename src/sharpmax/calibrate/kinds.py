@@ -36,7 +36,7 @@ def policy_from(kind: str, coefficients: Tensor, strength: float = 1.0) -> PerHe
 
     Numbers are rounded here, so that what is measured afterwards is what a file will hold.
     """
-    grid = (coefficients.detach().double().cpu() * strength).tolist()
+    grid = (coefficients.detach().cpu().double() * strength).tolist()
     return PerHead(tuple(tuple(_of_head(kind, head) for head in layer) for layer in grid))
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from sharpmax.arrays import ops_for
 from sharpmax.calibrate.kinds import KINDS
 from sharpmax.errors import reject
-from sharpmax.hf.interface import install, installed, modules_of, put
+from sharpmax.hf.interface import install, kept, modules_of
 from sharpmax.hf.rules import Rule
 from sharpmax.policies import LogLinear
 from sharpmax.policies.base import Remeasure, with_columns
@@ -47,12 +47,9 @@ class Live:
     @contextmanager
     def at_work(self, model: PreTrainedModel) -> Iterator[None]:
         """Let the coefficients choose β in the model's attention for a while."""
-        before = installed(model)
-        install(model, self._rules)
-        try:
+        with kept(model):
+            install(model, self._rules)
             yield
-        finally:
-            put(model, before)
 
     def _rules(self, layer: int) -> Sequence[Rule]:
         return (_LiveRule(self, layer),)

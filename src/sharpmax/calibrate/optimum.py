@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from sharpmax.arrays import in_float64
 from sharpmax.rows.dense import centred, dense_stats
 
 __all__ = ["best_beta"]
@@ -27,8 +28,9 @@ def best_beta(logits: Tensor, wanted: Tensor) -> Tensor:
     >>> best_beta(torch.tensor([2.0, 1.5, 0.0, 0.0]), torch.tensor(1))
     tensor(0.8959, dtype=torch.float64)
     """
-    live = logits != -torch.inf
-    x, _ = centred(logits.double(), live)
+    logits = in_float64(logits)
+    live, wanted = logits != -torch.inf, wanted.to(logits.device)
+    x, _ = centred(logits, live)
     goal = x.gather(-1, wanted[..., None])[..., 0]
     mean = torch.where(live, x, 0.0).sum(-1) / live.sum(-1)
     free = (goal > mean) & (goal < 0.0)

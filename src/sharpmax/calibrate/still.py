@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from sharpmax.hf import restore
-from sharpmax.hf.interface import installed, put
+from sharpmax.hf.interface import kept
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -21,17 +21,16 @@ def held_still(model: PreTrainedModel) -> Iterator[None]:
 
     That nothing was written to a weight or its gradient is checked at the end.
     """
-    before = installed(model)
     modes = [(module, module.training) for module in model.modules()]
     weights = [(weight, weight.requires_grad, weight.grad, weight._version) for weight in model.parameters()]
-    restore(model).train(False).requires_grad_(False)
-    try:
-        yield
-        if any(weight.grad is not grad or weight._version != version for weight, _, grad, version in weights):
-            raise AssertionError("a weight of the model was changed by calibration")
-    finally:
-        for module, mode in modes:
-            module.training = mode
-        for weight, learns, _, _ in weights:
-            weight.requires_grad_(learns)
-        put(model, before)
+    with kept(model):
+        restore(model).train(False).requires_grad_(False)
+        try:
+            yield
+            if any(weight.grad is not grad or weight._version != version for weight, _, grad, version in weights):
+                raise AssertionError("a weight of the model was changed by calibration")
+        finally:
+            for module, mode in modes:
+                module.training = mode
+            for weight, learns, _, _ in weights:
+                weight.requires_grad_(learns)

@@ -81,7 +81,7 @@ def _tried(
     policy = policy_from(kind, coefficients, strength)
     if policy.is_identity:  # too little of it to be written down
         return None
-    with applied(model, policy):
+    with applied(model, policy, skip_unsupported=True):
         rises = leash.rises(model)
         if not leash.holds(rises):
             return None

@@ -16,6 +16,7 @@ from typing import Any
 import sharpmax
 from sharpmax.cli.answers import only_answers
 from sharpmax.errors import MissingExtraError, SharpmaxError
+from sharpmax.files import FULL, FULL_TODO
 from sharpmax.lazy import require
 
 __all__ = ["main"]
@@ -71,8 +72,10 @@ def _run(words: list[str]) -> int:
             return 0
         raise
     from sharpmax.cli.app import make_app
+    from sharpmax.cli.terminal import folders_held
 
-    code = make_app()(words, prog_name="sharpmax", standalone_mode=False)
+    with folders_held():
+        code = make_app()(words, prog_name="sharpmax", standalone_mode=False)
     return code if isinstance(code, int) else 0
 
 
@@ -89,7 +92,8 @@ def _for_users(problem: Exception) -> tuple[int, str | None]:
         return _FAILED, f"out of memory ({str(problem) or 'of this machine'}); use smaller sizes, or --dtype bfloat16"
     if isinstance(problem, OSError) and problem.strerror:
         where = f": {problem.filename}" if problem.filename else ""
-        return _FAILED, f"{problem.strerror}{where}; --debug shows more"
+        todo = FULL_TODO if problem.errno in FULL else "--debug shows more"
+        return _FAILED, f"{problem.strerror}{where}; {todo}"
     return _FAILED, None
 
 

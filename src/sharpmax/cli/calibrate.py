@@ -11,7 +11,7 @@ import typer
 from sharpmax.cli import completion, options
 from sharpmax.cli.commands import LANGUAGE, add
 from sharpmax.cli.ending import finish
-from sharpmax.cli.reading import device_named, dtype_named, share_from, shown, sizes_from
+from sharpmax.cli.reading import device_named, dtype_named, files_given, share_from, shown, sizes_from, word_shown
 from sharpmax.cli.report import require_drawing
 from sharpmax.cli.terminal import check_resume, out_folder_if_used, print_table, progress, say, steps_shown, stopped
 from sharpmax.errors import reject
@@ -135,11 +135,11 @@ def calibrate(
         raise
     tables = calibrated_tables(found, shown(model))
     command = typed(
-        f"calibrate {tables['setting']['model']}", task=what.name, leash=leash, foldable=foldable, profile=profile,
-        kinds=kinds, sizes=sizes, keep=keep, keep_layers=keep_layers, steps=steps, lr=rate, text=text,
+        f"calibrate {tables['setting']['model']}", task=word_shown(task), leash=leash, foldable=foldable,
+        profile=profile, kinds=kinds, sizes=sizes, keep=keep, keep_layers=keep_layers, steps=steps, lr=rate, text=text,
         device=place.type, dtype=precision, seed=seed, out=out,
     )  # fmt: skip
-    results = collect(command, tables, seed=seed)
+    results = collect(command, tables, seed=seed, files=files_given([task], [text]))
     saved = results.save(folder / FILE_NAME)
     _forget_states(folder)
     finish(results, saved, _print, files=policies, draw=draw, as_json=as_json)

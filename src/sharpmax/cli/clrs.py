@@ -12,7 +12,7 @@ from sharpmax.cli import completion, options
 from sharpmax.cli.clrs_evaluate import evaluate
 from sharpmax.cli.commands import TRAINING, add, add_group
 from sharpmax.cli.ending import finish
-from sharpmax.cli.reading import data_folder, device_named, dtype_named, policy_named, shown
+from sharpmax.cli.reading import data_folder, device_named, dtype_named, files_given, policy_named, shown, word_shown
 from sharpmax.cli.terminal import check_resume, out_folder, progress, say, steps_shown, stopped
 from sharpmax.errors import reject
 
@@ -141,7 +141,8 @@ def train(
         with state.main_process_first():
             examples = training_examples(source, data_folder(data), processes=processes, note=note)
         prepared = prepare(language, examples, source, recipe, model=name, bfloat16=bfloat16, note=note)
-    folder = out_folder(out)
+    # The processes of one training write to one folder, and the first of them speaks for all.
+    folder = out_folder(out, "" if state.is_main_process else f"process-{state.process_index}")
     if state.is_main_process:
         prepared.claim(folder, resume=resume)
     saved = folder / FILE_NAME
@@ -161,20 +162,16 @@ def train(
     if not state.is_main_process:
         return
     command = typed(
-        f"clrs train {name}", policy=_given(policy), learn_policy=learn_policy, algorithms=algorithms,
+        f"clrs train {name}", policy=word_shown(policy), learn_policy=learn_policy, algorithms=algorithms,
         per_cell=per_cell, cell_text=cell_text, largest=largest, trace=trace, dataset=dataset, steps=steps,
         epochs=epochs, batch_tokens=batch_tokens, row_tokens=row_tokens, tokens_at_once=tokens_at_once, weigh=weigh,
         lr=lr, policy_lr=policy_lr, gradient_checkpointing=gradient_checkpointing, compile=compiled,
         device=place.type, dtype=dtype, seed=seed, out=out,
     )  # fmt: skip
-    results = collect(command, tables, seed=seed)
+    results = collect(command, tables, seed=seed, files=files_given([policy], [dataset]))
     results.save(saved)
     forget_states(folder)
     finish(results, saved, print_trained, files=[folder / MODEL], as_json=as_json)
-
-
-def _given(word: str) -> Any:
-    return Path(word) if Path(word).exists() else word
 
 
 def print_trained(tables: Mapping[str, Any]) -> None:

@@ -11,7 +11,7 @@ import typer
 from sharpmax.cli import options
 from sharpmax.cli.answers import answer
 from sharpmax.cli.ending import finish
-from sharpmax.cli.reading import data_folder, device_named, dtype_named, shown, sizes_from
+from sharpmax.cli.reading import data_folder, device_named, dtype_named, files_given, shown, sizes_from
 from sharpmax.cli.report import require_drawing
 from sharpmax.cli.terminal import bar, check_resume, out_folder, print_table, progress, say, stopped
 from sharpmax.errors import reject
@@ -107,7 +107,7 @@ def evaluate(
         )  # fmt: skip
         setting = {"data": source.to_dict(), "dtype": kind, "device": place.type}
         exam = Exam.fitting(arms, questions, tokens_at_once, setting, longest)
-    folder = out_folder(out)
+    folder = out_folder(out, "" if part.count == 1 else part.name)
     store = exam.store(folder, part, resume=resume)
     try:
         with bar("answering", exam.work(part)) as advance:
@@ -125,10 +125,9 @@ def evaluate(
     command = typed(
         f"clrs evaluate {' '.join(shown(word) for word in models)}", algorithms=algorithms, sizes=sizes,
         per_cell=per_cell, longest=longest, trace=trace, no_trace=trace is False, dataset=dataset, without=without,
-        tokens_at_once=tokens_at_once, device=place.type, dtype=dtype, seed=seed,
-        shard=None if part.count == 1 else shard, out=out,
-    )  # fmt: skip
-    results = collect(command, tables, seed=seed)
+        tokens_at_once=tokens_at_once, device=place.type, dtype=dtype, seed=seed, out=out,
+    )  # fmt: skip  # of the whole, whatever part this one was
+    results = collect(command, tables, seed=seed, files=files_given([], [dataset, without]))
     finish(results, results.save(folder / FILE_NAME), print_exam, draw=draw, as_json=as_json)
 
 

@@ -12,7 +12,7 @@ import typer
 from sharpmax.cli import completion, options
 from sharpmax.cli.commands import TRAINING, add
 from sharpmax.cli.ending import finish
-from sharpmax.cli.reading import device_named, sizes_from
+from sharpmax.cli.reading import device_named, files_given, sizes_from
 from sharpmax.cli.report import require_drawing
 from sharpmax.cli.terminal import check_resume, out_folder, print_table, say, steps_shown, stopped
 from sharpmax.errors import reject
@@ -184,7 +184,7 @@ def compare(
             stopped(folder, RUN)
             raise
     tables = capacity_tables(plan, store) if capacity else compare_tables(plan, store)
-    results = collect(command, tables, seed=seed)
+    results = collect(command, tables, seed=seed, files=files_given(files))
     show = partial(_print, capacity=capacity)
     finish(results, results.save(folder / FILE_NAME), show, draw=draw, as_json=as_json)
 

@@ -11,7 +11,7 @@ import typer
 from sharpmax.cli import completion, options
 from sharpmax.cli.commands import LANGUAGE, add
 from sharpmax.cli.ending import finish
-from sharpmax.cli.reading import device_named, dtype_named, policies_named, sizes_from
+from sharpmax.cli.reading import device_named, dtype_named, files_given, policies_named, sizes_from
 from sharpmax.cli.report import require_drawing
 from sharpmax.cli.terminal import bar, check_resume, out_folder, print_table, progress, say, stopped
 from sharpmax.errors import reject
@@ -131,7 +131,8 @@ def evaluate(
         questions=questions, no_text=not with_text, device=place.type, dtype=kind, seed=seed, out=out,
         lm_eval=lm_eval, lm_eval_path=lm_eval_path,
     )  # fmt: skip
-    results = collect(command, tables, seed=seed)
+    files = files_given([*(policy or []), *(word.strip() for word in task.split(","))], [text])
+    results = collect(command, tables, seed=seed, files=files)
     finish(results, results.save(folder / FILE_NAME), _print, draw=draw, as_json=as_json)
 
 

@@ -14,7 +14,8 @@ from sharpmax.cli.answers import answer
 from sharpmax.cli.commands import LANGUAGE, add
 from sharpmax.cli.reading import device_named, dtype_named, policy_named, shown
 from sharpmax.cli.terminal import out_folder_if_used, progress, say
-from sharpmax.errors import ArgumentError, reject
+from sharpmax.errors import reject
+from sharpmax.files import written_by_others
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -65,14 +66,10 @@ def _write(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerB
 
     partial = Path(tempfile.mkdtemp(dir=folder, prefix=".", suffix=".partial"))
     try:
-        with quiet():
+        with written_by_others(folder), quiet():
             model.save_pretrained(partial)
             tokenizer.save_pretrained(partial)
-        for file in partial.iterdir():
-            file.replace(folder / file.name)
-    except OSError as problem:
-        raise ArgumentError(
-            f"--out: cannot write to {str(folder)!r} ({problem.strerror}); allowed: a folder with room for the model"
-        ) from None
+            for file in partial.iterdir():
+                file.replace(folder / file.name)
     finally:
         shutil.rmtree(partial, ignore_errors=True)

@@ -11,7 +11,7 @@ import typer
 from sharpmax.cli import options
 from sharpmax.cli.commands import LANGUAGE, add
 from sharpmax.cli.ending import finish
-from sharpmax.cli.reading import device_named, dtype_named, policy_named, shown
+from sharpmax.cli.reading import device_named, dtype_named, files_given, policy_named, shown, word_shown
 from sharpmax.cli.terminal import out_folder_if_used, print_table, progress, say, steps_shown
 from sharpmax.errors import reject
 from sharpmax.theory.bounds import whole
@@ -90,10 +90,10 @@ def horizon(
         }
         tables = horizon_tables(certificate, measured, setting)
         command = typed(
-            f"horizon {name}", mass=mass, certified_only=certified_only, policy=setting["policy"], device=place.type,
-            dtype=kind, seed=seed, out=out,
+            f"horizon {name}", mass=mass, certified_only=certified_only,
+            policy=None if policy is None else word_shown(policy), device=place.type, dtype=kind, seed=seed, out=out,
         )  # fmt: skip
-        results = collect(command, tables, seed=seed)
+        results = collect(command, tables, seed=seed, files=files_given([policy]))
         saved = results.save(folder / FILE_NAME)
     finish(results, saved, _print, as_json=as_json)
 

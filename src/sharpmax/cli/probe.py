@@ -10,7 +10,7 @@ import typer
 from sharpmax.cli import completion, options
 from sharpmax.cli.commands import LANGUAGE, add
 from sharpmax.cli.ending import finish
-from sharpmax.cli.reading import device_named, dtype_named, policy_named, sizes_from
+from sharpmax.cli.reading import device_named, dtype_named, files_given, policy_named, sizes_from, word_shown
 from sharpmax.cli.report import require_drawing
 from sharpmax.cli.terminal import out_folder_if_used, print_table, progress, say, steps_shown
 from sharpmax.errors import reject
@@ -91,21 +91,18 @@ def probe(
             )  # fmt: skip
         tables = probed_tables(found, None if named is None else named.name)
         command = typed(
-            f"probe {tables['setting']['model']}", task=_without_machine(task), sizes=sizes,
-            policy=_without_machine(policy), prompts=prompts, rows=rows, text=text, device=place.type, dtype=kind,
+            f"probe {tables['setting']['model']}", task=_each_shown(task), sizes=sizes,
+            policy=_each_shown(policy), prompts=prompts, rows=rows, text=text, device=place.type, dtype=kind,
             seed=seed, out=out,
         )  # fmt: skip
-        results = collect(command, tables, seed=seed)
+        results = collect(command, tables, seed=seed, files=files_given([policy, *(tasks or [])], [text]))
         saved = results.save(folder / FILE_NAME)
     finish(results, saved, lambda _: _print(found), draw=draw, as_json=as_json)
 
 
-def _without_machine(words: str | None) -> str | None:
-    """Names as they are; of files and folders the last part."""
-    if words is None:
-        return None
-    parts = (word.strip() for word in words.split(","))
-    return ",".join(Path(part).name if Path(part).exists() else part for part in parts)
+def _each_shown(words: str | None) -> str | None:
+    """Names and paths with commas between them, without anything of this machine."""
+    return None if words is None else ",".join(word_shown(word.strip()) for word in words.split(","))
 
 
 def _print(found: ProbeResult) -> None:

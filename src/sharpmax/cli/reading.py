@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
+import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sharpmax.errors import ArgumentError, reject
+from sharpmax.files import parse_json
 
 if TYPE_CHECKING:
     import torch
@@ -23,11 +24,13 @@ __all__ = [
     "data_folder",
     "device_named",
     "dtype_named",
+    "files_given",
     "policies_named",
     "policy_named",
     "share_from",
     "shown",
     "sizes_from",
+    "word_shown",
 ]
 
 DEVICES = ("auto", "cpu", "cuda", "mps")
@@ -141,6 +144,48 @@ def policy_named(text: str) -> NamedPolicy:
     return NamedPolicy(path.resolve().name if path.is_dir() else path.stem, policy, _calibrated_on(folder))
 
 
+def word_shown(word: str) -> str:
+    """A name as it is; a file or folder without anything of this machine, as `files_given` calls it."""
+    from sharpmax.experiments.provenance import without_machine
+
+    return without_machine(Path(word)) if _is_path(word) else word
+
+
+def files_given(words: Sequence[str | Path | None], data: Sequence[str | Path | None] = ()) -> list[dict[str, Any]]:
+    """What results say of the files that a command names, each by its name in the command.
+
+    Of `words` (policies, tasks, normalisers) with their text, so that the command can be run again from the results
+    alone; of `data` (texts, datasets, weights) with what tells them from others. Words that are no files are left out.
+    """
+    found = []
+    for word in map(str, filter(None, [*words, *data])):
+        if not _is_path(word):
+            continue
+        path = Path(word)
+        file = _policy_in(path) or path if path.is_dir() else path
+        if not file.is_file():
+            continue
+        content = file.read_bytes()
+        about = {"name": word_shown(word), "sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
+        if word in map(str, filter(None, words)):
+            about["text"] = content.decode("utf-8-sig", errors="replace")
+        found.append(about)
+    return found
+
+
+def _is_path(word: str) -> bool:
+    from sharpmax.policies.store import NAMED
+    from sharpmax.tasks.registry import TASKS
+
+    return word not in NAMED and word not in TASKS and Path(word).exists()
+
+
+def _policy_in(folder: Path) -> Path | None:
+    from sharpmax.policies.store import IN_FOLDERS
+
+    return next((folder / name for name in IN_FOLDERS if (folder / name).is_file()), None)
+
+
 def policies_named(texts: Sequence[str], taken: Sequence[str] = ()) -> list[NamedPolicy]:
     """Several policies, each with a name of its own."""
     found: list[NamedPolicy] = []
@@ -156,8 +201,8 @@ def policies_named(texts: Sequence[str], taken: Sequence[str] = ()) -> list[Name
 def _calibrated_on(folder: Path) -> str | None:
     """What the results of `sharpmax calibrate` beside a policy say; nothing where there are none."""
     try:
-        saved = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+        saved = parse_json((folder / "results.json").read_bytes())
         command, task = saved["command"], saved["tables"]["setting"]["task"]
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError):
         return None
     return task if str(command).startswith("sharpmax calibrate") and isinstance(task, str) else None

@@ -12,7 +12,7 @@ import typer
 from sharpmax.cli import completion, options
 from sharpmax.cli.commands import BEGIN, add
 from sharpmax.cli.ending import finish
-from sharpmax.cli.reading import device_named, sizes_from
+from sharpmax.cli.reading import device_named, files_given, sizes_from
 from sharpmax.cli.report import require_drawing
 from sharpmax.cli.terminal import bar, check_resume, out_folder, print_table, say, stopped
 from sharpmax.errors import reject
@@ -119,7 +119,7 @@ def reproduce(
     total = items_to_read(tested, samples, sum(len(w.seeds) for w in heads))
     with bar("testing", total) as advance:
         tables = reproduce_tables(heads, tested, samples, seed, chosen, lambda items: advance(items, ""))
-    results = collect(command, tables, seed=seed)
+    results = collect(command, tables, seed=seed, files=files_given([], [weights]))
     saved, policies = results.save(folder / FILE_NAME), _save_policies(tables, folder)
     finish(results, saved, _print, files=policies, draw=draw, as_json=as_json)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from contextvars import ContextVar
 from pathlib import Path
 from typing import IO, Literal
 
@@ -16,10 +17,12 @@ from rich.table import Table
 from rich.text import Text
 
 from sharpmax.errors import ArgumentError, reject
+from sharpmax.experiments.folder import writing
 
 __all__ = [
     "bar",
     "check_resume",
+    "folders_held",
     "out_folder",
     "out_folder_if_used",
     "print_table",
@@ -112,8 +115,34 @@ def steps_shown() -> Iterator[Callable[[str, int, int, str], None]]:
         yield tell
 
 
-def out_folder(out: Path) -> Path:
-    """Make the folder, or say what is wrong with it before the work begins and not after."""
+_held: ContextVar[ExitStack | None] = ContextVar("sharpmax.cli.held", default=None)
+
+
+@contextmanager
+def folders_held() -> Iterator[None]:
+    """While a command runs, the folders it writes to are its own; at its end they are let go of."""
+    with ExitStack() as stack:
+        before = _held.set(stack)
+        try:
+            yield
+        finally:
+            _held.reset(before)
+
+
+def out_folder(out: Path, part: str = "") -> Path:
+    """Make the folder, or say what is wrong with it before the work begins and not after.
+
+    It is this command's until the command ends: another one is refused. `part` is for commands of which several may
+    write to one folder, each its own part.
+    """
+    stack = _held.get()
+    _make(out)
+    if stack is not None:
+        stack.enter_context(writing(out, part))
+    return out
+
+
+def _make(out: Path) -> None:
     try:
         out.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=out):
@@ -122,20 +151,23 @@ def out_folder(out: Path) -> Path:
         raise ArgumentError(
             f"--out: cannot write to {str(out)!r} ({problem.strerror}); allowed: a folder you may write to"
         ) from problem
-    return out
 
 
 @contextmanager
 def out_folder_if_used(out: Path) -> Iterator[Path]:
     """`out_folder`, which goes away again if it is new and nothing was written to it in the end."""
-    new = not out.exists()
-    folder = out_folder(out)
-    try:
-        yield folder
-    finally:
-        if new:
-            with suppress(OSError):  # not empty
-                folder.rmdir()
+    with ExitStack() as own:
+        stack = _held.get() or own
+        if not out.exists():
+            stack.callback(_remove_if_empty, out)  # after the lock in it
+        _make(out)
+        stack.enter_context(writing(out))
+        yield out
+
+
+def _remove_if_empty(folder: Path) -> None:
+    with suppress(OSError):  # not empty
+        folder.rmdir()
 
 
 def check_resume(resume: bool, out: Path, *files: str) -> None:

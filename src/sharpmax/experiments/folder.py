@@ -1,20 +1,25 @@
-"""What run a folder belongs to, and what to say when the disk is full."""
+"""What run a folder belongs to, who writes to it now, and what to say when the disk is full."""
 
 from __future__ import annotations
 
-import errno
 import json
+import os
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from sharpmax.errors import ArgumentError, FileFormatError, SharpmaxError
 from sharpmax.experiments.identity import check_identity, plain
-from sharpmax.files import write_text
+from sharpmax.files import FULL, cannot_write, parse_json, write_text
 
-__all__ = ["RUN", "belongs", "disk_watched", "read_run"]
+try:
+    import fcntl
+except ModuleNotFoundError:  # not every system has it; two runs in one folder then do work twice
+    fcntl = None  # type: ignore[assignment]
+
+__all__ = ["RUN", "belongs", "disk_watched", "read_run", "writing"]
 
 RUN = "run.json"
 # Libraries wrap the error of the system in errors of their own.
@@ -27,8 +32,8 @@ def read_run(folder: Path) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     try:
-        body = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError):
+        body = parse_json(path.read_bytes())
+    except (OSError, ValueError):
         body = None
     if not isinstance(body, dict):
         raise FileFormatError(f"--out: {str(path)!r} is not what sharpmax wrote; remove it, or choose another folder")
@@ -47,6 +52,65 @@ def belongs(folder: Path, identity: Mapping[str, Any], *, used: bool, resume: bo
     write_text(folder / RUN, json.dumps(plain(identity), indent=2, ensure_ascii=False) + "\n")
 
 
+_open: set[int] = set()
+
+
+def _let_go() -> None:
+    """In a process that was forked: the lock is its parent's, and must not outlive it."""
+    for handle in _open:
+        with suppress(OSError):
+            os.close(handle)
+    _open.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_let_go)
+
+
+@contextmanager
+def writing(folder: Path, part: str = "") -> Iterator[None]:
+    """For as long as this lasts no other run writes to `folder`, or to that `part` of what is written there.
+
+    The system holds the lock for this process and lets go of it when the process ends, killed or not: the file that is
+    left then stops nobody.
+    """
+    path = folder / (f".{part}.lock" if part else ".lock")
+    handle = _locked(path, folder)
+    try:
+        yield
+    finally:
+        if handle is not None:
+            with suppress(OSError):
+                path.unlink(missing_ok=True)  # while it is still ours: whoever waits for it looks again
+            _open.discard(handle)
+            os.close(handle)
+
+
+def _locked(path: Path, folder: Path) -> int | None:
+    """The file with a lock on it; None where the system knows no locks."""
+    while fcntl is not None:
+        try:
+            handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        except OSError as problem:
+            raise cannot_write(path, problem) from problem
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(handle)
+            raise ArgumentError(
+                f"--out: another run is writing to {str(folder)!r} now; wait for its end, or choose another folder"
+            ) from None
+        except OSError:  # some network file systems know no locks
+            os.close(handle)
+            return None
+        with suppress(OSError):
+            if os.fstat(handle).st_ino == path.stat().st_ino:
+                _open.add(handle)
+                return handle
+        os.close(handle)  # another run removed that file when it ended, so that a lock on it means nothing
+    return None
+
+
 @contextmanager
 def disk_watched(folder: Path, need: int = 0, what: str = "what is written") -> Iterator[None]:
     """Say in one line that a disk is too small: before the work where `need` bytes are not free, or when it is full."""
@@ -62,7 +126,7 @@ def disk_watched(folder: Path, need: int = 0, what: str = "what is written") -> 
         root = problem.__cause__ if isinstance(problem, SharpmaxError) else problem
         text = " ".join(str(root).split())
         number = root.errno if isinstance(root, OSError) else None
-        full = number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) or any(one in text.lower() for one in _FULL)
+        full = number in FULL or any(one in text.lower() for one in _FULL)
         if root is None or not full:
             raise
         raise SharpmaxError(

@@ -121,5 +121,5 @@ def _read_off(replies: Sequence[Reply], right: Tensor, logits: Tensor, seeing: P
     row = seeing.row()
     if row is None:
         raise UnsupportedError("model: its attention was not seen; allowed: a model that is not compiled")
-    numbers = {name: own[name].double().cpu().numpy() for name in OWN}
+    numbers = {name: own[name].cpu().double().numpy() for name in OWN}
     return Answered(right.cpu().numpy(), numbers, row.entropy.cpu(), row.count.cpu())

@@ -18,7 +18,17 @@ from typing import Any
 import sharpmax
 from sharpmax.errors import reject, reject_type
 
-__all__ = ["check_amounts", "check_seed", "commit", "hardware", "installed_version", "provenance", "typed", "versions"]
+__all__ = [
+    "check_amounts",
+    "check_seed",
+    "commit",
+    "hardware",
+    "installed_version",
+    "provenance",
+    "typed",
+    "versions",
+    "without_machine",
+]
 
 _ALWAYS = ("torch", "numpy")
 _IF_INSTALLED = ("jax", "transformers", "triton")
@@ -67,11 +77,12 @@ def typed(command: str, **options: Any) -> str:
                 continue
             words.append("--" + name.replace("_", "-"))
             if value is not True:
-                words.append(_without_machine(value) if isinstance(value, PurePath) else str(value))
+                words.append(without_machine(value) if isinstance(value, PurePath) else str(value))
     return shlex.join(words)
 
 
-def _without_machine(path: PurePath) -> str:
+def without_machine(path: PurePath) -> str:
+    """A path as commands in results name it: what lies outside of the folder of now by its name alone."""
     inside = not path.is_absolute() and ".." not in path.parts
     return path.as_posix() if inside else path.name or "DIR"
 
@@ -168,7 +179,7 @@ def _git(folder: Path, *arguments: str) -> str | None:
 
 def _output_of(command: list[str]) -> str | None:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
         return None
     return done.stdout.strip()

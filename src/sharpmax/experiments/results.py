@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from sharpmax.errors import ArgumentError, FileFormatError
 from sharpmax.experiments.provenance import provenance
-from sharpmax.files import write_text
+from sharpmax.files import read_json, write_text
 
 __all__ = ["FILE_NAME", "SCHEMA", "Results", "collect", "load"]
 
@@ -47,9 +47,15 @@ class Results:
         return write_text(path, text + "\n")
 
 
-def collect(command: str, tables: Mapping[str, Any], *, seed: int | None) -> Results:
-    """Results of a run that has just ended, with the provenance of this machine and this moment."""
-    return Results(command=command, provenance=provenance(seed), tables=tables)
+def collect(
+    command: str, tables: Mapping[str, Any], *, seed: int | None, files: Sequence[Mapping[str, Any]] = ()
+) -> Results:
+    """Results of a run that has just ended, with the provenance of this machine and this moment.
+
+    `files` are those that the command names: without them nobody else could run it again.
+    """
+    origin = provenance(seed) | ({"files": list(files)} if files else {})
+    return Results(command=command, provenance=origin, tables=tables)
 
 
 def load(path: str | Path) -> Results:
@@ -62,11 +68,7 @@ def load(path: str | Path) -> Results:
             f"results: no file {str(file)!r}; allowed: a folder with a {FILE_NAME}, or such a file; "
             "a command with --out writes one"
         )
-    try:
-        body = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as problem:
-        raise FileFormatError(f"results: {str(file)!r} cannot be read as JSON ({problem})") from None
-    return _checked(body, str(file))
+    return _checked(read_json(file, "results"), str(file))
 
 
 def _checked(body: Any, file: str) -> Results:

@@ -6,13 +6,15 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import WeakKeyDictionary
 
 from sharpmax.errors import UnsupportedError
 from sharpmax.hf.beside import policy_from, save_with_policy
-from sharpmax.hf.interface import install, installed, modules_of, put
+from sharpmax.hf.interface import install, installed, kept, modules_of, put
 from sharpmax.hf.rules import check_shape, rules_of
-from sharpmax.hf.support import check_model
+from sharpmax.hf.support import check_all_reached, check_model
 from sharpmax.policies import Policy
+from sharpmax.policies.base import Said
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -21,18 +23,26 @@ __all__ = ["applied", "apply", "policy_of", "restore"]
 
 M = TypeVar("M", bound="PreTrainedModel")
 
+_said: WeakKeyDictionary[PreTrainedModel, Said] = WeakKeyDictionary()
+"""What each model has been warned of: applying a policy again is no reason to say it again."""
 
-def apply(model: M, policy: Policy | str | os.PathLike[str] | None) -> M:
+
+def apply(model: M, policy: Policy | str | os.PathLike[str] | None, *, skip_unsupported: bool = False) -> M:
     """Let `policy` choose the temperature of every attention row of a transformers model; returns the model.
 
     `policy` is a policy, the name of one, the path of a policy file, or a folder that `save_pretrained` of a model
     with a policy wrote; None is the policy that changes nothing. Weights and configuration stay as they are, and so
-    does everything the model can do: caches, beam search, padding, training. A policy applied before is replaced.
+    does everything the model can do: caches, beam search, padding, training. A policy applied before is replaced. A
+    forward pass that is running in another thread ends with the policy it began with.
 
     A `PerHead` policy has one row per module that attends, in the order of `model.modules()`: in a decoder the layers,
     `module.layer_idx`; in an encoder–decoder model the encoder's layers, then self-attention and cross-attention of
     each decoder layer. Any other policy acts on every head of all of these, cross-attention included. Rows of a
     sliding-window layer see no more keys than the window, and count no more.
+
+    Modules that attend without transformers' attention interface (`nn.MultiheadAttention`, attention written out) raise
+    an `UnsupportedError` that names them. With `skip_unsupported=True` they keep β = 1 and have no row in a `PerHead`
+    policy; what is done with the model while the policy is applied (probing, capturing) leaves them out too.
 
     While a policy is applied, `model.save_pretrained` also writes it, as `sharpmax_policy.json` beside weights that
     load without sharpmax. With gradient checkpointing, keep the policy applied until `backward` is done.
@@ -46,20 +56,30 @@ def apply(model: M, policy: Policy | str | os.PathLike[str] | None) -> M:
     'polynomial'
     """
     chosen = policy_from(policy)
-    check_shape(chosen, [one.heads for one in modules_of(model)], type(model).__name__)
-    install(model, lambda layer: rules_of(chosen, layer), policy=chosen, methods=_METHODS)
+    if not skip_unsupported:
+        check_all_reached(check_model(model))
+    modules = modules_of(model, skip_unsupported=skip_unsupported)
+    check_shape(chosen, [one.heads for one in modules], type(model).__name__)
+    said = _said.setdefault(model, Said())
+    install(
+        model,
+        lambda layer: rules_of(chosen, layer, said),
+        policy=chosen,
+        methods=_METHODS,
+        skip_unsupported=skip_unsupported,
+    )
     return model
 
 
 @contextmanager
-def applied(model: M, policy: Policy | str | os.PathLike[str] | None) -> Iterator[M]:
-    """`apply` for a `with` block; afterwards the model is as it was before, with the policy it had then, if any."""
-    before = installed(check_model(model))
-    apply(model, policy)
-    try:
-        yield model
-    finally:
-        put(model, before)
+def applied(model: M, policy: Policy | str | os.PathLike[str] | None, *, skip_unsupported: bool = False) -> Iterator[M]:
+    """`apply` for a `with` block; afterwards the model is as it was before, with the policy it had then, if any.
+
+    Blocks can be nested. Until the outermost one ends, no other thread or task can change the policy of the model:
+    `applied`, `apply` and `restore` are refused there.
+    """
+    with kept(check_model(model)):
+        yield apply(model, policy, skip_unsupported=skip_unsupported)
 
 
 def restore(model: M) -> M:

@@ -5,25 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
-from sharpmax.attention.sharp import scaled_mask, scaled_queries
+from sharpmax.attention.sharp import fitting_beta, scaled_mask, scaled_queries
 from sharpmax.errors import UnsupportedError
 from sharpmax.hf.dense import DenseLogits, single_query_attention, single_query_logits
 from sharpmax.hf.logits import COUNT, Logits
 from sharpmax.hf.lowered import Lowered, lowered
 from sharpmax.hf.rules import Rule
+from sharpmax.hf.running import layer_of
 from sharpmax.hf.softcap import capped_attention
+from sharpmax.hf.support import own_attention
 from sharpmax.hf.watching import Seen, Watchers
-from sharpmax.rows.layout import as_autocast, floats_at_least_32
+from sharpmax.rows.layout import as_autocast, as_beta, floats_at_least_32, hidden_by, without_autocast
 
-__all__ = ["LAYER", "LEFT", "Layer", "Repeated", "sharp_attention"]
-
-LAYER = "_sharpmax_layer"
-"""The attribute of an attention module that holds its `Layer`."""
+__all__ = ["Layer", "Repeated", "sharp_attention"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,6 +66,12 @@ class Layer:
     """Which of the model's attention modules this is."""
 
     watchers: Watchers = field(default_factory=Watchers)
+    model: nn.Module | None = field(default=None, repr=False)
+    """The model that the rules are installed in."""
+
+    guard: RemovableHandle | None = field(default=None, repr=False)
+    """The hook of that model by which passes are noted."""
+
     repeated: Repeated | None = None
     """Which keys count more than once, for as long as somebody says so."""
 
@@ -82,16 +87,21 @@ class Layer:
         """Whether a rule needs more of a row than its mask tells."""
         return any(rule.needs - COUNT for rule in self.rules)
 
+    @property
+    def noted(self) -> bool:
+        """Whether each pass through the model that begins now is noted."""
+        return self.model is not None and self.guard is not None and self.guard.id in self.model._forward_pre_hooks
+
     def beta(self, logits: Logits | DenseLogits) -> Tensor:
         """β of every row, broadcasting to `[B, H, Lq]`, in the dtype of statistics."""
         dtype = floats_at_least_32(logits.like.dtype)
         if len(self.rules) == 1 and self.rules[0].heads is None:
             rule = self.rules[0]
-            return rule.beta(*logits.statistics(rule.needs, None)).to(dtype)
+            return as_beta(rule.beta(*logits.statistics(rule.needs, None)), dtype)
         beta = logits.like.new_ones(logits.rows, dtype=dtype)
         for number, rule in enumerate(self.rules):
             places = self._place(number, beta.device)
-            part = rule.beta(*logits.statistics(rule.needs, places)).to(dtype)
+            part = as_beta(rule.beta(*logits.statistics(rule.needs, places)), dtype)
             beta = beta.index_copy(1, places, part.expand(beta.shape[0], len(places), beta.shape[2]))
         return beta
 
@@ -106,18 +116,20 @@ class Layer:
         return found
 
 
-LEFT: WeakKeyDictionary[nn.Module, Layer] = WeakKeyDictionary()
-"""What calls are handed on to in modules that had a `Layer` a moment ago."""
-
-
 def sharp_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
 ) -> Any:
     """The attention function that transformers calls: query `[B, H, Lq, D]`, key and value `[B, Hkv, Lk, D]`."""
-    layer: Layer | None = getattr(module, LAYER, None)
+    layer = layer_of(module)
     if layer is None:
-        # Another thread took everything out between the moment this one looked up its attention and now.
-        layer = LEFT[module]
+        # Rules are installed in another model with the same configuration, or for passes that began at another moment.
+        config: Any = module.config
+        own = own_attention(type(module), config._attn_implementation)
+        return own(module, query, key, value, attention_mask, **kwargs)
+    # β times a bias, and the logits that eager attention keeps, can leave the range of float16.
+    narrow = layer.inner == "eager" or kwargs.get("position_bias") is not None
+    if layer.rules and narrow and as_autocast(query)[0].dtype == torch.float16:
+        return _in_float32(module, query, key, value, attention_mask, **kwargs)
     if layer.repeated is not None:
         key, value, attention_mask = layer.repeated.keys(query, key, value, attention_mask, layer.inner == "eager")
     looking = layer.watchers.looking()
@@ -154,7 +166,9 @@ def sharp_attention(
     if bias is None and _is_single_query(layer, query, kwargs.get("dropout")):
         dense = single_query_logits(query, key, attention_mask, scaling)
         beta = layer.beta(dense)
-        show(scaled_queries(query, beta), scaled_mask(attention_mask, beta))
+        if looking:
+            beta = fitting_beta(query, attention_mask, beta)
+            show(scaled_queries(query, beta), scaled_mask(attention_mask, beta))
         return single_query_attention(dense, beta, value), None
     if bias is None:
         logits = Logits(query, key, attention_mask, causal, scaling)
@@ -165,14 +179,33 @@ def sharp_attention(
                 return newest, None
             if (found := layer.lowered.sharpened(logits)) is not None:
                 return layer.function(module, found[0], key, value, found[1], **kwargs)
-        beta = layer.beta(logits)
+        beta = fitting_beta(query, attention_mask, layer.beta(logits))
         attention_mask = scaled_mask(attention_mask, beta)
     else:
-        beta = layer.beta(Logits(query, key, _hiding(bias, attention_mask, causal), False, scaling))
+        hiding = _hiding(bias, attention_mask, causal)
+        beta = fitting_beta(query, hiding, layer.beta(Logits(query, key, hiding, False, scaling)))
         kwargs["position_bias"] = bias = (bias * beta[..., None]).to(bias.dtype)
     query = scaled_queries(query, beta)
     show(query, attention_mask, bias)
     return layer.function(module, query, key, value, attention_mask, **kwargs)
+
+
+def _in_float32(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **kwargs: Any
+) -> Any:
+    """`sharp_attention` of inputs in float16, computed in float32; the output is in float16 again."""
+    if kwargs.get("position_bias") is not None:
+        kwargs["position_bias"] = _widened(kwargs["position_bias"])
+    with without_autocast(query.device):
+        out, weights = sharp_attention(module, query.float(), key.float(), value.float(), _widened(mask), **kwargs)
+    return out.half(), None if weights is None else weights.half()
+
+
+def _widened(x: Tensor | None) -> Tensor | None:
+    """Floats in float32; what hides a key in a mask of float16 still hides it."""
+    if x is None or x.dtype != torch.float16:
+        return x
+    return x.float().masked_fill(hidden_by(x), torch.finfo(torch.float32).min)
 
 
 def _is_single_query(layer: Layer, query: Tensor, dropout: float | None) -> bool:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import inspect
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sharpmax.errors import UnsupportedError
-from sharpmax.hf.interface import installed, put
+from sharpmax.hf.interface import Installed, installed
 from sharpmax.policies import Policy, resolve_policy
 from sharpmax.policies.store import BESIDE as FILE
 
@@ -32,10 +35,22 @@ def save_with_policy(model: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
             "push_to_hub: save_pretrained uploads before the policy is written; "
             "allowed: model.push_to_hub(...), which uploads the policy too"
         )
-    put(model, None)
-    try:
-        model.save_pretrained(*args, **kwargs)
-    finally:
-        put(model, state)
+    own = (state.own if state is not None else {}).get("save_pretrained", partial(type(model).save_pretrained, model))
+    with _plainly_eager(state):
+        own(*args, **kwargs)
     if state is not None and state.policy is not None and given.get("is_main_process", True):
         state.policy.save(Path(given["save_directory"]) / FILE)
+
+
+@contextmanager
+def _plainly_eager(state: Installed | None) -> Iterator[None]:
+    """A configuration that outputs attentions can only be saved where it names eager attention itself."""
+    configs = [one.config for one in (state.modules if state is not None else ()) if one.config.output_attentions]
+    names = [config._attn_implementation for config in configs]
+    try:
+        for config in configs:
+            config._attn_implementation_internal = "eager"
+        yield
+    finally:
+        for config, name in zip(configs, names, strict=True):
+            config._attn_implementation_internal = name

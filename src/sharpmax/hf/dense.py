@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from sharpmax.hf.logits import any_row, of_heads
 from sharpmax.policies.base import Remeasure
-from sharpmax.rows.layout import floats_at_least_32, hidden_by
+from sharpmax.rows.layout import as_beta, floats_at_least_32, hidden_by
 from sharpmax.rows.stats import RowStats
 
 __all__ = ["DenseLogits", "single_query_attention", "single_query_logits"]
@@ -40,9 +41,19 @@ class DenseLogits:
         """A tensor of the device and dtype of the logits."""
         return self.values
 
+    @functools.cached_property
+    def top(self) -> Tensor:
+        """The largest visible logit of each row; carries no gradient."""
+        return self.scaled(None).detach().amax(-1)
+
     def scaled(self, beta: Tensor | None) -> Tensor:
-        """β (None: 1) times the logits, hidden ones at a number that no visible one reaches."""
-        x = self.values if beta is None else self.values * beta[..., None].to(self.values.dtype)
+        """The logits (β None), or β times their distance from the top; hidden ones at what no visible one reaches.
+
+        Distances are at most 0, so no β can make them overflow.
+        """
+        x = self.values
+        if beta is not None:
+            x = (x - self.top[..., None]) * as_beta(beta, x.dtype)[..., None].to(x.dtype)
         return x if self.hidden is None else x.masked_fill(self.hidden, torch.finfo(x.dtype).min / 8)
 
     def statistics(self, needs: frozenset[str], heads: Tensor | None) -> tuple[RowStats, Remeasure | None]:
@@ -50,15 +61,18 @@ class DenseLogits:
         if not needs:
             return any_row(self.values.device), None
         hidden = None if self.hidden is None else of_heads(self.hidden, heads)
-        chosen = DenseLogits(of_heads(self.values, heads), hidden)
+        chosen = self if heads is None else DenseLogits(of_heads(self.values, heads), hidden)
         return chosen._measure(None, "var" in needs), lambda beta: chosen._measure(beta, "var" in needs)
 
     def _measure(self, beta: Tensor | None, with_var: bool) -> RowStats:
         """A handful of operations, because a generated token can afford no more."""
         x = self.scaled(beta)
         x = x.to(floats_at_least_32(x.dtype))
-        top = x.detach().amax(-1)
-        x = x - top[..., None]
+        top = self.top.to(x.dtype)
+        if beta is None:
+            x = x - top[..., None]
+        else:
+            x, top = x.clamp_min(-1e4), top * as_beta(beta, x.dtype)
         if self.hidden is None:
             count = x.new_full((1, 1, 1), x.shape[-1], dtype=torch.int64)
         else:

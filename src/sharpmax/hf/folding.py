@@ -5,19 +5,21 @@ from __future__ import annotations
 import copy
 import math
 import os
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sharpmax.arrays import ops_for
 from sharpmax.errors import UnsupportedError, reject, reject_type
 from sharpmax.hf.application import restore
 from sharpmax.hf.beside import policy_from
+from sharpmax.hf.fold_check import FoldCheck
 from sharpmax.hf.interface import modules_of
-from sharpmax.hf.queries import scale_queries
+from sharpmax.hf.queries import query_layer, scale_queries
 from sharpmax.hf.rules import check_shape
-from sharpmax.hf.support import AttentionModule
+from sharpmax.hf.support import AttentionModule, check_all_reached, check_model
 from sharpmax.models.language import context_of
 from sharpmax.policies import Constant, PerHead, Policy
 from sharpmax.rows.stats import RowStats
@@ -30,27 +32,45 @@ __all__ = ["fold", "nearest_constant"]
 M = TypeVar("M", bound="PreTrainedModel")
 
 
-def fold(model: M, policy: Policy | str | os.PathLike[str] | None) -> M:
+def fold(
+    model: M,
+    policy: Policy | str | os.PathLike[str] | None,
+    *,
+    example_inputs: Mapping[str, Any] | None = None,
+    skip_unsupported: bool = False,
+) -> M:
     """A plain copy of the model that attends as if `policy`, one constant per head, were applied; no sharpmax needed.
 
     β is multiplied into each head's rows of the query projection, or into the gain of the query's normalisation where
     the family has one. The model given stays as it is. A policy that depends on the row cannot become a weight and is
-    refused, with the nearest one that can; so are families whose logits are more than query times key.
+    refused, with the nearest one that can; so are families whose logits are more than query times key, and weights
+    that several modules share.
+
+    Before it is returned, the folded model is compared with the applied policy on a short random input, as a whole and
+    in every layer that changes; where they differ, an `UnsupportedError` says which layer. `example_inputs` (keyword
+    arguments for one call of the model) replace the random input of a model for which none can be made. Modules that
+    cannot have a policy raise an error, or with `skip_unsupported` are left as they are, as in `sharpmax.apply`.
     """
     chosen = policy_from(policy)
-    modules = modules_of(model)
+    if not skip_unsupported:
+        check_all_reached(check_model(model))
+    modules = modules_of(model, skip_unsupported=skip_unsupported)
     family = type(model).__name__
+    if any(weight.is_meta for weight in model.parameters()):
+        reject("model", "weights on the meta device", "weights in memory", "load the model without offloading")
     check_shape(chosen, [one.heads for one in modules], family)
     _check_constant(chosen, context_of(model))
-    betas = [_betas(chosen, layer, one.heads) for layer, one in enumerate(modules)]
-    for layer, (one, beta) in enumerate(zip(modules, betas, strict=True)):
-        if beta is not None:
-            _check_only_queries(one, layer, family)
+    betas = {layer: beta for layer, one in enumerate(modules) if (beta := _betas(chosen, layer, one.heads)) is not None}
+    for layer in betas:
+        _check_only_queries(modules[layer], layer, family)
+        _check_not_shared(model, query_layer(modules[layer], f"layer {layer} of {family}"), layer)
     twin = restore(copy.deepcopy(model))
+    check = FoldCheck(twin, modules_of(twin, skip_unsupported=True), chosen, betas)
     with torch.no_grad():
-        for layer, (one, beta) in enumerate(zip(modules_of(twin), betas, strict=True)):
-            if beta is not None:
-                scale_queries(one, beta, f"layer {layer} of {family}")
+        check.before(example_inputs)
+        for layer, beta in betas.items():
+            scale_queries(check.modules[layer], beta, f"layer {layer} of {family}")
+        check.after()
     return twin
 
 
@@ -102,6 +122,24 @@ def _betas(policy: Policy, layer: int, heads: int) -> Tensor | None:
         return None
     stats = RowStats.anchored(torch.tensor([2]))
     return torch.cat([one.rule(ops_for(stats.count), stats, None).double() for one in row])
+
+
+def _check_not_shared(model: PreTrainedModel, layer: nn.Module, number: int) -> None:
+    """Refuse weights that another module uses too, which would get a β that is not its own."""
+    spans = [_span(weight) for weight in layer.parameters()]
+    for name, part in model.named_modules():
+        for key, weight in part.named_parameters(recurse=False):
+            start, end = _span(weight)
+            if part is not layer and any(start < other_end and other_start < end for other_start, other_end in spans):
+                raise UnsupportedError(
+                    f"model: the weights of the queries of layer {number} of {type(model).__name__} are also "
+                    f"{name}.{key}, so β cannot be folded into them; apply the policy instead (sharpmax.apply)"
+                )
+
+
+def _span(weight: Tensor) -> tuple[int, int]:
+    """Where in memory a weight begins and ends."""
+    return weight.data_ptr(), weight.data_ptr() + weight.numel() * weight.element_size()
 
 
 def _check_only_queries(one: AttentionModule, layer: int, family: str) -> None:

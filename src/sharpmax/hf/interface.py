@@ -10,24 +10,31 @@ rules whose parameters are trained.
 Nothing of transformers is patched: an attention function and its mask function are registered under names of our own,
 the configurations of the model name them, and the call is handed on to the implementation the model used before, with
 β·q for q. What a mask hides does not count: under a sliding window n is at most the window.
+
+A change is one for all layers: a forward pass that is running in another thread goes on with what was installed when it
+began (`sharpmax.hf.running`). Another model with the same configuration object keeps computing the baseline.
 """
 
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
-from types import MethodType
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from sharpmax.errors import UnsupportedError
-from sharpmax.hf.attention import LAYER, LEFT, Layer, Repeated, sharp_attention
+from sharpmax.hf.attention import Layer, Repeated, sharp_attention
 from sharpmax.hf.rules import Rule
-from sharpmax.hf.support import NAMES, AttentionModule, attention_modules, check_model, require_transformers
+from sharpmax.hf.running import Pass, begin, end
+from sharpmax.hf.support import LAYER, NAMES, AttentionModule, attention_modules, check_model, require_transformers
 from sharpmax.hf.watching import Watcher, Watchers
 from sharpmax.policies import Policy
 
@@ -38,6 +45,7 @@ __all__ = [
     "Installed",
     "install",
     "installed",
+    "kept",
     "modules_of",
     "put",
     "repeated",
@@ -49,7 +57,10 @@ __all__ = [
 _INSTALLED = "_sharpmax_installed"
 _WATCHERS = "_sharpmax_watchers"
 _changing = threading.RLock()
-"""Held by the thread that changes what is installed in a model; others may be in the middle of a pass."""
+"""Held by the thread that changes what is installed in a model, or notes that a pass begins or ends."""
+
+_holders: dict[int, weakref.WeakSet[Installed]] = {}
+"""By the id of a configuration, on whose behalf it says a name of ours: models may share it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,13 +82,38 @@ class Installed:
     """Whether it is there for watchers alone, and goes with the last of them."""
 
     guard: list[RemovableHandle] = field(default_factory=list)
-    """The check before each call that the model still uses this attention, while it is in place."""
+    """The hook before each pass, while this is in place."""
+
+    leaving: list[RemovableHandle] = field(default_factory=list)
+    """The hook after each pass, while this is in place or a pass uses it."""
+
+    passes: set[Pass] = field(default_factory=set)
+    """The passes that use it."""
+
+    @cached_property
+    def by_module(self) -> Mapping[nn.Module, Layer]:
+        """The layers by their modules."""
+        return {one.module: layer for one, layer in zip(self.modules, self.layers, strict=True)}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """No pass uses a copy, or what comes back from a pickle."""
+        return {key: value for key, value in vars(self).items() if key != "by_module"} | {"passes": set()}
+
+    def __setstate__(self, values: dict[str, Any]) -> None:
+        """The configurations of a copy say what is behind ours (`sharpmax.hf.support.NAMES`) until this is in place."""
+        vars(self).update(values)
+        _register()
+        with _changing:
+            _hold(self)
 
 
-def modules_of(model: PreTrainedModel) -> Sequence[AttentionModule]:
-    """The attention modules of a model, as they are without rules; or an error that says why it cannot have any."""
+def modules_of(model: PreTrainedModel, *, skip_unsupported: bool = False) -> Sequence[AttentionModule]:
+    """The attention modules of a model, as they are without rules; or an error that says why it cannot have any.
+
+    Of a model with rules these are the modules that got them: what was left out then is left out here.
+    """
     before = installed(check_model(model))
-    return attention_modules(model) if before is None else before.modules
+    return attention_modules(model, skip_unsupported=skip_unsupported) if before is None else before.modules
 
 
 def install(
@@ -86,18 +122,19 @@ def install(
     *,
     policy: Policy | None = None,
     methods: Mapping[str, Callable[..., Any]] | None = None,
+    skip_unsupported: bool = False,
 ) -> Installed:
     """Let the rules of each layer choose β in the model's attention; what was installed before is replaced.
 
     Every check comes before the first change. `put(model, None)` takes everything out again. `methods` stand in for
     the model's own for as long.
     """
-    modules = modules_of(model)
+    modules = modules_of(model, skip_unsupported=skip_unsupported)
     layers = [
         Layer(one.inner, one.function, one.heads, tuple(rules_of_layer(number)), number)
         for number, one in enumerate(modules)
     ]
-    bound = {name: MethodType(method, model) for name, method in (methods or {}).items()}
+    bound = {name: partial(method, model) for name, method in (methods or {}).items()}
     now = Installed(modules, layers, policy, bound)
     put(model, now)
     return now
@@ -141,17 +178,19 @@ def watch(model: PreTrainedModel, watcher: Watcher) -> Callable[[], None]:
     """
     with _changing:
         before = installed(check_model(model))
+        if before is None:
+            modules_of(model)  # what cannot be watched is refused before anything changes
         watchers = _watchers(model)
         watchers.active += (watcher,)
         if before is None:
-            put(model, None)
+            _put(model, None)
 
     def remove() -> None:
         with _changing:
             watchers.active = tuple(one for one in watchers.active if one is not watcher)
             state = installed(model)
             if not watchers.active and state is not None and state.watched_only:
-                put(model, None)
+                _put(model, None)
 
     return remove
 
@@ -184,7 +223,74 @@ def _for_watchers(model: PreTrainedModel) -> Installed | None:
 def put(model: PreTrainedModel, state: Installed | None) -> None:
     """Make `state`, of this model, the one installed; None leaves the model as it was before anything was."""
     with _changing:
+        _check_inside(model)
         _put(model, state)
+
+
+@dataclass(eq=False)
+class _Block:
+    """A `with` block at whose end a model gets back what was installed before."""
+
+    before: Installed | None
+    thread: str
+
+
+_blocks: weakref.WeakKeyDictionary[nn.Module, list[_Block]] = weakref.WeakKeyDictionary()
+"""The open blocks of each model, the innermost last."""
+
+# A thread has a context of its own, and so has a task of asyncio; a task that a block starts is inside of that block.
+_inside: ContextVar[tuple[_Block, ...]] = ContextVar("sharpmax_blocks", default=())
+
+
+@contextmanager
+def kept(model: PreTrainedModel) -> Iterator[None]:
+    """Whatever is installed inside the block, at its end the model has what it had before.
+
+    Until then, nothing can be installed from outside the block, that is by another thread or task.
+    """
+    with _changing:
+        _check_inside(model)
+        block = _Block(installed(model), threading.current_thread().name)
+        _blocks.setdefault(model, []).append(block)
+    _inside.set((*_inside.get(), block))
+    try:
+        yield
+    finally:
+        in_order = _close(model, block)
+    if not in_order:
+        raise UnsupportedError(
+            "applied: a block ended before one that was opened inside it, whose policy is still in place; "
+            "allowed: blocks that end in the reverse of the order in which they began"
+        )
+
+
+def _close(model: PreTrainedModel, block: _Block) -> bool:
+    """End a block; False if it is not the innermost one, which then gives back what this one would have."""
+    _inside.set(tuple(one for one in _inside.get() if one is not block))
+    with _changing:
+        blocks = _blocks[model]
+        place = blocks.index(block)
+        del blocks[place]
+        before, block.before = block.before, None
+        if place < len(blocks):
+            blocks[place].before = before
+            return False
+        if not blocks:
+            del _blocks[model]
+        if installed(model) is not before:
+            _put(model, before)
+    return True
+
+
+def _check_inside(model: PreTrainedModel) -> None:
+    """Refuse a change from outside the innermost block, which would take its policy away or outlive it."""
+    blocks = _blocks.get(model)
+    if blocks and blocks[-1] not in _inside.get():
+        raise UnsupportedError(
+            f"model: a block of another thread or task has put a policy in it (`with applied(…)`, in the thread "
+            f"{blocks[-1].thread!r}), and two that overlap would undo each other; allowed: one after the other, "
+            "or a copy of the model for each (copy.deepcopy)"
+        )
 
 
 def _put(model: PreTrainedModel, state: Installed | None) -> None:
@@ -195,31 +301,77 @@ def _put(model: PreTrainedModel, state: Installed | None) -> None:
     if before is not None:
         del vars(model)[_INSTALLED]
         for one in before.modules:
-            one.config._attn_implementation_internal = one.inner
-        for one in before.modules:
-            LEFT[one.module] = Layer(one.inner, one.function, one.heads, ())
             vars(one.module).pop(LAYER, None)
         for name in before.methods:
             del vars(model)[name]
         vars(model).update(before.own)
         before.guard.pop().remove()
+        before.passes.difference_update([one for one in before.passes if not one.runs()])
     if state is not None:
         state.own.update({name: vars(model)[name] for name in state.methods if name in vars(model)})
         vars(model).update(state.methods)
-        state.guard.append(model.register_forward_pre_hook(_check_in_use))
+        state.guard.append(model.register_forward_pre_hook(_enter))
+        if not state.leaving:
+            state.leaving.append(model.register_forward_hook(_leave, always_call=True))
         for one, layer in zip(state.modules, state.layers, strict=True):
-            layer.watchers = _watchers(model)
+            layer.watchers, layer.model, layer.guard = _watchers(model), model, state.guard[0]
             vars(one.module)[LAYER] = layer
-            one.config._attn_implementation_internal = NAMES[one.inner]
+        _hold(state)
         vars(model)[_INSTALLED] = state
+    if before is not None and before is not state and not before.passes:
+        _let_go(before)
 
 
-def _check_in_use(model: PreTrainedModel, args: Any) -> None:
+def _hold(state: Installed) -> None:
+    """Let the configurations of a model name our attention."""
+    for one in state.modules:
+        key = id(one.config)
+        if key not in _holders:
+            _holders[key] = weakref.WeakSet()
+            weakref.finalize(one.config, _holders.pop, key, None).atexit = False
+        _holders[key].add(state)
+        one.config._attn_implementation_internal = NAMES[one.inner]
+
+
+def _let_go(state: Installed, *, late: bool = False) -> None:
+    """Let the configurations name the model's own attention again, unless something else still needs ours.
+
+    `late` is after the last pass: somebody may have chosen another attention meanwhile, which then stays.
+    """
+    state.leaving.pop().remove()
+    for one in state.modules:
+        holders = _holders[id(one.config)]
+        holders.discard(state)
+        if not holders and not (late and one.config._attn_implementation not in NAMES.values()):
+            one.config._attn_implementation_internal = one.inner
+
+
+def _enter(model: PreTrainedModel, args: Any) -> None:
+    """Before each pass through a model: check that its attention is in use, and note what is installed."""
+    if torch.compiler.is_compiling():
+        _check_in_use(installed(model))
+        return
+    with _changing:
+        state = installed(model)
+        _check_in_use(state)
+        if state is not None:
+            begin(model, state)
+
+
+def _leave(model: PreTrainedModel, args: Any, out: Any) -> None:
+    """After each pass through a model, or an error in it: forget what was noted."""
+    if torch.compiler.is_compiling():
+        return
+    with _changing:
+        state = end(model)
+        if isinstance(state, Installed) and not state.passes and installed(model) is not state:
+            _let_go(state, late=True)
+
+
+def _check_in_use(state: Installed | None) -> None:
     """Something else may have changed the attention meanwhile (Whisper's token timestamps do): not silently."""
-    state = installed(model)
     for one in () if state is None else state.modules:
-        # Unless it is another thread that has just put something else in place.
-        if one.config._attn_implementation != NAMES[one.inner] and installed(model) is state:
+        if one.config._attn_implementation != NAMES[one.inner]:
             raise UnsupportedError(
                 f"attn_implementation: it became {one.config._attn_implementation!r} while a policy was applied, which "
                 "would be ignored; restore the model, change it there, and apply the policy again"

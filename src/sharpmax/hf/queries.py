@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from sharpmax.errors import UnsupportedError
 from sharpmax.hf.support import AttentionModule, require_transformers
 
-__all__ = ["Projection", "exact", "projections", "scale_queries"]
+__all__ = ["Projection", "exact", "projections", "query_layer", "scale_queries"]
 
 # Layers that make queries alone, and their neighbours that make the keys.
 _SEPARATE = {"q_proj": "k_proj", "query": "key", "q": "k", "q_attn": ""}
@@ -43,18 +43,30 @@ class Projection:
 
 def exact(weight: Tensor) -> Tensor:
     """A weight in float64 on the CPU."""
-    return weight.detach().to("cpu", torch.float64)
+    return weight.detach().cpu().double()
 
 
-def scale_queries(one: AttentionModule, beta: Tensor, where: str) -> None:
-    """Multiply the queries of each head by its β, in place; `where` says which layer, for errors."""
+def query_layer(one: AttentionModule, where: str) -> nn.Module:
+    """The layer whose weights `scale_queries` changes: the query's normalisation if there is one, or its projection."""
     for name, child in one.module.named_children():
         if "Norm" in type(child).__name__ and name not in (*_QUERY_NORMS, *_OTHER_NORMS):
             raise UnsupportedError(
                 f"model: {where} has a normalisation {name!r} that folding does not know; "
                 "apply the policy instead (sharpmax.apply)"
             )
-    norm = next((getattr(one.module, name) for name in _QUERY_NORMS if hasattr(one.module, name)), None)
+    norm = _query_norm(one)
+    layer: nn.Module = _projection(one, where).layer if norm is None else norm
+    return layer
+
+
+def _query_norm(one: AttentionModule) -> nn.Module | None:
+    norms = (getattr(one.module, name, None) for name in _QUERY_NORMS)
+    return next((norm for norm in norms if not isinstance(norm, (type(None), nn.Identity))), None)
+
+
+def scale_queries(one: AttentionModule, beta: Tensor, where: str) -> None:
+    """Multiply the queries of each head by its β, in place; `where` says which layer, for errors."""
+    norm = _query_norm(one)
     if norm is not None:
         _scale_norm(norm, _gain_factor(norm, one, beta, where), where)
         return
@@ -68,7 +80,7 @@ def scale_queries(one: AttentionModule, beta: Tensor, where: str) -> None:
 
 
 def _multiply(weight: Tensor, factor: Tensor) -> None:
-    weight.copy_(weight * factor.to(weight.device))
+    weight.copy_(exact(weight) * factor)
 
 
 def projections(one: AttentionModule, where: str) -> tuple[Projection, Projection]:
@@ -143,7 +155,7 @@ def _gain_factor(norm: Any, one: AttentionModule, beta: Tensor, where: str) -> T
         return beta[0].expand(gain.shape)
     width, rest = divmod(gain.numel(), one.heads)
     if not rest and width == _head_width(one, 0):
-        return beta.repeat_interleave(width)
+        return beta.repeat_interleave(width).view(gain.shape)
     mean = float(beta.clamp_min(1e-30).log().mean().exp())
     raise UnsupportedError(
         f"policy: {where} normalises its queries with one gain for all heads, so its heads need the same β; "
@@ -153,14 +165,14 @@ def _gain_factor(norm: Any, one: AttentionModule, beta: Tensor, where: str) -> T
 
 def _scale_norm(norm: Any, factor: Tensor, where: str) -> None:
     gain, bias = norm.weight, getattr(norm, "bias", None)
-    probe = torch.randn(3, gain.numel(), dtype=gain.dtype, device=gain.device)
-    wanted = norm(probe) * factor.to(gain.device)
+    probe = torch.randn(3, *gain.shape, generator=torch.Generator().manual_seed(0)).to(gain)
+    wanted = exact(norm(probe)) * factor
     if bias is not None:
         _multiply(bias, factor)
     before = gain.clone()
     # Some families store the gain, some the gain minus 1: which of them this is shows in what comes out.
     for offset in (0.0, 1.0):
-        gain.copy_((before.double() + offset) * factor.to(gain.device) - offset)
-        if torch.allclose(norm(probe).double(), wanted.double(), rtol=1e-5 if gain.dtype.itemsize > 2 else 2e-2):
+        gain.copy_((exact(before) + offset) * factor - offset)
+        if torch.allclose(exact(norm(probe)), wanted, rtol=1e-5 if gain.dtype.itemsize > 2 else 2e-2):
             return
     raise UnsupportedError(f"model: {where} has a query normalisation {type(norm).__name__} that folding does not know")

@@ -12,7 +12,7 @@ from torch import Tensor
 from sharpmax.arrays import ops_for
 from sharpmax.errors import reject
 from sharpmax.policies import PerHead, Policy
-from sharpmax.policies.base import Remeasure
+from sharpmax.policies.base import Remeasure, Said
 from sharpmax.policies.per_head import side_by_side
 from sharpmax.rows.stats import RowStats
 
@@ -44,10 +44,11 @@ class Rule(Protocol):
 class PolicyRule:
     """Policies of one kind, one per head or one for all, as a `Rule`; what they hold is laid side by side once."""
 
-    def __init__(self, policies: Sequence[Policy], heads: tuple[int, ...] | None) -> None:
+    def __init__(self, policies: Sequence[Policy], heads: tuple[int, ...] | None, said: Said | None = None) -> None:
         alike = all(policy == policies[0] for policy in policies)
         self.policies = (policies[0],) if alike else tuple(policies)
         self.heads = heads
+        self.said = Said() if said is None else said
         self.needs = self.policies[0].needs
         self._joined = _Kept[Policy]()
         self._constant = _Kept[Tensor]()
@@ -83,7 +84,7 @@ class PolicyRule:
         values = getattr(stats, policy.reads)
         if ops_for(values).concrete(values) and bool(policy.outside(values, stats).any()):
             for place, one in enumerate(self.policies):
-                one.warn_outside(stats if len(self.policies) == 1 else stats.map(_head_at(place)))
+                one.warn_outside(stats if len(self.policies) == 1 else stats.map(_head_at(place)), self.said)
 
 
 class _Kept(dict[torch.device, T]):
@@ -116,10 +117,10 @@ def check_shape(policy: Policy, layers: Sequence[int], model: str) -> None:
         )
 
 
-def rules_of(policy: Policy, layer: int) -> tuple[Rule, ...]:
-    """The rules of one layer; none where the policy leaves all of it alone."""
+def rules_of(policy: Policy, layer: int, said: Said | None = None) -> tuple[Rule, ...]:
+    """The rules of one layer; none where the policy leaves all of it alone. `said` is shared by those of a model."""
     if not isinstance(policy, PerHead):
-        return () if policy.is_identity else (PolicyRule([policy], None),)
+        return () if policy.is_identity else (PolicyRule([policy], None, said),)
     heads = policy.policies[layer]
     if all(one.is_identity for one in heads):
         return ()
@@ -130,7 +131,7 @@ def rules_of(policy: Policy, layer: int) -> tuple[Rule, ...]:
         if whole or not one.is_identity:
             groups.setdefault(_shape_of(one), []).append(head)
     return tuple(
-        PolicyRule([heads[h] for h in group], None if len(group) == len(heads) else tuple(group))
+        PolicyRule([heads[h] for h in group], None if len(group) == len(heads) else tuple(group), said)
         for group in groups.values()
     )
 

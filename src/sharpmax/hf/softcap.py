@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from sharpmax.attention.sharp import scaled_mask
 from sharpmax.hf.dense import DenseLogits
+from sharpmax.rows.layout import room_for
 
 __all__ = ["capped_attention"]
 
@@ -34,7 +35,7 @@ def capped_attention(
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     s = torch.tanh(torch.matmul(query, key.transpose(2, 3)) * scale / softcap) * softcap
     beta = beta_of(DenseLogits.masked(s, attention_mask))
-    s = s * beta[..., None].to(s.dtype)
+    s = s * beta.clamp_max(room_for(s.dtype) / softcap)[..., None].to(s.dtype)
     mask = scaled_mask(attention_mask, beta)
     if mask is not None:
         s = s + mask

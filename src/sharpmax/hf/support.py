@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dis
+import functools
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from types import FunctionType
+from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 
 from sharpmax.errors import UnsupportedError, reject_type
@@ -16,13 +19,44 @@ from sharpmax.lazy import require
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
-__all__ = ["INNER", "NAMES", "AttentionModule", "attention_modules", "check_model", "require_transformers"]
+__all__ = [
+    "INNER",
+    "LAYER",
+    "NAMES",
+    "AttentionModule",
+    "attention_modules",
+    "check_all_reached",
+    "check_model",
+    "own_attention",
+    "require_transformers",
+]
+
+LAYER = "_sharpmax_layer"
+"""The attribute of an attention module that holds its `Layer` (`sharpmax.hf.attention`) while rules are installed."""
 
 INNER = ("sdpa", "eager")
 """The attention implementations of transformers that a sharpened call is handed on to."""
 
+
+class _Name(str):
+    """The name of an attention of ours. A copy of a configuration, or its pickle, says the one behind it instead."""
+
+    inner: str
+
+    def __new__(cls, name: str, inner: str) -> _Name:
+        made = super().__new__(cls, name)
+        made.inner = inner
+        return made
+
+    def __deepcopy__(self, memo: Any) -> str:
+        return self.inner
+
+    def __reduce__(self) -> tuple[type[str], tuple[str]]:
+        return str, (self.inner,)
+
+
 # Neither "sdpa" nor "flash" nor a slash may be part of these: transformers reads meaning into them.
-NAMES = {"sdpa": "sharpmax", "eager": "sharpmax-eager"}
+NAMES = {"sdpa": _Name("sharpmax", "sdpa"), "eager": _Name("sharpmax-eager", "eager")}
 """What a configuration says instead of each of them while rules are installed."""
 
 _INTERFACE = "ALL_ATTENTION_FUNCTIONS"
@@ -31,6 +65,17 @@ _UNDERSTOOD = {
     "module", "query", "key", "value", "attention_mask", "scaling", "dropout", "softcap", "position_bias",
     "sliding_window", "kwargs",
 }  # fmt: skip
+# Attention as one function, and the two halves of attention written out.
+_ATTENTION = {
+    "scaled_dot_product_attention", "multi_head_attention_forward", "flex_attention", "memory_efficient_attention",
+    "flash_attn_func", "flash_attn_varlen_func", "flash_attn_qkvpacked_func",
+}  # fmt: skip
+_SOFTMAX = {"softmax", "_softmax", "Softmax"}
+_PRODUCTS = {"matmul", "bmm", "baddbmm", "einsum", "@"}
+_LOGARITHMS = {"log", "log1p", "log2", "log10"}
+_SCALES = ("scale", "scaling", "temperature", "tau")
+# Options that turn a temperature by position on, in a configuration or in its `rope_parameters`.
+_TEMPERATURES = ("attn_temperature_tuning", "llama_4_scaling_beta", "log_scaling_n_floor", "use_logn_attn")
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,36 +113,80 @@ def check_model(model: object) -> PreTrainedModel:
     return model
 
 
-def attention_modules(model: PreTrainedModel) -> list[AttentionModule]:
+def attention_modules(model: PreTrainedModel, *, skip_unsupported: bool = False) -> list[AttentionModule]:
     """Every module of the model that attends, in the order of `model.modules()`, or an error that says why not.
 
     In a decoder-only model that order is the order of layers, `module.layer_idx`. Encoder–decoder models have the
     encoder's layers first, then each decoder layer's self-attention and cross-attention. A module that several layers
-    share (ALBERT) is there once.
+    share (ALBERT) is there once. Modules that attend without transformers' attention interface raise an error that
+    names them; with `skip_unsupported` they are left out.
     """
     family = type(model).__name__
     for part in model.modules():
         _refuse_other_ways(part, family)
-    found = [_described(part, uses, family) for part in model.modules() if (uses := _interface_call(part)) is not None]
+    if not skip_unsupported:
+        check_all_reached(model)
+    found = [
+        _described(part, uses, family) for part in model.modules() if (uses := _interface_call(type(part))) is not None
+    ]
     if not found:
         raise UnsupportedError(f"model: {family} has no attention layer that a policy could act on")
     return found
 
 
+def check_all_reached(model: PreTrainedModel) -> None:
+    """Refuse a model with modules that attend without the attention interface: their β would silently stay 1."""
+    unreached = [f"{name or 'the model'} ({type(part).__name__})" for name, part in _unreached(model)]
+    if not unreached:
+        return
+    shown = ", ".join(unreached[:4]) + (f" and {len(unreached) - 4} more" if len(unreached) > 4 else "")
+    raise UnsupportedError(
+        f"model: {type(model).__name__} attends without transformers' attention interface in {shown}, where β would "
+        "stay 1; allowed: families that attend through it everywhere (Llama, Qwen, Gemma, Mistral, GPT-2, BERT, T5, "
+        "…); to leave these modules out, sharpmax.apply(model, policy, skip_unsupported=True), where the policy None "
+        "changes nothing"
+    )
+
+
+def _unreached(model: PreTrainedModel) -> Iterator[tuple[str, nn.Module]]:
+    """Modules that attend on their own, as far as their code shows; of those inside each other the outermost."""
+    inside: set[int] = set()
+    for name, part in model.named_modules():
+        kind: Any = type(part)
+        can_set = getattr(kind, "_can_set_attn_implementation", None)
+        if id(part) not in inside and (_attends_alone(kind) or (can_set is not None and not can_set())):
+            inside.update(id(one) for one in part.modules())
+            yield name, part
+
+
+@functools.cache
+def _attends_alone(kind: Any) -> bool:
+    """Whether modules of a class attend, and not through the attention interface."""
+    if issubclass(kind, nn.MultiheadAttention):
+        return True
+    if _interface_call(kind) is not None:
+        return False
+    functions = [function for function in _functions_of(kind) if function.__name__ != "generate"]
+    # The methods together, and each function that they call by itself.
+    scopes = [[name for function in functions for name in _names_in(function.__code__)]]
+    scopes += [[*_names_in(helper.__code__)] for function in functions for helper in _helpers_of(function)]
+    if any(not _ATTENTION.isdisjoint(names) for names in scopes):
+        return True
+    if "_can_set_attn_implementation" in dir(kind):  # a whole model: its softmax is that of a head or of a loss
+        return False
+    # Attention written out has a softmax between two products; a router or a loss has one product at most.
+    return any(
+        not _SOFTMAX.isdisjoint(names) and ("Attention" in kind.__name__ or sum(n in _PRODUCTS for n in names) > 1)
+        for names in scopes
+    )
+
+
 def _refuse_other_ways(module: nn.Module, family: str) -> None:
-    """Refuse what would silently stay unsharpened, or change for another reason than β."""
-    can_set = getattr(type(module), "_can_set_attn_implementation", None)
-    if can_set is not None and not can_set():
+    """Refuse what would be sharpened twice, or change for another reason than β."""
+    if (rule := _own_temperature(module)) is not None:
         raise UnsupportedError(
-            f"model: {type(module).__name__} does not use transformers' attention interface, so its layers would stay "
-            "unsharpened; allowed: families that do (Llama, Qwen, Gemma, Mistral, GPT-2, BERT, T5, …)"
-        )
-    config = getattr(module, "config", None)
-    rope = getattr(config, "rope_parameters", None) or {}
-    if getattr(config, "attn_temperature_tuning", False) or "llama_4_scaling_beta" in rope:
-        raise UnsupportedError(
-            f"model: {family} scales its queries by position already, so a policy would sharpen long inputs twice; "
-            "allowed: families without a temperature of their own"
+            f"model: {family} scales its queries by position already ({rule}), so a policy would sharpen long inputs "
+            "twice; allowed: families without a temperature of their own"
         )
     if getattr(module, "sinks", None) is not None:
         raise UnsupportedError(
@@ -114,12 +203,32 @@ def _refuse_other_ways(module: nn.Module, family: str) -> None:
                 f"model: {family} treats attention implementations differently by name ({function.__qualname__}), so "
                 "it would compute something else under a policy; allowed: families that do not"
             )
-        attends = {"softmax", "scaled_dot_product_attention"} & set(function.__code__.co_names)
-        if attends and "Attention" in type(module).__name__ and _interface_call(module) is None:
-            raise UnsupportedError(
-                f"model: {family} has layers that attend without transformers' attention interface "
-                f"({function.__qualname__}), which would stay unsharpened; allowed: families without such layers"
-            )
+
+
+def _own_temperature(module: nn.Module) -> str | None:
+    """What scales the queries of a module by their position, if anything does.
+
+    Shown by an option of the configuration, or by the code of attention: a logarithm, or a scale that the layer is
+    given for every call.
+    """
+    config = getattr(module, "config", None)
+    options = {**(getattr(config, "rope_parameters", None) or {})}
+    options.update({name: getattr(config, name) for name in _TEMPERATURES if hasattr(config, name)})
+    on = next((name for name in _TEMPERATURES if options.get(name)), None)
+    if on is not None:
+        return on
+    uses = _interface_call(type(module))
+    return None if uses is None else _temperature_in(uses)
+
+
+@functools.cache
+def _temperature_in(uses: FunctionType) -> str | None:
+    """What in the code of attention scales queries by position, without an option of `_TEMPERATURES`."""
+    names = {name for function in (uses, *_helpers_of(uses)) for name in _names_in(function.__code__)}
+    if _LOGARITHMS & names and not names.intersection(_TEMPERATURES):
+        return f"a logarithm in {uses.__qualname__}"
+    given = [name for name in inspect.signature(uses).parameters if any(word in name for word in _SCALES)]
+    return f"{given[0]} of {uses.__qualname__}" if given else None
 
 
 def _names_one(constants: tuple[Any, ...]) -> bool:
@@ -139,12 +248,62 @@ def _functions_of(kind: type) -> Iterator[FunctionType]:
                 yield function
 
 
-def _interface_call(module: nn.Module) -> FunctionType | None:
-    """The method of the module that looks its attention function up, if it has one."""
-    for function in _functions_of(type(module)):
-        if _INTERFACE in function.__code__.co_names:
-            return function
-    return None
+def _helpers_of(function: FunctionType) -> Iterator[FunctionType]:
+    """The functions of its own module that a function names."""
+    for name in set(_names_in(function.__code__)):
+        helper = function.__globals__.get(name)
+        helper = inspect.unwrap(helper) if callable(helper) else None
+        if isinstance(helper, FunctionType) and helper.__module__ == function.__module__:
+            yield helper
+
+
+def _names_in(code: CodeType) -> Iterator[str]:
+    """Names and texts in a piece of code and in what is nested in it, once per use; "@" is a matrix product."""
+    for step in dis.get_instructions(code):
+        if step.opname == "BINARY_MATRIX_MULTIPLY" or (step.opname == "BINARY_OP" and step.argrepr.startswith("@")):
+            yield "@"
+        elif isinstance(step.argval, str):
+            yield step.argval
+        elif isinstance(step.argval, CodeType):
+            yield from _names_in(step.argval)
+
+
+@functools.cache
+def _interface_call(kind: type[nn.Module]) -> FunctionType | None:
+    """The method of a kind of module that looks its attention function up, if it has one."""
+    return next((one for one in _functions_of(kind) if _INTERFACE in one.__code__.co_names), None)
+
+
+def _eager_of(uses: FunctionType) -> Callable[..., Any] | None:
+    return next((uses.__globals__[n] for n in uses.__code__.co_names if n.endswith("eager_attention_forward")), None)
+
+
+def _plain(name: str) -> str:
+    """The attention that a configuration names without rules."""
+    return next((inner for inner, ours in NAMES.items() if ours == name), name)
+
+
+class _Own:
+    """The attention functions that `own_attention` has found: a compiler follows attributes of a class one by one."""
+
+
+def own_attention(kind: type[nn.Module], name: str) -> Callable[..., Any]:
+    """The attention function that a kind of module uses without rules, where its configuration says `name`."""
+    key: str = _find_own(kind, name)
+    found: Callable[..., Any] = getattr(_Own, key)
+    return found
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _find_own(kind: type[nn.Module], name: str) -> str:
+    key = f"{kind.__name__}_{id(kind)}_{_plain(name)}"  # without a dot, which the compiler does not take
+    if not hasattr(_Own, key):
+        uses = _interface_call(kind)
+        if uses is None:
+            raise UnsupportedError(f"model: {kind.__name__} does not use transformers' attention interface")
+        function = uses.__globals__[_INTERFACE].get_interface(_plain(name), _eager_of(uses))
+        setattr(_Own, key, staticmethod(function))
+    return key
 
 
 def _described(module: nn.Module, uses: FunctionType, family: str) -> AttentionModule:
@@ -154,9 +313,11 @@ def _described(module: nn.Module, uses: FunctionType, family: str) -> AttentionM
     if config is None or inner is None:
         raise UnsupportedError(f"model: {name} of {family} does not say which attention it uses; allowed: {INNER}")
     if inner in NAMES.values():
-        raise UnsupportedError(
-            f"model: a policy is applied to a model that shares layers with this {family}; restore that one first"
-        )
+        if LAYER in vars(module):
+            raise UnsupportedError(
+                f"model: a policy is applied to a model that shares layers with this {family}; restore that one first"
+            )
+        inner = _plain(inner)  # the policy is in another model, with which this one shares its configuration
     if inner not in INNER:
         raise UnsupportedError(
             f"model: {family} uses attn_implementation={inner!r}, over which policies are not proven; allowed: "
@@ -167,7 +328,7 @@ def _described(module: nn.Module, uses: FunctionType, family: str) -> AttentionM
             f"model: {family} has reorder_and_upcast_attn, an eager attention of its own; allowed: sdpa; "
             "do model.set_attn_implementation('sdpa') first"
         )
-    eager = next((uses.__globals__[n] for n in uses.__code__.co_names if n.endswith("eager_attention_forward")), None)
+    eager = _eager_of(uses)
     if eager is None:
         raise UnsupportedError(f"model: {name} of {family} has no eager attention function to compare with")
     arguments = frozenset(inspect.signature(eager).parameters)

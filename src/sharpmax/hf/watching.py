@@ -113,6 +113,10 @@ class Watchers:
         """Nobody watches a copy."""
         return Watchers()
 
+    def __reduce__(self) -> tuple[type[Watchers], tuple[()]]:
+        """Nor what comes back from a pickle."""
+        return Watchers, ()
+
     def looking(self) -> list[Watcher]:
         """Those who are to see a call of this thread.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -21,7 +22,16 @@ from sharpmax.models.smollm2 import smollm2_folder
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-__all__ = ["ALIASES", "DTYPES", "LanguageModel", "context_of", "load_language_model", "quiet", "weights_fingerprint"]
+__all__ = [
+    "ALIASES",
+    "DTYPES",
+    "LanguageModel",
+    "context_of",
+    "has_weights",
+    "load_language_model",
+    "quiet",
+    "weights_fingerprint",
+]
 
 ALIASES: Mapping[str, Callable[[], Path]] = MappingProxyType({"smollm2": smollm2_folder})
 """Models that come from a Python package: the function makes their folder on first use."""
@@ -32,6 +42,7 @@ DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
 
 _ALLOWED = f"{', '.join(ALIASES)}, the folder of a saved model or a hub id"
 _CAUSAL = "a causal language model"
+_AT_ONCE = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -133,12 +144,32 @@ def context_of(model: PreTrainedModel) -> int | None:
 
 
 def weights_fingerprint(model: PreTrainedModel) -> str:
-    """Tells a checkpoint from another of the same name, from the first few values of every tensor."""
+    """Tells weights from any others, from every value of every tensor, whatever the device and the narrower dtype."""
+    digest = hashlib.sha256()
+    saved = model.state_dict().keys()
+    buffers = ((name, buffer) for name, buffer in model.named_buffers() if name in saved)
+    for name, tensor in itertools.chain(model.named_parameters(), buffers):
+        digest.update(f"{name}{tuple(tensor.shape)}".encode())
+        for part in torch.split(tensor.detach().flatten(), _AT_ONCE):
+            value = part.cpu()
+            if value.is_floating_point() and value.dtype != torch.float64:
+                value = value.float()  # exact: the same numbers, loaded in another dtype
+            digest.update(value.contiguous().view(torch.uint8).numpy().data)
+    return digest.hexdigest()[:32]
+
+
+def has_weights(model: PreTrainedModel, fingerprint: object) -> bool:
+    """Whether a fingerprint is that of the weights of a model.
+
+    One of 16 digits, as earlier files have it, was made of the first 64 values of every parameter.
+    """
+    if not isinstance(fingerprint, str) or len(fingerprint) != 16:
+        return weights_fingerprint(model) == fingerprint
     digest = hashlib.sha256()
     for name, weight in model.named_parameters():
         digest.update(f"{name}{tuple(weight.shape)}".encode())
-        digest.update(weight.detach().flatten()[:64].double().cpu().numpy().tobytes())
-    return digest.hexdigest()[:16]
+        digest.update(weight.detach().flatten()[:64].cpu().double().numpy().tobytes())
+    return digest.hexdigest()[:16] == fingerprint
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from sharpmax.errors import UnsupportedError, reject
+from sharpmax.files import written_by_others
 from sharpmax.lazy import require
 
 __all__ = ["cache_folder", "smollm2_folder"]
@@ -72,7 +73,8 @@ def _make(folder: Path, gguf: Path) -> None:
         allowed = "a cache folder you may write to"
         reject("model", f"smollm2, but {str(folder.parent)!r}: {problem.strerror}", allowed, "set SHARPMAX_CACHE")
     try:
-        _convert(gguf, partial)
+        with written_by_others(folder):
+            _convert(gguf, partial)
         # mkdtemp and safetensors make theirs for the owner alone; whoever may read the cache may read this too.
         mode = folder.parent.stat().st_mode & 0o777
         partial.chmod(mode)

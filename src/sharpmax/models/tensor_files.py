@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from sharpmax.errors import FileFormatError
-from sharpmax.files import write_bytes
+from sharpmax.files import parse_json, write_bytes
 from sharpmax.lazy import require
 
 __all__ = ["SCHEMA", "load_tensors", "must_fit", "save_tensors"]
@@ -39,7 +39,7 @@ def load_tensors(path: str | Path, kind: str) -> tuple[dict[str, Tensor], dict[s
         with safetensors.safe_open(str(path), framework="pt") as file:
             header = file.metadata() or {}
             _check_header(header, kind, shown)
-            about = json.loads(header["about"])
+            about = parse_json(header["about"])
             if not isinstance(about, dict):
                 raise FileFormatError(f"weights: the description in {shown} is not an object; give another file")
             return {name: file.get_tensor(name) for name in file.keys()}, about  # noqa: SIM118 (not a mapping)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import sys
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -26,7 +27,16 @@ from sharpmax.files import write_text
 if TYPE_CHECKING:
     from sharpmax.rows.stats import RowStats
 
-__all__ = ["SCHEMA", "Policy", "Remeasure", "check_number", "check_range", "policy_from_dict", "with_columns"]
+__all__ = [
+    "SCHEMA",
+    "Policy",
+    "Remeasure",
+    "Said",
+    "check_number",
+    "check_range",
+    "policy_from_dict",
+    "with_columns",
+]
 
 SCHEMA = 1
 """Version of the JSON form; a reader refuses a newer one."""
@@ -35,7 +45,20 @@ Remeasure = Callable[[Array], "RowStats"]
 """Measures the same rows again with their logits multiplied by β (one value per row)."""
 
 _kinds: dict[str, type[Policy]] = {}
+
+
+class Said(set[Any]):
+    """The policies that one model has been warned of; a copy of the model has not been warned yet."""
+
+    def __deepcopy__(self, memo: Any) -> Said:
+        return Said()
+
+    def __reduce__(self) -> tuple[type[Said], tuple[()]]:
+        return Said, ()
+
+
 _warned: set[Policy] = set()
+"""The policies that were warned of where no model is known."""
 
 
 @dataclass(frozen=True)
@@ -84,9 +107,10 @@ class Policy(ABC):
         beta = self.rule(xp, stats, remeasure)
         return xp.where(stats.count <= 1, xp.ones_like(beta), beta)
 
-    def warn_outside(self, stats: RowStats) -> None:
-        """Warn, once per policy, if rows lie outside the range it was fitted on."""
-        if self.fitted_range is None or self in _warned:
+    def warn_outside(self, stats: RowStats, said: set[Any] | None = None) -> None:
+        """Warn if rows lie outside the range the policy was fitted on, unless it is among those `said` already."""
+        said = _warned if said is None else said
+        if self.fitted_range is None or self in said:
             return
         values = getattr(stats, self.reads)
         if not ops_for(values).concrete(values):
@@ -94,13 +118,17 @@ class Policy(ABC):
         low, high = self.fitted_range
         outside = self.outside(values, stats)
         if bool(outside.any()):
-            _warned.add(self)
+            said.add(self)
             share = 100.0 * float(outside.sum()) / math.prod(outside.shape)
-            warnings.warn(
+            caller = sys._getframe(1)
+            # Not `warnings.warn`, whose own memory would silence a second model with the same share of rows.
+            warnings.warn_explicit(
                 f"{share:.1f}% of the rows have {self.reads} outside {low:g} … {high:g}, the range this policy is "
                 f"made for ({self.describe()}); said once for this policy",
                 OutOfRangeWarning,
-                stacklevel=2,
+                caller.f_code.co_filename,
+                caller.f_lineno,
+                module=caller.f_globals["__name__"],
             )
 
     def outside(self, values: Array, stats: RowStats) -> Array:

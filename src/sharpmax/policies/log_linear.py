@@ -25,6 +25,10 @@ class LogLinear(Policy):
     (`top2`), ln(1 + v) (`var`), h·ℓ (`entropy_length`) and p·ℓ (`top_length`). So a head can be sharpened in the rows
     that need it and left alone in the others. Only the statistics of coefficients other than 0 are measured.
 
+    Gradients flow through every feature where the logits are there: `sharpmax.softmax`, JAX, and `sharpmax.attention`
+    with `impl="reference"`. The other implementations of `sharpmax.attention` never hold a whole row: there p is a
+    constant, and the gradient of the three `top` terms with respect to queries and keys is left out.
+
     >>> LogLinear(level=0.5, length=0.1).describe()
     'ln β = 0.5 +0.1·ln⁺(n/32), 0.2 ≤ β ≤ 12'
     """

@@ -106,11 +106,11 @@ class PerHead(Policy):
         alone = f", {still} head{'s' * (still != 1)} left alone" if still else ""
         return f"{self.layers} layer{'s' * (self.layers != 1)} × {self.heads} heads, kinds: {kinds}{alone}"
 
-    def warn_outside(self, stats: RowStats) -> None:
+    def warn_outside(self, stats: RowStats, said: set[Any] | None = None) -> None:
         """Each head speaks for its own rows."""
         if self.layers == 1 and stats.count.ndim >= 2 and stats.count.shape[-2] == self.heads:
             for head, policy in enumerate(self.policies[0]):
-                policy.warn_outside(_of_head(stats, head))
+                policy.warn_outside(_of_head(stats, head), said)
 
     def rule(self, xp: Any, stats: RowStats, remeasure: Remeasure | None) -> Array:
         """All heads at once where they are of one kind, one after the other where not."""

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import functools
 import importlib.resources
-import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
 from sharpmax.errors import FileFormatError, reject, reject_type
+from sharpmax.files import read_json
 from sharpmax.policies.base import Policy, policy_from_dict
 from sharpmax.policies.constant import Constant
 from sharpmax.policies.length import LogLength
 from sharpmax.policies.polynomial import PAPER
 
-__all__ = ["BESIDE", "NAMED", "load_policy", "resolve_policy"]
+__all__ = ["BESIDE", "IN_FOLDERS", "NAMED", "load_policy", "resolve_policy"]
 
 
 BESIDE = "sharpmax_policy.json"
 """The file that `save_pretrained` of a model with a policy puts beside the weights."""
 
-_IN_FOLDERS = ("policy.json", BESIDE)
+IN_FOLDERS = ("policy.json", BESIDE)
 """What a folder may hold; the first is what `sharpmax calibrate` writes."""
 
 _WITH_NUMBER: Mapping[str, Callable[[float], Policy]] = {
@@ -70,12 +70,12 @@ def _with_number(text: str) -> Policy | None:
 
 
 def _file_in(folder: Path) -> Path:
-    found = [folder / name for name in _IN_FOLDERS if (folder / name).is_file()]
+    found = [folder / name for name in IN_FOLDERS if (folder / name).is_file()]
     if not found:
         given = f"{str(folder)!r}, a folder without {BESIDE} or policy.json"
         reject("policy", given, "a folder that calibrate or a model with a policy applied was saved to")
     if len(found) > 1:
-        reject("policy", f"{str(folder)!r}, a folder with both {' and '.join(_IN_FOLDERS)}", "the path of one of them")
+        reject("policy", f"{str(folder)!r}, a folder with both {' and '.join(IN_FOLDERS)}", "the path of one of them")
     return found[0]
 
 
@@ -86,10 +86,9 @@ def _packaged(name: str) -> Policy:
 
 
 def _read(path: Path) -> Policy:
+    body = read_json(path, "policy")
     try:
-        return policy_from_dict(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as problem:
-        raise FileFormatError(f"policy: {str(path)!r} cannot be read as JSON ({problem})") from None
+        return policy_from_dict(body)
     except FileFormatError as problem:
         raise FileFormatError(f"{problem} (in {str(path)!r})") from None
 

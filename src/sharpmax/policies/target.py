@@ -27,7 +27,8 @@ class EntropyTarget(Policy):
     towards it. `ceiling` bounds β where the target cannot be reached (exact ties at the top).
 
     The equation H(β) = target is solved in u = ln β, where dH/du = −Var[β·s], by Newton steps kept inside a
-    bracket that halves whenever Newton leaves it. Each step measures the rows once more.
+    bracket that halves whenever Newton leaves it. Each step measures the rows once more. First and second derivatives
+    are those of the solution.
 
     >>> EntropyTarget(0.5).describe()
     'β such that H = 0.5 nat, 1 ≤ β ≤ 10000'
@@ -79,14 +80,35 @@ class EntropyTarget(Policy):
         # One more Newton step with the dependence on the logits alive: its value is the solution, its derivative
         # −(∂H/∂s)/(∂H/∂u), which is the derivative of the solution. Rows held at an end would step beyond it, and have
         # none.
-        now = remeasure(xp.exp(u))
-        free = xp.stop_gradient(now.var) > 1e-12
-        slope = xp.where(free, xp.stop_gradient(now.var), 1.0)
-        step = xp.where(free, (now.entropy - target) / slope, 0.0)
-        polished = u + xp.where(abs(xp.stop_gradient(step)) < 1e-2, step, 0.0)
+        step, slope, free = _newton(xp, remeasure, u, target)
+        if not xp.concrete(step) or getattr(step, "requires_grad", True):
+            # What is right to 1e-6 has derivatives that are right to as little; after a step more it is 1e-12.
+            u = u + xp.stop_gradient(step)
+            step, slope, free = _newton(xp, remeasure, u, target)
+            step = step + _bend(xp, step, slope, xp.where(free, remeasure(xp.exp(u + step)).var, 1.0))
+        polished = u + step
         polished = xp.at_most(xp.at_least(polished, xp.log(floor)), xp.log(ceiling))
         # A row of NaN fails every comparison above and would come out as "nothing to do".
         return xp.where(xp.isnan(stats.entropy), math.nan, xp.exp(polished))
+
+
+def _newton(xp: Any, remeasure: Remeasure, u: Array, target: Array) -> tuple[Array, Array, Array]:
+    """The step from a u close to the solution, −dH/du there, and the rows that have a slope to follow."""
+    now = remeasure(xp.exp(u))
+    free = xp.stop_gradient(now.var) > 1e-12
+    slope = xp.where(free, now.var, 1.0)
+    step = xp.where(free, (now.entropy - target) / slope, 0.0)
+    return xp.where(abs(xp.stop_gradient(step)) < 1e-2, step, 0.0), slope, free
+
+
+def _bend(xp: Any, step: Array, slope: Array, slope_there: Array) -> Array:
+    """What a Newton step lacks to have the second derivative of the solution; its value and first derivative are 0.
+
+    The exact step is (H − target) over the mean slope on the way, and a Newton step takes that of the beginning. Half
+    of the change of slope, times a step of 0, has the second derivative that is missing and no first one.
+    """
+    bend = -0.5 * step * (slope_there - slope) / slope
+    return bend - xp.stop_gradient(bend)
 
 
 def _settled(xp: Any, entropy: Array, target: Array, u: Array, low: Array, high: Array) -> Array:

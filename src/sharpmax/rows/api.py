@@ -102,7 +102,8 @@ def measure(problem: Problem, impl: str, fields: frozenset[str]) -> RowStats:
     if impl == "reference":
         return reference_stats(problem)
     count = problem.counts()
-    if impl == "auto":
+    chosen = impl == "auto"
+    if chosen:
         if fields <= {"count"}:
             return RowStats.anchored(count)
         impl = _choose(problem, fields)
@@ -111,7 +112,8 @@ def measure(problem: Problem, impl: str, fields: frozenset[str]) -> RowStats:
     if impl == "triton" and (reason := triton.obstacle(problem)):
         raise UnsupportedError(f"impl: 'triton' cannot do this: {reason}; use impl='streaming'")
     measured = fields if impl == "triton" else fields | {"max", "var"}  # the others measure them on the way
-    parts = [part.reshape(problem.rows) for part in measure_parts(problem, impl, measured)]
+    operator = "auto" if chosen and impl == "stock" else impl
+    parts = [part.reshape(problem.rows) for part in measure_parts(problem, operator, measured)]
     anchor, log_mass, shortfall, var = parts
     if impl == "stock":
         return RowStats.anchored(count, anchor, log_mass, shortfall)

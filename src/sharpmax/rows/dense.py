@@ -32,7 +32,7 @@ def dense_stats(logits: Array, live: Array) -> RowStats:
     x = xp.at_least(x, -1000.0)
     weight = xp.where(live, xp.exp(x), 0.0)
     if logits.shape[-1] == 0:
-        rest = xp.sum(weight)
+        top, rest = live, xp.sum(weight)
     else:
         # The top item's own weight is 1 exactly. Summed apart, as expm1, it leaves ln(1 + rest) accurate
         # however small the rest is, so the entropy of an almost one-hot row keeps its relative accuracy.
@@ -47,4 +47,5 @@ def dense_stats(logits: Array, live: Array) -> RowStats:
         shortfall,
         max=peak,
         var=xp.sum(share * (x + shortfall[..., None]) ** 2),
+        top=xp.sum(xp.where(top, share, 0.0)),
     )

@@ -17,13 +17,19 @@ __all__ = [
     "Parts",
     "Problem",
     "as_autocast",
+    "as_beta",
     "broadcast",
+    "capped_beta",
     "check_tensors",
     "floats_at_least_32",
     "hidden_by",
     "make_problem",
+    "room_for",
     "without_autocast",
 ]
+
+# Half precision has little room. Elsewhere there is some left for the product with the keys.
+_ROOM = {torch.float16: 65504.0, torch.bfloat16: 1e30, torch.float32: 1e30, torch.float64: 1e290}
 
 
 class Parts(NamedTuple):
@@ -111,7 +117,8 @@ class Problem:
 
     def scaled(self, beta: Tensor) -> Problem:
         """The same rows with all their logits multiplied by `beta` (in the shape `rows`)."""
-        beta = beta.to(floats_at_least_32(self.q.dtype)).reshape(self.q.shape[:-1])
+        beta = as_beta(beta, self.q.dtype).reshape(self.q.shape[:-1])
+        beta = capped_beta(self.q.to(beta.dtype), beta)
         gain = None
         if self.mask is not None and self.mask.is_floating_point():
             gain = beta if self.gain is None else self.gain * beta
@@ -132,6 +139,26 @@ def hidden_by(mask: Tensor) -> Tensor:
 def floats_at_least_32(dtype: torch.dtype) -> torch.dtype:
     """The dtype statistics are computed in: float32, or float64 for float64 input."""
     return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def as_beta(beta: Tensor, dtype: torch.dtype) -> Tensor:
+    """β in the dtype of statistics for inputs of `dtype`, at most its largest number: 0 · inf would be NaN."""
+    wide = floats_at_least_32(dtype)
+    return beta.clamp(max=torch.finfo(wide).max).to(wide)
+
+
+def room_for(dtype: torch.dtype) -> float:
+    """How large the products of β and what is in this dtype may become."""
+    return _ROOM[dtype]
+
+
+def capped_beta(x: Tensor, beta: Tensor, share: float = 1.0) -> Tensor:
+    """β of rows x `[..., n]`, stopped where β·x would leave (this share of) the range of x's dtype.
+
+    A β of 1 or less is left as it is. At such a β a softmax is as hard as its logits can be told apart.
+    """
+    largest = x.detach().abs().amax(-1).to(beta.dtype).clamp_min(1e-8)
+    return beta.clamp(max=(share * room_for(x.dtype) / largest).clamp_min(1.0))
 
 
 def _autocasts(kind: str) -> bool:

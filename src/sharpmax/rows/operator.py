@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sharpmax.errors import UnsupportedError
 from sharpmax.rows.impl import triton_backward
-from sharpmax.rows.impl.stock import stock_parts
+from sharpmax.rows.impl.stock import LostDigitsError, quick_parts, stock_parts
 from sharpmax.rows.impl.streaming import Incoming, streaming_backward, streaming_parts
 from sharpmax.rows.impl.triton import triton_parts
 from sharpmax.rows.layout import Parts, Problem, floats_at_least_32
@@ -19,7 +19,7 @@ __all__ = ["measure_parts"]
 
 IMPLEMENTATIONS: dict[str, Callable[[Problem, frozenset[str]], Parts]] = {
     "streaming": lambda problem, fields: streaming_parts(problem),
-    "stock": lambda problem, fields: stock_parts(problem),
+    "stock": lambda problem, fields: quick_parts(problem),
     "triton": triton_parts,
 }
 
@@ -28,6 +28,7 @@ def measure_parts(problem: Problem, impl: str, fields: frozenset[str]) -> Parts:
     """The parts of every row; gradients flow into q, k and a float mask, not into the gain.
 
     Without `max` in `fields` the anchor may be another number than the maximum, and without `var` that part may be 0.
+    `impl` is one of `IMPLEMENTATIONS`, or "auto": "stock" where that is exact enough, else "streaming".
     """
     gain = None if problem.gain is None else problem.gain.detach()
     inputs = (problem.q, problem.k, problem.mask, gain, problem.spans, problem.offset, problem.scale, impl)
@@ -65,7 +66,11 @@ def _row_parts(
         return anchor, torch.zeros_like(anchor), torch.zeros_like(anchor), torch.zeros_like(anchor)
     fields = frozenset({"max"} if with_max else ()) | frozenset({"var"} if with_var else ())
     # A compiler has been promised this layout, whatever an implementation finds convenient.
-    anchor, log_mass, shortfall, var = (part.contiguous() for part in IMPLEMENTATIONS[impl](problem, fields))
+    try:
+        parts = IMPLEMENTATIONS["stock" if impl == "auto" else impl](problem, fields)
+    except LostDigitsError:
+        parts = streaming_parts(problem) if impl == "auto" else stock_parts(problem)
+    anchor, log_mass, shortfall, var = (part.contiguous() for part in parts)
     return anchor, log_mass, shortfall, var
 
 

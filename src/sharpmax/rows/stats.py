@@ -12,7 +12,7 @@ __all__ = ["FIELDS", "RowStats"]
 FIELDS = ("count", "max", "lse", "mean", "var")
 """The statistics of a row that everything else derives from."""
 
-_PARTS = ("count", "_anchor", "_log_mass", "_shortfall", "_max", "_var")
+_PARTS = ("count", "_anchor", "_log_mass", "_shortfall", "_max", "_var", "_top")
 
 
 class RowStats:
@@ -23,7 +23,8 @@ class RowStats:
 
     Inside, a row is kept relative to an anchor (its maximum, where measured): `log_mass = lse − anchor` and
     `shortfall = anchor − mean`. Both lie between 0 and ln n however large the logits are, so the entropy, their
-    sum, loses nothing to cancellation. The anchor and the maximum carry no gradient; lse, mean, var and entropy do.
+    sum, loses nothing to cancellation. The anchor and the maximum carry no gradient; lse, mean, var and entropy do. The
+    top weight does where the logits themselves were there (`top`), and is a constant for kernels that never hold a row.
 
     A statistic that was not measured (an attention kernel with v := k gives neither max nor var) raises
     `NotMeasuredError` when read.
@@ -42,6 +43,7 @@ class RowStats:
     _shortfall: Array
     _max: Array
     _var: Array
+    _top: Array
 
     def __init__(self, count: Array, max: Array, lse: Array, mean: Array, var: Array) -> None:
         xp = ops_for(lse)
@@ -65,14 +67,18 @@ class RowStats:
         *,
         max: Array | None = None,
         var: Array | None = None,
+        top: Array | None = None,
     ) -> RowStats:
-        """Rows given relative to an anchor: lse = anchor + log_mass, mean = anchor − shortfall."""
+        """Rows given relative to an anchor: lse = anchor + log_mass, mean = anchor − shortfall.
+
+        `top` is the largest weight with its gradient; without it the weight follows from the others as a constant.
+        """
         self = object.__new__(cls)
-        self._set(count, anchor, log_mass, shortfall, max, var)
+        self._set(count, anchor, log_mass, shortfall, max, var, top)
         return self
 
-    def _set(self, count: Any, anchor: Any, log_mass: Any, shortfall: Any, max: Any, var: Any) -> None:
-        for name, value in zip(_PARTS, (count, anchor, log_mass, shortfall, max, var), strict=True):
+    def _set(self, count: Any, anchor: Any, log_mass: Any, shortfall: Any, max: Any, var: Any, top: Any = None) -> None:
+        for name, value in zip(_PARTS, (count, anchor, log_mass, shortfall, max, var, top), strict=True):
             object.__setattr__(self, name, value)
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -136,11 +142,17 @@ class RowStats:
 
     @property
     def top_weight(self) -> Array:
-        """The largest softmax weight of the row; 0 for a row without keys; carries no gradient, as the maximum."""
+        """The largest softmax weight of the row; 0 for a row without keys.
+
+        It carries a gradient where the logits themselves were measured (`softmax`, JAX, impl='reference'), and none
+        where a kernel measured them in parts.
+        """
         self._measured(self._max, "max")
+        if self._top is not None:
+            return self._top
         xp = ops_for(self._log_mass)
         log_mass = xp.stop_gradient(self._log_mass)
-        shift = xp.where(self.count == 0, 0.0, self._max - self._anchor)
+        shift = xp.where(self.count == 0, 0.0, xp.stop_gradient(self._max - self._anchor))
         return xp.where(self.count == 0, 0.0, xp.exp(shift - log_mass))
 
     @property
@@ -156,7 +168,7 @@ class RowStats:
         log_mass = xp.stop_gradient(self._log_mass)
         alone = self.count <= 1
         rivals = xp.cast(xp.where(alone, 1, self.count - 1), log_mass.dtype)
-        mass = xp.expm1(xp.where(alone, 1.0, log_mass + (self._anchor - self._max)))
+        mass = xp.expm1(xp.where(alone, 1.0, log_mass + xp.stop_gradient(self._anchor - self._max)))
         # Of rivals that weigh nothing in this dtype only that is known: less than its rounding unit. Their spread
         # is not infinite.
         mass = xp.where(mass <= 0.0, xp.library.finfo(mass.dtype).eps, mass)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from sharpmax.errors import ArgumentError, SharpmaxError
+from sharpmax.errors import ArgumentError, FileFormatError, SharpmaxError
 from sharpmax.experiments.clrs import exam as exams
 from sharpmax.experiments.clrs.arms import Arm
 from sharpmax.experiments.clrs.documents import replies
@@ -185,3 +185,15 @@ def test_a_full_disk_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(Store, "add", full)
     with pytest.raises(SharpmaxError, match=r"is full .*--resume"):
         one.answer(store, tmp_path, ONE)
+
+
+@pytest.mark.parametrize("harmed", ["{", "[]", "null", '{"arm": "a"', '{"item": 3}', '{"arm": "a", "item": %s}'])
+def test_a_line_that_is_not_ours_is_named(tmp_path: Path, harmed: str) -> None:
+    store = Store(tmp_path, ONE)
+    store.add("a", {0: Said("yes", 1, 1.0, 2.0)})
+    line = harmed.replace("%s", "9" * 5000)
+    with (tmp_path / "answers.jsonl").open("a", encoding="utf-8") as file:
+        file.write(line + "\n")
+    with pytest.raises(FileFormatError, match=r"line 2 of .*answers.jsonl.* remove that line .*--resume") as caught:
+        Store(tmp_path, ONE).read()
+    assert "\n" not in str(caught.value)

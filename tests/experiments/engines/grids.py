@@ -16,17 +16,18 @@ def toy(name: str) -> str:
 
 def grid(seeds: int = 2, scales: int = 2, **more: Any) -> list[Task]:
     """Trainings, and tests of what they learned."""
-    trained = [Task(f"learn/{seed}", toy("learn"), {"seed": seed, **more}) for seed in range(seeds)]
+    training, testing = _only(more, "size", "trace", "beside"), _only(more, "trace", "gate")
+    trained = [Task(f"learn/{seed}", toy("learn"), {"seed": seed, **training}) for seed in range(seeds)]
     tested = [
-        Task(f"test/{seed}/{scale}", toy("examine"), {"scale": scale / 2, **_but_size(more)}, after=f"learn/{seed}")
+        Task(f"test/{seed}/{scale}", toy("examine"), {"scale": scale / 2, **testing}, after=f"learn/{seed}")
         for seed in range(seeds)
         for scale in range(scales)
     ]
     return trained + tested
 
 
-def _but_size(more: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in more.items() if key != "size"}
+def _only(more: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {key: value for key, value in more.items() if key in names}
 
 
 def contents(folder: Path) -> dict[str, Any]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +13,18 @@ import pytest
 
 from sharpmax.errors import ArgumentError, MissingExtraError, SharpmaxError, UnsupportedError
 from sharpmax.experiments.engines import Progress, Store, Task, run
-from tests.experiments.engines.drivers import driver, lines, wait_for
+from tests.experiments.engines.drivers import alive, driver, lines, stuck, wait_for
 from tests.experiments.engines.grids import TOYS, contents, grid, toy, traces
 
 
 def go(folder: Path, tasks: list[Task], **more: Any) -> dict[str, Any]:
     run(tasks, Store(folder), plugins=[TOYS], **more)
     return contents(folder)
+
+
+def workers(trace: Path) -> set[int]:
+    """The processes that tasks were done in."""
+    return {int(path.name.rsplit(".", 2)[1]) for path in trace.iterdir()}
 
 
 @pytest.fixture(scope="module")
@@ -119,13 +124,14 @@ def test_tasks_are_done_in_their_order(tmp_path: Path) -> None:
 
 def test_a_lost_driver_loses_what_was_in_flight_and_no_more(tmp_path: Path) -> None:
     process = driver(tmp_path, workers=2)
-    wait_for(lambda: lines(tmp_path / "store") >= 5)
+    stuck(tmp_path, 2)
     process.kill()
     process.communicate()
     kept = Store(tmp_path / "store").keys()
     assert 5 <= len(kept) < 12
     begun = sum(traces(tmp_path / "trace").values())
-    assert begun <= len(kept) + 2
+    assert begun == len(kept) + 2
+    wait_for(lambda: not any(map(alive, workers(tmp_path / "trace"))))
     tasks = grid(4, 2, trace=str(tmp_path / "trace"))
     assert go(tmp_path / "store", tasks, workers=1) == go(tmp_path / "whole", grid(4, 2), workers=1)
     # Nobody went on with the work of the driver that was killed.
@@ -134,15 +140,40 @@ def test_a_lost_driver_loses_what_was_in_flight_and_no_more(tmp_path: Path) -> N
 
 def test_an_interrupt_ends_all_processes(tmp_path: Path) -> None:
     process = driver(tmp_path, workers=2)
-    wait_for(lambda: lines(tmp_path / "store") >= 2)
+    stuck(tmp_path, 2)
+    kept = lines(tmp_path / "store")
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=20)
+    _, said = process.communicate()
     assert said.count(b"Traceback") == 1
     assert said.strip().endswith(b"KeyboardInterrupt")
-    kept, begun = lines(tmp_path / "store"), traces(tmp_path / "trace")
-    time.sleep(0.5)
-    assert traces(tmp_path / "trace") == begun
-    assert kept >= 2
+    assert lines(tmp_path / "store") == kept >= 5
+    assert len(workers(tmp_path / "trace")) == 2
+    assert not any(map(alive, workers(tmp_path / "trace")))
+
+
+def test_an_interrupt_that_reaches_processes_as_they_start_is_left_to_the_driver(tmp_path: Path) -> None:
+    (tmp_path / "hold").touch()
+    (tmp_path / "gate").touch()
+    process = driver(tmp_path, workers=2)
+    wait_for(lambda: len(list(tmp_path.glob("starts.*"))) == 2)
+    for path in tmp_path.glob("starts.*"):
+        os.kill(int(path.suffix[1:]), signal.SIGINT)
+    (tmp_path / "hold").unlink()
+    _, said = process.communicate()
+    assert (process.returncode, said) == (0, b"")
+    assert lines(tmp_path / "store") == 12
+    assert len(list(tmp_path.glob("starts.*"))) == 2
+
+
+def test_an_interrupt_while_processes_start_ends_them(tmp_path: Path) -> None:
+    (tmp_path / "hold").touch()
+    process = driver(tmp_path, workers=2)
+    wait_for(lambda: list(tmp_path.glob("starts.*")))
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate()
+    assert said.count(b"Traceback") == 1
+    assert said.strip().endswith(b"KeyboardInterrupt")
+    assert not any(alive(int(path.suffix[1:])) for path in tmp_path.glob("starts.*"))
 
 
 @pytest.mark.parametrize(

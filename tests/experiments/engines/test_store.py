@@ -78,7 +78,15 @@ def test_a_line_in_the_middle_that_is_not_json(tmp_path: Path) -> None:
     filled(tmp_path)
     lines = tmp_path / "outcomes.jsonl"
     first, _, third, _ = lines.read_bytes().split(b"\n")
-    for harmed in (b"{", b"[]", b"\xff\xfe", b"", b'{"key": "b"}', b"null"):
+    nines = b"9" * 5000
+    for harmed in (
+        b"{", b"[]", b"\xff\xfe", b"", b'{"key": "b"}', b"null", b"[" * 100_000,
+        b'{"key": "b", "record": {"x": %s}, "blob": null}' % nines,
+        b'{"key": "b", "record": {}, "blob": {"file": "a", "bytes": 1}}',
+        b'{"key": "b", "record": {}, "blob": {"file": "../a", "bytes": 1, "sha256": ""}}',
+        b'{"key": "b", "record": {}, "blob": {"file": 3, "bytes": 1, "sha256": ""}}',
+        b'{"key": "b", "record": {}, "blob": {"file": "a", "bytes": "many", "sha256": ""}}',
+    ):  # fmt: skip
         lines.write_bytes(b"\n".join([first, harmed, third, b""]))
         before = lines.read_bytes()
         with pytest.raises(FileFormatError, match=r"line 2 of .*outcomes.jsonl.* remove that line .*--resume") as said:

@@ -22,10 +22,11 @@ def touch(folder: str | None, name: str) -> int:
     return before
 
 
-def learn(seed: int, size: int = 64, trace: str | None = None, seconds: float = 0.0) -> Outcome:
-    """Weights that depend on the seed, and on every rounding on the way."""
+def learn(seed: int, size: int = 64, trace: str | None = None, beside: int = 1) -> Outcome:
+    """Weights that depend on the seed, and on every rounding on the way; waits until `beside` trainings have begun."""
     touch(trace, f"learn-{seed}")
-    time.sleep(seconds)
+    while trace is not None and len(list(Path(trace).glob("learn-*"))) < beside:
+        time.sleep(0.02)
     generator = torch.Generator().manual_seed(seed)
     weights = torch.randn(size, size, generator=generator)
     for _ in range(20):
@@ -35,10 +36,11 @@ def learn(seed: int, size: int = 64, trace: str | None = None, seconds: float = 
     return Outcome(record, weights.numpy().tobytes())
 
 
-def examine(blob: bytes, scale: float, trace: str | None = None, seconds: float = 0.0) -> Outcome:
-    """A number that depends on the weights."""
+def examine(blob: bytes, scale: float, trace: str | None = None, gate: str | None = None) -> Outcome:
+    """A number that depends on the weights; with a scale above 0 it waits for the file `gate`."""
     touch(trace, f"examine-{scale}")
-    time.sleep(seconds)
+    while gate is not None and scale > 0 and not Path(gate).exists():
+        time.sleep(0.02)
     weights = torch.frombuffer(bytearray(blob), dtype=torch.float32)
     return Outcome({"mean": float((weights * scale).exp().mean())})
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
 import logging
+import math
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from sharpmax.probe.watch.lookout import Lookout
 from sharpmax.probe.watch.monitor import Monitor
 from sharpmax.probe.watch.passes import Pass, Row
 from sharpmax.probe.watch.requests import Report, Request
+from sharpmax.probe.watch.scores import RULES
 from tests.probe.watch.watched import last_entropies, model, padded, prompts, watched
 
 
@@ -364,6 +367,24 @@ def test_saved_and_read_back(tmp_path: Path) -> None:
     assert again.thresholds == monitor.thresholds
 
 
+def test_a_file_with_a_fingerprint_of_the_first_values_alone(tmp_path: Path) -> None:
+    """As files had it before: the first 64 values of every parameter in float64."""
+    one = model()
+    digest = hashlib.sha256()
+    for name, weight in one.named_parameters():
+        digest.update(f"{name}{tuple(weight.shape)}".encode())
+        digest.update(weight.detach().flatten()[:64].double().numpy().tobytes())
+    with watched(one) as monitor:
+        path = monitor.save(tmp_path / "monitor.json")
+    body = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps({**body, "weights": digest.hexdigest()[:16]}), encoding="utf-8")
+    with Monitor.load(one, path) as again:
+        assert again.thresholds == monitor.thresholds
+    path.write_text(json.dumps({**body, "weights": "0" * 16}), encoding="utf-8")
+    with pytest.raises(ArgumentError, match="learn again"):
+        Monitor.load(one, path)
+
+
 def test_a_file_for_other_weights_or_none_at_all(tmp_path: Path) -> None:
     one = model()
     with watched(one) as monitor:
@@ -384,6 +405,66 @@ def test_a_file_for_other_weights_or_none_at_all(tmp_path: Path) -> None:
     with pytest.raises(FileFormatError, match="cannot be read"):
         Monitor.load(one, tmp_path / "missing.json")
     assert installed(one) is None
+
+
+def changed(body: Any, place: str, value: Any) -> str:
+    """The file with another value in a place, as `learned.prompt.limits.0`; NaN is written as Python writes it."""
+    body = json.loads(json.dumps(body))
+    *way, last = (int(word) if word.isdigit() else word for word in place.split("."))
+    inside = body
+    for word in way:
+        inside = inside[word]
+    if value is GONE:
+        del inside[last]
+    else:
+        inside[last] = value
+    return json.dumps(body)
+
+
+GONE = object()
+DAMAGE = [
+    *((f"learned.{kind}.threshold", value) for kind in ("prompt", "generated")
+      for value in (math.nan, math.inf, -math.inf, None, "high", True, [1.0], GONE)),
+    *(("learned.prompt.limits", value) for value in ([], [1.0], None, 3, GONE)),
+    *(("learned.prompt.limits.1", value) for value in (math.nan, "1", True)),
+    *((f"learned.generated.baseline.{name}", value) for name in ("mean", "scale", "range", "part")
+      for value in ([], [1.0], 2.0, None, GONE)),
+    *((f"learned.prompt.baseline.{name}.0", math.nan) for name in ("mean", "scale", "range", "part")),
+    ("learned.prompt.baseline.scale.0", 0.0), ("learned.prompt.baseline.range.1", -1.0),
+    ("learned.prompt.baseline.rule", "other"), ("learned.prompt.baseline.rule", ["mean"]),
+    ("learned.heads", []), ("learned.heads.0", [0]), ("learned.heads.0", [0, 1.5]), ("learned.heads.0", [9, 9]),
+    ("learned.generated", GONE), ("learned.generated", []), ("learned", 3), ("learned.prompt", None),
+    ("false_alarms", math.nan), ("false_alarms", 0.0), ("every", 0), ("every", 1.5), ("generated", -1), ("every", GONE),
+]  # fmt: skip
+
+
+def test_a_damaged_file_is_refused_by_name_and_field(tmp_path: Path) -> None:
+    one = model()
+    with watched(one) as monitor:
+        path = monitor.save(tmp_path / "monitor.json")
+    body = json.loads(path.read_text(encoding="utf-8"))
+    for place, value in DAMAGE:
+        path.write_text(changed(body, place, value), encoding="utf-8")
+        with pytest.raises(FileFormatError) as caught:
+            Monitor.load(one, path)
+        message = str(caught.value)
+        assert message.startswith(f"monitor: {str(path)!r} is damaged"), place
+        field = ".".join(word for word in place.split(".") if not word.isdigit())
+        assert field in message, place
+        assert "\n" not in message
+    assert installed(one) is None
+    path.write_text(json.dumps(body).replace(str(body["false_alarms"]), "9" * 5000, 1), encoding="utf-8")
+    with pytest.raises(FileFormatError, match="cannot be read as JSON"):
+        Monitor.load(one, path)
+
+
+@pytest.mark.parametrize("score", sorted(RULES))
+def test_every_rule_is_read_back(tmp_path: Path, score: str) -> None:
+    one = model()
+    with watched(one, score=score) as monitor:
+        path = monitor.save(tmp_path / "monitor.json")
+    with Monitor.load(one, path) as again:
+        assert again.thresholds == monitor.thresholds
 
 
 def test_what_cannot_be_watched_is_refused_before_anything_changes() -> None:

@@ -31,7 +31,7 @@ def test_two_threads_generating_at_once_get_their_own_scores() -> None:
         both = threading.Barrier(2)
 
         def side_by_side(mine: list[list[int]]) -> list[list[float | None]]:
-            both.wait(60)
+            both.wait(1200)
             return [scored(ids) for ids in mine]
 
         with ThreadPoolExecutor(2) as pool:
@@ -50,7 +50,7 @@ def test_requests_nobody_named_are_kept_apart_too() -> None:
         expected = [by_thread.pop(threading.get_ident())]
         say(one, lists[1])
         expected.append(by_thread.pop(threading.get_ident()))
-        meet = one.model.layers[0].register_forward_pre_hook(lambda module, args: (turns.wait(60), None)[1])
+        meet = one.model.layers[0].register_forward_pre_hook(lambda module, args: (turns.wait(1200), None)[1])
         threads = [threading.Thread(target=say, args=(one, ids)) for ids in lists]
         for thread in threads:
             thread.start()
@@ -92,13 +92,13 @@ def test_closing_waits_for_a_pass_in_another_thread() -> None:
 
     def hold(module: Any, args: Any) -> None:
         inside.set()
-        go_on.wait(60)
+        go_on.wait(1200)
 
     stop = one.model.layers[1].register_forward_pre_hook(hold)
     found: list[torch.Tensor] = []
     thread = threading.Thread(target=lambda: found.append(one(torch.tensor([ids])).logits))
     thread.start()
-    assert inside.wait(60)
+    assert inside.wait(1200)
     monitor.close()
     assert installed(one) is not None
     go_on.set()

@@ -16,6 +16,8 @@ POLYNOMIAL = tl.constexpr(closed_form.POLYNOMIAL)
 LOG_LENGTH = tl.constexpr(closed_form.LOG_LENGTH)
 LOG_LINEAR = tl.constexpr(closed_form.LOG_LINEAR)
 CURVE = tl.constexpr(closed_form.CURVE)
+# Above it is no float32, and 0 · inf would be NaN.
+LARGEST = tl.constexpr(3.4e38)
 HAS_CONSTANT = tl.constexpr(1 << closed_form.CONSTANT)
 HAS_POLYNOMIAL = tl.constexpr(1 << closed_form.POLYNOMIAL)
 HAS_LOG_LENGTH = tl.constexpr(1 << closed_form.LOG_LENGTH)
@@ -124,7 +126,7 @@ def row_beta(
             here = tl.load(knot + 2, mask=mine, other=0.0) + tl.load(knot + 3, mask=mine, other=0.0) * along
             value = tl.where(h > x0, here, value)
         beta = tl.where(mine, value, beta)
-    return tl.where(count <= 1, 1.0, beta)
+    return tl.where(count <= 1, 1.0, at_most(beta, LARGEST))
 
 
 @triton.jit

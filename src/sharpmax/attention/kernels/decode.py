@@ -160,8 +160,9 @@ def _kernels() -> Any:
 
 
 def logits_of(
-    q: Tensor, k: Tensor, cache: Cache, mask: Tensor | None, scale: float, tile: Tile, with_var: bool, whole: bool
-) -> Kept:
+    q: Tensor, k: Tensor, cache: Cache, mask: Tensor | None, scale: float, tile: Tile, causal: bool, with_var: bool,
+    whole: bool,
+) -> Kept:  # fmt: skip
     """Logits of every row and the statistics of each part; `whole` fills what lies beyond the lengths with −inf."""
     kernels = _kernels()
     batch, heads, keys = cache.batch_heads_keys(k)
@@ -180,9 +181,9 @@ def logits_of(
             q, k, entries, cache.lengths, cache.pages, logits, parts,
             *q.stride(), *cache.strides(k), *strides_as(entries, *q.shape[:3], keys), cache.pages_stride, pitch,
             heads, keys, tile.splits, scale,
-            GROUP=group, QUERIES=queries, WIDTH=width, PAGE=cache.page_size(k), LENGTHS=cache.lengths is not None,
-            MASK=kind, MASK_FLOOR=floor, VAR=with_var, WIDEN=widened(q), BLOCK_R=block, BLOCK_K=tile.keys,
-            BLOCK_D=power_of_2(width), num_warps=tile.warps, num_stages=tile.stages,
+            GROUP=group, QUERIES=queries, CAUSAL=causal and queries > 1, WIDTH=width, PAGE=cache.page_size(k),
+            LENGTHS=cache.lengths is not None, MASK=kind, MASK_FLOOR=floor, VAR=with_var, WIDEN=widened(q),
+            BLOCK_R=block, BLOCK_K=tile.keys, BLOCK_D=power_of_2(width), num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
     return Kept(logits, parts)
 
@@ -205,7 +206,7 @@ class Rows(NamedTuple):
 
 def rows_of(
     kept: Kept, table: Table | None, cache: Cache, shape: tuple[int, int, int], heads: int, keys: int,
-    masked: bool, with_var: bool, with_stats: bool,
+    causal: bool, masked: bool, with_var: bool, with_stats: bool,
 ) -> Rows:  # fmt: skip
     """Merged statistics and β of each row; rows `shape` = (batch, query heads, queries)."""
     kernels = _kernels()
@@ -223,10 +224,11 @@ def rows_of(
         kernels.decode_rows[(math.prod(shape),)](
             kept.logits, kept.parts, None if table is None else table.values, cache.lengths, beta, count, *floats,
             kept.logits.shape[2], 0 if table is None else table.stride, heads, keys, parts,
-            GROUP=shape[1] // heads, QUERIES=shape[2], LENGTHS=cache.lengths is not None, COUNTED=masked,
-            VAR=with_var, STATS=with_stats, FORMS=0 if form is None else form.bits,
-            TERMS=0 if form is None else form.terms, SEGMENTS=0 if form is None else form.segments,
-            PARTS=power_of_2(parts, 1), BLOCK_K=64 if interpreted() else 4096, num_warps=16,
+            GROUP=shape[1] // heads, QUERIES=shape[2], CAUSAL=causal and shape[2] > 1,
+            LENGTHS=cache.lengths is not None, COUNTED=masked, VAR=with_var, STATS=with_stats,
+            FORMS=0 if form is None else form.bits, TERMS=0 if form is None else form.terms,
+            SEGMENTS=0 if form is None else form.segments, PARTS=power_of_2(parts, 1),
+            BLOCK_K=64 if interpreted() else 4096, num_warps=16,
         )  # fmt: skip
     return Rows(beta, count, *floats)
 
@@ -261,18 +263,18 @@ def _summed(room: _Sums) -> Tensor:
     return room.out
 
 
-def _visibility(masked: bool, alike: bool, queries: int) -> int:
+def _visibility(causal: bool, masked: bool, alike: bool, queries: int) -> int:
     """What the rows of a key head see of the filled keys.
 
     0: all of them; 1: what a mask shows, to all rows the same; 2: to each row its own; 3: all, but the newest keys are
     seen by the newest rows alone.
     """
-    return (1 if alike else 2) if masked else (0 if queries == 1 else 3)
+    return (1 if alike else 2) if masked else (3 if causal and queries > 1 else 0)
 
 
 def values_of(
     kept: Kept, table: Table | None, beta: Tensor | None, v: Tensor, cache: Cache, shape: tuple[int, int, int],
-    tile: Tile, masked: bool, alike: bool, with_var: bool,
+    tile: Tile, causal: bool, masked: bool, alike: bool, with_var: bool,
 ) -> Tensor:  # fmt: skip
     """The output `[B, H, Lq, Dv]`; β is given, or computed from the table."""
     _, heads, keys = cache.batch_heads_keys(v)
@@ -286,10 +288,10 @@ def values_of(
             kept.logits, kept.parts, None if table is None else table.values, beta, v, cache.lengths, cache.pages,
             room.sums, room.masses, *cache.strides(v), cache.pages_stride, kept.logits.shape[2],
             0 if table is None else table.stride, heads, keys, parts, tile.splits,
-            GROUP=query_heads // heads, QUERIES=queries, WIDTH=width, PAGE=cache.page_size(v),
-            LENGTHS=cache.lengths is not None, COUNTED=masked, VAR=with_var and beta is None,
+            GROUP=query_heads // heads, QUERIES=queries, CAUSAL=causal and queries > 1, WIDTH=width,
+            PAGE=cache.page_size(v), LENGTHS=cache.lengths is not None, COUNTED=masked, VAR=with_var and beta is None,
             GIVEN=beta is not None, FORMS=0 if form is None else form.bits, TERMS=0 if form is None else form.terms,
-            SEGMENTS=0 if form is None else form.segments, VISIBILITY=_visibility(masked, alike, queries),
+            SEGMENTS=0 if form is None else form.segments, VISIBILITY=_visibility(causal, masked, alike, queries),
             FINAL=tile.splits == 1, WIDEN=widened(v), PARTS=power_of_2(parts, 1), BLOCK_R=block, BLOCK_K=tile.keys,
             BLOCK_D=power_of_2(width), num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
@@ -297,8 +299,9 @@ def values_of(
 
 
 def whole_of(
-    q: Tensor, k: Tensor, v: Tensor, cache: Cache, mask: Tensor | None, scale: float, table: Table, tile: Tile
-) -> Tensor:
+    q: Tensor, k: Tensor, v: Tensor, cache: Cache, mask: Tensor | None, scale: float, table: Table, tile: Tile,
+    causal: bool,
+) -> Tensor:  # fmt: skip
     """The output `[B, H, Lq, Dv]` in one launch, the keys of a sequence in one part."""
     kernels = _kernels()
     batch, heads, keys = cache.batch_heads_keys(k)
@@ -316,10 +319,11 @@ def whole_of(
             q, k, entries, cache.lengths, cache.pages, logits, parts, table.values, v, out,
             *q.stride(), *cache.strides(k), *strides_as(entries, *q.shape[:3], keys), cache.pages_stride, pitch,
             heads, keys, scale, *cache.strides(v), table.stride,
-            GROUP=group, QUERIES=queries, PAGE=cache.page_size(k), LENGTHS=cache.lengths is not None, MASK=kind,
-            MASK_FLOOR=floor, VAR=table.with_var, WIDEN=widened(q), BLOCK_R=block, BLOCK_K=tile.keys, WIDTH=width,
-            VALUE_WIDTH=v.shape[-1], FORMS=form.bits, TERMS=form.terms, SEGMENTS=form.segments,
-            VISIBILITY=_visibility(mask is not None, rows_alike(mask, queries), queries),
+            GROUP=group, QUERIES=queries, CAUSAL=causal and queries > 1, PAGE=cache.page_size(k),
+            LENGTHS=cache.lengths is not None, MASK=kind, MASK_FLOOR=floor, VAR=table.with_var, WIDEN=widened(q),
+            BLOCK_R=block, BLOCK_K=tile.keys, WIDTH=width, VALUE_WIDTH=v.shape[-1], FORMS=form.bits,
+            TERMS=form.terms, SEGMENTS=form.segments,
+            VISIBILITY=_visibility(causal, mask is not None, rows_alike(mask, queries), queries),
             BLOCK_D=power_of_2(width), VALUE_BLOCK_D=power_of_2(v.shape[-1]),
             num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
@@ -349,27 +353,41 @@ def decode_op(
     scale: float,
     form: str,
     stats: bool,
+    causal: bool = True,
 ) -> list[Tensor]:
-    """The output and, with `stats`, β, count, maximum, log mass, shortfall and variance of the rows `[B, H, Lq]`."""
+    """The output and, with `stats`, β, count, maximum, log mass, shortfall and variance of the rows `[B, H, Lq]`.
+
+    With `causal` the queries are the newest tokens, and each sees the keys up to its own. Without it every query sees
+    all keys that the mask leaves.
+    """
     cache, table = Cache.dense(lengths, block_table), table_of(form, q.device)
     plan = _plan(q, k, v, cache)
     shape = (q.shape[0], q.shape[1], q.shape[2])
     _, heads, keys = cache.batch_heads_keys(k)
     if plan.whole is not None and not stats and not table.form.solved:
-        return [whole_of(q, k, v, cache, mask, scale, table, plan.whole)]
+        return [whole_of(q, k, v, cache, mask, scale, table, plan.whole, causal)]
     with_var, masked = table.with_var or stats, mask is not None
-    kept = logits_of(q, k, cache, mask, scale, plan.logits, with_var, whole=False)
+    kept = logits_of(q, k, cache, mask, scale, plan.logits, causal, with_var, whole=False)
     rows = Rows(None)
     if stats or table.form.solved:
-        rows = rows_of(kept, table, cache, shape, heads, keys, masked, with_var, stats)
+        rows = rows_of(kept, table, cache, shape, heads, keys, causal, masked, with_var, stats)
     alike = rows_alike(mask, q.shape[2])
-    out = values_of(kept, table, rows.beta, v, cache, shape, plan.values, masked, alike, with_var)
+    out = values_of(kept, table, rows.beta, v, cache, shape, plan.values, causal, masked, alike, with_var)
     return [out, *(x for x in rows if x is not None)] if stats else [out]
 
 
 @decode_op.register_fake
 def _(
-    q: Tensor, k: Any, v: Tensor, lengths: Any, block_table: Any, mask: Any, scale: Any, form: Any, stats: bool
+    q: Tensor,
+    k: Any,
+    v: Tensor,
+    lengths: Any,
+    block_table: Any,
+    mask: Any,
+    scale: Any,
+    form: Any,
+    stats: bool,
+    causal: bool = True,
 ) -> list[Tensor]:
     out = q.new_empty((*q.shape[:3], v.shape[-1]))
     return [out, q.new_empty(q.shape[:3], dtype=torch.float32), *_fake_rows(q)] if stats else [out]
@@ -392,9 +410,9 @@ def measure_op(
     """Logits, and count, maximum, log mass, shortfall and variance of the rows `[B, H, Lq]`."""
     cache = Cache.dense(lengths, block_table)
     _, heads, keys = cache.batch_heads_keys(k)
-    kept = logits_of(q, k, cache, mask, scale, _plan(q, k, k, cache).logits, True, whole=True)
+    kept = logits_of(q, k, cache, mask, scale, _plan(q, k, k, cache).logits, True, True, whole=True)
     shape = (q.shape[0], q.shape[1], q.shape[2])
-    rows = rows_of(kept, None, cache, shape, heads, keys, mask is not None, True, True)
+    rows = rows_of(kept, None, cache, shape, heads, keys, True, mask is not None, True, True)
     return [kept.logits, *(x for x in rows if x is not None)]
 
 
@@ -425,7 +443,8 @@ def values_op(
     shape = (beta.shape[0], beta.shape[1], beta.shape[2])
     paged = block_table is not None
     plan = plan_for(v.device, v.element_size(), logits.shape[0], logits.shape[1], keys, v.shape[-1], paged)
-    return values_of(Kept(logits, parts), None, beta.contiguous(), v, cache, shape, plan.values, masked, alike, False)
+    kept, beta = Kept(logits, parts), beta.contiguous()
+    return values_of(kept, None, beta, v, cache, shape, plan.values, True, masked, alike, False)
 
 
 @values_op.register_fake

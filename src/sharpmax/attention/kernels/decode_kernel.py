@@ -5,7 +5,8 @@ row), and leaves the part's statistics. `decode_values` merges the statistics of
 part of the values. `decode_whole` is both in one launch, for keys in one part. `decode_sum` adds the parts in a fixed
 order. `decode_rows` writes merged statistics and β where somebody asks for them or where β has to be solved for.
 
-Rows of one key head are numbered r = member of the group · queries + query.
+Rows of one key head are numbered r = member of the group · queries + query. With `CAUSAL` the queries are the newest
+tokens, and each sees the keys up to its own; without it every query sees all keys that the mask leaves.
 """
 
 # `triton.jit` is untyped, and what the annotations of a kernel mean is Triton's business.
@@ -77,9 +78,9 @@ def _logits(
     program, q_ptr, k_ptr, mask_ptr, lengths_ptr, pages_ptr, logits_ptr, part_ptr, q_stride_b, q_stride_h,
     q_stride_l, q_stride_d, k_stride_b, k_stride_h, k_stride_l, k_stride_d, mask_stride_b, mask_stride_h,
     mask_stride_l, mask_stride_k, pages_stride, pitch, heads, keys, splits, scale,
-    GROUP: tl.constexpr, QUERIES: tl.constexpr, WIDTH: tl.constexpr, PAGE: tl.constexpr, LENGTHS: tl.constexpr,
-    MASK: tl.constexpr, MASK_FLOOR: tl.constexpr, VAR: tl.constexpr, WIDEN: tl.constexpr, BLOCK_R: tl.constexpr,
-    BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
+    GROUP: tl.constexpr, QUERIES: tl.constexpr, CAUSAL: tl.constexpr, WIDTH: tl.constexpr, PAGE: tl.constexpr,
+    LENGTHS: tl.constexpr, MASK: tl.constexpr, MASK_FLOOR: tl.constexpr, VAR: tl.constexpr, WIDEN: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Logits `[pair, row, key]` of one part of the keys, −inf where hidden, and the part's statistics."""
     ROWS: tl.constexpr = GROUP * QUERIES
@@ -135,7 +136,7 @@ def _logits(
         # "ieee": TF32 would round float32 inputs to 10 bits.
         s = tl.dot(k, q, input_precision="ieee") * scale
         live = inside[:, None] & in_rows[None, :]
-        if QUERIES > 1:
+        if CAUSAL:
             live = live & (key[:, None] < (length - QUERIES + 1 + query)[None, :])
         if MASK != 0:
             entry = tl.load(mask_at + key.to(tl.int64)[:, None] * mask_stride_k, mask=live, other=0)
@@ -208,6 +209,7 @@ def decode_logits(
     scale,
     GROUP: tl.constexpr,
     QUERIES: tl.constexpr,
+    CAUSAL: tl.constexpr,
     WIDTH: tl.constexpr,
     PAGE: tl.constexpr,
     LENGTHS: tl.constexpr,
@@ -224,14 +226,15 @@ def decode_logits(
         tl.program_id(0), q_ptr, k_ptr, mask_ptr, lengths_ptr, pages_ptr, logits_ptr, part_ptr, q_stride_b,
         q_stride_h, q_stride_l, q_stride_d, k_stride_b, k_stride_h, k_stride_l, k_stride_d, mask_stride_b,
         mask_stride_h, mask_stride_l, mask_stride_k, pages_stride, pitch, heads, keys, splits, scale,
-        GROUP, QUERIES, WIDTH, PAGE, LENGTHS, MASK, MASK_FLOOR, VAR, WIDEN, BLOCK_R, BLOCK_K, BLOCK_D,
+        GROUP, QUERIES, CAUSAL, WIDTH, PAGE, LENGTHS, MASK, MASK_FLOOR, VAR, WIDEN, BLOCK_R, BLOCK_K, BLOCK_D,
     )  # fmt: skip
 
 
 @triton.jit
 def _merged(
     part_ptr, pair, row, in_rows, length, splits,
-    ROWS: tl.constexpr, QUERIES: tl.constexpr, COUNTED: tl.constexpr, VAR: tl.constexpr, SPLITS: tl.constexpr,
+    ROWS: tl.constexpr, QUERIES: tl.constexpr, CAUSAL: tl.constexpr, COUNTED: tl.constexpr, VAR: tl.constexpr,
+    SPLITS: tl.constexpr,
 ):  # fmt: skip
     """Count, maximum, log mass, shortfall and variance of rows over all parts; NaN (but for the count) for a bad row.
 
@@ -258,8 +261,10 @@ def _merged(
         var = total * 0.0
     if COUNTED:
         count = tl.sum(tl.load(at + 4 * step, mask=there, other=0.0).to(tl.int32), 0)
-    else:
+    elif CAUSAL:
         count = tl.maximum(length - QUERIES + 1 + row % QUERIES, 0)
+    else:
+        count = row * 0 + length
     return count, tl.where(total == total, top, float("nan")), tl.log(total), shortfall, var
 
 
@@ -310,10 +315,10 @@ def _weighted(
 def _values(
     program, logits_ptr, part_ptr, table_ptr, beta_ptr, v_ptr, lengths_ptr, pages_ptr, sums_ptr, masses_ptr,
     v_stride_b, v_stride_h, v_stride_l, v_stride_d, pages_stride, pitch, table_stride, heads, keys, parts, splits,
-    GROUP: tl.constexpr, QUERIES: tl.constexpr, WIDTH: tl.constexpr, PAGE: tl.constexpr, LENGTHS: tl.constexpr,
-    COUNTED: tl.constexpr, VAR: tl.constexpr, GIVEN: tl.constexpr, FORMS: tl.constexpr, TERMS: tl.constexpr,
-    SEGMENTS: tl.constexpr, VISIBILITY: tl.constexpr, FINAL: tl.constexpr, WIDEN: tl.constexpr, PARTS: tl.constexpr,
-    BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
+    GROUP: tl.constexpr, QUERIES: tl.constexpr, CAUSAL: tl.constexpr, WIDTH: tl.constexpr, PAGE: tl.constexpr,
+    LENGTHS: tl.constexpr, COUNTED: tl.constexpr, VAR: tl.constexpr, GIVEN: tl.constexpr, FORMS: tl.constexpr,
+    TERMS: tl.constexpr, SEGMENTS: tl.constexpr, VISIBILITY: tl.constexpr, FINAL: tl.constexpr, WIDEN: tl.constexpr,
+    PARTS: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Σ exp(β(s − max))·v over one part of the keys: `[pair, split, row, width]`, or divided and done if `FINAL`."""
     ROWS: tl.constexpr = GROUP * QUERIES
@@ -325,7 +330,7 @@ def _values(
     row = block * BLOCK_R + tl.arange(0, BLOCK_R)
     in_rows = row < ROWS
     count, peak, log_mass, shortfall, var = _merged(
-        part_ptr, pair, row, in_rows, length, parts, ROWS, QUERIES, COUNTED, VAR, PARTS
+        part_ptr, pair, row, in_rows, length, parts, ROWS, QUERIES, CAUSAL, COUNTED, VAR, PARTS
     )
     if GIVEN:
         beta = tl.load(beta_ptr + pair * ROWS + row, mask=in_rows, other=1.0)
@@ -399,6 +404,7 @@ def decode_values(
     splits,
     GROUP: tl.constexpr,
     QUERIES: tl.constexpr,
+    CAUSAL: tl.constexpr,
     WIDTH: tl.constexpr,
     PAGE: tl.constexpr,
     LENGTHS: tl.constexpr,
@@ -421,8 +427,8 @@ def decode_values(
         tl.program_id(0), logits_ptr, part_ptr, table_ptr, beta_ptr, v_ptr, lengths_ptr, pages_ptr, sums_ptr,
         masses_ptr, v_stride_b, v_stride_h, v_stride_l, v_stride_d, pages_stride, pitch, table_stride, heads, keys,
         parts, splits,
-        GROUP, QUERIES, WIDTH, PAGE, LENGTHS, COUNTED, VAR, GIVEN, FORMS, TERMS, SEGMENTS, VISIBILITY, FINAL, WIDEN,
-        PARTS, BLOCK_R, BLOCK_K, BLOCK_D,
+        GROUP, QUERIES, CAUSAL, WIDTH, PAGE, LENGTHS, COUNTED, VAR, GIVEN, FORMS, TERMS, SEGMENTS, VISIBILITY, FINAL,
+        WIDEN, PARTS, BLOCK_R, BLOCK_K, BLOCK_D,
     )  # fmt: skip
 
 
@@ -462,6 +468,7 @@ def decode_whole(
     table_stride,
     GROUP: tl.constexpr,
     QUERIES: tl.constexpr,
+    CAUSAL: tl.constexpr,
     PAGE: tl.constexpr,
     LENGTHS: tl.constexpr,
     MASK: tl.constexpr,
@@ -485,15 +492,15 @@ def decode_whole(
         program, q_ptr, k_ptr, mask_ptr, lengths_ptr, pages_ptr, logits_ptr, part_ptr, q_stride_b, q_stride_h,
         q_stride_l, q_stride_d, k_stride_b, k_stride_h, k_stride_l, k_stride_d, mask_stride_b, mask_stride_h,
         mask_stride_l, mask_stride_k, pages_stride, pitch, heads, keys, 1, scale,
-        GROUP, QUERIES, WIDTH, PAGE, LENGTHS, MASK, MASK_FLOOR, VAR, WIDEN, BLOCK_R, BLOCK_K, BLOCK_D,
+        GROUP, QUERIES, CAUSAL, WIDTH, PAGE, LENGTHS, MASK, MASK_FLOOR, VAR, WIDEN, BLOCK_R, BLOCK_K, BLOCK_D,
     )  # fmt: skip
     # What other threads of this program have written is read below.
     tl.debug_barrier()
     _values(
         program, logits_ptr, part_ptr, table_ptr, None, v_ptr, lengths_ptr, pages_ptr, out_ptr, None,
         v_stride_b, v_stride_h, v_stride_l, v_stride_d, pages_stride, pitch, table_stride, heads, keys, 1, 1,
-        GROUP, QUERIES, VALUE_WIDTH, PAGE, LENGTHS, MASK != 0, VAR, False, FORMS, TERMS, SEGMENTS, VISIBILITY, True,
-        WIDEN, 1, BLOCK_R, BLOCK_K, VALUE_BLOCK_D,
+        GROUP, QUERIES, CAUSAL, VALUE_WIDTH, PAGE, LENGTHS, MASK != 0, VAR, False, FORMS, TERMS, SEGMENTS, VISIBILITY,
+        True, WIDEN, 1, BLOCK_R, BLOCK_K, VALUE_BLOCK_D,
     )  # fmt: skip
 
 
@@ -590,6 +597,7 @@ def decode_rows(
     parts,
     GROUP: tl.constexpr,
     QUERIES: tl.constexpr,
+    CAUSAL: tl.constexpr,
     LENGTHS: tl.constexpr,
     COUNTED: tl.constexpr,
     VAR: tl.constexpr,
@@ -609,7 +617,7 @@ def decode_rows(
     # A block of one row, so that a row is merged here exactly as where the values are added up.
     one = (line % ROWS).to(tl.int32) + tl.arange(0, 1)
     counts, peaks, log_masses, shortfalls, variances = _merged(
-        part_ptr, pair, one, one >= 0, length, parts, ROWS, QUERIES, COUNTED, VAR, PARTS
+        part_ptr, pair, one, one >= 0, length, parts, ROWS, QUERIES, CAUSAL, COUNTED, VAR, PARTS
     )
     count = tl.sum(counts, 0)
     peak = tl.sum(peaks, 0)

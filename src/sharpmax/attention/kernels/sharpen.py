@@ -8,12 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sharpmax.arrays import ops_for
 from sharpmax.attention.kernels.tables import table_of
 from sharpmax.errors import UnsupportedError, reject
 from sharpmax.policies.closed_form import ClosedForm
 from sharpmax.rows.impl.triton import available, interpreted, limited, on_device, power_of_2
-from sharpmax.rows.layout import Parts, floats_at_least_32
+from sharpmax.rows.layout import Parts, as_beta, capped_beta, room_for
 
 __all__ = ["plain_scaled", "scale_rows", "sharpen_rows"]
 
@@ -23,16 +22,8 @@ _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def plain_scaled(q: Tensor, beta: Tensor) -> Tensor:
-    """β·q in the dtype of q; in float16 β stops where the product would leave the dtype's range."""
-    return (q * _capped(q, beta)[..., None]).to(q.dtype)
-
-
-def _capped(q: Tensor, beta: Tensor) -> Tensor:
-    if q.dtype != torch.float16:
-        return beta
-    room = torch.finfo(q.dtype).max / q.detach().abs().amax(-1).to(beta.dtype).clamp_min(1.0)
-    capped: Tensor = ops_for(beta).at_most(beta, room)
-    return capped
+    """β·q in the dtype of q; β stops where the product would leave the dtype's range."""
+    return (q * capped_beta(q, beta)[..., None]).to(q.dtype)
 
 
 def scale_rows(q: Tensor, beta: Tensor) -> Tensor:
@@ -40,7 +31,7 @@ def scale_rows(q: Tensor, beta: Tensor) -> Tensor:
     transformed = torch._C._functorch.peek_interpreter_stack() is not None
     if not q.is_cuda or transformed or not _served(q):
         return plain_scaled(q, beta)
-    scaled: Tensor = scale_op(q, beta.to(floats_at_least_32(q.dtype)).expand(q.shape[:-1]))
+    scaled: Tensor = scale_op(q, as_beta(beta, q.dtype).expand(q.shape[:-1]))
     return scaled
 
 
@@ -78,8 +69,7 @@ def _launch(q: Tensor) -> tuple[tuple[int], Any, dict[str, Any]]:
     block_d = power_of_2(width)
     block_l = max(1, _ELEMENTS // block_d)
     lines = q.numel() // width
-    room = torch.finfo(q.dtype).max if q.dtype == torch.float16 else 0.0
-    constants = {"WIDTH": width, "ROOM": room, "BLOCK_L": block_l, "BLOCK_D": block_d, "num_warps": 4}
+    constants = {"WIDTH": width, "ROOM": room_for(q.dtype), "BLOCK_L": block_l, "BLOCK_D": block_d, "num_warps": 4}
     return (-(-lines // block_l),), on_device(q), constants
 
 
@@ -113,7 +103,7 @@ def scale_backward_op(grad: Tensor, q: Tensor, beta: Tensor) -> tuple[Tensor, Te
     """Gradients into q and β."""
     into_q, into_beta = torch.empty_like(q), torch.empty(beta.shape, dtype=beta.dtype, device=beta.device)
     if not _on_kernel(q):
-        used = _capped(q, beta)
+        used = capped_beta(q, beta)
         wide = grad.to(beta.dtype)
         into_q.copy_(wide * used[..., None])
         into_beta.copy_((wide * q.to(beta.dtype)).sum(-1).masked_fill(used < beta, 0.0))

@@ -22,11 +22,9 @@ def _place(line, heads, queries, stride_b, stride_h, stride_l):
 
 @triton.jit
 def _capped(q, beta, ROOM: tl.constexpr):
-    """β as far as the product stays within the dtype's range; `ROOM` is its largest number, or 0 for no bound."""
-    if ROOM > 0.0:
-        top = tl.max(tl.abs(q), 1).to(beta.dtype)
-        beta = at_most(beta, ROOM / at_least(top, 1.0))
-    return beta
+    """β as far as no product becomes larger than `ROOM`, as `rows.layout.capped_beta`."""
+    top = tl.max(tl.abs(q), 1).to(beta.dtype)
+    return at_most(beta, at_least(ROOM / at_least(top, 1e-8), 1.0))
 
 
 @triton.jit(do_not_specialize=["lines", "queries"])

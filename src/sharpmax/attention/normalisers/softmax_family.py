@@ -86,7 +86,8 @@ class ScalableSoftmax(Normaliser):
 
     def __init__(self, s: float = 1.0 / math.log(16)) -> None:
         super().__init__()
-        self.s = nn.Parameter(torch.tensor(check_number("s", s)))
+        # In float64, so that logits of float64 meet all digits of it; `.to(dtype)` rounds it like any parameter.
+        self.s = nn.Parameter(torch.tensor(check_number("s", s), dtype=torch.float64))
 
     def normalise(self, logits: Tensor, live: Tensor) -> Tensor:
         """Softmax at β = s·ln n, n counted over the live keys."""

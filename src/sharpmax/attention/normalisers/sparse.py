@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from sharpmax.arrays import in_float64
 from sharpmax.attention.normalisers.base import Normaliser, live_softmax, positive_whole
 from sharpmax.lazy import require
 from sharpmax.rows.dense import centred
@@ -25,10 +26,12 @@ def _by_entmax(map_name: str, logits: Tensor, live: Tensor) -> Tensor:
     float32 the weights of one leader over 16,384 near-ties sum to 0.9991. Hence relative to the maximum, cut
     where the weight is 0 anyway, and in float64.
     """
-    relative, _ = centred(logits.double(), live)
+    wide = in_float64(logits)
+    live = live.to(wide.device)
+    relative, _ = centred(wide, live)
     bounded = torch.where(live, relative.clamp(min=_FAR_BELOW), _FAR_BELOW)
     weights: Tensor = getattr(_entmax(map_name), map_name)(bounded, dim=-1)
-    return weights.to(logits.dtype)
+    return weights.to(logits.dtype).to(logits.device)
 
 
 def _entmax(map_name: str) -> Any:

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sharpmax.errors import SharpmaxError
+from sharpmax.errors import FileFormatError, SharpmaxError
 from sharpmax.experiments.clrs.answers_only import answer_loss
-from sharpmax.files import write_text
+from sharpmax.files import append_bytes, parse_json, write_text
 
 __all__ = ["FILE_NAME", "Curve"]
 
@@ -36,10 +36,19 @@ class Curve:
 
     def go_on_after(self, step: int) -> None:
         """Take up the entries of an interrupted run up to `step`; what came after will come again."""
-        lines = self._path.read_text(encoding="utf-8").splitlines() if self._path.is_file() else []
-        # What is written in one go may still end within a line, which is after any state that was saved.
-        whole = [json.loads(line) for line in lines if line.endswith("}")]
-        self.entries += [entry for entry in whole if entry["step"] <= step]
+        lines = self._path.read_bytes().split(b"\n")[:-1] if self._path.is_file() else []
+        for number, line in enumerate(lines, 1):
+            try:
+                entry = parse_json(line)
+                known = {"step": int(entry["step"]), "loss": float(entry["loss"]), "tokens": int(entry["tokens"])}
+                seconds = None if entry["seconds"] is None else float(entry["seconds"])
+            except (ValueError, KeyError, TypeError):
+                raise FileFormatError(
+                    f"--out: line {number} of {str(self._path)!r} is not what sharpmax wrote; bring it back, or train "
+                    "again in another folder"
+                ) from None
+            if known["step"] <= step:
+                self.entries.append({**known, "seconds": seconds})
 
     def begin(self) -> None:
         """The first step begins."""
@@ -85,8 +94,7 @@ class Curve:
                 )
         self.entries += new
         if self._main:
-            with self._path.open("a", encoding="utf-8") as file:
-                file.writelines(json.dumps(entry) + "\n" for entry in new)
+            append_bytes(self._path, "".join(json.dumps(entry) + "\n" for entry in new).encode())
 
     def tokens_per_second(self) -> float | None:
         """Over the steps whose time is known."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
+
+from sharpmax.files import parse_json
 
 __all__ = ["last_checkpoint"]
 
@@ -13,8 +14,8 @@ def last_checkpoint(folder: Path) -> tuple[Path, int] | None:
     found = []
     for path in folder.glob("checkpoint-*"):
         try:
-            step = int(json.loads((path / "trainer_state.json").read_text(encoding="utf-8"))["global_step"])
-        except (OSError, UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError, ValueError):
+            step = int(parse_json((path / "trainer_state.json").read_bytes())["global_step"])
+        except (OSError, KeyError, TypeError, ValueError):
             continue
         found.append((step, path))
     if not found:

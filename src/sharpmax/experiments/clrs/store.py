@@ -10,7 +10,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from sharpmax.errors import reject
+from sharpmax.errors import FileFormatError, reject
+from sharpmax.files import append_bytes, parse_json
 
 __all__ = ["Said", "Shard", "Store"]
 
@@ -39,7 +40,12 @@ class Shard:
     @property
     def file_name(self) -> str:
         """Where its answers are."""
-        return "answers.jsonl" if self.count == 1 else f"answers-{self.number}-of-{self.count}.jsonl"
+        return "answers.jsonl" if self.count == 1 else f"answers-{self.name}.jsonl"
+
+    @property
+    def name(self) -> str:
+        """The part in a word."""
+        return f"{self.number}-of-{self.count}"
 
 
 @dataclass(frozen=True)
@@ -78,16 +84,28 @@ class Store:
     def read(self) -> None:
         """Take in what every process has written so far."""
         for path in sorted(self._folder.glob(_FILES)):
-            for line in path.read_bytes().split(b"\n")[:-1]:  # what follows the last end of a line is half of one
-                self._take(json.loads(line))
+            # What follows the last end of a line is half of one.
+            for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
+                self._read_line(line, f"line {number} of {str(path)!r}")
+
+    def _read_line(self, line: bytes, where: str) -> None:
+        try:
+            self._take(parse_json(line))
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise FileFormatError(
+                f"--out: {where} is not what sharpmax wrote; remove that line and run the same command with --resume: "
+                "only what is missing is asked again"
+            ) from None
 
     def _take(self, entry: Mapping[str, Any]) -> None:
+        arm = str(entry["arm"])
         if "remark" in entry:
-            said = self._remarks.setdefault(entry["arm"], [])
+            said = self._remarks.setdefault(arm, [])
             if entry["remark"] not in said:
-                said.append(entry["remark"])
+                said.append(str(entry["remark"]))
         elif entry.keys() >= _SAID:  # what another version wrote is asked again
-            self._said[entry["arm"], entry["item"]] = Said(**{name: entry[name] for name in _SAID})
+            one = Said(str(entry["text"]), int(entry["tokens"]), float(entry["began"]), float(entry["ended"]))
+            self._said[arm, int(entry["item"])] = one
 
     def __contains__(self, key: tuple[str, int]) -> bool:
         return key in self._said
@@ -114,9 +132,6 @@ class Store:
             # A killed process may have left half of a line.
             os.truncate(self._path, self._path.read_bytes().rfind(b"\n") + 1)
         self._mended = True
-        with self._path.open("ab") as file:
-            file.write("".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in entries).encode())
-            file.flush()
-            os.fsync(file.fileno())
+        append_bytes(self._path, "".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in entries).encode())
         for entry in entries:
             self._take(entry)

@@ -12,7 +12,6 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -71,7 +70,7 @@ def train(
 
     with _quiet():
         if on.type == "cpu":
-            begun(replace(recipe, batch=1), seeds[:1])  # what libraries load late is not the method's memory
+            begun(recipe, seeds)  # what libraries load late is not the method's memory
         with peak_of(on) as peak:
             training = begun(recipe, seeds)
             began = time.monotonic()
@@ -119,7 +118,7 @@ def examine(
             asked = examples.answer.shape[-1]
             for name, value in _measured(trained.read(examples.inputs, examples.live, asked), examples).items():
                 found.setdefault(name, []).append(value)
-        whole = {name: torch.cat(values, dim=1).double() for name, values in found.items()}
+        whole = {name: torch.cat(values, dim=1).cpu().double() for name, values in found.items()}
     counted = whole.pop("counted")
     record: dict[str, Any] = {"seeds": list(seeds), "size": size, "samples": samples}
     for name in ("accuracy", "ranking", "hard"):

@@ -13,7 +13,7 @@ __all__ = ["connect"]
 
 _ALLOWED = "host:port of a running Ray cluster that this machine belongs to, or 'auto'"
 _TODO = "start one with: ray start --head --port 6379"
-_PATIENCE_S = 5.0
+_PATIENCE_S = 30.0  # a refusal comes at once; a head with much to do answers late
 _OBJECT_STORE_BYTES = 80_000_000  # what is more goes to disk
 # How a client of HTTP/2, which Ray speaks, begins; the server answers with a frame of the same type.
 _HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])

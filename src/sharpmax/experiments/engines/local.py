@@ -9,8 +9,9 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from multiprocessing import connection
+from multiprocessing import connection, resource_tracker
 from multiprocessing.process import BaseProcess
+from types import FrameType
 from typing import Any
 
 from sharpmax.experiments.engines.driver import Lost
@@ -71,8 +72,19 @@ class Processes(_Local):
     def __init__(self, store: Store, plugins: Sequence[Plugin], workers: int) -> None:
         super().__init__(store, plugins)
         self._count = workers
-        # All at once: each takes its time to start.
-        self._workers = [_new() for _ in range(workers)]
+        self._workers: list[_Worker] = []
+        try:
+            for _ in range(workers):  # all at once: each takes its time to start
+                self._start()
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self) -> _Worker:
+        with _interrupts_wait():  # so that no process starts that `close` does not know
+            worker = _new()
+            self._workers.append(worker)
+        return worker
 
     def slots(self, task: Task) -> int:
         """As many as there may be processes."""
@@ -82,8 +94,7 @@ class Processes(_Local):
         """Give a task to a process that is idle, or to a new one."""
         worker = next((one for one in self._workers if one.task is None), None)
         if worker is None:
-            worker = _new()
-            self._workers.append(worker)
+            worker = self._start()
         worker.task = task
         with suppress(OSError):  # it has died: its pipe says so when answers are waited for
             worker.pipe.send(self._message(task))
@@ -106,6 +117,9 @@ class Processes(_Local):
         self._workers.remove(worker)
         worker.pipe.close()
         worker.process.join(_PATIENCE_S)
+        if worker.process.exitcode is None:  # it lives on without a pipe, of no use to anybody
+            worker.process.kill()
+            worker.process.join()
         code = worker.process.exitcode
         if code is not None and code < 0:
             with suppress(ValueError):
@@ -147,9 +161,39 @@ def _one_thread() -> Iterator[None]:
                 os.environ[name] = value
 
 
+@contextmanager
+def _interrupts_wait() -> Iterator[None]:
+    """Interrupts come after this; processes that start meanwhile get none before they have said that they ignore them.
+
+    One in the middle of a start would leave half a process behind, and one that imports would tell where it was.
+    """
+    if not hasattr(signal, "pthread_sigmask"):  # not a POSIX system
+        yield
+        return
+    resource_tracker.ensure_running()  # which some versions of Python start with a mask of their own, and then unblock
+    came: list[tuple[int, FrameType | None]] = []
+    # The mask is what a new process inherits. Other threads of this one do not have it: the handler is for those.
+    main = threading.current_thread() is threading.main_thread()
+    handler = signal.getsignal(signal.SIGINT)
+    if main and callable(handler):
+        signal.signal(signal.SIGINT, lambda number, frame: came.append((number, frame)))
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        if main and callable(handler):
+            signal.signal(signal.SIGINT, handler)
+            if came:
+                handler(*came[0])
+
+
 def _serve(pipe: connection.Connection) -> None:
     """The life of a process: do what comes through the pipe until that is closed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal; the first one decides
+    # Ctrl-C reaches all processes of a terminal; the first one decides. Until here it was blocked.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     threading.Thread(target=_end_with, args=(multiprocessing.parent_process(),), daemon=True).start()
     with suppress(EOFError, OSError):
         while True:

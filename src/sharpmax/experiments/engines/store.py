@@ -7,24 +7,19 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sharpmax.errors import ArgumentError, FileFormatError
+from sharpmax.errors import FileFormatError
 from sharpmax.experiments.engines.task import Outcome
-from sharpmax.experiments.folder import RUN, belongs, disk_watched, read_run
-from sharpmax.files import write_bytes
-
-try:
-    import fcntl
-except ModuleNotFoundError:  # not every system has it; two runs on one folder then do work twice
-    fcntl = None  # type: ignore[assignment]
+from sharpmax.experiments.folder import RUN, belongs, disk_watched, read_run, writing
+from sharpmax.files import append_bytes, parse_json, write_bytes
 
 __all__ = ["Store"]
 
-_LINES, _BLOBS, _LOCK = "outcomes.jsonl", "blobs", ".lock"
+_LINES, _BLOBS, _LOCK = "outcomes.jsonl", "blobs", "outcomes"
 _AGAIN = "and run the same command with --resume: only what is missing is done again"
 
 
@@ -51,17 +46,22 @@ class Store:
         whole = self._path.read_bytes().split(b"\n")[:-1]  # what follows the last end of a line is half of one
         for number, line in enumerate(whole, 1):
             try:
-                body = json.loads(line)
-                entry = _Entry(dict(body["record"]), body["blob"], number)
-                size = None if entry.blob is None else (str(entry.blob["file"]), int(entry.blob["bytes"]))
-                key = str(body["key"])
-            except (ValueError, KeyError, TypeError, RecursionError):
+                body = parse_json(line)
+                about = body["blob"]
+                if about is not None:
+                    about = {
+                        "file": _inside(about["file"]),
+                        "bytes": int(about["bytes"]),
+                        "sha256": str(about["sha256"]),
+                    }
+                key, entry = str(body["key"]), _Entry(dict(body["record"]), about, number)
+            except (ValueError, KeyError, TypeError):
                 raise FileFormatError(
                     f"--out: line {number} of {str(self._path)!r} is not what sharpmax wrote; remove that line {_AGAIN}"
                 ) from None
             self._entries[key] = entry
-            if size is not None:
-                self._check_size(key, *size)
+            if about is not None:
+                self._check_size(key, about["file"], about["bytes"])
         self._lines = len(whole)
 
     def _check_size(self, key: str, name: str, size: int) -> None:
@@ -89,17 +89,7 @@ class Store:
     def writing(self) -> Iterator[None]:
         """For as long as this lasts no other run writes here; what a killed one left half-written is cleared away."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        with disk_watched(self._folder), (self._folder / _LOCK).open("ab") as lock:
-            if fcntl is not None:
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    raise ArgumentError(
-                        f"--out: another run is writing to {str(self._folder)!r} now; wait for its end, or choose "
-                        "another folder"
-                    ) from None
-                except OSError:  # some network file systems know no locks
-                    pass
+        with disk_watched(self._folder), writing(self._folder, _LOCK):
             self._mend()
             yield
 
@@ -146,17 +136,14 @@ class Store:
         self._entries[key] = _Entry(outcome.record, about, self._lines)
 
     def _append(self, body: Mapping[str, Any]) -> None:
-        line = json.dumps(body, ensure_ascii=False, allow_nan=False) + "\n"
-        with self._path.open("ab") as file:
-            before = file.tell()
-            try:
-                file.write(line.encode())
-                file.flush()
-                os.fsync(file.fileno())
-            except BaseException:
-                with suppress(OSError):  # half of a line is no place to add another to
-                    os.truncate(self._path, before)
-                raise
+        append_bytes(self._path, (json.dumps(body, ensure_ascii=False, allow_nan=False) + "\n").encode())
+
+
+def _inside(name: Any) -> str:
+    """The name of a file in the folder of blobs: no way leads out of it."""
+    if not isinstance(name, str) or name != Path(name).name:
+        raise ValueError(f"no name of a file: {name!r}")
+    return name
 
 
 def _file_name(key: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from sharpmax.errors import ArgumentError, FileFormatError
 from sharpmax.experiments.identity import check_identity, plain
-from sharpmax.files import write_text
+from sharpmax.files import parse_json, write_text
 
 __all__ = ["FILE_NAME", "Answers"]
 
@@ -73,10 +73,10 @@ class Answers:
 
     def _take_up(self, *, resume: bool) -> None:
         try:
-            body = json.loads(self._path.read_text(encoding="utf-8"))
+            body = parse_json(self._path.read_bytes())
             schema, complete, run = body["schema"], body["complete"], body["run"]
             values, remarks = dict(body["values"]), dict(body["remarks"])
-        except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError, KeyError, TypeError, ValueError):
+        except (OSError, KeyError, TypeError, ValueError):
             schema, complete, run, values, remarks = None, False, {}, {}, {}
         if schema != _SCHEMA or not isinstance(run, dict):
             raise FileFormatError(

@@ -97,9 +97,9 @@ def _survey(seen: Read) -> dict[str, np.ndarray]:
     """Entropy, confidence, whether the answer is right, and the best β: NaN where the best item is on top anyway."""
     found = measure_page(seen, {"softmax": None})
     missed = seen.logits.argmax(-1) != seen.best
-    best = torch.full(missed.shape, torch.nan, dtype=torch.float64, device=missed.device)
+    best = torch.full(missed.shape, torch.nan, dtype=torch.float64)
     if bool(missed.any()):
-        best[missed] = best_beta(seen.logits[missed], seen.best[missed])
+        best[missed.cpu()] = best_beta(seen.logits[missed], seen.best[missed]).cpu()
     columns = {"entropy": found["entropy softmax"], "confidence": found["confidence"], "beta": best}
     columns["correct"] = found["correct softmax"]
     return {name: values.cpu().numpy() for name, values in columns.items()}

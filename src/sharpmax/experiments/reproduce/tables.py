@@ -149,7 +149,7 @@ def _population(head: SingleHeads) -> tuple[float, float]:
     label = torch.arange(CLASSES, device=device)[:, None].expand(-1, _GRID)
     sets = Sets(priority, label, torch.full((CLASSES,), 0.5, device=device), torch.ones_like(label, dtype=torch.bool))
     h = head.features(sets.items[None])
-    s = head.logits(h, sets.query[None]).flatten().double()
+    s = head.logits(h, sets.query[None]).flatten().cpu().double()
     stats = dense_stats(s, torch.ones_like(s, dtype=torch.bool))
     weight = theory.top_weight_limit(float(stats.max), float(stats.lse) - np.log(len(s)))
     return float(weight), float(stats.entropy) - float(np.log(len(s)))

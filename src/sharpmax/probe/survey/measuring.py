@@ -78,7 +78,7 @@ def _read(model: PreTrainedModel, passage: Passage, rows: str) -> dict[str, Numb
     for name in STATISTICS:
         layers = []
         for layer in sorted(last):
-            value, live = last[layer][name].double(), last[layer]["count"] > 0
+            value, live = last[layer][name].cpu().double(), last[layer]["count"].cpu() > 0
             # A row that sees nothing, as padding does, says nothing.
             layers.append(value.masked_fill(~live, torch.nan).nanmean(-1))
         found[name] = _grid(layers)
@@ -90,7 +90,7 @@ def _grid(layers: Sequence[torch.Tensor]) -> Numbers:
     heads = max(layer.shape[1] for layer in layers)
     grid = np.full((layers[0].shape[0], len(layers), heads), np.nan)
     for place, layer in enumerate(layers):
-        grid[:, place, : layer.shape[1]] = layer.double().cpu().numpy()
+        grid[:, place, : layer.shape[1]] = layer.cpu().double().numpy()
     return grid
 
 

@@ -140,7 +140,7 @@ class _Judged:
 
     @classmethod
     def of(cls, row: Row, kind: Kind) -> _Judged:
-        entropy, count = row.entropy.double().cpu(), row.count.cpu()
+        entropy, count = row.entropy.cpu().double(), row.count.cpu()
         counts = torch.ones_like(count, dtype=torch.bool) if row.counts is None else row.counts.cpu()
         excess = (entropy - kind.limits) / kind.baseline.scale
         return cls(entropy, count, counts, kind.baseline.score(entropy), excess, kind.limits)

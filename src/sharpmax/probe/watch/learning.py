@@ -45,9 +45,9 @@ class Reference:
         if run.prompt is None:
             reject("model", "a model whose attention was not seen (compiled?)", "a model that is not compiled")
         at = torch.tensor(places)
-        self.entropy[at], self.count[at] = run.prompt.entropy.double().cpu(), run.prompt.count.cpu()
+        self.entropy[at], self.count[at] = run.prompt.entropy.cpu().double(), run.prompt.count.cpu()
         for number, row in enumerate(run.generated):
-            self.later[at, number], self.later_count[at, number] = row.entropy.double().cpu(), row.count.cpu()
+            self.later[at, number], self.later_count[at, number] = row.entropy.cpu().double(), row.count.cpu()
             self.counts[at, number] = True if row.counts is None else row.counts.cpu()
         for place in places:
             if not (self.entropy[place].isfinite().all() and self.later[place].isfinite().all()):

@@ -8,12 +8,11 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sharpmax.errors import reject, reject_type
-from sharpmax.models.language import weights_fingerprint
+from sharpmax.errors import FileFormatError, reject, reject_type
 from sharpmax.probe.watch.judging import Learned
 from sharpmax.probe.watch.keeping import load_learned, save_learned
 from sharpmax.probe.watch.learning import learned, observed, token_lists
-from sharpmax.probe.watch.lookout import Lookout
+from sharpmax.probe.watch.lookout import Lookout, heads_of
 from sharpmax.probe.watch.metrics import metrics_of
 from sharpmax.probe.watch.requests import Report, Request
 from sharpmax.probe.watch.scores import DEFAULT, RULES
@@ -110,7 +109,7 @@ class Monitor:
     def save(self, path: str | Path) -> Path:
         """Write what was learned as JSON to the file `path`: `Monitor.load` needs no reference."""
         settings = {name: getattr(self, name) for name in _SETTINGS}
-        return save_learned(path, weights_fingerprint(self._model), settings, self._known)
+        return save_learned(path, self._model, settings, self._known)
 
     @classmethod
     def load(
@@ -123,7 +122,11 @@ class Monitor:
         metrics: CollectorRegistry | bool | None = None,
     ) -> Monitor:
         """The monitor that `save` wrote, beside a model with the same weights."""
-        settings, known = load_learned(path, weights_fingerprint(model), _SETTINGS)
+        settings, known = load_learned(path, model, _SETTINGS)
+        if heads_of(model) != list(known.heads):
+            raise FileFormatError(
+                f"monitor: {str(path)!r} is damaged: 'learned.heads' are not the heads of this model; learn again"
+            )
         return cls(model, known, **settings, callback=callback, logger=logger, metrics=metrics)
 
     def _judge(self, request: Request) -> Report:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from sharpmax.errors import FileFormatError
+from sharpmax.files import read_json
 
 __all__ = ["KINDS", "Entry", "holds_entries", "of_kind", "read_entries"]
 
@@ -29,10 +29,7 @@ _KEYS = (
 
 def read_entries(path: str | Path) -> list[Entry]:
     """The entries of a file, or an error that says what is wrong with it."""
-    try:
-        body = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as problem:
-        raise FileFormatError(f"entries: {str(path)!r} cannot be read as JSON ({problem})") from None
+    body = read_json(path, "entries")
     if not isinstance(body, list) or not body or not all(isinstance(one, dict) for one in body):
         raise FileFormatError(f"entries: {str(path)!r} is not a list of cases; sharpmax bench --gpu --out writes one")
     for place, one in enumerate(body):

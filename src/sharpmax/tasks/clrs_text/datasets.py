@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from sharpmax.errors import reject, reject_type
-from sharpmax.files import write_bytes, write_text
+from sharpmax.files import parse_json, write_bytes, write_text
 from sharpmax.tasks.clrs_text.example import Example, problem
 from sharpmax.tasks.clrs_text.generation import Split, check_count, stream
 from sharpmax.tasks.clrs_text.generator import RELEASE, generator
@@ -188,7 +188,7 @@ def _enough(examples: Iterator[Example], text: int | None) -> Iterator[Example]:
 def _indexed(path: Path) -> dict[str, str]:
     """The checksums of a finished set; none of one that is not finished, or whose index is damaged."""
     try:
-        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+        cells = parse_json(path.read_bytes())["cells"]
         return {str(file): str(checksum) for file, checksum in cells.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
@@ -202,7 +202,7 @@ def _complete(path: Path, checksum: str | None, recipe: _Recipe) -> bool:
         return _sha256(path) == checksum
     try:
         content = path.read_bytes()
-        found = [Example(**json.loads(line)) for line in content.splitlines()]
+        found = [Example(**parse_json(line)) for line in content.splitlines()]
     except (ValueError, TypeError):
         return False
     enough = len(found) == recipe.per_cell

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sharpmax.errors import ArgumentError, FileFormatError, UnsupportedError
+from sharpmax.files import parse_json
 from sharpmax.tasks.clrs_text.example import Example
 
 __all__ = ["iter_dataset", "load_dataset"]
@@ -67,16 +68,20 @@ def _json_lines(file: Path) -> Iterator[_Row]:
             if line.strip():
                 where = f"{str(file)!r}, line {number}"
                 try:
-                    yield where, json.loads(line)
-                except json.JSONDecodeError as problem:
-                    raise FileFormatError(f"dataset: {where} is not JSON ({problem.msg})") from problem
+                    yield where, parse_json(line)
+                except ValueError as problem:
+                    said = getattr(problem, "msg", problem)  # without a place, which is within the line
+                    raise FileFormatError(f"dataset: {where} is not JSON ({said})") from problem
 
 
 def _json(file: Path) -> Iterator[_Row]:
     try:
-        rows = json.loads(file.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as problem:
-        raise FileFormatError(f"dataset: {str(file)!r} is not JSON ({problem.msg}, line {problem.lineno})") from problem
+        rows = parse_json(file.read_text(encoding="utf-8"))
+    except UnicodeDecodeError:
+        raise
+    except ValueError as problem:
+        said = f"{problem.msg}, line {problem.lineno}" if isinstance(problem, json.JSONDecodeError) else problem
+        raise FileFormatError(f"dataset: {str(file)!r} is not JSON ({said})") from problem
     if not isinstance(rows, list):
         raise FileFormatError(f"dataset: {str(file)!r} is not a list of examples")
     for number, row in enumerate(rows, 1):

@@ -1,0 +1,72 @@
+"""What tests and the examples of docstrings share: one start for each, Triton's interpreter, repeatable properties."""
+
+from __future__ import annotations
+
+import os
+
+# Read by Triton when it is imported. On a machine with a GPU, TRITON_INTERPRET=0 runs the compiled kernels instead.
+os.environ.setdefault("TRITON_INTERPRET", "1")
+
+# Read by each process when it loads torch, also by those that tests start. Threads spin while they wait for each other:
+# two of them beside other work are many times slower than one.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("MKL_NUM_THREADS", "1")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from sharpmax.attention.normalisers import base as normalisers
+from sharpmax.policies import base as policies
+
+try:
+    from hypothesis import HealthCheck, settings
+except ModuleNotFoundError:  # a GPU machine that brings torch, Triton and pytest alone still runs `make test-gpu`
+    settings = None  # type: ignore[assignment, misc]
+
+# Tests are small and run side by side: threads inside each of them would only wait for one another.
+torch.set_num_threads(1)
+
+# Other work on the machine must not fail a test, so there are no deadlines; and a red run must be red again.
+if settings is not None:
+    settings.register_profile(
+        "sharpmax", deadline=None, derandomize=True, max_examples=60, suppress_health_check=[HealthCheck.too_slow]
+    )
+    settings.load_profile("sharpmax")
+
+
+@pytest.fixture(autouse=True)
+def _same_start() -> None:
+    """Every test starts from the same random state and with no warning given yet."""
+    torch.manual_seed(0)
+    policies._warned.clear()
+
+
+@pytest.fixture(autouse=True)
+def _own_registries() -> Iterator[None]:
+    """Take out the normalisers, policies and plugins that a test has brought in.
+
+    Otherwise a second test that uses the same name fails or not by the order in which tests run, which differs with
+    the load when workers steal tests from each other.
+    """
+    registries: tuple[dict[str, Any], ...] = (normalisers._kinds, policies._kinds)
+    before = [dict(registry) for registry in registries]
+    modules = set(sys.modules)
+    yield
+    for registry, kinds in zip(registries, before, strict=True):
+        late = {name: kind for name, kind in registry.items() if name not in kinds and _of_the_package(kind)}
+        registry.clear()
+        registry.update(kinds | late)
+    for name in set(sys.modules) - modules:
+        if name.startswith("sharpmax_plugin_"):
+            del sys.modules[name]
+
+
+def _of_the_package(kind: type) -> bool:
+    """Whether a module of sharpmax defines it. A docstring's example has the name of that module, but is not in it."""
+    module = sys.modules.get(kind.__module__)
+    return kind.__module__.startswith("sharpmax.") and getattr(module, kind.__name__, None) is kind

@@ -1,0 +1,106 @@
+"""What users see, frozen as text in tests/golden: the public API, every help page, and every committed result.
+
+A change on purpose is recorded by `SHARPMAX_GOLDEN=update python -m pytest tests/test_golden.py`; the diff of the files
+then shows it.
+"""
+
+from __future__ import annotations
+
+import html.parser
+import inspect
+import os
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import sharpmax as sm
+from sharpmax.cli.app import make_app
+from sharpmax.experiments.results import load
+from sharpmax.report.page import write_page
+
+GOLDEN = Path(__file__).parent / "golden"
+ROOT = Path(__file__).parents[1]
+COMMANDS = (
+    "", "reproduce", "explore", "probe", "calibrate", "evaluate", "fold", "horizon", "compare", "clrs", "clrs train",
+    "clrs evaluate", "bench", "report", "env",
+)  # fmt: skip
+RESULTS = sorted(path.parent.name for path in (ROOT / "results").glob("*/results.json"))
+WITHOUT_PAGE = {"horizon-smollm2"}
+
+
+def check(name: str, text: str) -> None:
+    """Compare with the golden file of this name, or write it."""
+    path = GOLDEN / f"{name}.txt"
+    if os.environ.get("SHARPMAX_GOLDEN") == "update":
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    assert text.splitlines() == path.read_text(encoding="utf-8").splitlines()
+
+
+def test_public_api() -> None:
+    lines = []
+    for name in sm.__all__:
+        value = getattr(sm, name)
+        if inspect.ismodule(value):
+            lines += [f"sm.{name}.{member}{_signature(getattr(value, member))}" for member in value.__all__]
+        else:
+            lines.append(f"sm.{name}{_signature(value)}")
+    check("api", "\n".join(lines) + "\n")
+
+
+def _signature(value: object) -> str:
+    # The signature of a class differs between versions of Python (Protocols, enums); its name is what is public.
+    return str(inspect.signature(value)) if inspect.isfunction(value) else ""
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help(command: str) -> None:
+    runner = CliRunner(env={"COLUMNS": "80", "NO_COLOR": "1", "TERM": "dumb"})
+    shown = runner.invoke(make_app(), [*command.split(), "--help"], prog_name="sharpmax")
+    assert shown.exit_code == 0
+    text = "\n".join(line.rstrip() for line in shown.stdout.splitlines()) + "\n"
+    check(f"help/{command.replace(' ', '-') or 'sharpmax'}", text)
+
+
+@pytest.mark.parametrize("name", [name for name in RESULTS if name not in WITHOUT_PAGE])
+def test_page_of_committed_results(name: str, tmp_path: Path) -> None:
+    results = load(ROOT / "results" / name)
+    page = write_page(results.command, results.provenance, results.tables, tmp_path)
+    check(f"pages/{name}", text_of(page.read_text(encoding="utf-8")))
+
+
+class _Text(html.parser.HTMLParser):
+    """The visible text: a line for each block, cells of a table row side by side."""
+
+    HIDDEN = ("script", "style", "svg", "template", "head")
+    BLOCKS = ("p", "div", "section", "h1", "h2", "h3", "h4", "li", "tr", "dt", "dd", "figure", "figcaption", "summary")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden = 0
+        self.lines: list[str] = [""]
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:
+        self.hidden += tag in self.HIDDEN
+        if tag in self.BLOCKS:
+            self.lines.append("")
+        elif tag in ("td", "th"):
+            self.lines[-1] += " | "
+
+    def handle_endtag(self, tag: str) -> None:
+        self.hidden -= tag in self.HIDDEN
+        if tag in self.BLOCKS:
+            self.lines.append("")
+
+    def handle_data(self, data: str) -> None:
+        if not self.hidden:
+            self.lines[-1] += data
+
+
+def text_of(page: str) -> str:
+    """The visible text of an HTML page."""
+    reader = _Text()
+    reader.feed(page)
+    lines = (" ".join(line.split()) for line in reader.lines)
+    return "\n".join(line for line in lines if line) + "\n"

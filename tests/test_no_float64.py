@@ -1,0 +1,158 @@
+"""A device without float64, as Apple's GPUs are: everything that measures, learns and watches works there too."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import sharpmax as sm
+from sharpmax import hf
+from sharpmax.calibrate.optimum import best_beta
+from sharpmax.experiments.evaluate.plan import Plan, prepare
+from sharpmax.experiments.evaluate.tables import evaluate_tables
+from sharpmax.models.language import weights_fingerprint
+from sharpmax.policies import (
+    PAPER,
+    Constant,
+    Curve,
+    EntropyTarget,
+    LogLength,
+    LogLinear,
+    PerHead,
+    Policy,
+    Polynomial,
+)  # fmt: skip
+from sharpmax.probe.horizons.certified import certify
+from sharpmax.probe.watch.monitor import Monitor
+from tests import no_float64
+from tests.calibrate.small import TEXT, calibrated
+from tests.experiments.evaluate import tiny
+from tests.hf.families import FAMILIES
+from tests.probe.watch.watched import model as small_model
+from tests.probe.watch.watched import prompts, watched
+
+pytestmark = pytest.mark.filterwarnings("ignore::sharpmax.errors.OutOfRangeWarning")
+
+POLICIES: dict[str, Policy] = {
+    "paper": PAPER,
+    "constant": Constant(2.0),
+    "length": LogLength(3.0),
+    "target": EntropyTarget(0.5),
+    "linear": LogLinear(level=0.4, length=0.1, entropy=0.3, top=-0.2, var=0.1, reference=4.0),
+    "curve": Curve((0.0, 1.0, 2.0), (1.0, 1.5, 2.0)),
+    "constants": PerHead.of(Constant, value=[[1.0, 2.0, 3.0, 4.0]] * 2),
+    "mixed": PerHead(((Polynomial((0.5, 1.0), (0.0, 9.0)), LogLength(2.0), Constant(2.0), EntropyTarget(0.7)),) * 2),
+}
+
+
+def test_the_stand_in_refuses_what_the_device_refuses() -> None:
+    with no_float64.stand_in() as device:
+        there = torch.ones(3, device=device)
+        assert torch.equal((there + 1).cpu(), torch.full((3,), 2.0))
+        for wrong in (
+            lambda: there.double(),
+            lambda: torch.zeros(3, dtype=torch.float64, device=device),
+            lambda: torch.tensor([1.0], dtype=torch.float64, device=device),
+            lambda: torch.zeros(3, dtype=torch.float64).to(device),
+            lambda: there.to("cpu", torch.float64),
+        ):
+            with pytest.raises(TypeError, match="doesn't support float64"):
+                wrong()
+
+
+@pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
+def test_every_policy_acts(policy: Policy) -> None:
+    family = FAMILIES["llama"]
+    model = hf.apply(family.build(), policy)
+    with torch.no_grad():
+        expected = family.logits(model)
+    with no_float64.stand_in() as device, torch.no_grad():
+        model.to(device)
+        found = family.logits(model, input_ids=family.inputs(model)["input_ids"].to(device))
+        assert found.device.type == device
+        assert torch.allclose(found.cpu(), expected, atol=1e-4)
+
+
+def test_policies_of_heads_outside_a_model() -> None:
+    q, k, v = torch.randn(3, 1, 4, 8, 16).unbind()
+    expected = sm.attention(q, k, v, policy=POLICIES["mixed"].for_layer(0), is_causal=True)  # type: ignore[attr-defined]
+    with no_float64.stand_in() as device:
+        q, k, v = (x.to(device) for x in (q, k, v))
+        found = sm.attention(q, k, v, policy=POLICIES["mixed"].for_layer(0), is_causal=True)  # type: ignore[attr-defined]
+        assert torch.allclose(found.cpu(), expected, atol=1e-5)
+
+
+def test_weights_are_told_and_folded() -> None:
+    for name in ("llama", "qwen3"):
+        model = FAMILIES[name].build()
+        expected = weights_fingerprint(model)
+        folded = weights_fingerprint(hf.fold(model, Constant(2.0)))
+        with no_float64.stand_in() as device:
+            model.to(device)
+            assert weights_fingerprint(model) == expected
+            assert weights_fingerprint(hf.fold(model, Constant(2.0))) == folded
+
+
+def test_probing() -> None:
+    options: dict[str, Any] = {"sizes": [8, 16, 32], "prompts": 2, "text": TEXT, "name": "tiny"}
+    expected = sm.probe(tiny.model(), tiny.tokenizer(), **options).tables()
+    with no_float64.stand_in() as device:
+        found = sm.probe(tiny.model().to(device), tiny.tokenizer(), **options).tables()
+    for head, about in expected["heads/kv"].items():
+        assert found["heads/kv"][head]["slope"] == pytest.approx(about["slope"], abs=1e-3)
+
+
+def test_certified_horizons() -> None:
+    expected = certify(tiny.model(), 0.5)
+    with no_float64.stand_in() as device:
+        found = certify(tiny.model().to(device), 0.5)
+    for one, other in zip(found.heads, expected.heads, strict=True):
+        assert one.bounds == pytest.approx(other.bounds)
+
+
+def test_a_monitor(tmp_path: Path) -> None:
+    one = small_model()
+    with watched(one) as monitor:
+        expected = monitor.thresholds
+    with no_float64.stand_in() as device:
+        one.to(device)
+        with watched(one) as monitor:
+            assert monitor.thresholds == pytest.approx(expected, rel=1e-3)
+            path = monitor.save(tmp_path / "monitor.json")
+        with Monitor.load(one, path) as again, again.request() as request:
+            one.generate(torch.tensor([prompts(1)[0]]).to(device), max_new_tokens=4, do_sample=False)
+        assert request.report is not None
+
+
+def test_a_calibration() -> None:
+    with no_float64.stand_in() as device:
+        assert calibrated(tiny.model().to(device), kinds=("constant", "rows")).policy is not None
+
+
+def test_an_evaluation(tmp_path: Path) -> None:
+    plan = Plan(
+        arms={"length": LogLength(8.0)},
+        tasks=(tiny.LETTERS,),
+        sizes=(4,),
+        prompts=8,
+        lengths=(64,),
+        windows=2,
+        questions=1,
+    )
+    expected = evaluate_tables(tiny.language(), plan, prepare(tiny.language(), plan), tmp_path / "here")
+    with no_float64.stand_in() as device:
+        there = replace(tiny.language(), model=tiny.model().to(device))
+        found = evaluate_tables(there, plan, prepare(there, plan), tmp_path / "there")
+    assert found["accuracy/letters"] == expected["accuracy/letters"]
+
+
+def test_the_best_temperature() -> None:
+    logits, wanted = torch.randn(5, 16), torch.randint(16, (5,))
+    expected = best_beta(logits, wanted)
+    with no_float64.stand_in() as device:
+        found = best_beta(logits.to(device), wanted.to(device))
+    assert torch.equal(found, expected)
