@@ -7,13 +7,13 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from sharpmax.experiments.results import Results, load
 from sharpmax.report.compare.readme import league_lines
 from sharpmax.report.figures import made
 from sharpmax.report.grid import Cell, Grid
 from sharpmax.report.origin import origin_of_run
 from sharpmax.report.stories import story_of
 from sharpmax.report.story import Figure, Story
+from sharpmax.results import Results, load
 
 from .benches import BENCHES, horizon_lines
 from .commands import command_lines

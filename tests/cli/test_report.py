@@ -12,6 +12,7 @@ import pytest
 
 import sharpmax
 from tests.cli.lines import is_one_error_line
+from tests.experiments.evaluate import tiny
 from tests.report.calibrate_tables import make_tables as calibrated
 from tests.report.probe_tables import COMMAND, make_tables, tiny_tables
 from tests.report.reproduce_tables import PROVENANCE
@@ -105,3 +106,15 @@ def test_the_figure_of_the_readme_is_what_report_draws(sharpmax_command: Any, tm
     apart = chops.difference(drawn.convert("L"), shown.convert("L")).histogram()
     # Another machine may round the edge of a line differently, not more.
     assert sum(level * count for level, count in enumerate(apart)) / (drawn.width * drawn.height) < 0.1
+
+
+def test_what_a_probe_from_python_saves_is_drawn(sharpmax_command: Any, tmp_path: Path) -> None:
+    found = sharpmax.probe(tiny.model(), tiny.tokenizer(), tasks=[tiny.LETTERS], sizes=[4, 8, 16], prompts=2)
+    file = found.save(tmp_path / "probed")
+    assert file == tmp_path / "probed" / "results.json"
+    for given in (file, file.parent):
+        outcome = sharpmax_command("report", given, "--out", tmp_path / "drawn")
+        assert (outcome.code, outcome.err) == (0, "")
+        assert "heads-letters.svg" in names(tmp_path / "drawn")
+        assert "LlamaForCausalLM" in (tmp_path / "drawn" / "report.html").read_text(encoding="utf-8")
+    assert sharpmax_command("report", file.parent, file.parent, "--out", tmp_path / "two").code == 0

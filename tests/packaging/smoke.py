@@ -216,9 +216,9 @@ def reproduce() -> None:
 
 def report() -> None:
     """Figures and page of saved results."""
-    from sharpmax.experiments.results import load
     from sharpmax.report.figures import draw
     from sharpmax.report.page import write_page
+    from sharpmax.results import load
 
     saved = load(ROOT / "results" / "calibrate-smollm2-constant")
     with tempfile.TemporaryDirectory() as folder:

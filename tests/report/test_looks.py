@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 import sharpmax
-from sharpmax.experiments.results import load
 from sharpmax.report.figures import made
 from sharpmax.report.interactive import traces
 from sharpmax.report.looks import PALE, in_turn
 from sharpmax.report.plot import Axis, Panel, Plot, Series, legend
 from sharpmax.report.static import static_figure
 from sharpmax.report.stories import story_of
+from sharpmax.results import load
 
 ROOT = Path(sharpmax.__file__).parents[2]
 SAVED = sorted((ROOT / "results").glob("*/results.json"))

@@ -89,10 +89,10 @@ def calibrate(
     from sharpmax.calibrate.leash import MOST
     from sharpmax.calibrate.profile import profile_for
     from sharpmax.experiments.calibrated import calibrated_tables
-    from sharpmax.experiments.provenance import check_seed, typed
-    from sharpmax.experiments.results import FILE_NAME, collect
     from sharpmax.lazy import require
     from sharpmax.models.language import load_language_model
+    from sharpmax.provenance import check_seed, typed
+    from sharpmax.results import FILE_NAME, collect
     from sharpmax.tasks.registry import get_task
     from sharpmax.tasks.text import text_from_file
 

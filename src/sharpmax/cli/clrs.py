@@ -114,10 +114,10 @@ def train(
     from sharpmax.experiments.clrs.trained import prepare, trained_tables
     from sharpmax.experiments.clrs.training import MODEL, forget_states
     from sharpmax.experiments.folder import RUN
-    from sharpmax.experiments.provenance import typed
-    from sharpmax.experiments.results import FILE_NAME, collect, load
     from sharpmax.lazy import require
     from sharpmax.models.language import load_language_model
+    from sharpmax.provenance import typed
+    from sharpmax.results import FILE_NAME, collect, load
 
     if steps is not None and epochs is not None:
         reject("--epochs", epochs, "nothing together with --steps", "give one of the two")

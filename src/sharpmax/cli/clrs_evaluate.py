@@ -75,9 +75,9 @@ def evaluate(
     from sharpmax.experiments.clrs.scores import exam_tables
     from sharpmax.experiments.clrs.store import Shard
     from sharpmax.experiments.folder import RUN
-    from sharpmax.experiments.provenance import check_seed, typed
-    from sharpmax.experiments.results import FILE_NAME, collect
     from sharpmax.lazy import require
+    from sharpmax.provenance import check_seed, typed
+    from sharpmax.results import FILE_NAME, collect
 
     check_seed(seed)
     if tokens_at_once < 1:

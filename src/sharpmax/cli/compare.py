@@ -110,9 +110,9 @@ def compare(
     from sharpmax.experiments.compare.tables import compare_tables
     from sharpmax.experiments.engines import Store, run
     from sharpmax.experiments.folder import RUN
-    from sharpmax.experiments.provenance import check_seed, typed
-    from sharpmax.experiments.results import FILE_NAME, collect
     from sharpmax.lazy import require
+    from sharpmax.provenance import check_seed, typed
+    from sharpmax.results import FILE_NAME, collect
     from sharpmax.tasks.sized_registry import sized_task
 
     problem = sized_task(task)

@@ -81,9 +81,9 @@ def evaluate(
     from sharpmax.experiments.evaluate.arms import BASE
     from sharpmax.experiments.evaluate.plan import Plan, prepare
     from sharpmax.experiments.evaluate.tables import evaluate_tables, work
-    from sharpmax.experiments.provenance import check_seed
-    from sharpmax.experiments.results import FILE_NAME, collect
     from sharpmax.models.language import load_language_model
+    from sharpmax.provenance import check_seed
+    from sharpmax.results import FILE_NAME, collect
     from sharpmax.tasks.registry import get_task
 
     for name, value, least in (("prompts", prompts, 1), ("windows", windows, 1), ("questions", questions, 0)):
@@ -150,7 +150,7 @@ def _require(*, draw: bool, harness: bool) -> None:
 
 def _typed(model: str, policies: Sequence[str], tasks: str, **options: Any) -> str:
     """The command line without anything of this machine."""
-    from sharpmax.experiments.provenance import typed
+    from sharpmax.provenance import typed
 
     start = typed("evaluate")
 

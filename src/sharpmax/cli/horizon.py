@@ -47,13 +47,13 @@ def horizon(
     uncertainty, and says nothing of other inputs. Prompts of up to 1,024 tokens are read; sharpmax probe reads more.
     """
     from sharpmax.experiments.horizons import check_consistent, horizon_tables
-    from sharpmax.experiments.provenance import check_seed, typed
-    from sharpmax.experiments.results import FILE_NAME, collect
     from sharpmax.hf import applied
     from sharpmax.lazy import require
     from sharpmax.models.language import load_language_model
     from sharpmax.probe.horizons.certified import certify
     from sharpmax.probe.horizons.measured import measure_horizons
+    from sharpmax.provenance import check_seed, typed
+    from sharpmax.results import FILE_NAME, collect
 
     check_seed(seed)
     if not 0.0 < mass < 1.0:

@@ -146,7 +146,7 @@ def policy_named(text: str) -> NamedPolicy:
 
 def word_shown(word: str) -> str:
     """A name as it is; a file or folder without anything of this machine, as `files_given` calls it."""
-    from sharpmax.experiments.provenance import without_machine
+    from sharpmax.provenance import without_machine
 
     return without_machine(Path(word)) if _is_path(word) else word
 

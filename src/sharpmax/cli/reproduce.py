@@ -72,11 +72,11 @@ def reproduce(
 
     Ten heads trained at full length come with the package for each of two recipes, the paper's and a sharper one.
     """
-    from sharpmax.experiments.provenance import check_seed, typed
     from sharpmax.experiments.reproduce.run import state_path
     from sharpmax.experiments.reproduce.tables import items_to_read, reproduce_tables
-    from sharpmax.experiments.results import FILE_NAME, collect
     from sharpmax.lazy import require
+    from sharpmax.provenance import check_seed, typed
+    from sharpmax.results import FILE_NAME, collect
 
     if recipe not in (*RECIPES, _BOTH):
         reject("--recipe", repr(recipe), ", ".join((*RECIPES, _BOTH)))
