@@ -23,7 +23,7 @@ for n in sizes:
         top[name].append(float(sm.softmax(logits, policy=policy)[0]))
     _, most = sm.theory.weight_bounds(SPREAD, n)
     print(f"{n:8,d} {most:10.4f}", *(f"{weights[-1]:10.4f}" for weights in top.values()))
-print(f"half of the weight: never beyond {sm.horizon(SPREAD):.0f} items without a policy")
+print(f"half of the weight: never beyond {int(sm.horizon(SPREAD))} items without a policy")
 
 figure, axes = plt.subplots(figsize=(6.4, 4.0), layout="constrained")
 for name, weights in top.items():

@@ -62,7 +62,7 @@ def main() -> None:
 
 def _record(tables: dict[str, Any], command: str) -> None:
     # In a process of its own: here the package is not imported, so that mutants can be put into it.
-    script = "import json; from sharpmax.experiments.provenance import provenance; print(json.dumps(provenance(None)))"
+    script = "import json; from sharpmax.provenance import provenance; print(json.dumps(provenance(None)))"
     told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
     saved = {"schema": 1, "command": command, "provenance": json.loads(told), "tables": tables}
     text = json.dumps(saved, indent=2, ensure_ascii=False) + "\n"

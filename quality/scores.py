@@ -30,7 +30,7 @@ NOT_RUN = {
     "experiments/fresh.py": "asks a system that tells less than Linux, or runs in processes of its own",
     "experiments/gpu_bench/clock.py": "measures a GPU",
     "experiments/peak_memory.py": "runs in processes of its own, which are not traced",
-    "experiments/provenance.py": "asks for what other systems than Linux have",
+    "provenance.py": "asks for what other systems than Linux have",
     "experiments/stacked_training.py": "captures a CUDA graph",
     "hf/lowered.py": "launches kernels on a GPU",
     "models/smollm2.py": "runs once, when the weights are unpacked into the cache",

@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 
 import sharpmax as sm
 from sharpmax.cli.app import make_app
-from sharpmax.experiments.results import load
 from sharpmax.report.page import write_page
+from sharpmax.results import load
 
 GOLDEN = Path(__file__).parent / "golden"
 ROOT = Path(__file__).parents[1]

@@ -15,6 +15,8 @@ PACKAGE = Path(__file__).parents[1] / "src" / "sharpmax"
 LEVELS = [
     ["errors"],
     ["files", "lazy", "arrays"],
+    ["provenance"],
+    ["results"],
     ["rows"],
     ["policies"],
     ["attention"],

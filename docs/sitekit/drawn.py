@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-from sharpmax.experiments.results import load
 from sharpmax.report import explore
 from sharpmax.report.figures import drawing, made, svg_text
 from sharpmax.report.page import write_page
 from sharpmax.report.static import static_figure
 from sharpmax.report.stories import story_of
 from sharpmax.report.story import Story
+from sharpmax.results import load
 
 __all__ = ["DIRECTIVE", "explore_page", "file_of", "generated", "story_in"]
 

@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from sharpmax.experiments.results import Results, load
 from sharpmax.report.compare.readme import league_lines
 from sharpmax.report.figures import made
 from sharpmax.report.grid import Cell, Grid
@@ -15,6 +14,7 @@ from sharpmax.report.origin import origin_of_run
 from sharpmax.report.stories import story_of
 from sharpmax.report.story import Figure, Story
 from sharpmax.report.tables import Tables
+from sharpmax.results import Results, load
 
 from .benches import BENCHES, horizon_lines
 from .commands import command_lines

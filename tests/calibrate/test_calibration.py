@@ -190,6 +190,11 @@ class TestRefusals:
         [
             ({"leash": 0.0}, "leash: got 0.0"),
             ({"leash": -0.01}, "leash: got -0.01"),
+            (
+                {"leash": 1},
+                "leash: got 1; allowed: a rise of perplexity above 0 and up to 0.5",
+            ),
+            ({"leash": 0.7}, "leash: got 0.7; allowed: "),
             ({"leash": float("nan")}, "leash: got nan"),
             ({"keep": 0.0}, "keep: got 0.0"),
             ({"keep": 1.5}, "keep: got 1.5"),
@@ -268,6 +273,12 @@ class TestResume:
         with pytest.raises(FileFormatError, match="is damaged or not a safetensors file") as caught:
             calibrated(tiny.model(), folder=tmp_path, resume=True)
         assert "\n" not in str(caught.value)
+
+    def test_nothing_to_resume_is_refused(self, tmp_path: Path) -> None:
+        for folder in (None, tmp_path / "new", tmp_path):
+            with pytest.raises(ArgumentError, match=r"^resume: got .*; allowed: the folder of an interrupted calib"):
+                calibrated(tiny.model(), folder=folder, resume=True)
+        assert list(tmp_path.iterdir()) == []
 
     def test_without_resume_a_state_is_not_read(self, tmp_path: Path) -> None:
         (tmp_path / "state-constant.safetensors").write_bytes(b"\x00" * 99)

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from sharpmax import provenance
 from sharpmax.cli import main
-from sharpmax.experiments import provenance
 from tests.calibrate.small import TEXT
 from tests.experiments.evaluate import tiny
 

@@ -185,6 +185,10 @@ def test_a_loss_that_is_not_a_number_leaves_nothing(
         (["--leash", "-1%"], "--leash: got '-1%'"),
         (["--leash", "abc"], "--leash: got 'abc'"),
         (["--leash", "101%"], "--leash: got '101%'"),
+        (["--leash", "1"], "--leash: got 1; write 1% or 0.01"),
+        (["--leash", "3.5"], "--leash: got 3.5; write 3.5% or 0.035"),
+        (["--leash", "0.7"], "--leash: got 0.7; write 0.7% or 0.007"),
+        (["--keep", "1"], "--keep: got 1; write 1% or 0.01"),
         (["--keep", "0"], "--keep: got '0'"),
         (["--keep-layers", "0"], "--keep-layers: got '0'"),
         (["--steps", "0"], "steps: got 0"),
@@ -223,10 +227,13 @@ def test_an_unknown_model(name: str, home: Path, sharpmax_command: Any, tmp_path
 
 
 def test_shares() -> None:
-    assert share_from("--leash", " 100% ") == 1.0
-    assert share_from("--leash", "1") == 1.0
+    assert share_from("--keep", " 100% ") == 1.0
+    assert share_from("--keep", "0.75") == 0.75
     assert share_from("--leash", "1e-3") == 0.001
-    for bad in ("", "%", "5", "0%", "-0.1", "nan", "inf", "1%%", "1%x", "1,5%", "٪"):
+    for bare, means in (("1", "1% or 0.01"), ("1.0", "1.0% or 0.01"), ("5", "5% or 0.05"), ("100", "100% or 1")):
+        with pytest.raises(ArgumentError, match=f"^--keep: got {bare}; write {means}$"):
+            share_from("--keep", bare)
+    for bad in ("", "%", "0%", "-0.1", "nan", "inf", "1%%", "1%x", "1,5%", "٪"):
         with pytest.raises(ArgumentError, match=r"--keep: got .*; allowed: a share above 0 and up to 100%"):
             share_from("--keep", bad)
 

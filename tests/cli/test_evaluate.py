@@ -126,10 +126,10 @@ def test_the_harness_runs_on_every_arm(
     ("more", "says"),
     [
         (["--policy", "nonsense"], "policy: got 'nonsense'"),
-        (["--policy", "log-length:x"], "--policy: got 'log-length:x'"),
+        (["--policy", "log-length:x"], "policy: got 'log-length:x'"),
         (["--policy", "log-length:0.5"], "reference: got 0.5"),
         (["--policy", "constant:-1"], "value: got -1.0"),
-        (["--policy", "{home}"], "--policy: got the folder"),
+        (["--policy", "{home}"], "a folder without sharpmax_policy.json or policy.json"),
         (["--policy", "{home}/other.json"], "2 layers × 3 heads"),
         (["--policy", "{home}/letters.py"], "letters.py"),
         (["--task", "nonsense"], "task: got 'nonsense'"),

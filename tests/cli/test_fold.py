@@ -119,9 +119,9 @@ def test_in_half_precision(home: Path, tmp_path: Path, sharpmax_command: Any) ->
         ("{home}/heads.json", ("policy: got 2 layers × 3 heads; allowed: 2 × 4",)),
         ("{home}/layers.json", ("policy: got 3 layers × 4 heads; allowed: 2 × 4",)),
         ("{home}/not.json", ("not.json",)),
-        ("{home}/model", ("--policy: got the folder",)),
+        ("{home}/model", ("policy: got ", "a folder without sharpmax_policy.json or policy.json")),
         ("nonsense", ("policy: got 'nonsense'",)),
-        ("constant:x", ("--policy: got 'constant:x'",)),
+        ("constant:x", ("policy: got 'constant:x'",)),
     ],
 )
 def test_what_cannot_be_folded_is_refused_in_one_line(

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from sharpmax.cli import horizon
 from sharpmax.policies import Constant, PerHead
 from sharpmax.probe.horizons import certified, measured
 from sharpmax.theory import spread_from_rotary
@@ -106,7 +107,7 @@ def test_weights_alone(home: Path, tmp_path: Path, sharpmax_command: Any, monkey
     assert f"{len(told)} of 8 heads cannot keep 40% of their weight on one token" in outcome.out
     assert f"beyond {first:,}" in outcome.out
     assert "4 of 4" in outcome.out
-    assert first == math.ceil(1 + math.exp(min(one["spread"] for one in told)) * 0.6 / 0.4)
+    assert first == math.floor(1 + math.exp(min(one["spread"] for one in told)) * 0.6 / 0.4)
 
 
 def test_a_policy_takes_part(home: Path, tmp_path: Path, sharpmax_command: Any) -> None:
@@ -177,3 +178,22 @@ def test_half_precision(home: Path, tmp_path: Path, sharpmax_command: Any) -> No
     assert sharpmax_command("horizon", home / "model", "--dtype", "bfloat16", "--out", tmp_path).code == 0
     assert tables_in(tmp_path)["setting"]["dtype"] == "bfloat16"
     assert torch.get_default_dtype() == torch.float32
+
+
+def test_a_horizon_is_never_rounded_up(capsys: pytest.CaptureFixture[str]) -> None:
+    measured = {"spread": 4.0, "widest": 5.0, "tokens": 55.6, "before": 0, "at": 1, "beyond": 0}
+    certified = {"smallest": 4.0, "median": 4.0, "tokens": 55, "informative": 1, "heads": 1}
+    one = {"kind": "at", "tokens": 55.98, "low": 54.7, "high": 99.9}
+    tables = {
+        "verdict": [],
+        "setting": {"model": "tiny", "mass": 0.5, "rule": "", "prompts": {}},
+        "layers": {"0": {"certified": certified, "measured": measured}},
+        "certified": {"median": 4.0, "median_by": {"norms": 4.0}},
+        "measured": measured,
+        "heads": {"0.0": {"measured": one}},
+    }
+    horizon._print(tables)
+    said = capsys.readouterr().out
+    assert "55 (54 … 99)" in said
+    assert "56" not in said
+    assert "100" not in said.replace("100%", "")

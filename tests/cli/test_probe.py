@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sharpmax.experiments.results import load
+from sharpmax.results import load
 from tests.cli.lines import is_one_error_line
 
 QUICK = ("--sizes", "8..32", "--prompts", 2)

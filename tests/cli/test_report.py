@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import sharpmax
 from tests.cli.lines import is_one_error_line
+from tests.experiments.evaluate import tiny
 from tests.report.calibrate_tables import make_tables as calibrated
 from tests.report.probe_tables import COMMAND, make_tables, tiny_tables
 from tests.report.reproduce_tables import PROVENANCE
 
+ROOT = Path(sharpmax.__file__).parents[2]
 NAMES = {f"{kind}-kv.{form}" for kind in ("heads", "curves", "layers") for form in ("svg", "png")}
 
 
@@ -73,3 +78,43 @@ def test_what_cannot_be_compared_leaves_nothing(
     assert is_one_error_line(outcome.err)
     assert says in outcome.err
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", ["reproduce", "evaluate-smollm2"])
+def test_a_report_beside_committed_results_changes_no_tracked_file(
+    name: str, sharpmax_command: Any, tmp_path: Path
+) -> None:
+    committed = ROOT / "results" / name
+    listed = subprocess.run(["git", "ls-files", "."], cwd=committed, capture_output=True, text=True, check=False)
+    tracked = listed.stdout.split() or [file.name for file in committed.iterdir()]  # a source package has no history
+    assert "results.json" in tracked
+    folder = tmp_path / name
+    shutil.copytree(committed, folder)
+    assert sharpmax_command("report", folder).code == 0
+    assert (folder / "report.html").is_file()
+    assert [file for file in tracked if (folder / file).read_bytes() != (committed / file).read_bytes()] == []
+
+
+def test_the_figure_of_the_readme_is_what_report_draws(sharpmax_command: Any, tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    assert sharpmax_command("report", ROOT / "results" / "reproduce", "--out", tmp_path).code == 0
+    drawn, shown = (image.open(path) for path in (tmp_path / "accuracy.png", ROOT / "docs" / "images" / "accuracy.png"))
+    if drawn.info["Software"] != shown.info["Software"]:
+        pytest.skip("another matplotlib has drawn the figure of the README")
+    chops = pytest.importorskip("PIL.ImageChops")
+    assert drawn.size == shown.size
+    apart = chops.difference(drawn.convert("L"), shown.convert("L")).histogram()
+    # Another machine may round the edge of a line differently, not more.
+    assert sum(level * count for level, count in enumerate(apart)) / (drawn.width * drawn.height) < 0.1
+
+
+def test_what_a_probe_from_python_saves_is_drawn(sharpmax_command: Any, tmp_path: Path) -> None:
+    found = sharpmax.probe(tiny.model(), tiny.tokenizer(), tasks=[tiny.LETTERS], sizes=[4, 8, 16], prompts=2)
+    file = found.save(tmp_path / "probed")
+    assert file == tmp_path / "probed" / "results.json"
+    for given in (file, file.parent):
+        outcome = sharpmax_command("report", given, "--out", tmp_path / "drawn")
+        assert (outcome.code, outcome.err) == (0, "")
+        assert "heads-letters.svg" in names(tmp_path / "drawn")
+        assert "LlamaForCausalLM" in (tmp_path / "drawn" / "report.html").read_text(encoding="utf-8")
+    assert sharpmax_command("report", file.parent, file.parent, "--out", tmp_path / "two").code == 0

@@ -22,6 +22,7 @@ from sharpmax.cli.terminal import print_table
 from sharpmax.tasks.registry import TASKS
 from sharpmax.tasks.sized_registry import SIZED_TASKS
 from tests.blocks import command_of
+from tests.cli.lines import is_one_error_line
 
 ROOT = Path(sharpmax.__file__).parents[2]
 STORY = [
@@ -238,3 +239,24 @@ def test_help_in_a_pipe_has_no_colours(path: tuple[str, ...], sharpmax_command: 
     assert (outcome.code, outcome.err) == (0, "")
     assert "\x1b" not in outcome.out
     assert "<bool>" not in outcome.out
+
+
+RESUMES = [path for path, option in OPTIONS if "--resume" in option.opts]
+
+
+@pytest.mark.parametrize("path", RESUMES, ids="-".join)
+def test_nothing_to_resume_is_one_line_and_begins_nothing(
+    path: tuple[str, ...], sharpmax_command: Any, tmp_path: Path
+) -> None:
+    needed = {("clrs", "evaluate"): ["smollm2"], ("evaluate",): ["smollm2"], ("calibrate",): ["smollm2"]}.get(path, [])
+    for out in (tmp_path / "new", tmp_path):
+        outcome = sharpmax_command(*path, *needed, "--resume", "--out", out)
+        assert (outcome.code, outcome.out) == (2, "")
+        assert is_one_error_line(outcome.err)
+        assert f"--resume: got {str(out)!r}, which has nothing to resume" in outcome.err
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_every_command_that_can_be_resumed_is_tried() -> None:
+    commands = {("reproduce",), ("calibrate",), ("evaluate",), ("compare",), ("clrs", "train"), ("clrs", "evaluate")}
+    assert set(RESUMES) == commands

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import json
 import os
 import re
 import subprocess
@@ -63,6 +65,43 @@ def test_pages_fit_and_ask_nobody(site: Path, browser: Browser, name: str, size:
         assert all(url.startswith(("file:", "data:", "about:")) for url in found.requests)
         broken = "() => [...document.images].filter((one) => one.complete && !one.naturalWidth).map((one) => one.src)"
         assert found.page.evaluate(broken) == []
+
+
+WORDS = {
+    "vLLM": "Footguns",
+    "GGUF": "Calibrate my model",
+    "llama.cpp": "Footguns",
+    "entropy": "Glossary",
+    "perplexity": "Calibrate my model",
+    "sm.fold": "Language models",
+    "LogLength": "Policies",
+    "log-length": "Command line",
+    "resume": "Run on a Ray cluster",
+    "bfloat16": "Run on a GPU",
+}
+"""Words a reader looks for, and a page that must be among what is found."""
+
+
+def test_words_are_searched_without_what_stands_beside_them(site: Path) -> None:
+    index = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))
+    separator = re.compile(index["config"]["separator"])
+    tokens = {
+        token
+        for entry in index["docs"]
+        for token in separator.split(html.unescape(re.sub(r"<[^>]+>", " ", entry["text"])).lower())
+    }
+    for word in ("vllm", "gguf", "entropy", "llama.cpp", "bfloat16"):
+        assert word in tokens
+    beside = re.compile(r"^[(\[\"'`“‘][a-z]|[a-z][)\],;:.!?\"”’]$")
+    assert [token for token in tokens if beside.search(token)] == []
+
+
+@pytest.mark.parametrize(("word", "page"), WORDS.items(), ids=str)
+def test_a_word_is_found_by_the_search(word: str, page: str, site: Path, browser: Browser) -> None:
+    with visit(browser, (site / "index.html").as_uri(), viewport=DESK) as found:
+        found.page.locator("input.md-search__input").press_sequentially(word)
+        found.page.wait_for_selector(f".md-search-result__item h1:has-text('{page}')")
+        assert found.problems == []
 
 
 def test_the_search_works_from_a_folder(site: Path, browser: Browser) -> None:

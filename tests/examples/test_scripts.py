@@ -37,7 +37,7 @@ def test_dispersion(tmp_path: Path) -> None:
     assert n == 65536
     assert softmax <= possible < 0.001
     assert min(log_length, target) > 0.9
-    assert "beyond 56 items" in out
+    assert "beyond 55 items" in out
     assert (tmp_path / "dispersion.png").read_bytes().startswith(b"\x89PNG")
 
 

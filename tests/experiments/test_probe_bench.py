@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from sharpmax import provenance
 from sharpmax.cli import main
 from sharpmax.errors import ArgumentError
-from sharpmax.experiments import one_pass, probe_bench, provenance
+from sharpmax.experiments import one_pass, probe_bench
 from sharpmax.experiments.fresh import resident_bytes
 from tests.hf.families import FAMILIES
 

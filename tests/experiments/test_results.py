@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 import sharpmax
+from sharpmax import provenance
 from sharpmax.errors import ArgumentError, ArgumentTypeError, FileFormatError
-from sharpmax.experiments import provenance
-from sharpmax.experiments.provenance import check_seed, typed
-from sharpmax.experiments.results import FILE_NAME, Results, collect, load
+from sharpmax.provenance import check_seed, typed
+from sharpmax.results import FILE_NAME, Results, collect, load
 
 TABLES = {"accuracy": {"softmax": {"1024": {"mean": 53.8, "sem": 0.9, "n": 10}}}}
 PACKAGE = Path(sharpmax.__file__).resolve().parent

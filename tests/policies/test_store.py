@@ -9,7 +9,9 @@ import pytest
 import torch
 
 import sharpmax as sm
+from sharpmax.cli.reading import policy_named
 from sharpmax.errors import ArgumentError, ArgumentTypeError, FileFormatError
+from sharpmax.hf.beside import policy_from
 from sharpmax.policies import PAPER, Constant, LogLength, PerHead, resolve_policy
 
 
@@ -35,12 +37,55 @@ def test_public_functions_take_paths(tmp_path):
     assert torch.equal(sm.softmax(row, policy=str(path)), sm.softmax(row, policy=Constant(2.0)))
 
 
-@pytest.mark.parametrize("name", ["papr", "Paper", "", "no/such/file.json", "."])
+@pytest.mark.parametrize("name", ["papr", "Paper", "", "no/such/file.json", "log-length", "entropy:2"])
 def test_an_unknown_name_lists_the_choices(name):
     with pytest.raises(ArgumentError) as caught:
         sm.load_policy(name)
-    allowed = "one of ['none', 'paper', 'smollm2', 'smollm2-constant'] or the path of a policy file"
+    names = "'none', 'paper', 'smollm2', 'smollm2-constant'"
+    allowed = f"one of [{names}], log-length:64, constant:1.5 or the path of a policy file or its folder"
     assert str(caught.value) == f"policy: got {name!r}; allowed: {allowed}"
+
+
+@pytest.mark.parametrize("read", [sm.load_policy, resolve_policy, policy_from, lambda text: policy_named(text).policy])
+class TestTheSameEverywhere:
+    """The library, models and the command line read the same words in the same way."""
+
+    def test_kinds_with_a_number(self, read):
+        assert read("log-length:64") == LogLength(reference=64.0)
+        assert read("log-length:1e3") == LogLength(reference=1000.0)
+        assert read("constant:1.5") == Constant(1.5)
+        for wrong in ("log-length:", "log-length:many", "constant:1.5x"):
+            with pytest.raises(ArgumentError, match=rf"policy: got '{wrong}'; allowed: \S+: and a number"):
+                read(wrong)
+        for wrong in ("constant:nan", "constant:-1", "log-length:0"):
+            with pytest.raises(ArgumentError):
+                read(wrong)
+
+    @pytest.mark.parametrize("name", ["policy.json", "sharpmax_policy.json"])
+    def test_folders(self, read, name, tmp_path):
+        Constant(2.0).save(tmp_path / name)
+        assert read(str(tmp_path)) == Constant(2.0)
+
+    def test_a_folder_without_one_or_with_two(self, read, tmp_path):
+        with pytest.raises(ArgumentError, match=r"a folder without sharpmax_policy\.json or policy\.json"):
+            read(str(tmp_path))
+        for name in ("policy.json", "sharpmax_policy.json"):
+            Constant(2.0).save(tmp_path / name)
+        with pytest.raises(ArgumentError, match="a folder with both"):
+            read(str(tmp_path))
+
+    def test_a_file_comes_before_a_kind_with_a_number(self, read, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        Constant(7.0).save("constant:2")
+        assert read("constant:2") == Constant(7.0)
+
+
+def test_functions_take_kinds_with_a_number():
+    row = torch.randn(4, 9)
+    assert torch.equal(sm.softmax(row, policy="constant:2"), sm.softmax(row, policy=Constant(2.0)))
+    q, k, v = torch.randn(3, 1, 2, 16, 8).unbind()
+    attended = [sm.attention(q, k, v, policy=one) for one in ("log-length:4", LogLength(reference=4.0))]
+    assert torch.equal(*attended)
 
 
 @pytest.mark.parametrize("wrong", [3, 1.5, ["paper"], torch.zeros(1)])

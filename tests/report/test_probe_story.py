@@ -201,7 +201,7 @@ def test_tiles_carry_the_verdict() -> None:
     first = next(layer for layer, cells in TABLES["layers/kv"].items() if cells["rank"] == 1)
     assert found["disperses first"].value == f"layer {first}"
     known = [about["horizon"]["tokens"] for about in heads if about["horizon"]["tokens"]]
-    assert found["median measured horizon"].value == f"{round(median(known))} tokens"
+    assert found["median measured horizon"].value == f"{math.floor(median(known))} tokens"
     assert f"in the {len(known)} of 270 heads where" in found["median measured horizon"].detail
     error = TABLES["forecast/kv"]["tested"]["512"]["entropy"]["median"]
     assert found["median error of the forecast"].value == f"{error:.2f} nats"
@@ -214,7 +214,7 @@ def test_horizons_of_two_runs_are_compared_on_the_same_heads() -> None:
     known = [{n: a["horizon"]["tokens"] for n, a in t["heads/kv"].items()} for t in (TABLES, CALM)]
     both = [name for name in known[0] if known[0][name] and known[1][name]]
     tile = next(tile for tile in tiles(PAIR, "kv") if "horizon" in tile.label)
-    assert tile.value == " → ".join(f"{round(median(of[name] for name in both)):,}" for of in known)
+    assert tile.value == " → ".join(f"{math.floor(median(of[name] for name in both)):,}" for of in known)
     assert f"in the {len(both)} heads where that was seen in both" in tile.detail
     assert not any("horizon" in tile.label for tile in tiles(pair(TABLES, TINY), "kv"))
 

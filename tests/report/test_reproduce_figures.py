@@ -116,7 +116,7 @@ def test_focus_has_bounds_and_horizon() -> None:
     assert [len([s for s in panel.series if s.stroke == "dash"]) for panel in (weight, entropy)] == [1, 2]
     assert weight.y.label == "weight (%)"
     assert entropy.y.label == "entropy (nats)"
-    assert [mark.text for mark in weight.marks] == ["horizon 2,982"]
+    assert [mark.text for mark in weight.marks] == ["horizon 2,981"]
     assert not any(series.stroke == "dot" for series in weight.series)
     limits = changed()
     limits["bounds"] |= {"limit_weight": {"4096": 3.0}, "limit_entropy": {"4096": 8.0}}

@@ -26,7 +26,7 @@ from sharpmax.tasks.text import fingerprint, plain_text
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-__all__ = ["LeashError", "calibrate"]
+__all__ = ["LeashError", "calibrate", "state_path"]
 
 Progress = Callable[[str, int, int, str], None]
 """Told what is being done, how many steps of how many are done, and a remark."""
@@ -73,6 +73,9 @@ def calibrate(
     chosen_task = get_task(task) if isinstance(task, str) else task
     device = model.device
     profile = profile or PROFILES["full" if device.type == "cuda" else "small"]
+    if resume and not (folder and any(state_path(folder, kind).is_file() for kind in profile.kinds)):
+        where = "no folder" if folder is None else f"{str(folder)!r}, which has nothing to resume"
+        reject("resume", where, "the folder of an interrupted calibration", "leave resume out to start one")
     for size in profile.sizes:
         chosen_task.check_size(size)
     tell = progress or (lambda what, done, total, remark: None)
@@ -122,6 +125,11 @@ def calibrate(
     return CalibrationResult(candidates, curves, setting, before)
 
 
+def state_path(folder: str | Path, kind: str) -> Path:
+    """The file of the state of one kind, from which a calibration goes on."""
+    return Path(folder) / f"state-{kind}.safetensors"
+
+
 def _descend(
     descent: Descent,
     course: Course,
@@ -131,7 +139,7 @@ def _descend(
     tell: Progress,
 ) -> None:
     kind = descent.live.kind
-    path = None if folder is None else Path(folder) / f"state-{kind}.safetensors"
+    path = None if folder is None else state_path(folder, kind)
     about = {"kind": kind, **setting}
     if path is not None and resume:
         descent.resume(path, about)

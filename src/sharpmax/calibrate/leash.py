@@ -16,16 +16,20 @@ from sharpmax.models.scoring import judge, window_losses
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["CHAT", "Leash", "Losses", "check_leash", "item_losses", "percent"]
+__all__ = ["CHAT", "MOST", "Leash", "Losses", "check_leash", "item_losses", "percent"]
 
 CHAT = "chat"
 """The name of the answers among the lengths of text."""
 
+MOST = 0.5
+"""The longest leash, as a share."""
+
 
 def check_leash(leash: float) -> float:
-    """A leash as a share, or an error."""
-    if not 0.0 < leash <= 1.0:
-        reject("leash", leash, "a rise of perplexity above 0 and up to 1, as 0.01 for 1%")
+    """A leash as a share, or an error: 1 is more likely meant as 1% than as 100%."""
+    if not 0.0 < leash <= MOST:
+        todo = f"write {leash / 100:g} for {leash:g}%" if MOST < leash < math.inf else ""
+        reject("leash", leash, f"a rise of perplexity above 0 and up to {MOST:g}, as 0.01 for 1%", todo)
     return leash
 
 

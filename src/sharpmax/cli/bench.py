@@ -81,8 +81,8 @@ def bench(
         bench_gpu(repeat=repeat, length=length, seed=seed, out=out, as_json=as_json)
         return
     from sharpmax.experiments import cpu_bench, probe_bench
-    from sharpmax.experiments.provenance import typed
-    from sharpmax.experiments.results import collect
+    from sharpmax.provenance import typed
+    from sharpmax.results import collect
 
     name = "probe" if probe else "cpu"
     kinds: dict[str, tuple[Callable[..., dict[str, Any]], int, int, Callable[[Mapping[str, Any]], None]]] = {

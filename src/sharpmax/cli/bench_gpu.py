@@ -23,7 +23,7 @@ def bench_gpu(*, repeat: int | None, length: int | None, seed: int, out: Path | 
     """Measure, print, and write a list of entries and a figure where a folder is given."""
     from sharpmax.experiments.gpu_bench.run import ROUNDS, disagreeing, gpu_entries, save, slug, with_origin
     from sharpmax.experiments.gpu_bench.shapes import FULL_LENGTH
-    from sharpmax.experiments.provenance import typed
+    from sharpmax.provenance import typed
 
     device = _device()
     asked = {"repeat": ROUNDS if repeat is None else repeat, "length": FULL_LENGTH if length is None else length}

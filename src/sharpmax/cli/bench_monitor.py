@@ -30,10 +30,10 @@ def bench_monitor(
     """Measure, print, and write `monitor.json` where a folder is given."""
     from sharpmax.experiments.monitor_bench import monitor_tables
     from sharpmax.experiments.monitor_cost import CONTEXT, ROUNDS
-    from sharpmax.experiments.provenance import typed
-    from sharpmax.experiments.results import collect
     from sharpmax.lazy import require
     from sharpmax.models.language import load_language_model
+    from sharpmax.provenance import typed
+    from sharpmax.results import collect
 
     require("scipy.stats", "fit", "sharpmax bench --monitor")
     place = device_named(device)

@@ -13,7 +13,7 @@ from sharpmax.cli.commands import LANGUAGE, add
 from sharpmax.cli.ending import finish
 from sharpmax.cli.reading import device_named, dtype_named, files_given, share_from, shown, sizes_from, word_shown
 from sharpmax.cli.report import require_drawing
-from sharpmax.cli.terminal import out_folder_if_used, print_table, progress, say, steps_shown
+from sharpmax.cli.terminal import check_resume, out_folder_if_used, print_table, progress, say, steps_shown, stopped
 from sharpmax.errors import reject
 
 __all__ = ["add_to", "calibrate"]
@@ -46,7 +46,9 @@ def calibrate(
     text: options.TextFile = None,
     leash: Annotated[
         str,
-        options.value("P%", options.LEARNING, "How far perplexity may rise, on text and on the model's own answers."),
+        options.value(
+            "P%", options.LEARNING, "How far perplexity may rise, on text and on the model's answers: 1% or 0.01."
+        ),
     ] = "1%",
     keep: Annotated[
         str,
@@ -81,15 +83,16 @@ def calibrate(
     Perplexity on plain text and on the model's own answers to ordinary questions, neither of them seen while learning,
     rises by no more than the leash. Of several kinds of policy the one that answers unseen prompts best is chosen.
     """
-    from sharpmax.calibrate.calibration import LeashError
+    from sharpmax.calibrate.calibration import LeashError, state_path
     from sharpmax.calibrate.calibration import calibrate as learn
     from sharpmax.calibrate.descent import DivergedError
+    from sharpmax.calibrate.leash import MOST
     from sharpmax.calibrate.profile import profile_for
     from sharpmax.experiments.calibrated import calibrated_tables
-    from sharpmax.experiments.provenance import check_seed, typed
-    from sharpmax.experiments.results import FILE_NAME, collect
     from sharpmax.lazy import require
     from sharpmax.models.language import load_language_model
+    from sharpmax.provenance import check_seed, typed
+    from sharpmax.results import FILE_NAME, collect
     from sharpmax.tasks.registry import get_task
     from sharpmax.tasks.text import text_from_file
 
@@ -104,7 +107,9 @@ def calibrate(
         sizes=None if sizes is None else tuple(sizes_from(sizes, least=1)),
         steps=steps,
     )
-    limit, what = share_from("--leash", leash), get_task(task)
+    states = [state_path(out, kind).name for kind in chosen.kinds]
+    check_resume(resume, out, *states)
+    limit, what = share_from("--leash", leash, most=MOST), get_task(task)
     shares = {"keep": share_from("--keep", keep), "keep_layers": share_from("--keep-layers", keep_layers)}
     plain = None if text is None else text_from_file(text)
     for package in ("transformers", "safetensors"):
@@ -126,7 +131,7 @@ def calibrate(
                 raise
             policies = found.save(folder)
     except KeyboardInterrupt:
-        say(f"stopped; the same command with --resume goes on from the last state saved in {out}")
+        stopped(out, *states)
         raise
     tables = calibrated_tables(found, shown(model))
     command = typed(

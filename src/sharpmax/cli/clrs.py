@@ -13,7 +13,7 @@ from sharpmax.cli.clrs_evaluate import evaluate
 from sharpmax.cli.commands import TRAINING, add, add_group
 from sharpmax.cli.ending import finish
 from sharpmax.cli.reading import data_folder, device_named, dtype_named, files_given, policy_named, shown, word_shown
-from sharpmax.cli.terminal import out_folder, progress, say, steps_shown
+from sharpmax.cli.terminal import check_resume, out_folder, progress, say, steps_shown, stopped
 from sharpmax.errors import reject
 
 __all__ = ["add_to", "train"]
@@ -113,10 +113,11 @@ def train(
     from sharpmax.experiments.clrs.recipe import NONE, Recipe
     from sharpmax.experiments.clrs.trained import prepare, trained_tables
     from sharpmax.experiments.clrs.training import MODEL, forget_states
-    from sharpmax.experiments.provenance import typed
-    from sharpmax.experiments.results import FILE_NAME, collect, load
+    from sharpmax.experiments.folder import RUN
     from sharpmax.lazy import require
     from sharpmax.models.language import load_language_model
+    from sharpmax.provenance import typed
+    from sharpmax.results import FILE_NAME, collect, load
 
     if steps is not None and epochs is not None:
         reject("--epochs", epochs, "nothing together with --steps", "give one of the two")
@@ -127,6 +128,7 @@ def train(
         row_tokens=row_tokens, tokens_at_once=tokens_at_once, weigh=weigh, rate=lr, policy_rate=policy_lr,
         checkpointing=gradient_checkpointing, compiled=compiled, save_every=save_every, seed=seed,
     )  # fmt: skip
+    check_resume(resume, out, RUN)
     place = device_named(device)
     bfloat16 = dtype_named(dtype, place, without="float16") == "bfloat16"
     source = Source(algorithms_from(algorithms), per_cell, trace, seed, dataset, cell_text, largest)
@@ -155,7 +157,7 @@ def train(
                 progress=lambda step, total, remark: tell("training", step, total, remark),
             )  # fmt: skip
     except KeyboardInterrupt:
-        say(f"stopped; the same command with --resume goes on from the last state saved in {folder}")
+        stopped(folder, RUN)
         raise
     if not state.is_main_process:
         return

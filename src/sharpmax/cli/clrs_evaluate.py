@@ -13,7 +13,7 @@ from sharpmax.cli.answers import answer
 from sharpmax.cli.ending import finish
 from sharpmax.cli.reading import data_folder, device_named, dtype_named, files_given, shown, sizes_from
 from sharpmax.cli.report import require_drawing
-from sharpmax.cli.terminal import bar, out_folder, print_table, progress, say
+from sharpmax.cli.terminal import bar, check_resume, out_folder, print_table, progress, say, stopped
 from sharpmax.errors import reject
 
 __all__ = ["evaluate"]
@@ -74,9 +74,10 @@ def evaluate(
     from sharpmax.experiments.clrs.past import trainings
     from sharpmax.experiments.clrs.scores import exam_tables
     from sharpmax.experiments.clrs.store import Shard
-    from sharpmax.experiments.provenance import check_seed, typed
-    from sharpmax.experiments.results import FILE_NAME, collect
+    from sharpmax.experiments.folder import RUN
     from sharpmax.lazy import require
+    from sharpmax.provenance import check_seed, typed
+    from sharpmax.results import FILE_NAME, collect
 
     check_seed(seed)
     if tokens_at_once < 1:
@@ -86,6 +87,7 @@ def evaluate(
     part = Shard.parse(shard)
     wanted = None if sizes is None else sizes_from(sizes, least=1)
     chosen = None if algorithms is None else algorithms_from(algorithms)
+    check_resume(resume, out, RUN)
     place = device_named(device)
     kind = dtype_named(dtype, place)
     for package, extra in (("transformers", "hf"), ("scipy.stats", "fit")):
@@ -111,7 +113,7 @@ def evaluate(
         with bar("answering", exam.work(part)) as advance:
             exam.answer(store, folder, part, advance)
     except KeyboardInterrupt:
-        say(f"stopped; the same command with --resume asks only what is missing in {folder}")
+        stopped(folder, RUN)
         raise
     store.read()
     if missing := exam.missing(store):

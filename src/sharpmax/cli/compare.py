@@ -14,7 +14,7 @@ from sharpmax.cli.commands import TRAINING, add
 from sharpmax.cli.ending import finish
 from sharpmax.cli.reading import device_named, files_given, sizes_from
 from sharpmax.cli.report import require_drawing
-from sharpmax.cli.terminal import out_folder, print_table, say, steps_shown
+from sharpmax.cli.terminal import check_resume, out_folder, print_table, say, steps_shown, stopped
 from sharpmax.errors import reject
 
 __all__ = ["add_to", "compare"]
@@ -109,9 +109,10 @@ def compare(
     from sharpmax.experiments.compare.setting import models_of
     from sharpmax.experiments.compare.tables import compare_tables
     from sharpmax.experiments.engines import Store, run
-    from sharpmax.experiments.provenance import check_seed, typed
-    from sharpmax.experiments.results import FILE_NAME, collect
+    from sharpmax.experiments.folder import RUN
     from sharpmax.lazy import require
+    from sharpmax.provenance import check_seed, typed
+    from sharpmax.results import FILE_NAME, collect
     from sharpmax.tasks.sized_registry import sized_task
 
     problem = sized_task(task)
@@ -168,6 +169,7 @@ def compare(
         out=out,
         **{"with": files},
     )
+    check_resume(resume, out, RUN)
     folder = out_folder(out)
     store = Store(folder)
     store.claim(plan.identity(), resume=resume)
@@ -179,7 +181,7 @@ def compare(
         try:
             run(plan.tasks(), store, engine=engine, workers=workers, address=address, plugins=files, progress=tell_of)
         except KeyboardInterrupt:
-            say(f"stopped; the same command with --resume goes on with what is missing in {folder}")
+            stopped(folder, RUN)
             raise
     tables = capacity_tables(plan, store) if capacity else compare_tables(plan, store)
     results = collect(command, tables, seed=seed, files=files_given(files))

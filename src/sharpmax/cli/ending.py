@@ -9,7 +9,7 @@ from typing import Any
 from sharpmax.cli.answers import answer
 from sharpmax.cli.report import draw_and_name
 from sharpmax.cli.terminal import wrote
-from sharpmax.experiments.results import Results
+from sharpmax.results import Results
 
 __all__ = ["finish"]
 

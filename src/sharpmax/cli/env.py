@@ -70,7 +70,7 @@ def describe() -> dict[str, Any]:
     """What `sharpmax env` shows, as plain values; no optional package is imported for it."""
     import torch
 
-    from sharpmax.experiments.provenance import hardware, versions
+    from sharpmax.provenance import hardware, versions
 
     return {
         "versions": versions(),

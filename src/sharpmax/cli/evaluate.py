@@ -13,7 +13,7 @@ from sharpmax.cli.commands import LANGUAGE, add
 from sharpmax.cli.ending import finish
 from sharpmax.cli.reading import device_named, dtype_named, files_given, policies_named, sizes_from
 from sharpmax.cli.report import require_drawing
-from sharpmax.cli.terminal import bar, out_folder, print_table, progress, say
+from sharpmax.cli.terminal import bar, check_resume, out_folder, print_table, progress, say, stopped
 from sharpmax.errors import reject
 
 if TYPE_CHECKING:
@@ -77,12 +77,13 @@ def evaluate(
     --policy may be given several times. The defaults are chosen for smollm2, one policy and two CPU cores to take less
     than ten minutes, half of it for text (see --no-text and --windows). What is known is kept in DIR/answers.json.
     """
+    from sharpmax.experiments.evaluate.answers import FILE_NAME as ANSWERS
     from sharpmax.experiments.evaluate.arms import BASE
     from sharpmax.experiments.evaluate.plan import Plan, prepare
     from sharpmax.experiments.evaluate.tables import evaluate_tables, work
-    from sharpmax.experiments.provenance import check_seed
-    from sharpmax.experiments.results import FILE_NAME, collect
     from sharpmax.models.language import load_language_model
+    from sharpmax.provenance import check_seed
+    from sharpmax.results import FILE_NAME, collect
     from sharpmax.tasks.registry import get_task
 
     for name, value, least in (("prompts", prompts, 1), ("windows", windows, 1), ("questions", questions, 0)):
@@ -109,6 +110,7 @@ def evaluate(
         harness=() if lm_eval is None else tuple(name.strip() for name in lm_eval.split(",")),
         harness_path=lm_eval_path,
     )
+    check_resume(resume, out, ANSWERS)
     place = device_named(device)
     kind = dtype_named(dtype, place)
     _require(draw=draw, harness=lm_eval is not None)
@@ -122,7 +124,7 @@ def evaluate(
         with bar("evaluating", work(language, plan, material)) as advance:
             tables = evaluate_tables(language, plan, material, folder, resume=resume, progress=advance)
     except KeyboardInterrupt:
-        say(f"stopped; the same command with --resume goes on from what is kept in {folder}")
+        stopped(folder, ANSWERS)
         raise
     command = _typed(
         model, policy or [], task, sizes=sizes, prompts=prompts, text=text, lengths=lengths, windows=windows,
@@ -148,7 +150,7 @@ def _require(*, draw: bool, harness: bool) -> None:
 
 def _typed(model: str, policies: Sequence[str], tasks: str, **options: Any) -> str:
     """The command line without anything of this machine."""
-    from sharpmax.experiments.provenance import typed
+    from sharpmax.provenance import typed
 
     start = typed("evaluate")
 

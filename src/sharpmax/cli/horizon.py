@@ -14,6 +14,7 @@ from sharpmax.cli.ending import finish
 from sharpmax.cli.reading import device_named, dtype_named, files_given, policy_named, shown, word_shown
 from sharpmax.cli.terminal import out_folder_if_used, print_table, progress, say, steps_shown
 from sharpmax.errors import reject
+from sharpmax.theory.bounds import whole
 
 __all__ = ["add_to", "horizon"]
 
@@ -46,13 +47,13 @@ def horizon(
     uncertainty, and says nothing of other inputs. Prompts of up to 1,024 tokens are read; sharpmax probe reads more.
     """
     from sharpmax.experiments.horizons import check_consistent, horizon_tables
-    from sharpmax.experiments.provenance import check_seed, typed
-    from sharpmax.experiments.results import FILE_NAME, collect
     from sharpmax.hf import applied
     from sharpmax.lazy import require
     from sharpmax.models.language import load_language_model
     from sharpmax.probe.horizons.certified import certify
     from sharpmax.probe.horizons.measured import measure_horizons
+    from sharpmax.provenance import check_seed, typed
+    from sharpmax.results import FILE_NAME, collect
 
     check_seed(seed)
     if not 0.0 < mass < 1.0:
@@ -131,11 +132,12 @@ def _first_to_fall(tables: Mapping[str, Any]) -> str:
     """The measured horizons of the heads that fall first, each with its interval."""
     seen = [(name, one["measured"]) for name, one in tables["heads"].items() if one["measured"]["kind"] == "at"]
     told = [
-        f"{name} at {one['tokens']:,.0f} ({_tokens(one['low'], 'before')} … {_tokens(one['high'], 'beyond')})"
+        f"{name} at {_tokens(one['tokens'], '–')} ({_tokens(one['low'], 'before')} … {_tokens(one['high'], 'beyond')})"
         for name, one in sorted(seen, key=lambda pair: pair[1]["tokens"])[:3]
     ]
     return f"; measured horizons that come first, with 95% intervals: {', '.join(told)}" if told else ""
 
 
 def _tokens(count: float | None, otherwise: str) -> str:
-    return otherwise if count is None else f"{count:,.0f}"
+    # A horizon is the largest number of tokens that fits: it is never rounded up.
+    return otherwise if count is None else f"{whole(count):,}"

@@ -180,6 +180,6 @@ Data = Annotated[
     value("DIR", PLACE, "Folder for generated examples.", "--data", show_default="the user's cache"),
 ]
 Out = Annotated[Path, out()]
-Resume = Annotated[bool, flag("--resume", OUTPUT, "Go on with the interrupted run in --out.")]
+Resume = Annotated[bool, flag("--resume", OUTPUT, "Go on with the interrupted run in --out, which must hold one.")]
 Draw = Annotated[bool, flag("--draw/--no-draw", OUTPUT, "Draw figures and page, or save numbers only.")]
 AsJson = Annotated[bool, flag("--json", OUTPUT, "Print one JSON document and nothing else.")]

@@ -57,12 +57,12 @@ def probe(
     minutes on two CPU cores.
     """
     from sharpmax.experiments.probed import probe_under, probed_tables
-    from sharpmax.experiments.provenance import check_seed, typed
-    from sharpmax.experiments.results import FILE_NAME, collect
     from sharpmax.lazy import require
     from sharpmax.probe.places import check_choice
     from sharpmax.probe.survey.loading import load_model
     from sharpmax.probe.survey.probing import check_task
+    from sharpmax.provenance import check_seed, typed
+    from sharpmax.results import FILE_NAME, collect
     from sharpmax.tasks.text import text_from_file
 
     check_seed(seed)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sharpmax.errors import reject
+from sharpmax.errors import ArgumentError, reject
 from sharpmax.files import parse_json
 
 if TYPE_CHECKING:
@@ -34,8 +35,6 @@ __all__ = [
 
 DEVICES = ("auto", "cpu", "cuda", "mps")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-_POLICY_FILES = ("policy.json", "sharpmax_policy.json")
-"""What a folder may hold: what `sharpmax calibrate` writes, and what `save_pretrained` puts beside a model."""
 
 
 def sizes_from(text: str, *, least: int = 2, option: str = "--sizes") -> list[int]:
@@ -63,20 +62,26 @@ def _whole(word: str, least: int) -> int | None:
     return int(word) if word.isascii() and word.isdigit() and least <= int(word) <= 2**24 else None
 
 
-def share_from(option: str, text: str) -> float:
-    """A share between 0 and 1 from "0.5%" or "0.005".
+def share_from(option: str, text: str, *, most: float = 1.0) -> float:
+    """A share above 0 and up to `most` from "0.5%" or "0.005".
+
+    A bare number of 1 or more, or above `most`, is rejected: "1" could mean 1% or 100%.
 
     >>> share_from("--leash", "0.5%"), share_from("--leash", "0.005")
     (0.005, 0.005)
     """
-    number, mark, rest = text.strip().partition("%")
+    word = text.strip()
+    number, mark, rest = word.partition("%")
     try:
-        value = float(number) / (100.0 if mark else 1.0)
+        value = float(number)
     except ValueError:
-        value = -1.0
-    if rest or not 0.0 < value <= 1.0:
-        reject(option, repr(text), "a share above 0 and up to 100%, as 0.5% or 0.005")
-    return value
+        value = math.nan
+    if not mark and math.isfinite(value) and (value >= 1.0 or value > most):
+        raise ArgumentError(f"{option}: got {word}; write {word}% or {value / 100.0:g}")
+    share = value / 100.0 if mark else value
+    if rest or not 0.0 < share <= most:
+        reject(option, repr(text), f"a share above 0 and up to {100 * most:g}%, as 0.5% or 0.005")
+    return share
 
 
 def device_named(name: str) -> torch.device:
@@ -130,30 +135,18 @@ def policy_named(text: str) -> NamedPolicy:
     >>> policy_named("constant:1.5").policy.describe()
     'β = 1.5'
     """
-    from sharpmax.policies import Constant, LogLength
     from sharpmax.policies.store import NAMED, load_policy
 
-    kind, colon, number = text.partition(":")
-    if colon and kind in ("log-length", "constant") and not Path(text).exists():
-        try:
-            value = float(number)
-        except ValueError:
-            reject("--policy", repr(text), f"{kind}: and a number, as {kind}:{64 if kind == 'log-length' else 1.5}")
-        return NamedPolicy(text, LogLength(reference=value) if kind == "log-length" else Constant(value))
-    path = Path(text)
+    policy, path = load_policy(text), Path(text)
     if text in NAMED or not path.exists():
-        return NamedPolicy(text, load_policy(text))
-    if path.is_dir():
-        file = _policy_in(path)
-        if file is None:
-            reject("--policy", f"the folder {text!r}", f"a folder with {' or '.join(_POLICY_FILES)}")
-        return NamedPolicy(path.resolve().name, load_policy(file), _calibrated_on(path))
-    return NamedPolicy(path.stem, load_policy(path), _calibrated_on(path.parent))
+        return NamedPolicy(text, policy)
+    folder = path if path.is_dir() else path.parent
+    return NamedPolicy(path.resolve().name if path.is_dir() else path.stem, policy, _calibrated_on(folder))
 
 
 def word_shown(word: str) -> str:
     """A name as it is; a file or folder without anything of this machine, as `files_given` calls it."""
-    from sharpmax.experiments.provenance import without_machine
+    from sharpmax.provenance import without_machine
 
     return without_machine(Path(word)) if _is_path(word) else word
 
@@ -188,7 +181,9 @@ def _is_path(word: str) -> bool:
 
 
 def _policy_in(folder: Path) -> Path | None:
-    return next((folder / name for name in _POLICY_FILES if (folder / name).is_file()), None)
+    from sharpmax.policies.store import IN_FOLDERS
+
+    return next((folder / name for name in IN_FOLDERS if (folder / name).is_file()), None)
 
 
 def policies_named(texts: Sequence[str], taken: Sequence[str] = ()) -> list[NamedPolicy]:

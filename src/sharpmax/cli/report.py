@@ -48,8 +48,8 @@ def report(
 
 def draw_saved(path: Path, out: Path | None = None) -> list[Path]:
     """Draw everything that saved results (a folder or its results.json) allow, beside them; the page comes last."""
-    from sharpmax.experiments.results import load
     from sharpmax.report.gpu.entries import holds_entries, read_entries
+    from sharpmax.results import load
 
     if holds_entries(path):
         from sharpmax.report.gpu.bars import draw_bars
@@ -62,9 +62,9 @@ def draw_saved(path: Path, out: Path | None = None) -> list[Path]:
 
 def draw_compared(first: Path, second: Path, out: Path) -> list[Path]:
     """Draw two saved results on one page, into `out`; each may be a folder or its results.json."""
-    from sharpmax.experiments.provenance import typed
-    from sharpmax.experiments.results import load
+    from sharpmax.provenance import typed
     from sharpmax.report.together import together
+    from sharpmax.results import load
 
     names = [_folder_of(path).resolve().name for path in (first, second)]
     saved = [load(path).to_dict() for path in (first, second)]

@@ -14,7 +14,7 @@ from sharpmax.cli.commands import BEGIN, add
 from sharpmax.cli.ending import finish
 from sharpmax.cli.reading import device_named, files_given, sizes_from
 from sharpmax.cli.report import require_drawing
-from sharpmax.cli.terminal import bar, out_folder, print_table, say
+from sharpmax.cli.terminal import bar, check_resume, out_folder, print_table, say, stopped
 from sharpmax.errors import reject
 from sharpmax.experiments.reproduce.published import SIZES
 from sharpmax.experiments.reproduce.recipes import RECIPES, STEPS
@@ -72,10 +72,11 @@ def reproduce(
 
     Ten heads trained at full length come with the package for each of two recipes, the paper's and a sharper one.
     """
-    from sharpmax.experiments.provenance import check_seed, typed
+    from sharpmax.experiments.reproduce.run import state_path
     from sharpmax.experiments.reproduce.tables import items_to_read, reproduce_tables
-    from sharpmax.experiments.results import FILE_NAME, collect
     from sharpmax.lazy import require
+    from sharpmax.provenance import check_seed, typed
+    from sharpmax.results import FILE_NAME, collect
 
     if recipe not in (*RECIPES, _BOTH):
         reject("--recipe", repr(recipe), ", ".join((*RECIPES, _BOTH)))
@@ -91,6 +92,7 @@ def reproduce(
     steps = steps or STEPS
     if train and weights is not None:
         reject("--weights", repr(str(weights)), "nothing together with --train", "give one of the two")
+    check_resume(resume, out, *(state_path(out, name).name for name in recipes))
     chosen = device_named(device)
     # Everything that could stop the run is asked for before it begins.
     require("scipy.stats", "reproduce", "sharpmax reproduce")
@@ -132,7 +134,7 @@ def _train(
     *,
     resume: bool,
 ) -> list[Trained]:
-    from sharpmax.experiments.reproduce.run import train, weights_path
+    from sharpmax.experiments.reproduce.run import state_path, train, weights_path
 
     reached, losses = dict.fromkeys(recipes, 0), dict.fromkeys(recipes, math.nan)
     with bar("training", steps * len(recipes)) as advance:
@@ -146,7 +148,7 @@ def _train(
         try:
             done = train(chosen, seeds, steps, device, folder, command=command, resume=resume, progress=show)
         except KeyboardInterrupt:
-            say(f"stopped; the same command with --resume goes on from the last state saved in {folder}")
+            stopped(folder, *(state_path(folder, name).name for name in recipes))
             raise
     for trained in done:
         heads = "1 head" if len(seeds) == 1 else f"{len(seeds)} heads"

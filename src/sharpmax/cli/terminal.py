@@ -16,11 +16,12 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from sharpmax.errors import ArgumentError
+from sharpmax.errors import ArgumentError, reject
 from sharpmax.experiments.folder import writing
 
 __all__ = [
     "bar",
+    "check_resume",
     "folders_held",
     "out_folder",
     "out_folder_if_used",
@@ -28,6 +29,7 @@ __all__ = [
     "progress",
     "say",
     "steps_shown",
+    "stopped",
     "wrote",
 ]
 
@@ -166,6 +168,25 @@ def out_folder_if_used(out: Path) -> Iterator[Path]:
 def _remove_if_empty(folder: Path) -> None:
     with suppress(OSError):  # not empty
         folder.rmdir()
+
+
+def check_resume(resume: bool, out: Path, *files: str) -> None:
+    """Reject --resume where `out` has none of the files of an interrupted run: a new one may take hours."""
+    if resume and not _any_of(out, files):
+        allowed = "the --out folder of an interrupted run"
+        reject("--resume", f"{str(out)!r}, which has nothing to resume", allowed, "leave --resume out to start a run")
+
+
+def stopped(out: Path, *files: str) -> None:
+    """Say how to go on after an interruption; `files` are those that `check_resume` asks for."""
+    if _any_of(out, files):
+        say(f"stopped; the same command with --resume goes on from what is saved in {out}")
+    else:
+        say("stopped before anything was saved; the same command starts again")
+
+
+def _any_of(folder: Path, files: Sequence[str]) -> bool:
+    return any((folder / name).is_file() for name in files)
 
 
 def wrote(paths: Sequence[Path]) -> None:

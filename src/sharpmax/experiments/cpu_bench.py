@@ -22,9 +22,9 @@ from sharpmax.attention.dense import softmax
 from sharpmax.attention.sharp import attention
 from sharpmax.errors import OutOfRangeWarning
 from sharpmax.experiments.fresh import import_costs, peak_extra_bytes
-from sharpmax.experiments.provenance import check_amounts, check_seed
 from sharpmax.experiments.targets import held_to
 from sharpmax.policies import PAPER
+from sharpmax.provenance import check_amounts, check_seed
 from sharpmax.rows import RowStats, row_stats
 
 __all__ = ["FULL_LENGTH", "cpu_tables", "disagreeing"]

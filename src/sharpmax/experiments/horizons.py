@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -12,6 +13,7 @@ import torch
 from sharpmax.errors import UnsupportedError
 from sharpmax.probe.horizons.certified import REACH, Certificate, HeadCertificate
 from sharpmax.probe.horizons.measured import KINDS, MeasuredHead, MeasuredHorizons
+from sharpmax.theory.bounds import whole
 
 __all__ = ["check_consistent", "horizon_tables"]
 
@@ -130,9 +132,10 @@ def _certain(certificate: Certificate) -> list[str]:
             f"beyond a known number of tokens, the first of them ({name}) beyond {first.tokens:,}; for the other "
             f"{total - len(told)} the certificate is vacuous."
         ]
+    power = math.floor(10.0 * first.log10_tokens) / 10.0
     return [
         f"Certified for every input: nothing that anyone could meet, for all {total} certificates are vacuous. The "
-        f"tightest ({name}) allows {mass} of the weight on one token up to about 10^{first.log10_tokens:.1f} tokens, "
+        f"tightest ({name}) allows {mass} of the weight on one token up to about 10^{power:.1f} tokens, "
         f"and no row will see more than {first.reach:,}."
     ]
 
@@ -141,7 +144,7 @@ def _seen(measured: MeasuredHorizons) -> list[str]:
     kinds, total = Counter(one.kind for one in measured.heads), len(measured.heads)
     mass = f"{100 * measured.mass:g}%"
     tokens = [one.tokens for one in measured.heads if one.tokens is not None]
-    by = f" (half of these by {statistics.median(tokens):,.0f} tokens)" if tokens else ""
+    by = f" (half of these by {whole(statistics.median(tokens)):,} tokens)" if tokens else ""
     return [
         f"Measured on {measured.prompts} prompts of {measured.shortest:,} to {measured.longest:,} tokens: of {total} "
         f"heads {kinds['before']} hold {mass} of their weight on one token at no length, {kinds['at']} fall under "

@@ -18,7 +18,6 @@ from sharpmax.experiments.evaluate.statistics import accuracy
 from sharpmax.experiments.monitor_cost import CONTEXT, ROUNDS, check_cost, monitor_cost
 from sharpmax.experiments.monitor_quality import ALL, POOLED, SIGNALS, Cells, alarms_of, auroc_of, aurocs, by_size
 from sharpmax.experiments.monitor_signals import Answered, answered, replies_of
-from sharpmax.experiments.provenance import check_seed
 from sharpmax.models.language import context_of
 from sharpmax.models.scoring import Reply, batches
 from sharpmax.probe.watch.judging import Learned
@@ -27,6 +26,7 @@ from sharpmax.probe.watch.lookout import heads_of
 from sharpmax.probe.watch.monitor import Monitor
 from sharpmax.probe.watch.scores import DEFAULT, RULES
 from sharpmax.probe.watch.thresholds import LEAST_LEARNED, check_rate, least_examples
+from sharpmax.provenance import check_seed
 from sharpmax.tasks.prompt import Task
 from sharpmax.tasks.registry import get_task
 

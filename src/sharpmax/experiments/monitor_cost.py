@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from sharpmax.experiments.provenance import check_amounts
 from sharpmax.experiments.targets import held_to
 from sharpmax.lazy import require
 from sharpmax.probe.watch.judging import Learned
 from sharpmax.probe.watch.monitor import Monitor
+from sharpmax.provenance import check_amounts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

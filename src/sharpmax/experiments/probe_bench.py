@@ -16,9 +16,9 @@ import torch
 
 from sharpmax.experiments.fresh import pass_costs
 from sharpmax.experiments.one_pass import PLAIN
-from sharpmax.experiments.provenance import check_amounts, check_seed
 from sharpmax.experiments.targets import held_to
 from sharpmax.probe.places import check_choice, places
+from sharpmax.provenance import check_amounts, check_seed
 
 __all__ = ["FULL_LENGTH", "ROUNDS", "probe_tables"]
 

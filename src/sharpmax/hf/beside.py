@@ -10,31 +10,20 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sharpmax.errors import UnsupportedError, reject
+from sharpmax.errors import UnsupportedError
 from sharpmax.hf.interface import Installed, installed
-from sharpmax.policies import Policy, load_policy, resolve_policy
-from sharpmax.policies.store import NAMED
+from sharpmax.policies import Policy, resolve_policy
+from sharpmax.policies.store import BESIDE as FILE
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 __all__ = ["FILE", "policy_from", "save_with_policy"]
 
-FILE = "sharpmax_policy.json"
-"""The name of the file in the folder of a checkpoint."""
-
 
 def policy_from(policy: Policy | str | os.PathLike[str] | None) -> Policy:
-    """The policy an argument means: itself, a known name, a policy file, or a folder that holds one."""
-    if not isinstance(policy, (str, os.PathLike)):
-        return resolve_policy(policy)
-    given = os.fspath(policy)
-    if given in NAMED or not Path(given).is_dir():
-        return load_policy(given)
-    path = Path(given) / FILE
-    if not path.is_file():
-        reject("policy", f"{given!r}, a folder without {FILE}", "a folder saved from a model with a policy applied")
-    return load_policy(path)
+    """The policy an argument means, in a model as in every other function that takes one."""
+    return resolve_policy(policy)
 
 
 def save_with_policy(model: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:

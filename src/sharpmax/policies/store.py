@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.resources
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -12,25 +13,70 @@ from sharpmax.errors import FileFormatError, reject, reject_type
 from sharpmax.files import read_json
 from sharpmax.policies.base import Policy, policy_from_dict
 from sharpmax.policies.constant import Constant
+from sharpmax.policies.length import LogLength
 from sharpmax.policies.polynomial import PAPER
 
-__all__ = ["NAMED", "load_policy", "resolve_policy"]
+__all__ = ["BESIDE", "IN_FOLDERS", "NAMED", "load_policy", "resolve_policy"]
 
 
-def load_policy(path_or_name: str | Path) -> Policy:
-    """A policy by its name, or read from the JSON file that `policy.save` wrote.
+BESIDE = "sharpmax_policy.json"
+"""The file that `save_pretrained` of a model with a policy puts beside the weights."""
+
+IN_FOLDERS = ("policy.json", BESIDE)
+"""What a folder may hold; the first is what `sharpmax calibrate` writes."""
+
+_WITH_NUMBER: Mapping[str, Callable[[float], Policy]] = {
+    "constant": Constant,
+    "log-length": lambda number: LogLength(reference=number),
+}
+
+
+def load_policy(path_or_name: str | os.PathLike[str]) -> Policy:
+    """A policy by its name, as `log-length:64` or `constant:1.5`, or from the file or folder that holds one.
 
     >>> load_policy("paper").describe()
     'β = max(1, -0.037·H^4 +0.481·H^3 -2.3·H^2 +4.917·H -1.791) for H > 0.5, extrapolate outside'
+    >>> load_policy("constant:1.5").describe()
+    'β = 1.5'
     """
-    if not isinstance(path_or_name, (str, Path)):
-        reject_type("path_or_name", type(path_or_name).__name__, f"a path or one of {sorted(NAMED)}")
+    if not isinstance(path_or_name, (str, os.PathLike)):
+        reject_type("path_or_name", type(path_or_name).__name__, _allowed())
+    path = Path(path_or_name)
     if isinstance(path_or_name, str) and path_or_name in NAMED:
         return NAMED[path_or_name]()
-    path = Path(path_or_name)
+    if isinstance(path_or_name, str) and not path.exists() and (found := _with_number(path_or_name)) is not None:
+        return found
+    if path_or_name and path.is_dir():
+        return _read(_file_in(path))
     if not path.is_file():
-        reject("policy", repr(str(path_or_name)), f"one of {sorted(NAMED)} or the path of a policy file")
+        reject("policy", repr(str(path_or_name)), _allowed())
     return _read(path)
+
+
+def _allowed() -> str:
+    return f"one of {sorted(NAMED)}, log-length:64, constant:1.5 or the path of a policy file or its folder"
+
+
+def _with_number(text: str) -> Policy | None:
+    """The policy that a kind with its number stands for; None for other texts."""
+    kind, colon, number = text.partition(":")
+    if not colon or kind not in _WITH_NUMBER:
+        return None
+    try:
+        value = float(number)
+    except ValueError:
+        reject("policy", repr(text), f"{kind}: and a number, as log-length:64 or constant:1.5")
+    return _WITH_NUMBER[kind](value)
+
+
+def _file_in(folder: Path) -> Path:
+    found = [folder / name for name in IN_FOLDERS if (folder / name).is_file()]
+    if not found:
+        given = f"{str(folder)!r}, a folder without {BESIDE} or policy.json"
+        reject("policy", given, "a folder that calibrate or a model with a policy applied was saved to")
+    if len(found) > 1:
+        reject("policy", f"{str(folder)!r}, a folder with both {' and '.join(IN_FOLDERS)}", "the path of one of them")
+    return found[0]
 
 
 @functools.cache
@@ -47,15 +93,15 @@ def _read(path: Path) -> Policy:
         raise FileFormatError(f"{problem} (in {str(path)!r})") from None
 
 
-def resolve_policy(policy: Policy | str | None) -> Policy:
+def resolve_policy(policy: Policy | str | os.PathLike[str] | None) -> Policy:
     """What the argument `policy=` of a public function means."""
     if policy is None:
         return NAMED["none"]()
     if isinstance(policy, Policy):
         return policy
-    if isinstance(policy, str):
+    if isinstance(policy, (str, os.PathLike)):
         return load_policy(policy)
-    reject_type("policy", type(policy).__name__, f"a Policy, None, one of {sorted(NAMED)} or a path")
+    reject_type("policy", type(policy).__name__, f"a Policy, None, {_allowed()}")
 
 
 NAMED: Mapping[str, Callable[[], Policy]] = MappingProxyType(

@@ -56,7 +56,7 @@ def _trace(series: Series, place: int) -> dict[str, Any]:
         "y": list(series.y),
         **_hover(series),
         "mode": "+".join([*(["lines"] if series.stroke else []), *(["markers"] if series.marker else [])]),
-        "line": {"color": colour, "width": style.width * 1.2, "dash": series.stroke or "solid"},
+        "line": {"color": colour, "width": style.width * 1.2, "dash": series.line or "solid"},
         "xaxis": nth("x", place),
         "yaxis": nth("y", place),
         "meta": {"arm": series.arm},

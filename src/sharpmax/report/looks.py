@@ -6,11 +6,13 @@ Okabe and Ito's colours stay apart for colour-blind readers, the markers for bla
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 __all__ = [
     "BLACK",
     "BLUE",
     "CIRCLE",
+    "CROSS",
     "DIAMOND",
     "DIVERGING_DARK",
     "DIVERGING_SCALE",
@@ -18,14 +20,19 @@ __all__ = [
     "GREEN",
     "GRID",
     "HEAT_SCALE",
+    "HEXAGON",
     "INK",
+    "LEFT",
     "LINK",
     "ORANGE",
     "PAGE",
     "PALE",
     "PALETTE",
     "PANEL",
+    "PENTAGON",
+    "PLUS",
     "PURPLE",
+    "RIGHT",
     "SOFT",
     "SQUARE",
     "STAR",
@@ -34,8 +41,12 @@ __all__ = [
     "Colour",
     "Look",
     "Marker",
+    "Stroke",
     "in_turn",
 ]
+
+
+Stroke = Literal["solid", "dash", "dot", "dashdot", "longdash"]
 
 
 @dataclass(frozen=True)
@@ -67,6 +78,7 @@ class Look:
     width: float = 1.8
     size: float = 5.5
     layer: float = 2.0
+    stroke: Stroke = "solid"
 
 
 INK = Colour("#1b2026", "#e9ecef")
@@ -92,6 +104,12 @@ UP = Marker("^", "triangle-up", "M0 -4.6L4.6 3.8H-4.6Z")
 DOWN = Marker("v", "triangle-down", "M0 4.6L4.6 -3.8H-4.6Z")
 DIAMOND = Marker("D", "diamond", "M0 -4.8L4.8 0L0 4.8L-4.8 0Z")
 STAR = Marker("*", "star", "M0 -5.2L1.5 -1.6L5 -1.6L2.2 0.7L3.2 4.4L0 2.2L-3.2 4.4L-2.2 0.7L-5 -1.6L-1.5 -1.6Z")
+CROSS = Marker("X", "x", "M-4.6 -3L-3 -4.6L0 -1.6L3 -4.6L4.6 -3L1.6 0L4.6 3L3 4.6L0 1.6L-3 4.6L-4.6 3L-1.6 0Z")
+PLUS = Marker("P", "cross", "M-1.4 -4.6H1.4V-1.4H4.6V1.4H1.4V4.6H-1.4V1.4H-4.6V-1.4H-1.4Z")
+LEFT = Marker("<", "triangle-left", "M-4.6 0L3.8 -4.6V4.6Z")
+RIGHT = Marker(">", "triangle-right", "M4.6 0L-3.8 -4.6V4.6Z")
+PENTAGON = Marker("p", "pentagon", "M0 -4.8L4.6 -1.5L2.8 3.9L-2.8 3.9L-4.6 -1.5Z")
+HEXAGON = Marker("h", "hexagon", "M0 -4.8L4.2 -2.4L4.2 2.4L0 4.8L-4.2 2.4L-4.2 -2.4Z")
 
 BLACK = Colour("#333333", "#f2f2f2")
 ORANGE = Colour("#e69f00", "#f0b73a")
@@ -103,18 +121,24 @@ PURPLE = Colour("#cc79a7", "#e6a0c8")
 PALETTE = (INK, SOFT, GRID, PALE, PAGE, PANEL, LINK, BLACK, ORANGE, GREEN, BLUE, VERMILLION, PURPLE)
 """Every colour there is."""
 
-_IN_TURN = (
-    (BLACK, CIRCLE),
-    (VERMILLION, SQUARE),
-    (BLUE, UP),
-    (GREEN, DIAMOND),
-    (PURPLE, DOWN),
-    (ORANGE, STAR),
-)
+_COLOURS = (BLACK, VERMILLION, BLUE, GREEN, PURPLE, ORANGE)
+_MARKERS = (CIRCLE, SQUARE, UP, DIAMOND, DOWN, STAR, CROSS, LEFT, PLUS, RIGHT, PENTAGON, HEXAGON)
+_STROKES: tuple[Stroke, ...] = ("solid", "dashdot", "longdash")
 
 
 def in_turn(label: str, place: int) -> Look:
-    """The look of the line at a place among others that nobody has named before; a seventh is drawn as the second."""
-    colour, marker = _IN_TURN[place if place < len(_IN_TURN) else 1 + (place - 1) % (len(_IN_TURN) - 1)]
-    # The first tends to lie underneath the others and stays visible as the thinnest.
-    return Look(label, colour, marker, label, layer=4.0 if place == 0 else 2.0, width=1.5 if place == 0 else 1.8)
+    """The look of the line at a place among others that nobody has named before.
+
+    The first 12 differ in marker, the first 18 in colour and stroke, the first 36 in all three together.
+    """
+    again, colour = divmod(place, len(_COLOURS))
+    return Look(
+        label,
+        _COLOURS[colour],
+        _MARKERS[(place + again // len(_STROKES)) % len(_MARKERS)],
+        label,
+        # The first tends to lie underneath the others and stays visible as the thinnest.
+        width=1.5 if place == 0 else 1.8,
+        layer=4.0 if place == 0 else 2.0,
+        stroke=_STROKES[again % len(_STROKES)],
+    )

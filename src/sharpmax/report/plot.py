@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from sharpmax.report.looks import Colour, Look
+from sharpmax.report.looks import Colour, Look, Stroke
 
 __all__ = [
     "SMALL_TITLE",
@@ -21,15 +21,12 @@ __all__ = [
     "Panel",
     "Plot",
     "Series",
-    "Stroke",
     "legend",
     "thinned",
 ]
 
 SMALL_TITLE = 20
 """Letters of a line of the title of a small panel."""
-
-Stroke = Literal["solid", "dash", "dot"]
 
 
 @dataclass(frozen=True)
@@ -68,6 +65,11 @@ class Series:
     in_legend: Look | None = None
     end: str = ""
     """Words beside the last point."""
+
+    @property
+    def line(self) -> Stroke | None:
+        """How the line is drawn: a stroke with a meaning of its own comes before that of the look."""
+        return self.look.stroke if self.stroke == "solid" else self.stroke
 
     @property
     def crowded(self) -> bool:
@@ -167,7 +169,7 @@ def legend(plot: Plot) -> list[LegendEntry]:
             for series in panel.series:
                 # An entry that stands for lines of several arms belongs to none of them.
                 arm = None if series.in_legend else series.arm
-                yield LegendEntry(series.label, series.in_legend or series.look, series.stroke, series.marker, arm)
+                yield LegendEntry(series.label, series.in_legend or series.look, series.line, series.marker, arm)
 
     found: dict[str, LegendEntry] = {}
     for entry in entries():

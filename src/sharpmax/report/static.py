@@ -8,7 +8,7 @@ from typing import Any
 
 from sharpmax.lazy import require
 from sharpmax.report.board import Board
-from sharpmax.report.looks import DIVERGING_SCALE, HEAT_SCALE
+from sharpmax.report.looks import DIVERGING_SCALE, HEAT_SCALE, Stroke
 from sharpmax.report.plot import SMALL_TITLE, Axis, Heat, LegendEntry, Mark, Panel, Plot, Series, legend, thinned
 from sharpmax.report.static_board import static_board
 from sharpmax.report.static_parts import plain, sheet, titles
@@ -23,7 +23,13 @@ _ACROSS = 5
 
 _SMALL_TICKS = 4
 
-_DASHES: dict[str, Any] = {"solid": "-", "dash": (0, (4, 3)), "dot": (0, (1, 2))}
+_DASHES: dict[Stroke, Any] = {
+    "solid": "-",
+    "dash": (0, (4, 3)),
+    "dot": (0, (1, 2)),
+    "dashdot": (0, (6, 2, 1.5, 2)),
+    "longdash": (0, (9, 3)),
+}
 
 
 def static_figure(plot: Plot | Heat | Board, *, titled: bool = True) -> Any:
@@ -102,7 +108,7 @@ def _draw_series(axes: Any, series: Series) -> None:
         series.x,
         series.y,
         color=colour,
-        linestyle=_DASHES[series.stroke] if series.stroke else "none",
+        linestyle=_DASHES[series.line] if series.line else "none",
         linewidth=style.width,
         marker=style.marker.matplotlib if series.marker and style.marker else None,
         markersize=style.size + (2.5 if series.marker == "hollow" else 0.0),

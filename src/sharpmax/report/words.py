@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+
+from sharpmax.theory import bounds
 
 __all__ = [
     "SUPERSCRIPTS",
     "capital",
     "count",
-    "count_from_log10",
     "estimate",
     "joined",
     "milliseconds",
@@ -18,6 +20,8 @@ __all__ = [
     "points",
     "probability",
     "share",
+    "whole",
+    "whole_from_log10",
 ]
 
 SUPERSCRIPTS = "⁰¹²³⁴⁵⁶⁷⁸⁹"
@@ -32,15 +36,24 @@ def count(n: float | str) -> str:
     return f"{round(float(n)):,}"
 
 
-def count_from_log10(exponent: float) -> str:
-    """A number of items that may be enormous, from its logarithm to base 10.
+def whole(n: float | str) -> str:
+    """A horizon as a number of items, the largest that fits: never rounded up.
 
-    >>> count_from_log10(3.4745), count_from_log10(23.2)
-    ('2,982', '10²³')
+    >>> whole(55.598)
+    '55'
+    """
+    return f"{bounds.whole(float(n)):,}"
+
+
+def whole_from_log10(exponent: float) -> str:
+    """A horizon that may be enormous, from its logarithm to base 10; never rounded up.
+
+    >>> whole_from_log10(3.4745), whole_from_log10(23.7)
+    ('2,981', '10²³')
     """
     if exponent < 7.0:
-        return count(10.0**exponent)
-    return "10" + "".join(SUPERSCRIPTS[int(digit)] for digit in str(round(exponent)))
+        return whole(10.0**exponent)
+    return "10" + "".join(SUPERSCRIPTS[int(digit)] for digit in str(math.floor(exponent)))
 
 
 def plural(n: int, noun: str) -> str:

@@ -6,6 +6,7 @@ broadcast; results are float64, and tensors on the same device once any argument
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ __all__ = [
     "loose_weight_bounds",
     "required_spread",
     "weight_bounds",
+    "whole",
 ]
 
 
@@ -57,8 +59,11 @@ def loose_weight_bounds(spread: Number, n: Number) -> tuple[Any, Any]:
 def horizon(spread: Number, mass: Number = 0.5) -> Any:
     """The number of items up to which one of them can still hold the given mass within a spread δ in nats.
 
-    It is the real number 1 + e^δ·(1 − p)/p; infinity where that leaves float64.
+    It is the real number 1 + e^δ·(1 − p)/p; infinity where that leaves float64. `int` of it is the largest number of
+    items among which one can hold the mass.
 
+    >>> int(horizon(4.0))
+    55
     >>> round(horizon(5.0, mass=0.9), 2)
     17.49
     """
@@ -68,6 +73,15 @@ def horizon(spread: Number, mass: Number = 0.5) -> Any:
     _check_mass(mass)
     with np.errstate(over="ignore", under="ignore"):
         return give(1 + _times_exp(xp, (1 - mass) / mass, spread))
+
+
+def whole(horizon: float) -> int:
+    """The largest number of items within a horizon: it is never rounded up, but for the noise of float64.
+
+    >>> whole(horizon(4.0)), whole(300.0 - 1e-12)
+    (55, 300)
+    """
+    return math.floor(float(horizon) * (1.0 + 1e-12))
 
 
 def required_spread(n: Number, mass: Number = 0.5) -> Any:

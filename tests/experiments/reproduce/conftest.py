@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from sharpmax.experiments import provenance, stacked_training
+from sharpmax import provenance
+from sharpmax.experiments import stacked_training
 from sharpmax.experiments.reproduce import run
 from sharpmax.experiments.reproduce.recipes import RECIPES, Recipe
 from sharpmax.models.single_head import SingleHeads

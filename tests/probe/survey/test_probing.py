@@ -19,6 +19,7 @@ from sharpmax.probe.survey.kinds import KINDS
 from sharpmax.probe.survey.material import text_material
 from sharpmax.probe.survey.measuring import measure
 from sharpmax.probe.survey.result import ProbeResult
+from sharpmax.results import load
 from tests.calibrate.small import TEXT, same, snapshot
 from tests.experiments.evaluate import tiny
 from tests.hf.families import FAMILIES, Family
@@ -267,7 +268,10 @@ def test_result_is_shown_and_saved(found: ProbeResult, tmp_path: Path, capsys: p
     assert page.count("<table>") == page.count("</table>") == 4
     assert found.verdict[0].replace("'", "&#x27;") in page
     file = found.save(tmp_path / "new")
-    assert json.loads(file.read_text(encoding="utf-8")) == json.loads(json.dumps(found.tables()))
+    assert file.name == "results.json"
+    saved = load(file)
+    assert saved.tables == json.loads(json.dumps(found.tables()))
+    assert saved.provenance["seed"] == found.setting["seed"]
     with pytest.raises(ArgumentError, match=r"task: got 'max'; allowed: one of \['kv', 'text'\]"):
         found.heads("max")
 

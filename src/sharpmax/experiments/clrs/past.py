@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sharpmax.experiments.clrs.arms import Arm
-from sharpmax.experiments.results import FILE_NAME, load
+from sharpmax.results import FILE_NAME, load
 
 __all__ = ["trainings"]
 

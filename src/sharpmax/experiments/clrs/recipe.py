@@ -8,8 +8,8 @@ from typing import Any
 
 from sharpmax.calibrate.kinds import KINDS
 from sharpmax.errors import reject
-from sharpmax.experiments.provenance import check_seed
 from sharpmax.policies import Policy
+from sharpmax.provenance import check_seed
 
 __all__ = ["NONE", "WEIGHED", "Recipe"]
 

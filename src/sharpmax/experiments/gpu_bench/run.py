@@ -16,8 +16,8 @@ from sharpmax.experiments.gpu_bench.decoding import can_decode, decoding
 from sharpmax.experiments.gpu_bench.prefill import prefill
 from sharpmax.experiments.gpu_bench.shapes import FULL_LENGTH, Shape, decode_shapes, prefill_shapes
 from sharpmax.experiments.gpu_bench.training import training
-from sharpmax.experiments.provenance import check_amounts, check_seed, provenance
 from sharpmax.files import write_text
+from sharpmax.provenance import check_amounts, check_seed, provenance
 
 __all__ = ["KINDS", "ROUNDS", "disagreeing", "gpu_entries", "save", "slug", "with_origin"]
 

@@ -14,12 +14,12 @@ from typing import Any
 import torch
 
 from sharpmax.errors import ArgumentError
-from sharpmax.experiments.provenance import provenance
 from sharpmax.experiments.reproduce.recipes import Recipe
 from sharpmax.experiments.reproduce.threads import one_thread_each, without_denormals
 from sharpmax.experiments.reproduce.training import Training
 from sharpmax.models.tensor_files import load_tensors, must_fit, save_tensors
 from sharpmax.models.weights import Trained
+from sharpmax.provenance import provenance
 from sharpmax.tasks.max_retrieval import VERSION
 
 __all__ = ["Progress", "state_path", "train", "weights_path"]

@@ -73,8 +73,8 @@ class HeadCertificate:
 
     @property
     def tokens(self) -> int | None:
-        """The certified horizon, or None where it is vacuous: from so many visible tokens on no key holds the mass."""
-        return math.ceil(10.0**self.log10_tokens * _ROUNDING) if self.informative else None
+        """The certified horizon, or None where it is vacuous: among more visible tokens no key holds the mass."""
+        return math.floor(10.0**self.log10_tokens * _ROUNDING) if self.informative else None
 
 
 @dataclass(frozen=True)

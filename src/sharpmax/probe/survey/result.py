@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from html import escape
@@ -10,16 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from sharpmax.errors import reject
-from sharpmax.files import write_text
 from sharpmax.lazy import require
 from sharpmax.probe.survey.findings import Findings
 from sharpmax.probe.survey.summary import Sheet, as_html, as_text, forecast_sheet, layers_sheet
 from sharpmax.probe.survey.tables import chain_table, forecast_table, heads_table, layers_table
 from sharpmax.probe.survey.verdict import verdict
+from sharpmax.results import FILE_NAME, collect
 
-__all__ = ["FILE_NAME", "ProbeResult"]
-
-FILE_NAME = "probe.json"
+__all__ = ["ProbeResult"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,9 +81,9 @@ class ProbeResult:
         return pandas.DataFrame(rows)
 
     def save(self, folder: str | Path) -> Path:
-        """Write all tables as JSON into a folder, and name the file."""
-        text = json.dumps(self.tables(), indent=2, ensure_ascii=False, allow_nan=False)
-        return write_text(Path(folder) / FILE_NAME, text + "\n")
+        """Write `results.json` into a folder, as `sharpmax probe` does, and name it; `sharpmax report` draws it."""
+        results = collect(f"sharpmax.probe({self.setting['model']})", self.tables(), seed=self.setting["seed"])
+        return results.save(Path(folder) / FILE_NAME)
 
     def _of(self, task: str | None) -> Findings:
         if task is None:

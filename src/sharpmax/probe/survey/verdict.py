@@ -9,6 +9,7 @@ import numpy as np
 from sharpmax.probe.survey.findings import HALF, Findings
 from sharpmax.probe.survey.forecast import error
 from sharpmax.probe.survey.kinds import LOSES_FOCUS
+from sharpmax.theory.bounds import whole
 
 __all__ = ["verdict"]
 
@@ -55,9 +56,8 @@ def _where(found: Findings) -> str:
     said += f"; {began:,} heads have half of their weight on one token in the smallest inputs"
     if not many or not ends.size:
         return f"{said}, and none of them has lost that in the largest."
-    return (
-        f"{said}, and {many:,} of them have lost that in the largest, half of these by {_many(np.median(ends))} tokens."
-    )
+    by = whole(np.median(ends))
+    return f"{said}, and {many:,} of them have lost that in the largest, half of these by {by:,} tokens."
 
 
 def _foreseen(found: Findings) -> str:

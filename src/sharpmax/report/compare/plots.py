@@ -22,8 +22,8 @@ from sharpmax.report.compare.facts import (
     sizes_of,
 )
 from sharpmax.report.compare.looks import looks_of
-from sharpmax.report.looks import BLACK, BLUE, CIRCLE, GREEN, SOFT, UP, VERMILLION, Colour, Look
-from sharpmax.report.plot import Axis, Mark, Panel, Plot, Series, Stroke
+from sharpmax.report.looks import BLACK, BLUE, CIRCLE, GREEN, SOFT, UP, VERMILLION, Colour, Look, Stroke
+from sharpmax.report.plot import Axis, Mark, Panel, Plot, Series
 from sharpmax.report.tables import Tables
 from sharpmax.report.words import count, joined, nats, percent, plural, share
 
@@ -121,8 +121,8 @@ def causes(tables: Tables) -> Plot:
         "What is lost to dispersion, and what to wrong ranking",
         note(tables),
         "The gap between black and orange is lost to dispersion: hard attention to the very same scores would be right "
-        "there. What is missing above orange is lost to wrong ranking: sharpening cannot bring it back. Near-ties are "
-        "the half of the examples whose best two items are least apart.",
+        "there. What is missing above orange is lost to wrong ranking: sharpening brings little of it back. Near-ties "
+        "are the half of the examples whose best two items are least apart.",
         f"A panel for each method with accuracy, accuracy if attention were hard and right rankings in percent against "
         f"size; at {_n(tables)}: {'; '.join(listed)}.",
         [

@@ -92,7 +92,7 @@ SCENES = (
     Scene(
         "As sharp as bounded logits allow",
         "Here every other item lies at the very bottom, which is the best case there is: the weight is the upper "
-        "bound. With a spread of 4 nats the horizon is 56 items; among 64 no such head gives one of them half of "
+        "bound. With a spread of 4 nats the horizon is 55 items; among 64 no such head gives one of them half of "
         "its weight.",
         Place(items=64, spread=4.0, lead=1.0),
     ),

@@ -14,7 +14,7 @@ from sharpmax.report.plot import Axis, Mark, Panel, Plot, Series
 from sharpmax.report.probe.facts import Run, runs
 from sharpmax.report.probe.told import at_a_glance, called, everything
 from sharpmax.report.tables import Tables, sizes
-from sharpmax.report.words import capital, count
+from sharpmax.report.words import capital, count, whole
 
 __all__ = ["Frame", "curves", "frame", "heads_data", "look_of"]
 
@@ -169,9 +169,8 @@ def _horizons(within: Frame, head: str) -> Iterator[Series]:
         x = [] if not ends or ends[1] is None else [end for end in ends if end is not None]
         colour, _ = _LOOKS[run.letter]
         style = Look(label, colour, DIAMOND, width=3.0, size=7.0, layer=2.0)
-        yield Series(
-            label, style, x, [0.5] * len(x), f"{label}: %{{x:,.0f}} tokens", marker="hollow", arm=run.letter or None
-        )
+        words = [f"{label}: {whole(n)} tokens" for n in x]
+        yield Series(label, style, x, [0.5] * len(x), words, marker="hollow", arm=run.letter or None)
 
 
 def _caption(within: Frame) -> str:

@@ -11,7 +11,7 @@ from sharpmax.report.probe.maps import same_shape
 from sharpmax.report.probe.numbers import said, signed
 from sharpmax.report.tables import Tables
 from sharpmax.report.tile import Tile
-from sharpmax.report.words import count, joined, nats
+from sharpmax.report.words import count, joined, nats, whole
 
 __all__ = ["tiles"]
 
@@ -73,7 +73,7 @@ def _horizon(found: list[Run], task: str) -> Tile | None:
         heads = f"in the {count(len(shared))} heads where that was seen in both"
     if min(map(len, known)) < (_FEWEST if len(found) > 1 else 1):
         return None
-    values = [count(median(of.values())) for of in known]
+    values = [whole(median(of.values())) for of in known]
     return _tile(
         found, values, "tokens", "median measured horizon", f"the top weight falls under ½ there for good, {heads}"
     )

@@ -10,7 +10,7 @@ from sharpmax.report.grid import NOTHING
 from sharpmax.report.probe.facts import Run, place
 from sharpmax.report.probe.numbers import keys, said, signed, weight
 from sharpmax.report.tables import sizes
-from sharpmax.report.words import count, nats, plural, points
+from sharpmax.report.words import count, nats, plural, points, whole
 
 __all__ = ["at_a_glance", "called", "everything", "horizon_words", "in_numbers", "measured_on", "slope_words"]
 
@@ -67,8 +67,8 @@ def horizon_words(about: Head) -> str:
     horizon = about["horizon"]
     if horizon["tokens"] is not None:
         low, high = horizon.get("low"), horizon.get("high")
-        between = "" if low is None or high is None else f" ({count(low)} to {count(high)})"
-        return f"{count(horizon['tokens'])} tokens{between}"
+        between = "" if low is None or high is None else f" ({whole(low)} to {whole(high)})"
+        return f"{whole(horizon['tokens'])} tokens{between}"
     tops = [about["curve"][size].get("top") for size in sizes(about["curve"])]
     known = [top for top in tops if top is not None]
     if not known:

@@ -113,7 +113,7 @@ def verdict(tables: Tables, recipe: str, arm: str) -> Verdict | None:
 
 
 def headline(tables: Tables, recipe: str) -> Verdict | None:
-    """The arm to speak of first: the entropy target, or else the one with the largest gain; never the ceiling."""
+    """The arm to speak of first: the entropy target, or else the one with the largest gain; never hard argmax."""
     arms = [arm for arm in in_order(part(tables, "comparison", recipe) or {}) if arm != "hard"]
     verdicts = [found for arm in arms if (found := verdict(tables, recipe, arm))]
     for found in verdicts:

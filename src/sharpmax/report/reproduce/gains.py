@@ -8,7 +8,7 @@ from sharpmax.report.reproduce.tables import crossing, part, row
 from sharpmax.report.tables import Tables, sizes
 from sharpmax.report.words import capital, count, joined, nats, percent, points, probability
 
-__all__ = ["ceiling_sentence", "end_sentence", "gain_sentences", "others_sentence"]
+__all__ = ["end_sentence", "gain_sentences", "hard_sentence", "others_sentence"]
 
 
 def gain_sentences(tables: Tables, recipe: str, found: Verdict, under: str = "", *, brief: bool = False) -> list[str]:
@@ -47,7 +47,7 @@ def gain_sentences(tables: Tables, recipe: str, found: Verdict, under: str = "",
     return [capital(f"{gain}."), f"It is {counted} {test}. No weight of the model is changed for that."]
 
 
-def ceiling_sentence(found: Verdict) -> str:
+def hard_sentence(found: Verdict) -> str:
     """How much an arm reaches of what hard argmax reaches with the same weights."""
     if found.arm == "hard" or not found.of_ceiling:
         return ""

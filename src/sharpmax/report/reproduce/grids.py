@@ -18,7 +18,7 @@ __all__ = ["end_grid", "grids"]
 
 def grids(tables: Tables, recipe: str) -> list[Grid]:
     """Every table of a recipe that the run holds."""
-    makers = (_accuracy, _gain, _ceiling, _top_weight, _entropy, _detection, _coefficients)
+    makers = (_accuracy, _gain, _of_hard, _top_weight, _entropy, _detection, _coefficients)
     return [found for make in makers if (found := make(tables, recipe))]
 
 
@@ -122,7 +122,7 @@ def _gain(tables: Tables, recipe: str) -> Grid | None:
     )
 
 
-def _ceiling(tables: Tables, recipe: str) -> Grid | None:
+def _of_hard(tables: Tables, recipe: str) -> Grid | None:
     table = part(tables, "comparison", recipe) or {}
     shown = {
         arm: {n: cell for n, cell in cells.items() if cell.get("of_ceiling") is not None}
@@ -132,8 +132,8 @@ def _ceiling(tables: Tables, recipe: str) -> Grid | None:
     if not any(shown.values()):
         return None
     return Grid(
-        "Share of the ceiling (%)",
-        "Accuracy as a percentage of what hard argmax reaches with the same models.",
+        "Share of hard argmax (%)",
+        "Accuracy as a percentage of what hard argmax reaches with the same models; above 100 where an arm passes it.",
         *_by_size(shown, sizes(*shown.values()), _arm_label, lambda cell: Cell(share(cell["of_ceiling"]))),
     )
 

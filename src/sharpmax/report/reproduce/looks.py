@@ -70,7 +70,7 @@ _ARMS = {
         ORANGE,
         STAR,
         "hard argmax",
-        "All weight on the item with the largest logit: the limit β → ∞, and about what sharpening alone can reach.",
+        "All weight on the item with the largest logit, the limit β → ∞; other arms can pass it slightly.",
         width=4.5,
         size=11.0,
         layer=1.0,

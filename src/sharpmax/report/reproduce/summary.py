@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from sharpmax.report.reproduce.facts import change, headline, horizon, trust
-from sharpmax.report.reproduce.gains import ceiling_sentence, end_sentence, gain_sentences, others_sentence
+from sharpmax.report.reproduce.gains import end_sentence, gain_sentences, hard_sentence, others_sentence
 from sharpmax.report.reproduce.looks import in_order, signal
 from sharpmax.report.reproduce.tables import REFERENCE, describe, part, recipe_name, recipes, row
 from sharpmax.report.tables import Tables, readable, sizes
-from sharpmax.report.words import capital, count, count_from_log10, joined, nats, percent, plural
+from sharpmax.report.words import capital, count, joined, nats, percent, plural, whole_from_log10
 
 __all__ = ["detected", "fixed", "meant", "measured"]
 
@@ -60,7 +60,7 @@ def fixed(tables: Tables) -> list[str]:
                 said += gain_sentences(tables, recipe, found, under, brief=place > 0)
             # What is true of the first recipe in detail would only tire a reader of the second.
             if place == 0:
-                said += [ceiling_sentence(found), others_sentence(tables, recipe, found.arm)] if found else []
+                said += [hard_sentence(found), others_sentence(tables, recipe, found.arm)] if found else []
                 said.append(end_sentence(tables, recipe, under))
         return [sentence for sentence in said if sentence]
 
@@ -120,7 +120,7 @@ def _horizon(tables: Tables, recipe: str) -> list[str]:
     bounds = part(tables, "bounds", recipe)
     if not bounds:
         return []
-    spread, items = nats(bounds["spread"]["mean"]), count_from_log10(horizon(bounds))
+    spread, items = nats(bounds["spread"]["mean"]), whole_from_log10(horizon(bounds))
     largest = sizes(bounds["largest_weight"])[-1]
     if horizon(bounds) <= math.log10(int(largest)):
         said = [

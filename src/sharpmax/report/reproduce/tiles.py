@@ -9,7 +9,7 @@ from sharpmax.report.reproduce.looks import in_order, look, signal
 from sharpmax.report.reproduce.tables import crossing, part, row
 from sharpmax.report.tables import Tables, sizes
 from sharpmax.report.tile import Tile
-from sharpmax.report.words import count, count_from_log10, nats, percent, points, probability
+from sharpmax.report.words import count, nats, percent, points, probability, whole_from_log10
 
 __all__ = ["tiles"]
 
@@ -40,7 +40,7 @@ def _horizon(tables: Tables, recipe: str) -> Tile | None:
         return None
     spread = nats(bounds["spread"]["mean"])
     detail = f"beyond it no item can hold half of the weight, with logits within {spread} nats"
-    return Tile(f"{count_from_log10(horizon(bounds))} items", "sharpness horizon", detail)
+    return Tile(f"{whole_from_log10(horizon(bounds))} items", "sharpness horizon", detail)
 
 
 def _end(tables: Tables, recipe: str) -> Tile | None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from sharpmax.report.looks import Look
-from sharpmax.report.plot import Series, Stroke
+from sharpmax.report.looks import Look, Stroke
+from sharpmax.report.plot import Series
 from sharpmax.report.reproduce.looks import look
 from sharpmax.report.reproduce.tables import describe, recipe_name
 from sharpmax.report.tables import Tables, sizes

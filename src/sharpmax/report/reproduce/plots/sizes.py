@@ -14,7 +14,7 @@ from sharpmax.report.reproduce.looks import BOUND, LARGE_N, PUBLISHED, in_order,
 from sharpmax.report.reproduce.plots.axes import arm_series, bound_series, note
 from sharpmax.report.reproduce.tables import REFERENCE, over_seeds, part, row
 from sharpmax.report.tables import Tables, sizes
-from sharpmax.report.words import count, count_from_log10, nats, percent, points, share
+from sharpmax.report.words import count, nats, percent, points, share, whole_from_log10
 
 __all__ = ["accuracy", "focus"]
 
@@ -39,7 +39,7 @@ def accuracy(tables: Tables, recipe: str) -> Plot:
         largest = f"{points(fix.gains[fix.best])} points at {count(fix.best)} items"
         caption += f" Largest gain of {look(fix.arm).subject}: {largest}."
     if "hard" in table:
-        caption += " Hard argmax marks about what sharpening alone can reach."
+        caption += " Hard argmax is what the largest logit alone gives; other arms can pass it slightly."
     if published:
         caption += " Hollow markers: the numbers that the paper publishes" + (
             "." if recipe == REFERENCE else ", which come from the paper's own way of training."
@@ -61,7 +61,7 @@ def focus(tables: Tables, recipe: str) -> Plot:
     weight, entropy, bounds = (part(tables, name, recipe) for name in ("top_weight", "entropy", "bounds"))
     most = max([*bounds["most_entropy"].values(), *(c["mean"] for cells in entropy.values() for c in cells.values())])
     known = sizes(*weight.values(), *entropy.values())
-    axis, edge, items = size_axis(known), horizon(bounds), count_from_log10(horizon(bounds))
+    axis, edge, items = size_axis(known), horizon(bounds), whole_from_log10(horizon(bounds))
     inside = math.log10(axis.limits[0]) <= edge <= math.log10(axis.limits[1])
     marks = [Mark("x", 10.0**edge, f"horizon {items}", SOFT)] if inside else []
     return Plot(

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from sharpmax.errors import ArgumentError, FileFormatError
-from sharpmax.experiments.provenance import provenance
 from sharpmax.files import read_json, write_text
+from sharpmax.provenance import provenance
 
 __all__ = ["FILE_NAME", "SCHEMA", "Results", "collect", "load"]
 
