@@ -11,7 +11,7 @@ import typer
 from sharpmax.cli import completion, options
 from sharpmax.cli.commands import LANGUAGE, add
 from sharpmax.cli.ending import finish
-from sharpmax.cli.reading import device_named, dtype_named, files_given, share_from, shown, sizes_from, word_shown
+from sharpmax.cli.reading import device_named, dtype_named, files_given, share_from, sizes_from, word_shown
 from sharpmax.cli.report import require_drawing
 from sharpmax.cli.terminal import out_folder_if_used, print_table, progress, say, steps_shown
 from sharpmax.errors import reject
@@ -88,6 +88,7 @@ def calibrate(
     from sharpmax.experiments.calibrated import calibrated_tables
     from sharpmax.experiments.provenance import check_seed, typed
     from sharpmax.experiments.results import FILE_NAME, collect
+    from sharpmax.files import display_name
     from sharpmax.lazy import require
     from sharpmax.models.language import load_language_model
     from sharpmax.tasks.registry import get_task
@@ -128,7 +129,7 @@ def calibrate(
     except KeyboardInterrupt:
         say(f"stopped; the same command with --resume goes on from the last state saved in {out}")
         raise
-    tables = calibrated_tables(found, shown(model))
+    tables = calibrated_tables(found, display_name(model))
     command = typed(
         f"calibrate {tables['setting']['model']}", task=word_shown(task), leash=leash, foldable=foldable,
         profile=profile, kinds=kinds, sizes=sizes, keep=keep, keep_layers=keep_layers, steps=steps, lr=rate, text=text,

@@ -12,7 +12,7 @@ from sharpmax.cli import completion, options
 from sharpmax.cli.clrs_evaluate import evaluate
 from sharpmax.cli.commands import TRAINING, add, add_group
 from sharpmax.cli.ending import finish
-from sharpmax.cli.reading import data_folder, device_named, dtype_named, files_given, policy_named, shown, word_shown
+from sharpmax.cli.reading import data_folder, device_named, dtype_named, files_given, policy_named, word_shown
 from sharpmax.cli.terminal import out_folder, progress, say, steps_shown
 from sharpmax.errors import reject
 
@@ -115,6 +115,7 @@ def train(
     from sharpmax.experiments.clrs.training import MODEL, forget_states
     from sharpmax.experiments.provenance import typed
     from sharpmax.experiments.results import FILE_NAME, collect, load
+    from sharpmax.files import display_name
     from sharpmax.lazy import require
     from sharpmax.models.language import load_language_model
 
@@ -132,7 +133,7 @@ def train(
     source = Source(algorithms_from(algorithms), per_cell, trace, seed, dataset, cell_text, largest)
     accelerate = require("accelerate", "hf", "sharpmax clrs train")
     state = accelerate.PartialState(cpu=place.type == "cpu")
-    name = shown(model)
+    name = display_name(model)
     with progress() as note:
         note(f"loading {model}")
         language = load_language_model(model)

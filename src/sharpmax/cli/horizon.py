@@ -11,7 +11,7 @@ import typer
 from sharpmax.cli import options
 from sharpmax.cli.commands import LANGUAGE, add
 from sharpmax.cli.ending import finish
-from sharpmax.cli.reading import device_named, dtype_named, files_given, policy_named, shown, word_shown
+from sharpmax.cli.reading import device_named, dtype_named, files_given, policy_named, word_shown
 from sharpmax.cli.terminal import out_folder_if_used, print_table, progress, say, steps_shown
 from sharpmax.errors import reject
 
@@ -48,6 +48,7 @@ def horizon(
     from sharpmax.experiments.horizons import check_consistent, horizon_tables
     from sharpmax.experiments.provenance import check_seed, typed
     from sharpmax.experiments.results import FILE_NAME, collect
+    from sharpmax.files import display_name
     from sharpmax.hf import applied
     from sharpmax.lazy import require
     from sharpmax.models.language import load_language_model
@@ -79,7 +80,7 @@ def horizon(
                     progress=lambda done, total: tell("measuring", done, total, ""),
                 )
                 check_consistent(certificate, measured, sharp.dtype)
-        name = shown(model)
+        name = display_name(model)
         setting = {
             "model": name,
             "policy": None if chosen is None else chosen.name,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
+from time import monotonic
 from typing import IO, Literal
 
 from rich import box
@@ -32,6 +34,7 @@ __all__ = [
 ]
 
 _PIPE_WIDTH = 160
+_SECONDS_BETWEEN_LINES = 10.0
 
 
 def _console(file: IO[str] | None = None, *, stderr: bool = False) -> Console:
@@ -69,15 +72,34 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
     print("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
 
+class _Lines:
+    """Progress as plain lines on stderr: each new stage at once, the same stage again every ten seconds at most."""
+
+    def __init__(self) -> None:
+        self._stage: str | None = None
+        self._last = 0.0
+
+    def show(self, stage: str, detail: str = "") -> None:
+        if stage == self._stage and monotonic() - self._last < _SECONDS_BETWEEN_LINES:
+            return
+        self._stage, self._last = stage, monotonic()
+        print(f"{stage}: {detail}" if detail else stage, file=sys.stderr, flush=True)
+
+
 @contextmanager
 def progress() -> Iterator[Callable[[str], None]]:
-    """A function that shows what is being done, on a terminal's stderr and nowhere else."""
+    """A function that shows on stderr what is being done; without a terminal as plain lines."""
     console = _console(stderr=True)
     if not console.is_terminal:
-        yield lambda text: None
+        yield _Lines().show
         return
     with console.status("") as status:
         yield lambda text: status.update(Text(text))
+
+
+def _share(done: int, total: int, remark: str) -> str:
+    share = f"{done:,} of {total:,} ({100 * done / total:.0f}%)" if total else ""
+    return " ".join(part for part in (share, remark) if part)
 
 
 def _bars(console: Console) -> Progress:
@@ -87,10 +109,17 @@ def _bars(console: Console) -> Progress:
 
 @contextmanager
 def bar(what: str, total: int) -> Iterator[Callable[[int, str], None]]:
-    """A function that moves a progress bar ahead and shows a remark, on a terminal's stderr and nowhere else."""
+    """A function that moves a progress bar on stderr ahead and shows a remark; without a terminal plain lines."""
     console = _console(stderr=True)
     if not console.is_terminal:
-        yield lambda ahead, remark: None
+        lines, done = _Lines(), 0
+
+        def ahead_by(ahead: int, remark: str) -> None:
+            nonlocal done
+            done += ahead
+            lines.show(what, _share(done, total, remark))
+
+        yield ahead_by
         return
     with _bars(console) as shown:
         task = shown.add_task(what, total=total, remark="")
@@ -99,10 +128,11 @@ def bar(what: str, total: int) -> Iterator[Callable[[int, str], None]]:
 
 @contextmanager
 def steps_shown() -> Iterator[Callable[[str, int, int, str], None]]:
-    """A function that shows what is being done, how many of how many steps, and a remark; on a terminal alone."""
+    """A function that shows on stderr what is being done, how many of how many steps, and a remark."""
     console = _console(stderr=True)
     if not console.is_terminal:
-        yield lambda what, done, total, remark: None
+        lines = _Lines()
+        yield lambda what, done, total, remark: lines.show(what, _share(done, total, remark))
         return
     with _bars(console) as shown:
         task = shown.add_task("", total=None, remark="")
