@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -64,3 +65,20 @@ def test_a_model_in_this_folder_has_the_name_of_the_folder(
     line = ["evaluate", ".", "--task", home / "letters.py", "--sizes", "4", "--prompts", "2", "--no-text", "--no-draw"]
     assert sharpmax_command(*line, "--out", tmp_path).code == 0
     assert load(tmp_path).tables["setting"]["model"] == "model"
+
+
+def test_a_wide_table_becomes_several_that_fit_the_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    columns = ["variant", *(f"n = {2**power}" for power in range(4, 15))]
+    rows = [[name, *(f"{power}.5" for power in range(11))] for name in ("softmax, published", "entropy-target")]
+    terminal.print_table("Accuracy (%)", columns, rows)
+    piped = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [line for line in piped if "entropy-target" in line] == [["entropy-target", *rows[1][1:]]]
+    for name, value in (("FORCE_COLOR", "1"), ("TERM", "dumb"), ("COLUMNS", "80"), ("NO_COLOR", "1")):
+        monkeypatch.setenv(name, value)
+    terminal.print_table("Accuracy (%)", columns, rows)
+    lines = [re.sub(r"\x1b\[[\d;]*m", "", line) for line in capsys.readouterr().out.splitlines()]
+    assert max(map(len, lines)) <= 80
+    first, second = (line.split()[1:] for line in lines if "entropy-target" in line)
+    assert first + second == rows[1][1:]

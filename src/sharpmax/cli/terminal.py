@@ -13,6 +13,7 @@ from time import monotonic
 from typing import IO, Literal
 
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
@@ -34,6 +35,7 @@ __all__ = [
 ]
 
 _PIPE_WIDTH = 160
+_UNLIMITED = 1000
 _SECONDS_BETWEEN_LINES = 10.0
 
 
@@ -54,14 +56,37 @@ def say(text: str = "") -> None:
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print an aligned table: the first column to the left, the others to the right."""
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
-    for index, column in enumerate(columns):
-        table.add_column(column, justify="right" if index else "left", no_wrap=True)
-    for row in rows:
-        table.add_row(*row)
+    """Print an aligned table: the first column to the left, the others to the right.
+
+    A table wider than the terminal is printed as several, each with the first column and as many others as fit.
+    """
     console = _console()
-    # A narrow terminal may break a line of numbers, but no number is ever cut.
+    width = console.width if console.is_terminal else _UNLIMITED
+    for number, chosen in enumerate(_columns_that_fit(columns, rows, width)):
+        table = Table(title=None if number else title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+        table.pad_edge = False
+        for place in chosen:
+            table.add_column(columns[place], justify="right" if place else "left", no_wrap=True)
+        for row in rows:
+            table.add_row(*(row[place] for place in chosen))
+        _print_whole(console, table)
+
+
+def _columns_that_fit(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[list[int]]:
+    widths = [max(cell_len(cell) for cell in cells) for cells in zip(columns, *rows, strict=True)]
+    between, edges = 3, 2  # what rich leaves between two columns, and at both ends of a line
+    found, left = [[0]], width - edges - widths[0]
+    for place in range(1, len(columns)):
+        if left < widths[place] + between and len(found[-1]) > 1:
+            found.append([0])
+            left = width - edges - widths[0]
+        found[-1].append(place)
+        left -= widths[place] + between
+    return found
+
+
+def _print_whole(console: Console, table: Table) -> None:
+    # One column may still be wider than the terminal: it may break a line, but no number is ever cut.
     console.width = max(console.width, console.measure(table, options=console.options.update(width=1000)).maximum)
     if console.is_terminal:
         console.print(table)
