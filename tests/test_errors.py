@@ -591,7 +591,7 @@ class TestKinds:
             require("no_such_package.part", "fit", "Curve.fit")
         assert str(caught.value) == (
             "Curve.fit needs the package 'no_such_package', which is not installed; "
-            "install it with: pip install 'sharpmax[fit]'"
+            "install it with: pip install 'scipy>=1.15'"
         )
         assert isinstance(caught.value, ImportError)
         assert isinstance(caught.value, SharpmaxError)

@@ -55,6 +55,7 @@ def test_attention_equals_the_cpu(dtype: torch.dtype, policy: Any) -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("policy", ["paper", LogLength(16), Constant(1e39)], ids=str)
 @pytest.mark.parametrize("kind", ["visibility", "bias"])
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 def test_a_float_mask_does_not_wait_for_the_device(dtype: torch.dtype, policy: Any, kind: str) -> None:
     q, k, v = (heads(1, 4, 97, 64, dtype=dtype) for _ in range(3))
     hidden = torch.ones(97, 97, dtype=torch.bool).triu(1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from importlib import metadata
 from typing import NoReturn
 
 __all__ = [
@@ -13,6 +15,7 @@ __all__ = [
     "OutOfRangeWarning",
     "SharpmaxError",
     "UnsupportedError",
+    "install_command",
     "reject",
     "reject_type",
 ]
@@ -47,7 +50,7 @@ class MissingExtraError(SharpmaxError, ImportError):
     def __init__(self, package: str, extra: str, purpose: str, *, alone: str = "") -> None:
         super().__init__(
             f"{purpose} needs the package {package!r}, which is not installed; "
-            f"install it with: pip install 'sharpmax[{extra}]'"
+            f"install it with: {install_command(extra, package)}"
             + (f" && pip install --no-deps {alone}" if alone else "")
         )
 
@@ -58,6 +61,29 @@ class FileFormatError(SharpmaxError, ValueError):
 
 class OutOfRangeWarning(UserWarning):
     """A policy was asked about rows outside the range it was fitted on."""
+
+
+def install_command(extra: str, otherwise: str) -> str:
+    """The command that installs the packages of an extra by name: sharpmax itself is installed from a folder.
+
+    `otherwise` is installed where the package has no metadata, as in a copy of its source.
+    """
+    packages = _packages_of(extra) or [otherwise]
+    return " ".join(["pip install", *(f"'{package}'" if ">" in package else package for package in packages)])
+
+
+def _packages_of(extra: str) -> list[str]:
+    try:
+        declared = metadata.requires("sharpmax") or []
+    except metadata.PackageNotFoundError:
+        return []
+    found: list[str] = []
+    for requirement in declared:
+        package, _, marker = (part.strip() for part in requirement.partition(";"))
+        if re.search(rf"extra == ['\"]{extra}['\"]", marker):
+            inner = re.fullmatch(r"sharpmax\[(.*)\]", package)
+            found += [one for name in inner[1].split(",") for one in _packages_of(name)] if inner else [package]
+    return list(dict.fromkeys(found))
 
 
 def _message(argument: str, given: object, allowed: str, todo: str) -> str:

@@ -19,6 +19,7 @@ __all__ = [
     "FULL_TODO",
     "append_bytes",
     "cannot_write",
+    "display_name",
     "parse_json",
     "read_json",
     "write_bytes",
@@ -123,3 +124,9 @@ def read_json(path: str | Path, what: str) -> Any:
         return parse_json(Path(path).read_bytes())
     except (OSError, ValueError) as problem:
         raise FileFormatError(f"{what}: {str(path)!r} cannot be read as JSON ({problem})") from None
+
+
+def display_name(word: str | Path) -> str:
+    """What results call a model or a folder: its own name, also for `.`, without anything of this machine."""
+    path = Path(word).expanduser()
+    return path.resolve().name if path.exists() else str(word)

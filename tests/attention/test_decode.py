@@ -499,7 +499,11 @@ def test_compiles_without_a_break(policy):
         counter = CompileCounterWithBackend("aot_eager")
         compiled = torch.compile(step, backend=counter, fullgraph=True, dynamic=dynamic)
         for number, (some, want) in enumerate(zip(given, wanted, strict=True)):
-            assert torch.equal(compiled(*some), want)
+            got = compiled(*some)
+            if isinstance(policy, HalfWay):  # traced by the compiler, whose reductions may round differently on a GPU
+                torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-6)
+            else:
+                assert torch.equal(got, want)
             tables.code_of((Constant(3.0 + number),))  # other policies meanwhile
         # Where the policy itself is part of the graph, torch may tell sizes apart.
         assert counter.frame_count <= (3 if isinstance(policy, HalfWay) else 1 if dynamic else 2)

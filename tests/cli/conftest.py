@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sharpmax import provenance
-from sharpmax.cli import main
+from sharpmax.cli import main, terminal
 from tests.calibrate.small import TEXT
 from tests.experiments.evaluate import tiny
 
@@ -38,7 +38,13 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def sharpmax_command(capsys: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
+def sharpmax_command(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> Callable[..., Outcome]:
+    """Run a command here. Its lines of progress, of which tests/cli/test_terminal.py speaks, are left out."""
+    if request.module.__name__.rpartition(".")[2] != "test_terminal":
+        monkeypatch.setattr(terminal._Lines, "show", lambda self, stage, detail="": None)
+
     def run(*words: Any) -> Outcome:
         code = main([str(word) for word in words])
         captured = capsys.readouterr()

@@ -239,7 +239,7 @@ def test_a_missing_generator_names_the_line_to_type(
     outcome = sharpmax_command("clrs", command, home / "model", *options)
     assert outcome.code == 2
     assert is_one_error_line(outcome.err)
-    assert f"pip install 'sharpmax[clrs]' && pip install --no-deps {shim.RELEASE}" in outcome.err
+    assert f"pip install 'attrs>=24.2' && pip install --no-deps {shim.RELEASE}" in outcome.err
     assert not (tmp_path / "out").exists()
 
 

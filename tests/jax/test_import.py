@@ -48,7 +48,7 @@ def test_missing_jax_names_the_extra():
         "    print(missing)\n"
     )
     assert done.returncode == 0, done.stderr
-    assert "pip install 'sharpmax[jax]'" in done.stdout
+    assert "pip install 'jax>=0.6'" in done.stdout
 
 
 def test_public_names_are_there():

@@ -122,7 +122,7 @@ def test_with_torch_and_numpy_alone_the_core_works(installed: Path, tmp_path: Pa
     assert [name for name, _ in extras] == list(env.EXTRAS)
     # PyTorch for GPUs brings Triton.
     assert {name for name, state in extras if state == "installed"} <= {"triton"}
-    assert ("cli", "not installed (no typer, rich): pip install 'sharpmax[cli]'") in extras
+    assert ("cli", "not installed (no typer, rich): pip install 'rich>=13.9' 'typer>=0.15'") in extras
 
 
 def test_the_command_is_installed(installed: Path) -> None:

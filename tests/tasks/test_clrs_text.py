@@ -229,7 +229,7 @@ def test_missing_package_names_the_line_to_type(monkeypatch: pytest.MonkeyPatch)
         examples("minimum", 4, "train", 1)
     assert str(problem.value) == (
         "CLRS-Text needs the package 'clrs', which is not installed; install it with: "
-        "pip install 'sharpmax[clrs]' && pip install --no-deps dm-clrs==2.0.3"
+        "pip install 'attrs>=24.2' && pip install --no-deps dm-clrs==2.0.3"
     )
 
 

@@ -11,7 +11,7 @@ import typer
 from sharpmax.cli import completion, options
 from sharpmax.cli.commands import LANGUAGE, add
 from sharpmax.cli.ending import finish
-from sharpmax.cli.reading import device_named, dtype_named, files_given, share_from, shown, sizes_from, word_shown
+from sharpmax.cli.reading import device_named, dtype_named, files_given, share_from, sizes_from, word_shown
 from sharpmax.cli.report import require_drawing
 from sharpmax.cli.terminal import check_resume, out_folder_if_used, print_table, progress, say, steps_shown, stopped
 from sharpmax.errors import reject
@@ -89,6 +89,7 @@ def calibrate(
     from sharpmax.calibrate.leash import MOST
     from sharpmax.calibrate.profile import profile_for
     from sharpmax.experiments.calibrated import calibrated_tables
+    from sharpmax.files import display_name
     from sharpmax.lazy import require
     from sharpmax.models.language import load_language_model
     from sharpmax.provenance import check_seed, typed
@@ -133,7 +134,7 @@ def calibrate(
     except KeyboardInterrupt:
         stopped(out, *states)
         raise
-    tables = calibrated_tables(found, shown(model))
+    tables = calibrated_tables(found, display_name(model))
     command = typed(
         f"calibrate {tables['setting']['model']}", task=word_shown(task), leash=leash, foldable=foldable,
         profile=profile, kinds=kinds, sizes=sizes, keep=keep, keep_layers=keep_layers, steps=steps, lr=rate, text=text,

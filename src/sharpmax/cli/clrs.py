@@ -12,7 +12,7 @@ from sharpmax.cli import completion, options
 from sharpmax.cli.clrs_evaluate import evaluate
 from sharpmax.cli.commands import TRAINING, add, add_group
 from sharpmax.cli.ending import finish
-from sharpmax.cli.reading import data_folder, device_named, dtype_named, files_given, policy_named, shown, word_shown
+from sharpmax.cli.reading import data_folder, device_named, dtype_named, files_given, policy_named, word_shown
 from sharpmax.cli.terminal import check_resume, out_folder, progress, say, steps_shown, stopped
 from sharpmax.errors import reject
 
@@ -114,6 +114,7 @@ def train(
     from sharpmax.experiments.clrs.trained import prepare, trained_tables
     from sharpmax.experiments.clrs.training import MODEL, forget_states
     from sharpmax.experiments.folder import RUN
+    from sharpmax.files import display_name
     from sharpmax.lazy import require
     from sharpmax.models.language import load_language_model
     from sharpmax.provenance import typed
@@ -134,7 +135,7 @@ def train(
     source = Source(algorithms_from(algorithms), per_cell, trace, seed, dataset, cell_text, largest)
     accelerate = require("accelerate", "hf", "sharpmax clrs train")
     state = accelerate.PartialState(cpu=place.type == "cpu")
-    name = shown(model)
+    name = display_name(model)
     with progress() as note:
         note(f"loading {model}")
         language = load_language_model(model)

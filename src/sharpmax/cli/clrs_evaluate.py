@@ -11,7 +11,7 @@ import typer
 from sharpmax.cli import options
 from sharpmax.cli.answers import answer
 from sharpmax.cli.ending import finish
-from sharpmax.cli.reading import data_folder, device_named, dtype_named, files_given, shown, sizes_from
+from sharpmax.cli.reading import data_folder, device_named, dtype_named, files_given, sizes_from
 from sharpmax.cli.report import require_drawing
 from sharpmax.cli.terminal import bar, check_resume, out_folder, print_table, progress, say, stopped
 from sharpmax.errors import reject
@@ -75,6 +75,7 @@ def evaluate(
     from sharpmax.experiments.clrs.scores import exam_tables
     from sharpmax.experiments.clrs.store import Shard
     from sharpmax.experiments.folder import RUN
+    from sharpmax.files import display_name
     from sharpmax.lazy import require
     from sharpmax.provenance import check_seed, typed
     from sharpmax.results import FILE_NAME, collect
@@ -123,7 +124,7 @@ def evaluate(
         return
     tables = exam_tables(exam, store, known or trained_sizes([], source.algorithms), seed) | {"training": training}
     command = typed(
-        f"clrs evaluate {' '.join(shown(word) for word in models)}", algorithms=algorithms, sizes=sizes,
+        f"clrs evaluate {' '.join(display_name(word) for word in models)}", algorithms=algorithms, sizes=sizes,
         per_cell=per_cell, longest=longest, trace=trace, no_trace=trace is False, dataset=dataset, without=without,
         tokens_at_once=tokens_at_once, device=place.type, dtype=dtype, seed=seed, out=out,
     )  # fmt: skip  # of the whole, whatever part this one was

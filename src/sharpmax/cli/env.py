@@ -5,6 +5,7 @@ import importlib.util
 from typing import Any
 
 from sharpmax.cli.answers import answer
+from sharpmax.errors import install_command
 
 __all__ = ["EXTRAS", "add_to", "describe", "main"]
 
@@ -90,7 +91,8 @@ def _state(extra: str, modules: tuple[str, ...]) -> dict[str, Any]:
 def _install(extra: str, missing: list[str]) -> str:
     """The line that brings an extra, as it is typed at a shell."""
     module, package = _ALONE.get(extra, ("", ""))
-    lines = [f"pip install 'sharpmax[{extra}]'"] if [name for name in missing if name != module] else []
+    others = [name for name in missing if name != module]
+    lines = [install_command(extra, " ".join(others))] if others else []
     return " && ".join(lines + ([f"pip install --no-deps {package}"] if module in missing else []))
 
 

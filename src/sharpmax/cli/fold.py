@@ -12,10 +12,10 @@ import typer
 from sharpmax.cli import options
 from sharpmax.cli.answers import answer
 from sharpmax.cli.commands import LANGUAGE, add
-from sharpmax.cli.reading import device_named, dtype_named, policy_named, shown
+from sharpmax.cli.reading import device_named, dtype_named, policy_named
 from sharpmax.cli.terminal import out_folder_if_used, progress, say
 from sharpmax.errors import reject
-from sharpmax.files import written_by_others
+from sharpmax.files import display_name, written_by_others
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -56,7 +56,7 @@ def fold(
             note(f"writing {folder}")
             _write(folder, plain, language.tokenizer)
     if as_json:
-        answer({"folder": str(folder), "model": shown(model), "policy": chosen.policy.to_dict(), "dtype": kind})
+        answer({"folder": str(folder), "model": display_name(model), "policy": chosen.policy.to_dict(), "dtype": kind})
     say(f"wrote {folder}: load it as any model; it answers as {model} does with the policy {chosen.name}")
 
 

@@ -11,7 +11,7 @@ import typer
 from sharpmax.cli import options
 from sharpmax.cli.commands import LANGUAGE, add
 from sharpmax.cli.ending import finish
-from sharpmax.cli.reading import device_named, dtype_named, files_given, policy_named, shown, word_shown
+from sharpmax.cli.reading import device_named, dtype_named, files_given, policy_named, word_shown
 from sharpmax.cli.terminal import out_folder_if_used, print_table, progress, say, steps_shown
 from sharpmax.errors import reject
 from sharpmax.theory.bounds import whole
@@ -47,6 +47,7 @@ def horizon(
     uncertainty, and says nothing of other inputs. Prompts of up to 1,024 tokens are read; sharpmax probe reads more.
     """
     from sharpmax.experiments.horizons import check_consistent, horizon_tables
+    from sharpmax.files import display_name
     from sharpmax.hf import applied
     from sharpmax.lazy import require
     from sharpmax.models.language import load_language_model
@@ -80,7 +81,7 @@ def horizon(
                     progress=lambda done, total: tell("measuring", done, total, ""),
                 )
                 check_consistent(certificate, measured, sharp.dtype)
-        name = shown(model)
+        name = display_name(model)
         setting = {
             "model": name,
             "policy": None if chosen is None else chosen.name,

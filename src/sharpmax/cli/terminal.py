@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
+from time import monotonic
 from typing import IO, Literal
 
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
@@ -34,6 +37,8 @@ __all__ = [
 ]
 
 _PIPE_WIDTH = 160
+_UNLIMITED = 1000
+_SECONDS_BETWEEN_LINES = 10.0
 
 
 def _console(file: IO[str] | None = None, *, stderr: bool = False) -> Console:
@@ -53,14 +58,37 @@ def say(text: str = "") -> None:
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print an aligned table: the first column to the left, the others to the right."""
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
-    for index, column in enumerate(columns):
-        table.add_column(column, justify="right" if index else "left", no_wrap=True)
-    for row in rows:
-        table.add_row(*row)
+    """Print an aligned table: the first column to the left, the others to the right.
+
+    A table wider than the terminal is printed as several, each with the first column and as many others as fit.
+    """
     console = _console()
-    # A narrow terminal may break a line of numbers, but no number is ever cut.
+    width = console.width if console.is_terminal else _UNLIMITED
+    for number, chosen in enumerate(_columns_that_fit(columns, rows, width)):
+        table = Table(title=None if number else title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+        table.pad_edge = False
+        for place in chosen:
+            table.add_column(columns[place], justify="right" if place else "left", no_wrap=True)
+        for row in rows:
+            table.add_row(*(row[place] for place in chosen))
+        _print_whole(console, table)
+
+
+def _columns_that_fit(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[list[int]]:
+    widths = [max(cell_len(cell) for cell in cells) for cells in zip(columns, *rows, strict=True)]
+    between, edges = 3, 2  # what rich leaves between two columns, and at both ends of a line
+    found, left = [[0]], width - edges - widths[0]
+    for place in range(1, len(columns)):
+        if left < widths[place] + between and len(found[-1]) > 1:
+            found.append([0])
+            left = width - edges - widths[0]
+        found[-1].append(place)
+        left -= widths[place] + between
+    return found
+
+
+def _print_whole(console: Console, table: Table) -> None:
+    # One column may still be wider than the terminal: it may break a line, but no number is ever cut.
     console.width = max(console.width, console.measure(table, options=console.options.update(width=1000)).maximum)
     if console.is_terminal:
         console.print(table)
@@ -71,15 +99,34 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
     print("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
 
+class _Lines:
+    """Progress as plain lines on stderr: each new stage at once, the same stage again every ten seconds at most."""
+
+    def __init__(self) -> None:
+        self._stage: str | None = None
+        self._last = 0.0
+
+    def show(self, stage: str, detail: str = "") -> None:
+        if stage == self._stage and monotonic() - self._last < _SECONDS_BETWEEN_LINES:
+            return
+        self._stage, self._last = stage, monotonic()
+        print(f"{stage}: {detail}" if detail else stage, file=sys.stderr, flush=True)
+
+
 @contextmanager
 def progress() -> Iterator[Callable[[str], None]]:
-    """A function that shows what is being done, on a terminal's stderr and nowhere else."""
+    """A function that shows on stderr what is being done; without a terminal as plain lines."""
     console = _console(stderr=True)
     if not console.is_terminal:
-        yield lambda text: None
+        yield _Lines().show
         return
     with console.status("") as status:
         yield lambda text: status.update(Text(text))
+
+
+def _share(done: int, total: int, remark: str) -> str:
+    share = f"{done:,} of {total:,} ({100 * done / total:.0f}%)" if total else ""
+    return " ".join(part for part in (share, remark) if part)
 
 
 def _bars(console: Console) -> Progress:
@@ -89,10 +136,17 @@ def _bars(console: Console) -> Progress:
 
 @contextmanager
 def bar(what: str, total: int) -> Iterator[Callable[[int, str], None]]:
-    """A function that moves a progress bar ahead and shows a remark, on a terminal's stderr and nowhere else."""
+    """A function that moves a progress bar on stderr ahead and shows a remark; without a terminal plain lines."""
     console = _console(stderr=True)
     if not console.is_terminal:
-        yield lambda ahead, remark: None
+        lines, done = _Lines(), 0
+
+        def ahead_by(ahead: int, remark: str) -> None:
+            nonlocal done
+            done += ahead
+            lines.show(what, _share(done, total, remark))
+
+        yield ahead_by
         return
     with _bars(console) as shown:
         task = shown.add_task(what, total=total, remark="")
@@ -101,10 +155,11 @@ def bar(what: str, total: int) -> Iterator[Callable[[int, str], None]]:
 
 @contextmanager
 def steps_shown() -> Iterator[Callable[[str, int, int, str], None]]:
-    """A function that shows what is being done, how many of how many steps, and a remark; on a terminal alone."""
+    """A function that shows on stderr what is being done, how many of how many steps, and a remark."""
     console = _console(stderr=True)
     if not console.is_terminal:
-        yield lambda what, done, total, remark: None
+        lines = _Lines()
+        yield lambda what, done, total, remark: lines.show(what, _share(done, total, remark))
         return
     with _bars(console) as shown:
         task = shown.add_task("", total=None, remark="")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,6 +17,7 @@ from sharpmax.experiments.evaluate.statistics import accuracy
 from sharpmax.experiments.monitor_cost import CONTEXT, ROUNDS, check_cost, monitor_cost
 from sharpmax.experiments.monitor_quality import ALL, POOLED, SIGNALS, Cells, alarms_of, auroc_of, aurocs, by_size
 from sharpmax.experiments.monitor_signals import Answered, answered, replies_of
+from sharpmax.files import display_name
 from sharpmax.models.language import context_of
 from sharpmax.models.scoring import Reply, batches
 from sharpmax.probe.watch.judging import Learned
@@ -31,7 +31,8 @@ from sharpmax.tasks.prompt import Task
 from sharpmax.tasks.registry import get_task
 
 if TYPE_CHECKING:
-    from sharpmax.models.language import LanguageModel
+    from sharpmax.files import display_name
+from sharpmax.models.language import LanguageModel
 
 __all__ = ["COURSES", "Course", "monitor_tables"]
 
@@ -179,7 +180,7 @@ class _Bench:
     def setting(self, limit: int, rate: float, rule: str) -> dict[str, Any]:
         model, name = self.language.model, self.language.name
         return {
-            "model": Path(name).name if Path(name).exists() else name,
+            "model": display_name(name),
             "tasks": {course.task.name: course.task.version for course in self.courses},
             "sizes": {course.task.name: list(course.sizes) for course in self.courses},
             "reference": {course.task.name: course.reference() for course in self.courses},

@@ -11,6 +11,7 @@ from sharpmax.errors import reject
 from sharpmax.experiments.clrs.training import MODEL
 from sharpmax.experiments.evaluate.arms import shape_of, touched
 from sharpmax.experiments.folder import RUN, read_run
+from sharpmax.files import display_name
 from sharpmax.hf.beside import FILE
 from sharpmax.models.language import LanguageModel, load_language_model, weights_fingerprint
 from sharpmax.policies import Policy, load_policy
@@ -54,7 +55,7 @@ def arms_named(words: Sequence[str], *, device: str, dtype: str) -> list[Arm]:
             reject("model", repr(word), "a finished training", "go on with it: sharpmax clrs train … --resume")
         language = load_language_model(str(place) if place.is_dir() else word, device=device, dtype=dtype)
         policy = load_policy(place / FILE) if (place / FILE).is_file() else None
-        name = folder.resolve().name if folder.exists() else word
+        name = display_name(word)
         known = [one.name for one in arms]
         numbered = (f"{name} ({number})" for number in range(2, len(known) + 3))
         name = name if name not in known else next(one for one in numbered if one not in known)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sharpmax.errors import reject, reject_type
+from sharpmax.files import display_name
 from sharpmax.hf import policy_of
 from sharpmax.hf.support import check_model
 from sharpmax.models.language import context_of
@@ -190,7 +191,7 @@ def _setting(
     layers, heads = next(iter(found.values())).slope.shape
     policy = policy_of(model)
     return {
-        "model": name or Path(model.name_or_path or type(model).__name__).name,
+        "model": name or display_name(model.name_or_path or type(model).__name__),
         "family": str(model.config.model_type),
         "layers": layers,
         "heads": heads,

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sharpmax.errors import UnsupportedError
+from sharpmax.errors import UnsupportedError, install_command
 from sharpmax.lazy import require
 from sharpmax.rows.layout import Parts, Problem, floats_at_least_32
 from sharpmax.rows.stats import FIELDS
@@ -54,7 +54,7 @@ class _Tile(NamedTuple):
 def available(device: torch.device) -> str | None:
     """Return None if the kernel can run on tensors of this device, else one line that says why not."""
     if not _INSTALLED:
-        return "triton is not installed; install it with: pip install 'sharpmax[triton]'"
+        return f"triton is not installed; install it with: {install_command('triton', 'triton')}"
     if device.type == "cuda":
         return None
     if device.type != "cpu":
