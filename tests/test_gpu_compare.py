@@ -61,7 +61,7 @@ def test_the_memory_of_a_method_does_not_depend_on_what_ran_before() -> None:
         assert found > 0
         return float(found)
 
-    torch._C._cuda_clearCublasWorkspaces()  # type: ignore[attr-defined]  # as in a process that has done nothing yet
+    torch._C._cuda_clearCublasWorkspaces()  # as in a process that has done nothing yet
     first = memory("softmax")
     memory("adaptive")
     assert memory("softmax") == pytest.approx(first, rel=0.02)

@@ -233,9 +233,10 @@ class TestGradient:
         if masked:
             inputs.append(torch.randn(3, 5, dtype=torch.float64, requires_grad=True))
 
-        def attend(impl: str) -> Any:
+        def attend(impl: Any) -> Any:
             def out(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
-                return sm.attention(2 * q, k, v, attn_mask=mask, policy=EntropyTarget(0.5), impl=impl)
+                found: Tensor = sm.attention(2 * q, k, v, attn_mask=mask, policy=EntropyTarget(0.5), impl=impl)
+                return found
 
             return out
 

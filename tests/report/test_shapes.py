@@ -81,7 +81,7 @@ def test_a_mistake_in_a_story_reaches_the_user_as_ours(
     provenance = dict.fromkeys(("commit", "versions", "hardware", "seed", "date"))
     body = {"schema": 1, "command": "sharpmax evaluate x", "provenance": provenance, "tables": good("evaluate")}
     (tmp_path / "results.json").write_text(json.dumps(body), encoding="utf-8")
-    monkeypatch.setattr(facts, "arms", lambda tables: {}["no such arm"])
+    monkeypatch.setattr(facts, "arms", lambda tables: dict[str, Any]()["no such arm"])
     assert main(["report", str(tmp_path), "--out", str(tmp_path / "drawn")]) == 1
     said = capsys.readouterr().err
     assert "KeyError: 'no such arm'" in said

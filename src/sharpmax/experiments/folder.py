@@ -79,16 +79,18 @@ def writing(folder: Path, part: str = "") -> Iterator[None]:
     try:
         yield
     finally:
-        if handle is not None:
+        if handle in _open:  # in a process that was forked meanwhile it is not
             with suppress(OSError):
                 path.unlink(missing_ok=True)  # while it is still ours: whoever waits for it looks again
-            _open.discard(handle)
+            _open.remove(handle)
             os.close(handle)
 
 
 def _locked(path: Path, folder: Path) -> int | None:
     """The file with a lock on it; None where the system knows no locks."""
-    while fcntl is not None:
+    if fcntl is None:
+        return None  # type: ignore[unreachable]
+    while True:
         try:
             handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         except OSError as problem:
@@ -108,7 +110,6 @@ def _locked(path: Path, folder: Path) -> int | None:
                 _open.add(handle)
                 return handle
         os.close(handle)  # another run removed that file when it ended, so that a lock on it means nothing
-    return None
 
 
 @contextmanager

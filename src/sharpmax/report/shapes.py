@@ -351,10 +351,8 @@ def _wrong(shape: Any, value: Any, place: list[str]) -> str | None:
         if (one_by_one and len(value) != len(shape)) or (shape[-1] is ... and not value):
             return f"{'/'.join(place)} is a list of {len(value)}"
         shapes = shape if one_by_one else itertools.repeat(shape[0])
-        found = (
-            _wrong(kind, one, [*place, str(at)]) for at, (kind, one) in enumerate(zip(shapes, value, strict=False))
-        )
-        return _first(found)
+        pairs = enumerate(zip(shapes, value, strict=False))
+        return _first(_wrong(kind, one, [*place, str(at)]) for at, (kind, one) in pairs)
     if isinstance(shape, (dict, Each, Sized)):
         return _wrong_object(shape, value, place)
     fine = value is None if shape is None else isinstance(value, _KINDS[shape])

@@ -22,13 +22,13 @@ def peak_of(device: torch.device) -> Iterator[Callable[[], int | None]]:
     gc.collect()
     if device.type == "cuda":
         # cuBLAS keeps workspaces for as long as the process lives, so that the first work of all would pay for them.
-        torch._C._cuda_clearCublasWorkspaces()  # type: ignore[attr-defined]
+        torch._C._cuda_clearCublasWorkspaces()
         torch.cuda.reset_peak_memory_stats(device)
         held = torch.cuda.memory_allocated(device)
         yield lambda: found[0]
-        peak, after = torch.cuda.max_memory_allocated(device), torch.cuda.memory_allocated(device)
-        torch._C._cuda_clearCublasWorkspaces()  # type: ignore[attr-defined]
-        workspaces = after - torch.cuda.memory_allocated(device)
+        peak, left = torch.cuda.max_memory_allocated(device), torch.cuda.memory_allocated(device)
+        torch._C._cuda_clearCublasWorkspaces()
+        workspaces = left - torch.cuda.memory_allocated(device)
         found[0] = peak - held - workspaces
         return
     _give_back()
