@@ -25,6 +25,7 @@ __all__ = [
     "hardware",
     "installed_version",
     "provenance",
+    "shown",
     "typed",
     "versions",
     "without_machine",
@@ -83,8 +84,18 @@ def typed(command: str, **options: Any) -> str:
 
 def without_machine(path: PurePath) -> str:
     """A path as commands in results name it: what lies outside of the folder of now by its name alone."""
-    inside = not path.is_absolute() and ".." not in path.parts
-    return path.as_posix() if inside else path.name or "DIR"
+    inside = path.name and not path.is_absolute() and ".." not in path.parts
+    return path.as_posix() if inside else _last(path) or "DIR"
+
+
+def shown(word: str) -> str:
+    """A model or a folder as results name it: of what is on this machine the last part, also of `.` and `..`."""
+    path = Path(word).expanduser()
+    return (_last(path) or word) if word and path.exists() else word
+
+
+def _last(path: PurePath) -> str:
+    return path.name if path.name not in ("", "..") else Path(path).resolve().name
 
 
 def versions() -> dict[str, str | None]:

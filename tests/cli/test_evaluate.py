@@ -185,3 +185,21 @@ def test_sizes_that_double() -> None:
     for bad in ("..", "8..", "..8", "1..4", "8...16", "8..16,"):
         with pytest.raises(ArgumentError, match="--sizes"):
             sizes_from(bad)
+
+
+@pytest.mark.parametrize("place", [".", "./", "../model"])
+def test_a_folder_has_its_real_name(
+    place: str, home: Path, tmp_path: Path, sharpmax_command: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(home / "model")
+    more = ("--task", home / "letters.py", "--sizes", "4", "--prompts", 2, "--no-text", "--no-draw")
+    outcome = sharpmax_command("evaluate", place, *more, "--out", tmp_path)
+    assert outcome.code == 0
+    saved = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
+    assert saved["tables"]["setting"]["model"] == "model"
+    assert saved["command"].startswith("sharpmax evaluate model ")
+    found = sharpmax_command(
+        "probe", place, *more[:2], "--sizes", "4..16", "--prompts", 2, "--no-draw", "--out", tmp_path / "probe"
+    )
+    assert (found.code, found.err) == (0, "")
+    assert json.loads((tmp_path / "probe" / "results.json").read_text())["tables"]["setting"]["model"] == "model"

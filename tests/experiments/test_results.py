@@ -127,3 +127,13 @@ def test_seeds() -> None:
     for worse in (True, 1.0, "1", None):
         with pytest.raises(ArgumentTypeError, match="seed"):
             check_seed(worse)
+
+
+def test_a_folder_is_called_by_its_real_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "outer" / "inner").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "outer" / "inner")
+    for word, name in ((".", "inner"), ("..", "outer"), ("../inner", "inner"), (str(tmp_path / "outer"), "outer")):
+        assert provenance.shown(word) == name
+        assert provenance.typed("evaluate", out=Path(word)) == f"sharpmax evaluate --out {name}"
+    for word in ("smollm2", "org/model", ""):
+        assert provenance.shown(word) == word

@@ -11,10 +11,11 @@ import typer
 from sharpmax.cli import completion, options
 from sharpmax.cli.commands import LANGUAGE, add
 from sharpmax.cli.ending import finish
-from sharpmax.cli.reading import device_named, dtype_named, files_given, share_from, shown, sizes_from, word_shown
+from sharpmax.cli.reading import device_named, dtype_named, files_given, share_from, sizes_from, word_shown
 from sharpmax.cli.report import require_drawing
 from sharpmax.cli.terminal import check_resume, out_folder_if_used, print_table, progress, say, steps_shown, stopped
 from sharpmax.errors import reject
+from sharpmax.provenance import shown
 
 __all__ = ["add_to", "calibrate"]
 

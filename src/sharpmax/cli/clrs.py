@@ -12,9 +12,10 @@ from sharpmax.cli import completion, options
 from sharpmax.cli.clrs_evaluate import evaluate
 from sharpmax.cli.commands import TRAINING, add, add_group
 from sharpmax.cli.ending import finish
-from sharpmax.cli.reading import data_folder, device_named, dtype_named, files_given, policy_named, shown, word_shown
+from sharpmax.cli.reading import data_folder, device_named, dtype_named, files_given, policy_named, word_shown
 from sharpmax.cli.terminal import check_resume, out_folder, progress, say, steps_shown, stopped
 from sharpmax.errors import reject
+from sharpmax.provenance import shown
 
 __all__ = ["add_to", "train"]
 

@@ -11,10 +11,11 @@ import typer
 from sharpmax.cli import options
 from sharpmax.cli.answers import answer
 from sharpmax.cli.ending import finish
-from sharpmax.cli.reading import data_folder, device_named, dtype_named, files_given, shown, sizes_from
+from sharpmax.cli.reading import data_folder, device_named, dtype_named, files_given, sizes_from
 from sharpmax.cli.report import require_drawing
 from sharpmax.cli.terminal import bar, check_resume, out_folder, print_table, progress, say, stopped
 from sharpmax.errors import reject
+from sharpmax.provenance import shown
 
 __all__ = ["evaluate"]
 

@@ -12,10 +12,11 @@ import typer
 from sharpmax.cli import options
 from sharpmax.cli.answers import answer
 from sharpmax.cli.commands import LANGUAGE, add
-from sharpmax.cli.reading import device_named, dtype_named, policy_named, shown
+from sharpmax.cli.reading import device_named, dtype_named, policy_named
 from sharpmax.cli.terminal import out_folder_if_used, progress, say
 from sharpmax.errors import reject
 from sharpmax.files import written_by_others
+from sharpmax.provenance import shown
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -11,9 +11,10 @@ import typer
 from sharpmax.cli import options
 from sharpmax.cli.commands import LANGUAGE, add
 from sharpmax.cli.ending import finish
-from sharpmax.cli.reading import device_named, dtype_named, files_given, policy_named, shown, word_shown
+from sharpmax.cli.reading import device_named, dtype_named, files_given, policy_named, word_shown
 from sharpmax.cli.terminal import out_folder_if_used, print_table, progress, say, steps_shown
 from sharpmax.errors import reject
+from sharpmax.provenance import shown
 from sharpmax.theory.bounds import whole
 
 __all__ = ["add_to", "horizon"]

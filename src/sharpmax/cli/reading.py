@@ -28,7 +28,6 @@ __all__ = [
     "policies_named",
     "policy_named",
     "share_from",
-    "shown",
     "sizes_from",
     "word_shown",
 ]
@@ -113,11 +112,6 @@ def data_folder(given: Path | None) -> Path:
     from sharpmax.models.smollm2 import cache_folder
 
     return cache_folder() / "clrs-text" if given is None else given
-
-
-def shown(word: str) -> str:
-    """A model or a folder as results name it, without anything of this machine."""
-    return Path(word).resolve().name if Path(word).exists() else word
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,7 +25,7 @@ from sharpmax.probe.watch.lookout import heads_of
 from sharpmax.probe.watch.monitor import Monitor
 from sharpmax.probe.watch.scores import DEFAULT, RULES
 from sharpmax.probe.watch.thresholds import LEAST_LEARNED, check_rate, least_examples
-from sharpmax.provenance import check_seed
+from sharpmax.provenance import check_seed, shown
 from sharpmax.tasks.prompt import Task
 from sharpmax.tasks.registry import get_task
 
@@ -179,7 +178,7 @@ class _Bench:
     def setting(self, limit: int, rate: float, rule: str) -> dict[str, Any]:
         model, name = self.language.model, self.language.name
         return {
-            "model": Path(name).name if Path(name).exists() else name,
+            "model": shown(name),
             "tasks": {course.task.name: course.task.version for course in self.courses},
             "sizes": {course.task.name: list(course.sizes) for course in self.courses},
             "reference": {course.task.name: course.reference() for course in self.courses},

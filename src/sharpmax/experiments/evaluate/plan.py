@@ -13,6 +13,7 @@ from sharpmax.experiments.evaluate.harness import Harness
 from sharpmax.models.language import LanguageModel, context_of, weights_fingerprint
 from sharpmax.models.scoring import encode
 from sharpmax.policies import Policy
+from sharpmax.provenance import shown
 from sharpmax.tasks.chat import chat_questions
 from sharpmax.tasks.prompt import Task
 from sharpmax.tasks.text import fingerprint, plain_text, text_from_file, windows
@@ -74,11 +75,6 @@ def prepare(language: LanguageModel, plan: Plan) -> Material:
     return Material(cut, questions, source, harness, _identity(language, plan, source, cut))
 
 
-def _shown_name(language: LanguageModel) -> str:
-    """What a model is called in results: of a local folder the last part, which says nothing of the machine."""
-    return Path(language.name).name if Path(language.name).exists() else language.name
-
-
 def _check_sizes(language: LanguageModel, plan: Plan, task: Task, room: int | None) -> None:
     for size in plan.sizes:
         task.check_size(size)
@@ -116,7 +112,7 @@ def _identity(
     language: LanguageModel, plan: Plan, text: Mapping[str, Any] | None, cut: Mapping[int, Any]
 ) -> dict[str, Any]:
     return {
-        "model": _shown_name(language),
+        "model": shown(language.name),
         "weights": weights_fingerprint(language.model),
         "dtype": str(language.model.dtype).removeprefix("torch."),
         "device": language.model.device.type,

@@ -19,6 +19,7 @@ from sharpmax.probe.survey.material import TEXT, Material, Passage, own_material
 from sharpmax.probe.survey.measuring import Progress, measure, work
 from sharpmax.probe.survey.outlook import forecast_of, read_for_forecast
 from sharpmax.probe.survey.result import ProbeResult
+from sharpmax.provenance import shown
 from sharpmax.tasks.prompt import Task
 from sharpmax.tasks.registry import TASKS, get_task
 from sharpmax.tasks.text import plain_text
@@ -190,7 +191,7 @@ def _setting(
     layers, heads = next(iter(found.values())).slope.shape
     policy = policy_of(model)
     return {
-        "model": name or Path(model.name_or_path or type(model).__name__).name,
+        "model": name or Path(shown(model.name_or_path) or type(model).__name__).name,
         "family": str(model.config.model_type),
         "layers": layers,
         "heads": heads,

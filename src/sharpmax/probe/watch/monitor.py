@@ -17,6 +17,7 @@ from sharpmax.probe.watch.metrics import metrics_of
 from sharpmax.probe.watch.requests import Report, Request
 from sharpmax.probe.watch.scores import DEFAULT, RULES
 from sharpmax.probe.watch.thresholds import check_rate, split
+from sharpmax.provenance import shown
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -59,7 +60,7 @@ class Monitor:
         self.generated = generated if known.generated is not None else 0
         self._known = known
         self._model = model
-        self._name = str(model.name_or_path or type(model).__name__)
+        self._name = shown(str(model.name_or_path)) or type(model).__name__
         self._callback = callback
         self._logger = logging.getLogger(_EVENT) if logger is None else logger
         self._metrics = metrics_of(metrics)
