@@ -58,7 +58,7 @@ def test_lines_of_committed_figures_differ(path: Path) -> None:
     tables = load(path).tables
     story = story_of(tables)
     for figure in [] if story is None else story.figures(tables):
-        plot = made(figure)
+        plot = made(figure, tables)
         if isinstance(plot, Plot):
             entries = [entry for entry in legend(plot) if entry.look.colour != PALE]
             styles = [(e.look.colour, e.stroke, e.marker, e.look.marker if e.marker else None) for e in entries]

@@ -268,9 +268,14 @@ def _names_in(code: CodeType) -> Iterator[str]:
             yield from _names_in(step.argval)
 
 
-@functools.cache
 def _interface_call(kind: type[nn.Module]) -> FunctionType | None:
     """The method of a kind of module that looks its attention function up, if it has one."""
+    known: Any = kind
+    return _interface_user(known)
+
+
+@functools.cache
+def _interface_user(kind: type) -> FunctionType | None:
     return next((one for one in _functions_of(kind) if _INTERFACE in one.__code__.co_names), None)
 
 
