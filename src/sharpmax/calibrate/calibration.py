@@ -18,7 +18,8 @@ from sharpmax.calibrate.still import held_still
 from sharpmax.calibrate.strength import Candidate, examined, strongest
 from sharpmax.errors import SharpmaxError, reject
 from sharpmax.hf import applied
-from sharpmax.models.language import context_of, weights_fingerprint
+from sharpmax.hf.support import check_model
+from sharpmax.models.language import check_tokenizer, context_of, weights_fingerprint
 from sharpmax.tasks.prompt import Task
 from sharpmax.tasks.registry import get_task
 from sharpmax.tasks.text import fingerprint, plain_text
@@ -64,6 +65,8 @@ def calibrate(
     is kept there, and `resume` goes on from it. No weight is changed, and afterwards the model is as it was; a policy
     that it has takes no part.
     """
+    check_model(model)
+    check_tokenizer(tokenizer)
     check_leash(leash)
     for name, share in (("keep", keep), ("keep_layers", keep_layers)):
         if not 0.0 < share <= 1.0:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sharpmax.errors import ArgumentError, SharpmaxError, reject
+from sharpmax.errors import ArgumentError, SharpmaxError, reject, reject_type
 from sharpmax.lazy import require
 from sharpmax.models.smollm2 import smollm2_folder
 
@@ -26,6 +26,7 @@ __all__ = [
     "ALIASES",
     "DTYPES",
     "LanguageModel",
+    "check_tokenizer",
     "context_of",
     "has_weights",
     "load_language_model",
@@ -141,6 +142,13 @@ def context_of(model: PreTrainedModel) -> int | None:
     """The longest input a model is made for, in tokens; None where it does not say."""
     found = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     return found if isinstance(found, int) and found > 0 else None
+
+
+def check_tokenizer(tokenizer: object, todo: str = "") -> None:
+    """Refuse what cannot be the tokenizer of a model: ids, texts, the name of one."""
+    if not (callable(tokenizer) and hasattr(tokenizer, "decode")):
+        given = "None" if tokenizer is None else f"a {type(tokenizer).__name__}"
+        reject_type("tokenizer", given, "the model's tokenizer (transformers.AutoTokenizer.from_pretrained)", todo)
 
 
 def weights_fingerprint(model: PreTrainedModel) -> str:

@@ -12,7 +12,7 @@ from sharpmax.errors import reject, reject_type
 from sharpmax.files import display_name
 from sharpmax.hf import policy_of
 from sharpmax.hf.support import check_model
-from sharpmax.models.language import context_of
+from sharpmax.models.language import check_tokenizer, context_of
 from sharpmax.probe.places import check_choice
 from sharpmax.probe.survey.findings import Findings, findings_of
 from sharpmax.probe.survey.kinds import RULE
@@ -72,8 +72,7 @@ def probe(
             reject("inputs", "inputs together with tasks or sizes", "one or the other")
         materials = [own_material(inputs)]
     else:
-        if tokenizer is None:
-            reject("tokenizer", None, "the model's tokenizer", "or give inputs of your own, inputs={size: [{…}, …]}")
+        check_tokenizer(tokenizer, "or give inputs of your own: inputs={size: [{'input_ids': ids}, …]}")
         tell("preparing prompts", 0, 0, "")
         materials = _materials(model, tokenizer, tasks, sizes, prompts, text, seed, causal)
     crowds = rows == "last" and causal and "position_ids" in inspect.signature(model.forward).parameters
