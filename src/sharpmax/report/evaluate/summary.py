@@ -154,7 +154,9 @@ def _rises(tables: Tables, arm: str, known: list[str]) -> str:
         name = "its own answers" if column == CHAT else text_name(column)
         change = f"{plain[column]['mean']:.2f} → {cells[column]['mean']:.2f}"
         parts.append(f"{points(cells[column]['rise'], 2)}% on {name} ({change})")
-    return f"perplexity changes by {joined(parts)}"
+    text = tables["setting"].get("text")
+    where = f" (text: {text['source']})" if text else ""
+    return f"perplexity{where} changes by {joined(parts)}"
 
 
 def _times(tables: Tables, arm: str) -> str:
