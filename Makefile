@@ -35,7 +35,7 @@ types: setup
 
 # A machine with a GPU brings its own PyTorch, Triton and pytest: nothing is installed there.
 test-gpu:
-	@TRITON_INTERPRET=0 PYTHONPATH=src $(PYTHON) -m pytest -p no:cacheprovider tests/test_gpu.py tests/test_gpu_reproduce.py tests/test_gpu_compare.py tests/test_gpu_language.py tests/test_gpu_bench.py tests/rows/test_triton.py tests/rows/test_triton_backward.py tests/rows/test_spans.py tests/attention/test_decode.py tests/attention/test_sharpen.py
+	@TRITON_INTERPRET=0 PYTHONPATH=src $(PYTHON) -m pytest -p no:cacheprovider tests/test_gpu.py tests/test_gpu_reproduce.py tests/test_gpu_compare.py tests/test_gpu_language.py tests/test_gpu_bench.py tests/stats/test_triton.py tests/stats/test_triton_backward.py tests/stats/test_spans.py tests/ops/test_decode.py tests/ops/test_sharpen.py
 
 demo: setup
 	@$(BIN)/sharpmax reproduce --out reproduce
@@ -56,7 +56,7 @@ docs: setup
 # After a new benchmarks/h200.json (sharpmax bench --gpu --out benchmarks, on an H200): its figure, and the tables of docs/gpu.md.
 docs-gpu: setup
 	@$(BIN)/sharpmax report benchmarks/h200.json
-	@$(BIN)/python -m sharpmax.report.gpu.page benchmarks/h200.json docs/gpu.md
+	@$(BIN)/python -m sharpmax.report.sections.gpu_page benchmarks/h200.json docs/gpu.md
 
 # How good the tests are. Compilers and tracers do not get along, so tests of torch.compile stay out of the coverage.
 # All mutants instead of a sample: make quality QUALITY=--all; with --record the page docs/quality.md too.

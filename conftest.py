@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 import torch
 
-from sharpmax.attention.normalisers import base as normalisers
+from sharpmax.normalisers import base as normalisers
 from sharpmax.policies import base as policies
 
 try:

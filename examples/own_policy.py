@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import sharpmax as sm
-from sharpmax.policies import Policy
+from sharpmax.policies.base import Policy
 from sharpmax.tasks.max_retrieval import CLASSES, FEATURES, draw
 
 

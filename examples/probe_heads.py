@@ -7,7 +7,7 @@ import torch
 import sharpmax as sm
 from sharpmax.models.language import load_language_model
 from sharpmax.models.scoring import encode
-from sharpmax.tasks import get_task
+from sharpmax.tasks.registry import get_task
 
 SIZES = (8, 64)
 SHADES = " ░▒▓█"

@@ -3,7 +3,7 @@
 import sharpmax as sm
 from sharpmax.models.language import load_language_model
 from sharpmax.models.scoring import encode, judge
-from sharpmax.tasks import get_task
+from sharpmax.tasks.registry import get_task
 
 PROMPTS = 6
 

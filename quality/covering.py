@@ -51,8 +51,10 @@ class Tests:
 def _distance(file: str, test: str) -> int:
     """How far a test is from a file: 0 if it bears its name, 1 if it is of its room.
 
-    >>> _distance("rows/dense.py", "tests/rows/test_dense.py::test_x"), _distance("rows/dense.py", "tests/x.py::test_x")
-    (0, 2)
+    >>> _distance("stats/dense.py", "tests/stats/test_dense.py::test_x")
+    0
+    >>> _distance("stats/dense.py", "tests/x.py::test_x")
+    2
     """
     room, name = file.split("/")[0], Path(file).stem
     if f"/{room}/test_{name}.py" in test:

@@ -35,7 +35,7 @@ __all__ = ["TESTS", "hunt"]
 
 TESTS = [
     *(f"{place}/{room}" for room in ROOMS for place in ("tests", "src/sharpmax")),
-    *("tests/attention/test_sharp.py", "tests/attention/test_dense.py"),
+    *("tests/ops/test_sharp.py", "tests/ops/test_dense.py"),
     *("tests/test_numerics_table.py", "tests/test_pitfalls.py", "tests/test_errors.py"),
 ]
 """Where the tests are looked for that a mutant meets; of these, those that run the line it changes."""

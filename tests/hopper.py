@@ -16,13 +16,15 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 import sharpmax as sm
-from sharpmax.attention.kernels import decode, sharpen
-from sharpmax.policies import EntropyTarget, LogLinear
+from sharpmax.ops.kernels import decode_launch as decode
+from sharpmax.ops.kernels import sharpen
 from sharpmax.policies.closed_form import closed_form
-from sharpmax.rows.impl import triton as rows
-from sharpmax.rows.impl import triton_backward
-from sharpmax.rows.impl.streaming import Incoming
-from sharpmax.rows.layout import Parts, Problem, make_problem
+from sharpmax.policies.entropy_target import EntropyTarget
+from sharpmax.policies.log_linear import LogLinear
+from sharpmax.stats import triton_launch as rows
+from sharpmax.stats import triton_launch as triton_backward
+from sharpmax.stats.call import Parts, Problem, make_problem
+from sharpmax.stats.streaming import Incoming
 
 BRAIN = torch.bfloat16
 

@@ -7,11 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from sharpmax.experiments.gpu_bench.entries import FLOORS
-from sharpmax.report.gpu.bars import draw_bars
-from sharpmax.report.gpu.entries import read_entries
-from sharpmax.report.gpu.page import BEGIN, END, page_tables, with_tables
-from sharpmax.report.gpu.verdicts import against_us, verdicts
+from sharpmax.experiments.benchmarks.gpu_timing import FLOORS
+from sharpmax.report.sections.gpu import against_us, draw_bars, read_entries, verdicts
+from sharpmax.report.sections.gpu_page import BEGIN, END, page_tables, with_tables
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "gpu.md").read_text(encoding="utf-8")

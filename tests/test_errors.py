@@ -23,7 +23,12 @@ from sharpmax.errors import (
     reject_type,
 )
 from sharpmax.lazy import require
-from sharpmax.policies import Constant, Curve, EntropyTarget, LogLength, PerHead, Polynomial
+from sharpmax.policies.constant import Constant
+from sharpmax.policies.curve import Curve
+from sharpmax.policies.entropy_target import EntropyTarget
+from sharpmax.policies.log_length import LogLength
+from sharpmax.policies.per_head import PerHead
+from sharpmax.policies.polynomial import Polynomial
 
 NAN, INF = math.nan, math.inf
 VALUE, TYPE = (ArgumentError, ValueError), (ArgumentTypeError, TypeError)

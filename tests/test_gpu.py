@@ -8,7 +8,9 @@ import pytest
 import torch
 
 import sharpmax as sm
-from sharpmax.policies import Constant, EntropyTarget, LogLength
+from sharpmax.policies.constant import Constant
+from sharpmax.policies.entropy_target import EntropyTarget
+from sharpmax.policies.log_length import LogLength
 from tests.numerics import exact, heads, tables, worst
 
 pytestmark = [

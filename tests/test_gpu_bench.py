@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sharpmax.experiments.gpu_bench.clock import peak_bytes, spent
-from sharpmax.experiments.gpu_bench.decoding import can_decode
-from sharpmax.experiments.gpu_bench.run import gpu_entries
-from sharpmax.report.gpu.verdicts import verdicts
+from sharpmax.experiments.benchmarks.gpu import can_decode, gpu_entries
+from sharpmax.experiments.benchmarks.gpu_timing import peak_bytes, spent
+from sharpmax.report.sections.gpu import verdicts
 
 pytestmark = [
     pytest.mark.gpu,

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from sharpmax.experiments.compare.cells import examine, train
-from sharpmax.experiments.compare.methods import LEAGUE
-from sharpmax.experiments.compare.setting import ModelSpec
+from sharpmax.experiments.compare.methods import LEAGUE, ModelSpec
 from sharpmax.experiments.stacked_training import StackedTraining
 
 pytestmark = [

@@ -7,14 +7,18 @@ from typing import Any
 import pytest
 import torch
 
-import sharpmax.hf as hf
-from sharpmax.calibrate.calibration import calibrate
-from sharpmax.hf.interface import watch
-from sharpmax.hf.watching import Seen
-from sharpmax.policies import PAPER, Constant, LogLength, LogLinear, Policy
-from tests.calibrate.small import TEXT, profile
+import sharpmax.integrations.transformers as hf
+from sharpmax.calibration.calibrate import calibrate
+from sharpmax.integrations.transformers.interface import watch
+from sharpmax.integrations.transformers.observers import Seen
+from sharpmax.policies.base import Policy
+from sharpmax.policies.constant import Constant
+from sharpmax.policies.log_length import LogLength
+from sharpmax.policies.log_linear import LogLinear
+from sharpmax.policies.polynomial import PAPER
+from tests.calibration.small import TEXT, profile
 from tests.experiments.evaluate import tiny
-from tests.hf.families import BIDIRECTIONAL, FAMILIES
+from tests.integrations.families import BIDIRECTIONAL, FAMILIES
 
 pytestmark = [
     pytest.mark.gpu,

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from sharpmax.attention.normalisers import Normaliser, normalisers
 from sharpmax.experiments.engines import plugins
-from sharpmax.policies import Constant
+from sharpmax.normalisers.base import Normaliser, normalisers
 from sharpmax.policies.base import policy_from_dict
+from sharpmax.policies.constant import Constant
 
 NORMALISER = """
-from sharpmax.attention.normalisers import Normaliser
+from sharpmax.normalisers import Normaliser
 
 class Same(Normaliser):
     name = "the-same-in-two-tests"

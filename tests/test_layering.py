@@ -1,4 +1,4 @@
-"""The rooms of the package import only from the rooms above them, and nothing heavy before it is needed."""
+"""The packages of the package import only from the packages above them, and nothing heavy before it is needed."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ LEVELS = [
     ["files", "lazy", "arrays"],
     ["provenance"],
     ["results"],
-    ["rows"],
+    ["stats"],
     ["policies"],
-    ["attention"],
+    ["ops"],
+    ["normalisers"],
     ["theory"],
     ["jax"],
     ["tasks"],
     ["models"],
-    ["hf"],
-    ["calibrate"],
-    ["probe"],
+    ["integrations"],
+    ["calibration"],
+    ["probing"],
+    ["monitoring"],
     ["experiments"],
     ["report"],
     ["cli"],
 ]
-LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
+LEVEL = {package: level for level, packages in enumerate(LEVELS) for package in packages}
 # `report` draws from saved results alone, so it may not reach the code that made them.
 FORBIDDEN = {("report", "experiments")}
-# The parts of `probe`, and which others each may import; "" are the modules at its root.
-PROBE = {"": set(), "survey": {""}, "watch": {""}, "horizons": {"", "survey"}}
 
 
-def room_of(path: Path) -> str:
+def package_of(path: Path) -> str:
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
@@ -62,50 +62,50 @@ def imported(path: Path) -> list[str]:
 
 
 def imports(path: Path) -> set[str]:
-    """The rooms a module imports."""
+    """The packages a module imports."""
     return {name.split(".")[1] for name in imported(path)}
-
-
-def part_of_probe(name: str) -> str:
-    """The part that a dotted name below `sharpmax.probe` lies in."""
-    part = name.split(".")[2]
-    return part if (PACKAGE / "probe" / part).is_dir() else ""
 
 
 MODULES = sorted(p for p in PACKAGE.rglob("*.py") if p.parent != PACKAGE or p.name != "__init__.py")
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(PACKAGE)))
-def test_rooms_import_only_from_above(path: Path) -> None:
-    room = room_of(path)
-    assert room in LEVEL, f"{room} has no place in the order of rooms"
-    for other in imports(path) - {room}:
+def test_packages_import_only_from_above(path: Path) -> None:
+    package = package_of(path)
+    assert package in LEVEL, f"{package} has no place in the order of packages"
+    for other in imports(path) - {package}:
         if other in LEVEL:
-            assert LEVEL[other] < LEVEL[room], f"{path.name} in {room} imports {other}, which lies below it"
-            assert (room, other) not in FORBIDDEN, f"{room} must not import {other}"
+            assert LEVEL[other] < LEVEL[package], f"{path.name} in {package} imports {other}, which lies below it"
+            assert (package, other) not in FORBIDDEN, f"{package} must not import {other}"
 
 
-def test_parts_of_probe_depend_one_way() -> None:
-    """Capturing knows nothing of what is built on it, and the monitor nothing of surveys and horizons."""
-    for path in (PACKAGE / "probe").rglob("*.py"):
-        part = part_of_probe(".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts))
-        others = {part_of_probe(name) for name in imported(path) if name.startswith("sharpmax.probe.")}
-        assert others <= PROBE[part] | {part}, f"{path.name} in probe/{part} imports from {others - PROBE[part]}"
+def test_no_package_has_more_than_fifteen_modules() -> None:
+    for folder in {path.parent for path in MODULES}:
+        modules = [path for path in folder.glob("*.py") if not path.name.startswith("__")]
+        assert len(modules) <= 15, f"{folder.name} has {len(modules)} modules"
+
+
+def test_no_package_shares_its_name_with_a_public_function() -> None:
+    """So that `import sharpmax.x.y as z` works for every module."""
+    import sharpmax as sm
+
+    packages = {path.name for path in PACKAGE.iterdir() if path.is_dir()}
+    assert not [name for name in packages & set(sm.__all__) if callable(getattr(sm, name))]
 
 
 def test_engines_know_nothing_of_what_they_run() -> None:
     """Whatever experiment hands tasks to an engine imports it, never the other way."""
-    allowed = ("engines", "folder", "reproduce.threads")
+    allowed = ("engines", "run_folder", "threads")
     for path in (PACKAGE / "experiments" / "engines").glob("*.py"):
         for name in imported(path):
             inside = name.removeprefix("sharpmax.experiments.")
             assert inside == name or inside.startswith(allowed), f"{path.name} imports {name}"
 
 
-def test_policies_load_rows_for_the_type_checker_only() -> None:
-    """Policies are values that JAX users load too: the torch side of rows must stay out."""
+def test_policies_load_stats_for_the_type_checker_only() -> None:
+    """Policies are values that JAX users load too: the torch side of stats must stay out."""
     for path in (PACKAGE / "policies").glob("*.py"):
-        assert "rows" not in imports(path), path.name
+        assert "stats" not in imports(path), path.name
 
 
 HEAVY = ["transformers", "jax", "triton", "plotly", "ray", "matplotlib", "scipy", "entmax", "typer", "rich"]
@@ -123,7 +123,7 @@ def modules_after(code: str) -> set[str]:
     [
         "import sharpmax",
         "import sharpmax; sharpmax.attention, sharpmax.softmax, sharpmax.row_stats, sharpmax.policies, sharpmax.theory",
-        "import sharpmax.attention.normalisers",
+        "import sharpmax.normalisers",
     ],
 )
 def test_nothing_heavy_is_imported(code: str) -> None:
@@ -160,11 +160,3 @@ def test_lazy_names_are_the_public_contract() -> None:
         assert getattr(sm, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = sm.nothing
-
-
-@pytest.mark.parametrize(
-    "first", ["sharpmax.softmax", "sharpmax.attention", "sharpmax.normalisers", "sharpmax.row_stats"]
-)
-def test_attention_is_the_function_whatever_is_used_first(first: str) -> None:
-    code = f"import sharpmax; {first}; import sharpmax.attention.sharp; assert callable(sharpmax.attention)"
-    modules_after(code)

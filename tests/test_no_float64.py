@@ -10,30 +10,27 @@ import pytest
 import torch
 
 import sharpmax as sm
-from sharpmax import hf
-from sharpmax.calibrate.optimum import best_beta
 from sharpmax.experiments.evaluate.plan import Plan, prepare
 from sharpmax.experiments.evaluate.tables import evaluate_tables
+from sharpmax.experiments.reproduce.fitting import best_beta
+from sharpmax.integrations import transformers as hf
 from sharpmax.models.language import weights_fingerprint
-from sharpmax.policies import (
-    PAPER,
-    Constant,
-    Curve,
-    EntropyTarget,
-    LogLength,
-    LogLinear,
-    PerHead,
-    Policy,
-    Polynomial,
-)  # fmt: skip
-from sharpmax.probe.horizons.certified import certify
-from sharpmax.probe.watch.monitor import Monitor
+from sharpmax.monitoring.monitor import Monitor
+from sharpmax.policies.base import Policy  # fmt: skip
+from sharpmax.policies.constant import Constant
+from sharpmax.policies.curve import Curve
+from sharpmax.policies.entropy_target import EntropyTarget
+from sharpmax.policies.log_length import LogLength
+from sharpmax.policies.log_linear import LogLinear
+from sharpmax.policies.per_head import PerHead
+from sharpmax.policies.polynomial import PAPER, Polynomial
+from sharpmax.probing.certified import certify
 from tests import no_float64
-from tests.calibrate.small import TEXT, calibrated
+from tests.calibration.small import TEXT, calibrated
 from tests.experiments.evaluate import tiny
-from tests.hf.families import FAMILIES
-from tests.probe.watch.watched import model as small_model
-from tests.probe.watch.watched import prompts, watched
+from tests.integrations.families import FAMILIES
+from tests.monitoring.watched import model as small_model
+from tests.monitoring.watched import prompts, watched
 
 pytestmark = pytest.mark.filterwarnings("ignore::sharpmax.errors.OutOfRangeWarning")
 

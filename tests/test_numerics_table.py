@@ -11,8 +11,10 @@ from torch import Tensor
 
 import sharpmax as sm
 from sharpmax.errors import SharpmaxError
-from sharpmax.policies import Constant, EntropyTarget, LogLength
-from sharpmax.rows import api
+from sharpmax.policies.constant import Constant
+from sharpmax.policies.entropy_target import EntropyTarget
+from sharpmax.policies.log_length import LogLength
+from sharpmax.stats import dispatch as api
 from tests.numerics import DTYPES, FULL, IMPLS, exact, heads, tables, worst
 
 # The interpreter computes with numpy, which reports what a GPU does silently.

@@ -1,7 +1,7 @@
 """Two known ways to get adaptive temperature wrong that no single function shows.
 
 The others are tested where they would happen: 1, 2, 11 in tests/policies, 4 to 8, 10 and 12 in
-tests/attention/test_dense.py and tests/rows.
+tests/ops/test_dense.py and tests/stats.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from torch import Tensor
 import sharpmax as sm
 from sharpmax.experiments.reproduce.evaluation import measure
 from sharpmax.models.weights import Trained, shipped_path
-from sharpmax.policies import PAPER, Constant, Policy
+from sharpmax.policies.base import Policy
+from sharpmax.policies.constant import Constant
+from sharpmax.policies.polynomial import PAPER
 from tests.numerics import heads, worst
 
 

@@ -7,10 +7,11 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from sharpmax.policies import PAPER, load_policy
 from sharpmax.policies.base import policy_from_dict
-from sharpmax.report.compare.readme import league_lines
-from sharpmax.report.remarks import merged
+from sharpmax.policies.polynomial import PAPER
+from sharpmax.policies.registry import load_policy
+from sharpmax.report.sections.compare import league_lines
+from sharpmax.report.words import merged
 from tests.blocks import ROOT, blocks, check_command, commands, run
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from sharpmax.policies.base import policy_from_dict
-from sharpmax.report.origin import files_of, origin_of_run
+from sharpmax.report.words import files_of, origin_of_run
 from sharpmax.tasks.registry import TASKS
 
 ROOT = Path(__file__).parents[1]

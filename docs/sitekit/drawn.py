@@ -11,9 +11,9 @@ from pathlib import Path
 from sharpmax.report import explore
 from sharpmax.report.figures import drawing, made, svg_text
 from sharpmax.report.page import write_page
+from sharpmax.report.registry import story_of
+from sharpmax.report.section import Story
 from sharpmax.report.static import static_figure
-from sharpmax.report.stories import story_of
-from sharpmax.report.story import Story
 from sharpmax.results import load
 
 __all__ = ["DIRECTIVE", "explore_page", "file_of", "generated", "story_in"]

@@ -7,13 +7,12 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from sharpmax.report.compare.readme import league_lines
 from sharpmax.report.figures import made
-from sharpmax.report.grid import Cell, Grid
-from sharpmax.report.origin import origin_of_run
-from sharpmax.report.stories import story_of
-from sharpmax.report.story import Figure, Story
+from sharpmax.report.registry import story_of
+from sharpmax.report.section import Cell, Figure, Grid, Story
+from sharpmax.report.sections.compare import league_lines
 from sharpmax.report.tables import Tables
+from sharpmax.report.words import origin_of_run
 from sharpmax.results import Results, load
 
 from .benches import BENCHES, horizon_lines

@@ -2,51 +2,54 @@
 
 from typing import TYPE_CHECKING
 
-import sharpmax.attention  # (light; see below)
-import sharpmax.calibrate
-import sharpmax.probe  # noqa: F401
 from sharpmax.lazy import lazy_exports
 
 if TYPE_CHECKING:
+    from sharpmax import normalisers as normalisers
     from sharpmax import policies as policies
+    from sharpmax import tasks as tasks
     from sharpmax import theory as theory
-    from sharpmax.attention import attention as attention
-    from sharpmax.attention import decode as decode
-    from sharpmax.attention import entropy as entropy
-    from sharpmax.attention import normalisers as normalisers
-    from sharpmax.attention import softmax as softmax
-    from sharpmax.calibrate.calibration import calibrate as calibrate
-    from sharpmax.hf import applied as applied
-    from sharpmax.hf import apply as apply
-    from sharpmax.hf import fold as fold
+    from sharpmax.calibration.calibrate import calibrate as calibrate
+    from sharpmax.integrations.transformers import applied as applied
+    from sharpmax.integrations.transformers import apply as apply
+    from sharpmax.integrations.transformers import fold as fold
+    from sharpmax.integrations.transformers import policy_of as policy_of
+    from sharpmax.integrations.transformers import restore as restore
+    from sharpmax.monitoring.monitor import monitor as monitor
+    from sharpmax.ops.attention import attention as attention
+    from sharpmax.ops.decode import decode as decode
+    from sharpmax.ops.softmax import entropy as entropy
+    from sharpmax.ops.softmax import softmax as softmax
     from sharpmax.policies import load_policy as load_policy
-    from sharpmax.probe.capture import capture as capture
-    from sharpmax.probe.survey.probing import probe as probe
-    from sharpmax.probe.watch.monitor import monitor as monitor
-    from sharpmax.rows import RowStats as RowStats
-    from sharpmax.rows import row_stats as row_stats
+    from sharpmax.probing.capture import capture as capture
+    from sharpmax.probing.probe import probe as probe
+    from sharpmax.stats import RowStats as RowStats
+    from sharpmax.stats import row_stats as row_stats
     from sharpmax.theory import horizon as horizon
 
 __version__ = "0.1.0"
 
 _homes = {
-    "RowStats": "sharpmax.rows",
-    "applied": "sharpmax.hf",
-    "apply": "sharpmax.hf",
-    "attention": "sharpmax.attention.sharp",
-    "calibrate": "sharpmax.calibrate.calibration",
-    "capture": "sharpmax.probe.capture:capture",
-    "decode": "sharpmax.attention.decode:decode",
-    "entropy": "sharpmax.attention.dense",
-    "fold": "sharpmax.hf",
+    "RowStats": "sharpmax.stats",
+    "applied": "sharpmax.integrations.transformers",
+    "apply": "sharpmax.integrations.transformers",
+    "attention": "sharpmax.ops.attention:attention",
+    "calibrate": "sharpmax.calibration.calibrate:calibrate",
+    "capture": "sharpmax.probing.capture:capture",
+    "decode": "sharpmax.ops.decode:decode",
+    "entropy": "sharpmax.ops.softmax",
+    "fold": "sharpmax.integrations.transformers",
     "horizon": "sharpmax.theory",
     "load_policy": "sharpmax.policies",
-    "monitor": "sharpmax.probe.watch.monitor:monitor",
-    "normalisers": "sharpmax.attention.normalisers",
+    "monitor": "sharpmax.monitoring.monitor:monitor",
+    "normalisers": "sharpmax.normalisers",
     "policies": "sharpmax.policies",
-    "probe": "sharpmax.probe.survey.probing",
-    "row_stats": "sharpmax.rows",
-    "softmax": "sharpmax.attention.dense",
+    "policy_of": "sharpmax.integrations.transformers",
+    "probe": "sharpmax.probing.probe:probe",
+    "restore": "sharpmax.integrations.transformers",
+    "row_stats": "sharpmax.stats",
+    "softmax": "sharpmax.ops.softmax:softmax",
+    "tasks": "sharpmax.tasks",
     "theory": "sharpmax.theory",
 }
 
@@ -65,14 +68,13 @@ __all__ = [
     "monitor",
     "normalisers",
     "policies",
+    "policy_of",
     "probe",
+    "restore",
     "row_stats",
     "softmax",
+    "tasks",
     "theory",
 ]
-
-# The rooms sharpmax.attention, sharpmax.calibrate and sharpmax.probe share their names with their main functions.
-# Loading the (light) rooms above and letting go of the names makes these the functions whichever part is used first.
-del globals()["attention"], globals()["calibrate"], globals()["probe"]
 
 __getattr__, __dir__ = lazy_exports(__name__, _homes)

@@ -12,8 +12,6 @@ from typing import Any
 
 from sharpmax.errors import reject, reject_type
 
-__all__ = ["Array", "Ops", "in_float64", "is_array", "ops_for"]
-
 _WITH_FLOAT64 = ("cpu", "cuda")
 """The torch devices that are known to compute in float64; Apple's (mps) and some others do not."""
 

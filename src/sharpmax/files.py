@@ -14,19 +14,6 @@ from typing import Any
 
 from sharpmax.errors import ArgumentError, FileFormatError
 
-__all__ = [
-    "FULL",
-    "FULL_TODO",
-    "append_bytes",
-    "cannot_write",
-    "display_name",
-    "parse_json",
-    "read_json",
-    "write_bytes",
-    "write_text",
-    "written_by_others",
-]
-
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """The errors of a system whose disk, or a user's share of it, is full."""
 

@@ -14,14 +14,12 @@ from typing import Any
 
 from sharpmax.errors import MissingExtraError
 
-__all__ = ["lazy_exports", "require"]
-
 
 def lazy_exports(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return the `__getattr__` and `__dir__` of a package whose public names live in the modules `homes` names.
 
     A name whose home ends in the name itself (`"policies": "sharpmax.policies"`) is that module; what a module of its
-    own name holds is written with a colon (`"capture": "sharpmax.probe.capture:capture"`).
+    own name holds is written with a colon (`"capture": "sharpmax.probing.capture:capture"`).
     """
 
     def load(name: str) -> Any:

@@ -18,18 +18,6 @@ from typing import Any
 import sharpmax
 from sharpmax.errors import reject, reject_type
 
-__all__ = [
-    "check_amounts",
-    "check_seed",
-    "commit",
-    "hardware",
-    "installed_version",
-    "provenance",
-    "typed",
-    "versions",
-    "without_machine",
-]
-
 _ALWAYS = ("torch", "numpy")
 _IF_INSTALLED = ("jax", "transformers", "triton")
 

@@ -12,8 +12,6 @@ from sharpmax.errors import ArgumentError, FileFormatError
 from sharpmax.files import read_json, write_text
 from sharpmax.provenance import provenance
 
-__all__ = ["FILE_NAME", "SCHEMA", "Results", "collect", "load"]
-
 SCHEMA = 1
 """Version of the form; a reader refuses a newer one."""
 

@@ -11,7 +11,7 @@ import pytest
 
 from sharpmax import provenance
 from sharpmax.cli import main, terminal
-from tests.calibrate.small import TEXT
+from tests.calibration.small import TEXT
 from tests.experiments.evaluate import tiny
 
 

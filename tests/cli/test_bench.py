@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from sharpmax.experiments import cpu_bench
-from sharpmax.rows import operator
-from sharpmax.rows.layout import Parts, Problem
+from sharpmax.experiments.benchmarks import cpu as cpu_bench
+from sharpmax.stats import dispatch as operator
+from sharpmax.stats.call import Parts, Problem
 
 IMPORT = {"what": "import sharpmax", "median_s": 0.5, "min_s": 0.4, "torch_median_s": 1.0, "ratio": 0.5, "rounds": 1}
 CASES = {"attention/stock", "row-stats/streaming", "row-stats/stock", "attention/paper"}

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from sharpmax.cli import bench_gpu
+from sharpmax.cli import bench as bench_gpu
 from sharpmax.errors import MissingExtraError
-from sharpmax.experiments.gpu_bench import run
-from sharpmax.experiments.gpu_bench.shapes import Shape
-from sharpmax.report.gpu.entries import read_entries
+from sharpmax.experiments.benchmarks import gpu as run
+from sharpmax.experiments.benchmarks.gpu_inputs import Shape
+from sharpmax.report.sections.gpu import read_entries
 from tests.experiments.gpu_cases import plain_decode, set_decode
 
 CONTRACT = {"kind", "case", "ours_ms", "stock_ms", "ratio", "command", "provenance"}

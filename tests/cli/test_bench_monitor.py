@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from sharpmax.experiments import monitor_bench
-from sharpmax.experiments.monitor_bench import Course
+from sharpmax.experiments.benchmarks import monitor as monitor_bench
+from sharpmax.experiments.benchmarks.monitor import Course
 from sharpmax.models import language
 from tests.experiments.evaluate import tiny
 

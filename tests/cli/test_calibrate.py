@@ -10,15 +10,16 @@ import pytest
 import torch
 
 import sharpmax as sm
-from sharpmax import hf
-from sharpmax.calibrate import calibration
-from sharpmax.calibrate import profile as profiles
-from sharpmax.calibrate.descent import Course, Descent
-from sharpmax.cli.reading import share_from
+from sharpmax.calibration import calibrate as calibration
+from sharpmax.calibration import data as profiles
+from sharpmax.calibration.trainer import Course, Descent
+from sharpmax.cli.options import share_from
 from sharpmax.cli.terminal import out_folder_if_used, steps_shown
 from sharpmax.errors import ArgumentError
-from sharpmax.policies import Constant, PerHead
-from tests.calibrate.small import profile
+from sharpmax.integrations import transformers as hf
+from sharpmax.policies.constant import Constant
+from sharpmax.policies.per_head import PerHead
+from tests.calibration.small import profile
 from tests.cli.lines import is_one_error_line
 from tests.experiments.evaluate import tiny
 

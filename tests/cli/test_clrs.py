@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from sharpmax.policies import Constant, PerHead
+from sharpmax.policies.constant import Constant
+from sharpmax.policies.per_head import PerHead
 from tests.cli.lines import is_one_error_line
 from tests.experiments.clrs import stub
 

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 import sharpmax
-from sharpmax.experiments.clrs.store import Store
-from sharpmax.policies import load_policy
-from sharpmax.tasks.clrs_text import generator as shim
+from sharpmax.experiments.clrs.evaluation import Store
+from sharpmax.policies.registry import load_policy
+from sharpmax.tasks.clrs_text import generation as shim
 from tests.cli.lines import is_one_error_line
 from tests.experiments.clrs import stub
 from tests.experiments.evaluate import tiny
@@ -76,7 +76,7 @@ def test_real_algorithms_from_training_to_the_page(home: Path, tmp_path: Path, s
 KILLED_AFTER_A_STEP = """
 import os, signal, sys
 from sharpmax.cli import main
-from sharpmax.experiments.clrs.curve import Curve
+from sharpmax.experiments.clrs.recipe import Curve
 
 def step_done(self, step, last, really=Curve.step_done):
     really(self, step, last)
@@ -102,7 +102,7 @@ main(sys.argv[1:])
 KILLED_WITHIN_AN_ANSWER = """
 import os, signal, sys
 from sharpmax.cli import main
-from sharpmax.experiments.clrs.store import Store
+from sharpmax.experiments.clrs.evaluation import Store
 
 added = []
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import sharpmax
-from sharpmax.report.compare.capacity_summary import capacity_verdict
-from sharpmax.report.compare.summary import verdict
+from sharpmax.report.sections.capacity import capacity_verdict
+from sharpmax.report.sections.compare import verdict
 from tests.cli.lines import is_one_error_line
 
 METHODS = ("softmax", "ssmax", "hard")

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from sharpmax.cli.reading import policies_named, policy_named, sizes_from
+from sharpmax.cli.options import policies_named, policy_named, sizes_from
 from sharpmax.errors import ArgumentError
-from sharpmax.experiments.evaluate import pieces
-from sharpmax.policies import Constant, PerHead
+from sharpmax.experiments.evaluate import cells as pieces
+from sharpmax.policies.constant import Constant
+from sharpmax.policies.per_head import PerHead
 from tests.cli.lines import is_one_error_line
 from tests.experiments.evaluate import coins
 

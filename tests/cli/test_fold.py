@@ -9,8 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from sharpmax import hf
-from sharpmax.policies import Constant, LogLength, LogLinear, PerHead, Policy
+from sharpmax.integrations import transformers as hf
+from sharpmax.policies.base import Policy
+from sharpmax.policies.constant import Constant
+from sharpmax.policies.log_length import LogLength
+from sharpmax.policies.log_linear import LogLinear
+from sharpmax.policies.per_head import PerHead
 from tests.cli.lines import is_one_error_line
 from tests.experiments.evaluate import tiny
 

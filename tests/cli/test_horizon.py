@@ -11,9 +11,11 @@ import pytest
 import torch
 
 from sharpmax.cli import horizon
-from sharpmax.policies import Constant, PerHead
-from sharpmax.probe.horizons import certified, measured
-from sharpmax.theory import spread_from_rotary
+from sharpmax.policies.constant import Constant
+from sharpmax.policies.per_head import PerHead
+from sharpmax.probing import certified
+from sharpmax.probing import horizons as measured
+from sharpmax.theory.rotary import spread_from_rotary
 from tests.cli.lines import is_one_error_line
 from tests.experiments.evaluate import tiny
 

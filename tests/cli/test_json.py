@@ -9,14 +9,15 @@ from typing import Any
 import pytest
 import torch
 
-from sharpmax.calibrate import profile as profiles
-from sharpmax.cli import bench_gpu
-from sharpmax.experiments import cpu_bench
-from sharpmax.experiments.gpu_bench import run
-from sharpmax.experiments.gpu_bench.shapes import Shape
-from sharpmax.policies import Constant, PerHead
-from sharpmax.probe.horizons import measured
-from tests.calibrate.small import profile
+from sharpmax.calibration import data as profiles
+from sharpmax.cli import bench as bench_gpu
+from sharpmax.experiments.benchmarks import cpu as cpu_bench
+from sharpmax.experiments.benchmarks import gpu as run
+from sharpmax.experiments.benchmarks.gpu_inputs import Shape
+from sharpmax.policies.constant import Constant
+from sharpmax.policies.per_head import PerHead
+from sharpmax.probing import horizons as measured
+from tests.calibration.small import profile
 from tests.cli.lines import is_one_error_line
 from tests.experiments.clrs import stub
 

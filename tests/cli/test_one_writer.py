@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from sharpmax.experiments.folder import writing
+from sharpmax.experiments.run_folder import writing
 from tests.cli.lines import is_one_error_line
 
 pytest.importorskip("fcntl")

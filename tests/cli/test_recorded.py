@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from sharpmax.policies import Constant, load_policy
+from sharpmax.policies.constant import Constant
+from sharpmax.policies.registry import load_policy
 
 LINES = {
     "evaluate": ("evaluate", "{model}", "--task", "kv,letters.py", "--sizes", "4", "--prompts", "2", "--no-text"),

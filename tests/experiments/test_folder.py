@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from sharpmax.errors import ArgumentError
-from sharpmax.experiments.folder import writing
+from sharpmax.experiments.run_folder import writing
 
 pytest.importorskip("fcntl")
 
 HOLDER = """
 import os, sys, time
 from pathlib import Path
-from sharpmax.experiments.folder import writing
+from sharpmax.experiments.run_folder import writing
 with writing(Path(sys.argv[1])):
     worker = os.fork() if sys.argv[2] == "1" else 0
     if worker or sys.argv[2] == "0":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sharpmax.errors import SharpmaxError
-from sharpmax.experiments import fresh
+from sharpmax.experiments.benchmarks import subprocess as fresh
 
 
 def test_import_costs(monkeypatch: pytest.MonkeyPatch) -> None:

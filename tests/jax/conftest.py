@@ -31,7 +31,7 @@ def quick_compilation(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def few_newton_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """The solver's 24 steps are written out for the compiler; the rows of these tests are there after six."""
-    monkeypatch.setattr("sharpmax.policies.target._STEPS", 6)
+    monkeypatch.setattr("sharpmax.policies.entropy_target._STEPS", 6)
 
 
 @pytest.fixture

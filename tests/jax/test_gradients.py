@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import sharpmax.jax as sj
-from sharpmax.policies import LogLinear
+from sharpmax.policies.log_linear import LogLinear
 
 POLICIES: dict[str, Any] = {
     "paper": "paper",

@@ -53,5 +53,5 @@ def test_missing_jax_names_the_extra():
 
 def test_public_names_are_there():
     assert all(getattr(sj, name) is not None for name in sj.__all__)
-    assert sj.load_policy("paper") is sj.PAPER is sharpmax.policies.PAPER
+    assert sj.load_policy("paper") is sj.PAPER is sharpmax.policies.polynomial.PAPER
     assert callable(sj.attention)

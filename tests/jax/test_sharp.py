@@ -13,7 +13,7 @@ import torch
 
 import sharpmax as sm
 import sharpmax.jax as sj
-from sharpmax.rows.stats import FIELDS
+from sharpmax.stats.statistics import FIELDS
 
 
 class Case(NamedTuple):

@@ -6,16 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from sharpmax.attention.normalisers import Normaliser, live_softmax, normaliser, normalisers
 from sharpmax.models import encoder as module
-from sharpmax.models.activations import ACTIVATIONS
 from sharpmax.models.encoder import Encoders
-from sharpmax.models.looking import look
-from sharpmax.models.set_heads import SetHeads
-from sharpmax.models.stacked import Normalisers
+from sharpmax.models.single_head import SetHeads, look
+from sharpmax.models.stacked import ACTIVATIONS, Normalisers
+from sharpmax.normalisers.base import Normaliser, live_softmax, normaliser, normalisers
 from sharpmax.tasks.max_retrieval import seeded
+from sharpmax.tasks.registry import sized_task
 from sharpmax.tasks.sized import Batch
-from sharpmax.tasks.sized_registry import sized_task
 from tests.numerics import worst
 
 CPU = torch.device("cpu")

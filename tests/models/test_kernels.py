@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.backends import cuda
 
-from sharpmax.models.kernels import any_length
+from sharpmax.models.language import any_length
 
 
 def chosen() -> list[bool]:

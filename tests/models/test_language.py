@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from sharpmax.errors import ArgumentError, MissingExtraError
-from sharpmax.hf import fold
+from sharpmax.integrations.transformers.folding import fold
 from sharpmax.models import language
 from sharpmax.models.language import ALIASES, load_language_model, weights_fingerprint
-from sharpmax.policies import Constant, PerHead
+from sharpmax.policies.constant import Constant
+from sharpmax.policies.per_head import PerHead
 
 transformers = pytest.importorskip("transformers")
 tokenizers = pytest.importorskip("tokenizers")

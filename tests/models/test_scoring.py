@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from sharpmax import hf
+from sharpmax.integrations import transformers as hf
 from sharpmax.models.scoring import Reply, batches, encode, judge, own_answers, reply_losses, window_losses
-from sharpmax.policies import LogLinear
+from sharpmax.policies.log_linear import LogLinear
 from sharpmax.tasks.prompt import Prompt
 from tests.experiments.evaluate import tiny
 

@@ -10,7 +10,7 @@ import torch
 
 import sharpmax as sm
 from sharpmax.errors import ArgumentTypeError
-from tests.hf.families import FAMILIES
+from tests.integrations.families import FAMILIES
 
 
 @pytest.mark.parametrize("function", [sm.probe, sm.calibrate], ids=["probe", "calibrate"])

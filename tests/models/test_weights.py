@@ -15,10 +15,9 @@ import torch
 from torch import Tensor
 
 from sharpmax.errors import ArgumentError, FileFormatError
-from sharpmax.models import tensor_files
+from sharpmax.models import weights as tensor_files
 from sharpmax.models.single_head import SingleHeads
-from sharpmax.models.tensor_files import load_tensors, save_tensors
-from sharpmax.models.weights import Trained, shipped_path
+from sharpmax.models.weights import Trained, load_tensors, save_tensors, shipped_path
 
 KIND = "single-heads"
 PROVENANCE = {"commit": "abc", "date": "2025-01-01T00:00:00+00:00", "command": "sharpmax reproduce – β", "seconds": 0.1}

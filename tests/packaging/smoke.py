@@ -58,7 +58,7 @@ def entmax() -> None:
     """A normaliser of another package."""
     import torch
 
-    from sharpmax.attention.normalisers import normaliser
+    from sharpmax.normalisers.base import normaliser
 
     weights = normaliser("entmax15")(torch.tensor([[1.0]]), torch.tensor([[3.0], [1.0], [0.0]]), scale=1.0)
     assert abs(float(weights.sum()) - 1.0) < 1e-5
@@ -69,7 +69,7 @@ def fit() -> None:
     """A policy from data."""
     import numpy as np
 
-    from sharpmax.policies import Curve
+    from sharpmax.policies.curve import Curve
 
     entropy = np.linspace(0.0, 4.0, 50)
     curve = Curve.fit(entropy, 1.0 + entropy)
@@ -80,7 +80,7 @@ def frame() -> None:
     """Findings of a probe as a frame."""
     from types import SimpleNamespace
 
-    from sharpmax.probe.survey.result import ProbeResult
+    from sharpmax.probing.probe import ProbeResult
 
     nothing: Any = SimpleNamespace(findings={})
     assert ProbeResult.to_frame(nothing).empty
@@ -92,7 +92,7 @@ def jax() -> None:
 
     import sharpmax.jax
 
-    weights = sharpmax.jax.softmax(jnp.linspace(0.0, 4.0, 256), policy="paper")
+    weights = sharpmax.jax.ops.softmax(jnp.linspace(0.0, 4.0, 256), policy="paper")
     assert abs(float(weights.sum()) - 1.0) < 1e-5
     assert "torch" not in sys.modules
 
@@ -172,7 +172,7 @@ def lm_eval() -> None:
     """EleutherAI's harness with a policy, on a task in a folder."""
     from sharpmax.experiments.evaluate.harness import Harness
     from sharpmax.models.language import LanguageModel
-    from sharpmax.policies import Constant
+    from sharpmax.policies.constant import Constant
 
     os.environ["HF_HUB_OFFLINE"] = "1"
     coins = runpy.run_path(str(ROOT / "tests" / "experiments" / "evaluate" / "coins.py"))
@@ -187,7 +187,7 @@ def lm_eval() -> None:
 def monitor() -> None:
     """Metrics for Prometheus."""
     client: Any = importlib.import_module("prometheus_client")
-    from sharpmax.probe.watch.metrics import metrics_of
+    from sharpmax.monitoring.requests import metrics_of
 
     registry = client.CollectorRegistry()
     made = metrics_of(registry)
@@ -198,7 +198,7 @@ def monitor() -> None:
 
 def clrs() -> None:
     """A question of CLRS-Text."""
-    from sharpmax.tasks.clrs_text import examples
+    from sharpmax.tasks.clrs_text.generation import examples
 
     (one,) = examples("minimum", 4, "train", 1)
     assert one.question.startswith("minimum")
@@ -228,7 +228,9 @@ def report() -> None:
 
 def ray() -> None:
     """A task on a cluster of this machine."""
-    from sharpmax.experiments.engines import Store, Task, run
+    from sharpmax.experiments.engines import run
+    from sharpmax.experiments.engines.store import Store
+    from sharpmax.experiments.engines.task import Task
 
     toys = ROOT / "tests" / "experiments" / "engines" / "toys.py"
     with tempfile.TemporaryDirectory() as folder:

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from sharpmax.policies import Policy
-from sharpmax.rows.dense import centred, dense_stats
-from sharpmax.rows.stats import RowStats
+from sharpmax.policies.base import Policy
+from sharpmax.stats.dense import centred, dense_stats
+from sharpmax.stats.statistics import RowStats
 
 
 def _beta_of(policy: Policy, logits: Tensor, live: Tensor | None = None) -> Tensor:

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 import pytest
 
-from sharpmax.policies import PAPER, Constant, Curve, EntropyTarget, LogLength, LogLinear, PerHead, Polynomial
 from sharpmax.policies.closed_form import (
     CONSTANT,
     CURVE,
@@ -16,6 +15,13 @@ from sharpmax.policies.closed_form import (
     ClosedForm,
     closed_form,
 )
+from sharpmax.policies.constant import Constant
+from sharpmax.policies.curve import Curve
+from sharpmax.policies.entropy_target import EntropyTarget
+from sharpmax.policies.log_length import LogLength
+from sharpmax.policies.log_linear import LogLinear
+from sharpmax.policies.per_head import PerHead
+from sharpmax.policies.polynomial import PAPER, Polynomial
 
 
 @dataclass(frozen=True)

@@ -11,22 +11,18 @@ import torch
 
 from sharpmax.arrays import ops_for
 from sharpmax.errors import ArgumentError, ArgumentTypeError, OutOfRangeWarning
-from sharpmax.policies import (
-    PAPER,
-    Constant,
-    Curve,
-    EntropyTarget,
-    LogLength,
-    LogLinear,
-    PerHead,
-    Policy,
-    Polynomial,
-    load_policy,
-)
+from sharpmax.policies.base import Policy
 from sharpmax.policies.closed_form import ClosedForm, closed_form
-from sharpmax.policies.per_head import side_by_side
-from sharpmax.rows.dense import dense_stats
-from sharpmax.rows.stats import RowStats
+from sharpmax.policies.constant import Constant
+from sharpmax.policies.curve import Curve
+from sharpmax.policies.entropy_target import EntropyTarget
+from sharpmax.policies.log_length import LogLength
+from sharpmax.policies.log_linear import LogLinear
+from sharpmax.policies.per_head import PerHead, side_by_side
+from sharpmax.policies.polynomial import PAPER, Polynomial
+from sharpmax.policies.registry import load_policy
+from sharpmax.stats.dense import dense_stats
+from sharpmax.stats.statistics import RowStats
 
 
 def form_of(*policies) -> ClosedForm:

@@ -17,10 +17,11 @@ from torch import Tensor
 import sharpmax as sm
 from sharpmax.arrays import ops_for
 from sharpmax.errors import ArgumentError
-from sharpmax.policies import LogLinear, PerHead
 from sharpmax.policies.base import policy_from_dict, with_columns
-from sharpmax.rows.dense import dense_stats
-from sharpmax.rows.stats import RowStats
+from sharpmax.policies.log_linear import LogLinear
+from sharpmax.policies.per_head import PerHead
+from sharpmax.stats.dense import dense_stats
+from sharpmax.stats.statistics import RowStats
 
 NAMES = LogLinear.COEFFICIENTS
 MEASURES = {

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import sharpmax as sm
 from sharpmax.errors import ArgumentError, OutOfRangeWarning
-from sharpmax.policies import PAPER, Polynomial
+from sharpmax.policies.polynomial import PAPER, Polynomial
 
 anywhere = pytest.mark.filterwarnings("ignore::sharpmax.errors.OutOfRangeWarning")
 GOLDEN = [(1.0, 1.270), (2.0, 2.099), (3.0, 2.250), (4.0, 2.389), (5.0, 2.294)]

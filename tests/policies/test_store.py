@@ -9,10 +9,14 @@ import pytest
 import torch
 
 import sharpmax as sm
-from sharpmax.cli.reading import policy_named
+from sharpmax.cli.options import policy_named
 from sharpmax.errors import ArgumentError, ArgumentTypeError, FileFormatError
-from sharpmax.hf.beside import policy_from
-from sharpmax.policies import PAPER, Constant, LogLength, PerHead, resolve_policy
+from sharpmax.integrations.transformers.application import policy_from
+from sharpmax.policies.constant import Constant
+from sharpmax.policies.log_length import LogLength
+from sharpmax.policies.per_head import PerHead
+from sharpmax.policies.polynomial import PAPER
+from sharpmax.policies.registry import resolve_policy
 
 
 def test_names():

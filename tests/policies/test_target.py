@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import sharpmax as sm
 from sharpmax.errors import ArgumentError, NotMeasuredError, UnsupportedError
-from sharpmax.policies import EntropyTarget
+from sharpmax.policies.entropy_target import EntropyTarget
 
 
 def entropy(rows: Tensor) -> Tensor:

@@ -9,9 +9,10 @@ from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
+from sharpmax.experiments.clrs.evaluation import Said
 from sharpmax.experiments.clrs.scores import exam_tables
-from sharpmax.experiments.clrs.store import Said
-from sharpmax.tasks.clrs_text import ALGORITHMS, Example, test_sizes, train_sizes
+from sharpmax.tasks.clrs_text.generation import Example
+from sharpmax.tasks.clrs_text.sizes import ALGORITHMS, test_sizes, train_sizes
 from tests.report.reproduce_tables import PROVENANCE
 
 ARMS = ("none", "paper", "learned")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sharpmax.experiments.evaluate.statistics import accuracy
+from sharpmax.experiments.statistics import accuracy
 
 SIZES = [8, 16, 32, 64, 128, 256, 512]
 COMMAND = "sharpmax evaluate smollm2 --policy smollm2 --policy log-length:64 --task kv,houses,json --sizes 8..512"

@@ -9,8 +9,8 @@ import torch
 
 import sharpmax as sm
 from sharpmax.errors import OutOfRangeWarning
-from sharpmax.report.explore.places import CHOICES, Place
-from sharpmax.rows.dense import dense_stats
+from sharpmax.report.explore.presets import CHOICES, Place
+from sharpmax.stats.dense import dense_stats
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 from sharpmax.errors import FileFormatError
-from sharpmax.report.calibrate import grids, summary
-from sharpmax.report.calibrate.plots import curve, heads
 from sharpmax.report.figures import drawable
 from sharpmax.report.interactive import interactive_figure
 from sharpmax.report.page import write_page
+from sharpmax.report.sections import calibrate as grids
+from sharpmax.report.sections import calibrate as summary
+from sharpmax.report.sections.calibrate import curve, heads
 from sharpmax.report.static import static_figure
 from tests.report.calibrate_tables import COMMAND, HEADS, LAYERS, make_tables
 from tests.report.reproduce_tables import PROVENANCE

@@ -12,17 +12,17 @@ import plotly.graph_objects as go
 import pytest
 
 from sharpmax.errors import FileFormatError
-from sharpmax.report.clrs import grids, summary
-from sharpmax.report.clrs.facts import lead, shown
-from sharpmax.report.clrs.plots import curves, right_answers
-from sharpmax.report.clrs.tiles import tiles
 from sharpmax.report.figures import draw, drawable
 from sharpmax.report.interactive import interactive_figure
 from sharpmax.report.page import write_page
 from sharpmax.report.plot import legend
+from sharpmax.report.registry import story_of
+from sharpmax.report.sections import clrs as summary
+from sharpmax.report.sections import clrs_charts as grids
+from sharpmax.report.sections.clrs import tiles
+from sharpmax.report.sections.clrs_charts import curves, lead, right_answers, shown
 from sharpmax.report.static import static_figure
-from sharpmax.report.stories import story_of
-from sharpmax.tasks.clrs_text import ALGORITHMS
+from sharpmax.tasks.clrs_text.sizes import ALGORITHMS
 from tests.report.clrs_tables import ARMS, COMMAND, HOPELESS, make_tables
 from tests.report.reproduce_tables import PROVENANCE
 from tests.report.test_page import Page

@@ -13,20 +13,28 @@ import pytest
 from scipy import stats
 
 from sharpmax.errors import FileFormatError
-from sharpmax.report.compare import capacity_summary, grids, summary
-from sharpmax.report.compare.capacity_grids import laws_grid, models_grid
-from sharpmax.report.compare.ends import apart
-from sharpmax.report.compare.facts import gap, highlighted, leader, level_with, loss_of
-from sharpmax.report.compare.maps import capacity_map, layers
-from sharpmax.report.compare.plots import accuracy, causes, sharpness
-from sharpmax.report.compare.readme import league_lines
-from sharpmax.report.compare.tiles import capacity_tiles, league_tiles
 from sharpmax.report.figures import draw, drawable
 from sharpmax.report.interactive import interactive_figure
-from sharpmax.report.looks import PALE
 from sharpmax.report.page import write_page
 from sharpmax.report.plot import legend
-from sharpmax.report.stories import story_of
+from sharpmax.report.registry import story_of
+from sharpmax.report.sections import capacity as capacity_summary
+from sharpmax.report.sections import compare as grids
+from sharpmax.report.sections import compare as summary
+from sharpmax.report.sections.capacity import capacity_map, laws_grid, layers, models_grid
+from sharpmax.report.sections.compare import capacity_tiles, league_lines, league_tiles
+from sharpmax.report.sections.compare_charts import (
+    accuracy,
+    apart,
+    causes,
+    gap,
+    highlighted,
+    leader,
+    level_with,
+    loss_of,
+    sharpness,
+)
+from sharpmax.report.theme import PALE
 from tests.report.compare_tables import CAPACITY_COMMAND, COMMAND, METHODS, make_capacity, make_tables
 from tests.report.reproduce_tables import PROVENANCE
 from tests.report.test_page import Page

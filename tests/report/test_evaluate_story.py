@@ -10,15 +10,16 @@ from typing import Any
 import pytest
 
 from sharpmax.errors import FileFormatError
-from sharpmax.report.evaluate import grids, summary
-from sharpmax.report.evaluate.plots import right_answers
-from sharpmax.report.evaluate.tiles import tiles
 from sharpmax.report.figures import draw, drawable
 from sharpmax.report.interactive import interactive_figure
 from sharpmax.report.page import write_page
 from sharpmax.report.plot import legend
+from sharpmax.report.registry import story_of
+from sharpmax.report.sections import evaluate as summary
+from sharpmax.report.sections import evaluate_charts as grids
+from sharpmax.report.sections.evaluate import tiles
+from sharpmax.report.sections.evaluate_charts import right_answers
 from sharpmax.report.static import static_figure
-from sharpmax.report.stories import story_of
 from tests.report.evaluate_tables import COMMAND, SIZES, make_tables
 from tests.report.reproduce_tables import PROVENANCE
 from tests.report.reproduce_tables import make_tables as reproduce_tables

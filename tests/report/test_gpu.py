@@ -10,11 +10,8 @@ from typing import Any
 import pytest
 
 from sharpmax.errors import FileFormatError
-from sharpmax.report.gpu.bars import draw_bars
-from sharpmax.report.gpu.cells import columns, rows, target_rows
-from sharpmax.report.gpu.entries import holds_entries, read_entries
-from sharpmax.report.gpu.page import BEGIN, END, main, page_tables, with_tables
-from sharpmax.report.gpu.verdicts import verdicts
+from sharpmax.report.sections.gpu import columns, draw_bars, holds_entries, read_entries, rows, target_rows, verdicts
+from sharpmax.report.sections.gpu_page import BEGIN, END, main, page_tables, with_tables
 from tests.report.gpu_entries import entries, entry
 
 

@@ -11,10 +11,10 @@ import pytest
 import sharpmax
 from sharpmax.report.figures import made
 from sharpmax.report.interactive import traces
-from sharpmax.report.looks import PALE, in_turn
 from sharpmax.report.plot import Axis, Panel, Plot, Series, legend
+from sharpmax.report.registry import story_of
 from sharpmax.report.static import static_figure
-from sharpmax.report.stories import story_of
+from sharpmax.report.theme import PALE, in_turn
 from sharpmax.results import load
 
 ROOT = Path(sharpmax.__file__).parents[2]

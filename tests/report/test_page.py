@@ -16,7 +16,7 @@ import pytest
 
 from sharpmax.errors import ArgumentError, FileFormatError, MissingExtraError
 from sharpmax.report.page import FILE_NAME, write_page
-from sharpmax.report.reproduce.grids import end_grid, grids
+from sharpmax.report.sections.reproduce_tables import end_grid, grids
 from tests.report.reproduce_tables import COMMAND, PROVENANCE, make_tables, one_seed
 
 FULL = make_tables()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sharpmax.report.page import write_page
-from sharpmax.report.together import together
+from sharpmax.report.registry import together
 from tests.report.browser import DESK, PHONE, WIDTHS, Visit, fits, visit
 from tests.report.probe_tables import COMMAND, make_tables, tiny_tables
 from tests.report.reproduce_tables import PROVENANCE

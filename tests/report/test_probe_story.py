@@ -12,23 +12,26 @@ from typing import Any
 import pytest
 
 from sharpmax.errors import FileFormatError
-from sharpmax.report.board import STEPS, BoardMap, Spot, step_of
 from sharpmax.report.figures import draw, drawable
 from sharpmax.report.interactive import interactive_figure
-from sharpmax.report.looks import DIVERGING_DARK, DIVERGING_SCALE
 from sharpmax.report.page import write_page
-from sharpmax.report.plot import Plot, Series
-from sharpmax.report.probe import grids
-from sharpmax.report.probe.curves import curves, frame, heads_data
-from sharpmax.report.probe.facts import chosen, runs, tasks
-from sharpmax.report.probe.forecasts import forecasts
-from sharpmax.report.probe.layers import layers
-from sharpmax.report.probe.maps import board
-from sharpmax.report.probe.summary import summary
-from sharpmax.report.probe.tiles import tiles
-from sharpmax.report.shades import contrast, shades
+from sharpmax.report.plot import STEPS, BoardMap, Plot, Series, Spot, step_of
+from sharpmax.report.registry import together
+from sharpmax.report.sections import probe as grids
+from sharpmax.report.sections.probe import summary, tiles
+from sharpmax.report.sections.probe_charts import (
+    board,
+    chosen,
+    curves,
+    forecasts,
+    frame,
+    heads_data,
+    layers,
+    runs,
+    tasks,
+)
 from sharpmax.report.static import static_figure
-from sharpmax.report.together import together
+from sharpmax.report.theme import DIVERGING_DARK, DIVERGING_SCALE, contrast, shades
 from tests.report import calibrate_tables, probe_tables
 from tests.report.probe_tables import COMMAND, HEADS, LAYERS, RULE, VERDICT, keys, make_tables, tiny_tables
 from tests.report.reproduce_tables import PROVENANCE

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from sharpmax.errors import OutOfRangeWarning
-from sharpmax.policies import PAPER
-from sharpmax.report.remarks import merged
-from sharpmax.rows import row_stats
+from sharpmax.policies.polynomial import PAPER
+from sharpmax.report.words import merged
+from sharpmax.stats.dispatch import row_stats
 
 
 def test_what_a_policy_really_says_ends_with_the_range_it_is_made_for() -> None:

@@ -14,8 +14,8 @@ from sharpmax.errors import FileFormatError
 from sharpmax.report.figures import draw, drawable, drawing, svg_text
 from sharpmax.report.interactive import interactive_figure
 from sharpmax.report.plot import Heat, Plot, legend, thinned
-from sharpmax.report.reproduce import looks
-from sharpmax.report.reproduce.plots import build, file_name, plottable
+from sharpmax.report.sections import reproduce_tables as looks
+from sharpmax.report.sections.reproduce_charts import build, file_name, plottable
 from sharpmax.report.static import static_figure
 from tests.report.reproduce_tables import ARMS, HEAT_SIZES, SIZES, make_tables, one_seed
 

@@ -15,8 +15,8 @@ from sharpmax.cli import main
 from sharpmax.errors import FileFormatError
 from sharpmax.report.figures import made
 from sharpmax.report.page import write_page
-from sharpmax.report.shapes import SHAPES, damage
-from sharpmax.report.stories import STORIES, story_of
+from sharpmax.report.registry import STORIES, story_of
+from sharpmax.report.schema import SHAPES, damage
 from sharpmax.report.tables import readable
 from tests.report import calibrate_tables, clrs_tables, compare_tables, evaluate_tables, probe_tables, reproduce_tables
 
@@ -76,7 +76,7 @@ def test_a_mistake_of_ours_is_a_traceback(name: str) -> None:
 def test_a_mistake_in_a_story_reaches_the_user_as_ours(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from sharpmax.report.evaluate import facts
+    from sharpmax.report.sections import evaluate_charts as facts
 
     provenance = dict.fromkeys(("commit", "versions", "hardware", "seed", "date"))
     body = {"schema": 1, "command": "sharpmax evaluate x", "provenance": provenance, "tables": good("evaluate")}

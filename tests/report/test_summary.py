@@ -11,11 +11,9 @@ import pytest
 
 import sharpmax
 from sharpmax.errors import FileFormatError
-from sharpmax.report.reproduce.facts import change, headline, verdict
-from sharpmax.report.reproduce.grids import grids as grids_of
-from sharpmax.report.reproduce.looks import look
-from sharpmax.report.reproduce.summary import detected, fixed, meant, measured
-from sharpmax.report.reproduce.tiles import tiles
+from sharpmax.report.sections.reproduce import detected, fixed, meant, measured, tiles
+from sharpmax.report.sections.reproduce_tables import change, headline, look, verdict
+from sharpmax.report.sections.reproduce_tables import grids as grids_of
 from sharpmax.results import load
 from tests.report.reproduce_tables import SIZES, make_tables, one_seed
 

@@ -14,11 +14,10 @@ from pathlib import Path
 import pytest
 
 from sharpmax.errors import ArgumentError, ArgumentTypeError, MissingExtraError
-from sharpmax.tasks.clrs_text import ALGORITHMS, Example, examples, final_answer, generation_rate
-from sharpmax.tasks.clrs_text import generator as shim
-from sharpmax.tasks.clrs_text.example import problem
-from sharpmax.tasks.clrs_text.generation import _drawer, _seed_of, _writer
-from sharpmax.tasks.clrs_text.sizes import test_sizes, train_sizes
+from sharpmax.tasks.clrs_text import generation as shim
+from sharpmax.tasks.clrs_text.datasets import generation_rate
+from sharpmax.tasks.clrs_text.generation import Example, _drawer, _seed_of, _writer, examples, final_answer, problem
+from sharpmax.tasks.clrs_text.sizes import ALGORITHMS, test_sizes, train_sizes
 
 installed = importlib.util.find_spec("clrs") is not None
 needs_clrs = pytest.mark.skipif(not installed, reason=f"needs dm-clrs: pip install --no-deps {shim.RELEASE}")

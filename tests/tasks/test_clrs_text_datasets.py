@@ -16,9 +16,10 @@ import pytest
 from sharpmax.errors import ArgumentError, ArgumentTypeError, FileFormatError, UnsupportedError
 from sharpmax.files import write_bytes
 from sharpmax.tasks import clrs_text
-from sharpmax.tasks.clrs_text import Example, datasets, examples, load_dataset, train_sizes, training_set
-from sharpmax.tasks.clrs_text.example import problem
-from sharpmax.tasks.clrs_text.generator import RELEASE
+from sharpmax.tasks.clrs_text import datasets
+from sharpmax.tasks.clrs_text.datasets import load_dataset, training_set
+from sharpmax.tasks.clrs_text.generation import RELEASE, Example, examples, problem
+from sharpmax.tasks.clrs_text.sizes import train_sizes
 
 needs_clrs = pytest.mark.skipif(
     importlib.util.find_spec("clrs") is None, reason=f"needs dm-clrs: pip install --no-deps {RELEASE}"

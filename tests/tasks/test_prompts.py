@@ -16,10 +16,10 @@ from dataclasses import replace
 import pytest
 
 from sharpmax.errors import ArgumentError, ArgumentTypeError
-from sharpmax.tasks import TASKS, Prompt, Task
-from sharpmax.tasks.filler import paragraph
-from sharpmax.tasks.names import NAMES
-from sharpmax.tasks.prices import THINGS
+from sharpmax.tasks.prompt import Prompt, Task
+from sharpmax.tasks.registry import TASKS
+from sharpmax.tasks.retrieval import THINGS
+from sharpmax.tasks.vocabulary import NAMES, paragraph
 
 RETRIEVAL = (8, 16, 32, 64, 128, 256, 512)
 

@@ -12,7 +12,7 @@ import pytest
 
 from sharpmax.errors import ArgumentError, FileFormatError
 from sharpmax.tasks.chat import CHAT, chat_questions
-from sharpmax.tasks.parts import PARTS, Part, part_of
+from sharpmax.tasks.prompt import PARTS, Part, part_of
 from sharpmax.tasks.text import fingerprint, plain_text, text_from_file, windows
 
 SHARES = {"calibration": 0.5, "validation": 0.25, "test": 0.25}

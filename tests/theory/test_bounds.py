@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from sharpmax.theory import horizon, loose_weight_bounds, required_spread, weight_bounds
+from sharpmax.theory.bounds import horizon, loose_weight_bounds, required_spread, weight_bounds
 
 MANY = settings(max_examples=100, deadline=None)
 

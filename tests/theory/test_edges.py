@@ -8,17 +8,10 @@ import numpy as np
 import pytest
 
 from sharpmax.errors import ArgumentError, ArgumentTypeError
-from sharpmax.theory import (
-    entropy_floor,
-    horizon,
-    spread_from_product,
-    spread_from_rotary,
-    spread_from_weights,
-    spread_over_inputs,
-    top_weight_limit,
-    top_weight_limit_from_sample,
-    weight_bounds,
-)
+from sharpmax.theory.asymptotics import top_weight_limit, top_weight_limit_from_sample
+from sharpmax.theory.bounds import entropy_floor, horizon, weight_bounds
+from sharpmax.theory.rotary import spread_from_rotary
+from sharpmax.theory.spread import spread_from_product, spread_from_weights, spread_over_inputs
 
 
 @pytest.mark.parametrize("n", [1.0 + 1e-9, 1.25, 1.5, 2.0, 2.5])
@@ -84,7 +77,7 @@ def every_pair(queries, keys, pairs):
 @pytest.mark.parametrize("size", [0.05, 0.3, 2.0])
 def test_no_query_is_left_out_that_spreads_furthest(monkeypatch, pairs, still, size):
     """One query at a time, in the order of what they could reach at most: too low an estimate would end the search."""
-    monkeypatch.setattr("sharpmax.theory.finite._AT_ONCE", 1)
+    monkeypatch.setattr("sharpmax.theory.spread._AT_ONCE", 1)
     rng = np.random.default_rng(0)
     for _ in range(20):
         queries = size * rng.normal(size=(12, 2 * pairs + still)) * rng.exponential(size=(12, 1))

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from sharpmax.theory import entropy_ceiling, entropy_floor
+from sharpmax.theory.bounds import entropy_ceiling, entropy_floor
 
 MANY = settings(max_examples=100, deadline=None)
 

@@ -8,9 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import sharpmax.theory.finite as finite
+import sharpmax.theory.spread as finite
 from sharpmax.errors import ArgumentError
-from sharpmax.theory import spread_over_inputs
+from sharpmax.theory.spread import spread_over_inputs
 
 SOME = settings(max_examples=40, deadline=None)
 SEEDS = st.integers(0, 2**32 - 1)

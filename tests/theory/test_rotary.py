@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sharpmax.errors import ArgumentError
-from sharpmax.theory import spread_from_product, spread_from_rotary, spread_from_weights
-from sharpmax.theory.rotary import common_basis
+from sharpmax.theory.rotary import common_basis, spread_from_rotary
+from sharpmax.theory.spread import spread_from_product, spread_from_weights
 
 SOME = settings(max_examples=25, deadline=None)
 SEEDS = st.integers(0, 2**32 - 1)

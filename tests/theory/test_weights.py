@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sharpmax.errors import ArgumentError
-from sharpmax.theory import spread_from_product, spread_from_weights
+from sharpmax.theory.spread import spread_from_product, spread_from_weights
 
 MANY = settings(max_examples=100, deadline=None)
 

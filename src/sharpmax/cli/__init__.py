@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import sharpmax
-from sharpmax.cli.answers import only_answers
+from sharpmax.cli.json_output import only_answers
 from sharpmax.errors import MissingExtraError, SharpmaxError
 from sharpmax.files import FULL, FULL_TODO
 from sharpmax.lazy import require

@@ -1,4 +1,4 @@
-"""The Typer app, put together from one module per command."""
+"""The Typer app, assembled from one module per command."""
 
 from __future__ import annotations
 
@@ -7,26 +7,15 @@ from typing import Annotated
 import typer
 
 import sharpmax
-from sharpmax.cli import (
-    bench,
-    calibrate,
-    clrs,
-    compare,
-    env,
-    evaluate,
-    explore,
-    fold,
-    horizon,
-    probe,
-    report,
-    reproduce,
-)
-from sharpmax.cli.commands import in_order
+from sharpmax.cli import bench, calibrate, clrs, compare, env, evaluate, fold, horizon, probe, report, reproduce
+from sharpmax.cli.options import in_order
 
-__all__ = ["make_app"]
-
-_STORY = (reproduce, explore, probe, calibrate, evaluate, fold, horizon, clrs, compare, bench, report, env)
-"""From the paper to a model of one's own, training and tools."""
+_MODULES = (reproduce, probe, calibrate, evaluate, fold, horizon, clrs, compare, bench, report, env)
+_ORDER = (
+    "reproduce", "explore", "probe", "calibrate", "evaluate", "fold", "horizon", "clrs", "compare", "bench", "report",
+    "env",
+)  # fmt: skip
+"""The commands as help lists them: from the paper to a model of one's own, training and tools."""
 
 
 def make_app() -> typer.Typer:
@@ -34,13 +23,13 @@ def make_app() -> typer.Typer:
     app = typer.Typer(
         help="Keep attention sharp as inputs grow: measure, predict and fix softmax dispersion.",
         epilog="Example: sharpmax reproduce --out reproduce",
-        cls=in_order([command.__name__.rpartition(".")[2] for command in _STORY]),
+        cls=in_order(_ORDER),
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback(invoke_without_command=True)(_top)
-    for command in _STORY:
-        command.add_to(app)
+    for module in _MODULES:
+        module.add_to(app)
     return app
 
 

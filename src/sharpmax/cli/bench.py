@@ -2,19 +2,177 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from sharpmax.cli import options
-from sharpmax.cli.commands import TOOLS, add
-from sharpmax.cli.ending import finish
-from sharpmax.cli.terminal import out_folder, print_table, progress, say
-from sharpmax.errors import reject
+from sharpmax.cli.json_output import answer
+from sharpmax.cli.options import TOOLS, add, device_named, dtype_named
+from sharpmax.cli.report import draw_saved, finish
+from sharpmax.cli.terminal import out_folder, print_table, progress, say, wrote
+from sharpmax.errors import MissingExtraError, UnsupportedError, reject
 
-__all__ = ["add_to", "bench"]
+if TYPE_CHECKING:
+    import torch
+
+
+def bench_gpu(*, repeat: int | None, length: int | None, seed: int, out: Path | None, as_json: bool) -> None:
+    """Measure, print, and write a list of entries and a figure where a folder is given."""
+    from sharpmax.experiments.benchmarks.gpu import ROUNDS, disagreeing, gpu_entries, save, slug, with_origin
+    from sharpmax.experiments.benchmarks.gpu_inputs import FULL_LENGTH
+    from sharpmax.provenance import typed
+
+    device = _device()
+    asked = {"repeat": ROUNDS if repeat is None else repeat, "length": FULL_LENGTH if length is None else length}
+    folder = None if out is None else out_folder(out)
+    with progress() as note:
+        entries = gpu_entries(device, **asked, seed=seed, note=note)
+    if not as_json:
+        _print_gpu(entries)
+    known = with_origin(entries, command=typed("bench", gpu=True, out=out, **asked, seed=seed), seed=seed)
+    if folder is not None:
+        saved = save(folder / f"{slug(_name(device))}.json", known)
+        wrote([saved])
+        _draw(saved)
+    if as_json:
+        answer(known)
+    if wrong := disagreeing(entries):
+        say(f"No speed for what disagrees with the reference: {'; '.join(wrong)}.")
+        raise typer.Exit(1)
+
+
+def _draw(saved: Path) -> None:
+    # A machine with a GPU need not have what draws, and its time is not to be lost.
+    try:
+        wrote(draw_saved(saved))
+    except MissingExtraError as missing:
+        say(f"No figure: {missing}; then: sharpmax report {saved}")
+
+
+def _device() -> torch.device:
+    import torch
+
+    if not torch.cuda.is_available():
+        raise UnsupportedError("--gpu: this machine has no CUDA device that torch can use; use --cpu")
+    return torch.device("cuda")
+
+
+def _name(device: torch.device) -> str:
+    import torch
+
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def _print_gpu(entries: Sequence[dict[str, Any]]) -> None:
+    from sharpmax.report.sections.gpu import KINDS, TARGET_COLUMNS, columns, of_kind, rows, target_rows
+
+    for kind, title in KINDS.items():
+        if of_kind(entries, kind):
+            print_table(f"{kind}: {title}, bfloat16", columns(kind), rows(entries, kind))
+        else:
+            say(f"{kind}: not measured, this sharpmax has no sm.{kind}.")
+    print_table("targets", list(TARGET_COLUMNS), target_rows(entries))
+    for one in entries:
+        if one["problem"]:
+            say(f"{one['kind']} {one['case']} fails: {one['problem']}")
+    say("* not part of a mean. Ratios are rounded up. Times are the device's; the file has the host's too.")
+
+
+_MODEL = "smollm2"
+_FILE = "monitor.json"
+
+
+def bench_monitor(
+    *,
+    device: str,
+    dtype: str,
+    prompts: int,
+    repeat: int | None,
+    length: int | None,
+    seed: int,
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    """Measure, print, and write `monitor.json` where a folder is given."""
+    from sharpmax.experiments.benchmarks.monitor import monitor_tables
+    from sharpmax.experiments.benchmarks.monitor_cost import CONTEXT, ROUNDS
+    from sharpmax.lazy import require
+    from sharpmax.models.language import load_language_model
+    from sharpmax.provenance import typed
+    from sharpmax.results import collect
+
+    require("scipy.stats", "fit", "sharpmax bench --monitor")
+    place = device_named(device)
+    kind = dtype_named(dtype, place)
+    rounds, context = ROUNDS if repeat is None else repeat, CONTEXT if length is None else length
+    folder = None if out is None else out_folder(out)
+    with progress() as note:
+        note(f"loading {_MODEL}")
+        language = load_language_model(_MODEL, device=place.type, dtype=kind)
+        tables = monitor_tables(language, limit=prompts, seed=seed, rounds=rounds, context=context, note=note)
+    command = typed(
+        "bench", monitor=True, device=place.type, dtype=kind, prompts=prompts, repeat=rounds, length=context,
+        seed=seed, out=out,
+    )  # fmt: skip
+    results = collect(command, tables, seed=seed)
+    finish(results, None if folder is None else results.save(folder / _FILE), _print_monitor, as_json=as_json)
+
+
+def _print_monitor(tables: Mapping[str, Any]) -> None:
+    setting, false, cost = tables["setting"], tables["false_alarms"], tables["overhead"]
+    tasks = [*setting["tasks"], "all"]
+    say(f"Telling wrong answers from right ones: {setting['model']}, {setting['dtype']} on {setting['device']}.")
+    print_table(
+        "AUROC over all sizes (95% interval)",
+        ["signal", *tasks],
+        [[name, *(_auroc(tables[f"auroc/{task}"][name]["pooled"]) for task in tasks)] for name in setting["signals"]],
+    )
+    for task in setting["tasks"]:
+        _print_task(task, tables)
+    print_table(
+        "rules, AUROC on validation prompts",
+        ["rule", *tasks],
+        [[name, *(_auroc(cells[task]) for task in tasks)] for name, cells in tables["validation"].items()],
+    )
+    pooled = false["pooled"]
+    sizes = "; ".join(f"{task} {', '.join(map(str, known))}" for task, known in setting["reference"].items())
+    say(f"The monitor goes by {setting['rule']}: {setting['rules'][setting['rule']]}. It learned from sizes {sizes}.")
+    say(
+        f"False alarms on {pooled['n']:,} fresh prompts of these sizes: {pooled['mean']:.2f}% ({pooled['low']:.2f}–"
+        f"{pooled['high']:.2f}%), {false['asked']:g}% asked for; within 1 point: {_reached(pooled['targets']['off'])}."
+    )
+    say(
+        f"Cost at {cost['context']:,} tokens: {cost['watched_ms']:.2f} ms per token instead of {cost['plain_ms']:.2f}, "
+        f"{cost['overhead_percent']:+.1f}% (target ≤ 3%, {_reached(cost['targets']['overhead_percent'])}; by the "
+        f"quickest rounds {cost['quickest_percent']:+.1f}%); "
+        f"the report {cost['report_ms']:.2f} ms per request."
+    )
+
+
+def _print_task(task: str, tables: Mapping[str, Any]) -> None:
+    table, right, alarms = (tables[f"{kind}/{task}"] for kind in ("auroc", "accuracy", "alarms"))
+    print_table(
+        f"{task}: AUROC by size",
+        ["size", *right],
+        [
+            ["right answers", *(f"{cell['mean']:.0f}%" for cell in right.values())],
+            ["alarms", *(f"{cell['mean']:.0f}%" for cell in alarms.values())],
+            *([name, *(_auroc(cells[size], short=True) for size in right)] for name, cells in table.items()),
+        ],
+    )
+
+
+def _auroc(cell: Mapping[str, Any], *, short: bool = False) -> str:
+    if cell["auroc"] is None:
+        return "–"
+    return f"{cell['auroc']:.2f}" if short else f"{cell['auroc']:.3f} ({cell['low']:.2f}–{cell['high']:.2f})"
+
+
+def _reached(target: Mapping[str, Any]) -> str:
+    return {True: "reached", False: "missed", None: "not judged"}[target["reached"]]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -66,7 +224,7 @@ def bench(
     if monitor:
         if probe:
             reject("--probe", "both --probe and --monitor", "one of the two")
-        from sharpmax.cli.bench_monitor import bench_monitor
+        pass
 
         bench_monitor(
             device=device, dtype=dtype, prompts=prompts, repeat=repeat, length=length, seed=seed, out=out,
@@ -76,17 +234,18 @@ def bench(
     if not cpu:
         if probe:
             reject("--probe", "both --probe and --gpu", "one of the two")
-        from sharpmax.cli.bench_gpu import bench_gpu
+        pass
 
         bench_gpu(repeat=repeat, length=length, seed=seed, out=out, as_json=as_json)
         return
-    from sharpmax.experiments import cpu_bench, probe_bench
+    from sharpmax.experiments.benchmarks import cpu as cpu_bench
+    from sharpmax.experiments.benchmarks import probe as probe_bench
     from sharpmax.provenance import typed
     from sharpmax.results import collect
 
     name = "probe" if probe else "cpu"
     kinds: dict[str, tuple[Callable[..., dict[str, Any]], int, int, Callable[[Mapping[str, Any]], None]]] = {
-        "cpu": (cpu_bench.cpu_tables, cpu_bench.FULL_LENGTH, 5, _print),
+        "cpu": (cpu_bench.cpu_tables, cpu_bench.FULL_LENGTH, 5, _print_cpu),
         "probe": (probe_bench.probe_tables, probe_bench.FULL_LENGTH, probe_bench.ROUNDS, _print_probe),
     }
     make, full_length, rounds, show = kinds[name]
@@ -136,7 +295,7 @@ def _number(value: float | None, form: str, missing: str = "–") -> str:
     return missing if value is None else format(value, form)
 
 
-def _print(tables: Mapping[str, Any]) -> None:
+def _print_cpu(tables: Mapping[str, Any]) -> None:
     setting, entries = tables["setting"], tables["bench"]
     attention = [name for name in entries if not name.startswith("import/")]
     print_table(

@@ -8,15 +8,21 @@ from typing import Annotated, Any
 
 import typer
 
-from sharpmax.cli import completion, options
-from sharpmax.cli.commands import LANGUAGE, add
-from sharpmax.cli.ending import finish
-from sharpmax.cli.reading import device_named, dtype_named, files_given, share_from, sizes_from, word_shown
-from sharpmax.cli.report import require_drawing
+from sharpmax.cli import options
+from sharpmax.cli import options as completion
+from sharpmax.cli.options import (
+    LANGUAGE,
+    add,
+    device_named,
+    dtype_named,
+    files_given,
+    share_from,
+    sizes_from,
+    word_shown,
+)
+from sharpmax.cli.report import finish, require_drawing
 from sharpmax.cli.terminal import check_resume, out_folder_if_used, print_table, progress, say, steps_shown, stopped
 from sharpmax.errors import reject
-
-__all__ = ["add_to", "calibrate"]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -83,12 +89,12 @@ def calibrate(
     Perplexity on plain text and on the model's own answers to ordinary questions, neither of them seen while learning,
     rises by no more than the leash. Of several kinds of policy the one that answers unseen prompts best is chosen.
     """
-    from sharpmax.calibrate.calibration import LeashError, state_path
-    from sharpmax.calibrate.calibration import calibrate as learn
-    from sharpmax.calibrate.descent import DivergedError
-    from sharpmax.calibrate.leash import MOST
-    from sharpmax.calibrate.profile import profile_for
-    from sharpmax.experiments.calibrated import calibrated_tables
+    from sharpmax.calibration.budget import MOST
+    from sharpmax.calibration.calibrate import LeashError, state_path
+    from sharpmax.calibration.calibrate import calibrate as learn
+    from sharpmax.calibration.data import profile_for
+    from sharpmax.calibration.trainer import DivergedError
+    from sharpmax.experiments.tables import calibrated_tables
     from sharpmax.files import display_name
     from sharpmax.lazy import require
     from sharpmax.models.language import load_language_model
@@ -152,7 +158,7 @@ def _forget_states(folder: Path) -> None:
 
 
 def _print(tables: Mapping[str, Any]) -> None:
-    from sharpmax.report.calibrate import summary
+    from sharpmax.report.sections import calibrate as summary
 
     setting = tables["setting"]
     size = max(setting["sizes"])

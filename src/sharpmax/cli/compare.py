@@ -9,15 +9,12 @@ from typing import Annotated, Any
 
 import typer
 
-from sharpmax.cli import completion, options
-from sharpmax.cli.commands import TRAINING, add
-from sharpmax.cli.ending import finish
-from sharpmax.cli.reading import device_named, files_given, sizes_from
-from sharpmax.cli.report import require_drawing
+from sharpmax.cli import options
+from sharpmax.cli import options as completion
+from sharpmax.cli.options import TRAINING, add, device_named, files_given, sizes_from
+from sharpmax.cli.report import finish, require_drawing
 from sharpmax.cli.terminal import check_resume, out_folder, print_table, say, steps_shown, stopped
 from sharpmax.errors import reject
-
-__all__ = ["add_to", "compare"]
 
 _STEPS = 20_000
 _GRID = {"width": "32,64,128", "heads": "1,2,4", "depth": "1,2,4"}
@@ -104,16 +101,16 @@ def compare(
 ) -> None:
     """Compare softmax with its alternatives: trained on small inputs by one recipe, tested on large ones."""
     from sharpmax.experiments.compare.capacity import capacity_tables
-    from sharpmax.experiments.compare.methods import methods_named, methods_of_files
+    from sharpmax.experiments.compare.leaderboard import compare_tables
+    from sharpmax.experiments.compare.methods import methods_named, methods_of_files, models_of
     from sharpmax.experiments.compare.plan import Plan
-    from sharpmax.experiments.compare.setting import models_of
-    from sharpmax.experiments.compare.tables import compare_tables
-    from sharpmax.experiments.engines import Store, run
-    from sharpmax.experiments.folder import RUN
+    from sharpmax.experiments.engines import run
+    from sharpmax.experiments.engines.store import Store
+    from sharpmax.experiments.run_folder import RUN
     from sharpmax.lazy import require
     from sharpmax.provenance import check_seed, typed
     from sharpmax.results import FILE_NAME, collect
-    from sharpmax.tasks.sized_registry import sized_task
+    from sharpmax.tasks.registry import sized_task
 
     problem = sized_task(task)
     for name, value in (("seeds", seeds), ("steps", steps), ("batch", batch), ("samples", samples), ("stack", stack)):
@@ -196,8 +193,8 @@ def _print(tables: Mapping[str, Any], *, capacity: bool) -> None:
 
 def _print_verdict(tables: Mapping[str, Any], *, capacity: bool) -> None:
     """Print what the page says first."""
-    from sharpmax.report.compare.capacity_summary import capacity_verdict
-    from sharpmax.report.compare.summary import verdict
+    from sharpmax.report.sections.capacity import capacity_verdict
+    from sharpmax.report.sections.compare import verdict
 
     for sentence in (capacity_verdict if capacity else verdict)(tables):
         say(sentence)

@@ -4,10 +4,8 @@ import argparse
 import importlib.util
 from typing import Any
 
-from sharpmax.cli.answers import answer
+from sharpmax.cli.json_output import answer
 from sharpmax.errors import install_command
-
-__all__ = ["EXTRAS", "add_to", "describe", "main"]
 
 EXTRAS: dict[str, tuple[str, ...]] = {
     "cli": ("typer", "rich"),
@@ -49,8 +47,7 @@ _EXAMPLE = "sharpmax env --json"
 # Annotations are read when the function is made, unlike elsewhere, because Typer is a name inside it only.
 def add_to(app: Any) -> None:
     """Add the command."""
-    from sharpmax.cli.commands import TOOLS, add
-    from sharpmax.cli.options import AsJson
+    from sharpmax.cli.options import TOOLS, AsJson, add
 
     def env(as_json: AsJson = False) -> None:
         _print(as_json)

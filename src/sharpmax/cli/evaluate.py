@@ -8,18 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sharpmax.cli import completion, options
-from sharpmax.cli.commands import LANGUAGE, add
-from sharpmax.cli.ending import finish
-from sharpmax.cli.reading import device_named, dtype_named, files_given, policies_named, sizes_from
-from sharpmax.cli.report import require_drawing
+from sharpmax.cli import options
+from sharpmax.cli import options as completion
+from sharpmax.cli.options import LANGUAGE, add, device_named, dtype_named, files_given, policies_named, sizes_from
+from sharpmax.cli.report import finish, require_drawing
 from sharpmax.cli.terminal import bar, check_resume, out_folder, print_table, progress, say, stopped
 from sharpmax.errors import reject
 
 if TYPE_CHECKING:
-    from sharpmax.report.grid import Grid
-
-__all__ = ["add_to", "evaluate"]
+    from sharpmax.report.section import Grid
 
 _SIZES, _PROMPTS, _WINDOWS, _QUESTIONS = "8..64", 50, 3, 8
 
@@ -77,10 +74,10 @@ def evaluate(
     --policy may be given several times. The defaults are chosen for smollm2, one policy and two CPU cores to take less
     than ten minutes, half of it for text (see --no-text and --windows). What is known is kept in DIR/answers.json.
     """
-    from sharpmax.experiments.evaluate.answers import FILE_NAME as ANSWERS
-    from sharpmax.experiments.evaluate.arms import BASE
+    from sharpmax.experiments.evaluate.cells import FILE_NAME as ANSWERS
     from sharpmax.experiments.evaluate.plan import Plan, prepare
     from sharpmax.experiments.evaluate.tables import evaluate_tables, work
+    from sharpmax.experiments.evaluate.variants import BASE
     from sharpmax.models.language import load_language_model
     from sharpmax.provenance import check_seed
     from sharpmax.results import FILE_NAME, collect
@@ -167,7 +164,8 @@ def _typed(model: str, policies: Sequence[str], tasks: str, **options: Any) -> s
 
 
 def _print(tables: Mapping[str, Any]) -> None:
-    from sharpmax.report.evaluate import grids, summary
+    from sharpmax.report.sections import evaluate as summary
+    from sharpmax.report.sections import evaluate_charts as grids
 
     shown = [*grids.accuracy_grids(tables), grids.perplexity_grid(tables), grids.cost_grid(tables)]
     for grid in filter(None, [*shown, grids.harness_grid(tables)]):

@@ -10,17 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sharpmax.cli import options
-from sharpmax.cli.answers import answer
-from sharpmax.cli.commands import LANGUAGE, add
-from sharpmax.cli.reading import device_named, dtype_named, policy_named
+from sharpmax.cli.json_output import answer
+from sharpmax.cli.options import LANGUAGE, add, device_named, dtype_named, policy_named
 from sharpmax.cli.terminal import out_folder_if_used, progress, say
 from sharpmax.errors import reject
 from sharpmax.files import display_name, written_by_others
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-__all__ = ["add_to", "fold"]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -41,7 +38,7 @@ def fold(
     The policy has one constant per head, as what --foldable of `sharpmax calibrate` learns, or `constant:1.5`. The
     folder must be new or empty.
     """
-    from sharpmax.hf import fold as folded
+    from sharpmax.integrations.transformers.folding import fold as folded
     from sharpmax.models.language import load_language_model
 
     chosen, kind = policy_named(policy), dtype_named(dtype, device_named("cpu"))

@@ -9,14 +9,11 @@ from typing import Annotated, Any
 import typer
 
 from sharpmax.cli import options
-from sharpmax.cli.commands import LANGUAGE, add
-from sharpmax.cli.ending import finish
-from sharpmax.cli.reading import device_named, dtype_named, files_given, policy_named, word_shown
+from sharpmax.cli.options import LANGUAGE, add, device_named, dtype_named, files_given, policy_named, word_shown
+from sharpmax.cli.report import finish
 from sharpmax.cli.terminal import out_folder_if_used, print_table, progress, say, steps_shown
 from sharpmax.errors import reject
 from sharpmax.theory.bounds import whole
-
-__all__ = ["add_to", "horizon"]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -26,7 +23,7 @@ def add_to(app: typer.Typer) -> None:
 
 def horizon(
     model: options.Model,
-    policy: options.Policy = None,
+    policy: options.PolicyOption = None,
     mass: Annotated[
         float,
         options.value("W", options.WHAT, "The weight on one token that counts as sharp."),
@@ -46,13 +43,13 @@ def horizon(
     anyone will read it is called vacuous. A measured horizon is what prompts of growing size show, with its
     uncertainty, and says nothing of other inputs. Prompts of up to 1,024 tokens are read; sharpmax probe reads more.
     """
-    from sharpmax.experiments.horizons import check_consistent, horizon_tables
+    from sharpmax.experiments.tables import check_consistent, horizon_tables
     from sharpmax.files import display_name
-    from sharpmax.hf import applied
+    from sharpmax.integrations.transformers.application import applied
     from sharpmax.lazy import require
     from sharpmax.models.language import load_language_model
-    from sharpmax.probe.horizons.certified import certify
-    from sharpmax.probe.horizons.measured import measure_horizons
+    from sharpmax.probing.certified import certify
+    from sharpmax.probing.horizons import measure_horizons
     from sharpmax.provenance import check_seed, typed
     from sharpmax.results import FILE_NAME, collect
 
@@ -100,7 +97,7 @@ def horizon(
 
 
 def _print(tables: Mapping[str, Any]) -> None:
-    from sharpmax.probe.horizons.measured import LONGEST
+    from sharpmax.probing.horizons import LONGEST
 
     for sentence in tables["verdict"]:
         say(sentence)

@@ -7,18 +7,24 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sharpmax.cli import completion, options
-from sharpmax.cli.commands import LANGUAGE, add
-from sharpmax.cli.ending import finish
-from sharpmax.cli.reading import device_named, dtype_named, files_given, policy_named, sizes_from, word_shown
-from sharpmax.cli.report import require_drawing
+from sharpmax.cli import options
+from sharpmax.cli import options as completion
+from sharpmax.cli.options import (
+    LANGUAGE,
+    add,
+    device_named,
+    dtype_named,
+    files_given,
+    policy_named,
+    sizes_from,
+    word_shown,
+)
+from sharpmax.cli.report import finish, require_drawing
 from sharpmax.cli.terminal import out_folder_if_used, print_table, progress, say, steps_shown
 from sharpmax.errors import reject
 
 if TYPE_CHECKING:
-    from sharpmax.probe.survey.result import ProbeResult
-
-__all__ = ["add_to", "probe"]
+    from sharpmax.probing.probe import ProbeResult
 
 
 def add_to(app: typer.Typer) -> None:
@@ -29,7 +35,7 @@ def add_to(app: typer.Typer) -> None:
 def probe(
     model: options.Model,
     task: Annotated[str | None, options.task(completion.tasks, several=True, shown="kv,text")] = None,
-    policy: options.Policy = None,
+    policy: options.PolicyOption = None,
     rows: Annotated[
         str,
         options.value(
@@ -56,11 +62,10 @@ def probe(
     ones, which are then measured. The further task `text` reads plain text. The defaults take smollm2 about five
     minutes on two CPU cores.
     """
-    from sharpmax.experiments.probed import probe_under, probed_tables
+    from sharpmax.experiments.tables import probe_under, probed_tables
     from sharpmax.lazy import require
-    from sharpmax.probe.places import check_choice
-    from sharpmax.probe.survey.loading import load_model
-    from sharpmax.probe.survey.probing import check_task
+    from sharpmax.probing.capture import check_choice
+    from sharpmax.probing.probe import check_task, load_model
     from sharpmax.provenance import check_seed, typed
     from sharpmax.results import FILE_NAME, collect
     from sharpmax.tasks.text import text_from_file

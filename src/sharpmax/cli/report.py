@@ -1,27 +1,44 @@
-"""`sharpmax report`: draw saved results again."""
+"""`sharpmax report` and `sharpmax explore`: pages from saved results."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import webbrowser
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from sharpmax.cli import options
-from sharpmax.cli.answers import answer
-from sharpmax.cli.commands import TOOLS, add
-from sharpmax.cli.terminal import out_folder_if_used, progress, wrote
+from sharpmax.cli.json_output import answer
+from sharpmax.cli.options import BEGIN, TOOLS, add
+from sharpmax.cli.terminal import out_folder_if_used, progress, say, wrote
 from sharpmax.lazy import require
+from sharpmax.report.explore.page import FILE_NAME, write
+from sharpmax.results import Results
 
-__all__ = ["add_to", "draw_and_name", "draw_compared", "draw_saved", "report", "require_drawing"]
+
+def explore(
+    out: options.Out = Path("explore"),
+    opened: Annotated[bool, options.flag("--open/--no-open", options.OUTPUT, "Open the page in the browser.")] = True,
+    as_json: options.AsJson = False,
+) -> None:
+    """Move sliders and watch softmax disperse: a page for the browser that needs no network."""
+    with out_folder_if_used(out) as folder:
+        page = write(folder / FILE_NAME)
+    wrote([page])
+    if as_json:
+        answer({"files": [str(page)]})
+    if opened and not webbrowser.open(page.resolve().as_uri()):
+        say("no browser was found here; open the file in one")
 
 
 _TOGETHER = Path("report")
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add the command."""
+    """Add both commands."""
+    add(app, explore, example="sharpmax explore --out explore --no-open", panel=BEGIN)
     add(app, report, example="sharpmax report before after --out comparison", panel=TOOLS)
 
 
@@ -48,11 +65,11 @@ def report(
 
 def draw_saved(path: Path, out: Path | None = None) -> list[Path]:
     """Draw everything that saved results (a folder or its results.json) allow, beside them; the page comes last."""
-    from sharpmax.report.gpu.entries import holds_entries, read_entries
+    from sharpmax.report.sections.gpu import holds_entries, read_entries
     from sharpmax.results import load
 
     if holds_entries(path):
-        from sharpmax.report.gpu.bars import draw_bars
+        from sharpmax.report.sections.gpu import draw_bars
 
         return [draw_bars(read_entries(path), (out or path.parent) / f"{path.stem}.svg")]
 
@@ -63,7 +80,7 @@ def draw_saved(path: Path, out: Path | None = None) -> list[Path]:
 def draw_compared(first: Path, second: Path, out: Path) -> list[Path]:
     """Draw two saved results on one page, into `out`; each may be a folder or its results.json."""
     from sharpmax.provenance import typed
-    from sharpmax.report.together import together
+    from sharpmax.report.registry import together
     from sharpmax.results import load
 
     names = [_folder_of(path).resolve().name for path in (first, second)]
@@ -96,3 +113,22 @@ def draw_and_name(saved: Path) -> None:
         note("drawing")
         files = draw_saved(saved)
     wrote(files)
+
+
+def finish(
+    results: Results,
+    saved: Path | None,
+    show: Callable[[Mapping[str, Any]], None],
+    *,
+    files: Sequence[Path] = (),
+    draw: bool = False,
+    as_json: bool = False,
+) -> None:
+    """Print results as tables or as JSON, name their file and others, and draw them from the file."""
+    if not as_json:
+        show(results.tables)
+    wrote([*files, *([] if saved is None else [saved])])
+    if draw and saved is not None:
+        draw_and_name(saved)
+    if as_json:
+        answer(results.to_dict())

@@ -9,22 +9,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sharpmax.cli import completion, options
-from sharpmax.cli.commands import BEGIN, add
-from sharpmax.cli.ending import finish
-from sharpmax.cli.reading import device_named, files_given, sizes_from
-from sharpmax.cli.report import require_drawing
+from sharpmax.cli import options
+from sharpmax.cli import options as completion
+from sharpmax.cli.options import BEGIN, add, device_named, files_given, sizes_from
+from sharpmax.cli.report import finish, require_drawing
 from sharpmax.cli.terminal import bar, check_resume, out_folder, print_table, say, stopped
 from sharpmax.errors import reject
-from sharpmax.experiments.reproduce.published import SIZES
-from sharpmax.experiments.reproduce.recipes import RECIPES, STEPS
+from sharpmax.experiments.reproduce.tables import SIZES
+from sharpmax.experiments.reproduce.training import RECIPES, STEPS
 
 if TYPE_CHECKING:
     import torch
 
     from sharpmax.models.weights import Trained
-
-__all__ = ["add_to", "reproduce"]
 
 _BOTH = "both"
 _DEFAULT_SIZES = ",".join(map(str, SIZES))
@@ -72,8 +69,8 @@ def reproduce(
 
     Ten heads trained at full length come with the package for each of two recipes, the paper's and a sharper one.
     """
-    from sharpmax.experiments.reproduce.run import state_path
     from sharpmax.experiments.reproduce.tables import items_to_read, reproduce_tables
+    from sharpmax.experiments.reproduce.training import state_path
     from sharpmax.lazy import require
     from sharpmax.provenance import check_seed, typed
     from sharpmax.results import FILE_NAME, collect
@@ -134,7 +131,7 @@ def _train(
     *,
     resume: bool,
 ) -> list[Trained]:
-    from sharpmax.experiments.reproduce.run import state_path, train, weights_path
+    from sharpmax.experiments.reproduce.training import state_path, train, weights_path
 
     reached, losses = dict.fromkeys(recipes, 0), dict.fromkeys(recipes, math.nan)
     with bar("training", steps * len(recipes)) as advance:
@@ -160,7 +157,7 @@ def _train(
 
 
 def _load(recipes: Sequence[str], seeds: int, weights: Path | None) -> list[Trained]:
-    from sharpmax.experiments.reproduce.run import weights_path
+    from sharpmax.experiments.reproduce.training import weights_path
     from sharpmax.models.weights import Trained, shipped_path
 
     if weights is not None and weights.is_file():
@@ -171,8 +168,8 @@ def _load(recipes: Sequence[str], seeds: int, weights: Path | None) -> list[Trai
 
 def _save_policies(tables: Mapping[str, Any], folder: Path) -> list[Path]:
     from sharpmax.policies.base import policy_from_dict
-    from sharpmax.report.reproduce.plots import file_name
-    from sharpmax.report.reproduce.tables import part
+    from sharpmax.report.sections.reproduce_charts import file_name
+    from sharpmax.report.sections.reproduce_tables import part
 
     fits = {recipe: part(tables, "fit", recipe) for recipe in tables["setting"]["recipes"]}
     return [
@@ -183,8 +180,8 @@ def _save_policies(tables: Mapping[str, Any], folder: Path) -> list[Path]:
 
 
 def _print(tables: Mapping[str, Any]) -> None:
-    from sharpmax.report.reproduce.summary import fixed
-    from sharpmax.report.reproduce.tables import REFERENCE, part
+    from sharpmax.report.sections.reproduce import fixed
+    from sharpmax.report.sections.reproduce_tables import REFERENCE, part
 
     setting = tables["setting"]
     for recipe, about in setting["recipes"].items():

@@ -1,4 +1,4 @@
-"""What commands share at the terminal: tables, progress, and a folder to write to."""
+"""Tables, progress and output folders of commands."""
 
 from __future__ import annotations
 
@@ -20,21 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sharpmax.errors import ArgumentError, reject
-from sharpmax.experiments.folder import writing
-
-__all__ = [
-    "bar",
-    "check_resume",
-    "folders_held",
-    "out_folder",
-    "out_folder_if_used",
-    "print_table",
-    "progress",
-    "say",
-    "steps_shown",
-    "stopped",
-    "wrote",
-]
+from sharpmax.experiments.run_folder import writing
 
 _PIPE_WIDTH = 160
 _UNLIMITED = 1000

@@ -1,21 +1,35 @@
-"""Training all seeds as one program: stacked weights, one optimiser, on a GPU one CUDA graph per step.
-
-Every number of a training follows from its recipe, seeds, length and device: data come from generators seeded by
-(seed, block of steps), the learning rate from the step. So a training taken up again from a saved state goes on bit for
-bit as if it had never stopped.
-"""
+"""How a small model is trained: everything besides its seed, its data and its length."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from sharpmax.experiments.recipe import Recipe
 
-__all__ = ["BLOCK", "StackedTraining"]
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that training depends on besides its seed and its length."""
+
+    name: str
+    summary: str
+    l2: float
+    decay: bool
+    learning_rate: float = 1e-3
+    betas: tuple[float, float] = (0.9, 0.999)
+    warmup: int = 0
+    batch: int = 128
+    sizes: tuple[int, int] = (5, 16)
+
+    def rate(self, step: int, steps: int) -> float:
+        """The learning rate of a step, 0 … steps − 1."""
+        rate = self.learning_rate * (0.5 * (1.0 + math.cos(math.pi * step / steps)) if self.decay else 1.0)
+        return rate * min(1.0, (step + 1) / (self.warmup + 1))
+
 
 BLOCK = 100
 """Steps whose data are drawn together; a training can be saved between blocks."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["held_to"]
-
 
 def held_to(limits: Mapping[str, float], entry: Mapping[str, Any], judged: bool = True) -> dict[str, dict[str, Any]]:
     """Each quantity's limit and whether the entry keeps it (a list by its length); None where this run cannot tell.

@@ -1,26 +1,26 @@
 """Sharp attention for JAX: the names of sharpmax on JAX arrays, with the same policies and without torch.
 
-The paper's adaptive temperature is `sharpmax.jax.softmax(logits)`.
+The paper's adaptive temperature is `sharpmax.jax.ops.softmax(logits)`.
 """
 
 from sharpmax.lazy import require
 
 require("jax", extra="jax", purpose="sharpmax.jax")
 
-from sharpmax.jax.dense import entropy, softmax  # noqa: E402  (they import jax, whose absence was explained above)
-from sharpmax.jax.sharp import attention  # noqa: E402
-from sharpmax.policies import (  # noqa: E402
-    PAPER,
-    Constant,
-    Curve,
-    EntropyTarget,
-    LogLength,
-    PerHead,
-    Policy,
-    Polynomial,
-    load_policy,
+from sharpmax.jax.ops import (  # noqa: E402
+    attention,
+    entropy,
+    softmax,
 )
-from sharpmax.rows import RowStats  # noqa: E402
+from sharpmax.policies.base import Policy  # noqa: E402
+from sharpmax.policies.constant import Constant  # noqa: E402
+from sharpmax.policies.curve import Curve  # noqa: E402
+from sharpmax.policies.entropy_target import EntropyTarget  # noqa: E402
+from sharpmax.policies.log_length import LogLength  # noqa: E402
+from sharpmax.policies.per_head import PerHead  # noqa: E402
+from sharpmax.policies.polynomial import PAPER, Polynomial  # noqa: E402
+from sharpmax.policies.registry import load_policy  # noqa: E402
+from sharpmax.stats.statistics import RowStats  # noqa: E402
 
 __all__ = [
     "PAPER",

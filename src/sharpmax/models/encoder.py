@@ -14,14 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sharpmax.attention.normalisers import Normaliser
 from sharpmax.errors import reject
-from sharpmax.models.activations import ACTIVATIONS
-from sharpmax.models.looking import Look, Reading, look
-from sharpmax.models.stacked import Linear, Mlp, Norm, Normalisers, initialise
+from sharpmax.models.single_head import Look, Reading, look
+from sharpmax.models.stacked import ACTIVATIONS, Linear, Mlp, Norm, Normalisers, initialise
+from sharpmax.normalisers.base import Normaliser
 from sharpmax.tasks.sized import SizedTask
-
-__all__ = ["Encoders"]
 
 _REACH = 3
 _FEED = 2

@@ -1,4 +1,4 @@
-"""Language models to measure and to sharpen: an alias that needs no hub, a local folder or a hub id."""
+"""Load a causal language model: the alias smollm2, a local folder or a hub id."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import itertools
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from sharpmax.errors import ArgumentError, SharpmaxError, reject, reject_type
 from sharpmax.lazy import require
@@ -22,17 +23,16 @@ from sharpmax.models.smollm2 import smollm2_folder
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-__all__ = [
-    "ALIASES",
-    "DTYPES",
-    "LanguageModel",
-    "check_tokenizer",
-    "context_of",
-    "has_weights",
-    "load_language_model",
-    "quiet",
-    "weights_fingerprint",
-]
+_OF_ANY_LENGTH = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+
+
+def any_length(device: torch.device) -> AbstractContextManager[None]:
+    """Attention kernels that take every length as it comes, for work whose lengths change from call to call.
+
+    On newer GPUs torch prefers cuDNN, which plans anew for every shape: a good part of a second, again and again.
+    """
+    return sdpa_kernel(_OF_ANY_LENGTH) if device.type == "cuda" else nullcontext()
+
 
 ALIASES: Mapping[str, Callable[[], Path]] = MappingProxyType({"smollm2": smollm2_folder})
 """Models that come from a Python package: the function makes their folder on first use."""
@@ -144,11 +144,13 @@ def context_of(model: PreTrainedModel) -> int | None:
     return found if isinstance(found, int) and found > 0 else None
 
 
-def check_tokenizer(tokenizer: object, todo: str = "") -> None:
-    """Refuse what cannot be the tokenizer of a model: ids, texts, the name of one."""
+def check_tokenizer(tokenizer: Any, todo: str = "") -> PreTrainedTokenizerBase:
+    """`tokenizer` as what it has to be: ids, texts and names are refused."""
     if not (callable(tokenizer) and hasattr(tokenizer, "decode")):
         given = "None" if tokenizer is None else f"a {type(tokenizer).__name__}"
         reject_type("tokenizer", given, "the model's tokenizer (transformers.AutoTokenizer.from_pretrained)", todo)
+    found: PreTrainedTokenizerBase = tokenizer
+    return found
 
 
 def weights_fingerprint(model: PreTrainedModel) -> str:

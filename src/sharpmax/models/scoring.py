@@ -11,24 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sharpmax.models.kernels import any_length
+from sharpmax.models.language import any_length
 from sharpmax.tasks.prompt import Prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-__all__ = [
-    "Judged",
-    "Reply",
-    "asked_with",
-    "batches",
-    "encode",
-    "generated",
-    "judge",
-    "own_answers",
-    "reply_losses",
-    "window_losses",
-]
 
 _IGNORED = -100
 

@@ -1,27 +1,18 @@
-"""The paper's single attention head over a set, for many seeds at once.
-
-A set of n items and one query q is read as
-
-    h_i = ψ(item_i)    s_i = (Q ψ_q(q)) · (K h_i)    z = Σ softmax(s)_i V h_i    class logits = φ(z)
-
-with two-layer GELU networks ψ, ψ_q and φ of width 128. There is one query per set, so K and V need not touch the items:
-(Q q)·(K h_i) = (Kᵀ Q q)·h_i and Σ p_i V h_i = V Σ p_i h_i. What is left per item is ψ and two dot products.
-"""
+"""The paper's single attention head over a set, for many seeds at once and with any normaliser."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sharpmax.attention.normalisers import Normaliser
-from sharpmax.models.activations import Activation
-from sharpmax.models.stacked import Linear, Mlp, Normalisers, initialise
-from sharpmax.tasks.max_retrieval import CLASSES, FEATURES
-
-__all__ = ["WIDTH", "SingleHeads"]
+from sharpmax.models.stacked import ACTIVATIONS, Activation, Linear, Mlp, Normalisers, initialise
+from sharpmax.normalisers.base import Normaliser
+from sharpmax.tasks.max_retrieval import CLASSES, FEATURES, items_and_query
 
 WIDTH = 128
 
@@ -91,3 +82,78 @@ class SingleHeads(nn.Module):
         """Kᵀ Q q: what every h is multiplied with."""
         q = self._asked(query)
         return torch.bmm(q.reshape(len(q), -1, q.shape[-1]), self.k.weight.mT).reshape(q.shape)
+
+
+@dataclass(frozen=True)
+class Look:
+    """Rows of attention: `entropy` and `top` weight [S, B, H, R] as shares of a row, and where they are largest.
+
+    `each` [S, B, H, R] is the key that a head gives most, `first` [S, B, R] the one that all heads together do.
+    """
+
+    entropy: Tensor
+    top: Tensor
+    each: Tensor
+    first: Tensor
+
+    @classmethod
+    def joined(cls, parts: Sequence[Look]) -> Look:
+        """The rows of all parts, in order."""
+        names = ("entropy", "top", "each", "first")
+        return cls(*(torch.cat([getattr(part, name) for part in parts], dim=-1) for name in names))
+
+    def hard(self, values: Tensor) -> Tensor:
+        """The value [S, B, H, R, D] of the key that each head gives most, from values [S, B, H, L, D]."""
+        index = self.each[..., None].expand(*self.each.shape, values.shape[-1])
+        return values.gather(-2, index)
+
+
+def look(weights: Tensor) -> Look:
+    """The look of weights [S, B, H, R, L], which need not sum to 1."""
+    share = weights / weights.sum(-1, keepdim=True).clamp(min=torch.finfo(weights.dtype).tiny)
+    top = share.max(-1)
+    return Look(torch.special.entr(share).sum(-1), top.values, top.indices, share.mean(2).argmax(-1))
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Class logits [S, B, A, C] where something is asked, those of hard attention in the last layer, and all looks.
+
+    Hard attention takes the key that each head gives most, whatever weight that has: what it gets wrong is ranked
+    wrong, and what it gets right where the model does not is lost to dispersion.
+    """
+
+    scores: Tensor
+    hard: Tensor
+    layers: tuple[Look, ...]
+
+
+class SetHeads(SingleHeads):
+    """Single heads of several seeds that read the rows of `sharpmax.tasks.max_retrieval.MAX`."""
+
+    def __init__(
+        self,
+        seeds: Sequence[int],
+        normaliser: str,
+        options: Mapping[str, Any],
+        *,
+        width: int = WIDTH,
+        feed_forward: str = "gelu",
+    ) -> None:
+        normalisers = Normalisers(seeds, normaliser, options)
+        super().__init__(len(seeds), width=width, activation=ACTIVATIONS[feed_forward], normalisers=normalisers)
+        initialise(self, seeds)
+
+    def answer(self, inputs: Tensor, live: Tensor, asked: int = 1) -> Tensor:
+        """Class logits [S, B, 1, 10] for rows [S, B, n + 1, 13]."""
+        return self(*items_and_query(inputs), live[..., :-1])[..., None, :]  # type: ignore[no-any-return]
+
+    def read(self, inputs: Tensor, live: Tensor, asked: int = 1) -> Reading:
+        """The answer and what was looked at."""
+        items, query = items_and_query(inputs)
+        h = self.features(items)
+        weights = self.weights(h, query, live[..., :-1])[:, :, None, None, :]
+        seen = look(weights)
+        h = h[:, :, None]
+        scores = self.classify(torch.cat((torch.matmul(weights, h), seen.hard(h)), dim=2)[..., 0, :])
+        return Reading(scores[:, :, :1], scores[:, :, 1:], (seen,))

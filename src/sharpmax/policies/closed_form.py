@@ -11,21 +11,10 @@ from typing import Any
 from sharpmax.policies.base import Policy
 from sharpmax.policies.constant import Constant
 from sharpmax.policies.curve import Curve
-from sharpmax.policies.length import LogLength
+from sharpmax.policies.entropy_target import EntropyTarget
+from sharpmax.policies.log_length import LogLength
 from sharpmax.policies.log_linear import LogLinear
 from sharpmax.policies.polynomial import Polynomial
-from sharpmax.policies.target import EntropyTarget
-
-__all__ = [
-    "CONSTANT",
-    "CURVE",
-    "LOG_LENGTH",
-    "LOG_LINEAR",
-    "POLYNOMIAL",
-    "TARGET",
-    "ClosedForm",
-    "closed_form",
-]
 
 CONSTANT, POLYNOMIAL, LOG_LENGTH, LOG_LINEAR, CURVE, TARGET = range(6)
 """The forms: the first column of a table says which of them its row is."""

@@ -9,9 +9,7 @@ from sharpmax.arrays import Array
 from sharpmax.policies.base import Policy, Remeasure, check_number
 
 if TYPE_CHECKING:
-    from sharpmax.rows.stats import RowStats
-
-__all__ = ["Constant"]
+    from sharpmax.stats.statistics import RowStats
 
 
 @dataclass(frozen=True)

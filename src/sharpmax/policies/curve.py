@@ -13,9 +13,7 @@ from sharpmax.lazy import require
 from sharpmax.policies.base import Policy, Remeasure, check_number
 
 if TYPE_CHECKING:
-    from sharpmax.rows.stats import RowStats
-
-__all__ = ["Curve"]
+    from sharpmax.stats.statistics import RowStats
 
 
 @dataclass(frozen=True)

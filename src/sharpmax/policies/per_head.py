@@ -12,9 +12,7 @@ from sharpmax.errors import reject, reject_type
 from sharpmax.policies.base import Policy, Remeasure, with_columns
 
 if TYPE_CHECKING:
-    from sharpmax.rows.stats import RowStats
-
-__all__ = ["PerHead", "side_by_side"]
+    from sharpmax.stats.statistics import RowStats
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,7 @@ from sharpmax.errors import reject
 from sharpmax.policies.base import Policy, Remeasure, check_number, check_range
 
 if TYPE_CHECKING:
-    from sharpmax.rows.stats import RowStats
-
-__all__ = ["PAPER", "Polynomial"]
+    from sharpmax.stats.statistics import RowStats
 
 Outside = Literal["clamp", "extrapolate"]
 

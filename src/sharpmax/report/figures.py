@@ -10,15 +10,11 @@ from typing import Any
 
 from sharpmax.files import write_bytes, write_text
 from sharpmax.lazy import require
-from sharpmax.report.board import Board
-from sharpmax.report.plot import Heat, Plot
-from sharpmax.report.static import static_figure
-from sharpmax.report.static_parts import STYLE
-from sharpmax.report.stories import no_story, story_of
-from sharpmax.report.story import Figure
+from sharpmax.report.plot import Board, Heat, Plot
+from sharpmax.report.registry import no_story, story_of
+from sharpmax.report.section import Figure
+from sharpmax.report.static import STYLE, static_figure
 from sharpmax.report.tables import readable
-
-__all__ = ["draw", "drawable", "drawing", "made", "svg_text"]
 
 
 def drawable(tables: Mapping[str, Any]) -> list[str]:

@@ -1,20 +1,226 @@
-"""Figures for the screen: plots as the plain data that plotly draws in a browser.
-
-Each figure comes with two layouts, panels beside each other for a desk and below each other for a phone.
-"""
+"""Figures as data for plotly."""
 
 from __future__ import annotations
 
+import html
 import math
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-from sharpmax.report.interactive_heat import interactive_heat
-from sharpmax.report.interactive_small import small_layout
-from sharpmax.report.plot import Heat, Panel, Plot, Series
-from sharpmax.report.plotly_parts import axis_of, base_layout, domain_of, nth, safe
+from sharpmax.report.plot import SMALL_TITLE, Axis, Heat, Panel, Plot, Series, thinned
+from sharpmax.report.theme import DIVERGING_SCALE, GRID, HEAT_SCALE, INK, PAGE, SOFT, Colour
 
-__all__ = ["interactive_figure", "traces"]
+FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
+"""The fonts of the reader's own system, in text and figures alike."""
+
+
+def safe(text: str) -> str:
+    """Plotly reads a little HTML in texts; ours never mean any."""
+    return html.escape(text, quote=False)
+
+
+def nth(name: str, place: int) -> str:
+    """What plotly calls an axis: the first has no number."""
+    return name if place == 1 else f"{name}{place}"
+
+
+def base_layout(height: int, *, together: bool) -> dict[str, Any]:
+    """A layout without axes; `together` shows all lines at once when one hovers."""
+    return {
+        "height": height,
+        "showlegend": False,
+        "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)",
+        "font": {"family": FONT, "size": 12.5, "color": INK.light},
+        "hovermode": "x unified" if together else "closest",
+        "hoverlabel": {
+            "font": {"family": FONT, "size": 12.5, "color": INK.light},
+            "bgcolor": PAGE.light,
+            "bordercolor": GRID.light,
+        },
+        "dragmode": False,
+        "annotations": [],
+        "shapes": [],
+    }
+
+
+def domain_of(place: int, count: int, gap: float) -> list[float]:
+    """Where a panel lies among `count` of them, in shares of the whole."""
+    share = (1.0 - gap * (count - 1)) / count
+    start = place * (share + gap)
+    return [round(start, 4), round(min(1.0, start + share), 4)]
+
+
+def axis_of(axis: Axis, domain: list[float], anchor: str, ticks: int) -> dict[str, Any]:
+    """An axis of a panel that lies within `domain`."""
+    spec: dict[str, Any] = {
+        "title": {"text": safe(axis.label), "font": {"size": 12.5, "color": SOFT.light}, "standoff": 8},
+        "domain": domain,
+        "anchor": anchor,
+        "automargin": True,
+        # A finger that scrolls the page must not drag the axes instead.
+        "fixedrange": True,
+        "range": [math.log10(end) for end in axis.limits] if axis.log else list(axis.limits),
+        "type": "log" if axis.log else "linear",
+        "hoverformat": ",.0f" if axis.log else "",
+        "showline": True,
+        "linecolor": SOFT.light,
+        "gridcolor": GRID.light,
+        "zeroline": False,
+        "tickfont": {"size": 11.5},
+        "tickangle": 0,
+    }
+    if axis.hover:
+        spec["unifiedhovertitle"] = {"text": axis.hover}
+    if axis.ticks is not None:
+        shown = thinned(axis.ticks, ticks)
+        spec |= {"tickvals": [at for at, _ in shown], "ticktext": [safe(text) for _, text in shown]}
+    return spec
+
+
+def interactive_heat(plot: Heat) -> dict[str, Any]:
+    """Heat maps of all arms in the same places, of which one is shown at a time."""
+    count = max(len(panels) for panels in plot.arms.values())
+    traces = [
+        {
+            "type": "heatmap",
+            "z": [list(line) for line in panel.values],
+            "x0": plot.first,
+            "y0": plot.first,
+            "xaxis": nth("x", place),
+            "yaxis": nth("y", place),
+            "coloraxis": "coloraxis",
+            "hovertemplate": ", ".join(filter(None, [safe(panel.title), plot.hover])) + "<extra></extra>",
+            "meta": {"arm": arm},
+        }
+        for arm, panels in plot.arms.items()
+        for place, panel in enumerate(panels, start=1)
+    ]
+    titles = [panel.title for panel in next(iter(plot.arms.values()))]
+    narrow = 3 if count > 3 else count
+    return {
+        "data": traces,
+        "wide": _heat_layout(plot, titles, count, height=400),
+        "narrow": _heat_layout(plot, titles, narrow, height=150 + 200 * -(-count // narrow)),
+        "one_at_a_time": True,
+    }
+
+
+def _heat_layout(plot: Heat, titles: Sequence[str], columns: int, height: int) -> dict[str, Any]:
+    rows = -(-len(titles) // columns)
+    layout = base_layout(height, together=False)
+    layout["margin"] = {"l": 34, "r": 14, "t": 26, "b": 104}
+    layout["coloraxis"] = {
+        "cmin": plot.limits[0],
+        "cmax": plot.limits[1],
+        "colorscale": _diverging() if plot.diverging else HEAT_SCALE.capitalize(),
+        "colorbar": {
+            "title": {"text": safe(plot.scale_label), "side": "top", "font": {"size": 12.5, "color": SOFT.light}},
+            "orientation": "h",
+            "thickness": 10,
+            "len": 0.6,
+            "x": 0.5,
+            "xanchor": "center",
+            "y": -46 / (height - 130),  # in shares of the height that the margins leave
+            "ypad": 0,
+            "yref": "paper",
+            "yanchor": "top",
+            "outlinewidth": 0,
+        },
+    }
+    lines = next(iter(plot.arms.values()))[0].values
+    for place, title in enumerate(titles, start=1):
+        column, line = (place - 1) % columns, (place - 1) // columns
+        x, y = domain_of(column, columns, 0.025), domain_of(rows - 1 - line, rows, 0.16)
+        plain = {"fixedrange": True, "showgrid": False, "zeroline": False, "ticks": "", "tickfont": {"size": 11}}
+        layout[nth("xaxis", place)] = {
+            **plain,
+            "domain": x,
+            "anchor": nth("y", place),
+            "tickvals": [plot.first, plot.first + len(lines[0]) - 1],
+        }
+        layout[nth("yaxis", place)] = {
+            **plain,
+            "domain": y,
+            "anchor": nth("x", place),
+            "tickvals": [plot.first, plot.first + len(lines) - 1] if column == 0 else [],
+            "range": [plot.first + len(lines) - 0.5, plot.first - 0.5],
+        }
+        layout["annotations"].append(_centred(safe(title), x=sum(x) / 2, y=y[1], shift=3, anchor="bottom", colour=INK))
+    layout["annotations"].append(_centred(safe(plot.x_label), x=0.5, y=0.0, shift=-20, anchor="top", colour=SOFT))
+    layout["annotations"].append(
+        {
+            **_centred(safe(plot.y_label), x=0.0, y=0.5, shift=0, anchor="middle", colour=SOFT),
+            "xshift": -26,
+            "textangle": -90,
+        }
+    )
+    return layout
+
+
+def _diverging() -> list[list[Any]]:
+    return [[place / (len(DIVERGING_SCALE) - 1), colour] for place, colour in enumerate(DIVERGING_SCALE)]
+
+
+def _centred(text: str, *, x: float, y: float, shift: int, anchor: str, colour: Colour) -> dict[str, Any]:
+    return {
+        "text": text,
+        "xref": "paper",
+        "yref": "paper",
+        "x": x,
+        "y": y,
+        "xanchor": "center",
+        "yanchor": anchor,
+        "yshift": shift,
+        "showarrow": False,
+        "font": {"size": 12.5, "color": colour.light},
+    }
+
+
+_BODY, _BETWEEN = {1: 220, 2: 150}, 62
+"""Pixels of a panel, by the number of rows, and those below it that hold its ticks and the title of the next."""
+
+_BODY_OF_MANY = 112
+
+_MARGIN = {"l": 32, "r": 10, "t": 66, "b": 28}
+_TICKS = 4
+
+
+def small_layout(panels: Sequence[Panel], most: int) -> dict[str, Any]:
+    """Panels in rows of up to `most`."""
+    columns = min(most, len(panels))
+    rows = -(-len(panels) // columns)
+    height = rows * _BODY.get(rows, _BODY_OF_MANY) + (rows - 1) * _BETWEEN
+    layout = base_layout(height + _MARGIN["t"] + _MARGIN["b"], together=all(panel.together for panel in panels))
+    layout["margin"] = _MARGIN
+    for place, panel in enumerate(panels):
+        row, column = divmod(place, columns)
+        x, y = domain_of(column, columns, 0.12 / most), domain_of(rows - 1 - row, rows, _BETWEEN / height)
+        small = {"automargin": False, "title": None, "tickfont": {"size": 10.5}}
+        across, up = nth("x", place + 1), nth("y", place + 1)
+        layout[nth("xaxis", place + 1)] = axis_of(panel.x, x, up, _TICKS) | small
+        layout[nth("yaxis", place + 1)] = axis_of(panel.y, y, across, _TICKS) | small | {"showticklabels": column == 0}
+        layout["annotations"].append(_title(panel, x, y))
+    layout["annotations"].append(_labels(panels[0]))
+    return layout
+
+
+def _title(panel: Panel, x: list[float], y: list[float]) -> dict[str, Any]:
+    lines = (safe(line) for line in textwrap.wrap(panel.title, SMALL_TITLE))
+    at = {"xref": "paper", "x": x[0], "xanchor": "left", "yref": "paper", "y": y[1], "yanchor": "bottom"}
+    return {
+        **at, "yshift": 2, "align": "left", "showarrow": False, "font": {"size": 11.5},
+        "text": f"<b>{'<br>'.join(lines)}</b>",
+    }  # fmt: skip
+
+
+def _labels(panel: Panel) -> dict[str, Any]:
+    """What the axes measure, above everything: on a phone, the middle of the figure is far away."""
+    at = {"xref": "paper", "x": 0, "xanchor": "left", "yref": "paper", "y": 1, "yanchor": "bottom", "yshift": 38}
+    words = f"↑ {safe(panel.y.label)}    → {safe(panel.x.label)}"
+    return {**at, "showarrow": False, "font": {"size": 12.5, "color": SOFT.light}, "text": words}
+
 
 _WIDE_TICKS, _NARROW_TICKS = 12, 6
 _WIDE_SMALL, _NARROW_SMALL = 5, 2

@@ -1,4 +1,4 @@
-"""The page of a run: one HTML file that needs nothing else, on a desk, on a phone and on paper."""
+"""The page of a run: one self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -10,22 +10,37 @@ from typing import Any
 
 from sharpmax.files import write_text
 from sharpmax.lazy import require
-from sharpmax.report import looks
-from sharpmax.report.board import STEPS, Board, step_of
+from sharpmax.report import theme as looks
 from sharpmax.report.figures import drawing, made, svg_text
-from sharpmax.report.interactive import interactive_figure
-from sharpmax.report.looks import DIVERGING_DARK, DIVERGING_SCALE
-from sharpmax.report.origin import origin_of_run
-from sharpmax.report.plot import Heat, Plot, legend
-from sharpmax.report.plotly_parts import FONT
-from sharpmax.report.rendering import rendered, trusted
-from sharpmax.report.shades import shades
+from sharpmax.report.interactive import FONT, interactive_figure
+from sharpmax.report.plot import STEPS, Board, Heat, Plot, legend, step_of
+from sharpmax.report.registry import no_story, story_of
+from sharpmax.report.section import Figure, Story
 from sharpmax.report.static import static_figure
-from sharpmax.report.stories import no_story, story_of
-from sharpmax.report.story import Figure, Story
 from sharpmax.report.tables import Tables, readable
+from sharpmax.report.theme import DIVERGING_DARK, DIVERGING_SCALE, shades
+from sharpmax.report.words import origin_of_run
 
-__all__ = ["FILE_NAME", "write_page"]
+_PURPOSE = "writing pages"
+
+
+def rendered(template: str, context: Mapping[str, Any]) -> str:
+    """A template of the package with its blanks filled in; what is filled in is escaped unless it is `trusted`."""
+    jinja2 = require("jinja2", "report", _PURPOSE)
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("sharpmax.report"),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    return str(environment.get_template(template).render(context))
+
+
+def trusted(text: str) -> Any:
+    """Text of our own, such as a script, that goes into a page as it is."""
+    return require("markupsafe", "report", _PURPOSE).Markup(text)
+
 
 FILE_NAME = "report.html"
 

@@ -1,7 +1,4 @@
-"""A figure as a value: what is drawn and said, before anybody decides with which library.
-
-Static and interactive figures are two renderings of the same value, so they cannot disagree.
-"""
+"""Figures as values, before a renderer draws them."""
 
 from __future__ import annotations
 
@@ -9,21 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from sharpmax.report.looks import Colour, Look, Stroke
-
-__all__ = [
-    "SMALL_TITLE",
-    "Axis",
-    "Heat",
-    "HeatPanel",
-    "LegendEntry",
-    "Mark",
-    "Panel",
-    "Plot",
-    "Series",
-    "legend",
-    "thinned",
-]
+from sharpmax.report.theme import SOFT, Colour, Look, Stroke
+from sharpmax.report.words import count
 
 SMALL_TITLE = 20
 """Letters of a line of the title of a small panel."""
@@ -185,3 +169,96 @@ def thinned(ticks: Sequence[tuple[float, str]], most: int) -> list[tuple[float, 
     """
     step = max(1, -(-len(ticks) // max(1, most)))
     return list(ticks[::-1][::step][::-1])
+
+
+_ROOM = 2.0**0.4
+
+
+def size_axis(
+    known: Sequence[str],
+    extra: tuple[float, str] | None = None,
+    *,
+    label: str = "number of items n",
+    hover: str = "%{x:,.0f} items",
+) -> Axis:
+    """The axis of sizes, logarithmic, marked at the sizes themselves (and at one more place)."""
+    ticks = [(float(n), count(n)) for n in known] + ([extra] if extra else [])
+    limits = ticks[0][0] / _ROOM, ticks[-1][0] * _ROOM
+    return Axis(label, limits, log=True, ticks=tuple(ticks), hover=hover)
+
+
+def gain_panel(x: Axis, series: list[Series], title: str) -> Panel:
+    """Lines of gains in percentage points, with room around them and a mark where nothing is gained."""
+    values = [0.0, *(value for line in series for value in line.y)]
+    room = 0.06 * max(1.0, max(values) - min(values))
+    limits = min(values) - room, max(values) + room
+    return Panel(x, Axis("gain (percentage points)", limits), series, [Mark("y", 0.0, "", SOFT)], title)
+
+
+STEPS = 21
+"""Colours of the scale from −1 to 1: an odd number, so that one of them is the very middle."""
+
+
+@dataclass(frozen=True)
+class Spot:
+    """A cell: its name, its number (None where it is not known), the letter in it, its kind, and all that in words."""
+
+    name: str
+    value: float | None
+    letter: str
+    kind: str
+    words: str
+
+
+@dataclass(frozen=True)
+class BoardMap:
+    """Cells in rows and columns; None where there is no cell."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[tuple[str, Sequence[Spot | None]]]
+    """Each row with its heading."""
+
+    @property
+    def width(self) -> int:
+        """How many cells stand beside each other."""
+        return len(self.columns)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of cells: the letter that stands for it, its name, and how many there are, in words."""
+
+    letter: str
+    name: str
+    many: str
+
+
+@dataclass(frozen=True)
+class Board:
+    """Maps beside each other; their numbers lie between −1 and 1, those beyond look like the ends."""
+
+    title: str
+    note: str
+    caption: str
+    alt: str
+    maps: Sequence[BoardMap]
+    kinds: Sequence[Kind]
+    row_label: str
+    column_label: str
+    scale_label: str
+    ends: tuple[str, str]
+    """What it means to be at either end of the scale."""
+
+    chosen: str
+    """The cell that is chosen before anybody presses one."""
+
+
+def step_of(value: float) -> int:
+    """The place of a number among the colours.
+
+    >>> step_of(-3.0), step_of(0.0), step_of(1.0)
+    (0, 10, 20)
+    """
+    half = (STEPS - 1) // 2
+    return round(half + half * max(-1.0, min(1.0, value)))

@@ -9,8 +9,6 @@ from typing import Any
 
 from sharpmax.errors import FileFormatError, SharpmaxError
 
-__all__ = ["RUNS", "Tables", "check_name", "readable", "sizes", "spread_over"]
-
 Tables = Mapping[str, Any]
 
 RUNS = "runs"
@@ -23,7 +21,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,40}")
 def readable(what: str, tables: Tables) -> Iterator[None]:
     """Say in one line what cannot be made of damaged tables; a mistake of ours goes on as it is.
 
-    Tables are damaged where they are not what their command writes (`sharpmax.report.shapes`).
+    Tables are damaged where they are not what their command writes (`sharpmax.report.schema`).
     """
     try:
         yield
@@ -38,8 +36,8 @@ def readable(what: str, tables: Tables) -> Iterator[None]:
 
 
 def _damage(tables: Tables) -> str | None:
-    from sharpmax.report.shapes import damage
-    from sharpmax.report.stories import story_of
+    from sharpmax.report.registry import story_of
+    from sharpmax.report.schema import damage
 
     runs = [run["tables"] for run in tables[RUNS]] if RUNS in tables else [tables]
     stories = [(story_of(one), one) for one in runs]

@@ -1,28 +1,17 @@
-"""Numbers as they are written everywhere: in sentences, tables, figures and hover texts."""
+"""Numbers, texts, remarks and provenance as they are written on pages and terminals."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import re
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from pathlib import PurePosixPath
+from typing import Any
 
+from sharpmax.report.tables import Tables, sizes
 from sharpmax.theory import bounds
-
-__all__ = [
-    "SUPERSCRIPTS",
-    "capital",
-    "count",
-    "estimate",
-    "joined",
-    "milliseconds",
-    "nats",
-    "percent",
-    "plural",
-    "points",
-    "probability",
-    "share",
-    "whole",
-    "whole_from_log10",
-]
 
 SUPERSCRIPTS = "⁰¹²³⁴⁵⁶⁷⁸⁹"
 
@@ -147,3 +136,150 @@ def joined(parts: Sequence[str]) -> str:
 def capital(text: str) -> str:
     """The text with a capital in front, the rest as it is."""
     return text[:1].upper() + text[1:]
+
+
+CHAT = "chat"
+"""The column of the model's own answers among the lengths of windows."""
+
+
+def texts_in_order(columns: Iterable[str]) -> list[str]:
+    """Lengths in order, and the model's own answers last; each once.
+
+    >>> texts_in_order(["chat", "6144", "2048", "chat"])
+    ['2048', '6144', 'chat']
+    """
+    known = set(columns)
+    return [*sizes(dict.fromkeys(known - {CHAT})), *([CHAT] if CHAT in known else [])]
+
+
+def text_name(column: str) -> str:
+    """A column in words.
+
+    >>> text_name("2048"), text_name("chat")
+    ('2,048 tokens of text', 'own answers')
+    """
+    return "own answers" if column == CHAT else f"{int(column):,} tokens of text"
+
+
+_SHARE = re.compile(r"(\d+(?:\.\d+)?)% ")
+_OF_A_LOG = "; said once for this policy"
+
+
+def merged(remarks: Sequence[str]) -> list[str]:
+    """Each remark once: those that differ in the share they begin with, as several processes say them, become one.
+
+    >>> merged(["3.0% of the rows are flat; said once for this policy", "1.5% of the rows are flat", "It is slow."])
+    ['1.5 to 3.0% of the rows are flat', 'It is slow']
+    """
+    shares: dict[str, list[str]] = {}
+    for remark in remarks:
+        text = remark.removesuffix(_OF_A_LOG).rstrip(".")
+        found = _SHARE.match(text)
+        shares.setdefault(text[found.end() :] if found else text, []).extend([found[1]] if found else [])
+    return [f"{_span(known)}{rest}" for rest, known in shares.items()]
+
+
+def _span(shares: Sequence[str]) -> str:
+    if not shares:
+        return ""
+    low, high = min(shares, key=float), max(shares, key=float)
+    return f"{low}% " if low == high else f"{low} to {high}% "
+
+
+Pairs = list[tuple[str, str]]
+
+
+def origin_of_run(command: str, provenance: Mapping[str, Any], tables: Tables) -> Pairs:
+    """Command, date, commit, seed, versions and hardware of a run, and how long it took."""
+    pairs = [("Command", command), *_pairs(provenance)]
+    if named := files_of(command, provenance, tables):
+        pairs.append(("Files of the command", "; ".join(f"{name}: {where}" for name, where in named.items())))
+    seconds = tables.get("setting", {}).get("seconds") or {}
+    if seconds:
+        pairs.append(("Time taken", ", ".join(f"{name} {_duration(value)}" for name, value in seconds.items())))
+    return pairs
+
+
+def files_of(command: str, provenance: Mapping[str, Any], tables: Tables) -> dict[str, str]:
+    """Where the policies and files that a command names can be found again, by their names in it.
+
+    New results hold them (`provenance.files`). Earlier ones hold every policy they were made with, by its name, and
+    the command that trained every model they examined.
+    """
+    known = {str(one["name"]): one for one in provenance.get("files") or []}
+    setting = tables.get("setting")
+    arms = (setting.get("arms") if isinstance(setting, Mapping) else None) or {}
+    found = {}
+    for word in _inputs(command):
+        stem = PurePosixPath(word).stem
+        if word in known:
+            found[word] = "in results.json, provenance.files" if "text" in known[word] else _digest(known[word])
+        elif word.endswith(".json") and isinstance(arms, Mapping) and (arms.get(stem) or {}).get("policy"):
+            found[word] = f"in results.json, tables.setting.arms.{stem}.policy"
+        elif isinstance(tables.get("training"), Mapping) and "command" in (tables["training"].get(word) or {}):
+            found[word] = f"trained by the command in results.json, tables.training.{word}.command"
+    return found
+
+
+def _inputs(command: str) -> list[str]:
+    """The words of a command that may name something to read: all but its own, options, and what is written to."""
+    try:
+        words = shlex.split(str(command))
+    except ValueError:  # somebody changed it
+        words = str(command).split()
+    return [
+        part
+        for before, word in pairwise(words)
+        if before != "--out" and not word.startswith("--")
+        for part in word.split(",")
+    ]
+
+
+def _digest(about: Mapping[str, Any]) -> str:
+    return f"a file of {count(about['bytes'])} bytes, SHA-256 {about['sha256']}"
+
+
+def origin_of_weights(weights: Mapping[str, Any]) -> Pairs:
+    """Where the models of a recipe were trained, how long, and from which seeds."""
+    pairs = [
+        ("Training steps", count(weights["steps"])),
+        ("Seeds", ", ".join(str(seed) for seed in weights["seeds"])),
+    ]
+    trained = weights.get("trained")
+    if not trained:
+        return pairs
+    if trained.get("command"):
+        pairs.append(("Command", str(trained["command"])))
+    pairs += _pairs(trained)
+    if trained.get("seconds") is not None:
+        pairs.append(("Time taken", _duration(trained["seconds"])))
+    return pairs
+
+
+def _pairs(provenance: Mapping[str, Any]) -> Pairs:
+    versions, hardware = provenance.get("versions") or {}, provenance.get("hardware") or {}
+    found = {
+        "Date": provenance.get("date"),
+        "Commit": provenance.get("commit"),
+        "Seed": provenance.get("seed"),
+        "Versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
+        "Hardware": _hardware(hardware),
+    }
+    return [(name, str(value)) for name, value in found.items() if value not in (None, "")]
+
+
+def _hardware(hardware: Mapping[str, Any]) -> str:
+    parts = [str(hardware["cpu"])] if hardware.get("cpu") else []
+    if hardware.get("cores"):
+        parts.append(plural(hardware["cores"], "core"))
+    if hardware.get("ram_gb"):
+        parts.append(f"{hardware['ram_gb']:g} GB memory")
+    if hardware:
+        parts.append(str(hardware["gpu"]) if hardware.get("gpu") else "no GPU")
+    if hardware.get("system"):
+        parts.append(str(hardware["system"]))
+    return ", ".join(parts)
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds < 120 else f"{seconds / 60:.1f} min"

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from sharpmax.tasks.parts import Part, check_part, part_of_index
-
-__all__ = ["CHAT", "chat_questions"]
+from sharpmax.tasks.prompt import Part, check_part, part_of_index
 
 CHAT: tuple[str, ...] = (
     "What is the capital of France?",

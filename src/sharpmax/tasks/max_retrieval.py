@@ -1,19 +1,15 @@
-"""Max retrieval, the paper's controlled experiment: name the class of the item with the highest priority.
-
-The answer depends on one item of the set, however large the set is, so a head has to stay sharp to give it.
-"""
+"""Max retrieval, the paper's controlled experiment: the class of the item with the highest priority."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sharpmax.tasks.sized import Sizes, limits
-
-__all__ = ["CLASSES", "FEATURES", "VERSION", "Sets", "draw", "seeded"]
+from sharpmax.tasks.sized import Batch, SizedTask, Sizes, limits
 
 VERSION = 1
 """Changes when the same seed no longer gives the same sets."""
@@ -84,3 +80,88 @@ def draw(shape: tuple[int, ...], sizes: Sizes, generator: torch.Generator) -> Se
     query = torch.rand(shape, generator=generator, device=device)
     size = torch.randint(least, most + 1, shape, generator=generator, device=device)
     return Sets(priority, label, query, torch.arange(most, device=device) < size[..., None])
+
+
+ROW = FEATURES + 2
+"""Numbers of a row: those of an item, the number that is asked with, and whether the row is a question."""
+
+_ASKED = 8
+_DOUBLING = tuple(2**power for power in range(4, 15))
+
+
+def items_and_query(inputs: Tensor) -> tuple[Tensor, Tensor]:
+    """Items [..., n, 11] and the query [...] of rows [..., n + 1, 13] with one question."""
+    return inputs[..., :-1, :FEATURES], inputs[..., -1, FEATURES]
+
+
+def _max(
+    shape: tuple[int, ...], sizes: Sizes, generator: torch.Generator, zoom: float = 1.0, anywhere: bool = False
+) -> Batch:
+    """Sets as the paper's; with `zoom` under 1 each lies in a range of its own, 1 … `zoom` wide, all widths alike.
+
+    The items that matter in a large set are as close as those of a small one that is drawn from a narrow range. Such
+    ranges end at the top, where the best of a large set lie, or with `anywhere` at any place.
+    """
+    sets = draw(shape, sizes, generator)
+    if zoom != 1.0:
+        width = zoom ** torch.rand(*shape, 1, generator=generator, device=generator.device)
+        top = torch.ones_like(width)
+        if anywhere:
+            top -= (1.0 - width) * torch.rand(*shape, 1, generator=generator, device=generator.device)
+        sets = replace(sets, priority=top - width * (1.0 - sets.priority))
+    best = sets.best[..., None]
+    two = sets.priority.masked_fill(~sets.live, -1.0).topk(min(2, sets.priority.shape[-1])).values
+    return _asked(sets, sets.query[..., None], best, two[..., 0] - two[..., -1])
+
+
+def _sort(shape: tuple[int, ...], sizes: Sizes, generator: torch.Generator) -> Batch:
+    """What follows an item in ascending order, at `_ASKED` random places of the sorted list; 0 asks for the first."""
+    sets = draw(shape, sizes, generator)
+    ascending, order = sets.priority.masked_fill(~sets.live, math.inf).sort(-1)
+    size = sets.live.sum(-1, keepdim=True)
+    place = torch.rand(*shape, _ASKED, generator=generator, device=generator.device)
+    rank = torch.minimum((place * size).long(), size - 1)
+    before = torch.where(rank > 0, ascending.gather(-1, (rank - 1).clamp(min=0)), 0.0)
+    after = ascending.gather(-1, torch.minimum(rank + 1, size - 1))
+    apart = torch.where(rank + 1 < size, after - ascending.gather(-1, rank), math.inf).amin(-1)
+    return _asked(sets, before, order.gather(-1, rank), apart * _ASKED)
+
+
+def _asked(sets: Sets, query: Tensor, source: Tensor, apart: Tensor) -> Batch:
+    """Rows of the items and of the questions. Close are those examples, about half, whose best two are least apart."""
+    items = torch.nn.functional.pad(sets.items, (0, 2))
+    questions = torch.zeros(*query.shape, ROW, device=query.device, dtype=query.dtype)
+    questions[..., FEATURES] = query
+    questions[..., FEATURES + 1] = 1.0
+    seen = torch.ones_like(query, dtype=torch.bool)
+    # Among n even draws neighbours are 1/n apart, give or take: as often under ln 2/n as over it.
+    close = apart * (sets.live.sum(-1) + 1) < math.log(2.0)
+    live = torch.cat((sets.live, seen), dim=-1)
+    answer = sets.label.gather(-1, source)
+    return Batch(torch.cat((items, questions), dim=-2), live, answer, source, close)
+
+
+MAX = SizedTask(
+    name="max",
+    version=VERSION,
+    summary="the class of the item with the highest priority",
+    unit="items",
+    trained=(5, 16),
+    sizes=_DOUBLING,
+    most=2**20,
+    features=ROW,
+    tokens=0,
+    classes=CLASSES,
+    ordered=False,
+    draw=_max,
+    options=("zoom", "anywhere"),
+)
+
+SORT = replace(
+    MAX,
+    name="sort",
+    version=1,
+    summary=f"the class of the item that comes next in ascending order, asked {_ASKED} times of each set",
+    draw=_sort,
+    options=(),
+)

@@ -1,14 +1,40 @@
-"""What a task for language models is: prompts of a chosen size, each with the one right answer."""
+"""Prompts with a known answer, and the tasks that generate them at any size."""
 
 from __future__ import annotations
 
+import hashlib
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 from sharpmax.errors import reject, reject_type
 
-__all__ = ["Prompt", "Task"]
+Part = Literal["calibration", "validation", "test"]
+
+PARTS: tuple[Part, ...] = get_args(Part)
+
+_ROUND: tuple[Part, ...] = ("calibration", "validation", "calibration", "test")
+
+
+def part_of_index(index: int) -> Part:
+    """The part of the item at a place in a list: half are for calibration, a quarter each for the others.
+
+    >>> [part_of_index(i) for i in range(4)]
+    ['calibration', 'validation', 'calibration', 'test']
+    """
+    return _ROUND[index % len(_ROUND)]
+
+
+def part_of(name: str) -> Part:
+    """The part of an item by its name, whatever other items there are; the same in every process and version."""
+    return part_of_index(int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big"))
+
+
+def check_part(part: str) -> None:
+    """Refuse what is not the name of a part."""
+    if part not in PARTS:
+        reject("part", repr(part), f"one of {list(PARTS)}")
 
 
 @dataclass(frozen=True)
@@ -81,3 +107,12 @@ class Task:
                 "make", f"{type(prompt).__name__} from the task {self.name!r}", "a function that returns a Prompt"
             )
         return prompt
+
+
+SIZES = (8, 16, 32, 64, 128, 256, 512)
+"""How many things to list unless told otherwise."""
+
+
+def numbered(things: Sequence[str], size: int, rng: random.Random) -> list[tuple[str, int]]:
+    """`size` different things in random order, each with a number of two digits; numbers may repeat."""
+    return [(thing, rng.randint(10, 99)) for thing in rng.sample(things, size)]

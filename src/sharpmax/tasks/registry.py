@@ -1,4 +1,4 @@
-"""Tasks by name, or from a file of the user's own."""
+"""Tasks by name, or from a Python file of the user."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 from types import MappingProxyType
 
 from sharpmax.errors import FileFormatError, reject, reject_type
-from sharpmax.tasks import houses, json_object, kv, max_of, multi_kv, needle, prices
+from sharpmax.tasks.max_retrieval import MAX, SORT
 from sharpmax.tasks.prompt import Task
+from sharpmax.tasks.retrieval import HOUSES, JSON_OBJECT, KV, MAX_OF, MULTI_KV, NEEDLE, PRICES
+from sharpmax.tasks.sized import COPY, RECALL, SizedTask
 
-__all__ = ["TASKS", "get_task"]
-
-_MODULES = (kv, max_of, needle, multi_kv, houses, prices, json_object)
-
-TASKS: Mapping[str, Task] = MappingProxyType({module.TASK.name: module.TASK for module in _MODULES})
+TASKS: Mapping[str, Task] = MappingProxyType(
+    {task.name: task for task in (KV, MAX_OF, NEEDLE, MULTI_KV, HOUSES, PRICES, JSON_OBJECT)}
+)
 """The tasks that come with the package, by name."""
 
 
@@ -37,7 +37,9 @@ def get_task(name_or_path: str | Path) -> Task:
     task = _run(path).get("TASK")
     if not isinstance(task, Task):
         found = "does not define TASK" if task is None else f"defines TASK as a {type(task).__name__}"
-        raise FileFormatError(f"task: {str(path)!r} {found}; it must hold TASK = Task(...), with sharpmax.tasks.Task")
+        raise FileFormatError(
+            f"task: {str(path)!r} {found}; it must hold TASK = Task(...), with sharpmax.tasks.prompt.Task"
+        )
     return task
 
 
@@ -49,3 +51,13 @@ def _run(path: Path) -> dict[str, object]:
         where = f", line {lines[-1]}" if lines else ""
         what = " ".join(str(problem).split())
         raise FileFormatError(f"task: {str(path)!r} cannot be run ({type(problem).__name__}{where}: {what})") from None
+
+
+SIZED_TASKS: Mapping[str, SizedTask] = {task.name: task for task in (MAX, RECALL, SORT, COPY)}
+
+
+def sized_task(name: str) -> SizedTask:
+    """The problem of that name."""
+    if name not in SIZED_TASKS:
+        reject("--task", repr(name), ", ".join(SIZED_TASKS))
+    return SIZED_TASKS[name]

@@ -10,9 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from sharpmax.errors import FileFormatError, reject
-from sharpmax.tasks.parts import PARTS, Part, check_part, part_of
-
-__all__ = ["fingerprint", "plain_text", "text_from_file", "windows"]
+from sharpmax.tasks.prompt import PARTS, Part, check_part, part_of
 
 _MODULES = """
     argparse ast base64 bdb cmd code collections configparser contextlib difflib doctest enum fileinput fractions

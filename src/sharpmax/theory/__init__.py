@@ -12,9 +12,8 @@ from sharpmax.theory.bounds import (
     required_spread,
     weight_bounds,
 )
-from sharpmax.theory.finite import spread_over_inputs
 from sharpmax.theory.rotary import spread_from_rotary
-from sharpmax.theory.weights import spread_from_product, spread_from_weights
+from sharpmax.theory.spread import spread_from_product, spread_from_weights, spread_over_inputs
 
 __all__ = [
     "entropy_ceiling",

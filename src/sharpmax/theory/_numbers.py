@@ -11,8 +11,6 @@ import numpy as np
 
 from sharpmax.errors import reject, reject_type
 
-__all__ = ["Number", "broadcast", "check", "check_at_least", "give", "read"]
-
 Number = Any
 """A Python number, a (nested) sequence of them, a `numpy.ndarray` or a `torch.Tensor`."""
 

@@ -14,8 +14,6 @@ import numpy as np
 from sharpmax.errors import reject
 from sharpmax.theory._numbers import Number, broadcast, check, check_at_least, give, read
 
-__all__ = ["top_weight_limit", "top_weight_limit_from_sample"]
-
 _ROUNDING = 1e-9
 """How far ln E[e^βs] may exceed βM, per unit, before it is a mistake rather than rounding."""
 

@@ -13,16 +13,6 @@ import numpy as np
 
 from sharpmax.theory._numbers import Number, broadcast, check, check_at_least, give, read
 
-__all__ = [
-    "entropy_ceiling",
-    "entropy_floor",
-    "horizon",
-    "loose_weight_bounds",
-    "required_spread",
-    "weight_bounds",
-    "whole",
-]
-
 
 def weight_bounds(spread: Number, n: Number) -> tuple[Any, Any]:
     """Least and largest softmax weight that one of n items can have within a spread δ in nats; both attained.

@@ -24,9 +24,7 @@ import numpy as np
 
 from sharpmax.errors import reject
 from sharpmax.theory._numbers import Number, check, give, read
-from sharpmax.theory.weights import read_head, triangular_factor
-
-__all__ = ["common_basis", "spread_from_rotary"]
+from sharpmax.theory.spread import read_head, triangular_factor
 
 _STEPS, _RATE, _MOMENTUM = 60, 2.0, 0.8
 _POWERS = (16.0, 1024.0)

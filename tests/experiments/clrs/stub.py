@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from sharpmax.errors import FileFormatError
-from sharpmax.tasks.clrs_text.example import Example
+from sharpmax.tasks.clrs_text.generation import Example
 
 ALGORITHMS = ("first", "last")
 TRAIN, TEST = (4, 6), (4, 8)

@@ -9,15 +9,14 @@ import pytest
 import torch
 
 from sharpmax.errors import ArgumentError, FileFormatError, SharpmaxError
-from sharpmax.experiments.clrs import exam as exams
-from sharpmax.experiments.clrs.arms import Arm
-from sharpmax.experiments.clrs.documents import replies
-from sharpmax.experiments.clrs.exam import Exam
-from sharpmax.experiments.clrs.store import Said, Shard, Store
-from sharpmax.hf import applied
+from sharpmax.experiments.clrs import evaluation as exams
+from sharpmax.experiments.clrs.data import replies
+from sharpmax.experiments.clrs.evaluation import Arm, Exam, Said, Shard, Store
+from sharpmax.integrations.transformers.application import applied
 from sharpmax.models.language import LanguageModel
 from sharpmax.models.scoring import Reply
-from sharpmax.policies import Policy, load_policy
+from sharpmax.policies.base import Policy
+from sharpmax.policies.registry import load_policy
 from tests.experiments.clrs import stub
 from tests.experiments.evaluate import tiny
 

@@ -8,14 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sharpmax.experiments.clrs.answers_only import answer_loss, answers_only
-from sharpmax.experiments.clrs.data import shortened
-from sharpmax.experiments.clrs.documents import Documents
+from sharpmax.experiments.clrs.data import Documents, shortened
 from sharpmax.experiments.clrs.packing import IGNORED, Packed, batch_of, pack
-from sharpmax.hf import applied
-from sharpmax.hf.interface import watch
+from sharpmax.experiments.clrs.recipe import answer_loss, answers_only
+from sharpmax.integrations.transformers.application import applied
+from sharpmax.integrations.transformers.interface import watch
 from sharpmax.models.scoring import reply_losses
-from sharpmax.policies import Constant, LogLength, PerHead
+from sharpmax.policies.constant import Constant
+from sharpmax.policies.log_length import LogLength
+from sharpmax.policies.per_head import PerHead
 from tests.experiments.clrs import stub
 from tests.experiments.evaluate import tiny
 

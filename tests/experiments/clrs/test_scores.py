@@ -9,11 +9,9 @@ import numpy as np
 import pytest
 
 from sharpmax.experiments.clrs import scores
-from sharpmax.experiments.clrs.arms import Arm
-from sharpmax.experiments.clrs.exam import Exam
+from sharpmax.experiments.clrs.evaluation import Arm, Exam, Said, Shard, Store
 from sharpmax.experiments.clrs.scores import exam_tables
-from sharpmax.experiments.clrs.store import Said, Shard, Store
-from sharpmax.tasks.clrs_text.example import Example
+from sharpmax.tasks.clrs_text.generation import Example
 from tests.experiments.clrs import stub
 from tests.experiments.evaluate import tiny
 

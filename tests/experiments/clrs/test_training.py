@@ -16,15 +16,17 @@ from torch import nn
 
 from sharpmax.errors import ArgumentError, FileFormatError, SharpmaxError
 from sharpmax.experiments.clrs import training
-from sharpmax.experiments.clrs.curve import Curve
-from sharpmax.experiments.clrs.documents import Documents
+from sharpmax.experiments.clrs.data import Documents
 from sharpmax.experiments.clrs.packing import Packed, batch_of
-from sharpmax.experiments.clrs.recipe import Recipe
+from sharpmax.experiments.clrs.recipe import Curve, Recipe
 from sharpmax.experiments.clrs.training import Trained, train
-from sharpmax.hf import policy_of
+from sharpmax.integrations.transformers.application import policy_of
 from sharpmax.models.language import LanguageModel, load_language_model
-from sharpmax.policies import Constant, LogLinear, PerHead, load_policy
-from sharpmax.tasks.clrs_text.example import Example
+from sharpmax.policies.constant import Constant
+from sharpmax.policies.log_linear import LogLinear
+from sharpmax.policies.per_head import PerHead
+from sharpmax.policies.registry import load_policy
+from sharpmax.tasks.clrs_text.generation import Example
 from tests.experiments.clrs import stub
 from tests.experiments.evaluate import tiny
 

@@ -7,9 +7,9 @@ import pytest
 from scipy import stats
 
 from sharpmax.experiments.compare.capacity import fitted_law, layer_slopes
-from sharpmax.experiments.compare.league import ranks, with_interval
-from sharpmax.experiments.compare.setting import ModelSpec
-from sharpmax.probe.survey.fits import crossing
+from sharpmax.experiments.compare.leaderboard import ranks, with_interval
+from sharpmax.experiments.compare.methods import ModelSpec
+from sharpmax.probing.measurement import crossing
 
 
 def test_interval_is_students() -> None:

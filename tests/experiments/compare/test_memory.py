@@ -9,13 +9,13 @@ import sys
 
 import pytest
 
-from sharpmax.experiments.fresh import resident_bytes
+from sharpmax.experiments.benchmarks.subprocess import resident_bytes
 
 IN_A_ROW = """
 import json, sys, torch
 from sharpmax.experiments.compare.cells import train
 from sharpmax.experiments.compare.methods import LEAGUE
-from sharpmax.experiments.compare.setting import ModelSpec
+from sharpmax.experiments.compare.methods import ModelSpec
 torch.set_num_threads(1)
 def memory(name):
     common = {"model": ModelSpec().plain(), "task": "max", "seeds": [0, 1], "device": "cpu"}

@@ -11,13 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-from sharpmax.attention.normalisers import normaliser
 from sharpmax.errors import ArgumentError
-from sharpmax.experiments.compare.methods import LEAGUE, Method, methods_named, methods_of_files
+from sharpmax.experiments.compare.methods import LEAGUE, Method, ModelSpec, methods_named, methods_of_files, recipe_for
 from sharpmax.experiments.compare.plan import Plan
-from sharpmax.experiments.compare.setting import ModelSpec, recipe_for
-from sharpmax.tasks.sized_registry import sized_task
-from tests.normalisers import shipped
+from sharpmax.normalisers.base import normaliser
+from sharpmax.tasks.registry import sized_task
+from tests.small_normalisers import shipped
 
 MAX = sized_task("max")
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from sharpmax.experiments.engines import Store, Task
+from sharpmax.experiments.engines.store import Store
+from sharpmax.experiments.engines.task import Task
 
 TOYS = Path(__file__).with_name("toys.py")
 

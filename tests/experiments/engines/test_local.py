@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from sharpmax.errors import ArgumentError, MissingExtraError, SharpmaxError, UnsupportedError
-from sharpmax.experiments.engines import Progress, Store, Task, run
+from sharpmax.experiments.engines import run
+from sharpmax.experiments.engines.store import Store
+from sharpmax.experiments.engines.task import Progress, Task
 from tests.experiments.engines.drivers import alive, driver, lines, stuck, wait_for
 from tests.experiments.engines.grids import TOYS, contents, grid, toy, traces
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from sharpmax.attention.normalisers import base
 from sharpmax.errors import ArgumentError, FileFormatError
 from sharpmax.experiments.engines import plugins
+from sharpmax.normalisers import base
 
 
 def loaded(path: Path) -> Any:
@@ -30,7 +30,7 @@ def test_a_file_is_imported_once_and_again_when_it_has_changed(tmp_path: Path) -
 
 
 NORMALISER = """
-from sharpmax.attention.normalisers import Normaliser
+from sharpmax.normalisers import Normaliser
 
 class Squared(Normaliser):
     name = "squared-for-a-test"

@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 
 from sharpmax.errors import ArgumentError, SharpmaxError, UnsupportedError
-from sharpmax.experiments.engines import Progress, Store, Task, run
+from sharpmax.experiments.engines import run
+from sharpmax.experiments.engines.store import Store
+from sharpmax.experiments.engines.task import Progress, Task
 from tests.experiments.engines.drivers import driver, stuck, wait_for
 from tests.experiments.engines.grids import TOYS, contents, grid, toy, traces
 
@@ -124,7 +126,7 @@ def test_what_goes_wrong_is_one_line(cluster: Any, tmp_path: Path) -> None:
             assert len(list(tmp_path.glob(f"{name}.*"))) == times
         gpu = Task("x", toy("learn"), {"seed": 0, "device": "cuda"})
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("sharpmax.experiments.engines.cluster._PATIENCE_S", 0.0)
+            patch.setattr("sharpmax.experiments.engines.ray._NODE_PATIENCE_S", 0.0)
             with pytest.raises(SharpmaxError, match="no node of the cluster has had a GPU"):
                 go(tmp_path / "gpu", [gpu])
         assert ray.is_initialized()

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from sharpmax.errors import ArgumentError, FileFormatError, SharpmaxError
-from sharpmax.experiments.engines import Outcome, Store
+from sharpmax.experiments.engines.store import Store
+from sharpmax.experiments.engines.task import Outcome
 
 IDENTITY = {"methods": ["softmax"], "seeds": 2}
 

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from sharpmax.errors import ArgumentError
-from sharpmax.policies import Constant, PerHead
+from sharpmax.policies.constant import Constant
+from sharpmax.policies.per_head import PerHead
 from tests.experiments.evaluate.coins import questions, write
 from tests.experiments.evaluate.tiny import language
 
@@ -36,7 +37,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def counted(policy: Any) -> float:
     """The share of questions whose right letter the model finds likelier."""
-    from sharpmax.hf import applied
+    from sharpmax.integrations.transformers.application import applied
 
     there, right = language(), 0
     a, b = (there.tokenizer.convert_tokens_to_ids(letter) for letter in "ab")

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from sharpmax.experiments.evaluate.statistics import accuracy, paired, perplexity, rise
+from sharpmax.experiments.statistics import accuracy, paired, perplexity, rise
 
 
 @pytest.mark.parametrize(("right", "n"), [(0, 50), (1, 50), (32, 50), (50, 50), (93, 100)])

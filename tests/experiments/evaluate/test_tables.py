@@ -13,10 +13,12 @@ import pytest
 import torch
 
 from sharpmax.errors import ArgumentError, SharpmaxError
-from sharpmax.experiments.evaluate import pieces
+from sharpmax.experiments.evaluate import cells as pieces
 from sharpmax.experiments.evaluate.plan import Plan, prepare
 from sharpmax.experiments.evaluate.tables import evaluate_tables, work
-from sharpmax.policies import Constant, LogLength, PerHead
+from sharpmax.policies.constant import Constant
+from sharpmax.policies.log_length import LogLength
+from sharpmax.policies.per_head import PerHead
 from tests.experiments.evaluate.tiny import HEADS, LAYERS, LETTERS, ROOM, language
 
 SHARP = PerHead.of(Constant, value=[[0.0, 12.0, 1.0, 0.0], [0.0, 1.0, 12.0, 0.0]])
@@ -44,7 +46,7 @@ def said(policy: Any, size: int) -> list[bool]:
     """Whether generating gives the right answer, prompt by prompt."""
     import contextlib
 
-    from sharpmax.hf import applied
+    from sharpmax.integrations.transformers.application import applied
 
     there: Any = language()
     found = []
@@ -80,7 +82,7 @@ def test_an_arm_that_changes_nothing_changes_no_number(tables: dict[str, Any]) -
 def test_perplexity_is_that_of_transformers_own_loss(tables: dict[str, Any], arm: str) -> None:
     import contextlib
 
-    from sharpmax.hf import applied
+    from sharpmax.integrations.transformers.application import applied
 
     there, losses = language(), []
     with applied(there.model, SHARP) if arm == "sharp" else contextlib.nullcontext(), torch.no_grad():

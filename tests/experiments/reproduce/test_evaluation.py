@@ -17,7 +17,10 @@ from sharpmax.errors import OutOfRangeWarning
 from sharpmax.experiments.reproduce import evaluation
 from sharpmax.experiments.reproduce.evaluation import HARD, Measured, Read, measure, measure_all, read, side_by_side
 from sharpmax.models.single_head import WIDTH, SingleHeads
-from sharpmax.policies import PAPER, EntropyTarget, LogLength, Policy, Polynomial
+from sharpmax.policies.base import Policy
+from sharpmax.policies.entropy_target import EntropyTarget
+from sharpmax.policies.log_length import LogLength
+from sharpmax.policies.polynomial import PAPER, Polynomial
 from sharpmax.tasks.max_retrieval import Sets, draw, seeded
 from tests.experiments.reproduce.trained_heads import heads_of
 from tests.models.plain_head import PlainHead

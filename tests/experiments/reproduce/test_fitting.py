@@ -14,9 +14,11 @@ from sharpmax.experiments.reproduce import fitting
 from sharpmax.experiments.reproduce.detection import Detector
 from sharpmax.experiments.reproduce.evaluation import measure, read
 from sharpmax.experiments.reproduce.fitting import Fitted, fit, fit_samples
-from sharpmax.policies import PAPER, EntropyTarget, LogLength, Policy, Polynomial
-from sharpmax.policies.base import policy_from_dict
-from tests.calibrate.test_optimum import log_weight
+from sharpmax.policies.base import Policy, policy_from_dict
+from sharpmax.policies.entropy_target import EntropyTarget
+from sharpmax.policies.log_length import LogLength
+from sharpmax.policies.polynomial import PAPER, Polynomial
+from tests.calibration.test_optimum import log_weight
 from tests.experiments.reproduce.trained_heads import heads_of
 
 SEED, SAMPLES = 3, 256

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from sharpmax.experiments.reproduce.statistics import compare, mean
+from sharpmax.experiments.statistics import compare, mean
 
 RNG = np.random.default_rng(0)
 BASE = 50 + 5 * RNG.standard_normal(10)

@@ -1,1 +1,1 @@
-"""CLRS-Text: a language model fine-tuned on classical algorithms with and without sharp attention, and examined."""
+"""CLRS-Text: fine-tune a language model on algorithms as text, and evaluate it at larger sizes."""

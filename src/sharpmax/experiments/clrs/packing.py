@@ -16,9 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sharpmax.experiments.clrs.documents import Documents
-
-__all__ = ["IGNORED", "Group", "Packed", "batch_of", "pack"]
+from sharpmax.experiments.clrs.data import Documents
 
 IGNORED = -100
 """The label of a token that nobody has to say."""

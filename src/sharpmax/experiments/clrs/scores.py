@@ -7,16 +7,37 @@ import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from sharpmax.experiments.clrs.documents import Question
-from sharpmax.experiments.clrs.exam import Exam
-from sharpmax.experiments.clrs.store import Store
-from sharpmax.experiments.evaluate.statistics import CONFIDENCE, accuracy, paired
+from sharpmax.experiments.clrs.data import Question
+from sharpmax.experiments.clrs.evaluation import Arm, Exam, Store
+from sharpmax.experiments.statistics import CONFIDENCE, accuracy, paired
+from sharpmax.results import FILE_NAME, load
 
-__all__ = ["IN", "OUT", "exam_tables"]
+_ELSEWHERE = ("policy", "sizes")
+"""Settings that the examination says itself."""
+
+
+def trainings(words: Sequence[str], arms: Sequence[Arm]) -> dict[str, Any]:
+    """Command, provenance, settings, loss curve and speed of every arm, named by `words`, that has results."""
+    found = {}
+    for word, arm in zip(words, arms, strict=True):
+        file = Path(word) / FILE_NAME
+        if arm.run is None or not file.is_file():
+            continue
+        saved = load(file)
+        found[arm.name] = {
+            "command": saved.command,
+            "provenance": saved.provenance,
+            "setting": {name: value for name, value in saved.tables["setting"].items() if name not in _ELSEWHERE},
+            "curve": saved.tables["curve"],
+            "speed": saved.tables["speed"],
+        }
+    return found
+
 
 IN, OUT = "in", "out"
 """Sizes that the arms were trained on, and all others."""

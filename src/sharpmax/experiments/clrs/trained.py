@@ -11,17 +11,13 @@ from typing import Any
 import torch
 
 from sharpmax.errors import reject
-from sharpmax.experiments.clrs.data import Source, sizes_of
-from sharpmax.experiments.clrs.documents import Documents, Question, fingerprint
+from sharpmax.experiments.clrs.data import Documents, Question, Source, fingerprint, sizes_of
 from sharpmax.experiments.clrs.packing import Packed
-from sharpmax.experiments.clrs.rate import matrix_rate
-from sharpmax.experiments.clrs.recipe import Recipe
+from sharpmax.experiments.clrs.recipe import Recipe, matrix_rate
 from sharpmax.experiments.clrs.training import Progress, Trained, train, worth_keeping
-from sharpmax.experiments.evaluate.arms import shape_of, touched, under
-from sharpmax.experiments.folder import belongs
+from sharpmax.experiments.evaluate.variants import shape_of, touched, under
+from sharpmax.experiments.run_folder import belongs
 from sharpmax.models.language import LanguageModel, context_of, weights_fingerprint
-
-__all__ = ["Prepared", "prepare", "thinned", "trained_tables"]
 
 _POINTS = 400
 """Points of the loss curve in results; every step is in the file of the curve."""

@@ -1,4 +1,4 @@
-"""Fine-tuning: transformers' Trainer over packed rows, under a policy or without, interruptible at any moment."""
+"""Fine-tune with transformers' Trainer on packed rows, with or without a policy."""
 
 from __future__ import annotations
 
@@ -10,27 +10,78 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from sharpmax.calibration.data import KINDS, NOT_NEGATIVE, policy_from
+from sharpmax.calibration.trainer import Live, grid_of
 from sharpmax.errors import reject
-from sharpmax.experiments.clrs.answers_only import answers_only
-from sharpmax.experiments.clrs.curve import FILE_NAME as CURVE
-from sharpmax.experiments.clrs.curve import Curve
-from sharpmax.experiments.clrs.folder import last_checkpoint
-from sharpmax.experiments.clrs.learned import Learned
 from sharpmax.experiments.clrs.packing import Packed, batch_of
-from sharpmax.experiments.clrs.recipe import Recipe
-from sharpmax.experiments.folder import disk_watched
-from sharpmax.hf import apply, restore
+from sharpmax.experiments.clrs.recipe import FILE_NAME as CURVE
+from sharpmax.experiments.clrs.recipe import Curve, Recipe, answers_only
+from sharpmax.experiments.run_folder import disk_watched
+from sharpmax.files import parse_json
+from sharpmax.integrations.transformers.application import apply, restore
 from sharpmax.lazy import require
-from sharpmax.models.kernels import any_length
-from sharpmax.models.language import LanguageModel, quiet
-from sharpmax.policies import Policy
+from sharpmax.models.language import LanguageModel, any_length, quiet
+from sharpmax.policies.base import Policy
+from sharpmax.policies.per_head import PerHead
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["MODEL", "Progress", "Trained", "forget_states", "train", "worth_keeping"]
+
+def last_checkpoint(folder: Path) -> tuple[Path, int] | None:
+    """The last complete state of a training and its step: the file that is written last can be read."""
+    found = []
+    for path in folder.glob("checkpoint-*"):
+        try:
+            step = int(parse_json((path / "trainer_state.json").read_bytes())["global_step"])
+        except (OSError, KeyError, TypeError, ValueError):
+            continue
+        found.append((step, path))
+    if not found:
+        return None
+    step, path = max(found)
+    return path, step
+
+
+_NAME = "sharpmax_coefficients"
+
+
+class Learned:
+    """Coefficients per head that optimizers, checkpoints and several devices treat as any weight of the model."""
+
+    def __init__(self, model: PreTrainedModel, kind: str) -> None:
+        self._model = model
+        self._live = Live(kind, *grid_of(model), model.device)
+        self._live.coefficients = nn.Parameter(self._live.coefficients.detach())
+
+    @property
+    def parameter(self) -> Tensor:
+        """The coefficients."""
+        return self._live.coefficients
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        """The coefficients as a parameter of the model that chooses β in its attention; afterwards it has none."""
+        self._model.register_parameter(_NAME, self.parameter)  # type: ignore[arg-type]
+        try:
+            with self._live.at_work(self._model):
+                yield
+        finally:
+            delattr(self._model, _NAME)
+
+    def hold(self) -> None:
+        """After a step: what must not be negative is not."""
+        names = KINDS[self._live.kind]
+        if NOT_NEGATIVE in names:
+            with torch.no_grad():
+                self.parameter[..., names.index(NOT_NEGATIVE)].clamp_(min=0.0)
+
+    def policy(self) -> PerHead:
+        """What has been learned so far."""
+        return policy_from(self._live.kind, self.parameter)
+
 
 MODEL = "model"
 """The folder of the trained model inside that of the run."""

@@ -7,16 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from sharpmax.experiments.compare.found import Found, found
-from sharpmax.experiments.compare.league import with_interval
-from sharpmax.experiments.compare.plan import Plan
-from sharpmax.experiments.compare.setting import ModelSpec
-from sharpmax.experiments.compare.tables import setting_table
-from sharpmax.experiments.engines import Store
-from sharpmax.probe.survey.fits import REPEATS, crossing, interval, slope
-from sharpmax.probe.survey.forecast import error, foretell
-
-__all__ = ["FACTORS", "FORECAST_UP_TO", "capacity_tables", "fitted_law", "layer_slopes"]
+from sharpmax.experiments.compare.leaderboard import setting_table, with_interval
+from sharpmax.experiments.compare.methods import ModelSpec
+from sharpmax.experiments.compare.plan import Found, Plan, found
+from sharpmax.experiments.engines.store import Store
+from sharpmax.probing.forecast import error, foretell
+from sharpmax.probing.measurement import REPEATS, crossing, interval, slope
 
 FACTORS = ("width", "heads", "depth")
 FORECAST_UP_TO = 64

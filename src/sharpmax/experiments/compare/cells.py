@@ -1,17 +1,15 @@
-"""The pieces of work of a comparison: train a method's seeds, and test what came of it at one size.
-
-Both are plain functions of JSON values and bytes, so that any process of any machine can do them. What a seed sees in
-training and at test depends on the seed, the task and the size alone: methods are compared on the same examples, but
-for those in training of a method with `data` of its own.
-"""
+"""The tasks of a comparison: train one method's seeds, test them at one size."""
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import math
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,21 +17,49 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sharpmax.errors import OutOfRangeWarning
-from sharpmax.experiments.compare.memory import peak_of
-from sharpmax.experiments.compare.methods import Method
-from sharpmax.experiments.compare.setting import ModelSpec, recipe_for
-from sharpmax.experiments.engines import Outcome
-from sharpmax.experiments.recipe import Recipe
-from sharpmax.experiments.stacked_training import StackedTraining
+from sharpmax.experiments.benchmarks.subprocess import resident_bytes
+from sharpmax.experiments.compare.methods import Method, ModelSpec, recipe_for
+from sharpmax.experiments.engines.task import Outcome
+from sharpmax.experiments.stacked_training import Recipe, StackedTraining
 from sharpmax.lazy import require
 from sharpmax.models.encoder import Encoders
-from sharpmax.models.looking import Reading
-from sharpmax.models.set_heads import SetHeads
+from sharpmax.models.single_head import Reading, SetHeads
 from sharpmax.tasks.max_retrieval import seeded
+from sharpmax.tasks.registry import sized_task
 from sharpmax.tasks.sized import NOTHING, Batch, SizedTask
-from sharpmax.tasks.sized_registry import sized_task
 
-__all__ = ["examine", "train"]
+
+@contextmanager
+def peak_of(device: torch.device) -> Iterator[Callable[[], int | None]]:
+    """A function that gives, after the work, by how many bytes the device's memory rose in it; None if unknown."""
+    found: list[int | None] = [None]
+    gc.collect()
+    if device.type == "cuda":
+        # cuBLAS keeps workspaces for as long as the process lives, so that the first work of all would pay for them.
+        torch._C._cuda_clearCublasWorkspaces()
+        torch.cuda.reset_peak_memory_stats(device)
+        held = torch.cuda.memory_allocated(device)
+        yield lambda: found[0]
+        peak, left = torch.cuda.max_memory_allocated(device), torch.cuda.memory_allocated(device)
+        torch._C._cuda_clearCublasWorkspaces()
+        workspaces = left - torch.cuda.memory_allocated(device)
+        found[0] = peak - held - workspaces
+        return
+    _give_back()
+    with suppress(OSError):  # Linux forgets the peak of a process that asks for it
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    before = resident_bytes()
+    yield lambda: found[0]
+    after = resident_bytes()
+    if before is not None and after is not None:
+        found[0] = max(0, after[1] - before[0])
+
+
+def _give_back() -> None:
+    """Let the C library return to the system what earlier work freed: it would count as held before, and not as new."""
+    with suppress(OSError, AttributeError):  # glibc alone has it
+        ctypes.CDLL(None).malloc_trim(0)
+
 
 _TEST = 2
 """Tells the stream of test examples from that of training."""

@@ -56,7 +56,7 @@ def run(
             progress(Progress(len(tasks), len(tasks)))
             return
         if engine == "ray":
-            from sharpmax.experiments.engines.cluster import joined
+            from sharpmax.experiments.engines.ray import joined
 
             with joined(address, workers, store, files, retries) as cluster:
                 drive(tasks, store, cluster, retries, progress)

@@ -10,10 +10,7 @@ from typing import Protocol
 
 from sharpmax.errors import SharpmaxError, reject
 from sharpmax.experiments.engines.store import Store
-from sharpmax.experiments.engines.task import Outcome, Progress, Task
-from sharpmax.experiments.engines.worker import Answer, error_of
-
-__all__ = ["Engine", "Lost", "drive"]
+from sharpmax.experiments.engines.task import Answer, Outcome, Progress, Task, error_of
 
 
 @dataclass(frozen=True)

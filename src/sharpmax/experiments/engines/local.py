@@ -17,10 +17,7 @@ from typing import Any
 from sharpmax.experiments.engines.driver import Lost
 from sharpmax.experiments.engines.plugins import Plugin
 from sharpmax.experiments.engines.store import Store
-from sharpmax.experiments.engines.task import Task
-from sharpmax.experiments.engines.worker import Answer, answer
-
-__all__ = ["Here", "Processes"]
+from sharpmax.experiments.engines.task import Answer, Task, answer
 
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _PATIENCE_S = 5.0

@@ -14,8 +14,6 @@ from types import ModuleType
 
 from sharpmax.errors import FileFormatError, SharpmaxError, reject
 
-__all__ = ["Plugin", "load", "read"]
-
 
 @dataclass(frozen=True)
 class Plugin:

@@ -14,10 +14,8 @@ from typing import Any
 
 from sharpmax.errors import FileFormatError
 from sharpmax.experiments.engines.task import Outcome
-from sharpmax.experiments.folder import RUN, belongs, disk_watched, read_run, writing
+from sharpmax.experiments.run_folder import RUN, belongs, disk_watched, read_run, writing
 from sharpmax.files import append_bytes, parse_json, write_bytes
-
-__all__ = ["Store"]
 
 _LINES, _BLOBS, _LOCK = "outcomes.jsonl", "blobs", "outcomes"
 _AGAIN = "and run the same command with --resume: only what is missing is done again"

@@ -1,4 +1,4 @@
-"""What each arm costs: time to read a context and to say one more token, and memory, measured side by side."""
+"""Time and memory of each variant, measured side by side."""
 
 from __future__ import annotations
 
@@ -6,20 +6,42 @@ import inspect
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from sharpmax.experiments.evaluate.arms import BASE, under
-from sharpmax.experiments.evaluate.memory import peak_mib, start_peak
+from sharpmax.experiments.benchmarks.subprocess import resident_bytes
+from sharpmax.experiments.evaluate.variants import BASE, under
 from sharpmax.lazy import require
-from sharpmax.policies import Policy
+from sharpmax.policies.base import Policy
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["CONTEXT", "ROUNDS", "cost"]
+_RESET = Path("/proc/self/clear_refs")
+
+
+def start_peak(device: torch.device) -> bool:
+    """Forget earlier peaks; whether this machine can do so."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        return True
+    try:
+        _RESET.write_text("5")  # what Linux reads as: the peak of this process begins anew
+    except OSError:
+        return False
+    return device.type == "cpu" and resident_bytes() is not None
+
+
+def peak_mib(device: torch.device) -> float | None:
+    """The most memory in MiB since `start_peak`: of tensors on a GPU, of the whole process elsewhere."""
+    if device.type == "cuda":
+        return float(torch.cuda.max_memory_allocated(device)) / 2**20
+    held = resident_bytes()
+    return None if held is None else held[1] / 2**20
+
 
 CONTEXT = 2048
 """Tokens that are read before one more is said."""

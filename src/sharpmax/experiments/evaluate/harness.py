@@ -13,14 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sharpmax.errors import ArgumentError, reject
-from sharpmax.experiments.evaluate.arms import under
+from sharpmax.experiments.evaluate.variants import under
 from sharpmax.lazy import require
-from sharpmax.policies import Policy
+from sharpmax.policies.base import Policy
 
 if TYPE_CHECKING:
     from sharpmax.models.language import LanguageModel
-
-__all__ = ["Harness"]
 
 _TOGETHER = 16
 """Requests that a GPU reads at once."""

@@ -1,4 +1,4 @@
-"""What an evaluation is going to do, checked against the model before anything is begun."""
+"""The evaluation plan: tasks, sizes and text, validated against the model."""
 
 from __future__ import annotations
 
@@ -8,17 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from sharpmax.errors import reject
-from sharpmax.experiments.evaluate.arms import under
 from sharpmax.experiments.evaluate.harness import Harness
+from sharpmax.experiments.evaluate.variants import under
 from sharpmax.files import display_name
 from sharpmax.models.language import LanguageModel, context_of, weights_fingerprint
 from sharpmax.models.scoring import encode
-from sharpmax.policies import Policy
+from sharpmax.policies.base import Policy
 from sharpmax.tasks.chat import chat_questions
 from sharpmax.tasks.prompt import Task
 from sharpmax.tasks.text import fingerprint, plain_text, text_from_file, windows
-
-__all__ = ["LENGTHS", "Material", "Plan", "prepare"]
 
 LENGTHS = (2048, 6144)
 """Lengths of the windows of text, in tokens, unless others are asked for or the model is made for less."""

@@ -8,20 +8,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sharpmax.errors import SharpmaxError
-from sharpmax.experiments.evaluate import statistics
-from sharpmax.experiments.evaluate.answers import Answers
-from sharpmax.experiments.evaluate.arms import BASE, shape_of, touched, under
+from sharpmax.experiments import statistics
+from sharpmax.experiments.evaluate.cells import CHAT, Answers, Piece, answer_key, loss_key, pieces
 from sharpmax.experiments.evaluate.cost import CONTEXT, ROUNDS, cost
 from sharpmax.experiments.evaluate.harness import Harness
-from sharpmax.experiments.evaluate.pieces import CHAT, Piece, answer_key, loss_key, pieces
 from sharpmax.experiments.evaluate.plan import Material, Plan
+from sharpmax.experiments.evaluate.variants import BASE, shape_of, touched, under
 from sharpmax.models.language import context_of
-from sharpmax.policies import Policy
+from sharpmax.policies.base import Policy
 
 if TYPE_CHECKING:
     from sharpmax.models.language import LanguageModel
-
-__all__ = ["Progress", "evaluate_tables", "work"]
 
 Progress = Callable[[int, str], None]
 """Told how many tokens have been read since the last time, and what comes next."""

@@ -10,8 +10,6 @@ import numpy as np
 
 from sharpmax.lazy import require
 
-__all__ = ["Detector", "auroc"]
-
 _LEAST_WRONG = 10
 _RESAMPLES = 2000
 _BLOCKS = 20

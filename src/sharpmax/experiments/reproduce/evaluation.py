@@ -16,25 +16,12 @@ import torch
 from torch import Tensor
 
 from sharpmax.errors import OutOfRangeWarning
-from sharpmax.experiments.reproduce.threads import one_thread_each, without_denormals
+from sharpmax.experiments.threads import one_thread_each, without_denormals
 from sharpmax.models.single_head import WIDTH, SingleHeads
-from sharpmax.policies import Policy
-from sharpmax.rows.dense import centred, dense_stats
-from sharpmax.rows.stats import RowStats
+from sharpmax.policies.base import Policy
+from sharpmax.stats.dense import centred, dense_stats
+from sharpmax.stats.statistics import RowStats
 from sharpmax.tasks.max_retrieval import draw, seeded
-
-__all__ = [
-    "HARD",
-    "Measured",
-    "Progress",
-    "Read",
-    "device_of",
-    "measure",
-    "measure_all",
-    "measure_page",
-    "read",
-    "side_by_side",
-]
 
 T = TypeVar("T")
 X = TypeVar("X")

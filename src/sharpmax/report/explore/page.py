@@ -6,12 +6,10 @@ import importlib.resources
 from pathlib import Path
 
 from sharpmax.files import write_text
-from sharpmax.report import looks
-from sharpmax.report.explore.places import CHOICES, SCENES, START
-from sharpmax.report.plotly_parts import FONT
-from sharpmax.report.rendering import rendered, trusted
-
-__all__ = ["FILE_NAME", "write"]
+from sharpmax.report import theme as looks
+from sharpmax.report.explore.presets import CHOICES, SCENES, START
+from sharpmax.report.interactive import FONT
+from sharpmax.report.page import rendered, trusted
 
 FILE_NAME = "explore.html"
 

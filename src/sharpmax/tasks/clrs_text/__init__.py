@@ -13,24 +13,24 @@ from typing import TYPE_CHECKING
 from sharpmax.lazy import lazy_exports
 
 if TYPE_CHECKING:
+    from sharpmax.tasks.clrs_text.datasets import generation_rate as generation_rate
+    from sharpmax.tasks.clrs_text.datasets import load_dataset as load_dataset
     from sharpmax.tasks.clrs_text.datasets import test_set as test_set
     from sharpmax.tasks.clrs_text.datasets import training_set as training_set
-    from sharpmax.tasks.clrs_text.example import Example as Example
-    from sharpmax.tasks.clrs_text.example import final_answer as final_answer
+    from sharpmax.tasks.clrs_text.generation import Example as Example
     from sharpmax.tasks.clrs_text.generation import examples as examples
-    from sharpmax.tasks.clrs_text.loading import load_dataset as load_dataset
-    from sharpmax.tasks.clrs_text.rate import generation_rate as generation_rate
+    from sharpmax.tasks.clrs_text.generation import final_answer as final_answer
     from sharpmax.tasks.clrs_text.sizes import ALGORITHMS as ALGORITHMS
     from sharpmax.tasks.clrs_text.sizes import test_sizes as test_sizes
     from sharpmax.tasks.clrs_text.sizes import train_sizes as train_sizes
 
 _homes = {
     "ALGORITHMS": "sharpmax.tasks.clrs_text.sizes",
-    "Example": "sharpmax.tasks.clrs_text.example",
+    "Example": "sharpmax.tasks.clrs_text.generation",
     "examples": "sharpmax.tasks.clrs_text.generation",
-    "final_answer": "sharpmax.tasks.clrs_text.example",
-    "generation_rate": "sharpmax.tasks.clrs_text.rate",
-    "load_dataset": "sharpmax.tasks.clrs_text.loading",
+    "final_answer": "sharpmax.tasks.clrs_text.generation",
+    "generation_rate": "sharpmax.tasks.clrs_text.datasets",
+    "load_dataset": "sharpmax.tasks.clrs_text.datasets",
     "test_set": "sharpmax.tasks.clrs_text.datasets",
     "test_sizes": "sharpmax.tasks.clrs_text.sizes",
     "train_sizes": "sharpmax.tasks.clrs_text.sizes",

@@ -1,22 +1,164 @@
-"""Problems drawn one after another, each stream with a seed of its own."""
+"""Generate CLRS-Text problems with dm-clrs, without the frameworks the rest of it needs."""
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import importlib
+import importlib.util
 import itertools
+import json
+import sys
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from functools import cache, partial
+from pathlib import Path
+from types import ModuleType
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sharpmax.errors import reject
-from sharpmax.tasks.clrs_text.example import Example
-from sharpmax.tasks.clrs_text.generator import Generator, generator
+from sharpmax.errors import MissingExtraError, reject
 from sharpmax.tasks.clrs_text.sizes import check_algorithm, check_size
 
-__all__ = ["SPLITS", "Split", "check_count", "examples", "stream"]
+_TRACE_ASKED = ", initial_trace: "
+_BEFORE_FINAL = "|"
+
+
+@dataclass(frozen=True)
+class Example:
+    """One row of a dataset; with a trace the answer is `"<states> | <final answer>"`."""
+
+    question: str
+    answer: str
+    algo_name: str
+    length: int
+
+    @property
+    def characters(self) -> int:
+        """The length of its text."""
+        return len(self.question) + len(self.answer)
+
+    def line(self) -> str:
+        """Return the example as a line of JSONL."""
+        return json.dumps(asdict(self), ensure_ascii=False) + "\n"
+
+
+def final_answer(text: str) -> str:
+    """Return what `text` answers in the end: what follows the last `|`, spaces made equal.
+
+    An answer ends at its first blank line; what a model writes after that does not count.
+
+    >>> final_answer("[3 1 2], [1 3 2] |  [1 2 3]\\n\\n")
+    '[1 2 3]'
+    """
+    answer = text.lstrip().partition("\n\n")[0]
+    return " ".join(answer.rpartition(_BEFORE_FINAL)[2].split())
+
+
+def problem(question: str) -> bytes:
+    """Return 16 bytes that tell what a question is about: the same with and without a trace asked for."""
+    name, _, rest = question.partition("\n")
+    given = rest.partition("\n")[0].partition(_TRACE_ASKED)[0]
+    return hashlib.blake2b(f"{name}\n{given}".encode(), digest_size=16).digest()
+
+
+RELEASE = "dm-clrs==2.0.3"
+_PURPOSE = "CLRS-Text"
+_REPLACED = {"absl", "chex", "clrs", "jax", "tensorflow"}
+_lock = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Generator:
+    """The modules of `dm-clrs` that make problems and write them as text."""
+
+    samplers: Any
+    probing: Any
+    specs: Any
+    algorithms: Any
+    text: Any
+
+
+def generator() -> Generator:
+    """Import the generators, or say how to install them."""
+    with _lock:  # the stand-ins of two threads must not meet
+        return _generator()
+
+
+@functools.cache
+def _generator() -> Generator:
+    for needed in ("clrs", "attr"):
+        found = importlib.util.find_spec(needed)
+        if found is None or not found.submodule_search_locations:
+            raise MissingExtraError(needed, "clrs", _PURPOSE, alone=RELEASE)
+        if needed == "clrs":
+            home = Path(next(iter(found.submodule_search_locations)))
+    with _imported_with({**_frameworks(), **_packages(home)}):
+        names = ("samplers", "probing", "specs", "algorithms", "clrs_text.clrs_utils")
+        return Generator(*(importlib.import_module(f"clrs._src.{name}") for name in names))
+
+
+@contextmanager
+def _imported_with(stand_ins: dict[str, ModuleType]) -> Iterator[None]:
+    """Have imports find `stand_ins` inside the block, and no trace of them after it."""
+
+    def taken_out() -> dict[str, ModuleType]:
+        return {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] in _REPLACED}
+
+    before = taken_out()
+    try:
+        sys.modules.update(stand_ins)
+        yield
+    finally:
+        taken_out()
+        sys.modules.update(before)
+
+
+def _module(name: str, **contents: Any) -> ModuleType:
+    module = ModuleType(name)
+    vars(module).update(contents)
+    return module
+
+
+def _frameworks() -> dict[str, ModuleType]:
+    def nothing(*args: Any, **kwargs: Any) -> None:
+        pass
+
+    def tree_map(function: Any, *trees: Any) -> list[Any]:
+        """Map over lists of data points, the only trees there are."""
+        return [
+            type(points[0])(
+                points[0].name, points[0].location, points[0].type_, function(*(point.data for point in points))
+            )
+            for points in zip(*trees, strict=True)
+        ]
+
+    tree_util = _module("jax.tree_util", register_pytree_node_class=lambda kind: kind, tree_map=tree_map)
+    logging = _module("absl.logging", log_first_n=nothing, info=nothing, warning=nothing, WARNING=0)
+    return {
+        "absl": _module("absl", logging=logging),
+        "absl.logging": logging,
+        "chex": _module("chex", assert_rank=nothing),
+        "jax": _module("jax", Array=type("Array", (), {}), numpy=np, tree_util=tree_util),
+        "jax.numpy": np,
+        "jax.tree_util": tree_util,
+        "tensorflow": _module("tensorflow", Tensor=type("Tensor", (), {})),
+    }
+
+
+def _packages(home: Path) -> dict[str, ModuleType]:
+    """The packages around the generators, empty: their own `__init__` import the neural models."""
+    inside = home / "_src"
+    return {
+        "clrs": _module("clrs", __path__=[str(home)]),
+        "clrs._src": _module("clrs._src", __path__=[str(inside)]),
+        "clrs._src.clrs_text": _module("clrs._src.clrs_text", __path__=[str(inside / "clrs_text")]),
+    }
+
 
 Split = Literal["train", "test"]
 SPLITS = ("train", "test")

@@ -6,8 +6,6 @@ import math
 
 from sharpmax.errors import reject, reject_type
 
-__all__ = ["ALGORITHMS", "SMALLEST", "check_algorithm", "check_size", "test_sizes", "train_sizes"]
-
 # Of the official training sizes, each algorithm has those up to one of its own, by how much text they cost.
 _SIZES = (4, 5, 10, 11, 12, 15, 19, 23, 28, 31)
 _LARGEST = {

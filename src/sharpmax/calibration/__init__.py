@@ -1,0 +1,1 @@
+"""Learn a policy for a model within a budget."""

@@ -1,0 +1,216 @@
+"""What row statistics and sharp attention cost on the CPU, next to the stock attention of the same run.
+
+Correctness comes first: a case that disagrees with the float64 reference gets no speed. Machine noise hits all
+cases alike, because every round runs each of them once and ratios are taken within a round.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sharpmax.errors import OutOfRangeWarning
+from sharpmax.experiments.benchmarks.subprocess import import_costs, peak_extra_bytes
+from sharpmax.experiments.targets import held_to
+from sharpmax.ops.attention import attention
+from sharpmax.ops.softmax import softmax
+from sharpmax.policies.polynomial import PAPER
+from sharpmax.provenance import check_amounts, check_seed
+from sharpmax.stats.dispatch import row_stats
+from sharpmax.stats.statistics import RowStats
+
+FULL_LENGTH = 16_384
+"""The length the targets are meant for."""
+
+_HEADS, _WIDTH = 8, 64
+_SAMPLED_ROWS = 32
+_STOCK = "attention/stock"
+_STREAMING = "row-stats/streaming"
+
+_TARGETS: dict[str, dict[str, float]] = {
+    _STREAMING: {"ratio": 1.8, "extra_mb": 300.0},
+    "row-stats/stock": {"ratio": 1.1},
+    "import/sharpmax": {"ratio": 1.2, "heavy_modules": 0},
+    "import/row-stats": {"ratio": 1.2, "heavy_modules": 0},
+}
+
+
+@dataclass(frozen=True)
+class _Inputs:
+    """Random queries, keys and values `[1, H, L, D]` in float32, and the rows that are checked."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    rows: Tensor
+
+    @classmethod
+    def drawn(cls, length: int, seed: int) -> _Inputs:
+        generator = torch.Generator().manual_seed(seed)
+        q, k, v = torch.randn(3, 1, _HEADS, length, _WIDTH, generator=generator).unbind()
+        rows = torch.linspace(0, length - 1, min(length, _SAMPLED_ROWS), dtype=torch.float64).round().long()
+        return cls(q, k, v, rows)
+
+
+@dataclass(frozen=True)
+class _Reference:
+    """What the sampled rows have to be, from the dense logits in float64."""
+
+    rows: Tensor
+    stats: RowStats
+    plain: Tensor
+    sharp: Tensor
+
+    @classmethod
+    def of(cls, x: _Inputs) -> _Reference:
+        seen = torch.arange(x.k.shape[-2]) <= x.rows[:, None]
+        q, k, v = x.q[:, :, x.rows].double(), x.k.double(), x.v.double()
+        logits = q @ k.transpose(-1, -2) / math.sqrt(_WIDTH)
+        return cls(
+            rows=x.rows,
+            stats=row_stats(q, k, attn_mask=seen, impl="reference"),
+            plain=softmax(logits, policy=None, mask=seen) @ v,
+            sharp=softmax(logits, policy=PAPER, mask=seen) @ v,
+        )
+
+
+@dataclass(frozen=True)
+class _Case:
+    """One thing to time, and how far it is from the reference."""
+
+    what: str
+    run: Callable[[_Inputs], Any]
+    errors: Callable[[Any, _Reference], dict[str, float]]
+    tolerance: float
+
+
+def _stats_errors(fields: tuple[str, ...]) -> Callable[[RowStats, _Reference], dict[str, float]]:
+    def errors(stats: RowStats, reference: _Reference) -> dict[str, float]:
+        return {
+            field: _distance(getattr(stats, field)[..., reference.rows], getattr(reference.stats, field))
+            for field in fields
+        }
+
+    return errors
+
+
+def _distance(given: Tensor, wanted: Tensor) -> float:
+    """Largest error, relative where the wanted value exceeds 1; NaN, which no tolerance allows, if any is NaN."""
+    wanted = wanted.double()
+    return float(((given.double() - wanted).abs() / wanted.abs().clamp_min(1.0)).max())
+
+
+_CASES: dict[str, _Case] = {
+    _STOCK: _Case(
+        what="torch's scaled_dot_product_attention",
+        run=lambda x: F.scaled_dot_product_attention(x.q, x.k, x.v, is_causal=True),
+        errors=lambda out, ref: {"output": _distance(out[..., ref.rows, :], ref.plain)},
+        tolerance=1e-5,
+    ),
+    _STREAMING: _Case(
+        what="row_stats, every statistic",
+        run=lambda x: row_stats(x.q, x.k, is_causal=True, impl="streaming"),
+        errors=_stats_errors(("count", "max", "lse", "mean", "var", "entropy")),
+        tolerance=1e-5,
+    ),
+    "row-stats/stock": _Case(
+        what="row_stats, entropy from torch's kernel",
+        run=lambda x: row_stats(x.q, x.k, is_causal=True, impl="stock", fields=("entropy",)).entropy,
+        errors=lambda entropy, ref: {"entropy": _distance(entropy[..., ref.rows], ref.stats.entropy)},
+        tolerance=1e-5,
+    ),
+    "attention/paper": _Case(
+        what='attention(policy="paper")',
+        run=lambda x: attention(x.q, x.k, x.v, is_causal=True, policy="paper"),
+        errors=lambda out, ref: {"output": _distance(out[..., ref.rows, :], ref.sharp)},
+        # β turns an error of the entropy into one of the logits, several times as large.
+        tolerance=1e-4,
+    ),
+}
+
+
+def cpu_tables(
+    length: int = FULL_LENGTH, repeat: int = 5, seed: int = 0, note: Callable[[str], None] = lambda text: None
+) -> dict[str, Any]:
+    """The tables `bench` (one entry per case, with targets) and `setting`; `note` is told what is being done."""
+    check_amounts(length, repeat)
+    check_seed(seed)
+    note("importing in fresh interpreters")
+    bench: dict[str, dict[str, Any]] = import_costs(repeat)
+    note("measuring memory in a fresh interpreter")
+    extra = peak_extra_bytes(length, _HEADS, _WIDTH)
+    with torch.no_grad(), warnings.catch_warnings():
+        # Rows of random logits this long lie beyond the polynomial's range; what is timed here is its cost.
+        warnings.simplefilter("ignore", OutOfRangeWarning)
+        inputs = _Inputs.drawn(length, seed)
+        cases = _checked(inputs, note)
+        _time(cases, inputs, repeat, note)
+    cases[_STREAMING]["extra_mb"] = None if extra is None else extra / 1e6
+    cases[_STREAMING]["dense_mb"] = _HEADS * length**2 * 4 / 1e6
+    bench = cases | bench
+    for name, entry in bench.items():
+        judged = length >= FULL_LENGTH or name.startswith("import/")
+        entry["targets"] = _targets(name, entry, judged)
+    setting = {
+        "length": length,
+        "heads": _HEADS,
+        "head_size": _WIDTH,
+        "causal": True,
+        "dtype": "float32",
+        "threads": torch.get_num_threads(),
+        "rounds": repeat,
+        "checked_rows": len(inputs.rows) * _HEADS,
+        "targets_are_for_length": FULL_LENGTH,
+    }
+    return {"bench": bench, "setting": setting}
+
+
+def disagreeing(tables: dict[str, Any]) -> list[str]:
+    """The cases that disagree with the reference."""
+    return [name for name, entry in tables["bench"].items() if not entry.get("agrees", True)]
+
+
+def _checked(inputs: _Inputs, note: Callable[[str], None]) -> dict[str, dict[str, Any]]:
+    note("computing the float64 reference")
+    reference = _Reference.of(inputs)
+    found = {}
+    for name, case in _CASES.items():
+        note(f"checking {name}")
+        errors = case.errors(case.run(inputs), reference)
+        # Written this way round so that NaN does not pass.
+        agrees = all(error <= case.tolerance for error in errors.values())
+        found[name] = {
+            "what": case.what,
+            "agrees": agrees,
+            "errors": {field: error if math.isfinite(error) else None for field, error in errors.items()},
+            "tolerance": case.tolerance,
+        }
+    return found
+
+
+def _time(found: dict[str, dict[str, Any]], inputs: _Inputs, repeat: int, note: Callable[[str], None]) -> None:
+    """Add seconds and ratios to the cases that agree; their check was the warm-up."""
+    seconds: dict[str, list[float]] = {name: [] for name, entry in found.items() if entry["agrees"]}
+    for done in range(repeat):
+        for name, spent in seconds.items():
+            note(f"round {done + 1} of {repeat}: {name}")
+            start = time.perf_counter()
+            _CASES[name].run(inputs)
+            spent.append(time.perf_counter() - start)
+    stock = seconds.get(_STOCK)
+    for name, spent in seconds.items():
+        ratio = None if stock is None else statistics.median(s / t for s, t in zip(spent, stock, strict=True))
+        found[name] |= {"median_s": statistics.median(spent), "min_s": min(spent), "ratio": ratio, "rounds": repeat}
+
+
+def _targets(name: str, entry: dict[str, Any], judged: bool) -> dict[str, dict[str, Any]]:
+    return held_to(_TARGETS.get(name, {}), entry, judged)

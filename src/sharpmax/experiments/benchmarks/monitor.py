@@ -1,0 +1,360 @@
+"""Quality of a monitor: false alarms on fresh prompts, and detection of wrong answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sharpmax.errors import UnsupportedError, reject
+from sharpmax.experiments.benchmarks.monitor_cost import CONTEXT, ROUNDS, check_cost, monitor_cost
+from sharpmax.experiments.reproduce.detection import auroc
+from sharpmax.experiments.statistics import accuracy
+from sharpmax.files import display_name
+from sharpmax.integrations.transformers.interface import watched
+from sharpmax.models.language import LanguageModel, context_of
+from sharpmax.models.scoring import Reply, batches, encode, reply_losses
+from sharpmax.monitoring.learning import (
+    LEAST_LEARNED,
+    Reference,
+    check_rate,
+    learned,
+    least_examples,
+    read,
+    tokens_at_once,
+)
+from sharpmax.monitoring.monitor import Monitor
+from sharpmax.monitoring.observer import heads_of
+from sharpmax.monitoring.passes import Pass
+from sharpmax.monitoring.scores import DEFAULT, RULES, Learned
+from sharpmax.provenance import check_seed
+from sharpmax.tasks.prompt import Task
+from sharpmax.tasks.registry import get_task
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from sharpmax.files import display_name
+    from sharpmax.models.language import LanguageModel
+
+OWN: Mapping[str, str] = {
+    "confidence": "largest probability of a next token",
+    "entropy": "entropy of the next token",
+    "energy": "−ln Σ exp of the output logits",
+}
+"""The model's own signals; of each, more is more suspicious (of the probability, less)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Answered:
+    """N prompts as a model answered them; all but `right` is about the row that says the first token of the answer."""
+
+    right: np.ndarray
+    """Whether greedy decoding gives the right answer `[N]`."""
+
+    own: Mapping[str, np.ndarray]
+    """How suspicious each of the model's own signals finds it `[N]`."""
+
+    entropy: Tensor
+    """Of every head `[N, heads]`."""
+
+    count: Tensor
+    """Tokens read so far `[N]`."""
+
+    @classmethod
+    def together(cls, parts: Sequence[Answered]) -> Answered:
+        """Several lots of prompts as one."""
+        return cls(
+            np.concatenate([part.right for part in parts]),
+            {name: np.concatenate([part.own[name] for part in parts]) for name in OWN},
+            torch.cat([part.entropy for part in parts]),
+            torch.cat([part.count for part in parts]),
+        )
+
+    def as_reference(self, heads: Sequence[tuple[int, int]]) -> Reference:
+        """The rows as something to learn from."""
+        found = Reference(len(self.right), 0, heads)
+        found.entropy, found.count = self.entropy.double(), self.count
+        return found
+
+
+def replies_of(language: LanguageModel, task: Task, size: int, count: int, seed: int) -> list[Reply]:
+    """Prompts that the model reads up to the first token of the answer that says something.
+
+    Where numbers are tokens of their own, every answer begins with a blank, about which nobody can be wrong.
+    """
+    found = []
+    for prompt in task.prompts(size, count, seed):
+        reply = encode(language.tokenizer, prompt)
+        start = reply.start
+        while start < len(reply.ids) - 1 and not str(language.tokenizer.decode([reply.ids[start]])).strip():
+            start += 1
+        found.append(Reply(reply.ids, start))
+    return found
+
+
+def answered(model: PreTrainedModel, replies: Sequence[Reply]) -> Answered:
+    """Let the model answer, each prompt in one pass."""
+    parts: list[Answered] = []
+    order: list[int] = []
+    seeing: list[Pass] = []
+    logits: list[Tensor] = []
+    hook = model.register_forward_hook(lambda module, args, out: logits.append(out.logits))
+    with hook, watched(model, lambda seen: seeing[-1].see(seen)), torch.no_grad():
+        for batch in batches(replies, tokens_at_once(model)):
+            chosen = [replies[place] for place in batch]
+            seeing[:], logits[:] = [_pass(model, chosen)], []
+            right = reply_losses(model, chosen)[1].all(-1)
+            parts.append(_read_off(chosen, right, logits[-1], seeing[-1]))
+            order += batch
+    found = Answered.together(parts)
+    back = np.argsort(order)
+    return Answered(
+        found.right[back], {name: values[back] for name, values in found.own.items()},
+        found.entropy[back], found.count[back],
+    )  # fmt: skip
+
+
+def _pass(model: PreTrainedModel, replies: Sequence[Reply]) -> Pass:
+    return Pass(torch.tensor([reply.start - 1 for reply in replies], device=model.device))
+
+
+def _read_off(replies: Sequence[Reply], right: Tensor, logits: Tensor, seeing: Pass) -> Answered:
+    """The row that says the first token of each reply, among the rows `[B, places, V]` that were computed."""
+    said = sorted({place for reply in replies for place in range(reply.start, len(reply.ids))})
+    whole = logits.shape[1] > len(said)  # a model that cannot leave rows out
+    columns = [reply.start - 1 if whole else said.index(reply.start) for reply in replies]
+    rows = logits[torch.arange(len(replies)), torch.tensor(columns)].float()
+    log_p = rows.log_softmax(-1)
+    own: dict[str, Any] = {
+        "confidence": -log_p.amax(-1).exp(),
+        "entropy": torch.special.entr(log_p.exp()).sum(-1),
+        "energy": -rows.logsumexp(-1),
+    }
+    row = seeing.row()
+    if row is None:
+        raise UnsupportedError("model: its attention was not seen; allowed: a model that is not compiled")
+    numbers = {name: own[name].cpu().double().numpy() for name in OWN}
+    return Answered(right.cpu().numpy(), numbers, row.entropy.cpu(), row.count.cpu())
+
+
+ALL, POOLED = "all", "pooled"
+"""All tasks, all sizes."""
+
+MONITOR, _LENGTH, _BOTH = "monitor", "length", "both"
+
+SIGNALS: Mapping[str, str] = MappingProxyType(
+    {
+        MONITOR: "attention entropies against the reference",
+        **OWN,
+        _LENGTH: "tokens read",
+        _BOTH: "monitor and entropy, each in standard deviations of the reference, added",
+    }
+)
+
+Cells = Mapping[tuple[str, int], Answered]
+"""What a model answered, by task and size."""
+
+
+def _scores(known: Learned, one: Answered) -> np.ndarray:
+    return np.asarray(known.prompt.baseline.score(one.entropy))
+
+
+def alarms_of(known: Learned, one: Answered) -> np.ndarray:
+    """For which prompts there is an alarm."""
+    return np.asarray(_scores(known, one) > known.prompt.threshold)
+
+
+def by_size(cells: Cells, task: str, what: Callable[[Answered], np.ndarray]) -> dict[str, Any]:
+    """How often something is so, at each size of a task, in percent."""
+    return {str(size): accuracy([int(x) for x in what(one)]) for (name, size), one in cells.items() if name == task}
+
+
+def _of(cells: Cells, task: str) -> Answered:
+    return Answered.together([one for (name, _), one in cells.items() if task in (name, ALL)])
+
+
+def auroc_of(cells: Cells, task: str, known: Learned, seed: int) -> dict[str, Any]:
+    """AUROC of the monitor over all sizes of a task."""
+    whole = _of(cells, task)
+    return auroc(_scores(known, whole)[None], whole.right[None], seed)
+
+
+def aurocs(cells: Cells, task: str, known: Learned, typical: Answered, seed: int) -> dict[str, Any]:
+    """AUROC of every signal at each size of a task and over all of them; `typical` is the reference."""
+
+    def signals(one: Answered) -> dict[str, np.ndarray]:
+        score, usual = _scores(known, one), typical.own["entropy"]
+        both = score + (one.own["entropy"] - usual.mean()) / max(usual.std(), 1e-9)
+        return {MONITOR: score, **one.own, _LENGTH: one.count.numpy().astype(float), _BOTH: both}
+
+    lots = {str(size): one for (name, size), one in cells.items() if name == task} | {POOLED: _of(cells, task)}
+    table: dict[str, Any] = {signal: {} for signal in SIGNALS}
+    for lot, one in lots.items():
+        for signal, suspicion in signals(one).items():
+            table[signal][lot] = auroc(suspicion[None], one.right[None], seed)
+    return table
+
+
+_SEEDS = {"reference": 1000, "validation": 2000, "evaluation": 3000}
+_SAMPLE, _SLACK = 4, 1.1
+_MARGIN = 1.0
+"""Points that the false-alarm rate may be off."""
+
+
+@dataclass(frozen=True)
+class Course:
+    """A task, its sizes, and up to which of them the monitor learns."""
+
+    task: Task
+    sizes: tuple[int, ...]
+    known: int
+
+    def reference(self) -> list[int]:
+        """The sizes that are learned from."""
+        return [size for size in self.sizes if size <= self.known]
+
+
+COURSES = (
+    Course(get_task("kv"), (8, 16, 32, 64, 128, 256, 512), 32),
+    Course(get_task("max"), (8, 16, 32, 64, 128), 16),
+    Course(get_task("needle"), (8, 16, 32, 64), 16),
+)
+
+
+def monitor_tables(
+    language: LanguageModel,
+    courses: Sequence[Course] = COURSES,
+    *,
+    limit: int = 100,
+    false_alarms: float = 0.01,
+    seed: int = 0,
+    context: int = CONTEXT,
+    rounds: int = ROUNDS,
+    note: Callable[[str], None] = lambda text: None,
+) -> dict[str, Any]:
+    """All tables; `limit` is the number of evaluation prompts of each size, and `note` is told what is being done.
+
+    There are half as many for validation, and twice as many of the small sizes to learn from and to count false alarms.
+    """
+    check_seed(seed)
+    check_rate(false_alarms)
+    check_cost(context, rounds)
+    courses = _readable(language, courses)
+    cells = sum(len(course.reference()) for course in courses)
+    needed = -(-(least_examples(false_alarms) + LEAST_LEARNED) // (2 * cells))
+    if limit < max(2, needed):
+        reject("limit", limit, f"{max(2, needed)} or more for a false-alarm rate of {false_alarms:g}")
+    bench = _Bench(language, tuple(courses), seed, note)
+    typical = Answered.together(list(bench.cells("reference", 2 * limit, known=True).values()))
+    reference = typical.as_reference(heads_of(language.model))
+    rule, validation = bench.choose(reference, limit // 2, false_alarms)
+    found = learned(reference, false_alarms, rule)
+    fresh = bench.cells("evaluation", limit)
+    return {
+        "setting": bench.setting(limit, false_alarms, rule),
+        "validation": validation,
+        "false_alarms": bench.false_alarms(found, 2 * limit, false_alarms),
+        **{f"accuracy/{task}": by_size(fresh, task, lambda one: one.right) for task in bench.tasks},
+        **{f"alarms/{task}": by_size(fresh, task, lambda one: alarms_of(found, one)) for task in bench.tasks},
+        **{f"auroc/{task}": aurocs(fresh, task, found, typical, seed) for task in (*bench.tasks, ALL)},
+        "overhead": monitor_cost(language.model, found, context=context, rounds=rounds, note=note),
+    }
+
+
+def _readable(language: LanguageModel, courses: Sequence[Course]) -> list[Course]:
+    """The courses with the sizes that the model is made for; an error if nothing is left to learn from."""
+    room = context_of(language.model)
+
+    def fits(course: Course, size: int) -> bool:
+        longest = max(len(reply.ids) for reply in replies_of(language, course.task, size, _SAMPLE, _SEEDS["reference"]))
+        return room is None or longest * _SLACK <= room
+
+    found = [replace(course, sizes=tuple(size for size in course.sizes if fits(course, size))) for course in courses]
+    found = [course for course in found if course.reference()]
+    if not found:
+        reject("model", f"{language.name}, made for {room} tokens", "a model that can read the smallest prompts")
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class _Bench:
+    """The model, the courses, and where prompts come from."""
+
+    language: LanguageModel
+    courses: tuple[Course, ...]
+    seed: int
+    note: Callable[[str], None]
+
+    @property
+    def tasks(self) -> list[str]:
+        return [course.task.name for course in self.courses]
+
+    def replies(self, part: str, course: Course, size: int, count: int) -> list[Reply]:
+        """Prompts of one size, of seeds that no other part has."""
+        self.note(f"{part}: {course.task.name}, size {size}")
+        return replies_of(self.language, course.task, size, count, _SEEDS[part] + self.seed)
+
+    def cells(self, part: str, count: int, *, known: bool = False) -> Cells:
+        """Every task and size (those to learn from alone), answered."""
+        found = {}
+        for course in self.courses:
+            for size in course.reference() if known else course.sizes:
+                replies = self.replies(part, course, size, count)
+                found[course.task.name, size] = answered(self.language.model, replies)
+        return found
+
+    def choose(self, reference: Reference, count: int, rate: float) -> tuple[str, dict[str, Any]]:
+        """The rule that tells wrong from right best over all validation prompts, and how each does."""
+        cells = self.cells("validation", count)
+        table: dict[str, Any] = {}
+        for rule in RULES:
+            made = learned(reference, rate, rule)
+            table[rule] = {task: auroc_of(cells, task, made, self.seed) for task in (*self.tasks, ALL)}
+        told = {rule: table[rule][ALL]["auroc"] for rule in RULES}
+        best = DEFAULT if None in told.values() else max(RULES, key=lambda rule: told[rule])
+        return best, table
+
+    def false_alarms(self, known: Learned, count: int, rate: float) -> dict[str, Any]:
+        """Alarms on fresh prompts like those of the reference, as a service would meet them."""
+        model = self.language.model
+        found: dict[str, list[int]] = {}
+        with Monitor(model, known, false_alarms=rate, every=1, generated=0) as monitor, torch.no_grad():
+            for course in self.courses:
+                for size in course.reference():
+                    replies = self.replies("evaluation", course, size, count)
+                    alarms = found.setdefault(f"{course.task.name}/{size}", [])
+                    prompts = [Reply(one.ids[: one.start], one.start) for one in replies]
+                    for batch in batches(prompts, tokens_at_once(model)):
+                        with monitor.request() as request:
+                            read(model, [prompts[place].ids for place in batch])
+                        alarms += [int(one.alarm) for one in request.report.sequences]
+        pooled = accuracy([one for alarms in found.values() for one in alarms])
+        off = abs(pooled["mean"] - 100.0 * rate)
+        return {
+            "asked": 100.0 * rate,
+            POOLED: pooled | {"off": off, "targets": {"off": {"at_most": _MARGIN, "reached": off <= _MARGIN}}},
+            **{cell: accuracy(alarms) for cell, alarms in found.items()},
+        }
+
+    def setting(self, limit: int, rate: float, rule: str) -> dict[str, Any]:
+        model, name = self.language.model, self.language.name
+        return {
+            "model": display_name(name),
+            "tasks": {course.task.name: course.task.version for course in self.courses},
+            "sizes": {course.task.name: list(course.sizes) for course in self.courses},
+            "reference": {course.task.name: course.reference() for course in self.courses},
+            "prompts": limit,
+            "false_alarms": rate,
+            "rule": rule,
+            "rules": {name: one.what for name, one in RULES.items()},
+            "signals": dict(SIGNALS),
+            "dtype": str(model.dtype).removeprefix("torch."),
+            "device": model.device.type,
+            "seed": self.seed,
+        }

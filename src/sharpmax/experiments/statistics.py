@@ -1,0 +1,97 @@
+"""Intervals and paired tests for accuracies and losses."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from sharpmax.lazy import require
+
+CONFIDENCE = 0.95
+"""What every interval is meant to hold."""
+
+
+def accuracy(right: Sequence[int]) -> dict[str, Any]:
+    """Right answers in percent with Wilson's 95% interval.
+
+    >>> accuracy([1, 1, 0, 0])["mean"]
+    50.0
+    """
+    found = _scipy().binomtest(sum(right), len(right)).proportion_ci(CONFIDENCE, method="wilson")
+    return {
+        "mean": 100.0 * sum(right) / len(right),
+        "low": 100.0 * float(found.low),
+        "high": 100.0 * float(found.high),
+        "n": len(right),
+    }
+
+
+def paired(base: Sequence[int], arm: Sequence[int]) -> dict[str, Any]:
+    """Prompts that an arm gained and lost, and McNemar's exact test: could they be as many by chance?
+
+    >>> paired([0, 0, 1], [1, 1, 1])
+    {'gained': 2, 'lost': 0, 'p': 0.5}
+    """
+    gained = sum(b < a for b, a in zip(base, arm, strict=True))
+    lost = sum(b > a for b, a in zip(base, arm, strict=True))
+    p = float(_scipy().binomtest(gained, gained + lost).pvalue) if gained + lost else 1.0
+    return {"gained": gained, "lost": lost, "p": p}
+
+
+def perplexity(losses: Sequence[tuple[float, int]]) -> dict[str, Any]:
+    """Perplexity over all tokens of texts with (summed loss in nats, tokens) each."""
+    tokens = sum(count for _, count in losses)
+    return {"mean": math.exp(math.fsum(loss for loss, _ in losses) / tokens), "n": tokens}
+
+
+def rise(base: Sequence[tuple[float, int]], arm: Sequence[tuple[float, int]]) -> dict[str, Any]:
+    """How far perplexity rises on the same texts, in percent, with a 95% interval over texts (None for one text).
+
+    The rise in nats per token is a ratio of sums, whose error comes from how far each text departs from it; for
+    texts of one length that is the paired t interval of their mean differences.
+    """
+    tokens = np.array([count for _, count in base], dtype=float)
+    apart = np.array([a[0] - b[0] for a, b in zip(arm, base, strict=True)])
+    ratio = float(apart.sum() / tokens.sum())
+    low = high = None
+    if (texts := len(tokens)) > 1:
+        error = math.sqrt(texts / (texts - 1) * float(((apart - ratio * tokens) ** 2).sum())) / float(tokens.sum())
+        reach = float(_scipy().t.ppf(0.5 + 0.5 * CONFIDENCE, texts - 1)) * error
+        low, high = _percent(ratio - reach), _percent(ratio + reach)
+    return {"rise": _percent(ratio), "low": low, "high": high}
+
+
+def _percent(nats: float) -> float:
+    return 100.0 * math.expm1(nats)
+
+
+def _scipy() -> Any:
+    return require("scipy.stats", "fit", "comparing arms")
+
+
+def mean(per_seed: np.ndarray) -> dict[str, Any]:
+    """Mean, standard error (None for a single seed) and number of seeds."""
+    n = len(per_seed)
+    sem = float(np.std(per_seed, ddof=1) / math.sqrt(n)) if n > 1 else None
+    return {"mean": float(np.mean(per_seed)), "sem": sem, "n": n}
+
+
+def compare(arm: np.ndarray, base: np.ndarray, ceiling: np.ndarray) -> dict[str, Any]:
+    """Gain of an arm over the base, the p-value of a two-sided paired t-test, and its share of the ceiling in percent.
+
+    The p-value is None where no test is possible: a single seed, or the same difference in every seed.
+    """
+    share = 100.0 * float(arm.mean() / ceiling.mean()) if ceiling.mean() > 0 else None
+    return {"gain": float((arm - base).mean()), "p": paired_p(arm, base), "of_ceiling": share}
+
+
+def paired_p(arm: np.ndarray, base: np.ndarray) -> float | None:
+    """The p-value of a two-sided paired t-test; None for a single seed, or the same difference in every seed."""
+    # Equal differences of percentages differ by their rounding, and a test would call that certainty.
+    if len(arm) < 2 or np.ptp(arm - base) <= 1e-9:
+        return None
+    stats = require("scipy.stats", "reproduce", "comparing arms")
+    return float(stats.ttest_rel(arm, base).pvalue)

@@ -1,0 +1,255 @@
+"""Results of `calibrate`, `probe` and `horizon` as tables."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+
+from sharpmax.calibration.budget import percent
+from sharpmax.calibration.calibrate import CalibrationResult
+from sharpmax.errors import UnsupportedError
+from sharpmax.experiments.statistics import accuracy
+from sharpmax.files import display_name
+from sharpmax.integrations.transformers.application import applied
+from sharpmax.models.language import LanguageModel
+from sharpmax.policies.base import Policy
+from sharpmax.policies.per_head import PerHead
+from sharpmax.probing.certified import REACH, Certificate, HeadCertificate
+from sharpmax.probing.horizons import KINDS, MeasuredHead, MeasuredHorizons
+from sharpmax.probing.probe import ProbeResult, probe
+from sharpmax.stats.statistics import RowStats
+from sharpmax.theory.bounds import whole
+
+REFERENCE_ROW = "a row of 1,024 keys with H/ln n = 0.5 and a top weight of 0.25"
+"""The row whose β stands for a head where heads are compared."""
+
+_POINTS = 120
+"""Points of a learning curve that are kept: enough to see it."""
+
+
+def calibrated_tables(found: CalibrationResult, model: str) -> dict[str, Any]:
+    """Everything a reader of the calibration may ask for."""
+    setting, profile = dict(found.setting), found.setting["profile"]
+    chosen, foldable = found.chosen, found.foldable
+    size = str(max(profile["sizes"]))
+    return {
+        "setting": {
+            **setting,
+            "model": model,
+            "leash": 100.0 * setting["leash"],
+            "sizes": profile["sizes"],
+            "kinds": profile["kinds"],
+            "steps": profile["steps"],
+            "touched": chosen.touched,
+            "reference_row": REFERENCE_ROW,
+        },
+        "curve": _curves(found.curves[chosen.kind]),
+        "candidates": {
+            kind: {
+                "kind": kind,
+                "strength": one.strength,
+                "touched": one.touched,
+                "validation": 100.0 * one.right,
+                "nll": one.nll,
+                "rise": {name: percent(rise) for name, rise in one.rises.items()},
+                "foldable": one.foldable,
+            }
+            for kind, one in found.candidates.items()
+        },
+        "before": dict(found.before),
+        "chosen": chosen.kind,
+        "best_foldable": None if foldable is None else foldable.kind,
+        "heads": _heads(chosen.policy),
+        "validation": {
+            "as it comes": {size: _cell(found.before["right"], profile["validation_prompts"])},
+            **{kind: {size: _cell(one.right, profile["validation_prompts"])} for kind, one in found.candidates.items()},
+        },
+    }
+
+
+def _cell(share: float, prompts: int) -> dict[str, Any]:
+    right = round(share * prompts)
+    return accuracy([1] * right + [0] * (prompts - right))
+
+
+def _curves(steps: Sequence[Mapping[str, float]]) -> dict[str, list[list[float]]]:
+    every = max(1, math.ceil(len(steps) / _POINTS))
+    kept = steps[::every]
+    names = dict.fromkeys(name for step in steps for name in step if name not in ("step", "nll"))
+    curve = {"nll": [[step["step"], step["nll"]] for step in kept]}
+    for name in names:
+        curve[f"rise/{name}"] = [[step["step"], percent(step[name])] for step in kept if name in step]
+    return curve
+
+
+def _heads(policy: PerHead) -> dict[str, Any]:
+    betas = [[_beta(one) for one in layer] for layer in policy.policies]
+    touched: list[list[Any]] = [
+        [i, j, one.describe(), betas[i][j]]
+        for i, layer in enumerate(policy.policies)
+        for j, one in enumerate(layer)
+        if not one.is_identity
+    ]
+    touched.sort(key=lambda entry: -abs(math.log(entry[3])))
+    return {"betas": betas, "touched": touched}
+
+
+def _beta(policy: Policy) -> float:
+    n, entropy, top = 1024, 0.5 * math.log(1024), 0.25
+    lse = -math.log(top)
+    # With the largest logit at 0 the top weight is e^−lse.
+    row = RowStats(*(torch.tensor([value]) for value in (n, 0.0, lse, lse - entropy, 1.0)))
+    return float(policy.beta(row))
+
+
+def probe_under(language: LanguageModel, policy: Policy | None, **options: Any) -> ProbeResult:
+    """Probe a model while a policy is applied (None: as it comes); `options` are those of `sharpmax.probing`."""
+    with nullcontext() if policy is None else applied(language.model, policy):
+        return probe(language.model, language.tokenizer, name=display_name(language.name), **options)
+
+
+def probed_tables(found: ProbeResult, policy: str | None) -> dict[str, Any]:
+    """Everything a reader of the probe may ask for, with the policy under the name it was asked for by."""
+    tables = found.tables()
+    return {**tables, "setting": {**tables["setting"], "policy": policy}}
+
+
+RULE = (
+    f"a certificate is informative if its horizon is at most {REACH} times the model's context, or the sliding window, "
+    "or the table of learned positions, where a row sees no more; else it is vacuous"
+)
+
+
+def horizon_tables(
+    certificate: Certificate, measured: MeasuredHorizons | None, setting: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Everything a reader of the horizons may ask for; `setting` says of what and how."""
+    layers = range(certificate.layers)
+    heads = [len(certificate.of_layer(number)) for number in layers]
+    return {
+        "setting": {
+            **setting,
+            "family": certificate.family,
+            "layers": certificate.layers,
+            "heads": max(heads),
+            "mass": certificate.mass,
+            "context": certificate.context,
+            "reach": max(one.reach for one in certificate.heads),
+            "rule": RULE,
+            "prompts": None if measured is None else _prompts(measured),
+        },
+        "verdict": [*_certain(certificate), *([] if measured is None else _seen(measured))],
+        "certified": {**_certified_together(certificate.heads), "median_by": certificate.median_by()},
+        "measured": None if measured is None else _measured_together(measured.heads),
+        "layers": {
+            str(number): {
+                "certified": _certified_together(certificate.of_layer(number)),
+                "measured": None if measured is None else _measured_together(measured.of_layer(number)),
+            }
+            for number in layers
+        },
+        "heads": _horizon_heads(certificate, measured),
+    }
+
+
+def check_consistent(certificate: Certificate, measured: MeasuredHorizons, dtype: torch.dtype) -> None:
+    """Refuse a model whose logits spread further than is certain: it computes something else than its weights say."""
+    rounding = 8.0 * torch.finfo(dtype).eps
+    for certain, seen in zip(certificate.heads, measured.heads, strict=True):
+        if seen.widest > certain.spread * (1.0 + rounding):
+            raise UnsupportedError(
+                f"model: in layer {certain.layer}, head {certain.head} a spread of {seen.widest:.4g} was measured and "
+                f"{certain.spread:.4g} certified; this {certificate.family} computes more than its weights say"
+            )
+
+
+def _prompts(measured: MeasuredHorizons) -> dict[str, Any]:
+    return {
+        "task": measured.task,
+        "sizes": list(measured.sizes),
+        "prompts": measured.prompts,
+        "shortest": measured.shortest,
+        "longest": measured.longest,
+    }
+
+
+def _horizon_heads(certificate: Certificate, measured: MeasuredHorizons | None) -> dict[str, Any]:
+    seen = {} if measured is None else {(one.layer, one.head): one for one in measured.heads}
+    return {
+        f"{one.layer}.{one.head}": {
+            "certified": {
+                "spread": one.spread,
+                "by": one.by,
+                "bounds": dict(one.bounds),
+                "log10_tokens": one.log10_tokens,
+                "tokens": one.tokens,
+                "informative": one.informative,
+                "reach": one.reach,
+            },
+            "measured": None if (found := seen.get((one.layer, one.head))) is None else _measured(found),
+        }
+        for one in certificate.heads
+    }
+
+
+def _measured(one: MeasuredHead) -> dict[str, Any]:
+    names = ("spread", "widest", "slope", "slope_low", "slope_high", "kind", "tokens", "low", "high")
+    return {name: getattr(one, name) for name in names}
+
+
+def _certified_together(heads: Sequence[HeadCertificate]) -> dict[str, Any]:
+    first = min(heads, key=lambda one: one.log10_tokens)
+    return {
+        "smallest": min(one.spread for one in heads),
+        "median": statistics.median(one.spread for one in heads),
+        "tokens": first.tokens,
+        "log10_tokens": first.log10_tokens,
+        "informative": sum(one.informative for one in heads),
+        "heads": len(heads),
+    }
+
+
+def _measured_together(heads: Sequence[MeasuredHead]) -> dict[str, Any]:
+    kinds, tokens = Counter(one.kind for one in heads), [one.tokens for one in heads if one.tokens is not None]
+    return {
+        "spread": statistics.median(one.spread for one in heads),
+        "widest": max(one.widest for one in heads),
+        "tokens": statistics.median(tokens) if tokens else None,
+        **{kind: kinds[kind] for kind in KINDS},
+    }
+
+
+def _certain(certificate: Certificate) -> list[str]:
+    told, total, mass = certificate.informative, len(certificate.heads), f"{100 * certificate.mass:g}%"
+    first = min(certificate.heads, key=lambda one: one.log10_tokens)
+    name = f"layer {first.layer}, head {first.head}"
+    if told:
+        return [
+            f"Certified for every input: {len(told)} of {total} heads cannot keep {mass} of their weight on one token "
+            f"beyond a known number of tokens, the first of them ({name}) beyond {first.tokens:,}; for the other "
+            f"{total - len(told)} the certificate is vacuous."
+        ]
+    power = math.floor(10.0 * first.log10_tokens) / 10.0
+    return [
+        f"Certified for every input: nothing that anyone could meet, for all {total} certificates are vacuous. The "
+        f"tightest ({name}) allows {mass} of the weight on one token up to about 10^{power:.1f} tokens, "
+        f"and no row will see more than {first.reach:,}."
+    ]
+
+
+def _seen(measured: MeasuredHorizons) -> list[str]:
+    kinds, total = Counter(one.kind for one in measured.heads), len(measured.heads)
+    mass = f"{100 * measured.mass:g}%"
+    tokens = [one.tokens for one in measured.heads if one.tokens is not None]
+    by = f" (half of these by {whole(statistics.median(tokens)):,} tokens)" if tokens else ""
+    return [
+        f"Measured on {measured.prompts} prompts of {measured.shortest:,} to {measured.longest:,} tokens: of {total} "
+        f"heads {kinds['before']} hold {mass} of their weight on one token at no length, {kinds['at']} fall under "
+        f"it{by}, and {kinds['beyond']} are not seen to fall."
+    ]

@@ -1,0 +1,1 @@
+"""Where models run: policies in transformers models."""

@@ -1,0 +1,154 @@
+"""`apply`, `applied` and `restore`: put a policy into a transformers model and take it out."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import WeakKeyDictionary
+
+from sharpmax.errors import UnsupportedError
+from sharpmax.integrations.transformers.interface import Installed, install, installed, kept, modules_of, put
+from sharpmax.integrations.transformers.rules import check_shape, rules_of
+from sharpmax.integrations.transformers.support import check_all_reached, check_model
+from sharpmax.policies.base import Policy, Said
+from sharpmax.policies.registry import BESIDE as FILE
+from sharpmax.policies.registry import resolve_policy
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+def policy_from(policy: Policy | str | os.PathLike[str] | None) -> Policy:
+    """The policy an argument means, in a model as in every other function that takes one."""
+    return resolve_policy(policy)
+
+
+def save_with_policy(model: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
+    """Stands in for `save_pretrained` while a policy is applied: saves the model as it is without, and the policy."""
+    state = installed(model)
+    given = inspect.signature(type(model).save_pretrained).bind(model, *args, **kwargs).arguments
+    if given.get("push_to_hub"):
+        raise UnsupportedError(
+            "push_to_hub: save_pretrained uploads before the policy is written; "
+            "allowed: model.push_to_hub(...), which uploads the policy too"
+        )
+    own = (state.own if state is not None else {}).get("save_pretrained", partial(type(model).save_pretrained, model))
+    with _plainly_eager(state):
+        own(*args, **kwargs)
+    if state is not None and state.policy is not None and given.get("is_main_process", True):
+        state.policy.save(Path(given["save_directory"]) / FILE)
+
+
+@contextmanager
+def _plainly_eager(state: Installed | None) -> Iterator[None]:
+    """A configuration that outputs attentions can only be saved where it names eager attention itself."""
+    configs = [one.config for one in (state.modules if state is not None else ()) if one.config.output_attentions]
+    names = [config._attn_implementation for config in configs]
+    try:
+        for config in configs:
+            config._attn_implementation_internal = "eager"
+        yield
+    finally:
+        for config, name in zip(configs, names, strict=True):
+            config._attn_implementation_internal = name
+
+
+M = TypeVar("M", bound="PreTrainedModel")
+
+_said: WeakKeyDictionary[PreTrainedModel, Said] = WeakKeyDictionary()
+"""What each model has been warned of: applying a policy again is no reason to say it again."""
+
+
+def apply(model: M, policy: Policy | str | os.PathLike[str] | None, *, skip_unsupported: bool = False) -> M:
+    """Let `policy` choose the temperature of every attention row of a transformers model; returns the model.
+
+    `policy` is a policy, the name of one, the path of a policy file, or a folder that `save_pretrained` of a model
+    with a policy wrote; None is the policy that changes nothing. Weights and configuration stay as they are, and so
+    does everything the model can do: caches, beam search, padding, training. A policy applied before is replaced. A
+    forward pass that is running in another thread ends with the policy it began with.
+
+    A `PerHead` policy has one row per module that attends, in the order of `model.modules()`: in a decoder the layers,
+    `module.layer_idx`; in an encoder–decoder model the encoder's layers, then self-attention and cross-attention of
+    each decoder layer. Any other policy acts on every head of all of these, cross-attention included. Rows of a
+    sliding-window layer see no more keys than the window, and count no more.
+
+    Modules that attend without transformers' attention interface (`nn.MultiheadAttention`, attention written out) raise
+    an `UnsupportedError` that names them. With `skip_unsupported=True` they keep β = 1 and have no row in a `PerHead`
+    policy; what is done with the model while the policy is applied (probing, capturing) leaves them out too.
+
+    While a policy is applied, `model.save_pretrained` also writes it, as `sharpmax_policy.json` beside weights that
+    load without sharpmax. With gradient checkpointing, keep the policy applied until `backward` is done.
+
+    >>> import sharpmax.integrations.transformers as hf
+    >>> from transformers import LlamaConfig, LlamaForCausalLM
+    >>> config = LlamaConfig(vocab_size=97, hidden_size=32, intermediate_size=32, num_hidden_layers=2,
+    ...                      num_attention_heads=4)
+    >>> model = hf.apply(LlamaForCausalLM(config), "paper")
+    >>> hf.policy_of(model).kind
+    'polynomial'
+    """
+    chosen = policy_from(policy)
+    if not skip_unsupported:
+        check_all_reached(check_model(model))
+    modules = modules_of(model, skip_unsupported=skip_unsupported)
+    check_shape(chosen, [one.heads for one in modules], type(model).__name__)
+    said = _said.setdefault(model, Said())
+    install(
+        model,
+        lambda layer: rules_of(chosen, layer, said),
+        policy=chosen,
+        methods=_METHODS,
+        skip_unsupported=skip_unsupported,
+    )
+    return model
+
+
+@contextmanager
+def applied(model: M, policy: Policy | str | os.PathLike[str] | None, *, skip_unsupported: bool = False) -> Iterator[M]:
+    """`apply` for a `with` block; afterwards the model is as it was before, with the policy it had then, if any.
+
+    Blocks can be nested. Until the outermost one ends, no other thread or task can change the policy of the model:
+    `applied`, `apply` and `restore` are refused there.
+    """
+    with kept(check_model(model)):
+        yield apply(model, policy, skip_unsupported=skip_unsupported)
+
+
+def restore(model: M) -> M:
+    """Take any policy out of the model, which is then exactly as it was; returns the model."""
+    put(check_model(model), None)
+    return model
+
+
+def policy_of(model: PreTrainedModel) -> Policy | None:
+    """The policy applied to a model, or None."""
+    state = installed(check_model(model))
+    return None if state is None else state.policy
+
+
+def _no_other_attention(model: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
+    raise UnsupportedError(
+        "attn_implementation: it cannot change while a policy is applied, which would be lost; "
+        "do sharpmax.restore(model) first and apply again afterwards"
+    )
+
+
+def _no_continuous_batching(model: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
+    raise UnsupportedError(
+        "generate_batch: continuous batching packs several prompts into one row of keys through kernels of its own, "
+        "which a policy cannot reach; use model.generate, or fold a constant policy into the weights (sharpmax.fold)"
+    )
+
+
+# Each stands in on the model, not on its class, and goes when the policy goes.
+_METHODS = {
+    "save_pretrained": save_with_policy,
+    "set_attn_implementation": _no_other_attention,
+    "init_continuous_batching": _no_continuous_batching,
+    "generate_batch": _no_continuous_batching,
+}

@@ -1,0 +1,176 @@
+"""Where the queries and keys of an attention module come from, and how to scale queries there, head by head."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sharpmax.errors import UnsupportedError
+from sharpmax.integrations.transformers.support import AttentionModule, require_transformers
+
+# Layers that make queries alone, and their neighbours that make the keys.
+_SEPARATE = {"q_proj": "k_proj", "query": "key", "q": "k", "q_attn": ""}
+_QUERY_NORMS = ("q_norm", "q_layernorm")
+# Normalisations that queries do not pass through.
+_OTHER_NORMS = ("k_norm", "k_layernorm", "LayerNorm")
+
+
+@dataclass(frozen=True, eq=False)
+class Projection:
+    """Outputs of a layer that are the queries, or the keys, of an attention module."""
+
+    name: str
+    layer: Any
+    rows: Tensor
+    """Which outputs, `[heads, D]`."""
+
+    def matrix(self) -> Tensor:
+        """What makes them, `[heads, D, inputs]` in float64 on the CPU."""
+        weight = exact(self.layer.weight)
+        # Conv1D keeps its outputs in columns, Linear in rows.
+        return (weight if isinstance(self.layer, nn.Linear) else weight.T)[self.rows]
+
+    def bias(self) -> Tensor:
+        """What is added to them, `[heads, D]` in float64 on the CPU."""
+        bias = self.layer.bias
+        return torch.zeros(self.rows.shape, dtype=torch.float64) if bias is None else exact(bias)[self.rows]
+
+
+def exact(weight: Tensor) -> Tensor:
+    """A weight in float64 on the CPU."""
+    return weight.detach().cpu().double()
+
+
+def query_layer(one: AttentionModule, where: str) -> nn.Module:
+    """The layer whose weights `scale_queries` changes: the query's normalisation if there is one, or its projection."""
+    for name, child in one.module.named_children():
+        if "Norm" in type(child).__name__ and name not in (*_QUERY_NORMS, *_OTHER_NORMS):
+            raise UnsupportedError(
+                f"model: {where} has a normalisation {name!r} that folding does not know; "
+                "apply the policy instead (sharpmax.apply)"
+            )
+    norm = _query_norm(one)
+    layer: nn.Module = _projection(one, where).layer if norm is None else norm
+    return layer
+
+
+def _query_norm(one: AttentionModule) -> nn.Module | None:
+    norms = (getattr(one.module, name, None) for name in _QUERY_NORMS)
+    return next((norm for norm in norms if not isinstance(norm, (type(None), nn.Identity))), None)
+
+
+def scale_queries(one: AttentionModule, beta: Tensor, where: str) -> None:
+    """Multiply the queries of each head by its β, in place; `where` says which layer, for errors."""
+    norm = _query_norm(one)
+    if norm is not None:
+        _scale_norm(norm, _gain_factor(norm, one, beta, where), where)
+        return
+    made = _projection(one, where)
+    layer, columns = made.layer, not isinstance(made.layer, nn.Linear)
+    factor = torch.ones(layer.weight.shape[1 if columns else 0], dtype=torch.float64)
+    factor[made.rows] = beta[:, None]
+    _multiply(layer.weight, factor if columns else factor[:, None])
+    if layer.bias is not None:
+        _multiply(layer.bias, factor)
+
+
+def _multiply(weight: Tensor, factor: Tensor) -> None:
+    weight.copy_(exact(weight) * factor)
+
+
+def projections(one: AttentionModule, where: str) -> tuple[Projection, Projection]:
+    """What makes the queries and what makes the keys of a module that attends to its own input."""
+    queries = _projection(one, where)
+    return queries, _keys_beside(one, queries, where)
+
+
+def _projection(one: AttentionModule, where: str) -> Projection:
+    """The layer that makes the queries, and which of its outputs they are, head by head."""
+    module, heads = one.module, one.heads
+    for name in (*_SEPARATE, "c_attn", "Wqkv", "query_key_value", "qkv_proj"):
+        layer = getattr(module, name, None)
+        if layer is None:
+            continue
+        outputs = _outputs(layer, where)
+        parts = 1 if name in _SEPARATE else 3
+        if name == "qkv_proj":
+            shared = getattr(one.config, "num_key_value_heads", None) or heads
+            width, rest = divmod(outputs, heads + 2 * shared)
+        else:
+            width, rest = divmod(outputs, parts * heads)
+        if rest or width != _head_width(one, width):
+            break  # something else is made along with the queries
+        if name == "query_key_value":  # query, key and value of one head lie side by side
+            return Projection(name, layer, torch.arange(outputs).view(heads, 3, width)[:, 0])
+        return Projection(name, layer, torch.arange(heads * width).view(heads, width))
+    raise UnsupportedError(
+        f"model: where the queries of {where} come from is not known ({type(module).__name__}); "
+        "apply the policy instead (sharpmax.apply)"
+    )
+
+
+def _keys_beside(one: AttentionModule, queries: Projection, where: str) -> Projection:
+    """Where the keys are, given the queries."""
+    heads, width = queries.rows.shape
+    name = _SEPARATE.get(queries.name)
+    layer = queries.layer if name is None else getattr(one.module, name, None)
+    if layer is None:
+        raise UnsupportedError(f"model: where the keys of {where} come from is not known ({type(one.module).__name__})")
+    if name is not None:
+        return Projection(name, layer, torch.arange(_outputs(layer, where)).view(-1, width))
+    if queries.name == "query_key_value":
+        return Projection(queries.name, layer, queries.rows + width)
+    keys = (_outputs(layer, where) - heads * width) // 2  # as many values follow
+    return Projection(queries.name, layer, heads * width + torch.arange(keys).view(-1, width))
+
+
+def _outputs(layer: Any, where: str) -> int:
+    """How many numbers a layer gives, if it is one whose weights are a matrix."""
+    conv1d = require_transformers("pytorch_utils").Conv1D
+    if type(layer) not in (nn.Linear, conv1d) or not layer.weight.is_floating_point():
+        raise UnsupportedError(
+            f"model: {where} makes its queries by a {type(layer).__name__}, whose weights are not a plain matrix; "
+            "load the model unquantized and without adapters first"
+        )
+    return int(layer.weight.shape[0 if isinstance(layer, nn.Linear) else 1])
+
+
+def _head_width(one: AttentionModule, default: int) -> int:
+    """The size of a head, where the module says it."""
+    names = ("head_dim", "head_size", "attention_head_size")
+    return next((width for name in names if isinstance(width := getattr(one.module, name, None), int)), default)
+
+
+def _gain_factor(norm: Any, one: AttentionModule, beta: Tensor, where: str) -> Tensor:
+    """What the gain of a normalisation has to be multiplied by: behind it, nothing else can hold β."""
+    gain = getattr(norm, "weight", None)
+    if gain is None:
+        raise UnsupportedError(f"model: {where} normalises its queries without a gain that could hold β")
+    if bool((beta == beta[0]).all()):
+        return beta[0].expand(gain.shape)
+    width, rest = divmod(gain.numel(), one.heads)
+    if not rest and width == _head_width(one, 0):
+        return beta.repeat_interleave(width).view(gain.shape)
+    mean = float(beta.clamp_min(1e-30).log().mean().exp())
+    raise UnsupportedError(
+        f"policy: {where} normalises its queries with one gain for all heads, so its heads need the same β; "
+        f"the nearest foldable policy has one β per layer, β = {mean:.4g} here (geometric mean)"
+    )
+
+
+def _scale_norm(norm: Any, factor: Tensor, where: str) -> None:
+    gain, bias = norm.weight, getattr(norm, "bias", None)
+    probe = torch.randn(3, *gain.shape, generator=torch.Generator().manual_seed(0)).to(gain)
+    wanted = exact(norm(probe)) * factor
+    if bias is not None:
+        _multiply(bias, factor)
+    before = gain.clone()
+    # Some families store the gain, some the gain minus 1: which of them this is shows in what comes out.
+    for offset in (0.0, 1.0):
+        gain.copy_((exact(before) + offset) * factor - offset)
+        if torch.allclose(exact(norm(probe)), wanted, rtol=1e-5 if gain.dtype.itemsize > 2 else 2e-2):
+            return
+    raise UnsupportedError(f"model: {where} has a query normalisation {type(norm).__name__} that folding does not know")

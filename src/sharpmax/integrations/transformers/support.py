@@ -1,0 +1,343 @@
+"""Which models a policy can be applied to, found out before anything is changed."""
+
+from __future__ import annotations
+
+import dis
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import CodeType, FunctionType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from sharpmax.errors import UnsupportedError, reject_type
+from sharpmax.lazy import require
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+LAYER = "_sharpmax_layer"
+"""The attribute of an attention module that holds its `Layer` (see `attention`) while rules are installed."""
+
+INNER = ("sdpa", "eager")
+"""The attention implementations of transformers that a sharpened call is handed on to."""
+
+
+class _Name(str):
+    """The name of an attention of ours. A copy of a configuration, or its pickle, says the one behind it instead."""
+
+    inner: str
+
+    def __new__(cls, name: str, inner: str) -> _Name:
+        made = super().__new__(cls, name)
+        made.inner = inner
+        return made
+
+    def __deepcopy__(self, memo: Any) -> str:
+        return self.inner
+
+    def __reduce__(self) -> tuple[type[str], tuple[str]]:
+        return str, (self.inner,)
+
+
+# Neither "sdpa" nor "flash" nor a slash may be part of these: transformers reads meaning into them.
+NAMES = {"sdpa": _Name("sharpmax", "sdpa"), "eager": _Name("sharpmax-eager", "eager")}
+"""What a configuration says instead of each of them while rules are installed."""
+
+_INTERFACE = "ALL_ATTENTION_FUNCTIONS"
+# What an eager attention function may take; a further argument would be part of the logit in a way unknown here.
+_UNDERSTOOD = {
+    "module", "query", "key", "value", "attention_mask", "scaling", "dropout", "softcap", "position_bias",
+    "sliding_window", "kwargs",
+}  # fmt: skip
+# Attention as one function, and the two halves of attention written out.
+_ATTENTION = {
+    "scaled_dot_product_attention", "multi_head_attention_forward", "flex_attention", "memory_efficient_attention",
+    "flash_attn_func", "flash_attn_varlen_func", "flash_attn_qkvpacked_func",
+}  # fmt: skip
+_SOFTMAX = {"softmax", "_softmax", "Softmax"}
+_PRODUCTS = {"matmul", "bmm", "baddbmm", "einsum", "@"}
+_LOGARITHMS = {"log", "log1p", "log2", "log10"}
+_SCALES = ("scale", "scaling", "temperature", "tau")
+# Options that turn a temperature by position on, in a configuration or in its `rope_parameters`.
+_TEMPERATURES = ("attn_temperature_tuning", "llama_4_scaling_beta", "log_scaling_n_floor", "use_logn_attn")
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionModule:
+    """A module that calls transformers' attention interface."""
+
+    module: nn.Module
+    config: PreTrainedConfig
+    heads: int
+    inner: str
+    """The implementation it uses without a policy, one of `INNER`."""
+
+    function: Callable[..., Any]
+    """That implementation."""
+
+    arguments: frozenset[str]
+    """What the module's eager attention takes: with `position_bias`, a logit is more than query times key."""
+
+
+def require_transformers(part: str = "") -> Any:
+    """The package transformers or a module of it, or an error that says how to install it."""
+    return require(f"transformers.{part}".rstrip("."), "hf", "a policy in a transformers model")
+
+
+def check_model(model: object) -> PreTrainedModel:
+    """`model` as what it has to be."""
+    base: type[PreTrainedModel] = require_transformers().PreTrainedModel
+    if not isinstance(model, base):
+        reject_type(
+            "model",
+            type(model).__name__,
+            "a transformers PreTrainedModel",
+            "of a wrapper (PEFT, torch.compile, DDP) pass the model inside",
+        )
+    return model
+
+
+def attention_modules(model: PreTrainedModel, *, skip_unsupported: bool = False) -> list[AttentionModule]:
+    """Every module of the model that attends, in the order of `model.modules()`, or an error that says why not.
+
+    In a decoder-only model that order is the order of layers, `module.layer_idx`. Encoder–decoder models have the
+    encoder's layers first, then each decoder layer's self-attention and cross-attention. A module that several layers
+    share (ALBERT) is there once. Modules that attend without transformers' attention interface raise an error that
+    names them; with `skip_unsupported` they are left out.
+    """
+    family = type(model).__name__
+    for part in model.modules():
+        _refuse_other_ways(part, family)
+    if not skip_unsupported:
+        check_all_reached(model)
+    found = [
+        _described(part, uses, family) for part in model.modules() if (uses := _interface_call(type(part))) is not None
+    ]
+    if not found:
+        raise UnsupportedError(f"model: {family} has no attention layer that a policy could act on")
+    return found
+
+
+def check_all_reached(model: PreTrainedModel) -> None:
+    """Refuse a model with modules that attend without the attention interface: their β would silently stay 1."""
+    unreached = [f"{name or 'the model'} ({type(part).__name__})" for name, part in _unreached(model)]
+    if not unreached:
+        return
+    shown = ", ".join(unreached[:4]) + (f" and {len(unreached) - 4} more" if len(unreached) > 4 else "")
+    raise UnsupportedError(
+        f"model: {type(model).__name__} attends without transformers' attention interface in {shown}, where β would "
+        "stay 1; allowed: families that attend through it everywhere (Llama, Qwen, Gemma, Mistral, GPT-2, BERT, T5, "
+        "…); to leave these modules out, sharpmax.apply(model, policy, skip_unsupported=True), where the policy None "
+        "changes nothing"
+    )
+
+
+def _unreached(model: PreTrainedModel) -> Iterator[tuple[str, nn.Module]]:
+    """Modules that attend on their own, as far as their code shows; of those inside each other the outermost."""
+    inside: set[int] = set()
+    for name, part in model.named_modules():
+        kind: Any = type(part)
+        can_set = getattr(kind, "_can_set_attn_implementation", None)
+        if id(part) not in inside and (_attends_alone(kind) or (can_set is not None and not can_set())):
+            inside.update(id(one) for one in part.modules())
+            yield name, part
+
+
+@functools.cache
+def _attends_alone(kind: Any) -> bool:
+    """Whether modules of a class attend, and not through the attention interface."""
+    if issubclass(kind, nn.MultiheadAttention):
+        return True
+    if _interface_call(kind) is not None:
+        return False
+    functions = [function for function in _functions_of(kind) if function.__name__ != "generate"]
+    # The methods together, and each function that they call by itself.
+    scopes = [[name for function in functions for name in _names_in(function.__code__)]]
+    scopes += [[*_names_in(helper.__code__)] for function in functions for helper in _helpers_of(function)]
+    if any(not _ATTENTION.isdisjoint(names) for names in scopes):
+        return True
+    if "_can_set_attn_implementation" in dir(kind):  # a whole model: its softmax is that of a head or of a loss
+        return False
+    # Attention written out has a softmax between two products; a router or a loss has one product at most.
+    return any(
+        not _SOFTMAX.isdisjoint(names) and ("Attention" in kind.__name__ or sum(n in _PRODUCTS for n in names) > 1)
+        for names in scopes
+    )
+
+
+def _refuse_other_ways(module: nn.Module, family: str) -> None:
+    """Refuse what would be sharpened twice, or change for another reason than β."""
+    if (rule := _own_temperature(module)) is not None:
+        raise UnsupportedError(
+            f"model: {family} scales its queries by position already ({rule}), so a policy would sharpen long inputs "
+            "twice; allowed: families without a temperature of their own"
+        )
+    if getattr(module, "sinks", None) is not None:
+        raise UnsupportedError(
+            f"model: {family} has attention sinks ({type(module).__name__}.sinks): logits that scaling the query does "
+            "not scale; allowed: families without sinks"
+        )
+    for function in _functions_of(type(module)):
+        asks = "_attn_implementation" in function.__code__.co_names and _names_one(function.__code__.co_consts)
+        # GPT-2 asks only for a variant of eager attention that is refused below; what happens before the model is
+        # called (building it, Whisper's `generate`) is caught when it is.
+        harmless = hasattr(module, "reorder_and_upcast_attn") or function.__name__ in ("__init__", "generate")
+        if asks and not harmless:
+            raise UnsupportedError(
+                f"model: {family} treats attention implementations differently by name ({function.__qualname__}), so "
+                "it would compute something else under a policy; allowed: families that do not"
+            )
+
+
+def _own_temperature(module: nn.Module) -> str | None:
+    """What scales the queries of a module by their position, if anything does.
+
+    Shown by an option of the configuration, or by the code of attention: a logarithm, or a scale that the layer is
+    given for every call.
+    """
+    config = getattr(module, "config", None)
+    options = {**(getattr(config, "rope_parameters", None) or {})}
+    options.update({name: getattr(config, name) for name in _TEMPERATURES if hasattr(config, name)})
+    on = next((name for name in _TEMPERATURES if options.get(name)), None)
+    if on is not None:
+        return on
+    uses = _interface_call(type(module))
+    return None if uses is None else _temperature_in(uses)
+
+
+@functools.cache
+def _temperature_in(uses: FunctionType) -> str | None:
+    """What in the code of attention scales queries by position, without an option of `_TEMPERATURES`."""
+    names = {name for function in (uses, *_helpers_of(uses)) for name in _names_in(function.__code__)}
+    if _LOGARITHMS & names and not names.intersection(_TEMPERATURES):
+        return f"a logarithm in {uses.__qualname__}"
+    given = [name for name in inspect.signature(uses).parameters if any(word in name for word in _SCALES)]
+    return f"{given[0]} of {uses.__qualname__}" if given else None
+
+
+def _names_one(constants: tuple[Any, ...]) -> bool:
+    return any(
+        one in INNER if isinstance(one, str) else isinstance(one, tuple) and _names_one(one) for one in constants
+    )
+
+
+def _functions_of(kind: type) -> Iterator[FunctionType]:
+    """The methods of a class and of its bases, but for those of torch and Python."""
+    for base in kind.__mro__:
+        if base.__module__.partition(".")[0] in ("torch", "builtins") or base.__name__ == "PreTrainedModel":
+            continue
+        for member in vars(base).values():
+            function = inspect.unwrap(member) if callable(member) else None
+            if isinstance(function, FunctionType):
+                yield function
+
+
+def _helpers_of(function: FunctionType) -> Iterator[FunctionType]:
+    """The functions of its own module that a function names."""
+    for name in set(_names_in(function.__code__)):
+        helper = function.__globals__.get(name)
+        helper = inspect.unwrap(helper) if callable(helper) else None
+        if isinstance(helper, FunctionType) and helper.__module__ == function.__module__:
+            yield helper
+
+
+def _names_in(code: CodeType) -> Iterator[str]:
+    """Names and texts in a piece of code and in what is nested in it, once per use; "@" is a matrix product."""
+    for step in dis.get_instructions(code):
+        if step.opname == "BINARY_MATRIX_MULTIPLY" or (step.opname == "BINARY_OP" and step.argrepr.startswith("@")):
+            yield "@"
+        elif isinstance(step.argval, str):
+            yield step.argval
+        elif isinstance(step.argval, CodeType):
+            yield from _names_in(step.argval)
+
+
+def _interface_call(kind: type[nn.Module]) -> FunctionType | None:
+    """The method of a kind of module that looks its attention function up, if it has one."""
+    known: Any = kind
+    return _interface_user(known)
+
+
+@functools.cache
+def _interface_user(kind: type) -> FunctionType | None:
+    return next((one for one in _functions_of(kind) if _INTERFACE in one.__code__.co_names), None)
+
+
+def _eager_of(uses: FunctionType) -> Callable[..., Any] | None:
+    return next((uses.__globals__[n] for n in uses.__code__.co_names if n.endswith("eager_attention_forward")), None)
+
+
+def _plain(name: str) -> str:
+    """The attention that a configuration names without rules."""
+    return next((inner for inner, ours in NAMES.items() if ours == name), name)
+
+
+class _Own:
+    """The attention functions that `own_attention` has found: a compiler follows attributes of a class one by one."""
+
+
+def own_attention(kind: type[nn.Module], name: str) -> Callable[..., Any]:
+    """The attention function that a kind of module uses without rules, where its configuration says `name`."""
+    key: str = _find_own(kind, name)
+    found: Callable[..., Any] = getattr(_Own, key)
+    return found
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _find_own(kind: type[nn.Module], name: str) -> str:
+    key = f"{kind.__name__}_{id(kind)}_{_plain(name)}"  # without a dot, which the compiler does not take
+    if not hasattr(_Own, key):
+        uses = _interface_call(kind)
+        if uses is None:
+            raise UnsupportedError(f"model: {kind.__name__} does not use transformers' attention interface")
+        function = uses.__globals__[_INTERFACE].get_interface(_plain(name), _eager_of(uses))
+        setattr(_Own, key, staticmethod(function))
+    return key
+
+
+def _described(module: nn.Module, uses: FunctionType, family: str) -> AttentionModule:
+    name = type(module).__name__
+    config = getattr(module, "config", None)
+    inner = getattr(config, "_attn_implementation", None)
+    if config is None or inner is None:
+        raise UnsupportedError(f"model: {name} of {family} does not say which attention it uses; allowed: {INNER}")
+    if inner in NAMES.values():
+        if LAYER in vars(module):
+            raise UnsupportedError(
+                f"model: a policy is applied to a model that shares layers with this {family}; restore that one first"
+            )
+        inner = _plain(inner)  # the policy is in another model, with which this one shares its configuration
+    if inner not in INNER:
+        raise UnsupportedError(
+            f"model: {family} uses attn_implementation={inner!r}, over which policies are not proven; allowed: "
+            f"{' and '.join(INNER)}; do model.set_attn_implementation('sdpa') first"
+        )
+    if inner == "eager" and getattr(module, "reorder_and_upcast_attn", False):
+        raise UnsupportedError(
+            f"model: {family} has reorder_and_upcast_attn, an eager attention of its own; allowed: sdpa; "
+            "do model.set_attn_implementation('sdpa') first"
+        )
+    eager = _eager_of(uses)
+    if eager is None:
+        raise UnsupportedError(f"model: {name} of {family} has no eager attention function to compare with")
+    arguments = frozenset(inspect.signature(eager).parameters)
+    if unknown := arguments - _UNDERSTOOD:
+        raise UnsupportedError(
+            f"model: the attention of {family} takes {sorted(unknown)}, which a policy does not know how to treat"
+        )
+    function = eager if inner == "eager" else uses.__globals__[_INTERFACE][inner]
+    return AttentionModule(module, config, _heads_of(module, config, family), inner, function, arguments)
+
+
+def _heads_of(module: nn.Module, config: Any, family: str) -> int:
+    for holder, name in (
+        (module, "num_heads"), (module, "num_attention_heads"), (module, "n_heads"), (config, "num_attention_heads"),
+    ):  # fmt: skip
+        heads = getattr(holder, name, None)
+        if isinstance(heads, int) and heads > 0:
+            return heads
+    raise UnsupportedError(f"model: {type(module).__name__} of {family} does not say how many heads it has")

@@ -1,0 +1,364 @@
+"""Entropy, softmax and attention with a policy for JAX arrays."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal, overload
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+
+from sharpmax.arrays import ops_for
+from sharpmax.errors import reject, reject_type
+from sharpmax.ops.softmax import rows_of, sharpen
+from sharpmax.policies.base import Policy
+from sharpmax.policies.registry import resolve_policy
+from sharpmax.stats.dense import dense_stats
+from sharpmax.stats.statistics import RowStats
+
+__all__: list[str] = []
+
+jax.tree_util.register_pytree_node(RowStats, RowStats.flatten, RowStats.unflatten)
+
+
+_BLOCK_LOGITS = 1 << 24
+_LEAST_ROWS = 16
+
+
+def as_array(name: str, x: object) -> jax.Array:
+    """A JAX or numpy array as a JAX array, or an error that names the argument."""
+    if not isinstance(x, (jax.Array, np.ndarray)):
+        reject_type(name, type(x).__name__, "a JAX or numpy array")
+    return jnp.asarray(x)
+
+
+def check_arrays(q: jax.Array, k: jax.Array, v: jax.Array, enable_gqa: bool) -> None:
+    """Refuse arrays that are not q `[..., H, Lq, D]`, k `[..., Hkv, Lk, D]` and v `[..., Hkv, Lk, Dv]`."""
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if not jnp.issubdtype(x.dtype, jnp.floating):
+            reject_type(name, f"dtype {x.dtype}", "a floating dtype", f"convert it first: {name}.astype(jnp.float32)")
+        if x.ndim < 2:
+            reject(name, f"shape {x.shape}", "two or more dimensions, [..., H, L, D]")
+        if x.dtype != q.dtype:
+            reject_type(name, f"dtype {x.dtype}", f"the dtype of q, {q.dtype}")
+    if q.shape[-1] != k.shape[-1]:
+        reject("k", f"head size {k.shape[-1]}", f"the head size of q, {q.shape[-1]}")
+    if q.shape[-1] == 0:
+        reject("q", "head size 0", "a head size of 1 or more")
+    if k.ndim != q.ndim:
+        reject("k", f"shape {k.shape}", f"{q.ndim} dimensions, as q has {q.shape}")
+    if v.shape[:-1] != k.shape[:-1]:
+        reject("v", f"shape {v.shape}", f"the shape of k {k.shape}, but for the last dimension")
+    heads, key_heads = q.shape[-3:-2], k.shape[-3:-2]
+    if heads != key_heads:
+        given = f"{key_heads[0]} heads for {heads[0]} query heads"
+        if not enable_gqa:
+            reject("k", given, f"{heads[0]} heads", "pass enable_gqa=True if heads share keys")
+        if key_heads[0] == 0 or heads[0] % key_heads[0]:
+            reject("k", given, "a number of heads that divides the query's")
+    if not _broadcasts(k.shape[:-3], q.shape[:-3]):
+        reject("k", f"batch {k.shape[:-3]}", f"a batch that broadcasts to the query's {q.shape[:-3]}")
+
+
+def as_mask(mask: object, is_causal: bool, logits: tuple[int, ...]) -> jax.Array | None:
+    """The mask as an array, checked against the shape of the logits `[..., H, Lq, Lk]`."""
+    if mask is None:
+        return None
+    if is_causal:
+        reject(
+            "attn_mask",
+            "a mask together with is_causal=True",
+            "one of the two",
+            "put the causal limit into the mask",
+        )
+    given = as_array("attn_mask", mask)
+    if given.dtype != jnp.bool and not jnp.issubdtype(given.dtype, jnp.floating):
+        reject_type("attn_mask", f"dtype {given.dtype}", "bool (True = visible) or a floating dtype (added)")
+    if not _broadcasts(given.shape, logits):
+        reject("attn_mask", f"shape {given.shape}", f"a shape that broadcasts to {logits}, [..., H, Lq, Lk]")
+    return given
+
+
+def check_scale(scale: Any, width: int) -> float:
+    """The factor of the logits, 1/√head size unless told otherwise."""
+    if scale is None:
+        return 1.0 / math.sqrt(width)
+    if isinstance(scale, bool) or not isinstance(scale, (int, float)):
+        reject_type("scale", type(scale).__name__, "a number or None (1/√head size)")
+    if not math.isfinite(scale):
+        reject("scale", scale, "a finite number or None (1/√head size)")
+    return float(scale)
+
+
+def rows_per_block(block: int | None, logits: tuple[int, ...]) -> int:
+    """How many query rows are worked on at a time: `block`, or as many as keep their logits in a few dozen MiB."""
+    if block is None:
+        return max(_LEAST_ROWS, _BLOCK_LOGITS // max(1, math.prod(logits) // max(1, logits[-2])))
+    if isinstance(block, bool) or not isinstance(block, int):
+        reject_type("block", type(block).__name__, "a number of query rows or None")
+    if block < 1:
+        reject("block", block, "1 or more query rows, or None")
+    return block
+
+
+def _broadcasts(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
+    try:
+        return np.broadcast_shapes(shape, target) == target
+    except ValueError:
+        return False
+
+
+def entropy(logits: ArrayLike, *, axis: int = -1, mask: ArrayLike | None = None) -> jax.Array:
+    """Shannon entropy, in nats, of softmax(logits) along `axis`: logits `[..., n]` give `[...]` in float32 or better.
+
+    Logits of −inf (or `finfo.min`) and positions where the boolean `mask` is False are not part of their row; a
+    row without any has entropy 0.
+
+    >>> import jax.numpy as jnp
+    >>> entropy(jnp.array([0.0, 0.0, -jnp.inf]))
+    Array(0.6931472, dtype=float32)
+    """
+    found: jax.Array = _entropy(as_array("logits", logits), _mask(mask), axis=axis)
+    return found
+
+
+def softmax(
+    logits: ArrayLike, *, policy: Policy | str | None = "paper", axis: int = -1, mask: ArrayLike | None = None
+) -> jax.Array:
+    """softmax(β·logits) along `axis`, with β from `policy` and the row's own statistics; logits `[..., n]` keep shape.
+
+    Masked positions get weight 0, and so does all of a row that is masked throughout. `policy=None` is the plain
+    softmax. Gradients flow through β, first and second derivatives alike.
+
+    >>> import jax.numpy as jnp
+    >>> logits = jnp.array([2.0, 1.0, 0.0, 0.0])
+    >>> softmax(logits, policy=None).max() < softmax(logits, policy="paper").max()
+    Array(True, dtype=bool)
+    """
+    chosen = resolve_policy(policy)
+    weights: jax.Array
+    weights, stats = _softmax(as_array("logits", logits), _mask(mask), axis=axis, policy=chosen)
+    if stats is not None:
+        chosen.warn_outside(stats)  # while compiling nothing has a value yet, so nothing was said there
+    return weights
+
+
+def _mask(mask: ArrayLike | None) -> jax.Array | None:
+    return None if mask is None else as_array("mask", mask)
+
+
+@partial(jax.jit, static_argnames="axis")
+def _entropy(logits: jax.Array, mask: jax.Array | None, *, axis: int) -> jax.Array:
+    return dense_stats(*rows_of(logits, axis, mask, name="axis")).entropy  # type: ignore[no-any-return]
+
+
+@partial(jax.jit, static_argnames=("axis", "policy"))
+def _softmax(
+    logits: jax.Array, mask: jax.Array | None, *, axis: int, policy: Policy
+) -> tuple[jax.Array, RowStats | None]:
+    weights, stats = sharpen(*rows_of(logits, axis, mask, name="axis"), policy)
+    return jnp.moveaxis(weights.astype(logits.dtype), -1, axis), stats
+
+
+@overload
+def attention(
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    *,
+    attn_mask: ArrayLike | None = ...,
+    is_causal: bool = ...,
+    scale: float | None = ...,
+    enable_gqa: bool = ...,
+    policy: Policy | str | None = ...,
+    return_stats: Literal[False] = ...,
+    block: int | None = ...,
+) -> jax.Array: ...
+@overload
+def attention(
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    *,
+    attn_mask: ArrayLike | None = ...,
+    is_causal: bool = ...,
+    scale: float | None = ...,
+    enable_gqa: bool = ...,
+    policy: Policy | str | None = ...,
+    return_stats: Literal[True],
+    block: int | None = ...,
+) -> tuple[jax.Array, RowStats]: ...
+def attention(
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    *,
+    attn_mask: ArrayLike | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    policy: Policy | str | None = "paper",
+    return_stats: bool = False,
+    block: int | None = None,
+) -> jax.Array | tuple[jax.Array, RowStats]:
+    """softmax(β·(scale·q·kᵀ + mask))·v with a β per row, chosen by `policy` from the row's own statistics.
+
+    q `[..., H, Lq, D]`, k `[..., Hkv, Lk, D]`, v `[..., Hkv, Lk, Dv]` give `[..., H, Lq, Dv]` in the dtype of q,
+    computed in float32 or better. The arguments mean what they mean in `sharpmax.attention`: a boolean mask is True
+    where a key is visible, a float mask is added and hides a key where it is −inf (or `finfo.min`), and `is_causal`
+    is aligned top-left (row i sees keys 0 … i), so with a cache pass `jnp.tri(Lq, Lk, Lk - Lq, dtype=bool)` as mask.
+
+    `block` query rows are worked on at a time and never kept, so memory grows with Lq + Lk, in the backward pass too;
+    None chooses by size. With `return_stats` the statistics of the rows *before* sharpening come back too. A row
+    without visible keys is 0, a row that sees a key or value that is not finite is NaN (with gradient 0), and what a
+    row does not see has no effect on it.
+
+    >>> import jax.numpy as jnp
+    >>> q = k = v = jnp.ones((1, 2, 16, 8))
+    >>> attention(q, k, v, is_causal=True, policy="paper").shape
+    (1, 2, 16, 8)
+    """
+    chosen = resolve_policy(policy)
+    q, k, v = as_array("q", q), as_array("k", k), as_array("v", v)
+    check_arrays(q, k, v, enable_gqa)
+    logits = (*q.shape[:-1], k.shape[-2])
+    out, stats = _attend(
+        q,
+        k,
+        v,
+        as_mask(attn_mask, is_causal, logits),
+        check_scale(scale, q.shape[-1]),
+        is_causal=is_causal,
+        policy=chosen,
+        block=rows_per_block(block, logits),
+        measured=return_stats,
+    )
+    if stats is not None:
+        chosen.warn_outside(stats)  # inside the loop over blocks nothing has a value yet, so nothing was said there
+    return (out, stats) if return_stats else out
+
+
+# Compiled here, because an uncompiled loop would be compiled anew by every call.
+@partial(jax.jit, static_argnames=("is_causal", "policy", "block", "measured"))
+def _attend(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    mask: jax.Array | None,
+    scale: jax.Array,
+    *,
+    is_causal: bool,
+    policy: Policy,
+    block: int,
+    measured: bool,
+) -> tuple[jax.Array, RowStats | None]:
+    """The result, and statistics `[..., H, Lq]` if they are asked for or were needed."""
+    count = q.shape[-2]
+    steps = max(1, math.ceil(count / block))
+    size = math.ceil(count / steps)  # the same number of blocks, with as little padding as can be
+    split = partial(_split, steps=steps, size=size)
+    mask_blocks = split(mask) if mask is not None and mask.ndim > 1 and mask.shape[-2] != 1 else None
+    attend = _block_attention(q, k, v, scale, policy, measured)
+
+    # Nothing of a block is kept for the backward pass, which computes it again. A loop needs no guard against the
+    # compiler merging the two.
+    @partial(jax.checkpoint, prevent_cse=False)
+    def one_block(part: tuple[jax.Array, jax.Array, jax.Array | None]) -> tuple[jax.Array, RowStats | None]:
+        first, queries, mask_rows = part
+        positions = first + jnp.arange(size)
+        return attend(queries, *_visible(mask if mask_rows is None else mask_rows, is_causal, positions, k.shape[-2]))
+
+    parts = (size * jnp.arange(steps), split(q), mask_blocks)
+    out, stats = jax.lax.map(one_block, parts)
+    if stats is not None:
+        stats = stats.map(lambda part: _join(part[..., None], count)[..., 0])
+    return _join(out, count).astype(q.dtype), stats
+
+
+def _visible(mask: jax.Array | None, is_causal: bool, rows: jax.Array, keys: int) -> tuple[jax.Array, jax.Array | None]:
+    """Which keys the rows at some positions see, and what is added to their logits."""
+    if is_causal:
+        return jnp.arange(keys) <= rows[:, None], None
+    if mask is None:
+        return jnp.array(True), None
+    if mask.dtype == jnp.bool:
+        return mask, None
+    # Half of the most negative number and below can only be meant as −inf: masks are often made of finfo.min.
+    return ~(mask <= ops_for(mask).lowest(mask.dtype) / 2), mask
+
+
+def _block_attention(
+    q: jax.Array, k: jax.Array, v: jax.Array, scale: jax.Array, policy: Policy, measured: bool
+) -> Callable[..., tuple[jax.Array, RowStats | None]]:
+    """Attention of some query rows to all keys.
+
+    Entries that are not finite are set to 0 before any product and remembered: 0 · NaN is NaN, so hiding them
+    afterwards would keep them out of the result but not out of its gradient.
+    """
+    lead = q.shape[:-2]
+    dtype = jnp.promote_types(q.dtype, jnp.float32)
+    dot = partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST, preferred_element_type=dtype)
+    if not lead:
+        k, v = k[None], v[None]
+    key_heads = k.shape[-3]
+    grouped = (*lead[:-1], key_heads, math.prod(lead[-1:]) // max(1, key_heads))
+
+    def per_query_head(broken: jax.Array) -> jax.Array:
+        """Keys `[..., Hkv, Lk]` as `[..., H, 1, Lk]`."""
+        every = jnp.repeat(broken, grouped[-1], axis=-2)
+        return every.reshape(*broken.shape[:-2], *lead[-1:], 1, broken.shape[-1])
+
+    (k, broken_keys), (v, broken_values) = _finite(k.astype(dtype)), _finite(v.astype(dtype))
+    broken_keys, broken_values = per_query_head(broken_keys), per_query_head(broken_values)
+
+    def attend(queries: jax.Array, live: jax.Array, bias: jax.Array | None) -> tuple[jax.Array, RowStats | None]:
+        rows, broken_rows = _finite(queries.astype(dtype))
+        here = rows.shape[-2]
+        logits = scale * dot("...hgqd,...hkd->...hgqk", rows.reshape(*grouped, *rows.shape[-2:]), k)
+        logits = logits.reshape(*lead, here, k.shape[-2])
+        if bias is not None:
+            logits = logits + bias.astype(dtype)
+        live = jnp.broadcast_to(live, logits.shape)
+        # −inf, from a product out of range, is a weight of 0; anything else that is not finite has no meaning.
+        odd = jnp.isnan(logits) | (logits == jnp.inf) | broken_keys | broken_rows[..., None]
+        logits = jnp.where(odd, 0.0, logits)
+        weights, stats = sharpen(logits, live, policy)
+        if measured and stats is None:
+            stats = dense_stats(logits, live)
+        out = dot("...hgqk,...hkd->...hgqd", weights.reshape(*grouped, *weights.shape[-2:]), v)
+        out = out.reshape(*lead, here, v.shape[-1])
+        unknown = jnp.any(live & odd, axis=-1)
+        spoilt = jnp.any(live & (odd | broken_values), axis=-1)
+        if stats is not None:
+            stats = stats.map(partial(_nan_where, unknown))
+        return _nan_where(spoilt[..., None], out), stats
+
+    return attend
+
+
+def _finite(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Vectors `[..., D]` with those that are not finite set to 0, and which they were, `[...]`."""
+    broken = ~jnp.isfinite(x).all(-1)
+    return jnp.where(broken[..., None], 0.0, x), broken
+
+
+def _nan_where(condition: jax.Array, x: jax.Array) -> jax.Array:
+    """NaN where the condition holds; counts stay counts."""
+    return jnp.where(condition, jnp.nan, x) if jnp.issubdtype(x.dtype, jnp.floating) else x
+
+
+def _split(x: jax.Array, *, steps: int, size: int) -> jax.Array:
+    """Rows `[..., L, n]` as blocks `[steps, ..., size, n]`, padded with zeros."""
+    padding = [(0, 0)] * (x.ndim - 2) + [(0, steps * size - x.shape[-2]), (0, 0)]
+    blocks = jnp.pad(x, padding).reshape(*x.shape[:-2], steps, size, x.shape[-1])
+    return jnp.moveaxis(blocks, -3, 0)
+
+
+def _join(blocks: Any, count: int) -> jax.Array:
+    """Blocks `[steps, ..., size, n]` as rows `[..., count, n]`."""
+    rows = jnp.moveaxis(blocks, 0, -3)
+    return rows.reshape(*rows.shape[:-3], math.prod(rows.shape[-3:-1]), rows.shape[-1])[..., :count, :]

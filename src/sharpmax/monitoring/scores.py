@@ -1,0 +1,290 @@
+"""One score per row from the entropies of all heads, and what follows for a request."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sharpmax.errors import FileFormatError, reject
+from sharpmax.monitoring.passes import Row, Run
+from sharpmax.monitoring.requests import Head, Report, Request, Verdict
+
+DEFAULT = "unexplained"
+"""The rule that did best on validation prompts (`sharpmax bench --monitor`)."""
+
+_LEAST_SCALE = 0.02
+"""Nats. A head that hardly moved in the reference would turn the smallest change into the largest score."""
+
+_TOP = 0.1
+_MAIN = 0.25
+"""Share of the variance of a reference from which on a direction counts as what it ordinarily varies by."""
+
+_SHRINKAGE = 0.1
+_ROUNDING = 1e-9
+_LEAST_RANGE = 0.05
+"""Standard deviation of ln n below which the lengths of a reference do not tell which heads disperse."""
+
+
+@dataclass(frozen=True, eq=False)
+class Baseline:
+    """What the entropy of each head is in one kind of row of the reference, and the rule that sums it up.
+
+    All tensors are float64 on the CPU: `mean` and `scale` `[heads]` in nats, `part` what the rule has learned, and
+    `range` the mean and the standard deviation of what it gave for the reference.
+    """
+
+    rule: str
+    mean: Tensor
+    scale: Tensor
+    part: Tensor
+    range: Tensor
+
+    def excess(self, entropy: Tensor) -> Tensor:
+        """How many standard deviations each head `[..., heads]` is above the reference."""
+        return (entropy.double() - self.mean) / self.scale
+
+    def score(self, entropy: Tensor) -> Tensor:
+        """How many standard deviations rows `[..., heads]` are from those of the reference; NaN where an entropy is."""
+        return (RULES[self.rule].score(self.excess(entropy), self.part) - self.range[0]) / self.range[1]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The baseline as plain JSON values."""
+        return {"rule": self.rule, **{name: getattr(self, name).tolist() for name in _TENSORS}}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Baseline:
+        """The baseline that `to_dict` gave."""
+        if data["rule"] not in RULES:
+            raise FileFormatError(f"rule: got {data['rule']!r}; allowed: one of {list(RULES)}")
+        return cls(data["rule"], *(torch.tensor(data[name], dtype=torch.float64) for name in _TENSORS))
+
+
+_TENSORS = ("mean", "scale", "part", "range")
+
+
+def learn(entropy: Tensor, count: Tensor, layers: Tensor, rule: str = DEFAULT) -> Baseline:
+    """Learn from rows: entropies `[N, heads]`, visible keys `[N]`, and the layer of each head `[heads]`."""
+    if rule not in RULES:
+        reject("score", repr(rule), f"one of {list(RULES)}")
+    entropy = entropy.double()
+    mean, scale = entropy.mean(0), entropy.std(0).clamp_min(_LEAST_SCALE)
+    excess = (entropy - mean) / scale
+    part = RULES[rule].learn(excess, count.double().clamp_min(1).log(), layers)
+    raw = RULES[rule].score(excess, part)
+    return Baseline(rule, mean, scale, part, torch.stack((raw.mean(), raw.std().clamp_min(_ROUNDING))))
+
+
+@dataclass(frozen=True)
+class _Rule:
+    """How a rule learns from excesses `[N, heads]`, ln n `[N]` and layers `[heads]`, and scores `[..., heads]`."""
+
+    what: str
+    learn: Callable[[Tensor, Tensor, Tensor], Tensor]
+    score: Callable[[Tensor, Tensor], Tensor]
+
+
+def _equal(excess: Tensor, length: Tensor, layers: Tensor) -> Tensor:
+    return torch.full_like(excess[0], 1.0 / excess.shape[1])
+
+
+def _dispersing(excess: Tensor, length: Tensor, layers: Tensor) -> Tensor:
+    """Correlation of each head's entropy with ln n, where it is positive: those are the heads that lose focus."""
+    centred = length - length.mean()
+    if centred.std() < _LEAST_RANGE:
+        return _equal(excess, length, layers)
+    rising = (excess * centred[:, None]).mean(0).clamp_min(0.0)
+    return rising / rising.sum() if rising.sum() > 0 else _equal(excess, length, layers)
+
+
+def _unexplained(excess: Tensor, length: Tensor, layers: Tensor) -> Tensor:
+    """Equal weights, less their part in the main directions of the reference: other kinds of prompts, other lengths.
+
+    A reference of several kinds of prompts varies most from kind to kind, and a mean over all heads says little more
+    than which kind it is.
+    """
+    sizes, directions = torch.linalg.svd(excess, full_matrices=False)[1:]
+    main = directions[sizes.square() > _MAIN * sizes.square().sum()]
+    equal = _equal(excess, length, layers)
+    left = equal - main.T @ (main @ equal)
+    return left / left.abs().sum() if left.abs().sum() > _ROUNDING else equal
+
+
+def _weighted(excess: Tensor, weights: Tensor) -> Tensor:
+    return (excess * weights).sum(-1)
+
+
+def _highest(excess: Tensor, length: Tensor, layers: Tensor) -> Tensor:
+    return excess.new_tensor(max(1, round(_TOP * excess.shape[1])))
+
+
+def _mean_of_highest(excess: Tensor, number: Tensor) -> Tensor:
+    return excess.topk(int(number), dim=-1).values.mean(-1)
+
+
+def _covariance(excess: Tensor, length: Tensor, layers: Tensor) -> Tensor:
+    """A map `[layers, heads]` of excesses that gives the means of layers the covariance 1 in the reference."""
+    numbers = torch.tensor(sorted(set(layers.tolist())))
+    means = (layers[None] == numbers[:, None]).double()
+    means /= means.sum(-1, keepdim=True)
+    covariance = torch.cov((excess @ means.T).T).reshape(len(numbers), len(numbers))
+    typical = covariance.diagonal().mean().clamp_min(_LEAST_SCALE)
+    factor = torch.linalg.cholesky(covariance + _SHRINKAGE * typical * torch.eye(len(numbers), dtype=torch.float64))
+    whiten: Tensor = torch.linalg.solve_triangular(factor, means, upper=False)
+    # By rows, as it comes back from a file: products of another layout may be rounded otherwise.
+    return whiten.contiguous()
+
+
+def _distance(excess: Tensor, whiten: Tensor) -> Tensor:
+    return (excess @ whiten.T).square().sum(-1).sqrt()
+
+
+RULES: Mapping[str, _Rule] = MappingProxyType(
+    {
+        "unexplained": _Rule("mean excess beyond what the reference itself varies by", _unexplained, _weighted),
+        "dispersing": _Rule("mean excess, weighted by how much a head disperses with length", _dispersing, _weighted),
+        "mean": _Rule("mean excess over all heads", _equal, _weighted),
+        "highest": _Rule("mean excess of the tenth of the heads with the highest", _highest, _mean_of_highest),
+        "distance": _Rule("Mahalanobis distance of the mean excesses of layers", _covariance, _distance),
+    }
+)
+"""The ways to sum up a row; higher is less like the reference."""
+
+
+NOTHING_SEEN = "no attention was seen: nothing was read, the monitor was paused, or the model is compiled"
+PADDING = "nothing but padding"
+NOT_A_NUMBER = "attention is not a number (NaN) here"
+
+
+@dataclass(frozen=True, eq=False)
+class Kind:
+    """One kind of row, the last of a prompt or that of a generated token."""
+
+    baseline: Baseline
+    limits: Tensor
+    """The entropy that each head `[heads]` exceeds by itself as rarely as was asked for."""
+
+    threshold: float
+    """The score that a request whose latest row is of this kind exceeds as rarely."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain JSON values, None for a limit that nothing exceeds."""
+        limits = [limit if math.isfinite(limit) else None for limit in self.limits.tolist()]
+        return {"baseline": self.baseline.to_dict(), "limits": limits, "threshold": self.threshold}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Kind:
+        """The kind that `to_dict` gave."""
+        limits = torch.tensor([math.inf if limit is None else limit for limit in data["limits"]], dtype=torch.float64)
+        return cls(Baseline.from_dict(data["baseline"]), limits, float(data["threshold"]))
+
+
+def request_score(prompt: Tensor, generated: Tensor, counts: Tensor) -> Tensor:
+    """The score of requests `[N]`: the highest of the prompt's `[N]` and of generated rows `[N, K]` that count."""
+    return torch.cat((prompt[:, None], generated.masked_fill(~counts, -torch.inf)), dim=1).amax(1)
+
+
+@dataclass(frozen=True, eq=False)
+class Learned:
+    """Baselines and thresholds for the rows of a model."""
+
+    heads: Sequence[tuple[int, int]]
+    """Layer and head of every column."""
+
+    prompt: Kind
+    generated: Kind | None
+    """None: generated tokens are not looked at."""
+
+    def report(self, request: Request) -> Report:
+        """What there is to say about a request."""
+        if not request.runs or request.problem is not None:
+            why = NOTHING_SEEN if request.problem is None else f"the monitor failed: {request.problem}"
+            many = sum(1 if run.prompt is None else len(run.prompt.count) for run in request.runs)
+            return Report(tuple(self._unsaid(why) for _ in range(many)), why=why)
+        verdicts: list[Verdict] = []
+        above: list[Head] = []
+        for run in request.runs:
+            found, heads = self._judged(run, len(verdicts))
+            verdicts += found
+            above += heads
+        above.sort(key=lambda one: -one.excess)
+        return Report(tuple(verdicts), tuple(above), next((one.why for one in verdicts if one.why), None))
+
+    def _unsaid(self, why: str, tokens: int = 0, rows: int = 0) -> Verdict:
+        return Verdict(None, self.prompt.threshold, tokens, rows, why)
+
+    def _judged(self, run: Run, first: int) -> tuple[list[Verdict], list[Head]]:
+        """The verdicts on the sequences of a run, which are numbered from `first`, and their heads above limits."""
+        if run.prompt is None:
+            return [self._unsaid(NOTHING_SEEN)], []
+        if run.prompt.entropy.shape[1] != len(self.heads):
+            why = f"{run.prompt.entropy.shape[1]} heads were seen, and {len(self.heads)} were learned"
+            return [self._unsaid(why) for _ in run.prompt.count], []
+        kinds = [self.prompt] + [self.generated for _ in run.generated if self.generated is not None]
+        rows = [_Judged.of(row, kind) for row, kind in zip((run.prompt, *run.generated), kinds, strict=False)]
+        verdicts = [self._verdict(rows, place) for place in range(len(run.prompt.count))]
+        scored = torch.tensor([one.score is not None for one in verdicts])
+        # How far each head of each sequence is above its limit in the worst row.
+        excess = torch.stack([row.excess.masked_fill(~(row.counts & scored)[:, None], -1.0) for row in rows])
+        worst, at = excess.max(0)
+        found = [
+            rows[int(at[place, head])].head(first + place, place, head, self.heads[head], over)
+            for (place, head), over in zip((worst > 0).nonzero().tolist(), worst[worst > 0].tolist(), strict=True)
+        ]
+        return verdicts, found
+
+    def _verdict(self, rows: Sequence[_Judged], place: int) -> Verdict:
+        mine = [row for row in rows if row.counts[place]]
+        tokens = int((mine or rows)[-1].count[place])
+        if not rows[0].counts[place] or tokens == 0:
+            return self._unsaid(PADDING, tokens)
+        score = max(float(row.score[place]) for row in mine)
+        if any(math.isnan(float(row.score[place])) for row in mine):
+            return self._unsaid(NOT_A_NUMBER, tokens, len(mine))
+        last = self.prompt if len(mine) == 1 or self.generated is None else self.generated
+        return Verdict(score, last.threshold, tokens, len(mine))
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain JSON values."""
+        return {
+            "heads": [list(one) for one in self.heads],
+            "prompt": self.prompt.to_dict(),
+            "generated": None if self.generated is None else self.generated.to_dict(),
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Learned:
+        """What `to_dict` gave."""
+        generated = None if data["generated"] is None else Kind.from_dict(data["generated"])
+        heads = [(int(layer), int(head)) for layer, head in data["heads"]]
+        return cls(heads, Kind.from_dict(data["prompt"]), generated)
+
+
+@dataclass(frozen=True, eq=False)
+class _Judged:
+    """A row on the CPU, with everything that follows from it alone."""
+
+    entropy: Tensor
+    count: Tensor
+    counts: Tensor
+    score: Tensor
+    excess: Tensor
+    """Above the limits, in standard deviations."""
+
+    limits: Tensor
+
+    @classmethod
+    def of(cls, row: Row, kind: Kind) -> _Judged:
+        entropy, count = row.entropy.cpu().double(), row.count.cpu()
+        counts = torch.ones_like(count, dtype=torch.bool) if row.counts is None else row.counts.cpu()
+        excess = (entropy - kind.limits) / kind.baseline.scale
+        return cls(entropy, count, counts, kind.baseline.score(entropy), excess, kind.limits)
+
+    def head(self, number: int, place: int, column: int, name: tuple[int, int], excess: float) -> Head:
+        """A head above its limit, in the sequence at `place`, which is called `number`."""
+        return Head(number, *name, float(self.entropy[place, column]), float(self.limits[column]), excess=excess)

@@ -1,0 +1,246 @@
+"""What a normaliser is: a module from queries and keys to attention weights, and the registry of its kinds.
+
+The checks, the masks and everything that can go wrong with hidden keys live here once, so that each kind is a
+few lines of mathematics about finite logits.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import sys
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from sharpmax.errors import reject, reject_type
+from sharpmax.policies.base import check_number
+from sharpmax.stats.call import broadcast, check_tensors, floats_at_least_32, hidden_by, without_autocast
+
+_kinds: dict[str, type[Normaliser]] = {}
+
+
+class Normaliser(nn.Module, ABC):
+    """Attention weights from queries and keys: q `[..., Lq, D]`, k `[..., Lk, D]` -> `[..., Lq, Lk]`.
+
+    Of every kind: a hidden key has weight exactly 0, and NaN or inf in it reaches neither weights nor
+    gradients; a row that sees no key is all 0; a row with a visible logit that is not finite is NaN and
+    leaves the others as they are; half precision is computed in float32 and comes back as it went in.
+
+    A kind of one's own has a name and turns finite logits into weights; `normaliser(name)` then finds it.
+
+    >>> from sharpmax.normalisers import Normaliser, normaliser
+    >>> class Squares(Normaliser):
+    ...     name = "squares"
+    ...     disperses = "yes: bounded squares share out a fixed total"
+    ...     def normalise(self, logits, live):
+    ...         squares = (logits**2 + 1) * live
+    ...         return squares / squares.sum(-1, keepdim=True)
+    >>> normaliser("squares")(torch.tensor([[1.0]]), torch.tensor([[1.0], [2.0]]), scale=1.0)
+    tensor([[0.2857, 0.7143]])
+    """
+
+    name: ClassVar[str]
+    """What `normaliser(name)` finds it by; a subclass without a name of its own is not registered."""
+
+    disperses: ClassVar[str]
+    """One line: whether it can disperse, and why."""
+
+    can_disperse: ClassVar[bool] = True
+    """Whether one leading key among n must lose its weight as n grows, all logits staying between −1 and 1.
+
+    This is with the default options. One leader far above all the rest is the arrangement that favours
+    sharpness most: a kind that disperses here cannot help it.
+    """
+
+    sums_to_one: ClassVar[bool] = True
+    """Whether the weights of a row with visible keys sum to 1."""
+
+    order_dependent: ClassVar[bool] = False
+    """Whether the order of the keys matters beyond what the mask says."""
+
+    adds_mask: ClassVar[bool] = True
+    """Whether finite values of a float mask can be added to the logits; else such a mask is refused."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "name" not in cls.__dict__:
+            return
+        if not isinstance(cls.name, str) or not cls.name:
+            reject("name", repr(cls.name), "a non-empty string", f"name the class {cls.__qualname__}")
+        if not getattr(cls, "disperses", ""):
+            reject("disperses", f"nothing on {cls.__qualname__}", "one line: whether it disperses, and why")
+        taken = _kinds.get(cls.name)
+        # A notebook cell run again, or a module reloaded, defines the same class again: that replaces it.
+        if taken is not None and _home(taken) != _home(cls):
+            reject("name", repr(cls.name), f"a name that is free; taken: {sorted(_kinds)}")
+        _kinds[cls.name] = cls
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    @abstractmethod
+    def normalise(self, logits: Tensor, live: Tensor) -> Tensor:
+        """Weights from logits, both `[..., Lq, Lk]`.
+
+        Logits are finite, at least float32, and 0 where `live` is False; every row has a live key. What is
+        returned for keys that are not live does not matter.
+        """
+
+    def score(self, q: Tensor, k: Tensor, scale: float) -> Tensor:
+        """Logits `[..., Lq, Lk]` of finite queries and keys; scale·q·kᵀ unless overridden."""
+        return (q * scale) @ k.mT
+
+    def visible(self, q: Tensor, k: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor:
+        """Which keys each row sees, boolean `[..., Lq, Lk]`; causal rows are aligned at the last key."""
+        live = torch.ones((), dtype=torch.bool, device=q.device)
+        if is_causal:
+            live = key_distance(q, k) >= 0
+        if mask is not None:
+            live = live & ~hidden_by(mask)
+        return live.expand(logits_shape(q, k))
+
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        *,
+        mask: Tensor | None = None,
+        is_causal: bool = False,
+        scale: float | None = None,
+    ) -> Tensor:
+        """Attention weights `[..., Lq, Lk]` in the dtype of q.
+
+        `mask` broadcasts to `[..., Lq, Lk]`: boolean with True = visible, or float and added to the logits,
+        where everything from −inf to half of `finfo.min` hides the key. With `is_causal`, row i sees key j if
+        j ≤ i + Lk − Lq. `scale` is 1/√D unless given.
+        """
+        check_queries_and_keys(q, k)
+        self._check_mask(mask, q, k)
+        factor = 1.0 / math.sqrt(q.shape[-1]) if scale is None else check_number("scale", scale)
+        with without_autocast(q.device):
+            live = self.visible(q, k, mask, is_causal)
+            logits = self._logits(q, k, mask, factor)
+            if logits.numel() == 0:
+                return logits.to(q.dtype)
+            # Kinds never meet a row without keys or a logit that is not finite: 0/0 and NaN·0 would come back
+            # through their gradients even if their values were replaced afterwards. Such rows get one key.
+            broken = ~(logits.isfinite() | ~live).all(-1, keepdim=True)
+            void = broken | ~live.any(-1, keepdim=True)
+            first = torch.arange(k.shape[-2], device=k.device) == 0
+            weights = self.normalise(torch.where(live & ~void, logits, 0.0), torch.where(void, first, live))
+            if weights.shape != logits.shape:
+                reject("normalise", f"shape {tuple(weights.shape)}", f"that of the logits, {tuple(logits.shape)}")
+            weights = torch.where(live, weights, 0.0).masked_fill(live & broken, math.nan)
+        return weights.to(q.dtype)
+
+    def _logits(self, q: Tensor, k: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+        wide = floats_at_least_32(q.dtype)
+        (finite_q, q_mark), (finite_k, k_mark) = _finite_rows(q.to(wide)), _finite_rows(k.to(wide))
+        logits = self.score(finite_q, finite_k, scale) + q_mark[..., :, None] + k_mark[..., None, :]
+        if mask is not None and mask.is_floating_point() and self.adds_mask:
+            logits = logits + torch.where(hidden_by(mask), 0.0, mask.to(wide))
+        return logits
+
+    def _check_mask(self, mask: Tensor | None, q: Tensor, k: Tensor) -> None:
+        if mask is None:
+            return
+        if not isinstance(mask, Tensor):
+            reject_type("mask", type(mask).__name__, "a torch.Tensor or None")
+        if mask.dtype != torch.bool and not mask.is_floating_point():
+            reject_type("mask", f"dtype {mask.dtype}", "bool (True = visible) or a floating dtype (added)")
+        if mask.device != q.device:
+            reject("mask", f"device {mask.device}", f"the device of q, {q.device}")
+        logits = logits_shape(q, k)
+        if broadcast(mask.shape, logits) != logits:
+            reject("mask", f"shape {tuple(mask.shape)}", f"what broadcasts to {logits}, [..., Lq, Lk]")
+        if mask.is_floating_point() and not self.adds_mask and bool((~hidden_by(mask) & (mask != 0)).any()):
+            reject(
+                "mask",
+                "a float mask with finite values other than 0",
+                f"a boolean mask, or a float mask of 0 and −inf: {self.name!r} has no logits to add to",
+            )
+
+
+def normaliser(name: str, **options: Any) -> Normaliser:
+    """Build a normaliser by its name.
+
+    >>> from sharpmax.normalisers import normaliser
+    >>> normaliser("top-k", k=4)
+    TopK(k=4)
+    """
+    if name not in _kinds:
+        reject("name", repr(name), f"one of {sorted(_kinds)}")
+    kind = _kinds[name]
+    parameters = list(inspect.signature(kind.__init__).parameters.values())[1:]
+    known = [p.name for p in parameters if p.kind is not p.VAR_KEYWORD]
+    unknown = [option for option in options if option not in known]
+    if unknown and len(known) == len(parameters):
+        reject("options", unknown[0], f"{known or 'none'} for {name!r}")
+    return kind(**options)
+
+
+def normalisers() -> dict[str, type[Normaliser]]:
+    """All registered kinds, name -> class.
+
+    >>> from sharpmax.normalisers import normalisers
+    >>> normalisers()["softmax"].can_disperse
+    True
+    """
+    return dict(sorted(_kinds.items()))
+
+
+def live_softmax(logits: Tensor, live: Tensor) -> Tensor:
+    """Softmax of the live logits of each row `[..., Lq, Lk]`; each row needs one.
+
+    >>> live_softmax(torch.tensor([0.0, 0.0, 9.0]), torch.tensor([True, True, False]))
+    tensor([0.5000, 0.5000, 0.0000])
+    """
+    return torch.where(live, logits, -math.inf).softmax(-1)
+
+
+def logits_shape(q: Tensor, k: Tensor) -> tuple[int, ...]:
+    """`[..., Lq, Lk]` of checked queries and keys."""
+    return (*(broadcast(q.shape[:-2], k.shape[:-2]) or ()), q.shape[-2], k.shape[-2])
+
+
+def key_distance(q: Tensor, k: Tensor) -> Tensor:
+    """How many places each key lies before the row's own position, `[Lq, Lk]`; rows end at the last key."""
+    queries, keys = q.shape[-2], k.shape[-2]
+    own = torch.arange(keys - queries, keys, device=q.device)
+    return own[:, None] - torch.arange(keys, device=q.device)
+
+
+def positive_whole(name: str, value: object) -> int:
+    """`value` as a whole number of at least 1, or an error that names the option."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        reject_type(name, f"{type(value).__name__} {value!r}", "a whole number of at least 1")
+    if value < 1:
+        reject(name, value, "a whole number of at least 1")
+    return value
+
+
+def check_queries_and_keys(q: Tensor, k: Tensor) -> None:
+    """Refuse what cannot be multiplied, by the argument's name."""
+    check_tensors(q, k)
+    batch = tuple(q.shape[:-2])
+    if broadcast(k.shape[:-2], batch) is None:
+        reject("k", f"batch {tuple(k.shape[:-2])}", f"a batch that broadcasts with the query's {batch}")
+
+
+def _home(kind: type[Normaliser]) -> tuple[str, str]:
+    """Where a class was written: its file, the same under whatever name that is imported, and its name."""
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    return file or kind.__module__, kind.__qualname__
+
+
+def _finite_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Vectors `[..., L, D]`, 0 where they were not finite, and a mark `[..., L]` that is NaN there, else 0.
+
+    The mark puts the NaN back into the logits, where hidden ones are dropped. Multiplied into them it could
+    not be dropped any more: the gradient of a query is Σ dlogit·key, and 0·NaN is NaN.
+    """
+    sound = x.isfinite().all(-1, keepdim=True)
+    return torch.where(sound, x, 0.0), torch.where(sound[..., 0], 0.0, math.nan).to(x.dtype)

@@ -1,0 +1,352 @@
+"""The normalisers: softmax and its temperature variants, sparse, unnormalised and positional ones."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from sharpmax.arrays import in_float64
+from sharpmax.lazy import require
+from sharpmax.normalisers.base import Normaliser, key_distance, live_softmax, positive_whole
+from sharpmax.policies.base import Policy, check_number
+from sharpmax.policies.registry import resolve_policy
+from sharpmax.stats.dense import centred, dense_stats
+
+
+class Softmax(Normaliser):
+    """exp(s)/Σ exp(s) over the visible keys.
+
+    >>> Softmax()(torch.zeros(1, 4), torch.zeros(2, 4))
+    tensor([[0.5000, 0.5000]])
+    """
+
+    name: ClassVar[str] = "softmax"
+    disperses: ClassVar[str] = "yes: with logits of spread δ no key among n gets more than e^δ/(e^δ + n − 1)"
+    can_disperse: ClassVar[bool] = True
+
+    def normalise(self, logits: Tensor, live: Tensor) -> Tensor:
+        """Softmax over the live keys."""
+        return live_softmax(logits, live)
+
+
+class Adaptive(Normaliser):
+    """softmax(β·s) with β from the row's own statistics by a policy; gradients go through β too.
+
+    Per-head policies take the third axis from the end for the heads, `[..., H, Lq, Lk]`.
+
+    >>> q, k = torch.tensor([[1.0]]), torch.tensor([[0.5], [-0.5], [-0.5], [-0.5]])
+    >>> Adaptive("none")(q, k)
+    tensor([[0.4754, 0.1749, 0.1749, 0.1749]])
+    >>> Adaptive("paper")(q, k)
+    tensor([[0.6301, 0.1233, 0.1233, 0.1233]])
+    """
+
+    name: ClassVar[str] = "adaptive"
+    disperses: ClassVar[str] = (
+        "yes with the paper's polynomial: β ≤ 2.42, and 1 beyond H = 5.94; not if a policy holds the entropy"
+    )
+    can_disperse: ClassVar[bool] = True
+
+    policy: Policy
+
+    def __init__(self, policy: Policy | str | None = "paper") -> None:
+        super().__init__()
+        self.policy = resolve_policy(policy)
+
+    def normalise(self, logits: Tensor, live: Tensor) -> Tensor:
+        """β from the dense statistics of each row, then softmax of the scaled row."""
+        # Relative to the row's maximum, so that β does not multiply a common offset into the rounding.
+        relative, _ = centred(logits, live)
+        beta = self.policy.beta(dense_stats(logits, live), lambda at: dense_stats(at[..., None] * relative, live))
+        return live_softmax(beta[..., None] * relative, live)
+
+    def extra_repr(self) -> str:
+        """The policy in one line."""
+        return self.policy.describe()
+
+
+class ScalableSoftmax(Normaliser):
+    """softmax(s·ln n·logits): n is the number of keys the row sees, s a learnable scalar (Nakanishi, 2025).
+
+    It starts at s = 1/ln 16, where a row of 16 keys is plain softmax.
+
+    >>> k = torch.tensor([[2.0], [1.0]])
+    >>> ScalableSoftmax(s=1 / math.log(2))(torch.tensor([[1.0]]), k).detach()
+    tensor([[0.7311, 0.2689]])
+    """
+
+    name: ClassVar[str] = "ssmax"
+    disperses: ClassVar[str] = (
+        "yes while s·δ < 1: a leader by δ has weight about n^(s·δ − 1); no beyond, where it goes to 1"
+    )
+    can_disperse: ClassVar[bool] = True
+
+    def __init__(self, s: float = 1.0 / math.log(16)) -> None:
+        super().__init__()
+        # In float64, so that logits of float64 meet all digits of it; `.to(dtype)` rounds it like any parameter.
+        self.s = nn.Parameter(torch.tensor(check_number("s", s), dtype=torch.float64))
+
+    def normalise(self, logits: Tensor, live: Tensor) -> Tensor:
+        """Softmax at β = s·ln n, n counted over the live keys."""
+        log_n = live.sum(-1, keepdim=True).to(logits.dtype).log()
+        return live_softmax(self.s.to(logits.dtype) * log_n * logits, live)
+
+
+_FAR_BELOW = -4.0
+"""Both maps give 0 to every key more than 2 under the maximum: lower ones need not be told apart."""
+
+
+def _by_entmax(map_name: str, logits: Tensor, live: Tensor) -> Tensor:
+    """A map of the `entmax` package, kept inside the range where its arithmetic is sound.
+
+    It sums squares of all logits of the row, hidden ones too: −inf and large offsets come out as NaN, and in
+    float32 the weights of one leader over 16,384 near-ties sum to 0.9991. Hence relative to the maximum, cut
+    where the weight is 0 anyway, and in float64.
+    """
+    wide = in_float64(logits)
+    live = live.to(wide.device)
+    relative, _ = centred(wide, live)
+    bounded = torch.where(live, relative.clamp(min=_FAR_BELOW), _FAR_BELOW)
+    weights: Tensor = getattr(_entmax(map_name), map_name)(bounded, dim=-1)
+    return weights.to(logits.dtype).to(logits.device)
+
+
+def _entmax(map_name: str) -> Any:
+    return require("entmax", "entmax", f"normaliser({map_name!r})")
+
+
+class Sparsemax(Normaliser):
+    """The point of the simplex nearest to the logits (Martins & Astudillo, 2016); needs the extra `entmax`.
+
+    >>> Sparsemax()(torch.tensor([[1.0]]), torch.tensor([[1.0], [0.5], [-1.0]]))
+    tensor([[0.7500, 0.2500, 0.0000]])
+    """
+
+    name: ClassVar[str] = "sparsemax"
+    disperses: ClassVar[str] = (
+        "no for a leader: ahead by g it keeps at least min(1, g); yes among close rivals (uniform: 2/√n)"
+    )
+    can_disperse: ClassVar[bool] = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        _entmax(self.name)  # a missing package is better said now than in the first forward pass
+
+    def normalise(self, logits: Tensor, live: Tensor) -> Tensor:
+        """Euclidean projection of the live logits onto the simplex."""
+        return _by_entmax("sparsemax", logits, live)
+
+
+class Entmax15(Normaliser):
+    """1.5-entmax, half way between softmax and sparsemax (Peters et al., 2019); needs the extra `entmax`.
+
+    >>> Entmax15()(torch.tensor([[1.0]]), torch.tensor([[2.0], [0.0], [0.0]]))
+    tensor([[1., 0., 0.]])
+    """
+
+    name: ClassVar[str] = "entmax15"
+    disperses: ClassVar[str] = (
+        "no for a leader: ahead by g it keeps at least min(1, g/2)²; yes among close rivals (ties: 1/n)"
+    )
+    can_disperse: ClassVar[bool] = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        _entmax(self.name)
+
+    def normalise(self, logits: Tensor, live: Tensor) -> Tensor:
+        """(s/2 − τ)₊² over the live keys, τ such that they sum to 1."""
+        return _by_entmax("entmax15", logits, live)
+
+
+class Hard(Normaliser):
+    """All weight on the largest visible logit, the first one on ties; the gradient is that of softmax.
+
+    >>> Hard()(torch.tensor([[1.0]]), torch.tensor([[1.0], [3.0], [3.0]]))
+    tensor([[0., 1., 0.]])
+    """
+
+    name: ClassVar[str] = "hard"
+    disperses: ClassVar[str] = "no: one key has weight 1 whatever n is (its softmax gradient does disperse)"
+    can_disperse: ClassVar[bool] = False
+
+    def normalise(self, logits: Tensor, live: Tensor) -> Tensor:
+        """One-hot values with a straight-through gradient."""
+        soft = live_softmax(logits, live)
+        top = torch.where(live, logits, -math.inf).argmax(-1, keepdim=True)
+        # soft − soft is exactly 0, so the values stay one-hot to the bit.
+        return torch.zeros_like(soft).scatter(-1, top, 1.0) + (soft - soft.detach())
+
+
+class TopK(Normaliser):
+    """Softmax over the k largest visible logits, never more than k of them; the first ones on ties.
+
+    >>> TopK(k=2)(torch.tensor([[1.0]]), torch.tensor([[5.0], [5.0], [5.0], [1.0]]))
+    tensor([[0.5000, 0.5000, 0.0000, 0.0000]])
+    """
+
+    name: ClassVar[str] = "top-k"
+    disperses: ClassVar[str] = "no: the largest of k weights is at least 1/k whatever n is"
+    can_disperse: ClassVar[bool] = False
+
+    def __init__(self, k: int = 8) -> None:
+        super().__init__()
+        self.k = positive_whole("k", k)
+
+    def normalise(self, logits: Tensor, live: Tensor) -> Tensor:
+        """Softmax over the first k live keys in descending order."""
+        # torch.topk does not say which of equal logits it takes; a stable sort does.
+        order = torch.where(live, logits, -math.inf).sort(dim=-1, descending=True, stable=True).indices
+        kept = torch.zeros_like(live).scatter(-1, order[..., : self.k], True)
+        return live_softmax(logits, kept & live)
+
+    def extra_repr(self) -> str:
+        """The number of keys kept."""
+        return f"k={self.k}"
+
+
+_LEAST_LOG_FEATURE = -30.0
+
+
+class Sigmoid(Normaliser):
+    """σ(s + bias) for each key on its own; the bias is −ln n, n being the keys the row sees, unless given.
+
+    Each weight is at most 1, and a row can sum to anything up to n.
+
+    >>> Sigmoid()(torch.tensor([[1.0]]), torch.tensor([[0.0], [0.0], [0.0]]))
+    tensor([[0.2500, 0.2500, 0.2500]])
+    """
+
+    name: ClassVar[str] = "sigmoid"
+    disperses: ClassVar[str] = (
+        "yes with the bias −ln n: a weight falls like e^s/n, though no rival takes it; "
+        "no with a fixed bias, but the rivals' sum then grows with n"
+    )
+    can_disperse: ClassVar[bool] = True
+    sums_to_one: ClassVar[bool] = False
+
+    def __init__(self, bias: float | None = None) -> None:
+        super().__init__()
+        self.bias = None if bias is None else check_number("bias", bias)
+
+    def normalise(self, logits: Tensor, live: Tensor) -> Tensor:
+        """Elementwise sigmoid."""
+        if self.bias is not None:
+            return torch.sigmoid(logits + self.bias)
+        return torch.sigmoid(logits - live.sum(-1, keepdim=True).to(logits.dtype).log())
+
+    def extra_repr(self) -> str:
+        """The bias."""
+        return f"bias={'−ln n' if self.bias is None else self.bias}"
+
+
+class SoftmaxPlusOne(Normaliser):
+    """exp(s)/(1 + Σ exp(s)): softmax beside one more key with logit 0 and no value, so a row can say nothing.
+
+    >>> SoftmaxPlusOne()(torch.tensor([[1.0]]), torch.tensor([[0.0], [0.0], [0.0]]))
+    tensor([[0.2500, 0.2500, 0.2500]])
+    """
+
+    name: ClassVar[str] = "softmax-plus-one"
+    disperses: ClassVar[str] = "yes: it is softmax with one more key, so no weight exceeds softmax's"
+    can_disperse: ClassVar[bool] = True
+    sums_to_one: ClassVar[bool] = False
+
+    def normalise(self, logits: Tensor, live: Tensor) -> Tensor:
+        """Softmax times the share that is not left to the extra key."""
+        # With L = ln Σ exp(s), Σ/(1 + Σ) is σ(L): no exponential of a large number anywhere.
+        total = torch.where(live, logits, -math.inf).logsumexp(-1, keepdim=True)
+        return live_softmax(logits, live) * torch.sigmoid(total)
+
+
+class Linear(Normaliser):
+    """φ(q)·φ(k)/Σ φ(q)·φ(k) with φ = elu + 1 (Katharopoulos et al., 2020), written out as weights.
+
+    `scale` would multiply every score of a row alike and cancels. There are no logits, so a float mask may
+    only hide. Features are kept above e⁻³⁰: too little to matter beside others, but a sum to divide by.
+
+    >>> Linear()(torch.tensor([[0.0]]), torch.tensor([[0.0], [2.0]]))
+    tensor([[0.2500, 0.7500]])
+    """
+
+    name: ClassVar[str] = "linear"
+    disperses: ClassVar[str] = "yes: bounded queries and keys have bounded scores, which share a total of 1"
+    can_disperse: ClassVar[bool] = True
+    adds_mask: ClassVar[bool] = False
+
+    def score(self, q: Tensor, k: Tensor, scale: float) -> Tensor:
+        """Products of positive features."""
+        return _features(q) @ _features(k).mT
+
+    def normalise(self, logits: Tensor, live: Tensor) -> Tensor:
+        """Each score by the sum of the live ones."""
+        scores = torch.where(live, logits, 0.0)
+        return scores / scores.sum(-1, keepdim=True)
+
+
+def _features(x: Tensor) -> Tensor:
+    # elu(x) + 1 in two halves: expm1(x) + 1 would round features under 1e-7 to 0.
+    return x.clamp(_LEAST_LOG_FEATURE, 0.0).exp() + x.clamp(min=0.0)
+
+
+class StickBreaking(Normaliser):
+    """σ(s_j)·Π (1 − σ(s_j')) over the visible keys j' after j (Tan et al., 2024): the latest key takes first.
+
+    Depends on the order of the keys. A row sums to at most 1: what no key takes is left over.
+
+    >>> StickBreaking()(torch.tensor([[1.0]]), torch.tensor([[0.0], [0.0], [0.0]]))
+    tensor([[0.1250, 0.2500, 0.5000]])
+    """
+
+    name: ClassVar[str] = "stick-breaking"
+    disperses: ClassVar[str] = (
+        "no: the latest keys keep theirs whatever n is; a key d places back gets at most (1 − σ(min s))^d"
+    )
+    can_disperse: ClassVar[bool] = False
+    sums_to_one: ClassVar[bool] = False
+    order_dependent: ClassVar[bool] = True
+
+    def normalise(self, logits: Tensor, live: Tensor) -> Tensor:
+        """Sums of log σ from the last key backwards, exponentiated at the end."""
+        passed_on = torch.where(live, F.logsigmoid(-logits), 0.0)
+        # Summed without the key itself, not with it and then subtracted: 1000.001 − 1000 has no digits left.
+        left = F.pad(passed_on[..., 1:].flip(-1).cumsum(-1).flip(-1), (0, 1))
+        return (F.logsigmoid(logits) + left).exp()
+
+
+class Local(Normaliser):
+    """Softmax over the keys less than `window` places away from the row's own position, i + Lk − Lq.
+
+    Depends on the order of the keys. With `is_causal` these are the last `window` positions; hidden keys
+    among them are not made up for by earlier ones.
+
+    >>> Local(window=2)(torch.zeros(3, 4), torch.zeros(3, 4), is_causal=True)
+    tensor([[1.0000, 0.0000, 0.0000],
+            [0.5000, 0.5000, 0.0000],
+            [0.0000, 0.5000, 0.5000]])
+    """
+
+    name: ClassVar[str] = "local"
+    disperses: ClassVar[str] = "no: a row sees fewer than 2·window keys whatever n is, none further away"
+    can_disperse: ClassVar[bool] = False
+    order_dependent: ClassVar[bool] = True
+
+    def __init__(self, window: int = 16) -> None:
+        super().__init__()
+        self.window = positive_whole("window", window)
+
+    def visible(self, q: Tensor, k: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor:
+        """What the mask leaves visible, inside the window."""
+        return super().visible(q, k, mask, is_causal) & (key_distance(q, k).abs() < self.window)
+
+    def normalise(self, logits: Tensor, live: Tensor) -> Tensor:
+        """Softmax over the live keys, which the window has narrowed."""
+        return live_softmax(logits, live)
+
+    def extra_repr(self) -> str:
+        """The window."""
+        return f"window={self.window}"

@@ -1,0 +1,233 @@
+"""β·q as operators: β given and differentiable, or computed from the statistics of the rows in the same launch."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sharpmax.errors import UnsupportedError, reject
+from sharpmax.ops.kernels.tables import table_of
+from sharpmax.policies.closed_form import ClosedForm
+from sharpmax.stats.call import Parts, as_beta, capped_beta, room_for
+from sharpmax.stats.triton_launch import available, interpreted, limited, on_device, power_of_2
+
+_WIDEST = 4096
+_ELEMENTS = 4096
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def plain_scaled(q: Tensor, beta: Tensor) -> Tensor:
+    """β·q in the dtype of q; β stops where the product would leave the dtype's range."""
+    return (q * capped_beta(q, beta)[..., None]).to(q.dtype)
+
+
+def scale_rows(q: Tensor, beta: Tensor) -> Tensor:
+    """β·q for q `[B, H, Lq, D]` and β that broadcasts to `[B, H, Lq]`: one launch on CUDA, plain torch elsewhere."""
+    transformed = torch._C._functorch.peek_interpreter_stack() is not None
+    if not q.is_cuda or transformed or not _served(q):
+        return plain_scaled(q, beta)
+    scaled: Tensor = scale_op(q, as_beta(beta, q.dtype).expand(q.shape[:-1]))
+    return scaled
+
+
+def sharpen_rows(
+    q: Tensor, parts: Parts | None, counts: Tensor | None, keys: int, offset: int | None, form: ClosedForm
+) -> tuple[Tensor, Tensor]:
+    """β·q and β `[B, H, Lq]` from the statistics of the rows, for q `[B, H, Lq, D]`.
+
+    A gradient flows through β·q where `form.smooth` says so, and none through β.
+
+    Visible keys are counted from (keys, offset) as in `Problem`, or given as `counts` where there is a mask. `parts`
+    may be None where the policies read nothing but counts.
+    """
+    if form.solved:
+        raise UnsupportedError("form: an entropy target is solved on the logits; use the policy's own beta")
+    measured = form.needs - {"count"}
+    if parts is None and measured:
+        reject("parts", None, f"the statistics {sorted(measured)} that the policies read")
+    rows = (None, None, None) if parts is None else parts[1:]
+    scaled, beta = sharpen_op(q, *rows, counts, keys, offset, form.code)
+    return scaled, beta
+
+
+def _served(q: Tensor) -> bool:
+    return q.ndim == 4 and q.numel() > 0 and q.shape[-1] <= _WIDEST and q.dtype in _DTYPES and not available(q.device)
+
+
+def _kernels() -> Any:
+    return importlib.import_module("sharpmax.ops.kernels.sharpen_kernel")
+
+
+def _launch(q: Tensor) -> tuple[tuple[int], Any, dict[str, Any]]:
+    """Grid, the device to launch on, and the constants that all kernels here share."""
+    width = q.shape[-1]
+    block_d = power_of_2(width)
+    block_l = max(1, _ELEMENTS // block_d)
+    lines = q.numel() // width
+    constants = {"WIDTH": width, "ROOM": room_for(q.dtype), "BLOCK_L": block_l, "BLOCK_D": block_d, "num_warps": 4}
+    return (-(-lines // block_l),), on_device(q), constants
+
+
+def _on_kernel(q: Tensor) -> bool:
+    return (q.is_cuda or interpreted()) and _served(q)
+
+
+@torch.library.custom_op("sharpmax::scale_rows", mutates_args=())
+def scale_op(q: Tensor, beta: Tensor) -> Tensor:
+    """β·q for q `[B, H, Lq, D]` and β `[B, H, Lq]`."""
+    if not _on_kernel(q):
+        out = torch.empty_like(q)
+        return out.copy_(plain_scaled(q, beta))
+    out = torch.empty_like(q)
+    grid, device, constants = _launch(q)
+    with device:
+        _kernels().scale_rows[grid](
+            q, beta, out, *q.stride(), *beta.stride(), *out.stride(),
+            q.numel() // q.shape[-1], q.shape[1], q.shape[2], **constants,
+        )  # fmt: skip
+    return out
+
+
+@scale_op.register_fake
+def _(q: Tensor, beta: Tensor) -> Tensor:
+    return torch.empty_like(q)
+
+
+@torch.library.custom_op("sharpmax::scale_rows_backward", mutates_args=())
+def scale_backward_op(grad: Tensor, q: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients into q and β."""
+    into_q, into_beta = torch.empty_like(q), torch.empty(beta.shape, dtype=beta.dtype, device=beta.device)
+    if not _on_kernel(q):
+        used = capped_beta(q, beta)
+        wide = grad.to(beta.dtype)
+        into_q.copy_(wide * used[..., None])
+        into_beta.copy_((wide * q.to(beta.dtype)).sum(-1).masked_fill(used < beta, 0.0))
+        return into_q, into_beta
+    grid, device, constants = _launch(q)
+    with device:
+        _kernels().scale_rows_backward[grid](
+            grad, q, beta, None, None, None, None, into_q, into_beta,
+            *grad.stride(), *q.stride(), *beta.stride(), *into_q.stride(), 0,
+            q.numel() // q.shape[-1], q.shape[1], q.shape[2], 0, 0,
+            CAUSAL=False, COUNTED=False, FORMS=0, TERMS=0, **constants,
+        )  # fmt: skip
+    return into_q, into_beta
+
+
+@scale_backward_op.register_fake
+def _(grad: Tensor, q: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(q), beta.new_empty(beta.shape)
+
+
+def _remember(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+    q, beta = ctx.saved_tensors
+    into_q, into_beta = scale_backward_op(grad, q, beta)
+    return into_q, into_beta
+
+
+scale_op.register_autograd(_gradients, setup_context=_remember)
+
+
+@torch.library.custom_op("sharpmax::sharpen_rows", mutates_args=())
+def sharpen_op(
+    q: Tensor,
+    log_mass: Tensor | None,
+    shortfall: Tensor | None,
+    var: Tensor | None,
+    counts: Tensor | None,
+    keys: int,
+    offset: int | None,
+    form: str,
+) -> tuple[Tensor, Tensor]:
+    """β·q and β `[B, H, Lq]`; statistics and counts hold one number per row of q, in its order."""
+    table = table_of(form, q.device)
+    out, beta = torch.empty_like(q), torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device)
+    if not q.numel():
+        return out, beta
+    if (reason := available(q.device)) or q.dtype == torch.float64:
+        raise UnsupportedError(f"sharpen_rows: {reason or 'the kernel does not take float64'}; use the policy's beta")
+    log_mass, shortfall, var, counts = (
+        None if x is None else x.contiguous() for x in (log_mass, shortfall, var, counts)
+    )
+    queries = q.shape[2]
+    grid, device, constants = _launch(q)
+    with device:
+        _kernels().sharpen_rows[grid](
+            q, log_mass, shortfall, var, counts, table.values, out, beta, *q.stride(), *out.stride(), table.stride,
+            q.numel() // q.shape[-1], q.shape[1], queries, keys,
+            limited(offset, queries, keys),
+            CAUSAL=offset is not None, COUNTED=counts is not None, MEASURED=log_mass is not None,
+            VAR=var is not None and table.with_var, FORMS=table.form.bits, TERMS=table.form.terms,
+            SEGMENTS=table.form.segments, **constants,
+        )  # fmt: skip
+    return out, beta
+
+
+@sharpen_op.register_fake
+def _(
+    q: Tensor, log_mass: Any, shortfall: Any, var: Any, counts: Any, keys: Any, offset: Any, form: Any
+) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(q), q.new_empty(q.shape[:-1], dtype=torch.float32)
+
+
+@torch.library.custom_op("sharpmax::sharpen_rows_backward", mutates_args=())
+def sharpen_backward_op(
+    grad: Tensor,
+    q: Tensor,
+    beta: Tensor,
+    log_mass: Tensor,
+    shortfall: Tensor,
+    counts: Tensor | None,
+    keys: int,
+    offset: int | None,
+    form: str,
+) -> tuple[Tensor, Tensor]:
+    """Gradients into q and into the entropy of each row, in the shape of `log_mass`."""
+    table = table_of(form, q.device)
+    into_q, into_entropy = torch.empty_like(q), torch.empty_like(log_mass, memory_format=torch.contiguous_format)
+    log_mass, shortfall = log_mass.contiguous(), shortfall.contiguous()
+    queries = q.shape[2]
+    grid, device, constants = _launch(q)
+    with device:
+        _kernels().scale_rows_backward[grid](
+            grad, q, beta, log_mass, shortfall, None if counts is None else counts.contiguous(), table.values,
+            into_q, into_entropy,
+            *grad.stride(), *q.stride(), *beta.stride(), *into_q.stride(), table.stride,
+            q.numel() // q.shape[-1], q.shape[1], queries, keys,
+            limited(offset, queries, keys),
+            CAUSAL=offset is not None, COUNTED=counts is not None, FORMS=table.form.bits, TERMS=table.form.terms,
+            **constants,
+        )  # fmt: skip
+    return into_q, into_entropy
+
+
+@sharpen_backward_op.register_fake
+def _(
+    grad: Any, q: Tensor, beta: Any, log_mass: Tensor, shortfall: Any, counts: Any, keys: Any, offset: Any, form: Any
+) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(q), log_mass.new_empty(log_mass.shape)
+
+
+def _remember_rows(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    q, log_mass, shortfall, _, counts, ctx.keys, ctx.offset, ctx.form = inputs
+    ctx.save_for_backward(q, output[1], log_mass, shortfall, counts)
+
+
+def _gradients_of_rows(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, ...]:
+    q, beta, log_mass, shortfall, counts = ctx.saved_tensors
+    if log_mass is None:  # nothing was measured, so β is a constant
+        return scale_backward_op(grad, q, beta)[0], *(None,) * 7
+    into_q, into_entropy = sharpen_backward_op(
+        grad, q, beta, log_mass, shortfall, counts, ctx.keys, ctx.offset, ctx.form
+    )
+    return into_q, into_entropy, into_entropy, *(None,) * 5
+
+
+sharpen_op.register_autograd(_gradients_of_rows, setup_context=_remember_rows)

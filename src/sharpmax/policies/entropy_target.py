@@ -1,0 +1,116 @@
+"""β solved per row so that its entropy becomes a given one."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from sharpmax.arrays import Array
+from sharpmax.errors import reject
+from sharpmax.policies.base import Policy, Remeasure, check_number
+
+if TYPE_CHECKING:
+    from sharpmax.stats.statistics import RowStats
+
+_TOLERANCE = 1e-6
+_STEPS = 24
+
+
+@dataclass(frozen=True)
+class EntropyTarget(Policy):
+    """The β at which the row's entropy is `target` nats; rows already under it keep β = `floor`.
+
+    `floor` is 1 unless told otherwise: with a floor under 1, rows sharper than the target are flattened
+    towards it. `ceiling` bounds β where the target cannot be reached (exact ties at the top).
+
+    The equation H(β) = target is solved in u = ln β, where dH/du = −Var[β·s], by Newton steps kept inside a
+    bracket that halves whenever Newton leaves it. Each step measures the rows once more. First and second derivatives
+    are those of the solution.
+
+    >>> EntropyTarget(0.5).describe()
+    'β such that H = 0.5 nat, 1 ≤ β ≤ 10000'
+    """
+
+    kind: ClassVar[str] = "entropy-target"
+    needs: ClassVar[frozenset[str]] = frozenset({"entropy", "var"})
+
+    target: float
+    floor: float = 1.0
+    ceiling: float = 1e4
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "target", check_number("target", self.target, at_least=0.0))
+        object.__setattr__(self, "floor", check_number("floor", self.floor, above=0.0))
+        object.__setattr__(self, "ceiling", check_number("ceiling", self.ceiling, above=self.floor))
+
+    def describe(self) -> str:
+        """The rule in one line."""
+        return f"β such that H = {self.target:g} nat, {self.floor:g} ≤ β ≤ {self.ceiling:g}"
+
+    def rule(self, xp: Any, stats: RowStats, remeasure: Remeasure | None) -> Array:
+        """Safeguarded Newton in ln β; the gradient comes from the implicit function theorem."""
+        if remeasure is None:
+            reject(
+                "remeasure",
+                None,
+                "a function that measures the rows at another β",
+                "use sm.attention or sm.softmax",
+            )
+        entropy, var = xp.stop_gradient(stats.entropy), xp.stop_gradient(stats.var)
+        target, floor, ceiling = (xp.param(v, entropy) for v in (self.target, self.floor, self.ceiling))
+        low = xp.zeros_like(entropy) + xp.log(floor)
+        high = xp.zeros_like(entropy) + xp.log(ceiling)
+        u = xp.zeros_like(entropy)
+        settled = _settled(xp, entropy, target, u, low, high)
+        for _ in range(_STEPS):
+            above = entropy > target
+            low, high = xp.where(above, u, low), xp.where(above, high, u)
+            newton = u + (entropy - target) / xp.at_least(var, 1e-30)
+            inside = (newton > low) & (newton < high)
+            u = xp.where(settled, u, xp.where(inside, newton, 0.5 * (low + high)))
+            now = remeasure(xp.exp(u))
+            entropy, var = xp.stop_gradient(now.entropy), xp.stop_gradient(now.var)
+            settled = _settled(xp, entropy, target, u, low, high)
+            if xp.concrete(settled) and bool(settled.all()):
+                break
+        u = xp.at_most(xp.at_least(u, xp.log(floor)), xp.log(ceiling))
+        # One more Newton step with the dependence on the logits alive: its value is the solution, its derivative
+        # −(∂H/∂s)/(∂H/∂u), which is the derivative of the solution. Rows held at an end would step beyond it, and have
+        # none.
+        step, slope, free = _newton(xp, remeasure, u, target)
+        if not xp.concrete(step) or getattr(step, "requires_grad", True):
+            # What is right to 1e-6 has derivatives that are right to as little; after a step more it is 1e-12.
+            u = u + xp.stop_gradient(step)
+            step, slope, free = _newton(xp, remeasure, u, target)
+            step = step + _bend(xp, step, slope, xp.where(free, remeasure(xp.exp(u + step)).var, 1.0))
+        polished = u + step
+        polished = xp.at_most(xp.at_least(polished, xp.log(floor)), xp.log(ceiling))
+        # A row of NaN fails every comparison above and would come out as "nothing to do".
+        return xp.where(xp.isnan(stats.entropy), math.nan, xp.exp(polished))
+
+
+def _newton(xp: Any, remeasure: Remeasure, u: Array, target: Array) -> tuple[Array, Array, Array]:
+    """The step from a u close to the solution, −dH/du there, and the rows that have a slope to follow."""
+    now = remeasure(xp.exp(u))
+    free = xp.stop_gradient(now.var) > 1e-12
+    slope = xp.where(free, now.var, 1.0)
+    step = xp.where(free, (now.entropy - target) / slope, 0.0)
+    return xp.where(abs(xp.stop_gradient(step)) < 1e-2, step, 0.0), slope, free
+
+
+def _bend(xp: Any, step: Array, slope: Array, slope_there: Array) -> Array:
+    """What a Newton step lacks to have the second derivative of the solution; its value and first derivative are 0.
+
+    The exact step is (H − target) over the mean slope on the way, and a Newton step takes that of the beginning. Half
+    of the change of slope, times a step of 0, has the second derivative that is missing and no first one.
+    """
+    bend = -0.5 * step * (slope_there - slope) / slope
+    return bend - xp.stop_gradient(bend)
+
+
+def _settled(xp: Any, entropy: Array, target: Array, u: Array, low: Array, high: Array) -> Array:
+    """Rows that need no further step: on target, at an end that stops them, or not a number."""
+    at_floor = (entropy <= target) & (u <= low)
+    at_ceiling = (entropy > target) & (u >= high)
+    return (abs(entropy - target) < _TOLERANCE) | at_floor | at_ceiling | (high - low < 1e-9) | xp.isnan(entropy)

@@ -1,0 +1,112 @@
+"""Policies by name or from a file."""
+
+from __future__ import annotations
+
+import functools
+import importlib.resources
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+from sharpmax.errors import FileFormatError, reject, reject_type
+from sharpmax.files import read_json
+from sharpmax.policies.base import Policy, policy_from_dict
+from sharpmax.policies.constant import Constant
+from sharpmax.policies.log_length import LogLength
+from sharpmax.policies.polynomial import PAPER
+
+BESIDE = "sharpmax_policy.json"
+"""The file that `save_pretrained` of a model with a policy puts beside the weights."""
+
+IN_FOLDERS = ("policy.json", BESIDE)
+"""What a folder may hold; the first is what `sharpmax calibrate` writes."""
+
+_WITH_NUMBER: Mapping[str, Callable[[float], Policy]] = {
+    "constant": Constant,
+    "log-length": lambda number: LogLength(reference=number),
+}
+
+
+def load_policy(path_or_name: str | os.PathLike[str]) -> Policy:
+    """A policy by its name, as `log-length:64` or `constant:1.5`, or from the file or folder that holds one.
+
+    >>> load_policy("paper").describe()
+    'β = max(1, -0.037·H^4 +0.481·H^3 -2.3·H^2 +4.917·H -1.791) for H > 0.5, extrapolate outside'
+    >>> load_policy("constant:1.5").describe()
+    'β = 1.5'
+    """
+    if not isinstance(path_or_name, (str, os.PathLike)):
+        reject_type("path_or_name", type(path_or_name).__name__, _allowed())
+    path = Path(path_or_name)
+    if isinstance(path_or_name, str) and path_or_name in NAMED:
+        return NAMED[path_or_name]()
+    if isinstance(path_or_name, str) and not path.exists() and (found := _with_number(path_or_name)) is not None:
+        return found
+    if path_or_name and path.is_dir():
+        return _read(_file_in(path))
+    if not path.is_file():
+        reject("policy", repr(str(path_or_name)), _allowed())
+    return _read(path)
+
+
+def _allowed() -> str:
+    return f"one of {sorted(NAMED)}, log-length:64, constant:1.5 or the path of a policy file or its folder"
+
+
+def _with_number(text: str) -> Policy | None:
+    """The policy that a kind with its number stands for; None for other texts."""
+    kind, colon, number = text.partition(":")
+    if not colon or kind not in _WITH_NUMBER:
+        return None
+    try:
+        value = float(number)
+    except ValueError:
+        reject("policy", repr(text), f"{kind}: and a number, as log-length:64 or constant:1.5")
+    return _WITH_NUMBER[kind](value)
+
+
+def _file_in(folder: Path) -> Path:
+    found = [folder / name for name in IN_FOLDERS if (folder / name).is_file()]
+    if not found:
+        given = f"{str(folder)!r}, a folder without {BESIDE} or policy.json"
+        reject("policy", given, "a folder that calibrate or a model with a policy applied was saved to")
+    if len(found) > 1:
+        reject("policy", f"{str(folder)!r}, a folder with both {' and '.join(IN_FOLDERS)}", "the path of one of them")
+    return found[0]
+
+
+@functools.cache
+def _packaged(name: str) -> Policy:
+    """A policy that comes with the package: what `sharpmax calibrate` learned for a model."""
+    return _read(Path(str(importlib.resources.files("sharpmax.policies") / "data" / f"{name}.json")))
+
+
+def _read(path: Path) -> Policy:
+    body = read_json(path, "policy")
+    try:
+        return policy_from_dict(body)
+    except FileFormatError as problem:
+        raise FileFormatError(f"{problem} (in {str(path)!r})") from None
+
+
+def resolve_policy(policy: Policy | str | os.PathLike[str] | None) -> Policy:
+    """What the argument `policy=` of a public function means."""
+    if policy is None:
+        return NAMED["none"]()
+    if isinstance(policy, Policy):
+        return policy
+    if isinstance(policy, (str, os.PathLike)):
+        return load_policy(policy)
+    reject_type("policy", type(policy).__name__, f"a Policy, None, {_allowed()}")
+
+
+NAMED: Mapping[str, Callable[[], Policy]] = MappingProxyType(
+    {
+        "none": Constant,
+        "paper": lambda: PAPER,
+        "smollm2": lambda: _packaged("smollm2"),
+        "smollm2-constant": lambda: _packaged("smollm2-constant"),
+    }
+)
+"""Policies that can be asked for by name."""

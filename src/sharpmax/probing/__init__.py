@@ -1,0 +1,1 @@
+"""Measure a running model: capture row statistics, survey heads, forecast, horizons."""

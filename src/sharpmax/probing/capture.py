@@ -1,0 +1,281 @@
+"""`capture`: row statistics of every attention call inside a `with` block."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn import Parameter
+from torch.overrides import TorchFunctionMode
+
+from sharpmax.errors import UnsupportedError, reject
+from sharpmax.integrations.transformers.interface import watched
+from sharpmax.integrations.transformers.observers import Seen
+from sharpmax.ops.attention import is_repeated
+from sharpmax.stats.call import broadcast, floats_at_least_32, without_autocast
+from sharpmax.stats.dispatch import problem_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from sharpmax.integrations.transformers.logits import DenseLogits
+
+STATISTICS = ("entropy", "top", "sink", "spread", "local", "count")
+"""Names of what is measured of a row, in nats, weights, logits and numbers of keys."""
+
+LOCAL = 16
+"""How many of the last visible keys count as near."""
+
+_FAR = -1e4
+
+
+def row_statistics(logits: DenseLogits) -> dict[str, Tensor]:
+    """Statistics of every row of logits `[B, H, R, Lk]`, each `[B, H, R]` in float32 (see `STATISTICS`).
+
+    entropy of the softmax in nats; top, its largest weight; sink, the weight of the first visible key; spread, the
+    largest minus the smallest visible logit; local, the weight of the last `LOCAL` visible keys; count, how many keys
+    are visible. A row without any gives zeros, and NaN where a row sees one makes all but its count NaN.
+    """
+    values, hidden = logits.values, logits.hidden
+    if values.numel() == 0:
+        return {name: values.new_zeros(values.shape[:-1], dtype=torch.float32) for name in STATISTICS}
+    x = logits.scaled(None).to(floats_at_least_32(values.dtype))
+    peak = x.amax(-1)
+    weights = x.softmax(-1)
+    top = weights.amax(-1)
+    # −Σ p·ln p, for ln p = x − peak + ln top: two sums that nothing cancels in. No weight is left as far down as that.
+    entropy = -(weights * (x - peak[..., None]).clamp_min(_FAR)).sum(-1) - top.log()
+    if hidden is None:
+        count = peak.new_full(peak.shape, x.shape[-1])
+        # A view would keep all of the weights alive for as long as somebody keeps the statistics.
+        low, sink, local = x.amin(-1), weights[..., 0].contiguous(), weights[..., -LOCAL:].sum(-1)
+    else:
+        visible = ~hidden.expand(*hidden.shape[:-1], x.shape[-1])
+        count = visible.sum(-1).to(x.dtype).expand(peak.shape)
+        low = x.masked_fill(hidden, torch.inf).amin(-1)
+        first = visible.to(torch.uint8).argmax(-1, keepdim=True)
+        sink = weights.gather(-1, first.expand(*peak.shape, 1)).squeeze(-1)
+        # Counted from the end, over the mask's own shape: most masks are shared by all heads.
+        near = visible.flip(-1).cumsum(-1, dtype=torch.int32).flip(-1) <= LOCAL
+        local = (weights * near).sum(-1)
+    found = {
+        # A sum of roundings may exceed what so many keys can have.
+        "entropy": torch.minimum(entropy.clamp_min(0.0), count.clamp_min(1.0).log()),
+        "top": top,
+        "sink": sink,
+        "spread": peak - low,
+        "local": local,
+        "count": count,
+    }
+    if hidden is not None:
+        found = {name: value.masked_fill(count == 0, 0.0) for name, value in found.items()}
+    return {name: value.to(torch.float32) for name, value in found.items()}
+
+
+CHOICES = ("last", "log", "all")
+"""The last row; about three rows per doubling of the length, the last included; every row."""
+
+_PER_DOUBLING = 3
+
+
+def places(choice: str, queries: int) -> Tensor:
+    """The rows of `choice` among so many, ascending and from 0, `[R]` in int64 on the CPU.
+
+    >>> places("last", 50).tolist(), places("log", 50).tolist()
+    ([49], [0, 1, 2, 3, 4, 5, 7, 9, 12, 15, 19, 24, 31, 39, 49])
+    """
+    check_choice(choice)
+    if choice == "all" or queries == 0:
+        return torch.arange(queries)
+    if choice == "last":
+        return torch.tensor([queries - 1])
+    steps = range(_PER_DOUBLING * queries.bit_length())
+    numbers = {round(2 ** (step / _PER_DOUBLING)) for step in steps}
+    return torch.tensor(sorted({n - 1 for n in numbers if n <= queries} | {queries - 1}))
+
+
+def check_choice(choice: object) -> None:
+    """Refuse what is not one of `CHOICES`."""
+    if choice not in CHOICES:
+        reject("rows", repr(choice), f"one of {list(CHOICES)}")
+
+
+class StockCalls(TorchFunctionMode):
+    """Shows `see` every call of `scaled_dot_product_attention` in this thread, that of `sharpmax.attention` included.
+
+    A call gets the number that `number` gives. What is compiled shows nothing.
+    """
+
+    def __init__(self, see: Callable[[Seen], None], number: Callable[[], int]) -> None:
+        super().__init__()
+        self._see = see
+        self._number = number
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Do what was asked for, and show it."""
+        kwargs = kwargs or {}
+        if torch.compiler.is_compiling():
+            return func(*args, **kwargs)
+        if func is F.multi_head_attention_forward and set(types) <= {Tensor, Parameter}:
+            with self:
+                return _multi_head_attention(*args, **kwargs)
+        out = func(*args, **kwargs)
+        if func is F.scaled_dot_product_attention and not is_repeated():
+            with torch.no_grad():
+                self._see(stock_call(self._number(), *args, **kwargs))
+        return out
+
+
+def _body(function: FunctionType) -> Callable[..., Any]:
+    """A Python function of torch that does not hand itself to the mode it runs in: what it calls is then seen."""
+    names = {**function.__globals__, "has_torch_function": lambda given: False}
+    copy = FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy
+
+
+_multi_head_attention = _body(cast(FunctionType, F.multi_head_attention_forward))
+
+
+def stock_call(
+    number: int,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Seen:
+    """A call that torch accepts, with these arguments of it, as a `Seen` whose batch is all axes before the heads."""
+    if query.is_nested or key.is_nested:
+        raise UnsupportedError("capture: rows of nested tensors cannot be measured; pass padded tensors with a mask")
+    plain = [x for x in (query, key, attn_mask) if type(x) is Tensor]
+    if max(query.ndim, key.ndim) > 2:
+        # torch lets every axis before the last two broadcast.
+        batch = broadcast(*(x.shape[:-3] for x in plain)) or ()
+        heads = max(x.shape[-3] for x in plain if x.ndim > 2)
+        key_heads = key.shape[-3] if key.ndim > 2 else 1
+        query = query.expand(*batch, heads, *query.shape[-2:])
+        key = key.expand(*batch, key_heads, *key.shape[-2:])
+    problem = problem_of(query.detach(), key.detach(), attn_mask, "upper-left" if is_causal else None, scale, True)
+    mask = problem.mask
+    if mask is not None:
+        mask = mask.detach().flatten(1, 2).expand(-1, -1, -1, problem.keys)
+    query, offset = problem.q.flatten(1, 2), problem.offset
+    return Seen(number, query, problem.k, mask, offset is not None, problem.scale, offset=offset or 0)
+
+
+_LOGITS_AT_ONCE = 1 << 22
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """One call of attention: the statistics (`sharpmax.probing.capture`) of its rows at `places`."""
+
+    layer: int
+    """Which of the model's attention modules; without a model, the number of the call."""
+
+    places: Tensor
+    """Which of the call's queries, `[R]`."""
+
+    keys: int
+    """How many keys there were, visible or not."""
+
+    statistics: dict[str, Tensor]
+    """Each `[B, H, R]` in float32, on the device of the model."""
+
+
+@dataclass(eq=False)
+class Capture:
+    """What attention did since the `with` block began, in the thread that it began in."""
+
+    rows: str = "last"
+    calls: list[Call] = field(default_factory=list)
+    _thread: int = field(default_factory=threading.get_ident)
+
+    def of_layer(self, layer: int) -> list[Call]:
+        """The calls of one layer, in their order."""
+        return [call for call in self.calls if call.layer == layer]
+
+    def stack(self, name: str) -> Tensor:
+        """One statistic in the last call of every layer, `[layers, B, H, R]`."""
+        if name not in STATISTICS:
+            reject("name", repr(name), f"one of {list(STATISTICS)}")
+        last = {call.layer: call.statistics[name] for call in self.calls}
+        if not last:
+            reject("stack", "a capture without calls", "one that saw attention run")
+        shapes = {tuple(value.shape) for value in last.values()}
+        if len(shapes) > 1:
+            given = f"layers whose rows differ in shape, {sorted(shapes)}"
+            reject("stack", given, "layers with as many rows and heads", "read of_layer(n) instead")
+        device = next(iter(last.values())).device
+        return torch.stack([last[layer].to(device) for layer in sorted(last)])
+
+    def clear(self) -> None:
+        """Forget the calls so far."""
+        self.calls.clear()
+
+    def see(self, seen: Seen) -> None:
+        """Measure a call, if it is one of this thread."""
+        if threading.get_ident() == self._thread:
+            chosen = places(self.rows, seen.queries)
+            self.calls.append(Call(seen.layer, chosen, seen.keys, measured(seen, chosen)))
+
+
+def capture(model: PreTrainedModel | None = None, rows: str = "last") -> AbstractContextManager[Capture]:
+    """Measure rows of every attention call inside a block: `with capture(model) as c: …`, then read `c`.
+
+    With a transformers model these are the calls of its attention modules, sharpened if a policy is applied, while it
+    reads or generates. Without one they are the calls of `sharpmax.attention` and of torch's own
+    `scaled_dot_product_attention`, numbered; those of `torch.nn.MultiheadAttention` are among them where it is not
+    asked for weights, and inside the block it does not take its fused inference path, in which there is none.
+
+    `rows` chooses: "last", "log" (about three per doubling of the length) or "all". Calls of other threads, and those
+    in compiled code, are not seen. No output changes.
+
+    >>> import torch, sharpmax as sm
+    >>> q, k, v = torch.zeros(3, 1, 2, 8, 4).unbind()
+    >>> with sm.capture() as c:
+    ...     out = sm.attention(q, k, v, is_causal=True)
+    >>> c.stack("entropy").exp().round()  # one call, one sequence, two heads, the last row: uniform over eight keys
+    tensor([[[[8.],
+              [8.]]]])
+    """
+    check_choice(rows)
+    return _capturing(model, rows)
+
+
+@contextmanager
+def _capturing(model: PreTrainedModel | None, rows: str) -> Iterator[Capture]:
+    found = Capture(rows)
+    calls = StockCalls(found.see, lambda: len(found.calls)) if model is None else watched(model, found.see)
+    with calls:
+        yield found
+
+
+def measured(seen: Seen, chosen: Tensor) -> dict[str, Tensor]:
+    """The statistics of the rows at `chosen` `[R]`, a block of rows at a time: memory is that of a block."""
+    one_row = seen.batch * seen.heads * seen.keys
+    if one_row == 0 or len(chosen) == 0:
+        shape = (seen.batch, seen.heads, len(chosen))
+        return {name: seen.query.new_zeros(shape, dtype=torch.float32) for name in STATISTICS}
+    with without_autocast(seen.query.device):
+        step = max(1, _LOGITS_AT_ONCE // one_row)
+        blocks = [row_statistics(seen.rows(block)) for block in torch.split(chosen, step)]
+    return {name: torch.cat([block[name] for block in blocks], dim=-1) for name in STATISTICS}

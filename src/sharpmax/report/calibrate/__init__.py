@@ -1,1 +1,0 @@
-"""The story of `sharpmax calibrate`: which heads of a model are sharpened, how much, and at what price."""

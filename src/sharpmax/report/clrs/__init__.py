@@ -1,1 +1,0 @@
-"""The story of `sharpmax clrs evaluate`: algorithms as text, at sizes trained on and beyond."""

@@ -1,1 +1,0 @@
-"""The story of `sharpmax evaluate`: a language model as it comes, and under policies."""

@@ -1,1 +1,0 @@
-"""What `sharpmax bench --gpu` found, told from its saved file alone."""

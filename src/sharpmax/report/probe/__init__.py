@@ -1,1 +1,0 @@
-"""The story of `sharpmax probe`: which heads of a model lose focus as inputs grow, when, and how predictably."""

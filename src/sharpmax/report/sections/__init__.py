@@ -1,0 +1,1 @@
+"""One report section per command: its metrics, figures, tables and sentences."""

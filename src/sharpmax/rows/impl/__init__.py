@@ -1,1 +1,0 @@
-"""The implementations behind `impl=`; each turns a `Problem` into statistics, none knows the others."""

@@ -1,0 +1,394 @@
+"""`row_stats`: choose an implementation and run it as one differentiable torch operator."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from sharpmax.errors import UnsupportedError, reject
+from sharpmax.stats import sdpa as stock
+from sharpmax.stats import triton_launch as triton
+from sharpmax.stats import triton_launch as triton_backward
+from sharpmax.stats.call import Parts, Problem, floats_at_least_32, make_problem
+from sharpmax.stats.reference import reference_stats
+from sharpmax.stats.sdpa import LostDigitsError, quick_parts, stock_parts
+from sharpmax.stats.spans import packed_spans, window_spans
+from sharpmax.stats.statistics import FIELDS, RowStats
+from sharpmax.stats.streaming import Incoming, streaming_backward, streaming_parts
+from sharpmax.stats.triton_launch import triton_parts
+
+IMPLEMENTATIONS: dict[str, Callable[[Problem, frozenset[str]], Parts]] = {
+    "streaming": lambda problem, fields: streaming_parts(problem),
+    "stock": lambda problem, fields: quick_parts(problem),
+    "triton": triton_parts,
+}
+
+
+def measure_parts(problem: Problem, impl: str, fields: frozenset[str]) -> Parts:
+    """The parts of every row; gradients flow into q, k and a float mask, not into the gain.
+
+    Without `max` in `fields` the anchor may be another number than the maximum, and without `var` that part may be 0.
+    `impl` is one of `IMPLEMENTATIONS`, or "auto": "stock" where that is exact enough, else "streaming".
+    """
+    gain = None if problem.gain is None else problem.gain.detach()
+    inputs = (problem.q, problem.k, problem.mask, gain, problem.spans, problem.offset, problem.scale, impl)
+    return Parts(*_RowParts.apply(*inputs, "max" in fields, "var" in fields))  # type: ignore[no-untyped-call]
+
+
+def _problem(
+    q: Tensor,
+    k: Tensor,
+    mask: Tensor | None,
+    gain: Tensor | None,
+    spans: Tensor | None,
+    offset: int | None,
+    scale: float,
+) -> Problem:
+    return Problem(q, k, mask, gain, offset, scale, tuple(q.shape[:-1]), spans)
+
+
+@torch.library.custom_op("sharpmax::row_parts", mutates_args=())
+def _row_parts(
+    q: Tensor,
+    k: Tensor,
+    mask: Tensor | None,
+    gain: Tensor | None,
+    spans: Tensor | None,
+    offset: int | None,
+    scale: float,
+    impl: str,
+    with_max: bool,
+    with_var: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    problem = _problem(q, k, mask, gain, spans, offset, scale)
+    if q.numel() == 0 or problem.keys == 0:
+        anchor = torch.full(q.shape[:-1], -torch.inf, dtype=floats_at_least_32(q.dtype), device=q.device)
+        return anchor, torch.zeros_like(anchor), torch.zeros_like(anchor), torch.zeros_like(anchor)
+    fields = frozenset({"max"} if with_max else ()) | frozenset({"var"} if with_var else ())
+    # A compiler has been promised this layout, whatever an implementation finds convenient.
+    try:
+        parts = IMPLEMENTATIONS["stock" if impl == "auto" else impl](problem, fields)
+    except LostDigitsError:
+        parts = streaming_parts(problem) if impl == "auto" else stock_parts(problem)
+    anchor, log_mass, shortfall, var = (part.contiguous() for part in parts)
+    return anchor, log_mass, shortfall, var
+
+
+@_row_parts.register_fake
+def _(q: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    return tuple(q.new_empty(q.shape[:-1], dtype=floats_at_least_32(q.dtype)) for _ in range(4))
+
+
+@torch.library.custom_op("sharpmax::row_parts_backward", mutates_args=())
+def _row_parts_backward(
+    q: Tensor,
+    k: Tensor,
+    mask: Tensor | None,
+    gain: Tensor | None,
+    spans: Tensor | None,
+    parts: list[Tensor],
+    g_log_mass: Tensor | None,
+    g_shortfall: Tensor | None,
+    g_var: Tensor | None,
+    offset: int | None,
+    scale: float,
+    impl: str,
+    into_mask: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    problem = _problem(q, k, mask, gain, spans, offset, scale)
+    if q.numel() == 0 or problem.keys == 0:
+        return (
+            torch.zeros_like(q),
+            torch.zeros_like(k),
+            q.new_zeros(mask.shape if into_mask and mask is not None else (0,)),
+        )
+    grads = Incoming(g_log_mass, g_shortfall, g_var)
+    if impl == "triton" and triton_backward.backward_obstacle(problem, into_mask=into_mask) is None:
+        found = triton_backward.triton_backward(problem, Parts(*parts), grads)
+    else:
+        found = streaming_backward(problem, Parts(*parts), grads, into_mask=into_mask)
+    into = q.new_empty(0) if mask is None or found.mask is None else _laid_out_like(mask, found.mask)
+    return _laid_out_like(q, found.q), _laid_out_like(k, found.k), into
+
+
+def _laid_out_like(x: Tensor, gradient: Tensor) -> Tensor:
+    """A gradient in the layout of `empty_like(x)`, which is what a compiler has been promised."""
+    wanted = torch.empty_like(x, device="meta").stride()
+    return gradient if gradient.stride() == wanted else torch.empty_like(x).copy_(gradient)
+
+
+@_row_parts_backward.register_fake
+def _(
+    q: Tensor,
+    k: Tensor,
+    mask: Any,
+    gain: Any,
+    spans: Any,
+    parts: Any,
+    g_log_mass: Any,
+    g_shortfall: Any,
+    g_var: Any,
+    offset: Any,
+    scale: Any,
+    impl: Any,
+    into_mask: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(mask) if into_mask else q.new_empty(0)
+
+
+def _flat(x: Tensor, dim: int | None, size: int) -> Tensor:
+    """A tensor `[B, ...]` with a vmapped dimension, as `[V·B, ...]`."""
+    x = x.expand(size, *x.shape) if dim is None else x.movedim(dim, 0)
+    return x.reshape(-1, *x.shape[2:])
+
+
+def _flat_mask(mask: Tensor | None, dim: int | None, size: int, batch: int) -> Tensor | None:
+    if mask is None:
+        return None
+    mask = mask.expand(size, *mask.shape) if dim is None else mask.movedim(dim, 0)
+    mask = mask.expand(size, batch, *mask.shape[2:])
+    return mask.reshape(-1, *mask.shape[2:])
+
+
+def _split(x: Tensor, size: int, batch: int) -> Tensor:
+    """The inverse of `_flat`, the vmapped dimension first."""
+    return x.reshape(size, batch, *x.shape[1:])
+
+
+def _batch_of(x: Tensor, dim: int | None) -> int:
+    return x.shape[0] if dim is None else x.movedim(dim, 0).shape[1]
+
+
+class _RowParts(torch.autograd.Function):
+    """The operators joined for autograd; unlike an operator's own registration this also serves `torch.func`."""
+
+    @staticmethod
+    def forward(
+        q: Any, k: Any, mask: Any, gain: Any, spans: Any,
+        offset: Any, scale: Any, impl: Any, with_max: Any, with_var: Any,
+    ) -> tuple[Tensor, ...]:  # fmt: skip
+        parts: tuple[Tensor, ...] = _row_parts(q, k, mask, gain, spans, offset, scale, impl, with_max, with_var)
+        return parts
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        q, k, mask, gain, spans, ctx.offset, ctx.scale, ctx.impl, _, ctx.with_var = inputs
+        ctx.save_for_backward(q, k, mask, gain, spans, *output)
+        if not torch.compiler.is_compiling():  # the compiler knows zeros only
+            ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(
+        ctx: Any, _: Any, g_log_mass: Tensor | None, g_shortfall: Tensor | None, g_var: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        q, k, mask, gain, spans, *parts = ctx.saved_tensors
+        grads = (g_log_mass, g_shortfall, g_var if ctx.with_var else None)
+        into_mask = ctx.needs_input_grad[2]
+        dq, dk, dmask = _RowPartsBackward.apply(  # type: ignore[no-untyped-call]
+            q, k, mask, gain, spans, *parts, *grads, ctx.offset, ctx.scale, ctx.impl, into_mask
+        )
+        return dq, dk, dmask if into_mask else None, None, None, None, None, None, None, None
+
+    @staticmethod
+    def vmap(
+        info: Any, dims: Any, q: Tensor, k: Tensor, mask: Any, gain: Any, spans: Any, *rest: Any
+    ) -> tuple[Any, Any]:
+        size, batch = info.batch_size, _batch_of(q, dims[0])
+        parts = _RowParts.apply(  # type: ignore[no-untyped-call]
+            _flat(q, dims[0], size),
+            _flat(k, dims[1], size),
+            _flat_mask(mask, dims[2], size, batch),
+            _flat_mask(gain, dims[3], size, batch),
+            _flat_mask(spans, dims[4], size, batch),
+            *rest,
+        )
+        return tuple(_split(p, size, batch) for p in parts), (0,) * 4
+
+
+class _RowPartsBackward(torch.autograd.Function):
+    """The backward operator for `torch.func`, which differentiates whatever a backward pass calls."""
+
+    @staticmethod
+    def forward(
+        q: Any, k: Any, mask: Any, gain: Any, spans: Any,
+        p0: Any, p1: Any, p2: Any, p3: Any,
+        g1: Any, g2: Any, g3: Any,
+        offset: Any, scale: Any, impl: Any, into_mask: Any,
+    ) -> tuple[Tensor, ...]:  # fmt: skip
+        found: tuple[Tensor, ...] = _row_parts_backward(
+            q, k, mask, gain, spans, [p0, p1, p2, p3], g1, g2, g3, offset, scale, impl, into_mask
+        )
+        return found
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        raise UnsupportedError(
+            "second derivatives of row statistics are not available from this implementation; "
+            "use impl='reference', which is differentiable any number of times"
+        )
+
+    @staticmethod
+    def vmap(
+        info: Any, dims: Any, q: Tensor, k: Tensor, mask: Any, gain: Any, spans: Any, *rest: Any
+    ) -> tuple[Any, Any]:
+        size, batch = info.batch_size, _batch_of(q, dims[0])
+        *rows, offset, scale, impl, into_mask = rest
+        dq, dk, dmask = _RowPartsBackward.apply(  # type: ignore[no-untyped-call]
+            _flat(q, dims[0], size),
+            _flat(k, dims[1], size),
+            _flat_mask(mask, dims[2], size, batch),
+            _flat_mask(gain, dims[3], size, batch),
+            _flat_mask(spans, dims[4], size, batch),
+            *(None if x is None else _flat(x, d, size) for x, d in zip(rows, dims[5:12], strict=True)),
+            offset,
+            scale,
+            impl,
+            into_mask,
+        )
+        if into_mask:
+            dmask = _split(dmask, size, batch)
+            if _batch_of(mask, dims[2]) == 1:
+                dmask = dmask.sum(1, keepdim=True)
+        else:
+            dmask = dmask.expand(size, 0)
+        return (_split(dq, size, batch), _split(dk, size, batch), dmask), (0, 0, 0)
+
+
+Impl = Literal["auto", "reference", "streaming", "stock", "triton"]
+Alignment = Literal["upper-left", "lower-right"]
+IMPLS: tuple[str, ...] = ("auto", "reference", "streaming", "stock", "triton")
+
+_MEASURABLE = frozenset({*FIELDS, "entropy"})
+
+
+def row_stats(
+    q: Tensor,
+    k: Tensor,
+    *,
+    attn_mask: Tensor | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    window: int | None = None,
+    cu_seqlens: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    impl: Impl = "auto",
+    fields: Collection[str] = FIELDS,
+) -> RowStats:
+    """Statistics of every row of attention logits scale·q·kᵀ (+ mask), without the matrix of logits.
+
+    q `[..., H, Lq, D]` and k `[..., Hkv, Lk, D]` give rows `[..., H, Lq]`, in float32 (float64 for float64 input).
+    `is_causal` is aligned bottom-right: the last row sees every key. A boolean mask is True where a key is visible,
+    a float mask is added. With `window` (causal only) a row sees at most so many keys, up to its own place. With
+    `cu_seqlens` several sequences lie one after the other along Lq, number s from cu_seqlens[s] to cu_seqlens[s + 1],
+    and along Lk as `cu_seqlens_k` says (default: the same way); each row sees its own sequence.
+
+    `impl` names an implementation, and is never replaced by another: `reference` (dense, float64), `streaming` (any
+    device), `stock` (CPU; count, lse, mean and entropy only) or `triton` (CUDA); `auto` takes the fastest that
+    measures `fields`.
+
+    >>> import torch, sharpmax as sm
+    >>> q, k = torch.zeros(1, 2, 4), torch.zeros(1, 8, 4)
+    >>> sm.row_stats(q, k).entropy.exp()  # two rows, uniform over eight keys
+    tensor([[8., 8.]])
+    """
+    problem = problem_of(q, k, attn_mask, "lower-right" if is_causal else None, scale, enable_gqa)
+    if cu_seqlens is not None:
+        spans = packed_spans(cu_seqlens, cu_seqlens_k, q.shape[-2], k.shape[-2], is_causal, q.device)
+        problem = replace(problem, spans=spans, offset=None)
+    elif cu_seqlens_k is not None:
+        reject("cu_seqlens_k", "no cu_seqlens beside it", "both, or cu_seqlens alone")
+    if window is not None:
+        if not is_causal:
+            reject("window", f"{window} without is_causal", "is_causal=True: a window ends at the row's own place")
+        spans = window_spans(problem.spans, window, q.shape[-2], problem.offset or 0, q.device)
+        problem = replace(problem, spans=spans, offset=None)
+    return measure(problem, impl, frozenset(fields))
+
+
+def problem_of(
+    q: Tensor, k: Tensor, attn_mask: Tensor | None, causal: Alignment | None, scale: float | None, enable_gqa: bool
+) -> Problem:
+    """The arguments of an attention function in canonical form; torch's causal biases become causal limits."""
+    if attn_mask is not None and causal is not None:
+        reject(
+            "attn_mask",
+            "a mask together with is_causal=True",
+            "one of the two",
+            "put the causal limit into the mask",
+        )
+    # Whoever holds such a bias has loaded its module, which is heavy (it brings torch's compiler and Triton).
+    bias = sys.modules.get("torch.nn.attention.bias")
+    if bias is not None and isinstance(attn_mask, bias.CausalBias):
+        causal = "lower-right" if attn_mask.variant == bias.CausalVariant.LOWER_RIGHT else "upper-left"
+        attn_mask = None
+    problem = make_problem(q, k, attn_mask, offset=None, scale=scale, enable_gqa=enable_gqa)
+    if causal is None:
+        return problem
+    return replace(problem, offset=k.shape[-2] - q.shape[-2] if causal == "lower-right" else 0)
+
+
+def measure(problem: Problem, impl: str, fields: frozenset[str]) -> RowStats:
+    """Measure at least `fields` with the implementation asked for; `auto` chooses by device and fields."""
+    if unknown := sorted(fields - _MEASURABLE):
+        reject("fields", unknown, f"some of {sorted(_MEASURABLE)}")
+    check_impl(impl)
+    if impl == "reference":
+        return reference_stats(problem)
+    count = problem.counts()
+    chosen = impl == "auto"
+    if chosen:
+        if fields <= {"count"}:
+            return RowStats.anchored(count)
+        impl = _choose(problem, fields)
+    if impl == "stock" and (reason := stock.obstacle(problem)):
+        raise UnsupportedError(f"impl: 'stock' cannot do this: {reason}; use impl='streaming'")
+    if impl == "triton" and (reason := triton.obstacle(problem)):
+        raise UnsupportedError(f"impl: 'triton' cannot do this: {reason}; use impl='streaming'")
+    measured = fields if impl == "triton" else fields | {"max", "var"}  # the others measure them on the way
+    operator = "auto" if chosen and impl == "stock" else impl
+    parts = [part.reshape(problem.rows) for part in measure_parts(problem, operator, measured)]
+    anchor, log_mass, shortfall, var = parts
+    if impl == "stock":
+        return RowStats.anchored(count, anchor, log_mass, shortfall)
+    return RowStats.anchored(
+        count,
+        anchor,
+        log_mass,
+        shortfall,
+        max=anchor.detach() if "max" in measured else None,
+        var=var if "var" in measured else None,
+    )
+
+
+def check_impl(impl: object) -> None:
+    """Refuse a name that is not one of `IMPLS`."""
+    if impl not in IMPLS:
+        reject("impl", repr(impl), f"one of {list(IMPLS)}")
+
+
+def _choose(problem: Problem, fields: frozenset[str]) -> str:
+    if problem.q.device.type == "cuda" and triton.obstacle(problem) is None:
+        return "triton"
+    if fields <= stock.FIELDS and stock.obstacle(problem) is None:
+        return "stock"
+    return "streaming"
+
+
+torch.utils._pytree.register_pytree_node(
+    RowStats,
+    lambda stats: stats.flatten(),
+    lambda arrays, measured: RowStats.unflatten(measured, arrays),
+    serialized_type_name="sharpmax.RowStats",
+    to_dumpable_context=lambda measured: list(measured),
+    from_dumpable_context=lambda measured: tuple(measured),
+)

@@ -1,0 +1,248 @@
+"""`RowStats`: what one pass over the keys says about each row of attention logits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sharpmax.arrays import Array, ops_for
+from sharpmax.errors import NotMeasuredError, reject_type
+
+FIELDS = ("count", "max", "lse", "mean", "var")
+"""The statistics of a row that everything else derives from."""
+
+_PARTS = ("count", "_anchor", "_log_mass", "_shortfall", "_max", "_var", "_top")
+
+
+class RowStats:
+    """Statistics of softmax rows: visible keys `count`, and `max`, `lse`, `mean`, `var` of their scaled logits.
+
+    Every field has the shape of the rows, `[..., H, Lq]`; `mean` and `var` are under the softmax. A row that
+    sees no key has count 0, max = lse = mean = −inf, var = entropy = 0, and is the identity of `merge`.
+
+    Inside, a row is kept relative to an anchor (its maximum, where measured): `log_mass = lse − anchor` and
+    `shortfall = anchor − mean`. Both lie between 0 and ln n however large the logits are, so the entropy, their
+    sum, loses nothing to cancellation. The anchor and the maximum carry no gradient; lse, mean, var and entropy do. The
+    top weight does where the logits themselves were there (`top`), and is a constant for kernels that never hold a row.
+
+    A statistic that was not measured (an attention kernel with v := k gives neither max nor var) raises
+    `NotMeasuredError` when read.
+
+    >>> import torch
+    >>> RowStats(count=torch.tensor([2]), max=torch.tensor([0.0]), lse=torch.tensor([0.6931472]),
+    ...          mean=torch.tensor([0.0]), var=torch.tensor([0.0])).entropy
+    tensor([0.6931])
+    """
+
+    __slots__ = _PARTS
+
+    count: Array
+    _anchor: Array  # this and the following are None where not measured
+    _log_mass: Array
+    _shortfall: Array
+    _max: Array
+    _var: Array
+    _top: Array
+
+    def __init__(self, count: Array, max: Array, lse: Array, mean: Array, var: Array) -> None:
+        xp = ops_for(lse)
+        empty = count == 0
+        self._set(
+            count,
+            anchor=max,
+            log_mass=xp.where(empty, 0.0, lse - xp.where(empty, 0.0, max)),
+            shortfall=xp.where(empty, 0.0, xp.where(empty, 0.0, max) - mean),
+            max=max,
+            var=var,
+        )
+
+    @classmethod
+    def anchored(
+        cls,
+        count: Array,
+        anchor: Array | None = None,
+        log_mass: Array | None = None,
+        shortfall: Array | None = None,
+        *,
+        max: Array | None = None,
+        var: Array | None = None,
+        top: Array | None = None,
+    ) -> RowStats:
+        """Rows given relative to an anchor: lse = anchor + log_mass, mean = anchor − shortfall.
+
+        `top` is the largest weight with its gradient; without it the weight follows from the others as a constant.
+        """
+        self = object.__new__(cls)
+        self._set(count, anchor, log_mass, shortfall, max, var, top)
+        return self
+
+    def _set(self, count: Any, anchor: Any, log_mass: Any, shortfall: Any, max: Any, var: Any, top: Any = None) -> None:
+        for name, value in zip(_PARTS, (count, anchor, log_mass, shortfall, max, var, top), strict=True):
+            object.__setattr__(self, name, value)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"RowStats is immutable: {name!r} cannot be set")
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(f"RowStats is immutable: {name!r} cannot be deleted")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The default way of copying sets attributes one by one, which is what this class does not allow.
+        arrays, measured = self.flatten()
+        return RowStats.unflatten, (measured, arrays)
+
+    def _measured(self, value: Array | None, name: str) -> Array:
+        if value is None:
+            raise NotMeasuredError(
+                f"{name!r} was not measured for these rows; measured: {', '.join(self.measured)}; "
+                "use impl='streaming', which measures every statistic"
+            )
+        return value
+
+    @property
+    def measured(self) -> tuple[str, ...]:
+        """The names of `FIELDS` that these rows carry."""
+        have = {
+            "count": self.count,
+            "max": self._max,
+            "lse": self._anchor,
+            "mean": self._shortfall,
+            "var": self._var,
+        }
+        return tuple(name for name in FIELDS if have[name] is not None)
+
+    @property
+    def max(self) -> Array:
+        """The largest visible logit; carries no gradient."""
+        return self._measured(self._max, "max")
+
+    @property
+    def lse(self) -> Array:
+        """ln Σ exp(s) over the visible keys."""
+        return self._measured(self._anchor, "lse") + self._log_mass
+
+    @property
+    def mean(self) -> Array:
+        """E[s] under the softmax."""
+        return self._measured(self._anchor, "mean") - self._measured(self._shortfall, "mean")
+
+    @property
+    def var(self) -> Array:
+        """Var[s] under the softmax; −var is the slope of entropy against ln β at β = 1."""
+        return self._measured(self._var, "var")
+
+    @property
+    def entropy(self) -> Array:
+        """Shannon entropy of the softmax in nats, between 0 and ln(count)."""
+        raw = self._measured(self._log_mass, "entropy") + self._measured(self._shortfall, "entropy")
+        xp = ops_for(raw)
+        ceiling = xp.log(xp.cast(xp.at_least(self.count, 1), raw.dtype))
+        return xp.at_most(xp.at_least(raw, 0.0), ceiling)
+
+    @property
+    def top_weight(self) -> Array:
+        """The largest softmax weight of the row; 0 for a row without keys.
+
+        It carries a gradient where the logits themselves were measured (`softmax`, JAX, impl='reference'), and none
+        where a kernel measured them in parts.
+        """
+        self._measured(self._max, "max")
+        if self._top is not None:
+            return self._top
+        xp = ops_for(self._log_mass)
+        log_mass = xp.stop_gradient(self._log_mass)
+        shift = xp.where(self.count == 0, 0.0, xp.stop_gradient(self._max - self._anchor))
+        return xp.where(self.count == 0, 0.0, xp.exp(shift - log_mass))
+
+    @property
+    def spread_bound(self) -> Array:
+        """The least spread (largest minus smallest logit) that allows this top weight among this many keys.
+
+        No row of n logits with spread δ gives any key more than e^δ/(e^δ + n − 1), so a row whose top
+        weight is p had δ ≥ ln((n−1)·p/(1−p)); equality when all keys but one share the smallest logit.
+        It carries no gradient, as the maximum.
+        """
+        self._measured(self._max, "max")
+        xp = ops_for(self._log_mass)
+        log_mass = xp.stop_gradient(self._log_mass)
+        alone = self.count <= 1
+        rivals = xp.cast(xp.where(alone, 1, self.count - 1), log_mass.dtype)
+        mass = xp.expm1(xp.where(alone, 1.0, log_mass + xp.stop_gradient(self._anchor - self._max)))
+        # Of rivals that weigh nothing in this dtype only that is known: less than its rounding unit. Their spread
+        # is not infinite.
+        mass = xp.where(mass <= 0.0, xp.library.finfo(mass.dtype).eps, mass)
+        return xp.where(alone, 0.0, xp.at_least(xp.log(rivals) - xp.log(mass), 0.0))
+
+    def merge(self, other: RowStats) -> RowStats:
+        """Statistics of the rows over the keys of both; associative and commutative to rounding.
+
+        >>> import torch, sharpmax as sm
+        >>> q, k = torch.randn(1, 4, 8), torch.randn(1, 10, 8)
+        >>> parts = sm.row_stats(q, k[:, :3]).merge(sm.row_stats(q, k[:, 3:]))
+        >>> torch.allclose(parts.entropy, sm.row_stats(q, k).entropy, atol=1e-6)
+        True
+        """
+        if not isinstance(other, RowStats):
+            reject_type("other", type(other).__name__, "RowStats")
+        count = self.count + other.count
+        if self._anchor is None or other._anchor is None:
+            return RowStats.anchored(count)
+        xp = ops_for(self._anchor)
+        anchor = xp.where(self._anchor < other._anchor, other._anchor, self._anchor)
+        # NaN in either part must show in the whole, and a comparison with NaN is False.
+        anchor = xp.where(xp.isnan(other._anchor), other._anchor, anchor)
+        lead, other_lead = self._lead(anchor), other._lead(anchor)
+        mass, other_mass = xp.exp(lead), xp.exp(other_lead)
+        total = mass + other_mass
+        empty = count == 0
+        total = xp.where(empty, 1.0, total)
+        w, v = mass / total, other_mass / total
+        log_mass = xp.where(empty, 0.0, xp.log(total))
+        drop, other_drop = self._drop(anchor), other._drop(anchor)
+        shortfall = w * drop + v * other_drop
+        # Each weight meets the gap before the gap meets itself: 0 · gap² is NaN where the square overflows.
+        gap = drop - other_drop
+        both_max = self._max is not None and other._max is not None
+        both_var = self._var is not None and other._var is not None
+        return RowStats.anchored(
+            count,
+            anchor,
+            log_mass,
+            shortfall,
+            max=xp.where(xp.isnan(other._max) | (self._max < other._max), other._max, self._max) if both_max else None,
+            var=w * self._var + v * other._var + (w * gap) * (v * gap) if both_var else None,
+        )
+
+    def _lead(self, anchor: Array) -> Array:
+        """lse relative to another anchor; −inf for a row without keys."""
+        xp = ops_for(anchor)
+        empty = self.count == 0
+        shift = xp.where(empty, 0.0, self._anchor) - xp.where(empty, 0.0, anchor)
+        return xp.where(empty, -xp.inf, shift + self._log_mass)
+
+    def _drop(self, anchor: Array) -> Array:
+        """How far the mean lies under another anchor; 0 for a row without keys."""
+        xp = ops_for(anchor)
+        empty = self.count == 0
+        shift = xp.where(empty, 0.0, anchor) - xp.where(empty, 0.0, self._anchor)
+        return xp.where(empty, 0.0, shift + self._shortfall)
+
+    def map(self, function: Any) -> RowStats:
+        """The same statistics with `function` applied to every array in them (indexing, moving, averaging)."""
+        arrays, measured = self.flatten()
+        return RowStats.unflatten(measured, [function(a) for a in arrays])
+
+    def flatten(self) -> tuple[list[Array], tuple[bool, ...]]:
+        """The arrays inside, and which of the parts they are: what tree libraries need."""
+        parts = [getattr(self, name) for name in _PARTS]
+        return [p for p in parts if p is not None], tuple(p is not None for p in parts)
+
+    @classmethod
+    def unflatten(cls, measured: tuple[bool, ...], arrays: Any) -> RowStats:
+        """The inverse of `flatten`."""
+        rest = iter(arrays)
+        self = object.__new__(cls)
+        self._set(*[next(rest) if there else None for there in measured])
+        return self
+
+    def __repr__(self) -> str:
+        return f"RowStats(rows={tuple(self.count.shape)}, measured={self.measured})"

@@ -1,0 +1,272 @@
+"""Row statistics and their gradient in plain torch, one tile of logits at a time: memory linear in length."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from sharpmax.stats.call import Parts, Problem, floats_at_least_32, hidden_by
+
+# Tiles are sized for where they live: in the caches of a CPU's cores, or large enough to keep a GPU busy.
+_TILE_ELEMENTS = {"cpu": 1 << 19, "cuda": 1 << 25}
+_KEYS_PER_TILE = 512
+
+
+class Gradients(NamedTuple):
+    """What flows back into the inputs of a problem; `mask` is None where it is not asked for."""
+
+    q: Tensor
+    k: Tensor
+    mask: Tensor | None
+
+
+class Incoming(NamedTuple):
+    """What flows back into the parts of the rows, None where nothing does; the anchor is a constant."""
+
+    log_mass: Tensor | None
+    shortfall: Tensor | None
+    var: Tensor | None
+
+
+@dataclass(frozen=True)
+class _Tile:
+    """One rectangle of logits: slices of batch, key heads, query rows and keys."""
+
+    b: slice
+    h: slice
+    i: slice
+    j: slice
+
+
+class _Tiles:
+    """The tiles of a problem that hold visible keys, and the logits in them."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.batch, self.heads, self.group, self.rows, self.width = problem.q.shape
+        self.keys = problem.keys
+        self.dtype = floats_at_least_32(problem.q.dtype)
+        # Smaller than any logit, and still finite: 0 · hidden stays 0 where 0 · (−inf) would be NaN.
+        self.hidden = torch.finfo(torch.float32).min / 8
+        budget = _TILE_ELEMENTS["cpu" if problem.q.device.type == "cpu" else "cuda"]
+        self.bj = min(self.keys, _KEYS_PER_TILE)
+        lines = max(1, budget // (self.bj * self.group))
+        self.bi = min(self.rows, max(32, lines // max(1, self.batch * self.heads)))
+        planes = max(1, lines // self.bi)
+        self.bh = min(self.heads, planes)
+        self.bb = min(self.batch, max(1, planes // self.bh))
+        self._buffers = [torch.empty(0, dtype=self.dtype, device=problem.q.device) for _ in range(3)]
+
+    def planes(self) -> Iterator[tuple[slice, slice]]:
+        for b in range(0, self.batch, self.bb):
+            for h in range(0, self.heads, self.bh):
+                yield slice(b, min(b + self.bb, self.batch)), slice(h, min(h + self.bh, self.heads))
+
+    def row_blocks(self) -> Iterator[slice]:
+        for i in range(0, self.rows, self.bi):
+            yield slice(i, min(i + self.bi, self.rows))
+
+    def key_blocks(self, i: slice) -> Iterator[slice]:
+        end = self.keys if self.problem.offset is None else min(self.keys, max(0, i.stop + self.problem.offset))
+        for j in range(0, end, self.bj):
+            yield slice(j, min(j + self.bj, end))
+
+    def queries(self, b: slice, h: slice, i: slice) -> Tensor:
+        """Scaled queries of a block as `[planes, G·rows, D]`, in the dtype of the statistics."""
+        block = self.problem.q[b, h, :, i].to(self.dtype) * self.problem.scale
+        return block.reshape(-1, self.group * (i.stop - i.start), self.width)
+
+    def key_plane(self, b: slice, h: slice) -> Tensor:
+        """All keys of some planes as `[planes, D, Lk]`, in the dtype of the statistics."""
+        plane = self.problem.k[b, h].reshape(-1, self.keys, self.width).to(self.dtype)
+        # Stored this way round the products are a third faster, and every key is used by many blocks of rows.
+        return plane.transpose(1, 2).contiguous()
+
+    def buffer(self, index: int, shape: tuple[int, ...]) -> Tensor:
+        """Scratch memory that is taken once: fresh memory for every tile would cost more than the arithmetic."""
+        size = math.prod(shape)
+        if self._buffers[index].numel() < size:
+            self._buffers[index] = self._buffers[index].new_empty(size)
+        return self._buffers[index][:size].view(shape)
+
+    def logits(self, q: Tensor, k: Tensor, tile: _Tile) -> Tensor:
+        """The logits of a tile as `[planes, G·rows, keys]` in scratch memory, hidden ones at `self.hidden`."""
+        s = self.buffer(0, (q.shape[0], q.shape[1], tile.j.stop - tile.j.start))
+        torch.bmm(q, k[..., tile.j], out=s)
+        hide = self._hide(s, tile)
+        if hide is not None:
+            self.square(s, tile).masked_fill_(hide, self.hidden)
+        return s
+
+    def square(self, s: Tensor, tile: _Tile) -> Tensor:
+        """A tile seen as `[B, Hkv, G, rows, keys]`, to meet masks."""
+        return s.view(
+            tile.b.stop - tile.b.start, tile.h.stop - tile.h.start, self.group, tile.i.stop - tile.i.start, -1
+        )
+
+    def _hide(self, s: Tensor, tile: _Tile) -> Tensor | None:
+        hide = None
+        if self.problem.mask is not None:
+            mask = self.block_of(self.problem.mask, tile)
+            hide = hidden_by(mask)
+            if mask.is_floating_point():
+                bias = mask.to(self.dtype)
+                gain = self.gain_block(tile)
+                if gain is not None:
+                    bias = bias * gain
+                self.square(s, tile).add_(bias)
+        offset = self.problem.offset
+        if offset is not None and tile.j.stop - 1 > tile.i.start + offset:
+            i = torch.arange(tile.i.start, tile.i.stop, device=s.device)[:, None]
+            late = torch.arange(tile.j.start, tile.j.stop, device=s.device) > i + offset
+            hide = late if hide is None else hide | late
+        if self.problem.spans is not None:
+            spans = self.problem.spans[tile.b if len(self.problem.spans) > 1 else slice(None)]
+            low, high = spans[:, None, None, :, tile.i, None].unbind(3)
+            j = torch.arange(tile.j.start, tile.j.stop, device=s.device)
+            outside = (j < low) | (j >= high)
+            hide = outside if hide is None else hide | outside
+        return hide
+
+    def block_of(self, mask: Tensor, tile: _Tile) -> Tensor:
+        """The part of a mask that meets a tile; dimensions of size 1 broadcast and stay whole."""
+        everything = slice(None)
+        where = (tile.b, tile.h, everything, tile.i, tile.j)
+        return mask[tuple(w if n > 1 else everything for w, n in zip(where, mask.shape, strict=True))]
+
+    def gain_block(self, tile: _Tile) -> Tensor | None:
+        if self.problem.gain is None:
+            return None
+        return self.problem.gain[tile.b, tile.h, :, tile.i, None].to(self.dtype)
+
+
+def streaming_parts(problem: Problem) -> Parts:
+    """All statistics of all rows in one pass over the keys."""
+    tiles = _Tiles(problem)
+    shape = problem.q.shape[:-1]
+    out = Parts(*(torch.zeros(shape, dtype=tiles.dtype, device=problem.q.device) for _ in range(4)))
+    for b, h in tiles.planes():
+        keys = tiles.key_plane(b, h)
+        for i in tiles.row_blocks():
+            q = tiles.queries(b, h, i)
+            seen: list[Tensor] = []
+            for j in tiles.key_blocks(i):
+                x = tiles.logits(q, keys, _Tile(b, h, i, j))
+                weight = tiles.buffer(1, x.shape)
+                # The mean of a row's first tile is where the sums of its other tiles are centred.
+                seen.append(_sums(x, weight, seen[0][1]) if seen else _first_sums(x, weight, tiles.buffer(2, x.shape)))
+            if seen:
+                for whole, part in zip(out, _merge(seen), strict=True):
+                    block = whole[b, h, :, i]
+                    block.copy_(part.view(block.shape))
+    empty = (problem.counts() == 0).view(shape)
+    out.anchor.masked_fill_(empty, -torch.inf)
+    for part in out[1:]:
+        part.masked_fill_(empty, 0.0)
+    return out
+
+
+def streaming_backward(problem: Problem, parts: Parts, grads: Incoming, *, into_mask: bool) -> Gradients:
+    """Gradients of the rows' parts with respect to q, k and a float mask, again one tile at a time.
+
+    With y = s − mean, the derivatives by a logit are p for log_mass, −p·(1 + y) for shortfall (the anchor is a
+    constant) and p·(y² + 2y − var) for var.
+    """
+    tiles = _Tiles(problem)
+    rows = problem.q.shape[:-1]
+    dq = torch.zeros_like(problem.q, dtype=tiles.dtype)
+    dk = torch.zeros_like(problem.k, dtype=tiles.dtype)
+    dmask = None
+    if into_mask and problem.mask is not None:
+        dmask = torch.zeros(problem.mask.shape, dtype=tiles.dtype, device=problem.mask.device)
+    empty = (problem.counts() == 0).view(rows)
+    lse = torch.where(empty, 0.0, parts.anchor + parts.log_mass)
+    mean = torch.where(empty, 0.0, parts.anchor - parts.shortfall)
+    g_log_mass, g_shortfall, g_var = (torch.zeros_like(lse) if g is None else g for g in grads)
+    constant = g_log_mass - g_shortfall - g_var * parts.var
+    linear = 2.0 * g_var - g_shortfall
+    for b, h in tiles.planes():
+        keys = tiles.key_plane(b, h)
+        # In the products below a hidden pair has derivative 0, and 0 · NaN must not speak for it; a visible pair
+        # of NaN has a derivative of NaN already.
+        clean_keys = keys.nan_to_num(0.0, 0.0, 0.0)
+        for i in tiles.row_blocks():
+            q = tiles.queries(b, h, i)
+            clean_q = q.nan_to_num(0.0, 0.0, 0.0)
+            column = (q.shape[0], q.shape[1], 1)
+            c0, c1, c2, shift, norm = (t[b, h, :, i].reshape(column) for t in (constant, linear, g_var, mean, lse))
+            into_q = torch.zeros_like(q)
+            for j in tiles.key_blocks(i):
+                tile = _Tile(b, h, i, j)
+                s = tiles.logits(q, keys, tile)
+                p = torch.sub(s, norm, out=tiles.buffer(1, s.shape)).exp_()
+                y = s.sub_(shift)
+                py = torch.mul(p, y, out=tiles.buffer(2, s.shape))
+                ds = p.mul_(c0).add_(c1 * py).add_(py.mul_(y).mul_(c2))
+                into_q.baddbmm_(ds, clean_keys[..., j].transpose(1, 2))
+                dk[b, h, j] += torch.bmm(ds.transpose(1, 2), clean_q).view(dk[b, h, j].shape)
+                if dmask is not None:
+                    _add_mask_gradient(tiles, dmask, ds, tile)
+            dq[b, h, :, i] = (into_q * problem.scale).view(dq[b, h, :, i].shape)
+    return Gradients(
+        dq.to(problem.q.dtype),
+        dk.to(problem.k.dtype),
+        None if dmask is None or problem.mask is None else dmask.to(problem.mask.dtype),
+    )
+
+
+def _add_mask_gradient(tiles: _Tiles, dmask: Tensor, ds: Tensor, tile: _Tile) -> None:
+    gain = tiles.gain_block(tile)
+    into = tiles.square(ds, tile)
+    block = tiles.block_of(dmask, tile)
+    block += (into if gain is None else into * gain).sum_to_size(block.shape)
+
+
+def _first_sums(x: Tensor, weight: Tensor, product: Tensor) -> Tensor:
+    """What `_sums` gives for the first tile of a row, whose centre is not known yet: taken about its own mean."""
+    top = x.amax(-1)
+    torch.exp(x.sub_(top[..., None]), out=weight)
+    mass = weight.sum(-1)
+    mean = torch.mul(weight, x, out=product).sum(-1).div_(mass)
+    squares = weight.mul_(x.sub_(mean[..., None])).mul_(x).sum(-1)
+    # From weights relative to the maximum to weights relative to the mean.
+    factor = torch.exp(-mean)
+    return torch.stack((top, top + mean, mass * factor, torch.zeros_like(mass), squares * factor))
+
+
+def _sums(x: Tensor, weight: Tensor, centre: Tensor) -> Tensor:
+    """Maximum, origin, and Σw, Σw·x, Σw·x² of a tile of logits x from that origin, stacked; the tiles are used up.
+
+    The origin is what the row's mean is thought to be, kept near the tile's maximum where that is known better. So
+    the variance never comes out as the small difference of two large numbers, and no weight overflows.
+    """
+    top = x.amax(-1)
+    origin = torch.clamp(centre, top - 3.0, top)
+    torch.exp(x.sub_(origin[..., None]), out=weight)
+    mass = weight.sum(-1)
+    # The weight multiplies first: of a hidden key it is 0, and its x is too large to be squared.
+    first = weight.mul_(x).sum(-1)
+    return torch.stack((top, origin, mass, first, weight.mul_(x).sum(-1)))
+
+
+def _merge(tiles: list[Tensor]) -> Parts:
+    """The parts of rows from the sums of their tiles; variances are added about the common mean."""
+    top, origin, mass, first, second = torch.stack(tiles, dim=1)
+    peak = top.amax(0)
+    # A tile of hidden keys alone lies further below than can be squared, and weighs nothing.
+    below = (origin - peak).clamp_min(-1e4)
+    offset = first / mass
+    var = (second / mass - offset * offset).clamp_min(0.0)
+    mass = mass * torch.exp(below)
+    total = mass.sum(0)
+    share = mass / total
+    mean = below + offset
+    centre = (share * mean).sum(0)
+    var = (share * (var + (mean - centre) ** 2)).sum(0)
+    # Both are at least 0; rounding may say otherwise.
+    return Parts(peak, total.log().clamp_min(0.0), (-centre).clamp_min(0.0), var)

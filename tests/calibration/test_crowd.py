@@ -1,0 +1,159 @@
+"""Repeated keys are what a longer list would be."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+import sharpmax.integrations.transformers as hf
+import sharpmax.integrations.transformers.attention
+from sharpmax.calibration.replication import Crowded, crowd, crowded, judge_crowded
+from sharpmax.errors import UnsupportedError
+from sharpmax.integrations.transformers.interface import installed, repeated
+from sharpmax.models.scoring import Reply, encode, judge, reply_losses
+from sharpmax.policies.constant import Constant
+from sharpmax.policies.log_linear import LogLinear
+from sharpmax.tasks.prompt import Prompt
+from tests.experiments.evaluate import tiny
+
+POLICIES = [None, Constant(1.7), LogLinear(level=0.3, length=0.2, entropy=0.4, top=-0.3, var=0.2, reference=4.0)]
+
+
+def prompt(items: int, asked: int) -> Prompt:
+    lines = [f"k{i}: {i % 10}" for i in range(items)]
+    return Prompt("\n".join(["Here.", *lines, f"What is k{asked}?"]), f"k{asked}:", f" {asked % 10}")
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_a_repeated_key_weighs_as_so_many_keys(policy, attention):
+    model = tiny.model()
+    model.set_attn_implementation(attention)
+    torch.manual_seed(0)
+    q, k, v = torch.randn(1, 4, 3, 8), torch.randn(1, 2, 3, 8), torch.randn(1, 2, 3, 8)
+    places = torch.tensor([[0, 0, 0, 1, 2, 2]])
+    with hf.applied(model, policy):
+        state = installed(model)
+        assert state is not None
+        module, function = state.modules[0].module, sharpmax.integrations.transformers.attention.sharp_attention
+        with repeated(model, places):
+            out, _ = function(module, q, k, v, None, scaling=0.5)
+        rows = torch.arange(3)[:, None]
+        visible = (places <= rows)[None, None]
+        mask = visible if attention == "sdpa" else torch.zeros(1, 1, 3, 6).masked_fill(~visible, -3e38)
+        expected, _ = function(module, q, k[:, :, places[0]], v[:, :, places[0]], mask, scaling=0.5)
+    assert torch.allclose(out, expected, atol=1e-6)
+
+
+def test_counting_once_changes_nothing():
+    language = tiny.language()
+    replies = [encode(language.tokenizer, prompt(6, 2)), encode(language.tokenizer, prompt(9, 8))]
+    once = [Crowded(r.ids, r.start, (1,) * len(r.ids)) for r in replies]
+    with hf.applied(language.model, POLICIES[2]), torch.no_grad():
+        plain = reply_losses(language.model, replies)[0]
+        with crowded(language.model, once):
+            same = reply_losses(language.model, once)[0]
+    assert torch.allclose(plain, same, atol=1e-5)
+
+
+def test_every_other_item_is_crowded_and_nothing_else():
+    language = tiny.language()
+    asked = prompt(5, 3)
+    reply = encode(language.tokenizer, asked)
+    found = crowd(language.tokenizer, asked, reply, 4)
+    text = language.tokenizer.decode(list(reply.ids))
+    many = "".join(letter for letter, times in zip(text, found.times, strict=True) if times == 4)
+    once = "".join(letter for letter, times in zip(text, found.times, strict=True) if times == 1)
+    assert many == "k0: 0\nk1: 1\nk2: 2\nk4: 4\n"
+    assert once == "Here.\nk3: 3\nWhat is k3?\nk3: 3"
+    assert set(found.times) == {1, 4}
+
+
+def test_room_is_left_for_the_items_that_are_not_there():
+    """A line of six letters that counts four times is followed by room for three more of it."""
+    language = tiny.language()
+    asked = prompt(5, 3)
+    reply = encode(language.tokenizer, asked)
+    found = crowd(language.tokenizer, asked, reply, 4)
+    text = language.tokenizer.decode(list(reply.ids))
+    assert found.positions is not None
+    starts = [found.positions[text.index(line)] for line in ("Here", "k0", "k1", "k2", "k3: 3\n", "k4", "What")]
+    assert starts == [0, 6, 30, 54, 78, 84, 108]
+    for line in ("k0: 0\n", "k3: 3\n", "What is k3?"):
+        at = text.index(line)
+        run = found.positions[at : at + len(line)]
+        assert list(run) == list(range(run[0], run[0] + len(line)))
+    assert found.positions[-1] == sum(found.times) - 1
+
+
+def test_tokens_one_after_the_other_are_as_without_positions():
+    language = tiny.language()
+    replies = [encode(language.tokenizer, prompt(6, 2)), encode(language.tokenizer, prompt(9, 8))]
+    placed = [Reply(r.ids, r.start, positions=tuple(range(len(r.ids)))) for r in replies]
+    apart = [Reply(r.ids, r.start, positions=tuple(range(0, 3 * len(r.ids), 3))) for r in replies]
+    with torch.no_grad():
+        plain = reply_losses(language.model, replies)[0]
+        assert torch.allclose(plain, reply_losses(language.model, placed)[0], atol=1e-5)
+        assert torch.allclose(plain[1], reply_losses(language.model, [replies[0], placed[1]])[0][1], atol=1e-5)
+        far = reply_losses(language.model, apart)[0]
+        assert not torch.allclose(plain, far, atol=1e-4)
+        # A gap is not the end of a text: what is said in the end still depends on how it began.
+        others = [Reply((r.ids[1], *r.ids[1:]), r.start, positions=r.positions) for r in apart]
+        assert not torch.allclose(far, reply_losses(language.model, others)[0], atol=1e-5)
+
+
+def test_a_prompt_without_lines_is_left_as_it_is():
+    language = tiny.language()
+    prose = tiny.make(4, random.Random(0))
+    reply = encode(language.tokenizer, prose)
+    assert set(crowd(language.tokenizer, prose, reply, 8).times) == {1}
+
+
+def test_batches_of_unequal_lengths_equal_one_by_one():
+    language = tiny.language()
+    prompts = [prompt(5, 3), prompt(12, 7), prompt(8, 0)]
+    replies = [
+        crowd(language.tokenizer, p, encode(language.tokenizer, p), t) for p, t in zip(prompts, (2, 8, 3), strict=True)
+    ]
+    with hf.applied(language.model, POLICIES[2]), torch.no_grad():
+        with crowded(language.model, replies):
+            together = reply_losses(language.model, replies)[0].sum(-1)
+        alone = judge_crowded(language.model, replies)
+    assert torch.allclose(together, torch.tensor([one.nll for one in alone]), atol=1e-5)
+
+
+def test_plain_and_crowded_replies_keep_their_order():
+    language = tiny.language()
+    asked = prompt(6, 1)
+    plain = encode(language.tokenizer, asked)
+    many = crowd(language.tokenizer, asked, plain, 6)
+    with hf.applied(language.model, None):
+        first, second, third = judge_crowded(language.model, [plain, many, plain])
+        expected = judge(language.model, [plain])[0]
+    assert first == third
+    assert first.nll == pytest.approx(expected.nll, abs=1e-5)
+    assert second.nll != pytest.approx(first.nll, abs=1e-4)
+
+
+def test_the_model_forgets_afterwards_whatever_happens():
+    language = tiny.language()
+    reply = Crowded((1, 2, 3), 1, (1, 2, 1))
+    with hf.applied(language.model, None):
+        with pytest.raises(KeyError), crowded(language.model, [reply]):
+            raise KeyError
+        state = installed(language.model)
+        assert state is not None
+        assert all(layer.repeated is None for layer in state.layers)
+
+
+def test_needs_rules():
+    language = tiny.language()
+    with pytest.raises(UnsupportedError, match="no rules installed"), repeated(language.model, torch.zeros(1, 1)):
+        pass
+
+
+def test_plain_replies_need_nothing():
+    with crowded(tiny.language().model, [Reply((1, 2), 1)]):
+        pass

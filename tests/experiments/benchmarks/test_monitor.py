@@ -1,0 +1,202 @@
+"""The bench of the monitor: one pass tells rightness, confidence and rows, and no prompt serves two purposes."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from sharpmax.errors import ArgumentError
+from sharpmax.experiments.benchmarks import monitor as monitor_bench
+from sharpmax.experiments.benchmarks import monitor as monitor_signals
+from sharpmax.experiments.benchmarks.monitor import (
+    Answered,
+    Course,
+    alarms_of,
+    answered,
+    by_size,
+    monitor_tables,
+    replies_of,
+)
+from sharpmax.experiments.benchmarks.monitor_cost import monitor_cost
+from sharpmax.integrations.transformers.interface import installed
+from sharpmax.integrations.transformers.observers import Seen
+from sharpmax.models.scoring import Reply, encode, judge
+from sharpmax.monitoring import passes
+from sharpmax.monitoring.learning import learned, observed
+from sharpmax.monitoring.observer import heads_of
+from sharpmax.monitoring.scores import RULES
+from sharpmax.tasks.prompt import Prompt, Task
+from tests.experiments.evaluate import tiny
+
+COURSES = (Course(tiny.LETTERS, (4, 8, 16), 8), Course(replace(tiny.LETTERS, name="other"), (4, 8), 4))
+
+
+def replies(count: int = 6) -> list[Reply]:
+    return [one for size in (4, 8) for one in replies_of(tiny.language(), tiny.LETTERS, size, count, 0)]
+
+
+def test_one_pass_tells_what_separate_passes_do() -> None:
+    """Against `judge`, the logits of each prompt alone, and the rows that a monitor sees."""
+    model, asked = tiny.model(), replies()
+    found = answered(model, asked)
+    assert found.right.tolist() == [one.right for one in judge(model, asked)]
+    seen = observed(model, [reply.ids[: reply.start] for reply in asked])
+    assert torch.allclose(found.entropy.double(), seen.entropy, atol=1e-4)
+    assert torch.equal(found.count, seen.count)
+    for place, reply in enumerate(asked):
+        with torch.no_grad():
+            logits = model(torch.tensor([reply.ids[: reply.start]])).logits[0, -1].double()
+        p = logits.softmax(0)
+        assert found.own["confidence"][place] == pytest.approx(-float(p.max()), abs=1e-5)
+        assert found.own["entropy"][place] == pytest.approx(-float((p * p.log()).sum()), abs=1e-4)
+        assert found.own["energy"][place] == pytest.approx(-float(logits.logsumexp(0)), abs=1e-4)
+    assert installed(model) is None
+    assert not model._forward_hooks
+
+
+def test_a_model_that_computes_every_row_anyway() -> None:
+    model, asked = tiny.model(), replies(3)
+    expected = answered(model, asked)
+    inner = model.forward
+
+    def forward(input_ids: Any = None, use_cache: Any = None) -> Any:
+        return inner(input_ids=input_ids, use_cache=use_cache)
+
+    model.forward = forward
+    found = answered(model, asked)
+    for name, values in expected.own.items():
+        assert np.allclose(found.own[name], values, atol=1e-5)
+
+
+def test_the_blank_before_an_answer_is_read_not_said() -> None:
+    def make(size: int, rng: random.Random) -> Prompt:
+        return Prompt("which?", "So:", f" {rng.choice('ab')}")
+
+    language = tiny.language()
+    task = Task("blank", version=1, summary="a letter", sizes=(1,), most=9, make=make)
+    whole = encode(language.tokenizer, task.prompts(1, 1, 0)[0])
+    reply = replies_of(language, task, 1, 1, 0)[0]
+    assert (reply.ids, reply.start) == (whole.ids, whole.start + 1)
+    assert language.tokenizer.decode(list(reply.ids[whole.start : reply.start])) == " "
+
+
+def tables(**options: Any) -> dict[str, Any]:
+    settings: dict[str, Any] = {"limit": 12, "false_alarms": 0.2, "rounds": 1, "context": 40} | options
+    return monitor_tables(tiny.language(), settings.pop("courses", COURSES), **settings)
+
+
+def test_tables_say_what_was_measured_and_are_json() -> None:
+    found = tables()
+    json.dumps(found, allow_nan=False)
+    setting = found["setting"]
+    assert setting["reference"] == {"letters": [4, 8], "other": [4]}
+    assert setting["rule"] in RULES
+    assert set(found["validation"]) == set(RULES)
+    chosen = {rule: cells["all"]["auroc"] for rule, cells in found["validation"].items()}
+    assert chosen[setting["rule"]] == max(chosen.values())
+    assert found["false_alarms"]["pooled"]["n"] == 3 * 24
+    assert set(found["auroc/letters"]) == {"monitor", "confidence", "entropy", "energy", "length", "both"}
+    assert list(found["auroc/letters"]["monitor"]) == ["4", "8", "16", "pooled"]
+    assert list(found["auroc/all"]["monitor"]) == ["pooled"]
+    counted = found["auroc/all"]["confidence"]["pooled"]
+    assert counted["wrong"] + counted["right"] == 5 * 12
+    right = sum(
+        cell["mean"] * cell["n"] / 100 for task in setting["tasks"] for cell in found[f"accuracy/{task}"].values()
+    )
+    assert counted["right"] == pytest.approx(right)
+    assert found["overhead"]["targets"]["overhead_percent"]["reached"] is None
+    assert installed(tiny.language().model) is None
+
+
+def test_alarms_of_a_service_are_those_of_the_one_pass() -> None:
+    """False alarms are counted through requests to a monitor; on the same prompts the quick way finds the same."""
+    bench = monitor_bench._Bench(tiny.language(), COURSES[:1], 0, lambda text: None)
+    typical = Answered.together(list(bench.cells("reference", 24, known=True).values()))
+    known = learned(typical.as_reference(heads_of(tiny.language().model)), 0.3, "mean")
+    service = bench.false_alarms(known, 24, 0.3)
+    quick = by_size(bench.cells("evaluation", 24), "letters", lambda one: alarms_of(known, one))
+    assert [service[f"letters/{size}"] for size in (4, 8)] == [quick[str(size)] for size in (4, 8)]
+    assert 0 < service["pooled"]["mean"] < 100
+
+
+def test_no_prompt_serves_two_purposes(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: dict[str, set[tuple[int, ...]]] = {}
+    part = ""
+
+    def note(text: str) -> None:
+        nonlocal part
+        part = text.partition(":")[0]
+
+    def kept(*arguments: Any) -> list[Reply]:
+        found = replies_of(*arguments)
+        if part:
+            seen.setdefault(part, set()).update(reply.ids for reply in found)
+        return found
+
+    monkeypatch.setattr(monitor_bench, "replies_of", kept)
+    tables(note=note, courses=(Course(tiny.LETTERS, (8, 16), 8),))
+    assert set(seen) == {"reference", "validation", "evaluation"}
+    assert not seen["reference"] & seen["validation"]
+    assert not seen["reference"] & seen["evaluation"]
+    assert not seen["validation"] & seen["evaluation"]
+
+
+def test_sizes_a_model_cannot_read_are_left_out() -> None:
+    found = tables(
+        courses=(Course(tiny.LETTERS, (4, 8, 300), 8), Course(replace(tiny.LETTERS, name="long"), (300,), 300))
+    )
+    assert found["setting"]["sizes"] == {"letters": [4, 8]}
+    with pytest.raises(ArgumentError, match="made for 1024 tokens"):
+        tables(courses=(Course(tiny.LETTERS, (300,), 300),))
+
+
+@pytest.mark.parametrize(
+    ("options", "wanted"),
+    [
+        ({"limit": 1}, "limit"),
+        ({"false_alarms": 0.01}, "18 or more"),
+        ({"rounds": 0}, "repeat"),
+        ({"context": 2}, "length"),
+    ],
+)
+def test_too_little_is_refused(options: dict[str, Any], wanted: str) -> None:
+    with pytest.raises(ArgumentError, match=wanted):
+        tables(**options)
+
+
+def test_cost_is_of_tokens_one_in_sixteen_of_which_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    language = tiny.language()
+    known = learned(observed(language.model, [[5, 6, 7 + n] for n in range(20)]), 0.3, "mean")
+    looks: list[int] = []
+    see = passes.Pass.see
+
+    def noted(self: passes.Pass, seen: Seen) -> None:
+        looks.append(seen.layer)
+        see(self, seen)
+
+    monkeypatch.setattr(passes.Pass, "see", noted)
+    found = monitor_cost(language.model, known, context=32, rounds=3)
+    assert looks == list(range(tiny.LAYERS)) * 4  # three rounds and one to warm up
+    assert found["plain_ms"] > 0
+    assert found["watched_ms"] > 0
+    assert found["every"] == 16
+    assert installed(language.model) is None
+
+
+def test_everything_is_put_back_if_the_model_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny.model()
+
+    def fail(*arguments: Any) -> Any:
+        raise RuntimeError("no memory")
+
+    monkeypatch.setattr(monitor_signals, "reply_losses", fail)
+    with pytest.raises(RuntimeError, match="no memory"):
+        answered(model, replies(1))
+    assert installed(model) is None
+    assert not model._forward_hooks

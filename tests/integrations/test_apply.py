@@ -1,0 +1,532 @@
+"""Applying a policy, taking it out again, and everything a model can do in between."""
+
+from __future__ import annotations
+
+import copy
+import json
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from sharpmax.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    FileFormatError,
+    OutOfRangeWarning,
+    UnsupportedError,
+)
+from sharpmax.integrations import transformers as hf
+from sharpmax.integrations.transformers.interface import install, put
+from sharpmax.policies.base import Policy
+from sharpmax.policies.constant import Constant
+from sharpmax.policies.entropy_target import EntropyTarget
+from sharpmax.policies.log_length import LogLength
+from sharpmax.policies.log_linear import LogLinear
+from sharpmax.policies.per_head import PerHead
+from sharpmax.policies.polynomial import PAPER, Polynomial
+from sharpmax.stats.dispatch import measure
+from tests.integrations.families import FAMILIES, transformers
+
+MIXTURE = PerHead(
+    (
+        (Constant(1.0), LogLength(3.0), LogLength(2.0), Constant(2.0)),
+        (Polynomial((0.5, 1.0), (0.0, 9.0)), Constant(1.0), Constant(1.0), Polynomial((0.2, 1.5), (0.0, 9.0))),
+    )
+)
+SMOOTH = PerHead(
+    (
+        (Constant(1.0), Polynomial((0.5, 1.0), (0.0, 9.0), threshold=0.0), LogLength(2.0), EntropyTarget(0.5)),
+        (Polynomial((0.2, 1.5), (0.0, 9.0), threshold=0.0), Constant(2.0), EntropyTarget(0.7), LogLength(3.0)),
+    )
+)
+LENGTHS = PerHead.of(LogLength, reference=[[2.0, 3.0, 4.0, 5.0], [3.0, 2.0, 6.0, 4.0]])
+
+
+@pytest.fixture
+def model() -> Any:
+    return FAMILIES["llama"].build()
+
+
+@pytest.fixture
+def ids() -> torch.Tensor:
+    return torch.randint(3, 97, (2, 12))
+
+
+def everything(model: Any) -> dict[str, Any]:
+    """All that can be told about a model: attributes, configurations, hooks and weights, module by module."""
+    found: dict[str, Any] = {}
+    for name, module in model.named_modules():
+        found[name] = {key: value for key, value in vars(module).items() if key not in ("_modules", "config")}
+        found[name] = {k: dict(v) if isinstance(v, dict) else v for k, v in found[name].items()}
+        if hasattr(module, "config"):
+            found[name + ".config"] = dict(vars(module.config))
+    return found
+
+
+# Restoring
+
+
+def test_restore_leaves_no_trace(model: Any, ids: torch.Tensor) -> None:
+    before, plain = everything(model), model(ids).logits
+    assert hf.apply(model, MIXTURE) is model
+    assert not torch.equal(model(ids).logits, plain)
+    assert everything(model).keys() == before.keys()
+    assert repr(everything(model)) != repr(before)
+    assert hf.restore(model) is model
+    assert repr(everything(model)) == repr(before)
+    assert torch.equal(model(ids).logits, plain)
+    hf.restore(model)
+    assert repr(everything(model)) == repr(before)
+
+
+def test_a_method_of_the_instance_itself_comes_back(model: Any) -> None:
+    mine = model.save_pretrained = lambda *args, **kwargs: "mine"
+    with hf.applied(model, "paper"):
+        assert model.save_pretrained is not mine
+    assert model.save_pretrained is mine
+
+
+def fail_inside(model: Any, policy: Policy) -> None:
+    with hf.applied(model, policy):
+        assert hf.policy_of(model) == policy
+        raise RuntimeError("on purpose")
+
+
+def test_applied_nests_and_survives_exceptions(model: Any, ids: torch.Tensor) -> None:
+    before, plain = everything(model), model(ids).logits
+    with hf.applied(model, Constant(2.0)):
+        outer = model(ids).logits
+        with pytest.raises(RuntimeError, match="on purpose"):
+            fail_inside(model, LogLength(2.0))
+        assert hf.policy_of(model) == Constant(2.0)
+        assert torch.equal(model(ids).logits, outer)
+        with hf.applied(model, None):
+            assert torch.equal(model(ids).logits, plain)
+        with hf.applied(model, "paper"):
+            hf.restore(model)
+        assert torch.equal(model(ids).logits, outer)
+    assert hf.policy_of(model) is None
+    assert repr(everything(model)) == repr(before)
+
+
+def test_applying_again_replaces(model: Any, ids: torch.Tensor) -> None:
+    once = hf.apply(model, Constant(2.0))(ids).logits
+    hf.apply(hf.apply(model, Constant(3.0)), Constant(2.0))
+    assert torch.equal(model(ids).logits, once)
+    hf.restore(model)
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_a_copy_has_the_policy_and_a_life_of_its_own(model: Any, ids: torch.Tensor) -> None:
+    plain = model(ids).logits
+    sharp = hf.apply(model, MIXTURE)(ids).logits
+    twin = copy.deepcopy(model)
+    assert torch.equal(hf.restore(model)(ids).logits, plain)
+    assert torch.equal(twin(ids).logits, sharp)
+    assert hf.policy_of(twin) == MIXTURE
+    assert torch.equal(hf.restore(twin)(ids).logits, plain)
+
+
+def test_the_attention_cannot_be_changed_behind_a_policy(model: Any, ids: torch.Tensor) -> None:
+    hf.apply(model, "paper")
+    with pytest.raises(UnsupportedError, match="restore"):
+        model.set_attn_implementation("eager")
+    model.config._attn_implementation = "eager"
+    with pytest.raises(UnsupportedError, match="became 'eager'"):
+        model(ids)
+
+
+# Saving
+
+
+def test_the_policy_is_saved_beside_a_plain_checkpoint(model: Any, ids: torch.Tensor, tmp_path: Path) -> None:
+    plain = model(ids).logits
+    model.save_pretrained(tmp_path / "plain")
+    sharp = hf.apply(model, MIXTURE)(ids).logits
+    model.save_pretrained(tmp_path / "sharp")
+    assert torch.equal(model(ids).logits, sharp)
+    added = {p.name for p in (tmp_path / "sharp").iterdir()} - {p.name for p in (tmp_path / "plain").iterdir()}
+    assert added == {"sharpmax_policy.json"}
+    for name in ("config.json", "model.safetensors"):
+        assert (tmp_path / "sharp" / name).read_bytes() == (tmp_path / "plain" / name).read_bytes()
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "sharp").eval()
+    assert torch.equal(again(ids).logits, plain)
+    assert torch.equal(hf.apply(again, tmp_path / "sharp")(ids).logits, sharp)
+    assert hf.policy_of(again) == MIXTURE
+    hf.apply(hf.restore(again), str(tmp_path / "sharp" / "sharpmax_policy.json"))
+    assert torch.equal(again(ids).logits, sharp)
+
+
+def test_saving_on_other_processes_and_to_the_hub(model: Any, tmp_path: Path) -> None:
+    hf.apply(model, "paper")
+    model.save_pretrained(tmp_path / "a", False)
+    assert not (tmp_path / "a" / "sharpmax_policy.json").exists()
+    with pytest.raises(UnsupportedError, match=r"model\.push_to_hub"):
+        model.save_pretrained(tmp_path / "b", push_to_hub=True)
+
+
+def test_a_failed_save_keeps_the_policy(model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hf.apply(model, "paper")
+    monkeypatch.setattr(type(model.config), "save_pretrained", lambda *a, **k: (_ for _ in ()).throw(OSError("full")))
+    with pytest.raises(OSError, match="full"):
+        model.save_pretrained(tmp_path)
+    assert hf.policy_of(model) == PAPER
+    assert not (tmp_path / "sharpmax_policy.json").exists()
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("policy", "error", "words"),
+    [
+        (PerHead.of(Constant, value=[[2.0] * 4] * 3), ArgumentError, "3 layers × 4 heads.*2 × 4"),
+        (PerHead.of(Constant, value=[[2.0] * 5] * 2), ArgumentError, "2 layers × 5 heads.*2 × 4"),
+        ("no such policy", ArgumentError, "no such policy"),
+        (3.0, ArgumentTypeError, "float"),
+    ],
+)
+def test_a_policy_that_does_not_fit_changes_nothing(
+    model: Any, policy: Any, error: type[Exception], words: str
+) -> None:
+    before = everything(model)
+    with pytest.raises(error, match=words) as caught:
+        hf.apply(model, policy)
+    assert "\n" not in str(caught.value)
+    assert repr(everything(model)) == repr(before)
+
+
+def test_a_folder_without_a_policy_and_a_broken_one(model: Any, tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match=r"a folder without sharpmax_policy\.json"):
+        hf.apply(model, tmp_path)
+    (tmp_path / "sharpmax_policy.json").write_text(json.dumps({"schema": 1, "kind": "unheard-of"}))
+    with pytest.raises(FileFormatError, match="unheard-of"):
+        hf.apply(model, tmp_path)
+
+
+def test_a_part_of_a_model_that_has_a_policy_is_refused(model: Any, ids: torch.Tensor) -> None:
+    sharp = hf.apply(model, SMOOTH)(ids).logits
+    with pytest.raises(UnsupportedError, match="shares layers"):
+        hf.apply(model.model, Constant(2.0))
+    assert torch.equal(model(ids).logits, sharp)
+
+
+@pytest.mark.parametrize("thing", [None, torch.nn.Linear(2, 2), "smollm2"])
+def test_only_transformers_models_are_taken(thing: Any) -> None:
+    for function in (hf.restore, hf.policy_of, lambda m: hf.apply(m, "paper")):
+        with pytest.raises(ArgumentTypeError, match="PreTrainedModel"):
+            function(thing)
+
+
+_SIZES = {"vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+_GROUPED = {**_SIZES, "intermediate_size": 32, "num_key_value_heads": 2, "head_dim": 8}
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "options", "words"),
+    [
+        ("BloomForCausalLM", "BloomConfig", {"vocab_size": 97, "hidden_size": 32, "n_layer": 1, "n_head": 4}, "Bloom"),
+        ("MptForCausalLM", "MptConfig", {"vocab_size": 97, "d_model": 32, "n_layers": 1, "n_heads": 4}, "Mpt"),
+        ("GPTJForCausalLM", "GPTJConfig", {"n_embd": 32, "n_layer": 1, "n_head": 4, "rotary_dim": 4}, "GPTJ"),
+        ("FalconForCausalLM", "FalconConfig", _SIZES, "Falcon"),
+        ("Llama4ForCausalLM", "Llama4TextConfig", {**_GROUPED, "num_local_experts": 1}, "Llama4.*scales its queries"),
+        ("Ministral3ForCausalLM", "Ministral3Config", _GROUPED, "Ministral3.*scales its queries"),
+        ("GptOssForCausalLM", "GptOssConfig", {**_GROUPED, "num_local_experts": 2}, "GptOss.*sinks"),
+        ("LlamaForCausalLM", "LlamaConfig", {**_GROUPED, "attn_implementation": "flex_attention"}, "flex.*'sdpa'"),
+        ("MambaForCausalLM", "MambaConfig", {"vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 1}, "Mamba.*no"),
+        (
+            "GPT2LMHeadModel",
+            "GPT2Config",
+            {"n_embd": 32, "n_head": 4, "n_layer": 1, "reorder_and_upcast_attn": True, "attn_implementation": "eager"},
+            "reorder_and_upcast_attn",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) and value.endswith(("LM", "Model")) else "",
+)
+def test_families_that_cannot_be_supported_are_refused_by_name(
+    name: str, config: str, options: dict[str, Any], words: str
+) -> None:
+    model = getattr(transformers, name)(getattr(transformers, config)(**options))
+    before = everything(model)
+    with pytest.raises(UnsupportedError, match=words) as caught:
+        hf.apply(model, "paper")
+    assert "\n" not in str(caught.value)
+    assert repr(everything(model)) == repr(before)
+
+
+def test_flash_attention_is_refused_with_what_to_do(model: Any) -> None:
+    model.config._attn_implementation_internal = "flash_attention_2"
+    with pytest.raises(UnsupportedError, match=r"flash_attention_2.*sdpa and eager.*set_attn_implementation\('sdpa'\)"):
+        hf.apply(model, "paper")
+
+
+def test_continuous_batching_is_refused_not_silently_unsharpened(model: Any) -> None:
+    """With flash attention installed, transformers would switch to it and drop the policy without a word."""
+    hf.apply(model, "paper")
+    with pytest.raises(UnsupportedError, match="continuous batching"):
+        model.generate_batch([[3, 4, 5]])
+    with pytest.raises(UnsupportedError, match="continuous batching"), model.continuous_batching_context_manager():
+        pass
+
+
+# What a model can do
+
+
+def padded(ids: torch.Tensor) -> dict[str, torch.Tensor]:
+    mask = torch.ones_like(ids)
+    mask[0, :4] = 0
+    return {"input_ids": ids.masked_fill(mask == 0, 0), "attention_mask": mask}
+
+
+@pytest.mark.parametrize("options", [{}, {"num_beams": 3}, {"num_beams": 2, "cache_implementation": "static"}], ids=str)
+@pytest.mark.parametrize("family", ["llama", "mistral", "gemma3", "gpt2"])
+def test_unequal_prompts_generate_what_they_do_alone(family: str, options: dict[str, Any], ids: torch.Tensor) -> None:
+    model = FAMILIES[family].build()
+    hf.apply(model, MIXTURE)
+    options = {**options, "max_new_tokens": 5, "min_new_tokens": 5, "do_sample": False, "disable_compile": True}
+    both = model.generate(**padded(ids), **options)
+    first = model.generate(ids[:1, 4:], attention_mask=torch.ones(1, 8, dtype=torch.long), **options)
+    second = model.generate(ids[1:], attention_mask=torch.ones(1, 12, dtype=torch.long), **options)
+    assert torch.equal(both[0, 4:], first[0])
+    assert torch.equal(both[1], second[0])
+
+
+def test_prefill_in_pieces(model: Any, ids: torch.Tensor) -> None:
+    """A cache filled in two steps gets a mask where one step gets none; the rows are the same."""
+    hf.apply(model, MIXTURE)
+    whole = model(ids).logits
+    first = model(ids[:, :7])
+    rest = model(ids[:, 7:], past_key_values=first.past_key_values).logits
+    assert (torch.cat([first.logits, rest], 1) - whole).abs().max() < 1e-4
+
+
+def test_a_speech_decoder_token_by_token() -> None:
+    """Self-attention over a growing cache and cross-attention over one that stays: both as in one step."""
+    model = FAMILIES["whisper"].build()
+    inputs = FAMILIES["whisper"].inputs(model)
+    hf.apply(model, PerHead(MIXTURE.policies * 3))
+    ids, cache, steps = inputs.pop("decoder_input_ids"), None, []
+    whole = model(**inputs, decoder_input_ids=ids).logits
+    for i in range(ids.shape[1]):
+        out = model(**inputs, decoder_input_ids=ids[:, i : i + 1], past_key_values=cache, use_cache=True)
+        cache = out.past_key_values
+        steps.append(out.logits)
+    assert (torch.cat(steps, 1) - whole).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize(("attention", "policy"), [("sdpa", MIXTURE), ("eager", LENGTHS)], ids=["sdpa", "eager"])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # the compiler uses parts of torch that torch advises against
+def test_compiled_in_one_graph(attention: str, policy: Policy, ids: torch.Tensor) -> None:
+    torch.compiler.reset()
+    model = FAMILIES["llama"].build(attention)
+    hf.apply(model, policy)
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    with torch.no_grad():
+        for inputs in ({"input_ids": ids}, padded(ids)):
+            assert (compiled(**inputs).logits - model(**inputs).logits).abs().max() < 1e-5
+        hf.restore(model)
+        assert torch.equal(compiled(ids).logits, model(ids).logits)
+
+
+def loss_of(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    """In the dtype of the model; transformers' own loss is in float32."""
+    return torch.nn.functional.cross_entropy(model(ids).logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+
+
+def test_gradients_with_and_without_checkpointing(ids: torch.Tensor) -> None:
+    """Against finite differences of the whole model with its policy (which normalises in float32 in any dtype)."""
+    model = FAMILIES["llama"].build().double().train()
+    hf.apply(model, SMOOTH)
+    weight = model.model.layers[0].self_attn.q_proj.weight
+    loss_of(model, ids).backward()
+    direction, step = weight.grad / weight.grad.norm(), 1e-4
+    losses = []
+    with torch.no_grad():
+        for change in (step, -2 * step):
+            weight += change * direction
+            losses.append(loss_of(model, ids))
+        weight += step * direction
+    slope = float((losses[0] - losses[1]) / (2 * step))
+    for checkpoint in (None, {"use_reentrant": False}, {"use_reentrant": True}):
+        if checkpoint is not None:
+            model.gradient_checkpointing_enable(checkpoint)
+        model.zero_grad()
+        loss_of(model, ids).backward()
+        assert abs(float((weight.grad * direction).sum()) - slope) < 1e-3 * slope
+
+
+class Learned:
+    """A rule whose parameter is trained: β = exp(a·ln n), one slope per head."""
+
+    heads = None
+    needs = frozenset({"count"})
+
+    def __init__(self) -> None:
+        self.slope = torch.full((4, 1), 0.1, requires_grad=True)
+
+    def beta(self, stats: Any, remeasure: Any) -> torch.Tensor:
+        return torch.exp(self.slope * stats.count.log())
+
+
+def test_rules_may_learn(model: Any, ids: torch.Tensor) -> None:
+    model.requires_grad_(False)
+    rules = [Learned(), Learned()]
+    install(model, lambda layer: [rules[layer]])
+    model(ids, labels=ids).loss.backward()
+    for rule in rules:
+        assert rule.slope.grad is not None
+        assert (rule.slope.grad != 0).all()
+    found = model(ids).logits
+    fixed = PerHead.of(LogLength, reference=[[float(torch.e) ** 10] * 4] * 2, floor=[[0.0] * 4] * 2)
+    assert (found - hf.apply(model, fixed)(ids).logits).abs().max() > 1e-3
+    put(model, None)
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_training_after_inference_mode(model: Any, ids: torch.Tensor) -> None:
+    """What is kept between calls must not be an inference tensor, which could not be part of a graph."""
+    model.double()
+    hf.apply(model, LENGTHS)
+    with torch.inference_mode():
+        model(ids)
+    model(ids, labels=ids).loss.backward()
+    hf.apply(model, PerHead.of(Constant, value=[[1.0, 2.0, 3.0, 4.0]] * 2))
+    with torch.inference_mode():
+        model(ids)
+    model(ids, labels=ids).loss.backward()
+
+
+def test_attention_weights_are_those_of_the_sharpened_rows(ids: torch.Tensor) -> None:
+    """As in transformers: eager attention gives them, sdpa does not."""
+    model = FAMILIES["llama"].build("eager")
+    plain = model(ids, output_attentions=True).attentions
+    with hf.applied(model, Constant(2.0)):
+        sharp = model(ids, output_attentions=True).attentions
+    expected = (plain[0] ** 2) / (plain[0] ** 2).sum(-1, keepdim=True)
+    assert (sharp[0] - expected).abs().max() < 1e-5
+
+
+def test_half_precision_stays_close(ids: torch.Tensor) -> None:
+    for dtype in (torch.bfloat16, torch.float16):
+        model = FAMILIES["llama"].build()
+        hf.apply(model, MIXTURE)
+        exact = model(ids).logits
+        rough = model.to(dtype)(ids).logits
+        assert rough.dtype == dtype
+        assert rough.isfinite().all()
+        assert (rough.float() - exact).abs().mean() < 0.1
+
+
+def noted(monkeypatch: pytest.MonkeyPatch, what: Callable[[Any], Any]) -> list[Any]:
+    """Something about every problem whose rows are measured from now on."""
+    seen: list[Any] = []
+
+    def spy(problem: Any, impl: str, fields: frozenset[str]) -> Any:
+        seen.append(what(problem))
+        return measure(problem, impl, fields)
+
+    monkeypatch.setattr("sharpmax.stats.dispatch.measure", spy)
+    return seen
+
+
+def test_under_autocast_rows_are_measured_as_attention_computes_them(
+    model: Any, ids: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Rotary embeddings give float32 there, for which GPUs have no tensor cores.
+    seen = noted(monkeypatch, lambda problem: problem.q.dtype)
+    hf.apply(model, PAPER)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        model(ids)
+    assert seen == [torch.bfloat16] * 2
+
+
+# Only what is needed
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """The shapes of queries whose rows are measured."""
+    return noted(monkeypatch, lambda problem: problem.rows)
+
+
+@pytest.mark.parametrize("policy", [None, Constant(2.0), LENGTHS, PerHead.of(Constant, value=[[1.0, 2, 3, 4]] * 2)])
+def test_constants_and_lengths_measure_nothing(
+    policy: Policy | None, model: Any, ids: torch.Tensor, measured: list[Any]
+) -> None:
+    hf.apply(model, policy)
+    model(ids)
+    model(**padded(ids))
+    assert measured == []
+
+
+def test_only_the_heads_that_need_it_are_measured(model: Any, ids: torch.Tensor, measured: list[Any]) -> None:
+    hf.apply(model, MIXTURE)(ids)
+    assert measured == [(2, 2, 12)]
+
+
+def test_heads_of_one_kind_that_read_different_statistics(
+    model: Any, ids: torch.Tensor, measured: list[tuple[int, ...]]
+) -> None:
+    """A kind whose needs depend on its numbers: heads are measured by what each of them reads."""
+    rows = [LogLinear(level=0.5), LogLinear(length=0.3, reference=2.0), LogLinear(entropy=0.4), LogLinear()]
+    sharp = hf.apply(model, PerHead((tuple(rows), tuple(LogLinear() for _ in rows))))(ids).logits
+    assert measured == [(2, 1, 12)]
+    alone = [PerHead(((*(LogLinear(),) * h, rows[h], *(LogLinear(),) * (3 - h)), (LogLinear(),) * 4)) for h in range(4)]
+    attention = model.model.layers[0].self_attn.o_proj
+    outputs: list[torch.Tensor] = []
+    hook = attention.register_forward_pre_hook(lambda module, args: outputs.append(args[0].unflatten(-1, (4, 8))))
+    model(ids)
+    for policy in alone:
+        hf.apply(model, policy)(ids)
+    hook.remove()
+    for head in range(4):
+        assert (outputs[0][..., head, :] - outputs[1 + head][..., head, :]).abs().max() < 1e-5
+    assert not torch.equal(sharp, hf.restore(model)(ids).logits)
+
+
+def test_counts_without_a_mask_need_no_matrix() -> None:
+    """A million rows: a matrix of logits or of visibility would not fit anywhere."""
+    from sharpmax.integrations.transformers.logits import Logits
+
+    q = torch.empty(1, 1, 1 << 20, 2)
+    stats, _ = Logits(q, q, None, True, None).statistics(frozenset({"count"}), None)
+    assert stats.count.shape == (1, 1, 1 << 20)
+    assert int(stats.count[0, 0, -1]) == 1 << 20
+
+
+def test_rows_outside_the_fitted_range_are_reported_once(model: Any, ids: torch.Tensor) -> None:
+    narrow = Polynomial((1.0, 1.0), (0.0, 0.6), outside_is="clamp")
+    hf.apply(model, PerHead(((narrow, Constant(1.0), narrow, PAPER),) * 2))
+    with pytest.warns(OutOfRangeWarning, match="0 … 0.6"):
+        model(ids)
+    model(ids)
+
+
+def said_by(model: Any, ids: torch.Tensor) -> int:
+    """How many warnings a pass gives under Python's own filters."""
+    with warnings.catch_warnings(record=True) as found:
+        warnings.resetwarnings()
+        model(ids)
+    return sum(issubclass(one.category, OutOfRangeWarning) for one in found)
+
+
+@pytest.mark.parametrize("shape", ["one", "heads"])
+def test_each_model_is_told_once_of_rows_outside_the_fitted_range(shape: str, ids: torch.Tensor) -> None:
+    narrow = Polynomial((1.0, 1.0), (0.0, 0.6), outside_is="clamp")
+    policy = narrow if shape == "one" else PerHead(((narrow, Constant(1.0), narrow, narrow),) * 2)
+    first, second = FAMILIES["llama"].build(), FAMILIES["llama"].build()
+    with hf.applied(first, policy):
+        assert said_by(first, ids) == 1
+        assert said_by(first, ids) == 0
+        twin = copy.deepcopy(first)
+    with hf.applied(first, policy):
+        assert said_by(first, ids) == 0
+    assert said_by(hf.apply(second, policy), ids) == 1
+    assert said_by(second, ids) == 0
+    assert said_by(twin, ids) == 1
+    other = Polynomial((1.0, 1.0), (0.0, 0.7), outside_is="clamp")
+    assert said_by(hf.apply(first, other), ids) == 1

@@ -1,0 +1,129 @@
+"""Rules as kernels are given them, inside of a model: the interpreter runs what a GPU would."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from sharpmax.integrations import transformers as hf
+from sharpmax.integrations.transformers import attention as lowered
+from sharpmax.ops.kernels import sharpen
+from sharpmax.policies.log_length import LogLength
+from tests.integrations.families import BIDIRECTIONAL, FAMILIES, transformers
+from tests.integrations.oracle import by_hand
+
+# The compiler uses parts of torch that torch advises against.
+pytestmark = [pytest.mark.filterwarnings(f"ignore::{kind}") for kind in ("DeprecationWarning", "UserWarning")]
+
+
+def gradients(model: Any, ids: torch.Tensor, positions: torch.Tensor) -> list[torch.Tensor]:
+    model.zero_grad()
+    model(ids, position_ids=positions, use_cache=False).logits.logsumexp(-1).sum().backward()
+    return [weight.grad.clone() for weight in model.parameters()]
+
+
+@pytest.mark.parametrize("documents", [[24], [10, 14]], ids=["causal", "packed"])
+def test_compiled_layers_learn_through_the_kernels(documents: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.compiler.reset()
+    launched: list[str] = []
+
+    def launch(q: torch.Tensor, really: Any = sharpen._launch) -> Any:
+        launched.append("launch")
+        return really(q)
+
+    monkeypatch.setattr(sharpen, "_launch", launch)
+    model = hf.apply(FAMILIES["llama"].build(), "paper")
+    ids = torch.randint(3, 97, (2, sum(documents)), generator=torch.Generator().manual_seed(0))
+    positions = torch.cat([torch.arange(length) for length in documents]).expand(2, -1)
+    expected = gradients(model, ids, positions)
+    before = len(launched)
+    monkeypatch.setattr(lowered, "_on_gpu", lambda q: True)
+    eager = gradients(model, ids, positions)
+    once = len(launched) - before
+    for layer in model.modules():
+        if isinstance(layer, GradientCheckpointingLayer):
+            layer.compile(backend="aot_eager", fullgraph=True)
+    compiled = gradients(model, ids, positions)
+    # A launch in the pass forward and one in the pass backward of each layer.
+    assert len(launched) - before == 2 * once == 4 * model.config.num_hidden_layers
+    for found in (eager, compiled):
+        for one, other in zip(found, expected, strict=True):
+            assert torch.allclose(one, other, atol=1e-4 * float(other.abs().max()))
+
+
+FEW = [1, 2, 3, 5, 8, 9]
+"""Numbers of queries around those that the kernels for new tokens take."""
+
+
+@pytest.fixture
+def decoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many queries the kernels for new tokens were given, call by call, where they run as on a GPU."""
+    given: list[int] = []
+
+    def newest(self: Any, logits: Any, value: torch.Tensor, really: Any = lowered.Lowered.newest) -> Any:
+        found = really(self, logits, value)
+        given.extend([] if found is None else [logits.q.shape[2]])
+        return found
+
+    monkeypatch.setattr(lowered.Lowered, "newest", newest)
+    monkeypatch.setattr(lowered, "_on_gpu", lambda q: True)
+    return given
+
+
+@pytest.mark.parametrize("length", FEW)
+@pytest.mark.parametrize("family", BIDIRECTIONAL, ids=lambda one: one.name)
+def test_few_queries_are_not_taken_for_causal_ones(family: Any, length: int, decoded: list[int]) -> None:
+    policy = LogLength(2.0)
+    model = hf.apply(family.build(), policy)
+    inputs = family.inputs(model, length=length)
+    with torch.no_grad():
+        found = family.logits(model, **inputs)
+        hf.restore(model)
+        with by_hand(model, policy):
+            expected = family.logits(model, **inputs)
+    assert (length in decoded) == (length <= 8)
+    assert torch.allclose(found, expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
+def test_a_mask_that_looks_ahead_is_kept(padded: bool, decoded: list[int]) -> None:
+    policy = LogLength(2.0)
+    family = FAMILIES["llama"]
+    model = hf.apply(family.build(), policy)
+    inputs = family.inputs(model, length=5)
+    # A prefix of three tokens that see one another, as in PaliGemma; the second sequence may begin with padding.
+    mask = torch.ones(5, 5, dtype=torch.bool).tril()
+    mask[:3, :3] = True
+    mask = mask.expand(2, 1, 5, 5).clone()
+    if padded:
+        mask[1, :, :, 0] = False
+    with torch.no_grad():
+        found = model(**inputs, attention_mask=mask, use_cache=False).logits
+        hf.restore(model)
+        with by_hand(model, policy):
+            expected = model(**inputs, attention_mask=mask, use_cache=False).logits
+    assert decoded == [5, 5]
+    assert torch.allclose(found, expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("static", [False, True], ids=["dynamic", "static"])
+@pytest.mark.parametrize("chunk", [2, 3, 8])
+def test_a_prompt_in_parts_equals_the_whole(chunk: int, static: bool, decoded: list[int]) -> None:
+    policy = LogLength(2.0)
+    model = hf.apply(FAMILIES["llama"].build(), policy)
+    ids = FAMILIES["llama"].inputs(model, length=16)["input_ids"]
+    cache = transformers.StaticCache(model.config, max_cache_len=24) if static else transformers.DynamicCache()
+    parts = []
+    with torch.no_grad():
+        for start in range(0, 16, chunk):
+            place = torch.arange(start, min(start + chunk, 16))
+            out = model(ids[:, place], past_key_values=cache, position_ids=place.expand(2, -1))
+            parts.append(out.logits)
+        hf.restore(model)
+        with by_hand(model, policy):
+            expected = model(ids, use_cache=False).logits
+    assert chunk in decoded
+    assert torch.allclose(torch.cat(parts, 1), expected, atol=1e-4)

@@ -1,0 +1,525 @@
+"""The monitor scores what the model looks at, beside it: requests, batches, generated tokens; and changes nothing."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import logging
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import sharpmax as sm
+from sharpmax.errors import ArgumentError, ArgumentTypeError, FileFormatError, UnsupportedError
+from sharpmax.integrations.transformers.interface import installed
+from sharpmax.integrations.transformers.observers import Seen
+from sharpmax.monitoring import learning
+from sharpmax.monitoring import scores as judging
+from sharpmax.monitoring.monitor import Monitor
+from sharpmax.monitoring.observer import Lookout
+from sharpmax.monitoring.passes import Pass, Row
+from sharpmax.monitoring.requests import Report, Request
+from sharpmax.monitoring.scores import RULES
+from tests.monitoring.watched import last_entropies, model, padded, prompts, watched
+
+
+def rows_of(request: Request) -> list[Row]:
+    """The rows that a request has seen; read inside its block."""
+    return [row for run in request.runs for row in ([run.prompt] if run.prompt else []) + list(run.generated)]
+
+
+SIDES = [(family, side) for family in ("llama", "mistral", "gemma2") for side in ("left", "right")]
+
+
+# The absolute positions of GPT-2 and BERT would count padding on the left.
+@pytest.mark.parametrize(("family", "side"), [*SIDES, ("gpt2", "right")])
+def test_the_row_of_each_sequence_is_its_last_real_one(family: str, side: str) -> None:
+    """Against eager attention on each sequence alone: padding on either side must not count."""
+    one, lists = model(family), prompts(4, seed=1)
+    with watched(one, generated=0) as monitor, monitor.request() as r, torch.no_grad():
+        one(**padded(lists, side))
+        row = rows_of(r)[0]
+    expected = torch.stack([last_entropies(model(family), ids) for ids in lists])
+    assert torch.allclose(row.entropy.double(), expected, atol=2e-5)
+    assert [s is not None for s in r.scores] == [True] * 4
+
+
+def test_an_encoder_is_watched_too() -> None:
+    one, lists = model("bert"), prompts(3, seed=1)
+    with watched(one) as monitor, monitor.request() as r, torch.no_grad():
+        one(**padded(lists, "right"))
+        row = rows_of(r)[0]
+    expected = torch.stack([last_entropies(model("bert"), ids) for ids in lists])
+    assert torch.allclose(row.entropy.double(), expected, atol=2e-5)
+    assert monitor.generated == 0
+
+
+def generated(one: Any, batch: dict[str, Any], **options: Any) -> torch.Tensor:
+    settings = {"max_new_tokens": 8, "do_sample": False, "eos_token_id": None, "pad_token_id": 0} | options
+    out: torch.Tensor = one.generate(**batch, **settings)
+    return out
+
+
+def test_the_prompt_and_every_second_token_are_looked_at() -> None:
+    one, lists = model(), prompts(2, seed=2)
+    with watched(one, generated=3) as monitor, monitor.request() as r:
+        out = generated(one, padded(lists, "left"))
+        rows = rows_of(r)
+    longest = max(map(len, lists))
+    assert [row.count.tolist() for row in rows] == [[len(ids) + new for ids in lists] for new in (0, 2, 4, 6)]
+    for row, new in zip(rows, (0, 2, 4, 6), strict=True):
+        for place, ids in enumerate(lists):
+            said = out[place, longest : longest + new].tolist()
+            assert torch.allclose(row.entropy[place].double(), last_entropies(model(), ids + said), atol=5e-5)
+
+
+def test_tokens_that_are_not_looked_at_are_not_even_described(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Describing every call of attention would cost a generated token one percent of its time."""
+    one, seen = model(), list[int]()
+    see = Lookout.__call__
+
+    def noted(self: Lookout, call: Seen) -> None:
+        seen.append(call.keys)
+        see(self, call)
+
+    with watched(one, every=4, generated=1):
+        monkeypatch.setattr(Lookout, "__call__", noted)
+        generated(one, {"input_ids": torch.tensor([[5, 6, 7]])}, max_new_tokens=10)
+    assert seen == [3, 3, 7, 7, 11, 11]  # two layers: the prompt, the fourth token and the eighth
+
+
+def test_only_the_latest_rows_count_in_a_long_answer() -> None:
+    one = model()
+    with watched(one, generated=2) as monitor, monitor.request() as r:
+        generated(one, padded(prompts(1), "left"), max_new_tokens=20)
+        counts = [int(row.count) for row in rows_of(r)]
+    size = len(prompts(1)[0])
+    assert counts == [size, size + 16, size + 18]
+    assert r.report.sequences[0].rows == 3
+
+
+def test_what_follows_the_end_of_a_sequence_does_not_count() -> None:
+    """While the others of a batch go on, a model computes rows of padding for those that have ended."""
+    one, lists = model(), prompts(3, seed=3)
+    free = generated(one, padded(lists, "left"))[:, -8:].tolist()
+    end = next(token for token in free[0][1:4] if token not in free[1] and token not in free[2])
+    with watched(one, generated=3) as monitor, monitor.request() as r:
+        generated(one, padded(lists, "left"), eos_token_id=end)
+        counts = torch.stack([row.counts for row in rows_of(r) if row.counts is not None])
+    said = free[0].index(end) + 1
+    assert counts[:, 1:].all()
+    assert counts[:, 0].tolist() == [True] + [2 * number < said for number in (1, 2, 3)]
+    assert r.report.sequences[0].rows == int(counts[:, 0].sum())
+
+
+def test_score_alarm_and_heads_follow_from_the_rows() -> None:
+    """Computed again by hand, from what is saved."""
+    one, batch = model(), padded(prompts(5, seed=4), "left")
+    with watched(one, false_alarms=0.4) as monitor, monitor.request() as r:
+        generated(one, batch)
+        rows = rows_of(r)
+    known = monitor._known.to_dict()
+    kinds = [known["prompt"]] + [known["generated"]] * 2
+    scores, above = [], set()
+    for place in range(5):
+        found = []
+        for row, kind in zip(rows, kinds, strict=True):
+            mean, scale, part, (centre, spread) = (
+                kind["baseline"][name] for name in ("mean", "scale", "part", "range")
+            )
+            excess = [(h - m) / s for h, m, s in zip(row.entropy[place].tolist(), mean, scale, strict=True)]
+            found.append((sum(x * w for x, w in zip(excess, part, strict=True)) - centre) / spread)
+            over = row.entropy[place] > torch.tensor(kind["limits"])
+            above |= {(place, *known["heads"][int(column)]) for column in over.nonzero()[:, 0]}
+        scores.append(max(found))
+    assert r.scores == pytest.approx(scores, abs=1e-5)
+    assert {(one.sequence, one.layer, one.head) for one in r.heads} == above
+    assert above
+    assert [one.excess for one in r.heads] == sorted((one.excess for one in r.heads), reverse=True)
+    assert all(one.entropy > one.threshold for one in r.heads)
+    assert r.alarm == any(score > monitor.thresholds["generated"] for score in scores)
+
+
+def test_a_model_that_loses_focus_raises_the_alarm() -> None:
+    """Keys all alike make attention uniform: what the monitor is for."""
+    one = model()
+    with watched(one, generated=0, reference=prompts(120, most=12), false_alarms=0.02) as monitor:
+        with monitor.request() as before, torch.no_grad():
+            one(torch.tensor([prompts(1, seed=5)[0]]))
+        with torch.no_grad():
+            for layer in one.model.layers:
+                layer.self_attn.k_proj.weight.mul_(0.01)
+        with monitor.request() as after, torch.no_grad():
+            one(torch.tensor([prompts(1, seed=5, least=40, most=40)[0]]))
+    assert not before.alarm
+    assert after.alarm
+    assert len(after.heads) > len(before.heads)
+
+
+def test_false_alarms_of_requests_that_generate() -> None:
+    """From end to end; the rate is exact on average over references (see the test of thresholds)."""
+    one, reports = model(), list[Report]()
+    with watched(one, reference=prompts(150, seed=20), false_alarms=0.2, callback=reports.append):
+        fresh = prompts(240, seed=21)
+        for start in range(0, len(fresh), 40):
+            generated(one, padded(fresh[start : start + 40], "left"), max_new_tokens=5)
+    found = [verdict.alarm for report in reports for verdict in report.sequences]
+    assert len(found) == 240
+    assert 0.2 - 0.14 < sum(found) / 240 < 0.2 + 0.14
+
+
+def test_nothing_the_model_computes_changes() -> None:
+    one, batch = model(), padded(prompts(3, seed=6), "left")
+    attributes, hooks = set(vars(one)), len(one._forward_hooks) + len(one._forward_pre_hooks)
+    logits, said = one(**batch).logits, generated(one, batch)
+    monitor = watched(one)
+    assert torch.equal(one(**batch).logits, logits)
+    assert torch.equal(generated(one, batch), said)
+    monitor.close()
+    monitor.close()
+    assert torch.equal(one(**batch).logits, logits)
+    assert (set(vars(one)), len(one._forward_hooks) + len(one._forward_pre_hooks)) == (attributes, hooks)
+    assert installed(one) is None
+
+
+def test_a_policy_stays_and_is_seen() -> None:
+    one, batch = sm.apply(model(), sm.policies.Constant(2.0)), padded(prompts(1), "left")
+    said = generated(one, batch)
+    reports: list[Report] = []
+    with watched(one, callback=reports.append):
+        assert torch.equal(generated(one, batch), said)
+        with sm.applied(one, sm.policies.Constant(0.5)):
+            generated(one, batch)
+    assert reports[0].scores != reports[1].scores
+    assert isinstance(sm.hf.policy_of(one), sm.policies.Constant)
+
+
+def test_generate_is_a_request_and_so_is_a_plain_pass() -> None:
+    one, reports = model(), list[Report]()
+    ids = torch.tensor([prompts(1)[0]])
+    with watched(one, callback=reports.append), torch.no_grad():
+        generated(one, {"input_ids": ids})
+        assert [len(report.sequences) for report in reports] == [1]
+        out = one(ids)
+        assert len(reports) == 2
+        one(ids[:, :1], past_key_values=out.past_key_values)  # nobody says which request that goes on with
+    assert len(reports) == 2
+    assert [report.sequences[0].rows for report in reports] == [3, 1]
+
+
+def test_a_loop_of_ones_own_inside_a_request() -> None:
+    one, ids = model(), torch.tensor([prompts(1)[0]])
+    with watched(one, every=1) as monitor, monitor.request() as r, torch.no_grad():
+        out = one(ids)
+        for _ in range(2):
+            out = one(out.logits[:, -1:].argmax(-1), past_key_values=out.past_key_values)
+    assert r.report.sequences[0].rows == 3
+
+
+def test_several_calls_in_one_request_are_several_sequences() -> None:
+    one, lists, reports = model(), prompts(3, seed=7), list[Report]()
+    with watched(one, callback=reports.append) as monitor:
+        with monitor.request() as r:
+            generated(one, padded(lists[:1], "left"))
+            generated(one, padded(lists[1:], "left"))
+        alone = [generated(one, padded([ids], "left")) is not None and reports[-1].scores[0] for ids in lists]
+    assert r.scores == pytest.approx(alone, abs=1e-4)
+    assert [len(report.sequences) for report in reports] == [3, 1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"prefill_chunk_size": 5}, {"cache_implementation": "static"}, {"num_beams": 3}, {"prompt_lookup_num_tokens": 3}],
+    ids=lambda options: next(iter(options)),
+)
+def test_other_ways_to_generate(options: dict[str, Any]) -> None:
+    """The prompt's row is the same however the prompt is read, whatever happens afterwards."""
+    one, ids, reports = model(), prompts(1, seed=8, least=14)[0], list[Report]()
+    if "cache_implementation" in options:
+        options = {**options, "disable_compile": True}
+    with watched(one, callback=reports.append) as monitor:
+        with monitor.request() as r:
+            generated(one, padded([ids], "left"), **options)
+            first = rows_of(r)[0]
+        generated(one, padded([ids], "left"), **options)
+    assert torch.allclose(first.entropy[0].double(), last_entropies(model(), ids), atol=5e-5)
+    assert [report.why for report in reports] == [None, None]
+    assert len(r.scores) == options.get("num_beams", 1)
+
+
+def test_not_a_number_in_one_sequence_leaves_the_others() -> None:
+    one, lists = model(), [[5, 6, 7], [5, 90, 7]]
+    with watched(one, reference=[[min(token, 80) for token in ids] for ids in prompts(30)]) as monitor:
+        with torch.no_grad():
+            one.model.embed_tokens.weight[90] = torch.nan
+        with monitor.request() as r, torch.no_grad():
+            one(torch.tensor(lists))
+    assert r.scores[0] is not None
+    assert r.scores[1] is None
+    assert r.why == judging.NOT_A_NUMBER
+    assert {head.sequence for head in r.heads} <= {0}
+    assert not r.alarm or r.report.sequences[0].alarm
+
+
+def test_only_padding_has_no_score() -> None:
+    one = model()
+    batch = padded([[5, 6, 7], [8]], "left")
+    batch["attention_mask"][1] = 0
+    with watched(one) as monitor, monitor.request() as r, torch.no_grad():
+        one(**batch)
+    assert r.scores[0] is not None
+    assert (r.scores[1], r.report.sequences[1].why) == (None, judging.PADDING)
+
+
+def test_an_error_inside_never_reaches_the_model(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    one, batch, reports = model(), padded(prompts(1), "left"), list[Report]()
+    said = generated(one, batch)
+    with watched(one, callback=reports.append), monkeypatch.context() as broken:
+        broken.setattr(Pass, "see", lambda self, seen: 1 / 0)
+        assert torch.equal(generated(one, batch), said)
+        one(**batch)
+    assert [report.scores for report in reports] == [[None], [None]]
+    assert all(report.why == "the monitor failed: ZeroDivisionError: division by zero" for report in reports)
+    assert sum("the monitor failed" in record.message for record in caplog.records) == 1
+
+
+def test_errors_of_the_callback_are_not_the_models(caplog: pytest.LogCaptureFixture) -> None:
+    one = model()
+
+    def fail(report: Report) -> None:
+        raise RuntimeError("out of paper")
+
+    with watched(one, callback=fail) as monitor, monitor.request() as r:
+        generated(one, padded(prompts(1), "left"))
+    assert r.scores[0] is not None
+    assert [record.exc_info[1].args for record in caplog.records if record.exc_info and record.exc_info[1]] == [
+        ("out of paper",)
+    ]
+
+
+def test_errors_of_the_model_are_its_own_and_no_request() -> None:
+    one, reports = model(), list[Report]()
+    with watched(one, callback=reports.append) as monitor:
+        with pytest.raises(IndexError):
+            one(torch.tensor([[5, 1000]]))
+        with pytest.raises(IndexError), monitor.request():
+            generated(one, {"input_ids": torch.tensor([[5, 1000]])})
+        assert reports == []
+        one(torch.tensor([[5, 6]]))
+    assert len(reports) == 1
+
+
+def test_off_and_on_again() -> None:
+    one, reports = model(), list[Report]()
+    with watched(one, callback=reports.append) as monitor:
+        monitor.pause()
+        one(torch.tensor([[5, 6]]))
+        generated(one, {"input_ids": torch.tensor([[5, 6]])})
+        with monitor.request() as r:
+            one(torch.tensor([[5, 6]]))
+        assert len(reports) == 1
+        assert (r.scores, r.why) == ([], judging.NOTHING_SEEN)
+        monitor.resume()
+        one(torch.tensor([[5, 6]]))
+    assert len(reports) == 2
+
+
+def test_nobody_watches_a_copy() -> None:
+    one, reports, batch = model(), list[Report](), padded(prompts(1), "left")
+    with watched(one, callback=reports.append):
+        other = copy.deepcopy(one)
+        with torch.no_grad():
+            other.lm_head.weight.normal_()
+        said = generated(other, batch)
+        other(**batch)
+        assert reports == []
+        assert not torch.equal(said, generated(one, batch))
+    assert torch.equal(said, generated(other, batch))
+
+
+def test_one_line_of_json_for_each_request(caplog: pytest.LogCaptureFixture) -> None:
+    one = model()
+    with caplog.at_level(logging.INFO), watched(one, logger=logging.getLogger("service"), false_alarms=0.9):
+        generated(one, padded(prompts(2), "left"))
+    lines = [record for record in caplog.records if record.name == "service"]
+    assert len(lines) == 1
+    assert "\n" not in lines[0].message
+    said = json.loads(lines[0].message)
+    assert (said["event"], said["alarm"]) == ("sharpmax.monitor", True)
+    assert lines[0].levelno == logging.WARNING
+    assert [set(one) for one in said["sequences"]] == [{"score", "threshold", "tokens", "rows", "why", "alarm"}] * 2
+
+
+def test_saved_and_read_back(tmp_path: Path) -> None:
+    one, batch = model(), padded(prompts(2, seed=9), "left")
+    with watched(one, false_alarms=0.3) as monitor, monitor.request() as first:
+        generated(one, batch)
+    path = monitor.save(tmp_path / "monitor.json")
+    with Monitor.load(one, path) as again, again.request() as second:
+        generated(one, batch)
+    assert first.report == second.report
+    assert (again.false_alarms, again.every, again.generated) == (0.3, 2, 2)
+    assert again.thresholds == monitor.thresholds
+
+
+def test_a_file_with_a_fingerprint_of_the_first_values_alone(tmp_path: Path) -> None:
+    """As files had it before: the first 64 values of every parameter in float64."""
+    one = model()
+    digest = hashlib.sha256()
+    for name, weight in one.named_parameters():
+        digest.update(f"{name}{tuple(weight.shape)}".encode())
+        digest.update(weight.detach().flatten()[:64].double().numpy().tobytes())
+    with watched(one) as monitor:
+        path = monitor.save(tmp_path / "monitor.json")
+    body = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps({**body, "weights": digest.hexdigest()[:16]}), encoding="utf-8")
+    with Monitor.load(one, path) as again:
+        assert again.thresholds == monitor.thresholds
+    path.write_text(json.dumps({**body, "weights": "0" * 16}), encoding="utf-8")
+    with pytest.raises(ArgumentError, match="learn again"):
+        Monitor.load(one, path)
+
+
+def test_a_file_for_other_weights_or_none_at_all(tmp_path: Path) -> None:
+    one = model()
+    with watched(one) as monitor:
+        path = monitor.save(tmp_path / "monitor.json")
+    body = json.loads(path.read_text(encoding="utf-8"))
+    other = model()
+    with torch.no_grad():
+        other.lm_head.weight.add_(1.0)
+    with pytest.raises(ArgumentError, match="learn again"):
+        Monitor.load(other, path)
+    for text, wanted in [
+        ("{", "cannot be read"), ("[]", "not what"), (json.dumps({**body, "schema": 9}), "schema"),
+        (json.dumps({**body, "learned": {}}), "damaged"),
+    ]:  # fmt: skip
+        path.write_text(text, encoding="utf-8")
+        with pytest.raises(FileFormatError, match=wanted):
+            Monitor.load(one, path)
+    with pytest.raises(FileFormatError, match="cannot be read"):
+        Monitor.load(one, tmp_path / "missing.json")
+    assert installed(one) is None
+
+
+def changed(body: Any, place: str, value: Any) -> str:
+    """The file with another value in a place, as `learned.prompt.limits.0`; NaN is written as Python writes it."""
+    body = json.loads(json.dumps(body))
+    *way, last = (int(word) if word.isdigit() else word for word in place.split("."))
+    inside = body
+    for word in way:
+        inside = inside[word]
+    if value is GONE:
+        del inside[last]
+    else:
+        inside[last] = value
+    return json.dumps(body)
+
+
+GONE = object()
+DAMAGE = [
+    *((f"learned.{kind}.threshold", value) for kind in ("prompt", "generated")
+      for value in (math.nan, math.inf, -math.inf, None, "high", True, [1.0], GONE)),
+    *(("learned.prompt.limits", value) for value in ([], [1.0], None, 3, GONE)),
+    *(("learned.prompt.limits.1", value) for value in (math.nan, "1", True)),
+    *((f"learned.generated.baseline.{name}", value) for name in ("mean", "scale", "range", "part")
+      for value in ([], [1.0], 2.0, None, GONE)),
+    *((f"learned.prompt.baseline.{name}.0", math.nan) for name in ("mean", "scale", "range", "part")),
+    ("learned.prompt.baseline.scale.0", 0.0), ("learned.prompt.baseline.range.1", -1.0),
+    ("learned.prompt.baseline.rule", "other"), ("learned.prompt.baseline.rule", ["mean"]),
+    ("learned.heads", []), ("learned.heads.0", [0]), ("learned.heads.0", [0, 1.5]), ("learned.heads.0", [9, 9]),
+    ("learned.generated", GONE), ("learned.generated", []), ("learned", 3), ("learned.prompt", None),
+    ("false_alarms", math.nan), ("false_alarms", 0.0), ("every", 0), ("every", 1.5), ("generated", -1), ("every", GONE),
+]  # fmt: skip
+
+
+def test_a_damaged_file_is_refused_by_name_and_field(tmp_path: Path) -> None:
+    one = model()
+    with watched(one) as monitor:
+        path = monitor.save(tmp_path / "monitor.json")
+    body = json.loads(path.read_text(encoding="utf-8"))
+    for place, value in DAMAGE:
+        path.write_text(changed(body, place, value), encoding="utf-8")
+        with pytest.raises(FileFormatError) as caught:
+            Monitor.load(one, path)
+        message = str(caught.value)
+        assert message.startswith(f"monitor: {str(path)!r} is damaged"), place
+        field = ".".join(word for word in place.split(".") if not word.isdigit())
+        assert field in message, place
+        assert "\n" not in message
+    assert installed(one) is None
+    path.write_text(json.dumps(body).replace(str(body["false_alarms"]), "9" * 5000, 1), encoding="utf-8")
+    with pytest.raises(FileFormatError, match="cannot be read as JSON"):
+        Monitor.load(one, path)
+
+
+@pytest.mark.parametrize("score", sorted(RULES))
+def test_every_rule_is_read_back(tmp_path: Path, score: str) -> None:
+    one = model()
+    with watched(one, score=score) as monitor:
+        path = monitor.save(tmp_path / "monitor.json")
+    with Monitor.load(one, path) as again:
+        assert again.thresholds == monitor.thresholds
+
+
+def test_what_cannot_be_watched_is_refused_before_anything_changes() -> None:
+    with pytest.raises(UnsupportedError, match="encoder and a decoder"):
+        watched(model("t5"))
+    one = model()
+    with watched(one), pytest.raises(ArgumentError, match="close the other one"):
+        watched(one)
+    assert installed(one) is None
+
+
+@pytest.mark.parametrize(
+    ("options", "wanted"),
+    [
+        ({"reference": []}, "0 prompts"),
+        ({"reference": prompts(10), "false_alarms": 0.01}, "give 107 or more"),
+        ({"reference": ["text"] * 30}, "tokenizer"),
+        ({"reference": [[]] * 30}, "prompt 0 without a token"),
+        ({"reference": [[5] * 100] * 30}, "up to 64 tokens"),
+        ({"reference": [[5] * 62] * 30}, "5 to generate"),
+        ({"every": 0}, "every"),
+        ({"generated": -1}, "generated"),
+        ({"score": "best"}, "one of"),
+        ({"false_alarms": 2}, "false_alarms"),
+    ],
+)
+def test_arguments_that_mean_nothing(options: dict[str, Any], wanted: str) -> None:
+    one = model()
+    with pytest.raises(ArgumentError, match=wanted):
+        watched(one, **options)
+    assert installed(one) is None
+
+
+@pytest.mark.parametrize("options", [{"reference": "text"}, {"reference": 5}, {"reference": [["a"]]}, {"every": 1.5}])
+def test_arguments_of_the_wrong_type(options: dict[str, Any]) -> None:
+    with pytest.raises(ArgumentTypeError):
+        watched(model(), **options)
+
+
+def test_a_reference_that_is_not_a_number_is_refused() -> None:
+    one = model()
+    with torch.no_grad():
+        one.model.embed_tokens.weight[90] = torch.nan
+    with pytest.raises(ArgumentError, match="not a number"):
+        watched(one, reference=[[5, 90, 7]] * 30)
+    assert installed(one) is None
+
+
+def test_reference_rows_do_not_depend_on_how_they_are_batched(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, lists = model(), prompts(12, seed=10)
+    together = learning.observed(one, lists, every=2, generated=2)
+    monkeypatch.setattr(learning, "_AT_ONCE_ON_CPU", 1)
+    alone = learning.observed(one, lists, every=2, generated=2)
+    assert torch.equal(together.count, torch.tensor([len(ids) for ids in lists]))
+    assert torch.allclose(together.entropy, alone.entropy, atol=5e-5)
+    assert torch.allclose(together.later, alone.later, atol=5e-4)
+    assert torch.equal(together.counts, alone.counts)

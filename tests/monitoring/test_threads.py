@@ -1,0 +1,121 @@
+"""Threads that use one watched model at the same time get scores of their own, and closing waits for them."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+
+from sharpmax.integrations.transformers.interface import installed
+from sharpmax.monitoring.requests import Report
+from tests.monitoring.watched import model, padded, prompts, watched
+
+
+def say(one: Any, ids: list[int], new: int = 8) -> Any:
+    return one.generate(**padded([ids], "left"), max_new_tokens=new, do_sample=False, eos_token_id=None, pad_token_id=0)
+
+
+def test_two_threads_generating_at_once_get_their_own_scores() -> None:
+    one, lists = model(), prompts(12, seed=1)
+    with watched(one) as monitor:
+
+        def scored(ids: list[int]) -> list[float | None]:
+            with monitor.request() as r:
+                say(one, ids)
+            return r.scores
+
+        alone = [scored(ids) for ids in lists]
+        both = threading.Barrier(2)
+
+        def side_by_side(mine: list[list[int]]) -> list[list[float | None]]:
+            both.wait(1200)
+            return [scored(ids) for ids in mine]
+
+        with ThreadPoolExecutor(2) as pool:
+            found = list(pool.map(side_by_side, (lists[::2], lists[1::2])))
+    assert [*found[0], *found[1]] == [*alone[::2], *alone[1::2]]
+    assert len({score[0] for score in alone}) == len(lists)
+
+
+def test_requests_nobody_named_are_kept_apart_too() -> None:
+    """By turns at every pass: both are inside `generate` at the same time."""
+    one, lists = model(), prompts(2, seed=2)
+    turns = threading.Barrier(2)
+    by_thread: dict[int, Report] = {}
+    with watched(one, callback=lambda report: by_thread.__setitem__(threading.get_ident(), report)):
+        say(one, lists[0])
+        expected = [by_thread.pop(threading.get_ident())]
+        say(one, lists[1])
+        expected.append(by_thread.pop(threading.get_ident()))
+        meet = one.model.layers[0].register_forward_pre_hook(lambda module, args: (turns.wait(1200), None)[1])
+        threads = [threading.Thread(target=say, args=(one, ids)) for ids in lists]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        meet.remove()
+    assert sorted(map(repr, by_thread.values())) == sorted(map(repr, expected))
+    assert len(by_thread) == 2
+
+
+def test_tasks_of_one_thread_have_requests_of_their_own() -> None:
+    one, lists = model(), prompts(2, seed=3)
+
+    async def scored(monitor: Any, ids: list[int]) -> list[float | None]:
+        with monitor.request() as r:
+            await asyncio.sleep(0)
+            await asyncio.to_thread(say, one, ids)
+            await asyncio.sleep(0)
+        found: list[float | None] = r.scores
+        return found
+
+    async def together(monitor: Any) -> list[list[float | None]]:
+        return await asyncio.gather(*(scored(monitor, ids) for ids in lists))
+
+    # In a thread of their own: a browser that another test has opened keeps an event loop running in this one.
+    with watched(one) as monitor, ThreadPoolExecutor(1) as thread:
+        found = thread.submit(asyncio.run, together(monitor)).result()
+        alone = [thread.submit(asyncio.run, scored(monitor, ids)).result() for ids in lists]
+    assert found == alone
+    assert all(len(scores) == 1 for scores in found)
+
+
+def test_closing_waits_for_a_pass_in_another_thread() -> None:
+    """The attention function looks for what `close` takes away: a pass in the middle of it must not notice."""
+    one, ids = model(), prompts(1, seed=4)[0]
+    wanted = one(torch.tensor([ids])).logits
+    monitor = watched(one)
+    inside, go_on = threading.Event(), threading.Event()
+
+    def hold(module: Any, args: Any) -> None:
+        inside.set()
+        go_on.wait(1200)
+
+    stop = one.model.layers[1].register_forward_pre_hook(hold)
+    found: list[torch.Tensor] = []
+    thread = threading.Thread(target=lambda: found.append(one(torch.tensor([ids])).logits))
+    thread.start()
+    assert inside.wait(1200)
+    monitor.close()
+    assert installed(one) is not None
+    go_on.set()
+    thread.join()
+    stop.remove()
+    assert torch.equal(found[0], wanted)
+    assert installed(one) is None
+    assert "generate" not in vars(one)
+
+
+def test_pausing_in_the_middle_of_a_pass() -> None:
+    one, ids, reports = model(), prompts(1)[0], list[Report]()
+    with watched(one, callback=reports.append) as monitor:
+        pause = one.model.layers[1].register_forward_pre_hook(lambda module, args: monitor.pause())
+        say(one, ids)
+        pause.remove()
+        assert reports == []
+        monitor.resume()
+        say(one, ids)
+    assert len(reports) == 1

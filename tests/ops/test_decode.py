@@ -1,0 +1,590 @@
+"""`decode` against dense logits in float64: interpreted, or on a GPU with TRITON_INTERPRET=0."""
+
+import math
+import os
+from dataclasses import dataclass
+
+os.environ.setdefault("TRITON_INTERPRET", "1")
+
+import pytest
+import torch
+from torch._dynamo.testing import CompileCounterWithBackend
+
+import sharpmax as sm
+from sharpmax.errors import ArgumentError, ArgumentTypeError, UnsupportedError
+from sharpmax.ops.kernels import decode_launch as launches
+from sharpmax.ops.kernels import tables
+from sharpmax.ops.kernels.decode_launch import Plan, Tile
+from sharpmax.policies.constant import Constant
+from sharpmax.policies.curve import Curve
+from sharpmax.policies.entropy_target import EntropyTarget
+from sharpmax.policies.log_length import LogLength
+from sharpmax.policies.log_linear import LogLinear
+from sharpmax.policies.per_head import PerHead
+from sharpmax.policies.polynomial import PAPER
+from sharpmax.stats.call import hidden_by
+from sharpmax.stats.dense import dense_stats
+
+pytest.importorskip("triton")
+pytestmark = [
+    # The interpreter computes in numpy, which warns where a GPU is silent.
+    pytest.mark.filterwarnings("ignore:.*(invalid value|overflow|divide by zero) encountered:RuntimeWarning"),
+    pytest.mark.filterwarnings("ignore::sharpmax.errors.OutOfRangeWarning"),
+]
+
+INTERPRETED = os.environ["TRITON_INTERPRET"] == "1"
+PLAN_FOR = launches.plan_for
+DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
+HALF, BRAIN, SINGLE, DOUBLE = torch.float16, torch.bfloat16, torch.float32, torch.float64
+CLOSE = {HALF: 2e-3, BRAIN: 1.6e-2, SINGLE: 3e-5}
+
+Triple = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+needs_gpu = pytest.mark.skipif(INTERPRETED, reason="needs a GPU")
+
+
+@pytest.fixture(autouse=True)
+def _poisoned_memory():
+    """Fill fresh memory with NaN, so that an output which is not written shows."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(before)
+
+
+@pytest.fixture(autouse=True)
+def _small_parts(monkeypatch):
+    """In the interpreter few keys have to make several tiles and parts."""
+    if INTERPRETED:
+        plan = Plan(Tile(32, 3, 4, 1), Tile(16, 2, 4, 1))
+        monkeypatch.setattr(launches, "plan_for", lambda *_: plan)
+
+
+def randn(*shape, seed=0, dtype=SINGLE, size=1.0):
+    rng = torch.Generator().manual_seed(seed)
+    return (torch.randn(shape, generator=rng, dtype=DOUBLE) * size).to(dtype).to(DEVICE)
+
+
+def tensors(
+    batch=1, heads=4, key_heads=2, queries=1, keys=70, width=16, value_width=None, dtype=SINGLE, size=2.0
+) -> Triple:
+    return (
+        randn(batch, heads, queries, width, seed=1, dtype=dtype, size=size),
+        randn(batch, key_heads, keys, width, seed=2, dtype=dtype),
+        randn(batch, key_heads, keys, value_width or width, seed=3, dtype=dtype),
+    )
+
+
+def exact(q, k, v, policy="paper", lengths=None, mask=None, scale=None):
+    """The definition: logits, statistics, β, softmax of β times the logits, all in float64; and the statistics."""
+    group = q.shape[1] // k.shape[1]
+    k, v = (x.repeat_interleave(group, 1).double() for x in (k, v))
+    s = q.double() @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
+    keys, queries = k.shape[2], q.shape[2]
+    filled = torch.full((len(q),), keys, device=q.device) if lengths is None else lengths.to(q.device)
+    last = filled[:, None] - torch.arange(queries - 1, -1, -1, device=q.device)
+    live = (torch.arange(keys, device=q.device) < last[..., None])[:, None].expand(s.shape)
+    if mask is not None:
+        live = live & ~hidden_by(mask)
+        if mask.dtype != torch.bool:
+            s = s + mask.double().masked_fill(hidden_by(mask), 0.0)
+    stats = dense_stats(s, live)
+    heads = policy if isinstance(policy, (list, tuple)) else [policy]
+    chosen = [sm.policies.resolve_policy(p) for p in heads]
+    rule = chosen[0] if len(chosen) == 1 else PerHead((tuple(chosen),))
+    beta = rule.beta(stats, lambda b: dense_stats(s.masked_fill(~live, 0.0) * b[..., None], live)).double()
+    weights = (s.masked_fill(~live, 0.0) * beta[..., None]).masked_fill(~live, -torch.inf).softmax(-1)
+    weights = weights.masked_fill(~live, 0.0)
+    seen = v.masked_fill(~live.any(2)[..., None], 0.0)
+    return weights @ seen, stats
+
+
+def assert_close(got, want, close=None):
+    assert got.shape == want.shape
+    close = CLOSE[got.dtype] if close is None else close
+    assert torch.equal(got.isnan(), want.isnan())
+    assert torch.allclose(got.double(), want, rtol=close, atol=close, equal_nan=True), (got - want).abs().max()
+
+
+def assert_decodes(q, k, v, policy="paper", lengths=None, mask=None, scale=None, close=None):
+    """Output and statistics, together and apart."""
+    options = {"policy": policy, "lengths": lengths, "attn_mask": mask, "scale": scale}
+    out = sm.decode(q, k, v, **options, impl="triton")
+    want, stats = exact(q, k, v, policy, lengths, mask, scale)
+    assert out.dtype == q.dtype
+    assert_close(out, want, close)
+    return out, want, stats
+
+
+LINEAR = LogLinear(0.1, 0.2, -0.4, 0.3, 0.5, -0.2, 0.1, 0.3, -0.6, reference=5.0)
+CURVE = Curve((0.5, 1.0, 2.5), (1.0, 1.5, 4.0))
+POLICIES = [
+    None,
+    "paper",
+    Constant(0.0),
+    Constant(3.0),
+    LogLength(6.0),
+    LINEAR,
+    CURVE,
+    EntropyTarget(1.0),
+    EntropyTarget(2.5, floor=0.1),
+    EntropyTarget(0.0, ceiling=20.0),
+    [PAPER, EntropyTarget(0.7), LogLength(9.0), LINEAR],
+    [None, "paper", CURVE, Constant(2.0)],
+]
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=str)
+def test_policies(policy):
+    lengths = torch.tensor([70, 33], device=DEVICE)
+    assert_decodes(*tensors(batch=2), policy, lengths, close=1e-4)
+
+
+@pytest.mark.parametrize("queries", [1, 2, 5, 8])
+def test_newest_tokens_see_what_came_before_them(queries):
+    lengths = torch.tensor([70, 17, 3], device=DEVICE)
+    assert_decodes(*tensors(batch=3, queries=queries), LINEAR, lengths)
+
+
+def test_rows_without_keys_are_0():
+    q, k, v = tensors(batch=2, queries=4)
+    lengths = torch.tensor([0, 2], device=DEVICE, dtype=torch.int32)
+    out = sm.decode(q, k, v, lengths=lengths, impl="triton")
+    assert (out[0] == 0).all()
+    assert (out[1, :, :2] == 0).all()
+    assert_decodes(q, k, v, "paper", lengths)
+
+
+@pytest.mark.parametrize("dtype", [HALF, BRAIN, SINGLE])
+@pytest.mark.parametrize(("width", "value_width"), [(59, 111), (111, 59), (1, 256), (256, 1), (64, 64)])
+def test_dtypes_and_head_sizes(dtype, width, value_width):
+    q, k, v = tensors(keys=40, width=width, value_width=value_width, dtype=dtype)
+    assert_decodes(q, k, v, "paper")
+
+
+@pytest.mark.parametrize(("heads", "key_heads", "queries"), [(1, 1, 1), (3, 3, 1), (8, 1, 8), (6, 2, 3)])
+def test_groups(heads, key_heads, queries):
+    q, k, v = tensors(heads=heads, key_heads=key_heads, queries=queries, keys=20)
+    assert_decodes(q, k, v, [LogLength(2.0 + h) for h in range(heads)])
+
+
+@pytest.mark.parametrize("keys", [1, 2, 15, 16, 17, 97])
+def test_lengths_of_caches(keys):
+    assert_decodes(*tensors(keys=keys), LINEAR, scale=0.3)
+
+
+@pytest.mark.parametrize("splits", [1, 2, 5, 128])
+def test_any_number_of_parts(monkeypatch, splits):
+    plan = Plan(Tile(16, splits, 4, 1), Tile(16, max(1, splits // 2), 4, 1))
+    monkeypatch.setattr(launches, "plan_for", lambda *_: plan)
+    assert_decodes(*tensors(heads=2, key_heads=1, queries=2, keys=100), LINEAR)
+
+
+@pytest.mark.parametrize("case", ["lengths", "tokens", "mask", "mixed mask", "pages", "widths"])
+def test_one_launch(monkeypatch, case):
+    """Both passes in one launch: interpreted as one part only, as its programs run one after the other."""
+    parts = 1 if INTERPRETED else 5
+    plan = Plan(Tile(16, 3, 4, 1), Tile(16, 2, 4, 1), Tile(64 if parts > 1 else 16, parts, 4, 2))
+    monkeypatch.setattr(launches, "plan_for", lambda *_: plan)
+    monkeypatch.setattr(launches, "rows_of", None)
+    heads = [PAPER, LINEAR, LogLength(9.0), CURVE]
+    queries, keys = (3, 70) if case in ("tokens", "mixed mask") else (1, 40 if INTERPRETED else 4000)
+    lengths = torch.tensor([keys, keys // 2], device=DEVICE)
+    widths = (59, 111) if case == "widths" else (16, 16)
+    q, k, v = tensors(2, queries=queries, keys=keys, width=widths[0], value_width=widths[1])
+    if case == "pages":
+        key_pages, value_pages, table = paged(k, v, 16)
+        out = sm.decode(q, key_pages, value_pages, lengths=lengths, block_table=table, policy=heads, impl="triton")
+        assert_close(out, exact(q, k, v, heads, lengths)[0])
+    else:
+        mask = randn(1, 4 if case == "mixed mask" else 1, 1, keys, seed=4) > 0 if "mask" in case else None
+        assert_decodes(q, k, v, heads, lengths, mask)
+
+
+@pytest.mark.parametrize(
+    "shape", [(1, 1, 1, 40), (2, 1, 1, 40), (1, 4, 1, 40), (1, 1, 3, 40), (2, 4, 3, 40), (40,), (4, 3, 1)], ids=str
+)
+@pytest.mark.parametrize("kind", ["bool", "float"])
+def test_masks(shape, kind):
+    q, k, v = tensors(batch=2, queries=3, keys=40)
+    mask = randn(*shape, seed=4, size=2.0)
+    mask = mask > -1.0 if kind == "bool" else mask.masked_fill(mask > 1.0, -torch.inf)
+    assert_decodes(q, k, v, LINEAR, torch.tensor([40, 29], device=DEVICE), mask)
+
+
+@pytest.mark.parametrize("dtype", [HALF, BRAIN, SINGLE])
+def test_most_negative_number_hides(dtype):
+    q, k, v = tensors(keys=40, dtype=dtype)
+    hide = randn(1, 4, 1, 40, seed=4) > 0
+    hide[:, 1] = True
+    bias = randn(1, 4, 1, 40, seed=5, dtype=dtype)
+    outs = [
+        sm.decode(q, k, v, attn_mask=bias.masked_fill(hide, value), impl="triton")
+        for value in (-torch.inf, torch.finfo(dtype).min, torch.finfo(dtype).min / 2)
+    ]
+    assert all(torch.equal(outs[0], out) for out in outs)
+    assert (outs[0][:, 1] == 0).all()
+    assert_decodes(q, k, v, "paper", None, bias.masked_fill(hide, -torch.inf))
+
+
+def paged(k, v, page, seed=5):
+    """The same cache in pages of random order among others that hold NaN."""
+    batch, heads, keys, _ = k.shape
+    each = -(-keys // page)
+    order = torch.randperm(batch * each + 3, generator=torch.Generator().manual_seed(seed))[: batch * each]
+    table = order.view(batch, each).to(DEVICE)
+    places = []
+    for x in (k, v):
+        pages = torch.full((batch * each + 3, page, heads, x.shape[-1]), torch.nan, dtype=x.dtype, device=DEVICE)
+        for b in range(batch):
+            for i in range(each):
+                piece = x[b, :, i * page : (i + 1) * page].transpose(0, 1)
+                pages[table[b, i], : len(piece)] = piece
+        places.append(pages)
+    return *places, table.int()
+
+
+@pytest.mark.parametrize("page", [1, 7, 16, 32, 48])
+@pytest.mark.parametrize("queries", [1, 3])
+def test_paged_caches(page, queries):
+    q, k, v = tensors(batch=2, queries=queries, value_width=24)
+    lengths = torch.tensor([70, 18], device=DEVICE, dtype=torch.int32)
+    key_pages, value_pages, table = paged(k, v, page)
+    out = sm.decode(q, key_pages, value_pages, lengths=lengths, block_table=table, impl="triton")
+    assert_close(out, exact(q, k, v, "paper", lengths)[0])
+    table[1, -(-18 // page) :] = -1  # pages that are not there yet
+    again = sm.decode(q, key_pages, value_pages, lengths=lengths, block_table=table, impl="triton")
+    assert torch.equal(out, again)
+    plain = sm.decode(q, key_pages, value_pages, lengths=lengths, block_table=table, impl="torch")
+    assert_close(plain, exact(q, k, v, "paper", lengths)[0])
+
+
+def test_strided_caches():
+    q, k, v = tensors(batch=2)
+    odd = [torch.stack((x, -x), -1)[..., 0].transpose(1, 2).contiguous().transpose(1, 2) for x in (k, v)]
+    sliced = [torch.cat((x, x), -1)[..., : x.shape[-1]] for x in odd]
+    out = sm.decode(q, k, v, impl="triton")
+    for other in (odd, sliced):
+        got = sm.decode(q.transpose(1, 3).contiguous().transpose(1, 3), *other, impl="triton")
+        assert torch.equal(out, got) if INTERPRETED else torch.allclose(out, got, rtol=1e-5, atol=1e-6)
+
+
+def test_strided_integers():
+    q, k, v = tensors(batch=2)
+    lengths, odd = torch.tensor([50, 33], device=DEVICE), torch.tensor([50, 7, 33, 7], device=DEVICE)[::2]
+    key_pages, value_pages, table = paged(k, v, 16)
+    wide = torch.stack((table, -table), -1)[..., 0]
+    out = sm.decode(q, key_pages, value_pages, lengths=lengths, block_table=table, impl="triton")
+    assert torch.equal(out, sm.decode(q, key_pages, value_pages, lengths=odd, block_table=wide, impl="triton"))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("alike", [True, False])
+def test_what_is_not_visible_has_no_effect(value, alike):
+    q, k, v = tensors(batch=2, queries=1 if alike else 3)
+    lengths = torch.tensor([50, 33], device=DEVICE)
+    mask = randn(1, 1 if alike else 4, 1, 70, seed=4) > 0
+    mask[..., [3, 20]] = False
+    for options in ({}, {"attn_mask": mask}):
+        clean = sm.decode(q, k, v, lengths=lengths, **options, impl="triton")
+        dirty_k, dirty_v = k.clone(), v.clone()
+        for x in (dirty_k, dirty_v):
+            x[0, :, 50:] = value
+            x[1, :, 33:] = value
+            if options:
+                x[:, :, [3, 20]] = value
+        assert torch.equal(clean, sm.decode(q, dirty_k, dirty_v, lengths=lengths, **options, impl="triton"))
+        if INTERPRETED or not options:  # on CUDA what a mask hides is the stock kernel's to keep out
+            plain = sm.decode(q, dirty_k, dirty_v, lengths=lengths, **options, impl="torch")
+            assert torch.allclose(plain, clean, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("which", ["key", "value"])
+@pytest.mark.parametrize("policy", ["paper", Constant(2.0), EntropyTarget(1.0)], ids=str)
+def test_nan_reaches_the_rows_that_see_it_and_no_others(which, policy):
+    q, k, v = tensors(queries=3)
+    clean = sm.decode(q, k, v, policy=policy, impl="triton")
+    (k if which == "key" else v)[:, 0, 69, 2] = torch.nan  # the newest key, which the last row alone sees
+    out = sm.decode(q, k, v, policy=policy, impl="triton")
+    assert torch.equal(out[:, 2:], clean[:, 2:])
+    assert torch.equal(out[:, :2, :2], clean[:, :2, :2])
+    assert out[:, :2, 2, 2].isnan().all()
+    if which == "key":
+        assert out[:, :2, 2].isnan().all()
+
+
+def test_nan_in_one_row_of_a_mask_that_hides():
+    q, k, v = tensors()
+    mask = torch.ones(1, 4, 1, 70, dtype=torch.bool, device=DEVICE)
+    mask[:, 0, :, 5] = False
+    clean = sm.decode(q, k, v, attn_mask=mask, impl="triton")
+    v[:, :, 5] = torch.nan
+    out = sm.decode(q, k, v, attn_mask=mask, impl="triton")
+    assert torch.equal(out[:, 0], clean[:, 0])
+    assert out[:, 1:].isnan().all()
+
+
+@pytest.mark.parametrize("policy", ["paper", EntropyTarget(0.5), [CURVE, LINEAR, PAPER, None]], ids=str)
+@pytest.mark.parametrize("masked", [False, True])
+def test_statistics(policy, masked):
+    q, k, v = tensors(batch=2, queries=2)
+    lengths = torch.tensor([70, 1], device=DEVICE)
+    mask = randn(1, 4, 1, 70, seed=4) > 0 if masked else None
+    options = {"lengths": lengths, "attn_mask": mask, "policy": policy, "impl": "triton"}
+    out, stats = sm.decode(q, k, v, **options, return_stats=True)
+    # Statistics that nobody asked for are not measured, and β of the same row may be merged in another order.
+    assert torch.allclose(out, sm.decode(q, k, v, **options), rtol=1e-5, atol=1e-6)
+    _, want = exact(q, k, v, policy, lengths, mask)
+    assert torch.equal(stats.count, want.count)
+    for name in ("max", "lse", "mean", "entropy", "var"):
+        assert torch.allclose(getattr(stats, name).double(), getattr(want, name), rtol=1e-5, atol=2e-5), name
+    plain = sm.decode(q, k, v, **{**options, "impl": "torch"}, return_stats=True)[1]
+    assert torch.equal(plain.count, want.count)
+
+
+@dataclass(frozen=True)
+class HalfWay(EntropyTarget):
+    """A policy that kernels do not know, and that measures the rows again."""
+
+    def rule(self, xp, stats, remeasure):
+        return 0.5 + 0.5 * super().rule(xp, stats, remeasure)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_policies_of_any_other_kind(masked):
+    q, k, v = tensors(batch=2, queries=2, keys=40)
+    lengths = torch.tensor([40, 11], device=DEVICE)
+    mask = randn(2, 4, 1, 40, seed=4) > -0.5 if masked else None
+    assert_decodes(q, k, v, HalfWay(0.8), lengths, mask, close=1e-4)
+    assert_decodes(q, k, v, [HalfWay(0.8), PAPER, HalfWay(0.4), PAPER], lengths, mask, close=1e-4)
+    stats = sm.decode(q, k, v, lengths=lengths, policy=HalfWay(0.8), impl="triton", return_stats=True)[1]
+    assert torch.allclose(stats.entropy.double(), exact(q, k, v, None, lengths)[1].entropy, atol=1e-5)
+
+
+@pytest.mark.parametrize("size", [0.0, 1e-3, 300.0])
+def test_flat_and_steep_rows(size):
+    q, k, v = tensors(size=size)
+    for policy in ("paper", EntropyTarget(0.5), LINEAR):
+        assert_decodes(q, k, v, policy, close=1e-3)
+
+
+def test_an_entropy_target_is_met():
+    q, k, v = tensors(queries=2)
+    out = sm.decode(q, k, v, policy=EntropyTarget(1.25), impl="triton", return_stats=True)
+    assert (out[1].entropy > 1.25).all()
+    group = k.repeat_interleave(2, 1)
+    beta = launches.decode_op(q, k, v, None, None, None, 0.25, closed(EntropyTarget(1.25)), True)[1]
+    s = (q @ group.mT * 0.25 * beta[..., None]).double()
+    s[:, :, 0, -1] = -torch.inf
+    p = s.softmax(-1)
+    assert torch.allclose(
+        -(p * p.clamp_min(1e-300).log()).sum(-1), torch.tensor(1.25, dtype=DOUBLE, device=DEVICE), atol=1e-5
+    )
+
+
+def closed(policy):
+    form = sm.policies.closed_form.closed_form([policy])
+    assert form is not None
+    return form.code
+
+
+def test_codes_are_kept_for_the_policies_they_were_made_of(monkeypatch):
+    monkeypatch.setattr(tables, "_FEW", 3)
+    for i in range(9):
+        policies = (Constant(1.0 + i), PAPER)
+        code = tables.code_of(policies)
+        assert code is tables.code_of(policies)
+        assert tables.table_of(code, torch.device("cpu")).values[0, 1] == 1.0 + i
+    assert tables.code_of((HalfWay(0.5),)) is None
+
+
+def test_repeats_are_bit_equal():
+    q, k, v = tensors(queries=2)
+    first = sm.decode(q, k, v, impl="triton")
+    assert all(torch.equal(first, sm.decode(q, k, v, impl="triton")) for _ in range(2 if INTERPRETED else 50))
+
+
+@pytest.mark.parametrize("policy", [None, "paper", [PAPER, None, Constant(2.0), LINEAR]], ids=str)
+def test_plain_torch(policy):
+    q, k, v = tensors(batch=2, queries=3)
+    lengths = torch.tensor([70, 1], device=DEVICE)
+    for mask in (None, randn(1, 4, 1, 70, seed=4) > 0, randn(2, 1, 3, 70, seed=4)):
+        want, _ = exact(q, k, v, policy, lengths, mask)
+        out = sm.decode(q, k, v, lengths=lengths, attn_mask=mask, policy=policy, impl="torch")
+        assert_close(out, want)
+        auto = sm.decode(q, k, v, lengths=lengths, attn_mask=mask, policy=policy)
+        assert torch.equal(auto, out) if INTERPRETED else torch.allclose(auto, out, rtol=1e-4, atol=1e-5)
+
+
+def test_gradients_take_the_plain_path():
+    torch.use_deterministic_algorithms(False)  # which stock attention's backward is not, on CUDA
+    q, k, v = tensors()
+    q.requires_grad_()
+    sm.decode(q, k, v).sum().backward()
+    assert q.grad is not None
+    assert q.grad.isfinite().all()
+    with pytest.raises(UnsupportedError, match=r"gradient.*impl='torch'"):
+        sm.decode(q, k, v, impl="triton")
+    with torch.no_grad():
+        sm.decode(q, k, v, impl="triton")
+
+
+@pytest.mark.parametrize("shape", [(0, 4, 1, 70), (1, 4, 0, 70), (1, 4, 1, 0)], ids=str)
+def test_empty_sizes(shape):
+    batch, heads, queries, keys = shape
+    q, k, v = tensors(batch=batch, heads=heads, queries=queries, keys=keys, value_width=8)
+    out = sm.decode(q, k, v)
+    assert out.shape == (batch, heads, queries, 8)
+    assert (out == 0).all()
+
+
+def test_more_tokens_than_the_kernel_takes():
+    q, k, v = tensors(queries=9)
+    assert_close(sm.decode(q, k, v), exact(q, k, v)[0])
+    with pytest.raises(UnsupportedError, match=r"9 tokens.*impl='torch'"):
+        sm.decode(q, k, v, impl="triton")
+    wide = randn(1, 4, 1, 257), randn(1, 2, 3, 257), randn(1, 2, 3, 16)
+    with pytest.raises(UnsupportedError, match="257"):
+        sm.decode(*wide, impl="triton")
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "says"),
+    [
+        ({"q": torch.zeros(4, 1, 16)}, ArgumentError, "q: .*four dimensions"),
+        ({"k": torch.zeros(2, 2, 70, 16)}, ArgumentError, "k: .*batch 2.*block_table"),
+        ({"k": torch.zeros(1, 3, 70, 16), "v": torch.zeros(1, 3, 70, 16)}, ArgumentError, "k: .*3 heads"),
+        ({"v": torch.zeros(1, 2, 69, 16)}, ArgumentError, "v: .*69"),
+        ({"v": torch.zeros(1, 2, 70, 16).double()}, ArgumentTypeError, "float64"),
+        ({"lengths": [70]}, ArgumentTypeError, "lengths: .*list"),
+        ({"lengths": torch.ones(2).int()}, ArgumentError, r"lengths: .*\[1\]"),
+        ({"lengths": torch.ones(1)}, ArgumentTypeError, "lengths: .*float32"),
+        ({"block_table": torch.ones(1, 3).int()}, ArgumentError, "lengths"),
+        ({"attn_mask": torch.ones(3, 70).bool()}, ArgumentError, "attn_mask: .*broadcasts"),
+        ({"attn_mask": torch.ones(70).double()}, ArgumentTypeError, "attn_mask: .*float64"),
+        ({"scale": "1"}, ArgumentTypeError, "scale"),
+        ({"policy": [PAPER]}, ArgumentError, "policy: .*1 policies for 4"),
+        ({"policy": 2.0}, ArgumentTypeError, "policy: .*float"),
+        ({"policy": PerHead.of(Constant, value=[[1.0] * 4] * 2)}, ArgumentError, "for_layer"),
+        ({"impl": "streaming"}, ArgumentError, "impl: .*'torch'"),
+    ],
+)
+def test_wrong_input(change, error, says):
+    q, k, v = (x.cpu() for x in tensors())
+    with pytest.raises(error, match=says):
+        sm.decode(**{"q": q, "k": k, "v": v, **change})
+
+
+def test_operators_are_registered_as_they_behave():
+    q, k, v = tensors(keys=20)
+    lengths = torch.tensor([18], device=DEVICE)
+    checks = ("test_schema", "test_faketensor")
+    torch.library.opcheck(
+        launches.decode_op, (q, k, v, lengths, None, None, 0.25, closed(PAPER), True), test_utils=checks
+    )
+    torch.library.opcheck(launches.measure_op, (q, k, lengths, None, None, 0.25), test_utils=checks)
+    logits, _, peak, *_ = launches.measure_op(q, k, lengths, None, None, 0.25)
+    beta = torch.ones(1, 4, 1, device=DEVICE)
+    torch.library.opcheck(launches.values_op, (logits, peak, beta, v, lengths, None, False, True), test_utils=checks)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch.compile, of its own parts
+@pytest.mark.parametrize("policy", ["paper", EntropyTarget(1.0), HalfWay(0.8)], ids=lambda p: type(p).__name__)
+def test_compiles_without_a_break(policy):
+    lengths = torch.tensor([33, 5], device=DEVICE)
+
+    def step(q, k, v, lengths):
+        return sm.decode(q, k, v, lengths=lengths, policy=policy, impl="triton") * 2.0
+
+    tables._forms.clear()
+    torch._dynamo.reset()
+    given = [(*tensors(batch=2, keys=keys), lengths) for keys in (40, 35, 38)]
+    # Every number a variable (which needs a call before), or those alone that are seen to change.
+    wanted = [step(*some) for some in given]
+    for dynamic in (True, None):
+        counter = CompileCounterWithBackend("aot_eager")
+        compiled = torch.compile(step, backend=counter, fullgraph=True, dynamic=dynamic)
+        for number, (some, want) in enumerate(zip(given, wanted, strict=True)):
+            got = compiled(*some)
+            if isinstance(policy, HalfWay):  # traced by the compiler, whose reductions may round differently on a GPU
+                torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-6)
+            else:
+                assert torch.equal(got, want)
+            tables.code_of((Constant(3.0 + number),))  # other policies meanwhile
+        # Where the policy itself is part of the graph, torch may tell sizes apart.
+        assert counter.frame_count <= (3 if isinstance(policy, HalfWay) else 1 if dynamic else 2)
+        tables._forms.clear()
+        torch._dynamo.reset()
+
+
+@pytest.mark.parametrize(("pairs", "keys"), [(1, 1), (8, 131072), (64, 32768), (512, 8192), (300, 9000), (5000, 64)])
+def test_parts_fill_the_device(pairs, keys, monkeypatch):
+    monkeypatch.setattr(launches, "_processors", lambda device: 132)
+    plan = PLAN_FOR.__wrapped__(torch.device("cuda"), 2, pairs, 4, keys, 128, False)
+    for tile, resident in ((plan.logits, 2), (plan.values, 3)):
+        assert 1 <= tile.splits <= 128
+        assert tile.splits == 1 or keys // tile.splits >= 4 * tile.keys
+        assert tile.splits == 1 or pairs * tile.splits <= resident * 132
+        if keys >= 128 * 256:
+            assert pairs * tile.splits > 0.9 * resident * 132
+    assert (plan.whole is None) == (plan.values.splits > 1)
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("policy", ["paper", EntropyTarget(0.5), [PAPER, None] * 4], ids=str)
+def test_a_captured_graph_serves_every_length(policy):
+    q, k, v = tensors(batch=2, heads=8, keys=4096, width=64, dtype=BRAIN)
+    lengths = torch.tensor([4096, 100], device=DEVICE)
+    sm.decode(q, k, v, lengths=lengths, policy=policy)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = sm.decode(q, k, v, lengths=lengths, policy=policy)
+    for filled in ([4096, 100], [1, 0], [4095, 3000]):
+        lengths.copy_(torch.tensor(filled))
+        graph.replay()
+        assert torch.equal(out, sm.decode(q, k, v, lengths=lengths, policy=policy))
+        assert_close(out, exact(q, k, v, policy, lengths)[0])
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("keys", [17, 97, 1023, 1025, 131072, 1048576])
+@pytest.mark.parametrize("policy", ["paper", EntropyTarget(2.0), LINEAR], ids=str)
+def test_long_caches(keys, policy):
+    q, k, v = tensors(heads=8, key_heads=2, keys=keys, width=128, dtype=BRAIN)
+    out = sm.decode(q, k, v, policy=policy)
+    want, _ = exact(q, k, v, policy)
+    stock = torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True).double()
+    theirs = (stock - exact(q, k, v, None)[0]).abs().max()
+    assert (out - want).abs().max() <= 2 * theirs + 4e-3 * want.abs().max()
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_offsets_beyond_32_bits():
+    far = torch.zeros(2**31 + 2**20, dtype=HALF, device=DEVICE)
+    near_k, near_v = randn(1, 1, 9, 16, seed=2, dtype=HALF), randn(1, 1, 9, 16, seed=3, dtype=HALF)
+    k = far.as_strided((1, 1, 9, 16), (0, 0, 2**28, 1))
+    k.copy_(near_k)
+    v = far.as_strided((1, 1, 9, 16), (0, 0, 2**28, 1), 32)
+    v.copy_(near_v)
+    q = randn(1, 2, 2, 16, seed=1, dtype=HALF)
+    assert torch.equal(sm.decode(q, k, v), sm.decode(q, near_k, near_v))
+    pages = far[: 2**31].view(2**31 // (64 * 16), 64, 1, 16)
+    pages[-1, :9, 0] = near_k[0, 0]
+    lengths = torch.tensor([9], device=DEVICE)
+    table = torch.tensor([[len(pages) - 1]], device=DEVICE, dtype=torch.int32)
+    out = sm.decode(q, pages, pages, lengths=lengths, block_table=table)
+    assert torch.allclose(out, sm.decode(q, near_k, near_k), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize(("batch", "keys"), [(1, 131_072), (8, 8192), (100, 1024)])
+def test_fifty_runs_are_bit_equal(batch, keys):
+    """Cut into many parts, a few, and not at all."""
+    q, k, v = tensors(batch=batch, heads=8, keys=keys, width=64, dtype=BRAIN)
+    first = sm.decode(q, k, v)
+    for _ in range(50):
+        assert torch.equal(first, sm.decode(q, k, v))

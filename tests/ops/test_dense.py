@@ -1,0 +1,590 @@
+"""`sm.entropy` and `sm.softmax`: exact arithmetic, invariances, gradients, edges, and known ways to get them wrong."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import mpmath
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import sharpmax as sm
+from sharpmax.errors import OutOfRangeWarning
+from sharpmax.policies.base import Policy
+from sharpmax.policies.constant import Constant
+from sharpmax.policies.curve import Curve
+from sharpmax.policies.entropy_target import EntropyTarget
+from sharpmax.policies.log_length import LogLength
+from sharpmax.policies.log_linear import LogLinear
+from sharpmax.policies.per_head import PerHead
+from sharpmax.policies.polynomial import PAPER, Polynomial
+
+COEFFICIENTS = (-0.037, 0.481, -2.3, 4.917, -1.791)
+WIDE = st.lists(st.floats(-700, 700), min_size=1, max_size=40)
+NARROW = st.lists(st.floats(-3, 3), min_size=1, max_size=40)
+ONE_UP = st.builds(lambda gap, rest: [gap + max(rest), *rest], st.floats(0, 60), NARROW)
+
+POLICIES: dict[str, Policy | None] = {
+    "none": None,
+    "paper": PAPER,
+    "constant": Constant(1.7),
+    "clamped": Polynomial((0.2, 0.9), fitted_on=(0.2, 5.0), threshold=0.1),
+    "log-length": LogLength(3),
+    "target": EntropyTarget(0.6),
+    "curve": Curve((0.1, 0.9, 4.0), (1.0, 1.3, 3.0)),
+    "log-linear": LogLinear(0.1, 0.2, 0.3, -0.2, 0.5, -0.3, 0.2, 0.1, 0.2, reference=2.0),
+    "per-head": PerHead(((Constant(1.5), EntropyTarget(0.8)),)),
+}
+every_policy = pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES.keys())
+every_dtype = pytest.mark.parametrize(
+    "dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=lambda d: str(d)[6:]
+)
+low_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=lambda d: str(d)[6:])
+# Rows outside a policy's range are met on purpose in many of these tests; the warning has tests of its own.
+anywhere = pytest.mark.filterwarnings("ignore::sharpmax.errors.OutOfRangeWarning")
+
+
+def double(row: Any) -> Tensor:
+    return torch.as_tensor(row, dtype=torch.float64)
+
+
+def exact(row: list[float], paper: bool = False) -> tuple[list[float], float]:
+    """Weights and entropy (before sharpening) by definition, to fifty digits."""
+    with mpmath.workdps(50):
+        top = max(row)
+        x = [mpmath.mpf(v) - mpmath.mpf(top) for v in row]
+        weights = [mpmath.exp(v) for v in x]
+        total = mpmath.fsum(weights)
+        at = row.index(top)
+        rest = mpmath.fsum(w for i, w in enumerate(weights) if i != at)
+        entropy = mpmath.log1p(rest) - mpmath.fsum(w * v for w, v in zip(weights, x, strict=True)) / total
+        if paper and entropy > mpmath.mpf("0.5"):
+            beta = max(mpmath.mpf(1), mpmath.polyval([mpmath.mpf(c) for c in COEFFICIENTS], entropy))
+            weights = [mpmath.exp(beta * v) for v in x]
+            total = mpmath.fsum(weights)
+        return [float(w / total) for w in weights], float(entropy)
+
+
+def entropy_of_weights(p: Tensor) -> Any:
+    return -torch.special.xlogy(p, p).sum(-1)
+
+
+class TestAgainstFiftyDigits:
+    @given(WIDE | NARROW | ONE_UP)
+    @settings(max_examples=120)
+    @example([0.0, -46.0])
+    def test_plain_softmax_and_entropy(self, row):
+        weights, entropy = exact(row)
+        assert sm.softmax(double(row), policy=None).tolist() == pytest.approx(weights, rel=1e-13, abs=1e-300)
+        assert sm.entropy(double(row)).item() == pytest.approx(entropy, rel=1e-12, abs=1e-300)
+
+    @pytest.mark.parametrize("gap", [47.0, 50.0, 52.5])
+    def test_almost_one_hot_rows(self, gap):
+        """Entropies around 1e-20 keep their digits; a sum of p·ln p has none of them."""
+        row = [0.25 + gap, 0.25, -0.5]
+        entropy = exact(row)[1]
+        assert 1e-22 < entropy < 1e-18
+        assert sm.entropy(double(row)).item() == pytest.approx(entropy, rel=1e-12)
+
+    @given(NARROW | ONE_UP | st.lists(st.floats(-60, 60), min_size=1, max_size=40))
+    @settings(max_examples=120)
+    @example([0.0] * 40)
+    @example([0.0, 0.0])
+    def test_the_papers_rule(self, row):
+        weights, _ = exact(row, paper=True)
+        assert sm.softmax(double(row), policy="paper").tolist() == pytest.approx(weights, rel=1e-11, abs=1e-300)
+
+    def test_the_papers_rule_does_something(self):
+        assert sm.softmax(torch.tensor([2.0, 1.0, 0.0, 0.0]))[0] > torch.tensor([2.0, 1.0, 0.0, 0.0]).softmax(-1)[0]
+
+
+class TestLowPrecision:
+    """The error is at most twice that of the plain computation in the same dtype, both against float64."""
+
+    def rows(self, dtype: torch.dtype) -> Tensor:
+        return (torch.randn(200, 80, dtype=torch.float64) * 3).to(dtype)
+
+    def worst(self, got: Tensor, want: Tensor) -> float:
+        return float((got.double() - want).abs().max())
+
+    @low_dtype
+    def test_plain_softmax(self, dtype):
+        rows = self.rows(dtype)
+        want = rows.double().softmax(-1)
+        got = sm.softmax(rows, policy=None)
+        assert got.dtype == dtype
+        assert self.worst(got, want) <= 2 * self.worst(rows.softmax(-1), want)
+
+    @low_dtype
+    def test_entropy(self, dtype):
+        rows = self.rows(dtype)
+        want = sm.entropy(rows.double())
+        plain = rows.logsumexp(-1) - (rows.softmax(-1) * rows).sum(-1)
+        got = sm.entropy(rows)
+        assert got.dtype == torch.float32
+        assert self.worst(got, want) <= 2 * self.worst(plain, want)
+
+    @low_dtype
+    def test_the_papers_rule(self, dtype):
+        rows = self.rows(dtype)
+        want = sm.softmax(rows.double(), policy="paper")
+        entropy = rows.logsumexp(-1, keepdim=True) - (rows.softmax(-1) * rows).sum(-1, keepdim=True)
+        beta = torch.zeros_like(entropy)
+        for c in COEFFICIENTS:
+            beta = beta * entropy + c
+        plain = (rows * torch.where(entropy > 0.5, beta.clamp_min(1.0), 1.0)).softmax(-1)
+        assert self.worst(sm.softmax(rows, policy="paper"), want) <= 2 * self.worst(plain, want)
+
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+    @every_policy
+    @anywhere
+    def test_logits_of_a_thousand(self, dtype, policy):
+        rows = ((torch.rand(2, 2, 3, 50) * 2 - 1) * 1000).to(dtype)
+        p = sm.softmax(rows, policy=policy)
+        assert p.isfinite().all()
+        assert sm.entropy(rows).isfinite().all()
+        assert self.worst(p, sm.softmax(rows.double(), policy=policy)) < 2 * torch.finfo(dtype).eps
+
+
+class TestInvariances:
+    @settings(max_examples=40)
+    @given(st.lists(st.integers(-(2**14), 2**14), min_size=1, max_size=40), st.integers(-(2**20), 2**20))
+    def test_a_shift_changes_no_bit(self, parts, shift):
+        """Multiples of 2⁻¹⁰ add without rounding, so there is nothing to forgive."""
+        row = double(parts) / 1024
+        for policy in (None, "paper", EntropyTarget(0.3)):
+            assert torch.equal(sm.softmax(row + shift, policy=policy), sm.softmax(row, policy=policy))
+        assert torch.equal(sm.entropy(row + shift), sm.entropy(row))
+
+    @settings(max_examples=40)
+    @given(st.lists(st.floats(-20, 20), min_size=2, max_size=40), st.randoms(use_true_random=False))
+    def test_order_does_not_matter(self, row, random):
+        order = list(range(len(row)))
+        random.shuffle(order)
+        mixed = double(row)[order]
+        assert sm.entropy(mixed).item() == pytest.approx(sm.entropy(double(row)).item(), rel=1e-13, abs=1e-300)
+        for policy in (None, "paper", EntropyTarget(0.3)):
+            a, b = sm.softmax(mixed, policy=policy), sm.softmax(double(row), policy=policy)[order]
+            torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-15)
+
+    @given(
+        st.lists(st.floats(-8, 8), min_size=1, max_size=40),
+        st.one_of(
+            st.just(PAPER),
+            st.builds(Constant, st.floats(1, 50)),
+            st.builds(LogLength, st.floats(1.1, 100)),
+            st.builds(EntropyTarget, st.floats(0, 4)),
+            st.builds(
+                lambda c, thr: Polynomial(tuple(c), (0.0, 5.0), thr),
+                st.lists(st.floats(-5, 5), min_size=1, max_size=5),
+                st.floats(0, 1),
+            ),
+            st.builds(lambda a, b: Curve((0.5, 2.0), (min(a, b), max(a, b))), st.floats(1, 9), st.floats(1, 9)),
+        ),
+    )
+    @settings(max_examples=200)
+    @anywhere
+    def test_a_policy_with_beta_of_at_least_1_never_raises_entropy(self, row, policy):
+        after = entropy_of_weights(sm.softmax(double(row), policy=policy))
+        assert after <= sm.entropy(double(row)) + 1e-12
+
+    @given(NARROW)
+    @anywhere
+    def test_weights_sum_to_one(self, row):
+        for policy in (None, "paper", Constant(30.0), EntropyTarget(0.1)):
+            p = sm.softmax(double(row), policy=policy)
+            assert (p >= 0).all()
+            assert abs(float(p.sum()) - 1) <= 4 * 2.2e-16 * math.sqrt(len(row))
+
+    def test_the_identity_policies_are_the_plain_softmax(self):
+        row = torch.randn(3, 9)
+        for policy in (None, "none", Constant(1.0)):
+            torch.testing.assert_close(sm.softmax(row, policy=policy), row.softmax(-1))
+
+    def test_beta_zero_is_uniform(self):
+        assert sm.softmax(torch.randn(5), policy=Constant(0.0)).tolist() == pytest.approx([0.2] * 5)
+
+
+class TestGradients:
+    def logits(self) -> Tensor:
+        return (torch.randn(2, 3, 7, dtype=torch.float64) * 1.5).requires_grad_()
+
+    def test_entropy(self):
+        live = torch.rand(2, 3, 7) < 0.8
+        assert torch.autograd.gradcheck(lambda x: sm.entropy(x), (self.logits(),))
+        assert torch.autograd.gradcheck(lambda x: sm.entropy(x, mask=live), (self.logits(),))
+        assert torch.autograd.gradcheck(lambda x: sm.entropy(x, dim=1), (self.logits(),))
+
+    @every_policy
+    def test_softmax(self, policy):
+        x = self.logits()
+        assert torch.autograd.gradcheck(lambda x: sm.softmax(x, policy=policy), (x,))
+        assert torch.autograd.gradgradcheck(lambda x: sm.softmax(x, policy=policy), (x,), fast_mode=True)
+        if policy is not None:
+            # The gradient through β is part of it: with β held fixed the result is another one.
+            def gradient(through_beta: bool) -> Tensor:
+                p = sm.softmax(x, policy=policy)
+                if not through_beta:
+                    low = x.detach().argmin(-1, keepdim=True)
+                    shift = x.detach() - x.detach().gather(-1, low)
+                    slope = (p.log() - p.log().gather(-1, low)).detach()
+                    beta = slope.sum(-1, keepdim=True) / shift.sum(-1, keepdim=True)
+                    p = (beta * x).softmax(-1)
+                return torch.autograd.grad(p[..., 0].sum(), x)[0]
+
+            same = torch.allclose(gradient(True), gradient(False), rtol=1e-6)
+            assert same == isinstance(policy, (Constant, LogLength))
+
+    @every_policy
+    def test_masked_rows_and_masked_nans(self, policy):
+        x = self.logits().detach()
+        live = torch.ones(2, 3, 7, dtype=torch.bool)
+        live[0, 1] = False
+        live[1, 1, 3:] = False
+        clean = x.clone().requires_grad_()
+        poisoned = x.masked_fill(~live, math.nan).requires_grad_()
+        for logits in (clean, poisoned):
+            (
+                sm.softmax(logits, policy=policy, mask=live).square().sum() + sm.entropy(logits, mask=live).sum()
+            ).backward()
+        assert clean.grad is not None
+        assert poisoned.grad is not None
+        assert torch.equal(clean.grad, poisoned.grad)
+        assert (clean.grad[~live] == 0).all()
+        assert clean.grad[0, 0].abs().max() > 0
+
+    @every_policy
+    @pytest.mark.parametrize("filler", [-math.inf, torch.finfo(torch.float64).min])
+    def test_logits_that_mean_hidden(self, policy, filler):
+        x = self.logits().detach()
+        x[0, 1] = filler
+        x[1, 2, 4:] = filler
+        x.requires_grad_()
+        (sm.softmax(x, policy=policy).square().sum() + sm.entropy(x).sum()).backward()
+        assert x.grad is not None
+        assert x.grad.isfinite().all()
+        assert (x.grad[0, 1] == 0).all()
+        assert (x.grad[1, 2, 4:] == 0).all()
+        assert x.grad[1, 2, :4].abs().max() > 0
+
+    @every_policy
+    @anywhere
+    def test_finite_for_logits_further_apart_than_float32_reaches(self, policy):
+        x = torch.tensor([3e38, -1e38, 3e38, 3e38]).repeat(2, 1, 1).requires_grad_()
+        p = sm.softmax(x, policy=policy)
+        assert p[0, 0].tolist() == pytest.approx([1 / 3, 0, 1 / 3, 1 / 3])
+        p[..., 0].sum().backward()
+        assert x.grad is not None
+        assert x.grad.isfinite().all()
+
+    def test_under_grad_of_torch_func(self):
+        row = self.logits().detach()[0, 0]
+        want = torch.autograd.grad(sm.softmax(row.requires_grad_())[0], row)[0]
+        got = torch.func.grad(lambda x: sm.softmax(x)[0])(row.detach())
+        torch.testing.assert_close(got, want, rtol=1e-13, atol=0)
+
+    def test_under_vmap(self):
+        x = self.logits().detach()
+        torch.testing.assert_close(torch.func.vmap(sm.softmax)(x), sm.softmax(x), rtol=1e-13, atol=0)
+
+
+class TestShapesAndMasks:
+    @every_policy
+    @pytest.mark.parametrize("dim", [0, 1, 2, -2, -3])
+    @anywhere
+    def test_any_dim(self, policy, dim):
+        if isinstance(policy, PerHead):
+            pytest.skip("heads are the axis before the rows")
+        x = torch.randn(3, 4, 5, dtype=torch.float64)
+        mask = torch.rand(3, 4, 5) < 0.7
+        moved = sm.softmax(x.movedim(dim, -1), policy=policy, mask=mask.movedim(dim, -1)).movedim(-1, dim)
+        assert torch.equal(sm.softmax(x, policy=policy, dim=dim, mask=mask), moved)
+        expected = sm.entropy(x.movedim(dim, -1), mask=mask.movedim(dim, -1))
+        assert torch.equal(sm.entropy(x, dim=dim, mask=mask), expected)
+
+    @every_policy
+    def test_a_mask_leaves_keys_out(self, policy):
+        x = torch.randn(2, 2, 8, dtype=torch.float64)
+        mask = torch.tensor([True, True, False, True, True, False, True, False])
+        p = sm.softmax(x, policy=policy, mask=mask)
+        assert (p[..., ~mask] == 0).all()
+        torch.testing.assert_close(p[..., mask], sm.softmax(x[..., mask], policy=policy), rtol=1e-9, atol=1e-14)
+        torch.testing.assert_close(sm.entropy(x, mask=mask), sm.entropy(x[..., mask]), rtol=1e-13, atol=0)
+
+    @every_policy
+    @every_dtype
+    def test_hidden_logits_are_the_same_as_a_mask(self, policy, dtype):
+        x = torch.randn(2, 2, 8).to(dtype)
+        mask = torch.rand(2, 2, 8) < 0.7
+        mask[..., 0] = True
+        want, entropy = sm.softmax(x, policy=policy, mask=mask), sm.entropy(x, mask=mask)
+        for filler in (-math.inf, torch.finfo(dtype).min):
+            hidden = x.masked_fill(~mask, filler)
+            assert torch.equal(sm.softmax(hidden, policy=policy), want)
+            assert torch.equal(sm.entropy(hidden), entropy)
+
+    @every_policy
+    @every_dtype
+    def test_a_row_of_one_key(self, policy, dtype):
+        x = torch.randn(2, 2, 1).to(dtype)
+        assert (sm.softmax(x, policy=policy) == 1).all()
+        assert (sm.entropy(x) == 0).all()
+
+    @every_policy
+    @every_dtype
+    def test_length_zero(self, policy, dtype):
+        x = torch.zeros(2, 4, 0, dtype=dtype)
+        assert sm.softmax(x, policy=policy).shape == (2, 4, 0)
+        assert torch.equal(sm.entropy(x), torch.zeros(2, 4, dtype=sm.entropy(x).dtype))
+        assert sm.softmax(torch.zeros(2, 0, 5, dtype=dtype), policy=policy).shape == (2, 0, 5)
+
+    @every_policy
+    @anywhere
+    def test_a_row_of_131072_keys(self, policy):
+        x = torch.randn(2, 1, 131072)
+        p = sm.softmax(x, policy=policy)
+        assert p.isfinite().all()
+        torch.testing.assert_close(p.double().sum(-1), torch.ones(2, 1, dtype=torch.float64), rtol=0, atol=1e-4)
+        assert sm.entropy(torch.zeros(131072)).item() == pytest.approx(math.log(131072), abs=1e-5)
+        torch.testing.assert_close(sm.entropy(x).double(), sm.entropy(x.double()), rtol=1e-6, atol=0)
+
+    @every_policy
+    def test_views_are_as_good_as_copies(self, policy):
+        base = torch.randn(6, 2, 2, dtype=torch.float64)
+        for view in (base.permute(1, 2, 0), base[::2].permute(1, 2, 0), torch.randn(2, 1, 6).double().expand(2, 3, 6)):
+            assert not view.is_contiguous()
+            copy = view.contiguous()
+            torch.testing.assert_close(
+                sm.softmax(view, policy=policy), sm.softmax(copy, policy=policy), rtol=1e-12, atol=0
+            )
+            torch.testing.assert_close(sm.entropy(view), sm.entropy(copy), rtol=1e-13, atol=0)
+
+    @every_policy
+    def test_the_input_is_left_alone(self, policy):
+        x = torch.randn(2, 2, 6)
+        x[0, 0, 3:] = -math.inf
+        before = x.clone()
+        sm.softmax(x, policy=policy)
+        sm.entropy(x)
+        assert torch.equal(x, before)
+
+    @every_policy
+    @every_dtype
+    def test_a_nan_stays_in_its_row(self, policy, dtype):
+        x = torch.randn(2, 3, 9).to(dtype)
+        clean, entropy = sm.softmax(x, policy=policy), sm.entropy(x)
+        x[1, 0, 4] = math.nan
+        p, h = sm.softmax(x, policy=policy), sm.entropy(x)
+        assert p[1, 0].isnan().all()
+        assert h[1, 0].isnan()
+        others = torch.ones(2, 3, dtype=torch.bool)
+        others[1, 0] = False
+        assert torch.equal(p[others], clean[others])
+        assert torch.equal(h[others], entropy[others])
+
+
+def fails(check: Callable[[Any], None], broken: Any) -> None:
+    """The same check catches the broken version: without this a test proves nothing."""
+    with pytest.raises(AssertionError):
+        check(broken)
+
+
+def horner(h: Tensor, coefficients: tuple[float, ...] = COEFFICIENTS) -> Tensor:
+    beta = torch.zeros_like(h)
+    for c in coefficients:
+        beta = beta * h + c
+    return beta
+
+
+def naive_entropy(logits: Tensor) -> Tensor:
+    p = logits.softmax(-1)
+    return -(p * p.log()).sum(-1, keepdim=True)
+
+
+def naive_beta(h: Tensor) -> Tensor:
+    return torch.where(h > 0.5, horner(h).clamp_min(1.0), 1.0)
+
+
+def naive_paper(logits: Tensor) -> Tensor:
+    """The paper's rule as one writes it down first: right for rows in which nothing is masked."""
+    return (logits * naive_beta(naive_entropy(logits))).softmax(-1)
+
+
+class TestKnownWaysToGetItWrong:
+    def test_the_naive_rule_agrees_where_nothing_is_special(self):
+        """The broken versions below differ from it in one thing each."""
+        row = torch.randn(4, 20, dtype=torch.float64)
+        torch.testing.assert_close(sm.softmax(row), naive_paper(row), rtol=1e-12, atol=0)
+
+    @pytest.mark.parametrize(("h", "beta"), [(1, 1.270), (2, 2.099), (3, 2.250), (4, 2.389), (5, 2.294)])
+    def test_coefficients_in_ascending_order(self, h, beta):
+        # One key up among 200: the height decides the entropy, and the ratio of two weights says what β was.
+        row = torch.zeros(200, dtype=torch.float64)
+        low, high = 0.0, 20.0
+        while high - low > 1e-12:
+            row[0] = (low + high) / 2
+            low, high = (float(row[0]), high) if naive_entropy(row) > h else (low, float(row[0]))
+
+        def check(softmax: Callable[[Tensor], Tensor]) -> None:
+            p = softmax(row)
+            assert abs(float((p[0] / p[1]).log() / row[0]) - beta) < 5e-4
+
+        check(lambda row: sm.softmax(row))
+        check(naive_paper)
+        if h != 1:  # there both orders are the sum of the coefficients
+            fails(check, lambda row: (row * horner(naive_entropy(row), COEFFICIENTS[::-1]).clamp_min(1.0)).softmax(-1))
+
+    def test_beta_as_a_temperature(self):
+        def check(softmax: Callable[[Tensor], Tensor]) -> None:
+            row = torch.tensor([2.0, 1.0, 0.0, 0.0])
+            assert softmax(row).max() > row.softmax(-1).max()
+
+        check(lambda row: sm.softmax(row))
+        fails(check, lambda row: (row / naive_beta(naive_entropy(row))).softmax(-1))
+
+    @pytest.mark.parametrize("hidden", [-math.inf, torch.finfo(torch.float32).min])
+    def test_adaptation_switched_off_by_a_masked_key(self, hidden):
+        """0 · (−inf) is NaN, NaN > 0.5 is False, and β is 1 without a word."""
+
+        def check(softmax: Callable[[Tensor], Tensor]) -> None:
+            row = torch.tensor([2.0, 1.0, 0.0, 0.0])
+            padded = torch.cat([row, torch.full((3,), hidden)])
+            torch.testing.assert_close(softmax(padded)[:4], softmax(row))
+
+        check(lambda row: sm.softmax(row))
+        fails(check, naive_paper)
+
+    def test_an_epsilon_in_the_logarithm_biases_the_entropy(self):
+        def check(entropy: Callable[[Tensor], Tensor]) -> None:
+            assert abs(float(entropy(torch.zeros(131072))) - math.log(131072)) < 1e-5
+
+        def with_epsilon(row: Tensor) -> Tensor:
+            p = row.softmax(-1)
+            return -(p * (p + 1e-9).log()).sum(-1)
+
+        check(lambda row: sm.entropy(row))
+        fails(check, with_epsilon)
+
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+    @pytest.mark.parametrize("epsilon", [1e-9, 1e-38, 1e-45])
+    def test_an_epsilon_vanishes_in_half_precision(self, dtype, epsilon):
+        def check(entropy: Callable[[Tensor], Tensor]) -> None:
+            found = float(entropy(torch.tensor([1000.0, 0.0, 0.0], dtype=dtype)))
+            assert math.isfinite(found)
+            assert abs(found) < 1e-6
+
+        def plus(row: Tensor) -> Any:
+            p = row.softmax(-1)
+            return -(p * (p + epsilon).log()).sum(-1)
+
+        def clipped(row: Tensor) -> Tensor:
+            p = row.softmax(-1)
+            return -(p * p.clamp_min(epsilon).log()).sum(-1)
+
+        check(lambda row: sm.entropy(row))
+        if float(torch.tensor(epsilon, dtype=dtype)) == 0.0:
+            fails(check, plus)
+            fails(check, clipped)
+
+    def test_beta_times_the_lowest_number(self):
+        """A fully masked row is uniform to a plain softmax; times β its logits are −inf and its weights NaN."""
+
+        def check(softmax: Callable[[Tensor], Tensor]) -> None:
+            rows = torch.randn(2, 8)
+            rows[1] = torch.finfo(torch.float32).min
+            assert softmax(rows).isfinite().all()
+
+        check(lambda rows: sm.softmax(rows))
+        check(lambda rows: rows.softmax(-1))
+        fails(check, naive_paper)
+
+    def test_gradient_of_beta_times_minus_infinity(self):
+        def check(softmax: Callable[[Tensor], Tensor]) -> None:
+            row = torch.tensor([2.0, 1.0, 0.0, 0.0, -math.inf], requires_grad=True)
+            (gradient,) = torch.autograd.grad(softmax(row)[0], row)
+            assert gradient.isfinite().all()
+            assert gradient[:4].abs().min() > 0
+
+        def scaled_after_masking(row: Tensor) -> Tensor:
+            p = row.softmax(-1)
+            h = -torch.special.xlogy(p, p.clamp_min(1e-30)).sum(-1, keepdim=True)
+            return (row * naive_beta(h)).softmax(-1)
+
+        check(lambda row: sm.softmax(row))
+        fails(check, scaled_after_masking)
+
+    def test_clamping_unmasks(self):
+        def check(softmax: Callable[[Tensor], Tensor]) -> None:
+            p = softmax(torch.tensor([-48.0, -49.0, -math.inf, -math.inf]))
+            assert (p[2:] == 0).all()
+            assert abs(float(p.sum()) - 1) < 1e-6
+
+        check(lambda row: sm.softmax(row, policy=None))
+        check(lambda row: sm.softmax(row))
+        fails(check, lambda row: row.clamp(-50, 50).softmax(-1))
+
+    def test_entropy_over_the_whole_tensor(self):
+        def check(softmax: Callable[[Tensor], Tensor]) -> None:
+            rows = torch.tensor([[2.0, 1.0, 0.0, 0.0], [9.0, 0.0, 0.0, 0.0], [0.5, 0.0, 0.2, 0.1]])
+            torch.testing.assert_close(softmax(rows)[:1], softmax(rows[:1]))
+
+        def summed(rows: Tensor) -> Tensor:
+            return (rows * naive_beta(naive_entropy(rows).sum())).softmax(-1)
+
+        check(lambda rows: sm.softmax(rows))
+        fails(check, summed)
+
+    def test_length_counted_with_padding(self):
+        policy = LogLength(2)
+
+        def check(softmax: Callable[[Tensor, Tensor], Tensor]) -> None:
+            row = torch.tensor([2.0, 1.0, 0.0, 0.0])
+            padded = torch.cat([row, torch.zeros(60)])
+            live = torch.arange(64) < 4
+            want = sm.softmax(row, policy=policy)
+            torch.testing.assert_close(softmax(padded, live)[:4], want)
+
+        def padding_counted(row: Tensor, live: Tensor) -> Tensor:
+            return (row * (math.log(row.shape[-1]) / math.log(2))).masked_fill(~live, -math.inf).softmax(-1)
+
+        check(lambda row, live: sm.softmax(row, policy=policy, mask=live))
+        fails(check, padding_counted)
+
+    def test_silence_outside_the_fitted_range(self):
+        def check(softmax: Callable[[Tensor], Tensor]) -> None:
+            with warnings.catch_warnings(record=True) as said:
+                warnings.simplefilter("always")
+                softmax(torch.zeros(384))
+            assert [w.category for w in said] == [OutOfRangeWarning]
+
+        check(lambda row: sm.softmax(row))
+        fails(check, naive_paper)
+
+    def test_a_polynomial_that_turns_negative_outside_its_range(self):
+        def check(softmax: Callable[[Tensor], Tensor]) -> None:
+            row = torch.zeros(2000)
+            row[0] = 1.0
+            assert softmax(row)[0] >= row.softmax(-1)[0] * (1 - 1e-6)
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", OutOfRangeWarning)
+            check(lambda row: sm.softmax(row))
+        fails(check, lambda row: (row * horner(naive_entropy(row))).softmax(-1))
+
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+    def test_the_difference_of_two_large_numbers(self, dtype):
+        """lse and E[s] are both near 1000 and agree in all digits that bfloat16 has."""
+
+        def check(entropy: Callable[[Tensor], Tensor]) -> None:
+            row = torch.tensor([1000.0, 1000.0, 992.0, 900.0], dtype=dtype)
+            want = float(sm.entropy(row.double()))
+            assert abs(float(entropy(row)) - want) < 2e-6
+
+        check(lambda row: sm.entropy(row))
+        fails(check, lambda row: row.logsumexp(-1) - (row.softmax(-1) * row).sum(-1))

@@ -1,0 +1,355 @@
+"""Sharp attention: equal to the stock function where nothing is sharpened, to its definition where something is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention.bias import causal_lower_right, causal_upper_left
+
+import sharpmax as sm
+from sharpmax.policies.constant import Constant
+from sharpmax.policies.curve import Curve
+from sharpmax.policies.entropy_target import EntropyTarget
+from sharpmax.policies.log_length import LogLength
+from sharpmax.policies.log_linear import LogLinear
+from sharpmax.policies.per_head import PerHead
+from sharpmax.policies.polynomial import PAPER
+from tests.numerics import DTYPES, heads, worst
+
+# Rows outside the range of a policy are the business of its own tests.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::sharpmax.errors.OutOfRangeWarning"),
+    # The compiler uses parts of torch that torch advises against.
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+]
+
+POLICIES = [
+    PAPER,
+    Constant(2.5),
+    LogLength(4),
+    EntropyTarget(0.6),
+    Curve((0.1, 2.0, 3.5), (1.0, 1.5, 3.0)),
+    PerHead.of(Constant, value=[[1.0, 2.0, 3.0, 4.0]]),
+    PerHead(((Constant(1.0), PAPER, LogLength(3), EntropyTarget(0.4)),)),
+]
+every_policy = pytest.mark.parametrize("policy", POLICIES, ids=lambda p: p.describe()[:24])
+
+
+def qkv(rows: int = 7, keys: int = 11, **options: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return heads(2, 4, rows, 8, **options), heads(2, 2, keys, 8, **options), heads(2, 2, keys, 5, **options)
+
+
+def options() -> dict[str, dict[str, Any]]:
+    torch.manual_seed(3)
+    return {
+        "plain": {},
+        "causal": {"is_causal": True},
+        "bool": {"attn_mask": torch.rand(2, 1, 7, 11) > 0.4},
+        "bias": {"attn_mask": torch.randn(1, 4, 7, 11)},
+        "scale": {"scale": 0.9},
+        "bottom-right": {"attn_mask": causal_lower_right(7, 11)},
+        "top-left": {"attn_mask": causal_upper_left(7, 11)},
+    }
+
+
+every_option = pytest.mark.parametrize("kind", list(options()))
+
+
+def naive(q: Tensor, k: Tensor, v: Tensor, policy: Any, kw: dict[str, Any]) -> Tensor:
+    """The definition, dense: softmax(β·s) over the visible keys, all float64."""
+    q, k, v = (x.double() for x in (q, k, v))
+    k, v = k.repeat_interleave(2, 1), v.repeat_interleave(2, 1)
+    s = q @ k.transpose(-1, -2) * kw.get("scale", q.shape[-1] ** -0.5)
+    rows, keys = s.shape[-2:]
+    live = torch.ones(rows, keys, dtype=torch.bool)
+    mask = kw.get("attn_mask")
+    if kw.get("is_causal") or (mask is not None and getattr(mask, "variant", None) == causal_upper_left(1, 1).variant):
+        live = live.tril()
+    elif hasattr(mask, "variant"):
+        live = live.tril(keys - rows)
+    elif mask is not None and mask.dtype == torch.bool:
+        live = mask
+    elif mask is not None:
+        s = s + mask.double()
+    live = live.expand_as(s)
+    out: Tensor = sm.softmax(s, policy=policy, mask=live).masked_fill(~live, 0.0) @ v
+    return out
+
+
+class TestIdentity:
+    @every_option
+    @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+    @pytest.mark.parametrize("policy", [None, "none", Constant(1), PerHead.of(Constant, value=[[1.0] * 4])])
+    def test_is_bit_equal_to_stock(self, kind: str, dtype: torch.dtype, policy: Any) -> None:
+        q, k, v = qkv(dtype=dtype)
+        kw = options()[kind]
+        if kind == "bias":
+            kw["attn_mask"] = kw["attn_mask"].to(dtype)
+        want = F.scaled_dot_product_attention(q, k, v, enable_gqa=True, **kw)
+        assert torch.equal(sm.attention(q, k, v, enable_gqa=True, policy=policy, **kw), want)
+        out, stats = sm.attention(q, k, v, enable_gqa=True, policy=policy, return_stats=True, **kw)
+        assert torch.equal(out, want)
+        assert stats.measured == ("count", "max", "lse", "mean", "var")
+
+    def test_dropout_is_passed_on(self) -> None:
+        q, k, v = qkv()
+        torch.manual_seed(5)
+        want = F.scaled_dot_product_attention(q, k, v, enable_gqa=True, dropout_p=0.5)
+        torch.manual_seed(5)
+        assert torch.equal(sm.attention(q, k, v, enable_gqa=True, dropout_p=0.5, policy=None), want)
+        torch.manual_seed(5)
+        assert not torch.equal(sm.attention(q, k, v, enable_gqa=True, dropout_p=0.5), want)
+
+
+class TestDefinition:
+    @every_option
+    @every_policy
+    @pytest.mark.parametrize("impl", ["auto", "streaming", "reference"])
+    def test_equals_softmax_of_scaled_logits(self, kind: str, policy: Any, impl: Any) -> None:
+        q, k, v = qkv(scale=1.5)
+        kw = options()[kind]
+        got = sm.attention(q, k, v, enable_gqa=True, policy=policy, impl=impl, **kw)
+        # A solved β passes the rounding of the entropy on, magnified where the entropy hardly depends on β.
+        assert worst(got, naive(q, k, v, policy, kw)) < (2e-4 if "var" in policy.needs else 2e-5)
+
+    @every_option
+    @every_policy
+    def test_float64_is_exact(self, kind: str, policy: Any) -> None:
+        q, k, v = qkv(scale=1.5, dtype=torch.float64)
+        kw = options()[kind]
+        if kind == "bias":
+            kw["attn_mask"] = kw["attn_mask"].double()
+        got = sm.attention(q, k, v, enable_gqa=True, policy=policy, **kw)
+        assert worst(got, naive(q, k, v, policy, kw)) < 1e-11
+
+    @pytest.mark.parametrize("kind", ["plain", "causal", "float mask"])
+    def test_under_autocast_it_measures_what_the_stock_kernel_is_given(self, kind: str) -> None:
+        q, k, v = qkv(scale=1.5)
+        mask = torch.linspace(-2.0, 1.0, q.shape[-2] * k.shape[-2]).view(q.shape[-2], k.shape[-2])
+        kinds: dict[str, dict[str, Any]] = {
+            "plain": {}, "causal": {"is_causal": True}, "float mask": {"attn_mask": mask}
+        }  # fmt: skip
+        kw = kinds[kind]
+        low: dict[str, Any] = {name: x.bfloat16() if isinstance(x, torch.Tensor) else x for name, x in kw.items()}
+        want = sm.attention(q.bfloat16(), k.bfloat16(), v.bfloat16(), enable_gqa=True, **low)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            got = sm.attention(q, k, v, enable_gqa=True, **kw)
+            exact = sm.attention(q.double(), k.double(), v.double(), enable_gqa=True)
+        assert torch.equal(got, want)
+        assert exact.dtype == torch.float64
+
+    @pytest.mark.parametrize("shape", [(5, 8), (3, 5, 8), (2, 2, 3, 5, 8)])
+    def test_any_number_of_batch_dimensions(self, shape: tuple[int, ...]) -> None:
+        q, k, v = (heads(*shape) for _ in range(3))
+        mask = torch.rand(*shape[:-1], 5) > 0.3
+        got = sm.attention(q, k, v, attn_mask=mask, policy=Constant(2.0))
+        assert worst(got, F.scaled_dot_product_attention(2 * q, k, v, attn_mask=mask)) < 1e-6
+
+    def test_float_mask_with_a_batch_of_its_own(self) -> None:
+        q, k, v = (heads(2, 3, 4, 5, 8, dtype=torch.float64) for _ in range(3))
+        bias = heads(3, 1, 5, 5, dtype=torch.float64)
+        got = sm.attention(q, k, v, attn_mask=bias, policy=EntropyTarget(0.5), impl="streaming")
+        s = q @ k.transpose(-1, -2) / 8**0.5 + bias
+        assert worst(got, sm.softmax(s, policy=EntropyTarget(0.5)) @ v) < 1e-10
+
+    def test_statistics_are_those_before_sharpening(self) -> None:
+        q, k, v = qkv()
+        _, stats = sm.attention(q, k, v, enable_gqa=True, return_stats=True)
+        assert torch.equal(stats.entropy, sm.row_stats(q, k, enable_gqa=True).entropy)
+
+    @pytest.mark.parametrize("policy", [Constant(2.0), LogLength(4), LogLinear(entropy=0.2)], ids=str)
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+    def test_values_of_a_float_mask_are_not_looked_at(self, policy: Any, dtype: torch.dtype) -> None:
+        # Tensors without values stand for those of a GPU, where every look waits for all that was asked of it before.
+        q, k, v, mask = (torch.empty(1, 2, 9, 9, device="meta", dtype=dtype) for _ in range(4))
+        assert sm.attention(q, k, v, attn_mask=mask, policy=policy).shape == q.shape
+
+    @pytest.mark.parametrize("scale", [0.0, -0.3])
+    def test_a_scale_of_zero_or_less(self, scale: float) -> None:
+        q, k, v = heads(1, 2, 9, 16), heads(1, 2, 9, 16), heads(1, 2, 9, 16)
+        s = (q @ k.mT * scale).double().masked_fill(~torch.ones(9, 9, dtype=torch.bool).tril(), -torch.inf)
+        want = (2.0 * s).softmax(-1) @ v.double()
+        assert worst(sm.attention(q, k, v, is_causal=True, scale=scale, policy=Constant(2.0)), want) < 1e-6
+
+    def test_rectangular_causal_is_aligned_as_in_the_stock_function(self) -> None:
+        q, k, v = qkv()
+        _, stats = sm.attention(q, k, v, enable_gqa=True, is_causal=True, return_stats=True)
+        assert stats.count[0, 0].tolist() == [1, 2, 3, 4, 5, 6, 7]
+        assert sm.row_stats(q, k, enable_gqa=True, is_causal=True).count[0, 0].tolist() == [5, 6, 7, 8, 9, 10, 11]
+
+    def test_float16_queries_never_overflow(self) -> None:
+        q = torch.full((1, 1, 2, 4), 3e4, dtype=torch.float16)
+        k = heads(1, 1, 6, 4, dtype=torch.float16, scale=1e-4)
+        out = sm.attention(q, k, heads(1, 1, 6, 4, dtype=torch.float16), policy=Constant(1000.0))
+        assert out.isfinite().all()
+
+
+class TestContractOfAccuracy:
+    """Error against float64 at most twice that of the plain low-precision computation, gradients three times."""
+
+    @staticmethod
+    def plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        s = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
+        p = s.softmax(-1)
+        h = s.logsumexp(-1) - (p * s).sum(-1)
+        beta = torch.zeros_like(h)
+        for c in PAPER.coefficients:
+            beta = beta * h + c
+        beta = torch.where(h > 0.5, beta.clamp_min(1.0), 1.0)
+        out: Tensor = (s * beta[..., None]).softmax(-1) @ v
+        return out
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+    @pytest.mark.parametrize("impl", ["streaming", "stock", "auto"])
+    @pytest.mark.parametrize("keys", [33, 257])
+    def test_output_and_gradients(self, dtype: torch.dtype, impl: Any, keys: int) -> None:
+        inputs = [heads(2, 4, n, 32, dtype=dtype, scale=1.3) for n in (64, keys, keys)]
+        weight = heads(2, 4, 64, 32)
+
+        def run(function: Any, kind: torch.dtype) -> list[Tensor]:
+            q, k, v = (x.to(kind).requires_grad_() for x in inputs)
+            out = function(q, k, v)
+            (out.to(torch.float64) * weight).sum().backward()
+            return [out, *(x.grad for x in (q, k, v) if x.grad is not None)]
+
+        truth = run(self.plain, torch.float64)
+        plain = run(self.plain, dtype)
+        ours = run(lambda q, k, v: sm.attention(q, k, v, impl=impl), dtype)
+        for name, factor, t, p, o in zip(("out", "dq", "dk", "dv"), (2, 3, 3, 3), truth, plain, ours, strict=True):
+            assert worst(o, t) <= factor * worst(p, t), name
+
+
+class TestGradient:
+    @every_policy
+    @pytest.mark.parametrize("kind", ["plain", "bool", "bias"])
+    def test_gradcheck_through_beta(self, policy: Any, kind: str) -> None:
+        q, k, v = (x.requires_grad_() for x in qkv(3, 5, dtype=torch.float64))
+        kw: dict[str, Any] = {}
+        if kind == "bool":
+            kw["attn_mask"] = torch.rand(3, 5) > 0.3
+        inputs: tuple[Tensor, ...] = (q, k, v)
+        if kind == "bias":
+            inputs = (*inputs, heads(1, 1, 3, 5, dtype=torch.float64).requires_grad_())
+
+        def run(*x: Tensor) -> Tensor:
+            more = {"attn_mask": x[3]} if kind == "bias" else kw
+            out: Tensor = sm.attention(*x[:3], enable_gqa=True, policy=policy, **more)
+            return out
+
+        assert torch.autograd.gradcheck(run, inputs, fast_mode=True)
+
+    @pytest.mark.parametrize("impl", ["reference", "streaming", "stock"])
+    def test_gradcheck_of_the_statistics(self, impl: Any) -> None:
+        q, k = (
+            heads(1, 4, 5, 3, dtype=torch.float64).requires_grad_(),
+            heads(1, 2, 6, 3, dtype=torch.float64).requires_grad_(),
+        )
+
+        def run(q: Tensor, k: Tensor) -> tuple[Tensor, ...]:
+            s = sm.row_stats(q, k, is_causal=True, enable_gqa=True, impl=impl)
+            return (s.entropy, s.lse, s.mean) if impl == "stock" else (s.entropy, s.lse, s.mean, s.var)
+
+        assert torch.autograd.gradcheck(run, (q, k))
+
+    def test_gradient_flows_through_beta(self) -> None:
+        """With β held fixed the gradient is another one."""
+        q, k, v = (x.requires_grad_() for x in qkv(dtype=torch.float64, scale=0.5))
+        (through,) = torch.autograd.grad(sm.attention(q, k, v, enable_gqa=True).sum(), q)
+        beta = PAPER.beta(sm.row_stats(q.detach(), k.detach(), enable_gqa=True))
+        out = F.scaled_dot_product_attention(q * beta[..., None], k, v, enable_gqa=True)
+        (held,) = torch.autograd.grad(out.sum(), q)
+        assert worst(through, held) > 1e-3
+
+    def test_second_derivatives_are_refused_by_name(self) -> None:
+        q, k = heads(1, 1, 3, 4).requires_grad_(), heads(1, 1, 5, 4)
+        (first,) = torch.autograd.grad(sm.row_stats(q, k).entropy.sum(), q, create_graph=True)
+        with pytest.raises(NotImplementedError, match="impl='reference'"):
+            first.sum().backward()
+
+
+class TestTransforms:
+    @pytest.mark.parametrize("impl", ["streaming", "auto"])
+    @pytest.mark.parametrize("policy", [PAPER, EntropyTarget(0.6), POLICIES[-1]], ids=lambda p: p.kind)
+    def test_compiles_into_one_graph(self, impl: Any, policy: Any) -> None:
+        graphs: list[Any] = []
+
+        def backend(graph: Any, _: Any) -> Any:
+            graphs.append(graph)
+            return graph.forward
+
+        def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return sm.attention(q, k, v, enable_gqa=True, policy=policy, impl=impl)
+
+        torch._dynamo.reset()
+        compiled = torch.compile(run, backend=backend, fullgraph=True)
+        q, k, v = qkv(9, 17)
+        assert worst(compiled(q, k, v), run(q, k, v)) < 1e-5
+        assert len(graphs) == 1
+
+    def test_compiled_gradients(self) -> None:
+        def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            out, stats = sm.attention(q, k, v, is_causal=True, return_stats=True, impl="streaming")
+            total: Tensor = out.sum() + stats.entropy.sum()
+            return total
+
+        torch._dynamo.reset()
+        inputs = [heads(1, 2, 9, 8).requires_grad_() for _ in range(3)]
+        want = torch.autograd.grad(run(*inputs), inputs)
+        got = torch.autograd.grad(torch.compile(run, backend="aot_eager", fullgraph=True)(*inputs), inputs)
+        for a, b in zip(got, want, strict=True):
+            assert worst(a, b) < 1e-5
+
+    @pytest.mark.parametrize(
+        ("impl", "kind"),
+        [
+            *(("streaming", kind) for kind in ("plain", "bool", "bias", "one mask")),
+            *(("stock", kind) for kind in ("plain", "bool", "one mask")),  # it takes no float mask
+        ],
+    )
+    def test_vmap_and_grad(self, impl: Any, kind: str) -> None:
+        q, k, v = (heads(3, 2, 5, 6, dtype=torch.float64) for _ in range(3))
+        mask = {"plain": None, "bias": heads(3, 1, 5, 5, dtype=torch.float64)}.get(kind, torch.rand(3, 1, 5, 5) > 0.3)
+        dim: int | None = 0
+        if kind == "one mask":
+            assert mask is not None
+            mask, dim = mask[0], None
+        if mask is None:
+            dim = None
+
+        def run(q: Tensor, k: Tensor, v: Tensor, m: Tensor | None) -> Tensor:
+            return sm.attention(q, k, v, attn_mask=m, impl=impl).square().sum()
+
+        def each(function: Any) -> list[Any]:
+            return [function(q[i], k[i], v[i], mask if dim is None or mask is None else mask[i]) for i in range(3)]
+
+        dims = (0, 0, 0, dim)
+        assert worst(torch.func.vmap(run, in_dims=dims)(q, k, v, mask), torch.stack(each(run))) < 1e-10
+        grad = torch.func.grad(run, argnums=(0, 1, 2))
+        for got, want in zip(
+            torch.func.vmap(grad, in_dims=dims)(q, k, v, mask), zip(*each(grad), strict=True), strict=True
+        ):
+            assert worst(got, torch.stack(want)) < 1e-10
+
+    def test_vmap_over_a_learned_mask(self) -> None:
+        q, k, bias = (
+            heads(3, 2, 4, 6, dtype=torch.float64),
+            heads(2, 5, 6, dtype=torch.float64),
+            heads(2, 4, 5, dtype=torch.float64),
+        )
+
+        def run(bias: Tensor, q: Tensor) -> Tensor:
+            total: Tensor = sm.row_stats(q, k, attn_mask=bias).entropy.sum()
+            return total
+
+        grad = torch.func.grad(run)
+        got = torch.func.vmap(grad, in_dims=(None, 0))(bias, q)
+        assert worst(got, torch.stack([grad(bias, x) for x in q])) < 1e-10
+
+    def test_statistics_leave_a_vmap(self) -> None:
+        q, k = heads(3, 2, 4, 6), heads(3, 2, 5, 6)
+        stats = torch.func.vmap(sm.row_stats)(q, k)
+        assert torch.equal(stats.entropy, sm.row_stats(q, k).entropy)

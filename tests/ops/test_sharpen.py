@@ -1,0 +1,237 @@
+"""β·q in one launch against the policies and plain torch: interpreted, or on a GPU with TRITON_INTERPRET=0."""
+
+import math
+import os
+from typing import Any
+
+os.environ.setdefault("TRITON_INTERPRET", "1")
+
+import pytest
+import torch
+from torch import Tensor
+
+import sharpmax as sm
+from sharpmax.errors import ArgumentError, UnsupportedError
+from sharpmax.ops.attention import scaled_queries
+from sharpmax.ops.kernels.sharpen import plain_scaled, scale_op, scale_rows, sharpen_rows
+from sharpmax.policies import closed_form as forms
+from sharpmax.policies.constant import Constant
+from sharpmax.policies.curve import Curve
+from sharpmax.policies.entropy_target import EntropyTarget
+from sharpmax.policies.log_length import LogLength
+from sharpmax.policies.log_linear import LogLinear
+from sharpmax.policies.per_head import PerHead
+from sharpmax.policies.polynomial import PAPER, Polynomial
+from sharpmax.stats.call import Parts
+from sharpmax.stats.statistics import RowStats
+from tests.numerics import worst
+
+pytest.importorskip("triton")
+pytestmark = [
+    # The interpreter computes in numpy, which warns where a GPU is silent.
+    pytest.mark.filterwarnings("ignore:.*(invalid value|overflow|divide by zero) encountered:RuntimeWarning"),
+    pytest.mark.filterwarnings("ignore::sharpmax.errors.OutOfRangeWarning"),
+    # On a GPU: the first matrix product of a thread that autograd started.
+    pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS:UserWarning"),
+]
+
+INTERPRETED = os.environ["TRITON_INTERPRET"] == "1"
+DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
+HALF, BRAIN, SINGLE, DOUBLE = torch.float16, torch.bfloat16, torch.float32, torch.float64
+
+
+def randn(*shape, seed=0, dtype=SINGLE):
+    rng = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=rng, dtype=DOUBLE).to(dtype).to(DEVICE)
+
+
+def closed_form(policies) -> Any:
+    form = forms.closed_form(policies)
+    assert form is not None
+    return form
+
+
+def assert_same(got, want):
+    """Bit for bit; but the interpreter cuts bfloat16 off where a GPU rounds to nearest."""
+    assert got.dtype == want.dtype
+    if INTERPRETED and got.dtype == BRAIN:
+        assert torch.allclose(got.float(), want.float(), rtol=2**-7, atol=0)
+    else:
+        assert torch.equal(got, want)
+
+
+LINEAR = LogLinear(0.1, 0.2, -0.4, 0.3, 0.5, -0.2, 0.1, 0.3, -0.6, reference=5.0)
+POLICIES = [
+    Constant(2.5),
+    PAPER,
+    Polynomial((0.3, -0.2, 1.0), (0.4, 2.0), 0.3),
+    LogLength(6.0, floor=0.9),
+    LINEAR,
+    LogLinear(level=3.0, ceiling=2.0),
+    LogLinear(var=1.0),
+    LogLinear(top_length=-9.0, reference=1.0),
+    Curve((0.5, 1.0, 2.5), (1.0, 1.5, 4.0)),
+]
+MIXED = [PAPER, LINEAR, Constant(), Curve((0.5, 1.5), (3.0, 1.0)), LogLength(3.0), Polynomial((2.0,), (0.0, 9.0))]
+
+
+def statistics(batch, heads, queries, keys, offset):
+    """Statistics of random rows of which some see 0 or 1 key, and one is NaN."""
+    logits = 3.0 * randn(batch, heads, queries, keys, seed=1, dtype=DOUBLE)
+    last = torch.arange(queries, device=DEVICE) + offset
+    live = (torch.arange(keys, device=DEVICE) <= last[:, None]).expand(logits.shape)
+    count = live.sum(-1)
+    peak = logits.masked_fill(~live, -torch.inf).amax(-1)
+    share = logits.masked_fill(~live, -torch.inf).softmax(-1).nan_to_num()
+    lse = logits.masked_fill(~live, -torch.inf).logsumexp(-1)
+    mean = (share * logits).sum(-1)
+    var = (share * (logits - mean[..., None]) ** 2).sum(-1)
+    parts = [peak, lse - peak, peak - mean, var]
+    parts = [p.masked_fill(count == 0, 0.0) for p in parts]
+    for p in parts:
+        p[0, :, queries - 2] = torch.nan
+    return count, Parts(*(p.float() for p in parts))
+
+
+def expected(policies, count, parts):
+    anchor, log_mass, shortfall, var = (p.double() for p in parts)
+    stats = RowStats.anchored(count, anchor, log_mass, shortfall, max=anchor, var=var)
+    policy = policies[0] if len(policies) == 1 else PerHead((tuple(policies),))
+    return policy.beta(stats).to(DOUBLE)
+
+
+@pytest.mark.parametrize("policies", [*([p] for p in POLICIES), MIXED], ids=lambda p: f"{p[0].kind}×{len(p)}")
+@pytest.mark.parametrize("counted", [False, True])
+def test_beta_is_the_policy_s(policies, counted):
+    heads, queries, keys, offset = len(MIXED), 9, 8, -2
+    count, parts = statistics(2, heads, queries, keys, offset)
+    q = randn(2, heads, queries, 20, seed=2)
+    given: tuple[Any, Any, Any] = (count, 0, None) if counted else (None, keys, offset)
+    scaled, beta = sharpen_rows(q, parts, *given, closed_form(policies))
+    want = expected(policies, count, parts)
+    assert torch.equal(beta.isnan(), want.isnan())
+    assert torch.allclose(beta.double(), want, rtol=2e-5, atol=0, equal_nan=True)
+    assert torch.equal(scaled, plain_scaled(q, beta)) or torch.allclose(
+        scaled, plain_scaled(q, beta), rtol=1e-6, atol=0, equal_nan=True
+    )
+    assert (beta[..., :3] == 1).all()
+
+
+def test_rows_without_a_causal_limit_see_every_key():
+    q = randn(1, 2, 3, 16)
+    _, beta = sharpen_rows(q, None, None, 49, None, closed_form([LogLength(7.0)]))
+    assert torch.allclose(beta, torch.full_like(beta, 2.0))
+    _, beta = sharpen_rows(q, None, None, 1, None, closed_form([Constant(7.0)]))
+    assert (beta == 1).all()
+
+
+@pytest.mark.parametrize("dtype", [HALF, BRAIN, SINGLE])
+@pytest.mark.parametrize("width", [1, 59, 64, 111, 256])
+def test_dtypes_and_head_sizes(dtype, width):
+    q = randn(2, 2, 5, width, seed=2, dtype=dtype)
+    form = closed_form([Constant(1.7), LogLength(3.0)])
+    scaled, beta = sharpen_rows(q, None, None, 5, 0, form)
+    assert scaled.dtype == dtype
+    assert_same(scaled, scaled_queries(q, beta))
+    assert_same(scale_op(q, beta), scaled_queries(q, beta))
+
+
+def test_strides():
+    wide = randn(2, 7, 4, 40, seed=2)
+    q = wide.transpose(1, 2)[..., ::2]
+    beta = randn(2, 1, 7, seed=3).abs().expand(2, 4, 7)
+    out = scale_op(q, beta)
+    assert torch.equal(out, scaled_queries(q, beta))
+    dense = wide.transpose(1, 2)
+    assert scale_op(dense, beta).stride() == dense.stride()
+    scaled, _ = sharpen_rows(q, None, None, 9, None, closed_form([Constant(3.0)]))
+    assert torch.equal(scaled, 3.0 * q)
+
+
+def test_float16_has_room():
+    q = randn(1, 1, 3, 16, dtype=HALF) * 1000
+    beta = torch.tensor([[[1.0, 50.0, 1e9]]], device=DEVICE)
+    out = scale_op(q, beta)
+    assert out.isfinite().all()
+    assert torch.equal(out, scaled_queries(q, beta))
+    scaled, found = sharpen_rows(q, None, None, 9, None, closed_form([Constant(1e9)]))
+    assert scaled.isfinite().all()
+    assert (found == 1e9).all()  # β itself is not cut, as a mask may be scaled by it
+
+
+@pytest.mark.parametrize("dtype", [HALF, BRAIN, SINGLE, DOUBLE])
+@pytest.mark.parametrize("broad", [False, True])
+def test_gradients(dtype, broad):
+    q = (randn(2, 3, 5, 20, seed=2, dtype=dtype) * (1000 if dtype == HALF else 1)).requires_grad_()
+    beta = randn(2, 1 if broad else 3, 5, seed=3, dtype=DOUBLE if dtype == DOUBLE else SINGLE).abs() * 20
+    beta = beta.requires_grad_()
+    grad = randn(2, 3, 5, 20, seed=4, dtype=dtype)
+    out = scale_op(q, beta.expand(2, 3, 5))
+    found = torch.autograd.grad(out, (q, beta), grad.transpose(1, 2).contiguous().transpose(1, 2))
+    plain = scaled_queries(q, beta)
+    assert_same(out, plain)
+    wanted = torch.autograd.grad(plain, (q, beta), grad)
+    for got, want in zip(found, wanted, strict=True):
+        assert got.dtype == want.dtype
+        assert torch.allclose(got.double(), want.double(), rtol=1e-2 if dtype in (HALF, BRAIN) else 1e-5, atol=1e-5)
+
+
+def test_on_the_cpu_nothing_changes():
+    q, beta = randn(1, 2, 3, 8, dtype=HALF).cpu(), randn(1, 1, 3, seed=1).abs().cpu() * 1e6
+    assert torch.equal(scale_rows(q, beta), scaled_queries(q, beta))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(INTERPRETED, reason="needs a GPU")
+def test_on_a_gpu_it_is_the_operator():
+    q, beta = randn(1, 2, 3, 8, dtype=BRAIN), randn(1, 1, 3, seed=1).abs()
+    assert torch.equal(scale_rows(q, beta), scaled_queries(q, beta))
+    batched = torch.func.vmap(scale_rows)(q[None], beta[None])
+    assert torch.equal(batched[0], scaled_queries(q, beta))
+
+
+def test_operators_are_registered_as_they_behave():
+    q, beta = randn(1, 2, 3, 8), randn(1, 2, 3, seed=1).abs()
+    torch.library.opcheck(scale_op, (q.requires_grad_(), beta.requires_grad_()))
+
+
+def test_what_cannot_be_done_is_said():
+    q = randn(1, 1, 2, 8)
+    with pytest.raises(UnsupportedError, match="entropy target"):
+        sharpen_rows(q, None, None, 9, None, closed_form([EntropyTarget(0.5)]))
+    with pytest.raises(ArgumentError, match="entropy"):
+        sharpen_rows(q, None, None, 9, None, closed_form([PAPER]))
+    with pytest.raises(UnsupportedError, match="float64"):
+        sharpen_rows(q.double(), None, None, 9, None, closed_form([Constant(2.0)]))
+
+
+def test_nothing_to_do():
+    q = randn(1, 2, 0, 8)
+    scaled, beta = sharpen_rows(q, None, None, 9, None, closed_form([Constant(2.0)]))
+    assert scaled.shape == q.shape
+    assert beta.shape == (1, 2, 0)
+    assert scale_op(q, beta).shape == q.shape
+    assert math.prod(beta.shape) == 0
+
+
+SMOOTH = ["paper", LogLength(16.0), Constant(1.7), Polynomial((0.2, 1.0), (0.2, 1.5), 0.3, "clamp")]
+
+
+@pytest.mark.parametrize("policy", SMOOTH, ids=str)
+@pytest.mark.parametrize("masked", ["full", "causal", "mask"])
+def test_attention_learns_through_the_kernels(policy: Any, masked: str) -> None:
+    """Gradients of the two launches against autograd through the dense oracle in float64."""
+    q, k, v = (1.5 * randn(2, heads, 40, 16, seed=i) for i, heads in enumerate((4, 2, 2)))
+    own = torch.eye(40, dtype=torch.bool, device=DEVICE)
+    mask = own | (randn(2, 1, 40, 40, seed=7) > 0) if masked == "mask" else None
+    upstream = randn(2, 4, 40, 16, seed=9)
+
+    def gradients(impl: Any, dtype: torch.dtype) -> tuple[Tensor, ...]:
+        inputs = [x.to(dtype).requires_grad_() for x in (q, k, v)]
+        out = sm.attention(
+            *inputs, attn_mask=mask, is_causal=masked == "causal", enable_gqa=True, policy=policy, impl=impl
+        )
+        return torch.autograd.grad(out, inputs, upstream.to(dtype))
+
+    for got, want in zip(gradients("triton", torch.float32), gradients("reference", torch.float64), strict=True):
+        assert worst(got, want) < 1e-4

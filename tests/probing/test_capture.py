@@ -1,0 +1,336 @@
+"""What is captured of a transformers model is what its softmax gets, in every family, with padding and caches."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import sharpmax as sm
+from sharpmax.errors import ArgumentError
+from sharpmax.integrations.transformers.observers import Seen
+from sharpmax.policies.constant import Constant
+from sharpmax.policies.log_length import LogLength
+from sharpmax.policies.polynomial import PAPER
+from sharpmax.probing import capture as module
+from sharpmax.probing.capture import STATISTICS, Capture
+from tests.integrations.families import FAMILIES, Family, transformers
+from tests.probing import oracle
+
+LENGTH = 40
+ALL = list(FAMILIES.values())
+
+
+def inputs_of(family: Family, model: Any) -> dict[str, Tensor]:
+    """Two sequences, the shorter one padded: on the left for a model that generates."""
+    inputs = family.inputs(model, length=LENGTH)
+    if family.kind in ("causal", "encoder"):
+        mask = torch.ones_like(inputs["input_ids"])
+        mask[0, slice(13) if family.kind == "causal" else slice(27, None)] = 0
+        inputs["attention_mask"] = mask
+    return inputs
+
+
+def check(found: Capture, expected: list[tuple[int, oracle.Rows]], tolerance: float = 1e-4) -> None:
+    """`tolerance` in nats; the issue allows 1e-3."""
+    assert [call.layer for call in found.calls] == [layer for layer, _ in expected]
+    for call, (_, rows) in zip(found.calls, expected, strict=True):
+        for name in STATISTICS:
+            theirs = rows[name][..., call.places.numpy()]
+            assert np.allclose(call.statistics[name].numpy(), theirs, atol=tolerance, rtol=1e-5), name
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("family", "attention"), [(one, a) for one in ALL for a in one.attentions], ids=lambda x: getattr(x, "name", x)
+)
+def test_every_row_of_every_layer_is_that_of_the_float64_oracle(
+    family: Family, attention: str, dtype: torch.dtype
+) -> None:
+    model = family.build(attention).to(dtype)
+    inputs = inputs_of(family, model)
+    with torch.no_grad():
+        with oracle.recorded(model) as expected:
+            plain = family.logits(model, **inputs)
+        with sm.capture(model, rows="all") as found:
+            seen = family.logits(model, **inputs)
+    assert torch.equal(seen, plain)
+    assert len(expected) >= 2
+    check(found, expected)
+
+
+@pytest.mark.parametrize(
+    "family", [FAMILIES[name] for name in ("llama", "gemma2", "t5", "mistral")], ids=lambda f: f.name
+)
+def test_chosen_rows_are_those_among_all(family: Family) -> None:
+    model = family.build()
+    inputs = inputs_of(family, model)
+    with torch.no_grad(), sm.capture(model, "all") as every, sm.capture(model, "log") as log, sm.capture(model) as last:
+        model(**inputs)
+    for part in (log, last):
+        assert len(part.calls) == len(every.calls)
+        for some, whole in zip(part.calls, every.calls, strict=True):
+            assert some.keys == whole.keys
+            assert some.places[-1] == whole.places[-1]
+            for what in STATISTICS:
+                assert torch.allclose(
+                    some.statistics[what], whole.statistics[what][..., some.places], atol=1e-6, rtol=1e-6
+                )
+    assert {len(call.places) for call in last.calls} == {1}
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize("name", ["llama", "gpt2", "mistral", "gemma2"])
+def test_generating_gives_the_rows_of_one_long_pass(name: str, cache: str) -> None:
+    family = FAMILIES[name]
+    model = family.build()
+    prompt = family.inputs(model, length=21)["input_ids"]
+    mask = torch.ones_like(prompt)
+    mask[0, :6] = 0
+    options = {"max_new_tokens": 8, "do_sample": False, "eos_token_id": None, "cache_implementation": cache}
+    plain = model.generate(prompt, attention_mask=mask, **options)
+    with sm.capture(model) as steps:
+        ids = model.generate(prompt, attention_mask=mask, **options)
+    assert torch.equal(ids, plain)
+    mask = torch.nn.functional.pad(mask, (0, 7), value=1)
+    positions = (mask.cumsum(-1) - 1).clamp_min(0)
+    with torch.no_grad(), oracle.recorded(model) as expected:
+        model(ids[:, :-1], attention_mask=mask, position_ids=positions)
+    for layer, rows in expected:
+        calls = steps.of_layer(layer)
+        assert [call.places.tolist() for call in calls] == [[20]] + [[0]] * 7
+        for statistic in STATISTICS:
+            found = torch.cat([call.statistics[statistic] for call in calls], dim=-1).numpy()
+            assert np.allclose(found, rows[statistic][..., 20:28], atol=2e-4, rtol=1e-4), statistic
+
+
+@pytest.mark.parametrize("cache", ["DynamicCache", "StaticCache"])
+def test_a_prompt_read_in_parts_gives_the_rows_of_the_whole(cache: str) -> None:
+    family = FAMILIES["llama"]
+    model = family.build()
+    ids = family.inputs(model, length=LENGTH)["input_ids"]
+    options = {"max_cache_len": 64} if cache == "StaticCache" else {}
+    past = getattr(transformers, cache)(config=model.config, **options)
+    with torch.no_grad(), sm.capture(model, "all") as whole:
+        model(ids)
+    with torch.no_grad(), sm.capture(model, "all") as parts:
+        for start, end in ((0, 17), (17, 18), (18, LENGTH)):
+            model(ids[:, start:end], past_key_values=past, use_cache=True)
+    for layer in range(2):
+        for name in STATISTICS:
+            found = torch.cat([call.statistics[name] for call in parts.of_layer(layer)], dim=-1)
+            assert torch.allclose(found, whole.of_layer(layer)[0].statistics[name], atol=1e-4), name
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "t5", "bert"])
+def test_a_constant_policy_is_in_the_rows(name: str) -> None:
+    family = FAMILIES[name]
+    model = family.build()
+    inputs = inputs_of(family, model)
+    with torch.no_grad(), sm.applied(model, Constant(1.0)), sm.capture(model, "all") as one:
+        model(**inputs)
+    with torch.no_grad(), oracle.recorded(model, beta=2.0) as expected:
+        model(**inputs)
+    with torch.no_grad(), sm.applied(model, Constant(2.0)), sm.capture(model, "all") as two:
+        model(**inputs)
+    # Only the first layer gets the same input in both.
+    first = Capture("all", [call for call in two.calls if call.layer == 0])
+    check(first, [one for one in expected if one[0] == 0], 2e-4)
+    assert not torch.allclose(two.calls[0].statistics["entropy"], one.calls[0].statistics["entropy"], atol=1e-2)
+
+
+@pytest.mark.filterwarnings("ignore::sharpmax.errors.OutOfRangeWarning")
+@pytest.mark.parametrize("policy", [PAPER, LogLength(reference=4.0)], ids=["paper", "log-length"])
+def test_sharpened_rows_are_those_whose_weights_eager_attention_returns(policy: Any) -> None:
+    family = FAMILIES["llama"]
+    model, eager = family.build(), sm.apply(family.build("eager"), policy)
+    ids = family.inputs(model, length=LENGTH)
+    with torch.no_grad():
+        weights = eager(**ids, output_attentions=True).attentions
+        with sm.applied(model, policy), sm.capture(model, "all") as inside:
+            model(**ids)
+        with sm.capture(model, "all") as outside, sm.applied(model, policy):
+            model(**ids)
+    entropy = torch.stack([torch.special.entr(w.double()).sum(-1) for w in weights])
+    for found in (inside, outside):
+        assert (found.stack("entropy") - entropy).abs().max() < 1e-4
+        assert (found.stack("top") - torch.stack([w.amax(-1) for w in weights])).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("family", ALL, ids=lambda f: f.name)
+def test_a_model_is_left_as_it_was(family: Family) -> None:
+    model = family.build()
+    state, implementation = dict(vars(model)), model.config._attn_implementation
+    own = [dict(vars(one)) for one in model.modules()]
+    plain = family.logits(model)
+    with sm.capture(model, "log") as found:
+        assert torch.equal(family.logits(model), plain)
+    calls = len(found.calls)
+    assert calls >= 2
+    assert torch.equal(family.logits(model), plain)
+    assert len(found.calls) == calls
+    assert vars(model).keys() == state.keys()
+    assert model.config._attn_implementation == implementation
+    assert [vars(one).keys() for one in model.modules()] == [one.keys() for one in own]
+
+
+def test_an_error_of_the_model_leaves_it_as_it_was() -> None:
+    family = FAMILIES["llama"]
+    model = family.build()
+    with pytest.raises(IndexError), sm.capture(model):
+        model(torch.tensor([[10_000]]))
+    assert model.config._attn_implementation == "sdpa"
+    assert not any(name.startswith("_sharpmax") for name in vars(model))
+
+
+def test_gradients_are_those_without_it() -> None:
+    family = FAMILIES["llama"]
+    model = family.build()
+    family.logits(model).square().sum().backward()
+    plain = [weight.grad for weight in model.parameters()]
+    model.zero_grad()
+    with sm.capture(model, "all") as found:
+        family.logits(model).square().sum().backward()
+    assert all(torch.equal(w.grad, g) for w, g in zip(model.parameters(), plain, strict=True))
+    assert not any(value.requires_grad for call in found.calls for value in call.statistics.values())
+
+
+def test_under_autocast_statistics_stay_exact() -> None:
+    family = FAMILIES["llama"]
+    model = family.build()
+    inputs = family.inputs(model, length=LENGTH)
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        with oracle.recorded(model) as expected:
+            plain = family.logits(model, **inputs)
+        with sm.capture(model, "all") as found:
+            assert torch.equal(family.logits(model, **inputs), plain)
+    check(found, expected)
+
+
+def test_each_of_several_captures_gets_everything() -> None:
+    family = FAMILIES["llama"]
+    model = family.build()
+    with sm.capture(model) as outer:
+        family.logits(model)
+        with sm.capture(model) as inner:
+            family.logits(model)
+        family.logits(model)
+    assert (len(outer.calls), len(inner.calls)) == (6, 2)
+    assert torch.equal(outer.calls[2].statistics["entropy"], inner.calls[0].statistics["entropy"])
+
+
+def test_calls_of_another_thread_are_not_seen() -> None:
+    family = FAMILIES["llama"]
+    model = family.build()
+    lengths: dict[int, set[int]] = {5: set(), 9: set()}
+    both = threading.Barrier(2)
+
+    def read(n: int) -> None:
+        with sm.capture(model) as found:
+            both.wait(1200)
+            for _ in range(10):
+                family.logits(model, input_ids=torch.ones(1, n).long())
+            both.wait(1200)
+        lengths[n] = {call.keys for call in found.calls}
+        assert len(found.calls) == 20
+
+    with sm.capture(model) as here:
+        threads = [threading.Thread(target=read, args=(n,)) for n in lengths]
+        for one in threads:
+            one.start()
+        for one in threads:
+            one.join()
+    assert lengths == {5: {5}, 9: {9}}
+    assert here.calls == []
+
+
+def test_threads_may_begin_and_end_captures_of_one_model_at_any_moment() -> None:
+    family = FAMILIES["llama"]
+    model = family.build()
+    ids = torch.ones(1, 5).long()
+    plain = family.logits(model, input_ids=ids)
+    problems: list[str] = []
+
+    def read(captured: bool) -> None:
+        try:
+            for _ in range(60):
+                with sm.capture(model) if captured else nullcontext() as found:
+                    out = family.logits(model, input_ids=ids)
+                if not torch.equal(out, plain) or (found is not None and len(found.calls) != 2):
+                    problems.append("another result")
+        except Exception as problem:
+            problems.append(repr(problem))
+
+    threads = [threading.Thread(target=read, args=(captured,)) for captured in (True, True, False)]
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for one in threads:
+            one.start()
+        for one in threads:
+            one.join()
+    finally:
+        sys.setswitchinterval(before)
+    assert problems == []
+    assert model.config._attn_implementation == "sdpa"
+    assert not any(name.startswith("_sharpmax") for name in vars(model))
+
+
+@pytest.mark.parametrize("most", [1, 999, 4 * 2 * LENGTH * 3 + 5])
+def test_memory_is_that_of_a_block_of_rows(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    family = FAMILIES["llama"]
+    model = family.build()
+    inputs = inputs_of(family, model)
+    with torch.no_grad(), sm.capture(model, "all") as whole:
+        model(**inputs)
+    asked: list[int] = []
+    rows = Seen.rows
+
+    def counted(self: Seen, places: Tensor) -> Any:
+        found = rows(self, places)
+        asked.append(found.values.numel())
+        return found
+
+    monkeypatch.setattr(Seen, "rows", counted)
+    monkeypatch.setattr(module, "_LOGITS_AT_ONCE", most)
+    with torch.no_grad(), sm.capture(model, "all") as parts:
+        model(**inputs)
+    one_row = 2 * 4 * LENGTH
+    assert max(asked) <= max(most, one_row)
+    assert sum(asked) == 2 * one_row * LENGTH
+    for name in STATISTICS:
+        assert torch.allclose(parts.stack(name), whole.stack(name), atol=1e-6)
+
+
+def test_what_a_capture_gives_back() -> None:
+    family = FAMILIES["llama"]
+    model = family.build()
+    with sm.capture(model, "log") as found:
+        family.logits(model)
+        family.logits(model)
+    rows = len(found.calls[0].places)
+    assert found.stack("top").shape == (2, 2, 4, rows)
+    assert len(found.of_layer(1)) == 2
+    with pytest.raises(ArgumentError, match="name: got 'mean'; allowed: one of"):
+        found.stack("mean")
+    found.clear()
+    with pytest.raises(ArgumentError, match="stack: got a capture without calls"):
+        found.stack("top")
+    t5 = FAMILIES["t5"].build()
+    with sm.capture(t5, "all") as mixed:
+        FAMILIES["t5"].logits(t5)
+    with pytest.raises(ArgumentError, match=r"layers whose rows differ in shape.*read of_layer\(n\) instead"):
+        mixed.stack("top")
+
+
+def test_wrong_arguments_are_refused_before_the_block() -> None:
+    with pytest.raises(ArgumentError, match="rows: got 'none'"):
+        sm.capture(rows="none")
+    with pytest.raises((TypeError, ValueError), match="model"), sm.capture(torch.nn.Linear(2, 2)):  # type: ignore[arg-type]
+        pass

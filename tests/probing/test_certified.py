@@ -1,0 +1,323 @@
+"""Certificates against whatever random texts, gradient ascent and whole vocabularies can make of tiny models."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from sharpmax.errors import ArgumentError, UnsupportedError
+from sharpmax.integrations import transformers as hf
+from sharpmax.policies.constant import Constant
+from sharpmax.policies.entropy_target import EntropyTarget
+from sharpmax.policies.log_length import LogLength
+from sharpmax.policies.log_linear import LogLinear
+from sharpmax.policies.per_head import PerHead
+from sharpmax.probing.capture import capture
+from sharpmax.probing.certified import Certificate, certify
+from sharpmax.probing.projections import FAMILIES as CERTIFIED
+from tests.integrations.families import FAMILIES
+from tests.probing.ascent import furthest
+
+NAMES = (
+    "llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "phi", "gpt_neox", "gpt2", "opt", "t5", "bert",
+    "roberta",
+)  # fmt: skip
+ROTARY = ("llama", "mistral", "qwen2", "gemma")
+# Float32 rounds the logits that are measured.
+ROUNDING = 1 + 1e-5
+
+
+def build(name: str, **changes: Any) -> Any:
+    family = FAMILIES[name]
+    return family.build("eager" if "eager" in family.attentions else None, **changes).requires_grad_(False)
+
+
+def spreads(model: Any, inputs: Any) -> Tensor:
+    """The largest spread `[layers, heads]` of any row."""
+    with torch.no_grad(), capture(model, rows="all") as seen:
+        model(**inputs)
+    layers = sorted({call.layer for call in seen.calls})
+    return torch.stack([seen.of_layer(n)[-1].statistics["spread"].amax((0, 2)) for n in layers])
+
+
+def table(certificate: Certificate, name: str | None = None) -> Tensor:
+    """What a certificate says `[layers, heads]`, or what one of its arguments does."""
+    rows = [certificate.of_layer(n) for n in range(certificate.layers)]
+    return torch.tensor([[one.spread if name is None else one.bounds[name] for one in row] for row in rows])
+
+
+def test_every_family_is_tried() -> None:
+    kinds = {build(name).config.model_type for name in NAMES}
+    assert kinds == set(CERTIFIED)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_text_spreads_further(name: str) -> None:
+    family, model = FAMILIES[name], build(name)
+    certificate = certify(model)
+    for seed in range(3):
+        torch.manual_seed(seed)
+        inputs = {key: torch.randint(3, 97, (32, 40)) for key in family.inputs(model)}
+        seen = spreads(model, inputs)
+        assert (seen <= table(certificate) * ROUNDING).all()
+    assert [(one.layer, one.head) for one in certificate.heads] == list(_places(seen))
+
+
+def _places(seen: Tensor) -> Any:
+    return ((layer, head) for layer in range(len(seen)) for head in range(seen.shape[1]))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("layer", [0, 1])
+def test_no_free_input_spreads_further_and_some_come_close(name: str, layer: int) -> None:
+    """Ascent on what goes into the normalisation, past every other layer: the bounds of the ball are about that."""
+    model = build(name)
+    found = furthest(FAMILIES[name], model, layer)
+    certificate = certify(model)
+    for argument in ("norms", "blocks"):
+        assert (found <= table(certificate, argument)[layer] * ROUNDING).all()
+    # Ten neighbouring positions turn queries and keys by a few angles only.
+    smallest = table(certificate, "cap" if "cap" in certificate.heads[0].bounds else "blocks")[layer]
+    assert (found / smallest).median() > 0.6
+    assert (found / smallest).max() > (0.9 if name in ("gpt2", "opt", "t5", "bert", "roberta", "gemma2") else 0.7)
+
+
+@pytest.mark.parametrize("name", [*ROTARY, "gemma2", "qwen3", "gemma3", "phi", "gpt_neox", "t5"])
+def test_the_whole_vocabulary(name: str) -> None:
+    """Every token asks every other, in the first layer: nothing passes the certificate, and most of it is used."""
+    family, model = FAMILIES[name], build(name, **({"sliding_window": None} if name == "mistral" else {}))
+    certificate = certify(model)
+    tokens = torch.arange(97)
+    # The positions at which the others stand are those of a text, so that angles are few.
+    ids = torch.cat((tokens.expand(97, -1), tokens[:, None]), 1)
+    inputs = {"input_ids": ids}
+    if family.kind == "seq2seq":
+        inputs["decoder_input_ids"] = ids[:, -2:]
+    found, bound = spreads(model, inputs)[0], table(certificate)[0]
+    assert (found <= bound * ROUNDING).all()
+    assert (found / bound).median() > (0.95 if name == "t5" else 0.3)
+    assert {one.by for one in certificate.of_layer(0)} == ({"cap"} if name == "gemma2" else {"vocabulary"})
+
+
+@pytest.mark.parametrize("name", ["gpt2", "opt", "bert", "roberta"])
+def test_every_token_at_every_position(name: str) -> None:
+    """Where positions are learned they are part of what the first layer is given."""
+    model = build(name)
+    certificate = certify(model)
+    tokens = torch.arange(3, 97)
+    best = torch.zeros(4)
+    for shift in range(0, 60, 20):
+        ids = torch.stack([tokens.roll(shift + 3 * i)[:60] for i in range(32)])
+        best = torch.maximum(best, spreads(model, {"input_ids": ids})[0])
+    bounds = certificate.of_layer(0)
+    assert all(float(seen) <= one.bounds["vocabulary"] * ROUNDING for seen, one in zip(best, bounds, strict=True))
+    assert all(one.bounds["vocabulary"] <= one.bounds["blocks"] * ROUNDING for one in bounds)
+    # A position that stands out, and a bound that does not know of it, would not agree.
+    table_of = {"gpt2": "transformer.wpe", "opt": "model.decoder.embed_positions"}
+    positions: Any = dict(model.named_modules())[table_of.get(name, f"{name}.embeddings.position_embeddings")]
+    positions.weight[7] += 30.0 * model.get_input_embeddings().weight[11]
+    seen = spreads(model, {"input_ids": torch.stack([tokens.roll(i)[:40] for i in range(32)])})[0]
+    after = certify(model).of_layer(0)
+    assert all(float(one) <= bound.bounds["vocabulary"] * ROUNDING for one, bound in zip(seen, after, strict=True))
+
+
+def test_the_horizon_is_where_no_key_holds_the_mass() -> None:
+    """Small weights make a certificate informative; texts made by brute force at that length obey it."""
+    model = build("llama")
+    for layer in model.model.layers:
+        layer.self_attn.q_proj.weight.mul_(0.05)
+    certificate = certify(model, mass=0.4)
+    informative = certificate.informative
+    assert informative
+    head = min(informative, key=lambda one: one.log10_tokens)
+    assert head.tokens is not None
+    assert head.tokens == math.floor(1 + math.exp(head.spread) * 0.6 / 0.4)
+    assert 2 < head.tokens < 640
+    torch.manual_seed(0)
+    ids = torch.randint(3, 97, (64, head.tokens + 1))
+    with torch.no_grad(), capture(model) as seen:
+        model(input_ids=ids)
+    assert seen.of_layer(head.layer)[-1].statistics["top"][:, head.head].max() < 0.4
+    assert all(one.tokens is None for one in certificate.heads if not one.informative)
+
+
+def test_a_certificate_beyond_all_reading_is_vacuous() -> None:
+    certificate = certify(build("llama"))
+    assert certificate.context == 64
+    assert all(one.reach == 640 for one in certificate.heads)
+    assert all(one.informative == (one.log10_tokens <= math.log10(640)) for one in certificate.heads)
+    assert not all(one.informative for one in certificate.heads)
+    # A sliding window shows no more keys than it has; learned positions end where their table does.
+    assert all(one.reach == 5 for one in certify(build("mistral")).heads)
+    gemma = certify(build("gemma3"))
+    assert [one.reach for one in gemma.heads] == [5] * 4 + [640] * 4
+    assert all(one.reach == 64 for one in certify(build("gpt2")).heads)
+
+
+def test_log_tokens_do_not_overflow() -> None:
+    model = build("llama")
+    model.model.layers[1].self_attn.q_proj.weight.mul_(1e4)
+    worst = max(certify(model).heads, key=lambda one: one.spread)
+    assert worst.spread > 1e4
+    assert worst.log10_tokens == pytest.approx(worst.spread / math.log(10.0), rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "gpt2", "phi", "bert", "gemma"])
+def test_sizes_that_cancel_and_what_all_keys_share(name: str) -> None:
+    """Twice the queries and half the keys are the same logits, and so is a gain that the projections undo."""
+    model = build(name)
+    before = table(certify(model))
+    for one in hf.interface.modules_of(model):
+        for part, factor in zip(hf.queries.projections(one, ""), (2.0, 0.5), strict=True):
+            columns = not isinstance(part.layer, torch.nn.Linear)
+            for tensor in (part.layer.weight.T if columns else part.layer.weight, part.layer.bias):
+                if tensor is not None:
+                    tensor[part.rows.flatten()] *= factor
+    torch.testing.assert_close(table(certify(model)), before, rtol=1e-4, atol=0.0)
+
+
+def test_a_gain_before_or_inside_the_projections() -> None:
+    model = build("llama")
+    before = table(certify(model))
+    for layer in model.model.layers:
+        factor = torch.rand(32) + 0.5
+        layer.input_layernorm.weight.mul_(factor)
+        for part in (layer.self_attn.q_proj, layer.self_attn.k_proj):
+            part.weight.div_(factor)
+    torch.testing.assert_close(table(certify(model)), before, rtol=1e-4, atol=0.0)
+
+
+def test_what_all_keys_share_does_not_count_without_rotation() -> None:
+    model = build("bert")
+    before = table(certify(model), "blocks")
+    for layer in model.bert.encoder.layer:
+        layer.attention.self.key.bias.add_(50.0 * torch.randn(32))
+    after = certify(model)
+    torch.testing.assert_close(table(after, "blocks"), before, rtol=1e-6, atol=0.0)
+    assert (table(after, "norms") > 2 * before).any()
+
+
+@pytest.mark.parametrize("name", ["qwen2", "phi", "gpt_neox"])
+def test_what_all_keys_share_counts_where_positions_turn_it(name: str) -> None:
+    model = build(name)
+    before = table(certify(model), "blocks")
+    for one in hf.interface.modules_of(model):
+        keys = hf.queries.projections(one, "")[1]
+        keys.layer.bias[keys.rows.flatten()] += 10.0 * torch.randn(keys.rows.numel())
+    after = certify(model)
+    found = furthest(FAMILIES[name], model, 1)
+    assert (found > before[1]).any()
+    assert (found <= table(after, "blocks")[1] * ROUNDING).all()
+    ids = torch.randint(3, 97, (32, 40))
+    assert (spreads(model, {"input_ids": ids}) <= table(after) * ROUNDING).all()
+
+
+def test_heads_keep_their_places() -> None:
+    model = build("llama")
+    before = certify(model)
+    weight = model.model.layers[1].self_attn.q_proj.weight
+    weight.copy_(weight.view(4, 8, 32)[[1, 0, 3, 2]].reshape(32, 32))
+    after = certify(model)
+    spread = [one.spread for one in before.of_layer(1)]
+    assert [one.spread for one in after.of_layer(1)] == pytest.approx([spread[i] for i in (1, 0, 3, 2)], rel=1e-6)
+    assert after.of_layer(0) == before.of_layer(0)
+
+
+def test_rotation_that_also_scales_is_counted() -> None:
+    yarn = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 16}
+    plain, scaled = build("llama"), build("llama", rope_parameters=yarn)
+    factor = scaled.model.rotary_emb.attention_scaling
+    assert factor > 1.1
+    torch.testing.assert_close(table(certify(scaled)), table(certify(plain)) * factor**2, rtol=1e-6, atol=0.0)
+    inputs = {"input_ids": torch.randint(3, 97, (16, 40))}
+    assert (spreads(scaled, inputs) <= table(certify(scaled)) * ROUNDING).all()
+
+
+def test_a_cap_is_counted_where_it_is_applied() -> None:
+    """Eager attention caps the logits of Gemma 2 at 5; any other attention would leave that out."""
+    capped = certify(build("gemma2"))
+    assert all(one.by == "cap" and one.spread <= 10.0 * ROUNDING for one in capped.heads)
+    model = build("gemma2")
+    model.config._attn_implementation_internal = "sdpa"
+    free = certify(model)
+    assert all("cap" not in one.bounds for one in free.heads)
+    assert (table(free) > 10.0).any()
+
+
+def test_biases_by_distance_are_added() -> None:
+    model = build("t5")
+    before = certify(model)
+    for stack in (model.encoder, model.decoder):
+        stack.block[0].layer[0].SelfAttention.relative_attention_bias.weight[3, 1] += 40.0
+    after = certify(model)
+    rise = table(after) - table(before)
+    # Encoder layers, then self- and cross-attention of each decoder layer: the last has no bias.
+    assert (rise[[0, 1, 2, 4], 1] > 30.0).all()
+    assert rise[[3, 5]].abs().max() == 0.0
+    assert rise[:, [0, 2, 3]].abs().max() == 0.0
+    ids = torch.randint(3, 97, (16, 30))
+    assert (spreads(model, {"input_ids": ids, "decoder_input_ids": ids}) <= table(after) * ROUNDING).all()
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "t5"])
+def test_a_policy_multiplies_what_is_certain(name: str) -> None:
+    model = build(name)
+    before = certify(model)
+    layers = before.layers
+    values = [[0.5 + 0.25 * (i + j) for j in range(4)] for i in range(layers)]
+    ids = torch.randint(3, 97, (16, 30))
+    inputs = {"input_ids": ids} | ({"decoder_input_ids": ids} if name == "t5" else {})
+    with hf.applied(model, PerHead.of(Constant, value=values)):
+        after = certify(model)
+        torch.testing.assert_close(table(after), table(before) * torch.tensor(values), rtol=1e-6, atol=0.0)
+        assert (spreads(model, inputs) <= table(after) * ROUNDING).all()
+        assert after.policy is not None
+    for policy, factor in ((EntropyTarget(0.3, ceiling=3.0), 3.0), (LogLinear(entropy=4.0, ceiling=2.0), 2.0)):
+        with hf.applied(model, policy):
+            torch.testing.assert_close(table(certify(model)), table(before) * factor, rtol=1e-6, atol=0.0)
+            assert (spreads(model, inputs) <= table(certify(model)) * ROUNDING).all()
+    with hf.applied(model, LogLength(16)), pytest.raises(UnsupportedError, match=r"^policy: .* has no largest β"):
+        certify(model)
+    assert certify(model) == before
+
+
+@pytest.mark.parametrize("name", ["modernbert", "vit", "whisper"])
+def test_a_family_without_a_certificate_is_refused_by_name(name: str) -> None:
+    with pytest.raises(
+        UnsupportedError, match=rf"^model: no certificate is known for the family '{name}'; allowed: .*llama"
+    ):
+        certify(build(name))
+
+
+def test_what_is_not_normalised_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match=r"^model: this opt normalises after attention"):
+        certify(build("opt", do_layer_norm_before=False))
+    cross = build("gpt2", add_cross_attention=True)
+    with pytest.raises(UnsupportedError, match=r"^model: where the keys of layer 1 of gpt2 come from is not known"):
+        certify(cross)
+
+
+@pytest.mark.parametrize("mass", [0.0, 1.0, -0.5, math.nan, "half", 1])
+def test_a_mass_that_is_none_is_refused(mass: Any) -> None:
+    with pytest.raises(ArgumentError, match=r"^mass: got"):
+        certify(build("llama"), mass)
+
+
+def test_nothing_of_the_model_changes_and_progress_is_told() -> None:
+    model = build("gemma3")
+    before = [weight.clone() for weight in model.parameters()]
+    told: list[tuple[int, int]] = []
+    certify(model, progress=lambda done, total: told.append((done, total)))
+    assert told == [(0, 2), (1, 2)]
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    assert model.config._attn_implementation == "eager"
+
+
+def test_half_precision_weights_are_read_as_they_are() -> None:
+    model = build("llama")
+    rounded = certify(model.to(torch.bfloat16).to(torch.float32))
+    assert table(certify(model.to(torch.bfloat16))).allclose(table(rounded), rtol=1e-9)

@@ -1,0 +1,279 @@
+"""Calls of torch's own attention function and of `sm.attention`, measured from outside."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.attention.bias import causal_lower_right, causal_upper_left
+
+import sharpmax as sm
+from sharpmax.errors import UnsupportedError
+from sharpmax.integrations.transformers.observers import Seen
+from sharpmax.policies.constant import Constant
+from sharpmax.probing.capture import STATISTICS, Capture
+from tests.probing import oracle
+
+Q, K, D = 9, 40, 6
+
+
+def drawn(*lead: int, queries: int = Q, keys: int = K, key_heads: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    behind = lead if key_heads is None else (*lead[:-1], key_heads)
+    return 2 * torch.randn(*lead, queries, D), torch.randn(*behind, keys, D), torch.randn(*behind, keys, D)
+
+
+def check(found: Capture, expected: oracle.Rows, tolerance: float = 2e-5) -> None:
+    """One call was seen, and it is the oracle's; any leading axes are one batch."""
+    assert [call.layer for call in found.calls] == [0]
+    for name, value in found.calls[0].statistics.items():
+        theirs = expected[name]
+        theirs = theirs.reshape(-1, *(1, 1, *theirs.shape)[-2:])
+        assert value.shape == theirs[..., found.calls[0].places.numpy()].shape
+        assert np.allclose(value.numpy(), theirs[..., found.calls[0].places.numpy()], atol=tolerance, rtol=1e-5), name
+
+
+def float_mask(*shape: int, low: float = -torch.inf) -> Tensor:
+    return torch.randn(shape).masked_fill(torch.rand(shape) < 0.3, low)
+
+
+def bool_mask(*shape: int) -> Tensor:
+    return torch.rand(shape) < 0.6
+
+
+PLAIN = drawn(2, 4)
+CASES: dict[str, tuple[tuple[Tensor, ...], dict[str, Any]]] = {
+    "plain": (PLAIN, {}),
+    "one head": (drawn(), {}),
+    "no batch": (drawn(4), {}),
+    "two batch axes": (drawn(2, 3, 4), {}),
+    "two batch axes, mask": (drawn(2, 3, 4), {"attn_mask": bool_mask(3, 1, Q, K)}),
+    "causal": (drawn(2, 4, keys=Q), {"is_causal": True}),
+    "causal, more keys": (PLAIN, {"is_causal": True}),
+    "causal, more queries": (drawn(2, 4, queries=50), {"is_causal": True}),
+    "causal, one query": (drawn(2, 4, queries=1), {"is_causal": True}),
+    "scale": (PLAIN, {"scale": 1.3}),
+    "dropout": (PLAIN, {"dropout_p": 0.5}),
+    "boolean mask": (PLAIN, {"attn_mask": bool_mask(Q, K)}),
+    "padding mask": (PLAIN, {"attn_mask": bool_mask(2, 1, 1, K)}),
+    "mask by row": (PLAIN, {"attn_mask": bool_mask(2, 1, Q, 1)}),
+    "float mask": (PLAIN, {"attn_mask": float_mask(2, 4, Q, K)}),
+    "float mask, one row": (PLAIN, {"attn_mask": float_mask(1, K)}),
+    "float mask of finfo.min": (PLAIN, {"attn_mask": float_mask(2, 1, Q, K, low=torch.finfo(torch.float32).min)}),
+    "grouped": (drawn(2, 4, key_heads=2), {"enable_gqa": True}),
+    "grouped, no batch, causal": (drawn(6, key_heads=2), {"enable_gqa": True, "is_causal": True}),
+    "grouped, mask": (drawn(2, 4, key_heads=1), {"enable_gqa": True, "attn_mask": bool_mask(2, 4, Q, K)}),
+    "keys broadcast": ((PLAIN[0], *(x[:1] for x in PLAIN[1:])), {}),
+    "queries broadcast": ((PLAIN[0][:1], *PLAIN[1:]), {"attn_mask": bool_mask(2, 1, Q, K)}),
+    "heads of keys broadcast": ((PLAIN[0], *(x[:, :1] for x in PLAIN[1:])), {}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_stock_calls_are_those_of_the_oracle(case: str) -> None:
+    (q, k, v), options = CASES[case]
+    torch.manual_seed(5)
+    plain = F.scaled_dot_product_attention(q, k, v, **options)
+    torch.manual_seed(5)
+    with sm.capture(rows="all") as found:
+        out = F.scaled_dot_product_attention(q, k, v, **options)
+    assert torch.equal(out, plain)
+    mask, causal = options.get("attn_mask"), options.get("is_causal", False)
+    check(found, oracle.dense(q, k, mask, causal, options.get("scale")))
+    assert found.calls[0].keys == k.shape[-2]
+
+
+@pytest.mark.parametrize("case", [name for name in CASES if not name.endswith("broadcast") and name != "dropout"])
+def test_our_attention_is_captured_after_its_policy(case: str) -> None:
+    (q, k, v), options = CASES[case]
+    plain = sm.attention(q, k, v, policy=Constant(1.7), **options)
+    with sm.capture(rows="all") as found:
+        out = sm.attention(q, k, v, policy=Constant(1.7), **options)
+    assert torch.equal(out, plain)
+    mask, causal = options.get("attn_mask"), options.get("is_causal", False)
+    check(found, oracle.dense(q, k, mask, causal, options.get("scale"), beta=1.7))
+
+
+@pytest.mark.filterwarnings("ignore::sharpmax.errors.OutOfRangeWarning")
+@pytest.mark.parametrize("return_stats", [False, True])
+@pytest.mark.parametrize("policy", ["paper", None])
+def test_a_policy_that_measures_is_one_call(policy: str | None, return_stats: Any) -> None:
+    q, k, v = PLAIN
+    with sm.capture(rows="all") as found:
+        sm.attention(q, k, v, policy=policy, return_stats=return_stats)
+    weights = sm.softmax((q @ k.transpose(-1, -2)).double() / D**0.5, policy=policy)
+    assert len(found.calls) == 1
+    assert (found.stack("entropy")[0] - torch.special.entr(weights).sum(-1)).abs().max() < 1e-4
+    assert (found.stack("top")[0] - weights.amax(-1)).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("align", [causal_upper_left, causal_lower_right])
+@pytest.mark.parametrize("keys", [Q, K])
+def test_the_causal_biases_of_torch(align: Any, keys: int) -> None:
+    q, k, v = drawn(2, 4, keys=keys)
+    bias = align(Q, keys)
+    visible = torch.ones(Q, keys).tril(0 if align is causal_upper_left else keys - Q).bool()
+    expected = oracle.dense(q, k, visible, False)
+    for attention in (F.scaled_dot_product_attention, lambda q, k, v, attn_mask: sm.attention(
+        q, k, v, attn_mask=attn_mask, policy=None
+    )):  # fmt: skip
+        plain = attention(q, k, v, attn_mask=bias)
+        with sm.capture(rows="all") as found:
+            assert torch.equal(attention(q, k, v, attn_mask=bias), plain)
+        check(found, expected)
+
+
+def test_a_key_of_nan_is_seen_by_its_rows_alone_and_the_call_counts_once() -> None:
+    q, k, v = drawn(2, 4)
+    mask = bool_mask(2, 1, Q, K)
+    mask[:, :, : Q // 2, 3], mask[:, :, Q // 2 :, 3] = False, True
+    with sm.capture(rows="all") as clean:
+        sm.attention(q, k, v, attn_mask=mask, policy=Constant(2.0))
+    k[:, :, 3] = torch.nan
+    with sm.capture(rows="all") as found:
+        out = sm.attention(q, k, v, attn_mask=mask, policy=Constant(2.0))
+    assert len(found.calls) == 1
+    for name in set(STATISTICS) - {"count"}:
+        ours, theirs = found.stack(name)[0], clean.stack(name)[0]
+        assert torch.equal(ours[..., : Q // 2], theirs[..., : Q // 2])
+        assert ours[..., Q // 2 :].isnan().all()
+    assert torch.equal(found.stack("entropy")[0].isnan(), out.isnan().any(-1))
+
+
+def test_calls_are_numbered_and_chosen_rows_are_those_among_all() -> None:
+    q, k, v = drawn(1, 2, queries=100)
+    with sm.capture(rows="all") as every, sm.capture(rows="log") as log, sm.capture() as last:
+        F.scaled_dot_product_attention(q, k, v)
+        sm.attention(q, k, v, policy=None)
+        F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    for part in (every, log, last):
+        assert [call.layer for call in part.calls] == [0, 1, 2]
+        for some, whole in zip(part.calls, every.calls, strict=True):
+            for name in STATISTICS:
+                assert torch.allclose(some.statistics[name], whole.statistics[name][..., some.places], atol=1e-6)
+    assert torch.equal(every.stack("entropy")[0], every.stack("entropy")[1])
+    last.clear()
+    assert last.calls == []
+
+
+def test_each_of_several_captures_gets_everything_once() -> None:
+    with sm.capture() as outer:
+        F.scaled_dot_product_attention(*PLAIN)
+        with sm.capture() as inner:
+            sm.attention(*PLAIN)
+    F.scaled_dot_product_attention(*PLAIN)
+    assert (len(outer.calls), len(inner.calls)) == (2, 1)
+
+
+def test_calls_of_another_thread_are_not_seen() -> None:
+    seen: list[int] = []
+
+    def elsewhere() -> None:
+        sm.attention(*PLAIN)
+        F.scaled_dot_product_attention(*PLAIN)
+        with sm.capture() as found:
+            F.scaled_dot_product_attention(*PLAIN)
+        seen.append(len(found.calls))
+
+    with sm.capture() as here:
+        thread = threading.Thread(target=elsewhere)
+        thread.start()
+        thread.join()
+    assert seen == [1]
+    assert here.calls == []
+
+
+def test_an_error_ends_the_capture_and_counts_no_call() -> None:
+    q, k, v = PLAIN
+    with pytest.raises(RuntimeError), sm.capture() as found:
+        F.scaled_dot_product_attention(q, k[..., :-1], v)
+    F.scaled_dot_product_attention(q, k, v)
+    assert found.calls == []
+
+
+def test_gradients_are_those_without_it() -> None:
+    q, k, v = (x.clone().requires_grad_() for x in PLAIN)
+    plain = torch.autograd.grad(sm.attention(q, k, v, policy="paper").square().sum(), (q, k, v))
+    with sm.capture(rows="all") as found:
+        ours = torch.autograd.grad(sm.attention(q, k, v, policy="paper").square().sum(), (q, k, v))
+    assert all(torch.equal(a, b) for a, b in zip(ours, plain, strict=True))
+    assert not found.stack("entropy").requires_grad
+
+
+@pytest.mark.parametrize("shape", [(0, 4, Q), (2, 4, 0), (2, 0, Q)])
+def test_empty_calls(shape: tuple[int, int, int]) -> None:
+    *lead, queries = shape
+    with sm.capture(rows="all") as found:
+        F.scaled_dot_product_attention(*drawn(*lead, queries=queries))
+    assert found.calls[0].statistics["entropy"].shape == shape
+
+
+def test_no_keys_give_zeros() -> None:
+    with sm.capture(rows="all") as found:
+        F.scaled_dot_product_attention(*drawn(2, 4, keys=0))
+    assert all(not value.any() for value in found.calls[0].statistics.values())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_every_dtype(dtype: torch.dtype) -> None:
+    q, k, v = (x.to(dtype) for x in PLAIN)
+    with sm.capture(rows="all") as found:
+        F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    check(found, oracle.dense(q, k, None, True))
+
+
+def test_memory_is_that_of_a_block_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, v = drawn(2, queries=2000, keys=3000)
+    asked: list[int] = []
+    rows = Seen.rows
+
+    def counted(self: Seen, places: Tensor) -> Any:
+        found = rows(self, places)
+        assert found.hidden is not None
+        asked.extend((found.values.numel(), found.hidden.numel()))
+        return found
+
+    monkeypatch.setattr(Seen, "rows", counted)
+    with sm.capture(rows="all"):
+        F.scaled_dot_product_attention(q, k, v, attn_mask=causal_lower_right(2000, 3000))
+    assert max(asked) <= 1 << 22
+    assert sum(asked[::2]) == 2 * 2000 * 3000
+
+
+def encoder() -> nn.TransformerEncoder:
+    torch.manual_seed(3)
+    layer = nn.TransformerEncoderLayer(32, 4, 48, dropout=0.0, batch_first=True)
+    return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+
+def test_the_layers_of_torch_are_seen() -> None:
+    model, x = encoder().train(), torch.randn(2, 20, 32)
+    plain = model(x)
+    with sm.capture(rows="all") as found:
+        assert torch.equal(model(x), plain)
+    assert found.stack("entropy").shape == (2, 2, 4, 20)
+    _, weights = model.layers[0].self_attn(x, x, x, average_attn_weights=False)
+    assert (found.stack("entropy")[0] - torch.special.entr(weights.double()).sum(-1)).abs().max() < 1e-5
+    with torch.no_grad(), sm.capture() as again:  # where it would otherwise fuse everything into one kernel
+        out = model.eval()(x)
+    assert len(again.calls) == 2
+    assert torch.allclose(out, plain, atol=1e-5)
+
+
+def test_what_is_compiled_shows_nothing() -> None:
+    compiled = torch.compile(lambda q, k, v: F.scaled_dot_product_attention(q, k, v), backend="aot_eager")
+    plain = compiled(*PLAIN)
+    with sm.capture() as found:
+        assert torch.equal(compiled(*PLAIN), plain)
+    assert found.calls == []
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+def test_nested_tensors_are_refused() -> None:
+    x = torch.nested.nested_tensor([torch.randn(4, 3, D), torch.randn(4, 5, D)])
+    with pytest.raises(UnsupportedError, match="nested tensors"), sm.capture():
+        F.scaled_dot_product_attention(x, x, x)

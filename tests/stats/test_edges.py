@@ -1,0 +1,580 @@
+"""Places where a small mistake in measuring rows would show nowhere else."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.attention.bias import causal_lower_right, causal_upper_left
+
+import sharpmax as sm
+from sharpmax import stats as rows
+from sharpmax.errors import ArgumentError, ArgumentTypeError, NotMeasuredError, UnsupportedError
+from sharpmax.stats import dispatch as api
+from sharpmax.stats import dispatch as operator
+from sharpmax.stats import sdpa as stock
+from sharpmax.stats import streaming
+from sharpmax.stats import triton_launch as kernels
+from sharpmax.stats.call import Problem, make_problem, without_autocast
+from sharpmax.stats.dense import dense_stats
+from sharpmax.stats.spans import packed_spans, window_spans
+from sharpmax.stats.statistics import RowStats
+from tests.numerics import exact, heads, worst
+
+CPU = torch.device("cpu")
+
+
+def problem(queries=3, keys=5, mask=None, **options) -> Problem:
+    q, k = heads(1, 2, queries, 4), heads(1, 2, keys, 4)
+    return make_problem(q, k, mask, **({"offset": None, "scale": None, "enable_gqa": False} | options))
+
+
+class TestArguments:
+    def test_torch_biases_are_causal_limits(self):
+        q, k = heads(1, 2, 3, 8), heads(1, 2, 5, 8)
+        assert sm.row_stats(q, k, attn_mask=causal_upper_left(3, 5)).count[0, 0].tolist() == [1, 2, 3]
+        assert sm.row_stats(q, k, attn_mask=causal_lower_right(3, 5)).count[0, 0].tolist() == [3, 4, 5]
+        assert api.problem_of(q, k, causal_upper_left(3, 5), None, None, False).offset == 0
+        assert api.problem_of(q, k, causal_lower_right(3, 5), None, None, False).offset == 2
+        assert api.problem_of(q, k, None, "upper-left", None, False).offset == 0
+        assert api.problem_of(q, k, None, None, None, False).offset is None
+
+    def test_an_unknown_implementation_is_refused_whatever_is_asked(self):
+        for fields in (("count",), ("entropy",)):
+            with pytest.raises(ArgumentError, match=r"^impl: got 'fast'; allowed: one of \['auto', 'reference'"):
+                sm.row_stats(heads(1, 2, 4), heads(1, 2, 4), impl="fast", fields=fields)  # type: ignore[arg-type]
+
+    def test_what_stops_a_kernel_stops_no_other_way(self, monkeypatch):
+        monkeypatch.setattr(kernels, "obstacle", lambda problem: "it rains")
+        monkeypatch.setattr(stock, "obstacle", lambda problem: "it snows")
+        q, k = heads(1, 2, 3, 8), heads(1, 2, 5, 8)
+        ways: list[Any] = ["streaming", "reference", "auto"]
+        for impl in ways:
+            assert sm.row_stats(q, k, impl=impl).count.shape == (1, 2, 3)
+        stopped: list[tuple[Any, str]] = [("triton", "it rains"), ("stock", "it snows")]
+        for impl, reason in stopped:
+            with pytest.raises(
+                UnsupportedError, match=f"^impl: '{impl}' cannot do this: {reason}; use impl='streaming'"
+            ):
+                sm.row_stats(q, k, impl=impl)
+
+    def test_every_way_measures_what_it_is_asked_for_and_says_what_it_measured(self):
+        q, k = heads(1, 2, 3, 8), heads(1, 2, 5, 8)
+        assert sm.row_stats(q, k, impl="streaming", fields=("entropy",)).measured == (
+            "count",
+            "max",
+            "lse",
+            "mean",
+            "var",
+        )
+        assert sm.row_stats(q, k, impl="stock").measured == ("count", "lse", "mean")
+        assert sm.row_stats(q, k, fields=("entropy",)).measured == ("count", "lse", "mean")
+        assert sm.row_stats(q, k, fields=("count",)).measured == ("count",)
+
+    @pytest.mark.parametrize("scale", [0, 0.5, -1.0, None])
+    def test_scales(self, scale):
+        q, k = heads(1, 2, 3, 4, dtype=torch.float64), heads(1, 2, 5, 4, dtype=torch.float64)
+        logits = q @ k.transpose(-1, -2) * (0.5 if scale is None else scale)
+        for impl in ("reference", "streaming", "stock"):
+            assert worst(sm.row_stats(q, k, scale=scale, impl=impl).lse, logits.logsumexp(-1)) < 1e-12
+
+
+class TestProblem:
+    def test_shapes_with_shared_keys(self):
+        made = make_problem(heads(2, 6, 3, 4), heads(2, 2, 5, 4), None, offset=1, scale=0.5, enable_gqa=True)
+        assert made.q.shape == (2, 2, 3, 3, 4)
+        assert made.k.shape == (2, 2, 5, 4)
+        assert (made.rows, made.offset, made.scale, made.keys) == ((2, 6, 3), 1, 0.5, 5)
+
+    def test_two_and_three_dimensions_are_one_head_and_one_batch(self):
+        one = make_problem(heads(3, 4), heads(5, 4), None, offset=None, scale=None, enable_gqa=False)
+        assert (one.q.shape, one.k.shape, one.rows) == ((1, 1, 1, 3, 4), (1, 1, 5, 4), (3,))
+        two = make_problem(heads(2, 3, 4), heads(2, 5, 4), None, offset=None, scale=None, enable_gqa=False)
+        assert (two.q.shape, two.k.shape, two.rows) == ((1, 2, 1, 3, 4), (1, 2, 5, 4), (2, 3))
+
+    @pytest.mark.parametrize("offset", [None, -2, 0, 1, 4, 9])
+    @pytest.mark.parametrize("mask", [None, "keys", "rows"])
+    def test_counts_are_what_is_not_hidden(self, offset, mask):
+        shown = {None: None, "keys": torch.tensor([True, False, True, True, False]), "rows": torch.ones(3, 1) > 0}[mask]
+        made = problem(mask=shown, offset=offset)
+        hidden = made.hidden().expand(1, 2, 1, 3, 5)
+        assert made.counts().tolist() == (~hidden).sum(-1).reshape(1, 2, 3).tolist()
+        wanted = [[j > i + offset if offset is not None else False for j in range(5)] for i in range(3)]
+        if mask == "keys":
+            wanted = [[hide or j in (1, 4) for j, hide in enumerate(row)] for row in wanted]
+        assert hidden[0, 0, 0].tolist() == wanted
+
+    def test_some_rows_of_what_is_hidden(self):
+        mask = torch.rand(1, 1, 6, 5) > 0.5
+        made = problem(queries=6, mask=mask, offset=1)
+        whole = made.hidden().expand(1, 1, 1, 6, 5)
+        assert torch.equal(made.hidden(slice(2, 4)), whole[..., 2:4, :])
+
+    def test_which_rows_see_a_key(self):
+        made = problem(queries=4, keys=4, offset=0)
+        for key in range(4):
+            marked = torch.zeros(1, 2, 4, dtype=torch.bool)
+            marked[..., key] = True
+            assert made.rows_that_see(marked)[0, 0, 0].tolist() == [i >= key for i in range(4)]
+
+    def test_a_mask_of_finfo_min_hides_and_half_of_it_is_the_limit(self):
+        least = torch.finfo(torch.float32).min
+        mask = torch.tensor([0.0, least, least / 2, least / 2.001, -math.inf])
+        assert problem(mask=mask).counts()[0, 0].tolist() == [2, 2, 2]
+
+    def test_scaled_rows_are_rows_of_scaled_logits(self):
+        mask, beta = heads(3, 5, dtype=torch.float64), torch.tensor([0.5, 2.0, 3.0], dtype=torch.float64)
+        q, k = heads(3, 4, dtype=torch.float64), heads(5, 4, dtype=torch.float64)
+        made = make_problem(q, k, mask, offset=None, scale=None, enable_gqa=False)
+        twice = made.scaled(beta).scaled(beta)
+        logits = (q @ k.T / 2.0 + mask) * beta[:, None] ** 2
+        for impl in ("reference", "streaming"):
+            assert worst(api.measure(twice, impl, frozenset({"lse"})).lse, logits.logsumexp(-1)) < 1e-12
+
+    @pytest.mark.parametrize(
+        ("q", "k", "kind", "message"),
+        [
+            (heads(3, 4), heads(2, 3, 4), ArgumentError, r"^k: got shape \(2, 3, 4\); allowed: 2 dimensions"),
+            (heads(4), heads(3, 4), ArgumentError, r"^q: got shape \(4,\); allowed: two or more dimensions"),
+            (heads(3, 0), heads(3, 0), ArgumentError, "^q: got head size 0"),
+            (heads(3, 4), heads(3, 5), ArgumentError, "^k: got head size 5"),
+            (heads(3, 4), heads(3, 4).double(), ArgumentTypeError, "^k: got dtype torch.float64"),
+        ],
+    )
+    def test_what_cannot_meet_is_refused(self, q, k, kind, message):
+        with pytest.raises(kind, match=message):
+            sm.row_stats(q, k)
+
+
+class TestSpans:
+    def test_a_window_by_hand(self):
+        low, high = window_spans(None, 2, 4, 1, CPU)[0].tolist()
+        assert high == [2, 3, 4, 5]
+        assert low == [0, 1, 2, 3]
+
+    def test_packed_sequences_by_hand(self):
+        starts = torch.tensor([0, 2, 2, 5])
+        low, high = packed_spans(starts, None, 6, 6, False, CPU)[0].tolist()
+        assert list(zip(low, high, strict=True))[:5] == [(0, 2), (0, 2), (2, 5), (2, 5), (2, 5)]
+        assert low[5] == high[5]  # after the last sequence: nothing
+        low, high = packed_spans(starts, None, 6, 6, True, CPU)[0].tolist()
+        assert list(zip(low, high, strict=True))[:5] == [(0, 1), (0, 2), (2, 3), (2, 4), (2, 5)]
+
+    def test_packed_keys_of_another_length(self):
+        rows, keys = torch.tensor([0, 2, 3]), torch.tensor([0, 3, 4])
+        low, high = packed_spans(rows, keys, 3, 4, True, CPU)[0].tolist()
+        assert list(zip(low, high, strict=True)) == [(0, 2), (0, 3), (3, 4)]
+
+    @pytest.mark.parametrize(
+        ("starts", "message"),
+        [
+            (torch.tensor([0]), r"^cu_seqlens: got shape \(1,\)"),
+            (torch.tensor([[0, 4]]), r"^cu_seqlens: got shape \(1, 2\)"),
+            (torch.tensor([0, 3, 2]), r"^cu_seqlens: got \[0, 3, 2\]; allowed: ascending numbers from 0 to at most 4"),
+            (torch.tensor([-1, 2]), r"^cu_seqlens: got \[-1, 2\]"),
+            (torch.tensor([0, 5]), r"^cu_seqlens: got \[0, 5\]"),
+        ],
+    )
+    def test_starts_that_cannot_be(self, starts, message):
+        with pytest.raises(ArgumentError, match=message):
+            packed_spans(starts, None, 4, 4, False, CPU)
+
+    def test_starts_that_can_be(self):
+        for starts in ([0, 4], [0, 0, 4], [1, 2], [0, 4, 4]):
+            assert packed_spans(torch.tensor(starts), None, 4, 4, False, CPU).shape == (1, 2, 4)
+
+
+class TestOperator:
+    @pytest.mark.parametrize("impl", ["streaming", "stock"])
+    @pytest.mark.parametrize("shared", ["nothing", "keys", "queries"])
+    def test_vmap_is_a_loop(self, impl, shared):
+        q, k = heads(3, 2, 4, 6, 8, dtype=torch.float64), heads(3, 2, 4, 7, 8, dtype=torch.float64)
+        dims = {"nothing": (0, 0), "keys": (0, None), "queries": (None, 0)}[shared]
+        given = [x if dim == 0 else x[0] for x, dim in zip((q, k), dims, strict=True)]
+
+        def entropy(q, k):
+            return sm.row_stats(q, k, impl=impl, is_causal=True).entropy
+
+        found = torch.func.vmap(entropy, in_dims=dims)(*given)
+        wanted = [entropy(*(x[i] if dim == 0 else x for x, dim in zip(given, dims, strict=True))) for i in range(3)]
+        assert worst(found, torch.stack(wanted)) < 1e-12
+
+    @pytest.mark.parametrize("mask", [None, "shared", "of each"])
+    def test_gradients_under_vmap_are_those_of_a_loop(self, mask):
+        q, k = heads(3, 2, 4, 8, dtype=torch.float64), heads(3, 2, 5, 8, dtype=torch.float64)
+        m = {None: None, "shared": heads(4, 5, dtype=torch.float64), "of each": heads(3, 1, 4, 5, dtype=torch.float64)}[
+            mask
+        ]
+
+        def loss(q, k, m):
+            stats = sm.row_stats(q, k, attn_mask=m, impl="streaming")
+            return (stats.entropy + stats.var * 0.3).sum()
+
+        if m is None:
+            every = torch.func.vmap(torch.func.grad(lambda q, k: loss(q, k, None), argnums=(0, 1)))(q, k)
+            each = [
+                torch.func.grad(lambda q, k: loss(q, k, None), argnums=(0, 1))(a, b) for a, b in zip(q, k, strict=True)
+            ]
+        else:
+            dim = 0 if mask == "of each" else None
+            gradient = torch.func.grad(loss, argnums=(0, 1, 2))
+            every = torch.func.vmap(gradient, in_dims=(0, 0, dim))(q, k, m)
+            each = [gradient(q[i], k[i], m[i] if dim == 0 else m) for i in range(3)]
+        for i, found in enumerate(every):
+            assert worst(found, torch.stack([one[i] for one in each])) < 1e-11
+
+    def test_no_rows_and_no_keys_have_gradients_of_their_shape(self):
+        for queries, keys in ((0, 5), (3, 0)):
+            q, k = heads(1, 2, queries, 4).requires_grad_(), heads(1, 2, keys, 4).requires_grad_()
+            stats = sm.row_stats(q, k, impl="streaming")
+            (stats.entropy.sum() + stats.var.sum()).backward()
+            assert q.grad is not None
+            assert k.grad is not None
+            assert q.grad.abs().sum() == k.grad.abs().sum() == 0
+
+
+def test_stock_with_every_kind_of_limit():
+    """Its own causal flag where that says the same, a mask where not."""
+    q, k = heads(2, 4, 5, 8, dtype=torch.float64), heads(2, 2, 7, 8, dtype=torch.float64)
+    shown = torch.rand(2, 4, 5, 7) > 0.3
+    cases: list[dict[str, Any]] = [
+        {},
+        {"is_causal": True},
+        {"attn_mask": shown},
+        {"attn_mask": shown[:1, :1]},
+        {"attn_mask": shown[:, :1]},
+    ]
+    cases += [{"is_causal": True, "window": 3}, {"attn_mask": causal_upper_left(5, 7)}]
+    for options in cases:
+        got = sm.row_stats(q, k, enable_gqa=True, impl="stock", **options)
+        want = exact(q, k, enable_gqa=True, **options)
+        assert got.count.tolist() == want.count.tolist()
+        seen = want.count > 0
+        assert worst(got.entropy[seen], want.entropy[seen]) < 1e-12, options
+        assert worst(got.lse[seen], want.lse[seen]) < 1e-12, options
+
+
+class TestByDefinition:
+    """Every statistic as one writes it down first, in float64."""
+
+    def test_dense_rows(self):
+        logits = heads(40, 9, dtype=torch.float64, scale=2.0)
+        live = torch.rand(40, 9) > 0.3
+        live[:, 0] = True
+        live[0, 1:] = False
+        got = dense_stats(logits, live)
+        s = logits.masked_fill(~live, -torch.inf)
+        p = s.softmax(-1)
+        s = s.masked_fill(~live, 0.0)
+        mean = (p * s).sum(-1)
+        wanted = {
+            "count": live.sum(-1),
+            "max": logits.masked_fill(~live, -torch.inf).amax(-1),
+            "lse": logits.masked_fill(~live, -torch.inf).logsumexp(-1),
+            "mean": mean,
+            "var": (p * (s - mean[:, None]) ** 2).sum(-1),
+            "entropy": -torch.special.xlogy(p, p).sum(-1),
+            "top_weight": p.amax(-1),
+        }
+        for name, value in wanted.items():
+            assert worst(getattr(got, name), value) < 1e-12, name
+
+    @pytest.mark.parametrize("impl", ["reference", "streaming", "stock"])
+    def test_a_number_that_is_not_one_spoils_the_rows_that_see_it(self, impl):
+        q, k = heads(1, 4, 8), heads(1, 4, 8)
+        q[0, 1, 3] = math.nan
+        k[0, 2, 5] = math.inf
+        entropy = sm.row_stats(q, k, is_causal=True, impl=impl).entropy[0]
+        assert entropy.isnan().tolist() == [False, True, True, True]
+
+    @pytest.mark.parametrize("impl", ["reference", "streaming", "stock"])
+    def test_a_row_that_sees_nothing(self, impl):
+        shown = torch.ones(3, 4, dtype=torch.bool)
+        shown[1] = False
+        stats = sm.row_stats(heads(1, 3, 8), heads(1, 4, 8), attn_mask=shown, impl=impl)
+        for name in stats.measured:
+            value = getattr(stats, name)[0]
+            assert value[1] == {"count": 0, "var": 0.0}.get(name, -math.inf), name
+            assert value[[0, 2]].isfinite().all(), name
+        assert stats.entropy[0, 1] == 0.0
+
+    def test_a_row_of_one_key_has_no_entropy_whatever_rounding_says(self):
+        one, zero = torch.tensor([1, 2]), torch.zeros(2)
+        stats = RowStats(one, max=zero, lse=torch.tensor([1e-6, 1e-6]), mean=zero, var=zero)
+        assert stats.entropy.tolist() == [0.0, pytest.approx(1e-6)]
+
+
+def test_all_that_the_stock_kernel_can_tell_is_asked_of_it():
+    q, k = heads(1, 2, 3, 8), heads(1, 2, 5, 8)
+    assert sm.row_stats(q, k, fields=sorted(stock.FIELDS)).measured == ("count", "lse", "mean")
+    assert "var" in sm.row_stats(q, k, fields=[*stock.FIELDS, "var"]).measured
+
+
+def test_packed_keys_are_named_when_they_are_wrong():
+    good = torch.tensor([0, 2, 4])
+    with pytest.raises(ArgumentTypeError, match=r"^cu_seqlens_k: got list"):
+        packed_spans(good, [0, 2, 4], 4, 4, False, CPU)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match=r"^cu_seqlens_k: got \[0, 2, 5\]"):
+        packed_spans(good, torch.tensor([0, 2, 5]), 4, 4, False, CPU)
+
+
+def test_some_rows_of_a_mask_that_all_rows_share():
+    made = problem(queries=6, mask=torch.tensor([[True, False, True, True, False]]), offset=None)
+    assert made.hidden(slice(2, 4)).expand(1, 1, 1, 2, 5)[0, 0, 0].tolist() == [[False, True, False, False, True]] * 2
+
+
+@pytest.mark.parametrize("impl", ["reference", "streaming", "stock"])
+def test_a_spoilt_query_that_sees_nothing_is_an_empty_row(impl):
+    q, shown = heads(1, 3, 8), torch.ones(3, 4, dtype=torch.bool)
+    q[0, 1] = math.nan
+    shown[1] = False
+    stats = sm.row_stats(q, heads(1, 4, 8), attn_mask=shown, impl=impl)
+    assert stats.lse[0, 1] == stats.mean[0, 1] == -math.inf
+    assert stats.entropy[0, 1] == 0.0
+
+
+def test_tensors_of_the_wrong_kind_are_named():
+    q = heads(1, 2, 3, 8)
+    with pytest.raises(ArgumentTypeError, match=r"^k: got str"):
+        sm.row_stats(q, "keys")  # type: ignore[arg-type]
+    with pytest.raises(ArgumentTypeError, match=r"^q: got dtype torch.int64"):
+        sm.row_stats(q.long(), q.long())
+    with pytest.raises(ArgumentError, match=r"^k: got device meta; allowed: the device of q, cpu"):
+        sm.row_stats(q, q.to("meta"))
+    with pytest.raises(ArgumentError, match=r"^attn_mask: got device meta; allowed: the device of q, cpu"):
+        sm.row_stats(q, q, attn_mask=torch.ones(3, 3, dtype=torch.bool, device="meta"))
+
+
+def test_a_mask_that_a_batch_shares_gets_the_sum_of_its_gradients_under_vmap():
+    q, k = heads(3, 2, 2, 4, 8, dtype=torch.float64), heads(3, 2, 2, 5, 8, dtype=torch.float64)
+    mask = heads(3, 1, 1, 4, 5, dtype=torch.float64)
+    gradient = torch.func.grad(lambda m, q, k: sm.row_stats(q, k, attn_mask=m, impl="streaming").var.sum())
+    together = torch.func.vmap(gradient)(mask, q, k)
+    assert worst(together, torch.stack([gradient(mask[i], q[i], k[i]) for i in range(3)])) < 1e-11
+
+
+class TestBatches:
+    def test_keys_that_a_batch_shares(self):
+        q, k = heads(3, 2, 4, 8, dtype=torch.float64), heads(1, 2, 5, 8, dtype=torch.float64)
+        for impl in ("reference", "streaming", "stock"):
+            got = sm.row_stats(q, k, impl=impl)
+            assert worst(got.entropy, sm.row_stats(q, k.expand(3, -1, -1, -1), impl=impl).entropy) < 1e-12
+
+    @pytest.mark.parametrize(
+        ("batches", "message"),
+        [
+            ((2, 3), r"^k: got batch \(3,\); allowed: a batch that broadcasts with the query's \(2,\)"),
+            ((1, 3), r"^q: got batch \(1,\); allowed: the batch of k, \(3,\)"),
+        ],
+    )
+    def test_batches_that_do_not_meet(self, batches, message):
+        with pytest.raises(ArgumentError, match=message):
+            sm.row_stats(heads(batches[0], 2, 4, 8), heads(batches[1], 2, 5, 8))
+
+    @pytest.mark.parametrize("key_heads", [0, 3])
+    def test_heads_that_cannot_share(self, key_heads):
+        message = f"^k: got {key_heads} heads for 4 query heads; allowed: a number of heads that divides the query's"
+        with pytest.raises(ArgumentError, match=message):
+            sm.row_stats(heads(1, 4, 3, 8), heads(1, key_heads, 5, 8), enable_gqa=True)
+
+    def test_a_mask_of_some_of_several_batches(self):
+        q, k = heads(2, 3, 2, 4, 8, dtype=torch.float64), heads(2, 3, 2, 5, 8, dtype=torch.float64)
+        shown = torch.rand(2, 1, 1, 4, 5) > 0.3
+        shown[..., 0] = True
+        whole = exact(q, k, attn_mask=shown.expand(2, 3, 2, 4, 5)).entropy
+        for impl in ("reference", "streaming", "stock"):
+            assert worst(sm.row_stats(q, k, attn_mask=shown, impl=impl).entropy, whole) < 1e-12
+
+    def test_heads_share_keys_only_where_that_is_said(self):
+        with pytest.raises(
+            ArgumentError, match=r"^k: got 2 heads for 4 query heads; allowed: 4 heads; pass enable_gqa"
+        ):
+            sm.row_stats(heads(1, 4, 3, 8), heads(1, 2, 5, 8))
+
+    def test_no_heads_at_all(self):
+        made = make_problem(heads(1, 0, 3, 4), heads(1, 0, 5, 4), None, offset=None, scale=None, enable_gqa=False)
+        assert (made.q.shape, made.k.shape) == ((1, 0, 1, 3, 4), (1, 0, 5, 4))
+
+
+class TestTiles:
+    """Tiles so small that every loop turns more than once."""
+
+    @pytest.fixture(autouse=True)
+    def _small(self, monkeypatch):
+        monkeypatch.setattr(streaming, "_TILE_ELEMENTS", {"cpu": 1})
+        monkeypatch.setattr(streaming, "_KEYS_PER_TILE", 3)
+
+    @pytest.mark.parametrize("shared", [False, True])
+    @pytest.mark.parametrize("batch", [2, 3])
+    @pytest.mark.parametrize("masked", [False, True])
+    def test_spans_of_each_sequence_and_of_all(self, shared, batch, masked):
+        q, k = heads(batch, 2, 4, 8, dtype=torch.float64), heads(batch, 2, 7, 8, dtype=torch.float64)
+        mask = torch.tensor([True, False, True, True, True, False, True]) if masked else None
+        made = make_problem(q, k, mask, offset=None, scale=None, enable_gqa=False)
+        low = torch.tensor([[0, 1, 2, 3], [2, 2, 0, 0], [0, 0, 4, 6]])[:batch]
+        spans = torch.stack((low, low + torch.tensor([1, 3, 2, 1])), 1).to(torch.int32)
+        made = replace(made, spans=spans[:1] if shared else spans)
+        got, want = (api.measure(made, impl, frozenset({"lse"})) for impl in ("streaming", "reference"))
+        seen = want.count > 0
+        assert worst(got.lse[seen], want.lse[seen]) < 1e-12
+        assert got.count.tolist() == want.count.tolist()
+
+    @pytest.mark.parametrize("offset", [-3, -2, -1, 0, 1, 2])
+    @pytest.mark.parametrize("queries", [4, 33])
+    def test_causal_limits_before_and_behind_the_diagonal(self, offset, queries):
+        q, k = heads(1, 2, queries, 8, dtype=torch.float64), heads(1, 2, 7, 8, dtype=torch.float64)
+        made = make_problem(q, k, None, offset=offset, scale=None, enable_gqa=False)
+        got, want = (api.measure(made, impl, frozenset({"lse", "var"})) for impl in ("streaming", "reference"))
+        seen = want.count > 0
+        assert worst(got.lse[seen], want.lse[seen]) < 1e-12
+        assert worst(got.var, want.var) < 1e-12
+
+    def test_the_parts_of_a_row_that_sees_nothing(self):
+        shown = torch.ones(3, 5, dtype=torch.bool)
+        shown[1] = False
+        parts = streaming.streaming_parts(problem(mask=shown))
+        assert [part[0, 0, 0, 1].item() for part in parts] == [-math.inf, 0.0, 0.0, 0.0]
+
+
+class TestParts:
+    """What implementations and the operator hand on, before anything derived hides it."""
+
+    def test_an_implementation_is_told_what_is_wanted(self, monkeypatch):
+        told = []
+
+        def note(problem, fields):
+            told.append(fields)
+            return streaming.streaming_parts(problem)
+
+        monkeypatch.setitem(operator.IMPLEMENTATIONS, "streaming", note)
+        wanted = [frozenset(names) for names in ((), ("max",), ("var",), ("max", "var"))]
+        for fields in wanted:
+            operator.measure_parts(problem(), "streaming", fields | {"lse"})
+        assert told == wanted
+
+    def test_without_keys(self):
+        parts = operator.measure_parts(problem(keys=0), "streaming", frozenset({"var"}))
+        assert [set(part.flatten().tolist()) for part in parts] == [{-math.inf}, {0.0}, {0.0}, {0.0}]
+
+    @pytest.mark.parametrize("into_mask", [False, True])
+    def test_gradients_without_keys(self, into_mask):
+        made = problem(keys=0, mask=torch.zeros(3, 0))
+        numbers = torch.zeros(made.q.shape[:-1])
+        inputs = (made.q, made.k, made.mask, None, None, [numbers] * 4, numbers, numbers, None)
+        found = torch.ops.sharpmax.row_parts_backward(*inputs, None, 1.0, "streaming", into_mask)
+        assert made.mask is not None
+        assert [x.shape for x in found] == [made.q.shape, made.k.shape, made.mask.shape if into_mask else (0,)]
+
+    def test_gradients_are_laid_out_as_compilers_are_told(self):
+        q, k = (heads(2, 5, 2, 8).transpose(1, 2).requires_grad_() for _ in range(2))
+        gradients = torch.autograd.grad(sm.row_stats(q, k, impl="streaming").entropy.sum(), (q, k))
+        for x, gradient in zip((q, k), gradients, strict=True):
+            assert not x.is_contiguous()
+            assert gradient.stride() == torch.empty_like(x).stride()
+
+    def test_the_stock_kernel_measures_no_variance(self):
+        parts = stock.stock_parts(problem())
+        assert parts.var.abs().max() == parts.log_mass.abs().max() == 0.0
+
+    def test_the_stock_kernel_of_a_row_that_sees_nothing(self):
+        parts = stock.stock_parts(problem(mask=torch.tensor([[True], [False], [True]]).expand(3, 5)))
+        assert [part[..., 1].unique().tolist() for part in parts] == [[-math.inf], [0.0], [0.0], [0.0]]
+
+    def test_the_stock_kernel_one_key_behind_the_diagonal(self):
+        q, k = heads(1, 2, 4, 8, dtype=torch.float64), heads(1, 2, 6, 8, dtype=torch.float64)
+        made = make_problem(q, k, None, offset=1, scale=None, enable_gqa=False)
+        got, want = (api.measure(made, impl, frozenset({"lse"})) for impl in ("stock", "reference"))
+        assert worst(got.lse, want.lse) < 1e-12
+
+    def test_one_infinite_number_of_a_query_spoils_all_that_stock_says_of_it(self):
+        q = heads(1, 3, 8)
+        q[0, 1, 4] = math.inf
+        stats = sm.row_stats(q, heads(1, 4, 8), impl="stock")
+        assert [x[0].isnan().tolist() for x in (stats.lse, stats.mean, stats.entropy)] == [[False, True, False]] * 3
+
+    def test_a_row_without_keys_is_kept_as_zeros(self):
+        nothing = torch.tensor([-math.inf])
+        stats = RowStats(torch.tensor([0]), max=nothing, lse=nothing, mean=nothing, var=torch.zeros(1))
+        for kept in (stats, stats.merge(stats)):
+            assert [array.item() for array in kept.flatten()[0]] == [0, -math.inf, 0.0, 0.0, -math.inf, 0.0]
+
+    def test_what_is_not_there_is_named(self):
+        nothing = RowStats.anchored(torch.tensor([3]))
+        for name in ("max", "lse", "mean", "var", "entropy"):
+            with pytest.raises(NotMeasuredError, match=f"^'{name}' was not measured"):
+                getattr(nothing, name)
+
+    def test_one_key_weighs_all_wherever_the_anchor_is(self):
+        two = torch.tensor([2.0])
+        stats = RowStats.anchored(torch.tensor([1]), torch.zeros(1), two, -two, max=two, var=torch.zeros(1))
+        assert stats.top_weight.item() == 1.0
+
+    def test_rows_that_see_a_key_are_found_in_blocks(self):
+        """So many keys that two of three rows are looked at together, and the last one alone."""
+        q, k = torch.zeros(3, 1), torch.zeros(1, 1).expand(1 << 23, 1)
+        made = make_problem(q, k, None, offset=None, scale=None, enable_gqa=False)
+        marked = torch.zeros(1, 1, 1 << 23, dtype=torch.bool)
+        marked[..., 7] = True
+        assert made.rows_that_see(marked).tolist() == [[[[True] * 3]]]
+
+    def test_the_stock_kernel_is_one_of_the_cpu(self):
+        x = torch.zeros(1, 2, 3, 4, device="meta")
+        made = make_problem(x, x, None, offset=None, scale=None, enable_gqa=False)
+        assert stock.obstacle(made) == "it uses the CPU's flash attention and q is on meta"
+
+
+class TestVmap:
+    def test_windows_are_those_of_a_loop(self):
+        q, k = heads(3, 2, 6, 8, dtype=torch.float64), heads(3, 2, 6, 8, dtype=torch.float64)
+        gradient = torch.func.grad(
+            lambda q, k: sm.row_stats(q, k, is_causal=True, window=3, impl="streaming").var.sum(), argnums=(0, 1)
+        )
+        together = torch.func.vmap(gradient)(q, k)
+        for i, found in enumerate(together):
+            assert worst(found, torch.stack([gradient(a, b)[i] for a, b in zip(q, k, strict=True)])) < 1e-11
+
+    def test_rows_that_are_measured_again_are_those_of_a_loop(self):
+        """An entropy target measures with a factor for the mask, which is one of the inputs."""
+        q, k, mask = heads(3, 2, 4, 8), heads(3, 2, 5, 8), heads(4, 5)
+
+        def sharp(q, k):
+            return sm.attention(q, k, k, attn_mask=mask, policy=sm.policies.EntropyTarget(1.0))
+
+        together = torch.func.vmap(sharp)(q, k)
+        assert worst(together, torch.stack([sharp(a, b) for a, b in zip(q, k, strict=True)])) < 1e-5
+        gradient = torch.func.grad(lambda q, k: sharp(q, k).square().sum())
+        together = torch.func.vmap(gradient)(q, k)
+        assert worst(together, torch.stack([gradient(a, b) for a, b in zip(q, k, strict=True)])) < 1e-4
+
+
+class TestAutocast:
+    def test_rows_are_those_of_the_rounded_inputs_in_full_precision(self):
+        q, k = heads(1, 2, 16, 8), heads(1, 2, 40, 8)
+        with torch.autocast("cpu", torch.bfloat16):
+            inside = sm.attention(q, k, k, policy="paper", return_stats=True)[1].entropy
+        rounded = exact(q.bfloat16(), k.bfloat16()).entropy
+        assert inside.dtype == torch.float32
+        assert worst(inside, rounded) < 1e-5
+        assert worst(exact(q, k).entropy, rounded) > 1e-4
+
+
+def test_starts_on_another_device_are_refused():
+    with pytest.raises(ArgumentError, match=r"^cu_seqlens: got device meta; allowed: the device of q, cpu"):
+        packed_spans(torch.tensor([0, 4], device="meta"), None, 4, 4, False, CPU)
+
+
+def test_autocast_is_off_inside_and_on_again_behind():
+    assert not torch.is_autocast_enabled("cpu")
+    with torch.autocast("cpu", torch.bfloat16):
+        with without_autocast(CPU):
+            assert not torch.is_autocast_enabled("cpu")
+        assert torch.is_autocast_enabled("cpu")
+    with without_autocast(CPU):
+        assert not torch.is_autocast_enabled("cpu")
+
+
+def test_the_room_has_what_it_names():
+    assert {name for name in rows.__all__ if hasattr(rows, name)} == set(rows.__all__)

@@ -1,0 +1,365 @@
+"""The fused kernel against the dense oracle in float64: interpreted, or on a GPU with TRITON_INTERPRET=0."""
+
+import itertools
+import math
+import os
+import subprocess
+import sys
+from typing import Any
+
+os.environ.setdefault("TRITON_INTERPRET", "1")
+
+import pytest
+import torch
+from torch import Tensor
+
+from sharpmax.errors import MissingExtraError, UnsupportedError
+from sharpmax.stats import triton_launch as triton
+from sharpmax.stats.call import Problem, hidden_by, make_problem
+from sharpmax.stats.dense import dense_stats
+from sharpmax.stats.triton_launch import available, triton_parts
+
+pytest.importorskip("triton")
+
+INTERPRETED = os.environ["TRITON_INTERPRET"] == "1"
+DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
+HALF, BRAIN, SINGLE, DOUBLE = torch.float16, torch.bfloat16, torch.float32, torch.float64
+
+# The interpreter computes in numpy, which warns where a GPU is silent: non-finite inputs are meant here, and the quick
+# way of walking tries first and looks afterwards whether that went well.
+pytestmark = pytest.mark.filterwarnings("ignore:.*(invalid value|overflow|All-NaN slice) encountered:RuntimeWarning")
+
+Parts = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+@pytest.fixture(autouse=True)
+def _poisoned_memory():
+    """Fill fresh memory with NaN, so that an output which is not written shows."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(before)
+
+
+def randn(*shape: int, seed: int = 0, dtype: torch.dtype = SINGLE, size: float = 1.0) -> Tensor:
+    rng = torch.Generator().manual_seed(seed)
+    return (torch.randn(shape, generator=rng, dtype=DOUBLE) * size).to(dtype).to(DEVICE)
+
+
+def random_problem(
+    queries: int,
+    keys: int,
+    width: int,
+    *,
+    dtype: torch.dtype = HALF,
+    group: int = 1,
+    offset: int | None = None,
+    mask: Tensor | None = None,
+    gain: Tensor | None = None,
+    size: float = 1.0,
+    batch: int = 1,
+    heads: int = 1,
+) -> Problem:
+    return Problem(
+        q=randn(batch, heads, group, queries, width, seed=1, dtype=dtype, size=size),
+        k=randn(batch, heads, keys, width, seed=2, dtype=dtype, size=size),
+        mask=mask,
+        gain=gain,
+        offset=offset,
+        scale=1 / math.sqrt(width),
+        rows=(batch, heads * group, queries),
+    )
+
+
+def given_logits(rows: Tensor, **changes) -> Problem:
+    """A problem whose logits are exactly `rows` `[Lq, Lk]`: one-hot queries pick a column of the keys."""
+    queries = rows.shape[0]
+    q = torch.eye(queries, dtype=rows.dtype, device=DEVICE)[None, None, None]
+    fields = {"mask": None, "gain": None, "offset": None, "scale": 1.0, "rows": (1, 1, queries)}
+    return Problem(q=q, k=rows.T.to(DEVICE)[None, None], **{**fields, **changes})
+
+
+def dense(problem: Problem, dtype: torch.dtype) -> Parts:
+    s = problem.q.to(dtype) @ problem.k.to(dtype)[:, :, None].mT * problem.scale
+    live = torch.ones_like(s, dtype=torch.bool)
+    if problem.offset is not None:
+        i, j = (torch.arange(n, device=s.device) for n in s.shape[-2:])
+        live &= j <= i[:, None] + problem.offset
+    if problem.mask is not None:
+        hidden = hidden_by(problem.mask)
+        live &= ~hidden
+        if problem.mask.is_floating_point():
+            bias = problem.mask.to(dtype).masked_fill(hidden, 0)
+            s = s + (bias if problem.gain is None else bias * problem.gain.to(dtype)[..., None])
+    stats: Any = dense_stats(s, live)
+    return stats._max, stats._log_mass, stats._shortfall, stats._var
+
+
+def assert_within_contract(problem: Problem) -> Parts:
+    """At most twice the error of the plain computation in float32 (or float64) plus a few eps."""
+    found, exact = triton_parts(problem), dense(problem, DOUBLE)
+    wide = DOUBLE if problem.q.dtype == DOUBLE else SINGLE
+    plain = dense(problem, wide)
+    # A float64 oracle has float64 errors of its own, those of the logits; and a GPU sums a product in its own order.
+    rounding = 16 * torch.finfo(DOUBLE).eps if INTERPRETED or wide == DOUBLE else torch.finfo(wide).eps
+    own = rounding * exact[0].nan_to_num(neginf=0).abs().max().item() if exact[0].numel() else 0
+    for name, got, want, rough in zip(("max", "log_mass", "shortfall", "var"), found, exact, plain, strict=True):
+        assert got.dtype == wide
+        assert got.shape == problem.q.shape[:-1]
+        assert torch.equal(got.isfinite(), want.isfinite()), name
+        assert name == "max" or (got >= 0).all(), name
+        fine = want.isfinite()
+        allowed = 2 * (rough - want)[fine].abs().amax() if fine.any() else 0
+        error = (got - want)[fine].abs()
+        slack = 8 * torch.finfo(wide).eps * want[fine].abs().clamp_min(1) + own
+        assert (error <= allowed + slack).all(), (name, error.max().item(), allowed)
+    return found
+
+
+@pytest.mark.parametrize("width", [1, 59, 64, 111, 256])
+@pytest.mark.parametrize("dtype", [HALF, BRAIN, SINGLE, DOUBLE])
+def test_dtypes_and_head_sizes(dtype, width):
+    assert_within_contract(random_problem(17, 97, width, dtype=dtype))
+
+
+@pytest.mark.parametrize("keys", [1, 17, 97, 130])
+@pytest.mark.parametrize("queries", [1, 17, 97, 130])
+def test_lengths(queries, keys):
+    assert_within_contract(random_problem(queries, keys, 20))
+
+
+@pytest.mark.parametrize(("queries", "keys", "offset"), [(65, 1025, 960), (3, 1023, None)])
+def test_long_rows(queries, keys, offset):
+    assert_within_contract(random_problem(queries, keys, 16, offset=offset))
+
+
+@pytest.mark.parametrize("dtype", [HALF, BRAIN, SINGLE])
+def test_logits_of_a_thousand(dtype):
+    problem = random_problem(20, 97, 64, dtype=dtype, size=19.0)
+    peak = assert_within_contract(problem)[0]
+    assert peak.max() > 1000
+
+
+@pytest.mark.parametrize("offset", [-200, -20, -1, 0, 7, 63, 64, 65, 2**40])
+def test_causal_offsets(offset):
+    problem = random_problem(70, 130, 16, offset=offset)
+    found = assert_within_contract(problem)
+    blind = problem.counts().view(1, 1, 1, 70) == 0
+    assert (found[0][blind] == -torch.inf).all()
+    assert all((part[blind] == 0).all() for part in found[1:])
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_grouped_heads(masked):
+    q, k = randn(2, 6, 9, 20, seed=1), randn(2, 2, 30, 20, seed=2)
+    mask = randn(2, 6, 9, 30, seed=3) > 0 if masked else None
+    assert_within_contract(make_problem(q, k, mask, offset=20, scale=0.5, enable_gqa=True))
+
+
+SHAPE = (2, 2, 2, 3, 20)
+PATTERNS = [
+    tuple(n if kept else 1 for n, kept in zip(SHAPE, keep, strict=True)) for keep in itertools.product((0, 1), repeat=5)
+]
+
+
+def small_problem(mask: Tensor, gain: Tensor | None = None) -> Problem:
+    return random_problem(3, 20, 16, batch=2, heads=2, group=2, offset=18, mask=mask, gain=gain)
+
+
+@pytest.mark.parametrize("shape", PATTERNS, ids=str)
+def test_float_masks_broadcast(shape):
+    mask = randn(*shape, seed=3, dtype=HALF, size=3.0)
+    mask = mask.masked_fill(mask > 3, -torch.inf)
+    assert_within_contract(small_problem(mask, randn(*SHAPE[:-1], seed=4).abs() * 2))
+
+
+@pytest.mark.parametrize("shape", PATTERNS[::5], ids=str)
+def test_boolean_masks_broadcast(shape):
+    assert_within_contract(small_problem(randn(*shape, seed=3) > 0))
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1, 1), (2, 1, 1, 3), (1, 2, 2, 1)], ids=str)
+def test_gain_broadcasts(shape):
+    assert_within_contract(small_problem(randn(*SHAPE, seed=3, dtype=SINGLE), randn(*shape, seed=4).abs()))
+
+
+@pytest.mark.parametrize("dtype", [HALF, BRAIN, SINGLE, DOUBLE])
+def test_most_negative_number_hides(dtype):
+    least = torch.finfo(dtype).min
+    mask = randn(1, 1, 1, 3, 70, seed=3, dtype=dtype)
+    hide = randn(1, 1, 1, 3, 70, seed=4) > 0
+    hide[..., 1, :] = True
+    gain = torch.tensor([0.0, 3.0, 3.0], device=DEVICE).view(1, 1, 1, 3)
+    marked = [
+        triton_parts(random_problem(3, 70, 16, mask=mask.masked_fill(hide, value), gain=gain))
+        for value in (-torch.inf, least, least / 2)
+    ]
+    assert_within_contract(random_problem(3, 70, 16, mask=mask.masked_fill(hide, least), gain=gain))
+    for first, *others in zip(*marked, strict=True):
+        assert all(torch.equal(first, other) for other in others)
+        assert not first.isnan().any()
+    assert [part[0, 0, 0, 1].item() for part in marked[0]] == [-math.inf, 0, 0, 0]
+
+
+@pytest.mark.parametrize("far", [-1e9, -1e30, -1.6e38])
+def test_far_but_visible_keys_weigh_nothing(far):
+    mask = torch.zeros(1, 1, 1, 1, 70, device=DEVICE)
+    mask[..., 5::2] = far
+    gain = torch.full((1, 1, 1, 1), 4.0, device=DEVICE)  # −6.4e38 is −inf in float32
+    seen = triton_parts(random_problem(2, 70, 16, mask=mask, gain=gain))
+    gone = triton_parts(random_problem(2, 70, 16, mask=mask.masked_fill(mask < 0, -torch.inf), gain=gain))
+    assert all(torch.equal(a, b) for a, b in zip(seen, gone, strict=True))
+
+
+def test_strided_and_expanded_inputs():
+    base = random_problem(20, 67, 20, group=2, heads=2, mask=randn(1, 2, 2, 20, 67, seed=3) > -1)
+    assert base.mask is not None
+    odd = Problem(
+        q=base.q.transpose(1, 3).contiguous().transpose(1, 3),
+        k=torch.stack((base.k, -base.k), -1)[..., 0],
+        mask=base.mask.mT.contiguous().mT,
+        gain=None,
+        offset=None,
+        scale=base.scale,
+        rows=base.rows,
+    )
+    assert not odd.q.is_contiguous()
+    for a, b in zip(triton_parts(odd), triton_parts(base), strict=True):
+        # Compiled for other strides, the same sums may be taken in another order.
+        assert torch.equal(a, b) if INTERPRETED else torch.allclose(a, b, rtol=1e-5, atol=1e-6)
+    shared = randn(1, 1, 1, 20, seed=5).expand(1, 3, 33, 20)
+    q = randn(1, 3, 4, 20, seed=6)
+    found = assert_within_contract(make_problem(q, shared, None, offset=None, scale=None, enable_gqa=False))
+    assert (found[1] == torch.tensor(32.0).log1p().to(DEVICE)).all()
+
+
+@pytest.mark.parametrize("shape", [(0, 2, 3, 4, 5), (2, 0, 3, 4, 5), (2, 2, 3, 0, 5), (2, 2, 3, 4, 0)], ids=str)
+def test_empty_sizes(shape):
+    batch, heads, group, queries, keys = shape
+    problem = random_problem(queries, keys, 8, batch=batch, heads=heads, group=group, offset=0)
+    peak, *others = triton_parts(problem)
+    assert (peak == -torch.inf).all()
+    assert all(part.shape == shape[:-1] and (part == 0).all() for part in others)
+
+
+def test_equal_logits_are_exact():
+    peak, log_mass, shortfall, var = triton_parts(given_logits(torch.full((2, 300), 3.5)))
+    assert (peak == 3.5).all()
+    assert torch.allclose(log_mass.double(), torch.tensor(300.0, dtype=DOUBLE, device=DEVICE).log(), rtol=2e-7, atol=0)
+    assert (shortfall == 0).all()
+    assert (var == 0).all()
+
+
+@pytest.mark.parametrize("place", [0, 40, 79])
+@pytest.mark.parametrize("gap", [1.0, 30.0, 80.0])
+def test_relative_accuracy_when_one_key_leads(place, gap):
+    rows = randn(3, 80, seed=1).cpu()
+    rows[:, place] = rows.amax(-1) + gap
+    problem = given_logits(rows)
+    for got, want in zip(triton_parts(problem), dense(problem, DOUBLE), strict=True):
+        assert ((got - want).abs() <= 1e-5 * want.abs()).all()
+
+
+def test_relative_accuracy_of_a_small_variance():
+    rows = torch.tensor([[0.0], [1000.0]]) + 2**-13 * torch.randint(
+        0, 9, (2, 300), generator=torch.Generator().manual_seed(0)
+    )
+    rows[:, 250:] += 2**-6
+    problem = given_logits(rows)
+    for got, want in zip(triton_parts(problem), dense(problem, DOUBLE), strict=True):
+        assert ((got - want).abs() <= 2e-6 * want.abs()).all()
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("dtype", [HALF, BRAIN, SINGLE])
+def test_what_hidden_keys_hold_has_no_effect(dtype, value):
+    mask = randn(1, 1, 1, 20, 70, seed=3) > 0
+    mask[..., [3, 66]] = False
+    clean = random_problem(20, 70, 16, dtype=dtype, mask=mask, offset=40)
+    dirty = random_problem(20, 70, 16, dtype=dtype, mask=mask, offset=40)
+    dirty.k[:, :, [3, 66, 69]] = value  # 69 lies beyond the causal limit
+    assert all(torch.equal(a, b) for a, b in zip(triton_parts(dirty), triton_parts(clean), strict=True))
+
+
+@pytest.mark.parametrize("dtype", [HALF, BRAIN, SINGLE, DOUBLE])
+@pytest.mark.parametrize("key", [0, 40, 65])
+def test_nan_in_a_live_key_marks_the_rows_that_see_it(dtype, key):
+    clean = random_problem(40, 70, 16, dtype=dtype, offset=30)
+    dirty = random_problem(40, 70, 16, dtype=dtype, offset=30)
+    dirty.k[:, :, key, 3] = math.nan
+    sees = torch.arange(40, device=DEVICE) + 30 >= key
+    for found, want in zip(triton_parts(dirty), triton_parts(clean), strict=True):
+        assert found[..., sees].isnan().all()
+        assert torch.equal(found[..., ~sees], want[..., ~sees])
+
+
+@pytest.mark.parametrize("source", ["query", "first tile", "last tile", "every logit", "+inf"])
+def test_a_row_with_a_nan_is_nan_and_the_others_are_untouched(source):
+    rows = randn(5, 70, seed=1).cpu()
+    mask = torch.zeros(1, 1, 1, 5, 70, device=DEVICE)
+    clean = given_logits(rows, mask=mask.clone())
+    dirty = given_logits(rows, mask=mask)
+    if source == "query":
+        dirty.q[..., 2, 0] = math.nan
+    else:
+        where: Any = {"first tile": 7, "last tile": 68, "every logit": slice(None), "+inf": 68}[source]
+        mask[..., 2, where] = math.inf if source == "+inf" else math.nan
+    others = [0, 1, 3, 4]
+    for found, want in zip(triton_parts(dirty), triton_parts(clean), strict=True):
+        assert found[..., 2].isnan().all()
+        assert torch.equal(found[..., others], want[..., others])
+
+
+def test_repeats_are_bit_equal():
+    problem = random_problem(40, 130, 59, offset=90)
+    first = triton_parts(problem)
+    assert all(torch.equal(a, b) for _ in range(2) for a, b in zip(triton_parts(problem), first, strict=True))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(INTERPRETED, reason="takes 4 GiB of a GPU")
+def test_offsets_beyond_32_bits():
+    far = torch.zeros(2**31 + 64, dtype=HALF, device=DEVICE)
+    k = far.as_strided((1, 1, 9, 16), (0, 0, 2**28, 1))
+    k.copy_(randn(1, 1, 9, 16, seed=2))
+    q = randn(1, 1, 5, 16, seed=1, dtype=HALF)
+    near, spread = (make_problem(q, x, None, offset=4, scale=None, enable_gqa=False) for x in (k.contiguous(), k))
+    assert all(torch.equal(a, b) for a, b in zip(triton_parts(spread), triton_parts(near), strict=True))
+
+
+def test_wide_heads_and_other_dtypes_are_refused():
+    with pytest.raises(UnsupportedError, match=r"head size is 257.*impl='streaming'"):
+        triton_parts(random_problem(2, 3, 257))
+    small = random_problem(2, 3, 16)
+    eight = Problem(small.q.to(torch.float8_e5m2), small.k, None, None, None, 1.0, small.rows)
+    with pytest.raises(UnsupportedError, match=r"float8_e5m2.*impl='streaming'"):
+        triton_parts(eight)
+
+
+def test_available_gives_a_reason(monkeypatch):
+    assert available(DEVICE) is None
+    assert "'meta'" in (available(torch.device("meta")) or "")
+    monkeypatch.setitem(sys.modules, "triton", None)
+    monkeypatch.setattr(triton, "_INSTALLED", False)
+    assert "pip install 'triton>=3.4'" in (available(DEVICE) or "")
+    with pytest.raises(MissingExtraError, match=r"sharpmax\[triton\]"):
+        triton_parts(random_problem(2, 3, 16))
+
+
+def test_without_the_interpreter_cpu_tensors_are_refused():
+    code = (
+        "import sys, torch\n"
+        "from sharpmax.stats.triton_launch import available, triton_parts\n"
+        "from sharpmax.stats.call import make_problem\n"
+        "assert 'triton' not in sys.modules\n"
+        "assert 'TRITON_INTERPRET=1' in available(torch.device('cpu'))\n"
+        "assert 'triton' not in sys.modules\n"
+        "x = torch.ones(1, 2, 4)\n"
+        "try:\n"
+        "    triton_parts(make_problem(x, x, None, offset=None, scale=None, enable_gqa=False))\n"
+        "except NotImplementedError as error:\n"
+        "    assert 'TRITON_INTERPRET=1' in str(error) and \"impl='streaming'\" in str(error)\n"
+        "else:\n"
+        "    raise AssertionError\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "TRITON_INTERPRET": "0"})

@@ -1,0 +1,399 @@
+"""The gradient kernels against float64 autograd: interpreted, or on a GPU with TRITON_INTERPRET=0."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+os.environ.setdefault("TRITON_INTERPRET", "1")
+
+import pytest
+import torch
+from torch import Tensor
+
+import sharpmax as sm
+from sharpmax.errors import NotMeasuredError
+from sharpmax.stats import dispatch as operator
+from sharpmax.stats import triton_launch as triton_backward
+from sharpmax.stats.call import Parts, Problem, hidden_by
+from sharpmax.stats.dispatch import measure, measure_parts
+from sharpmax.stats.statistics import FIELDS
+from sharpmax.stats.streaming import Incoming, streaming_backward
+from sharpmax.stats.triton_launch import Tile
+
+pytest.importorskip("triton")
+
+INTERPRETED = os.environ["TRITON_INTERPRET"] == "1"
+DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
+HALF, BRAIN, SINGLE, DOUBLE = torch.float16, torch.bfloat16, torch.float32, torch.float64
+
+# The interpreter computes in numpy, which warns where a GPU is silent; non-finite numbers are meant here.
+pytestmark = pytest.mark.filterwarnings("ignore:.*(invalid value|overflow|All-NaN slice) encountered:RuntimeWarning")
+
+Loss = Callable[[Any], Tensor]
+LOSSES: dict[str, Loss] = {
+    "lse": lambda stats: stats.lse,
+    "mean": lambda stats: stats.mean,
+    "var": lambda stats: stats.var,
+    "entropy": lambda stats: stats.entropy,
+    "mix": lambda stats: stats.entropy.square() + 0.3 * stats.var - 0.7 * stats.lse * stats.mean.tanh(),
+}
+every_loss = pytest.mark.parametrize("loss", LOSSES)
+small_tiles = pytest.mark.usefixtures("_small_tiles")
+
+
+@pytest.fixture(autouse=True)
+def _poisoned_memory() -> Iterator[None]:
+    """Fill fresh memory with NaN, so that an output which is not written shows."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(before)
+
+
+@pytest.fixture
+def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles that are not square, so that every edge between them is met."""
+    tiles = {"into_queries": Tile(32, 16, 4, 2), "into_keys": Tile(16, 32, 4, 2)}
+    monkeypatch.setattr(triton_backward, "OVERRIDES", tiles)
+
+
+def randn(*shape: int, seed: int = 0, dtype: torch.dtype = SINGLE, size: float = 1.0) -> Tensor:
+    rng = torch.Generator().manual_seed(seed)
+    return (torch.randn(shape, generator=rng, dtype=DOUBLE) * size).to(dtype).to(DEVICE)
+
+
+def random_problem(
+    queries: int,
+    keys: int,
+    width: int,
+    *,
+    dtype: torch.dtype = SINGLE,
+    batch: int = 1,
+    heads: int = 1,
+    group: int = 1,
+    size: float = 1.0,
+    **changes: Any,
+) -> Problem:
+    fields: dict[str, Any] = {"mask": None, "gain": None, "offset": None, "scale": 1 / math.sqrt(width)}
+    return Problem(
+        q=randn(batch, heads, group, queries, width, seed=1, dtype=dtype, size=size),
+        k=randn(batch, heads, keys, width, seed=2, dtype=dtype, size=size),
+        rows=(batch, heads * group, queries),
+        **{**fields, **changes},
+    )
+
+
+def gradients(problem: Problem, loss: Loss, impl: str = "triton", dtype: torch.dtype | None = None) -> list[Tensor]:
+    """dq and dk of a weighted sum over the rows that see a key."""
+    leaves = [x.detach().to(dtype or x.dtype).requires_grad_() for x in (problem.q, problem.k)]
+    problem = replace(problem, q=leaves[0], k=leaves[1])
+    stats = plain(problem) if impl == "plain" else measure(problem, impl, frozenset(FIELDS))
+    seen = problem.counts() > 0
+    weight = randn(*problem.rows, seed=9, dtype=DOUBLE)
+    total = (loss(stats).double() * weight)[seen].sum()
+    return list(torch.autograd.grad(total, leaves))
+
+
+class plain:  # noqa: N801
+    """The statistics as one writes them down first, in the dtype of the input."""
+
+    def __init__(self, problem: Problem) -> None:
+        s = problem.q @ problem.k[:, :, None].mT * problem.scale
+        live = ~problem.hidden().expand(s.shape)
+        if problem.mask is not None and problem.mask.is_floating_point():
+            bias = problem.mask.masked_fill(hidden_by(problem.mask), 0).to(s.dtype)
+            s = s + (bias if problem.gain is None else bias * problem.gain[..., None].to(s.dtype))
+        blind = ~live.any(-1, keepdim=True)
+        s = s.masked_fill(~live & ~blind, -torch.inf)
+        p, lse = s.softmax(-1), s.logsumexp(-1)
+        s = s.masked_fill(~live, 0)
+        mean = (p * s).sum(-1)
+        var = (p * (s - mean[..., None]) ** 2).sum(-1)
+        self.lse, self.mean, self.var, self.entropy = (
+            x.reshape(problem.rows) for x in (lse, mean, var, lse - mean)
+        )  # fmt: skip
+
+
+def assert_within_contract(problem: Problem, loss: str = "mix") -> None:
+    """At most three times the error of the plain computation in the same dtype, plus a rounding of the largest."""
+    found = gradients(problem, LOSSES[loss])
+    exact = gradients(problem, LOSSES[loss], "reference", DOUBLE)
+    rough = gradients(problem, LOSSES[loss], "plain")
+    for name, got, want, base, x in zip("qk", found, exact, rough, (problem.q, problem.k), strict=True):
+        assert got.dtype == x.dtype
+        assert got.shape == x.shape
+        assert got.isfinite().all(), name
+        error, allowed = ((y.double() - want).abs().max().item() for y in (got, base))
+        slack = 2 * torch.finfo(x.dtype).eps * want.abs().max().item()
+        assert error <= 3 * allowed + slack, (name, error, allowed, slack)
+
+
+@every_loss
+@pytest.mark.parametrize("dtype", [HALF, BRAIN, SINGLE])
+@pytest.mark.parametrize("offset", [None, 13])
+@small_tiles
+def test_every_statistic(loss: str, dtype: torch.dtype, offset: int | None) -> None:
+    assert_within_contract(random_problem(40, 53, 16, dtype=dtype, offset=offset), loss)
+
+
+@pytest.mark.parametrize("width", [1, 59, 64, 111, 128, 256])
+@pytest.mark.parametrize("dtype", [HALF, BRAIN, SINGLE])
+def test_dtypes_and_head_sizes(dtype: torch.dtype, width: int) -> None:
+    assert_within_contract(random_problem(17, 70, width, dtype=dtype, offset=53))
+    assert_within_contract(random_problem(64, 33, width, dtype=dtype), "entropy")
+
+
+@pytest.mark.parametrize("keys", [1, 17, 97, 130])
+@pytest.mark.parametrize("queries", [1, 17, 97, 130])
+def test_lengths(queries: int, keys: int) -> None:
+    assert_within_contract(random_problem(queries, keys, 20, dtype=HALF))
+    assert_within_contract(random_problem(queries, keys, 20, dtype=HALF, offset=keys - queries), "entropy")
+
+
+@pytest.mark.parametrize("offset", [-200, -41, -20, -1, 0, 7, 31, 32, 33, 2**40])
+@small_tiles
+def test_causal_offsets(offset: int) -> None:
+    problem = random_problem(40, 70, 16, offset=offset)
+    assert_within_contract(problem)
+    blind = problem.counts().view(problem.q.shape[:-1]) == 0
+    assert (gradients(problem, LOSSES["mix"])[0][blind] == 0).all()
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@small_tiles
+def test_grouped_heads_share_the_gradient_of_their_key(masked: bool) -> None:
+    mask = randn(2, 2, 3, 9, 30, seed=3) > 0 if masked else None
+    assert_within_contract(random_problem(9, 30, 20, batch=2, heads=2, group=3, mask=mask, offset=21))
+
+
+@pytest.mark.parametrize("shape", [(2, 2, 2, 20, 37), (1, 1, 1, 1, 37), (2, 1, 1, 20, 1), (1, 2, 2, 1, 1)], ids=str)
+@pytest.mark.parametrize("kind", ["bool", "float", "gain"])
+@pytest.mark.parametrize("loss", ["entropy", "mix"])
+@small_tiles
+def test_masks_broadcast(shape: tuple[int, ...], kind: str, loss: str) -> None:
+    mask = randn(*shape, seed=3, size=3.0)
+    mask = mask > -1 if kind == "bool" else mask.masked_fill(mask > 3, -torch.inf)
+    gain = randn(2, 2, 2, 20, seed=4).abs() if kind == "gain" else None
+    assert_within_contract(
+        random_problem(20, 37, 16, batch=2, heads=2, group=2, mask=mask, gain=gain, offset=18), loss
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [HALF, BRAIN, SINGLE])
+def test_logits_of_a_thousand(dtype: torch.dtype) -> None:
+    assert_within_contract(random_problem(20, 97, 64, dtype=dtype, size=19.0), "entropy")
+
+
+@pytest.mark.parametrize("shift", [-3000.0, 3000.0])
+def test_logits_far_from_zero(shift: float) -> None:
+    """exp of the logits themselves, or of those of keys beyond the end, would overflow."""
+    problem = random_problem(20, 50, 16)
+    problem.q[..., 0], problem.k[..., 0] = 1.0, shift * 4
+    for got in gradients(problem, LOSSES["mix"]):
+        assert got.isfinite().all()
+    assert_within_contract(problem, "lse")
+
+
+@pytest.mark.parametrize("far", [-1e9, -1e30, -1.6e38])
+def test_far_but_visible_keys_weigh_nothing(far: float) -> None:
+    mask = torch.zeros(1, 1, 1, 1, 70, device=DEVICE)
+    mask[..., 5::2] = far
+    gain = torch.full((1, 1, 1, 20), 4.0, device=DEVICE)  # −6.4e38 is −inf in float32
+    seen = random_problem(20, 70, 16, mask=mask, gain=gain)
+    gone = replace(seen, mask=mask.masked_fill(mask < 0, -torch.inf))
+    for a, b in zip(gradients(seen, LOSSES["mix"]), gradients(gone, LOSSES["mix"]), strict=True):
+        assert torch.equal(a, b)
+
+
+@small_tiles
+def test_strided_inputs_give_gradients_of_the_same_layout() -> None:
+    base = random_problem(20, 67, 20, group=2, heads=2, mask=randn(1, 2, 2, 20, 67, seed=3) > -1)
+    assert base.mask is not None
+    odd = replace(
+        base,
+        q=base.q.transpose(1, 3).contiguous().transpose(1, 3),
+        k=torch.stack((base.k, -base.k), -1)[..., 0],
+        mask=base.mask.mT.contiguous().mT,
+    )
+    assert not odd.q.is_contiguous()
+    parts = measure_parts(base, "triton", frozenset(FIELDS))
+    grads = Incoming(*(randn(*parts.var.shape, seed=i) for i in range(3)))
+    # A gradient of a sum comes expanded.
+    grads = grads._replace(shortfall=torch.ones((), device=DEVICE).expand(parts.var.shape))
+    want = triton_backward.triton_backward(base, parts, grads)
+    for impl in (triton_backward.triton_backward, lambda *x: streaming_backward(*x, into_mask=False)):
+        found = impl(odd, parts, grads)
+        assert found.q.stride() == torch.empty_like(odd.q).stride()
+        assert found.k.stride() == torch.empty_like(odd.k).stride()
+        assert torch.allclose(found.q, want.q, rtol=1e-5, atol=1e-5)
+        assert torch.allclose(found.k, want.k, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("dtype", [HALF, BRAIN, SINGLE])
+@small_tiles
+def test_what_hidden_keys_hold_has_no_effect(dtype: torch.dtype, value: float) -> None:
+    mask = randn(1, 1, 1, 20, 70, seed=3) > 0
+    mask[..., [3, 66]] = False
+    for problem in (
+        random_problem(20, 70, 16, dtype=dtype, mask=mask, offset=40),
+        random_problem(20, 70, 16, dtype=dtype, mask=mask.float().log(), offset=40),
+    ):
+        dirty = replace(problem, k=problem.k.clone())
+        dirty.k[:, :, [3, 66, 69]] = value  # 69 lies beyond the causal limit
+        pairs = zip(gradients(dirty, LOSSES["mix"]), gradients(problem, LOSSES["mix"]), strict=True)
+        assert all(torch.equal(a, b) for a, b in pairs)
+
+
+@pytest.mark.parametrize("key", [3, 40, 65])
+@small_tiles
+def test_a_live_nan_marks_the_rows_that_see_it_and_no_others(key: int) -> None:
+    problem = random_problem(40, 70, 16, offset=30)
+    dirty = replace(problem, k=problem.k.clone())
+    dirty.k[:, :, key, 3] = math.nan
+    sees = torch.arange(40, device=DEVICE) + 30 >= key
+    (dq, dk), (clean_q, _) = gradients(dirty, LOSSES["mix"]), gradients(problem, LOSSES["mix"])
+    assert dq[..., sees, :].isnan().all()
+    assert torch.equal(dq[..., ~sees, :], clean_q[..., ~sees, :])
+    assert dk[..., : int(sees.nonzero()[-1]) + 31, :].isnan().all()  # all these keys are seen by a broken row
+
+
+@small_tiles
+def test_a_nan_in_a_query_stays_with_its_row_and_the_keys_it_sees() -> None:
+    problem = random_problem(40, 70, 16, offset=10)
+    dirty = replace(problem, q=problem.q.clone())
+    dirty.q[..., 20, 3] = math.nan
+    (dq, dk), (clean_q, clean_k) = gradients(dirty, LOSSES["mix"]), gradients(problem, LOSSES["mix"])
+    others = torch.arange(40, device=DEVICE) != 20
+    assert dq[..., 20, :].isnan().all()
+    assert torch.equal(dq[..., others, :], clean_q[..., others, :])
+    assert dk[..., :31, :].isnan().all()
+    assert torch.equal(dk[..., 31:, :], clean_k[..., 31:, :])
+
+
+def test_repeats_are_bit_equal() -> None:
+    problem = random_problem(40, 130, 59, dtype=HALF, offset=90)
+    first = gradients(problem, LOSSES["mix"])
+    assert all(
+        torch.equal(a, b) for _ in range(2) for a, b in zip(gradients(problem, LOSSES["mix"]), first, strict=True)
+    )
+
+
+@pytest.mark.parametrize("shape", [(0, 2, 3, 4, 5), (2, 0, 3, 4, 5), (2, 2, 3, 0, 5), (2, 2, 3, 4, 0)], ids=str)
+def test_empty_sizes(shape: tuple[int, ...]) -> None:
+    batch, heads, group, queries, keys = shape
+    problem = random_problem(queries, keys, 8, batch=batch, heads=heads, group=group, offset=0)
+    parts = Parts(*(torch.zeros(shape[:-1], device=DEVICE) for _ in range(4)))
+    found = triton_backward.triton_backward(problem, parts, Incoming(parts.var, parts.var, None))
+    assert found.q.shape == problem.q.shape
+    assert (found.k == 0).all()
+
+
+@small_tiles
+def test_finite_differences() -> None:
+    """The derivative along a direction, without any oracle: steps of a float32 forward pass."""
+    problem = random_problem(20, 40, 16, offset=22)
+    weight = randn(1, 1, 20, seed=9, dtype=DOUBLE)
+    directions = [randn(*x.shape, seed=s) for x, s in ((problem.q, 5), (problem.k, 6))]
+    values = []
+    for step in (-1e-2, 1e-2):
+        moved = replace(problem, q=problem.q + step * directions[0], k=problem.k + step * directions[1])
+        stats = measure(moved, "triton", frozenset(FIELDS))
+        values.append((LOSSES["mix"](stats).double() * weight).sum().item())
+    slope = sum((g * d).sum().item() for g, d in zip(gradients(problem, LOSSES["mix"]), directions, strict=True))
+    assert slope == pytest.approx((values[1] - values[0]) / 2e-2, rel=2e-3)
+
+
+class TestChoice:
+    @pytest.fixture
+    def used(self, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+        """Which gradients ran, and which incoming ones they were given."""
+        names: list[str] = []
+
+        def spy(module: Any, name: str) -> None:
+            function = getattr(module, name)
+
+            def run(problem: Any, parts: Any, grads: Any, **options: Any) -> Any:
+                names.append(" ".join([name, *(f for f, g in grads._asdict().items() if g is not None)]))
+                return function(problem, parts, grads, **options)
+
+            monkeypatch.setattr(module, name, run)
+
+        spy(triton_backward, "triton_backward")
+        spy(operator, "streaming_backward")
+        return names
+
+    @staticmethod
+    def leaves(dtype: torch.dtype = SINGLE) -> tuple[Tensor, Tensor]:
+        return (
+            randn(1, 2, 3, 16, seed=1, dtype=dtype).requires_grad_(),
+            randn(1, 2, 4, 16, seed=2, dtype=dtype).requires_grad_(),
+        )
+
+    def test_only_what_has_a_gradient_is_handed_over(self, used: list[str]) -> None:
+        q, k = self.leaves()
+        sm.row_stats(q, k, impl="triton").entropy.sum().backward()
+        sm.row_stats(q, k, impl="triton").lse.sum().backward()
+        sm.row_stats(q, k, impl="triton").mean.sum().backward()
+        sm.row_stats(q, k, impl="triton").var.sum().backward()
+        assert used == [
+            "triton_backward log_mass shortfall",
+            "triton_backward log_mass",
+            "triton_backward shortfall",
+            "triton_backward var",
+        ]
+
+    def test_a_variance_that_is_not_asked_for_is_not_measured(self) -> None:
+        """It would have no gradient, silently."""
+        q, k = self.leaves()
+        with pytest.raises(NotMeasuredError, match="var"):
+            _ = sm.row_stats(q, k, impl="triton", fields=("entropy", "lse")).var
+        assert sm.row_stats(q, k, impl="triton", fields=("var",)).var.requires_grad
+
+    def test_what_the_kernels_cannot_do_is_streamed(self, used: list[str]) -> None:
+        q, k = self.leaves()
+        sm.row_stats(q, k, impl="streaming").var.sum().backward()
+        mask = randn(3, 4).requires_grad_()
+        sm.row_stats(q, k, attn_mask=mask, impl="triton").var.sum().backward()
+        assert mask.grad is not None
+        q, k = self.leaves(DOUBLE)
+        sm.row_stats(q, k, impl="triton").var.sum().backward()
+        assert used == ["streaming_backward var"] * 3
+
+    @pytest.mark.skipif(not INTERPRETED, reason="a GPU compiles in tests/test_gpu.py")
+    @pytest.mark.filterwarnings("ignore::DeprecationWarning")
+    def test_compiled_vmapped_and_eager_agree(self, used: list[str]) -> None:
+        def run(q: Tensor, k: Tensor) -> Tensor:
+            stats = sm.row_stats(q, k, is_causal=True, impl="triton", fields=("entropy",))
+            total: Tensor = stats.entropy.square().sum()
+            return total
+
+        q, k = self.leaves()
+        want = torch.autograd.grad(run(q, k), (q, k))
+        got = torch.autograd.grad(torch.compile(run, backend="aot_eager", fullgraph=True)(q, k), (q, k))
+        both = torch.func.vmap(torch.func.grad(run, argnums=(0, 1)))(torch.stack((q, 2 * q)), torch.stack((k, k)))
+        assert used == ["triton_backward log_mass shortfall"] * 3
+        for w, g, b in zip(want, got, both, strict=True):
+            assert torch.allclose(g, w, rtol=1e-5, atol=1e-6)
+            assert torch.allclose(b[0], w, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(INTERPRETED, reason="takes 4 GiB of a GPU")
+def test_offsets_beyond_32_bits() -> None:
+    far = torch.zeros(2**31 + 64, dtype=HALF, device=DEVICE)
+    near = random_problem(9, 9, 16, dtype=HALF, offset=0)
+    q = far.as_strided((1, 1, 1, 9, 16), (0, 0, 0, 2**28, 1))
+    k = far[32:].as_strided((1, 1, 9, 16), (0, 0, 2**28, 1))
+    q.copy_(near.q)
+    k.copy_(near.k)
+    parts = measure_parts(near, "triton", frozenset(FIELDS))
+    grads = Incoming(*(randn(*parts.var.shape, seed=i) for i in range(3)))
+    want = triton_backward.triton_backward(near, parts, grads)
+    found = triton_backward.triton_backward(replace(near, q=q, k=k), parts, grads)
+    assert torch.allclose(found.q, want.q, rtol=1e-2, atol=1e-3)
+    assert torch.allclose(found.k, want.k, rtol=1e-2, atol=1e-3)
