@@ -58,12 +58,13 @@ docs-gpu: setup
 	@$(BIN)/sharpmax report benchmarks/h200.json
 	@$(BIN)/python -m sharpmax.report.sections.gpu_page benchmarks/h200.json docs/gpu.md
 
-# How good the tests are. Compilers and tracers do not get along, so tests of torch.compile stay out of the coverage.
-# All mutants instead of a sample: make quality QUALITY=--all; with --record the page docs/quality.md too.
+# How good the tests are: coverage, then mutants of the mathematics (an hour; build/quality/mutmut.log has the progress).
+# Compilers and tracers do not get along, so tests of torch.compile stay out of the coverage.
 quality: setup
 	@mkdir -p build/quality
-	@$(BIN)/python -m pytest -n 2 --dist worksteal -m "not gpu" -k "not compile" --cov --cov-report=json:build/quality/coverage.json
-	@OMP_NUM_THREADS=1 $(BIN)/python -m quality --coverage build/quality/coverage.json $(QUALITY)
+	@$(BIN)/python -m pytest -n 2 --dist worksteal -m "not gpu" -k "not compile" --cov --cov-report=term:skip-covered
+	@OMP_NUM_THREADS=1 $(BIN)/mutmut run > build/quality/mutmut.log
+	@$(BIN)/mutmut results --all true | awk '{n[$$NF]++} END {for (s in n) {print n[s], "mutants", s; t += n[s]}; print "score:", 100 * n["killed"] / t "%"}'
 
 clean:
-	rm -rf $(VENV) reproduce .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist site
+	rm -rf $(VENV) reproduce .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist site mutants

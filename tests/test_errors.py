@@ -31,6 +31,10 @@ from sharpmax.policies.per_head import PerHead
 from sharpmax.policies.polynomial import Polynomial
 
 NAN, INF = math.nan, math.inf
+POLICIES = (
+    "one of ['none', 'paper', 'smollm2', 'smollm2-constant'], log-length:64, constant:1.5 or the path of a policy file or "
+    "its folder"
+)
 VALUE, TYPE = (ArgumentError, ValueError), (ArgumentTypeError, TypeError)
 
 _FORM = re.compile(r"(?P<argument>\w+): got (?P<given>.+?); allowed: (?P<allowed>.+?)(; (?P<todo>.+))?", re.DOTALL)
@@ -221,7 +225,7 @@ ATTENTION = [
         "unknown policy",
         lambda: sm.attention(Q, K, K, policy="papr"),
         VALUE,
-        "policy: got 'papr'; allowed: one of ['none', 'paper', 'smollm2', 'smollm2-constant'] or the path",
+        f"policy: got 'papr'; allowed: {POLICIES}",
     ),
     Case(
         "policy of another type",
@@ -269,7 +273,7 @@ DENSE = [
         "unknown policy",
         lambda: sm.softmax(LOGITS, policy="papr"),
         VALUE,
-        "policy: got 'papr'; allowed: one of ['none', 'paper', 'smollm2', 'smollm2-constant'] or the path",
+        f"policy: got 'papr'; allowed: {POLICIES}",
     ),
     Case(
         "policy of another type",
@@ -281,13 +285,13 @@ DENSE = [
         "load_policy: unknown",
         lambda: sm.load_policy("papr"),
         VALUE,
-        "policy: got 'papr'; allowed: one of ['none', 'paper', 'smollm2', 'smollm2-constant'] or the path",
+        f"policy: got 'papr'; allowed: {POLICIES}",
     ),
     Case(
         "load_policy: a number",
         lambda: sm.load_policy(untyped(3)),
         TYPE,
-        "path_or_name: got int; allowed: a path or one of ['none', 'paper', 'smollm2', 'smollm2-constant']",
+        f"path_or_name: got int; allowed: {POLICIES}",
     ),
 ]
 

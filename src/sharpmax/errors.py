@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from importlib import metadata
 from typing import NoReturn
 
 __all__ = [
@@ -73,6 +71,9 @@ def install_command(extra: str, otherwise: str) -> str:
 
 
 def _packages_of(extra: str) -> list[str]:
+    import re
+    from importlib import metadata  # takes longer than all of `import sharpmax`
+
     try:
         declared = metadata.requires("sharpmax") or []
     except metadata.PackageNotFoundError:

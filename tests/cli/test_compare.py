@@ -70,7 +70,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     found = {}
     for name, words in ENGINES.items():
         if name == "ray":
-            pytest.importorskip("ray", reason="pip install 'sharpmax[ray]'")
+            pytest.importorskip("ray", reason="pip install ray")
         folder = tmp_path_factory.mktemp(name)
         done = run_alone("compare", *GRID, "--device", "cpu", "--out", folder, *words)
         assert (done.returncode, done.stderr) == (0, ""), name

@@ -43,7 +43,7 @@ def test_every_committed_result_is_on_some_page() -> None:
     assert {folder.name for folder in (ROOT / "results").iterdir()} <= shown
     assert all(file_of(ROOT, name).exists() or name in ("clrs", "compare") for name in shown)
     timed = {what for _, kind, what in asked() if kind == "bench"}
-    told_by_commands = {"h200", "quality"}  # docs/gpu.md and docs/quality.md, whose tables commands fill
+    told_by_commands = {"h200"}  # docs/gpu.md, whose tables a command fills
     committed = {file.stem for file in (ROOT / "benchmarks").glob("*.json")}
     assert timed <= committed <= timed | told_by_commands
 

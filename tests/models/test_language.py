@@ -244,7 +244,7 @@ def test_without_transformers(monkeypatch: pytest.MonkeyPatch, llama: Path) -> N
         raise MissingExtraError(module, extra, purpose)
 
     monkeypatch.setattr(language, "require", gone)
-    with pytest.raises(MissingExtraError, match=r"a language model needs .* 'sharpmax\[hf\]'"):
+    with pytest.raises(MissingExtraError, match=r"a language model needs .* 'transformers>=5.17'"):
         load_language_model(str(llama))
 
 

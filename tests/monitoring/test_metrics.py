@@ -59,7 +59,7 @@ def test_monitors_one_after_another_share_a_registry() -> None:
 def test_without_the_package_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     one = model()
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    with pytest.raises(MissingExtraError, match=r"sharpmax\[monitor\]"):
+    with pytest.raises(MissingExtraError, match=r"pip install .*'prometheus-client>="):
         watched(one, metrics=True)
     assert installed(one) is None
     watched(one).close()

@@ -59,7 +59,7 @@ def test_damaged_tables_and_folders(tmp_path: Path) -> None:
 
 def test_without_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(MissingExtraError, match=r"sharpmax\[report\]"):
+    with pytest.raises(MissingExtraError, match=r"pip install 'jinja2>=.*' 'matplotlib>=.*' 'plotly>="):
         draw(TABLES, tmp_path)
 
 

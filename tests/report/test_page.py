@@ -262,6 +262,6 @@ def test_without_an_extra(module: str, tmp_path: Path, monkeypatch: pytest.Monke
     for name in [name for name in sys.modules if name.partition(".")[0] == module]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(sys, "meta_path", [Missing(), *sys.meta_path])
-    with pytest.raises(MissingExtraError, match=r"sharpmax\[report\]"):
+    with pytest.raises(MissingExtraError, match=r"pip install 'jinja2>=.*' 'matplotlib>=.*' 'plotly>="):
         write_page(COMMAND, PROVENANCE, {"detection": FULL["detection"]}, tmp_path)
     assert list(tmp_path.iterdir()) == []
