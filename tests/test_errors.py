@@ -32,8 +32,8 @@ from sharpmax.policies.polynomial import Polynomial
 
 NAN, INF = math.nan, math.inf
 POLICIES = (
-    "one of ['none', 'paper', 'smollm2', 'smollm2-constant'], log-length:64, constant:1.5 or the path of a policy file or "
-    "its folder"
+    "one of ['none', 'paper', 'smollm2', 'smollm2-constant'], log-length:64, constant:1.5 or the path of a policy file "
+    "or its folder"
 )
 VALUE, TYPE = (ArgumentError, ValueError), (ArgumentTypeError, TypeError)
 
