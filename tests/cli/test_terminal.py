@@ -82,3 +82,16 @@ def test_a_wide_table_becomes_several_that_fit_the_terminal(
     assert max(map(len, lines)) <= 80
     first, second = (line.split()[1:] for line in lines if "entropy-target" in line)
     assert first + second == rows[1][1:]
+
+
+def test_what_a_row_is_stands_in_each_part_of_a_wide_table(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("FORCE_COLOR", "1"), ("TERM", "dumb"), ("COLUMNS", "40"), ("NO_COLOR", "1")):
+        monkeypatch.setenv(name, value)
+    columns = ["algorithm", "size", *(f"variant {number}" for number in range(4))]
+    terminal.print_table("Right", columns, [["minimum", "15", *("1.0", "2.0", "3.0", "4.0")]], labels=2)
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    parts = [line for line in lines if "minimum" in line]
+    assert [line[:2] for line in parts] == [["minimum", "15"]] * len(parts)
+    assert [cell for line in parts for cell in line[2:]] == ["1.0", "2.0", "3.0", "4.0"]

@@ -130,7 +130,7 @@ def test_without_gguf(fake: list[Path], monkeypatch: pytest.MonkeyPatch) -> None
         raise MissingExtraError(module, extra, purpose)
 
     monkeypatch.setattr(smollm2, "require", gone)
-    with pytest.raises(MissingExtraError, match=r"^the alias smollm2 needs the package 'gguf', .*\[models\]'$"):
+    with pytest.raises(MissingExtraError, match=r"^the alias smollm2 needs the package 'gguf', .* 'gguf>=0.17' .*$"):
         smollm2_folder()
     assert not cache_folder().exists()
 

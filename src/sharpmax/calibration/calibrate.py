@@ -116,7 +116,7 @@ def calibrate(
             reject(name, share, "a share above 0 and up to 1")
     if not rate > 0.0:
         reject("rate", rate, "a number above 0")
-    chosen_task = get_task(task) if isinstance(task, str) else task
+    chosen_task = task if isinstance(task, Task) else get_task(task)
     device = model.device
     profile = profile or PROFILES["full" if device.type == "cuda" else "small"]
     if resume and not (folder and any(state_path(folder, kind).is_file() for kind in profile.kinds)):

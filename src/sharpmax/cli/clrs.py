@@ -145,12 +145,14 @@ def print_exam(tables: Mapping[str, Any]) -> None:
 
     arms = list(tables["accuracy"])
     rows = [row for name in tables["majority"] for row in _rows(tables, arms, name)]
-    print_table("Right final answers (%)", ["algorithm", "size", "trained on", *arms, "most frequent answer"], rows)
+    print_table(
+        "Right final answers (%)", ["algorithm", "size", "trained on", *arms, "most frequent answer"], rows, labels=2
+    )
     names, titles = groups(tables), group_names(tables)
     lines = []
     for table, what in (("means", "final answer"), ("means_exact", "whole text")):
         lines += [[arm, what, *(_cell(tables[table][arm][name]) for name in names)] for arm in arms]
-    print_table("Means over algorithms (%)", ["arm", "exact", *(titles[name] for name in names)], lines)
+    print_table("Means over algorithms (%)", ["arm", "exact", *(titles[name] for name in names)], lines, labels=2)
     for sentence in (*summary.verdict(tables), *summary.care(tables)):
         say(sentence)
     for arm, speed in tables["speed"].items():

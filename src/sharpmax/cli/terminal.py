@@ -43,14 +43,15 @@ def say(text: str = "") -> None:
     console.print(Text(text), soft_wrap=not console.is_terminal)
 
 
-def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], labels: int = 1) -> None:
     """Print an aligned table: the first column to the left, the others to the right.
 
-    A table wider than the terminal is printed as several, each with the first column and as many others as fit.
+    A table wider than the terminal is printed as several, each with the first `labels` columns, which say what a row
+    is, and as many others as fit.
     """
     console = _console()
     width = console.width if console.is_terminal else _UNLIMITED
-    for number, chosen in enumerate(_columns_that_fit(columns, rows, width)):
+    for number, chosen in enumerate(_columns_that_fit(columns, rows, labels, width)):
         table = Table(title=None if number else title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
         table.pad_edge = False
         for place in chosen:
@@ -60,14 +61,18 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
         _print_whole(console, table)
 
 
-def _columns_that_fit(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[list[int]]:
+def _columns_that_fit(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], labels: int, width: int
+) -> list[list[int]]:
     widths = [max(cell_len(cell) for cell in cells) for cells in zip(columns, *rows, strict=True)]
     between, edges = 3, 2  # what rich leaves between two columns, and at both ends of a line
-    found, left = [[0]], width - edges - widths[0]
-    for place in range(1, len(columns)):
-        if left < widths[place] + between and len(found[-1]) > 1:
-            found.append([0])
-            left = width - edges - widths[0]
+    first = list(range(labels))
+    room = width - edges - sum(widths[:labels]) - between * (labels - 1)
+    found, left = [first.copy()], room
+    for place in range(labels, len(columns)):
+        if left < widths[place] + between and len(found[-1]) > labels:
+            found.append(first.copy())
+            left = room
         found[-1].append(place)
         left -= widths[place] + between
     return found

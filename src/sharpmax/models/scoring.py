@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
+from sharpmax.errors import reject_type
 from sharpmax.models.language import any_length
 from sharpmax.tasks.prompt import Prompt
 
@@ -46,6 +47,12 @@ class Judged:
 
 def encode(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, before: str = "") -> Reply:
     """A prompt as one turn of a chat (plain text for a model without a chat template), `before` put in front of it."""
+    if not (callable(tokenizer) and hasattr(tokenizer, "chat_template")):
+        reject_type("tokenizer", type(tokenizer).__name__, "the model's tokenizer")
+    if not isinstance(prompt, Prompt):
+        reject_type(
+            "prompt", type(prompt).__name__, "a Prompt", "make some: sharpmax.tasks.get_task('kv').prompts(8, 1)"
+        )
     asked = asked_with(tokenizer, prompt, before)
     special = tokenizer.chat_template is None
     read = tokenizer(asked, add_special_tokens=special).input_ids
@@ -106,6 +113,11 @@ def judge(model: PreTrainedModel, replies: Sequence[Reply], most_tokens: int = 1
     Greedy decoding gives a reply if and only if each of its tokens is the likeliest one after those before it, so
     one pass over the whole tells what generating token by token would.
     """
+    if not isinstance(model, nn.Module):
+        reject_type("model", type(model).__name__, "a causal language model of transformers")
+    wrong = [type(one).__name__ for one in replies if not isinstance(one, Reply)]
+    if wrong:
+        reject_type("replies", f"a {wrong[0]}", "what `encode` makes of prompts")
     judged: dict[int, Judged] = {}
     with torch.no_grad():
         for batch in batches(replies, most_tokens):

@@ -226,8 +226,11 @@ def _materials(
     if sizes is not None:
         _check_sizes(sizes)
         sizes = sorted(set(sizes))
-    if isinstance(tasks, str):
-        reject_type("tasks", repr(tasks), "a list of tasks", f"write tasks=[{tasks!r}]")
+    if isinstance(tasks, (str, Task)):
+        given = repr(tasks) if isinstance(tasks, str) else "a Task"
+        reject_type("tasks", given, "a list of tasks", f"write tasks=[{given}]")
+    if tasks is not None and not isinstance(tasks, Sequence):
+        reject_type("tasks", type(tasks).__name__, "a list of tasks")
     found = []
     for task in tasks if tasks is not None else ("kv", TEXT) if causal else (TEXT,):
         if task == TEXT:
