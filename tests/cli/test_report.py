@@ -109,7 +109,7 @@ def test_the_figure_of_the_readme_is_what_report_draws(sharpmax_command: Any, tm
 
 
 def test_what_a_probe_from_python_saves_is_drawn(sharpmax_command: Any, tmp_path: Path) -> None:
-    found = sharpmax.probing(tiny.model(), tiny.tokenizer(), tasks=[tiny.LETTERS], sizes=[4, 8, 16], prompts=2)
+    found = sharpmax.probe(tiny.model(), tiny.tokenizer(), tasks=[tiny.LETTERS], sizes=[4, 8, 16], prompts=2)
     file = found.save(tmp_path / "probed")
     assert file == tmp_path / "probed" / "results.json"
     for given in (file, file.parent):

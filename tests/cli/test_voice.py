@@ -19,7 +19,8 @@ import sharpmax
 from sharpmax.cli.app import make_app
 from sharpmax.cli.options import PANELS
 from sharpmax.cli.terminal import print_table
-from sharpmax.tasks.registry import SIZED_TASKS, TASKS
+from sharpmax.tasks.registry import TASKS
+from sharpmax.tasks.sized_registry import SIZED_TASKS
 from tests.blocks import command_of
 from tests.cli.lines import is_one_error_line
 

@@ -429,7 +429,7 @@ def noted(monkeypatch: pytest.MonkeyPatch, what: Callable[[Any], Any]) -> list[A
         seen.append(what(problem))
         return measure(problem, impl, fields)
 
-    monkeypatch.setattr("sharpmax.stats.dispatch.measure", spy)
+    monkeypatch.setattr("sharpmax.integrations.transformers.logits.measure", spy)
     return seen
 
 

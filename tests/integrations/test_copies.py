@@ -88,9 +88,9 @@ def test_a_pickle_is_read_by_a_process_that_knows_nothing_yet(tmp_path: Path) ->
         "import sys, torch\n"
         "model, inputs, expected = torch.load(sys.argv[1], weights_only=False)\n"
         "assert (model(**inputs).logits - expected).abs().max() < 1e-5\n"
-        "from sharpmax import hf\n"
-        "assert hf.policy_of(model) is not None\n"
-        "assert (hf.restore(model)(**inputs).logits - expected).abs().max() > 1e-3"
+        "import sharpmax as sm\n"
+        "assert sm.policy_of(model) is not None\n"
+        "assert (sm.restore(model)(**inputs).logits - expected).abs().max() > 1e-3"
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "model.pt")], check=True)
 

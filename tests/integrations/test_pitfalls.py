@@ -52,7 +52,7 @@ def test_2_what_goes_in_and_out_of_the_interface(family: str, monkeypatch: pytes
         seen.append((query.shape, key.shape, kwargs["scaling"], out[0]))
         return out
 
-    monkeypatch.setattr("sharpmax.integrations.transformers.attention.sharp_attention", spy)
+    monkeypatch.setattr("sharpmax.integrations.transformers.interface.sharp_attention", spy)
     model = FAMILIES[family].build()
     FAMILIES[family].logits(hf.apply(model, SHARP))
     model.generate(FAMILIES[family].inputs(model)["input_ids"], max_new_tokens=2, do_sample=False)

@@ -12,8 +12,8 @@ from sharpmax.models.single_head import SetHeads, look
 from sharpmax.models.stacked import ACTIVATIONS, Normalisers
 from sharpmax.normalisers.base import Normaliser, live_softmax, normaliser, normalisers
 from sharpmax.tasks.max_retrieval import seeded
-from sharpmax.tasks.registry import sized_task
 from sharpmax.tasks.sized import Batch
+from sharpmax.tasks.sized_registry import sized_task
 from tests.numerics import worst
 
 CPU = torch.device("cpu")

@@ -195,7 +195,7 @@ def test_a_policy_stays_and_is_seen() -> None:
         with sm.applied(one, sm.policies.Constant(0.5)):
             generated(one, batch)
     assert reports[0].scores != reports[1].scores
-    assert isinstance(sm.hf.policy_of(one), sm.policies.Constant)
+    assert isinstance(sm.policy_of(one), sm.policies.Constant)
 
 
 def test_generate_is_a_request_and_so_is_a_plain_pass() -> None:

@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+import sharpmax as sm
 from sharpmax.errors import ArgumentError, UnsupportedError
-from sharpmax.integrations import transformers as hf
+from sharpmax.integrations.transformers import interface, projections
 from sharpmax.policies.constant import Constant
 from sharpmax.policies.entropy_target import EntropyTarget
 from sharpmax.policies.log_length import LogLength
@@ -171,8 +172,8 @@ def test_sizes_that_cancel_and_what_all_keys_share(name: str) -> None:
     """Twice the queries and half the keys are the same logits, and so is a gain that the projections undo."""
     model = build(name)
     before = table(certify(model))
-    for one in hf.interface.modules_of(model):
-        for part, factor in zip(hf.queries.projections(one, ""), (2.0, 0.5), strict=True):
+    for one in interface.modules_of(model):
+        for part, factor in zip(projections.projections(one, ""), (2.0, 0.5), strict=True):
             columns = not isinstance(part.layer, torch.nn.Linear)
             for tensor in (part.layer.weight.T if columns else part.layer.weight, part.layer.bias):
                 if tensor is not None:
@@ -205,8 +206,8 @@ def test_what_all_keys_share_does_not_count_without_rotation() -> None:
 def test_what_all_keys_share_counts_where_positions_turn_it(name: str) -> None:
     model = build(name)
     before = table(certify(model), "blocks")
-    for one in hf.interface.modules_of(model):
-        keys = hf.queries.projections(one, "")[1]
+    for one in interface.modules_of(model):
+        keys = projections.projections(one, "")[1]
         keys.layer.bias[keys.rows.flatten()] += 10.0 * torch.randn(keys.rows.numel())
     after = certify(model)
     found = furthest(FAMILIES[name], model, 1)
@@ -271,16 +272,16 @@ def test_a_policy_multiplies_what_is_certain(name: str) -> None:
     values = [[0.5 + 0.25 * (i + j) for j in range(4)] for i in range(layers)]
     ids = torch.randint(3, 97, (16, 30))
     inputs = {"input_ids": ids} | ({"decoder_input_ids": ids} if name == "t5" else {})
-    with hf.applied(model, PerHead.of(Constant, value=values)):
+    with sm.applied(model, PerHead.of(Constant, value=values)):
         after = certify(model)
         torch.testing.assert_close(table(after), table(before) * torch.tensor(values), rtol=1e-6, atol=0.0)
         assert (spreads(model, inputs) <= table(after) * ROUNDING).all()
         assert after.policy is not None
     for policy, factor in ((EntropyTarget(0.3, ceiling=3.0), 3.0), (LogLinear(entropy=4.0, ceiling=2.0), 2.0)):
-        with hf.applied(model, policy):
+        with sm.applied(model, policy):
             torch.testing.assert_close(table(certify(model)), table(before) * factor, rtol=1e-6, atol=0.0)
             assert (spreads(model, inputs) <= table(certify(model)) * ROUNDING).all()
-    with hf.applied(model, LogLength(16)), pytest.raises(UnsupportedError, match=r"^policy: .* has no largest β"):
+    with sm.applied(model, LogLength(16)), pytest.raises(UnsupportedError, match=r"^policy: .* has no largest β"):
         certify(model)
     assert certify(model) == before
 

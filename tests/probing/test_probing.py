@@ -1,4 +1,4 @@
-"""`sharpmax.probing` on a tiny language model and on every kind of family."""
+"""`sharpmax.probe` on a tiny language model and on every kind of family."""
 
 from __future__ import annotations
 

@@ -7,8 +7,8 @@ import torch
 
 from sharpmax.errors import ArgumentError
 from sharpmax.tasks.max_retrieval import CLASSES, draw, items_and_query, seeded
-from sharpmax.tasks.registry import SIZED_TASKS, sized_task
 from sharpmax.tasks.sized import NOTHING, Batch
+from sharpmax.tasks.sized_registry import SIZED_TASKS, sized_task
 
 CPU = torch.device("cpu")
 

@@ -110,7 +110,7 @@ def compare(
     from sharpmax.lazy import require
     from sharpmax.provenance import check_seed, typed
     from sharpmax.results import FILE_NAME, collect
-    from sharpmax.tasks.registry import sized_task
+    from sharpmax.tasks.sized_registry import sized_task
 
     problem = sized_task(task)
     for name, value in (("seeds", seeds), ("steps", steps), ("batch", batch), ("samples", samples), ("stack", stack)):

@@ -57,7 +57,7 @@ def tasks(incomplete: str) -> list[str]:
 
 def sized_tasks(incomplete: str) -> list[str]:
     """Offer tasks for small models."""
-    from sharpmax.tasks.registry import SIZED_TASKS
+    from sharpmax.tasks.sized_registry import SIZED_TASKS
 
     return _beginning(SIZED_TASKS, incomplete)
 

@@ -14,7 +14,6 @@ from sharpmax.cli.json_output import answer
 from sharpmax.cli.options import BEGIN, TOOLS, add
 from sharpmax.cli.terminal import out_folder_if_used, progress, say, wrote
 from sharpmax.lazy import require
-from sharpmax.report.explore.page import FILE_NAME, write
 from sharpmax.results import Results
 
 
@@ -24,6 +23,8 @@ def explore(
     as_json: options.AsJson = False,
 ) -> None:
     """Move sliders and watch softmax disperse: a page for the browser that needs no network."""
+    from sharpmax.report.explore.page import FILE_NAME, write
+
     with out_folder_if_used(out) as folder:
         page = write(folder / FILE_NAME)
     wrote([page])

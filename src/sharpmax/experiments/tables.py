@@ -109,7 +109,7 @@ def _beta(policy: Policy) -> float:
 
 
 def probe_under(language: LanguageModel, policy: Policy | None, **options: Any) -> ProbeResult:
-    """Probe a model while a policy is applied (None: as it comes); `options` are those of `sharpmax.probing`."""
+    """Probe a model while a policy is applied (None: as it comes); `options` are those of `sharpmax.probe`."""
     with nullcontext() if policy is None else applied(language.model, policy):
         return probe(language.model, language.tokenizer, name=display_name(language.name), **options)
 

@@ -138,7 +138,7 @@ class ProbeResult:
 
     def save(self, folder: str | Path) -> Path:
         """Write `results.json` into a folder, as `sharpmax probe` does, and name it; `sharpmax report` draws it."""
-        results = collect(f"sharpmax.probing({self.setting['model']})", self.tables(), seed=self.setting["seed"])
+        results = collect(f"sharpmax.probe({self.setting['model']})", self.tables(), seed=self.setting["seed"])
         return results.save(Path(folder) / FILE_NAME)
 
     def _of(self, task: str | None) -> Findings:

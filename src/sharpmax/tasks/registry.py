@@ -9,10 +9,8 @@ from pathlib import Path
 from types import MappingProxyType
 
 from sharpmax.errors import FileFormatError, reject, reject_type
-from sharpmax.tasks.max_retrieval import MAX, SORT
 from sharpmax.tasks.prompt import Task
 from sharpmax.tasks.retrieval import HOUSES, JSON_OBJECT, KV, MAX_OF, MULTI_KV, NEEDLE, PRICES
-from sharpmax.tasks.sized import COPY, RECALL, SizedTask
 
 TASKS: Mapping[str, Task] = MappingProxyType(
     {task.name: task for task in (KV, MAX_OF, NEEDLE, MULTI_KV, HOUSES, PRICES, JSON_OBJECT)}
@@ -37,9 +35,7 @@ def get_task(name_or_path: str | Path) -> Task:
     task = _run(path).get("TASK")
     if not isinstance(task, Task):
         found = "does not define TASK" if task is None else f"defines TASK as a {type(task).__name__}"
-        raise FileFormatError(
-            f"task: {str(path)!r} {found}; it must hold TASK = Task(...), with sharpmax.tasks.prompt.Task"
-        )
+        raise FileFormatError(f"task: {str(path)!r} {found}; it must hold TASK = Task(...), with sharpmax.tasks.Task")
     return task
 
 
@@ -51,13 +47,3 @@ def _run(path: Path) -> dict[str, object]:
         where = f", line {lines[-1]}" if lines else ""
         what = " ".join(str(problem).split())
         raise FileFormatError(f"task: {str(path)!r} cannot be run ({type(problem).__name__}{where}: {what})") from None
-
-
-SIZED_TASKS: Mapping[str, SizedTask] = {task.name: task for task in (MAX, RECALL, SORT, COPY)}
-
-
-def sized_task(name: str) -> SizedTask:
-    """The problem of that name."""
-    if name not in SIZED_TASKS:
-        reject("--task", repr(name), ", ".join(SIZED_TASKS))
-    return SIZED_TASKS[name]

@@ -14,7 +14,7 @@ from sharpmax.experiments.compare.cells import examine, train
 from sharpmax.experiments.compare.methods import LEAGUE, Method, ModelSpec
 from sharpmax.models.single_head import SetHeads
 from sharpmax.tasks.max_retrieval import seeded
-from sharpmax.tasks.registry import sized_task
+from sharpmax.tasks.sized_registry import sized_task
 
 SINGLE = ModelSpec(width=16)
 ENCODER = ModelSpec("encoder", width=16, heads=2, depth=2)

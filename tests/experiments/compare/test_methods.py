@@ -15,7 +15,7 @@ from sharpmax.errors import ArgumentError
 from sharpmax.experiments.compare.methods import LEAGUE, Method, ModelSpec, methods_named, methods_of_files, recipe_for
 from sharpmax.experiments.compare.plan import Plan
 from sharpmax.normalisers.base import normaliser
-from sharpmax.tasks.registry import sized_task
+from sharpmax.tasks.sized_registry import sized_task
 from tests.small_normalisers import shipped
 
 MAX = sized_task("max")

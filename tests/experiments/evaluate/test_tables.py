@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -153,8 +153,16 @@ def test_the_model_is_left_as_it_was(tmp_path: Path) -> None:
     assert torch.equal(there(ids).logits, before)
 
 
+@dataclass(frozen=True)
+class Broken(Constant):
+    """A policy that gives no number."""
+
+    def rule(self, xp: Any, stats: Any, remeasure: Any) -> Any:
+        return super().rule(xp, stats, remeasure) * math.nan
+
+
 def test_logits_that_are_no_numbers_name_their_arm(tmp_path: Path) -> None:
-    plan = replace(PLAN, arms={"fine": Constant(1.5), "burst": Constant(1e39)}, sizes=(4,), prompts=2, with_text=False)
+    plan = replace(PLAN, arms={"fine": Constant(1.5), "burst": Broken(1.5)}, sizes=(4,), prompts=2, with_text=False)
     with pytest.raises(SharpmaxError, match=r"not numbers.*burst"):
         run(plan, tmp_path)
     kept = json.loads((tmp_path / "answers.json").read_text())

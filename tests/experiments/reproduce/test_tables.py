@@ -14,8 +14,9 @@ from sharpmax import theory
 from sharpmax.experiments.reproduce import tables as tables_module
 from sharpmax.experiments.reproduce.evaluation import measure
 from sharpmax.experiments.reproduce.fitting import fit
-from sharpmax.experiments.reproduce.tables import PUBLISHED, items_to_read, reproduce_tables
-from sharpmax.experiments.reproduce.tables import SIZES as PUBLISHED_SIZES
+from sharpmax.experiments.reproduce.recipes import PUBLISHED
+from sharpmax.experiments.reproduce.recipes import SIZES as PUBLISHED_SIZES
+from sharpmax.experiments.reproduce.tables import items_to_read, reproduce_tables
 from sharpmax.models.single_head import SingleHeads
 from sharpmax.models.weights import Trained, shipped_path
 

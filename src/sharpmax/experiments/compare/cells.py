@@ -20,13 +20,14 @@ from sharpmax.errors import OutOfRangeWarning
 from sharpmax.experiments.benchmarks.subprocess import resident_bytes
 from sharpmax.experiments.compare.methods import Method, ModelSpec, recipe_for
 from sharpmax.experiments.engines.task import Outcome
-from sharpmax.experiments.stacked_training import Recipe, StackedTraining
+from sharpmax.experiments.recipe import Recipe
+from sharpmax.experiments.stacked_training import StackedTraining
 from sharpmax.lazy import require
 from sharpmax.models.encoder import Encoders
 from sharpmax.models.single_head import Reading, SetHeads
 from sharpmax.tasks.max_retrieval import seeded
-from sharpmax.tasks.registry import sized_task
 from sharpmax.tasks.sized import NOTHING, Batch, SizedTask
+from sharpmax.tasks.sized_registry import sized_task
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from sharpmax.experiments.compare.plan import Found, Plan, found
 from sharpmax.experiments.engines.store import Store
 from sharpmax.experiments.statistics import paired_p
 from sharpmax.lazy import require
-from sharpmax.tasks.registry import sized_task
+from sharpmax.tasks.sized_registry import sized_task
 
 LEVEL = 0.05
 """A difference is one if chance alone gives as large a one less often."""

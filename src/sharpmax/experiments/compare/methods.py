@@ -10,14 +10,14 @@ from typing import Any
 
 from sharpmax.errors import reject
 from sharpmax.experiments.engines import plugins
-from sharpmax.experiments.reproduce.training import RECIPES
-from sharpmax.experiments.stacked_training import Recipe
+from sharpmax.experiments.recipe import Recipe
+from sharpmax.experiments.reproduce.recipes import RECIPES
 from sharpmax.models.encoder import Encoders
 from sharpmax.models.single_head import SetHeads
 from sharpmax.models.stacked import ACTIVATIONS
 from sharpmax.normalisers.base import normaliser, normalisers
-from sharpmax.tasks.registry import SIZED_TASKS
 from sharpmax.tasks.sized import SizedTask
+from sharpmax.tasks.sized_registry import SIZED_TASKS
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import numpy as np
 from sharpmax.experiments.compare.methods import LEAGUE, Method, ModelSpec, recipe_for
 from sharpmax.experiments.engines.store import Store
 from sharpmax.experiments.engines.task import Task
-from sharpmax.tasks.registry import sized_task
+from sharpmax.tasks.sized_registry import sized_task
 
 _CELLS = "sharpmax.experiments.compare.cells"
 

@@ -21,26 +21,13 @@ from sharpmax.experiments.reproduce.evaluation import (
     side_by_side,
 )
 from sharpmax.experiments.reproduce.fitting import Fitted, fit, fit_samples
-from sharpmax.experiments.reproduce.training import recipe_named
+from sharpmax.experiments.reproduce.recipes import PUBLISHED, recipe_named
 from sharpmax.experiments.statistics import compare, mean
 from sharpmax.models.single_head import SingleHeads
 from sharpmax.models.weights import Trained
 from sharpmax.ops.softmax import softmax
 from sharpmax.stats.dense import dense_stats
 from sharpmax.tasks.max_retrieval import CLASSES, Sets
-
-SIZES = tuple(2**power for power in range(4, 15))
-"""Numbers of items the paper tests on: 16 … 16,384."""
-
-_BASELINE = (98.6, 97.1, 94.3, 89.7, 81.3, 70.1, 53.8, 35.7, 22.6, 15.7, 12.4)
-_ADAPTIVE = (98.6, 97.1, 94.5, 89.9, 82.1, 72.5, 57.7, 39.4, 24.9, 17.5, 14.0)
-
-PUBLISHED = {
-    "softmax": {str(n): value for n, value in zip(SIZES, _BASELINE, strict=True)},
-    "paper": {str(n): value for n, value in zip(SIZES, _ADAPTIVE, strict=True)},
-}
-"""Accuracy by arm and size."""
-
 
 _HEAT_SETS, _HEAT_ITEMS = 32, 16
 _HEAT_ARMS = ("softmax", "entropy-target")
