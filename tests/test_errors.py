@@ -31,7 +31,7 @@ from sharpmax.policies.per_head import PerHead
 from sharpmax.policies.polynomial import Polynomial
 
 NAN, INF = math.nan, math.inf
-POLICIES = (
+POLICY_NAMES = (
     "one of ['none', 'paper', 'smollm2', 'smollm2-constant'], log-length:64, constant:1.5 or the path of a policy file "
     "or its folder"
 )
@@ -225,7 +225,7 @@ ATTENTION = [
         "unknown policy",
         lambda: sm.attention(Q, K, K, policy="papr"),
         VALUE,
-        f"policy: got 'papr'; allowed: {POLICIES}",
+        f"policy: got 'papr'; allowed: {POLICY_NAMES}",
     ),
     Case(
         "policy of another type",
@@ -273,7 +273,7 @@ DENSE = [
         "unknown policy",
         lambda: sm.softmax(LOGITS, policy="papr"),
         VALUE,
-        f"policy: got 'papr'; allowed: {POLICIES}",
+        f"policy: got 'papr'; allowed: {POLICY_NAMES}",
     ),
     Case(
         "policy of another type",
@@ -285,13 +285,13 @@ DENSE = [
         "load_policy: unknown",
         lambda: sm.load_policy("papr"),
         VALUE,
-        f"policy: got 'papr'; allowed: {POLICIES}",
+        f"policy: got 'papr'; allowed: {POLICY_NAMES}",
     ),
     Case(
         "load_policy: a number",
         lambda: sm.load_policy(untyped(3)),
         TYPE,
-        f"path_or_name: got int; allowed: {POLICIES}",
+        f"path_or_name: got int; allowed: {POLICY_NAMES}",
     ),
 ]
 
