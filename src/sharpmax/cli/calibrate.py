@@ -9,7 +9,6 @@ from typing import Annotated, Any
 import typer
 
 from sharpmax.cli import options
-from sharpmax.cli import options as completion
 from sharpmax.cli.options import (
     LANGUAGE,
     add,
@@ -32,7 +31,7 @@ def add_to(app: typer.Typer) -> None:
 
 def calibrate(
     model: options.Model,
-    task: Annotated[str, options.task(completion.tasks)] = "kv",
+    task: Annotated[str, options.task(options.tasks)] = "kv",
     kinds: Annotated[
         str | None,
         options.value(
@@ -40,7 +39,7 @@ def calibrate(
             options.WHAT,
             "Kinds of policy to learn: constant, length, entropy, rows.",
             show_default="those of the profile",
-            autocompletion=completion.kinds,
+            autocompletion=options.kinds,
         ),
     ] = None,
     foldable: Annotated[
@@ -71,7 +70,7 @@ def calibrate(
             "NAME",
             options.AMOUNT,
             "full (a GPU's minutes), small (ten minutes of two cores) or auto, by the device.",
-            autocompletion=completion.words("auto", "full", "small"),
+            autocompletion=options.words("auto", "full", "small"),
         ),
     ] = "auto",
     sizes: Annotated[str | None, options.sizes("those of the profile")] = None,

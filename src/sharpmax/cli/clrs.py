@@ -9,7 +9,6 @@ from typing import Annotated, Any
 import typer
 
 from sharpmax.cli import options
-from sharpmax.cli import options as completion
 from sharpmax.cli.json_output import answer
 from sharpmax.cli.options import (
     TRAINING,
@@ -198,7 +197,7 @@ def train(
             "KIND",
             options.WHAT,
             "Learn a policy per head as well: constant, length, entropy or rows.",
-            autocompletion=completion.kinds,
+            autocompletion=options.kinds,
         ),
     ] = None,
     algorithms: options.Algorithms = None,
@@ -231,7 +230,7 @@ def train(
             "WHAT",
             options.LEARNING,
             "What counts alike in the loss: tokens of answers, or answers.",
-            autocompletion=completion.words("tokens", "answers"),
+            autocompletion=options.words("tokens", "answers"),
         ),
     ] = "tokens",
     per_cell: options.PerCell = 2000,

@@ -10,7 +10,6 @@ from typing import Annotated, Any
 import typer
 
 from sharpmax.cli import options
-from sharpmax.cli import options as completion
 from sharpmax.cli.options import TRAINING, add, device_named, files_given, sizes_from
 from sharpmax.cli.report import finish, require_drawing
 from sharpmax.cli.terminal import check_resume, out_folder, print_table, say, steps_shown, stopped
@@ -36,7 +35,7 @@ def compare(
     methods: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="METHODS", help="Which methods; all of them unless told.", autocompletion=completion.methods
+            metavar="METHODS", help="Which methods; all of them unless told.", autocompletion=options.methods
         ),
     ] = None,
     task: Annotated[
@@ -45,7 +44,7 @@ def compare(
             "T",
             options.WHAT,
             "max, recall, sort or copy.",
-            autocompletion=completion.sized_tasks,
+            autocompletion=options.sized_tasks,
         ),
     ] = "max",
     model: Annotated[
@@ -54,7 +53,7 @@ def compare(
             "M",
             options.WHAT,
             "single, which is the paper's head, or encoder.",
-            autocompletion=completion.words("single", "encoder"),
+            autocompletion=options.words("single", "encoder"),
         ),
     ] = "single",
     width: Annotated[str | None, _shape("Width of the model.", "128, several with --capacity")] = None,
@@ -84,7 +83,7 @@ def compare(
     ] = None,
     engine: Annotated[
         str,
-        options.value("E", options.PLACE, "local or ray.", autocompletion=completion.words("local", "ray")),
+        options.value("E", options.PLACE, "local or ray.", autocompletion=options.words("local", "ray")),
     ] = "local",
     workers: Annotated[
         int | None,

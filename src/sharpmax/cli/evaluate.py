@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sharpmax.cli import options
-from sharpmax.cli import options as completion
 from sharpmax.cli.options import LANGUAGE, add, device_named, dtype_named, files_given, policies_named, sizes_from
 from sharpmax.cli.report import finish, require_drawing
 from sharpmax.cli.terminal import bar, check_resume, out_folder, print_table, progress, say, stopped
@@ -29,7 +28,7 @@ def add_to(app: typer.Typer) -> None:
 
 def evaluate(
     model: options.Model,
-    task: Annotated[str, options.task(completion.tasks, several=True)] = "kv",
+    task: Annotated[str, options.task(options.tasks, several=True)] = "kv",
     policy: Annotated[list[str] | None, options.policy("none")] = None,
     text: options.TextFile = None,
     with_text: Annotated[
@@ -165,10 +164,14 @@ def _typed(model: str, policies: Sequence[str], tasks: str, **options: Any) -> s
 
 def _print(tables: Mapping[str, Any]) -> None:
     from sharpmax.report.sections import evaluate as summary
-    from sharpmax.report.sections import evaluate_charts as grids
+    from sharpmax.report.sections import evaluate_charts
 
-    shown = [*grids.accuracy_grids(tables), grids.perplexity_grid(tables), grids.cost_grid(tables)]
-    for grid in filter(None, [*shown, grids.harness_grid(tables)]):
+    shown = [
+        *evaluate_charts.accuracy_grids(tables),
+        evaluate_charts.perplexity_grid(tables),
+        evaluate_charts.cost_grid(tables),
+    ]
+    for grid in filter(None, [*shown, evaluate_charts.harness_grid(tables)]):
         _print_grid(grid)
     for part in (summary.lost, summary.gained, summary.elsewhere, summary.cost, summary.remarks):
         for sentence in part(tables):

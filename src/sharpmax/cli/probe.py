@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sharpmax.cli import options
-from sharpmax.cli import options as completion
 from sharpmax.cli.options import (
     LANGUAGE,
     add,
@@ -34,7 +33,7 @@ def add_to(app: typer.Typer) -> None:
 
 def probe(
     model: options.Model,
-    task: Annotated[str | None, options.task(completion.tasks, several=True, shown="kv,text")] = None,
+    task: Annotated[str | None, options.task(options.tasks, several=True, shown="kv,text")] = None,
     policy: options.PolicyOption = None,
     rows: Annotated[
         str,
@@ -42,7 +41,7 @@ def probe(
             "ROWS",
             options.WHAT,
             "Rows of a prompt that count: last, log or all (their mean).",
-            autocompletion=completion.words("last", "log", "all"),
+            autocompletion=options.words("last", "log", "all"),
         ),
     ] = "last",
     text: options.TextFile = None,

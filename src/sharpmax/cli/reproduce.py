@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sharpmax.cli import options
-from sharpmax.cli import options as completion
 from sharpmax.cli.options import BEGIN, add, device_named, files_given, sizes_from
 from sharpmax.cli.report import finish, require_drawing
 from sharpmax.cli.terminal import bar, check_resume, out_folder, print_table, say, stopped
@@ -38,7 +37,7 @@ def reproduce(
             "R",
             options.WHAT,
             "How heads are trained: paper, sharp or both.",
-            autocompletion=completion.words(*RECIPES, _BOTH),
+            autocompletion=options.words(*RECIPES, _BOTH),
         ),
     ] = _BOTH,
     train: Annotated[

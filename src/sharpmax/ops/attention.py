@@ -17,7 +17,7 @@ from sharpmax.ops.kernels.tables import code_of, form_of
 from sharpmax.policies.base import Policy
 from sharpmax.policies.per_head import PerHead
 from sharpmax.policies.registry import resolve_policy
-from sharpmax.stats import triton_launch as triton
+from sharpmax.stats import triton_launch
 from sharpmax.stats.call import Parts, Problem, as_autocast, as_beta, capped_beta, hidden_by
 from sharpmax.stats.dispatch import Impl, check_impl, measure, measure_parts, problem_of
 from sharpmax.stats.statistics import FIELDS, RowStats
@@ -44,7 +44,7 @@ def serves(problem: Problem, q: Tensor) -> bool:
     """Whether the kernels can be used here: on a GPU, for q `[B, H, Lq, D]`, outside of `torch.func`."""
     if not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None:
         return False
-    return q.ndim == 4 and q.dtype != torch.float64 and bool(q.numel()) and triton.obstacle(problem) is None
+    return q.ndim == 4 and q.dtype != torch.float64 and bool(q.numel()) and triton_launch.obstacle(problem) is None
 
 
 def sharpened(

@@ -10,7 +10,7 @@ from typing import Any
 
 from sharpmax.files import write_text
 from sharpmax.lazy import require
-from sharpmax.report import theme as looks
+from sharpmax.report import theme
 from sharpmax.report.figures import drawing, made, svg_text
 from sharpmax.report.interactive import FONT, interactive_figure
 from sharpmax.report.plot import STEPS, Board, Heat, Plot, legend, step_of
@@ -75,9 +75,9 @@ def _page(story: Story, command: str, provenance: Mapping[str, Any], tables: Tab
             for view, (_, plot) in zip(views, plots, strict=True)
             if not isinstance(plot, Board)
         },
-        "dark": {colour.light: colour.dark for colour in looks.PALETTE},
+        "dark": {colour.light: colour.dark for colour in theme.PALETTE},
         "font": FONT,
-        "looks": looks,
+        "looks": theme,
         "shades": {"light": shades(DIVERGING_SCALE, STEPS), "dark": shades(DIVERGING_DARK, STEPS)},
         "step_of": step_of,
         "command": story.name,

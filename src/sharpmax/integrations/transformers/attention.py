@@ -34,7 +34,7 @@ from sharpmax.ops.attention import (
     warn_now_and_then,
 )
 from sharpmax.ops.decode import MOST_QUERIES
-from sharpmax.ops.kernels import decode_launch as decode
+from sharpmax.ops.kernels import decode_launch
 from sharpmax.policies.base import Policy, Said
 from sharpmax.policies.closed_form import closed_form
 from sharpmax.policies.constant import Constant
@@ -64,12 +64,12 @@ class Lowered:
         encoders and cross-attention have few of them too.
         """
         q, k, mask = logits.q, logits.k, logits.mask
-        if logits.causal or q.shape[2] > MOST_QUERIES or not _on_gpu(q) or decode.obstacle(q, value) is not None:
+        if logits.causal or q.shape[2] > MOST_QUERIES or not _on_gpu(q) or decode_launch.obstacle(q, value) is not None:
             return None
         if learns(q, k, value, mask):
             return None
         scale = q.shape[-1] ** -0.5 if logits.scaling is None else logits.scaling
-        out: Tensor = decode.decode_op(q, k, value, None, None, mask, scale, self.code, False, causal=False)[0]
+        out: Tensor = decode_launch.decode_op(q, k, value, None, None, mask, scale, self.code, False, causal=False)[0]
         return out.transpose(1, 2).contiguous()
 
     def sharpened(self, logits: Logits) -> tuple[Tensor, Tensor | None] | None:

@@ -6,7 +6,7 @@ import importlib.resources
 from pathlib import Path
 
 from sharpmax.files import write_text
-from sharpmax.report import theme as looks
+from sharpmax.report import theme
 from sharpmax.report.explore.presets import CHOICES, SCENES, START
 from sharpmax.report.interactive import FONT
 from sharpmax.report.page import rendered, trusted
@@ -23,7 +23,7 @@ def write(path: str | Path = FILE_NAME) -> Path:
         "scenes": SCENES,
         "start": START,
         "told": {"policies": {name: choice.plain() for name, choice in CHOICES.items()}, "start": START.plain()},
-        "looks": looks,
+        "looks": theme,
         "font": FONT,
         "library": {
             "script": trusted(_credited("uplot/uPlot.iife.min.js")),

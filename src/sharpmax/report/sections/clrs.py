@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from sharpmax.report.section import Figure, Part, Story, Tile
-from sharpmax.report.sections import clrs_charts as grids
+from sharpmax.report.sections import clrs_charts
 from sharpmax.report.sections.clrs_charts import (
     IN,
     LEARNT,
@@ -235,7 +235,7 @@ def _figures(tables: Tables) -> list[Figure]:
 
 
 def _parts(tables: Tables) -> list[Part]:
-    found = [grids.means_grid(tables), grids.gains_grid(tables), grids.algorithms_grid(tables)]
+    found = [clrs_charts.means_grid(tables), clrs_charts.gains_grid(tables), clrs_charts.algorithms_grid(tables)]
     return [Part(_PART, "CLRS-Text", tiles=tiles(tables), grids=[grid for grid in found if grid])]
 
 

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from sharpmax.report.section import NOTHING, Cell, Figure, Grid, Part, Story, Tile
-from sharpmax.report.sections import capacity as capacity_summary
+from sharpmax.report.sections import capacity
 from sharpmax.report.sections.capacity import (
     MEASURES,
     capacity_map,
@@ -504,8 +504,8 @@ def _summary(tables: Tables) -> list[tuple[str, list[str]]]:
         ]
     if has_capacity(tables):
         said += [
-            ("What capacity changes" if said else "Verdict", capacity_summary.capacity_verdict(tables)),
-            ("About the laws" if said else "Take care", capacity_summary.capacity_care(tables)),
+            ("What capacity changes" if said else "Verdict", capacity.capacity_verdict(tables)),
+            ("About the laws" if said else "Take care", capacity.capacity_care(tables)),
         ]
     return [(title, sentences) for title, sentences in said if sentences]
 

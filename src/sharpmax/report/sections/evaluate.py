@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from sharpmax.report.section import Figure, Grid, Part, Story, Tile
-from sharpmax.report.sections import evaluate_charts as grids
+from sharpmax.report.sections import evaluate_charts
 from sharpmax.report.sections.evaluate_charts import (
     Gain,
     accuracy,
@@ -240,11 +240,11 @@ def _figures(tables: Tables) -> list[Figure]:
 
 def _parts(tables: Tables) -> list[Part]:
     found: list[Grid | None] = [
-        *grids.accuracy_grids(tables),
-        grids.perplexity_grid(tables),
-        grids.cost_grid(tables),
-        grids.harness_grid(tables),
-        *grids.paired_grids(tables),
+        *evaluate_charts.accuracy_grids(tables),
+        evaluate_charts.perplexity_grid(tables),
+        evaluate_charts.cost_grid(tables),
+        evaluate_charts.harness_grid(tables),
+        *evaluate_charts.paired_grids(tables),
     ]
     model = str(tables["setting"]["model"])
     return [Part(_PART, model, tiles=tiles(tables), grids=[grid for grid in found if grid])]
