@@ -245,7 +245,9 @@ def test_tasks_that_interleave_are_refused() -> None:
     async def both() -> None:
         await asyncio.gather(one(TWO), one(THREE))
 
-    asyncio.run(both())
+    # In a thread of its own: browser and notebook tests may have left a running loop in this one.
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(lambda: asyncio.run(both())).result()
     assert len(refused) == 1
     assert installed(model) is None
 

@@ -10,15 +10,16 @@ from sharpmax.models import encoder as module
 from sharpmax.models.encoder import Encoders
 from sharpmax.models.single_head import SetHeads, look
 from sharpmax.models.stacked import ACTIVATIONS, Normalisers
-from sharpmax.normalisers.base import Normaliser, live_softmax, normaliser, normalisers
+from sharpmax.normalisers.base import Normaliser, live_softmax, normaliser
 from sharpmax.tasks.max_retrieval import seeded
 from sharpmax.tasks.sized import Batch
 from sharpmax.tasks.sized_registry import sized_task
 from tests.numerics import worst
+from tests.small_normalisers import shipped
 
 CPU = torch.device("cpu")
 SEEDS = (3, 0)
-KINDS = [name for name, kind in normalisers().items() if kind.__module__.startswith("sharpmax.attention")]
+KINDS = list(shipped())
 
 
 def examples(task: str = "max", *, count: int = 6, sizes: int | tuple[int, int] = (5, 16)) -> Batch:

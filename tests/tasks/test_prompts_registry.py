@@ -102,8 +102,8 @@ def test_not_a_name() -> None:
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        ("X = 1\n", "does not define TASK; it must hold TASK = Task(...), with sharpmax.tasks.prompt.Task"),
-        ("TASK = 'kv'\n", "defines TASK as a str; it must hold TASK = Task(...), with sharpmax.tasks.prompt.Task"),
+        ("X = 1\n", "does not define TASK; it must hold TASK = Task(...), with sharpmax.tasks.Task"),
+        ("TASK = 'kv'\n", "defines TASK as a str; it must hold TASK = Task(...), with sharpmax.tasks.Task"),
         ("\n\n1 / 0\n", "cannot be run (ZeroDivisionError, line 3: division by zero)"),
         ("def f():\n    raise ValueError('a\\nb')\nf()\n", "cannot be run (ValueError, line 2: a b)"),
         ("import nothing_here\n", "cannot be run (ModuleNotFoundError, line 1: No module named 'nothing_here')"),
