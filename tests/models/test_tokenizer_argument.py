@@ -40,9 +40,9 @@ def test_what_is_no_task_is_refused(given: Any) -> None:
 
 def test_scoring_names_what_is_wrong() -> None:
     prompt = sm.tasks.get_task("kv").prompts(4, 1, seed=0)[0]
-    with pytest.raises(ArgumentTypeError, match="tokenizer: got str"):
+    with pytest.raises(ArgumentTypeError, match="tokenizer: got a str; allowed: the model's tokenizer"):
         encode("smollm2", prompt)  # type: ignore[arg-type]
-    with pytest.raises(ArgumentTypeError, match="prompt: got str"):
+    with pytest.raises(ArgumentTypeError, match="prompt: got str; allowed: a Prompt; make some"):
         encode(tiny.tokenizer(), "what?")  # type: ignore[arg-type]
     with pytest.raises(ArgumentTypeError, match="model: got str"):
         judge("smollm2", [encode(tiny.tokenizer(), prompt)])  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sharpmax.errors import reject_type
-from sharpmax.models.language import any_length
+from sharpmax.models.language import any_length, check_tokenizer
 from sharpmax.tasks.prompt import Prompt
 
 if TYPE_CHECKING:
@@ -47,11 +47,13 @@ class Judged:
 
 def encode(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, before: str = "") -> Reply:
     """A prompt as one turn of a chat (plain text for a model without a chat template), `before` put in front of it."""
-    if not (callable(tokenizer) and hasattr(tokenizer, "chat_template")):
-        reject_type("tokenizer", type(tokenizer).__name__, "the model's tokenizer")
+    check_tokenizer(tokenizer)
     if not isinstance(prompt, Prompt):
         reject_type(
-            "prompt", type(prompt).__name__, "a Prompt", "make some: sharpmax.tasks.get_task('kv').prompts(8, 1)"
+            "prompt",
+            type(prompt).__name__,
+            "a Prompt",
+            "make some: get_task('kv').prompts(8, 1, seed=0) of sharpmax.tasks",
         )
     asked = asked_with(tokenizer, prompt, before)
     special = tokenizer.chat_template is None
