@@ -53,7 +53,7 @@ def encode(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, before: str = "")
             "prompt",
             type(prompt).__name__,
             "a Prompt",
-            "make some: get_task('kv').prompts(8, 1, seed=0) of sharpmax.tasks",
+            "make some: get_task('kv').prompts(8, 1, seed=0)",
         )
     asked = asked_with(tokenizer, prompt, before)
     special = tokenizer.chat_template is None
