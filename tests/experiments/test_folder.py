@@ -20,9 +20,10 @@ import os, sys, time
 from pathlib import Path
 from sharpmax.experiments.run_folder import writing
 with writing(Path(sys.argv[1])):
-    worker = os.fork() if sys.argv[2] == "1" else 0
-    if worker or sys.argv[2] == "0":
-        print(worker, flush=True)
+    if sys.argv[2] == "0":
+        print(0, flush=True)
+    elif os.fork() == 0:
+        print(os.getpid(), flush=True)  # from the worker: by now it has let go of the lock
     time.sleep(600)
 """
 
