@@ -43,7 +43,7 @@ if settings is not None:
 def _same_start() -> None:
     """Every test starts from the same random state and with no warning given yet."""
     torch.manual_seed(0)
-    policies._warned.clear()
+    policies.WARNED.clear()
 
 
 @pytest.fixture(autouse=True)

@@ -7,6 +7,7 @@ Prints one line per compiled variant; an error of the compiler ends it.
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from sharpmax.policies.entropy_target import EntropyTarget
 from sharpmax.policies.log_linear import LogLinear
 from sharpmax.stats import triton_launch as rows
 from sharpmax.stats import triton_launch as triton_backward
-from sharpmax.stats.call import Parts, Problem, make_problem
+from sharpmax.stats.call import AttentionCall, Parts
 from sharpmax.stats.streaming import Incoming
 
 BRAIN = torch.bfloat16
@@ -66,9 +67,11 @@ def pretend() -> None:
         setattr(place, name, value)
 
 
-def problem(width: int, offset: int | None, mask: torch.Tensor | None = None, dtype: torch.dtype = BRAIN) -> Problem:
+def problem(
+    width: int, offset: int | None, mask: torch.Tensor | None = None, dtype: torch.dtype = BRAIN
+) -> AttentionCall:
     q, k = torch.zeros(2, 4, 256, width, dtype=dtype), torch.zeros(2, 2, 256, width, dtype=dtype)
-    return make_problem(q, k, mask, offset=offset, scale=None, enable_gqa=True)
+    return replace(AttentionCall.of(q, k, mask, enable_gqa=True), offset=offset)
 
 
 def statistics() -> None:
@@ -97,19 +100,21 @@ def scaling() -> None:
     for policy in (sm.load_policy("paper"), LogLinear(level=0.1, entropy=0.2, top=0.3, var=0.1)):
         form = closed_form((policy,))
         assert form is not None
-        sharpen.sharpen_op(q, beta, beta, beta, None, 256, 0, form.code)
+        sharpen.sharpen_op(q, beta, beta, beta, None, 256, 0, torch.tensor(form.table), form.shape)
 
 
 def decoding() -> None:
     for batch, width, queries in ((1, 128, 1), (300, 64, 1), (2, 128, 3)):
         q = torch.zeros(batch, 8, queries, width, dtype=BRAIN)
         k = v = torch.zeros(batch, 2, 4096, width, dtype=BRAIN)
-        sm.decode(q, k, v, impl="triton")
-        sm.decode(q, k, v, impl="triton", attn_mask=torch.ones(batch, 1, queries, 4096, dtype=torch.bool))
+        sm.decode(q, k, v, impl="triton", policy="paper")
+        sm.decode(
+            q, k, v, impl="triton", attn_mask=torch.ones(batch, 1, queries, 4096, dtype=torch.bool), policy="paper"
+        )
     sm.decode(q, k, v, impl="triton", policy=EntropyTarget(1.0), lengths=torch.tensor([7, 9]), return_stats=True)
     pages = torch.zeros(64, 64, 2, 128, dtype=BRAIN)
     table = torch.zeros(2, 32, dtype=torch.int32)
-    sm.decode(q, pages, pages, impl="triton", block_table=table, lengths=torch.tensor([7, 9]))
+    sm.decode(q, pages, pages, impl="triton", block_table=table, lengths=torch.tensor([7, 9]), policy="paper")
 
 
 if __name__ == "__main__":

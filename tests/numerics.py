@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 import sharpmax as sm
+from sharpmax.stats.call import AttentionCall
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-IMPLS = ("reference", "streaming", "stock", "triton")
+IMPLS = ("reference", "streaming", "sdpa", "triton")
 # What an attention kernel with v := k cannot tell.
 FULL = ("reference", "streaming", "triton")
 
@@ -19,6 +21,11 @@ FULL = ("reference", "streaming", "triton")
 def heads(*shape: int, dtype: torch.dtype = torch.float32, scale: float = 1.0) -> Tensor:
     """Random numbers rounded to `dtype`, so that a float64 oracle can start from the very same ones."""
     return (torch.randn(*shape, dtype=torch.float64) * scale).to(dtype)
+
+
+def call_at(q: Tensor, k: Tensor, mask: Tensor | None = None, *, offset: int | None, **options: Any) -> AttentionCall:
+    """An attention call whose causal limit is at an offset of its own."""
+    return replace(AttentionCall.of(q, k, mask, **options), offset=offset)
 
 
 def exact(q: Tensor, k: Tensor, **options: Any) -> sm.RowStats:

@@ -161,7 +161,7 @@ ROWS = [
         Q,
         K,
         VALUE,
-        "impl: got 'fast'; allowed: one of ['auto', 'reference', 'streaming', 'stock', 'triton']",
+        "impl: got 'fast'; allowed: one of ['auto', 'reference', 'streaming', 'sdpa', 'triton']",
         impl="fast",
     ),
     *measured("scale is NaN", Q, K, VALUE, "scale: got nan; allowed: a finite number or None", scale=NAN),
@@ -563,7 +563,7 @@ def test_the_same_arguments_are_accepted_when_they_are_right():
 @pytest.mark.parametrize(
     ("impl", "options", "reason"),
     [
-        ("stock", {"attn_mask": t(3, 5)}, "the mean of an added float mask never leaves the kernel"),
+        ("sdpa", {"attn_mask": t(3, 5)}, "the mean of an added float mask never leaves the kernel"),
     ],
 )
 def test_an_implementation_that_cannot_is_not_replaced(impl, options, reason):

@@ -9,13 +9,13 @@ import torch
 
 import sharpmax.integrations.transformers as hf
 from sharpmax.calibration.calibrate import calibrate
-from sharpmax.integrations.transformers.interface import watch
-from sharpmax.integrations.transformers.observers import Seen
+from sharpmax.integrations.transformers.interface import observe
 from sharpmax.policies.base import Policy
 from sharpmax.policies.constant import Constant
 from sharpmax.policies.log_length import LogLength
 from sharpmax.policies.log_linear import LogLinear
 from sharpmax.policies.polynomial import PAPER
+from sharpmax.stats.call import AttentionCall
 from tests.calibration.small import TEXT, profile
 from tests.experiments.evaluate import tiny
 from tests.integrations.families import BIDIRECTIONAL, FAMILIES
@@ -121,10 +121,10 @@ def test_rows_seen_equal_those_of_the_cpu() -> None:
     inputs = FAMILIES["llama"].inputs(model)
     rows: list[torch.Tensor] = []
 
-    def keep(seen: Seen) -> None:
-        rows.append(seen.rows(torch.tensor([3, 11], device=seen.query.device)).scaled(None).softmax(-1).cpu())
+    def keep(seen: AttentionCall) -> None:
+        rows.append(seen.logits(torch.tensor([3, 11], device=seen.query.device)).scaled(None).softmax(-1).cpu())
 
-    remove = watch(model, keep)
+    remove = observe(model, keep)
     with torch.no_grad():
         model(**inputs)
         model.cuda()(**on_gpu(inputs))

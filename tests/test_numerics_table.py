@@ -23,7 +23,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning"
 every_impl = pytest.mark.parametrize("impl", IMPLS)
 every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 POLICIES = (None, "paper", Constant(2.0), LogLength(4), EntropyTarget(0.5))
-# A solved β measures each row many times: more than `stock` can tell, and more than the interpreter has time for.
+# A solved β measures each row many times: more than `sdpa` can tell, and more than the interpreter has time for.
 MEASURED = [(impl, policy) for impl in IMPLS for policy in POLICIES if impl in FULL[:2] or policy is not POLICIES[-1]]
 
 
@@ -92,7 +92,7 @@ class TestFullyMaskedRow:
     @every_impl
     def test_statistics(self, dtype: torch.dtype, impl: Any) -> None:
         q, k, _ = qkv(dtype)
-        for mask in self.masks(dtype)[: 1 if impl == "stock" else 3]:
+        for mask in self.masks(dtype)[: 1 if impl == "sdpa" else 3]:
             stats = sm.row_stats(q, k, enable_gqa=True, attn_mask=mask, impl=impl)
             assert (stats.count[:, :, 2] == 0).all()
             assert (stats.entropy[:, :, 2] == 0).all()
@@ -103,7 +103,7 @@ class TestFullyMaskedRow:
     @every_dtype
     @every_sharpening_policy
     def test_output_and_gradient_are_zero(self, dtype: torch.dtype, policy: Any, impl: Any) -> None:
-        for mask in self.masks(dtype)[: 1 if impl == "stock" else 3]:
+        for mask in self.masks(dtype)[: 1 if impl == "sdpa" else 3]:
             q, k, v = (x.requires_grad_() for x in qkv(dtype))
             out = sm.attention(q, k, v, enable_gqa=True, attn_mask=mask, policy=policy, impl=impl)
             assert (out[:, :, 2] == 0).all()
@@ -156,7 +156,7 @@ class TestNonFiniteInAMaskedKey:
             q, k, v = qkv(dtype)
             k[:, :, 7], v[:, :, 8] = bad, bad
             q, k, v = (x.requires_grad_() for x in (q, k, v))
-            out = sm.attention(q, k, v, enable_gqa=True, attn_mask=live, impl=impl)
+            out = sm.attention(q, k, v, enable_gqa=True, attn_mask=live, impl=impl, policy="paper")
             out.float().square().sum().backward()
             found.append((out, q.grad, k.grad, v.grad))
         for clean, spoilt in zip(*found, strict=True):
@@ -169,9 +169,9 @@ class TestNonFiniteInAMaskedKey:
         logits = heads(3, 7, dtype=dtype)
         mask = torch.ones(7, dtype=torch.bool)
         mask[4] = False
-        clean = sm.softmax(logits, mask=mask), sm.entropy(logits, mask=mask)
+        clean = sm.softmax(logits, mask=mask, policy="paper"), sm.entropy(logits, mask=mask)
         logits[:, 4] = torch.nan
-        assert torch.equal(clean[0], sm.softmax(logits, mask=mask))
+        assert torch.equal(clean[0], sm.softmax(logits, mask=mask, policy="paper"))
         assert torch.equal(clean[1], sm.entropy(logits, mask=mask))
 
 
@@ -200,10 +200,10 @@ class TestNaNInALiveLogit:
     @pytest.mark.parametrize("where", ["query", "key", "value"])
     def test_output(self, dtype: torch.dtype, impl: Any, where: str) -> None:
         q, k, v = qkv(dtype, 9, 9)
-        clean = sm.attention(q, k, v, enable_gqa=True, is_causal=True, impl=impl)
+        clean = sm.attention(q, k, v, enable_gqa=True, is_causal=True, impl=impl, policy="paper")
         hit = [5] if where == "query" else [7, 8]
         {"query": q, "key": k, "value": v}[where][:, :, hit[0]] = torch.nan
-        spoilt = sm.attention(q, k, v, enable_gqa=True, is_causal=True, impl=impl)
+        spoilt = sm.attention(q, k, v, enable_gqa=True, is_causal=True, impl=impl, policy="paper")
         others = [i for i in range(9) if i not in hit]
         assert spoilt[:, :, hit].isnan().all()
         assert torch.equal(bits(spoilt[:, :, others]), bits(clean[:, :, others]))
@@ -264,7 +264,7 @@ class TestLargeLogitsAndOddSizes:
         # A logit of 1000 is itself rounded to 6e-5 in float32; entropies of such rows can be no better.
         allowed = 1e-10 if got.entropy.dtype == torch.float64 else 2e-3
         assert worst(got.entropy, want.entropy) < allowed
-        out = sm.attention(q, k, v, scale=scale, impl=impl)
+        out = sm.attention(q, k, v, scale=scale, impl=impl, policy="paper")
         assert out.isfinite().all()
 
     @every_dtype
@@ -291,15 +291,15 @@ class TestLayoutInMemory:
         same = sm.row_stats(q.contiguous(), k.contiguous(), enable_gqa=True, attn_mask=mask.contiguous(), impl=impl)
         for (name, a), (_, b) in zip(tables(got), tables(same), strict=True):
             assert torch.allclose(a, b, rtol=1e-6, atol=1e-6), name
-        out = sm.attention(q, k, k, enable_gqa=True, attn_mask=mask, impl=impl)
+        out = sm.attention(q, k, k, enable_gqa=True, attn_mask=mask, impl=impl, policy="paper")
         plain = (q.contiguous(), k.contiguous(), k.contiguous())
-        want = sm.attention(*plain, enable_gqa=True, attn_mask=mask.contiguous(), impl=impl)
+        want = sm.attention(*plain, enable_gqa=True, attn_mask=mask.contiguous(), impl=impl, policy="paper")
         assert torch.allclose(out, want, rtol=1e-6, atol=float(8 * torch.finfo(dtype).eps))
 
 
 class TestLongRows:
     @every_dtype
-    @pytest.mark.parametrize("impl", ["reference", "streaming", "stock"])
+    @pytest.mark.parametrize("impl", ["reference", "streaming", "sdpa"])
     def test_131072_keys(self, dtype: torch.dtype, impl: Any) -> None:
         self.check(dtype, impl)
 
@@ -313,7 +313,7 @@ class TestLongRows:
         assert worst(got.entropy, want.entropy) < (1e-10 if dtype == torch.float64 else 2e-5)
         assert (got.count == keys).all()
 
-    @pytest.mark.parametrize("impl", ["streaming", "stock"])
+    @pytest.mark.parametrize("impl", ["streaming", "sdpa"])
     def test_more_than_two_to_the_31_logits(self, impl: Any) -> None:
         rows, keys = 32_768, 65_600
         assert rows * keys > 2**31

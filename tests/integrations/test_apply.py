@@ -28,6 +28,7 @@ from sharpmax.policies.log_length import LogLength
 from sharpmax.policies.log_linear import LogLinear
 from sharpmax.policies.per_head import PerHead
 from sharpmax.policies.polynomial import PAPER, Polynomial
+from sharpmax.stats.call import AttentionCall
 from sharpmax.stats.dispatch import measure
 from tests.integrations.families import FAMILIES, transformers
 
@@ -429,7 +430,7 @@ def noted(monkeypatch: pytest.MonkeyPatch, what: Callable[[Any], Any]) -> list[A
         seen.append(what(problem))
         return measure(problem, impl, fields)
 
-    monkeypatch.setattr("sharpmax.integrations.transformers.logits.measure", spy)
+    monkeypatch.setattr("sharpmax.ops.attention.measure", spy)
     return seen
 
 
@@ -490,12 +491,10 @@ def test_heads_of_one_kind_that_read_different_statistics(
 
 def test_counts_without_a_mask_need_no_matrix() -> None:
     """A million rows: a matrix of logits or of visibility would not fit anywhere."""
-    from sharpmax.integrations.transformers.logits import Logits
-
     q = torch.empty(1, 1, 1 << 20, 2)
-    stats, _ = Logits(q, q, None, True, None).statistics(frozenset({"count"}), None)
-    assert stats.count.shape == (1, 1, 1 << 20)
-    assert int(stats.count[0, 0, -1]) == 1 << 20
+    counts = AttentionCall.in_model(q, q, None, True, None).counts()
+    assert counts.shape == (1, 1, 1 << 20)
+    assert int(counts[0, 0, -1]) == 1 << 20
 
 
 def test_rows_outside_the_fitted_range_are_reported_once(model: Any, ids: torch.Tensor) -> None:

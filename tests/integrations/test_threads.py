@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sharpmax.errors import UnsupportedError
 from sharpmax.integrations import transformers as hf
-from sharpmax.integrations.transformers.interface import installed, modules_of, watch
+from sharpmax.integrations.transformers.interface import installed, modules_of, observe
 from sharpmax.policies.base import Policy
 from sharpmax.policies.constant import Constant
 from sharpmax.policies.log_length import LogLength
@@ -176,7 +176,7 @@ def test_watchers_may_come_and_go_during_a_pass() -> None:
     model = family.build()
     seen: list[Any] = []
     with paused(family, model) as outcome:
-        remove = watch(model, seen.append)
+        remove = observe(model, seen.append)
         assert torch.equal(outcome(), expected(family, None))
     with paused(family, model) as outcome:
         remove()

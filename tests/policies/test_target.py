@@ -183,7 +183,7 @@ class TestEnds:
             EntropyTarget(0.5).beta(rows_with(2.0))
         q, k = torch.randn(1, 3, 4), torch.randn(1, 5, 4)
         with pytest.raises(NotMeasuredError, match="'var' was not measured"):
-            sm.attention(q, k, k, policy=EntropyTarget(0.5), impl="stock")
+            sm.attention(q, k, k, policy=EntropyTarget(0.5), impl="sdpa")
 
 
 class TestGradient:

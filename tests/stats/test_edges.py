@@ -18,18 +18,18 @@ from sharpmax.stats import dispatch as operator
 from sharpmax.stats import sdpa as stock
 from sharpmax.stats import streaming
 from sharpmax.stats import triton_launch as kernels
-from sharpmax.stats.call import Problem, make_problem, without_autocast
+from sharpmax.stats.call import AttentionCall, without_autocast
 from sharpmax.stats.dense import dense_stats
 from sharpmax.stats.spans import packed_spans, window_spans
 from sharpmax.stats.statistics import RowStats
-from tests.numerics import exact, heads, worst
+from tests.numerics import call_at, exact, heads, worst
 
 CPU = torch.device("cpu")
 
 
-def problem(queries=3, keys=5, mask=None, **options) -> Problem:
+def problem(queries=3, keys=5, mask=None, **options) -> AttentionCall:
     q, k = heads(1, 2, queries, 4), heads(1, 2, keys, 4)
-    return make_problem(q, k, mask, **({"offset": None, "scale": None, "enable_gqa": False} | options))
+    return call_at(q, k, mask, **({"offset": None, "scale": None, "enable_gqa": False} | options))
 
 
 class TestArguments:
@@ -37,10 +37,10 @@ class TestArguments:
         q, k = heads(1, 2, 3, 8), heads(1, 2, 5, 8)
         assert sm.row_stats(q, k, attn_mask=causal_upper_left(3, 5)).count[0, 0].tolist() == [1, 2, 3]
         assert sm.row_stats(q, k, attn_mask=causal_lower_right(3, 5)).count[0, 0].tolist() == [3, 4, 5]
-        assert api.problem_of(q, k, causal_upper_left(3, 5), None, None, False).offset == 0
-        assert api.problem_of(q, k, causal_lower_right(3, 5), None, None, False).offset == 2
-        assert api.problem_of(q, k, None, "upper-left", None, False).offset == 0
-        assert api.problem_of(q, k, None, None, None, False).offset is None
+        assert AttentionCall.of(q, k, causal_upper_left(3, 5)).offset == 0
+        assert AttentionCall.of(q, k, causal_lower_right(3, 5)).offset == 2
+        assert AttentionCall.of(q, k, causal="upper-left").offset == 0
+        assert AttentionCall.of(q, k).offset is None
 
     def test_an_unknown_implementation_is_refused_whatever_is_asked(self):
         for fields in (("count",), ("entropy",)):
@@ -54,7 +54,7 @@ class TestArguments:
         ways: list[Any] = ["streaming", "reference", "auto"]
         for impl in ways:
             assert sm.row_stats(q, k, impl=impl).count.shape == (1, 2, 3)
-        stopped: list[tuple[Any, str]] = [("triton", "it rains"), ("stock", "it snows")]
+        stopped: list[tuple[Any, str]] = [("triton", "it rains"), ("sdpa", "it snows")]
         for impl, reason in stopped:
             with pytest.raises(
                 UnsupportedError, match=f"^impl: '{impl}' cannot do this: {reason}; use impl='streaming'"
@@ -70,7 +70,7 @@ class TestArguments:
             "mean",
             "var",
         )
-        assert sm.row_stats(q, k, impl="stock").measured == ("count", "lse", "mean")
+        assert sm.row_stats(q, k, impl="sdpa").measured == ("count", "lse", "mean")
         assert sm.row_stats(q, k, fields=("entropy",)).measured == ("count", "lse", "mean")
         assert sm.row_stats(q, k, fields=("count",)).measured == ("count",)
 
@@ -78,21 +78,21 @@ class TestArguments:
     def test_scales(self, scale):
         q, k = heads(1, 2, 3, 4, dtype=torch.float64), heads(1, 2, 5, 4, dtype=torch.float64)
         logits = q @ k.transpose(-1, -2) * (0.5 if scale is None else scale)
-        for impl in ("reference", "streaming", "stock"):
+        for impl in ("reference", "streaming", "sdpa"):
             assert worst(sm.row_stats(q, k, scale=scale, impl=impl).lse, logits.logsumexp(-1)) < 1e-12
 
 
 class TestProblem:
     def test_shapes_with_shared_keys(self):
-        made = make_problem(heads(2, 6, 3, 4), heads(2, 2, 5, 4), None, offset=1, scale=0.5, enable_gqa=True)
+        made = call_at(heads(2, 6, 3, 4), heads(2, 2, 5, 4), None, offset=1, scale=0.5, enable_gqa=True)
         assert made.q.shape == (2, 2, 3, 3, 4)
         assert made.k.shape == (2, 2, 5, 4)
         assert (made.rows, made.offset, made.scale, made.keys) == ((2, 6, 3), 1, 0.5, 5)
 
     def test_two_and_three_dimensions_are_one_head_and_one_batch(self):
-        one = make_problem(heads(3, 4), heads(5, 4), None, offset=None, scale=None, enable_gqa=False)
+        one = call_at(heads(3, 4), heads(5, 4), None, offset=None, scale=None, enable_gqa=False)
         assert (one.q.shape, one.k.shape, one.rows) == ((1, 1, 1, 3, 4), (1, 1, 5, 4), (3,))
-        two = make_problem(heads(2, 3, 4), heads(2, 5, 4), None, offset=None, scale=None, enable_gqa=False)
+        two = call_at(heads(2, 3, 4), heads(2, 5, 4), None, offset=None, scale=None, enable_gqa=False)
         assert (two.q.shape, two.k.shape, two.rows) == ((1, 2, 1, 3, 4), (1, 2, 5, 4), (2, 3))
 
     @pytest.mark.parametrize("offset", [None, -2, 0, 1, 4, 9])
@@ -128,7 +128,7 @@ class TestProblem:
     def test_scaled_rows_are_rows_of_scaled_logits(self):
         mask, beta = heads(3, 5, dtype=torch.float64), torch.tensor([0.5, 2.0, 3.0], dtype=torch.float64)
         q, k = heads(3, 4, dtype=torch.float64), heads(5, 4, dtype=torch.float64)
-        made = make_problem(q, k, mask, offset=None, scale=None, enable_gqa=False)
+        made = call_at(q, k, mask, offset=None, scale=None, enable_gqa=False)
         twice = made.scaled(beta).scaled(beta)
         logits = (q @ k.T / 2.0 + mask) * beta[:, None] ** 2
         for impl in ("reference", "streaming"):
@@ -188,7 +188,7 @@ class TestSpans:
 
 
 class TestOperator:
-    @pytest.mark.parametrize("impl", ["streaming", "stock"])
+    @pytest.mark.parametrize("impl", ["streaming", "sdpa"])
     @pytest.mark.parametrize("shared", ["nothing", "keys", "queries"])
     def test_vmap_is_a_loop(self, impl, shared):
         q, k = heads(3, 2, 4, 6, 8, dtype=torch.float64), heads(3, 2, 4, 7, 8, dtype=torch.float64)
@@ -249,7 +249,7 @@ def test_stock_with_every_kind_of_limit():
     ]
     cases += [{"is_causal": True, "window": 3}, {"attn_mask": causal_upper_left(5, 7)}]
     for options in cases:
-        got = sm.row_stats(q, k, enable_gqa=True, impl="stock", **options)
+        got = sm.row_stats(q, k, enable_gqa=True, impl="sdpa", **options)
         want = exact(q, k, enable_gqa=True, **options)
         assert got.count.tolist() == want.count.tolist()
         seen = want.count > 0
@@ -282,7 +282,7 @@ class TestByDefinition:
         for name, value in wanted.items():
             assert worst(getattr(got, name), value) < 1e-12, name
 
-    @pytest.mark.parametrize("impl", ["reference", "streaming", "stock"])
+    @pytest.mark.parametrize("impl", ["reference", "streaming", "sdpa"])
     def test_a_number_that_is_not_one_spoils_the_rows_that_see_it(self, impl):
         q, k = heads(1, 4, 8), heads(1, 4, 8)
         q[0, 1, 3] = math.nan
@@ -290,7 +290,7 @@ class TestByDefinition:
         entropy = sm.row_stats(q, k, is_causal=True, impl=impl).entropy[0]
         assert entropy.isnan().tolist() == [False, True, True, True]
 
-    @pytest.mark.parametrize("impl", ["reference", "streaming", "stock"])
+    @pytest.mark.parametrize("impl", ["reference", "streaming", "sdpa"])
     def test_a_row_that_sees_nothing(self, impl):
         shown = torch.ones(3, 4, dtype=torch.bool)
         shown[1] = False
@@ -326,7 +326,7 @@ def test_some_rows_of_a_mask_that_all_rows_share():
     assert made.hidden(slice(2, 4)).expand(1, 1, 1, 2, 5)[0, 0, 0].tolist() == [[False, True, False, False, True]] * 2
 
 
-@pytest.mark.parametrize("impl", ["reference", "streaming", "stock"])
+@pytest.mark.parametrize("impl", ["reference", "streaming", "sdpa"])
 def test_a_spoilt_query_that_sees_nothing_is_an_empty_row(impl):
     q, shown = heads(1, 3, 8), torch.ones(3, 4, dtype=torch.bool)
     q[0, 1] = math.nan
@@ -359,7 +359,7 @@ def test_a_mask_that_a_batch_shares_gets_the_sum_of_its_gradients_under_vmap():
 class TestBatches:
     def test_keys_that_a_batch_shares(self):
         q, k = heads(3, 2, 4, 8, dtype=torch.float64), heads(1, 2, 5, 8, dtype=torch.float64)
-        for impl in ("reference", "streaming", "stock"):
+        for impl in ("reference", "streaming", "sdpa"):
             got = sm.row_stats(q, k, impl=impl)
             assert worst(got.entropy, sm.row_stats(q, k.expand(3, -1, -1, -1), impl=impl).entropy) < 1e-12
 
@@ -385,7 +385,7 @@ class TestBatches:
         shown = torch.rand(2, 1, 1, 4, 5) > 0.3
         shown[..., 0] = True
         whole = exact(q, k, attn_mask=shown.expand(2, 3, 2, 4, 5)).entropy
-        for impl in ("reference", "streaming", "stock"):
+        for impl in ("reference", "streaming", "sdpa"):
             assert worst(sm.row_stats(q, k, attn_mask=shown, impl=impl).entropy, whole) < 1e-12
 
     def test_heads_share_keys_only_where_that_is_said(self):
@@ -395,7 +395,7 @@ class TestBatches:
             sm.row_stats(heads(1, 4, 3, 8), heads(1, 2, 5, 8))
 
     def test_no_heads_at_all(self):
-        made = make_problem(heads(1, 0, 3, 4), heads(1, 0, 5, 4), None, offset=None, scale=None, enable_gqa=False)
+        made = call_at(heads(1, 0, 3, 4), heads(1, 0, 5, 4), None, offset=None, scale=None, enable_gqa=False)
         assert (made.q.shape, made.k.shape) == ((1, 0, 1, 3, 4), (1, 0, 5, 4))
 
 
@@ -413,7 +413,7 @@ class TestTiles:
     def test_spans_of_each_sequence_and_of_all(self, shared, batch, masked):
         q, k = heads(batch, 2, 4, 8, dtype=torch.float64), heads(batch, 2, 7, 8, dtype=torch.float64)
         mask = torch.tensor([True, False, True, True, True, False, True]) if masked else None
-        made = make_problem(q, k, mask, offset=None, scale=None, enable_gqa=False)
+        made = call_at(q, k, mask, offset=None, scale=None, enable_gqa=False)
         low = torch.tensor([[0, 1, 2, 3], [2, 2, 0, 0], [0, 0, 4, 6]])[:batch]
         spans = torch.stack((low, low + torch.tensor([1, 3, 2, 1])), 1).to(torch.int32)
         made = replace(made, spans=spans[:1] if shared else spans)
@@ -426,7 +426,7 @@ class TestTiles:
     @pytest.mark.parametrize("queries", [4, 33])
     def test_causal_limits_before_and_behind_the_diagonal(self, offset, queries):
         q, k = heads(1, 2, queries, 8, dtype=torch.float64), heads(1, 2, 7, 8, dtype=torch.float64)
-        made = make_problem(q, k, None, offset=offset, scale=None, enable_gqa=False)
+        made = call_at(q, k, None, offset=offset, scale=None, enable_gqa=False)
         got, want = (api.measure(made, impl, frozenset({"lse", "var"})) for impl in ("streaming", "reference"))
         seen = want.count > 0
         assert worst(got.lse[seen], want.lse[seen]) < 1e-12
@@ -476,23 +476,23 @@ class TestParts:
             assert gradient.stride() == torch.empty_like(x).stride()
 
     def test_the_stock_kernel_measures_no_variance(self):
-        parts = stock.stock_parts(problem())
+        parts = stock.sdpa_parts(problem())
         assert parts.var.abs().max() == parts.log_mass.abs().max() == 0.0
 
     def test_the_stock_kernel_of_a_row_that_sees_nothing(self):
-        parts = stock.stock_parts(problem(mask=torch.tensor([[True], [False], [True]]).expand(3, 5)))
+        parts = stock.sdpa_parts(problem(mask=torch.tensor([[True], [False], [True]]).expand(3, 5)))
         assert [part[..., 1].unique().tolist() for part in parts] == [[-math.inf], [0.0], [0.0], [0.0]]
 
     def test_the_stock_kernel_one_key_behind_the_diagonal(self):
         q, k = heads(1, 2, 4, 8, dtype=torch.float64), heads(1, 2, 6, 8, dtype=torch.float64)
-        made = make_problem(q, k, None, offset=1, scale=None, enable_gqa=False)
-        got, want = (api.measure(made, impl, frozenset({"lse"})) for impl in ("stock", "reference"))
+        made = call_at(q, k, None, offset=1, scale=None, enable_gqa=False)
+        got, want = (api.measure(made, impl, frozenset({"lse"})) for impl in ("sdpa", "reference"))
         assert worst(got.lse, want.lse) < 1e-12
 
     def test_one_infinite_number_of_a_query_spoils_all_that_stock_says_of_it(self):
         q = heads(1, 3, 8)
         q[0, 1, 4] = math.inf
-        stats = sm.row_stats(q, heads(1, 4, 8), impl="stock")
+        stats = sm.row_stats(q, heads(1, 4, 8), impl="sdpa")
         assert [x[0].isnan().tolist() for x in (stats.lse, stats.mean, stats.entropy)] == [[False, True, False]] * 3
 
     def test_a_row_without_keys_is_kept_as_zeros(self):
@@ -515,14 +515,14 @@ class TestParts:
     def test_rows_that_see_a_key_are_found_in_blocks(self):
         """So many keys that two of three rows are looked at together, and the last one alone."""
         q, k = torch.zeros(3, 1), torch.zeros(1, 1).expand(1 << 23, 1)
-        made = make_problem(q, k, None, offset=None, scale=None, enable_gqa=False)
+        made = call_at(q, k, None, offset=None, scale=None, enable_gqa=False)
         marked = torch.zeros(1, 1, 1 << 23, dtype=torch.bool)
         marked[..., 7] = True
         assert made.rows_that_see(marked).tolist() == [[[[True] * 3]]]
 
     def test_the_stock_kernel_is_one_of_the_cpu(self):
         x = torch.zeros(1, 2, 3, 4, device="meta")
-        made = make_problem(x, x, None, offset=None, scale=None, enable_gqa=False)
+        made = call_at(x, x, None, offset=None, scale=None, enable_gqa=False)
         assert stock.obstacle(made) == "it uses the CPU's flash attention and q is on meta"
 
 

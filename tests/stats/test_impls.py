@@ -29,7 +29,7 @@ class TestContractOfAccuracy:
     """Error against float64 at most twice that of the plain computation in the same precision."""
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-    @pytest.mark.parametrize("impl", ["streaming", "stock"])
+    @pytest.mark.parametrize("impl", ["streaming", "sdpa"])
     @pytest.mark.parametrize("sharpness", [0.3, 1.0, 3.0])
     @pytest.mark.parametrize("keys", [97, 1025])
     def test_every_statistic(self, dtype: torch.dtype, impl: Any, sharpness: float, keys: int) -> None:
@@ -38,19 +38,19 @@ class TestContractOfAccuracy:
         got = sm.row_stats(q, k, is_causal=True, impl=impl)
         want, rough = exact(q, k, is_causal=True), plain(q, k, live)
         for name, value in rough.items():
-            if name == "var" and impl == "stock":
+            if name == "var" and impl == "sdpa":
                 continue
             # lse and mean come as the sum of an anchor and a part: one rounding of the anchor more.
             anchor = float(want.lse.abs().max()) * torch.finfo(torch.float32).eps if name in ("lse", "mean") else 0.0
             truth = getattr(want, name)
             assert worst(getattr(got, name), truth) <= 2 * worst(value, truth) + anchor, name
 
-    def test_stock_entropy_is_good_to_a_millionth(self) -> None:
+    def test_sdpa_entropy_is_good_to_a_millionth(self) -> None:
         q, k = heads(1, 4, 512, 64), heads(1, 4, 512, 64)
-        got, want = sm.row_stats(q, k, is_causal=True, impl="stock"), exact(q, k, is_causal=True)
+        got, want = sm.row_stats(q, k, is_causal=True, impl="sdpa"), exact(q, k, is_causal=True)
         assert worst(got.entropy, want.entropy) < 2e-6
 
-    @pytest.mark.parametrize("impl", ["streaming", "stock", "triton", "auto"])
+    @pytest.mark.parametrize("impl", ["streaming", "sdpa", "triton", "auto"])
     @pytest.mark.parametrize("offset", [-1e5, -3e3, 200.0, 1e5])
     def test_what_all_logits_share_does_not_matter(self, impl: Any, offset: float) -> None:
         # Multiples of 1/64 under 2^17: the logits are exact in float32, so nothing but the statistics can lose digits.
@@ -61,13 +61,13 @@ class TestContractOfAccuracy:
         assert worst(got.entropy, exact(q, k, is_causal=True, scale=1.0).entropy) < 1e-5
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-    def test_stock_refuses_logits_beyond_its_precision(self, dtype: torch.dtype) -> None:
+    def test_sdpa_refuses_logits_beyond_its_precision(self, dtype: torch.dtype) -> None:
         q, k = heads(1, 2, 5, 16, dtype=dtype), heads(1, 2, 9, 16, dtype=dtype) * 1e12
-        with pytest.raises(UnsupportedError, match=r"'stock' cannot do this: .*large.*impl='streaming'"):
-            sm.row_stats(q, k, impl="stock", fields=("entropy",))
+        with pytest.raises(UnsupportedError, match=r"'sdpa' cannot do this: .*large.*impl='streaming'"):
+            sm.row_stats(q, k, impl="sdpa", fields=("entropy",))
         assert worst(sm.row_stats(q, k, fields=("entropy",)).entropy, exact(q, k).entropy) < 1e-5
 
-    @pytest.mark.parametrize("impl", ["streaming", "stock", "triton", "auto"])
+    @pytest.mark.parametrize("impl", ["streaming", "sdpa", "triton", "auto"])
     @pytest.mark.parametrize("scale", [0.0, -0.3, -1.0])
     def test_a_scale_of_zero_or_less(self, impl: Any, scale: float) -> None:
         q, k = heads(1, 2, 9, 16), heads(1, 2, 9, 16)
@@ -120,7 +120,7 @@ class TestTiles:
 
 
 class TestSplits:
-    @pytest.mark.parametrize("impl", ["reference", "streaming", "stock"])
+    @pytest.mark.parametrize("impl", ["reference", "streaming", "sdpa"])
     @pytest.mark.parametrize("cut", [0, 1, 40, 80])
     def test_parts_of_the_keys_merge_into_the_whole(self, impl: Any, cut: int) -> None:
         q, k = heads(2, 2, 9, 16), heads(2, 2, 80, 16)
@@ -146,17 +146,17 @@ class TestChoice:
         monkeypatch.setattr(operator, "IMPLEMENTATIONS", spies)
         return names
 
-    @pytest.mark.parametrize("impl", ["streaming", "stock", "triton"])
+    @pytest.mark.parametrize("impl", ["streaming", "sdpa", "triton"])
     def test_an_explicit_choice_is_kept(self, impl: Any, used: list[str]) -> None:
         sm.row_stats(heads(1, 2, 3, 16), heads(1, 2, 4, 16), impl=impl)
-        sm.attention(heads(1, 2, 3, 16), heads(1, 2, 4, 16), heads(1, 2, 4, 16), impl=impl)
+        sm.attention(heads(1, 2, 3, 16), heads(1, 2, 4, 16), heads(1, 2, 4, 16), policy="paper", impl=impl)
         assert used == [impl, impl]
 
     def test_auto_takes_the_kernel_when_entropy_is_enough(self, used: list[str]) -> None:
         q, k = heads(1, 2, 3, 16), heads(1, 2, 4, 16)
         sm.row_stats(q, k, fields=("entropy",))
         sm.attention(q, k, k, policy="paper")
-        assert used == ["stock", "stock"]
+        assert used == ["sdpa", "sdpa"]
 
     def test_auto_streams_when_more_is_asked_for(self, used: list[str]) -> None:
         q, k = heads(1, 2, 3, 16), heads(1, 2, 4, 16)
@@ -171,11 +171,11 @@ class TestChoice:
         with pytest.raises(NotMeasuredError, match="impl='streaming'"):
             _ = stats.entropy
 
-    def test_stock_says_what_it_cannot_do(self) -> None:
+    def test_sdpa_says_what_it_cannot_do(self) -> None:
         q, k = heads(1, 2, 3, 16), heads(1, 2, 4, 16)
-        with pytest.raises(UnsupportedError, match=r"'stock' cannot do this: .*float mask.*impl='streaming'"):
-            sm.row_stats(q, k, attn_mask=heads(3, 4), impl="stock")
-        stats = sm.row_stats(q, k, impl="stock")
+        with pytest.raises(UnsupportedError, match=r"'sdpa' cannot do this: .*float mask.*impl='streaming'"):
+            sm.row_stats(q, k, attn_mask=heads(3, 4), impl="sdpa")
+        stats = sm.row_stats(q, k, impl="sdpa")
         for name in ("max", "var", "top_weight", "spread_bound"):
             with pytest.raises(NotMeasuredError, match="not measured"):
                 getattr(stats, name)
@@ -188,7 +188,7 @@ class TestChoice:
 class TestPromises:
     """What compilers are told of the operators is what they do, whatever the layout of the queries."""
 
-    @pytest.mark.parametrize("impl", ["streaming", "stock"])
+    @pytest.mark.parametrize("impl", ["streaming", "sdpa"])
     @pytest.mark.parametrize("transposed", [False, True])
     def test_layouts(self, impl: str, transposed: bool) -> None:
         # As projections come: [batch, tokens, heads, D], seen as [batch, groups, heads of a group, tokens, D].

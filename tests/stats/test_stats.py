@@ -238,7 +238,7 @@ class TestDerived:
 class TestNotMeasured:
     @pytest.fixture
     def stock(self) -> RowStats:
-        return sm.row_stats(torch.randn(1, 2, 4), torch.randn(1, 5, 4), impl="stock")
+        return sm.row_stats(torch.randn(1, 2, 4), torch.randn(1, 5, 4), impl="sdpa")
 
     @pytest.mark.parametrize(
         ("read", "missing"), [("max", "max"), ("var", "var"), ("top_weight", "max"), ("spread_bound", "max")]
@@ -265,12 +265,12 @@ class TestNotMeasured:
 
 
 class TestValue:
-    @pytest.fixture(params=["full", "stock", "count"])
+    @pytest.fixture(params=["full", "sdpa", "count"])
     def stats(self, request) -> RowStats:
         q, k = torch.randn(1, 2, 4), torch.randn(1, 5, 4)
         if request.param == "count":
             return RowStats.anchored(torch.tensor([[5, 5]]))
-        return sm.row_stats(q, k, impl="stock" if request.param == "stock" else "streaming")
+        return sm.row_stats(q, k, impl="sdpa" if request.param == "sdpa" else "streaming")
 
     def arrays_equal(self, a: RowStats, b: RowStats) -> bool:
         (left, left_form), (right, right_form) = a.flatten(), b.flatten()

@@ -15,9 +15,10 @@ from torch import Tensor
 
 from sharpmax.errors import MissingExtraError, UnsupportedError
 from sharpmax.stats import triton_launch as triton
-from sharpmax.stats.call import Problem, hidden_by, make_problem
+from sharpmax.stats.call import AttentionCall, hidden_by
 from sharpmax.stats.dense import dense_stats
 from sharpmax.stats.triton_launch import available, triton_parts
+from tests.numerics import call_at
 
 pytest.importorskip("triton")
 
@@ -59,8 +60,8 @@ def random_problem(
     size: float = 1.0,
     batch: int = 1,
     heads: int = 1,
-) -> Problem:
-    return Problem(
+) -> AttentionCall:
+    return AttentionCall(
         q=randn(batch, heads, group, queries, width, seed=1, dtype=dtype, size=size),
         k=randn(batch, heads, keys, width, seed=2, dtype=dtype, size=size),
         mask=mask,
@@ -71,15 +72,15 @@ def random_problem(
     )
 
 
-def given_logits(rows: Tensor, **changes) -> Problem:
+def given_logits(rows: Tensor, **changes) -> AttentionCall:
     """A problem whose logits are exactly `rows` `[Lq, Lk]`: one-hot queries pick a column of the keys."""
     queries = rows.shape[0]
     q = torch.eye(queries, dtype=rows.dtype, device=DEVICE)[None, None, None]
     fields = {"mask": None, "gain": None, "offset": None, "scale": 1.0, "rows": (1, 1, queries)}
-    return Problem(q=q, k=rows.T.to(DEVICE)[None, None], **{**fields, **changes})
+    return AttentionCall(q=q, k=rows.T.to(DEVICE)[None, None], **{**fields, **changes})
 
 
-def dense(problem: Problem, dtype: torch.dtype) -> Parts:
+def dense(problem: AttentionCall, dtype: torch.dtype) -> Parts:
     s = problem.q.to(dtype) @ problem.k.to(dtype)[:, :, None].mT * problem.scale
     live = torch.ones_like(s, dtype=torch.bool)
     if problem.offset is not None:
@@ -95,7 +96,7 @@ def dense(problem: Problem, dtype: torch.dtype) -> Parts:
     return stats._max, stats._log_mass, stats._shortfall, stats._var
 
 
-def assert_within_contract(problem: Problem) -> Parts:
+def assert_within_contract(problem: AttentionCall) -> Parts:
     """At most twice the error of the plain computation in float32 (or float64) plus a few eps."""
     found, exact = triton_parts(problem), dense(problem, DOUBLE)
     wide = DOUBLE if problem.q.dtype == DOUBLE else SINGLE
@@ -153,7 +154,7 @@ def test_causal_offsets(offset):
 def test_grouped_heads(masked):
     q, k = randn(2, 6, 9, 20, seed=1), randn(2, 2, 30, 20, seed=2)
     mask = randn(2, 6, 9, 30, seed=3) > 0 if masked else None
-    assert_within_contract(make_problem(q, k, mask, offset=20, scale=0.5, enable_gqa=True))
+    assert_within_contract(call_at(q, k, mask, offset=20, scale=0.5, enable_gqa=True))
 
 
 SHAPE = (2, 2, 2, 3, 20)
@@ -162,7 +163,7 @@ PATTERNS = [
 ]
 
 
-def small_problem(mask: Tensor, gain: Tensor | None = None) -> Problem:
+def small_problem(mask: Tensor, gain: Tensor | None = None) -> AttentionCall:
     return random_problem(3, 20, 16, batch=2, heads=2, group=2, offset=18, mask=mask, gain=gain)
 
 
@@ -214,7 +215,7 @@ def test_far_but_visible_keys_weigh_nothing(far):
 def test_strided_and_expanded_inputs():
     base = random_problem(20, 67, 20, group=2, heads=2, mask=randn(1, 2, 2, 20, 67, seed=3) > -1)
     assert base.mask is not None
-    odd = Problem(
+    odd = AttentionCall(
         q=base.q.transpose(1, 3).contiguous().transpose(1, 3),
         k=torch.stack((base.k, -base.k), -1)[..., 0],
         mask=base.mask.mT.contiguous().mT,
@@ -229,7 +230,7 @@ def test_strided_and_expanded_inputs():
         assert torch.equal(a, b) if INTERPRETED else torch.allclose(a, b, rtol=1e-5, atol=1e-6)
     shared = randn(1, 1, 1, 20, seed=5).expand(1, 3, 33, 20)
     q = randn(1, 3, 4, 20, seed=6)
-    found = assert_within_contract(make_problem(q, shared, None, offset=None, scale=None, enable_gqa=False))
+    found = assert_within_contract(call_at(q, shared, None, offset=None, scale=None, enable_gqa=False))
     assert (found[1] == torch.tensor(32.0).log1p().to(DEVICE)).all()
 
 
@@ -323,7 +324,7 @@ def test_offsets_beyond_32_bits():
     k = far.as_strided((1, 1, 9, 16), (0, 0, 2**28, 1))
     k.copy_(randn(1, 1, 9, 16, seed=2))
     q = randn(1, 1, 5, 16, seed=1, dtype=HALF)
-    near, spread = (make_problem(q, x, None, offset=4, scale=None, enable_gqa=False) for x in (k.contiguous(), k))
+    near, spread = (call_at(q, x, None, offset=4, scale=None, enable_gqa=False) for x in (k.contiguous(), k))
     assert all(torch.equal(a, b) for a, b in zip(triton_parts(spread), triton_parts(near), strict=True))
 
 
@@ -331,7 +332,7 @@ def test_wide_heads_and_other_dtypes_are_refused():
     with pytest.raises(UnsupportedError, match=r"head size is 257.*impl='streaming'"):
         triton_parts(random_problem(2, 3, 257))
     small = random_problem(2, 3, 16)
-    eight = Problem(small.q.to(torch.float8_e5m2), small.k, None, None, None, 1.0, small.rows)
+    eight = AttentionCall(small.q.to(torch.float8_e5m2), small.k, None, None, 1.0, small.rows)
     with pytest.raises(UnsupportedError, match=r"float8_e5m2.*impl='streaming'"):
         triton_parts(eight)
 
@@ -350,13 +351,13 @@ def test_without_the_interpreter_cpu_tensors_are_refused():
     code = (
         "import sys, torch\n"
         "from sharpmax.stats.triton_launch import available, triton_parts\n"
-        "from sharpmax.stats.call import make_problem\n"
+        "from sharpmax.stats.call import AttentionCall\n"
         "assert 'triton' not in sys.modules\n"
         "assert 'TRITON_INTERPRET=1' in available(torch.device('cpu'))\n"
         "assert 'triton' not in sys.modules\n"
         "x = torch.ones(1, 2, 4)\n"
         "try:\n"
-        "    triton_parts(make_problem(x, x, None, offset=None, scale=None, enable_gqa=False))\n"
+        "    triton_parts(AttentionCall.of(x, x))\n"
         "except NotImplementedError as error:\n"
         "    assert 'TRITON_INTERPRET=1' in str(error) and \"impl='streaming'\" in str(error)\n"
         "else:\n"

@@ -18,7 +18,7 @@ import sharpmax as sm
 from sharpmax.errors import NotMeasuredError
 from sharpmax.stats import dispatch as operator
 from sharpmax.stats import triton_launch as triton_backward
-from sharpmax.stats.call import Parts, Problem, hidden_by
+from sharpmax.stats.call import AttentionCall, Parts, hidden_by
 from sharpmax.stats.dispatch import measure, measure_parts
 from sharpmax.stats.statistics import FIELDS
 from sharpmax.stats.streaming import Incoming, streaming_backward
@@ -77,9 +77,9 @@ def random_problem(
     group: int = 1,
     size: float = 1.0,
     **changes: Any,
-) -> Problem:
+) -> AttentionCall:
     fields: dict[str, Any] = {"mask": None, "gain": None, "offset": None, "scale": 1 / math.sqrt(width)}
-    return Problem(
+    return AttentionCall(
         q=randn(batch, heads, group, queries, width, seed=1, dtype=dtype, size=size),
         k=randn(batch, heads, keys, width, seed=2, dtype=dtype, size=size),
         rows=(batch, heads * group, queries),
@@ -87,7 +87,9 @@ def random_problem(
     )
 
 
-def gradients(problem: Problem, loss: Loss, impl: str = "triton", dtype: torch.dtype | None = None) -> list[Tensor]:
+def gradients(
+    problem: AttentionCall, loss: Loss, impl: str = "triton", dtype: torch.dtype | None = None
+) -> list[Tensor]:
     """dq and dk of a weighted sum over the rows that see a key."""
     leaves = [x.detach().to(dtype or x.dtype).requires_grad_() for x in (problem.q, problem.k)]
     problem = replace(problem, q=leaves[0], k=leaves[1])
@@ -101,7 +103,7 @@ def gradients(problem: Problem, loss: Loss, impl: str = "triton", dtype: torch.d
 class plain:  # noqa: N801
     """The statistics as one writes them down first, in the dtype of the input."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: AttentionCall) -> None:
         s = problem.q @ problem.k[:, :, None].mT * problem.scale
         live = ~problem.hidden().expand(s.shape)
         if problem.mask is not None and problem.mask.is_floating_point():
@@ -118,7 +120,7 @@ class plain:  # noqa: N801
         )  # fmt: skip
 
 
-def assert_within_contract(problem: Problem, loss: str = "mix") -> None:
+def assert_within_contract(problem: AttentionCall, loss: str = "mix") -> None:
     """At most three times the error of the plain computation in the same dtype, plus a rounding of the largest."""
     found = gradients(problem, LOSSES[loss])
     exact = gradients(problem, LOSSES[loss], "reference", DOUBLE)
@@ -323,7 +325,7 @@ class TestChoice:
 
             monkeypatch.setattr(module, name, run)
 
-        spy(triton_backward, "triton_backward")
+        spy(operator, "triton_backward")
         spy(operator, "streaming_backward")
         return names
 

@@ -20,9 +20,9 @@ from sharpmax.calibration.replication import crowded
 from sharpmax.errors import SharpmaxError, reject
 from sharpmax.integrations.transformers.application import restore
 from sharpmax.integrations.transformers.interface import install, kept, modules_of
-from sharpmax.integrations.transformers.rules import Rule
 from sharpmax.models.scoring import reply_losses, window_losses
 from sharpmax.models.weights import load_tensors, must_fit, save_tensors
+from sharpmax.ops.attention import Rule
 from sharpmax.policies.base import Remeasure, with_columns
 from sharpmax.policies.log_linear import LogLinear
 from sharpmax.stats.statistics import RowStats

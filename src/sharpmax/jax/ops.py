@@ -127,7 +127,7 @@ def entropy(logits: ArrayLike, *, axis: int = -1, mask: ArrayLike | None = None)
 
 
 def softmax(
-    logits: ArrayLike, *, policy: Policy | str | None = "paper", axis: int = -1, mask: ArrayLike | None = None
+    logits: ArrayLike, *, policy: Policy | str | None = None, axis: int = -1, mask: ArrayLike | None = None
 ) -> jax.Array:
     """softmax(β·logits) along `axis`, with β from `policy` and the row's own statistics; logits `[..., n]` keep shape.
 
@@ -201,7 +201,7 @@ def attention(
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
-    policy: Policy | str | None = "paper",
+    policy: Policy | str | None = None,
     return_stats: bool = False,
     block: int | None = None,
 ) -> jax.Array | tuple[jax.Array, RowStats]:

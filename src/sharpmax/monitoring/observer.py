@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from sharpmax.errors import UnsupportedError, reject
-from sharpmax.integrations.transformers.interface import modules_of, watch
-from sharpmax.integrations.transformers.observers import Seen
+from sharpmax.integrations.transformers.interface import modules_of, observe
 from sharpmax.monitoring.passes import Pass, Run
 from sharpmax.monitoring.requests import Request
+from sharpmax.stats.call import AttentionCall
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -154,7 +154,7 @@ class Lookout:
         self._here = threading.local()
         self._lock, self._closed = threading.Lock(), False
         self._inside: set[int] = set()
-        self._ways_out = [watch(model, self), *attach(model, self._before, self._after, self._generating)]
+        self._ways_out = [observe(model, self), *attach(model, self._before, self._after, self._generating)]
 
     def close(self) -> None:
         """Leave the model as it was, as soon as no thread is inside a pass through it."""
@@ -207,11 +207,11 @@ class Lookout:
             ids.shape[1] if isinstance(ids, Tensor) and ids.ndim == 2 else None,
         )
 
-    def looks(self) -> bool:
+    def wants_call(self) -> bool:
         """Whether the pass that this thread is in is to be looked at."""
         return getattr(self._here, "looking", None) is not None
 
-    def __call__(self, seen: Seen) -> None:
+    def __call__(self, seen: AttentionCall) -> None:
         """See one layer of a pass."""
         looking: _Looking | None = getattr(self._here, "looking", None)
         if looking is not None:

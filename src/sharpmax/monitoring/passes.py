@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from sharpmax.errors import UnsupportedError
-from sharpmax.integrations.transformers.observers import Seen
-from sharpmax.stats.call import without_autocast
+from sharpmax.stats.call import AttentionCall, without_autocast
 
 _LAST = slice(-1, None)
 _AT_ONCE, _AT_ONCE_CPU = 1 << 22, 1 << 16
@@ -46,16 +45,16 @@ class Pass:
         self._visible: Tensor | None = None
         self._counted: deque[Tensor] = deque(maxlen=_MASKS)
 
-    def see(self, seen: Seen) -> None:
+    def see(self, seen: AttentionCall) -> None:
         """Measure the row of every sequence in one layer."""
         if seen.queries == 0 or seen.keys == 0:
             return
-        with without_autocast(seen.query.device):
-            logits = (seen if self._places is None else seen.own_rows(self._places)).rows(_LAST)
+        with without_autocast(seen.q.device):
+            logits = (seen if self._places is None else seen.of_rows(self._places)).logits(_LAST)
             # Every operation here counts while a token is generated, so the rest is left for all layers at once.
             self._logits[seen.layer] = logits.scaled(None)[:, :, 0]
         self._kept += logits.values.numel()
-        if self._kept > (_AT_ONCE_CPU if seen.query.device.type == "cpu" else _AT_ONCE):
+        if self._kept > (_AT_ONCE_CPU if seen.q.device.type == "cpu" else _AT_ONCE):
             self._measure()
         if logits.hidden is None:
             self._keys = max(self._keys, seen.keys)

@@ -1,10 +1,16 @@
-"""`attention`: measure the rows, compute β from the policy, scale the query, call PyTorch's attention."""
+"""`attention`, and the one place where β meets the query.
+
+q, k → row statistics → policy: β per row → β·q → PyTorch's attention. A `Sharpener` does the middle for one layer.
+`attention` and every integration use it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from typing import Any, Literal, overload
+from typing import Any, Literal, Protocol, TypeVar, overload
 
 import torch
 import torch.nn.functional as F
@@ -12,231 +18,353 @@ from torch import Tensor
 
 from sharpmax.arrays import ops_for
 from sharpmax.errors import reject, reject_type
-from sharpmax.ops.kernels.sharpen import scale_rows, sharpen_op
-from sharpmax.ops.kernels.tables import code_of, form_of
-from sharpmax.policies.base import Policy
-from sharpmax.policies.per_head import PerHead
+from sharpmax.ops.kernels import decode_launch
+from sharpmax.ops.kernels.sharpen import scale_op, scales, sharpen_op
+from sharpmax.ops.kernels.tables import form_of, table_of
+from sharpmax.policies.base import WARNED, Policy, Remeasure, Said
+from sharpmax.policies.constant import Constant
+from sharpmax.policies.per_head import PerHead, side_by_side
 from sharpmax.policies.registry import resolve_policy
 from sharpmax.stats import triton_launch
-from sharpmax.stats.call import Parts, Problem, as_autocast, as_beta, capped_beta, hidden_by
-from sharpmax.stats.dispatch import Impl, check_impl, measure, measure_parts, problem_of
+from sharpmax.stats.call import (
+    Alignment,
+    AttentionCall,
+    Logits,
+    Parts,
+    as_autocast,
+    as_beta,
+    capped_beta,
+    floats_at_least_32,
+    hidden_by,
+    take_heads,
+)
+from sharpmax.stats.dispatch import Impl, check_impl, measure, measure_parts
 from sharpmax.stats.statistics import FIELDS, RowStats
+
+T = TypeVar("T")
+
+COUNT = frozenset({"count"})
+"""What a mask alone tells of a row."""
+
+
+class Rule(Protocol):
+    """What decides β in some heads of one layer. Calibration trains rules; a policy is made of `PolicyRule`s."""
+
+    @property
+    def heads(self) -> tuple[int, ...] | None:
+        """The heads this rule speaks for, ascending; None for every head of the layer."""
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """The statistics `beta` reads; without any, β depends on the head alone and nothing is measured."""
+
+    def beta(self, stats: RowStats, remeasure: Remeasure | None) -> Tensor:
+        """β that broadcasts to `[..., heads, Lq]`.
+
+        `stats` holds at least what `needs` names, in shapes that broadcast to `[..., heads, Lq]`, on the device of the
+        queries; without needs it is one row of two keys, standing for any. `remeasure` (statistics at another β per
+        row) comes with every need beyond the count.
+        """
+
+
+class PolicyRule:
+    """Policies of one kind, one per head or one for all, as a `Rule`; their parameters are laid side by side once."""
+
+    def __init__(self, policies: Sequence[Policy], heads: tuple[int, ...] | None, said: Said | None = None) -> None:
+        alike = all(policy == policies[0] for policy in policies)
+        self.policies = (policies[0],) if alike else tuple(policies)
+        self.heads = heads
+        self.said = said
+        self.needs = self.policies[0].needs
+        self._joined: dict[torch.device, Policy] = {}
+        self._constant: dict[torch.device, Tensor] = {}
+
+    def beta(self, stats: RowStats, remeasure: Remeasure | None) -> Tensor:
+        """What the policies give for the rows; 1 for a row of fewer than two keys."""
+        if not self.needs:
+            return _on_device(self._constant, stats.count.device, lambda: self._beta(stats, None))
+        return self._beta(stats, remeasure)
+
+    def _beta(self, stats: RowStats, remeasure: Remeasure | None) -> Tensor:
+        count = stats.count
+        policy = self.policies[0]
+        if len(self.policies) > 1:
+            policy = _on_device(self._joined, count.device, lambda: self._side_by_side(count))
+        self._warn_outside(policy, stats)
+        beta: Tensor = policy.rule(ops_for(count), stats, remeasure)
+        return beta.masked_fill(count <= 1, 1.0)
+
+    def _side_by_side(self, count: Tensor) -> Policy:
+        xp = ops_for(count)
+        joined = side_by_side(xp, self.policies, torch.empty(0, dtype=xp.widest, device=count.device))
+        if joined is None:
+            reject("policy", f"heads of different shapes: {self.policies}", "policies of one kind and shape")
+        return joined
+
+    def _warn_outside(self, policy: Policy, stats: RowStats) -> None:
+        """In a model, rows outside the fitted range are reported where a prompt is read, not at every new token."""
+        if not policy.reads or policy.fitted_range is None or (self.said is not None and stats.count.shape[-1] == 1):
+            return
+        said = WARNED if self.said is None else self.said
+        if all(one in said for one in self.policies):
+            return
+        values = getattr(stats, policy.reads)
+        if ops_for(values).concrete(values) and bool(policy.outside(values, stats).any()):
+            for place, one in enumerate(self.policies):
+                one.warn_outside(stats if len(self.policies) == 1 else stats.map(_head_at(place)), self.said)
+
+
+def _head_at(place: int) -> Callable[[Tensor], Tensor]:
+    return lambda array: array[..., min(place, array.shape[-2] - 1), :]
+
+
+def _on_device(kept: dict[torch.device, T], device: torch.device, make: Callable[[], T]) -> T:
+    """What is made once per device, outside of any mode that would keep it from being used again."""
+    if torch.compiler.is_compiling():
+        return kept[device] if device in kept else make()
+    if device not in kept:
+        with torch.inference_mode(False):
+            kept[device] = make()
+    return kept[device]
+
+
+def policies_of(policy: Policy, layer: int = 0) -> tuple[Policy, ...]:
+    """The policy of all heads of a layer, or one per head."""
+    return policy.policies[layer] if isinstance(policy, PerHead) else (policy,)
+
+
+def rules_of(policies: Sequence[Policy], said: Said | None = None) -> tuple[Rule, ...]:
+    """The rules of one layer; none where the policies leave all of it alone. `said` is shared by those of a model."""
+    if all(one.is_identity for one in policies):
+        return ()
+    if len(policies) == 1:
+        return (PolicyRule(policies, None, said),)
+    groups: dict[Any, list[int]] = {}
+    # Where every head is constant, those left alone are constants of 1: one product then serves the whole layer.
+    whole = len({type(one) for one in policies}) == 1 and not any(one.needs for one in policies)
+    for head, one in enumerate(policies):
+        if whole or not one.is_identity:
+            groups.setdefault(_shape_of(one), []).append(head)
+    return tuple(
+        PolicyRule([policies[h] for h in group], None if len(group) == len(policies) else tuple(group), said)
+        for group in groups.values()
+    )
+
+
+def _shape_of(policy: Policy) -> tuple[Any, ...]:
+    """What two policies must share to be computed together: their kind, what they read, everything but numbers."""
+    values = (getattr(policy, field.name) for field in dataclasses.fields(policy))
+    return (
+        type(policy),
+        policy.needs,
+        *(float if isinstance(value, float) else len(value) if isinstance(value, tuple) else value for value in values),
+    )
+
+
+class Sharpener:
+    """The rules of one layer: β of every row, β·q, and the mask that goes with it."""
+
+    def __init__(self, rules: Sequence[Rule], heads: int = 1) -> None:
+        self.rules = tuple(rules)
+        self.heads = heads
+        self.policies = _head_policies(self.rules, heads)
+        """The policy of all heads, or one per head; empty where a rule is not made of policies."""
+
+        # While compiling, policies are traced instead: their numbers may be variables then.
+        self.form = None if torch.compiler.is_compiling() or not self.policies else form_of(self.policies)
+        """The policies as numbers that a kernel reads, if they are of kinds that kernels know."""
+
+        self._places: list[dict[torch.device, Tensor]] = [{} for _ in self.rules]
+
+    @property
+    def measures(self) -> bool:
+        """Whether a rule needs more of a row than its mask tells."""
+        return any(rule.needs - COUNT for rule in self.rules)
+
+    def prepare(self, device: torch.device) -> None:
+        """Put what kernels read on a device: neither a compiler nor the capture of a CUDA graph can do it."""
+        if self.form is not None:
+            table_of(self.policies, device)
+
+    def beta(self, rows: AttentionCall | Logits, impl: str = "auto", stats: RowStats | None = None) -> Tensor:
+        """β of every row, broadcasting to the shape of the rows, in the dtype of statistics.
+
+        `stats` are those of all rows, where they were measured before.
+        """
+        like = rows.values if isinstance(rows, Logits) else rows.q
+        if len(self.rules) == 1 and self.rules[0].heads is None:
+            return as_beta(_rule_beta(self.rules[0], rows, impl, stats), like.dtype)
+        batch, queries = like.shape[0], like.shape[-2]
+        if stats is not None:
+            stats = stats.map(lambda x: x.reshape(batch, self.heads, queries))
+        beta = like.new_ones((batch, self.heads, queries), dtype=floats_at_least_32(like.dtype))
+        for rule, places in zip(self.rules, self._places, strict=True):
+            heads = rule.heads or range(self.heads)
+            place = _on_device(places, like.device, functools.partial(torch.tensor, heads, device=like.device))
+            chosen = None if stats is None else stats.map(functools.partial(take_heads, heads=place))
+            part = as_beta(_rule_beta(rule, rows.of_heads(place), impl, chosen), like.dtype)
+            beta = beta.index_copy(1, place, part.expand(batch, len(heads), queries))
+        return beta.reshape(rows.rows)
+
+    def sharpen(
+        self, call: AttentionCall, query: Tensor, mask: Tensor | None, impl: str = "auto", stats: RowStats | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """β·q for the caller's query `[..., H, Lq, D]`, and the mask whose floats are scaled alike."""
+        found = None if stats is not None else self._by_kernels(call, query, impl)
+        if found is not None and not _adds(mask):
+            return found[0], mask
+        beta = self.beta(call, impl, stats) if found is None else found[1]
+        beta = fitting_beta(query, mask, beta)
+        return scaled_queries(query, beta), scaled_mask(mask, beta)
+
+    def _by_kernels(self, call: AttentionCall, query: Tensor, impl: str) -> tuple[Tensor, Tensor] | None:
+        """β·q and β in two launches: statistics, then β and the product; None where that cannot be."""
+        form = self.form
+        if form is None or not (impl == "triton" or (impl == "auto" and _on_gpu(query))) or form.solved:
+            return None
+        table = table_of(self.policies, query.device) if _serves(call, query) else None
+        if table is None:
+            return None
+        smooth = form.smooth and (call.mask is None or call.mask.dtype == torch.bool)
+        if learns(query, call.k, call.mask) and not smooth:
+            return None
+        counts = None if call.mask is None else call.counts()
+        parts = measure_parts(call, "triton", form.needs) if form.needs - COUNT else None
+        rows = (None, None, None) if parts is None else parts[1:]
+        scaled, beta = sharpen_op(query, *rows, counts, call.keys, call.offset, *table)
+        if not torch.compiler.is_compiling():
+            self._warn_now_and_then(call, parts)
+        return scaled, beta
+
+    def _warn_now_and_then(self, call: AttentionCall, parts: Parts | None) -> None:
+        """Warn of rows outside the range of a policy, looking once for every doubling of the number of keys.
+
+        To look means to wait for the device, which not every call can afford; and it is length that takes rows outside.
+        """
+        said = next((rule.said for rule in self.rules if isinstance(rule, PolicyRule)), None)
+        looked_at = _looked_at if said is None else said
+        for head, policy in enumerate(self.policies):
+            if policy.fitted_range is None or (policy, call.keys.bit_length()) in looked_at:
+                continue
+            if call.q.is_cuda and torch.cuda.is_current_stream_capturing():
+                return
+            looked_at.add((policy, call.keys.bit_length()))
+            rows = [None] * 4 if parts is None else [part.reshape(call.rows) for part in parts]
+            stats = RowStats.anchored(call.counts(), *rows[:3])
+            policy.warn_outside(stats if len(self.policies) == 1 else stats.map(_head_at(head)), said)
+
+    def decode(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None
+    ) -> Tensor | None:
+        """Attention of a few queries `[B, H, Lq, D]` to keys and values that are read once; None where that cannot be.
+
+        A missing mask hides nothing, however few queries there are: encoders and cross-attention have few of them too.
+        """
+        if self.form is None or not _on_gpu(query) or query.shape[2] > MOST_QUERIES:
+            return None
+        if decode_launch.obstacle(query, value) is not None or learns(query, key, value, mask):
+            return None
+        table = table_of(self.policies, query.device)
+        if table is None:
+            return None
+        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+        found: list[Tensor] = decode_launch.decode_op(
+            query, key, value, None, None, mask, scale, *table, False, causal=False
+        )
+        return found[0]
+
+
+MOST_QUERIES = 8
+"""The most new tokens per sequence that the decode kernels take; more of them are a prompt."""
 
 _looked_at: set[Any] = set()
 
 
-def by_head(policy: Policy) -> tuple[Policy, ...]:
-    """The policy of all heads, or one per head."""
-    return policy.policies[0] if isinstance(policy, PerHead) and policy.layers == 1 else (policy,)
+def _rule_beta(rule: Rule, rows: AttentionCall | Logits, impl: str, stats: RowStats | None) -> Tensor:
+    """What a rule gives for rows, of which no more is measured than it needs."""
+    needs = rule.needs
+    if isinstance(rows, Logits):
+        if not needs:
+            return rule.beta(_any_row(rows.values.device), None)
+        return rule.beta(rows.measure(needs), functools.partial(rows.measure, needs))
+    if not needs:
+        return rule.beta(_any_row(rows.q.device), None)
+    if needs <= COUNT:
+        return rule.beta(RowStats.anchored(rows.counts()), None)
+    if stats is None:
+        stats = measure(rows, impl, needs)
+    return rule.beta(stats, lambda beta: measure(rows.scaled(beta), impl, needs))
+
+
+def _any_row(device: torch.device) -> RowStats:
+    """One row of two keys, for rules that read nothing of it."""
+    make = functools.partial(torch.full, (1, 1), 2, dtype=torch.int64, device=device)
+    return RowStats.anchored(_on_device(_two_keys, device, make))
+
+
+_two_keys: dict[torch.device, Tensor] = {}
+
+
+def _head_policies(rules: Sequence[Rule], heads: int) -> tuple[Policy, ...]:
+    """The policies behind the rules of a layer: one for all heads, or one per head."""
+    if not rules or not all(isinstance(rule, PolicyRule) for rule in rules):
+        return ()
+    policies: list[Policy] = [Constant(1.0)] * heads
+    for rule in rules:
+        assert isinstance(rule, PolicyRule)
+        if rule.heads is None and len(rule.policies) == 1:
+            return rule.policies
+        for place, head in enumerate(rule.heads or range(heads)):
+            policies[head] = rule.policies[min(place, len(rule.policies) - 1)]
+    return tuple(policies)
+
+
+_sharpeners: dict[tuple[int, ...], tuple[tuple[Policy, ...], Sharpener]] = {}
+_FEW = 512
+
+
+def sharpener_for(policies: tuple[Policy, ...]) -> Sharpener:
+    """The sharpener of one policy for all heads, or of one per head; made once for the same objects."""
+    if torch.compiler.is_compiling():
+        return Sharpener(rules_of(policies), len(policies))
+    key = tuple(map(id, policies))
+    if key not in _sharpeners:
+        if len(_sharpeners) >= _FEW:
+            _sharpeners.clear()
+        # The policies are kept with what was made of them: as long as they exist, nothing else has their id.
+        _sharpeners[key] = policies, Sharpener(rules_of(policies), len(policies))
+    return _sharpeners[key][1]
 
 
 def learns(*inputs: Tensor | None) -> bool:
-    """Whether a gradient into one of these is wanted, which the kernels here have for smooth forms alone."""
+    """Whether a gradient into one of these is wanted."""
     return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
 
 
-def differentiates(mask: Tensor | None, smooth: bool) -> bool:
-    """Whether gradients flow through the kernels: of smooth forms, and not into a float mask, which β scales too."""
-    return smooth and (mask is None or mask.dtype == torch.bool)
+def _on_gpu(query: Tensor) -> bool:
+    return query.is_cuda
 
 
-def serves(problem: Problem, q: Tensor) -> bool:
-    """Whether the kernels can be used here: on a GPU, for q `[B, H, Lq, D]`, outside of `torch.func`."""
-    if not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None:
+def _serves(call: AttentionCall, query: Tensor) -> bool:
+    """Whether the kernels can be used here: for q `[B, H, Lq, D]`, outside of `torch.func`."""
+    compiling = torch.compiler.is_compiling()
+    if not compiling and torch._C._functorch.peek_interpreter_stack() is not None:
         return False
-    return q.ndim == 4 and q.dtype != torch.float64 and bool(q.numel()) and triton_launch.obstacle(problem) is None
-
-
-def sharpened(
-    problem: Problem, q: Tensor, counts: Tensor | None, needs: Sequence[str], code: str
-) -> tuple[Tensor, Tensor, Parts | None]:
-    """β·q, β `[B, H, Lq]`, and the statistics they came from; `counts` are given where there is a mask."""
-    parts = None
-    if any(name != "count" for name in needs):
-        parts = measure_parts(problem, "triton", frozenset(needs))
-    rows = (None, None, None) if parts is None else parts[1:]
-    scaled, beta = sharpen_op(q, *rows, counts, problem.keys, problem.offset, code)
-    return scaled, beta, parts
-
-
-def warn_now_and_then(
-    policies: Sequence[Policy], problem: Problem, parts: Parts | None, said: set[Any] | None = None
-) -> None:
-    """Warn of rows outside the range of a policy, looking once for every doubling of the number of keys.
-
-    To look means to wait for the device, which not every call can afford; and it is length that takes rows outside.
-    """
-    looked_at = _looked_at if said is None else said
-    for head, policy in enumerate(policies):
-        if policy.fitted_range is None or (policy, problem.keys.bit_length()) in looked_at:
-            continue
-        if problem.q.is_cuda and torch.cuda.is_current_stream_capturing():
-            return
-        looked_at.add((policy, problem.keys.bit_length()))
-        rows = [None] * 4 if parts is None else [part.reshape(problem.rows) for part in parts]
-        stats = RowStats.anchored(problem.counts(), *rows[:3])
-        policy.warn_outside(stats if len(policies) == 1 else stats.map(lambda x, h=head: x[:, h]), said)
-
-
-_repeated: ContextVar[bool] = ContextVar("sharpmax.attention.repeated", default=False)
-
-
-def is_repeated() -> bool:
-    """Whether the stock kernel runs a second time for one call of `attention`: whoever counts calls skips it."""
-    return _repeated.get()
-
-
-@overload
-def attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    attn_mask: Tensor | None = ...,
-    dropout_p: float = ...,
-    is_causal: bool = ...,
-    scale: float | None = ...,
-    enable_gqa: bool = ...,
-    policy: Policy | str | None = ...,
-    impl: Impl = ...,
-    return_stats: Literal[False] = ...,
-) -> Tensor: ...
-@overload
-def attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    attn_mask: Tensor | None = ...,
-    dropout_p: float = ...,
-    is_causal: bool = ...,
-    scale: float | None = ...,
-    enable_gqa: bool = ...,
-    policy: Policy | str | None = ...,
-    impl: Impl = ...,
-    return_stats: Literal[True],
-) -> tuple[Tensor, RowStats]: ...
-def attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-    policy: Policy | str | None = "paper",
-    impl: Impl = "auto",
-    return_stats: bool = False,
-) -> Tensor | tuple[Tensor, RowStats]:
-    """`torch.nn.functional.scaled_dot_product_attention` with a temperature per row, chosen by `policy`.
-
-    q `[..., H, Lq, D]`, k `[..., Hkv, Lk, D]`, v `[..., Hkv, Lk, Dv]` give `[..., H, Lq, Dv]`. The arguments mean
-    what they mean in the stock function, `is_causal` included: for Lq ≠ Lk it is aligned top-left there, so with a
-    cache pass `attn_mask=torch.nn.attention.bias.causal_lower_right(Lq, Lk)`. `policy=None` is the stock function.
-
-    `impl` chooses how rows are measured (see `row_stats`). With `return_stats` the statistics of the rows *before*
-    sharpening come back too. A row without visible keys is 0; a key or value that a row does not see has no effect
-    on it, NaN included (on CUDA that last part is the stock kernel's to keep).
-
-    >>> import torch, sharpmax as sm
-    >>> q, k, v = torch.randn(3, 1, 2, 16, 8).unbind()
-    >>> sm.attention(q, k, v, is_causal=True, policy="paper").shape
-    torch.Size([1, 2, 16, 8])
-    """
-    chosen = resolve_policy(policy)
-    check_impl(impl)
-    q, k, v, attn_mask = as_autocast(q, k, v, attn_mask)
-    problem = problem_of(q, k, attn_mask, "upper-left" if is_causal else None, scale, enable_gqa)
-    check_values(q, k, v)
-    _check_dropout(dropout_p)
-    if type(attn_mask) is Tensor and attn_mask.dtype not in (torch.bool, q.dtype):
-        reject_type("attn_mask", f"dtype {attn_mask.dtype}", f"bool or the dtype of q, {q.dtype}")
-
-    # The stock kernel hides keys before it multiplies by the scale: with one of 0 or less, −inf becomes NaN or +inf.
-    folded = problem.offset is not None and problem.scale <= 0.0 and not chosen.is_identity
-
-    def stock(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-        return F.scaled_dot_product_attention(
-            queries * problem.scale if folded else queries, keys, values, attn_mask=mask, dropout_p=dropout_p,
-            is_causal=is_causal, scale=1.0 if folded else scale, enable_gqa=enable_gqa,
-        )  # fmt: skip
-
-    fields = frozenset(FIELDS) if return_stats else chosen.needs | {"count"}
-    if chosen.is_identity:
-        out = stock(q, k, v, attn_mask)
-        return (out, measure(problem, impl, fields)) if return_stats else out
-    found = None if return_stats else _by_kernels(problem, q, (k, v, attn_mask), chosen, impl)
-    if found is not None:
-        queries, beta, count, stats = *found, None
-    else:
-        stats = measure(problem, impl, fields)
-        beta = chosen.beta(stats, lambda b: measure(problem.scaled(b), impl, chosen.needs))
-        beta, count, queries = as_beta(beta, q.dtype), stats.count, None
-    if queries is None or _adds(attn_mask):
-        beta = fitting_beta(q, attn_mask, beta)
-        queries = scaled_queries(q, beta)
-    mask = scaled_mask(attn_mask, beta)
-    out = stock(queries, k, v, mask)
-    if out.device.type == "cpu" and ops_for(out).concrete(out) and bool(out.isnan().any()):
-        unseen_fixed = _without_broken_keys(problem, k, v)
-        if unseen_fixed is not None:
-            keys, values, spoilt = unseen_fixed
-            again = _repeated.set(True)
-            try:
-                out = stock(queries, keys, values, mask).masked_fill(spoilt, torch.nan)
-            finally:
-                _repeated.reset(again)
-    if attn_mask is not None and count is not None:
-        out = out.masked_fill((count == 0)[..., None], 0.0)
-    return out if stats is None or not return_stats else (out, stats)
-
-
-def _by_kernels(
-    problem: Problem, q: Tensor, others: tuple[Tensor | None, ...], policy: Policy, impl: str
-) -> tuple[Tensor, Tensor, Tensor | None] | None:
-    """β·q, β, and the counts where a mask makes them differ, in two launches; None where that cannot be."""
-    if torch.compiler.is_compiling() or not (impl == "triton" or (impl == "auto" and q.is_cuda)):
-        return None
-    policies = by_head(policy)
-    form, code = form_of(policies), code_of(policies)
-    if form is None or code is None or form.solved:
-        return None
-    if (learns(q, *others) and not differentiates(problem.mask, form.smooth)) or not serves(problem, q):
-        return None
-    counts = None if problem.mask is None else problem.counts()
-    queries, beta, parts = sharpened(problem, q, counts, sorted(form.needs), code)
-    warn_now_and_then(policies, problem, parts)
-    return queries, beta, counts
-
-
-def check_values(q: Tensor, k: Tensor, v: Tensor) -> None:
-    """Refuse values that do not go with the queries and keys: type, dtype, device and shape."""
-    if not isinstance(v, Tensor):
-        reject_type("v", type(v).__name__, "a torch.Tensor")
-    if v.dtype != q.dtype:
-        reject_type("v", f"dtype {v.dtype}", f"the dtype of q, {q.dtype}")
-    if v.device != q.device:
-        reject("v", f"device {v.device}", f"the device of q, {q.device}")
-    if v.ndim != k.ndim or v.shape[:-1] != k.shape[:-1]:
-        reject("v", f"shape {tuple(v.shape)}", f"the shape of k {tuple(k.shape)}, but for the last dimension")
-
-
-def _check_dropout(dropout_p: float) -> None:
-    if isinstance(dropout_p, bool) or not isinstance(dropout_p, (int, float)):
-        reject_type("dropout_p", type(dropout_p).__name__, "a probability, 0 … 1")
-    if not 0.0 <= dropout_p <= 1.0:
-        reject("dropout_p", dropout_p, "a probability, 0 … 1")
+    if query.ndim != 4 or query.dtype == torch.float64 or not query.numel():
+        return False
+    return triton_launch.obstacle(call) is None
 
 
 def scaled_queries(q: Tensor, beta: Tensor) -> Tensor:
-    """β·q in the dtype of q; β stops where the product would leave the dtype's range."""
-    return scale_rows(q, beta)
+    """β·q in the dtype of q; β stops where the product would leave the dtype's range. One launch on CUDA."""
+    if q.is_cuda and torch._C._functorch.peek_interpreter_stack() is None and scales(q):
+        scaled: Tensor = scale_op(q, as_beta(beta, q.dtype).expand(q.shape[:-1]))
+        return scaled
+    return (q * capped_beta(q, beta)[..., None]).to(q.dtype)
 
 
 def _adds(mask: Tensor | None) -> bool:
-    """Whether a mask is added to the logits (torch's causal biases are not tensors of their own kind)."""
+    """Whether a mask is added to the logits (PyTorch's causal biases are not tensors of their own kind)."""
     return mask is not None and type(mask) is Tensor and mask.is_floating_point()
 
 
@@ -254,18 +382,153 @@ def scaled_mask(mask: Tensor | None, beta: Tensor) -> Tensor | None:
     if mask is None or not _adds(mask):
         return mask
     hidden = hidden_by(mask)
-    # Nothing but visibility needs no mask per head. On a GPU to look would mean to wait for it.
+    # What only hides keys needs no mask per head. On a GPU to look would mean to wait for it.
     if mask.device.type == "cpu" and ops_for(mask).concrete(mask) and bool((hidden | (mask == 0)).all()):
         return mask
     scaled = mask.masked_fill(hidden, 0.0) * beta[..., None]
     return torch.where(hidden, mask, scaled.to(mask.dtype))
 
 
-def _without_broken_keys(problem: Problem, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
+_repeated: ContextVar[bool] = ContextVar("sharpmax.attention.repeated", default=False)
+
+
+def is_repeated() -> bool:
+    """Whether PyTorch's kernel runs a second time for one call of `attention`: whoever counts calls skips it."""
+    return _repeated.get()
+
+
+@overload
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = ...,
+    dropout_p: float = ...,
+    is_causal: bool = ...,
+    *,
+    scale: float | None = ...,
+    enable_gqa: bool = ...,
+    policy: Policy | str | None = ...,
+    impl: Impl = ...,
+    return_stats: Literal[False] = ...,
+) -> Tensor: ...
+@overload
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = ...,
+    dropout_p: float = ...,
+    is_causal: bool = ...,
+    *,
+    scale: float | None = ...,
+    enable_gqa: bool = ...,
+    policy: Policy | str | None = ...,
+    impl: Impl = ...,
+    return_stats: Literal[True],
+) -> tuple[Tensor, RowStats]: ...
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    policy: Policy | str | None = None,
+    impl: Impl = "auto",
+    return_stats: bool = False,
+) -> Tensor | tuple[Tensor, RowStats]:
+    """`torch.nn.functional.scaled_dot_product_attention` with a temperature per row, chosen by `policy`.
+
+    query `[..., H, Lq, D]`, key `[..., Hkv, Lk, D]`, value `[..., Hkv, Lk, Dv]` give `[..., H, Lq, Dv]`. Arguments have
+    the positions, names and meanings of PyTorch's function. `is_causal` is aligned top-left there, so for Lq ≠ Lk (a
+    cache) pass `attn_mask=torch.nn.attention.bias.causal_lower_right(Lq, Lk)`. `policy=None` is PyTorch's function.
+
+    `impl` chooses how rows are measured (see `row_stats`). With `return_stats` the statistics of the rows *before*
+    sharpening come back too. A row without visible keys is 0; a key or value that a row does not see has no effect
+    on it, NaN included (on CUDA that last part is up to PyTorch's kernel).
+
+    >>> import torch, sharpmax as sm
+    >>> q, k, v = torch.randn(3, 1, 2, 16, 8).unbind()
+    >>> sm.attention(q, k, v, is_causal=True, policy="paper").shape
+    torch.Size([1, 2, 16, 8])
+    """
+    resolved = policy if isinstance(policy, Policy) else resolve_policy(policy)
+    check_impl(impl)
+    query, key, value, attn_mask = as_autocast(query, key, value, attn_mask)
+    causal: Alignment | None = "upper-left" if is_causal else None
+    call = AttentionCall.of(query, key, attn_mask, causal=causal, scale=scale, enable_gqa=enable_gqa)
+    check_values(query, key, value)
+    _check_dropout(dropout_p)
+    _check_heads(resolved, call)
+    if type(attn_mask) is Tensor and attn_mask.dtype not in (torch.bool, query.dtype):
+        reject_type("attn_mask", f"dtype {attn_mask.dtype}", f"bool or the dtype of q, {query.dtype}")
+    sharpener = sharpener_for(policies_of(resolved))
+    # PyTorch's kernel hides keys before it multiplies by the scale: with one of 0 or less, −inf becomes NaN or +inf.
+    folded = call.offset is not None and call.scale <= 0.0 and bool(sharpener.rules)
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+        return F.scaled_dot_product_attention(
+            query * call.scale if folded else query, key, value, attn_mask=mask, dropout_p=dropout_p,
+            is_causal=is_causal, scale=1.0 if folded else scale, enable_gqa=enable_gqa,
+        )  # fmt: skip
+
+    stats = measure(call, impl, frozenset(FIELDS)) if return_stats else None
+    if not sharpener.rules:
+        out = attend(query, key, value, attn_mask)
+        return out if stats is None else (out, stats)
+    query, mask = sharpener.sharpen(call, query, attn_mask, impl, stats)
+    out = attend(query, key, value, mask)
+    if out.device.type == "cpu" and ops_for(out).concrete(out) and bool(out.isnan().any()):
+        finite = _without_invalid_keys(call, key, value)
+        if finite is not None:
+            keys, values, invalid = finite
+            again = _repeated.set(True)
+            try:
+                out = attend(query, keys, values, mask).masked_fill(invalid, torch.nan)
+            finally:
+                _repeated.reset(again)
+    if attn_mask is not None:
+        out = out.masked_fill((call.counts() == 0)[..., None], 0.0)
+    return out if stats is None else (out, stats)
+
+
+def _check_heads(policy: Policy, call: AttentionCall) -> None:
+    if not isinstance(policy, PerHead):
+        return
+    if policy.layers != 1:
+        reject("policy", policy.describe(), "the policy of one layer", "choose it with policy.for_layer(index)")
+    if len(call.rows) < 2 or call.heads != policy.heads:
+        given = f"{policy.heads} heads for rows of shape {call.rows}"
+        reject("policy", given, "rows [..., H, Lq] with as many heads")
+
+
+def check_values(query: Tensor, key: Tensor, value: Tensor) -> None:
+    """Refuse values that do not go with the queries and keys: type, dtype, device and shape."""
+    if not isinstance(value, Tensor):
+        reject_type("v", type(value).__name__, "a torch.Tensor")
+    if value.dtype != query.dtype:
+        reject_type("v", f"dtype {value.dtype}", f"the dtype of q, {query.dtype}")
+    if value.device != query.device:
+        reject("v", f"device {value.device}", f"the device of q, {query.device}")
+    if value.ndim != key.ndim or value.shape[:-1] != key.shape[:-1]:
+        reject("v", f"shape {tuple(value.shape)}", f"the shape of k {tuple(key.shape)}, but for the last dimension")
+
+
+def _check_dropout(dropout_p: float) -> None:
+    if isinstance(dropout_p, bool) or not isinstance(dropout_p, (int, float)):
+        reject_type("dropout_p", type(dropout_p).__name__, "a probability, 0 … 1")
+    if not 0.0 <= dropout_p <= 1.0:
+        reject("dropout_p", dropout_p, "a probability, 0 … 1")
+
+
+def _without_invalid_keys(call: AttentionCall, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
     """Keys and values with those that are not finite set to 0, and the rows that see such a key; None without any."""
-    broken = ~(k.isfinite().all(-1) & v.isfinite().all(-1))
-    if not bool(broken.any()):
+    invalid = ~(key.isfinite().all(-1) & value.isfinite().all(-1))
+    if not bool(invalid.any()):
         return None
-    spoilt = problem.rows_that_see(broken.reshape(problem.k.shape[:-1]))
-    gone = broken[..., None]
-    return k.masked_fill(gone, 0.0), v.masked_fill(gone, 0.0), spoilt.reshape(problem.rows)[..., None]
+    rows = call.rows_that_see(invalid.reshape(call.k.shape[:-1])).reshape(call.rows)
+    return key.masked_fill(invalid[..., None], 0.0), value.masked_fill(invalid[..., None], 0.0), rows[..., None]

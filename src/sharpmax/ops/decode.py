@@ -9,18 +9,15 @@ import torch
 from torch import Tensor
 
 from sharpmax.errors import UnsupportedError, reject, reject_type
-from sharpmax.ops.attention import attention, by_head, check_values, learns
+from sharpmax.ops.attention import MOST_QUERIES, attention, check_values, learns, policies_of
 from sharpmax.ops.kernels.decode_launch import Cache, decode_op, measure_op, obstacle, rows_alike, values_op
-from sharpmax.ops.kernels.tables import code_of
+from sharpmax.ops.kernels.tables import table_of
 from sharpmax.policies.base import Policy
 from sharpmax.policies.per_head import PerHead
 from sharpmax.policies.registry import resolve_policy
 from sharpmax.stats.call import as_beta, broadcast, check_tensors, hidden_by
 from sharpmax.stats.dense import centred, dense_stats
 from sharpmax.stats.statistics import RowStats
-
-MOST_QUERIES = 8
-"""The most new tokens per sequence the kernels take; more of them are a prompt, which `attention` reads."""
 
 _LEFT_ALONE = resolve_policy(None)
 
@@ -65,7 +62,7 @@ def decode(
     block_table: Tensor | None = None,
     attn_mask: Tensor | None = None,
     scale: float | None = None,
-    policy: Policies = "paper",
+    policy: Policies = None,
     impl: DecodeImpl = "auto",
     return_stats: bool = False,
 ) -> Tensor | tuple[Tensor, RowStats]:
@@ -95,9 +92,9 @@ def decode(
     if not _with_kernels(q, k, v, mask, impl):
         return _plain(q, k, v, cache, mask, scale, policies, return_stats)
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
-    form = code_of(policies)
-    if form is not None:
-        found = decode_op(q, k, v, lengths, block_table, mask, scale, form, return_stats)
+    table = table_of(policies, q.device)
+    if table is not None:
+        found = decode_op(q, k, v, lengths, block_table, mask, scale, *table, return_stats)
         return (found[0], _stats(*found[2:])) if return_stats else found[0]
     logits, *rows = measure_op(q, k, lengths, block_table, mask, scale)
     stats = _stats(*rows)
@@ -113,8 +110,8 @@ def _stats(count: Tensor, peak: Tensor, log_mass: Tensor, shortfall: Tensor, var
 
 
 def _measured(logits: Tensor, beta: Tensor) -> RowStats:
-    live = logits != -torch.inf
-    return dense_stats(centred(logits, live)[0] * as_beta(beta, logits.dtype)[..., None], live)
+    visible = logits != -torch.inf
+    return dense_stats(centred(logits, visible)[0] * as_beta(beta, logits.dtype)[..., None], visible)
 
 
 def _policies(policy: Policies, heads: int) -> tuple[Policy, ...]:
@@ -125,7 +122,7 @@ def _policies(policy: Policies, heads: int) -> tuple[Policy, ...]:
             return (one,)
         if one.layers != 1:
             reject("policy", f"{one.layers} layers", "one layer", "use policy.for_layer(index)")
-        policy = by_head(one)
+        policy = policies_of(one)
     if not isinstance(policy, Sequence):
         reject_type("policy", type(policy).__name__, "a policy, its name, None, or a sequence with one per query head")
     if len(policy) != heads:
@@ -191,7 +188,7 @@ def _plain(
 
 
 def _blind_rows_0(out: Tensor, mask: Tensor) -> Tensor:
-    """Under the policy that changes nothing the stock function speaks for itself, and not always with 0."""
+    """Without a policy PyTorch's function is called as it is, and does not always give 0 here."""
     return out.masked_fill(hidden_by(mask).all(-1, keepdim=True), 0.0)
 
 

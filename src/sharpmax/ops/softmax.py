@@ -24,11 +24,11 @@ def entropy(logits: A, *, dim: int = -1, mask: A | None = None) -> A:
     >>> entropy(torch.tensor([0.0, 0.0, float("-inf")]))
     tensor(0.6931)
     """
-    rows, live = rows_of(logits, dim, mask)
-    return dense_stats(rows, live).entropy  # type: ignore[no-any-return]
+    rows, visible = rows_of(logits, dim, mask)
+    return dense_stats(rows, visible).entropy  # type: ignore[no-any-return]
 
 
-def softmax(logits: A, *, policy: Policy | str | None = "paper", dim: int = -1, mask: A | None = None) -> A:
+def softmax(logits: A, policy: Policy | str | None = None, *, dim: int = -1, mask: A | None = None) -> A:
     """softmax(β·logits) along `dim`, with β from `policy` and the row's own statistics; dtype of the logits.
 
     Masked positions get weight 0, and so does all of a row that is masked throughout. `policy=None` is the plain
@@ -40,24 +40,24 @@ def softmax(logits: A, *, policy: Policy | str | None = "paper", dim: int = -1, 
     tensor(True)
     """
     xp = ops_for(logits)
-    rows, live = rows_of(logits, dim, mask)
-    weights, _ = sharpen(rows, live, resolve_policy(policy))
+    rows, visible = rows_of(logits, dim, mask)
+    weights, _ = sharpen(rows, visible, resolve_policy(policy))
     return xp.moveaxis(xp.cast(weights, logits.dtype), -1, dim)  # type: ignore[no-any-return, attr-defined]
 
 
-def sharpen(rows: Array, live: Array, policy: Policy) -> tuple[Array, RowStats | None]:
+def sharpen(rows: Array, visible: Array, policy: Policy) -> tuple[Array, RowStats | None]:
     """Weights along the last axis, and the statistics β was read from (None if none were needed)."""
     xp = ops_for(rows)
-    x, _ = centred(rows, live)
+    x, _ = centred(rows, visible)
     stats = None
     if not policy.is_identity:
-        stats = dense_stats(rows, live)
+        stats = dense_stats(rows, visible)
         # Centred logits are at most 0, so no β can make them overflow; hidden ones are 0 and masked afterwards.
-        beta = policy.beta(stats, lambda b: dense_stats(x * _column(b, x), live))
+        beta = policy.beta(stats, lambda b: dense_stats(x * _column(b, x), visible))
         x = x * _column(beta, x)
-    weights = xp.where(live, xp.exp(x), 0.0)
+    weights = xp.where(visible, xp.exp(x), 0.0)
     total = xp.sum(weights)
-    return weights / xp.where(xp.sum(live) == 0, 1.0, total)[..., None], stats
+    return weights / xp.where(xp.sum(visible) == 0, 1.0, total)[..., None], stats
 
 
 def _column(beta: Array, like: Array) -> Array:
@@ -82,7 +82,7 @@ def rows_of(logits: Array, dim: int, mask: Array | None, *, name: str = "dim") -
         reject_type(name, type(dim).__name__, "an integer")
     if not -logits.ndim <= dim < logits.ndim:
         reject(name, dim, f"{-logits.ndim} … {logits.ndim - 1} for logits of shape {tuple(logits.shape)}")
-    live = ~(logits <= xp.lowest(logits.dtype) / 2)
+    visible = ~(logits <= xp.lowest(logits.dtype) / 2)
     if mask is not None:
-        live = live & xp.broadcast_mask(mask, tuple(logits.shape))
-    return xp.cast(xp.moveaxis(logits, dim, -1), xp.statistics_dtype(logits)), xp.moveaxis(live, dim, -1)
+        visible = visible & xp.broadcast_mask(mask, tuple(logits.shape))
+    return xp.cast(xp.moveaxis(logits, dim, -1), xp.statistics_dtype(logits)), xp.moveaxis(visible, dim, -1)

@@ -39,7 +39,7 @@ class Said(set[Any]):
         return Said, ()
 
 
-_warned: set[Policy] = set()
+WARNED: set[Policy] = set()
 """The policies that were warned of where no model is known."""
 
 
@@ -91,7 +91,7 @@ class Policy(ABC):
 
     def warn_outside(self, stats: RowStats, said: set[Any] | None = None) -> None:
         """Warn if rows lie outside the range the policy was fitted on, unless it is among those `said` already."""
-        said = _warned if said is None else said
+        said = WARNED if said is None else said
         if self.fitted_range is None or self in said:
             return
         values = getattr(stats, self.reads)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -47,11 +46,6 @@ class ClosedForm:
     table: tuple[tuple[float, ...], ...]
 
     @property
-    def bits(self) -> int:
-        """The forms that occur as a number, one bit each."""
-        return sum(1 << form for form in self.forms)
-
-    @property
     def solved(self) -> bool:
         """Whether some β is the solution of an equation, for which statistics at β = 1 do not suffice."""
         return TARGET in self.forms
@@ -67,22 +61,9 @@ class ClosedForm:
         return all(row[:2] == (CONSTANT, 1.0) for row in self.table)
 
     @property
-    def code(self) -> str:
-        """Everything as one line of text, which operators take and a saved graph keeps.
-
-        Written by hand, because a compiler that traces this cannot look into a JSON encoder.
-        """
-        rows = ["[" + ", ".join([str(number) for number in row]) + "]" for row in self.table]
-        names = ['"' + name + '"' for name in sorted(self.needs)]
-        forms = [str(form) for form in self.forms]
-        parts = [", ".join(some) for some in (forms, names, rows)]
-        return f"[[{parts[0]}], [{parts[1]}], {self.terms}, {self.segments}, [{parts[2]}]]".replace("inf", "Infinity")
-
-    @classmethod
-    def decode(cls, code: str) -> ClosedForm:
-        """The inverse of `code`, which is JSON."""
-        forms, needs, terms, segments, table = json.loads(code)
-        return cls(tuple(forms), frozenset(needs), terms, segments, tuple(tuple(row) for row in table))
+    def shape(self) -> list[int]:
+        """What an operator is told about the table: the forms as bits, terms, segments, and whether var is read."""
+        return [sum(1 << form for form in self.forms), self.terms, self.segments, int("var" in self.needs)]
 
 
 def closed_form(policies: Sequence[Policy]) -> ClosedForm | None:
@@ -135,7 +116,7 @@ def _log_linear(policy: LogLinear, terms: int, segments: int) -> list[float]:
 def _curve(policy: Curve, terms: int, segments: int) -> list[float]:
     x, y = policy.knots, policy.values
     pieces = [(x0, x1 - x0, y0, y1 - y0) for x0, x1, y0, y1 in zip(x[:-1], x[1:], y[:-1], y[1:], strict=True)]
-    # No entropy lies above such a knot, so that piece never speaks.
+    # No entropy lies above such a knot, so that piece is never used.
     pieces += [(1e38, 1.0, 0.0, 0.0)] * (segments - len(pieces))
     return [CURVE, y[0], *(number for piece in pieces for number in piece)]
 

@@ -97,7 +97,8 @@ class Polynomial(Policy):
 
     def outside(self, values: Array, stats: RowStats) -> Array:
         """Rows under the threshold are left alone by design, so they are never outside."""
-        return super().outside(values, stats) & (values > self.threshold)
+        low, high = self.fitted_on
+        return ((values < low) | (values > high)) & (values > self.threshold) & (stats.count > 1)
 
     def rule(self, xp: Any, stats: RowStats, remeasure: Remeasure | None) -> Array:
         """Horner's scheme, highest power first."""

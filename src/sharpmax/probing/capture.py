@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, cast
 
@@ -16,16 +16,20 @@ from torch.nn import Parameter
 from torch.overrides import TorchFunctionMode
 
 from sharpmax.errors import UnsupportedError, reject
-from sharpmax.integrations.transformers.interface import watched
-from sharpmax.integrations.transformers.observers import Seen
+from sharpmax.integrations.transformers.interface import observed
 from sharpmax.ops.attention import is_repeated
-from sharpmax.stats.call import broadcast, floats_at_least_32, without_autocast
-from sharpmax.stats.dispatch import problem_of
+from sharpmax.stats.call import (
+    Alignment,
+    AttentionCall,
+    Logits,
+    broadcast,
+    floats_at_least_32,
+    without_autocast,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from sharpmax.integrations.transformers.logits import DenseLogits
 
 STATISTICS = ("entropy", "top", "sink", "spread", "local", "count")
 """Names of what is measured of a row, in nats, weights, logits and numbers of keys."""
@@ -36,7 +40,7 @@ LOCAL = 16
 _FAR = -1e4
 
 
-def row_statistics(logits: DenseLogits) -> dict[str, Tensor]:
+def row_statistics(logits: Logits) -> dict[str, Tensor]:
     """Statistics of every row of logits `[B, H, R, Lk]`, each `[B, H, R]` in float32 (see `STATISTICS`).
 
     entropy of the softmax in nats; top, its largest weight; sink, the weight of the first visible key; spread, the
@@ -113,7 +117,7 @@ class StockCalls(TorchFunctionMode):
     A call gets the number that `number` gives. What is compiled shows nothing.
     """
 
-    def __init__(self, see: Callable[[Seen], None], number: Callable[[], int]) -> None:
+    def __init__(self, see: Callable[[AttentionCall], None], number: Callable[[], int]) -> None:
         super().__init__()
         self._see = see
         self._number = number
@@ -161,8 +165,8 @@ def stock_call(
     *,
     scale: float | None = None,
     enable_gqa: bool = False,
-) -> Seen:
-    """A call that torch accepts, with these arguments of it, as a `Seen` whose batch is all axes before the heads."""
+) -> AttentionCall:
+    """A call that PyTorch accepts, as an `AttentionCall` whose batch is all axes before the heads."""
     if query.is_nested or key.is_nested:
         raise UnsupportedError("capture: rows of nested tensors cannot be measured; pass padded tensors with a mask")
     plain = [x for x in (query, key, attn_mask) if type(x) is Tensor]
@@ -173,12 +177,10 @@ def stock_call(
         key_heads = key.shape[-3] if key.ndim > 2 else 1
         query = query.expand(*batch, heads, *query.shape[-2:])
         key = key.expand(*batch, key_heads, *key.shape[-2:])
-    problem = problem_of(query.detach(), key.detach(), attn_mask, "upper-left" if is_causal else None, scale, True)
-    mask = problem.mask
-    if mask is not None:
-        mask = mask.detach().flatten(1, 2).expand(-1, -1, -1, problem.keys)
-    query, offset = problem.q.flatten(1, 2), problem.offset
-    return Seen(number, query, problem.k, mask, offset is not None, problem.scale, offset=offset or 0)
+    causal: Alignment | None = "upper-left" if is_causal else None
+    call = AttentionCall.of(query.detach(), key.detach(), attn_mask, causal=causal, scale=scale, enable_gqa=True)
+    mask = None if call.mask is None else call.mask.detach().expand(-1, -1, -1, -1, call.keys)
+    return replace(call, mask=mask, layer=number, rows=(call.batch, call.heads, call.queries))
 
 
 _LOGITS_AT_ONCE = 1 << 22
@@ -231,7 +233,7 @@ class Capture:
         """Forget the calls so far."""
         self.calls.clear()
 
-    def see(self, seen: Seen) -> None:
+    def see(self, seen: AttentionCall) -> None:
         """Measure a call, if it is one of this thread."""
         if threading.get_ident() == self._thread:
             chosen = places(self.rows, seen.queries)
@@ -252,7 +254,7 @@ def capture(model: PreTrainedModel | None = None, rows: str = "last") -> Abstrac
     >>> import torch, sharpmax as sm
     >>> q, k, v = torch.zeros(3, 1, 2, 8, 4).unbind()
     >>> with sm.capture() as c:
-    ...     out = sm.attention(q, k, v, is_causal=True)
+    ...     out = sm.attention(q, k, v, is_causal=True, policy="paper")
     >>> c.stack("entropy").exp().round()  # one call, one sequence, two heads, the last row: uniform over eight keys
     tensor([[[[8.],
               [8.]]]])
@@ -264,18 +266,18 @@ def capture(model: PreTrainedModel | None = None, rows: str = "last") -> Abstrac
 @contextmanager
 def _capturing(model: PreTrainedModel | None, rows: str) -> Iterator[Capture]:
     found = Capture(rows)
-    calls = StockCalls(found.see, lambda: len(found.calls)) if model is None else watched(model, found.see)
+    calls = StockCalls(found.see, lambda: len(found.calls)) if model is None else observed(model, found.see)
     with calls:
         yield found
 
 
-def measured(seen: Seen, chosen: Tensor) -> dict[str, Tensor]:
+def measured(seen: AttentionCall, chosen: Tensor) -> dict[str, Tensor]:
     """The statistics of the rows at `chosen` `[R]`, a block of rows at a time: memory is that of a block."""
     one_row = seen.batch * seen.heads * seen.keys
     if one_row == 0 or len(chosen) == 0:
         shape = (seen.batch, seen.heads, len(chosen))
-        return {name: seen.query.new_zeros(shape, dtype=torch.float32) for name in STATISTICS}
-    with without_autocast(seen.query.device):
+        return {name: seen.q.new_zeros(shape, dtype=torch.float32) for name in STATISTICS}
+    with without_autocast(seen.q.device):
         step = max(1, _LOGITS_AT_ONCE // one_row)
-        blocks = [row_statistics(seen.rows(block)) for block in torch.split(chosen, step)]
+        blocks = [row_statistics(seen.logits(block)) for block in torch.split(chosen, step)]
     return {name: torch.cat([block[name] for block in blocks], dim=-1) for name in STATISTICS}

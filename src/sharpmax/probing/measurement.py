@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sharpmax.integrations.transformers.interface import watched
-from sharpmax.integrations.transformers.observers import Seen
+from sharpmax.integrations.transformers.interface import observed
 from sharpmax.probing.capture import STATISTICS, capture
 from sharpmax.probing.inputs import Material, Passage
 from sharpmax.probing.replication import Crowding, crowded_row, crowding
+from sharpmax.stats.call import AttentionCall
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -54,13 +54,13 @@ def read_crowded(model: PreTrainedModel, passages: Sequence[tuple[Passage, Crowd
     for passage, chosen in passages:
         seen: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
-        def see(call: Seen, into: dict[int, Any] = seen) -> None:
+        def see(call: AttentionCall, into: dict[int, Any] = seen) -> None:
             into[call.layer] = crowded_row(call)
 
         ids = passage.inputs["input_ids"]
         # The mask says that all is one text: without it a gap would be taken for the start of another.
         more = {"position_ids": chosen.positions[None], "attention_mask": torch.ones_like(ids)}
-        with watched(model, see), crowding(model, chosen):
+        with observed(model, see), crowding(model, chosen):
             _call(model, {**passage.inputs, **more})
         for place, name in enumerate(found):
             found[name].append(_grid([seen[layer][place] for layer in sorted(seen)]))

@@ -22,9 +22,8 @@ from torch import Tensor
 
 from sharpmax.integrations.transformers.attention import Repeated
 from sharpmax.integrations.transformers.interface import repeating
-from sharpmax.integrations.transformers.observers import Seen
 from sharpmax.probing.inputs import Passage
-from sharpmax.stats.call import hidden_by, without_autocast
+from sharpmax.stats.call import AttentionCall, hidden_by, without_autocast
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -95,11 +94,11 @@ def crowding(model: PreTrainedModel, chosen: Crowding) -> AbstractContextManager
     return repeating(model, lambda layer: copied if layer.rules else weighted)
 
 
-def crowded_row(seen: Seen) -> tuple[Tensor, Tensor]:
+def crowded_row(seen: AttentionCall) -> tuple[Tensor, Tensor]:
     """Entropy and top weight `[B, H]` of the last row, keys that count several times taken for as many keys."""
     row = torch.tensor([seen.queries - 1])
-    with without_autocast(seen.query.device):
-        weights = seen.rows(row).scaled(None)[:, :, 0].softmax(-1)
+    with without_autocast(seen.q.device):
+        weights = seen.logits(row).scaled(None)[:, :, 0].softmax(-1)
     entropy, times = torch.special.entr(weights).sum(-1), None
     if seen.mask is not None and seen.mask.is_floating_point():
         mask = seen.mask.expand(-1, -1, seen.queries, -1)[:, :, -1]

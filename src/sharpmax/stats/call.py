@@ -1,20 +1,23 @@
-"""One attention call in canonical form: shapes, mask, causal offset, spans."""
+"""One attention call in canonical form: shapes, mask, causal offset, spans; and its logits where they are needed."""
 
 from __future__ import annotations
 
+import functools
 import math
+import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from sharpmax.errors import reject, reject_type
+from sharpmax.errors import ArgumentError, reject, reject_type
+from sharpmax.stats.statistics import RowStats
 
-# Half precision has little room. Elsewhere there is some left for the product with the keys.
-_ROOM = {torch.float16: 65504.0, torch.bfloat16: 1e30, torch.float32: 1e30, torch.float64: 1e290}
+# float16 is used to its end. Elsewhere something is left for the product with the keys.
+_LARGEST = {torch.float16: 65504.0, torch.bfloat16: 1e30, torch.float32: 1e30, torch.float64: 1e290}
 
 
 class Parts(NamedTuple):
@@ -26,31 +29,115 @@ class Parts(NamedTuple):
     var: Tensor
 
 
-@dataclass(frozen=True, eq=False)
-class Problem:
-    """Rows of logits s = scale·q·k + mask·gain, in canonical shapes.
+Alignment = Literal["upper-left", "lower-right"]
 
-    q `[B, Hkv, G, Lq, D]` with G query heads per key head, k `[B, Hkv, Lk, D]`; `mask` (None, boolean with True =
-    visible, or float, added) and `gain` (None, or one factor per row, for the mask alone) broadcast to
-    `[B, Hkv, G, Lq, Lk]` and `[B, Hkv, G, Lq]`. Row i sees key j if j ≤ i + offset (`offset` None: no causal
-    limit), if j lies in its span (`spans` None: everywhere; else int32 `[B or 1, 2, Lq]`, the first key of each row
-    and the one after its last) and the mask does not hide it. Statistics come back in `rows`, the caller's shape
-    `[..., H, Lq]`.
+
+@dataclass(frozen=True, eq=False)
+class AttentionCall:
+    """One call of attention: rows of logits s = scale·q·k + mask·gain, and which keys each row sees.
+
+    q `[B, Hkv, G, Lq, D]` has G query heads per key head, k is `[B, Hkv, Lk, D]`. `mask` is None, boolean (True =
+    visible) or float (added), and broadcasts to `[B, Hkv, G, Lq, Lk]`; `gain` `[B, Hkv, G, Lq]` multiplies a float mask
+    alone. Row i sees key j if j ≤ i + offset (`offset` None: no causal limit), if j lies in its span (`spans`: None, or
+    int32 `[B or 1, 2, Lq]`, the first key of each row and the one after its last) and if the mask does not hide it.
+    Statistics come back in `rows`, the caller's shape `[..., H, Lq]`.
+
+    With `softcap` c the logits are c·tanh(s/c) before the mask is added; `after_cap` is the β that multiplies them
+    then, `[B, H, Lq]`. Row statistics are not defined for these: use `logits`.
     """
 
     q: Tensor
     k: Tensor
     mask: Tensor | None
-    gain: Tensor | None
     offset: int | None
     scale: float
     rows: tuple[int, ...]
+    gain: Tensor | None = None
     spans: Tensor | None = None
+    softcap: float | None = None
+    after_cap: Tensor | None = None
+    layer: int = 0
+    """Which attention module of a model this is, or which call of a block."""
+
+    @classmethod
+    def of(
+        cls,
+        q: Tensor,
+        k: Tensor,
+        attn_mask: Tensor | None = None,
+        *,
+        causal: Alignment | None = None,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> AttentionCall:
+        """Check the arguments of an attention function; q `[..., H, Lq, D]`, k `[..., Hkv, Lk, D]`.
+
+        Tensors are views where that is possible. PyTorch's causal biases become causal limits.
+        """
+        if attn_mask is not None and causal is not None:
+            raise ArgumentError(
+                "attn_mask: got a mask together with is_causal=True; allowed: one of the two; "
+                "put the causal limit into the mask"
+            )
+        # Whoever holds such a bias has loaded its module, which is heavy (it brings torch's compiler and Triton).
+        bias = sys.modules.get("torch.nn.attention.bias")
+        if bias is not None and isinstance(attn_mask, bias.CausalBias):
+            causal = "lower-right" if attn_mask.variant == bias.CausalVariant.LOWER_RIGHT else "upper-left"
+            attn_mask = None
+        batch, key_heads, group = _checked_heads(q, k, enable_gqa)
+        size, (queries, width), keys = math.prod(batch), q.shape[-2:], k.shape[-2]
+        logits = (*q.shape[:-1], keys)
+        return cls(
+            q=q.reshape(size, key_heads, group, queries, width),
+            k=k.expand(*batch, *k.shape[-3:]).reshape(size, key_heads, keys, width),
+            mask=None if attn_mask is None else _canonical_mask(attn_mask, q, logits, (key_heads, group)),
+            offset=None if causal is None else keys - queries if causal == "lower-right" else 0,
+            scale=_checked_scale(scale, width),
+            rows=tuple(q.shape[:-1]),
+        )
+
+    @classmethod
+    def in_model(
+        cls, query: Tensor, key: Tensor, mask: Tensor | None, causal: bool, scaling: float | None, **more: Any
+    ) -> AttentionCall:
+        """A call inside a transformers model, without checks: query `[B, H, Lq, D]`, key `[B, Hkv, Lk, D]`.
+
+        A mask is `[B or 1, H or 1, Lq, Lk]`. `causal` is aligned upper-left: with a static cache the first Lq keys are
+        the prompt, and the rest is not written yet.
+        """
+        heads, queries = query.shape[1:3]
+        groups = (key.shape[1], heads // key.shape[1])
+        if causal and key.shape[2] > queries:
+            key = key[:, :, :queries]
+        if mask is not None:
+            mask = mask.unflatten(1, (1, 1) if mask.shape[1] == 1 else groups)
+        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+        return cls(query.unflatten(1, groups), key, mask, 0 if causal else None, scale, tuple(query.shape[:-1]), **more)
+
+    @property
+    def query(self) -> Tensor:
+        """The queries, `[B, H, Lq, D]`."""
+        return self.q.flatten(1, 2)
+
+    @property
+    def batch(self) -> int:
+        """Number of sequences."""
+        return self.q.shape[0]
+
+    @property
+    def heads(self) -> int:
+        """Number of query heads."""
+        return self.q.shape[1] * self.q.shape[2]
+
+    @property
+    def queries(self) -> int:
+        """Number of rows per head."""
+        return self.q.shape[3]
 
     @property
     def keys(self) -> int:
         """Number of keys, visible or not."""
-        return self.k.shape[-2]
+        return self.k.shape[2]
 
     def hidden(self, rows: slice | None = None) -> Tensor:
         """Which keys some rows (all, unless given) do not see, broadcasting to `[B, Hkv, G, rows, Lk]`."""
@@ -82,9 +169,9 @@ class Problem:
                 low, high = self.spans[:, None, None].unbind(3)
                 found = (torch.minimum(found, high) - low.clamp_min(0)).clamp_min(0).long()
         else:
-            live = ~self.hidden()
-            found = live.sum(-1)
-            if live.shape[-1] != self.keys:  # a mask that broadcasts along the keys hides all of them or none
+            visible = ~self.hidden()
+            found = visible.sum(-1)
+            if visible.shape[-1] != self.keys:  # a mask that broadcasts along the keys hides all of them or none
                 found = found * self.keys
         return found.expand(shape).reshape(self.rows)
 
@@ -100,7 +187,7 @@ class Problem:
         widths = [min(step, count - i) for i in range(0, count, step)]
         return torch.cat([b.expand(*b.shape[:3], w) for b, w in zip(blocks, widths, strict=True)], dim=-1)
 
-    def scaled(self, beta: Tensor) -> Problem:
+    def scaled(self, beta: Tensor) -> AttentionCall:
         """The same rows with all their logits multiplied by `beta` (in the shape `rows`)."""
         beta = as_beta(beta, self.q.dtype).reshape(self.q.shape[:-1])
         beta = capped_beta(self.q.to(beta.dtype), beta)
@@ -108,6 +195,121 @@ class Problem:
         if self.mask is not None and self.mask.is_floating_point():
             gain = beta if self.gain is None else self.gain * beta
         return replace(self, q=(self.q * beta[..., None]).to(beta.dtype), k=self.k.to(beta.dtype), gain=gain)
+
+    def of_heads(self, heads: Tensor | None) -> AttentionCall:
+        """The rows of some query heads alone (None: all), each with the keys it reads."""
+        if heads is None:
+            return self
+        query, mask = self.query[:, heads], self.mask
+        if mask is not None and mask.shape[1] * mask.shape[2] > 1:
+            mask = mask.expand(-1, *self.q.shape[1:3], -1, -1).flatten(1, 2)[:, heads, None]
+        key = self.k[:, heads // self.q.shape[2]]
+        return replace(self, q=query[:, :, None], k=key, mask=mask, rows=tuple(query.shape[:-1]))
+
+    def of_rows(self, places: Tensor) -> AttentionCall:
+        """The same call with a single row of each sequence, that at its own place `[B]`."""
+        chosen = places.to(self.q.device).view(-1, 1, 1, 1, 1)
+        q = self.q.gather(3, chosen.expand(-1, *self.q.shape[1:3], 1, self.q.shape[-1]))
+        mask, beta = self.mask, self.after_cap
+        if mask is not None:
+            whole = mask.expand(self.batch, -1, -1, self.queries, -1)
+            mask = whole.gather(3, chosen.expand(-1, *whole.shape[1:3], 1, whole.shape[-1]))
+        elif self.offset is not None:
+            mask = torch.arange(self.keys, device=chosen.device) <= chosen + self.offset
+        if beta is not None:
+            beta = beta.expand(self.rows).gather(2, chosen[..., 0, 0].expand(-1, self.heads, 1))
+        return replace(self, q=q, mask=mask, offset=None, after_cap=beta, rows=(self.batch, self.heads, 1))
+
+    def logits(self, places: Tensor | slice) -> Logits:
+        """The logits of the rows at `places` `[R]`, `[B, H, R, Lk]` in float32 at least; a slice costs less."""
+        q, k = self.q[:, :, :, places], self.k
+        dtype, rows = floats_at_least_32(q.dtype), q.shape[3]
+        # Each key is read once for all heads that share it, and scaled by the product itself: a generated token can
+        # afford few operations.
+        q = q.to(dtype).reshape(self.batch * k.shape[1], -1, q.shape[-1])
+        k = k.to(dtype).flatten(0, 1).transpose(1, 2)
+        s = torch.baddbmm(q.new_empty(()), q, k, beta=0.0, alpha=self.scale)
+        s = s.view(self.batch, self.heads, rows, self.keys)
+        if self.softcap is not None:
+            s = torch.tanh(s / self.softcap) * self.softcap
+        if self.after_cap is not None:
+            s = s * self.after_cap.expand(self.query.shape[:-1])[:, :, places, None].to(dtype)
+        return Logits.masked(s, self._mask_at(places))
+
+    def _mask_at(self, places: Tensor | slice) -> Tensor | None:
+        if self.mask is not None:
+            return self.mask.expand(-1, -1, -1, self.queries, -1)[:, :, :, places].flatten(1, 2)
+        if self.offset is not None:
+            last = torch.arange(self.queries, device=self.k.device)[places, None] + self.offset
+            return (torch.arange(self.keys, device=self.k.device) <= last)[None, None]
+        return None
+
+
+@dataclass(frozen=True, eq=False)
+class Logits:
+    """Logits `[B, H, Lq, Lk]`, with what a float mask adds to them, and which are hidden (None: none of them)."""
+
+    values: Tensor
+    hidden: Tensor | None
+
+    @classmethod
+    def masked(cls, values: Tensor, mask: Tensor | None) -> Logits:
+        """Logits under a mask as transformers makes it: boolean (True = visible) or float (added)."""
+        if mask is None:
+            return cls(values, None)
+        hidden = hidden_by(mask)
+        return cls(values + mask.masked_fill(hidden, 0.0) if mask.is_floating_point() else values, hidden)
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """The shape of the rows, `[B, H, Lq]`."""
+        return tuple(self.values.shape[:-1])
+
+    @functools.cached_property
+    def top(self) -> Tensor:
+        """The largest visible logit of each row; carries no gradient."""
+        return self.scaled(None).detach().amax(-1)
+
+    def of_heads(self, heads: Tensor | None) -> Logits:
+        """The logits of some heads alone (None: all)."""
+        if heads is None:
+            return self
+        return Logits(self.values[:, heads], None if self.hidden is None else take_heads(self.hidden, heads))
+
+    def scaled(self, beta: Tensor | None) -> Tensor:
+        """The logits (β None), or β times their distance from the top; hidden ones at what no visible one reaches.
+
+        Distances are at most 0, so no β can make them overflow.
+        """
+        x = self.values
+        if beta is not None:
+            x = (x - self.top[..., None]) * as_beta(beta, x.dtype)[..., None].to(x.dtype)
+        return x if self.hidden is None else x.masked_fill(self.hidden, torch.finfo(x.dtype).min / 8)
+
+    def measure(self, needs: frozenset[str], beta: Tensor | None = None) -> RowStats:
+        """Row statistics, at β if given, in a handful of operations: a generated token can afford no more."""
+        x = self.scaled(beta)
+        x = x.to(floats_at_least_32(x.dtype))
+        top = self.top.to(x.dtype)
+        if beta is None:
+            x = x - top[..., None]
+        else:
+            x, top = x.clamp_min(-1e4), top * as_beta(beta, x.dtype)
+        if self.hidden is None:
+            count = x.new_full((1, 1, 1), x.shape[-1], dtype=torch.int64)
+        else:
+            x = x.clamp_min(-1e4)  # what is hidden weighs nothing, and can be squared
+            count = (~self.hidden).expand(*self.hidden.shape[:-1], x.shape[-1]).sum(-1)
+        weight = x.exp()
+        mass = weight.sum(-1)
+        shortfall = -(weight * x).sum(-1) / mass
+        var = (weight * (x + shortfall[..., None]).square()).sum(-1) / mass if "var" in needs else None
+        return RowStats.anchored(count.expand(top.shape), top, mass.log(), shortfall, max=top, var=var)
+
+
+def take_heads(array: Tensor, heads: Tensor) -> Tensor:
+    """Some heads of an array `[B, H, ...]`, or all of one that broadcasts along them."""
+    return array if array.shape[1] == 1 else array.index_select(1, heads)
 
 
 def hidden_by(mask: Tensor) -> Tensor:
@@ -132,9 +334,9 @@ def as_beta(beta: Tensor, dtype: torch.dtype) -> Tensor:
     return beta.clamp(max=torch.finfo(wide).max).to(wide)
 
 
-def room_for(dtype: torch.dtype) -> float:
+def largest_for(dtype: torch.dtype) -> float:
     """How large the products of β and what is in this dtype may become."""
-    return _ROOM[dtype]
+    return _LARGEST[dtype]
 
 
 def capped_beta(x: Tensor, beta: Tensor, share: float = 1.0) -> Tensor:
@@ -143,7 +345,7 @@ def capped_beta(x: Tensor, beta: Tensor, share: float = 1.0) -> Tensor:
     A β of 1 or less is left as it is. At such a β a softmax is as hard as its logits can be told apart.
     """
     largest = x.detach().abs().amax(-1).to(beta.dtype).clamp_min(1e-8)
-    return beta.clamp(max=(share * room_for(x.dtype) / largest).clamp_min(1.0))
+    return beta.clamp(max=(share * largest_for(x.dtype) / largest).clamp_min(1.0))
 
 
 def _autocasts(kind: str) -> bool:
@@ -162,7 +364,7 @@ def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
 def as_autocast(*inputs: Any) -> tuple[Any, ...]:
     """What attention is computed from inside `torch.autocast`: its dtype instead of float32.
 
-    Stock attention is given just that, and logits are measured as they are there: a GPU has no fast way for others.
+    PyTorch's attention is given just that, and logits are measured as they are there: a GPU has no fast way for others.
     """
     first = inputs[0]
     if not isinstance(first, Tensor):
@@ -176,56 +378,25 @@ def as_autocast(*inputs: Any) -> tuple[Any, ...]:
     )
 
 
-def make_problem(
-    q: Tensor,
-    k: Tensor,
-    attn_mask: Tensor | None,
-    *,
-    offset: int | None,
-    scale: float | None,
-    enable_gqa: bool,
-) -> Problem:
-    """Check the arguments and bring them into canonical form; the tensors are views where that is possible."""
+def _checked_heads(q: Tensor, k: Tensor, enable_gqa: bool) -> tuple[tuple[int, ...], int, int]:
+    """The batch, the number of key heads and the query heads per key head."""
     check_tensors(q, k)
     if k.ndim != q.ndim:
         reject("k", f"shape {tuple(k.shape)}", f"{q.ndim} dimensions, as q has {tuple(q.shape)}")
     heads, key_heads = (x.shape[-3] if x.ndim > 2 else 1 for x in (q, k))
     if heads != key_heads:
+        given = f"{key_heads} heads for {heads} query heads"
         if not enable_gqa:
-            reject(
-                "k",
-                f"{key_heads} heads for {heads} query heads",
-                f"{heads} heads",
-                "pass enable_gqa=True if heads share keys",
-            )
+            reject("k", given, f"{heads} heads", "pass enable_gqa=True if heads share keys")
         if key_heads == 0 or heads % key_heads:
-            reject(
-                "k",
-                f"{key_heads} heads for {heads} query heads",
-                "a number of heads that divides the query's",
-            )
+            reject("k", given, "a number of heads that divides the query's")
     batch = broadcast(q.shape[:-3], k.shape[:-3])
     if batch is None:
-        reject(
-            "k",
-            f"batch {tuple(k.shape[:-3])}",
-            f"a batch that broadcasts with the query's {tuple(q.shape[:-3])}",
-        )
+        allowed = f"a batch that broadcasts with the query's {tuple(q.shape[:-3])}"
+        reject("k", f"batch {tuple(k.shape[:-3])}", allowed)
     if batch != tuple(q.shape[:-3]):
         reject("q", f"batch {tuple(q.shape[:-3])}", f"the batch of k, {tuple(k.shape[:-3])}")
-    size, group = math.prod(batch), heads // key_heads if key_heads else 1
-    width, keys = q.shape[-1], k.shape[-2]
-    rows = q.shape[:-1]
-    logits = (*rows, keys)
-    return Problem(
-        q=q.reshape(size, key_heads, group, q.shape[-2], width),
-        k=k.expand(*batch, *k.shape[-3:]).reshape(size, key_heads, keys, width),
-        mask=None if attn_mask is None else _canonical_mask(attn_mask, q, logits, (key_heads, group)),
-        gain=None,
-        offset=offset,
-        scale=_checked_scale(scale, width),
-        rows=tuple(rows),
-    )
+    return batch, key_heads, heads // key_heads if key_heads else 1
 
 
 def broadcast(*shapes: Sequence[int]) -> tuple[int, ...] | None:

@@ -1,8 +1,7 @@
-"""`row_stats`: choose an implementation and run it as one differentiable torch operator."""
+"""`row_stats`: choose an implementation and run it, as one differentiable torch operator where that is asked for."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any, Literal
@@ -11,45 +10,53 @@ import torch
 from torch import Tensor
 
 from sharpmax.errors import UnsupportedError, reject
-from sharpmax.stats import sdpa as stock
-from sharpmax.stats import triton_launch as triton
-from sharpmax.stats import triton_launch as triton_backward
-from sharpmax.stats.call import Parts, Problem, floats_at_least_32, make_problem
+from sharpmax.stats import sdpa, triton_launch
+from sharpmax.stats.call import Alignment, AttentionCall, Parts, floats_at_least_32
 from sharpmax.stats.reference import reference_stats
-from sharpmax.stats.sdpa import LostDigitsError, quick_parts, stock_parts
+from sharpmax.stats.sdpa import LostDigitsError, quick_parts, sdpa_parts
 from sharpmax.stats.spans import packed_spans, window_spans
 from sharpmax.stats.statistics import FIELDS, RowStats
 from sharpmax.stats.streaming import Incoming, streaming_backward, streaming_parts
-from sharpmax.stats.triton_launch import triton_parts
+from sharpmax.stats.triton_launch import backward_obstacle, triton_backward, triton_parts
 
-IMPLEMENTATIONS: dict[str, Callable[[Problem, frozenset[str]], Parts]] = {
-    "streaming": lambda problem, fields: streaming_parts(problem),
-    "stock": lambda problem, fields: quick_parts(problem),
+IMPLEMENTATIONS: dict[str, Callable[[AttentionCall, frozenset[str]], Parts]] = {
+    "streaming": lambda call, fields: streaming_parts(call),
+    "sdpa": lambda call, fields: quick_parts(call),
     "triton": triton_parts,
 }
 
 
-def measure_parts(problem: Problem, impl: str, fields: frozenset[str]) -> Parts:
+def measure_parts(call: AttentionCall, impl: str, fields: frozenset[str]) -> Parts:
     """The parts of every row; gradients flow into q, k and a float mask, not into the gain.
 
     Without `max` in `fields` the anchor may be another number than the maximum, and without `var` that part may be 0.
-    `impl` is one of `IMPLEMENTATIONS`, or "auto": "stock" where that is exact enough, else "streaming".
+    `impl` is one of `IMPLEMENTATIONS`, or "auto": "sdpa" where that is exact enough, else "streaming".
     """
-    gain = None if problem.gain is None else problem.gain.detach()
-    inputs = (problem.q, problem.k, problem.mask, gain, problem.spans, problem.offset, problem.scale, impl)
+    if _is_plain(call):
+        return _parts(call, impl, fields & {"max", "var"})
+    gain = None if call.gain is None else call.gain.detach()
+    inputs = (call.q, call.k, call.mask, gain, call.spans, call.offset, call.scale, impl)
     return Parts(*_RowParts.apply(*inputs, "max" in fields, "var" in fields))  # type: ignore[no-untyped-call]
 
 
-def _problem(
-    q: Tensor,
-    k: Tensor,
-    mask: Tensor | None,
-    gain: Tensor | None,
-    spans: Tensor | None,
-    offset: int | None,
-    scale: float,
-) -> Problem:
-    return Problem(q, k, mask, gain, offset, scale, tuple(q.shape[:-1]), spans)
+def _is_plain(call: AttentionCall) -> bool:
+    """Whether nothing differentiates, transforms, traces or compiles the call: then it needs no operator."""
+    if torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None:
+        return False
+    given = (call.q, call.k, call.mask)
+    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in given):
+        return False
+    return not torch._C._len_torch_dispatch_stack() and all(x is None or type(x) is Tensor for x in given)
+
+
+def _parts(call: AttentionCall, impl: str, fields: frozenset[str]) -> Parts:
+    if call.q.numel() == 0 or call.keys == 0:
+        anchor = torch.full(call.q.shape[:-1], -torch.inf, dtype=floats_at_least_32(call.q.dtype), device=call.q.device)
+        return Parts(anchor, torch.zeros_like(anchor), torch.zeros_like(anchor), torch.zeros_like(anchor))
+    try:
+        return IMPLEMENTATIONS["sdpa" if impl == "auto" else impl](call, fields)
+    except LostDigitsError:
+        return streaming_parts(call) if impl == "auto" else sdpa_parts(call)
 
 
 @torch.library.custom_op("sharpmax::row_parts", mutates_args=())
@@ -65,17 +72,10 @@ def _row_parts(
     with_max: bool,
     with_var: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    problem = _problem(q, k, mask, gain, spans, offset, scale)
-    if q.numel() == 0 or problem.keys == 0:
-        anchor = torch.full(q.shape[:-1], -torch.inf, dtype=floats_at_least_32(q.dtype), device=q.device)
-        return anchor, torch.zeros_like(anchor), torch.zeros_like(anchor), torch.zeros_like(anchor)
+    call = AttentionCall(q, k, mask, offset, scale, tuple(q.shape[:-1]), gain, spans)
     fields = frozenset({"max"} if with_max else ()) | frozenset({"var"} if with_var else ())
     # A compiler has been promised this layout, whatever an implementation finds convenient.
-    try:
-        parts = IMPLEMENTATIONS["stock" if impl == "auto" else impl](problem, fields)
-    except LostDigitsError:
-        parts = streaming_parts(problem) if impl == "auto" else stock_parts(problem)
-    anchor, log_mass, shortfall, var = (part.contiguous() for part in parts)
+    anchor, log_mass, shortfall, var = (part.contiguous() for part in _parts(call, impl, fields))
     return anchor, log_mass, shortfall, var
 
 
@@ -100,18 +100,18 @@ def _row_parts_backward(
     impl: str,
     into_mask: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    problem = _problem(q, k, mask, gain, spans, offset, scale)
-    if q.numel() == 0 or problem.keys == 0:
+    call = AttentionCall(q, k, mask, offset, scale, tuple(q.shape[:-1]), gain, spans)
+    if q.numel() == 0 or call.keys == 0:
         return (
             torch.zeros_like(q),
             torch.zeros_like(k),
             q.new_zeros(mask.shape if into_mask and mask is not None else (0,)),
         )
     grads = Incoming(g_log_mass, g_shortfall, g_var)
-    if impl == "triton" and triton_backward.backward_obstacle(problem, into_mask=into_mask) is None:
-        found = triton_backward.triton_backward(problem, Parts(*parts), grads)
+    if impl == "triton" and backward_obstacle(call, into_mask=into_mask) is None:
+        found = triton_backward(call, Parts(*parts), grads)
     else:
-        found = streaming_backward(problem, Parts(*parts), grads, into_mask=into_mask)
+        found = streaming_backward(call, Parts(*parts), grads, into_mask=into_mask)
     into = q.new_empty(0) if mask is None or found.mask is None else _laid_out_like(mask, found.mask)
     return _laid_out_like(q, found.q), _laid_out_like(k, found.k), into
 
@@ -263,9 +263,8 @@ class _RowPartsBackward(torch.autograd.Function):
         return (_split(dq, size, batch), _split(dk, size, batch), dmask), (0, 0, 0)
 
 
-Impl = Literal["auto", "reference", "streaming", "stock", "triton"]
-Alignment = Literal["upper-left", "lower-right"]
-IMPLS: tuple[str, ...] = ("auto", "reference", "streaming", "stock", "triton")
+Impl = Literal["auto", "reference", "streaming", "sdpa", "triton"]
+IMPLS: tuple[str, ...] = ("auto", "reference", "streaming", "sdpa", "triton")
 
 _MEASURABLE = frozenset({*FIELDS, "entropy"})
 
@@ -273,8 +272,8 @@ _MEASURABLE = frozenset({*FIELDS, "entropy"})
 def row_stats(
     q: Tensor,
     k: Tensor,
-    *,
     attn_mask: Tensor | None = None,
+    *,
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
@@ -293,7 +292,7 @@ def row_stats(
     and along Lk as `cu_seqlens_k` says (default: the same way); each row sees its own sequence.
 
     `impl` names an implementation, and is never replaced by another: `reference` (dense, float64), `streaming` (any
-    device), `stock` (CPU; count, lse, mean and entropy only) or `triton` (CUDA); `auto` takes the fastest that
+    device), `sdpa` (CPU; count, lse, mean and entropy only) or `triton` (CUDA); `auto` takes the fastest that
     measures `fields`.
 
     >>> import torch, sharpmax as sm
@@ -301,64 +300,43 @@ def row_stats(
     >>> sm.row_stats(q, k).entropy.exp()  # two rows, uniform over eight keys
     tensor([[8., 8.]])
     """
-    problem = problem_of(q, k, attn_mask, "lower-right" if is_causal else None, scale, enable_gqa)
+    causal: Alignment | None = "lower-right" if is_causal else None
+    call = AttentionCall.of(q, k, attn_mask, causal=causal, scale=scale, enable_gqa=enable_gqa)
     if cu_seqlens is not None:
         spans = packed_spans(cu_seqlens, cu_seqlens_k, q.shape[-2], k.shape[-2], is_causal, q.device)
-        problem = replace(problem, spans=spans, offset=None)
+        call = replace(call, spans=spans, offset=None)
     elif cu_seqlens_k is not None:
         reject("cu_seqlens_k", "no cu_seqlens beside it", "both, or cu_seqlens alone")
     if window is not None:
         if not is_causal:
             reject("window", f"{window} without is_causal", "is_causal=True: a window ends at the row's own place")
-        spans = window_spans(problem.spans, window, q.shape[-2], problem.offset or 0, q.device)
-        problem = replace(problem, spans=spans, offset=None)
-    return measure(problem, impl, frozenset(fields))
+        spans = window_spans(call.spans, window, q.shape[-2], call.offset or 0, q.device)
+        call = replace(call, spans=spans, offset=None)
+    return measure(call, impl, frozenset(fields))
 
 
-def problem_of(
-    q: Tensor, k: Tensor, attn_mask: Tensor | None, causal: Alignment | None, scale: float | None, enable_gqa: bool
-) -> Problem:
-    """The arguments of an attention function in canonical form; torch's causal biases become causal limits."""
-    if attn_mask is not None and causal is not None:
-        reject(
-            "attn_mask",
-            "a mask together with is_causal=True",
-            "one of the two",
-            "put the causal limit into the mask",
-        )
-    # Whoever holds such a bias has loaded its module, which is heavy (it brings torch's compiler and Triton).
-    bias = sys.modules.get("torch.nn.attention.bias")
-    if bias is not None and isinstance(attn_mask, bias.CausalBias):
-        causal = "lower-right" if attn_mask.variant == bias.CausalVariant.LOWER_RIGHT else "upper-left"
-        attn_mask = None
-    problem = make_problem(q, k, attn_mask, offset=None, scale=scale, enable_gqa=enable_gqa)
-    if causal is None:
-        return problem
-    return replace(problem, offset=k.shape[-2] - q.shape[-2] if causal == "lower-right" else 0)
-
-
-def measure(problem: Problem, impl: str, fields: frozenset[str]) -> RowStats:
+def measure(call: AttentionCall, impl: str, fields: frozenset[str]) -> RowStats:
     """Measure at least `fields` with the implementation asked for; `auto` chooses by device and fields."""
     if unknown := sorted(fields - _MEASURABLE):
         reject("fields", unknown, f"some of {sorted(_MEASURABLE)}")
     check_impl(impl)
     if impl == "reference":
-        return reference_stats(problem)
-    count = problem.counts()
+        return reference_stats(call)
+    count = call.counts()
     chosen = impl == "auto"
     if chosen:
         if fields <= {"count"}:
             return RowStats.anchored(count)
-        impl = _choose(problem, fields)
-    if impl == "stock" and (reason := stock.obstacle(problem)):
-        raise UnsupportedError(f"impl: 'stock' cannot do this: {reason}; use impl='streaming'")
-    if impl == "triton" and (reason := triton.obstacle(problem)):
+        impl = _choose(call, fields)
+    if impl == "sdpa" and (reason := sdpa.obstacle(call)):
+        raise UnsupportedError(f"impl: 'sdpa' cannot do this: {reason}; use impl='streaming'")
+    if impl == "triton" and (reason := triton_launch.obstacle(call)):
         raise UnsupportedError(f"impl: 'triton' cannot do this: {reason}; use impl='streaming'")
     measured = fields if impl == "triton" else fields | {"max", "var"}  # the others measure them on the way
-    operator = "auto" if chosen and impl == "stock" else impl
-    parts = [part.reshape(problem.rows) for part in measure_parts(problem, operator, measured)]
+    operator = "auto" if chosen and impl == "sdpa" else impl
+    parts = [part.reshape(call.rows) for part in measure_parts(call, operator, measured)]
     anchor, log_mass, shortfall, var = parts
-    if impl == "stock":
+    if impl == "sdpa":
         return RowStats.anchored(count, anchor, log_mass, shortfall)
     return RowStats.anchored(
         count,
@@ -376,11 +354,11 @@ def check_impl(impl: object) -> None:
         reject("impl", repr(impl), f"one of {list(IMPLS)}")
 
 
-def _choose(problem: Problem, fields: frozenset[str]) -> str:
-    if problem.q.device.type == "cuda" and triton.obstacle(problem) is None:
+def _choose(call: AttentionCall, fields: frozenset[str]) -> str:
+    if call.q.device.type == "cuda" and triton_launch.obstacle(call) is None:
         return "triton"
-    if fields <= stock.FIELDS and stock.obstacle(problem) is None:
-        return "stock"
+    if fields <= sdpa.FIELDS and sdpa.obstacle(call) is None:
+        return "sdpa"
     return "streaming"
 
 

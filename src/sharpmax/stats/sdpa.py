@@ -1,8 +1,9 @@
 """Entropy from an attention kernel that is already there.
 
 With the keys in place of the values, attention returns E[k]; the mean logit is scale·q·E[k], and the kernel's own
-log-sum-exp completes the entropy. It costs one stock attention. Lse and mean come separately, so their difference
-carries a rounding error of about eps·|lse|: half precision is computed in float32, and rows of large logits in float64.
+log-sum-exp completes the entropy. It costs one pass of PyTorch's attention. Lse and mean come separately, so their
+difference carries a rounding error of about eps·|lse|: half precision is computed in float32, and rows of large logits
+in float64.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sharpmax.errors import UnsupportedError
-from sharpmax.stats.call import Parts, Problem, floats_at_least_32
+from sharpmax.stats.call import AttentionCall, Parts, floats_at_least_32
 
 FIELDS = frozenset({"count", "lse", "mean", "entropy"})
 """What the kernel can tell; the maximum and the variance never leave it."""
@@ -27,49 +28,49 @@ class LostDigitsError(UnsupportedError):
     """The logits are so large that rounding costs too much of the entropy."""
 
 
-def obstacle(problem: Problem) -> str | None:
-    """Why the kernel cannot serve this problem, or None."""
-    if problem.q.device.type != "cpu":
-        return f"it uses the CPU's flash attention and q is on {problem.q.device}"
-    if problem.mask is not None and problem.mask.is_floating_point():
+def obstacle(call: AttentionCall) -> str | None:
+    """Why the kernel cannot serve this call, or None."""
+    if call.q.device.type != "cpu":
+        return f"it uses the CPU's flash attention and q is on {call.q.device}"
+    if call.mask is not None and call.mask.is_floating_point():
         return "the mean of an added float mask never leaves the kernel"
     return None
 
 
-def stock_parts(problem: Problem) -> Parts:
+def sdpa_parts(call: AttentionCall) -> Parts:
     """Anchored at lse: log_mass 0, shortfall the entropy; var is not measured and comes as 0."""
-    reason = obstacle(problem)
+    reason = obstacle(call)
     if reason is not None:
-        raise UnsupportedError(f"impl: 'stock' cannot do this, {reason}; use impl='streaming'")
+        raise UnsupportedError(f"impl: 'sdpa' cannot do this, {reason}; use impl='streaming'")
     try:
-        return quick_parts(problem)
+        return quick_parts(call)
     except LostDigitsError:
-        dtype = floats_at_least_32(problem.q.dtype)
-        wide = _parts(replace(problem, q=problem.q.double(), k=problem.k.double()), _MOST_LOSS[dtype])
+        dtype = floats_at_least_32(call.q.dtype)
+        wide = _parts(replace(call, q=call.q.double(), k=call.k.double()), _MOST_LOSS[dtype])
         return Parts(*(part.to(dtype) for part in wide))
 
 
-def quick_parts(problem: Problem) -> Parts:
-    """As `stock_parts`, but in the dtype of the statistics alone."""
-    return _parts(problem, _QUICK_LOSS[floats_at_least_32(problem.q.dtype)])
+def quick_parts(call: AttentionCall) -> Parts:
+    """As `sdpa_parts`, but in the dtype of the statistics alone."""
+    return _parts(call, _QUICK_LOSS[floats_at_least_32(call.q.dtype)])
 
 
-def _parts(problem: Problem, loss: float) -> Parts:
+def _parts(call: AttentionCall, loss: float) -> Parts:
     """The parts, unless an entropy loses more than `loss` nats to rounding."""
-    batch, key_heads, group, rows, width = problem.q.shape
+    batch, key_heads, group, rows, width = call.q.shape
     heads = (batch, key_heads * group)
-    dtype = floats_at_least_32(problem.q.dtype)
-    q, k = problem.q.to(dtype), problem.k.to(dtype)
+    dtype = floats_at_least_32(call.q.dtype)
+    q, k = call.q.to(dtype), call.k.to(dtype)
     # A kernel that hides a key by adding −inf to its logit keeps a NaN there, and 0 · NaN is NaN: keys that are not
     # finite go in as zeros, and the rows that see one are marked afterwards, like those of a query of that kind.
-    broken = ~k.isfinite().all(-1)
-    spoilt = ~q.isfinite().all(-1)
-    if broken.any():
-        k = k.masked_fill(broken[..., None], 0.0)
-        spoilt = spoilt | problem.rows_that_see(broken)
-    shared = k[:, :, None].expand(-1, -1, group, -1, -1).reshape(*heads, problem.keys, width).contiguous()
-    mask, is_causal = _kernel_mask(problem, heads, dtype)
-    scale = problem.scale
+    bad_keys = ~k.isfinite().all(-1)
+    invalid = ~q.isfinite().all(-1)
+    if bad_keys.any():
+        k = k.masked_fill(bad_keys[..., None], 0.0)
+        invalid = invalid | call.rows_that_see(bad_keys)
+    shared = k[:, :, None].expand(-1, -1, group, -1, -1).reshape(*heads, call.keys, width).contiguous()
+    mask, is_causal = _kernel_mask(call, heads, dtype)
+    scale = call.scale
     if scale <= 0.0:  # the kernel hides keys before it multiplies by the scale: −inf becomes NaN or +inf
         q, scale = q * scale, 1.0
     out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
@@ -77,29 +78,29 @@ def _parts(problem: Problem, loss: float) -> Parts:
     )
     lse = lse.to(dtype).view(batch, key_heads, group, rows)
     entropy = (lse - scale * (q * out.reshape(q.shape)).sum(-1)).clamp_min(0.0)
-    empty = (problem.counts() == 0).view(lse.shape)
+    empty = (call.counts() == 0).view(lse.shape)
     # A logit beyond the range of the dtype shows as an lse that is not finite.
-    if not bool((spoilt | empty | (lse.abs() * torch.finfo(dtype).eps <= loss)).all()):
+    if not bool((invalid | empty | (lse.abs() * torch.finfo(dtype).eps <= loss)).all()):
         raise LostDigitsError(
-            "impl: 'stock' cannot do this: the logits are so large that the difference of lse and mean loses the "
+            "impl: 'sdpa' cannot do this: the logits are so large that the difference of lse and mean loses the "
             "entropy; use impl='streaming'"
         )
     return Parts(
-        lse.masked_fill(spoilt, torch.nan).masked_fill(empty, -torch.inf),
-        torch.zeros_like(lse).masked_fill(spoilt & ~empty, torch.nan),
-        entropy.masked_fill(spoilt, torch.nan).masked_fill(empty, 0.0),
+        lse.masked_fill(invalid, torch.nan).masked_fill(empty, -torch.inf),
+        torch.zeros_like(lse).masked_fill(invalid & ~empty, torch.nan),
+        entropy.masked_fill(invalid, torch.nan).masked_fill(empty, 0.0),
         torch.zeros_like(lse),
     )
 
 
-def _kernel_mask(problem: Problem, heads: tuple[int, int], dtype: torch.dtype) -> tuple[Tensor | None, bool]:
+def _kernel_mask(call: AttentionCall, heads: tuple[int, int], dtype: torch.dtype) -> tuple[Tensor | None, bool]:
     """The mask as the kernel takes it: its own causal flag where that says the same, else −inf in a float mask."""
-    offset = problem.offset
-    if offset is not None and offset >= problem.keys - 1:
+    offset = call.offset
+    if offset is not None and offset >= call.keys - 1:
         offset = None
-    if problem.mask is None and problem.spans is None and offset in (None, 0):
+    if call.mask is None and call.spans is None and offset in (None, 0):
         return None, offset == 0
-    hide = problem.hidden()
+    hide = call.hidden()
     hide = hide.reshape(hide.shape[0], -1, *hide.shape[-2:])  # of one head, or of all
     mask = torch.zeros(hide.shape, dtype=dtype, device=hide.device).masked_fill_(hide, -torch.inf)
-    return mask.expand(heads[0], heads[1], problem.q.shape[-2], problem.keys), False
+    return mask.expand(heads[0], heads[1], call.q.shape[-2], call.keys), False

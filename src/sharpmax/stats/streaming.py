@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sharpmax.stats.call import Parts, Problem, floats_at_least_32, hidden_by
+from sharpmax.stats.call import AttentionCall, Parts, floats_at_least_32, hidden_by
 
 # Tiles are sized for where they live: in the caches of a CPU's cores, or large enough to keep a GPU busy.
 _TILE_ELEMENTS = {"cpu": 1 << 19, "cuda": 1 << 25}
@@ -18,7 +18,7 @@ _KEYS_PER_TILE = 512
 
 
 class Gradients(NamedTuple):
-    """What flows back into the inputs of a problem; `mask` is None where it is not asked for."""
+    """What flows back into the inputs of a call; `mask` is None where it is not asked for."""
 
     q: Tensor
     k: Tensor
@@ -44,23 +44,23 @@ class _Tile:
 
 
 class _Tiles:
-    """The tiles of a problem that hold visible keys, and the logits in them."""
+    """The tiles of a call that hold visible keys, and the logits in them."""
 
-    def __init__(self, problem: Problem) -> None:
-        self.problem = problem
-        self.batch, self.heads, self.group, self.rows, self.width = problem.q.shape
-        self.keys = problem.keys
-        self.dtype = floats_at_least_32(problem.q.dtype)
+    def __init__(self, call: AttentionCall) -> None:
+        self.call = call
+        self.batch, self.heads, self.group, self.rows, self.width = call.q.shape
+        self.keys = call.keys
+        self.dtype = floats_at_least_32(call.q.dtype)
         # Smaller than any logit, and still finite: 0 · hidden stays 0 where 0 · (−inf) would be NaN.
         self.hidden = torch.finfo(torch.float32).min / 8
-        budget = _TILE_ELEMENTS["cpu" if problem.q.device.type == "cpu" else "cuda"]
+        budget = _TILE_ELEMENTS["cpu" if call.q.device.type == "cpu" else "cuda"]
         self.bj = min(self.keys, _KEYS_PER_TILE)
         lines = max(1, budget // (self.bj * self.group))
         self.bi = min(self.rows, max(32, lines // max(1, self.batch * self.heads)))
         planes = max(1, lines // self.bi)
         self.bh = min(self.heads, planes)
         self.bb = min(self.batch, max(1, planes // self.bh))
-        self._buffers = [torch.empty(0, dtype=self.dtype, device=problem.q.device) for _ in range(3)]
+        self._buffers = [torch.empty(0, dtype=self.dtype, device=call.q.device) for _ in range(3)]
 
     def planes(self) -> Iterator[tuple[slice, slice]]:
         for b in range(0, self.batch, self.bb):
@@ -72,18 +72,18 @@ class _Tiles:
             yield slice(i, min(i + self.bi, self.rows))
 
     def key_blocks(self, i: slice) -> Iterator[slice]:
-        end = self.keys if self.problem.offset is None else min(self.keys, max(0, i.stop + self.problem.offset))
+        end = self.keys if self.call.offset is None else min(self.keys, max(0, i.stop + self.call.offset))
         for j in range(0, end, self.bj):
             yield slice(j, min(j + self.bj, end))
 
     def queries(self, b: slice, h: slice, i: slice) -> Tensor:
         """Scaled queries of a block as `[planes, G·rows, D]`, in the dtype of the statistics."""
-        block = self.problem.q[b, h, :, i].to(self.dtype) * self.problem.scale
+        block = self.call.q[b, h, :, i].to(self.dtype) * self.call.scale
         return block.reshape(-1, self.group * (i.stop - i.start), self.width)
 
     def key_plane(self, b: slice, h: slice) -> Tensor:
         """All keys of some planes as `[planes, D, Lk]`, in the dtype of the statistics."""
-        plane = self.problem.k[b, h].reshape(-1, self.keys, self.width).to(self.dtype)
+        plane = self.call.k[b, h].reshape(-1, self.keys, self.width).to(self.dtype)
         # Stored this way round the products are a third faster, and every key is used by many blocks of rows.
         return plane.transpose(1, 2).contiguous()
 
@@ -111,8 +111,8 @@ class _Tiles:
 
     def _hide(self, s: Tensor, tile: _Tile) -> Tensor | None:
         hide = None
-        if self.problem.mask is not None:
-            mask = self.block_of(self.problem.mask, tile)
+        if self.call.mask is not None:
+            mask = self.block_of(self.call.mask, tile)
             hide = hidden_by(mask)
             if mask.is_floating_point():
                 bias = mask.to(self.dtype)
@@ -120,13 +120,13 @@ class _Tiles:
                 if gain is not None:
                     bias = bias * gain
                 self.square(s, tile).add_(bias)
-        offset = self.problem.offset
+        offset = self.call.offset
         if offset is not None and tile.j.stop - 1 > tile.i.start + offset:
             i = torch.arange(tile.i.start, tile.i.stop, device=s.device)[:, None]
             late = torch.arange(tile.j.start, tile.j.stop, device=s.device) > i + offset
             hide = late if hide is None else hide | late
-        if self.problem.spans is not None:
-            spans = self.problem.spans[tile.b if len(self.problem.spans) > 1 else slice(None)]
+        if self.call.spans is not None:
+            spans = self.call.spans[tile.b if len(self.call.spans) > 1 else slice(None)]
             low, high = spans[:, None, None, :, tile.i, None].unbind(3)
             j = torch.arange(tile.j.start, tile.j.stop, device=s.device)
             outside = (j < low) | (j >= high)
@@ -140,16 +140,16 @@ class _Tiles:
         return mask[tuple(w if n > 1 else everything for w, n in zip(where, mask.shape, strict=True))]
 
     def gain_block(self, tile: _Tile) -> Tensor | None:
-        if self.problem.gain is None:
+        if self.call.gain is None:
             return None
-        return self.problem.gain[tile.b, tile.h, :, tile.i, None].to(self.dtype)
+        return self.call.gain[tile.b, tile.h, :, tile.i, None].to(self.dtype)
 
 
-def streaming_parts(problem: Problem) -> Parts:
+def streaming_parts(call: AttentionCall) -> Parts:
     """All statistics of all rows in one pass over the keys."""
-    tiles = _Tiles(problem)
-    shape = problem.q.shape[:-1]
-    out = Parts(*(torch.zeros(shape, dtype=tiles.dtype, device=problem.q.device) for _ in range(4)))
+    tiles = _Tiles(call)
+    shape = call.q.shape[:-1]
+    out = Parts(*(torch.zeros(shape, dtype=tiles.dtype, device=call.q.device) for _ in range(4)))
     for b, h in tiles.planes():
         keys = tiles.key_plane(b, h)
         for i in tiles.row_blocks():
@@ -164,27 +164,27 @@ def streaming_parts(problem: Problem) -> Parts:
                 for whole, part in zip(out, _merge(seen), strict=True):
                     block = whole[b, h, :, i]
                     block.copy_(part.view(block.shape))
-    empty = (problem.counts() == 0).view(shape)
+    empty = (call.counts() == 0).view(shape)
     out.anchor.masked_fill_(empty, -torch.inf)
     for part in out[1:]:
         part.masked_fill_(empty, 0.0)
     return out
 
 
-def streaming_backward(problem: Problem, parts: Parts, grads: Incoming, *, into_mask: bool) -> Gradients:
+def streaming_backward(call: AttentionCall, parts: Parts, grads: Incoming, *, into_mask: bool) -> Gradients:
     """Gradients of the rows' parts with respect to q, k and a float mask, again one tile at a time.
 
     With y = s − mean, the derivatives by a logit are p for log_mass, −p·(1 + y) for shortfall (the anchor is a
     constant) and p·(y² + 2y − var) for var.
     """
-    tiles = _Tiles(problem)
-    rows = problem.q.shape[:-1]
-    dq = torch.zeros_like(problem.q, dtype=tiles.dtype)
-    dk = torch.zeros_like(problem.k, dtype=tiles.dtype)
+    tiles = _Tiles(call)
+    rows = call.q.shape[:-1]
+    dq = torch.zeros_like(call.q, dtype=tiles.dtype)
+    dk = torch.zeros_like(call.k, dtype=tiles.dtype)
     dmask = None
-    if into_mask and problem.mask is not None:
-        dmask = torch.zeros(problem.mask.shape, dtype=tiles.dtype, device=problem.mask.device)
-    empty = (problem.counts() == 0).view(rows)
+    if into_mask and call.mask is not None:
+        dmask = torch.zeros(call.mask.shape, dtype=tiles.dtype, device=call.mask.device)
+    empty = (call.counts() == 0).view(rows)
     lse = torch.where(empty, 0.0, parts.anchor + parts.log_mass)
     mean = torch.where(empty, 0.0, parts.anchor - parts.shortfall)
     g_log_mass, g_shortfall, g_var = (torch.zeros_like(lse) if g is None else g for g in grads)
@@ -212,11 +212,11 @@ def streaming_backward(problem: Problem, parts: Parts, grads: Incoming, *, into_
                 dk[b, h, j] += torch.bmm(ds.transpose(1, 2), clean_q).view(dk[b, h, j].shape)
                 if dmask is not None:
                     _add_mask_gradient(tiles, dmask, ds, tile)
-            dq[b, h, :, i] = (into_q * problem.scale).view(dq[b, h, :, i].shape)
+            dq[b, h, :, i] = (into_q * call.scale).view(dq[b, h, :, i].shape)
     return Gradients(
-        dq.to(problem.q.dtype),
-        dk.to(problem.k.dtype),
-        None if dmask is None or problem.mask is None else dmask.to(problem.mask.dtype),
+        dq.to(call.q.dtype),
+        dk.to(call.k.dtype),
+        None if dmask is None or call.mask is None else dmask.to(call.mask.dtype),
     )
 
 

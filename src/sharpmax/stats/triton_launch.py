@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sharpmax.errors import UnsupportedError, install_command
 from sharpmax.lazy import require
-from sharpmax.stats.call import Parts, Problem, floats_at_least_32
+from sharpmax.stats.call import AttentionCall, Parts, floats_at_least_32
 from sharpmax.stats.statistics import FIELDS
 from sharpmax.stats.streaming import Gradients, Incoming
 
@@ -52,13 +52,13 @@ def available(device: torch.device) -> str | None:
     return None
 
 
-def obstacle(problem: Problem) -> str | None:
-    """Return None if the kernel can serve this problem, else one line that says why not."""
-    width, mask = problem.q.shape[-1], problem.mask
-    if reason := available(problem.q.device):
+def obstacle(call: AttentionCall) -> str | None:
+    """Return None if the kernel can serve this call, else one line that says why not."""
+    width, mask = call.q.shape[-1], call.mask
+    if reason := available(call.q.device):
         return reason
-    if problem.q.dtype not in _DTYPES:
-        return f"q is {problem.q.dtype}, and the kernel takes {_names(_DTYPES)}"
+    if call.q.dtype not in _DTYPES:
+        return f"q is {call.q.dtype}, and the kernel takes {_names(_DTYPES)}"
     if mask is not None and mask.dtype not in (torch.bool, *_DTYPES):
         return f"attn_mask is {mask.dtype}, and the kernel takes {_names((torch.bool, *_DTYPES))}"
     if width > _WIDEST:
@@ -66,46 +66,46 @@ def obstacle(problem: Problem) -> str | None:
     return None
 
 
-def triton_parts(problem: Problem, fields: frozenset[str] = frozenset(FIELDS)) -> Parts:
+def triton_parts(call: AttentionCall, fields: frozenset[str] = frozenset(FIELDS)) -> Parts:
     """Statistics of `fields` relative to an anchor, each `[B, Hkv, G, Lq]`; float32, or float64 for float64 input.
 
     The anchor is the maximum if that is asked for; else it may be the lse. Without `var` in the fields, var may be 0.
     A live logit that is NaN or +inf makes all four NaN for its row; one that overflowed to −inf has weight 0.
     """
     require("triton", "triton", "impl='triton'")
-    if reason := obstacle(problem):
+    if reason := obstacle(call):
         raise UnsupportedError(f"impl: 'triton' cannot do this: {reason}; use impl='streaming'")
-    q, k, spans = problem.q, problem.k, problem.spans
+    q, k, spans = call.q, call.k, call.spans
     batch, heads, group, queries, width = q.shape
     dtype = floats_at_least_32(q.dtype)
     anchor, log_mass, shortfall, var = (torch.empty(q.shape[:-1], dtype=dtype, device=q.device) for _ in range(4))
-    if not q.numel() or not problem.keys:  # nothing to launch
+    if not q.numel() or not call.keys:  # nothing to launch
         return Parts(anchor.fill_(-torch.inf), log_mass.zero_(), shortfall.zero_(), var.zero_())
 
-    scale = problem.scale
+    scale = call.scale
     if q.dtype == torch.float64:
         # A kernel's float arguments are float32, too coarse a scale for float64 logits.
         q, scale = q * scale, 1.0
     kernels = importlib.import_module("sharpmax.stats.triton_kernel")
-    mask, kind, floor = mask_for_kernel(problem.mask, kernels)
-    gain = problem.gain if kind == kernels.MASK_ADDED else None
+    mask, kind, floor = mask_for_kernel(call.mask, kernels)
+    gain = call.gain if kind == kernels.MASK_ADDED else None
     inputs = (mask, gain, spans, anchor, log_mass, shortfall, var)
     geometry = (
         *q.stride(),
         *k.stride(),
-        *strides_as(mask, *q.shape[:-1], problem.keys),
+        *strides_as(mask, *q.shape[:-1], call.keys),
         *strides_as(gain, *q.shape[:-1]),
         *strides_as(spans, batch, 2, queries),
         heads,
         group,
         queries,
-        problem.keys,
-        limited(problem.offset, queries, problem.keys),
+        call.keys,
+        limited(call.offset, queries, call.keys),
         scale,
     )
     options: dict[str, Any] = {
         "WIDTH": width,
-        "CAUSAL": problem.offset is not None,
+        "CAUSAL": call.offset is not None,
         "SPANS": spans is not None,
         "MASK": kind,
         "MASK_FLOOR": floor,
@@ -120,7 +120,7 @@ def triton_parts(problem: Problem, fields: frozenset[str] = frozenset(FIELDS)) -
     quick = q.dtype in _HALF
     with on_device(q):
         if quick:
-            tile = _quick_tile(problem)
+            tile = _quick_tile(call)
             box = _box(k, tile.keys, options["BLOCK_D"])
             # One axis of programs: the other axes of a CUDA grid end at 65,535.
             kernels.quick_parts[(blocks(tile),)](
@@ -131,7 +131,7 @@ def triton_parts(problem: Problem, fields: frozenset[str] = frozenset(FIELDS)) -
                 *geometry,
                 **options,
                 TMA=box is not None,
-                EVEN=_unlimited(problem) and problem.keys % tile.keys == 0,
+                EVEN=_unlimited(call) and call.keys % tile.keys == 0,
                 MAX="max" in fields,
                 VAR="var" in fields,
                 BLOCK_Q=tile.rows,
@@ -139,7 +139,7 @@ def triton_parts(problem: Problem, fields: frozenset[str] = frozenset(FIELDS)) -
                 STAGES=tile.stages,
                 num_warps=tile.warps,
             )
-        tile = _careful_tile(problem)
+        tile = _careful_tile(call)
         total = blocks(tile)
         kernels.careful_parts[(min(total, _LOOKING) if quick else total,)](
             q,
@@ -224,33 +224,33 @@ def _has_copy_engine(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
-def _unlimited(problem: Problem) -> bool:
+def _unlimited(call: AttentionCall) -> bool:
     """Whether every row sees every key."""
-    return problem.mask is None and problem.spans is None and problem.offset is None
+    return call.mask is None and call.spans is None and call.offset is None
 
 
-def _quick_tile(problem: Problem) -> _Tile:
+def _quick_tile(call: AttentionCall) -> _Tile:
     """The tile of the quick kernel, whose operands fit into the shared memory of any recent GPU (99 KiB)."""
-    queries, width = problem.q.shape[-2:]
+    queries, width = call.q.shape[-2:]
     if width > 128:
         tile = _Tile(64, 32, 4, 2)
-    elif problem.mask is not None:
+    elif call.mask is not None:
         # The addresses of a tile of the mask take as many registers as its logits: more warps share them.
         tile = _Tile(128, 64, 8, 2)
-    elif problem.offset is None and problem.spans is None:
+    elif call.offset is None and call.spans is None:
         tile = _Tile(64, 128, 4, 2) if width <= 64 else _Tile(128, 64, 4, 2)
     else:
         tile = _Tile(128, 64, 4, 3)
     return _shorter(tile, queries)
 
 
-def _careful_tile(problem: Problem) -> _Tile:
+def _careful_tile(call: AttentionCall) -> _Tile:
     """The tile of the careful kernel."""
-    queries, width = problem.q.shape[-2:]
+    queries, width = call.q.shape[-2:]
     wide = width > 128
-    if problem.q.dtype in _HALF:
-        tile = _Tile(64, 32, 4 if problem.mask is None else 8, 2)
-    elif problem.q.dtype == torch.float32:  # no tensor cores at full precision: both operands go through registers
+    if call.q.dtype in _HALF:
+        tile = _Tile(64, 32, 4 if call.mask is None else 8, 2)
+    elif call.q.dtype == torch.float32:  # no tensor cores at full precision: both operands go through registers
         tile = _Tile(32, 16 if wide else 32, 4, 2)
     else:
         tile = _Tile(16, 16, 4, 1) if wide else _Tile(32, 32, 4, 1)
@@ -283,31 +283,31 @@ OVERRIDES: dict[str, Tile] = {}
 """Tiles to use instead, by the name of the kernel (`into_queries`, `into_keys`): for measuring, and for tests."""
 
 
-def backward_obstacle(problem: Problem, *, into_mask: bool) -> str | None:
-    """Return None if the kernels can find the gradients of this problem, else one line that says why not."""
-    if problem.spans is not None:
+def backward_obstacle(call: AttentionCall, *, into_mask: bool) -> str | None:
+    """Return None if the kernels can find the gradients of this call, else one line that says why not."""
+    if call.spans is not None:
         return "windows and packed sequences have no kernel for their gradient"
     if into_mask:
         return "the gradient into a mask is as large as the matrix of logits"
-    if problem.q.dtype == torch.float64:
+    if call.q.dtype == torch.float64:
         return "the kernels sum in float32, too coarse for float64"
-    return obstacle(problem)
+    return obstacle(call)
 
 
-def triton_backward(problem: Problem, parts: Parts, grads: Incoming) -> Gradients:
+def triton_backward(call: AttentionCall, parts: Parts, grads: Incoming) -> Gradients:
     """Gradients of the rows' parts with respect to q and k, in the layout of these.
 
     Sums are in float32; the derivative by a logit is rounded to the dtype of q where that is half precision.
     """
-    q, k = problem.q, problem.k
+    q, k = call.q, call.k
     dq, dk = torch.empty_like(q), torch.empty_like(k)
-    if not q.numel() or not problem.keys:
+    if not q.numel() or not call.keys:
         return Gradients(dq.zero_(), dk.zero_(), None)
     batch, heads, group, queries, width = q.shape
     kernels = importlib.import_module("sharpmax.stats.triton_backward_kernel")
     forward = importlib.import_module("sharpmax.stats.triton_kernel")
-    mask, kind, floor = mask_for_kernel(problem.mask, forward)
-    gain = problem.gain if kind == forward.MASK_ADDED else None
+    mask, kind, floor = mask_for_kernel(call.mask, forward)
+    gain = call.gain if kind == forward.MASK_ADDED else None
     with_var = grads.var is not None
     # Rounded to half precision anyway, the derivative may take a shorter way.
     folded = q.dtype != torch.float32 and not with_var
@@ -315,18 +315,18 @@ def triton_backward(problem: Problem, parts: Parts, grads: Incoming) -> Gradient
     count = 3 if folded else 4 + with_var
     numbers: list[Tensor | None] = [*torch.empty((count, *q.shape[:-1]), dtype=torch.float32, device=q.device)]
     top, c0, c1, mean, c2 = numbers + [None] * (5 - count)
-    row_tile, key_tile = _tile("into_queries", problem), _tile("into_keys", problem)
+    row_tile, key_tile = _tile("into_queries", call), _tile("into_keys", call)
     strides = (
         *q.stride(),
         *k.stride(),
-        *strides_as(mask, *q.shape[:-1], problem.keys),
+        *strides_as(mask, *q.shape[:-1], call.keys),
         *strides_as(gain, *q.shape[:-1]),
     )
-    offset = limited(problem.offset, queries, problem.keys)
-    sizes = (heads, group, queries, problem.keys, offset, problem.scale)
+    offset = limited(call.offset, queries, call.keys)
+    sizes = (heads, group, queries, call.keys, offset, call.scale)
     options: dict[str, Any] = {
         "WIDTH": width,
-        "CAUSAL": problem.offset is not None,
+        "CAUSAL": call.offset is not None,
         "MASK": kind,
         "MASK_FLOOR": floor,
         "GAIN": gain is not None,
@@ -348,7 +348,7 @@ def triton_backward(problem: Problem, parts: Parts, grads: Incoming) -> Gradient
             **options,
             **_launch(row_tile),
         )
-        kernels.into_keys[(batch * heads * -(-problem.keys // key_tile.keys),)](
+        kernels.into_keys[(batch * heads * -(-call.keys // key_tile.keys),)](
             *(q, k, mask, gain, dk),
             *(top, mean, c0, c1, c2),
             *strides,
@@ -370,9 +370,9 @@ def _launch(tile: Tile) -> dict[str, int]:
     return {"BLOCK_Q": tile.rows, "BLOCK_K": tile.keys, "num_warps": tile.warps, "num_stages": tile.stages}
 
 
-def _tile(kernel: str, problem: Problem) -> Tile:
+def _tile(kernel: str, call: AttentionCall) -> Tile:
     """The tile a kernel works in: as tuned, or one that fits into the 99 KiB of shared memory of any recent GPU."""
-    q = problem.q
+    q = call.q
     width = power_of_2(q.shape[-1], 64)
     if kernel in OVERRIDES:
         tile = OVERRIDES[kernel]
@@ -380,9 +380,9 @@ def _tile(kernel: str, problem: Problem) -> Tile:
         tile = Tile(32, 16, 4, 1) if width > 128 else Tile(32, 32, 4, 2)
     elif q.is_cuda and torch.cuda.get_device_capability(q.device)[0] in (9, 10):
         tile = _HOPPER[kernel, width]
-        if problem.mask is not None:
+        if call.mask is not None:
             # The addresses of a tile of the mask take as many registers as its logits.
             tile = Tile(min(tile.rows, 64), min(tile.keys, 64), 8, 2)
     else:
-        tile = Tile(32, 32, 4, 2) if width > 128 else Tile(64, 64, 4 if problem.mask is None else 8, 2)
+        tile = Tile(32, 32, 4, 2) if width > 128 else Tile(64, 64, 4 if call.mask is None else 8, 2)
     return tile._replace(rows=min(tile.rows, power_of_2(q.shape[-2])))

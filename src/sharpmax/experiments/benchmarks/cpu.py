@@ -124,7 +124,7 @@ _CASES: dict[str, _Case] = {
     ),
     "row-stats/stock": _Case(
         what="row_stats, entropy from torch's kernel",
-        run=lambda x: row_stats(x.q, x.k, is_causal=True, impl="stock", fields=("entropy",)).entropy,
+        run=lambda x: row_stats(x.q, x.k, is_causal=True, impl="sdpa", fields=("entropy",)).entropy,
         errors=lambda entropy, ref: {"entropy": _distance(entropy[..., ref.rows], ref.stats.entropy)},
         tolerance=1e-5,
     ),

@@ -16,7 +16,7 @@ from sharpmax.experiments.benchmarks.monitor_cost import CONTEXT, ROUNDS, check_
 from sharpmax.experiments.reproduce.detection import auroc
 from sharpmax.experiments.statistics import accuracy
 from sharpmax.files import display_name
-from sharpmax.integrations.transformers.interface import watched
+from sharpmax.integrations.transformers.interface import observed
 from sharpmax.models.language import LanguageModel, context_of
 from sharpmax.models.scoring import Reply, batches, encode, reply_losses
 from sharpmax.monitoring.learning import (
@@ -105,7 +105,7 @@ def answered(model: PreTrainedModel, replies: Sequence[Reply]) -> Answered:
     seeing: list[Pass] = []
     logits: list[Tensor] = []
     hook = model.register_forward_hook(lambda module, args, out: logits.append(out.logits))
-    with hook, watched(model, lambda seen: seeing[-1].see(seen)), torch.no_grad():
+    with hook, observed(model, lambda seen: seeing[-1].see(seen)), torch.no_grad():
         for batch in batches(replies, tokens_at_once(model)):
             chosen = [replies[place] for place in batch]
             seeing[:], logits[:] = [_pass(model, chosen)], []

@@ -19,15 +19,15 @@ import torch
 from torch import Tensor
 
 from sharpmax.experiments.evaluate.cost import peak_mib, start_peak
-from sharpmax.integrations.transformers.interface import watched
+from sharpmax.integrations.transformers.interface import observed
 from sharpmax.models.language import load_language_model
 from sharpmax.probing.capture import capture
-from sharpmax.stats.dispatch import measure, problem_of
+from sharpmax.stats.dispatch import measure
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from sharpmax.integrations.transformers.observers import Seen
+    from sharpmax.stats.call import AttentionCall
 
 PLAIN = "plain"
 
@@ -55,13 +55,10 @@ def entropy_error(model: PreTrainedModel, ids: Tensor, rows: str) -> float:
     """The largest distance of a captured entropy, in nats, from that of the dense logits in float64."""
     expected: list[Tensor] = []
 
-    def by_definition(seen: Seen) -> None:
-        problem = problem_of(
-            seen.query, seen.key, seen.mask, "upper-left" if seen.causal else None, seen.scaling, enable_gqa=True
-        )
-        expected.append(measure(problem, "reference", frozenset({"entropy"})).entropy)
+    def by_definition(seen: AttentionCall) -> None:
+        expected.append(measure(seen, "reference", frozenset({"entropy"})).entropy)
 
-    with watched(model, by_definition), capture(model, rows) as found:
+    with observed(model, by_definition), capture(model, rows) as found:
         _read(model, ids, PLAIN)
     pairs = zip(found.calls, expected, strict=True)
     errors = [(call.statistics["entropy"].double() - every[..., call.places]).abs().max() for call, every in pairs]

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary
 
-from sharpmax.errors import UnsupportedError
+from sharpmax.errors import UnsupportedError, reject
 from sharpmax.integrations.transformers.interface import Installed, install, installed, kept, modules_of, put
-from sharpmax.integrations.transformers.rules import check_shape, rules_of
 from sharpmax.integrations.transformers.support import check_all_reached, check_model
+from sharpmax.ops.attention import policies_of, rules_of
 from sharpmax.policies.base import Policy, Said
+from sharpmax.policies.per_head import PerHead
 from sharpmax.policies.registry import BESIDE as FILE
 from sharpmax.policies.registry import resolve_policy
 
@@ -96,16 +97,30 @@ def apply(model: M, policy: Policy | str | os.PathLike[str] | None, *, skip_unsu
     if not skip_unsupported:
         check_all_reached(check_model(model))
     modules = modules_of(model, skip_unsupported=skip_unsupported)
-    check_shape(chosen, [one.heads for one in modules], type(model).__name__)
+    _check_shape(chosen, [one.heads for one in modules], type(model).__name__)
     said = _said.setdefault(model, Said())
     install(
         model,
-        lambda layer: rules_of(chosen, layer, said),
+        lambda layer: rules_of(policies_of(chosen, layer), said),
         policy=chosen,
         methods=_METHODS,
         skip_unsupported=skip_unsupported,
     )
     return model
+
+
+def _check_shape(policy: Policy, layers: Sequence[int], model: str) -> None:
+    """Refuse a grid of policies made for another architecture; `layers` holds each layer's number of heads."""
+    if not isinstance(policy, PerHead):
+        return
+    if policy.layers != len(layers) or any(heads != policy.heads for heads in layers):
+        found = f"{len(layers)} × {'/'.join(str(h) for h in sorted(set(layers)))}"
+        reject(
+            "policy",
+            f"{policy.layers} layers × {policy.heads} heads",
+            f"{found}, the attention layers × heads of {model}",
+            "calibrate a policy for this model",
+        )
 
 
 @contextmanager

@@ -1,118 +1,58 @@
-"""The attention function that transformers calls while a policy is applied."""
+"""The attention function that transformers calls while a policy is applied or somebody observes the model."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from sharpmax.errors import UnsupportedError
-from sharpmax.integrations.transformers.logits import (
-    COUNT,
-    DenseLogits,
-    Logits,
-    capped_attention,
-    single_query_attention,
-    single_query_logits,
-)
-from sharpmax.integrations.transformers.observers import Seen, Watchers
 from sharpmax.integrations.transformers.passes import layer_of
-from sharpmax.integrations.transformers.rules import PolicyRule, Rule
 from sharpmax.integrations.transformers.support import own_attention
-from sharpmax.ops.attention import (
-    differentiates,
-    fitting_beta,
-    learns,
-    scaled_mask,
-    scaled_queries,
-    serves,
-    sharpened,
-    warn_now_and_then,
-)
-from sharpmax.ops.decode import MOST_QUERIES
-from sharpmax.ops.kernels import decode_launch
-from sharpmax.policies.base import Policy, Said
-from sharpmax.policies.closed_form import closed_form
-from sharpmax.policies.constant import Constant
-from sharpmax.stats.call import as_autocast, as_beta, floats_at_least_32, hidden_by, without_autocast
+from sharpmax.ops.attention import Rule, Sharpener, fitting_beta, scaled_mask, scaled_queries
+from sharpmax.stats.call import AttentionCall, Logits, as_autocast, hidden_by, largest_for, without_autocast
+
+Observer = Callable[[AttentionCall], None]
+"""Gets every attention call of a model, with the logits that its softmax gets: β, masks and biases are in them."""
 
 
-@dataclass(frozen=True)
-class Lowered:
-    """What the rules of a layer say of each of its heads; plain values, which a compiler takes for constants."""
+@dataclass(eq=False)
+class Observers:
+    """The observers of one model. The tuple is replaced, never changed, so that a call in another thread may go on."""
 
-    policies: tuple[Policy, ...]
-    needs: tuple[str, ...]
-    code: str
-    solved: bool
-    """Whether some β is the solution of an equation."""
+    active: tuple[Observer, ...] = field(default=())
 
-    smooth: bool
-    """Whether the kernels know the gradient of β."""
+    def __deepcopy__(self, memo: Any) -> Observers:
+        """Nobody observes a copy."""
+        return Observers()
 
-    said: Said = field(default_factory=Said, repr=False, compare=False)
-    """What the model has been warned of."""
+    def __reduce__(self) -> tuple[type[Observers], tuple[()]]:
+        """Nor what comes back from a pickle."""
+        return Observers, ()
 
-    def newest(self, logits: Logits, value: Tensor) -> Tensor | None:
-        """Attention of a few queries to keys and values that are read once, `[B, Lq, H, D]`; None where that cannot be.
+    def interested(self) -> list[Observer]:
+        """Those who want a call of this thread.
 
-        Which keys a row sees is what `logits` says. A missing mask hides nothing here, however few queries there are:
-        encoders and cross-attention have few of them too.
+        An observer that has a method `wants_call` is asked by it: describing a call for nobody would cost a token that
+        is generated one percent of its time.
         """
-        q, k, mask = logits.q, logits.k, logits.mask
-        if logits.causal or q.shape[2] > MOST_QUERIES or not _on_gpu(q) or decode_launch.obstacle(q, value) is not None:
-            return None
-        if learns(q, k, value, mask):
-            return None
-        scale = q.shape[-1] ** -0.5 if logits.scaling is None else logits.scaling
-        out: Tensor = decode_launch.decode_op(q, k, value, None, None, mask, scale, self.code, False, causal=False)[0]
-        return out.transpose(1, 2).contiguous()
-
-    def sharpened(self, logits: Logits) -> tuple[Tensor, Tensor | None] | None:
-        """β·q and the mask that goes with it; None where the kernels cannot be used."""
-        q, mask = logits.q, logits.mask
-        if self.solved or not _on_gpu(q) or (learns(q, logits.k, mask) and not differentiates(mask, self.smooth)):
-            return None
-        problem = logits.problem()
-        if not serves(problem, q):
-            return None
-        counts = None if mask is None else problem.counts()
-        queries, beta, parts = sharpened(problem, q, counts, self.needs, self.code)
-        if not torch.compiler.is_compiling():
-            warn_now_and_then(self.policies, problem, parts, self.said)
-        if mask is not None and mask.is_floating_point():
-            beta = fitting_beta(q, mask, beta)
-            queries = scaled_queries(q, beta)
-        return queries, scaled_mask(mask, beta)
+        if torch.compiler.is_compiling():
+            return []
+        return [one for one in self.active if getattr(one, "wants_call", _always)()]
 
 
-def _on_gpu(q: Tensor) -> bool:
-    return q.is_cuda
-
-
-def lowered(rules: Sequence[Rule], heads: int) -> Lowered | None:
-    """The rules of a layer in that form, if they are made of policies that have one."""
-    policies: list[Policy] = [Constant(1.0)] * heads
-    said = Said()
-    for rule in rules:
-        if not isinstance(rule, PolicyRule):
-            return None
-        said = rule.said
-        for place, head in enumerate(range(heads) if rule.heads is None else rule.heads):
-            policies[head] = rule.policies[min(place, len(rule.policies) - 1)]
-    form = closed_form(policies) if rules else None
-    if form is None:
-        return None
-    return Lowered(tuple(policies), tuple(sorted(form.needs)), form.code, form.solved, form.smooth, said)
+def _always() -> bool:
+    return True
 
 
 @dataclass(frozen=True, eq=False)
 class Repeated:
-    """Keys in the order and as often as they are to be seen: `places` `[B, Lk']` among the keys, −1 for none."""
+    """Indices of the keys that each row attends to, `places` `[B, Lk']`; an index may repeat, −1 is padding."""
 
     places: Tensor
 
@@ -150,7 +90,7 @@ class Layer:
     number: int = 0
     """Which of the model's attention modules this is."""
 
-    watchers: Watchers = field(default_factory=Watchers)
+    observers: Observers = field(default_factory=Observers)
     model: nn.Module | None = field(default=None, repr=False)
     """The model that the rules are installed in."""
 
@@ -160,45 +100,15 @@ class Layer:
     repeated: Repeated | None = None
     """Which keys count more than once, for as long as somebody says so."""
 
-    _places: dict[tuple[int, torch.device], Tensor] = field(default_factory=dict)
-    lowered: Lowered | None = field(init=False)
-    """The same rules as kernels on a GPU can be given them."""
+    sharpener: Sharpener = field(init=False)
 
     def __post_init__(self) -> None:
-        self.lowered = lowered(self.rules, self.heads)
-
-    @property
-    def measures(self) -> bool:
-        """Whether a rule needs more of a row than its mask tells."""
-        return any(rule.needs - COUNT for rule in self.rules)
+        self.sharpener = Sharpener(self.rules, self.heads)
 
     @property
     def noted(self) -> bool:
         """Whether each pass through the model that begins now is noted."""
         return self.model is not None and self.guard is not None and self.guard.id in self.model._forward_pre_hooks
-
-    def beta(self, logits: Logits | DenseLogits) -> Tensor:
-        """β of every row, broadcasting to `[B, H, Lq]`, in the dtype of statistics."""
-        dtype = floats_at_least_32(logits.like.dtype)
-        if len(self.rules) == 1 and self.rules[0].heads is None:
-            rule = self.rules[0]
-            return as_beta(rule.beta(*logits.statistics(rule.needs, None)), dtype)
-        beta = logits.like.new_ones(logits.rows, dtype=dtype)
-        for number, rule in enumerate(self.rules):
-            places = self._place(number, beta.device)
-            part = as_beta(rule.beta(*logits.statistics(rule.needs, places)), dtype)
-            beta = beta.index_copy(1, places, part.expand(beta.shape[0], len(places), beta.shape[2]))
-        return beta
-
-    def _place(self, number: int, device: torch.device) -> Tensor:
-        """The heads of a rule as an index, made once per device."""
-        found = self._places.get((number, device))
-        if found is None:
-            heads = self.rules[number].heads
-            found = torch.tensor(range(self.heads) if heads is None else heads, device=device)
-            if not torch.compiler.is_compiling():
-                self._places[number, device] = found
-        return found
 
 
 def sharp_attention(
@@ -217,22 +127,23 @@ def sharp_attention(
         return _in_float32(module, query, key, value, attention_mask, **kwargs)
     if layer.repeated is not None:
         key, value, attention_mask = layer.repeated.keys(query, key, value, attention_mask, layer.inner == "eager")
-    looking = layer.watchers.looking()
-    if not (looking or layer.rules):
+    observers = layer.observers.interested() if layer.observers.active else []
+    if not (observers or layer.rules):
         return layer.function(module, query, key, value, attention_mask, **kwargs)
     bias, cap, scaling = kwargs.get("position_bias"), kwargs.get("softcap"), kwargs.get("scaling")
     causal = attention_mask is None and _is_causal(layer, module, query, kwargs.get("is_causal"))
 
     def show(query: Tensor, mask: Tensor | None, bias: Tensor | None = None, beta: Tensor | None = None) -> None:
-        """Tell whoever watches, with the arguments as they are in the end."""
-        if looking:
+        """Tell the observers, with the arguments as they are in the end."""
+        if observers:
             with torch.no_grad():
-                call = Seen(
-                    layer.number, query.detach(), key.detach(), mask if bias is None else _hiding(bias, mask, causal),
-                    causal and bias is None, scaling, cap if layer.inner == "eager" else None, beta,
+                call = AttentionCall.in_model(
+                    query.detach(), key.detach(), mask if bias is None else _hiding(bias, mask, causal),
+                    causal and bias is None, scaling,
+                    softcap=cap if layer.inner == "eager" else None, after_cap=beta, layer=layer.number,
                 )  # fmt: skip
-                for watcher in looking:
-                    watcher(call)
+                for observer in observers:
+                    observer(call)
 
     if not layer.rules:
         show(query, attention_mask, bias)
@@ -240,38 +151,38 @@ def sharp_attention(
     query, key, value, attention_mask = as_autocast(query, key, value, attention_mask)
     if kwargs.get("s_aux") is not None:
         raise UnsupportedError("model: attention sinks (s_aux) are logits that scaling the query does not scale")
+    sharpener = layer.sharpener
     if cap is not None and layer.inner == "eager":
 
-        def capped_beta(logits: DenseLogits) -> Tensor:
-            beta = layer.beta(logits)
+        def beta_after_cap(logits: Logits) -> Tensor:
+            beta = sharpener.beta(logits)
             show(query, scaled_mask(attention_mask, beta), beta=beta)
             return beta
 
-        return capped_attention(module, query, key, value, attention_mask, capped_beta, **kwargs)
-    if bias is None and _is_single_query(layer, query, kwargs.get("dropout")):
-        dense = single_query_logits(query, key, attention_mask, scaling)
-        beta = layer.beta(dense)
-        if looking:
+        return capped_attention(module, query, key, value, attention_mask, beta_after_cap, **kwargs)
+    if bias is not None:
+        hiding = _hiding(bias, attention_mask, causal)
+        beta = sharpener.beta(AttentionCall.in_model(query, key, hiding, False, scaling))
+        beta = fitting_beta(query, hiding, beta)
+        kwargs["position_bias"] = bias = (bias * beta[..., None]).to(bias.dtype)
+        query = scaled_queries(query, beta)
+        show(query, attention_mask, bias)
+        return layer.function(module, query, key, value, attention_mask, **kwargs)
+    plain = layer.inner == "sdpa" and not kwargs.get("dropout")
+    if plain and _is_single_query(layer, query):
+        logits = single_query_logits(query, key, attention_mask, scaling)
+        beta = sharpener.beta(logits)
+        if observers:
             beta = fitting_beta(query, attention_mask, beta)
             show(scaled_queries(query, beta), scaled_mask(attention_mask, beta))
-        return single_query_attention(dense, beta, value), None
-    if bias is None:
-        logits = Logits(query, key, attention_mask, causal, scaling)
-        if layer.lowered is not None and not looking:
-            plain = layer.inner == "sdpa" and not kwargs.get("dropout")
-            newest = layer.lowered.newest(logits, value) if plain else None
-            if newest is not None:
-                return newest, None
-            if (found := layer.lowered.sharpened(logits)) is not None:
-                return layer.function(module, found[0], key, value, found[1], **kwargs)
-        beta = fitting_beta(query, attention_mask, layer.beta(logits))
-        attention_mask = scaled_mask(attention_mask, beta)
-    else:
-        hiding = _hiding(bias, attention_mask, causal)
-        beta = fitting_beta(query, hiding, layer.beta(Logits(query, key, hiding, False, scaling)))
-        kwargs["position_bias"] = bias = (bias * beta[..., None]).to(bias.dtype)
-    query = scaled_queries(query, beta)
-    show(query, attention_mask, bias)
+        return single_query_attention(logits, beta, value), None
+    if plain and not causal and not observers:
+        out = sharpener.decode(query, key, value, attention_mask, scaling)
+        if out is not None:
+            return out.transpose(1, 2).contiguous(), None
+    call = AttentionCall.in_model(query, key, attention_mask, causal, scaling)
+    query, attention_mask = sharpener.sharpen(call, query, attention_mask)
+    show(query, attention_mask)
     return layer.function(module, query, key, value, attention_mask, **kwargs)
 
 
@@ -293,10 +204,10 @@ def _widened(x: Tensor | None) -> Tensor | None:
     return x.float().masked_fill(hidden_by(x), torch.finfo(torch.float32).min)
 
 
-def _is_single_query(layer: Layer, query: Tensor, dropout: float | None) -> bool:
+def _is_single_query(layer: Layer, query: Tensor) -> bool:
     """A generated token on the CPU whose logits are measured: cheaper to finish with them than to start again."""
-    plain = layer.inner == "sdpa" and not dropout
-    return layer.measures and plain and query.shape[-2] == 1 and query.device.type == "cpu" and query.dtype.itemsize > 2
+    on_cpu = query.device.type == "cpu" and query.dtype.itemsize > 2
+    return on_cpu and query.shape[-2] == 1 and layer.sharpener.measures
 
 
 def _is_causal(layer: Layer, module: nn.Module, query: Tensor, given: bool | None) -> bool:
@@ -316,3 +227,46 @@ def _hiding(bias: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
         visible = torch.ones(bias.shape[-2:], dtype=torch.bool, device=bias.device).tril()
         return torch.where(visible, bias, -torch.inf)
     return bias
+
+
+def single_query_logits(query: Tensor, key: Tensor, mask: Tensor | None, scaling: float | None) -> Logits:
+    """The logits of one query `[B, H, 1, D]` per head; each key is read once for all heads that share it."""
+    batch, key_heads, keys, width = key.shape
+    q = query * (width**-0.5 if scaling is None else scaling)
+    s = torch.bmm(q.reshape(batch * key_heads, -1, width), key.flatten(0, 1).transpose(1, 2))
+    return Logits.masked(s.view(batch, -1, 1, keys), mask)
+
+
+def single_query_attention(logits: Logits, beta: Tensor, value: Tensor) -> Tensor:
+    """The output `[B, 1, H, Dv]` from logits that were measured before: reading every key twice would cost more."""
+    batch, key_heads, keys, width = value.shape
+    weights = logits.scaled(beta).softmax(-1)
+    return torch.bmm(weights.view(batch * key_heads, -1, keys), value.flatten(0, 1)).view(batch, 1, -1, width)
+
+
+def capped_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    beta_of: Callable[[Logits], Tensor],
+    *,
+    softcap: float,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor]:
+    """The eager attention of Gemma 2, step by step, with β between the cap and the mask."""
+    groups = query.shape[1] // key.shape[1]
+    key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    s = torch.tanh(torch.matmul(query, key.transpose(2, 3)) * scale / softcap) * softcap
+    beta = beta_of(Logits.masked(s, attention_mask))
+    s = s * beta.clamp_max(largest_for(s.dtype) / softcap)[..., None].to(s.dtype)
+    mask = scaled_mask(attention_mask, beta)
+    if mask is not None:
+        s = s + mask
+    weights = F.softmax(s, dim=-1, dtype=torch.float32).to(query.dtype)
+    weights = F.dropout(weights, p=dropout, training=module.training)
+    return torch.matmul(weights, value).transpose(1, 2).contiguous(), weights

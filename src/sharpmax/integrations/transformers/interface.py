@@ -1,9 +1,9 @@
 """Attention with a temperature per row behind transformers' attention interface.
 
 `install(model, rules_of_layer)` is the seam everything else is built on. It gives every attention module of the model
-the rules for its layer: `rules_of_layer(number)` returns the `Rule`s (see `rules`) of the layer with that
-number, counted over the modules that attend in the order of `model.modules()`; none leaves the layer alone. A rule
-names the heads it speaks for, the statistics it needs, and gives β, which may require gradients: whatever it is
+the rules for its layer: `rules_of_layer(number)` returns the `Rule`s (see `sharpmax.ops.attention`) of the layer with
+that number, counted over the modules that attend in the order of `model.modules()`; none leaves the layer alone. A
+rule names the heads it speaks for, the statistics it needs, and gives β, which may require gradients: whatever it is
 computed from learns. Heads without a rule keep β = 1. `apply` installs the rules of a policy; calibration installs
 rules whose parameters are trained.
 
@@ -31,10 +31,8 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from sharpmax.errors import UnsupportedError
-from sharpmax.integrations.transformers.attention import Layer, Repeated, sharp_attention
-from sharpmax.integrations.transformers.observers import Watcher, Watchers
+from sharpmax.integrations.transformers.attention import Layer, Observer, Observers, Repeated, sharp_attention
 from sharpmax.integrations.transformers.passes import Pass, begin, end
-from sharpmax.integrations.transformers.rules import Rule
 from sharpmax.integrations.transformers.support import (
     LAYER,
     NAMES,
@@ -43,13 +41,14 @@ from sharpmax.integrations.transformers.support import (
     check_model,
     require_transformers,
 )
+from sharpmax.ops.attention import Rule
 from sharpmax.policies.base import Policy
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _INSTALLED = "_sharpmax_installed"
-_WATCHERS = "_sharpmax_watchers"
+_OBSERVERS = "_sharpmax_observers"
 _changing = threading.RLock()
 """Held by the thread that changes what is installed in a model, or notes that a pass begins or ends."""
 
@@ -72,8 +71,8 @@ class Installed:
     own: dict[str, Any] = field(default_factory=dict)
     """What the model itself (not its class) had under the names of those methods."""
 
-    watched_only: bool = False
-    """Whether it is there for watchers alone, and goes with the last of them."""
+    observed_only: bool = False
+    """Whether it is there for observers alone, and goes with the last of them."""
 
     guard: list[RemovableHandle] = field(default_factory=list)
     """The hook before each pass, while this is in place."""
@@ -128,6 +127,11 @@ def install(
         Layer(one.inner, one.function, one.heads, tuple(rules_of_layer(number)), number)
         for number, one in enumerate(modules)
     ]
+    for one, layer in zip(modules, layers, strict=True):
+        for parameter in one.module.parameters():
+            if parameter.is_cuda:
+                layer.sharpener.prepare(parameter.device)
+            break
     bound = {name: partial(method, model) for name, method in (methods or {}).items()}
     now = Installed(modules, layers, policy, bound)
     put(model, now)
@@ -164,54 +168,54 @@ def installed(model: PreTrainedModel) -> Installed | None:
     return vars(model).get(_INSTALLED)
 
 
-def watch(model: PreTrainedModel, watcher: Watcher) -> Callable[[], None]:
-    """Show `watcher` every call of attention in the model, until the function returned is called.
+def observe(model: PreTrainedModel, observer: Observer) -> Callable[[], None]:
+    """Show `observer` every call of attention in the model, until the function returned is called.
 
-    Policies may come and go meanwhile. What a watcher sees is what the model computes, in the thread that computes it;
+    Policies may come and go meanwhile. What a observer sees is what the model computes, in the thread that computes it;
     an error of its own ends the call. A compiled model shows nothing.
     """
     with _changing:
         before = installed(check_model(model))
         if before is None:
-            modules_of(model)  # what cannot be watched is refused before anything changes
-        watchers = _watchers(model)
-        watchers.active += (watcher,)
+            modules_of(model)  # what cannot be observed is refused before anything changes
+        observers = _observers(model)
+        observers.active += (observer,)
         if before is None:
             _put(model, None)
 
     def remove() -> None:
         with _changing:
-            watchers.active = tuple(one for one in watchers.active if one is not watcher)
+            observers.active = tuple(one for one in observers.active if one is not observer)
             state = installed(model)
-            if not watchers.active and state is not None and state.watched_only:
+            if not observers.active and state is not None and state.observed_only:
                 _put(model, None)
 
     return remove
 
 
 @contextmanager
-def watched(model: PreTrainedModel, watcher: Watcher) -> Iterator[None]:
-    """`watch` for a `with` block."""
-    remove = watch(model, watcher)
+def observed(model: PreTrainedModel, observer: Observer) -> Iterator[None]:
+    """`observe` for a `with` block."""
+    remove = observe(model, observer)
     try:
         yield
     finally:
         remove()
 
 
-def _watchers(model: PreTrainedModel) -> Watchers:
-    found: Watchers = vars(model).setdefault(_WATCHERS, Watchers())
+def _observers(model: PreTrainedModel) -> Observers:
+    found: Observers = vars(model).setdefault(_OBSERVERS, Observers())
     return found
 
 
-def _for_watchers(model: PreTrainedModel) -> Installed | None:
-    """What is installed where nobody asks for rules: nothing, unless someone watches."""
-    if not _watchers(model).active:
-        del vars(model)[_WATCHERS]
+def _for_observers(model: PreTrainedModel) -> Installed | None:
+    """What is installed where nobody asks for rules: nothing, unless someone observes."""
+    if not _observers(model).active:
+        del vars(model)[_OBSERVERS]
         return None
     modules = modules_of(model)
     layers = [Layer(one.inner, one.function, one.heads, (), number) for number, one in enumerate(modules)]
-    return Installed(modules, layers, None, {}, watched_only=True)
+    return Installed(modules, layers, None, {}, observed_only=True)
 
 
 def put(model: PreTrainedModel, state: Installed | None) -> None:
@@ -290,8 +294,8 @@ def _check_inside(model: PreTrainedModel) -> None:
 def _put(model: PreTrainedModel, state: Installed | None) -> None:
     _register()
     before = installed(model)
-    if state is None or state.watched_only:
-        state = _for_watchers(model)
+    if state is None or state.observed_only:
+        state = _for_observers(model)
     if before is not None:
         del vars(model)[_INSTALLED]
         for one in before.modules:
@@ -308,7 +312,7 @@ def _put(model: PreTrainedModel, state: Installed | None) -> None:
         if not state.leaving:
             state.leaving.append(model.register_forward_hook(_leave, always_call=True))
         for one, layer in zip(state.modules, state.layers, strict=True):
-            layer.watchers, layer.model, layer.guard = _watchers(model), model, state.guard[0]
+            layer.observers, layer.model, layer.guard = _observers(model), model, state.guard[0]
             vars(one.module)[LAYER] = layer
         _hold(state)
         vars(model)[_INSTALLED] = state

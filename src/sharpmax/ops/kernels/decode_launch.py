@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sharpmax.ops.kernels.tables import Table, table_of
+from sharpmax.ops.kernels.tables import Table
 from sharpmax.stats.triton_launch import (
     available,
     interpreted,
@@ -195,12 +195,11 @@ def rows_of(
     """Merged statistics and β of each row; rows `shape` = (batch, query heads, queries)."""
     kernels = _kernels()
     device = kept.logits.device
-    form = None if table is None else table.form
 
     def rows(dtype: torch.dtype, wanted: bool) -> Tensor | None:
         return torch.empty(shape, dtype=dtype, device=device) if wanted else None
 
-    beta = rows(torch.float32, form is not None)
+    beta = rows(torch.float32, table is not None)
     count = rows(torch.int64, with_stats)
     floats = [rows(torch.float32, with_stats) for _ in range(4)]
     parts = kept.parts.shape[2]
@@ -210,8 +209,8 @@ def rows_of(
             kept.logits.shape[2], 0 if table is None else table.stride, heads, keys, parts,
             GROUP=shape[1] // heads, QUERIES=shape[2], CAUSAL=causal and shape[2] > 1,
             LENGTHS=cache.lengths is not None, COUNTED=masked, VAR=with_var, STATS=with_stats,
-            FORMS=0 if form is None else form.bits, TERMS=0 if form is None else form.terms,
-            SEGMENTS=0 if form is None else form.segments, PARTS=power_of_2(parts, 1),
+            FORMS=0 if table is None else table.forms, TERMS=0 if table is None else table.terms,
+            SEGMENTS=0 if table is None else table.segments, PARTS=power_of_2(parts, 1),
             BLOCK_K=64 if interpreted() else 4096, num_warps=16,
         )  # fmt: skip
     return Rows(beta, count, *floats)
@@ -266,7 +265,6 @@ def values_of(
     width, rows = v.shape[-1], query_heads // heads * queries
     block, parts = _block_of(rows), kept.parts.shape[2]
     room = _room_for_sums(v, shape, heads, tile.splits)
-    form = None if table is None else table.form
     with on_device(v):
         _kernels().decode_values[(batch * heads * tile.splits * -(-rows // block),)](
             kept.logits, kept.parts, None if table is None else table.values, beta, v, cache.lengths, cache.pages,
@@ -274,8 +272,9 @@ def values_of(
             0 if table is None else table.stride, heads, keys, parts, tile.splits,
             GROUP=query_heads // heads, QUERIES=queries, CAUSAL=causal and queries > 1, WIDTH=width,
             PAGE=cache.page_size(v), LENGTHS=cache.lengths is not None, COUNTED=masked, VAR=with_var and beta is None,
-            GIVEN=beta is not None, FORMS=0 if form is None else form.bits, TERMS=0 if form is None else form.terms,
-            SEGMENTS=0 if form is None else form.segments, VISIBILITY=_visibility(causal, masked, alike, queries),
+            GIVEN=beta is not None, FORMS=0 if table is None else table.forms,
+            TERMS=0 if table is None else table.terms, SEGMENTS=0 if table is None else table.segments,
+            VISIBILITY=_visibility(causal, masked, alike, queries),
             FINAL=tile.splits == 1, WIDEN=widened(v), PARTS=power_of_2(parts, 1), BLOCK_R=block, BLOCK_K=tile.keys,
             BLOCK_D=power_of_2(width), num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
@@ -297,7 +296,6 @@ def whole_of(
     parts = torch.empty((pairs, kernels.FIELDS, 1, rows), dtype=torch.float32, device=q.device)
     out = torch.empty((batch, q.shape[1], queries, v.shape[-1]), dtype=v.dtype, device=v.device)
     entries, kind, floor = mask_for_kernel(mask, kernels_of_rows())
-    form = table.form
     with on_device(q):
         kernels.decode_whole[(pairs * -(-rows // block),)](
             q, k, entries, cache.lengths, cache.pages, logits, parts, table.values, v, out,
@@ -305,8 +303,8 @@ def whole_of(
             heads, keys, scale, *cache.strides(v), table.stride,
             GROUP=group, QUERIES=queries, CAUSAL=causal and queries > 1, PAGE=cache.page_size(k),
             LENGTHS=cache.lengths is not None, MASK=kind, MASK_FLOOR=floor, VAR=table.with_var, WIDEN=widened(q),
-            BLOCK_R=block, BLOCK_K=tile.keys, WIDTH=width, VALUE_WIDTH=v.shape[-1], FORMS=form.bits,
-            TERMS=form.terms, SEGMENTS=form.segments,
+            BLOCK_R=block, BLOCK_K=tile.keys, WIDTH=width, VALUE_WIDTH=v.shape[-1], FORMS=table.forms,
+            TERMS=table.terms, SEGMENTS=table.segments,
             VISIBILITY=_visibility(causal, mask is not None, rows_alike(mask, queries), queries),
             BLOCK_D=power_of_2(width), VALUE_BLOCK_D=power_of_2(v.shape[-1]),
             num_warps=tile.warps, num_stages=tile.stages,
@@ -335,7 +333,8 @@ def decode_op(
     block_table: Tensor | None,
     mask: Tensor | None,
     scale: float,
-    form: str,
+    table: Tensor,
+    form: list[int],
     stats: bool,
     causal: bool = True,
 ) -> list[Tensor]:
@@ -344,19 +343,19 @@ def decode_op(
     With `causal` the queries are the newest tokens, and each sees the keys up to its own. Without it every query sees
     all keys that the mask leaves.
     """
-    cache, table = Cache.dense(lengths, block_table), table_of(form, q.device)
+    cache, coefficients = Cache.dense(lengths, block_table), Table(table, form)
     plan = _plan(q, k, v, cache)
     shape = (q.shape[0], q.shape[1], q.shape[2])
     _, heads, keys = cache.batch_heads_keys(k)
-    if plan.whole is not None and not stats and not table.form.solved:
-        return [whole_of(q, k, v, cache, mask, scale, table, plan.whole, causal)]
-    with_var, masked = table.with_var or stats, mask is not None
+    if plan.whole is not None and not stats and not coefficients.solved:
+        return [whole_of(q, k, v, cache, mask, scale, coefficients, plan.whole, causal)]
+    with_var, masked = coefficients.with_var or stats, mask is not None
     kept = logits_of(q, k, cache, mask, scale, plan.logits, causal, with_var, whole=False)
     rows = Rows(None)
-    if stats or table.form.solved:
-        rows = rows_of(kept, table, cache, shape, heads, keys, causal, masked, with_var, stats)
+    if stats or coefficients.solved:
+        rows = rows_of(kept, coefficients, cache, shape, heads, keys, causal, masked, with_var, stats)
     alike = rows_alike(mask, q.shape[2])
-    out = values_of(kept, table, rows.beta, v, cache, shape, plan.values, causal, masked, alike, with_var)
+    out = values_of(kept, coefficients, rows.beta, v, cache, shape, plan.values, causal, masked, alike, with_var)
     return [out, *(x for x in rows if x is not None)] if stats else [out]
 
 
@@ -369,6 +368,7 @@ def _(
     block_table: Any,
     mask: Any,
     scale: Any,
+    table: Any,
     form: Any,
     stats: bool,
     causal: bool = True,

@@ -8,10 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sharpmax.errors import UnsupportedError, reject
-from sharpmax.ops.kernels.tables import table_of
-from sharpmax.policies.closed_form import ClosedForm
-from sharpmax.stats.call import Parts, as_beta, capped_beta, room_for
+from sharpmax.errors import UnsupportedError
+from sharpmax.ops.kernels.tables import Table
+from sharpmax.stats.call import capped_beta, largest_for
 from sharpmax.stats.triton_launch import available, interpreted, limited, on_device, power_of_2
 
 _WIDEST = 4096
@@ -19,41 +18,8 @@ _ELEMENTS = 4096
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
-def plain_scaled(q: Tensor, beta: Tensor) -> Tensor:
-    """β·q in the dtype of q; β stops where the product would leave the dtype's range."""
-    return (q * capped_beta(q, beta)[..., None]).to(q.dtype)
-
-
-def scale_rows(q: Tensor, beta: Tensor) -> Tensor:
-    """β·q for q `[B, H, Lq, D]` and β that broadcasts to `[B, H, Lq]`: one launch on CUDA, plain torch elsewhere."""
-    transformed = torch._C._functorch.peek_interpreter_stack() is not None
-    if not q.is_cuda or transformed or not _served(q):
-        return plain_scaled(q, beta)
-    scaled: Tensor = scale_op(q, as_beta(beta, q.dtype).expand(q.shape[:-1]))
-    return scaled
-
-
-def sharpen_rows(
-    q: Tensor, parts: Parts | None, counts: Tensor | None, keys: int, offset: int | None, form: ClosedForm
-) -> tuple[Tensor, Tensor]:
-    """β·q and β `[B, H, Lq]` from the statistics of the rows, for q `[B, H, Lq, D]`.
-
-    A gradient flows through β·q where `form.smooth` says so, and none through β.
-
-    Visible keys are counted from (keys, offset) as in `Problem`, or given as `counts` where there is a mask. `parts`
-    may be None where the policies read nothing but counts.
-    """
-    if form.solved:
-        raise UnsupportedError("form: an entropy target is solved on the logits; use the policy's own beta")
-    measured = form.needs - {"count"}
-    if parts is None and measured:
-        reject("parts", None, f"the statistics {sorted(measured)} that the policies read")
-    rows = (None, None, None) if parts is None else parts[1:]
-    scaled, beta = sharpen_op(q, *rows, counts, keys, offset, form.code)
-    return scaled, beta
-
-
-def _served(q: Tensor) -> bool:
+def scales(q: Tensor) -> bool:
+    """Whether the kernels can scale these queries."""
     return q.ndim == 4 and q.numel() > 0 and q.shape[-1] <= _WIDEST and q.dtype in _DTYPES and not available(q.device)
 
 
@@ -67,12 +33,12 @@ def _launch(q: Tensor) -> tuple[tuple[int], Any, dict[str, Any]]:
     block_d = power_of_2(width)
     block_l = max(1, _ELEMENTS // block_d)
     lines = q.numel() // width
-    constants = {"WIDTH": width, "ROOM": room_for(q.dtype), "BLOCK_L": block_l, "BLOCK_D": block_d, "num_warps": 4}
+    constants = {"WIDTH": width, "ROOM": largest_for(q.dtype), "BLOCK_L": block_l, "BLOCK_D": block_d, "num_warps": 4}
     return (-(-lines // block_l),), on_device(q), constants
 
 
 def _on_kernel(q: Tensor) -> bool:
-    return (q.is_cuda or interpreted()) and _served(q)
+    return (q.is_cuda or interpreted()) and scales(q)
 
 
 @torch.library.custom_op("sharpmax::scale_rows", mutates_args=())
@@ -80,7 +46,7 @@ def scale_op(q: Tensor, beta: Tensor) -> Tensor:
     """β·q for q `[B, H, Lq, D]` and β `[B, H, Lq]`."""
     if not _on_kernel(q):
         out = torch.empty_like(q)
-        return out.copy_(plain_scaled(q, beta))
+        return out.copy_(q * capped_beta(q, beta)[..., None])
     out = torch.empty_like(q)
     grid, device, constants = _launch(q)
     with device:
@@ -144,10 +110,11 @@ def sharpen_op(
     counts: Tensor | None,
     keys: int,
     offset: int | None,
-    form: str,
+    table: Tensor,
+    shape: list[int],
 ) -> tuple[Tensor, Tensor]:
     """β·q and β `[B, H, Lq]`; statistics and counts hold one number per row of q, in its order."""
-    table = table_of(form, q.device)
+    coefficients = Table(table, shape)
     out, beta = torch.empty_like(q), torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device)
     if not q.numel():
         return out, beta
@@ -160,19 +127,19 @@ def sharpen_op(
     grid, device, constants = _launch(q)
     with device:
         _kernels().sharpen_rows[grid](
-            q, log_mass, shortfall, var, counts, table.values, out, beta, *q.stride(), *out.stride(), table.stride,
+            q, log_mass, shortfall, var, counts, table, out, beta, *q.stride(), *out.stride(), coefficients.stride,
             q.numel() // q.shape[-1], q.shape[1], queries, keys,
             limited(offset, queries, keys),
             CAUSAL=offset is not None, COUNTED=counts is not None, MEASURED=log_mass is not None,
-            VAR=var is not None and table.with_var, FORMS=table.form.bits, TERMS=table.form.terms,
-            SEGMENTS=table.form.segments, **constants,
+            VAR=var is not None and coefficients.with_var, FORMS=coefficients.forms, TERMS=coefficients.terms,
+            SEGMENTS=coefficients.segments, **constants,
         )  # fmt: skip
     return out, beta
 
 
 @sharpen_op.register_fake
 def _(
-    q: Tensor, log_mass: Any, shortfall: Any, var: Any, counts: Any, keys: Any, offset: Any, form: Any
+    q: Tensor, log_mass: Any, shortfall: Any, var: Any, counts: Any, keys: Any, offset: Any, table: Any, shape: Any
 ) -> tuple[Tensor, Tensor]:
     return torch.empty_like(q), q.new_empty(q.shape[:-1], dtype=torch.float32)
 
@@ -187,47 +154,46 @@ def sharpen_backward_op(
     counts: Tensor | None,
     keys: int,
     offset: int | None,
-    form: str,
+    table: Tensor,
+    shape: list[int],
 ) -> tuple[Tensor, Tensor]:
     """Gradients into q and into the entropy of each row, in the shape of `log_mass`."""
-    table = table_of(form, q.device)
+    coefficients = Table(table, shape)
     into_q, into_entropy = torch.empty_like(q), torch.empty_like(log_mass, memory_format=torch.contiguous_format)
     log_mass, shortfall = log_mass.contiguous(), shortfall.contiguous()
     queries = q.shape[2]
     grid, device, constants = _launch(q)
     with device:
         _kernels().scale_rows_backward[grid](
-            grad, q, beta, log_mass, shortfall, None if counts is None else counts.contiguous(), table.values,
+            grad, q, beta, log_mass, shortfall, None if counts is None else counts.contiguous(), table,
             into_q, into_entropy,
-            *grad.stride(), *q.stride(), *beta.stride(), *into_q.stride(), table.stride,
+            *grad.stride(), *q.stride(), *beta.stride(), *into_q.stride(), coefficients.stride,
             q.numel() // q.shape[-1], q.shape[1], queries, keys,
             limited(offset, queries, keys),
-            CAUSAL=offset is not None, COUNTED=counts is not None, FORMS=table.form.bits, TERMS=table.form.terms,
+            CAUSAL=offset is not None, COUNTED=counts is not None, FORMS=coefficients.forms, TERMS=coefficients.terms,
             **constants,
         )  # fmt: skip
     return into_q, into_entropy
 
 
 @sharpen_backward_op.register_fake
-def _(
-    grad: Any, q: Tensor, beta: Any, log_mass: Tensor, shortfall: Any, counts: Any, keys: Any, offset: Any, form: Any
-) -> tuple[Tensor, Tensor]:
+def _(grad: Any, q: Tensor, beta: Any, log_mass: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     return torch.empty_like(q), log_mass.new_empty(log_mass.shape)
 
 
 def _remember_rows(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    q, log_mass, shortfall, _, counts, ctx.keys, ctx.offset, ctx.form = inputs
-    ctx.save_for_backward(q, output[1], log_mass, shortfall, counts)
+    q, log_mass, shortfall, _, counts, ctx.keys, ctx.offset, table, ctx.shape = inputs
+    ctx.save_for_backward(q, output[1], log_mass, shortfall, counts, table)
 
 
 def _gradients_of_rows(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, ...]:
-    q, beta, log_mass, shortfall, counts = ctx.saved_tensors
+    q, beta, log_mass, shortfall, counts, table = ctx.saved_tensors
     if log_mass is None:  # nothing was measured, so β is a constant
-        return scale_backward_op(grad, q, beta)[0], *(None,) * 7
+        return scale_backward_op(grad, q, beta)[0], *(None,) * 8
     into_q, into_entropy = sharpen_backward_op(
-        grad, q, beta, log_mass, shortfall, counts, ctx.keys, ctx.offset, ctx.form
+        grad, q, beta, log_mass, shortfall, counts, ctx.keys, ctx.offset, table, ctx.shape
     )
-    return into_q, into_entropy, into_entropy, *(None,) * 5
+    return into_q, into_entropy, into_entropy, *(None,) * 6
 
 
 sharpen_op.register_autograd(_gradients_of_rows, setup_context=_remember_rows)

@@ -1,75 +1,106 @@
-"""Tables of policies on the device of the queries."""
+"""Policies as tensors of coefficients on the device of the queries, made once for the same policies."""
 
 from __future__ import annotations
 
-import functools
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from sharpmax.policies.base import Policy
-from sharpmax.policies.closed_form import ClosedForm, closed_form
+from sharpmax.policies.closed_form import TARGET, ClosedForm, closed_form
 
 _FEW = 512
-_MISSING = "?"
-_forms: dict[tuple[int, ...], tuple[tuple[Policy, ...], ClosedForm | None, str | None]] = {}
+_Key = tuple[int, ...]
+_forms: dict[_Key, tuple[tuple[Policy, ...], ClosedForm | None]] = {}
+_tables: dict[tuple[_Key, torch.device], Table] = {}
+
+
+class Table(NamedTuple):
+    """Coefficients `[heads or 1, width]` as an operator gets them, with `ClosedForm.shape`."""
+
+    values: Tensor
+    shape: list[int]
+
+    @property
+    def stride(self) -> int:
+        """From one head to the next; 0 where one row serves every head."""
+        return self.values.shape[1] if self.values.shape[0] > 1 else 0
+
+    @property
+    def forms(self) -> int:
+        """The forms that occur, one bit each."""
+        return self.shape[0]
+
+    @property
+    def terms(self) -> int:
+        """Coefficients of a polynomial."""
+        return self.shape[1]
+
+    @property
+    def segments(self) -> int:
+        """Pieces of a curve."""
+        return self.shape[2]
+
+    @property
+    def with_var(self) -> bool:
+        """Whether a policy reads the variance."""
+        return bool(self.shape[3])
+
+    @property
+    def solved(self) -> bool:
+        """Whether some β is the solution of an equation."""
+        return bool(self.forms >> TARGET & 1)
 
 
 def form_of(policies: tuple[Policy, ...]) -> ClosedForm | None:
-    """The closed form of policies, made once for the same ones; None if they have none."""
+    """The closed form of policies; None if they have none."""
     key = tuple(map(id, policies))
     if key not in _forms:
         if len(_forms) >= _FEW:
             _forms.clear()
-        # The policies are kept with what was made of them: as long as they live, nothing else has their id.
-        form = closed_form(policies)
-        _forms[key] = (policies, form, _code(form))
+            _tables.clear()
+        # The policies are kept with what was made of them: as long as they exist, nothing else has their id.
+        _forms[key] = policies, closed_form(policies)
     return _forms[key][1]
 
 
-def code_of(policies: tuple[Policy, ...]) -> str | None:
-    """The `code` of the policies' closed form, made once for the same policies; None if they have none.
-
-    A compiler that takes every number for a variable (`dynamic=True`) cannot write it, so a first call comes before.
-    """
-    key = tuple(map(id, policies))
-    code: str | None = _kept(key)
-    if code != _MISSING:
-        return code
-    if torch.compiler.is_compiling():
-        return _code(closed_form(policies))
-    form_of(policies)
-    return _forms[key][2]
-
-
-def _kept(key: tuple[int, ...]) -> str | None:
-    """Asked while compiling, the answer is part of the graph: other policies coming and going do not concern it."""
-    return _forms[key][2] if key in _forms else _MISSING
-
-
-# What torch.compiler.assume_constant_result does, without the second and a half it takes to load torch's compiler.
-_kept.__dict__["_dynamo_marked_constant"] = True
-
-
-def _code(form: ClosedForm | None) -> str | None:
-    return None if form is None else form.code
-
-
-class Table:
-    """A `ClosedForm` where a kernel can read it; `stride` is 0 where one row serves every head."""
-
-    def __init__(self, form: ClosedForm, device: torch.device) -> None:
-        self.form = form
-        self.values: Tensor = torch.tensor(form.table, dtype=torch.float32, device=device)
-        self.stride = self.values.shape[1] if len(form.table) > 1 else 0
-        self.with_var = "var" in form.needs
-
-
-@functools.lru_cache(_FEW)
-def table_of(code: str, device: torch.device) -> Table:
-    """The table of a form's `code`, made once per device and outside of any mode that keeps it from being used again.
+def table_of(policies: tuple[Policy, ...], device: torch.device) -> Table | None:
+    """The coefficients of policies on a device; None if they have no closed form.
 
     While a CUDA graph is captured nothing can be copied to the device, so a first call must come before.
     """
-    with torch.inference_mode(False):
-        return Table(ClosedForm.decode(code), device)
+    key = tuple(map(id, policies))
+    if torch.compiler.is_compiling():
+        shape = _known_shape(key, device)
+        if shape:
+            return Table(_known_values(key, device), list(shape))
+        form = closed_form(policies)
+        return None if form is None else Table(_values(form, device), form.shape)
+    form = form_of(policies)
+    if form is None:
+        return None
+    if (key, device) not in _tables:
+        with torch.inference_mode(False):
+            _tables[key, device] = Table(_values(form, device), form.shape)
+    return _tables[key, device]
+
+
+def _values(form: ClosedForm, device: torch.device) -> Tensor:
+    return torch.tensor(form.table, dtype=torch.float32, device=device)
+
+
+# Asked while compiling, the answers are part of the graph: other policies coming and going do not concern it.
+
+
+def _known_shape(key: _Key, device: torch.device) -> tuple[int, ...]:
+    return tuple(_tables[key, device].shape) if (key, device) in _tables else ()
+
+
+def _known_values(key: _Key, device: torch.device) -> Tensor:
+    return _tables[key, device].values
+
+
+# What torch.compiler.assume_constant_result does, without the second and a half it takes to load torch's compiler.
+_known_shape.__dict__["_dynamo_marked_constant"] = True
+_known_values.__dict__["_dynamo_marked_constant"] = True

@@ -9,7 +9,7 @@ import torch
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from sharpmax.integrations import transformers as hf
-from sharpmax.integrations.transformers import attention as lowered
+from sharpmax.ops import attention as ops
 from sharpmax.ops.kernels import sharpen
 from sharpmax.policies.log_length import LogLength
 from tests.integrations.families import BIDIRECTIONAL, FAMILIES, transformers
@@ -40,7 +40,7 @@ def test_compiled_layers_learn_through_the_kernels(documents: list[int], monkeyp
     positions = torch.cat([torch.arange(length) for length in documents]).expand(2, -1)
     expected = gradients(model, ids, positions)
     before = len(launched)
-    monkeypatch.setattr(lowered, "_on_gpu", lambda q: True)
+    monkeypatch.setattr(ops, "_on_gpu", lambda q: True)
     eager = gradients(model, ids, positions)
     once = len(launched) - before
     for layer in model.modules():
@@ -63,13 +63,13 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many queries the kernels for new tokens were given, call by call, where they run as on a GPU."""
     given: list[int] = []
 
-    def newest(self: Any, logits: Any, value: torch.Tensor, really: Any = lowered.Lowered.newest) -> Any:
-        found = really(self, logits, value)
-        given.extend([] if found is None else [logits.q.shape[2]])
+    def decode(self: Any, query: torch.Tensor, *rest: Any, really: Any = ops.Sharpener.decode) -> Any:
+        found = really(self, query, *rest)
+        given.extend([] if found is None else [query.shape[2]])
         return found
 
-    monkeypatch.setattr(lowered.Lowered, "newest", newest)
-    monkeypatch.setattr(lowered, "_on_gpu", lambda q: True)
+    monkeypatch.setattr(ops.Sharpener, "decode", decode)
+    monkeypatch.setattr(ops, "_on_gpu", lambda q: True)
     return given
 
 

@@ -12,12 +12,12 @@ from torch import Tensor
 
 import sharpmax.integrations.transformers as hf
 from sharpmax.errors import UnsupportedError
-from sharpmax.integrations.transformers.interface import installed, watch
-from sharpmax.integrations.transformers.observers import Seen
+from sharpmax.integrations.transformers.interface import installed, observe
 from sharpmax.policies.base import Policy
 from sharpmax.policies.log_linear import LogLinear
 from sharpmax.policies.polynomial import PAPER
 from sharpmax.probing.capture import capture
+from sharpmax.stats.call import AttentionCall
 from tests.integrations.families import FAMILIES, Family, transformers
 
 ROWS = LogLinear(level=0.4, length=0.1, entropy=0.3, top=-0.2, var=0.1, reference=4.0)
@@ -31,13 +31,13 @@ def attentions(out: Any) -> list[Tensor]:
     return [*out.encoder_attentions, *(one for pair in both for one in pair)]
 
 
-def watched(model: Any, inputs: dict[str, Tensor]) -> list[Tensor]:
+def observed(model: Any, inputs: dict[str, Tensor]) -> list[Tensor]:
     found: dict[int, Tensor] = {}
 
-    def keep(seen: Seen) -> None:
-        found[seen.layer] = seen.rows(torch.arange(seen.queries)).scaled(None).softmax(-1)
+    def keep(seen: AttentionCall) -> None:
+        found[seen.layer] = seen.logits(torch.arange(seen.queries)).scaled(None).softmax(-1)
 
-    remove = watch(model, keep)
+    remove = observe(model, keep)
     with torch.no_grad():
         model(**inputs)
     remove()
@@ -64,7 +64,7 @@ def test_what_is_seen_is_what_eager_attention_returns(family: Family, attention:
         hf.apply(eager, policy)
     with torch.no_grad():
         expected = attentions(eager(**inputs, output_attentions=True))
-    found = watched(model, inputs)
+    found = observed(model, inputs)
     assert len(found) == len(expected)
     for ours, theirs in zip(found, expected, strict=True):
         real = theirs.sum(-1) > 0.5
@@ -81,7 +81,7 @@ def test_watching_changes_nothing_and_leaves_nothing(policy: Policy | None) -> N
     model = hf.apply(family.build(), policy) if policy is not None else family.build()
     attributes, implementation = dict(vars(model)), model.config._attn_implementation
     before = family.logits(model)
-    remove = watch(model, lambda seen: None)
+    remove = observe(model, lambda seen: None)
     assert torch.equal(family.logits(model), before)
     remove()
     remove()
@@ -94,8 +94,8 @@ def test_watching_changes_nothing_and_leaves_nothing(policy: Policy | None) -> N
 def test_generating_with_a_cache_shows_one_row_at_a_time() -> None:
     model = FAMILIES["llama"].build()
     shapes = []
-    remove = watch(
-        model, lambda seen: shapes.append((seen.layer, seen.queries, seen.rows(torch.tensor([-1])).values.shape[-1]))
+    remove = observe(
+        model, lambda seen: shapes.append((seen.layer, seen.queries, seen.logits(torch.tensor([-1])).values.shape[-1]))
     )
     ids = torch.randint(3, 97, (1, 7))
     model.generate(ids, max_new_tokens=4, do_sample=False, eos_token_id=None)
@@ -106,8 +106,8 @@ def test_generating_with_a_cache_shows_one_row_at_a_time() -> None:
 def test_policies_come_and_go_while_someone_watches() -> None:
     family = FAMILIES["llama"]
     model = family.build()
-    seen: list[Seen] = []
-    remove = watch(model, seen.append)
+    seen: list[AttentionCall] = []
+    remove = observe(model, seen.append)
     family.logits(model)
     with hf.applied(model, ROWS):
         family.logits(model)
@@ -129,9 +129,9 @@ def test_policies_come_and_go_while_someone_watches() -> None:
 def test_several_watch_at_once_and_nobody_watches_a_copy() -> None:
     family = FAMILIES["llama"]
     model = family.build()
-    first: list[Seen] = []
-    second: list[Seen] = []
-    remove_first, remove_second = watch(model, first.append), watch(model, second.append)
+    first: list[AttentionCall] = []
+    second: list[AttentionCall] = []
+    remove_first, remove_second = observe(model, first.append), observe(model, second.append)
     family.logits(copy.deepcopy(model))
     assert not first
     family.logits(model)
@@ -146,7 +146,7 @@ def test_each_thread_sees_its_own_calls() -> None:
     family = FAMILIES["llama"]
     model = family.build()
     by_thread: dict[int, set[int]] = {}
-    remove = watch(model, lambda seen: by_thread.setdefault(threading.get_ident(), set()).add(seen.queries))
+    remove = observe(model, lambda seen: by_thread.setdefault(threading.get_ident(), set()).add(seen.queries))
     both = threading.Barrier(2)  # the number of a thread that has ended may be given to the next
 
     def read(n: int) -> None:
@@ -170,7 +170,7 @@ def test_the_last_watcher_may_leave_while_a_thread_is_about_to_call_its_attentio
     family = FAMILIES["llama"]
     model = family.build(attention)
     expected = family.logits(model)
-    remove = watch(model, lambda seen: None)
+    remove = observe(model, lambda seen: None)
     looked_up = model.config._attn_implementation
     remove()
     with pytest.MonkeyPatch.context() as patch:
@@ -184,7 +184,7 @@ def refused_model() -> Any:
     return transformers.BloomForCausalLM(config).eval()
 
 
-@pytest.mark.parametrize("begin", [watch, lambda model, see: capture(model).__enter__()], ids=["watch", "capture"])
+@pytest.mark.parametrize("begin", [observe, lambda model, see: capture(model).__enter__()], ids=["observe", "capture"])
 def test_a_model_that_cannot_be_watched_is_left_as_it_was(begin: Any) -> None:
     model = refused_model()
     before = dict(vars(model))
@@ -201,12 +201,12 @@ def test_a_model_that_is_refused_for_a_while_can_be_watched_afterwards() -> None
     family = FAMILIES["llama"]
     model = family.build()
     model.config._attn_implementation_internal = "flex_attention"
-    refused: list[Seen] = []
+    refused: list[AttentionCall] = []
     with pytest.raises(UnsupportedError, match="flex"):
-        watch(model, refused.append)
+        observe(model, refused.append)
     model.config._attn_implementation_internal = "sdpa"
-    seen: list[Seen] = []
-    remove = watch(model, seen.append)
+    seen: list[AttentionCall] = []
+    remove = observe(model, seen.append)
     family.logits(model)
     remove()
     assert (len(refused), len(seen)) == (0, 2)
