@@ -49,8 +49,8 @@ def test_attention_equals_the_cpu(dtype: torch.dtype, policy: Any) -> None:
     if isinstance(policy, EntropyTarget):
         dtype = torch.float32  # a solved β can be large, and β·q in half precision is then what limits the result
     q, k, v = heads(1, 4, 97, 64, dtype=dtype), heads(1, 2, 97, 64, dtype=dtype), heads(1, 2, 97, 64, dtype=dtype)
-    want = sm.attention(*(x.double() for x in (q, k, v)), enable_gqa=True, is_causal=True, policy=policy)
-    got = sm.attention(*(x.cuda() for x in (q, k, v)), enable_gqa=True, is_causal=True, policy=policy)
+    want = sm.attention(q.double(), k.double(), v.double(), enable_gqa=True, is_causal=True, policy=policy)
+    got = sm.attention(q.cuda(), k.cuda(), v.cuda(), enable_gqa=True, is_causal=True, policy=policy)
     assert worst(got.cpu(), want) < (1e-3 if dtype == torch.float32 else 4e-2)
 
 
@@ -63,7 +63,7 @@ def test_a_float_mask_does_not_wait_for_the_device(dtype: torch.dtype, policy: A
     hidden = torch.ones(97, 97, dtype=torch.bool).triu(1)
     bias = heads(97, 97, dtype=dtype) if kind == "bias" else torch.zeros(97, 97, dtype=dtype)
     mask = bias.masked_fill(hidden, torch.finfo(dtype).min)
-    inputs = [x.cuda() for x in (q, k, v)]
+    inputs: Any = [x.cuda() for x in (q, k, v)]
     on_gpu = mask.cuda()
     sm.attention(*inputs, attn_mask=on_gpu, policy=policy)  # compiles, and looks once whether rows are in range
     torch.cuda.set_sync_debug_mode("error")
@@ -74,7 +74,7 @@ def test_a_float_mask_does_not_wait_for_the_device(dtype: torch.dtype, policy: A
     assert bool(got.isfinite().all())
     if not isinstance(policy, Constant):
         want = sm.attention(
-            *(x.double() for x in (q, k, v)), attn_mask=bias.double().masked_fill(hidden, -torch.inf), policy=policy
+            q.double(), k.double(), v.double(), attn_mask=bias.double().masked_fill(hidden, -torch.inf), policy=policy
         )
         assert worst(got.cpu(), want) < (1e-3 if dtype == torch.float32 else 4e-2)
 

@@ -77,7 +77,7 @@ def test_values_gradients_and_statistics_equal_torch(name, agree):
     added = mask is not None and mask.dtype == np.float32
     given = [q, k, v, *([mask] if added else [])]
 
-    tensors = [torch.tensor(x, requires_grad=True) for x in given]
+    tensors: Any = [torch.tensor(x, requires_grad=True) for x in given]
     seen = tensors[3] if added else None if mask is None else torch.tensor(mask)
     desired, stats = sm.attention(*tensors[:3], attn_mask=seen, return_stats=True, **options)
     (desired * torch.tensor(weigh)).sum().backward()

@@ -70,7 +70,7 @@ def test_only_rows_that_see_a_broken_key_are_broken(which):
         entropy[:, :3] = np.nan
     np.testing.assert_array_equal(np.asarray(stats.entropy), entropy)
     np.testing.assert_array_equal(np.asarray(stats.count), np.asarray(clean_stats.count))
-    given = [torch.tensor(x) for x in (q, k, v)]
+    given: Any = [torch.tensor(x) for x in (q, k, v)]
     same = sm.attention(*given, attn_mask=torch.tensor(mask), enable_gqa=True, policy="paper")
     np.testing.assert_array_equal(np.isnan(np.asarray(out)), np.isnan(same.numpy()))
 
@@ -140,7 +140,7 @@ def test_low_precision_and_large_logits(dtype, width):
     for scale, error in ((None, 2e-6), (60.0, 1e-3)):
         out = sj.attention(q, k, v, is_causal=True, scale=scale, block=16, policy="paper")
         assert out.dtype == dtype
-        given = [torch.tensor(np.asarray(x, np.float64)) for x in (q, k, v)]
+        given: Any = [torch.tensor(np.asarray(x, np.float64)) for x in (q, k, v)]
         desired = sm.attention(*given, is_causal=True, scale=scale, policy="paper").numpy()
         np.testing.assert_allclose(np.asarray(out, np.float64), desired, rtol=eps, atol=error)
 

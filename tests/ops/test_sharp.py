@@ -236,8 +236,8 @@ class TestGradient:
             inputs = (*inputs, heads(1, 1, 3, 5, dtype=torch.float64).requires_grad_())
 
         def run(*x: Tensor) -> Tensor:
-            more = {"attn_mask": x[3]} if kind == "bias" else kw
-            out: Tensor = sm.attention(*x[:3], enable_gqa=True, policy=policy, **more)
+            more: Any = {"attn_mask": x[3]} if kind == "bias" else kw
+            out: Tensor = sm.attention(x[0], x[1], x[2], enable_gqa=True, policy=policy, **more)
             return out
 
         assert torch.autograd.gradcheck(run, inputs, fast_mode=True)

@@ -110,9 +110,17 @@ class AttentionCall:
         if causal and key.shape[2] > queries:
             key = key[:, :, :queries]
         if mask is not None:
-            mask = mask.unflatten(1, (1, 1) if mask.shape[1] == 1 else groups)
+            mask = mask.reshape(mask.shape[0], *((1, 1) if mask.shape[1] == 1 else groups), *mask.shape[2:])
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-        return cls(query.unflatten(1, groups), key, mask, 0 if causal else None, scale, tuple(query.shape[:-1]), **more)
+        return cls(
+            query.reshape(query.shape[0], *groups, *query.shape[2:]),
+            key,
+            mask,
+            0 if causal else None,
+            scale,
+            tuple(query.shape[:-1]),
+            **more,
+        )
 
     @property
     def query(self) -> Tensor:

@@ -51,14 +51,14 @@ def peak_of(device: torch.device) -> Iterator[Callable[[], int | None]]:
     found[0] = counted.peak
 
 
-class _LiveTensors(TorchDispatchMode):
+class _LiveTensors(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Count the bytes of the tensors made while this is active.
 
     The process's own memory depends on how fragmented earlier work left the heap: the same training took 38 to 58 MB.
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.peak = self._live = 0
         self._storages: set[int] = set()
 
