@@ -97,7 +97,7 @@ def apply(model: M, policy: Policy | str | os.PathLike[str] | None, *, skip_unsu
     if not skip_unsupported:
         check_all_reached(check_model(model))
     modules = modules_of(model, skip_unsupported=skip_unsupported)
-    _check_shape(chosen, [one.heads for one in modules], type(model).__name__)
+    check_shape(chosen, [one.heads for one in modules], type(model).__name__)
     said = _said.setdefault(model, Said())
     install(
         model,
@@ -109,7 +109,7 @@ def apply(model: M, policy: Policy | str | os.PathLike[str] | None, *, skip_unsu
     return model
 
 
-def _check_shape(policy: Policy, layers: Sequence[int], model: str) -> None:
+def check_shape(policy: Policy, layers: Sequence[int], model: str) -> None:
     """Refuse a grid of policies made for another architecture; `layers` holds each layer's number of heads."""
     if not isinstance(policy, PerHead):
         return

@@ -16,8 +16,8 @@ from sharpmax.errors import UnsupportedError, reject
 from sharpmax.integrations.transformers.application import applied
 from sharpmax.integrations.transformers.attention import Layer
 from sharpmax.integrations.transformers.projections import scale_queries
-from sharpmax.integrations.transformers.rules import rules_of
 from sharpmax.integrations.transformers.support import LAYER, NAMES, AttentionModule, require_transformers
+from sharpmax.ops.attention import policies_of, rules_of
 from sharpmax.policies.base import Policy
 
 if TYPE_CHECKING:
@@ -256,7 +256,8 @@ class FoldCheck:
             return _floats(module(*pytree.tree_map(_own, args), **pytree.tree_map(_own, kwargs)))
 
         plain = outputs()
-        vars(module)[LAYER] = Layer(one.inner, one.function, one.heads, tuple(rules_of(self._policy, layer)), layer)
+        rules = rules_of(policies_of(self._policy, layer))
+        vars(module)[LAYER] = Layer(one.inner, one.function, one.heads, rules, layer)
         module.config._attn_implementation_internal = NAMES[one.inner]
         sharp = outputs()
         del vars(module)[LAYER]

@@ -13,11 +13,10 @@ from torch import Tensor, nn
 
 from sharpmax.arrays import ops_for
 from sharpmax.errors import UnsupportedError, reject, reject_type
-from sharpmax.integrations.transformers.application import policy_from, restore
+from sharpmax.integrations.transformers.application import check_shape, policy_from, restore
 from sharpmax.integrations.transformers.fold_check import FoldCheck
 from sharpmax.integrations.transformers.interface import modules_of
 from sharpmax.integrations.transformers.projections import query_layer, scale_queries
-from sharpmax.integrations.transformers.rules import check_shape
 from sharpmax.integrations.transformers.support import AttentionModule, check_all_reached, check_model
 from sharpmax.models.language import context_of
 from sharpmax.policies.base import Policy

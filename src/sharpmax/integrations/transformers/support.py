@@ -26,25 +26,8 @@ INNER = ("sdpa", "eager")
 """The attention implementations of transformers that a sharpened call is handed on to."""
 
 
-class _Name(str):
-    """The name of an attention of ours. A copy of a configuration, or its pickle, says the one behind it instead."""
-
-    inner: str
-
-    def __new__(cls, name: str, inner: str) -> _Name:
-        made = super().__new__(cls, name)
-        made.inner = inner
-        return made
-
-    def __deepcopy__(self, memo: Any) -> str:
-        return self.inner
-
-    def __reduce__(self) -> tuple[type[str], tuple[str]]:
-        return str, (self.inner,)
-
-
 # Neither "sdpa" nor "flash" nor a slash may be part of these: transformers reads meaning into them.
-NAMES = {"sdpa": _Name("sharpmax", "sdpa"), "eager": _Name("sharpmax-eager", "eager")}
+NAMES = {"sdpa": "sharpmax", "eager": "sharpmax-eager"}
 """What a configuration says instead of each of them while rules are installed."""
 
 _INTERFACE = "ALL_ATTENTION_FUNCTIONS"
