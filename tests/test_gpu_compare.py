@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from sharpmax.experiments.compare.cells import examine, train
 from sharpmax.experiments.compare.methods import LEAGUE, ModelSpec
+from sharpmax.experiments.compare.run import examine, train
 from sharpmax.experiments.stacked_training import StackedTraining
 
 pytestmark = [

@@ -76,7 +76,7 @@ def test_real_algorithms_from_training_to_the_page(home: Path, tmp_path: Path, s
 KILLED_AFTER_A_STEP = """
 import os, signal, sys
 from sharpmax.cli import main
-from sharpmax.experiments.clrs.recipe import Curve
+from sharpmax.experiments.clrs.training import Curve
 
 def step_done(self, step, last, really=Curve.step_done):
     really(self, step, last)

@@ -11,7 +11,7 @@ import pytest
 
 from sharpmax.cli.options import policies_named, policy_named, sizes_from
 from sharpmax.errors import ArgumentError
-from sharpmax.experiments.evaluate import cells as pieces
+from sharpmax.experiments.evaluate import run as pieces
 from sharpmax.policies.constant import Constant
 from sharpmax.policies.per_head import PerHead
 from tests.cli.lines import is_one_error_line

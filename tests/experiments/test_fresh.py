@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sharpmax.errors import SharpmaxError
-from sharpmax.experiments.benchmarks import subprocess as fresh
+from sharpmax.experiments.benchmarks import cpu as fresh
 
 
 def test_import_costs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,5 +53,5 @@ def test_memory_of_this_process() -> None:
 
 def test_a_failing_interpreter_is_one_line() -> None:
     with pytest.raises(SharpmaxError, match="ZeroDivisionError") as caught:
-        fresh._python(["-c", "1 / 0"])
+        fresh.run_python(["-c", "1 / 0"])
     assert "\n" not in str(caught.value)

@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from sharpmax.experiments.compare.capacity import capacity_tables
-from sharpmax.experiments.compare.leaderboard import compare_tables
 from sharpmax.experiments.compare.methods import LEAGUE, Method, ModelSpec
-from sharpmax.experiments.compare.plan import Plan
+from sharpmax.experiments.compare.run import Plan
+from sharpmax.experiments.compare.tables import capacity_tables, compare_tables
 
 COMMAND = "sharpmax compare --seeds 5 --steps 20000 --out compare"
 CAPACITY_COMMAND = "sharpmax compare --capacity --model encoder --seeds 3 --out capacity"

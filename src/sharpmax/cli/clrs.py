@@ -266,9 +266,7 @@ def train(
     answers alone. For several GPUs: accelerate launch -m sharpmax.cli clrs train …
     """
     from sharpmax.experiments.clrs.data import Source, algorithms_from, training_examples
-    from sharpmax.experiments.clrs.recipe import NONE, Recipe
-    from sharpmax.experiments.clrs.trained import prepare, trained_tables
-    from sharpmax.experiments.clrs.training import MODEL, forget_states
+    from sharpmax.experiments.clrs.training import MODEL, NONE, Recipe, forget_states, prepare, trained_tables
     from sharpmax.experiments.run_folder import RUN
     from sharpmax.files import display_name
     from sharpmax.lazy import require

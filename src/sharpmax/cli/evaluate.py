@@ -73,10 +73,9 @@ def evaluate(
     --policy may be given several times. The defaults are chosen for smollm2, one policy and two CPU cores to take less
     than ten minutes, half of it for text (see --no-text and --windows). What is known is kept in DIR/answers.json.
     """
-    from sharpmax.experiments.evaluate.cells import FILE_NAME as ANSWERS
-    from sharpmax.experiments.evaluate.plan import Plan, prepare
-    from sharpmax.experiments.evaluate.tables import evaluate_tables, work
-    from sharpmax.experiments.evaluate.variants import BASE
+    from sharpmax.experiments.evaluate.plan import BASE, Plan, prepare
+    from sharpmax.experiments.evaluate.run import FILE_NAME as ANSWERS
+    from sharpmax.experiments.evaluate.run import evaluate_tables, work
     from sharpmax.models.language import load_language_model
     from sharpmax.provenance import check_seed
     from sharpmax.results import FILE_NAME, collect

@@ -95,3 +95,49 @@ def paired_p(arm: np.ndarray, base: np.ndarray) -> float | None:
         return None
     stats = require("scipy.stats", "reproduce", "comparing arms")
     return float(stats.ttest_rel(arm, base).pvalue)
+
+
+_RESAMPLES = 2000
+_BLOCKS = 20
+
+
+def auroc(suspicion: np.ndarray, correct: np.ndarray, seed: int) -> dict[str, Any]:
+    """How often a wrong answer is more suspicious than a right one (ties count half), with a 95% bootstrap interval.
+
+    Both arrays are [heads, samples]. Answers of one head are not independent of each other, so the bootstrap draws
+    heads. Of a single head it draws blocks of answers: the interval then speaks of that head alone.
+    """
+    if len(correct) == 1:
+        order = np.random.default_rng(seed).permutation(correct.shape[1])
+        blocks = min(_BLOCKS, correct.shape[1])
+        wins, pairs = _contests(*(np.array_split(array[0, order], blocks) for array in (suspicion, correct)))
+    else:
+        wins, pairs = _contests(list(suspicion), list(correct))
+    wrong, right = int((~correct).sum()), int(correct.sum())
+    counts = {"wrong": wrong, "right": right}
+    if pairs.sum() == 0:
+        return {"auroc": None, "low": None, "high": None, **counts}
+    groups = len(pairs)
+    drawn = np.random.default_rng(seed).multinomial(groups, np.full(groups, 1.0 / groups), size=_RESAMPLES)
+    total = np.einsum("ra,ab,rb->r", drawn, pairs, drawn)
+    values = np.einsum("ra,ab,rb->r", drawn, wins, drawn)[total > 0] / total[total > 0]
+    low, high = (float(q) for q in np.quantile(values, (0.025, 0.975)))
+    return {"auroc": float(wins.sum() / pairs.sum()), "low": low, "high": high, **counts}
+
+
+def _contests(suspicion: Sequence[np.ndarray], correct: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """For the wrong answers of each group against the right ones of each: contests won, and contests held.
+
+    From these two tables the AUROC of any resampling of groups is a ratio of sums.
+    """
+    groups = len(correct)
+    wins, pairs = np.zeros((groups, groups)), np.zeros((groups, groups))
+    right = [np.sort(suspicion[b][correct[b]]) for b in range(groups)]
+    for a in range(groups):
+        wrong = suspicion[a][~correct[a]]
+        for b in range(groups):
+            below = np.searchsorted(right[b], wrong, side="left")
+            not_above = np.searchsorted(right[b], wrong, side="right")
+            wins[a, b] = 0.5 * (below + not_above).sum()
+            pairs[a, b] = len(wrong) * len(right[b])
+    return wins, pairs

@@ -33,13 +33,14 @@ from sharpmax.experiments.benchmarks import (
 from sharpmax.experiments.benchmarks.gpu import decoding
 from sharpmax.experiments.benchmarks.gpu_inputs import (
     Shape,
+    chosen_heads,
     decode_shapes,
     drawn,
     in_pages,
     prefill_shapes,
+    rows_in_float64,
     sampled_rows,
 )
-from sharpmax.experiments.benchmarks.gpu_reference import chosen_heads, rows_in_float64
 from sharpmax.experiments.benchmarks.gpu_timing import Runner, Spent, contest, fastest, peak_bytes, spent
 from sharpmax.stats import dispatch as operator
 from sharpmax.stats.call import Parts, Problem

@@ -20,10 +20,10 @@ from sharpmax.experiments.benchmarks.monitor import (
     alarms_of,
     answered,
     by_size,
+    monitor_cost,
     monitor_tables,
     replies_of,
 )
-from sharpmax.experiments.benchmarks.monitor_cost import monitor_cost
 from sharpmax.integrations.transformers.interface import installed
 from sharpmax.integrations.transformers.observers import Seen
 from sharpmax.models.scoring import Reply, encode, judge

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sharpmax.experiments.clrs.data import Documents, shortened
-from sharpmax.experiments.clrs.packing import IGNORED, Packed, batch_of, pack
-from sharpmax.experiments.clrs.recipe import answer_loss, answers_only
+from sharpmax.experiments.clrs.data import IGNORED, Documents, Packed, batch_of, pack, shortened
+from sharpmax.experiments.clrs.training import answer_loss, answers_only
 from sharpmax.integrations.transformers.application import applied
 from sharpmax.integrations.transformers.interface import watch
 from sharpmax.models.scoring import reply_losses

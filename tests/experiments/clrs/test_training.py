@@ -16,10 +16,8 @@ from torch import nn
 
 from sharpmax.errors import ArgumentError, FileFormatError, SharpmaxError
 from sharpmax.experiments.clrs import training
-from sharpmax.experiments.clrs.data import Documents
-from sharpmax.experiments.clrs.packing import Packed, batch_of
-from sharpmax.experiments.clrs.recipe import Curve, Recipe
-from sharpmax.experiments.clrs.training import Trained, train
+from sharpmax.experiments.clrs.data import Documents, Packed, batch_of
+from sharpmax.experiments.clrs.training import Curve, Recipe, Trained, train
 from sharpmax.integrations.transformers.application import policy_of
 from sharpmax.models.language import LanguageModel, load_language_model
 from sharpmax.policies.constant import Constant

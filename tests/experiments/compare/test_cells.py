@@ -9,9 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load, save
 
-from sharpmax.experiments.compare import cells
-from sharpmax.experiments.compare.cells import examine, train
+from sharpmax.experiments.compare import run as cells
 from sharpmax.experiments.compare.methods import LEAGUE, Method, ModelSpec
+from sharpmax.experiments.compare.run import examine, train
 from sharpmax.models.single_head import SetHeads
 from sharpmax.tasks.max_retrieval import seeded
 from sharpmax.tasks.sized_registry import sized_task

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from sharpmax.experiments.compare.capacity import fitted_law, layer_slopes
-from sharpmax.experiments.compare.leaderboard import ranks, with_interval
 from sharpmax.experiments.compare.methods import ModelSpec
+from sharpmax.experiments.compare.tables import fitted_law, layer_slopes, ranks, with_interval
 from sharpmax.probing.measurement import crossing
 
 

@@ -11,7 +11,7 @@ import pytest
 
 IN_A_ROW = """
 import json, sys, torch
-from sharpmax.experiments.compare.cells import train
+from sharpmax.experiments.compare.run import train
 from sharpmax.experiments.compare.methods import LEAGUE
 from sharpmax.experiments.compare.methods import ModelSpec
 torch.set_num_threads(1)

@@ -13,7 +13,7 @@ import torch
 
 from sharpmax.errors import ArgumentError
 from sharpmax.experiments.compare.methods import LEAGUE, Method, ModelSpec, methods_named, methods_of_files, recipe_for
-from sharpmax.experiments.compare.plan import Plan
+from sharpmax.experiments.compare.run import Plan
 from sharpmax.normalisers.base import normaliser
 from sharpmax.tasks.sized_registry import sized_task
 from tests.small_normalisers import shipped

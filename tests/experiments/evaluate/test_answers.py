@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sharpmax.errors import ArgumentError, FileFormatError
-from sharpmax.experiments.evaluate.cells import FILE_NAME, Answers
+from sharpmax.experiments.evaluate.run import FILE_NAME, Answers
 
 RUN = {"model": "tiny", "seed": 0, "arms": {"a": {"kind": "constant", "value": 1.5, "more": "x" * 80}}}
 

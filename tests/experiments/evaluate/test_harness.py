@@ -50,7 +50,7 @@ def counted(policy: Any) -> float:
 
 
 def test_every_arm_is_what_the_harness_is_given(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    from sharpmax.experiments.evaluate.harness import Harness
+    from sharpmax.experiments.evaluate.plan import Harness
 
     plain, sharp = counted(None), counted(SHARP)
     assert plain != sharp, "arms that do the same would prove nothing"
@@ -65,7 +65,7 @@ def test_every_arm_is_what_the_harness_is_given(folder: Path, capfd: pytest.Capt
 
 
 def test_unknown_tasks_and_folders_are_refused_before_anything_runs(folder: Path) -> None:
-    from sharpmax.experiments.evaluate.harness import Harness
+    from sharpmax.experiments.evaluate.plan import Harness
 
     with pytest.raises(ArgumentError, match="--lm-eval: got 'no-such-task'"):
         Harness.ready(["coins", "no-such-task"], folder)
@@ -74,7 +74,7 @@ def test_unknown_tasks_and_folders_are_refused_before_anything_runs(folder: Path
 
 
 def test_what_the_harness_cannot_run_is_one_line(folder: Path) -> None:
-    from sharpmax.experiments.evaluate.harness import Harness
+    from sharpmax.experiments.evaluate.plan import Harness
 
     (folder.parent / "coins.jsonl").unlink()
     ready = Harness.ready(["coins"], folder)

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from sharpmax.errors import ArgumentError, SharpmaxError
-from sharpmax.experiments.evaluate import cells as pieces
+from sharpmax.experiments.evaluate import run as pieces
 from sharpmax.experiments.evaluate.plan import Plan, prepare
-from sharpmax.experiments.evaluate.tables import evaluate_tables, work
+from sharpmax.experiments.evaluate.run import evaluate_tables, work
 from sharpmax.policies.constant import Constant
 from sharpmax.policies.log_length import LogLength
 from sharpmax.policies.per_head import PerHead

@@ -7,7 +7,8 @@ import itertools
 import numpy as np
 import pytest
 
-from sharpmax.experiments.reproduce.detection import Detector, auroc
+from sharpmax.experiments.reproduce.evaluation import Detector
+from sharpmax.experiments.statistics import auroc
 
 
 def by_pairs(suspicion: np.ndarray, correct: np.ndarray) -> float | None:

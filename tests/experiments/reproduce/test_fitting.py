@@ -10,10 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from sharpmax.experiments.reproduce import fitting
-from sharpmax.experiments.reproduce.detection import Detector
-from sharpmax.experiments.reproduce.evaluation import measure, read
-from sharpmax.experiments.reproduce.fitting import Fitted, fit, fit_samples
+from sharpmax.experiments.reproduce import evaluation as fitting
+from sharpmax.experiments.reproduce.evaluation import Detector, Fitted, fit, fit_samples, measure, read
 from sharpmax.policies.base import Policy, policy_from_dict
 from sharpmax.policies.entropy_target import EntropyTarget
 from sharpmax.policies.log_length import LogLength

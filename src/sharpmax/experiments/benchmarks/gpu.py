@@ -16,20 +16,18 @@ from torch import Tensor
 import sharpmax as sm
 from sharpmax.experiments.benchmarks.gpu_inputs import (
     FULL_LENGTH,
+    Gradients,
+    Heads,
     Inputs,
     Shape,
+    chosen_heads,
     decode_shapes,
+    distance,
     drawn,
     in_pages,
     prefill_shapes,
-    sampled_rows,
-)
-from sharpmax.experiments.benchmarks.gpu_reference import (
-    Gradients,
-    Heads,
-    chosen_heads,
-    distance,
     rows_in_float64,
+    sampled_rows,
     spread,
 )
 from sharpmax.experiments.benchmarks.gpu_timing import BACKENDS, Runner, attend, contest, entry, times, with_backend

@@ -1,8 +1,12 @@
-"""Quality of a monitor: false alarms on fresh prompts, and detection of wrong answers."""
+"""Quality and cost of a monitor: false alarms, detection of wrong answers, time per token."""
 
 from __future__ import annotations
 
+import copy
+import statistics
+import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -12,9 +16,8 @@ import torch
 from torch import Tensor
 
 from sharpmax.errors import UnsupportedError, reject
-from sharpmax.experiments.benchmarks.monitor_cost import CONTEXT, ROUNDS, check_cost, monitor_cost
-from sharpmax.experiments.reproduce.detection import auroc
-from sharpmax.experiments.statistics import accuracy
+from sharpmax.experiments.benchmarks.measuring import CachedReader, random_tokens, targets
+from sharpmax.experiments.statistics import accuracy, auroc
 from sharpmax.files import display_name
 from sharpmax.integrations.transformers.interface import watched
 from sharpmax.models.language import LanguageModel, context_of
@@ -32,15 +35,84 @@ from sharpmax.monitoring.monitor import Monitor
 from sharpmax.monitoring.observer import heads_of
 from sharpmax.monitoring.passes import Pass
 from sharpmax.monitoring.scores import DEFAULT, RULES, Learned
-from sharpmax.provenance import check_seed
+from sharpmax.provenance import check_amounts, check_seed
 from sharpmax.tasks.prompt import Task
 from sharpmax.tasks.registry import get_task
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from sharpmax.files import display_name
-    from sharpmax.models.language import LanguageModel
+CONTEXT = 2048
+"""Tokens that are read before the ones that are timed; what the target is meant for."""
+
+ROUNDS = 12
+_EVERY = 16
+_TARGET = {"overhead_percent": 3.0}
+
+
+def check_cost(context: int, rounds: int) -> None:
+    """Refuse what cannot be measured."""
+    check_amounts(context, rounds, least=_EVERY)
+
+
+def monitor_cost(
+    model: PreTrainedModel,
+    known: Learned,
+    *,
+    context: int = CONTEXT,
+    rounds: int = ROUNDS,
+    note: Callable[[str], None] = lambda text: None,
+) -> dict[str, Any]:
+    """Milliseconds per token with and without a monitor that looks at every sixteenth.
+
+    The model and a twin of it, which shares its weights and is not watched, take turns at every token, so that noise of
+    the machine hits both alike. A round is sixteen tokens of each, one of which is looked at; ratios are taken within a
+    round. The report at the end of a request is counted apart: it comes once, however long the answer is.
+    """
+    check_cost(context, rounds)
+    # Prompts alone may have been learned from; what a row costs does not depend on its baseline.
+    known = replace(known, generated=known.generated or known.prompt)
+    ids = random_tokens(model, context)
+    twin = copy.deepcopy(model, {id(weight): weight for weight in model.parameters()})
+    plain: list[float] = []
+    watched: list[float] = []
+    reports: list[float] = []
+    with torch.no_grad(), Monitor(model, known, false_alarms=0.5, every=_EVERY, generated=1) as monitor:
+        monitor.pause()
+        readers = CachedReader(twin), CachedReader(model)
+        for reader in readers:
+            reader.read(ids)
+        monitor.resume()
+        for number in range(rounds + 1):
+            note(f"cost, round {number} of {rounds}")
+            with ExitStack() as request:
+                request.enter_context(monitor.request())
+                turns = []
+                for turn in range(_EVERY):
+                    # The second one finds the machine as the first left it: they take turns at being first.
+                    first, second = readers if turn % 2 == 0 else readers[::-1]
+                    spent = {first: first.read(ids[:, :1]), second: second.read(ids[:, :1])}
+                    turns.append([spent[reader] for reader in readers])
+                began = time.perf_counter()
+                request.close()
+                reports.append(1e3 * (time.perf_counter() - began))
+            plain.append(sum(turn[0] for turn in turns) / _EVERY)
+            watched.append(sum(turn[1] for turn in turns) / _EVERY)
+    # The first round warms both up.
+    ratios = [with_it / without for with_it, without in zip(watched[1:], plain[1:], strict=True)]
+    entry = {
+        "plain_ms": statistics.median(plain[1:]),
+        "watched_ms": statistics.median(watched[1:]),
+        "overhead_percent": 100.0 * (statistics.median(ratios) - 1.0),
+        "quickest_percent": 100.0 * (min(watched[1:]) / min(plain[1:]) - 1.0),
+        "report_ms": statistics.median(reports[1:]),
+        "context": context,
+        "every": _EVERY,
+        "rounds": rounds,
+        "threads": torch.get_num_threads(),
+    }
+    return {**entry, "targets": targets(_TARGET, entry, judged=context >= CONTEXT)}
+
 
 OWN: Mapping[str, str] = {
     "confidence": "largest probability of a next token",

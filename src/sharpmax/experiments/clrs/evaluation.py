@@ -15,7 +15,7 @@ from typing import Any
 from sharpmax.errors import FileFormatError, reject
 from sharpmax.experiments.clrs.data import Question, end_of, fingerprint, replies
 from sharpmax.experiments.clrs.training import MODEL
-from sharpmax.experiments.evaluate.variants import shape_of, touched, under
+from sharpmax.experiments.evaluate.plan import shape_of, touched, under
 from sharpmax.experiments.run_folder import RUN, belongs, disk_watched, read_run
 from sharpmax.files import append_bytes, display_name, parse_json
 from sharpmax.models.language import LanguageModel, context_of, load_language_model, weights_fingerprint

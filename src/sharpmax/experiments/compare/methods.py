@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from sharpmax.errors import reject
-from sharpmax.experiments.engines import plugins
-from sharpmax.experiments.recipe import Recipe
-from sharpmax.experiments.reproduce.recipes import RECIPES
+from sharpmax.experiments import plugins
+from sharpmax.experiments.reproduce.training import RECIPES
+from sharpmax.experiments.stacked_training import Recipe
 from sharpmax.models.encoder import Encoders
 from sharpmax.models.single_head import SetHeads
 from sharpmax.models.stacked import ACTIVATIONS

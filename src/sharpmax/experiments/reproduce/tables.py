@@ -10,19 +10,21 @@ import numpy as np
 import torch
 
 from sharpmax import theory
-from sharpmax.experiments.reproduce.detection import Detector, auroc
 from sharpmax.experiments.reproduce.evaluation import (
     HARD,
+    Detector,
+    Fitted,
     Measured,
     Progress,
     device_of,
+    fit,
+    fit_samples,
     measure_all,
     read,
     side_by_side,
 )
-from sharpmax.experiments.reproduce.fitting import Fitted, fit, fit_samples
-from sharpmax.experiments.reproduce.recipes import PUBLISHED, recipe_named
-from sharpmax.experiments.statistics import compare, mean
+from sharpmax.experiments.reproduce.training import PUBLISHED, recipe_named
+from sharpmax.experiments.statistics import auroc, compare, mean
 from sharpmax.models.single_head import SingleHeads
 from sharpmax.models.weights import Trained
 from sharpmax.ops.softmax import softmax

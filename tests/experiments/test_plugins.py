@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sharpmax.errors import ArgumentError, FileFormatError
-from sharpmax.experiments.engines import plugins
+from sharpmax.experiments import plugins
 from sharpmax.normalisers import base
 
 

@@ -11,14 +11,13 @@ from typing import Any
 import pytest
 
 from sharpmax.errors import ArgumentError, FileFormatError, SharpmaxError
-from sharpmax.experiments.engines.store import Store
-from sharpmax.experiments.engines.task import Outcome
+from sharpmax.experiments.run_folder import Outcome, RunStore
 
 IDENTITY = {"methods": ["softmax"], "seeds": 2}
 
 
-def filled(folder: Path) -> Store:
-    store = Store(folder)
+def filled(folder: Path) -> RunStore:
+    store = RunStore(folder)
     store.claim(IDENTITY, resume=False)
     store.add("a/ä b", Outcome({"x": 1, "text": "zwei\nZeilen"}, b"weights"))
     store.add("b", Outcome({"x": [1.5, None]}))
@@ -33,7 +32,7 @@ def one_line(problem: BaseException) -> str:
 
 
 def test_what_was_added_is_there_for_the_next(tmp_path: Path) -> None:
-    for store in (filled(tmp_path), Store(tmp_path)):
+    for store in (filled(tmp_path), RunStore(tmp_path)):
         assert store.keys() == ["a/ä b", "b", "c"]
         assert store.record("a/ä b") == {"x": 1, "text": "zwei\nZeilen"}
         assert store.blob("a/ä b") == b"weights"
@@ -44,20 +43,20 @@ def test_what_was_added_is_there_for_the_next(tmp_path: Path) -> None:
 
 
 def test_records_are_the_same_before_and_after_they_are_read_back(tmp_path: Path) -> None:
-    store = Store(tmp_path)
+    store = RunStore(tmp_path)
     store.add("a", Outcome({"sizes": (1, 2), 3: True}))  # type: ignore[dict-item]
-    assert store.record("a") == Store(tmp_path).record("a") == {"sizes": [1, 2], "3": True}
+    assert store.record("a") == RunStore(tmp_path).record("a") == {"sizes": [1, 2], "3": True}
     with pytest.raises(ValueError, match="JSON"):
         store.add("b", Outcome({"x": float("nan")}))
-    assert Store(tmp_path).keys() == ["a"]
+    assert RunStore(tmp_path).keys() == ["a"]
 
 
 def test_keys_that_look_alike_have_blobs_of_their_own(tmp_path: Path) -> None:
-    store = Store(tmp_path)
+    store = RunStore(tmp_path)
     keys = ["a/b", "a b", "a-b", "../a/b", "x" * 300, "x" * 301, "", "."]
     for number, key in enumerate(keys):
         store.add(key, Outcome({}, bytes([number])))
-    again = Store(tmp_path)
+    again = RunStore(tmp_path)
     assert [again.blob(key) for key in keys] == [bytes([number]) for number in range(len(keys))]
     assert {path.parent for path in tmp_path.rglob("*-*")} == {tmp_path / "blobs"}
 
@@ -68,7 +67,7 @@ def test_half_a_line_at_the_end_is_dropped(tmp_path: Path, cut: int) -> None:
     lines = tmp_path / "outcomes.jsonl"
     whole = lines.read_bytes()
     os.truncate(lines, len(whole) - cut)
-    store = Store(tmp_path)
+    store = RunStore(tmp_path)
     assert store.keys() == ["a/ä b", "b"]
     with store.writing():
         store.add("c", Outcome({}, b""))
@@ -91,11 +90,11 @@ def test_a_line_in_the_middle_that_is_not_json(tmp_path: Path) -> None:
         lines.write_bytes(b"\n".join([first, harmed, third, b""]))
         before = lines.read_bytes()
         with pytest.raises(FileFormatError, match=r"line 2 of .*outcomes.jsonl.* remove that line .*--resume") as said:
-            Store(tmp_path)
+            RunStore(tmp_path)
         one_line(said.value)
         assert lines.read_bytes() == before
     lines.write_bytes(b"\n".join([first, third, b""]))
-    assert Store(tmp_path).keys() == ["a/ä b", "c"]
+    assert RunStore(tmp_path).keys() == ["a/ä b", "c"]
 
 
 def test_a_blob_that_is_missing_cut_or_changed(tmp_path: Path) -> None:
@@ -103,44 +102,44 @@ def test_a_blob_that_is_missing_cut_or_changed(tmp_path: Path) -> None:
     blob = next(path for path in (tmp_path / "blobs").iterdir() if path.read_bytes() == b"weights")
     blob.write_bytes(b"weig")
     with pytest.raises(FileFormatError, match=r"'a/ä b', is not what sharpmax wrote; .* remove line 1") as said:
-        Store(tmp_path)
+        RunStore(tmp_path)
     one_line(said.value)
     blob.write_bytes(b"wEights")
     with pytest.raises(FileFormatError, match="is not what sharpmax wrote"):
-        Store(tmp_path).blob("a/ä b")
+        RunStore(tmp_path).blob("a/ä b")
     blob.unlink()
-    with pytest.raises(FileFormatError, match="is missing; bring it back, or remove line 1"):
-        Store(tmp_path)
+    with pytest.raises(FileFormatError, match="is missing; restore it, or remove line 1"):
+        RunStore(tmp_path)
 
 
 def test_a_folder_belongs_to_one_run(tmp_path: Path) -> None:
     filled(tmp_path)
     with pytest.raises(ArgumentError, match="--resume"):
-        Store(tmp_path).claim(IDENTITY, resume=False)
+        RunStore(tmp_path).claim(IDENTITY, resume=False)
     with pytest.raises(ArgumentError, match="begun with seeds 2 and now got 3"):
-        Store(tmp_path).claim({**IDENTITY, "seeds": 3}, resume=True)
-    Store(tmp_path).claim(IDENTITY, resume=True)
+        RunStore(tmp_path).claim({**IDENTITY, "seeds": 3}, resume=True)
+    RunStore(tmp_path).claim(IDENTITY, resume=True)
     (tmp_path / "run.json").write_text("{", encoding="utf-8")
     with pytest.raises(FileFormatError, match="not what sharpmax wrote"):
-        Store(tmp_path).claim(IDENTITY, resume=True)
+        RunStore(tmp_path).claim(IDENTITY, resume=True)
     (tmp_path / "run.json").unlink()
     with pytest.raises(FileFormatError, match=r"no run\.json"):
-        Store(tmp_path).claim(IDENTITY, resume=True)
-    assert Store(tmp_path).keys() == ["a/ä b", "b", "c"]
+        RunStore(tmp_path).claim(IDENTITY, resume=True)
+    assert RunStore(tmp_path).keys() == ["a/ä b", "b", "c"]
 
 
 def test_a_folder_without_outcomes_is_free(tmp_path: Path) -> None:
-    Store(tmp_path).claim(IDENTITY, resume=False)
-    Store(tmp_path).claim({"seeds": 3}, resume=False)
+    RunStore(tmp_path).claim(IDENTITY, resume=False)
+    RunStore(tmp_path).claim({"seeds": 3}, resume=False)
     assert json.loads((tmp_path / "run.json").read_text(encoding="utf-8")) == {"seeds": 3}
 
 
 def test_two_runs_do_not_write_at_the_same_time(tmp_path: Path) -> None:
     pytest.importorskip("fcntl")
-    first, second = Store(tmp_path), Store(tmp_path)
+    first, second = RunStore(tmp_path), RunStore(tmp_path)
     with first.writing(), pytest.raises(ArgumentError, match="another run is writing"), second.writing():
         pass
-    with Store(tmp_path).writing():
+    with RunStore(tmp_path).writing():
         pass
 
 
@@ -169,6 +168,6 @@ def test_a_disk_that_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ro
             store.add("d", Outcome({"x": 4}, b"four"))
     one_line(said.value)
     assert "d" not in store
-    assert Store(tmp_path).keys() == ["a/ä b", "b", "c"]
+    assert RunStore(tmp_path).keys() == ["a/ä b", "b", "c"]
     store.add("d", Outcome({"x": 4}, b"four"))
-    assert Store(tmp_path).blob("d") == b"four"
+    assert RunStore(tmp_path).blob("d") == b"four"

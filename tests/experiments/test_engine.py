@@ -12,16 +12,9 @@ from typing import Any
 import pytest
 
 from sharpmax.errors import ArgumentError, MissingExtraError, SharpmaxError, UnsupportedError
-from sharpmax.experiments.engines import run
-from sharpmax.experiments.engines.store import Store
-from sharpmax.experiments.engines.task import Progress, Task
-from tests.experiments.engines.drivers import alive, driver, lines, stuck, wait_for
-from tests.experiments.engines.grids import TOYS, contents, grid, toy, traces
-
-
-def go(folder: Path, tasks: list[Task], **more: Any) -> dict[str, Any]:
-    run(tasks, Store(folder), plugins=[TOYS], **more)
-    return contents(folder)
+from sharpmax.experiments.engine import Progress, Task
+from sharpmax.experiments.run_folder import RunStore
+from tests.experiments.engine_runs import alive, driver, go, grid, lines, stuck, toy, traces, wait_for
 
 
 def workers(trace: Path) -> set[int]:
@@ -61,12 +54,10 @@ def test_a_process_that_dies_too_often_is_one_line_and_what_was_done_is_kept(tmp
     trace = tmp_path / "trace"
     trace.mkdir()
     tasks = [*grid(1, 1), Task("die", toy("die"), {"trace": str(trace), "times": 9}, after=None, label="dying")]
-    with pytest.raises(
-        SharpmaxError, match=r"^task 'dying' lost its process 2 times \(killed by SIGKILL\); .*--resume$"
-    ):
+    with pytest.raises(SharpmaxError, match=r"^task 'dying' lost its process 2 times \(SIGKILL\(-9\)\); .*--resume$"):
         go(tmp_path / "store", tasks, workers=2, retries=1)
     assert traces(trace) == {"die": 2}
-    assert "die" not in Store(tmp_path / "store")
+    assert "die" not in RunStore(tmp_path / "store")
 
 
 def test_what_raises_is_tried_again(tmp_path: Path) -> None:
@@ -77,11 +68,14 @@ def test_what_raises_is_tried_again(tmp_path: Path) -> None:
         if works:
             go(tmp_path / str(number), tasks, workers=1)
         else:
-            says = r"^task 'fail' failed 3 times: RuntimeError: out of luck \(toys.py, line \d+\); .*--resume$"
+            says = r"^task 'fail' failed 3 times: RuntimeError: out of luck \(toy_tasks.py, line \d+\); .*--resume$"
             with pytest.raises(SharpmaxError, match=says):
                 go(tmp_path / str(number), tasks, workers=1)
         assert traces(trace) == {"fail": 3}
-        assert ("learn/0" in Store(tmp_path / str(number)), "fail" in Store(tmp_path / str(number))) == (True, works)
+        assert ("learn/0" in RunStore(tmp_path / str(number)), "fail" in RunStore(tmp_path / str(number))) == (
+            True,
+            works,
+        )
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -100,7 +94,7 @@ def test_functions_that_give_something_else(tmp_path: Path) -> None:
         go(tmp_path, [Task("x", toy("not_json"), {})], workers=1)
     with pytest.raises(UnsupportedError, match="NoneType; allowed: an Outcome"):
         go(tmp_path, [Task("x", toy("nothing"), {})], workers=1)
-    for name in ("nowhere:f", "sharpmax_plugin_toys:f", "f", ""):
+    for name in ("nowhere:f", "sharpmax_plugin_toy_tasks:f", "f", ""):
         with pytest.raises(ArgumentError, match=re.escape(f"function: got {name!r}")):
             go(tmp_path, [Task("x", name, {})], workers=1)
 
@@ -121,7 +115,7 @@ def test_only_what_is_missing_is_done(tmp_path: Path, expected: dict[str, Any]) 
 
 def test_tasks_are_done_in_their_order(tmp_path: Path) -> None:
     go(tmp_path, list(reversed(grid())), workers=1)
-    assert Store(tmp_path).keys() == ["learn/1", "test/1/1", "test/1/0", "learn/0", "test/0/1", "test/0/0"]
+    assert RunStore(tmp_path).keys() == ["learn/1", "test/1/1", "test/1/0", "learn/0", "test/0/1", "test/0/0"]
 
 
 def test_a_lost_driver_loses_what_was_in_flight_and_no_more(tmp_path: Path) -> None:
@@ -129,7 +123,7 @@ def test_a_lost_driver_loses_what_was_in_flight_and_no_more(tmp_path: Path) -> N
     stuck(tmp_path, 2)
     process.kill()
     process.communicate()
-    kept = Store(tmp_path / "store").keys()
+    kept = RunStore(tmp_path / "store").keys()
     assert 5 <= len(kept) < 12
     begun = sum(traces(tmp_path / "trace").values())
     assert begun == len(kept) + 2

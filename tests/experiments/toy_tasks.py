@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from sharpmax.errors import MissingExtraError, reject
-from sharpmax.experiments.engines.task import Outcome
+from sharpmax.experiments.run_folder import Outcome
 
 
 def touch(folder: str | None, name: str) -> int:

@@ -14,11 +14,9 @@ from typing import Any
 import pytest
 
 from sharpmax.errors import ArgumentError, SharpmaxError, UnsupportedError
-from sharpmax.experiments.engines import run
-from sharpmax.experiments.engines.store import Store
-from sharpmax.experiments.engines.task import Progress, Task
-from tests.experiments.engines.drivers import driver, stuck, wait_for
-from tests.experiments.engines.grids import TOYS, contents, grid, toy, traces
+from sharpmax.experiments.engine import Progress, Task, run
+from sharpmax.experiments.run_folder import RunStore
+from tests.experiments.engine_runs import driver, go, grid, stuck, toy, traces, wait_for
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 # How long Ray waits for its own parts, which on a busy machine start and answer late.
@@ -46,15 +44,8 @@ def cluster() -> Iterator[Any]:
     made.shutdown()
 
 
-def go(folder: Path, tasks: list[Task], cluster: Any = None, **more: Any) -> dict[str, Any]:
-    address = {} if cluster is None else {"address": cluster.address}
-    run(tasks, Store(folder), engine="ray", plugins=[TOYS], **address, **more)
-    return contents(folder)
-
-
-def local(folder: Path, tasks: list[Task]) -> dict[str, Any]:
-    run(tasks, Store(folder), plugins=[TOYS], workers=1)
-    return contents(folder)
+def on(cluster: Any) -> dict[str, Any]:
+    return {"engine": "ray", "address": cluster.address}
 
 
 def test_a_node_that_is_killed_in_the_middle(cluster: Any, tmp_path: Path) -> None:
@@ -89,9 +80,9 @@ def test_a_node_that_is_killed_in_the_middle(cluster: Any, tmp_path: Path) -> No
     killer = threading.Thread(target=kill)
     killer.start()
     seen: list[Progress] = []
-    found = go(tmp_path / "ray", tasks, cluster, progress=seen.append)
+    found = go(tmp_path / "ray", tasks, **on(cluster), progress=seen.append)
     killer.join()
-    assert found == local(tmp_path / "local", grid(4, 2, size=256))
+    assert found == go(tmp_path / "local", grid(4, 2, size=256), workers=1)
     assert len(found["learn/0"][1]) == 256 * 256 * 4
     assert traces(trace)[doomed[0]] > (4 if doomed[0].startswith("examine") else 1)
     assert max(len(one.running) for one in seen) == 2
@@ -103,12 +94,12 @@ def test_a_lost_driver_loses_what_was_in_flight_and_no_more(cluster: Any, tmp_pa
     stuck(tmp_path, 1)
     process.kill()
     assert process.communicate()[1] == b""  # Ray keeps its remarks to itself
-    kept = Store(tmp_path / "store").keys()
+    kept = RunStore(tmp_path / "store").keys()
     assert 5 <= len(kept) < 12
     begun = sum(traces(tmp_path / "trace").values())
     assert begun == len(kept) + 1
     tasks = grid(4, 2, trace=str(tmp_path / "trace"))
-    assert go(tmp_path / "store", tasks, cluster) == local(tmp_path / "local", grid(4, 2))
+    assert go(tmp_path / "store", tasks, **on(cluster)) == go(tmp_path / "local", grid(4, 2), workers=1)
     assert sum(traces(tmp_path / "trace").values()) <= begun + 1 + 12 - len(kept)
 
 
@@ -117,18 +108,23 @@ def test_what_goes_wrong_is_one_line(cluster: Any, tmp_path: Path) -> None:
     try:
         for name, kind, says, times in (
             ("mistake", ArgumentError, "--width: got 7; allowed: an even number", 1),
-            ("fail", SharpmaxError, r"task 'x' failed 2 times: RuntimeError: out of luck \(toys.py, .*--resume", 2),
+            (
+                "fail",
+                SharpmaxError,
+                r"task 'x' failed 2 times: RuntimeError: out of luck \(toy_.*--resume",
+                2,
+            ),
             ("die", SharpmaxError, r"task 'x' lost its process \(WorkerCrashedError: .*--resume", 2),
         ):
             more = {} if name == "mistake" else {"times": 9}
             with pytest.raises(kind, match=f"^{says}$"):
-                go(tmp_path / name, [Task("x", toy(name), {"trace": str(tmp_path), **more})], retries=1)
+                go(tmp_path / name, [Task("x", toy(name), {"trace": str(tmp_path), **more})], engine="ray", retries=1)
             assert len(list(tmp_path.glob(f"{name}.*"))) == times
         gpu = Task("x", toy("learn"), {"seed": 0, "device": "cuda"})
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("sharpmax.experiments.engines.ray._NODE_PATIENCE_S", 0.0)
+            patch.setattr("sharpmax.experiments.ray_engine._NODE_TIMEOUT_S", 0.0)
             with pytest.raises(SharpmaxError, match="no node of the cluster has had a GPU"):
-                go(tmp_path / "gpu", [gpu])
+                go(tmp_path / "gpu", [gpu], engine="ray")
         assert ray.is_initialized()
     finally:
         ray.shutdown()
@@ -145,12 +141,12 @@ def test_a_node_with_another_sharpmax(cluster: Any, tmp_path: Path) -> None:
         (package / "__init__.py").write_text(text, encoding="utf-8")
         with pytest.raises(UnsupportedError, match=f"^--engine ray: node {socket.gethostname()!r} {says}$"):
             # The node of the same version waits for a training on another one.
-            go(tmp_path / "store", grid(6, 0, trace=str(tmp_path), beside=7), cluster)
+            go(tmp_path / "store", grid(6, 0, trace=str(tmp_path), beside=7), **on(cluster))
     cluster.remove_node(node)
 
 
 def test_ray_of_this_machine_alone(tmp_path: Path) -> None:
-    assert go(tmp_path / "ray", grid(), workers=2) == local(tmp_path / "local", grid())
+    assert go(tmp_path / "ray", grid(), engine="ray", workers=2) == go(tmp_path / "local", grid(), workers=1)
     assert not ray.is_initialized()
 
 
@@ -171,11 +167,11 @@ def test_no_cluster_at_the_address(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         with pytest.raises(
             ArgumentError, match=rf"^--address: got '127.0.0.1:{port}', where something else than Ray is"
         ):
-            run(grid(), Store(tmp_path), engine="ray", address=f"127.0.0.1:{port}")
+            run(grid(), RunStore(tmp_path), engine="ray", address=f"127.0.0.1:{port}")
         other.join()
     with pytest.raises(ArgumentError, match=rf"'127.0.0.1:{port}', where no cluster is \(.*ray start --head"):
-        run(grid(), Store(tmp_path), engine="ray", address=f"127.0.0.1:{port}")
+        run(grid(), RunStore(tmp_path), engine="ray", address=f"127.0.0.1:{port}")
     for address in ("head", "head:", ":6379", "head:0", "head:99999", "head:port"):
         with pytest.raises(ArgumentError, match=f"^--address: got {address!r}; allowed: host:port"):
-            run(grid(), Store(tmp_path), engine="ray", address=address)
-    assert Store(tmp_path).keys() == []
+            run(grid(), RunStore(tmp_path), engine="ray", address=address)
+    assert RunStore(tmp_path).keys() == []
