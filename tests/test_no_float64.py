@@ -137,7 +137,7 @@ def test_a_calibration() -> None:
 
 def test_an_evaluation(tmp_path: Path) -> None:
     plan = Plan(
-        arms={"length": LogLength(8.0)},
+        variants={"length": LogLength(8.0)},
         tasks=(tiny.LETTERS,),
         sizes=(4,),
         prompts=8,

@@ -156,7 +156,7 @@ def disk_watched(folder: Path, need: int = 0, what: str = "what is written") -> 
         ) from problem
 
 
-_LINES, _BLOBS = "outcomes.jsonl", "blobs"
+_BLOBS = "blobs"
 _AGAIN = "and run the same command with --resume: only what is missing is done again"
 
 
@@ -178,8 +178,8 @@ class _Entry:
 class RunStore:
     """Outcomes in a folder by key: one line of JSON each, blobs as files. A kill loses what is in flight alone."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder, self._path = Path(folder), Path(folder) / _LINES
+    def __init__(self, folder: Path, name: str = "outcomes.jsonl") -> None:
+        self._folder, self._path = Path(folder), Path(folder) / name
         self._entries: dict[str, _Entry] = {}
         lines = self._path.read_bytes().split(b"\n")[:-1] if self._path.is_file() else []  # after it: half a line
         for number, line in enumerate(lines, 1):
@@ -214,11 +214,17 @@ class RunStore:
             )
         belongs(self._folder, identity, used=bool(self._entries), resume=resume)
 
+    def clear(self) -> None:
+        """Forget all outcomes."""
+        self._path.unlink(missing_ok=True)
+        self._entries.clear()
+        self._count = 0
+
     @contextmanager
     def writing(self) -> Iterator[None]:
         """Lock the folder, and remove what a killed run left half-written."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        with disk_watched(self._folder), writing(self._folder, "outcomes"):
+        with disk_watched(self._folder), writing(self._folder, self._path.stem):
             drop_half_line(self._path)
             for unfinished in (self._folder / _BLOBS).glob(".*.partial"):
                 unfinished.unlink(missing_ok=True)

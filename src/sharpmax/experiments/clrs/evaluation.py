@@ -15,7 +15,7 @@ from typing import Any
 from sharpmax.errors import FileFormatError, reject
 from sharpmax.experiments.clrs.data import Question, end_of, fingerprint, replies
 from sharpmax.experiments.clrs.training import MODEL
-from sharpmax.experiments.evaluate.plan import shape_of, touched, under
+from sharpmax.experiments.evaluate.plan import modified_heads, shape_of, under
 from sharpmax.experiments.run_folder import RUN, belongs, disk_watched, read_run
 from sharpmax.files import append_bytes, display_name, parse_json
 from sharpmax.models.language import LanguageModel, context_of, load_language_model, weights_fingerprint
@@ -45,7 +45,7 @@ class Arm:
             "weights": weights_fingerprint(self.language.model),
             "policy": None if self.policy is None else self.policy.to_dict(),
             "describe": "no policy" if self.policy is None else self.policy.describe(),
-            "touched": touched(self.policy, layers, heads),
+            "touched": modified_heads(self.policy, layers, heads),
         }
 
 

@@ -21,7 +21,7 @@ from sharpmax.calibration.data import KINDS, NOT_NEGATIVE, policy_from
 from sharpmax.calibration.trainer import Live, grid_of
 from sharpmax.errors import FileFormatError, SharpmaxError, UnsupportedError, reject
 from sharpmax.experiments.clrs.data import IGNORED, Documents, Packed, Question, Source, batch_of, fingerprint, sizes_of
-from sharpmax.experiments.evaluate.plan import shape_of, touched, under
+from sharpmax.experiments.evaluate.plan import modified_heads, shape_of, under
 from sharpmax.experiments.run_folder import belongs, disk_watched
 from sharpmax.files import append_bytes, parse_json, write_text
 from sharpmax.integrations.transformers.application import apply, restore
@@ -611,7 +611,7 @@ def _tables(prepared: Prepared, found: Trained, rate: float | None) -> dict[str,
             "epochs": packed.passes,
             "policy": None if found.policy is None else found.policy.to_dict(),
             "policy_describe": "no policy" if found.policy is None else found.policy.describe(),
-            "touched": touched(found.policy, layers, heads),
+            "touched": modified_heads(found.policy, layers, heads),
             "layers": layers,
             "heads": heads,
             "parameters": found.parameters,

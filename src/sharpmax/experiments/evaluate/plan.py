@@ -28,24 +28,113 @@ from sharpmax.tasks.text import fingerprint, plain_text, text_from_file, windows
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from sharpmax.models.language import LanguageModel
-
 BASE = "as it comes"
-"""The name of the arm without a policy, which every evaluation has."""
+"""The name, in results, of the variant without a policy, which every evaluation has."""
+
+LENGTHS = (2048, 6144)
+"""Default lengths of the windows of text in tokens, as far as the model's context allows."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Variants, tasks, sizes and amounts; nothing in it depends on the machine."""
+
+    variants: Mapping[str, Policy]
+    tasks: tuple[Task, ...]
+    sizes: tuple[int, ...]
+    prompts: int
+    seed: int = 0
+    with_text: bool = True
+    text: Path | None = None  # a file to read instead of the test part of the text that comes with Python
+    lengths: tuple[int, ...] | None = None
+    windows: int = 3
+    questions: int = 8  # ordinary questions that the model answers itself
+    harness: tuple[str, ...] = ()  # tasks of EleutherAI's harness to run as well
+    harness_path: Path | None = None
+    calibrated_on: Mapping[str, str | None] = field(default_factory=dict)  # the task of each variant's calibration
+
+
+@dataclass(frozen=True)
+class Material:
+    """The data of a plan: windows of text, questions, the harness, and the settings that identify the run."""
+
+    windows: Mapping[int, list[list[int]]]
+    questions: tuple[str, ...]
+    text: Mapping[str, Any] | None
+    harness: Harness | None
+    identity: Mapping[str, Any]
+
+
+def prepare(language: LanguageModel, plan: Plan) -> Material:
+    """Check that every variant, size and length suits the model, and load the text."""
+    for policy in plan.variants.values():
+        with under(language.model, policy):
+            pass  # refuses a policy made for another architecture
+    context = context_of(language.model)
+    for task in plan.tasks:
+        _check_sizes(language, plan, task, context)
+    source, cut = _text(language, plan, context) if plan.with_text else (None, {})
+    questions = tuple(chat_questions("test")[: plan.questions]) if plan.with_text else ()
+    harness = Harness.ready(plan.harness, plan.harness_path) if plan.harness else None
+    identity = {
+        "model": display_name(language.name),
+        "weights": weights_fingerprint(language.model),
+        "dtype": str(language.model.dtype).removeprefix("torch."),
+        "device": language.model.device.type,
+        "seed": plan.seed,
+        "prompts": plan.prompts,
+        "sizes": list(plan.sizes),
+        "tasks": {task.name: task.version for task in plan.tasks},
+        "arms": {name: policy.to_dict() for name, policy in plan.variants.items()},
+        "text": source,
+        "lengths": list(cut),
+        "windows": plan.windows,
+        "questions": plan.questions if plan.with_text else 0,
+        "harness": list(plan.harness),
+    }
+    return Material(cut, questions, source, harness, identity)
+
+
+def _check_sizes(language: LanguageModel, plan: Plan, task: Task, context: int | None) -> None:
+    for size in plan.sizes:
+        task.check_size(size)
+        if context is None:
+            continue
+        tokens = len(encode(language.tokenizer, task.prompts(size, 1, plan.seed)[0]).ids)
+        if tokens > context:
+            given = f"{size} for the task {task.name!r}, a prompt of {tokens} tokens"
+            allowed = f"prompts of up to {context} tokens, the context of {language.name}"
+            reject("--sizes", given, allowed, "leave out the largest sizes")
+
+
+def _text(
+    language: LanguageModel, plan: Plan, context: int | None
+) -> tuple[dict[str, Any], dict[int, list[list[int]]]]:
+    lengths = plan.lengths
+    if lengths is None:
+        lengths = tuple(n for n in LENGTHS if context is None or n <= context) or (context or min(LENGTHS),)
+    for length in lengths:
+        if context is not None and length > context:
+            reject("--lengths", length, f"up to {context} tokens, the context of {language.name}")
+    text = plain_text("test") if plan.text is None else text_from_file(plan.text)
+    ids = language.tokenizer(text, add_special_tokens=False, verbose=False).input_ids
+    name = "Python's own documentation, test part" if plan.text is None else plan.text.name
+    source = {"source": name, "fingerprint": fingerprint(text), "tokens": len(ids)}
+    return source, {length: windows(ids, length, plan.windows) for length in lengths}
 
 
 @contextlib.contextmanager
 def under(
     model: PreTrainedModel, policy: Policy | None, remark: Callable[[str], None] = lambda text: None
 ) -> Iterator[None]:
-    """The model under a policy, or as it comes for None; `remark` is told of rows outside a policy's fitted range."""
+    """The model under a policy, or without one; `remark` is called for rows outside a policy's fitted range."""
     from sharpmax.integrations.transformers.application import applied
 
-    arm: AbstractContextManager[Any] = contextlib.nullcontext() if policy is None else applied(model, policy)
-    with warnings.catch_warnings(record=True) as said, arm:
+    variant: AbstractContextManager[Any] = contextlib.nullcontext() if policy is None else applied(model, policy)
+    with warnings.catch_warnings(record=True) as caught, variant:
         warnings.simplefilter("always", OutOfRangeWarning)
         yield
-    for warning in said:
+    for warning in caught:
         if issubclass(warning.category, OutOfRangeWarning):
             remark(str(warning.message))
         else:
@@ -58,27 +147,35 @@ def shape_of(model: PreTrainedModel) -> tuple[int, int]:
     return int(config.num_hidden_layers), int(config.num_attention_heads)
 
 
-def touched(policy: Policy | None, layers: int, heads: int) -> int:
-    """How many heads a policy does not leave alone.
+def modified_heads(policy: Policy | None, layers: int, heads: int) -> int:
+    """How many heads a policy modifies.
 
     >>> from sharpmax.policies import Constant
-    >>> touched(Constant(1.5), 30, 9), touched(PerHead.of(Constant, value=[[1.0, 2.0]]), 1, 2), touched(None, 30, 9)
-    (270, 1, 0)
+    >>> policies = Constant(1.5), PerHead.of(Constant, value=[[1.0, 2.0]]), None
+    >>> [modified_heads(policy, 1, 2) for policy in policies]
+    [2, 1, 0]
     """
     if policy is None or policy.is_identity:
         return 0
-    if isinstance(policy, PerHead):
-        return policy.touched
-    return layers * heads
+    return policy.touched if isinstance(policy, PerHead) else layers * heads
 
 
-_TOGETHER = 16
-"""Requests that a GPU reads at once."""
+def describe(policy: Policy | None, layers: int, heads: int) -> dict[str, Any]:
+    """A variant's policy as results hold it."""
+    return {
+        "describe": "no policy" if policy is None else policy.describe(),
+        "policy": None if policy is None else policy.to_dict(),
+        "touched": modified_heads(policy, layers, heads),
+    }
+
+
+_BATCH = 16
+"""Requests of the harness that a GPU reads at once."""
 
 
 @dataclass(frozen=True)
 class Harness:
-    """Tasks of the harness, found and ready to be run."""
+    """Tasks of EleutherAI's Language Model Evaluation Harness, found and ready to run."""
 
     tasks: tuple[str, ...]
     manager: Any
@@ -101,12 +198,13 @@ class Harness:
         return cls(names, manager)
 
     def run(self, language: LanguageModel, policy: Policy | None, *, limit: int | None, seed: int) -> dict[str, Any]:
-        """What the harness says of one arm: task, metric, mean and standard error."""
+        """Results of one variant by task and metric: mean and standard error."""
         lm_eval = require("lm_eval", "lm-eval", "--lm-eval")
         adapter = require("lm_eval.models.huggingface", "lm-eval", "--lm-eval").HFLM
-        together = 1 if language.model.device.type == "cpu" else _TOGETHER
+        batch = 1 if language.model.device.type == "cpu" else _BATCH
+        names = ("random_seed", "numpy_random_seed", "torch_random_seed", "fewshot_random_seed")
         with _quiet(), under(language.model, policy):
-            model = adapter(pretrained=language.model, tokenizer=language.tokenizer, batch_size=together)
+            model = adapter(pretrained=language.model, tokenizer=language.tokenizer, batch_size=batch)
             try:
                 found = lm_eval.simple_evaluate(
                     model=model,
@@ -114,10 +212,7 @@ class Harness:
                     task_manager=self.manager,
                     limit=limit,
                     log_samples=False,
-                    random_seed=seed,
-                    numpy_random_seed=seed,
-                    torch_random_seed=seed,
-                    fewshot_random_seed=seed,
+                    **dict.fromkeys(names, seed),
                 )
             except Exception as problem:  # tasks are files of other people, which fail in ways of their own
                 reason = " ".join(str(problem).split())[:300] or type(problem).__name__
@@ -156,112 +251,3 @@ def _quiet() -> Iterator[None]:
     finally:
         for talker, level in zip(talkers, before, strict=True):
             talker.setLevel(level)
-
-
-LENGTHS = (2048, 6144)
-"""Lengths of the windows of text, in tokens, unless others are asked for or the model is made for less."""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Arms, tasks, sizes and amounts; nothing in it depends on the machine."""
-
-    arms: Mapping[str, Policy]
-    tasks: tuple[Task, ...]
-    sizes: tuple[int, ...]
-    prompts: int
-    seed: int = 0
-    with_text: bool = True
-    text: Path | None = None
-    """A file to read instead of the test part of the text that comes with Python."""
-
-    lengths: tuple[int, ...] | None = None
-    windows: int = 3
-    questions: int = 8
-    """How many ordinary questions the model is asked for answers of its own."""
-
-    harness: tuple[str, ...] = ()
-    """Tasks of EleutherAI's harness to run as well."""
-
-    harness_path: Path | None = None
-    calibrated_on: Mapping[str, str | None] = field(default_factory=dict)
-    """The task that each arm's policy was calibrated on, where that is known."""
-
-
-@dataclass(frozen=True)
-class Material:
-    """Everything a plan needs, made ready: windows of text, questions, the harness, and what run this is."""
-
-    windows: Mapping[int, list[list[int]]]
-    questions: tuple[str, ...]
-    text: Mapping[str, Any] | None
-    harness: Harness | None
-    identity: Mapping[str, Any]
-
-
-def prepare(language: LanguageModel, plan: Plan) -> Material:
-    """Check that every arm, size and length suits the model, and make the text ready."""
-    for policy in plan.arms.values():
-        with under(language.model, policy):
-            pass  # refuses a policy made for another architecture
-    room = context_of(language.model)
-    for task in plan.tasks:
-        _check_sizes(language, plan, task, room)
-    source, cut = _text(language, plan, room) if plan.with_text else (None, {})
-    questions = tuple(chat_questions("test")[: plan.questions]) if plan.with_text else ()
-    harness = Harness.ready(plan.harness, plan.harness_path) if plan.harness else None
-    return Material(cut, questions, source, harness, _identity(language, plan, source, cut))
-
-
-def _check_sizes(language: LanguageModel, plan: Plan, task: Task, room: int | None) -> None:
-    for size in plan.sizes:
-        task.check_size(size)
-    if room is None:
-        return
-    for size in plan.sizes:
-        tokens = len(encode(language.tokenizer, task.prompts(size, 1, plan.seed)[0]).ids)
-        if tokens > room:
-            reject(
-                "--sizes",
-                f"{size} for the task {task.name!r}, a prompt of {tokens} tokens",
-                f"prompts of up to {room} tokens, what {language.name} is made for",
-                "leave out the largest sizes",
-            )
-
-
-def _text(language: LanguageModel, plan: Plan, room: int | None) -> tuple[dict[str, Any], dict[int, list[list[int]]]]:
-    lengths = plan.lengths
-    if lengths is None:
-        lengths = tuple(n for n in LENGTHS if room is None or n <= room) or (room or min(LENGTHS),)
-    for length in lengths:
-        if room is not None and length > room:
-            reject("--lengths", length, f"up to {room} tokens, what {language.name} is made for")
-    text = plain_text("test") if plan.text is None else text_from_file(plan.text)
-    ids = language.tokenizer(text, add_special_tokens=False, verbose=False).input_ids
-    source = {
-        "source": "Python's own documentation, test part" if plan.text is None else plan.text.name,
-        "fingerprint": fingerprint(text),
-        "tokens": len(ids),
-    }
-    return source, {length: windows(ids, length, plan.windows) for length in lengths}
-
-
-def _identity(
-    language: LanguageModel, plan: Plan, text: Mapping[str, Any] | None, cut: Mapping[int, Any]
-) -> dict[str, Any]:
-    return {
-        "model": display_name(language.name),
-        "weights": weights_fingerprint(language.model),
-        "dtype": str(language.model.dtype).removeprefix("torch."),
-        "device": language.model.device.type,
-        "seed": plan.seed,
-        "prompts": plan.prompts,
-        "sizes": list(plan.sizes),
-        "tasks": {task.name: task.version for task in plan.tasks},
-        "arms": {arm: policy.to_dict() for arm, policy in plan.arms.items()},
-        "text": dict(text) if text else None,
-        "lengths": list(cut),
-        "windows": plan.windows,
-        "questions": plan.questions if plan.with_text else 0,
-        "harness": list(plan.harness),
-    }

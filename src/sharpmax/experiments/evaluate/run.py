@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import functools
-import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -14,259 +13,157 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from sharpmax.errors import ArgumentError, FileFormatError, SharpmaxError
+from sharpmax.errors import SharpmaxError
 from sharpmax.experiments import statistics
 from sharpmax.experiments.benchmarks.measuring import CachedReader, peak_mib, random_tokens, reset_peak
-from sharpmax.experiments.evaluate.plan import BASE, Harness, Material, Plan, shape_of, touched, under
-from sharpmax.experiments.run_folder import check_identity, plain
-from sharpmax.files import parse_json, write_text
-from sharpmax.models.language import context_of
-from sharpmax.models.scoring import Judged, Reply, encode, judge, own_answers, window_losses
+from sharpmax.experiments.evaluate.plan import BASE, Material, Plan, describe, shape_of, under
+from sharpmax.experiments.run_folder import Outcome, RunStore
+from sharpmax.models.language import LanguageModel, context_of
+from sharpmax.models.scoring import Reply, encode, judge, own_answers, window_losses
 from sharpmax.policies.base import Policy
 from sharpmax.tasks.prompt import Task
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from sharpmax.models.language import LanguageModel
-
-FILE_NAME = "answers.json"
-
-_SCHEMA = 1
-
-
-class Answers:
-    """Values by key, each written with all others in one step; `identity` says what run they belong to."""
-
-    def __init__(self, path: Path, identity: Mapping[str, Any]) -> None:
-        self._path, self._identity = path, plain(identity)
-        self._values: dict[str, Any] = {}
-        self._remarks: dict[str, list[str]] = {}
-        self._complete = False
-
-    @classmethod
-    def open(cls, folder: Path, identity: Mapping[str, Any], *, resume: bool) -> Answers:
-        """The answers of a run in `folder`: none yet, or those of an interrupted run of the very same settings."""
-        answers = cls(folder / FILE_NAME, identity)
-        if answers._path.exists():
-            answers._take_up(resume=resume)
-        return answers
-
-    def __contains__(self, key: str) -> bool:
-        return key in self._values
-
-    def __getitem__(self, key: str) -> Any:
-        return self._values[key]
-
-    def add(self, key: str, value: Any) -> None:
-        """Keep a value; when this returns it is on disk."""
-        self._values[key] = value
-        self._save()
-
-    def remark(self, arm: str, text: str) -> None:
-        """Keep what there is to say about an arm; it is written with the next value."""
-        said = self._remarks.setdefault(arm, [])
-        if text not in said:
-            said.append(text)
-
-    def remarks(self, arm: str) -> list[str]:
-        """What there is to say about an arm."""
-        return list(self._remarks.get(arm, []))
-
-    def finish(self) -> None:
-        """Say that nothing is missing: the next run in this folder may begin anew."""
-        self._complete = True
-        self._save()
-
-    def _save(self) -> None:
-        body = {
-            "schema": _SCHEMA,
-            "complete": self._complete,
-            "run": self._identity,
-            "remarks": self._remarks,
-            "values": self._values,
-        }
-        write_text(self._path, json.dumps(body, ensure_ascii=False, allow_nan=False) + "\n")
-
-    def _take_up(self, *, resume: bool) -> None:
-        try:
-            body = parse_json(self._path.read_bytes())
-            schema, complete, run = body["schema"], body["complete"], body["run"]
-            values, remarks = dict(body["values"]), dict(body["remarks"])
-        except (OSError, KeyError, TypeError, ValueError):
-            schema, complete, run, values, remarks = None, False, {}, {}, {}
-        if schema != _SCHEMA or not isinstance(run, dict):
-            raise FileFormatError(
-                f"--out: {str(self._path)!r} is not a file of answers that this sharpmax wrote; remove it, or choose "
-                "another folder"
-            )
-        if not resume:
-            if complete:
-                return
-            raise ArgumentError(
-                f"--out: {str(self._path.parent)!r} holds an evaluation that was interrupted; add --resume to go on "
-                "with it, or choose another folder"
-            )
-        check_identity(self._path, run, self._identity)
-        self._values, self._remarks, self._complete = values, remarks, complete
-
+FILE_NAME = "answers.jsonl"
 
 CHAT = "chat"
 """The column of the model's own answers among the lengths of windows."""
 
-_OWN_ANSWERS = "own answers"
-_TOKENS_TO_SAY = 48
-_GENERATING = 20
-"""About how many read tokens one generated token takes as long as."""
+CONTEXT = 2048
+"""Tokens that are read before decoding is timed."""
+
+ROUNDS = 5
+
+_FINISHED, _COST, _HARNESS, _OWN_ANSWERS = "finished", "cost", "harness/", "own answers"
+_ANSWER_TOKENS = 48
+_GENERATING = 20  # reading this many tokens takes about as long as generating one
+_DECODED = 24
+
+Progress = Callable[[int, str], None]
+"""Called with the number of tokens read since the last call, and what comes next."""
+
+
+class Measurements:
+    """Values in the folder of a run by key, and remarks on variants; `identity` are the settings they belong to.
+
+    A finished run can be started anew, an interrupted one only with `resume`.
+    """
+
+    def __init__(self, folder: Path, identity: Mapping[str, Any], *, resume: bool) -> None:
+        self._store = RunStore(folder, FILE_NAME)
+        if _FINISHED in self._store and not resume:
+            self._store.clear()
+        self._store.claim(identity, resume=resume)
+        self.writing = self._store.writing
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._store
+
+    def __getitem__(self, key: str) -> Any:
+        return self._store.record(key)["value"]
+
+    def add(self, key: str, value: Any, variant: str = "", remarks: Sequence[str] = ()) -> None:
+        """Store a value; when this returns it is on disk."""
+        self._store.add(key, Outcome({"value": value, "variant": variant, "remarks": list(remarks)}))
+
+    def remarks(self, variant: str) -> list[str]:
+        """Remarks on a variant, each once."""
+        records = map(self._store.record, self._store.keys())
+        return list(dict.fromkeys(r for one in records if one["variant"] == variant for r in one["remarks"]))
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Something to find out about the model under one arm; `tokens` is how much work that is."""
+    """One measurement of one variant; `tokens` is the amount of work."""
 
     key: str
-    arm: str
+    variant: str
     what: str
     tokens: int
-    measure: Callable[[Answers], list[Any]]
-    """The outcome, as JSON values, given what is known already."""
-
-    losses: Callable[[list[Any]], Sequence[float]]
-    """The numbers in an outcome that must be finite."""
+    measure: Callable[[Measurements], list[Any]]  # JSON values, given what has been measured already
+    losses: Callable[[list[Any]], Sequence[float]]  # the numbers in an outcome that must be finite
 
 
-def answer_key(task: Task, size: int, arm: str) -> str:
-    """Where the rightness of each prompt is kept."""
-    return f"answers/{task.name}/{size}/{arm}"
+def _answer_key(task: Task, size: int, variant: str) -> str:
+    return f"answers/{task.name}/{size}/{variant}"
 
 
-def loss_key(column: int | str, arm: str) -> str:
-    """Where the (summed loss, tokens) of each window, or of each own answer, is kept."""
-    return f"text/{column}/{arm}"
+def _loss_key(column: int | str, variant: str) -> str:
+    return f"text/{column}/{variant}"
 
 
-def pieces(language: LanguageModel, plan: Plan, material: Material) -> Iterator[Piece]:
-    """Everything to be done, arm after arm for each size, so that an interrupted run has pairs to compare."""
+def _pieces(language: LanguageModel, plan: Plan, material: Material) -> Iterator[Piece]:
+    """All measurements, variant after variant for each size, so that an interrupted run has pairs to compare."""
+    variants = (BASE, *plan.variants)
     for task in plan.tasks:
         for size in plan.sizes:
             replies = functools.cache(functools.partial(_replies, language, plan, task, size))
             tokens = plan.prompts * len(encode(language.tokenizer, task.prompts(size, 1, plan.seed)[0]).ids)
-            for arm in (BASE, *plan.arms):
-                measure = functools.partial(_answers, language, replies)
-                what = f"{task.name}, size {size}: {arm}"
-                yield Piece(
-                    answer_key(task, size, arm), arm, what, tokens, measure, lambda found: [f[1] for f in found]
-                )
+            for name in variants:
+                key, what = _answer_key(task, size, name), f"{task.name}, size {size}: {name}"
+                yield Piece(key, name, what, tokens, functools.partial(_answers, language, replies), _second)
     for length, cut in material.windows.items():
-        for arm in (BASE, *plan.arms):
-            measure = functools.partial(_window_losses, language, cut)
-            what = f"text, {length} tokens: {arm}"
-            yield Piece(loss_key(length, arm), arm, what, length * len(cut), measure, _first)
+        for name in variants:
+            key, what = _loss_key(length, name), f"text, {length} tokens: {name}"
+            yield Piece(key, name, what, length * len(cut), functools.partial(_window_losses, language, cut), _first)
     if material.questions:
-        asked = material.questions
-        say = functools.partial(_own_answers, language, asked)
-        work = len(asked) * _TOKENS_TO_SAY
-        yield Piece(_OWN_ANSWERS, BASE, _OWN_ANSWERS, work * _GENERATING, say, lambda found: ())
-        for arm in (BASE, *plan.arms):
-            measure = functools.partial(_chat_losses, language)
-            yield Piece(loss_key(CHAT, arm), arm, f"{_OWN_ANSWERS}: {arm}", 2 * work, measure, _first)
+        work = len(material.questions) * _ANSWER_TOKENS
+        generate = functools.partial(_own_answers, language, material.questions)
+        yield Piece(_OWN_ANSWERS, BASE, _OWN_ANSWERS, work * _GENERATING, generate, lambda found: ())
+        for name in variants:
+            score = functools.partial(_chat_losses, language)
+            yield Piece(_loss_key(CHAT, name), name, f"{_OWN_ANSWERS}: {name}", 2 * work, score, _first)
 
 
 def _first(found: list[Any]) -> list[float]:
-    return [loss for loss, _ in found]
+    return [one[0] for one in found]
+
+
+def _second(found: list[Any]) -> list[float]:
+    return [one[1] for one in found]
 
 
 def _replies(language: LanguageModel, plan: Plan, task: Task, size: int) -> list[Reply]:
     return [encode(language.tokenizer, prompt) for prompt in task.prompts(size, plan.prompts, plan.seed)]
 
 
-def _answers(language: LanguageModel, replies: Callable[[], list[Reply]], known: Answers) -> list[Any]:
+def _answers(language: LanguageModel, replies: Callable[[], list[Reply]], known: Measurements) -> list[Any]:
+    """Whether each answer is right, and its loss."""
     return [[int(found.right), found.nll] for found in judge(language.model, replies())]
 
 
-def _window_losses(language: LanguageModel, cut: list[list[int]], known: Answers) -> list[Any]:
+def _window_losses(language: LanguageModel, cut: list[list[int]], known: Measurements) -> list[Any]:
+    """Summed loss and number of tokens of each window."""
     found = []
     with torch.no_grad():
         for window in cut:
-            said = len(window) - 1
-            found.append([float(window_losses(language.model, [window])[0]) * said, said])
+            predicted = len(window) - 1
+            found.append([float(window_losses(language.model, [window])[0]) * predicted, predicted])
     return found
 
 
-def _own_answers(language: LanguageModel, questions: Sequence[str], known: Answers) -> list[Any]:
-    replies = own_answers(language.model, language.tokenizer, questions, _TOKENS_TO_SAY)
+def _own_answers(language: LanguageModel, questions: Sequence[str], known: Measurements) -> list[Any]:
+    replies = own_answers(language.model, language.tokenizer, questions, _ANSWER_TOKENS)
     return [[list(reply.ids), reply.start] for reply in replies]
 
 
-def _chat_losses(language: LanguageModel, known: Answers) -> list[Any]:
+def _chat_losses(language: LanguageModel, known: Measurements) -> list[Any]:
     replies = [Reply(tuple(ids), start) for ids, start in known[_OWN_ANSWERS]]
-    found: list[Judged] = judge(language.model, replies)
-    return [[one.nll, one.tokens] for one in found]
+    return [[one.nll, one.tokens] for one in judge(language.model, replies)]
 
 
-CONTEXT = 2048
-"""Tokens that are read before one more is said."""
-
-ROUNDS = 5
-_TOKENS_SAID = 24
-
-
-def cost(
-    model: PreTrainedModel,
-    arms: Mapping[str, Policy],
-    context: int,
-    rounds: int = ROUNDS,
-    note: Callable[[str], None] = lambda text: None,
-) -> dict[str, dict[str, Any]]:
-    """Milliseconds and MiB of every arm, and times as ratios to the model as it comes.
-
-    Every round measures each arm once and ratios are taken within a round, so that noise of the machine hits all
-    arms alike. Each arm has run once before the first round.
-    """
-    every: dict[str, Policy | None] = {BASE: None, **arms}
-    ids = random_tokens(model, context)
-    found: dict[str, list[dict[str, float | None]]] = {arm: [] for arm in every}
-    for number in range(rounds + 1):
-        for arm, policy in every.items():
-            note(f"cost, round {number} of {rounds}: {arm}")
-            with torch.no_grad(), under(model, policy):
-                measured = _measured(model, ids)
-            if number:
-                found[arm].append(measured)
-    return {arm: _summary(rows, found[BASE]) for arm, rows in found.items()}
-
-
-def _measured(model: PreTrainedModel, ids: Tensor) -> dict[str, float | None]:
-    reader = CachedReader(model)
-    known = reset_peak(model.device)
-    prefill = reader.read(ids)
-    decode = median(reader.read(ids[:, place : place + 1]) for place in range(_TOKENS_SAID))
-    return {"prefill_ms": prefill, "decode_ms": decode, "peak_mib": peak_mib(model.device) if known else None}
-
-
-def _summary(rows: list[dict[str, Any]], base: list[dict[str, Any]]) -> dict[str, Any]:
-    summary: dict[str, Any] = {}
-    for name in ("prefill_ms", "decode_ms", "peak_mib"):
-        known = [row[name] for row in rows]
-        summary[name] = None if None in known else median(known)
-    for name in ("prefill", "decode"):
-        pairs = zip(rows, base, strict=True)
-        summary[f"{name}_ratio"] = median(row[f"{name}_ms"] / other[f"{name}_ms"] for row, other in pairs)
-    return summary
-
-
-Progress = Callable[[int, str], None]
-"""Told how many tokens have been read since the last time, and what comes next."""
-
-_COST = "cost"
-_HARNESS = "harness/"
+def _context(language: LanguageModel) -> int:
+    context = context_of(language.model)
+    # Decoded tokens need positions of their own.
+    return CONTEXT if context is None else min(CONTEXT, context // 2)
 
 
 def work(language: LanguageModel, plan: Plan, material: Material) -> int:
-    """Tokens to be read by `evaluate_tables`, about."""
-    arms = 1 + len(plan.arms)
-    reading = arms * (ROUNDS + 1) * _context(language)
-    return sum(piece.tokens for piece in pieces(language, plan, material)) + reading
+    """About how many tokens `evaluate_tables` reads."""
+    cost = (1 + len(plan.variants)) * (ROUNDS + 1) * _context(language)
+    return sum(piece.tokens for piece in _pieces(language, plan, material)) + cost
 
 
 def evaluate_tables(
@@ -278,94 +175,137 @@ def evaluate_tables(
     resume: bool = False,
     progress: Progress = lambda tokens, remark: None,
 ) -> dict[str, Any]:
-    """Run every arm on the same prompts and the same text; what is known is in `folder`/answers.json at any moment."""
-    answers = Answers.open(folder, material.identity, resume=resume)
-    for piece in pieces(language, plan, material):
-        progress(0, piece.what)
-        if piece.key not in answers:
-            _run(language, plan.arms.get(piece.arm), piece, answers)
-        progress(piece.tokens, piece.what)
-    if _COST not in answers:
-        context = _context(language)
-        found = cost(language.model, plan.arms, context, note=lambda text: progress(context, text))
-        answers.add(_COST, {"context": context, "arms": found})
-    if material.harness is not None:
-        _run_harness(language, plan, material.harness, answers, progress)
-    answers.finish()
-    return _tables(language, plan, material, answers)
+    """Run every variant on the same prompts and text; what is measured is in `folder`/answers.jsonl at any moment."""
+    found = Measurements(folder, material.identity, resume=resume)
+    with found.writing():
+        for piece in _pieces(language, plan, material):
+            progress(0, piece.what)
+            if piece.key not in found:
+                _measure(language, plan.variants.get(piece.variant), piece, found)
+            progress(piece.tokens, piece.what)
+        if _COST not in found:
+            context = _context(language)
+            costs = cost(language.model, plan.variants, context, ROUNDS, note=lambda text: progress(context, text))
+            found.add(_COST, {"context": context, "arms": {name: asdict(one) for name, one in costs.items()}})
+        for name in (BASE, *plan.variants) if material.harness is not None else ():
+            progress(0, f"harness: {name}")
+            if _HARNESS + name not in found and material.harness is not None:
+                policy = plan.variants.get(name)
+                result = material.harness.run(language, policy, limit=plan.prompts, seed=plan.seed)
+                found.add(_HARNESS + name, result)
+        found.add(_FINISHED, True)
+    return _tables(language, plan, material, found)
 
 
-def _run_harness(language: LanguageModel, plan: Plan, harness: Harness, answers: Answers, progress: Progress) -> None:
-    for arm in (BASE, *plan.arms):
-        progress(0, f"harness: {arm}")
-        if _HARNESS + arm not in answers:
-            policy = plan.arms.get(arm)
-            answers.add(_HARNESS + arm, harness.run(language, policy, limit=plan.prompts, seed=plan.seed))
-
-
-def _context(language: LanguageModel) -> int:
-    room = context_of(language.model)
-    # Tokens said after the context need places of their own.
-    return CONTEXT if room is None else min(CONTEXT, room // 2)
-
-
-def _run(language: LanguageModel, policy: Policy | None, piece: Piece, answers: Answers) -> None:
-    with under(language.model, policy, lambda text: answers.remark(piece.arm, text)):
-        found = piece.measure(answers)
-    if not all(math.isfinite(loss) for loss in piece.losses(found)):
+def _measure(language: LanguageModel, policy: Policy | None, piece: Piece, found: Measurements) -> None:
+    remarks: list[str] = []
+    with under(language.model, policy, remarks.append):
+        value = piece.measure(found)
+    if not all(math.isfinite(loss) for loss in piece.losses(value)):
         raise SharpmaxError(
             f"evaluate: {language.name} gives logits that are not numbers (NaN or infinite) in {piece.what!r}; "
             + ("choose another --dtype" if policy is None else "leave that policy out, or choose another --dtype")
         )
-    answers.add(piece.key, found)
+    found.add(piece.key, value, piece.variant, remarks)
 
 
-def _tables(language: LanguageModel, plan: Plan, material: Material, answers: Answers) -> dict[str, Any]:
-    arms = (BASE, *plan.arms)
-    tables: dict[str, Any] = {"setting": _setting(language, plan, material, answers)}
+@dataclass(frozen=True)
+class Cost:
+    """Medians over rounds; ratios are to the model without a policy in the same round."""
+
+    prefill_ms: float
+    decode_ms: float
+    peak_mib: float | None
+    prefill_ratio: float = 1.0
+    decode_ratio: float = 1.0
+
+
+def cost(
+    model: PreTrainedModel,
+    variants: Mapping[str, Policy],
+    context: int,
+    rounds: int,
+    note: Callable[[str], None] = lambda text: None,
+) -> dict[str, Cost]:
+    """Time and memory of every variant.
+
+    Every round measures each variant once and ratios are taken within a round, so that noise of the machine affects
+    all alike. Each variant runs once before the first round.
+    """
+    every: dict[str, Policy | None] = {BASE: None, **variants}
+    ids = random_tokens(model, context)
+    found: dict[str, list[Cost]] = {name: [] for name in every}
+    for number in range(rounds + 1):
+        for name, policy in every.items():
+            note(f"cost, round {number} of {rounds}: {name}")
+            with torch.no_grad(), under(model, policy):
+                measured = _one_cost(model, ids)
+            if number:
+                found[name].append(measured)
+    return {name: _median(rows, found[BASE]) for name, rows in found.items()}
+
+
+def _one_cost(model: PreTrainedModel, ids: Tensor) -> Cost:
+    reader = CachedReader(model)
+    known = reset_peak(model.device)
+    prefill = reader.read(ids)
+    decode = median(reader.read(ids[:, place : place + 1]) for place in range(_DECODED))
+    return Cost(prefill, decode, peak_mib(model.device) if known else None)
+
+
+def _median(rows: Sequence[Cost], base: Sequence[Cost]) -> Cost:
+    peaks = [row.peak_mib for row in rows if row.peak_mib is not None]
+    pairs = list(zip(rows, base, strict=True))
+    return Cost(
+        median(row.prefill_ms for row in rows),
+        median(row.decode_ms for row in rows),
+        median(peaks) if len(peaks) == len(rows) else None,
+        median(row.prefill_ms / other.prefill_ms for row, other in pairs),
+        median(row.decode_ms / other.decode_ms for row, other in pairs),
+    )
+
+
+def _tables(language: LanguageModel, plan: Plan, material: Material, found: Measurements) -> dict[str, Any]:
+    variants = (BASE, *plan.variants)
+    tables: dict[str, Any] = {"setting": _setting(language, plan, material, found)}
     for task in plan.tasks:
-        right = {
-            arm: {size: [found[0] for found in answers[answer_key(task, size, arm)]] for size in plan.sizes}
-            for arm in arms
-        }
+        right = {name: {size: _first(found[_answer_key(task, size, name)]) for size in plan.sizes} for name in variants}
         tables[f"accuracy/{task.name}"] = {
-            arm: {str(size): statistics.accuracy(cells[size]) for size in plan.sizes} for arm, cells in right.items()
+            name: {str(size): statistics.accuracy(cells[size]) for size in plan.sizes} for name, cells in right.items()
         }
         tables[f"paired/{task.name}"] = {
-            arm: {str(size): statistics.paired(right[BASE][size], right[arm][size]) for size in plan.sizes}
-            for arm in plan.arms
+            name: {str(size): statistics.paired(right[BASE][size], right[name][size]) for size in plan.sizes}
+            for name in plan.variants
         }
     columns: list[int | str] = [*material.windows, *([CHAT] if material.questions else [])]
     if columns:
-        tables["perplexity"] = {arm: {str(c): _perplexity(answers, c, arm) for c in columns} for arm in arms}
-    tables["cost"] = answers[_COST]["arms"]
+        tables["perplexity"] = {name: {str(c): _perplexity(found, c, name) for c in columns} for name in variants}
+    tables["cost"] = found[_COST]["arms"]
     if material.harness is not None:
-        tables["harness"] = {arm: answers[_HARNESS + arm] for arm in arms}
+        tables["harness"] = {name: found[_HARNESS + name] for name in variants}
     return tables
 
 
-def _perplexity(answers: Answers, column: int | str, arm: str) -> dict[str, Any]:
-    base, here = answers[loss_key(column, BASE)], answers[loss_key(column, arm)]
-    change = {"rise": 0.0, "low": None, "high": None} if arm == BASE else statistics.rise(base, here)
+def _perplexity(found: Measurements, column: int | str, variant: str) -> dict[str, Any]:
+    base, here = found[_loss_key(column, BASE)], found[_loss_key(column, variant)]
+    change = {"rise": 0.0, "low": None, "high": None} if variant == BASE else statistics.rise(base, here)
     return {**statistics.perplexity(here), **change, "texts": len(here)}
 
 
-def _setting(language: LanguageModel, plan: Plan, material: Material, answers: Answers) -> dict[str, Any]:
+def _setting(language: LanguageModel, plan: Plan, material: Material, found: Measurements) -> dict[str, Any]:
     layers, heads = shape_of(language.model)
-    every: dict[str, Policy | None] = {BASE: None, **plan.arms}
+    every: dict[str, Policy | None] = {BASE: None, **plan.variants}
     return {
         "model": material.identity["model"],
         "layers": layers,
         "heads": heads,
         "arms": {
-            arm: {
-                "describe": "no policy" if policy is None else policy.describe(),
-                "policy": None if policy is None else policy.to_dict(),
-                "touched": touched(policy, layers, heads),
-                "calibrated_on": plan.calibrated_on.get(arm),
-                "remarks": answers.remarks(arm),
+            name: {
+                **describe(policy, layers, heads),
+                "calibrated_on": plan.calibrated_on.get(name),
+                "remarks": found.remarks(name),
             }
-            for arm, policy in every.items()
+            for name, policy in every.items()
         },
         "tasks": {task.name: {"version": task.version, "summary": task.summary} for task in plan.tasks},
         "sizes": list(plan.sizes),
@@ -373,7 +313,7 @@ def _setting(language: LanguageModel, plan: Plan, material: Material, answers: A
         "text": None if material.text is None else dict(material.text),
         "windows": plan.windows,
         "questions": len(material.questions),
-        "context": answers[_COST]["context"],
+        "context": found[_COST]["context"],
         "rounds": ROUNDS,
         "dtype": material.identity["dtype"],
         "device": material.identity["device"],
