@@ -7,14 +7,16 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from sharpmax.errors import ArgumentError, FileFormatError, SharpmaxError
 from sharpmax.files import FULL, append_bytes, cannot_write, parse_json, write_bytes, write_text
+
+T = TypeVar("T")
 
 _SHORT = 60
 
@@ -181,22 +183,14 @@ class RunStore:
     def __init__(self, folder: Path, name: str = "outcomes.jsonl") -> None:
         self._folder, self._path = Path(folder), Path(folder) / name
         self._entries: dict[str, _Entry] = {}
-        lines = self._path.read_bytes().split(b"\n")[:-1] if self._path.is_file() else []  # after it: half a line
-        for number, line in enumerate(lines, 1):
-            try:
-                body = parse_json(line)
-                blob = None if body["blob"] is None else _blob_entry(body["blob"])
-                key, entry = str(body["key"]), _Entry(dict(body["record"]), blob, number)
-            except (ValueError, KeyError, TypeError):
-                raise FileFormatError(
-                    f"--out: line {number} of {str(self._path)!r} is not what sharpmax wrote; remove that line {_AGAIN}"
-                ) from None
-            self._entries[key] = entry
+        self._count = 0
+        for number, (key, record, blob) in enumerate(read_lines(self._path, _parsed, f"remove that line {_AGAIN}"), 1):
+            self._entries[key] = _Entry(record, blob, number)
+            self._count = number
             if blob is not None:
                 file = self._folder / _BLOBS / blob["file"]
                 if not file.is_file() or file.stat().st_size != blob["bytes"]:
                     raise self._damaged(key, file)
-        self._count = len(lines)
 
     def _damaged(self, key: str, file: Path) -> FileFormatError:
         what = "is not what sharpmax wrote" if file.is_file() else "is missing"
@@ -269,14 +263,30 @@ class RunStore:
         self._entries[key] = _Entry(record, about, self._count)
 
 
+def read_lines(path: Path, parse: Callable[[Any], T], advice: str) -> list[T]:
+    """Parse every whole line of a file of JSON lines; `advice` says what to do about one that is not ours."""
+    lines = path.read_bytes().split(b"\n")[:-1] if path.is_file() else []  # a killed run leaves half a line at the end
+    number = 0
+    try:
+        found = []
+        for number, line in enumerate(lines, 1):  # noqa: B007
+            found.append(parse(parse_json(line)))
+        return found
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise FileFormatError(f"--out: line {number} of {str(path)!r} is not what sharpmax wrote; {advice}") from None
+
+
 def drop_half_line(path: Path) -> None:
     """Remove the half of a line that a killed process may have left at the end of a file."""
     if path.is_file():
         os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
 
 
-def _blob_entry(about: Mapping[str, Any]) -> dict[str, Any]:
+def _parsed(body: Any) -> tuple[str, dict[str, Any], dict[str, Any] | None]:
+    key, record, about = str(body["key"]), dict(body["record"]), body["blob"]
+    if about is None:
+        return key, record, None
     name = about["file"]
     if not isinstance(name, str) or name != Path(name).name:
         raise ValueError(f"not the name of a file: {name!r}")
-    return {"file": name, "bytes": int(about["bytes"]), "sha256": str(about["sha256"])}
+    return key, record, {"file": name, "bytes": int(about["bytes"]), "sha256": str(about["sha256"])}

@@ -24,7 +24,7 @@ from sharpmax.experiments.benchmarks import (
     gpu as training,
 )
 from sharpmax.experiments.benchmarks import (
-    gpu_reference as gradients,
+    gpu_inputs as gradients,
 )
 from sharpmax.experiments.benchmarks import gpu_timing as contests
 from sharpmax.experiments.benchmarks import (

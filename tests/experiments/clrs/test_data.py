@@ -54,10 +54,10 @@ def test_a_row_reads_back_as_its_documents() -> None:
 
 
 @pytest.mark.parametrize("row_tokens", [128, 16], ids=["shared", "alone"])
-@pytest.mark.parametrize("name", ["none", "paper", "length", "heads"])
+@pytest.mark.parametrize("name", ["none", "length", "heads"])
 def test_a_batch_has_exactly_the_losses_of_its_documents(name: str, row_tokens: int) -> None:
     grid = PerHead.of(Constant, value=[[0.5, 1.0, 2.0, 3.0]] * tiny.LAYERS)
-    policy = {"none": None, "paper": "paper", "length": LogLength(reference=8), "heads": grid}[name]
+    policy = {"none": None, "length": LogLength(reference=8), "heads": grid}[name]
     model = tiny.model().double()
     made = packed(row_tokens)
     batch: Any = batch_of([made[0]])
@@ -105,13 +105,13 @@ def test_a_long_document_makes_no_short_one_expensive() -> None:
     assert sorted(of_groups(made)) == list(range(len(documents)))
     most = documents.lengths.max()
     for number, group in enumerate(made.groups):
-        assert group.room * len(group.rows) <= 512
-        assert made[number]["ids"].shape == (len(group.rows), group.room)
+        assert group.size * len(group.rows) <= 512
+        assert made[number]["ids"].shape == (len(group.rows), group.size)
         for row in group.rows:
-            assert documents.lengths[list(row)].sum() <= group.room
-            if group.room > 64:
+            assert documents.lengths[list(row)].sum() <= group.size
+            if group.size > 64:
                 (one,) = row
-                assert group.room in (64 * (group.room // 64), most)
+                assert group.size in (64 * (group.size // 64), most)
                 assert documents.lengths[one] > 64
     assert made.tokens(0, len(made)) == documents.lengths.sum()
     again = Packed.of(documents, 64, group_tokens=512, together=1, steps=None, epochs=2.0, seed=0)

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sharpmax.experiments.clrs import scores
-from sharpmax.experiments.clrs.evaluation import Arm, Exam, Said, Shard, Store
-from sharpmax.experiments.clrs.scores import exam_tables
+from sharpmax.experiments.clrs import tables as scores
+from sharpmax.experiments.clrs.evaluation import Answer, AnswerStore, Evaluation, Shard, Variant
+from sharpmax.experiments.clrs.tables import evaluation_tables
 from sharpmax.tasks.clrs_text.generation import Example
 from tests.experiments.clrs import stub
 from tests.experiments.evaluate import tiny
@@ -28,13 +28,13 @@ SHARP = ["a b | c", "a c | c ", "b b | a", "z | b", "no", "x | y", ""]
 @pytest.fixture
 def tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     stub.install(monkeypatch.setitem)
-    arms = [Arm(name, tiny.language(), None, None) for name in ("base", "sharp")]
-    store = Store(tmp_path, Shard())
+    arms = [Variant(name, tiny.language(), None, None) for name in ("base", "sharp")]
+    store = AnswerStore(tmp_path, Shard())
     for name, said in (("base", BASE), ("sharp", SHARP)):
         # Two at a time, in pairs that overlap by half.
         when = [(100.0 + item // 2, 102.0 + item // 2) for item in range(len(said))]
-        store.add(name, {item: Said(text, 3, *when[item]) for item, text in enumerate(said)})
-    return exam_tables(Exam(arms, QUESTIONS, 100, {}), store, {"first": [4], "last": [4]}, 0)
+        store.add(name, {item: Answer(text, 3, *when[item]) for item, text in enumerate(said)})
+    return evaluation_tables(Evaluation(arms, QUESTIONS, 100, {}), store, {"first": [4], "last": [4]}, 0)
 
 
 def test_final_answers_and_whole_texts(tables: dict[str, Any]) -> None:

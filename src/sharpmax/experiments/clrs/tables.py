@@ -8,28 +8,30 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sharpmax.experiments.clrs.data import Question
-from sharpmax.experiments.clrs.evaluation import Arm, Exam, Store
+from sharpmax.experiments.clrs.evaluation import AnswerStore, Evaluation, Variant
 from sharpmax.experiments.statistics import CONFIDENCE, accuracy, paired
 from sharpmax.results import FILE_NAME, load
 
+if TYPE_CHECKING:
+    from sharpmax.tasks.clrs_text.generation import Example
+
 _ELSEWHERE = ("policy", "sizes")
-"""Settings that the examination says itself."""
+"""Settings that the evaluation has itself."""
 
 
-def trainings(words: Sequence[str], arms: Sequence[Arm]) -> dict[str, Any]:
-    """Command, provenance, settings, loss curve and speed of every arm, named by `words`, that has results."""
+def trainings(words: Sequence[str], variants: Sequence[Variant]) -> dict[str, Any]:
+    """Command, provenance, settings, loss curve and speed of every variant, named by `words`, that has results."""
     found = {}
-    for word, arm in zip(words, arms, strict=True):
+    for word, variant in zip(words, variants, strict=True):
         file = Path(word) / FILE_NAME
-        if arm.run is None or not file.is_file():
+        if variant.run is None or not file.is_file():
             continue
         saved = load(file)
-        found[arm.name] = {
+        found[variant.name] = {
             "command": saved.command,
             "provenance": saved.provenance,
             "setting": {name: value for name, value in saved.tables["setting"].items() if name not in _ELSEWHERE},
@@ -40,7 +42,7 @@ def trainings(words: Sequence[str], arms: Sequence[Arm]) -> dict[str, Any]:
 
 
 IN, OUT = "in", "out"
-"""Sizes that the arms were trained on, and all others."""
+"""Sizes that the variants were trained on, and all others."""
 
 Cells = dict[str, dict[int, list[int]]]
 """For each algorithm and size, its questions, or whether the answer to each is right."""
@@ -48,54 +50,58 @@ Cells = dict[str, dict[int, list[int]]]
 _DRAWS = 4000
 
 
-def exam_tables(exam: Exam, store: Store, trained: Mapping[str, Sequence[int]], seed: int) -> dict[str, Any]:
-    """Everything a reader may ask for: `trained` holds the sizes of each algorithm that the arms learned from."""
+def evaluation_tables(
+    evaluation: Evaluation, store: AnswerStore, trained: Mapping[str, Sequence[int]], seed: int
+) -> dict[str, Any]:
+    """All tables; `trained` holds the sizes of each algorithm that the variants were trained on."""
     final: Any = importlib.import_module("sharpmax.tasks.clrs_text").final_answer
-    places = _places(exam.questions)
-    wanted = [one.answer.strip() for one in exam.questions]
-    ends = [final(one) for one in wanted]
+    places = _places(evaluation.questions)
+    wanted = [question.answer.strip() for question in evaluation.questions]
+    ends = [final(answer) for answer in wanted]
+    names = [variant.name for variant in evaluation.variants]
+    base, others = names[0], names[1:]
     last: dict[str, Cells] = {}
     whole: dict[str, Cells] = {}
-    for arm in exam.arms:
-        said = [store[arm.name, item].text.strip() for item in range(len(wanted))]
-        last[arm.name] = _cells(places, [int(final(a) == b) for a, b in zip(said, ends, strict=True)])
-        whole[arm.name] = _cells(places, [int(a == b) for a, b in zip(said, wanted, strict=True)])
-    base = exam.arms[0].name
-    others = [arm.name for arm in exam.arms[1:]]
+    for name in names:
+        texts = [store[name, item].text.strip() for item in range(len(wanted))]
+        last[name] = _cells(places, [int(final(a) == b) for a, b in zip(texts, ends, strict=True)])
+        whole[name] = _cells(places, [int(a == b) for a, b in zip(texts, wanted, strict=True)])
     groups = {IN: _group(places, trained, inside=True), OUT: _group(places, trained, inside=False)}
-    shown = {name: cells for name, cells in groups.items() if cells}
+    shown = {group: cells for group, cells in groups.items() if cells}
     return {
         "setting": {
-            **exam.identity(),
+            **evaluation.identity(),
             "base": base,
-            "remarks": {arm.name: store.remarks(arm.name) for arm in exam.arms},
+            "remarks": {name: store.remarks(name) for name in names},
             "sizes": {
-                name: {"trained": list(trained.get(name, ())), "examined": list(cells)}
-                for name, cells in places.items()
+                algorithm: {"trained": list(trained.get(algorithm, ())), "examined": list(cells)}
+                for algorithm, cells in places.items()
             },
         },
-        "accuracy": {arm: _each(cells, accuracy) for arm, cells in last.items()},
-        "exact": {arm: _each(cells, accuracy) for arm, cells in whole.items()},
+        "accuracy": {name: _each(last[name], accuracy) for name in names},
+        "exact": {name: _each(whole[name], accuracy) for name in names},
         "majority": _each(places, lambda items: accuracy(_majority([ends[item] for item in items]))),
         "paired": {
-            arm: {
-                name: {str(size): paired(last[base][name][size], right) for size, right in cells.items()}
-                for name, cells in last[arm].items()
+            name: {
+                algorithm: {str(size): paired(last[base][algorithm][size], right) for size, right in cells.items()}
+                for algorithm, cells in last[name].items()
             }
-            for arm in others
+            for name in others
         },
-        "means": {arm: {name: _mean(last[arm], cells, seed) for name, cells in shown.items()} for arm in last},
-        "means_exact": {arm: {name: _mean(whole[arm], cells, seed) for name, cells in shown.items()} for arm in whole},
+        "means": {name: {g: _mean(last[name], cells, seed) for g, cells in shown.items()} for name in names},
+        "means_exact": {name: {g: _mean(whole[name], cells, seed) for g, cells in shown.items()} for name in names},
         "gains": {
-            arm: {name: _gain(last[base], last[arm], cells, seed) for name, cells in shown.items()} for arm in others
+            name: {g: _gain(last[base], last[name], cells, seed) for g, cells in shown.items()} for name in others
         },
-        "by_algorithm": {arm: _apart(shown, partial(_mean, last[arm], seed=seed)) for arm in last},
-        "gains_by_algorithm": {arm: _apart(shown, partial(_gain, last[base], last[arm], seed=seed)) for arm in others},
-        "speed": {arm.name: _speed(store, arm.name, len(wanted)) for arm in exam.arms},
+        "by_algorithm": {name: _apart(shown, partial(_mean, last[name], seed=seed)) for name in names},
+        "gains_by_algorithm": {
+            name: _apart(shown, partial(_gain, last[base], last[name], seed=seed)) for name in others
+        },
+        "speed": {name: _speed(store, name, len(wanted)) for name in names},
     }
 
 
-def _places(questions: Sequence[Question]) -> Cells:
+def _places(questions: Sequence[Example]) -> Cells:
     """The numbers of the questions of each algorithm and size."""
     found: dict[str, dict[int, list[int]]] = {}
     for item, one in enumerate(questions):
@@ -146,12 +152,12 @@ def _mean(cells: Cells, chosen: Mapping[str, Sequence[int]], seed: int) -> dict[
     return _interval(float(np.mean(means)), np.mean(drawn, axis=0)) | {"algorithms": len(chosen)}
 
 
-def _gain(base: Cells, arm: Cells, chosen: Mapping[str, Sequence[int]], seed: int) -> dict[str, Any]:
-    """The mean of an arm less that of the base on the same questions, drawn again in pairs; and McNemar's test."""
+def _gain(base: Cells, variant: Cells, chosen: Mapping[str, Sequence[int]], seed: int) -> dict[str, Any]:
+    """The mean of a variant minus that of the base on the same questions, drawn again in pairs; and McNemar's test."""
     rng = np.random.default_rng(seed)
     drawn, means = [], []
     for name, sizes in chosen.items():
-        apart = [np.subtract(arm[name][size], base[name][size]) for size in sizes]
+        apart = [np.subtract(variant[name][size], base[name][size]) for size in sizes]
         means.append(np.mean([np.mean(row) for row in apart]))
         parts = []
         for row in apart:
@@ -161,7 +167,7 @@ def _gain(base: Cells, arm: Cells, chosen: Mapping[str, Sequence[int]], seed: in
         drawn.append(np.mean(parts, axis=0))
     pairs = [(name, size) for name, sizes in chosen.items() for size in sizes]
     before = [right for name, size in pairs for right in base[name][size]]
-    after = [right for name, size in pairs for right in arm[name][size]]
+    after = [right for name, size in pairs for right in variant[name][size]]
     return _interval(float(np.mean(means)), np.mean(drawn, axis=0)) | paired(before, after)
 
 
@@ -170,10 +176,10 @@ def _interval(mean: float, drawn: np.ndarray) -> dict[str, Any]:
     return {"mean": 100.0 * mean, "low": 100.0 * float(low), "high": 100.0 * float(high)}
 
 
-def _speed(store: Store, arm: str, count: int) -> dict[str, Any]:
-    """Tokens said and the seconds in which some process was at it: what several said at the same time counts once."""
-    said = [store[arm, item] for item in range(count)]
-    tokens, seconds = sum(one.tokens for one in said), _covered({(one.began, one.ended) for one in said})
+def _speed(store: AnswerStore, variant: str, count: int) -> dict[str, Any]:
+    """Tokens generated and the seconds in which some process was generating; overlapping times count once."""
+    answers = [store[variant, item] for item in range(count)]
+    tokens, seconds = sum(one.tokens for one in answers), _covered({(one.began, one.ended) for one in answers})
     return {"tokens": tokens, "seconds": seconds, "tokens_per_second": tokens / seconds if seconds else None}
 
 
