@@ -11,11 +11,14 @@ import numpy as np
 from sharpmax.lazy import require
 
 CONFIDENCE = 0.95
-"""What every interval is meant to hold."""
+"""Of every interval."""
+
+LEVEL = 0.05
+"""Differences with a p-value below this are significant."""
 
 
 def accuracy(right: Sequence[int]) -> dict[str, Any]:
-    """Right answers in percent with Wilson's 95% interval.
+    """Accuracy in percent with Wilson's 95% interval.
 
     >>> accuracy([1, 1, 0, 0])["mean"]
     50.0
@@ -29,14 +32,14 @@ def accuracy(right: Sequence[int]) -> dict[str, Any]:
     }
 
 
-def paired(base: Sequence[int], arm: Sequence[int]) -> dict[str, Any]:
-    """Prompts that an arm gained and lost, and McNemar's exact test: could they be as many by chance?
+def paired(base: Sequence[int], variant: Sequence[int]) -> dict[str, Any]:
+    """Prompts that a variant gained and lost, and McNemar's exact test: could they be as many by chance?
 
     >>> paired([0, 0, 1], [1, 1, 1])
     {'gained': 2, 'lost': 0, 'p': 0.5}
     """
-    gained = sum(b < a for b, a in zip(base, arm, strict=True))
-    lost = sum(b > a for b, a in zip(base, arm, strict=True))
+    gained = sum(b < a for b, a in zip(base, variant, strict=True))
+    lost = sum(b > a for b, a in zip(base, variant, strict=True))
     p = float(_scipy().binomtest(gained, gained + lost).pvalue) if gained + lost else 1.0
     return {"gained": gained, "lost": lost, "p": p}
 
@@ -47,14 +50,14 @@ def perplexity(losses: Sequence[tuple[float, int]]) -> dict[str, Any]:
     return {"mean": math.exp(math.fsum(loss for loss, _ in losses) / tokens), "n": tokens}
 
 
-def rise(base: Sequence[tuple[float, int]], arm: Sequence[tuple[float, int]]) -> dict[str, Any]:
-    """How far perplexity rises on the same texts, in percent, with a 95% interval over texts (None for one text).
+def rise(base: Sequence[tuple[float, int]], variant: Sequence[tuple[float, int]]) -> dict[str, Any]:
+    """Increase of perplexity on the same texts in percent, with a 95% interval over texts (None for one text).
 
     The rise in nats per token is a ratio of sums, whose error comes from how far each text departs from it; for
     texts of one length that is the paired t interval of their mean differences.
     """
     tokens = np.array([count for _, count in base], dtype=float)
-    apart = np.array([a[0] - b[0] for a, b in zip(arm, base, strict=True)])
+    apart = np.array([a[0] - b[0] for a, b in zip(variant, base, strict=True)])
     ratio = float(apart.sum() / tokens.sum())
     low = high = None
     if (texts := len(tokens)) > 1:
@@ -69,7 +72,7 @@ def _percent(nats: float) -> float:
 
 
 def _scipy() -> Any:
-    return require("scipy.stats", "fit", "comparing arms")
+    return require("scipy.stats", "fit", "comparing variants")
 
 
 def mean(per_seed: np.ndarray) -> dict[str, Any]:
@@ -79,22 +82,39 @@ def mean(per_seed: np.ndarray) -> dict[str, Any]:
     return {"mean": float(np.mean(per_seed)), "sem": sem, "n": n}
 
 
-def compare(arm: np.ndarray, base: np.ndarray, ceiling: np.ndarray) -> dict[str, Any]:
-    """Gain of an arm over the base, the p-value of a two-sided paired t-test, and its share of the ceiling in percent.
+def with_interval(per_seed: np.ndarray) -> dict[str, Any]:
+    """Mean over seeds with Student's 95% interval, None for one seed; seeds without a number do not count.
+
+    >>> with_interval(np.array([1.0, 3.0]))["mean"]
+    2.0
+    """
+    known = per_seed[np.isfinite(per_seed)]
+    count = len(known)
+    if not count:
+        return {"mean": None, "sem": None, "low": None, "high": None, "n": 0}
+    mean = float(known.mean())
+    if count == 1:
+        return {"mean": mean, "sem": None, "low": None, "high": None, "n": 1}
+    sem = float(known.std(ddof=1) / np.sqrt(count))
+    reach = float(_scipy().t.ppf(1.0 - LEVEL / 2.0, count - 1)) * sem
+    return {"mean": mean, "sem": sem, "low": mean - reach, "high": mean + reach, "n": count}
+
+
+def compare(variant: np.ndarray, base: np.ndarray, ceiling: np.ndarray) -> dict[str, Any]:
+    """Gain of a variant over the base, p-value of a two-sided paired t-test, and share of the ceiling in percent.
 
     The p-value is None where no test is possible: a single seed, or the same difference in every seed.
     """
-    share = 100.0 * float(arm.mean() / ceiling.mean()) if ceiling.mean() > 0 else None
-    return {"gain": float((arm - base).mean()), "p": paired_p(arm, base), "of_ceiling": share}
+    share = 100.0 * float(variant.mean() / ceiling.mean()) if ceiling.mean() > 0 else None
+    return {"gain": float((variant - base).mean()), "p": paired_p(variant, base), "of_ceiling": share}
 
 
-def paired_p(arm: np.ndarray, base: np.ndarray) -> float | None:
+def paired_p(variant: np.ndarray, base: np.ndarray) -> float | None:
     """The p-value of a two-sided paired t-test; None for a single seed, or the same difference in every seed."""
     # Equal differences of percentages differ by their rounding, and a test would call that certainty.
-    if len(arm) < 2 or np.ptp(arm - base) <= 1e-9:
+    if len(variant) < 2 or np.ptp(variant - base) <= 1e-9:
         return None
-    stats = require("scipy.stats", "reproduce", "comparing arms")
-    return float(stats.ttest_rel(arm, base).pvalue)
+    return float(_scipy().ttest_rel(variant, base).pvalue)
 
 
 _RESAMPLES = 2000

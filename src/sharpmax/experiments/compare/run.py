@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from sharpmax.errors import OutOfRangeWarning
-from sharpmax.experiments.compare.methods import LEAGUE, Method, ModelSpec, recipe_for
+from sharpmax.experiments.compare.methods import SHIPPED_METHODS, Method, ModelSpec, recipe_for
 from sharpmax.experiments.engine import Task
 from sharpmax.experiments.run_folder import Outcome, RunStore
 from sharpmax.experiments.stacked_training import Recipe, StackedTraining
@@ -33,12 +33,12 @@ from sharpmax.tasks.max_retrieval import seeded
 from sharpmax.tasks.sized import NOTHING, Batch, SizedTask
 from sharpmax.tasks.sized_registry import sized_task
 
-_CELLS = "sharpmax.experiments.compare.run"
+_MODULE = "sharpmax.experiments.compare.run"
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is compared on what: every method in every model, each seed trained once and tested at every size."""
+    """Every method in every model; each seed is trained once and tested at every size."""
 
     methods: tuple[Method, ...]
     models: tuple[ModelSpec, ...]
@@ -50,14 +50,10 @@ class Plan:
     samples: int
     device: str
     stack: int
-    files: tuple[str, ...] = ()
-    """Texts of a user's own Python files."""
+    files: tuple[str, ...] = ()  # texts of a user's own Python files
 
     def identity(self) -> dict[str, Any]:
-        """What must be the same for a run to go on with what an earlier one has done.
-
-        Methods, models, seeds and sizes need not be: a league can be added to.
-        """
+        """What must be the same to resume a run; methods, models, seeds and sizes may be added."""
         task = sized_task(self.task)
         return {
             "task": f"{task.name} {task.version}",
@@ -72,17 +68,17 @@ class Plan:
         return [self.seeds[start : start + self.stack] for start in range(0, len(self.seeds), self.stack)]
 
     def tasks(self) -> list[Task]:
-        """All there is to do, trainings first."""
+        """All tasks, trainings first."""
         cells = [(model, method, seeds) for model in self.models for method in self.methods for seeds in self.stacks()]
         trainings = [self._training(*cell) for cell in cells]
         # The longest first, so that none is left for the end.
-        return trainings + [self._exam(*cell, size) for size in reversed(self.sizes) for cell in cells]
+        return trainings + [self._test(*cell, size) for size in reversed(self.sizes) for cell in cells]
 
     def training_key(self, model: ModelSpec, method: Method, seeds: Sequence[int]) -> str:
         """The key of a training."""
         return f"{self._cell(model, method, seeds)}/train"
 
-    def exam_key(self, model: ModelSpec, method: Method, seeds: Sequence[int], size: int) -> str:
+    def test_key(self, model: ModelSpec, method: Method, seeds: Sequence[int], size: int) -> str:
         """The key of a test."""
         return f"{self._cell(model, method, seeds)}/test {size}"
 
@@ -91,21 +87,21 @@ class Plan:
         return f"{self.task}/{model.label}/{method.name} {mark}/seeds {seeds[0]}-{seeds[-1]}"
 
     def _mark(self, model: ModelSpec, method: Method) -> str:
-        """Tells a method from another of its name: one whose recipe, options or file was changed meanwhile."""
+        """A digest that changes when the recipe, options or file of a method change."""
         recipe = recipe_for(model, method, sized_task(self.task), self.steps, self.batch)
-        own = [] if LEAGUE.get(method.name) == method else list(self.files)
-        said = json.dumps([{**method.plain(), "summary": ""}, repr(recipe), own], sort_keys=True)
-        return hashlib.sha256(said.encode()).hexdigest()[:8]
+        own = [] if SHIPPED_METHODS.get(method.name) == method else list(self.files)
+        text = json.dumps([{**method.plain(), "summary": ""}, repr(recipe), own], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:8]
 
     def _training(self, model: ModelSpec, method: Method, seeds: Sequence[int]) -> Task:
         own = {"steps": self.steps, "batch": self.batch}
         key = self.training_key(model, method, seeds)
-        return Task(key, f"{_CELLS}:train", self._common(model, method, seeds) | own, label=f"train {method.name}")
+        return Task(key, f"{_MODULE}:train", self._common(model, method, seeds) | own, label=f"train {method.name}")
 
-    def _exam(self, model: ModelSpec, method: Method, seeds: Sequence[int], size: int) -> Task:
+    def _test(self, model: ModelSpec, method: Method, seeds: Sequence[int], size: int) -> Task:
         return Task(
-            self.exam_key(model, method, seeds, size),
-            f"{_CELLS}:examine",
+            self.test_key(model, method, seeds, size),
+            f"{_MODULE}:evaluate",
             self._common(model, method, seeds) | {"size": size, "samples": self.samples},
             after=self.training_key(model, method, seeds),
             label=f"test {method.name} at {size:,}",
@@ -125,18 +121,27 @@ _MEASURES = ("accuracy", "ranking", "hard", "close", "whole", "entropy", "top", 
 
 
 @dataclass(frozen=True)
-class Found:
-    """One method in one model, all seeds in their order."""
+class TrainingSummary:
+    """The trainings of all seeds: losses and curve by seed, seeds that diverged, parameters, seconds and bytes."""
 
-    training: Mapping[str, Any]
-    """Loss, divergence and curve by seed; seconds, memory and parameters."""
+    loss: list[float | None]
+    diverged: list[int]
+    curve: list[Any]
+    parameters: int
+    seconds: float
+    memory: int | None
 
+
+@dataclass(frozen=True)
+class MethodResult:
+    """One method in one model; `measures` by name and size are [seeds, ...], NaN where there is no number."""
+
+    training: TrainingSummary
     measures: Mapping[str, Mapping[int, np.ndarray]]
-    """By name and size: [seeds, ...], NaN where there is no number."""
 
 
-def found(plan: Plan, store: RunStore, model: ModelSpec, method: Method) -> Found:
-    """What is known of a method in a model once everything is done."""
+def result_of(plan: Plan, store: RunStore, model: ModelSpec, method: Method) -> MethodResult:
+    """The result of a method in a model, once all its tasks are done."""
     stacks = plan.stacks()
     trained = [store.record(plan.training_key(model, method, seeds)) for seeds in stacks]
     curve = [
@@ -144,30 +149,30 @@ def found(plan: Plan, store: RunStore, model: ModelSpec, method: Method) -> Foun
         for place, (step, _) in enumerate(trained[0]["curve"])
     ]
     memory = [one["memory"] for one in trained]
-    training = {
-        "loss": [value for one in trained for value in one["loss"]],
-        "diverged": [seed for one in trained for seed, bad in zip(one["seeds"], one["diverged"], strict=True) if bad],
-        "curve": curve,
-        "parameters": trained[0]["parameters"],
-        "seconds": round(sum(one["seconds"] for one in trained), 2),
-        "memory": None if None in memory else max(memory),
-    }
+    training = TrainingSummary(
+        loss=[value for one in trained for value in one["loss"]],
+        diverged=[seed for one in trained for seed, bad in zip(one["seeds"], one["diverged"], strict=True) if bad],
+        curve=curve,
+        parameters=trained[0]["parameters"],
+        seconds=round(sum(one["seconds"] for one in trained), 2),
+        memory=None if None in memory else max(memory),
+    )
     measures: dict[str, dict[int, np.ndarray]] = {name: {} for name in _MEASURES}
     for size in plan.sizes:
-        tested = [store.record(plan.exam_key(model, method, seeds, size)) for seeds in stacks]
+        tested = [store.record(plan.test_key(model, method, seeds, size)) for seeds in stacks]
         for name in _MEASURES:
             values = [value for one in tested for value in one[name]]
             measures[name][size] = np.array(values, dtype=float)
-    return Found(training, measures)
+    return MethodResult(training, measures)
 
 
 @contextmanager
 def peak_of(device: torch.device) -> Iterator[Callable[[], int | None]]:
-    """A function that gives, after the work, by how many bytes the device's memory rose in it; None if unknown."""
+    """Yield a function that returns, after this block, by how many bytes the device's memory rose in it."""
     found: list[int | None] = [None]
     gc.collect()
     if device.type == "cuda":
-        # cuBLAS keeps workspaces for as long as the process lives, so that the first work of all would pay for them.
+        # cuBLAS keeps its workspaces, so that the first block would pay for them.
         torch._C._cuda_clearCublasWorkspaces()
         torch.cuda.reset_peak_memory_stats(device)
         held = torch.cuda.memory_allocated(device)
@@ -215,12 +220,11 @@ class _LiveTensors(TorchDispatchMode):
 
 
 _TEST = 2
-"""Tells the stream of test examples from that of training."""
+"""The random stream of test examples, apart from that of training."""
 
 _CURVE = 50
 _PAGE = 2**16
-_ROOM = {"cpu": 2**22, "cuda": 2**28}
-"""Numbers of one layer's features that are held at once."""
+_FEATURES = {"cpu": 2**22, "cuda": 2**28}  # numbers of one layer's features that are held at once
 
 
 def train(
@@ -249,7 +253,7 @@ def train(
 
     with _quiet():
         if on.type == "cpu":
-            begun(recipe, seeds)  # what libraries load late is not the method's memory
+            begun(recipe, seeds)  # what libraries load lazily is not the method's memory
         with peak_of(on) as peak:  # not timed: measuring memory exactly takes time
             begun(recipe, seeds).next_block()
         training = begun(recipe, seeds)
@@ -274,7 +278,7 @@ def train(
     return Outcome(record, safetensors.save(weights))
 
 
-def examine(
+def evaluate(
     *,
     method: Mapping[str, Any],
     task: str,
@@ -322,7 +326,7 @@ def _losses(model: SetHeads | Encoders, data: Sequence[Tensor]) -> Tensor:
 
 
 def _measured(reading: Reading, examples: Batch) -> dict[str, Tensor]:
-    """What is measured of each example, [S, B, ...]."""
+    """Measures of each example, [S, B, ...]."""
     asked = examples.answer != NOTHING
 
     def right(scores: Tensor) -> Tensor:
@@ -342,7 +346,7 @@ def _measured(reading: Reading, examples: Batch) -> dict[str, Tensor]:
     }
     many = asked.sum(-1)[:, :, None, None]
     for name in ("entropy", "top"):
-        rows = torch.stack([getattr(look, name) for look in reading.layers], dim=2)
+        rows = torch.stack([getattr(layer, name) for layer in reading.layers], dim=2)
         found[name] = (rows * asked[:, :, None, None]).sum(-1) / many
     return found
 
@@ -350,7 +354,7 @@ def _measured(reading: Reading, examples: Batch) -> dict[str, Tensor]:
 def _pages(
     task: SizedTask, model: ModelSpec, seeds: Sequence[int], size: int, samples: int, device: torch.device
 ) -> Iterator[Batch]:
-    """Examples of all seeds side by side, [S, B, ...]; a seed's are the same whatever stands beside it."""
+    """Examples of all seeds side by side, [S, B, ...]; a seed's do not depend on the other seeds."""
     generators = [seeded(device, seed, size, _TEST) for seed in seeds]
     page = max(1, _PAGE // size)
     for start in range(0, samples, page):
@@ -359,13 +363,13 @@ def _pages(
         names = ("inputs", "live", "answer", "source", "close")
         whole = [torch.stack([getattr(one, name) for one in drawn]) for name in names]
         positions = whole[1].shape[-1]
-        at_once = max(1, _ROOM.get(device.type, _ROOM["cpu"]) // (len(seeds) * positions * model.width))
+        at_once = max(1, _FEATURES.get(device.type, _FEATURES["cpu"]) // (len(seeds) * positions * model.width))
         for first in range(0, count, at_once):
             yield Batch(*(part[:, first : first + at_once] for part in whole))
 
 
 def _load(model: SetHeads | Encoders, weights: Mapping[str, Tensor]) -> None:
-    """Put trained weights into a model, whose normaliser may be another at test."""
+    """Load trained weights into a model, whose normaliser may be another at test."""
     missing, left = model.load_state_dict(dict(weights), strict=False)
     if other := [name for name in (*missing, *left) if "normalisers." not in name]:
         raise ValueError(f"weights do not fit the model: {other[0]}")

@@ -3,48 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
 from sharpmax.experiments.compare.methods import ModelSpec, recipe_for
-from sharpmax.experiments.compare.run import Found, Plan, found
+from sharpmax.experiments.compare.run import MethodResult, Plan, result_of
 from sharpmax.experiments.run_folder import RunStore
-from sharpmax.experiments.statistics import paired_p
-from sharpmax.lazy import require
+from sharpmax.experiments.statistics import LEVEL, paired_p, with_interval
 from sharpmax.probing.forecast import error, foretell
 from sharpmax.probing.measurement import REPEATS, crossing, interval, slope
 from sharpmax.tasks.sized_registry import sized_task
-
-LEVEL = 0.05
-"""A difference is one if chance alone gives as large a one less often."""
-
-
-def with_interval(per_seed: np.ndarray) -> dict[str, Any]:
-    """Mean over seeds with Student's 95% interval, None for one seed; seeds without a number do not count.
-
-    >>> with_interval(np.array([1.0, 3.0]))["mean"]
-    2.0
-    """
-    known = per_seed[np.isfinite(per_seed)]
-    count = len(known)
-    if not count:
-        return {"mean": None, "sem": None, "low": None, "high": None, "n": 0}
-    mean = float(known.mean())
-    if count == 1:
-        return {"mean": mean, "sem": None, "low": None, "high": None, "n": 1}
-    stats = require("scipy.stats", "reproduce", "sharpmax compare")
-    sem = float(known.std(ddof=1) / np.sqrt(count))
-    reach = float(stats.t.ppf(1.0 - LEVEL / 2.0, count - 1)) * sem
-    return {"mean": mean, "sem": sem, "low": mean - reach, "high": mean + reach, "n": count}
 
 
 def ranks(scores: Mapping[str, np.ndarray]) -> dict[str, dict[str, Any]]:
     """Rank of every method by its mean score, [seeds] each; best first.
 
-    A method shares the rank of the one that leads its group if their paired difference is not significant; the first
-    that is significantly behind leads the next group, and its rank counts all those before it. A single seed knows no
-    significance: then only equal scores share a rank.
+    A method shares the rank of its group's leader if their paired difference is not significant; the first that is
+    significantly behind leads the next group, and its rank counts all those before it. With a single seed only equal
+    scores share a rank.
     """
     order = sorted(scores, key=lambda name: -float(scores[name].mean()))
     found: dict[str, dict[str, Any]] = {}
@@ -76,15 +54,15 @@ _PERCENT = {
 
 
 def scored_sizes(plan: Plan) -> list[int]:
-    """The sizes that the league goes by: those beyond training, or all if there are none."""
+    """The sizes that methods are ranked by: those beyond training, or all if there are none."""
     beyond = [size for size in plan.sizes if size > sized_task(plan.task).trained[1]]
     return beyond or list(plan.sizes)
 
 
 def compare_tables(plan: Plan, store: RunStore) -> dict[str, Any]:
-    """The league of all methods in the first model of the plan, and what it is made of; accuracies in percent."""
+    """The leaderboard of all methods in the first model of the plan, and its measures; accuracies in percent."""
     model = plan.models[0]
-    known = {method.name: found(plan, store, model, method) for method in plan.methods}
+    known = {method.name: result_of(plan, store, model, method) for method in plan.methods}
     tables: dict[str, Any] = {
         table: {name: _by_size(one.measures[measure], 100.0) for name, one in known.items()}
         for measure, table in _PERCENT.items()
@@ -94,7 +72,7 @@ def compare_tables(plan: Plan, store: RunStore) -> dict[str, Any]:
         name: {str(size): [round(100.0 * v, 4) for v in values] for size, values in one.measures["accuracy"].items()}
         for name, one in known.items()
     }
-    tables["league"] = _league(plan, known)
+    tables["league"] = _leaderboard(plan, known)
     tables["training"] = {name: _training(one) for name, one in known.items()}
     tables["methods"] = {method.name: method.plain() for method in plan.methods}
     tables["setting"] = setting_table(plan)
@@ -102,7 +80,7 @@ def compare_tables(plan: Plan, store: RunStore) -> dict[str, Any]:
 
 
 def setting_table(plan: Plan) -> dict[str, Any]:
-    """What was done, for a reader of the tables."""
+    """The settings of the run."""
     model, task = plan.models[0], sized_task(plan.task)
     recipe = recipe_for(model, plan.methods[0], task, plan.steps, plan.batch)
     return {
@@ -124,7 +102,7 @@ def setting_table(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _league(plan: Plan, known: Mapping[str, Found]) -> dict[str, Any]:
+def _leaderboard(plan: Plan, known: Mapping[str, MethodResult]) -> dict[str, Any]:
     sizes = scored_sizes(plan)
     scores = {
         name: np.stack([100.0 * one.measures["accuracy"][size] for size in sizes]).mean(0)
@@ -133,9 +111,9 @@ def _league(plan: Plan, known: Mapping[str, Found]) -> dict[str, Any]:
     return {name: {**place, "score": with_interval(scores[name])} for name, place in ranks(scores).items()}
 
 
-def _training(one: Found) -> dict[str, Any]:
-    loss = np.array([np.nan if value is None else value for value in one.training["loss"]], dtype=float)
-    return {**one.training, "loss": with_interval(loss), "loss_per_seed": one.training["loss"]}
+def _training(one: MethodResult) -> dict[str, Any]:
+    loss = np.array([np.nan if value is None else value for value in one.training.loss], dtype=float)
+    return {**asdict(one.training), "loss": with_interval(loss), "loss_per_seed": one.training.loss}
 
 
 def _by_size(values: Mapping[int, np.ndarray], factor: float) -> dict[str, Any]:
@@ -156,18 +134,18 @@ Curves = Mapping[ModelSpec, np.ndarray]
 
 
 def capacity_tables(plan: Plan, store: RunStore) -> dict[str, Any]:
-    """For every method: the two sizes of each model, a law through them, and which layer disperses first."""
+    """For every method: the two sizes of each model, a power law through them, and the layer that disperses first."""
     tables: dict[str, Any] = {"capacity": {}, "laws": {}, "layers": {}, "setting": setting_table(plan)}
     x = np.log(np.array(plan.sizes, dtype=float))
     for method in plan.methods:
-        known = {model: found(plan, store, model, method) for model in plan.models}
+        known = {model: result_of(plan, store, model, method) for model in plan.models}
         curves = {
             name: {model: np.stack([one.measures[name][size] for size in plan.sizes]) for model, one in known.items()}
             for name in _MEASURES
         }
         tables["capacity"][method.name] = [_cell(model, one, x, curves, plan) for model, one in known.items()]
         tables["laws"][method.name] = {
-            name: {"what": what, **fitted_law(x, curves[name], _end(name))} for name, what in _MEASURES.items()
+            name: {"what": what, **fit_power_law(x, curves[name], _end(name))} for name, what in _MEASURES.items()
         }
         tables["layers"][method.name] = {
             model.label: layer_slopes(plan.sizes, *_layers(one, plan.sizes))
@@ -186,14 +164,16 @@ def _end(name: str) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
     return end
 
 
-def _cell(model: ModelSpec, one: Found, x: np.ndarray, curves: Mapping[str, Curves], plan: Plan) -> dict[str, Any]:
+def _cell(
+    model: ModelSpec, one: MethodResult, x: np.ndarray, curves: Mapping[str, Curves], plan: Plan
+) -> dict[str, Any]:
     ends = {name: float(_end(name)(x, np.nanmean(curves[name][model], axis=1))) for name in _MEASURES}
     return {
         "model": model.label,
         **{name: getattr(model, name) for name in FACTORS},
-        "parameters": one.training["parameters"],
-        "seconds": one.training["seconds"],
-        "diverged": one.training["diverged"],
+        "parameters": one.training.parameters,
+        "seconds": one.training.seconds,
+        "diverged": one.training.diverged,
         "half_accuracy_size": _size(ends["accuracy"]),
         "half_top_weight_size": _size(ends["top"]),
         "accuracy": {str(n): with_interval(100.0 * one.measures["accuracy"][n]) for n in plan.sizes},
@@ -210,7 +190,7 @@ def _size(end: float) -> float | str | None:
     return float(np.exp(end))
 
 
-def fitted_law(
+def fit_power_law(
     x: np.ndarray, curves: Curves, end: Callable[[np.ndarray, np.ndarray], np.ndarray], seed: int = 0
 ) -> dict[str, Any]:
     """size = c · width^a · heads^b · depth^d through models whose size lies among those tested.
@@ -256,7 +236,7 @@ def _least_squares(factors: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, f
     return found, 1.0 - left / around if around > 1e-12 else None
 
 
-def _layers(one: Found, sizes: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+def _layers(one: MethodResult, sizes: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
     """Entropy and top weight of every layer and head, [sizes, layers, heads], means over seeds."""
     entropy, top = (
         np.stack([np.nanmean(one.measures[f"layers_{name}"][size], axis=0) for size in sizes])

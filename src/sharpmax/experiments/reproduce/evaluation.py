@@ -31,10 +31,10 @@ X = TypeVar("X")
 Size = TypeVar("Size", bound=int | tuple[int, int])
 
 HARD = "hard"
-"""The arm that takes the item with the largest logit alone: the limit of any temperature that goes to 0."""
+"""The variant that takes the item with the largest logit alone: the limit of any temperature that goes to 0."""
 
 Progress = Callable[[int], None]
-"""Told how many items were read since it was last told."""
+"""Called with the number of items read since the last call."""
 
 _PAGE = {"cpu": 2**15, "cuda": 2**22}
 _BLOCK = 2**12
@@ -44,7 +44,7 @@ _COPIES = 8
 
 @dataclass(frozen=True)
 class Read:
-    """What a head makes of some sets: features h [B, n, 128] and logits s [B, n], −inf where an item is not live."""
+    """A head's features h [B, n, 128] and logits s [B, n] of some sets; logits are −inf where an item is masked."""
 
     head: SingleHeads
     features: Tensor
@@ -78,12 +78,12 @@ def read(
     stream: Sequence[int],
     progress: Progress = lambda items: None,
 ) -> Iterator[Read]:
-    """What the head makes of `samples` sets, page by page; `stream` tells one use of random numbers from another."""
+    """Let the head read `samples` sets, page by page; `stream` names a stream of random numbers."""
     device = device_of(head)
     most = size if isinstance(size, int) else size[1]
     page = max(1, _PAGE.get(device.type, _PAGE["cpu"]) // most)
     generator = seeded(device, *stream, most)
-    at_once = max(1, _room(device) // most)
+    at_once = max(1, _items_at_once(device) // most)
     for start in range(0, samples, page):
         drawn = draw((min(page, samples - start),), size, generator)
         for sets in drawn.split(at_once):
@@ -93,8 +93,8 @@ def read(
             progress(len(s) * most)
 
 
-def _room(device: torch.device) -> int:
-    """Items whose features fit into memory at once, with what is made of them."""
+def _items_at_once(device: torch.device) -> int:
+    """Items whose features, with what is computed from them, fit into memory at once."""
     if device.type != "cuda":
         return _PAGE["cpu"]
     free, _ = torch.cuda.mem_get_info(device)
@@ -119,7 +119,7 @@ def _features(head: SingleHeads, items: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Measured:
-    """One size: arrays [heads, samples] by arm; `confidence` and `spread` are those of plain softmax."""
+    """One size: arrays [heads, samples] by variant; `confidence` and `spread` are those of plain softmax."""
 
     correct: Mapping[str, np.ndarray]
     entropy: Mapping[str, np.ndarray]
@@ -130,67 +130,67 @@ class Measured:
 
 def measure(
     heads: Sequence[SingleHeads],
-    arms: Sequence[Mapping[str, Policy | None]],
+    variants: Sequence[Mapping[str, Policy | None]],
     size: Size,
     samples: int,
     stream: Sequence[int],
     progress: Progress = lambda items: None,
 ) -> Measured:
     """`measure_all` of one size: a number of items, or the least and the largest number of them."""
-    return measure_all(heads, arms, [size], samples, stream, progress)[size]
+    return measure_all(heads, variants, [size], samples, stream, progress)[size]
 
 
 def measure_all(
     heads: Sequence[SingleHeads],
-    arms: Sequence[Mapping[str, Policy | None]],
+    variants: Sequence[Mapping[str, Policy | None]],
     sizes: Sequence[Size],
     samples: int,
     stream: Sequence[int],
     progress: Progress = lambda items: None,
 ) -> dict[Size, Measured]:
-    """Evaluate the arms (for each head its own policies, the same names, `softmax` the first) and `hard` at each size.
+    """Evaluate the variants (for each head its own policies, the same names, `softmax` the first) and `hard` at each size.
 
-    Heads see different sets, so that the spread between them holds the chance of drawing too; the arms of a head all
+    Heads see different sets, so that the spread between them holds the chance of drawing too; the variants of a head all
     see the same ones.
     """
 
     def one(task: tuple[Size, int]) -> dict[str, np.ndarray]:
         size, position = task
         reads = read(heads[position], size, samples, (*stream, position), progress)
-        pages = [measure_page(seen, arms[position]) for seen in reads]
+        pages = [measure_page(seen, variants[position]) for seen in reads]
         return {name: torch.cat([page[name] for page in pages]).cpu().numpy() for name in pages[0]}
 
     # The longest first, so that none is left for the end.
     tasks = [(size, position) for size in reversed(sizes) for position in range(len(heads))]
     with warnings.catch_warnings():
-        # Where a policy leaves the range it was fitted on is part of the results; it is told there.
+        # Where a policy leaves the range it was fitted on is part of the results.
         warnings.simplefilter("ignore", OutOfRangeWarning)
         found = dict(zip(tasks, side_by_side(one, tasks, device_of(heads[0])), strict=True))
-    return {size: _measured(list(arms[0]), [found[size, p] for p in range(len(heads))]) for size in sizes}
+    return {size: _measured(list(variants[0]), [found[size, p] for p in range(len(heads))]) for size in sizes}
 
 
-def _measured(arms: Sequence[str], by_head: Sequence[Mapping[str, np.ndarray]]) -> Measured:
+def _measured(variants: Sequence[str], by_head: Sequence[Mapping[str, np.ndarray]]) -> Measured:
     def gather(name: str) -> np.ndarray:
         return np.stack([columns[name] for columns in by_head])
 
     return Measured(
-        correct={arm: gather(f"correct {arm}") for arm in (*arms, HARD)},
-        entropy={arm: gather(f"entropy {arm}") for arm in arms},
-        top_weight={arm: gather(f"top {arm}") for arm in arms},
+        correct={variant: gather(f"correct {variant}") for variant in (*variants, HARD)},
+        entropy={variant: gather(f"entropy {variant}") for variant in variants},
+        top_weight={variant: gather(f"top {variant}") for variant in variants},
         confidence=gather("confidence"),
         spread=gather("spread"),
     )
 
 
-def measure_page(seen: Read, arms: Mapping[str, Policy | None]) -> dict[str, Tensor]:
-    """What `Measured` holds, for one head and the sets it has just read: [B] by the name of field and arm."""
+def measure_page(seen: Read, variants: Mapping[str, Policy | None]) -> dict[str, Tensor]:
+    """What `Measured` holds, for one head and the sets it has just read: [B] by the name of field and variant."""
     s, h = _near(seen)
     live = s > -torch.inf
     x, _ = centred(s, live)
     plain = _counting_all(dense_stats(s, live), seen.logits)
     found: dict[str, Tensor] = {"spread": _spread(seen.logits)}
     weights = []
-    for name, policy in arms.items():
+    for name, policy in variants.items():
         scaled, stats = x, plain
         if policy is not None:
             beta = policy.beta(plain, lambda b: dense_stats(x * b[:, None].to(x.dtype), live))
@@ -202,7 +202,7 @@ def measure_page(seen: Read, arms: Mapping[str, Policy | None]) -> dict[str, Ten
     # Items come largest logit first, so the first is the one that hard attention takes.
     scores = seen.scores(torch.cat((pooled, h[:, :1]), dim=1))
     right = scores.argmax(-1) == seen.answer[:, None]
-    found |= {f"correct {name}": right[:, column] for column, name in enumerate((*arms, HARD))}
+    found |= {f"correct {name}": right[:, column] for column, name in enumerate((*variants, HARD))}
     found["confidence"] = scores[:, 0].softmax(-1).amax(-1)
     return found
 
@@ -319,17 +319,16 @@ _PLOTTED = 1000
 
 @dataclass(frozen=True)
 class Fitted:
-    """What one recipe's heads taught: policies by arm for each head, the polynomial's table, the failure detector."""
+    """Fitted on one recipe's heads: policies by variant for each head, the polynomial's table, the failure detector."""
 
-    arms: list[dict[str, Policy | None]]
+    variants: list[dict[str, Policy | None]]
     polynomial: dict[str, Any] | None
     detector: Detector | None
-    left_out: dict[str, str]
-    """What could not be fitted, and why."""
+    left_out: dict[str, str]  # what could not be fitted, and why
 
 
 def fit_samples(samples: int) -> int:
-    """How many sets of each size are spent on fitting when `samples` are spent on evaluation."""
+    """Sets of each size for fitting, when `samples` are for evaluation."""
     return max(32, samples // 4)
 
 
@@ -355,16 +354,16 @@ def fit(
     points = [page for pages in side_by_side(surveyed, tasks, device_of(heads[0])) for page in pages]
     survey = {name: np.concatenate([page[name] for page in points]) for name in points[0]}
     table, refit = _polynomial(survey, sizes)
-    arms = []
+    variants = []
     for target in targets:
         policies: dict[str, Policy | None] = {"softmax": None, "paper": PAPER}
         if refit is not None:
             policies["refit"] = refit
         policies["log-length"] = LogLength(reference=train_sizes[1])
         policies["entropy-target"] = EntropyTarget(float(target))
-        arms.append(policies)
+        variants.append(policies)
     detector = Detector.fit(survey["confidence"], survey["entropy"], survey["correct"])
-    return Fitted(arms, table, detector, _left_out(survey, refit, detector))
+    return Fitted(variants, table, detector, _left_out(survey, refit, detector))
 
 
 def _left_out(survey: Mapping[str, np.ndarray], refit: Policy | None, detector: Detector | None) -> dict[str, str]:

@@ -7,7 +7,8 @@ import pytest
 from scipy import stats
 
 from sharpmax.experiments.compare.methods import ModelSpec
-from sharpmax.experiments.compare.tables import fitted_law, layer_slopes, ranks, with_interval
+from sharpmax.experiments.compare.tables import fit_power_law, layer_slopes, ranks
+from sharpmax.experiments.statistics import with_interval
 from sharpmax.probing.measurement import crossing
 
 
@@ -80,7 +81,7 @@ class TestLaw:
 
     def test_a_law_is_found_again(self) -> None:
         curves = {m: falling(8.0 * m.width**0.9 * m.heads**-0.3 * m.depth**0.5) for m in self.models()}
-        law = fitted_law(X, curves, end)
+        law = fit_power_law(X, curves, end)
         assert law["used"] == law["models"] == 18
         exponents = {name: one["mean"] for name, one in law["exponents"].items()}
         assert exponents == pytest.approx({"width": 0.9, "heads": -0.3, "depth": 0.5}, abs=1e-6)
@@ -89,7 +90,7 @@ class TestLaw:
 
     def test_intervals_hold_the_truth_and_widen_with_noise(self) -> None:
         laws = [
-            fitted_law(X, {m: falling(8.0 * m.width**0.9, noise=noise) for m in self.models()}, end)
+            fit_power_law(X, {m: falling(8.0 * m.width**0.9, noise=noise) for m in self.models()}, end)
             for noise in (0.1, 0.8)
         ]
         narrow, wide = (law["exponents"]["width"] for law in laws)
@@ -98,22 +99,22 @@ class TestLaw:
 
     def test_models_beyond_the_sizes_are_counted_and_left_out(self) -> None:
         curves = {m: falling(64.0 * m.width if m.width < 64 else 1e9) for m in self.models()}
-        law = fitted_law(X, curves, end)
+        law = fit_power_law(X, curves, end)
         assert (law["used"], law["beyond"]) == (12, 6)
         assert law["exponents"]["width"]["mean"] == pytest.approx(1.0, abs=1e-6)
 
     def test_a_factor_that_only_varies_among_those_left_out_has_no_exponent(self) -> None:
         curves = {m: falling(4.0 * m.width if m.depth == 1 else 1e9) for m in self.models()}
-        law = fitted_law(X, curves, end)
+        law = fit_power_law(X, curves, end)
         assert set(law["exponents"]) == {"width", "heads"}
         assert law["exponents"]["width"]["mean"] == pytest.approx(1.0, abs=1e-6)
         assert law["used"] == 6
 
     def test_what_does_not_vary_has_no_exponent_and_too_few_models_no_law(self) -> None:
         some = [ModelSpec("encoder", w, 1, 1) for w in (16, 32)]
-        law = fitted_law(X, {m: falling(4.0 * m.width) for m in some}, end)
+        law = fit_power_law(X, {m: falling(4.0 * m.width) for m in some}, end)
         assert list(law["exponents"]) == ["width"]
-        none = fitted_law(X, {m: falling(1e9) for m in some}, end)
+        none = fit_power_law(X, {m: falling(1e9) for m in some}, end)
         assert (none["exponents"], none["beyond"]) == (None, 2)
 
 
