@@ -1,4 +1,4 @@
-"""The one form in which every command saves what it found: `results.json`."""
+"""The format of `results.json`, which every command writes."""
 
 from __future__ import annotations
 
@@ -30,9 +30,19 @@ class Results:
     tables: Mapping[str, Any]
     schema: int = field(default=SCHEMA)
 
+    @property
+    def kind(self) -> str:
+        """The command without its arguments.
+
+        >>> Results("sharpmax clrs train smollm2 --steps 100", {}, {}).kind
+        'clrs train'
+        """
+        words = self.command.split()[1:]
+        return " ".join(words[: 2 if words[:1] == ["clrs"] else 1])
+
     def to_dict(self) -> dict[str, Any]:
         """The results as plain JSON values, in the order of the file."""
-        return {name: getattr(self, name) for name in _KEYS}
+        return {name: getattr(self, name) for name in ("schema", "kind", *_KEYS[1:])}
 
     def save(self, path: str | Path) -> Path:
         """Write the results as JSON to the file `path`, in one step."""
@@ -48,9 +58,9 @@ class Results:
 def collect(
     command: str, tables: Mapping[str, Any], *, seed: int | None, files: Sequence[Mapping[str, Any]] = ()
 ) -> Results:
-    """Results of a run that has just ended, with the provenance of this machine and this moment.
+    """Results of a run that has just ended, with the provenance of this machine.
 
-    `files` are those that the command names: without them nobody else could run it again.
+    `files` are those that the command names, so that others can run it again.
     """
     origin = provenance(seed) | ({"files": list(files)} if files else {})
     return Results(command=command, provenance=origin, tables=tables)

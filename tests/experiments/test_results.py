@@ -31,7 +31,7 @@ def test_round_trip(tmp_path: Path) -> None:
     path = results.save(tmp_path / "new" / FILE_NAME)
     assert load(path) == load(path.parent) == results
     body = json.loads(path.read_text(encoding="utf-8"))
-    assert list(body) == ["schema", "command", "provenance", "tables"]
+    assert list(body) == ["schema", "kind", "command", "provenance", "tables"]
     assert list(body["provenance"]) == ["commit", "versions", "hardware", "seed", "date"]
     assert [file.name for file in path.parent.iterdir()] == [FILE_NAME]
 

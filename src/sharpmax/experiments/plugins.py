@@ -1,4 +1,4 @@
-"""Python files of the user's own, which travel as text to where work is done and are imported there once."""
+"""A user's own Python files, which are sent as text to where tasks run and imported there once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sharpmax.errors import FileFormatError, SharpmaxError, reject
 
 @dataclass(frozen=True)
 class Plugin:
-    """A file: its path, for people to read, and its text."""
+    """A file: its path, for messages, and its text."""
 
     path: str
     text: str
@@ -33,7 +33,7 @@ class Plugin:
 
 
 class _Text(importlib.abc.ExecutionLoader):
-    """Imports a plugin; whoever asks for the source of what it defines is given its text."""
+    """Import a plugin from its text."""
 
     def __init__(self, plugin: Plugin) -> None:
         self.plugin = plugin

@@ -16,7 +16,7 @@ from sharpmax.experiments.benchmarks import monitor as monitor_bench
 from sharpmax.experiments.benchmarks import monitor as monitor_signals
 from sharpmax.experiments.benchmarks.monitor import (
     Answered,
-    Course,
+    TaskPlan,
     alarms_of,
     answered,
     by_size,
@@ -34,7 +34,7 @@ from sharpmax.monitoring.scores import RULES
 from sharpmax.tasks.prompt import Prompt, Task
 from tests.experiments.evaluate import tiny
 
-COURSES = (Course(tiny.LETTERS, (4, 8, 16), 8), Course(replace(tiny.LETTERS, name="other"), (4, 8), 4))
+TASK_PLANS = (TaskPlan(tiny.LETTERS, (4, 8, 16), 8), TaskPlan(replace(tiny.LETTERS, name="other"), (4, 8), 4))
 
 
 def replies(count: int = 6) -> list[Reply]:
@@ -88,7 +88,7 @@ def test_the_blank_before_an_answer_is_read_not_said() -> None:
 
 def tables(**options: Any) -> dict[str, Any]:
     settings: dict[str, Any] = {"limit": 12, "false_alarms": 0.2, "rounds": 1, "context": 40} | options
-    return monitor_tables(tiny.language(), settings.pop("courses", COURSES), **settings)
+    return monitor_tables(tiny.language(), settings.pop("plans", TASK_PLANS), **settings)
 
 
 def test_tables_say_what_was_measured_and_are_json() -> None:
@@ -116,7 +116,7 @@ def test_tables_say_what_was_measured_and_are_json() -> None:
 
 def test_alarms_of_a_service_are_those_of_the_one_pass() -> None:
     """False alarms are counted through requests to a monitor; on the same prompts the quick way finds the same."""
-    bench = monitor_bench._Bench(tiny.language(), COURSES[:1], 0, lambda text: None)
+    bench = monitor_bench._Bench(tiny.language(), TASK_PLANS[:1], 0, lambda text: None)
     typical = Answered.together(list(bench.cells("reference", 24, known=True).values()))
     known = learned(typical.as_reference(heads_of(tiny.language().model)), 0.3, "mean")
     service = bench.false_alarms(known, 24, 0.3)
@@ -140,7 +140,7 @@ def test_no_prompt_serves_two_purposes(monkeypatch: pytest.MonkeyPatch) -> None:
         return found
 
     monkeypatch.setattr(monitor_bench, "replies_of", kept)
-    tables(note=note, courses=(Course(tiny.LETTERS, (8, 16), 8),))
+    tables(note=note, plans=(TaskPlan(tiny.LETTERS, (8, 16), 8),))
     assert set(seen) == {"reference", "validation", "evaluation"}
     assert not seen["reference"] & seen["validation"]
     assert not seen["reference"] & seen["evaluation"]
@@ -149,11 +149,11 @@ def test_no_prompt_serves_two_purposes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_sizes_a_model_cannot_read_are_left_out() -> None:
     found = tables(
-        courses=(Course(tiny.LETTERS, (4, 8, 300), 8), Course(replace(tiny.LETTERS, name="long"), (300,), 300))
+        plans=(TaskPlan(tiny.LETTERS, (4, 8, 300), 8), TaskPlan(replace(tiny.LETTERS, name="long"), (300,), 300))
     )
     assert found["setting"]["sizes"] == {"letters": [4, 8]}
     with pytest.raises(ArgumentError, match="made for 1024 tokens"):
-        tables(courses=(Course(tiny.LETTERS, (300,), 300),))
+        tables(plans=(TaskPlan(tiny.LETTERS, (300,), 300),))
 
 
 @pytest.mark.parametrize(

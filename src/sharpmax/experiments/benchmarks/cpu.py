@@ -78,7 +78,7 @@ def _timed_import(statement: str) -> tuple[float, list[str]]:
 
 
 def peak_extra_bytes(length: int, heads: int, width: int) -> int | None:
-    """How far memory rises above its level before `row_stats(impl="streaming")`; None where it cannot be seen."""
+    """How far `row_stats(impl="streaming")` raises memory, in a fresh interpreter; None where it is unknown."""
     code = f"from {__name__} import print_extra_bytes; print_extra_bytes()"
     extra: int | None = run_python(["-c", code, str(length), str(heads), str(width)])
     return extra
@@ -133,7 +133,7 @@ class _Inputs:
 
 @dataclass(frozen=True)
 class _Reference:
-    """What the sampled rows have to be, from the dense logits in float64."""
+    """The sampled rows from dense logits in float64."""
 
     rows: Tensor
     stats: RowStats
@@ -155,7 +155,7 @@ class _Reference:
 
 @dataclass(frozen=True)
 class _Case:
-    """One thing to time, and how far it is from the reference."""
+    """Something to time, and its errors against the reference."""
 
     what: str
     run: Callable[[_Inputs], Any]
@@ -211,7 +211,7 @@ _CASES: dict[str, _Case] = {
 def cpu_tables(
     length: int = FULL_LENGTH, repeat: int = 5, seed: int = 0, note: Callable[[str], None] = lambda text: None
 ) -> dict[str, Any]:
-    """The tables `bench` (one entry per case, with targets) and `setting`; `note` is told what is being done."""
+    """The tables `bench` (one entry per case, with targets) and `setting`; `note` is called with progress."""
     check_amounts(length, repeat)
     check_seed(seed)
     note("importing in fresh interpreters")
@@ -219,7 +219,7 @@ def cpu_tables(
     note("measuring memory in a fresh interpreter")
     extra = peak_extra_bytes(length, _HEADS, _WIDTH)
     with torch.no_grad(), warnings.catch_warnings():
-        # Rows of random logits this long lie beyond the polynomial's range; what is timed here is its cost.
+        # Rows of random logits lie beyond the polynomial's range; only its cost is timed here.
         warnings.simplefilter("ignore", OutOfRangeWarning)
         inputs = _Inputs.drawn(length, seed)
         cases = _checked(inputs, note)

@@ -39,7 +39,7 @@ _OF_STATISTICS = 1e-4
 """Error that a statistic may have, relative where it exceeds 1."""
 
 TIMES = 2.0
-"""Error that an output may have, in errors of the stock kernel."""
+"""Error that an output may have, in errors of PyTorch's kernel."""
 
 
 def prefill(
@@ -67,8 +67,8 @@ def prefill(
     def plain_errors(out: Tensor) -> dict[str, float]:
         return spread("output", out[:, :, rows], truth.plain)
 
-    # What the stock kernel makes of the exact β·q in the dtype of q is what rounding costs anybody. Rows do not know
-    # of one another, so only those that are looked at need it.
+    # What PyTorch's kernel makes of the exact β·q in the dtype of q is what rounding costs anybody. Rows are
+    # independent, so only the sampled ones need it.
     exact = q.clone()
     exact[:, :, rows] = (truth.beta[..., None] * q[:, :, rows].double()).to(q.dtype)
     yardstick = sharp_errors(attend(exact, k, v, causal))
@@ -112,7 +112,7 @@ def decoding(
 ) -> dict[str, Any]:
     """The entry of a shape, of the kind `decode`.
 
-    Stock kernels read no pages: next to a paged cache they are given the same keys in one piece.
+    PyTorch's kernels read no pages: they get the same keys in one piece.
     """
     x = drawn(shape, seed=seed, device=device)
     note("computing the float64 reference")
@@ -127,7 +127,7 @@ def decoding(
     def rival(name: str, run: Callable[[], Tensor]) -> Runner:
         return Runner(with_backend(name, run), lambda out: spread("output", out.view_as(x.q), truth.plain), limits)
 
-    # Query heads that share their keys can also be given as query rows of one head, which some kernels like better.
+    # Query heads that share their keys can also be passed as query rows of one head, which suits some kernels better.
     folded = x.q.view(shape.batch, shape.kv_heads, shape.group, shape.width)
     stock = {name: rival(name, lambda: attend(x.q, x.k, x.v)) for name in BACKENDS}
     stock |= {f"{name}, folded": rival(name, lambda: attend(folded, x.k, x.v)) for name in BACKENDS}
@@ -145,7 +145,7 @@ def _ours(x: Inputs, seed: int) -> Callable[[], Tensor]:
 
 
 _TIMES = 3.0
-"""Error that a gradient may have, in errors of the stock kernel."""
+"""Error that a gradient may have, in errors of PyTorch's kernel."""
 
 
 def training(
@@ -196,7 +196,7 @@ def _step(x: Inputs, attention: Callable[[Tensor, Tensor, Tensor], Tensor]) -> C
 
 
 def _rounded(heads: Heads) -> Gradients:
-    """The stock kernel's gradients with everything else exact: β, its gradient, and the sums of the parts."""
+    """PyTorch's gradients with everything else exact: β, its gradient, and the sums of the parts."""
     beta = heads.beta()
     exact = (beta[..., None] * heads.q.double()).to(heads.q.dtype)
     inputs = [y.requires_grad_() for y in (exact, heads.k[:, None].clone(), heads.v[:, None].clone())]
@@ -235,7 +235,7 @@ def gpu_entries(
     check_seed(seed)
     found: list[dict[str, Any]] = []
     with torch.no_grad(), warnings.catch_warnings():
-        # Flat rows lie beyond the polynomial's range on purpose, and stock kernels say what they would like better.
+        # Flat rows lie beyond the polynomial's range on purpose, and PyTorch's kernels warn about slow inputs.
         warnings.simplefilter("ignore", UserWarning)
         for made in _all(device, length, repeat, seed, note):
             found += made
@@ -266,7 +266,7 @@ def _all(
 
 
 def disagreeing(entries: Sequence[dict[str, Any]]) -> list[str]:
-    """The cases that are not right."""
+    """The cases whose results are wrong."""
     return [f"{one['kind']} {one['case']}" for one in entries if not one["agrees"]]
 
 
@@ -281,7 +281,7 @@ def slug(gpu: str) -> str:
 
 
 def with_origin(entries: Sequence[dict[str, Any]], *, command: str, seed: int) -> list[dict[str, Any]]:
-    """The entries, each of which says by itself which command made it, where and when."""
+    """The entries with command and provenance."""
     origin = {"command": command, "provenance": provenance(seed)}
     return [one | origin for one in entries]
 

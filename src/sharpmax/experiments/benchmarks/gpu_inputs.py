@@ -175,7 +175,7 @@ def in_pages(x: Inputs, page: int, seed: int) -> Pages:
 
 
 def sampled_rows(shape: Shape, device: torch.device) -> Tensor:
-    """The query rows that are checked, of every head: from the first to the last, evenly."""
+    """The query rows that are checked, evenly spaced."""
     count = min(shape.queries, _SAMPLED_ROWS)
     return torch.linspace(0, shape.queries - 1, count, dtype=torch.float64, device=device).round().long()
 

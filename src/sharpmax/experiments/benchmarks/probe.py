@@ -74,7 +74,7 @@ def entropy_error(model: PreTrainedModel, ids: Tensor, rows: str) -> float:
 
 
 def _read(model: PreTrainedModel, ids: Tensor, rows: str) -> Tensor:
-    """The last token's logits; nothing is kept that reading does not need, so that what is added shows."""
+    """The last token's logits, without a cache."""
     with torch.no_grad(), nullcontext() if rows == PLAIN else capture(model, rows):
         out: Tensor = model(input_ids=ids, use_cache=False, logits_to_keep=1).logits
     return out
@@ -110,7 +110,7 @@ def probe_tables(
     seed: int = 0,
     note: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
-    """The tables `bench` (a plain pass, one per choice of rows) and `setting`; `note` is told what is being done."""
+    """The tables `bench` (a plain pass, one per choice of rows) and `setting`; `note` is called with progress."""
     check_amounts(length, repeat)
     check_seed(seed)
     for one in rows:

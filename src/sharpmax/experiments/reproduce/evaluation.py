@@ -148,10 +148,10 @@ def measure_all(
     stream: Sequence[int],
     progress: Progress = lambda items: None,
 ) -> dict[Size, Measured]:
-    """Evaluate the variants (for each head its own policies, the same names, `softmax` the first) and `hard` at each size.
+    """Evaluate the variants of each head (the same names for all, `softmax` first) and `hard` at each size.
 
-    Heads see different sets, so that the spread between them holds the chance of drawing too; the variants of a head all
-    see the same ones.
+    Heads see different sets, so that the spread between them includes the chance of drawing; the variants of a head
+    all see the same ones.
     """
 
     def one(task: tuple[Size, int]) -> dict[str, np.ndarray]:

@@ -172,7 +172,7 @@ def _heat(head: SingleHeads, fitted: Fitted, sizes: Sequence[int], seed: int) ->
 
 
 def _detection(measured: Mapping[int, Measured], detector: Detector | None, seed: int) -> dict[str, Any]:
-    """Can wrong answers of plain softmax be told from right ones, at each size and over all of them?"""
+    """AUROC of detecting wrong answers of plain softmax, at each size and over all."""
     signals: dict[str, Callable[[Measured], np.ndarray]] = {
         "confidence": lambda m: -m.confidence,
         "entropy": lambda m: m.entropy["softmax"],
