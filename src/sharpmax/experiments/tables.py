@@ -216,14 +216,14 @@ def _measured_together(heads: Sequence[MeasuredHead]) -> dict[str, Any]:
 
 
 def _certain(certificate: Certificate) -> list[str]:
-    informative, total, mass = certificate.informative, len(certificate.heads), f"{100 * certificate.mass:g}%"
+    known, total, mass = len(certificate.informative), len(certificate.heads), f"{100 * certificate.mass:g}%"
     first = min(certificate.heads, key=lambda one: one.log10_tokens)
     name = f"layer {first.layer}, head {first.head}"
-    if informative:
+    if known:
         return [
-            f"Certified for every input: {len(informative)} of {total} heads cannot keep {mass} of their weight on one token "
+            f"Certified for every input: {known} of {total} heads cannot keep {mass} of their weight on one token "
             f"beyond a known number of tokens, the first of them ({name}) beyond {first.tokens:,}; for the other "
-            f"{total - len(informative)} the certificate is vacuous."
+            f"{total - known} the certificate is vacuous."
         ]
     power = math.floor(10.0 * first.log10_tokens) / 10.0
     return [

@@ -4,21 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from sharpmax.experiments.compare.methods import ModelSpec
 from sharpmax.experiments.compare.tables import fit_power_law, layer_slopes, ranks
-from sharpmax.experiments.statistics import with_interval
 from sharpmax.probing.measurement import crossing
-
-
-def test_interval_is_students() -> None:
-    values = np.array([80.0, 84.0, 83.0, 90.0, 78.0])
-    got = with_interval(values)
-    low, high = stats.t.interval(0.95, 4, loc=values.mean(), scale=stats.sem(values))
-    assert (got["mean"], got["low"], got["high"], got["n"]) == (83.0, pytest.approx(low), pytest.approx(high), 5)
-    assert with_interval(np.array([7.0, np.nan])) == {"mean": 7.0, "sem": None, "low": None, "high": None, "n": 1}
-    assert with_interval(np.array([np.nan]))["mean"] is None
 
 
 class TestRanks:

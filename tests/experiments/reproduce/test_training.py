@@ -102,7 +102,7 @@ def first_batches(recipe: Recipe, seed: int, block: int) -> list[tuple[Tensor, T
 
 
 class TestStep:
-    @pytest.mark.parametrize("l2", [0.0, 1e-3, 0.1])
+    @pytest.mark.parametrize("l2", [0.0, 0.1])
     def test_is_adams_on_the_plain_form_with_half_the_squared_weights(self, l2: float, short_blocks: int) -> None:
         recipe = replace(RECIPES["paper"], l2=l2, batch=8)
         training = Training(recipe, (3,), 3, CPU)
@@ -152,7 +152,7 @@ class TestStep:
             assert float(training._rate) == pytest.approx(recipe.rate(training.step - 1, 10), rel=1e-6)
 
     def test_the_loss_falls(self) -> None:
-        training = Training(replace(RECIPES["paper"], batch=16), (0,), 200, CPU)
+        training = Training(replace(RECIPES["paper"], batch=8), (0,), 200, CPU)
         first, second = float(training.next_block()), float(training.next_block())
         assert second < 0.8 * first < 0.8 * math.log(10)
 
