@@ -47,8 +47,8 @@ def toy(name: str) -> str:
 
 def grid(seeds: int = 2, scales: int = 2, **more: Any) -> list[Task]:
     """Trainings, and tests of what they learned."""
-    training = {name: more[name] for name in ("size", "trace", "beside") if name in more}
-    testing = {name: more[name] for name in ("trace", "gate") if name in more}
+    training = {name: value for name, value in more.items() if name in ("size", "trace", "beside")}
+    testing = {name: value for name, value in more.items() if name in ("trace", "gate")}
     trained = [Task(f"learn/{seed}", toy("learn"), {"seed": seed, **training}) for seed in range(seeds)]
     tested = [
         Task(f"test/{seed}/{scale}", toy("examine"), {"scale": scale / 2, **testing}, after=f"learn/{seed}")

@@ -226,15 +226,17 @@ def _ordered(tasks: Sequence[Task], store: RunStore) -> TopologicalSorter[str]:
 
 def _check_failure(task: Task, answer: Answer | Lost, times: int, retries: int) -> None:
     """Raise unless the task is worth another try."""
-    if isinstance(answer, Answer) and answer.kind is not None:
-        raise _error_of(answer.kind, answer.error)
-    final = isinstance(answer, Lost) and answer.final
-    certain = isinstance(answer, Answer) or answer.certain
-    if not final and (times <= retries or not certain):
-        return
-    often = "" if final else " once" if times == 1 else f" {times} times"
-    lost = isinstance(answer, Lost)
-    how = f"lost its process{often} ({answer.reason})" if lost else f"failed{often}: {answer.error}"
+    often = "once" if times == 1 else f"{times} times"
+    if isinstance(answer, Lost):
+        if not answer.final and (times <= retries or not answer.certain):
+            return
+        how = f"lost its process{'' if answer.final else f' {often}'} ({answer.reason})"
+    else:
+        if answer.kind is not None:
+            raise _error_of(answer.kind, answer.error)
+        if times <= retries:
+            return
+        how = f"failed {often}: {answer.error}"
     raise SharpmaxError(f"task {task.name!r} {how}; finished tasks are kept: continue with --resume")
 
 
@@ -331,7 +333,8 @@ class _Processes:
 
     def __init__(self, workers: int) -> None:
         self._loky: Any = require("joblib.externals.loky", "reproduce", "several processes")
-        self._workers, self._pool = workers, None
+        self._workers = workers
+        self._pool: Any = None
         self._running: dict[Any, Task] = {}
 
     def slots(self, task: Task) -> int:

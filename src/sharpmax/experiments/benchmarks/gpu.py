@@ -35,9 +35,7 @@ from sharpmax.files import write_text
 from sharpmax.provenance import check_amounts, check_seed, provenance
 from sharpmax.stats.statistics import RowStats
 
-_OF_STATISTICS = 1e-4
-"""Error that a statistic may have, relative where it exceeds 1."""
-
+_OF_STATISTICS = 1e-4  # error that a statistic may have, relative where it exceeds 1
 TIMES = 2.0
 """Error that an output may have, in errors of PyTorch's kernel."""
 
@@ -144,8 +142,7 @@ def _ours(x: Inputs, seed: int) -> Callable[[], Tensor]:
     return lambda: decode(x.q, pages.k, pages.v, block_table=pages.table, lengths=pages.lengths, policy="paper")
 
 
-_TIMES = 3.0
-"""Error that a gradient may have, in errors of PyTorch's kernel."""
+_TIMES = 3.0  # error that a gradient may have, in errors of PyTorch's kernel
 
 
 def training(

@@ -237,8 +237,7 @@ def spread(name: str, given: Tensor, wanted: Tensor) -> dict[str, float]:
     return {name: float(error.abs().max()), f"{name} rms": float(error.square().mean().sqrt())}
 
 
-_BLOCK = 1 << 25
-"""Pairs of a query and a key at a time: 256 MiB of logits in float64."""
+_BLOCK = 1 << 25  # pairs of a query and a key at a time: 256 MiB of logits in float64
 
 
 class Gradients(NamedTuple):

@@ -17,8 +17,7 @@ from torch import Tensor
 from sharpmax.errors import UnsupportedError
 from sharpmax.experiments.benchmarks.gpu_inputs import Inputs, Shape
 
-_WAIT = 2_000_000
-"""Cycles, about a millisecond, in which the host queues a call that is to be timed."""
+_WAIT = 2_000_000  # cycles, about a millisecond, in which the host queues a call that is to be timed
 
 
 class Spent(NamedTuple):

@@ -265,8 +265,7 @@ def aurocs(cells: Cells, task: str, known: Learned, typical: Answered, seed: int
 
 _SEEDS = {"reference": 1000, "validation": 2000, "evaluation": 3000}
 _SAMPLE, _SLACK = 4, 1.1
-_MARGIN = 1.0
-"""Percentage points by which the false-alarm rate may be off."""
+_MARGIN = 1.0  # percentage points by which the false-alarm rate may be off
 
 
 @dataclass(frozen=True)

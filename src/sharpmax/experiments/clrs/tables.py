@@ -19,8 +19,7 @@ from sharpmax.results import FILE_NAME, load
 if TYPE_CHECKING:
     from sharpmax.tasks.clrs_text.generation import Example
 
-_ELSEWHERE = ("policy", "sizes")
-"""Settings that the evaluation has itself."""
+_ELSEWHERE = ("policy", "sizes")  # settings that the evaluation has itself
 
 
 def trainings(words: Sequence[str], variants: Sequence[Variant]) -> dict[str, Any]:

@@ -187,14 +187,14 @@ def peak_of(device: torch.device) -> Iterator[Callable[[], int | None]]:
     found[0] = counted.peak
 
 
-class _LiveTensors(TorchDispatchMode):
+class _LiveTensors(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignore]
     """Count the bytes of the tensors made while this is active.
 
     The process's own memory depends on how fragmented earlier work left the heap: the same training took 38 to 58 MB.
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
         self.peak = self._live = 0
         self._storages: set[int] = set()
 
@@ -219,9 +219,7 @@ class _LiveTensors(TorchDispatchMode):
         self._live -= size
 
 
-_TEST = 2
-"""The random stream of test examples, apart from that of training."""
-
+_TEST = 2  # the random stream of test examples, apart from that of training
 _CURVE = 50
 _PAGE = 2**16
 _FEATURES = {"cpu": 2**22, "cuda": 2**28}  # numbers of one layer's features that are held at once

@@ -169,8 +169,7 @@ def describe(policy: Policy | None, layers: int, heads: int) -> dict[str, Any]:
     }
 
 
-_BATCH = 16
-"""Requests of the harness that a GPU reads at once."""
+_BATCH = 16  # requests of the harness that a GPU reads at once
 
 
 @dataclass(frozen=True)

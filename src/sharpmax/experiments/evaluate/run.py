@@ -117,7 +117,7 @@ def _pieces(language: LanguageModel, plan: Plan, material: Material) -> Iterator
             yield Piece(_loss_key(CHAT, name), name, f"{_OWN_ANSWERS}: {name}", 2 * work, score, _first)
 
 
-def _first(found: list[Any]) -> list[float]:
+def _first(found: list[Any]) -> list[Any]:
     return [one[0] for one in found]
 
 
