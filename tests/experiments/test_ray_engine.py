@@ -108,12 +108,7 @@ def test_what_goes_wrong_is_one_line(cluster: Any, tmp_path: Path) -> None:
     try:
         for name, kind, says, times in (
             ("mistake", ArgumentError, "--width: got 7; allowed: an even number", 1),
-            (
-                "fail",
-                SharpmaxError,
-                r"task 'x' failed 2 times: RuntimeError: out of luck \(toy_.*--resume",
-                2,
-            ),
+            ("fail", SharpmaxError, r"task 'x' failed 2 times: RuntimeError: out of luck \(toy_.*--resume", 2),
             ("die", SharpmaxError, r"task 'x' lost its process \(WorkerCrashedError: .*--resume", 2),
         ):
             more = {} if name == "mistake" else {"times": 9}

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sharpmax.experiments.clrs.data import IGNORED, Documents, Packed, batch_of, pack, shortened
+from sharpmax.experiments.clrs.data import Documents, Packed, batch_of, pack, shortened
 from sharpmax.experiments.clrs.training import answer_loss, answers_only
 from sharpmax.integrations.transformers.application import applied
 from sharpmax.integrations.transformers.interface import watch
@@ -36,21 +36,6 @@ def test_every_document_is_packed_once_and_rows_are_nearly_full() -> None:
     filled = [sum(lengths[one] for one in row) for row in rows]
     assert max(filled) <= 2048
     assert sum(filled) > 0.97 * 2048 * len(rows)
-
-
-def test_a_row_reads_back_as_its_documents() -> None:
-    made = packed()
-    words: Any = tiny.tokenizer()
-    row = {name: values[0] for name, values in made[0].items()}
-    begins = [i for i, p in enumerate(row["positions"].tolist()) if p == 0]
-    first = row["ids"][: begins[1]].tolist()
-    text = words.decode(first)
-    assert text.startswith(("first:\nkey:", "last:\nkey:"))
-    assert text.endswith("</s>")
-    said = [i for i, label in enumerate(row["labels"][: begins[1]].tolist()) if label != IGNORED]
-    assert said == list(range(said[0], begins[1]))
-    assert words.decode(first[: said[0]]).endswith("trace | pred:\n")
-    assert [row["labels"][i] for i in said] == [row["ids"][i] for i in said]
 
 
 @pytest.mark.parametrize("row_tokens", [128, 16], ids=["shared", "alone"])

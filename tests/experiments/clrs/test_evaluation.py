@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from sharpmax.errors import ArgumentError, FileFormatError, SharpmaxError
+from sharpmax.errors import ArgumentError, FileFormatError
 from sharpmax.experiments.clrs import evaluation as exams
 from sharpmax.experiments.clrs.data import replies
 from sharpmax.experiments.clrs.evaluation import Answer, AnswerStore, Evaluation, Shard, Variant
 from sharpmax.integrations.transformers.application import applied
 from sharpmax.models.language import LanguageModel
-from sharpmax.models.scoring import Reply
 from sharpmax.policies.base import Policy
 from sharpmax.policies.registry import load_policy
 from tests.experiments.clrs import stub
@@ -139,13 +138,6 @@ def test_text_is_cut_once_for_arms_that_cut_it_alike(monkeypatch: pytest.MonkeyP
     assert len(asked) == 3
 
 
-def test_short_answers_do_not_wait_for_long_ones() -> None:
-    sizes = [(30, 2), (28, 12), (30, 3), (26, 13), (50, 2), (9, 3)]
-    wanted = [Reply(tuple(range(length)), length - answer) for length, answer in sizes]
-    assert list(exams._batches(wanted, 60)) == [[4], [5, 0], [2], [3, 1]]
-    assert list(exams._batches(wanted, 50)) == [[4], [0], [2], [1], [3], [5]]
-
-
 def test_shards_share_the_work(tmp_path: Path) -> None:
     parts = [Shard(number, 3) for number in (1, 2, 3)]
     assert len({part.file_name for part in parts}) == 3
@@ -172,18 +164,6 @@ def test_a_part_that_takes_up_with_smaller_batches_asks_nothing_twice(
     smaller = exam(batch_tokens=60)
     monkeypatch.setattr(exams, "_answers", None)  # calling it would fail
     smaller.answer(smaller.store(tmp_path, Shard(2, 2), resume=True), tmp_path, Shard(2, 2))
-
-
-def test_a_full_disk_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    one = exam()
-    store = one.store(tmp_path, ONE, resume=False)
-
-    def full(self: AnswerStore, arm: str, said: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(AnswerStore, "add", full)
-    with pytest.raises(SharpmaxError, match=r"is full .*--resume"):
-        one.answer(store, tmp_path, ONE)
 
 
 def test_a_line_that_is_not_ours_is_named(tmp_path: Path) -> None:

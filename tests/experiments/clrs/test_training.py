@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from sharpmax.errors import ArgumentError, FileFormatError, SharpmaxError
+from sharpmax.errors import ArgumentError, SharpmaxError
 from sharpmax.experiments.clrs import training
 from sharpmax.experiments.clrs.data import Documents, Packed, batch_of
 from sharpmax.experiments.clrs.training import Curve, Recipe, Trained, train
@@ -228,17 +228,3 @@ def test_the_curve_keeps_losses_as_they_were(tmp_path: Path) -> None:
     loss *= 2
     curve.step_done(1, last=True)
     assert curve.entries[0].loss == pytest.approx(math.log(5))
-
-
-def test_a_curve_that_is_not_ours_is_named(tmp_path: Path) -> None:
-    harmed = '{"step": 9, "loss": null, "tokens": 1, "seconds": null}'
-    path = tmp_path / "curve.jsonl"
-    good = '{"step": 1, "loss": 0.5, "tokens": 8, "seconds": null}'
-    for half in ("", '{"step": 2, "lo'):
-        path.write_text(f"{good}\n{half}", encoding="utf-8")
-        curve = Curve(path, lambda step: 1, every=1)
-        curve.go_on_after(5)
-        assert [entry.step for entry in curve.entries] == [1]
-    path.write_text(f"{good}\n{harmed}\n", encoding="utf-8")
-    with pytest.raises(FileFormatError, match=r"line 2 of .*curve.jsonl"):
-        Curve(path, lambda step: 1, every=1).go_on_after(5)

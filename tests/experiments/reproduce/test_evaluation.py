@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -122,16 +121,6 @@ class TestItemsOutOfReach:
         assert found["top log-length"].tolist() == pytest.approx([top] * 3, abs=1e-6)
         assert found["top softmax"].tolist() == pytest.approx([1 / (1 + np.exp(-1.0))] * 3, abs=1e-6)
 
-    def test_rows_of_different_reach_on_one_page(self) -> None:
-        logits = torch.full((3, 1000), -1000.0)
-        logits[0, 7] = 0.0  # one item in reach
-        logits[1, :500] = 0.0  # five hundred
-        logits[2] = -1000.0  # all of them
-        found = self.page({"softmax": None, "entropy-target": EntropyTarget(0.5)}, logits)
-        assert found["entropy softmax"].tolist() == pytest.approx([0.0, np.log(500), np.log(1000)], abs=1e-5)
-        assert found["top softmax"].tolist() == pytest.approx([1.0, 1 / 500, 1 / 1000])
-        assert found["spread"].tolist() == [1000.0, 1000.0, 0.0]
-
     def test_what_is_left_out_weighs_less_than_rounding(self) -> None:
         # The worst there is: everything just out of reach.
         logits = torch.full((1, 2**14), -40.001)
@@ -160,12 +149,6 @@ def equal(a: Measured, b: Measured, names: tuple[str, ...]) -> bool:
 
 
 class TestSharing:
-    def test_an_arm_does_not_depend_on_the_others(self, heads: list[SingleHeads]) -> None:
-        everything = measure(heads, [VARIANTS, VARIANTS], 256, SAMPLES, STREAM)
-        for names in (("softmax",), ("softmax", "entropy-target")):
-            some = {name: VARIANTS[name] for name in names}
-            assert equal(measure(heads, [some, some], 256, SAMPLES, STREAM), everything, (*names, HARD))
-
     def test_each_head_has_policies_of_its_own(self, heads: list[SingleHeads]) -> None:
         targets = [0.2, 0.6]
         arms: list[dict[str, Policy | None]] = [{"softmax": None, "own": EntropyTarget(t)} for t in targets]
@@ -181,12 +164,6 @@ class TestSharing:
         # Whoever stands beside it, the first head reads the same.
         assert np.array_equal(measure(heads, arms, 64, SAMPLES, STREAM).spread[0], twins[0])
         assert np.array_equal(measure(heads[:1], arms, 64, SAMPLES, STREAM).spread[0], twins[0])
-
-    def test_the_same_stream_gives_the_same_numbers_and_another_does_not(self, heads: list[SingleHeads]) -> None:
-        plain: list[dict[str, Policy | None]] = [{"softmax": None}] * 2
-        first = measure(heads, plain, 64, SAMPLES, STREAM)
-        assert equal(measure(heads, plain, 64, SAMPLES, STREAM), first, ("softmax", HARD))
-        assert not np.isin(measure(heads, plain, 64, SAMPLES, (5, 1)).spread, first.spread).any()
 
     def test_leaving_the_fitted_range_is_not_warned_of(self, heads: list[SingleHeads]) -> None:
         narrow: dict[str, Policy | None] = {"softmax": None, "refit": Polynomial((2.0,), fitted_on=(0.5, 0.6))}
@@ -211,16 +188,6 @@ class TestThreads:
         one_by_one = measure(heads, [VARIANTS, VARIANTS], 1024, 8, STREAM)
         assert equal(at_once, one_by_one, (*VARIANTS, HARD))
         assert np.array_equal(at_once.confidence, one_by_one.confidence)
-
-    @pytest.mark.usefixtures("two_threads")
-    def test_results_come_in_order(self) -> None:
-        def work(place: int) -> tuple[int, bool, int]:
-            if place == 0:
-                time.sleep(0.1)  # the others are done before it
-            return place, torch.is_inference_mode_enabled(), torch.get_num_threads()
-
-        assert side_by_side(work, range(5), CPU) == [(place, True, 1) for place in range(5)]
-        assert torch.get_num_threads() == 2
 
     @pytest.mark.usefixtures("two_threads")
     def test_a_failure_is_told_and_leaves_the_threads_as_they_were(self) -> None:
@@ -259,17 +226,6 @@ class TestPages:
         with torch.inference_mode():
             got, want = evaluation._features(heads[0], items), heads[0].features(items[None])[0]
         assert torch.allclose(got, want, rtol=1e-5, atol=1e-6)
-
-    def test_results_of_several_pages_come_in_the_order_of_the_sets(
-        self, monkeypatch: pytest.MonkeyPatch, heads: list[SingleHeads]
-    ) -> None:
-        monkeypatch.setattr(evaluation, "_PAGE", {"cpu": 5 * 64})
-        found = measure(heads, [{"softmax": None}] * 2, 64, 12, STREAM)
-        for position, head in enumerate(heads):
-            pages = list(read(head, 64, 12, (*STREAM, position)))
-            assert [len(seen.logits) for seen in pages] == [5, 5, 2]
-            spread = torch.cat([seen.logits.amax(-1) - seen.logits.amin(-1) for seen in pages])
-            assert found.spread[position].tolist() == spread.tolist()
 
     @pytest.mark.parametrize(("size", "samples"), [((5, 16), 10), (40_000, 2)])
     def test_progress_adds_up_to_all_items(

@@ -19,7 +19,6 @@ import pytest
 import torch
 
 from sharpmax.errors import ArgumentError, FileFormatError
-from sharpmax.experiments.reproduce import training as run_module
 from sharpmax.experiments.reproduce.training import RECIPES, Training, state_path, train, weights_path
 from sharpmax.experiments.stacked_training import Recipe
 from sharpmax.models.weights import Trained, load_tensors, save_tensors
@@ -105,14 +104,6 @@ class TestFiles:
         assert saved == ([0, 0, 4, 8] if every == 0.0 else [0] * 4)
         assert saved_step(tmp_path) == STEPS
 
-    def test_word_comes_no_oftener_than_people_look_but_always_of_the_end(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(run_module, "_SHOW_EVERY_S", 1e9)
-        told: list[int] = []
-        run(tmp_path, progress=lambda step, loss: told.append(step))
-        assert told == [0, STEPS]
-
     def test_refuses_to_overwrite_unless_told_to_go_on(self, tmp_path: Path) -> None:
         with pytest.raises(StoppedError):
             run(tmp_path, progress=stop_at(8), save_every_s=0.0)
@@ -139,12 +130,6 @@ class TestTakingUpAgain:
         tensors, about = load_tensors(state_path(tmp_path / "stopped", "paper"), "training")
         assert about["step"] == STEPS
         assert all(torch.equal(t, tensors[f"heads.{name}"]) for name, t in again.tensors.items())
-
-    def test_counts_the_seconds_of_all_parts(self, tmp_path: Path) -> None:
-        with pytest.raises(StoppedError):
-            run(tmp_path, progress=stop_at(8), save_every_s=0.0)
-        change_state(tmp_path, seconds=1000.0)
-        assert run(tmp_path, resume=True).provenance["seconds"] >= 1000.0
 
     def test_a_kill_before_the_weights_costs_nothing(self, tmp_path: Path) -> None:
         left = tmp_path / f".{state_path(tmp_path, 'paper').name}.x1.partial"
@@ -201,22 +186,6 @@ class TestTakingUpAgain:
         save_tensors(state_path(tmp_path, "paper"), "training", {}, about)
         with pytest.raises(FileFormatError, match="does not fit this version of the training"):
             run(tmp_path, resume=True)
-
-    def test_an_interrupted_save_leaves_the_state_before_it(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        with pytest.raises(StoppedError):
-            run(tmp_path, progress=stop_at(8), save_every_s=0.0)
-
-        def interrupt(descriptor: int) -> None:
-            raise KeyboardInterrupt
-
-        monkeypatch.setattr(os, "fsync", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            run(tmp_path, resume=True, save_every_s=0.0)
-        monkeypatch.undo()
-        assert names(tmp_path) == ["training-paper.safetensors"]
-        assert saved_step(tmp_path) == 4
 
 
 # A training in a process of its own. Each line read says how many blocks may be done before it stops and waits to be
@@ -389,13 +358,6 @@ class TestSeveralRecipes:
         assert equal(both[0], run(tmp_path / "paper"))
         assert equal(both[1], run(tmp_path / "sharp", recipe=self.OTHER))
         assert {("paper", STEPS), ("sharp", STEPS)} <= set(told)
-
-    def test_nothing_begins_unless_all_may(self, tmp_path: Path) -> None:
-        run(tmp_path, recipe=self.OTHER)
-        before = names(tmp_path)
-        with pytest.raises(ArgumentError, match="add --resume"):
-            train([RECIPE, self.OTHER], (3, 0), STEPS, CPU, tmp_path, command="sharpmax test")
-        assert names(tmp_path) == before
 
     def test_an_interrupt_stops_all_of_them(self, tmp_path: Path) -> None:
         def interrupted(recipe: str, step: int, loss: float) -> None:

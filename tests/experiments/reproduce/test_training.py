@@ -47,28 +47,6 @@ class TestTakingUpAgain:
             again.restore(state, step)
             assert same(finish(again), saved[-1][1]), step
 
-    def test_from_the_middle_of_a_block_goes_on_with_the_rest_of_it(self, short_blocks: int) -> None:
-        recipe = replace(RECIPES["paper"], batch=4)  # its rate is the same however long the training is
-        short, long = Training(recipe, (0,), 6, CPU), Training(recipe, (0,), 12, CPU)
-        long.restore(finish(short), 6)
-        assert same(finish(long), finish(Training(recipe, (0,), 12, CPU)))
-
-    def test_a_state_is_a_copy(self, small_recipe: Recipe, short_blocks: int) -> None:
-        training = Training(small_recipe, (0,), 8, CPU)
-        state, heads = training.state(), training.heads()
-        before = {name: tensor.clone() for name, tensor in state.items()}
-        training.next_block()
-        assert same(state, before)
-        assert all(torch.equal(tensor, before[f"heads.{name}"]) for name, tensor in heads.items())
-        assert not same(state, training.state())
-
-    def test_a_state_with_something_missing_is_refused(self, small_recipe: Recipe) -> None:
-        training = Training(small_recipe, (0,), 8, CPU)
-        state = training.state()
-        del state["exp_avg.k.weight"]
-        with pytest.raises(KeyError):
-            training.restore(state, 0)
-
 
 class TestSeeds:
     def test_begins_at_the_initial_weights_with_a_clean_optimiser(self, small_recipe: Recipe) -> None:
@@ -138,11 +116,6 @@ class TestStep:
         for steps in (1, 3, short_blocks):  # blocks cut short are divided by what they did
             got = Training(recipe, (3,), steps, CPU).next_block()
             assert got.tolist() == pytest.approx([sum(losses[:steps]) / steps], rel=1e-5)
-
-    def test_every_block_brings_new_data(self, short_blocks: int) -> None:
-        training = Training(replace(RECIPES["paper"], batch=8, learning_rate=0.0), (0, 1), 3 * short_blocks, CPU)
-        losses = torch.stack([training.next_block() for _ in range(3)])
-        assert len(losses.unique()) == 6
 
     def test_the_rate_of_each_step_is_the_recipes(self, short_blocks: int) -> None:
         recipe = replace(RECIPES["sharp"], batch=1, warmup=4)

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sharpmax.errors import OutOfRangeWarning
-from sharpmax.experiments.benchmarks.measuring import resident_bytes, run_python, targets
+from sharpmax.experiments.benchmarks.measuring import Note, resident_bytes, run_python, silent, targets
 from sharpmax.ops.attention import attention
 from sharpmax.ops.softmax import softmax
 from sharpmax.policies.polynomial import PAPER
@@ -208,9 +208,7 @@ _CASES: dict[str, _Case] = {
 }
 
 
-def cpu_tables(
-    length: int = FULL_LENGTH, repeat: int = 5, seed: int = 0, note: Callable[[str], None] = lambda text: None
-) -> dict[str, Any]:
+def cpu_tables(length: int = FULL_LENGTH, repeat: int = 5, seed: int = 0, note: Note = silent) -> dict[str, Any]:
     """The tables `bench` (one entry per case, with targets) and `setting`; `note` is called with progress."""
     check_amounts(length, repeat)
     check_seed(seed)
@@ -249,7 +247,7 @@ def disagreeing(tables: dict[str, Any]) -> list[str]:
     return [name for name, entry in tables["bench"].items() if not entry.get("agrees", True)]
 
 
-def _checked(inputs: _Inputs, note: Callable[[str], None]) -> dict[str, dict[str, Any]]:
+def _checked(inputs: _Inputs, note: Note) -> dict[str, dict[str, Any]]:
     note("computing the float64 reference")
     reference = _Reference.of(inputs)
     found = {}
@@ -267,7 +265,7 @@ def _checked(inputs: _Inputs, note: Callable[[str], None]) -> dict[str, dict[str
     return found
 
 
-def _time(found: dict[str, dict[str, Any]], inputs: _Inputs, repeat: int, note: Callable[[str], None]) -> None:
+def _time(found: dict[str, dict[str, Any]], inputs: _Inputs, repeat: int, note: Note) -> None:
     """Add seconds and ratios to the cases that agree; their check was the warm-up."""
     seconds: dict[str, list[float]] = {name: [] for name, entry in found.items() if entry["agrees"]}
     for done in range(repeat):

@@ -31,6 +31,7 @@ from sharpmax.experiments.benchmarks.gpu_inputs import (
     spread,
 )
 from sharpmax.experiments.benchmarks.gpu_timing import BACKENDS, Runner, attend, contest, entry, times, with_backend
+from sharpmax.experiments.benchmarks.measuring import Note, silent
 from sharpmax.files import write_text
 from sharpmax.provenance import check_amounts, check_seed, provenance
 from sharpmax.stats.statistics import RowStats
@@ -40,14 +41,7 @@ TIMES = 2.0
 """Error that an output may have, in errors of PyTorch's kernel."""
 
 
-def prefill(
-    shape: Shape,
-    *,
-    seed: int,
-    device: torch.device,
-    rounds: int,
-    note: Callable[[str], None] = lambda text: None,
-) -> list[dict[str, Any]]:
+def prefill(shape: Shape, *, seed: int, device: torch.device, rounds: int, note: Note = silent) -> list[dict[str, Any]]:
     """The entries of a shape, of the kinds `stats` and `attention`."""
     x = drawn(shape, seed=seed, device=device)
     q, k, v, causal, grouped = x.q, x.k, x.v, shape.causal, shape.group > 1
@@ -100,14 +94,7 @@ def can_decode() -> bool:
     return hasattr(sm, "decode")
 
 
-def decoding(
-    shape: Shape,
-    *,
-    seed: int,
-    device: torch.device,
-    rounds: int,
-    note: Callable[[str], None] = lambda text: None,
-) -> dict[str, Any]:
+def decoding(shape: Shape, *, seed: int, device: torch.device, rounds: int, note: Note = silent) -> dict[str, Any]:
     """The entry of a shape, of the kind `decode`.
 
     PyTorch's kernels read no pages: they get the same keys in one piece.
@@ -145,14 +132,7 @@ def _ours(x: Inputs, seed: int) -> Callable[[], Tensor]:
 _TIMES = 3.0  # error that a gradient may have, in errors of PyTorch's kernel
 
 
-def training(
-    shape: Shape,
-    *,
-    seed: int,
-    device: torch.device,
-    rounds: int,
-    note: Callable[[str], None] = lambda text: None,
-) -> dict[str, Any]:
+def training(shape: Shape, *, seed: int, device: torch.device, rounds: int, note: Note = silent) -> dict[str, Any]:
     """The entry of a shape, of the kind `train`."""
     x = drawn(shape, seed=seed, device=device)
     note("computing the float64 reference")
@@ -220,12 +200,7 @@ ROUNDS = 20
 
 
 def gpu_entries(
-    device: torch.device,
-    *,
-    length: int = FULL_LENGTH,
-    repeat: int = ROUNDS,
-    seed: int = 0,
-    note: Callable[[str], None] = lambda text: None,
+    device: torch.device, *, length: int = FULL_LENGTH, repeat: int = ROUNDS, seed: int = 0, note: Note = silent
 ) -> list[dict[str, Any]]:
     """The entries of every case, in the order of `KINDS`; without a kernel for decode there are none of it."""
     check_amounts(length, repeat)
@@ -243,9 +218,7 @@ def gpu_entries(
     return sorted((one | full for one in found), key=lambda one: KINDS.index(one["kind"]))
 
 
-def _all(
-    device: torch.device, length: int, repeat: int, seed: int, note: Callable[[str], None]
-) -> Iterator[list[dict[str, Any]]]:
+def _all(device: torch.device, length: int, repeat: int, seed: int, note: Note) -> Iterator[list[dict[str, Any]]]:
     def options(shape: Shape, kind: str) -> dict[str, Any]:
         def tell(text: str) -> None:
             note(f"{kind}, {shape.name}: {text}")

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from sharpmax.errors import UnsupportedError
 from sharpmax.experiments.benchmarks.gpu_inputs import Inputs, Shape
+from sharpmax.experiments.benchmarks.measuring import Note, silent
 
 _WAIT = 2_000_000  # cycles, about a millisecond, in which the host queues a call that is to be timed
 
@@ -118,12 +119,7 @@ def times(factor: float, errors: Errors) -> dict[str, float]:
 
 
 def contest(
-    ours: Mapping[str, Runner],
-    stock: Mapping[str, Runner],
-    *,
-    device: torch.device,
-    rounds: int,
-    note: Callable[[str], None] = lambda text: None,
+    ours: Mapping[str, Runner], stock: Mapping[str, Runner], *, device: torch.device, rounds: int, note: Note = silent
 ) -> tuple[dict[str, Outcome], dict[str, Outcome]]:
     """Outcomes of ours and of PyTorch's backends that take the case and are correct.
 

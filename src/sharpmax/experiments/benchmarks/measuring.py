@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,14 @@ from sharpmax.lazy import require
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+
+Note = Callable[[str], None]
+"""Called with what is being done."""
+
+
+def silent(text: str) -> None:
+    """Show no progress."""
 
 
 def targets(limits: Mapping[str, float], entry: Mapping[str, Any], judged: bool = True) -> dict[str, dict[str, Any]]:

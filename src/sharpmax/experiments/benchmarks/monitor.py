@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from sharpmax.errors import UnsupportedError, reject
-from sharpmax.experiments.benchmarks.measuring import CachedReader, random_tokens, targets
+from sharpmax.experiments.benchmarks.measuring import CachedReader, Note, random_tokens, silent, targets
 from sharpmax.experiments.statistics import accuracy, auroc
 from sharpmax.files import display_name
 from sharpmax.integrations.transformers.interface import watched
@@ -56,12 +56,7 @@ def check_cost(context: int, rounds: int) -> None:
 
 
 def monitor_cost(
-    model: PreTrainedModel,
-    known: Learned,
-    *,
-    context: int = CONTEXT,
-    rounds: int = ROUNDS,
-    note: Callable[[str], None] = lambda text: None,
+    model: PreTrainedModel, known: Learned, *, context: int = CONTEXT, rounds: int = ROUNDS, note: Note = silent
 ) -> dict[str, Any]:
     """Milliseconds per token with and without a monitor that measures every sixteenth.
 
@@ -297,7 +292,7 @@ def monitor_tables(
     seed: int = 0,
     context: int = CONTEXT,
     rounds: int = ROUNDS,
-    note: Callable[[str], None] = lambda text: None,
+    note: Note = silent,
 ) -> dict[str, Any]:
     """All tables; `limit` is the number of evaluation prompts of each size; `note` is called with progress.
 
@@ -354,7 +349,7 @@ class _Bench:
     language: LanguageModel
     plans: tuple[TaskPlan, ...]
     seed: int
-    note: Callable[[str], None]
+    note: Note
 
     @property
     def tasks(self) -> list[str]:

@@ -12,14 +12,22 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from sharpmax.experiments.benchmarks.measuring import peak_mib, random_tokens, reset_peak, run_python, targets
+from sharpmax.experiments.benchmarks.measuring import (
+    Note,
+    peak_mib,
+    random_tokens,
+    reset_peak,
+    run_python,
+    silent,
+    targets,
+)
 from sharpmax.integrations.transformers.interface import watched
 from sharpmax.models.language import load_language_model
 from sharpmax.probing.capture import capture, check_choice, places
@@ -108,7 +116,7 @@ def probe_tables(
     rows: Sequence[str] = ("last", "log"),
     repeat: int = ROUNDS,
     seed: int = 0,
-    note: Callable[[str], None] = lambda text: None,
+    note: Note = silent,
 ) -> dict[str, Any]:
     """The tables `bench` (a plain pass, one per choice of rows) and `setting`; `note` is called with progress."""
     check_amounts(length, repeat)
