@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,15 @@ FILE_NAME = "results.json"
 
 _KEYS = ("schema", "command", "provenance", "tables")
 _PROVENANCE_KEYS = ("commit", "versions", "hardware", "seed", "date")
+
+
+def json_values(value: Any) -> Any:
+    """Replace dataclasses, at any depth of mappings and lists, by dicts of their fields."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
+    if isinstance(value, Mapping):
+        return {key: json_values(one) for key, one in value.items()}
+    return [json_values(one) for one in value] if isinstance(value, (list, tuple)) else value
 
 
 @dataclass(frozen=True)

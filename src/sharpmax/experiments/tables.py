@@ -7,6 +7,7 @@ import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -74,7 +75,7 @@ def calibrated_tables(found: CalibrationResult, model: str) -> dict[str, Any]:
 
 def _cell(share: float, prompts: int) -> dict[str, Any]:
     right = round(share * prompts)
-    return accuracy([1] * right + [0] * (prompts - right))
+    return asdict(accuracy([1] * right + [0] * (prompts - right)))
 
 
 def _curves(steps: Sequence[Mapping[str, float]]) -> dict[str, list[list[float]]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -105,7 +105,7 @@ def test_alarms_of_a_service_are_those_of_the_one_pass() -> None:
     known = learned(typical.as_reference(heads_of(tiny.language().model)), 0.3, "mean")
     service = bench.false_alarms(known, 24, 0.3)
     quick = by_size(bench.cells("evaluation", 24), "letters", lambda one: alarms_of(known, one))
-    assert [service[f"letters/{size}"] for size in (4, 8)] == [quick[str(size)] for size in (4, 8)]
+    assert [asdict(service[f"letters/{size}"]) for size in (4, 8)] == [asdict(quick[str(size)]) for size in (4, 8)]
     assert 0 < service["pooled"]["mean"] < 100
 
 

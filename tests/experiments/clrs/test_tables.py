@@ -88,9 +88,9 @@ def test_intervals_are_those_of_answers_drawn_again() -> None:
     gain = scores._gain(base, arm, chosen, 0)
     for found, drawn in ((mean, means), (gain, gains)):
         low, high = np.quantile(drawn, [0.025, 0.975])
-        assert found["low"] == pytest.approx(low, abs=1.0)
-        assert found["high"] == pytest.approx(high, abs=1.0)
-        assert found["low"] < found["mean"] < found["high"]
+        assert found.low == pytest.approx(low, abs=1.0)
+        assert found.high == pytest.approx(high, abs=1.0)
+        assert found.low < found.mean < found.high
 
 
 def test_every_algorithm_by_itself(tables: dict[str, Any]) -> None:

@@ -22,30 +22,30 @@ class TestRanks:
         }
         got = ranks(scores)
         assert set(list(got)[:2]) == {"a", "b"}
-        assert [got[name]["rank"] for name in "abcd"] == [1, 1, 3, 4]
-        assert got["c"]["leader"] == "c"
+        assert [got[name].rank for name in "abcd"] == [1, 1, 3, 4]
+        assert got["c"].leader == "c"
 
     def test_pairs_tell_apart_what_means_do_not(self) -> None:
         base = np.array([10.0, 50.0, 90.0, 30.0, 70.0])
         got = ranks({"worse": base, "better": base + np.array([2.0, 2.1, 1.9, 2.2, 1.8])})
-        assert (got["better"]["rank"], got["worse"]["rank"]) == (1, 2)
+        assert (got["better"].rank, got["worse"].rank) == (1, 2)
 
     def test_a_group_goes_by_its_leader(self) -> None:
         # b is not behind a, c is; that c is not behind b either does not help it.
         noise = np.array([1.0, -1.0, 0.5, -0.5, 0.0])
         scores = {"a": 50 + 0 * noise, "b": 49 + 2 * noise, "c": 48 + noise}
         got = ranks(scores)
-        assert [got[name]["rank"] for name in "abc"] == [1, 1, 3]
+        assert [got[name].rank for name in "abc"] == [1, 1, 3]
 
     def test_equal_scores_share_one_and_one_seed_goes_by_the_mean(self) -> None:
         same = np.array([1.0, 2.0])
-        assert [one["rank"] for one in ranks({"x": same, "y": same.copy()}).values()] == [1, 1]
+        assert [one.rank for one in ranks({"x": same, "y": same.copy()}).values()] == [1, 1]
         one = ranks({"x": np.array([3.0]), "y": np.array([4.0]), "z": np.array([3.0])})
-        assert {name: place["rank"] for name, place in one.items()} == {"y": 1, "x": 2, "z": 2}
+        assert {name: place.rank for name, place in one.items()} == {"y": 1, "x": 2, "z": 2}
 
     def test_the_same_difference_in_every_seed_is_one(self) -> None:
         got = ranks({"x": np.array([3.0, 5.0]), "y": np.array([4.0, 6.0])})
-        assert (got["y"]["rank"], got["x"]["rank"]) == (1, 2)
+        assert (got["y"].rank, got["x"].rank) == (1, 2)
 
 
 SIZES = tuple(2**power for power in range(4, 15))

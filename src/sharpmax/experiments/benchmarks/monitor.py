@@ -7,7 +7,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from sharpmax.errors import UnsupportedError, reject
 from sharpmax.experiments.benchmarks.measuring import CachedReader, Note, random_tokens, silent, targets
-from sharpmax.experiments.statistics import accuracy, auroc
+from sharpmax.experiments.statistics import Accuracy, Auroc, accuracy, auroc
 from sharpmax.files import display_name
 from sharpmax.integrations.transformers.interface import watched
 from sharpmax.models.language import LanguageModel, context_of
@@ -36,6 +36,7 @@ from sharpmax.monitoring.observer import heads_of
 from sharpmax.monitoring.passes import Pass
 from sharpmax.monitoring.scores import DEFAULT, RULES, Learned
 from sharpmax.provenance import check_amounts, check_seed
+from sharpmax.results import json_values
 from sharpmax.tasks.prompt import Task
 from sharpmax.tasks.registry import get_task
 
@@ -227,7 +228,7 @@ def alarms_of(known: Learned, one: Answered) -> np.ndarray:
     return np.asarray(_scores(known, one) > known.prompt.threshold)
 
 
-def by_size(cells: Cells, task: str, what: Callable[[Answered], np.ndarray]) -> dict[str, Any]:
+def by_size(cells: Cells, task: str, what: Callable[[Answered], np.ndarray]) -> dict[str, Accuracy]:
     """The share for which `what` holds, at each size of a task, in percent."""
     return {str(size): accuracy([int(x) for x in what(one)]) for (name, size), one in cells.items() if name == task}
 
@@ -236,7 +237,7 @@ def _of(cells: Cells, task: str) -> Answered:
     return Answered.together([one for (name, _), one in cells.items() if task in (name, ALL)])
 
 
-def auroc_of(cells: Cells, task: str, known: Learned, seed: int) -> dict[str, Any]:
+def auroc_of(cells: Cells, task: str, known: Learned, seed: int) -> Auroc:
     """AUROC of the monitor over all sizes of a task."""
     whole = _of(cells, task)
     return auroc(_scores(known, whole)[None], whole.right[None], seed)
@@ -312,15 +313,18 @@ def monitor_tables(
     rule, validation = bench.choose(reference, limit // 2, false_alarms)
     found = learned(reference, false_alarms, rule)
     fresh = bench.cells("evaluation", limit)
-    return {
-        "setting": bench.setting(limit, false_alarms, rule),
-        "validation": validation,
-        "false_alarms": bench.false_alarms(found, 2 * limit, false_alarms),
-        **{f"accuracy/{task}": by_size(fresh, task, lambda one: one.right) for task in bench.tasks},
-        **{f"alarms/{task}": by_size(fresh, task, lambda one: alarms_of(found, one)) for task in bench.tasks},
-        **{f"auroc/{task}": aurocs(fresh, task, found, typical, seed) for task in (*bench.tasks, ALL)},
-        "overhead": monitor_cost(language.model, found, context=context, rounds=rounds, note=note),
-    }
+    tables: dict[str, Any] = json_values(
+        {
+            "setting": bench.setting(limit, false_alarms, rule),
+            "validation": validation,
+            "false_alarms": bench.false_alarms(found, 2 * limit, false_alarms),
+            **{f"accuracy/{task}": by_size(fresh, task, lambda one: one.right) for task in bench.tasks},
+            **{f"alarms/{task}": by_size(fresh, task, lambda one: alarms_of(found, one)) for task in bench.tasks},
+            **{f"auroc/{task}": aurocs(fresh, task, found, typical, seed) for task in (*bench.tasks, ALL)},
+            "overhead": monitor_cost(language.model, found, context=context, rounds=rounds, note=note),
+        }
+    )
+    return tables
 
 
 def _readable(language: LanguageModel, plans: Sequence[TaskPlan]) -> list[TaskPlan]:
@@ -376,7 +380,7 @@ class _Bench:
         for rule in RULES:
             made = learned(reference, rate, rule)
             table[rule] = {task: auroc_of(cells, task, made, self.seed) for task in (*self.tasks, ALL)}
-        scores = {rule: table[rule][ALL]["auroc"] for rule in RULES}
+        scores = {rule: table[rule][ALL].auroc for rule in RULES}
         best = DEFAULT if None in scores.values() else max(RULES, key=lambda rule: scores[rule])
         return best, table
 
@@ -395,10 +399,10 @@ class _Bench:
                             read(model, [prompts[place].ids for place in batch])
                         alarms += [int(one.alarm) for one in request.report.sequences]
         pooled = accuracy([one for alarms in found.values() for one in alarms])
-        off = abs(pooled["mean"] - 100.0 * rate)
+        off = abs(pooled.mean - 100.0 * rate)
         return {
             "asked": 100.0 * rate,
-            POOLED: pooled | {"off": off, "targets": {"off": {"at_most": _MARGIN, "reached": off <= _MARGIN}}},
+            POOLED: asdict(pooled) | {"off": off, "targets": {"off": {"at_most": _MARGIN, "reached": off <= _MARGIN}}},
             **{cell: accuracy(alarms) for cell, alarms in found.items()},
         }
 

@@ -6,6 +6,7 @@ import importlib
 import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ import numpy as np
 
 from sharpmax.experiments.clrs.evaluation import AnswerStore, Evaluation, Variant
 from sharpmax.experiments.statistics import CONFIDENCE, accuracy, paired
-from sharpmax.results import FILE_NAME, load
+from sharpmax.results import FILE_NAME, json_values, load
 
 if TYPE_CHECKING:
     from sharpmax.tasks.clrs_text.generation import Example
@@ -49,6 +50,28 @@ Cells = dict[str, dict[int, list[int]]]
 _DRAWS = 4000
 
 
+@dataclass(frozen=True)
+class MeanAccuracy:
+    """Accuracy in percent, mean over algorithms, with a bootstrap interval."""
+
+    mean: float
+    low: float
+    high: float
+    algorithms: int
+
+
+@dataclass(frozen=True)
+class Gain:
+    """Percentage points over the base with a bootstrap interval, and McNemar's test."""
+
+    mean: float
+    low: float
+    high: float
+    gained: int
+    lost: int
+    p: float
+
+
 def evaluation_tables(
     evaluation: Evaluation, store: AnswerStore, trained: Mapping[str, Sequence[int]], seed: int
 ) -> dict[str, Any]:
@@ -67,7 +90,7 @@ def evaluation_tables(
         whole[name] = _cells(places, [int(a == b) for a, b in zip(texts, wanted, strict=True)])
     groups = {IN: _group(places, trained, inside=True), OUT: _group(places, trained, inside=False)}
     shown = {group: cells for group, cells in groups.items() if cells}
-    return {
+    tables: dict[str, Any] = {
         "setting": {
             **evaluation.identity(),
             "base": base,
@@ -98,6 +121,8 @@ def evaluation_tables(
         },
         "speed": {name: _speed(store, name, len(wanted)) for name in names},
     }
+    plain: dict[str, Any] = json_values(tables)
+    return plain
 
 
 def _places(questions: Sequence[Example]) -> Cells:
@@ -139,7 +164,7 @@ def _apart(groups: Mapping[str, Mapping[str, Sequence[int]]], value: Any) -> dic
     return found
 
 
-def _mean(cells: Cells, chosen: Mapping[str, Sequence[int]], seed: int) -> dict[str, Any]:
+def _mean(cells: Cells, chosen: Mapping[str, Sequence[int]], seed: int) -> MeanAccuracy:
     """Every algorithm counts the same, and every size of it; the interval comes from drawing answers again."""
     rng = np.random.default_rng(seed)
     drawn, means = [], []
@@ -148,10 +173,10 @@ def _mean(cells: Cells, chosen: Mapping[str, Sequence[int]], seed: int) -> dict[
         means.append(np.mean([np.mean(row) for row in rows]))
         # Drawing right and wrong answers again, with replacement, is drawing from a binomial distribution.
         drawn.append(np.mean([rng.binomial(len(row), np.mean(row), _DRAWS) / len(row) for row in rows], axis=0))
-    return _interval(float(np.mean(means)), np.mean(drawn, axis=0)) | {"algorithms": len(chosen)}
+    return MeanAccuracy(*_interval(float(np.mean(means)), np.mean(drawn, axis=0)), len(chosen))
 
 
-def _gain(base: Cells, variant: Cells, chosen: Mapping[str, Sequence[int]], seed: int) -> dict[str, Any]:
+def _gain(base: Cells, variant: Cells, chosen: Mapping[str, Sequence[int]], seed: int) -> Gain:
     """The mean of a variant minus that of the base on the same questions, drawn again in pairs; and McNemar's test."""
     rng = np.random.default_rng(seed)
     drawn, means = [], []
@@ -167,12 +192,13 @@ def _gain(base: Cells, variant: Cells, chosen: Mapping[str, Sequence[int]], seed
     pairs = [(name, size) for name, sizes in chosen.items() for size in sizes]
     before = [right for name, size in pairs for right in base[name][size]]
     after = [right for name, size in pairs for right in variant[name][size]]
-    return _interval(float(np.mean(means)), np.mean(drawn, axis=0)) | paired(before, after)
+    test = paired(before, after)
+    return Gain(*_interval(float(np.mean(means)), np.mean(drawn, axis=0)), test.gained, test.lost, test.p)
 
 
-def _interval(mean: float, drawn: np.ndarray) -> dict[str, Any]:
+def _interval(mean: float, drawn: np.ndarray) -> tuple[float, float, float]:
     low, high = np.quantile(drawn, [0.5 - 0.5 * CONFIDENCE, 0.5 + 0.5 * CONFIDENCE])
-    return {"mean": 100.0 * mean, "low": 100.0 * float(low), "high": 100.0 * float(high)}
+    return 100.0 * mean, 100.0 * float(low), 100.0 * float(high)
 
 
 def _speed(store: AnswerStore, variant: str, count: int) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -14,10 +14,20 @@ from sharpmax.experiments.run_folder import RunStore
 from sharpmax.experiments.statistics import LEVEL, paired_p, with_interval
 from sharpmax.probing.forecast import error, foretell
 from sharpmax.probing.measurement import REPEATS, crossing, interval, slope
+from sharpmax.results import json_values
 from sharpmax.tasks.sized_registry import sized_task
 
 
-def ranks(scores: Mapping[str, np.ndarray]) -> dict[str, dict[str, Any]]:
+@dataclass(frozen=True)
+class Rank:
+    """A place on the leaderboard, the leader of its group, and the p-value against that leader."""
+
+    rank: int
+    leader: str
+    p: float | None
+
+
+def ranks(scores: Mapping[str, np.ndarray]) -> dict[str, Rank]:
     """Rank of every method by its mean score, [seeds] each; best first.
 
     A method shares the rank of its group's leader if their paired difference is not significant; the first that is
@@ -25,14 +35,14 @@ def ranks(scores: Mapping[str, np.ndarray]) -> dict[str, dict[str, Any]]:
     scores share a rank.
     """
     order = sorted(scores, key=lambda name: -float(scores[name].mean()))
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, Rank] = {}
     leader = order[0]
     for place, name in enumerate(order, start=1):
         p = paired_p(scores[leader], scores[name])
         if place > 1 and _apart(scores[leader], scores[name], p):
             leader, p = name, None
-        rank = place if name == leader else found[leader]["rank"]
-        found[name] = {"rank": rank, "leader": leader, "p": p}
+        rank = place if name == leader else found[leader].rank
+        found[name] = Rank(rank, leader, p)
     return found
 
 
@@ -76,7 +86,8 @@ def compare_tables(plan: Plan, store: RunStore) -> dict[str, Any]:
     tables["training"] = {name: _training(one) for name, one in known.items()}
     tables["methods"] = {method.name: method.plain() for method in plan.methods}
     tables["setting"] = setting_table(plan)
-    return tables
+    plain: dict[str, Any] = json_values(tables)
+    return plain
 
 
 def setting_table(plan: Plan) -> dict[str, Any]:
@@ -108,7 +119,7 @@ def _leaderboard(plan: Plan, known: Mapping[str, MethodResult]) -> dict[str, Any
         name: np.stack([100.0 * one.measures["accuracy"][size] for size in sizes]).mean(0)
         for name, one in known.items()
     }
-    return {name: {**place, "score": with_interval(scores[name])} for name, place in ranks(scores).items()}
+    return {name: {**asdict(place), "score": with_interval(scores[name])} for name, place in ranks(scores).items()}
 
 
 def _training(one: MethodResult) -> dict[str, Any]:
@@ -152,7 +163,8 @@ def capacity_tables(plan: Plan, store: RunStore) -> dict[str, Any]:
             for model, one in known.items()
             if model.depth > 1
         }
-    return tables
+    plain: dict[str, Any] = json_values(tables)
+    return plain
 
 
 def _end(name: str) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:

@@ -21,6 +21,7 @@ from sharpmax.experiments.run_folder import Outcome, RunStore
 from sharpmax.models.language import LanguageModel, context_of
 from sharpmax.models.scoring import Reply, encode, judge, own_answers, window_losses
 from sharpmax.policies.base import Policy
+from sharpmax.results import json_values
 from sharpmax.tasks.prompt import Task
 
 if TYPE_CHECKING:
@@ -283,13 +284,14 @@ def _tables(language: LanguageModel, plan: Plan, material: Material, found: Meas
     tables["cost"] = found[_COST]["arms"]
     if material.harness is not None:
         tables["harness"] = {name: found[_HARNESS + name] for name in variants}
-    return tables
+    plain: dict[str, Any] = json_values(tables)
+    return plain
 
 
 def _perplexity(found: Measurements, column: int | str, variant: str) -> dict[str, Any]:
     base, here = found[_loss_key(column, BASE)], found[_loss_key(column, variant)]
-    change = {"rise": 0.0, "low": None, "high": None} if variant == BASE else statistics.rise(base, here)
-    return {**statistics.perplexity(here), **change, "texts": len(here)}
+    change = statistics.Rise(0.0, None, None) if variant == BASE else statistics.rise(base, here)
+    return {**asdict(statistics.perplexity(here)), **asdict(change), "texts": len(here)}
 
 
 def _setting(language: LanguageModel, plan: Plan, material: Material, found: Measurements) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from sharpmax.experiments.statistics import auroc, compare, mean
 from sharpmax.models.single_head import SingleHeads
 from sharpmax.models.weights import Trained
 from sharpmax.ops.softmax import softmax
+from sharpmax.results import json_values
 from sharpmax.stats.dense import dense_stats
 from sharpmax.tasks.max_retrieval import CLASSES, Sets
 
@@ -81,7 +82,8 @@ def reproduce_tables(
         "left_out": left_out,
         "seconds": {"evaluate": round(time.monotonic() - began, 1)},
     }
-    return tables
+    plain: dict[str, Any] = json_values(tables)
+    return plain
 
 
 def _tables(
