@@ -21,13 +21,17 @@ _KEYS = ("schema", "command", "provenance", "tables")
 _PROVENANCE_KEYS = ("commit", "versions", "hardware", "seed", "date")
 
 
-def json_values(value: Any) -> Any:
-    """Replace dataclasses, at any depth of mappings and lists, by dicts of their fields."""
+def json_values(tables: Mapping[str, Any]) -> dict[str, Any]:
+    """The tables with dataclasses, at any depth, replaced by dicts of their fields."""
+    return {key: _json_value(value) for key, value in tables.items()}
+
+
+def _json_value(value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         return asdict(value)
     if isinstance(value, Mapping):
-        return {key: json_values(one) for key, one in value.items()}
-    return [json_values(one) for one in value] if isinstance(value, (list, tuple)) else value
+        return json_values(value)
+    return [_json_value(one) for one in value] if isinstance(value, (list, tuple)) else value
 
 
 @dataclass(frozen=True)

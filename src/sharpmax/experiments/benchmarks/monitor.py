@@ -313,7 +313,7 @@ def monitor_tables(
     rule, validation = bench.choose(reference, limit // 2, false_alarms)
     found = learned(reference, false_alarms, rule)
     fresh = bench.cells("evaluation", limit)
-    tables: dict[str, Any] = json_values(
+    return json_values(
         {
             "setting": bench.setting(limit, false_alarms, rule),
             "validation": validation,
@@ -324,7 +324,6 @@ def monitor_tables(
             "overhead": monitor_cost(language.model, found, context=context, rounds=rounds, note=note),
         }
     )
-    return tables
 
 
 def _readable(language: LanguageModel, plans: Sequence[TaskPlan]) -> list[TaskPlan]:

@@ -121,8 +121,7 @@ def evaluation_tables(
         },
         "speed": {name: _speed(store, name, len(wanted)) for name in names},
     }
-    plain: dict[str, Any] = json_values(tables)
-    return plain
+    return json_values(tables)
 
 
 def _places(questions: Sequence[Example]) -> Cells:

@@ -86,8 +86,7 @@ def compare_tables(plan: Plan, store: RunStore) -> dict[str, Any]:
     tables["training"] = {name: _training(one) for name, one in known.items()}
     tables["methods"] = {method.name: method.plain() for method in plan.methods}
     tables["setting"] = setting_table(plan)
-    plain: dict[str, Any] = json_values(tables)
-    return plain
+    return json_values(tables)
 
 
 def setting_table(plan: Plan) -> dict[str, Any]:
@@ -163,8 +162,7 @@ def capacity_tables(plan: Plan, store: RunStore) -> dict[str, Any]:
             for model, one in known.items()
             if model.depth > 1
         }
-    plain: dict[str, Any] = json_values(tables)
-    return plain
+    return json_values(tables)
 
 
 def _end(name: str) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:

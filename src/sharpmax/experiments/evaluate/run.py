@@ -284,8 +284,7 @@ def _tables(language: LanguageModel, plan: Plan, material: Material, found: Meas
     tables["cost"] = found[_COST]["arms"]
     if material.harness is not None:
         tables["harness"] = {name: found[_HARNESS + name] for name in variants}
-    plain: dict[str, Any] = json_values(tables)
-    return plain
+    return json_values(tables)
 
 
 def _perplexity(found: Measurements, column: int | str, variant: str) -> dict[str, Any]:

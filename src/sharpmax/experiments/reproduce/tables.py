@@ -82,8 +82,7 @@ def reproduce_tables(
         "left_out": left_out,
         "seconds": {"evaluate": round(time.monotonic() - began, 1)},
     }
-    plain: dict[str, Any] = json_values(tables)
-    return plain
+    return json_values(tables)
 
 
 def _tables(
