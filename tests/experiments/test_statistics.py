@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import asdict
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +13,6 @@ from scipy import stats
 
 from sharpmax.experiments.statistics import (
     Auroc,
-    Perplexity,
     SeedInterval,
     SeedMean,
     accuracy,
@@ -35,7 +36,7 @@ def test_wilsons_interval(right: int, n: int) -> None:
     z, p = 1.959963984540054, right / n
     middle = (p + z * z / (2 * n)) / (1 + z * z / n)
     reach = z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
-    found = accuracy([1] * right + [0] * (n - right))
+    found: Any = accuracy([1] * right + [0] * (n - right))
     assert (found.mean, found.n) == (pytest.approx(100 * p), n)
     assert found.low == pytest.approx(100 * (middle - reach), abs=1e-9)
     assert found.high == pytest.approx(100 * (middle + reach), abs=1e-9)
@@ -45,7 +46,7 @@ def test_wilsons_interval(right: int, n: int) -> None:
 def test_mcnemar_counts_only_prompts_that_changed(gained: int, lost: int) -> None:
     base = [0] * gained + [1] * lost + [0] * 7 + [1] * 30
     variant = [1] * gained + [0] * lost + [0] * 7 + [1] * 30
-    found = paired(base, variant)
+    found: Any = paired(base, variant)
     n, few = gained + lost, min(gained, lost)
     wanted = min(1.0, 2.0 * sum(math.comb(n, k) for k in range(few + 1)) / 2.0**n) if n else 1.0
     assert (found.gained, found.lost, found.p) == (gained, lost, pytest.approx(wanted, rel=1e-12))
@@ -54,7 +55,7 @@ def test_mcnemar_counts_only_prompts_that_changed(gained: int, lost: int) -> Non
 def test_rise_of_windows_of_one_length_is_the_paired_t_interval() -> None:
     base = RNG.normal(2.7, 0.3, 9)
     variant = base + RNG.normal(0.01, 0.02, 9)
-    found = rise([(100 * x, 100) for x in base], [(100 * x, 100) for x in variant])
+    found: Any = rise([(100 * x, 100) for x in base], [(100 * x, 100) for x in variant])
     interval = stats.ttest_rel(variant, base).confidence_interval(0.95)
     assert found.rise == pytest.approx(100 * math.expm1((variant - base).mean()))
     assert found.low == pytest.approx(100 * math.expm1(interval.low))
@@ -63,8 +64,8 @@ def test_rise_of_windows_of_one_length_is_the_paired_t_interval() -> None:
 
 def test_perplexity_and_rise_weigh_tokens_not_texts() -> None:
     base, variant = [(10.0, 5), (30.0, 20), (2.0, 4)], [(11.0, 5), (29.5, 20), (2.5, 4)]
-    assert perplexity(base) == Perplexity(pytest.approx(math.exp(42.0 / 29.0)), 29)
-    found = rise(base, variant)
+    assert asdict(perplexity(base)) == {"mean": pytest.approx(math.exp(42.0 / 29.0)), "n": 29}
+    found: Any = rise(base, variant)
     assert found.rise == pytest.approx(100 * (perplexity(variant).mean / perplexity(base).mean - 1))
     assert found.low < found.rise < found.high
     assert rise(base[:1], variant[:1]).low is None
@@ -72,9 +73,9 @@ def test_perplexity_and_rise_weigh_tokens_not_texts() -> None:
 
 
 def test_means_over_seeds() -> None:
-    assert mean(BASE) == SeedMean(pytest.approx(BASE.mean()), pytest.approx(stats.sem(BASE)), 10)
+    assert asdict(mean(BASE)) == {"mean": pytest.approx(BASE.mean()), "sem": pytest.approx(stats.sem(BASE)), "n": 10}
     assert mean(np.array([3.0])) == SeedMean(3.0, None, 1)
-    found = with_interval(np.append(BASE, np.nan))
+    found: Any = with_interval(np.append(BASE, np.nan))
     low, high = stats.t.interval(0.95, 9, loc=BASE.mean(), scale=stats.sem(BASE))
     assert (found.low, found.high, found.n) == (pytest.approx(low), pytest.approx(high), 10)
     assert with_interval(np.array([7.0, np.nan])) == SeedInterval(7.0, None, None, None, 1)
@@ -85,7 +86,7 @@ def test_means_over_seeds() -> None:
 def test_comparison_is_the_two_sided_paired_test(seeds: int) -> None:
     variant, base, ceiling = VARIANT[:seeds], BASE[:seeds], CEILING[:seeds]
     difference = variant - base
-    found = compare(variant, base, ceiling)
+    found: Any = compare(variant, base, ceiling)
     t = difference.mean() / (difference.std(ddof=1) / np.sqrt(seeds))
     assert found.p == pytest.approx(2 * stats.t.sf(abs(t), seeds - 1))
     assert found.gain == pytest.approx(difference.mean())
@@ -102,7 +103,7 @@ def test_comparison_is_the_two_sided_paired_test(seeds: int) -> None:
     ],
 )
 def test_no_test_without_a_spread_of_differences(variant: np.ndarray, base: np.ndarray, gain: float) -> None:
-    found = compare(variant, base, np.zeros(len(variant)))
+    found: Any = compare(variant, base, np.zeros(len(variant)))
     assert (found.p, found.of_ceiling, found.gain) == (None, None, pytest.approx(gain))
 
 
@@ -123,7 +124,7 @@ def answers(heads: int, samples: int, *, levels: int = 6) -> tuple[np.ndarray, n
 @pytest.mark.parametrize(("heads", "levels"), [(1, 1), (2, 6), (5, 10_000)])
 def test_auroc_is_the_share_of_pairs_won_with_ties_as_halves(heads: int, levels: int) -> None:
     suspicion, correct = answers(heads, 30, levels=levels)
-    found = auroc(suspicion, correct, seed=0)
+    found: Any = auroc(suspicion, correct, seed=0)
     # Pairs reach across heads: one threshold has to serve them all.
     assert found.auroc == pytest.approx(by_pairs(suspicion.ravel(), correct.ravel()))
     assert (found.wrong, found.right) == ((~correct).sum(), correct.sum())
@@ -148,7 +149,7 @@ def test_the_interval_of_three_heads_spans_every_resample(one_wrong: bool) -> No
         if (value := by_pairs(suspicion[list(chosen)].ravel(), correct[list(chosen)].ravel())) is not None
     ]
     assert len(values) == (19 if one_wrong else 27)
-    found = auroc(suspicion, correct, seed=0)
+    found: Any = auroc(suspicion, correct, seed=0)
     assert (found.low, found.high) == (pytest.approx(min(values)), pytest.approx(max(values)))
 
 
@@ -164,6 +165,6 @@ def test_the_interval_is_that_of_heads_or_answers_drawn_with_replacement(
     drawn = [rng.integers(count, size=count) for _ in range(1500)]
     values = [by_pairs(suspicion[at].ravel(), correct[at].ravel()) for at in drawn]
     low, high = np.quantile([value for value in values if value is not None], (0.025, 0.975))
-    found = auroc(suspicion, correct, seed=0) if heads > 1 else auroc(suspicion.T, correct.T, seed=0)
+    found: Any = auroc(suspicion, correct, seed=0) if heads > 1 else auroc(suspicion.T, correct.T, seed=0)
     assert found.low == pytest.approx(low, abs=within * (high - low))
     assert found.high == pytest.approx(high, abs=within * (high - low))
