@@ -14,7 +14,7 @@ from sharpmax.cli.options import BEGIN, add, device_named, files_given, sizes_fr
 from sharpmax.cli.report import finish, require_drawing
 from sharpmax.cli.terminal import bar, check_resume, out_folder, print_table, say, stopped
 from sharpmax.errors import reject
-from sharpmax.experiments.reproduce.training import RECIPES, SIZES, STEPS
+from sharpmax.experiments.reproduce.recipes import RECIPES, SIZES, STEPS
 
 if TYPE_CHECKING:
     import torch

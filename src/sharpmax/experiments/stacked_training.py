@@ -2,34 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-
-@dataclass(frozen=True)
-class Recipe:
-    """Everything that training depends on besides its seed and its length."""
-
-    name: str
-    summary: str
-    l2: float
-    decay: bool
-    learning_rate: float = 1e-3
-    betas: tuple[float, float] = (0.9, 0.999)
-    warmup: int = 0
-    batch: int = 128
-    sizes: tuple[int, int] = (5, 16)
-
-    def rate(self, step: int, steps: int) -> float:
-        """The learning rate of a step, 0 … steps − 1."""
-        rate = self.learning_rate * (0.5 * (1.0 + math.cos(math.pi * step / steps)) if self.decay else 1.0)
-        return rate * min(1.0, (step + 1) / (self.warmup + 1))
-
+from sharpmax.experiments.reproduce.recipes import Recipe
 
 BLOCK = 100
 """Steps whose data are drawn together; a training can be saved between blocks."""

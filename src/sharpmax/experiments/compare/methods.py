@@ -10,8 +10,7 @@ from typing import Any
 
 from sharpmax.errors import reject
 from sharpmax.experiments import plugins
-from sharpmax.experiments.reproduce.training import RECIPES
-from sharpmax.experiments.stacked_training import Recipe
+from sharpmax.experiments.reproduce.recipes import RECIPES, Recipe
 from sharpmax.models.encoder import Encoders
 from sharpmax.models.single_head import SetHeads
 from sharpmax.models.stacked import ACTIVATIONS

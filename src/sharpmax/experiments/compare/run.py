@@ -24,8 +24,9 @@ from torch.utils._pytree import tree_leaves
 from sharpmax.errors import OutOfRangeWarning
 from sharpmax.experiments.compare.methods import SHIPPED_METHODS, Method, ModelSpec, recipe_for
 from sharpmax.experiments.engine import Task
+from sharpmax.experiments.reproduce.recipes import Recipe
 from sharpmax.experiments.run_folder import Outcome, RunStore
-from sharpmax.experiments.stacked_training import Recipe, StackedTraining
+from sharpmax.experiments.stacked_training import StackedTraining
 from sharpmax.lazy import require
 from sharpmax.models.encoder import Encoders
 from sharpmax.models.single_head import Reading, SetHeads

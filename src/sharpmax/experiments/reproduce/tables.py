@@ -23,7 +23,7 @@ from sharpmax.experiments.reproduce.evaluation import (
     read,
     side_by_side,
 )
-from sharpmax.experiments.reproduce.training import PUBLISHED, recipe_named
+from sharpmax.experiments.reproduce.recipes import PUBLISHED, recipe_named
 from sharpmax.experiments.statistics import auroc, compare, mean
 from sharpmax.models.single_head import SingleHeads
 from sharpmax.models.weights import Trained
