@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from sharpmax.experiments.compare.methods import LEAGUE, Method
+from sharpmax.experiments.compare.methods import SHIPPED_METHODS, Method
 
-SHARP = LEAGUE["sharp"]
+SHARP = SHIPPED_METHODS["sharp"]
 
 
 def _with(name: str, summary: str, **changed: Any) -> Method:

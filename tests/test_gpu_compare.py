@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from sharpmax.experiments.compare.cells import examine, train
-from sharpmax.experiments.compare.methods import LEAGUE, ModelSpec
+from sharpmax.experiments.compare.methods import SHIPPED_METHODS, ModelSpec
+from sharpmax.experiments.compare.run import evaluate, train
 from sharpmax.experiments.stacked_training import StackedTraining
 
 pytestmark = [
@@ -21,7 +21,7 @@ MODELS = [ModelSpec(width=32), ModelSpec("encoder", 32, 2, 2), ModelSpec("encode
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.label)
-@pytest.mark.parametrize("name", LEAGUE)
+@pytest.mark.parametrize("name", SHIPPED_METHODS)
 def test_every_method_is_trained_as_a_graph_and_tested(
     name: str, model: ModelSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -37,7 +37,7 @@ def test_every_method_is_trained_as_a_graph_and_tested(
 
     monkeypatch.setattr(StackedTraining, "_captured", noting)
     common: dict[str, Any] = {
-        "method": LEAGUE[name].plain(),
+        "method": SHIPPED_METHODS[name].plain(),
         "model": model.plain(),
         "task": "max",
         "seeds": [0, 1],
@@ -49,14 +49,14 @@ def test_every_method_is_trained_as_a_graph_and_tested(
     assert sum(outcome.record["loss"]) < sum(outcome.record["curve"][0][1])
     assert outcome.record["memory"] > 0
     assert outcome.blob is not None
-    record = examine(**common, size=2048, samples=4, blob=outcome.blob)
+    record = evaluate(**common, size=2048, samples=4, blob=outcome.blob)
     assert all(math.isfinite(value) for value in record.record["entropy"])
 
 
 def test_the_memory_of_a_method_does_not_depend_on_what_ran_before() -> None:
     def memory(name: str) -> float:
         common: dict[str, Any] = {"model": MODELS[0].plain(), "task": "max", "seeds": [0, 1], "device": "cuda"}
-        found = train(**common, method=LEAGUE[name].plain(), steps=200, batch=64).record["memory"]
+        found = train(**common, method=SHIPPED_METHODS[name].plain(), steps=200, batch=64).record["memory"]
         assert found > 0
         return float(found)
 

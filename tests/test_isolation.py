@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sharpmax.experiments.engines import plugins
+from sharpmax.experiments import plugins
 from sharpmax.normalisers.base import Normaliser, normalisers
 from sharpmax.policies.base import policy_from_dict
 from sharpmax.policies.constant import Constant

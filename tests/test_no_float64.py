@@ -11,8 +11,8 @@ import torch
 
 import sharpmax as sm
 from sharpmax.experiments.evaluate.plan import Plan, prepare
-from sharpmax.experiments.evaluate.tables import evaluate_tables
-from sharpmax.experiments.reproduce.fitting import best_beta
+from sharpmax.experiments.evaluate.run import evaluate_tables
+from sharpmax.experiments.reproduce.evaluation import best_beta
 from sharpmax.integrations import transformers as hf
 from sharpmax.integrations.transformers.interface import modules_of
 from sharpmax.integrations.transformers.projections import scale_queries
@@ -137,7 +137,7 @@ def test_a_calibration() -> None:
 
 def test_an_evaluation(tmp_path: Path) -> None:
     plan = Plan(
-        arms={"length": LogLength(8.0)},
+        variants={"length": LogLength(8.0)},
         tasks=(tiny.LETTERS,),
         sizes=(4,),
         prompts=8,

@@ -1,10 +1,10 @@
-"""The one form in which every command saves what it found: `results.json`."""
+"""The format of `results.json`, which every command writes."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,19 @@ _KEYS = ("schema", "command", "provenance", "tables")
 _PROVENANCE_KEYS = ("commit", "versions", "hardware", "seed", "date")
 
 
+def json_values(tables: Mapping[str, Any]) -> dict[str, Any]:
+    """The tables with dataclasses, at any depth, replaced by dicts of their fields."""
+    return {key: _json_value(value) for key, value in tables.items()}
+
+
+def _json_value(value: Any) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
+    if isinstance(value, Mapping):
+        return json_values(value)
+    return [_json_value(one) for one in value] if isinstance(value, (list, tuple)) else value
+
+
 @dataclass(frozen=True)
 class Results:
     """Tables of numbers, the command that made them, and where they come from."""
@@ -30,9 +43,19 @@ class Results:
     tables: Mapping[str, Any]
     schema: int = field(default=SCHEMA)
 
+    @property
+    def kind(self) -> str:
+        """The command without its arguments.
+
+        >>> Results("sharpmax clrs train smollm2 --steps 100", {}, {}).kind
+        'clrs train'
+        """
+        words = self.command.split()[1:]
+        return " ".join(words[: 2 if words[:1] == ["clrs"] else 1])
+
     def to_dict(self) -> dict[str, Any]:
         """The results as plain JSON values, in the order of the file."""
-        return {name: getattr(self, name) for name in _KEYS}
+        return {name: getattr(self, name) for name in ("schema", "kind", *_KEYS[1:])}
 
     def save(self, path: str | Path) -> Path:
         """Write the results as JSON to the file `path`, in one step."""
@@ -48,9 +71,9 @@ class Results:
 def collect(
     command: str, tables: Mapping[str, Any], *, seed: int | None, files: Sequence[Mapping[str, Any]] = ()
 ) -> Results:
-    """Results of a run that has just ended, with the provenance of this machine and this moment.
+    """Results of a run that has just ended, with the provenance of this machine.
 
-    `files` are those that the command names: without them nobody else could run it again.
+    `files` are those that the command names, so that others can run it again.
     """
     origin = provenance(seed) | ({"files": list(files)} if files else {})
     return Results(command=command, provenance=origin, tables=tables)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import optimize
 
-from sharpmax.experiments.reproduce.fitting import best_beta
+from sharpmax.experiments.reproduce.evaluation import best_beta
 
 GRID = np.logspace(-4, 4, 2001)
 

@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 
 from sharpmax.experiments.benchmarks import monitor as monitor_bench
-from sharpmax.experiments.benchmarks.monitor import Course
+from sharpmax.experiments.benchmarks.monitor import TaskPlan
 from sharpmax.models import language
 from tests.experiments.evaluate import tiny
 
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    courses = (Course(tiny.LETTERS, (4, 8, 16), 8),)
+    plans = (TaskPlan(tiny.LETTERS, (4, 8, 16), 8),)
     monkeypatch.setattr(language, "load_language_model", lambda name, **options: tiny.language())
-    made = functools.partial(monitor_bench.monitor_tables, courses=courses, false_alarms=0.2)
+    made = functools.partial(monitor_bench.monitor_tables, plans=plans, false_alarms=0.2)
     monkeypatch.setattr(monitor_bench, "monitor_tables", made)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import sharpmax
-from sharpmax.experiments.clrs.evaluation import Store
+from sharpmax.experiments.clrs.evaluation import AnswerStore
 from sharpmax.policies.registry import load_policy
 from sharpmax.tasks.clrs_text import generation as shim
 from tests.cli.lines import is_one_error_line
@@ -76,7 +76,7 @@ def test_real_algorithms_from_training_to_the_page(home: Path, tmp_path: Path, s
 KILLED_AFTER_A_STEP = """
 import os, signal, sys
 from sharpmax.cli import main
-from sharpmax.experiments.clrs.recipe import Curve
+from sharpmax.experiments.clrs.training import Curve
 
 def step_done(self, step, last, really=Curve.step_done):
     really(self, step, last)
@@ -102,11 +102,11 @@ main(sys.argv[1:])
 KILLED_WITHIN_AN_ANSWER = """
 import os, signal, sys
 from sharpmax.cli import main
-from sharpmax.experiments.clrs.evaluation import Store
+from sharpmax.experiments.clrs.evaluation import AnswerStore
 
 added = []
 
-def add(self, arm, said, really=Store.add):
+def add(self, arm, said, really=AnswerStore.add):
     if len(added) == 3:
         with self._path.open("ab") as file:
             file.write(b'{"arm": "model", "it')
@@ -114,7 +114,7 @@ def add(self, arm, said, really=Store.add):
     added.append(arm)
     really(self, arm, said)
 
-Store.add = add
+AnswerStore.add = add
 main(sys.argv[1:])
 """
 
@@ -248,7 +248,7 @@ def full_disk(*arguments: Any, **options: Any) -> None:
 
 
 def full_answers(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Store, "add", full_disk)
+    patch.setattr(AnswerStore, "add", full_disk)
 
 
 def full_states(patch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from sharpmax.cli.options import policies_named, policy_named, sizes_from
 from sharpmax.errors import ArgumentError
-from sharpmax.experiments.evaluate import cells as pieces
+from sharpmax.experiments.evaluate import run as pieces
 from sharpmax.policies.constant import Constant
 from sharpmax.policies.per_head import PerHead
 from tests.cli.lines import is_one_error_line
@@ -48,7 +48,7 @@ def run(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_run_leaves_answers_results_figures_and_page(run: Path) -> None:
     names = {file.name for file in run.iterdir()}
     assert names == {
-        "answers.json", "results.json", "report.html", "accuracy-letters.svg", "accuracy-letters.png",
+        "run.json", "answers.jsonl", "results.json", "report.html", "accuracy-letters.svg", "accuracy-letters.png",
         "accuracy-max.svg", "accuracy-max.png",
     }  # fmt: skip
 
@@ -94,7 +94,7 @@ def test_an_interrupted_run_is_taken_up(
         stopped = sharpmax_command(*line)
     assert stopped.code == 130
     assert "--resume" in stopped.out
-    assert [file.name for file in tmp_path.iterdir()] == ["answers.json"]
+    assert {file.name for file in tmp_path.iterdir()} == {"run.json", "answers.jsonl"}
     refused = sharpmax_command(*line)
     assert refused.code == 2
     assert is_one_error_line(refused.err)

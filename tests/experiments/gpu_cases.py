@@ -17,13 +17,7 @@ SHAPE = Shape(2, 4, 2, 40, 40, 16, causal=True)
 
 
 def plain_decode(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    lengths: Tensor | None = None,
-    block_table: Tensor | None = None,
-    **options: Any,
+    q: Tensor, k: Tensor, v: Tensor, *, lengths: Tensor | None = None, block_table: Tensor | None = None, **options: Any
 ) -> Tensor:
     if block_table is not None:
         assert lengths is not None

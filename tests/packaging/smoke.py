@@ -170,7 +170,7 @@ def language() -> None:
 
 def lm_eval() -> None:
     """EleutherAI's harness with a policy, on a task in a folder."""
-    from sharpmax.experiments.evaluate.harness import Harness
+    from sharpmax.experiments.evaluate.plan import Harness
     from sharpmax.models.language import LanguageModel
     from sharpmax.policies.constant import Constant
 
@@ -228,15 +228,14 @@ def report() -> None:
 
 def ray() -> None:
     """A task on a cluster of this machine."""
-    from sharpmax.experiments.engines import run
-    from sharpmax.experiments.engines.store import Store
-    from sharpmax.experiments.engines.task import Task
+    from sharpmax.experiments.engine import Task, run
+    from sharpmax.experiments.run_folder import RunStore
 
-    toys = ROOT / "tests" / "experiments" / "engines" / "toys.py"
+    toys = ROOT / "tests" / "experiments" / "toy_tasks.py"
     with tempfile.TemporaryDirectory() as folder:
-        store = Store(Path(folder))
+        store = RunStore(Path(folder))
         store.claim({"smoke": 1}, resume=False)
-        task = Task("learn/0", "sharpmax_plugin_toys:learn", {"seed": 0})
+        task = Task("learn/0", "sharpmax_plugin_toy_tasks:learn", {"seed": 0})
         run([task], store, engine="ray", workers=1, plugins=[toys])
         assert store.record("learn/0")["name"] == "Größe"
 

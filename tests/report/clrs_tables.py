@@ -9,8 +9,8 @@ from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
-from sharpmax.experiments.clrs.evaluation import Said
-from sharpmax.experiments.clrs.scores import exam_tables
+from sharpmax.experiments.clrs.evaluation import Answer
+from sharpmax.experiments.clrs.tables import evaluation_tables
 from sharpmax.tasks.clrs_text.generation import Example
 from sharpmax.tasks.clrs_text.sizes import ALGORITHMS, test_sizes, train_sizes
 from tests.report.reproduce_tables import PROVENANCE
@@ -43,7 +43,7 @@ def _made(algorithms: tuple[str, ...], arms: tuple[str, ...], gain: float) -> di
         for number in range(QUESTIONS)
     ]
     said = {
-        (arm, item): Said(_answer(arm, item, one, gain), 5, 0.01 * item, 0.01 * (item + 1))
+        (arm, item): Answer(_answer(arm, item, one, gain), 5, 0.01 * item, 0.01 * (item + 1))
         for arm in arms
         for item, one in enumerate(questions)
     }
@@ -56,14 +56,14 @@ def _made(algorithms: tuple[str, ...], arms: tuple[str, ...], gain: float) -> di
         "too_long": {"bfs": [47]} if "bfs" in algorithms else {},
     }
     exam: Any = SimpleNamespace(
-        questions=questions, arms=[SimpleNamespace(name=arm) for arm in arms], identity=lambda: identity
+        questions=questions, variants=[SimpleNamespace(name=arm) for arm in arms], identity=lambda: identity
     )
     store: Any = _Store(said)
-    tables = exam_tables(exam, store, {name: train_sizes(name) for name in algorithms}, 0)
+    tables = evaluation_tables(exam, store, {name: train_sizes(name) for name in algorithms}, 0)
     return tables | {"training": {arm: _training(arm) for arm in arms}}
 
 
-class _Store(dict[Any, Said]):
+class _Store(dict[Any, Answer]):
     def remarks(self, arm: str) -> list[str]:
         return ["3.0% of the rows have count outside 2 … 512"] if arm == "paper" else []
 

@@ -9,15 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from sharpmax.experiments.compare.capacity import capacity_tables
-from sharpmax.experiments.compare.leaderboard import compare_tables
-from sharpmax.experiments.compare.methods import LEAGUE, Method, ModelSpec
-from sharpmax.experiments.compare.plan import Plan
+from sharpmax.experiments.compare.methods import SHIPPED_METHODS, Method, ModelSpec
+from sharpmax.experiments.compare.run import Plan
+from sharpmax.experiments.compare.tables import capacity_tables, compare_tables
 
 COMMAND = "sharpmax compare --seeds 5 --steps 20000 --out compare"
 CAPACITY_COMMAND = "sharpmax compare --capacity --model encoder --seeds 3 --out capacity"
 SIZES = tuple(2**power for power in range(4, 15))
-METHODS = tuple(LEAGUE)
+METHODS = tuple(SHIPPED_METHODS)
 
 _RULES = {
     "softmax": (0.42, 0.10), "adaptive": (0.30, 0.10), "ssmax": (0.12, 0.11), "sparsemax": (0.10, 0.14),
@@ -67,7 +66,7 @@ def _plan(
     methods: tuple[str, ...], models: tuple[ModelSpec, ...], seeds: int, sizes: tuple[int, ...], task: str
 ) -> Plan:
     return Plan(
-        methods=tuple(LEAGUE.get(name, Method(name, "softmax")) for name in methods),
+        methods=tuple(SHIPPED_METHODS.get(name, Method(name, "softmax")) for name in methods),
         models=models, task=task, seeds=tuple(range(seeds)), steps=20_000, batch=128, sizes=sizes, samples=128,
         device="cuda", stack=seeds,
     )  # fmt: skip
@@ -83,7 +82,7 @@ class _Store:
             for method in plan.methods:
                 self._cells[plan.training_key(model, method, plan.seeds)] = (model, method.name, None)
                 for size in plan.sizes:
-                    self._cells[plan.exam_key(model, method, plan.seeds, size)] = (model, method.name, size)
+                    self._cells[plan.test_key(model, method, plan.seeds, size)] = (model, method.name, size)
 
     def record(self, key: str) -> dict[str, Any]:
         model, name, size = self._cells[key]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from sharpmax.experiments.statistics import accuracy
@@ -40,7 +41,7 @@ def make_tables(tasks: tuple[str, ...] = ("kv", "houses", "json"), *, policies: 
     for task in tasks:
         right = {arm: [round(PROMPTS * value / 100) for value in _RIGHT[task][arm]] for arm in arms}
         tables[f"accuracy/{task}"] = {
-            arm: {str(n): accuracy([1] * k + [0] * (PROMPTS - k)) for n, k in zip(SIZES, counts, strict=True)}
+            arm: {str(n): asdict(accuracy([1] * k + [0] * (PROMPTS - k))) for n, k in zip(SIZES, counts, strict=True)}
             for arm, counts in right.items()
         }
         tables[f"paired/{task}"] = {

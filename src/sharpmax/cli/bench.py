@@ -97,8 +97,7 @@ def bench_monitor(
     as_json: bool,
 ) -> None:
     """Measure, print, and write `monitor.json` where a folder is given."""
-    from sharpmax.experiments.benchmarks.monitor import monitor_tables
-    from sharpmax.experiments.benchmarks.monitor_cost import CONTEXT, ROUNDS
+    from sharpmax.experiments.benchmarks.monitor import CONTEXT, ROUNDS, monitor_tables
     from sharpmax.lazy import require
     from sharpmax.models.language import load_language_model
     from sharpmax.provenance import typed

@@ -76,9 +76,9 @@ def evaluate(
 
     A model answers under the policy that is saved beside it. Every answer is kept in DIR as soon as it is given.
     """
-    from sharpmax.experiments.clrs.data import Source, algorithms_from, examination, trained_sizes
-    from sharpmax.experiments.clrs.evaluation import Exam, Shard, arms_named
-    from sharpmax.experiments.clrs.scores import exam_tables, trainings
+    from sharpmax.experiments.clrs.data import Source, algorithms_from, test_examples, trained_sizes
+    from sharpmax.experiments.clrs.evaluation import Evaluation, Shard, variants_named
+    from sharpmax.experiments.clrs.tables import evaluation_tables, trainings
     from sharpmax.experiments.run_folder import RUN
     from sharpmax.files import display_name
     from sharpmax.lazy import require
@@ -102,17 +102,17 @@ def evaluate(
         require_drawing()
     with progress() as note:
         note("loading models")
-        arms = arms_named(models, device=place.type, dtype=kind)
+        arms = variants_named(models, device=place.type, dtype=kind)
         training = trainings(models, arms)
         runs = [arm.run for arm in arms if arm.run is not None]
         known = trained_sizes(runs)
         steps = any(run["data"].get("trace") for run in runs) if trace is None else trace
         source = Source(chosen or tuple(known) or algorithms_from(None), per_cell, steps, seed, dataset)
-        questions = examination(
+        questions = test_examples(
             source, wanted, data_folder(data), without=without, processes=processes, note=note
         )  # fmt: skip
         setting = {"data": source.to_dict(), "dtype": kind, "device": place.type}
-        exam = Exam.fitting(arms, questions, tokens_at_once, setting, longest)
+        exam = Evaluation.fitting(arms, questions, tokens_at_once, setting, longest)
     folder = out_folder(out, "" if part.count == 1 else part.name)
     store = exam.store(folder, part, resume=resume)
     try:
@@ -127,7 +127,9 @@ def evaluate(
         if as_json:
             answer({"missing": missing})
         return
-    tables = exam_tables(exam, store, known or trained_sizes([], source.algorithms), seed) | {"training": training}
+    tables = evaluation_tables(exam, store, known or trained_sizes([], source.algorithms), seed) | {
+        "training": training
+    }
     command = typed(
         f"clrs evaluate {' '.join(display_name(word) for word in models)}", algorithms=algorithms, sizes=sizes,
         per_cell=per_cell, longest=longest, trace=trace, no_trace=trace is False, dataset=dataset, without=without,
@@ -266,9 +268,7 @@ def train(
     answers alone. For several GPUs: accelerate launch -m sharpmax.cli clrs train …
     """
     from sharpmax.experiments.clrs.data import Source, algorithms_from, training_examples
-    from sharpmax.experiments.clrs.recipe import NONE, Recipe
-    from sharpmax.experiments.clrs.trained import prepare, trained_tables
-    from sharpmax.experiments.clrs.training import MODEL, forget_states
+    from sharpmax.experiments.clrs.training import MODEL, NONE, Recipe, forget_states, prepare, trained_tables
     from sharpmax.experiments.run_folder import RUN
     from sharpmax.files import display_name
     from sharpmax.lazy import require

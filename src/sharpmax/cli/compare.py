@@ -99,13 +99,11 @@ def compare(
     as_json: options.AsJson = False,
 ) -> None:
     """Compare softmax with its alternatives: trained on small inputs by one recipe, tested on large ones."""
-    from sharpmax.experiments.compare.capacity import capacity_tables
-    from sharpmax.experiments.compare.leaderboard import compare_tables
     from sharpmax.experiments.compare.methods import methods_named, methods_of_files, models_of
-    from sharpmax.experiments.compare.plan import Plan
-    from sharpmax.experiments.engines import run
-    from sharpmax.experiments.engines.store import Store
-    from sharpmax.experiments.run_folder import RUN
+    from sharpmax.experiments.compare.run import Plan
+    from sharpmax.experiments.compare.tables import capacity_tables, compare_tables
+    from sharpmax.experiments.engine import run
+    from sharpmax.experiments.run_folder import RUN, RunStore
     from sharpmax.lazy import require
     from sharpmax.provenance import check_seed, typed
     from sharpmax.results import FILE_NAME, collect
@@ -167,7 +165,7 @@ def compare(
     )
     check_resume(resume, out, RUN)
     folder = out_folder(out)
-    store = Store(folder)
+    store = RunStore(folder)
     store.claim(plan.identity(), resume=resume)
     with steps_shown() as tell:
 

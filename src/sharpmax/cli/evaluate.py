@@ -71,12 +71,11 @@ def evaluate(
     """Compare a language model as it comes with itself under policies: right answers, perplexity, time and memory.
 
     --policy may be given several times. The defaults are chosen for smollm2, one policy and two CPU cores to take less
-    than ten minutes, half of it for text (see --no-text and --windows). What is known is kept in DIR/answers.json.
+    than ten minutes, half of it for text (see --no-text and --windows). What is known is kept in DIR/answers.jsonl.
     """
-    from sharpmax.experiments.evaluate.cells import FILE_NAME as ANSWERS
-    from sharpmax.experiments.evaluate.plan import Plan, prepare
-    from sharpmax.experiments.evaluate.tables import evaluate_tables, work
-    from sharpmax.experiments.evaluate.variants import BASE
+    from sharpmax.experiments.evaluate.plan import BASE, Plan, prepare
+    from sharpmax.experiments.evaluate.run import FILE_NAME as ANSWERS
+    from sharpmax.experiments.evaluate.run import evaluate_tables, work
     from sharpmax.models.language import load_language_model
     from sharpmax.provenance import check_seed
     from sharpmax.results import FILE_NAME, collect
@@ -92,7 +91,7 @@ def evaluate(
         reject("--lm-eval-path", repr(str(lm_eval_path)), "a folder together with --lm-eval")
     chosen = policies_named(policy or [], taken=[BASE])
     plan = Plan(
-        arms={one.name: one.policy for one in chosen},
+        variants={one.name: one.policy for one in chosen},
         calibrated_on={one.name: one.calibrated_on for one in chosen},
         tasks=tuple(get_task(word.strip()) for word in task.split(",")),
         sizes=tuple(sizes_from(sizes, least=1)),

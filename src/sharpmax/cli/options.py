@@ -64,9 +64,9 @@ def sized_tasks(incomplete: str) -> list[str]:
 
 def methods(incomplete: str) -> list[str]:
     """Offer what can be compared."""
-    from sharpmax.experiments.compare.methods import LEAGUE
+    from sharpmax.experiments.compare.methods import SHIPPED_METHODS
 
-    return _beginning(LEAGUE, incomplete)
+    return _beginning(SHIPPED_METHODS, incomplete)
 
 
 def algorithms(incomplete: str) -> list[str]:

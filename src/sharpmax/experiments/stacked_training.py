@@ -1,4 +1,4 @@
-"""How a small model is trained: everything besides its seed, its data and its length."""
+"""Train models of several seeds side by side, by one recipe."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor, nn
 
-from sharpmax.experiments.recipe import Recipe
+from sharpmax.experiments.reproduce.recipes import Recipe
 
 BLOCK = 100
 """Steps whose data are drawn together; a training can be saved between blocks."""
@@ -115,14 +115,14 @@ class StackedTraining(Generic[M]):
         try:
             with torch.cuda.graph(graph):
                 self._one_step()
-        except RuntimeError:  # a user's own normaliser may ask the host something, which no graph can
+        except RuntimeError:  # a user's own normaliser may need the host, which no graph can
             torch.cuda.synchronize()
             advance = self._one_step
         self._fresh()
         return advance
 
     def _fresh(self) -> None:
-        """Undo steps that were only taken to warm up."""
+        """Undo the steps of the warm-up."""
         initial = self._initial().state_dict()
         zeros = {name: torch.zeros_like(tensor) for name, tensor in self._moving().items()}
         self.restore(zeros | {f"heads.{name}": tensor for name, tensor in initial.items()}, step=0)
@@ -150,7 +150,7 @@ class _Block:
         self.cursor = torch.zeros(1, dtype=torch.long, device=device)
 
     def fill(self, index: int) -> None:
-        """The data of block `index`; a seed's do not depend on which other seeds stand beside it."""
+        """The data of block `index`; a seed's do not depend on the other seeds."""
         for lane, seed in enumerate(self._seeds):
             for target, source in zip(self.parts, self._draw(seed, index, BLOCK), strict=True):
                 target[:, lane] = source

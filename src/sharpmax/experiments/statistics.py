@@ -1,9 +1,10 @@
-"""Intervals and paired tests for accuracies and losses."""
+"""Intervals and paired tests for accuracies, losses and means over seeds. Intervals hold 95%."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,57 +12,131 @@ import numpy as np
 from sharpmax.lazy import require
 
 CONFIDENCE = 0.95
-"""What every interval is meant to hold."""
+"""Of every interval."""
+
+LEVEL = 0.05
+"""Differences with a p-value below this are significant."""
 
 
-def accuracy(right: Sequence[int]) -> dict[str, Any]:
-    """Right answers in percent with Wilson's 95% interval.
+@dataclass(frozen=True)
+class Accuracy:
+    """Percent of n answers that are right, with Wilson's interval."""
 
-    >>> accuracy([1, 1, 0, 0])["mean"]
+    mean: float
+    low: float
+    high: float
+    n: int
+
+
+@dataclass(frozen=True)
+class PairedTest:
+    """Prompts that a variant gained and lost, and the p-value of McNemar's exact test."""
+
+    gained: int
+    lost: int
+    p: float
+
+
+@dataclass(frozen=True)
+class Perplexity:
+    """Perplexity over n tokens."""
+
+    mean: float
+    n: int
+
+
+@dataclass(frozen=True)
+class Rise:
+    """Increase of perplexity in percent with its interval over texts, None for one text."""
+
+    rise: float
+    low: float | None
+    high: float | None
+
+
+@dataclass(frozen=True)
+class SeedMean:
+    """Mean over n seeds and its standard error, None for one seed."""
+
+    mean: float
+    sem: float | None
+    n: int
+
+
+@dataclass(frozen=True)
+class SeedInterval:
+    """Mean over n seeds with Student's interval, None for one seed."""
+
+    mean: float | None
+    sem: float | None
+    low: float | None
+    high: float | None
+    n: int
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Gain over the base, p-value of a two-sided paired t-test, and percent of the ceiling."""
+
+    gain: float
+    p: float | None
+    of_ceiling: float | None
+
+
+@dataclass(frozen=True)
+class Auroc:
+    """Area under the ROC curve with its bootstrap interval, and the numbers of wrong and right answers."""
+
+    auroc: float | None
+    low: float | None
+    high: float | None
+    wrong: int
+    right: int
+
+
+def accuracy(right: Sequence[int]) -> Accuracy:
+    """Accuracy of right (1) and wrong (0) answers.
+
+    >>> accuracy([1, 1, 0, 0]).mean
     50.0
     """
     found = _scipy().binomtest(sum(right), len(right)).proportion_ci(CONFIDENCE, method="wilson")
-    return {
-        "mean": 100.0 * sum(right) / len(right),
-        "low": 100.0 * float(found.low),
-        "high": 100.0 * float(found.high),
-        "n": len(right),
-    }
+    return Accuracy(100.0 * sum(right) / len(right), 100.0 * float(found.low), 100.0 * float(found.high), len(right))
 
 
-def paired(base: Sequence[int], arm: Sequence[int]) -> dict[str, Any]:
-    """Prompts that an arm gained and lost, and McNemar's exact test: could they be as many by chance?
+def paired(base: Sequence[int], variant: Sequence[int]) -> PairedTest:
+    """McNemar's exact test of the same prompts.
 
     >>> paired([0, 0, 1], [1, 1, 1])
-    {'gained': 2, 'lost': 0, 'p': 0.5}
+    PairedTest(gained=2, lost=0, p=0.5)
     """
-    gained = sum(b < a for b, a in zip(base, arm, strict=True))
-    lost = sum(b > a for b, a in zip(base, arm, strict=True))
+    gained = sum(b < a for b, a in zip(base, variant, strict=True))
+    lost = sum(b > a for b, a in zip(base, variant, strict=True))
     p = float(_scipy().binomtest(gained, gained + lost).pvalue) if gained + lost else 1.0
-    return {"gained": gained, "lost": lost, "p": p}
+    return PairedTest(gained, lost, p)
 
 
-def perplexity(losses: Sequence[tuple[float, int]]) -> dict[str, Any]:
+def perplexity(losses: Sequence[tuple[float, int]]) -> Perplexity:
     """Perplexity over all tokens of texts with (summed loss in nats, tokens) each."""
     tokens = sum(count for _, count in losses)
-    return {"mean": math.exp(math.fsum(loss for loss, _ in losses) / tokens), "n": tokens}
+    return Perplexity(math.exp(math.fsum(loss for loss, _ in losses) / tokens), tokens)
 
 
-def rise(base: Sequence[tuple[float, int]], arm: Sequence[tuple[float, int]]) -> dict[str, Any]:
-    """How far perplexity rises on the same texts, in percent, with a 95% interval over texts (None for one text).
+def rise(base: Sequence[tuple[float, int]], variant: Sequence[tuple[float, int]]) -> Rise:
+    """Increase of perplexity on the same texts.
 
     The rise in nats per token is a ratio of sums, whose error comes from how far each text departs from it; for
     texts of one length that is the paired t interval of their mean differences.
     """
     tokens = np.array([count for _, count in base], dtype=float)
-    apart = np.array([a[0] - b[0] for a, b in zip(arm, base, strict=True)])
+    apart = np.array([a[0] - b[0] for a, b in zip(variant, base, strict=True)])
     ratio = float(apart.sum() / tokens.sum())
     low = high = None
     if (texts := len(tokens)) > 1:
         error = math.sqrt(texts / (texts - 1) * float(((apart - ratio * tokens) ** 2).sum())) / float(tokens.sum())
         reach = float(_scipy().t.ppf(0.5 + 0.5 * CONFIDENCE, texts - 1)) * error
         low, high = _percent(ratio - reach), _percent(ratio + reach)
-    return {"rise": _percent(ratio), "low": low, "high": high}
+    return Rise(_percent(ratio), low, high)
 
 
 def _percent(nats: float) -> float:
@@ -69,29 +144,86 @@ def _percent(nats: float) -> float:
 
 
 def _scipy() -> Any:
-    return require("scipy.stats", "fit", "comparing arms")
+    return require("scipy.stats", "fit", "comparing variants")
 
 
-def mean(per_seed: np.ndarray) -> dict[str, Any]:
-    """Mean, standard error (None for a single seed) and number of seeds."""
+def mean(per_seed: np.ndarray) -> SeedMean:
+    """Mean and standard error over seeds."""
     n = len(per_seed)
     sem = float(np.std(per_seed, ddof=1) / math.sqrt(n)) if n > 1 else None
-    return {"mean": float(np.mean(per_seed)), "sem": sem, "n": n}
+    return SeedMean(float(np.mean(per_seed)), sem, n)
 
 
-def compare(arm: np.ndarray, base: np.ndarray, ceiling: np.ndarray) -> dict[str, Any]:
-    """Gain of an arm over the base, the p-value of a two-sided paired t-test, and its share of the ceiling in percent.
+def with_interval(per_seed: np.ndarray) -> SeedInterval:
+    """Mean over seeds with Student's interval; seeds without a finite number do not count.
 
-    The p-value is None where no test is possible: a single seed, or the same difference in every seed.
+    >>> with_interval(np.array([1.0, 3.0])).mean
+    2.0
     """
-    share = 100.0 * float(arm.mean() / ceiling.mean()) if ceiling.mean() > 0 else None
-    return {"gain": float((arm - base).mean()), "p": paired_p(arm, base), "of_ceiling": share}
+    known = per_seed[np.isfinite(per_seed)]
+    count = len(known)
+    mean = float(known.mean()) if count else None
+    if mean is None or count == 1:
+        return SeedInterval(mean, None, None, None, count)
+    sem = float(known.std(ddof=1) / np.sqrt(count))
+    reach = float(_scipy().t.ppf(1.0 - LEVEL / 2.0, count - 1)) * sem
+    return SeedInterval(mean, sem, mean - reach, mean + reach, count)
 
 
-def paired_p(arm: np.ndarray, base: np.ndarray) -> float | None:
+def compare(variant: np.ndarray, base: np.ndarray, ceiling: np.ndarray) -> Comparison:
+    """Compare a variant with the base, seed by seed."""
+    share = 100.0 * float(variant.mean() / ceiling.mean()) if ceiling.mean() > 0 else None
+    return Comparison(float((variant - base).mean()), paired_p(variant, base), share)
+
+
+def paired_p(variant: np.ndarray, base: np.ndarray) -> float | None:
     """The p-value of a two-sided paired t-test; None for a single seed, or the same difference in every seed."""
     # Equal differences of percentages differ by their rounding, and a test would call that certainty.
-    if len(arm) < 2 or np.ptp(arm - base) <= 1e-9:
+    if len(variant) < 2 or np.ptp(variant - base) <= 1e-9:
         return None
-    stats = require("scipy.stats", "reproduce", "comparing arms")
-    return float(stats.ttest_rel(arm, base).pvalue)
+    return float(_scipy().ttest_rel(variant, base).pvalue)
+
+
+_RESAMPLES = 2000
+_BLOCKS = 20
+
+
+def auroc(suspicion: np.ndarray, correct: np.ndarray, seed: int) -> Auroc:
+    """How often a wrong answer is more suspicious than a right one (ties count half), with a bootstrap interval.
+
+    Both arrays are [heads, samples]. Answers of one head are not independent of each other, so the bootstrap draws
+    heads. Of a single head it draws blocks of answers: the interval then speaks of that head alone.
+    """
+    if len(correct) == 1:
+        order = np.random.default_rng(seed).permutation(correct.shape[1])
+        blocks = min(_BLOCKS, correct.shape[1])
+        wins, pairs = _contests(*(np.array_split(array[0, order], blocks) for array in (suspicion, correct)))
+    else:
+        wins, pairs = _contests(list(suspicion), list(correct))
+    wrong, right = int((~correct).sum()), int(correct.sum())
+    if pairs.sum() == 0:
+        return Auroc(None, None, None, wrong, right)
+    groups = len(pairs)
+    drawn = np.random.default_rng(seed).multinomial(groups, np.full(groups, 1.0 / groups), size=_RESAMPLES)
+    total = np.einsum("ra,ab,rb->r", drawn, pairs, drawn)
+    values = np.einsum("ra,ab,rb->r", drawn, wins, drawn)[total > 0] / total[total > 0]
+    low, high = (float(q) for q in np.quantile(values, (0.025, 0.975)))
+    return Auroc(float(wins.sum() / pairs.sum()), low, high, wrong, right)
+
+
+def _contests(suspicion: Sequence[np.ndarray], correct: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """For the wrong answers of each group against the right ones of each: contests won, and contests held.
+
+    From these two tables the AUROC of any resampling of groups is a ratio of sums.
+    """
+    groups = len(correct)
+    wins, pairs = np.zeros((groups, groups)), np.zeros((groups, groups))
+    right = [np.sort(suspicion[b][correct[b]]) for b in range(groups)]
+    for a in range(groups):
+        wrong = suspicion[a][~correct[a]]
+        for b in range(groups):
+            below = np.searchsorted(right[b], wrong, side="left")
+            not_above = np.searchsorted(right[b], wrong, side="right")
+            wins[a, b] = 0.5 * (below + not_above).sum()
+            pairs[a, b] = len(wrong) * len(right[b])
+    return wins, pairs

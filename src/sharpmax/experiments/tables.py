@@ -7,6 +7,7 @@ import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -29,12 +30,11 @@ from sharpmax.theory.bounds import whole
 REFERENCE_ROW = "a row of 1,024 keys with H/ln n = 0.5 and a top weight of 0.25"
 """The row whose β stands for a head where heads are compared."""
 
-_POINTS = 120
-"""Points of a learning curve that are kept: enough to see it."""
+_POINTS = 120  # of a training curve in results
 
 
 def calibrated_tables(found: CalibrationResult, model: str) -> dict[str, Any]:
-    """Everything a reader of the calibration may ask for."""
+    """The tables of a calibration."""
     setting, profile = dict(found.setting), found.setting["profile"]
     chosen, foldable = found.chosen, found.foldable
     size = str(max(profile["sizes"]))
@@ -75,7 +75,7 @@ def calibrated_tables(found: CalibrationResult, model: str) -> dict[str, Any]:
 
 def _cell(share: float, prompts: int) -> dict[str, Any]:
     right = round(share * prompts)
-    return accuracy([1] * right + [0] * (prompts - right))
+    return asdict(accuracy([1] * right + [0] * (prompts - right)))
 
 
 def _curves(steps: Sequence[Mapping[str, float]]) -> dict[str, list[list[float]]]:
@@ -109,13 +109,13 @@ def _beta(policy: Policy) -> float:
 
 
 def probe_under(language: LanguageModel, policy: Policy | None, **options: Any) -> ProbeResult:
-    """Probe a model while a policy is applied (None: as it comes); `options` are those of `sharpmax.probe`."""
+    """Probe a model while a policy is applied (None: without one); `options` are those of `sharpmax.probe`."""
     with nullcontext() if policy is None else applied(language.model, policy):
         return probe(language.model, language.tokenizer, name=display_name(language.name), **options)
 
 
 def probed_tables(found: ProbeResult, policy: str | None) -> dict[str, Any]:
-    """Everything a reader of the probe may ask for, with the policy under the name it was asked for by."""
+    """The tables of a probe; `policy` is the name it was given by."""
     tables = found.tables()
     return {**tables, "setting": {**tables["setting"], "policy": policy}}
 
@@ -129,7 +129,7 @@ RULE = (
 def horizon_tables(
     certificate: Certificate, measured: MeasuredHorizons | None, setting: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Everything a reader of the horizons may ask for; `setting` says of what and how."""
+    """The tables of horizons; `setting` holds model and options."""
     layers = range(certificate.layers)
     heads = [len(certificate.of_layer(number)) for number in layers]
     return {
@@ -159,7 +159,7 @@ def horizon_tables(
 
 
 def check_consistent(certificate: Certificate, measured: MeasuredHorizons, dtype: torch.dtype) -> None:
-    """Refuse a model whose logits spread further than is certain: it computes something else than its weights say."""
+    """Refuse a model whose logits spread further than certified: it computes something else than its weights say."""
     rounding = 8.0 * torch.finfo(dtype).eps
     for certain, seen in zip(certificate.heads, measured.heads, strict=True):
         if seen.widest > certain.spread * (1.0 + rounding):
@@ -181,26 +181,17 @@ def _prompts(measured: MeasuredHorizons) -> dict[str, Any]:
 
 def _horizon_heads(certificate: Certificate, measured: MeasuredHorizons | None) -> dict[str, Any]:
     seen = {} if measured is None else {(one.layer, one.head): one for one in measured.heads}
+    certified = ("spread", "by", "bounds", "log10_tokens", "tokens", "informative", "reach")
+    observed = ("spread", "widest", "slope", "slope_low", "slope_high", "kind", "tokens", "low", "high")
     return {
         f"{one.layer}.{one.head}": {
-            "certified": {
-                "spread": one.spread,
-                "by": one.by,
-                "bounds": dict(one.bounds),
-                "log10_tokens": one.log10_tokens,
-                "tokens": one.tokens,
-                "informative": one.informative,
-                "reach": one.reach,
-            },
-            "measured": None if (found := seen.get((one.layer, one.head))) is None else _measured(found),
+            "certified": {name: getattr(one, name) for name in certified} | {"bounds": dict(one.bounds)},
+            "measured": None
+            if (found := seen.get((one.layer, one.head))) is None
+            else {name: getattr(found, name) for name in observed},
         }
         for one in certificate.heads
     }
-
-
-def _measured(one: MeasuredHead) -> dict[str, Any]:
-    names = ("spread", "widest", "slope", "slope_low", "slope_high", "kind", "tokens", "low", "high")
-    return {name: getattr(one, name) for name in names}
 
 
 def _certified_together(heads: Sequence[HeadCertificate]) -> dict[str, Any]:
@@ -226,14 +217,14 @@ def _measured_together(heads: Sequence[MeasuredHead]) -> dict[str, Any]:
 
 
 def _certain(certificate: Certificate) -> list[str]:
-    told, total, mass = certificate.informative, len(certificate.heads), f"{100 * certificate.mass:g}%"
+    known, total, mass = len(certificate.informative), len(certificate.heads), f"{100 * certificate.mass:g}%"
     first = min(certificate.heads, key=lambda one: one.log10_tokens)
     name = f"layer {first.layer}, head {first.head}"
-    if told:
+    if known:
         return [
-            f"Certified for every input: {len(told)} of {total} heads cannot keep {mass} of their weight on one token "
+            f"Certified for every input: {known} of {total} heads cannot keep {mass} of their weight on one token "
             f"beyond a known number of tokens, the first of them ({name}) beyond {first.tokens:,}; for the other "
-            f"{total - len(told)} the certificate is vacuous."
+            f"{total - known} the certificate is vacuous."
         ]
     power = math.floor(10.0 * first.log10_tokens) / 10.0
     return [

@@ -14,35 +14,21 @@ from torch import Tensor
 
 import sharpmax as sm
 from sharpmax.errors import ArgumentError, UnsupportedError
-from sharpmax.experiments.benchmarks import (
-    gpu as prefill,
-)
-from sharpmax.experiments.benchmarks import (
-    gpu as run,
-)
-from sharpmax.experiments.benchmarks import (
-    gpu as training,
-)
-from sharpmax.experiments.benchmarks import (
-    gpu_reference as gradients,
-)
-from sharpmax.experiments.benchmarks import gpu_timing as contests
-from sharpmax.experiments.benchmarks import (
-    gpu_timing as stock,
-)
+from sharpmax.experiments.benchmarks import gpu, gpu_inputs, gpu_timing
 from sharpmax.experiments.benchmarks.gpu import decoding
 from sharpmax.experiments.benchmarks.gpu_inputs import (
     Shape,
+    chosen_heads,
     decode_shapes,
     drawn,
     in_pages,
     prefill_shapes,
+    rows_in_float64,
     sampled_rows,
 )
-from sharpmax.experiments.benchmarks.gpu_reference import chosen_heads, rows_in_float64
-from sharpmax.experiments.benchmarks.gpu_timing import Runner, Spent, contest, fastest, peak_bytes, spent
+from sharpmax.experiments.benchmarks.gpu_timing import Runner, Spent, contest, fastest
 from sharpmax.stats import dispatch as operator
-from sharpmax.stats.call import Parts, Problem
+from sharpmax.stats.call import AttentionCall, Parts
 from tests.experiments.gpu_cases import CPU, SHAPE, plain_decode, set_decode
 
 pytestmark = pytest.mark.filterwarnings("ignore::sharpmax.errors.OutOfRangeWarning")
@@ -56,7 +42,7 @@ def break_statistics(monkeypatch: pytest.MonkeyPatch, mistake: float) -> None:
     for name in ("stock", "streaming"):
         right = operator.IMPLEMENTATIONS[name]
 
-        def wrong(problem: Problem, right: Any = right) -> Parts:
+        def wrong(problem: AttentionCall, right: Any = right) -> Parts:
             parts: Parts = right(problem)
             return parts._replace(shortfall=parts.shortfall + mistake)
 
@@ -90,14 +76,6 @@ def test_eight_shapes_count_and_others_show_that_it_runs() -> None:
     for length in (15, 16_385):
         with pytest.raises(ArgumentError, match="length: got"):
             prefill_shapes(length)
-
-
-def test_arithmetic_is_that_of_the_pairs_that_are_seen() -> None:
-    shape = Shape(4, 32, 32, 4096, 4096, 128)
-    assert shape.product_flops == 2 * 4 * 32 * 4096 * 4096 * 128
-    assert replace(shape, causal=True).product_flops == shape.product_flops / 2
-    # 8 × 32,768 keys: 4.27 TB/s are 0.251 ms.
-    assert decode_shapes()[0].cache_bytes / 0.251e-3 / 1e12 == pytest.approx(4.27, abs=0.01)
 
 
 def test_rows_of_the_inputs_are_of_every_kind() -> None:
@@ -142,7 +120,7 @@ def test_sampled_rows_are_those_of_the_whole(shape: Shape) -> None:
 def test_gradients_in_blocks_are_those_of_the_whole(
     shape: Shape, policy: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gradients, "_BLOCK", 7 * shape.group * shape.keys)  # blocks of seven rows
+    monkeypatch.setattr(gpu_inputs, "_BLOCK", 7 * shape.group * shape.keys)  # blocks of seven rows
     heads = chosen_heads(drawn(shape, seed=0, device=CPU))
     assert heads.where == ((0, 0), (1, 1))
     for got, want in zip(heads.exact(policy), heads.of(*whole(shape, policy)[1]), strict=True):
@@ -153,12 +131,12 @@ def test_the_yardstick_of_gradients_is_exact_but_for_rounding() -> None:
     """In float64 nothing is rounded, so it has to be the truth: the parts through β and around it are all there."""
     x = drawn(SHAPE, seed=0, device=CPU, dtype=torch.float64)
     heads = chosen_heads(x)
-    for got, want in zip(training._rounded(heads), heads.exact("paper"), strict=True):
+    for got, want in zip(gpu._rounded(heads), heads.exact("paper"), strict=True):
         assert torch.allclose(got, want, rtol=0, atol=1e-10)
 
 
 def test_what_is_right_gets_a_speed() -> None:
-    entries = [*prefill.prefill(SHAPE, **OPTIONS), training.training(SHAPE, **OPTIONS)]
+    entries = [*gpu.prefill(SHAPE, **OPTIONS), gpu.training(SHAPE, **OPTIONS)]
     assert [one["kind"] for one in entries] == ["stats", "attention", "train"]
     for one in entries:
         assert one["agrees"] is True
@@ -175,7 +153,7 @@ def test_what_is_right_gets_a_speed() -> None:
 @pytest.mark.parametrize("mistake", [0.1, float("nan")])
 def test_wrong_statistics_get_no_speed(mistake: float, monkeypatch: pytest.MonkeyPatch) -> None:
     break_statistics(monkeypatch, mistake)
-    for one in (*prefill.prefill(SHAPE, **OPTIONS), training.training(SHAPE, **OPTIONS)):
+    for one in (*gpu.prefill(SHAPE, **OPTIONS), gpu.training(SHAPE, **OPTIONS)):
         assert one["agrees"] is False, one["kind"]
         assert [one[speed] for speed in SPEEDS] == [None] * len(SPEEDS)
         assert "tflop_per_s" not in one
@@ -185,10 +163,10 @@ def test_wrong_statistics_get_no_speed(mistake: float, monkeypatch: pytest.Monke
 def test_attention_that_forgets_to_sharpen_gets_no_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     right = sm.attention
     monkeypatch.setattr(sm, "attention", lambda *given, **options: right(*given, **options | {"policy": None}))
-    stats, attention = prefill.prefill(SHAPE, **OPTIONS)
+    stats, attention = gpu.prefill(SHAPE, **OPTIONS)
     assert (stats["agrees"], attention["agrees"]) == (True, False)
     assert attention["ratio"] is None
-    assert training.training(SHAPE, **OPTIONS)["ratio"] is None
+    assert gpu.training(SHAPE, **OPTIONS)["ratio"] is None
 
 
 def test_gradients_without_the_part_through_beta_get_no_speed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,10 +177,10 @@ def test_gradients_without_the_part_through_beta_get_no_speed(monkeypatch: pytes
         return F.scaled_dot_product_attention(queries, k, v, is_causal=True, enable_gqa=True)
 
     monkeypatch.setattr(sm, "attention", cut)
-    one = training.training(SHAPE, **OPTIONS)
+    one = gpu.training(SHAPE, **OPTIONS)
     assert one["agrees"] is False
     assert one["ours_ms"] is None
-    assert prefill.prefill(SHAPE, **OPTIONS)[1]["agrees"] is True
+    assert gpu.prefill(SHAPE, **OPTIONS)[1]["agrees"] is True
 
 
 def test_what_fails_is_named_and_gets_no_speed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,7 +188,7 @@ def test_what_fails_is_named_and_gets_no_speed(monkeypatch: pytest.MonkeyPatch) 
         raise RuntimeError("out of shared memory\nand more")
 
     monkeypatch.setattr(sm, "attention", failing)
-    one = prefill.prefill(SHAPE, **OPTIONS)[1]
+    one = gpu.prefill(SHAPE, **OPTIONS)[1]
     assert (one["agrees"], one["problem"], one["ratio"]) == (False, "RuntimeError: out of shared memory", None)
 
 
@@ -229,18 +207,20 @@ def test_decode(page_size: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_wrong_stock_kernel_is_no_rival(monkeypatch: pytest.MonkeyPatch) -> None:
     """A backend that is quick because it is wrong would set a false bar."""
-    monkeypatch.setattr(prefill, "with_backend", lambda name, run: run if name == "flash" else lambda: run() * 1.1)
-    assert list(prefill.prefill(SHAPE, **OPTIONS)[1]["stock_ms_by_backend"]) == ["flash"]
-    monkeypatch.setattr(prefill, "with_backend", lambda name, run: lambda: run() * torch.nan)
-    with pytest.raises(UnsupportedError, match="none of the stock kernels cuDNN, flash, efficient"):
-        prefill.prefill(SHAPE, **OPTIONS)
+    monkeypatch.setattr(gpu, "with_backend", lambda name, run: run if name == "flash" else lambda: run() * 1.1)
+    assert list(gpu.prefill(SHAPE, **OPTIONS)[1]["stock_ms_by_backend"]) == ["flash"]
+    monkeypatch.setattr(gpu, "with_backend", lambda name, run: lambda: run() * torch.nan)
+    with pytest.raises(UnsupportedError, match="none of PyTorch's kernels cuDNN, flash, efficient"):
+        gpu.prefill(SHAPE, **OPTIONS)
 
 
 def test_one_backend_and_no_other() -> None:
     q = torch.randn(1, 2, 4, 8)
-    assert torch.equal(stock.with_backend("flash", lambda: stock.attend(q, q, q))(), stock.attend(q, q, q))
+    assert torch.equal(
+        gpu_timing.with_backend("flash", lambda: gpu_timing.attend(q, q, q))(), gpu_timing.attend(q, q, q)
+    )
     with pytest.raises(RuntimeError, match="No viable backend"):
-        stock.with_backend("cuDNN", lambda: stock.attend(q, q, q))()
+        gpu_timing.with_backend("cuDNN", lambda: gpu_timing.attend(q, q, q))()
 
 
 def test_everybody_takes_turns_and_the_first_round_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,13 +230,13 @@ def test_everybody_takes_turns_and_the_first_round_is_not_counted(monkeypatch: p
         return Runner(lambda: order.append(name), lambda result: {"output": 0.0}, {"output": 0.0})
 
     times = iter([100.0] * 3 + [5.0, 4.0, 2.0] + [6.0, 3.0, 9.0] + [7.0, 5.0, 1.0])
-    monkeypatch.setattr(contests, "peak_bytes", lambda run, device: 640)
+    monkeypatch.setattr(gpu_timing, "peak_bytes", lambda run, device: 640)
 
     def canned(run: Any, device: torch.device) -> Spent:
         run()
         return Spent(next(times), 0.5)
 
-    monkeypatch.setattr(contests, "spent", canned)
+    monkeypatch.setattr(gpu_timing, "spent", canned)
     ours, rivals = contest({"a": runner("a")}, {"b": runner("b"), "c": runner("c")}, device=CPU, rounds=3)
     assert "".join(order) == "abc" * 5
     assert (ours["a"].ms, ours["a"].host_ms, ours["a"].peak) == (6.0, 0.5, 640)
@@ -264,21 +244,15 @@ def test_everybody_takes_turns_and_the_first_round_is_not_counted(monkeypatch: p
     assert fastest(rivals)[0] == "c"
 
 
-def test_the_clock_of_a_cpu() -> None:
-    taken = spent(lambda: sum(range(20_000)), CPU)
-    assert 0.01 < taken.device_ms == taken.host_ms
-    assert peak_bytes(lambda: None, CPU) is None
-
-
 def test_files_are_named_after_the_device_and_say_where_they_come_from(tmp_path: Path) -> None:
-    path = run.save(
-        tmp_path / "h200.json", run.with_origin([{"kind": "stats"}], command="sharpmax bench --gpu", seed=3)
+    path = gpu.save(
+        tmp_path / "h200.json", gpu.with_origin([{"kind": "stats"}], command="sharpmax bench --gpu", seed=3)
     )
     (one,) = json.loads(path.read_text(encoding="utf-8"))
     assert one["command"] == "sharpmax bench --gpu"
     assert one["provenance"]["seed"] == 3
     assert {"commit", "versions", "hardware", "date"} <= set(one["provenance"])
-    assert run.slug("") == "gpu"
+    assert gpu.slug("") == "gpu"
 
 
 @pytest.mark.parametrize(
@@ -286,4 +260,4 @@ def test_files_are_named_after_the_device_and_say_where_they_come_from(tmp_path:
 )
 def test_wrong_arguments_are_refused(options: dict[str, Any], named: str) -> None:
     with pytest.raises(ArgumentError, match=f"{named}: got"):
-        run.gpu_entries(CPU, **options)
+        gpu.gpu_entries(CPU, **options)

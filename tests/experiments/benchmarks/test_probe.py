@@ -11,9 +11,9 @@ import pytest
 from sharpmax import provenance
 from sharpmax.cli import main
 from sharpmax.errors import ArgumentError
-from sharpmax.experiments.benchmarks import one_pass
+from sharpmax.experiments.benchmarks import probe as one_pass
 from sharpmax.experiments.benchmarks import probe as probe_bench
-from sharpmax.experiments.benchmarks.subprocess import resident_bytes
+from sharpmax.experiments.benchmarks.measuring import resident_bytes
 from tests.integrations.families import FAMILIES
 
 COSTS = {

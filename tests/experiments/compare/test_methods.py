@@ -9,11 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from sharpmax.errors import ArgumentError
-from sharpmax.experiments.compare.methods import LEAGUE, Method, ModelSpec, methods_named, methods_of_files, recipe_for
-from sharpmax.experiments.compare.plan import Plan
+from sharpmax.experiments.compare.methods import (
+    SHIPPED_METHODS,
+    Method,
+    ModelSpec,
+    methods_named,
+    methods_of_files,
+    recipe_for,
+)
+from sharpmax.experiments.compare.run import Plan
 from sharpmax.normalisers.base import normaliser
 from sharpmax.tasks.sized_registry import sized_task
 from tests.small_normalisers import shipped
@@ -21,34 +27,34 @@ from tests.small_normalisers import shipped
 MAX = sized_task("max")
 
 
-def test_the_league_has_every_normaliser_of_the_package() -> None:
-    assert {method.normaliser for method in LEAGUE.values()} == set(shipped())
-    assert {method.feed_forward for method in LEAGUE.values()} == {"gelu", "step", "hard-threshold"}
-    for method in LEAGUE.values():
+def test_the_comparison_has_every_normaliser_of_the_package() -> None:
+    assert {method.normaliser for method in SHIPPED_METHODS.values()} == set(shipped())
+    assert {method.feed_forward for method in SHIPPED_METHODS.values()} == {"gelu", "step", "hard-threshold"}
+    for method in SHIPPED_METHODS.values():
         name, options = method.tested_with()
         normaliser(name, **options)
         assert method.summary
-
-
-@pytest.mark.parametrize("name", LEAGUE)
-def test_a_method_travels_as_json(name: str) -> None:
-    assert Method.of(json.loads(json.dumps(LEAGUE[name].plain()))) == LEAGUE[name]
+        assert Method.of(json.loads(json.dumps(method.plain()))) == method
 
 
 def test_methods_by_name_once_each_and_ones_own_always() -> None:
     own = Method("mine", "softmax")
     assert [method.name for method in methods_named(["hard", "softmax", "hard"], [own])] == ["hard", "softmax", "mine"]
-    assert [method.name for method in methods_named([], [own])] == [*LEAGUE, "mine"]
+    assert [method.name for method in methods_named([], [own])] == [*SHIPPED_METHODS, "mine"]
     with pytest.raises(ArgumentError, match=r"METHODS: got 'soft'; allowed: softmax, .*, mine; --with FILE"):
         methods_named(["soft"], [own])
 
 
 def test_all_share_one_recipe_but_for_what_is_their_own() -> None:
-    recipes = {recipe_for(ModelSpec(), method, MAX, 5000, 64) for method in LEAGUE.values() if not method.recipe}
+    recipes = {
+        recipe_for(ModelSpec(), method, MAX, 5000, 64) for method in SHIPPED_METHODS.values() if not method.recipe
+    }
     assert len(recipes) == 1
     own = recipe_for(ModelSpec(), Method("x", "softmax", recipe={"l2": 0.5}), MAX, 5000, 64)
     assert (own.l2, own.batch, own.sizes) == (0.5, 64, (5, 16))
-    assert recipe_for(ModelSpec(), LEAGUE["hard"], MAX, 50, 64).warmup == 5, "a short training has a short warm-up"
+    assert recipe_for(ModelSpec(), SHIPPED_METHODS["hard"], MAX, 50, 64).warmup == 5, (
+        "a short training has a short warm-up"
+    )
 
 
 def test_no_method_may_train_on_larger_sizes_or_by_what_there_is_not() -> None:
@@ -71,32 +77,17 @@ def test_a_task_without_an_option_of_the_examples_draws_the_usual_ones() -> None
     for name in ("sort", "copy", "recall"):
         task = sized_task(name)
         method.check(task)
-        LEAGUE["sharp"].check(task)
+        SHIPPED_METHODS["sharp"].check(task)
         assert method.examples(task) == {}
 
 
 class TestSharp:
     def test_it_is_ssmax_of_the_common_recipe_but_for_its_sets_and_its_test(self) -> None:
-        sharp = LEAGUE["sharp"]
+        sharp = SHIPPED_METHODS["sharp"]
         assert recipe_for(ModelSpec(), sharp, MAX, 5000, 64) == recipe_for(
-            ModelSpec(), LEAGUE["softmax"], MAX, 5000, 64
+            ModelSpec(), SHIPPED_METHODS["softmax"], MAX, 5000, 64
         )
         assert (sharp.normaliser, sharp.feed_forward, sharp.tested_with()[0]) == ("ssmax", "gelu", "hard")
-
-    def test_no_set_has_more_than_16_items(self) -> None:
-        sharp = LEAGUE["sharp"]
-        sizes = recipe_for(ModelSpec(), sharp, MAX, 10, 4).sizes
-        batch = MAX.draw((500,), sizes, torch.Generator().manual_seed(0), **sharp.examples(MAX))
-        assert batch.inputs.shape[-2] == 16 + 1, "a question beside the items"
-        assert int(batch.live[:, :-1].sum(-1).max()) == 16
-        with pytest.raises(ArgumentError, match=r"sizes \(5, 17\) of method 'sharp'; allowed: up to 16 items"):
-            recipe_for(ModelSpec(), replace(sharp, recipe={"sizes": (5, 17)}), MAX, 10, 4)
-
-    def test_its_answers_are_those_of_the_sets_themselves(self) -> None:
-        batch = MAX.draw((500,), (5, 16), torch.Generator().manual_seed(0), **LEAGUE["sharp"].examples(MAX))
-        for inputs, live, answer in zip(batch.inputs, batch.live, batch.answer, strict=True):
-            items = inputs[:-1][live[:-1]]
-            assert int(answer) == int(items[items[:, 0].argmax(), 1:11].argmax())
 
 
 def test_the_ablation_changes_one_thing_of_sharp_at_a_time() -> None:
@@ -107,7 +98,7 @@ def test_the_ablation_changes_one_thing_of_sharp_at_a_time() -> None:
         changed = [
             name
             for name, value in method.plain().items()
-            if name not in ("name", "summary") and value != LEAGUE["sharp"].plain()[name]
+            if name not in ("name", "summary") and value != SHIPPED_METHODS["sharp"].plain()[name]
         ]
         assert len(changed) == 1, method.name
 
@@ -136,7 +127,7 @@ def test_a_key_changes_with_what_the_numbers_depend_on_alone() -> None:
     same: list[dict[str, Any]] = [
         {"sizes": (16, 32)},
         {"seeds": (0, 1)},
-        {"methods": (replace(own, summary="said otherwise"), LEAGUE["hard"])},
+        {"methods": (replace(own, summary="said otherwise"), SHIPPED_METHODS["hard"])},
     ]
     assert {key(**one) for one in same} == {key()}
     others: list[dict[str, Any]] = [
@@ -147,5 +138,5 @@ def test_a_key_changes_with_what_the_numbers_depend_on_alone() -> None:
         {"models": (ModelSpec(width=64),)},
     ]
     assert len({key(**one) for one in others} | {key()}) == 6
-    shipped: dict[str, Any] = {"methods": (LEAGUE["hard"],)}
+    shipped: dict[str, Any] = {"methods": (SHIPPED_METHODS["hard"],)}
     assert key(**shipped) == key(**shipped, files=()), "a method of the league does not depend on a user's file"

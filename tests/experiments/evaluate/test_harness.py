@@ -1,4 +1,4 @@
-"""EleutherAI's harness on every arm: a task file and data on this disk, no hub, and an independent count."""
+"""EleutherAI's harness on every variant: a task file and data on this disk, no hub, and an independent count."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from sharpmax.errors import ArgumentError
+from sharpmax.experiments.evaluate.plan import Harness
 from sharpmax.policies.constant import Constant
 from sharpmax.policies.per_head import PerHead
 from tests.experiments.evaluate.coins import questions, write
@@ -26,6 +27,10 @@ SHARP = PerHead.of(Constant, value=[[0.0, 12.0, 1.0, 0.0], [0.0, 1.0, 12.0, 0.0]
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a task file; nothing may reach for the network."""
     datasets: Any = importlib.import_module("datasets")
+    tasks: Any = importlib.import_module("lm_eval.tasks")
+    manager = tasks.TaskManager
+    # Without the thousands of files of the harness's own tasks.
+    monkeypatch.setattr(tasks, "TaskManager", lambda **options: manager(**options | {"include_defaults": False}))
 
     def refused(*arguments: Any, **options: Any) -> None:
         raise AssertionError("the network was asked for")
@@ -49,11 +54,9 @@ def counted(policy: Any) -> float:
     return right / len(questions())
 
 
-def test_every_arm_is_what_the_harness_is_given(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    from sharpmax.experiments.evaluate.harness import Harness
-
+def test_every_variant_is_what_the_harness_is_given(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     plain, sharp = counted(None), counted(SHARP)
-    assert plain != sharp, "arms that do the same would prove nothing"
+    assert plain != sharp, "variants that do the same would prove nothing"
     ready = Harness.ready(["coins"], folder)
     found = [ready.run(language(), policy, limit=None, seed=0) for policy in (None, SHARP)]
     assert found[0]["coins"]["acc"]["mean"] == pytest.approx(plain)
@@ -65,8 +68,6 @@ def test_every_arm_is_what_the_harness_is_given(folder: Path, capfd: pytest.Capt
 
 
 def test_unknown_tasks_and_folders_are_refused_before_anything_runs(folder: Path) -> None:
-    from sharpmax.experiments.evaluate.harness import Harness
-
     with pytest.raises(ArgumentError, match="--lm-eval: got 'no-such-task'"):
         Harness.ready(["coins", "no-such-task"], folder)
     with pytest.raises(ArgumentError, match="--lm-eval-path"):
@@ -74,8 +75,6 @@ def test_unknown_tasks_and_folders_are_refused_before_anything_runs(folder: Path
 
 
 def test_what_the_harness_cannot_run_is_one_line(folder: Path) -> None:
-    from sharpmax.experiments.evaluate.harness import Harness
-
     (folder.parent / "coins.jsonl").unlink()
     ready = Harness.ready(["coins"], folder)
     with pytest.raises(ArgumentError, match=r"^--lm-eval: the harness cannot run coins \(") as caught:

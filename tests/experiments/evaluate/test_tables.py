@@ -1,10 +1,11 @@
-"""The tables against what the model says when it is simply asked, arm by arm."""
+"""The tables against what the model generates, variant by variant."""
 
 from __future__ import annotations
 
 import copy
 import json
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,10 @@ import pytest
 import torch
 
 from sharpmax.errors import ArgumentError, SharpmaxError
-from sharpmax.experiments.evaluate import cells as pieces
-from sharpmax.experiments.evaluate.plan import Plan, prepare
-from sharpmax.experiments.evaluate.tables import evaluate_tables, work
+from sharpmax.experiments.evaluate import run as pieces
+from sharpmax.experiments.evaluate.plan import BASE, Plan, prepare
+from sharpmax.experiments.evaluate.run import evaluate_tables, work
+from sharpmax.experiments.run_folder import RunStore
 from sharpmax.policies.constant import Constant
 from sharpmax.policies.log_length import LogLength
 from sharpmax.policies.per_head import PerHead
@@ -23,7 +25,7 @@ from tests.experiments.evaluate.tiny import HEADS, LAYERS, LETTERS, ROOM, langua
 
 SHARP = PerHead.of(Constant, value=[[0.0, 12.0, 1.0, 0.0], [0.0, 1.0, 12.0, 0.0]])
 PLAN = Plan(
-    arms={"sharp": SHARP, "same": Constant(1.0)},
+    variants={"sharp": SHARP, "same": Constant(1.0)},
     tasks=(LETTERS,),
     sizes=(4, 16),
     prompts=24,
@@ -35,6 +37,13 @@ PLAN = Plan(
 
 def run(plan: Plan, folder: Path, **options: Any) -> dict[str, Any]:
     return evaluate_tables(language(), plan, prepare(language(), plan), folder, **options)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_round() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pieces, "ROUNDS", 1)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +71,7 @@ def said(policy: Any, size: int) -> list[bool]:
 def test_right_answers_are_those_of_generation(tables: dict[str, Any], size: int) -> None:
     plain, sharp = said(None, size), said(SHARP, size)
     table, test = tables["accuracy/letters"], tables["paired/letters"]
-    assert table["as it comes"][str(size)]["mean"] == pytest.approx(100 * sum(plain) / len(plain))
+    assert table[BASE][str(size)]["mean"] == pytest.approx(100 * sum(plain) / len(plain))
     assert table["sharp"][str(size)]["mean"] == pytest.approx(100 * sum(sharp) / len(sharp))
     assert 0 < sum(plain) < len(plain), "a model that is always right would prove nothing"
     gained = sum(s and not p for p, s in zip(plain, sharp, strict=True))
@@ -78,7 +87,7 @@ def test_an_arm_that_changes_nothing_changes_no_number(tables: dict[str, Any]) -
         assert (cell["rise"], cell["low"], cell["high"]) == (0.0, 0.0, 0.0)
 
 
-@pytest.mark.parametrize("arm", ["as it comes", "sharp"])
+@pytest.mark.parametrize("arm", [BASE, "sharp"])
 def test_perplexity_is_that_of_transformers_own_loss(tables: dict[str, Any], arm: str) -> None:
     import contextlib
 
@@ -99,7 +108,7 @@ def test_the_setting_says_what_was_done(tables: dict[str, Any]) -> None:
     setting = tables["setting"]
     assert (setting["layers"], setting["heads"]) == (LAYERS, HEADS)
     assert {arm: about["touched"] for arm, about in setting["arms"].items()} == {
-        "as it comes": 0, "sharp": 6, "same": 0,
+        BASE: 0, "sharp": 6, "same": 0,
     }  # fmt: skip
     assert setting["arms"]["sharp"]["policy"] == SHARP.to_dict()
     assert setting["tasks"] == {"letters": {"version": 1, "summary": LETTERS.summary}}
@@ -108,12 +117,12 @@ def test_the_setting_says_what_was_done(tables: dict[str, Any]) -> None:
 
 
 def test_costs_are_measured_for_every_arm(tables: dict[str, Any]) -> None:
-    assert list(tables["cost"]) == ["as it comes", "sharp", "same"]
+    assert list(tables["cost"]) == [BASE, "sharp", "same"]
     for cells in tables["cost"].values():
         assert cells["prefill_ms"] > 0
         assert cells["decode_ms"] > 0
         assert cells["peak_mib"] is None or cells["peak_mib"] > 10
-    assert tables["cost"]["as it comes"]["prefill_ratio"] == 1.0
+    assert tables["cost"][BASE]["prefill_ratio"] == 1.0
 
 
 def test_an_interrupted_run_goes_on_and_ends_the_same(
@@ -137,7 +146,9 @@ def test_an_interrupted_run_goes_on_and_ends_the_same(
     with pytest.raises(ArgumentError, match="seed 0 and now got 1"):
         run(replace(PLAN, seed=1), tmp_path, resume=True)
     calls = 10
-    again = run(PLAN, tmp_path, resume=True)
+    read: list[int] = []
+    again = run(PLAN, tmp_path, resume=True, progress=lambda tokens, what: read.append(tokens))
+    assert sum(read) == work(language(), PLAN, prepare(language(), PLAN))
     # Six of answers and three of own answers, less the three that were known.
     assert calls == 10 + 6
     for name in tables:
@@ -145,12 +156,13 @@ def test_an_interrupted_run_goes_on_and_ends_the_same(
             assert again[name] == tables[name], name
 
 
-def test_the_model_is_left_as_it_was(tmp_path: Path) -> None:
-    there = language().model
+def test_a_finished_run_may_be_done_again_and_leaves_the_model_as_it_was(tmp_path: Path) -> None:
+    there, plan = language().model, replace(PLAN, with_text=False, sizes=(4,), prompts=2)
     ids = torch.arange(40)[None]
     before = there(ids).logits
-    run(replace(PLAN, with_text=False, sizes=(4,), prompts=2), tmp_path)
+    run(plan, tmp_path)
     assert torch.equal(there(ids).logits, before)
+    assert run(replace(plan, prompts=3), tmp_path)["setting"]["prompts"] == 3
 
 
 @dataclass(frozen=True)
@@ -162,33 +174,21 @@ class Broken(Constant):
 
 
 def test_logits_that_are_no_numbers_name_their_arm(tmp_path: Path) -> None:
-    plan = replace(PLAN, arms={"fine": Constant(1.5), "burst": Broken(1.5)}, sizes=(4,), prompts=2, with_text=False)
+    plan = replace(PLAN, variants={"fine": Constant(1.5), "burst": Broken(1.5)}, sizes=(4,), prompts=2, with_text=False)
     with pytest.raises(SharpmaxError, match=r"not numbers.*burst"):
         run(plan, tmp_path)
-    kept = json.loads((tmp_path / "answers.json").read_text())
-    assert "answers/letters/4/fine" in kept["values"]
-    assert "answers/letters/4/burst" not in kept["values"]
+    kept = RunStore(tmp_path, pieces.FILE_NAME)
+    assert "answers/letters/4/fine" in kept
+    assert "answers/letters/4/burst" not in kept
 
 
 def test_rows_outside_a_policys_range_are_remarked_on(tmp_path: Path) -> None:
     short = LogLength(16, fitted_on=(2.0, 50.0))
-    plan = replace(PLAN, arms={"short": short}, sizes=(64,), prompts=2, with_text=False)
+    plan = replace(PLAN, variants={"short": short}, sizes=(64,), prompts=2, with_text=False)
     about = run(plan, tmp_path)["setting"]["arms"]
     assert len(about["short"]["remarks"]) == 1
     assert "outside 2 … 50" in about["short"]["remarks"][0]
-    assert about["as it comes"]["remarks"] == []
-
-
-def test_progress_adds_up(tmp_path: Path) -> None:
-    plan = replace(PLAN, sizes=(4,), prompts=2)
-    total = 0
-
-    def progress(tokens: int, remark: str) -> None:
-        nonlocal total
-        total += tokens
-
-    run(plan, tmp_path, progress=progress)
-    assert total == work(language(), plan, prepare(language(), plan))
+    assert about[BASE]["remarks"] == []
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ def test_progress_adds_up(tmp_path: Path) -> None:
         ({"sizes": (4, 300)}, f"--sizes: got 300 for the task 'letters', a prompt of .* up to {ROOM} tokens"),
         ({"lengths": (64, ROOM + 1)}, f"--lengths: got {ROOM + 1}"),
         ({"text": Path("nowhere.txt")}, "text: got 'nowhere.txt'"),
-        ({"arms": {"grid": PerHead.of(Constant, value=[[2.0] * 9] * 3)}}, "3 layers × 9 heads"),
+        ({"variants": {"grid": PerHead.of(Constant, value=[[2.0] * 9] * 3)}}, "3 layers × 9 heads"),
     ],
 )
 def test_what_cannot_be_is_refused_before_the_run(change: dict[str, Any], says: str) -> None:
@@ -207,7 +207,7 @@ def test_what_cannot_be_is_refused_before_the_run(change: dict[str, Any], says: 
 
 
 def test_lengths_are_those_that_fit_the_model() -> None:
-    plan = replace(PLAN, lengths=None, arms={"long": LogLength(16)})
+    plan = replace(PLAN, lengths=None, variants={"long": LogLength(16)})
     assert list(prepare(language(), plan).windows) == [ROOM]
 
 

@@ -1,8 +1,7 @@
-"""Every arm of the evaluation against a dense computation in float64 that leaves no item out."""
+"""Every variant of the evaluation against a dense computation in float64 that leaves no item out."""
 
 from __future__ import annotations
 
-import time
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -28,14 +27,14 @@ from tests.models.plain_head import PlainHead
 CPU = torch.device("cpu")
 STREAM = (5, 2)
 SAMPLES = 16
-ARMS: dict[str, Policy | None] = {
+VARIANTS: dict[str, Policy | None] = {
     "softmax": None,
     "paper": PAPER,
     "refit": Polynomial((0.3, 0.8), fitted_on=(0.1, 6.0)),
     "log-length": LogLength(reference=16),
     "entropy-target": EntropyTarget(0.3),
 }
-SIZES: list[int | tuple[int, int]] = [1, 16, 128, 1024, (5, 16)]
+SIZES: list[int | tuple[int, int]] = [1, 1024, (5, 16)]
 
 
 def everything_read(head: SingleHeads, size: int | tuple[int, int], position: int) -> tuple[Tensor, Tensor]:
@@ -67,14 +66,14 @@ class TestAgainstTheDenseComputation:
     @pytest.mark.filterwarnings("ignore::sharpmax.errors.OutOfRangeWarning")
     def test_every_arm(self, recipe: str, size: int | tuple[int, int]) -> None:
         heads = heads_of(recipe)
-        found = measure(heads, [ARMS, ARMS], size, SAMPLES, STREAM)
+        found = measure(heads, [VARIANTS, VARIANTS], size, SAMPLES, STREAM)
         for position, head in enumerate(heads):
             # From the logits that were read: those of the sharp recipe reach 2,700, where float32 has three decimals.
             logits = everything_read(head, size, position)[0].double()
             sets = sets_of(size, position)
             plain = PlainHead(head.state_dict(), 0, torch.float64)
             h = plain.features(sets.items.double())
-            for name, policy in ARMS.items():
+            for name, policy in VARIANTS.items():
                 p = sm.softmax(logits, policy=policy)
                 entropy = -torch.special.xlogy(p, p).sum(-1)
                 assert found.entropy[name][position] == pytest.approx(entropy.numpy(), abs=3e-6), name
@@ -111,8 +110,8 @@ class TestItemsOutOfReach:
         with torch.inference_mode():
             return evaluation.measure_page(made_up(logits, torch.zeros(len(logits), dtype=torch.long)), arms)
 
-    @pytest.mark.parametrize("n", [256, 4096])
-    def test_log_length_sees_the_true_number(self, n: int) -> None:
+    def test_log_length_sees_the_true_number(self) -> None:
+        n = 256
         # Two items at the top and the rest 100 nats down: the two left over would give β = 1.
         logits = torch.full((3, n), -100.0)
         logits[:, 5], logits[:, 9] = 0.0, -1.0
@@ -121,16 +120,6 @@ class TestItemsOutOfReach:
         top = 1 / (1 + np.exp(-beta))
         assert found["top log-length"].tolist() == pytest.approx([top] * 3, abs=1e-6)
         assert found["top softmax"].tolist() == pytest.approx([1 / (1 + np.exp(-1.0))] * 3, abs=1e-6)
-
-    def test_rows_of_different_reach_on_one_page(self) -> None:
-        logits = torch.full((3, 1000), -1000.0)
-        logits[0, 7] = 0.0  # one item in reach
-        logits[1, :500] = 0.0  # five hundred
-        logits[2] = -1000.0  # all of them
-        found = self.page({"softmax": None, "entropy-target": EntropyTarget(0.5)}, logits)
-        assert found["entropy softmax"].tolist() == pytest.approx([0.0, np.log(500), np.log(1000)], abs=1e-5)
-        assert found["top softmax"].tolist() == pytest.approx([1.0, 1 / 500, 1 / 1000])
-        assert found["spread"].tolist() == [1000.0, 1000.0, 0.0]
 
     def test_what_is_left_out_weighs_less_than_rounding(self) -> None:
         # The worst there is: everything just out of reach.
@@ -160,18 +149,6 @@ def equal(a: Measured, b: Measured, names: tuple[str, ...]) -> bool:
 
 
 class TestSharing:
-    def test_an_arm_does_not_depend_on_the_others(self, heads: list[SingleHeads]) -> None:
-        everything = measure(heads, [ARMS, ARMS], 256, SAMPLES, STREAM)
-        for names in (("softmax",), ("softmax", "entropy-target")):
-            some = {name: ARMS[name] for name in names}
-            assert equal(measure(heads, [some, some], 256, SAMPLES, STREAM), everything, (*names, HARD))
-
-    def test_arms_of_one_policy_give_one_result(self, heads: list[SingleHeads]) -> None:
-        twice = {"softmax": None, "one": EntropyTarget(0.3), "two": EntropyTarget(0.3)}
-        found = measure(heads, [twice, twice], 256, SAMPLES, STREAM)
-        for table in (found.correct, found.entropy, found.top_weight):
-            assert np.array_equal(table["one"], table["two"])
-
     def test_each_head_has_policies_of_its_own(self, heads: list[SingleHeads]) -> None:
         targets = [0.2, 0.6]
         arms: list[dict[str, Policy | None]] = [{"softmax": None, "own": EntropyTarget(t)} for t in targets]
@@ -187,12 +164,6 @@ class TestSharing:
         # Whoever stands beside it, the first head reads the same.
         assert np.array_equal(measure(heads, arms, 64, SAMPLES, STREAM).spread[0], twins[0])
         assert np.array_equal(measure(heads[:1], arms, 64, SAMPLES, STREAM).spread[0], twins[0])
-
-    def test_the_same_stream_gives_the_same_numbers_and_another_does_not(self, heads: list[SingleHeads]) -> None:
-        plain: list[dict[str, Policy | None]] = [{"softmax": None}] * 2
-        first = measure(heads, plain, 64, SAMPLES, STREAM)
-        assert equal(measure(heads, plain, 64, SAMPLES, STREAM), first, ("softmax", HARD))
-        assert not np.isin(measure(heads, plain, 64, SAMPLES, (5, 1)).spread, first.spread).any()
 
     def test_leaving_the_fitted_range_is_not_warned_of(self, heads: list[SingleHeads]) -> None:
         narrow: dict[str, Policy | None] = {"softmax": None, "refit": Polynomial((2.0,), fitted_on=(0.5, 0.6))}
@@ -212,21 +183,11 @@ class TestThreads:
 
     @pytest.mark.usefixtures("two_threads")
     def test_change_no_bit_of_the_results(self, heads: list[SingleHeads]) -> None:
-        at_once = measure(heads, [ARMS, ARMS], 1024, 8, STREAM)
+        at_once = measure(heads, [VARIANTS, VARIANTS], 1024, 8, STREAM)
         torch.set_num_threads(1)
-        one_by_one = measure(heads, [ARMS, ARMS], 1024, 8, STREAM)
-        assert equal(at_once, one_by_one, (*ARMS, HARD))
+        one_by_one = measure(heads, [VARIANTS, VARIANTS], 1024, 8, STREAM)
+        assert equal(at_once, one_by_one, (*VARIANTS, HARD))
         assert np.array_equal(at_once.confidence, one_by_one.confidence)
-
-    @pytest.mark.usefixtures("two_threads")
-    def test_results_come_in_order(self) -> None:
-        def work(place: int) -> tuple[int, bool, int]:
-            if place == 0:
-                time.sleep(0.1)  # the others are done before it
-            return place, torch.is_inference_mode_enabled(), torch.get_num_threads()
-
-        assert side_by_side(work, range(5), CPU) == [(place, True, 1) for place in range(5)]
-        assert torch.get_num_threads() == 2
 
     @pytest.mark.usefixtures("two_threads")
     def test_a_failure_is_told_and_leaves_the_threads_as_they_were(self) -> None:
@@ -238,14 +199,14 @@ class TestThreads:
         assert torch.get_num_threads() == 2
 
     def test_sizes_measured_together_are_measured_as_if_alone(self, heads: list[SingleHeads]) -> None:
-        together = measure_all(heads, [ARMS, ARMS], [16, 256], 8, STREAM)
+        together = measure_all(heads, [VARIANTS, VARIANTS], [16, 256], 8, STREAM)
         assert list(together) == [16, 256]
         for size, found in together.items():
-            assert equal(measure(heads, [ARMS, ARMS], size, 8, STREAM), found, (*ARMS, HARD))
+            assert equal(measure(heads, [VARIANTS, VARIANTS], size, 8, STREAM), found, (*VARIANTS, HARD))
 
 
 class TestPages:
-    @pytest.mark.parametrize(("size", "samples"), [(16, 5000), (1000, 70), (16_384, 5), (40_000, 2), ((5, 16), 3000)])
+    @pytest.mark.parametrize(("size", "samples"), [(1000, 70), (40_000, 2), ((5, 16), 3000)])
     def test_hold_so_many_items_and_no_more(
         self, size: int | tuple[int, int], samples: int, monkeypatch: pytest.MonkeyPatch, heads: list[SingleHeads]
     ) -> None:
@@ -259,25 +220,14 @@ class TestPages:
         # As full as they may be, but for the last.
         assert len({rows for rows, _ in shapes[:-1]}) <= 1
 
-    @pytest.mark.parametrize("rows", [1, 4095, 4096, 4097, 10_000])
+    @pytest.mark.parametrize("rows", [1, 4097])
     def test_features_in_blocks_are_the_features(self, rows: int, heads: list[SingleHeads]) -> None:
         items = draw((1,), rows, seeded(CPU, 0)).items
         with torch.inference_mode():
             got, want = evaluation._features(heads[0], items), heads[0].features(items[None])[0]
         assert torch.allclose(got, want, rtol=1e-5, atol=1e-6)
 
-    def test_results_of_several_pages_come_in_the_order_of_the_sets(
-        self, monkeypatch: pytest.MonkeyPatch, heads: list[SingleHeads]
-    ) -> None:
-        monkeypatch.setattr(evaluation, "_PAGE", {"cpu": 5 * 64})
-        found = measure(heads, [{"softmax": None}] * 2, 64, 12, STREAM)
-        for position, head in enumerate(heads):
-            pages = list(read(head, 64, 12, (*STREAM, position)))
-            assert [len(seen.logits) for seen in pages] == [5, 5, 2]
-            spread = torch.cat([seen.logits.amax(-1) - seen.logits.amin(-1) for seen in pages])
-            assert found.spread[position].tolist() == spread.tolist()
-
-    @pytest.mark.parametrize(("size", "samples"), [(16, 2050), ((5, 16), 10), (40_000, 2)])
+    @pytest.mark.parametrize(("size", "samples"), [((5, 16), 10), (40_000, 2)])
     def test_progress_adds_up_to_all_items(
         self, size: int | tuple[int, int], samples: int, monkeypatch: pytest.MonkeyPatch, heads: list[SingleHeads]
     ) -> None:
@@ -291,10 +241,10 @@ class TestPages:
 def test_less_memory_changes_the_parts_and_not_what_is_read(
     monkeypatch: pytest.MonkeyPatch, heads: list[SingleHeads]
 ) -> None:
-    whole = measure(heads, [ARMS, ARMS], 64, 12, STREAM)
-    monkeypatch.setattr(evaluation, "_room", lambda device: 5 * 64)
+    whole = measure(heads, [VARIANTS, VARIANTS], 64, 12, STREAM)
+    monkeypatch.setattr(evaluation, "_items_at_once", lambda device: 5 * 64)
     assert [len(seen.answer) for seen in read(heads[0], 64, 12, STREAM)] == [5, 5, 2]
-    parts = measure(heads, [ARMS, ARMS], 64, 12, STREAM)
-    for arm in ARMS:
+    parts = measure(heads, [VARIANTS, VARIANTS], 64, 12, STREAM)
+    for arm in VARIANTS:
         assert np.array_equal(parts.correct[arm], whole.correct[arm])
         assert np.allclose(parts.entropy[arm], whole.entropy[arm], atol=1e-5)

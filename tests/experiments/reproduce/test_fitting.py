@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from sharpmax.experiments.reproduce import fitting
-from sharpmax.experiments.reproduce.detection import Detector
-from sharpmax.experiments.reproduce.evaluation import measure, read
-from sharpmax.experiments.reproduce.fitting import Fitted, fit, fit_samples
+from sharpmax.experiments.reproduce import evaluation as fitting
+from sharpmax.experiments.reproduce.evaluation import Detector, Fitted, fit, fit_samples, measure, read
+from sharpmax.experiments.statistics import auroc
 from sharpmax.policies.base import Policy, policy_from_dict
 from sharpmax.policies.entropy_target import EntropyTarget
 from sharpmax.policies.log_length import LogLength
@@ -24,7 +23,7 @@ from tests.experiments.reproduce.trained_heads import heads_of
 SEED, SAMPLES = 3, 256
 SIZES = (128, 512, 2048)
 TRAIN_SIZES = (5, 16)
-ARMS = ["softmax", "paper", "refit", "log-length", "entropy-target"]
+VARIANTS = ["softmax", "paper", "refit", "log-length", "entropy-target"]
 
 
 def ignore(items: int) -> None:
@@ -58,30 +57,26 @@ def surveyed() -> dict[str, np.ndarray]:
     return {name: np.array(values) for name, values in columns.items()}
 
 
-def test_a_quarter_of_the_evaluation_is_spent_but_never_too_little() -> None:
-    assert [fit_samples(samples) for samples in (1, 128, 129, 256, 1000)] == [32, 32, 32, 64, 250]
-
-
 class TestArms:
     def test_are_the_same_for_every_head_in_their_order(self) -> None:
-        assert [list(arms) for arms in fitted().arms] == [ARMS, ARMS]
-        for arms in fitted().arms:
-            assert arms["softmax"] is None
-            assert arms["paper"] == PAPER
-            assert arms["log-length"] == LogLength(reference=16)
-        assert fitted().arms[0]["refit"] == fitted().arms[1]["refit"]
+        assert [list(variants) for variants in fitted().variants] == [VARIANTS, VARIANTS]
+        for variants in fitted().variants:
+            assert variants["softmax"] is None
+            assert variants["paper"] == PAPER
+            assert variants["log-length"] == LogLength(reference=16)
+        assert fitted().variants[0]["refit"] == fitted().variants[1]["refit"]
 
     def test_each_head_aims_at_its_own_entropy_on_training_sizes(self) -> None:
         plain: list[dict[str, Policy | None]] = [{"softmax": None}] * 2
         # Other sets of the same kind, so that the means agree to their standard errors and not to the last digit.
         inside = measure(heads_of("paper"), plain, TRAIN_SIZES, 2048, (SEED, 77))
-        for arms, entropy in zip(fitted().arms, inside.entropy["softmax"], strict=True):
-            target = arms["entropy-target"]
+        for variants, entropy in zip(fitted().variants, inside.entropy["softmax"], strict=True):
+            target = variants["entropy-target"]
             assert isinstance(target, EntropyTarget)
             error = float(entropy.std()) * (2 / 2048) ** 0.5
             assert 5 * error < 0.5 * entropy.mean()
             assert target.target == pytest.approx(entropy.mean(), abs=5 * error)
-        assert fitted().arms[0]["entropy-target"] != fitted().arms[1]["entropy-target"]
+        assert fitted().variants[0]["entropy-target"] != fitted().variants[1]["entropy-target"]
 
 
 class TestPolynomial:
@@ -104,19 +99,13 @@ class TestPolynomial:
         assert (table["inputs"], table["wrong"], table["dropped"]) == (67, 62, 3)
         assert (min(table["points"]["beta"]), max(table["points"]["beta"])) == (1e-3, 10.0)
 
-    @pytest.mark.parametrize(("points", "enough"), [(49, False), (50, True)])
-    def test_needs_fifty_points(self, points: int, enough: bool) -> None:
-        survey = {"beta": np.linspace(1, 2, points), "entropy": np.linspace(1, 4, points)}
-        table, policy = fitting._polynomial(survey, (16,))
-        assert (table is not None) == (policy is not None) == enough
-
-    def test_shows_a_thousand_points_of_more(self) -> None:
-        survey = {"beta": np.linspace(1, 2, 5000), "entropy": np.linspace(1, 4, 5000)}
-        table, _ = fitting._polynomial(survey, (16,))
+    def test_needs_fifty_points_and_shows_a_thousand(self) -> None:
+        for points in (49, 50, 5000):
+            survey = {"beta": np.linspace(1, 2, points), "entropy": np.linspace(1, 4, points)}
+            table, policy = fitting._polynomial(survey, (16,))
+            assert (table is not None) == (policy is not None) == (points >= 50)
         assert table is not None
-        assert table["wrong"] == 5000
-        assert len(table["points"]["beta"]) == len(table["points"]["entropy"]) == 1000
-        assert (table["points"]["beta"][0], table["points"]["beta"][-1]) == (1.0, 2.0)
+        assert (table["wrong"], len(table["points"]["beta"])) == (5000, 1000)
 
     def test_is_the_least_squares_fit_of_degree_four(self) -> None:
         table = fitted().polynomial
@@ -143,7 +132,7 @@ class TestPolynomial:
             assert got[key] == pytest.approx(want[key], rel=0.03)  # the grid's step is 2.3%
 
     def test_policy_curve_and_ends_are_of_one_polynomial(self) -> None:
-        table, refit = fitted().polynomial, fitted().arms[0]["refit"]
+        table, refit = fitted().polynomial, fitted().variants[0]["refit"]
         assert table is not None
         assert isinstance(refit, Polynomial)
         json.dumps(table, allow_nan=False)
@@ -168,17 +157,16 @@ class TestPolynomial:
         assert "too few" in scarce.left_out["refit"]
         assert "too few" in scarce.left_out["both"]
         assert fitted().left_out == {}
-        assert [list(arms) for arms in scarce.arms] == [[name for name in ARMS if name != "refit"]] * 2
+        assert [list(variants) for variants in scarce.variants] == [[name for name in VARIANTS if name != "refit"]] * 2
 
 
-class TestDetector:
-    def test_learns_from_the_same_inputs(self) -> None:
-        survey = surveyed()
-        want = Detector.fit(survey["confidence"], survey["entropy"], survey["correct"].astype(bool))
-        got = fitted().detector
-        assert want is not None
-        assert got is not None
-        assert got.weights == pytest.approx(want.weights, rel=1e-2, abs=1e-2)
+def test_the_detector_learns_from_the_same_inputs() -> None:
+    survey = surveyed()
+    want = Detector.fit(survey["confidence"], survey["entropy"], survey["correct"].astype(bool))
+    got = fitted().detector
+    assert want is not None
+    assert got is not None
+    assert got.weights == pytest.approx(want.weights, rel=1e-2, abs=1e-2)
 
 
 class TestSets:
@@ -193,9 +181,58 @@ class TestSets:
         heads = heads_of("paper")[:1]
         first, again, other = (fit(heads, (512,), 128, seed, TRAIN_SIZES, ignore) for seed in (1, 1, 2))
         assert first == again
-        assert other.arms != first.arms
+        assert other.variants != first.variants
 
-    def test_progress_counts_what_is_read(self) -> None:
-        told: list[int] = []
-        fit(heads_of("paper")[:1], (64, 100), 128, SEED, TRAIN_SIZES, told.append)
-        assert sum(told) == 2048 * 16 + 32 * (64 + 100)
+
+def observed(count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Confidence and entropy that both tell something about being right, in the dtypes they are measured in."""
+    rng = np.random.default_rng(seed)
+    odds, entropy = 3 * rng.standard_normal(count), 3 * rng.random(count)
+    correct = rng.random(count) < 1 / (1 + np.exp(-(1 + odds - entropy)))
+    return (1 / (1 + np.exp(-odds))).astype(np.float32), entropy.astype(np.float32), correct
+
+
+def penalised_newton(confidence: np.ndarray, entropy: np.ndarray, correct: np.ndarray) -> np.ndarray:
+    """Logistic regression with ½|w|² by Newton's method."""
+    p = confidence.astype(np.float64)
+    x = np.stack((np.ones_like(p), np.log(p / (1 - p)), entropy.astype(np.float64)), axis=1)
+    w = np.zeros(3)
+    for _ in range(50):
+        risk = 1 / (1 + np.exp(-(x @ w)))
+        slope = x.T @ (risk - ~correct) + w
+        w = w - np.linalg.solve((x * (risk * (1 - risk))[:, None]).T @ x + np.eye(3), slope)
+    assert np.abs(slope).max() < 1e-8
+    return w
+
+
+class TestDetectorFit:
+    @pytest.mark.parametrize("count", [60, 2000])
+    def test_is_the_penalised_maximum_of_likelihood(self, count: int) -> None:
+        data = observed(count)
+        detector = Detector.fit(*data)
+        assert detector is not None
+        assert detector.weights == pytest.approx(penalised_newton(*data), abs=1e-4)
+        # Confident answers are less suspicious, dispersed ones more.
+        assert detector.weights[1] < 0 < detector.weights[2]
+
+    def test_both_signals_together_beat_each(self) -> None:
+        detector = Detector.fit(*observed(2000))
+        assert detector is not None
+        confidence, entropy, correct = (column.reshape(2, -1) for column in observed(2000, seed=1))
+        signals = (detector.suspicion(confidence, entropy), -confidence, entropy)
+        both, *each = (auroc(signal, correct, 0).auroc or 0.0 for signal in signals)
+        assert both > max(each) + 0.01
+
+    @pytest.mark.parametrize("value", [0.0, 1.0])
+    def test_a_confidence_rounded_to_the_end_stays_finite(self, value: float) -> None:
+        got = Detector((0.0, -1.0, 0.0)).suspicion(np.full(1, value, dtype=np.float32), np.zeros(1))
+        assert np.isfinite(got).all()
+        inside = np.float32(1 - 2**-23) if value else np.float32(1e-6)
+        beside = Detector((0.0, -1.0, 0.0)).suspicion(np.full(1, inside), np.zeros(1))
+        assert (got < beside) if value else (got > beside)
+
+    @pytest.mark.parametrize(("wrong", "right"), [(9, 100), (100, 9), (10, 10)])
+    def test_ten_of_each_are_enough(self, wrong: int, right: int) -> None:
+        confidence, entropy, _ = observed(wrong + right)
+        found = Detector.fit(confidence, entropy, np.arange(wrong + right) >= wrong)
+        assert (found is not None) == (wrong == right)

@@ -19,9 +19,7 @@ import pytest
 import torch
 
 from sharpmax.errors import ArgumentError, FileFormatError
-from sharpmax.experiments.recipe import Recipe
-from sharpmax.experiments.reproduce import training as run_module
-from sharpmax.experiments.reproduce.recipes import RECIPES
+from sharpmax.experiments.reproduce.recipes import RECIPES, Recipe
 from sharpmax.experiments.reproduce.training import Training, state_path, train, weights_path
 from sharpmax.models.weights import Trained, load_tensors, save_tensors
 
@@ -106,14 +104,6 @@ class TestFiles:
         assert saved == ([0, 0, 4, 8] if every == 0.0 else [0] * 4)
         assert saved_step(tmp_path) == STEPS
 
-    def test_word_comes_no_oftener_than_people_look_but_always_of_the_end(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(run_module, "_SHOW_EVERY_S", 1e9)
-        told: list[int] = []
-        run(tmp_path, progress=lambda step, loss: told.append(step))
-        assert told == [0, STEPS]
-
     def test_refuses_to_overwrite_unless_told_to_go_on(self, tmp_path: Path) -> None:
         with pytest.raises(StoppedError):
             run(tmp_path, progress=stop_at(8), save_every_s=0.0)
@@ -124,16 +114,10 @@ class TestFiles:
         assert state_path(tmp_path, "paper").read_bytes() == before
         assert names(tmp_path) == ["training-paper.safetensors"]
 
-    def test_recipes_share_a_folder(self, tmp_path: Path) -> None:
-        first = run(tmp_path)
-        run(tmp_path, recipe=replace(RECIPES["sharp"], batch=2))
-        assert len(names(tmp_path)) == 4
-        assert equal(Trained.load(weights_path(tmp_path, "paper")), first)
-
 
 @pytest.mark.usefixtures("short_blocks")
 class TestTakingUpAgain:
-    @pytest.mark.parametrize("at", [0, 4, 8, 10])
+    @pytest.mark.parametrize("at", [0, 8, 10])
     def test_gives_the_weights_of_a_run_that_never_stopped(self, at: int, tmp_path: Path) -> None:
         with pytest.raises(StoppedError):
             run(tmp_path / "stopped", progress=stop_at(at), save_every_s=0.0)
@@ -147,14 +131,11 @@ class TestTakingUpAgain:
         assert about["step"] == STEPS
         assert all(torch.equal(t, tensors[f"heads.{name}"]) for name, t in again.tensors.items())
 
-    def test_counts_the_seconds_of_all_parts(self, tmp_path: Path) -> None:
-        with pytest.raises(StoppedError):
-            run(tmp_path, progress=stop_at(8), save_every_s=0.0)
-        change_state(tmp_path, seconds=1000.0)
-        assert run(tmp_path, resume=True).provenance["seconds"] >= 1000.0
-
     def test_a_kill_before_the_weights_costs_nothing(self, tmp_path: Path) -> None:
+        left = tmp_path / f".{state_path(tmp_path, 'paper').name}.x1.partial"
+        left.write_bytes(b"half")
         first = run(tmp_path)
+        assert not left.exists(), "what a kill left of a save is removed"
         weights_path(tmp_path, "paper").unlink()
         assert equal(run(tmp_path, resume=True), first)
         assert equal(Trained.load(weights_path(tmp_path, "paper")), first)
@@ -174,40 +155,23 @@ class TestTakingUpAgain:
             with pytest.raises(ArgumentError, match="holds weights of recipe 'paper' already"):
                 run(tmp_path, resume=resume)
 
-    def test_what_a_kill_left_of_a_save_is_cleared_away(self, tmp_path: Path) -> None:
-        left = tmp_path / f".{state_path(tmp_path, 'paper').name}.x1.partial"
-        left.write_bytes(b"half")
-        run(tmp_path)
-        assert not left.exists()
-
-    @pytest.mark.parametrize("step", ["four", 99, -1, None])
+    @pytest.mark.parametrize("step", ["four", 99])
     def test_refuses_a_step_that_cannot_be(self, step: Any, tmp_path: Path) -> None:
         run(tmp_path)
         change_state(tmp_path, step=step)
         with pytest.raises(FileFormatError, match="does not fit this version of the training"):
             run(tmp_path, resume=True)
 
-    @pytest.mark.parametrize(
-        ("other", "says"),
-        [
-            ({"seeds": (3, 1)}, "begun with seeds [3, 0] and now got [3, 1]"),
-            ({"seeds": (3,)}, "begun with seeds [3, 0] and now got [3]"),
-            ({"steps": 12}, "begun with steps 10 and now got 12"),
-        ],
-    )
-    def test_refuses_another_request(self, other: dict[str, Any], says: str, tmp_path: Path) -> None:
+    def test_refuses_a_state_of_another_training(self, tmp_path: Path) -> None:
         run(tmp_path)
         before = {name: (tmp_path / name).read_bytes() for name in names(tmp_path)}
-        with pytest.raises(ArgumentError, match="--resume: ") as caught:
-            run(tmp_path, resume=True, **other)
-        assert says in str(caught.value)
+        with pytest.raises(ArgumentError, match=r"begun with seeds \[3, 0\] and now got \[3, 1\]"):
+            run(tmp_path, resume=True, seeds=(3, 1))
+        with pytest.raises(ArgumentError, match="begun with steps 10 and now got 12"):
+            run(tmp_path, resume=True, steps=12)
         assert {name: (tmp_path / name).read_bytes() for name in names(tmp_path)} == before
-
-    @pytest.mark.parametrize(("key", "value"), [("recipe", "sharp"), ("device", "cuda"), ("task", 0)])
-    def test_refuses_a_state_of_another_kind(self, key: str, value: Any, tmp_path: Path) -> None:
-        run(tmp_path)
-        change_state(tmp_path, **{key: value})
-        with pytest.raises(ArgumentError, match=f"begun with {key} {value} and now got"):
+        change_state(tmp_path, device="cuda")
+        with pytest.raises(ArgumentError, match="begun with device cuda and now got"):
             run(tmp_path, resume=True)
 
     def test_refuses_what_is_no_state(self, tmp_path: Path) -> None:
@@ -222,22 +186,6 @@ class TestTakingUpAgain:
         save_tensors(state_path(tmp_path, "paper"), "training", {}, about)
         with pytest.raises(FileFormatError, match="does not fit this version of the training"):
             run(tmp_path, resume=True)
-
-    def test_an_interrupted_save_leaves_the_state_before_it(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        with pytest.raises(StoppedError):
-            run(tmp_path, progress=stop_at(8), save_every_s=0.0)
-
-        def interrupt(descriptor: int) -> None:
-            raise KeyboardInterrupt
-
-        monkeypatch.setattr(os, "fsync", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            run(tmp_path, resume=True, save_every_s=0.0)
-        monkeypatch.undo()
-        assert names(tmp_path) == ["training-paper.safetensors"]
-        assert saved_step(tmp_path) == 4
 
 
 # A training in a process of its own. Each line read says how many blocks may be done before it stops and waits to be
@@ -339,12 +287,12 @@ def trainer() -> Iterator[Trainer]:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="SIGKILL and fork are POSIX")
-def test_killed_at_ten_random_moments_it_ends_with_the_very_same_weights(tmp_path: Path) -> None:
+def test_killed_at_random_moments_it_ends_with_the_very_same_weights(tmp_path: Path) -> None:
     chance = random.Random(0)
     folder = tmp_path / "killed"
 
     with trainer() as warm:  # its imports run beside the first kills
-        for _ in range(3):  # in the middle of imports, or in the first steps
+        for _ in range(1):  # in the middle of imports, or in the first steps
             with subprocess.Popen(command(str(folder)), stdout=subprocess.PIPE, text=True) as cold:
                 time.sleep(chance.uniform(0.1, 0.6))
                 cold.kill()
@@ -359,7 +307,7 @@ def test_killed_at_ten_random_moments_it_ends_with_the_very_same_weights(tmp_pat
         block_s = (time.monotonic() - began) / 30
 
         reached = [saved_step(folder)]
-        for kill in range(6):
+        for kill in range(4):
             child = warm.begin(folder, 4)
             # Half of the kills come in a block, the others as a state is being written.
             for _ in range(chance.randint(1, 3)):
@@ -410,13 +358,6 @@ class TestSeveralRecipes:
         assert equal(both[0], run(tmp_path / "paper"))
         assert equal(both[1], run(tmp_path / "sharp", recipe=self.OTHER))
         assert {("paper", STEPS), ("sharp", STEPS)} <= set(told)
-
-    def test_nothing_begins_unless_all_may(self, tmp_path: Path) -> None:
-        run(tmp_path, recipe=self.OTHER)
-        before = names(tmp_path)
-        with pytest.raises(ArgumentError, match="add --resume"):
-            train([RECIPE, self.OTHER], (3, 0), STEPS, CPU, tmp_path, command="sharpmax test")
-        assert names(tmp_path) == before
 
     def test_an_interrupt_stops_all_of_them(self, tmp_path: Path) -> None:
         def interrupted(recipe: str, step: int, loss: float) -> None:

@@ -12,10 +12,8 @@ import torch
 
 from sharpmax import theory
 from sharpmax.experiments.reproduce import tables as tables_module
-from sharpmax.experiments.reproduce.evaluation import measure
-from sharpmax.experiments.reproduce.fitting import fit
+from sharpmax.experiments.reproduce.evaluation import fit, measure
 from sharpmax.experiments.reproduce.recipes import PUBLISHED
-from sharpmax.experiments.reproduce.recipes import SIZES as PUBLISHED_SIZES
 from sharpmax.experiments.reproduce.tables import items_to_read, reproduce_tables
 from sharpmax.models.single_head import SingleHeads
 from sharpmax.models.weights import Trained, shipped_path
@@ -84,10 +82,9 @@ class TestShapes:
     def test_setting(self) -> None:
         setting = tables()["setting"]
         assert setting["recipes"].keys() == setting["policies"].keys() == set(RECIPES)
-        for about in setting["recipes"].values():
-            assert about.keys() == {"describe", "steps", "seeds"}
-            assert about["describe"]
+        for recipe, about in setting["recipes"].items():
             assert (about["steps"], about["seeds"]) == (100_000, [0, 1])
+            assert tables()["weights"][recipe]["trained"] == weights(recipe).provenance
         assert (setting["sizes"], setting["samples"]) == (list(SIZES), SAMPLES)
         assert (setting["train_sizes"], setting["classes"]) == ([5, 16], 10)
         assert setting["seconds"]["evaluate"] > 0
@@ -95,11 +92,6 @@ class TestShapes:
         for recipe, rules in setting["policies"].items():
             assert list(rules) == [arm for arm in table("accuracy", recipe) if arm not in ("softmax", "hard")]
             assert all("β" in rule and "\n" not in rule for rule in rules.values())
-
-    @pytest.mark.parametrize("recipe", RECIPES)
-    def test_weights_say_where_they_come_from(self, recipe: str) -> None:
-        found, trained = tables()["weights"][recipe], weights(recipe)
-        assert (found["steps"], found["seeds"], found["trained"]) == (100_000, [0, 1], trained.provenance)
 
     @pytest.mark.parametrize("recipe", RECIPES)
     @pytest.mark.parametrize("name", ["accuracy", "entropy", "top_weight"])
@@ -138,10 +130,6 @@ class TestShapes:
             # All of a set of 16 is shown, so its weights are all there.
             assert np.array(by_size["16"]).sum(axis=1) == pytest.approx(100, abs=0.1)
 
-    def test_heat_of_fewer_items_than_are_shown(self) -> None:
-        found = reproduce_tables([weights("paper", 1)], (5,), 4, SEED, CPU)["heat"]
-        assert np.array(found["arms"]["softmax"]["5"]).shape == (32, 5)
-
     @pytest.mark.parametrize("recipe", RECIPES)
     def test_detection(self, recipe: str) -> None:
         found = table("detection", recipe)
@@ -164,16 +152,8 @@ class TestShapes:
 
     def test_published_is_the_papers_table(self) -> None:
         assert tables()["published"] == PUBLISHED
-        assert list(PUBLISHED) == ["softmax", "paper"]
-        assert PUBLISHED_SIZES == (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
-        for cells in PUBLISHED.values():
-            assert list(cells) == [str(n) for n in PUBLISHED_SIZES]
-        assert (PUBLISHED["softmax"]["16"], PUBLISHED["softmax"]["1024"], PUBLISHED["softmax"]["16384"]) == (
-            98.6,
-            53.8,
-            12.4,
-        )
-        assert (PUBLISHED["paper"]["512"], PUBLISHED["paper"]["1024"]) == (72.5, 57.7)
+        assert list(PUBLISHED["softmax"]) == list(PUBLISHED["paper"]) == [str(2**power) for power in range(4, 15)]
+        assert (PUBLISHED["softmax"]["1024"], PUBLISHED["paper"]["1024"]) == (53.8, 57.7)
 
 
 class TestSense:
@@ -181,7 +161,7 @@ class TestSense:
         recipe = "paper"
         heads = [weights(recipe).heads([position]) for position in range(2)]
         fitted = fit(heads, SIZES, SAMPLES, SEED, (5, 16), lambda items: None)
-        measured = measure(heads, fitted.arms, 2048, SAMPLES, (SEED, 2))
+        measured = measure(heads, fitted.variants, 2048, SAMPLES, (SEED, 2))
         for arm, correct in measured.correct.items():
             each = 100 * correct.mean(axis=1)
             cell = table("accuracy", recipe)[arm]["2048"]
@@ -191,28 +171,6 @@ class TestSense:
             assert table("entropy", recipe)[arm]["2048"]["mean"] == pytest.approx(entropy.mean(), rel=1e-5)
             top = 100 * measured.top_weight[arm].mean()
             assert table("top_weight", recipe)[arm]["2048"]["mean"] == pytest.approx(top, rel=1e-5)
-
-    @pytest.mark.parametrize("recipe", RECIPES)
-    def test_plain_softmax_stays_within_the_bounds(self, recipe: str) -> None:
-        bounds, top, entropy = (table(name, recipe) for name in ("bounds", "top_weight", "entropy"))
-        assert bounds.keys() == {
-            "spread",
-            "horizon_log10",
-            "largest_weight",
-            "least_entropy",
-            "most_entropy",
-            "limit_weight",
-            "limit_entropy",
-        }
-        assert is_mean(bounds["spread"])
-        assert is_mean(bounds["horizon_log10"])
-        for n in KEYS:
-            # Rounding of float32 in what was measured.
-            assert top["softmax"][n]["mean"] <= bounds["largest_weight"][n] * (1 + 1e-6)
-            assert entropy["softmax"][n]["mean"] >= bounds["least_entropy"][n] - 1e-6
-            assert bounds["most_entropy"][n] == pytest.approx(np.log(int(n)))
-            assert 0 <= bounds["limit_entropy"][n] <= bounds["most_entropy"][n]
-            assert 0 < bounds["limit_weight"][n] <= 100
 
     @pytest.mark.parametrize("recipe", RECIPES)
     def test_bounds_come_from_the_largest_spread_of_each_head(self, recipe: str) -> None:
@@ -253,16 +211,6 @@ class TestSense:
             table("entropy", "paper")["softmax"]["16"]["mean"], abs=0.02
         )
 
-    def test_doubtful_and_dispersed_answers_are_the_wrong_ones(self) -> None:
-        found = table("detection", "paper")
-        assert all(found[signal]["pooled"]["auroc"] > 0.6 for signal in ("confidence", "entropy", "both"))
-
-    def test_a_sharper_arm_is_sharper(self) -> None:
-        entropy, top = table("entropy", "paper"), table("top_weight", "paper")
-        for arm in ("log-length", "entropy-target"):
-            assert entropy[arm]["4096"]["mean"] < entropy["softmax"]["4096"]["mean"] - 0.5
-            assert top[arm]["4096"]["mean"] > top["softmax"]["4096"]["mean"]
-
 
 @pytest.mark.usefixtures("coarse_grid")
 class TestRepeating:
@@ -272,13 +220,6 @@ class TestRepeating:
             del found["setting"]["seconds"]
         assert runs[0] == runs[1]
         assert runs[2]["entropy"] != runs[0]["entropy"]
-
-    def test_recipes_do_not_depend_on_each_other(self) -> None:
-        paper, sharp = (weights(recipe, 1) for recipe in RECIPES)
-        both, alone = (reproduce_tables(given, (16, 64), 8, SEED, CPU) for given in ([paper, sharp], [sharp]))
-        assert alone.keys() - OF_ALL < both.keys()
-        for name in alone.keys() - OF_ALL:
-            assert alone[name] == both[name], name
 
     def test_the_number_of_items_to_read_is_close(self) -> None:
         told: list[int] = []

@@ -11,8 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sharpmax.errors import ArgumentError
-from sharpmax.experiments.recipe import Recipe
-from sharpmax.experiments.reproduce.recipes import RECIPES, STEPS, recipe_named
+from sharpmax.experiments.reproduce.recipes import RECIPES, STEPS, Recipe, recipe_named
 from sharpmax.experiments.reproduce.training import Training
 from sharpmax.models.single_head import SingleHeads
 from sharpmax.tasks.max_retrieval import draw, seeded
@@ -48,28 +47,6 @@ class TestTakingUpAgain:
             again.restore(state, step)
             assert same(finish(again), saved[-1][1]), step
 
-    def test_from_the_middle_of_a_block_goes_on_with_the_rest_of_it(self, short_blocks: int) -> None:
-        recipe = replace(RECIPES["paper"], batch=4)  # its rate is the same however long the training is
-        short, long = Training(recipe, (0,), 6, CPU), Training(recipe, (0,), 12, CPU)
-        long.restore(finish(short), 6)
-        assert same(finish(long), finish(Training(recipe, (0,), 12, CPU)))
-
-    def test_a_state_is_a_copy(self, small_recipe: Recipe, short_blocks: int) -> None:
-        training = Training(small_recipe, (0,), 8, CPU)
-        state, heads = training.state(), training.heads()
-        before = {name: tensor.clone() for name, tensor in state.items()}
-        training.next_block()
-        assert same(state, before)
-        assert all(torch.equal(tensor, before[f"heads.{name}"]) for name, tensor in heads.items())
-        assert not same(state, training.state())
-
-    def test_a_state_with_something_missing_is_refused(self, small_recipe: Recipe) -> None:
-        training = Training(small_recipe, (0,), 8, CPU)
-        state = training.state()
-        del state["exp_avg.k.weight"]
-        with pytest.raises(KeyError):
-            training.restore(state, 0)
-
 
 class TestSeeds:
     def test_begins_at_the_initial_weights_with_a_clean_optimiser(self, small_recipe: Recipe) -> None:
@@ -103,7 +80,7 @@ def first_batches(recipe: Recipe, seed: int, block: int) -> list[tuple[Tensor, T
 
 
 class TestStep:
-    @pytest.mark.parametrize("l2", [0.0, 1e-3, 0.1])
+    @pytest.mark.parametrize("l2", [0.0, 0.1])
     def test_is_adams_on_the_plain_form_with_half_the_squared_weights(self, l2: float, short_blocks: int) -> None:
         recipe = replace(RECIPES["paper"], l2=l2, batch=8)
         training = Training(recipe, (3,), 3, CPU)
@@ -140,11 +117,6 @@ class TestStep:
             got = Training(recipe, (3,), steps, CPU).next_block()
             assert got.tolist() == pytest.approx([sum(losses[:steps]) / steps], rel=1e-5)
 
-    def test_every_block_brings_new_data(self, short_blocks: int) -> None:
-        training = Training(replace(RECIPES["paper"], batch=8, learning_rate=0.0), (0, 1), 3 * short_blocks, CPU)
-        losses = torch.stack([training.next_block() for _ in range(3)])
-        assert len(losses.unique()) == 6
-
     def test_the_rate_of_each_step_is_the_recipes(self, short_blocks: int) -> None:
         recipe = replace(RECIPES["sharp"], batch=1, warmup=4)
         training = Training(recipe, (0,), 10, CPU)
@@ -153,7 +125,7 @@ class TestStep:
             assert float(training._rate) == pytest.approx(recipe.rate(training.step - 1, 10), rel=1e-6)
 
     def test_the_loss_falls(self) -> None:
-        training = Training(replace(RECIPES["paper"], batch=16), (0,), 200, CPU)
+        training = Training(replace(RECIPES["paper"], batch=8), (0,), 200, CPU)
         first, second = float(training.next_block()), float(training.next_block())
         assert second < 0.8 * first < 0.8 * math.log(10)
 

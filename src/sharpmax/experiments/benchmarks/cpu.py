@@ -1,13 +1,15 @@
-"""What row statistics and sharp attention cost on the CPU, next to the stock attention of the same run.
+"""Cost of row statistics and attention on the CPU, next to PyTorch's own attention in the same run.
 
-Correctness comes first: a case that disagrees with the float64 reference gets no speed. Machine noise hits all
-cases alike, because every round runs each of them once and ratios are taken within a round.
+Results that disagree with the float64 reference are not timed. Every round runs each case once and ratios are taken
+within a round, so that noise of the machine affects all cases alike.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
+import sys
 import time
 import warnings
 from collections.abc import Callable
@@ -19,14 +21,82 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sharpmax.errors import OutOfRangeWarning
-from sharpmax.experiments.benchmarks.subprocess import import_costs, peak_extra_bytes
-from sharpmax.experiments.targets import held_to
+from sharpmax.experiments.benchmarks.measuring import Note, resident_bytes, run_python, silent, targets
 from sharpmax.ops.attention import attention
 from sharpmax.ops.softmax import softmax
 from sharpmax.policies.polynomial import PAPER
 from sharpmax.provenance import check_amounts, check_seed
 from sharpmax.stats.dispatch import row_stats
 from sharpmax.stats.statistics import RowStats
+
+HEAVY = ("transformers", "jax", "triton", "plotly", "ray", "matplotlib")
+"""Packages that using the core must not import."""
+
+_STATEMENTS = {
+    "torch": "import torch",
+    "import/sharpmax": "import sharpmax",
+    "import/row-stats": "import sharpmax; sharpmax.row_stats",
+}
+
+_TIMED = """
+import json, sys, time
+start = time.perf_counter()
+{statement}
+seconds = time.perf_counter() - start
+print(json.dumps([seconds, [name for name in {heavy!r} if name in sys.modules]]))
+"""
+
+
+def import_costs(rounds: int) -> dict[str, dict[str, Any]]:
+    """Seconds of `import sharpmax`, and of that with `sharpmax.row_stats`, against `import torch` in the same round."""
+    seconds: dict[str, list[float]] = {name: [] for name in _STATEMENTS}
+    heavy: dict[str, list[str]] = {}
+    if rounds > 1:
+        _timed_import(_STATEMENTS["torch"])  # brings its files into the disk cache
+    for _ in range(rounds):
+        for name, statement in _STATEMENTS.items():
+            spent, heavy[name] = _timed_import(statement)
+            seconds[name].append(spent)
+    torch_seconds = seconds.pop("torch")
+    return {
+        name: {
+            "what": _STATEMENTS[name],
+            "median_s": statistics.median(spent),
+            "min_s": min(spent),
+            "torch_median_s": statistics.median(torch_seconds),
+            "ratio": statistics.median(s / t for s, t in zip(spent, torch_seconds, strict=True)),
+            "rounds": rounds,
+            "heavy_modules": heavy[name],
+        }
+        for name, spent in seconds.items()
+    }
+
+
+def _timed_import(statement: str) -> tuple[float, list[str]]:
+    spent, heavy = run_python(["-c", _TIMED.format(statement=statement, heavy=HEAVY)])
+    return spent, heavy
+
+
+def peak_extra_bytes(length: int, heads: int, width: int) -> int | None:
+    """How far `row_stats(impl="streaming")` raises memory, in a fresh interpreter; None where it is unknown."""
+    code = f"from {__name__} import print_extra_bytes; print_extra_bytes()"
+    extra: int | None = run_python(["-c", code, str(length), str(heads), str(width)])
+    return extra
+
+
+def print_extra_bytes() -> None:
+    """In a fresh interpreter: print how far `row_stats(impl="streaming")` lifts the memory of its process, in bytes."""
+    length, heads, width = (int(word) for word in sys.argv[1:4])
+    with torch.no_grad():
+        q, k = torch.randn(2, 1, heads, length, width).unbind()
+        # Libraries and thread pools start with the first call; they are not the cost of a longer input.
+        row_stats(q[:, :, :64], k[:, :, :64], is_causal=True, impl="streaming")
+        before = resident_bytes()
+        stats = row_stats(q, k, is_causal=True, impl="streaming")
+        after = resident_bytes()
+    # The level now against the peak later errs on the high side if the start-up peaked above its own level.
+    print(json.dumps(after[1] - before[0] if before and after and stats else None))
+
 
 FULL_LENGTH = 16_384
 """The length the targets are meant for."""
@@ -63,7 +133,7 @@ class _Inputs:
 
 @dataclass(frozen=True)
 class _Reference:
-    """What the sampled rows have to be, from the dense logits in float64."""
+    """The sampled rows from dense logits in float64."""
 
     rows: Tensor
     stats: RowStats
@@ -85,7 +155,7 @@ class _Reference:
 
 @dataclass(frozen=True)
 class _Case:
-    """One thing to time, and how far it is from the reference."""
+    """Something to time, and its errors against the reference."""
 
     what: str
     run: Callable[[_Inputs], Any]
@@ -138,10 +208,8 @@ _CASES: dict[str, _Case] = {
 }
 
 
-def cpu_tables(
-    length: int = FULL_LENGTH, repeat: int = 5, seed: int = 0, note: Callable[[str], None] = lambda text: None
-) -> dict[str, Any]:
-    """The tables `bench` (one entry per case, with targets) and `setting`; `note` is told what is being done."""
+def cpu_tables(length: int = FULL_LENGTH, repeat: int = 5, seed: int = 0, note: Note = silent) -> dict[str, Any]:
+    """The tables `bench` (one entry per case, with targets) and `setting`; `note` is called with progress."""
     check_amounts(length, repeat)
     check_seed(seed)
     note("importing in fresh interpreters")
@@ -149,7 +217,7 @@ def cpu_tables(
     note("measuring memory in a fresh interpreter")
     extra = peak_extra_bytes(length, _HEADS, _WIDTH)
     with torch.no_grad(), warnings.catch_warnings():
-        # Rows of random logits this long lie beyond the polynomial's range; what is timed here is its cost.
+        # Rows of random logits lie beyond the polynomial's range; only its cost is timed here.
         warnings.simplefilter("ignore", OutOfRangeWarning)
         inputs = _Inputs.drawn(length, seed)
         cases = _checked(inputs, note)
@@ -179,7 +247,7 @@ def disagreeing(tables: dict[str, Any]) -> list[str]:
     return [name for name, entry in tables["bench"].items() if not entry.get("agrees", True)]
 
 
-def _checked(inputs: _Inputs, note: Callable[[str], None]) -> dict[str, dict[str, Any]]:
+def _checked(inputs: _Inputs, note: Note) -> dict[str, dict[str, Any]]:
     note("computing the float64 reference")
     reference = _Reference.of(inputs)
     found = {}
@@ -197,7 +265,7 @@ def _checked(inputs: _Inputs, note: Callable[[str], None]) -> dict[str, dict[str
     return found
 
 
-def _time(found: dict[str, dict[str, Any]], inputs: _Inputs, repeat: int, note: Callable[[str], None]) -> None:
+def _time(found: dict[str, dict[str, Any]], inputs: _Inputs, repeat: int, note: Note) -> None:
     """Add seconds and ratios to the cases that agree; their check was the warm-up."""
     seconds: dict[str, list[float]] = {name: [] for name, entry in found.items() if entry["agrees"]}
     for done in range(repeat):
@@ -213,4 +281,4 @@ def _time(found: dict[str, dict[str, Any]], inputs: _Inputs, repeat: int, note: 
 
 
 def _targets(name: str, entry: dict[str, Any], judged: bool) -> dict[str, dict[str, Any]]:
-    return held_to(_TARGETS.get(name, {}), entry, judged)
+    return targets(_TARGETS.get(name, {}), entry, judged)

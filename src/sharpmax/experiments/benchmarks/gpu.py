@@ -16,42 +16,32 @@ from torch import Tensor
 import sharpmax as sm
 from sharpmax.experiments.benchmarks.gpu_inputs import (
     FULL_LENGTH,
+    Gradients,
+    Heads,
     Inputs,
     Shape,
+    chosen_heads,
     decode_shapes,
+    distance,
     drawn,
     in_pages,
     prefill_shapes,
-    sampled_rows,
-)
-from sharpmax.experiments.benchmarks.gpu_reference import (
-    Gradients,
-    Heads,
-    chosen_heads,
-    distance,
     rows_in_float64,
+    sampled_rows,
     spread,
 )
 from sharpmax.experiments.benchmarks.gpu_timing import BACKENDS, Runner, attend, contest, entry, times, with_backend
+from sharpmax.experiments.benchmarks.measuring import Note, silent
 from sharpmax.files import write_text
 from sharpmax.provenance import check_amounts, check_seed, provenance
 from sharpmax.stats.statistics import RowStats
 
-_OF_STATISTICS = 1e-4
-"""Error that a statistic may have, relative where it exceeds 1."""
-
+_OF_STATISTICS = 1e-4  # error that a statistic may have, relative where it exceeds 1
 TIMES = 2.0
-"""Error that an output may have, in errors of the stock kernel."""
+"""Error that an output may have, in errors of PyTorch's kernel."""
 
 
-def prefill(
-    shape: Shape,
-    *,
-    seed: int,
-    device: torch.device,
-    rounds: int,
-    note: Callable[[str], None] = lambda text: None,
-) -> list[dict[str, Any]]:
+def prefill(shape: Shape, *, seed: int, device: torch.device, rounds: int, note: Note = silent) -> list[dict[str, Any]]:
     """The entries of a shape, of the kinds `stats` and `attention`."""
     x = drawn(shape, seed=seed, device=device)
     q, k, v, causal, grouped = x.q, x.k, x.v, shape.causal, shape.group > 1
@@ -69,8 +59,8 @@ def prefill(
     def plain_errors(out: Tensor) -> dict[str, float]:
         return spread("output", out[:, :, rows], truth.plain)
 
-    # What the stock kernel makes of the exact β·q in the dtype of q is what rounding costs anybody. Rows do not know
-    # of one another, so only those that are looked at need it.
+    # What PyTorch's kernel makes of the exact β·q in the dtype of q is what rounding costs anybody. Rows are
+    # independent, so only the sampled ones need it.
     exact = q.clone()
     exact[:, :, rows] = (truth.beta[..., None] * q[:, :, rows].double()).to(q.dtype)
     yardstick = sharp_errors(attend(exact, k, v, causal))
@@ -104,17 +94,10 @@ def can_decode() -> bool:
     return hasattr(sm, "decode")
 
 
-def decoding(
-    shape: Shape,
-    *,
-    seed: int,
-    device: torch.device,
-    rounds: int,
-    note: Callable[[str], None] = lambda text: None,
-) -> dict[str, Any]:
+def decoding(shape: Shape, *, seed: int, device: torch.device, rounds: int, note: Note = silent) -> dict[str, Any]:
     """The entry of a shape, of the kind `decode`.
 
-    Stock kernels read no pages: next to a paged cache they are given the same keys in one piece.
+    PyTorch's kernels read no pages: they get the same keys in one piece.
     """
     x = drawn(shape, seed=seed, device=device)
     note("computing the float64 reference")
@@ -129,7 +112,7 @@ def decoding(
     def rival(name: str, run: Callable[[], Tensor]) -> Runner:
         return Runner(with_backend(name, run), lambda out: spread("output", out.view_as(x.q), truth.plain), limits)
 
-    # Query heads that share their keys can also be given as query rows of one head, which some kernels like better.
+    # Query heads that share their keys can also be passed as query rows of one head, which suits some kernels better.
     folded = x.q.view(shape.batch, shape.kv_heads, shape.group, shape.width)
     stock = {name: rival(name, lambda: attend(x.q, x.k, x.v)) for name in BACKENDS}
     stock |= {f"{name}, folded": rival(name, lambda: attend(folded, x.k, x.v)) for name in BACKENDS}
@@ -146,18 +129,10 @@ def _ours(x: Inputs, seed: int) -> Callable[[], Tensor]:
     return lambda: decode(x.q, pages.k, pages.v, block_table=pages.table, lengths=pages.lengths, policy="paper")
 
 
-_TIMES = 3.0
-"""Error that a gradient may have, in errors of the stock kernel."""
+_TIMES = 3.0  # error that a gradient may have, in errors of PyTorch's kernel
 
 
-def training(
-    shape: Shape,
-    *,
-    seed: int,
-    device: torch.device,
-    rounds: int,
-    note: Callable[[str], None] = lambda text: None,
-) -> dict[str, Any]:
+def training(shape: Shape, *, seed: int, device: torch.device, rounds: int, note: Note = silent) -> dict[str, Any]:
     """The entry of a shape, of the kind `train`."""
     x = drawn(shape, seed=seed, device=device)
     note("computing the float64 reference")
@@ -198,7 +173,7 @@ def _step(x: Inputs, attention: Callable[[Tensor, Tensor, Tensor], Tensor]) -> C
 
 
 def _rounded(heads: Heads) -> Gradients:
-    """The stock kernel's gradients with everything else exact: β, its gradient, and the sums of the parts."""
+    """PyTorch's gradients with everything else exact: β, its gradient, and the sums of the parts."""
     beta = heads.beta()
     exact = (beta[..., None] * heads.q.double()).to(heads.q.dtype)
     inputs = [y.requires_grad_() for y in (exact, heads.k[:, None].clone(), heads.v[:, None].clone())]
@@ -225,19 +200,14 @@ ROUNDS = 20
 
 
 def gpu_entries(
-    device: torch.device,
-    *,
-    length: int = FULL_LENGTH,
-    repeat: int = ROUNDS,
-    seed: int = 0,
-    note: Callable[[str], None] = lambda text: None,
+    device: torch.device, *, length: int = FULL_LENGTH, repeat: int = ROUNDS, seed: int = 0, note: Note = silent
 ) -> list[dict[str, Any]]:
     """The entries of every case, in the order of `KINDS`; without a kernel for decode there are none of it."""
     check_amounts(length, repeat)
     check_seed(seed)
     found: list[dict[str, Any]] = []
     with torch.no_grad(), warnings.catch_warnings():
-        # Flat rows lie beyond the polynomial's range on purpose, and stock kernels say what they would like better.
+        # Flat rows lie beyond the polynomial's range on purpose, and PyTorch's kernels warn about slow inputs.
         warnings.simplefilter("ignore", UserWarning)
         for made in _all(device, length, repeat, seed, note):
             found += made
@@ -248,9 +218,7 @@ def gpu_entries(
     return sorted((one | full for one in found), key=lambda one: KINDS.index(one["kind"]))
 
 
-def _all(
-    device: torch.device, length: int, repeat: int, seed: int, note: Callable[[str], None]
-) -> Iterator[list[dict[str, Any]]]:
+def _all(device: torch.device, length: int, repeat: int, seed: int, note: Note) -> Iterator[list[dict[str, Any]]]:
     def options(shape: Shape, kind: str) -> dict[str, Any]:
         def tell(text: str) -> None:
             note(f"{kind}, {shape.name}: {text}")
@@ -268,7 +236,7 @@ def _all(
 
 
 def disagreeing(entries: Sequence[dict[str, Any]]) -> list[str]:
-    """The cases that are not right."""
+    """The cases whose results are wrong."""
     return [f"{one['kind']} {one['case']}" for one in entries if not one["agrees"]]
 
 
@@ -283,7 +251,7 @@ def slug(gpu: str) -> str:
 
 
 def with_origin(entries: Sequence[dict[str, Any]], *, command: str, seed: int) -> list[dict[str, Any]]:
-    """The entries, each of which says by itself which command made it, where and when."""
+    """The entries with command and provenance."""
     origin = {"command": command, "provenance": provenance(seed)}
     return [one | origin for one in entries]
 

@@ -16,13 +16,13 @@ from torch import Tensor
 
 from sharpmax.errors import UnsupportedError
 from sharpmax.experiments.benchmarks.gpu_inputs import Inputs, Shape
+from sharpmax.experiments.benchmarks.measuring import Note, silent
 
-_WAIT = 2_000_000
-"""Cycles, about a millisecond, in which the host queues a call that is to be timed."""
+_WAIT = 2_000_000  # cycles, about a millisecond, in which the host queues a call that is to be timed
 
 
 class Spent(NamedTuple):
-    """Milliseconds that the device took, and that the host took to ask for it."""
+    """Milliseconds of the device, and of the host to launch."""
 
     device_ms: float
     host_ms: float
@@ -56,7 +56,7 @@ def peak_bytes(run: Callable[[], Any], device: torch.device) -> int | None:
         run()
         return None
     torch.cuda.synchronize(device)
-    # A block that is lying about may be larger than what is asked of it, and would be counted as a whole.
+    # A cached block may be larger than requested, and would be counted as a whole.
     torch.cuda.empty_cache()
     before = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
@@ -68,7 +68,7 @@ def peak_bytes(run: Callable[[], Any], device: torch.device) -> int | None:
 T = TypeVar("T")
 
 BACKENDS = {"cuDNN": "CUDNN_ATTENTION", "flash": "FLASH_ATTENTION", "efficient": "EFFICIENT_ATTENTION"}
-"""What they are called here and in torch; the one that builds the n×n matrix is not among them."""
+"""Names here and in torch; the one that builds the n×n matrix is not among them."""
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, causal: bool = False) -> Tensor:
@@ -94,7 +94,7 @@ Errors = Mapping[str, float]
 
 @dataclass(frozen=True)
 class Runner:
-    """Something to time, how far its result is off, and how far each error may be off."""
+    """Something to time, its errors, and the largest error allowed for each."""
 
     run: Callable[[], Any]
     errors: Callable[[Any], Errors]
@@ -103,7 +103,7 @@ class Runner:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the check found, and for what is right the median times and the peak of memory."""
+    """Errors, and for correct results the median times and the peak memory."""
 
     errors: Errors
     agrees: bool
@@ -119,14 +119,9 @@ def times(factor: float, errors: Errors) -> dict[str, float]:
 
 
 def contest(
-    ours: Mapping[str, Runner],
-    stock: Mapping[str, Runner],
-    *,
-    device: torch.device,
-    rounds: int,
-    note: Callable[[str], None] = lambda text: None,
+    ours: Mapping[str, Runner], stock: Mapping[str, Runner], *, device: torch.device, rounds: int, note: Note = silent
 ) -> tuple[dict[str, Outcome], dict[str, Outcome]]:
-    """Outcomes of ours and of the stock backends that take the case and are right about it.
+    """Outcomes of ours and of PyTorch's backends that take the case and are correct.
 
     The check, the measuring of memory and an unrecorded round are the warm-up.
     """
@@ -134,7 +129,7 @@ def contest(
     found = {name: _checked(runner) for name, runner in ours.items()}
     rivals = {name: outcome for name, runner in stock.items() if (outcome := _checked(runner)).agrees}
     if not rivals:
-        raise UnsupportedError(f"--gpu: none of the stock kernels {', '.join(stock)} takes a case on this device")
+        raise UnsupportedError(f"--gpu: none of PyTorch's kernels {', '.join(stock)} takes a case on this device")
     running = {("ours", name): ours[name].run for name, outcome in found.items() if outcome.agrees}
     running |= {("stock", name): stock[name].run for name in rivals}
     peaks = {key: peak_bytes(run, device) for key, run in running.items()}
@@ -160,7 +155,7 @@ def contest(
 
 
 def fastest(stock: Mapping[str, Outcome]) -> tuple[str, Outcome]:
-    """The name and the outcome of the fastest stock kernel."""
+    """The name and the outcome of PyTorch's fastest kernel."""
     return min(stock.items(), key=lambda one: math.inf if one[1].ms is None else one[1].ms)
 
 
@@ -178,7 +173,7 @@ def _checked(runner: Runner) -> Outcome:
 
 
 FLOORS = {"stats": 0.5, "attention": 1.5, "train": None, "decode": 1.03}
-"""What arithmetic and memory leave room for, in times of plain attention; None where nothing is that simple."""
+"""Lower bounds from arithmetic and memory traffic, in times of plain attention; None where there is no simple one."""
 
 LIMITS: dict[str, dict[str, float]] = {
     "stats": {"mean_ratio": 0.62},
@@ -186,7 +181,7 @@ LIMITS: dict[str, dict[str, float]] = {
     "train": {"mean_ratio": 1.9},
     "decode": {"mean_ratio": 1.12},
 }
-"""What is to be reached: by the mean of the cases that count, and by each of them."""
+"""Targets: for the mean of the cases that count, and for each of them."""
 
 _PRODUCTS = {"stats": 1, "attention": 3, "train": 11}
 """Matrix products: plain attention has 2 and 5 back; statistics add 1 and, recomputing the logits, 3 back."""
@@ -203,9 +198,9 @@ def entry(
     yardstick: Mapping[str, float],
     plain: Mapping[str, float],
 ) -> dict[str, Any]:
-    """All that is known of a case; its times are None where the check failed.
+    """The entry of a case; its times are None where the check failed.
 
-    `yardstick` are the errors of the stock kernel with everything else exact, `plain` those of plain attention.
+    `yardstick` are the errors of PyTorch's kernel with everything else exact, `plain` those of plain attention.
     """
     name, best = fastest(rivals)
     ms, stock_ms = outcome.ms, best.ms
@@ -249,7 +244,7 @@ def _pace(kind: str, shape: Shape, ms: float) -> dict[str, float]:
 
 
 def _memory(kind: str, shape: Shape, outcome: Outcome, best: Outcome) -> dict[str, float | None]:
-    """Statistics take the place of nothing: all that they hold is extra."""
+    """Row statistics replace nothing, so all their memory is extra."""
     if outcome.peak is None or best.peak is None:
         return {"extra_bytes_per_row": None}
     without = 0 if kind == "stats" else best.peak

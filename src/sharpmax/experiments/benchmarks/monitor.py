@@ -1,9 +1,13 @@
-"""Quality of a monitor: false alarms on fresh prompts, and detection of wrong answers."""
+"""Quality and cost of a monitor: false alarms, detection of wrong answers, time per token."""
 
 from __future__ import annotations
 
+import copy
+import statistics
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +16,8 @@ import torch
 from torch import Tensor
 
 from sharpmax.errors import UnsupportedError, reject
-from sharpmax.experiments.benchmarks.monitor_cost import CONTEXT, ROUNDS, check_cost, monitor_cost
-from sharpmax.experiments.reproduce.detection import auroc
-from sharpmax.experiments.statistics import accuracy
+from sharpmax.experiments.benchmarks.measuring import CachedReader, Note, random_tokens, silent, targets
+from sharpmax.experiments.statistics import Accuracy, Auroc, accuracy, auroc
 from sharpmax.files import display_name
 from sharpmax.integrations.transformers.interface import observed
 from sharpmax.models.language import LanguageModel, context_of
@@ -32,15 +35,80 @@ from sharpmax.monitoring.monitor import Monitor
 from sharpmax.monitoring.observer import heads_of
 from sharpmax.monitoring.passes import Pass
 from sharpmax.monitoring.scores import DEFAULT, RULES, Learned
-from sharpmax.provenance import check_seed
+from sharpmax.provenance import check_amounts, check_seed
+from sharpmax.results import json_values
 from sharpmax.tasks.prompt import Task
 from sharpmax.tasks.registry import get_task
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from sharpmax.files import display_name
-    from sharpmax.models.language import LanguageModel
+CONTEXT = 2048
+"""Tokens read before the timed ones; the target holds for this context."""
+
+ROUNDS = 12
+_EVERY = 16
+_TARGET = {"overhead_percent": 3.0}
+
+
+def check_cost(context: int, rounds: int) -> None:
+    """Refuse what cannot be measured."""
+    check_amounts(context, rounds, least=_EVERY)
+
+
+def monitor_cost(
+    model: PreTrainedModel, known: Learned, *, context: int = CONTEXT, rounds: int = ROUNDS, note: Note = silent
+) -> dict[str, Any]:
+    """Milliseconds per token with and without a monitor that measures every sixteenth.
+
+    The model and an unmonitored copy that shares its weights take turns at every token, so that noise of the machine
+    affects both alike. A round is sixteen tokens of each; ratios are taken within a round. The report at the end of a
+    request is timed apart.
+    """
+    check_cost(context, rounds)
+    # The monitor may know prompts alone; the cost of a row does not depend on its baseline.
+    known = replace(known, generated=known.generated or known.prompt)
+    ids = random_tokens(model, context)
+    twin = copy.deepcopy(model, {id(weight): weight for weight in model.parameters()})
+    plain: list[float] = []
+    watched: list[float] = []
+    reports: list[float] = []
+    with torch.no_grad(), Monitor(model, known, false_alarms=0.5, every=_EVERY, generated=1) as monitor:
+        monitor.pause()
+        readers = CachedReader(twin), CachedReader(model)
+        for reader in readers:
+            reader.read(ids)
+        monitor.resume()
+        for number in range(rounds + 1):
+            note(f"cost, round {number} of {rounds}")
+            with ExitStack() as request:
+                request.enter_context(monitor.request())
+                turns = []
+                for turn in range(_EVERY):
+                    # The second one finds the machine as the first left it: they take turns at being first.
+                    first, second = readers if turn % 2 == 0 else readers[::-1]
+                    spent = {first: first.read(ids[:, :1]), second: second.read(ids[:, :1])}
+                    turns.append([spent[reader] for reader in readers])
+                began = time.perf_counter()
+                request.close()
+                reports.append(1e3 * (time.perf_counter() - began))
+            plain.append(sum(turn[0] for turn in turns) / _EVERY)
+            watched.append(sum(turn[1] for turn in turns) / _EVERY)
+    # The first round warms both up.
+    ratios = [with_it / without for with_it, without in zip(watched[1:], plain[1:], strict=True)]
+    entry = {
+        "plain_ms": statistics.median(plain[1:]),
+        "watched_ms": statistics.median(watched[1:]),
+        "overhead_percent": 100.0 * (statistics.median(ratios) - 1.0),
+        "quickest_percent": 100.0 * (min(watched[1:]) / min(plain[1:]) - 1.0),
+        "report_ms": statistics.median(reports[1:]),
+        "context": context,
+        "every": _EVERY,
+        "rounds": rounds,
+        "threads": torch.get_num_threads(),
+    }
+    return {**entry, "targets": targets(_TARGET, entry, judged=context >= CONTEXT)}
+
 
 OWN: Mapping[str, str] = {
     "confidence": "largest probability of a next token",
@@ -52,23 +120,16 @@ OWN: Mapping[str, str] = {
 
 @dataclass(frozen=True, eq=False)
 class Answered:
-    """N prompts as a model answered them; all but `right` is about the row that says the first token of the answer."""
+    """N answered prompts; all but `right` is of the row that predicts the first token of the answer."""
 
-    right: np.ndarray
-    """Whether greedy decoding gives the right answer `[N]`."""
-
-    own: Mapping[str, np.ndarray]
-    """How suspicious each of the model's own signals finds it `[N]`."""
-
-    entropy: Tensor
-    """Of every head `[N, heads]`."""
-
-    count: Tensor
-    """Tokens read so far `[N]`."""
+    right: np.ndarray  # [N], whether greedy decoding gives the right answer
+    own: Mapping[str, np.ndarray]  # [N], suspicion by each of the model's own signals
+    entropy: Tensor  # [N, heads]
+    count: Tensor  # [N], tokens read so far
 
     @classmethod
     def together(cls, parts: Sequence[Answered]) -> Answered:
-        """Several lots of prompts as one."""
+        """Concatenate."""
         return cls(
             np.concatenate([part.right for part in parts]),
             {name: np.concatenate([part.own[name] for part in parts]) for name in OWN},
@@ -77,17 +138,14 @@ class Answered:
         )
 
     def as_reference(self, heads: Sequence[tuple[int, int]]) -> Reference:
-        """The rows as something to learn from."""
+        """The rows as reference data."""
         found = Reference(len(self.right), 0, heads)
         found.entropy, found.count = self.entropy.double(), self.count
         return found
 
 
 def replies_of(language: LanguageModel, task: Task, size: int, count: int, seed: int) -> list[Reply]:
-    """Prompts that the model reads up to the first token of the answer that says something.
-
-    Where numbers are tokens of their own, every answer begins with a blank, about which nobody can be wrong.
-    """
+    """Prompts that the model reads up to the first token of the answer that is not blank."""
     found = []
     for prompt in task.prompts(size, count, seed):
         reply = encode(language.tokenizer, prompt)
@@ -125,10 +183,10 @@ def _pass(model: PreTrainedModel, replies: Sequence[Reply]) -> Pass:
 
 
 def _read_off(replies: Sequence[Reply], right: Tensor, logits: Tensor, seeing: Pass) -> Answered:
-    """The row that says the first token of each reply, among the rows `[B, places, V]` that were computed."""
-    said = sorted({place for reply in replies for place in range(reply.start, len(reply.ids))})
-    whole = logits.shape[1] > len(said)  # a model that cannot leave rows out
-    columns = [reply.start - 1 if whole else said.index(reply.start) for reply in replies]
+    """The row that predicts the first token of each reply, among the computed rows `[B, places, V]`."""
+    predicted = sorted({place for reply in replies for place in range(reply.start, len(reply.ids))})
+    whole = logits.shape[1] > len(predicted)  # a model that cannot leave rows out
+    columns = [reply.start - 1 if whole else predicted.index(reply.start) for reply in replies]
     rows = logits[torch.arange(len(replies)), torch.tensor(columns)].float()
     log_p = rows.log_softmax(-1)
     own: dict[str, Any] = {
@@ -158,7 +216,7 @@ SIGNALS: Mapping[str, str] = MappingProxyType(
 )
 
 Cells = Mapping[tuple[str, int], Answered]
-"""What a model answered, by task and size."""
+"""Answers by task and size."""
 
 
 def _scores(known: Learned, one: Answered) -> np.ndarray:
@@ -166,12 +224,12 @@ def _scores(known: Learned, one: Answered) -> np.ndarray:
 
 
 def alarms_of(known: Learned, one: Answered) -> np.ndarray:
-    """For which prompts there is an alarm."""
+    """Which prompts raise an alarm."""
     return np.asarray(_scores(known, one) > known.prompt.threshold)
 
 
-def by_size(cells: Cells, task: str, what: Callable[[Answered], np.ndarray]) -> dict[str, Any]:
-    """How often something is so, at each size of a task, in percent."""
+def by_size(cells: Cells, task: str, what: Callable[[Answered], np.ndarray]) -> dict[str, Accuracy]:
+    """The share for which `what` holds, at each size of a task, in percent."""
     return {str(size): accuracy([int(x) for x in what(one)]) for (name, size), one in cells.items() if name == task}
 
 
@@ -179,7 +237,7 @@ def _of(cells: Cells, task: str) -> Answered:
     return Answered.together([one for (name, _), one in cells.items() if task in (name, ALL)])
 
 
-def auroc_of(cells: Cells, task: str, known: Learned, seed: int) -> dict[str, Any]:
+def auroc_of(cells: Cells, task: str, known: Learned, seed: int) -> Auroc:
     """AUROC of the monitor over all sizes of a task."""
     whole = _of(cells, task)
     return auroc(_scores(known, whole)[None], whole.right[None], seed)
@@ -193,152 +251,157 @@ def aurocs(cells: Cells, task: str, known: Learned, typical: Answered, seed: int
         both = score + (one.own["entropy"] - usual.mean()) / max(usual.std(), 1e-9)
         return {MONITOR: score, **one.own, _LENGTH: one.count.numpy().astype(float), _BOTH: both}
 
-    lots = {str(size): one for (name, size), one in cells.items() if name == task} | {POOLED: _of(cells, task)}
+    groups = {str(size): one for (name, size), one in cells.items() if name == task} | {POOLED: _of(cells, task)}
     table: dict[str, Any] = {signal: {} for signal in SIGNALS}
-    for lot, one in lots.items():
+    for group, one in groups.items():
         for signal, suspicion in signals(one).items():
-            table[signal][lot] = auroc(suspicion[None], one.right[None], seed)
+            table[signal][group] = auroc(suspicion[None], one.right[None], seed)
     return table
 
 
 _SEEDS = {"reference": 1000, "validation": 2000, "evaluation": 3000}
 _SAMPLE, _SLACK = 4, 1.1
-_MARGIN = 1.0
-"""Points that the false-alarm rate may be off."""
+_MARGIN = 1.0  # percentage points by which the false-alarm rate may be off
 
 
 @dataclass(frozen=True)
-class Course:
-    """A task, its sizes, and up to which of them the monitor learns."""
+class TaskPlan:
+    """A task, its sizes, and the largest size that the monitor learns from."""
 
     task: Task
     sizes: tuple[int, ...]
     known: int
 
     def reference(self) -> list[int]:
-        """The sizes that are learned from."""
+        """The sizes to learn from."""
         return [size for size in self.sizes if size <= self.known]
 
 
-COURSES = (
-    Course(get_task("kv"), (8, 16, 32, 64, 128, 256, 512), 32),
-    Course(get_task("max"), (8, 16, 32, 64, 128), 16),
-    Course(get_task("needle"), (8, 16, 32, 64), 16),
+TASK_PLANS = (
+    TaskPlan(get_task("kv"), (8, 16, 32, 64, 128, 256, 512), 32),
+    TaskPlan(get_task("max"), (8, 16, 32, 64, 128), 16),
+    TaskPlan(get_task("needle"), (8, 16, 32, 64), 16),
 )
 
 
 def monitor_tables(
     language: LanguageModel,
-    courses: Sequence[Course] = COURSES,
+    plans: Sequence[TaskPlan] = TASK_PLANS,
     *,
     limit: int = 100,
     false_alarms: float = 0.01,
     seed: int = 0,
     context: int = CONTEXT,
     rounds: int = ROUNDS,
-    note: Callable[[str], None] = lambda text: None,
+    note: Note = silent,
 ) -> dict[str, Any]:
-    """All tables; `limit` is the number of evaluation prompts of each size, and `note` is told what is being done.
+    """All tables; `limit` is the number of evaluation prompts of each size; `note` is called with progress.
 
     There are half as many for validation, and twice as many of the small sizes to learn from and to count false alarms.
     """
     check_seed(seed)
     check_rate(false_alarms)
     check_cost(context, rounds)
-    courses = _readable(language, courses)
-    cells = sum(len(course.reference()) for course in courses)
+    plans = _readable(language, plans)
+    cells = sum(len(plan.reference()) for plan in plans)
     needed = -(-(least_examples(false_alarms) + LEAST_LEARNED) // (2 * cells))
     if limit < max(2, needed):
         reject("limit", limit, f"{max(2, needed)} or more for a false-alarm rate of {false_alarms:g}")
-    bench = _Bench(language, tuple(courses), seed, note)
+    bench = _Bench(language, tuple(plans), seed, note)
     typical = Answered.together(list(bench.cells("reference", 2 * limit, known=True).values()))
     reference = typical.as_reference(heads_of(language.model))
     rule, validation = bench.choose(reference, limit // 2, false_alarms)
     found = learned(reference, false_alarms, rule)
     fresh = bench.cells("evaluation", limit)
-    return {
-        "setting": bench.setting(limit, false_alarms, rule),
-        "validation": validation,
-        "false_alarms": bench.false_alarms(found, 2 * limit, false_alarms),
-        **{f"accuracy/{task}": by_size(fresh, task, lambda one: one.right) for task in bench.tasks},
-        **{f"alarms/{task}": by_size(fresh, task, lambda one: alarms_of(found, one)) for task in bench.tasks},
-        **{f"auroc/{task}": aurocs(fresh, task, found, typical, seed) for task in (*bench.tasks, ALL)},
-        "overhead": monitor_cost(language.model, found, context=context, rounds=rounds, note=note),
-    }
+    return json_values(
+        {
+            "setting": bench.setting(limit, false_alarms, rule),
+            "validation": validation,
+            "false_alarms": bench.false_alarms(found, 2 * limit, false_alarms),
+            **{f"accuracy/{task}": by_size(fresh, task, lambda one: one.right) for task in bench.tasks},
+            **{f"alarms/{task}": by_size(fresh, task, lambda one: alarms_of(found, one)) for task in bench.tasks},
+            **{f"auroc/{task}": aurocs(fresh, task, found, typical, seed) for task in (*bench.tasks, ALL)},
+            "overhead": monitor_cost(language.model, found, context=context, rounds=rounds, note=note),
+        }
+    )
 
 
-def _readable(language: LanguageModel, courses: Sequence[Course]) -> list[Course]:
-    """The courses with the sizes that the model is made for; an error if nothing is left to learn from."""
-    room = context_of(language.model)
+def _readable(language: LanguageModel, plans: Sequence[TaskPlan]) -> list[TaskPlan]:
+    """The plans with the sizes that fit the model's context; an error if nothing is left to learn from."""
+    context = context_of(language.model)
 
-    def fits(course: Course, size: int) -> bool:
-        longest = max(len(reply.ids) for reply in replies_of(language, course.task, size, _SAMPLE, _SEEDS["reference"]))
-        return room is None or longest * _SLACK <= room
+    def fits(plan: TaskPlan, size: int) -> bool:
+        longest = max(len(reply.ids) for reply in replies_of(language, plan.task, size, _SAMPLE, _SEEDS["reference"]))
+        return context is None or longest * _SLACK <= context
 
-    found = [replace(course, sizes=tuple(size for size in course.sizes if fits(course, size))) for course in courses]
-    found = [course for course in found if course.reference()]
+    found = [replace(plan, sizes=tuple(size for size in plan.sizes if fits(plan, size))) for plan in plans]
+    found = [plan for plan in found if plan.reference()]
     if not found:
-        reject("model", f"{language.name}, made for {room} tokens", "a model that can read the smallest prompts")
+        reject(
+            "model",
+            f"{language.name}, with a context of {context} tokens",
+            "a model that can read the smallest prompts",
+        )
     return found
 
 
 @dataclass(frozen=True, eq=False)
 class _Bench:
-    """The model, the courses, and where prompts come from."""
+    """The model, the plans, and the source of prompts."""
 
     language: LanguageModel
-    courses: tuple[Course, ...]
+    plans: tuple[TaskPlan, ...]
     seed: int
-    note: Callable[[str], None]
+    note: Note
 
     @property
     def tasks(self) -> list[str]:
-        return [course.task.name for course in self.courses]
+        return [plan.task.name for plan in self.plans]
 
-    def replies(self, part: str, course: Course, size: int, count: int) -> list[Reply]:
-        """Prompts of one size, of seeds that no other part has."""
-        self.note(f"{part}: {course.task.name}, size {size}")
-        return replies_of(self.language, course.task, size, count, _SEEDS[part] + self.seed)
+    def replies(self, part: str, plan: TaskPlan, size: int, count: int) -> list[Reply]:
+        """Prompts of one size, from seeds that no other part uses."""
+        self.note(f"{part}: {plan.task.name}, size {size}")
+        return replies_of(self.language, plan.task, size, count, _SEEDS[part] + self.seed)
 
     def cells(self, part: str, count: int, *, known: bool = False) -> Cells:
         """Every task and size (those to learn from alone), answered."""
         found = {}
-        for course in self.courses:
-            for size in course.reference() if known else course.sizes:
-                replies = self.replies(part, course, size, count)
-                found[course.task.name, size] = answered(self.language.model, replies)
+        for plan in self.plans:
+            for size in plan.reference() if known else plan.sizes:
+                replies = self.replies(part, plan, size, count)
+                found[plan.task.name, size] = answered(self.language.model, replies)
         return found
 
     def choose(self, reference: Reference, count: int, rate: float) -> tuple[str, dict[str, Any]]:
-        """The rule that tells wrong from right best over all validation prompts, and how each does."""
+        """The rule with the highest AUROC over all validation prompts, and the AUROC of each."""
         cells = self.cells("validation", count)
         table: dict[str, Any] = {}
         for rule in RULES:
             made = learned(reference, rate, rule)
             table[rule] = {task: auroc_of(cells, task, made, self.seed) for task in (*self.tasks, ALL)}
-        told = {rule: table[rule][ALL]["auroc"] for rule in RULES}
-        best = DEFAULT if None in told.values() else max(RULES, key=lambda rule: told[rule])
+        scores = {rule: table[rule][ALL].auroc for rule in RULES}
+        best = DEFAULT if None in scores.values() else max(RULES, key=lambda rule: scores[rule])
         return best, table
 
     def false_alarms(self, known: Learned, count: int, rate: float) -> dict[str, Any]:
-        """Alarms on fresh prompts like those of the reference, as a service would meet them."""
+        """Alarms on new prompts like those of the reference, as in a service."""
         model = self.language.model
         found: dict[str, list[int]] = {}
         with Monitor(model, known, false_alarms=rate, every=1, generated=0) as monitor, torch.no_grad():
-            for course in self.courses:
-                for size in course.reference():
-                    replies = self.replies("evaluation", course, size, count)
-                    alarms = found.setdefault(f"{course.task.name}/{size}", [])
+            for plan in self.plans:
+                for size in plan.reference():
+                    replies = self.replies("evaluation", plan, size, count)
+                    alarms = found.setdefault(f"{plan.task.name}/{size}", [])
                     prompts = [Reply(one.ids[: one.start], one.start) for one in replies]
                     for batch in batches(prompts, tokens_at_once(model)):
                         with monitor.request() as request:
                             read(model, [prompts[place].ids for place in batch])
                         alarms += [int(one.alarm) for one in request.report.sequences]
         pooled = accuracy([one for alarms in found.values() for one in alarms])
-        off = abs(pooled["mean"] - 100.0 * rate)
+        off = abs(pooled.mean - 100.0 * rate)
         return {
             "asked": 100.0 * rate,
-            POOLED: pooled | {"off": off, "targets": {"off": {"at_most": _MARGIN, "reached": off <= _MARGIN}}},
+            POOLED: asdict(pooled) | {"off": off, "targets": {"off": {"at_most": _MARGIN, "reached": off <= _MARGIN}}},
             **{cell: accuracy(alarms) for cell, alarms in found.items()},
         }
 
@@ -346,9 +409,9 @@ class _Bench:
         model, name = self.language.model, self.language.name
         return {
             "model": display_name(name),
-            "tasks": {course.task.name: course.task.version for course in self.courses},
-            "sizes": {course.task.name: list(course.sizes) for course in self.courses},
-            "reference": {course.task.name: course.reference() for course in self.courses},
+            "tasks": {plan.task.name: plan.task.version for plan in self.plans},
+            "sizes": {plan.task.name: list(plan.sizes) for plan in self.plans},
+            "reference": {plan.task.name: plan.reference() for plan in self.plans},
             "prompts": limit,
             "false_alarms": rate,
             "rule": rule,

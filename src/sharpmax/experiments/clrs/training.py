@@ -1,37 +1,257 @@
-"""Fine-tune with transformers' Trainer on packed rows, with or without a policy."""
+"""Fine-tune a language model on CLRS-Text with transformers' Trainer, with or without a policy."""
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import math
 import shutil
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sharpmax.calibration.data import KINDS, NOT_NEGATIVE, policy_from
 from sharpmax.calibration.trainer import Live, grid_of
-from sharpmax.errors import reject
-from sharpmax.experiments.clrs.packing import Packed, batch_of
-from sharpmax.experiments.clrs.recipe import FILE_NAME as CURVE
-from sharpmax.experiments.clrs.recipe import Curve, Recipe, answers_only
-from sharpmax.experiments.run_folder import disk_watched
-from sharpmax.files import parse_json
+from sharpmax.errors import SharpmaxError, UnsupportedError, reject
+from sharpmax.experiments.clrs.data import IGNORED, Documents, Packed, Source, batch_of, fingerprint, sizes_of
+from sharpmax.experiments.evaluate.plan import modified_heads, shape_of, under
+from sharpmax.experiments.run_folder import belongs, disk_watched, read_lines
+from sharpmax.files import append_bytes, parse_json, write_text
 from sharpmax.integrations.transformers.application import apply, restore
 from sharpmax.lazy import require
-from sharpmax.models.language import LanguageModel, any_length, quiet
+from sharpmax.models.language import LanguageModel, any_length, context_of, quiet, weights_fingerprint
 from sharpmax.policies.base import Policy
 from sharpmax.policies.per_head import PerHead
+from sharpmax.provenance import check_seed
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from sharpmax.tasks.clrs_text.generation import Example
+
+_SIDE, _ROUNDS = 8192, 20
+
+
+def matrix_rate(device: torch.device) -> float | None:
+    """Measured bfloat16 FLOP/s of a large square product; None where there is no GPU."""
+    if device.type != "cuda":
+        return None
+    a, b = (torch.randn(_SIDE, _SIDE, device=device, dtype=torch.bfloat16) for _ in range(2))
+    for _ in range(3):
+        a @ b
+    torch.cuda.synchronize(device)
+    began = time.perf_counter()
+    for _ in range(_ROUNDS):
+        a @ b
+    torch.cuda.synchronize(device)
+    return 2.0 * _SIDE**3 * _ROUNDS / (time.perf_counter() - began)
+
+
+def _labelled(labels: Tensor) -> Tensor:
+    """The positions whose next token is trained on."""
+    return labels[:, 1:] != IGNORED
+
+
+@contextmanager
+def answers_only(model: PreTrainedModel, labels: Tensor) -> Iterator[None]:
+    """Let the model compute logits `[1, labelled tokens, vocabulary]` of labelled tokens alone."""
+    of_model: Any = model
+    head = of_model.get_output_embeddings()
+    if head is None:
+        raise UnsupportedError(f"model: {type(model).__name__} has no output embeddings, from which logits come")
+    hook = head.register_forward_pre_hook(lambda module, args: (args[0][:, :-1][_labelled(labels)][None], *args[1:]))
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def answer_loss(logits: Tensor, labels: Tensor, count: Tensor | int | float, typical: float | None = None) -> Tensor:
+    """Loss in nats of every labelled token, summed and divided by `count`, from logits under `answers_only`.
+
+    With `typical`, the mean length of an answer, a token counts `typical` / length of its answer, so that answers count
+    alike.
+    """
+    wanted = labels[:, 1:][_labelled(labels)]
+    if typical is None:
+        return F.cross_entropy(logits[0].float(), wanted, reduction="sum") / count
+    losses = F.cross_entropy(logits[0].float(), wanted, reduction="none")
+    return (losses * (typical / _answer_lengths(labels))).sum() / count
+
+
+def _answer_lengths(labels: Tensor) -> Tensor:
+    """The length of the answer that each labelled token is part of; a question stands between two answers."""
+    labelled = _labelled(labels)
+    begins = labelled & ~F.pad(labelled, (1, 0))[:, :-1]
+    number = begins.flatten().cumsum(0)[labelled.flatten()] - 1
+    return torch.bincount(number)[number]
+
+
+FILE_NAME = "curve.jsonl"
+
+
+@dataclass(frozen=True)
+class CurvePoint:
+    """Loss, tokens and seconds of one step; the seconds of warm-up steps are None."""
+
+    step: int
+    loss: float
+    tokens: int
+    seconds: float | None
+
+    @classmethod
+    def parse(cls, entry: Mapping[str, Any]) -> CurvePoint:
+        """From a line of the curve's file."""
+        seconds = None if entry["seconds"] is None else float(entry["seconds"])
+        return cls(int(entry["step"]), float(entry["loss"]), int(entry["tokens"]), seconds)
+
+
+class Curve:
+    """Losses and times by step. Losses stay on the device until they are written, so that no step waits for them."""
+
+    def __init__(
+        self, path: Path, tokens: Callable[[int], int], every: int, main: bool = True, typical: float | None = None
+    ) -> None:
+        self.entries: list[CurvePoint] = []
+        self._path, self._tokens, self._every, self._main, self._typical = path, tokens, every, main, typical
+        self._parts: list[Tensor] = []
+        self._waiting: list[tuple[int, Tensor]] = []
+        self._since = time.perf_counter()
+        self._fresh = True
+
+    def go_on_after(self, step: int) -> None:
+        """Read the entries of an interrupted run up to `step`."""
+        entries = read_lines(self._path, CurvePoint.parse, "restore it, or train again in another folder")
+        self.entries += [entry for entry in entries if entry.step <= step]
+
+    def begin(self) -> None:
+        """The first step begins."""
+        self._since = time.perf_counter()
+        if self._main:
+            write_text(self._path, _lines(self.entries))
+
+    def loss(self, outputs: Any, labels: Tensor, num_items_in_batch: Tensor | int) -> Tensor:
+        """The loss of a part of a step, as transformers' Trainer asks for it."""
+        loss = answer_loss(outputs.logits, labels, num_items_in_batch, self._typical)
+        # A copy: with several devices the Trainer multiplies the loss in place.
+        self._parts.append(loss.detach().clone())
+        return loss
+
+    def step_done(self, step: int, last: bool) -> None:
+        """Record a step; write every few of them."""
+        self._waiting.append((step, torch.stack(self._parts).sum()))
+        self._parts.clear()
+        if last or len(self._waiting) >= self._every:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what is waiting."""
+        if not self._waiting:
+            return
+        losses = torch.stack([loss for _, loss in self._waiting])
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            torch.distributed.all_reduce(losses)
+        values = losses.tolist()
+        now = time.perf_counter()
+        seconds = (now - self._since) / len(values)
+        new = [
+            # The first steps of a process warm it up.
+            CurvePoint(step, value, self._tokens(step), None if self._fresh else seconds)
+            for (step, _), value in zip(self._waiting, values, strict=True)
+        ]
+        self._waiting, self._since, self._fresh = [], now, False
+        for entry in new:
+            if not math.isfinite(entry.loss):
+                raise SharpmaxError(
+                    f"clrs train: the loss is not a number at step {entry.step}; try a smaller --lr, or --dtype float32"
+                )
+        self.entries += new
+        if self._main:
+            append_bytes(self._path, _lines(new).encode())
+
+    def tokens_per_second(self) -> float | None:
+        """Over the steps whose time is known."""
+        timed = [(entry.tokens, entry.seconds) for entry in self.entries if entry.seconds]
+        seconds = math.fsum(spent for _, spent in timed)
+        return sum(tokens for tokens, _ in timed) / seconds if seconds else None
+
+
+def _lines(entries: Sequence[CurvePoint]) -> str:
+    return "".join(json.dumps(dataclasses.asdict(entry)) + "\n" for entry in entries)
+
+
+WEIGHED = ("tokens", "answers")
+
+NONE = "none"
+"""The name of no policy."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The settings of a fine-tuning."""
+
+    policy: Policy | None = None  # in every attention row of training, and saved beside the model for evaluation
+    policy_name: str = NONE
+    learn: str | None = None  # the kind of policy that is trained with the weights, per head, starting at β = 1
+    steps: int | None = None
+    epochs: float = 1.0  # passes over the data, unless `steps` is given
+    batch_tokens: int = 65_536  # tokens of one step, on all devices together
+    row_tokens: int = 512  # tokens of a packed row; longer documents have rows of their own
+    tokens_at_once: int = 16_384  # tokens that a device reads at once; larger batches accumulate gradients
+    rate: float = 5e-4
+    policy_rate: float = 1e-2
+    warm_up: float = 0.05  # share of the steps in which the rate rises, before it falls along a cosine
+    weight_decay: float = 0.01
+    clip: float = 1.0
+    weigh: str = "tokens"  # what counts alike in the loss: tokens, or answers of any length
+    checkpointing: bool = False
+    compiled: bool = False
+    save_every: int = 200
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_seed(self.seed)
+        for name, value, least in (
+            ("--steps", self.steps, 1), ("--batch-tokens", self.batch_tokens, 1), ("--row-tokens", self.row_tokens, 2),
+            ("--tokens-at-once", self.tokens_at_once, 1), ("--save-every", self.save_every, 1),
+        ):  # fmt: skip
+            if value is not None and value < least:
+                reject(name, value, f"{least} or more")
+        for name, number in (("--epochs", self.epochs), ("--lr", self.rate), ("--policy-lr", self.policy_rate)):
+            if not 0.0 < number < float("inf"):
+                reject(name, number, "a number above 0")
+        if self.weigh not in WEIGHED:
+            reject("--weigh", repr(self.weigh), f"one of {list(WEIGHED)}")
+        if self.learn is not None and self.learn not in KINDS:
+            reject("--learn-policy", repr(self.learn), f"one of {list(KINDS)}")
+        if self.learn is not None and self.policy is not None:
+            reject("--learn-policy", self.learn, "together with --policy none", "what is learned starts at β = 1")
+
+    @property
+    def group_tokens(self) -> int:
+        """Tokens of a group, which a device reads at once."""
+        return min(self.tokens_at_once, self.batch_tokens)
+
+    @property
+    def together(self) -> int:
+        """Groups of one step, on all devices."""
+        return round(self.batch_tokens / self.group_tokens)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The settings as plain values."""
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return values | {"policy": None if self.policy is None else self.policy.to_dict()}
+
 
 def last_checkpoint(folder: Path) -> tuple[Path, int] | None:
-    """The last complete state of a training and its step: the file that is written last can be read."""
+    """The last complete state of a training and its step: the file that Trainer writes last can be read."""
     found = []
     for path in folder.glob("checkpoint-*"):
         try:
@@ -49,7 +269,7 @@ _NAME = "sharpmax_coefficients"
 
 
 class Learned:
-    """Coefficients per head that optimizers, checkpoints and several devices treat as any weight of the model."""
+    """Coefficients per head that optimizers, checkpoints and several devices treat as weights of the model."""
 
     def __init__(self, model: PreTrainedModel, kind: str) -> None:
         self._model = model
@@ -62,8 +282,8 @@ class Learned:
         return self._live.coefficients
 
     @contextmanager
-    def at_work(self) -> Iterator[None]:
-        """The coefficients as a parameter of the model that chooses β in its attention; afterwards it has none."""
+    def active(self) -> Iterator[None]:
+        """Within this block the coefficients are a parameter of the model and choose β in its attention."""
         self._model.register_parameter(_NAME, self.parameter)  # type: ignore[arg-type]
         try:
             with self._live.at_work(self._model):
@@ -72,14 +292,14 @@ class Learned:
             delattr(self._model, _NAME)
 
     def hold(self) -> None:
-        """After a step: what must not be negative is not."""
+        """After a step: clamp what must not be negative."""
         names = KINDS[self._live.kind]
         if NOT_NEGATIVE in names:
             with torch.no_grad():
                 self.parameter[..., names.index(NOT_NEGATIVE)].clamp_(min=0.0)
 
     def policy(self) -> PerHead:
-        """What has been learned so far."""
+        """The policy learned so far."""
         return policy_from(self._live.kind, self.parameter)
 
 
@@ -87,26 +307,21 @@ MODEL = "model"
 """The folder of the trained model inside that of the run."""
 
 _STATES = "states"
-_READ_EVERY = 10
-"""Steps after which losses are read from the device, for whose work that waits."""
-
-_READ_AT_LEAST = 20
-"""Times they are read in a short run."""
+_READ_EVERY = 10  # steps after which losses are read from the device, which waits for its work
+_READ_AT_LEAST = 20  # times in a short run
 
 Progress = Callable[[int, int, str], None]
-"""Told how many steps of how many are done, and the loss."""
+"""Called with the steps done, all steps, and the loss."""
 
 
 @dataclass(frozen=True)
 class Trained:
-    """What came of a training."""
+    """The result of a training; `policy` is that of the saved model, given or learned."""
 
-    curve: list[dict[str, Any]]
+    curve: list[CurvePoint]
     tokens_per_second: float | None
     parameters: int
     policy: Policy | None
-    """That of the saved model: the one given, or the one learned."""
-
     devices: int
 
 
@@ -140,7 +355,7 @@ def train(
         save_strategy="steps", save_steps=recipe.save_every, save_total_limit=2, logging_strategy="no",
         report_to=[], disable_tqdm=True, ddp_find_unused_parameters=False,
     )  # fmt: skip
-    # Several GPUs in one process would each get a copy of the model without its rules: accelerate launch has one each.
+    # Several GPUs in one process would each get a copy of the model without its policy: accelerate launch has one each.
     arguments._n_gpu = min(arguments.n_gpu, 1)
     main = arguments.process_index == 0
     model.to(arguments.device).requires_grad_(True)
@@ -150,7 +365,7 @@ def train(
 
     typical = packed.documents.answer_length if recipe.weigh == "answers" else None
     every = min(_READ_EVERY, max(1, steps // _READ_AT_LEAST))
-    curve = Curve(folder / CURVE, tokens, every, main, typical)
+    curve = Curve(folder / FILE_NAME, tokens, every, main, typical)
     found = last_checkpoint(folder / _STATES) if resume else None
     if found is not None:
         curve.go_on_after(found[1])
@@ -158,7 +373,7 @@ def train(
     need = 0 if found else _bytes_needed(parameters)
     with (
         quiet(),
-        disk_watched(folder, need, "the model and two states to go on from"),
+        disk_watched(folder, need, "the model and two states to resume from"),
         _policy_in(model, recipe) as learned,
         _compiled(model, recipe),
         any_length(arguments.device),
@@ -166,7 +381,7 @@ def train(
         trainer = _trainer_class(transformers)(
             model=model, args=arguments, train_dataset=packed, data_collator=batch_of, compute_loss_func=curve.loss,
             optimizers=(_optimizer(model, recipe, learned), None),
-            callbacks=[_watching(transformers, curve, learned, steps, progress)],
+            callbacks=[_callback(transformers, curve, learned, steps, progress)],
         )  # fmt: skip
         trainer.remove_callback(transformers.PrinterCallback)
         trainer.train(resume_from_checkpoint=str(found[0]) if found else None)
@@ -180,17 +395,17 @@ def train(
 
 
 def worth_keeping(folder: Path) -> bool:
-    """Whether a folder holds a trained model, or a state to go on from."""
+    """Whether a folder holds a trained model, or a state to resume from."""
     return (folder / MODEL).exists() or last_checkpoint(folder / _STATES) is not None
 
 
 def forget_states(folder: Path) -> None:
-    """Let go of what a run would go on from: it is over, and its results are saved."""
+    """Remove the states of a training that is finished and saved."""
     shutil.rmtree(folder / _STATES, ignore_errors=True)
 
 
 def _parts(together: int, device: torch.device) -> int:
-    """How many of the groups of a step each device reads."""
+    """Groups of a step that each device reads."""
     devices = require("accelerate", "hf", "sharpmax clrs train").PartialState(cpu=device.type == "cpu").num_processes
     if together % devices:
         given = f"{together} groups of --tokens-at-once for {devices} devices"
@@ -204,7 +419,7 @@ def _policy_in(model: PreTrainedModel, recipe: Recipe) -> Iterator[Learned | Non
     if recipe.policy is not None:
         apply(model, recipe.policy)
     try:
-        with nullcontext() if learned is None else learned.at_work():
+        with nullcontext() if learned is None else learned.active():
             yield learned
     finally:
         if recipe.policy is not None:
@@ -213,7 +428,7 @@ def _policy_in(model: PreTrainedModel, recipe: Recipe) -> Iterator[Learned | Non
 
 @contextmanager
 def _compiled(model: PreTrainedModel, recipe: Recipe) -> Iterator[None]:
-    """Layers compiled one by one: they are alike, so that compiling takes seconds and not minutes."""
+    """Compile layer by layer: they are alike, so compiling takes seconds and not minutes."""
     layers: list[nn.Module] = []
     if recipe.compiled:
         kind = require("transformers.modeling_layers", "hf", "--compile").GradientCheckpointingLayer
@@ -250,10 +465,10 @@ def _trainer_class(transformers: Any) -> Any:
     return Answering
 
 
-def _watching(transformers: Any, curve: Curve, learned: Learned | None, steps: int, progress: Progress) -> Any:
+def _callback(transformers: Any, curve: Curve, learned: Learned | None, steps: int, progress: Progress) -> Any:
     """A callback of the Trainer that keeps the curve."""
 
-    class Watching(transformers.TrainerCallback):  # type: ignore[misc]
+    class KeepCurve(transformers.TrainerCallback):  # type: ignore[misc]
         def on_train_begin(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
             curve.begin()
 
@@ -262,21 +477,21 @@ def _watching(transformers: Any, curve: Curve, learned: Learned | None, steps: i
                 learned.hold()
 
         def on_step_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
-            # A state must not be ahead of the curve beside it.
+            # The saved state must not be ahead of the curve.
             curve.step_done(state.global_step, last=control.should_save or state.global_step >= steps)
             if curve.entries:
-                progress(state.global_step, steps, f"loss {curve.entries[-1]['loss']:.3f}")
+                progress(state.global_step, steps, f"loss {curve.entries[-1].loss:.3f}")
 
-    return Watching()
+    return KeepCurve()
 
 
 def _bytes_needed(parameters: int) -> int:
-    """Two states of weights and two moments each, a third while one is written, and the model, in float32."""
+    """Two states of weights and two moments, a third while one is written, and the model, in float32."""
     return 4 * parameters * (3 * 3 + 1)
 
 
 def _save(language: LanguageModel, policy: Policy | None, folder: Path) -> None:
-    """The model with its policy beside it, complete or not there at all."""
+    """Save the model with its policy, completely or not at all."""
     partial = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     if policy is not None:
@@ -288,3 +503,120 @@ def _save(language: LanguageModel, policy: Policy | None, folder: Path) -> None:
     language.tokenizer.save_pretrained(partial)
     shutil.rmtree(folder, ignore_errors=True)
     partial.rename(folder)
+
+
+_POINTS = 400  # of the loss curve in results; every step is in the file of the curve
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """A model, its packed data and the settings that identify the training."""
+
+    language: LanguageModel
+    recipe: Recipe
+    packed: Packed
+    identity: dict[str, Any]
+
+    @property
+    def steps(self) -> int:
+        """Steps of the run."""
+        return len(self.packed) // self.recipe.together
+
+    def claim(self, folder: Path, *, resume: bool) -> None:
+        """Let `folder` be that of this run, or raise."""
+        belongs(folder, self.identity, used=worth_keeping(folder), resume=resume)
+
+
+def prepare(
+    language: LanguageModel,
+    examples: Sequence[Example],
+    source: Source,
+    recipe: Recipe,
+    *,
+    model: str,
+    bfloat16: bool,
+    note: Callable[[str], None] = lambda text: None,
+) -> Prepared:
+    """Tokens, rows and order of the whole run; documents longer than the model's context are left out."""
+    with under(language.model, recipe.policy):
+        pass  # refuses a policy made for another architecture
+    most = context_of(language.model)
+    if most is not None and recipe.row_tokens > most:
+        reject("--row-tokens", recipe.row_tokens, f"up to {most} tokens, the context of {model}")
+
+    def report(done: int) -> None:
+        note(f"tokenizing {done:,} of {len(examples):,} examples")
+
+    documents = Documents.of(language.tokenizer, examples, most, report)
+    note("packing documents into rows")
+    packed = Packed.of(
+        documents, recipe.row_tokens, group_tokens=recipe.group_tokens, together=recipe.together, steps=recipe.steps,
+        epochs=recipe.epochs, seed=recipe.seed,
+    )  # fmt: skip
+    identity = {
+        "model": model,
+        "weights": weights_fingerprint(language.model),
+        "data": source.to_dict(),
+        "examples": {"count": len(examples), "fingerprint": fingerprint(examples), "dropped": documents.dropped},
+        "sizes": sizes_of(examples),
+        "dtype": "bfloat16" if bfloat16 else "float32",
+        **{key: value for key, value in recipe.to_dict().items() if key not in ("save_every", "epochs", "steps")},
+        "steps": len(packed) // recipe.together,
+    }
+    return Prepared(language, recipe, packed, identity)
+
+
+def trained_tables(
+    prepared: Prepared,
+    folder: Path,
+    *,
+    device: torch.device,
+    bfloat16: bool,
+    resume: bool = False,
+    progress: Progress = lambda step, steps, remark: None,
+) -> dict[str, Any]:
+    """Train, save, and return the tables of results."""
+    rate = matrix_rate(device) if bfloat16 else None
+    found = train(
+        prepared.language, prepared.packed, prepared.recipe, folder, device=device, bfloat16=bfloat16, resume=resume,
+        progress=progress,
+    )  # fmt: skip
+    packed = prepared.packed
+    layers, heads = shape_of(prepared.language.model)
+    speed = found.tokens_per_second
+    flops = None if speed is None else 6.0 * found.parameters * speed
+    return {
+        "setting": {
+            **prepared.identity,
+            "epochs": packed.passes,
+            "policy": None if found.policy is None else found.policy.to_dict(),
+            "policy_describe": "no policy" if found.policy is None else found.policy.describe(),
+            "touched": modified_heads(found.policy, layers, heads),
+            "layers": layers,
+            "heads": heads,
+            "parameters": found.parameters,
+            "longest": int(packed.documents.lengths.max()),
+            "devices": found.devices,
+            "trained_weights": weights_fingerprint(prepared.language.model),
+        },
+        "curve": thinned([(entry.step, entry.loss) for entry in found.curve]),
+        "speed": {
+            "tokens": sum(entry.tokens for entry in found.curve),
+            "tokens_per_second": speed,
+            "filled": packed.filled,
+            "model_flops_per_second": flops,
+            "matrix_flops_per_second": rate,
+            "share": None if flops is None or rate is None else flops / (rate * found.devices),
+        },
+    }
+
+
+def thinned(curve: Sequence[tuple[int, float]], most: int = _POINTS) -> list[list[float]]:
+    """A curve of up to `most` points: each stands for a few steps, at the last of them and with their mean.
+
+    >>> thinned([(1, 4.0), (2, 2.0), (3, 1.0)], 2)
+    [[2, 3.0], [3, 1.0]]
+    """
+    every = max(1, math.ceil(len(curve) / most))
+    parts = [curve[first : first + every] for first in range(0, len(curve), every)]
+    return [[part[-1][0], math.fsum(loss for _, loss in part) / len(part)] for part in parts]

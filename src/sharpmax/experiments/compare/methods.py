@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from sharpmax.errors import reject
-from sharpmax.experiments.engines import plugins
-from sharpmax.experiments.recipe import Recipe
-from sharpmax.experiments.reproduce.recipes import RECIPES
+from sharpmax.experiments import plugins
+from sharpmax.experiments.reproduce.recipes import RECIPES, Recipe
 from sharpmax.models.encoder import Encoders
 from sharpmax.models.single_head import SetHeads
 from sharpmax.models.stacked import ACTIVATIONS
@@ -22,21 +21,15 @@ from sharpmax.tasks.sized_registry import SIZED_TASKS
 
 @dataclass(frozen=True)
 class Method:
-    """One entry of the league; everything but its name and normaliser has a default that is the same for all."""
+    """An entry of the comparison; all but its name and normaliser has a default."""
 
     name: str
     normaliser: str
     summary: str = ""
-    options: Mapping[str, Any] = field(default_factory=dict)
-    """Options of the normaliser, plain JSON values."""
-
+    options: Mapping[str, Any] = field(default_factory=dict)  # of the normaliser, plain JSON values
     feed_forward: str = "gelu"
-    at_test: Mapping[str, Any] | None = None
-    """Another normaliser for the trained weights: `{"normaliser": name, "options": {…}}`."""
-
-    recipe: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of the common recipe that this method has otherwise."""
-
+    at_test: Mapping[str, Any] | None = None  # another normaliser at test: {"normaliser": name, "options": {…}}
+    recipe: Mapping[str, Any] = field(default_factory=dict)  # fields that differ from the common recipe
     data: Mapping[str, Any] = field(default_factory=dict)
     """Options of the examples in training, which this method sees instead of the usual ones; a task that has no such
     option draws the usual ones."""
@@ -76,7 +69,7 @@ class Method:
 # The largest size in training, and the question itself where it is among the keys.
 _WINDOW = 17
 
-LEAGUE: Mapping[str, Method] = {
+SHIPPED_METHODS: Mapping[str, Method] = {
     method.name: method
     for method in (
         Method("softmax", "softmax", "exp(s)/Σ exp(s)"),
@@ -102,16 +95,16 @@ LEAGUE: Mapping[str, Method] = {
         ),
     )
 }
-"""What `sharpmax compare` runs unless told otherwise."""
+"""What `sharpmax compare` runs by default."""
 
 
 def methods_named(names: Sequence[str], own: Sequence[Method] = ()) -> list[Method]:
-    """The methods of these names, all of the league without any, and a user's own in either case."""
-    there = dict(LEAGUE) | {method.name: method for method in own}
+    """The methods of these names, or all shipped ones, and always a user's own."""
+    there = dict(SHIPPED_METHODS) | {method.name: method for method in own}
     for name in names:
         if name not in there:
             reject("METHODS", repr(name), ", ".join(there), "--with FILE adds a normaliser of your own")
-    chosen = list(dict.fromkeys(names)) or list(LEAGUE)
+    chosen = list(dict.fromkeys(names)) or list(SHIPPED_METHODS)
     return [there[name] for name in dict.fromkeys([*chosen, *(method.name for method in own)])]
 
 
@@ -129,7 +122,7 @@ def methods_of_files(files: Sequence[Path]) -> list[Method]:
         used = {one.normaliser for one in listed}
         own = [*listed, *(Method(kind.name, kind.name, kind.disperses) for kind in kinds if kind.name not in used)]
         for method in own:
-            if method.name in LEAGUE or method.name in found:
+            if method.name in SHIPPED_METHODS or method.name in found:
                 reject("--with", f"{method.name!r} of {name}", "a name that no method has", "rename it")
             found[method.name] = method
     return list(found.values())

@@ -1,1 +1,1 @@
-"""A language model as it comes and under policies: the same prompts, the same text, the same machine."""
+"""A language model with and without policies, on the same prompts, text and machine."""

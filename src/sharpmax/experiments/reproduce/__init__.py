@@ -1,1 +1,1 @@
-"""The paper's max retrieval: training recipes, evaluation of every arm, and the tables they end in."""
+"""The paper's max retrieval: training, evaluation of every variant, tables."""

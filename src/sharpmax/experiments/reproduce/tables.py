@@ -10,27 +10,30 @@ import numpy as np
 import torch
 
 from sharpmax import theory
-from sharpmax.experiments.reproduce.detection import Detector, auroc
 from sharpmax.experiments.reproduce.evaluation import (
     HARD,
+    Detector,
+    Fitted,
     Measured,
     Progress,
     device_of,
+    fit,
+    fit_samples,
     measure_all,
     read,
     side_by_side,
 )
-from sharpmax.experiments.reproduce.fitting import Fitted, fit, fit_samples
 from sharpmax.experiments.reproduce.recipes import PUBLISHED, recipe_named
-from sharpmax.experiments.statistics import compare, mean
+from sharpmax.experiments.statistics import auroc, compare, mean
 from sharpmax.models.single_head import SingleHeads
 from sharpmax.models.weights import Trained
 from sharpmax.ops.softmax import softmax
+from sharpmax.results import json_values
 from sharpmax.stats.dense import dense_stats
 from sharpmax.tasks.max_retrieval import CLASSES, Sets
 
 _HEAT_SETS, _HEAT_ITEMS = 32, 16
-_HEAT_ARMS = ("softmax", "entropy-target")
+_HEAT_VARIANTS = ("softmax", "entropy-target")
 _GRID = 2**14
 
 
@@ -55,7 +58,7 @@ def reproduce_tables(
     for weights in trained:
         heads = [weights.heads([position]).to(device) for position in range(len(weights.seeds))]
         fitted = fit(heads, sizes, samples, seed, recipe_named(weights.recipe).sizes, progress)
-        measured = measure_all(heads, fitted.arms, sizes, samples, (seed, 2), progress)
+        measured = measure_all(heads, fitted.variants, sizes, samples, (seed, 2), progress)
         found = _tables(measured, fitted, heads, seed)
         suffix = "" if weights.recipe == "paper" else f"/{weights.recipe}"
         tables |= {name + suffix: table for name, table in found.items()}
@@ -79,20 +82,22 @@ def reproduce_tables(
         "left_out": left_out,
         "seconds": {"evaluate": round(time.monotonic() - began, 1)},
     }
-    return tables
+    return json_values(tables)
 
 
 def _tables(
     measured: Mapping[int, Measured], fitted: Fitted, heads: Sequence[SingleHeads], seed: int
 ) -> dict[str, Any]:
-    names = list(fitted.arms[0])
-    accuracy = {arm: {n: 100.0 * m.correct[arm].mean(axis=1) for n, m in measured.items()} for arm in (*names, HARD)}
+    names = list(fitted.variants[0])
+    accuracy = {
+        variant: {n: 100.0 * m.correct[variant].mean(axis=1) for n, m in measured.items()} for variant in (*names, HARD)
+    }
     found = {
-        "accuracy": {arm: {str(n): mean(cells[n]) for n in cells} for arm, cells in accuracy.items()},
+        "accuracy": {variant: {str(n): mean(cells[n]) for n in cells} for variant, cells in accuracy.items()},
         "comparison": {
-            arm: {str(n): compare(cells[n], accuracy["softmax"][n], accuracy[HARD][n]) for n in cells}
-            for arm, cells in accuracy.items()
-            if arm != "softmax"
+            variant: {str(n): compare(cells[n], accuracy["softmax"][n], accuracy[HARD][n]) for n in cells}
+            for variant, cells in accuracy.items()
+            if variant != "softmax"
         },
         "entropy": {a: {str(n): mean(m.entropy[a].mean(axis=1)) for n, m in measured.items()} for a in names},
         "top_weight": {
@@ -108,8 +113,8 @@ def _tables(
 
 
 def _describe(fitted: Fitted) -> dict[str, str]:
-    rules = {name: policy.describe() for name, policy in fitted.arms[0].items() if policy is not None}
-    targets = [arms["entropy-target"].target for arms in fitted.arms]  # type: ignore[union-attr]
+    rules = {name: policy.describe() for name, policy in fitted.variants[0].items() if policy is not None}
+    targets = [variants["entropy-target"].target for variants in fitted.variants]  # type: ignore[union-attr]
     rules["entropy-target"] = (
         f"β ≥ 1 such that H is the head's mean entropy on training sizes, {min(targets):.3g} … {max(targets):.3g} nat"
     )
@@ -154,21 +159,21 @@ def _heat(head: SingleHeads, fitted: Fitted, sizes: Sequence[int], seed: int) ->
     shown = sizes[::2]
 
     def weights(n: int) -> dict[str, list[list[float]]]:
-        rows: dict[str, list[list[float]]] = {name: [] for name in _HEAT_ARMS}
+        rows: dict[str, list[list[float]]] = {name: [] for name in _HEAT_VARIANTS}
         for seen in read(head, n, _HEAT_SETS, (seed, 3)):
             order = seen.priority.topk(min(_HEAT_ITEMS, n)).indices
-            for name in _HEAT_ARMS:
-                of_items = 100.0 * softmax(seen.logits, policy=fitted.arms[0][name]).gather(-1, order)
+            for name in _HEAT_VARIANTS:
+                of_items = 100.0 * softmax(seen.logits, policy=fitted.variants[0][name]).gather(-1, order)
                 rows[name] += [[float(f"{w:.4g}") for w in row] for row in of_items.tolist()]
         return rows
 
     found = dict(zip(shown, side_by_side(weights, shown, device_of(head)), strict=True))
-    arms = {name: {str(n): found[n][name] for n in shown} for name in _HEAT_ARMS}
-    return {"sizes": list(shown), "items": _HEAT_ITEMS, "sets": _HEAT_SETS, "arms": arms}
+    variants = {name: {str(n): found[n][name] for n in shown} for name in _HEAT_VARIANTS}
+    return {"sizes": list(shown), "items": _HEAT_ITEMS, "sets": _HEAT_SETS, "arms": variants}
 
 
 def _detection(measured: Mapping[int, Measured], detector: Detector | None, seed: int) -> dict[str, Any]:
-    """Can wrong answers of plain softmax be told from right ones, at each size and over all of them?"""
+    """AUROC of detecting wrong answers of plain softmax, at each size and over all."""
     signals: dict[str, Callable[[Measured], np.ndarray]] = {
         "confidence": lambda m: -m.confidence,
         "entropy": lambda m: m.entropy["softmax"],

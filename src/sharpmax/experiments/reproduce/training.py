@@ -1,4 +1,4 @@
-"""Train single heads by the paper's recipe or ours; interruptible and resumable."""
+"""Train the paper's single heads; interruptible and resumable."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sharpmax.errors import ArgumentError
-from sharpmax.experiments.recipe import Recipe
+from sharpmax.experiments.engine import one_thread_each, without_denormals
+from sharpmax.experiments.reproduce.recipes import Recipe
+from sharpmax.experiments.run_folder import check_identity, plain
 from sharpmax.experiments.stacked_training import StackedTraining
-from sharpmax.experiments.threads import one_thread_each, without_denormals
 from sharpmax.models.single_head import SingleHeads
 from sharpmax.models.weights import Trained, load_tensors, must_fit, save_tensors
 from sharpmax.provenance import provenance
@@ -44,7 +45,7 @@ def _losses(heads: SingleHeads, data: Sequence[Tensor]) -> Tensor:
 
 
 Progress = Callable[[str, int, float], None]
-"""Told a recipe, the step that its training has reached, and its mean loss."""
+"""Called with a recipe, the step that its training has reached, and its mean loss."""
 
 _KIND = "training"
 _SAVE_EVERY_S = 5.0
@@ -52,12 +53,12 @@ _SHOW_EVERY_S = 0.25
 
 
 def weights_path(folder: Path, recipe: str) -> Path:
-    """The file of the weights that a training in `folder` ends with."""
+    """The file of the trained weights in `folder`."""
     return folder / f"weights-{recipe}.safetensors"
 
 
 def state_path(folder: Path, recipe: str) -> Path:
-    """The file of a training's state, from which it can be taken up again."""
+    """The file of a training's state, from which it resumes."""
     return folder / f"training-{recipe}.safetensors"
 
 
@@ -73,10 +74,10 @@ def train(
     progress: Progress = lambda recipe, step, loss: None,
     save_every_s: float = _SAVE_EVERY_S,
 ) -> list[Trained]:
-    """Train every recipe, or go on training, and write the weights; a state is saved every few seconds on the way.
+    """Train every recipe, or resume training, and write the weights; a state is saved every few seconds.
 
-    Nothing is begun unless all of it can be. On a CPU the recipes are trained side by side, on one thread each: more
-    gain little, and so the outcome cannot depend on their number.
+    Nothing starts unless every recipe can. On a CPU the recipes are trained side by side on one thread each, so that
+    the result does not depend on the number of threads.
     """
     trainings = (Training(recipe, seeds, steps, device) for recipe in recipes)
     runs = [_Run(training, folder, command, progress, save_every_s, resume=resume) for training in trainings]
@@ -88,12 +89,12 @@ def train(
         try:
             return [future.result() for future in futures]
         except BaseException:
-            stopped.set()  # an interrupt reaches the main thread alone, which would wait for the others
+            stopped.set()  # an interrupt reaches the main thread alone, which waits for the others
             raise
 
 
 class _Run:
-    """A training that is allowed to begin or to go on, and its files."""
+    """A training and its files."""
 
     def __init__(
         self, training: Training, folder: Path, command: str, progress: Progress, every_s: float, *, resume: bool
@@ -117,14 +118,14 @@ class _Run:
             )
         self._spent = 0.0
         if self._file.exists():
-            self._spent = _take_up(training, self._file, self._identity, resume=resume)
+            self._spent = _resume(training, self._file, self._identity, resume=resume)
 
     def go(self, stopped: Event) -> Trained:
         """Train to the end, unless `stopped` is set on the way."""
         if self._training.step == self._training.steps and self._result.exists():
             return Trained.load(self._result)
-        for unfinished in self._file.parent.glob(f".{self._file.name}.*.partial"):
-            unfinished.unlink(missing_ok=True)  # a save that was killed half-way
+        for unfinished in self._file.parent.glob(f".{self._file.name}.*.partial"):  # of a save that was killed
+            unfinished.unlink(missing_ok=True)
         with without_denormals():  # a head that has learned leaves such gradients
             return self._go(stopped)
 
@@ -137,7 +138,7 @@ class _Run:
                 raise KeyboardInterrupt
             loss = training.next_block()
             now = time.monotonic()
-            # Reading the loss waits for a GPU that could go on meanwhile: it is not read more often than people look.
+            # Reading the loss waits for the GPU.
             if now - shown >= _SHOW_EVERY_S or training.step == training.steps:
                 self._progress(training.step, float(loss.mean()))
                 shown = now
@@ -160,20 +161,15 @@ class _Run:
         return trained
 
 
-def _take_up(training: Training, file: Path, identity: dict[str, Any], *, resume: bool) -> float:
-    """Restore the saved state if it is of this very training; the seconds spent on it so far."""
+def _resume(training: Training, file: Path, identity: dict[str, Any], *, resume: bool) -> float:
+    """Restore the saved state if it is of this training; returns the seconds spent on it so far."""
     tensors, about = load_tensors(file, _KIND)
     if not resume:
         raise ArgumentError(
             f"--out: {str(file.parent)!r} holds a training of recipe {about.get('recipe')!r} at step "
             f"{about.get('step')} of {about.get('steps')}; add --resume to go on with it, or choose another folder"
         )
-    if different := [key for key in identity if about.get(key) != identity[key]]:
-        key = different[0]
-        raise ArgumentError(
-            f"--resume: {str(file)!r} was begun with {key} {about.get(key)} and now got {identity[key]}; use the same "
-            f"{key}, or choose another folder"
-        )
+    check_identity(file, about, plain(identity))
     with must_fit(file, "the training", "remove it to train from the start"):
         step, spent = int(about["step"]), float(about["seconds"])
         if not 0 <= step <= training.steps:

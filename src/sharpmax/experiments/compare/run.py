@@ -1,0 +1,401 @@
+"""A comparison as tasks: train the seeds of one method, test them at one size."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import json
+import math
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from sharpmax.errors import OutOfRangeWarning
+from sharpmax.experiments.compare.methods import SHIPPED_METHODS, Method, ModelSpec, recipe_for
+from sharpmax.experiments.engine import Task
+from sharpmax.experiments.reproduce.recipes import Recipe
+from sharpmax.experiments.run_folder import Outcome, RunStore
+from sharpmax.experiments.stacked_training import StackedTraining
+from sharpmax.lazy import require
+from sharpmax.models.encoder import Encoders
+from sharpmax.models.single_head import Reading, SetHeads
+from sharpmax.tasks.max_retrieval import seeded
+from sharpmax.tasks.sized import NOTHING, Batch, SizedTask
+from sharpmax.tasks.sized_registry import sized_task
+
+_MODULE = "sharpmax.experiments.compare.run"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Every method in every model; each seed is trained once and tested at every size."""
+
+    methods: tuple[Method, ...]
+    models: tuple[ModelSpec, ...]
+    task: str
+    seeds: tuple[int, ...]
+    steps: int
+    batch: int
+    sizes: tuple[int, ...]
+    samples: int
+    device: str
+    stack: int
+    files: tuple[str, ...] = ()  # texts of a user's own Python files
+
+    def identity(self) -> dict[str, Any]:
+        """What must be the same to resume a run; methods, models, seeds and sizes may be added."""
+        task = sized_task(self.task)
+        return {
+            "task": f"{task.name} {task.version}",
+            "steps": self.steps,
+            "batch": self.batch,
+            "samples": self.samples,
+            "device": self.device,
+        }
+
+    def stacks(self) -> list[tuple[int, ...]]:
+        """Seeds that are trained in one program."""
+        return [self.seeds[start : start + self.stack] for start in range(0, len(self.seeds), self.stack)]
+
+    def tasks(self) -> list[Task]:
+        """All tasks, trainings first."""
+        cells = [(model, method, seeds) for model in self.models for method in self.methods for seeds in self.stacks()]
+        trainings = [self._training(*cell) for cell in cells]
+        # The longest first, so that none is left for the end.
+        return trainings + [self._test(*cell, size) for size in reversed(self.sizes) for cell in cells]
+
+    def training_key(self, model: ModelSpec, method: Method, seeds: Sequence[int]) -> str:
+        """The key of a training."""
+        return f"{self._cell(model, method, seeds)}/train"
+
+    def test_key(self, model: ModelSpec, method: Method, seeds: Sequence[int], size: int) -> str:
+        """The key of a test."""
+        return f"{self._cell(model, method, seeds)}/test {size}"
+
+    def _cell(self, model: ModelSpec, method: Method, seeds: Sequence[int]) -> str:
+        mark = self._mark(model, method)
+        return f"{self.task}/{model.label}/{method.name} {mark}/seeds {seeds[0]}-{seeds[-1]}"
+
+    def _mark(self, model: ModelSpec, method: Method) -> str:
+        """A digest that changes when the recipe, options or file of a method change."""
+        recipe = recipe_for(model, method, sized_task(self.task), self.steps, self.batch)
+        own = [] if SHIPPED_METHODS.get(method.name) == method else list(self.files)
+        text = json.dumps([{**method.plain(), "summary": ""}, repr(recipe), own], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+    def _training(self, model: ModelSpec, method: Method, seeds: Sequence[int]) -> Task:
+        own = {"steps": self.steps, "batch": self.batch}
+        key = self.training_key(model, method, seeds)
+        return Task(key, f"{_MODULE}:train", self._common(model, method, seeds) | own, label=f"train {method.name}")
+
+    def _test(self, model: ModelSpec, method: Method, seeds: Sequence[int], size: int) -> Task:
+        return Task(
+            self.test_key(model, method, seeds, size),
+            f"{_MODULE}:evaluate",
+            self._common(model, method, seeds) | {"size": size, "samples": self.samples},
+            after=self.training_key(model, method, seeds),
+            label=f"test {method.name} at {size:,}",
+        )
+
+    def _common(self, model: ModelSpec, method: Method, seeds: Sequence[int]) -> dict[str, Any]:
+        return {
+            "method": method.plain(),
+            "task": self.task,
+            "model": model.plain(),
+            "seeds": list(seeds),
+            "device": self.device,
+        }
+
+
+_MEASURES = ("accuracy", "ranking", "hard", "close", "whole", "entropy", "top", "layers_entropy", "layers_top")
+
+
+@dataclass(frozen=True)
+class TrainingSummary:
+    """The trainings of all seeds: losses and curve by seed, seeds that diverged, parameters, seconds and bytes."""
+
+    loss: list[float | None]
+    diverged: list[int]
+    curve: list[Any]
+    parameters: int
+    seconds: float
+    memory: int | None
+
+
+@dataclass(frozen=True)
+class MethodResult:
+    """One method in one model; `measures` by name and size are [seeds, ...], NaN where there is no number."""
+
+    training: TrainingSummary
+    measures: Mapping[str, Mapping[int, np.ndarray]]
+
+
+def result_of(plan: Plan, store: RunStore, model: ModelSpec, method: Method) -> MethodResult:
+    """The result of a method in a model, once all its tasks are done."""
+    stacks = plan.stacks()
+    trained = [store.record(plan.training_key(model, method, seeds)) for seeds in stacks]
+    curve = [
+        [step, [loss for one in trained for loss in one["curve"][place][1]]]
+        for place, (step, _) in enumerate(trained[0]["curve"])
+    ]
+    memory = [one["memory"] for one in trained]
+    training = TrainingSummary(
+        loss=[value for one in trained for value in one["loss"]],
+        diverged=[seed for one in trained for seed, bad in zip(one["seeds"], one["diverged"], strict=True) if bad],
+        curve=curve,
+        parameters=trained[0]["parameters"],
+        seconds=round(sum(one["seconds"] for one in trained), 2),
+        memory=None if None in memory else max(memory),
+    )
+    measures: dict[str, dict[int, np.ndarray]] = {name: {} for name in _MEASURES}
+    for size in plan.sizes:
+        tested = [store.record(plan.test_key(model, method, seeds, size)) for seeds in stacks]
+        for name in _MEASURES:
+            values = [value for one in tested for value in one[name]]
+            measures[name][size] = np.array(values, dtype=float)
+    return MethodResult(training, measures)
+
+
+@contextmanager
+def peak_of(device: torch.device) -> Iterator[Callable[[], int | None]]:
+    """Yield a function that returns, after this block, by how many bytes the device's memory rose in it."""
+    found: list[int | None] = [None]
+    gc.collect()
+    if device.type == "cuda":
+        # cuBLAS keeps its workspaces, so that the first block would pay for them.
+        torch._C._cuda_clearCublasWorkspaces()
+        torch.cuda.reset_peak_memory_stats(device)
+        held = torch.cuda.memory_allocated(device)
+        yield lambda: found[0]
+        peak, left = torch.cuda.max_memory_allocated(device), torch.cuda.memory_allocated(device)
+        torch._C._cuda_clearCublasWorkspaces()
+        workspaces = left - torch.cuda.memory_allocated(device)
+        found[0] = peak - held - workspaces
+        return
+    with _LiveTensors() as counted:
+        yield lambda: found[0]
+    found[0] = counted.peak
+
+
+class _LiveTensors(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignore]
+    """Count the bytes of the tensors made while this is active.
+
+    The process's own memory depends on how fragmented earlier work left the heap: the same training took 38 to 58 MB.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
+        self.peak = self._live = 0
+        self._storages: set[int] = set()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, Tensor):
+                self._count(leaf.untyped_storage())
+        return result
+
+    def _count(self, storage: torch.UntypedStorage) -> None:
+        key, size = storage._cdata, storage.nbytes()
+        if key in self._storages:
+            return
+        self._storages.add(key)
+        self._live += size
+        self.peak = max(self.peak, self._live)
+        weakref.finalize(storage, self._forget, key, size)
+
+    def _forget(self, key: int, size: int) -> None:
+        self._storages.discard(key)
+        self._live -= size
+
+
+_TEST = 2  # the random stream of test examples, apart from that of training
+_CURVE = 50
+_PAGE = 2**16
+_FEATURES = {"cpu": 2**22, "cuda": 2**28}  # numbers of one layer's features that are held at once
+
+
+def train(
+    *,
+    method: Mapping[str, Any],
+    task: str,
+    model: Mapping[str, Any],
+    seeds: Sequence[int],
+    steps: int,
+    batch: int,
+    device: str,
+) -> Outcome:
+    """Train the seeds of a method side by side; the blob holds their weights."""
+    chosen, spec, problem, on = Method.of(method), ModelSpec(**model), sized_task(task), torch.device(device)
+    recipe, options = recipe_for(spec, chosen, problem, steps, batch), chosen.examples(problem)
+
+    def begun(with_recipe: Recipe, with_seeds: Sequence[int]) -> StackedTraining[SetHeads | Encoders]:
+        def data(seed: int, block: int, count: int) -> list[Tensor]:
+            shape = (count, with_recipe.batch)
+            return problem.draw(shape, with_recipe.sizes, seeded(on, seed, block), **options).parts
+
+        def initial() -> SetHeads | Encoders:
+            return spec.build(chosen, problem, with_seeds)
+
+        return StackedTraining(initial, _losses, data, with_recipe, with_seeds, steps, on)
+
+    def trained() -> tuple[StackedTraining[SetHeads | Encoders], list[tuple[int, Tensor]], float]:
+        training, began = begun(recipe, seeds), time.monotonic()
+        curve: list[tuple[int, Tensor]] = []
+        while training.step < steps:
+            loss = training.next_block()
+            curve.append((training.step, loss))
+        curve[-1][1].tolist()  # waits for a GPU
+        return training, curve, time.monotonic() - began
+
+    with _quiet():
+        if on.type == "cpu":
+            begun(recipe, seeds)  # what libraries load late is not the method's memory
+            with peak_of(on) as peak:  # counting tensors takes time, so this block is not timed
+                begun(recipe, seeds).next_block()
+            training, curve, seconds = trained()
+        else:
+            with peak_of(on) as peak:
+                training, curve, seconds = trained()
+    final = curve[-1][1].tolist()
+    weights = training.heads()
+    record = {
+        "seeds": list(seeds),
+        "loss": [_finite(value) for value in final],
+        "diverged": [not math.isfinite(value) for value in final],
+        "curve": [[step, [_finite(value) for value in loss.tolist()]] for step, loss in _thinned(curve)],
+        "parameters": sum(tensor.numel() for tensor in weights.values()) // len(seeds),
+        "seconds": round(seconds, 2),
+        "memory": peak(),
+    }
+    safetensors = require("safetensors.torch", "reproduce", "sharpmax compare")
+    return Outcome(record, safetensors.save(weights))
+
+
+def evaluate(
+    *,
+    method: Mapping[str, Any],
+    task: str,
+    model: Mapping[str, Any],
+    seeds: Sequence[int],
+    size: int,
+    samples: int,
+    device: str,
+    blob: bytes,
+) -> Outcome:
+    """Test trained seeds on `samples` examples of one size each."""
+    chosen, spec, problem, on = Method.of(method), ModelSpec(**model), sized_task(task), torch.device(device)
+    safetensors = require("safetensors.torch", "reproduce", "sharpmax compare")
+    trained = spec.build(chosen, problem, seeds, test=True)
+    _load(trained, safetensors.load(blob))
+    trained = trained.to(on).requires_grad_(False).eval()
+    began = time.monotonic()
+    found: dict[str, list[Tensor]] = {}
+    with torch.inference_mode(), _quiet():
+        for examples in _pages(problem, spec, seeds, size, samples, on):
+            asked = examples.answer.shape[-1]
+            for name, value in _measured(trained.read(examples.inputs, examples.live, asked), examples).items():
+                found.setdefault(name, []).append(value)
+        whole = {name: torch.cat(values, dim=1).cpu().double() for name, values in found.items()}
+    counted = whole.pop("counted")
+    record: dict[str, Any] = {"seeds": list(seeds), "size": size, "samples": samples}
+    for name in ("accuracy", "ranking", "hard"):
+        record[name] = _each(whole[name].sum(1) / counted.sum(1))
+    close = whole.pop("close")
+    record["close"] = _each((whole["ranked"] * close).sum(1) / close.sum(1))
+    record["whole"] = _each(whole["whole"].mean(1))
+    for name in ("entropy", "top"):
+        by_layer = whole[name].mean(1)
+        record[name] = _each(by_layer[:, -1].mean(-1))
+        record[f"layers_{name}"] = [[_each(heads) for heads in one] for one in by_layer]
+    return Outcome(record | {"seconds": round(time.monotonic() - began, 2)})
+
+
+def _losses(model: SetHeads | Encoders, data: Sequence[Tensor]) -> Tensor:
+    inputs, live, answer = data
+    scores = model.answer(inputs, live, answer.shape[-1])
+    losses = F.cross_entropy(scores.flatten(0, -2), answer.flatten(), reduction="none", ignore_index=NOTHING)
+    # Where nothing is asked the loss is 0.
+    return losses.view(len(answer), -1).sum(-1) / (answer != NOTHING).view(len(answer), -1).sum(-1)
+
+
+def _measured(reading: Reading, examples: Batch) -> dict[str, Tensor]:
+    """Measures of each example, [S, B, ...]."""
+    asked = examples.answer != NOTHING
+
+    def right(scores: Tensor) -> Tensor:
+        # The largest of scores that are not numbers is no answer.
+        return (scores.argmax(-1) == examples.answer) & scores.isfinite().all(-1) & asked
+
+    ranked = (reading.layers[-1].first == examples.source) & asked
+    correct = right(reading.scores)
+    found = {
+        "counted": asked.sum(-1),
+        "accuracy": correct.sum(-1),
+        "ranking": ranked.sum(-1),
+        "hard": right(reading.hard).sum(-1),
+        "close": examples.close,
+        "ranked": (ranked | ~asked).all(-1),
+        "whole": (correct | ~asked).all(-1),
+    }
+    many = asked.sum(-1)[:, :, None, None]
+    for name in ("entropy", "top"):
+        rows = torch.stack([getattr(layer, name) for layer in reading.layers], dim=2)
+        found[name] = (rows * asked[:, :, None, None]).sum(-1) / many
+    return found
+
+
+def _pages(
+    task: SizedTask, model: ModelSpec, seeds: Sequence[int], size: int, samples: int, device: torch.device
+) -> Iterator[Batch]:
+    """Examples of all seeds side by side, [S, B, ...]; a seed's do not depend on the other seeds."""
+    generators = [seeded(device, seed, size, _TEST) for seed in seeds]
+    page = max(1, _PAGE // size)
+    for start in range(0, samples, page):
+        count = min(page, samples - start)
+        drawn = [task.draw((count,), size, generator) for generator in generators]
+        names = ("inputs", "live", "answer", "source", "close")
+        whole = [torch.stack([getattr(one, name) for one in drawn]) for name in names]
+        positions = whole[1].shape[-1]
+        at_once = max(1, _FEATURES.get(device.type, _FEATURES["cpu"]) // (len(seeds) * positions * model.width))
+        for first in range(0, count, at_once):
+            yield Batch(*(part[:, first : first + at_once] for part in whole))
+
+
+def _load(model: SetHeads | Encoders, weights: Mapping[str, Tensor]) -> None:
+    """Load trained weights into a model, whose normaliser may be another at test."""
+    missing, left = model.load_state_dict(dict(weights), strict=False)
+    if other := [name for name in (*missing, *left) if "normalisers." not in name]:
+        raise ValueError(f"weights do not fit the model: {other[0]}")
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Where a policy leaves the range it was fitted on is part of the results."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", OutOfRangeWarning)
+        yield
+
+
+def _thinned(curve: Sequence[tuple[int, Tensor]]) -> list[tuple[int, Tensor]]:
+    every = max(1, math.ceil(len(curve) / _CURVE))
+    return [one for place, one in enumerate(curve, start=1) if place % every == 0 or place == len(curve)]
+
+
+def _each(values: Tensor) -> list[float | None]:
+    return [_finite(value) for value in values.tolist()]
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,108 @@
+"""Scores against counts made by hand, and intervals against answers that are really drawn again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sharpmax.experiments.clrs import tables as scores
+from sharpmax.experiments.clrs.evaluation import Answer, AnswerStore, Evaluation, Shard, Variant
+from sharpmax.experiments.clrs.tables import evaluation_tables
+from sharpmax.tasks.clrs_text.generation import Example
+from tests.experiments.clrs import stub
+from tests.experiments.evaluate import tiny
+
+Q = Example
+QUESTIONS = [
+    Q("q", "a b | c\n\n", "first", 4), Q("q", "a c | c\n\n", "first", 4), Q("q", "b b | a\n\n", "first", 4),
+    Q("q", "b b | b\n\n", "first", 8), Q("q", "b a | b", "first", 8),
+    Q("q", "x | y", "last", 4), Q("q", "x | z", "last", 4),
+]  # fmt: skip
+BASE = ["a b | c", "a b | c", "b b | b", "b b | a", "no", "x | y", "x | y"]
+SHARP = ["a b | c", "a c | c ", "b b | a", "z | b", "no", "x | y", ""]
+
+
+@pytest.fixture
+def tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    stub.install(monkeypatch.setitem)
+    arms = [Variant(name, tiny.language(), None, None) for name in ("base", "sharp")]
+    store = AnswerStore(tmp_path, Shard())
+    for name, said in (("base", BASE), ("sharp", SHARP)):
+        # Two at a time, in pairs that overlap by half.
+        when = [(100.0 + item // 2, 102.0 + item // 2) for item in range(len(said))]
+        store.add(name, {item: Answer(text, 3, *when[item]) for item, text in enumerate(said)})
+    return evaluation_tables(Evaluation(arms, QUESTIONS, 100, {}), store, {"first": [4], "last": [4]}, 0)
+
+
+def test_final_answers_and_whole_texts(tables: dict[str, Any]) -> None:
+    final, whole = tables["accuracy"], tables["exact"]
+    assert final["base"]["first"]["4"]["mean"] == pytest.approx(100 * 2 / 3)
+    assert whole["base"]["first"]["4"]["mean"] == pytest.approx(100 / 3)
+    assert final["sharp"]["first"]["4"]["mean"] == whole["sharp"]["first"]["4"]["mean"] == 100.0
+    assert final["sharp"]["first"]["8"] == {**final["sharp"]["first"]["8"], "mean": 50.0, "n": 2}
+    assert whole["sharp"]["first"]["8"]["mean"] == 0.0
+    assert final["sharp"]["last"]["4"]["mean"] == 50.0
+
+
+def test_the_most_frequent_answer(tables: dict[str, Any]) -> None:
+    assert tables["majority"]["first"]["4"]["mean"] == pytest.approx(100 * 2 / 3)
+    assert tables["majority"]["first"]["8"]["mean"] == 100.0
+    assert tables["majority"]["last"]["4"]["mean"] == 50.0
+
+
+def test_means_by_algorithm_and_pairs(tables: dict[str, Any]) -> None:
+    means = tables["means"]
+    assert means["base"]["in"]["mean"] == pytest.approx(100 * (2 / 3 + 1 / 2) / 2)
+    assert means["base"]["out"]["mean"] == 0.0
+    assert means["base"]["in"]["algorithms"] == 2
+    assert means["base"]["out"]["algorithms"] == 1
+    gain = tables["gains"]["sharp"]["in"]
+    assert gain["mean"] == pytest.approx(100 * (1 / 3) / 2)
+    assert (gain["gained"], gain["lost"]) == (1, 0)
+    assert tables["paired"]["sharp"]["first"]["8"] == {"gained": 1, "lost": 0, "p": 1.0}
+    assert tables["speed"]["base"] == {"tokens": 21, "seconds": 5.0, "tokens_per_second": 4.2}
+    assert list(tables["gains"]) == ["sharp"]
+
+
+def test_intervals_are_those_of_answers_drawn_again() -> None:
+    rng = np.random.default_rng(3)
+    base = {"a": {4: rng.integers(0, 2, 60).tolist(), 8: [1] * 30}, "b": {4: rng.integers(0, 2, 40).tolist()}}
+    arm = {"a": {4: rng.integers(0, 2, 60).tolist(), 8: [1, 0] * 15}, "b": {4: rng.integers(0, 2, 40).tolist()}}
+    chosen = {"a": [4, 8], "b": [4]}
+    means, gains = [], []
+    for _ in range(3000):
+        here: list[tuple[float, float]] = []
+        for name, sizes in chosen.items():
+            cells = []
+            for size in sizes:
+                pick = rng.integers(0, len(base[name][size]), len(base[name][size]))
+                cells.append((np.array(base[name][size])[pick].mean(), np.array(arm[name][size])[pick].mean()))
+            here.append(tuple(np.mean(cells, axis=0)))
+        first, second = np.mean(here, axis=0)
+        means.append(100 * first)
+        gains.append(100 * (second - first))
+    mean = scores._mean(base, chosen, 0)
+    gain = scores._gain(base, arm, chosen, 0)
+    for found, drawn in ((mean, means), (gain, gains)):
+        low, high = np.quantile(drawn, [0.025, 0.975])
+        assert found.low == pytest.approx(low, abs=1.0)
+        assert found.high == pytest.approx(high, abs=1.0)
+        assert found.low < found.mean < found.high
+
+
+def test_every_algorithm_by_itself(tables: dict[str, Any]) -> None:
+    one = tables["by_algorithm"]["base"]
+    assert one["first"]["in"]["mean"] == pytest.approx(100 * 2 / 3)
+    assert one["first"]["out"]["mean"] == 0.0
+    assert list(one["last"]) == ["in"]
+    gains = tables["gains_by_algorithm"]
+    assert list(gains) == ["sharp"]
+    assert gains["sharp"]["first"]["in"]["mean"] == pytest.approx(100 / 3)
+    assert (gains["sharp"]["first"]["out"]["gained"], gains["sharp"]["first"]["out"]["lost"]) == (1, 0)
+    # The mean over algorithms is the mean of these.
+    for group in ("in", "out"):
+        each = [cells[group]["mean"] for cells in one.values() if group in cells]
+        assert tables["means"]["base"][group]["mean"] == pytest.approx(sum(each) / len(each))

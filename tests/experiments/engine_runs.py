@@ -1,0 +1,117 @@
+"""Small grids of toy tasks, and runs of them in processes to be killed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from sharpmax.experiments.engine import Task, run
+from sharpmax.experiments.run_folder import RunStore
+
+TOYS = Path(__file__).with_name("toy_tasks.py")
+
+_DRIVER = """
+import signal
+# A shell starts what it runs in the background with interrupts ignored, and so would this.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+import sys
+from pathlib import Path
+from engine_runs import TOYS, grid
+from sharpmax.experiments.engine import run
+from sharpmax.experiments.run_folder import RunStore
+
+home = Path(sys.argv[1])
+tasks = grid(4, 2, trace=str(home / "trace"), gate=str(home / "gate"))
+run(tasks, RunStore(home / "store"), plugins=[TOYS], **eval(sys.argv[2]))
+"""
+
+# Imported by every interpreter that starts, before anything of ours.
+_WORKER_START = """
+import os, sys, time
+from pathlib import Path
+if "--process-name" in sys.orig_argv:  # one of loky's workers
+    home = Path(os.environ["DRIVER_HOME"])
+    (home / f"starts.{os.getpid()}").touch()
+    while (home / "hold").exists():
+        time.sleep(0.02)
+"""
+
+
+def toy(name: str) -> str:
+    return f"sharpmax_plugin_toy_tasks:{name}"
+
+
+def grid(seeds: int = 2, scales: int = 2, **more: Any) -> list[Task]:
+    """Trainings, and tests of what they learned."""
+    training = {name: value for name, value in more.items() if name in ("size", "trace", "beside")}
+    testing = {name: value for name, value in more.items() if name in ("trace", "gate")}
+    trained = [Task(f"learn/{seed}", toy("learn"), {"seed": seed, **training}) for seed in range(seeds)]
+    tested = [
+        Task(f"test/{seed}/{scale}", toy("examine"), {"scale": scale / 2, **testing}, after=f"learn/{seed}")
+        for seed in range(seeds)
+        for scale in range(scales)
+    ]
+    return trained + tested
+
+
+def go(folder: Path, tasks: list[Task], **more: Any) -> dict[str, Any]:
+    """Run the tasks; all that the store holds then, read anew from its folder."""
+    run(tasks, RunStore(folder), plugins=[TOYS], **more)
+    store = RunStore(folder)
+    return {key: (store.record(key), store.blob(key)) for key in sorted(store.keys())}
+
+
+def traces(folder: Path) -> dict[str, int]:
+    """How often each task ran."""
+    counts: dict[str, int] = {}
+    for path in folder.iterdir():
+        name = path.name.rsplit(".", 2)[0]
+        counts[name] = counts.get(name, 0) + 1
+    return counts
+
+
+def driver(home: Path, **options: Any) -> subprocess.Popen[bytes]:
+    """A process that drives a grid of twelve tasks: four trainings, and two tests of each.
+
+    Every second test waits for the file `gate`, so that the driver cannot end before a test wants it to. While there is
+    a file `hold`, worker processes stay in their imports.
+    """
+    (home / "trace").mkdir(exist_ok=True)
+    (home / "site").mkdir(exist_ok=True)
+    (home / "site" / "sitecustomize.py").write_text(_WORKER_START, encoding="utf-8")
+    path = os.pathsep.join([str(home / "site"), str(TOYS.parent), *filter(None, sys.path)])
+    words = [sys.executable, "-c", _DRIVER, str(home), repr(options)]
+    environment = {**os.environ, "PYTHONPATH": path, "DRIVER_HOME": str(home)}
+    return subprocess.Popen(words, env=environment, stderr=subprocess.PIPE)
+
+
+def lines(folder: Path) -> int:
+    file = folder / "outcomes.jsonl"
+    return file.read_bytes().count(b"\n") if file.is_file() else 0
+
+
+def stuck(home: Path, tasks: int) -> None:
+    """Wait until so many tasks wait for the gate, and all that was done before them is stored."""
+    held = home / "trace"
+    wait_for(lambda: len(list(held.glob("examine-0.5.*"))) == tasks)
+    wait_for(lambda: lines(home / "store") == len(list(held.iterdir())) - tasks)
+
+
+def alive(pid: int) -> bool:
+    """Whether a process is there, and not only its exit status."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state not in "ZX"
+
+
+def wait_for(condition: Any, seconds: float = 1200.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)

@@ -1,0 +1,86 @@
+"""Files of the user's own."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sharpmax.errors import ArgumentError, FileFormatError
+from sharpmax.experiments import plugins
+from sharpmax.normalisers import base
+
+
+def loaded(path: Path) -> Any:
+    return plugins.load(plugins.read([path])[0])
+
+
+def test_a_file_is_imported_once_and_again_when_it_has_changed(tmp_path: Path) -> None:
+    file = tmp_path / "one-off.py"
+    file.write_text("class A:\n    x = 'ä'\n", encoding="utf-8")
+    first = loaded(file)
+    assert loaded(file) is first
+    assert sys.modules["sharpmax_plugin_one-off"] is first
+    assert inspect.getsource(first.A) == "class A:\n    x = 'ä'\n"
+    file.write_text("y = 2\n", encoding="utf-8")
+    assert loaded(file).y == 2
+
+
+NORMALISER = """
+from sharpmax.normalisers import Normaliser
+
+class Squared(Normaliser):
+    name = "squared-for-a-test"
+    disperses = "as a test likes"
+
+    def normalise(self, logits, live):
+        powers = logits.square() * live
+        return powers / powers.sum(-1, keepdim=True)
+"""
+
+
+def test_a_normaliser_registers_wherever_its_text_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(base, "_kinds", dict(base._kinds))
+    file = tmp_path / "squared.py"
+    file.write_text(NORMALISER, encoding="utf-8")
+    plugin = plugins.read([file])[0]
+    file.unlink()
+    module: Any = plugins.load(plugin)
+    assert base._kinds["squared-for-a-test"] is module.Squared
+    # A file that was changed since replaces what it defined before, instead of finding the name taken.
+    changed: Any = plugins.load(plugins.Plugin(plugin.path, plugin.text + "\n"))
+    assert base._kinds["squared-for-a-test"] is changed.Squared is not module.Squared
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("x = 1\nx = (", r"SyntaxError"),
+        ("x = 1\nraise ValueError('no\\nluck')", r"ValueError, line 2: no luck"),
+        ("import nowhere_at_all", r"ModuleNotFoundError, line 1"),
+        ("raise SystemExit(3)", r"SystemExit, line 1: 3"),
+    ],
+)
+def test_a_file_that_cannot_be_run(tmp_path: Path, text: str, says: str) -> None:
+    file = tmp_path / "bad.py"
+    file.write_text(text, encoding="utf-8")
+    with pytest.raises(FileFormatError, match=rf"^--with: '.*bad.py' cannot be run \({says}.*\)$"):
+        loaded(file)
+    assert "sharpmax_plugin_bad" not in sys.modules
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match=r"--with: got '.*none.py'"):
+        plugins.read([tmp_path / "none.py"])
+    (tmp_path / "x.py").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(FileFormatError, match="not text"):
+        plugins.read([tmp_path / "x.py"])
+    (tmp_path / "a").mkdir()
+    for folder, text in (("a", "1"), (".", "2")):
+        (tmp_path / folder / "y.py").write_text(text, encoding="utf-8")
+    with pytest.raises(ArgumentError, match="two files called 'y'"):
+        plugins.read([tmp_path / "y.py", tmp_path / "a" / "y.py"])
+    assert len(plugins.read([tmp_path / "y.py", tmp_path / "y.py"])) == 1

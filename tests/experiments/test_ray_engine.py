@@ -1,0 +1,172 @@
+"""A real Ray cluster of two nodes on this machine: nodes die, drivers die, numbers stay the same."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sharpmax.errors import ArgumentError, SharpmaxError, UnsupportedError
+from sharpmax.experiments.engine import Progress, Task, run
+from sharpmax.experiments.run_folder import RunStore
+from tests.experiments.engine_runs import driver, go, grid, stuck, toy, traces, wait_for
+
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+# How long Ray waits for its own parts, which on a busy machine start and answer late.
+for part in ("worker_register_timeout_seconds", "gcs_server_request_timeout_seconds", "gcs_server_port_wait_time_s"):
+    os.environ.setdefault(f"RAY_{part}", "600")
+os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+ray: Any = pytest.importorskip("ray", reason="needs the extra ray")
+
+NODE = {"num_cpus": 1, "object_store_memory": 80_000_000, "include_dashboard": False}
+# A node that refuses connections is given up after a second and a half, one that answers late is not.
+SOON = {
+    "health_check_initial_delay_ms": 0,
+    "health_check_period_ms": 500,
+    "health_check_failure_threshold": 3,
+    "health_check_timeout_ms": 600_000,
+}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """A cluster whose head has one core."""
+    utils: Any = importlib.import_module("ray.cluster_utils")
+    made = utils.Cluster(initialize_head=True, head_node_args={**NODE, "_system_config": SOON})
+    yield made
+    made.shutdown()
+
+
+def on(cluster: Any) -> dict[str, Any]:
+    return {"engine": "ray", "address": cluster.address}
+
+
+def test_a_node_that_is_killed_in_the_middle(cluster: Any, tmp_path: Path) -> None:
+    """What it had at work is done again elsewhere, and every number is that of a run in this process."""
+    second = cluster.add_node(**NODE)
+    trace = tmp_path / "trace"
+    trace.mkdir()
+    # Blobs too large to travel inside of messages.
+    gate = tmp_path / "gate"
+    tasks = grid(4, 2, size=256, trace=str(trace), gate=str(gate), beside=2)
+    process = second.all_processes["raylet"][0].process.pid
+    doomed: list[str] = []
+
+    def on_second() -> list[list[str]]:
+        """What the second node has begun, the last at the end: name, process, time."""
+        begun = [path.name for path in trace.iterdir() if path.read_text(encoding="utf-8") == str(process)]
+        return sorted((name.rsplit(".", 2) for name in begun), key=lambda parts: int(parts[2]))
+
+    def kill() -> None:
+        try:
+            # Trainings begin in pairs, one on each node; then each node comes to a test that waits for the gate.
+            wait_for(lambda: len(list(trace.glob("examine-0.5.*"))) == 2)
+            assert len(on_second()) >= 2
+            name, worker, _ = on_second()[-1]
+            doomed.append(name)
+            for dying in (process, int(worker)):  # a machine that fails takes all that is on it with it
+                os.kill(dying, signal.SIGKILL)
+            cluster.remove_node(second, allow_graceful=False)
+        finally:
+            gate.touch()  # or the run would wait as well
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    seen: list[Progress] = []
+    found = go(tmp_path / "ray", tasks, **on(cluster), progress=seen.append)
+    killer.join()
+    assert found == go(tmp_path / "local", grid(4, 2, size=256), workers=1)
+    assert len(found["learn/0"][1]) == 256 * 256 * 4
+    assert traces(trace)[doomed[0]] > (4 if doomed[0].startswith("examine") else 1)
+    assert max(len(one.running) for one in seen) == 2
+    assert (seen[-1].done, seen[-1].total, seen[-1].running) == (12, 12, ())
+
+
+def test_a_lost_driver_loses_what_was_in_flight_and_no_more(cluster: Any, tmp_path: Path) -> None:
+    process = driver(tmp_path, engine="ray", address=cluster.address)
+    stuck(tmp_path, 1)
+    process.kill()
+    assert process.communicate()[1] == b""  # Ray keeps its remarks to itself
+    kept = RunStore(tmp_path / "store").keys()
+    assert 5 <= len(kept) < 12
+    begun = sum(traces(tmp_path / "trace").values())
+    assert begun == len(kept) + 1
+    tasks = grid(4, 2, trace=str(tmp_path / "trace"))
+    assert go(tmp_path / "store", tasks, **on(cluster)) == go(tmp_path / "local", grid(4, 2), workers=1)
+    assert sum(traces(tmp_path / "trace").values()) <= begun + 1 + 12 - len(kept)
+
+
+def test_what_goes_wrong_is_one_line(cluster: Any, tmp_path: Path) -> None:
+    ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")  # all four by one connection
+    try:
+        for name, kind, says, times in (
+            ("mistake", ArgumentError, "--width: got 7; allowed: an even number", 1),
+            ("fail", SharpmaxError, r"task 'x' failed 2 times: RuntimeError: out of luck \(toy_.*--resume", 2),
+            ("die", SharpmaxError, r"task 'x' lost its process \(WorkerCrashedError: .*--resume", 2),
+        ):
+            more = {} if name == "mistake" else {"times": 9}
+            with pytest.raises(kind, match=f"^{says}$"):
+                go(tmp_path / name, [Task("x", toy(name), {"trace": str(tmp_path), **more})], engine="ray", retries=1)
+            assert len(list(tmp_path.glob(f"{name}.*"))) == times
+        gpu = Task("x", toy("learn"), {"seed": 0, "device": "cuda"})
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("sharpmax.experiments.ray_engine._NODE_TIMEOUT_S", 0.0)
+            with pytest.raises(SharpmaxError, match="no node of the cluster has had a GPU"):
+                go(tmp_path / "gpu", [gpu], engine="ray")
+        assert ray.is_initialized()
+    finally:
+        ray.shutdown()
+
+
+def test_a_node_with_another_sharpmax(cluster: Any, tmp_path: Path) -> None:
+    package = tmp_path / "other" / "sharpmax"
+    package.mkdir(parents=True)
+    node = cluster.add_node(**NODE, env_vars={"PYTHONPATH": str(package.parent), "PYTHONDONTWRITEBYTECODE": "1"})
+    for text, says in (
+        ('__version__ = "0.0.7"', "has sharpmax 0.0.7 and the driver .*; install sharpmax==.* there"),
+        ("import a_part_that_is_not_there", "cannot import sharpmax .*; install sharpmax==.* there"),
+    ):
+        (package / "__init__.py").write_text(text, encoding="utf-8")
+        with pytest.raises(UnsupportedError, match=f"^--engine ray: node {socket.gethostname()!r} {says}$"):
+            # The node of the same version waits for a training on another one.
+            go(tmp_path / "store", grid(6, 0, trace=str(tmp_path), beside=7), **on(cluster))
+    cluster.remove_node(node)
+
+
+def test_ray_of_this_machine_alone(tmp_path: Path) -> None:
+    assert go(tmp_path / "ray", grid(), engine="ray", workers=2) == go(tmp_path / "local", grid(), workers=1)
+    assert not ray.is_initialized()
+
+
+def test_no_cluster_at_the_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Ray itself would try for minutes.
+    monkeypatch.setattr(ray, "init", lambda *_, **__: pytest.fail("asked Ray about an address where it is not"))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+
+        def reply() -> None:
+            line, _ = server.accept()
+            with line:
+                line.recv(100)
+                line.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+        other = threading.Thread(target=reply)
+        other.start()
+        with pytest.raises(
+            ArgumentError, match=rf"^--address: got '127.0.0.1:{port}', where something else than Ray is"
+        ):
+            run(grid(), RunStore(tmp_path), engine="ray", address=f"127.0.0.1:{port}")
+        other.join()
+    with pytest.raises(ArgumentError, match=rf"'127.0.0.1:{port}', where no cluster is \(.*ray start --head"):
+        run(grid(), RunStore(tmp_path), engine="ray", address=f"127.0.0.1:{port}")
+    for address in ("head", "head:", ":6379", "head:0", "head:99999", "head:port"):
+        with pytest.raises(ArgumentError, match=f"^--address: got {address!r}; allowed: host:port"):
+            run(grid(), RunStore(tmp_path), engine="ray", address=address)
+    assert RunStore(tmp_path).keys() == []

@@ -1,0 +1,170 @@
+"""Intervals, tests and AUROC against formulas, scipy, and resamples that are really drawn."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from sharpmax.experiments.statistics import (
+    Auroc,
+    SeedInterval,
+    SeedMean,
+    accuracy,
+    auroc,
+    compare,
+    mean,
+    paired,
+    perplexity,
+    rise,
+    with_interval,
+)
+
+RNG = np.random.default_rng(0)
+BASE = 50 + 5 * RNG.standard_normal(10)
+VARIANT = BASE + 1 + RNG.standard_normal(10)
+CEILING = BASE + 10
+
+
+@pytest.mark.parametrize(("right", "n"), [(0, 50), (1, 50), (93, 100)])
+def test_wilsons_interval(right: int, n: int) -> None:
+    z, p = 1.959963984540054, right / n
+    middle = (p + z * z / (2 * n)) / (1 + z * z / n)
+    reach = z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+    found: Any = accuracy([1] * right + [0] * (n - right))
+    assert (found.mean, found.n) == (pytest.approx(100 * p), n)
+    assert found.low == pytest.approx(100 * (middle - reach), abs=1e-9)
+    assert found.high == pytest.approx(100 * (middle + reach), abs=1e-9)
+
+
+@pytest.mark.parametrize(("gained", "lost"), [(0, 0), (1, 0), (9, 2), (5, 5), (1, 40)])
+def test_mcnemar_counts_only_prompts_that_changed(gained: int, lost: int) -> None:
+    base = [0] * gained + [1] * lost + [0] * 7 + [1] * 30
+    variant = [1] * gained + [0] * lost + [0] * 7 + [1] * 30
+    found: Any = paired(base, variant)
+    n, few = gained + lost, min(gained, lost)
+    wanted = min(1.0, 2.0 * sum(math.comb(n, k) for k in range(few + 1)) / 2.0**n) if n else 1.0
+    assert (found.gained, found.lost, found.p) == (gained, lost, pytest.approx(wanted, rel=1e-12))
+
+
+def test_rise_of_windows_of_one_length_is_the_paired_t_interval() -> None:
+    base = RNG.normal(2.7, 0.3, 9)
+    variant = base + RNG.normal(0.01, 0.02, 9)
+    found: Any = rise([(100 * x, 100) for x in base], [(100 * x, 100) for x in variant])
+    interval = stats.ttest_rel(variant, base).confidence_interval(0.95)
+    assert found.rise == pytest.approx(100 * math.expm1((variant - base).mean()))
+    assert found.low == pytest.approx(100 * math.expm1(interval.low))
+    assert found.high == pytest.approx(100 * math.expm1(interval.high))
+
+
+def test_perplexity_and_rise_weigh_tokens_not_texts() -> None:
+    base, variant = [(10.0, 5), (30.0, 20), (2.0, 4)], [(11.0, 5), (29.5, 20), (2.5, 4)]
+    assert asdict(perplexity(base)) == {"mean": pytest.approx(math.exp(42.0 / 29.0)), "n": 29}
+    found: Any = rise(base, variant)
+    assert found.rise == pytest.approx(100 * (perplexity(variant).mean / perplexity(base).mean - 1))
+    assert found.low < found.rise < found.high
+    assert rise(base[:1], variant[:1]).low is None
+    assert rise(base[:2], base[:2]).rise == 0.0
+
+
+def test_means_over_seeds() -> None:
+    assert asdict(mean(BASE)) == {"mean": pytest.approx(BASE.mean()), "sem": pytest.approx(stats.sem(BASE)), "n": 10}
+    assert mean(np.array([3.0])) == SeedMean(3.0, None, 1)
+    found: Any = with_interval(np.append(BASE, np.nan))
+    low, high = stats.t.interval(0.95, 9, loc=BASE.mean(), scale=stats.sem(BASE))
+    assert (found.low, found.high, found.n) == (pytest.approx(low), pytest.approx(high), 10)
+    assert with_interval(np.array([7.0, np.nan])) == SeedInterval(7.0, None, None, None, 1)
+    assert with_interval(np.array([np.nan])).mean is None
+
+
+@pytest.mark.parametrize("seeds", [2, 10])
+def test_comparison_is_the_two_sided_paired_test(seeds: int) -> None:
+    variant, base, ceiling = VARIANT[:seeds], BASE[:seeds], CEILING[:seeds]
+    difference = variant - base
+    found: Any = compare(variant, base, ceiling)
+    t = difference.mean() / (difference.std(ddof=1) / np.sqrt(seeds))
+    assert found.p == pytest.approx(2 * stats.t.sf(abs(t), seeds - 1))
+    assert found.gain == pytest.approx(difference.mean())
+    assert found.of_ceiling == pytest.approx(100 * variant.mean() / ceiling.mean())
+
+
+@pytest.mark.parametrize(
+    ("variant", "base", "gain"),
+    [
+        (np.array([50.0]), np.array([40.0]), 10.0),  # one seed
+        # One set in a hundred more in every seed: 57.99999999999999 − 56.99999999999999 and the like are not quite
+        # equal, and their tiny spread is no evidence.
+        (100.0 * (np.array([58, 59, 30]) / 100), 100.0 * (np.array([57, 58, 29]) / 100), 1.0),
+    ],
+)
+def test_no_test_without_a_spread_of_differences(variant: np.ndarray, base: np.ndarray, gain: float) -> None:
+    found: Any = compare(variant, base, np.zeros(len(variant)))
+    assert (found.p, found.of_ceiling, found.gain) == (None, None, pytest.approx(gain))
+
+
+def by_pairs(suspicion: np.ndarray, correct: np.ndarray) -> float | None:
+    """AUROC by counting every wrong answer against every right one."""
+    wrong, right = suspicion[~correct], suspicion[correct]
+    return float(np.mean(np.sign(wrong[:, None] - right[None]) + 1) / 2) if len(wrong) and len(right) else None
+
+
+def answers(heads: int, samples: int, *, levels: int = 6) -> tuple[np.ndarray, np.ndarray]:
+    """Suspicions of a few levels (so that many tie), higher where wrong, by different amounts in each head."""
+    rng = np.random.default_rng(0)
+    correct = rng.random((heads, samples)) < 0.7
+    shift = np.linspace(0.2, 2.0, heads)[:, None] * ~correct
+    return np.round((rng.standard_normal((heads, samples)) + shift) * levels / 6) / levels, correct
+
+
+@pytest.mark.parametrize(("heads", "levels"), [(1, 1), (2, 6), (5, 10_000)])
+def test_auroc_is_the_share_of_pairs_won_with_ties_as_halves(heads: int, levels: int) -> None:
+    suspicion, correct = answers(heads, 30, levels=levels)
+    found: Any = auroc(suspicion, correct, seed=0)
+    # Pairs reach across heads: one threshold has to serve them all.
+    assert found.auroc == pytest.approx(by_pairs(suspicion.ravel(), correct.ravel()))
+    assert (found.wrong, found.right) == ((~correct).sum(), correct.sum())
+    assert auroc(np.exp(3 * suspicion), correct, 0) == found, "the order alone matters"
+    assert auroc(suspicion, correct, seed=1).auroc == found.auroc
+
+
+def test_auroc_needs_wrong_and_right_answers() -> None:
+    assert auroc(np.ones((3, 4)), np.ones((3, 4), bool), 0) == Auroc(None, None, None, 0, 12)
+    assert auroc(np.ones((3, 4)), np.zeros((3, 4), bool), 0) == Auroc(None, None, None, 12, 0)
+
+
+@pytest.mark.parametrize("one_wrong", [False, True])
+def test_the_interval_of_three_heads_spans_every_resample(one_wrong: bool) -> None:
+    """Each of the 27 resamples is likelier than 2.5%, so the interval ends at the extremes; some have no pair."""
+    suspicion, correct = answers(3, 12)
+    if one_wrong:
+        correct[1:] = True
+    values = [
+        value
+        for chosen in itertools.product(range(3), repeat=3)
+        if (value := by_pairs(suspicion[list(chosen)].ravel(), correct[list(chosen)].ravel())) is not None
+    ]
+    assert len(values) == (19 if one_wrong else 27)
+    found: Any = auroc(suspicion, correct, seed=0)
+    assert (found.low, found.high) == (pytest.approx(min(values)), pytest.approx(max(values)))
+
+
+@pytest.mark.parametrize(("heads", "samples", "within"), [(6, 20, 0.15), (1, 10, 0.05), (1, 400, 0.2)])
+def test_the_interval_is_that_of_heads_or_answers_drawn_with_replacement(
+    heads: int, samples: int, within: float
+) -> None:
+    # Of one head, blocks of answers are drawn: of few, each is a block; twenty blocks know the spread to a sixth.
+    suspicion, correct = answers(heads, samples)
+    if heads == 1:
+        suspicion, correct = suspicion.T, correct.T
+    rng, count = np.random.default_rng(7), len(correct)
+    drawn = [rng.integers(count, size=count) for _ in range(1500)]
+    values = [by_pairs(suspicion[at].ravel(), correct[at].ravel()) for at in drawn]
+    low, high = np.quantile([value for value in values if value is not None], (0.025, 0.975))
+    found: Any = auroc(suspicion, correct, seed=0) if heads > 1 else auroc(suspicion.T, correct.T, seed=0)
+    assert found.low == pytest.approx(low, abs=within * (high - low))
+    assert found.high == pytest.approx(high, abs=within * (high - low))
