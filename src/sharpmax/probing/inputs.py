@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sharpmax.calibration.replication import Crowded, crowd
+from sharpmax.calibration.replication import ReplicatedReply, replicate_keys
 from sharpmax.errors import reject, reject_type
 from sharpmax.models.scoring import encode
 from sharpmax.tasks.prompt import Prompt, Task
@@ -177,14 +177,16 @@ def _count(tokens: int, prompts: int | None) -> int:
 
 def _passage(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> Passage:
     reply = encode(tokenizer, prompt)
-    items, once = _items(crowd(tokenizer, prompt, reply, 2), reply.start) if tokenizer.is_fast else ((), 0)
+    items, once = _items(replicate_keys(tokenizer, prompt, reply, 2), reply.start) if tokenizer.is_fast else ((), 0)
     return Passage({"input_ids": torch.tensor([reply.ids[: reply.start]])}, items, once)
 
 
-def _items(crowded: Crowded, length: int) -> tuple[tuple[int, ...], int]:
+def _items(replicated: ReplicatedReply, length: int) -> tuple[tuple[int, ...], int]:
     """The items of a list, read off which tokens count twice and where room is left for them."""
-    places = crowded.positions or range(len(crowded.ids))
-    marks = [(count, place - at) for at, (count, place) in enumerate(zip(crowded.times, places, strict=True))][:length]
+    places = replicated.positions or range(len(replicated.ids))
+    marks = [(count, place - at) for at, (count, place) in enumerate(zip(replicated.times, places, strict=True))][
+        :length
+    ]
     runs = [(mark[0], len(list(run))) for mark, run in groupby(marks)]
     if len(runs) < 3:
         return (), 0

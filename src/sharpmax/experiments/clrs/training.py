@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from sharpmax.calibration.data import KINDS, NOT_NEGATIVE, policy_from
-from sharpmax.calibration.trainer import Live, grid_of
+from sharpmax.calibration.trainer import TrainablePolicy, grid_of
 from sharpmax.errors import reject
 from sharpmax.experiments.clrs.packing import Packed, batch_of
 from sharpmax.experiments.clrs.recipe import FILE_NAME as CURVE
@@ -53,7 +53,7 @@ class Learned:
 
     def __init__(self, model: PreTrainedModel, kind: str) -> None:
         self._model = model
-        self._live = Live(kind, *grid_of(model), model.device)
+        self._live = TrainablePolicy(kind, *grid_of(model), model.device)
         self._live.coefficients = nn.Parameter(self._live.coefficients.detach())
 
     @property
@@ -66,7 +66,7 @@ class Learned:
         """The coefficients as a parameter of the model that chooses β in its attention; afterwards it has none."""
         self._model.register_parameter(_NAME, self.parameter)  # type: ignore[arg-type]
         try:
-            with self._live.at_work(self._model):
+            with self._live.installed(self._model):
                 yield
         finally:
             delattr(self._model, _NAME)
