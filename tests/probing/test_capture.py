@@ -46,15 +46,16 @@ def check(found: Capture, expected: list[tuple[int, oracle.Rows]], tolerance: fl
             assert np.allclose(call.statistics[name].numpy(), theirs, atol=tolerance, rtol=1e-5), name
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-@pytest.mark.parametrize(
-    ("family", "attention"), [(one, a) for one in ALL for a in one.attentions], ids=lambda x: getattr(x, "name", x)
-)
-def test_every_row_of_every_layer_is_that_of_the_float64_oracle(
-    family: Family, attention: str, dtype: torch.dtype
-) -> None:
+CASES = [(one, attention, torch.float32) for one in ALL for attention in one.attentions]
+CASES += [(FAMILIES["llama"], "sdpa", torch.bfloat16), (FAMILIES["gemma2"], "eager", torch.bfloat16)]
+
+
+@pytest.mark.parametrize(("family", "attention", "dtype"), CASES, ids=lambda x: getattr(x, "name", str(x)))
+def test_every_row_of_every_layer_equals_the_float64_oracle(family: Family, attention: str, dtype: torch.dtype) -> None:
+    """And the model computes the same and is as before."""
     model = family.build(attention).to(dtype)
     inputs = inputs_of(family, model)
+    state, implementation = [vars(one).keys() for one in model.modules()], model.config._attn_implementation
     with torch.no_grad():
         with oracle.recorded(model) as expected:
             plain = family.logits(model, **inputs)
@@ -63,11 +64,11 @@ def test_every_row_of_every_layer_is_that_of_the_float64_oracle(
     assert torch.equal(seen, plain)
     assert len(expected) >= 2
     check(found, expected)
+    assert [vars(one).keys() for one in model.modules()] == state
+    assert model.config._attn_implementation == implementation
 
 
-@pytest.mark.parametrize(
-    "family", [FAMILIES[name] for name in ("llama", "gemma2", "t5", "mistral")], ids=lambda f: f.name
-)
+@pytest.mark.parametrize("family", [FAMILIES[name] for name in ("llama", "t5")], ids=lambda f: f.name)
 def test_chosen_rows_are_those_among_all(family: Family) -> None:
     model = family.build()
     inputs = inputs_of(family, model)
@@ -85,8 +86,9 @@ def test_chosen_rows_are_those_among_all(family: Family) -> None:
     assert {len(call.places) for call in last.calls} == {1}
 
 
-@pytest.mark.parametrize("cache", ["dynamic", "static"])
-@pytest.mark.parametrize("name", ["llama", "gpt2", "mistral", "gemma2"])
+@pytest.mark.parametrize(
+    ("name", "cache"), [("llama", "dynamic"), ("gpt2", "dynamic"), ("mistral", "static"), ("gemma2", "static")]
+)
 def test_generating_gives_the_rows_of_one_long_pass(name: str, cache: str) -> None:
     family = FAMILIES[name]
     model = family.build()
@@ -128,7 +130,7 @@ def test_a_prompt_read_in_parts_gives_the_rows_of_the_whole(cache: str) -> None:
             assert torch.allclose(found, whole.of_layer(layer)[0].statistics[name], atol=1e-4), name
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma2", "t5", "bert"])
+@pytest.mark.parametrize("name", ["llama", "gemma2", "t5"])
 def test_a_constant_policy_is_in_the_rows(name: str) -> None:
     family = FAMILIES[name]
     model = family.build()
@@ -163,23 +165,6 @@ def test_sharpened_rows_are_those_whose_weights_eager_attention_returns(policy: 
         assert (found.stack("top") - torch.stack([w.amax(-1) for w in weights])).abs().max() < 1e-5
 
 
-@pytest.mark.parametrize("family", ALL, ids=lambda f: f.name)
-def test_a_model_is_left_as_it_was(family: Family) -> None:
-    model = family.build()
-    state, implementation = dict(vars(model)), model.config._attn_implementation
-    own = [dict(vars(one)) for one in model.modules()]
-    plain = family.logits(model)
-    with sm.capture(model, "log") as found:
-        assert torch.equal(family.logits(model), plain)
-    calls = len(found.calls)
-    assert calls >= 2
-    assert torch.equal(family.logits(model), plain)
-    assert len(found.calls) == calls
-    assert vars(model).keys() == state.keys()
-    assert model.config._attn_implementation == implementation
-    assert [vars(one).keys() for one in model.modules()] == [one.keys() for one in own]
-
-
 def test_an_error_of_the_model_leaves_it_as_it_was() -> None:
     family = FAMILIES["llama"]
     model = family.build()
@@ -211,18 +196,6 @@ def test_under_autocast_statistics_stay_exact() -> None:
         with sm.capture(model, "all") as found:
             assert torch.equal(family.logits(model, **inputs), plain)
     check(found, expected)
-
-
-def test_each_of_several_captures_gets_everything() -> None:
-    family = FAMILIES["llama"]
-    model = family.build()
-    with sm.capture(model) as outer:
-        family.logits(model)
-        with sm.capture(model) as inner:
-            family.logits(model)
-        family.logits(model)
-    assert (len(outer.calls), len(inner.calls)) == (6, 2)
-    assert torch.equal(outer.calls[2].statistics["entropy"], inner.calls[0].statistics["entropy"])
 
 
 def test_calls_of_another_thread_are_not_seen() -> None:
@@ -259,7 +232,7 @@ def test_threads_may_begin_and_end_captures_of_one_model_at_any_moment() -> None
 
     def read(captured: bool) -> None:
         try:
-            for _ in range(60):
+            for _ in range(25):
                 with sm.capture(model) if captured else nullcontext() as found:
                     out = family.logits(model, input_ids=ids)
                 if not torch.equal(out, plain) or (found is not None and len(found.calls) != 2):
@@ -282,9 +255,8 @@ def test_threads_may_begin_and_end_captures_of_one_model_at_any_moment() -> None
     assert not any(name.startswith("_sharpmax") for name in vars(model))
 
 
-@pytest.mark.parametrize("most", [1, 999, 4 * 2 * LENGTH * 3 + 5])
-def test_memory_is_that_of_a_block_of_rows(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    family = FAMILIES["llama"]
+def test_memory_is_that_of_a_block_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    family, most = FAMILIES["llama"], 999
     model = family.build()
     inputs = inputs_of(family, model)
     with torch.no_grad(), sm.capture(model, "all") as whole:

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from sharpmax.errors import ArgumentError
 from sharpmax.integrations.transformers.logits import DenseLogits
 from sharpmax.probing.capture import LOCAL, STATISTICS, places, row_statistics
 from tests.probing import oracle
@@ -28,20 +27,14 @@ def check(logits: Tensor, hidden: Tensor | None, tolerance: float = 2e-5) -> Non
         assert np.allclose(value.numpy(), expected[name], atol=tolerance, rtol=2e-6), name
 
 
-@pytest.mark.parametrize("scale", [0.0, 1.0, 10.0, 1e4])
-@pytest.mark.parametrize(
-    "shape", [None, SHAPE, (1, 1, 5, 40), (2, 1, 1, 40), (1, 1, 5, 1), (2, 3, 5, 1)], ids=lambda s: str(s)
-)
-def test_they_are_what_float64_says(shape: tuple[int, ...] | None, scale: float) -> None:
+@pytest.mark.parametrize("scale", [0.0, 10.0, 1e4])
+@pytest.mark.parametrize("shape", [None, SHAPE, (2, 1, 1, 40), (1, 1, 5, 1)], ids=lambda s: str(s))
+def test_statistics_equal_the_float64_oracle(shape: tuple[int, ...] | None, scale: float) -> None:
     logits = scale * torch.randn(SHAPE)
     check(logits, None if shape is None else torch.rand(shape) < 0.4)
 
 
-def test_float64_is_used_where_it_comes() -> None:
-    check(torch.randn(SHAPE, dtype=torch.float64) * 1e3, torch.rand(SHAPE) < 0.4)
-
-
-@pytest.mark.parametrize("keys", [1, 2, LOCAL, LOCAL + 1, 1023, 131_072])
+@pytest.mark.parametrize("keys", [1, LOCAL, LOCAL + 1, 131_072])
 def test_any_number_of_keys(keys: int) -> None:
     check(torch.randn(1, 1, 1, keys), None)
     check(torch.zeros(1, 1, 1, keys), None)
@@ -102,7 +95,7 @@ def test_a_row_that_rests_on_its_first_key_and_one_that_rests_nearby() -> None:
     assert found["spread"][0, 0].tolist() == [50.0, 50.0]
 
 
-@pytest.mark.parametrize("queries", [1, 2, 3, 7, 8, 100, 8192, 8193])
+@pytest.mark.parametrize("queries", [1, 3, 8, 100, 8193])
 def test_places(queries: int) -> None:
     assert places("last", queries).tolist() == [queries - 1]
     assert places("all", queries).tolist() == list(range(queries))
@@ -113,12 +106,3 @@ def test_places(queries: int) -> None:
     assert (log.diff() > 0).all()
     for low in (2**power for power in range(3, 14) if 2 ** (power + 1) <= queries):
         assert ((log + 1 >= low) & (log + 1 < 2 * low)).sum() == 3
-
-
-def test_no_queries_have_no_places() -> None:
-    assert all(places(choice, 0).tolist() == [] for choice in ("last", "log", "all"))
-
-
-def test_places_of_another_name_are_refused() -> None:
-    with pytest.raises(ArgumentError, match="rows: got 'first'; allowed: one of"):
-        places("first", 4)

@@ -86,9 +86,7 @@ class Trained:
     recipe: str
     steps: int
     seeds: tuple[int, ...]
-    tensors: Mapping[str, Tensor]
-    """Stacked over seeds, by the names of `SingleHeads`."""
-
+    tensors: Mapping[str, Tensor]  # stacked over seeds, by the names of `SingleHeads`
     provenance: Mapping[str, Any]
 
     def save(self, path: str | Path) -> Path:

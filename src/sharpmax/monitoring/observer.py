@@ -103,9 +103,7 @@ class _Scope:
     lookout: Lookout
     request: Request
     ends: frozenset[int] = frozenset()
-    length: int | None = None
-    """How many tokens each prompt has, where that is known."""
-
+    length: int | None = None  # how many tokens each prompt has, where that is known
     runs: list[Run] = field(default_factory=list)
 
 
@@ -120,8 +118,7 @@ class _Looking:
     run: Run
     seeing: Pass
     generates: bool
-    alone: bool
-    """Whether the pass is a request by itself."""
+    alone: bool  # whether the pass is a request by itself
 
 
 class Lookout:

@@ -100,9 +100,7 @@ class Run:
     ends: frozenset[int] = frozenset()
     """Tokens that end a sequence: what a model computes after one, while the others go on, is about padding."""
 
-    window: int = 1
-    """How many of the latest rows of generated tokens to keep."""
-
+    window: int = 1  # how many of the latest rows of generated tokens to keep
     unread: int | None = None
     """Tokens of the prompt that are still to be read, where that is known: what follows them is guessed."""
 

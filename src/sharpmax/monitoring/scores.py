@@ -166,11 +166,8 @@ class Kind:
     """One kind of row, the last of a prompt or that of a generated token."""
 
     baseline: Baseline
-    limits: Tensor
-    """The entropy that each head `[heads]` exceeds by itself as rarely as was asked for."""
-
-    threshold: float
-    """The score that a request whose latest row is of this kind exceeds as rarely."""
+    limits: Tensor  # the entropy that each head `[heads]` exceeds by itself as rarely as was asked for
+    threshold: float  # the score that a request whose latest row is of this kind exceeds as rarely
 
     def to_dict(self) -> dict[str, Any]:
         """As plain JSON values, None for a limit that nothing exceeds."""
@@ -193,12 +190,9 @@ def request_score(prompt: Tensor, generated: Tensor, counts: Tensor) -> Tensor:
 class Learned:
     """Baselines and thresholds for the rows of a model."""
 
-    heads: Sequence[tuple[int, int]]
-    """Layer and head of every column."""
-
+    heads: Sequence[tuple[int, int]]  # layer and head of every column
     prompt: Kind
-    generated: Kind | None
-    """None: generated tokens are not looked at."""
+    generated: Kind | None  # none: generated tokens are not looked at
 
     def report(self, request: Request) -> Report:
         """What there is to say about a request."""
@@ -273,9 +267,7 @@ class _Judged:
     count: Tensor
     counts: Tensor
     score: Tensor
-    excess: Tensor
-    """Above the limits, in standard deviations."""
-
+    excess: Tensor  # above the limits, in standard deviations
     limits: Tensor
 
     @classmethod

@@ -175,15 +175,9 @@ class HeadCertificate:
     spread: float
     """A bound on the largest minus the smallest logit of any row, in nats, the ceiling of a policy included."""
 
-    by: str
-    """The argument that gave it."""
-
-    bounds: Mapping[str, float]
-    """What every argument gave."""
-
-    log10_tokens: float
-    """The decimal logarithm of the certified horizon."""
-
+    by: str  # the argument that gave it
+    bounds: Mapping[str, float]  # what every argument gave
+    log10_tokens: float  # the decimal logarithm of the certified horizon
     reach: int
     """The most tokens a row will ever see: `REACH` contexts, a sliding window, or the table of learned positions."""
 

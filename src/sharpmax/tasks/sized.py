@@ -45,30 +45,16 @@ class SizedTask:
     """A problem that is learned at small sizes and asked at large ones."""
 
     name: str
-    version: int
-    """Changes when the same seed no longer gives the same examples."""
-
+    version: int  # changes when the same seed no longer gives the same examples
     summary: str
     unit: str
-    trained: tuple[int, int]
-    """The least and the largest size in training."""
-
-    sizes: tuple[int, ...]
-    """Sizes that are tested unless others are given."""
-
-    most: int
-    """The largest size there can be."""
-
-    features: int
-    """Numbers of an input position, or 0 where inputs are tokens."""
-
-    tokens: int
-    """Tokens there are, or 0 where inputs are numbers."""
-
+    trained: tuple[int, int]  # the least and the largest size in training
+    sizes: tuple[int, ...]  # sizes that are tested unless others are given
+    most: int  # the largest size there can be
+    features: int  # numbers of an input position, or 0 where inputs are tokens
+    tokens: int  # tokens there are, or 0 where inputs are numbers
     classes: int
-    ordered: bool
-    """Whether the order of positions matters, so that a model must know it."""
-
+    ordered: bool  # whether the order of positions matters, so that a model must know it
     draw: Callable[..., Batch]
     """`draw(shape, sizes, generator)`: independent examples, `shape` of them, on the generator's device.
 

@@ -11,7 +11,7 @@ from sharpmax.experiments.compare.leaderboard import setting_table, with_interva
 from sharpmax.experiments.compare.methods import ModelSpec
 from sharpmax.experiments.compare.plan import Found, Plan, found
 from sharpmax.experiments.engines.store import Store
-from sharpmax.probing.forecast import error, foretell
+from sharpmax.probing.forecast import error, predict
 from sharpmax.probing.measurement import REPEATS, crossing, interval, slope
 
 FACTORS = ("width", "heads", "depth")
@@ -147,18 +147,18 @@ def layer_slopes(sizes: Sequence[int], entropy: np.ndarray, top: np.ndarray) -> 
     if len(known) < 2 or len(later) < 2 or not np.isfinite(entropy).all():
         return None
     counts = np.broadcast_to(np.array(sizes, dtype=float)[:, None, None], entropy.shape)
-    told = foretell({"count": counts, "entropy": entropy, "top": top}, sizes, FORECAST_UP_TO)
-    foretold = np.stack([told.values[sizes[place]]["entropy"] for place in later])
+    predicted = predict({"count": counts, "entropy": entropy, "top": top}, sizes, FORECAST_UP_TO)
+    forecast_entropy = np.stack([predicted.values[sizes[place]]["entropy"] for place in later])
     x = np.log(np.array([sizes[place] for place in later], dtype=float))
-    measured, forecast = (slope(x[:, None], one.mean(-1)) for one in (entropy[later], foretold))
+    measured, forecast = (slope(x[:, None], one.mean(-1)) for one in (entropy[later], forecast_entropy))
     last = sizes[-1]
     return {
         "measured": [float(value) for value in measured],
         "forecast": [float(value) for value in forecast],
         "first_measured": int(np.argmax(measured)),
         "first_forecast": int(np.argmax(forecast)),
-        "method": told.method,
-        "error_at_largest": error(told.values[last], {"entropy": entropy[-1], "top": top[-1]}),
+        "method": predicted.method,
+        "error_at_largest": error(predicted.values[last], {"entropy": entropy[-1], "top": top[-1]}),
         "entropy": {str(size): [float(v) for v in entropy[place].mean(-1)] for place, size in enumerate(sizes)},
     }
 

@@ -16,7 +16,7 @@ from sharpmax.errors import ArgumentError, ArgumentTypeError
 from sharpmax.integrations.transformers.interface import installed
 from sharpmax.policies.constant import Constant
 from sharpmax.probing.findings import KINDS
-from sharpmax.probing.inputs import text_material
+from sharpmax.probing.inputs import text_inputs
 from sharpmax.probing.measurement import measure
 from sharpmax.probing.probe import ProbeResult
 from sharpmax.results import load
@@ -72,7 +72,7 @@ def test_the_tables_are_those_of_the_contract(found: ProbeResult) -> None:
 def test_numbers_are_those_of_eager_attention() -> None:
     """Entropy, top, sink and local weight of the last row, from the weights that eager attention returns."""
     model = tiny.model()
-    read = text_material(TEXT, tiny.tokenizer(), 64, [32, 64], 2)
+    read = text_inputs(TEXT, tiny.tokenizer(), 64, [32, 64], 2)
     measured = measure(model, read, "last", lambda passage, size: None)
     model.set_attn_implementation("eager")
     for size in (32, 64):
@@ -250,13 +250,6 @@ def test_dropout_takes_no_part() -> None:
     resting = sm.probe(model, inputs=given).tables()
     assert sm.probe(model.train(), inputs=given).tables() == resting
     assert model.training
-
-
-def test_text_is_what_an_encoder_reads() -> None:
-    model = FAMILIES["bert"].build(vocab_size=len(tiny.tokenizer()), max_position_embeddings=128)
-    found = sm.probe(model, tiny.tokenizer(), text=TEXT, prompts=1, rows="all")
-    assert found.setting["tasks"] == ["text"]
-    assert found.setting["sizes"] == {"text": [64, 128]}
 
 
 def test_result_is_shown_and_saved(found: ProbeResult, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
