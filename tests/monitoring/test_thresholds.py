@@ -58,12 +58,6 @@ def test_as_many_as_needed_and_not_one_fewer(rate: float) -> None:
     assert conformal_threshold(torch.zeros(0, 3), rate).tolist() == [math.inf] * 3
 
 
-def test_every_column_has_a_threshold_of_its_own() -> None:
-    scores = torch.randn(99, 4)
-    found = conformal_threshold(scores, 0.1)
-    assert torch.equal(found, torch.stack([conformal_threshold(column, 0.1) for column in scores.T]))
-
-
 def test_parts_are_apart_and_the_rate_decides_how_many() -> None:
     base, held = split(400, 0.01)
     assert sorted([*base.tolist(), *held.tolist()]) == list(range(400))

@@ -99,7 +99,8 @@ def horizons_of(readings: Readings, mass: float, task: str, seed: int = 0) -> Me
     counts = [one["count"] for one in readings.values()]
     heads = [
         MeasuredHead(
-            *at,
+            at[0],
+            at[1],
             spread=float(spread[at]),
             widest=float(widest[at]),
             slope=_finite(fits.slope[at]),

@@ -46,11 +46,15 @@ def measure(model: PreTrainedModel, inputs: ProbeInputs, rows: str, done: Callab
         for passage in passages:
             with capture(model, rows) as captured:
                 _call(model, passage.inputs)
-            last = {call.layer: call.statistics for call in captured.calls}
+            # float64 on the CPU: not every device has it.
+            last = {
+                call.layer: {name: value.cpu().double() for name, value in call.statistics.items()}
+                for call in captured.calls
+            }
             for name in STATISTICS:
                 # A row without visible keys, such as padding, does not count.
                 layers = [
-                    last[layer][name].double().masked_fill(last[layer]["count"] == 0, torch.nan).nanmean(-1)
+                    last[layer][name].masked_fill(last[layer]["count"] == 0, torch.nan).nanmean(-1)
                     for layer in sorted(last)
                 ]
                 parts[name].append(_grid(layers))
