@@ -80,13 +80,13 @@ def test_attention():
     with jax.enable_x64(True):
         draw = np.random.default_rng(4).normal
         q, k, v, bias = draw(size=(2, 3, 4)), draw(size=(1, 7, 4)), draw(size=(1, 7, 2)), draw(size=(3, 7))
-        live = np.ones((3, 7), bool)
-        live[1, 2] = False
+        visible = np.ones((3, 7), bool)
+        visible[1, 2] = False
 
         def function(q, k, v, bias):
-            return sj.attention(q, k, v, attn_mask=jnp.where(live, bias, -jnp.inf), enable_gqa=True, block=2)
+            return sj.attention(q, k, v, attn_mask=jnp.where(visible, bias, -jnp.inf), enable_gqa=True, block=2)
 
         *_, gradient = check(function, tuple(jnp.asarray(x) for x in (q, k, v, bias)))
         slope = np.asarray(gradient[3])
         assert slope[1, 2] == 0.0
-        assert slope[live].all()
+        assert slope[visible].all()

@@ -107,17 +107,17 @@ def test_plain_attention_equals_the_one_of_jax(agree):
     agree(jnp.moveaxis(actual, 1, 2), desired)
 
 
-@pytest.mark.parametrize("spoilt", ["key", "value", "neither"])
+@pytest.mark.parametrize("invalid", ["key", "value", "neither"])
 @pytest.mark.parametrize(("heads", "key_heads"), [(6, 2), (6, 3), (4, 1)])
-def test_query_heads_belong_to_key_heads_in_order(heads, key_heads, spoilt):
+def test_query_heads_belong_to_key_heads_in_order(heads, key_heads, invalid):
     """Query heads 0 … g − 1 read key head 0, and so on; a key that is not finite spoils those of its own head alone."""
     q, k, v = numbers(heads, 5, 4, seed=0), numbers(key_heads, 7, 4, seed=1), numbers(key_heads, 7, 3, seed=2)
-    if spoilt != "neither":
-        (k if spoilt == "key" else v)[-1, 2, 1] = np.nan
+    if invalid != "neither":
+        (k if invalid == "key" else v)[-1, 2, 1] = np.nan
     found = np.asarray(sj.attention(q, k, v, policy=None, enable_gqa=True, block=2))
     for head in range(heads):
         own = head // (heads // key_heads)
-        if spoilt != "neither" and own == key_heads - 1:
+        if invalid != "neither" and own == key_heads - 1:
             assert np.isnan(found[head]).all()
             continue
         logits = q[head].astype(np.float64) @ k[own].T / 2.0

@@ -13,7 +13,7 @@ CPU = torch.device("cpu")
 
 
 def same(a: Sets, b: Sets) -> bool:
-    return all(torch.equal(getattr(a, name), getattr(b, name)) for name in ("priority", "label", "query", "live"))
+    return all(torch.equal(getattr(a, name), getattr(b, name)) for name in ("priority", "label", "query", "visible"))
 
 
 @pytest.mark.parametrize("shape", [(), (3,), (2, 3)], ids=str)
@@ -21,14 +21,14 @@ def same(a: Sets, b: Sets) -> bool:
 def test_shapes(shape: tuple[int, ...], sizes: int | tuple[int, int]) -> None:
     sets = draw(shape, sizes, seeded(CPU, 0))
     n = sizes if isinstance(sizes, int) else sizes[1]
-    assert sets.priority.shape == sets.label.shape == sets.live.shape == (*shape, n)
+    assert sets.priority.shape == sets.label.shape == sets.visible.shape == (*shape, n)
     assert sets.query.shape == sets.best.shape == sets.answer.shape == shape
     assert sets.items.shape == (*shape, n, FEATURES)
 
 
 def test_every_number_lies_in_its_range_and_fills_it() -> None:
     sets = draw((2000,), 16, seeded(CPU, 0))
-    assert sets.live.all()
+    assert sets.visible.all()
     for uniform in (sets.priority, sets.query):
         assert 0.0 <= float(uniform.min()) < 0.01
         assert 0.99 < float(uniform.max()) < 1.0
@@ -42,19 +42,19 @@ def test_every_number_lies_in_its_range_and_fills_it() -> None:
 
 def test_sizes_are_uniform_between_both_ends() -> None:
     sets = draw((24_000,), (5, 16), seeded(CPU, 0))
-    counts = torch.bincount(sets.live.sum(-1), minlength=17)
+    counts = torch.bincount(sets.visible.sum(-1), minlength=17)
     assert counts[:5].tolist() == [0] * 5
     assert len(counts) == 17
     assert float((counts[5:] - 2000).abs().max()) < 5 * 2000**0.5
     # Live items come first, so that a set is its first items.
-    assert torch.equal(sets.live, sets.live.sort(-1, descending=True).values)
+    assert torch.equal(sets.visible, sets.visible.sort(-1, descending=True).values)
 
 
 def test_the_answer_is_the_class_of_the_largest_live_priority() -> None:
     sets = draw((40, 5), (1, 7), seeded(CPU, 3))
     for i, j in itertools.product(range(40), range(5)):
-        rows = zip(sets.priority[i, j].tolist(), sets.label[i, j].tolist(), sets.live[i, j].tolist(), strict=True)
-        candidates = [(priority, at, label) for at, (priority, label, live) in enumerate(rows) if live]
+        rows = zip(sets.priority[i, j].tolist(), sets.label[i, j].tolist(), sets.visible[i, j].tolist(), strict=True)
+        candidates = [(priority, at, label) for at, (priority, label, visible) in enumerate(rows) if visible]
         _, at, label = max(candidates)
         assert int(sets.best[i, j]) == at
         assert int(sets.answer[i, j]) == label
@@ -65,8 +65,8 @@ def test_an_item_that_is_not_live_is_never_the_answer() -> None:
         priority=torch.tensor([[0.0, 0.9, 0.5], [0.2, 0.1, 0.9]]),
         label=torch.tensor([[4, 5, 6], [7, 8, 9]]),
         query=torch.zeros(2),
-        # A live priority of exactly 0 still wins over items that are not there.
-        live=torch.tensor([[True, False, False], [True, True, False]]),
+        # A visible priority of exactly 0 still wins over items that are not there.
+        visible=torch.tensor([[True, False, False], [True, True, False]]),
     )
     assert sets.best.tolist() == [0, 0]
     assert sets.answer.tolist() == [4, 7]
@@ -104,5 +104,5 @@ def test_version_1_draws_these_very_sets() -> None:
     assert sets.priority[1].tolist() == pytest.approx([0.1127, 0.8772, 0.2752, 0.7775, 0.9038, 0.7980], abs=5e-5)
     assert sets.label.tolist() == [[5, 2, 4, 7, 4, 1], [6, 9, 1, 6, 5, 5]]
     assert sets.query.tolist() == pytest.approx([0.4458, 0.5473], abs=5e-5)
-    assert sets.live.sum(-1).tolist() == [6, 4]
+    assert sets.visible.sum(-1).tolist() == [6, 4]
     assert sets.answer.tolist() == [7, 9]

@@ -88,13 +88,13 @@ class TestSharp:
         sizes = recipe_for(ModelSpec(), sharp, MAX, 10, 4).sizes
         batch = MAX.draw((500,), sizes, torch.Generator().manual_seed(0), **sharp.examples(MAX))
         assert batch.inputs.shape[-2] == 16 + 1, "a question beside the items"
-        assert int(batch.live[:, :-1].sum(-1).max()) == 16
+        assert int(batch.visible[:, :-1].sum(-1).max()) == 16
         with pytest.raises(ArgumentError, match=r"sizes \(5, 17\) of method 'sharp'; allowed: up to 16 items"):
             recipe_for(ModelSpec(), replace(sharp, recipe={"sizes": (5, 17)}), MAX, 10, 4)
 
     def test_its_answers_are_those_of_the_sets_themselves(self) -> None:
         batch = MAX.draw((500,), (5, 16), torch.Generator().manual_seed(0), **LEAGUE["sharp"].examples(MAX))
-        for inputs, live, answer in zip(batch.inputs, batch.live, batch.answer, strict=True):
+        for inputs, live, answer in zip(batch.inputs, batch.visible, batch.answer, strict=True):
             items = inputs[:-1][live[:-1]]
             assert int(answer) == int(items[items[:, 0].argmax(), 1:11].argmax())
 

@@ -165,7 +165,7 @@ def examine(
     with torch.inference_mode(), _quiet():
         for examples in _pages(problem, spec, seeds, size, samples, on):
             asked = examples.answer.shape[-1]
-            for name, value in _measured(trained.read(examples.inputs, examples.live, asked), examples).items():
+            for name, value in _measured(trained.read(examples.inputs, examples.visible, asked), examples).items():
                 found.setdefault(name, []).append(value)
         whole = {name: torch.cat(values, dim=1).cpu().double() for name, values in found.items()}
     counted = whole.pop("counted")
@@ -204,7 +204,7 @@ def _measured(reading: Reading, examples: Batch) -> dict[str, Tensor]:
         "counted": asked.sum(-1),
         "accuracy": correct.sum(-1),
         "ranking": ranked.sum(-1),
-        "hard": right(reading.hard).sum(-1),
+        "hard": right(reading.argmax_scores).sum(-1),
         "close": examples.close,
         "ranked": (ranked | ~asked).all(-1),
         "whole": (correct | ~asked).all(-1),
