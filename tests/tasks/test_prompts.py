@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 import json
-import os
-import random
 import re
 import subprocess
 import sys
 from collections import Counter
-from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from sharpmax.errors import ArgumentError, ArgumentTypeError
-from sharpmax.tasks.prompt import Prompt, Task
+from sharpmax.tasks.prompt import Task
 from sharpmax.tasks.registry import TASKS
-from sharpmax.tasks.retrieval import THINGS
-from sharpmax.tasks.vocabulary import NAMES, paragraph
 
 RETRIEVAL = (8, 16, 32, 64, 128, 256, 512)
 
@@ -158,24 +153,8 @@ def test_prompts_depend_on_their_index_and_not_on_the_count(task: Task) -> None:
     assert task.prompts(8, count=4, seed=4) != many[:4]
 
 
-def test_prompts_depend_on_name_and_version() -> None:
-    kv = TASKS["kv"]
-    first = kv.prompts(8, count=1, seed=0)
-    assert replace(kv, summary="", sizes=(8,), most=64).prompts(8, count=1, seed=0) == first
-    assert replace(kv, version=2).prompts(8, count=1, seed=0) != first
-    assert replace(kv, name="vk").prompts(8, count=1, seed=0) != first
-
-
 # If one of these changes, so must the task's version: results made before could no longer be compared.
-GOLDEN = {
-    "kv": (1, "251ed751943116ee"),
-    "max": (1, "c7f99247e7d5e1cb"),
-    "needle": (1, "2d786181f247d7cf"),
-    "multi-kv": (1, "7653b3f9280aabe9"),
-    "houses": (1, "96f46846c8d976bf"),
-    "prices": (1, "7f2d9fb70cbabcfc"),
-    "json": (1, "fa70e8026682fd5f"),
-}
+GOLDEN = json.loads((Path(__file__).parent / "golden.json").read_text(encoding="utf-8"))["prompts"]
 
 
 def digest(task: Task) -> str:
@@ -185,76 +164,7 @@ def digest(task: Task) -> str:
 
 @EACH
 def test_the_same_prompts_for_good(task: Task) -> None:
-    assert (task.version, digest(task)) == GOLDEN[task.name]
-
-
-FIRST = {
-    "kv": (
-        "Here is a list of names and numbers.\nDimitri: 77\nJanice: 68\nDonna: 67\nWhat is the number of Janice?",
-        "Janice:",
-        " 68",
-    ),
-    "max": (
-        "Which of these numbers is the largest?\n793, 612, 262",
-        "The largest number is",
-        " 793",
-    ),
-    "needle": (
-        "Every afternoon, somebody carried the carpet from the stable to the market. "
-        "A dull wind moved through the valley, and the carpenters went home. "
-        "The secret code of the hospital is 7441. "
-        "The lantern in the corner reminded the dancers of a pale journey. "
-        "In the afternoon, the gardeners sat by the river and talked about the mirror.\n\n"
-        "What is the secret code of the hospital?",
-        "The secret code of the hospital is",
-        " 7441",
-    ),
-    "multi-kv": (
-        "Here is a list of names and numbers.\nBen: 85\nDave: 90\nDylan: 46\n"
-        "What are the numbers of Dylan, Dave and Ben?",
-        "The numbers of Dylan, Dave and Ben are",
-        " 46, 90, 85",
-    ),
-    "houses": (
-        "Veronica lives in house 26. Tracy lives in house 40. Osman lives in house 29.\n\n"
-        "In which house does Tracy live?",
-        "Tracy lives in house",
-        " 40",
-    ),
-    "prices": (
-        "A silver drum costs 95 dollars. A soft scarf costs 70 dollars. "
-        "A large knife costs 15 dollars.\n\nHow much does the large knife cost?",
-        "The large knife costs",
-        " 15",
-    ),
-    "json": (
-        '{"Hana": 12, "Shawn": 43, "Roland": 80}\nWhat is the value of "Roland"?',
-        '"Roland":',
-        " 80",
-    ),
-}
-
-
-@EACH
-def test_the_first_prompt(task: Task) -> None:
-    size = 1 if task.name == "needle" else 3
-    assert task.prompts(size, count=1, seed=0) == [Prompt(*FIRST[task.name])]
-
-
-def test_the_same_prompts_in_every_process() -> None:
-    script = "from sharpmax.tasks import TASKS\nprint([t.prompts(16, 2, 5) for t in TASKS.values()])"
-    for hash_seed in ("1", "2"):
-        env = {**os.environ, "PYTHONHASHSEED": hash_seed}
-        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=env)
-        assert done.stdout.strip() == repr([task.prompts(16, 2, 5) for task in TASKS.values()])
-
-
-def test_held_out_formats_share_no_words_with_the_list() -> None:
-    """Formats that calibration never sees must not be the calibrated one in disguise."""
-    template = {"here", "is", "list", "of", "names", "and", "numbers", "what", "number", ":"}
-    for name in ("houses", "prices"):
-        user = TASKS[name].prompts(8, count=1, seed=0)[0].user
-        assert template.isdisjoint(re.findall(r"\w+|:", user.lower()))
+    assert (task.version, digest(task)) == tuple(GOLDEN[task.name])
 
 
 @EACH
@@ -265,11 +175,6 @@ def test_a_size_there_is_not(task: Task, size: int) -> None:
     assert str(caught.value) == f"size: got {size}; allowed: {task.least} … {task.most} for the task {task.name!r}"
 
 
-def test_three_of_two_cannot_be_asked_for() -> None:
-    with pytest.raises(ArgumentError, match="size: got 2; allowed: 3 … "):
-        TASKS["multi-kv"].prompts(2, count=1, seed=0)
-
-
 @pytest.mark.parametrize("wrong", [8.0, "8", True, None])
 @pytest.mark.parametrize("argument", ["size", "count", "seed"])
 def test_what_is_not_a_whole_number(argument: str, wrong: object) -> None:
@@ -278,39 +183,13 @@ def test_what_is_not_a_whole_number(argument: str, wrong: object) -> None:
         TASKS["kv"].prompts(**arguments)  # type: ignore[arg-type]
 
 
-def test_no_prompts_at_all() -> None:
-    with pytest.raises(ArgumentError, match="count: got 0; allowed: 1 or more"):
-        TASKS["kv"].prompts(8, count=0, seed=0)
-
-
 def test_a_task_that_makes_something_else() -> None:
     task = Task("odd", 1, "", (1,), 9, lambda size, rng: ("user", "opening", "answer"))  # type: ignore[arg-type, return-value]
     with pytest.raises(ArgumentTypeError, match=r"^make: got tuple from the task 'odd'; allowed: a function that "):
         task.prompts(1, count=1, seed=0)
 
 
-def test_names_and_things_are_many_and_distinct() -> None:
-    assert len(set(NAMES)) == len(NAMES) >= 640
-    assert all(re.fullmatch(r"[A-Z][a-z]+", name) for name in NAMES)
-    assert len(set(THINGS)) == len(THINGS) >= 640
-    assert all(re.fullmatch(r"[^aeiou\W]\w+ \w+", thing) for thing in THINGS), "the article is always 'a'"
-
-
-def test_filler_is_varied() -> None:
-    rng = random.Random(0)
-    sentences = [sentence for _ in range(128) for sentence in paragraph(rng)]
-    assert 3 * 128 < len(sentences) < 4 * 128
-    assert len(set(sentences)) > 0.9 * len(sentences)
-    assert 30 <= sum(len(sentence.split()) for sentence in sentences) / 128 <= 50
-
-
 def test_tasks_load_nothing_heavy() -> None:
     script = "import sys, sharpmax.tasks as t; t.TASKS, t.plain_text, t.chat_questions; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert not {"torch", "transformers", "numpy"} & set(done.stdout.split())
-
-
-def test_a_task_is_one_short_function() -> None:
-    """Each is meant to be copied by somebody who writes their own."""
-    for task in TASKS.values():
-        assert len(inspect.getsource(task.make).splitlines()) <= 25, task.name

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sharpmax.errors import ArgumentError
 from sharpmax.tasks.max_retrieval import CLASSES, draw, items_and_query, seeded
 from sharpmax.tasks.sized import NOTHING, Batch
 from sharpmax.tasks.sized_registry import SIZED_TASKS, sized_task
@@ -43,14 +42,6 @@ def test_shapes_and_that_the_source_holds_the_answer(name: str, sizes: int | tup
         assert batch.inputs.shape[-1] == task.features
         one_hot = batch.inputs[..., 1 : 1 + CLASSES].argmax(-1)
         assert torch.equal(one_hot.gather(-1, batch.source), batch.answer)
-
-
-@pytest.mark.parametrize("name", SIZED_TASKS)
-def test_the_same_seed_gives_the_same_examples(name: str) -> None:
-    first, second = examples(name, (5, 16)), examples(name, (5, 16))
-    assert all(torch.equal(a, b) for a, b in zip(first.parts, second.parts, strict=True))
-    other = sized_task(name).draw((40,), (5, 16), seeded(CPU, 2))
-    assert not torch.equal(first.inputs, other.inputs)
 
 
 def test_max_is_the_papers_with_the_query_as_last_row() -> None:
@@ -142,17 +133,3 @@ def test_recall_asks_for_values_of_keys_that_are_there_once() -> None:
         for number, question in enumerate(questions):
             assert values[question[:2]] == question[2:]
             assert answer[4 * number : 4 * number + 4] == [NOTHING, *question[2:], NOTHING]
-
-
-def test_recall_has_as_many_different_keys_as_it_may_be_asked_for() -> None:
-    batch = examples("recall", 128**2, count=1)
-    keys = batch.inputs[0, : 4 * 128**2].view(-1, 4)[:, :2]
-    assert len(keys.unique(dim=0)) == 128**2
-    # Drawn at random: the first keys are no better than others.
-    few = examples("recall", 4, count=500).inputs[:, :16].reshape(-1, 4)[:, :2].double()
-    assert few.mean(0).tolist() == pytest.approx([63.5, 63.5], abs=5.0)
-
-
-def test_an_unknown_task_is_one_line() -> None:
-    with pytest.raises(ArgumentError, match="--task: got 'min'; allowed: max, recall, sort, copy"):
-        sized_task("min")
