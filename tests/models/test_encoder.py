@@ -102,7 +102,7 @@ def test_the_order_of_a_set_does_not_matter_to_a_global_encoder() -> None:
 
 
 @pytest.mark.parametrize("task", ["max", "copy"])
-def test_positions_that_are_not_live_change_nothing(task: str) -> None:
+def test_positions_that_are_not_visible_change_nothing(task: str) -> None:
     batch, model = examples(task), encoders(task=task, causal=True)
     hidden = ~batch.visible if batch.inputs.ndim == 3 else ~batch.visible[..., None]
     inputs = torch.where(hidden, 3, batch.inputs) if task == "copy" else batch.inputs.masked_fill(hidden, 9.0)
@@ -123,7 +123,7 @@ def test_order_reaches_three_places_back_where_it_matters() -> None:
         assert encoders(task=task).neighbours is None
 
 
-def test_hard_reading_takes_the_key_with_the_most_weight() -> None:
+def test_argmax_scores_take_the_key_with_the_most_weight() -> None:
     batch = examples()
     soft, hard = SetHeads(SEEDS, "softmax", {}, width=16), SetHeads(SEEDS, "hard", {}, width=16)
     reading, other = (heads.read(batch.inputs, batch.visible) for heads in (soft, hard))
@@ -133,7 +133,7 @@ def test_hard_reading_takes_the_key_with_the_most_weight() -> None:
     assert worst(one_layer[0].argmax_scores, one_layer[1].scores) < 1e-5
 
 
-def test_looks_are_of_shares() -> None:
+def test_looks_describe_shares_of_the_weight() -> None:
     weights = torch.tensor([[0.5, 0.25, 0.25], [0.2, 0.2, 0.0], [0.0, 0.0, 0.0]])[None, None, None]
     seen = look(weights)
     assert seen.entropy.flatten().tolist() == pytest.approx([1.0397, 0.6931, 0.0], abs=1e-4)
@@ -161,8 +161,8 @@ class Gated(Normaliser):
         super().__init__()
         self.gate = torch.nn.Parameter(torch.rand(()) + 0.5)
 
-    def normalise(self, logits: Tensor, visible: Tensor) -> Tensor:
-        return live_softmax(self.gate * logits, visible)
+    def normalise(self, logits: Tensor, live: Tensor) -> Tensor:
+        return live_softmax(self.gate * logits, live)
 
 
 @pytest.mark.parametrize("kind", ["ssmax", "gated for a test"])
