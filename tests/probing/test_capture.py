@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 import threading
-from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -14,11 +12,9 @@ from torch import Tensor
 
 import sharpmax as sm
 from sharpmax.errors import ArgumentError
-from sharpmax.integrations.transformers.observers import Seen
 from sharpmax.policies.constant import Constant
 from sharpmax.policies.log_length import LogLength
 from sharpmax.policies.polynomial import PAPER
-from sharpmax.probing import capture as module
 from sharpmax.probing.capture import STATISTICS, Capture
 from tests.integrations.families import FAMILIES, Family, transformers
 from tests.probing import oracle
@@ -68,24 +64,6 @@ def test_every_row_of_every_layer_equals_the_float64_oracle(family: Family, atte
     assert model.config._attn_implementation == implementation
 
 
-@pytest.mark.parametrize("family", [FAMILIES[name] for name in ("llama", "t5")], ids=lambda f: f.name)
-def test_chosen_rows_are_those_among_all(family: Family) -> None:
-    model = family.build()
-    inputs = inputs_of(family, model)
-    with torch.no_grad(), sm.capture(model, "all") as every, sm.capture(model, "log") as log, sm.capture(model) as last:
-        model(**inputs)
-    for part in (log, last):
-        assert len(part.calls) == len(every.calls)
-        for some, whole in zip(part.calls, every.calls, strict=True):
-            assert some.keys == whole.keys
-            assert some.places[-1] == whole.places[-1]
-            for what in STATISTICS:
-                assert torch.allclose(
-                    some.statistics[what], whole.statistics[what][..., some.places], atol=1e-6, rtol=1e-6
-                )
-    assert {len(call.places) for call in last.calls} == {1}
-
-
 @pytest.mark.parametrize(
     ("name", "cache"), [("llama", "dynamic"), ("gpt2", "dynamic"), ("mistral", "static"), ("gemma2", "static")]
 )
@@ -112,13 +90,11 @@ def test_generating_gives_the_rows_of_one_long_pass(name: str, cache: str) -> No
             assert np.allclose(found, rows[statistic][..., 20:28], atol=2e-4, rtol=1e-4), statistic
 
 
-@pytest.mark.parametrize("cache", ["DynamicCache", "StaticCache"])
-def test_a_prompt_read_in_parts_gives_the_rows_of_the_whole(cache: str) -> None:
+def test_a_prompt_read_in_parts_gives_the_rows_of_the_whole() -> None:
     family = FAMILIES["llama"]
     model = family.build()
     ids = family.inputs(model, length=LENGTH)["input_ids"]
-    options = {"max_cache_len": 64} if cache == "StaticCache" else {}
-    past = getattr(transformers, cache)(config=model.config, **options)
+    past = transformers.StaticCache(config=model.config, max_cache_len=64)
     with torch.no_grad(), sm.capture(model, "all") as whole:
         model(ids)
     with torch.no_grad(), sm.capture(model, "all") as parts:
@@ -221,63 +197,6 @@ def test_calls_of_another_thread_are_not_seen() -> None:
             one.join()
     assert lengths == {5: {5}, 9: {9}}
     assert here.calls == []
-
-
-def test_threads_may_begin_and_end_captures_of_one_model_at_any_moment() -> None:
-    family = FAMILIES["llama"]
-    model = family.build()
-    ids = torch.ones(1, 5).long()
-    plain = family.logits(model, input_ids=ids)
-    problems: list[str] = []
-
-    def read(captured: bool) -> None:
-        try:
-            for _ in range(25):
-                with sm.capture(model) if captured else nullcontext() as found:
-                    out = family.logits(model, input_ids=ids)
-                if not torch.equal(out, plain) or (found is not None and len(found.calls) != 2):
-                    problems.append("another result")
-        except Exception as problem:
-            problems.append(repr(problem))
-
-    threads = [threading.Thread(target=read, args=(captured,)) for captured in (True, True, False)]
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        for one in threads:
-            one.start()
-        for one in threads:
-            one.join()
-    finally:
-        sys.setswitchinterval(before)
-    assert problems == []
-    assert model.config._attn_implementation == "sdpa"
-    assert not any(name.startswith("_sharpmax") for name in vars(model))
-
-
-def test_memory_is_that_of_a_block_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    family, most = FAMILIES["llama"], 999
-    model = family.build()
-    inputs = inputs_of(family, model)
-    with torch.no_grad(), sm.capture(model, "all") as whole:
-        model(**inputs)
-    asked: list[int] = []
-    rows = Seen.rows
-
-    def counted(self: Seen, places: Tensor) -> Any:
-        found = rows(self, places)
-        asked.append(found.values.numel())
-        return found
-
-    monkeypatch.setattr(Seen, "rows", counted)
-    monkeypatch.setattr(module, "_LOGITS_AT_ONCE", most)
-    with torch.no_grad(), sm.capture(model, "all") as parts:
-        model(**inputs)
-    one_row = 2 * 4 * LENGTH
-    assert max(asked) <= max(most, one_row)
-    assert sum(asked) == 2 * one_row * LENGTH
-    for name in STATISTICS:
-        assert torch.allclose(parts.stack(name), whole.stack(name), atol=1e-6)
 
 
 def test_what_a_capture_gives_back() -> None:

@@ -54,8 +54,7 @@ def table(certificate: Certificate, name: str | None = None) -> Tensor:
 
 
 def test_every_family_is_tried() -> None:
-    kinds = {build(name).config.model_type for name in NAMES}
-    assert kinds == set(CERTIFIED)
+    assert {build(name).config.model_type for name in NAMES} == set(CERTIFIED)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -178,16 +177,6 @@ def test_factors_that_cancel_do_not_count(name: str) -> None:
                 if tensor is not None:
                     tensor[part.rows.flatten()] *= factor
     torch.testing.assert_close(table(certify(model)), before, rtol=1e-4, atol=0.0)
-
-
-def test_what_all_keys_share_does_not_count_without_rotation() -> None:
-    model = build("bert")
-    before = table(certify(model), "blocks")
-    for layer in model.bert.encoder.layer:
-        layer.attention.self.key.bias.add_(50.0 * torch.randn(32))
-    after = certify(model)
-    torch.testing.assert_close(table(after, "blocks"), before, rtol=1e-6, atol=0.0)
-    assert (table(after, "norms") > 2 * before).any()
 
 
 @pytest.mark.parametrize("name", ["qwen2", "phi"])

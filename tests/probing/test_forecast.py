@@ -89,16 +89,6 @@ def test_a_method_that_cannot_reach_every_size_is_not_chosen() -> None:
     assert set(found.values) == {128, 256, 512}
 
 
-def test_slopes_that_are_mostly_noise_go_half_way_to_the_layers() -> None:
-    rng = np.random.default_rng(3)
-    noisy = curves(lambda n: 1.0 + 0.5 * math.log(n))
-    noisy["entropy"] = noisy["entropy"] + 0.3 * rng.normal(size=noisy["entropy"].shape)
-    found = predict(noisy, SIZES, 64)
-    true = {"entropy": np.full((3, 4), 1.0 + 0.5 * math.log(KEYS[512])), "top": np.full((3, 4), 0.3)}
-    off = {name: error(one[512], true)["entropy"]["median"] for name, one in found.others.items()}
-    assert off["line, slope half way to the model's"] < off["line"]
-
-
 @pytest.mark.parametrize("name", METHODS)
 def test_forecasts_are_entropies_and_weights(name: str) -> None:
     steep = curves(lambda n: 0.2 + 1.4 * (math.log(n) - 4.0), lambda n: min(1.0, 40.0 / n))

@@ -228,30 +228,6 @@ def test_every_sequence_of_a_batch_is_a_prompt_and_padding_before_it_does_not_co
         assert other["curve"]["12"]["entropy"] == pytest.approx(one["curve"]["12"]["entropy"], abs=1e-4)
 
 
-def test_rows_of_padding_say_nothing() -> None:
-    """The mean over all rows is that over the rows of the prompt: padding would pull it towards 0."""
-    model = FAMILIES["llama"].build()
-    ids = {size: torch.randint(3, 97, (1, size)) for size in (6, 12)}
-    padded = {}
-    for size, one in ids.items():
-        before = torch.zeros(1, 5, dtype=torch.long)
-        mask = torch.cat([before, torch.ones_like(one)], dim=1)
-        padded[size] = [{"input_ids": torch.cat([before, one], dim=1), "attention_mask": mask}]
-    plain = sm.probe(model, inputs={size: [{"input_ids": one}] for size, one in ids.items()}, rows="all")
-    batch = sm.probe(model, inputs=padded, rows="all")
-    for one, other in zip(plain.heads().values(), batch.heads().values(), strict=True):
-        assert other["curve"]["12"]["count"] == one["curve"]["12"]["count"] == 6.5
-        assert other["curve"]["12"]["entropy"] == pytest.approx(one["curve"]["12"]["entropy"], abs=1e-4)
-
-
-def test_dropout_takes_no_part() -> None:
-    model = FAMILIES["gpt2"].build(resid_pdrop=0.5, embd_pdrop=0.5)
-    given = inputs(FAMILIES["gpt2"], model)
-    resting = sm.probe(model, inputs=given).tables()
-    assert sm.probe(model.train(), inputs=given).tables() == resting
-    assert model.training
-
-
 def test_result_is_shown_and_saved(found: ProbeResult, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found.show()
     shown = capsys.readouterr().out

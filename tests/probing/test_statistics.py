@@ -75,26 +75,6 @@ def test_nan_stays_in_its_row() -> None:
     assert torch.equal(found["count"], clean["count"])
 
 
-@pytest.mark.parametrize("shape", [(2, 3, 5, 0), (0, 3, 5, 7), (2, 3, 0, 7)])
-def test_nothing_gives_zeros_of_its_shape(shape: tuple[int, ...]) -> None:
-    for hidden in (None, torch.zeros(shape, dtype=torch.bool)):
-        for value in row_statistics(DenseLogits(torch.zeros(shape), hidden)).values():
-            assert value.shape == shape[:-1]
-            assert not value.any()
-
-
-def test_a_row_that_rests_on_its_first_key_and_one_that_rests_nearby() -> None:
-    logits = torch.zeros(1, 1, 2, 100)
-    logits[0, 0, 0, 5], logits[0, 0, 1, 90] = 50.0, 50.0
-    hidden = torch.zeros(1, 1, 2, 100, dtype=torch.bool)
-    hidden[..., :5] = True  # padding on the left is not the first token
-    found = row_statistics(DenseLogits(logits, hidden))
-    assert found["sink"][0, 0].tolist() == pytest.approx([1.0, 0.0])
-    assert found["local"][0, 0].tolist() == pytest.approx([0.0, 1.0])
-    assert found["top"][0, 0].tolist() == pytest.approx([1.0, 1.0])
-    assert found["spread"][0, 0].tolist() == [50.0, 50.0]
-
-
 @pytest.mark.parametrize("queries", [1, 3, 8, 100, 8193])
 def test_places(queries: int) -> None:
     assert places("last", queries).tolist() == [queries - 1]

@@ -27,7 +27,7 @@ _OF_ANY_LENGTH = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SD
 
 
 def any_length(device: torch.device) -> AbstractContextManager[None]:
-    """Attention kernels that take every length as it comes, for work whose lengths change from call to call.
+    """Attention kernels without a plan per length, for work whose lengths change from call to call.
 
     On newer GPUs torch prefers cuDNN, which plans anew for every shape: a good part of a second, again and again.
     """
