@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+import sharpmax as sm
+from sharpmax.errors import ArgumentTypeError
 from sharpmax.integrations import transformers as hf
 from sharpmax.models.scoring import Reply, batches, encode, judge, own_answers, reply_losses, window_losses
 from sharpmax.policies.log_linear import LogLinear
 from sharpmax.tasks.prompt import Prompt
 from tests.experiments.evaluate import tiny
+from tests.integrations.families import FAMILIES
 
 QUESTIONS = ("a?", "What is the capital of France?", "Why?", "b b a b a a b?", "Tell me a joke, a long one.")
 
@@ -210,3 +213,38 @@ def test_a_model_that_cannot_leave_out_logits(model: Any) -> None:
     torch.testing.assert_close(reply_losses(whole, replies), reply_losses(model, replies), rtol=0, atol=1e-6)
     windows = [[1, 2, 3, 4], [9, 8, 7, 6]]
     torch.testing.assert_close(window_losses(whole, windows), window_losses(model, windows), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("function", [sm.probe, sm.calibrate], ids=["probe", "calibrate"])
+@pytest.mark.parametrize("given", [torch.arange(8)[None], [1, 2, 3], "smollm2", None], ids=str)
+def test_what_is_no_tokenizer_is_refused(function: Callable[..., Any], given: Any) -> None:
+    kind = "None" if given is None else f"a {type(given).__name__}"
+    with pytest.raises(ArgumentTypeError, match=f"tokenizer: got {kind}; allowed: the model's tokenizer"):
+        function(FAMILIES["llama"].build(), given)
+
+
+@pytest.mark.parametrize("function", [sm.probe, sm.calibrate], ids=["probe", "calibrate"])
+def test_what_is_no_model_is_refused(function: Callable[..., Any]) -> None:
+    with pytest.raises(ArgumentTypeError, match="model: got str; allowed: a transformers PreTrainedModel"):
+        function("smollm2", None)
+
+
+@pytest.mark.parametrize("given", [3, ["kv"], None], ids=str)
+def test_what_is_no_task_is_refused(given: Any) -> None:
+    with pytest.raises(ArgumentTypeError, match="task: got"):
+        sm.calibrate(FAMILIES["llama"].build(), tiny.tokenizer(), task=given)
+    if given == 3:
+        with pytest.raises(ArgumentTypeError, match="tasks: got int; allowed: a list of tasks"):
+            sm.probe(FAMILIES["llama"].build(), tiny.tokenizer(), tasks=given)
+
+
+def test_scoring_names_what_is_wrong() -> None:
+    prompt = sm.tasks.get_task("kv").prompts(4, 1, seed=0)[0]
+    with pytest.raises(ArgumentTypeError, match="tokenizer: got a str; allowed: the model's tokenizer"):
+        encode("smollm2", prompt)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentTypeError, match="prompt: got str; allowed: a Prompt; make some"):
+        encode(tiny.tokenizer(), "what?")  # type: ignore[arg-type]
+    with pytest.raises(ArgumentTypeError, match="model: got str"):
+        judge("smollm2", [encode(tiny.tokenizer(), prompt)])  # type: ignore[arg-type]
+    with pytest.raises(ArgumentTypeError, match="replies: got a str"):
+        judge(tiny.model(), ["an answer"])  # type: ignore[list-item]

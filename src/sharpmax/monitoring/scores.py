@@ -217,29 +217,36 @@ class Learned:
         if run.prompt.entropy.shape[1] != len(self.heads):
             why = f"{run.prompt.entropy.shape[1]} heads were observed, and {len(self.heads)} were learned"
             return [self._no_score(why) for _ in run.prompt.count], []
-        kinds = [self.prompt] + [self.generated for _ in run.generated if self.generated is not None]
-        rows = [_Judged.of(row, kind) for row, kind in zip((run.prompt, *run.generated), kinds, strict=False)]
-        verdicts = [self._verdict(rows, place) for place in range(len(run.prompt.count))]
+        later = [] if self.generated is None else [(row, self.generated) for row in run.generated]
+        rows = [(run.prompt, self.prompt), *later]
+        # All on the CPU: entropies [R, B, heads], and counts, validity and scores [R, B].
+        entropy = torch.stack([row.entropy.cpu().double() for row, _ in rows])
+        count = torch.stack([row.count.cpu() for row, _ in rows])
+        valid = torch.stack([_valid(row) for row, _ in rows])
+        score = torch.stack([kind.baseline.score(one) for one, (_, kind) in zip(entropy, rows, strict=True)])
+        verdicts = [self._verdict(*columns) for columns in zip(count.T, valid.T, score.T, strict=True)]
         scored = torch.tensor([one.score is not None for one in verdicts])
+        limits = torch.stack([kind.limits for _, kind in rows])[:, None]
+        scales = torch.stack([kind.baseline.scale for _, kind in rows])[:, None]
         # How far each head of each sequence is above its limit in the worst row.
-        excess = torch.stack([row.excess.masked_fill(~(row.counts & scored)[:, None], -1.0) for row in rows])
-        worst, at = excess.max(0)
-        found = [
-            rows[int(at[place, head])].head(first + place, place, head, self.heads[head], over)
-            for (place, head), over in zip((worst > 0).nonzero().tolist(), worst[worst > 0].tolist(), strict=True)
-        ]
+        worst, at = ((entropy - limits) / scales).masked_fill(~(valid & scored)[..., None], -1.0).max(0)
+        found = []
+        for place, column in (worst > 0).nonzero().tolist():
+            row = int(at[place, column])
+            measured, limit = float(entropy[row, place, column]), float(limits[row, 0, column])
+            over = float(worst[place, column])
+            found.append(Head(first + place, *self.heads[column], measured, limit, excess=over))
         return verdicts, found
 
-    def _verdict(self, rows: Sequence[_Judged], place: int) -> Verdict:
-        mine = [row for row in rows if row.counts[place]]
-        tokens = int((mine or rows)[-1].count[place])
-        if not rows[0].counts[place] or tokens == 0:
+    def _verdict(self, count: Tensor, valid: Tensor, score: Tensor) -> Verdict:
+        """The verdict on one sequence from its rows `[R]`, that of the prompt first."""
+        tokens, rows = int(count[valid][-1] if valid.any() else count[-1]), int(valid.sum())
+        if not valid[0] or tokens == 0:
             return self._no_score(PADDING, tokens)
-        score = max(float(row.score[place]) for row in mine)
-        if any(math.isnan(float(row.score[place])) for row in mine):
-            return self._no_score(NOT_A_NUMBER, tokens, len(mine))
-        last = self.prompt if len(mine) == 1 or self.generated is None else self.generated
-        return Verdict(score, last.threshold, tokens, len(mine))
+        if score[valid].isnan().any():
+            return self._no_score(NOT_A_NUMBER, tokens, rows)
+        last = self.prompt if rows == 1 or self.generated is None else self.generated
+        return Verdict(float(score[valid].max()), last.threshold, tokens, rows)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -257,24 +264,6 @@ class Learned:
         return cls(heads, Kind.from_dict(data["prompt"]), generated)
 
 
-@dataclass(frozen=True, eq=False)
-class _Judged:
-    """A row on the CPU, with everything that follows from it alone."""
-
-    entropy: Tensor
-    count: Tensor
-    counts: Tensor
-    score: Tensor
-    excess: Tensor  # above the limits, in standard deviations
-    limits: Tensor
-
-    @classmethod
-    def of(cls, row: Row, kind: Kind) -> _Judged:
-        entropy, count = row.entropy.cpu().double(), row.count.cpu()
-        counts = torch.ones_like(count, dtype=torch.bool) if row.counts is None else row.counts.cpu()
-        excess = (entropy - kind.limits) / kind.baseline.scale
-        return cls(entropy, count, counts, kind.baseline.score(entropy), excess, kind.limits)
-
-    def head(self, number: int, place: int, column: int, name: tuple[int, int], excess: float) -> Head:
-        """A head above its limit, in the sequence at `place`, which is called `number`."""
-        return Head(number, *name, float(self.entropy[place, column]), float(self.limits[column]), excess=excess)
+def _valid(row: Row) -> Tensor:
+    """Which sequences a row is valid for `[B]`, on the CPU."""
+    return torch.ones(len(row.count), dtype=torch.bool) if row.counts is None else row.counts.cpu()
