@@ -8,7 +8,7 @@ from torch import Tensor
 
 from sharpmax.models import encoder as module
 from sharpmax.models.encoder import Encoders
-from sharpmax.models.single_head import SetHeads, look
+from sharpmax.models.single_head import SetHeads, summarise_rows
 from sharpmax.models.stacked import ACTIVATIONS, Normalisers
 from sharpmax.normalisers.base import Normaliser, live_softmax, normaliser
 from sharpmax.tasks.max_retrieval import seeded
@@ -133,9 +133,9 @@ def test_argmax_scores_take_the_key_with_the_most_weight() -> None:
     assert worst(one_layer[0].argmax_scores, one_layer[1].scores) < 1e-5
 
 
-def test_looks_describe_shares_of_the_weight() -> None:
+def test_summaries_describe_shares_of_the_weight() -> None:
     weights = torch.tensor([[0.5, 0.25, 0.25], [0.2, 0.2, 0.0], [0.0, 0.0, 0.0]])[None, None, None]
-    seen = look(weights)
+    seen = summarise_rows(weights)
     assert seen.entropy.flatten().tolist() == pytest.approx([1.0397, 0.6931, 0.0], abs=1e-4)
     assert seen.top.flatten().tolist() == pytest.approx([0.5, 0.5, 0.0])
     assert seen.first.flatten().tolist()[0] == 0

@@ -193,7 +193,7 @@ def test_code_that_comes_with_a_model_is_not_run(saved, plain) -> None:
     config = json.loads((folder / "config.json").read_text())
     config |= {"model_type": "own", "auto_map": {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"}}
     (folder / "config.json").write_text(json.dumps(config))
-    assert refused(folder).endswith("; if you trust it, say trust_remote_code")
+    assert refused(folder).endswith("; if you trust it, pass trust_remote_code")
     assert not ran.exists()
 
 

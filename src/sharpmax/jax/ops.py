@@ -84,7 +84,7 @@ def as_mask(mask: object, is_causal: bool, logits: tuple[int, ...]) -> jax.Array
 
 
 def check_scale(scale: Any, width: int) -> float:
-    """The factor of the logits, 1/√head size unless told otherwise."""
+    """The factor of the logits, 1/√head size by default."""
     if scale is None:
         return 1.0 / math.sqrt(width)
     if isinstance(scale, bool) or not isinstance(scale, (int, float)):
@@ -143,7 +143,7 @@ def softmax(
     weights: jax.Array
     weights, stats = _softmax(as_array("logits", logits), _mask(mask), axis=axis, policy=chosen)
     if stats is not None:
-        chosen.warn_outside(stats)  # while compiling nothing has a value yet, so nothing was said there
+        chosen.warn_outside(stats)  # while compiling nothing has a value yet, so no warning was possible there
     return weights
 
 
@@ -238,7 +238,7 @@ def attention(
         measured=return_stats,
     )
     if stats is not None:
-        chosen.warn_outside(stats)  # inside the loop over blocks nothing has a value yet, so nothing was said there
+        chosen.warn_outside(stats)  # inside the loop over blocks nothing has a value yet
     return (out, stats) if return_stats else out
 
 

@@ -1,8 +1,8 @@
 """Transformer encoders of one to a few layers with any normaliser, for many seeds at once.
 
-Pre-norm; attention is global or causal and knows no positions, which could break at sizes that no training has seen.
-Where order matters, each position is given the three before it by a short convolution at the input, the same
-everywhere: enough to tell what follows what, at any size and with every normaliser alike.
+Pre-norm; attention is global or causal and has no position encoding, which could fail at sizes beyond training. Where
+order matters, a short convolution at the input gives each position the three before it: enough to know what follows
+what, at any size and with every normaliser.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sharpmax.errors import reject
-from sharpmax.models.single_head import Look, Reading, look
+from sharpmax.models.single_head import Reading, RowSummary, summarise_rows
 from sharpmax.models.stacked import ACTIVATIONS, Linear, Mlp, Norm, Normalisers, initialise
 from sharpmax.normalisers.base import Normaliser
 from sharpmax.tasks.sized import SizedTask
@@ -23,7 +23,7 @@ from sharpmax.tasks.sized import SizedTask
 _REACH = 3
 _FEED = 2
 _LOGITS = {"cpu": 2**22, "cuda": 2**27}
-"""Attention weights that are formed at once while nothing is learned."""
+"""Attention weights that are computed at once without gradients."""
 
 
 class Encoders(nn.Module):
@@ -64,13 +64,13 @@ class Encoders(nn.Module):
         return self._classify(x)
 
     def read(self, inputs: Tensor, visible: Tensor, asked: int) -> Reading:
-        """The answer and what was looked at."""
+        """The answer, and summaries of the attention rows."""
         x = self._embedded(inputs, visible)
-        argmax, looks = x, []
+        argmax, summaries = x, []
         for number, layer in enumerate(self._layers(), start=1):
-            x, argmax, seen = layer.read(x, visible, asked if number == len(self.layers) else x.shape[-2], asked)
-            looks.append(seen)
-        return Reading(self._classify(x), self._classify(argmax), tuple(looks))
+            x, argmax, summary = layer.read(x, visible, asked if number == len(self.layers) else x.shape[-2], asked)
+            summaries.append(summary)
+        return Reading(self._classify(x), self._classify(argmax), tuple(summaries))
 
     def _layers(self) -> Sequence[_Layer]:
         return list(self.layers)  # type: ignore[arg-type]
@@ -120,19 +120,19 @@ class _Layer(nn.Module):
         weights = self.normalisers(q, k, mask=visible[:, :, None, None], is_causal=self._causal)
         return self._added(x, torch.matmul(weights, v))
 
-    def read(self, x: Tensor, visible: Tensor, rows: int, asked: int) -> tuple[Tensor, Tensor, Look]:
-        """The same, the last `asked` of them with argmax attention too, and the look of these; rows come in parts."""
+    def read(self, x: Tensor, visible: Tensor, rows: int, asked: int) -> tuple[Tensor, Tensor, RowSummary]:
+        """The same, the last `asked` of them with argmax attention too, and their summary; rows come in parts."""
         q, k, v = self._projected(x, rows)
-        pooled, looks, left = [], [], rows
+        pooled, summaries, left = [], [], rows
         for part, keys in self._parts(q, k):
             mask = visible[:, :, None, None, :keys]
             weights = self.normalisers(part, k[..., :keys, :], mask=mask, is_causal=self._causal)
             pooled.append(torch.matmul(weights, v[..., :keys, :]))
             left -= part.shape[-2]
             if left < asked:
-                looks.append(look(weights[..., -min(asked - left, part.shape[-2]) :, :]))
-        seen = Look.joined(looks)
-        return self._added(x, torch.cat(pooled, dim=-2)), self._added(x, seen.argmax_values(v)), seen
+                summaries.append(summarise_rows(weights[..., -min(asked - left, part.shape[-2]) :, :]))
+        summary = RowSummary.joined(summaries)
+        return self._added(x, torch.cat(pooled, dim=-2)), self._added(x, summary.argmax_values(v)), summary
 
     def _parts(self, q: Tensor, k: Tensor) -> list[tuple[Tensor, int]]:
         """Rows that are read together, and how many keys they may see."""

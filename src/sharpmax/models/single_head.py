@@ -85,7 +85,7 @@ class SingleHeads(nn.Module):
 
 
 @dataclass(frozen=True)
-class Look:
+class RowSummary:
     """Rows of attention: `entropy` and `top` weight [S, B, H, R] as shares of a row, and where they are largest.
 
     `each` [S, B, H, R] is the key that a head gives most, `first` [S, B, R] the one that all heads together do.
@@ -97,7 +97,7 @@ class Look:
     first: Tensor
 
     @classmethod
-    def joined(cls, parts: Sequence[Look]) -> Look:
+    def joined(cls, parts: Sequence[RowSummary]) -> RowSummary:
         """The rows of all parts, in order."""
         names = ("entropy", "top", "each", "first")
         return cls(*(torch.cat([getattr(part, name) for part in parts], dim=-1) for name in names))
@@ -108,24 +108,24 @@ class Look:
         return values.gather(-2, index)
 
 
-def look(weights: Tensor) -> Look:
-    """The look of weights [S, B, H, R, L], which need not sum to 1."""
+def summarise_rows(weights: Tensor) -> RowSummary:
+    """The summary of weights [S, B, H, R, L], which need not sum to 1."""
     share = weights / weights.sum(-1, keepdim=True).clamp(min=torch.finfo(weights.dtype).tiny)
     top = share.max(-1)
-    return Look(torch.special.entr(share).sum(-1), top.values, top.indices, share.mean(2).argmax(-1))
+    return RowSummary(torch.special.entr(share).sum(-1), top.values, top.indices, share.mean(2).argmax(-1))
 
 
 @dataclass(frozen=True)
 class Reading:
-    """Class logits [S, B, A, C] where something is asked, those of argmax attention in the last layer, and all looks.
+    """Class logits [S, B, A, C] where something is asked, those of argmax attention in the last layer, all summaries.
 
-    Argmax attention takes the key that each head gives most, whatever weight that has: what it gets wrong is ranked
-    wrong, and what it gets right where the model does not is lost to dispersion.
+    Argmax attention takes the key with the largest weight in each head. What it gets wrong is ranked wrong; what it
+    gets right where the model does not is lost to dispersion.
     """
 
     scores: Tensor
     argmax_scores: Tensor
-    layers: tuple[Look, ...]
+    layers: tuple[RowSummary, ...]
 
 
 class SetHeads(SingleHeads):
@@ -149,11 +149,11 @@ class SetHeads(SingleHeads):
         return self(*items_and_query(inputs), visible[..., :-1])[..., None, :]  # type: ignore[no-any-return]
 
     def read(self, inputs: Tensor, visible: Tensor, asked: int = 1) -> Reading:
-        """The answer and what was looked at."""
+        """The answer, and summaries of the attention rows."""
         items, query = items_and_query(inputs)
         h = self.features(items)
         weights = self.weights(h, query, visible[..., :-1])[:, :, None, None, :]
-        seen = look(weights)
+        summary = summarise_rows(weights)
         h = h[:, :, None]
-        scores = self.classify(torch.cat((torch.matmul(weights, h), seen.argmax_values(h)), dim=2)[..., 0, :])
-        return Reading(scores[:, :, :1], scores[:, :, 1:], (seen,))
+        scores = self.classify(torch.cat((torch.matmul(weights, h), summary.argmax_values(h)), dim=2)[..., 0, :])
+        return Reading(scores[:, :, :1], scores[:, :, 1:], (summary,))

@@ -289,7 +289,7 @@ class _Reader:
         return weight.amax(0) - weight.amin(0)
 
     def _window(self, one: AttentionModule) -> int | None:
-        # Mistral says it once for all layers.
+        # Mistral has one window for all layers.
         holder: Any = one.config if self.kind == "mistral" else one.module
         window = getattr(holder, "sliding_window", None)
         return window if isinstance(window, int) and window > 0 else None

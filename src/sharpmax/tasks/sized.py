@@ -25,7 +25,7 @@ class Batch:
     """Examples of one problem: `inputs` [..., L, F] numbers or [..., L] tokens, `visible` [..., L].
 
     The last A positions are asked: `answer` [..., A] is a class or `NOTHING`, and `source` [..., A] the position that
-    it can be read off. `close` [...] tells examples in which another position is nearly as good as the right one.
+    it can be read off. `close` [...] marks examples in which another position is nearly as good as the right one.
     """
 
     inputs: Tensor
