@@ -235,7 +235,8 @@ class Learned:
             row = int(at[place, column])
             measured, limit = float(entropy[row, place, column]), float(limits[row, 0, column])
             over = float(worst[place, column])
-            found.append(Head(first + place, *self.heads[column], measured, limit, excess=over))
+            layer, head = self.heads[column]
+            found.append(Head(first + place, layer, head, measured, limit, over))
         return verdicts, found
 
     def _verdict(self, count: Tensor, valid: Tensor, score: Tensor) -> Verdict:
