@@ -48,33 +48,6 @@ def test_statistics_keep_nothing_of_the_logits(masked: bool) -> None:
         assert value.untyped_storage().nbytes() == 4 * value.numel()
 
 
-def test_a_row_without_keys_is_zero_whatever_is_hidden_there() -> None:
-    logits = torch.randn(SHAPE)
-    logits[0, 0, 0] = torch.nan
-    logits[0, 0, 1, :7] = torch.inf
-    hidden = torch.zeros(SHAPE, dtype=torch.bool)
-    hidden[0, 0, :2] = True
-    found = row_statistics(DenseLogits(logits, hidden))
-    for value in found.values():
-        assert value[0, 0, :2].tolist() == [0.0, 0.0]
-    check(logits[:, :, 2:], hidden[:, :, 2:])
-
-
-def test_nan_stays_in_its_row() -> None:
-    logits = torch.randn(SHAPE)
-    hidden = torch.rand(SHAPE) < 0.4
-    hidden[0, 1, 2, 3], hidden[1, 1, 1, 1] = False, True
-    clean = row_statistics(DenseLogits(logits.clone(), hidden))
-    logits[0, 1, 2, 3] = torch.nan  # visible
-    logits[1, 1, 1, 1] = torch.nan  # not visible
-    found = row_statistics(DenseLogits(logits, hidden))
-    for name in set(STATISTICS) - {"count"}:
-        assert found[name][0, 1, 2].isnan()
-        found[name][0, 1, 2] = clean[name][0, 1, 2]
-        assert torch.equal(found[name], clean[name])
-    assert torch.equal(found["count"], clean["count"])
-
-
 @pytest.mark.parametrize("queries", [1, 3, 8, 100, 8193])
 def test_places(queries: int) -> None:
     assert places("last", queries).tolist() == [queries - 1]

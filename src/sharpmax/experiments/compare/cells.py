@@ -225,7 +225,7 @@ def _pages(
     for start in range(0, samples, page):
         count = min(page, samples - start)
         drawn = [task.draw((count,), size, generator) for generator in generators]
-        names = ("inputs", "live", "answer", "source", "close")
+        names = ("inputs", "visible", "answer", "source", "close")
         whole = [torch.stack([getattr(one, name) for one in drawn]) for name in names]
         positions = whole[1].shape[-1]
         at_once = max(1, _ROOM.get(device.type, _ROOM["cpu"]) // (len(seeds) * positions * model.width))
