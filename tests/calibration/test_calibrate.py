@@ -197,7 +197,7 @@ def test_a_resumed_calibration_ends_as_if_never_interrupted(tmp_path: Path, monk
     whole = calibrated(tiny.model(), folder=tmp_path / "whole", **options)
     with pytest.raises(KeyboardInterrupt):
         calibrated(tiny.model(), folder=tmp_path / "parts", progress=Stop("training rows", 3), **options)
-    for change in ({"seed": 1}, {"rate": 0.2}, {"budget": 0.2}, {"steps": 7}, {"sizes": (4,)}, {"text": TEXT[::-1]}):
+    for change in ({"budget": 0.2}, {"sizes": (4,)}, {"text": TEXT[::-1]}):
         with pytest.raises(FileFormatError, match="made with other settings"):
             calibrated(tiny.model(), folder=tmp_path / "parts", resume=True, **(options | change))
     rest = Stop()
