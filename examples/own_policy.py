@@ -50,7 +50,7 @@ def trained(policy: Policy | None, steps: int = 400) -> Head:
     optimiser = torch.optim.Adam(head.parameters(), lr=3e-3)
     for _ in range(steps):
         sets = draw((128,), (5, 16), generator)
-        loss = nn.functional.cross_entropy(head(sets.items, sets.live), sets.answer)
+        loss = nn.functional.cross_entropy(head(sets.items, sets.visible), sets.answer)
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
@@ -65,5 +65,5 @@ for label, policy in (("plain", None), ("top weight", TopWeight()), ("paper", sm
     for n in (16, 64, 256, 1024):
         sets = draw((256,), n, torch.Generator().manual_seed(n))
         with torch.no_grad():
-            right.append(float((head(sets.items, sets.live).argmax(-1) == sets.answer).float().mean()))
+            right.append(float((head(sets.items, sets.visible).argmax(-1) == sets.answer).float().mean()))
     print(f"{label:11s}", *(f"{100 * share:6.1f}" for share in right))

@@ -65,10 +65,12 @@ def test_a_float_mask_does_not_wait_for_the_device(dtype: torch.dtype, policy: A
     mask = bias.masked_fill(hidden, torch.finfo(dtype).min)
     inputs: Any = [x.cuda() for x in (q, k, v)]
     on_gpu = mask.cuda()
-    sm.attention(*inputs, attn_mask=on_gpu, policy=policy)  # compiles, and looks once whether rows are in range
+    sm.attention(
+        inputs[0], inputs[1], inputs[2], attn_mask=on_gpu, policy=policy
+    )  # compiles, and looks once whether rows are in range
     torch.cuda.set_sync_debug_mode("error")
     try:
-        got = sm.attention(*inputs, attn_mask=on_gpu, policy=policy)
+        got = sm.attention(inputs[0], inputs[1], inputs[2], attn_mask=on_gpu, policy=policy)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert bool(got.isfinite().all())

@@ -133,8 +133,8 @@ def test_rows_seen_equal_those_of_the_cpu() -> None:
         assert torch.allclose(cpu, gpu, atol=1e-3)
 
 
-def test_a_calibration_keeps_to_its_leash() -> None:
+def test_a_calibration_keeps_to_its_budget() -> None:
     model = tiny.model().cuda()
-    found = calibrate(model, tiny.tokenizer(), task=tiny.LETTERS, leash=0.05, profile=profile(), text=TEXT)
+    found = calibrate(model, tiny.tokenizer(), task=tiny.LETTERS, budget=0.05, profile=profile(), text=TEXT)
     assert found.chosen.policy.layers == tiny.LAYERS
     assert all(rise <= 0.05 for rise in found.chosen.rises.values())

@@ -49,7 +49,7 @@ def test_heads_answer_alike_on_gpu_and_cpu() -> None:
     scores = []
     for device in ("cpu", "cuda"):
         heads = trained.heads().to(device)
-        inputs = (x.to(device).expand(len(trained.seeds), *x.shape) for x in (sets.items, sets.query, sets.live))
+        inputs = (x.to(device).expand(len(trained.seeds), *x.shape) for x in (sets.items, sets.query, sets.visible))
         with torch.inference_mode():
             scores.append(heads(*inputs).cpu())
     # Two items whose logits nearly tie may swap by rounding, so a few answers may differ.

@@ -31,8 +31,8 @@ from tests import no_float64
 from tests.calibration.small import TEXT, calibrated
 from tests.experiments.evaluate import tiny
 from tests.integrations.families import FAMILIES
-from tests.monitoring.watched import model as small_model
-from tests.monitoring.watched import prompts, watched
+from tests.monitoring.monitored import model as small_model
+from tests.monitoring.monitored import monitored, prompts
 
 pytestmark = pytest.mark.filterwarnings("ignore::sharpmax.errors.OutOfRangeWarning")
 
@@ -118,11 +118,11 @@ def test_certified_horizons() -> None:
 
 def test_a_monitor(tmp_path: Path) -> None:
     one = small_model()
-    with watched(one) as monitor:
+    with monitored(one) as monitor:
         expected = monitor.thresholds
     with no_float64.stand_in() as device:
         one.to(device)
-        with watched(one) as monitor:
+        with monitored(one) as monitor:
             assert monitor.thresholds == pytest.approx(expected, rel=1e-3)
             path = monitor.save(tmp_path / "monitor.json")
         with Monitor.load(one, path) as again, again.request() as request:

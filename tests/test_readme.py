@@ -124,7 +124,7 @@ def test_what_is_said_of_the_language_model_is_what_the_run_shows() -> None:
     tight = [arm for arm in learned if not arm.endswith("-3.5")]
     assert all(tables["perplexity"][arm][n]["rise"] <= 1.0 for arm in tight for n in ("2048", "6144", "chat"))
     longer = [right[arm]["512"]["mean"] for arm in learned if arm not in tight]
-    assert f"A longer leash does not help much: {max(longer):.1f}%" in text
+    assert f"A larger budget does not help much: {max(longer):.1f}%" in text
     assert f"`constant` answers {right['constant']['512']['mean']:.1f}% at 512 names" in text
     assert f"answers {right['rows-half']['64']['mean']:.1f}% at 64 names" in text
     assert f"touches {arms['rows-half']['touched']} of 270 heads" in text
@@ -153,7 +153,7 @@ def test_gain_and_cost_on_three_kinds_of_text_are_the_committed_runs() -> None:
     assert speeches["setting"]["text"]["source"] == "speeches.txt"
     assert novel["accuracy/kv"] == speeches["accuracy/kv"]
     texts = ((documentation, ("2048", "6144")), (novel, ("2048", "8000")), (speeches, ("2048", "8000")))
-    _, plain, *rows = cells("Constants folded into the weights cost no time:", "The leash of 1% was kept")
+    _, plain, *rows = cells("Constants folded into the weights cost no time:", "The budget of 1% was kept")
     means = [" / ".join(f"{run['perplexity']['as it comes'][n]['mean']:.2f}" for n in ns) for run, ns in texts]
     assert plain == ["baseline", f"{novel['accuracy/kv']['as it comes']['64']['mean']:.1f}%", *means, "1.00×", "1.00×"]
     # The two policies of the package have names of their own in the run that learned them.

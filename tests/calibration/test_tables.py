@@ -27,15 +27,15 @@ def test_candidates_are_those_of_the_calibration(found: CalibrationResult) -> No
     for kind, one in found.candidates.items():
         shown = tables["candidates"][kind]
         assert shown["rise"] == pytest.approx({name: percent(rise) for name, rise in one.rises.items()})
-        assert (shown["nll"], shown["strength"], shown["touched"]) == (one.nll, one.strength, one.touched)
+        assert (shown["nll"], shown["strength"], shown["touched"]) == (one.nll, one.strength, one.modified_heads)
         cell = tables["validation"][kind]["8"]
-        assert cell["mean"] == pytest.approx(100 * one.right) == pytest.approx(shown["validation"])
+        assert cell["mean"] == pytest.approx(100 * one.accuracy) == pytest.approx(shown["validation"])
         assert cell["n"] == 8
     assert tables["validation"]["as it comes"]["8"]["mean"] == pytest.approx(100 * found.before["right"])
     assert tables["chosen"] == found.chosen.kind
     assert tables["best_foldable"] == "constant"
     setting = tables["setting"]
-    assert (setting["model"], setting["leash"], setting["steps"], setting["sizes"]) == ("tiny", 5.0, 6, [4, 8])
+    assert (setting["model"], setting["leash"], setting["steps"], setting["sizes"]) == ("tiny", 5.0, 4, [4, 8])
 
 
 def test_a_curve_is_drawn_of_what_was_learned(found: CalibrationResult) -> None:
@@ -43,8 +43,8 @@ def test_a_curve_is_drawn_of_what_was_learned(found: CalibrationResult) -> None:
     points = found.curves[found.chosen.kind]
     assert curve["nll"] == [[point["step"], point["nll"]] for point in points]
     # The second length is met at the second step for the first time.
-    assert [step for step, _ in curve["rise/64"]] == [2, 3, 4, 5, 6]
-    assert curve["rise/chat"][-1] == [6, percent(points[-1]["chat"])]
+    assert [step for step, _ in curve["rise/64"]] == [2, 3, 4]
+    assert curve["rise/chat"][-1] == [4, percent(points[-1]["chat"])]
 
 
 def test_heads_are_compared_at_the_reference_row(found: CalibrationResult) -> None:

@@ -12,7 +12,7 @@ import torch
 
 from sharpmax.experiments.benchmarks import cpu as cpu_bench
 from sharpmax.stats import dispatch as operator
-from sharpmax.stats.call import Parts, Problem
+from sharpmax.stats.call import AttentionCall, Parts
 
 IMPORT = {"what": "import sharpmax", "median_s": 0.5, "min_s": 0.4, "torch_median_s": 1.0, "ratio": 0.5, "rounds": 1}
 CASES = {"attention/stock", "row-stats/streaming", "row-stats/stock", "attention/paper"}
@@ -73,7 +73,7 @@ def test_no_speed_for_a_wrong_implementation(
 ) -> None:
     right = operator.IMPLEMENTATIONS["streaming"]
 
-    def wrong(problem: Problem, fields: frozenset[str]) -> Parts:
+    def wrong(problem: AttentionCall, fields: frozenset[str]) -> Parts:
         parts = right(problem, fields)
         return parts._replace(shortfall=parts.shortfall + mistake)
 

@@ -12,7 +12,7 @@ import torch
 import sharpmax as sm
 from sharpmax.calibration import calibrate as calibration
 from sharpmax.calibration import data as profiles
-from sharpmax.calibration.trainer import Course, Descent
+from sharpmax.calibration.trainer import Trainer, TrainingSetup
 from sharpmax.cli.options import share_from
 from sharpmax.cli.terminal import out_folder_if_used, steps_shown
 from sharpmax.errors import ArgumentError
@@ -23,7 +23,7 @@ from tests.calibration.small import profile
 from tests.cli.lines import is_one_error_line
 from tests.experiments.evaluate import tiny
 
-QUICK = ("--leash", "5%", "--lr", 0.1, "--kinds", "constant,rows", "--steps", 5, "--sizes", "4..8")
+QUICK = ("--budget", "5%", "--lr", 0.1, "--kinds", "constant,rows", "--steps", 5, "--sizes", "4..8")
 
 
 @pytest.fixture(scope="module")
@@ -48,25 +48,25 @@ def words(home: Path, out: Path, *more: Any) -> list[Any]:
 
 def poisoned(step: int) -> Any:
     """Steps of a model that holds a NaN from one of them on."""
-    plain = Descent._take
+    plain = Trainer._take_step
 
-    def take(self: Descent, course: Course) -> None:
+    def take(self: Trainer, setup: TrainingSetup) -> None:
         if self.step == step:
-            weights: Any = course.model
+            weights: Any = setup.model
             weights.model.layers[1].mlp.down_proj.weight[0, 0] = torch.nan
-        plain(self, course)
+        plain(self, setup)
 
     return take
 
 
 def interrupted(step: int) -> Any:
     """Steps of which one of the second kind is stopped by the user."""
-    plain = Descent._take
+    plain = Trainer._take_step
 
-    def take(self: Descent, course: Course) -> None:
-        if self.step == step and self.live.kind == "rows":
+    def take(self: Trainer, setup: TrainingSetup) -> None:
+        if self.step == step and self.policy.kind == "rows":
             raise KeyboardInterrupt
-        plain(self, course)
+        plain(self, setup)
 
     return take
 
@@ -82,9 +82,9 @@ def test_a_run_leaves_policies_results_figures_and_page(home: Path, tmp_path: Pa
     assert not any(name.startswith("state") or name.endswith(".partial") for name in names)
     saved = json.loads((out / "results.json").read_text(encoding="utf-8"))
     tables = saved["tables"]
-    assert saved["command"].startswith("sharpmax calibrate model --task letters.py --leash 5% ")
+    assert saved["command"].startswith("sharpmax calibrate model --task letters.py --budget 5% ")
     assert tables["setting"]["model"] == "model"
-    for said in ("model: letters, unseen prompts of size 8, leash 5%", "as it comes", "(chosen)", "rise chat, %"):
+    for said in ("model: letters, unseen prompts of size 8, budget 5%", "baseline", "(chosen)", "rise chat, %"):
         assert said in outcome.out
     for name in names:
         assert str(home).encode() not in (out / name).read_bytes(), name
@@ -105,7 +105,7 @@ def test_a_run_leaves_policies_results_figures_and_page(home: Path, tmp_path: Pa
 
 def test_foldable_learns_constants_alone(home: Path, tmp_path: Path, sharpmax_command: Any) -> None:
     line = ["calibrate", home / "model", "--task", home / "letters.py", "--text", home / "text.txt", "--out", tmp_path]
-    more = ("--leash", "0.05", "--steps", 2, "--sizes", "4", "--foldable", "--keep", "50%", "--no-draw")
+    more = ("--budget", "0.05", "--steps", 2, "--sizes", "4", "--foldable", "--keep", "50%", "--no-draw")
     outcome = sharpmax_command(*line, *more)
     assert (outcome.code, outcome.err) == (0, "")
     assert {file.name for file in tmp_path.iterdir()} == {"policy.json", "policy-constant.json", "results.json"}
@@ -122,7 +122,7 @@ def test_an_interrupted_run_is_taken_up(
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     assert sharpmax_command(*words(home, whole, "--no-draw")).code == 0
     with monkeypatch.context() as patch:
-        patch.setattr(Descent, "_take", interrupted(3))
+        patch.setattr(Trainer, "_take_step", interrupted(3))
         stopped = sharpmax_command(*words(home, parts, "--no-draw"))
     assert stopped.code == 130
     assert "--resume" in stopped.out
@@ -148,15 +148,15 @@ def test_a_damaged_state_is_one_line(home: Path, tmp_path: Path, sharpmax_comman
 
 
 @pytest.mark.parametrize("there", [False, True])
-def test_a_leash_that_cannot_be_met_leaves_nothing(
+def test_a_budget_that_cannot_be_met_leaves_nothing(
     there: bool, home: Path, tmp_path: Path, sharpmax_command: Any
 ) -> None:
     if there:
         (tmp_path / "out").mkdir()
-    outcome = sharpmax_command(*words(home, tmp_path / "out", "--leash", "0.0000001%", "--steps", 3))
+    outcome = sharpmax_command(*words(home, tmp_path / "out", "--budget", "0.0000001%", "--steps", 3))
     assert outcome.code == 2
     assert is_one_error_line(outcome.err)
-    assert "leash: got 1e-07%, which no policy of kind constant, rows keeps to" in outcome.err
+    assert "budget: no policy of kind constant, rows stays within 1e-07%" in outcome.err
     assert outcome.out == ""
     assert (tmp_path / "out").exists() == there
     assert not there or list((tmp_path / "out").iterdir()) == []
@@ -166,7 +166,7 @@ def test_a_loss_that_is_not_a_number_leaves_nothing(
     home: Path, tmp_path: Path, sharpmax_command: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(calibration, "_SAVE_EVERY", -1.0)
-    monkeypatch.setattr(Descent, "_take", poisoned(2))
+    monkeypatch.setattr(Trainer, "_take_step", poisoned(2))
     outcome = sharpmax_command(*words(home, tmp_path / "out"))
     assert outcome.code == 2
     assert is_one_error_line(outcome.err)
@@ -182,13 +182,13 @@ def test_a_loss_that_is_not_a_number_leaves_nothing(
         (["--kinds", ""], "kinds: got ''"),
         (["--foldable"], "--kinds: got 'constant,rows'; allowed: nothing together with --foldable"),
         (["--profile", "huge"], "profile: got 'huge'"),
-        (["--leash", "0"], "--leash: got '0'"),
-        (["--leash", "-1%"], "--leash: got '-1%'"),
-        (["--leash", "abc"], "--leash: got 'abc'"),
-        (["--leash", "101%"], "--leash: got '101%'"),
-        (["--leash", "1"], "--leash: got 1; write 1% or 0.01"),
-        (["--leash", "3.5"], "--leash: got 3.5; write 3.5% or 0.035"),
-        (["--leash", "0.7"], "--leash: got 0.7; write 0.7% or 0.007"),
+        (["--budget", "0"], "--budget: got '0'"),
+        (["--budget", "-1%"], "--budget: got '-1%'"),
+        (["--budget", "abc"], "--budget: got 'abc'"),
+        (["--budget", "101%"], "--budget: got '101%'"),
+        (["--budget", "1"], "--budget: got 1; write 1% or 0.01"),
+        (["--budget", "3.5"], "--budget: got 3.5; write 3.5% or 0.035"),
+        (["--budget", "0.7"], "--budget: got 0.7; write 0.7% or 0.007"),
         (["--keep", "1"], "--keep: got 1; write 1% or 0.01"),
         (["--keep", "0"], "--keep: got '0'"),
         (["--keep-layers", "0"], "--keep-layers: got '0'"),
@@ -230,7 +230,7 @@ def test_an_unknown_model(name: str, home: Path, sharpmax_command: Any, tmp_path
 def test_shares() -> None:
     assert share_from("--keep", " 100% ") == 1.0
     assert share_from("--keep", "0.75") == 0.75
-    assert share_from("--leash", "1e-3") == 0.001
+    assert share_from("--budget", "1e-3") == 0.001
     for bare, means in (("1", "1% or 0.01"), ("1.0", "1.0% or 0.01"), ("5", "5% or 0.05"), ("100", "100% or 1")):
         with pytest.raises(ArgumentError, match=f"^--keep: got {bare}; write {means}$"):
             share_from("--keep", bare)

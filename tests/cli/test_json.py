@@ -30,7 +30,7 @@ LINES = {
     "reproduce": ("--recipe", "paper", "--seeds", 1, "--samples", 2, "--sizes", "16,32", "--no-draw"),
     "probe": (MODEL, "--task", "kv", "--sizes", "8..32", "--prompts", 2),
     "calibrate": (
-        MODEL, "--task", "letters.py", "--text", "text.txt", "--leash", "50%", "--kinds", "constant", "--steps", 2,
+        MODEL, "--task", "letters.py", "--text", "text.txt", "--budget", "50%", "--kinds", "constant", "--steps", 2,
         "--sizes", "4..8", "--no-draw",
     ),
     "evaluate": (MODEL, "--task", "letters.py", "--sizes", 4, "--prompts", 2, "--no-text", "--no-draw"),

@@ -29,7 +29,7 @@ def test_a_run_says_the_verdict_first_and_saves_its_numbers(home: Path, tmp_path
     assert said[:3] == results.tables["verdict"]
     assert "of model's 8 attention heads lose focus" in said[0]
     for title in (
-        "kv, 8 to 32 items: layers by who disperses first (2 of 2)",
+        "kv, 8 to 32 items: layers by slope (2 of 2)",
         "text: error of the forecast of entropy",
     ):
         assert title in outcome.out

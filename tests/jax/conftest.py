@@ -21,9 +21,9 @@ else:
 
 
 @pytest.fixture(autouse=True)
-def quick_compilation(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Skip the compiler's optimisations, unless a test asks for `full_compilation`."""
-    jax.config.update("jax_disable_most_optimizations", "full_compilation" not in request.fixturenames)
+def quick_compilation() -> Iterator[None]:
+    """Skip the compiler's optimisations."""
+    jax.config.update("jax_disable_most_optimizations", True)
     yield
     jax.config.update("jax_disable_most_optimizations", False)
 
@@ -32,11 +32,6 @@ def quick_compilation(request: pytest.FixtureRequest) -> Iterator[None]:
 def few_newton_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """The solver's 24 steps are written out for the compiler; the rows of these tests are there after six."""
     monkeypatch.setattr("sharpmax.policies.entropy_target._STEPS", 6)
-
-
-@pytest.fixture
-def full_compilation() -> None:
-    """The compiler with its optimisations."""
 
 
 def _agree(actual: Any, desired: Any, rtol: float = 1e-5) -> None:

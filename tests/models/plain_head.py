@@ -35,7 +35,7 @@ class PlainHead:
         """φ(Σ p_i V h_i): [..., 10]."""
         return self._mlp("classes", (weights[..., None] * self._linear("v", features)).sum(-2))
 
-    def scores(self, items: Tensor, query: Tensor, live: Tensor) -> Tensor:
+    def scores(self, items: Tensor, query: Tensor, visible: Tensor) -> Tensor:
         """Class logits with plain softmax."""
         h = self.features(items)
-        return self.classify(self.logits(h, query).masked_fill(~live, -torch.inf).softmax(-1), h)
+        return self.classify(self.logits(h, query).masked_fill(~visible, -torch.inf).softmax(-1), h)

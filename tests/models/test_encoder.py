@@ -8,7 +8,7 @@ from torch import Tensor
 
 from sharpmax.models import encoder as module
 from sharpmax.models.encoder import Encoders
-from sharpmax.models.single_head import SetHeads, look
+from sharpmax.models.single_head import SetHeads, summarise_rows
 from sharpmax.models.stacked import ACTIVATIONS, Normalisers
 from sharpmax.normalisers.base import Normaliser, live_softmax, normaliser
 from sharpmax.tasks.max_retrieval import seeded
@@ -32,7 +32,7 @@ def encoders(kind: str = "softmax", task: str = "max", seeds: tuple[int, ...] = 
 
 
 def lane(batch: Batch, at: int) -> tuple[Tensor, Tensor, int]:
-    return batch.inputs[at : at + 1], batch.live[at : at + 1], batch.answer.shape[-1]
+    return batch.inputs[at : at + 1], batch.visible[at : at + 1], batch.answer.shape[-1]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -42,8 +42,8 @@ def test_a_seed_in_a_stack_is_that_seed_alone(kind: str, causal: bool) -> None:
     stack, alone = encoders(kind, causal=causal).double(), encoders(kind, seeds=(0,), causal=causal).double()
     for (name, many), (_, one) in zip(stack.state_dict().items(), alone.state_dict().items(), strict=True):
         assert torch.equal(many[1:2], one), name
-    batch = Batch(batch.inputs.double(), *(getattr(batch, name) for name in ("live", "answer", "source", "close")))
-    got = stack.answer(batch.inputs, batch.live, 1)
+    batch = Batch(batch.inputs.double(), *(getattr(batch, name) for name in ("visible", "answer", "source", "close")))
+    got = stack.answer(batch.inputs, batch.visible, 1)
     assert worst(got[1:2], alone.answer(*lane(batch, 1))) < 1e-10
 
 
@@ -51,11 +51,11 @@ def test_a_seed_in_a_stack_is_that_seed_alone(kind: str, causal: bool) -> None:
 def test_reading_answers_as_training_does(kind: str) -> None:
     batch = examples()
     heads = SetHeads(SEEDS, kind, {}, width=16)
-    assert worst(heads.read(batch.inputs, batch.live).scores, heads.answer(batch.inputs, batch.live)) < 1e-5
+    assert worst(heads.read(batch.inputs, batch.visible).scores, heads.answer(batch.inputs, batch.visible)) < 1e-5
     for causal in (False, True):
         model = encoders(kind, causal=causal)
-        reading = model.read(batch.inputs, batch.live, 1)
-        assert worst(reading.scores, model.answer(batch.inputs, batch.live, 1)) < 1e-5
+        reading = model.read(batch.inputs, batch.visible, 1)
+        assert worst(reading.scores, model.answer(batch.inputs, batch.visible, 1)) < 1e-5
         assert len(reading.layers) == 2
         assert reading.layers[0].entropy.shape == (2, 6, 2, 1)
 
@@ -64,11 +64,11 @@ def test_reading_answers_as_training_does(kind: str) -> None:
 @pytest.mark.parametrize("causal", [False, True])
 def test_reading_in_parts_is_reading_at_once(kind: str, causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     batch, model = examples("sort"), encoders(kind, "sort", causal=causal)
-    whole = model.read(batch.inputs, batch.live, 8)
+    whole = model.read(batch.inputs, batch.visible, 8)
     monkeypatch.setitem(module._LOGITS, "cpu", 1)
-    parts = model.read(batch.inputs, batch.live, 8)
+    parts = model.read(batch.inputs, batch.visible, 8)
     assert worst(parts.scores, whole.scores) < 1e-5
-    assert worst(parts.hard, whole.hard) < 1e-5
+    assert worst(parts.argmax_scores, whole.argmax_scores) < 1e-5
     for a, b in zip(parts.layers, whole.layers, strict=True):
         assert worst(a.entropy, b.entropy) < 1e-4
         assert torch.equal(a.first, b.first)
@@ -77,12 +77,12 @@ def test_reading_in_parts_is_reading_at_once(kind: str, causal: bool, monkeypatc
 @pytest.mark.parametrize("task", ["max", "copy", "recall"])
 def test_a_causal_encoder_never_sees_the_future(task: str) -> None:
     batch, model = examples(task, sizes=8), encoders(task=task, causal=True)
-    length = batch.live.shape[-1]
-    before = model.answer(batch.inputs, batch.live, length)
+    length = batch.visible.shape[-1]
+    before = model.answer(batch.inputs, batch.visible, length)
     for place in (1, length // 2, length - 1):
         inputs = batch.inputs.clone()
         inputs[:, :, place:] = (inputs[:, :, place:] + 1) % 7
-        after = model.answer(inputs, batch.live, length)
+        after = model.answer(inputs, batch.visible, length)
         assert torch.equal(after[:, :, :place], before[:, :, :place])
         assert not torch.equal(after[:, :, place:], before[:, :, place:])
     blind = encoders(task="max")
@@ -90,7 +90,7 @@ def test_a_causal_encoder_never_sees_the_future(task: str) -> None:
     changed = sets.inputs.clone()
     changed[:, :, 7] += 1.0
     assert not torch.equal(
-        blind.answer(changed, sets.live, 9)[:, :, 0], blind.answer(sets.inputs, sets.live, 9)[:, :, 0]
+        blind.answer(changed, sets.visible, 9)[:, :, 0], blind.answer(sets.inputs, sets.visible, 9)[:, :, 0]
     )
 
 
@@ -98,17 +98,17 @@ def test_the_order_of_a_set_does_not_matter_to_a_global_encoder() -> None:
     batch, model = examples(sizes=9), encoders().double()
     order = torch.cat((torch.randperm(9, generator=torch.Generator().manual_seed(0)), torch.tensor([9])))
     inputs = batch.inputs.double()
-    assert worst(model.answer(inputs[:, :, order], batch.live, 1), model.answer(inputs, batch.live, 1)) < 1e-12
+    assert worst(model.answer(inputs[:, :, order], batch.visible, 1), model.answer(inputs, batch.visible, 1)) < 1e-12
 
 
 @pytest.mark.parametrize("task", ["max", "copy"])
-def test_positions_that_are_not_live_change_nothing(task: str) -> None:
+def test_positions_that_are_not_visible_change_nothing(task: str) -> None:
     batch, model = examples(task), encoders(task=task, causal=True)
-    hidden = ~batch.live if batch.inputs.ndim == 3 else ~batch.live[..., None]
+    hidden = ~batch.visible if batch.inputs.ndim == 3 else ~batch.visible[..., None]
     inputs = torch.where(hidden, 3, batch.inputs) if task == "copy" else batch.inputs.masked_fill(hidden, 9.0)
     assert not torch.equal(inputs, batch.inputs)
     asked = batch.answer >= 0
-    got, want = (model.answer(x, batch.live, batch.answer.shape[-1]) for x in (inputs, batch.inputs))
+    got, want = (model.answer(x, batch.visible, batch.answer.shape[-1]) for x in (inputs, batch.inputs))
     assert torch.equal(got[asked], want[asked])
 
 
@@ -116,26 +116,26 @@ def test_order_reaches_three_places_back_where_it_matters() -> None:
     """One causal layer tells x₁x₂ from x₂x₁ only by the convolution."""
     model = encoders(task="copy", depth=1, causal=True)
     tokens = torch.tensor([5, 9, 2, 7]).expand(2, 1, 4)
-    live = torch.ones(2, 1, 4, dtype=torch.bool)
+    visible = torch.ones(2, 1, 4, dtype=torch.bool)
     turned = tokens[..., [1, 0, 2, 3]]
-    assert worst(model.answer(tokens, live, 1), model.answer(turned, live, 1)) > 1e-3
+    assert worst(model.answer(tokens, visible, 1), model.answer(turned, visible, 1)) > 1e-3
     for task in ("max", "sort"):
         assert encoders(task=task).neighbours is None
 
 
-def test_hard_reading_takes_the_key_with_the_most_weight() -> None:
+def test_argmax_scores_take_the_key_with_the_most_weight() -> None:
     batch = examples()
     soft, hard = SetHeads(SEEDS, "softmax", {}, width=16), SetHeads(SEEDS, "hard", {}, width=16)
-    reading, other = (heads.read(batch.inputs, batch.live) for heads in (soft, hard))
-    assert worst(reading.hard, other.scores) < 1e-5
+    reading, other = (heads.read(batch.inputs, batch.visible) for heads in (soft, hard))
+    assert worst(reading.argmax_scores, other.scores) < 1e-5
     assert worst(reading.scores, other.scores) > 1e-3
-    one_layer = [encoders(kind, depth=1).read(batch.inputs, batch.live, 1) for kind in ("softmax", "hard")]
-    assert worst(one_layer[0].hard, one_layer[1].scores) < 1e-5
+    one_layer = [encoders(kind, depth=1).read(batch.inputs, batch.visible, 1) for kind in ("softmax", "hard")]
+    assert worst(one_layer[0].argmax_scores, one_layer[1].scores) < 1e-5
 
 
-def test_looks_are_of_shares() -> None:
+def test_summaries_describe_shares_of_the_weight() -> None:
     weights = torch.tensor([[0.5, 0.25, 0.25], [0.2, 0.2, 0.0], [0.0, 0.0, 0.0]])[None, None, None]
-    seen = look(weights)
+    seen = summarise_rows(weights)
     assert seen.entropy.flatten().tolist() == pytest.approx([1.0397, 0.6931, 0.0], abs=1e-4)
     assert seen.top.flatten().tolist() == pytest.approx([0.5, 0.5, 0.0])
     assert seen.first.flatten().tolist()[0] == 0
@@ -172,14 +172,14 @@ def test_learned_parameters_belong_to_the_seed(kind: str) -> None:
     with torch.no_grad():
         many.learned[name][1] += 0.25
     q, k = torch.randn(2, 5, 1, 8), torch.randn(2, 5, 7, 8)
-    live = torch.rand(2, 5, 1, 7) < 0.8
-    got = many(q, k, mask=live, scale=1.0)
+    visible = torch.rand(2, 5, 1, 7) < 0.8
+    got = many(q, k, mask=visible, scale=1.0)
     for at, seed in enumerate((4, 9)):
         torch.manual_seed(seed)
         one = normaliser(kind)
         with torch.no_grad():
             next(one.parameters()).add_(0.25 * at)
-        assert worst(got[at], one(q[at], k[at], mask=live[at], scale=1.0)) < 1e-6
+        assert worst(got[at], one(q[at], k[at], mask=visible[at], scale=1.0)) < 1e-6
     got.square().sum().backward()
     gradient = many.learned[name].grad
     assert gradient is not None

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+import sharpmax as sm
+from sharpmax.errors import ArgumentTypeError
 from sharpmax.integrations import transformers as hf
 from sharpmax.models.scoring import Reply, batches, encode, judge, own_answers, reply_losses, window_losses
 from sharpmax.policies.log_linear import LogLinear
 from sharpmax.tasks.prompt import Prompt
 from tests.experiments.evaluate import tiny
+from tests.integrations.families import FAMILIES
 
 QUESTIONS = ("a?", "What is the capital of France?", "Why?", "b b a b a a b?", "Tell me a joke, a long one.")
 
@@ -93,11 +96,6 @@ class TestJudge:
             assert one.right == alone.right
             assert one.nll == pytest.approx(alone.nll, abs=1e-5)
 
-    def test_no_graph_is_kept(self) -> None:
-        model = tiny.model().requires_grad_(True)
-        judge(model, [Reply((5, 6, 7), 1)])
-        assert all(weight.grad is None for weight in model.parameters())
-
 
 class TestBatches:
     def test_every_reply_once_and_never_too_many_tokens(self) -> None:
@@ -108,9 +106,6 @@ class TestBatches:
         for batch in found:
             assert len(batch) == 1 or len(batch) * max(lengths[i] for i in batch) <= 100
         assert len(found) < len(lengths)
-
-    def test_of_nothing(self) -> None:
-        assert list(batches([], 100)) == []
 
 
 class TestReplyLosses:
@@ -130,10 +125,6 @@ class TestReplyLosses:
         assert (nll != 0).tolist() == [[True, False, False], [False, True, True]]
         assert right[0, 1:].all()
         assert right[1, 0]
-
-    def test_is_float32_in_a_half_precision_model(self) -> None:
-        nll, _ = reply_losses(tiny.model().to(torch.bfloat16), [Reply((9, 70, 65), 2)])
-        assert nll.dtype == torch.float32
 
 
 def merging_tokenizer() -> Any:
@@ -207,9 +198,6 @@ class TestOwnAnswers:
         assert len({reply.tokens for reply in answers}) > 1
         assert all(one.right for one in judge(model, answers))
 
-    def test_are_right_by_construction(self, model: Any, tokenizer: Any) -> None:
-        assert all(one.right for one in judge(model, own_answers(model, tokenizer, QUESTIONS, new_tokens=6)))
-
 
 def test_a_model_that_cannot_leave_out_logits(model: Any) -> None:
     """Its forward does not know `logits_to_keep`."""
@@ -225,3 +213,38 @@ def test_a_model_that_cannot_leave_out_logits(model: Any) -> None:
     torch.testing.assert_close(reply_losses(whole, replies), reply_losses(model, replies), rtol=0, atol=1e-6)
     windows = [[1, 2, 3, 4], [9, 8, 7, 6]]
     torch.testing.assert_close(window_losses(whole, windows), window_losses(model, windows), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("function", [sm.probe, sm.calibrate], ids=["probe", "calibrate"])
+@pytest.mark.parametrize("given", [torch.arange(8)[None], [1, 2, 3], "smollm2", None], ids=str)
+def test_what_is_no_tokenizer_is_refused(function: Callable[..., Any], given: Any) -> None:
+    kind = "None" if given is None else f"a {type(given).__name__}"
+    with pytest.raises(ArgumentTypeError, match=f"tokenizer: got {kind}; allowed: the model's tokenizer"):
+        function(FAMILIES["llama"].build(), given)
+
+
+@pytest.mark.parametrize("function", [sm.probe, sm.calibrate], ids=["probe", "calibrate"])
+def test_what_is_no_model_is_refused(function: Callable[..., Any]) -> None:
+    with pytest.raises(ArgumentTypeError, match="model: got str; allowed: a transformers PreTrainedModel"):
+        function("smollm2", None)
+
+
+@pytest.mark.parametrize("given", [3, ["kv"], None], ids=str)
+def test_what_is_no_task_is_refused(given: Any) -> None:
+    with pytest.raises(ArgumentTypeError, match="task: got"):
+        sm.calibrate(FAMILIES["llama"].build(), tiny.tokenizer(), task=given)
+    if given == 3:
+        with pytest.raises(ArgumentTypeError, match="tasks: got int; allowed: a list of tasks"):
+            sm.probe(FAMILIES["llama"].build(), tiny.tokenizer(), tasks=given)
+
+
+def test_scoring_names_what_is_wrong() -> None:
+    prompt = sm.tasks.get_task("kv").prompts(4, 1, seed=0)[0]
+    with pytest.raises(ArgumentTypeError, match="tokenizer: got a str; allowed: the model's tokenizer"):
+        encode("smollm2", prompt)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentTypeError, match="prompt: got str; allowed: a Prompt; make some"):
+        encode(tiny.tokenizer(), "what?")  # type: ignore[arg-type]
+    with pytest.raises(ArgumentTypeError, match="model: got str"):
+        judge("smollm2", [encode(tiny.tokenizer(), prompt)])  # type: ignore[arg-type]
+    with pytest.raises(ArgumentTypeError, match="replies: got a str"):
+        judge(tiny.model(), ["an answer"])  # type: ignore[list-item]

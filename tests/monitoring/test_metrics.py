@@ -9,14 +9,14 @@ import torch
 
 from sharpmax.errors import ArgumentTypeError, MissingExtraError
 from sharpmax.integrations.transformers.interface import installed
-from tests.monitoring.watched import model, watched
+from tests.monitoring.monitored import model, monitored
 
 prometheus = pytest.importorskip("prometheus_client", reason="needs the extra monitor")
 
 
 def test_requests_scores_thresholds_and_heads_are_counted() -> None:
     one, registry = model(), prometheus.CollectorRegistry()
-    with watched(one, metrics=registry, false_alarms=0.4) as monitor, torch.no_grad():
+    with monitored(one, metrics=registry, false_alarms=0.4) as monitor, torch.no_grad():
 
         def value(name: str, **labels: str) -> float | None:
             found: float | None = registry.get_sample_value(
@@ -50,7 +50,7 @@ def test_requests_scores_thresholds_and_heads_are_counted() -> None:
 def test_monitors_one_after_another_share_a_registry() -> None:
     one, registry = model(), prometheus.CollectorRegistry()
     for _ in range(2):
-        with watched(one, metrics=registry), torch.no_grad():
+        with monitored(one, metrics=registry), torch.no_grad():
             one(torch.tensor([[5, 6]]))
     labels = {"model": "LlamaForCausalLM"}
     assert registry.get_sample_value("sharpmax_monitor_score_count", labels) == 2.0
@@ -60,11 +60,11 @@ def test_without_the_package_the_error_says_what_to_install(monkeypatch: pytest.
     one = model()
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with pytest.raises(MissingExtraError, match=r"pip install .*'prometheus-client>="):
-        watched(one, metrics=True)
+        monitored(one, metrics=True)
     assert installed(one) is None
-    watched(one).close()
+    monitored(one).close()
 
 
 def test_what_is_no_registry_is_refused() -> None:
     with pytest.raises(ArgumentTypeError, match="metrics"):
-        watched(model(), metrics="yes")
+        monitored(model(), metrics="yes")

@@ -11,7 +11,7 @@ import torch
 
 from sharpmax.integrations.transformers.interface import installed
 from sharpmax.monitoring.requests import Report
-from tests.monitoring.watched import model, padded, prompts, watched
+from tests.monitoring.monitored import model, monitored, padded, prompts
 
 
 def say(one: Any, ids: list[int], new: int = 8) -> Any:
@@ -20,7 +20,7 @@ def say(one: Any, ids: list[int], new: int = 8) -> Any:
 
 def test_two_threads_generating_at_once_get_their_own_scores() -> None:
     one, lists = model(), prompts(12, seed=1)
-    with watched(one) as monitor:
+    with monitored(one) as monitor:
 
         def scored(ids: list[int]) -> list[float | None]:
             with monitor.request() as r:
@@ -45,7 +45,7 @@ def test_requests_nobody_named_are_kept_apart_too() -> None:
     one, lists = model(), prompts(2, seed=2)
     turns = threading.Barrier(2)
     by_thread: dict[int, Report] = {}
-    with watched(one, callback=lambda report: by_thread.__setitem__(threading.get_ident(), report)):
+    with monitored(one, callback=lambda report: by_thread.__setitem__(threading.get_ident(), report)):
         say(one, lists[0])
         expected = [by_thread.pop(threading.get_ident())]
         say(one, lists[1])
@@ -76,7 +76,7 @@ def test_tasks_of_one_thread_have_requests_of_their_own() -> None:
         return await asyncio.gather(*(scored(monitor, ids) for ids in lists))
 
     # In a thread of their own: a browser that another test has opened keeps an event loop running in this one.
-    with watched(one) as monitor, ThreadPoolExecutor(1) as thread:
+    with monitored(one) as monitor, ThreadPoolExecutor(1) as thread:
         found = thread.submit(asyncio.run, together(monitor)).result()
         alone = [thread.submit(asyncio.run, scored(monitor, ids)).result() for ids in lists]
     assert found == alone
@@ -87,7 +87,7 @@ def test_closing_waits_for_a_pass_in_another_thread() -> None:
     """The attention function looks for what `close` takes away: a pass in the middle of it must not notice."""
     one, ids = model(), prompts(1, seed=4)[0]
     wanted = one(torch.tensor([ids])).logits
-    monitor = watched(one)
+    monitor = monitored(one)
     inside, go_on = threading.Event(), threading.Event()
 
     def hold(module: Any, args: Any) -> None:
@@ -107,15 +107,3 @@ def test_closing_waits_for_a_pass_in_another_thread() -> None:
     assert torch.equal(found[0], wanted)
     assert installed(one) is None
     assert "generate" not in vars(one)
-
-
-def test_pausing_in_the_middle_of_a_pass() -> None:
-    one, ids, reports = model(), prompts(1)[0], list[Report]()
-    with watched(one, callback=reports.append) as monitor:
-        pause = one.model.layers[1].register_forward_pre_hook(lambda module, args: monitor.pause())
-        say(one, ids)
-        pause.remove()
-        assert reports == []
-        monitor.resume()
-        say(one, ids)
-    assert len(reports) == 1

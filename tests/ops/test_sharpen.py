@@ -232,9 +232,16 @@ def test_attention_learns_through_the_kernels(policy: Any, masked: str) -> None:
     upstream = randn(2, 4, 40, 16, seed=9)
 
     def gradients(impl: Any, dtype: torch.dtype) -> tuple[Tensor, ...]:
-        inputs: Any = [x.to(dtype).requires_grad_() for x in (q, k, v)]
+        inputs = [x.to(dtype).requires_grad_() for x in (q, k, v)]
         out = sm.attention(
-            *inputs, attn_mask=mask, is_causal=masked == "causal", enable_gqa=True, policy=policy, impl=impl
+            inputs[0],
+            inputs[1],
+            inputs[2],
+            attn_mask=mask,
+            is_causal=masked == "causal",
+            enable_gqa=True,
+            policy=policy,
+            impl=impl,
         )
         return torch.autograd.grad(out, inputs, upstream.to(dtype))
 

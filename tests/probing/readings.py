@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from sharpmax.probing.findings import Findings, findings_of
-from sharpmax.probing.forecast import foretell
-from sharpmax.probing.inputs import Material, Passage
+from sharpmax.probing.forecast import predict
+from sharpmax.probing.inputs import Passage, ProbeInputs
 from sharpmax.probing.measurement import Numbers
 
 SIZES = (8, 16, 32, 64, 128, 256, 512)
@@ -41,14 +41,14 @@ def readings(
     return found
 
 
-def material(task: str = "kv", unit: str = "items", *, nested: bool = False) -> Material:
-    """Material without anything to read."""
+def material(task: str = "kv", unit: str = "items", *, nested: bool = False) -> ProbeInputs:
+    """ProbeInputs without anything to read."""
     nothing: list[Passage] = []
-    return Material(task, unit, dict.fromkeys(SIZES, nothing), nested=nested)
+    return ProbeInputs(task, unit, dict.fromkeys(SIZES, nothing), nested=nested)
 
 
 def findings(read: dict[int, dict[str, Numbers]], *, task: str = "kv", causal: bool = True) -> Findings:
     """Findings with a forecast by lines."""
     about = material(task)
     curves = {name: np.stack([one[name].mean(0) for one in read.values()]) for name in ("entropy", "top", "count")}
-    return findings_of(about, read, causal, foretell(curves, SIZES, 64), seed=0)
+    return findings_of(about, read, causal, predict(curves, SIZES, 64), seed=0)

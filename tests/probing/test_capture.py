@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 import threading
-from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -14,11 +12,9 @@ from torch import Tensor
 
 import sharpmax as sm
 from sharpmax.errors import ArgumentError
-from sharpmax.integrations.transformers.observers import Seen
 from sharpmax.policies.constant import Constant
 from sharpmax.policies.log_length import LogLength
 from sharpmax.policies.polynomial import PAPER
-from sharpmax.probing import capture as module
 from sharpmax.probing.capture import STATISTICS, Capture
 from tests.integrations.families import FAMILIES, Family, transformers
 from tests.probing import oracle
@@ -46,15 +42,16 @@ def check(found: Capture, expected: list[tuple[int, oracle.Rows]], tolerance: fl
             assert np.allclose(call.statistics[name].numpy(), theirs, atol=tolerance, rtol=1e-5), name
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-@pytest.mark.parametrize(
-    ("family", "attention"), [(one, a) for one in ALL for a in one.attentions], ids=lambda x: getattr(x, "name", x)
-)
-def test_every_row_of_every_layer_is_that_of_the_float64_oracle(
-    family: Family, attention: str, dtype: torch.dtype
-) -> None:
+CASES = [(one, attention, torch.float32) for one in ALL for attention in one.attentions]
+CASES += [(FAMILIES["llama"], "sdpa", torch.bfloat16), (FAMILIES["gemma2"], "eager", torch.bfloat16)]
+
+
+@pytest.mark.parametrize(("family", "attention", "dtype"), CASES, ids=lambda x: getattr(x, "name", str(x)))
+def test_every_row_of_every_layer_equals_the_float64_oracle(family: Family, attention: str, dtype: torch.dtype) -> None:
+    """And the model computes the same and is as before."""
     model = family.build(attention).to(dtype)
     inputs = inputs_of(family, model)
+    state, implementation = [vars(one).keys() for one in model.modules()], model.config._attn_implementation
     with torch.no_grad():
         with oracle.recorded(model) as expected:
             plain = family.logits(model, **inputs)
@@ -63,30 +60,13 @@ def test_every_row_of_every_layer_is_that_of_the_float64_oracle(
     assert torch.equal(seen, plain)
     assert len(expected) >= 2
     check(found, expected)
+    assert [vars(one).keys() for one in model.modules()] == state
+    assert model.config._attn_implementation == implementation
 
 
 @pytest.mark.parametrize(
-    "family", [FAMILIES[name] for name in ("llama", "gemma2", "t5", "mistral")], ids=lambda f: f.name
+    ("name", "cache"), [("llama", "dynamic"), ("gpt2", "dynamic"), ("mistral", "static"), ("gemma2", "static")]
 )
-def test_chosen_rows_are_those_among_all(family: Family) -> None:
-    model = family.build()
-    inputs = inputs_of(family, model)
-    with torch.no_grad(), sm.capture(model, "all") as every, sm.capture(model, "log") as log, sm.capture(model) as last:
-        model(**inputs)
-    for part in (log, last):
-        assert len(part.calls) == len(every.calls)
-        for some, whole in zip(part.calls, every.calls, strict=True):
-            assert some.keys == whole.keys
-            assert some.places[-1] == whole.places[-1]
-            for what in STATISTICS:
-                assert torch.allclose(
-                    some.statistics[what], whole.statistics[what][..., some.places], atol=1e-6, rtol=1e-6
-                )
-    assert {len(call.places) for call in last.calls} == {1}
-
-
-@pytest.mark.parametrize("cache", ["dynamic", "static"])
-@pytest.mark.parametrize("name", ["llama", "gpt2", "mistral", "gemma2"])
 def test_generating_gives_the_rows_of_one_long_pass(name: str, cache: str) -> None:
     family = FAMILIES[name]
     model = family.build()
@@ -110,13 +90,11 @@ def test_generating_gives_the_rows_of_one_long_pass(name: str, cache: str) -> No
             assert np.allclose(found, rows[statistic][..., 20:28], atol=2e-4, rtol=1e-4), statistic
 
 
-@pytest.mark.parametrize("cache", ["DynamicCache", "StaticCache"])
-def test_a_prompt_read_in_parts_gives_the_rows_of_the_whole(cache: str) -> None:
+def test_a_prompt_read_in_parts_gives_the_rows_of_the_whole() -> None:
     family = FAMILIES["llama"]
     model = family.build()
     ids = family.inputs(model, length=LENGTH)["input_ids"]
-    options = {"max_cache_len": 64} if cache == "StaticCache" else {}
-    past = getattr(transformers, cache)(config=model.config, **options)
+    past = transformers.StaticCache(config=model.config, max_cache_len=64)
     with torch.no_grad(), sm.capture(model, "all") as whole:
         model(ids)
     with torch.no_grad(), sm.capture(model, "all") as parts:
@@ -128,7 +106,7 @@ def test_a_prompt_read_in_parts_gives_the_rows_of_the_whole(cache: str) -> None:
             assert torch.allclose(found, whole.of_layer(layer)[0].statistics[name], atol=1e-4), name
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma2", "t5", "bert"])
+@pytest.mark.parametrize("name", ["llama", "gemma2", "t5"])
 def test_a_constant_policy_is_in_the_rows(name: str) -> None:
     family = FAMILIES[name]
     model = family.build()
@@ -161,23 +139,6 @@ def test_sharpened_rows_are_those_whose_weights_eager_attention_returns(policy: 
     for found in (inside, outside):
         assert (found.stack("entropy") - entropy).abs().max() < 1e-4
         assert (found.stack("top") - torch.stack([w.amax(-1) for w in weights])).abs().max() < 1e-5
-
-
-@pytest.mark.parametrize("family", ALL, ids=lambda f: f.name)
-def test_a_model_is_left_as_it_was(family: Family) -> None:
-    model = family.build()
-    state, implementation = dict(vars(model)), model.config._attn_implementation
-    own = [dict(vars(one)) for one in model.modules()]
-    plain = family.logits(model)
-    with sm.capture(model, "log") as found:
-        assert torch.equal(family.logits(model), plain)
-    calls = len(found.calls)
-    assert calls >= 2
-    assert torch.equal(family.logits(model), plain)
-    assert len(found.calls) == calls
-    assert vars(model).keys() == state.keys()
-    assert model.config._attn_implementation == implementation
-    assert [vars(one).keys() for one in model.modules()] == [one.keys() for one in own]
 
 
 def test_an_error_of_the_model_leaves_it_as_it_was() -> None:
@@ -213,18 +174,6 @@ def test_under_autocast_statistics_stay_exact() -> None:
     check(found, expected)
 
 
-def test_each_of_several_captures_gets_everything() -> None:
-    family = FAMILIES["llama"]
-    model = family.build()
-    with sm.capture(model) as outer:
-        family.logits(model)
-        with sm.capture(model) as inner:
-            family.logits(model)
-        family.logits(model)
-    assert (len(outer.calls), len(inner.calls)) == (6, 2)
-    assert torch.equal(outer.calls[2].statistics["entropy"], inner.calls[0].statistics["entropy"])
-
-
 def test_calls_of_another_thread_are_not_seen() -> None:
     family = FAMILIES["llama"]
     model = family.build()
@@ -248,64 +197,6 @@ def test_calls_of_another_thread_are_not_seen() -> None:
             one.join()
     assert lengths == {5: {5}, 9: {9}}
     assert here.calls == []
-
-
-def test_threads_may_begin_and_end_captures_of_one_model_at_any_moment() -> None:
-    family = FAMILIES["llama"]
-    model = family.build()
-    ids = torch.ones(1, 5).long()
-    plain = family.logits(model, input_ids=ids)
-    problems: list[str] = []
-
-    def read(captured: bool) -> None:
-        try:
-            for _ in range(60):
-                with sm.capture(model) if captured else nullcontext() as found:
-                    out = family.logits(model, input_ids=ids)
-                if not torch.equal(out, plain) or (found is not None and len(found.calls) != 2):
-                    problems.append("another result")
-        except Exception as problem:
-            problems.append(repr(problem))
-
-    threads = [threading.Thread(target=read, args=(captured,)) for captured in (True, True, False)]
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        for one in threads:
-            one.start()
-        for one in threads:
-            one.join()
-    finally:
-        sys.setswitchinterval(before)
-    assert problems == []
-    assert model.config._attn_implementation == "sdpa"
-    assert not any(name.startswith("_sharpmax") for name in vars(model))
-
-
-@pytest.mark.parametrize("most", [1, 999, 4 * 2 * LENGTH * 3 + 5])
-def test_memory_is_that_of_a_block_of_rows(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    family = FAMILIES["llama"]
-    model = family.build()
-    inputs = inputs_of(family, model)
-    with torch.no_grad(), sm.capture(model, "all") as whole:
-        model(**inputs)
-    asked: list[int] = []
-    rows = Seen.rows
-
-    def counted(self: Seen, places: Tensor) -> Any:
-        found = rows(self, places)
-        asked.append(found.values.numel())
-        return found
-
-    monkeypatch.setattr(Seen, "rows", counted)
-    monkeypatch.setattr(module, "_LOGITS_AT_ONCE", most)
-    with torch.no_grad(), sm.capture(model, "all") as parts:
-        model(**inputs)
-    one_row = 2 * 4 * LENGTH
-    assert max(asked) <= max(most, one_row)
-    assert sum(asked) == 2 * one_row * LENGTH
-    for name in STATISTICS:
-        assert torch.allclose(parts.stack(name), whole.stack(name), atol=1e-6)
 
 
 def test_what_a_capture_gives_back() -> None:

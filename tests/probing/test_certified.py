@@ -13,13 +13,16 @@ import sharpmax as sm
 from sharpmax.errors import ArgumentError, UnsupportedError
 from sharpmax.integrations.transformers import interface, projections
 from sharpmax.policies.constant import Constant
+from sharpmax.policies.curve import Curve
 from sharpmax.policies.entropy_target import EntropyTarget
 from sharpmax.policies.log_length import LogLength
 from sharpmax.policies.log_linear import LogLinear
 from sharpmax.policies.per_head import PerHead
+from sharpmax.policies.polynomial import PAPER, Polynomial
 from sharpmax.probing.capture import capture
-from sharpmax.probing.certified import Certificate, certify
+from sharpmax.probing.certified import Certificate, beta_ceiling, ceilings_of, certify
 from sharpmax.probing.projections import FAMILIES as CERTIFIED
+from sharpmax.stats.statistics import RowStats
 from tests.integrations.families import FAMILIES
 from tests.probing.ascent import furthest
 
@@ -27,7 +30,6 @@ NAMES = (
     "llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "phi", "gpt_neox", "gpt2", "opt", "t5", "bert",
     "roberta",
 )  # fmt: skip
-ROTARY = ("llama", "mistral", "qwen2", "gemma")
 # Float32 rounds the logits that are measured.
 ROUNDING = 1 + 1e-5
 
@@ -52,19 +54,16 @@ def table(certificate: Certificate, name: str | None = None) -> Tensor:
 
 
 def test_every_family_is_tried() -> None:
-    kinds = {build(name).config.model_type for name in NAMES}
-    assert kinds == set(CERTIFIED)
+    assert {build(name).config.model_type for name in NAMES} == set(CERTIFIED)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_no_text_spreads_further(name: str) -> None:
     family, model = FAMILIES[name], build(name)
     certificate = certify(model)
-    for seed in range(3):
-        torch.manual_seed(seed)
-        inputs = {key: torch.randint(3, 97, (32, 40)) for key in family.inputs(model)}
-        seen = spreads(model, inputs)
-        assert (seen <= table(certificate) * ROUNDING).all()
+    torch.manual_seed(0)
+    seen = spreads(model, {key: torch.randint(3, 97, (64, 40)) for key in family.inputs(model)})
+    assert (seen <= table(certificate) * ROUNDING).all()
     assert [(one.layer, one.head) for one in certificate.heads] == list(_places(seen))
 
 
@@ -72,8 +71,7 @@ def _places(seen: Tensor) -> Any:
     return ((layer, head) for layer in range(len(seen)) for head in range(seen.shape[1]))
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("layer", [0, 1])
+@pytest.mark.parametrize(("name", "layer"), [(name, place % 2) for place, name in enumerate(NAMES)])
 def test_no_free_input_spreads_further_and_some_come_close(name: str, layer: int) -> None:
     """Ascent on what goes into the normalisation, past every other layer: the bounds of the ball are about that."""
     model = build(name)
@@ -87,7 +85,7 @@ def test_no_free_input_spreads_further_and_some_come_close(name: str, layer: int
     assert (found / smallest).max() > (0.9 if name in ("gpt2", "opt", "t5", "bert", "roberta", "gemma2") else 0.7)
 
 
-@pytest.mark.parametrize("name", [*ROTARY, "gemma2", "qwen3", "gemma3", "phi", "gpt_neox", "t5"])
+@pytest.mark.parametrize("name", ["llama", "mistral", "gemma2", "qwen3", "phi", "t5"])
 def test_the_whole_vocabulary(name: str) -> None:
     """Every token asks every other, in the first layer: nothing passes the certificate, and most of it is used."""
     family, model = FAMILIES[name], build(name, **({"sliding_window": None} if name == "mistral" else {}))
@@ -146,7 +144,7 @@ def test_the_horizon_is_where_no_key_holds_the_mass() -> None:
     assert all(one.tokens is None for one in certificate.heads if not one.informative)
 
 
-def test_a_certificate_beyond_all_reading_is_vacuous() -> None:
+def test_a_horizon_beyond_reach_is_vacuous() -> None:
     certificate = certify(build("llama"))
     assert certificate.context == 64
     assert all(one.reach == 640 for one in certificate.heads)
@@ -167,9 +165,9 @@ def test_log_tokens_do_not_overflow() -> None:
     assert worst.log10_tokens == pytest.approx(worst.spread / math.log(10.0), rel=1e-6)
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen2", "gpt2", "phi", "bert", "gemma"])
-def test_sizes_that_cancel_and_what_all_keys_share(name: str) -> None:
-    """Twice the queries and half the keys are the same logits, and so is a gain that the projections undo."""
+@pytest.mark.parametrize("name", ["llama", "gpt2", "phi", "bert"])
+def test_factors_that_cancel_do_not_count(name: str) -> None:
+    """Twice the queries and half the keys give the same logits."""
     model = build(name)
     before = table(certify(model))
     for one in interface.modules_of(model):
@@ -181,28 +179,7 @@ def test_sizes_that_cancel_and_what_all_keys_share(name: str) -> None:
     torch.testing.assert_close(table(certify(model)), before, rtol=1e-4, atol=0.0)
 
 
-def test_a_gain_before_or_inside_the_projections() -> None:
-    model = build("llama")
-    before = table(certify(model))
-    for layer in model.model.layers:
-        factor = torch.rand(32) + 0.5
-        layer.input_layernorm.weight.mul_(factor)
-        for part in (layer.self_attn.q_proj, layer.self_attn.k_proj):
-            part.weight.div_(factor)
-    torch.testing.assert_close(table(certify(model)), before, rtol=1e-4, atol=0.0)
-
-
-def test_what_all_keys_share_does_not_count_without_rotation() -> None:
-    model = build("bert")
-    before = table(certify(model), "blocks")
-    for layer in model.bert.encoder.layer:
-        layer.attention.self.key.bias.add_(50.0 * torch.randn(32))
-    after = certify(model)
-    torch.testing.assert_close(table(after, "blocks"), before, rtol=1e-6, atol=0.0)
-    assert (table(after, "norms") > 2 * before).any()
-
-
-@pytest.mark.parametrize("name", ["qwen2", "phi", "gpt_neox"])
+@pytest.mark.parametrize("name", ["qwen2", "phi"])
 def test_what_all_keys_share_counts_where_positions_turn_it(name: str) -> None:
     model = build(name)
     before = table(certify(model), "blocks")
@@ -215,17 +192,6 @@ def test_what_all_keys_share_counts_where_positions_turn_it(name: str) -> None:
     assert (found <= table(after, "blocks")[1] * ROUNDING).all()
     ids = torch.randint(3, 97, (32, 40))
     assert (spreads(model, {"input_ids": ids}) <= table(after) * ROUNDING).all()
-
-
-def test_heads_keep_their_places() -> None:
-    model = build("llama")
-    before = certify(model)
-    weight = model.model.layers[1].self_attn.q_proj.weight
-    weight.copy_(weight.view(4, 8, 32)[[1, 0, 3, 2]].reshape(32, 32))
-    after = certify(model)
-    spread = [one.spread for one in before.of_layer(1)]
-    assert [one.spread for one in after.of_layer(1)] == pytest.approx([spread[i] for i in (1, 0, 3, 2)], rel=1e-6)
-    assert after.of_layer(0) == before.of_layer(0)
 
 
 def test_rotation_that_also_scales_is_counted() -> None:
@@ -302,13 +268,13 @@ def test_what_is_not_normalised_is_refused() -> None:
         certify(cross)
 
 
-@pytest.mark.parametrize("mass", [0.0, 1.0, -0.5, math.nan, "half", 1])
-def test_a_mass_that_is_none_is_refused(mass: Any) -> None:
+@pytest.mark.parametrize("mass", [0.0, 1.0, math.nan, "half"])
+def test_a_bad_mass_is_refused(mass: Any) -> None:
     with pytest.raises(ArgumentError, match=r"^mass: got"):
         certify(build("llama"), mass)
 
 
-def test_nothing_of_the_model_changes_and_progress_is_told() -> None:
+def test_the_model_is_unchanged_and_progress_reported() -> None:
     model = build("gemma3")
     before = [weight.clone() for weight in model.parameters()]
     told: list[tuple[int, int]] = []
@@ -318,7 +284,55 @@ def test_nothing_of_the_model_changes_and_progress_is_told() -> None:
     assert model.config._attn_implementation == "eager"
 
 
-def test_half_precision_weights_are_read_as_they_are() -> None:
-    model = build("llama")
-    rounded = certify(model.to(torch.bfloat16).to(torch.float32))
-    assert table(certify(model.to(torch.bfloat16))).allclose(table(rounded), rtol=1e-9)
+def many_rows() -> RowStats:
+    """Rows of every entropy between 0 and ln n, for n up to a billion."""
+    n = torch.logspace(1, 9, 40, dtype=torch.float64)[:, None].expand(40, 400)
+    entropy = torch.linspace(1e-6, 1.0, 400, dtype=torch.float64) * n.log()
+    top = torch.exp(-entropy)
+    lse = -top.log()
+    return RowStats(n, torch.zeros_like(n), lse, lse - entropy, torch.ones_like(n))
+
+
+@pytest.mark.filterwarnings("ignore::sharpmax.errors.OutOfRangeWarning")
+@pytest.mark.parametrize(
+    "policy",
+    [
+        PAPER,
+        Constant(0.7),
+        Constant(3.0),
+        Curve((0.5, 2.0, 4.0), (0.5, 1.0, 1.7)),
+        Curve((0.5, 2.0), (1.5, 0.2)),
+        LogLinear(level=-0.4),
+        LogLinear(level=9.0),
+        LogLinear(length=0.5, ceiling=4.0),
+        Polynomial((0.3, 0.5), (0.5, 4.0)),
+        Polynomial((-1.0, 4.0, -2.0), (0.5, 4.0)),
+        Polynomial((-1.0, 4.0, -2.0), (0.5, 1.5)),
+        Polynomial((0.2,), (0.5, 4.0), outside_is="extrapolate"),
+    ],
+    ids=lambda policy: policy.describe(),
+)
+def test_no_row_exceeds_the_ceiling_and_some_reach_it(policy: Any) -> None:
+    beta = float(policy.beta(many_rows()).max())
+    assert beta <= beta_ceiling(policy) * (1 + 1e-12)
+    assert beta >= beta_ceiling(policy) * (1 - 1e-3)
+
+
+def test_the_ceiling_of_an_entropy_target() -> None:
+    assert beta_ceiling(EntropyTarget(0.5, ceiling=40.0)) == 40.0
+
+
+@pytest.mark.parametrize(
+    "policy", [LogLength(16), Polynomial((0.1, 1.0), (0.5, 4.0), outside_is="extrapolate")], ids=lambda one: one.kind
+)
+def test_a_policy_without_a_ceiling_is_refused(policy: Any) -> None:
+    with pytest.raises(UnsupportedError, match=r"^policy: β = .* certified; allowed: policies with a ceiling"):
+        beta_ceiling(policy)
+
+
+def test_each_head_has_its_own_ceiling() -> None:
+    grid = PerHead.of(Constant, value=[[1.0, 2.0], [0.5, 3.0]])
+    assert ceilings_of(grid, 1, 2) == [0.5, 3.0]
+    assert ceilings_of(Constant(2.0), 1, 3) == [2.0] * 3
+    assert ceilings_of(None, 0, 2) == [1.0, 1.0]
+    assert beta_ceiling(LogLinear(level=math.log(2.0))) == pytest.approx(2.0)

@@ -9,16 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from sharpmax.errors import ArgumentError
-from sharpmax.integrations.transformers.logits import DenseLogits
 from sharpmax.probing.capture import LOCAL, STATISTICS, places, row_statistics
+from sharpmax.stats.call import Logits
 from tests.probing import oracle
 
 SHAPE = (2, 3, 5, 40)
 
 
 def check(logits: Tensor, hidden: Tensor | None, tolerance: float = 2e-5) -> None:
-    found = row_statistics(DenseLogits(logits, hidden))
+    found = row_statistics(Logits(logits, hidden))
     visible = np.ones(1, bool) if hidden is None else ~hidden.numpy()
     expected = oracle.rows(logits.double().numpy(), visible)
     assert tuple(found) == STATISTICS
@@ -28,81 +27,28 @@ def check(logits: Tensor, hidden: Tensor | None, tolerance: float = 2e-5) -> Non
         assert np.allclose(value.numpy(), expected[name], atol=tolerance, rtol=2e-6), name
 
 
-@pytest.mark.parametrize("scale", [0.0, 1.0, 10.0, 1e4])
-@pytest.mark.parametrize(
-    "shape", [None, SHAPE, (1, 1, 5, 40), (2, 1, 1, 40), (1, 1, 5, 1), (2, 3, 5, 1)], ids=lambda s: str(s)
-)
-def test_they_are_what_float64_says(shape: tuple[int, ...] | None, scale: float) -> None:
+@pytest.mark.parametrize("scale", [0.0, 10.0, 1e4])
+@pytest.mark.parametrize("shape", [None, SHAPE, (2, 1, 1, 40), (1, 1, 5, 1)], ids=lambda s: str(s))
+def test_statistics_equal_the_float64_oracle(shape: tuple[int, ...] | None, scale: float) -> None:
     logits = scale * torch.randn(SHAPE)
     check(logits, None if shape is None else torch.rand(shape) < 0.4)
 
 
-def test_float64_is_used_where_it_comes() -> None:
-    check(torch.randn(SHAPE, dtype=torch.float64) * 1e3, torch.rand(SHAPE) < 0.4)
-
-
-@pytest.mark.parametrize("keys", [1, 2, LOCAL, LOCAL + 1, 1023, 131_072])
+@pytest.mark.parametrize("keys", [1, LOCAL, LOCAL + 1, 131_072])
 def test_any_number_of_keys(keys: int) -> None:
     check(torch.randn(1, 1, 1, keys), None)
     check(torch.zeros(1, 1, 1, keys), None)
-    assert row_statistics(DenseLogits(torch.zeros(1, 1, 1, keys), None))["entropy"].item() <= np.float32(math.log(keys))
+    assert row_statistics(Logits(torch.zeros(1, 1, 1, keys), None))["entropy"].item() <= np.float32(math.log(keys))
 
 
 @pytest.mark.parametrize("masked", [False, True])
 def test_statistics_keep_nothing_of_the_logits(masked: bool) -> None:
     hidden = torch.rand(1, 1, 1, 40) < 0.4 if masked else None
-    for value in row_statistics(DenseLogits(torch.randn(SHAPE), hidden)).values():
+    for value in row_statistics(Logits(torch.randn(SHAPE), hidden)).values():
         assert value.untyped_storage().nbytes() == 4 * value.numel()
 
 
-def test_a_row_without_keys_is_zero_whatever_is_hidden_there() -> None:
-    logits = torch.randn(SHAPE)
-    logits[0, 0, 0] = torch.nan
-    logits[0, 0, 1, :7] = torch.inf
-    hidden = torch.zeros(SHAPE, dtype=torch.bool)
-    hidden[0, 0, :2] = True
-    found = row_statistics(DenseLogits(logits, hidden))
-    for value in found.values():
-        assert value[0, 0, :2].tolist() == [0.0, 0.0]
-    check(logits[:, :, 2:], hidden[:, :, 2:])
-
-
-def test_nan_stays_in_its_row() -> None:
-    logits = torch.randn(SHAPE)
-    hidden = torch.rand(SHAPE) < 0.4
-    hidden[0, 1, 2, 3], hidden[1, 1, 1, 1] = False, True
-    clean = row_statistics(DenseLogits(logits.clone(), hidden))
-    logits[0, 1, 2, 3] = torch.nan  # visible
-    logits[1, 1, 1, 1] = torch.nan  # not visible
-    found = row_statistics(DenseLogits(logits, hidden))
-    for name in set(STATISTICS) - {"count"}:
-        assert found[name][0, 1, 2].isnan()
-        found[name][0, 1, 2] = clean[name][0, 1, 2]
-        assert torch.equal(found[name], clean[name])
-    assert torch.equal(found["count"], clean["count"])
-
-
-@pytest.mark.parametrize("shape", [(2, 3, 5, 0), (0, 3, 5, 7), (2, 3, 0, 7)])
-def test_nothing_gives_zeros_of_its_shape(shape: tuple[int, ...]) -> None:
-    for hidden in (None, torch.zeros(shape, dtype=torch.bool)):
-        for value in row_statistics(DenseLogits(torch.zeros(shape), hidden)).values():
-            assert value.shape == shape[:-1]
-            assert not value.any()
-
-
-def test_a_row_that_rests_on_its_first_key_and_one_that_rests_nearby() -> None:
-    logits = torch.zeros(1, 1, 2, 100)
-    logits[0, 0, 0, 5], logits[0, 0, 1, 90] = 50.0, 50.0
-    hidden = torch.zeros(1, 1, 2, 100, dtype=torch.bool)
-    hidden[..., :5] = True  # padding on the left is not the first token
-    found = row_statistics(DenseLogits(logits, hidden))
-    assert found["sink"][0, 0].tolist() == pytest.approx([1.0, 0.0])
-    assert found["local"][0, 0].tolist() == pytest.approx([0.0, 1.0])
-    assert found["top"][0, 0].tolist() == pytest.approx([1.0, 1.0])
-    assert found["spread"][0, 0].tolist() == [50.0, 50.0]
-
-
-@pytest.mark.parametrize("queries", [1, 2, 3, 7, 8, 100, 8192, 8193])
+@pytest.mark.parametrize("queries", [1, 3, 8, 100, 8193])
 def test_places(queries: int) -> None:
     assert places("last", queries).tolist() == [queries - 1]
     assert places("all", queries).tolist() == list(range(queries))
@@ -113,12 +59,3 @@ def test_places(queries: int) -> None:
     assert (log.diff() > 0).all()
     for low in (2**power for power in range(3, 14) if 2 ** (power + 1) <= queries):
         assert ((log + 1 >= low) & (log + 1 < 2 * low)).sum() == 3
-
-
-def test_no_queries_have_no_places() -> None:
-    assert all(places(choice, 0).tolist() == [] for choice in ("last", "log", "all"))
-
-
-def test_places_of_another_name_are_refused() -> None:
-    with pytest.raises(ArgumentError, match="rows: got 'first'; allowed: one of"):
-        places("first", 4)

@@ -22,7 +22,7 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class Seen:
+class AttentionCall:
     beta: float
     plain: Measured
     sharp: Measured
@@ -35,7 +35,7 @@ def logits(place: Place) -> torch.Tensor:
     return torch.cat((torch.zeros(1, dtype=torch.float64), low)) / place.temperature
 
 
-def measured(place: Place) -> Seen:
+def measured(place: Place) -> AttentionCall:
     row = logits(place)
     law = CHOICES[place.policy].law
     live, beta = torch.ones_like(row, dtype=torch.bool), 1.0
@@ -44,7 +44,7 @@ def measured(place: Place) -> Seen:
         plain, sharp = (sm.softmax(row, policy=policy) for policy in (None, law))
         if law is not None:
             beta = float(law.beta(dense_stats(row, live), lambda factor: dense_stats(row * factor, live)))
-    return Seen(beta, _of(row, plain), _of(row * beta, sharp))
+    return AttentionCall(beta, _of(row, plain), _of(row * beta, sharp))
 
 
 def _of(row: torch.Tensor, weights: torch.Tensor) -> Measured:

@@ -7,13 +7,11 @@ import errno
 import importlib.util
 import json
 import os
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from sharpmax.errors import ArgumentError, ArgumentTypeError, FileFormatError, UnsupportedError
+from sharpmax.errors import ArgumentError, ArgumentTypeError, FileFormatError
 from sharpmax.files import write_bytes
 from sharpmax.tasks import clrs_text
 from sharpmax.tasks.clrs_text import datasets
@@ -65,15 +63,6 @@ def test_a_training_set_is_the_streams_of_its_cells(tmp_path: Path, drawn) -> No
 
 
 @needs_clrs
-def test_sizes_above_the_largest_are_left_out(tmp_path: Path) -> None:
-    path = training_set(tmp_path, ["bridges", "minimum"], per_cell=1, largest=11)
-    sizes = [(one.algo_name, one.length) for one in load_dataset(path)]
-    assert sizes == [("bridges", 4), ("bridges", 5), *(("minimum", size) for size in (4, 5, 10, 11))]
-    # What is left is what it would be beside the others.
-    assert load_dataset(path)[2:] == load_dataset(training_set(tmp_path, ["minimum"], per_cell=1))[:4]
-
-
-@needs_clrs
 def test_a_file_ends_when_it_has_enough_text(tmp_path: Path) -> None:
     said: list[str] = []
     path = training_set(tmp_path, ["bridges"], per_cell=9, text=400, note=said.append)
@@ -83,21 +72,6 @@ def test_a_file_ends_when_it_has_enough_text(tmp_path: Path) -> None:
         assert found == list(every)[: len(found)]
         assert sum(one.characters for one in found[:-1]) < 400 <= sum(one.characters for one in found)
     assert said[1] == f"train: bridges, size 5: {len(found)} examples"
-
-
-@needs_clrs
-def test_other_requests_do_not_mix(tmp_path: Path) -> None:
-    requests: list[dict[str, Any]] = [
-        {"per_cell": 2},
-        {"per_cell": 3},
-        {"per_cell": 2, "seed": 1},
-        {"per_cell": 2, "trace": True},
-    ]
-    paths = [training_set(tmp_path, ["bridges"], **request) for request in requests]
-    paths += [clrs_text.test_set(tmp_path, ["bridges"], per_cell=2)]
-    paths += [clrs_text.test_set(tmp_path, ["bridges"], [4], per_cell=2)]
-    assert len(set(paths)) == 6
-    assert [len(load_dataset(path)) for path in paths] == [4, 6, 4, 4, 10, 2]
 
 
 @needs_clrs
@@ -254,14 +228,6 @@ def test_a_folder_is_read_in_order_of_names(tmp_path: Path) -> None:
     assert load_dataset(tmp_path) == ROWS * 2
 
 
-def test_a_csv_field_may_be_long(tmp_path: Path) -> None:
-    limit = csv.field_size_limit()
-    file = tmp_path / "a.csv"
-    file.write_text(f"question,answer,algo_name,length\n{'q' * (limit + 1)},a,bfs,4\n", encoding="utf-8")
-    assert len(load_dataset(file)[0].question) == limit + 1
-    assert csv.field_size_limit() == limit
-
-
 GOOD = json.dumps(vars(ROWS[0]))
 
 
@@ -289,25 +255,3 @@ def test_files_that_are_no_dataset_are_one_line(tmp_path: Path, name: str, text:
     (tmp_path / name).write_text(text, encoding="utf-8")
     with pytest.raises(FileFormatError, match=f"^{message}$"):
         load_dataset(tmp_path / name)
-
-
-def test_bytes_that_are_no_dataset_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "a.jsonl").write_bytes(b"\xff\xfe\n")
-    with pytest.raises(FileFormatError, match=r"^dataset: '.*a.jsonl' is not UTF-8 text$"):
-        load_dataset(tmp_path / "a.jsonl")
-    (tmp_path / "a.parquet").write_bytes(b"not parquet")
-    if importlib.util.find_spec("pyarrow"):
-        with pytest.raises(FileFormatError, match=r"^dataset: '.*a.parquet' is not a Parquet file \(.*\)$"):
-            load_dataset(tmp_path / "a.parquet")
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(UnsupportedError, match=r"^dataset: reading '.*a.parquet' needs pyarrow: pip install pyarrow$"):
-        load_dataset(tmp_path / "a.parquet")
-
-
-def test_paths_that_are_no_dataset_are_one_line(tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match=r"^dataset: cannot read '.*none.jsonl' \(No such file or directory\)$"):
-        load_dataset(tmp_path / "none.jsonl")
-    with pytest.raises(ArgumentError, match=r"^dataset: got '.*a.txt'; allowed: a folder or a .csv, .json, .* file$"):
-        load_dataset(tmp_path / "a.txt")
-    with pytest.raises(FileFormatError, match=r"^dataset: '.*' holds no .csv, .jsonl, .parquet file$"):
-        load_dataset(tmp_path)

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 import json
-import os
-import random
 import re
 import subprocess
 import sys
 from collections import Counter
-from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from sharpmax.errors import ArgumentError, ArgumentTypeError
+from sharpmax.errors import ArgumentError, ArgumentTypeError, FileFormatError
 from sharpmax.tasks.prompt import Prompt, Task
-from sharpmax.tasks.registry import TASKS
-from sharpmax.tasks.retrieval import THINGS
-from sharpmax.tasks.vocabulary import NAMES, paragraph
+from sharpmax.tasks.registry import TASKS, get_task
 
 RETRIEVAL = (8, 16, 32, 64, 128, 256, 512)
 
@@ -158,24 +153,8 @@ def test_prompts_depend_on_their_index_and_not_on_the_count(task: Task) -> None:
     assert task.prompts(8, count=4, seed=4) != many[:4]
 
 
-def test_prompts_depend_on_name_and_version() -> None:
-    kv = TASKS["kv"]
-    first = kv.prompts(8, count=1, seed=0)
-    assert replace(kv, summary="", sizes=(8,), most=64).prompts(8, count=1, seed=0) == first
-    assert replace(kv, version=2).prompts(8, count=1, seed=0) != first
-    assert replace(kv, name="vk").prompts(8, count=1, seed=0) != first
-
-
 # If one of these changes, so must the task's version: results made before could no longer be compared.
-GOLDEN = {
-    "kv": (1, "251ed751943116ee"),
-    "max": (1, "c7f99247e7d5e1cb"),
-    "needle": (1, "2d786181f247d7cf"),
-    "multi-kv": (1, "7653b3f9280aabe9"),
-    "houses": (1, "96f46846c8d976bf"),
-    "prices": (1, "7f2d9fb70cbabcfc"),
-    "json": (1, "fa70e8026682fd5f"),
-}
+GOLDEN = json.loads((Path(__file__).parent / "golden.json").read_text(encoding="utf-8"))["prompts"]
 
 
 def digest(task: Task) -> str:
@@ -185,76 +164,7 @@ def digest(task: Task) -> str:
 
 @EACH
 def test_the_same_prompts_for_good(task: Task) -> None:
-    assert (task.version, digest(task)) == GOLDEN[task.name]
-
-
-FIRST = {
-    "kv": (
-        "Here is a list of names and numbers.\nDimitri: 77\nJanice: 68\nDonna: 67\nWhat is the number of Janice?",
-        "Janice:",
-        " 68",
-    ),
-    "max": (
-        "Which of these numbers is the largest?\n793, 612, 262",
-        "The largest number is",
-        " 793",
-    ),
-    "needle": (
-        "Every afternoon, somebody carried the carpet from the stable to the market. "
-        "A dull wind moved through the valley, and the carpenters went home. "
-        "The secret code of the hospital is 7441. "
-        "The lantern in the corner reminded the dancers of a pale journey. "
-        "In the afternoon, the gardeners sat by the river and talked about the mirror.\n\n"
-        "What is the secret code of the hospital?",
-        "The secret code of the hospital is",
-        " 7441",
-    ),
-    "multi-kv": (
-        "Here is a list of names and numbers.\nBen: 85\nDave: 90\nDylan: 46\n"
-        "What are the numbers of Dylan, Dave and Ben?",
-        "The numbers of Dylan, Dave and Ben are",
-        " 46, 90, 85",
-    ),
-    "houses": (
-        "Veronica lives in house 26. Tracy lives in house 40. Osman lives in house 29.\n\n"
-        "In which house does Tracy live?",
-        "Tracy lives in house",
-        " 40",
-    ),
-    "prices": (
-        "A silver drum costs 95 dollars. A soft scarf costs 70 dollars. "
-        "A large knife costs 15 dollars.\n\nHow much does the large knife cost?",
-        "The large knife costs",
-        " 15",
-    ),
-    "json": (
-        '{"Hana": 12, "Shawn": 43, "Roland": 80}\nWhat is the value of "Roland"?',
-        '"Roland":',
-        " 80",
-    ),
-}
-
-
-@EACH
-def test_the_first_prompt(task: Task) -> None:
-    size = 1 if task.name == "needle" else 3
-    assert task.prompts(size, count=1, seed=0) == [Prompt(*FIRST[task.name])]
-
-
-def test_the_same_prompts_in_every_process() -> None:
-    script = "from sharpmax.tasks import TASKS\nprint([t.prompts(16, 2, 5) for t in TASKS.values()])"
-    for hash_seed in ("1", "2"):
-        env = {**os.environ, "PYTHONHASHSEED": hash_seed}
-        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=env)
-        assert done.stdout.strip() == repr([task.prompts(16, 2, 5) for task in TASKS.values()])
-
-
-def test_held_out_formats_share_no_words_with_the_list() -> None:
-    """Formats that calibration never sees must not be the calibrated one in disguise."""
-    template = {"here", "is", "list", "of", "names", "and", "numbers", "what", "number", ":"}
-    for name in ("houses", "prices"):
-        user = TASKS[name].prompts(8, count=1, seed=0)[0].user
-        assert template.isdisjoint(re.findall(r"\w+|:", user.lower()))
+    assert (task.version, digest(task)) == tuple(GOLDEN[task.name])
 
 
 @EACH
@@ -265,11 +175,6 @@ def test_a_size_there_is_not(task: Task, size: int) -> None:
     assert str(caught.value) == f"size: got {size}; allowed: {task.least} … {task.most} for the task {task.name!r}"
 
 
-def test_three_of_two_cannot_be_asked_for() -> None:
-    with pytest.raises(ArgumentError, match="size: got 2; allowed: 3 … "):
-        TASKS["multi-kv"].prompts(2, count=1, seed=0)
-
-
 @pytest.mark.parametrize("wrong", [8.0, "8", True, None])
 @pytest.mark.parametrize("argument", ["size", "count", "seed"])
 def test_what_is_not_a_whole_number(argument: str, wrong: object) -> None:
@@ -278,30 +183,10 @@ def test_what_is_not_a_whole_number(argument: str, wrong: object) -> None:
         TASKS["kv"].prompts(**arguments)  # type: ignore[arg-type]
 
 
-def test_no_prompts_at_all() -> None:
-    with pytest.raises(ArgumentError, match="count: got 0; allowed: 1 or more"):
-        TASKS["kv"].prompts(8, count=0, seed=0)
-
-
 def test_a_task_that_makes_something_else() -> None:
     task = Task("odd", 1, "", (1,), 9, lambda size, rng: ("user", "opening", "answer"))  # type: ignore[arg-type, return-value]
     with pytest.raises(ArgumentTypeError, match=r"^make: got tuple from the task 'odd'; allowed: a function that "):
         task.prompts(1, count=1, seed=0)
-
-
-def test_names_and_things_are_many_and_distinct() -> None:
-    assert len(set(NAMES)) == len(NAMES) >= 640
-    assert all(re.fullmatch(r"[A-Z][a-z]+", name) for name in NAMES)
-    assert len(set(THINGS)) == len(THINGS) >= 640
-    assert all(re.fullmatch(r"[^aeiou\W]\w+ \w+", thing) for thing in THINGS), "the article is always 'a'"
-
-
-def test_filler_is_varied() -> None:
-    rng = random.Random(0)
-    sentences = [sentence for _ in range(128) for sentence in paragraph(rng)]
-    assert 3 * 128 < len(sentences) < 4 * 128
-    assert len(set(sentences)) > 0.9 * len(sentences)
-    assert 30 <= sum(len(sentence.split()) for sentence in sentences) / 128 <= 50
 
 
 def test_tasks_load_nothing_heavy() -> None:
@@ -310,7 +195,97 @@ def test_tasks_load_nothing_heavy() -> None:
     assert not {"torch", "transformers", "numpy"} & set(done.stdout.split())
 
 
-def test_a_task_is_one_short_function() -> None:
-    """Each is meant to be copied by somebody who writes their own."""
-    for task in TASKS.values():
-        assert len(inspect.getsource(task.make).splitlines()) <= 25, task.name
+OWN = '''\
+"""Which colour a ball has."""
+
+import random
+
+from sharpmax.tasks import Prompt, Task
+
+COLOURS = ["red", "green", "blue", "white"]
+
+
+def make(size: int, rng: random.Random) -> Prompt:
+    balls = {f"Ball {number}": rng.choice(COLOURS) for number in range(1, size + 1)}
+    ball = rng.choice(list(balls))
+    text = " ".join(f"{name} is {colour}." for name, colour in balls.items())
+    return Prompt(user=f"{text}\\nWhich colour is {ball.lower()}?", opening=f"{ball} is", answer=f" {balls[ball]}")
+
+
+TASK = Task("balls", version=1, summary="the colour of one ball among n", sizes=(8, 32, 128), most=999, make=make)
+'''
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    path = tmp_path / "balls.py"
+    path.write_text(OWN, encoding="utf-8")
+    return path
+
+
+def test_from_a_file_of_twenty_lines(own: Path) -> None:
+    assert len(OWN.splitlines()) <= 20
+    guide = Path(__file__).parents[2] / "CONTRIBUTING.md"
+    assert OWN in guide.read_text(encoding="utf-8")
+    task = get_task(own)
+    assert (task.name, task.sizes) == ("balls", (8, 32, 128))
+    prompts = task.prompts(8, count=20, seed=0)
+    assert task.prompts(8, count=3, seed=0) == prompts[:3]
+    for prompt in prompts:
+        assert isinstance(prompt, Prompt)
+        assert f"{prompt.opening}{prompt.answer}." in prompt.user
+    assert not list(own.parent.glob("*pycache*")), "running a user's file leaves nothing beside it"
+
+
+def test_a_file_may_define_dataclasses_and_helpers(tmp_path: Path) -> None:
+    path = tmp_path / "own.py"
+    path.write_text(
+        "from __future__ import annotations\n"
+        "from dataclasses import dataclass\n"
+        "from sharpmax.tasks import Prompt, Task\n"
+        "@dataclass\n"
+        "class Thing:\n"
+        "    size: int\n"
+        "def helper(size): return Prompt(str(Thing(size)), 'a', ' b')\n"
+        "TASK = Task('own', 1, '', (1,), 9, lambda size, rng: helper(size))\n"
+    )
+    assert get_task(path).prompts(2, count=1, seed=0) == [Prompt("Thing(size=2)", "a", " b")]
+
+
+def one_line(caught: pytest.ExceptionInfo[Exception]) -> str:
+    text = str(caught.value)
+    assert "\n" not in text
+    return text
+
+
+@pytest.mark.parametrize("name", ["kvv", "", "folder/nothing.py"])
+def test_an_unknown_name_lists_the_names(name: str) -> None:
+    assert get_task("kv") is TASKS["kv"]
+    with pytest.raises(ArgumentTypeError, match=r"^task: got int; allowed: a path or one of"):
+        get_task(3)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError) as caught:
+        get_task(name)
+    assert one_line(caught) == (
+        f"task: got {name!r}; allowed: one of ['houses', 'json', 'kv', 'max', 'multi-kv', 'needle', 'prices'] "
+        "or the path of a Python file that defines TASK"
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("X = 1\n", "does not define TASK; it must hold TASK = Task(...), with sharpmax.tasks.Task"),
+        ("TASK = 'kv'\n", "defines TASK as a str; it must hold TASK = Task(...), with sharpmax.tasks.Task"),
+        ("\n\n1 / 0\n", "cannot be run (ZeroDivisionError, line 3: division by zero)"),
+        ("def f():\n    raise ValueError('a\\nb')\nf()\n", "cannot be run (ValueError, line 2: a b)"),
+        ("import nothing_here\n", "cannot be run (ModuleNotFoundError, line 1: No module named 'nothing_here')"),
+        ("def f(:\n", "cannot be run (SyntaxError: invalid syntax (own.py, line 1))"),
+        ("raise SystemExit(3)\n", "cannot be run (SystemExit, line 1: 3)"),
+    ],
+)
+def test_a_file_that_is_no_task(tmp_path: Path, content: str, says: str) -> None:
+    path = tmp_path / "own.py"
+    path.write_text(content)
+    with pytest.raises(FileFormatError) as caught:
+        get_task(path)
+    assert one_line(caught) == f"task: {str(path)!r} {says}"

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import itertools
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from sharpmax.errors import ArgumentError, FileFormatError
 from sharpmax.tasks.chat import CHAT, chat_questions
-from sharpmax.tasks.prompt import PARTS, Part, part_of
-from sharpmax.tasks.text import fingerprint, plain_text, text_from_file, windows
+from sharpmax.tasks.prompt import PARTS, Part
+from sharpmax.tasks.text import plain_text, text_from_file, windows
 
 SHARES = {"calibration": 0.5, "validation": 0.25, "test": 0.25}
 
@@ -37,43 +34,11 @@ def test_no_paragraph_is_in_two_parts() -> None:
         assert not paragraphs(plain_text(one)) & paragraphs(plain_text(other))
 
 
-def test_text_is_of_both_kinds() -> None:
-    whole = "\n\n".join(plain_text(part) for part in PARTS)
-    assert 'The "while" statement is used for repeated execution as long as an\nexpression is true' in whole
-    assert "Command-line parsing library" in whole
-    for part in PARTS:
-        assert plain_text(part) == plain_text(part).strip()
-
-
-def test_a_name_stays_in_its_part() -> None:
-    assert [part_of(f"topic57/{name}") for name in ("assert", "while", "with", "yield")] == [
-        "calibration",
-        "calibration",
-        "calibration",
-        "calibration",
-    ]
-
-
-def test_the_same_text_in_every_process() -> None:
-    script = (
-        "from sharpmax.tasks.text import fingerprint, plain_text\n"
-        "print(*(fingerprint(plain_text(p)) for p in ('calibration', 'validation', 'test')))"
-    )
-    env = {**os.environ, "PYTHONHASHSEED": "3"}
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=env)
-    assert done.stdout.split() == [fingerprint(plain_text(part)) for part in PARTS]
-
-
 @pytest.mark.parametrize("function", [plain_text, chat_questions])
 def test_an_unknown_part(function) -> None:
     with pytest.raises(ArgumentError) as caught:
         function("train")
     assert str(caught.value) == "part: got 'train'; allowed: one of ['calibration', 'validation', 'test']"
-
-
-def test_a_fingerprint_tells_texts_apart() -> None:
-    assert fingerprint("a") == "ca978112ca1b"
-    assert len({fingerprint(plain_text(part)) for part in PARTS}) == 3
 
 
 def test_a_file(tmp_path: Path) -> None:
@@ -106,9 +71,8 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
         assert str(caught.value).startswith(f"text: got {str(path)!r} ({why}); allowed: the path of a text file")
 
 
-@pytest.mark.parametrize("total", [7, 8, 20, 21, 99, 1000])
-@pytest.mark.parametrize("length", [1, 6, 7])
-@pytest.mark.parametrize("most", [1, 2, 3, 1000])
+@pytest.mark.parametrize("total", [7, 21, 1000])
+@pytest.mark.parametrize(("length", "most"), [(1, 3), (6, 2), (7, 1000)])
 def test_windows_are_equal_apart_and_spread(total: int, length: int, most: int) -> None:
     found = windows(list(range(total)), length, most)
     assert len(found) == min(most, total // length)
@@ -127,12 +91,6 @@ def test_a_text_shorter_than_one_window() -> None:
     assert str(caught.value) == (
         "text: got 1,500 tokens; allowed: at least one window of 2,048 tokens; give a longer text"
     )
-
-
-@pytest.mark.parametrize(("length", "most", "argument"), [(0, 1, "length"), (-1, 1, "length"), (1, 0, "most")])
-def test_windows_of_nothing(length: int, most: int, argument: str) -> None:
-    with pytest.raises(ArgumentError, match=f"^{argument}: got -?[01]; allowed: 1 or more$"):
-        windows([1, 2], length, most)
 
 
 def test_chat_questions_are_many_varied_and_split() -> None:

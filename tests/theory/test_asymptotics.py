@@ -67,7 +67,7 @@ def test_a_sample_gives_its_own_size_times_its_largest_weight(softmax, logits, b
     assert found == pytest.approx(top_weight_limit(beta * logits.max(), log_mean_exp), rel=1e-12)
 
 
-def test_knowing_the_upper_end_mends_a_small_sample():
+def test_knowing_the_upper_end_fixes_a_small_sample():
     samples = np.random.default_rng(7).uniform(size=(2000, 20))
     limit = uniform_limit(6.0)
     blind = top_weight_limit_from_sample(samples, 6.0)

@@ -1,4 +1,4 @@
-"""What every function of the room takes and gives: numbers, arrays and tensors in, clear errors otherwise."""
+"""What every function of the package takes and gives: numbers, arrays and tensors in, clear errors otherwise."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def test_what_is_not_a_number_is_a_type_error(bad):
 
 
 def test_it_runs_where_torch_is_not_installed():
-    # The room is loaded without the package's own __init__, which may need torch.
+    # The subpackage is loaded without the package's own __init__, which may need torch.
     package = Path(theory.__file__).parents[1]
     script = (
         "import sys, types\n"

@@ -9,12 +9,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sharpmax.calibration.budget import Candidate, Leash, check_leash, examined, item_losses, percent, strongest
-from sharpmax.calibration.data import PROFILES, Lessons, Profile, everyday
-from sharpmax.calibration.trainer import Course, Descent, Live, grid_of, held_still
+from sharpmax.calibration.budget import (
+    Budget,
+    Candidate,
+    check_budget,
+    evaluate_replies,
+    item_losses,
+    percent,
+    select_best,
+)
+from sharpmax.calibration.data import PROFILES, Profile, TrainingPrompts, regularisation_data
+from sharpmax.calibration.trainer import TrainablePolicy, Trainer, TrainingSetup, frozen, grid_of
 from sharpmax.errors import SharpmaxError, reject
 from sharpmax.integrations.transformers.application import applied
 from sharpmax.integrations.transformers.support import check_model
+from sharpmax.lazy import require
 from sharpmax.models.language import check_tokenizer, context_of, weights_fingerprint
 from sharpmax.policies.per_head import PerHead
 from sharpmax.tasks.prompt import Task
@@ -24,22 +33,36 @@ from sharpmax.tasks.text import fingerprint, plain_text
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+Progress = Callable[[str, int, int, str], None]
+"""Called with what is being done, the steps done, the steps in all, and a remark."""
 
-@dataclass(frozen=True)
+_RATE = 0.03
+_SAVE_EVERY = 20.0
+
+
+class BudgetError(SharpmaxError, ValueError):
+    """No learned policy stays within the budget."""
+
+
+@dataclass(frozen=True, repr=False)
 class CalibrationResult:
-    """What was learned: the best policy, the best that can be folded, and all candidates."""
+    """The best policy, the best that can be folded, and every candidate."""
 
     candidates: Mapping[str, Candidate]
-    """By kind, for the kinds that keep to the leash."""
+    """By kind, for the kinds with a policy within the budget."""
 
     curves: Mapping[str, Sequence[Mapping[str, float]]]
+    """By kind: loss and rises after every training step."""
+
     setting: Mapping[str, Any]
+    """Everything the result depends on, with the keys of saved results."""
+
     before: Mapping[str, float]
-    """The exam without any policy: `nll` and the share `right`."""
+    """The test set without a policy: `nll`, and the accuracy under the key `right` of saved results."""
 
     @property
     def chosen(self) -> Candidate:
-        """The candidate with the lowest loss on prompts that no step has seen."""
+        """The candidate with the lowest loss on the test set."""
         return min(self.candidates.values(), key=lambda one: one.nll)
 
     @property
@@ -49,38 +72,39 @@ class CalibrationResult:
 
     @property
     def foldable(self) -> Candidate | None:
-        """The candidate that can be folded into the weights."""
+        """The candidate that can be folded into the weights, if there is one."""
         return next((one for one in self.candidates.values() if one.foldable), None)
 
     def show(self) -> None:
-        """Print the candidates, a line each."""
+        """Print the baseline and one line per candidate."""
         print(self)
 
     def __str__(self) -> str:
-        lines = [f"as it comes: {100 * self.before['right']:.1f}% right"]
+        lines = [f"baseline: accuracy {self.before['right']:.1%}"]
         for kind, one in self.candidates.items():
             rises = ", ".join(f"{name} {percent(rise):+.2f}%" for name, rise in one.rises.items())
             mark = " (chosen)" if one is self.chosen else ""
-            lines.append(f"{kind}: {100 * one.right:.1f}% right, {one.touched} heads, perplexity {rises}{mark}")
+            lines.append(
+                f"{kind}: accuracy {one.accuracy:.1%}, {one.modified_heads} heads modified, perplexity {rises}{mark}"
+            )
         return "\n".join(lines)
+
+    __repr__ = __str__
+
+    def to_frame(self) -> Any:
+        """Return a pandas frame with a row for the baseline and for each candidate."""
+        pandas = require("pandas", "frame", "CalibrationResult.to_frame")
+        rows = [{"kind": "baseline", "accuracy": self.before["right"], "nll": self.before["nll"], "modified_heads": 0}]
+        for kind, one in self.candidates.items():
+            row = {"kind": kind, "accuracy": one.accuracy, "nll": one.nll, "modified_heads": one.modified_heads}
+            rises = {f"perplexity_rise_{name}": percent(rise) for name, rise in one.rises.items()}
+            rows.append({**row, **rises, "strength": one.strength, "chosen": one is self.chosen})
+        return pandas.DataFrame(rows)
 
     def save(self, folder: str | Path) -> list[Path]:
         """Write the chosen policy and each candidate as files that `sharpmax.load_policy` reads."""
-        written = [self.policy.save(Path(folder) / "policy.json")]
-        return written + [
-            one.policy.save(Path(folder) / f"policy-{kind}.json") for kind, one in self.candidates.items()
-        ]
-
-
-Progress = Callable[[str, int, int, str], None]
-"""Told what is being done, how many steps of how many are done, and a remark."""
-
-_RATE = 0.03
-_SAVE_EVERY = 20.0
-
-
-class LeashError(SharpmaxError, ValueError):
-    """No policy that was learned keeps to the leash."""
+        policies = {"policy": self.policy} | {f"policy-{kind}": one.policy for kind, one in self.candidates.items()}
+        return [policy.save(Path(folder) / f"{name}.json") for name, policy in policies.items()]
 
 
 def calibrate(
@@ -88,7 +112,7 @@ def calibrate(
     tokenizer: PreTrainedTokenizerBase,
     *,
     task: Task | str = "kv",
-    leash: float = 0.01,
+    budget: float = 0.01,
     profile: Profile | None = None,
     keep: float = 1.0,
     keep_layers: float = 1.0,
@@ -99,109 +123,107 @@ def calibrate(
     resume: bool = False,
     progress: Progress | None = None,
 ) -> CalibrationResult:
-    """Learn a policy per head for `model` on `task`, while perplexity rises by no more than `leash` (0.01 is 1%).
+    """Learn a policy per head for `model` on `task` while perplexity rises by no more than `budget` (0.01 is 1%).
 
-    The leash holds on plain text at every length of the profile and on the model's own answers to ordinary
-    questions, none of which is seen while learning. `keep` is the share of the heads that may be touched, and
-    `keep_layers` that of the layers they may be in: a policy costs time in every layer it touches. `text` takes the
-    place of Python's documentation: its first half to learn on, the rest to measure on. With `folder` the state
-    is kept there, and `resume` goes on from it. No weight is changed, and afterwards the model is as it was; a policy
-    that it has takes no part.
+    The budget holds on plain text at every length of the profile and on the model's own answers to chat questions,
+    none of which is trained on. `keep` is the share of the heads that may be modified, `keep_layers` that of the
+    layers they may be in: each modified layer adds latency. `text` replaces Python's documentation: its first half to
+    train on, the rest to measure on. With `folder` the state is saved there, and `resume` continues from it. No weight
+    is changed; afterwards the model is as before. A policy that is applied to it is ignored.
     """
     check_model(model)
     check_tokenizer(tokenizer)
-    check_leash(leash)
+    check_budget(budget)
     for name, share in (("keep", keep), ("keep_layers", keep_layers)):
         if not 0.0 < share <= 1.0:
             reject(name, share, "a share above 0 and up to 1")
     if not rate > 0.0:
         reject("rate", rate, "a number above 0")
     chosen_task = task if isinstance(task, Task) else get_task(task)
-    device = model.device
-    profile = profile or PROFILES["full" if device.type == "cuda" else "small"]
+    profile = profile or PROFILES["full" if model.device.type == "cuda" else "small"]
     if resume and not (folder and any(state_path(folder, kind).is_file() for kind in profile.kinds)):
         where = "no folder" if folder is None else f"{str(folder)!r}, which has nothing to resume"
         reject("resume", where, "the folder of an interrupted calibration", "leave resume out to start one")
     for size in profile.sizes:
         chosen_task.check_size(size)
-    tell = progress or (lambda what, done, total, remark: None)
+    notify = progress or (lambda what, done, total, remark: None)
     layers, heads = grid_of(model)
     started = time.perf_counter()
-    with held_still(model):
-        tell("reading everyday text", 0, 0, "")
-        learn_text, hold_text = _halves(text)
-        before_lists = learn_text or plain_text("calibration")
-        lessons = Lessons(tokenizer, chosen_task, profile, seed, before_lists, context_of(model))
-        practice = everyday(model, tokenizer, profile, "calibration", learn_text)
-        held = Leash.of(model, everyday(model, tokenizer, profile, "validation", hold_text), leash)
-        course = Course(model, lessons, practice, item_losses(model, practice), held.room)
-        exam = lessons.exam()
+    with frozen(model):
+        notify("reading regularisation data", 0, 0, "")
+        half = None if text is None else len(text) // 2
+        training_text, held_out_text = (None, None) if text is None else (text[:half], text[half:])
+        fillers = training_text or plain_text("calibration")
+        prompts = TrainingPrompts(tokenizer, chosen_task, profile, seed, fillers, context_of(model))
+        training_data = regularisation_data(model, tokenizer, profile, "calibration", training_text)
+        held_out = regularisation_data(model, tokenizer, profile, "validation", held_out_text)
+        limit = Budget.of(model, held_out, budget)
+        setup = TrainingSetup(model, prompts, training_data, item_losses(model, training_data), limit.nats)
+        test_set = prompts.test_set()
         with applied(model, None, skip_unsupported=True):
-            before = dict(zip(("nll", "right"), examined(model, exam), strict=True))
+            nll, accuracy = evaluate_replies(model, test_set)
+        amounts = {key: list(v) if isinstance(v, tuple) else v for key, v in dataclasses.asdict(profile).items()}
+        amounts["crowds"] = amounts.pop("replications")
         setting: dict[str, Any] = {
             "weights": weights_fingerprint(model),
             "task": chosen_task.name,
             "task_version": chosen_task.version,
-            "leash": leash,
+            "leash": budget,
             "keep": keep,
             "keep_layers": keep_layers,
             "rate": rate,
             "seed": seed,
-            "text": fingerprint(lessons.text),
+            "text": fingerprint(prompts.text),
             "layers": layers,
             "heads": heads,
-            "profile": {key: list(v) if isinstance(v, tuple) else v for key, v in dataclasses.asdict(profile).items()},
+            "profile": amounts,
         }
         candidates: dict[str, Candidate] = {}
         curves: dict[str, Sequence[Mapping[str, float]]] = {}
         for kind in profile.kinds:
-            descent = Descent(Live(kind, layers, heads, device), profile.steps, rate, keep, keep_layers)
-            _descend(descent, course, setting, folder, resume, tell)
-            curves[kind] = descent.curve
-            tell(f"measuring {kind}", 0, 0, "")
-            found = strongest(model, kind, descent.live.values(), held, exam)
-            if found is not None:
-                candidates[kind] = found
+            policy = TrainablePolicy(kind, layers, heads, model.device)
+            trainer = Trainer(policy, profile.steps, rate, keep, keep_layers)
+            _train(trainer, setup, setting, folder, resume, notify)
+            curves[kind] = trainer.curve
+            notify(f"measuring {kind}", 0, 0, "")
+            candidate = select_best(model, kind, policy.values(), limit, test_set)
+            if candidate is not None:
+                candidates[kind] = candidate
     if not candidates:
-        raise LeashError(
-            f"leash: got {100 * leash:g}%, which no policy of kind {', '.join(profile.kinds)} keeps to, however weak; "
-            "allow a longer one, more --steps or another --kinds"
+        raise BudgetError(
+            f"budget: no policy of kind {', '.join(profile.kinds)} stays within {100 * budget:g}%, however weak; "
+            "increase the budget or the steps, or try other kinds"
         )
     setting["seconds"] = {"calibration": time.perf_counter() - started}
-    return CalibrationResult(candidates, curves, setting, before)
+    return CalibrationResult(candidates, curves, setting, {"nll": nll, "right": accuracy})
 
 
 def state_path(folder: str | Path, kind: str) -> Path:
-    """The file of the state of one kind, from which a calibration goes on."""
+    """The file with the state of one kind, which `resume` reads."""
     return Path(folder) / f"state-{kind}.safetensors"
 
 
-def _descend(
-    descent: Descent,
-    course: Course,
+def _train(
+    trainer: Trainer,
+    setup: TrainingSetup,
     setting: Mapping[str, Any],
     folder: str | Path | None,
     resume: bool,
-    tell: Progress,
+    notify: Progress,
 ) -> None:
-    kind = descent.live.kind
+    kind = trainer.policy.kind
     path = None if folder is None else state_path(folder, kind)
     about = {"kind": kind, **setting}
     if path is not None and resume:
-        descent.resume(path, about)
+        trainer.resume(path, about)
     saved = time.monotonic()
 
-    def after_step(now: Descent) -> None:
+    def after_step(now: Trainer) -> None:
         nonlocal saved
         rises = ", ".join(f"{name} {percent(rise):+.1f}%" for name, rise in now.rises.items())
-        tell(f"learning {kind}", now.step, now.steps, f"loss {now.curve[-1]['nll']:.3f}, {rises}")
-        due = now.step == now.steps or time.monotonic() - saved > _SAVE_EVERY
-        if path is not None and due:
+        notify(f"training {kind}", now.step, now.steps, f"loss {now.curve[-1]['nll']:.3f}, {rises}")
+        if path is not None and (now.step == now.steps or time.monotonic() - saved > _SAVE_EVERY):
             now.save(path, about)
             saved = time.monotonic()
 
-    descent.run(course, after_step)
-
-
-def _halves(text: str | None) -> tuple[str | None, str | None]:
-    return (None, None) if text is None else (text[: len(text) // 2], text[len(text) // 2 :])
+    trainer.run(setup, after_step)

@@ -1,18 +1,18 @@
-"""What a calibration learns and reads: kinds of policy, training prompts, text, and the model's own chat answers."""
+"""Kinds of policy, profiles, training prompts and regularisation data of a calibration."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from sharpmax.calibration.replication import crowd
+from sharpmax.calibration.replication import replicate_keys
 from sharpmax.errors import reject
 from sharpmax.models.scoring import Reply, encode, own_answers
 from sharpmax.policies.base import Policy
@@ -40,7 +40,7 @@ FOLDABLE = "constant"
 """The kind that can be folded into the weights."""
 
 NOT_NEGATIVE = "length"
-"""The coefficient kept from falling below 0: a leash on long text would teach it to flatten long inputs instead."""
+"""The coefficient kept at 0 or above: a budget on long text would otherwise teach it to flatten long inputs."""
 
 _DIGITS = 5
 
@@ -64,78 +64,40 @@ def _of_head(kind: str, values: list[float]) -> Policy:
 
 @dataclass(frozen=True)
 class Profile:
-    """The amounts behind one calibration; lengths of text are in tokens, `fillers` in characters."""
+    """The amounts of one calibration. Lengths of text are in tokens, `fillers` in characters."""
 
     kinds: tuple[str, ...]
     steps: int
     sizes: tuple[int, ...]
-    prompts: int
-    """Prompts per step that are read alone."""
-
-    filled: int
-    """Prompts per step that are read after plain text, so that few items stand in a long input."""
-
+    prompts: int  # prompts per step that are read alone
+    filled: int  # prompts per step that are read after plain text: few items in a long input
     fillers: tuple[int, ...]
     lengths: tuple[int, ...]
-    tokens: int
-    """Plain text per step, in windows of one of the lengths, which take turns."""
-
-    answers: int
-    """The model's own answers per step."""
-
-    questions: int
-    """Ordinary questions to take answers to, in calibration and in validation each."""
-
+    tokens: int  # plain text per step, in windows of one of the lengths, which take turns
+    answers: int  # the model's own answers per step
+    questions: int  # chat questions in calibration and in validation each
     answer_tokens: int
-    practice_tokens: int
-    """Plain text of each length to learn on."""
-
-    validation_tokens: int
-    """Plain text of each length that the leash is measured on."""
-
+    practice_tokens: int  # plain text of each length to train on
+    validation_tokens: int  # plain text of each length that the budget is measured on
     validation_prompts: int
-    crowds: tuple[int, ...] = (1,)
-    """How often the keys of other items may count in a prompt, so that it stands for a larger one."""
+    replications: tuple[int, ...] = (1,)  # how often the keys of other items may count
 
 
 PROFILES: Mapping[str, Profile] = MappingProxyType(
     {
         "full": Profile(
-            kinds=("constant", "entropy", "rows"),
-            steps=240,
-            sizes=(8, 16, 32, 64),
-            prompts=12,
-            crowds=(1, 2, 4, 8),
-            filled=4,
-            fillers=(1500, 4000, 8000, 12000),
-            lengths=(2048, 6144),
-            tokens=6144,
-            answers=12,
-            questions=56,
-            answer_tokens=64,
-            practice_tokens=122_880,
-            validation_tokens=36_864,
+            kinds=("constant", "entropy", "rows"), steps=240, sizes=(8, 16, 32, 64), prompts=12,
+            replications=(1, 2, 4, 8), filled=4, fillers=(1500, 4000, 8000, 12000), lengths=(2048, 6144), tokens=6144,
+            answers=12, questions=56, answer_tokens=64, practice_tokens=122_880, validation_tokens=36_864,
             validation_prompts=64,
         ),
         "small": Profile(
-            kinds=("constant",),
-            steps=40,
-            sizes=(8, 16, 32),
-            prompts=3,
-            crowds=(1, 2, 4),
-            filled=0,
-            fillers=(),
-            lengths=(512,),
-            tokens=512,
-            answers=1,
-            questions=12,
-            answer_tokens=32,
-            practice_tokens=8192,
-            validation_tokens=6144,
-            validation_prompts=12,
+            kinds=("constant",), steps=40, sizes=(8, 16, 32), prompts=3, replications=(1, 2, 4), filled=0, fillers=(),
+            lengths=(512,), tokens=512, answers=1, questions=12, answer_tokens=32, practice_tokens=8192,
+            validation_tokens=6144, validation_prompts=12,
         ),
     }
-)
+)  # fmt: skip
 """The profiles by name."""
 
 
@@ -154,69 +116,66 @@ def profile_for(name: str, **changes: Any) -> Profile:
     return profile
 
 
-_LESSONS, _EXAMS = 1_000_003, 2_000_003
+_TRAINING_SEED, _TEST_SEED = 1_000_003, 2_000_003
 """Where the seeds of prompts begin, so that an evaluation with an ordinary seed meets none of them."""
 
 
 @dataclass(frozen=True)
-class Everyday:
-    """What must not suffer: windows of plain text by their length, and the model's own answers."""
+class RegularisationData:
+    """Windows of plain text by their length, and the model's own chat answers: neither may get worse."""
 
     text: dict[int, list[list[int]]]
     answers: list[Reply]
 
 
-def everyday(
+def regularisation_data(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, profile: Profile, part: Part, text: str | None = None
-) -> Everyday:
-    """The everyday material of one part; `text` takes the place of Python's documentation."""
+) -> RegularisationData:
+    """The regularisation data of one part. `text` replaces Python's documentation."""
     ids = tokenizer(plain_text(part) if text is None else text, add_special_tokens=False, verbose=False).input_ids
     tokens = profile.practice_tokens if part == "calibration" else profile.validation_tokens
     questions = chat_questions(part)[: profile.questions]
-    return Everyday(
+    return RegularisationData(
         {n: windows(ids, n, max(tokens // n, 1)) for n in profile.lengths},
         own_answers(model, tokenizer, questions, profile.answer_tokens),
     )
 
 
 @dataclass(frozen=True)
-class Lessons:
-    """Prompts of a task for each step, and others to choose by; the same for the same seed."""
+class TrainingPrompts:
+    """Prompts of a task for each training step, and a test set to select by; the same for the same seed."""
 
     tokenizer: PreTrainedTokenizerBase
     task: Task
     profile: Profile
     seed: int
-    text: str
-    """Plain text to read before some of the prompts."""
-
-    context: int | None = None
-    """The longest input the model is made for, in tokens: a crowd beyond it would stand for nothing."""
+    text: str  # plain text to read before some of the prompts
+    context: int | None = None  # the model's longest input in tokens, which key replication must not exceed
 
     def at(self, step: int) -> list[list[Reply]]:
-        """The groups of prompts of one step, each to be read together."""
+        """The groups of prompts of one step, each read as one batch."""
         rng = random.Random(f"lessons/{self.seed}/{step}")
-        seed = _LESSONS * (self.seed + 1) + step
-        # Every other step practises the largest size, most of them crowded: what larger ones still will be like.
+        seed = _TRAINING_SEED * (self.seed + 1) + step
+        # Every other step trains on the largest size, mostly with replicated keys: closest to longer inputs.
         size = max(self.profile.sizes) if step % 2 == 0 else rng.choice(self.profile.sizes)
-        groups = [self._alone(size, self.profile.prompts, seed, rng.choice(self.profile.crowds))]
+        groups = [self._alone(size, self.profile.prompts, seed, rng.choice(self.profile.replications))]
         if self.profile.filled:
             size = rng.choice(sorted(self.profile.sizes)[-2:])
             groups.append(self._after_text(size, self.profile.filled, seed, rng))
         return groups
 
-    def exam(self) -> list[Reply]:
-        """Prompts of the largest size that no step has seen: alone, most crowded, and after text if steps are so."""
-        size, count, seed = max(self.profile.sizes), self.profile.validation_prompts, _EXAMS + self.seed
-        times = max(self.profile.crowds)
+    def test_set(self) -> list[Reply]:
+        """Prompts of the largest size that no step reads: alone, with most replication, after text if trained so."""
+        size, count, seed = max(self.profile.sizes), self.profile.validation_prompts, _TEST_SEED + self.seed
+        times = max(self.profile.replications)
         ways = 1 + (times > 1) + (self.profile.filled > 0)
         each = count // ways
-        exam = self._alone(size, count - (ways - 1) * each, seed)
+        replies = self._alone(size, count - (ways - 1) * each, seed)
         if times > 1 and each:
-            exam += self._alone(size, each, seed + 1, times)
+            replies += self._alone(size, each, seed + 1, times)
         if self.profile.filled and each:
-            exam += self._after_text(size, each, seed + 2, random.Random(f"exam/{self.seed}"))
-        return exam
+            replies += self._after_text(size, each, seed + 2, random.Random(f"exam/{self.seed}"))
+        return replies
 
     def _alone(self, size: int, count: int, seed: int, times: int = 1) -> list[Reply]:
         prompts = self.task.prompts(size, count, seed)
@@ -225,13 +184,13 @@ class Lessons:
             times = min(times, max(1, self.context // max(len(reply.ids) for reply in replies)))
         if times == 1:
             return replies
-        return [crowd(self.tokenizer, *pair, times) for pair in zip(prompts, replies, strict=True)]
+        return [replicate_keys(self.tokenizer, *pair, times) for pair in zip(prompts, replies, strict=True)]
 
     def _after_text(self, size: int, count: int, seed: int, rng: random.Random) -> list[Reply]:
         prompts = self.task.prompts(size, count, seed + 500_000)
-        return [encode(self.tokenizer, prompt, self._piece(self.profile.fillers, rng)) for prompt in prompts]
+        return [encode(self.tokenizer, prompt, self._filler(rng)) for prompt in prompts]
 
-    def _piece(self, lengths: Sequence[int], rng: random.Random) -> str:
-        length = min(rng.choice(lengths), len(self.text))
+    def _filler(self, rng: random.Random) -> str:
+        length = min(rng.choice(self.profile.fillers), len(self.text))
         start = rng.randrange(len(self.text) - length + 1)
         return self.text[start : start + length] + "\n\n"

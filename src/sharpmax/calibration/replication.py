@@ -1,8 +1,8 @@
 """Key replication: read a short list as if it had many more items.
 
-What a long list does to a head is that the keys of other items share its weight, from places further and further away.
-Repeating those keys in every layer and leaving the places of the items they stand for empty does just that: 64 items
-whose keys count eight times, eight times as far apart, disperse attention as 512 items do, at the price of reading 64.
+In a long list the keys of other items share the weight of a head, from positions further and further away. Repeating
+those keys in every layer and leaving gaps for the items they stand for has the same effect: 64 items whose keys count
+eight times, eight times as far apart, disperse attention as 512 items do, at the cost of reading 64.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from sharpmax.integrations.transformers.interface import repeated
 from sharpmax.models.scoring import Judged, Reply, asked_with, judge
@@ -24,23 +23,23 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Crowded(Reply):
-    """A reply of which some tokens count more than once as keys, with room for as many."""
+class ReplicatedReply(Reply):
+    """A reply whose i-th token counts `times[i]` times as a key, with gaps in the positions for the copies."""
 
     times: tuple[int, ...]
 
 
-def crowd(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, reply: Reply, times: int) -> Crowded:
-    """Let the other items of a prompt count `times` times: its lines but the first, the last and the one asked for.
+def replicate_keys(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, reply: Reply, times: int) -> ReplicatedReply:
+    """Let the other items of a prompt count `times` times: all lines but the first, the last and the one asked for.
 
-    Each line keeps its tokens together, and as much room is left after it as the items it stands for would take. A
-    prompt whose items are not lines of their own, or whose answer stands on no line, is left as it is.
+    The tokens of a line stay together; the gap for its copies follows the line. Where items are not lines of their
+    own, or no line holds the answer, every token counts once.
     """
     asked = asked_with(tokenizer, prompt)
     at = asked.index(prompt.user)
     lines = prompt.user.split("\n")
     wanted = prompt.opening + prompt.answer
-    item = [0] * (len(asked) + len(prompt.answer) + 1)  # of each letter: the number of the other item it is part of
+    item = [0] * (len(asked) + len(prompt.answer) + 1)  # per character: the number of the other item it belongs to
     if wanted in lines:
         for number, line in enumerate(lines):
             if 0 < number < len(lines) - 1 and line != wanted:
@@ -51,41 +50,36 @@ def crowd(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, reply: Reply, time
     )["offset_mapping"]
     items = [item[start] if end > start else 0 for start, end in spans]
     counts = tuple(times if one else 1 for one in items)
-    positions, room = [], 0
+    positions, gap = [], 0
     for index, one in enumerate(items):
         if index and one != items[index - 1]:
-            room = sum(counts[:index]) - index
-        positions.append(index + room)
-    return Crowded(reply.ids, reply.start, counts, positions=tuple(positions))
+            gap = sum(counts[:index]) - index
+        positions.append(index + gap)
+    return ReplicatedReply(reply.ids, reply.start, counts, positions=tuple(positions))
 
 
 @contextmanager
-def crowded(model: PreTrainedModel, replies: Sequence[Reply]) -> Iterator[None]:
-    """Let the keys of these replies, read together in this order, count as often as each of them says."""
-    if not any(isinstance(reply, Crowded) for reply in replies):
+def replicated(model: PreTrainedModel, replies: Sequence[Reply]) -> Iterator[None]:
+    """Replicate the keys of these replies, read as one batch in this order, in every layer."""
+    if not any(isinstance(reply, ReplicatedReply) for reply in replies):
         yield
         return
-    with repeated(model, _places(replies)):
+    rows = []
+    for reply in replies:
+        times = reply.times if isinstance(reply, ReplicatedReply) else [1] * len(reply.ids)
+        rows.append(torch.arange(len(reply.ids)).repeat_interleave(torch.tensor(times)))
+    with repeated(model, torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=-1)):
         yield
 
 
-def judge_crowded(model: PreTrainedModel, replies: Sequence[Reply]) -> list[Judged]:
-    """Each reply as the model sees it, with the keys of crowded ones counted as often as they say."""
-    plain = [reply for reply in replies if not isinstance(reply, Crowded)]
-    found = iter(judge(model, plain))
+def judge_replicated(model: PreTrainedModel, replies: Sequence[Reply]) -> list[Judged]:
+    """`judge`, with the keys of each `ReplicatedReply` replicated."""
+    plain = iter(judge(model, [reply for reply in replies if not isinstance(reply, ReplicatedReply)]))
     judged = []
     for reply in replies:
-        if isinstance(reply, Crowded):
-            with crowded(model, [reply]):
+        if isinstance(reply, ReplicatedReply):
+            with replicated(model, [reply]):
                 judged += judge(model, [reply])
         else:
-            judged.append(next(found))
+            judged.append(next(plain))
     return judged
-
-
-def _places(replies: Sequence[Reply]) -> Tensor:
-    rows = []
-    for reply in replies:
-        times = reply.times if isinstance(reply, Crowded) else [1] * len(reply.ids)
-        rows.append(torch.arange(len(reply.ids)).repeat_interleave(torch.tensor(times)))
-    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=-1)

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from sharpmax.arrays import ops_for
 from sharpmax.calibration.budget import CHAT, Losses
-from sharpmax.calibration.data import KINDS, NOT_NEGATIVE, Everyday, Lessons
-from sharpmax.calibration.replication import crowded
+from sharpmax.calibration.data import KINDS, NOT_NEGATIVE, RegularisationData, TrainingPrompts
+from sharpmax.calibration.replication import replicated
 from sharpmax.errors import SharpmaxError, reject
 from sharpmax.integrations.transformers.application import restore
 from sharpmax.integrations.transformers.interface import install, kept, modules_of
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def held_still(model: PreTrainedModel) -> Iterator[None]:
-    """The model as it comes for a while: no policy, no dropout, no weight that learns; then as it was before.
+def frozen(model: PreTrainedModel) -> Iterator[None]:
+    """Inside the block the model has no policy, no dropout and no trainable weight; afterwards it is as before.
 
-    That nothing was written to a weight or its gradient is checked at the end.
+    Raises AssertionError if a weight or its gradient was written to.
     """
     modes = [(module, module.training) for module in model.modules()]
     weights = [(weight, weight.requires_grad, weight.grad, weight._version) for weight in model.parameters()]
@@ -48,74 +48,75 @@ def held_still(model: PreTrainedModel) -> Iterator[None]:
         finally:
             for module, mode in modes:
                 module.training = mode
-            for weight, learns, _, _ in weights:
-                weight.requires_grad_(learns)
+            for weight, trainable, _, _ in weights:
+                weight.requires_grad_(trainable)
 
 
 def grid_of(model: PreTrainedModel) -> tuple[int, int]:
-    """Layers and heads of a model, the grid that a `PerHead` policy has."""
+    """The numbers of layers and of heads per layer, the grid of a `PerHead` policy."""
     heads = [one.heads for one in modules_of(model)]
     if len(set(heads)) > 1:
         reject("model", f"layers of {sorted(set(heads))} heads", "a model with as many heads in every layer")
     return len(heads), heads[0]
 
 
-class Live:
-    """Coefficients `[layers, heads, kind]` that require gradients, and which heads they may touch."""
+class TrainablePolicy:
+    """Coefficients `[layers, heads, those of the kind]` that require gradients, and a mask of the heads they modify."""
 
     def __init__(self, kind: str, layers: int, heads: int, device: torch.device) -> None:
         self.kind = kind
         self.coefficients = torch.zeros(layers, heads, len(KINDS[kind]), device=device, requires_grad=True)
-        self.touched = torch.ones(layers, heads, dtype=torch.bool, device=device)
+        self.modified = torch.ones(layers, heads, dtype=torch.bool, device=device)
 
     def values(self) -> Tensor:
-        """The coefficients in effect: 0 in heads that are not touched."""
-        return self.coefficients * self.touched[..., None]
+        """The coefficients in effect: 0 in heads that are not modified."""
+        return self.coefficients * self.modified[..., None]
 
     @contextmanager
-    def at_work(self, model: PreTrainedModel) -> Iterator[None]:
-        """Let the coefficients choose β in the model's attention for a while."""
+    def installed(self, model: PreTrainedModel) -> Iterator[None]:
+        """Let the coefficients choose β in the model's attention inside the block."""
         with kept(model):
             install(model, self._rules)
             yield
 
     def _rules(self, layer: int) -> Sequence[Rule]:
-        return (_LiveRule(self, layer),)
+        return (_LayerRule(self, layer),)
 
 
-class _LiveRule:
-    """One layer of a `Live`, as the attention interface asks for it."""
+class _LayerRule:
+    """One layer of a `TrainablePolicy`, as the attention interface asks for it."""
 
     heads = None
 
-    def __init__(self, live: Live, layer: int) -> None:
-        self._live, self._layer = live, layer
+    def __init__(self, trainable: TrainablePolicy, layer: int) -> None:
+        self._trainable, self._layer = trainable, layer
         self.needs = self._policy().needs
 
     def _policy(self) -> LogLinear:
-        columns = self._live.values()[self._layer]
-        names = KINDS[self._live.kind]
+        columns = self._trainable.values()[self._layer]
+        names = KINDS[self._trainable.kind]
         return with_columns(LogLinear(), {name: columns[:, i, None] for i, name in enumerate(names)})
 
     def beta(self, stats: RowStats, remeasure: Remeasure | None) -> Tensor:
-        """β of every row. What the row looks like is taken as given: only the coefficients learn from it.
+        """β of every row; only the coefficients get a gradient.
 
-        The way through the statistics is left out of the gradient: it would cost as much again as the attention
-        itself, and says only how earlier layers change what later ones measure.
+        A gradient through the statistics would cost as much as the attention itself, and only describes how earlier
+        layers change what later ones measure.
         """
-        seen = stats.map(torch.detach)
-        beta: Tensor = self._policy().rule(ops_for(seen.count), seen, None)
+        detached = stats.map(torch.detach)
+        beta: Tensor = self._policy().rule(ops_for(detached.count), detached, None)
         return beta
 
 
 _WARM_UP = 10
 _LAST_RATE = 0.02
 _MARGIN = 0.7
-"""The share of the leash that is aimed at: what is learned on one text rises a little more on another."""
+"""The share of the budget that is aimed at: the rise is a little larger on text that was not trained on."""
 
 _FIRST_PRICE, _LEAST_PRICE, _MOST_PRICE = 10.0, 1.0, 300.0
 _PRICE_RATE, _MEMORY = 0.04, 0.9
 _PRUNE_AT = (0.4, 0.6)
+_MOMENTS = ("exp_avg", "exp_avg_sq")
 _SAVED_AS = "calibration"
 
 
@@ -124,171 +125,147 @@ class DivergedError(SharpmaxError, ArithmeticError):
 
 
 @dataclass(frozen=True)
-class Course:
-    """What is learned from, and the model that learns."""
+class TrainingSetup:
+    """The frozen model, what it is trained on, and the budget."""
 
     model: PreTrainedModel
-    lessons: Lessons
-    practice: Everyday
-    base: Losses
-    """Of the model as it comes, for each item of `practice`."""
-
-    room: float
-    """The rise the leash allows, in nats per token."""
+    prompts: TrainingPrompts
+    data: RegularisationData
+    baseline: Losses  # of the model without a policy, for each item of `data`
+    budget: float  # the allowed rise in nats per token
 
 
 @dataclass
-class Descent:
-    """One kind being learned; everything that `save` writes and `resume` reads is here."""
+class Trainer:
+    """Trains one kind of policy. `save` writes and `resume` reads the fields below."""
 
-    live: Live
+    policy: TrainablePolicy
     steps: int
     rate: float
-    keep: float
-    """The share of the heads that may stay touched in the end."""
-
-    keep_layers: float = 1.0
-    """The share of the layers that they may be in."""
-
-    prices: dict[str, float] = field(default_factory=dict)
-    """What a nat of rise costs, for each piece of everyday material."""
-
-    rises: dict[str, float] = field(default_factory=dict)
-    """The rise of each piece over the last steps."""
-
+    keep: float  # the share of the heads that may be modified in the end
+    keep_layers: float = 1.0  # the share of the layers they may be in
+    prices: dict[str, float] = field(default_factory=dict)  # Lagrange multiplier of each rise
+    rises: dict[str, float] = field(default_factory=dict)  # moving average of each rise, in nats per token
     curve: list[dict[str, float]] = field(default_factory=list)
     step: int = 0
 
     def __post_init__(self) -> None:
-        self._optimizer = torch.optim.Adam([self.live.coefficients], lr=self.rate, betas=(0.9, 0.99))
+        self._optimizer = torch.optim.Adam([self.policy.coefficients], lr=self.rate, betas=(0.9, 0.99))
 
-    def run(self, course: Course, after_step: Callable[[Descent], None]) -> None:
-        """Take the steps that are left."""
-        for name in course.base:
+    def run(self, setup: TrainingSetup, after_step: Callable[[Trainer], None]) -> None:
+        """Take the remaining steps."""
+        for name in setup.baseline:
             self.prices.setdefault(name, _FIRST_PRICE)
-        with self.live.at_work(course.model):
+        with self.policy.installed(setup.model):
             while self.step < self.steps:
-                self._take(course)
+                self._take_step(setup)
                 after_step(self)
 
-    def _take(self, course: Course) -> None:
-        rng = random.Random(f"descent/{course.lessons.seed}/{self.step}")
+    def _take_step(self, setup: TrainingSetup) -> None:
+        rng = random.Random(f"descent/{setup.prompts.seed}/{self.step}")
         self._optimizer.zero_grad()
-        wrong = 0.0
-        groups = course.lessons.at(self.step)
+        nll = 0.0
+        groups = setup.prompts.at(self.step)
         for group in groups:
-            with crowded(course.model, group):
-                loss = reply_losses(course.model, group)[0].sum(-1).mean() / len(groups)
-                wrong += _learn_from(loss)
-        lengths = list(course.practice.text)
+            with replicated(setup.model, group):
+                nll += _backward(reply_losses(setup.model, group)[0].sum(-1).mean() / len(groups))
+        lengths = list(setup.data.text)
         length = lengths[self.step % len(lengths)]
-        # Lengths take turns: each counts for the turns it misses.
-        seen = {str(length): self._text(course, length, rng, weight=len(lengths)), CHAT: self._chat(course, rng)}
-        self._check(wrong, seen)
-        self._move()
-        for name, rise in seen.items():
+        # Lengths take turns, so each is weighted by the number of turns it misses.
+        rises = {str(length): self._text(setup, length, rng, weight=len(lengths)), CHAT: self._chat(setup, rng)}
+        gradient = self.policy.coefficients.grad
+        finite = gradient is not None and bool(gradient.isfinite().all())
+        if not (finite and all(map(math.isfinite, (nll, *rises.values())))):
+            raise DivergedError(
+                f"calibration: the loss of kind {self.policy.kind!r} is not a number at step {self.step + 1}; "
+                f"try a smaller rate than {self.rate:g}, or float32"
+            )
+        self._update()
+        aim = _MARGIN * setup.budget
+        for name, rise in rises.items():
             self.rises[name] = _MEMORY * self.rises.get(name, rise) + (1 - _MEMORY) * rise
-            aim = _MARGIN * course.room
             pull = min(max((self.rises[name] - aim) / aim, -1.0), 1.0)
             price = self.prices[name] * math.exp(_PRICE_RATE * pull)
             self.prices[name] = min(max(price, _LEAST_PRICE), _MOST_PRICE)
         self.step += 1
-        self.curve.append({"step": self.step, "nll": wrong, **self.rises})
+        self.curve.append({"step": self.step, "nll": nll, **self.rises})
 
-    def _text(self, course: Course, length: int, rng: random.Random, weight: float) -> float:
-        pieces, base = course.practice.text[length], course.base[str(length)]
-        count = max(1, min(course.lessons.profile.tokens // length, len(pieces)))
+    def _text(self, setup: TrainingSetup, length: int, rng: random.Random, weight: float) -> float:
+        pieces, baseline = setup.data.text[length], setup.baseline[str(length)]
+        count = max(1, min(setup.prompts.profile.tokens // length, len(pieces)))
         chosen = rng.sample(range(len(pieces)), count)
-        rise = window_losses(course.model, [pieces[i] for i in chosen]).mean() - sum(base[i] for i in chosen) / count
-        return _learn_from(rise, weight * self.prices[str(length)])
+        loss = window_losses(setup.model, [pieces[i] for i in chosen]).mean()
+        return _backward(loss - sum(baseline[i] for i in chosen) / count, weight * self.prices[str(length)])
 
-    def _chat(self, course: Course, rng: random.Random) -> float:
-        answers, base = course.practice.answers, course.base[CHAT]
-        chosen = rng.sample(range(len(answers)), min(course.lessons.profile.answers, len(answers)))
+    def _chat(self, setup: TrainingSetup, rng: random.Random) -> float:
+        answers, baseline = setup.data.answers, setup.baseline[CHAT]
+        chosen = rng.sample(range(len(answers)), min(setup.prompts.profile.answers, len(answers)))
         tokens = sum(answers[i].tokens for i in chosen)
-        losses, _ = reply_losses(course.model, [answers[i] for i in chosen])
-        return _learn_from((losses.sum() - sum(base[i] for i in chosen)) / tokens, self.prices[CHAT])
+        losses, _ = reply_losses(setup.model, [answers[i] for i in chosen])
+        return _backward((losses.sum() - sum(baseline[i] for i in chosen)) / tokens, self.prices[CHAT])
 
-    def _check(self, wrong: float, seen: Mapping[str, float]) -> None:
-        gradient = self.live.coefficients.grad
-        finite = gradient is not None and bool(gradient.isfinite().all())
-        if not (finite and math.isfinite(wrong) and all(map(math.isfinite, seen.values()))):
-            raise DivergedError(
-                f"calibration: the loss of kind {self.live.kind!r} is not a number at step {self.step + 1}; "
-                f"try a smaller --rate than {self.rate:g}, or --dtype float32"
-            )
-
-    def _move(self) -> None:
-        along = self.step / self.steps
-        cosine = 0.5 + 0.5 * math.cos(math.pi * along)
+    def _update(self) -> None:
+        cosine = 0.5 + 0.5 * math.cos(math.pi * self.step / self.steps)
         for group in self._optimizer.param_groups:
             group["lr"] = self.rate * min(1.0, (self.step + 1) / _WARM_UP) * (cosine + _LAST_RATE)
         self._optimizer.step()
-        names = KINDS[self.live.kind]
+        names = KINDS[self.policy.kind]
         with torch.no_grad():
             if NOT_NEGATIVE in names:
-                self.live.coefficients[..., names.index(NOT_NEGATIVE)].clamp_(min=0.0)
+                self.policy.coefficients[..., names.index(NOT_NEGATIVE)].clamp_(min=0.0)
             self._prune()
 
     def _prune(self) -> None:
-        """At two points, let go of the heads that the loss would miss least: the others have time to make up for it."""
+        """At two steps, drop the heads that cost the least loss; the others have time to make up for it."""
         points = [min(round(at * self.steps), self.steps - 1) for at in _PRUNE_AT]
         if min(self.keep, self.keep_layers) >= 1.0 or self.step not in points:
             return
-        done = sum(point <= self.step for point in points) / len(points)  # both at once in a run of a few steps
-        state = self._optimizer.state[self.live.coefficients]
-        # The square of a coefficient times the mean square of its gradient: what setting it to 0 would cost.
-        worth = (self.live.coefficients**2 * state["exp_avg_sq"]).sum(-1).masked_fill(~self.live.touched, -1.0)
-        self.live.touched &= _best(worth.clamp_min(0.0).sum(-1), 1.0 - (1.0 - self.keep_layers) * done)[:, None]
-        worth = worth.masked_fill(~self.live.touched, -1.0)
-        self.live.touched &= _best(worth.flatten(), 1.0 - (1.0 - self.keep) * done).view_as(worth)
-        self.live.coefficients.mul_(self.live.touched[..., None])
-        for moment in ("exp_avg", "exp_avg_sq"):
-            state[moment].mul_(self.live.touched[..., None])
+        done = sum(point <= self.step for point in points) / len(points)  # a run of a few steps prunes at once
+        state, policy = self._optimizer.state[self.policy.coefficients], self.policy
+        # The square of a coefficient times the mean square of its gradient estimates the cost of setting it to 0.
+        worth = (policy.coefficients**2 * state["exp_avg_sq"]).sum(-1).masked_fill(~policy.modified, -1.0)
+        policy.modified &= _best(worth.clamp_min(0.0).sum(-1), 1.0 - (1.0 - self.keep_layers) * done)[:, None]
+        worth = worth.masked_fill(~policy.modified, -1.0)
+        policy.modified &= _best(worth.flatten(), 1.0 - (1.0 - self.keep) * done).view_as(worth)
+        for tensor in (policy.coefficients, *(state[moment] for moment in _MOMENTS)):
+            tensor.mul_(policy.modified[..., None])
 
     def save(self, path: Path, about: Mapping[str, Any]) -> None:
-        """Write the state after a step, to go on from."""
-        state = self._optimizer.state[self.live.coefficients]
-        tensors: dict[str, Tensor] = {
-            "coefficients": self.live.coefficients.detach(),
-            "touched": self.live.touched,
-            "exp_avg": state["exp_avg"],
-            "exp_avg_sq": state["exp_avg_sq"],
-        }
+        """Write the state after a step, for `resume`."""
+        state = self._optimizer.state[self.policy.coefficients]
+        tensors = {"coefficients": self.policy.coefficients.detach(), "modified": self.policy.modified}
+        tensors |= {moment: state[moment] for moment in _MOMENTS}
         notes = {"step": self.step, "prices": self.prices, "rises": self.rises, "curve": self.curve}
         save_tensors(path, _SAVED_AS, {k: t.cpu().contiguous() for k, t in tensors.items()}, {**about, "state": notes})
 
     def resume(self, path: Path, about: Mapping[str, Any]) -> bool:
-        """Go on from a file that a calibration with the same settings wrote; False if there is none."""
+        """Continue from a file of a calibration with the same settings; return False if there is none."""
         if not path.is_file():
             return False
         tensors, found = load_tensors(path, _SAVED_AS)
         notes = found.pop("state", None)
-        with must_fit(path, "calibration", "delete it, or leave --resume out"):
+        with must_fit(path, "calibration", "delete it, or start without resuming"):
             if found != dict(about):
                 raise ValueError("it was made with other settings")
+            coefficients = self.policy.coefficients
             with torch.no_grad():
-                self.live.coefficients.copy_(tensors["coefficients"])
-            self.live.touched.copy_(tensors["touched"])
-            like = self.live.coefficients
-            self._optimizer.state[like] = {
-                "step": torch.tensor(float(notes["step"])),
-                "exp_avg": tensors["exp_avg"].to(like.device),
-                "exp_avg_sq": tensors["exp_avg_sq"].to(like.device),
-            }
+                coefficients.copy_(tensors["coefficients"])
+            self.policy.modified.copy_(tensors["modified"])
+            moments = {moment: tensors[moment].to(coefficients.device) for moment in _MOMENTS}
+            self._optimizer.state[coefficients] = {"step": torch.tensor(float(notes["step"])), **moments}
             self.step, self.curve = int(notes["step"]), list(notes["curve"])
             self.prices, self.rises = dict(notes["prices"]), dict(notes["rises"])
         return True
 
 
 def _best(worth: Tensor, share: float) -> Tensor:
-    """Which entries are among the best `share` of them, at least one."""
+    """A mask of the largest `share` of the entries, at least one."""
     chosen = torch.zeros_like(worth, dtype=torch.bool)
     chosen[worth.topk(max(1, round(share * worth.numel()))).indices] = True
     return chosen
 
 
-def _learn_from(loss: Tensor, weight: float = 1.0) -> float:
-    """Add the gradient of weight·loss, and give the loss as a number."""
+def _backward(loss: Tensor, weight: float = 1.0) -> float:
+    """Add the gradient of weight·loss and return the loss."""
     torch.autograd.backward([weight * loss])
     return float(loss.detach())

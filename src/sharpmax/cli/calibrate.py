@@ -26,7 +26,7 @@ from sharpmax.errors import reject
 
 def add_to(app: typer.Typer) -> None:
     """Add the command."""
-    add(app, calibrate, example="sharpmax calibrate smollm2 --task kv --leash 1% --out calibrate", panel=LANGUAGE)
+    add(app, calibrate, example="sharpmax calibrate smollm2 --task kv --budget 1% --out calibrate", panel=LANGUAGE)
 
 
 def calibrate(
@@ -49,7 +49,7 @@ def calibrate(
         ),
     ] = False,
     text: options.TextFile = None,
-    leash: Annotated[
+    budget: Annotated[
         str,
         options.value(
             "P%", options.LEARNING, "How far perplexity may rise, on text and on the model's answers: 1% or 0.01."
@@ -57,7 +57,7 @@ def calibrate(
     ] = "1%",
     keep: Annotated[
         str,
-        options.value("P%", options.LEARNING, "Share of the heads that may be touched."),
+        options.value("P%", options.LEARNING, "Share of the heads that may be modified."),
     ] = "100%",
     keep_layers: Annotated[
         str,
@@ -86,10 +86,10 @@ def calibrate(
     """Learn a temperature for each attention head of a language model, without changing a weight.
 
     Perplexity on plain text and on the model's own answers to ordinary questions, neither of them seen while learning,
-    rises by no more than the leash. Of several kinds of policy the one that answers unseen prompts best is chosen.
+    rises by no more than the budget. Of several kinds of policy the one that answers unseen prompts best is chosen.
     """
-    from sharpmax.calibration.budget import MOST
-    from sharpmax.calibration.calibrate import LeashError, state_path
+    from sharpmax.calibration.budget import MAX_BUDGET
+    from sharpmax.calibration.calibrate import BudgetError, state_path
     from sharpmax.calibration.calibrate import calibrate as learn
     from sharpmax.calibration.data import profile_for
     from sharpmax.calibration.trainer import DivergedError
@@ -115,7 +115,7 @@ def calibrate(
     )
     states = [state_path(out, kind).name for kind in chosen.kinds]
     check_resume(resume, out, *states)
-    limit, what = share_from("--leash", leash, most=MOST), get_task(task)
+    limit, what = share_from("--budget", budget, most=MAX_BUDGET), get_task(task)
     shares = {"keep": share_from("--keep", keep), "keep_layers": share_from("--keep-layers", keep_layers)}
     plain = None if text is None else text_from_file(text)
     for package in ("transformers", "safetensors"):
@@ -129,10 +129,10 @@ def calibrate(
         with out_folder_if_used(out) as folder, steps_shown() as tell:
             try:
                 found = learn(
-                    language.model, language.tokenizer, task=what, leash=limit, profile=chosen, **shares, rate=rate,
+                    language.model, language.tokenizer, task=what, budget=limit, profile=chosen, **shares, rate=rate,
                     seed=seed, text=plain, folder=folder, resume=resume, progress=tell,
                 )  # fmt: skip
-            except (LeashError, DivergedError):
+            except (BudgetError, DivergedError):
                 _forget_states(folder)  # they lead here again
                 raise
             policies = found.save(folder)
@@ -141,7 +141,7 @@ def calibrate(
         raise
     tables = calibrated_tables(found, display_name(model))
     command = typed(
-        f"calibrate {tables['setting']['model']}", task=word_shown(task), leash=leash, foldable=foldable,
+        f"calibrate {tables['setting']['model']}", task=word_shown(task), budget=budget, foldable=foldable,
         profile=profile, kinds=kinds, sizes=sizes, keep=keep, keep_layers=keep_layers, steps=steps, lr=rate, text=text,
         device=place.type, dtype=precision, seed=seed, out=out,
     )  # fmt: skip
@@ -163,15 +163,15 @@ def _print(tables: Mapping[str, Any]) -> None:
     size = max(setting["sizes"])
     lengths = list(tables["candidates"][tables["chosen"]]["rise"])
     before = tables["validation"]["as it comes"][str(size)]["mean"]
-    rows = [["as it comes", "–", f"{before:.1f}", *("–" for _ in lengths)]]
+    rows = [["baseline", "–", f"{before:.1f}", *("–" for _ in lengths)]]
     for kind, one in tables["candidates"].items():
         mark = " (chosen)" if kind == tables["chosen"] else ""
         rises = (f"{one['rise'][name]:+.2f}" for name in lengths)
         rows.append([f"{kind}{mark}", str(one["touched"]), f"{one['validation']:.1f}", *rises])
     heads = [name if name == "chat" else f"{int(name):,} tokens" for name in lengths]
     print_table(
-        f"{setting['model']}: {setting['task']}, unseen prompts of size {size}, leash {setting['leash']:g}%",
-        ["kind", "heads touched", "right, %", *(f"rise {head}, %" for head in heads)],
+        f"{setting['model']}: {setting['task']}, unseen prompts of size {size}, budget {setting['leash']:g}%",
+        ["kind", "heads modified", "accuracy, %", *(f"rise {head}, %" for head in heads)],
         rows,
     )
     for part in (summary.found, summary.cost, summary.folded):

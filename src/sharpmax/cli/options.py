@@ -115,7 +115,7 @@ def share_from(option: str, text: str, *, most: float = 1.0) -> float:
 
     A bare number of 1 or more, or above `most`, is rejected: "1" could mean 1% or 100%.
 
-    >>> share_from("--leash", "0.5%"), share_from("--leash", "0.005")
+    >>> share_from("--budget", "0.5%"), share_from("--budget", "0.005")
     (0.005, 0.005)
     """
     word = text.strip()

@@ -46,7 +46,7 @@ def calibrated_tables(found: CalibrationResult, model: str) -> dict[str, Any]:
             "sizes": profile["sizes"],
             "kinds": profile["kinds"],
             "steps": profile["steps"],
-            "touched": chosen.touched,
+            "touched": chosen.modified_heads,
             "reference_row": REFERENCE_ROW,
         },
         "curve": _curves(found.curves[chosen.kind]),
@@ -54,8 +54,8 @@ def calibrated_tables(found: CalibrationResult, model: str) -> dict[str, Any]:
             kind: {
                 "kind": kind,
                 "strength": one.strength,
-                "touched": one.touched,
-                "validation": 100.0 * one.right,
+                "touched": one.modified_heads,
+                "validation": 100.0 * one.accuracy,
                 "nll": one.nll,
                 "rise": {name: percent(rise) for name, rise in one.rises.items()},
                 "foldable": one.foldable,
@@ -68,7 +68,10 @@ def calibrated_tables(found: CalibrationResult, model: str) -> dict[str, Any]:
         "heads": _heads(chosen.policy),
         "validation": {
             "as it comes": {size: _cell(found.before["right"], profile["validation_prompts"])},
-            **{kind: {size: _cell(one.right, profile["validation_prompts"])} for kind, one in found.candidates.items()},
+            **{
+                kind: {size: _cell(one.accuracy, profile["validation_prompts"])}
+                for kind, one in found.candidates.items()
+            },
         },
     }
 

@@ -84,7 +84,7 @@ def as_mask(mask: object, is_causal: bool, logits: tuple[int, ...]) -> jax.Array
 
 
 def check_scale(scale: Any, width: int) -> float:
-    """The factor of the logits, 1/√head size unless told otherwise."""
+    """The factor of the logits, 1/√head size by default."""
     if scale is None:
         return 1.0 / math.sqrt(width)
     if isinstance(scale, bool) or not isinstance(scale, (int, float)):
@@ -143,7 +143,7 @@ def softmax(
     weights: jax.Array
     weights, stats = _softmax(as_array("logits", logits), _mask(mask), axis=axis, policy=chosen)
     if stats is not None:
-        chosen.warn_outside(stats)  # while compiling nothing has a value yet, so nothing was said there
+        chosen.warn_outside(stats)  # while compiling nothing has a value yet, so no warning was possible there
     return weights
 
 
@@ -238,7 +238,7 @@ def attention(
         measured=return_stats,
     )
     if stats is not None:
-        chosen.warn_outside(stats)  # inside the loop over blocks nothing has a value yet, so nothing was said there
+        chosen.warn_outside(stats)  # inside the loop over blocks nothing has a value yet
     return (out, stats) if return_stats else out
 
 
@@ -315,27 +315,27 @@ def _block_attention(
     (k, broken_keys), (v, broken_values) = _finite(k.astype(dtype)), _finite(v.astype(dtype))
     broken_keys, broken_values = per_query_head(broken_keys), per_query_head(broken_values)
 
-    def attend(queries: jax.Array, live: jax.Array, bias: jax.Array | None) -> tuple[jax.Array, RowStats | None]:
+    def attend(queries: jax.Array, visible: jax.Array, bias: jax.Array | None) -> tuple[jax.Array, RowStats | None]:
         rows, broken_rows = _finite(queries.astype(dtype))
         here = rows.shape[-2]
         logits = scale * dot("...hgqd,...hkd->...hgqk", rows.reshape(*grouped, *rows.shape[-2:]), k)
         logits = logits.reshape(*lead, here, k.shape[-2])
         if bias is not None:
             logits = logits + bias.astype(dtype)
-        live = jnp.broadcast_to(live, logits.shape)
+        visible = jnp.broadcast_to(visible, logits.shape)
         # −inf, from a product out of range, is a weight of 0; anything else that is not finite has no meaning.
         odd = jnp.isnan(logits) | (logits == jnp.inf) | broken_keys | broken_rows[..., None]
         logits = jnp.where(odd, 0.0, logits)
-        weights, stats = sharpen(logits, live, policy)
+        weights, stats = sharpen(logits, visible, policy)
         if measured and stats is None:
-            stats = dense_stats(logits, live)
+            stats = dense_stats(logits, visible)
         out = dot("...hgqk,...hkd->...hgqd", weights.reshape(*grouped, *weights.shape[-2:]), v)
         out = out.reshape(*lead, here, v.shape[-1])
-        unknown = jnp.any(live & odd, axis=-1)
-        spoilt = jnp.any(live & (odd | broken_values), axis=-1)
+        unknown = jnp.any(visible & odd, axis=-1)
+        invalid = jnp.any(visible & (odd | broken_values), axis=-1)
         if stats is not None:
             stats = stats.map(partial(_nan_where, unknown))
-        return _nan_where(spoilt[..., None], out), stats
+        return _nan_where(invalid[..., None], out), stats
 
     return attend
 

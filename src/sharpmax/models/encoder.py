@@ -1,8 +1,8 @@
 """Transformer encoders of one to a few layers with any normaliser, for many seeds at once.
 
-Pre-norm; attention is global or causal and knows no positions, which could break at sizes that no training has seen.
-Where order matters, each position is given the three before it by a short convolution at the input, the same
-everywhere: enough to tell what follows what, at any size and with every normaliser alike.
+Pre-norm; attention is global or causal and has no position encoding, which could fail at sizes beyond training. Where
+order matters, a short convolution at the input gives each position the three before it: enough to know what follows
+what, at any size and with every normaliser.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sharpmax.errors import reject
-from sharpmax.models.single_head import Look, Reading, look
+from sharpmax.models.single_head import Reading, RowSummary, summarise_rows
 from sharpmax.models.stacked import ACTIVATIONS, Linear, Mlp, Norm, Normalisers, initialise
 from sharpmax.normalisers.base import Normaliser
 from sharpmax.tasks.sized import SizedTask
@@ -23,7 +23,7 @@ from sharpmax.tasks.sized import SizedTask
 _REACH = 3
 _FEED = 2
 _LOGITS = {"cpu": 2**22, "cuda": 2**27}
-"""Attention weights that are formed at once while nothing is learned."""
+"""Attention weights that are computed at once without gradients."""
 
 
 class Encoders(nn.Module):
@@ -56,33 +56,33 @@ class Encoders(nn.Module):
         self.classes = Linear(count, width, task.classes)
         initialise(self, seeds)
 
-    def answer(self, inputs: Tensor, live: Tensor, asked: int) -> Tensor:
+    def answer(self, inputs: Tensor, visible: Tensor, asked: int) -> Tensor:
         """Class logits [S, B, A, C] at the last `asked` positions of inputs [S, B, L] or [S, B, L, F]."""
-        x = self._embedded(inputs, live)
+        x = self._embedded(inputs, visible)
         for number, layer in enumerate(self._layers(), start=1):
-            x = layer(x, live, asked if number == len(self.layers) else x.shape[-2])
+            x = layer(x, visible, asked if number == len(self.layers) else x.shape[-2])
         return self._classify(x)
 
-    def read(self, inputs: Tensor, live: Tensor, asked: int) -> Reading:
-        """The answer and what was looked at."""
-        x = self._embedded(inputs, live)
-        hard, looks = x, []
+    def read(self, inputs: Tensor, visible: Tensor, asked: int) -> Reading:
+        """The answer, and summaries of the attention rows."""
+        x = self._embedded(inputs, visible)
+        argmax, summaries = x, []
         for number, layer in enumerate(self._layers(), start=1):
-            x, hard, seen = layer.read(x, live, asked if number == len(self.layers) else x.shape[-2], asked)
-            looks.append(seen)
-        return Reading(self._classify(x), self._classify(hard), tuple(looks))
+            x, argmax, summary = layer.read(x, visible, asked if number == len(self.layers) else x.shape[-2], asked)
+            summaries.append(summary)
+        return Reading(self._classify(x), self._classify(argmax), tuple(summaries))
 
     def _layers(self) -> Sequence[_Layer]:
         return list(self.layers)  # type: ignore[arg-type]
 
-    def _embedded(self, inputs: Tensor, live: Tensor) -> Tensor:
+    def _embedded(self, inputs: Tensor, visible: Tensor) -> Tensor:
         if self._tokens:
             # Compared instead of `one_hot`, which on a GPU asks the host whether every token is in range.
             inputs = (inputs[..., None] == torch.arange(self._tokens, device=inputs.device)).to(self.norm.gain.dtype)
         x: Tensor = self.embed(inputs)
         if self.neighbours is None:
             return x
-        x = x * live[..., None]
+        x = x * visible[..., None]
         around = [F.pad(x, (0, 0, back, 0))[..., : x.shape[-2], :] for back in range(1 + _REACH)]
         return x + self.neighbours(torch.cat(around, dim=-1))  # type: ignore[no-any-return]
 
@@ -114,25 +114,25 @@ class _Layer(nn.Module):
         self.normalisers = Normalisers(seeds, normaliser, options)
         self._heads, self._causal = heads, causal
 
-    def forward(self, x: Tensor, live: Tensor, rows: int) -> Tensor:
+    def forward(self, x: Tensor, visible: Tensor, rows: int) -> Tensor:
         """The last `rows` positions of x [S, B, L, W] after this layer."""
         q, k, v = self._projected(x, rows)
-        weights = self.normalisers(q, k, mask=live[:, :, None, None], is_causal=self._causal)
+        weights = self.normalisers(q, k, mask=visible[:, :, None, None], is_causal=self._causal)
         return self._added(x, torch.matmul(weights, v))
 
-    def read(self, x: Tensor, live: Tensor, rows: int, asked: int) -> tuple[Tensor, Tensor, Look]:
-        """The same, the last `asked` of them with hard attention too, and the look of these; rows come in parts."""
+    def read(self, x: Tensor, visible: Tensor, rows: int, asked: int) -> tuple[Tensor, Tensor, RowSummary]:
+        """The same, the last `asked` of them with argmax attention too, and their summary; rows come in parts."""
         q, k, v = self._projected(x, rows)
-        pooled, looks, left = [], [], rows
+        pooled, summaries, left = [], [], rows
         for part, keys in self._parts(q, k):
-            mask = live[:, :, None, None, :keys]
+            mask = visible[:, :, None, None, :keys]
             weights = self.normalisers(part, k[..., :keys, :], mask=mask, is_causal=self._causal)
             pooled.append(torch.matmul(weights, v[..., :keys, :]))
             left -= part.shape[-2]
             if left < asked:
-                looks.append(look(weights[..., -min(asked - left, part.shape[-2]) :, :]))
-        seen = Look.joined(looks)
-        return self._added(x, torch.cat(pooled, dim=-2)), self._added(x, seen.hard(v)), seen
+                summaries.append(summarise_rows(weights[..., -min(asked - left, part.shape[-2]) :, :]))
+        summary = RowSummary.joined(summaries)
+        return self._added(x, torch.cat(pooled, dim=-2)), self._added(x, summary.argmax_values(v)), summary
 
     def _parts(self, q: Tensor, k: Tensor) -> list[tuple[Tensor, int]]:
         """Rows that are read together, and how many keys they may see."""

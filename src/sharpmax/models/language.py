@@ -27,7 +27,7 @@ _OF_ANY_LENGTH = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SD
 
 
 def any_length(device: torch.device) -> AbstractContextManager[None]:
-    """Attention kernels that take every length as it comes, for work whose lengths change from call to call.
+    """Attention kernels without a plan per length, for work whose lengths change from call to call.
 
     On newer GPUs torch prefers cuDNN, which plans anew for every shape: a good part of a second, again and again.
     """
@@ -51,7 +51,7 @@ class LanguageModel:
     """A causal language model, frozen and in evaluation mode, with its tokenizer."""
 
     name: str
-    """What it was asked for as."""
+    """The name it was requested by."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
@@ -73,9 +73,9 @@ def load_language_model(
             model, tokenizer, missing = _load(transformers, name, DTYPES[dtype], trust_remote_code)
         except SharpmaxError:
             raise
-        except Exception as problem:  # a model can fail to load in as many ways as there are models
+        except Exception as problem:  # models fail to load in many ways
             essence = _essence(problem)
-            todo = "; if you trust it, say trust_remote_code" if "custom code" in essence else ""
+            todo = "; if you trust it, pass trust_remote_code" if "custom code" in essence else ""
             raise ArgumentError(f"model: got {name!r} ({essence}); allowed: {_ALLOWED}{todo}") from None
     _check_causal(name, model, missing)
     return LanguageModel(name, model.to(device).eval().requires_grad_(False), tokenizer)
@@ -100,7 +100,7 @@ def _load(
 
 
 def _place(name: str) -> tuple[str, bool]:
-    """What to ask transformers for, and whether that is a folder on this machine."""
+    """The name or path for transformers, and whether it is a local folder."""
     if name in ALIASES:
         return str(ALIASES[name]()), True
     folder = Path(name).expanduser()
@@ -126,26 +126,26 @@ def _check_causal(name: str, model: Any, missing: list[str]) -> None:
         first = ", ".join(missing[:3]) + (", …" if len(missing) > 3 else "")
         given = f"{name!r}, whose files lack {len(missing)} of the weights of a {type(model).__name__} ({first})"
         reject("model", given, f"{_CAUSAL} with all of its weights")
-    # The encoders that transformers would load here say of each attention whether it looks ahead.
+    # The attention modules of encoders that transformers would load here have is_causal=False.
     if {module.is_causal for module in model.modules() if hasattr(module, "is_causal")} == {False}:
         given = f"{name!r}, an encoder ({model.config.model_type}): its tokens see those after them"
         reject("model", given, _CAUSAL)
 
 
 def _essence(problem: BaseException) -> str:
-    """What an error says, on one line and without the advice that libraries add in further sentences."""
+    """The first sentence of an error, on one line."""
     text = " ".join(str(problem).split()) or type(problem).__name__
     return re.split(r"\. (?=[A-Z])", text)[0].rstrip(".:")[:240]
 
 
 def context_of(model: PreTrainedModel) -> int | None:
-    """The longest input a model is made for, in tokens; None where it does not say."""
+    """The longest input of a model in tokens; None where its configuration does not state it."""
     found = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     return found if isinstance(found, int) and found > 0 else None
 
 
 def check_tokenizer(tokenizer: Any, todo: str = "") -> PreTrainedTokenizerBase:
-    """`tokenizer` as what it has to be: ids, texts and names are refused."""
+    """Return `tokenizer`, or refuse ids, texts and names."""
     if not (callable(tokenizer) and hasattr(tokenizer, "decode")):
         given = "None" if tokenizer is None else f"a {type(tokenizer).__name__}"
         reject_type("tokenizer", given, "the model's tokenizer (transformers.AutoTokenizer.from_pretrained)", todo)
@@ -154,7 +154,7 @@ def check_tokenizer(tokenizer: Any, todo: str = "") -> PreTrainedTokenizerBase:
 
 
 def weights_fingerprint(model: PreTrainedModel) -> str:
-    """Tells weights from any others, from every value of every tensor, whatever the device and the narrower dtype."""
+    """A hash of every value of every tensor; the same on every device and in every dtype that holds the values."""
     digest = hashlib.sha256()
     saved = model.state_dict().keys()
     buffers = ((name, buffer) for name, buffer in model.named_buffers() if name in saved)
@@ -184,7 +184,7 @@ def has_weights(model: PreTrainedModel, fingerprint: object) -> bool:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Nothing on the terminal while a model is loaded; afterwards transformers is as talkative as before."""
+    """Silence transformers and the hub inside the block; restore their verbosity afterwards."""
     from huggingface_hub.utils import logging as hub
     from transformers.utils import logging
 

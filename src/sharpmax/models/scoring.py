@@ -1,4 +1,4 @@
-"""Asking a language model: prompts as tokens, the loss of a given reply, and whether the model would say it itself."""
+"""Score a language model: prompts as tokens, the loss of a given reply, and whether greedy decoding gives it."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ _IGNORED = -100
 
 @dataclass(frozen=True)
 class Reply:
-    """What a model reads, and from which token on it is what the model has to say."""
+    """The tokens of a prompt and its answer; the answer begins at `start`."""
 
     ids: tuple[int, ...]
     start: int
     positions: tuple[int, ...] | None = field(default=None, kw_only=True)
-    """Where its tokens stand; None is one after the other."""
+    """The positions of the tokens; None: consecutive."""
 
     @property
     def tokens(self) -> int:
-        """How many tokens the model has to say."""
+        """How many tokens the answer has."""
         return len(self.ids) - self.start
 
 
 @dataclass(frozen=True)
 class Judged:
-    """A reply in a model's eyes: its loss in nats, summed, and whether greedy decoding would give exactly it."""
+    """The score of a reply: its summed loss in nats, and whether greedy decoding gives exactly this answer."""
 
     nll: float
     tokens: int
@@ -59,7 +59,7 @@ def encode(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, before: str = "")
     special = tokenizer.chat_template is None
     read = tokenizer(asked, add_special_tokens=special).input_ids
     whole = tokenizer(asked + prompt.answer, add_special_tokens=special).input_ids
-    # A tokenizer may join the end of the opening with the answer: then the model has to say the joined token.
+    # A tokenizer may join the end of the opening with the answer: then the answer begins with the joined token.
     start = next((i for i, (a, b) in enumerate(zip(read, whole, strict=False)) if a != b), min(len(read), len(whole)))
     return Reply(tuple(whole), start)
 
@@ -89,10 +89,10 @@ def batches(replies: Sequence[Reply], most_tokens: int) -> Iterator[list[int]]:
 
 
 def reply_losses(model: PreTrainedModel, replies: Sequence[Reply]) -> tuple[Tensor, Tensor]:
-    """Loss in nats and rightness of each token to be said, `[replies, places]`, 0 and True where there is none.
+    """Loss in nats and correctness of each token of the answers, `[replies, places]`; 0 and True where there is none.
 
-    Shorter replies are filled up at their end, where causal attention keeps what is before from seeing it. Places
-    that no reply has anything to say at are left out.
+    Shorter replies are padded on the right, where causal attention hides it. Places without a token of any answer are
+    left out.
     """
     longest = max(len(reply.ids) for reply in replies)
     ids = torch.zeros(len(replies), longest, dtype=torch.long)
@@ -101,7 +101,7 @@ def reply_losses(model: PreTrainedModel, replies: Sequence[Reply]) -> tuple[Tens
         ids[row, : len(reply.ids)] = torch.tensor(reply.ids)
         target[row, reply.start : len(reply.ids)] = torch.tensor(reply.ids[reply.start :])
     places = (target != _IGNORED).any(0).nonzero()[:, 0]
-    # The token at a place is said by the row before it.
+    # The token at a place is predicted by the row before it.
     logits = _logits(model, ids.to(model.device), (places - 1).to(model.device), _positions(replies, longest))
     wanted = target[:, places].to(model.device)
     nll = F.cross_entropy(logits.flatten(0, 1), wanted.flatten(), ignore_index=_IGNORED, reduction="none")
@@ -110,10 +110,10 @@ def reply_losses(model: PreTrainedModel, replies: Sequence[Reply]) -> tuple[Tens
 
 
 def judge(model: PreTrainedModel, replies: Sequence[Reply], most_tokens: int = 16_384) -> list[Judged]:
-    """Each reply as the model sees it.
+    """Score each reply.
 
-    Greedy decoding gives a reply if and only if each of its tokens is the likeliest one after those before it, so
-    one pass over the whole tells what generating token by token would.
+    Greedy decoding gives an answer if and only if each of its tokens is the likeliest one after those before it, so one
+    forward pass is enough.
     """
     if not isinstance(model, nn.Module):
         reject_type("model", type(model).__name__, "a causal language model of transformers")
@@ -144,7 +144,7 @@ def own_answers(
     new_tokens: int = 64,
     at_once: int = 32,
 ) -> list[Reply]:
-    """What the model itself answers to ordinary questions, greedily, up to `new_tokens` tokens each."""
+    """The model's own answers to questions, by greedy decoding of up to `new_tokens` tokens each."""
     special = tokenizer.chat_template is None
     asked = [tokenizer(_asked(tokenizer, one), add_special_tokens=special).input_ids for one in questions]
     replies = []
@@ -156,14 +156,14 @@ def own_answers(
 def generated(
     model: PreTrainedModel, asked: Sequence[Sequence[int]], new_tokens: int, end: int | None = None
 ) -> list[Reply]:
-    """What the model says to each of several questions, greedily, up to `new_tokens` tokens or `end`.
+    """The answer to each of several questions, by greedy decoding of up to `new_tokens` tokens or until `end`.
 
-    Without `end` an answer ends where the model's own configuration says.
+    By default an answer ends at the end tokens of the model's configuration.
     """
     longest = max(map(len, asked))
     ids = torch.zeros(len(asked), longest, dtype=torch.long)
     mask = torch.zeros_like(ids)
-    for row, one in enumerate(asked):  # filled up at the beginning: what is generated follows the question
+    for row, one in enumerate(asked):  # padded on the left: what is generated follows the question
         ids[row, longest - len(one) :] = torch.tensor(one)
         mask[row, longest - len(one) :] = 1
     ends: Any = end
@@ -172,12 +172,12 @@ def generated(
     stops = set(ends if isinstance(ends, list) else [ends])
     generate: Any = model.generate  # typed as if it were a tensor
     with torch.no_grad(), any_length(model.device):
-        said = generate(
+        answers = generate(
             input_ids=ids.to(model.device), attention_mask=mask.to(model.device), max_new_tokens=new_tokens,
             do_sample=False, pad_token_id=0, **({} if end is None else {"eos_token_id": end}),
         )[:, longest:].tolist()  # fmt: skip
-    cut = (next((i + 1 for i, token in enumerate(answer) if token in stops), len(answer)) for answer in said)
-    return [Reply((*one, *answer[:end]), len(one)) for one, answer, end in zip(asked, said, cut, strict=True)]
+    cut = (next((i + 1 for i, token in enumerate(answer) if token in stops), len(answer)) for answer in answers)
+    return [Reply((*one, *answer[:end]), len(one)) for one, answer, end in zip(asked, answers, cut, strict=True)]
 
 
 def _positions(replies: Sequence[Reply], longest: int) -> Tensor | None:
@@ -191,11 +191,11 @@ def _positions(replies: Sequence[Reply], longest: int) -> Tensor | None:
 
 
 def _logits(model: PreTrainedModel, ids: Tensor, rows: Tensor, positions: Tensor | None = None) -> Tensor:
-    """Logits in float32 of some rows of every sequence; the others are not even computed where the model can do so."""
+    """Logits in float32 of some rows of every sequence; other rows are not computed where the model allows it."""
     known = inspect.signature(model.forward).parameters
     options: dict[str, Any] = {"logits_to_keep": rows} if "logits_to_keep" in known else {}
     if positions is not None and "position_ids" in known:
-        # The mask says that all is one text: without it a gap would be taken for the start of another.
+        # The mask marks the input as one text: without it transformers would split it at the gaps.
         options |= {"position_ids": positions.to(ids.device), "attention_mask": torch.ones_like(ids)}
     with any_length(ids.device):
         logits: Tensor = model(input_ids=ids, use_cache=False, **options).logits

@@ -55,25 +55,25 @@ class SingleHeads(nn.Module):
         """s for h [S, ..., n, W] and queries [S, ...]: [S, ..., n]."""
         return torch.matmul(features, self._direction(query)[..., None])[..., 0]
 
-    def weights(self, features: Tensor, query: Tensor, live: Tensor) -> Tensor:
+    def weights(self, features: Tensor, query: Tensor, visible: Tensor) -> Tensor:
         """Attention weights of h [S, ..., n, W] for queries [S, ...]: [S, ..., n]."""
         if self.normalisers is None:
-            return self.logits(features, query).masked_fill(~live, -torch.inf).softmax(-1)
+            return self.logits(features, query).masked_fill(~visible, -torch.inf).softmax(-1)
         if type(self.normalisers.kind).score is Normaliser.score:
             q, k = self._direction(query), features
         else:  # its scores are no dot products, which K could be moved out of
             q, k = self._asked(query), self.k(features)
-        found: Tensor = self.normalisers(q[..., None, :], k, mask=live[..., None, :], scale=1.0)
+        found: Tensor = self.normalisers(q[..., None, :], k, mask=visible[..., None, :], scale=1.0)
         return found[..., 0, :]
 
     def classify(self, pooled: Tensor) -> Tensor:
         """Class logits for Σ p_i h_i [S, ..., W]: [S, ..., 10]."""
         return self.classes(self.v(pooled))  # type: ignore[no-any-return]
 
-    def forward(self, items: Tensor, query: Tensor, live: Tensor) -> Tensor:
+    def forward(self, items: Tensor, query: Tensor, visible: Tensor) -> Tensor:
         """Class logits [S, ..., 10] of whole sets."""
         h = self.features(items)
-        return self.classify(torch.matmul(self.weights(h, query, live)[..., None, :], h)[..., 0, :])
+        return self.classify(torch.matmul(self.weights(h, query, visible)[..., None, :], h)[..., 0, :])
 
     def _asked(self, query: Tensor) -> Tensor:
         return self.q(self.question(query[..., None]))  # type: ignore[no-any-return]
@@ -85,7 +85,7 @@ class SingleHeads(nn.Module):
 
 
 @dataclass(frozen=True)
-class Look:
+class RowSummary:
     """Rows of attention: `entropy` and `top` weight [S, B, H, R] as shares of a row, and where they are largest.
 
     `each` [S, B, H, R] is the key that a head gives most, `first` [S, B, R] the one that all heads together do.
@@ -97,35 +97,35 @@ class Look:
     first: Tensor
 
     @classmethod
-    def joined(cls, parts: Sequence[Look]) -> Look:
+    def joined(cls, parts: Sequence[RowSummary]) -> RowSummary:
         """The rows of all parts, in order."""
         names = ("entropy", "top", "each", "first")
         return cls(*(torch.cat([getattr(part, name) for part in parts], dim=-1) for name in names))
 
-    def hard(self, values: Tensor) -> Tensor:
+    def argmax_values(self, values: Tensor) -> Tensor:
         """The value [S, B, H, R, D] of the key that each head gives most, from values [S, B, H, L, D]."""
         index = self.each[..., None].expand(*self.each.shape, values.shape[-1])
         return values.gather(-2, index)
 
 
-def look(weights: Tensor) -> Look:
-    """The look of weights [S, B, H, R, L], which need not sum to 1."""
+def summarise_rows(weights: Tensor) -> RowSummary:
+    """The summary of weights [S, B, H, R, L], which need not sum to 1."""
     share = weights / weights.sum(-1, keepdim=True).clamp(min=torch.finfo(weights.dtype).tiny)
     top = share.max(-1)
-    return Look(torch.special.entr(share).sum(-1), top.values, top.indices, share.mean(2).argmax(-1))
+    return RowSummary(torch.special.entr(share).sum(-1), top.values, top.indices, share.mean(2).argmax(-1))
 
 
 @dataclass(frozen=True)
 class Reading:
-    """Class logits [S, B, A, C] where something is asked, those of hard attention in the last layer, and all looks.
+    """Class logits [S, B, A, C] where something is asked, those of argmax attention in the last layer, all summaries.
 
-    Hard attention takes the key that each head gives most, whatever weight that has: what it gets wrong is ranked
-    wrong, and what it gets right where the model does not is lost to dispersion.
+    Argmax attention takes the key with the largest weight in each head. What it gets wrong is ranked wrong; what it
+    gets right where the model does not is lost to dispersion.
     """
 
     scores: Tensor
-    hard: Tensor
-    layers: tuple[Look, ...]
+    argmax_scores: Tensor
+    layers: tuple[RowSummary, ...]
 
 
 class SetHeads(SingleHeads):
@@ -144,16 +144,16 @@ class SetHeads(SingleHeads):
         super().__init__(len(seeds), width=width, activation=ACTIVATIONS[feed_forward], normalisers=normalisers)
         initialise(self, seeds)
 
-    def answer(self, inputs: Tensor, live: Tensor, asked: int = 1) -> Tensor:
+    def answer(self, inputs: Tensor, visible: Tensor, asked: int = 1) -> Tensor:
         """Class logits [S, B, 1, 10] for rows [S, B, n + 1, 13]."""
-        return self(*items_and_query(inputs), live[..., :-1])[..., None, :]  # type: ignore[no-any-return]
+        return self(*items_and_query(inputs), visible[..., :-1])[..., None, :]  # type: ignore[no-any-return]
 
-    def read(self, inputs: Tensor, live: Tensor, asked: int = 1) -> Reading:
-        """The answer and what was looked at."""
+    def read(self, inputs: Tensor, visible: Tensor, asked: int = 1) -> Reading:
+        """The answer, and summaries of the attention rows."""
         items, query = items_and_query(inputs)
         h = self.features(items)
-        weights = self.weights(h, query, live[..., :-1])[:, :, None, None, :]
-        seen = look(weights)
+        weights = self.weights(h, query, visible[..., :-1])[:, :, None, None, :]
+        summary = summarise_rows(weights)
         h = h[:, :, None]
-        scores = self.classify(torch.cat((torch.matmul(weights, h), seen.hard(h)), dim=2)[..., 0, :])
-        return Reading(scores[:, :, :1], scores[:, :, 1:], (seen,))
+        scores = self.classify(torch.cat((torch.matmul(weights, h), summary.argmax_values(h)), dim=2)[..., 0, :])
+        return Reading(scores[:, :, :1], scores[:, :, 1:], (summary,))

@@ -44,7 +44,7 @@ def load_tensors(path: str | Path, kind: str) -> tuple[dict[str, Tensor], dict[s
                 raise FileFormatError(f"weights: the description in {shown} is not an object; give another file")
             return {name: file.get_tensor(name) for name in file.keys()}, about  # noqa: SIM118 (not a mapping)
     except FileFormatError:
-        raise  # it already says what is wrong
+        raise
     except (OSError, ValueError, KeyError, safetensors.SafetensorError) as problem:
         raise FileFormatError(
             f"weights: {shown} is damaged or not a safetensors file ({problem}); allowed: a file of kind {kind!r} "
@@ -54,7 +54,7 @@ def load_tensors(path: str | Path, kind: str) -> tuple[dict[str, Tensor], dict[s
 
 @contextmanager
 def must_fit(path: str | Path, what: str, todo: str) -> Iterator[None]:
-    """Turn whatever goes wrong while a file's content is put to use into one line: it does not fit `what`."""
+    """Turn errors while a file's content is used into one line: it does not fit `what`."""
     try:
         yield
     except (LookupError, TypeError, ValueError, RuntimeError) as problem:
@@ -86,9 +86,7 @@ class Trained:
     recipe: str
     steps: int
     seeds: tuple[int, ...]
-    tensors: Mapping[str, Tensor]
-    """Stacked over seeds, by the names of `SingleHeads`."""
-
+    tensors: Mapping[str, Tensor]  # stacked over seeds, by the names of `SingleHeads`
     provenance: Mapping[str, Any]
 
     def save(self, path: str | Path) -> Path:

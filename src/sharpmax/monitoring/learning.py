@@ -13,7 +13,7 @@ from torch import Tensor
 from sharpmax.errors import reject, reject_type
 from sharpmax.models.language import context_of
 from sharpmax.models.scoring import Reply, batches
-from sharpmax.monitoring.observer import Lookout
+from sharpmax.monitoring.observer import Observer
 from sharpmax.monitoring.passes import Run
 from sharpmax.monitoring.requests import Report, Request
 from sharpmax.monitoring.scores import Kind, Learned, learn, request_score
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 LEAST_LEARNED = 8
-"""Means and scales of fewer examples are worth nothing."""
+"""Fewer examples give no usable means and scales."""
 
 _ROUNDING = 1e-9
-"""Rates are decimal fractions, whose products with whole numbers may miss the whole number they mean."""
+"""Products of decimal fractions with whole numbers may miss the whole number they mean."""
 
 
 def check_rate(rate: object, name: str = "false_alarms") -> float:
-    """A false-alarm rate as it has to be."""
+    """Return a false-alarm rate, or refuse it."""
     allowed = "a share above 0 and below 1, as 0.01"
     if isinstance(rate, bool) or not isinstance(rate, (int, float)):
         reject_type(name, repr(rate), allowed)
@@ -39,7 +39,7 @@ def check_rate(rate: object, name: str = "false_alarms") -> float:
 
 
 def least_examples(rate: float) -> int:
-    """How many scores it takes before any threshold can promise so low a rate.
+    """How many scores a threshold for such a rate needs.
 
     >>> least_examples(0.01)
     99
@@ -64,7 +64,7 @@ def conformal_threshold(scores: Tensor, rate: float) -> Tensor:
 
 
 def split(count: int, rate: float, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Which of `count` examples to learn from, and which to take the threshold from, at random.
+    """Split `count` examples at random: which to learn from, and which to take the threshold from.
 
     Half each, or as many for the threshold as the rate needs; an error if too few would be left to learn from.
     """
@@ -91,12 +91,12 @@ class Reference:
         self.later = torch.zeros(prompts, rows, len(heads), dtype=torch.float64)
         self.later_count = torch.zeros(prompts, rows, dtype=torch.int64)
         self.counts = torch.zeros(prompts, rows, dtype=torch.bool)
-        """Which of the generated rows there are `[N, K]`: a sequence may end before."""
+        """Which of the generated rows exist `[N, K]`: a sequence may end before."""
 
     def put(self, places: Sequence[int], run: Run) -> None:
-        """Keep what a batch showed."""
+        """Keep the rows of a batch."""
         if run.prompt is None:
-            reject("model", "a model whose attention was not seen (compiled?)", "a model that is not compiled")
+            reject("model", "a model whose attention was not observed (compiled?)", "a model that is not compiled")
         at = torch.tensor(places)
         self.entropy[at], self.count[at] = run.prompt.entropy.cpu().double(), run.prompt.count.cpu()
         for number, row in enumerate(run.generated):
@@ -104,9 +104,8 @@ class Reference:
             self.counts[at, number] = True if row.counts is None else row.counts.cpu()
         for place in places:
             if not (self.entropy[place].isfinite().all() and self.later[place].isfinite().all()):
-                reject(
-                    "reference", f"prompt {place}, whose attention is not a number (NaN)", "prompts a model can read"
-                )
+                given = f"prompt {place}, whose attention is not a number (NaN)"
+                reject("reference", given, "prompts a model can read")
 
 
 def token_lists(reference: object, tokenizer: PreTrainedTokenizerBase | None) -> list[list[int]]:
@@ -132,50 +131,45 @@ def _tokens(number: int, prompt: Any, tokenizer: PreTrainedTokenizerBase | None)
 def observed(
     model: PreTrainedModel, prompts: Sequence[Sequence[int]], *, every: int = 8, generated: int = 0
 ) -> Reference:
-    """Let the model read prompts, and go on until so many of its own tokens, each the `every`-th, were read too."""
-    room, longest = context_of(model), max(map(len, prompts), default=0)
+    """Let the model read prompts and generate until `generated` of its own tokens, each the `every`-th, were read."""
+    context, longest = context_of(model), max(map(len, prompts), default=0)
     new = generated * every + 1 if generated else 0
-    if room is not None and longest + new > room:
+    if context is not None and longest + new > context:
         hint = "leave out the longest, or learn from fewer generated rows" if new else "leave out the longest"
-        more = f" and {new} to generate" if new else ""
-        reject(
-            "reference", f"a prompt of {longest} tokens{more}", f"up to {room} tokens, what the model can read", hint
-        )
+        given = f"a prompt of {longest} tokens" + (f" and {new} to generate" if new else "")
+        reject("reference", given, f"up to {context} tokens, what the model can read", hint)
     problems: list[Exception] = []
 
-    def trouble(problem: Exception) -> str:
+    def failed(problem: Exception) -> str:
         problems.append(problem)
         return str(problem)
 
-    lookout = Lookout(
-        model, every=every, window=generated, begun=lambda: Request(_nothing), ended=lambda one: None, trouble=trouble
-    )
-    found = Reference(len(prompts), generated, lookout.heads)
+    def begun() -> Request:
+        return Request(lambda request: Report(()))
+
+    observer = Observer(model, every=every, window=generated, begun=begun, ended=lambda one: None, failed=failed)
+    found = Reference(len(prompts), generated, observer.heads)
     try:
         for batch in batches([Reply(tuple(ids), len(ids)) for ids in prompts], tokens_at_once(model)):
-            with torch.no_grad(), lookout.request() as request:
+            with torch.no_grad(), observer.request() as request:
                 read(model, [prompts[place] for place in batch], new)
             if problems:
                 raise problems[0]
             found.put(batch, request.runs[0])
     finally:
-        lookout.close()
+        observer.close()
     return found
 
 
 def tokens_at_once(model: PreTrainedModel) -> int:
-    """How many tokens a batch may have: a GPU is quickest with many, a processor with what its cache holds."""
+    """How many tokens a batch may have: a GPU is fastest with many, a CPU with what its cache holds."""
     return _AT_ONCE_ON_CPU if model.device.type == "cpu" else _AT_ONCE
 
 
-def _nothing(request: Request) -> Report:
-    return Report(())
-
-
 def read(model: Any, prompts: Sequence[Sequence[int]], new: int = 0) -> None:
-    """Let a model read prompts as one batch, and say `new` tokens more.
+    """Let a model read prompts as one batch, and generate `new` tokens.
 
-    Filled up before the prompts to generate, and after them to read: there no model has to be told positions.
+    Padding is on the left to generate and on the right otherwise, so that positions need not be passed.
     """
     longest = max(map(len, prompts))
     ids = torch.zeros(len(prompts), longest, dtype=torch.long)
@@ -199,10 +193,10 @@ def learned(reference: Reference, rate: float, rule: str) -> Learned:
     first = baseline.score(reference.entropy[held])
     limits = conformal_threshold(reference.entropy[held], rate)
     prompt = Kind(baseline, limits, float(conformal_threshold(first, rate)))
-    there = reference.counts[base]
-    if there.sum() < LEAST_LEARNED:
+    exist = reference.counts[base]
+    if exist.sum() < LEAST_LEARNED:
         return Learned(reference.heads, prompt, None)
-    later = learn(reference.later[base][there], reference.later_count[base][there], layers, rule)
+    later = learn(reference.later[base][exist], reference.later_count[base][exist], layers, rule)
     counts, entropy = reference.counts[held], reference.later[held]
     whole = request_score(first, later.score(entropy), counts)
     going_on = counts.any(1)

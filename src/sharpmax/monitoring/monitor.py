@@ -6,7 +6,7 @@ import json
 import logging
 import math
 import reprlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,7 @@ from sharpmax.errors import FileFormatError, reject, reject_type
 from sharpmax.files import read_json, write_text
 from sharpmax.models.language import has_weights, weights_fingerprint
 from sharpmax.monitoring.learning import check_rate, learned, observed, split, token_lists
-from sharpmax.monitoring.observer import Lookout, heads_of
+from sharpmax.monitoring.observer import Observer, heads_of
 from sharpmax.monitoring.requests import Report, Request, metrics_of
 from sharpmax.monitoring.scores import DEFAULT, RULES, Learned
 
@@ -27,17 +27,62 @@ if TYPE_CHECKING:
 _SCHEMA, _KIND = 1, "sharpmax.monitor"
 
 
-def save_learned(path: str | Path, model: PreTrainedModel, settings: Mapping[str, Any], known: Learned) -> Path:
-    """Write what was learned with the weights of a model, and the settings of the monitor, as JSON."""
-    weights = weights_fingerprint(model)
-    body = {"schema": _SCHEMA, "kind": _KIND, "weights": weights, **settings, "learned": known.to_dict()}
-    return write_text(path, json.dumps(body, allow_nan=False) + "\n")
+@dataclass(frozen=True)
+class _Fields:
+    """The fields of a monitor's file by their path. Errors name the file, the field, its value and what is allowed."""
+
+    file: str
+    body: Any
+
+    def get(self, path: str) -> Any:
+        """The value at a path such as `learned.prompt`."""
+        value, names = self.body, path.split(".")
+        for place, name in enumerate(names):
+            if not isinstance(value, dict):
+                self.refuse(".".join(names[:place]), value, "an object")
+            if name not in value:
+                raise FileFormatError(f"monitor: {self.file} is damaged: it has no {path!r}; learn again")
+            value = value[name]
+        return value
+
+    def check(self, path: str, shape: Sequence[int | None], **limits: Any) -> None:
+        """Check a number, or nested lists of numbers of this shape (None: any length)."""
+        self._check(path, self.get(path), shape, **limits)
+
+    def _check(
+        self,
+        place: str,
+        value: Any,
+        shape: Sequence[int | None],
+        above: float = -math.inf,
+        below: float = math.inf,
+        whole: bool = False,
+        optional: bool = False,
+    ) -> None:
+        if shape:
+            if not isinstance(value, list) or (shape[0] is not None and len(value) != shape[0]):
+                self.refuse(place, value, "a list" if shape[0] is None else f"a list of {shape[0]}")
+            for number, one in enumerate(value):
+                self._check(f"{place}[{number}]", one, shape[1:], above, below, whole, optional)
+            return
+        kinds = (int,) if whole else (int, float)
+        if not (optional and value is None) and not (
+            type(value) in kinds and above < value < below and math.isfinite(value)
+        ):
+            ends = [f"above {above:g}"] * (above > -math.inf) + [f"below {below:g}"] * (below < math.inf)
+            self.refuse(place, value, " ".join([f"a {'whole' if whole else 'finite'} number", " and ".join(ends)]))
+
+    def refuse(self, place: str, value: Any, allowed: str) -> NoReturn:
+        """Raise the error."""
+        given = f"a list of {len(value)}" if isinstance(value, list) else reprlib.repr(value)
+        raise FileFormatError(
+            f"monitor: {self.file} is damaged: {place!r} is {given}; allowed: {allowed.strip()}; learn again"
+        )
 
 
-def load_learned(path: str | Path, model: PreTrainedModel, settings: Sequence[str]) -> tuple[dict[str, Any], Learned]:
-    """The settings and what was learned, from a file for the weights of a model."""
-    name = repr(str(path))
-    body = read_json(path, "monitor")
+def _read(path: str | Path, model: PreTrainedModel) -> dict[str, Any]:
+    """The content of a file that `Monitor.save` wrote for these weights, every field checked."""
+    name, body = repr(str(path)), read_json(path, "monitor")
     if not isinstance(body, dict) or body.get("kind") != _KIND:
         raise FileFormatError(f"monitor: {name} is not what Monitor.save writes")
     if body.get("schema") != _SCHEMA:
@@ -46,110 +91,53 @@ def load_learned(path: str | Path, model: PreTrainedModel, settings: Sequence[st
         given = f"{name}, learned with the weights {body.get('weights')}"
         allowed = f"a file for the weights of this model, {weights_fingerprint(model)}"
         reject("path", given, allowed, "learn again: sharpmax.monitor")
-    field = _Field(name, "", body)
-    field["false_alarms"].number(above=0.0, below=1.0)
-    field["every"].whole(1)
-    field["generated"].whole(0)
-    _check_learned(field["learned"])
-    return {one: body[one] for one in settings}, Learned.from_dict(body["learned"])
-
-
-def _check_learned(learned: _Field) -> None:
-    heads = learned["heads"].items(None)
-    if not heads:
-        learned["heads"].wrong("one or more heads")
-    for head in heads:
-        for number in head.items(2):
-            number.whole(0)
-    _check_kind(learned["prompt"], len(heads))
-    if learned["generated"].value is not None:
-        _check_kind(learned["generated"], len(heads))
-
-
-def _check_kind(kind: _Field, heads: int) -> None:
-    kind["threshold"].number()
-    for limit in kind["limits"].items(heads):
-        if limit.value is not None:
-            limit.number()
-    baseline = kind["baseline"]
-    if not isinstance(baseline["rule"].value, str) or baseline["rule"].value not in RULES:
-        baseline["rule"].wrong(f"one of {list(RULES)}")
-    for number in baseline["mean"].items(heads):
-        number.number()
-    for number in baseline["scale"].items(heads):
-        number.number(above=0.0)
-    mean, spread = baseline["range"].items(2)
-    mean.number()
-    spread.number(above=0.0)
-    part = baseline["part"]
-    if baseline["rule"].value == "highest":
-        part.number(above=0.0, below=heads + 1.0)
-        return
-    for row in part.items(None) if baseline["rule"].value == "distance" else [part]:
-        for number in row.items(heads):
-            number.number()
-
-
-@dataclass(frozen=True)
-class _Field:
-    """A value in a file, and its place there: what it must be is asked of it, and an error names both."""
-
-    file: str
-    place: str
-    value: Any
-
-    def __getitem__(self, name: str) -> _Field:
-        if not isinstance(self.value, dict):
-            self.wrong("an object")
-        if name not in self.value:
-            raise FileFormatError(f"monitor: {self.file} is damaged: it has no {self._inside(name)!r}; learn again")
-        return _Field(self.file, self._inside(name), self.value[name])
-
-    def items(self, count: int | None) -> list[_Field]:
-        """The entries of a list of this length, or of any."""
-        if not isinstance(self.value, list) or (count is not None and len(self.value) != count):
-            self.wrong("a list" if count is None else f"a list of {count}")
-        return [_Field(self.file, f"{self.place}[{at}]", one) for at, one in enumerate(self.value)]
-
-    def number(self, above: float = -math.inf, below: float = math.inf) -> None:
-        """A finite number between two ends."""
-        fine = type(self.value) in (int, float) and above < self.value < below
-        if not (fine and math.isfinite(self.value)):
-            ends = [f"above {above:g}"] * (above > -math.inf) + [f"below {below:g}"] * (below < math.inf)
-            self.wrong(" ".join(["a finite number", " and ".join(ends)]).strip())
-
-    def whole(self, least: int) -> None:
-        """A whole number of at least so much."""
-        if type(self.value) is not int or not least <= self.value < 2**31:
-            self.wrong(f"a whole number of at least {least}")
-
-    def wrong(self, allowed: str) -> NoReturn:
-        """Say what stands here and what is allowed."""
-        given = f"a list of {len(self.value)}" if isinstance(self.value, list) else reprlib.repr(self.value)
+    fields = _Fields(name, body)
+    fields.check("false_alarms", (), above=0.0, below=1.0)
+    fields.check("every", (), above=0, below=2**31, whole=True)
+    fields.check("generated", (), above=-1, below=2**31, whole=True)
+    fields.check("learned.heads", (None, 2), above=-1, below=2**31, whole=True)
+    if fields.get("learned.heads") != [list(one) for one in heads_of(model)]:
         raise FileFormatError(
-            f"monitor: {self.file} is damaged: {self.place!r} is {given}; allowed: {allowed}; learn again"
+            f"monitor: {name} is damaged: 'learned.heads' are not the heads of this model; learn again"
         )
-
-    def _inside(self, name: str) -> str:
-        return f"{self.place}.{name}" if self.place else name
+    heads = len(body["learned"]["heads"])
+    for row in ("learned.prompt", "learned.generated"):
+        if row == "learned.generated" and fields.get(row) is None:
+            continue
+        fields.check(f"{row}.threshold", ())
+        fields.check(f"{row}.limits", (heads,), optional=True)
+        baseline = f"{row}.baseline"
+        rule = fields.get(f"{baseline}.rule")
+        if not isinstance(rule, str) or rule not in RULES:
+            fields.refuse(f"{baseline}.rule", rule, f"one of {list(RULES)}")
+        fields.check(f"{baseline}.mean", (heads,))
+        fields.check(f"{baseline}.scale", (heads,), above=0.0)
+        fields.check(f"{baseline}.range", (2,))
+        spread = fields.get(f"{baseline}.range")[1]
+        if spread <= 0.0:
+            fields.refuse(f"{baseline}.range[1]", spread, "a finite number above 0")
+        shapes = {"highest": (), "distance": (None, heads)}
+        limits = {"above": 0.0, "below": heads + 1.0} if rule == "highest" else {}
+        fields.check(f"{baseline}.part", shapes.get(rule, (heads,)), **limits)
+    return body
 
 
 _EVENT = "sharpmax.monitor"
 _SETTINGS = ("false_alarms", "every", "generated")
 
-# Whoever wants the lines sets up logging; until then alarms are not to appear on stderr by themselves.
+# Without a handler of the caller's, alarms do not appear on stderr.
 logging.getLogger(_EVENT).addHandler(logging.NullHandler())
 
 
 class Monitor:
-    """Watches a model until `close()`; made by `sharpmax.monitor`, or read back by `Monitor.load`.
+    """Monitors a model until `close()`; made by `sharpmax.monitor`, or loaded by `Monitor.load`.
 
-    `model.generate` as a whole is a request, a plain forward pass without a cache is one, and everything inside
+    A call of `model.generate` is a request, a plain forward pass without a cache is one, and everything inside
     `with monitor.request() as r:` is one. Each gets a `Report`, which goes to the callback, as one line of JSON to the
     logger (a warning if there is an alarm) and to the metrics. Nothing the model computes changes. An error inside the
     monitor is logged once and leaves the request without a score.
 
-    Threads may use the model at the same time. A compiled model shows nothing, and such requests say so.
+    Threads may use the model at the same time. A compiled model cannot be observed, and the reports say so.
     """
 
     def __init__(
@@ -176,39 +164,39 @@ class Monitor:
         self._failed_before = False
         if self._metrics is not None:
             self._metrics.watch(self._name, self.thresholds)
-        self._lookout = Lookout(
+        self._observer = Observer(
             model,
             every=every,
             window=self.generated,
             begun=lambda: Request(self._judge),
             ended=self._ended,
-            trouble=self._trouble,
+            failed=self._failed,
         )
 
     @property
     def thresholds(self) -> dict[str, float]:
-        """The score that requests exceed as rarely as asked for: those of a prompt alone, those that generate too."""
+        """The score above which there is an alarm: of a prompt alone, and of a request that generates."""
         kinds = {"prompt": self._known.prompt, "generated": self._known.generated}
         return {name: kind.threshold for name, kind in kinds.items() if kind is not None}
 
     def request(self) -> AbstractContextManager[Request]:
         """Everything that this thread lets the model compute inside `with monitor.request() as r:` is one request.
 
-        `r.scores`, `r.alarm`, `r.heads` and `r.why` may be read inside, about what was seen so far, and afterwards.
+        `r.scores`, `r.alarm`, `r.heads` and `r.why` may be read inside, about the rows so far, and afterwards.
         """
-        return self._lookout.request()
+        return self._observer.request()
 
     def pause(self) -> None:
-        """Look away until `resume()`."""
-        self._lookout.on = False
+        """Measure nothing until `resume()`."""
+        self._observer.on = False
 
     def resume(self) -> None:
-        """Look again, from the next pass through the model on."""
-        self._lookout.on = True
+        """Measure again, from the next pass through the model on."""
+        self._observer.on = True
 
     def close(self) -> None:
-        """Leave the model as it was before; passes that run in other threads end first."""
-        self._lookout.close()
+        """Detach from the model; passes that run in other threads end first."""
+        self._observer.close()
 
     def __enter__(self) -> Monitor:
         return self
@@ -217,9 +205,11 @@ class Monitor:
         self.close()
 
     def save(self, path: str | Path) -> Path:
-        """Write what was learned as JSON to the file `path`: `Monitor.load` needs no reference."""
+        """Write baselines and thresholds as JSON to the file `path`, for `Monitor.load`."""
         settings = {name: getattr(self, name) for name in _SETTINGS}
-        return save_learned(path, self._model, settings, self._known)
+        about = {"schema": _SCHEMA, "kind": _KIND, "weights": weights_fingerprint(self._model)}
+        body = {**about, **settings, "learned": self._known.to_dict()}
+        return write_text(path, json.dumps(body, allow_nan=False) + "\n")
 
     @classmethod
     def load(
@@ -231,31 +221,32 @@ class Monitor:
         logger: logging.Logger | None = None,
         metrics: CollectorRegistry | bool | None = None,
     ) -> Monitor:
-        """The monitor that `save` wrote, beside a model with the same weights."""
-        settings, known = load_learned(path, model, _SETTINGS)
-        if heads_of(model) != list(known.heads):
-            raise FileFormatError(
-                f"monitor: {str(path)!r} is damaged: 'learned.heads' are not the heads of this model; learn again"
-            )
+        """Load the monitor that `save` wrote for a model with the same weights."""
+        body = _read(path, model)
+        known, settings = Learned.from_dict(body["learned"]), {name: body[name] for name in _SETTINGS}
         return cls(model, known, **settings, callback=callback, logger=logger, metrics=metrics)
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{name}={getattr(self, name)}" for name in _SETTINGS)
+        return f"Monitor({self._name!r}, {shown})"
 
     def _judge(self, request: Request) -> Report:
         try:
             return self._known.report(request)
         except Exception as problem:
-            return Report((), why=f"the monitor failed: {self._trouble(problem)}")
+            return Report((), why=f"the monitor failed: {self._failed(problem)}")
 
     def _ended(self, request: Request) -> None:
         report = request.finish()
-        for tell in (self._count, self._log, self._callback):
-            if tell is not None:
-                self._tell(tell, report)
+        for publish in (self._count, self._log, self._callback):
+            if publish is not None:
+                self._publish(publish, report)
 
-    def _tell(self, tell: Callable[[Report], None], report: Report) -> None:
+    def _publish(self, publish: Callable[[Report], None], report: Report) -> None:
         try:
-            tell(report)
+            publish(report)
         except Exception as problem:
-            self._trouble(problem)
+            self._failed(problem)
 
     def _count(self, report: Report) -> None:
         if self._metrics is not None:
@@ -266,7 +257,7 @@ class Monitor:
         if self._logger.isEnabledFor(level):
             self._logger.log(level, "%s", report.to_line(event=_EVENT, model=self._name))
 
-    def _trouble(self, problem: Exception) -> str:
+    def _failed(self, problem: Exception) -> str:
         if not self._failed_before:
             self._failed_before = True
             self._logger.error("the monitor failed; the model goes on without it", exc_info=problem)
@@ -286,7 +277,7 @@ def monitor(
     logger: logging.Logger | None = None,
     metrics: CollectorRegistry | bool | None = None,
 ) -> Monitor:
-    """Learn how focused a model is on in-distribution prompts, and watch it from then on.
+    """Learn how focused a model is on in-distribution prompts, and monitor it from then on.
 
     `reference` holds prompts like those the model is meant for, as texts (with its `tokenizer`) or lists of tokens. The
     model reads each, goes on until `generated` of its own tokens, each the `every`-th, were read too (0: judge prompts
@@ -320,7 +311,7 @@ def monitor(
         reject("score", repr(score), f"one of {list(RULES)}")
     rows = generated if getattr(model, "can_generate", bool)() else 0
     prompts = token_lists(reference, tokenizer)
-    split(len(prompts), false_alarms)  # too few are to be refused before the work, not after it
+    split(len(prompts), false_alarms)  # refuses too few prompts before the work
     seen = observed(model, prompts, every=every, generated=rows)
     return Monitor(
         model,

@@ -31,7 +31,7 @@ Options = dict[str, Any]
 
 
 def check_free(model: PreTrainedModel) -> None:
-    """Refuse a model that somebody is beside already."""
+    """Refuse a model that is monitored already."""
     if _MARK in vars(model):
         reject("model", "a model that is watched already", "one monitor at a time", "close the other one first")
 
@@ -42,10 +42,10 @@ def attach(
     after: Callable[[Any], None],
     generating: Callable[[Arguments, Options], AbstractContextManager[Any]],
 ) -> list[Callable[[], Any]]:
-    """Call `before` and `after` each pass (with its outcome, None for an error), and `generate` inside `generating`.
+    """Call `before` and `after` each pass (with its output, None for an error), and `generate` inside `generating`.
 
-    Returns what to call, last first, to leave the model as it was. Copies of the model are left alone: these are
-    functions, which a copy shares, and not methods of an object that it would copy too.
+    Returns functions that undo this, to be called last first. The hooks are functions, not methods: a deep copy of the
+    model shares them and they ignore it.
     """
     check_free(model)
     vars(model)[_MARK] = True
@@ -58,19 +58,13 @@ def attach(
         if this is model:
             after(out)
 
-    return [
+    undo = [
         lambda: vars(model).pop(_MARK, None),
         model.register_forward_pre_hook(entering, with_kwargs=True).remove,
         model.register_forward_hook(leaving, with_kwargs=True, always_call=True).remove,
-        *_around_generate(model, generating),
     ]
-
-
-def _around_generate(
-    model: PreTrainedModel, generating: Callable[[Arguments, Options], AbstractContextManager[Any]]
-) -> list[Callable[[], Any]]:
     if not hasattr(model, _GENERATE):
-        return []
+        return undo
     own = vars(model).get(_GENERATE)
     kind: Any = type(model)
 
@@ -84,11 +78,11 @@ def _around_generate(
     vars(model)[_GENERATE] = bound = MethodType(generate, model)
 
     def restore() -> None:
-        if vars(model).get(_GENERATE) is bound:  # somebody else may have wrapped it meanwhile
+        if vars(model).get(_GENERATE) is bound:  # other code may have wrapped it meanwhile
             del vars(model)[_GENERATE]
             vars(model).update({} if own is None else {_GENERATE: own})
 
-    return [restore]
+    return [*undo, restore]
 
 
 def heads_of(model: PreTrainedModel) -> list[tuple[int, int]]:
@@ -98,14 +92,12 @@ def heads_of(model: PreTrainedModel) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True, eq=False)
 class _Scope:
-    """What runs here and now belongs to this request. Its runs alone may go on in it, not those of scopes around."""
+    """The request that passes in this context belong to. Only runs of the same scope are continued in it."""
 
-    lookout: Lookout
+    observer: Observer
     request: Request
     ends: frozenset[int] = frozenset()
-    length: int | None = None
-    """How many tokens each prompt has, where that is known."""
-
+    length: int | None = None  # tokens of each prompt, where known
     runs: list[Run] = field(default_factory=list)
 
 
@@ -113,21 +105,20 @@ _SCOPES: ContextVar[tuple[_Scope, ...]] = ContextVar("sharpmax_scopes", default=
 
 
 @dataclass(frozen=True, eq=False)
-class _Looking:
+class _ActivePass:
     """A pass that this thread is in."""
 
     request: Request
     run: Run
-    seeing: Pass
+    measuring: Pass
     generates: bool
-    alone: bool
-    """Whether the pass is a request by itself."""
+    alone: bool  # whether the pass is a request by itself
 
 
-class Lookout:
-    """Watches one model: `begun()` makes a request, `ended(request)` is told when one is over.
+class Observer:
+    """Observes one model: `begun()` makes a request, `ended(request)` is called when one is over.
 
-    `trouble(error)` is told what went wrong in here; it never reaches whoever runs the model.
+    `failed(error)` is called with errors of the observer itself; they never reach the caller of the model.
     """
 
     def __init__(
@@ -138,7 +129,7 @@ class Lookout:
         window: int,
         begun: Callable[[], Request],
         ended: Callable[[Request], None],
-        trouble: Callable[[Exception], str],
+        failed: Callable[[Exception], str],
     ) -> None:
         self.heads = heads_of(model)
         if model.config.is_encoder_decoder:
@@ -149,23 +140,23 @@ class Lookout:
         check_free(model)
         self.on = True
         self._model, self._every, self._window = model, every, window
-        self._begun, self._ended, self._trouble = begun, ended, trouble
+        self._begun, self._ended, self._failed = begun, ended, failed
         self._names = tuple(inspect.signature(model.forward).parameters)
-        self._here = threading.local()
+        self._local = threading.local()
         self._lock, self._closed = threading.Lock(), False
         self._inside: set[int] = set()
-        self._ways_out = [observe(model, self), *attach(model, self._before, self._after, self._generating)]
+        self._undo = [observe(model, self), *attach(model, self._before, self._after, self._generating)]
 
     def close(self) -> None:
-        """Leave the model as it was, as soon as no thread is inside a pass through it."""
+        """Detach from the model as soon as no thread is inside a pass through it."""
         with self._lock:
             self._closed = True
-            self._inside.discard(threading.get_ident())  # an interrupt may have ended a pass without a word
-            self._leave()
+            self._inside.discard(threading.get_ident())  # an interrupt may have skipped the hook after the pass
+            self._detach_if_idle()
 
-    def _leave(self) -> None:
-        while self._closed and not self._inside and self._ways_out:
-            self._ways_out.pop()()
+    def _detach_if_idle(self) -> None:
+        while self._closed and not self._inside and self._undo:
+            self._undo.pop()()
 
     @contextmanager
     def request(
@@ -173,34 +164,34 @@ class Lookout:
     ) -> Iterator[Request]:
         """Everything this context runs is one request; `within` another it is a part of that one.
 
-        `ends` are tokens that end a sequence, by default the model's; `length` is that of the prompts, where it is
-        known. A request that an error ends has no report.
+        `ends` are tokens that end a sequence, by default the model's; `length` is that of the prompts, where known. A
+        request that an error ends has no report.
         """
         around = self._scope() if within else None
         request = self._begun() if around is None else around.request
-        scope = _Scope(self, request, self._told((), {})[0] if ends is None else ends, length)
+        scope = _Scope(self, request, self._generation_arguments((), {})[0] if ends is None else ends, length)
         _SCOPES.set((*_SCOPES.get(), scope))
         try:
             yield request
         finally:
             _SCOPES.set(tuple(one for one in _SCOPES.get() if one is not scope))
-        if around is None and (self._watching or not within):
+        if around is None and (self._active or not within):
             self._ended(request)
 
     @property
-    def _watching(self) -> bool:
+    def _active(self) -> bool:
         return self.on and not self._closed
 
     def _scope(self) -> _Scope | None:
-        return next((one for one in reversed(_SCOPES.get()) if one.lookout is self), None)
+        return next((one for one in reversed(_SCOPES.get()) if one.observer is self), None)
 
-    def _generating(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> AbstractContextManager[Request]:
-        return self.request(*self._told(args, kwargs), within=True)
+    def _generating(self, args: Arguments, kwargs: Options) -> AbstractContextManager[Request]:
+        return self.request(*self._generation_arguments(args, kwargs), within=True)
 
-    def _told(self, args: tuple[Any, ...], options: dict[str, Any]) -> tuple[frozenset[int], int | None]:
+    def _generation_arguments(self, args: Arguments, options: Options) -> tuple[frozenset[int], int | None]:
         """Tokens that end a sequence and the length of prompts, from the arguments of `generate`."""
-        settings = options.get("generation_config") or getattr(self._model, "generation_config", None)
-        ends = options.get("eos_token_id", getattr(settings, "eos_token_id", None))
+        config = options.get("generation_config") or getattr(self._model, "generation_config", None)
+        ends = options.get("eos_token_id", getattr(config, "eos_token_id", None))
         ids = args[0] if args else options.get("input_ids", options.get("inputs"))
         return (
             frozenset(one for one in (ends if isinstance(ends, list) else [ends]) if isinstance(one, int)),
@@ -208,34 +199,34 @@ class Lookout:
         )
 
     def wants_call(self) -> bool:
-        """Whether the pass that this thread is in is to be looked at."""
-        return getattr(self._here, "looking", None) is not None
+        """Whether the pass that this thread is in is measured."""
+        return getattr(self._local, "active", None) is not None
 
-    def __call__(self, seen: AttentionCall) -> None:
-        """See one layer of a pass."""
-        looking: _Looking | None = getattr(self._here, "looking", None)
-        if looking is not None:
+    def __call__(self, call: AttentionCall) -> None:
+        """Measure one layer of a pass."""
+        active: _ActivePass | None = getattr(self._local, "active", None)
+        if active is not None:
             try:
-                looking.seeing.see(seen)
+                active.measuring.see(call)
             except Exception as problem:
-                self._failed(looking.request, problem)
+                self._fail(active.request, problem)
 
-    def _before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _before(self, args: Arguments, kwargs: Options) -> None:
         with self._lock:
             self._inside.add(threading.get_ident())
-        self._here.looking = None
-        if self._watching:
+        self._local.active = None
+        if self._active:
             scope = self._scope()
             try:
-                self._here.looking = self._begin(scope, dict(zip(self._names, args, strict=False)) | kwargs)
+                self._local.active = self._begin(scope, dict(zip(self._names, args, strict=False)) | kwargs)
             except Exception as problem:
-                self._failed(None if scope is None else scope.request, problem)
+                self._fail(None if scope is None else scope.request, problem)
 
-    def _begin(self, scope: _Scope | None, given: dict[str, Any]) -> _Looking | None:
+    def _begin(self, scope: _Scope | None, given: Options) -> _ActivePass | None:
         cache, alone = given.get("past_key_values"), scope is None
         if scope is None:
             if cache is not None:
-                return None  # nobody says which request it goes on with
+                return None  # it continues an unknown request
             scope = _Scope(self, self._begun())
         run = None if cache is None else next((one for one in scope.runs if one.holds(cache)), None)
         if run is None:
@@ -244,31 +235,28 @@ class Lookout:
             run.keep(cache)
             scope.runs.append(run)
             scope.request.runs.append(run)
-        seeing, generates = run.begin(given, self._every)
-        return None if seeing is None else _Looking(scope.request, run, seeing, generates, alone)
+        measuring, generates = run.begin(given, self._every)
+        return None if measuring is None else _ActivePass(scope.request, run, measuring, generates, alone)
 
     def _after(self, out: Any) -> None:
-        looking: _Looking | None = getattr(self._here, "looking", None)
-        self._here.looking = None
-        if looking is not None and out is not None:
+        active: _ActivePass | None = getattr(self._local, "active", None)
+        self._local.active = None
+        if active is not None and out is not None:
             try:
-                self._end(looking, getattr(out, "past_key_values", None))
+                row, cache = active.measuring.row(), getattr(out, "past_key_values", None)
+                if row is not None:
+                    active.run.end(row, active.generates)
+                if cache is not None:
+                    active.run.keep(cache)
             except Exception as problem:
-                self._failed(looking.request, problem)
-            if looking.alone:
-                self._ended(looking.request)
+                self._fail(active.request, problem)
+            if active.alone:
+                self._ended(active.request)
         with self._lock:
             self._inside.discard(threading.get_ident())
-            self._leave()
+            self._detach_if_idle()
 
-    def _end(self, looking: _Looking, cache: object) -> None:
-        row = looking.seeing.row()
-        if row is not None:
-            looking.run.end(row, looking.generates)
-        if cache is not None:
-            looking.run.keep(cache)
-
-    def _failed(self, request: Request | None, problem: Exception) -> None:
-        said = self._trouble(problem)
-        if request is not None and request.problem is None:  # what fails later may fail because of the first
-            request.problem = said
+    def _fail(self, request: Request | None, problem: Exception) -> None:
+        message = self._failed(problem)
+        if request is not None and request.problem is None:  # later errors may follow from the first
+            request.problem = message

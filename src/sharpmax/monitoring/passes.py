@@ -1,4 +1,4 @@
-"""Rows that a model computes anyway, pass by pass: the last of each prompt, and that of every so many tokens."""
+"""Entropies of the last row of each prompt, and of every n-th generated token, pass by pass."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ import torch
 from torch import Tensor
 
 from sharpmax.errors import UnsupportedError
-from sharpmax.stats.call import AttentionCall, without_autocast
+from sharpmax.stats.call import AttentionCall, Logits, without_autocast
 
 _LAST = slice(-1, None)
 _AT_ONCE, _AT_ONCE_CPU = 1 << 22, 1 << 16
-"""Logits kept until they are measured together: many, to launch few kernels, or what the cache of a core holds."""
+"""Logits kept until they are measured together: many, to launch few kernels, or what a core's cache holds."""
+
+_NEEDS = frozenset({"mean"})
 
 _MASKS = 2
-"""How many masks the layers of one model share: most have one, some another for layers with a window."""
+"""How many masks the layers of one model share: most have one, some another for layers with a sliding window."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,45 +31,43 @@ class Row:
     entropy: Tensor
     count: Tensor
     counts: Tensor | None = None
-    """Which sequences it says something about `[B]`: not mere padding, and not at their end before. None: all."""
+    """Which sequences it is valid for `[B]`: not padding alone, and not ended before. None: all."""
 
 
 class Pass:
-    """One pass through a model while its layers report it; `places` `[B]` are the rows to look at, None the last."""
+    """One pass through a model, measured layer by layer; `places` `[B]` are the rows to measure, None the last."""
 
     def __init__(self, places: Tensor | None = None, counts: Tensor | None = None) -> None:
         self._places, self._counts = places, counts
         self._logits: dict[int, Tensor] = {}
         self._kept = 0
-        self._negative: dict[int, Tensor] = {}
-        # Layers with a window see less than the others: what counts is how far back any of them sees.
+        self._entropy: dict[int, Tensor] = {}
+        # Layers with a sliding window see less than the others: the count is that of the layer that sees most.
         self._keys = 0
         self._visible: Tensor | None = None
         self._counted: deque[Tensor] = deque(maxlen=_MASKS)
 
-    def see(self, seen: AttentionCall) -> None:
+    def see(self, call: AttentionCall) -> None:
         """Measure the row of every sequence in one layer."""
-        if seen.queries == 0 or seen.keys == 0:
+        if call.queries == 0 or call.keys == 0:
             return
-        with without_autocast(seen.q.device):
-            logits = (seen if self._places is None else seen.of_rows(self._places)).logits(_LAST)
-            # Every operation here counts while a token is generated, so the rest is left for all layers at once.
-            self._logits[seen.layer] = logits.scaled(None)[:, :, 0]
+        with without_autocast(call.q.device):
+            logits = (call if self._places is None else call.of_rows(self._places)).logits(_LAST)
+            # Every operation here delays a generated token, so the rest is done for all layers at once.
+            self._logits[call.layer] = logits.scaled(None)
         self._kept += logits.values.numel()
-        if self._kept > (_AT_ONCE_CPU if seen.q.device.type == "cpu" else _AT_ONCE):
+        if self._kept > (_AT_ONCE_CPU if call.q.device.type == "cpu" else _AT_ONCE):
             self._measure()
         if logits.hidden is None:
-            self._keys = max(self._keys, seen.keys)
-        elif not any(seen.mask is one for one in self._counted):
-            visible = (~logits.hidden).expand(seen.batch, -1, 1, seen.keys).sum(-1).amax((1, 2))
-            self._visible = (
-                visible if self._visible is None else torch.maximum(self._visible, visible.to(self._visible.device))
-            )
-            if seen.mask is not None:
-                self._counted.append(seen.mask)
+            self._keys = max(self._keys, call.keys)
+        elif not any(call.mask is one for one in self._counted):
+            count = (~logits.hidden).expand(call.batch, -1, 1, call.keys).sum(-1).amax((1, 2))
+            self._visible = count if self._visible is None else self._visible.maximum(count.to(self._visible.device))
+            if call.mask is not None:
+                self._counted.append(call.mask)
 
     def _measure(self) -> None:
-        """−H of the rows whose logits are known, in one go for those of a kind."""
+        """The entropy of the rows whose logits are kept, those of equal shape at once."""
         self._kept = 0
         alike: dict[Any, list[int]] = {}
         for layer, logits in self._logits.items():
@@ -75,21 +75,21 @@ class Pass:
         for (_, device, _), layers in alike.items():
             rows = [self._logits.pop(layer) for layer in layers]
             with without_autocast(device):
-                logs = torch.cat(rows, dim=1).log_softmax(-1)
-                found = torch.linalg.vecdot(logs.exp(), logs)
-            self._negative.update(zip(layers, found.split([one.shape[1] for one in rows], dim=1), strict=True))
+                stats = Logits(torch.cat(rows, dim=1), None).measure(_NEEDS)
+                found = stats.entropy[:, :, 0].split([one.shape[1] for one in rows], dim=1)
+            self._entropy.update(zip(layers, found, strict=True))
 
     def row(self) -> Row | None:
-        """What was seen, layers in their order; None if nothing was."""
+        """The measured row, layers in their order; None if no layer was measured."""
         self._measure()
-        if not self._negative:
+        if not self._entropy:
             return None
-        found = [self._negative[layer] for layer in sorted(self._negative)]
-        entropy = -torch.cat([one.to(found[0].device) for one in found], dim=1)
+        found = [self._entropy[layer] for layer in sorted(self._entropy)]
+        entropy = torch.cat([one.to(found[0].device) for one in found], dim=1)
         count = torch.full((len(entropy),), self._keys, device=entropy.device)
-        return Row(
-            entropy, count if self._visible is None else self._visible.to(count.device).clamp_min(count), self._counts
-        )
+        if self._visible is not None:
+            count = self._visible.to(count.device).clamp_min(count)
+        return Row(entropy, count, self._counts)
 
 
 @dataclass(eq=False)
@@ -97,11 +97,9 @@ class Run:
     """The sequences of one batch from their prompt on, as one cache holds them."""
 
     ends: frozenset[int] = frozenset()
-    """Tokens that end a sequence: what a model computes after one, while the others go on, is about padding."""
+    """Tokens that end a sequence: what a model computes after one, while others of the batch go on, is padding."""
 
-    window: int = 1
-    """How many of the latest rows of generated tokens to keep."""
-
+    window: int = 1  # how many of the latest rows of generated tokens to keep
     unread: int | None = None
     """Tokens of the prompt that are still to be read, where that is known: what follows them is guessed."""
 
@@ -121,7 +119,7 @@ class Run:
         self._cache = None if cache is None else weakref.ref(cache)
 
     def begin(self, given: Mapping[str, Any], every: int) -> tuple[Pass | None, bool]:
-        """A pass with these arguments of the model: how to look at it (None: not at all), and if it generates."""
+        """Begin a pass with these arguments: what measures it (None: nothing), and whether it generates."""
         tokens, length = _input(given)
         # Several tokens after a prompt and before any generated one are the prompt's next part.
         generates = self.prompt is not None and (length == 1 or self._steps > 0)
@@ -137,12 +135,12 @@ class Run:
             self._ended = over if self._ended is None else self._ended | over
         if self.window == 0 or self._steps % every:
             return None, True
-        # Of several tokens the first is the model's own, and the others are guesses at what it will say next.
+        # Of several tokens the first is the model's own; the others are guesses of speculative decoding.
         places = None if length == 1 else torch.zeros(len(tokens), dtype=torch.long, device=tokens.device)
         return Pass(places, _both(self._real, None if self._ended is None else ~self._ended)), True
 
     def end(self, row: Row, generates: bool) -> None:
-        """Keep what a pass showed."""
+        """Keep the row of a pass."""
         if not generates:
             self.prompt = row
         elif self.prompt is not None and len(row.entropy) == len(self.prompt.entropy):

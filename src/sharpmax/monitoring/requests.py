@@ -1,4 +1,4 @@
-"""A monitored request, and Prometheus metrics."""
+"""Monitored requests, their reports, and Prometheus metrics."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ class Head:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What there is to say about one sequence of a request."""
+    """The outcome for one sequence of a request."""
 
     score: float | None
-    """How far its attention was from the reference, in standard deviations; None if that cannot be said."""
+    """How far its attention was from the reference, in standard deviations; None where there is no score."""
 
     threshold: float
     tokens: int
     """Tokens that its last row could see."""
 
     rows: int
-    """How many of its rows were looked at."""
+    """How many of its rows were measured."""
 
     why: str | None = None
     """Why it has no score."""
@@ -56,7 +56,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Report:
-    """What there is to say about a request."""
+    """The outcome of a request."""
 
     sequences: tuple[Verdict, ...]
     heads: tuple[Head, ...] = ()
@@ -95,7 +95,7 @@ def _short(one: Verdict | Head) -> dict[str, Any]:
 
 
 class Request:
-    """A request that is being answered or has been; what it says is about the rows seen so far."""
+    """A request that is being answered or has been; its properties are about the rows measured so far."""
 
     def __init__(self, judge: Callable[[Request], Report]) -> None:
         self.runs: list[Run] = []
@@ -107,7 +107,7 @@ class Request:
 
     @property
     def report(self) -> Report:
-        """Everything there is to say."""
+        """The report about the rows so far."""
         return self._judge(self) if self._report is None else self._report
 
     def finish(self) -> Report:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sharpmax.errors import FileFormatError, reject
+from sharpmax.errors import reject
 from sharpmax.monitoring.passes import Row, Run
 from sharpmax.monitoring.requests import Head, Report, Request, Verdict
 
@@ -19,11 +19,11 @@ DEFAULT = "unexplained"
 """The rule that did best on validation prompts (`sharpmax bench --monitor`)."""
 
 _LEAST_SCALE = 0.02
-"""Nats. A head that hardly moved in the reference would turn the smallest change into the largest score."""
+"""Nats. Without it a head that hardly moved in the reference would turn the smallest change into a large score."""
 
 _TOP = 0.1
 _MAIN = 0.25
-"""Share of the variance of a reference from which on a direction counts as what it ordinarily varies by."""
+"""Share of the variance of a reference from which on a direction counts as ordinary variation."""
 
 _SHRINKAGE = 0.1
 _ROUNDING = 1e-9
@@ -33,7 +33,7 @@ _LEAST_RANGE = 0.05
 
 @dataclass(frozen=True, eq=False)
 class Baseline:
-    """What the entropy of each head is in one kind of row of the reference, and the rule that sums it up.
+    """The entropy of each head in one kind of row of the reference, and the rule that turns it into a score.
 
     All tensors are float64 on the CPU: `mean` and `scale` `[heads]` in nats, `part` what the rule has learned, and
     `range` the mean and the standard deviation of what it gave for the reference.
@@ -54,14 +54,12 @@ class Baseline:
         return (RULES[self.rule].score(self.excess(entropy), self.part) - self.range[0]) / self.range[1]
 
     def to_dict(self) -> dict[str, Any]:
-        """The baseline as plain JSON values."""
+        """Plain JSON values."""
         return {"rule": self.rule, **{name: getattr(self, name).tolist() for name in _TENSORS}}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Baseline:
-        """The baseline that `to_dict` gave."""
-        if data["rule"] not in RULES:
-            raise FileFormatError(f"rule: got {data['rule']!r}; allowed: one of {list(RULES)}")
+        """The baseline of `to_dict`."""
         return cls(data["rule"], *(torch.tensor(data[name], dtype=torch.float64) for name in _TENSORS))
 
 
@@ -136,7 +134,7 @@ def _covariance(excess: Tensor, length: Tensor, layers: Tensor) -> Tensor:
     typical = covariance.diagonal().mean().clamp_min(_LEAST_SCALE)
     factor = torch.linalg.cholesky(covariance + _SHRINKAGE * typical * torch.eye(len(numbers), dtype=torch.float64))
     whiten: Tensor = torch.linalg.solve_triangular(factor, means, upper=False)
-    # By rows, as it comes back from a file: products of another layout may be rounded otherwise.
+    # Row-major as a loaded file is: products of another layout may be rounded differently.
     return whiten.contiguous()
 
 
@@ -156,7 +154,7 @@ RULES: Mapping[str, _Rule] = MappingProxyType(
 """The ways to sum up a row; higher is less like the reference."""
 
 
-NOTHING_SEEN = "no attention was seen: nothing was read, the monitor was paused, or the model is compiled"
+NOT_OBSERVED = "no attention was observed: nothing was read, the monitor was paused, or the model is compiled"
 PADDING = "nothing but padding"
 NOT_A_NUMBER = "attention is not a number (NaN) here"
 
@@ -166,20 +164,17 @@ class Kind:
     """One kind of row, the last of a prompt or that of a generated token."""
 
     baseline: Baseline
-    limits: Tensor
-    """The entropy that each head `[heads]` exceeds by itself as rarely as was asked for."""
-
-    threshold: float
-    """The score that a request whose latest row is of this kind exceeds as rarely."""
+    limits: Tensor  # the entropy that each head `[heads]` exceeds by itself as rarely as was asked for
+    threshold: float  # the score that a request whose latest row is of this kind exceeds as rarely
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain JSON values, None for a limit that nothing exceeds."""
+        """Plain JSON values, None for an infinite limit."""
         limits = [limit if math.isfinite(limit) else None for limit in self.limits.tolist()]
         return {"baseline": self.baseline.to_dict(), "limits": limits, "threshold": self.threshold}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Kind:
-        """The kind that `to_dict` gave."""
+        """The kind of `to_dict`."""
         limits = torch.tensor([math.inf if limit is None else limit for limit in data["limits"]], dtype=torch.float64)
         return cls(Baseline.from_dict(data["baseline"]), limits, float(data["threshold"]))
 
@@ -193,19 +188,16 @@ def request_score(prompt: Tensor, generated: Tensor, counts: Tensor) -> Tensor:
 class Learned:
     """Baselines and thresholds for the rows of a model."""
 
-    heads: Sequence[tuple[int, int]]
-    """Layer and head of every column."""
-
+    heads: Sequence[tuple[int, int]]  # layer and head of every column
     prompt: Kind
-    generated: Kind | None
-    """None: generated tokens are not looked at."""
+    generated: Kind | None  # None: generated tokens are not measured
 
     def report(self, request: Request) -> Report:
-        """What there is to say about a request."""
+        """The report about a request."""
         if not request.runs or request.problem is not None:
-            why = NOTHING_SEEN if request.problem is None else f"the monitor failed: {request.problem}"
+            why = NOT_OBSERVED if request.problem is None else f"the monitor failed: {request.problem}"
             many = sum(1 if run.prompt is None else len(run.prompt.count) for run in request.runs)
-            return Report(tuple(self._unsaid(why) for _ in range(many)), why=why)
+            return Report(tuple(self._no_score(why) for _ in range(many)), why=why)
         verdicts: list[Verdict] = []
         above: list[Head] = []
         for run in request.runs:
@@ -215,42 +207,50 @@ class Learned:
         above.sort(key=lambda one: -one.excess)
         return Report(tuple(verdicts), tuple(above), next((one.why for one in verdicts if one.why), None))
 
-    def _unsaid(self, why: str, tokens: int = 0, rows: int = 0) -> Verdict:
+    def _no_score(self, why: str, tokens: int = 0, rows: int = 0) -> Verdict:
         return Verdict(None, self.prompt.threshold, tokens, rows, why)
 
     def _judged(self, run: Run, first: int) -> tuple[list[Verdict], list[Head]]:
         """The verdicts on the sequences of a run, which are numbered from `first`, and their heads above limits."""
         if run.prompt is None:
-            return [self._unsaid(NOTHING_SEEN)], []
+            return [self._no_score(NOT_OBSERVED)], []
         if run.prompt.entropy.shape[1] != len(self.heads):
-            why = f"{run.prompt.entropy.shape[1]} heads were seen, and {len(self.heads)} were learned"
-            return [self._unsaid(why) for _ in run.prompt.count], []
-        kinds = [self.prompt] + [self.generated for _ in run.generated if self.generated is not None]
-        rows = [_Judged.of(row, kind) for row, kind in zip((run.prompt, *run.generated), kinds, strict=False)]
-        verdicts = [self._verdict(rows, place) for place in range(len(run.prompt.count))]
+            why = f"{run.prompt.entropy.shape[1]} heads were observed, and {len(self.heads)} were learned"
+            return [self._no_score(why) for _ in run.prompt.count], []
+        later = [] if self.generated is None else [(row, self.generated) for row in run.generated]
+        rows = [(run.prompt, self.prompt), *later]
+        # All on the CPU: entropies [R, B, heads], and counts, validity and scores [R, B].
+        entropy = torch.stack([row.entropy.cpu().double() for row, _ in rows])
+        count = torch.stack([row.count.cpu() for row, _ in rows])
+        valid = torch.stack([_valid(row) for row, _ in rows])
+        score = torch.stack([kind.baseline.score(one) for one, (_, kind) in zip(entropy, rows, strict=True)])
+        verdicts = [self._verdict(*columns) for columns in zip(count.T, valid.T, score.T, strict=True)]
         scored = torch.tensor([one.score is not None for one in verdicts])
+        limits = torch.stack([kind.limits for _, kind in rows])[:, None]
+        scales = torch.stack([kind.baseline.scale for _, kind in rows])[:, None]
         # How far each head of each sequence is above its limit in the worst row.
-        excess = torch.stack([row.excess.masked_fill(~(row.counts & scored)[:, None], -1.0) for row in rows])
-        worst, at = excess.max(0)
-        found = [
-            rows[int(at[place, head])].head(first + place, place, head, self.heads[head], over)
-            for (place, head), over in zip((worst > 0).nonzero().tolist(), worst[worst > 0].tolist(), strict=True)
-        ]
+        worst, at = ((entropy - limits) / scales).masked_fill(~(valid & scored)[..., None], -1.0).max(0)
+        found = []
+        for place, column in (worst > 0).nonzero().tolist():
+            row = int(at[place, column])
+            measured, limit = float(entropy[row, place, column]), float(limits[row, 0, column])
+            over = float(worst[place, column])
+            layer, head = self.heads[column]
+            found.append(Head(first + place, layer, head, measured, limit, over))
         return verdicts, found
 
-    def _verdict(self, rows: Sequence[_Judged], place: int) -> Verdict:
-        mine = [row for row in rows if row.counts[place]]
-        tokens = int((mine or rows)[-1].count[place])
-        if not rows[0].counts[place] or tokens == 0:
-            return self._unsaid(PADDING, tokens)
-        score = max(float(row.score[place]) for row in mine)
-        if any(math.isnan(float(row.score[place])) for row in mine):
-            return self._unsaid(NOT_A_NUMBER, tokens, len(mine))
-        last = self.prompt if len(mine) == 1 or self.generated is None else self.generated
-        return Verdict(score, last.threshold, tokens, len(mine))
+    def _verdict(self, count: Tensor, valid: Tensor, score: Tensor) -> Verdict:
+        """The verdict on one sequence from its rows `[R]`, that of the prompt first."""
+        tokens, rows = int(count[valid][-1] if valid.any() else count[-1]), int(valid.sum())
+        if not valid[0] or tokens == 0:
+            return self._no_score(PADDING, tokens)
+        if score[valid].isnan().any():
+            return self._no_score(NOT_A_NUMBER, tokens, rows)
+        last = self.prompt if rows == 1 or self.generated is None else self.generated
+        return Verdict(float(score[valid].max()), last.threshold, tokens, rows)
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain JSON values."""
+        """Plain JSON values."""
         return {
             "heads": [list(one) for one in self.heads],
             "prompt": self.prompt.to_dict(),
@@ -265,26 +265,6 @@ class Learned:
         return cls(heads, Kind.from_dict(data["prompt"]), generated)
 
 
-@dataclass(frozen=True, eq=False)
-class _Judged:
-    """A row on the CPU, with everything that follows from it alone."""
-
-    entropy: Tensor
-    count: Tensor
-    counts: Tensor
-    score: Tensor
-    excess: Tensor
-    """Above the limits, in standard deviations."""
-
-    limits: Tensor
-
-    @classmethod
-    def of(cls, row: Row, kind: Kind) -> _Judged:
-        entropy, count = row.entropy.cpu().double(), row.count.cpu()
-        counts = torch.ones_like(count, dtype=torch.bool) if row.counts is None else row.counts.cpu()
-        excess = (entropy - kind.limits) / kind.baseline.scale
-        return cls(entropy, count, counts, kind.baseline.score(entropy), excess, kind.limits)
-
-    def head(self, number: int, place: int, column: int, name: tuple[int, int], excess: float) -> Head:
-        """A head above its limit, in the sequence at `place`, which is called `number`."""
-        return Head(number, *name, float(self.entropy[place, column]), float(self.limits[column]), excess=excess)
+def _valid(row: Row) -> Tensor:
+    """Which sequences a row is valid for `[B]`, on the CPU."""
+    return torch.ones(len(row.count), dtype=torch.bool) if row.counts is None else row.counts.cpu()

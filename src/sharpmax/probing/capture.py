@@ -30,61 +30,47 @@ from sharpmax.stats.call import (
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-
 STATISTICS = ("entropy", "top", "sink", "spread", "local", "count")
-"""Names of what is measured of a row, in nats, weights, logits and numbers of keys."""
+"""What is measured of a row, in nats, weights, logits and numbers of keys."""
 
 LOCAL = 16
 """How many of the last visible keys count as near."""
 
-_FAR = -1e4
+_NEEDS = frozenset({"count", "max", "lse", "mean"})
 
 
 def row_statistics(logits: Logits) -> dict[str, Tensor]:
-    """Statistics of every row of logits `[B, H, R, Lk]`, each `[B, H, R]` in float32 (see `STATISTICS`).
+    """`STATISTICS` of every row of logits `[B, H, R, Lk]`, each `[B, H, R]` in float32.
 
-    entropy of the softmax in nats; top, its largest weight; sink, the weight of the first visible key; spread, the
-    largest minus the smallest visible logit; local, the weight of the last `LOCAL` visible keys; count, how many keys
-    are visible. A row without any gives zeros, and NaN where a row sees one makes all but its count NaN.
+    `entropy`, `top` (the largest weight) and `count` come from `RowStats`; `sink` is the weight of the first visible
+    key, `spread` the largest minus the smallest visible logit, `local` the weight of the last `LOCAL` visible keys. A
+    row without visible keys gives zeros; NaN in a visible logit makes all statistics of its row but `count` NaN.
     """
     values, hidden = logits.values, logits.hidden
     if values.numel() == 0:
         return {name: values.new_zeros(values.shape[:-1], dtype=torch.float32) for name in STATISTICS}
+    stats = logits.measure(_NEEDS)
     x = logits.scaled(None).to(floats_at_least_32(values.dtype))
-    peak = x.amax(-1)
     weights = x.softmax(-1)
-    top = weights.amax(-1)
-    # −Σ p·ln p, for ln p = x − peak + ln top: two sums that nothing cancels in. No weight is left as far down as that.
-    entropy = -(weights * (x - peak[..., None]).clamp_min(_FAR)).sum(-1) - top.log()
     if hidden is None:
-        count = peak.new_full(peak.shape, x.shape[-1])
         # A view would keep all of the weights alive for as long as somebody keeps the statistics.
         low, sink, local = x.amin(-1), weights[..., 0].contiguous(), weights[..., -LOCAL:].sum(-1)
     else:
         visible = ~hidden.expand(*hidden.shape[:-1], x.shape[-1])
-        count = visible.sum(-1).to(x.dtype).expand(peak.shape)
         low = x.masked_fill(hidden, torch.inf).amin(-1)
         first = visible.to(torch.uint8).argmax(-1, keepdim=True)
-        sink = weights.gather(-1, first.expand(*peak.shape, 1)).squeeze(-1)
+        sink = weights.gather(-1, first.expand(*low.shape, 1)).squeeze(-1)
         # Counted from the end, over the mask's own shape: most masks are shared by all heads.
         near = visible.flip(-1).cumsum(-1, dtype=torch.int32).flip(-1) <= LOCAL
         local = (weights * near).sum(-1)
-    found = {
-        # A sum of roundings may exceed what so many keys can have.
-        "entropy": torch.minimum(entropy.clamp_min(0.0), count.clamp_min(1.0).log()),
-        "top": top,
-        "sink": sink,
-        "spread": peak - low,
-        "local": local,
-        "count": count,
-    }
+    found = {"entropy": stats.entropy, "top": stats.top_weight, "sink": sink, "spread": stats.max - low, "local": local}
     if hidden is not None:
-        found = {name: value.masked_fill(count == 0, 0.0) for name, value in found.items()}
-    return {name: value.to(torch.float32) for name, value in found.items()}
+        found = {name: value.masked_fill(stats.count == 0, 0.0) for name, value in found.items()}
+    return {name: value.to(torch.float32) for name, value in (found | {"count": stats.count}).items()}
 
 
 CHOICES = ("last", "log", "all")
-"""The last row; about three rows per doubling of the length, the last included; every row."""
+"""Which rows: the last; about three per doubling of the length, the last included; every row."""
 
 _PER_DOUBLING = 3
 
@@ -111,16 +97,15 @@ def check_choice(choice: object) -> None:
         reject("rows", repr(choice), f"one of {list(CHOICES)}")
 
 
-class StockCalls(TorchFunctionMode):
-    """Shows `see` every call of `scaled_dot_product_attention` in this thread, that of `sharpmax.attention` included.
+class SdpaCalls(TorchFunctionMode):
+    """Passes every call of `scaled_dot_product_attention` in this thread to `observe`, with the number of `number()`.
 
-    A call gets the number that `number` gives. What is compiled shows nothing.
+    The calls of `sharpmax.attention` are among them. Compiled code passes nothing.
     """
 
-    def __init__(self, see: Callable[[AttentionCall], None], number: Callable[[], int]) -> None:
+    def __init__(self, observe: Callable[[AttentionCall], None], number: Callable[[], int]) -> None:
         super().__init__()
-        self._see = see
-        self._number = number
+        self._observe, self._number = observe, number
 
     def __torch_function__(
         self,
@@ -129,7 +114,7 @@ class StockCalls(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Do what was asked for, and show it."""
+        """Run the function, then pass the call on."""
         kwargs = kwargs or {}
         if torch.compiler.is_compiling():
             return func(*args, **kwargs)
@@ -139,12 +124,12 @@ class StockCalls(TorchFunctionMode):
         out = func(*args, **kwargs)
         if func is F.scaled_dot_product_attention and not is_repeated():
             with torch.no_grad():
-                self._see(stock_call(self._number(), *args, **kwargs))
+                self._observe(sdpa_call(self._number(), *args, **kwargs))
         return out
 
 
 def _body(function: FunctionType) -> Callable[..., Any]:
-    """A Python function of torch that does not hand itself to the mode it runs in: what it calls is then seen."""
+    """A copy of a Python function of torch that does not dispatch itself: what it calls is then observed."""
     names = {**function.__globals__, "has_torch_function": lambda given: False}
     copy = FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
     copy.__kwdefaults__ = function.__kwdefaults__
@@ -154,7 +139,7 @@ def _body(function: FunctionType) -> Callable[..., Any]:
 _multi_head_attention = _body(cast(FunctionType, F.multi_head_attention_forward))
 
 
-def stock_call(
+def sdpa_call(
     number: int,
     query: Tensor,
     key: Tensor,
@@ -166,7 +151,7 @@ def stock_call(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> AttentionCall:
-    """A call that PyTorch accepts, as an `AttentionCall` whose batch is all axes before the heads."""
+    """The arguments of torch's function as an attention call whose batch is all axes before the heads."""
     if query.is_nested or key.is_nested:
         raise UnsupportedError("capture: rows of nested tensors cannot be measured; pass padded tensors with a mask")
     plain = [x for x in (query, key, attn_mask) if type(x) is Tensor]
@@ -188,24 +173,17 @@ _LOGITS_AT_ONCE = 1 << 22
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """One call of attention: the statistics (`sharpmax.probing.capture`) of its rows at `places`."""
+    """The statistics of one attention call, of its rows at `places`."""
 
-    layer: int
-    """Which of the model's attention modules; without a model, the number of the call."""
-
-    places: Tensor
-    """Which of the call's queries, `[R]`."""
-
-    keys: int
-    """How many keys there were, visible or not."""
-
-    statistics: dict[str, Tensor]
-    """Each `[B, H, R]` in float32, on the device of the model."""
+    layer: int  # the number of the attention module; without a model, of the call
+    places: Tensor  # which of the call's queries, `[R]`
+    keys: int  # how many keys there were, visible or not
+    statistics: dict[str, Tensor]  # by the names of `STATISTICS`, each `[B, H, R]` in float32 on the model's device
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Capture:
-    """What attention did since the `with` block began, in the thread that it began in."""
+    """The attention calls since the `with` block began, in the thread that it began in."""
 
     rows: str = "last"
     calls: list[Call] = field(default_factory=list)
@@ -233,11 +211,14 @@ class Capture:
         """Forget the calls so far."""
         self.calls.clear()
 
-    def see(self, seen: AttentionCall) -> None:
+    def observe(self, call: AttentionCall) -> None:
         """Measure a call, if it is one of this thread."""
         if threading.get_ident() == self._thread:
-            chosen = places(self.rows, seen.queries)
-            self.calls.append(Call(seen.layer, chosen, seen.keys, measured(seen, chosen)))
+            chosen = places(self.rows, call.queries)
+            self.calls.append(Call(call.layer, chosen, call.keys, measured(call, chosen)))
+
+    def __repr__(self) -> str:
+        return f"Capture(rows={self.rows!r}, calls={len(self.calls)}, layers={len({one.layer for one in self.calls})})"
 
 
 def capture(model: PreTrainedModel | None = None, rows: str = "last") -> AbstractContextManager[Capture]:
@@ -249,12 +230,12 @@ def capture(model: PreTrainedModel | None = None, rows: str = "last") -> Abstrac
     asked for weights, and inside the block it does not take its fused inference path, in which there is none.
 
     `rows` chooses: "last", "log" (about three per doubling of the length) or "all". Calls of other threads, and those
-    in compiled code, are not seen. No output changes.
+    in compiled code, are not measured. No output changes.
 
     >>> import torch, sharpmax as sm
     >>> q, k, v = torch.zeros(3, 1, 2, 8, 4).unbind()
     >>> with sm.capture() as c:
-    ...     out = sm.attention(q, k, v, is_causal=True, policy="paper")
+    ...     out = sm.attention(q, k, v, is_causal=True)
     >>> c.stack("entropy").exp().round()  # one call, one sequence, two heads, the last row: uniform over eight keys
     tensor([[[[8.],
               [8.]]]])
@@ -266,18 +247,17 @@ def capture(model: PreTrainedModel | None = None, rows: str = "last") -> Abstrac
 @contextmanager
 def _capturing(model: PreTrainedModel | None, rows: str) -> Iterator[Capture]:
     found = Capture(rows)
-    calls = StockCalls(found.see, lambda: len(found.calls)) if model is None else observed(model, found.see)
-    with calls:
+    with SdpaCalls(found.observe, lambda: len(found.calls)) if model is None else observed(model, found.observe):
         yield found
 
 
-def measured(seen: AttentionCall, chosen: Tensor) -> dict[str, Tensor]:
-    """The statistics of the rows at `chosen` `[R]`, a block of rows at a time: memory is that of a block."""
-    one_row = seen.batch * seen.heads * seen.keys
+def measured(call: AttentionCall, chosen: Tensor) -> dict[str, Tensor]:
+    """`row_statistics` of the rows at `chosen` `[R]`, a block of rows at a time to bound memory."""
+    one_row = call.batch * call.heads * call.keys
     if one_row == 0 or len(chosen) == 0:
-        shape = (seen.batch, seen.heads, len(chosen))
-        return {name: seen.q.new_zeros(shape, dtype=torch.float32) for name in STATISTICS}
-    with without_autocast(seen.q.device):
+        shape = (call.batch, call.heads, len(chosen))
+        return {name: call.q.new_zeros(shape, dtype=torch.float32) for name in STATISTICS}
+    with without_autocast(call.q.device):
         step = max(1, _LOGITS_AT_ONCE // one_row)
-        blocks = [row_statistics(seen.logits(block)) for block in torch.split(chosen, step)]
+        blocks = [row_statistics(call.logits(block)) for block in torch.split(chosen, step)]
     return {name: torch.cat([block[name] for block in blocks], dim=-1) for name in STATISTICS}

@@ -168,22 +168,16 @@ _ROUNDING = 1.0 + 1e-9
 
 @dataclass(frozen=True)
 class HeadCertificate:
-    """What is certain about one head."""
+    """The certified horizon of one head."""
 
     layer: int
     head: int
     spread: float
     """A bound on the largest minus the smallest logit of any row, in nats, the ceiling of a policy included."""
 
-    by: str
-    """The argument that gave it."""
-
-    bounds: Mapping[str, float]
-    """What every argument gave."""
-
-    log10_tokens: float
-    """The decimal logarithm of the certified horizon."""
-
+    by: str  # the argument that gave it
+    bounds: Mapping[str, float]  # what every argument gave
+    log10_tokens: float  # the decimal logarithm of the certified horizon
     reach: int
     """The most tokens a row will ever see: `REACH` contexts, a sliding window, or the table of learned positions."""
 
@@ -200,7 +194,7 @@ class HeadCertificate:
 
 @dataclass(frozen=True)
 class Certificate:
-    """What is certain about every head of a model."""
+    """The certified horizons of every head of a model."""
 
     family: str
     mass: float
@@ -235,7 +229,7 @@ def certify(
     """The certified horizon of every head of a transformers model, for the policy applied to it, if any.
 
     `mass` is the weight p that no key can hold beyond the horizon. A family without a certificate, and a policy without
-    a largest β, are refused. `progress` is told how many layers of how many are done.
+    a largest β, are refused. `progress` is called with the layers done and the layers in all.
     """
     if not isinstance(mass, float) or not 0.0 < mass < 1.0:
         reject("mass", repr(mass), "a number strictly between 0 and 1")
@@ -260,7 +254,7 @@ def certify(
 
 
 def _bounds(layer: Layer, embeddings: Embeddings | None) -> dict[str, list[float]]:
-    """What every argument says of the heads of a layer, before biases by distance and policies."""
+    """The bound of every argument for the heads of a layer, before biases by distance and policies."""
     (query, query_norm, query_bias), (key, key_norm, key_bias) = layer.query.bounded(), layer.key.bounded()
     found = {
         # A bias is a column that meets an input which is always 1.

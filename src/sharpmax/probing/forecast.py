@@ -1,7 +1,7 @@
 """Predict entropy and top weight of every head at sizes that were not read.
 
-Several methods make a forecast. Which of them is used is decided on the largest size that may be known, forecast from
-those below it: none of the sizes that forecasts are tested at has a say.
+Several methods make a forecast. The method is chosen by its error at the largest size that may be known, forecast from
+those below it: none of the sizes that forecasts are tested at is used.
 """
 
 from __future__ import annotations
@@ -14,17 +14,21 @@ import numpy as np
 
 from sharpmax.probing.measurement import Numbers, known_mean, slope
 
-CROWDING = "crowding"
-"""Items of the largest known size stand for those of a larger one (`sharpmax.probing.replication`)."""
+REPLICATION = "crowding"
+"""Key replication (`sharpmax.probing.replication`), by its name in saved results."""
 
 _MIXED = "crowding and line, 3 to 1"
 _USUAL = "line"
-"""The method where there is nothing to decide on."""
+"""The method where there is nothing to choose by."""
 
 _FLOOR = 1e-4
+_NAMES = ("entropy", "top")
 
 Curves = Mapping[str, Numbers]
 """Statistics of every head at every size, `[sizes, layers, heads]`."""
+
+Changes = Mapping[tuple[int, int], Mapping[str, Numbers]]
+"""By (size that was read, size it stands for): what key replication changes in entropy and top weight."""
 
 _Method = Callable[[Numbers, Numbers, Numbers], Numbers]
 
@@ -35,7 +39,7 @@ def _level(x: Numbers, y: Numbers, to: Numbers) -> Numbers:
 
 
 def _line(towards: Callable[[Numbers], Numbers], share: float) -> _Method:
-    """A straight line against ln n whose slope goes part of the way towards another."""
+    """A straight line against ln n whose slope is moved part of the way towards another."""
 
     def method(x: Numbers, y: Numbers, to: Numbers) -> Numbers:
         own = slope(x, y)
@@ -51,46 +55,37 @@ METHODS: Mapping[str, _Method] = {
     "line, slope half way to the layer's": _line(lambda own: known_mean(own, -1), 0.5),
     "line, slope half way to the model's": _line(known_mean, 0.5),
 }
-"""What needs nothing but the curve: from ln n and values at known sizes, the value at another ln n."""
+"""Methods that need the curve alone: from ln n and values at known sizes, the value at another ln n."""
 
 
 @dataclass(frozen=True, eq=False)
 class Forecast:
-    """What is foretold of sizes, by which method, and how the methods did where that could be checked."""
+    """The predictions of the chosen method, and how every method did where that could be checked."""
 
     method: str
     fitted: tuple[int, ...]
-    values: Mapping[int, Mapping[str, Numbers]]
-    """By size: entropy and top weight, `[layers, heads]`."""
-
+    values: Mapping[int, Mapping[str, Numbers]]  # by size: entropy and top weight, `[layers, heads]`
     decided: Mapping[str, float] = field(default_factory=dict)
     """By method, the median error in nats at the largest known size, forecast from those below it."""
 
     others: Mapping[str, Mapping[int, Mapping[str, Numbers]]] = field(default_factory=dict)
-    """What each method foretells, the chosen one among them."""
+    """The predictions of every method, the chosen one included."""
 
 
-def foretell(
-    curves: Curves,
-    sizes: Sequence[int],
-    fit_up_to: int,
-    crowded: Mapping[tuple[int, int], Mapping[str, Numbers]] | None = None,
-) -> Forecast:
+def predict(curves: Curves, sizes: Sequence[int], fit_up_to: int, changes: Changes | None = None) -> Forecast:
     """Forecast the sizes above `fit_up_to` from the others, by the method that does best among the others.
 
-    `crowded` holds by (size that was read, size it stands for) what crowding changes in entropy and top weight. Of the
-    curves, what is above `fit_up_to` is not looked at but for the number of keys, which no model has to tell.
+    Above `fit_up_to` only the number of keys is read from the curves, which does not depend on the model.
     """
     known = [place for place, size in enumerate(sizes) if size <= fit_up_to]
     later = [place for place, size in enumerate(sizes) if size > fit_up_to]
-    changes = crowded or {}
-    trial = _all(curves, sizes, known[:-1], known[-1], changes) if len(known) > 1 else {}
+    trial = _predictions(curves, sizes, known[:-1], known[-1], changes or {}) if len(known) > 1 else {}
     decided = {name: _median(one["entropy"] - curves["entropy"][known[-1]]) for name, one in trial.items()}
     found: dict[str, dict[int, Mapping[str, Numbers]]] = {}
     for to in later:
-        for name, one in _all(curves, sizes, known, to, changes).items():
+        for name, one in _predictions(curves, sizes, known, to, changes or {}).items():
             found.setdefault(name, {})[sizes[to]] = one
-    # A method that cannot reach every size is none to choose.
+    # A method that does not reach every size cannot be chosen.
     able = {name for name, one in found.items() if len(one) == len(later)}
     choices = {name: value for name, value in decided.items() if name in able and np.isfinite(value)}
     method = min(choices, key=lambda name: choices[name]) if choices else _USUAL
@@ -98,43 +93,35 @@ def foretell(
 
 
 def error(forecast: Mapping[str, Numbers], measured: Mapping[str, Numbers]) -> dict[str, Any]:
-    """How far a forecast is from what was measured, over heads: median and 90th percentile of the error, and bias."""
+    """Median, 90th percentile and bias of the error over heads."""
     found: dict[str, Any] = {}
-    for name in ("entropy", "top"):
+    for name in _NAMES:
         apart = (forecast[name] - measured[name])[np.isfinite(forecast[name]) & np.isfinite(measured[name])]
         found["heads"] = len(apart)
-        wide = np.abs(apart)
-        found[name] = (
-            {"median": float(np.median(wide)), "p90": float(np.quantile(wide, 0.9)), "bias": float(apart.mean())}
-            if len(apart)
-            else dict.fromkeys(("median", "p90", "bias"))
-        )
+        found[name] = dict.fromkeys(("median", "p90", "bias"))
+        if len(apart):
+            median, p90 = np.quantile(np.abs(apart), [0.5, 0.9])
+            found[name] = {"median": float(median), "p90": float(p90), "bias": float(apart.mean())}
     return found
 
 
-def _all(
-    curves: Curves,
-    sizes: Sequence[int],
-    known: Sequence[int],
-    to: int,
-    changes: Mapping[tuple[int, int], Mapping[str, Numbers]],
+def _predictions(
+    curves: Curves, sizes: Sequence[int], known: Sequence[int], to: int, changes: Changes
 ) -> dict[str, dict[str, Numbers]]:
-    """What every method says of a size, from the sizes at the places `known`."""
+    """The prediction of every method for a size, from the sizes at the places `known`."""
     counts = curves["count"]
     x, target = np.log(counts[known]), np.log(counts[to])
     found = {}
     for name, method in METHODS.items():
         if len(known) > 1 or method is _level:
-            entropy = method(x, curves["entropy"][known], target)
-            # Weights are between 0 and 1, and so are their curves on this scale.
+            # Weights lie between 0 and 1: their curves are straight on the logit scale.
             top = 1.0 / (1.0 + np.exp(-method(x, _logit(curves["top"][known]), target)))
-            found[name] = {"entropy": entropy, "top": top}
+            found[name] = {"entropy": method(x, curves["entropy"][known], target), "top": top}
     change = changes.get((sizes[known[-1]], sizes[to]))
     if change is not None:
-        found[CROWDING] = {name: curves[name][known[-1]] + change[name] for name in ("entropy", "top")}
+        replicated = found[REPLICATION] = {name: curves[name][known[-1]] + change[name] for name in _NAMES}
         if _USUAL in found:
-            both = found[CROWDING], found[_USUAL]
-            found[_MIXED] = {name: 0.75 * both[0][name] + 0.25 * both[1][name] for name in ("entropy", "top")}
+            found[_MIXED] = {name: 0.75 * replicated[name] + 0.25 * found[_USUAL][name] for name in _NAMES}
     return {
         name: {"entropy": np.clip(one["entropy"], 0.0, target), "top": np.clip(one["top"], 1.0 / counts[to], 1.0)}
         for name, one in found.items()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,8 +13,8 @@ from numpy.typing import NDArray
 
 from sharpmax.integrations.transformers.interface import observed
 from sharpmax.probing.capture import STATISTICS, capture
-from sharpmax.probing.inputs import Material, Passage
-from sharpmax.probing.replication import Crowding, crowded_row, crowding
+from sharpmax.probing.inputs import Passage, ProbeInputs
+from sharpmax.probing.replication import Replication, replicated_row, replicating
 from sharpmax.stats.call import AttentionCall
 
 if TYPE_CHECKING:
@@ -24,66 +25,65 @@ Readings = Mapping[int, Mapping[str, Numbers]]
 """By size, each statistic of every passage and head, `[passages, layers, heads]`, NaN where there is none."""
 
 Progress = Callable[[str, int, int, str], None]
-"""Told what is being done, how much of how much is done, and a remark."""
+"""Called with what is being done, the work done, the work in all, and a remark."""
+
+REPEATS = 200
+"""Bootstrap samples of passages for an interval."""
+
+_RANGES: Mapping[str, tuple[float, float]] = {
+    "entropy": (0.0, np.inf), "top": (0.0, 1.0), "sink": (0.0, 1.0), "local": (0.0, 1.0), "spread": (0.0, np.inf),
+}  # fmt: skip
 
 
-def work(length: int) -> int:
-    """How much there is to do for a passage, in tokens of a short one: attention makes long ones cost more."""
-    return length + length * length // 8192
+def measure(model: PreTrainedModel, inputs: ProbeInputs, rows: str, done: Callable[[Passage, int], None]) -> Readings:
+    """Statistics of every head at every size, the longest passages last; the mean over the chosen rows of a passage.
 
-
-def measure(model: PreTrainedModel, material: Material, rows: str, done: Callable[[Passage, int], None]) -> Readings:
-    """Statistics of every head at every size, the longest passages last; of several rows of a passage, the mean.
-
-    `done` is told of each passage that has been read, and its size. The model must not be in training.
+    `done` is called with each passage that has been read, and its size. The model must be in evaluation mode.
     """
     found: dict[int, dict[str, Numbers]] = {}
-    for size, passages in material.passages.items():
+    for size, passages in inputs.passages.items():
         parts: dict[str, list[Numbers]] = {name: [] for name in STATISTICS}
         for passage in passages:
-            for name, value in _read(model, passage, rows).items():
-                parts[name].append(value)
+            with capture(model, rows) as captured:
+                _call(model, passage.inputs)
+            # float64 on the CPU: not every device has it.
+            last = {
+                call.layer: {name: value.cpu().double() for name, value in call.statistics.items()}
+                for call in captured.calls
+            }
+            for name in STATISTICS:
+                # A row without visible keys, such as padding, does not count.
+                layers = [
+                    last[layer][name].masked_fill(last[layer]["count"] == 0, torch.nan).nanmean(-1)
+                    for layer in sorted(last)
+                ]
+                parts[name].append(_grid(layers))
             done(passage, size)
         found[size] = {name: np.concatenate(values) for name, values in parts.items()}
     return found
 
 
-def read_crowded(model: PreTrainedModel, passages: Sequence[tuple[Passage, Crowding]]) -> dict[str, Numbers]:
-    """Entropy and top weight of the last row of passages that stand for longer ones, `[passages, layers, heads]`."""
+def measure_replicated(model: PreTrainedModel, passages: Sequence[tuple[Passage, Replication]]) -> dict[str, Numbers]:
+    """Entropy and top weight of the last row of passages with replicated keys, `[passages, layers, heads]`."""
     found: dict[str, list[Numbers]] = {"entropy": [], "top": []}
     for passage, chosen in passages:
-        seen: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        rows: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
-        def see(call: AttentionCall, into: dict[int, Any] = seen) -> None:
-            into[call.layer] = crowded_row(call)
+        def observe(call: AttentionCall, into: dict[int, Any] = rows) -> None:
+            into[call.layer] = replicated_row(call)
 
-        ids = passage.inputs["input_ids"]
-        # The mask says that all is one text: without it a gap would be taken for the start of another.
-        more = {"position_ids": chosen.positions[None], "attention_mask": torch.ones_like(ids)}
-        with observed(model, see), crowding(model, chosen):
+        # The mask marks the input as one text: without it transformers would split it at the gaps.
+        mask = torch.ones_like(passage.inputs["input_ids"])
+        more = {"position_ids": chosen.positions[None], "attention_mask": mask}
+        with observed(model, observe), replicating(model, chosen):
             _call(model, {**passage.inputs, **more})
         for place, name in enumerate(found):
-            found[name].append(_grid([seen[layer][place] for layer in sorted(seen)]))
+            found[name].append(_grid([rows[layer][place] for layer in sorted(rows)]))
     return {name: np.concatenate(values) for name, values in found.items()}
 
 
-def _read(model: PreTrainedModel, passage: Passage, rows: str) -> dict[str, Numbers]:
-    with capture(model, rows) as seen:
-        _call(model, passage.inputs)
-    last = {call.layer: call.statistics for call in seen.calls}
-    found = {}
-    for name in STATISTICS:
-        layers = []
-        for layer in sorted(last):
-            value, live = last[layer][name].cpu().double(), last[layer]["count"].cpu() > 0
-            # A row that sees nothing, as padding does, says nothing.
-            layers.append(value.masked_fill(~live, torch.nan).nanmean(-1))
-        found[name] = _grid(layers)
-    return found
-
-
 def _grid(layers: Sequence[torch.Tensor]) -> Numbers:
-    """`[B, heads]` of each layer as `[B, layers, heads]`, filled up where layers have fewer heads."""
+    """`[B, heads]` of each layer as `[B, layers, heads]`, NaN where a layer has fewer heads."""
     heads = max(layer.shape[1] for layer in layers)
     grid = np.full((layers[0].shape[0], len(layers), heads), np.nan)
     for place, layer in enumerate(layers):
@@ -94,26 +94,54 @@ def _grid(layers: Sequence[torch.Tensor]) -> Numbers:
 def _call(model: PreTrainedModel, inputs: Mapping[str, Any]) -> None:
     known = inspect.signature(model.forward).parameters
     options = {name: value for name, value in {"use_cache": False, "logits_to_keep": 1}.items() if name in known}
-    placed = {
-        name: value.to(model.device) if isinstance(value, torch.Tensor) else value for name, value in inputs.items()
-    }
+    moved = {name: v.to(model.device) if isinstance(v, torch.Tensor) else v for name, v in inputs.items()}
     with torch.no_grad():
-        model(**{**options, **placed})
+        model(**{**options, **moved})
 
 
-REPEATS = 200
-"""How often passages are drawn again for an interval."""
+@dataclass(frozen=True, eq=False)
+class Fits:
+    """What follows from readings alone. Arrays are `[layers, heads]`, NaN where unknown; curves have sizes in front."""
 
-_RANGES: Mapping[str, tuple[float, float]] = {
-    "entropy": (0.0, np.inf), "top": (0.0, 1.0), "sink": (0.0, 1.0), "local": (0.0, 1.0), "spread": (0.0, np.inf),
-}  # fmt: skip
+    curves: Mapping[str, Numbers]  # every statistic, and `effective`, the number of keys e^entropy
+    slope: Numbers  # of entropy against ln n, with 95% bootstrap intervals
+    slope_low: Numbers
+    slope_high: Numbers
+    horizon: Numbers
+    """The number of keys from which on the top weight stays under the mass; inf: beyond the largest size, −inf: at
+    every size."""
+
+    horizon_low: Numbers
+    horizon_high: Numbers
+
+
+def fit(readings: Readings, nested: bool, mass: float, seed: int) -> Fits:
+    """Curves, slopes and horizons of readings, with intervals from bootstrap samples of the passages."""
+
+    def both(curves: Mapping[str, Numbers]) -> tuple[Numbers, Numbers]:
+        lengths = np.log(np.maximum(curves["count"], 1.0))
+        crossed = crossing(lengths, curves["top"], mass)
+        return slope(lengths, curves["entropy"]), np.where(np.isfinite(crossed), np.exp(crossed), crossed)
+
+    curves = curves_of(readings, nested)
+    rise, fall = both(curves)
+    samples = [both(curves_of(readings, nested, share)) for share in repeats(readings, seed)]
+    slopes, horizons = ([one[place] for one in samples] for place in (0, 1))
+    return Fits(curves, rise, *interval(slopes, rise), fall, *interval(horizons, fall))
+
+
+def curves_of(readings: Readings, nested: bool, share: Numbers | None = None) -> dict[str, Numbers]:
+    """The curve of every statistic, and of the effective number of keys."""
+    found = {name: curve(readings, name, nested, share) for name in next(iter(readings.values()))}
+    found["entropy"] = np.minimum(found["entropy"], np.log(np.maximum(found["count"], 1.0)))
+    return found | {"effective": np.exp(found["entropy"])}
 
 
 def curve(readings: Readings, name: str, nested: bool, share: Numbers | None = None) -> Numbers:
-    """A statistic of every head at every size, `[sizes, layers, heads]`, from a `share` of each passage (None: equal).
+    """A statistic of every head at every size, `[sizes, layers, heads]`; `share` weights the passages (None: equally).
 
-    Fewer passages are read of larger sizes. Where passages are nested, a size adds to the one before what it changes
-    in the passages that both have; a mean of its own would mostly tell which passages these are.
+    Larger sizes have fewer passages. Where passages are nested, a size adds to the one before what it changes in the
+    passages that both have: a mean of its own would mostly reflect which passages these are.
     """
     found: list[Numbers] = []
     before: Numbers | None = None
@@ -125,20 +153,19 @@ def curve(readings: Readings, name: str, nested: bool, share: Numbers | None = N
             both = min(len(before), len(values))
             found.append(found[-1] + _mean(values[:both] - before[:both], share))
         before = values
-    low, high = _RANGES.get(name, (-np.inf, np.inf))
-    return np.clip(np.stack(found), low, high)
+    return np.clip(np.stack(found), *_RANGES.get(name, (-np.inf, np.inf)))
 
 
 def _mean(values: Numbers, share: Numbers | None) -> Numbers:
     weight = np.ones(len(values)) if share is None else share[: len(values)]
-    if weight.sum() == 0.0:  # none of these passages was drawn, and the others are not there
+    if weight.sum() == 0.0:  # the sample holds none of these passages
         weight = np.ones(len(values))
     mean: Numbers = np.tensordot(weight / weight.sum(), values, axes=1)
     return mean
 
 
 def known_mean(values: Numbers, axis: int | None = None) -> Numbers:
-    """The mean of those numbers that are known, its axes kept; NaN where none is."""
+    """The mean of the finite values, axes kept; NaN where there is none."""
     known = np.isfinite(values)
     total = np.where(known, values, 0.0).sum(axis, keepdims=True)
     with np.errstate(invalid="ignore"):
@@ -147,7 +174,7 @@ def known_mean(values: Numbers, axis: int | None = None) -> Numbers:
 
 
 def repeats(readings: Readings, seed: int) -> Iterator[Numbers]:
-    """How often each passage is drawn when as many are drawn again, `REPEATS` times; none of a single passage."""
+    """`REPEATS` bootstrap samples: how often each passage is drawn. None of a single passage."""
     passages = max(len(one["count"]) for one in readings.values())
     if passages < 2:
         return
@@ -157,7 +184,7 @@ def repeats(readings: Readings, seed: int) -> Iterator[Numbers]:
 
 
 def slope(x: Numbers, y: Numbers) -> Numbers:
-    """The slope of the straight line through `y` against `x`, both `[sizes, …]`; NaN where x does not change.
+    """The least-squares slope of `y` against `x`, both `[sizes, …]`; NaN where x does not change.
 
     >>> slope(np.array([0.0, 1.0, 2.0]), np.array([1.0, 1.5, 2.0]))
     array(0.5)
@@ -170,16 +197,16 @@ def slope(x: Numbers, y: Numbers) -> Numbers:
 
 
 def interval(draws: list[Numbers], like: Numbers) -> tuple[Numbers, Numbers]:
-    """Where 95% of what was drawn lies; NaN without any draw."""
+    """The 2.5% and 97.5% quantiles of bootstrap draws; NaN without any draw."""
     if not draws:
         return np.full_like(like, np.nan), np.full_like(like, np.nan)
-    # Infinite draws are beyond what was measured: between two of them there is no number to be found.
+    # Infinite draws lie beyond what was measured: between two of them there is nothing to interpolate.
     low, high = np.quantile(np.stack(draws), [0.025, 0.975], axis=0, method="inverted_cdf")
     return low, high
 
 
 def crossing(x: Numbers, y: Numbers, level: float) -> Numbers:
-    """From which x on y `[sizes, …]` stays under a level, between sizes on a straight line.
+    """From which x on y `[sizes, …]` stays under a level, linear between sizes.
 
     −inf where it is under the level at every size, inf where it is not under it at the last, NaN where y is.
 

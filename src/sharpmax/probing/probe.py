@@ -25,13 +25,11 @@ from sharpmax.models.language import (
     quiet,
 )
 from sharpmax.probing.capture import check_choice
-from sharpmax.probing.findings import RULE, Findings, findings_of, forecast_of, read_for_forecast
-from sharpmax.probing.inputs import TEXT, Material, Passage, own_material, task_material, text_material
-from sharpmax.probing.measurement import Progress, measure, work
+from sharpmax.probing.findings import RULE, Findings, findings_of, forecast_of, forecast_work
+from sharpmax.probing.inputs import TEXT, Passage, ProbeInputs, own_inputs, task_inputs, text_inputs
+from sharpmax.probing.measurement import Progress, measure
 from sharpmax.probing.summary import (
     Sheet,
-    as_html,
-    as_text,
     chain_table,
     forecast_sheet,
     forecast_table,
@@ -71,13 +69,13 @@ def _encoder(name: str, device: str, dtype: str) -> LanguageModel | None:
                 str(place), dtype=DTYPES[dtype], use_safetensors=True, **options
             )
             return LanguageModel(name, model.to(device).eval().requires_grad_(False), tokenizer)
-        except Exception:  # why it is no causal language model is then what has to be said
+        except Exception:  # the caller then raises the error of the causal language model
             return None
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class ProbeResult:
-    """Which heads of a model lose focus as inputs grow, where, and how well that can be foreseen."""
+    """Which heads of a model lose focus as inputs grow, where, and how well that can be forecast."""
 
     setting: Mapping[str, Any]
     findings: Mapping[str, Findings]
@@ -85,12 +83,14 @@ class ProbeResult:
 
     @property
     def verdict(self) -> list[str]:
-        """Three sentences that say it all."""
+        """Three sentences: how many heads lose focus, in which layers, and the error of the forecast."""
         return verdict(str(self.setting["model"]), list(self.findings.values()))
 
     def heads(self, task: str | None = None) -> dict[str, Any]:
-        """Every head by its name, "layer.head", on one task (the first unless told): kind, slope, curve, forecast."""
-        return heads_table(self._of(task))
+        """Every head by its name, "layer.head", on one task (by default the first): kind, slope, curve, forecast."""
+        if task is not None and task not in self.findings:
+            reject("task", repr(task), f"one of {list(self.findings)}")
+        return heads_table(self.findings[task or next(iter(self.findings))])
 
     def tables(self) -> dict[str, Any]:
         """Everything as plain JSON values."""
@@ -104,7 +104,7 @@ class ProbeResult:
         return tables
 
     def sheets(self) -> list[Sheet]:
-        """The small tables that are shown."""
+        """The small tables that `show` prints."""
         found = [sheet for one in self.findings.values() for sheet in (layers_sheet(one), forecast_sheet(one))]
         return [sheet for sheet in found if sheet is not None]
 
@@ -113,40 +113,36 @@ class ProbeResult:
         print(self)
 
     def __str__(self) -> str:
-        return "\n\n".join(["\n".join(self.verdict), *map(as_text, self.sheets())])
+        return "\n\n".join(["\n".join(self.verdict), *(sheet.text() for sheet in self.sheets())])
+
+    def __repr__(self) -> str:
+        return f"ProbeResult({self.setting['model']!r}, tasks={list(self.findings)})\n" + "\n".join(self.verdict)
 
     def _repr_html_(self) -> str:
-        """What a notebook shows."""
+        """The notebook view."""
         sentences = "".join(f"<li>{escape(sentence)}</li>" for sentence in self.verdict)
-        return f"<ol>{sentences}</ol>" + "".join(map(as_html, self.sheets()))
+        return f"<ol>{sentences}</ol>" + "".join(sheet.html() for sheet in self.sheets())
 
     def to_frame(self) -> Any:
-        """A pandas frame: a row for each task, layer, head and size."""
+        """Return a pandas frame with a row for each task, layer, head and size."""
         pandas = require("pandas", "frame", "ProbeResult.to_frame")
         rows = []
-        for task, found in self.findings.items():
-            for name, about in heads_table(found).items():
+        for task in self.findings:
+            for name, about in self.heads(task).items():
                 layer, _, head = name.partition(".")
-                own = {"task": task, "layer": int(layer), "head": int(head), "kind": about["kind"]}
-                own |= {key: about[key] for key in ("slope", "slope_low", "slope_high")}
+                own = {"task": task, "layer": int(layer), "head": int(head)}
+                own |= {key: about[key] for key in ("kind", "slope", "slope_low", "slope_high")}
                 own["horizon"] = about["horizon"]["tokens"]
                 for size, values in about["curve"].items():
-                    foretold = about["forecast"].get(size, {})
-                    more = {f"forecast_{key}": foretold.get(key) for key in ("entropy", "top")}
+                    predicted = about["forecast"].get(size, {})
+                    more = {f"forecast_{key}": predicted.get(key) for key in ("entropy", "top")}
                     rows.append({**own, "size": int(size), **values, **more})
         return pandas.DataFrame(rows)
 
     def save(self, folder: str | Path) -> Path:
-        """Write `results.json` into a folder, as `sharpmax probe` does, and name it; `sharpmax report` draws it."""
+        """Write `results.json` into a folder, as `sharpmax probe` does, and return its path."""
         results = collect(f"sharpmax.probe({self.setting['model']})", self.tables(), seed=self.setting["seed"])
         return results.save(Path(folder) / FILE_NAME)
-
-    def _of(self, task: str | None) -> Findings:
-        if task is None:
-            return next(iter(self.findings.values()))
-        if task not in self.findings:
-            reject("task", repr(task), f"one of {list(self.findings)}")
-        return self.findings[task]
 
 
 def probe(
@@ -163,56 +159,59 @@ def probe(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> ProbeResult:
-    """Let a transformers model read prompts of growing size, and say which of its heads disperse.
+    """Let a transformers model read prompts of growing size, and report which of its heads disperse.
 
-    `tasks` are names of tasks, tasks, or "text" for plain text; without any, kv and text for a causal language model
-    and text for others. Sizes are items of a task and tokens of text: those of the task, and text that doubles, up to
-    what the model is made for, unless `sizes` says otherwise. Of each size 12 prompts are read, of long ones fewer,
-    unless `prompts` says how many. `rows` is whose statistics count ("last", "log" or "all", of which the mean).
-    `text` takes the place of Python's documentation. A policy that is applied takes part.
+    `tasks` are names of tasks, tasks, or "text" for plain text; by default kv and text for a causal language model
+    and text for others. Sizes are items of a task and tokens of text; by default those of the task, and text that
+    doubles, up to the context of the model. By default 12 prompts of each size are read, of long ones fewer. `rows`
+    selects the rows whose statistics count ("last", "log" or "all", of which the mean). `text` replaces Python's
+    documentation. A policy that is applied takes effect.
 
     `inputs` are the caller's own, for any family: by size, one or several dicts that the model is called with. Every
     sequence in them is a prompt; padding belongs before it, or the last row is padding.
 
     Slopes, kinds but for "local", top weights and horizons mean the same in every family, and can be compared between
     models that read inputs of the same sizes. "sink" is about the first key, in BERT and ViT a class token. "local" is
-    about the keys just before the last row, so that it is a kind of causal models alone. Sizes of items or of image
-    patches cannot be compared with tokens, and random weights say nothing of trained ones. Forecasts by crowding need
-    a causal model that takes `position_ids`; others have lines.
+    about the keys just before the last row, a kind of causal models alone. Sizes of items or of image patches cannot be
+    compared with tokens. Forecasts by key replication need a causal model that takes `position_ids`; other models get
+    forecasts by lines.
     """
     check_model(model)
     check_choice(rows)
     if prompts is not None and (type(prompts) is not int or prompts < 1):
         reject("prompts", repr(prompts), "a whole number from 1, or None")
-    causal = _looks_back(model)
-    tell = progress or (lambda what, done, total, remark: None)
+    causal = True in {module.is_causal for module in model.modules() if hasattr(module, "is_causal")}
+    notify = progress or (lambda what, done, total, remark: None)
     if inputs is not None:
         if tasks is not None or sizes is not None:
             reject("inputs", "inputs together with tasks or sizes", "one or the other")
-        materials = [own_material(inputs)]
+        read = [own_inputs(inputs)]
     else:
         tokenizer = check_tokenizer(tokenizer, "or give inputs of your own: inputs={size: [{'input_ids': ids}, …]}")
-        tell("preparing prompts", 0, 0, "")
-        materials = _materials(model, tokenizer, tasks, sizes, prompts, text, seed, causal)
-    crowds = rows == "last" and causal and "position_ids" in inspect.signature(model.forward).parameters
-    step = _Steps(tell, sum(_work(one, crowds) for one in materials))
-    with _at_rest(model):
-        found = {one.task: _find(model, one, rows, causal, crowds, seed, step) for one in materials}
-    return ProbeResult(_setting(model, name, materials, found, rows, seed), found)
+        notify("preparing prompts", 0, 0, "")
+        read = _inputs(model, tokenizer, tasks, sizes, prompts, text, seed, causal)
+    replicates = rows == "last" and causal and "position_ids" in inspect.signature(model.forward).parameters
+    total = sum(passage.work for one in read for passages in one.passages.values() for passage in passages)
+    total, done = total + sum(forecast_work(one) for one in read if replicates), 0
+
+    def step(what: str, one: ProbeInputs) -> Callable[[Passage, int], None]:
+        def after(passage: Passage, size: int) -> None:
+            nonlocal done
+            done += passage.work
+            notify(f"{what} {one.task}", done, total, f"{size:,} {one.unit}")
+
+        return after
+
+    found = {}
+    with _evaluating(model):
+        for one in read:
+            readings = measure(model, one, rows, step("reading", one))
+            forecast = forecast_of(model, one, readings, step("forecasting", one) if replicates else None)
+            found[one.task] = findings_of(one, readings, causal, forecast, seed)
+    return ProbeResult(_setting(model, name, read, found, rows, seed), found)
 
 
-class _Steps:
-    """Progress over everything there is to read."""
-
-    def __init__(self, tell: Progress, total: int) -> None:
-        self._tell, self._total, self._done = tell, total, 0
-
-    def __call__(self, what: str, length: int, remark: str) -> None:
-        self._done += work(length)
-        self._tell(what, self._done, self._total, remark)
-
-
-def _materials(
+def _inputs(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     tasks: Sequence[str | Task] | None,
@@ -221,11 +220,12 @@ def _materials(
     text: str | None,
     seed: int,
     causal: bool,
-) -> list[Material]:
-    room = context_of(model)
-    if sizes is not None:
-        _check_sizes(sizes)
-        sizes = sorted(set(sizes))
+) -> list[ProbeInputs]:
+    context = context_of(model)
+    for size in sizes or ():
+        if type(size) is not int or size < 1:
+            reject("sizes", repr(size), "whole numbers from 1")
+    sizes = None if sizes is None else sorted(set(sizes))
     if isinstance(tasks, (str, Task)):
         given = repr(tasks) if isinstance(tasks, str) else "a Task"
         reject_type("tasks", given, "a list of tasks", f"write tasks=[{given}]")
@@ -235,12 +235,12 @@ def _materials(
     for task in tasks if tasks is not None else ("kv", TEXT) if causal else (TEXT,):
         if task == TEXT:
             plain = plain_text("test") if text is None else text
-            found.append(text_material(plain, tokenizer, room, sizes, prompts, causal=causal))
+            found.append(text_inputs(plain, tokenizer, context, sizes, prompts, causal=causal))
         else:
             if isinstance(task, str):
                 check_task(task)
             chosen = task if isinstance(task, Task) else get_task(task)
-            found.append(task_material(chosen, tokenizer, room, sizes, prompts, seed))
+            found.append(task_inputs(chosen, tokenizer, context, sizes, prompts, seed))
     names = [one.task for one in found]
     if not names or len(set(names)) < len(names):
         reject("tasks", names, "one or several tasks, each once")
@@ -256,39 +256,9 @@ def check_task(name: str) -> None:
         reject("task", repr(name), f"one of {[*sorted(TASKS), TEXT]} or the path of a Python file that defines TASK")
 
 
-def _check_sizes(sizes: Sequence[int]) -> None:
-    for size in sizes:
-        if type(size) is not int or size < 1:
-            reject("sizes", repr(size), "whole numbers from 1")
-
-
-def _looks_back(model: PreTrainedModel) -> bool:
-    """Whether rows see nothing that comes after them."""
-    return True in {module.is_causal for module in model.modules() if hasattr(module, "is_causal")}
-
-
-def _find(
-    model: PreTrainedModel, material: Material, rows: str, causal: bool, crowds: bool, seed: int, step: _Steps
-) -> Findings:
-    def done(passage: Passage, size: int) -> None:
-        step(f"reading {material.task}", passage.length, f"{size:,} {material.unit}")
-
-    def foretold(passage: Passage, size: int) -> None:
-        step(f"forecasting {material.task}", passage.length, f"{size:,} {material.unit}")
-
-    readings = measure(model, material, rows, done)
-    forecast = forecast_of(model, material, readings, foretold if crowds else None)
-    return findings_of(material, readings, causal, forecast, seed)
-
-
-def _work(material: Material, crowds: bool) -> int:
-    plain = sum(work(one.length) for passages in material.passages.values() for one in passages)
-    return plain + sum(work(one.length) for one in read_for_forecast(material) if crowds)
-
-
 @contextmanager
-def _at_rest(model: PreTrainedModel) -> Iterator[None]:
-    """Without dropout for a while."""
+def _evaluating(model: PreTrainedModel) -> Iterator[None]:
+    """Evaluation mode inside the block; afterwards every module is in its mode of before."""
     modes = [(module, module.training) for module in model.modules()]
     model.train(False)
     try:
@@ -301,14 +271,11 @@ def _at_rest(model: PreTrainedModel) -> Iterator[None]:
 def _setting(
     model: PreTrainedModel,
     name: str | None,
-    materials: Sequence[Material],
+    inputs: Sequence[ProbeInputs],
     found: Mapping[str, Findings],
     rows: str,
     seed: int,
 ) -> dict[str, Any]:
-    def by_task(value: Callable[[Material], Any]) -> dict[str, Any]:
-        return {one.task: value(one) for one in materials}
-
     layers, heads = next(iter(found.values())).slope.shape
     policy = policy_of(model)
     return {
@@ -316,16 +283,16 @@ def _setting(
         "family": str(model.config.model_type),
         "layers": layers,
         "heads": heads,
-        "tasks": [one.task for one in materials],
-        "sizes": by_task(lambda one: list(one.sizes)),
-        "unit": by_task(lambda one: one.unit),
-        "prompts_of_size": by_task(lambda one: {str(size): n for size, n in found[one.task].prompts.items()}),
+        "tasks": [one.task for one in inputs],
+        "sizes": {one.task: list(one.sizes) for one in inputs},
+        "unit": {one.task: one.unit for one in inputs},
+        "prompts_of_size": {task: {str(size): n for size, n in one.prompts.items()} for task, one in found.items()},
         "rows": rows,
         "seed": seed,
         "dtype": str(model.dtype).removeprefix("torch."),
         "device": model.device.type,
         "policy": None if policy is None else policy.describe(),
         "context": context_of(model),
-        "fit_up_to": by_task(lambda one: one.fit_up_to),
+        "fit_up_to": {one.task: one.fit_up_to for one in inputs},
         "kind_rule": dict(RULE),
     }

@@ -32,7 +32,7 @@ class Ball:
 
     @classmethod
     def of(cls, norm: nn.Module, where: str) -> Ball:
-        """What a module leaves, or an error that says it is not known."""
+        """The outputs of a module; UnsupportedError for one that is not known."""
         weight: Any = getattr(norm, "weight", None)
         if isinstance(norm, nn.LayerNorm) and len(norm.normalized_shape) == 1:
             ones = torch.ones(norm.normalized_shape, dtype=torch.float64)
@@ -43,10 +43,10 @@ class Ball:
         if isinstance(weight, Tensor) and weight.ndim == 1 and isinstance(epsilon, float):
             gain = exact(weight)
             with torch.no_grad():
-                seen = exact(norm(torch.ones_like(weight)))
-            # Some families store the gain, some the gain minus 1: which of them this is shows in what comes out.
+                output = exact(norm(torch.ones_like(weight)))
+            # Some families store the gain, some the gain minus 1: the output tells which.
             for offset in (0.0, 1.0):
-                if torch.allclose(seen * math.sqrt(1.0 + epsilon), gain + offset, rtol=1e-2, atol=1e-2):
+                if torch.allclose(output * math.sqrt(1.0 + epsilon), gain + offset, rtol=1e-2, atol=1e-2):
                     return cls(gain + offset, torch.zeros_like(gain), False, epsilon)
         raise UnsupportedError(
             f"model: {where} has a normalisation {type(norm).__name__} that no certificate knows; "
@@ -79,17 +79,14 @@ class Feed:
 
     queries: str
     keys: str
-    first: bool
-    """Whether what they normalise is the embedding of the input and nothing else."""
+    first: bool  # whether what they normalise is the embedding of the input and nothing else
 
 
 @dataclass(frozen=True)
 class Family:
     """How the models of a family are put together."""
 
-    feed: Callable[[str], Feed | None]
-    """From the name of an attention module; None where it is not known."""
-
+    feed: Callable[[str], Feed | None]  # from the name of an attention module; None where it is not known
     rotary: bool = False
     positions: tuple[str, ...] = ()
     """Tables of vectors added to the embedding of a token, one of each, by the end of their names."""
@@ -158,14 +155,9 @@ class Side:
     """The queries, or the keys, of a layer: matrix·z + bias with z from a ball, then perhaps normalised once more."""
 
     ball: Ball
-    matrix: Tensor
-    """`[heads, D, d]` in float64, the gain of the normalisation before it included."""
-
-    bias: Tensor
-    """`[heads, D]`."""
-
-    after: Ball | None
-    """The normalisation of each head, where there is one."""
+    matrix: Tensor  # `[heads, D, d]` in float64, the gain of the normalisation before it included
+    bias: Tensor  # `[heads, D]`
+    after: Ball | None  # the normalisation of each head, where there is one
 
     @property
     def constant(self) -> bool:
@@ -197,19 +189,12 @@ class Layer:
     heads: int
     query: Side
     key: Side
-    first: bool
-    """Whether its inputs are normalised embeddings."""
-
+    first: bool  # whether its inputs are normalised embeddings
     scale: float
-    pairs: int
-    """Entries i and i + pairs of queries and keys are turned together by their position, for i < pairs."""
-
+    pairs: int  # entries i and i + pairs of queries and keys are turned together by their position, for i < pairs
     cap: float | None
-    bias_spread: Tensor
-    """`[heads]`, the largest minus the smallest number that positions add to a logit."""
-
-    window: int | None
-    """The most keys a row can see."""
+    bias_spread: Tensor  # `[heads]`, the largest minus the smallest number that positions add to a logit
+    window: int | None  # the most keys a row can see
 
 
 def layers_of(model: PreTrainedModel) -> list[Layer]:
@@ -304,7 +289,7 @@ class _Reader:
         return weight.amax(0) - weight.amin(0)
 
     def _window(self, one: AttentionModule) -> int | None:
-        # Mistral says it once for all layers.
+        # Mistral has one window for all layers.
         holder: Any = one.config if self.kind == "mistral" else one.module
         window = getattr(holder, "sliding_window", None)
         return window if isinstance(window, int) and window > 0 else None
@@ -316,8 +301,8 @@ def _repeated(side: Side, group: int) -> Side:
 
 
 def _scale(one: AttentionModule, width: int) -> float:
-    said = getattr(one.module, "scaling", None)
-    if isinstance(said, float):
-        return said
+    scaling = getattr(one.module, "scaling", None)
+    if isinstance(scaling, float):
+        return scaling
     unscaled = "position_bias" in one.arguments or getattr(one.module, "scale_attn_weights", True) is False
     return 1.0 if unscaled else 1.0 / math.sqrt(width)

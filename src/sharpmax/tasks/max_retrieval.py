@@ -22,19 +22,19 @@ FEATURES = 1 + CLASSES
 
 @dataclass(frozen=True)
 class Sets:
-    """Sets of items: `priority` [..., n] in 0 … 1, `label` [..., n] in 0 … 9, `query` [...], `live` [..., n].
+    """Sets of items: `priority` [..., n] in 0 … 1, `label` [..., n] in 0 … 9, `query` [...], `visible` [..., n].
 
-    `query` is a random number that carries no information; `live` is False where a set is smaller than n.
+    `query` is a random number that carries no information; `visible` is False where a set is smaller than n.
     """
 
     priority: Tensor
     label: Tensor
     query: Tensor
-    live: Tensor
+    visible: Tensor
 
     def split(self, count: int) -> list[Sets]:
         """The same sets, `count` at a time along the first axis."""
-        fields = (self.priority, self.label, self.query, self.live)
+        fields = (self.priority, self.label, self.query, self.visible)
         starts = range(0, len(self.query), count)
         return [Sets(*(field[start : start + count] for field in fields)) for start in starts]
 
@@ -49,7 +49,7 @@ class Sets:
     @property
     def best(self) -> Tensor:
         """The position of the item with the highest priority: [...]."""
-        return self.priority.masked_fill(~self.live, -1.0).argmax(-1)
+        return self.priority.masked_fill(~self.visible, -1.0).argmax(-1)
 
     @property
     def answer(self) -> Tensor:
@@ -67,10 +67,10 @@ def draw(shape: tuple[int, ...], sizes: Sizes, generator: torch.Generator) -> Se
     """Independent sets, `shape` of them, on the generator's device.
 
     `sizes` is the number of items, or the least and the largest number, between which each set draws its own; sets
-    are then as wide as the largest, with the rest not live.
+    are then as wide as the largest, with the rest not visible.
 
     >>> sets = draw((3,), (5, 16), torch.Generator().manual_seed(0))
-    >>> tuple(sets.priority.shape), sets.live.sum(-1).tolist()
+    >>> tuple(sets.priority.shape), sets.visible.sum(-1).tolist()
     ((3, 16), [9, 10, 11])
     """
     least, most = limits(sizes)
@@ -110,15 +110,15 @@ def _max(
             top -= (1.0 - width) * torch.rand(*shape, 1, generator=generator, device=generator.device)
         sets = replace(sets, priority=top - width * (1.0 - sets.priority))
     best = sets.best[..., None]
-    two = sets.priority.masked_fill(~sets.live, -1.0).topk(min(2, sets.priority.shape[-1])).values
+    two = sets.priority.masked_fill(~sets.visible, -1.0).topk(min(2, sets.priority.shape[-1])).values
     return _asked(sets, sets.query[..., None], best, two[..., 0] - two[..., -1])
 
 
 def _sort(shape: tuple[int, ...], sizes: Sizes, generator: torch.Generator) -> Batch:
     """What follows an item in ascending order, at `_ASKED` random places of the sorted list; 0 asks for the first."""
     sets = draw(shape, sizes, generator)
-    ascending, order = sets.priority.masked_fill(~sets.live, math.inf).sort(-1)
-    size = sets.live.sum(-1, keepdim=True)
+    ascending, order = sets.priority.masked_fill(~sets.visible, math.inf).sort(-1)
+    size = sets.visible.sum(-1, keepdim=True)
     place = torch.rand(*shape, _ASKED, generator=generator, device=generator.device)
     rank = torch.minimum((place * size).long(), size - 1)
     before = torch.where(rank > 0, ascending.gather(-1, (rank - 1).clamp(min=0)), 0.0)
@@ -135,10 +135,10 @@ def _asked(sets: Sets, query: Tensor, source: Tensor, apart: Tensor) -> Batch:
     questions[..., FEATURES + 1] = 1.0
     seen = torch.ones_like(query, dtype=torch.bool)
     # Among n even draws neighbours are 1/n apart, give or take: as often under ln 2/n as over it.
-    close = apart * (sets.live.sum(-1) + 1) < math.log(2.0)
-    live = torch.cat((sets.live, seen), dim=-1)
+    close = apart * (sets.visible.sum(-1) + 1) < math.log(2.0)
+    visible = torch.cat((sets.visible, seen), dim=-1)
     answer = sets.label.gather(-1, source)
-    return Batch(torch.cat((items, questions), dim=-2), live, answer, source, close)
+    return Batch(torch.cat((items, questions), dim=-2), visible, answer, source, close)
 
 
 MAX = SizedTask(

@@ -39,16 +39,16 @@ def check_part(part: str) -> None:
 
 @dataclass(frozen=True)
 class Prompt:
-    """One question to a chat model, and what it has to say."""
+    """One question to a chat model, and its answer."""
 
     user: str
     """The user's message."""
 
     opening: str
-    """How the reply begins; the model is given this too."""
+    """How the reply begins; part of the input."""
 
     answer: str
-    """What the model must say next, with the space before it."""
+    """What the model must generate next, with the space before it."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Task:
     """What is asked, in a few words."""
 
     sizes: tuple[int, ...]
-    """The sizes to try unless told otherwise."""
+    """The default sizes."""
 
     most: int
     """The largest size there is."""
@@ -110,7 +110,7 @@ class Task:
 
 
 SIZES = (8, 16, 32, 64, 128, 256, 512)
-"""How many things to list unless told otherwise."""
+"""The default numbers of items."""
 
 
 def numbered(things: Sequence[str], size: int, rng: random.Random) -> list[tuple[str, int]]:

@@ -21,14 +21,7 @@ def _make_kv(size: int, rng: random.Random) -> Prompt:
     return Prompt(f"{listing(pairs)}\nWhat is the number of {name}?", f"{name}:", f" {number}")
 
 
-KV = Task(
-    name="kv",
-    version=1,
-    summary="the number of one name in a list of n",
-    sizes=SIZES,
-    most=len(NAMES),
-    make=_make_kv,
-)
+KV = Task("kv", 1, "the number of one name in a list of n", SIZES, len(NAMES), _make_kv)
 
 
 def _make_multi_kv(size: int, rng: random.Random) -> Prompt:
@@ -38,15 +31,7 @@ def _make_multi_kv(size: int, rng: random.Random) -> Prompt:
     return Prompt(f"{listing(pairs)}\nWhat are the {asked}?", f"The {asked} are", f" {a}, {b}, {c}")
 
 
-MULTI_KV = Task(
-    name="multi-kv",
-    version=1,
-    summary="the numbers of three names in a list of n",
-    sizes=SIZES,
-    least=3,
-    most=len(NAMES),
-    make=_make_multi_kv,
-)
+MULTI_KV = Task("multi-kv", 1, "the numbers of three names in a list of n", SIZES, len(NAMES), _make_multi_kv, least=3)
 
 
 def _make_json_object(size: int, rng: random.Random) -> Prompt:
@@ -55,14 +40,7 @@ def _make_json_object(size: int, rng: random.Random) -> Prompt:
     return Prompt(f'{json.dumps(dict(pairs))}\nWhat is the value of "{key}"?', f'"{key}":', f" {value}")
 
 
-JSON_OBJECT = Task(
-    name="json",
-    version=1,
-    summary="the value of one key of a JSON object with n",
-    sizes=SIZES,
-    most=len(NAMES),
-    make=_make_json_object,
-)
+JSON_OBJECT = Task("json", 1, "the value of one key of a JSON object with n", SIZES, len(NAMES), _make_json_object)
 
 
 def _make_houses(size: int, rng: random.Random) -> Prompt:
@@ -72,14 +50,7 @@ def _make_houses(size: int, rng: random.Random) -> Prompt:
     return Prompt(f"{prose}\n\nIn which house does {name} live?", f"{name} lives in house", f" {house}")
 
 
-HOUSES = Task(
-    name="houses",
-    version=1,
-    summary="the house of one person among n, in sentences",
-    sizes=SIZES,
-    most=len(NAMES),
-    make=_make_houses,
-)
+HOUSES = Task("houses", 1, "the house of one person among n, in sentences", SIZES, len(NAMES), _make_houses)
 
 
 _KINDS = """
@@ -101,14 +72,7 @@ def _make_prices(size: int, rng: random.Random) -> Prompt:
     return Prompt(f"{prose}\n\nHow much does the {thing} cost?", f"The {thing} costs", f" {price}")
 
 
-PRICES = Task(
-    name="prices",
-    version=1,
-    summary="the price of one thing among n, in sentences",
-    sizes=SIZES,
-    most=len(THINGS),
-    make=_make_prices,
-)
+PRICES = Task("prices", 1, "the price of one thing among n, in sentences", SIZES, len(THINGS), _make_prices)
 
 
 _PLACES = """
@@ -127,14 +91,7 @@ def _make_needle(size: int, rng: random.Random) -> Prompt:
     return Prompt(f"{text}\n\nWhat is the {subject}?", f"The {subject} is", f" {code}")
 
 
-NEEDLE = Task(
-    name="needle",
-    version=1,
-    summary="one fact in n paragraphs of filler",
-    sizes=(4, 8, 16, 32, 64, 128),
-    most=4096,
-    make=_make_needle,
-)
+NEEDLE = Task("needle", 1, "one fact in n paragraphs of filler", (4, 8, 16, 32, 64, 128), 4096, _make_needle)
 
 
 _SMALLEST, _LARGEST = 10, 999
@@ -149,11 +106,4 @@ def _make_max_of(size: int, rng: random.Random) -> Prompt:
     return Prompt(f"Which of these numbers is the largest?\n{listed}", "The largest number is", f" {answer}")
 
 
-MAX_OF = Task(
-    name="max",
-    version=1,
-    summary="the largest of n different numbers",
-    sizes=(8, 16, 32, 64, 128, 256, 512),
-    most=640,
-    make=_make_max_of,
-)
+MAX_OF = Task("max", 1, "the largest of n different numbers", (8, 16, 32, 64, 128, 256, 512), 640, _make_max_of)

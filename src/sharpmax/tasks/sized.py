@@ -22,22 +22,22 @@ def limits(sizes: Sizes) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Batch:
-    """Examples of one problem: `inputs` [..., L, F] numbers or [..., L] tokens, `live` [..., L].
+    """Examples of one problem: `inputs` [..., L, F] numbers or [..., L] tokens, `visible` [..., L].
 
     The last A positions are asked: `answer` [..., A] is a class or `NOTHING`, and `source` [..., A] the position that
-    it can be read off. `close` [...] tells examples in which another position is nearly as good as the right one.
+    it can be read off. `close` [...] marks examples in which another position is nearly as good as the right one.
     """
 
     inputs: Tensor
-    live: Tensor
+    visible: Tensor
     answer: Tensor
     source: Tensor
     close: Tensor
 
     @property
     def parts(self) -> list[Tensor]:
-        """What a model is trained on: inputs, live, answer."""
-        return [self.inputs, self.live, self.answer]
+        """What a model is trained on: inputs, visible, answer."""
+        return [self.inputs, self.visible, self.answer]
 
 
 @dataclass(frozen=True)
@@ -45,30 +45,16 @@ class SizedTask:
     """A problem that is learned at small sizes and asked at large ones."""
 
     name: str
-    version: int
-    """Changes when the same seed no longer gives the same examples."""
-
+    version: int  # changes when the same seed no longer gives the same examples
     summary: str
     unit: str
-    trained: tuple[int, int]
-    """The least and the largest size in training."""
-
-    sizes: tuple[int, ...]
-    """Sizes that are tested unless others are given."""
-
-    most: int
-    """The largest size there can be."""
-
-    features: int
-    """Numbers of an input position, or 0 where inputs are tokens."""
-
-    tokens: int
-    """Tokens there are, or 0 where inputs are numbers."""
-
+    trained: tuple[int, int]  # the least and the largest size in training
+    sizes: tuple[int, ...]  # sizes that are tested unless others are given
+    most: int  # the largest size there can be
+    features: int  # numbers of an input position, or 0 where inputs are tokens
+    tokens: int  # tokens there are, or 0 where inputs are numbers
     classes: int
-    ordered: bool
-    """Whether the order of positions matters, so that a model must know it."""
-
+    ordered: bool  # whether the order of positions matters, so that a model must know it
     draw: Callable[..., Batch]
     """`draw(shape, sizes, generator)`: independent examples, `shape` of them, on the generator's device.
 
@@ -95,9 +81,9 @@ def _copy(shape: tuple[int, ...], sizes: Sizes, generator: torch.Generator) -> B
     again = letters.gather(-1, source)
     mark = torch.full((*shape, 1), _MARK, device=device)
     inputs = torch.cat((letters, mark, again[..., :-1]), dim=-1)
-    live = torch.cat((place >= start, asked), dim=-1)
+    visible = torch.cat((place >= start, asked), dim=-1)
     answer = torch.where(asked, again, NOTHING)
-    return Batch(inputs, live, answer, source, torch.zeros(shape, dtype=torch.bool, device=device))
+    return Batch(inputs, visible, answer, source, torch.zeros(shape, dtype=torch.bool, device=device))
 
 
 COPY = SizedTask(
@@ -132,15 +118,15 @@ def _recall(shape: tuple[int, ...], sizes: Sizes, generator: torch.Generator) ->
     chosen = most - 1 - torch.minimum((place * size).long(), size - 1)
     questions = pairs.gather(-2, chosen[..., None].expand(*chosen.shape, _PAIR))
     inputs = torch.cat((pairs.flatten(-2), questions.flatten(-2)), dim=-1)
-    live = torch.arange(most, device=device) >= most - size
-    live = torch.cat(
-        (live.repeat_interleave(_PAIR, dim=-1), torch.ones_like(questions.flatten(-2), dtype=torch.bool)), -1
+    visible = torch.arange(most, device=device) >= most - size
+    visible = torch.cat(
+        (visible.repeat_interleave(_PAIR, dim=-1), torch.ones_like(questions.flatten(-2), dtype=torch.bool)), -1
     )
     nothing = torch.full_like(chosen, NOTHING)
     answer = torch.stack((nothing, questions[..., 2], questions[..., 3], nothing), dim=-1).flatten(-2)
     first = _PAIR * chosen
     source = torch.stack((first, first + 2, first + 3, first), dim=-1).flatten(-2)
-    return Batch(inputs, live, answer, source, torch.zeros(shape, dtype=torch.bool, device=device))
+    return Batch(inputs, visible, answer, source, torch.zeros(shape, dtype=torch.bool, device=device))
 
 
 def _any(shape: tuple[int, ...], count: int, generator: torch.Generator) -> Tensor:

@@ -28,8 +28,8 @@ _SALT = 57
 def plain_text(part: Part) -> str:
     """Python's language reference and long docstrings of its library: half, a quarter and a quarter of them.
 
-    Whole topics and modules go to one part by their name, so a newer Python moves none of them; what it says has
-    changed a little, though: give `fingerprint` with a result. No paragraph is in two parts.
+    Whole topics and modules go to one part by their name, so a newer Python moves none of them. Its text
+    differs a little, though: report `fingerprint` with a result. No paragraph is in two parts.
     """
     check_part(part)
     return _parts()[part]
@@ -60,7 +60,7 @@ def _sources() -> Iterator[tuple[str, str]]:
 
 def _docstrings(module: str) -> Iterator[str]:
     spec = importlib.util.find_spec(module)
-    # A Python may come without the sources of its library; its text is then shorter, and its fingerprint tells.
+    # A Python may come without the sources of its library; its text is then shorter, with another fingerprint.
     if spec is None or spec.origin is None or not Path(spec.origin).is_file():
         return
     for node in ast.walk(ast.parse(Path(spec.origin).read_bytes())):
@@ -102,5 +102,5 @@ def windows(ids: list[int], length: int, most: int) -> list[list[int]]:
 
 
 def fingerprint(text: str) -> str:
-    """A few characters that tell one text from another."""
+    """A short hash of a text."""
     return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -1,6 +1,6 @@
 """What bounded logits allow: how sharp a softmax over n items can be, and what limits its spread.
 
-A *spread* is δ = β·(largest − smallest logit), in nats, everywhere in this room.
+A *spread* is δ = β·(largest − smallest logit), in nats, everywhere in this package.
 """
 
 from sharpmax.theory.asymptotics import top_weight_limit, top_weight_limit_from_sample

@@ -28,7 +28,7 @@ from sharpmax.theory.spread import read_head, triangular_factor
 
 _STEPS, _RATE, _MOMENTUM = 60, 2.0, 0.8
 _POWERS = (16.0, 1024.0)
-"""How sharply the largest eigenvalue is told from the next, at the first step and at the last."""
+"""How sharply the largest eigenvalue is separated from the next, at the first step and at the last."""
 
 _TINY = 1e-40
 

@@ -58,8 +58,8 @@ class TestAgainstTheDenseComputation:
             sets = sets_of(size, position)
             plain = PlainHead(head.state_dict(), 0, torch.float64)
             want = plain.logits(plain.features(sets.items.double()), sets.query.double())
-            assert torch.equal(logits == -torch.inf, ~sets.live)
-            error = (logits.double() - want)[sets.live].abs().max()
+            assert torch.equal(logits == -torch.inf, ~sets.visible)
+            error = (logits.double() - want)[sets.visible].abs().max()
             assert float(error) < 5e-6 * float(want.abs().max())
             assert torch.equal(answer, sets.answer)
 
@@ -83,7 +83,7 @@ class TestAgainstTheDenseComputation:
             agrees(found.correct[HARD][position], plain.classify(one_hot, h), sets)
             confidence = plain.classify(logits.softmax(-1), h).softmax(-1).amax(-1)
             assert found.confidence[position] == pytest.approx(confidence.numpy(), abs=1e-3)
-            spread = logits.amax(-1) - logits.masked_fill(~sets.live, torch.inf).amin(-1)
+            spread = logits.amax(-1) - logits.masked_fill(~sets.visible, torch.inf).amin(-1)
             assert found.spread[position] == pytest.approx(spread.numpy(), rel=1e-6)
 
 

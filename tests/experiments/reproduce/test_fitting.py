@@ -17,7 +17,7 @@ from sharpmax.policies.base import Policy, policy_from_dict
 from sharpmax.policies.entropy_target import EntropyTarget
 from sharpmax.policies.log_length import LogLength
 from sharpmax.policies.polynomial import PAPER, Polynomial
-from tests.calibration.test_optimum import log_weight
+from tests.experiments.reproduce.test_best_beta import log_weight
 from tests.experiments.reproduce.trained_heads import heads_of
 
 SEED, SAMPLES = 3, 256

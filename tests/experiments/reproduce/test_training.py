@@ -76,7 +76,7 @@ class TestSeeds:
 def first_batches(recipe: Recipe, seed: int, block: int) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
     """What a seed sees in its first block, drawn here once more: items, query, live, answer by step."""
     sets = draw((block, recipe.batch), recipe.sizes, seeded(CPU, seed, 0))
-    return list(zip(sets.items, sets.query, sets.live, sets.answer, strict=True))
+    return list(zip(sets.items, sets.query, sets.visible, sets.answer, strict=True))
 
 
 class TestStep:

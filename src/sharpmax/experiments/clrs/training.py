@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sharpmax.calibration.data import KINDS, NOT_NEGATIVE, policy_from
-from sharpmax.calibration.trainer import Live, grid_of
+from sharpmax.calibration.trainer import TrainablePolicy, grid_of
 from sharpmax.errors import SharpmaxError, UnsupportedError, reject
 from sharpmax.experiments.clrs.data import IGNORED, Documents, Packed, Source, batch_of, fingerprint, sizes_of
 from sharpmax.experiments.evaluate.plan import modified_heads, shape_of, under
@@ -273,7 +273,7 @@ class Learned:
 
     def __init__(self, model: PreTrainedModel, kind: str) -> None:
         self._model = model
-        self._live = Live(kind, *grid_of(model), model.device)
+        self._live = TrainablePolicy(kind, *grid_of(model), model.device)
         self._live.coefficients = nn.Parameter(self._live.coefficients.detach())
 
     @property
@@ -286,7 +286,7 @@ class Learned:
         """Within this block the coefficients are a parameter of the model and choose β in its attention."""
         self._model.register_parameter(_NAME, self.parameter)  # type: ignore[arg-type]
         try:
-            with self._live.at_work(self._model):
+            with self._live.installed(self._model):
                 yield
         finally:
             delattr(self._model, _NAME)

@@ -305,7 +305,7 @@ def evaluate(
     with torch.inference_mode(), _quiet():
         for examples in _pages(problem, spec, seeds, size, samples, on):
             asked = examples.answer.shape[-1]
-            for name, value in _measured(trained.read(examples.inputs, examples.live, asked), examples).items():
+            for name, value in _measured(trained.read(examples.inputs, examples.visible, asked), examples).items():
                 found.setdefault(name, []).append(value)
         whole = {name: torch.cat(values, dim=1).cpu().double() for name, values in found.items()}
     counted = whole.pop("counted")
@@ -344,7 +344,7 @@ def _measured(reading: Reading, examples: Batch) -> dict[str, Tensor]:
         "counted": asked.sum(-1),
         "accuracy": correct.sum(-1),
         "ranking": ranked.sum(-1),
-        "hard": right(reading.hard).sum(-1),
+        "hard": right(reading.argmax_scores).sum(-1),
         "close": examples.close,
         "ranked": (ranked | ~asked).all(-1),
         "whole": (correct | ~asked).all(-1),
@@ -365,7 +365,7 @@ def _pages(
     for start in range(0, samples, page):
         count = min(page, samples - start)
         drawn = [task.draw((count,), size, generator) for generator in generators]
-        names = ("inputs", "live", "answer", "source", "close")
+        names = ("inputs", "visible", "answer", "source", "close")
         whole = [torch.stack([getattr(one, name) for one in drawn]) for name in names]
         positions = whole[1].shape[-1]
         at_once = max(1, _FEATURES.get(device.type, _FEATURES["cpu"]) // (len(seeds) * positions * model.width))

@@ -12,7 +12,7 @@ from sharpmax.experiments.compare.methods import ModelSpec, recipe_for
 from sharpmax.experiments.compare.run import MethodResult, Plan, result_of
 from sharpmax.experiments.run_folder import RunStore
 from sharpmax.experiments.statistics import LEVEL, paired_p, with_interval
-from sharpmax.probing.forecast import error, foretell
+from sharpmax.probing.forecast import error, predict
 from sharpmax.probing.measurement import REPEATS, crossing, interval, slope
 from sharpmax.results import json_values
 from sharpmax.tasks.sized_registry import sized_task
@@ -265,7 +265,7 @@ def layer_slopes(sizes: Sequence[int], entropy: np.ndarray, top: np.ndarray) -> 
     if len(known) < 2 or len(later) < 2 or not np.isfinite(entropy).all():
         return None
     counts = np.broadcast_to(np.array(sizes, dtype=float)[:, None, None], entropy.shape)
-    predicted = foretell({"count": counts, "entropy": entropy, "top": top}, sizes, FORECAST_UP_TO)
+    predicted = predict({"count": counts, "entropy": entropy, "top": top}, sizes, FORECAST_UP_TO)
     later_entropy = np.stack([predicted.values[sizes[place]]["entropy"] for place in later])
     x = np.log(np.array([sizes[place] for place in later], dtype=float))
     measured, forecast = (slope(x[:, None], one.mean(-1)) for one in (entropy[later], later_entropy))

@@ -88,7 +88,7 @@ def read(
         drawn = draw((min(page, samples - start),), size, generator)
         for sets in drawn.split(at_once):
             h = _features(head, sets.items)
-            s = head.logits(h[None], sets.query[None])[0].masked_fill(~sets.live, -torch.inf)
+            s = head.logits(h[None], sets.query[None])[0].masked_fill(~sets.visible, -torch.inf)
             yield Read(head, h, s, sets.priority, sets.best, sets.answer)
             progress(len(s) * most)
 

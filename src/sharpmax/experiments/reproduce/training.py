@@ -32,7 +32,7 @@ class Training(StackedTraining[SingleHeads]):
     def __init__(self, recipe: Recipe, seeds: Sequence[int], steps: int, device: torch.device) -> None:
         def data(seed: int, block: int, steps: int) -> list[Tensor]:
             sets = draw((steps, recipe.batch), recipe.sizes, seeded(device, seed, block))
-            return [sets.items, sets.query, sets.live, sets.answer]
+            return [sets.items, sets.query, sets.visible, sets.answer]
 
         super().__init__(lambda: SingleHeads.initial(seeds), _losses, data, recipe, seeds, steps, device)
 

@@ -2,7 +2,7 @@
 
 The problems come from `dm-clrs`, which is imported when the first one is drawn.
 
-A problem belongs to training or to testing by its content, not by its seed: one in eight, told by a hash of its input,
+A problem belongs to training or to testing by its content, not by its seed: one in eight, by a hash of its input,
 is drawn for tests alone. So no test question occurs in a training set, whatever the seeds, and the smallest sizes, of
 which training may see every problem there is, have test questions too. Where a size has fewer problems than asked for,
 the test questions, which are all different, are fewer.

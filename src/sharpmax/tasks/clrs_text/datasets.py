@@ -75,8 +75,8 @@ def _json_lines(file: Path) -> Iterator[_Row]:
                 try:
                     yield where, parse_json(line)
                 except ValueError as problem:
-                    said = getattr(problem, "msg", problem)  # without a place, which is within the line
-                    raise FileFormatError(f"dataset: {where} is not JSON ({said})") from problem
+                    reason = getattr(problem, "msg", problem)  # without the position, which is within the line
+                    raise FileFormatError(f"dataset: {where} is not JSON ({reason})") from problem
 
 
 def _json(file: Path) -> Iterator[_Row]:
@@ -85,8 +85,8 @@ def _json(file: Path) -> Iterator[_Row]:
     except UnicodeDecodeError:
         raise
     except ValueError as problem:
-        said = f"{problem.msg}, line {problem.lineno}" if isinstance(problem, json.JSONDecodeError) else problem
-        raise FileFormatError(f"dataset: {str(file)!r} is not JSON ({said})") from problem
+        reason = f"{problem.msg}, line {problem.lineno}" if isinstance(problem, json.JSONDecodeError) else problem
+        raise FileFormatError(f"dataset: {str(file)!r} is not JSON ({reason})") from problem
     if not isinstance(rows, list):
         raise FileFormatError(f"dataset: {str(file)!r} is not a list of examples")
     for number, row in enumerate(rows, 1):
@@ -264,7 +264,7 @@ def _made(folder: Path, recipe: _Recipe, excluded: dict[str, set[bytes]], proces
     cells = {f"{name}-{size:03}.jsonl": (name, size) for name, size in recipe.cells}
     missing = [file for file in cells if not _complete(here / file, known.get(file), recipe)]
     if missing:
-        generator()  # a missing package is said here, not by every process
+        generator()  # report a missing package here, not in every process
         jobs = [(here / file, *cells[file], recipe, excluded.get(cells[file][0], set())) for file in missing]
         for file, count in zip(missing, _each(jobs, processes), strict=True):
             name, size = cells[file]

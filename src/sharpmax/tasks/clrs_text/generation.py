@@ -60,7 +60,7 @@ def final_answer(text: str) -> str:
 
 
 def problem(question: str) -> bytes:
-    """Return 16 bytes that tell what a question is about: the same with and without a trace asked for."""
+    """Return a hash of 16 bytes of the problem in a question, with or without a trace."""
     name, _, rest = question.partition("\n")
     given = rest.partition("\n")[0].partition(_TRACE_ASKED)[0]
     return hashlib.blake2b(f"{name}\n{given}".encode(), digest_size=16).digest()
@@ -84,7 +84,7 @@ class Generator:
 
 
 def generator() -> Generator:
-    """Import the generators, or say how to install them."""
+    """Import the generators; MissingExtraError names the command that installs them."""
     with _lock:  # the stand-ins of two threads must not meet
         return _generator()
 

@@ -23,7 +23,7 @@ def model(family: str = "llama", **changes: Any) -> Any:
     return FAMILIES[family].build(**changes)
 
 
-def watched(one: Any, **options: Any) -> Monitor:
+def monitored(one: Any, **options: Any) -> Monitor:
     """A monitor that has learned in a moment."""
     settings: dict[str, Any] = {"false_alarms": 0.1, "every": 2, "generated": 2} | options
     return sm.monitor(one, settings.pop("reference", prompts(30)), **settings)

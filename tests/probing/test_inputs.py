@@ -9,7 +9,7 @@ import torch
 
 from sharpmax.errors import ArgumentError, ArgumentTypeError
 from sharpmax.models.scoring import encode
-from sharpmax.probing.inputs import Material, Passage, own_material, task_material, text_material
+from sharpmax.probing.inputs import Passage, ProbeInputs, own_inputs, task_inputs, text_inputs
 from sharpmax.tasks.registry import get_task
 from tests.calibration.small import TEXT
 from tests.experiments.evaluate import tiny
@@ -24,41 +24,41 @@ def ids(one: Passage) -> list[int]:
 
 
 def test_prompts_end_where_the_answer_begins() -> None:
-    read = task_material(KV, WORDS, None, [8], 3, seed=5).passages[8]
+    read = task_inputs(KV, WORDS, None, [8], 3, seed=5).passages[8]
     for prompt, one in zip(KV.prompts(8, 3, seed=5), read, strict=True):
         reply = encode(WORDS, prompt)
         assert ids(one) == list(reply.ids[: reply.start])
 
 
 def test_sizes_go_as_far_as_the_model_does() -> None:
-    found = task_material(KV, WORDS, 600, None, None, seed=0)
+    found = task_inputs(KV, WORDS, 600, None, None, seed=0)
     assert found.sizes == (8, 16, 32)
     assert all(one.length <= 600 for passages in found.passages.values() for one in passages)
-    assert task_material(KV, WORDS, None, None, 1, seed=0).sizes == KV.sizes
-    assert text_material(TEXT, WORDS, 300, None, None).sizes == (64, 128, 256)
+    assert task_inputs(KV, WORDS, None, None, 1, seed=0).sizes == KV.sizes
+    assert text_inputs(TEXT, WORDS, 300, None, None).sizes == (64, 128, 256)
 
 
 def test_a_size_that_the_model_has_no_room_for_is_refused() -> None:
     with pytest.raises(ArgumentError, match=r"sizes: got 64 for the task 'kv', a prompt of \d+ tokens; .*up to 600"):
-        task_material(KV, WORDS, 600, [8, 64], 1, seed=0)
+        task_inputs(KV, WORDS, 600, [8, 64], 1, seed=0)
     with pytest.raises(ArgumentError, match="sizes: got 512 for text; allowed: 2 … 300 tokens"):
-        text_material(TEXT, WORDS, 300, [64, 512], 1)
+        text_inputs(TEXT, WORDS, 300, [64, 512], 1)
     with pytest.raises(ArgumentError, match="smallest prompt is no longer than 50 tokens"):
-        task_material(KV, WORDS, 50, None, None, seed=0)
+        task_inputs(KV, WORDS, 50, None, None, seed=0)
 
 
 def test_long_prompts_are_fewer_unless_asked_for() -> None:
-    found = text_material(TEXT * 8, WORDS, 8192, None, None)
+    found = text_inputs(TEXT * 8, WORDS, 8192, None, None)
     assert {size: len(one) for size, one in found.passages.items()} == {
         64: 12, 128: 12, 256: 12, 512: 12, 1024: 8, 2048: 4, 4096: 2, 8192: 2,
     }  # fmt: skip
-    asked = text_material(TEXT * 8, WORDS, 8192, [64, 4096], 3)
+    asked = text_inputs(TEXT * 8, WORDS, 8192, [64, 4096], 3)
     assert {len(one) for one in asked.passages.values()} == {3}
 
 
 def test_windows_of_text_end_alike() -> None:
     """Sizes are compared on the same last tokens; otherwise the difference is which tokens these are."""
-    found = text_material(TEXT, WORDS, 512, None, None)
+    found = text_inputs(TEXT, WORDS, 512, None, None)
     assert found.nested
     ends: set[tuple[int, ...]] = set()
     for place in range(12):
@@ -75,7 +75,7 @@ def test_special_tokens_are_around_each_window_and_count() -> None:
     words = tiny.tokenizer()
     end = words.eos_token_id
     words.backend_tokenizer.post_processor = TemplateProcessing(single="</s> $A </s>", special_tokens=[("</s>", end)])
-    found = text_material(TEXT, words, 64, [16, 32], 2, causal=False)
+    found = text_inputs(TEXT, words, 64, [16, 32], 2, causal=False)
     for size in (16, 32):
         for one in found.passages[size]:
             assert one.length == size
@@ -87,7 +87,7 @@ def test_what_forecasts_may_know() -> None:
     nothing: list[Passage] = []
 
     def known(unit: str, *sizes: int) -> int:
-        return Material("any", unit, dict.fromkeys(sizes, nothing)).fit_up_to
+        return ProbeInputs("any", unit, dict.fromkeys(sizes, nothing)).fit_up_to
 
     assert known("items", 8, 16, 32, 64, 128, 256, 512) == 64
     assert known("tokens", 64, 128, 256, 512, 1024) == 512
@@ -97,12 +97,12 @@ def test_what_forecasts_may_know() -> None:
 
 def test_inputs_of_the_callers_own() -> None:
     one, two = ({"input_ids": torch.zeros(1, n, dtype=torch.long)} for n in (4, 8))
-    found = own_material({8: [two, two], 4: one})  # type: ignore[dict-item]
+    found = own_inputs({8: [two, two], 4: one})  # type: ignore[dict-item]
     assert {size: len(passages) for size, passages in found.passages.items()} == {4: 1, 8: 2}
     assert found.sizes == (4, 8)
     with pytest.raises(ArgumentTypeError, match=r"inputs: got list; allowed: a mapping"):
-        own_material([one])  # type: ignore[arg-type]
+        own_inputs([one])  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="two sizes or more"):
-        own_material({4: [one]})
+        own_inputs({4: [one]})
     with pytest.raises(ArgumentError, match=r"inputs: got .* for 8; allowed: for each size"):
-        own_material({4: [one], 8: [torch.zeros(2)]})  # type: ignore[list-item]
+        own_inputs({4: [one], 8: [torch.zeros(2)]})  # type: ignore[list-item]

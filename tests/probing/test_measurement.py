@@ -7,8 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from sharpmax.probing.findings import curves_of
-from sharpmax.probing.measurement import crossing, curve, interval, repeats, slope
+from sharpmax.probing.measurement import crossing, curve, curves_of, interval, repeats, slope
 from tests.probing.readings import SIZES, findings, material, readings
 
 
@@ -35,12 +34,6 @@ def test_a_nested_curve_is_not_moved_by_which_passages_are_left() -> None:
     np.testing.assert_allclose(paired, levels.mean() + np.array(list(rise.values())))
     unpaired = curve(read, "entropy", nested=False)[:, 0, 0]
     assert abs(unpaired[-1] - paired[-1]) > 1.0
-
-
-def test_a_curve_stays_a_weight() -> None:
-    """Differences may lead a nested curve out of what a weight can be."""
-    read = {1: {"top": np.array([0.1, 0.9])[:, None, None]}, 2: {"top": np.array([0.9])[:, None, None]}}
-    assert curve(read, "top", nested=True)[-1, 0, 0] == 1.0
 
 
 def test_the_interval_holds_the_slope_and_shrinks_with_prompts() -> None:

@@ -16,7 +16,7 @@ from sharpmax.errors import ArgumentError, ArgumentTypeError
 from sharpmax.integrations.transformers.interface import installed
 from sharpmax.policies.constant import Constant
 from sharpmax.probing.findings import KINDS
-from sharpmax.probing.inputs import text_material
+from sharpmax.probing.inputs import text_inputs
 from sharpmax.probing.measurement import measure
 from sharpmax.probing.probe import ProbeResult
 from sharpmax.results import load
@@ -72,7 +72,7 @@ def test_the_tables_are_those_of_the_contract(found: ProbeResult) -> None:
 def test_numbers_are_those_of_eager_attention() -> None:
     """Entropy, top, sink and local weight of the last row, from the weights that eager attention returns."""
     model = tiny.model()
-    read = text_material(TEXT, tiny.tokenizer(), 64, [32, 64], 2)
+    read = text_inputs(TEXT, tiny.tokenizer(), 64, [32, 64], 2)
     measured = measure(model, read, "last", lambda passage, size: None)
     model.set_attn_implementation("eager")
     for size in (32, 64):
@@ -226,37 +226,6 @@ def test_every_sequence_of_a_batch_is_a_prompt_and_padding_before_it_does_not_co
     for one, other in zip(single.heads().values(), batch.heads().values(), strict=True):
         assert one["curve"]["12"]["count"] == other["curve"]["12"]["count"] == 12.0
         assert other["curve"]["12"]["entropy"] == pytest.approx(one["curve"]["12"]["entropy"], abs=1e-4)
-
-
-def test_rows_of_padding_say_nothing() -> None:
-    """The mean over all rows is that over the rows of the prompt: padding would pull it towards 0."""
-    model = FAMILIES["llama"].build()
-    ids = {size: torch.randint(3, 97, (1, size)) for size in (6, 12)}
-    padded = {}
-    for size, one in ids.items():
-        before = torch.zeros(1, 5, dtype=torch.long)
-        mask = torch.cat([before, torch.ones_like(one)], dim=1)
-        padded[size] = [{"input_ids": torch.cat([before, one], dim=1), "attention_mask": mask}]
-    plain = sm.probe(model, inputs={size: [{"input_ids": one}] for size, one in ids.items()}, rows="all")
-    batch = sm.probe(model, inputs=padded, rows="all")
-    for one, other in zip(plain.heads().values(), batch.heads().values(), strict=True):
-        assert other["curve"]["12"]["count"] == one["curve"]["12"]["count"] == 6.5
-        assert other["curve"]["12"]["entropy"] == pytest.approx(one["curve"]["12"]["entropy"], abs=1e-4)
-
-
-def test_dropout_takes_no_part() -> None:
-    model = FAMILIES["gpt2"].build(resid_pdrop=0.5, embd_pdrop=0.5)
-    given = inputs(FAMILIES["gpt2"], model)
-    resting = sm.probe(model, inputs=given).tables()
-    assert sm.probe(model.train(), inputs=given).tables() == resting
-    assert model.training
-
-
-def test_text_is_what_an_encoder_reads() -> None:
-    model = FAMILIES["bert"].build(vocab_size=len(tiny.tokenizer()), max_position_embeddings=128)
-    found = sm.probe(model, tiny.tokenizer(), text=TEXT, prompts=1, rows="all")
-    assert found.setting["tasks"] == ["text"]
-    assert found.setting["sizes"] == {"text": [64, 128]}
 
 
 def test_result_is_shown_and_saved(found: ProbeResult, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""A short list that stands for a long one: which keys count how often, and that attention sees just that."""
+"""Key replication for forecasts: how often each key counts, and that attention computes with just that."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 import sharpmax.integrations.transformers as hf
-from sharpmax.integrations.transformers.interface import installed, watch
-from sharpmax.integrations.transformers.observers import Seen
+from sharpmax.integrations.transformers.interface import installed, observe
 from sharpmax.policies.constant import Constant
 from sharpmax.policies.log_length import LogLength
-from sharpmax.probing.inputs import Passage, task_material
-from sharpmax.probing.measurement import read_crowded
-from sharpmax.probing.replication import Crowding, crowding_of
+from sharpmax.probing.inputs import Passage, task_inputs
+from sharpmax.probing.measurement import measure_replicated
+from sharpmax.probing.replication import Replication, replication_of
+from sharpmax.stats.call import AttentionCall
 from sharpmax.tasks.registry import get_task
 from tests.experiments.evaluate import tiny
 from tests.integrations.families import FAMILIES
@@ -28,9 +28,9 @@ def passage(size: int = 24, once: int = 11, per: int = 3) -> Passage:
     return Passage({"input_ids": torch.randint(3, 97, (1, len(items)))}, tuple(items), once)
 
 
-def chosen(more: float = 72.0, room: int | None = None, **options: Any) -> tuple[Passage, Crowding]:
+def chosen(more: float = 72.0, context: int | None = None, **options: Any) -> tuple[Passage, Replication]:
     one = passage(**options)
-    found = crowding_of(one, more, room)
+    found = replication_of(one, more, context)
     assert found is not None
     return one, found
 
@@ -61,7 +61,7 @@ def test_a_block_sees_itself_once_and_hides_its_beginning_from_others() -> None:
     assert (weights[-1][hidden] == 0).all()
 
 
-def test_room_is_left_for_what_is_not_there() -> None:
+def test_gaps_follow_the_blocks() -> None:
     """Tokens of a block stay together; the last one stands where it would in the long list."""
     one, found = chosen(72.0)
     steps = found.positions.diff()
@@ -73,29 +73,29 @@ def test_room_is_left_for_what_is_not_there() -> None:
 
 
 def test_positions_stay_within_what_the_model_has() -> None:
-    _, found = chosen(72.0, room=200)
+    _, found = chosen(72.0, context=200)
     assert int(found.positions.max()) == 199
     assert (found.positions.diff() >= 1).all()
 
 
 @pytest.mark.parametrize("items", [(), (0, 0, -1), tuple(range(12))])
-def test_what_has_too_few_items_is_not_crowded(items: tuple[int, ...]) -> None:
-    assert crowding_of(Passage({}, items), 10.0) is None
+def test_too_few_items_are_not_replicated(items: tuple[int, ...]) -> None:
+    assert replication_of(Passage({}, items), 10.0) is None
 
 
-def oracle(seen: Seen, found: Crowding, beta: float) -> tuple[Tensor, Tensor]:
+def oracle(seen: AttentionCall, found: Replication, beta: float) -> tuple[Tensor, Tensor]:
     """Entropy and top weight of the last row over keys that really are there as often as they count."""
     copies = found.weights()[-1]
-    key = seen.key.double().repeat_interleave(seen.heads // seen.key.shape[1], 1).repeat_interleave(copies, 2)
+    key = seen.k.double().repeat_interleave(seen.heads // seen.k.shape[1], 1).repeat_interleave(copies, 2)
     logits = beta * (seen.query[:, :, -1:].double() @ key.transpose(2, 3)).squeeze(2) * seen.query.shape[-1] ** -0.5
     weights = logits.softmax(-1)
     return -(weights * weights.log()).sum(-1), weights.amax(-1)
 
 
-def first_layer(model: Any, one: Passage, found: Crowding) -> Seen:
+def first_layer(model: Any, one: Passage, found: Replication) -> AttentionCall:
     """What the first layer of a model without anything installed gets."""
-    calls: list[Seen] = []
-    remove = watch(model, calls.append)
+    calls: list[AttentionCall] = []
+    remove = observe(model, calls.append)
     model(input_ids=one.inputs["input_ids"], position_ids=found.positions[None])
     remove()
     return calls[0]
@@ -103,14 +103,14 @@ def first_layer(model: Any, one: Passage, found: Crowding) -> Seen:
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("beta", [None, 1.7])
-def test_rows_are_those_among_real_copies(attention: str, beta: float | None) -> None:
+def test_rows_equal_those_with_real_copies(attention: str, beta: float | None) -> None:
     """In the first layer, whose keys do not depend on what others see; with and without a rule."""
     model = FAMILIES["llama"].build(attention, max_position_embeddings=512)
     one, found = chosen()
     expected = oracle(first_layer(model, one, found), found, beta or 1.0)
     if beta is not None:
         hf.apply(model, Constant(beta))
-    read = read_crowded(model, [(one, found)])
+    read = measure_replicated(model, [(one, found)])
     for name, value in zip(("entropy", "top"), expected, strict=True):
         np.testing.assert_allclose(read[name][:, 0], value.numpy(), rtol=1e-4, atol=1e-5)
 
@@ -119,45 +119,44 @@ def test_weights_and_copies_are_the_same_in_every_layer() -> None:
     """A rule that changes nothing leads through the copies, which everything after the first layer depends on."""
     model = FAMILIES["llama"].build(max_position_embeddings=512)
     one, found = chosen()
-    weighted = read_crowded(model, [(one, found)])
+    weighted = measure_replicated(model, [(one, found)])
     hf.apply(model, Constant(1.0 + 1e-7))
     state = installed(model)
     assert state is not None
     assert all(layer.rules for layer in state.layers)
-    copied = read_crowded(model, [(one, found)])
+    copied = measure_replicated(model, [(one, found)])
     for name in ("entropy", "top"):
         np.testing.assert_allclose(weighted[name], copied[name], rtol=1e-3, atol=1e-4)
 
 
 def test_a_rule_counts_the_copies() -> None:
-    """A law of the number of keys must see as many keys as the list stands for, not as many as were read."""
+    """A rule for the number of keys must see as many keys as the list stands for, not as many as were read."""
     model = FAMILIES["llama"].build(max_position_embeddings=512)
     one, found = chosen()
     many = int(found.weights()[-1].sum())
-    law = LogLength(reference=16.0)
     beta = float(np.log(many) / np.log(16.0))
     expected = oracle(first_layer(model, one, found), found, beta)
-    hf.apply(model, law)
-    read = read_crowded(model, [(one, found)])
+    hf.apply(model, LogLength(reference=16.0))
+    read = measure_replicated(model, [(one, found)])
     np.testing.assert_allclose(read["entropy"][:, 0], expected[0].numpy(), rtol=1e-3)
 
 
-def test_a_window_is_left_alone() -> None:
+def test_a_sliding_window_is_not_replicated() -> None:
     """A layer that looks back five keys sees five, whatever the others see."""
     model = FAMILIES["mistral"].build(max_position_embeddings=512)
     one, found = chosen()
-    assert (np.exp(read_crowded(model, [(one, found)])["entropy"]) <= 5.0 + 1e-4).all()
+    assert (np.exp(measure_replicated(model, [(one, found)])["entropy"]) <= 5.0 + 1e-4).all()
 
 
-def test_nothing_of_it_stays_in_the_model() -> None:
+def test_nothing_stays_installed() -> None:
     model = FAMILIES["llama"].build(max_position_embeddings=512)
     one, found = chosen()
     before = model(input_ids=one.inputs["input_ids"]).logits
-    read_crowded(model, [(one, found)])
+    measure_replicated(model, [(one, found)])
     assert installed(model) is None
     assert torch.equal(model(input_ids=one.inputs["input_ids"]).logits, before)
     hf.apply(model, Constant(1.5))
-    read_crowded(model, [(one, found)])
+    measure_replicated(model, [(one, found)])
     state = installed(model)
     assert state is not None
     assert all(layer.repeated is None for layer in state.layers)
@@ -167,7 +166,7 @@ def test_a_list_of_names_is_read_as_its_lines() -> None:
     """kv: every line is an item, the one asked for counts once wherever it is."""
     words = tiny.tokenizer()
     prompts = get_task("kv").prompts(24, 6, seed=0)
-    read = task_material(get_task("kv"), words, None, [24], 6, seed=0).passages[24]
+    read = task_inputs(get_task("kv"), words, None, [24], 6, seed=0).passages[24]
     for prompt, one in zip(prompts, read, strict=True):
         asked = words.decode(one.inputs["input_ids"][0].tolist())
         lines = prompt.user.split("\n")

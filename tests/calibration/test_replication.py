@@ -1,15 +1,16 @@
-"""Repeated keys are what a longer list would be."""
+"""A replicated key weighs as much as so many keys of a longer list."""
 
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 import torch
 
 import sharpmax.integrations.transformers as hf
 import sharpmax.integrations.transformers.attention
-from sharpmax.calibration.replication import Crowded, crowd, crowded, judge_crowded
+from sharpmax.calibration.replication import ReplicatedReply, judge_replicated, replicate_keys, replicated
 from sharpmax.errors import UnsupportedError
 from sharpmax.integrations.transformers.interface import installed, repeated
 from sharpmax.models.scoring import Reply, encode, judge, reply_losses
@@ -28,7 +29,7 @@ def prompt(items: int, asked: int) -> Prompt:
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
-def test_a_repeated_key_weighs_as_so_many_keys(policy, attention):
+def test_a_repeated_key_weighs_as_so_many_keys(policy: Any, attention: str) -> None:
     model = tiny.model()
     model.set_attn_implementation(attention)
     torch.manual_seed(0)
@@ -47,22 +48,22 @@ def test_a_repeated_key_weighs_as_so_many_keys(policy, attention):
     assert torch.allclose(out, expected, atol=1e-6)
 
 
-def test_counting_once_changes_nothing():
+def test_a_replication_of_one_changes_nothing() -> None:
     language = tiny.language()
     replies = [encode(language.tokenizer, prompt(6, 2)), encode(language.tokenizer, prompt(9, 8))]
-    once = [Crowded(r.ids, r.start, (1,) * len(r.ids)) for r in replies]
+    once = [ReplicatedReply(r.ids, r.start, (1,) * len(r.ids)) for r in replies]
     with hf.applied(language.model, POLICIES[2]), torch.no_grad():
         plain = reply_losses(language.model, replies)[0]
-        with crowded(language.model, once):
+        with replicated(language.model, once):
             same = reply_losses(language.model, once)[0]
     assert torch.allclose(plain, same, atol=1e-5)
 
 
-def test_every_other_item_is_crowded_and_nothing_else():
+def test_other_items_alone_are_replicated() -> None:
     language = tiny.language()
     asked = prompt(5, 3)
     reply = encode(language.tokenizer, asked)
-    found = crowd(language.tokenizer, asked, reply, 4)
+    found = replicate_keys(language.tokenizer, asked, reply, 4)
     text = language.tokenizer.decode(list(reply.ids))
     many = "".join(letter for letter, times in zip(text, found.times, strict=True) if times == 4)
     once = "".join(letter for letter, times in zip(text, found.times, strict=True) if times == 1)
@@ -71,12 +72,12 @@ def test_every_other_item_is_crowded_and_nothing_else():
     assert set(found.times) == {1, 4}
 
 
-def test_room_is_left_for_the_items_that_are_not_there():
-    """A line of six letters that counts four times is followed by room for three more of it."""
+def test_a_gap_follows_each_replicated_line() -> None:
+    """A line of six letters that counts four times is followed by a gap for three more."""
     language = tiny.language()
     asked = prompt(5, 3)
     reply = encode(language.tokenizer, asked)
-    found = crowd(language.tokenizer, asked, reply, 4)
+    found = replicate_keys(language.tokenizer, asked, reply, 4)
     text = language.tokenizer.decode(list(reply.ids))
     assert found.positions is not None
     starts = [found.positions[text.index(line)] for line in ("Here", "k0", "k1", "k2", "k3: 3\n", "k4", "What")]
@@ -88,7 +89,7 @@ def test_room_is_left_for_the_items_that_are_not_there():
     assert found.positions[-1] == sum(found.times) - 1
 
 
-def test_tokens_one_after_the_other_are_as_without_positions():
+def test_consecutive_positions_equal_none() -> None:
     language = tiny.language()
     replies = [encode(language.tokenizer, prompt(6, 2)), encode(language.tokenizer, prompt(9, 8))]
     placed = [Reply(r.ids, r.start, positions=tuple(range(len(r.ids)))) for r in replies]
@@ -104,56 +105,57 @@ def test_tokens_one_after_the_other_are_as_without_positions():
         assert not torch.allclose(far, reply_losses(language.model, others)[0], atol=1e-5)
 
 
-def test_a_prompt_without_lines_is_left_as_it_is():
+def test_a_prompt_without_lines_is_not_replicated() -> None:
     language = tiny.language()
     prose = tiny.make(4, random.Random(0))
     reply = encode(language.tokenizer, prose)
-    assert set(crowd(language.tokenizer, prose, reply, 8).times) == {1}
+    assert set(replicate_keys(language.tokenizer, prose, reply, 8).times) == {1}
 
 
-def test_batches_of_unequal_lengths_equal_one_by_one():
+def test_batches_of_unequal_lengths_equal_one_by_one() -> None:
     language = tiny.language()
     prompts = [prompt(5, 3), prompt(12, 7), prompt(8, 0)]
     replies = [
-        crowd(language.tokenizer, p, encode(language.tokenizer, p), t) for p, t in zip(prompts, (2, 8, 3), strict=True)
+        replicate_keys(language.tokenizer, p, encode(language.tokenizer, p), t)
+        for p, t in zip(prompts, (2, 8, 3), strict=True)
     ]
     with hf.applied(language.model, POLICIES[2]), torch.no_grad():
-        with crowded(language.model, replies):
+        with replicated(language.model, replies):
             together = reply_losses(language.model, replies)[0].sum(-1)
-        alone = judge_crowded(language.model, replies)
+        alone = judge_replicated(language.model, replies)
     assert torch.allclose(together, torch.tensor([one.nll for one in alone]), atol=1e-5)
 
 
-def test_plain_and_crowded_replies_keep_their_order():
+def test_plain_and_replicated_replies_keep_their_order() -> None:
     language = tiny.language()
     asked = prompt(6, 1)
     plain = encode(language.tokenizer, asked)
-    many = crowd(language.tokenizer, asked, plain, 6)
+    many = replicate_keys(language.tokenizer, asked, plain, 6)
     with hf.applied(language.model, None):
-        first, second, third = judge_crowded(language.model, [plain, many, plain])
+        first, second, third = judge_replicated(language.model, [plain, many, plain])
         expected = judge(language.model, [plain])[0]
     assert first == third
     assert first.nll == pytest.approx(expected.nll, abs=1e-5)
     assert second.nll != pytest.approx(first.nll, abs=1e-4)
 
 
-def test_the_model_forgets_afterwards_whatever_happens():
+def test_nothing_stays_installed_after_an_exception() -> None:
     language = tiny.language()
-    reply = Crowded((1, 2, 3), 1, (1, 2, 1))
+    reply = ReplicatedReply((1, 2, 3), 1, (1, 2, 1))
     with hf.applied(language.model, None):
-        with pytest.raises(KeyError), crowded(language.model, [reply]):
+        with pytest.raises(KeyError), replicated(language.model, [reply]):
             raise KeyError
         state = installed(language.model)
         assert state is not None
         assert all(layer.repeated is None for layer in state.layers)
 
 
-def test_needs_rules():
+def test_replication_needs_installed_rules() -> None:
     language = tiny.language()
     with pytest.raises(UnsupportedError, match="no rules installed"), repeated(language.model, torch.zeros(1, 1)):
         pass
 
 
-def test_plain_replies_need_nothing():
-    with crowded(tiny.language().model, [Reply((1, 2), 1)]):
+def test_plain_replies_need_no_rules() -> None:
+    with replicated(tiny.language().model, [Reply((1, 2), 1)]):
         pass

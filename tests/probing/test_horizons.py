@@ -51,13 +51,6 @@ def test_intervals_widen_with_the_noise_of_prompts_and_hold_what_is_true() -> No
     assert 1.0 < widths[0] < widths[1]
 
 
-def test_the_mass_moves_the_horizon() -> None:
-    line = lambda n: 1.0 - 0.25 * np.log2(n / 8)  # noqa: E731
-    tokens = [horizons_of(readings(line), mass, "kv").heads[0].tokens for mass in (0.9, 0.6, 0.3)]
-    assert tokens == sorted(tokens, key=lambda n: n or 0.0)
-    assert None not in tokens
-
-
 def test_a_model_is_measured_as_it_computes() -> None:
     """The spread and the lengths are those of the last rows, captured again by hand."""
     model, tokenizer = tiny.model(), tiny.tokenizer()
@@ -66,10 +59,10 @@ def test_a_model_is_measured_as_it_computes() -> None:
     assert [(one.layer, one.head) for one in found.heads] == [(i, j) for i in range(2) for j in range(4)]
     assert told[-1][0] == told[-1][1]
     assert len(told) == found.prompts
-    from sharpmax.probing.inputs import task_material
+    from sharpmax.probing.inputs import task_inputs
     from sharpmax.tasks.registry import get_task
 
-    passages = task_material(get_task("kv"), tokenizer, tiny.ROOM, None, None, 4).passages
+    passages = task_inputs(get_task("kv"), tokenizer, tiny.ROOM, None, None, 4).passages
     lengths = [one.length for ones in passages.values() for one in ones]
     assert (found.shortest, found.longest) == (min(lengths), max(lengths))
     spreads = []

@@ -1,0 +1,229 @@
+"""A whole calibration: correct, repeatable, resumable; the model is unchanged afterwards."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import sharpmax as sm
+from sharpmax.calibration import calibrate as calibration
+from sharpmax.calibration.budget import Budget
+from sharpmax.calibration.calibrate import BudgetError, CalibrationResult
+from sharpmax.calibration.data import KINDS, TrainingPrompts, regularisation_data
+from sharpmax.calibration.trainer import DivergedError
+from sharpmax.errors import ArgumentError, FileFormatError
+from sharpmax.integrations import transformers as hf
+from sharpmax.models.scoring import judge
+from sharpmax.models.weights import load_tensors
+from sharpmax.policies.constant import Constant
+from tests.calibration.small import TEXT, calibrated, profile, same, snapshot
+from tests.experiments.evaluate import tiny
+
+ALL = tuple(KINDS)
+
+
+@pytest.fixture(scope="module")
+def result() -> CalibrationResult:
+    """One calibration of every kind, shared by the tests that only read it."""
+    return calibrated(tiny.model(), kinds=ALL)
+
+
+class Stop:
+    """Interrupts a calibration at one of its steps; records the calls."""
+
+    def __init__(self, what: str = "", step: int = -1) -> None:
+        self.at, self.calls = (what, step), list[tuple[str, int]]()
+
+    def __call__(self, what: str, done: int, total: int, remark: str) -> None:
+        self.calls.append((what, done))
+        if (what, done) == self.at:
+            raise KeyboardInterrupt
+
+
+def test_rises_and_losses_are_those_of_the_saved_policies(result: CalibrationResult, tmp_path: Path) -> None:
+    model, words = tiny.model(), tiny.tokenizer()
+    files = result.save(tmp_path)
+    assert [file.name for file in files] == ["policy.json", *(f"policy-{kind}.json" for kind in ALL)]
+    assert sm.load_policy(tmp_path / "policy.json") == result.policy
+    held_out = regularisation_data(model, words, profile(), "validation", TEXT[len(TEXT) // 2 :])
+    budget = Budget.of(model, held_out, 0.05)
+    test_set = TrainingPrompts(words, tiny.LETTERS, profile(), 0, TEXT).test_set()
+    for kind, one in result.candidates.items():
+        policy = sm.load_policy(tmp_path / f"policy-{kind}.json")
+        assert policy == one.policy
+        with hf.applied(model, policy):
+            assert budget.rises(model) == one.rises
+            judged = judge(model, test_set)
+        assert budget.holds(one.rises)
+        assert one.nll == sum(answer.nll for answer in judged) / len(judged)
+        assert one.accuracy == sum(answer.right for answer in judged) / len(judged)
+        assert [point["step"] for point in result.curves[kind]] == [1, 2, 3, 4]
+    assert result.before["nll"] == sum(answer.nll for answer in judge(model, test_set)) / len(test_set)
+
+
+def test_the_lowest_test_loss_is_chosen_and_shown(
+    result: CalibrationResult, capsys: pytest.CaptureFixture[str]
+) -> None:
+    losses = {kind: one.nll for kind, one in result.candidates.items()}
+    assert len(set(losses.values())) == len(ALL)
+    assert result.chosen.kind == min(losses, key=losses.__getitem__)
+    result.show()
+    shown = capsys.readouterr().out
+    assert shown == f"{result!r}\n"
+    lines = shown.splitlines()
+    assert lines[0].startswith("baseline: accuracy ")
+    assert [line.partition(":")[0] for line in lines[1:]] == list(ALL)
+    assert [line.endswith("(chosen)") for line in lines[1:]] == [kind == result.chosen.kind for kind in ALL]
+    assert len(repr(result.chosen)) < 80
+
+
+def test_a_frame_has_a_row_for_the_baseline_and_each_candidate(result: CalibrationResult) -> None:
+    pytest.importorskip("pandas", reason="needs the extra frame")
+    frame = result.to_frame()
+    assert list(frame["kind"]) == ["baseline", *ALL]
+    assert list(frame["nll"])[1:] == [one.nll for one in result.candidates.values()]
+    assert list(frame["kind"][frame["chosen"] == True]) == [result.chosen.kind]  # noqa: E712 (a column)
+
+
+def test_the_constant_candidate_folds(result: CalibrationResult) -> None:
+    assert result.foldable is result.candidates["constant"]
+    model, ids = tiny.model(), torch.arange(60)[None]
+    with hf.applied(model, result.foldable.policy):
+        want = model(input_ids=ids).logits
+    torch.testing.assert_close(hf.fold(model, result.foldable.policy)(input_ids=ids).logits, want, rtol=0, atol=1e-5)
+    assert calibrated(tiny.model(), kinds=("length",), steps=1).foldable is None
+
+
+def test_a_seed_fixes_everything(result: CalibrationResult) -> None:
+    torch.manual_seed(1)  # other random numbers of torch do not matter
+    again = calibrated(tiny.model())
+    assert again.policy == result.candidates["constant"].policy
+    assert again.curves["constant"] == result.curves["constant"]
+    for change in ({"seed": 1}, {"filled": 2, "fillers": (50, 90)}):
+        assert calibrated(tiny.model(), **change).policy != again.policy
+
+
+def test_keep_limits_the_modified_heads() -> None:
+    one = calibrated(tiny.model(), keep=0.25).chosen
+    assert one.modified_heads == sum(head != Constant(1.0) for layer in one.policy.policies for head in layer) == 2
+
+
+def test_the_model_is_unchanged(result: CalibrationResult) -> None:
+    """Weights, gradients, what is trainable, dropout, and a policy that was applied, which is ignored."""
+    model = tiny.model().train().requires_grad_(True)
+    model.lm_head.weight.requires_grad_(False)
+    model.model.norm.eval()
+    model.model.norm.weight.grad = torch.ones_like(model.model.norm.weight)
+    hf.apply(model, Constant(2.0))
+    before = snapshot(model)
+    policy = calibrated(model).policy
+    assert same(before, snapshot(model))
+    assert hf.policy_of(model) == Constant(2.0)
+    assert policy == result.candidates["constant"].policy
+
+
+@pytest.mark.parametrize(
+    "at", [("reading regularisation data", 0), ("training constant", 3), ("measuring constant", 0)]
+)
+def test_the_model_is_unchanged_after_an_interruption(at: tuple[str, int]) -> None:
+    model = hf.apply(tiny.model().train().requires_grad_(True), Constant(2.0))
+    before = snapshot(model)
+    with pytest.raises(KeyboardInterrupt):
+        calibrated(model, progress=Stop(*at))
+    assert same(before, snapshot(model))
+
+
+def test_writing_to_a_weight_is_noticed() -> None:
+    model = tiny.model()
+
+    def meddle(what: str, done: int, total: int, remark: str) -> None:
+        if done == 2:
+            model.model.layers[0].mlp.up_proj.weight.mul_(1.0)
+
+    with pytest.raises(AssertionError, match="a weight of the model was changed"):
+        calibrated(model, progress=meddle)
+
+
+def test_a_loss_that_is_not_a_number(tmp_path: Path) -> None:
+    model = tiny.model()
+
+    def poison(what: str, done: int, total: int, remark: str) -> None:
+        if done == 2:
+            model.model.layers[1].mlp.down_proj.weight[0, 0] = torch.nan
+
+    with pytest.raises(DivergedError, match=r"is not a number at step 3; try a smaller rate than 0\.1, or float32$"):
+        calibrated(model, progress=poison, folder=tmp_path)
+    assert snapshot(model)["installed"] is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_budget_that_cannot_be_met() -> None:
+    model = tiny.model()
+    before = snapshot(model)
+    with pytest.raises(BudgetError, match=r"^budget: no policy of kind constant, rows stays within 1e-07%"):
+        calibrated(model, kinds=("constant", "rows"), budget=1e-9, steps=2)
+    assert same(before, snapshot(model))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"budget": 0.0}, "budget: got 0.0"),
+        ({"budget": 1}, "budget: got 1; allowed: a rise of perplexity above 0 and up to 0.5"),
+        ({"budget": float("nan")}, "budget: got nan"),
+        ({"keep": 0.0}, "keep: got 0.0"),
+        ({"keep_layers": 1.5}, "keep_layers: got 1.5"),
+        ({"rate": 0.0}, "rate: got 0.0"),
+        ({"task": "nonsense"}, "task: got 'nonsense'"),
+        ({"sizes": (4, 5000)}, "size: got 5000; allowed: 1 … 512 for the task 'letters'"),
+        ({"text": "too short"}, "text: got 4 tokens; allowed: at least one window of 40 tokens"),
+    ],
+)
+def test_bad_arguments(options: dict[str, Any], message: str) -> None:
+    model = tiny.model()
+    before = snapshot(model)
+    with pytest.raises(ArgumentError) as caught:
+        calibrated(model, **options)
+    assert str(caught.value).startswith(message)
+    assert same(before, snapshot(model))
+
+
+def test_a_resumed_calibration_ends_as_if_never_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibration, "_SAVE_EVERY", -1.0)
+    options: dict[str, Any] = {"kinds": ("constant", "rows"), "keep": 0.5}
+    whole = calibrated(tiny.model(), folder=tmp_path / "whole", **options)
+    with pytest.raises(KeyboardInterrupt):
+        calibrated(tiny.model(), folder=tmp_path / "parts", progress=Stop("training rows", 3), **options)
+    for change in ({"budget": 0.2}, {"sizes": (4,)}, {"text": TEXT[::-1]}):
+        with pytest.raises(FileFormatError, match="made with other settings"):
+            calibrated(tiny.model(), folder=tmp_path / "parts", resume=True, **(options | change))
+    rest = Stop()
+    parts = calibrated(tiny.model(), folder=tmp_path / "parts", resume=True, progress=rest, **options)
+    for kind in ("constant", "rows"):
+        # Coefficients, moments, prices and curve, to the last bit.
+        states = [
+            load_tensors(tmp_path / run / f"state-{kind}.safetensors", "calibration") for run in ("parts", "whole")
+        ]
+        assert states[0][1] == states[1][1]
+        for name, tensor in states[0][0].items():
+            assert torch.equal(tensor, states[1][0][name]), name
+        assert parts.candidates[kind] == whole.candidates[kind]
+    assert parts.curves == whole.curves
+    # The step before the interrupted one was the last to be saved; nothing is done twice.
+    assert [done for what, done in rest.calls if what == "training rows"] == [3, 4]
+    assert "training constant" not in [what for what, _ in rest.calls]
+
+
+def test_states_that_cannot_be_resumed(tmp_path: Path, result: CalibrationResult) -> None:
+    for folder in (None, tmp_path / "new", tmp_path):
+        with pytest.raises(ArgumentError, match=r"^resume: got .*; allowed: the folder of an interrupted calib"):
+            calibrated(tiny.model(), folder=folder, resume=True)
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "state-constant.safetensors").write_bytes(b"\x00" * 99)
+    with pytest.raises(FileFormatError, match="is damaged or not a safetensors file"):
+        calibrated(tiny.model(), folder=tmp_path, resume=True)
+    # Without `resume` a state is not read.
+    assert calibrated(tiny.model(), folder=tmp_path).policy == result.candidates["constant"].policy

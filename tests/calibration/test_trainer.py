@@ -1,0 +1,289 @@
+"""Training: coefficients in a running model, constraints, pruning, prices, resuming."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sharpmax.calibration import trainer as module
+from sharpmax.calibration.data import FOLDABLE, KINDS, policy_from
+from sharpmax.calibration.trainer import TrainablePolicy, Trainer, TrainingSetup, grid_of
+from sharpmax.errors import ArgumentError, FileFormatError
+from sharpmax.integrations import transformers as hf
+from sharpmax.integrations.transformers import interface
+from sharpmax.models.weights import load_tensors, save_tensors
+from sharpmax.policies.constant import Constant
+from sharpmax.policies.log_linear import LogLinear
+from tests.calibration.small import same, shifted, snapshot, training_setup
+from tests.experiments.evaluate import tiny
+
+ABOUT = {"kind": "rows", "seed": 0, "profile": {"sizes": [4, 8], "rate": 0.1}}
+IDS = torch.randint(0, 256, (2, 60), generator=torch.Generator().manual_seed(1))
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def setup() -> TrainingSetup:
+    return training_setup(tiny.model())
+
+
+def trainer(kind: str = "rows", steps: int = 6, rate: float = 0.1, keep: float = 1.0) -> Trainer:
+    return Trainer(TrainablePolicy(kind, tiny.LAYERS, tiny.HEADS, CPU), steps, rate, keep)
+
+
+def nothing(now: Trainer) -> None:
+    """The callback that does nothing."""
+
+
+def random_policy(kind: str, scale: float = 0.3, dtype: torch.dtype = torch.float32) -> TrainablePolicy:
+    """Coefficients of a kind in every head, none of them 0."""
+    policy = TrainablePolicy(kind, tiny.LAYERS, tiny.HEADS, CPU)
+    numbers = scale * torch.randn(policy.coefficients.shape, generator=torch.Generator().manual_seed(2))
+    policy.coefficients = numbers.to(dtype).requires_grad_()
+    return policy
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_coefficients_act_as_the_saved_policy_and_get_the_only_gradient(kind: str) -> None:
+    model, policy = tiny.model(), random_policy(kind)
+    before, plain = snapshot(model), model(input_ids=IDS).logits
+    with policy.installed(model):
+        out = model(input_ids=IDS, labels=IDS)
+        out.loss.backward()
+    assert same(before, snapshot(model))
+    with hf.applied(model, policy_from(kind, policy.values())):
+        applied = model(input_ids=IDS).logits
+    assert (applied - plain).abs().max() > 0.1
+    # Coefficients are rounded to five digits when they become a policy.
+    torch.testing.assert_close(out.logits, applied, rtol=0, atol=2e-3)
+    gradient = policy.coefficients.grad
+    assert gradient is not None
+    assert gradient.isfinite().all()
+    assert (gradient[..., [i for i, name in enumerate(KINDS[kind]) if name != "length"]] != 0).all()
+    with TrainablePolicy(kind, tiny.LAYERS, tiny.HEADS, CPU).installed(model):
+        torch.testing.assert_close(model(input_ids=IDS).logits, plain, rtol=0, atol=1e-5)
+
+
+def test_the_gradient_of_a_level_equals_finite_differences() -> None:
+    model, policy = tiny.model().double(), random_policy("constant", dtype=torch.float64)
+    for norm in model.modules():
+        if hasattr(norm, "variance_epsilon"):  # float32 whatever the rest is
+            shape, eps = norm.weight.shape, norm.variance_epsilon
+            norm.forward = partial(F.rms_norm, normalized_shape=shape, weight=norm.weight, eps=eps)
+    step = 1e-5
+
+    def loss() -> Tensor:
+        with policy.installed(model):
+            logits: Tensor = model(input_ids=IDS).logits
+        assert logits.dtype == torch.float64
+        return -logits[:, :-1].log_softmax(-1).gather(-1, IDS[:, 1:, None]).mean()
+
+    loss().backward()
+    gradient = policy.coefficients.grad
+    assert gradient is not None
+    assert gradient.abs().max() > 3e-3
+    for layer, head in ((0, 0), (0, 3), (1, 2)):
+        sides = []
+        with torch.no_grad():
+            for move in (step, -2 * step):
+                policy.coefficients[layer, head, 0] += move
+                sides.append(float(loss()))
+            policy.coefficients[layer, head, 0] += step
+        slope = (sides[0] - sides[1]) / (2 * step)
+        assert float(gradient[layer, head, 0]) == pytest.approx(slope, rel=1e-5, abs=1e-9)
+
+
+def test_a_head_that_is_not_modified_neither_acts_nor_learns() -> None:
+    model, policy = tiny.model(), random_policy("rows")
+    policy.modified[0, 1] = policy.modified[1] = False
+    with policy.installed(model):
+        model(input_ids=IDS, labels=IDS).loss.backward()
+    gradient = policy.coefficients.grad
+    assert gradient is not None
+    for tensor in (policy.values(), gradient):
+        assert (tensor[1] == 0).all()
+        assert (tensor[0, 1] == 0).all()
+    assert (gradient[0, [0, 2, 3], 0] != 0).all()
+
+
+@pytest.mark.parametrize("policy", [None, Constant(2.0)])
+def test_the_model_is_unchanged_after_an_exception(policy: Any) -> None:
+    model = tiny.model()
+    if policy is not None:
+        hf.apply(model, policy)
+    before = snapshot(model)
+    with pytest.raises(KeyboardInterrupt), random_policy("rows").installed(model):
+        raise KeyboardInterrupt
+    assert same(before, snapshot(model))
+    assert hf.policy_of(model) == policy
+
+
+def test_the_grid_of_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny.model()
+    assert grid_of(model) == (tiny.LAYERS, tiny.HEADS)
+    first, second = interface.modules_of(model)
+    monkeypatch.setattr(module, "modules_of", lambda model: [first, dataclasses.replace(second, heads=6)])
+    with pytest.raises(ArgumentError, match=r"model: got layers of \[4, 6\] heads; allowed: a model with as many"):
+        grid_of(model)
+
+
+def test_a_policy_is_rounded_bounded_and_scaled() -> None:
+    values = torch.tensor([[[0.123456789, 0.5], [-7.0, 0.0]]])
+    assert policy_from("length", values).policies == ((LogLinear(level=0.12346, length=0.5), LogLinear(level=-7.0)),)
+    policy = policy_from(FOLDABLE, torch.tensor([[[0.0], [0.5], [9.0], [-9.0]]]), strength=2.0)
+    assert policy.policies == ((Constant(1.0), Constant(2.71828), Constant(12.0), Constant(0.2)),)
+    values = torch.randn(1, 1, len(KINDS["rows"]))
+    one: Any = policy_from("rows", values, 1.3).policies[0][0]
+    want = LogLinear(*values[0, 0].tolist()).strengthened(1.3)
+    for name in KINDS["rows"]:
+        assert getattr(one, name) == pytest.approx(getattr(want, name), abs=5.1e-6)
+
+
+@pytest.mark.parametrize("kind", ["constant", "rows"])
+def test_every_step_moves_the_coefficients_and_no_weight(kind: str, setup: TrainingSetup) -> None:
+    before, calls = snapshot(setup.model), []
+    one = trainer(kind)
+    one.run(setup, lambda now: calls.append((now.step, dict(now.curve[-1]))))
+    assert [step for step, _ in calls] == [1, 2, 3, 4, 5, 6]
+    assert set(calls[-1][1]) == {"step", "nll", "40", "64", "chat"}
+    assert all(math.isfinite(value) for _, point in calls for value in point.values())
+    assert (one.policy.coefficients[..., 0] != 0).all()
+    assert same(before, snapshot(setup.model))
+
+
+def test_training_lowers_the_loss(setup: TrainingSetup, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same prompts at every step, at no price for anything else."""
+    again = dataclasses.replace(setup.prompts)
+    object.__setattr__(again, "at", lambda step: setup.prompts.at(0))
+    one = trainer("rows", steps=20)
+    one.prices.update(dict.fromkeys(setup.baseline, 0.0))
+    monkeypatch.setattr(module, "_LEAST_PRICE", 0.0)
+    one.run(dataclasses.replace(setup, prompts=again, baseline=shifted(setup.baseline, setup.data, 50.0)), nothing)
+    assert one.curve[-1]["nll"] < one.curve[0]["nll"] - 0.1
+
+
+def test_the_coefficient_of_length_stays_at_0_or_above(setup: TrainingSetup) -> None:
+    one = trainer("rows", steps=8, rate=0.3)
+    steps: list[Tensor] = []
+    one.run(setup, lambda now: steps.append(now.policy.coefficients.detach().clone()))
+    lengths = torch.stack(steps)[..., KINDS["rows"].index("length")]
+    assert (lengths >= 0).all()
+    # Some are held at 0, some rise, and other coefficients may fall.
+    assert (lengths[-1] == 0).any()
+    assert (lengths[-1] > 0).any()
+    assert (torch.stack(steps)[..., 0] < 0).any()
+
+
+@pytest.mark.parametrize(("steps", "keep", "heads"), [(1, 0.25, 2), (2, 0.5, 4), (4, 0.01, 1), (5, 1.0, 8)])
+def test_pruning_keeps_the_share_of_heads(steps: int, keep: float, heads: int, setup: TrainingSetup) -> None:
+    one = trainer("length", steps=steps, keep=keep)
+    one.run(setup, nothing)
+    assert int(one.policy.modified.sum()) == int((one.policy.values() != 0).any(-1).sum()) == heads
+
+
+@pytest.mark.parametrize(("keep", "heads"), [(1.0, 4), (0.25, 2)])
+def test_pruning_keeps_the_share_of_layers(keep: float, heads: int, setup: TrainingSetup) -> None:
+    one = trainer("rows", steps=3, keep=keep)
+    one.keep_layers = 0.5
+    one.run(setup, nothing)
+    assert sorted(one.policy.modified.sum(-1).tolist()) == [0, heads]
+
+
+def test_a_pruned_head_stays_pruned(setup: TrainingSetup) -> None:
+    one = trainer("rows", steps=10, keep=0.25)
+    pruned = []
+
+    def after(now: Trainer) -> None:
+        assert (now.policy.coefficients[~now.policy.modified] == 0).all()
+        pruned.append(~now.policy.modified)
+
+    one.run(setup, after)
+    assert [int(step.sum()) for step in pruned] == [0] * 4 + [3] * 2 + [6] * 4
+    assert all((later | ~earlier).all() for earlier, later in pairwise(pruned))
+
+
+def test_heads_without_effect_are_pruned_first() -> None:
+    model = tiny.model()
+    size = model.config.head_dim
+    with torch.no_grad():
+        model.model.layers[1].self_attn.o_proj.weight[:, size : 3 * size] = 0.0
+    one = trainer("constant", keep=0.75)
+    one.run(training_setup(model), nothing)
+    assert one.policy.modified.tolist() == [[True] * 4, [True, False, False, True]]
+
+
+@pytest.mark.parametrize(("nats", "sign", "near", "bound"), [(-5.0, 1, 299.0, 300.0), (5.0, -1, 1.01, 1.0)])
+def test_prices_follow_the_budget(nats: float, sign: int, near: float, bound: float, setup: TrainingSetup) -> None:
+    """Against a baseline shifted by so many nats the rise is far above the budget, or below it."""
+    shift = dataclasses.replace(setup, baseline=shifted(setup.baseline, setup.data, nats))
+    one = trainer("constant", steps=4)
+    one.run(shift, nothing)
+    # Chat is read at every step, each of the two lengths at every other.
+    twice, always = 10 * math.exp(sign * 0.08), 10 * math.exp(sign * 0.16)
+    assert one.prices == pytest.approx({"40": twice, "64": twice, "chat": always})
+    assert all(rise * sign > 1 for rise in one.rises.values())
+    bounded = trainer("constant", steps=4)
+    bounded.prices.update(dict.fromkeys(setup.baseline, near))
+    bounded.run(shift, nothing)
+    assert set(bounded.prices.values()) == {bound}
+
+
+def test_a_higher_price_lowers_the_rise(setup: TrainingSetup, monkeypatch: pytest.MonkeyPatch) -> None:
+    ends = {}
+    for price in (0.0, 300.0):
+        monkeypatch.setattr(module, "_LEAST_PRICE", price)
+        monkeypatch.setattr(module, "_MOST_PRICE", price)
+        one = trainer("rows", steps=12)
+        one.prices.update(dict.fromkeys(setup.baseline, price))
+        one.run(setup, nothing)
+        ends[price] = sum(one.rises.values())
+    assert ends[300.0] < ends[0.0]
+
+
+@pytest.fixture(scope="module")
+def state(setup: TrainingSetup, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("state") / "state"
+    one = trainer(steps=1)
+    one.run(setup, nothing)
+    one.save(path, ABOUT)
+    return path
+
+
+def test_other_settings_and_no_file(state: Path, tmp_path: Path) -> None:
+    assert trainer().resume(state, ABOUT)
+    assert not trainer().resume(tmp_path / "none", ABOUT)
+    for change in ({"seed": 1}, {"kind": "length"}, {"profile": {"sizes": [4]}}, {"new": 1}):
+        with pytest.raises(FileFormatError, match=r"made with other settings.*; delete it, or start") as caught:
+            trainer().resume(state, ABOUT | change)
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("damage", ["cut", "other kind", "no state", "no tensor", "bad state", "bad shape"])
+def test_a_damaged_state_is_one_line(damage: str, state: Path, tmp_path: Path) -> None:
+    path = tmp_path / "state"
+    tensors, about = load_tensors(state, "calibration")
+    if damage == "cut":
+        path.write_bytes(state.read_bytes()[:-20])
+    elif damage == "other kind":
+        save_tensors(path, "single-head", tensors, about)
+    elif damage == "no state":
+        save_tensors(path, "calibration", tensors, ABOUT)
+    elif damage == "no tensor":
+        save_tensors(path, "calibration", {"coefficients": tensors["coefficients"]}, about)
+    elif damage == "bad state":
+        save_tensors(path, "calibration", tensors, about | {"state": {"step": "x"}})
+    else:
+        save_tensors(path, "calibration", tensors | {"coefficients": torch.ones(7, 7, 7)}, about)
+    with pytest.raises(FileFormatError) as caught:
+        trainer().resume(path, ABOUT)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
