@@ -91,7 +91,7 @@ def replicated_row(call: AttentionCall) -> tuple[Tensor, Tensor]:
         weights = call.logits(torch.tensor([call.queries - 1])).scaled(None)[:, :, 0].softmax(-1)
     entropy = torch.special.entr(weights).sum(-1)
     if call.mask is not None and call.mask.is_floating_point():
-        mask = call.mask.expand(-1, -1, call.queries, -1)[:, :, -1]
+        mask = call.mask.flatten(1, 2).expand(-1, -1, call.queries, -1)[:, :, -1]
         log_times = mask.masked_fill(hidden_by(mask), 0.0).to(weights.dtype)
         entropy = entropy + (weights * log_times).sum(-1)
         weights = weights * (-log_times).exp()
