@@ -1,4 +1,4 @@
-"""One JSON document on stdout, and everything else beside it; needs neither Typer nor rich."""
+"""JSON output: one document on stdout and everything else on stderr; needs neither Typer nor rich."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from typing import Any, TextIO
 
-_kept: list[TextIO] = []
+_stdout: list[TextIO] = []
 
 
 @contextmanager
 def only_answers() -> Iterator[None]:
-    """Turn whatever a command and the libraries under it print to stderr, so that stdout is left to `answer`."""
-    _kept.append(sys.stdout)
+    """Redirect whatever commands and libraries print to stderr, so that stdout holds what `answer` prints."""
+    _stdout.append(sys.stdout)
     try:
         with redirect_stdout(sys.stderr):
             yield
     finally:
-        _kept.pop()
+        _stdout.pop()
 
 
 def answer(document: Any) -> None:
     """Print a document of plain values as JSON, as files hold it."""
     text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
-    print(text, file=_kept[-1] if _kept else sys.stdout)
+    print(text, file=_stdout[-1] if _stdout else sys.stdout)
