@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.cli.lines import saved
 from tests.experiments.clrs import stub
 
 pytest.importorskip("accelerate", reason="needs the extra hf")
@@ -27,10 +27,6 @@ def _stubbed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def words(home: Path, out: Path, *more: Any) -> list[Any]:
     return ["clrs", "train", home / "model", "--data", home / "data", "--out", out, *QUICK, *more]
-
-
-def saved(out: Path) -> Any:
-    return json.loads((out / "results.json").read_text(encoding="utf-8"))
 
 
 def test_train(home: Path, tmp_path: Path, sharpmax_command: Any) -> None:

@@ -19,6 +19,7 @@ import sharpmax
 from sharpmax.experiments.clrs.evaluation import Store
 from sharpmax.policies.registry import load_policy
 from sharpmax.tasks.clrs_text import generation as shim
+from tests.cli.lines import saved
 from tests.experiments.clrs import stub
 from tests.experiments.evaluate import tiny
 
@@ -32,10 +33,6 @@ QUICK = (
     "--steps", STEPS, "--batch-tokens", 256, "--row-tokens", 128, "--tokens-at-once", 128, "--save-every", SAVED,
     "--device", "cpu", "--lr", 0.02,
 )  # fmt: skip
-
-
-def saved(out: Path) -> Any:
-    return json.loads((out / "results.json").read_text(encoding="utf-8"))
 
 
 @needs_clrs

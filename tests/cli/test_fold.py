@@ -40,12 +40,9 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "levels": PerHead.of(LogLinear, level=[[-0.5, 0.0, 0.25, 0.0], [0.0, 0.5, 1.0, 0.1]]),
         "rows": PerHead.of(LogLinear, level=[[0.1] * 4] * 2, entropy=[[0.0] * 4, [0.0, 0.0, 0.5, 0.0]]),
         "lengths": PerHead.of(LogLength, reference=[[16.0] * 4] * 2),
-        "heads": PerHead.of(Constant, value=[[2.0] * 3] * 2),
-        "layers": PerHead.of(Constant, value=[[2.0] * 4] * 3),
     }
     for name, policy in policies.items():
         policy.save(folder / f"{name}.json")
-    (folder / "not.json").write_text("{")
     return folder
 
 

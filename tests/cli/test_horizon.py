@@ -21,22 +21,14 @@ from tests.experiments.evaluate import tiny
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a model, one with small weights, one of a family without a certificate, and a policy."""
-    from transformers import StableLmConfig, StableLmForCausalLM
-
+    """A folder with a model, one with small weights, and a policy."""
     folder = tmp_path_factory.mktemp("home")
     tiny.save(folder / "model")
     calm = tiny.model()
     for layer in calm.model.layers:
         layer.self_attn.q_proj.weight.mul_(0.01)
     calm.save_pretrained(folder / "calm")
-    config = StableLmConfig(
-        vocab_size=len(tiny.tokenizer()), hidden_size=32, intermediate_size=48, num_hidden_layers=1,
-        num_attention_heads=4, num_key_value_heads=4, bos_token_id=None, eos_token_id=256,
-    )  # fmt: skip
-    StableLmForCausalLM(config).save_pretrained(folder / "stable")
-    for name in ("calm", "stable"):
-        tiny.tokenizer().save_pretrained(folder / name)
+    tiny.tokenizer().save_pretrained(folder / "calm")
     PerHead.of(Constant, value=[[2.0] * 4, [0.5] * 4]).save(folder / "policy.json")
     return folder
 

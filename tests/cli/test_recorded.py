@@ -14,14 +14,15 @@ from sharpmax.policies.constant import Constant
 from sharpmax.policies.registry import load_policy
 
 LINES = {
-    "evaluate": ("evaluate", "{model}", "--task", "kv,letters.py", "--sizes", "4", "--prompts", "2", "--no-text"),
     "probe": ("probe", "{model}", "--task", "letters.py", "--sizes", "4,8", "--prompts", "2"),
     "horizon": ("horizon", "{model}", "--certified-only"),
 }
 
 
-@pytest.mark.parametrize("given", ["p/warm.json", "p", "constant:1.25", "paper"])
-@pytest.mark.parametrize("name", LINES)
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [("probe", "p/warm.json"), *(("horizon", given) for given in ("p/warm.json", "p", "constant:1.25", "paper"))],
+)
 def test_a_policy_is_found_again(
     name: str, given: str, home: Path, tmp_path: Path, sharpmax_command: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
