@@ -7,19 +7,20 @@ env` and `sharpmax --version` answer without them.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import sys
 import traceback
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from typing import Any, TextIO
 
 import sharpmax
-from sharpmax.cli.json_output import only_answers
 from sharpmax.errors import MissingExtraError, SharpmaxError
 from sharpmax.files import FULL, FULL_TODO
 from sharpmax.lazy import require
 
-__all__ = ["main"]
+__all__ = ["answer", "main", "only_answers"]
 
 _FAILED = 1
 _USAGE_ERROR = 2
@@ -96,3 +97,23 @@ def _error_for_users(problem: Exception) -> tuple[int, str | None]:
         todo = FULL_TODO if problem.errno in FULL else "--debug shows more"
         return _FAILED, f"{problem.strerror}{where}; {todo}"
     return _FAILED, None
+
+
+_stdout: list[TextIO] = []
+
+
+@contextmanager
+def only_answers() -> Iterator[None]:
+    """Redirect whatever commands and libraries print to stderr, so that stdout holds what `answer` prints."""
+    _stdout.append(sys.stdout)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        _stdout.pop()
+
+
+def answer(document: Any) -> None:
+    """Print a document of plain values as JSON, as files hold it."""
+    text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
+    print(text, file=_stdout[-1] if _stdout else sys.stdout)

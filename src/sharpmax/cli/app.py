@@ -16,11 +16,10 @@ from sharpmax.cli.clrs import train as clrs_train
 from sharpmax.cli.compare import compare
 from sharpmax.cli.env import env
 from sharpmax.cli.evaluate import evaluate
-from sharpmax.cli.explore import explore
 from sharpmax.cli.fold import fold
 from sharpmax.cli.horizon import horizon
 from sharpmax.cli.probe import probe
-from sharpmax.cli.report import report
+from sharpmax.cli.report import explore, report
 from sharpmax.cli.reproduce import reproduce
 
 _COMMANDS: dict[Callable[..., None], str] = {

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sharpmax.cli import options
-from sharpmax.cli.json_output import answer
+from sharpmax.cli import answer, options
 from sharpmax.cli.options import resolve_device
 from sharpmax.cli.run import check_extras, command_line, draw_saved, finish, out_folder
 from sharpmax.cli.terminal import print_table, progress, say, wrote

@@ -8,8 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from sharpmax.cli import options
-from sharpmax.cli.json_output import answer
+from sharpmax.cli import answer, options
 from sharpmax.cli.options import data_folder, number, policy_named, resolve_device, sizes_from
 from sharpmax.cli.run import (
     check_extras,

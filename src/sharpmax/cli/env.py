@@ -5,7 +5,7 @@ import re
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
-from sharpmax.cli.json_output import answer
+from sharpmax.cli import answer
 from sharpmax.errors import install_command
 from sharpmax.provenance import hardware, installed_version, versions
 

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sharpmax.cli import options
-from sharpmax.cli.json_output import answer
+from sharpmax.cli import answer, options
 from sharpmax.cli.options import policy_named
 from sharpmax.cli.run import out_folder
 from sharpmax.cli.terminal import progress, say

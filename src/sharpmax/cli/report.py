@@ -1,16 +1,16 @@
-"""`sharpmax report`: figures and page from saved results."""
+"""`sharpmax report` and `sharpmax explore`: pages from saved results, and one about dispersion."""
 
 from __future__ import annotations
 
+import webbrowser
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from sharpmax.cli import options
-from sharpmax.cli.json_output import answer
+from sharpmax.cli import answer, options
 from sharpmax.cli.run import draw, draw_saved, out_folder
-from sharpmax.cli.terminal import wrote
+from sharpmax.cli.terminal import say, wrote
 
 _TOGETHER = Path("report")
 
@@ -43,3 +43,23 @@ def draw_compared(first: Path, second: Path, out: Path) -> list[Path]:
     tables = together([(name, load(path).to_dict()) for name, path in zip(names, (first, second), strict=True)])
     # Each of the two has a provenance of its own.
     return draw(typed(" ".join(["report", *names]), out=out), {}, tables, out)
+
+
+def explore(
+    context: typer.Context,
+    out: options.Out = Path("explore"),
+    opened: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in the browser.")] = True,
+    as_json: options.AsJson = False,
+) -> None:
+    """Write an interactive page about softmax dispersion.
+
+    It needs no network.
+    """
+    from sharpmax.report.explore.page import FILE_NAME, write
+
+    page = write(out_folder(context) / FILE_NAME)
+    wrote([page])
+    if as_json:
+        answer({"files": [str(page)]})
+    if opened and not webbrowser.open(page.resolve().as_uri()):
+        say("No browser found. Open the file in one.")

@@ -12,8 +12,8 @@ from typing import Any
 
 import typer
 
+from sharpmax.cli import answer
 from sharpmax.cli.env import missing_packages
-from sharpmax.cli.json_output import answer
 from sharpmax.cli.terminal import print_table, progress, say, wrote
 from sharpmax.errors import ArgumentError, MissingExtraError, reject
 from sharpmax.experiments.run_folder import writing
