@@ -56,7 +56,7 @@ def _signature(value: object) -> str:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help(command: str) -> None:
-    runner = CliRunner(env={"COLUMNS": "80", "NO_COLOR": "1", "TERM": "dumb"})
+    runner = CliRunner(env={"COLUMNS": "80", "TERM": "dumb"})
     shown = runner.invoke(make_app(), [*command.split(), "--help"], prog_name="sharpmax")
     assert shown.exit_code == 0
     text = "\n".join(line.rstrip() for line in shown.stdout.splitlines()) + "\n"

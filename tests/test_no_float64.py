@@ -140,9 +140,9 @@ def test_an_evaluation(tmp_path: Path) -> None:
         variants={"length": LogLength(8.0)},
         tasks=(tiny.LETTERS,),
         sizes=(4,),
-        prompts=8,
-        lengths=(64,),
-        windows=2,
+        prompts=4,
+        lengths=(32,),
+        windows=1,
         questions=1,
     )
     expected = evaluate_tables(tiny.language(), plan, prepare(tiny.language(), plan), tmp_path / "here")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 from sharpmax import provenance
 from sharpmax.cli import main, terminal
 from tests.calibration.small import TEXT
+from tests.cli.lines import is_one_error_line
 from tests.experiments.evaluate import tiny
 
 
@@ -20,6 +20,29 @@ class Outcome:
     code: int
     out: str
     err: str
+
+
+@dataclass(frozen=True)
+class Command:
+    capsys: pytest.CaptureFixture[str]
+
+    def __call__(self, *words: Any) -> Outcome:
+        code = main([str(word) for word in words])
+        captured = self.capsys.readouterr()
+        return Outcome(code, captured.out, captured.err)
+
+    def ok(self, *words: Any) -> Outcome:
+        """Run a command that succeeds and writes nothing to stderr."""
+        outcome = self(*words)
+        assert (outcome.code, outcome.err) == (0, "")
+        return outcome
+
+    def refused(self, *words: Any) -> str:
+        """The one line with which a command refuses, before it prints anything."""
+        outcome = self(*words)
+        assert (outcome.code, outcome.out) == (2, "")
+        assert is_one_error_line(outcome.err), outcome.err
+        return outcome.err
 
 
 @pytest.fixture(autouse=True)
@@ -40,14 +63,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def sharpmax_command(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> Callable[..., Outcome]:
-    """Run a command here. Its lines of progress, of which tests/cli/test_terminal.py speaks, are left out."""
+) -> Command:
+    """Run a command here. Its lines of progress, which tests/cli/test_terminal.py tests, are left out."""
     if request.module.__name__.rpartition(".")[2] != "test_terminal":
-        monkeypatch.setattr(terminal._Lines, "show", lambda self, stage, detail="": None)
-
-    def run(*words: Any) -> Outcome:
-        code = main([str(word) for word in words])
-        captured = capsys.readouterr()
-        return Outcome(code, captured.out, captured.err)
-
-    return run
+        monkeypatch.setattr(terminal, "_print_line", lambda line: None)
+    return Command(capsys)

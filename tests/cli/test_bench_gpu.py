@@ -22,7 +22,7 @@ CONTRACT = {"kind", "case", "ours_ms", "stock_ms", "ratio", "command", "provenan
 @pytest.fixture
 def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if the processor were a GPU, with few and small shapes."""
-    monkeypatch.setattr(bench_gpu, "_device", lambda: torch.device("cpu"))
+    monkeypatch.setattr(bench_gpu, "_gpu", lambda: torch.device("cpu"))
     prefill = [Shape(1, 2, 1, 24, 24, 8, causal=True), Shape(1, 2, 2, 48, 48, 8, counts=False, once=True)]
     decode = [Shape(2, 2, 1, 1, 40, 8), Shape(2, 2, 1, 1, 40, 8, page_size=16)]
     monkeypatch.setattr(run, "prefill_shapes", lambda length: prefill)
@@ -34,15 +34,14 @@ def test_it_prints_tables_and_writes_a_list_and_a_figure(
     sharpmax_command: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     set_decode(monkeypatch)
-    outcome = sharpmax_command("bench", "--gpu", "--length", 64, "--repeat", 2, "--out", tmp_path)
-    assert (outcome.code, outcome.err) == (0, "")
+    outcome = sharpmax_command.ok("bench", "--gpu", "--length", 64, "--repeat", 2, "--out", tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cpu.json", "cpu.svg"]
     body = json.loads((tmp_path / "cpu.json").read_text(encoding="utf-8"))
     assert isinstance(body, list)
     assert [one["kind"] for one in body] == ["stats", "stats", "attention", "attention", "train", "decode", "decode"]
     for one in body:
         assert set(one) >= CONTRACT
-        assert one["command"] == f"sharpmax bench --gpu --out {tmp_path.name} --repeat 2 --length 64 --seed 0"
+        assert one["command"] == f"sharpmax bench --gpu --length 64 --repeat 2 --seed 0 --out {tmp_path.name}"
         assert {"commit", "versions", "hardware", "seed", "date"} <= set(one["provenance"])
         assert one["ratio"] == one["ours_ms"] / one["stock_ms"]
         assert one["rounds"] == (1 if one["shape"]["once"] else 2)
@@ -60,7 +59,7 @@ def test_no_speed_for_what_is_wrong(sharpmax_command: Any, tmp_path: Path, monke
     outcome = sharpmax_command("bench", "--gpu", "--repeat", 1, "--out", tmp_path)
     assert outcome.code == 1
     wrong = "decode 2 × 40 keys, D 8; decode 2 × 40 keys, D 8, paged"
-    assert f"No speed for what disagrees with the reference: {wrong}." in outcome.out
+    assert f"Not timed, because results disagree with the reference: {wrong}." in outcome.out
     line = next(line.strip() for line in outcome.out.splitlines() if line.strip().startswith("2 × 40 keys, D 8, paged"))
     assert line.removeprefix("2 × 40 keys, D 8, paged").split()[:4] == ["disagrees", "–", "–", "–"]
     decode = [one for one in read_entries(tmp_path / "cpu.json") if one["kind"] == "decode"]
@@ -109,7 +108,5 @@ def test_a_machine_without_a_gpu_is_told_so(sharpmax_command: Any) -> None:
 
 
 def test_lengths_beyond_full_size_are_refused(sharpmax_command: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench_gpu, "_device", lambda: torch.device("cpu"))
-    outcome = sharpmax_command("bench", "--gpu", "--length", 16_385)
-    assert outcome.code == 2
-    assert "length: got 16385; allowed: 16 … 16384" in outcome.err
+    monkeypatch.setattr(bench_gpu, "_gpu", lambda: torch.device("cpu"))
+    assert "length: got 16385; allowed: 16 … 16384" in sharpmax_command.refused("bench", "--gpu", "--length", 16_385)

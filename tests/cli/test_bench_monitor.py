@@ -25,10 +25,9 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_it_prints_tables_and_writes_json(sharpmax_command: Any, tmp_path: Path) -> None:
     options = ("--device", "cpu", "--prompts", 8, "--repeat", 1, "--length", 40)
-    outcome = sharpmax_command("bench", "--monitor", *options, "--out", tmp_path)
-    assert (outcome.code, outcome.err) == (0, "")
+    outcome = sharpmax_command.ok("bench", "--monitor", *options, "--out", tmp_path)
     for words in (
-        "Telling wrong answers from right ones: tiny, float32 on cpu.",
+        "Detecting wrong answers: tiny, float32 on cpu.",
         "letters: AUROC by size",
         "confidence",
         "False alarms on 32",
@@ -36,13 +35,13 @@ def test_it_prints_tables_and_writes_json(sharpmax_command: Any, tmp_path: Path)
         assert words in outcome.out
     saved = json.loads((tmp_path / "monitor.json").read_text(encoding="utf-8"))
     assert saved["command"] == (
-        "sharpmax bench --monitor --device cpu --dtype float32 --prompts 8 --repeat 1 --length 40 --seed 0 "
+        "sharpmax bench --monitor --length 40 --repeat 1 --prompts 8 --seed 0 --device cpu --dtype float32 "
         f"--out {tmp_path.name}"
     )
     assert saved["provenance"]["seed"] == 0
     tables = saved["tables"]
     assert f"{tables['false_alarms']['pooled']['mean']:.2f}%" in outcome.out
-    assert f"goes by {tables['setting']['rule']}" in outcome.out
+    assert f"uses {tables['setting']['rule']}" in outcome.out
 
 
 def test_no_out_writes_nothing(sharpmax_command: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,31 +14,12 @@ import pytest
 import sharpmax
 from sharpmax.report.sections.capacity import capacity_verdict
 from sharpmax.report.sections.compare import verdict
-from tests.cli.lines import is_one_error_line
+from tests.cli.lines import saved
 
 METHODS = ("softmax", "ssmax", "hard")
-GRID = (
-    *METHODS, "--seeds", 2, "--steps", 500, "--batch", 32, "--width", 16, "--sizes", "16,64,256", "--samples", 32,
-    "--no-draw",
-)  # fmt: skip
-TINY = (
-    "--seeds",
-    2,
-    "--steps",
-    3,
-    "--batch",
-    4,
-    "--width",
-    8,
-    "--sizes",
-    "16,32",
-    "--samples",
-    4,
-    "--workers",
-    1,
-    "--no-draw",
-)
-ENGINES = {"here": ("--workers", 1), "ray": ("--engine", "ray", "--workers", 2)}
+COMMON = ("--seeds", 2, "--workers", 1, "--no-draw")
+GRID = (*COMMON, "--steps", 500, "--batch", 32, "--width", 16, "--sizes", "16,64,256", "--samples", 32)
+TINY = (*COMMON, "--steps", 3, "--batch", 4, "--width", 8, "--sizes", "16,32", "--samples", 4)
 SPENT = ("seconds", "memory")
 
 DOCS = Path(__file__).parents[2] / "docs" / "compare.md"
@@ -55,7 +36,7 @@ def run_alone(*words: Any) -> subprocess.CompletedProcess[str]:
 
 
 def tables_of(folder: Path) -> dict[str, Any]:
-    tables: dict[str, Any] = json.loads((folder / "results.json").read_text(encoding="utf-8"))["tables"]
+    tables: dict[str, Any] = saved(folder)["tables"]
     return tables
 
 
@@ -64,32 +45,22 @@ def without_time(tables: dict[str, Any]) -> dict[str, Any]:
     return {**tables, "training": kept}
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The reduced grid on every engine."""
-    found = {}
-    for name, words in ENGINES.items():
-        if name == "ray":
-            pytest.importorskip("ray", reason="pip install ray")
-        folder = tmp_path_factory.mktemp(name)
-        done = run_alone("compare", *GRID, "--device", "cpu", "--out", folder, *words)
-        assert done.returncode == 0, name
-        assert all(line.startswith("comparing: ") for line in done.stderr.splitlines()), name
-        found[name] = folder
-    return found
+def test_engines_give_the_same_numbers(sharpmax_command: Any, tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="pip install ray")
+    line = ("compare", "softmax", "hard", *TINY, "--device", "cpu", "--out")
+    sharpmax_command.ok(*line, tmp_path / "here")
+    done = run_alone(*line, tmp_path / "ray", "--engine", "ray", "--workers", 2)
+    assert done.returncode == 0, done.stderr
+    assert all(line.startswith("comparing: ") for line in done.stderr.splitlines())
+    assert without_time(tables_of(tmp_path / "ray")) == without_time(tables_of(tmp_path / "here"))
 
 
-def test_engines_give_the_same_numbers(runs: dict[str, Path]) -> None:
-    here = without_time(tables_of(runs["here"]))
-    for name in ENGINES:
-        assert without_time(tables_of(runs[name])) == here, name
-
-
-def test_a_league_is_saved_with_where_it_comes_from(runs: dict[str, Path]) -> None:
-    saved = json.loads((runs["here"] / "results.json").read_text(encoding="utf-8"))
-    tables = saved["tables"]
+def test_a_comparison_is_printed_and_saved_with_its_command(sharpmax_command: Any, tmp_path: Path) -> None:
+    outcome = sharpmax_command.ok("compare", *METHODS, *GRID, "--out", tmp_path)
+    results = saved(tmp_path)
+    tables = results["tables"]
     assert set(tables["league"]) == set(METHODS)
-    assert saved["command"].startswith("sharpmax compare softmax ssmax hard --task max")
+    assert results["command"].startswith("sharpmax compare softmax ssmax hard --task max")
     for name in METHODS:
         assert tables["accuracy"][name]["16"]["mean"] > 50.0
         assert tables["accuracy"][name]["16"]["n"] == 2
@@ -100,28 +71,19 @@ def test_a_league_is_saved_with_where_it_comes_from(runs: dict[str, Path]) -> No
         assert training["loss"]["mean"] < 1.5
         for measure in ("ranking", "hard", "close", "top_weight", "entropy"):
             assert set(tables[measure][name]) == {"16", "64", "256"}
+        assert sum(line.split()[:1] == [name] for line in outcome.out.splitlines()) == 2  # rank, and causes
     assert tables["entropy"]["softmax"]["256"]["mean"] > tables["entropy"]["softmax"]["16"]["mean"]
     assert tables["top_weight"]["hard"]["256"]["mean"] == 100.0
-    assert str(runs["here"].parent) not in json.dumps(saved)
-
-
-def test_the_league_is_printed_aligned(sharpmax_command: Any, tmp_path: Path) -> None:
-    outcome = sharpmax_command("compare", "softmax", "stick-breaking", *TINY, "--out", tmp_path)
-    assert (outcome.code, outcome.err) == (0, "")
-    lines = outcome.out.splitlines()
-    (header,) = [line for line in lines if line.strip().startswith("method") and "train s" in line]
-    rows = [line for line in lines if line.strip().startswith(("softmax", "stick-breaking"))]
-    assert len(rows) == 4
-    for row in rows[:2]:
-        assert len(row) == len(header)
-    assert "wrote " in lines[-1]
+    assert str(tmp_path.parent) not in json.dumps(results)
+    for sentence in verdict(tables):
+        assert sentence in outcome.out
+    assert outcome.out.splitlines()[-1] == f"wrote {tmp_path / 'results.json'}"
 
 
 def test_a_normaliser_of_ones_own_is_one_file(sharpmax_command: Any, tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(SQUARES, encoding="utf-8")
-    outcome = sharpmax_command("compare", "softmax", *TINY, "--with", file, "--out", tmp_path / "out")
-    assert (outcome.code, outcome.err) == (0, "")
+    sharpmax_command.ok("compare", "softmax", *TINY, "--with", file, "--out", tmp_path / "out")
     tables = tables_of(tmp_path / "out")
     assert set(tables["league"]) == {"softmax", "squares"}
     assert tables["methods"]["squares"]["summary"].startswith("yes: bounded squares")
@@ -141,8 +103,7 @@ METHODS = [
 ]
 """
     file.write_text(text, encoding="utf-8")
-    outcome = sharpmax_command("compare", "softmax", *TINY, "--with", file, "--out", tmp_path / "out")
-    assert (outcome.code, outcome.err) == (0, "")
+    sharpmax_command.ok("compare", "softmax", *TINY, "--with", file, "--out", tmp_path / "out")
     tables = tables_of(tmp_path / "out")
     assert set(tables["league"]) == {"softmax", "slow", "zoomed"}
     losses = [tables["training"][name]["loss_per_seed"] for name in ("softmax", "slow", "zoomed")]
@@ -152,8 +113,7 @@ METHODS = [
 
 def test_seeds_may_be_trained_apart(sharpmax_command: Any, tmp_path: Path) -> None:
     for stack in (1, 2):
-        outcome = sharpmax_command("compare", "ssmax", *TINY, "--stack", stack, "--out", tmp_path / str(stack))
-        assert (outcome.code, outcome.err) == (0, "")
+        sharpmax_command.ok("compare", "ssmax", *TINY, "--stack", stack, "--out", tmp_path / str(stack))
     apart, together = (tables_of(tmp_path / str(stack)) for stack in (1, 2))
     assert apart["training"]["ssmax"]["loss_per_seed"] == pytest.approx(
         together["training"]["ssmax"]["loss_per_seed"], rel=1e-4
@@ -164,53 +124,34 @@ def test_seeds_may_be_trained_apart(sharpmax_command: Any, tmp_path: Path) -> No
 
 def test_going_on_does_only_what_is_missing(sharpmax_command: Any, tmp_path: Path) -> None:
     words = ("compare", "softmax", "hard", *TINY, "--out", tmp_path)
-    assert sharpmax_command(*words).code == 0
+    sharpmax_command.ok(*words)
     before = tables_of(tmp_path)
-    again = sharpmax_command(*words)
-    assert again.code == 2
-    assert is_one_error_line(again.err)
-    assert "--resume" in again.err
+    assert "--resume" in sharpmax_command.refused(*words)
     lines = (tmp_path / "outcomes.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
     (tmp_path / "outcomes.jsonl").write_text("".join(lines[:-2]), encoding="utf-8")
-    assert sharpmax_command(*words, "--resume").code == 0
+    sharpmax_command.ok(*words, "--resume")
     assert tables_of(tmp_path) == before, "trainings were done again, or other numbers came out"
     more = sharpmax_command("compare", "softmax", "top-k", *TINY, "--sizes", "16,64", "--out", tmp_path, "--resume")
     assert more.code == 0
     assert set(tables_of(tmp_path)["league"]) == {"softmax", "top-k"}
     # Softmax at 64, and the training and two tests of top-k.
     assert len((tmp_path / "outcomes.jsonl").read_text(encoding="utf-8").splitlines()) == len(lines) + 4
-    other = sharpmax_command("compare", "softmax", "hard", *TINY, "--samples", 5, "--out", tmp_path, "--resume")
-    assert other.code == 2
-    assert "samples 4 and now got 5" in other.err
+    assert "samples 4 and now got 5" in sharpmax_command.refused(
+        "compare", "softmax", "hard", *TINY, "--samples", 5, "--out", tmp_path, "--resume"
+    )
 
 
 @pytest.mark.parametrize("task", ["recall", "sort", "copy"])
 def test_further_tasks(task: str, sharpmax_command: Any, tmp_path: Path) -> None:
-    outcome = sharpmax_command("compare", "softmax", "--task", task, "--model", "encoder", *TINY, "--out", tmp_path)
-    assert (outcome.code, outcome.err) == (0, "")
+    sharpmax_command.ok("compare", "softmax", "--task", task, "--model", "encoder", *TINY, "--out", tmp_path)
     setting = tables_of(tmp_path)["setting"]
     assert ("causal" in setting["model"]) == (task != "sort")
 
 
 def test_capacity(sharpmax_command: Any, tmp_path: Path) -> None:
-    small = (
-        "--no-draw",
-        "--seeds",
-        2,
-        "--steps",
-        20,
-        "--batch",
-        8,
-        "--samples",
-        8,
-        "--workers",
-        1,
-        "--sizes",
-        "16,32,64,128,256",
-    )
+    small = (*COMMON, "--steps", 20, "--batch", 8, "--samples", 8, "--sizes", "16,32,64,128,256")
     grid = ("--width", "8,16", "--heads", "1,2", "--depth", "1,2")
-    outcome = sharpmax_command("compare", "--capacity", "--model", "encoder", *grid, *small, "--out", tmp_path)
-    assert (outcome.code, outcome.err) == (0, "")
+    outcome = sharpmax_command.ok("compare", "--capacity", "--model", "encoder", *grid, *small, "--out", tmp_path)
     tables = tables_of(tmp_path)
     cells = tables["capacity"]["softmax"]
     assert {(cell["width"], cell["heads"], cell["depth"]) for cell in cells} == {
@@ -221,56 +162,19 @@ def test_capacity(sharpmax_command: Any, tmp_path: Path) -> None:
     assert set(deep) == {cell["model"] for cell in cells if cell["depth"] == 2}
     for found in deep.values():
         assert len(found["measured"]) == 2
-    assert "disperses first" in outcome.out
     for sentence in capacity_verdict(tables):
         assert sentence in outcome.out
 
 
-@pytest.mark.parametrize("seeds", [1, 2])
-def test_the_page_is_drawn_and_its_verdict_printed(seeds: int, sharpmax_command: Any, tmp_path: Path) -> None:
+def test_the_page_is_drawn_again_from_the_results_alone(sharpmax_command: Any, tmp_path: Path) -> None:
     words = [word for word in TINY if word != "--no-draw"]
-    outcome = sharpmax_command("compare", "softmax", "hard", *words, "--seeds", seeds, "--out", tmp_path / "out")
-    assert (outcome.code, outcome.err) == (0, "")
-    for sentence in verdict(tables_of(tmp_path / "out")):
-        assert sentence in outcome.out
+    outcome = sharpmax_command.ok("compare", "softmax", "hard", *words, "--seeds", 1, "--out", tmp_path / "out")
     drawn = [f"{name}.{form}" for name in ("accuracy", "sharpness", "causes") for form in ("svg", "png")]
     assert outcome.out.rstrip().endswith("report.html")
-    assert sharpmax_command("report", tmp_path / "out", "--out", tmp_path / "again").code == 0
+    sharpmax_command.ok("report", tmp_path / "out", "--out", tmp_path / "again")
     assert {file.name for file in (tmp_path / "again").iterdir()} == {*drawn, "report.html"}
     for name in (*drawn, "report.html"):
         assert (tmp_path / "again" / name).read_bytes() == (tmp_path / "out" / name).read_bytes(), name
-
-
-def test_without_drawing_there_is_no_page(sharpmax_command: Any, tmp_path: Path) -> None:
-    assert sharpmax_command("compare", "softmax", *TINY, "--out", tmp_path).code == 0
-    assert not (tmp_path / "report.html").exists()
-
-
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (("hardmax",), "METHODS: got 'hardmax'; allowed: softmax, adaptive, ssmax"),
-        (("--task", "min"), "--task: got 'min'; allowed: max, recall, sort, copy"),
-        (("--task", "copy"), "--model encoder"),
-        (("--model", "rnn"), "--model: got 'rnn'; allowed: single, encoder"),
-        (("--heads", "2"), "add --model encoder"),
-        (("--model", "encoder", "--heads", "3"), "--width: got 8; allowed: a multiple of --heads, 3"),
-        (("--model", "encoder", "--depth", "1,2"), "add --capacity"),
-        (("--capacity",), "--model encoder"),
-        (("--seeds", "0"), "--seeds: got 0"),
-        (("--sizes", "big"), "--sizes: got 'big'"),
-        (("--task", "recall", "--model", "encoder", "--sizes", "100000"), "--sizes: got 100000; allowed: up to 16384"),
-        (("--with", "nowhere.py"), "--with: got 'nowhere.py'"),
-        (("--engine", "dask"), "--engine: got 'dask'"),
-        (("--address", "head:6379"), "add --engine ray"),
-        (("--device", "tpu"), "--device: got 'tpu'"),
-    ],
-)
-def test_mistakes_are_one_line(words: tuple[str, ...], says: str, sharpmax_command: Any, tmp_path: Path) -> None:
-    outcome = sharpmax_command("compare", *TINY, *words, "--out", tmp_path / "out")
-    assert outcome.code == 2
-    assert is_one_error_line(outcome.err), outcome.err
-    assert says in outcome.err
 
 
 @pytest.mark.parametrize(
@@ -286,19 +190,14 @@ def test_mistakes_are_one_line(words: tuple[str, ...], says: str, sharpmax_comma
 def test_a_file_that_is_no_normaliser_is_one_line(text: str, says: str, sharpmax_command: Any, tmp_path: Path) -> None:
     file = tmp_path / f"mine{abs(hash(text))}.py"
     file.write_text(text, encoding="utf-8")
-    outcome = sharpmax_command("compare", "softmax", *TINY, "--with", file, "--out", tmp_path / "out")
-    assert outcome.code == 2
-    assert is_one_error_line(outcome.err), outcome.err
-    assert says in outcome.err
+    assert says in sharpmax_command.refused("compare", "softmax", *TINY, "--with", file, "--out", tmp_path / "out")
 
 
 def test_a_store_that_is_broken_is_one_line_and_stays(sharpmax_command: Any, tmp_path: Path) -> None:
     words = ("compare", "softmax", *TINY, "--out", tmp_path)
-    assert sharpmax_command(*words).code == 0
+    sharpmax_command.ok(*words)
     file = tmp_path / "outcomes.jsonl"
     lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
     file.write_text("".join(["not json\n", *lines]), encoding="utf-8")
-    outcome = sharpmax_command(*words, "--resume")
-    assert outcome.code == 2
-    assert is_one_error_line(outcome.err)
+    sharpmax_command.refused(*words, "--resume")
     assert file.read_text(encoding="utf-8").endswith(lines[-1])

@@ -14,7 +14,6 @@ from sharpmax.errors import ArgumentError
 from sharpmax.experiments.evaluate import run as pieces
 from sharpmax.policies.constant import Constant
 from sharpmax.policies.per_head import PerHead
-from tests.cli.lines import is_one_error_line
 from tests.experiments.evaluate import coins
 
 QUICK = ("--sizes", "4..8", "--prompts", 8, "--lengths", "64", "--windows", 2, "--questions", 1)
@@ -62,15 +61,14 @@ def test_results_hold_every_arm_and_nothing_of_the_machine(run: Path, home: Path
         "setting", "accuracy/letters", "paired/letters", "accuracy/max", "paired/max", "perplexity", "cost",
     }  # fmt: skip
     assert tables["setting"]["model"] == "model"
-    command = "sharpmax evaluate model --policy made --policy log-length:64 --policy constant:1 --task "
+    command = "sharpmax evaluate model --task letters.py,max --policy made --policy log-length:64 --policy constant:1 "
     assert saved["command"].startswith(command)
     for file in run.iterdir():
         assert str(home).encode() not in file.read_bytes(), file.name
 
 
 def test_tables_and_sentences_are_printed(home: Path, tmp_path: Path, sharpmax_command: Any) -> None:
-    outcome = sharpmax_command(*words(home, tmp_path, "--policy", home / "made", "--no-draw"))
-    assert (outcome.code, outcome.err) == (0, "")
+    outcome = sharpmax_command.ok(*words(home, tmp_path, "--policy", home / "made", "--no-draw"))
     for said in ("Right answers (%): letters", "Right answers (%): max", "Perplexity", "Time and memory", "McNemar"):
         assert said in outcome.out
     saved = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))["tables"]
@@ -95,13 +93,9 @@ def test_an_interrupted_run_is_taken_up(
     assert stopped.code == 130
     assert "--resume" in stopped.out
     assert {file.name for file in tmp_path.iterdir()} == {"run.json", "answers.jsonl"}
-    refused = sharpmax_command(*line)
-    assert refused.code == 2
-    assert is_one_error_line(refused.err)
-    other = sharpmax_command(*line, "--resume", "--prompts", 9)
-    assert other.code == 2
-    assert "with prompts 8 and now got 9" in other.err
-    assert sharpmax_command(*line, "--resume").code == 0
+    sharpmax_command.refused(*line)
+    assert "with prompts 8 and now got 9" in sharpmax_command.refused(*line, "--resume", "--prompts", 9)
+    sharpmax_command.ok(*line, "--resume")
     assert (tmp_path / "results.json").exists()
 
 
@@ -113,60 +107,13 @@ def test_the_harness_runs_on_every_arm(
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
     tasks = coins.write(tmp_path)
     more = ("--policy", home / "made", "--lm-eval", "coins", "--lm-eval-path", tasks, "--no-text")
-    outcome = sharpmax_command(*words(home, tmp_path / "out", *more))
-    assert (outcome.code, outcome.err) == (0, "")
+    outcome = sharpmax_command.ok(*words(home, tmp_path / "out", *more))
     assert "EleutherAI's harness" in outcome.out
     assert "coins acc" in outcome.out
     saved = json.loads((tmp_path / "out" / "results.json").read_text(encoding="utf-8"))
     assert set(saved["tables"]["harness"]) == {"as it comes", "made"}
     assert "--lm-eval coins --lm-eval-path tasks" in saved["command"]
     assert "EleutherAI&#39;s harness" in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
-
-
-@pytest.mark.parametrize(
-    ("more", "says"),
-    [
-        (["--policy", "nonsense"], "policy: got 'nonsense'"),
-        (["--policy", "log-length:x"], "policy: got 'log-length:x'"),
-        (["--policy", "log-length:0.5"], "reference: got 0.5"),
-        (["--policy", "constant:-1"], "value: got -1.0"),
-        (["--policy", "{home}"], "a folder without sharpmax_policy.json or policy.json"),
-        (["--policy", "{home}/other.json"], "2 layers × 3 heads"),
-        (["--policy", "{home}/letters.py"], "letters.py"),
-        (["--task", "nonsense"], "task: got 'nonsense'"),
-        (["--sizes", "9..8"], "--sizes: got '9..8'"),
-        (["--sizes", "8..16..32"], "--sizes"),
-        (["--sizes", "8..x"], "--sizes"),
-        (["--sizes", "8,4096"], "size: got 4096"),
-        (["--prompts", "0"], "--prompts: got 0"),
-        (["--windows", "0"], "--windows: got 0"),
-        (["--lengths", "5000"], "--lengths: got 5000"),
-        (["--text", "nowhere"], "text: got 'nowhere'"),
-        (["--text", "x", "--no-text"], "--text"),
-        (["--dtype", "int3"], "dtype: got 'int3'"),
-        (["--device", "tpu"], "--device: got 'tpu'"),
-        (["--seed", "-1"], "seed: got -1"),
-        (["--lm-eval-path", "x"], "--lm-eval-path"),
-    ],
-)
-def test_a_mistake_is_one_line_before_anything_is_written(
-    more: list[str], says: str, home: Path, sharpmax_command: Any, tmp_path: Path
-) -> None:
-    more = [word.replace("{home}", str(home)) for word in more]
-    outcome = sharpmax_command("evaluate", home / "model", "--out", tmp_path / "out", *QUICK, *more)
-    assert outcome.code == 2
-    assert is_one_error_line(outcome.err)
-    assert says in outcome.err
-    assert outcome.out == ""
-    assert not (tmp_path / "out").exists()
-
-
-def test_an_unknown_model(sharpmax_command: Any, tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    outcome = sharpmax_command("evaluate", tmp_path / "empty", "--out", tmp_path / "out")
-    assert outcome.code == 2
-    assert is_one_error_line(outcome.err)
-    assert not (tmp_path / "out").exists()
 
 
 def test_policies_by_what_was_typed(home: Path) -> None:

@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-from tests.cli.lines import is_one_error_line
-
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -36,7 +34,7 @@ def test_the_page_is_written_here_and_opened(
 
 
 def test_it_can_go_elsewhere_and_stay_closed(asked: list[str], sharpmax_command: Any, tmp_path: Path) -> None:
-    assert sharpmax_command("explore", "--out", tmp_path / "new", "--no-open").code == 0
+    sharpmax_command.ok("explore", "--out", tmp_path / "new", "--no-open")
     assert (tmp_path / "new" / "explore.html").is_file()
     assert asked == []
 
@@ -47,12 +45,10 @@ def test_a_machine_without_a_browser_says_so(
     monkeypatch.setattr(webbrowser, "open", lambda address: False)
     outcome = sharpmax_command("explore", "--out", tmp_path)
     assert outcome.code == 0
-    assert "no browser was found" in outcome.out
+    assert "No browser found" in outcome.out
 
 
 def test_a_file_that_cannot_be_written_is_one_line(asked: list[str], sharpmax_command: Any, tmp_path: Path) -> None:
     (tmp_path / "explore.html").mkdir()
-    outcome = sharpmax_command("explore", "--out", tmp_path)
-    assert outcome.code == 2
-    assert is_one_error_line(outcome.err)
+    sharpmax_command.refused("explore", "--out", tmp_path)
     assert asked == []

@@ -9,16 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from sharpmax.calibration import data as profiles
 from sharpmax.cli import bench as bench_gpu
 from sharpmax.experiments.benchmarks import cpu as cpu_bench
 from sharpmax.experiments.benchmarks import gpu as run
 from sharpmax.experiments.benchmarks.gpu_inputs import Shape
 from sharpmax.policies.constant import Constant
 from sharpmax.policies.per_head import PerHead
-from sharpmax.probing import horizons as measured
-from tests.calibration.small import profile
-from tests.cli.lines import is_one_error_line
 from tests.experiments.clrs import stub
 
 MODEL = "model"
@@ -27,28 +23,17 @@ TRAIN = (
     "--data", "data", "--device", "cpu",
 )  # fmt: skip
 LINES = {
-    "reproduce": ("--recipe", "paper", "--seeds", 1, "--samples", 2, "--sizes", "16,32", "--no-draw"),
-    "probe": (MODEL, "--task", "kv", "--sizes", "8..32", "--prompts", 2),
-    "calibrate": (
-        MODEL, "--task", "letters.py", "--text", "text.txt", "--budget", "50%", "--kinds", "constant", "--steps", 2,
-        "--sizes", "4..8", "--no-draw",
-    ),
+    "probe": (MODEL, "--task", "kv", "--sizes", "8..32", "--prompts", 2, "--no-draw"),
     "evaluate": (MODEL, "--task", "letters.py", "--sizes", 4, "--prompts", 2, "--no-text", "--no-draw"),
-    "horizon": (MODEL, "--certified-only"),
     "clrs train": (MODEL, *TRAIN),
-    "compare": (
-        "softmax", "hard", "--seeds", 1, "--steps", 2, "--batch", 4, "--width", 8, "--sizes", "16,32", "--samples", 4,
-        "--workers", 1, "--no-draw",
-    ),
-}  # fmt: skip
+}
+"""Every command that saves results prints them in `run.show_results`: one with a page of each kind is enough."""
 
 
 @pytest.fixture(autouse=True)
 def here(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """In the folder of the model, with little to read."""
     monkeypatch.chdir(home)
-    monkeypatch.setattr(profiles, "PROFILES", {"small": profile(), "full": profile()})
-    monkeypatch.setattr(measured, "LONGEST", 500)
     stub.install(monkeypatch.setitem)
     return home
 
@@ -93,7 +78,7 @@ def test_fold(tmp_path: Path, sharpmax_command: Any) -> None:
 
 
 def test_report(tmp_path: Path, sharpmax_command: Any) -> None:
-    sharpmax_command("probe", *LINES["probe"], "--no-draw", "--out", tmp_path)
+    sharpmax_command("probe", *LINES["probe"], "--out", tmp_path)
     files = only_document(sharpmax_command("report", tmp_path, "--json"))["files"]
     assert str(tmp_path / "report.html") in files
     assert all(Path(file).is_file() for file in files)
@@ -109,18 +94,11 @@ def test_bench(tmp_path: Path, sharpmax_command: Any, monkeypatch: pytest.Monkey
 
 
 def test_bench_of_a_gpu(tmp_path: Path, sharpmax_command: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench_gpu, "_device", lambda: torch.device("cpu"))
+    monkeypatch.setattr(bench_gpu, "_gpu", lambda: torch.device("cpu"))
     monkeypatch.setattr(run, "prefill_shapes", lambda length: [Shape(1, 2, 1, 24, 24, 8, causal=True)])
     monkeypatch.setattr(run, "decode_shapes", lambda length: [])
     outcome = sharpmax_command("bench", "--gpu", "--length", 64, "--repeat", 1, "--out", tmp_path, "--json")
     assert only_document(outcome) == json.loads((tmp_path / "cpu.json").read_text(encoding="utf-8"))
-
-
-def test_a_mistake_leaves_stdout_empty(sharpmax_command: Any) -> None:
-    for words in (("probe", MODEL, "--seed", "two", "--json"), ("horizon", MODEL, "--json", "--mass", 2)):
-        outcome = sharpmax_command(*words)
-        assert (outcome.code, outcome.out) == (2, "")
-        assert is_one_error_line(outcome.err)
 
 
 def test_what_a_library_prints_goes_elsewhere(

@@ -17,21 +17,17 @@ pytest.importorskip("fcntl")
 
 SMALL = {
     "reproduce": ("reproduce", "--recipe", "paper", "--seeds", 1, "--samples", 4, "--sizes", "16,32", "--no-draw"),
-    "train": ("reproduce", "--train", "--recipe", "sharp", "--steps", 20, "--seeds", 1, "--sizes", "16", "--no-draw"),
-    "explore": ("explore", "--no-open"),
     "compare": ("compare", "softmax", "--steps", 5, "--seeds", 1, "--sizes", "16", "--samples", 4, "--no-draw"),
-    "probe": ("probe", "{model}", "--task", "{task}", "--sizes", "4,8", "--prompts", 2, "--no-draw"),
     "horizon": ("horizon", "{model}", "--certified-only"),
-    "evaluate": ("evaluate", "{model}", "--task", "{task}", "--sizes", "4", "--prompts", 2, "--no-text", "--no-draw"),
-    "calibrate": ("calibrate", "{model}", "--task", "{task}", "--steps", 1, "--no-draw"),
     "fold": ("fold", "{model}", "--policy", "constant:1.5"),
     "bench": ("bench", "--cpu", "--length", 64, "--repeat", 1),
 }
+"""Every command locks its folder in `run.out_folder`; these call it with and without a model."""
 
 
 @pytest.mark.parametrize("name", SMALL)
 def test_a_folder_that_is_written_to_is_refused(name: str, home: Path, tmp_path: Path, sharpmax_command: Any) -> None:
-    words = [str(word).format(model=home / "model", task=home / "letters.py") for word in SMALL[name]]
+    words = [str(word).format(model=home / "model") for word in SMALL[name]]
     out = tmp_path / "out"
     with writing(tmp_path):  # makes sure that it is the folder that counts, and not the one above
         out.mkdir()

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 import sharpmax
-from tests.cli.lines import is_one_error_line
 from tests.experiments.evaluate import tiny
 from tests.report.calibrate_tables import make_tables as calibrated
 from tests.report.probe_tables import COMMAND, make_tables, tiny_tables
@@ -43,14 +42,13 @@ def names(folder: Path) -> set[str]:
 
 
 def test_a_probed_model_is_drawn_beside_its_results(one: Path, sharpmax_command: Any) -> None:
-    outcome = sharpmax_command("report", one)
-    assert (outcome.code, outcome.err) == (0, "")
+    outcome = sharpmax_command.ok("report", one)
     assert names(one) == NAMES | {"results.json", "report.html"}
     assert outcome.out.rstrip().endswith("report.html")
 
 
 def test_or_somewhere_else(one: Path, sharpmax_command: Any, tmp_path: Path) -> None:
-    assert sharpmax_command("report", one / "results.json", "--out", tmp_path / "else").code == 0
+    sharpmax_command.ok("report", one / "results.json", "--out", tmp_path / "else")
     assert names(one) == {"results.json"}
     assert names(tmp_path / "else") == NAMES | {"report.html"}
 
@@ -59,8 +57,7 @@ def test_two_are_compared(
     one: Path, other: Path, sharpmax_command: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    outcome = sharpmax_command("report", one, other / "results.json")
-    assert (outcome.code, outcome.err) == (0, "")
+    sharpmax_command.ok("report", one, other / "results.json")
     assert names(tmp_path / "report") == NAMES | {"forecast-kv.svg", "forecast-kv.png", "report.html"}
     assert names(one) == names(other) == {"results.json"}
     page = (tmp_path / "report" / "report.html").read_text(encoding="utf-8")
@@ -73,32 +70,23 @@ def test_two_are_compared(
 def test_what_cannot_be_compared_leaves_nothing(
     tables: dict[str, Any], says: str, one: Path, sharpmax_command: Any, tmp_path: Path
 ) -> None:
-    outcome = sharpmax_command("report", one, save(tmp_path / "wrong", tables), "--out", tmp_path / "out")
-    assert outcome.code == 2
-    assert is_one_error_line(outcome.err)
-    assert says in outcome.err
+    assert says in sharpmax_command.refused("report", one, save(tmp_path / "wrong", tables), "--out", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("name", ["reproduce", "evaluate-smollm2"])
-def test_a_report_beside_committed_results_changes_no_tracked_file(
-    name: str, sharpmax_command: Any, tmp_path: Path
-) -> None:
-    committed = ROOT / "results" / name
+def test_a_report_beside_committed_results_changes_no_tracked_file(sharpmax_command: Any, tmp_path: Path) -> None:
+    committed = ROOT / "results" / "reproduce"
     listed = subprocess.run(["git", "ls-files", "."], cwd=committed, capture_output=True, text=True, check=False)
     tracked = listed.stdout.split() or [file.name for file in committed.iterdir()]  # a source package has no history
     assert "results.json" in tracked
-    folder = tmp_path / name
+    folder = tmp_path / "reproduce"
     shutil.copytree(committed, folder)
-    assert sharpmax_command("report", folder).code == 0
+    sharpmax_command.ok("report", folder)
     assert (folder / "report.html").is_file()
     assert [file for file in tracked if (folder / file).read_bytes() != (committed / file).read_bytes()] == []
-
-
-def test_the_figure_of_the_readme_is_what_report_draws(sharpmax_command: Any, tmp_path: Path) -> None:
+    # It has drawn the figure of the README.
     image = pytest.importorskip("PIL.Image")
-    assert sharpmax_command("report", ROOT / "results" / "reproduce", "--out", tmp_path).code == 0
-    drawn, shown = (image.open(path) for path in (tmp_path / "accuracy.png", ROOT / "docs" / "images" / "accuracy.png"))
+    drawn, shown = (image.open(path) for path in (folder / "accuracy.png", ROOT / "docs" / "images" / "accuracy.png"))
     if drawn.info["Software"] != shown.info["Software"]:
         pytest.skip("another matplotlib has drawn the figure of the README")
     chops = pytest.importorskip("PIL.ImageChops")
@@ -113,8 +101,7 @@ def test_what_a_probe_from_python_saves_is_drawn(sharpmax_command: Any, tmp_path
     file = found.save(tmp_path / "probed")
     assert file == tmp_path / "probed" / "results.json"
     for given in (file, file.parent):
-        outcome = sharpmax_command("report", given, "--out", tmp_path / "drawn")
-        assert (outcome.code, outcome.err) == (0, "")
+        sharpmax_command.ok("report", given, "--out", tmp_path / "drawn")
         assert "heads-letters.svg" in names(tmp_path / "drawn")
         assert "LlamaForCausalLM" in (tmp_path / "drawn" / "report.html").read_text(encoding="utf-8")
-    assert sharpmax_command("report", file.parent, file.parent, "--out", tmp_path / "two").code == 0
+    sharpmax_command.ok("report", file.parent, file.parent, "--out", tmp_path / "two")

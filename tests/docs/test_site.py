@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import filelock
 import pytest
 
 from tests.blocks import ROOT
@@ -24,18 +25,21 @@ pytest.importorskip("mkdocs", reason="needs the extra docs")
 FETCHED = re.compile(r"<(?:script|link|img|iframe|source)\b[^>]*?\s(?:src|href)=\"?(https?:|//)[^>]*>")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("site")
-    built = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(folder)],
-        cwd=ROOT,
-        env={**os.environ, "NO_MKDOCS_2_WARNING": "1", "PYTHONPATH": str(ROOT / "src")},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert built.returncode == 0, built.stdout + built.stderr
+    """The site, built once for all workers."""
+    shared = tmp_path_factory.getbasetemp()
+    shared = shared.parent if "PYTEST_XDIST_WORKER" in os.environ else shared
+    folder = shared / "site"
+    with filelock.FileLock(shared / "site.lock"):
+        if not (folder / "built").exists():
+            words = ["-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(folder)]
+            environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1", "PYTHONPATH": str(ROOT / "src")}
+            built = subprocess.run(
+                [sys.executable, *words], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+            )
+            assert built.returncode == 0, built.stdout + built.stderr
+            (folder / "built").touch()
     return folder
 
 
@@ -96,16 +100,17 @@ def test_words_are_searched_without_what_stands_beside_them(site: Path) -> None:
     assert [token for token in tokens if beside.search(token)] == []
 
 
-@pytest.mark.parametrize(("word", "page"), WORDS.items(), ids=str)
-def test_a_word_is_found_by_the_search(word: str, page: str, site: Path, browser: Browser) -> None:
+def test_words_are_found_by_the_search(site: Path, browser: Browser) -> None:
     with visit(browser, (site / "index.html").as_uri(), viewport=DESK) as found:
-        found.page.locator("input.md-search__input").press_sequentially(word)
-        found.page.wait_for_selector(f".md-search-result__item h1:has-text('{page}')")
+        for word, page in WORDS.items():
+            found.page.locator("input.md-search__input").fill("")
+            found.page.locator("input.md-search__input").press_sequentially(word)  # the search listens to keys
+            found.page.wait_for_selector(f".md-search-result__item h1:has-text('{page}')")
         assert found.problems == []
 
 
 def test_the_search_works_from_a_folder(site: Path, browser: Browser) -> None:
     with visit(browser, (site / "how-to" / "probe.html").as_uri(), viewport=DESK) as found:
-        found.page.locator("input.md-search__input").press_sequentially("budget")  # the search listens to keys
+        found.page.locator("input.md-search__input").press_sequentially("perplexity")
         found.page.locator(".md-search-result__list").get_by_text("Calibrate my model").first.wait_for()
         assert found.problems == []

@@ -1,4 +1,4 @@
-"""One tiny use of the core and of each extra: `python smoke.py NAME`, with whatever sharpmax is installed."""
+"""One tiny use of the core and of each extra: `python smoke.py NAME…`, with whatever sharpmax is installed."""
 
 from __future__ import annotations
 
@@ -260,5 +260,6 @@ SMOKES: dict[str, Callable[[], None]] = {
 }
 
 if __name__ == "__main__":
-    SMOKES[sys.argv[1]]()
-    print(f"{sys.argv[1]}: works")
+    for name in sys.argv[1:]:
+        SMOKES[name]()
+        print(f"{name}: works")

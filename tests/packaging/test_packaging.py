@@ -119,10 +119,10 @@ def test_with_torch_and_numpy_alone_the_core_works(installed: Path, tmp_path: Pa
     extras = re.findall(
         r"^extra (\S+) +(installed|not installed \(no .*\): pip install .*)$", done.stdout, re.MULTILINE
     )
-    assert [name for name, _ in extras] == list(env.EXTRAS)
+    assert {name for name, _ in extras} == set(SMOKES) - {"core"}
     # PyTorch for GPUs brings Triton.
     assert {name for name, state in extras if state == "installed"} <= {"triton"}
-    assert ("cli", "not installed (no typer, rich): pip install 'rich>=13.9' 'typer>=0.15'") in extras
+    assert "not installed (no rich, typer): pip install 'rich>=" in dict(extras)["cli"]
 
 
 def test_the_command_is_installed(installed: Path) -> None:
@@ -132,42 +132,17 @@ def test_the_command_is_installed(installed: Path) -> None:
     assert done.stdout.startswith("sharpmax ")
 
 
-@pytest.mark.parametrize("extra", sorted(env.EXTRAS))
-def test_a_tiny_use_of_each_extra(extra: str, installed: Path, tmp_path: Path) -> None:
-    missing = env.describe()["extras"][extra]["missing"]
-    if missing:
-        pytest.skip(f"not installed: {', '.join(missing)}")
-    done = run(installed, str(SMOKE), extra, RAY_USAGE_STATS_ENABLED="0", HF_HOME=str(tmp_path))
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.endswith(f"{extra}: works\n")
+def test_a_tiny_use_of_each_extra(installed: Path, tmp_path: Path) -> None:
+    """In one process, because each import of torch takes seconds; jax, which must not load torch, in its own."""
+    extras = [extra for extra, state in env.describe()["extras"].items() if state["installed"]]
+    for names in (["jax"], [extra for extra in extras if extra != "jax"]):
+        done = run(installed, str(SMOKE), *names, RAY_USAGE_STATS_ENABLED="0", HF_HOME=str(tmp_path))
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert [name for name in names if f"{name}: works\n" not in done.stdout] == []
 
 
-def test_every_extra_has_a_smoke_and_env_knows_it() -> None:
-    declared = _extras()
-    assert set(SMOKES) - {"core"} == set(declared) - {"dev", "docs"} == set(env.EXTRAS)
-
-
-def test_env_asks_for_the_packages_that_an_extra_brings() -> None:
-    """Modules have other names than packages; what an extra takes from another one is its own too."""
-    declared = _extras()
-    modules = {"lm-eval": "lm_eval", "prometheus-client": "prometheus_client"}
-
-    def brought(extra: str) -> set[str]:
-        found: set[str] = set()
-        for line in declared[extra]:
-            if inside := re.match(r"sharpmax\[(.*)\]", line):
-                found = found.union(*(brought(other) for other in inside[1].split(",")))
-            else:
-                package = re.split(r"[>=<;\s\[]", line)[0]
-                found.add(modules.get(package, package))
-        return found
-
-    for extra, known in env.EXTRAS.items():
-        assert set(known) - {"clrs"} == brought(extra), extra
-
-
-def _extras() -> dict[str, list[str]]:
+def test_every_extra_has_a_smoke() -> None:
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     section = text.split("[project.optional-dependencies]")[1].split("\n[")[0]
-    found = re.findall(r"^([a-z-]+) = \[(.*?)\]$", section, flags=re.DOTALL | re.MULTILINE)
-    return {name: re.findall(r'"([^"]*)"', body) for name, body in found}
+    declared = set(re.findall(r"^([a-z-]+) = \[", section, flags=re.MULTILINE))
+    assert set(SMOKES) - {"core"} == declared - {"dev", "docs"}

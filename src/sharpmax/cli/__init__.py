@@ -7,37 +7,40 @@ env` and `sharpmax --version` answer without them.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import sys
 import traceback
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from typing import Any, TextIO
 
 import sharpmax
-from sharpmax.cli.json_output import only_answers
 from sharpmax.errors import MissingExtraError, SharpmaxError
 from sharpmax.files import FULL, FULL_TODO
 from sharpmax.lazy import require
 
-__all__ = ["main"]
+__all__ = ["answer", "main", "only_answers"]
 
 _FAILED = 1
 _USAGE_ERROR = 2
 _INTERRUPTED = 130
-_OURS = "sharpmax: a mistake of sharpmax, not of yours; please report it with the lines above and: sharpmax env"
+_OURS = "sharpmax: internal error; please report it with the lines above and the output of: sharpmax env"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line and return its exit code.
 
-    A user's mistake becomes one line on stderr and 2, what this machine cannot do one line and 1; `--debug` shows the
-    traceback too. A mistake of ours keeps its traceback, because after hours of work nobody wants to see it by a
-    second run.
+    A usage error is one line on stderr and 2, what this machine cannot do one line and 1; `--debug` adds the
+    traceback. An internal error always shows it, because a second run may take hours.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]
-    _write_whatever_the_terminal_can()
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal without ≤ or β shows a question mark, which is better than a crash at the end of a run.
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
     try:
         with only_answers() if "--json" in words else contextlib.nullcontext():
             code = _run(words)
@@ -51,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _FAILED
     except Exception as problem:
-        code, message = _for_users(problem)
+        code, message = _error_for_users(problem)
         if debug or message is None:
             traceback.print_exc()
         print(_OURS if message is None else f"sharpmax: error: {' '.join(message.split())}", file=sys.stderr)
@@ -72,22 +75,21 @@ def _run(words: list[str]) -> int:
             return 0
         raise
     from sharpmax.cli.app import make_app
-    from sharpmax.cli.terminal import folders_held
 
-    with folders_held():
-        code = make_app()(words, prog_name="sharpmax", standalone_mode=False)
+    code = make_app()(words, prog_name="sharpmax", standalone_mode=False)
     return code if isinstance(code, int) else 0
 
 
-def _for_users(problem: Exception) -> tuple[int, str | None]:
-    """The exit code, and what a user can do something about; None for a mistake of ours."""
+def _error_for_users(problem: Exception) -> tuple[int, str | None]:
+    """The exit code and the message; None for an internal error."""
     if isinstance(problem, SharpmaxError):
         return _USAGE_ERROR, str(problem)
     # Wrong options and commands: Typer brings its own copy of click or uses the installed one, depending on its
     # version, so the kind of error is recognised by what it can do.
     format_message: Any = getattr(problem, "format_message", None)
     if callable(format_message):
-        return _USAGE_ERROR, f"{format_message().rstrip('. ')}; see: {_help_command(problem)}"
+        command = getattr(getattr(problem, "ctx", None), "command_path", "sharpmax")
+        return _USAGE_ERROR, f"{format_message().rstrip('. ')}; see: {command} --help"
     if isinstance(problem, MemoryError) or type(problem).__name__ == "OutOfMemoryError":
         return _FAILED, f"out of memory ({str(problem) or 'of this machine'}); use smaller sizes, or --dtype bfloat16"
     if isinstance(problem, OSError) and problem.strerror:
@@ -97,13 +99,21 @@ def _for_users(problem: Exception) -> tuple[int, str | None]:
     return _FAILED, None
 
 
-def _help_command(problem: Exception) -> str:
-    context = getattr(problem, "ctx", None)
-    return f"{getattr(context, 'command_path', 'sharpmax')} --help"
+_stdout: list[TextIO] = []
 
 
-def _write_whatever_the_terminal_can() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        # A terminal that knows no ≤ or β shows a question mark, which is better than a crash at the end of a run.
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")
+@contextmanager
+def only_answers() -> Iterator[None]:
+    """Redirect whatever commands and libraries print to stderr, so that stdout holds what `answer` prints."""
+    _stdout.append(sys.stdout)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        _stdout.pop()
+
+
+def answer(document: Any) -> None:
+    """Print a document of plain values as JSON, as files hold it."""
+    text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
+    print(text, file=_stdout[-1] if _stdout else sys.stdout)

@@ -8,51 +8,133 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sharpmax.cli import options
-from sharpmax.cli.json_output import answer
-from sharpmax.cli.options import TOOLS, add, device_named, dtype_named
-from sharpmax.cli.report import draw_saved, finish
-from sharpmax.cli.terminal import out_folder, print_table, progress, say, wrote
+from sharpmax.cli import answer, options
+from sharpmax.cli.options import resolve_device
+from sharpmax.cli.run import check_extras, command_line, draw_saved, finish, out_folder
+from sharpmax.cli.terminal import print_table, progress, say, wrote
 from sharpmax.errors import MissingExtraError, UnsupportedError, reject
 
 if TYPE_CHECKING:
     import torch
 
+_MODEL = "smollm2"
 
-def bench_gpu(*, repeat: int | None, length: int | None, seed: int, out: Path | None, as_json: bool) -> None:
-    """Measure, print, and write a list of entries and a figure where a folder is given."""
+
+def bench(
+    context: typer.Context,
+    cpu: Annotated[bool, typer.Option("--cpu/--gpu", help="Device to measure.")] = True,
+    probe: Annotated[bool, typer.Option("--probe", help="Measure the cost of capturing rows.")] = False,
+    monitor: Annotated[bool, typer.Option("--monitor", help="Measure a monitor's AUROC and cost.")] = False,
+    length: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Keys.", show_default="16384, --probe 8192, --monitor 2048"),
+    ] = None,
+    repeat: Annotated[
+        int | None, typer.Option(metavar="N", help="Rounds.", show_default="5, --gpu 20, --probe 3, --monitor 12")
+    ] = None,
+    prompts: Annotated[int, options.prompts()] = 100,
+    seed: options.Seed = 0,
+    device: options.Device = "auto",
+    dtype: options.Dtype = "float32",
+    out: Annotated[Path | None, options.out("print only")] = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Time row statistics and attention next to PyTorch's own.
+
+    A case that disagrees with the float64 reference is not timed, and the exit code is 1. Targets are judged at the
+    default length. --gpu measures statistics, attention, training step and decode next to the fastest kernel, and
+    draws a figure. --probe measures smollm2 with and without capture. --monitor measures false alarms, how well
+    wrong answers are detected, and time per token; --prompts, --device and --dtype belong to it.
+    """
+    if not monitor:
+        context.params.update(prompts=None, device=None, dtype=None)
+    if probe and (monitor or not cpu):
+        reject("--probe", f"both --probe and --{'monitor' if monitor else 'gpu'}", "one of the two")
+    if monitor:
+        _bench_monitor(context)
+    elif not cpu:
+        _bench_gpu(context)
+    else:
+        _bench_cpu(context, probe=probe)
+
+
+def _bench_cpu(context: typer.Context, *, probe: bool) -> None:
+    from sharpmax.experiments.benchmarks import cpu as cpu_bench
+    from sharpmax.experiments.benchmarks import probe as probe_bench
+
+    make: Callable[..., dict[str, Any]] = probe_bench.probe_tables if probe else cpu_bench.cpu_tables
+    asked = _amounts(
+        context,
+        probe_bench.ROUNDS if probe else 5,
+        probe_bench.FULL_LENGTH if probe else cpu_bench.FULL_LENGTH,
+    )  # fmt: skip
+    folder = None if context.params["out"] is None else out_folder(context)
+    with progress() as note:
+        tables = make(**asked, seed=context.params["seed"], note=note)
+    name, show = ("probe.json", _print_probe) if probe else ("cpu.json", _print_cpu)
+    finish(context, tables, folder, show, name=name)
+    _fail_if(cpu_bench.disagreeing(tables))
+
+
+def _bench_gpu(context: typer.Context) -> None:
     from sharpmax.experiments.benchmarks.gpu import ROUNDS, disagreeing, gpu_entries, save, slug, with_origin
     from sharpmax.experiments.benchmarks.gpu_inputs import FULL_LENGTH
-    from sharpmax.provenance import typed
 
-    device = _device()
-    asked = {"repeat": ROUNDS if repeat is None else repeat, "length": FULL_LENGTH if length is None else length}
-    folder = None if out is None else out_folder(out)
+    device, seed = _gpu(), context.params["seed"]
+    asked = _amounts(context, ROUNDS, FULL_LENGTH)
+    folder = None if context.params["out"] is None else out_folder(context)
     with progress() as note:
         entries = gpu_entries(device, **asked, seed=seed, note=note)
-    if not as_json:
+    if not context.params["as_json"]:
         _print_gpu(entries)
-    known = with_origin(entries, command=typed("bench", gpu=True, out=out, **asked, seed=seed), seed=seed)
+    known = with_origin(entries, command=command_line(context), seed=seed)
     if folder is not None:
         saved = save(folder / f"{slug(_name(device))}.json", known)
         wrote([saved])
-        _draw(saved)
-    if as_json:
+        # A machine with a GPU need not have what draws, and its time is not to be lost.
+        try:
+            wrote(draw_saved(saved))
+        except MissingExtraError as missing:
+            say(f"No figure: {missing}; then: sharpmax report {saved}")
+    if context.params["as_json"]:
         answer(known)
-    if wrong := disagreeing(entries):
-        say(f"No speed for what disagrees with the reference: {'; '.join(wrong)}.")
+    _fail_if(disagreeing(entries))
+
+
+def _bench_monitor(context: typer.Context) -> None:
+    from sharpmax.experiments.benchmarks.monitor import CONTEXT, ROUNDS, monitor_tables
+    from sharpmax.models.language import load_language_model
+
+    given = context.params
+    check_extras("bench --monitor", ("scipy.stats", "fit"))
+    place, kind = resolve_device(context)
+    asked = _amounts(context, ROUNDS, CONTEXT)
+    folder = None if given["out"] is None else out_folder(context)
+    with progress() as note:
+        note(f"loading {_MODEL}")
+        language = load_language_model(_MODEL, device=place.type, dtype=kind)
+        tables = monitor_tables(
+            language, limit=given["prompts"], seed=given["seed"], rounds=asked["repeat"], context=asked["length"],
+            note=note,
+        )  # fmt: skip
+    finish(context, tables, folder, _print_monitor, name="monitor.json")
+
+
+def _amounts(context: typer.Context, repeat: int, length: int) -> dict[str, int]:
+    """Rounds and length, as asked for or the defaults of a benchmark."""
+    usual = {"repeat": repeat, "length": length}
+    found = {name: value if context.params[name] is None else context.params[name] for name, value in usual.items()}
+    context.params.update(found)
+    return found
+
+
+def _fail_if(wrong: Sequence[str]) -> None:
+    if wrong:
+        say(f"Not timed, because results disagree with the reference: {'; '.join(wrong)}.")
         raise typer.Exit(1)
 
 
-def _draw(saved: Path) -> None:
-    # A machine with a GPU need not have what draws, and its time is not to be lost.
-    try:
-        wrote(draw_saved(saved))
-    except MissingExtraError as missing:
-        say(f"No figure: {missing}; then: sharpmax report {saved}")
-
-
-def _device() -> torch.device:
+def _gpu() -> torch.device:
     import torch
 
     if not torch.cuda.is_available():
@@ -81,56 +163,21 @@ def _print_gpu(entries: Sequence[dict[str, Any]]) -> None:
     say("* not part of a mean. Ratios are rounded up. Times are the device's; the file has the host's too.")
 
 
-_MODEL = "smollm2"
-_FILE = "monitor.json"
-
-
-def bench_monitor(
-    *,
-    device: str,
-    dtype: str,
-    prompts: int,
-    repeat: int | None,
-    length: int | None,
-    seed: int,
-    out: Path | None,
-    as_json: bool,
-) -> None:
-    """Measure, print, and write `monitor.json` where a folder is given."""
-    from sharpmax.experiments.benchmarks.monitor import CONTEXT, ROUNDS, monitor_tables
-    from sharpmax.lazy import require
-    from sharpmax.models.language import load_language_model
-    from sharpmax.provenance import typed
-    from sharpmax.results import collect
-
-    require("scipy.stats", "fit", "sharpmax bench --monitor")
-    place = device_named(device)
-    kind = dtype_named(dtype, place)
-    rounds, context = ROUNDS if repeat is None else repeat, CONTEXT if length is None else length
-    folder = None if out is None else out_folder(out)
-    with progress() as note:
-        note(f"loading {_MODEL}")
-        language = load_language_model(_MODEL, device=place.type, dtype=kind)
-        tables = monitor_tables(language, limit=prompts, seed=seed, rounds=rounds, context=context, note=note)
-    command = typed(
-        "bench", monitor=True, device=place.type, dtype=kind, prompts=prompts, repeat=rounds, length=context,
-        seed=seed, out=out,
-    )  # fmt: skip
-    results = collect(command, tables, seed=seed)
-    finish(results, None if folder is None else results.save(folder / _FILE), _print_monitor, as_json=as_json)
-
-
 def _print_monitor(tables: Mapping[str, Any]) -> None:
     setting, false, cost = tables["setting"], tables["false_alarms"], tables["overhead"]
     tasks = [*setting["tasks"], "all"]
-    say(f"Telling wrong answers from right ones: {setting['model']}, {setting['dtype']} on {setting['device']}.")
+    say(f"Detecting wrong answers: {setting['model']}, {setting['dtype']} on {setting['device']}.")
     print_table(
         "AUROC over all sizes (95% interval)",
         ["signal", *tasks],
         [[name, *(_auroc(tables[f"auroc/{task}"][name]["pooled"]) for task in tasks)] for name in setting["signals"]],
     )
     for task in setting["tasks"]:
-        _print_task(task, tables)
+        table, right, alarms = (tables[f"{kind}/{task}"] for kind in ("auroc", "accuracy", "alarms"))
+        shares = [[name, *(f"{cell['mean']:.0f}%" for cell in cells.values())]
+                  for name, cells in (("accuracy", right), ("alarms", alarms))]  # fmt: skip
+        signals = [[name, *(_auroc(cells[size], short=True) for size in right)] for name, cells in table.items()]
+        print_table(f"{task}: AUROC by size", ["size", *right], [*shares, *signals])
     print_table(
         "rules, AUROC on validation prompts",
         ["rule", *tasks],
@@ -138,7 +185,7 @@ def _print_monitor(tables: Mapping[str, Any]) -> None:
     )
     pooled = false["pooled"]
     sizes = "; ".join(f"{task} {', '.join(map(str, known))}" for task, known in setting["reference"].items())
-    say(f"The monitor goes by {setting['rule']}: {setting['rules'][setting['rule']]}. It learned from sizes {sizes}.")
+    say(f"The monitor uses {setting['rule']}: {setting['rules'][setting['rule']]}. It learned from sizes {sizes}.")
     say(
         f"False alarms on {pooled['n']:,} fresh prompts of these sizes: {pooled['mean']:.2f}% ({pooled['low']:.2f}–"
         f"{pooled['high']:.2f}%), {false['asked']:g}% asked for; within 1 point: {_reached(pooled['targets']['off'])}."
@@ -146,21 +193,7 @@ def _print_monitor(tables: Mapping[str, Any]) -> None:
     say(
         f"Cost at {cost['context']:,} tokens: {cost['watched_ms']:.2f} ms per token instead of {cost['plain_ms']:.2f}, "
         f"{cost['overhead_percent']:+.1f}% (target ≤ 3%, {_reached(cost['targets']['overhead_percent'])}; by the "
-        f"quickest rounds {cost['quickest_percent']:+.1f}%); "
-        f"the report {cost['report_ms']:.2f} ms per request."
-    )
-
-
-def _print_task(task: str, tables: Mapping[str, Any]) -> None:
-    table, right, alarms = (tables[f"{kind}/{task}"] for kind in ("auroc", "accuracy", "alarms"))
-    print_table(
-        f"{task}: AUROC by size",
-        ["size", *right],
-        [
-            ["right answers", *(f"{cell['mean']:.0f}%" for cell in right.values())],
-            ["alarms", *(f"{cell['mean']:.0f}%" for cell in alarms.values())],
-            *([name, *(_auroc(cells[size], short=True) for size in right)] for name, cells in table.items()),
-        ],
+        f"quickest rounds {cost['quickest_percent']:+.1f}%); the report {cost['report_ms']:.2f} ms per request."
     )
 
 
@@ -172,92 +205,6 @@ def _auroc(cell: Mapping[str, Any], *, short: bool = False) -> str:
 
 def _reached(target: Mapping[str, Any]) -> str:
     return {True: "reached", False: "missed", None: "not judged"}[target["reached"]]
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add the command."""
-    add(app, bench, example="sharpmax bench --cpu --out benchmarks", panel=TOOLS)
-
-
-def bench(
-    cpu: Annotated[bool, options.flag("--cpu/--gpu", options.WHAT, "What to measure.")] = True,
-    probe: Annotated[
-        bool, options.flag("--probe", options.WHAT, "Measure what capturing rows of smollm2 costs.")
-    ] = False,
-    monitor: Annotated[
-        bool, options.flag("--monitor", options.WHAT, "Measure how good a monitor of smollm2 is, and what it costs.")
-    ] = False,
-    length: Annotated[
-        int | None,
-        options.value(
-            "N",
-            options.AMOUNT,
-            "Queries and keys; with --gpu less scales every shape down. Targets are judged at the default.",
-            show_default="16384, with --probe 8192, with --monitor 2048",
-        ),
-    ] = None,
-    repeat: Annotated[
-        int | None,
-        options.value(
-            "N",
-            options.AMOUNT,
-            "Rounds; each runs every case once.",
-            show_default="5, with --gpu 20, with --probe 3, with --monitor 12",
-        ),
-    ] = None,
-    prompts: Annotated[int, options.prompts()] = 100,
-    seed: options.Seed = 0,
-    device: options.Device = "auto",
-    dtype: options.Dtype = "float32",
-    out: Annotated[Path | None, options.out("none: print only")] = None,
-    as_json: options.AsJson = False,
-) -> None:
-    """Time row statistics and sharp attention next to torch's own attention, after checking that they are right.
-
-    A case that disagrees with the float64 reference gets no speed, and the exit code is then 1. With --probe, the same
-    for a model that is watched, next to the model as it comes, and with the memory of both. With --monitor: false
-    alarms on fresh prompts, wrong answers told from right ones next to the model's own confidence, and time per token.
-    With --gpu: statistics, attention, training step and decode next to the fastest stock kernel; writes a figure too.
-    --prompts, --device and --dtype are for --monitor.
-    """
-    if monitor:
-        if probe:
-            reject("--probe", "both --probe and --monitor", "one of the two")
-        pass
-
-        bench_monitor(
-            device=device, dtype=dtype, prompts=prompts, repeat=repeat, length=length, seed=seed, out=out,
-            as_json=as_json,
-        )  # fmt: skip
-        return
-    if not cpu:
-        if probe:
-            reject("--probe", "both --probe and --gpu", "one of the two")
-        pass
-
-        bench_gpu(repeat=repeat, length=length, seed=seed, out=out, as_json=as_json)
-        return
-    from sharpmax.experiments.benchmarks import cpu as cpu_bench
-    from sharpmax.experiments.benchmarks import probe as probe_bench
-    from sharpmax.provenance import typed
-    from sharpmax.results import collect
-
-    name = "probe" if probe else "cpu"
-    kinds: dict[str, tuple[Callable[..., dict[str, Any]], int, int, Callable[[Mapping[str, Any]], None]]] = {
-        "cpu": (cpu_bench.cpu_tables, cpu_bench.FULL_LENGTH, 5, _print_cpu),
-        "probe": (probe_bench.probe_tables, probe_bench.FULL_LENGTH, probe_bench.ROUNDS, _print_probe),
-    }
-    make, full_length, rounds, show = kinds[name]
-    asked = {"repeat": rounds if repeat is None else repeat, "length": full_length if length is None else length}
-    folder = None if out is None else out_folder(out)
-    with progress() as note:
-        tables = make(**asked, seed=seed, note=note)
-    results = collect(typed("bench", **{name: True}, out=out, **asked, seed=seed), tables, seed=seed)
-    saved = None if folder is None else results.save(folder / f"{name}.json")
-    finish(results, saved, show, as_json=as_json)
-    if wrong := cpu_bench.disagreeing(tables):
-        say(f"No speed for what disagrees with the reference: {', '.join(wrong)}.")
-        raise typer.Exit(1)
 
 
 def _print_probe(tables: Mapping[str, Any]) -> None:
@@ -300,7 +247,7 @@ def _print_cpu(tables: Mapping[str, Any]) -> None:
     print_table(
         f"attention: {setting['length']:,} keys, {setting['heads']} heads of {setting['head_size']}, causal, float32, "
         f"threads: {setting['threads']}, rounds: {setting['rounds']}",
-        ["case", "median s", "min s", "× stock", "target", "largest error", "allowed"],
+        ["case", "median s", "min s", "× PyTorch", "target", "largest error", "allowed"],
         [_attention_row(name, entries[name]) for name in attention],
     )
     print_table(
@@ -308,7 +255,12 @@ def _print_cpu(tables: Mapping[str, Any]) -> None:
         ["case", "median s", "min s", "× import torch", "target", "heavy modules", "target"],
         [_import_row(name, entry) for name, entry in entries.items() if name not in attention],
     )
-    _say_memory(entries["row-stats/streaming"])
+    entry = entries["row-stats/streaming"]
+    extra = "not measurable here" if entry["extra_mb"] is None else f"{entry['extra_mb']:,.0f} MB"
+    say(
+        f"Extra memory of row-stats/streaming: {extra} (target in MB: {_target(entry, 'extra_mb')}); the matrix of "
+        f"logits would take {entry['dense_mb']:,.0f} MB."
+    )
     say(f"Errors: {setting['checked_rows']} rows against float64, relative where a value exceeds 1.")
 
 
@@ -325,14 +277,6 @@ def _attention_row(name: str, entry: dict[str, Any]) -> list[str]:
 def _import_row(name: str, entry: dict[str, Any]) -> list[str]:
     times = [f"{entry['median_s']:.3f}", f"{entry['min_s']:.3f}", f"{entry['ratio']:.2f}", _target(entry, "ratio")]
     return [name, *times, ", ".join(entry["heavy_modules"]) or "none", _target(entry, "heavy_modules", "none")]
-
-
-def _say_memory(entry: dict[str, Any]) -> None:
-    extra = "not measurable here" if entry["extra_mb"] is None else f"{entry['extra_mb']:,.0f} MB"
-    say(
-        f"Extra memory of row-stats/streaming: {extra} (target in MB: {_target(entry, 'extra_mb')}); the matrix of "
-        f"logits would take {entry['dense_mb']:,.0f} MB."
-    )
 
 
 def _target(entry: dict[str, Any], quantity: str, text: str | None = None) -> str:

@@ -1,124 +1,89 @@
-"""`sharpmax compare`: the league of softmax and its alternatives on inputs larger than those in training."""
+"""`sharpmax compare`: softmax and its alternatives on inputs larger than those in training."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from sharpmax.cli import options
-from sharpmax.cli.options import TRAINING, add, device_named, files_given, sizes_from
-from sharpmax.cli.report import finish, require_drawing
-from sharpmax.cli.terminal import check_resume, out_folder, print_table, say, steps_shown, stopped
+from sharpmax.cli.options import choice, completion, number, resolve_device, sizes_from
+from sharpmax.cli.run import check_extras, check_resume, finish, out_folder, print_section, resumable
+from sharpmax.cli.terminal import progress
 from sharpmax.errors import reject
 
-_STEPS = 20_000
 _GRID = {"width": "32,64,128", "heads": "1,2,4", "depth": "1,2,4"}
 _ENCODER = {"width": "128", "heads": "4", "depth": "1"}
 _SINGLE = {"width": "128", "heads": "1", "depth": "1"}
 
 
-def _shape(text: str, shown: str) -> Any:
-    return options.value("N", options.WHAT, text, show_default=shown)
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add the command."""
-    example = "sharpmax compare softmax ssmax hard --steps 2000 --seeds 2 --sizes 16..1024"
-    add(app, compare, example=example, panel=TRAINING)
-
-
 def compare(
+    context: typer.Context,
     methods: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="METHODS", help="Which methods; all of them unless told.", autocompletion=options.methods
+            metavar="METHODS",
+            help="Methods to compare.",
+            show_default="all",
+            autocompletion=completion("experiments.compare.methods", "SHIPPED_METHODS"),
         ),
     ] = None,
     task: Annotated[
         str,
-        options.value(
-            "T",
-            options.WHAT,
-            "max, recall, sort or copy.",
-            autocompletion=options.sized_tasks,
+        typer.Option(
+            metavar="T",
+            help="max, recall, sort or copy.",
+            autocompletion=completion("tasks.sized_registry", "SIZED_TASKS"),
         ),
     ] = "max",
-    model: Annotated[
-        str,
-        options.value(
-            "M",
-            options.WHAT,
-            "single, which is the paper's head, or encoder.",
-            autocompletion=options.words("single", "encoder"),
-        ),
-    ] = "single",
-    width: Annotated[str | None, _shape("Width of the model.", "128, several with --capacity")] = None,
-    heads: Annotated[str | None, _shape("Heads of an encoder.", "4, several with --capacity")] = None,
-    depth: Annotated[str | None, _shape("Layers of an encoder.", "1, several with --capacity")] = None,
-    causal: Annotated[
-        bool, options.flag("--causal", options.WHAT, "An encoder whose positions see those before them.")
-    ] = False,
-    capacity: Annotated[
-        bool,
-        options.flag("--capacity", options.WHAT, "Encoders of several widths, heads and depths, as --width 32,64."),
-    ] = False,
+    model: Annotated[str, choice("single (the paper's head) or encoder.", "single", "encoder", metavar="M")] = "single",
+    width: Annotated[str | None, typer.Option(metavar="N", help="Model width.", show_default="128")] = None,
+    heads: Annotated[str | None, typer.Option(metavar="N", help="Heads of an encoder.", show_default="4")] = None,
+    depth: Annotated[str | None, typer.Option(metavar="N", help="Layers of an encoder.", show_default="1")] = None,
+    causal: Annotated[bool, typer.Option("--causal", help="Use a causal encoder.")] = False,
+    capacity: Annotated[bool, typer.Option("--capacity", help="Compare shapes, as --width 32,64.")] = False,
     own: Annotated[
-        list[Path] | None,
-        options.value("FILE", options.WHAT, "A Python file with a normaliser of your own.", "--with"),
+        list[Path] | None, typer.Option("--with", metavar="FILE", help="Python file with your normaliser.")
     ] = None,
-    batch: Annotated[int, options.value("N", options.LEARNING, "Examples per step and seed.")] = 128,
-    sizes: Annotated[str | None, options.sizes("those of the task")] = None,
+    batch: Annotated[int, number("Examples per step and seed.")] = 128,
+    sizes: Annotated[str | None, options.sizes("by task")] = None,
     samples: options.Samples = 128,
-    steps: Annotated[int, options.steps()] = _STEPS,
+    steps: Annotated[int, options.steps()] = 20_000,
     seeds: options.Seeds = 5,
     seed: options.Seed = 0,
     device: options.Device = "auto",
-    stack: Annotated[
-        int | None,
-        options.value("N", options.PLACE, "Seeds trained in one program.", show_default="all"),
-    ] = None,
-    engine: Annotated[
-        str,
-        options.value("E", options.PLACE, "local or ray.", autocompletion=options.words("local", "ray")),
-    ] = "local",
+    stack: Annotated[int | None, number("Seeds trained in one program.", show_default="all")] = None,
+    engine: Annotated[str, choice("local or ray.", "local", "ray", metavar="E")] = "local",
     workers: Annotated[
-        int | None,
-        options.value("N", options.PLACE, "Processes on this machine.", show_default="as the engine chooses"),
+        int | None, typer.Option(metavar="N", help="Processes on this machine.", show_default="by engine")
     ] = None,
     address: Annotated[
-        str | None,
-        options.value("HOST:PORT", options.PLACE, "Address of a Ray cluster.", show_default="one on this machine"),
+        str | None, typer.Option(metavar="HOST:PORT", help="Ray cluster.", show_default="this machine")
     ] = None,
     out: options.Out = Path("compare"),
     resume: options.Resume = False,
     draw: options.Draw = True,
     as_json: options.AsJson = False,
 ) -> None:
-    """Compare softmax with its alternatives: trained on small inputs by one recipe, tested on large ones."""
+    """Compare softmax with its alternatives on growing inputs.
+
+    Every method gets the same training on small inputs and is tested on large ones.
+    """
     from sharpmax.experiments.compare.methods import methods_named, methods_of_files, models_of
     from sharpmax.experiments.compare.run import Plan
     from sharpmax.experiments.compare.tables import capacity_tables, compare_tables
     from sharpmax.experiments.engine import run
-    from sharpmax.experiments.run_folder import RUN, RunStore
-    from sharpmax.lazy import require
-    from sharpmax.provenance import check_seed, typed
-    from sharpmax.results import FILE_NAME, collect
+    from sharpmax.experiments.run_folder import RUN
     from sharpmax.tasks.sized_registry import sized_task
 
     problem = sized_task(task)
-    for name, value in (("seeds", seeds), ("steps", steps), ("batch", batch), ("samples", samples), ("stack", stack)):
-        if value is not None and value < 1:
-            reject(f"--{name}", value, "1 or more")
-    check_seed(seed)
-    files = own or []
+    files = list(own or [])
     mine = methods_of_files(files)
-    chosen = methods_named((methods or (["softmax"] if capacity and not mine else [])), mine)
-    shapes = {"width": width, "heads": heads, "depth": depth}
-    models = models_of(model, _shapes(model, shapes, capacity=capacity), causal=causal or problem.ordered)
+    chosen = methods_named(list(methods or (["softmax"] if capacity and not mine else [])), mine)
+    shapes = _shapes(model, {"width": width, "heads": heads, "depth": depth}, capacity=capacity)
+    models = models_of(model, shapes, causal=causal or problem.ordered)
     for one in models:
         one.check(problem)
     for method in chosen:
@@ -126,11 +91,10 @@ def compare(
     tested = sizes_from(sizes) if sizes else list(problem.sizes)
     if tested[-1] > problem.most:
         reject("--sizes", tested[-1], f"up to {problem.most} {problem.unit} for the task {task!r}")
-    require("scipy.stats", "reproduce", "sharpmax compare")
-    require("safetensors", "reproduce", "sharpmax compare")
-    if draw:
-        require_drawing()
-    where = device_named(device).type
+    if address is not None and engine != "ray":
+        reject("--address", repr(address), "an address together with --engine ray", "add --engine ray")
+    check_extras("compare", ("scipy.stats", "reproduce"), ("safetensors", "reproduce"), draw=draw)
+    where = resolve_device(context)[0].type
     plan = Plan(
         methods=tuple(chosen),
         models=tuple(models),
@@ -144,58 +108,18 @@ def compare(
         stack=stack or seeds,
         files=tuple(file.read_text(encoding="utf-8-sig") for file in files),
     )
-    command = typed(
-        " ".join(["compare", *(methods or [])]),
-        task=task,
-        model=model,
-        **shapes,
-        causal=causal,
-        capacity=capacity,
-        seeds=seeds,
-        seed=seed,
-        steps=steps,
-        batch=batch,
-        sizes=sizes,
-        samples=samples,
-        stack=stack,
-        engine=engine,
-        device=where,
-        out=out,
-        **{"with": files},
-    )
-    check_resume(resume, out, RUN)
-    folder = out_folder(out)
+    check_resume(context, RUN)
+    folder = out_folder(context)
     store = RunStore(folder)
     store.claim(plan.identity(), resume=resume)
-    with steps_shown() as tell:
+    with resumable(folder, RUN), progress() as show:
 
-        def tell_of(progress: Any) -> None:
-            tell("comparing", progress.done, progress.total, ", ".join(progress.running[:2]))
+        def report(state: Any) -> None:
+            show("comparing", state.done, state.total, ", ".join(state.running[:2]))
 
-        try:
-            run(plan.tasks(), store, engine=engine, workers=workers, address=address, plugins=files, progress=tell_of)
-        except KeyboardInterrupt:
-            stopped(folder, RUN)
-            raise
+        run(plan.tasks(), store, engine=engine, workers=workers, address=address, plugins=files, progress=report)
     tables = capacity_tables(plan, store) if capacity else compare_tables(plan, store)
-    results = collect(command, tables, seed=seed, files=files_given(files))
-    show = partial(_print, capacity=capacity)
-    finish(results, results.save(folder / FILE_NAME), show, draw=draw, as_json=as_json)
-
-
-def _print(tables: Mapping[str, Any], *, capacity: bool) -> None:
-    (_print_capacity if capacity else _print_league)(tables)
-    _print_verdict(tables, capacity=capacity)
-
-
-def _print_verdict(tables: Mapping[str, Any], *, capacity: bool) -> None:
-    """Print what the page says first."""
-    from sharpmax.report.sections.capacity import capacity_verdict
-    from sharpmax.report.sections.compare import verdict
-
-    for sentence in (capacity_verdict if capacity else verdict)(tables):
-        say(sentence)
-    say()
+    finish(context, tables, folder, print_section(2))
 
 
 def _shapes(model: str, given: Mapping[str, str | None], *, capacity: bool) -> dict[str, list[int]]:
@@ -208,88 +132,3 @@ def _shapes(model: str, given: Mapping[str, str | None], *, capacity: bool) -> d
         if len(values) > 1 and not capacity:
             reject(f"--{name}", repr(given[name]), "one number", "add --capacity to compare several")
     return found
-
-
-def _print_league(tables: Mapping[str, Any]) -> None:
-    setting, league = tables["setting"], tables["league"]
-    ranks = [place["rank"] for place in league.values()]
-    rows = []
-    for name, place in league.items():
-        accuracy, training = tables["accuracy"][name], tables["training"][name]
-        rank = f"{place['rank']}{'=' if ranks.count(place['rank']) > 1 else ''}"
-        cells = [f"{accuracy[str(n)]['mean']:.1f}" for n in setting["sizes"]]
-        rows.append([name, rank, _with_reach(place["score"]), *cells, _seconds(training), _megabytes(training)])
-    title = (
-        f"accuracy (%) of {setting['model']} on {setting['task']}: {setting['task_summary']}; trained at "
-        f"{setting['train_sizes'][0]} … {setting['train_sizes'][1]} {setting['unit']} for {setting['steps']:,} steps, "
-        f"seeds: {len(setting['seeds'])}, examples per seed: {setting['samples']:,}"
-    )
-    columns = ["method", "rank", "mean beyond training", *(f"{n:,}" for n in setting["sizes"]), "train s", "MB"]
-    print_table(title, columns, rows)
-    if (largest := str(setting["sizes"][-1])) and len(setting["sizes"]) > 1:
-        rows = [
-            [name, *(_percent(tables[table][name][largest]) for table in ("accuracy", "hard", "ranking", "close")),
-             _percent(tables["top_weight"][name][largest]), _nats(tables["entropy"][name][largest])]
-            for name in league
-        ]  # fmt: skip
-        columns = ["method", "accuracy", "if hard", "ranked right", "of near-ties", "top weight", "entropy (nat)"]
-        print_table(f"at {int(largest):,} {setting['unit']} (%): dispersion or wrong ranking", columns, rows)
-    for name in league:
-        if lost := tables["training"][name]["diverged"]:
-            say(f"diverged: {name}, seeds {', '.join(map(str, lost))}; their answers count as wrong")
-    if len(setting["seeds"]) == 1:
-        say("one seed: ranks are by the mean alone, no difference was tested")
-
-
-def _print_capacity(tables: Mapping[str, Any]) -> None:
-    setting = tables["setting"]
-    for method, cells in tables["capacity"].items():
-        ends = ("half_accuracy_size", "half_top_weight_size")
-        rows = [[cell["model"], f"{cell['parameters']:,}", *(_size(cell[end]) for end in ends)] for cell in cells]
-        title = (
-            f"{method} on {setting['task']}: size at which accuracy halves, and at which the top weight is under 1/2"
-        )
-        print_table(title, ["model", "parameters", "accuracy", "top weight"], rows)
-        for name, law in tables["laws"][method].items():
-            say(f"{name}: {_law(law)}")
-        layers = {label: found for label, found in tables["layers"][method].items() if found is not None}
-        for label, found in layers.items():
-            same = found["first_measured"] == found["first_forecast"]
-            agree = "as forecast" if same else f"forecast: layer {found['first_forecast'] + 1}"
-            say(f"{label}: layer {found['first_measured'] + 1} disperses first ({agree})")
-    say()
-
-
-def _law(law: Mapping[str, Any]) -> str:
-    used = f"{law['used']} of {law['models']} models end among the sizes tested"
-    if law["exponents"] is None:
-        return f"no law, {used}"
-    powers = []
-    for name, exponent in law["exponents"].items():
-        reach = "" if exponent["low"] is None else f" ({exponent['low']:.2f} … {exponent['high']:.2f})"
-        powers.append(f"{name}^{exponent['mean']:.2f}{reach}")
-    return f"size ≈ {law['constant']:.3g} · {' · '.join(powers)}, {used}" if powers else f"size ≈ {law['constant']:.3g}"
-
-
-def _size(value: float | str | None) -> str:
-    return f"{value:,.0f}" if isinstance(value, float) else value or "–"
-
-
-def _with_reach(cell: Mapping[str, Any]) -> str:
-    return f"{cell['mean']:.1f}" + ("" if cell["low"] is None else f" ±{cell['mean'] - cell['low']:.1f}")
-
-
-def _percent(cell: Mapping[str, Any]) -> str:
-    return "–" if cell["mean"] is None else f"{cell['mean']:.1f}"
-
-
-def _nats(cell: Mapping[str, Any]) -> str:
-    return "–" if cell["mean"] is None else f"{cell['mean']:.2f}"
-
-
-def _seconds(training: Mapping[str, Any]) -> str:
-    return f"{training['seconds']:.1f}"
-
-
-def _megabytes(training: Mapping[str, Any]) -> str:
-    return "–" if training["memory"] is None else f"{training['memory'] / 1e6:,.0f}"

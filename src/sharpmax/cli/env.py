@@ -1,110 +1,37 @@
 """`sharpmax env`: versions, devices and extras, for bug reports; needs neither Typer nor rich."""
 
 import argparse
-import importlib.util
-from typing import Any
+import re
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
 
-from sharpmax.cli.json_output import answer
+from sharpmax.cli import answer
 from sharpmax.errors import install_command
+from sharpmax.provenance import hardware, installed_version, versions
 
-EXTRAS: dict[str, tuple[str, ...]] = {
-    "cli": ("typer", "rich"),
-    "entmax": ("entmax",),
-    "fit": ("scipy",),
-    "frame": ("pandas",),
-    "jax": ("jax",),
-    "triton": ("triton",),
-    "hf": ("transformers", "accelerate", "safetensors"),
-    "models": ("transformers", "accelerate", "safetensors", "gguf"),
-    "language": (
-        "typer",
-        "rich",
-        "scipy",
-        "transformers",
-        "accelerate",
-        "safetensors",
-        "gguf",
-        "matplotlib",
-        "plotly",
-        "jinja2",
-    ),
-    "lm-eval": ("transformers", "accelerate", "safetensors", "lm_eval"),
-    "monitor": ("transformers", "accelerate", "safetensors", "prometheus_client"),
-    "clrs": ("attrs", "clrs"),
-    "reproduce": ("typer", "rich", "scipy", "safetensors", "matplotlib", "plotly", "jinja2"),
-    "report": ("matplotlib", "plotly", "jinja2"),
-    "ray": ("ray",),
-}
-"""The modules that each extra of the package brings, or stands for."""
+try:
+    from sharpmax.cli.options import AsJson
+except ImportError:  # without Typer, `main` reads the options
+    if not TYPE_CHECKING:
+        AsJson = bool
 
-_ALONE = {"clrs": ("clrs", "dm-clrs==2.0.3")}
-"""A module that an extra stands for and cannot bring, because what its package declares is not wanted."""
-
-_HELP = "Show versions, devices, threads, and which extras are installed or how to install them."
-_EXAMPLE = "sharpmax env --json"
+_ALONE = {"clrs": "dm-clrs==2.0.3"}
+"""A package that an extra needs and cannot declare, because its own dependencies are not wanted."""
 
 
-# Annotations are read when the function is made, unlike elsewhere, because Typer is a name inside it only.
-def add_to(app: Any) -> None:
-    """Add the command."""
-    from sharpmax.cli.options import TOOLS, AsJson, add
-
-    def env(as_json: AsJson = False) -> None:
-        _print(as_json)
-
-    env.__doc__ = _HELP
-    add(app, env, example=_EXAMPLE, panel=TOOLS)
-
-
-def main(arguments: list[str]) -> int:
-    """The command without Typer."""
-    parser = argparse.ArgumentParser(prog="sharpmax env", description=_HELP, epilog=f"Example: {_EXAMPLE}")
-    parser.add_argument("--json", action="store_true", help="Print one JSON document and nothing else.")
-    _print(parser.parse_args(arguments).json)
-    return 0
-
-
-def describe() -> dict[str, Any]:
-    """What `sharpmax env` shows, as plain values; no optional package is imported for it."""
-    import torch
-
-    from sharpmax.provenance import hardware, versions
-
-    return {
-        "versions": versions(),
-        "hardware": hardware(),
-        "devices": ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
-        + (["mps"] if torch.backends.mps.is_available() else []),
-        "threads": torch.get_num_threads(),
-        "extras": {extra: _state(extra, modules) for extra, modules in EXTRAS.items()},
-    }
-
-
-def _state(extra: str, modules: tuple[str, ...]) -> dict[str, Any]:
-    missing = [module for module in modules if importlib.util.find_spec(module) is None]
-    return {"installed": not missing, "missing": missing, "install": _install(extra, missing) if missing else None}
-
-
-def _install(extra: str, missing: list[str]) -> str:
-    """The line that brings an extra, as it is typed at a shell."""
-    module, package = _ALONE.get(extra, ("", ""))
-    others = [name for name in missing if name != module]
-    lines = [install_command(extra, " ".join(others))] if others else []
-    return " && ".join(lines + ([f"pip install --no-deps {package}"] if module in missing else []))
-
-
-def _print(as_json: bool) -> None:
+# Annotations are read when the function is made, unlike elsewhere: AsJson may be plain bool.
+def env(as_json: AsJson = False) -> None:
+    """Show versions, devices and extras, for bug reports."""
     found = describe()
     if as_json:
         answer(found)
         return
     machine = found["hardware"]
-    ram = "unknown" if machine["ram_gb"] is None else f"{machine['ram_gb']:g} GB"
     lines = [(name, version or "not installed") for name, version in found["versions"].items()]
     lines += [
         ("system", machine["system"]),
         ("cpu", f"{machine['cpu']}, {machine['cores']} cores"),
-        ("memory", ram),
+        ("memory", "unknown" if machine["ram_gb"] is None else f"{machine['ram_gb']:g} GB"),
         ("gpu", machine["gpu"] or "none"),
         ("devices", ", ".join(found["devices"])),
         ("threads", str(found["threads"])),
@@ -115,3 +42,61 @@ def _print(as_json: bool) -> None:
     width = max(len(name) for name, _ in lines)
     for name, value in lines:
         print(f"{name:<{width}} {value}")
+
+
+def main(arguments: list[str]) -> int:
+    """The command without Typer."""
+    parser = argparse.ArgumentParser(prog="sharpmax env", description=env.__doc__)
+    parser.add_argument("--json", action="store_true", help="Print JSON to stdout.")
+    env(parser.parse_args(arguments).json)
+    return 0
+
+
+def describe() -> dict[str, Any]:
+    """What `sharpmax env` shows, as plain values; no optional package is imported for it."""
+    import torch
+
+    return {
+        "versions": versions(),
+        "hardware": hardware(),
+        "devices": ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
+        + (["mps"] if torch.backends.mps.is_available() else []),
+        "threads": torch.get_num_threads(),
+        "extras": {extra: _state(extra) for extra in extras()},
+    }
+
+
+def extras() -> list[str]:
+    """The extras of the installed package, without those for its development."""
+    try:
+        declared = metadata.metadata("sharpmax").get_all("Provides-Extra") or []
+    except metadata.PackageNotFoundError:  # a copy of the source
+        return []
+    return [extra for extra in declared if extra not in ("dev", "docs")]
+
+
+def missing_packages(extra: str) -> list[str]:
+    """Packages that an extra declares and that are not installed."""
+    found: list[str] = []
+    try:
+        declared = metadata.requires("sharpmax") or []
+    except metadata.PackageNotFoundError:
+        return []
+    for requirement in declared:
+        package, _, marker = requirement.partition(";")
+        if not re.search(rf"extra == ['\"]{extra}['\"]", marker):
+            continue
+        if inner := re.match(r"sharpmax\[(.*)\]", package):
+            found += [one for name in inner[1].split(",") for one in missing_packages(name)]
+        elif (name := re.split(r"[^\w.-]", package)[0]) and installed_version(name) is None:
+            found.append(name)
+    return list(dict.fromkeys(found))
+
+
+def _state(extra: str) -> dict[str, Any]:
+    declared, alone = missing_packages(extra), _ALONE.get(extra)
+    lines = [install_command(extra, " ".join(declared))] if declared else []
+    if alone is not None and installed_version(name := alone.partition("==")[0]) is None:
+        declared = [*declared, name]
+        lines.append(f"pip install --no-deps {alone}")
+    return {"installed": not declared, "missing": declared, "install": " && ".join(lines) or None}

@@ -1,65 +1,35 @@
-"""`sharpmax evaluate`: a language model as it comes and under policies, on the same prompts and the same text."""
+"""`sharpmax evaluate`: a language model with and without policies, on the same prompts and the same text."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
 from sharpmax.cli import options
-from sharpmax.cli.options import LANGUAGE, add, device_named, dtype_named, files_given, policies_named, sizes_from
-from sharpmax.cli.report import finish, require_drawing
-from sharpmax.cli.terminal import bar, check_resume, out_folder, print_table, progress, say, stopped
+from sharpmax.cli.options import number, policies_named, resolve_device, sizes_from
+from sharpmax.cli.run import check_extras, check_resume, finish, out_folder, print_section, resumable
+from sharpmax.cli.terminal import bar, progress
 from sharpmax.errors import reject
-
-if TYPE_CHECKING:
-    from sharpmax.report.section import Grid
-
-_SIZES, _PROMPTS, _WINDOWS, _QUESTIONS = "8..64", 50, 3, 8
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add the command."""
-    example = "sharpmax evaluate smollm2 --policy log-length:64 --policy smollm2 --task kv,houses --sizes 8..512"
-    add(app, evaluate, example=example, panel=LANGUAGE)
 
 
 def evaluate(
+    context: typer.Context,
     model: options.Model,
-    task: Annotated[str, options.task(options.tasks, several=True)] = "kv",
+    task: Annotated[str, options.task()] = "kv",
     policy: Annotated[list[str] | None, options.policy("none")] = None,
     text: options.TextFile = None,
-    with_text: Annotated[
-        bool, options.flag("--with-text/--no-text", options.WHAT, "Measure perplexity, or leave it out.")
-    ] = True,
-    lm_eval: Annotated[
-        str | None,
-        options.value("T,T", options.WHAT, "Tasks for EleutherAI's harness to run as well.", "--lm-eval"),
-    ] = None,
-    lm_eval_path: Annotated[
-        Path | None,
-        options.value("DIR", options.WHAT, "Folder with task files for the harness.", "--lm-eval-path"),
-    ] = None,
-    sizes: Annotated[str, options.sizes()] = _SIZES,
-    prompts: Annotated[int, options.prompts()] = _PROMPTS,
+    with_text: Annotated[bool, typer.Option("--with-text/--no-text", help="Measure perplexity.")] = True,
+    lm_eval: Annotated[str | None, typer.Option(metavar="T,T", help="Tasks of lm-evaluation-harness.")] = None,
+    lm_eval_path: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of harness tasks.")] = None,
+    sizes: Annotated[str, options.sizes()] = "8..64",
+    prompts: Annotated[int, options.prompts()] = 50,
     lengths: Annotated[
-        str | None,
-        options.value(
-            "N,N", options.AMOUNT, "Tokens in a window of text.", show_default="2048,6144 where the model can"
-        ),
+        str | None, typer.Option(metavar="N,N", help="Tokens per text window.", show_default="2048,6144 if they fit")
     ] = None,
-    windows: Annotated[
-        int,
-        options.value(
-            "N", options.AMOUNT, "Windows of each length; two CPU cores take about 20 s for one of 6,144 tokens."
-        ),
-    ] = _WINDOWS,
-    questions: Annotated[
-        int,
-        options.value("N", options.AMOUNT, "Chat questions whose own answers are scored too."),
-    ] = _QUESTIONS,
+    windows: Annotated[int, number("Text windows per length.")] = 3,
+    questions: Annotated[int, number("Chat questions whose answers are scored.", least=0)] = 8,
     seed: options.Seed = 0,
     device: options.Device = "auto",
     dtype: options.Dtype = "float32",
@@ -68,23 +38,17 @@ def evaluate(
     draw: options.Draw = True,
     as_json: options.AsJson = False,
 ) -> None:
-    """Compare a language model as it comes with itself under policies: right answers, perplexity, time and memory.
+    """Measure accuracy, perplexity, time and memory with policies.
 
-    --policy may be given several times. The defaults are chosen for smollm2, one policy and two CPU cores to take less
-    than ten minutes, half of it for text (see --no-text and --windows). What is known is kept in DIR/answers.jsonl.
+    --policy may be repeated: paper, log-length:64, constant:1.5, a file or a folder. The defaults take smollm2 with
+    one policy under ten minutes on two CPU cores, half of it for text (see --no-text and --windows).
     """
     from sharpmax.experiments.evaluate.plan import BASE, Plan, prepare
     from sharpmax.experiments.evaluate.run import FILE_NAME as ANSWERS
     from sharpmax.experiments.evaluate.run import evaluate_tables, work
     from sharpmax.models.language import load_language_model
-    from sharpmax.provenance import check_seed
-    from sharpmax.results import FILE_NAME, collect
     from sharpmax.tasks.registry import get_task
 
-    for name, value, least in (("prompts", prompts, 1), ("windows", windows, 1), ("questions", questions, 0)):
-        if value < least:
-            reject(f"--{name}", value, f"{least} or more")
-    check_seed(seed)
     if text is not None and not with_text:
         reject("--text", repr(str(text)), "nothing together with --no-text", "give one of the two")
     if lm_eval_path is not None and lm_eval is None:
@@ -105,81 +69,17 @@ def evaluate(
         harness=() if lm_eval is None else tuple(name.strip() for name in lm_eval.split(",")),
         harness_path=lm_eval_path,
     )
-    check_resume(resume, out, ANSWERS)
-    place = device_named(device)
-    kind = dtype_named(dtype, place)
-    _require(draw=draw, harness=lm_eval is not None)
+    check_resume(context, ANSWERS)
+    place, kind = resolve_device(context)
+    check_extras("evaluate", ("transformers", "hf"), ("scipy.stats", "fit"), draw=draw)
+    if lm_eval is not None:
+        check_extras("evaluate --lm-eval", ("lm_eval", "lm-eval"))
     with progress() as note:
         note(f"loading {model}")
         language = load_language_model(model, device=place.type, dtype=kind)
         note("checking every policy, size and length")
         material = prepare(language, plan)
-    folder = out_folder(out)
-    try:
-        with bar("evaluating", work(language, plan, material)) as advance:
-            tables = evaluate_tables(language, plan, material, folder, resume=resume, progress=advance)
-    except KeyboardInterrupt:
-        stopped(folder, ANSWERS)
-        raise
-    command = _typed(
-        model, policy or [], task, sizes=sizes, prompts=prompts, text=text, lengths=lengths, windows=windows,
-        questions=questions, no_text=not with_text, device=place.type, dtype=kind, seed=seed, out=out,
-        lm_eval=lm_eval, lm_eval_path=lm_eval_path,
-    )  # fmt: skip
-    files = files_given([*(policy or []), *(word.strip() for word in task.split(","))], [text])
-    results = collect(command, tables, seed=seed, files=files)
-    finish(results, results.save(folder / FILE_NAME), _print, draw=draw, as_json=as_json)
-
-
-def _require(*, draw: bool, harness: bool) -> None:
-    """Ask for everything that could stop the run before it begins."""
-    from sharpmax.lazy import require
-
-    require("transformers", "hf", "sharpmax evaluate")
-    require("scipy.stats", "fit", "sharpmax evaluate")
-    if draw:
-        require_drawing()
-    if harness:
-        require("lm_eval", "lm-eval", "--lm-eval")
-
-
-def _typed(model: str, policies: Sequence[str], tasks: str, **options: Any) -> str:
-    """The command line without anything of this machine."""
-    from sharpmax.provenance import typed
-
-    start = typed("evaluate")
-
-    def option(name: str, value: Any) -> str:
-        return typed("evaluate", **{name: value}).removeprefix(f"{start} ")
-
-    def given(word: str) -> Any:
-        return Path(word) if Path(word).exists() else word
-
-    chosen = [option("policy", given(word)) for word in policies]
-    listed = [option("task", given(word.strip())).removeprefix("--task ") for word in tasks.split(",")]
-    words = [option("model", given(model)).removeprefix("--model "), *chosen, "--task", ",".join(listed)]
-    return " ".join([start, *words, typed("evaluate", **options).removeprefix(start).strip()])
-
-
-def _print(tables: Mapping[str, Any]) -> None:
-    from sharpmax.report.sections import evaluate as summary
-    from sharpmax.report.sections import evaluate_charts
-
-    shown = [
-        *evaluate_charts.accuracy_grids(tables),
-        evaluate_charts.perplexity_grid(tables),
-        evaluate_charts.cost_grid(tables),
-    ]
-    for grid in filter(None, [*shown, evaluate_charts.harness_grid(tables)]):
-        _print_grid(grid)
-    for part in (summary.lost, summary.gained, summary.elsewhere, summary.cost, summary.remarks):
-        for sentence in part(tables):
-            say(sentence)
-    say()
-
-
-def _print_grid(grid: Grid) -> None:
-    rows = [[f"{cell.text} ({cell.small})" if cell.small else cell.text for cell in row] for row in grid.rows]
-    heads = [f"{cell.text} {cell.small}".strip() for cell in grid.head]
-    print_table(grid.title, heads, rows)
-    say(grid.note)
+    folder = out_folder(context)
+    with resumable(folder, ANSWERS), bar("evaluating", work(language, plan, material)) as advance:
+        tables = evaluate_tables(language, plan, material, folder, resume=resume, progress=advance)
+    finish(context, tables, folder, print_section())

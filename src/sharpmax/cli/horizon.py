@@ -9,91 +9,62 @@ from typing import Annotated, Any
 import typer
 
 from sharpmax.cli import options
-from sharpmax.cli.options import LANGUAGE, add, device_named, dtype_named, files_given, policy_named, word_shown
-from sharpmax.cli.report import finish
-from sharpmax.cli.terminal import out_folder_if_used, print_table, progress, say, steps_shown
+from sharpmax.cli.options import policy_named, resolve_device
+from sharpmax.cli.run import check_extras, finish, out_folder
+from sharpmax.cli.terminal import print_table, progress, say
 from sharpmax.errors import reject
 from sharpmax.theory.bounds import whole
 
 
-def add_to(app: typer.Typer) -> None:
-    """Add the command."""
-    add(app, horizon, example="sharpmax horizon smollm2 --mass 0.5 --out horizon", panel=LANGUAGE)
-
-
 def horizon(
+    context: typer.Context,
     model: options.Model,
     policy: options.PolicyOption = None,
-    mass: Annotated[
-        float,
-        options.value("W", options.WHAT, "The weight on one token that counts as sharp."),
-    ] = 0.5,
-    certified_only: Annotated[
-        bool, options.flag("--certified-only", options.WHAT, "Weights alone, no prompts: nothing is measured.")
-    ] = False,
+    mass: Annotated[float, typer.Option(metavar="W", help="Weight on one token that counts as sharp.")] = 0.5,
+    certified_only: Annotated[bool, typer.Option("--certified-only", help="Use the weights alone.")] = False,
     seed: options.Seed = 0,
     device: options.Device = "auto",
     dtype: options.Dtype = "float32",
     out: options.Out = Path("horizon"),
     as_json: options.AsJson = False,
 ) -> None:
-    """Say of every head how many tokens it can be sharp over: certified for any input, and measured on prompts.
+    """Find how many tokens each head can be sharp over.
 
-    A certified horizon follows from the weights alone, and no input whatever passes it; where it lies further out than
-    anyone will read it is called vacuous. A measured horizon is what prompts of growing size show, with its
-    uncertainty, and says nothing of other inputs. Prompts of up to 1,024 tokens are read; sharpmax probe reads more.
+    A certified horizon follows from the weights and holds for every input. It is called vacuous where it lies
+    beyond any input that anyone reads. A measured horizon comes from prompts of up to 1,024 tokens, with its
+    uncertainty; `sharpmax probe` reads longer ones.
     """
     from sharpmax.experiments.tables import check_consistent, horizon_tables
     from sharpmax.files import display_name
     from sharpmax.integrations.transformers.application import applied
-    from sharpmax.lazy import require
     from sharpmax.models.language import load_language_model
     from sharpmax.probing.certified import certify
     from sharpmax.probing.horizons import measure_horizons
-    from sharpmax.provenance import check_seed, typed
-    from sharpmax.results import FILE_NAME, collect
 
-    check_seed(seed)
     if not 0.0 < mass < 1.0:
         reject("--mass", mass, "a share strictly between 0 and 1")
-    place, chosen = device_named(device), None if policy is None else policy_named(policy)
-    kind = dtype_named(dtype, place)
-    require("transformers", "hf", "sharpmax horizon")
-    with progress() as note:
-        note(f"loading {model}")
+    chosen = None if policy is None else policy_named(policy)
+    place, kind = resolve_device(context)
+    check_extras("horizon", ("transformers", "hf"))
+    with progress() as show:
+        show(f"loading {model}")
         language = load_language_model(model, device=place.type, dtype=kind)
-    with (
-        out_folder_if_used(out) as folder,
-        applied(language.model, None if chosen is None else chosen.policy) as sharp,
-    ):
-        with steps_shown() as tell:
-            certificate = certify(sharp, mass, lambda done, total: tell("certifying", done, total, ""))
+        folder = out_folder(context)
+        with applied(language.model, None if chosen is None else chosen.policy) as sharp:
+            certificate = certify(sharp, mass, lambda done, total: show("certifying", done, total))
             measured = None
             if not certified_only:
                 measured = measure_horizons(
-                    sharp,
-                    language.tokenizer,
-                    mass,
-                    seed=seed,
-                    progress=lambda done, total: tell("measuring", done, total, ""),
-                )
+                    sharp, language.tokenizer, mass, seed=seed,
+                    progress=lambda done, total: show("measuring", done, total),
+                )  # fmt: skip
                 check_consistent(certificate, measured, sharp.dtype)
-        name = display_name(model)
-        setting = {
-            "model": name,
-            "policy": None if chosen is None else chosen.name,
-            "device": place.type,
-            "dtype": kind,
-            "seed": seed,
-        }
-        tables = horizon_tables(certificate, measured, setting)
-        command = typed(
-            f"horizon {name}", mass=mass, certified_only=certified_only,
-            policy=None if policy is None else word_shown(policy), device=place.type, dtype=kind, seed=seed, out=out,
-        )  # fmt: skip
-        results = collect(command, tables, seed=seed, files=files_given([policy]))
-        saved = results.save(folder / FILE_NAME)
-    finish(results, saved, _print, as_json=as_json)
+            setting = {
+                "model": display_name(model), "policy": None if chosen is None else chosen.name, "device": place.type,
+                "dtype": kind, "seed": seed,
+            }  # fmt: skip
+            tables = horizon_tables(certificate, measured, setting)
+    finish(context, tables, folder, _print)
 
 
 def _print(tables: Mapping[str, Any]) -> None:
@@ -121,7 +92,7 @@ def _print(tables: Mapping[str, Any]) -> None:
     say(f"Certified spread in nats, median over heads: {tables['certified']['median']:,.1f}; by argument: {by}.")
     if measured:
         say(f"Measured spread in nats, median over heads: {tables['measured']['spread']:,.1f}{_first_to_fall(tables)}.")
-        say(f"No prompt of more than {LONGEST:,} tokens was read; sharpmax probe MODEL reads longer ones.")
+        say(f"The longest prompt had up to {LONGEST:,} tokens. For longer ones: sharpmax probe MODEL")
     say(f"Informative: {setting['rule']}.")
     say()
 
@@ -129,11 +100,11 @@ def _print(tables: Mapping[str, Any]) -> None:
 def _first_to_fall(tables: Mapping[str, Any]) -> str:
     """The measured horizons of the heads that fall first, each with its interval."""
     seen = [(name, one["measured"]) for name, one in tables["heads"].items() if one["measured"]["kind"] == "at"]
-    told = [
+    first = [
         f"{name} at {_tokens(one['tokens'], '–')} ({_tokens(one['low'], 'before')} … {_tokens(one['high'], 'beyond')})"
         for name, one in sorted(seen, key=lambda pair: pair[1]["tokens"])[:3]
     ]
-    return f"; measured horizons that come first, with 95% intervals: {', '.join(told)}" if told else ""
+    return f"; first measured horizons, with 95% intervals: {', '.join(first)}" if first else ""
 
 
 def _tokens(count: float | None, otherwise: str) -> str:

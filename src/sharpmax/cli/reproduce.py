@@ -10,9 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sharpmax.cli import options
-from sharpmax.cli.options import BEGIN, add, device_named, files_given, sizes_from
-from sharpmax.cli.report import finish, require_drawing
-from sharpmax.cli.terminal import bar, check_resume, out_folder, print_table, say, stopped
+from sharpmax.cli.options import choice, resolve_device, sizes_from
+from sharpmax.cli.run import (
+    check_extras,
+    check_resume,
+    command_line,
+    finish,
+    out_folder,
+    print_section,
+    resumable,
+)
+from sharpmax.cli.terminal import bar, say
 from sharpmax.errors import reject
 from sharpmax.experiments.reproduce.recipes import RECIPES, SIZES, STEPS
 
@@ -21,38 +29,16 @@ if TYPE_CHECKING:
 
     from sharpmax.models.weights import Trained
 
-_BOTH = "both"
-_DEFAULT_SIZES = ",".join(map(str, SIZES))
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add the command."""
-    add(app, reproduce, example="sharpmax reproduce --train --steps 2000 --seeds 1 --out quick", panel=BEGIN)
-
 
 def reproduce(
-    recipe: Annotated[
-        str,
-        options.value(
-            "R",
-            options.WHAT,
-            "How heads are trained: paper, sharp or both.",
-            autocompletion=options.words(*RECIPES, _BOTH),
-        ),
-    ] = _BOTH,
-    train: Annotated[
-        bool, options.flag("--train", options.WHAT, "Train heads instead of taking the package's own; see --steps.")
-    ] = False,
+    context: typer.Context,
+    recipe: Annotated[str, choice("Training recipe: paper, sharp or both.", *RECIPES, "both")] = "both",
+    train: Annotated[bool, typer.Option("--train", help="Train heads instead of using the shipped ones.")] = False,
     weights: Annotated[
         Path | None,
-        options.value(
-            "PATH",
-            options.WHAT,
-            "Test the heads of an earlier --train: its folder or a file.",
-            show_default="the package's own",
-        ),
+        typer.Option(metavar="PATH", help="Heads of an earlier --train: folder or file.", show_default="shipped"),
     ] = None,
-    sizes: Annotated[str, options.sizes(f"{SIZES[0]}..{SIZES[-1]}")] = _DEFAULT_SIZES,
+    sizes: Annotated[str, options.sizes()] = f"{SIZES[0]}..{SIZES[-1]}",
     samples: options.Samples = 128,
     steps: Annotated[int | None, options.steps(f"the paper's {STEPS}")] = None,
     seeds: options.Seeds = 10,
@@ -63,73 +49,43 @@ def reproduce(
     draw: options.Draw = True,
     as_json: options.AsJson = False,
 ) -> None:
-    """Reproduce the paper's main table and figures: does a trained head still find the best of n items as n grows?
+    """Reproduce the paper's main table and figures.
 
-    Ten heads trained at full length come with the package for each of two recipes, the paper's and a sharper one.
+    Does a trained head find the best of n items as n grows? Ten heads trained at full length ship with the package
+    for each of two recipes, the paper's and a sharper one.
     """
     from sharpmax.experiments.reproduce.tables import items_to_read, reproduce_tables
     from sharpmax.experiments.reproduce.training import state_path
-    from sharpmax.lazy import require
-    from sharpmax.provenance import check_seed, typed
-    from sharpmax.results import FILE_NAME, collect
 
-    if recipe not in (*RECIPES, _BOTH):
-        reject("--recipe", repr(recipe), ", ".join((*RECIPES, _BOTH)))
-    recipes = list(RECIPES) if recipe == _BOTH else [recipe]
+    recipes = list(RECIPES) if recipe == "both" else [recipe]
     tested = sizes_from(sizes)
-    for name, value in (("samples", samples), ("seeds", seeds), ("steps", steps)):
-        if value is not None and value < 1:
-            reject(f"--{name}", value, "1 or more")
-    check_seed(seed)
     train = train or resume
     if steps is not None and not train:
         reject("--steps", steps, "a number together with --train", "add --train, or leave --steps out")
     steps = steps or STEPS
     if train and weights is not None:
         reject("--weights", repr(str(weights)), "nothing together with --train", "give one of the two")
-    check_resume(resume, out, *(state_path(out, name).name for name in recipes))
-    chosen = device_named(device)
-    # Everything that could stop the run is asked for before it begins.
-    require("scipy.stats", "reproduce", "sharpmax reproduce")
-    require("safetensors", "reproduce", "sharpmax reproduce")
-    if draw:
-        require_drawing()
+    states = [state_path(out, name).name for name in recipes]
+    check_resume(context, *states)
+    chosen, _ = resolve_device(context)
+    check_extras("reproduce", ("scipy.stats", "reproduce"), ("safetensors", "reproduce"), draw=draw)
     heads = [] if train else _load(recipes, seeds, weights)
-    folder = out_folder(out)
-    command = typed(
-        "reproduce",
-        out=out,
-        recipe=recipe,
-        samples=samples,
-        sizes=None if sizes == _DEFAULT_SIZES else sizes,
-        seeds=seeds,
-        seed=seed,
-        device=chosen.type,
-        train=train,
-        steps=steps if train else None,
-        weights=weights,
-    )
+    folder = out_folder(context)
+    context.params.update(train=train, steps=steps if train else None)
     if train:
-        heads = _train(recipes, range(seed, seed + seeds), steps, chosen, folder, command, resume=resume)
+        with resumable(folder, *states):
+            command = command_line(context)
+            heads = _train(recipes, range(seed, seed + seeds), steps, chosen, folder, command, resume=resume)
     total = items_to_read(tested, samples, sum(len(w.seeds) for w in heads))
     with bar("testing", total) as advance:
         tables = reproduce_tables(heads, tested, samples, seed, chosen, lambda items: advance(items, ""))
-    results = collect(command, tables, seed=seed, files=files_given([], [weights]))
-    saved, policies = results.save(folder / FILE_NAME), _save_policies(tables, folder)
-    finish(results, saved, _print, files=policies, draw=draw, as_json=as_json)
+    finish(context, tables, folder, _print, files=_save_policies(tables, folder))
 
 
 def _train(
-    recipes: Sequence[str],
-    seeds: range,
-    steps: int,
-    device: torch.device,
-    folder: Path,
-    command: str,
-    *,
-    resume: bool,
+    recipes: Sequence[str], seeds: range, steps: int, device: torch.device, folder: Path, command: str, *, resume: bool
 ) -> list[Trained]:
-    from sharpmax.experiments.reproduce.training import state_path, train, weights_path
+    from sharpmax.experiments.reproduce.training import train, weights_path
 
     reached, losses = dict.fromkeys(recipes, 0), dict.fromkeys(recipes, math.nan)
     with bar("training", steps * len(recipes)) as advance:
@@ -140,11 +96,7 @@ def _train(
             advance(ahead, f"loss: {', '.join(known)}" if known else "")
 
         chosen = [RECIPES[name] for name in recipes]
-        try:
-            done = train(chosen, seeds, steps, device, folder, command=command, resume=resume, progress=show)
-        except KeyboardInterrupt:
-            stopped(folder, *(state_path(folder, name).name for name in recipes))
-            raise
+        done = train(chosen, seeds, steps, device, folder, command=command, resume=resume, progress=show)
     for trained in done:
         heads = "1 head" if len(seeds) == 1 else f"{len(seeds)} heads"
         say(
@@ -178,31 +130,7 @@ def _save_policies(tables: Mapping[str, Any], folder: Path) -> list[Path]:
 
 
 def _print(tables: Mapping[str, Any]) -> None:
-    from sharpmax.report.sections.reproduce import fixed
-    from sharpmax.report.sections.reproduce_tables import REFERENCE, part
-
-    setting = tables["setting"]
-    for recipe, about in setting["recipes"].items():
-        accuracy = part(tables, "accuracy", recipe)
-        reference = tables["published"] if recipe == REFERENCE else {}
-        columns = [name for arm in accuracy for name in ([arm, f"{arm}, published"] if arm in reference else [arm])]
-        rows = []
-        for n in map(str, setting["sizes"]):
-            row = [f"{int(n):,}"]
-            for arm in accuracy:
-                cell = accuracy[arm][n]
-                row.append(f"{cell['mean']:.1f}" + ("" if cell["sem"] is None else f" ±{cell['sem']:.1f}"))
-                if arm in reference:
-                    row.append(f"{reference[arm][n]:.1f}" if n in reference[arm] else "–")
-            rows.append(row)
-        title = (
-            f"accuracy (%) of recipe {recipe!r}: {about['describe']}; {about['steps']:,} steps, "
-            f"seeds: {len(about['seeds'])}, sets per seed: {setting['samples']:,}"
-        )
-        print_table(title, ["items n", *columns], rows)
-        for what, why in setting["left_out"][recipe].items():
-            say(f"left out: {what}, because {why}")
-    # The page begins with the whole summary; here is what a reader of the table would ask next.
-    for sentence in fixed(tables):
-        say(sentence)
-    say()
+    print_section(1)(tables)
+    for recipe, left_out in tables["setting"]["left_out"].items():
+        for what, why in left_out.items():
+            say(f"left out of {recipe}: {what}, because {why}")

@@ -82,7 +82,7 @@ def test_no_speed_where_something_is_wrong(
     assert bench["capture/log"]["ratio"] == pytest.approx(3.0)
     out = capsys.readouterr().out
     assert ("changes the output" in out) == ("output" in change)
-    assert "No speed for what disagrees with the reference: capture/last." in out
+    assert "Not timed, because results disagree with the reference: capture/last." in out
 
 
 def test_memory_that_is_not_known_is_no_number(costs: dict[str, dict[str, Any]]) -> None:
@@ -97,7 +97,7 @@ def test_the_command_prints_and_writes(
 ) -> None:
     assert main(["bench", "--probe", "--out", str(tmp_path)]) == 0
     saved = json.loads((tmp_path / "probe.json").read_text(encoding="utf-8"))
-    assert saved["command"] == f"sharpmax bench --probe --out {tmp_path.name} --repeat 3 --length 8192 --seed 0"
+    assert saved["command"] == f"sharpmax bench --probe --length 8192 --repeat 3 --seed 0 --out {tmp_path.name}"
     assert saved["tables"]["setting"]["rows"] == {"last": 1, "log": 37}
     out = capsys.readouterr().out
     assert "≤ 2.5, missed" in out

@@ -1,0 +1,206 @@
+"""The run of a command: its output folder, its recorded command line, and how its results are shown and drawn."""
+
+from __future__ import annotations
+
+import hashlib
+import shlex
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from sharpmax.cli import answer
+from sharpmax.cli.env import missing_packages
+from sharpmax.cli.terminal import print_table, progress, say, wrote
+from sharpmax.errors import ArgumentError, MissingExtraError, reject
+from sharpmax.experiments.run_folder import writing
+from sharpmax.files import display_name
+from sharpmax.lazy import require
+from sharpmax.provenance import without_machine
+from sharpmax.results import FILE_NAME, Results, collect, load
+
+_NOT_RECORDED = {"resume", "draw", "as_json", "processes", "data", "shard", "workers", "address", "save_every"}
+"""Parameters that do not change the numbers."""
+
+_WITH_TEXT, _DATA = ("policy", "task", "own"), ("text", "dataset", "without", "weights")
+"""Parameters that name files: those whose text is saved in the results, and those of which a hash is enough."""
+
+
+def out_folder(context: typer.Context, part: str = "") -> Path:
+    """Create the folder of `--out` and lock it until the command ends; remove it then if it is new and empty.
+
+    `part` is for commands of which several may write to one folder, each its own part.
+    """
+    out: Path = context.params["out"]
+    if not out.exists():
+        context.call_on_close(lambda: _remove_if_empty(out))  # runs after the lock is released
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=out):
+            pass
+    except OSError as problem:
+        raise ArgumentError(
+            f"--out: cannot write to {str(out)!r} ({problem.strerror}); allowed: a folder you may write to"
+        ) from problem
+    context.with_resource(writing(out, part))
+    return out
+
+
+def _remove_if_empty(folder: Path) -> None:
+    with suppress(OSError):  # not empty
+        folder.rmdir()
+
+
+def check_resume(context: typer.Context, *files: str) -> None:
+    """Reject --resume where --out holds none of the files of an interrupted run: a new one may take hours."""
+    out: Path = context.params["out"]
+    if context.params["resume"] and not any((out / name).is_file() for name in files):
+        allowed = "the --out folder of an interrupted run"
+        reject("--resume", f"{str(out)!r}, which has nothing to resume", allowed, "leave --resume out to start a run")
+
+
+@contextmanager
+def resumable(folder: Path, *files: str) -> Iterator[None]:
+    """Around work that can be interrupted: print how to go on; `files` are those that `check_resume` asks for."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if any((folder / name).is_file() for name in files):
+            say(f"Interrupted. Run the same command with --resume to continue from {folder}.")
+        else:
+            say("Interrupted before anything was saved. Run the same command to start again.")
+        raise
+
+
+def command_line(context: typer.Context) -> str:
+    """The command as a user would type it, with every value that matters and nothing of this machine.
+
+    Values come from `context.params`, where a command puts what it has resolved, as the device that `auto` stood for.
+    """
+    words = context.command_path.split()
+    for param in context.command.params:
+        name = param.name or ""
+        value = context.params.get(name)
+        if name in _NOT_RECORDED or value is None:
+            continue
+        if isinstance(value, bool):
+            if value != param.default:
+                words.append((param.opts if value else param.secondary_opts)[0])
+            continue
+        for one in value if isinstance(value, (list, tuple)) else [value]:
+            shown = display_name(one) if name in ("model", "models") else _shown(one)
+            words += [shown] if param.param_type_name == "argument" else [param.opts[0], shown]
+    return shlex.join(words)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, Path):
+        return without_machine(value)
+    parts = [part.strip() for part in str(value).split(",")]
+    return ",".join(without_machine(Path(part)) if "/" in part and Path(part).exists() else part for part in parts)
+
+
+def files_given(context: typer.Context) -> list[dict[str, Any]]:
+    """Files that the command names: name as recorded, hash, size and, for policies, tasks and code, the text."""
+    from sharpmax.policies.registry import IN_FOLDERS, NAMED
+    from sharpmax.tasks.registry import TASKS
+
+    found = []
+    for name in (*_WITH_TEXT, *_DATA):
+        given = context.params.get(name)
+        for word in [one for value in (given if isinstance(given, (list, tuple)) else [given]) if value
+                     for one in str(value).split(",")]:  # fmt: skip
+            path = Path(word.strip())
+            if path.is_dir():
+                path = next((path / file for file in IN_FOLDERS if (path / file).is_file()), path)
+            if word in NAMED or word in TASKS or not path.is_file():
+                continue
+            content = path.read_bytes()
+            about = {"name": _shown(Path(word)), "sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
+            found.append(about | ({"text": content.decode("utf-8-sig", "replace")} if name in _WITH_TEXT else {}))
+    return found
+
+
+def check_extras(command: str, *extras: tuple[str, str], draw: bool = False) -> None:
+    """Ask for optional packages, as (package, extra), before the work begins."""
+    for package, extra in extras:
+        require(package, extra, f"sharpmax {command}")
+    if draw and (missing := missing_packages("report")):
+        raise MissingExtraError(missing[0], "report", "drawing the report (leave it out with --no-draw)")
+
+
+def finish(
+    context: typer.Context,
+    tables: Mapping[str, Any],
+    folder: Path | None,
+    show: Callable[[Mapping[str, Any]], None],
+    *,
+    name: str = FILE_NAME,
+    files: Sequence[Path] = (),
+) -> None:
+    """Save tables with their command and provenance, print them, and draw them from the saved file.
+
+    `files` are those that the command has written already.
+    """
+    results = collect(command_line(context), tables, seed=context.params["seed"], files=files_given(context))
+    saved = None if folder is None else results.save(folder / name)
+    show_results(context, results, show, [*files, *([] if saved is None else [saved])])
+
+
+def show_results(
+    context: typer.Context, results: Results, show: Callable[[Mapping[str, Any]], None], files: Sequence[Path] = ()
+) -> None:
+    """Print results as tables or as JSON, name files, and draw the last of them."""
+    if not context.params["as_json"]:
+        show(results.tables)
+    wrote(files)
+    if context.params.get("draw"):
+        with progress() as note:
+            note("drawing")
+            drawn = draw_saved(files[-1])
+        wrote(drawn)
+    if context.params["as_json"]:
+        answer(results.to_dict())
+
+
+def print_section(most: int | None = None) -> Callable[[Mapping[str, Any]], None]:
+    """A function that prints what the page shows: the first tables of each part, then the summary."""
+
+    def show(tables: Mapping[str, Any]) -> None:
+        from sharpmax.report.registry import story_of
+
+        section = story_of(tables)
+        if section is None:
+            return
+        for part in section.parts(tables):
+            for grid in [*filter(None, [part.more.get("league")]), *part.grids][:most]:
+                rows = [[f"{c.text} ({c.small})" if c.small else c.text for c in row] for row in grid.rows]
+                print_table(grid.title, [f"{c.text} {c.small}".strip() for c in grid.head], rows)
+                say(grid.note)
+        for _, sentences in section.summary(tables):
+            for sentence in sentences:
+                say(sentence)
+        say()
+
+    return show
+
+
+def draw_saved(path: Path, out: Path | None = None) -> list[Path]:
+    """Draw saved results (a folder or its results.json) into `out`, or beside them; the page comes last."""
+    from sharpmax.report.sections.gpu import draw_bars, holds_entries, read_entries
+
+    if holds_entries(path):
+        return [draw_bars(read_entries(path), (out or path.parent) / f"{path.stem}.svg")]
+    results = load(path)
+    return draw(results.command, results.provenance, results.tables, out or (path if path.is_dir() else path.parent))
+
+
+def draw(command: str, provenance: Mapping[str, Any], tables: Mapping[str, Any], folder: Path) -> list[Path]:
+    """Draw figures and page into `folder`; return the files, the page last."""
+    from sharpmax.report.figures import draw as draw_figures
+    from sharpmax.report.page import write_page
+
+    return [*draw_figures(tables, folder), write_page(command, provenance, tables, folder)]
