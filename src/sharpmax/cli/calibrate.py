@@ -157,7 +157,7 @@ def _forget_states(folder: Path) -> None:
 
 
 def _print(tables: Mapping[str, Any]) -> None:
-    from sharpmax.report.sections import calibrate as summary
+    from sharpmax.report.calibrate import headline, notes
 
     setting = tables["setting"]
     size = max(setting["sizes"])
@@ -174,7 +174,6 @@ def _print(tables: Mapping[str, Any]) -> None:
         ["kind", "heads touched", "right, %", *(f"rise {head}, %" for head in heads)],
         rows,
     )
-    for part in (summary.found, summary.cost, summary.folded):
-        for sentence in part(tables):
-            say(sentence)
+    for sentence in (*headline(tables), *notes(tables)):
+        say(sentence)
     say()

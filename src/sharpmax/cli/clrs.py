@@ -139,8 +139,7 @@ def evaluate(
 
 def print_exam(tables: Mapping[str, Any]) -> None:
     """Print right final answers by algorithm and size, their means, and what the page says of them first and last."""
-    from sharpmax.report.sections import clrs as summary
-    from sharpmax.report.sections.clrs_charts import group_names, groups
+    from sharpmax.report.clrs import group_names, groups, headline, notes
 
     arms = list(tables["accuracy"])
     rows = [row for name in tables["majority"] for row in _rows(tables, arms, name)]
@@ -152,7 +151,7 @@ def print_exam(tables: Mapping[str, Any]) -> None:
     for table, what in (("means", "final answer"), ("means_exact", "whole text")):
         lines += [[arm, what, *(_cell(tables[table][arm][name]) for name in names)] for arm in arms]
     print_table("Means over algorithms (%)", ["arm", "exact", *(titles[name] for name in names)], lines, labels=2)
-    for sentence in (*summary.verdict(tables), *summary.care(tables)):
+    for sentence in (*headline(tables), *notes(tables)):
         say(sentence)
     for arm, speed in tables["speed"].items():
         if speed["tokens_per_second"] is not None:

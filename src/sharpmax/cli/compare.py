@@ -187,15 +187,14 @@ def compare(
 
 def _print(tables: Mapping[str, Any], *, capacity: bool) -> None:
     (_print_capacity if capacity else _print_league)(tables)
-    _print_verdict(tables, capacity=capacity)
+    _print_verdict(tables)
 
 
-def _print_verdict(tables: Mapping[str, Any], *, capacity: bool) -> None:
+def _print_verdict(tables: Mapping[str, Any]) -> None:
     """Print what the page says first."""
-    from sharpmax.report.sections.capacity import capacity_verdict
-    from sharpmax.report.sections.compare import verdict
+    from sharpmax.report.compare import headline
 
-    for sentence in (capacity_verdict if capacity else verdict)(tables):
+    for sentence in headline(tables):
         say(sentence)
     say()
 

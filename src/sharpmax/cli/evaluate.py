@@ -15,7 +15,7 @@ from sharpmax.cli.terminal import bar, check_resume, out_folder, print_table, pr
 from sharpmax.errors import reject
 
 if TYPE_CHECKING:
-    from sharpmax.report.section import Grid
+    from sharpmax.report.tables import Table
 
 _SIZES, _PROMPTS, _WINDOWS, _QUESTIONS = "8..64", 50, 3, 8
 
@@ -163,23 +163,19 @@ def _typed(model: str, policies: Sequence[str], tasks: str, **options: Any) -> s
 
 
 def _print(tables: Mapping[str, Any]) -> None:
-    from sharpmax.report.sections import evaluate as summary
-    from sharpmax.report.sections import evaluate_charts
+    from sharpmax.report import evaluate as report
+    from sharpmax.report.tables import named, present
 
-    shown = [
-        *evaluate_charts.accuracy_grids(tables),
-        evaluate_charts.perplexity_grid(tables),
-        evaluate_charts.cost_grid(tables),
-    ]
-    for grid in filter(None, [*shown, evaluate_charts.harness_grid(tables)]):
-        _print_grid(grid)
-    for part in (summary.lost, summary.gained, summary.elsewhere, summary.cost, summary.remarks):
-        for sentence in part(tables):
-            say(sentence)
+    accuracies = [report.accuracy_table(tables, task) for task in named(tables, "accuracy")]
+    others = report.perplexity_table(tables), report.cost_table(tables), report.harness_table(tables)
+    for table in present(report.summary_table(tables), *accuracies, *others):
+        _print_grid(table)
+    for sentence in (*report.headline(tables), *report.notes(tables)):
+        say(sentence)
     say()
 
 
-def _print_grid(grid: Grid) -> None:
+def _print_grid(grid: Table) -> None:
     rows = [[f"{cell.text} ({cell.small})" if cell.small else cell.text for cell in row] for row in grid.rows]
     heads = [f"{cell.text} {cell.small}".strip() for cell in grid.head]
     print_table(grid.title, heads, rows)

@@ -66,11 +66,11 @@ def report(
 
 def draw_saved(path: Path, out: Path | None = None) -> list[Path]:
     """Draw everything that saved results (a folder or its results.json) allow, beside them; the page comes last."""
-    from sharpmax.report.sections.gpu import holds_entries, read_entries
+    from sharpmax.report.gpu import holds_entries, read_entries
     from sharpmax.results import load
 
     if holds_entries(path):
-        from sharpmax.report.sections.gpu import draw_bars
+        from sharpmax.report.gpu import draw_bars
 
         return [draw_bars(read_entries(path), (out or path.parent) / f"{path.stem}.svg")]
 
@@ -81,7 +81,7 @@ def draw_saved(path: Path, out: Path | None = None) -> list[Path]:
 def draw_compared(first: Path, second: Path, out: Path) -> list[Path]:
     """Draw two saved results on one page, into `out`; each may be a folder or its results.json."""
     from sharpmax.provenance import typed
-    from sharpmax.report.registry import together
+    from sharpmax.report.page import together
     from sharpmax.results import load
 
     names = [_folder_of(path).resolve().name for path in (first, second)]
@@ -96,15 +96,14 @@ def _folder_of(path: Path) -> Path:
 
 
 def _drawn(command: str, provenance: Mapping[str, Any], tables: Mapping[str, Any], folder: Path) -> list[Path]:
-    from sharpmax.report.figures import draw
-    from sharpmax.report.page import write_page
+    from sharpmax.report.page import draw, write_page
 
     return [*draw(tables, folder), write_page(command, provenance, tables, folder)]
 
 
 def require_drawing() -> None:
     """Ask for what drawing needs before the work begins that is to be drawn."""
-    for package in ("matplotlib", "plotly", "jinja2"):
+    for package in ("altair", "vl_convert", "jinja2"):
         require(package, "report", "drawing the report (leave it out with --no-draw)")
 
 

@@ -166,8 +166,7 @@ def _load(recipes: Sequence[str], seeds: int, weights: Path | None) -> list[Trai
 
 def _save_policies(tables: Mapping[str, Any], folder: Path) -> list[Path]:
     from sharpmax.policies.base import policy_from_dict
-    from sharpmax.report.sections.reproduce_charts import file_name
-    from sharpmax.report.sections.reproduce_tables import part
+    from sharpmax.report.reproduce import file_name, part
 
     fits = {recipe: part(tables, "fit", recipe) for recipe in tables["setting"]["recipes"]}
     return [
@@ -178,8 +177,7 @@ def _save_policies(tables: Mapping[str, Any], folder: Path) -> list[Path]:
 
 
 def _print(tables: Mapping[str, Any]) -> None:
-    from sharpmax.report.sections.reproduce import fixed
-    from sharpmax.report.sections.reproduce_tables import REFERENCE, part
+    from sharpmax.report.reproduce import REFERENCE, headline, part
 
     setting = tables["setting"]
     for recipe, about in setting["recipes"].items():
@@ -202,7 +200,6 @@ def _print(tables: Mapping[str, Any]) -> None:
         print_table(title, ["items n", *columns], rows)
         for what, why in setting["left_out"][recipe].items():
             say(f"left out: {what}, because {why}")
-    # The page begins with the whole summary; here is what a reader of the table would ask next.
-    for sentence in fixed(tables):
+    for sentence in headline(tables):
         say(sentence)
     say()

@@ -13,7 +13,7 @@ from typing import Any
 import sharpmax
 from sharpmax.errors import SharpmaxError
 
-HEAVY = ("transformers", "jax", "triton", "plotly", "ray", "matplotlib")
+HEAVY = ("transformers", "jax", "triton", "altair", "ray")
 """Packages that using the core must not import."""
 
 _STATEMENTS = {
