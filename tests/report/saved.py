@@ -11,7 +11,8 @@ from typing import Any
 
 RESULTS = Path(__file__).parents[2] / "results"
 PROVENANCE = {
-    "commit": "abc", "versions": {"torch": "2.13.0"}, "hardware": {"cpu": "x86_64", "cores": 2}, "seed": 0, "date": "2026-01-01",
+    "commit": "abc", "versions": {"torch": "2.13.0"}, "hardware": {"cpu": "x86_64", "cores": 2}, "seed": 0,
+    "date": "2026-01-01",
 }  # fmt: skip
 
 

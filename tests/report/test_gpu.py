@@ -11,7 +11,18 @@ import pytest
 
 from sharpmax.errors import FileFormatError
 from sharpmax.report.gpu import (
-    BEGIN, END, columns, draw_bars, holds_entries, main, page_tables, read_entries, rows, target_rows, verdicts, with_tables,
+    BEGIN,
+    END,
+    columns,
+    draw_bars,
+    holds_entries,
+    main,
+    page_tables,
+    read_entries,
+    rows,
+    target_rows,
+    verdicts,
+    with_tables,
 )  # fmt: skip
 from tests.report.gpu_entries import entries, entry
 
@@ -68,7 +79,7 @@ def test_the_figure_says_everything(tmp_path: Path) -> None:
     texts = ["".join(node.itertext()) for node in ET.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")]
     for words in (
         "Sharp attention and PyTorch's attention on NVIDIA H200, bfloat16",
-        "Training step (forward and backward)",
+        "Training step (forward and backward); target of the mean 1.9×",
         "Sharp attention, inference; floor 1.5×; target of the mean 1.62×",
         "not correct: no speed",
         "long *",

@@ -67,7 +67,8 @@ def test_the_answer_comes_first_and_provenance_last(html: str) -> None:
     places = [
         text.index(words)
         for words in (
-            "Accuracy at n = 16 (houses): 16.0% → 37.0% with constant. Perplexity +0.83%. Prefill 1.56×", "houses at n = 16", "accuracy by size", "Variants", "Prompts gained and lost",
+            "Accuracy at n = 16 (houses): 16.0% → 37.0% with constant. Perplexity +0.83%. Prefill 1.56×",
+            "houses at n = 16", "accuracy by size", "Variants", "Prompts gained and lost",
             "Method", "Provenance", "torch 2.13.0",
         )
     ]  # fmt: skip
@@ -114,7 +115,9 @@ def test_the_largest_committed_pages_are_light(tmp_path: Path) -> None:
 def test_a_large_model_stays_light(tmp_path: Path) -> None:
     found = probed()
     heads = list(found["heads/kv"].values())
-    found["heads/kv"] = {f"{layer}.{head}": heads[(layer + head) % len(heads)] for layer in range(64) for head in range(40)}
+    found["heads/kv"] = {
+        f"{layer}.{head}": heads[(layer + head) % len(heads)] for layer in range(64) for head in range(40)
+    }
     assert "the heads that change most" in written(tmp_path, found)
 
 
@@ -177,10 +180,14 @@ def test_damage_anywhere_gives_a_report_or_one_line(name: str) -> None:
 def test_the_damaged_place_is_named_and_nothing_is_written(tmp_path: Path) -> None:
     found = evaluated()
     found["accuracy/houses"]["rows-half"]["16"]["mean"] = "much"
-    with pytest.raises(FileFormatError, match=r"\(accuracy/houses/rows-half/16/mean is 'much' and not a finite number\)"):
+    with pytest.raises(
+        FileFormatError, match=r"\(accuracy/houses/rows-half/16/mean is 'much' and not a finite number\)"
+    ):
         write_page(COMMAND, PROVENANCE, found, tmp_path)
     del found["accuracy/houses"]["rows-half"]
-    with pytest.raises(FileFormatError, match=r"^results: the tables are damaged or of another version \(.*\); run their command"):
+    with pytest.raises(
+        FileFormatError, match=r"^results: the tables are damaged or of another version \(.*\); run their command"
+    ):
         draw(found, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
@@ -237,6 +244,8 @@ def test_a_missing_package_is_named(module: str, tmp_path: Path, monkeypatch: py
     for name in [name for name in sys.modules if name.partition(".")[0] == module]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(sys, "meta_path", [Missing(), *sys.meta_path])
-    with pytest.raises(MissingExtraError, match=rf"needs the package '{module}', which is not installed; install it with: pip install"):
+    with pytest.raises(
+        MissingExtraError, match=rf"needs the package '{module}', which is not installed; install it with: pip install"
+    ):
         write_page(COMMAND, PROVENANCE, tables("evaluate-smollm2-cpu"), tmp_path)
     assert list(tmp_path.iterdir()) == []

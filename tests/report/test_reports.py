@@ -63,7 +63,7 @@ def test_evaluate_reports_losses_and_what_is_not_significant() -> None:
         test["p"] = 0.001
     keep(found, ["perplexity", "cost", "accuracy/houses", "accuracy/prices"], {"as it comes", "constant"})
     keep(found, ["paired/houses", "paired/prices"], {"constant"})
-    del found["setting"]["arms"]["rows-half"]
+    keep(found["setting"], ["arms"], {"as it comes", "constant"})
     assert "16.0% → 1.0% with constant. " in evaluate.headline(found)[0]
     for test in found["paired/houses"]["constant"].values():
         test["p"] = 0.4
@@ -73,7 +73,10 @@ def test_evaluate_reports_losses_and_what_is_not_significant() -> None:
 def test_evaluate_shows_the_harness_and_warnings() -> None:
     found = evaluated()
     found["harness"] = {name: {"arc": {"acc": {"mean": 0.25, "sem": 0.01}}} for name in found["setting"]["arms"]}
-    found["setting"]["arms"]["constant"]["remarks"] = ["3.0% of the rows are flat; said once for this policy", "1.5% of the rows are flat"]
+    found["setting"]["arms"]["constant"]["remarks"] = [
+        "3.0% of the rows are flat; said once for this policy",
+        "1.5% of the rows are flat",
+    ]
     assert row_of(evaluate.harness_table(found), "constant") == ["constant", "0.25 ± 0.01"]
     assert evaluate.notes(found) == ["constant: 1.5 to 3.0% of the rows are flat."]
 
@@ -118,7 +121,9 @@ def test_clrs_of_one_model_has_intervals_and_no_gains() -> None:
     found["setting"]["arms"] = {"clrs-none": found["setting"]["arms"]["clrs-none"]}
     report = report_of(found)
     mean = found["means"]["clrs-none"]["out"]
-    assert report.headline[0] == f"Accuracy at larger sizes: {mean['mean']:.1f}% ({mean['low']:.1f}–{mean['high']:.1f})."
+    assert (
+        report.headline[0] == f"Accuracy at larger sizes: {mean['mean']:.1f}% ({mean['low']:.1f}–{mean['high']:.1f})."
+    )
     assert not any("Gain" in title for title in titles(report))
 
 
@@ -180,21 +185,33 @@ def test_probes_of_two_models_are_compared_head_by_head() -> None:
     before, after = probed(), probed(policy="paper")
     for about in after["heads/kv"].values():
         about |= {"slope": -1.0, "slope_low": -1.1, "slope_high": -0.9, "kind": "sharp"}
-    pair = together([(name, {"command": "sharpmax probe", "provenance": {}, "tables": found}) for name, found in (("a", before), ("b", after))])
+    pair = together(
+        [
+            (name, {"command": "sharpmax probe", "provenance": {}, "tables": found})
+            for name, found in (("a", before), ("b", after))
+        ]
+    )
     report = report_of(pair)
     assert report.headline == [
-        "On kv, heads that lose focus: 17 of 27 (63.0%) in A (smollm2 baseline), 0 of 27 (0.0%) in B (smollm2 with paper). "
+        "On kv, heads that lose focus: 17 of 27 (63.0%) in A (smollm2 baseline), 0 of 27 (0.0%) in B (smollm2 with "
+        "paper). "
         "Slope lower in B in 27, higher in 0 of 27 heads; in the others the 95% intervals overlap."
     ]
     names = {figure.name: figure.chart() for figure in report.figures}
     assert list(names) == ["heads-kv", "curves-kv", "layers-kv", "forecast-kv"]
-    assert [panel.title for panel in names["heads-kv"].concat] == ["A: smollm2 baseline", "B: smollm2 with paper", "B − A"]
+    assert [panel.title for panel in names["heads-kv"].concat] == [
+        "A: smollm2 baseline",
+        "B: smollm2 with paper",
+        "B − A",
+    ]
     assert len(report.origins) == 2
 
 
 def test_probes_of_different_shapes_and_tasks() -> None:
     def pair(one: Any, other: Any) -> Any:
-        return together([(name, {"command": "", "provenance": {}, "tables": found}) for name, found in (("a", one), ("b", other))])
+        return together(
+            [(name, {"command": "", "provenance": {}, "tables": found}) for name, found in (("a", one), ("b", other))]
+        )
 
     report = report_of(pair(probed(), probed(layers=2)))
     assert "A (smollm2 (a)), " in report.headline[0]
@@ -226,7 +243,11 @@ def test_reproduce_with_one_seed_has_no_test_and_no_errors() -> None:
     found["setting"]["recipes"]["paper"]["seeds"] = [0]
     report = report_of(found)
     assert "(no test)" in report.headline[0]
-    assert "±" not in "".join(cell.text for row in (reproduce.accuracy_table(found, "paper") or report.parts[0].tables[0]).rows for cell in row)
+    assert "±" not in "".join(
+        cell.text
+        for row in (reproduce.accuracy_table(found, "paper") or report.parts[0].tables[0]).rows
+        for cell in row
+    )
 
 
 def test_reproduce_shows_what_there_is() -> None:

@@ -46,13 +46,11 @@ def report(tables: Tables) -> Report:
     ends = " to ".join(dict.fromkeys((count(known[0]), count(known[-1]))))
     method = [
         f"A rule for the inverse temperature β of each attention head of {setting['model']} was trained for "
-        f"{count(setting['steps'])} steps on the task {setting['task']} at sizes {ends}; the weights of the model are "
-        "frozen.",
-        f"Kinds of policies: {joined([str(kind) for kind in setting['kinds']])}. The policy with the best validation "
-        "accuracy "
-        f"within the budget is chosen: perplexity may rise by at most {budget(tables):g}% on held-out text and on the "
-        "model's "
-        "own answers.",
+        f"{count(setting['steps'])} steps on the task {setting['task']} at sizes {ends}; the weights of the model "
+        "are frozen.",
+        f"Kinds of policies: {joined([str(kind) for kind in setting['kinds']])}. The policy with the best "
+        f"validation accuracy within the budget is chosen: perplexity may rise by at most {budget(tables):g}% on "
+        "held-out text and on the model's own answers.",
     ]
     return Report("calibrate", headline(tables), [part], notes(tables), method)
 
@@ -103,8 +101,8 @@ def notes(tables: Tables) -> list[str]:
     found = []
     if before is not None and chosen.get("nll") is not None and chosen["nll"] >= before["nll"]:
         found.append(
-            f"The policy does not improve the loss of the answers ({before['nll']:.3f} → {chosen['nll']:.3f} nats): do "
-            "not use it."
+            f"The policy does not improve the loss of the answers ({before['nll']:.3f} → {chosen['nll']:.3f} nats): "
+            "do not use it."
         )
     name = tables.get("best_foldable")
     if name is None:
@@ -116,8 +114,8 @@ def notes(tables: Tables) -> list[str]:
         column, rise = worst_rise(other)
         found.append(
             f"The best policy to fold into the weights, at no cost in any engine: {name}, "
-            f"{percent(other['validation'])} "
-            f"validation accuracy, perplexity {points(rise, 2)}% at most ({text_name(column)})."
+            f"{percent(other['validation'])} validation accuracy, perplexity {points(rise, 2)}% at most "
+            f"({text_name(column)})."
         )
     return found
 
@@ -151,11 +149,12 @@ def candidates_table(tables: Tables) -> Table:
     known = texts_in_order(column for about in table.values() for column in about["rise"])
     return Table(
         "Policies",
-        f"Accuracy on validation prompts and change of perplexity on each text (budget {budget(tables):g}%). Bold: the "
-        "chosen "
-        "policy. A foldable policy can be written into the weights and then costs nothing.",
-        [*cells("policy", "kind", "strength", "heads", "accuracy (%)"), *(Cell("perplexity (%)", text_name(one)) for one in known),
-         Cell("foldable")],
+        f"Accuracy on validation prompts and change of perplexity on each text (budget {budget(tables):g}%). Bold: "
+        "the chosen policy. A foldable policy can be written into the weights and then costs nothing.",
+        [
+            *cells("policy", "kind", "strength", "heads", "accuracy (%)"),
+            *(Cell("perplexity (%)", text_name(one)) for one in known), Cell("foldable"),
+        ],
         [_candidate(tables, name, known) for name in table],
     )  # fmt: skip
 

@@ -386,5 +386,6 @@ def titled(chart: Any, title: str, caption: str = "") -> dict[str, Any]:
 
 
 def svg_of(spec: Mapping[str, Any]) -> str:
-    """A spec as the text of an SVG file."""
-    return str(require("vl_convert", "report", "drawing figures").vegalite_to_svg(dict(spec))) + "\n"
+    """A spec as the text of an SVG file, without a label for each mark."""
+    quiet = {**spec, "config": {**spec["config"], "aria": False}}
+    return str(require("vl_convert", "report", "drawing figures").vegalite_to_svg(quiet)) + "\n"

@@ -35,8 +35,8 @@ _OF_THE_POLICY = {"policy_name", "policy_describe", "policy_rate", "learn", "tou
 """Training settings in which variants are meant to differ."""
 
 _SIGNIFICANT = (
-    "* significant: the 95% interval does not contain zero and McNemar's exact test over all questions has "
-    f"p < {LEVEL:g}, not corrected for multiple comparisons."
+    "* significant: the 95% interval does not contain zero and McNemar's exact test over all questions has p < "
+    f"{LEVEL:g}, not corrected for multiple comparisons."
 )
 
 
@@ -126,9 +126,8 @@ def headline(tables: Tables) -> list[str]:
         doubt = "" if significant(gain) else ", not significant"
         found.append(
             f"Accuracy at {names[group]}: {percent(plain['mean'])} → "
-            f"{percent(tables['means'][variant][group]['mean'])} with {variant} "
-            f"({points(gain['mean'])} points, {points(gain['low'])} to {points(gain['high'])}, "
-            f"{probability(gain['p'])}{doubt})."
+            f"{percent(tables['means'][variant][group]['mean'])} with {variant} ({points(gain['mean'])} points, "
+            f"{points(gain['low'])} to {points(gain['high'])}, {probability(gain['p'])}{doubt})."
         )
     return found
 
@@ -243,9 +242,8 @@ def means_table(tables: Tables) -> Table:
     }
     return Table(
         "Accuracy (%): means over algorithms",
-        "Every algorithm has the same weight, and every size of it. 95% bootstrap intervals. The final answer is what "
-        "follows "
-        "the steps, where steps are asked for; the whole text includes them.",
+        "Every algorithm has the same weight, and every size of it. 95% bootstrap intervals. The final answer is "
+        "what follows the steps, where steps are asked for; the whole text includes them.",
         [Cell("variant"), *(Cell(f"{what}, {names[group]}", counted[group]) for _, what, group in columns)],
         [
             [Cell(name), *(_mean(tables[table][name][group]) for table, _, group in columns)]
@@ -288,8 +286,7 @@ def algorithms_table(tables: Tables) -> Table:
     return Table(
         "Accuracy of final answers (%) by algorithm",
         f"Sorted by {order} at {names[last]}. {_SIGNIFICANT if variant else ''} Most frequent: accuracy at "
-        f"{names[last]} of "
-        "always giving the most frequent answer.",
+        f"{names[last]} of always giving the most frequent answer.",
         [
             Cell("algorithm"), *(Cell(one, names[group]) for group in known for one in variants(tables)),
             *(Cell(f"gain of {one}", names[last]) for one in others(tables)), Cell("most frequent", names[last]),
@@ -343,10 +340,8 @@ def _figures(tables: Tables) -> list[Figure]:
         Figure(
             "accuracy", "Accuracy by size and algorithm",
             f"{plural(len(tables['majority']), 'algorithm')}; {each} questions per size, the same for all variants. "
-            "Correct: the final "
-            "answer, letter by letter. Bars: Wilson's 95% intervals. Grey: always the most frequent answer. Dotted: "
-            "the largest "
-            "size trained on.",
+            "Correct: the final answer, letter by letter. Bars: Wilson's 95% intervals. Grey: always the most "
+            "frequent answer. Dotted: the largest size trained on.",
             "Accuracy of final answers in percent against problem size, a panel for each algorithm; means: "
             f"{'; '.join(means)}.",
             partial(_accuracy_chart, tables),
@@ -421,12 +416,10 @@ def _method(tables: Tables) -> list[str]:
     steps = " The answer lists the steps of the algorithm before the result." if data.get("trace", False) else ""
     names = group_names(tables)
     return [
-        f"{plural(len(variants(tables)), 'variant')} answered {plural(setting['questions']['count'], 'question')} of "
-        f"{plural(len(tables['majority']), 'algorithm')} as text, from {source}.{steps} Decoding is greedy, in "
-        f"{setting['dtype']} on "
-        f"{setting['device']}, under the policy saved with the model. Weights are softmax(β·s); a policy is a rule for "
-        "β, in training "
-        "and in testing.",
+        f"{plural(len(variants(tables)), 'variant')} answered {plural(setting['questions']['count'], 'question')} "
+        f"of {plural(len(tables['majority']), 'algorithm')} as text, from {source}.{steps} Decoding is greedy, in "
+        f"{setting['dtype']} on {setting['device']}, under the policy saved with the model. Weights are "
+        "softmax(β·s); a policy is a rule for β, in training and in testing.",
         f"{capital(names[IN])} and {names[OUT]} are averaged separately.",
     ]
 
@@ -443,8 +436,8 @@ def _variants(tables: Tables) -> Pairs:
             rate = f", peak learning rate {setting['rate']:g}" if "rate" in setting else ""
             words.append(
                 f"{plural(setting['steps'], 'step')} of {count(setting['batch_tokens'])} tokens{rate}, "
-                f"{setting['epochs']:.3g} epochs of "
-                f"{count(setting['examples']['count'])} examples, in {setting['dtype']}"
+                f"{setting['epochs']:.3g} epochs of {count(setting['examples']['count'])} examples, in "
+                f"{setting['dtype']}"
             )
             if speed.get("tokens_per_second"):
                 share_of = (

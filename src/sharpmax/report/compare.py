@@ -279,11 +279,8 @@ def leaderboard_notes(tables: Tables) -> list[str]:
     found = []
     if len(tables["setting"]["seeds"]) == 1:
         found.append("One seed: no difference was tested, ranks are by the mean alone.")
-    for name in methods(tables):
-        if gone := tables["training"][name]["diverged"]:
-            found.append(
-                f"{name} diverged for seed {joined([str(seed) for seed in gone])}; its answers count as wrong."
-            )
+    gone = {name: ", ".join(map(str, tables["training"][name]["diverged"])) for name in methods(tables)}
+    found += [f"{name} diverged for seed {seeds}; its answers count as wrong." for name, seeds in gone.items() if seeds]
     smallest = _sizes(tables)[0]
     weak = {
         name: value for name in methods(tables) if (value := _mean_of(tables, "accuracy", name, smallest)) < _LEARNED
@@ -306,10 +303,8 @@ def leaderboard_table(tables: Tables) -> Table:
     return Table(
         f"Accuracy (%) of {setting['model']} on {setting['task']}",
         f"Ranked by mean accuracy at {span} {setting['unit']}; methods that a paired t-test over seeds (p < "
-        f"{setting['level']:g}) cannot tell "
-        f"apart share a rank (=). {_intervals(tables)} Argmax: accuracy of attending only to the largest weight. "
-        "Ranked first: how "
-        "often that is the correct item.",
+        f"{setting['level']:g}) cannot tell apart share a rank (=). {_intervals(tables)} Argmax: accuracy of "
+        "attending only to the largest weight. Ranked first: how often that is the correct item.",
         [
             Cell("method"), Cell("rank"), Cell("mean", f"at {span}"),
             *(Cell(count(n), setting["unit"]) for n in _some_sizes(tables)),
@@ -339,10 +334,9 @@ def causes_table(tables: Tables) -> Table:
     near = _measured(tables, "close")
     return Table(
         f"Dispersion or wrong ranking, at {_n(tables)}",
-        "Points missing from 100%. To dispersion: argmax over the same scores would be correct (negative where argmax "
-        "would be "
-        "correct less often). To wrong ranking: it would not. Top weight and entropy: means over the rows of the last "
-        "layer.",
+        "Points missing from 100%. To dispersion: argmax over the same scores would be correct (negative where "
+        "argmax would be correct less often). To wrong ranking: it would not. Top weight and entropy: means over "
+        "the rows of the last layer.",
         [
             Cell("method"), Cell("accuracy", "%"), Cell("argmax", "%"), Cell("lost to dispersion", "points"),
             Cell("lost to wrong ranking", "points"), Cell("ranked first", "%"),
@@ -453,8 +447,8 @@ def _figures(tables: Tables) -> list[Figure]:
         ),
         Figure(
             "sharpness", "Entropy and top weight by size",
-            f"{_note(tables)}. Means over the examples and heads of the last layer. Dispersion: entropy grows with ln "
-            "n, the top "
+            f"{_note(tables)}. Means over the examples and heads of the last layer. Dispersion: entropy grows with "
+            "ln n, the top "
             "weight falls.", "Entropy in nats and top weight in percent against size, a line for each method.",
             partial(_sharpness_chart, tables),
         ),
@@ -472,8 +466,8 @@ def _note(tables: Tables) -> str:
     low, high = setting["train_sizes"]
     return (
         f"{setting['model']} on {setting['task']}, trained at {low} to {high} {setting['unit']} for "
-        f"{plural(setting['steps'], 'step')}; "
-        f"{plural(len(setting['seeds']), 'seed')}, {plural(setting['samples'], 'example')} per size and seed"
+        f"{plural(setting['steps'], 'step')}; {plural(len(setting['seeds']), 'seed')}, "
+        f"{plural(setting['samples'], 'example')} per size and seed"
     )
 
 
@@ -545,6 +539,10 @@ _KINDS = {
 }
 
 
+def _rows_of(tables: Tables, method: str, known: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [row for table, (name, _) in known.items() for row in _rows(tables, table, method, name, bars=False)]
+
+
 def _causes_chart(tables: Tables) -> Any:
     known = {table: kind for table, kind in _KINDS.items() if _measured(tables, table)}
     styles = dict(known.values())
@@ -557,7 +555,7 @@ def _causes_chart(tables: Tables) -> Any:
     panels = [
         charts.panel(
             method,
-            *plot.all([row for table, (label, _) in known.items() for row in _rows(tables, table, method, label, bars=False)], size=18.0),
+            *plot.all(_rows_of(tables, method, known), size=18.0),
             height=130,
         )
         for method in methods(tables)
@@ -680,9 +678,8 @@ def _capacity_sentences(tables: Tables, method: str) -> list[str]:
     if deep := _deep(tables, method):
         ((layer, times), *_) = Counter(one["first_measured"] + 1 for one in deep.values()).most_common()
         found.append(
-            f"{method}: layer {layer} disperses first in {times} of {plural(len(deep), 'deep model')}; predicted from "
-            "sizes up to 64, the "
-            f"layer is right in {_as_predicted(deep)}."
+            f"{method}: layer {layer} disperses first in {times} of {plural(len(deep), 'deep model')}; predicted "
+            f"from sizes up to 64, the layer is right in {_as_predicted(deep)}."
         )
     return found
 
@@ -694,8 +691,8 @@ def capacity_notes(tables: Tables) -> list[str]:
         if beyond := tables["laws"][method]["accuracy"]["beyond"]:
             found.append(
                 f"{method}: the accuracy of {plural(beyond, 'model')} does not halve up to "
-                f"{count(tables['setting']['sizes'][-1])}; the rule "
-                "is fitted without them, and its exponents tend to be too small."
+                f"{count(tables['setting']['sizes'][-1])}; the rule is fitted without them, and its exponents tend "
+                "to be too small."
             )
         if gone := [_model_name(model) for model in models if model["diverged"]]:
             found.append(f"{method}: seeds diverged in {joined(gone)}; their answers count as wrong.")
@@ -823,8 +820,8 @@ def _capacity_figures(tables: Tables, method: str, name: str) -> list[Figure]:
         found.append(
             Figure(
                 f"{name}-{measure}", f"{method}: size at which {what}",
-                f"{note}. One point per model; dotted: the fitted rule. {fitted} Hollow: outside the sizes tested, not "
-                "in the fit.",
+                f"{note}. One point per model; dotted: the fitted rule. {fitted} Hollow: outside the sizes tested, "
+                "not in the fit.",
                 f"The size at which {what} in models of {method}. {fitted}",
                 partial(_capacity_chart, tables, method, measure),
             )
@@ -865,8 +862,8 @@ def _capacity_chart(tables: Tables, method: str, measure: str) -> Any:
                 value = known[-1] * _EDGE if limit == _BEYOND else known[0] / _EDGE
             if value is not None:
                 found.append(
-                    {"variant": _factor(by_line, model[by_line]), "x": model[across], "y": value, "model": _model_name(model),
-                     "limit": _limit_text(tables, model, measure)}
+                    {"variant": _factor(by_line, model[by_line]), "x": model[across], "y": value,
+                     "model": _model_name(model), "limit": _limit_text(tables, model, measure)}
                 )  # fmt: skip
         return found
 
@@ -924,24 +921,21 @@ def _method(tables: Tables) -> list[str]:
     low, high = setting["train_sizes"]
     found = [
         f"Task “{setting['task']}”: {setting['task_summary'].rstrip('.')}. Trained at {low} to {high} "
-        f"{setting['unit']} for "
-        f"{plural(setting['steps'], 'step')} of {plural(setting['batch'], 'example')} (peak learning rate "
-        f"{setting['learning_rate']:g}, "
-        f"{plural(setting['warmup'], 'step')} of warmup) on {setting['device']}; "
-        f"{plural(len(setting['seeds']), 'seed')}, "
+        f"{setting['unit']} for {plural(setting['steps'], 'step')} of {plural(setting['batch'], 'example')} (peak "
+        f"learning rate {setting['learning_rate']:g}, {plural(setting['warmup'], 'step')} of warmup) on "
+        f"{setting['device']}; {plural(len(setting['seeds']), 'seed')}, "
         f"{plural(setting['samples'], 'test example')} per size and seed, the same for all methods."
     ]
     if "league" in tables:
         found.append(
             "A diverged seed counts as wrong throughout. Time and memory are those of training all seeds together. "
-            "Attention fails in two "
-            "ways: dispersion (the correct item is ranked first but gets too little weight) and wrong ranking, which "
-            "sharpening cannot fix."
+            "Attention fails in two ways: dispersion (the correct item is ranked first but gets too little weight) "
+            "and wrong ranking, which sharpening cannot fix."
         )
     if has_capacity(tables):
         found.append(
-            "Limits are interpolated between the sizes tested. A layer disperses as fast as its entropy grows with ln "
-            "n."
+            "Limits are interpolated between the sizes tested. A layer disperses as fast as its entropy grows with "
+            "ln n."
         )
     return found
 

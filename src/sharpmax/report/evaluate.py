@@ -244,8 +244,8 @@ def accuracy_table(tables: Tables, task: str) -> Table:
     return Table(
         f"Accuracy (%): {task}",
         f"{capital(about['summary'])}. {plural(tables['setting']['prompts'], 'prompt')} per size; Wilson's 95% "
-        "intervals. "
-        f"* differs from the baseline (McNemar's exact test, p < {LEVEL:g}, not corrected for multiple comparisons).",
+        f"intervals. * differs from the baseline (McNemar's exact test, p < {LEVEL:g}, not corrected for multiple "
+        "comparisons).",
         [Cell("variant"), *(Cell(f"n = {count(n)}") for n in known)],
         [
             [Cell(baseline(name)), *(_accuracy(row[n], tests.get(name, {}).get(n)) for n in known)]
@@ -266,8 +266,8 @@ def paired_table(tables: Tables, task: str) -> Table:
     known = sizes(*table.values())
     return Table(
         f"Prompts gained and lost: {task}",
-        f"Of {plural(tables['setting']['prompts'], 'prompt')} per size: correct with the policy only (+) and with the "
-        "baseline only (−), with McNemar's exact test.",
+        f"Of {plural(tables['setting']['prompts'], 'prompt')} per size: correct with the policy only (+) and with "
+        "the baseline only (−), with McNemar's exact test.",
         [Cell("variant"), *(Cell(f"n = {count(n)}") for n in known)],
         [[Cell(name), *(_discordant(row.get(n)) for n in known)] for name, row in table.items()],
     )
@@ -326,7 +326,8 @@ def cost_table(tables: Tables) -> Table | None:
     return Table(
         "Time and memory",
         f"Prefill of {count(setting['context'])} tokens, then decoding one token with a filled cache, on "
-        f"{setting['device']} in {setting['dtype']}; medians of {plural(setting['rounds'], 'round')} in which variants "
+        f"{setting['device']} in {setting['dtype']}; medians of {plural(setting['rounds'], 'round')} in which "
+        "variants "
         "alternate. Ratios are to the baseline." + (f" Memory: peak of {whose}." if memory else ""),
         [*cells("variant", "prefill (ms)", "decode (ms)"), *([Cell("memory (MiB)")] if memory else [])],
         [
@@ -380,8 +381,7 @@ def _figures(tables: Tables, tasks: list[str]) -> list[Figure]:
         caption = (
             f"{setting['model']}; {about['summary']} ({task}, version {about['version']}); "
             f"{plural(setting['prompts'], 'prompt')} per size, the same for all variants. Bars: Wilson's 95% "
-            "intervals. "
-            "Variants are compared on the same prompts, so overlapping bars can still differ."
+            "intervals. Variants are compared on the same prompts, so overlapping bars can still differ."
         )
         alt = f"Accuracy in percent against size in the task {task}, a line for each variant: {', '.join(ends)}."
         found.append(
@@ -418,12 +418,11 @@ def _method(tables: Tables) -> list[str]:
     setting = tables["setting"]
     return [
         f"{setting['model']}: {plural(setting['layers'], 'layer')} of {plural(setting['heads'], 'attention head')}. "
-        "Every variant "
-        f"answers the same {plural(setting['prompts'], 'prompt')} per size (n = "
-        f"{joined([count(n) for n in setting['sizes']])}). "
-        "An answer is correct if greedy decoding produces exactly the expected tokens.",
-        "Attention weights are softmax(β·s) of logits s. The baseline has β = 1; a policy is a rule for β, per head. "
-        "Perplexity is measured on windows without overlap.",
+        f"Every variant answers the same {plural(setting['prompts'], 'prompt')} per size (n = "
+        f"{joined([count(n) for n in setting['sizes']])}). An answer is correct if greedy decoding produces exactly "
+        "the expected tokens.",
+        "Attention weights are softmax(β·s) of logits s. The baseline has β = 1; a policy is a rule for β, per "
+        "head. Perplexity is measured on windows without overlap.",
     ]
 
 

@@ -181,7 +181,7 @@ def draw_bars(entries: Sequence[Entry], path: str | Path) -> Path:
     kinds = [kind for kind in KINDS if of_kind(entries, kind)]
     most = 1.06 * max([1.9, *(one["ratio"] for one in entries if one["ratio"] is not None)])
     panels = [_panel(kind, of_kind(entries, kind), most) for kind in kinds]
-    spec = charts.titled(charts.figure(*panels, columns=1, around=250), _title(entries[0]), _caption(entries))
+    spec = charts.titled(charts.figure(*panels, columns=1, around=290), _title(entries[0]), _caption(entries))
     return write_text(path, charts.svg_of(spec))
 
 
@@ -201,7 +201,7 @@ def _panel(kind: str, entries: Sequence[Entry], most: float) -> Any:
         title="time / time of PyTorch's fastest kernel in the same run (less is better)",
         scale=alt.Scale(domain=[0, most], nice=False),
     )
-    names = alt.Axis(labelLimit=230, ticks=False, domain=False, minExtent=232, maxExtent=232)
+    names = alt.Axis(labelLimit=270, ticks=False, domain=False, minExtent=272, maxExtent=272)
     base = alt.Chart(charts.data(rows)).encode(x=x, y=alt.Y("case:N", sort=None, title=None, axis=names))
     shade = alt.when("datum.counts").then(alt.value(0.65)).otherwise(alt.value(0.3))
     layers = [base.mark_bar(color=charts.BLUE).encode(opacity=shade), *charts.rule("x", 1.0, colour=charts.INK)]
@@ -223,10 +223,9 @@ def _caption(entries: Sequence[Entry]) -> str:
     first = entries[0]
     versions, rounds = first["provenance"]["versions"], max(one["rounds"] for one in entries)
     words = [
-        f"Medians of {rounds} rounds in which all kernels alternate, after a check against float64. Floor: the least "
-        "that arithmetic, or reading the cache "
-        f"once, allows. * not part of the mean. torch {versions['torch']}, {first['provenance']['date'][:10]}: "
-        f"{first['command']}"
+        f"Medians of {rounds} rounds in which all kernels alternate, after a check against float64. Floor: the "
+        "least that arithmetic, or reading the cache once, allows. * not part of the mean. torch "
+        f"{versions['torch']}, {first['provenance']['date'][:10]}: {first['command']}"
     ]
     if not all(one["full_size"] for one in entries):
         words.append("Shapes are scaled down: targets are not judged.")

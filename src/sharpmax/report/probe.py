@@ -246,9 +246,12 @@ def keys(value: float | None) -> str:
 
 def slope_words(about: Head) -> str:
     """The slope with its interval."""
-    low, high = about.get("slope_low"), about.get("slope_high")
-    between = "" if low is None or high is None else f" ({points(low, 2)} to {points(high, 2)})"
-    return signed(about["slope"]) + between
+    between = _between(about.get("slope_low"), about.get("slope_high"))
+    return signed(about["slope"]) + (f" ({between})" if between else "")
+
+
+def _between(low: float | None, high: float | None) -> str:
+    return "" if low is None or high is None else f"{signed(low)} to {signed(high)}"
 
 
 def horizon_words(about: Head) -> str:
@@ -405,7 +408,10 @@ def _kinds_table(found: Sequence[Run], task: str) -> Table:
         f"{'; '.join(dict.fromkeys(measured_on(run, task) for run in found))}. Slope: of entropy against ln n.",
         cells("kind", *(f"heads{letter}" for letter in letters), *(f"median slope{letter}" for letter in letters)),
         [
-            [Cell(f"{letter_of(kind)} {kind}"), *(Cell(count(known[kind])) for known in counts), *(Cell(signed(known.get(kind))) for known in medians)]
+            cells(
+                f"{letter_of(kind)} {kind}", *(count(one[kind]) for one in counts),
+                *(signed(one.get(kind)) for one in medians),
+            )
             for kind in in_order(kind for known in counts for kind in known)
         ],
     )  # fmt: skip
@@ -435,8 +441,8 @@ def _heads_table(run: Run, task: str) -> Table | None:
     )
     return Table(
         _titled("Heads that lose focus most", run),
-        f"{some}, with 95% intervals. From the smallest to the largest size: effective number of keys (e^entropy) and "
-        "top weight.",
+        f"{some}, with 95% intervals. From the smallest to the largest size: effective number of keys (e^entropy) "
+        "and top weight.",
         cells("layer.head", "kind", "slope", "effective keys", "top weight (%)", "horizon"),
         [row(name, known[name]) for name in shown],
     )  # fmt: skip
@@ -481,10 +487,12 @@ def _errors_table(run: Run, task: str) -> Table | None:
     unit = run.unit(task)
     return Table(
         _titled("Error of the forecast", run),
-        f"{capital(str(table['method']))}; fitted on {', '.join(map(count, table.get('fitted') or []))} {unit}, then "
-        "measured. Absolute errors over heads; "
-        "bias is positive where the forecast is too high.",
-        cells(f"size ({unit})", "entropy, median (nats)", "90% of heads", "bias", "top weight, median (%)", "90% of heads", "bias", "heads"),
+        f"{capital(str(table['method']))}; fitted on {', '.join(map(count, table.get('fitted') or []))} {unit}, "
+        "then measured. Absolute errors over heads; bias is positive where the forecast is too high.",
+        cells(
+            f"size ({unit})", "entropy, median (nats)", "90% of heads", "bias", "top weight, median (%)",
+            "90% of heads", "bias", "heads",
+        ),
         [
             cells(
                 count(size), nats(one["entropy"]["median"]), nats(one["entropy"]["p90"]),
@@ -514,8 +522,7 @@ def _methods_table(run: Run, task: str) -> Table | None:
     return Table(
         _titled("Forecast methods", run),
         "Median errors of entropy in nats. The method with the smallest error at the largest fitted size, forecast "
-        "from those below it, is used; the "
-        f"errors at {count(size)} {run.unit(task)} do not enter the choice.",
+        f"from those below it, is used; the errors at {count(size)} {run.unit(task)} do not enter the choice.",
         cells("method", "largest fitted size", f"{count(size)} {run.unit(task)}"), rows,
     )  # fmt: skip
 
@@ -529,8 +536,11 @@ def _chain_table(found: Sequence[Run], task: str) -> Table | None:
         "Correlation of a layer's mean slope with that of the next layer, with its 95% interval.",
         cells("run" if found[0].letter else "model", "correlation", "pairs of layers"),
         [
-            [Cell(run.label), Cell(signed(one["next"]), "" if one.get("low") is None or one.get("high") is None else f"{signed(one['low'])} to {signed(one['high'])}"),
-             Cell(count(one["pairs"]))]
+            [
+                Cell(run.label),
+                Cell(signed(one["next"]), _between(one["low"], one["high"])),
+                Cell(count(one["pairs"])),
+            ]
             for run, one in known
         ],
     )  # fmt: skip
@@ -561,16 +571,15 @@ def _figures(found: Sequence[Run], task: str) -> list[Figure]:
     figures = [
         Figure(
             f"heads-{task}", f"Heads that lose focus on {task}: {losing}",
-            f"{who}. One cell per head. Letter: kind ({letters}). Colour: slope of entropy against ln n; 1 (red): as "
-            "uniform attention, 0: constant, "
-            f"below 0 (blue): sharper. Click a head for its curves.{pair}{all_heads}",
+            f"{who}. One cell per head. Letter: kind ({letters}). Colour: slope of entropy against ln n; 1 (red): "
+            "as uniform attention, 0: constant, below 0 (blue): sharper. Click a head for its "
+            f"curves.{pair}{all_heads}",
             f"Map of all heads with their kind and slope: {losing} lose focus.", partial(_map_chart, found, task),
         ),
         Figure(
             f"curves-{task}", "One head by number of keys",
             f"{who}. Means over prompts; {rows}dotted: the bounds ln n and 1/n; dashed: forecast from sizes up to "
-            f"{fit}. Horizon: where the top weight falls "
-            "below ½ for good.",
+            f"{fit}. Horizon: where the top weight falls below ½ for good.",
             f"Entropy and top weight of a head against the number of keys; first shown: {chosen(found, task)}.",
             partial(_curves_chart, found, task),
         ),
@@ -728,7 +737,8 @@ def _curves_chart(found: Sequence[Run], task: str) -> Any:
     values = charts.data(rows)
     bounds = [low * (high / low) ** (step / 24) for step in range(25)]
     horizons = [
-        {"head": name, "variant": run.label if run.letter else "measured", "x": tokens, "y": 0.5, "horizon": horizon_words(run.heads(task)[name])}
+        {"head": name, "variant": run.label if run.letter else "measured", "x": tokens, "y": 0.5,
+         "horizon": horizon_words(run.heads(task)[name])}
         for run in found for name, tokens in run.horizons(task).items() if name in set(names)
     ]  # fmt: skip
     panels = []
@@ -857,11 +867,11 @@ def _method(found: Sequence[Run]) -> list[str]:
     )
     return [
         "The attention weights of every head are measured while prompts grow, without storing an attention matrix: "
-        "entropy H in nats, top weight, weight "
-        "of the first token and of the last 16, and the spread of the logits. e^H is the effective number of keys.",
+        "entropy H in nats, top weight, weight of the first token and of the last 16, and the spread of the "
+        "logits. e^H is the effective number of keys.",
         "Slope: of H against ln n, where n is the number of keys a head sees; 1 is dispersion as fast as uniform "
-        "attention, 0 none. Intervals are 95% "
-        f"intervals. Measured horizon: the n at which the top weight falls below ½ for good.{forecast}",
+        "attention, 0 none. Intervals are 95% intervals. Measured horizon: the n at which the top weight falls "
+        f"below ½ for good.{forecast}",
     ]
 
 

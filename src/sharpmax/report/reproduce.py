@@ -305,9 +305,9 @@ def _notes(tables: Tables, recipe: str) -> list[str]:
     if shared:
         worst = max(shared, key=lambda n: abs(ours[n]["mean"] - theirs[n]))
         found.append(
-            f"Accuracy of softmax is within {abs(ours[worst]['mean'] - theirs[worst]):.1f} points of the published one "
-            "at every size (furthest at "
-            f"{count(worst)} items: {percent(theirs[worst])} published, {percent(ours[worst]['mean'])} here)."
+            f"Accuracy of softmax is within {abs(ours[worst]['mean'] - theirs[worst]):.1f} points of the published "
+            f"one at every size (furthest at {count(worst)} items: {percent(theirs[worst])} published, "
+            f"{percent(ours[worst]['mean'])} here)."
         )
     fit, entropy = part(tables, "fit", recipe), _row(tables, "entropy", recipe, "softmax")
     end = fit["paper_acts_on"][1] if fit else None
@@ -327,8 +327,8 @@ def _notes(tables: Tables, recipe: str) -> list[str]:
     fix = best(tables, recipe)
     if fix and fix.of_argmax:
         found.append(
-            f"The {label(fix.variant)} reaches at least {percent(min(fix.of_argmax.values()))} of argmax's accuracy at "
-            "every size."
+            f"The {label(fix.variant)} reaches at least {percent(min(fix.of_argmax.values()))} of argmax's accuracy "
+            "at every size."
         )
     table = part(tables, "detection", recipe) or {}
     chance = [
@@ -369,7 +369,8 @@ def metrics(tables: Tables, recipe: str) -> list[Metric]:
             found.append(Metric(value, what, f"{count(ends[0])} → {count(ends[1])} items"))
     if fix := best(tables, recipe):
         n = fix.shown
-        detail = f"at {count(n)} items, {fix.sure}; better at {len(fix.better)}, worse at {len(fix.worse)} of {len(fix.gains)} sizes"
+        detail = f"at {count(n)} items, {fix.sure}; better at {len(fix.better)}, worse at {len(fix.worse)} of "
+        detail += plural(len(fix.gains), "size")
         found.insert(1, Metric(f"{points(fix.gains[n])} points", label(fix.variant), detail))
     if bounds := part(tables, "bounds", recipe):
         detail = f"with logits within {nats(bounds['spread']['mean'])} nats"
@@ -436,9 +437,8 @@ def gain_table(tables: Tables, recipe: str) -> Table | None:
 
     return Table(
         "Gain over softmax (percentage points)",
-        "Same models, same sets. p: two-sided paired t-test over seeds, not corrected for multiple comparisons; bold "
-        f"where p < {LEVEL}. "
-        "“No test”: a single seed, or no difference.",
+        "Same models, same sets. p: two-sided paired t-test over seeds, not corrected for multiple comparisons; "
+        f"bold where p < {LEVEL}. “No test”: a single seed, or no difference.",
         *_by_size(table, sizes(*table.values()), words),
     )
 
@@ -447,7 +447,9 @@ def _details(tables: Tables, recipe: str) -> list[Table]:
     theory = part(tables, "bounds", recipe) or {}
     return present(
         _of_argmax_table(tables, recipe),
-        _measured_table(tables, recipe, "top_weight", "Top weight (%)", share, {"largest_weight": "theory: at most"}, theory),
+        _measured_table(
+            tables, recipe, "top_weight", "Top weight (%)", share, {"largest_weight": "theory: at most"}, theory
+        ),
         _measured_table(
             tables, recipe, "entropy", "Entropy of the attention row (nats)", nats,
             {"least_entropy": "theory: at least", "most_entropy": "ln n"}, theory
@@ -538,10 +540,9 @@ def _coefficients_table(tables: Tables, recipe: str) -> Table | None:
     return Table(
         "Coefficients of the polynomials",
         f"β = max(1, polynomial of H) where the entropy H exceeds a threshold ({table['threshold']:g} nats for the "
-        "refit), else 1. Fitted to "
-        f"{count(table['wrong'])} wrongly ranked inputs of {count(table['inputs'])}, with entropies of "
-        f"{nats(table['fitted_on'][0])} to "
-        f"{nats(table['fitted_on'][1])} nats; {count(table['dropped'])} more have no usable best β.",
+        f"refit), else 1. Fitted to {count(table['wrong'])} wrongly ranked inputs of {count(table['inputs'])}, with "
+        f"entropies of {nats(table['fitted_on'][0])} to {nats(table['fitted_on'][1])} nats; "
+        f"{count(table['dropped'])} more have no usable best β.",
         cells("polynomial", *powers, "acts on (nats)", "R²"),
         [
             line(label("refit"), table["coefficients"], table["acts_on"], f"{table['r2']:.2f}"),
@@ -575,7 +576,10 @@ def _end_table(tables: Tables, recipe: str) -> Table | None:
     return Table(
         "The paper's polynomial, size by size",
         "Mean entropies; single rows lie above and below. Gains in percentage points over softmax.",
-        cells("items n", "entropy of softmax (nats)", "paper's β there", "gain of the paper's polynomial", *(f"gain of the {label(one.variant)}" for one in others)),
+        cells(
+            "items n", "entropy of softmax (nats)", "paper's β there", "gain of the paper's polynomial",
+            *(f"gain of the {label(one.variant)}" for one in others),
+        ),
         rows,
     )  # fmt: skip
 
@@ -596,13 +600,8 @@ def _rows(table: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _ends_words(table: Mapping[str, Any], words: Callable[[float], str]) -> str:
-    found = []
-    for name in in_order(table):
-        if ends := _ends(table[name]):
-            found.append(
-                f"{label(name)} from {words(table[name][ends[0]]['mean'])} to {words(table[name][ends[1]]['mean'])}"
-            )
-    return ", ".join(found)
+    known = [(label(name), table[name], ends) for name in in_order(table) if (ends := _ends(table[name]))]
+    return ", ".join(f"{name} from {words(row[a]['mean'])} to {words(row[b]['mean'])}" for name, row, (a, b) in known)
 
 
 def _accuracy(tables: Tables, recipe: str, name: str) -> Figure:
@@ -695,9 +694,9 @@ def _heat(tables: Tables, recipe: str, name: str) -> Figure:
     )
     return Figure(
         name, "Attention weights of the best items",
-        f"{capital(recipe_name(recipe))}, first seed. Each row is one of {count(table['sets'])} sets, each column one "
-        f"of the {count(table['items'])} items "
-        f"with the highest priority, the correct one first. Mean weight of the correct item: {ends}.",
+        f"{capital(recipe_name(recipe))}, first seed. Each row is one of {count(table['sets'])} sets, each column "
+        f"one of the {count(table['items'])} items with the highest priority, the correct one first. Mean weight of "
+        f"the correct item: {ends}.",
         f"Heat maps of attention weights. Mean weight of the correct item: {ends}.", partial(_heat_chart, table),
     )  # fmt: skip
 
@@ -731,10 +730,10 @@ def _focus(tables: Tables, recipe: str, name: str) -> Figure:
     return Figure(
         name, "Top weight and entropy by number of items",
         f"{_about(tables, recipe)} Dashed: bounds for softmax from the measured spread of logits "
-        f"({nats(bounds['spread']['mean'])} nats) and ln n. Sharpness "
-        f"horizon: {items} items; beyond it no item can hold half of the weight.",
-        f"Top weight in percent against the number of items: {_ends_words(weight, percent)}. Beside it the entropy in "
-        "nats.",
+        f"({nats(bounds['spread']['mean'])} nats) and ln n. Sharpness horizon: {items} items; beyond it no item can "
+        "hold half of the weight.",
+        f"Top weight in percent against the number of items: {_ends_words(weight, percent)}. Beside it the entropy "
+        "in nats.",
         partial(_focus_chart, tables, recipe),
     )  # fmt: skip
 
@@ -796,12 +795,12 @@ def _fit(tables: Tables, recipe: str, name: str) -> Figure:
     hidden = f" Above the frame: {plural(above, 'point')} of {count(len(table['points']['beta']))}." if above else ""
     return Figure(
         name, "Best β of wrongly ranked inputs",
-        f"{capital(recipe_name(recipe))}; {count(table['wrong'])} wrongly ranked inputs of {count(table['inputs'])}; "
-        f"R² of the refit {table['r2']:.2f}. Each point: "
-        f"the β that gives the correct item the most weight. The refit {_acts(table['acts_on'])}, the paper's "
-        f"polynomial {_acts(table['paper_acts_on'])}.{hidden}",
-        "Scatter of the best β of wrongly ranked inputs against the entropy of their attention rows, with the refitted "
-        "polynomial and the paper's.",
+        f"{capital(recipe_name(recipe))}; {count(table['wrong'])} wrongly ranked inputs of "
+        f"{count(table['inputs'])}; R² of the refit {table['r2']:.2f}. Each point: the β that gives the correct "
+        f"item the most weight. The refit {_acts(table['acts_on'])}, the paper's polynomial "
+        f"{_acts(table['paper_acts_on'])}.{hidden}",
+        "Scatter of the best β of wrongly ranked inputs against the entropy of their attention rows, with the "
+        "refitted polynomial and the paper's.",
         partial(_fit_chart, table, top),
     )  # fmt: skip
 
@@ -919,9 +918,8 @@ def _method(tables: Tables) -> list[str]:
     )
     return [
         f"A set of items, each with a priority and one of {setting.get('classes') or 'several'} classes: the model "
-        "names the class of the item with the "
-        "highest priority. One query attends to all items with one softmax head, between two-layer "
-        f"networks.{trained}{tested}",
+        "names the class of the item with the highest priority. One query attends to all items with one softmax "
+        f"head, between two-layer networks.{trained}{tested}",
         "Weights are softmax(β·s) of logits s; a variant is a rule for β on the same trained weights and the same "
         "sets. Entropy is in nats.",
     ]

@@ -13,9 +13,9 @@ from typing import Any
 from sharpmax.errors import FileFormatError, SharpmaxError
 
 _NUMBERS = {
-    "mean", "low", "high", "sem", "n", "p", "count", "effective", "slope", "slope_low", "slope_high", "gain", "gained", "lost",
-    "of_ceiling", "median", "p90", "bias", "tokens", "rank", "auroc", "right", "wrong", "parameters", "memory", "beyond",
-    "prefill_ms", "prefill_ratio", "decode_ms", "decode_ratio", "peak_mib", "steps", "validation", "strength",
+    "mean", "low", "high", "sem", "n", "p", "count", "effective", "slope", "slope_low", "slope_high", "gain", "gained",
+    "lost", "of_ceiling", "median", "p90", "bias", "tokens", "rank", "auroc", "right", "wrong", "parameters", "memory",
+    "beyond", "prefill_ms", "prefill_ratio", "decode_ms", "decode_ratio", "peak_mib", "steps", "validation", "strength",
 }  # fmt: skip
 """Keys whose values are numbers or null in every table."""
 

@@ -36,14 +36,15 @@
   };
 
   const draw = async (plot) => {
-    const spec = fitted(coloured(specs[plot.id]), plot.clientWidth);
+    const width = plot.clientWidth;
+    const spec = fitted(coloured(specs[plot.id]), width);
     const options = { mode: "vega-lite", actions: false, renderer: "svg", tooltip: { theme: isDark.matches ? "dark" : "light" } };
     if (views.has(plot)) views.get(plot).finalize();
     try {
       const { view } = await window.vegaEmbed(plot, spec, options);
       views.set(plot, view);
       link(plot, view);
-      plot.dataset.drawn = isDark.matches ? "dark" : "light";
+      plot.dataset.drawn = width;
     } catch (problem) {
       plot.textContent = `This figure could not be drawn: ${problem.message}`;
     }
