@@ -48,7 +48,7 @@ def test_it_prints_tables_and_writes_a_list_and_a_figure(
         assert one["rounds"] == (1 if one["shape"]["once"] else 2)
         assert one["case"] in outcome.out
     assert read_entries(tmp_path / "cpu.json") == body
-    for words in ("TFLOP/s", "TB/s", "extra B/row", "× stock, mean of 1 cases", "not judged"):
+    for words in ("TFLOP/s", "TB/s", "extra B/row", "ratio, mean of 1 cases", "not judged"):
         assert words in outcome.out
     assert "reached" not in outcome.out
     assert "<svg" in (tmp_path / "cpu.svg").read_text(encoding="utf-8")

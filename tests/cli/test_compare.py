@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 import sharpmax
-from sharpmax.report.sections.capacity import capacity_verdict
-from sharpmax.report.sections.compare import verdict
+from sharpmax.report.compare import headline
 from tests.cli.lines import is_one_error_line
 
 METHODS = ("softmax", "ssmax", "hard")
@@ -222,7 +221,7 @@ def test_capacity(sharpmax_command: Any, tmp_path: Path) -> None:
     for found in deep.values():
         assert len(found["measured"]) == 2
     assert "disperses first" in outcome.out
-    for sentence in capacity_verdict(tables):
+    for sentence in headline(tables):
         assert sentence in outcome.out
 
 
@@ -231,7 +230,7 @@ def test_the_page_is_drawn_and_its_verdict_printed(seeds: int, sharpmax_command:
     words = [word for word in TINY if word != "--no-draw"]
     outcome = sharpmax_command("compare", "softmax", "hard", *words, "--seeds", seeds, "--out", tmp_path / "out")
     assert (outcome.code, outcome.err) == (0, "")
-    for sentence in verdict(tables_of(tmp_path / "out")):
+    for sentence in headline(tables_of(tmp_path / "out")):
         assert sentence in outcome.out
     drawn = [f"{name}.{form}" for name in ("accuracy", "sharpness", "causes") for form in ("svg", "png")]
     assert outcome.out.rstrip().endswith("report.html")

@@ -168,7 +168,7 @@ def _print(tables: Mapping[str, Any]) -> None:
 
     accuracies = [report.accuracy_table(tables, task) for task in named(tables, "accuracy")]
     others = report.perplexity_table(tables), report.cost_table(tables), report.harness_table(tables)
-    for table in present(report.summary_table(tables), *accuracies, *others):
+    for table in present(*accuracies, *others, report.summary_table(tables)):
         _print_grid(table)
     for sentence in (*report.headline(tables), *report.notes(tables)):
         say(sentence)
