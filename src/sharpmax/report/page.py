@@ -40,7 +40,8 @@ def report_of(tables: Tables) -> Report:
     if command is None:
         raise _unknown(tables, "report")
     with readable(tables):
-        return _COMMANDS[command].report(tables)
+        found: Report = _COMMANDS[command].report(tables)
+    return found
 
 
 def together(saved: Sequence[tuple[str, Mapping[str, Any]]]) -> Tables:

@@ -278,7 +278,7 @@ def headline(tables: Tables) -> list[str]:
     """The answer in numbers: of one run its heads, layers, horizon and forecast; of two their difference."""
     found = runs(tables)
     if len(found) > 1:
-        return [_difference(*found, task) for task in tasks(found)]
+        return [_difference(found[0], found[1], task) for task in tasks(found)]
     run = found[0]
     sentences = []
     for task in tasks(found):

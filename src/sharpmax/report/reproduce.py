@@ -257,7 +257,7 @@ def best(tables: Tables, recipe: str) -> Comparison | None:
 
 def headline(tables: Tables) -> list[str]:
     """The answer in numbers, a sentence for each recipe."""
-    found = []
+    found: list[str] = []
     for recipe in _recipes(tables):
         parts = []
         row = _row(tables, "accuracy", recipe, "softmax")
@@ -300,8 +300,9 @@ def _notes(tables: Tables, recipe: str) -> list[str]:
                 f"Top weight among {count(largest)} items in the limit of many random items: {percent(limit)}; "
                 f"measured: {percent(weight[largest]['mean'])}."
             )
-    ours, theirs = _row(tables, "accuracy", recipe, "softmax"), (tables.get("published") or {}).get("softmax")
-    shared = [n for n in sizes(ours or {}) if n in (theirs or {})] if recipe == REFERENCE else []
+    ours = _row(tables, "accuracy", recipe, "softmax") or {}
+    theirs = (tables.get("published") or {}).get("softmax") or {}
+    shared = [n for n in sizes(ours) if n in theirs] if recipe == REFERENCE else []
     if shared:
         worst = max(shared, key=lambda n: abs(ours[n]["mean"] - theirs[n]))
         found.append(
@@ -807,7 +808,8 @@ def _fit(tables: Tables, recipe: str, name: str) -> Figure:
 
 def _top(table: Mapping[str, Any]) -> float:
     ordered = sorted(table["points"]["beta"])
-    return 1.1 * max(*table["curve"]["refit"], *table["curve"]["paper"], *ordered[: round(_SHOWN * len(ordered))][-1:])
+    curve = table["curve"]
+    return 1.1 * float(max(*curve["refit"], *curve["paper"], *ordered[: round(_SHOWN * len(ordered))][-1:]))
 
 
 def _acts(span: Sequence[float | None] | None) -> str:
