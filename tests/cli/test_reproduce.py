@@ -71,7 +71,7 @@ def test_report_draws_again_from_the_results_alone(run: Path, sharpmax_command: 
     ("change", "says"),
     [
         ({"schema": 2}, "newer sharpmax"),
-        ({"tables": {}}, "nothing to draw"),
+        ({"tables": {}}, "nothing to report"),
         ({"tables": {"accuracy": {}, "setting": {}}}, "results:"),
     ],
 )

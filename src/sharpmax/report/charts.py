@@ -102,7 +102,7 @@ def size_axis(sizes: Sequence[float], title: str, more: Sequence[float] = ()) ->
         "x:Q",
         title=title,
         scale=alt.Scale(type="log", base=2, domain=[low / 1.12, high * 1.12], nice=False),
-        axis=alt.Axis(values=list(sizes), format=",", labelOverlap="greedy", labelSeparation=5, grid=False),
+        axis=alt.Axis(values=list(sizes), format=",d", labelOverlap="greedy", labelSeparation=5, grid=False),
     )
 
 

@@ -870,10 +870,12 @@ def _capacity_chart(tables: Tables, method: str, measure: str) -> Any:
     values = sorted({model[across] for model in models})
     groups = sorted({model[by_panel] for model in models})
     ends = [row["y"] for group in groups for kind in ("inside", "outside") for row in rows(group, kind)] or list(known)
-    scale = alt.Scale(type="log", domain=[min(ends) / 1.3, max(ends) * 1.3], nice=False, clamp=True)
-    y = alt.Y(
-        "y:Q", title=f"size ({tables['setting']['unit']})", scale=scale, axis=alt.Axis(values=list(known), format="~s")
-    )
+    low, high = min(ends) / 1.3, max(ends) * 1.3
+    scale = alt.Scale(type="log", domain=[low, high], nice=False, clamp=True)
+    # At least two ticks; a scale that clamps would put others at its ends.
+    inside = [size for size in (*known, *(100 * step for step in range(1, 10))) if low <= size <= high]
+    ticks = alt.Axis(values=sorted(set(inside)), format=",d", labelOverlap="greedy", labelSeparation=5)
+    y = alt.Y("y:Q", title=f"size ({tables['setting']['unit']})", scale=scale, axis=ticks)
     tips = charts.tooltip(model="model", limit="size")
     plot = charts.Plot(charts.size_axis(values, across), y, styles, tips)
     panels = []

@@ -732,7 +732,7 @@ def _curves_chart(found: Sequence[Run], task: str) -> Any:
     ticks = [2**power for power in range(math.ceil(math.log2(low)), math.floor(math.log2(high)) + 1)] or [round(high)]
     x = alt.X(
         "x:Q", title="keys n", scale=alt.Scale(type="log", base=2, domain=[low / 1.15, high * 1.15], nice=False),
-        axis=alt.Axis(values=ticks, format=",", labelOverlap="greedy", labelSeparation=5, grid=False),
+        axis=alt.Axis(values=ticks, format=",d", labelOverlap="greedy", labelSeparation=5, grid=False),
     )  # fmt: skip
     values = charts.data(rows)
     bounds = [low * (high / low) ** (step / 24) for step in range(25)]

@@ -17,6 +17,7 @@
     spec.columns = Math.max(1, Math.min(columns, Math.floor(width / minimum)));
     const panel = Math.floor((width - 8 * spec.columns) / spec.columns) - around;
     spec.concat.forEach((one) => { one.width = Math.max(80, panel); });
+    spec.config.title.limit = panel + around;
     spec.config.legend.columns = Math.max(1, Math.floor(width / (7 * legend + 34)));
     return spec;
   };
