@@ -330,7 +330,7 @@ def notes(found: Sequence[Run]) -> list[str]:
     ]
 
 
-def _arrow(found: Sequence[Run], values: Sequence[str], unit: str = "") -> str:
+def _arrow(values: Sequence[str], unit: str = "") -> str:
     return " → ".join(values) + (f" {unit}" if unit else "")
 
 
@@ -345,7 +345,7 @@ def metrics(found: Sequence[Run], task: str) -> list[Metric]:
     )
     of = f" of {count(found[0].known(task))}" if len(found) == 1 else ""
     metrics = [
-        Metric(_arrow(found, [count(run.losing(task)) for run in found]) + of, f"heads lose focus{which}", detail)
+        Metric(_arrow([count(run.losing(task)) for run in found]) + of, f"heads lose focus{which}", detail)
     ]
     firsts = [run.first(task)[:1] for run in found]
     if any(firsts):
@@ -355,7 +355,7 @@ def metrics(found: Sequence[Run], task: str) -> list[Metric]:
         ]
         metrics.append(
             Metric(
-                f"layer {_arrow(found, [first[0] if first else NOTHING for first in firsts])}",
+                f"layer {_arrow([first[0] if first else NOTHING for first in firsts])}",
                 f"disperses first{which}",
                 f"mean slope {' → '.join(slopes)}; 1: ln n",
             )
@@ -370,7 +370,7 @@ def metrics(found: Sequence[Run], task: str) -> list[Metric]:
         values = [whole(median(one.values())) for one in known]
         metrics.append(
             Metric(
-                _arrow(found, values, "tokens"),
+                _arrow(values, "tokens"),
                 f"median measured horizon{which}",
                 f"top weight below ½ from there on; {many} heads",
             )
@@ -384,7 +384,7 @@ def metrics(found: Sequence[Run], task: str) -> list[Metric]:
             )
         )
         metrics.append(
-            Metric(_arrow(found, values, "nats"), f"median error of the forecast{which}", f"of entropy, {tested}")
+            Metric(_arrow(values, "nats"), f"median error of the forecast{which}", f"of entropy, {tested}")
         )
     return metrics
 
