@@ -1,6 +1,6 @@
 """One row of logits, more and more items: softmax disperses, and policies answer. Draws dispersion.png."""
 
-import matplotlib.pyplot as plt
+import altair as alt
 import torch
 
 import sharpmax as sm
@@ -25,12 +25,18 @@ for n in sizes:
     print(f"{n:8,d} {most:10.4f}", *(f"{weights[-1]:10.4f}" for weights in top.values()))
 print(f"half of the weight: never beyond {int(sm.horizon(SPREAD))} items without a policy")
 
-figure, axes = plt.subplots(figsize=(6.4, 4.0), layout="constrained")
-for name, weights in top.items():
-    axes.plot(sizes, weights, marker="o", markersize=3, label=name)
-axes.plot(sizes, sm.theory.weight_bounds(SPREAD, torch.tensor(sizes))[1], "k--", label="largest possible for softmax")
-axes.axvline(sm.horizon(SPREAD), color="grey", linewidth=0.8)
-axes.set(xscale="log", xlabel="items", ylabel="weight of the best item", title="Softmax disperses; policies answer")
-axes.legend()
-figure.savefig("dispersion.png", dpi=150)
+top["largest possible for softmax"] = sm.theory.weight_bounds(SPREAD, torch.tensor(sizes))[1].tolist()
+rows = [
+    {"policy": name, "items": n, "weight": w}
+    for name, weights in top.items()
+    for n, w in zip(sizes, weights, strict=True)
+]
+lines = alt.Chart(alt.Data(values=rows)).mark_line(point=True)
+chart = lines.encode(
+    x=alt.X("items:Q", scale=alt.Scale(type="log")),
+    y=alt.Y("weight:Q", title="weight of the best item"),
+    color=alt.Color("policy:N", title=None),
+)
+chart = chart.properties(title="Softmax disperses; policies answer", width=480, height=300)
+chart.save("dispersion.png", scale_factor=2)
 print("wrote dispersion.png")

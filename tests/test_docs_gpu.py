@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from sharpmax.experiments.benchmarks.gpu_timing import FLOORS
-from sharpmax.report.sections.gpu import against_us, draw_bars, read_entries, verdicts
-from sharpmax.report.sections.gpu_page import BEGIN, END, page_tables, with_tables
+from sharpmax.report.gpu import BEGIN, END, against_us, draw_bars, page_tables, read_entries, verdicts, with_tables
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "gpu.md").read_text(encoding="utf-8")
@@ -35,9 +34,9 @@ def test_the_tables_are_the_committed_run() -> None:
 @needs_run
 def test_the_figure_is_the_committed_run(tmp_path: Path) -> None:
     drawn = draw_bars(read_entries(MEASURED), tmp_path / "h200.svg")
-    # All texts; where exactly they stand is up to the version of matplotlib.
+    # All texts; where exactly they stand is up to the version of Vega.
     texts = [
-        re.findall(r"<!-- (.*?) -->", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+        re.findall(r"<text[^>]*>(.*?)</text>", path.read_text(encoding="utf-8"), flags=re.DOTALL)
         for path in (drawn, MEASURED.with_suffix(".svg"))
     ]
     assert texts[0] == texts[1]

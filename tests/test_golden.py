@@ -67,6 +67,7 @@ def test_help(command: str) -> None:
 def test_page_of_committed_results(name: str, tmp_path: Path) -> None:
     results = load(ROOT / "results" / name)
     page = write_page(results.command, results.provenance, results.tables, tmp_path)
+    assert page.stat().st_size < 1_500_000
     check(f"pages/{name}", text_of(page.read_text(encoding="utf-8")))
 
 

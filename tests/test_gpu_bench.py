@@ -7,7 +7,7 @@ import torch
 
 from sharpmax.experiments.benchmarks.gpu import can_decode, gpu_entries
 from sharpmax.experiments.benchmarks.gpu_timing import peak_bytes, spent
-from sharpmax.report.sections.gpu import verdicts
+from sharpmax.report.gpu import verdicts
 
 pytestmark = [
     pytest.mark.gpu,

@@ -108,7 +108,7 @@ def test_policies_load_stats_for_the_type_checker_only() -> None:
         assert "stats" not in imports(path), path.name
 
 
-HEAVY = ["transformers", "jax", "triton", "plotly", "ray", "matplotlib", "scipy", "entmax", "typer", "rich"]
+HEAVY = ["transformers", "jax", "triton", "altair", "ray", "scipy", "entmax", "typer", "rich"]
 
 
 def modules_after(code: str) -> set[str]:

@@ -10,7 +10,7 @@ from typing import Any
 from sharpmax.policies.base import policy_from_dict
 from sharpmax.policies.polynomial import PAPER
 from sharpmax.policies.registry import load_policy
-from sharpmax.report.sections.compare import league_lines
+from sharpmax.report.compare import markdown_lines
 from sharpmax.report.words import merged
 from tests.blocks import ROOT, blocks, check_command, commands, run
 
@@ -287,14 +287,14 @@ def test_what_the_docs_say_of_speed_is_what_the_run_shows() -> None:
 
 def test_the_league_is_the_committed_run() -> None:
     found = evaluated("compare")
-    assert "\n".join(league_lines(found)) in README
+    assert "\n".join(markdown_lines(found)) in README
     assert f"**`sharp` holds {found['accuracy']['sharp']['16384']['mean']:.1f}% at 16,384 items**" in README
 
 
 def test_the_ablation_in_the_docs_is_the_committed_run() -> None:
     found = evaluated("compare-ablation")
     page = (ROOT / "docs" / "compare.md").read_text(encoding="utf-8")
-    assert "\n".join(league_lines(found)) in page
+    assert "\n".join(markdown_lines(found)) in page
     anywhere = [found["accuracy"]["sharp-anywhere"][size]["mean"] for size in ("1024", "4096", "16384")]
     assert "still holds {:.1f} / {:.1f} / {:.1f}% at 1,024 / 4,096 / 16,384 items".format(*anywhere) in page
     assert f"still hold {anywhere[-1]:.1f}%" in README

@@ -8,15 +8,12 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-from sharpmax.report import explore
-from sharpmax.report.figures import drawing, made, svg_text
-from sharpmax.report.page import write_page
-from sharpmax.report.registry import story_of
-from sharpmax.report.section import Story
-from sharpmax.report.static import static_figure
+from sharpmax.report import charts, explore
+from sharpmax.report.page import report_of, write_page
+from sharpmax.report.tables import Report
 from sharpmax.results import load
 
-__all__ = ["DIRECTIVE", "explore_page", "file_of", "generated", "story_in"]
+__all__ = ["DIRECTIVE", "explore_page", "file_of", "generated", "report_in"]
 
 DIRECTIVE = re.compile(r"^<!-- (\w+): (\S[^>]*?) -->$", re.MULTILINE)
 """What a page says where something of the results is to stand."""
@@ -37,9 +34,9 @@ def generated(root: Path, pages: Sequence[str]) -> dict[str, str | bytes]:
         name, _, figure = what.partition("/")
         if not file_of(root, name).exists() or kind not in ("story", "figure"):
             continue
-        for one in story_in(file_of(root, name)).figures(load(file_of(root, name)).tables):
-            if kind == "story" or one.file == figure:
-                files[f"data/results/{name}/{one.file}.svg"] = _svg(file_of(root, name), one.file)
+        for one in report_in(file_of(root, name)).figures:
+            if kind == "story" or one.name == figure:
+                files[f"data/results/{name}/{one.name}.svg"] = _svg(file_of(root, name), one.name)
         if kind == "story":
             told.add(name)
     for name in sorted(told):
@@ -48,20 +45,15 @@ def generated(root: Path, pages: Sequence[str]) -> dict[str, str | bytes]:
 
 
 @cache
-def story_in(file: Path) -> Story:
-    """Who can tell the results of a file."""
-    story = story_of(load(file).tables)
-    if story is None:
-        raise ValueError(f"{file}: no story tells these results")
-    return story
+def report_in(file: Path) -> Report:
+    """What a page shows of the results in a file."""
+    return report_of(load(file).tables)
 
 
 @cache
 def _svg(file: Path, name: str) -> str:
-    tables = load(file).tables
-    figures = {figure.file: figure for figure in story_in(file).figures(tables)}
-    with drawing():
-        return svg_text(static_figure(made(figures[name], tables), titled=False))
+    figures = {figure.name: figure for figure in report_in(file).figures}
+    return charts.svg_of(charts.spec_of(figures[name].chart()))
 
 
 @cache

@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
-from sharpmax.report.figures import made
-from sharpmax.report.registry import story_of
-from sharpmax.report.section import Cell, Figure, Grid, Story
-from sharpmax.report.sections.compare import league_lines
-from sharpmax.report.tables import Tables
+from sharpmax.report.compare import markdown_lines
+from sharpmax.report.page import command_of
+from sharpmax.report.tables import Cell, Figure, Report, Table
 from sharpmax.report.words import origin_of_run
 from sharpmax.results import Results, load
 
 from .benches import BENCHES, horizon_lines
 from .commands import command_lines
-from .drawn import DIRECTIVE, file_of, story_in
+from .drawn import DIRECTIVE, file_of, report_in
 from .tables import folded, table
 
 __all__ = ["KINDS", "filled"]
-
-_FEW = 24
-"""Sentences that are shown at once; more are folded away."""
 
 
 def filled(root: Path, page: str, markdown: str) -> str:
@@ -67,33 +62,25 @@ def _if_committed(tell: _Tell) -> _Tell:
 
 @_if_committed
 def _told(root: Path, name: str, place: _Place) -> list[str]:
-    results = load(file_of(root, name))
-    story = story_in(file_of(root, name))
-    figures = list(story.figures(results.tables))
-    parts = list(story.parts(results.tables))
-    lines = _origin(results, name, place) + _summary(story, results)
-    for part in parts:
-        if len(parts) > 1:
-            lines += ["", place.heading(part.label), "", part.describe + "." if part.describe else ""]
-        for figure in figures:
-            if figure.part == part.name:
-                lines += ["", *_shown(figure, results.tables, name, place)]
-        for grid in part.grids:
+    results, report = load(file_of(root, name)), report_in(file_of(root, name))
+    lines = _origin(results, name, place) + _summary(report)
+    for part in report.parts:
+        if len(report.parts) > 1:
+            lines += ["", place.heading(part.label)]
+        for figure in part.figures:
+            lines += ["", *_shown(figure, name, place)]
+        for grid in (*part.tables, *part.details):
             lines += ["", *folded(grid.title, _grid_lines(grid))]
     return lines
 
 
-def _summary(story: Story, results: Results) -> list[str]:
-    said = [line for title, answers in story.summary(results.tables) for line in _answer(title, answers)]
-    few = sum(line.startswith("- ") for line in said) <= _FEW
-    return ["", *said] if few else ["", *folded("In words", said)]
+def _summary(report: Report) -> list[str]:
+    first, *rest = report.headline
+    lines = ["", f"**{first}**", "", *(f"- {sentence}" for sentence in rest)]
+    return lines + (["", *folded("Notes", [f"- {note}" for note in report.notes])] if report.notes else [])
 
 
-def _answer(title: str, sentences: Sequence[str]) -> list[str]:
-    return [f"**{title}**", "", *(f"- {sentence}" for sentence in sentences), ""]
-
-
-def _grid_lines(grid: Grid) -> list[str]:
+def _grid_lines(grid: Table) -> list[str]:
     rows = [[_cell(cell) for cell in row] for row in grid.rows]
     return [grid.note, "", *table([_cell(cell) for cell in grid.head], rows)]
 
@@ -103,20 +90,19 @@ def _cell(cell: Cell) -> str:
     return f"{text}<br><small>{cell.small}</small>" if cell.small else text
 
 
-def _shown(figure: Figure, tables: Tables, name: str, place: _Place) -> list[str]:
-    plot = made(figure, tables)
-    alt = plot.alt.replace("[", "(").replace("]", ")").replace("\n", " ")
-    picture = f"![{alt}]({place.link(f'results/{name}/{figure.file}.svg')})"
-    return [f"**{plot.title}** {plot.note}", "", picture, "", f"*{plot.caption}*" if plot.caption else ""]
+def _shown(figure: Figure, name: str, place: _Place) -> list[str]:
+    alt = figure.alt.replace("[", "(").replace("]", ")").replace("\n", " ")
+    picture = f"![{alt}]({place.link(f'results/{name}/{figure.name}.svg')})"
+    return [f"**{figure.title}**", "", picture, "", f"*{figure.caption}*"]
 
 
 @_if_committed
 def _one_figure(root: Path, what: str, place: _Place) -> list[str]:
     name, _, wanted = what.partition("/")
     results = load(file_of(root, name))
-    figures = {figure.file: figure for figure in story_in(file_of(root, name)).figures(results.tables)}
+    figures = {figure.name: figure for figure in report_in(file_of(root, name)).figures}
     return [
-        *_shown(figures[wanted], results.tables, name, place),
+        *_shown(figures[wanted], name, place),
         "",
         f"<small>Drawn from `results/{name}` (`{results.command}`).</small>",
     ]
@@ -126,13 +112,13 @@ def _origin(results: Results, name: str, place: _Place) -> list[str]:
     pairs = dict(origin_of_run(results.command, results.provenance, results.tables))
     where = ", ".join(pairs[key] for key in ("Hardware", "Date") if key in pairs)
     raw, page = (place.link(f"results/{name}/{file}") for file in ("results.json", "report.html"))
-    drawn = f" · [the interactive page]({page})" if story_of(results.tables) else ""
+    drawn = f" · [the interactive page]({page})" if command_of(results.tables) else ""
     return [f"`{results.command}`  \n{where} · [all numbers]({raw}){drawn}"]
 
 
 @_if_committed
 def _league(root: Path, name: str, place: _Place) -> list[str]:
-    return list(league_lines(load(file_of(root, name)).tables))
+    return list(markdown_lines(load(file_of(root, name)).tables))
 
 
 @_if_committed

@@ -13,7 +13,7 @@ from sharpmax.cli import bench as bench_gpu
 from sharpmax.errors import MissingExtraError
 from sharpmax.experiments.benchmarks import gpu as run
 from sharpmax.experiments.benchmarks.gpu_inputs import Shape
-from sharpmax.report.sections.gpu import read_entries
+from sharpmax.report.gpu import read_entries
 from tests.experiments.gpu_cases import plain_decode, set_decode
 
 CONTRACT = {"kind", "case", "ours_ms", "stock_ms", "ratio", "command", "provenance"}
@@ -47,7 +47,7 @@ def test_it_prints_tables_and_writes_a_list_and_a_figure(
         assert one["rounds"] == (1 if one["shape"]["once"] else 2)
         assert one["case"] in outcome.out
     assert read_entries(tmp_path / "cpu.json") == body
-    for words in ("TFLOP/s", "TB/s", "extra B/row", "× stock, mean of 1 cases", "not judged"):
+    for words in ("TFLOP/s", "TB/s", "extra B/row", "ratio, mean of 1 cases", "not judged"):
         assert words in outcome.out
     assert "reached" not in outcome.out
     assert "<svg" in (tmp_path / "cpu.svg").read_text(encoding="utf-8")
@@ -86,7 +86,7 @@ def test_without_what_draws_the_numbers_are_kept(
     sharpmax_command: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def missing(path: Path) -> list[Path]:
-        raise MissingExtraError("matplotlib", "report", "drawing figures")
+        raise MissingExtraError("altair", "report", "drawing figures")
 
     monkeypatch.setattr(bench_gpu, "draw_saved", missing)
     monkeypatch.setattr(run, "can_decode", lambda: False)

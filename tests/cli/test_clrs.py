@@ -79,7 +79,7 @@ def test_train_then_evaluate(arms: list[Path], tmp_path: Path, sharpmax_command:
     assert tables["setting"]["sizes"]["first"] == {"trained": [4, 6], "examined": [4, 8]}
     assert tables["setting"]["arms"]["arm-paper"]["policy"]["kind"] == "polynomial"
     assert tables["speed"]["arm-none"]["tokens_per_second"] > 0
-    for said in ("Right final answers (%)", "means over algorithms", "McNemar p", "per second"):
+    for said in ("Right final answers (%)", "means over algorithms", "Accuracy at sizes trained", "per second"):
         assert said in outcome.out
     assert saved(tmp_path)["command"].startswith("sharpmax clrs evaluate arm-none arm-paper --per-cell 6")
     lines = (tmp_path / "answers.jsonl").read_text(encoding="utf-8").splitlines()
@@ -154,14 +154,14 @@ def test_a_missing_extra_is_named(
 
 def test_longer_questions_can_be_left_out(arms: list[Path], tmp_path: Path, sharpmax_command: Any) -> None:
     outcome = sharpmax_command.ok(*exam(arms, tmp_path, "--sizes", "4,90", "--algorithms", "last", "--longest", 60))
-    assert "Questions of up to 60 tokens were asked, so not last of size 90." in outcome.out
+    assert "Questions of more than 60 tokens were left out: last of size 90." in outcome.out
     assert saved(tmp_path)["tables"]["setting"]["too_long"] == {"last": [90]}
     assert "--longest 60" in saved(tmp_path)["command"]
 
 
 def test_sizes_without_room_are_left_out_as_a_whole(arms: list[Path], tmp_path: Path, sharpmax_command: Any) -> None:
     outcome = sharpmax_command.ok(*exam(arms, tmp_path, "--sizes", "4,600", "--algorithms", "last"))
-    assert "There is no room in the models for last of size 600, which is left out." in outcome.out
+    assert "Left out, as they do not fit into the context: last of size 600." in outcome.out
     tables = saved(tmp_path)["tables"]
     assert tables["setting"]["too_long"] == {"last": [600]}
     assert list(tables["accuracy"]["arm-none"]["last"]) == ["4"]

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 import sharpmax
-from sharpmax.report.sections.capacity import capacity_verdict
-from sharpmax.report.sections.compare import verdict
+from sharpmax.report.compare import headline
 from tests.cli.lines import saved
 
 METHODS = ("softmax", "ssmax", "hard")
@@ -75,7 +74,7 @@ def test_a_comparison_is_printed_and_saved_with_its_command(sharpmax_command: An
     assert tables["entropy"]["softmax"]["256"]["mean"] > tables["entropy"]["softmax"]["16"]["mean"]
     assert tables["top_weight"]["hard"]["256"]["mean"] == 100.0
     assert str(tmp_path.parent) not in json.dumps(results)
-    for sentence in verdict(tables):
+    for sentence in headline(tables):
         assert sentence in outcome.out
     assert outcome.out.splitlines()[-1] == f"wrote {tmp_path / 'results.json'}"
 
@@ -162,7 +161,7 @@ def test_capacity(sharpmax_command: Any, tmp_path: Path) -> None:
     assert set(deep) == {cell["model"] for cell in cells if cell["depth"] == 2}
     for found in deep.values():
         assert len(found["measured"]) == 2
-    for sentence in capacity_verdict(tables):
+    for sentence in headline(tables):
         assert sentence in outcome.out
 
 

@@ -54,7 +54,7 @@ def test_a_run_leaves_results_policies_figures_and_page(run: Path) -> None:
     ("change", "says"),
     [
         ({"schema": 2}, "newer sharpmax"),
-        ({"tables": {}}, "nothing to draw"),
+        ({"tables": {}}, "nothing to report"),
         ({"tables": {"accuracy": {}, "setting": {}}}, "results:"),
     ],
 )

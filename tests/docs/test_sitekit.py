@@ -12,7 +12,7 @@ from sitekit.drawn import generated
 from sitekit.links import moved
 from sitekit.stories import filled
 from tests.blocks import ROOT
-from tests.report.compare_tables import make_tables
+from tests.report.saved import compared
 
 
 def put(root: Path, name: str, tables: object) -> None:
@@ -38,7 +38,7 @@ def test_what_has_not_been_run_is_said_to_be_missing(tmp_path: Path) -> None:
 
 
 def test_a_run_that_appears_is_shown(tmp_path: Path) -> None:
-    put(tmp_path, "compare", make_tables())
+    put(tmp_path, "compare", compared())
     shown, files = filled(tmp_path, "results/league.md", PAGE), generated(tmp_path, [PAGE])
     assert "No run is committed" not in shown
     assert "| method | rank |" in shown

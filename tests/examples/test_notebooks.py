@@ -33,7 +33,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
         patience = {"timeout": 3600, "startup_timeout": 3600, "iopub_timeout": 3600}
         nbclient.NotebookClient(notebook, **patience, kernel_name="python3", resources=place).execute()
         found: list[Any] = [output for cell in notebook.cells for output in cell.get("outputs", [])]
-        figures = sum("image/png" in output.get("data", {}) for output in found)
+        figures = sum("text/html" in output.get("data", {}) for output in found)
         assert [output.text for output in found if output.get("name") == "stderr"] == []
         return "".join(output.text for output in found if output.get("name") == "stdout"), figures
 

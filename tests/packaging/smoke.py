@@ -216,8 +216,7 @@ def reproduce() -> None:
 
 def report() -> None:
     """Figures and page of saved results."""
-    from sharpmax.report.figures import draw
-    from sharpmax.report.page import write_page
+    from sharpmax.report.page import draw, write_page
     from sharpmax.results import load
 
     saved = load(ROOT / "results" / "calibrate-smollm2-constant")

@@ -26,8 +26,7 @@ OPTIONS = [
 ]
 PATIENCE_MS = 1_200_000  # other work on the machine must not fail a test
 DESK, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
-DRAWN = """() => [...document.querySelectorAll('.recipe:not(.off) .plot')].every(
-  (plot) => plot.querySelector('.main-svg .scatterlayer .trace path, .main-svg .heatmaplayer image'))"""
+DRAWN = "() => [...document.querySelectorAll('.plot')].every((plot) => Number(plot.dataset.drawn) === plot.clientWidth)"
 WIDTHS = "() => [document.documentElement.scrollWidth, document.documentElement.clientWidth]"
 
 

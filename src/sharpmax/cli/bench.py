@@ -149,7 +149,7 @@ def _name(device: torch.device) -> str:
 
 
 def _print_gpu(entries: Sequence[dict[str, Any]]) -> None:
-    from sharpmax.report.sections.gpu import KINDS, TARGET_COLUMNS, columns, of_kind, rows, target_rows
+    from sharpmax.report.gpu import KINDS, TARGET_COLUMNS, columns, of_kind, rows, target_rows
 
     for kind, title in KINDS.items():
         if of_kind(entries, kind):

@@ -9,7 +9,7 @@ import typer
 
 from sharpmax.cli import options
 from sharpmax.cli.options import choice, resolve_device, share_from, sizes_from
-from sharpmax.cli.run import check_extras, check_resume, finish, out_folder, print_section, resumable
+from sharpmax.cli.run import check_extras, check_resume, finish, out_folder, print_report, resumable
 from sharpmax.cli.terminal import progress
 from sharpmax.errors import reject
 
@@ -92,7 +92,7 @@ def calibrate(
             raise
     policies = found.save(folder)
     tables = calibrated_tables(found, display_name(model))
-    finish(context, tables, folder, print_section(2), files=policies)
+    finish(context, tables, folder, print_report(2), files=policies)
     _remove_states(folder)
 
 

@@ -15,7 +15,7 @@ from sharpmax.cli.run import (
     check_resume,
     finish,
     out_folder,
-    print_section,
+    print_report,
     resumable,
     show_results,
 )
@@ -204,7 +204,7 @@ def evaluate(
 
 
 def _print_answers(tables: Mapping[str, Any]) -> None:
-    print_section()(tables)
+    print_report()(tables)
     for name, speed in tables["speed"].items():
         if speed["tokens_per_second"] is not None:
             say(f"{name}: {speed['tokens']:,} tokens generated, {speed['tokens_per_second']:,.0f} per second")

@@ -10,7 +10,7 @@ import typer
 
 from sharpmax.cli import options
 from sharpmax.cli.options import choice, completion, number, resolve_device, sizes_from
-from sharpmax.cli.run import check_extras, check_resume, finish, out_folder, print_section, resumable
+from sharpmax.cli.run import check_extras, check_resume, finish, out_folder, print_report, resumable
 from sharpmax.cli.terminal import progress
 from sharpmax.errors import reject
 
@@ -119,7 +119,7 @@ def compare(
 
         run(plan.tasks(), store, engine=engine, workers=workers, address=address, plugins=files, progress=report)
     tables = capacity_tables(plan, store) if capacity else compare_tables(plan, store)
-    finish(context, tables, folder, print_section(2))
+    finish(context, tables, folder, print_report(2))
 
 
 def _shapes(model: str, given: Mapping[str, str | None], *, capacity: bool) -> dict[str, list[int]]:

@@ -9,7 +9,7 @@ import typer
 
 from sharpmax.cli import options
 from sharpmax.cli.options import number, policies_named, resolve_device, sizes_from
-from sharpmax.cli.run import check_extras, check_resume, finish, out_folder, print_section, resumable
+from sharpmax.cli.run import check_extras, check_resume, finish, out_folder, print_report, resumable
 from sharpmax.cli.terminal import bar, progress
 from sharpmax.errors import reject
 
@@ -82,4 +82,4 @@ def evaluate(
     folder = out_folder(context)
     with resumable(folder, ANSWERS), bar("evaluating", work(language, plan, material)) as advance:
         tables = evaluate_tables(language, plan, material, folder, resume=resume, progress=advance)
-    finish(context, tables, folder, print_section())
+    finish(context, tables, folder, print_report())

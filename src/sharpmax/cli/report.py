@@ -36,7 +36,7 @@ def report(
 def draw_compared(first: Path, second: Path, out: Path) -> list[Path]:
     """Draw two saved results (folders or their results.json) on one page, into `out`."""
     from sharpmax.provenance import typed
-    from sharpmax.report.registry import together
+    from sharpmax.report.page import together
     from sharpmax.results import load
 
     names = [(path if path.is_dir() else path.parent).resolve().name for path in (first, second)]

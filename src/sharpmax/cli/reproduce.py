@@ -17,7 +17,7 @@ from sharpmax.cli.run import (
     command_line,
     finish,
     out_folder,
-    print_section,
+    print_report,
     resumable,
 )
 from sharpmax.cli.terminal import bar, say
@@ -118,8 +118,7 @@ def _load(recipes: Sequence[str], seeds: int, weights: Path | None) -> list[Trai
 
 def _save_policies(tables: Mapping[str, Any], folder: Path) -> list[Path]:
     from sharpmax.policies.base import policy_from_dict
-    from sharpmax.report.sections.reproduce_charts import file_name
-    from sharpmax.report.sections.reproduce_tables import part
+    from sharpmax.report.reproduce import file_name, part
 
     fits = {recipe: part(tables, "fit", recipe) for recipe in tables["setting"]["recipes"]}
     return [
@@ -130,7 +129,7 @@ def _save_policies(tables: Mapping[str, Any], folder: Path) -> list[Path]:
 
 
 def _print(tables: Mapping[str, Any]) -> None:
-    print_section(1)(tables)
+    print_report(1)(tables)
     for recipe, left_out in tables["setting"]["left_out"].items():
         for what, why in left_out.items():
             say(f"left out of {recipe}: {what}, because {why}")

@@ -166,23 +166,20 @@ def show_results(
         answer(results.to_dict())
 
 
-def print_section(most: int | None = None) -> Callable[[Mapping[str, Any]], None]:
-    """A function that prints what the page shows: the first tables of each part, then the summary."""
+def print_report(most: int | None = None) -> Callable[[Mapping[str, Any]], None]:
+    """A function that prints what the page shows: the first tables of each part, then the headline and the notes."""
 
     def show(tables: Mapping[str, Any]) -> None:
-        from sharpmax.report.registry import story_of
+        from sharpmax.report.page import report_of
 
-        section = story_of(tables)
-        if section is None:
-            return
-        for part in section.parts(tables):
-            for grid in [*filter(None, [part.more.get("league")]), *part.grids][:most]:
-                rows = [[f"{c.text} ({c.small})" if c.small else c.text for c in row] for row in grid.rows]
-                print_table(grid.title, [f"{c.text} {c.small}".strip() for c in grid.head], rows)
-                say(grid.note)
-        for _, sentences in section.summary(tables):
-            for sentence in sentences:
-                say(sentence)
+        report = report_of(tables)
+        for part in report.parts:
+            for table in [*part.tables, *part.details][:most]:
+                rows = [[f"{c.text} ({c.small})" if c.small else c.text for c in row] for row in table.rows]
+                print_table(table.title, [f"{c.text} {c.small}".strip() for c in table.head], rows)
+                say(table.note)
+        for sentence in (*report.headline, *report.notes):
+            say(sentence)
         say()
 
     return show
@@ -190,7 +187,7 @@ def print_section(most: int | None = None) -> Callable[[Mapping[str, Any]], None
 
 def draw_saved(path: Path, out: Path | None = None) -> list[Path]:
     """Draw saved results (a folder or its results.json) into `out`, or beside them; the page comes last."""
-    from sharpmax.report.sections.gpu import draw_bars, holds_entries, read_entries
+    from sharpmax.report.gpu import draw_bars, holds_entries, read_entries
 
     if holds_entries(path):
         return [draw_bars(read_entries(path), (out or path.parent) / f"{path.stem}.svg")]
@@ -200,7 +197,7 @@ def draw_saved(path: Path, out: Path | None = None) -> list[Path]:
 
 def draw(command: str, provenance: Mapping[str, Any], tables: Mapping[str, Any], folder: Path) -> list[Path]:
     """Draw figures and page into `folder`; return the files, the page last."""
-    from sharpmax.report.figures import draw as draw_figures
+    from sharpmax.report.page import draw as draw_figures
     from sharpmax.report.page import write_page
 
     return [*draw_figures(tables, folder), write_page(command, provenance, tables, folder)]

@@ -1,31 +1,114 @@
-"""The page of a run: one self-contained HTML file."""
+"""Pages and figure files from saved tables alone: one self-contained HTML file, SVG and PNG."""
 
 from __future__ import annotations
 
 import base64
+import functools
+import gzip
 import importlib.resources
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from sharpmax.errors import FileFormatError
 from sharpmax.files import write_text
 from sharpmax.lazy import require
-from sharpmax.report import theme
-from sharpmax.report.figures import drawing, made, svg_text
-from sharpmax.report.interactive import FONT, interactive_figure
-from sharpmax.report.plot import STEPS, Board, Heat, Plot, legend, step_of
-from sharpmax.report.registry import no_story, story_of
-from sharpmax.report.section import Figure, Story
-from sharpmax.report.static import static_figure
-from sharpmax.report.tables import Tables, readable
-from sharpmax.report.theme import DIVERGING_DARK, DIVERGING_SCALE, shades
+from sharpmax.report import calibrate, charts, clrs, compare, evaluate, probe, reproduce
+from sharpmax.report.schema import readable
+from sharpmax.report.tables import RUNS, Report, Tables
 from sharpmax.report.words import origin_of_run
 
+FILE_NAME = "report.html"
+
 _PURPOSE = "writing pages"
+_COMMANDS = {
+    "clrs": clrs, "compare": compare, "evaluate": evaluate, "calibrate": calibrate, "probe": probe,
+    "reproduce": reproduce,
+}  # fmt: skip
+"""The module of each command, the more particular tables first."""
+
+
+def command_of(tables: Tables) -> str | None:
+    """The command whose results these are, from the names of the tables; None if there is no page for them."""
+    return next((name for name, module in _COMMANDS.items() if module.matches(tables)), None)
+
+
+def report_of(tables: Tables) -> Report:
+    """What a page shows of these tables; FileFormatError if they are damaged or of no command that has a page."""
+    command = command_of(tables)
+    if command is None:
+        raise _unknown(tables, "report")
+    with readable(tables):
+        found: Report = _COMMANDS[command].report(tables)
+    return found
+
+
+def together(saved: Sequence[tuple[str, Mapping[str, Any]]]) -> Tables:
+    """The tables of two results, each with its name, on one page; both must be of `sharpmax probe`."""
+    commands = [command_of(results["tables"]) for _, results in saved]
+    for command, (_, results) in zip(commands, saved, strict=True):
+        if command is None:
+            raise _unknown(results["tables"], "compare")
+    if set(commands) != {"probe"}:
+        given = " and ".join(f"{name!r} ({command})" for (name, _), command in zip(saved, commands, strict=True))
+        raise FileFormatError(f"results: {given} cannot be compared; allowed: two results of sharpmax probe")
+    return {RUNS: [{"name": name, **results} for name, results in saved]}
+
+
+def _unknown(tables: Tables, what: str) -> FileFormatError:
+    known = ", ".join(sorted(_COMMANDS))
+    return FileFormatError(f"results: nothing to {what} in tables {sorted(tables)}; allowed: those of sharpmax {known}")
+
+
+def draw(tables: Tables, folder: str | Path) -> list[Path]:
+    """Write every figure of these tables as SVG and PNG."""
+    report = report_of(tables)
+    with readable(tables):
+        drawn = [(figure, figure.chart()) for figure in report.figures]
+    return [
+        path
+        for figure, chart in drawn
+        for path in charts.write_files(chart, figure.title, figure.caption, Path(folder), figure.name)
+    ]
+
+
+def write_page(command: str, provenance: Mapping[str, Any], tables: Tables, folder: str | Path) -> Path:
+    """Write the page of a run to `folder`/report.html."""
+    report = report_of(tables)
+    with readable(tables):
+        specs = {one.name: charts.spec_of(one.chart()) | {"description": one.alt} for one in report.figures}
+        origin = origin_of_run(command, provenance, tables)
+    context = {
+        "report": report,
+        "origin": origin,
+        "figures": _packed({"specs": specs, "dark": charts.DARK}),
+        "charts": charts,
+        "library": trusted(_vega()),
+        "script": trusted(_text("report.js")),
+    }
+    return write_text(Path(folder) / FILE_NAME, rendered("report.html.jinja", context))
+
+
+def _packed(value: Any) -> str:
+    """JSON as compressed text, a quarter of its size; the same for the same value."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return base64.b64encode(gzip.compress(text.encode("utf-8"), mtime=0)).decode("ascii")
+
+
+@functools.cache
+def _vega() -> str:
+    """Vega, Vega-Lite and Vega-Embed as one script."""
+    bundle = str(require("vl_convert", "report", _PURPOSE).javascript_bundle())
+    return bundle.replace("</script", "<\\/script")
+
+
+def _text(name: str) -> str:
+    return (importlib.resources.files("sharpmax.report") / "templates" / name).read_text(encoding="utf-8")
 
 
 def rendered(template: str, context: Mapping[str, Any]) -> str:
-    """A template of the package with its blanks filled in; what is filled in is escaped unless it is `trusted`."""
+    """A template of the package with its blanks filled in; values are escaped unless they are `trusted`."""
     jinja2 = require("jinja2", "report", _PURPOSE)
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("sharpmax.report"),
@@ -38,80 +121,5 @@ def rendered(template: str, context: Mapping[str, Any]) -> str:
 
 
 def trusted(text: str) -> Any:
-    """Text of our own, such as a script, that goes into a page as it is."""
+    """A text of our own, such as a script, that goes into a page unescaped."""
     return require("markupsafe", "report", _PURPOSE).Markup(text)
-
-
-FILE_NAME = "report.html"
-
-
-def write_page(command: str, provenance: Mapping[str, Any], tables: Tables, folder: str | Path) -> Path:
-    """Write the report of a run, from its saved tables alone, to `folder`/report.html."""
-    story = story_of(tables)
-    with readable("the report", tables):
-        figures = [] if story is None else list(story.figures(tables))
-        if story is None or not figures:
-            raise no_story(tables, "report")
-        page = _page(story, command, provenance, tables, figures)
-    return write_text(Path(folder) / FILE_NAME, page)
-
-
-def _page(story: Story, command: str, provenance: Mapping[str, Any], tables: Tables, figures: list[Figure]) -> str:
-    plots = [(figure, made(figure, tables)) for figure in figures]
-    seen: set[str] = set()
-    with drawing():
-        views = [_figure_view(figure, plot, seen) for figure, plot in plots]
-    context = {
-        "summary": story.summary(tables),
-        "parts": [
-            {"part": part, "figures": [view for view in views if view["part"] == part.name]}
-            for part in story.parts(tables)
-        ],
-        "method": story.method(tables),
-        "origin": origin_of_run(command, provenance, tables),
-        "origins": story.origins(tables),
-        "figures": {
-            view["id"]: interactive_figure(plot)
-            for view, (_, plot) in zip(views, plots, strict=True)
-            if not isinstance(plot, Board)
-        },
-        "dark": {colour.light: colour.dark for colour in theme.PALETTE},
-        "font": FONT,
-        "looks": theme,
-        "shades": {"light": shades(DIVERGING_SCALE, STEPS), "dark": shades(DIVERGING_DARK, STEPS)},
-        "step_of": step_of,
-        "command": story.name,
-    }
-    return _rendered(story, context)
-
-
-def _rendered(story: Story, context: Mapping[str, Any]) -> str:
-    plotlyjs = require("plotly.offline", "report", "writing the report page").get_plotlyjs()
-    templates = importlib.resources.files("sharpmax.report") / "templates"
-    scripts = [templates / name for name in ("report.js", f"{story.name}.js")]
-    script = "\n".join(file.read_text(encoding="utf-8") for file in scripts if file.is_file())
-    parts = {"plotlyjs": trusted(plotlyjs), "script": trusted(script)}
-    return rendered(f"{story.name}.html.jinja", {**context, **parts})
-
-
-def _figure_view(figure: Figure, plot: Plot | Heat | Board, seen: set[str]) -> dict[str, Any]:
-    svg = svg_text(static_figure(plot, titled=False)).encode("utf-8")
-    entries = legend(plot) if isinstance(plot, Plot) else []
-    # How to hide an arm is said once, beside the first arms of a part that can be hidden.
-    hint = figure.part not in seen and any(entry.arm for entry in entries)
-    if hint:
-        seen.add(figure.part)
-    return {
-        "id": figure.name,
-        "kind": figure.kind,
-        "part": figure.part,
-        "title": plot.title,
-        "note": plot.note,
-        "caption": plot.caption,
-        "alt": plot.alt,
-        "static": "data:image/svg+xml;base64," + base64.b64encode(svg).decode("ascii"),
-        "hint": hint,
-        "legend": entries,
-        "board": plot if isinstance(plot, Board) else None,
-        "choices": list(plot.labels.items()) if isinstance(plot, Heat) and len(plot.arms) > 1 else [],
-    }

@@ -1,62 +1,145 @@
-"""Reading tables of saved results, whichever command wrote them."""
+"""The values a report is made of (cells, tables, metrics, figures, parts), and how saved tables are read."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from sharpmax.errors import FileFormatError, SharpmaxError
+from sharpmax.errors import FileFormatError
+from sharpmax.report.words import Pairs
 
 Tables = Mapping[str, Any]
+"""The tables of a results file, by name."""
 
 RUNS = "runs"
-"""The table that holds whole results where several are told together."""
+"""The table that holds whole results where two are compared."""
+
+NOTHING = "–"
+"""Stands where there is no number."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A text, a smaller one below it, and whether it is emphasised or faint."""
+
+    text: str
+    small: str = ""
+    strong: bool = False
+    faint: bool = False
+
+
+EMPTY = Cell(NOTHING, faint=True)
+
+
+@dataclass(frozen=True)
+class Table:
+    """One table; the first cell of a row is its heading."""
+
+    title: str
+    note: str
+    head: Sequence[Cell]
+    rows: Sequence[Sequence[Cell]]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A number, what it measures, and its uncertainty or setting."""
+
+    value: str
+    label: str
+    detail: str
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure and its texts; `name` is that of its files, `chart` builds an Altair chart."""
+
+    name: str
+    title: str
+    caption: str
+    alt: str
+    chart: Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a page: metrics, figures, tables, and tables that are folded away."""
+
+    name: str
+    label: str
+    metrics: Sequence[Metric] = ()
+    figures: Sequence[Figure] = ()
+    tables: Sequence[Table] = ()
+    details: Sequence[Table] = ()
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a page shows of the results of one command."""
+
+    command: str
+    headline: Sequence[str]
+    parts: Sequence[Part]
+    notes: Sequence[str]
+    """Facts that no table shows: warnings, and what limits the conclusions."""
+
+    method: Sequence[str]
+    definitions: Sequence[tuple[str, Pairs]] = ()
+    """Tasks, variants, models: each group with its title."""
+
+    origins: Sequence[tuple[str, Pairs]] = ()
+    """Provenance of what the run was given, such as trained models."""
+
+    citation: bool = False
+
+    @property
+    def figures(self) -> list[Figure]:
+        """The figures of all parts."""
+        return [figure for part in self.parts for figure in part.figures]
+
+
+def present(*found: Any) -> list[Any]:
+    """The values that are not None."""
+    return [one for one in found if one is not None]
+
+
+def cells(*texts: str) -> list[Cell]:
+    """A cell for each text."""
+    return [Cell(text) for text in texts]
+
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,40}")
 
 
-@contextmanager
-def readable(what: str, tables: Tables) -> Iterator[None]:
-    """Say in one line what cannot be made of damaged tables; a mistake of ours goes on as it is.
-
-    Tables are damaged where they are not what their command writes (`sharpmax.report.schema`).
-    """
-    try:
-        yield
-    except SharpmaxError:
-        raise  # it already says what is wrong
-    except (ArithmeticError, AttributeError, LookupError, StopIteration, TypeError, ValueError) as problem:
-        if (found := _damage(tables)) is None:
-            raise
-        raise FileFormatError(
-            f"results: the tables of {what} are damaged ({found}); run their command again"
-        ) from problem
-
-
-def _damage(tables: Tables) -> str | None:
-    from sharpmax.report.registry import story_of
-    from sharpmax.report.schema import damage
-
-    runs = [run["tables"] for run in tables[RUNS]] if RUNS in tables else [tables]
-    stories = [(story_of(one), one) for one in runs]
-    return next((found for story, one in stories if story and (found := damage(story.name, one))), None)
+def is_name(name: str) -> bool:
+    """Whether a name can be part of a file name."""
+    return _NAME.fullmatch(name) is not None
 
 
 def check_name(name: str, what: str) -> str:
-    """A name that becomes part of file names, or an error."""
-    if not _NAME.fullmatch(name):
+    """Return a name that becomes part of file names, or raise FileFormatError."""
+    if not is_name(name):
         raise FileFormatError(f"results: {name!r} cannot be the name of a {what}; allowed: letters, digits, - and _")
     return name
 
 
 def sizes(*rows: Mapping[str, Any]) -> list[str]:
-    """The sizes that any of these rows of cells has, in order."""
+    """The sizes that any of these rows has, in order."""
     return sorted({n for row in rows for n in row if n != "pooled"}, key=int)
 
 
-def spread_over(cells: Mapping[str, Any]) -> tuple[str, str] | None:
-    """The smallest and the largest size of a row of cells, or None if it has fewer than two."""
-    known = sizes(cells)
-    return (known[0], known[-1]) if len(known) > 1 else None
+def named(tables: Tables, kind: str) -> list[str]:
+    """The names after the slash of all tables of one kind, in the order of the file.
+
+    >>> named({"accuracy/kv": {}, "accuracy/needle": {}, "setting": {}}, "accuracy")
+    ['kv', 'needle']
+    """
+    return [name.partition("/")[2] for name in tables if name.startswith(f"{kind}/")]
+
+
+def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of a Markdown table: the first column is text, the others are numbers."""
+    rule = ["---", *["---:"] * (len(head) - 1)]
+    return [f"| {' | '.join(line)} |" for line in (head, rule, *rows)]

@@ -1,4 +1,4 @@
-"""Numbers, texts, remarks and provenance as they are written on pages and terminals."""
+"""Numbers, names, warnings and provenance as pages and terminals write them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from itertools import pairwise
 from pathlib import PurePosixPath
 from typing import Any
 
-from sharpmax.report.tables import Tables, sizes
 from sharpmax.theory import bounds
 
 SUPERSCRIPTS = "⁰¹²³⁴⁵⁶⁷⁸⁹"
@@ -55,11 +54,13 @@ def plural(n: int, noun: str) -> str:
 
 
 def share(value: float) -> str:
-    """A percentage without its sign; small ones keep a digit that says something.
+    """A percentage without its sign; small ones keep a significant digit, and only 100 is written as 100.
 
-    >>> share(98.88), share(0.4321), share(0.0123)
-    ('98.9', '0.43', '0.012')
+    >>> share(98.88), share(0.4321), share(0.0123), share(99.98)
+    ('98.9', '0.43', '0.012', '99.9')
     """
+    if 99.9 < value < 100.0:
+        return "99.9"
     if value >= 1.0 or value == 0.0:
         return f"{value:.1f}"
     return f"{value:.2f}" if value >= 0.1 else f"{value:.2g}"
@@ -149,7 +150,7 @@ def texts_in_order(columns: Iterable[str]) -> list[str]:
     ['2048', '6144', 'chat']
     """
     known = set(columns)
-    return [*sizes(dict.fromkeys(known - {CHAT})), *([CHAT] if CHAT in known else [])]
+    return [*sorted(known - {CHAT}, key=int), *([CHAT] if CHAT in known else [])]
 
 
 def text_name(column: str) -> str:
@@ -189,7 +190,7 @@ def _span(shares: Sequence[str]) -> str:
 Pairs = list[tuple[str, str]]
 
 
-def origin_of_run(command: str, provenance: Mapping[str, Any], tables: Tables) -> Pairs:
+def origin_of_run(command: str, provenance: Mapping[str, Any], tables: Mapping[str, Any]) -> Pairs:
     """Command, date, commit, seed, versions and hardware of a run, and how long it took."""
     pairs = [("Command", command), *_pairs(provenance)]
     if named := files_of(command, provenance, tables):
@@ -200,7 +201,7 @@ def origin_of_run(command: str, provenance: Mapping[str, Any], tables: Tables) -
     return pairs
 
 
-def files_of(command: str, provenance: Mapping[str, Any], tables: Tables) -> dict[str, str]:
+def files_of(command: str, provenance: Mapping[str, Any], tables: Mapping[str, Any]) -> dict[str, str]:
     """Where the policies and files that a command names can be found again, by their names in it.
 
     New results hold them (`provenance.files`). Earlier ones hold every policy they were made with, by its name, and
@@ -241,10 +242,7 @@ def _digest(about: Mapping[str, Any]) -> str:
 
 def origin_of_weights(weights: Mapping[str, Any]) -> Pairs:
     """Where the models of a recipe were trained, how long, and from which seeds."""
-    pairs = [
-        ("Training steps", count(weights["steps"])),
-        ("Seeds", ", ".join(str(seed) for seed in weights["seeds"])),
-    ]
+    pairs = [("Training steps", count(weights["steps"])), ("Seeds", ", ".join(str(seed) for seed in weights["seeds"]))]
     trained = weights.get("trained")
     if not trained:
         return pairs
@@ -283,3 +281,8 @@ def _hardware(hardware: Mapping[str, Any]) -> str:
 
 def _duration(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds < 120 else f"{seconds / 60:.1f} min"
+
+
+def baseline(name: str) -> str:
+    """The name of a variant; results call the model without a policy "as it comes"."""
+    return "baseline" if name == "as it comes" else name

@@ -29,7 +29,7 @@ from sharpmax.provenance import check_amounts, check_seed
 from sharpmax.stats.dispatch import row_stats
 from sharpmax.stats.statistics import RowStats
 
-HEAVY = ("transformers", "jax", "triton", "plotly", "ray", "matplotlib")
+HEAVY = ("transformers", "jax", "triton", "altair", "ray")
 """Packages that using the core must not import."""
 
 _STATEMENTS = {

@@ -14,7 +14,7 @@ const charts = (() => {
     filter: (_, shown) => shown,
     stroke: colour("soft"),
     font,
-    grid: { stroke: colour("line"), width: 1 },
+    grid: { stroke: colour("grid"), width: 1 },
     ticks: { show: false },
     size: 30,
     ...more,

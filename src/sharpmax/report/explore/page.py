@@ -6,9 +6,8 @@ import importlib.resources
 from pathlib import Path
 
 from sharpmax.files import write_text
-from sharpmax.report import theme
+from sharpmax.report import charts
 from sharpmax.report.explore.presets import CHOICES, SCENES, START
-from sharpmax.report.interactive import FONT
 from sharpmax.report.page import rendered, trusted
 
 FILE_NAME = "explore.html"
@@ -23,8 +22,7 @@ def write(path: str | Path = FILE_NAME) -> Path:
         "scenes": SCENES,
         "start": START,
         "told": {"policies": {name: choice.plain() for name, choice in CHOICES.items()}, "start": START.plain()},
-        "looks": theme,
-        "font": FONT,
+        "charts": charts,
         "library": {
             "script": trusted(_credited("uplot/uPlot.iife.min.js")),
             "style": trusted(_text("uplot/uPlot.min.css")),

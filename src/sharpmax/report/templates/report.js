@@ -1,66 +1,65 @@
 "use strict";
-(() => {
-  const { figures, dark } = JSON.parse(document.getElementById("figures").textContent);
-  const isNarrow = (element) => element.clientWidth < 620;
+(async () => {
+  const packed = Uint8Array.from(atob(document.getElementById("figures").textContent), (letter) => letter.charCodeAt(0));
+  const unpacked = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
+  const { specs, dark } = await new Response(unpacked).json();
   const isDark = window.matchMedia("(prefers-color-scheme: dark)");
-  const config = { displayModeBar: false, responsive: true, scrollZoom: false, doubleClick: false };
-  const all = (selector, root = document) => [...root.querySelectorAll(selector)];
+  const plots = [...document.querySelectorAll(".plot")];
+  const views = new Map();
 
-  const recipes = all(".recipe").map((section) => section.dataset.recipe);
-  const state = { recipe: recipes[0], hidden: new Set(), heat: null };
+  // Specs are in the colours of a light page; a dark page exchanges these.
+  const coloured = (spec) =>
+    JSON.parse(JSON.stringify(spec), (_, value) => (isDark.matches && typeof value === "string" && dark[value]) || value);
 
-  // Figures are plain data in the colours of a light page, so that a dark one only has to exchange these.
-  const coloured = (figure) =>
-    JSON.parse(JSON.stringify(figure), (_, value) =>
-      isDark.matches && typeof value === "string" && dark[value] ? dark[value] : value);
-
-  const shown = (figure, trace) => {
-    const arm = trace.meta && trace.meta.arm;
-    if (!figure.one_at_a_time) return !state.hidden.has(arm);
-    const arms = figure.data.map((other) => other.meta.arm);
-    return arm === (arms.includes(state.heat) ? state.heat : arms[0]);
+  // Panels share the width of the page; the legend gets as many columns as its longest entry allows.
+  const fitted = (spec, width) => {
+    const { columns, minimum, around, legend } = spec.usermeta;
+    spec.columns = Math.max(1, Math.min(columns, Math.floor(width / minimum)));
+    const panel = Math.floor((width - 8 * spec.columns) / spec.columns) - around;
+    spec.concat.forEach((one) => { one.width = Math.max(80, panel); });
+    spec.config.title.limit = panel + around;
+    spec.config.legend.columns = Math.max(1, Math.floor(width / (7 * legend + 34)));
+    return spec;
   };
 
-  const paint = (element) => {
-    element.dataset.narrow = isNarrow(element);
-    const figure = coloured(figures[element.id]);
-    const traces = figure.data.map((trace) => ({ ...trace, visible: shown(figure, trace) }));
-    const layout = isNarrow(element) ? figure.narrow : figure.wide;
-    Promise.resolve()
-      .then(() => window.Plotly.react(element, traces, layout, config))
-      .catch(() => element.closest("figure").classList.add("failed"));
-  };
-
-  const press = (buttons, isPressed) =>
-    buttons.forEach((button) => button.setAttribute("aria-pressed", String(isPressed(button))));
-
-  const update = () => {
-    all(".recipe").forEach((section) => section.classList.toggle("off", section.dataset.recipe !== state.recipe));
-    press(all("button[data-show]"), (button) => button.dataset.show === state.recipe);
-    press(all("button[data-arm]"), (button) => !state.hidden.has(button.dataset.arm));
-    all(".choices").forEach((group) => {
-      const buttons = all("button[data-heat]", group);
-      const known = buttons.some((button) => button.dataset.heat === state.heat);
-      press(buttons, (button) => (known ? button.dataset.heat === state.heat : button === buttons[0]));
+  // A head that is clicked or chosen is shown in every figure of its part.
+  const link = (plot, view) => {
+    if (!view.getState().signals || !("head" in view.getState().signals)) return;
+    const others = () => [...plot.closest(".part").querySelectorAll(".plot")].filter((one) => one !== plot);
+    const share = (head) => others().forEach((one) => {
+      const other = views.get(one);
+      if (other && "head" in other.getState().signals && other.signal("head") !== head) other.signal("head", head).runAsync();
     });
-    // A figure that is not on the page has no width to be drawn in.
-    all(".recipe:not(.off) .plot").forEach(paint);
+    view.addSignalListener("head", (_, head) => share(head));
+    view.addEventListener("click", (_, item) => {
+      if (item && item.datum && item.datum.head) view.signal("head", item.datum.head).runAsync();
+    });
   };
 
-  document.addEventListener("click", (event) => {
-    const button = event.target.closest("button");
-    if (!button) return;
-    const { show, arm, heat } = button.dataset;
-    if (show) state.recipe = show;
-    else if (arm) state.hidden.has(arm) ? state.hidden.delete(arm) : state.hidden.add(arm);
-    else if (heat) state.heat = heat;
-    update();
-  });
-  window.addEventListener("resize", () =>
-    all(".recipe:not(.off) .plot").filter((plot) => plot.dataset.narrow !== String(isNarrow(plot))).forEach(paint));
-  isDark.addEventListener("change", update);
-  update();
+  const draw = async (plot) => {
+    const width = plot.clientWidth;
+    const spec = fitted(coloured(specs[plot.id]), width);
+    const options = { mode: "vega-lite", actions: false, renderer: "svg", tooltip: { theme: isDark.matches ? "dark" : "light" } };
+    if (views.has(plot)) views.get(plot).finalize();
+    try {
+      const { view } = await window.vegaEmbed(plot, spec, options);
+      views.set(plot, view);
+      link(plot, view);
+      plot.dataset.drawn = width;
+    } catch (problem) {
+      plot.textContent = `This figure could not be drawn: ${problem.message}`;
+    }
+  };
+  const drawAll = async () => { for (const plot of plots) await draw(plot); };
 
-  // What the script of a story may use.
-  window.report = { figures, state, update };
+  let width = window.innerWidth;
+  let waiting = 0;
+  window.addEventListener("resize", () => {
+    if (window.innerWidth === width) return;
+    width = window.innerWidth;
+    clearTimeout(waiting);
+    waiting = setTimeout(drawAll, 150);
+  });
+  isDark.addEventListener("change", drawAll);
+  drawAll();
 })();

@@ -1,9 +1,14 @@
-"""The report section of `sharpmax bench --gpu`."""
+"""Tables and the figure of `sharpmax bench --gpu`, and the tables of docs/gpu.md.
+
+`python -m sharpmax.report.gpu benchmarks/h200.json docs/gpu.md` writes the latter.
+"""
 
 from __future__ import annotations
 
 import math
+import os
 import statistics
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,9 +16,7 @@ from typing import Any
 
 from sharpmax.errors import FileFormatError
 from sharpmax.files import read_json, write_text
-from sharpmax.report.figures import drawing, svg_text
-from sharpmax.report.static import plain, sheet
-from sharpmax.report.theme import BLUE, INK, SOFT, VERMILLION
+from sharpmax.report import charts
 
 Entry = dict[str, Any]
 
@@ -23,7 +26,7 @@ KINDS = {
     "train": "Training step (forward and backward)",
     "decode": "Decode, one token",
 }
-"""What is measured, in the order in which it is told."""
+"""What is measured, in order."""
 
 _KEYS = (
     *("kind", "case", "ours_ms", "stock_ms", "ratio", "stock_backend", "counts", "agrees", "problem", "full_size"),
@@ -60,8 +63,8 @@ def of_kind(entries: Sequence[Entry], kind: str) -> list[Entry]:
 
 _MEAN = "mean_"
 _WORDS = {
-    "mean_ratio": "× stock, mean of {n} cases",
-    "ratio": "× stock, largest of {n} cases",
+    "mean_ratio": "ratio, mean of {n} cases",
+    "ratio": "ratio, largest of {n} cases",
     "extra_bytes_per_row": "extra bytes per query row, largest of {n} cases",
 }
 
@@ -108,7 +111,7 @@ def _verdict(kind: str, quantity: str, limit: float, counted: Sequence[Entry]) -
 
 
 def against_us(value: float | None, places: int) -> str:
-    """A number that had better be small, rounded up, so that a miss never looks like a hit.
+    """A cost, rounded up, so that a miss never looks like a hit.
 
     >>> against_us(1.6203, 2), against_us(1.62, 2), against_us(None, 2)
     ('1.63', '1.62', '–')
@@ -129,13 +132,13 @@ def columns(kind: str) -> list[str]:
     """The headings of a kind's table."""
     pace = "TB/s" if kind == "decode" else "TFLOP/s"
     return [
-        *("case", "ours ms", "stock ms", "stock kernel", "× stock", "floor", pace),
+        *("case", "ours ms", "PyTorch ms", "PyTorch kernel", "ratio", "floor", pace),
         *("extra B/row", "error ÷ allowed"),
     ]
 
 
 def rows(entries: Sequence[Entry], kind: str) -> list[list[str]]:
-    """One row per case; a case that is wrong has no numbers but that of its error."""
+    """One row per case; an incorrect case has no number but its error."""
     return [_row(one) for one in of_kind(entries, kind)]
 
 
@@ -169,89 +172,107 @@ def _error(one: Entry) -> str:
 
 
 def target_rows(entries: Sequence[Entry]) -> list[list[str]]:
-    """What was to be reached, what was, and whether that is enough."""
+    """Each target, what was measured, and the verdict."""
     return [[one.kind, one.what, against_us(one.value, 3), f"≤ {one.at_most:g}", one.word] for one in verdicts(entries)]
 
 
-_LINE, _GAP = 0.29, 0.5
-"""Inches that a bar takes, and that are left above the bars of a kind for its title."""
-
-_LEFT, _RIGHT, _TOP, _BOTTOM = 3.05, 0.55, 0.35, 1.15
-"""Inches around all bars, for names, numbers, title and caption."""
-
-
 def draw_bars(entries: Sequence[Entry], path: str | Path) -> Path:
-    """Draw the figure as SVG; its ground is white, so that it can be read on a dark page too."""
-    with drawing():
-        return write_text(path, svg_text(_figure(entries)))
-
-
-def _figure(entries: Sequence[Entry]) -> Any:
+    """Draw the ratios of all cases as SVG, on white, so that it can be read on a dark page too."""
     kinds = [kind for kind in KINDS if of_kind(entries, kind)]
-    height = _TOP + _BOTTOM + sum(_GAP + _LINE * len(of_kind(entries, kind)) for kind in kinds)
-    figure = sheet(height)
-    # Places are counted out: those that matplotlib would find differ by a hair from one drawing to the next.
-    figure.set_layout_engine("none")
-    width = figure.get_size_inches()[0]
-    known = [one["ratio"] for one in entries if one["ratio"] is not None]
-    above = _TOP
-    for kind in kinds:
-        shown = of_kind(entries, kind)
-        tall = _LINE * len(shown)
-        above += _GAP + tall
-        place = (_LEFT / width, 1.0 - above / height, 1.0 - (_LEFT + _RIGHT) / width, tall / height)
-        axes = figure.add_axes(place, xlim=(0.0, 1.04 * max([1.9, *known])))
-        _draw(axes, kind, shown)
-        axes.tick_params(labelbottom=kind == kinds[-1])
-    axes.set_xlabel("time in times of the fastest stock kernel of the same run (less is better)")
-    across, down = 0.12 / width, 1.0 - 0.12 / height
-    figure.text(across, down, plain(_title(entries[0])), va="top", fontsize=13, fontweight="bold")
-    figure.text(across, 0.12 / height, plain(_caption(entries)), va="bottom", fontsize=8.5, color=SOFT.light)
-    return figure
+    most = 1.06 * max([1.9, *(one["ratio"] for one in entries if one["ratio"] is not None)])
+    panels = [_panel(kind, of_kind(entries, kind), most) for kind in kinds]
+    spec = charts.titled(charts.figure(*panels, columns=1, around=290), _title(entries[0]), _caption(entries))
+    return write_text(path, charts.svg_of(spec))
 
 
-def _draw(axes: Any, kind: str, entries: Sequence[Entry]) -> None:
-    places = range(len(entries))
-    for place, one in zip(places, entries, strict=True):
-        if one["ratio"] is None:
-            _write(axes, "not correct: no speed", (0.0, place), ("data", "data"), VERMILLION.light)
-            continue
-        axes.barh(place, one["ratio"], height=0.7, color=BLUE.light, alpha=0.6 if one["counts"] else 0.3)
-        # In a column of their own, where no line crosses them.
-        _write(axes, f"{against_us(one['ratio'], 2)}×", (1.0, place), ("axes fraction", "data"), INK.light)
-    axes.axvline(1.0, color=INK.light, linewidth=0.8)
-    target = entries[0]["limits"].get("mean_ratio")
-    marks = [("floor", entries[0]["floor"], INK.light, ":"), ("target of the mean", target, VERMILLION.light, "--")]
-    for name, at, colour, stroke in marks:
-        if at is not None:
-            axes.axvline(at, color=colour, linewidth=1.8, linestyle=stroke, label=f"{name} {at:g}×")
-    axes.set_yticks(
-        list(places), [plain(one["case"] + ("" if one["counts"] else " *")) for one in entries], fontsize=8.5
+def _panel(kind: str, entries: Sequence[Entry], most: float) -> Any:
+    alt = charts.altair()
+    rows = [
+        {
+            "case": one["case"] + ("" if one["counts"] else " *"),
+            "ratio": one["ratio"] or 0.0,
+            "label": f"{against_us(one['ratio'], 2)}×" if one["ratio"] is not None else "not correct: no speed",
+            "counts": int(one["counts"]),
+        }
+        for one in entries
+    ]
+    x = alt.X(
+        "ratio:Q",
+        title="time / time of PyTorch's fastest kernel in the same run (less is better)",
+        scale=alt.Scale(domain=[0, most], nice=False),
     )
-    axes.set_ylim(len(entries) - 0.4, -0.6)
-    axes.grid(visible=False, axis="y")
-    axes.set_title(plain(KINDS[kind]), loc="left", fontsize=10.5)
-    axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=2, fontsize=8.5, borderaxespad=0.1)
-
-
-def _write(axes: Any, text: str, place: tuple[float, float], within: tuple[str, str], colour: str) -> None:
-    look = {"textcoords": "offset points", "va": "center", "fontsize": 8.5, "color": colour}
-    axes.annotate(text, place, xycoords=within, xytext=(4, 0), annotation_clip=False, **look)
+    names = alt.Axis(labelLimit=270, ticks=False, domain=False, minExtent=272, maxExtent=272)
+    base = alt.Chart(charts.data(rows)).encode(x=x, y=alt.Y("case:N", sort=None, title=None, axis=names))
+    shade = alt.when("datum.counts").then(alt.value(0.65)).otherwise(alt.value(0.3))
+    layers = [base.mark_bar(color=charts.BLUE).encode(opacity=shade), *charts.rule("x", 1.0, colour=charts.INK)]
+    target, floor, words = entries[0]["limits"].get("mean_ratio"), entries[0]["floor"], [KINDS[kind]]
+    for name, at, colour in (("floor", floor, charts.INK), ("target of the mean", target, charts.VERMILLION)):
+        if at is not None:
+            words.append(f"{name} {at:g}×")
+            layers += charts.rule("x", at, colour=colour)
+    layers.append(base.mark_text(align="left", dx=4, color=charts.INK).encode(text="label:N"))
+    return charts.panel("; ".join(words), *layers, height=22 * len(rows))
 
 
 def _title(first: Entry) -> str:
     hardware = first["provenance"]["hardware"]
-    return f"Sharp attention next to stock attention on {hardware['gpu'] or hardware['cpu']}, bfloat16"
+    return f"Sharp attention and PyTorch's attention on {hardware['gpu'] or hardware['cpu']}, bfloat16"
 
 
 def _caption(entries: Sequence[Entry]) -> str:
     first = entries[0]
     versions, rounds = first["provenance"]["versions"], max(one["rounds"] for one in entries)
-    lines = [
-        f"Medians of {rounds} rounds in which all kernels take turns, after a check against float64. Floor: what "
-        "arithmetic, or reading the cache once, leaves room for.",
-        f"* not part of the mean. torch {versions['torch']}, {first['provenance']['date'][:10]}: {first['command']}",
+    words = [
+        f"Medians of {rounds} rounds in which all kernels alternate, after a check against float64. Floor: the "
+        "least that arithmetic, or reading the cache once, allows. * not part of the mean. torch "
+        f"{versions['torch']}, {first['provenance']['date'][:10]}: {first['command']}"
     ]
     if not all(one["full_size"] for one in entries):
-        lines.append("Shapes are scaled down: targets are not judged.")
-    return "\n".join(lines)
+        words.append("Shapes are scaled down: targets are not judged.")
+    return ". ".join(words)
+
+
+BEGIN, END = "<!-- tables: begin -->", "<!-- tables: end -->"
+
+
+def page_tables(entries: Sequence[Entry], figure: str) -> str:
+    """All tables in Markdown, with the figure at that address and where they come from."""
+    parts = [
+        f"![Time of each case relative to PyTorch's fastest kernel]({figure})",
+        "### Targets",
+        _table(TARGET_COLUMNS, target_rows(entries)),
+    ]
+    for kind, title in KINDS.items():
+        if of_kind(entries, kind):
+            parts += [f"### {title}", _table(columns(kind), rows(entries, kind))]
+    first = entries[0]
+    versions, hardware = first["provenance"]["versions"], first["provenance"]["hardware"]
+    origin = [hardware["gpu"] or hardware["cpu"], f"torch {versions['torch']}"]
+    origin += [f"Triton {versions['triton']}"] if "triton" in versions else []
+    origin += [f"commit {first['provenance']['commit']}", first["provenance"]["date"], f"`{first['command']}`"]
+    return "\n\n".join([*parts, "\\* not part of a mean. " + ", ".join(origin) + "."])
+
+
+def with_tables(page: str, tables: str) -> str:
+    """The page with these tables in their place."""
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise FileFormatError(f"page: no place for tables; allowed: a page with {BEGIN!r} and {END!r}")
+    return f"{before}{BEGIN}\n\n{tables}\n\n{END}{after}"
+
+
+def _table(headings: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+    lines = [headings, ["---"] * len(headings), *body]
+    return "\n".join("| " + " | ".join(cell.replace("*", "\\*") for cell in line) + " |" for line in lines)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Put the tables of the first file into the second."""
+    saved, page = (Path(argument).resolve() for argument in arguments)
+    figure = Path(os.path.relpath(saved.with_suffix(".svg"), page.parent)).as_posix()
+    write_text(page, with_tables(page.read_text(encoding="utf-8"), page_tables(read_entries(saved), figure)))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,1 +1,0 @@
-"""One report section per command: its metrics, figures, tables and sentences."""
