@@ -17,7 +17,7 @@ from tests.experiments.clrs import stub
 MODEL, OUT = "{home}/model", "--out {tmp}/out"
 QUICK = {
     "evaluate": f"{MODEL} {OUT} --sizes 4..8 --prompts 8 --lengths 64 --windows 2 --questions 1",
-    "calibrate": f"{MODEL} {OUT} --task {{home}}/letters.py --text {{home}}/text.txt --budget 5% --steps 5 --sizes 4..8",
+    "calibrate": f"{MODEL} {OUT} --task {{home}}/letters.py --text {{home}}/text.txt --budget 5% --steps 5 --sizes 4",
     "compare": f"{OUT} --seeds 2 --steps 3 --batch 4 --width 8 --sizes 16,32 --samples 4 --workers 1 --no-draw",
     "probe": f"{MODEL} {OUT} --sizes 8..32 --prompts 2 --text {{home}}/text.txt --no-draw",
     "horizon": f"{MODEL} {OUT}",

@@ -75,7 +75,7 @@ def compare(
     from sharpmax.experiments.compare.run import Plan
     from sharpmax.experiments.compare.tables import capacity_tables, compare_tables
     from sharpmax.experiments.engine import run
-    from sharpmax.experiments.run_folder import RUN
+    from sharpmax.experiments.run_folder import RUN, RunStore
     from sharpmax.tasks.sized_registry import sized_task
 
     problem = sized_task(task)
