@@ -37,9 +37,9 @@ class Head(nn.Module):
         self.score, self.classes = nn.Linear(width, 1), nn.Linear(width, CLASSES)
         self.policy = policy
 
-    def forward(self, items: torch.Tensor, live: torch.Tensor) -> torch.Tensor:
+    def forward(self, items: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:
         h = self.items(items)
-        weights = sm.softmax(self.score(h)[..., 0], policy=self.policy, mask=live)  # gradients flow through β
+        weights = sm.softmax(self.score(h)[..., 0], policy=self.policy, mask=visible)  # gradients flow through β
         found: torch.Tensor = self.classes((weights[..., None] * h).sum(-2))
         return found
 

@@ -33,11 +33,11 @@ def exact(q: Tensor, k: Tensor, **options: Any) -> sm.RowStats:
     return sm.row_stats(q.double(), k.double(), impl="reference", **options)
 
 
-def plain_entropy(q: Tensor, k: Tensor, live: Tensor | None = None, scale: float | None = None) -> Tensor:
+def plain_entropy(q: Tensor, k: Tensor, visible: Tensor | None = None, scale: float | None = None) -> Tensor:
     """What one writes down first: H = lse − Σ p·s, all of it in the dtype of the input."""
     logits = (q @ k.transpose(-1, -2)) * (q.shape[-1] ** -0.5 if scale is None else scale)
-    if live is not None:
-        logits = logits.masked_fill(~live, -torch.inf)
+    if visible is not None:
+        logits = logits.masked_fill(~visible, -torch.inf)
     p = logits.softmax(-1)
     return logits.logsumexp(-1) - (p * logits.masked_fill(p == 0, 0.0)).sum(-1)
 

@@ -19,8 +19,8 @@ class Same(Normaliser):
     name = "the-same-in-two-tests"
     disperses = "yes"
 
-    def normalise(self, logits, live):
-        return live / live.sum(-1, keepdim=True)
+    def normalise(self, logits, visible):
+        return visible / visible.sum(-1, keepdim=True)
 """
 
 

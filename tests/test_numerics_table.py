@@ -83,10 +83,10 @@ class TestFiniteRow:
 
 class TestFullyMaskedRow:
     def masks(self, dtype: torch.dtype) -> list[Tensor]:
-        live = torch.ones(5, 9, dtype=torch.bool)
-        live[2] = False
-        lowest = torch.zeros(5, 9, dtype=dtype).masked_fill(~live, torch.finfo(dtype).min)
-        return [live, torch.zeros(5, 9, dtype=dtype).masked_fill(~live, -torch.inf), lowest]
+        visible = torch.ones(5, 9, dtype=torch.bool)
+        visible[2] = False
+        lowest = torch.zeros(5, 9, dtype=dtype).masked_fill(~visible, torch.finfo(dtype).min)
+        return [visible, torch.zeros(5, 9, dtype=dtype).masked_fill(~visible, -torch.inf), lowest]
 
     @every_dtype
     @every_impl
@@ -136,11 +136,11 @@ class TestNonFiniteInAMaskedKey:
     @pytest.mark.parametrize("poison", [torch.nan, torch.inf, -torch.inf])
     def test_statistics(self, dtype: torch.dtype, impl: Any, poison: float) -> None:
         q, k, _ = qkv(dtype)
-        live = torch.ones(5, 9, dtype=torch.bool)
-        live[:, 7:] = False
-        clean = sm.row_stats(q, k, enable_gqa=True, attn_mask=live, impl=impl)
+        visible = torch.ones(5, 9, dtype=torch.bool)
+        visible[:, 7:] = False
+        clean = sm.row_stats(q, k, enable_gqa=True, attn_mask=visible, impl=impl)
         k[:, :, 7:] = poison
-        spoilt = sm.row_stats(q, k, enable_gqa=True, attn_mask=live, impl=impl)
+        spoilt = sm.row_stats(q, k, enable_gqa=True, attn_mask=visible, impl=impl)
         for (name, a), (_, b) in zip(tables(clean), tables(spoilt), strict=True):
             assert torch.equal(a, b), name
 
@@ -148,15 +148,15 @@ class TestNonFiniteInAMaskedKey:
     @every_impl
     @pytest.mark.parametrize("poison", [torch.nan, torch.inf])
     def test_output_and_gradient(self, dtype: torch.dtype, impl: Any, poison: float) -> None:
-        live = torch.ones(5, 9, dtype=torch.bool)
-        live[:, 7:] = False
+        visible = torch.ones(5, 9, dtype=torch.bool)
+        visible[:, 7:] = False
         found = []
         for bad in (0.0, poison):
             torch.manual_seed(1)
             q, k, v = qkv(dtype)
             k[:, :, 7], v[:, :, 8] = bad, bad
             q, k, v = (x.requires_grad_() for x in (q, k, v))
-            out = sm.attention(q, k, v, enable_gqa=True, attn_mask=live, impl=impl, policy="paper")
+            out = sm.attention(q, k, v, enable_gqa=True, attn_mask=visible, impl=impl, policy="paper")
             out.float().square().sum().backward()
             found.append((out, q.grad, k.grad, v.grad))
         for clean, spoilt in zip(*found, strict=True):

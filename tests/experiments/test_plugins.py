@@ -36,8 +36,8 @@ class Squared(Normaliser):
     name = "squared-for-a-test"
     disperses = "as a test likes"
 
-    def normalise(self, logits, live):
-        powers = logits.square() * live
+    def normalise(self, logits, visible):
+        powers = logits.square() * visible
         return powers / powers.sum(-1, keepdim=True)
 """
 

@@ -10,7 +10,7 @@ from sharpmax.models import encoder as module
 from sharpmax.models.encoder import Encoders
 from sharpmax.models.single_head import SetHeads, summarise_rows
 from sharpmax.models.stacked import ACTIVATIONS, Normalisers
-from sharpmax.normalisers.base import Normaliser, live_softmax, normaliser
+from sharpmax.normalisers.base import Normaliser, normaliser, visible_softmax
 from sharpmax.tasks.max_retrieval import seeded
 from sharpmax.tasks.sized import Batch
 from sharpmax.tasks.sized_registry import sized_task
@@ -161,8 +161,8 @@ class Gated(Normaliser):
         super().__init__()
         self.gate = torch.nn.Parameter(torch.rand(()) + 0.5)
 
-    def normalise(self, logits: Tensor, live: Tensor) -> Tensor:
-        return live_softmax(self.gate * logits, live)
+    def normalise(self, logits: Tensor, visible: Tensor) -> Tensor:
+        return visible_softmax(self.gate * logits, visible)
 
 
 @pytest.mark.parametrize("kind", ["ssmax", "gated for a test"])

@@ -19,7 +19,7 @@ from sharpmax import normalisers as package
 from sharpmax.errors import ArgumentError, ArgumentTypeError, MissingExtraError, OutOfRangeWarning
 from sharpmax.normalisers import base
 from sharpmax.normalisers.attend import attend
-from sharpmax.normalisers.base import Normaliser, live_softmax, normaliser, normalisers
+from sharpmax.normalisers.base import Normaliser, normaliser, normalisers, visible_softmax
 from sharpmax.policies.constant import Constant
 from sharpmax.policies.entropy_target import EntropyTarget
 from sharpmax.policies.per_head import PerHead
@@ -49,7 +49,7 @@ class Row:
 
     q: list[float]
     k: list[list[float]]
-    live: list[bool]
+    visible: list[bool]
     own: int
     scale: float
 
@@ -57,7 +57,7 @@ class Row:
         return [self.scale * sum(a * b for a, b in zip(self.q, key, strict=True)) for key in self.k]
 
     def seen(self) -> list[int]:
-        return [j for j, live in enumerate(self.live) if live]
+        return [j for j, visible in enumerate(self.visible) if visible]
 
 
 def _spread(n: int, weights: dict[int, float]) -> list[float]:
@@ -166,12 +166,12 @@ ORACLES: dict[str, Callable[[Row], dict[int, float]]] = {
 }
 
 
-def expected(name: str, q: Tensor, k: Tensor, live: Tensor, scale: float) -> Tensor:
+def expected(name: str, q: Tensor, k: Tensor, visible: Tensor, scale: float) -> Tensor:
     """The oracle's weights `[Lq, Lk]`, float64, for one head."""
     rows = []
     for i in range(q.shape[0]):
         own = i + k.shape[0] - q.shape[0]
-        row = Row(q[i].tolist(), k.tolist(), live[i].tolist(), own, scale)
+        row = Row(q[i].tolist(), k.tolist(), visible[i].tolist(), own, scale)
         rows.append(_spread(k.shape[0], ORACLES[name](row)))
     return torch.tensor(rows, dtype=torch.float64)
 
@@ -215,28 +215,28 @@ def test_every_kind_has_an_oracle_and_is_registered() -> None:
 @pytest.mark.parametrize("scale", [None, 1.0, 20.0])
 def test_weights_are_those_of_the_naive_loop(name: str, scale: float | None) -> None:
     q, k = inputs()
-    live = some_mask()
-    given = normaliser(name)(q, k, mask=live, scale=scale)
+    visible = some_mask()
+    given = normaliser(name)(q, k, mask=visible, scale=scale)
     factor = 1 / math.sqrt(WIDTH) if scale is None else scale
-    torch.testing.assert_close(given, expected(name, q, k, live, factor), rtol=1e-10, atol=1e-13)
+    torch.testing.assert_close(given, expected(name, q, k, visible, factor), rtol=1e-10, atol=1e-13)
 
 
 @every
 def test_float32_is_close_to_the_naive_loop(name: str) -> None:
     q, k = inputs(3, torch.float32)
-    live = some_mask(4)
-    given = normaliser(name)(q, k, mask=live, scale=2.0)
-    torch.testing.assert_close(given.double(), expected(name, q, k, live, 2.0), rtol=1e-5, atol=1e-6)
+    visible = some_mask(4)
+    given = normaliser(name)(q, k, mask=visible, scale=2.0)
+    torch.testing.assert_close(given.double(), expected(name, q, k, visible, 2.0), rtol=1e-5, atol=1e-6)
 
 
 @every
 def test_weights_are_shares(name: str) -> None:
     q, k = inputs()
-    live = some_mask()
-    weights = normaliser(name)(q, k, mask=live)
+    visible = some_mask()
+    weights = normaliser(name)(q, k, mask=visible)
     assert bool((weights >= 0).all())
     assert bool((weights <= 1).all())
-    sums = weights.sum(-1)[seen_by(name, live).any(-1)]
+    sums = weights.sum(-1)[seen_by(name, visible).any(-1)]
     assert sums.numel() >= 3
     is_one = torch.isclose(sums, torch.ones_like(sums), rtol=1e-12, atol=0)
     if KINDS[name].sums_to_one:
@@ -256,14 +256,14 @@ def test_only_sigmoid_rows_can_sum_to_more_than_one() -> None:
 @pytest.mark.parametrize("kind", ["bool", "-inf", "finfo.min", "finfo.min/2"])
 def test_hidden_keys_get_exactly_nothing(name: str, kind: str) -> None:
     q, k = inputs(dtype=torch.float32)
-    live = some_mask()
+    visible = some_mask()
     hiding = {"-inf": -math.inf, "finfo.min": torch.finfo(torch.float32).min}
     hiding["finfo.min/2"] = hiding["finfo.min"] / 2
-    mask = live if kind == "bool" else torch.zeros(QUERIES, KEYS).masked_fill(~live, hiding[kind])
+    mask = visible if kind == "bool" else torch.zeros(QUERIES, KEYS).masked_fill(~visible, hiding[kind])
     weights = normaliser(name)(q, k, mask=mask)
-    assert bool((weights[~live] == 0).all())
+    assert bool((weights[~visible] == 0).all())
     assert bool((weights[1] == 0).all())
-    assert torch.equal(weights, normaliser(name)(q, k, mask=live))
+    assert torch.equal(weights, normaliser(name)(q, k, mask=visible))
 
 
 @every
@@ -302,10 +302,10 @@ def test_causal_rows_before_the_first_key_see_nothing(name: str) -> None:
 @every
 def test_order_matters_only_where_said(name: str) -> None:
     q, k = inputs()
-    live = some_mask()
+    visible = some_mask()
     order = torch.randperm(KEYS, generator=torch.Generator().manual_seed(2))
-    plain = normaliser(name)(q, k, mask=live)
-    permuted = normaliser(name)(q, k[order], mask=live[:, order])
+    plain = normaliser(name)(q, k, mask=visible)
+    permuted = normaliser(name)(q, k[order], mask=visible[:, order])
     same = torch.allclose(permuted, plain[:, order], rtol=1e-12, atol=1e-14)
     assert same is not KINDS[name].order_dependent
 
@@ -337,12 +337,12 @@ def weights_and_gradients(
 @pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf])
 def test_what_a_padded_key_holds_does_not_matter(name: str, poison: float) -> None:
     q, k = inputs()
-    live = torch.ones(1, KEYS, dtype=torch.bool)
-    live[0, [0, 7, KEYS - 1]] = False
+    visible = torch.ones(1, KEYS, dtype=torch.bool)
+    visible[0, [0, 7, KEYS - 1]] = False
     bad = k.clone()
     bad[0], bad[7, 2], bad[KEYS - 1] = poison, poison, poison
-    as_float = torch.zeros(1, KEYS).masked_fill(~live, -math.inf)
-    for mask in (live, as_float):
+    as_float = torch.zeros(1, KEYS).masked_fill(~visible, -math.inf)
+    for mask in (visible, as_float):
         clean = weights_and_gradients(name, q, k, mask=mask)
         for given, wanted in zip(weights_and_gradients(name, q, bad, mask=mask), clean, strict=True):
             assert torch.equal(given, wanted)
@@ -365,9 +365,9 @@ def test_a_key_in_the_future_does_not_matter_even_if_later_rows_see_it(name: str
 @every
 def test_a_row_that_sees_nothing_is_zero_with_zero_gradient(name: str) -> None:
     q, k = inputs()
-    live = some_mask()
+    visible = some_mask()
     q[1] = math.nan  # a padded query
-    weights, dq, dk = weights_and_gradients(name, q, k, mask=live)
+    weights, dq, dk = weights_and_gradients(name, q, k, mask=visible)
     assert bool((weights[1] == 0).all())
     assert bool((dq[1] == 0).all())
     assert bool(dq.isfinite().all())
@@ -384,9 +384,9 @@ def test_a_broken_row_is_nan_and_leaves_the_others_alone(name: str) -> None:
     q, k = inputs()
     broken = q.clone()
     broken[3, 0] = math.nan
-    live = some_mask()
-    weights, clean = normaliser(name)(broken, k, mask=live), normaliser(name)(q, k, mask=live)
-    seen = seen_by(name, live)
+    visible = some_mask()
+    weights, clean = normaliser(name)(broken, k, mask=visible), normaliser(name)(q, k, mask=visible)
+    seen = seen_by(name, visible)
     assert bool(weights[3][seen[3]].isnan().all())
     assert bool((weights[3][~seen[3]] == 0).all())
     others = [0, 1, 2, 4]
@@ -398,12 +398,12 @@ def test_a_broken_row_is_nan_and_leaves_the_others_alone(name: str) -> None:
 def test_half_precision_with_huge_logits(name: str, dtype: torch.dtype) -> None:
     q = torch.tensor([[1.0], [-1.0], [1000.0], [-1000.0]], dtype=dtype)
     k = torch.tensor([[1000.0], [-1000.0], [992.0], [0.0], [-996.0], [1000.0]], dtype=dtype)
-    live = torch.tensor([True, True, True, True, True, False])
-    weights, dq, dk = weights_and_gradients(name, q, k, mask=live, scale=1.0)
+    visible = torch.tensor([True, True, True, True, True, False])
+    weights, dq, dk = weights_and_gradients(name, q, k, mask=visible, scale=1.0)
     for x in (weights, dq, dk):
         assert x.dtype == dtype
         assert bool(x.isfinite().all())
-    exact = normaliser(name)(q.double(), k.double(), mask=live, scale=1.0)
+    exact = normaliser(name)(q.double(), k.double(), mask=visible, scale=1.0)
     torch.testing.assert_close(weights.double(), exact.detach(), rtol=torch.finfo(dtype).eps, atol=1e-7)
 
 
@@ -446,9 +446,9 @@ def test_autocast_does_not_cost_precision(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "hard"])
 def test_gradients_are_those_of_the_values(name: str) -> None:
     q, k = (x.requires_grad_() for x in inputs(11))
-    kind, live = normaliser(name).double(), some_mask()
+    kind, visible = normaliser(name).double(), some_mask()
     torch.manual_seed(0)  # the fast mode compares along random directions
-    assert torch.autograd.gradcheck(lambda q, k: kind(q, k, mask=live), (q, k), atol=1e-7, fast_mode=True)
+    assert torch.autograd.gradcheck(lambda q, k: kind(q, k, mask=visible), (q, k), atol=1e-7, fast_mode=True)
 
 
 def test_ssmax_learns_its_scalar() -> None:
@@ -538,9 +538,9 @@ def test_adaptive_does_not_warn_of_rows_that_see_nothing() -> None:
 def test_ssmax_counts_visible_keys_only() -> None:
     q, k = inputs()
     padded = torch.cat([k, torch.full((40, WIDTH), 9.0, dtype=k.dtype)])
-    live = torch.arange(KEYS + 40) < KEYS
-    torch.testing.assert_close(normaliser("ssmax")(q, padded, mask=live)[:, :KEYS], normaliser("ssmax")(q, k))
-    torch.testing.assert_close(normaliser("sigmoid")(q, padded, mask=live)[:, :KEYS], normaliser("sigmoid")(q, k))
+    visible = torch.arange(KEYS + 40) < KEYS
+    torch.testing.assert_close(normaliser("ssmax")(q, padded, mask=visible)[:, :KEYS], normaliser("ssmax")(q, k))
+    torch.testing.assert_close(normaliser("sigmoid")(q, padded, mask=visible)[:, :KEYS], normaliser("sigmoid")(q, k))
 
 
 def test_ssmax_starts_as_softmax_at_sixteen_keys() -> None:
@@ -781,14 +781,16 @@ def test_a_kind_of_ones_own_in_a_few_lines() -> None:
         name = "cold"
         disperses = "yes: it is softmax at β = 3"
 
-        def normalise(self, logits: Tensor, live: Tensor) -> Tensor:
-            return live_softmax(3 * logits, live)
+        def normalise(self, logits: Tensor, visible: Tensor) -> Tensor:
+            return visible_softmax(3 * logits, visible)
 
     assert normalisers()["cold"] is Cold
     q, k = inputs()
-    live = some_mask()
-    bad = k.masked_fill(~live.any(0)[:, None], math.nan)
-    torch.testing.assert_close(normaliser("cold")(q, bad, mask=live), normaliser("softmax")(q, k, mask=live, scale=1.5))
+    visible = some_mask()
+    bad = k.masked_fill(~visible.any(0)[:, None], math.nan)
+    torch.testing.assert_close(
+        normaliser("cold")(q, bad, mask=visible), normaliser("softmax")(q, k, mask=visible, scale=1.5)
+    )
     assert set(NAMES) | {"cold"} <= set(normalisers())
 
 
@@ -797,7 +799,7 @@ def test_kinds_that_are_not_whole_are_refused() -> None:
     def define(**body: Any) -> type[Normaliser]:
         return type("Own", (Normaliser,), {"__module__": __name__, **body})
 
-    def sums(self: Normaliser, logits: Tensor, live: Tensor) -> Tensor:
+    def sums(self: Normaliser, logits: Tensor, visible: Tensor) -> Tensor:
         return logits.sum(-1)
 
     assert define().__name__ == "Own"

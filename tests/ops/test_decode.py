@@ -83,19 +83,19 @@ def exact(q, k, v, policy="paper", lengths=None, mask=None, scale=None):
     keys, queries = k.shape[2], q.shape[2]
     filled = torch.full((len(q),), keys, device=q.device) if lengths is None else lengths.to(q.device)
     last = filled[:, None] - torch.arange(queries - 1, -1, -1, device=q.device)
-    live = (torch.arange(keys, device=q.device) < last[..., None])[:, None].expand(s.shape)
+    visible = (torch.arange(keys, device=q.device) < last[..., None])[:, None].expand(s.shape)
     if mask is not None:
-        live = live & ~hidden_by(mask)
+        visible = visible & ~hidden_by(mask)
         if mask.dtype != torch.bool:
             s = s + mask.double().masked_fill(hidden_by(mask), 0.0)
-    stats = dense_stats(s, live)
+    stats = dense_stats(s, visible)
     heads = policy if isinstance(policy, (list, tuple)) else [policy]
     chosen = [sm.policies.resolve_policy(p) for p in heads]
     rule = chosen[0] if len(chosen) == 1 else PerHead((tuple(chosen),))
-    beta = rule.beta(stats, lambda b: dense_stats(s.masked_fill(~live, 0.0) * b[..., None], live)).double()
-    weights = (s.masked_fill(~live, 0.0) * beta[..., None]).masked_fill(~live, -torch.inf).softmax(-1)
-    weights = weights.masked_fill(~live, 0.0)
-    seen = v.masked_fill(~live.any(2)[..., None], 0.0)
+    beta = rule.beta(stats, lambda b: dense_stats(s.masked_fill(~visible, 0.0) * b[..., None], visible)).double()
+    weights = (s.masked_fill(~visible, 0.0) * beta[..., None]).masked_fill(~visible, -torch.inf).softmax(-1)
+    weights = weights.masked_fill(~visible, 0.0)
+    seen = v.masked_fill(~visible.any(2)[..., None], 0.0)
     return weights @ seen, stats
 
 

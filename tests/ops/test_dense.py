@@ -219,9 +219,9 @@ class TestGradients:
         return (torch.randn(2, 3, 7, dtype=torch.float64) * 1.5).requires_grad_()
 
     def test_entropy(self):
-        live = torch.rand(2, 3, 7) < 0.8
+        visible = torch.rand(2, 3, 7) < 0.8
         assert torch.autograd.gradcheck(lambda x: sm.entropy(x), (self.logits(),))
-        assert torch.autograd.gradcheck(lambda x: sm.entropy(x, mask=live), (self.logits(),))
+        assert torch.autograd.gradcheck(lambda x: sm.entropy(x, mask=visible), (self.logits(),))
         assert torch.autograd.gradcheck(lambda x: sm.entropy(x, dim=1), (self.logits(),))
 
     @every_policy
@@ -247,19 +247,19 @@ class TestGradients:
     @every_policy
     def test_masked_rows_and_masked_nans(self, policy):
         x = self.logits().detach()
-        live = torch.ones(2, 3, 7, dtype=torch.bool)
-        live[0, 1] = False
-        live[1, 1, 3:] = False
+        visible = torch.ones(2, 3, 7, dtype=torch.bool)
+        visible[0, 1] = False
+        visible[1, 1, 3:] = False
         clean = x.clone().requires_grad_()
-        poisoned = x.masked_fill(~live, math.nan).requires_grad_()
+        poisoned = x.masked_fill(~visible, math.nan).requires_grad_()
         for logits in (clean, poisoned):
             (
-                sm.softmax(logits, policy=policy, mask=live).square().sum() + sm.entropy(logits, mask=live).sum()
+                sm.softmax(logits, policy=policy, mask=visible).square().sum() + sm.entropy(logits, mask=visible).sum()
             ).backward()
         assert clean.grad is not None
         assert poisoned.grad is not None
         assert torch.equal(clean.grad, poisoned.grad)
-        assert (clean.grad[~live] == 0).all()
+        assert (clean.grad[~visible] == 0).all()
         assert clean.grad[0, 0].abs().max() > 0
 
     @every_policy
@@ -551,14 +551,14 @@ class TestKnownWaysToGetItWrong:
         def check(softmax: Callable[[Tensor, Tensor], Tensor]) -> None:
             row = torch.tensor([2.0, 1.0, 0.0, 0.0])
             padded = torch.cat([row, torch.zeros(60)])
-            live = torch.arange(64) < 4
+            visible = torch.arange(64) < 4
             want = sm.softmax(row, policy=policy)
-            torch.testing.assert_close(softmax(padded, live)[:4], want)
+            torch.testing.assert_close(softmax(padded, visible)[:4], want)
 
-        def padding_counted(row: Tensor, live: Tensor) -> Tensor:
-            return (row * (math.log(row.shape[-1]) / math.log(2))).masked_fill(~live, -math.inf).softmax(-1)
+        def padding_counted(row: Tensor, visible: Tensor) -> Tensor:
+            return (row * (math.log(row.shape[-1]) / math.log(2))).masked_fill(~visible, -math.inf).softmax(-1)
 
-        check(lambda row, live: sm.softmax(row, policy=policy, mask=live))
+        check(lambda row, visible: sm.softmax(row, policy=policy, mask=visible))
         fails(check, padding_counted)
 
     def test_silence_outside_the_fitted_range(self):

@@ -65,18 +65,18 @@ def naive(q: Tensor, k: Tensor, v: Tensor, policy: Any, kw: dict[str, Any]) -> T
     k, v = k.repeat_interleave(2, 1), v.repeat_interleave(2, 1)
     s = q @ k.transpose(-1, -2) * kw.get("scale", q.shape[-1] ** -0.5)
     rows, keys = s.shape[-2:]
-    live = torch.ones(rows, keys, dtype=torch.bool)
+    visible = torch.ones(rows, keys, dtype=torch.bool)
     mask = kw.get("attn_mask")
     if kw.get("is_causal") or (mask is not None and getattr(mask, "variant", None) == causal_upper_left(1, 1).variant):
-        live = live.tril()
+        visible = visible.tril()
     elif hasattr(mask, "variant"):
-        live = live.tril(keys - rows)
+        visible = visible.tril(keys - rows)
     elif mask is not None and mask.dtype == torch.bool:
-        live = mask
+        visible = mask
     elif mask is not None:
         s = s + mask.double()
-    live = live.expand_as(s)
-    out: Tensor = sm.softmax(s, policy=policy, mask=live).masked_fill(~live, 0.0) @ v
+    visible = visible.expand_as(s)
+    out: Tensor = sm.softmax(s, policy=policy, mask=visible).masked_fill(~visible, 0.0) @ v
     return out
 
 

@@ -88,11 +88,11 @@ def statistics(batch, heads, queries, keys, offset):
     """Statistics of random rows of which some see 0 or 1 key, and one is NaN."""
     logits = 3.0 * randn(batch, heads, queries, keys, seed=1, dtype=DOUBLE)
     last = torch.arange(queries, device=DEVICE) + offset
-    live = (torch.arange(keys, device=DEVICE) <= last[:, None]).expand(logits.shape)
-    count = live.sum(-1)
-    peak = logits.masked_fill(~live, -torch.inf).amax(-1)
-    share = logits.masked_fill(~live, -torch.inf).softmax(-1).nan_to_num()
-    lse = logits.masked_fill(~live, -torch.inf).logsumexp(-1)
+    visible = (torch.arange(keys, device=DEVICE) <= last[:, None]).expand(logits.shape)
+    count = visible.sum(-1)
+    peak = logits.masked_fill(~visible, -torch.inf).amax(-1)
+    share = logits.masked_fill(~visible, -torch.inf).softmax(-1).nan_to_num()
+    lse = logits.masked_fill(~visible, -torch.inf).logsumexp(-1)
     mean = (share * logits).sum(-1)
     var = (share * (logits - mean[..., None]) ** 2).sum(-1)
     parts = [peak, lse - peak, peak - mean, var]

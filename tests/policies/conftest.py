@@ -13,12 +13,14 @@ from sharpmax.stats.dense import centred, dense_stats
 from sharpmax.stats.statistics import RowStats
 
 
-def _beta_of(policy: Policy, logits: Tensor, live: Tensor | None = None) -> Tensor:
-    if live is None:
-        live = torch.ones_like(logits, dtype=torch.bool)
-    live = live.expand(logits.shape)
-    x, _ = centred(logits, live)
-    beta: Tensor = policy.beta(dense_stats(logits, live), lambda b: dense_stats(x * b.to(x.dtype)[..., None], live))
+def _beta_of(policy: Policy, logits: Tensor, visible: Tensor | None = None) -> Tensor:
+    if visible is None:
+        visible = torch.ones_like(logits, dtype=torch.bool)
+    visible = visible.expand(logits.shape)
+    x, _ = centred(logits, visible)
+    beta: Tensor = policy.beta(
+        dense_stats(logits, visible), lambda b: dense_stats(x * b.to(x.dtype)[..., None], visible)
+    )
     return beta
 
 

@@ -11,8 +11,8 @@ from sharpmax.policies.constant import Constant
 
 @pytest.mark.parametrize("value", [0.0, 0.5, 1.0, 2.0, 1e6])
 def test_every_row_with_a_choice_gets_the_value(beta_of, value):
-    live = torch.tensor([[True, True, True], [True, False, False], [False, False, False]])
-    assert beta_of(Constant(value), torch.randn(3, 3), live).tolist() == [value, 1, 1]
+    visible = torch.tensor([[True, True, True], [True, False, False], [False, False, False]])
+    assert beta_of(Constant(value), torch.randn(3, 3), visible).tolist() == [value, 1, 1]
 
 
 def test_needs_no_statistics():

@@ -198,13 +198,13 @@ class TestStepsOfEntropyTarget:
     """How often rows are measured again: every time costs as much as the attention itself."""
 
     def measured(self, policy, rows):
-        live, calls = torch.ones_like(rows, dtype=torch.bool), []
+        visible, calls = torch.ones_like(rows, dtype=torch.bool), []
 
         def remeasure(beta):
             calls.append(beta)
-            return dense_stats(rows * beta[..., None], live)
+            return dense_stats(rows * beta[..., None], visible)
 
-        policy.beta(dense_stats(rows, live), remeasure)
+        policy.beta(dense_stats(rows, visible), remeasure)
         return len(calls)
 
     def test_rows_with_nothing_to_solve_are_looked_at_twice(self):

@@ -33,10 +33,10 @@ def test_padding_has_no_effect(beta_of, padding, filler):
     policy = LogLength(4)
     row = torch.randn(20, dtype=torch.float64)
     padded = torch.cat([row, torch.full((padding,), filler, dtype=torch.float64)])
-    live = torch.arange(20 + padding) < 20
-    assert torch.equal(beta_of(policy, padded, live), beta_of(policy, row))
+    visible = torch.arange(20 + padding) < 20
+    assert torch.equal(beta_of(policy, padded, visible), beta_of(policy, row))
     torch.testing.assert_close(
-        sm.softmax(padded, policy=policy, mask=live)[:20], sm.softmax(row, policy=policy), rtol=1e-13, atol=0
+        sm.softmax(padded, policy=policy, mask=visible)[:20], sm.softmax(row, policy=policy), rtol=1e-13, atol=0
     )
 
 

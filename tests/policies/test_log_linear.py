@@ -70,8 +70,8 @@ def random_policy(seed: int, **more: Any) -> LogLinear:
     return LogLinear(**dict(zip(NAMES, values.tolist(), strict=True)), **more)
 
 
-def stats_of(logits: Tensor, live: Tensor | None = None) -> RowStats:
-    return dense_stats(logits, torch.ones_like(logits, dtype=torch.bool) if live is None else live)
+def stats_of(logits: Tensor, visible: Tensor | None = None) -> RowStats:
+    return dense_stats(logits, torch.ones_like(logits, dtype=torch.bool) if visible is None else visible)
 
 
 class TestFormula:
@@ -108,8 +108,8 @@ class TestFormula:
 
     def test_rows_of_one_key_and_of_none_have_one(self, beta_of):
         """H/ln n is 0/0 there."""
-        live = torch.tensor([[True, False, False], [False, False, False], [True, True, False]])
-        beta = beta_of(random_policy(2), torch.randn(3, 3), live)
+        visible = torch.tensor([[True, False, False], [False, False, False], [True, True, False]])
+        beta = beta_of(random_policy(2), torch.randn(3, 3), visible)
         assert beta[:2].tolist() == [1.0, 1.0]
         assert beta[2] != 1.0
 
@@ -117,8 +117,8 @@ class TestFormula:
         rows = torch.randn(5, 40, dtype=torch.float64)
         policy = random_policy(3, reference=4.0)
         padded = torch.cat([rows, torch.full((5, 60), 1e4, dtype=torch.float64)], -1)
-        live = torch.arange(100) < 40
-        torch.testing.assert_close(beta_of(policy, padded, live), beta_of(policy, rows), rtol=1e-12, atol=0)
+        visible = torch.arange(100) < 40
+        torch.testing.assert_close(beta_of(policy, padded, visible), beta_of(policy, rows), rtol=1e-12, atol=0)
 
     def test_a_row_that_was_counted_alone_is_enough_for_length(self):
         stats = RowStats.anchored(torch.tensor([4, 64, 1024]))
@@ -208,12 +208,12 @@ class TestValue:
 class TestPerHead:
     def test_equals_the_heads_one_by_one(self, beta_of):
         logits = torch.randn(2, len(HEADS), 7, 30, dtype=torch.float64) * 2
-        live = torch.rand(2, len(HEADS), 7, 30) < 0.7
-        live[0, :, 3] = False
-        live[1, :, 3, 1:] = False
-        together = beta_of(PerHead((HEADS,)), logits, live)
+        visible = torch.rand(2, len(HEADS), 7, 30) < 0.7
+        visible[0, :, 3] = False
+        visible[1, :, 3, 1:] = False
+        together = beta_of(PerHead((HEADS,)), logits, visible)
         for head, policy in enumerate(HEADS):
-            alone = beta_of(policy, logits[:, head], live[:, head])
+            alone = beta_of(policy, logits[:, head], visible[:, head])
             torch.testing.assert_close(together[:, head], alone, rtol=1e-12, atol=0)
 
     def test_a_coefficient_of_0_in_one_head_is_not_read_from_the_first(self, beta_of):

@@ -22,7 +22,7 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class AttentionCall:
+class Sharpened:
     beta: float
     plain: Measured
     sharp: Measured
@@ -35,16 +35,16 @@ def logits(place: Place) -> torch.Tensor:
     return torch.cat((torch.zeros(1, dtype=torch.float64), low)) / place.temperature
 
 
-def measured(place: Place) -> AttentionCall:
+def measured(place: Place) -> Sharpened:
     row = logits(place)
     law = CHOICES[place.policy].law
-    live, beta = torch.ones_like(row, dtype=torch.bool), 1.0
+    visible, beta = torch.ones_like(row, dtype=torch.bool), 1.0
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", OutOfRangeWarning)
         plain, sharp = (sm.softmax(row, policy=policy) for policy in (None, law))
         if law is not None:
-            beta = float(law.beta(dense_stats(row, live), lambda factor: dense_stats(row * factor, live)))
-    return AttentionCall(beta, _of(row, plain), _of(row * beta, sharp))
+            beta = float(law.beta(dense_stats(row, visible), lambda factor: dense_stats(row * factor, visible)))
+    return Sharpened(beta, _of(row, plain), _of(row * beta, sharp))
 
 
 def _of(row: torch.Tensor, weights: torch.Tensor) -> Measured:

@@ -59,7 +59,7 @@ class TestAgainstFiftyDigits:
         assert got.entropy == pytest.approx(want["entropy"], rel=1e-12, abs=1e-300)
         assert got.var == pytest.approx(want["var"], rel=1e-11, abs=1e-300)
         assert got.top_weight == pytest.approx(want["top_weight"], rel=1e-13)
-        # lse and mean live at the size of the logits, and so does their rounding.
+        # lse and mean visible at the size of the logits, and so does their rounding.
         size = 1e-15 * max(map(abs, row))
         assert got.lse == pytest.approx(want["lse"], rel=1e-14, abs=size)
         assert got.mean == pytest.approx(want["mean"], rel=1e-14, abs=size)
@@ -86,22 +86,22 @@ class TestAgainstFiftyDigits:
 class TestLiveKeys:
     @given(NARROW, st.lists(st.booleans(), min_size=40, max_size=40), st.sampled_from([0.0, 1e300, -1e300]))
     def test_hidden_keys_do_not_exist(self, row, pattern, filler):
-        live = torch.tensor(pattern[: len(row)])
-        logits = torch.where(live, torch.tensor(row, dtype=torch.float64), filler)
-        got = dense_stats(logits, live)
-        want = stats_of([v for v, on in zip(row, live.tolist(), strict=True) if on])
+        visible = torch.tensor(pattern[: len(row)])
+        logits = torch.where(visible, torch.tensor(row, dtype=torch.float64), filler)
+        got = dense_stats(logits, visible)
+        want = stats_of([v for v, on in zip(row, visible.tolist(), strict=True) if on])
         for name in ("count", "max", "lse", "mean", "var", "entropy", "top_weight", "spread_bound"):
             assert getattr(got, name) == pytest.approx(float(getattr(want, name)), rel=1e-12, abs=1e-14), name
 
     @pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf, torch.finfo(torch.float32).min])
     def test_poison_in_hidden_keys_changes_no_bit_and_no_gradient(self, poison):
         clean = torch.randn(3, 8)
-        live = torch.ones(3, 8, dtype=torch.bool)
-        live[:, 5:] = False
+        visible = torch.ones(3, 8, dtype=torch.bool)
+        visible[:, 5:] = False
 
         def everything(filler: float) -> list[Tensor]:
-            x = clean.masked_fill(~live, filler).requires_grad_()
-            stats = dense_stats(x, live)
+            x = clean.masked_fill(~visible, filler).requires_grad_()
+            stats = dense_stats(x, visible)
             (stats.lse + stats.mean + stats.var + stats.entropy).sum().backward()
             assert x.grad is not None
             return [*stats.flatten()[0], x.grad]
@@ -159,12 +159,12 @@ class TestEdges:
 
     @pytest.mark.parametrize("name", ["lse", "mean", "var", "entropy"])
     def test_gradients(self, name):
-        live = torch.rand(3, 7) < 0.8
+        visible = torch.rand(3, 7) < 0.8
         logits = torch.randn(3, 7, dtype=torch.float64, requires_grad=True)
-        assert torch.autograd.gradcheck(lambda x: getattr(dense_stats(x, live), name), (logits,))
+        assert torch.autograd.gradcheck(lambda x: getattr(dense_stats(x, visible), name), (logits,))
 
     def test_second_derivatives_exist(self):
         """The oracle is differentiable any number of times."""
         logits = torch.randn(2, 5, dtype=torch.float64, requires_grad=True)
-        live = torch.ones(2, 5, dtype=torch.bool)
-        assert torch.autograd.gradgradcheck(lambda x: dense_stats(x, live).entropy, (logits,))
+        visible = torch.ones(2, 5, dtype=torch.bool)
+        assert torch.autograd.gradgradcheck(lambda x: dense_stats(x, visible).entropy, (logits,))

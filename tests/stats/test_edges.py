@@ -262,18 +262,18 @@ class TestByDefinition:
 
     def test_dense_rows(self):
         logits = heads(40, 9, dtype=torch.float64, scale=2.0)
-        live = torch.rand(40, 9) > 0.3
-        live[:, 0] = True
-        live[0, 1:] = False
-        got = dense_stats(logits, live)
-        s = logits.masked_fill(~live, -torch.inf)
+        visible = torch.rand(40, 9) > 0.3
+        visible[:, 0] = True
+        visible[0, 1:] = False
+        got = dense_stats(logits, visible)
+        s = logits.masked_fill(~visible, -torch.inf)
         p = s.softmax(-1)
-        s = s.masked_fill(~live, 0.0)
+        s = s.masked_fill(~visible, 0.0)
         mean = (p * s).sum(-1)
         wanted = {
-            "count": live.sum(-1),
-            "max": logits.masked_fill(~live, -torch.inf).amax(-1),
-            "lse": logits.masked_fill(~live, -torch.inf).logsumexp(-1),
+            "count": visible.sum(-1),
+            "max": logits.masked_fill(~visible, -torch.inf).amax(-1),
+            "lse": logits.masked_fill(~visible, -torch.inf).logsumexp(-1),
             "mean": mean,
             "var": (p * (s - mean[:, None]) ** 2).sum(-1),
             "entropy": -torch.special.xlogy(p, p).sum(-1),

@@ -15,13 +15,13 @@ from sharpmax.stats import streaming
 from tests.numerics import exact, heads, tables, worst
 
 
-def plain(q: Tensor, k: Tensor, live: Tensor) -> dict[str, Tensor]:
+def plain(q: Tensor, k: Tensor, visible: Tensor) -> dict[str, Tensor]:
     """The statistics as one writes them down first, in the dtype of the input."""
-    s = (q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5).masked_fill(~live, -torch.inf)
+    s = (q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5).masked_fill(~visible, -torch.inf)
     p = s.softmax(-1)
-    s = s.masked_fill(~live, 0.0)
+    s = s.masked_fill(~visible, 0.0)
     mean = (p * s).sum(-1)
-    lse = s.masked_fill(~live, -torch.inf).logsumexp(-1)
+    lse = s.masked_fill(~visible, -torch.inf).logsumexp(-1)
     return {"lse": lse, "mean": mean, "var": (p * (s - mean[..., None]) ** 2).sum(-1), "entropy": lse - mean}
 
 
@@ -34,9 +34,9 @@ class TestContractOfAccuracy:
     @pytest.mark.parametrize("keys", [97, 1025])
     def test_every_statistic(self, dtype: torch.dtype, impl: Any, sharpness: float, keys: int) -> None:
         q, k = heads(2, 4, 97, 64, dtype=dtype, scale=sharpness), heads(2, 4, keys, 64, dtype=dtype)
-        live = torch.ones(97, keys, dtype=torch.bool).tril(keys - 97)
+        visible = torch.ones(97, keys, dtype=torch.bool).tril(keys - 97)
         got = sm.row_stats(q, k, is_causal=True, impl=impl)
-        want, rough = exact(q, k, is_causal=True), plain(q, k, live)
+        want, rough = exact(q, k, is_causal=True), plain(q, k, visible)
         for name, value in rough.items():
             if name == "var" and impl == "sdpa":
                 continue

@@ -90,11 +90,11 @@ class TestMerge:
     def test_rows_merge_one_by_one(self):
         """Some rows of a part may be empty while others are not."""
         logits = torch.randn(4, 10, dtype=torch.float64)
-        live = torch.rand(4, 10) < 0.5
-        live[0] = False
-        live[1] = True
-        first = dense_stats(logits, live)
-        second = dense_stats(logits, ~live)
+        visible = torch.rand(4, 10) < 0.5
+        visible[0] = False
+        visible[1] = True
+        first = dense_stats(logits, visible)
+        second = dense_stats(logits, ~visible)
         assert_same(first.merge(second), of(logits), 1e-12)
 
     @pytest.mark.parametrize("broken_first", [True, False])

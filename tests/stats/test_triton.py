@@ -82,17 +82,17 @@ def given_logits(rows: Tensor, **changes) -> AttentionCall:
 
 def dense(problem: AttentionCall, dtype: torch.dtype) -> Parts:
     s = problem.q.to(dtype) @ problem.k.to(dtype)[:, :, None].mT * problem.scale
-    live = torch.ones_like(s, dtype=torch.bool)
+    visible = torch.ones_like(s, dtype=torch.bool)
     if problem.offset is not None:
         i, j = (torch.arange(n, device=s.device) for n in s.shape[-2:])
-        live &= j <= i[:, None] + problem.offset
+        visible &= j <= i[:, None] + problem.offset
     if problem.mask is not None:
         hidden = hidden_by(problem.mask)
-        live &= ~hidden
+        visible &= ~hidden
         if problem.mask.is_floating_point():
             bias = problem.mask.to(dtype).masked_fill(hidden, 0)
             s = s + (bias if problem.gain is None else bias * problem.gain.to(dtype)[..., None])
-    stats: Any = dense_stats(s, live)
+    stats: Any = dense_stats(s, visible)
     return stats._max, stats._log_mass, stats._shortfall, stats._var
 
 

@@ -105,14 +105,14 @@ class plain:  # noqa: N801
 
     def __init__(self, problem: AttentionCall) -> None:
         s = problem.q @ problem.k[:, :, None].mT * problem.scale
-        live = ~problem.hidden().expand(s.shape)
+        visible = ~problem.hidden().expand(s.shape)
         if problem.mask is not None and problem.mask.is_floating_point():
             bias = problem.mask.masked_fill(hidden_by(problem.mask), 0).to(s.dtype)
             s = s + (bias if problem.gain is None else bias * problem.gain[..., None].to(s.dtype))
-        blind = ~live.any(-1, keepdim=True)
-        s = s.masked_fill(~live & ~blind, -torch.inf)
+        blind = ~visible.any(-1, keepdim=True)
+        s = s.masked_fill(~visible & ~blind, -torch.inf)
         p, lse = s.softmax(-1), s.logsumexp(-1)
-        s = s.masked_fill(~live, 0)
+        s = s.masked_fill(~visible, 0)
         mean = (p * s).sum(-1)
         var = (p * (s - mean[..., None]) ** 2).sum(-1)
         self.lse, self.mean, self.var, self.entropy = (

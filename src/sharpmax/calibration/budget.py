@@ -108,7 +108,7 @@ class Candidate:
     @property
     def modified_heads(self) -> int:
         """How many heads have a temperature of their own."""
-        return self.policy.touched
+        return self.policy.modified_heads
 
     def __repr__(self) -> str:
         return f"Candidate({self.kind!r}, accuracy={self.accuracy:.3f}, modified_heads={self.modified_heads})"

@@ -21,7 +21,7 @@ torch.Size([2, 5, 8])
 """
 
 from sharpmax.normalisers.attend import attend
-from sharpmax.normalisers.base import Normaliser, live_softmax, normaliser, normalisers
+from sharpmax.normalisers.base import Normaliser, normaliser, normalisers, visible_softmax
 from sharpmax.normalisers.variants import (
     Adaptive,
     Entmax15,
@@ -52,7 +52,7 @@ __all__ = [
     "StickBreaking",
     "TopK",
     "attend",
-    "live_softmax",
     "normaliser",
     "normalisers",
+    "visible_softmax",
 ]

@@ -44,8 +44,8 @@ def attend(
     out = weights @ torch.where(finite, v, 0.0)
     # The second product is only needed to find rows that do see such a value, which is hardly ever.
     if not ops_for(finite).concrete(finite) or not bool(finite.all()):
-        live = normaliser.visible(q, k, mask, is_causal)
-        out = out.masked_fill(live.to(torch.float32) @ (~finite).to(torch.float32) > 0, math.nan)
+        visible = normaliser.visible(q, k, mask, is_causal)
+        out = out.masked_fill(visible.to(torch.float32) @ (~finite).to(torch.float32) > 0, math.nan)
     return out
 
 

@@ -35,8 +35,8 @@ class Normaliser(nn.Module, ABC):
     >>> class Squares(Normaliser):
     ...     name = "squares"
     ...     disperses = "yes: bounded squares share out a fixed total"
-    ...     def normalise(self, logits, live):
-    ...         squares = (logits**2 + 1) * live
+    ...     def normalise(self, logits, visible):
+    ...         squares = (logits**2 + 1) * visible
     ...         return squares / squares.sum(-1, keepdim=True)
     >>> normaliser("squares")(torch.tensor([[1.0]]), torch.tensor([[1.0], [2.0]]), scale=1.0)
     tensor([[0.2857, 0.7143]])
@@ -82,11 +82,11 @@ class Normaliser(nn.Module, ABC):
         super().__init__()
 
     @abstractmethod
-    def normalise(self, logits: Tensor, live: Tensor) -> Tensor:
+    def normalise(self, logits: Tensor, visible: Tensor) -> Tensor:
         """Weights from logits, both `[..., Lq, Lk]`.
 
-        Logits are finite, at least float32, and 0 where `live` is False; every row has a live key. What is
-        returned for keys that are not live does not matter.
+        Logits are finite, at least float32, and 0 where `visible` is False; every row has a visible key. What is
+        returned for keys that are not visible does not matter.
         """
 
     def score(self, q: Tensor, k: Tensor, scale: float) -> Tensor:
@@ -95,12 +95,12 @@ class Normaliser(nn.Module, ABC):
 
     def visible(self, q: Tensor, k: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor:
         """Which keys each row sees, boolean `[..., Lq, Lk]`; causal rows are aligned at the last key."""
-        live = torch.ones((), dtype=torch.bool, device=q.device)
+        visible = torch.ones((), dtype=torch.bool, device=q.device)
         if is_causal:
-            live = key_distance(q, k) >= 0
+            visible = key_distance(q, k) >= 0
         if mask is not None:
-            live = live & ~hidden_by(mask)
-        return live.expand(logits_shape(q, k))
+            visible = visible & ~hidden_by(mask)
+        return visible.expand(logits_shape(q, k))
 
     def forward(
         self,
@@ -121,19 +121,19 @@ class Normaliser(nn.Module, ABC):
         self._check_mask(mask, q, k)
         factor = 1.0 / math.sqrt(q.shape[-1]) if scale is None else check_number("scale", scale)
         with without_autocast(q.device):
-            live = self.visible(q, k, mask, is_causal)
+            visible = self.visible(q, k, mask, is_causal)
             logits = self._logits(q, k, mask, factor)
             if logits.numel() == 0:
                 return logits.to(q.dtype)
             # Kinds never meet a row without keys or a logit that is not finite: 0/0 and NaN·0 would come back
             # through their gradients even if their values were replaced afterwards. Such rows get one key.
-            broken = ~(logits.isfinite() | ~live).all(-1, keepdim=True)
-            void = broken | ~live.any(-1, keepdim=True)
+            broken = ~(logits.isfinite() | ~visible).all(-1, keepdim=True)
+            void = broken | ~visible.any(-1, keepdim=True)
             first = torch.arange(k.shape[-2], device=k.device) == 0
-            weights = self.normalise(torch.where(live & ~void, logits, 0.0), torch.where(void, first, live))
+            weights = self.normalise(torch.where(visible & ~void, logits, 0.0), torch.where(void, first, visible))
             if weights.shape != logits.shape:
                 reject("normalise", f"shape {tuple(weights.shape)}", f"that of the logits, {tuple(logits.shape)}")
-            weights = torch.where(live, weights, 0.0).masked_fill(live & broken, math.nan)
+            weights = torch.where(visible, weights, 0.0).masked_fill(visible & broken, math.nan)
         return weights.to(q.dtype)
 
     def _logits(self, q: Tensor, k: Tensor, mask: Tensor | None, scale: float) -> Tensor:
@@ -192,13 +192,13 @@ def normalisers() -> dict[str, type[Normaliser]]:
     return dict(sorted(_kinds.items()))
 
 
-def live_softmax(logits: Tensor, live: Tensor) -> Tensor:
-    """Softmax of the live logits of each row `[..., Lq, Lk]`; each row needs one.
+def visible_softmax(logits: Tensor, visible: Tensor) -> Tensor:
+    """Softmax of the visible logits of each row `[..., Lq, Lk]`; each row needs one.
 
-    >>> live_softmax(torch.tensor([0.0, 0.0, 9.0]), torch.tensor([True, True, False]))
+    >>> visible_softmax(torch.tensor([0.0, 0.0, 9.0]), torch.tensor([True, True, False]))
     tensor([0.5000, 0.5000, 0.0000])
     """
-    return torch.where(live, logits, -math.inf).softmax(-1)
+    return torch.where(visible, logits, -math.inf).softmax(-1)
 
 
 def logits_shape(q: Tensor, k: Tensor) -> tuple[int, ...]:

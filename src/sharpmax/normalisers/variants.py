@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from sharpmax.arrays import in_float64
 from sharpmax.lazy import require
-from sharpmax.normalisers.base import Normaliser, key_distance, live_softmax, positive_whole
+from sharpmax.normalisers.base import Normaliser, key_distance, positive_whole, visible_softmax
 from sharpmax.policies.base import Policy, check_number
 from sharpmax.policies.registry import resolve_policy
 from sharpmax.stats.dense import centred, dense_stats
@@ -28,9 +28,9 @@ class Softmax(Normaliser):
     disperses: ClassVar[str] = "yes: with logits of spread δ no key among n gets more than e^δ/(e^δ + n − 1)"
     can_disperse: ClassVar[bool] = True
 
-    def normalise(self, logits: Tensor, live: Tensor) -> Tensor:
-        """Softmax over the live keys."""
-        return live_softmax(logits, live)
+    def normalise(self, logits: Tensor, visible: Tensor) -> Tensor:
+        """Softmax over the visible keys."""
+        return visible_softmax(logits, visible)
 
 
 class Adaptive(Normaliser):
@@ -57,12 +57,12 @@ class Adaptive(Normaliser):
         super().__init__()
         self.policy = resolve_policy(policy)
 
-    def normalise(self, logits: Tensor, live: Tensor) -> Tensor:
+    def normalise(self, logits: Tensor, visible: Tensor) -> Tensor:
         """β from the dense statistics of each row, then softmax of the scaled row."""
         # Relative to the row's maximum, so that β does not multiply a common offset into the rounding.
-        relative, _ = centred(logits, live)
-        beta = self.policy.beta(dense_stats(logits, live), lambda at: dense_stats(at[..., None] * relative, live))
-        return live_softmax(beta[..., None] * relative, live)
+        relative, _ = centred(logits, visible)
+        beta = self.policy.beta(dense_stats(logits, visible), lambda at: dense_stats(at[..., None] * relative, visible))
+        return visible_softmax(beta[..., None] * relative, visible)
 
     def extra_repr(self) -> str:
         """The policy in one line."""
@@ -90,17 +90,17 @@ class ScalableSoftmax(Normaliser):
         # In float64, so that logits of float64 meet all digits of it; `.to(dtype)` rounds it like any parameter.
         self.s = nn.Parameter(torch.tensor(check_number("s", s), dtype=torch.float64))
 
-    def normalise(self, logits: Tensor, live: Tensor) -> Tensor:
-        """Softmax at β = s·ln n, n counted over the live keys."""
-        log_n = live.sum(-1, keepdim=True).to(logits.dtype).log()
-        return live_softmax(self.s.to(logits.dtype) * log_n * logits, live)
+    def normalise(self, logits: Tensor, visible: Tensor) -> Tensor:
+        """Softmax at β = s·ln n, n counted over the visible keys."""
+        log_n = visible.sum(-1, keepdim=True).to(logits.dtype).log()
+        return visible_softmax(self.s.to(logits.dtype) * log_n * logits, visible)
 
 
 _FAR_BELOW = -4.0
 """Both maps give 0 to every key more than 2 under the maximum: lower ones need not be told apart."""
 
 
-def _by_entmax(map_name: str, logits: Tensor, live: Tensor) -> Tensor:
+def _by_entmax(map_name: str, logits: Tensor, visible: Tensor) -> Tensor:
     """A map of the `entmax` package, kept inside the range where its arithmetic is sound.
 
     It sums squares of all logits of the row, hidden ones too: −inf and large offsets come out as NaN, and in
@@ -108,9 +108,9 @@ def _by_entmax(map_name: str, logits: Tensor, live: Tensor) -> Tensor:
     where the weight is 0 anyway, and in float64.
     """
     wide = in_float64(logits)
-    live = live.to(wide.device)
-    relative, _ = centred(wide, live)
-    bounded = torch.where(live, relative.clamp(min=_FAR_BELOW), _FAR_BELOW)
+    visible = visible.to(wide.device)
+    relative, _ = centred(wide, visible)
+    bounded = torch.where(visible, relative.clamp(min=_FAR_BELOW), _FAR_BELOW)
     weights: Tensor = getattr(_entmax(map_name), map_name)(bounded, dim=-1)
     return weights.to(logits.dtype).to(logits.device)
 
@@ -136,9 +136,9 @@ class Sparsemax(Normaliser):
         super().__init__()
         _entmax(self.name)  # a missing package is better said now than in the first forward pass
 
-    def normalise(self, logits: Tensor, live: Tensor) -> Tensor:
-        """Euclidean projection of the live logits onto the simplex."""
-        return _by_entmax("sparsemax", logits, live)
+    def normalise(self, logits: Tensor, visible: Tensor) -> Tensor:
+        """Euclidean projection of the visible logits onto the simplex."""
+        return _by_entmax("sparsemax", logits, visible)
 
 
 class Entmax15(Normaliser):
@@ -158,9 +158,9 @@ class Entmax15(Normaliser):
         super().__init__()
         _entmax(self.name)
 
-    def normalise(self, logits: Tensor, live: Tensor) -> Tensor:
-        """(s/2 − τ)₊² over the live keys, τ such that they sum to 1."""
-        return _by_entmax("entmax15", logits, live)
+    def normalise(self, logits: Tensor, visible: Tensor) -> Tensor:
+        """(s/2 − τ)₊² over the visible keys, τ such that they sum to 1."""
+        return _by_entmax("entmax15", logits, visible)
 
 
 class Hard(Normaliser):
@@ -174,10 +174,10 @@ class Hard(Normaliser):
     disperses: ClassVar[str] = "no: one key has weight 1 whatever n is (its softmax gradient does disperse)"
     can_disperse: ClassVar[bool] = False
 
-    def normalise(self, logits: Tensor, live: Tensor) -> Tensor:
+    def normalise(self, logits: Tensor, visible: Tensor) -> Tensor:
         """One-hot values with a straight-through gradient."""
-        soft = live_softmax(logits, live)
-        top = torch.where(live, logits, -math.inf).argmax(-1, keepdim=True)
+        soft = visible_softmax(logits, visible)
+        top = torch.where(visible, logits, -math.inf).argmax(-1, keepdim=True)
         # soft − soft is exactly 0, so the values stay one-hot to the bit.
         return torch.zeros_like(soft).scatter(-1, top, 1.0) + (soft - soft.detach())
 
@@ -197,12 +197,12 @@ class TopK(Normaliser):
         super().__init__()
         self.k = positive_whole("k", k)
 
-    def normalise(self, logits: Tensor, live: Tensor) -> Tensor:
-        """Softmax over the first k live keys in descending order."""
+    def normalise(self, logits: Tensor, visible: Tensor) -> Tensor:
+        """Softmax over the first k visible keys in descending order."""
         # torch.topk does not say which of equal logits it takes; a stable sort does.
-        order = torch.where(live, logits, -math.inf).sort(dim=-1, descending=True, stable=True).indices
-        kept = torch.zeros_like(live).scatter(-1, order[..., : self.k], True)
-        return live_softmax(logits, kept & live)
+        order = torch.where(visible, logits, -math.inf).sort(dim=-1, descending=True, stable=True).indices
+        kept = torch.zeros_like(visible).scatter(-1, order[..., : self.k], True)
+        return visible_softmax(logits, kept & visible)
 
     def extra_repr(self) -> str:
         """The number of keys kept."""
@@ -233,11 +233,11 @@ class Sigmoid(Normaliser):
         super().__init__()
         self.bias = None if bias is None else check_number("bias", bias)
 
-    def normalise(self, logits: Tensor, live: Tensor) -> Tensor:
+    def normalise(self, logits: Tensor, visible: Tensor) -> Tensor:
         """Elementwise sigmoid."""
         if self.bias is not None:
             return torch.sigmoid(logits + self.bias)
-        return torch.sigmoid(logits - live.sum(-1, keepdim=True).to(logits.dtype).log())
+        return torch.sigmoid(logits - visible.sum(-1, keepdim=True).to(logits.dtype).log())
 
     def extra_repr(self) -> str:
         """The bias."""
@@ -256,11 +256,11 @@ class SoftmaxPlusOne(Normaliser):
     can_disperse: ClassVar[bool] = True
     sums_to_one: ClassVar[bool] = False
 
-    def normalise(self, logits: Tensor, live: Tensor) -> Tensor:
+    def normalise(self, logits: Tensor, visible: Tensor) -> Tensor:
         """Softmax times the share that is not left to the extra key."""
         # With L = ln Σ exp(s), Σ/(1 + Σ) is σ(L): no exponential of a large number anywhere.
-        total = torch.where(live, logits, -math.inf).logsumexp(-1, keepdim=True)
-        return live_softmax(logits, live) * torch.sigmoid(total)
+        total = torch.where(visible, logits, -math.inf).logsumexp(-1, keepdim=True)
+        return visible_softmax(logits, visible) * torch.sigmoid(total)
 
 
 class Linear(Normaliser):
@@ -282,9 +282,9 @@ class Linear(Normaliser):
         """Products of positive features."""
         return _features(q) @ _features(k).mT
 
-    def normalise(self, logits: Tensor, live: Tensor) -> Tensor:
-        """Each score by the sum of the live ones."""
-        scores = torch.where(live, logits, 0.0)
+    def normalise(self, logits: Tensor, visible: Tensor) -> Tensor:
+        """Each score by the sum of the visible ones."""
+        scores = torch.where(visible, logits, 0.0)
         return scores / scores.sum(-1, keepdim=True)
 
 
@@ -310,9 +310,9 @@ class StickBreaking(Normaliser):
     sums_to_one: ClassVar[bool] = False
     order_dependent: ClassVar[bool] = True
 
-    def normalise(self, logits: Tensor, live: Tensor) -> Tensor:
+    def normalise(self, logits: Tensor, visible: Tensor) -> Tensor:
         """Sums of log σ from the last key backwards, exponentiated at the end."""
-        passed_on = torch.where(live, F.logsigmoid(-logits), 0.0)
+        passed_on = torch.where(visible, F.logsigmoid(-logits), 0.0)
         # Summed without the key itself, not with it and then subtracted: 1000.001 − 1000 has no digits left.
         left = F.pad(passed_on[..., 1:].flip(-1).cumsum(-1).flip(-1), (0, 1))
         return (F.logsigmoid(logits) + left).exp()
@@ -343,9 +343,9 @@ class Local(Normaliser):
         """What the mask leaves visible, inside the window."""
         return super().visible(q, k, mask, is_causal) & (key_distance(q, k).abs() < self.window)
 
-    def normalise(self, logits: Tensor, live: Tensor) -> Tensor:
-        """Softmax over the live keys, which the window has narrowed."""
-        return live_softmax(logits, live)
+    def normalise(self, logits: Tensor, visible: Tensor) -> Tensor:
+        """Softmax over the visible keys, which the window has narrowed."""
+        return visible_softmax(logits, visible)
 
     def extra_repr(self) -> str:
         """The window."""

@@ -21,7 +21,7 @@ from sharpmax.errors import reject, reject_type
 from sharpmax.ops.kernels import decode_launch
 from sharpmax.ops.kernels.sharpen import scale_op, scales, sharpen_op
 from sharpmax.ops.kernels.tables import form_of, table_of
-from sharpmax.policies.base import WARNED, Policy, Remeasure, Said
+from sharpmax.policies.base import WARNED, Policy, Remeasure, Warned
 from sharpmax.policies.constant import Constant
 from sharpmax.policies.per_head import PerHead, side_by_side
 from sharpmax.policies.registry import resolve_policy
@@ -70,11 +70,11 @@ class Rule(Protocol):
 class PolicyRule:
     """Policies of one kind, one per head or one for all, as a `Rule`; their parameters are laid side by side once."""
 
-    def __init__(self, policies: Sequence[Policy], heads: tuple[int, ...] | None, said: Said | None = None) -> None:
+    def __init__(self, policies: Sequence[Policy], heads: tuple[int, ...] | None, warned: Warned | None = None) -> None:
         alike = all(policy == policies[0] for policy in policies)
         self.policies = (policies[0],) if alike else tuple(policies)
         self.heads = heads
-        self.said = said
+        self.warned = warned
         self.needs = self.policies[0].needs
         self._joined: dict[torch.device, Policy] = {}
         self._constant: dict[torch.device, Tensor] = {}
@@ -103,15 +103,15 @@ class PolicyRule:
 
     def _warn_outside(self, policy: Policy, stats: RowStats) -> None:
         """In a model, rows outside the fitted range are reported where a prompt is read, not at every new token."""
-        if not policy.reads or policy.fitted_range is None or (self.said is not None and stats.count.shape[-1] == 1):
+        if not policy.reads or policy.fitted_range is None or (self.warned is not None and stats.count.shape[-1] == 1):
             return
-        said = WARNED if self.said is None else self.said
-        if all(one in said for one in self.policies):
+        warned = WARNED if self.warned is None else self.warned
+        if all(one in warned for one in self.policies):
             return
         values = getattr(stats, policy.reads)
         if ops_for(values).concrete(values) and bool(policy.outside(values, stats).any()):
             for place, one in enumerate(self.policies):
-                one.warn_outside(stats if len(self.policies) == 1 else stats.map(_head_at(place)), self.said)
+                one.warn_outside(stats if len(self.policies) == 1 else stats.map(_head_at(place)), self.warned)
 
 
 def _head_at(place: int) -> Callable[[Tensor], Tensor]:
@@ -133,12 +133,12 @@ def policies_of(policy: Policy, layer: int = 0) -> tuple[Policy, ...]:
     return policy.policies[layer] if isinstance(policy, PerHead) else (policy,)
 
 
-def rules_of(policies: Sequence[Policy], said: Said | None = None) -> tuple[Rule, ...]:
-    """The rules of one layer; none where the policies leave all of it alone. `said` is shared by those of a model."""
+def rules_of(policies: Sequence[Policy], warned: Warned | None = None) -> tuple[Rule, ...]:
+    """The rules of one layer; none where the policies leave all of it alone. `warned` is shared by those of a model."""
     if all(one.is_identity for one in policies):
         return ()
     if len(policies) == 1:
-        return (PolicyRule(policies, None, said),)
+        return (PolicyRule(policies, None, warned),)
     groups: dict[Any, list[int]] = {}
     # Where every head is constant, those left alone are constants of 1: one product then serves the whole layer.
     whole = len({type(one) for one in policies}) == 1 and not any(one.needs for one in policies)
@@ -146,7 +146,7 @@ def rules_of(policies: Sequence[Policy], said: Said | None = None) -> tuple[Rule
         if whole or not one.is_identity:
             groups.setdefault(_shape_of(one), []).append(head)
     return tuple(
-        PolicyRule([policies[h] for h in group], None if len(group) == len(policies) else tuple(group), said)
+        PolicyRule([policies[h] for h in group], None if len(group) == len(policies) else tuple(group), warned)
         for group in groups.values()
     )
 
@@ -241,8 +241,8 @@ class Sharpener:
 
         To look means to wait for the device, which not every call can afford; and it is length that takes rows outside.
         """
-        said = next((rule.said for rule in self.rules if isinstance(rule, PolicyRule)), None)
-        looked_at = _looked_at if said is None else said
+        warned = next((rule.warned for rule in self.rules if isinstance(rule, PolicyRule)), None)
+        looked_at = _looked_at if warned is None else warned
         for head, policy in enumerate(self.policies):
             if policy.fitted_range is None or (policy, call.keys.bit_length()) in looked_at:
                 continue
@@ -251,7 +251,7 @@ class Sharpener:
             looked_at.add((policy, call.keys.bit_length()))
             rows = [None] * 4 if parts is None else [part.reshape(call.rows) for part in parts]
             stats = RowStats.anchored(call.counts(), *rows[:3])
-            policy.warn_outside(stats if len(self.policies) == 1 else stats.map(_head_at(head)), said)
+            policy.warn_outside(stats if len(self.policies) == 1 else stats.map(_head_at(head)), warned)
 
     def decode(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None

@@ -29,14 +29,14 @@ Remeasure = Callable[[Array], "RowStats"]
 _kinds: dict[str, type[Policy]] = {}
 
 
-class Said(set[Any]):
+class Warned(set[Any]):
     """The policies that one model has been warned of; a copy of the model has not been warned yet."""
 
-    def __deepcopy__(self, memo: Any) -> Said:
-        return Said()
+    def __deepcopy__(self, memo: Any) -> Warned:
+        return Warned()
 
-    def __reduce__(self) -> tuple[type[Said], tuple[()]]:
-        return Said, ()
+    def __reduce__(self) -> tuple[type[Warned], tuple[()]]:
+        return Warned, ()
 
 
 WARNED: set[Policy] = set()
@@ -89,10 +89,10 @@ class Policy(ABC):
         beta = self.rule(xp, stats, remeasure)
         return xp.where(stats.count <= 1, xp.ones_like(beta), beta)
 
-    def warn_outside(self, stats: RowStats, said: set[Any] | None = None) -> None:
-        """Warn if rows lie outside the range the policy was fitted on, unless it is among those `said` already."""
-        said = WARNED if said is None else said
-        if self.fitted_range is None or self in said:
+    def warn_outside(self, stats: RowStats, warned: set[Any] | None = None) -> None:
+        """Warn if rows lie outside the range the policy was fitted on, unless it is among those `warned` already."""
+        warned = WARNED if warned is None else warned
+        if self.fitted_range is None or self in warned:
             return
         values = getattr(stats, self.reads)
         if not ops_for(values).concrete(values):
@@ -100,13 +100,13 @@ class Policy(ABC):
         low, high = self.fitted_range
         outside = self.outside(values, stats)
         if bool(outside.any()):
-            said.add(self)
+            warned.add(self)
             share = 100.0 * float(outside.sum()) / math.prod(outside.shape)
             caller = sys._getframe(1)
             # Not `warnings.warn`, whose own memory would silence a second model with the same share of rows.
             warnings.warn_explicit(
                 f"{share:.1f}% of the rows have {self.reads} outside {low:g} … {high:g}, the range this policy is "
-                f"made for ({self.describe()}); said once for this policy",
+                f"made for ({self.describe()}); shown once for this policy",
                 OutOfRangeWarning,
                 caller.f_code.co_filename,
                 caller.f_lineno,

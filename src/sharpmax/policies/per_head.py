@@ -86,8 +86,8 @@ class PerHead(Policy):
         return all(policy.is_identity for layer in self.policies for policy in layer)
 
     @property
-    def touched(self) -> int:
-        """How many heads are not left alone."""
+    def modified_heads(self) -> int:
+        """Number of heads whose policy is not the identity."""
         return sum(not policy.is_identity for layer in self.policies for policy in layer)
 
     def for_layer(self, index: int) -> PerHead:
@@ -100,15 +100,15 @@ class PerHead(Policy):
         """The grid in one line."""
         flat = [policy for layer in self.policies for policy in layer]
         kinds = ", ".join(sorted({policy.kind for policy in flat}))
-        still = len(flat) - self.touched
+        still = len(flat) - self.modified_heads
         alone = f", {still} head{'s' * (still != 1)} left alone" if still else ""
         return f"{self.layers} layer{'s' * (self.layers != 1)} × {self.heads} heads, kinds: {kinds}{alone}"
 
-    def warn_outside(self, stats: RowStats, said: set[Any] | None = None) -> None:
+    def warn_outside(self, stats: RowStats, warned: set[Any] | None = None) -> None:
         """Each head speaks for its own rows."""
         if self.layers == 1 and stats.count.ndim >= 2 and stats.count.shape[-2] == self.heads:
             for head, policy in enumerate(self.policies[0]):
-                policy.warn_outside(_of_head(stats, head), said)
+                policy.warn_outside(_of_head(stats, head), warned)
 
     def rule(self, xp: Any, stats: RowStats, remeasure: Remeasure | None) -> Array:
         """All heads at once where they are of one kind, one after the other where not."""

@@ -39,7 +39,7 @@ def _biased(t, entry, inside, gain, scale, MASK_FLOOR: tl.constexpr, GAIN: tl.co
 
 @triton.jit
 def _derivative(
-    t, live, top, mean, c0, c1, c2, scale,
+    t, visible, top, mean, c0, c1, c2, scale,
     MASK: tl.constexpr, VAR: tl.constexpr, FOLDED: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """dS of a tile: `t` are products of q and k without their scale, or whole logits where a mask was added to them."""
@@ -52,14 +52,14 @@ def _derivative(
         z = y * LOG2E - top
         slope = (c2 * y + c1) * y + c0 if VAR else c1 * y + c0
     if MASKED:
-        z = tl.where(live, z, 0.0)
+        z = tl.where(visible, z, 0.0)
     p = tl.exp2(z)
     ds = p * slope
     if MASK == 2:
         # A key far down weighs nothing, and 0 · inf would not say so; a NaN stays.
         ds = tl.where(p == 0.0, 0.0, ds)
     if MASKED:
-        ds = tl.where(live, ds, 0.0)
+        ds = tl.where(visible, ds, 0.0)
     return ds
 
 
@@ -110,21 +110,21 @@ def _add_keys(
         if WIDEN:
             k = k.to(tl.float32)
         t = _product(q, k)
-        live = (row < queries)[:, None] & (key < keys)[None, :]
+        visible = (row < queries)[:, None] & (key < keys)[None, :]
         if MASKED:
             if MASK != 0:
                 entry_at = mask_at + key.to(tl.int64)[None, :] * mask_stride_k
-                entry = tl.load(entry_at, mask=live, other=0)
+                entry = tl.load(entry_at, mask=visible, other=0)
                 if MASK == 1:
-                    live = live & (entry != 0)
+                    visible = visible & (entry != 0)
                 else:
-                    t, live = _biased(t, entry, live, gain[:, None], scale, MASK_FLOOR, GAIN)
+                    t, visible = _biased(t, entry, visible, gain[:, None], scale, MASK_FLOOR, GAIN)
             if CAUSAL:
-                live = live & (key[None, :] <= row[:, None] + offset)
+                visible = visible & (key[None, :] <= row[:, None] + offset)
             k = _finite(k)
         ds = _derivative(
             t,
-            live,
+            visible,
             top[:, None],
             mean[:, None],
             c0[:, None],
@@ -187,25 +187,25 @@ def _add_rows(
         if WIDEN:
             q = q.to(tl.float32)
         t = _product(k, q)
-        live = (key < keys)[:, None] & in_rows[None, :]
+        visible = (key < keys)[:, None] & in_rows[None, :]
         if MASKED:
             if MASK != 0:
                 entry_at = mask_at + row.to(tl.int64)[None, :] * mask_stride_q
-                entry = tl.load(entry_at, mask=live, other=0)
+                entry = tl.load(entry_at, mask=visible, other=0)
                 if MASK == 1:
-                    live = live & (entry != 0)
+                    visible = visible & (entry != 0)
                 else:
                     gain = top
                     if GAIN:
                         gain_row_at = gain_at + row.to(tl.int64) * gain_stride_q
                         gain = tl.load(gain_row_at, mask=in_rows, other=0.0).to(tl.float32)
-                    t, live = _biased(t, entry, live, gain[None, :], scale, MASK_FLOOR, GAIN)
+                    t, visible = _biased(t, entry, visible, gain[None, :], scale, MASK_FLOOR, GAIN)
             if CAUSAL:
-                live = live & (key[:, None] <= row[None, :] + offset)
+                visible = visible & (key[:, None] <= row[None, :] + offset)
             q = _finite(q)
         ds = _derivative(
             t,
-            live,
+            visible,
             top[None, :],
             mean[None, :],
             c0[None, :],

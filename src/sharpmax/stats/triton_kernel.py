@@ -41,7 +41,7 @@ def _add(total, lost, more):
 
 
 @triton.jit
-def _absorb(peak, rest, rest_lost, short, short_lost, var, var_lost, bad, s, live):
+def _absorb(peak, rest, rest_lost, short, short_lost, var, var_lost, bad, s, visible):
     """Merge a tile of logits `s` `[rows, keys]` into the statistics of the keys before it.
 
     A row's mass relative to its maximum is 1 + rest: the top key's own weight, exactly 1, is kept out of the
@@ -51,16 +51,16 @@ def _absorb(peak, rest, rest_lost, short, short_lost, var, var_lost, bad, s, liv
     """
     # Maxima may drop a NaN, so rows that met one (or +inf, which leaves no finite softmax) are marked.
     sound = s < float("inf")
-    bad = bad | tl.max((live & ~sound).to(tl.int32), 1)
-    live = live & sound
+    bad = bad | tl.max((visible & ~sound).to(tl.int32), 1)
+    visible = visible & sound
 
-    tile_peak = tl.max(tl.where(live, s, float("-inf")), 1)
+    tile_peak = tl.max(tl.where(visible, s, float("-inf")), 1)
     seen = tile_peak > float("-inf")
     base = tl.where(seen, tile_peak, 0.0)
     # exp(−1000) is 0 in float32 and float64: the bound changes no weight, and keeps 0 · x² from 0 · inf.
-    x = tl.maximum(tl.where(live, s, base[:, None]) - base[:, None], -1000.0)
+    x = tl.maximum(tl.where(visible, s, base[:, None]) - base[:, None], -1000.0)
     light = tl.where(x < 0.0, tl.exp(x), 0.0)  # weights below the top one; 0 for hidden keys, whose x is 0
-    ties = tl.sum((live & (x == 0.0)).to(s.dtype), 1)
+    ties = tl.sum((visible & (x == 0.0)).to(s.dtype), 1)
     tile_rest = tl.sum(light, 1) + (ties - 1.0)
     tile_mass = tl.where(seen, 1.0 + tile_rest, 1.0)
     tile_short = -tl.sum(light * x, 1) / tile_mass
@@ -127,10 +127,10 @@ def _collect(
 
 
 @triton.jit
-def _kept(x, live):
+def _kept(x, visible):
     """Logits with those that weigh nothing put where the quick way can have them; NaN stays NaN."""
     # A mask may have put a key at −inf without hiding it.
-    return tl.where(live & ~(x < NOWHERE), x, NOWHERE)
+    return tl.where(visible & ~(x < NOWHERE), x, NOWHERE)
 
 
 @triton.jit
@@ -180,22 +180,22 @@ def _keys_at(k_at, k_desc, batch, head, key, start, keys, k_stride_l, in_width,
 def _shown(s, row_in, key, low, high, mask_at, mask_stride_k, gain,
            MASK: tl.constexpr, MASK_FLOOR: tl.constexpr, GAIN: tl.constexpr, UNIT: tl.constexpr):  # fmt: skip
     """The logits of a tile with the mask added (in units of 1/UNIT), and which of them their rows see."""
-    live = row_in[:, None] & (key[None, :] >= low[:, None]) & (key[None, :] < high[:, None])
+    visible = row_in[:, None] & (key[None, :] >= low[:, None]) & (key[None, :] < high[:, None])
     if MASK != 0:
-        entry = tl.load(mask_at + key.to(tl.int64)[None, :] * mask_stride_k, mask=live, other=0)
+        entry = tl.load(mask_at + key.to(tl.int64)[None, :] * mask_stride_k, mask=visible, other=0)
         if MASK == 1:
-            live = live & (entry != 0)
+            visible = visible & (entry != 0)
         else:
             if entry.dtype != tl.float64:
                 entry = entry.to(tl.float32)
             hidden = entry <= MASK_FLOOR
-            live = live & ~hidden
+            visible = visible & ~hidden
             # Hidden entries leave before the gain meets them: 0 · −inf is NaN, 2 · finfo.min overflows.
             bias = tl.where(hidden, 0.0, entry).to(s.dtype) * UNIT
             if GAIN:
                 bias = bias * gain[:, None]
             s = s + bias
-    return s, live
+    return s, visible
 
 
 @triton.jit
@@ -209,11 +209,11 @@ def _reference(q, k_at, begin, keys, k_stride_l, in_rows, in_width, low, high, m
     key = begin + tl.arange(0, 16)
     k = _keys_at(k_at, None, 0, 0, key, begin, keys, k_stride_l, in_width,
                  WIDTH, False, True, WIDEN, 16, BLOCK_D)  # fmt: skip
-    x, live = _shown(tl.dot(q, k, input_precision="ieee") * scale2, in_rows, key, low, high, mask_at,
+    x, visible = _shown(tl.dot(q, k, input_precision="ieee") * scale2, in_rows, key, low, high, mask_at,
                      mask_stride_k, gain, MASK, MASK_FLOOR, GAIN, LOG2E)  # fmt: skip
-    top = tl.max(tl.where(live, x, float("-inf")), 1)
+    top = tl.max(tl.where(visible, x, float("-inf")), 1)
     top = tl.where(top > float("-inf"), top, 0.0)
-    x = _kept(x - top[:, None], live)
+    x = _kept(x - top[:, None], visible)
     weight = tl.exp2(x)
     return top + tl.sum(weight * x, 1) / tl.maximum(tl.sum(weight, 1), 1.0)
 
@@ -353,11 +353,11 @@ def quick_parts(
             key = start + column
             k = _keys_at(k_at, k_desc, batch32, head32, key, start, keys, k_stride_l, in_width,
                          WIDTH, False, True, WIDEN, BLOCK_K, BLOCK_D)  # fmt: skip
-            x, live = _shown(tl.dot(q, k, input_precision="ieee") * scale2, in_rows, key, low, high, mask_at,
+            x, visible = _shown(tl.dot(q, k, input_precision="ieee") * scale2, in_rows, key, low, high, mask_at,
                              mask_stride_k, gain, MASK, MASK_FLOOR, GAIN, LOG2E)  # fmt: skip
             if MASK != 0:
-                blind = blind & (tl.max(live.to(tl.int32), 1) == 0)
-            x = _kept(x - reference[:, None], live)
+                blind = blind & (tl.max(visible.to(tl.int32), 1) == 0)
+            x = _kept(x - reference[:, None], visible)
             mass, moment, second, peak = _collect(mass, moment, second, peak, x, MAX, VAR, BLOCK_Q, BLOCK_K)
 
     total = tl.sum(mass, 1)
@@ -469,10 +469,10 @@ def _careful_block(
         k = _keys_at(k_at, None, 0, 0, key, start, keys, k_stride_l, in_width,
                      WIDTH, False, True, WIDEN, BLOCK_K, BLOCK_D)  # fmt: skip
         # "ieee": TF32 would round float32 inputs to 10 bits.
-        s, live = _shown(tl.dot(q, k, input_precision="ieee") * scale, wanted, key, low, high, mask_at,
+        s, visible = _shown(tl.dot(q, k, input_precision="ieee") * scale, wanted, key, low, high, mask_at,
                          mask_stride_k, gain, MASK, MASK_FLOOR, GAIN, 1.0)  # fmt: skip
         peak, rest, rest_lost, short, short_lost, var, var_lost, bad = _absorb(
-            peak, rest, rest_lost, short, short_lost, var, var_lost, bad, s, live
+            peak, rest, rest_lost, short, short_lost, var, var_lost, bad, s, visible
         )
     rest += rest_lost
     mass = 1.0 + rest

@@ -70,7 +70,7 @@ def triton_parts(call: AttentionCall, fields: frozenset[str] = frozenset(FIELDS)
     """Statistics of `fields` relative to an anchor, each `[B, Hkv, G, Lq]`; float32, or float64 for float64 input.
 
     The anchor is the maximum if that is asked for; else it may be the lse. Without `var` in the fields, var may be 0.
-    A live logit that is NaN or +inf makes all four NaN for its row; one that overflowed to −inf has weight 0.
+    A visible logit that is NaN or +inf makes all four NaN for its row; one that overflowed to −inf has weight 0.
     """
     require("triton", "triton", "impl='triton'")
     if reason := obstacle(call):

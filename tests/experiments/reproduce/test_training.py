@@ -74,7 +74,7 @@ class TestSeeds:
 
 
 def first_batches(recipe: Recipe, seed: int, block: int) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
-    """What a seed sees in its first block, drawn here once more: items, query, live, answer by step."""
+    """What a seed sees in its first block, drawn here once more: items, query, visible, answer by step."""
     sets = draw((block, recipe.batch), recipe.sizes, seeded(CPU, seed, 0))
     return list(zip(sets.items, sets.query, sets.visible, sets.answer, strict=True))
 
@@ -87,8 +87,8 @@ class TestStep:
         training.next_block()
         tensors = {name: t.clone().requires_grad_() for name, t in SingleHeads.initial((3,)).state_dict().items()}
         adam = torch.optim.Adam(tensors.values(), lr=1e-3)
-        for items, query, live, answer in first_batches(recipe, 3, short_blocks)[:3]:
-            scores = PlainHead(tensors, 0, torch.float32).scores(items, query, live)
+        for items, query, visible, answer in first_batches(recipe, 3, short_blocks)[:3]:
+            scores = PlainHead(tensors, 0, torch.float32).scores(items, query, visible)
             penalty = 0.5 * l2 * sum((tensor**2).sum() for tensor in tensors.values())
             adam.zero_grad()
             (F.cross_entropy(scores, answer) + penalty).backward()
@@ -109,8 +109,8 @@ class TestStep:
         recipe = replace(RECIPES["paper"], batch=8, learning_rate=0.0)
         head = PlainHead(SingleHeads.initial((3,)).state_dict(), 0, torch.float64)
         losses = [
-            float(F.cross_entropy(head.scores(items.double(), query.double(), live), answer))
-            for items, query, live, answer in first_batches(recipe, 3, short_blocks)
+            float(F.cross_entropy(head.scores(items.double(), query.double(), visible), answer))
+            for items, query, visible, answer in first_batches(recipe, 3, short_blocks)
         ]
         assert len(set(losses)) == short_blocks
         for steps in (1, 3, short_blocks):  # blocks cut short are divided by what they did

@@ -207,12 +207,12 @@ def _sequence(x: Inputs, rows: Tensor, b: int) -> dict[str, Tensor]:
     seen = torch.ones(len(rows), shape.keys, dtype=torch.bool, device=rows.device)
     if shape.causal:
         seen = torch.arange(shape.keys, device=rows.device) <= rows[:, None]
-    live = seen.expand_as(logits)
-    stats = dense_stats(logits, live)
+    visible = seen.expand_as(logits)
+    stats = dense_stats(logits, visible)
     v = x.v[b].double()
 
     def output(policy: str | None) -> Tensor:
-        weights = softmax(logits, policy=policy, mask=live)
+        weights = softmax(logits, policy=policy, mask=visible)
         return (weights.view(shape.kv_heads, -1, shape.keys) @ v).view(shape.heads, len(rows), shape.width)
 
     return {
@@ -267,8 +267,8 @@ class Heads:
     def exact(self, policy: str | None) -> Gradients:
         """Gradients of dense attention in float64."""
 
-        def output(logits: Tensor, v: Tensor, live: Tensor) -> Tensor:
-            return softmax(logits, policy=policy, mask=live) @ v
+        def output(logits: Tensor, v: Tensor, visible: Tensor) -> Tensor:
+            return softmax(logits, policy=policy, mask=visible) @ v
 
         return self._summed(output, self.upstream)
 
@@ -281,15 +281,15 @@ class Heads:
 
     def through_beta(self, weight: Tensor) -> Gradients:
         """Gradients of Σ weight·β in float64, with weights `[N, G, L]`."""
-        return self._summed(lambda logits, v, live: PAPER.beta(dense_stats(logits, live)), weight)
+        return self._summed(lambda logits, v, visible: PAPER.beta(dense_stats(logits, visible)), weight)
 
     def _summed(self, function: Callable[[Tensor, Tensor, Tensor], Tensor], upstream: Tensor) -> Gradients:
         q, k, v = (torch.zeros_like(x, dtype=torch.float64) for x in (self.q, self.k, self.v))
         with torch.enable_grad():
             for n, rows in self._blocks():
                 inputs = [x.double().requires_grad_() for x in (self.q[n][:, rows], self.k[n], self.v[n])]
-                logits, live = self._logits(inputs[0], inputs[1], rows)
-                value = function(logits, inputs[2], live)
+                logits, visible = self._logits(inputs[0], inputs[1], rows)
+                value = function(logits, inputs[2], visible)
                 arriving = upstream[n][:, rows].double()
                 into_q, into_k, into_v = torch.autograd.grad(value, inputs, arriving, materialize_grads=True)
                 q[n, :, rows] = into_q
@@ -299,10 +299,10 @@ class Heads:
 
     def _logits(self, q: Tensor, k: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
         logits = q @ k.double().transpose(-1, -2) / math.sqrt(q.shape[-1])
-        live = torch.ones(logits.shape[-2:], dtype=torch.bool, device=q.device)
+        visible = torch.ones(logits.shape[-2:], dtype=torch.bool, device=q.device)
         if self.causal:
-            live = live.tril(rows.start)
-        return logits, live.expand_as(logits)
+            visible = visible.tril(rows.start)
+        return logits, visible.expand_as(logits)
 
     def _blocks(self) -> Iterator[tuple[int, slice]]:
         length = self.q.shape[-2]

@@ -323,8 +323,8 @@ def evaluate(
 
 
 def _losses(model: SetHeads | Encoders, data: Sequence[Tensor]) -> Tensor:
-    inputs, live, answer = data
-    scores = model.answer(inputs, live, answer.shape[-1])
+    inputs, visible, answer = data
+    scores = model.answer(inputs, visible, answer.shape[-1])
     losses = F.cross_entropy(scores.flatten(0, -2), answer.flatten(), reduction="none", ignore_index=NOTHING)
     # Where nothing is asked the loss is 0.
     return losses.view(len(answer), -1).sum(-1) / (answer != NOTHING).view(len(answer), -1).sum(-1)

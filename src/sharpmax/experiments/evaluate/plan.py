@@ -157,7 +157,7 @@ def modified_heads(policy: Policy | None, layers: int, heads: int) -> int:
     """
     if policy is None or policy.is_identity:
         return 0
-    return policy.touched if isinstance(policy, PerHead) else layers * heads
+    return policy.modified_heads if isinstance(policy, PerHead) else layers * heads
 
 
 def describe(policy: Policy | None, layers: int, heads: int) -> dict[str, Any]:

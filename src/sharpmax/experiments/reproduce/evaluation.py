@@ -185,19 +185,19 @@ def _measured(variants: Sequence[str], by_head: Sequence[Mapping[str, np.ndarray
 def measure_page(seen: Read, variants: Mapping[str, Policy | None]) -> dict[str, Tensor]:
     """What `Measured` holds, for one head and the sets it has just read: [B] by the name of field and variant."""
     s, h = _near(seen)
-    live = s > -torch.inf
-    x, _ = centred(s, live)
-    plain = _counting_all(dense_stats(s, live), seen.logits)
+    visible = s > -torch.inf
+    x, _ = centred(s, visible)
+    plain = _counting_all(dense_stats(s, visible), seen.logits)
     found: dict[str, Tensor] = {"spread": _spread(seen.logits)}
     weights = []
     for name, policy in variants.items():
         scaled, stats = x, plain
         if policy is not None:
-            beta = policy.beta(plain, lambda b: dense_stats(x * b[:, None].to(x.dtype), live))
+            beta = policy.beta(plain, lambda b: dense_stats(x * b[:, None].to(x.dtype), visible))
             scaled = x * beta[:, None].to(x.dtype)
-            stats = dense_stats(scaled, live)
+            stats = dense_stats(scaled, visible)
         found[f"entropy {name}"], found[f"top {name}"] = stats.entropy, stats.top_weight
-        weights.append(scaled.masked_fill(~live, -torch.inf).softmax(-1))
+        weights.append(scaled.masked_fill(~visible, -torch.inf).softmax(-1))
     pooled = torch.matmul(torch.stack(weights, dim=1), h)
     # Items come largest logit first, so the first is the one that hard attention takes.
     scores = seen.scores(torch.cat((pooled, h[:, :1]), dim=1))
@@ -248,16 +248,16 @@ def best_beta(logits: Tensor, wanted: Tensor) -> Tensor:
     tensor(0.8959, dtype=torch.float64)
     """
     logits = in_float64(logits)
-    live, wanted = logits != -torch.inf, wanted.to(logits.device)
-    x, _ = centred(logits, live)
+    visible, wanted = logits != -torch.inf, wanted.to(logits.device)
+    x, _ = centred(logits, visible)
     goal = x.gather(-1, wanted[..., None])[..., 0]
-    mean = torch.where(live, x, 0.0).sum(-1) / live.sum(-1)
+    mean = torch.where(visible, x, 0.0).sum(-1) / visible.sum(-1)
     free = (goal > mean) & (goal < 0.0)
     u, low, high = torch.zeros_like(goal), torch.full_like(goal, _LEAST), torch.full_like(goal, _MOST)
     # Newton's steps in u = ln β, where the slope of E[s] is β·Var[s], halving the bracket wherever they leave it.
     for _ in range(_STEPS):
         beta = u.exp()
-        stats = dense_stats(x * beta[..., None], live)
+        stats = dense_stats(x * beta[..., None], visible)
         gap = goal - stats.mean / beta
         low, high = torch.where(gap > 0, u, low), torch.where(gap > 0, high, u)
         step = u + gap * beta / stats.var.clamp_min(1e-300)
@@ -269,7 +269,7 @@ def best_beta(logits: Tensor, wanted: Tensor) -> Tensor:
             break
     best = torch.where(goal <= mean, 0.0, u.exp())
     best = torch.where(goal >= 0.0, torch.inf, best)
-    best = torch.where(live.gather(-1, wanted[..., None])[..., 0], best, 0.0)
+    best = torch.where(visible.gather(-1, wanted[..., None])[..., 0], best, 0.0)
     return torch.where(mean.isnan(), torch.nan, best)
 
 

@@ -38,8 +38,8 @@ class Training(StackedTraining[SingleHeads]):
 
 
 def _losses(heads: SingleHeads, data: Sequence[Tensor]) -> Tensor:
-    items, query, live, answer = data
-    scores = heads(items, query, live)
+    items, query, visible, answer = data
+    scores = heads(items, query, visible)
     losses = F.cross_entropy(scores.flatten(0, 1), answer.flatten(), reduction="none")
     return losses.view(answer.shape).mean(-1)
 

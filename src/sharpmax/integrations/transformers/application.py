@@ -15,7 +15,7 @@ from sharpmax.errors import UnsupportedError, reject
 from sharpmax.integrations.transformers.interface import Installed, install, installed, kept, modules_of, put
 from sharpmax.integrations.transformers.support import check_all_reached, check_model
 from sharpmax.ops.attention import policies_of, rules_of
-from sharpmax.policies.base import Policy, Said
+from sharpmax.policies.base import Policy, Warned
 from sharpmax.policies.per_head import PerHead
 from sharpmax.policies.registry import BESIDE as FILE
 from sharpmax.policies.registry import resolve_policy
@@ -61,7 +61,7 @@ def _plainly_eager(state: Installed | None) -> Iterator[None]:
 
 M = TypeVar("M", bound="PreTrainedModel")
 
-_said: WeakKeyDictionary[PreTrainedModel, Said] = WeakKeyDictionary()
+_warned: WeakKeyDictionary[PreTrainedModel, Warned] = WeakKeyDictionary()
 """What each model has been warned of: applying a policy again is no reason to say it again."""
 
 
@@ -98,10 +98,10 @@ def apply(model: M, policy: Policy | str | os.PathLike[str] | None, *, skip_unsu
         check_all_reached(check_model(model))
     modules = modules_of(model, skip_unsupported=skip_unsupported)
     check_shape(chosen, [one.heads for one in modules], type(model).__name__)
-    said = _said.setdefault(model, Said())
+    warned = _warned.setdefault(model, Warned())
     install(
         model,
-        lambda layer: rules_of(policies_of(chosen, layer), said),
+        lambda layer: rules_of(policies_of(chosen, layer), warned),
         policy=chosen,
         methods=_METHODS,
         skip_unsupported=skip_unsupported,

@@ -136,20 +136,20 @@ def _logits(
             k = k.to(tl.float32)
         # "ieee": TF32 would round float32 inputs to 10 bits.
         s = tl.dot(k, q, input_precision="ieee") * scale
-        live = inside[:, None] & in_rows[None, :]
+        visible = inside[:, None] & in_rows[None, :]
         if CAUSAL:
-            live = live & (key[:, None] < (length - QUERIES + 1 + query)[None, :])
+            visible = visible & (key[:, None] < (length - QUERIES + 1 + query)[None, :])
         if MASK != 0:
-            entry = tl.load(mask_at + key.to(tl.int64)[:, None] * mask_stride_k, mask=live, other=0)
+            entry = tl.load(mask_at + key.to(tl.int64)[:, None] * mask_stride_k, mask=visible, other=0)
             if MASK == 1:
-                live = live & (entry != 0)
+                visible = visible & (entry != 0)
             else:
                 entry = entry.to(tl.float32)
                 hidden = entry <= MASK_FLOOR
-                live = live & ~hidden
+                visible = visible & ~hidden
                 s = s + tl.where(hidden, 0.0, entry)
-            count += live.to(tl.int32)
-        s = tl.where(live, s, float("-inf"))
+            count += visible.to(tl.int32)
+        s = tl.where(visible, s, float("-inf"))
         tl.store(
             logits_at + key.to(tl.int64)[:, None],
             s,
