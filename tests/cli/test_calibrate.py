@@ -84,7 +84,7 @@ def test_a_run_leaves_policies_results_figures_and_page(home: Path, tmp_path: Pa
         "sharpmax calibrate model --task letters.py --kinds constant,rows --text text.txt --budget 5% "
     )
     assert tables["setting"]["model"] == "model"
-    for said in ("Right answers on validation prompts (%)", "Candidates", "n = 8"):
+    for said in ("Policies", "accuracy (%)", "n = 8"):
         assert said in outcome.out
     for name in names:
         assert str(home).encode() not in (out / name).read_bytes(), name

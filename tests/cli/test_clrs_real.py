@@ -62,9 +62,7 @@ def test_real_algorithms_from_training_to_the_page(home: Path, tmp_path: Path, s
     # Both arms learned from the same examples.
     assert len({tables["training"][arm.name]["setting"]["examples"]["fingerprint"] for arm in arms}) == 1
     page = (exam / "report.html").read_text(encoding="utf-8")
-    assert "“minimum”, the easiest of the algorithms, was not learnt by “none” and “paper”" in page
-    # Eight is more than bridges were trained with, but minimum was trained with more.
-    assert "“paper” is not shown to differ from “none” at other sizes" in page
+    assert "not learned by none and paper, whose numbers say little about sharpness" in page
     assert "sharpmax clrs train model --policy paper --algorithms minimum,bridges" in page
 
 

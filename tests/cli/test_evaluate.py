@@ -73,7 +73,8 @@ def test_tables_and_sentences_are_printed(home: Path, tmp_path: Path, sharpmax_c
         assert said in outcome.out
     saved = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))["tables"]
     cell = saved["accuracy/letters"]["made"]["8"]
-    row = next(line for line in outcome.out.splitlines() if line.strip().startswith("made "))
+    table = outcome.out[outcome.out.index("Accuracy (%): letters") :]
+    row = next(line for line in table.splitlines() if line.strip().startswith("made "))
     assert f"{cell['mean']:.1f}" in row
     assert f"({cell['low']:.1f}–{cell['high']:.1f})" in row
     assert "Accuracy at n = " in outcome.out

@@ -68,8 +68,8 @@ def test_report_of_something_else(
 def test_the_table_is_printed_beside_the_published_numbers(sharpmax_command: Any, tmp_path: Path) -> None:
     outcome = sharpmax_command.ok("reproduce", "--out", tmp_path, *TINY)
     assert "published" in outcome.out
-    row = next(line for line in outcome.out.splitlines() if line.split()[:1] == ["32"])
-    assert " 97.1" in row
+    row = next(line for line in outcome.out.splitlines() if line.strip().startswith("softmax, published"))
+    assert row.split()[-2:] == ["98.6", "97.1"]
     assert "left out of paper: refit" in outcome.out
     assert not any(line.endswith(" ") for line in outcome.out.splitlines())
     assert (tmp_path / "results.json").exists()

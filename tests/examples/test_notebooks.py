@@ -68,7 +68,9 @@ def test_reproduce(run: Run) -> None:
 def test_calibrate(run: Run) -> None:
     out, figures = run("calibrate.ipynb")
     assert figures == 1
-    before, after = (float(line.split(": ")[1].split("%")[0]) for line in out.splitlines() if "% right" in line)
+    before, after = (
+        float(line.split("accuracy ")[1].split("%")[0]) for line in out.splitlines() if "accuracy " in line
+    )
     assert after > before
     assert "policy.json: " in out
     assert "with policy: " in out

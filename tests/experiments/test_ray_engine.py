@@ -140,11 +140,6 @@ def test_a_node_with_another_sharpmax(cluster: Any, tmp_path: Path) -> None:
     cluster.remove_node(node)
 
 
-def test_ray_of_this_machine_alone(tmp_path: Path) -> None:
-    assert go(tmp_path / "ray", grid(), engine="ray", workers=2) == go(tmp_path / "local", grid(), workers=1)
-    assert not ray.is_initialized()
-
-
 def test_no_cluster_at_the_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Ray itself would try for minutes.
     monkeypatch.setattr(ray, "init", lambda *_, **__: pytest.fail("asked Ray about an address where it is not"))

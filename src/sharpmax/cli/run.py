@@ -174,9 +174,10 @@ def print_report(most: int | None = None) -> Callable[[Mapping[str, Any]], None]
 
         report = report_of(tables)
         for part in report.parts:
+            of_part = f"{part.label}: " if len(report.parts) > 1 else ""
             for table in [*part.tables, *part.details][:most]:
                 rows = [[f"{c.text} ({c.small})" if c.small else c.text for c in row] for row in table.rows]
-                print_table(table.title, [f"{c.text} {c.small}".strip() for c in table.head], rows)
+                print_table(of_part + table.title, [f"{c.text} {c.small}".strip() for c in table.head], rows)
                 say(table.note)
         for sentence in (*report.headline, *report.notes):
             say(sentence)

@@ -122,6 +122,8 @@ def _on_device(kept: dict[torch.device, T], device: torch.device, make: Callable
     """What is made once per device, outside of any mode that would keep it from being used again."""
     if torch.compiler.is_compiling():
         return kept[device] if device in kept else make()
+    if torch._C._len_torch_dispatch_stack():  # what is made in a mode (of fake tensors, say) is good there alone
+        return make()
     if device not in kept:
         with torch.inference_mode(False):
             kept[device] = make()

@@ -39,7 +39,7 @@ SPEEDS = ("ours_ms", "stock_ms", "ratio", "stock_ms_by_backend", "host_ms", "sto
 
 
 def break_statistics(monkeypatch: pytest.MonkeyPatch, mistake: float) -> None:
-    for name in ("stock", "streaming"):
+    for name in ("sdpa", "streaming"):
         right = operator.IMPLEMENTATIONS[name]
 
         def wrong(problem: AttentionCall, right: Any = right) -> Parts:

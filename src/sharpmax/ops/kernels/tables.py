@@ -73,6 +73,8 @@ def table_of(policies: tuple[Policy, ...], device: torch.device) -> Table | None
     key = tuple(map(id, policies))
     if torch.compiler.is_compiling():
         shape = _known_shape(key, device)
+        if shape == _NO_FORM:
+            return None
         if shape:
             return Table(_known_values(key, device), list(shape))
         form = closed_form(policies)
@@ -80,6 +82,8 @@ def table_of(policies: tuple[Policy, ...], device: torch.device) -> Table | None
     form = form_of(policies)
     if form is None:
         return None
+    if torch._C._len_torch_dispatch_stack():  # what is made in a mode (of fake tensors, say) is good there alone
+        return Table(_values(form, device), form.shape)
     if (key, device) not in _tables:
         with torch.inference_mode(False):
             _tables[key, device] = Table(_values(form, device), form.shape)
@@ -93,7 +97,12 @@ def _values(form: ClosedForm, device: torch.device) -> Tensor:
 # Asked while compiling, the answers are part of the graph: other policies coming and going do not concern it.
 
 
+_NO_FORM = (-1,)
+
+
 def _known_shape(key: _Key, device: torch.device) -> tuple[int, ...]:
+    if key in _forms and _forms[key][1] is None:
+        return _NO_FORM
     return tuple(_tables[key, device].shape) if (key, device) in _tables else ()
 
 
