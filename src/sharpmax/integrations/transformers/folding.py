@@ -6,7 +6,7 @@ import copy
 import math
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import torch
 from torch import Tensor, nn
@@ -27,16 +27,31 @@ from sharpmax.stats.statistics import RowStats
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from sharpmax.integrations.gguf import FoldedFile
+
 M = TypeVar("M", bound="PreTrainedModel")
 
 
+@overload
 def fold(
     model: M,
     policy: Policy | str | os.PathLike[str] | None,
     *,
     example_inputs: Mapping[str, Any] | None = None,
     skip_unsupported: bool = False,
-) -> M:
+) -> M: ...
+@overload
+def fold(
+    model: str | os.PathLike[str], policy: Policy | str | os.PathLike[str] | None, *, out: str | os.PathLike[str]
+) -> FoldedFile: ...
+def fold(
+    model: M | str | os.PathLike[str],
+    policy: Policy | str | os.PathLike[str] | None,
+    *,
+    out: str | os.PathLike[str] | None = None,
+    example_inputs: Mapping[str, Any] | None = None,
+    skip_unsupported: bool = False,
+) -> M | FoldedFile:
     """A plain copy of the model that attends as if `policy`, one constant per head, were applied; no sharpmax needed.
 
     β is multiplied into each head's rows of the query projection, or into the gain of the query's normalisation where
@@ -48,7 +63,15 @@ def fold(
     in every layer that changes; where they differ, an `UnsupportedError` says which layer. `example_inputs` (keyword
     arguments for one call of the model) replace the random input of a model for which none can be made. Modules that
     cannot have a policy raise an error, or with `skip_unsupported` are left as they are, as in `sharpmax.apply`.
+
+    The path of a GGUF file, the format of llama.cpp, in place of a model gives the new GGUF file `out`: the same blocks
+    with other fp16 scales, nothing quantised again, every head compared with β times the original. Scales that
+    overflow are refused; so is a head whose weights the rounding of scales would change by more than 0.8%.
     """
+    if isinstance(model, (str, os.PathLike)):
+        return _fold_file(model, policy, out, plain=example_inputs is None and not skip_unsupported)
+    if out is not None:
+        reject("out", repr(str(out)), "None for a loaded model", "save what fold returns with save_pretrained")
     chosen = policy_from(policy)
     if not skip_unsupported:
         check_all_reached(check_model(model))
@@ -57,8 +80,10 @@ def fold(
     if any(weight.is_meta for weight in model.parameters()):
         reject("model", "weights on the meta device", "weights in memory", "load the model without offloading")
     check_shape(chosen, [one.heads for one in modules], family)
-    _check_constant(chosen, context_of(model))
-    betas = {layer: beta for layer, one in enumerate(modules) if (beta := _betas(chosen, layer, one.heads)) is not None}
+    check_constant(chosen, context_of(model))
+    betas = {
+        layer: beta for layer, one in enumerate(modules) if (beta := betas_of(chosen, layer, one.heads)) is not None
+    }
     for layer in betas:
         _check_only_queries(modules[layer], layer, family)
         _check_not_shared(model, query_layer(modules[layer], f"layer {layer} of {family}"), layer)
@@ -70,6 +95,24 @@ def fold(
             scale_queries(check.modules[layer], beta, f"layer {layer} of {family}")
         check.after()
     return twin
+
+
+def _fold_file(
+    path: str | os.PathLike[str],
+    policy: Policy | str | os.PathLike[str] | None,
+    out: str | os.PathLike[str] | None,
+    *,
+    plain: bool,
+) -> FoldedFile:
+    from sharpmax.integrations.gguf import fold_file, is_gguf
+
+    if not is_gguf(path):
+        reject("model", repr(str(path)), "a loaded transformers model or the path of a GGUF file", "load it first")
+    if out is None:
+        reject("out", None, "the path of a new GGUF file")
+    if not plain:
+        reject("model", f"{str(path)!r} with example_inputs or skip_unsupported", "those two for a loaded model alone")
+    return fold_file(path, policy, out)
 
 
 def nearest_constant(policy: Policy, length: int) -> Policy:
@@ -96,7 +139,8 @@ def nearest_constant(policy: Policy, length: int) -> Policy:
     return Constant(float(policy.rule(ops_for(stats.count), stats, None)))
 
 
-def _check_constant(policy: Policy, longest: Any) -> None:
+def check_constant(policy: Policy, longest: Any) -> None:
+    """Refuse a policy that depends on the row, with the nearest one that does not, for `longest` visible keys."""
     flat = [one for layer in policy.policies for one in layer] if isinstance(policy, PerHead) else [policy]
     needs = frozenset().union(*(one.needs for one in flat))
     if not needs:
@@ -115,7 +159,7 @@ def _check_constant(policy: Policy, longest: Any) -> None:
     )
 
 
-def _betas(policy: Policy, layer: int, heads: int) -> Tensor | None:
+def betas_of(policy: Policy, layer: int, heads: int) -> Tensor | None:
     """β of every head of a layer in float64, or None where all of them are 1."""
     row = policy.policies[layer] if isinstance(policy, PerHead) else (policy,) * heads
     if all(one.is_identity for one in row):
