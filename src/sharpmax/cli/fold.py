@@ -60,8 +60,8 @@ def fold(
 def _fold_file(model: Path, chosen: NamedPolicy, dtype: str, out: Path, *, as_json: bool) -> None:
     from sharpmax.integrations.gguf import fold_file
 
-    if out.suffix.lower() != ".gguf":
-        reject("--out", repr(str(out)), "a new file that ends in .gguf, as sharper.gguf")
+    if out.suffix.lower() != ".gguf" or out.exists():
+        reject("--out", repr(str(out)), "a new file that ends in .gguf", "a model is never written over another")
     if dtype not in ("auto", "float32"):
         reject("--dtype", dtype, "none for a GGUF file, which keeps its types")
     with progress() as note:

@@ -173,7 +173,7 @@ def is_gguf(path: str | os.PathLike[str]) -> bool:
     try:
         with Path(path).open("rb") as file:
             return file.read(4) == b"GGUF"
-    except OSError:
+    except (OSError, ValueError):
         return False
 
 
@@ -302,10 +302,11 @@ def _check_plain(header: _Header, path: Path) -> None:
 
 
 def _heads(header: _Header, path: Path) -> list[int]:
-    """The number of heads of every layer."""
+    """The number of heads of every layer, within limits: a damaged number must not fill the memory."""
     layers, heads = header.get("block_count"), header.get("attention.head_count")
-    counts = heads if isinstance(heads, list) else [heads] * layers if isinstance(layers, int) else []
-    if not counts or len(counts) != layers or not all(isinstance(one, int) and one >= 0 for one in counts):
+    known = isinstance(layers, int) and layers <= len(header.tensors)
+    counts = heads if isinstance(heads, list) else [heads] * layers if known else []
+    if not counts or len(counts) != layers or not all(one in range(1 << 16) for one in counts):
         raise FileFormatError(
             f"model: {str(path)!r} does not say how many heads and layers it has ({header.architecture}.block_count "
             f"is {layers}, attention.head_count is {heads})"
