@@ -287,9 +287,9 @@ def test_damaged_files_end_in_one_line(tmp_path: Path) -> None:
             sm.fold(tmp_path / "cut.gguf", Constant(1.5), out=tmp_path / "out.gguf")
     refused = []
     for place in range(0, header, 5):
-        data = bytearray(whole)
-        data[place] ^= 0xFF
-        (tmp_path / "odd.gguf").write_bytes(data)
+        odd = bytearray(whole)
+        odd[place] ^= 0xFF
+        (tmp_path / "odd.gguf").write_bytes(odd)
         try:
             sm.fold(tmp_path / "odd.gguf", Constant(1.5), out=tmp_path / "out.gguf").path.unlink()
         except SharpmaxError as problem:

@@ -35,13 +35,14 @@ def fold(
     `--out sharper.gguf`, with the types it has.
     """
     from sharpmax.integrations.gguf import is_gguf
-    from sharpmax.integrations.transformers.folding import fold as folded
-    from sharpmax.models.language import load_language_model
 
     chosen, kind = policy_named(policy), "float32" if dtype == "auto" else dtype
     if is_gguf(model):
         _fold_file(Path(model), chosen, dtype, out, as_json=as_json)
         return
+    from sharpmax.integrations.transformers.folding import fold as folded
+    from sharpmax.models.language import load_language_model
+
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         reject("--out", repr(str(out)), "a new or empty folder", "a checkpoint is never written over another")
     with progress() as note:

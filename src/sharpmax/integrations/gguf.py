@@ -21,10 +21,11 @@ from numpy.typing import NDArray
 
 from sharpmax.errors import ArgumentError, FileFormatError, SharpmaxError, UnsupportedError, reject
 from sharpmax.files import new_file, parse_json
-from sharpmax.integrations.transformers.application import check_shape, policy_from
-from sharpmax.integrations.transformers.folding import betas_of, check_constant
 from sharpmax.lazy import require
 from sharpmax.policies.base import Policy, policy_from_dict
+from sharpmax.policies.constant import Constant
+from sharpmax.policies.per_head import PerHead, check_shape
+from sharpmax.policies.registry import resolve_policy
 
 KEY = "sharpmax.policy"
 """The metadata key that holds the policy of a folded file, as JSON."""
@@ -129,7 +130,7 @@ def fold_file(
     metadata key `sharpmax.policy`. The copy is read back and every head compared with β times the original before it
     gets its name; the original is only read.
     """
-    chosen, source, target = policy_from(policy), Path(path), Path(out)
+    chosen, source, target = resolve_policy(policy), Path(path), Path(out)
     if target.exists() or target.is_symlink():
         reject("out", f"{str(target)!r}, which exists", "the path of a new file", "a model is never written over")
     require("gguf", "models", "a GGUF file")
@@ -145,13 +146,9 @@ def fold_file(
         _check_plain(header, source)
         heads = _heads(header, source)
         check_shape(chosen, heads, source.name)
-        check_constant(chosen, header.get("context_length"))
-        rows, layers = [], 0
-        for layer, count in enumerate(heads):
-            beta = betas_of(chosen, layer, count) if count else None
-            if beta is not None:
-                rows += list(_query_rows(header, layer, beta.tolist()))
-                layers += 1
+        betas = _betas(chosen, heads, header.get("context_length"))
+        changed = {layer: row for layer, row in enumerate(betas) if any(beta != 1.0 for beta in row)}
+        rows = [one for layer, row in changed.items() for one in _query_rows(header, layer, row)]
         with new_file(target) as copy:
             start = _copy(file, copy, header, chosen)
             for one in rows:
@@ -163,7 +160,7 @@ def fold_file(
                 raise ArgumentError(f"model: {str(source)!r} changed while it was read; fold it again when it is whole")
             if target.exists():
                 reject("out", f"{str(target)!r}, which exists by now", "the path of a new file")
-    return FoldedFile(target, layers, error)
+    return FoldedFile(target, len(changed), error)
 
 
 def is_gguf(path: str | os.PathLike[str]) -> bool:
@@ -312,6 +309,18 @@ def _heads(header: _Header, path: Path) -> list[int]:
             f"is {layers}, attention.head_count is {heads})"
         )
     return counts
+
+
+def _betas(policy: Policy, heads: list[int], longest: Any) -> list[list[float]]:
+    """β of every head of every layer."""
+    grid = policy.policies if isinstance(policy, PerHead) else [(policy,) * count for count in heads]
+    if not all(isinstance(one, Constant) for row in grid for one in row):
+        # Torch takes more time and memory than all the rest, and constants do without it.
+        from sharpmax.integrations.transformers.folding import check_constant, nearest_constant
+
+        check_constant(policy, longest)
+        grid = [tuple(nearest_constant(one, 2) for one in row) for row in grid]
+    return [[one.to_dict()["value"] for one in row] for row in grid]
 
 
 def _query_rows(header: _Header, layer: int, betas: list[float]) -> Iterator[_Rows]:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from sharpmax.arrays import ops_for
 from sharpmax.errors import UnsupportedError, reject, reject_type
-from sharpmax.integrations.transformers.application import check_shape, policy_from, restore
+from sharpmax.integrations.transformers.application import policy_from, restore
 from sharpmax.integrations.transformers.fold_check import FoldCheck
 from sharpmax.integrations.transformers.interface import modules_of
 from sharpmax.integrations.transformers.projections import query_layer, scale_queries
@@ -21,7 +21,7 @@ from sharpmax.integrations.transformers.support import AttentionModule, check_al
 from sharpmax.models.language import context_of
 from sharpmax.policies.base import Policy
 from sharpmax.policies.constant import Constant
-from sharpmax.policies.per_head import PerHead
+from sharpmax.policies.per_head import PerHead, check_shape
 from sharpmax.stats.statistics import RowStats
 
 if TYPE_CHECKING:
@@ -81,9 +81,7 @@ def fold(
         reject("model", "weights on the meta device", "weights in memory", "load the model without offloading")
     check_shape(chosen, [one.heads for one in modules], family)
     check_constant(chosen, context_of(model))
-    betas = {
-        layer: beta for layer, one in enumerate(modules) if (beta := betas_of(chosen, layer, one.heads)) is not None
-    }
+    betas = {layer: beta for layer, one in enumerate(modules) if (beta := _betas(chosen, layer, one.heads)) is not None}
     for layer in betas:
         _check_only_queries(modules[layer], layer, family)
         _check_not_shared(model, query_layer(modules[layer], f"layer {layer} of {family}"), layer)
@@ -159,7 +157,7 @@ def check_constant(policy: Policy, longest: Any) -> None:
     )
 
 
-def betas_of(policy: Policy, layer: int, heads: int) -> Tensor | None:
+def _betas(policy: Policy, layer: int, heads: int) -> Tensor | None:
     """β of every head of a layer in float64, or None where all of them are 1."""
     row = policy.policies[layer] if isinstance(policy, PerHead) else (policy,) * heads
     if all(one.is_identity for one in row):
