@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -59,6 +61,7 @@ def write(
     gain: int = 0,
     architecture: str = "llama",
     heads: Any = HEADS,
+    keys: int = KEYS,
     more: Callable[[Any], None] | None = None,
 ) -> Path:
     """A tiny file with two layers and the tensors that matter here, and some that do not."""
@@ -67,7 +70,7 @@ def write(
     writer.add_context_length(1024)
     writer.add_embedding_length(EMBEDDING)
     writer.add_head_count(heads)
-    writer.add_head_count_kv(KEYS)
+    writer.add_int32(f"{architecture}.attention.head_count_kv", keys)
     writer.add_key_length(WIDTH)
     writer.add_value_length(WIDTH)
     writer.add_token_list([f"token {number}" for number in range(50)])
@@ -204,6 +207,7 @@ def part_of_two(writer: Any) -> None:
         ({"more": part_of_two}, POLICY, UnsupportedError, r"one of 2 parts; join them"),
         ({"architecture": "llama4"}, POLICY, ArgumentError, r"the architecture 'llama4'; allowed: arcee, .*qwen2"),
         ({"heads": 8}, Constant(2.0), UnsupportedError, r"128 rows, where 256 are expected for 8 heads of 32"),
+        ({"fused": True, "keys": -8}, Constant(2.0), FileFormatError, r"head_count_kv is -8; allowed: 1 or more"),
         ({"heads": [4]}, Constant(2.0), FileFormatError, r"does not say how many heads"),
         ({}, PerHead.of(Constant, value=[[2.0] * 4]), ArgumentError, r"1 layers × 4 heads; allowed: 2 × 4"),
         ({"heads": [4, 2]}, POLICY, ArgumentError, r"2 layers × 4 heads; allowed: 2 × 2/4"),
@@ -314,6 +318,18 @@ def test_arguments(
     write(tmp_path / "model.gguf")
     with pytest.raises(ArgumentError, match=says):
         sm.fold(path, Constant(1.5), **given)
+
+
+def test_constants_need_no_torch(tmp_path: Path) -> None:
+    """Importing it would take more time and memory than all the rest."""
+    source, out = write(tmp_path / "model.gguf"), tmp_path / "out.gguf"
+    code = (
+        "import sys; from sharpmax.cli import main; "
+        f"assert main(['fold', {str(source)!r}, '--policy', 'smollm2-constant', '--out', 'x.gguf']) == 2; "
+        f"assert main(['fold', {str(source)!r}, '--policy', 'constant:2', '--out', {str(out)!r}]) == 0; "
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=1200)
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

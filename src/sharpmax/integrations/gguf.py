@@ -306,7 +306,7 @@ def _heads(header: _Header, path: Path) -> list[int]:
     if not counts or len(counts) != layers or not all(one in range(1 << 16) for one in counts):
         raise FileFormatError(
             f"model: {str(path)!r} does not say how many heads and layers it has ({header.architecture}.block_count "
-            f"is {layers}, attention.head_count is {heads})"
+            f"is {layers}, attention.head_count is {str(heads)[:80]})"
         )
     return counts
 
@@ -374,8 +374,8 @@ def _count(header: _Header, key: str, default: int, layer: int) -> int:
     found = header.get(key, default)
     if isinstance(found, list) and layer < len(found):
         found = found[layer]
-    if not isinstance(found, int):
-        raise FileFormatError(f"model: {header.architecture}.{key} is {str(found)[:80]}; allowed: a whole number")
+    if not isinstance(found, int) or found < 1:
+        raise FileFormatError(f"model: {header.architecture}.{key} is {str(found)[:80]}; allowed: 1 or more")
     return found
 
 
