@@ -239,9 +239,11 @@ def test_what_is_said_of_algorithms_as_text_is_what_the_run_shows() -> None:
     assert f"(95% intervals {spans[0]} and {spans[1]})" in text
     speeds = [one["speed"] for one in tables["training"].values()]
     minutes = max(speed["tokens"] / speed["tokens_per_second"] / 60 for speed in speeds)
-    assert f"(the steps of both arms, at the same time, took an H200 {minutes:.0f} minutes)" in text
+    assert f"(the steps of both variants, at the same time, took an H200 {minutes:.0f} minutes)" in text
     for one in tables["training"].values():
-        assert f"({one['setting']['steps']:,} steps of {one['setting']['batch_tokens']:,} tokens in each arm)" in text
+        assert (
+            f"({one['setting']['steps']:,} steps of {one['setting']['batch_tokens']:,} tokens in each variant)" in text
+        )
         assert one["setting"]["data"]["largest"] == 15
 
 

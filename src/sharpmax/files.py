@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from sharpmax.errors import ArgumentError, FileFormatError
 
@@ -30,14 +30,22 @@ def write_text(path: str | Path, text: str) -> Path:
 
 def write_bytes(path: str | Path, data: bytes) -> Path:
     """Write `data` to `path` in one step, as `write_text`."""
+    with new_file(path) as file:
+        file.write(data)
+    return Path(path)
+
+
+@contextmanager
+def new_file(path: str | Path) -> Iterator[BinaryIO]:
+    """A file to write and read that gets the name `path` when the block ends, and is removed if an error ends it."""
     path = Path(path)
     partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         # An ordinary file: the system takes away what the user's umask says, which no thread can read by itself.
-        handle = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
+        handle = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
+        with os.fdopen(handle, "w+b") as file:
+            yield file
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)
@@ -46,7 +54,6 @@ def write_bytes(path: str | Path, data: bytes) -> Path:
     finally:
         with suppress(OSError):  # still there only if something went wrong, whatever it was
             partial.unlink(missing_ok=True)
-    return path
 
 
 def append_bytes(path: str | Path, data: bytes) -> None:

@@ -1,4 +1,4 @@
-"""`sharpmax fold`: write a constant policy into the weights of a plain checkpoint."""
+"""`sharpmax fold`: write a constant policy into the weights of a plain checkpoint or a GGUF file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sharpmax.cli import answer, options
-from sharpmax.cli.options import policy_named
+from sharpmax.cli.options import NamedPolicy, policy_named
 from sharpmax.cli.run import out_folder
 from sharpmax.cli.terminal import progress, say
 from sharpmax.errors import reject
@@ -31,12 +31,18 @@ def fold(
     """Write a policy into the weights of a plain checkpoint.
 
     Any engine runs it at no cost. The policy has one constant per head, as `sharpmax calibrate --foldable` learns,
-    or is `constant:1.5`. The output folder must be new or empty.
+    or is `constant:1.5`. The output folder must be new or empty. A GGUF file as MODEL gives a new GGUF file,
+    `--out sharper.gguf`, with the types it has.
     """
+    from sharpmax.integrations.gguf import is_gguf
+
+    chosen, kind = policy_named(policy), "float32" if dtype == "auto" else dtype
+    if is_gguf(model):
+        _fold_file(Path(model), chosen, dtype, out, as_json=as_json)
+        return
     from sharpmax.integrations.transformers.folding import fold as folded
     from sharpmax.models.language import load_language_model
 
-    chosen, kind = policy_named(policy), "float32" if dtype == "auto" else dtype
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         reject("--out", repr(str(out)), "a new or empty folder", "a checkpoint is never written over another")
     with progress() as note:
@@ -50,6 +56,26 @@ def fold(
     if as_json:
         answer({"folder": str(folder), "model": display_name(model), "policy": chosen.policy.to_dict(), "dtype": kind})
     say(f"wrote {folder}: {model} with the policy {chosen.name}. Load it as any model.")
+
+
+def _fold_file(model: Path, chosen: NamedPolicy, dtype: str, out: Path, *, as_json: bool) -> None:
+    from sharpmax.integrations.gguf import fold_file
+
+    if out.suffix.lower() != ".gguf" or out.exists():
+        reject("--out", repr(str(out)), "a new file that ends in .gguf", "a model is never written over another")
+    if dtype not in ("auto", "float32"):
+        reject("--dtype", dtype, "none for a GGUF file, which keeps its types")
+    with progress() as note:
+        note(f"folding {model}")
+        made = fold_file(model, chosen.policy, out)
+    if as_json:
+        policy = chosen.policy.to_dict()
+        answer({"file": str(out), "model": display_name(model), "policy": policy, "layers": made.layers,
+                "error": made.error})  # fmt: skip
+    say(
+        f"wrote {out}: {model} with the policy {chosen.name} in {made.layers} layers "
+        f"(rounding of scales: {made.error:.3%} of a head's weights at most). Load it as any GGUF file."
+    )
 
 
 def _write(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:

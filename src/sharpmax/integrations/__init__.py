@@ -1,1 +1,1 @@
-"""Where models run: policies in transformers models."""
+"""Where models run: policies in transformers models and in GGUF files."""

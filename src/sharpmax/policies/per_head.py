@@ -161,3 +161,17 @@ def side_by_side(xp: Any, policies: tuple[Policy, ...], like: Array) -> Policy |
         else:
             return None
     return with_columns(first, columns)
+
+
+def check_shape(policy: Policy, layers: Sequence[int], model: str) -> None:
+    """Refuse a grid of policies made for another architecture; `layers` holds each layer's number of heads."""
+    if not isinstance(policy, PerHead):
+        return
+    if policy.layers != len(layers) or any(heads != policy.heads for heads in layers):
+        found = f"{len(layers)} × {'/'.join(str(h) for h in sorted(set(layers)))}"
+        reject(
+            "policy",
+            f"{policy.layers} layers × {policy.heads} heads",
+            f"{found}, the attention layers × heads of {model}",
+            "calibrate a policy for this model",
+        )

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary
 
-from sharpmax.errors import UnsupportedError, reject
+from sharpmax.errors import UnsupportedError
 from sharpmax.integrations.transformers.interface import Installed, install, installed, kept, modules_of, put
 from sharpmax.integrations.transformers.support import check_all_reached, check_model
 from sharpmax.ops.attention import policies_of, rules_of
 from sharpmax.policies.base import Policy, Warned
-from sharpmax.policies.per_head import PerHead
+from sharpmax.policies.per_head import check_shape
 from sharpmax.policies.registry import BESIDE as FILE
 from sharpmax.policies.registry import resolve_policy
 
@@ -107,20 +107,6 @@ def apply(model: M, policy: Policy | str | os.PathLike[str] | None, *, skip_unsu
         skip_unsupported=skip_unsupported,
     )
     return model
-
-
-def check_shape(policy: Policy, layers: Sequence[int], model: str) -> None:
-    """Refuse a grid of policies made for another architecture; `layers` holds each layer's number of heads."""
-    if not isinstance(policy, PerHead):
-        return
-    if policy.layers != len(layers) or any(heads != policy.heads for heads in layers):
-        found = f"{len(layers)} × {'/'.join(str(h) for h in sorted(set(layers)))}"
-        reject(
-            "policy",
-            f"{policy.layers} layers × {policy.heads} heads",
-            f"{found}, the attention layers × heads of {model}",
-            "calibrate a policy for this model",
-        )
 
 
 @contextmanager

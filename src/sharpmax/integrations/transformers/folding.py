@@ -6,14 +6,14 @@ import copy
 import math
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import torch
 from torch import Tensor, nn
 
 from sharpmax.arrays import ops_for
 from sharpmax.errors import UnsupportedError, reject, reject_type
-from sharpmax.integrations.transformers.application import check_shape, policy_from, restore
+from sharpmax.integrations.transformers.application import policy_from, restore
 from sharpmax.integrations.transformers.fold_check import FoldCheck
 from sharpmax.integrations.transformers.interface import modules_of
 from sharpmax.integrations.transformers.projections import query_layer, scale_queries
@@ -21,22 +21,37 @@ from sharpmax.integrations.transformers.support import AttentionModule, check_al
 from sharpmax.models.language import context_of
 from sharpmax.policies.base import Policy
 from sharpmax.policies.constant import Constant
-from sharpmax.policies.per_head import PerHead
+from sharpmax.policies.per_head import PerHead, check_shape
 from sharpmax.stats.statistics import RowStats
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from sharpmax.integrations.gguf import FoldedFile
+
 M = TypeVar("M", bound="PreTrainedModel")
 
 
+@overload
 def fold(
     model: M,
     policy: Policy | str | os.PathLike[str] | None,
     *,
     example_inputs: Mapping[str, Any] | None = None,
     skip_unsupported: bool = False,
-) -> M:
+) -> M: ...
+@overload
+def fold(
+    model: str | os.PathLike[str], policy: Policy | str | os.PathLike[str] | None, *, out: str | os.PathLike[str]
+) -> FoldedFile: ...
+def fold(
+    model: M | str | os.PathLike[str],
+    policy: Policy | str | os.PathLike[str] | None,
+    *,
+    out: str | os.PathLike[str] | None = None,
+    example_inputs: Mapping[str, Any] | None = None,
+    skip_unsupported: bool = False,
+) -> M | FoldedFile:
     """A plain copy of the model that attends as if `policy`, one constant per head, were applied; no sharpmax needed.
 
     β is multiplied into each head's rows of the query projection, or into the gain of the query's normalisation where
@@ -48,7 +63,15 @@ def fold(
     in every layer that changes; where they differ, an `UnsupportedError` says which layer. `example_inputs` (keyword
     arguments for one call of the model) replace the random input of a model for which none can be made. Modules that
     cannot have a policy raise an error, or with `skip_unsupported` are left as they are, as in `sharpmax.apply`.
+
+    The path of a GGUF file, the format of llama.cpp, in place of a model gives the new GGUF file `out`: the same blocks
+    with other fp16 scales, nothing quantised again, every head compared with β times the original. Scales that
+    overflow are refused; so is a head whose weights the rounding of scales would change by more than 0.8%.
     """
+    if isinstance(model, (str, os.PathLike)):
+        return _fold_file(model, policy, out, plain=example_inputs is None and not skip_unsupported)
+    if out is not None:
+        reject("out", repr(str(out)), "None for a loaded model", "save what fold returns with save_pretrained")
     chosen = policy_from(policy)
     if not skip_unsupported:
         check_all_reached(check_model(model))
@@ -57,7 +80,7 @@ def fold(
     if any(weight.is_meta for weight in model.parameters()):
         reject("model", "weights on the meta device", "weights in memory", "load the model without offloading")
     check_shape(chosen, [one.heads for one in modules], family)
-    _check_constant(chosen, context_of(model))
+    check_constant(chosen, context_of(model))
     betas = {layer: beta for layer, one in enumerate(modules) if (beta := _betas(chosen, layer, one.heads)) is not None}
     for layer in betas:
         _check_only_queries(modules[layer], layer, family)
@@ -70,6 +93,24 @@ def fold(
             scale_queries(check.modules[layer], beta, f"layer {layer} of {family}")
         check.after()
     return twin
+
+
+def _fold_file(
+    path: str | os.PathLike[str],
+    policy: Policy | str | os.PathLike[str] | None,
+    out: str | os.PathLike[str] | None,
+    *,
+    plain: bool,
+) -> FoldedFile:
+    from sharpmax.integrations.gguf import fold_file, is_gguf
+
+    if not is_gguf(path):
+        reject("model", repr(str(path)), "a loaded transformers model or the path of a GGUF file", "load it first")
+    if out is None:
+        reject("out", None, "the path of a new GGUF file")
+    if not plain:
+        reject("model", f"{str(path)!r} with example_inputs or skip_unsupported", "those two for a loaded model alone")
+    return fold_file(path, policy, out)
 
 
 def nearest_constant(policy: Policy, length: int) -> Policy:
@@ -96,7 +137,8 @@ def nearest_constant(policy: Policy, length: int) -> Policy:
     return Constant(float(policy.rule(ops_for(stats.count), stats, None)))
 
 
-def _check_constant(policy: Policy, longest: Any) -> None:
+def check_constant(policy: Policy, longest: Any) -> None:
+    """Refuse a policy that depends on the row, with the nearest one that does not, for `longest` visible keys."""
     flat = [one for layer in policy.policies for one in layer] if isinstance(policy, PerHead) else [policy]
     needs = frozenset().union(*(one.needs for one in flat))
     if not needs:
