@@ -206,7 +206,7 @@ def test_an_address_that_makes_no_sense_does_no_harm(browser: Browser, address: 
 
 def test_a_screen_reader_is_told(desk: Visit) -> None:
     summary = desk.page.locator("#summary")
-    assert (summary.get_attribute("role"), summary.get_attribute("aria-visible")) == ("status", "polite")
+    assert (summary.get_attribute("role"), summary.get_attribute("aria-live")) == ("status", "polite")
     assert desk.page.get_by_role("slider").count() == 4
     assert desk.page.get_by_role("radio").count() == len(CHOICES)
     for image in desk.page.get_by_role("img").all():

@@ -59,7 +59,7 @@ class TestAgainstFiftyDigits:
         assert got.entropy == pytest.approx(want["entropy"], rel=1e-12, abs=1e-300)
         assert got.var == pytest.approx(want["var"], rel=1e-11, abs=1e-300)
         assert got.top_weight == pytest.approx(want["top_weight"], rel=1e-13)
-        # lse and mean visible at the size of the logits, and so does their rounding.
+        # lse and mean are of the size of the logits, and so does their rounding.
         size = 1e-15 * max(map(abs, row))
         assert got.lse == pytest.approx(want["lse"], rel=1e-14, abs=size)
         assert got.mean == pytest.approx(want["mean"], rel=1e-14, abs=size)

@@ -64,7 +64,7 @@ def solve_needle(user: str) -> tuple[int, str]:
 def solve_houses(user: str) -> tuple[int, str]:
     prose, question = user.split("\n\n")
     pairs = re.findall(r"(\w+) lives in house (\d\d)\.", prose)
-    name = question.removeprefix("In which house does ").removesuffix(" visible?")
+    name = question.removeprefix("In which house does ").removesuffix(" live?")
     return len(pairs), f"{name} lives in house {dict(pairs)[name]}"
 
 

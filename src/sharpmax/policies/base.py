@@ -106,7 +106,7 @@ class Policy(ABC):
             # Not `warnings.warn`, whose own memory would silence a second model with the same share of rows.
             warnings.warn_explicit(
                 f"{share:.1f}% of the rows have {self.reads} outside {low:g} … {high:g}, the range this policy is "
-                f"made for ({self.describe()}); shown once for this policy",
+                f"made for ({self.describe()}); said once for this policy",
                 OutOfRangeWarning,
                 caller.f_code.co_filename,
                 caller.f_lineno,

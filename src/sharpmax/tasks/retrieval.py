@@ -47,7 +47,7 @@ def _make_houses(size: int, rng: random.Random) -> Prompt:
     residents = numbered(NAMES, size, rng)
     name, house = rng.choice(residents)
     prose = " ".join(f"{resident} lives in house {number}." for resident, number in residents)
-    return Prompt(f"{prose}\n\nIn which house does {name} visible?", f"{name} lives in house", f" {house}")
+    return Prompt(f"{prose}\n\nIn which house does {name} live?", f"{name} lives in house", f" {house}")
 
 
 HOUSES = Task("houses", 1, "the house of one person among n, in sentences", SIZES, len(NAMES), _make_houses)
