@@ -7,17 +7,16 @@ from typing import Any
 
 import torch
 
-from sharpmax.calibration.budget import CHAT, Budget, Losses, item_losses
 from sharpmax.calibration.calibrate import CalibrationResult, calibrate
-from sharpmax.calibration.data import Profile, RegularisationData, TrainingPrompts, regularisation_data
+from sharpmax.calibration.data import Domain, Profile, TrainingPrompts, domains_of
 from sharpmax.calibration.trainer import TrainingSetup
 from sharpmax.integrations.transformers.interface import installed
 from tests.experiments.evaluate import tiny
 
 _AMOUNTS: dict[str, Any] = {
-    "kinds": ("constant",), "steps": 4, "sizes": (4, 8), "prompts": 3, "filled": 0, "fillers": (), "lengths": (40, 64),
-    "tokens": 80, "answers": 2, "questions": 3, "answer_tokens": 5, "practice_tokens": 320, "validation_tokens": 320,
-    "validation_prompts": 8,
+    "kinds": ("constant",), "steps": 4, "sizes": (4, 8), "longest": 200, "scanned": 1, "formats": 1, "prompts": 3,
+    "controls": 0, "lengths": (40, 64), "sampled": (24,), "turns": 2, "tokens": 80, "rows": 30, "answers": 2,
+    "questions": 3, "answer_tokens": 5, "training_windows": 5, "validation_windows": 4, "validation_prompts": 8,
 }  # fmt: skip
 
 
@@ -34,24 +33,22 @@ def profile(**changes: Any) -> Profile:
     return Profile(**(_AMOUNTS | changes))
 
 
+def domains(model: Any, **changes: Any) -> list[Domain]:
+    """The domains of a small calibration."""
+    return domains_of(model, tiny.tokenizer(), profile(**changes), {"words": TEXT}, "code", 0)
+
+
 def training_setup(model: Any, budget: float = 0.05, seed: int = 0, **changes: Any) -> TrainingSetup:
     """What a trainer trains on."""
-    amounts, words = profile(**changes), tiny.tokenizer()
-    data = regularisation_data(model, words, amounts, "calibration", TEXT)
-    prompts = TrainingPrompts(words, tiny.LETTERS, amounts, seed, TEXT)
-    return TrainingSetup(model, prompts, data, item_losses(model, data), Budget(data, budget, {}).nats)
-
-
-def shifted(baseline: Losses, data: RegularisationData, nats: float) -> dict[str, list[float]]:
-    """Losses that are higher by so many nats per token."""
-    chat = [loss + nats * one.tokens for loss, one in zip(baseline[CHAT], data.answers, strict=True)]
-    return {name: [loss + nats for loss in losses] for name, losses in baseline.items()} | {CHAT: chat}
+    prompts = TrainingPrompts(tiny.tokenizer(), (tiny.LETTERS,), (), profile(**changes), seed)
+    trained = [domain for domain in domains(model, **changes) if domain.trained]
+    return TrainingSetup(model, prompts, trained, budget, 500)
 
 
 def calibrated(model: Any, **options: Any) -> CalibrationResult:
     """A whole calibration; amounts of the profile and arguments of `calibrate` alike."""
-    amounts = {key: options.pop(key) for key in list(options) if key in _AMOUNTS}
-    settings: dict[str, Any] = {"task": tiny.LETTERS, "budget": 0.05, "rate": 0.1, "text": TEXT} | options
+    amounts = {key: options.pop(key) for key in list(options) if key in {*_AMOUNTS, "replications"}}
+    settings: dict[str, Any] = {"task": tiny.LETTERS, "budget": 0.05, "rate": 0.1, "texts": {"words": TEXT}} | options
     return calibrate(model, tiny.tokenizer(), profile=profile(**amounts), **settings)
 
 

@@ -12,14 +12,14 @@ import sharpmax as sm
 from sharpmax.calibration import calibrate as calibration
 from sharpmax.calibration.budget import Budget
 from sharpmax.calibration.calibrate import BudgetError, CalibrationResult
-from sharpmax.calibration.data import KINDS, TrainingPrompts, regularisation_data
+from sharpmax.calibration.data import KINDS, TrainingPrompts
 from sharpmax.calibration.trainer import DivergedError
 from sharpmax.errors import ArgumentError, FileFormatError
 from sharpmax.integrations import transformers as hf
 from sharpmax.models.scoring import judge
 from sharpmax.models.weights import load_tensors
 from sharpmax.policies.constant import Constant
-from tests.calibration.small import TEXT, calibrated, profile, same, snapshot
+from tests.calibration.small import TEXT, calibrated, domains, profile, same, snapshot
 from tests.experiments.evaluate import tiny
 
 ALL = tuple(KINDS)
@@ -43,30 +43,31 @@ class Stop:
             raise KeyboardInterrupt
 
 
-def test_rises_and_losses_are_those_of_the_saved_policies(result: CalibrationResult, tmp_path: Path) -> None:
+def test_changes_and_losses_are_those_of_the_saved_policies(result: CalibrationResult, tmp_path: Path) -> None:
     model, words = tiny.model(), tiny.tokenizer()
     files = result.save(tmp_path)
     assert [file.name for file in files] == ["policy.json", *(f"policy-{kind}.json" for kind in ALL)]
     assert sm.load_policy(tmp_path / "policy.json") == result.policy
-    held_out = regularisation_data(model, words, profile(), "validation", TEXT[len(TEXT) // 2 :])
-    budget = Budget.of(model, held_out, 0.05)
-    test_set = TrainingPrompts(words, tiny.LETTERS, profile(), 0, TEXT).test_set()
+    budget = Budget(domains(model), 0.05, 16_384)
+    prompts = TrainingPrompts(words, (tiny.LETTERS,), (), profile(), 0).validation()
+    assert len(prompts) == result.prompts == 8
     for kind, one in result.candidates.items():
-        policy = sm.load_policy(tmp_path / f"policy-{kind}.json")
+        policy: Any = sm.load_policy(tmp_path / f"policy-{kind}.json")
         assert policy == one.policy
+        changes = budget.changes(model, policy)
+        assert {name: change.kl for name, change in changes.items()} == pytest.approx(
+            {name: change.kl for name, change in one.changes.items()}, abs=1e-6
+        )
         with hf.applied(model, policy):
-            assert budget.rises(model) == one.rises
-            judged = judge(model, test_set)
-        assert budget.holds(one.rises)
-        assert one.nll == sum(answer.nll for answer in judged) / len(judged)
+            judged = judge(model, prompts)
+        assert budget.used(one.changes) <= 1.0
+        assert one.nll == pytest.approx(sum(answer.nll for answer in judged) / len(judged))
         assert one.accuracy == sum(answer.right for answer in judged) / len(judged)
         assert [point["step"] for point in result.curves[kind]] == [1, 2, 3, 4]
-    assert result.before["nll"] == sum(answer.nll for answer in judge(model, test_set)) / len(test_set)
+    assert result.before["nll"] == pytest.approx(sum(answer.nll for answer in judge(model, prompts)) / len(prompts))
 
 
-def test_the_lowest_test_loss_is_chosen_and_shown(
-    result: CalibrationResult, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_lowest_loss_is_chosen_and_shown(result: CalibrationResult, capsys: pytest.CaptureFixture[str]) -> None:
     losses = {kind: one.nll for kind, one in result.candidates.items()}
     assert len(set(losses.values())) == len(ALL)
     assert result.chosen.kind == min(losses, key=losses.__getitem__)
@@ -102,7 +103,7 @@ def test_a_seed_fixes_everything(result: CalibrationResult) -> None:
     again = calibrated(tiny.model())
     assert again.policy == result.candidates["constant"].policy
     assert again.curves["constant"] == result.curves["constant"]
-    for change in ({"seed": 1}, {"filled": 2, "fillers": (50, 90)}):
+    for change in ({"seed": 1}, {"prompts": 5}):
         assert calibrated(tiny.model(), **change).policy != again.policy
 
 
@@ -125,9 +126,7 @@ def test_the_model_is_unchanged(result: CalibrationResult) -> None:
     assert policy == result.candidates["constant"].policy
 
 
-@pytest.mark.parametrize(
-    "at", [("reading regularisation data", 0), ("training constant", 3), ("measuring constant", 0)]
-)
+@pytest.mark.parametrize("at", [("finding sizes", 0), ("training constant", 3), ("measuring constant", 0)])
 def test_the_model_is_unchanged_after_an_interruption(at: tuple[str, int]) -> None:
     model = hf.apply(tiny.model().train().requires_grad_(True), Constant(2.0))
     before = snapshot(model)
@@ -163,7 +162,7 @@ def test_a_loss_that_is_not_a_number(tmp_path: Path) -> None:
 def test_a_budget_that_cannot_be_met() -> None:
     model = tiny.model()
     before = snapshot(model)
-    with pytest.raises(BudgetError, match=r"^budget: no policy of kind constant, rows stays within 1e-07%"):
+    with pytest.raises(BudgetError, match=r"^budget: no policy of kind constant, rows stays within 1e-09 nats"):
         calibrated(model, kinds=("constant", "rows"), budget=1e-9, steps=2)
     assert same(before, snapshot(model))
 
@@ -172,14 +171,17 @@ def test_a_budget_that_cannot_be_met() -> None:
     ("options", "message"),
     [
         ({"budget": 0.0}, "budget: got 0.0"),
-        ({"budget": 1}, "budget: got 1; allowed: a rise of perplexity above 0 and up to 0.5"),
+        ({"budget": 2}, "budget: got 2; allowed: a KL divergence above 0 and up to 1 nats per token"),
         ({"budget": float("nan")}, "budget: got nan"),
         ({"keep": 0.0}, "keep: got 0.0"),
         ({"keep_layers": 1.5}, "keep_layers: got 1.5"),
         ({"rate": 0.0}, "rate: got 0.0"),
         ({"task": "nonsense"}, "task: got 'nonsense'"),
         ({"sizes": (4, 5000)}, "size: got 5000; allowed: 1 … 512 for the task 'letters'"),
-        ({"text": "too short"}, "text: got 4 tokens; allowed: at least one window of 40 tokens"),
+        ({"task": "control"}, "task: got 'control'; allowed: one or more tasks that are not controls"),
+        ({"texts": {"own": "too short"}}, "text: got 4 tokens; allowed: at least one window of 40 tokens"),
+        ({"held_out": "poems"}, "held_out: got 'poems'; allowed: one of ['docs', 'code', 'words', 'sampled', 'chat']"),
+        ({"memory": 1000}, "memory: got 0.0G; allowed: at least "),
     ],
 )
 def test_bad_arguments(options: dict[str, Any], message: str) -> None:
@@ -197,7 +199,7 @@ def test_a_resumed_calibration_ends_as_if_never_interrupted(tmp_path: Path, monk
     whole = calibrated(tiny.model(), folder=tmp_path / "whole", **options)
     with pytest.raises(KeyboardInterrupt):
         calibrated(tiny.model(), folder=tmp_path / "parts", progress=Stop("training rows", 3), **options)
-    for change in ({"budget": 0.2}, {"sizes": (4,)}, {"text": TEXT[::-1]}):
+    for change in ({"budget": 0.2}, {"sizes": (4,)}, {"texts": {"words": TEXT[::-1]}}):
         with pytest.raises(FileFormatError, match="made with other settings"):
             calibrated(tiny.model(), folder=tmp_path / "parts", resume=True, **(options | change))
     rest = Stop()

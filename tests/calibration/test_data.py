@@ -1,4 +1,4 @@
-"""Profiles, training prompts, the test set and regularisation data."""
+"""Profiles, training and validation prompts, and domains."""
 
 from __future__ import annotations
 
@@ -6,69 +6,70 @@ from typing import Any
 
 import pytest
 
-from sharpmax.calibration.data import KINDS, PROFILES, TrainingPrompts, profile_for, regularisation_data
+from sharpmax.calibration.data import KINDS, PROFILES, TrainingPrompts, profile_for, sizes_for
 from sharpmax.errors import ArgumentError
 from sharpmax.models.scoring import judge
-from sharpmax.tasks.chat import chat_questions
-from sharpmax.tasks.prompt import Part
+from sharpmax.tasks.formats import CONTROLS, TRAINING
 from sharpmax.tasks.registry import get_task
-from tests.calibration.small import TEXT, profile
+from sharpmax.tasks.text import chat_questions
+from tests.calibration.small import domains, profile
 from tests.experiments.evaluate import tiny
-
-FILLED = {"filled": 2, "fillers": (30, 100), "validation_prompts": 6, "sizes": (4, 8, 16)}
 
 
 def prompts(seed: int = 0, context: int | None = None, **changes: Any) -> TrainingPrompts:
-    return TrainingPrompts(tiny.tokenizer(), get_task("kv"), profile(**(FILLED | changes)), seed, TEXT, context)
+    amounts = profile(**({"sizes": (4, 8), "controls": 2, "formats": 2, "longest": 900} | changes))
+    return TrainingPrompts(tiny.tokenizer(), (get_task("kv"), *TRAINING), CONTROLS, amounts, seed, context)
 
 
-def test_training_never_reads_the_test_set() -> None:
-    trained = {reply.ids for step in range(60) for group in prompts().at(step) for reply in group}
-    assert len(trained) > 250
-    test_set = prompts().test_set()
-    assert len(test_set) == len(prompts(filled=0, fillers=()).test_set()) == 6
-    assert not trained & {reply.ids for reply in test_set}
+def test_training_never_reads_the_validation_prompts() -> None:
+    trained = {reply.ids for step in range(30) for reply in prompts().at(step)}
+    assert len(trained) > 200
+    assert not trained & {reply.ids for reply in prompts().validation()}
 
 
 def test_prompts_depend_on_seed_and_step_alone() -> None:
     for step in range(2):
+        assert len(prompts().at(step)) == 2 * 3 + 2
         assert prompts().at(step) == prompts().at(step)
         assert prompts().at(step) != prompts(seed=1).at(step)
         assert prompts().at(step) != prompts().at(step + 1)
-    assert prompts().test_set() == prompts().test_set() != prompts(seed=1).test_set()
-
-
-def test_some_prompts_come_after_plain_text() -> None:
-    words = tiny.tokenizer()
-    for step in range(3):
-        alone, after = prompts().at(step)
-        assert (len(alone), len(after)) == (3, 2)
-        for reply in after:
-            piece, _, rest = words.decode(reply.ids).partition("\n\n")
-            assert piece in TEXT
-            assert len(piece) in (30, 100)
-            assert words.decode(reply.ids[reply.start :]) in rest
-        assert not any(words.decode(reply.ids)[:30] in TEXT for reply in alone)
+    assert prompts().validation() == prompts().validation() != prompts(seed=1).validation()
 
 
 def test_key_replication_stays_within_the_context() -> None:
-    options: dict[str, Any] = {"replications": (1, 8), "filled": 0, "fillers": ()}
-    longest = max(len(reply.ids) for reply in prompts(**options).test_set())
+    options: dict[str, Any] = {"replications": (1, 8), "sizes": (4,)}
+    one = TrainingPrompts(tiny.tokenizer(), (get_task("kv"),), (), profile(**options), 0)
+    longest = max(len(reply.ids) for reply in one.validation())
     for context, most in ((None, 8), (3 * longest, 3), (longest, 1), (1, 1)):
-        test_set = prompts(context=context, **options).test_set()
-        assert max(n for reply in test_set for n in getattr(reply, "times", (1,))) == most
+        replies = TrainingPrompts(tiny.tokenizer(), (get_task("kv"),), (), profile(**options), 0, context).validation()
+        assert max(n for reply in replies for n in getattr(reply, "times", (1,))) == most
 
 
-def test_two_parts_of_the_regularisation_data_share_no_question() -> None:
+def test_domains_are_in_two_parts_without_a_common_text() -> None:
     model, words = tiny.model(), tiny.tokenizer()
-    names: tuple[Part, Part] = ("calibration", "validation")
-    parts = {part: regularisation_data(model, words, profile(), part, TEXT) for part in names}
-    for part, one in parts.items():
-        assert {n: [len(piece) for piece in pieces] for n, pieces in one.text.items()} == {40: [40] * 8, 64: [64] * 5}
-        asked = [words.decode(reply.ids[: reply.start]).strip() for reply in one.answers]
-        assert asked == list(chat_questions(part)[:3])
-        assert all(judged.right for judged in judge(model, one.answers))
-    assert not {r.ids for r in parts["calibration"].answers} & {r.ids for r in parts["validation"].answers}
+    found = {domain.name: domain for domain in domains(model)}
+    texts = [f"{name}/{length}" for name in ("docs", "code", "words") for length in (40, 64)]
+    assert list(found) == ["sampled/24", *texts, "chat"]
+    assert [name for name, domain in found.items() if not domain.trained] == ["code/40", "code/64"]
+    for name, domain in found.items():
+        assert not {reply.ids for reply in domain.training} & {reply.ids for reply in domain.validation}
+        if name != "chat":
+            length = int(name.rpartition("/")[2])
+            assert {len(reply.ids) for reply in domain.training + domain.validation} == {length}
+            assert (len(domain.training), len(domain.validation)) == (5, 4)
+    for part, answers in (("calibration", found["chat"].training), ("validation", found["chat"].validation)):
+        asked = [words.decode(reply.ids[: reply.start]).strip() for reply in answers]
+        assert asked == list(chat_questions(part)[:3])  # type: ignore[arg-type]
+        assert all(judged.right for judged in judge(model, answers))
+
+
+def test_sizes_end_where_the_model_fails() -> None:
+    model, words = tiny.model(), tiny.tokenizer()
+    # Of letters about half are guessed, whatever the size: prompts become too long. Numbers are never right.
+    assert sizes_for(model, words, [tiny.LETTERS], profile(longest=300, scanned=20)) == (8, 16, 32, 64)
+    assert sizes_for(model, words, [get_task("kv")], profile(longest=300, scanned=3)) == (4,)
+    with pytest.raises(ArgumentError, match=r"^task: got prompts of more than 20 tokens"):
+        sizes_for(model, words, [get_task("kv")], profile(longest=20))
 
 
 def test_a_profile_by_name_with_changes() -> None:

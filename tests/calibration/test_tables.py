@@ -26,7 +26,8 @@ def test_candidates_are_those_of_the_calibration(found: CalibrationResult) -> No
     assert list(tables["candidates"]) == ["constant", "rows"]
     for kind, one in found.candidates.items():
         shown = tables["candidates"][kind]
-        assert shown["rise"] == pytest.approx({name: percent(rise) for name, rise in one.rises.items()})
+        assert shown["kl"] == {name: change.kl for name, change in one.changes.items()}
+        assert shown["rise"] == pytest.approx({name: percent(change.rise) for name, change in one.changes.items()})
         assert (shown["nll"], shown["strength"], shown["touched"]) == (one.nll, one.strength, one.modified_heads)
         cell = tables["validation"][kind]["8"]
         assert cell["mean"] == pytest.approx(100 * one.accuracy) == pytest.approx(shown["validation"])
@@ -35,16 +36,16 @@ def test_candidates_are_those_of_the_calibration(found: CalibrationResult) -> No
     assert tables["chosen"] == found.chosen.kind
     assert tables["best_foldable"] == "constant"
     setting = tables["setting"]
-    assert (setting["model"], setting["leash"], setting["steps"], setting["sizes"]) == ("tiny", 5.0, 4, [4, 8])
+    assert (setting["model"], setting["budget"], setting["steps"], setting["sizes"]) == ("tiny", 0.05, 4, [4, 8])
 
 
 def test_a_curve_is_drawn_of_what_was_learned(found: CalibrationResult) -> None:
     curve = calibrated_tables(found, "tiny")["curve"]
     points = found.curves[found.chosen.kind]
     assert curve["nll"] == [[point["step"], point["nll"]] for point in points]
-    # The second length is met at the second step for the first time.
-    assert [step for step, _ in curve["rise/64"]] == [2, 3, 4]
-    assert curve["rise/chat"][-1] == [4, percent(points[-1]["chat"])]
+    # Texts take turns: this one is met at the second step for the first time.
+    assert [step for step, _ in curve["kl/docs/64"]] == [2, 3, 4]
+    assert curve["kl/chat"][-1] == [4, points[-1]["chat"]]
 
 
 def test_heads_are_compared_at_the_reference_row(found: CalibrationResult) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from contextlib import nullcontext
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -16,14 +17,14 @@ from torch import Tensor
 
 from sharpmax.calibration import trainer as module
 from sharpmax.calibration.data import FOLDABLE, KINDS, policy_from
-from sharpmax.calibration.trainer import TrainablePolicy, Trainer, TrainingSetup, grid_of
+from sharpmax.calibration.trainer import Memory, TrainablePolicy, Trainer, TrainingSetup, checkpointed, grid_of
 from sharpmax.errors import ArgumentError, FileFormatError
 from sharpmax.integrations import transformers as hf
 from sharpmax.integrations.transformers import interface
 from sharpmax.models.weights import load_tensors, save_tensors
 from sharpmax.policies.constant import Constant
 from sharpmax.policies.log_linear import LogLinear
-from tests.calibration.small import same, shifted, snapshot, training_setup
+from tests.calibration.small import same, snapshot, training_setup
 from tests.experiments.evaluate import tiny
 
 ABOUT = {"kind": "rows", "seed": 0, "profile": {"sizes": [4, 8], "rate": 0.1}}
@@ -154,21 +155,34 @@ def test_every_step_moves_the_coefficients_and_no_weight(kind: str, setup: Train
     one = trainer(kind)
     one.run(setup, lambda now: calls.append((now.step, dict(now.curve[-1]))))
     assert [step for step, _ in calls] == [1, 2, 3, 4, 5, 6]
-    assert set(calls[-1][1]) == {"step", "nll", "40", "64", "chat"}
+    assert set(calls[-1][1]) == {"step", "nll", "sampled/24", "docs/40", "docs/64", "words/40", "words/64", "chat"}
     assert all(math.isfinite(value) for _, point in calls for value in point.values())
     assert (one.policy.coefficients[..., 0] != 0).all()
     assert same(before, snapshot(setup.model))
 
 
-def test_training_lowers_the_loss(setup: TrainingSetup, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same prompts at every step, at no price for anything else."""
+def test_training_lowers_the_loss(setup: TrainingSetup) -> None:
+    """The same prompts at every step, and nothing else."""
     again = dataclasses.replace(setup.prompts)
     object.__setattr__(again, "at", lambda step: setup.prompts.at(0))
     one = trainer("rows", steps=20)
-    one.prices.update(dict.fromkeys(setup.baseline, 0.0))
-    monkeypatch.setattr(module, "_LEAST_PRICE", 0.0)
-    one.run(dataclasses.replace(setup, prompts=again, baseline=shifted(setup.baseline, setup.data, 50.0)), nothing)
+    one.run(dataclasses.replace(setup, prompts=again, domains=[]), nothing)
     assert one.curve[-1]["nll"] < one.curve[0]["nll"] - 0.1
+
+
+@pytest.mark.parametrize("kind", ["constant", "rows"])
+def test_gradients_are_the_same_in_small_batches_and_with_layers_computed_again(kind: str) -> None:
+    model, found = tiny.model(), []
+    for most_tokens, again in ((5000, nullcontext()), (70, nullcontext()), (70, checkpointed(model))):
+        setup = dataclasses.replace(training_setup(model, replications=(1, 2)), most_tokens=most_tokens)
+        one = trainer(kind, steps=1)
+        with again:
+            one.run(setup, nothing)
+        assert one.policy.coefficients.grad is not None
+        found.append(one.policy.coefficients.grad)
+    scale = found[0].abs().max()
+    assert all((other - found[0]).abs().max() <= 1e-3 * scale for other in found[1:])
+    assert not any(module.training for module in model.modules())
 
 
 def test_the_coefficient_of_length_stays_at_0_or_above(setup: TrainingSetup) -> None:
@@ -221,32 +235,49 @@ def test_heads_without_effect_are_pruned_first() -> None:
     assert one.policy.modified.tolist() == [[True] * 4, [True, False, False, True]]
 
 
-@pytest.mark.parametrize(("nats", "sign", "near", "bound"), [(-5.0, 1, 299.0, 300.0), (5.0, -1, 1.01, 1.0)])
-def test_prices_follow_the_budget(nats: float, sign: int, near: float, bound: float, setup: TrainingSetup) -> None:
-    """Against a baseline shifted by so many nats the rise is far above the budget, or below it."""
-    shift = dataclasses.replace(setup, baseline=shifted(setup.baseline, setup.data, nats))
-    one = trainer("constant", steps=4)
-    one.run(shift, nothing)
-    # Chat is read at every step, each of the two lengths at every other.
-    twice, always = 10 * math.exp(sign * 0.08), 10 * math.exp(sign * 0.16)
-    assert one.prices == pytest.approx({"40": twice, "64": twice, "chat": always})
-    assert all(rise * sign > 1 for rise in one.rises.values())
-    bounded = trainer("constant", steps=4)
-    bounded.prices.update(dict.fromkeys(setup.baseline, near))
-    bounded.run(shift, nothing)
+@pytest.mark.parametrize(("budget", "sign", "near", "bound"), [(1e-12, 1, 2999.0, 3000.0), (50.0, -1, 1.01, 1.0)])
+def test_prices_follow_the_budget(budget: float, sign: int, near: float, bound: float, setup: TrainingSetup) -> None:
+    """Divergence is far above the budget, or below it."""
+    tight = dataclasses.replace(setup, budget=budget)
+    one = trainer("constant", steps=5)
+    one.policy.coefficients.data.fill_(0.2)
+    one.run(tight, nothing)
+    # Chat is read at every step, the five texts take turns two at a time.
+    names = [domain.name for domain in setup.domains if domain.name != "chat"]
+    twice, always = 100 * math.exp(sign * 0.2), 100 * math.exp(sign * 0.5)
+    assert one.prices == pytest.approx(dict.fromkeys(names, twice) | {"chat": always}, rel=1e-3)
+    bounded = trainer("constant", steps=5)
+    bounded.policy.coefficients.data.fill_(0.2)
+    bounded.prices.update(dict.fromkeys([*names, "chat"], near))
+    bounded.run(tight, nothing)
     assert set(bounded.prices.values()) == {bound}
 
 
-def test_a_higher_price_lowers_the_rise(setup: TrainingSetup, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_higher_price_lowers_the_divergence(setup: TrainingSetup, monkeypatch: pytest.MonkeyPatch) -> None:
     ends = {}
-    for price in (0.0, 300.0):
+    for price in (0.0, 3000.0):
         monkeypatch.setattr(module, "_LEAST_PRICE", price)
         monkeypatch.setattr(module, "_MOST_PRICE", price)
         one = trainer("rows", steps=12)
-        one.prices.update(dict.fromkeys(setup.baseline, price))
+        one.prices.update({domain.name: price for domain in setup.domains})
         one.run(setup, nothing)
-        ends[price] = sum(one.rises.values())
-    assert ends[300.0] < ends[0.0]
+        ends[price] = sum(one.divergences.values())
+    assert ends[3000.0] < ends[0.0]
+
+
+GIB = 1 << 30
+
+
+def test_memory_decides_how_much_is_read_at_once() -> None:
+    model = tiny.model()
+    limit = int(1.25 * (sum(weight.nbytes for weight in model.parameters()) + 640_000))
+    roomy, tight = Memory.plan(model, 100, 30, 8 * GIB), Memory.plan(model, 100, 30, limit)
+    assert (roomy.checkpoint, tight.checkpoint) == (False, True)
+    assert roomy.most_tokens == 16_384 > tight.most_tokens >= 100
+    assert tight.estimate <= limit
+    assert Memory.plan(model, 100, 30, None) == roomy
+    with pytest.raises(ArgumentError, match=r"^memory: got 0\.0G; allowed: at least 0\.\dG for inputs of 9,999 tokens"):
+        Memory.plan(model, 9999, 30, limit)
 
 
 @pytest.fixture(scope="module")

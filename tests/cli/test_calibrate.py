@@ -21,7 +21,7 @@ from sharpmax.policies.per_head import PerHead
 from tests.calibration.small import profile
 from tests.experiments.evaluate import tiny
 
-QUICK = ("--budget", "5%", "--lr", 0.1, "--kinds", "constant,rows", "--steps", 5, "--sizes", "4..8")
+QUICK = ("--budget", "0.05", "--lr", 0.1, "--kinds", "constant,rows", "--steps", 5, "--sizes", "4..8")
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def little(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def words(home: Path, out: Path, *more: Any) -> list[Any]:
-    files = ("--task", home / "letters.py", "--text", home / "text.txt", "--out", out)
+    files = ("--task", home / "letters.py", "--text", f"words={home / 'text.txt'}", "--out", out)
     return ["calibrate", home / "model", *files, *QUICK, *more]
 
 
@@ -80,9 +80,7 @@ def test_a_run_leaves_policies_results_figures_and_page(home: Path, tmp_path: Pa
     assert not any(name.startswith("state") or name.endswith(".partial") for name in names)
     saved = json.loads((out / "results.json").read_text(encoding="utf-8"))
     tables = saved["tables"]
-    assert saved["command"].startswith(
-        "sharpmax calibrate model --task letters.py --kinds constant,rows --text text.txt --budget 5% "
-    )
+    assert saved["command"].startswith("sharpmax calibrate model --task letters.py --kinds constant,rows ")
     assert tables["setting"]["model"] == "model"
     for said in ("Policies", "accuracy (%)", "n = 8"):
         assert said in outcome.out
@@ -104,7 +102,16 @@ def test_a_run_leaves_policies_results_figures_and_page(home: Path, tmp_path: Pa
 
 
 def test_foldable_learns_constants_alone(home: Path, tmp_path: Path, sharpmax_command: Any) -> None:
-    line = ["calibrate", home / "model", "--task", home / "letters.py", "--text", home / "text.txt", "--out", tmp_path]
+    line = [
+        "calibrate",
+        home / "model",
+        "--task",
+        home / "letters.py",
+        "--text",
+        f"words={home / 'text.txt'}",
+        "--out",
+        tmp_path,
+    ]
     more = ("--budget", "0.05", "--steps", 2, "--sizes", "4", "--foldable", "--keep", "50%", "--no-draw")
     sharpmax_command.ok(*line, *more)
     assert {file.name for file in tmp_path.iterdir()} == {"policy.json", "policy-constant.json", "results.json"}
@@ -147,8 +154,8 @@ def test_a_budget_that_cannot_be_met_leaves_nothing(
 ) -> None:
     if there:
         (tmp_path / "out").mkdir()
-    assert "budget: no policy of kind constant, rows stays within 1e-07%" in sharpmax_command.refused(
-        *words(home, tmp_path / "out", "--budget", "0.0000001%", "--steps", 3)
+    assert "budget: no policy of kind constant, rows stays within 1e-09 nats" in sharpmax_command.refused(
+        *words(home, tmp_path / "out", "--budget", "0.000000001", "--steps", 3)
     )
     assert (tmp_path / "out").exists() == there
     assert not there or list((tmp_path / "out").iterdir()) == []

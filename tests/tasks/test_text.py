@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from sharpmax.errors import ArgumentError, FileFormatError
-from sharpmax.tasks.chat import CHAT, chat_questions
 from sharpmax.tasks.prompt import PARTS, Part
-from sharpmax.tasks.text import plain_text, text_from_file, windows
+from sharpmax.tasks.text import CHAT, chat_questions, plain_text, text_from_file, windows
 
 SHARES = {"calibration": 0.5, "validation": 0.25, "test": 0.25}
 

@@ -1,4 +1,4 @@
-"""The budget: how much a policy may raise perplexity on text and on the model's own answers."""
+"""The budget: how far a policy may move a model's predictions, as KL divergence in nats per token on every domain."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from sharpmax.calibration.data import FOLDABLE, RegularisationData, policy_from
+from sharpmax.calibration.data import FOLDABLE, Domain, policy_from
 from sharpmax.calibration.replication import judge_replicated
 from sharpmax.errors import reject
 from sharpmax.integrations.transformers.application import applied
-from sharpmax.models.scoring import Reply, judge, window_losses
+from sharpmax.models.scoring import Places, Reply, batches
 from sharpmax.policies.per_head import PerHead
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-CHAT = "chat"
-"""The name of the model's own answers among the lengths of text."""
+MAX_BUDGET = 1.0
 
-MAX_BUDGET = 0.5
+HELD_OUT_FACTOR = 1.3
+"""A domain that is not trained on may diverge by so much more."""
 
-_HALVINGS = 5
-_BEYOND = (1.15, 1.3)
+_ROWS = 1024
+"""Predictions of each text that are measured at most: whole logits of a long text would not fit into memory."""
 
-Losses = Mapping[str, Sequence[float]]
-"""By name of the data (a length of text, or `CHAT`): the loss of each window per token, of each answer as a sum."""
+_TRIES = 6
+_AIM = 0.97
+_BEYOND = 1.4
 
 
 def check_budget(budget: float) -> float:
-    """Return the budget as a share. 1 is refused: it is more likely meant as 1% than as 100%."""
+    """Return the budget in nats per token, or refuse it."""
     if not 0.0 < budget <= MAX_BUDGET:
-        hint = f"write {budget / 100:g} for {budget:g}%" if MAX_BUDGET < budget < math.inf else ""
-        reject("budget", budget, f"a rise of perplexity above 0 and up to {MAX_BUDGET:g}, as 0.01 for 1%", hint)
+        reject("budget", budget, f"a KL divergence above 0 and up to {MAX_BUDGET:g} nats per token, as 0.01")
     return budget
 
 
@@ -45,57 +45,56 @@ def percent(rise: float) -> float:
     return 100.0 * math.expm1(rise)
 
 
-def item_losses(model: PreTrainedModel, data: RegularisationData) -> dict[str, list[float]]:
-    """The losses of every item of regularisation data."""
-    with torch.no_grad():
-        losses = {str(n): [float(window_losses(model, [one])) for one in pieces] for n, pieces in data.text.items()}
-    losses[CHAT] = [one.nll for one in judge(model, data.answers)]
-    return losses
+@dataclass(frozen=True)
+class Change:
+    """How a policy changes the predictions on a domain, in nats per token."""
+
+    kl: float
+    rise: float
+    """Of the loss, which is the logarithm of perplexity."""
 
 
 @dataclass(frozen=True)
 class Budget:
-    """Baseline losses on held-out regularisation data, and the rise of perplexity that is allowed, as a share."""
+    """The domains, and the divergence that is allowed on each."""
 
-    data: RegularisationData
+    domains: Sequence[Domain]
     limit: float
-    baseline: Losses
+    most_tokens: int  # to read at once
 
-    @classmethod
-    def of(cls, model: PreTrainedModel, data: RegularisationData, limit: float) -> Budget:
-        """Measure the model as it is now as the baseline."""
-        baseline = item_losses(model, data)
-        for name, losses in baseline.items():
-            if not all(map(math.isfinite, losses)):
-                reject("model", f"a loss on {name} that is not finite", "a model with finite losses", "try float32")
-        return cls(data, check_budget(limit), baseline)
+    def changes(self, model: PreTrainedModel, policy: PerHead) -> dict[str, Change]:
+        """What a policy changes on the validation part of each domain."""
+        return {domain.name: self._change(model, policy, domain) for domain in self.domains}
 
-    @property
-    def nats(self) -> float:
-        """The allowed rise of the loss, in nats per token."""
-        return math.log1p(self.limit)
+    def _change(self, model: PreTrainedModel, policy: PerHead, domain: Domain) -> Change:
+        kl = rise = count = 0.0
+        with torch.no_grad():
+            for batch in batches(domain.validation, self.most_tokens):
+                replies = [domain.validation[i] for i in batch]
+                places = Places.of(replies, model.device, _ROWS, f"{domain.name}/{batch[0]}")
+                before = places.logits(model)
+                with applied(model, policy, skip_unsupported=True):
+                    after = places.logits(model)
+                kl += float(places.divergences(before, after).sum())
+                rise += float((places.losses(after) - places.losses(before)).sum())
+                count += places.count
+        return Change(kl / count, rise / count)
 
-    def rises(self, model: PreTrainedModel) -> dict[str, float]:
-        """The rise of each loss over the baseline, in nats per token."""
-        now = item_losses(model, self.data)
-        rises = {name: (sum(now[name]) - sum(losses)) / len(losses) for name, losses in self.baseline.items()}
-        rises[CHAT] *= len(self.data.answers) / sum(one.tokens for one in self.data.answers)
-        return rises
-
-    def holds(self, rises: Mapping[str, float]) -> bool:
-        """Whether no loss rises by more than is allowed; NaN exceeds the budget."""
-        return all(rise <= self.nats for rise in rises.values())
+    def used(self, changes: Mapping[str, Change]) -> float:
+        """The largest divergence as a share of what is allowed there; infinite if one is not a number."""
+        shares = [changes[one.name].kl / (self.limit * (1 if one.trained else HELD_OUT_FACTOR)) for one in self.domains]
+        return max(share if math.isfinite(share) else math.inf for share in shares)
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A policy of one kind that stays within the budget, with its loss and accuracy on the test set."""
+    """A policy of one kind that stays within the budget, with its loss and accuracy on the validation prompts."""
 
     kind: str
     policy: PerHead
     strength: float
-    rises: Mapping[str, float]
-    """Rise of the loss on each part of the held-out regularisation data, in nats per token."""
+    changes: Mapping[str, Change]
+    """By domain, on text that was not trained on."""
 
     nll: float
     accuracy: float
@@ -115,38 +114,31 @@ class Candidate:
 
 
 def select_best(
-    model: PreTrainedModel, kind: str, coefficients: Tensor, budget: Budget, test_set: Sequence[Reply]
+    model: PreTrainedModel, kind: str, coefficients: Tensor, budget: Budget, prompts: Sequence[Reply]
 ) -> Candidate | None:
-    """Return the policy at the strength with the lowest test loss within the budget, or None if none is within it.
+    """Return the policy at the strength that uses the budget, or None if none is within it.
 
-    A policy that exceeds the budget is weakened by bisection. One within it is strengthened while the loss falls.
+    Divergence grows with about the square of the strength, so a few measurements find where it meets the budget. A
+    policy within the budget is strengthened only if that lowers the loss of the validation prompts.
     """
-
-    def at(strength: float) -> Candidate | None:
+    found: dict[float, Candidate] = {}
+    strength = 1.0
+    for _ in range(_TRIES):
         policy = policy_from(kind, coefficients, strength)
         if policy.is_identity:  # too weak to survive the rounding of the coefficients
-            return None
-        with applied(model, policy, skip_unsupported=True):
-            rises = budget.rises(model)
-            if not budget.holds(rises):
-                return None
-            nll, accuracy = evaluate_replies(model, test_set)
-        return Candidate(kind, policy, strength, rises, nll, accuracy) if math.isfinite(nll) else None
-
-    best = at(1.0)
-    if best is None:
-        low, high = 0.0, 1.0
-        for _ in range(_HALVINGS):
-            middle = 0.5 * (low + high)
-            candidate = at(middle)
-            low, high, best = (low, middle, best) if candidate is None else (middle, high, candidate)
-        return best
-    for strength in _BEYOND:
-        candidate = at(strength)
-        if candidate is None or not candidate.nll < best.nll:
             break
-        best = candidate
-    return best
+        changes = budget.changes(model, policy)
+        used = budget.used(changes)
+        if used <= 1.0:
+            with applied(model, policy, skip_unsupported=True):
+                nll, accuracy = evaluate_replies(model, prompts)
+            if math.isfinite(nll):
+                found[strength] = Candidate(kind, policy, strength, changes, nll, accuracy)
+            if strength != 1.0 or used > _AIM**4:
+                break
+        step = _AIM * math.sqrt(1.0 / used) if math.isfinite(used) and used > 0 else 0.5
+        strength = min(strength * step, _BEYOND)
+    return min(found.values(), key=lambda one: one.nll, default=None)
 
 
 def evaluate_replies(model: PreTrainedModel, replies: Sequence[Reply]) -> tuple[float, float]:

@@ -5,29 +5,33 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sharpmax.calibration.budget import (
-    Budget,
-    Candidate,
-    check_budget,
-    evaluate_replies,
-    item_losses,
-    percent,
-    select_best,
+import torch
+
+from sharpmax.calibration.budget import Budget, Candidate, check_budget, evaluate_replies, percent, select_best
+from sharpmax.calibration.data import HELD_OUT, PROFILES, Domain, Profile, TrainingPrompts, domains_of, sizes_for
+from sharpmax.calibration.trainer import (
+    Memory,
+    TrainablePolicy,
+    Trainer,
+    TrainingSetup,
+    checkpointed,
+    frozen,
+    grid_of,
 )
-from sharpmax.calibration.data import PROFILES, Profile, TrainingPrompts, regularisation_data
-from sharpmax.calibration.trainer import TrainablePolicy, Trainer, TrainingSetup, frozen, grid_of
 from sharpmax.errors import SharpmaxError, reject
 from sharpmax.integrations.transformers.application import applied
 from sharpmax.integrations.transformers.support import check_model
 from sharpmax.lazy import require
 from sharpmax.models.language import check_tokenizer, context_of, weights_fingerprint
 from sharpmax.policies.per_head import PerHead
+from sharpmax.tasks.formats import CONTROLS
 from sharpmax.tasks.prompt import Task
-from sharpmax.tasks.registry import get_task
+from sharpmax.tasks.registry import get_tasks
 from sharpmax.tasks.text import fingerprint, plain_text
 
 if TYPE_CHECKING:
@@ -35,6 +39,9 @@ if TYPE_CHECKING:
 
 Progress = Callable[[str, int, int, str], None]
 """Called with what is being done, the steps done, the steps in all, and a remark."""
+
+DEFAULT_TASKS = "training,control"
+"""Many formats, and prompts that must keep working."""
 
 _RATE = 0.03
 _SAVE_EVERY = 20.0
@@ -52,17 +59,20 @@ class CalibrationResult:
     """By kind, for the kinds with a policy within the budget."""
 
     curves: Mapping[str, Sequence[Mapping[str, float]]]
-    """By kind: loss and rises after every training step."""
+    """By kind: loss and divergence on each domain after every training step."""
 
     setting: Mapping[str, Any]
     """Everything the result depends on, with the keys of saved results."""
 
     before: Mapping[str, float]
-    """The test set without a policy: `nll`, and the accuracy under the key `right` of saved results."""
+    """The validation prompts without a policy: `nll`, and the accuracy under the key `right` of saved results."""
+
+    prompts: int
+    """How many validation prompts there are."""
 
     @property
     def chosen(self) -> Candidate:
-        """The candidate with the lowest loss on the test set."""
+        """The candidate with the lowest loss on the validation prompts."""
         return min(self.candidates.values(), key=lambda one: one.nll)
 
     @property
@@ -82,11 +92,9 @@ class CalibrationResult:
     def __str__(self) -> str:
         lines = [f"baseline: accuracy {self.before['right']:.1%}"]
         for kind, one in self.candidates.items():
-            rises = ", ".join(f"{name} {percent(rise):+.2f}%" for name, rise in one.rises.items())
+            costs = ", ".join(f"{name} {change.kl:.4f}" for name, change in one.changes.items())
             mark = " (chosen)" if one is self.chosen else ""
-            lines.append(
-                f"{kind}: accuracy {one.accuracy:.1%}, {one.modified_heads} heads modified, perplexity {rises}{mark}"
-            )
+            lines.append(f"{kind}: accuracy {one.accuracy:.1%}, {one.modified_heads} heads modified, KL {costs}{mark}")
         return "\n".join(lines)
 
     __repr__ = __str__
@@ -97,8 +105,9 @@ class CalibrationResult:
         rows = [{"kind": "baseline", "accuracy": self.before["right"], "nll": self.before["nll"], "modified_heads": 0}]
         for kind, one in self.candidates.items():
             row = {"kind": kind, "accuracy": one.accuracy, "nll": one.nll, "modified_heads": one.modified_heads}
-            rises = {f"perplexity_rise_{name}": percent(rise) for name, rise in one.rises.items()}
-            rows.append({**row, **rises, "strength": one.strength, "chosen": one is self.chosen})
+            costs = {f"kl_{name}": change.kl for name, change in one.changes.items()}
+            costs |= {f"perplexity_rise_{name}": percent(change.rise) for name, change in one.changes.items()}
+            rows.append({**row, **costs, "strength": one.strength, "chosen": one is self.chosen})
         return pandas.DataFrame(rows)
 
     def save(self, folder: str | Path) -> list[Path]:
@@ -111,25 +120,30 @@ def calibrate(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     *,
-    task: Task | str = "kv",
+    task: Task | str = DEFAULT_TASKS,
     budget: float = 0.01,
     profile: Profile | None = None,
     keep: float = 1.0,
     keep_layers: float = 1.0,
     rate: float = _RATE,
     seed: int = 0,
-    text: str | None = None,
+    texts: Mapping[str, str] | None = None,
+    held_out: str = HELD_OUT,
+    memory: int | None = None,
     folder: str | Path | None = None,
     resume: bool = False,
     progress: Progress | None = None,
 ) -> CalibrationResult:
-    """Learn a policy per head for `model` on `task` while perplexity rises by no more than `budget` (0.01 is 1%).
+    """Learn a policy per head for `model` while its predictions diverge by no more than `budget` nats per token.
 
-    The budget holds on plain text at every length of the profile and on the model's own answers to chat questions,
-    none of which is trained on. `keep` is the share of the heads that may be modified, `keep_layers` that of the
-    layers they may be in: each modified layer adds latency. `text` replaces Python's documentation: its first half to
-    train on, the rest to measure on. With `folder` the state is saved there, and `resume` continues from it. No weight
-    is changed; afterwards the model is as before. A policy that is applied to it is ignored.
+    The budget is KL(baseline ‖ policy) on each domain by itself: text sampled from the model, Python's documentation
+    and code, the model's own chat answers, and `texts`, by name. It is measured on text that is not trained on; of the
+    domain `held_out` nothing is trained on, and it may diverge by 1.3 times as much. `task` is a task or several
+    (`get_tasks`); by default many formats and controls, at the sizes where the model begins to fail. `keep` is the
+    share of the heads that may be modified, `keep_layers` that of the layers they may be in: each modified layer adds
+    latency. `memory` are the bytes that training may use, about. With `folder` the state is saved there, and `resume`
+    continues from it. No weight is changed; afterwards the model is as before. A policy that is applied to it is
+    ignored.
     """
     check_model(model)
     check_tokenizer(tokenizer)
@@ -139,41 +153,46 @@ def calibrate(
             reject(name, share, "a share above 0 and up to 1")
     if not rate > 0.0:
         reject("rate", rate, "a number above 0")
-    chosen_task = task if isinstance(task, Task) else get_task(task)
+    every = (task,) if isinstance(task, Task) else get_tasks(task)
+    tasks, controls = tuple(one for one in every if one not in CONTROLS), tuple(one for one in every if one in CONTROLS)
+    if not tasks:
+        reject("task", repr(task), "one or more tasks that are not controls")
     profile = profile or PROFILES["full" if model.device.type == "cuda" else "small"]
     if resume and not (folder and any(state_path(folder, kind).is_file() for kind in profile.kinds)):
         where = "no folder" if folder is None else f"{str(folder)!r}, which has nothing to resume"
         reject("resume", where, "the folder of an interrupted calibration", "leave resume out to start one")
-    for size in profile.sizes:
-        chosen_task.check_size(size)
+    for one in tasks:
+        for size in profile.sizes or ():
+            one.check_size(size)
     notify = progress or (lambda what, done, total, remark: None)
     layers, heads = grid_of(model)
     started = time.perf_counter()
     with frozen(model):
-        notify("reading regularisation data", 0, 0, "")
-        half = None if text is None else len(text) // 2
-        training_text, held_out_text = (None, None) if text is None else (text[:half], text[half:])
-        fillers = training_text or plain_text("calibration")
-        prompts = TrainingPrompts(tokenizer, chosen_task, profile, seed, fillers, context_of(model))
-        training_data = regularisation_data(model, tokenizer, profile, "calibration", training_text)
-        held_out = regularisation_data(model, tokenizer, profile, "validation", held_out_text)
-        limit = Budget.of(model, held_out, budget)
-        setup = TrainingSetup(model, prompts, training_data, item_losses(model, training_data), limit.nats)
-        test_set = prompts.test_set()
+        notify("finding sizes", 0, 0, "")
+        profile = replace(profile, sizes=profile.sizes or sizes_for(model, tokenizer, tasks, profile))
+        prompts = TrainingPrompts(tokenizer, tasks, controls, profile, seed, context_of(model))
+        notify("sampling text from the model and reading other text", 0, 0, "")
+        domains = domains_of(model, tokenizer, profile, texts or {}, held_out, seed)
+        fits = Memory.plan(model, _longest(prompts, domains), profile.rows, memory)
+        notify(f"sizes {', '.join(map(str, prompts.sizes))}; memory about {fits.estimate / 2**30:.1f} GiB", 0, 0, "")
+        trained = [domain for domain in domains if domain.trained]
+        setup = TrainingSetup(model, prompts, trained, budget, fits.most_tokens)
+        limit = Budget(domains, budget, fits.most_tokens)
+        validation = prompts.validation()
         with applied(model, None, skip_unsupported=True):
-            nll, accuracy = evaluate_replies(model, test_set)
+            nll, accuracy = evaluate_replies(model, validation)
         amounts = {key: list(v) if isinstance(v, tuple) else v for key, v in dataclasses.asdict(profile).items()}
-        amounts["crowds"] = amounts.pop("replications")
         setting: dict[str, Any] = {
             "weights": weights_fingerprint(model),
-            "task": chosen_task.name,
-            "task_version": chosen_task.version,
-            "leash": budget,
+            "task": ",".join(dict.fromkeys(one.name.partition("/")[0] for one in every)),
+            "task_version": max(one.version for one in every),
+            "budget": budget,
+            "held_out": held_out,
             "keep": keep,
             "keep_layers": keep_layers,
             "rate": rate,
             "seed": seed,
-            "text": fingerprint(prompts.text),
+            "text": fingerprint("".join(text for _, text in sorted((texts or {}).items())) + plain_text("calibration")),
             "layers": layers,
             "heads": heads,
             "profile": amounts,
@@ -183,19 +202,33 @@ def calibrate(
         for kind in profile.kinds:
             policy = TrainablePolicy(kind, layers, heads, model.device)
             trainer = Trainer(policy, profile.steps, rate, keep, keep_layers)
-            _train(trainer, setup, setting, folder, resume, notify)
+            with checkpointed(model) if fits.checkpoint else nullcontext():
+                _train(trainer, setup, setting, folder, resume, notify)
             curves[kind] = trainer.curve
             notify(f"measuring {kind}", 0, 0, "")
-            candidate = select_best(model, kind, policy.values(), limit, test_set)
+            candidate = select_best(model, kind, policy.values(), limit, validation)
             if candidate is not None:
                 candidates[kind] = candidate
     if not candidates:
         raise BudgetError(
-            f"budget: no policy of kind {', '.join(profile.kinds)} stays within {100 * budget:g}%, however weak; "
-            "increase the budget or the steps, or try other kinds"
+            f"budget: no policy of kind {', '.join(profile.kinds)} stays within {budget:g} nats per token, however "
+            "weak; increase the budget or the steps, or try other kinds"
         )
     setting["seconds"] = {"calibration": time.perf_counter() - started}
-    return CalibrationResult(candidates, curves, setting, {"nll": nll, "right": accuracy})
+    setting["memory"] = _peak(model)
+    return CalibrationResult(candidates, curves, setting, {"nll": nll, "right": accuracy}, len(validation))
+
+
+def _longest(prompts: TrainingPrompts, domains: Sequence[Domain]) -> int:
+    """The longest input of the training in tokens."""
+    seen = [*prompts.at(0), *prompts.at(1)]
+    texts = [reply for domain in domains for reply in domain.training]
+    return max(prompts.profile.longest, *(len(reply.ids) for reply in [*seen, *texts]))
+
+
+def _peak(model: PreTrainedModel) -> int | None:
+    """Bytes of GPU memory that were in use at most."""
+    return torch.cuda.max_memory_allocated(model.device) if model.device.type == "cuda" else None
 
 
 def state_path(folder: str | Path, kind: str) -> Path:
@@ -220,8 +253,8 @@ def _train(
 
     def after_step(now: Trainer) -> None:
         nonlocal saved
-        rises = ", ".join(f"{name} {percent(rise):+.1f}%" for name, rise in now.rises.items())
-        notify(f"training {kind}", now.step, now.steps, f"loss {now.curve[-1]['nll']:.3f}, {rises}")
+        worst = max(now.divergences.values(), default=0.0)
+        notify(f"training {kind}", now.step, now.steps, f"loss {now.curve[-1]['nll']:.3f}, KL up to {worst:.4f}")
         if path is not None and (now.step == now.steps or time.monotonic() - saved > _SAVE_EVERY):
             now.save(path, about)
             saved = time.monotonic()

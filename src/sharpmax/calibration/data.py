@@ -1,11 +1,11 @@
-"""Kinds of policy, profiles, training prompts and regularisation data of a calibration."""
+"""Kinds of policy, profiles, training prompts and the domains of a calibration."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -14,14 +14,13 @@ from torch import Tensor
 
 from sharpmax.calibration.replication import replicate_keys
 from sharpmax.errors import reject
-from sharpmax.models.scoring import Reply, encode, own_answers
+from sharpmax.models.scoring import Reply, encode, judge, own_answers, sampled_texts
 from sharpmax.policies.base import Policy
 from sharpmax.policies.constant import Constant
 from sharpmax.policies.log_linear import LogLinear
 from sharpmax.policies.per_head import PerHead
-from sharpmax.tasks.chat import chat_questions
-from sharpmax.tasks.prompt import Part, Task
-from sharpmax.tasks.text import plain_text, windows
+from sharpmax.tasks.prompt import Task
+from sharpmax.tasks.text import chat_questions, plain_text, python_code, windows
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -64,21 +63,26 @@ def _of_head(kind: str, values: list[float]) -> Policy:
 
 @dataclass(frozen=True)
 class Profile:
-    """The amounts of one calibration. Lengths of text are in tokens, `fillers` in characters."""
+    """The amounts of one calibration. Lengths are in tokens."""
 
     kinds: tuple[str, ...]
     steps: int
-    sizes: tuple[int, ...]
-    prompts: int  # prompts per step that are read alone
-    filled: int  # prompts per step that are read after plain text: few items in a long input
-    fillers: tuple[int, ...]
-    lengths: tuple[int, ...]
-    tokens: int  # plain text per step, in windows of one of the lengths, which take turns
+    sizes: tuple[int, ...] | None  # None: those at which the model begins to fail
+    longest: int  # of a training prompt, where sizes are found by a scan
+    scanned: int  # prompts per format and size of that scan
+    formats: int  # per step
+    prompts: int  # per step and format
+    controls: int  # control prompts per step
+    lengths: tuple[int, ...]  # of windows of text
+    sampled: tuple[int, ...]  # of text sampled from the model, its beginnings
+    turns: int  # domains of text per step, which take turns
+    tokens: int  # of each of them
+    rows: int  # of each window whose divergence is measured in training
     answers: int  # the model's own answers per step
     questions: int  # chat questions in calibration and in validation each
     answer_tokens: int
-    practice_tokens: int  # plain text of each length to train on
-    validation_tokens: int  # plain text of each length that the budget is measured on
+    training_windows: int  # per domain
+    validation_windows: int
     validation_prompts: int
     replications: tuple[int, ...] = (1,)  # how often the keys of other items may count
 
@@ -86,15 +90,15 @@ class Profile:
 PROFILES: Mapping[str, Profile] = MappingProxyType(
     {
         "full": Profile(
-            kinds=("constant", "entropy", "rows"), steps=240, sizes=(8, 16, 32, 64), prompts=12,
-            replications=(1, 2, 4, 8), filled=4, fillers=(1500, 4000, 8000, 12000), lengths=(2048, 6144), tokens=6144,
-            answers=12, questions=56, answer_tokens=64, practice_tokens=122_880, validation_tokens=36_864,
-            validation_prompts=64,
+            kinds=("constant",), steps=200, sizes=None, longest=3072, scanned=4, formats=3, prompts=6,
+            controls=4, replications=(1, 1, 2), lengths=(2048, 6144), sampled=(256, 1024), turns=2, tokens=4096,
+            rows=512, answers=12, questions=56, answer_tokens=64, training_windows=32, validation_windows=12,
+            validation_prompts=96,
         ),
         "small": Profile(
-            kinds=("constant",), steps=40, sizes=(8, 16, 32), prompts=3, replications=(1, 2, 4), filled=0, fillers=(),
-            lengths=(512,), tokens=512, answers=1, questions=12, answer_tokens=32, practice_tokens=8192,
-            validation_tokens=6144, validation_prompts=12,
+            kinds=("constant",), steps=40, sizes=None, longest=512, scanned=1, formats=1, prompts=3, controls=1,
+            replications=(1, 1, 2), lengths=(512,), sampled=(256,), turns=1, tokens=512, rows=256, answers=2,
+            questions=12, answer_tokens=32, training_windows=12, validation_windows=4, validation_prompts=26,
         ),
     }
 )  # fmt: skip
@@ -111,86 +115,158 @@ def profile_for(name: str, **changes: Any) -> Profile:
             reject("kinds", repr(kind), f"some of {list(KINDS)}")
     if profile.steps < 1:
         reject("steps", profile.steps, "1 or more")
-    if not profile.sizes:
+    if profile.sizes == ():
         reject("sizes", "none", "one or more numbers of items")
     return profile
 
 
-_TRAINING_SEED, _TEST_SEED = 1_000_003, 2_000_003
+_TRAINING_SEED, _VALIDATION_SEED = 1_000_003, 2_000_003
 """Where the seeds of prompts begin, so that an evaluation with an ordinary seed meets none of them."""
+
+HELD_OUT = "code"
+"""The default domain that is not trained on."""
+
+CHAT, SAMPLED = "chat", "sampled"
 
 
 @dataclass(frozen=True)
-class RegularisationData:
-    """Windows of plain text by their length, and the model's own chat answers: neither may get worse."""
+class Domain:
+    """Text of one kind and length on which a policy may change the model's predictions only within the budget."""
 
-    text: dict[int, list[list[int]]]
-    answers: list[Reply]
+    name: str
+    trained: bool  # otherwise it is measured alone
+    training: tuple[Reply, ...]
+    validation: tuple[Reply, ...]
 
 
-def regularisation_data(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, profile: Profile, part: Part, text: str | None = None
-) -> RegularisationData:
-    """The regularisation data of one part. `text` replaces Python's documentation."""
-    ids = tokenizer(plain_text(part) if text is None else text, add_special_tokens=False, verbose=False).input_ids
-    tokens = profile.practice_tokens if part == "calibration" else profile.validation_tokens
-    questions = chat_questions(part)[: profile.questions]
-    return RegularisationData(
-        {n: windows(ids, n, max(tokens // n, 1)) for n in profile.lengths},
-        own_answers(model, tokenizer, questions, profile.answer_tokens),
-    )
+def domains_of(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    profile: Profile,
+    texts: Mapping[str, str],
+    held_out: str,
+    seed: int,
+) -> list[Domain]:
+    """Text sampled from the model, Python's documentation and code, `texts`, and the model's own chat answers.
+
+    The first half of each of `texts` is for training, the rest for validation.
+    """
+    parts = {
+        "docs": (plain_text("calibration"), plain_text("validation")),
+        "code": (python_code("calibration"), python_code("validation")),
+        **{name: (text[: len(text) // 2], text[len(text) // 2 :]) for name, text in texts.items()},
+    }
+    if held_out not in (*parts, SAMPLED, CHAT):
+        reject("held_out", repr(held_out), f"one of {[*parts, SAMPLED, CHAT]}")
+    amounts, found = (profile.training_windows, profile.validation_windows), []
+    sampled = sampled_texts(model, tokenizer, sum(amounts), max(profile.sampled), seed)
+    for length in profile.sampled:
+        cut = [Reply(tuple(ids[:length]), 1) for ids in sampled]
+        first, rest = tuple(cut[: amounts[0]]), tuple(cut[amounts[0] :])
+        found.append(Domain(f"{SAMPLED}/{length}", held_out != SAMPLED, first, rest))
+    for name, both in parts.items():
+        for length in profile.lengths:
+            cuts = [_windows(tokenizer, text, length, amount) for text, amount in zip(both, amounts, strict=True)]
+            found.append(Domain(f"{name}/{length}", held_out != name, *cuts))
+    answers = [
+        tuple(own_answers(model, tokenizer, chat_questions(part)[: profile.questions], profile.answer_tokens))
+        for part in ("calibration", "validation")
+    ]
+    return [*found, Domain(CHAT, held_out != CHAT, *answers)]
+
+
+_CHARACTERS = 12
+"""Of a text, per token that is wanted of it: more than tokens have on average."""
+
+
+def _windows(tokenizer: PreTrainedTokenizerBase, text: str, length: int, most: int) -> tuple[Reply, ...]:
+    """At most `most` windows of `length` tokens, spread evenly over a text, of which only so much is tokenized."""
+    size = length * _CHARACTERS
+    parts = [text[i * len(text) // most :][:size] for i in range(most)] if len(text) > size * most else [text]
+    ids = [tokenizer(part, add_special_tokens=False, verbose=False).input_ids for part in parts]
+    cut = [one for tokens in ids for one in windows(tokens, length, 1 if len(parts) > 1 else most)]
+    return tuple(Reply(tuple(one), 1) for one in cut)
+
+
+def sizes_for(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tasks: Sequence[Task], profile: Profile
+) -> tuple[int, ...]:
+    """The sizes to train at: up to the last that the model still gets some of right, and the three before it."""
+    found: list[int] = []
+    for size in (4 * 2**i for i in range(9)):
+        replies = [
+            encode(tokenizer, prompt)
+            for task in tasks if task.least <= size <= task.most
+            for prompt in task.prompts(size, profile.scanned, _VALIDATION_SEED)
+        ]  # fmt: skip
+        if not replies or max(len(reply.ids) for reply in replies) > profile.longest:
+            break
+        found.append(size)
+        if sum(one.right for one in judge(model, replies)) < _SOME * len(replies):
+            break
+    if not found:
+        shortest = f"prompts of more than {profile.longest} tokens"
+        reject("task", shortest, f"a task whose smallest prompts have up to {profile.longest} tokens")
+    return tuple(found[-_TRAINED_SIZES:])
+
+
+_SOME, _TRAINED_SIZES = 0.15, 4
 
 
 @dataclass(frozen=True)
 class TrainingPrompts:
-    """Prompts of a task for each training step, and a test set to select by; the same for the same seed."""
+    """Prompts for each training step, and others to select by; the same for the same seed."""
 
     tokenizer: PreTrainedTokenizerBase
-    task: Task
-    profile: Profile
+    tasks: tuple[Task, ...]
+    controls: tuple[Task, ...]
+    profile: Profile  # with sizes
     seed: int
-    text: str  # plain text to read before some of the prompts
     context: int | None = None  # the model's longest input in tokens, which key replication must not exceed
 
-    def at(self, step: int) -> list[list[Reply]]:
-        """The groups of prompts of one step, each read as one batch."""
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The sizes to train at."""
+        assert self.profile.sizes
+        return self.profile.sizes
+
+    def at(self, step: int) -> list[Reply]:
+        """The prompts of one step: of some tasks, and controls."""
         rng = random.Random(f"lessons/{self.seed}/{step}")
         seed = _TRAINING_SEED * (self.seed + 1) + step
-        # Every other step trains on the largest size, mostly with replicated keys: closest to longer inputs.
-        size = max(self.profile.sizes) if step % 2 == 0 else rng.choice(self.profile.sizes)
-        groups = [self._alone(size, self.profile.prompts, seed, rng.choice(self.profile.replications))]
-        if self.profile.filled:
-            size = rng.choice(sorted(self.profile.sizes)[-2:])
-            groups.append(self._after_text(size, self.profile.filled, seed, rng))
-        return groups
-
-    def test_set(self) -> list[Reply]:
-        """Prompts of the largest size that no step reads: alone, with most replication, after text if trained so."""
-        size, count, seed = max(self.profile.sizes), self.profile.validation_prompts, _TEST_SEED + self.seed
-        times = max(self.profile.replications)
-        ways = 1 + (times > 1) + (self.profile.filled > 0)
-        each = count // ways
-        replies = self._alone(size, count - (ways - 1) * each, seed)
-        if times > 1 and each:
-            replies += self._alone(size, each, seed + 1, times)
-        if self.profile.filled and each:
-            replies += self._after_text(size, each, seed + 2, random.Random(f"exam/{self.seed}"))
+        replies: list[Reply] = []
+        for task in rng.sample(self.tasks, min(self.profile.formats, len(self.tasks))):
+            # Every other step trains on the largest size, mostly with replicated keys: closest to longer inputs.
+            size = max(self.sizes) if step % 2 == 0 else rng.choice(self.sizes)
+            replies += self._prompts(task, size, self.profile.prompts, seed, rng.choice(self.profile.replications))
+        if self.controls and self.profile.controls:
+            task, size = rng.choice(self.controls), rng.choice(self.sizes)
+            replies += self._prompts(task, self._shorter(task, size), self.profile.controls, seed)
         return replies
 
-    def _alone(self, size: int, count: int, seed: int, times: int = 1) -> list[Reply]:
-        prompts = self.task.prompts(size, count, seed)
+    def validation(self) -> list[Reply]:
+        """Prompts of the largest size that no step reads: as they are, and with most replication."""
+        times = sorted({1, max(self.profile.replications)})
+        each = max(1, self.profile.validation_prompts // (len(times) * len(self.tasks)))
+        seed = _VALIDATION_SEED + 1 + self.seed
+        return [
+            reply
+            for factor in times
+            for task in self.tasks
+            for reply in self._prompts(task, max(self.sizes), each, seed + factor, factor)
+        ]
+
+    def _shorter(self, task: Task, size: int) -> int:
+        """The size, halved until its prompts are not too long: an item of a control can be a paragraph."""
+        while size > 1 and len(encode(self.tokenizer, task.prompts(size, 1, 0)[0]).ids) > self.profile.longest:
+            size //= 2
+        return size
+
+    def _prompts(self, task: Task, size: int, count: int, seed: int, times: int = 1) -> list[Reply]:
+        prompts = task.prompts(size, count, seed)
         replies = [encode(self.tokenizer, prompt) for prompt in prompts]
         if self.context is not None:
             times = min(times, max(1, self.context // max(len(reply.ids) for reply in replies)))
         if times == 1:
             return replies
         return [replicate_keys(self.tokenizer, *pair, times) for pair in zip(prompts, replies, strict=True)]
-
-    def _after_text(self, size: int, count: int, seed: int, rng: random.Random) -> list[Reply]:
-        prompts = self.task.prompts(size, count, seed + 500_000)
-        return [encode(self.tokenizer, prompt, self._filler(rng)) for prompt in prompts]
-
-    def _filler(self, rng: random.Random) -> str:
-        length = min(rng.choice(self.profile.fillers), len(self.text))
-        start = rng.randrange(len(self.text) - length + 1)
-        return self.text[start : start + length] + "\n\n"

@@ -30,7 +30,7 @@ class ReplicatedReply(Reply):
 
 
 def replicate_keys(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, reply: Reply, times: int) -> ReplicatedReply:
-    """Let the other items of a prompt count `times` times: all lines but the first, the last and the one asked for.
+    """Let the other items of a prompt count `times` times: all lines but the first, the last and those of the evidence.
 
     The tokens of a line stay together; the gap for its copies follows the line. Where items are not lines of their
     own, or no line holds the answer, every token counts once.
@@ -38,11 +38,12 @@ def replicate_keys(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, reply: Re
     asked = asked_with(tokenizer, prompt)
     at = asked.index(prompt.user)
     lines = prompt.user.split("\n")
-    wanted = prompt.opening + prompt.answer
+    wanted = (prompt.evidence or prompt.opening + prompt.answer).split("\n")
+    places = [i for i in range(len(lines)) if lines[i : i + len(wanted)] == wanted]
     item = [0] * (len(asked) + len(prompt.answer) + 1)  # per character: the number of the other item it belongs to
-    if wanted in lines:
+    if places:
         for number, line in enumerate(lines):
-            if 0 < number < len(lines) - 1 and line != wanted:
+            if 0 < number < len(lines) - 1 and not places[0] <= number < places[0] + len(wanted):
                 item[at : at + len(line) + 1] = [number] * (len(line) + 1)
             at += len(line) + 1
     spans = tokenizer(

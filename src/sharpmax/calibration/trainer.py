@@ -14,13 +14,12 @@ import torch
 from torch import Tensor
 
 from sharpmax.arrays import ops_for
-from sharpmax.calibration.budget import CHAT, Losses
-from sharpmax.calibration.data import KINDS, NOT_NEGATIVE, RegularisationData, TrainingPrompts
-from sharpmax.calibration.replication import replicated
+from sharpmax.calibration.data import CHAT, KINDS, NOT_NEGATIVE, Domain, TrainingPrompts
+from sharpmax.calibration.replication import ReplicatedReply, replicated
 from sharpmax.errors import SharpmaxError, reject
 from sharpmax.integrations.transformers.application import restore
 from sharpmax.integrations.transformers.interface import install, kept, modules_of
-from sharpmax.models.scoring import reply_losses, window_losses
+from sharpmax.models.scoring import Places, Reply, batches, reply_losses
 from sharpmax.models.weights import load_tensors, must_fit, save_tensors
 from sharpmax.ops.attention import Rule
 from sharpmax.policies.base import Remeasure, with_columns
@@ -50,6 +49,58 @@ def frozen(model: PreTrainedModel) -> Iterator[None]:
                 module.training = mode
             for weight, trainable, _, _ in weights:
                 weight.requires_grad_(trainable)
+
+
+@contextmanager
+def checkpointed(model: PreTrainedModel) -> Iterator[None]:
+    """Inside the block a backward pass computes each layer again instead of keeping what it computed."""
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    for layer in layers:
+        layer.training = True  # of the layer alone: what is inside it, such as dropout, stays in evaluation mode
+    try:
+        yield
+    finally:
+        model.gradient_checkpointing_disable()
+        for layer in layers:
+            layer.training = False
+
+
+@dataclass(frozen=True)
+class Memory:
+    """How training fits into so many bytes: tokens to read at once, and whether layers are computed again."""
+
+    most_tokens: int
+    checkpoint: bool
+    estimate: int
+
+    @classmethod
+    def plan(cls, model: PreTrainedModel, longest: int, rows: int, limit: int | None) -> Memory:
+        """Choose for inputs of up to `longest` tokens; None: 8 GiB, or what the weights need, if there is so much."""
+        config = model.config.get_text_config()
+        hidden, layers = int(config.hidden_size), int(config.num_hidden_layers)
+        inner = int(getattr(config, "intermediate_size", None) or 4 * hidden)
+        size = next(model.parameters()).element_size()
+        weights = sum(weight.nbytes for weight in model.parameters())
+        fixed = weights + 4 * 6 * rows * int(config.vocab_size)  # logits and what KL makes of them
+        if limit is None:
+            limit = max(_MEMORY_GIB << 30, 2 * fixed)
+            if model.device.type == "cuda":
+                limit = min(limit, weights + int(0.8 * torch.cuda.mem_get_info(model.device)[0]))
+        every, again = size * layers * (16 * hidden + 4 * inner), size * (layers * hidden + 16 * hidden + 6 * inner)
+        for per_token, checkpoint in ((every, False), (again, True)):
+            most = int(0.8 * limit - fixed) // per_token
+            if most >= longest:
+                most = min(most, _MOST_TOKENS)
+                return cls(most, checkpoint, fixed + most * per_token)
+        needed = (fixed + again * longest) / 0.8 / 2**30
+        reject("memory", f"{limit / 2**30:.1f}G", f"at least {needed:.1f}G for inputs of {longest:,} tokens")
+
+
+_MEMORY_GIB = 8
+_MOST_TOKENS = 16_384
 
 
 def grid_of(model: PreTrainedModel) -> tuple[int, int]:
@@ -110,11 +161,11 @@ class _LayerRule:
 
 _WARM_UP = 10
 _LAST_RATE = 0.02
-_MARGIN = 0.7
-"""The share of the budget that is aimed at: the rise is a little larger on text that was not trained on."""
+_MARGIN = 0.95
+"""The share of the budget that is aimed at: divergence is a little larger on text that was not trained on."""
 
-_FIRST_PRICE, _LEAST_PRICE, _MOST_PRICE = 10.0, 1.0, 300.0
-_PRICE_RATE, _MEMORY = 0.04, 0.9
+_FIRST_PRICE, _LEAST_PRICE, _MOST_PRICE = 100.0, 1.0, 3000.0
+_PRICE_RATE, _MEMORY = 0.1, 0.9
 _PRUNE_AT = (0.4, 0.6)
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 _SAVED_AS = "calibration"
@@ -130,9 +181,9 @@ class TrainingSetup:
 
     model: PreTrainedModel
     prompts: TrainingPrompts
-    data: RegularisationData
-    baseline: Losses  # of the model without a policy, for each item of `data`
-    budget: float  # the allowed rise in nats per token
+    domains: Sequence[Domain]  # those to train on
+    budget: float  # in nats per token
+    most_tokens: int  # to read at once
 
 
 @dataclass
@@ -144,8 +195,8 @@ class Trainer:
     rate: float
     keep: float  # the share of the heads that may be modified in the end
     keep_layers: float = 1.0  # the share of the layers they may be in
-    prices: dict[str, float] = field(default_factory=dict)  # Lagrange multiplier of each rise
-    rises: dict[str, float] = field(default_factory=dict)  # moving average of each rise, in nats per token
+    prices: dict[str, float] = field(default_factory=dict)  # Lagrange multiplier of each domain
+    divergences: dict[str, float] = field(default_factory=dict)  # moving average on each domain, in nats per token
     curve: list[dict[str, float]] = field(default_factory=list)
     step: int = 0
 
@@ -154,55 +205,69 @@ class Trainer:
 
     def run(self, setup: TrainingSetup, after_step: Callable[[Trainer], None]) -> None:
         """Take the remaining steps."""
-        for name in setup.baseline:
-            self.prices.setdefault(name, _FIRST_PRICE)
-        with self.policy.installed(setup.model):
-            while self.step < self.steps:
-                self._take_step(setup)
-                after_step(self)
+        for domain in setup.domains:
+            self.prices.setdefault(domain.name, _FIRST_PRICE)
+        while self.step < self.steps:
+            self._take_step(setup)
+            after_step(self)
 
     def _take_step(self, setup: TrainingSetup) -> None:
-        rng = random.Random(f"descent/{setup.prompts.seed}/{self.step}")
         self._optimizer.zero_grad()
-        nll = 0.0
-        groups = setup.prompts.at(self.step)
-        for group in groups:
-            with replicated(setup.model, group):
-                nll += _backward(reply_losses(setup.model, group)[0].sum(-1).mean() / len(groups))
-        lengths = list(setup.data.text)
-        length = lengths[self.step % len(lengths)]
-        # Lengths take turns, so each is weighted by the number of turns it misses.
-        rises = {str(length): self._text(setup, length, rng, weight=len(lengths)), CHAT: self._chat(setup, rng)}
+        nll = self._prompts(setup)
+        now = {}
+        for domain, weight in self._turns(setup):
+            now[domain.name] = self._domain(setup, domain, weight)
         gradient = self.policy.coefficients.grad
         finite = gradient is not None and bool(gradient.isfinite().all())
-        if not (finite and all(map(math.isfinite, (nll, *rises.values())))):
+        if not (finite and all(map(math.isfinite, (nll, *now.values())))):
             raise DivergedError(
                 f"calibration: the loss of kind {self.policy.kind!r} is not a number at step {self.step + 1}; "
                 f"try a smaller rate than {self.rate:g}, or float32"
             )
         self._update()
         aim = _MARGIN * setup.budget
-        for name, rise in rises.items():
-            self.rises[name] = _MEMORY * self.rises.get(name, rise) + (1 - _MEMORY) * rise
-            pull = min(max((self.rises[name] - aim) / aim, -1.0), 1.0)
+        for name, kl in now.items():
+            self.divergences[name] = _MEMORY * self.divergences.get(name, kl) + (1 - _MEMORY) * kl
+            pull = min(max((self.divergences[name] - aim) / aim, -1.0), 1.0)
             price = self.prices[name] * math.exp(_PRICE_RATE * pull)
             self.prices[name] = min(max(price, _LEAST_PRICE), _MOST_PRICE)
         self.step += 1
-        self.curve.append({"step": self.step, "nll": nll, **self.rises})
+        self.curve.append({"step": self.step, "nll": nll, **self.divergences})
 
-    def _text(self, setup: TrainingSetup, length: int, rng: random.Random, weight: float) -> float:
-        pieces, baseline = setup.data.text[length], setup.baseline[str(length)]
-        count = max(1, min(setup.prompts.profile.tokens // length, len(pieces)))
-        chosen = rng.sample(range(len(pieces)), count)
-        loss = window_losses(setup.model, [pieces[i] for i in chosen]).mean()
-        return _backward(loss - sum(baseline[i] for i in chosen) / count, weight * self.prices[str(length)])
+    def _prompts(self, setup: TrainingSetup) -> float:
+        """Add the gradient of the loss of this step's answers; return the loss."""
+        nll = 0.0
+        every = setup.prompts.at(self.step)
+        for kind in (Reply, ReplicatedReply):  # replicated keys need a mask, and others are faster without one
+            some = [reply for reply in every if type(reply) is kind]
+            for batch in batches(some, setup.most_tokens):
+                replies = [some[i] for i in batch]
+                with self.policy.installed(setup.model), replicated(setup.model, replies):
+                    nll += _backward(reply_losses(setup.model, replies)[0].sum() / len(every))
+        return nll
 
-    def _chat(self, setup: TrainingSetup, rng: random.Random) -> float:
-        answers, baseline = setup.data.answers, setup.baseline[CHAT]
-        chosen = rng.sample(range(len(answers)), min(setup.prompts.profile.answers, len(answers)))
-        tokens = sum(answers[i].tokens for i in chosen)
-        losses, _ = reply_losses(setup.model, [answers[i] for i in chosen])
-        return _backward((losses.sum() - sum(baseline[i] for i in chosen)) / tokens, self.prices[CHAT])
+    def _turns(self, setup: TrainingSetup) -> list[tuple[Domain, float]]:
+        """The domains of this step. Texts take turns; each is weighted by the number of turns it misses."""
+        texts = [domain for domain in setup.domains if domain.name != CHAT]
+        count = min(setup.prompts.profile.turns, len(texts))
+        turn = [(texts[(self.step * count + i) % len(texts)], len(texts) / count) for i in range(count)]
+        return [*turn, *((domain, 1.0) for domain in setup.domains if domain.name == CHAT)]
+
+    def _domain(self, setup: TrainingSetup, domain: Domain, weight: float) -> float:
+        """Add the gradient of the divergence on some texts of a domain; return it in nats per token."""
+        profile = setup.prompts.profile
+        rng = random.Random(f"descent/{setup.prompts.seed}/{self.step}/{domain.name}")
+        most = profile.answers if domain.name == CHAT else max(1, profile.tokens // len(domain.training[0].ids))
+        chosen = rng.sample(domain.training, min(most, len(domain.training)))
+        found = 0.0
+        for batch in batches(chosen, setup.most_tokens):
+            places = Places.of([chosen[i] for i in batch], setup.model.device, profile.rows, rng.random().hex())
+            with torch.no_grad():
+                baseline = places.logits(setup.model)
+            with self.policy.installed(setup.model):
+                kl = places.divergences(baseline, places.logits(setup.model)).sum() / places.count
+                found += _backward(kl * len(batch) / len(chosen), weight * self.prices[domain.name])
+        return found
 
     def _update(self) -> None:
         cosine = 0.5 + 0.5 * math.cos(math.pi * self.step / self.steps)
@@ -235,7 +300,7 @@ class Trainer:
         state = self._optimizer.state[self.policy.coefficients]
         tensors = {"coefficients": self.policy.coefficients.detach(), "modified": self.policy.modified}
         tensors |= {moment: state[moment] for moment in _MOMENTS}
-        notes = {"step": self.step, "prices": self.prices, "rises": self.rises, "curve": self.curve}
+        notes = {"step": self.step, "prices": self.prices, "divergences": self.divergences, "curve": self.curve}
         save_tensors(path, _SAVED_AS, {k: t.cpu().contiguous() for k, t in tensors.items()}, {**about, "state": notes})
 
     def resume(self, path: Path, about: Mapping[str, Any]) -> bool:
@@ -254,7 +319,7 @@ class Trainer:
             moments = {moment: tensors[moment].to(coefficients.device) for moment in _MOMENTS}
             self._optimizer.state[coefficients] = {"step": torch.tensor(float(notes["step"])), **moments}
             self.step, self.curve = int(notes["step"]), list(notes["curve"])
-            self.prices, self.rises = dict(notes["prices"]), dict(notes["rises"])
+            self.prices, self.divergences = dict(notes["prices"]), dict(notes["divergences"])
         return True
 
 

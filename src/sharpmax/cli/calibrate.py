@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from sharpmax.cli import options
-from sharpmax.cli.options import choice, resolve_device, share_from, sizes_from
+from sharpmax.cli.options import bytes_from, choice, resolve_device, share_from, sizes_from
 from sharpmax.cli.run import check_extras, check_resume, finish, out_folder, print_report, resumable
 from sharpmax.cli.terminal import progress
 from sharpmax.errors import reject
+
+if TYPE_CHECKING:
+    from sharpmax.calibration.calibrate import CalibrationResult
 
 
 def calibrate(
     context: typer.Context,
     model: options.Model,
-    task: Annotated[str, options.task(metavar="T")] = "kv",
+    task: Annotated[str, options.task("many formats and controls")] = "training,control",
     kinds: Annotated[
         str | None,
         typer.Option(
@@ -28,16 +31,18 @@ def calibrate(
         ),
     ] = None,
     foldable: Annotated[bool, typer.Option("--foldable", help="Learn constants, which `sharpmax fold` takes.")] = False,
-    text: options.TextFile = None,
+    text: Annotated[list[str] | None, typer.Option(metavar="NAME=FILE", help="Further domains.")] = None,
     budget: Annotated[
-        str, typer.Option("--budget", "--leash", metavar="P%", help="Rise of perplexity allowed.")
-    ] = "1%",
+        str, typer.Option("--budget", "--leash", metavar="X", help="KL allowed per domain, nats per token.")
+    ] = "0.01",
     keep: Annotated[str, typer.Option(metavar="P%", help="Share of heads that may be modified.")] = "100%",
     keep_layers: Annotated[str, typer.Option(metavar="P%", help="Share of layers that may be modified.")] = "100%",
     rate: options.LearningRate = 0.03,
     profile: Annotated[str, choice("full (GPU), small (two CPU cores) or auto.", "auto", "full", "small")] = "auto",
     sizes: Annotated[str | None, options.sizes("by profile")] = None,
     steps: Annotated[int | None, options.steps("by profile")] = None,
+    memory: Annotated[str | None, typer.Option(metavar="N", help="Memory to use: 16G.", show_default="8G")] = None,
+    fold: Annotated[Path | None, typer.Option(metavar="FILE", help="Fold the constants into a new file.")] = None,
     seed: options.Seed = 0,
     device: options.Device = "auto",
     dtype: options.Dtype = "float32",
@@ -48,8 +53,8 @@ def calibrate(
 ) -> None:
     """Learn a temperature for each attention head of a model.
 
-    No weight changes. Perplexity on text and on the model's own answers, neither seen in training, stays within the
-    budget. Of several kinds of policy the one with the highest accuracy on validation prompts is chosen.
+    No weight changes. The model's predictions stay within the budget on each domain: text it samples itself, Python's
+    documentation and code, and its own chat answers. The kind with the lowest loss on validation prompts is chosen.
     """
     from sharpmax.calibration.budget import MAX_BUDGET
     from sharpmax.calibration.calibrate import BudgetError, state_path
@@ -59,8 +64,7 @@ def calibrate(
     from sharpmax.experiments.tables import calibrated_tables
     from sharpmax.files import display_name
     from sharpmax.models.language import load_language_model
-    from sharpmax.tasks.registry import get_task
-    from sharpmax.tasks.text import text_from_file
+    from sharpmax.tasks.registry import get_tasks
 
     if foldable and kinds is not None:
         reject("--kinds", repr(kinds), "nothing together with --foldable", "give one of the two")
@@ -73,9 +77,12 @@ def calibrate(
     )
     states = [state_path(out, kind).name for kind in chosen.kinds]
     check_resume(context, *states)
-    limit, what = share_from("--budget", budget, most=MAX_BUDGET), get_task(task)
+    limit = share_from("--budget", budget, most=MAX_BUDGET)
+    get_tasks(task)  # a name that is wrong is refused before the model is loaded
+    if fold is not None:
+        _check_fold(model, fold, chosen.kinds)
     shares = {"keep": share_from("--keep", keep), "keep_layers": share_from("--keep-layers", keep_layers)}
-    plain = None if text is None else text_from_file(text)
+    texts = dict(_domain(word) for word in text or [])
     check_extras("calibrate", ("transformers", "hf"), ("safetensors", "hf"), draw=draw)
     with progress() as show:
         show(f"loading {model}")
@@ -84,16 +91,51 @@ def calibrate(
         try:
             with resumable(folder, *states):
                 found = learn(
-                    language.model, language.tokenizer, task=what, budget=limit, profile=chosen, **shares, rate=rate,
-                    seed=seed, text=plain, folder=folder, resume=resume, progress=show,
+                    language.model, language.tokenizer, task=task, budget=limit, profile=chosen, **shares, rate=rate,
+                    seed=seed, texts=texts, memory=None if memory is None else bytes_from("--memory", memory),
+                    folder=folder, resume=resume, progress=show,
                 )  # fmt: skip
         except (BudgetError, DivergedError):
             _remove_states(folder)  # resuming would fail again
             raise
     policies = found.save(folder)
     tables = calibrated_tables(found, display_name(model))
+    if fold is not None:
+        policies.append(_fold(model, fold, found))
     finish(context, tables, folder, print_report(2), files=policies)
     _remove_states(folder)
+
+
+def _domain(word: str) -> tuple[str, str]:
+    """A name and a text from NAME=FILE."""
+    from sharpmax.tasks.text import text_from_file
+
+    name, mark, file = word.partition("=")
+    if not (name and mark and file) or "/" in name:
+        reject("--text", repr(word), "NAME=FILE, as prose=book.txt")
+    return name, text_from_file(file)
+
+
+def _check_fold(model: str, out: Path, kinds: tuple[str, ...]) -> None:
+    from sharpmax.calibration.data import FOLDABLE
+    from sharpmax.integrations.gguf import is_gguf
+
+    if not is_gguf(model):
+        reject("--fold", repr(str(out)), "a GGUF file as MODEL", "fold a folder with `sharpmax fold`")
+    if FOLDABLE not in kinds:
+        reject("--fold", f"{str(out)!r} with the kinds {', '.join(kinds)}", f"the kind {FOLDABLE} among --kinds")
+    if out.suffix.lower() != ".gguf" or out.exists():
+        reject("--fold", repr(str(out)), "a new file that ends in .gguf", "a model is never written over another")
+
+
+def _fold(model: str, out: Path, found: CalibrationResult) -> Path:
+    from sharpmax.calibration.calibrate import BudgetError
+    from sharpmax.integrations.gguf import fold_file
+
+    if found.foldable is None:
+        raise BudgetError("--fold: no constants stay within the budget; increase it")
+    fold_file(Path(model), found.foldable.policy, out)
+    return out
 
 
 def _remove_states(folder: Path) -> None:

@@ -26,7 +26,7 @@ def evaluate(
     sizes: Annotated[str, options.sizes()] = "8..64",
     prompts: Annotated[int, options.prompts()] = 50,
     lengths: Annotated[
-        str | None, typer.Option(metavar="N,N", help="Tokens per text window.", show_default="2048,6144 if they fit")
+        str | None, typer.Option(metavar="N,N", help="Tokens per text and ruler prompt.", show_default="2048,6144")
     ] = None,
     windows: Annotated[int, number("Text windows per length.")] = 3,
     questions: Annotated[int, number("Chat questions whose answers are scored.", least=0)] = 8,
@@ -47,7 +47,7 @@ def evaluate(
     from sharpmax.experiments.evaluate.run import FILE_NAME as ANSWERS
     from sharpmax.experiments.evaluate.run import evaluate_tables, work
     from sharpmax.models.language import load_language_model
-    from sharpmax.tasks.registry import get_task
+    from sharpmax.tasks.registry import get_tasks
 
     if text is not None and not with_text:
         reject("--text", repr(str(text)), "nothing together with --no-text", "give one of the two")
@@ -57,7 +57,7 @@ def evaluate(
     plan = Plan(
         variants={one.name: one.policy for one in chosen},
         calibrated_on={one.name: one.calibrated_on for one in chosen},
-        tasks=tuple(get_task(word.strip()) for word in task.split(",")),
+        tasks=get_tasks(task),
         sizes=tuple(sizes_from(sizes, least=1)),
         prompts=prompts,
         seed=seed,
@@ -78,6 +78,7 @@ def evaluate(
         note(f"loading {model}")
         language = load_language_model(model, device=place.type, dtype=kind)
         note("checking every policy, size and length")
+        plan = plan.for_tokenizer(language.tokenizer)
         material = prepare(language, plan)
     folder = out_folder(context)
     with resumable(folder, ANSWERS), bar("evaluating", work(language, plan, material)) as advance:

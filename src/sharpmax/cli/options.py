@@ -94,7 +94,7 @@ def steps(shown: str | bool = True) -> Any:
 
 def task(shown: str | bool = True, metavar: str = "T,T") -> Any:
     """Tasks for language models."""
-    text = "kv, max, needle, multi-kv, houses, prices, json, or a Python file."
+    text = "kv, json, needle, …, formats, ruler, or a Python file."
     complete = completion("tasks.registry", "TASKS")
     return typer.Option("--task", metavar=metavar, help=text, show_default=shown, autocompletion=complete)
 
@@ -104,7 +104,7 @@ def tokens_at_once(*older: str) -> Any:
     return number("Tokens per forward pass.", "--tokens-at-once", *older)
 
 
-Model = Annotated[str, typer.Argument(metavar="MODEL", help="Hub id, folder, or smollm2.")]
+Model = Annotated[str, typer.Argument(metavar="MODEL", help="Hub id, folder, GGUF file, or smollm2.")]
 PolicyOption = Annotated[str | None, policy("none")]
 TextFile = Annotated[
     Path | None, typer.Option("--text", metavar="FILE", help="Text file.", show_default="Python's documentation")
@@ -137,10 +137,10 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON to stdout.")]
 
 
 def sizes_from(text: str, *, least: int = 2, option: str = "--sizes") -> list[int]:
-    """Numbers of items from "16,32,64", or doubling from "8..64"; ascending and each once.
+    """Numbers from "16,32,64" or "1k,2k", or doubling from "8..64"; ascending and each once.
 
-    >>> sizes_from("64, 16,16"), sizes_from("8..100,512")
-    ([16, 64], [8, 16, 32, 64, 512])
+    >>> sizes_from("64, 16,16"), sizes_from("8..100,512"), sizes_from("1k..4k")
+    ([16, 64], [8, 16, 32, 64, 512], [1024, 2048, 4096])
     """
     found: set[int] = set()
     for word in text.split(","):
@@ -156,7 +156,26 @@ def sizes_from(text: str, *, least: int = 2, option: str = "--sizes") -> list[in
 
 
 def _whole(word: str, least: int) -> int | None:
+    if word.endswith("k") and word[:-1].isdigit():
+        word = str(int(word[:-1]) * 1024)
     return int(word) if word.isascii() and word.isdigit() and least <= int(word) <= 2**24 else None
+
+
+def bytes_from(option: str, text: str) -> int:
+    """A number of bytes from "16G" or "900M".
+
+    >>> bytes_from("--memory", "16G")
+    17179869184
+    """
+    units = {"M": 20, "G": 30}
+    number, unit = text.strip()[:-1], text.strip()[-1:].upper()
+    try:
+        value = float(number) if unit in units else math.nan
+    except ValueError:
+        value = math.nan
+    if not 0.0 < value < math.inf:
+        reject(option, repr(text), "a number and G or M, as 16G")
+    return int(value * 2 ** units[unit])
 
 
 def share_from(option: str, text: str, *, most: float = 1.0) -> float:

@@ -34,7 +34,7 @@ def out_folder(context: typer.Context, part: str = "") -> Path:
 
     `part` is for commands of which several may write to one folder, each its own part.
     """
-    out: Path = context.params["out"]
+    out = Path(context.params["out"])  # newer versions of Typer leave a text here
     if not out.exists():
         context.call_on_close(lambda: _remove_if_empty(out))  # runs after the lock is released
     try:
@@ -56,7 +56,7 @@ def _remove_if_empty(folder: Path) -> None:
 
 def check_resume(context: typer.Context, *files: str) -> None:
     """Reject --resume where --out holds none of the files of an interrupted run: a new one may take hours."""
-    out: Path = context.params["out"]
+    out = Path(context.params["out"])  # newer versions of Typer leave a text here
     if context.params["resume"] and not any((out / name).is_file() for name in files):
         allowed = "the --out folder of an interrupted run"
         reject("--resume", f"{str(out)!r}, which has nothing to resume", allowed, "leave --resume out to start a run")
@@ -99,8 +99,12 @@ def command_line(context: typer.Context) -> str:
 def _shown(value: Any) -> str:
     if isinstance(value, Path):
         return without_machine(value)
-    parts = [part.strip() for part in str(value).split(",")]
-    return ",".join(without_machine(Path(part)) if "/" in part and Path(part).exists() else part for part in parts)
+    return ",".join(_without_machine(part.strip()) for part in str(value).split(","))
+
+
+def _without_machine(word: str) -> str:
+    name, equals, file = word.rpartition("=")  # of NAME=FILE, or a FILE alone
+    return name + equals + without_machine(Path(file)) if "/" in file and Path(file).exists() else word
 
 
 def files_given(context: typer.Context) -> list[dict[str, Any]]:
@@ -113,13 +117,14 @@ def files_given(context: typer.Context) -> list[dict[str, Any]]:
         given = context.params.get(name)
         for word in [one for value in (given if isinstance(given, (list, tuple)) else [given]) if value
                      for one in str(value).split(",")]:  # fmt: skip
-            path = Path(word.strip())
+            path = Path(word.strip().rpartition("=")[2])
             if path.is_dir():
                 path = next((path / file for file in IN_FOLDERS if (path / file).is_file()), path)
             if word in NAMED or word in TASKS or not path.is_file():
                 continue
             content = path.read_bytes()
-            about = {"name": _shown(Path(word)), "sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
+            name_shown, digest = _without_machine(word.strip()), hashlib.sha256(content).hexdigest()
+            about: dict[str, Any] = {"name": name_shown, "sha256": digest, "bytes": len(content)}
             found.append(about | ({"text": content.decode("utf-8-sig", "replace")} if name in _WITH_TEXT else {}))
     return found
 

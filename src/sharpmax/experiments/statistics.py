@@ -94,18 +94,22 @@ class Auroc:
     right: int
 
 
-def accuracy(right: Sequence[int]) -> Accuracy:
-    """Accuracy of right (1) and wrong (0) answers.
+def accuracy(right: Sequence[float]) -> Accuracy:
+    """Accuracy of right (1) and wrong (0) answers; of scores between them, with Student's interval of their mean.
 
     >>> accuracy([1, 1, 0, 0]).mean
     50.0
     """
-    found = _scipy().binomtest(sum(right), len(right)).proportion_ci(CONFIDENCE, method="wilson")
+    if not set(right) <= {0, 1}:
+        mean = with_interval(np.array([100.0 * score for score in right]))
+        low, high = (0.0, 100.0) if mean.low is None or mean.high is None else (mean.low, mean.high)
+        return Accuracy(float(np.mean(right)) * 100.0, max(low, 0.0), min(high, 100.0), len(right))
+    found = _scipy().binomtest(int(sum(right)), len(right)).proportion_ci(CONFIDENCE, method="wilson")
     return Accuracy(100.0 * sum(right) / len(right), 100.0 * float(found.low), 100.0 * float(found.high), len(right))
 
 
-def paired(base: Sequence[int], variant: Sequence[int]) -> PairedTest:
-    """McNemar's exact test of the same prompts.
+def paired(base: Sequence[float], variant: Sequence[float]) -> PairedTest:
+    """McNemar's exact test of the same prompts; of scores, the sign test.
 
     >>> paired([0, 0, 1], [1, 1, 1])
     PairedTest(gained=2, lost=0, p=0.5)

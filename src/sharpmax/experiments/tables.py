@@ -42,7 +42,6 @@ def calibrated_tables(found: CalibrationResult, model: str) -> dict[str, Any]:
         "setting": {
             **setting,
             "model": model,
-            "leash": 100.0 * setting["leash"],
             "sizes": profile["sizes"],
             "kinds": profile["kinds"],
             "steps": profile["steps"],
@@ -57,7 +56,8 @@ def calibrated_tables(found: CalibrationResult, model: str) -> dict[str, Any]:
                 "touched": one.modified_heads,
                 "validation": 100.0 * one.accuracy,
                 "nll": one.nll,
-                "rise": {name: percent(rise) for name, rise in one.rises.items()},
+                "kl": {name: change.kl for name, change in one.changes.items()},
+                "rise": {name: percent(change.rise) for name, change in one.changes.items()},
                 "foldable": one.foldable,
             }
             for kind, one in found.candidates.items()
@@ -67,11 +67,8 @@ def calibrated_tables(found: CalibrationResult, model: str) -> dict[str, Any]:
         "best_foldable": None if foldable is None else foldable.kind,
         "heads": _heads(chosen.policy),
         "validation": {
-            "as it comes": {size: _cell(found.before["right"], profile["validation_prompts"])},
-            **{
-                kind: {size: _cell(one.accuracy, profile["validation_prompts"])}
-                for kind, one in found.candidates.items()
-            },
+            "as it comes": {size: _cell(found.before["right"], found.prompts)},
+            **{kind: {size: _cell(one.accuracy, found.prompts)} for kind, one in found.candidates.items()},
         },
     }
 
@@ -87,7 +84,7 @@ def _curves(steps: Sequence[Mapping[str, float]]) -> dict[str, list[list[float]]
     names = dict.fromkeys(name for step in steps for name in step if name not in ("step", "nll"))
     curve = {"nll": [[step["step"], step["nll"]] for step in kept]}
     for name in names:
-        curve[f"rise/{name}"] = [[step["step"], percent(step[name])] for step in kept if name in step]
+        curve[f"kl/{name}"] = [[step["step"], step[name]] for step in kept if name in step]
     return curve
 
 

@@ -1,4 +1,4 @@
-"""Load a causal language model: the alias smollm2, a local folder or a hub id."""
+"""Load a causal language model: the alias smollm2, a local folder, a GGUF file or a hub id."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from sharpmax.errors import ArgumentError, SharpmaxError, reject, reject_type
 from sharpmax.lazy import require
-from sharpmax.models.smollm2 import smollm2_folder
+from sharpmax.models.smollm2 import read_gguf, smollm2_folder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -41,7 +41,7 @@ DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
     {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 )
 
-_ALLOWED = f"{', '.join(ALIASES)}, the folder of a saved model or a hub id"
+_ALLOWED = f"{', '.join(ALIASES)}, the folder of a saved model, a GGUF file or a hub id"
 _CAUSAL = "a causal language model"
 _AT_ONCE = 1 << 20
 
@@ -60,9 +60,10 @@ class LanguageModel:
 def load_language_model(
     name: str, *, device: str = "cpu", dtype: str = "float32", trust_remote_code: bool = False
 ) -> LanguageModel:
-    """Load a model by its alias (`smollm2`), from the folder of a saved model or by its hub id.
+    """Load a model by its alias (`smollm2`), from the folder of a saved model, from a GGUF file or by its hub id.
 
-    Weights are read from safetensors files alone, and code that comes with a model is run only if it is trusted.
+    Weights are read from safetensors and GGUF files alone; those of a GGUF file are dequantised. Code that comes
+    with a model is run only if it is trusted.
     """
     if dtype not in DTYPES:
         reject("dtype", repr(dtype), f"one of {list(DTYPES)}")
@@ -84,6 +85,8 @@ def load_language_model(
 def _load(
     transformers: ModuleType, name: str, dtype: torch.dtype, trust_remote_code: bool
 ) -> tuple[Any, Any, list[str]]:
+    if name.lower().endswith(".gguf") and Path(name).expanduser().is_file():
+        return (*read_gguf(Path(name).expanduser().absolute(), dtype), [])
     place, local = _place(name)
     options = {"local_files_only": local, "trust_remote_code": trust_remote_code}
     config = transformers.AutoConfig.from_pretrained(place, **options)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+import random
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from sharpmax.errors import reject_type
 from sharpmax.models.language import any_length, check_tokenizer
 from sharpmax.tasks.prompt import Prompt
+from sharpmax.tasks.vocabulary import WORDS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -88,25 +90,62 @@ def batches(replies: Sequence[Reply], most_tokens: int) -> Iterator[list[int]]:
         yield batch
 
 
+@dataclass(frozen=True)
+class Places:
+    """A batch of replies: tokens `[replies, longest]`, and the places whose tokens are predicted."""
+
+    ids: Tensor
+    rows: Tensor  # the rows that predict them: each before its place
+    wanted: Tensor  # `[replies, places]`: the tokens, −100 where a reply has none to predict
+    positions: Tensor | None
+
+    @classmethod
+    def of(cls, replies: Sequence[Reply], device: torch.device, most: int | None = None, seed: str = "") -> Places:
+        """All tokens of the answers, or `most` places of them, drawn at random.
+
+        Shorter replies are padded on the right, where causal attention hides it.
+        """
+        longest = max(len(reply.ids) for reply in replies)
+        ids = torch.zeros(len(replies), longest, dtype=torch.long)
+        target = torch.full((len(replies), longest), _IGNORED)
+        for row, reply in enumerate(replies):
+            ids[row, : len(reply.ids)] = torch.tensor(reply.ids)
+            target[row, reply.start : len(reply.ids)] = torch.tensor(reply.ids[reply.start :])
+        places = (target != _IGNORED).any(0).nonzero()[:, 0]
+        if most is not None and len(places) > most:
+            places = torch.tensor(sorted(random.Random(seed).sample(places.tolist(), most)))
+        wanted = target[:, places].to(device)
+        return cls(ids.to(device), (places - 1).to(device), wanted, _positions(replies, longest))
+
+    @property
+    def count(self) -> int:
+        """How many tokens are predicted."""
+        return int((self.wanted != _IGNORED).sum())
+
+    def logits(self, model: PreTrainedModel) -> Tensor:
+        """Logits of the places, `[replies, places, vocabulary]`, in float32."""
+        return _logits(model, self.ids, self.rows, self.positions)
+
+    def losses(self, logits: Tensor) -> Tensor:
+        """Loss in nats of each token, `[replies, places]`; 0 where there is none."""
+        nll = F.cross_entropy(logits.flatten(0, 1), self.wanted.flatten(), ignore_index=_IGNORED, reduction="none")
+        return nll.view_as(self.wanted)
+
+    def divergences(self, baseline: Tensor, logits: Tensor) -> Tensor:
+        """KL(baseline ‖ now) in nats of each prediction, `[replies, places]`; 0 where there is none."""
+        before, after = baseline.log_softmax(-1), logits.log_softmax(-1)
+        return (before.exp() * (before - after)).sum(-1) * (self.wanted != _IGNORED)
+
+
 def reply_losses(model: PreTrainedModel, replies: Sequence[Reply]) -> tuple[Tensor, Tensor]:
     """Loss in nats and correctness of each token of the answers, `[replies, places]`; 0 and True where there is none.
 
-    Shorter replies are padded on the right, where causal attention hides it. Places without a token of any answer are
-    left out.
+    Places without a token of any answer are left out.
     """
-    longest = max(len(reply.ids) for reply in replies)
-    ids = torch.zeros(len(replies), longest, dtype=torch.long)
-    target = torch.full((len(replies), longest), _IGNORED)
-    for row, reply in enumerate(replies):
-        ids[row, : len(reply.ids)] = torch.tensor(reply.ids)
-        target[row, reply.start : len(reply.ids)] = torch.tensor(reply.ids[reply.start :])
-    places = (target != _IGNORED).any(0).nonzero()[:, 0]
-    # The token at a place is predicted by the row before it.
-    logits = _logits(model, ids.to(model.device), (places - 1).to(model.device), _positions(replies, longest))
-    wanted = target[:, places].to(model.device)
-    nll = F.cross_entropy(logits.flatten(0, 1), wanted.flatten(), ignore_index=_IGNORED, reduction="none")
-    right = (logits.detach().argmax(-1) == wanted) | (wanted == _IGNORED)
-    return nll.view_as(wanted), right
+    places = Places.of(replies, model.device)
+    logits = places.logits(model)
+    right = (logits.detach().argmax(-1) == places.wanted) | (places.wanted == _IGNORED)
+    return places.losses(logits), right
 
 
 def judge(model: PreTrainedModel, replies: Sequence[Reply], most_tokens: int = 16_384) -> list[Judged]:
@@ -137,6 +176,30 @@ def window_losses(model: PreTrainedModel, windows: Sequence[Sequence[int]]) -> T
     return losses.view(len(windows), -1).mean(-1)
 
 
+def sampled_texts(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, count: int, length: int, seed: int
+) -> list[list[int]]:
+    """Texts of `length` tokens that the model writes at temperature 1, each after a random word.
+
+    They stand for all that the model was trained on, and need no data.
+    """
+    rng = random.Random(f"sampled/{seed}")
+    starts = [tokenizer(f"{word.title()}").input_ids for word in rng.choices(WORDS, k=count)]
+    shortest = min(map(len, starts))
+    ids = torch.tensor([start[:shortest] for start in starts], device=model.device)
+    generator = torch.Generator(model.device).manual_seed(seed)
+    call: Any = model
+    cache, read = None, ids
+    with torch.no_grad(), any_length(model.device):
+        while ids.shape[1] < length:
+            out = call(input_ids=read, past_key_values=cache, use_cache=True)
+            cache = out.past_key_values
+            read = torch.multinomial(out.logits[:, -1].float().softmax(-1), 1, generator=generator)
+            ids = torch.cat([ids, read], dim=1)
+    found: list[list[int]] = ids[:, :length].tolist()
+    return found
+
+
 def own_answers(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -154,11 +217,16 @@ def own_answers(
 
 
 def generated(
-    model: PreTrainedModel, asked: Sequence[Sequence[int]], new_tokens: int, end: int | None = None
+    model: PreTrainedModel,
+    asked: Sequence[Sequence[int]],
+    new_tokens: int,
+    end: int | None = None,
+    complete: Callable[..., Tensor] | None = None,
 ) -> list[Reply]:
     """The answer to each of several questions, by greedy decoding of up to `new_tokens` tokens or until `end`.
 
-    By default an answer ends at the end tokens of the model's configuration.
+    By default an answer ends at the end tokens of the model's configuration. `complete` is a stopping criterion of
+    transformers that says which answers need no more tokens.
     """
     longest = max(map(len, asked))
     ids = torch.zeros(len(asked), longest, dtype=torch.long)
@@ -174,10 +242,29 @@ def generated(
     with torch.no_grad(), any_length(model.device):
         answers = generate(
             input_ids=ids.to(model.device), attention_mask=mask.to(model.device), max_new_tokens=new_tokens,
-            do_sample=False, pad_token_id=0, **({} if end is None else {"eos_token_id": end}),
+            do_sample=False, pad_token_id=0, stopping_criteria=None if complete is None else [complete],
+            **({} if end is None else {"eos_token_id": end}),
         )[:, longest:].tolist()  # fmt: skip
     cut = (next((i + 1 for i, token in enumerate(answer) if token in stops), len(answer)) for answer in answers)
     return [Reply((*one, *answer[:end]), len(one)) for one, answer, end in zip(asked, answers, cut, strict=True)]
+
+
+def generated_texts(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt], new_tokens: int
+) -> list[str]:
+    """What greedy decoding adds to the opening of each prompt, until it contains all of the references."""
+    special = tokenizer.chat_template is None
+    asked = [tokenizer(asked_with(tokenizer, one), add_special_tokens=special).input_ids for one in prompts]
+    longest = max(map(len, asked))
+
+    def complete(ids: Tensor, scores: Tensor, **options: Any) -> Tensor:
+        texts = tokenizer.batch_decode(ids[:, longest:], skip_special_tokens=True)
+        pairs = zip(texts, prompts, strict=True)
+        done = [all(one.lower() in text.lower() for one in prompt.references) for text, prompt in pairs]
+        return torch.tensor(done, device=ids.device)
+
+    replies = generated(model, asked, new_tokens, complete=complete)
+    return [tokenizer.decode(reply.ids[reply.start :], skip_special_tokens=True) for reply in replies]
 
 
 def _positions(replies: Sequence[Reply], longest: int) -> Tensor | None:

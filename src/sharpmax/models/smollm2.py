@@ -88,16 +88,26 @@ def _make(folder: Path, gguf: Path) -> None:
 
 
 def _convert(gguf: Path, folder: Path) -> None:
-    transformers: Any = require("transformers", "hf", "the alias smollm2")
-    source = {"gguf_file": gguf.name, "local_files_only": True}
-    read = transformers.AutoTokenizer.from_pretrained(str(gguf.parent), **source)
-    _tokenizer(transformers, read).save_pretrained(folder)
+    model, tokenizer = read_gguf(gguf, torch.float32)
+    tokenizer.save_pretrained(folder)
+    model.save_pretrained(folder)
+
+
+def read_gguf(path: Path, dtype: torch.dtype) -> tuple[Any, Any]:
+    """The model of a GGUF file, its weights dequantised, and its tokenizer."""
+    transformers: Any = require("transformers", "hf", "a GGUF file")
+    reader = require("gguf", "models", "a GGUF file").GGUFReader(path)
+    cut = reader.get_field("tokenizer.ggml.pre")
+    source: dict[str, Any] = {"gguf_file": path.name, "local_files_only": True}
+    tokenizer = transformers.AutoTokenizer.from_pretrained(str(path.parent), **source)
+    if cut is not None and cut.contents() == "smollm":
+        tokenizer = _tokenizer(transformers, tokenizer)
     if hasattr(transformers, "GgufConfig"):
         # Without this a quantizer stays attached, and the model can neither be saved nor trained around.
         source["quantization_config"] = transformers.GgufConfig(dequantize=True)
     with redirect_stderr(io.StringIO()):  # its progress bar cannot be switched off
-        model = transformers.AutoModelForCausalLM.from_pretrained(str(gguf.parent), dtype=torch.float32, **source)
-    model.save_pretrained(folder)
+        model = transformers.AutoModelForCausalLM.from_pretrained(str(path.parent), dtype=dtype, **source)
+    return model, tokenizer
 
 
 def _tokenizer(transformers: Any, read: Any) -> Any:

@@ -20,8 +20,8 @@ from sharpmax.report.words import (
     texts_in_order,
 )  # fmt: skip
 
-_RISE = "rise/"
-"""Prefix of perplexity's lines in the training curve."""
+_HELD_OUT_FACTOR = 1.3
+"""A domain that is not trained on may diverge by so much more."""
 
 _SMALLEST_BETA = 1e-3
 _MIN_COLOUR = 0.05
@@ -48,23 +48,64 @@ def report(tables: Tables) -> Report:
         f"A rule for the inverse temperature β of each attention head of {setting['model']} was trained for "
         f"{count(setting['steps'])} steps on the task {setting['task']} at sizes {ends}; the weights of the model "
         "are frozen.",
-        f"Kinds of policies: {joined([str(kind) for kind in setting['kinds']])}. The policy with the best "
-        f"validation accuracy within the budget is chosen: perplexity may rise by at most {budget(tables):g}% on "
-        "held-out text and on the model's own answers.",
+        f"Kinds of policies: {joined([str(kind) for kind in setting['kinds']])}. {_rule(tables)}",
     ]
     return Report("calibrate", headline(tables), [part], notes(tables), method)
 
 
+def _rule(tables: Tables) -> str:
+    if not by_kl(tables):
+        return (
+            f"The policy with the best validation accuracy within the budget is chosen: perplexity may rise by at most "
+            f"{budget(tables):g}% on held-out text and on the model's own answers."
+        )
+    held_out = tables["setting"]["held_out"]
+    return (
+        "The policy with the lowest loss on validation prompts within the budget is chosen: the KL divergence from the "
+        f"baseline's predictions is at most {budget(tables):g} nats per token on each domain, measured on text that "
+        f"was not trained on, and {_HELD_OUT_FACTOR:g} times that on {held_out}, which was not at all."
+    )
+
+
+def by_kl(tables: Tables) -> bool:
+    """Whether the budget is a KL divergence; in earlier results it is a rise of perplexity in percent."""
+    return "budget" in tables["setting"]
+
+
 def budget(tables: Tables) -> float:
-    """The perplexity budget in percent."""
-    return float(tables["setting"]["leash"])
+    """The budget, in nats per token or in percent of perplexity."""
+    setting = tables["setting"]
+    return float(setting["budget"] if by_kl(tables) else setting["leash"])
 
 
-def worst_rise(candidate: Mapping[str, Any]) -> tuple[str, float]:
-    """The text on which perplexity rises most, and the rise in percent."""
-    rises = candidate["rise"]
-    column = max(texts_in_order(rises), key=rises.__getitem__)
-    return column, float(rises[column])
+def _limit(tables: Tables, column: str | None = None) -> float:
+    held_out = column is not None and column.partition("/")[0] == tables["setting"].get("held_out")
+    return budget(tables) * (_HELD_OUT_FACTOR if held_out else 1.0)
+
+
+def _shown(tables: Tables, value: float) -> str:
+    return f"{value:.4f}" if by_kl(tables) else f"{points(value, 2)}%"
+
+
+def _budget_shown(tables: Tables) -> str:
+    return f"{budget(tables):g} nats per token" if by_kl(tables) else f"{budget(tables):g}%"
+
+
+def _measure(tables: Tables) -> str:
+    return "KL divergence" if by_kl(tables) else "perplexity"
+
+
+def costs(tables: Tables, candidate: Mapping[str, Any]) -> Mapping[str, float]:
+    """What the budget limits, by domain: divergence, or the rise of perplexity."""
+    found: Mapping[str, float] = candidate["kl" if by_kl(tables) else "rise"]
+    return found
+
+
+def worst(tables: Tables, candidate: Mapping[str, Any]) -> tuple[str, float]:
+    """The domain that uses most of its budget, and its divergence or rise of perplexity."""
+    found = costs(tables, candidate)
+    column = max(texts_in_order(found), key=lambda name: found[name] / _limit(tables, name))
+    return column, float(found[column])
 
 
 def _total(tables: Tables) -> int:
@@ -89,10 +130,14 @@ def headline(tables: Tables) -> list[str]:
     if ends is not None:
         n, before, after = ends
         accuracy = f"Accuracy at n = {count(n)} ({task}): {percent(before['mean'])} → {percent(after['mean'])}."
-    rise = worst_rise(chosen)[1]
-    kept = f"budget {budget(tables):g}%" if rise <= budget(tables) else f"over the budget of {budget(tables):g}%"
+    column, cost = worst(tables, chosen)
+    kept = "budget" if cost <= _limit(tables, column) else "over the budget of"
     heads = f"{count(chosen['touched'])} of {count(_total(tables))} heads modified."
-    return [f"{accuracy} Perplexity {points(rise, 2)}% ({kept}). {heads}"]
+    named = "KL divergence up to" if by_kl(tables) else "Perplexity"
+    paid = f"{named} {_shown(tables, cost)} ({kept} {_budget_shown(tables)})"
+    if by_kl(tables):
+        paid += f", perplexity {points(max(chosen['rise'].values()), 2)}% at most"
+    return [f"{accuracy} {paid}. {heads}"]
 
 
 def notes(tables: Tables) -> list[str]:
@@ -111,10 +156,10 @@ def notes(tables: Tables) -> list[str]:
         found.append("The chosen policy can be folded into the weights: any engine then runs it at no cost.")
     else:
         other = tables["candidates"][name]
-        column, rise = worst_rise(other)
+        column, cost = worst(tables, other)
         found.append(
             f"The best policy to fold into the weights, at no cost in any engine: {name}, "
-            f"{percent(other['validation'])} validation accuracy, perplexity {points(rise, 2)}% at most "
+            f"{percent(other['validation'])} validation accuracy, {_measure(tables)} {_shown(tables, cost)} at most "
             f"({text_name(column)})."
         )
     return found
@@ -123,7 +168,7 @@ def notes(tables: Tables) -> list[str]:
 def metrics(tables: Tables) -> list[Metric]:
     """Accuracy, perplexity, heads, and the best policy to fold."""
     chosen = tables["candidates"][tables["chosen"]]
-    column, rise = worst_rise(chosen)
+    column, cost = worst(tables, chosen)
     ends = _ends(tables)
     detail = tables["chosen"]
     if ends is not None:
@@ -131,7 +176,9 @@ def metrics(tables: Tables) -> list[Metric]:
     found = [
         Metric(percent(chosen["validation"]), "validation accuracy", detail),
         Metric(
-            f"{points(rise, 2)}%", "largest change of perplexity", f"{text_name(column)}; budget {budget(tables):g}%"
+            _shown(tables, cost),
+            "largest KL divergence" if by_kl(tables) else "largest change of perplexity",
+            f"{text_name(column)}; budget {_budget_shown(tables)}",
         ),
         Metric(f"{count(chosen['touched'])} of {count(_total(tables))}", "heads modified", "no weight is changed"),
     ]
@@ -147,13 +194,19 @@ def candidates_table(tables: Tables) -> Table:
     """One row per trained policy."""
     table = tables["candidates"]
     known = texts_in_order(column for about in table.values() for column in about["rise"])
+    measured = (
+        f"KL divergence (nats per token; budget {budget(tables):g}) and change of perplexity on each domain"
+        if by_kl(tables)
+        else f"change of perplexity on each text (budget {budget(tables):g}%)"
+    )
     return Table(
         "Policies",
-        f"Accuracy on validation prompts and change of perplexity on each text (budget {budget(tables):g}%). Bold: "
+        f"Accuracy on validation prompts and {measured}. Bold: "
         "the chosen policy. A foldable policy can be written into the weights and then costs nothing.",
         [
             *cells("policy", "kind", "strength", "heads", "accuracy (%)"),
-            *(Cell("perplexity (%)", text_name(one)) for one in known), Cell("foldable"),
+            *(Cell("KL; perplexity" if by_kl(tables) else "perplexity (%)", text_name(one)) for one in known),
+            Cell("foldable"),
         ],
         [_candidate(tables, name, known) for name in table],
     )  # fmt: skip
@@ -165,13 +218,19 @@ def _candidate(tables: Tables, name: str, known: list[str]) -> list[Cell]:
         Cell(name, "chosen" if chosen else "", strong=chosen), Cell(str(about["kind"])),
         Cell(f"{about['strength']:.2f}"),
         Cell(count(about["touched"])), Cell(share(about["validation"]), strong=chosen),
-        *(_rise(about["rise"].get(column), budget(tables)) for column in known),
+        *(_cost(tables, about, column) for column in known),
         Cell("yes" if about["foldable"] else "no"),
     ]  # fmt: skip
 
 
-def _rise(rise: float | None, most: float) -> Cell:
-    return EMPTY if rise is None else Cell(points(rise, 2), "over budget" if rise > most else "")
+def _cost(tables: Tables, about: Mapping[str, Any], column: str) -> Cell:
+    cost = costs(tables, about).get(column)
+    if cost is None:
+        return EMPTY
+    over = ["over budget"] if cost > _limit(tables, column) else []
+    if by_kl(tables):
+        return Cell(_shown(tables, cost), "; ".join([f"{points(about['rise'][column], 2)}%", *over]))
+    return Cell(points(cost, 2), "".join(over))
 
 
 def validation_table(tables: Tables) -> Table | None:
@@ -229,9 +288,9 @@ def _figures(tables: Tables) -> list[Figure]:
         ),
         Figure(
             "curve", "Training",
-            f"{model}; {steps} steps. Loss of the correct answers on training prompts, and change of perplexity "
+            f"{model}; {steps} steps. Loss of the correct answers on training prompts, and {_curve_name(tables)} "
             "against the baseline; dashed: the budget.",
-            "Loss on the task and change of perplexity against the training step.",
+            f"Loss on the task and {_curve_name(tables)} against the training step.",
             partial(_curve, tables),
         ),
     ]  # fmt: skip
@@ -253,9 +312,14 @@ def _heads(tables: Tables) -> Any:
     return charts.figure(panel, columns=1)
 
 
+def _curve_name(tables: Tables) -> str:
+    return "KL divergence" if by_kl(tables) else "change of perplexity"
+
+
 def _curve(tables: Tables) -> Any:
     lines = tables["curve"]
-    known = texts_in_order(name.removeprefix(_RISE) for name in lines if name.startswith(_RISE))
+    prefix = "kl/" if by_kl(tables) else "rise/"
+    known = texts_in_order(name.removeprefix(prefix) for name in lines if name.startswith(prefix))
     names = ["loss", *(text_name(column) for column in known)]
     styles = {name: charts.Style(charts.style_at(place).colour, charts.LINE) for place, name in enumerate(names)}
     x = charts.axis("x", "step", grid=False)
@@ -271,9 +335,10 @@ def _curve(tables: Tables) -> Any:
         )
     ]
     if known:
-        found = [row for column in known for row in rows(text_name(column), lines[_RISE + column])]
-        plot = charts.Plot(x, charts.axis("y", "change of perplexity (%)"), styles, tips)
-        limit = budget(tables)
-        marks = [*charts.rule("y", 0.0), *charts.rule("y", limit, f"budget {limit:g}%")]
-        panels.append(charts.panel("Perplexity", *marks, *plot.lines(found), plot.hover(found)))
+        found = [row for column in known for row in rows(text_name(column), lines[prefix + column])]
+        unit = "(nats per token)" if by_kl(tables) else "(%)"
+        plot = charts.Plot(x, charts.axis("y", f"{_curve_name(tables)} {unit}"), styles, tips)
+        marks = [*charts.rule("y", 0.0), *charts.rule("y", budget(tables), f"budget {_budget_shown(tables)}")]
+        title = "KL divergence" if by_kl(tables) else "Perplexity"
+        panels.append(charts.panel(title, *marks, *plot.lines(found), plot.hover(found)))
     return charts.figure(*panels, names=names)

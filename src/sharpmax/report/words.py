@@ -144,22 +144,26 @@ CHAT = "chat"
 
 
 def texts_in_order(columns: Iterable[str]) -> list[str]:
-    """Lengths in order, and the model's own answers last; each once.
+    """Domains by name and length, and the model's own answers last; each once.
 
-    >>> texts_in_order(["chat", "6144", "2048", "chat"])
-    ['2048', '6144', 'chat']
+    >>> texts_in_order(["chat", "6144", "2048", "chat"]), texts_in_order(["docs/2048", "docs/512", "code/512"])
+    (['2048', '6144', 'chat'], ['code/512', 'docs/512', 'docs/2048'])
     """
     known = set(columns)
-    return [*sorted(known - {CHAT}, key=int), *([CHAT] if CHAT in known else [])]
+    parts = sorted((name.rpartition("/") for name in known - {CHAT}), key=lambda part: (part[0], int(part[2])))
+    return [*("".join(part) for part in parts), *([CHAT] if CHAT in known else [])]
 
 
 def text_name(column: str) -> str:
     """A column in words.
 
-    >>> text_name("2048"), text_name("chat")
-    ('2,048 tokens of text', 'own answers')
+    >>> text_name("2048"), text_name("chat"), text_name("docs/512")
+    ('2,048 tokens of text', 'own answers', 'docs, 512 tokens')
     """
-    return "own answers" if column == CHAT else f"{int(column):,} tokens of text"
+    if column == CHAT:
+        return "own answers"
+    name, slash, length = column.rpartition("/")
+    return f"{name}, {int(length):,} tokens" if slash else f"{int(column):,} tokens of text"
 
 
 _SHARE = re.compile(r"(\d+(?:\.\d+)?)% ")

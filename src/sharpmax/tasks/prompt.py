@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 from sharpmax.errors import reject, reject_type
@@ -50,6 +50,12 @@ class Prompt:
     answer: str
     """What the model must generate next, with the space before it."""
 
+    evidence: str = field(default="", repr=False)
+    """The part of `user` that holds the answer, where one part does."""
+
+    references: tuple[str, ...] = field(default=(), repr=False)
+    """What a generated answer should contain; its score is the share of them that it does."""
+
 
 @dataclass(frozen=True)
 class Task:
@@ -81,6 +87,9 @@ class Task:
     least: int = 1
     """The smallest size there is."""
 
+    new_tokens: int = 0
+    """Tokens to generate where an answer is scored by `Prompt.references`; 0: the next tokens must be the answer."""
+
     def prompts(self, size: int, count: int, seed: int) -> list[Prompt]:
         """`count` prompts of one size; the i-th depends on the task, its version, the size, the seed and i alone."""
         self.check_size(size)
@@ -97,6 +106,22 @@ class Task:
             reject_type("size", repr(size), "a whole number")
         if not self.least <= size <= self.most:
             reject("size", size, f"{self.least} … {self.most} for the task {self.name!r}")
+
+    def of_length(self, tokens_of: Callable[[Prompt], int]) -> Task:
+        """This task by length: its sizes are then numbers of tokens that no prompt exceeds."""
+
+        def make(length: int, rng: random.Random) -> Prompt:
+            seed = rng.random()
+            low, high = self.least - 1, self.most
+            while low < high:  # the largest size that fits
+                middle = (low + high + 1) // 2
+                fits = tokens_of(self.make(middle, random.Random(seed))) <= length
+                low, high = (middle, high) if fits else (low, middle - 1)
+            if low < self.least:
+                reject("length", length, f"more tokens for the task {self.name!r}")
+            return self.make(low, random.Random(seed))
+
+        return replace(self, sizes=(1024, 2048, 4096, 8192, 16384), least=1, most=1 << 20, make=make)
 
     def _prompt(self, size: int, seed: int, index: int) -> Prompt:
         # A string seeds by its SHA-512, the same in every process and on every Python.

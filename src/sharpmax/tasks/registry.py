@@ -9,13 +9,30 @@ from pathlib import Path
 from types import MappingProxyType
 
 from sharpmax.errors import FileFormatError, reject, reject_type
+from sharpmax.tasks.formats import CONTROLS, FORMATS, TRAINING
 from sharpmax.tasks.prompt import Task
 from sharpmax.tasks.retrieval import HOUSES, JSON_OBJECT, KV, MAX_OF, MULTI_KV, NEEDLE, PRICES
+from sharpmax.tasks.ruler import RULER
 
-TASKS: Mapping[str, Task] = MappingProxyType(
-    {task.name: task for task in (KV, MAX_OF, NEEDLE, MULTI_KV, HOUSES, PRICES, JSON_OBJECT)}
-)
+_LISTED = (KV, MAX_OF, NEEDLE, MULTI_KV, HOUSES, PRICES, JSON_OBJECT, *FORMATS, *RULER, *TRAINING, *CONTROLS)
+
+TASKS: Mapping[str, Task] = MappingProxyType({task.name: task for task in _LISTED})
 """The tasks that come with the package, by name."""
+
+GROUPS: Mapping[str, tuple[Task, ...]] = MappingProxyType(
+    {"formats": FORMATS, "ruler": RULER, "training": TRAINING, "control": CONTROLS}
+)
+"""Several tasks under one name."""
+
+
+def get_tasks(names: str) -> tuple[Task, ...]:
+    """Tasks by names with commas between them: names of tasks or groups, or paths.
+
+    >>> [task.name for task in get_tasks("kv,control")]
+    ['kv', 'control/stories', 'control/repeated', 'control/documentation']
+    """
+    words = [word.strip() for word in names.split(",")]
+    return tuple(task for word in words for task in GROUPS.get(word) or (get_task(word),))
 
 
 def get_task(name_or_path: str | Path) -> Task:

@@ -1,4 +1,4 @@
-"""Plain text to measure perplexity on: what comes with every Python, or a file of the user's own."""
+"""Plain text, code and chat questions that a policy must leave as they are: what comes with every Python, or a file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from sharpmax.errors import FileFormatError, reject
-from sharpmax.tasks.prompt import PARTS, Part, check_part, part_of
+from sharpmax.tasks.prompt import PARTS, Part, check_part, part_of, part_of_index
 
 _MODULES = """
     argparse ast base64 bdb cmd code collections configparser contextlib difflib doctest enum fileinput fractions
@@ -68,6 +68,26 @@ def _docstrings(module: str) -> Iterator[str]:
             docstring = ast.get_docstring(node)
             if docstring and len(docstring) >= _LONG:
                 yield docstring
+
+
+def python_code(part: Part) -> str:
+    """Source code of Python's library: each module in the part that its docstrings are in."""
+    check_part(part)
+    files = (
+        importlib.util.find_spec(module) for module in _MODULES.split() if part_of(f"module{_SALT}/{module}") == part
+    )
+    paths = [Path(spec.origin) for spec in files if spec is not None and spec.origin is not None]
+    return "\n\n".join(path.read_text(encoding="utf-8") for path in paths if path.suffix == ".py" and path.is_file())
+
+
+CHAT: tuple[str, ...] = tuple((Path(__file__).parent / "data" / "chat.txt").read_text(encoding="utf-8").splitlines())
+"""Facts, explanations, advice, small talk, writing, arithmetic, code and language; the order is part of the split."""
+
+
+def chat_questions(part: Part) -> list[str]:
+    """Ordinary questions of one part: half of them for calibration, a quarter each for validation and test."""
+    check_part(part)
+    return [question for index, question in enumerate(CHAT) if part_of_index(index) == part]
 
 
 def text_from_file(path: str | Path) -> str:

@@ -1,4 +1,4 @@
-"""Names and filler paragraphs that prompts are built from."""
+"""Names, words and filler paragraphs that prompts are built from; a task whose list changes gets a new version."""
 
 from __future__ import annotations
 
@@ -6,8 +6,34 @@ import random
 import re
 from pathlib import Path
 
-NAMES: tuple[str, ...] = tuple((Path(__file__).parent / "data" / "names.txt").read_text(encoding="utf-8").split())
-"""Distinct given names of one word; tasks that use them get a new version whenever this list changes."""
+_DATA = Path(__file__).parent / "data"
+
+NAMES: tuple[str, ...] = tuple((_DATA / "names.txt").read_text(encoding="utf-8").split())
+"""Distinct given names of one word."""
+
+WORDS: tuple[str, ...] = tuple((_DATA / "words.txt").read_text(encoding="utf-8").split())
+"""Distinct common words of four to nine letters."""
+
+_ADJECTIVES = """
+    able ancient awake bitter bold brave breezy brisk careful cheerful clever cloudy curious daring deep distant
+    eager early elegant famous fierce fluffy fresh frosty gentle giant glad graceful grand handsome happy hidden
+    honest hungry icy jolly keen kind lazy lively loud lucky massive mellow merry mighty modern neat nervous noble
+    odd orange patient perfect polite proud quick rapid rare royal rustic salty secret shiny shy silent simple
+    sleepy sly solid spicy steady stormy sunny swift tender thirsty tidy tiny tough vast vivid wandering wild wise
+    witty young zany
+"""
+ADJECTIVES: tuple[str, ...] = tuple(_ADJECTIVES.split())
+_NOUNS = """
+    acorn actor anchor apple arrow badger balloon banjo beach beaver bell bridge broom bucket butter button cactus
+    camel candle canoe carrot castle cello cherry circus cloud comet cookie crane desert dolphin donkey dragon eagle
+    engine falcon feather fiddle forest fossil fountain fox garden ghost glacier goose grape guitar hammer harbor
+    harp hazel hero hill hornet island ivory jacket jungle kettle kitten ladder lagoon lemon lion lizard magnet
+    mango maple marble meadow melon monkey moon needle ocean olive otter owl oyster panda parrot peach pebble pencil
+    pepper piano pirate planet pony pumpkin puppet rabbit raven ribbon river robin rocket salmon shadow shovel
+    spider squirrel statue sugar sunset temple thunder tiger tulip turtle valley violin walnut whale willow window
+    winter wizard zebra
+"""
+NOUNS: tuple[str, ...] = tuple(_NOUNS.split())
 
 
 _TEMPLATES = (

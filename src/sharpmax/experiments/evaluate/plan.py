@@ -10,7 +10,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,9 +21,8 @@ from sharpmax.models.language import LanguageModel, context_of, weights_fingerpr
 from sharpmax.models.scoring import encode
 from sharpmax.policies.base import Policy
 from sharpmax.policies.per_head import PerHead
-from sharpmax.tasks.chat import chat_questions
-from sharpmax.tasks.prompt import Task
-from sharpmax.tasks.text import fingerprint, plain_text, text_from_file, windows
+from sharpmax.tasks.prompt import Prompt, Task
+from sharpmax.tasks.text import chat_questions, fingerprint, plain_text, text_from_file, windows
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -33,6 +32,10 @@ BASE = "as it comes"
 
 LENGTHS = (2048, 6144)
 """Default lengths of the windows of text in tokens, as far as the model's context allows."""
+
+
+BY_LENGTH = "ruler/"
+"""Tasks whose sizes may be numbers of tokens."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,20 @@ class Plan:
     harness: tuple[str, ...] = ()  # tasks of EleutherAI's harness to run as well
     harness_path: Path | None = None
     calibrated_on: Mapping[str, str | None] = field(default_factory=dict)  # the task of each variant's calibration
+
+    def sizes_of(self, task: Task) -> tuple[int, ...]:
+        """The sizes of one task; those of RULER are the lengths, if there are any."""
+        return self.lengths if self.lengths and task.name.startswith(BY_LENGTH) else self.sizes
+
+    def for_tokenizer(self, tokenizer: Any) -> Plan:
+        """The plan with tasks whose sizes are numbers of tokens, where they are to be."""
+
+        def tokens(prompt: Prompt) -> int:
+            return len(encode(tokenizer, prompt).ids)
+
+        by_length = [bool(self.lengths) and task.name.startswith(BY_LENGTH) for task in self.tasks]
+        pairs = zip(self.tasks, by_length, strict=True)
+        return replace(self, tasks=tuple(task.of_length(tokens) if by else task for task, by in pairs))
 
 
 @dataclass(frozen=True)
@@ -96,7 +113,7 @@ def prepare(language: LanguageModel, plan: Plan) -> Material:
 
 
 def _check_sizes(language: LanguageModel, plan: Plan, task: Task, context: int | None) -> None:
-    for size in plan.sizes:
+    for size in plan.sizes_of(task):
         task.check_size(size)
         if context is None:
             continue

@@ -19,10 +19,10 @@ from sharpmax.experiments.benchmarks.measuring import CachedReader, peak_mib, ra
 from sharpmax.experiments.evaluate.plan import BASE, Material, Plan, describe, shape_of, under
 from sharpmax.experiments.run_folder import Outcome, RunStore
 from sharpmax.models.language import LanguageModel, context_of
-from sharpmax.models.scoring import Reply, encode, judge, own_answers, window_losses
+from sharpmax.models.scoring import Reply, batches, encode, generated_texts, judge, own_answers, window_losses
 from sharpmax.policies.base import Policy
 from sharpmax.results import json_values
-from sharpmax.tasks.prompt import Task
+from sharpmax.tasks.prompt import Prompt, Task
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -99,12 +99,16 @@ def _pieces(language: LanguageModel, plan: Plan, material: Material) -> Iterator
     """All measurements, variant after variant for each size, so that an interrupted run has pairs to compare."""
     variants = (BASE, *plan.variants)
     for task in plan.tasks:
-        for size in plan.sizes:
+        for size in plan.sizes_of(task):
             replies = functools.cache(functools.partial(_replies, language, plan, task, size))
             tokens = plan.prompts * len(encode(language.tokenizer, task.prompts(size, 1, plan.seed)[0]).ids)
             for name in variants:
                 key, what = _answer_key(task, size, name), f"{task.name}, size {size}: {name}"
-                yield Piece(key, name, what, tokens, functools.partial(_answers, language, replies), _second)
+                answers = functools.partial(_answers, language, replies)
+                if task.new_tokens:
+                    prompts = functools.partial(task.prompts, size, plan.prompts, plan.seed)
+                    answers = functools.partial(_generated, language, prompts, task.new_tokens)
+                yield Piece(key, name, what, tokens, answers, _second)
     for length, cut in material.windows.items():
         for name in variants:
             key, what = _loss_key(length, name), f"text, {length} tokens: {name}"
@@ -133,6 +137,23 @@ def _replies(language: LanguageModel, plan: Plan, task: Task, size: int) -> list
 def _answers(language: LanguageModel, replies: Callable[[], list[Reply]], known: Measurements) -> list[Any]:
     """Whether each answer is right, and its loss."""
     return [[int(found.right), found.nll] for found in judge(language.model, replies())]
+
+
+_TOKENS_AT_ONCE = 65_536
+
+
+def _generated(
+    language: LanguageModel, prompts: Callable[[], list[Prompt]], new_tokens: int, known: Measurements
+) -> list[Any]:
+    """The share of the references in what is generated for each prompt; its loss is not measured."""
+    asked = prompts()
+    replies = [encode(language.tokenizer, prompt) for prompt in asked]
+    shares: dict[int, float] = {}
+    for batch in batches(replies, _TOKENS_AT_ONCE):
+        texts = generated_texts(language.model, language.tokenizer, [asked[i] for i in batch], new_tokens)
+        for i, text in zip(batch, texts, strict=True):
+            shares[i] = sum(one.lower() in text.lower() for one in asked[i].references) / len(asked[i].references)
+    return [[shares[i], 0.0] for i in range(len(asked))]
 
 
 def _window_losses(language: LanguageModel, cut: list[list[int]], known: Measurements) -> list[Any]:
@@ -270,12 +291,13 @@ def _tables(language: LanguageModel, plan: Plan, material: Material, found: Meas
     variants = (BASE, *plan.variants)
     tables: dict[str, Any] = {"setting": _setting(language, plan, material, found)}
     for task in plan.tasks:
-        right = {name: {size: _first(found[_answer_key(task, size, name)]) for size in plan.sizes} for name in variants}
+        sizes = plan.sizes_of(task)
+        right = {name: {size: _first(found[_answer_key(task, size, name)]) for size in sizes} for name in variants}
         tables[f"accuracy/{task.name}"] = {
-            name: {str(size): statistics.accuracy(cells[size]) for size in plan.sizes} for name, cells in right.items()
+            name: {str(size): statistics.accuracy(cells[size]) for size in sizes} for name, cells in right.items()
         }
         tables[f"paired/{task.name}"] = {
-            name: {str(size): statistics.paired(right[BASE][size], right[name][size]) for size in plan.sizes}
+            name: {str(size): statistics.paired(right[BASE][size], right[name][size]) for size in sizes}
             for name in plan.variants
         }
     columns: list[int | str] = [*material.windows, *([CHAT] if material.questions else [])]
