@@ -105,6 +105,16 @@ def present(*found: Any) -> list[Any]:
     return [one for one in found if one is not None]
 
 
+def header(*titles: str) -> list[Cell]:
+    """The head of a table; small print may follow a bar: `"memory|MB"`."""
+    return [Cell(text, small) for text, _, small in (title.partition("|") for title in titles)]
+
+
+def cell_of(value: float | None, words: Callable[[float], str], **options: Any) -> Cell:
+    """The cell of a number, empty where there is none."""
+    return EMPTY if value is None else Cell(words(value), **options)
+
+
 def cells(*texts: str) -> list[Cell]:
     """A cell for each text."""
     return [Cell(text) for text in texts]

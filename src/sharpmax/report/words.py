@@ -24,6 +24,15 @@ def count(n: float | str) -> str:
     return f"{round(float(n)):,}"
 
 
+def span(sizes: Sequence[float | str]) -> str:
+    """From the first to the last of some sizes.
+
+    >>> span([16, 64, 1024]), span([16])
+    ('16 to 1,024', '16')
+    """
+    return " to ".join(dict.fromkeys((count(sizes[0]), count(sizes[-1]))))
+
+
 def whole(n: float | str) -> str:
     """A horizon as a number of items, the largest that fits: never rounded up.
 
