@@ -9,7 +9,7 @@ import torch
 
 import sharpmax as sm
 from sharpmax.errors import OutOfRangeWarning
-from sharpmax.report.explore.presets import CHOICES, Place
+from sharpmax.report.explore import CHOICES, Place
 from sharpmax.stats.dense import dense_stats
 
 

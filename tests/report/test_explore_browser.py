@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sharpmax import theory
-from sharpmax.report.explore.page import write
-from sharpmax.report.explore.presets import CHOICES, SCENES, START, Place
+from sharpmax.report.explore import CHOICES, SCENES, START, Place, write
 from tests.report.browser import DESK, PHONE, Visit, fits, visit
 from tests.report.explore_rows import measured
 

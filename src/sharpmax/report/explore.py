@@ -1,14 +1,23 @@
-"""Where the sliders can be sent: the paper's numbers, and other places that are worth a look."""
+"""The page to explore dispersion by hand: sliders, and what theory and policies make of them.
+
+One HTML file that needs nothing else. `SCENES` are positions of the sliders that are worth a look.
+"""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
+from sharpmax.files import write_text
 from sharpmax.policies.base import Policy
 from sharpmax.policies.entropy_target import EntropyTarget
 from sharpmax.policies.log_length import LogLength
 from sharpmax.policies.polynomial import PAPER
+from sharpmax.report import charts
+from sharpmax.report.page import asset, rendered, trusted
+
+FILE_NAME = "explore.html"
 
 
 @dataclass(frozen=True)
@@ -123,3 +132,23 @@ SCENES = (
     ),
 )
 """What is worth a look, in the order of a first visit."""
+
+
+def write(path: str | Path = FILE_NAME) -> Path:
+    """Write the page to `path`; it opens in any browser, without a network."""
+    licence = (
+        f"/*! uPlot 1.6.32, from the npm package uplot, unchanged\n\n{asset('explore/uplot/LICENSE').strip()}\n*/\n"
+    )
+    context = {
+        "choices": CHOICES,
+        "scenes": SCENES,
+        "start": START,
+        "values": {"policies": {name: choice.plain() for name, choice in CHOICES.items()}, "start": START.plain()},
+        "charts": charts,
+        "library": {
+            "script": trusted(licence + asset("explore/uplot/uPlot.iife.min.js")),
+            "style": trusted(asset("explore/uplot/uPlot.min.css")),
+        },
+        "scripts": [trusted(asset(f"explore/{name}.js")) for name in ("maths", "charts", "page")],
+    }
+    return write_text(path, rendered("explore.html.jinja", context))
