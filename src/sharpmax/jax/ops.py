@@ -70,10 +70,7 @@ def as_mask(mask: object, is_causal: bool, logits: tuple[int, ...]) -> jax.Array
         return None
     if is_causal:
         reject(
-            "attn_mask",
-            "a mask together with is_causal=True",
-            "one of the two",
-            "put the causal limit into the mask",
+            "attn_mask", "a mask together with is_causal=True", "one of the two", "put the causal limit into the mask"
         )
     given = as_array("attn_mask", mask)
     if given.dtype != jnp.bool and not jnp.issubdtype(given.dtype, jnp.floating):

@@ -24,12 +24,7 @@ class SingleHeads(nn.Module):
     """
 
     def __init__(
-        self,
-        seeds: int,
-        *,
-        width: int = WIDTH,
-        activation: Activation = F.gelu,
-        normalisers: Normalisers | None = None,
+        self, seeds: int, *, width: int = WIDTH, activation: Activation = F.gelu, normalisers: Normalisers | None = None
     ) -> None:
         super().__init__()
         self.items = Mlp(seeds, FEATURES, width, width, active_out=True, activation=activation)

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from sharpmax.errors import UnsupportedError, reject
 from sharpmax.integrations.transformers.interface import modules_of, observe
-from sharpmax.monitoring.passes import Pass, Run
-from sharpmax.monitoring.requests import Request
+from sharpmax.monitoring.requests import Pass, Request, Run
 from sharpmax.stats.call import AttentionCall
 
 if TYPE_CHECKING:

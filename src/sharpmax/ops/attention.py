@@ -22,7 +22,7 @@ from sharpmax.ops.kernels import decode_launch
 from sharpmax.ops.kernels.sharpen import scale_op, scales, sharpen_op
 from sharpmax.ops.kernels.tables import form_of, table_of
 from sharpmax.policies.base import WARNED, Policy, Remeasure, Warned
-from sharpmax.policies.constant import Constant
+from sharpmax.policies.basic import Constant
 from sharpmax.policies.per_head import PerHead, side_by_side
 from sharpmax.policies.registry import resolve_policy
 from sharpmax.stats import triton_launch

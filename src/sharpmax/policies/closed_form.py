@@ -8,10 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from sharpmax.policies.base import Policy
-from sharpmax.policies.constant import Constant
-from sharpmax.policies.curve import Curve
+from sharpmax.policies.basic import Constant, Curve, LogLength
 from sharpmax.policies.entropy_target import EntropyTarget
-from sharpmax.policies.log_length import LogLength
 from sharpmax.policies.log_linear import LogLinear
 from sharpmax.policies.polynomial import Polynomial
 

@@ -18,14 +18,7 @@ from torch.overrides import TorchFunctionMode
 from sharpmax.errors import UnsupportedError, reject
 from sharpmax.integrations.transformers.interface import observed
 from sharpmax.ops.attention import is_repeated
-from sharpmax.stats.call import (
-    Alignment,
-    AttentionCall,
-    Logits,
-    broadcast,
-    floats_at_least_32,
-    without_autocast,
-)
+from sharpmax.stats.call import Alignment, AttentionCall, Logits, broadcast, floats_at_least_32, without_autocast
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

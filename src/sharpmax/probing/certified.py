@@ -17,8 +17,7 @@ from sharpmax.integrations.transformers.application import policy_of
 from sharpmax.integrations.transformers.projections import exact
 from sharpmax.models.language import context_of
 from sharpmax.policies.base import Policy
-from sharpmax.policies.constant import Constant
-from sharpmax.policies.curve import Curve
+from sharpmax.policies.basic import Constant, Curve
 from sharpmax.policies.entropy_target import EntropyTarget
 from sharpmax.policies.log_linear import LogLinear
 from sharpmax.policies.per_head import PerHead

@@ -11,8 +11,8 @@ from typing import Any
 
 from sharpmax.files import write_text
 from sharpmax.policies.base import Policy
+from sharpmax.policies.basic import LogLength
 from sharpmax.policies.entropy_target import EntropyTarget
-from sharpmax.policies.log_length import LogLength
 from sharpmax.policies.polynomial import PAPER
 from sharpmax.report import charts
 from sharpmax.report.page import asset, rendered, trusted

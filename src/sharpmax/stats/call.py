@@ -452,11 +452,7 @@ def _canonical_mask(mask: Tensor, q: Tensor, logits: tuple[int, ...], heads: tup
     if mask.device != q.device:
         reject("attn_mask", f"device {mask.device}", f"the device of q, {q.device}")
     if broadcast(mask.shape, logits) != tuple(logits):
-        reject(
-            "attn_mask",
-            f"shape {tuple(mask.shape)}",
-            f"a shape that broadcasts to {logits}, [..., H, Lq, Lk]",
-        )
+        reject("attn_mask", f"shape {tuple(mask.shape)}", f"a shape that broadcasts to {logits}, [..., H, Lq, Lk]")
     mask = mask.reshape((1,) * (max(len(logits), 3) - mask.ndim) + tuple(mask.shape))
     batch = mask.shape[:-3]
     if math.prod(batch) != 1:

@@ -101,13 +101,7 @@ class RowStats:
     @property
     def measured(self) -> tuple[str, ...]:
         """The names of `FIELDS` that these rows carry."""
-        have = {
-            "count": self.count,
-            "max": self._max,
-            "lse": self._anchor,
-            "mean": self._shortfall,
-            "var": self._var,
-        }
+        have = {"count": self.count, "max": self._max, "lse": self._anchor, "mean": self._shortfall, "var": self._var}
         return tuple(name for name in FIELDS if have[name] is not None)
 
     @property

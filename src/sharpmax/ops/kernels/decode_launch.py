@@ -384,12 +384,7 @@ def _fake_rows(q: Tensor) -> list[Tensor]:
 
 @torch.library.custom_op("sharpmax::decode_measure", mutates_args=())
 def measure_op(
-    q: Tensor,
-    k: Tensor,
-    lengths: Tensor | None,
-    block_table: Tensor | None,
-    mask: Tensor | None,
-    scale: float,
+    q: Tensor, k: Tensor, lengths: Tensor | None, block_table: Tensor | None, mask: Tensor | None, scale: float
 ) -> list[Tensor]:
     """Logits, and count, maximum, log mass, shortfall and variance of the rows `[B, H, Lq]`."""
     cache = Cache.dense(lengths, block_table)
