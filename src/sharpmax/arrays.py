@@ -50,6 +50,18 @@ class Ops:
         """min(x, ceiling) elementwise; NaN stays NaN and the gradient of a cut entry is 0."""
         return self.where(x > ceiling, ceiling, x)
 
+    def sum(self, x: Array) -> Array:
+        """Sum over the last axis."""
+        return x.sum(-1)
+
+    def max(self, x: Array) -> Array:
+        """Maximum over the last axis."""
+        return self.library.amax(x, -1)
+
+    def argmax(self, x: Array) -> Array:
+        """Position of a maximum on the last axis."""
+        return x.argmax(-1)
+
     def lowest(self, dtype: Any) -> float:
         """The most negative finite number of a dtype."""
         return float(self.library.finfo(dtype).min)
@@ -87,18 +99,6 @@ class TorchOps(Ops):
     def at_most(self, x: Array, ceiling: Array) -> Array:
         """min(x, ceiling) elementwise; NaN stays NaN and the gradient of a cut entry is 0."""
         return self.library.clamp(x, max=ceiling)
-
-    def sum(self, x: Array) -> Array:
-        """Sum over the last axis."""
-        return x.sum(-1)
-
-    def max(self, x: Array) -> Array:
-        """Maximum over the last axis."""
-        return x.amax(-1)
-
-    def argmax(self, x: Array) -> Array:
-        """Position of a maximum on the last axis."""
-        return x.argmax(-1)
 
     def positions(self, count: int, like: Array) -> Array:
         """0 … count − 1, where `like` lives."""
@@ -154,18 +154,6 @@ class JaxOps(Ops):
     def widest(self) -> Any:
         """float32 unless x64 is switched on, which can happen at any time and for a while only."""
         return self._canonical(self.float64)
-
-    def sum(self, x: Array) -> Array:
-        """Sum over the last axis."""
-        return x.sum(axis=-1)
-
-    def max(self, x: Array) -> Array:
-        """Maximum over the last axis."""
-        return x.max(axis=-1)
-
-    def argmax(self, x: Array) -> Array:
-        """Position of a maximum on the last axis."""
-        return x.argmax(axis=-1)
 
     def positions(self, count: int, like: Array) -> Array:
         """0 … count − 1."""

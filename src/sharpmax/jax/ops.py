@@ -163,32 +163,16 @@ def _softmax(
 
 @overload
 def attention(
-    q: ArrayLike,
-    k: ArrayLike,
-    v: ArrayLike,
-    *,
-    attn_mask: ArrayLike | None = ...,
-    is_causal: bool = ...,
-    scale: float | None = ...,
-    enable_gqa: bool = ...,
-    policy: Policy | str | None = ...,
-    return_stats: Literal[False] = ...,
-    block: int | None = ...,
-) -> jax.Array: ...
+    q: ArrayLike, k: ArrayLike, v: ArrayLike, *, attn_mask: ArrayLike | None = ..., is_causal: bool = ...,
+    scale: float | None = ..., enable_gqa: bool = ..., policy: Policy | str | None = ...,
+    return_stats: Literal[False] = ..., block: int | None = ...,
+) -> jax.Array: ...  # fmt: skip
 @overload
 def attention(
-    q: ArrayLike,
-    k: ArrayLike,
-    v: ArrayLike,
-    *,
-    attn_mask: ArrayLike | None = ...,
-    is_causal: bool = ...,
-    scale: float | None = ...,
-    enable_gqa: bool = ...,
-    policy: Policy | str | None = ...,
-    return_stats: Literal[True],
+    q: ArrayLike, k: ArrayLike, v: ArrayLike, *, attn_mask: ArrayLike | None = ..., is_causal: bool = ...,
+    scale: float | None = ..., enable_gqa: bool = ..., policy: Policy | str | None = ..., return_stats: Literal[True],
     block: int | None = ...,
-) -> tuple[jax.Array, RowStats]: ...
+) -> tuple[jax.Array, RowStats]: ...  # fmt: skip
 def attention(
     q: ArrayLike,
     k: ArrayLike,

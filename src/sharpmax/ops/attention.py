@@ -401,34 +401,16 @@ def is_repeated() -> bool:
 
 @overload
 def attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = ...,
-    dropout_p: float = ...,
-    is_causal: bool = ...,
-    *,
-    scale: float | None = ...,
-    enable_gqa: bool = ...,
-    policy: Policy | str | None = ...,
-    impl: Impl = ...,
-    return_stats: Literal[False] = ...,
-) -> Tensor: ...
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = ..., dropout_p: float = ...,
+    is_causal: bool = ..., *, scale: float | None = ..., enable_gqa: bool = ..., policy: Policy | str | None = ...,
+    impl: Impl = ..., return_stats: Literal[False] = ...,
+) -> Tensor: ...  # fmt: skip
 @overload
 def attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = ...,
-    dropout_p: float = ...,
-    is_causal: bool = ...,
-    *,
-    scale: float | None = ...,
-    enable_gqa: bool = ...,
-    policy: Policy | str | None = ...,
-    impl: Impl = ...,
-    return_stats: Literal[True],
-) -> tuple[Tensor, RowStats]: ...
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = ..., dropout_p: float = ...,
+    is_causal: bool = ..., *, scale: float | None = ..., enable_gqa: bool = ..., policy: Policy | str | None = ...,
+    impl: Impl = ..., return_stats: Literal[True],
+) -> tuple[Tensor, RowStats]: ...  # fmt: skip
 def attention(
     query: Tensor,
     key: Tensor,

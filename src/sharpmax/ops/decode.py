@@ -27,32 +27,16 @@ Policies = Policy | str | None | Sequence[Policy | str | None]
 
 @overload
 def decode(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    lengths: Tensor | None = ...,
-    block_table: Tensor | None = ...,
-    attn_mask: Tensor | None = ...,
-    scale: float | None = ...,
-    policy: Policies = ...,
-    impl: DecodeImpl = ...,
+    q: Tensor, k: Tensor, v: Tensor, *, lengths: Tensor | None = ..., block_table: Tensor | None = ...,
+    attn_mask: Tensor | None = ..., scale: float | None = ..., policy: Policies = ..., impl: DecodeImpl = ...,
     return_stats: Literal[False] = ...,
-) -> Tensor: ...
+) -> Tensor: ...  # fmt: skip
 @overload
 def decode(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    lengths: Tensor | None = ...,
-    block_table: Tensor | None = ...,
-    attn_mask: Tensor | None = ...,
-    scale: float | None = ...,
-    policy: Policies = ...,
-    impl: DecodeImpl = ...,
+    q: Tensor, k: Tensor, v: Tensor, *, lengths: Tensor | None = ..., block_table: Tensor | None = ...,
+    attn_mask: Tensor | None = ..., scale: float | None = ..., policy: Policies = ..., impl: DecodeImpl = ...,
     return_stats: Literal[True],
-) -> tuple[Tensor, RowStats]: ...
+) -> tuple[Tensor, RowStats]: ...  # fmt: skip
 def decode(
     q: Tensor,
     k: Tensor,

@@ -61,17 +61,9 @@ def _parts(call: AttentionCall, impl: str, fields: frozenset[str]) -> Parts:
 
 @torch.library.custom_op("sharpmax::row_parts", mutates_args=())
 def _row_parts(
-    q: Tensor,
-    k: Tensor,
-    mask: Tensor | None,
-    gain: Tensor | None,
-    spans: Tensor | None,
-    offset: int | None,
-    scale: float,
-    impl: str,
-    with_max: bool,
-    with_var: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    q: Tensor, k: Tensor, mask: Tensor | None, gain: Tensor | None, spans: Tensor | None, offset: int | None,
+    scale: float, impl: str, with_max: bool, with_var: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     call = AttentionCall(q, k, mask, offset, scale, tuple(q.shape[:-1]), gain, spans)
     fields = frozenset({"max"} if with_max else ()) | frozenset({"var"} if with_var else ())
     # A compiler has been promised this layout, whatever an implementation finds convenient.
@@ -86,20 +78,10 @@ def _(q: Tensor, *rest: Any) -> tuple[Tensor, ...]:
 
 @torch.library.custom_op("sharpmax::row_parts_backward", mutates_args=())
 def _row_parts_backward(
-    q: Tensor,
-    k: Tensor,
-    mask: Tensor | None,
-    gain: Tensor | None,
-    spans: Tensor | None,
-    parts: list[Tensor],
-    g_log_mass: Tensor | None,
-    g_shortfall: Tensor | None,
-    g_var: Tensor | None,
-    offset: int | None,
-    scale: float,
-    impl: str,
-    into_mask: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+    q: Tensor, k: Tensor, mask: Tensor | None, gain: Tensor | None, spans: Tensor | None, parts: list[Tensor],
+    g_log_mass: Tensor | None, g_shortfall: Tensor | None, g_var: Tensor | None, offset: int | None, scale: float,
+    impl: str, into_mask: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     call = AttentionCall(q, k, mask, offset, scale, tuple(q.shape[:-1]), gain, spans)
     if q.numel() == 0 or call.keys == 0:
         into = mask.shape if into_mask and mask is not None else (0,)

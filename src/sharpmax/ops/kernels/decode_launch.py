@@ -326,18 +326,9 @@ def rows_alike(mask: Tensor | None, queries: int) -> bool:
 
 @torch.library.custom_op("sharpmax::decode", mutates_args=())
 def decode_op(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    lengths: Tensor | None,
-    block_table: Tensor | None,
-    mask: Tensor | None,
-    scale: float,
-    table: Tensor,
-    form: list[int],
-    stats: bool,
-    causal: bool = True,
-) -> list[Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, block_table: Tensor | None, mask: Tensor | None,
+    scale: float, table: Tensor, form: list[int], stats: bool, causal: bool = True,
+) -> list[Tensor]:  # fmt: skip
     """The output and, with `stats`, β, count, maximum, log mass, shortfall and variance of the rows `[B, H, Lq]`.
 
     With `causal` the queries are the newest tokens, and each sees the keys up to its own. Without it every query sees
@@ -361,18 +352,9 @@ def decode_op(
 
 @decode_op.register_fake
 def _(
-    q: Tensor,
-    k: Any,
-    v: Tensor,
-    lengths: Any,
-    block_table: Any,
-    mask: Any,
-    scale: Any,
-    table: Any,
-    form: Any,
-    stats: bool,
-    causal: bool = True,
-) -> list[Tensor]:
+    q: Tensor, k: Any, v: Tensor, lengths: Any, block_table: Any, mask: Any, scale: Any, table: Any, form: Any,
+    stats: bool, causal: bool = True,
+) -> list[Tensor]:  # fmt: skip
     out = q.new_empty((*q.shape[:3], v.shape[-1]))
     return [out, q.new_empty(q.shape[:3], dtype=torch.float32), *_fake_rows(q)] if stats else [out]
 
@@ -404,15 +386,9 @@ def _(q: Tensor, k: Tensor, lengths: Any, block_table: Any, mask: Any, scale: An
 
 @torch.library.custom_op("sharpmax::decode_values", mutates_args=())
 def values_op(
-    logits: Tensor,
-    peak: Tensor,
-    beta: Tensor,
-    v: Tensor,
-    lengths: Tensor | None,
-    block_table: Tensor | None,
-    masked: bool,
-    alike: bool,
-) -> Tensor:
+    logits: Tensor, peak: Tensor, beta: Tensor, v: Tensor, lengths: Tensor | None, block_table: Tensor | None,
+    masked: bool, alike: bool,
+) -> Tensor:  # fmt: skip
     """The output for β `[B, H, Lq]` and what `decode_measure` found: logits, and the largest one of each row."""
     cache = Cache.dense(lengths, block_table)
     # Of the statistics only the maximum is read where β is given: one part, whose maximum is the whole's.
