@@ -207,17 +207,9 @@ def attention(
     q, k, v = as_array("q", q), as_array("k", k), as_array("v", v)
     check_arrays(q, k, v, enable_gqa)
     logits = (*q.shape[:-1], k.shape[-2])
-    out, stats = _attend(
-        q,
-        k,
-        v,
-        as_mask(attn_mask, is_causal, logits),
-        check_scale(scale, q.shape[-1]),
-        is_causal=is_causal,
-        policy=chosen,
-        block=rows_per_block(block, logits),
-        measured=return_stats,
-    )
+    mask, factor = as_mask(attn_mask, is_causal, logits), check_scale(scale, q.shape[-1])
+    options: dict[str, Any] = {"is_causal": is_causal, "policy": chosen, "measured": return_stats}
+    out, stats = _attend(q, k, v, mask, factor, block=rows_per_block(block, logits), **options)
     if stats is not None:
         chosen.warn_outside(stats)  # inside the loop over blocks nothing has a value yet
     return (out, stats) if return_stats else out

@@ -17,7 +17,16 @@ from sharpmax.models.language import context_of
 from sharpmax.probing.capture import LOCAL
 from sharpmax.probing.forecast import REPLICATION, Forecast, error, predict
 from sharpmax.probing.inputs import Passage, ProbeInputs
-from sharpmax.probing.measurement import Fits, Numbers, Readings, curves_of, fit, known_mean, measure_replicated
+from sharpmax.probing.measurement import (
+    Fits,
+    Numbers,
+    Readings,
+    curves_of,
+    finite_or_none,
+    fit,
+    known_mean,
+    measure_replicated,
+)
 from sharpmax.probing.replication import replication_of
 from sharpmax.theory.bounds import whole
 
@@ -120,16 +129,15 @@ def findings_of(
 ) -> Findings:
     """Everything that follows from the readings of one task."""
     fits = fit(readings, inputs.nested, HALF, seed)
-    return Findings(
-        **vars(fits),
-        task=inputs.task,
-        unit=inputs.unit,
-        sizes=inputs.sizes,
-        prompts={size: len(one["count"]) for size, one in readings.items()},
-        fit_up_to=inputs.fit_up_to,
-        kinds=kinds_of(fits.slope, {name: values[-1] for name, values in fits.curves.items()}, causal),
-        forecast=forecast,
-    )
+    prompts = {size: len(one["count"]) for size, one in readings.items()}
+    kinds = kinds_of(fits.slope, {name: values[-1] for name, values in fits.curves.items()}, causal)
+    about: dict[str, Any] = {
+        "task": inputs.task,
+        "unit": inputs.unit,
+        "sizes": inputs.sizes,
+        "fit_up_to": inputs.fit_up_to,
+    }
+    return Findings(**vars(fits), **about, prompts=prompts, kinds=kinds, forecast=forecast)
 
 
 def forecast_work(inputs: ProbeInputs) -> int:
@@ -183,22 +191,21 @@ def heads_table(found: Findings) -> dict[str, Any]:
     predicted = {} if found.forecast is None else found.forecast.values
     for layer, head in zip(*np.nonzero(found.curves["count"][-1] > 0), strict=True):
         at = int(layer), int(head)
+        curves = {
+            str(size): {name: finite_or_none(found.curves[name][place][at]) for name in _SHOWN}
+            for place, size in enumerate(found.sizes)
+        }
+        forecast = {
+            str(size): {name: finite_or_none(values[name][at]) for name in ("entropy", "top")}
+            for size, values in predicted.items()
+        }
+        ends = {"tokens": found.horizon, "low": found.horizon_low, "high": found.horizon_high}
         table[f"{layer}.{head}"] = {
             "kind": str(found.kinds[at]),
-            **{name: _number(getattr(found, name)[at]) for name in ("slope", "slope_low", "slope_high")},
-            "curve": {
-                str(size): {name: _number(found.curves[name][place][at]) for name in _SHOWN}
-                for place, size in enumerate(found.sizes)
-            },
-            "forecast": {
-                str(size): {name: _number(values[name][at]) for name in ("entropy", "top")}
-                for size, values in predicted.items()
-            },
-            "horizon": {
-                "tokens": _number(found.horizon[at]),
-                "low": _number(found.horizon_low[at]),
-                "high": _number(found.horizon_high[at]),
-            },
+            **{name: finite_or_none(getattr(found, name)[at]) for name in ("slope", "slope_low", "slope_high")},
+            "curve": curves,
+            "forecast": forecast,
+            "horizon": {name: finite_or_none(values[at]) for name, values in ends.items()},
         }
     return table
 
@@ -208,11 +215,11 @@ def layers_table(found: Findings) -> dict[str, Any]:
     order, slopes = found.order, found.layer_slopes
     return {
         str(layer): {
-            "slope": _number(slopes[layer]),
+            "slope": finite_or_none(slopes[layer]),
             "rank": order.index(layer) + 1 if layer in order else None,
             "kinds": {kind: many for kind in KINDS if (many := Counter(found.kinds[layer].tolist())[kind])},
-            "sink": _number(known_mean(found.curves["sink"][-1][layer]).item()),
-            "top": _number(known_mean(found.curves["top"][-1][layer]).item()),
+            "sink": finite_or_none(known_mean(found.curves["sink"][-1][layer]).item()),
+            "top": finite_or_none(known_mean(found.curves["top"][-1][layer]).item()),
         }
         for layer in range(len(slopes))
     }
@@ -223,18 +230,16 @@ def forecast_table(found: Findings) -> dict[str, Any] | None:
     forecast = found.forecast
     if forecast is None:
         return None
-    return {
-        "method": forecast.method,
-        "fitted": list(forecast.fitted),
-        "tested": {str(size): error(values, found.measured(size)) for size, values in forecast.values.items()},
-        "methods": {
-            name: {
-                "decided_by": _number(forecast.decided.get(name, math.nan)),
-                "tested": {str(size): error(values, found.measured(size)) for size, values in one.items()},
-            }
-            for name, one in forecast.others.items()
-        },
+
+    def errors(values: Mapping[int, Mapping[str, Numbers]]) -> dict[str, Any]:
+        return {str(size): error(one, found.measured(size)) for size, one in values.items()}
+
+    methods = {
+        name: {"decided_by": finite_or_none(forecast.decided.get(name, math.nan)), "tested": errors(values)}
+        for name, values in forecast.others.items()
     }
+    tested = errors(forecast.values)
+    return {"method": forecast.method, "fitted": list(forecast.fitted), "tested": tested, "methods": methods}
 
 
 def chain_table(found: Findings) -> dict[str, Any]:
@@ -250,10 +255,6 @@ def chain_table(found: Findings) -> dict[str, Any]:
         reach = 1.96 / math.sqrt(pairs - 3)  # Fisher's transformation
         low, high = (math.tanh(math.atanh(related) + way * reach) for way in (-1.0, 1.0))
     return {"next": related, "low": low, "high": high, "pairs": pairs}
-
-
-def _number(value: Any) -> float | None:
-    return float(value) if math.isfinite(value) else None
 
 
 def verdict(model: str, found: Sequence[Findings]) -> list[str]:

@@ -182,6 +182,11 @@ def known_mean(values: Numbers, axis: int | None = None) -> Numbers:
     return found
 
 
+def finite_or_none(value: float) -> float | None:
+    """A number as JSON can hold it: None where it is not finite."""
+    return float(value) if math.isfinite(value) else None
+
+
 def repeats(readings: Readings, seed: int) -> Iterator[Numbers]:
     """`REPEATS` bootstrap samples: how often each passage is drawn. None of a single passage."""
     passages = max(len(one["count"]) for one in readings.values())
@@ -307,27 +312,15 @@ def horizons_of(readings: Readings, mass: float, task: str, seed: int = 0) -> Me
     spread, fall = fits.curves["spread"][-1], fits.horizon
     widest = np.max([one["spread"].max(0) for one in readings.values()], axis=0)
     counts = [one["count"] for one in readings.values()]
-    heads = [
-        MeasuredHead(
-            at[0],
-            at[1],
-            spread=float(spread[at]),
-            widest=float(widest[at]),
-            slope=_finite(fits.slope[at]),
-            slope_low=_finite(fits.slope_low[at]),
-            slope_high=_finite(fits.slope_high[at]),
-            kind="at" if math.isfinite(fall[at]) else "before" if fall[at] < 0 else "beyond",
-            tokens=_finite(fall[at]),
-            low=_finite(fits.horizon_low[at]),
-            high=_finite(fits.horizon_high[at]),
-        )
-        for at in np.ndindex(*fall.shape)
-        if np.isfinite(spread[at])  # layers may have fewer heads than others
-    ]
+    heads = []
+    for layer, head in np.ndindex(*fall.shape):
+        at = layer, head
+        if np.isfinite(spread[at]):  # layers may have fewer heads than others
+            known = {name: finite_or_none(getattr(fits, name)[at]) for name in ("slope", "slope_low", "slope_high")}
+            kind = "at" if math.isfinite(fall[at]) else "before" if fall[at] < 0 else "beyond"
+            tokens, low, high = (finite_or_none(one[at]) for one in (fall, fits.horizon_low, fits.horizon_high))
+            spreads = float(spread[at]), float(widest[at])
+            heads.append(MeasuredHead(layer, head, *spreads, **known, kind=kind, tokens=tokens, low=low, high=high))
     prompts = sum(len(one) for one in counts)
     ends = int(np.nanmin(counts[0])), int(np.nanmax(counts[-1]))
     return MeasuredHorizons(mass, task, tuple(readings), prompts, *ends, tuple(heads))
-
-
-def _finite(value: float) -> float | None:
-    return float(value) if math.isfinite(value) else None

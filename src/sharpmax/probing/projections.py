@@ -230,18 +230,9 @@ class _Reader:
         query, key = self._sides(one, made, feed, where)
         width = made[0].rows.shape[1]
         pairs, turned = self._rotary(width)
-        return Layer(
-            number,
-            one.heads,
-            query,
-            _repeated(key, group),
-            feed.first,
-            _scale(one, width) * turned,
-            pairs,
-            self._cap(one),
-            self._bias_spread(name, one.heads),
-            self._window(one),
-        )
+        scale, window = _scale(one, width) * turned, self._window(one)
+        cap, bias = self._cap(one), self._bias_spread(name, one.heads)
+        return Layer(number, one.heads, query, _repeated(key, group), feed.first, scale, pairs, cap, bias, window)
 
     def _sides(self, one: AttentionModule, made: Sequence[Projection], feed: Feed, where: str) -> Iterator[Side]:
         norms = next(((q, k) for q, k in _NORMS.items() if hasattr(one.module, q)), None)

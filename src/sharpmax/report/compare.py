@@ -65,7 +65,8 @@ def has_capacity(tables: Tables) -> bool:
 
 def report(tables: Tables) -> Report:
     """The page's contents."""
-    parts, notes = [], []
+    parts: list[Part] = []
+    notes: list[str] = []
     if "league" in tables:
         shown, details = [leaderboard_table(tables)], present(causes_table(tables), near_ties_table(tables))
         parts.append(Part("leaderboard", "Leaderboard", metrics(tables), _figures(tables), shown, details))

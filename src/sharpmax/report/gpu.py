@@ -140,7 +140,7 @@ def rows(entries: Sequence[Entry], kind: str) -> list[list[str]]:
 
 
 def _name(one: Entry) -> str:
-    return one["case"] + ("" if one["counts"] else " *")
+    return str(one["case"]) + ("" if one["counts"] else " *")
 
 
 def _row(one: Entry) -> list[str]:

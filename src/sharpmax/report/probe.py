@@ -71,8 +71,8 @@ def report(tables: Tables) -> Report:
     for task in tasks(found):
         check_name(task, "task")
         shown = [_kinds_table(found, task), *present(*(_heads_table(run, task) for run in found))]
-        details = [make(run, task) for run in found for make in (_layers_table, _errors_table, _methods_table)]
-        details = present(*details, _chain_table(found, task))
+        each = (make(run, task) for run in found for make in (_layers_table, _errors_table, _methods_table))
+        details = present(*each, _chain_table(found, task))
         figures = list(_figures(found, task))
         parts.append(Part(f"task-{task}", f"Task {task}", metrics(found, task), figures, shown, details))
     origins = [
@@ -227,7 +227,7 @@ def chosen(found: Sequence[Run], task: str) -> str:
         shared = all(name in run.heads(task) for run in found)
         return shared, heads[name]["kind"] == LOSES_FOCUS[0], -math.inf if slope is None else slope
 
-    return max(heads, key=rank)
+    return str(max(heads, key=rank))
 
 
 def said(value: float | None, words: Callable[[float], str]) -> str:
@@ -352,7 +352,7 @@ def metrics(found: Sequence[Run], task: str) -> list[Metric]:
             joined([f"{kinds[kind]:,} {kind}" for kind in in_order(kinds)]),
         )
     metrics = [Metric(_arrow([count(run.losing(task)) for run in found]) + of, f"heads lose focus{which}", detail)]
-    firsts = [(run.first(task) or [None])[0] for run in found]
+    firsts = [next(iter(run.first(task)), None) for run in found]
     if any(firsts):
         slopes = [
             signed(run.table("layers", task)[first]["slope"] if first else None)
@@ -596,7 +596,7 @@ def _map_chart(found: Sequence[Run], task: str) -> Any:
     panels = []
     for place, (title, rows) in enumerate(maps):
         known = tips if place < len(found) else charts.tooltip(head="layer.head", change="slope, B − A", kind="kind")
-        look = {"domain": (-1, 1), "tips": known, "diverging": True, "letters": len(rows) <= 1500}
+        look: dict[str, Any] = {"domain": (-1, 1), "tips": known, "diverging": True, "letters": len(rows) <= 1500}
         panels.append(charts.heat_panel(title, rows, "head", "layer", "slope of entropy against ln n", **look))
     minimum = 330 if len(panels) == 1 else 250
     return charts.figure(*panels, columns=len(panels), minimum=minimum, around=54, head=chosen(found, task))

@@ -112,15 +112,8 @@ class AttentionCall:
         if mask is not None:
             mask = mask.reshape(mask.shape[0], *((1, 1) if mask.shape[1] == 1 else groups), *mask.shape[2:])
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-        return cls(
-            query.reshape(query.shape[0], *groups, *query.shape[2:]),
-            key,
-            mask,
-            0 if causal else None,
-            scale,
-            tuple(query.shape[:-1]),
-            **more,
-        )
+        q = query.reshape(query.shape[0], *groups, *query.shape[2:])
+        return cls(q, key, mask, 0 if causal else None, scale, tuple(query.shape[:-1]), **more)
 
     @property
     def query(self) -> Tensor:

@@ -84,8 +84,8 @@ def _row_parts_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     call = AttentionCall(q, k, mask, offset, scale, tuple(q.shape[:-1]), gain, spans)
     if q.numel() == 0 or call.keys == 0:
-        into = mask.shape if into_mask and mask is not None else (0,)
-        return torch.zeros_like(q), torch.zeros_like(k), q.new_zeros(into)
+        shape = mask.shape if into_mask and mask is not None else (0,)
+        return torch.zeros_like(q), torch.zeros_like(k), q.new_zeros(shape)
     grads = Incoming(g_log_mass, g_shortfall, g_var)
     if impl == "triton" and backward_obstacle(call, into_mask=into_mask) is None:
         found = triton_backward(call, Parts(*parts), grads)

@@ -46,14 +46,9 @@ class RowStats:
     def __init__(self, count: Array, max: Array, lse: Array, mean: Array, var: Array) -> None:
         xp = ops_for(lse)
         empty = count == 0
-        self._set(
-            count,
-            anchor=max,
-            log_mass=xp.where(empty, 0.0, lse - xp.where(empty, 0.0, max)),
-            shortfall=xp.where(empty, 0.0, xp.where(empty, 0.0, max) - mean),
-            max=max,
-            var=var,
-        )
+        log_mass = xp.where(empty, 0.0, lse - xp.where(empty, 0.0, max))
+        shortfall = xp.where(empty, 0.0, xp.where(empty, 0.0, max) - mean)
+        self._set(count, max, log_mass, shortfall, max, var)
 
     @classmethod
     def anchored(
