@@ -32,7 +32,7 @@ Options = dict[str, Any]
 def check_free(model: PreTrainedModel) -> None:
     """Refuse a model that is monitored already."""
     if _MARK in vars(model):
-        reject("model", "a model that is watched already", "one monitor at a time", "close the other one first")
+        reject("model", "a model that is monitored already", "one monitor at a time", "close the other one first")
 
 
 def attach(

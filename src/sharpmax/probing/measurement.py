@@ -316,11 +316,12 @@ def horizons_of(readings: Readings, mass: float, task: str, seed: int = 0) -> Me
     for layer, head in np.ndindex(*fall.shape):
         at = layer, head
         if np.isfinite(spread[at]):  # layers may have fewer heads than others
-            known = {name: finite_or_none(getattr(fits, name)[at]) for name in ("slope", "slope_low", "slope_high")}
+            slopes = fits.slope, fits.slope_low, fits.slope_high
+            rise, rise_low, rise_high = (finite_or_none(one[at]) for one in slopes)
             kind = "at" if math.isfinite(fall[at]) else "before" if fall[at] < 0 else "beyond"
             tokens, low, high = (finite_or_none(one[at]) for one in (fall, fits.horizon_low, fits.horizon_high))
             spreads = float(spread[at]), float(widest[at])
-            heads.append(MeasuredHead(layer, head, *spreads, **known, kind=kind, tokens=tokens, low=low, high=high))
+            heads.append(MeasuredHead(layer, head, *spreads, rise, rise_low, rise_high, kind, tokens, low, high))
     prompts = sum(len(one) for one in counts)
     ends = int(np.nanmin(counts[0])), int(np.nanmax(counts[-1]))
     return MeasuredHorizons(mass, task, tuple(readings), prompts, *ends, tuple(heads))

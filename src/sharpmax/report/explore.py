@@ -22,21 +22,21 @@ FILE_NAME = "explore.html"
 
 @dataclass(frozen=True)
 class Choice:
-    """A policy that can be chosen: its button, its name in a sentence, and its rule (None changes nothing)."""
+    """A policy that can be chosen: its button, its name in a sentence, and the policy itself (None changes nothing)."""
 
     button: str
     label: str
-    law: Policy | None
+    policy: Policy | None
     about: str
 
     @property
     def rule(self) -> str:
         """The rule in one line."""
-        return "β = 1" if self.law is None else self.law.describe()
+        return "β = 1" if self.policy is None else self.policy.describe()
 
     def plain(self) -> dict[str, Any]:
-        """What the page's script is told."""
-        return {"label": self.label, "law": None if self.law is None else self.law.to_dict()}
+        """The values that the page's script reads."""
+        return {"label": self.label, "policy": None if self.policy is None else self.policy.to_dict()}
 
 
 CHOICES = {
@@ -68,7 +68,7 @@ class Place:
     policy: str = "none"
 
     def plain(self) -> dict[str, Any]:
-        """What the page's script is told."""
+        """The values that the page's script reads."""
         return asdict(self)
 
 

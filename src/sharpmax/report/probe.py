@@ -230,7 +230,7 @@ def chosen(found: Sequence[Run], task: str) -> str:
     return str(max(heads, key=rank))
 
 
-def said(value: float | None, words: Callable[[float], str]) -> str:
+def in_words(value: float | None, words: Callable[[float], str]) -> str:
     """A number in words, or the sign for none."""
     return NOTHING if value is None else words(value)
 
@@ -241,7 +241,7 @@ def signed(value: float | None) -> str:
     >>> signed(0.744), signed(None)
     ('+0.74', '–')
     """
-    return said(value, lambda one: points(one, 2))
+    return in_words(value, lambda one: points(one, 2))
 
 
 def weight(value: float | None) -> str:
@@ -250,7 +250,7 @@ def weight(value: float | None) -> str:
     >>> weight(0.25), weight(0.00001), weight(0.0)
     ('25.0', '< 0.1', '0.0')
     """
-    return said(value, lambda one: "< 0.1" if 0.0 < one < 0.001 else f"{100.0 * one:.1f}")
+    return in_words(value, lambda one: "< 0.1" if 0.0 < one < 0.001 else f"{100.0 * one:.1f}")
 
 
 def keys(value: float | None) -> str:
@@ -259,7 +259,7 @@ def keys(value: float | None) -> str:
     >>> keys(3.14), keys(1234.5)
     ('3.1', '1,234')
     """
-    return said(value, lambda one: f"{one:.1f}" if one < 100.0 else count(one))
+    return in_words(value, lambda one: f"{one:.1f}" if one < 100.0 else count(one))
 
 
 def slope_words(about: Head) -> str:
@@ -372,7 +372,7 @@ def metrics(found: Sequence[Run], task: str) -> list[Metric]:
         metrics.append(Metric(values, f"median measured horizon{which}", detail))
     errors = [run.error(task) for run in found]
     if any(errors):
-        values = _arrow([said(error[1]["entropy"]["median"] if error else None, nats) for error in errors], "nats")
+        values = _arrow([in_words(error[1]["entropy"]["median"] if error else None, nats) for error in errors], "nats")
         tested = {f"at {count(one[0])} {run.unit(task)}" for run, one in zip(found, errors, strict=True) if one}
         metrics.append(Metric(values, f"median error of the forecast{which}", f"of entropy, {joined(sorted(tested))}"))
     return metrics
@@ -484,7 +484,7 @@ def _methods_table(run: Run, task: str) -> Table | None:
     for name, about in table.items():
         tested = ((about["tested"].get(size) or {}).get("entropy") or {}).get("median")
         first = Cell(name, "used" if name == used else "", strong=name == used)
-        rows.append([first, *cells(said(about.get("decided_by"), nats), said(tested, nats))])
+        rows.append([first, *cells(in_words(about.get("decided_by"), nats), in_words(tested, nats))])
     return Table(
         _titled("Forecast methods", run),
         "Median errors of entropy in nats. The method with the smallest error at the largest fitted size, forecast "
@@ -570,11 +570,11 @@ def _map_row(run: Run, task: str, name: str) -> dict[str, Any]:
     # What is known at the largest size.
     known = [size for size in sizes(about["curve"]) if about["curve"][size].get("count") is not None]
     last = about["curve"][known[-1]] if known else {}
-    row["n"] = said(last.get("count"), count)
-    row["entropy"] = said(last.get("entropy"), nats)
+    row["n"] = in_words(last.get("count"), count)
+    row["entropy"] = in_words(last.get("entropy"), nats)
     row["effective"] = keys(last.get("effective"))
     row |= {part: weight(last.get(part)) for part in ("top", "sink", "local")}
-    row["spread"] = said(last.get("spread"), nats)
+    row["spread"] = in_words(last.get("spread"), nats)
     if (error := run.error(task)) is not None:
         forecast, measured = _forecast_and_measured(about, error[0], "entropy")
         row["off"] = signed(None if forecast is None or measured is None else forecast - measured)

@@ -235,7 +235,7 @@ def _merged(
 
 @triton.jit
 def _weighted(
-    acc, mass, spoilt, logits_at, v_ptr, pages_ptr, batch, head, tile, length, peak, beta, in_rows,
+    acc, mass, invalid, logits_at, v_ptr, pages_ptr, batch, head, tile, length, peak, beta, in_rows,
     v_stride_b, v_stride_h, v_stride_l, v_stride_d,
     WIDTH: tl.constexpr, PAGE: tl.constexpr, VISIBILITY: tl.constexpr, WIDEN: tl.constexpr,
     BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
@@ -271,9 +271,9 @@ def _weighted(
         # A value that is not finite spoils the rows that see its key, and no others.
         broken = ~(tl.abs(v.to(tl.float32)) < float("inf"))
         v = tl.where(broken, 0.0, v).to(v.dtype)
-        spoilt = tl.dot(tl.trans(broken.to(v.dtype)), (~hidden).to(v.dtype), acc=spoilt, input_precision="ieee")
+        invalid = tl.dot(tl.trans(broken.to(v.dtype)), (~hidden).to(v.dtype), acc=invalid, input_precision="ieee")
     acc = tl.dot(tl.trans(v), weight.to(v.dtype), acc=acc, input_precision="ieee")
-    return acc, mass + weight, spoilt
+    return acc, mass + weight, invalid
 
 
 @triton.jit
@@ -307,7 +307,7 @@ def _values(
     logits_at = logits_ptr + (pair * ROWS + row.to(tl.int64)) * pitch
 
     acc = tl.zeros([BLOCK_D, BLOCK_R], tl.float32)
-    spoilt = tl.zeros([BLOCK_D, BLOCK_R], tl.float32)
+    invalid = tl.zeros([BLOCK_D, BLOCK_R], tl.float32)
     mass = tl.zeros([BLOCK_K, BLOCK_R], tl.float32)
     tiles = tl.cdiv(length, BLOCK_K)
     start = tiles * split // splits
@@ -317,20 +317,20 @@ def _values(
         # Without a mask only the last keys are seen by some rows and not by others.
         shared = tl.minimum(end, tl.maximum(start, (length - QUERIES + 1) // BLOCK_K))
     for tile in range(start, shared):
-        acc, mass, spoilt = _weighted(
-            acc, mass, spoilt, logits_at, v_ptr, pages_ptr, batch, head, tile, length, peak, beta, in_rows,
+        acc, mass, invalid = _weighted(
+            acc, mass, invalid, logits_at, v_ptr, pages_ptr, batch, head, tile, length, peak, beta, in_rows,
             v_stride_b, v_stride_h, v_stride_l, v_stride_d,
             WIDTH, PAGE, 0 if VISIBILITY == 3 else VISIBILITY, WIDEN, BLOCK_K, BLOCK_D,
         )  # fmt: skip
     if VISIBILITY == 3:
         for tile in range(shared, end):
-            acc, mass, spoilt = _weighted(
-                acc, mass, spoilt, logits_at, v_ptr, pages_ptr, batch, head, tile, length, peak, beta, in_rows,
+            acc, mass, invalid = _weighted(
+                acc, mass, invalid, logits_at, v_ptr, pages_ptr, batch, head, tile, length, peak, beta, in_rows,
                 v_stride_b, v_stride_h, v_stride_l, v_stride_d,
                 WIDTH, PAGE, 2, WIDEN, BLOCK_K, BLOCK_D,
             )  # fmt: skip
     if VISIBILITY >= 2:
-        acc = tl.where(spoilt > 0.0, float("nan"), acc)
+        acc = tl.where(invalid > 0.0, float("nan"), acc)
 
     total = tl.sum(mass, 0)
     dim = tl.arange(0, BLOCK_D)
