@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from sharpmax.arrays import ops_for
+from sharpmax.arrays import check_heads, check_scale, check_width, ops_for
 from sharpmax.errors import reject, reject_type
 from sharpmax.ops.softmax import rows_of, sharpen
 from sharpmax.policies.base import Policy
@@ -45,21 +45,10 @@ def check_arrays(q: jax.Array, k: jax.Array, v: jax.Array, enable_gqa: bool) -> 
             reject(name, f"shape {x.shape}", "two or more dimensions, [..., H, L, D]")
         if x.dtype != q.dtype:
             reject_type(name, f"dtype {x.dtype}", f"the dtype of q, {q.dtype}")
-    if q.shape[-1] != k.shape[-1]:
-        reject("k", f"head size {k.shape[-1]}", f"the head size of q, {q.shape[-1]}")
-    if q.shape[-1] == 0:
-        reject("q", "head size 0", "a head size of 1 or more")
-    if k.ndim != q.ndim:
-        reject("k", f"shape {k.shape}", f"{q.ndim} dimensions, as q has {q.shape}")
+    check_width(q, k)
+    check_heads(q, k, enable_gqa)
     if v.shape[:-1] != k.shape[:-1]:
         reject("v", f"shape {v.shape}", f"the shape of k {k.shape}, but for the last dimension")
-    heads, key_heads = q.shape[-3:-2], k.shape[-3:-2]
-    if heads != key_heads:
-        given = f"{key_heads[0]} heads for {heads[0]} query heads"
-        if not enable_gqa:
-            reject("k", given, f"{heads[0]} heads", "pass enable_gqa=True if heads share keys")
-        if key_heads[0] == 0 or heads[0] % key_heads[0]:
-            reject("k", given, "a number of heads that divides the query's")
     if not _broadcasts(k.shape[:-3], q.shape[:-3]):
         reject("k", f"batch {k.shape[:-3]}", f"a batch that broadcasts to the query's {q.shape[:-3]}")
 
@@ -78,17 +67,6 @@ def as_mask(mask: object, is_causal: bool, logits: tuple[int, ...]) -> jax.Array
     if not _broadcasts(given.shape, logits):
         reject("attn_mask", f"shape {given.shape}", f"a shape that broadcasts to {logits}, [..., H, Lq, Lk]")
     return given
-
-
-def check_scale(scale: Any, width: int) -> float:
-    """The factor of the logits, 1/√head size by default."""
-    if scale is None:
-        return 1.0 / math.sqrt(width)
-    if isinstance(scale, bool) or not isinstance(scale, (int, float)):
-        reject_type("scale", type(scale).__name__, "a number or None (1/√head size)")
-    if not math.isfinite(scale):
-        reject("scale", scale, "a finite number or None (1/√head size)")
-    return float(scale)
 
 
 def rows_per_block(block: int | None, logits: tuple[int, ...]) -> int:

@@ -346,7 +346,7 @@ def packed_spans(
     """
     cu_keys = cu_queries if cu_keys is None else cu_keys
     for name, starts, length in (("cu_seqlens", cu_queries, queries), ("cu_seqlens_k", cu_keys, keys)):
-        _check(name, starts, length, device)
+        _check_starts(name, starts, length, device)
     if cu_keys.shape != cu_queries.shape:
         reject("cu_seqlens_k", f"{len(cu_keys)} starts", f"{len(cu_queries)}, as many as cu_seqlens has")
     row = torch.arange(queries, device=device)
@@ -359,7 +359,7 @@ def packed_spans(
     return torch.stack((low, torch.where(outside, low, torch.maximum(high, low)))).to(torch.int32)[None]
 
 
-def _check(name: str, starts: object, length: int, device: torch.device) -> None:
+def _check_starts(name: str, starts: object, length: int, device: torch.device) -> None:
     if not isinstance(starts, Tensor):
         reject_type(name, type(starts).__name__, "a tensor of integers: where each sequence starts, and the end")
     if starts.dtype not in (torch.int32, torch.int64):
