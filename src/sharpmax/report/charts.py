@@ -76,17 +76,13 @@ def data(rows: Sequence[Mapping[str, Any]]) -> Any:
     """Rows as the inline data of a chart: one CSV text, numbers with five digits, None as an empty cell."""
     alt = altair()
     names = list(dict.fromkeys(name for row in rows for name in row))
-    numbers = {name for name in names if all(_is_number(row.get(name)) for row in rows)}
+    numbers = {name for name in names if all(isinstance(row.get(name), int | float | None) for row in rows)}
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(names)
     writer.writerows([_short(row.get(name)) for name in names] for row in rows)
     parse = {name: "number" if name in numbers else "string" for name in names}
     return alt.InlineData(values=buffer.getvalue(), format=alt.CsvDataFormat(type="csv", parse=parse))
-
-
-def _is_number(value: Any) -> bool:
-    return value is None or isinstance(value, int | float)
 
 
 def _short(value: Any) -> Any:

@@ -18,6 +18,8 @@ from sharpmax.report.tables import (
     Table,
     Tables,
     cell_of,
+    interval,
+    mean_cell,
     present,
     sizes,
 )
@@ -132,7 +134,7 @@ def headline(tables: Tables) -> Iterator[str]:
         plain = tables["means"][base(tables)][group]
         start = f"Accuracy at {names[group]}: {percent(plain['mean'])}"
         if variant is None:
-            yield f"{start} ({share(plain['low'])}–{share(plain['high'])})."
+            yield f"{start} ({interval(plain)})."
         else:
             after, gain = tables["means"][variant][group], tables["gains"][variant][group]
             test = probability(gain["p"]) + ("" if significant(gain) else ", not significant")
@@ -248,7 +250,7 @@ def means_table(tables: Tables) -> Table:
         "what follows the steps, where steps are asked for; the whole text includes them.",
         [Cell("variant"), *(Cell(f"{what}, {names[group]}", counted[group]) for _, what, group in columns)],
         [
-            [Cell(name), *(_mean(tables[table][name][group]) for table, _, group in columns)]
+            [Cell(name), *(mean_cell(tables[table][name][group]) for table, _, group in columns)]
             for name in variants(tables)
         ],
     )
@@ -307,10 +309,6 @@ def algorithms_table(tables: Tables) -> Table:
         ],
         rows,
     )
-
-
-def _mean(cell: Mapping[str, Any]) -> Cell:
-    return Cell(share(cell["mean"]), f"{share(cell['low'])}–{share(cell['high'])}")
 
 
 def _short(cell: Mapping[str, Any] | None) -> Cell:

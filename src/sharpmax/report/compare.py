@@ -22,8 +22,10 @@ from sharpmax.report.tables import (
     Tables,
     cell_of,
     header,
+    interval,
     is_name,
     markdown,
+    mean_cell,
     present,
 )
 from sharpmax.report.words import Pairs, capital, count, joined, nats, percent, plural, points, share, span
@@ -233,7 +235,7 @@ def metrics(tables: Tables) -> list[Metric]:
     level = len(level_with(tables))
     doubt = f"; not significantly ahead of {plural(level, 'other')}" if level else ""
     cell = tables["accuracy"][first][last]
-    reach = "" if cell["low"] is None else f"; {_reach(cell)} (95%)"
+    reach = "" if cell["low"] is None else f"; {interval(cell)} (95%)"
     detail = f"rank {rank_of(tables, first)}{reach}{doubt}"
     found = [Metric(percent(cell["mean"]), f"{first}, best at {_n(tables)}", detail)]
     if SOFTMAX in methods(tables) and first != SOFTMAX:
@@ -286,9 +288,9 @@ def _leaderboard_row(tables: Tables, method: str) -> list[Cell]:
     return [
         Cell(method, f"diverged: {len(gone)} of {plural(len(tables['setting']['seeds']), 'seed')}" if gone else ""),
         Cell(rank, strong=rank.rstrip("=") == "1"),
-        _mean(tables["league"][method]["score"]),
-        *(_mean(tables["accuracy"][method][n], strong=best and n == last) for n in _some_sizes(tables)),
-        *(_mean(tables[table][method][last]) for table in ("hard", "ranking")),
+        mean_cell(tables["league"][method]["score"]),
+        *(mean_cell(tables["accuracy"][method][n], strong=best and n == last) for n in _some_sizes(tables)),
+        *(mean_cell(tables[table][method][last]) for table in ("hard", "ranking")),
         Cell(f"{training['seconds']:,.1f}"),
         cell_of(training["memory"], lambda memory: f"{memory / 1e6:,.0f}"),
     ]
@@ -333,23 +335,13 @@ def near_ties_table(tables: Tables) -> Table | None:
         "The half of the examples whose best two items are closest; sharpening cannot fix a wrong ranking. "
         f"{_intervals(tables)}",
         header("method", *(f"{count(n)}|{tables['setting']['unit']}" for n in _some_sizes(tables))),
-        [[Cell(name), *(_mean(tables["close"][name][n]) for n in _some_sizes(tables))] for name in methods(tables)],
+        [[Cell(name), *(mean_cell(tables["close"][name][n]) for n in _some_sizes(tables))] for name in methods(tables)],
     )
 
 
 def _intervals(tables: Tables) -> str:
     seeds = len(tables["setting"]["seeds"])
     return "One seed: no intervals." if seeds == 1 else f"Student's 95% intervals over {seeds} seeds."
-
-
-def _mean(cell: Mapping[str, Any], *, strong: bool = False) -> Cell:
-    if cell["mean"] is None:
-        return EMPTY
-    return Cell(share(cell["mean"]), "" if cell["low"] is None else _reach(cell), strong=strong)
-
-
-def _reach(cell: Mapping[str, Any]) -> str:
-    return f"{share(max(0.0, cell['low']))}–{share(min(100.0, cell['high']))}"
 
 
 def markdown_lines(tables: Tables) -> list[str]:

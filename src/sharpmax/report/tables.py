@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sharpmax.errors import FileFormatError, SharpmaxError
-from sharpmax.report.words import Pairs
+from sharpmax.report.words import Pairs, share
 
 Tables = Mapping[str, Any]
 """The tables of a results file, by name."""
@@ -118,6 +118,16 @@ def header(*titles: str) -> list[Cell]:
 def cell_of(value: float | None, words: Callable[[float], str], **options: Any) -> Cell:
     """The cell of a number, empty where there is none."""
     return EMPTY if value is None else Cell(words(value), **options)
+
+
+def interval(cell: Mapping[str, Any]) -> str:
+    """The interval of a percentage, within 0 and 100; empty where there is none."""
+    return "" if cell["low"] is None else f"{share(max(0.0, cell['low']))}–{share(min(100.0, cell['high']))}"
+
+
+def mean_cell(cell: Mapping[str, Any], *, strong: bool = False) -> Cell:
+    """A mean percentage with its interval."""
+    return cell_of(cell["mean"], share, small=interval(cell), strong=strong)
 
 
 def cells(*texts: str) -> list[Cell]:

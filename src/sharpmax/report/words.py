@@ -222,8 +222,10 @@ def files_of(command: str, provenance: Mapping[str, Any], tables: Mapping[str, A
     found = {}
     for word in _inputs(command):
         stem = PurePosixPath(word).stem
-        if word in known:
-            found[word] = "in results.json, provenance.files" if "text" in known[word] else _digest(known[word])
+        if "text" in known.get(word, ()):
+            found[word] = "in results.json, provenance.files"
+        elif word in known:
+            found[word] = f"a file of {count(known[word]['bytes'])} bytes, SHA-256 {known[word]['sha256']}"
         elif word.endswith(".json") and isinstance(arms, Mapping) and (arms.get(stem) or {}).get("policy"):
             found[word] = f"in results.json, tables.setting.arms.{stem}.policy"
         elif isinstance(tables.get("training"), Mapping) and "command" in (tables["training"].get(word) or {}):
@@ -243,10 +245,6 @@ def _inputs(command: str) -> list[str]:
         if before != "--out" and not word.startswith("--")
         for part in word.split(",")
     ]
-
-
-def _digest(about: Mapping[str, Any]) -> str:
-    return f"a file of {count(about['bytes'])} bytes, SHA-256 {about['sha256']}"
 
 
 def origin_of_weights(weights: Mapping[str, Any]) -> Pairs:

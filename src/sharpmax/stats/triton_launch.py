@@ -103,7 +103,7 @@ def triton_parts(call: AttentionCall, fields: frozenset[str] = frozenset(FIELDS)
     def blocks(tile: Tile) -> int:
         return batch * heads * group * -(-queries // tile.rows)
 
-    quick = q.dtype in _HALF
+    quick, every_key = q.dtype in _HALF, call.mask is None and spans is None and call.offset is None
     with on_device(q):
         if quick:
             tile = _quick_tile(call)
@@ -111,7 +111,7 @@ def triton_parts(call: AttentionCall, fields: frozenset[str] = frozenset(FIELDS)
             # One axis of programs: the other axes of a CUDA grid end at 65,535.
             kernels.quick_parts[(blocks(tile),)](
                 q, k, box, *inputs, *geometry, **options, TMA=box is not None,
-                EVEN=_unlimited(call) and call.keys % tile.keys == 0, MAX="max" in fields, VAR="var" in fields,
+                EVEN=every_key and call.keys % tile.keys == 0, MAX="max" in fields, VAR="var" in fields,
                 BLOCK_Q=tile.rows, BLOCK_K=tile.keys, STAGES=tile.stages, num_warps=tile.warps,
             )  # fmt: skip
         tile = _careful_tile(call)
@@ -187,11 +187,6 @@ def _box(k: Tensor, keys: int, width: int) -> object | None:
 @functools.cache
 def _has_copy_engine(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
-
-
-def _unlimited(call: AttentionCall) -> bool:
-    """Whether every row sees every key."""
-    return call.mask is None and call.spans is None and call.offset is None
 
 
 def _quick_tile(call: AttentionCall) -> Tile:
@@ -283,7 +278,7 @@ def triton_backward(call: AttentionCall, parts: Parts, grads: Incoming) -> Gradi
     with on_device(q):
         # One axis of programs: the other axes of a CUDA grid end at 65,535.
         kernels.into_queries[(batch * heads * group * -(-queries // row_tile.rows),)](
-            q, k, mask, gain, dq, *(x.contiguous() for x in parts), *(_contiguous(g) for g in grads),
+            q, k, mask, gain, dq, *(x if x is None else x.contiguous() for x in (*parts, *grads)),
             top, mean, c0, c1, c2, *strides, *dq.stride(), *sizes, **options, **_launch(row_tile),
         )  # fmt: skip
         kernels.into_keys[(batch * heads * -(-call.keys // key_tile.keys),)](
@@ -291,10 +286,6 @@ def triton_backward(call: AttentionCall, parts: Parts, grads: Incoming) -> Gradi
             EVEN=queries % key_tile.rows == 0, ONCE=True, **_launch(key_tile),
         )  # fmt: skip
     return Gradients(dq, dk, None)
-
-
-def _contiguous(x: Tensor | None) -> Tensor | None:
-    return None if x is None else x.contiguous()
 
 
 def _launch(tile: Tile) -> dict[str, int]:

@@ -106,12 +106,8 @@ def spread_over_inputs(queries: Number, keys: Number, scale: Number = 1.0, *, pa
     still = [inputs[:, 2 * pairs :] for inputs in (queries, keys)]
     # What all keys share moves a row as a whole.
     still[1] = still[1] - still[1].mean(0)
-    turned = [_lengths(inputs, pairs) for inputs in (queries, keys)]
+    turned = [(side[:, :pairs] ** 2 + side[:, pairs : 2 * pairs] ** 2) ** 0.5 for side in (queries, keys)]
     return float(scale) * _widest(xp, still, turned)
-
-
-def _lengths(inputs: Any, pairs: int) -> Any:
-    return (inputs[:, :pairs] ** 2 + inputs[:, pairs : 2 * pairs] ** 2) ** 0.5
 
 
 def _widest(xp: Any, still: list[Any], turned: list[Any]) -> float:
