@@ -343,14 +343,10 @@ def metrics(found: Sequence[Run], task: str) -> list[Metric]:
     """Heads that lose focus, the first layer, the median horizon, and the error of the forecast."""
     pair = len(found) > 1
     which = " (A → B)" if pair else ""
-    if pair:
-        of, detail = "", f"of {joined([count(run.known(task)) for run in found])}"
-    else:
-        kinds = found[0].kinds(task)
-        of, detail = (
-            f" of {count(found[0].known(task))}",
-            joined([f"{kinds[kind]:,} {kind}" for kind in in_order(kinds)]),
-        )
+    of, detail = "", f"of {joined([count(run.known(task)) for run in found])}"
+    if not pair:
+        kinds, of = found[0].kinds(task), f" {detail}"
+        detail = joined([f"{kinds[kind]:,} {kind}" for kind in in_order(kinds)])
     metrics = [Metric(_arrow([count(run.losing(task)) for run in found]) + of, f"heads lose focus{which}", detail)]
     firsts = [next(iter(run.first(task)), None) for run in found]
     if any(firsts):
@@ -412,15 +408,12 @@ def _heads_table(run: Run, task: str) -> Table | None:
     shown = sorted(known, key=lambda name: -known[name]["slope"])[:_SHOWN_HEADS]
     if not shown:
         return None
-
     rows = []
     for name in shown:
         about = known[name]
         ends = [about["curve"][size] for size in (*sizes(about["curve"])[:1], *sizes(about["curve"])[-1:])]
-        effective, top = (
-            _arrow([keys(one.get("effective")) for one in ends]),
-            _arrow([weight(one.get("top")) for one in ends]),
-        )
+        effective = _arrow([keys(one.get("effective")) for one in ends])
+        top = _arrow([weight(one.get("top")) for one in ends])
         rows.append(cells(name, str(about["kind"]), slope_words(about), effective, top, horizon_words(about)))
     some = "All, the largest slopes first"
     if len(known) > _SHOWN_HEADS:
@@ -443,9 +436,8 @@ def _layers_table(run: Run, task: str) -> Table | None:
     for layer in [*order, *(layer for layer in table if layer not in order)]:
         row, rank = table[layer], count(table[layer]["rank"]) if layer in order else NOTHING
         heads = [Cell(count(row["kinds"].get(kind, 0)), faint=not row["kinds"].get(kind)) for kind in kinds]
-        rows.append(
-            [*cells(layer, rank, signed(row["slope"])), *heads, *cells(weight(row["top"]), weight(row["sink"]))]
-        )
+        weights = cells(weight(row["top"]), weight(row["sink"]))
+        rows.append([*cells(layer, rank, signed(row["slope"])), *heads, *weights])
     return Table(
         _titled("Layers, the first to disperse on top", run),
         "Ranked by the mean slope of their heads; layers count from 0. Weights: means over heads at the largest size.",
