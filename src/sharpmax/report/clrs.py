@@ -377,8 +377,8 @@ def _accuracy_chart(tables: Tables) -> Any:
         rows += [{"variant": _MAJORITY, "x": int(n), "y": cell["mean"]} for n, cell in cells.items()]
         trained = max(tables["setting"]["sizes"][name]["trained"], default=0)
         marks = charts.rule("x", trained) if known[0] <= trained < known[-1] else []
-        room = 0.06 * max(1, known[-1] - known[0])
-        x = charts.axis("x", "n", (known[0] - room, known[-1] + room), values=known, format=",d", grid=False)
+        margin = 0.06 * max(1, known[-1] - known[0])
+        x = charts.axis("x", "n", (known[0] - margin, known[-1] + margin), values=known, format=",d", grid=False)
         plot = charts.Plot(x, charts.percent_axis(""), styles, tips)
         panels.append(charts.panel(name.replace("_", " "), *marks, *plot.all(rows, size=18.0), height=120))
     return charts.figure(*panels, columns=5, minimum=165, around=46, names=list(styles))

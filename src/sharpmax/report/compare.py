@@ -771,8 +771,8 @@ def _layers_chart(deep: Mapping[str, Mapping[str, Any]]) -> Any:
     }
     tips = charts.tooltip(variant="growth", x="layer", y="per nat|.2f")
     slopes = [0.0, *(value for one in deep.values() for kind in ("measured", "forecast") for value in one[kind])]
-    room = 0.08 * max(0.1, max(slopes) - min(slopes))
-    y = charts.axis("y", "", (min(slopes) - room, max(slopes) + room))
+    margin = 0.08 * max(0.1, max(slopes) - min(slopes))
+    y = charts.axis("y", "", (min(slopes) - margin, max(slopes) + margin))
     panels = []
     for label, one in deep.items():
         rows = [
