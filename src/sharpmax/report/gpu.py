@@ -71,7 +71,7 @@ _WORDS = {
 
 
 @dataclass(frozen=True)
-class Verdict:
+class TargetVerdict:
     """A number, the limit it is held to, and whether it keeps it; None where this run cannot tell."""
 
     kind: str
@@ -86,7 +86,7 @@ class Verdict:
         return {True: "reached", False: "missed", None: "not judged"}[self.reached]
 
 
-def verdicts(entries: Sequence[Entry]) -> list[Verdict]:
+def verdicts(entries: Sequence[Entry]) -> list[TargetVerdict]:
     """The verdicts of every kind that was measured; a case that is wrong makes its kind miss."""
     found = []
     for kind in KINDS:
@@ -96,7 +96,7 @@ def verdicts(entries: Sequence[Entry]) -> list[Verdict]:
     return found
 
 
-def _verdict(kind: str, quantity: str, limit: float, counted: Sequence[Entry]) -> Verdict:
+def _verdict(kind: str, quantity: str, limit: float, counted: Sequence[Entry]) -> TargetVerdict:
     values = [one.get(quantity.removeprefix(_MEAN)) for one in counted]
     known = [value for value in values if value is not None]
     value = None
@@ -108,7 +108,7 @@ def _verdict(kind: str, quantity: str, limit: float, counted: Sequence[Entry]) -
             reached = False
         elif value is not None:
             reached = value <= limit
-    return Verdict(kind, _WORDS[quantity].format(n=len(counted)), value, limit, reached)
+    return TargetVerdict(kind, _WORDS[quantity].format(n=len(counted)), value, limit, reached)
 
 
 def against_us(value: float | None, places: int) -> str:

@@ -83,7 +83,7 @@ def report(tables: Tables) -> Report:
 
 
 @dataclass(frozen=True)
-class Run:
+class ProbeRun:
     """One probed model; of two runs each has a letter."""
 
     letter: str
@@ -158,17 +158,17 @@ class Run:
         return (known[-1], tested[known[-1]]) if known else None
 
 
-def runs(tables: Tables) -> list[Run]:
+def runs(tables: Tables) -> list[ProbeRun]:
     """The run of these tables, or both."""
     if RUNS not in tables:
-        return [Run("", _name(tables["setting"]), tables)]
+        return [ProbeRun("", _name(tables["setting"]), tables)]
     settings = [run["tables"]["setting"] for run in tables[RUNS]]
     names = [_name(setting) for setting in settings]
     if len(set(names)) < len(names):  # the models do not tell them apart, their folders do
         names = [f"{name} ({run['name']})" for name, run in zip(names, tables[RUNS], strict=True)]
     elif len({setting["model"] for setting in settings}) == 1:
         names = [name + ("" if one.get("policy") else " baseline") for name, one in zip(names, settings, strict=True)]
-    return [Run(letter, name, run["tables"]) for letter, name, run in zip("AB", names, tables[RUNS], strict=True)]
+    return [ProbeRun(letter, name, run["tables"]) for letter, name, run in zip("AB", names, tables[RUNS], strict=True)]
 
 
 def _name(setting: Mapping[str, Any]) -> str:
@@ -176,7 +176,7 @@ def _name(setting: Mapping[str, Any]) -> str:
     return f"{setting['model']} with {policy}" if policy else str(setting["model"])
 
 
-def tasks(found: Sequence[Run]) -> list[str]:
+def tasks(found: Sequence[ProbeRun]) -> list[str]:
     """The tasks of a run; of two runs those that both have."""
     first, *rest = (named(run.tables, "heads") for run in found)
     shared = [task for task in first if all(task in other for other in rest)]
@@ -214,11 +214,11 @@ def in_order(kinds: Iterable[str]) -> list[str]:
     return [kind for kind in _LETTERS if kind in known] + sorted(known - _LETTERS.keys())
 
 
-def _same_heads(found: Sequence[Run], task: str) -> bool:
+def _same_heads(found: Sequence[ProbeRun], task: str) -> bool:
     return len({tuple(sorted(run.heads(task))) for run in found}) == 1
 
 
-def chosen(found: Sequence[Run], task: str) -> str:
+def chosen(found: Sequence[ProbeRun], task: str) -> str:
     """The head shown first: the dispersing head with the largest slope, if possible one that all runs have."""
     heads = found[0].heads(task)
 
@@ -283,7 +283,7 @@ def horizon_words(about: Head) -> str:
     return "unknown" if not known else "beyond the largest size" if known[-1] >= 0.5 else "before the smallest size"
 
 
-def measured_on(run: Run, task: str) -> str:
+def measured_on(run: ProbeRun, task: str) -> str:
     """How many prompts of which sizes were measured."""
     prompts = sorted(run.setting["prompts_of_size"][task].values())
     return f"{span(prompts)} prompts per size, {span(run.setting['sizes'][task])} {run.unit(task)}"
@@ -310,7 +310,7 @@ def headline(tables: Tables) -> list[str]:
     return sentences
 
 
-def _difference(before: Run, after: Run, task: str) -> Iterator[str]:
+def _difference(before: ProbeRun, after: ProbeRun, task: str) -> Iterator[str]:
     many = [
         f"{count(run.losing(task))} of {count(run.known(task))} ({run.share(task)}) in {run.letter} ({run.name})"
         for run in (before, after)
@@ -330,7 +330,7 @@ def _difference(before: Run, after: Run, task: str) -> Iterator[str]:
         yield f"Measured differently: A on {ways[0]}, B on {ways[1]}."
 
 
-def notes(found: Sequence[Run]) -> list[str]:
+def notes(found: Sequence[ProbeRun]) -> list[str]:
     """The verdict that the run itself printed, with numbers that tables do not have."""
     return [(f"{run.letter}: " if run.letter else "") + str(one) for run in found for one in run.tables["verdict"]]
 
@@ -339,7 +339,7 @@ def _arrow(values: Sequence[str], unit: str = "") -> str:
     return " → ".join(values) + (f" {unit}" if unit else "")
 
 
-def metrics(found: Sequence[Run], task: str) -> list[Metric]:
+def metrics(found: Sequence[ProbeRun], task: str) -> list[Metric]:
     """Heads that lose focus, the first layer, the median horizon, and the error of the forecast."""
     pair = len(found) > 1
     which = " (A → B)" if pair else ""
@@ -374,11 +374,11 @@ def metrics(found: Sequence[Run], task: str) -> list[Metric]:
     return metrics
 
 
-def _titled(title: str, run: Run) -> str:
+def _titled(title: str, run: ProbeRun) -> str:
     return f"{title}: {run.label}" if run.letter else title
 
 
-def _kinds_table(found: Sequence[Run], task: str) -> Table:
+def _kinds_table(found: Sequence[ProbeRun], task: str) -> Table:
     counts = [run.kinds(task) for run in found]
     medians = []
     for run in found:
@@ -399,7 +399,7 @@ def _kinds_table(found: Sequence[Run], task: str) -> Table:
     )
 
 
-def _heads_table(run: Run, task: str) -> Table | None:
+def _heads_table(run: ProbeRun, task: str) -> Table | None:
     known = {
         name: about
         for name, about in run.heads(task).items()
@@ -427,7 +427,7 @@ def _heads_table(run: Run, task: str) -> Table | None:
     )
 
 
-def _layers_table(run: Run, task: str) -> Table | None:
+def _layers_table(run: ProbeRun, task: str) -> Table | None:
     table = run.table("layers", task)
     if not table:
         return None
@@ -446,7 +446,7 @@ def _layers_table(run: Run, task: str) -> Table | None:
     )
 
 
-def _errors_table(run: Run, task: str) -> Table | None:
+def _errors_table(run: ProbeRun, task: str) -> Table | None:
     table = run.table("forecast", task)
     if not table.get("tested"):
         return None
@@ -467,7 +467,7 @@ def _errors_table(run: Run, task: str) -> Table | None:
     )
 
 
-def _methods_table(run: Run, task: str) -> Table | None:
+def _methods_table(run: ProbeRun, task: str) -> Table | None:
     table, error = run.table("forecast", task).get("methods") or {}, run.error(task)
     if not table or error is None:
         return None
@@ -486,7 +486,7 @@ def _methods_table(run: Run, task: str) -> Table | None:
     )
 
 
-def _chain_table(found: Sequence[Run], task: str) -> Table | None:
+def _chain_table(found: Sequence[ProbeRun], task: str) -> Table | None:
     known = [(run, chain) for run in found if (chain := run.table("chain", task))]
     if not known:
         return None
@@ -501,7 +501,7 @@ def _chain_table(found: Sequence[Run], task: str) -> Table | None:
     )
 
 
-def _figures(found: Sequence[Run], task: str) -> Iterator[Figure]:
+def _figures(found: Sequence[ProbeRun], task: str) -> Iterator[Figure]:
     who = "; ".join(run.label for run in found)
     losing = joined([f"{count(run.losing(task))} of {count(run.known(task))}{run.which}" for run in found])
     letters = ", ".join(map(_kind_name, in_order(kind for run in found for kind in run.kinds(task))))
@@ -555,7 +555,7 @@ def _forecast_and_measured(about: Head, size: str, field: str) -> list[float | N
     return [((about.get(kind) or {}).get(size) or {}).get(field) for kind in ("forecast", "curve")]
 
 
-def _map_row(run: Run, task: str, name: str) -> dict[str, Any]:
+def _map_row(run: ProbeRun, task: str, name: str) -> dict[str, Any]:
     about, (layer, head) = run.heads(task)[name], _place(name)
     row = {"head": name, "x": head, "y": layer, "value": about["slope"], "letter": letter_of(str(about["kind"]))}
     row |= {"kind": str(about["kind"]), "slope": slope_words(about), "horizon": horizon_words(about)}
@@ -573,7 +573,7 @@ def _map_row(run: Run, task: str, name: str) -> dict[str, Any]:
     return row
 
 
-def _map_chart(found: Sequence[Run], task: str) -> Any:
+def _map_chart(found: Sequence[ProbeRun], task: str) -> Any:
     maps = [(_variant(run, ""), [_map_row(run, task, name) for name in run.heads(task)]) for run in found]
     tips = charts.tooltip(
         head="layer.head", kind="kind", slope="slope of entropy against ln n", horizon="horizon",
@@ -594,7 +594,7 @@ def _map_chart(found: Sequence[Run], task: str) -> Any:
     return charts.figure(*panels, columns=len(panels), minimum=minimum, around=54, head=chosen(found, task))
 
 
-def _difference_row(found: Sequence[Run], task: str, name: str) -> dict[str, Any]:
+def _difference_row(found: Sequence[ProbeRun], task: str, name: str) -> dict[str, Any]:
     one, other = (run.heads(task)[name] for run in found)
     apart = None if None in (one["slope"], other["slope"]) else other["slope"] - one["slope"]
     changed = one["kind"] != other["kind"]
@@ -604,7 +604,7 @@ def _difference_row(found: Sequence[Run], task: str, name: str) -> dict[str, Any
     return row | {"kind": kind, "change": signed(apart)}
 
 
-def _curve_heads(found: Sequence[Run], task: str) -> list[str]:
+def _curve_heads(found: Sequence[ProbeRun], task: str) -> list[str]:
     """The heads whose curves are on the page: all, or of a large model those that change most."""
     names = list(dict.fromkeys(name for run in found for name in run.heads(task)))
     most = max(1, _MAX_POINTS // max(1, sum(len(run.setting["sizes"][task]) for run in found)))
@@ -615,7 +615,7 @@ def _curve_heads(found: Sequence[Run], task: str) -> list[str]:
     return sorted(ranked[:most], key=_place)
 
 
-def _curve_rows(run: Run, task: str, name: str) -> list[dict[str, Any]]:
+def _curve_rows(run: ProbeRun, task: str, name: str) -> list[dict[str, Any]]:
     about = run.heads(task).get(name)
     if about is None:
         return []
@@ -632,12 +632,12 @@ def _curve_rows(run: Run, task: str, name: str) -> list[dict[str, Any]]:
     return rows
 
 
-def _variant(run: Run, alone: str) -> str:
+def _variant(run: ProbeRun, alone: str) -> str:
     """The name of a run in a legend, which is `alone` without another run."""
     return run.label if run.letter else alone
 
 
-def _curves_chart(found: Sequence[Run], task: str) -> Any:
+def _curves_chart(found: Sequence[ProbeRun], task: str) -> Any:
     alt = charts.altair()
     names = _curve_heads(found, task)
     rows = [row for run in found for name in names for row in _curve_rows(run, task, name)]
@@ -687,7 +687,7 @@ def _curves_chart(found: Sequence[Run], task: str) -> Any:
     return charts.figure(*panels, names=list(styles), head=head if head in names else names[0], heads=names)
 
 
-def _layers_chart(found: Sequence[Run], task: str) -> Any:
+def _layers_chart(found: Sequence[ProbeRun], task: str) -> Any:
     heads, means = [], []
     for run in found:
         name = _variant(run, "mean of the layer")
@@ -715,7 +715,7 @@ def _layers_chart(found: Sequence[Run], task: str) -> Any:
     return charts.figure(charts.panel("", *layers, height=300), columns=1, names=list(styles))
 
 
-def _forecast_chart(tested: Sequence[tuple[Run, Any]], task: str) -> Any:
+def _forecast_chart(tested: Sequence[tuple[ProbeRun, Any]], task: str) -> Any:
     alt = charts.altair()
     styles = {_variant(run, "head"): _COLOURS[run.letter] for run, _ in tested}
     panels = []
@@ -737,7 +737,7 @@ def _forecast_chart(tested: Sequence[tuple[Run, Any]], task: str) -> Any:
     return charts.figure(*panels, names=list(styles))
 
 
-def _method(found: Sequence[Run]) -> list[str]:
+def _method(found: Sequence[ProbeRun]) -> list[str]:
     tables = [run.table("forecast", task) for run in found for task in tasks(found)]
     methods = sorted({str(table["method"]) for table in tables if table})
     forecast = ""
@@ -755,7 +755,7 @@ def _method(found: Sequence[Run]) -> list[str]:
     ]
 
 
-def _definitions(found: Sequence[Run]) -> list[tuple[str, Pairs]]:
+def _definitions(found: Sequence[ProbeRun]) -> list[tuple[str, Pairs]]:
     rules = {kind: rule for run in found for kind, rule in (run.setting.get("kind_rule") or {}).items()}
     models = []
     for run in found:

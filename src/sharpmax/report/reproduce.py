@@ -197,7 +197,7 @@ def _ends(row: Mapping[str, Any] | None) -> tuple[str, str] | None:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class VariantComparison:
     """How a variant compares with softmax: gains in points and p values by size."""
 
     variant: str
@@ -231,17 +231,17 @@ class Comparison:
         return probability(p) if p < LEVEL else f"{probability(p)}, not significant"
 
 
-def comparison(tables: Tables, recipe: str, variant: str) -> Comparison | None:
+def comparison(tables: Tables, recipe: str, variant: str) -> VariantComparison | None:
     """The comparison of a variant with softmax, or None if the run did not make it."""
     row = _row(tables, "comparison", recipe, variant)
     if not row:
         return None
     gains, p = ({n: row[n][key] for n in sizes(row)} for key in ("gain", "p"))
     of_argmax = {n: row[n]["of_ceiling"] for n in gains if row[n].get("of_ceiling") is not None}
-    return Comparison(variant, gains, p, of_argmax)
+    return VariantComparison(variant, gains, p, of_argmax)
 
 
-def best(tables: Tables, recipe: str) -> Comparison | None:
+def best(tables: Tables, recipe: str) -> VariantComparison | None:
     """The variant to report: the entropy target, else the one with the largest gain; never argmax."""
     known = [name for name in in_order(part(tables, "comparison", recipe) or {}) if name != "hard"]
     found = [one for name in known if (one := comparison(tables, recipe, name))]
