@@ -23,10 +23,8 @@ from sharpmax.errors import (
     reject_type,
 )
 from sharpmax.lazy import require
-from sharpmax.policies.constant import Constant
-from sharpmax.policies.curve import Curve
+from sharpmax.policies.basic import Constant, Curve, LogLength
 from sharpmax.policies.entropy_target import EntropyTarget
-from sharpmax.policies.log_length import LogLength
 from sharpmax.policies.per_head import PerHead
 from sharpmax.policies.polynomial import Polynomial
 

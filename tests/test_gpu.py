@@ -8,9 +8,8 @@ import pytest
 import torch
 
 import sharpmax as sm
-from sharpmax.policies.constant import Constant
+from sharpmax.policies.basic import Constant, LogLength
 from sharpmax.policies.entropy_target import EntropyTarget
-from sharpmax.policies.log_length import LogLength
 from tests.numerics import exact, heads, tables, worst
 
 pytestmark = [

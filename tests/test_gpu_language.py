@@ -11,8 +11,7 @@ import sharpmax.integrations.transformers as hf
 from sharpmax.calibration.calibrate import calibrate
 from sharpmax.integrations.transformers.interface import observe
 from sharpmax.policies.base import Policy
-from sharpmax.policies.constant import Constant
-from sharpmax.policies.log_length import LogLength
+from sharpmax.policies.basic import Constant, LogLength
 from sharpmax.policies.log_linear import LogLinear
 from sharpmax.policies.polynomial import PAPER
 from sharpmax.stats.call import AttentionCall

@@ -10,7 +10,7 @@ import pytest
 from sharpmax.experiments import plugins
 from sharpmax.normalisers.base import Normaliser, normalisers
 from sharpmax.policies.base import policy_from_dict
-from sharpmax.policies.constant import Constant
+from sharpmax.policies.basic import Constant
 
 NORMALISER = """
 from sharpmax.normalisers import Normaliser

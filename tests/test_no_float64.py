@@ -19,10 +19,8 @@ from sharpmax.integrations.transformers.projections import scale_queries
 from sharpmax.models.language import weights_fingerprint
 from sharpmax.monitoring.monitor import Monitor
 from sharpmax.policies.base import Policy  # fmt: skip
-from sharpmax.policies.constant import Constant
-from sharpmax.policies.curve import Curve
+from sharpmax.policies.basic import Constant, Curve, LogLength
 from sharpmax.policies.entropy_target import EntropyTarget
-from sharpmax.policies.log_length import LogLength
 from sharpmax.policies.log_linear import LogLinear
 from sharpmax.policies.per_head import PerHead
 from sharpmax.policies.polynomial import PAPER, Polynomial

@@ -11,9 +11,8 @@ from torch import Tensor
 
 import sharpmax as sm
 from sharpmax.errors import SharpmaxError
-from sharpmax.policies.constant import Constant
+from sharpmax.policies.basic import Constant, LogLength
 from sharpmax.policies.entropy_target import EntropyTarget
-from sharpmax.policies.log_length import LogLength
 from sharpmax.stats import dispatch as api
 from tests.numerics import DTYPES, FULL, IMPLS, exact, heads, tables, worst
 

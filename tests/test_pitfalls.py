@@ -14,7 +14,7 @@ import sharpmax as sm
 from sharpmax.experiments.reproduce.evaluation import measure
 from sharpmax.models.weights import Trained, shipped_path
 from sharpmax.policies.base import Policy
-from sharpmax.policies.constant import Constant
+from sharpmax.policies.basic import Constant
 from sharpmax.policies.polynomial import PAPER
 from tests.numerics import heads, worst
 

@@ -54,27 +54,9 @@ _homes = {
 }
 
 __all__ = [
-    "RowStats",
-    "applied",
-    "apply",
-    "attention",
-    "calibrate",
-    "capture",
-    "decode",
-    "entropy",
-    "fold",
-    "horizon",
-    "load_policy",
-    "monitor",
-    "normalisers",
-    "policies",
-    "policy_of",
-    "probe",
-    "restore",
-    "row_stats",
-    "softmax",
-    "tasks",
-    "theory",
-]
+    "RowStats", "applied", "apply", "attention", "calibrate", "capture", "decode", "entropy", "fold", "horizon",
+    "load_policy", "monitor", "normalisers", "policies", "policy_of", "probe", "restore", "row_stats", "softmax",
+    "tasks", "theory",
+]  # fmt: skip
 
 __getattr__, __dir__ = lazy_exports(__name__, _homes)

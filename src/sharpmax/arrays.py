@@ -50,6 +50,18 @@ class Ops:
         """min(x, ceiling) elementwise; NaN stays NaN and the gradient of a cut entry is 0."""
         return self.where(x > ceiling, ceiling, x)
 
+    def sum(self, x: Array) -> Array:
+        """Sum over the last axis."""
+        return x.sum(-1)
+
+    def max(self, x: Array) -> Array:
+        """Maximum over the last axis."""
+        return self.library.amax(x, -1)
+
+    def argmax(self, x: Array) -> Array:
+        """Position of a maximum on the last axis."""
+        return x.argmax(-1)
+
     def lowest(self, dtype: Any) -> float:
         """The most negative finite number of a dtype."""
         return float(self.library.finfo(dtype).min)
@@ -87,18 +99,6 @@ class TorchOps(Ops):
     def at_most(self, x: Array, ceiling: Array) -> Array:
         """min(x, ceiling) elementwise; NaN stays NaN and the gradient of a cut entry is 0."""
         return self.library.clamp(x, max=ceiling)
-
-    def sum(self, x: Array) -> Array:
-        """Sum over the last axis."""
-        return x.sum(-1)
-
-    def max(self, x: Array) -> Array:
-        """Maximum over the last axis."""
-        return x.amax(-1)
-
-    def argmax(self, x: Array) -> Array:
-        """Position of a maximum on the last axis."""
-        return x.argmax(-1)
 
     def positions(self, count: int, like: Array) -> Array:
         """0 … count − 1, where `like` lives."""
@@ -155,18 +155,6 @@ class JaxOps(Ops):
         """float32 unless x64 is switched on, which can happen at any time and for a while only."""
         return self._canonical(self.float64)
 
-    def sum(self, x: Array) -> Array:
-        """Sum over the last axis."""
-        return x.sum(axis=-1)
-
-    def max(self, x: Array) -> Array:
-        """Maximum over the last axis."""
-        return x.max(axis=-1)
-
-    def argmax(self, x: Array) -> Array:
-        """Position of a maximum on the last axis."""
-        return x.argmax(axis=-1)
-
     def positions(self, count: int, like: Array) -> Array:
         """0 … count − 1."""
         return self.library.arange(count)
@@ -220,3 +208,36 @@ def ops_for(x: Array) -> Any:
     if name not in _ops:
         _ops[name] = kind()
     return _ops[name]
+
+
+def check_width(q: Array, k: Array) -> None:
+    """Refuse queries and keys of different head sizes, or of none."""
+    if q.shape[-1] != k.shape[-1]:
+        reject("k", f"head size {k.shape[-1]}", f"the head size of q, {q.shape[-1]}")
+    if q.shape[-1] == 0:
+        reject("q", "head size 0", "a head size of 1 or more")
+
+
+def check_heads(q: Array, k: Array, enable_gqa: bool) -> tuple[int, int]:
+    """The number of key heads, and the query heads per key head; an error where they do not go together."""
+    if k.ndim != q.ndim:
+        reject("k", f"shape {tuple(k.shape)}", f"{q.ndim} dimensions, as q has {tuple(q.shape)}")
+    heads, key_heads = (x.shape[-3] if x.ndim > 2 else 1 for x in (q, k))
+    if heads != key_heads:
+        given = f"{key_heads} heads for {heads} query heads"
+        if not enable_gqa:
+            reject("k", given, f"{heads} heads", "pass enable_gqa=True if heads share keys")
+        if key_heads == 0 or heads % key_heads:
+            reject("k", given, "a number of heads that divides the query's")
+    return key_heads, heads // key_heads if key_heads else 1
+
+
+def check_scale(scale: float | None, width: int) -> float:
+    """The factor of the logits, 1/√head size unless given."""
+    if scale is None:
+        return 1.0 / math.sqrt(width)
+    if isinstance(scale, bool) or not isinstance(scale, (int, float)):
+        reject_type("scale", type(scale).__name__, "a number or None (1/√head size)")
+    if not math.isfinite(scale):
+        reject("scale", scale, "a finite number or None (1/√head size)")
+    return float(scale)

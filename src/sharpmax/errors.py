@@ -5,18 +5,9 @@ from __future__ import annotations
 from typing import NoReturn
 
 __all__ = [
-    "ArgumentError",
-    "ArgumentTypeError",
-    "FileFormatError",
-    "MissingExtraError",
-    "NotMeasuredError",
-    "OutOfRangeWarning",
-    "SharpmaxError",
-    "UnsupportedError",
-    "install_command",
-    "reject",
-    "reject_type",
-]
+    "ArgumentError", "ArgumentTypeError", "FileFormatError", "MissingExtraError", "NotMeasuredError",
+    "OutOfRangeWarning", "SharpmaxError", "UnsupportedError", "install_command", "reject", "reject_type",
+]  # fmt: skip
 
 
 class SharpmaxError(Exception):

@@ -18,7 +18,7 @@ from sharpmax.errors import ArgumentError, FileFormatError
 from sharpmax.integrations import transformers as hf
 from sharpmax.models.scoring import judge
 from sharpmax.models.weights import load_tensors
-from sharpmax.policies.constant import Constant
+from sharpmax.policies.basic import Constant
 from tests.calibration.small import TEXT, calibrated, domains, profile, same, snapshot
 from tests.experiments.evaluate import tiny
 

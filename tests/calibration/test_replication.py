@@ -14,7 +14,7 @@ from sharpmax.calibration.replication import ReplicatedReply, judge_replicated, 
 from sharpmax.errors import UnsupportedError
 from sharpmax.integrations.transformers.interface import installed, repeated
 from sharpmax.models.scoring import Reply, encode, judge, reply_losses
-from sharpmax.policies.constant import Constant
+from sharpmax.policies.basic import Constant
 from sharpmax.policies.log_linear import LogLinear
 from sharpmax.tasks.prompt import Prompt
 from tests.experiments.evaluate import tiny

@@ -10,7 +10,7 @@ import pytest
 from sharpmax.calibration.budget import percent
 from sharpmax.calibration.calibrate import CalibrationResult
 from sharpmax.experiments.tables import calibrated_tables
-from sharpmax.policies.constant import Constant
+from sharpmax.policies.basic import Constant
 from sharpmax.policies.log_linear import LogLinear
 from tests.calibration.small import calibrated
 from tests.experiments.evaluate import tiny

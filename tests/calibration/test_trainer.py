@@ -22,7 +22,7 @@ from sharpmax.errors import ArgumentError, FileFormatError
 from sharpmax.integrations import transformers as hf
 from sharpmax.integrations.transformers import interface
 from sharpmax.models.weights import load_tensors, save_tensors
-from sharpmax.policies.constant import Constant
+from sharpmax.policies.basic import Constant
 from sharpmax.policies.log_linear import LogLinear
 from tests.calibration.small import same, snapshot, training_setup
 from tests.experiments.evaluate import tiny

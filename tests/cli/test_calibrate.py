@@ -16,7 +16,7 @@ from sharpmax.calibration.trainer import Trainer, TrainingSetup
 from sharpmax.cli.options import share_from
 from sharpmax.errors import ArgumentError
 from sharpmax.integrations import transformers as hf
-from sharpmax.policies.constant import Constant
+from sharpmax.policies.basic import Constant
 from sharpmax.policies.per_head import PerHead
 from tests.calibration.small import profile
 from tests.experiments.evaluate import tiny

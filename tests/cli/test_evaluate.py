@@ -12,7 +12,7 @@ import pytest
 from sharpmax.cli.options import policies_named, policy_named, sizes_from
 from sharpmax.errors import ArgumentError
 from sharpmax.experiments.evaluate import run as pieces
-from sharpmax.policies.constant import Constant
+from sharpmax.policies.basic import Constant
 from sharpmax.policies.per_head import PerHead
 from tests.experiments.evaluate import coins
 

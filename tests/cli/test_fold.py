@@ -11,8 +11,7 @@ from torch import Tensor
 
 from sharpmax.integrations import transformers as hf
 from sharpmax.policies.base import Policy
-from sharpmax.policies.constant import Constant
-from sharpmax.policies.log_length import LogLength
+from sharpmax.policies.basic import Constant, LogLength
 from sharpmax.policies.log_linear import LogLinear
 from sharpmax.policies.per_head import PerHead
 from tests.experiments.evaluate import tiny

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from sharpmax.cli import horizon
-from sharpmax.policies.constant import Constant
+from sharpmax.policies.basic import Constant
 from sharpmax.policies.per_head import PerHead
 from sharpmax.probing import certified
-from sharpmax.probing import horizons as measured
+from sharpmax.probing import measurement as measured
 from sharpmax.theory.rotary import spread_from_rotary
 from tests.experiments.evaluate import tiny
 

@@ -13,7 +13,7 @@ from sharpmax.cli import bench as bench_gpu
 from sharpmax.experiments.benchmarks import cpu as cpu_bench
 from sharpmax.experiments.benchmarks import gpu as run
 from sharpmax.experiments.benchmarks.gpu_inputs import Shape
-from sharpmax.policies.constant import Constant
+from sharpmax.policies.basic import Constant
 from sharpmax.policies.per_head import PerHead
 from tests.experiments.clrs import stub
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sharpmax.calibration import data as profiles
-from sharpmax.policies.constant import Constant
+from sharpmax.policies.basic import Constant
 from sharpmax.policies.per_head import PerHead
 from tests.calibration.small import profile
 from tests.cli.lines import is_one_error_line

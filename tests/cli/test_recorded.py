@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from sharpmax.policies.constant import Constant
+from sharpmax.policies.basic import Constant
 from sharpmax.policies.registry import load_policy
 
 LINES = {

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from sharpmax.policies.base import Policy
-from sharpmax.policies.constant import Constant
+from sharpmax.policies.basic import Constant, LogLength
 from sharpmax.policies.entropy_target import EntropyTarget
-from sharpmax.policies.log_length import LogLength
 from sharpmax.policies.per_head import PerHead
 from sharpmax.policies.polynomial import Polynomial
 from tests.integrations.families import transformers

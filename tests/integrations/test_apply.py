@@ -22,9 +22,8 @@ from sharpmax.errors import (
 from sharpmax.integrations import transformers as hf
 from sharpmax.integrations.transformers.interface import install, put
 from sharpmax.policies.base import Policy
-from sharpmax.policies.constant import Constant
+from sharpmax.policies.basic import Constant, LogLength
 from sharpmax.policies.entropy_target import EntropyTarget
-from sharpmax.policies.log_length import LogLength
 from sharpmax.policies.log_linear import LogLinear
 from sharpmax.policies.per_head import PerHead
 from sharpmax.policies.polynomial import PAPER, Polynomial

@@ -19,8 +19,7 @@ import torch
 from sharpmax.integrations import transformers as hf
 from sharpmax.integrations.transformers.interface import installed
 from sharpmax.policies.base import Policy
-from sharpmax.policies.constant import Constant
-from sharpmax.policies.log_length import LogLength
+from sharpmax.policies.basic import Constant, LogLength
 from sharpmax.policies.per_head import PerHead
 from sharpmax.policies.polynomial import Polynomial
 from sharpmax.probing.capture import capture

@@ -12,9 +12,8 @@ from sharpmax.errors import OutOfRangeWarning
 from sharpmax.integrations import transformers as hf
 from sharpmax.integrations.transformers.interface import install, modules_of, put
 from sharpmax.policies.base import Policy
-from sharpmax.policies.constant import Constant
+from sharpmax.policies.basic import Constant, LogLength
 from sharpmax.policies.entropy_target import EntropyTarget
-from sharpmax.policies.log_length import LogLength
 from sharpmax.policies.per_head import PerHead
 from sharpmax.policies.polynomial import PAPER
 from tests.integrations.families import FAMILIES, Family

@@ -12,8 +12,7 @@ from sharpmax.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from sharpmax.integrations import transformers as hf
 from sharpmax.integrations.transformers.interface import modules_of
 from sharpmax.policies.base import Policy
-from sharpmax.policies.constant import Constant
-from sharpmax.policies.log_length import LogLength
+from sharpmax.policies.basic import Constant, LogLength
 from sharpmax.policies.log_linear import LogLinear
 from sharpmax.policies.per_head import PerHead
 from sharpmax.policies.polynomial import PAPER

@@ -11,7 +11,7 @@ from torch import nn
 from sharpmax.errors import ArgumentError, UnsupportedError
 from sharpmax.integrations import transformers as hf
 from sharpmax.integrations.transformers.interface import modules_of
-from sharpmax.policies.constant import Constant
+from sharpmax.policies.basic import Constant
 from sharpmax.policies.per_head import PerHead
 from tests.integrations.families import _LLAMA, _SMALL, _VIT, FAMILIES, Family
 

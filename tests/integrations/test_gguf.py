@@ -21,8 +21,7 @@ from sharpmax.integrations import gguf as folding
 from sharpmax.models import smollm2
 from sharpmax.models.language import load_language_model
 from sharpmax.policies.base import Policy
-from sharpmax.policies.constant import Constant
-from sharpmax.policies.log_length import LogLength
+from sharpmax.policies.basic import Constant, LogLength
 from sharpmax.policies.per_head import PerHead
 from sharpmax.policies.polynomial import PAPER
 

@@ -11,7 +11,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from sharpmax.integrations import transformers as hf
 from sharpmax.ops import attention as ops
 from sharpmax.ops.kernels import sharpen
-from sharpmax.policies.log_length import LogLength
+from sharpmax.policies.basic import LogLength
 from tests.integrations.families import BIDIRECTIONAL, FAMILIES, transformers
 from tests.integrations.oracle import by_hand
 

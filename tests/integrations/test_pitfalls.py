@@ -15,8 +15,7 @@ from sharpmax.errors import UnsupportedError
 from sharpmax.integrations import transformers as hf
 from sharpmax.integrations.transformers.attention import sharp_attention
 from sharpmax.integrations.transformers.support import NAMES
-from sharpmax.policies.constant import Constant
-from sharpmax.policies.log_length import LogLength
+from sharpmax.policies.basic import Constant, LogLength
 from sharpmax.policies.polynomial import Polynomial
 from tests.integrations.families import FAMILIES, transformers
 

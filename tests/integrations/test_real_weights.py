@@ -12,8 +12,7 @@ import torch
 from sharpmax.integrations import transformers as hf
 from sharpmax.integrations.transformers.interface import install, modules_of, put
 from sharpmax.policies.base import Policy
-from sharpmax.policies.constant import Constant
-from sharpmax.policies.log_length import LogLength
+from sharpmax.policies.basic import Constant, LogLength
 from sharpmax.policies.per_head import PerHead
 from sharpmax.policies.polynomial import PAPER
 from tests.integrations.families import transformers

@@ -18,8 +18,7 @@ from sharpmax.errors import UnsupportedError
 from sharpmax.integrations import transformers as hf
 from sharpmax.integrations.transformers.interface import installed, modules_of, observe
 from sharpmax.policies.base import Policy
-from sharpmax.policies.constant import Constant
-from sharpmax.policies.log_length import LogLength
+from sharpmax.policies.basic import Constant, LogLength
 from tests.integrations.families import FAMILIES, Family
 
 TWO, THREE = Constant(2.0), Constant(3.0)

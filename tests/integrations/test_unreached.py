@@ -14,7 +14,7 @@ from sharpmax.errors import UnsupportedError
 from sharpmax.integrations import transformers as hf
 from sharpmax.integrations.transformers.interface import modules_of
 from sharpmax.integrations.transformers.support import check_all_reached
-from sharpmax.policies.constant import Constant
+from sharpmax.policies.basic import Constant
 from sharpmax.policies.per_head import PerHead
 from tests.integrations.families import _LLAMA, _SMALL, _VIT, FAMILIES, Family, transformers
 from tests.integrations.oracle import by_hand

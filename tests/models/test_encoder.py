@@ -8,8 +8,7 @@ from torch import Tensor
 
 from sharpmax.models import encoder as module
 from sharpmax.models.encoder import Encoders
-from sharpmax.models.single_head import SetHeads, summarise_rows
-from sharpmax.models.stacked import ACTIVATIONS, Normalisers
+from sharpmax.models.single_head import ACTIVATIONS, Normalisers, SetHeads, summarise_rows
 from sharpmax.normalisers.base import Normaliser, normaliser, visible_softmax
 from sharpmax.tasks.max_retrieval import seeded
 from sharpmax.tasks.sized import Batch

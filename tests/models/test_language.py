@@ -14,7 +14,7 @@ from sharpmax.errors import ArgumentError, MissingExtraError
 from sharpmax.integrations.transformers.folding import fold
 from sharpmax.models import language
 from sharpmax.models.language import ALIASES, load_language_model, weights_fingerprint
-from sharpmax.policies.constant import Constant
+from sharpmax.policies.basic import Constant
 from sharpmax.policies.per_head import PerHead
 
 transformers = pytest.importorskip("transformers")

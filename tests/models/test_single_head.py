@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sharpmax.models import stacked as layers
+from sharpmax.models import single_head as layers
 from sharpmax.models.single_head import SingleHeads
 from sharpmax.models.weights import Trained, shipped_path
 from sharpmax.tasks.max_retrieval import CLASSES, Sets, draw, seeded

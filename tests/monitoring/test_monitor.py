@@ -20,8 +20,7 @@ from sharpmax.monitoring import learning
 from sharpmax.monitoring import scores as judging
 from sharpmax.monitoring.monitor import Monitor
 from sharpmax.monitoring.observer import Observer
-from sharpmax.monitoring.passes import Pass, Row
-from sharpmax.monitoring.requests import Report, Request
+from sharpmax.monitoring.requests import Pass, Report, Request, Row
 from sharpmax.monitoring.scores import RULES
 from sharpmax.stats.call import AttentionCall
 from tests.monitoring.monitored import last_entropies, model, monitored, padded, prompts

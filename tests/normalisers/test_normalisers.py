@@ -18,9 +18,8 @@ from torch import Tensor
 from sharpmax import normalisers as package
 from sharpmax.errors import ArgumentError, ArgumentTypeError, MissingExtraError, OutOfRangeWarning
 from sharpmax.normalisers import base
-from sharpmax.normalisers.attend import attend
-from sharpmax.normalisers.base import Normaliser, normaliser, normalisers, visible_softmax
-from sharpmax.policies.constant import Constant
+from sharpmax.normalisers.base import Normaliser, attend, normaliser, normalisers, visible_softmax
+from sharpmax.policies.basic import Constant
 from sharpmax.policies.entropy_target import EntropyTarget
 from sharpmax.policies.per_head import PerHead
 from sharpmax.policies.polynomial import PAPER, Polynomial

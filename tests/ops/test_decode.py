@@ -15,10 +15,8 @@ from sharpmax.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from sharpmax.ops.kernels import decode_launch as launches
 from sharpmax.ops.kernels import tables
 from sharpmax.ops.kernels.decode_launch import Plan, Tile
-from sharpmax.policies.constant import Constant
-from sharpmax.policies.curve import Curve
+from sharpmax.policies.basic import Constant, Curve, LogLength
 from sharpmax.policies.entropy_target import EntropyTarget
-from sharpmax.policies.log_length import LogLength
 from sharpmax.policies.log_linear import LogLinear
 from sharpmax.policies.per_head import PerHead
 from sharpmax.policies.polynomial import PAPER

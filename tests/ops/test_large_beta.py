@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import sharpmax as sm
-from sharpmax.policies.constant import Constant
+from sharpmax.policies.basic import Constant
 from sharpmax.policies.entropy_target import EntropyTarget
 from sharpmax.policies.log_linear import LogLinear
 from tests.numerics import worst

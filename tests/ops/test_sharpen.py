@@ -15,9 +15,7 @@ from sharpmax.errors import UnsupportedError
 from sharpmax.ops.attention import scaled_queries
 from sharpmax.ops.kernels.sharpen import scale_op, sharpen_op
 from sharpmax.policies import closed_form as forms
-from sharpmax.policies.constant import Constant
-from sharpmax.policies.curve import Curve
-from sharpmax.policies.log_length import LogLength
+from sharpmax.policies.basic import Constant, Curve, LogLength
 from sharpmax.policies.log_linear import LogLinear
 from sharpmax.policies.per_head import PerHead
 from sharpmax.policies.polynomial import PAPER, Polynomial

@@ -69,7 +69,7 @@ def fit() -> None:
     """A policy from data."""
     import numpy as np
 
-    from sharpmax.policies.curve import Curve
+    from sharpmax.policies.basic import Curve
 
     entropy = np.linspace(0.0, 4.0, 50)
     curve = Curve.fit(entropy, 1.0 + entropy)
@@ -172,7 +172,7 @@ def lm_eval() -> None:
     """EleutherAI's harness with a policy, on a task in a folder."""
     from sharpmax.experiments.evaluate.plan import Harness
     from sharpmax.models.language import LanguageModel
-    from sharpmax.policies.constant import Constant
+    from sharpmax.policies.basic import Constant
 
     os.environ["HF_HUB_OFFLINE"] = "1"
     coins = runpy.run_path(str(ROOT / "tests" / "experiments" / "evaluate" / "coins.py"))

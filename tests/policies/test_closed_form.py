@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from sharpmax.policies.basic import Constant, Curve, LogLength
 from sharpmax.policies.closed_form import (
     CONSTANT,
     CURVE,
@@ -14,10 +15,7 @@ from sharpmax.policies.closed_form import (
     TARGET,
     closed_form,
 )
-from sharpmax.policies.constant import Constant
-from sharpmax.policies.curve import Curve
 from sharpmax.policies.entropy_target import EntropyTarget
-from sharpmax.policies.log_length import LogLength
 from sharpmax.policies.log_linear import LogLinear
 from sharpmax.policies.per_head import PerHead
 from sharpmax.policies.polynomial import PAPER, Polynomial

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import sharpmax as sm
-from sharpmax.policies.constant import Constant
+from sharpmax.policies.basic import Constant
 
 
 @pytest.mark.parametrize("value", [0.0, 0.5, 1.0, 2.0, 1e6])

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import sharpmax as sm
 from sharpmax.errors import ArgumentError, OutOfRangeWarning
-from sharpmax.policies.curve import Curve
+from sharpmax.policies.basic import Curve
 
 anywhere = pytest.mark.filterwarnings("ignore::sharpmax.errors.OutOfRangeWarning")
 CURVES = st.integers(2, 8).flatmap(

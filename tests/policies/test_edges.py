@@ -12,11 +12,9 @@ import torch
 from sharpmax.arrays import ops_for
 from sharpmax.errors import ArgumentError, ArgumentTypeError, OutOfRangeWarning
 from sharpmax.policies.base import Policy
+from sharpmax.policies.basic import Constant, Curve, LogLength
 from sharpmax.policies.closed_form import ClosedForm, closed_form
-from sharpmax.policies.constant import Constant
-from sharpmax.policies.curve import Curve
 from sharpmax.policies.entropy_target import EntropyTarget
-from sharpmax.policies.log_length import LogLength
 from sharpmax.policies.log_linear import LogLinear
 from sharpmax.policies.per_head import PerHead, side_by_side
 from sharpmax.policies.polynomial import PAPER, Polynomial

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import sharpmax as sm
 from sharpmax.errors import OutOfRangeWarning
-from sharpmax.policies.log_length import LogLength
+from sharpmax.policies.basic import LogLength
 
 
 @given(st.integers(2, 400), st.floats(1.5, 1000), st.floats(0, 3))

@@ -12,10 +12,8 @@ from torch import Tensor
 import sharpmax as sm
 from sharpmax.errors import ArgumentError, ArgumentTypeError, OutOfRangeWarning
 from sharpmax.policies.base import Policy
-from sharpmax.policies.constant import Constant
-from sharpmax.policies.curve import Curve
+from sharpmax.policies.basic import Constant, Curve, LogLength
 from sharpmax.policies.entropy_target import EntropyTarget
-from sharpmax.policies.log_length import LogLength
 from sharpmax.policies.per_head import PerHead
 from sharpmax.policies.polynomial import PAPER, Polynomial
 

@@ -12,8 +12,7 @@ import sharpmax as sm
 from sharpmax.cli.options import policy_named
 from sharpmax.errors import ArgumentError, ArgumentTypeError, FileFormatError
 from sharpmax.integrations.transformers.application import policy_from
-from sharpmax.policies.constant import Constant
-from sharpmax.policies.log_length import LogLength
+from sharpmax.policies.basic import Constant, LogLength
 from sharpmax.policies.per_head import PerHead
 from sharpmax.policies.polynomial import PAPER
 from sharpmax.policies.registry import resolve_policy

@@ -12,8 +12,7 @@ from torch import Tensor
 
 import sharpmax as sm
 from sharpmax.errors import ArgumentError
-from sharpmax.policies.constant import Constant
-from sharpmax.policies.log_length import LogLength
+from sharpmax.policies.basic import Constant, LogLength
 from sharpmax.policies.polynomial import PAPER
 from sharpmax.probing.capture import STATISTICS, Capture
 from tests.integrations.families import FAMILIES, Family, transformers

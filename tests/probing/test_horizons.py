@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from sharpmax.errors import ArgumentError
-from sharpmax.probing import horizons as measured
+from sharpmax.probing import measurement as measured
 from sharpmax.probing.capture import capture
-from sharpmax.probing.horizons import horizons_of, measure_horizons
+from sharpmax.probing.measurement import horizons_of, measure_horizons
 from tests.experiments.evaluate import tiny
 
 

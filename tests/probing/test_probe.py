@@ -14,7 +14,7 @@ import torch
 import sharpmax as sm
 from sharpmax.errors import ArgumentError, ArgumentTypeError
 from sharpmax.integrations.transformers.interface import installed
-from sharpmax.policies.constant import Constant
+from sharpmax.policies.basic import Constant
 from sharpmax.probing.findings import KINDS
 from sharpmax.probing.inputs import text_inputs
 from sharpmax.probing.measurement import measure

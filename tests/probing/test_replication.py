@@ -11,8 +11,7 @@ from torch import Tensor
 
 import sharpmax.integrations.transformers as hf
 from sharpmax.integrations.transformers.interface import installed, observe
-from sharpmax.policies.constant import Constant
-from sharpmax.policies.log_length import LogLength
+from sharpmax.policies.basic import Constant, LogLength
 from sharpmax.probing.inputs import Passage, task_inputs
 from sharpmax.probing.measurement import measure_replicated
 from sharpmax.probing.replication import Replication, replication_of

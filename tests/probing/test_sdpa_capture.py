@@ -14,7 +14,7 @@ from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 
 import sharpmax as sm
 from sharpmax.errors import UnsupportedError
-from sharpmax.policies.constant import Constant
+from sharpmax.policies.basic import Constant
 from sharpmax.probing.capture import STATISTICS, Capture
 from sharpmax.stats.call import AttentionCall
 from tests.probing import oracle

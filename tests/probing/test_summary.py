@@ -8,9 +8,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sharpmax.probing.findings import DISPERSES, KINDS, LOCAL_SHARE, LOSES_FOCUS, RULE, SINK_SHARE, UNKNOWN, kinds_of
+from sharpmax.probing.findings import (
+    DISPERSES,
+    KINDS,
+    LOCAL_SHARE,
+    LOSES_FOCUS,
+    RULE,
+    SINK_SHARE,
+    UNKNOWN,
+    chain_table,
+    kinds_of,
+    layers_table,
+    verdict,
+)
 from sharpmax.probing.measurement import Numbers
-from sharpmax.probing.summary import chain_table, layers_table, verdict
 from tests.probing.readings import KEYS, findings, readings
 
 RISES = np.array([[0.0, 0.0, 0.05], [0.9, 0.6, 0.3], [0.1, 0.0, 0.5]])

@@ -9,7 +9,7 @@ import torch
 
 import sharpmax as sm
 from sharpmax.errors import OutOfRangeWarning
-from sharpmax.report.explore.presets import CHOICES, Place
+from sharpmax.report.explore import CHOICES, Place
 from sharpmax.stats.dense import dense_stats
 
 
@@ -37,13 +37,13 @@ def logits(place: Place) -> torch.Tensor:
 
 def measured(place: Place) -> Sharpened:
     row = logits(place)
-    law = CHOICES[place.policy].law
+    chosen = CHOICES[place.policy].policy
     visible, beta = torch.ones_like(row, dtype=torch.bool), 1.0
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", OutOfRangeWarning)
-        plain, sharp = (sm.softmax(row, policy=policy) for policy in (None, law))
-        if law is not None:
-            beta = float(law.beta(dense_stats(row, visible), lambda factor: dense_stats(row * factor, visible)))
+        plain, sharp = (sm.softmax(row, policy=policy) for policy in (None, chosen))
+        if chosen is not None:
+            beta = float(chosen.beta(dense_stats(row, visible), lambda factor: dense_stats(row * factor, visible)))
     return Sharpened(beta, _of(row, plain), _of(row * beta, sharp))
 
 

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from sharpmax import theory
-from sharpmax.report.explore.page import write
-from sharpmax.report.explore.presets import CHOICES, SCENES, START, Place
+from sharpmax.report.explore import CHOICES, SCENES, START, Place, write
 from tests.report.explore_rows import measured
 
 SCENE = {scene.title: scene for scene in SCENES}

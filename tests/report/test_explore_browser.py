@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sharpmax import theory
-from sharpmax.report.explore.page import write
-from sharpmax.report.explore.presets import CHOICES, SCENES, START, Place
+from sharpmax.report.explore import CHOICES, SCENES, START, Place, write
 from tests.report.browser import DESK, PHONE, Visit, fits, visit
 from tests.report.explore_rows import measured
 
@@ -19,8 +18,8 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 LOOK = """(place) => {
-  const law = JSON.parse(document.getElementById("explore").textContent).policies[place.policy].law;
-  const seen = maths.look(place, place.temperature, law);
+  const policy = JSON.parse(document.getElementById("explore").textContent).policies[place.policy].policy;
+  const seen = maths.look(place, place.temperature, policy);
   const weights = maths.weights(place, seen.beta / place.temperature, 32);
   return { ...seen, horizon: String(seen.horizon), looseHigh: String(seen.bounds.looseHigh), weights };
 }"""

@@ -20,7 +20,7 @@ from sharpmax.stats import streaming
 from sharpmax.stats import triton_launch as kernels
 from sharpmax.stats.call import AttentionCall, without_autocast
 from sharpmax.stats.dense import dense_stats
-from sharpmax.stats.spans import packed_spans, window_spans
+from sharpmax.stats.dispatch import packed_spans, window_spans
 from sharpmax.stats.statistics import RowStats
 from tests.numerics import call_at, exact, heads, worst
 

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from sharpmax.errors import ArgumentError
-from sharpmax.theory.asymptotics import top_weight_limit, top_weight_limit_from_sample
-from sharpmax.theory.bounds import weight_bounds
+from sharpmax.theory.bounds import top_weight_limit, top_weight_limit_from_sample, weight_bounds
 
 MANY = settings(max_examples=100, deadline=None)
 

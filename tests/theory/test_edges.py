@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from sharpmax.errors import ArgumentError, ArgumentTypeError
-from sharpmax.theory.asymptotics import top_weight_limit, top_weight_limit_from_sample
-from sharpmax.theory.bounds import entropy_floor, horizon, weight_bounds
+from sharpmax.theory.bounds import entropy_floor, horizon, top_weight_limit, top_weight_limit_from_sample, weight_bounds
 from sharpmax.theory.rotary import spread_from_rotary
 from sharpmax.theory.spread import spread_from_product, spread_from_weights, spread_over_inputs
 

@@ -16,7 +16,7 @@ from sharpmax.calibration.replication import replicate_keys
 from sharpmax.errors import reject
 from sharpmax.models.scoring import Reply, encode, judge, own_answers, sampled_texts
 from sharpmax.policies.base import Policy
-from sharpmax.policies.constant import Constant
+from sharpmax.policies.basic import Constant
 from sharpmax.policies.log_linear import LogLinear
 from sharpmax.policies.per_head import PerHead
 from sharpmax.tasks.prompt import Task

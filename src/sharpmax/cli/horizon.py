@@ -39,7 +39,7 @@ def horizon(
     from sharpmax.integrations.transformers.application import applied
     from sharpmax.models.language import load_language_model
     from sharpmax.probing.certified import certify
-    from sharpmax.probing.horizons import measure_horizons
+    from sharpmax.probing.measurement import measure_horizons
 
     if not 0.0 < mass < 1.0:
         reject("--mass", mass, "a share strictly between 0 and 1")
@@ -68,7 +68,7 @@ def horizon(
 
 
 def _print(tables: Mapping[str, Any]) -> None:
-    from sharpmax.probing.horizons import LONGEST
+    from sharpmax.probing.measurement import LONGEST
 
     for sentence in tables["verdict"]:
         say(sentence)

@@ -55,7 +55,7 @@ def explore(
 
     It needs no network.
     """
-    from sharpmax.report.explore.page import FILE_NAME, write
+    from sharpmax.report.explore import FILE_NAME, write
 
     page = write(out_folder(context) / FILE_NAME)
     wrote([page])

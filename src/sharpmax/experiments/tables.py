@@ -22,7 +22,7 @@ from sharpmax.models.language import LanguageModel
 from sharpmax.policies.base import Policy
 from sharpmax.policies.per_head import PerHead
 from sharpmax.probing.certified import REACH, Certificate, HeadCertificate
-from sharpmax.probing.horizons import KINDS, MeasuredHead, MeasuredHorizons
+from sharpmax.probing.measurement import KINDS, MeasuredHead, MeasuredHorizons
 from sharpmax.probing.probe import ProbeResult, probe
 from sharpmax.stats.statistics import RowStats
 from sharpmax.theory.bounds import whole

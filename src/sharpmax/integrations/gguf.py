@@ -23,7 +23,7 @@ from sharpmax.errors import ArgumentError, FileFormatError, SharpmaxError, Unsup
 from sharpmax.files import new_file, parse_json
 from sharpmax.lazy import require
 from sharpmax.policies.base import Policy, policy_from_dict
-from sharpmax.policies.constant import Constant
+from sharpmax.policies.basic import Constant
 from sharpmax.policies.per_head import PerHead, check_shape
 from sharpmax.policies.registry import resolve_policy
 

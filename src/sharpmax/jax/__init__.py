@@ -13,27 +13,14 @@ from sharpmax.jax.ops import (  # noqa: E402
     softmax,
 )
 from sharpmax.policies.base import Policy  # noqa: E402
-from sharpmax.policies.constant import Constant  # noqa: E402
-from sharpmax.policies.curve import Curve  # noqa: E402
+from sharpmax.policies.basic import Constant, Curve, LogLength  # noqa: E402
 from sharpmax.policies.entropy_target import EntropyTarget  # noqa: E402
-from sharpmax.policies.log_length import LogLength  # noqa: E402
 from sharpmax.policies.per_head import PerHead  # noqa: E402
 from sharpmax.policies.polynomial import PAPER, Polynomial  # noqa: E402
 from sharpmax.policies.registry import load_policy  # noqa: E402
 from sharpmax.stats.statistics import RowStats  # noqa: E402
 
 __all__ = [
-    "PAPER",
-    "Constant",
-    "Curve",
-    "EntropyTarget",
-    "LogLength",
-    "PerHead",
-    "Policy",
-    "Polynomial",
-    "RowStats",
-    "attention",
-    "entropy",
-    "load_policy",
-    "softmax",
-]
+    "PAPER", "Constant", "Curve", "EntropyTarget", "LogLength", "PerHead", "Policy", "Polynomial", "RowStats",
+    "attention", "entropy", "load_policy", "softmax",
+]  # fmt: skip

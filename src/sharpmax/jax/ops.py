@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from sharpmax.arrays import ops_for
+from sharpmax.arrays import check_heads, check_scale, check_width, ops_for
 from sharpmax.errors import reject, reject_type
 from sharpmax.ops.softmax import rows_of, sharpen
 from sharpmax.policies.base import Policy
@@ -45,21 +45,10 @@ def check_arrays(q: jax.Array, k: jax.Array, v: jax.Array, enable_gqa: bool) -> 
             reject(name, f"shape {x.shape}", "two or more dimensions, [..., H, L, D]")
         if x.dtype != q.dtype:
             reject_type(name, f"dtype {x.dtype}", f"the dtype of q, {q.dtype}")
-    if q.shape[-1] != k.shape[-1]:
-        reject("k", f"head size {k.shape[-1]}", f"the head size of q, {q.shape[-1]}")
-    if q.shape[-1] == 0:
-        reject("q", "head size 0", "a head size of 1 or more")
-    if k.ndim != q.ndim:
-        reject("k", f"shape {k.shape}", f"{q.ndim} dimensions, as q has {q.shape}")
+    check_width(q, k)
+    check_heads(q, k, enable_gqa)
     if v.shape[:-1] != k.shape[:-1]:
         reject("v", f"shape {v.shape}", f"the shape of k {k.shape}, but for the last dimension")
-    heads, key_heads = q.shape[-3:-2], k.shape[-3:-2]
-    if heads != key_heads:
-        given = f"{key_heads[0]} heads for {heads[0]} query heads"
-        if not enable_gqa:
-            reject("k", given, f"{heads[0]} heads", "pass enable_gqa=True if heads share keys")
-        if key_heads[0] == 0 or heads[0] % key_heads[0]:
-            reject("k", given, "a number of heads that divides the query's")
     if not _broadcasts(k.shape[:-3], q.shape[:-3]):
         reject("k", f"batch {k.shape[:-3]}", f"a batch that broadcasts to the query's {q.shape[:-3]}")
 
@@ -70,10 +59,7 @@ def as_mask(mask: object, is_causal: bool, logits: tuple[int, ...]) -> jax.Array
         return None
     if is_causal:
         reject(
-            "attn_mask",
-            "a mask together with is_causal=True",
-            "one of the two",
-            "put the causal limit into the mask",
+            "attn_mask", "a mask together with is_causal=True", "one of the two", "put the causal limit into the mask"
         )
     given = as_array("attn_mask", mask)
     if given.dtype != jnp.bool and not jnp.issubdtype(given.dtype, jnp.floating):
@@ -81,17 +67,6 @@ def as_mask(mask: object, is_causal: bool, logits: tuple[int, ...]) -> jax.Array
     if not _broadcasts(given.shape, logits):
         reject("attn_mask", f"shape {given.shape}", f"a shape that broadcasts to {logits}, [..., H, Lq, Lk]")
     return given
-
-
-def check_scale(scale: Any, width: int) -> float:
-    """The factor of the logits, 1/√head size by default."""
-    if scale is None:
-        return 1.0 / math.sqrt(width)
-    if isinstance(scale, bool) or not isinstance(scale, (int, float)):
-        reject_type("scale", type(scale).__name__, "a number or None (1/√head size)")
-    if not math.isfinite(scale):
-        reject("scale", scale, "a finite number or None (1/√head size)")
-    return float(scale)
 
 
 def rows_per_block(block: int | None, logits: tuple[int, ...]) -> int:
@@ -166,32 +141,16 @@ def _softmax(
 
 @overload
 def attention(
-    q: ArrayLike,
-    k: ArrayLike,
-    v: ArrayLike,
-    *,
-    attn_mask: ArrayLike | None = ...,
-    is_causal: bool = ...,
-    scale: float | None = ...,
-    enable_gqa: bool = ...,
-    policy: Policy | str | None = ...,
-    return_stats: Literal[False] = ...,
-    block: int | None = ...,
-) -> jax.Array: ...
+    q: ArrayLike, k: ArrayLike, v: ArrayLike, *, attn_mask: ArrayLike | None = ..., is_causal: bool = ...,
+    scale: float | None = ..., enable_gqa: bool = ..., policy: Policy | str | None = ...,
+    return_stats: Literal[False] = ..., block: int | None = ...,
+) -> jax.Array: ...  # fmt: skip
 @overload
 def attention(
-    q: ArrayLike,
-    k: ArrayLike,
-    v: ArrayLike,
-    *,
-    attn_mask: ArrayLike | None = ...,
-    is_causal: bool = ...,
-    scale: float | None = ...,
-    enable_gqa: bool = ...,
-    policy: Policy | str | None = ...,
-    return_stats: Literal[True],
+    q: ArrayLike, k: ArrayLike, v: ArrayLike, *, attn_mask: ArrayLike | None = ..., is_causal: bool = ...,
+    scale: float | None = ..., enable_gqa: bool = ..., policy: Policy | str | None = ..., return_stats: Literal[True],
     block: int | None = ...,
-) -> tuple[jax.Array, RowStats]: ...
+) -> tuple[jax.Array, RowStats]: ...  # fmt: skip
 def attention(
     q: ArrayLike,
     k: ArrayLike,
@@ -226,17 +185,9 @@ def attention(
     q, k, v = as_array("q", q), as_array("k", k), as_array("v", v)
     check_arrays(q, k, v, enable_gqa)
     logits = (*q.shape[:-1], k.shape[-2])
-    out, stats = _attend(
-        q,
-        k,
-        v,
-        as_mask(attn_mask, is_causal, logits),
-        check_scale(scale, q.shape[-1]),
-        is_causal=is_causal,
-        policy=chosen,
-        block=rows_per_block(block, logits),
-        measured=return_stats,
-    )
+    mask, factor = as_mask(attn_mask, is_causal, logits), check_scale(scale, q.shape[-1])
+    options: dict[str, Any] = {"is_causal": is_causal, "policy": chosen, "measured": return_stats}
+    out, stats = _attend(q, k, v, mask, factor, block=rows_per_block(block, logits), **options)
     if stats is not None:
         chosen.warn_outside(stats)  # inside the loop over blocks nothing has a value yet
     return (out, stats) if return_stats else out

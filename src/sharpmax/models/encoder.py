@@ -15,8 +15,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sharpmax.errors import reject
-from sharpmax.models.single_head import Reading, RowSummary, summarise_rows
-from sharpmax.models.stacked import ACTIVATIONS, Linear, Mlp, Norm, Normalisers, initialise
+from sharpmax.models.single_head import (
+    ACTIVATIONS,
+    Linear,
+    Mlp,
+    Norm,
+    Normalisers,
+    Reading,
+    RowSummary,
+    initialise,
+    summarise_rows,
+)
 from sharpmax.normalisers.base import Normaliser
 from sharpmax.tasks.sized import SizedTask
 

@@ -1,8 +1,11 @@
-"""The paper's single attention head over a set, for many seeds at once and with any normaliser."""
+"""The paper's single attention head over a set, for many seeds at once and with any normaliser; and its layers.
+
+Weights, inputs and outputs have the seed as first axis.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,9 +13,161 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sharpmax.models.stacked import ACTIVATIONS, Activation, Linear, Mlp, Normalisers, initialise
-from sharpmax.normalisers.base import Normaliser
+from sharpmax.normalisers.base import Normaliser, normaliser
 from sharpmax.tasks.max_retrieval import CLASSES, FEATURES, items_and_query
+
+Activation = Callable[[Tensor], Tensor]
+
+_THRESHOLD = 0.5
+
+
+def step(x: Tensor) -> Tensor:
+    """1 where x > 0, else 0; the gradient is that of the sigmoid.
+
+    >>> step(torch.tensor([-1.0, 0.5, 3.0]))
+    tensor([0., 1., 1.])
+    """
+    return _straight_through((x > 0).to(x.dtype), torch.sigmoid(x))
+
+
+def hard_threshold(x: Tensor) -> Tensor:
+    """x where x > 1/2, else 0: a jump of 1/2; the gradient is that of GELU.
+
+    >>> hard_threshold(torch.tensor([-1.0, 0.4, 0.75]))
+    tensor([0.0000, 0.0000, 0.7500])
+    """
+    return _straight_through(torch.where(x > _THRESHOLD, x, 0.0), F.gelu(x))
+
+
+def _straight_through(value: Tensor, smooth: Tensor) -> Tensor:
+    # smooth − smooth is exactly 0, so the value is what it is to the bit.
+    return value.detach() + (smooth - smooth.detach())
+
+
+ACTIVATIONS: Mapping[str, Activation] = {"gelu": F.gelu, "step": step, "hard-threshold": hard_threshold}
+
+
+_GROUP = 256
+
+
+class Linear(nn.Module):
+    """One linear layer per seed: [S, ..., in] -> [S, ..., out]."""
+
+    def __init__(self, seeds: int, size_in: int, size_out: int, *, bias: bool = True) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(seeds, size_in, size_out))
+        self.bias = nn.Parameter(torch.zeros(seeds, 1, size_out)) if bias else None
+
+    def reset(self, generators: Sequence[torch.Generator]) -> None:
+        """Each seed's weights from its own generator: normal with variance 1/in (LeCun's), biases 0."""
+        with torch.no_grad():
+            for weight, generator in zip(self.weight, generators, strict=True):
+                weight.normal_(std=len(weight) ** -0.5, generator=generator)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The layer of each seed on its own rows."""
+        # The gradient of a weight is a sum over all rows. Cut into groups, a GPU forms it in many places at once.
+        rows = x[0, ..., 0].numel()
+        groups = rows // _GROUP if torch.is_grad_enabled() and rows % _GROUP == 0 else 1
+        grouped = x.reshape(len(x) * groups, rows // groups, x.shape[-1])
+        weight = self.weight[:, None].expand(-1, groups, -1, -1).flatten(0, 1)
+        if self.bias is None:
+            y = torch.bmm(grouped, weight)
+        else:
+            y = torch.baddbmm(self.bias[:, None].expand(-1, groups, -1, -1).flatten(0, 1), grouped, weight)
+        return y.reshape(*x.shape[:-1], -1)
+
+
+class Mlp(nn.Module):
+    """Two linear layers with an activation between them, and GELU behind them if `active_out`."""
+
+    def __init__(
+        self,
+        seeds: int,
+        size_in: int,
+        size_hidden: int,
+        size_out: int,
+        *,
+        active_out: bool = False,
+        activation: Activation = F.gelu,
+    ) -> None:
+        super().__init__()
+        self.first = Linear(seeds, size_in, size_hidden)
+        self.second = Linear(seeds, size_hidden, size_out)
+        self._active_out, self._activation = active_out, activation
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[S, ..., in] -> [S, ..., out]."""
+        y = self.second(self._activation(self.first(x)))
+        return F.gelu(y) if self._active_out else y
+
+
+class Norm(nn.Module):
+    """Layer normalisation with a gain and an offset per seed."""
+
+    def __init__(self, seeds: int, width: int) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(seeds, width))
+        self.offset = nn.Parameter(torch.zeros(seeds, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[S, ..., W] -> [S, ..., W]."""
+        shape = (len(x), *[1] * (x.ndim - 2), x.shape[-1])
+        return F.layer_norm(x, x.shape[-1:]) * self.gain.view(shape) + self.offset.view(shape)
+
+
+class Normalisers(nn.Module):
+    """A normaliser for every seed, each with learned parameters of its own where that kind has any."""
+
+    def __init__(self, seeds: Sequence[int], name: str, options: Mapping[str, Any]) -> None:
+        super().__init__()
+        each = []
+        for seed in seeds:
+            # Parameters of a user's own kind may begin at random; they too belong to the seed.
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(seed)
+                each.append(normaliser(name, **options))
+        # Not a submodule: its own parameters are replaced by the stacked ones.
+        self._one = (each[0],)
+        learned = [dict(one.named_parameters()) for one in each]
+        self.learned = nn.ParameterDict(
+            {
+                key.replace(".", "/"): nn.Parameter(torch.stack([one[key].detach() for one in learned]))
+                for key in learned[0]
+            }
+        )
+        for key, held in each[0].named_buffers():
+            self.register_buffer(f"held/{key.replace('.', '/')}", held)
+
+    @property
+    def kind(self) -> Normaliser:
+        """The normaliser of the first seed, for what all of them have in common."""
+        return self._one[0]
+
+    def forward(
+        self, q: Tensor, k: Tensor, *, mask: Tensor, is_causal: bool = False, scale: float | None = None
+    ) -> Tensor:
+        """Weights [S, ..., Lq, Lk] from q [S, ..., Lq, D], k [S, ..., Lk, D] and a mask [S, ..., Lq, Lk]."""
+        held = {key.removeprefix("held/").replace("/", "."): tensor for key, tensor in self.named_buffers()}
+
+        def weights(learned: Mapping[str, Tensor], q: Tensor, k: Tensor, mask: Tensor) -> Tensor:
+            named = {key.replace("/", "."): tensor for key, tensor in learned.items()}
+            options = {"mask": mask, "is_causal": is_causal, "scale": scale}
+            found: Tensor = torch.func.functional_call(self.kind, (named, held), (q, k), options)
+            return found
+
+        if not len(self.learned):
+            return weights({}, q, k, mask)
+        return torch.func.vmap(weights)(dict(self.learned.items()), q, k, mask)
+
+
+def initialise(model: nn.Module, seeds: Sequence[int]) -> None:
+    """Draw the weights of every linear layer; a seed's do not depend on which other seeds stand beside it."""
+    generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+    for layer in model.modules():
+        if isinstance(layer, Linear):
+            layer.reset(generators)
+
 
 WIDTH = 128
 
@@ -24,12 +179,7 @@ class SingleHeads(nn.Module):
     """
 
     def __init__(
-        self,
-        seeds: int,
-        *,
-        width: int = WIDTH,
-        activation: Activation = F.gelu,
-        normalisers: Normalisers | None = None,
+        self, seeds: int, *, width: int = WIDTH, activation: Activation = F.gelu, normalisers: Normalisers | None = None
     ) -> None:
         super().__init__()
         self.items = Mlp(seeds, FEATURES, width, width, active_out=True, activation=activation)

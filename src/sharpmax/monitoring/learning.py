@@ -14,8 +14,7 @@ from sharpmax.errors import reject, reject_type
 from sharpmax.models.language import context_of
 from sharpmax.models.scoring import Reply, batches
 from sharpmax.monitoring.observer import Observer
-from sharpmax.monitoring.passes import Run
-from sharpmax.monitoring.requests import Report, Request
+from sharpmax.monitoring.requests import Report, Request, Run
 from sharpmax.monitoring.scores import Kind, Learned, learn, request_score
 
 if TYPE_CHECKING:

@@ -164,14 +164,8 @@ class Monitor:
         self._failed_before = False
         if self._metrics is not None:
             self._metrics.watch(self._name, self.thresholds)
-        self._observer = Observer(
-            model,
-            every=every,
-            window=self.generated,
-            begun=lambda: Request(self._judge),
-            ended=self._ended,
-            failed=self._failed,
-        )
+        calls: Any = {"begun": lambda: Request(self._judge), "ended": self._ended, "failed": self._failed}
+        self._observer = Observer(model, every=every, window=self.generated, **calls)
 
     @property
     def thresholds(self) -> dict[str, float]:
@@ -313,13 +307,6 @@ def monitor(
     prompts = token_lists(reference, tokenizer)
     split(len(prompts), false_alarms)  # refuses too few prompts before the work
     seen = observed(model, prompts, every=every, generated=rows)
-    return Monitor(
-        model,
-        learned(seen, false_alarms, score),
-        false_alarms=false_alarms,
-        every=every,
-        generated=rows,
-        callback=callback,
-        logger=logger,
-        metrics=metrics,
-    )
+    outputs: dict[str, Any] = {"callback": callback, "logger": logger, "metrics": metrics}
+    known = learned(seen, false_alarms, score)
+    return Monitor(model, known, false_alarms=false_alarms, every=every, generated=rows, **outputs)

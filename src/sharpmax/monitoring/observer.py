@@ -16,8 +16,7 @@ from torch import Tensor
 
 from sharpmax.errors import UnsupportedError, reject
 from sharpmax.integrations.transformers.interface import modules_of, observe
-from sharpmax.monitoring.passes import Pass, Run
-from sharpmax.monitoring.requests import Request
+from sharpmax.monitoring.requests import Pass, Request, Run
 from sharpmax.stats.call import AttentionCall
 
 if TYPE_CHECKING:
@@ -33,7 +32,7 @@ Options = dict[str, Any]
 def check_free(model: PreTrainedModel) -> None:
     """Refuse a model that is monitored already."""
     if _MARK in vars(model):
-        reject("model", "a model that is watched already", "one monitor at a time", "close the other one first")
+        reject("model", "a model that is monitored already", "one monitor at a time", "close the other one first")
 
 
 def attach(

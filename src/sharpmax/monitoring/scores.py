@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from sharpmax.errors import reject
-from sharpmax.monitoring.passes import Row, Run
-from sharpmax.monitoring.requests import Head, Report, Request, Verdict
+from sharpmax.monitoring.requests import Head, Report, Request, Row, Run, Verdict
 
 DEFAULT = "unexplained"
 """The rule that did best on validation prompts (`sharpmax bench --monitor`)."""

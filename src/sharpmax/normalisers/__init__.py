@@ -20,8 +20,7 @@
 torch.Size([2, 5, 8])
 """
 
-from sharpmax.normalisers.attend import attend
-from sharpmax.normalisers.base import Normaliser, normaliser, normalisers, visible_softmax
+from sharpmax.normalisers.base import Normaliser, attend, normaliser, normalisers, visible_softmax
 from sharpmax.normalisers.variants import (
     Adaptive,
     Entmax15,
@@ -38,21 +37,6 @@ from sharpmax.normalisers.variants import (
 )
 
 __all__ = [
-    "Adaptive",
-    "Entmax15",
-    "Hard",
-    "Linear",
-    "Local",
-    "Normaliser",
-    "ScalableSoftmax",
-    "Sigmoid",
-    "Softmax",
-    "SoftmaxPlusOne",
-    "Sparsemax",
-    "StickBreaking",
-    "TopK",
-    "attend",
-    "normaliser",
-    "normalisers",
-    "visible_softmax",
-]
+    "Adaptive", "Entmax15", "Hard", "Linear", "Local", "Normaliser", "ScalableSoftmax", "Sigmoid", "Softmax",
+    "SoftmaxPlusOne", "Sparsemax", "StickBreaking", "TopK", "attend", "normaliser", "normalisers", "visible_softmax",
+]  # fmt: skip

@@ -1,4 +1,4 @@
-"""What a normaliser is: a module from queries and keys to attention weights, and the registry of its kinds.
+"""What a normaliser is: a module from queries and keys to attention weights; the registry of its kinds; `attend`.
 
 The checks, the masks and everything that can go wrong with hidden keys live here once, so that each kind is a
 few lines of mathematics about finite logits.
@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from sharpmax.arrays import ops_for
 from sharpmax.errors import reject, reject_type
 from sharpmax.policies.base import check_number
 from sharpmax.stats.call import broadcast, check_tensors, floats_at_least_32, hidden_by, without_autocast
@@ -103,13 +104,7 @@ class Normaliser(nn.Module, ABC):
         return visible.expand(logits_shape(q, k))
 
     def forward(
-        self,
-        q: Tensor,
-        k: Tensor,
-        *,
-        mask: Tensor | None = None,
-        is_causal: bool = False,
-        scale: float | None = None,
+        self, q: Tensor, k: Tensor, *, mask: Tensor | None = None, is_causal: bool = False, scale: float | None = None
     ) -> Tensor:
         """Attention weights `[..., Lq, Lk]` in the dtype of q.
 
@@ -244,3 +239,56 @@ def _finite_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     """
     sound = x.isfinite().all(-1, keepdim=True)
     return torch.where(sound, x, 0.0), torch.where(sound[..., 0], 0.0, math.nan).to(x.dtype)
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    normaliser: Normaliser | str,
+    *,
+    mask: Tensor | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+) -> Tensor:
+    """Values weighted by a normaliser (or the name of one): v `[..., Lk, Dv]` -> `[..., Lq, Dv]`.
+
+    Values of keys that a row does not see have no effect on it, NaN and inf included; one that it does see
+    and that is not finite makes that output NaN.
+
+    >>> v = torch.tensor([[1.0], [3.0], [float("nan")]])
+    >>> attend(torch.zeros(2, 4), torch.zeros(3, 4), v, "softmax", mask=torch.tensor([True, True, False]))
+    tensor([[2.],
+            [2.]])
+    """
+    normaliser = _resolved(normaliser)
+    weights: Tensor = normaliser(q, k, mask=mask, is_causal=is_causal, scale=scale)
+    _check_values(v, k, weights)
+    finite = v.isfinite()
+    out = weights @ torch.where(finite, v, 0.0)
+    # The second product is only needed to find rows that do see such a value, which is hardly ever.
+    if not ops_for(finite).concrete(finite) or not bool(finite.all()):
+        visible = normaliser.visible(q, k, mask, is_causal)
+        out = out.masked_fill(visible.to(torch.float32) @ (~finite).to(torch.float32) > 0, math.nan)
+    return out
+
+
+def _resolved(given: Normaliser | str) -> Normaliser:
+    found = normaliser(given) if isinstance(given, str) else given
+    if not isinstance(found, Normaliser):
+        reject_type("normaliser", type(found).__name__, "a Normaliser or the name of one")
+    return found
+
+
+def _check_values(v: Tensor, k: Tensor, weights: Tensor) -> None:
+    if not isinstance(v, Tensor):
+        reject_type("v", type(v).__name__, "a torch.Tensor")
+    if v.dtype != k.dtype:
+        reject_type("v", f"dtype {v.dtype}", f"the dtype of k, {k.dtype}")
+    if v.device != k.device:
+        reject("v", f"device {v.device}", f"the device of k, {k.device}")
+    if v.ndim < 2 or v.shape[-2] != k.shape[-2]:
+        reject("v", f"shape {tuple(v.shape)}", f"[..., {k.shape[-2]}, Dv], one value per key")
+    batch = tuple(weights.shape[:-2])
+    if broadcast(v.shape[:-2], batch) is None:
+        reject("v", f"batch {tuple(v.shape[:-2])}", f"a batch that broadcasts with {batch}, that of q and k")

@@ -26,7 +26,6 @@ class Softmax(Normaliser):
 
     name: ClassVar[str] = "softmax"
     disperses: ClassVar[str] = "yes: with logits of spread δ no key among n gets more than e^δ/(e^δ + n − 1)"
-    can_disperse: ClassVar[bool] = True
 
     def normalise(self, logits: Tensor, visible: Tensor) -> Tensor:
         """Softmax over the visible keys."""
@@ -49,7 +48,6 @@ class Adaptive(Normaliser):
     disperses: ClassVar[str] = (
         "yes with the paper's polynomial: β ≤ 2.42, and 1 beyond H = 5.94; not if a policy holds the entropy"
     )
-    can_disperse: ClassVar[bool] = True
 
     policy: Policy
 
@@ -83,7 +81,6 @@ class ScalableSoftmax(Normaliser):
     disperses: ClassVar[str] = (
         "yes while s·δ < 1: a leader by δ has weight about n^(s·δ − 1); no beyond, where it goes to 1"
     )
-    can_disperse: ClassVar[bool] = True
 
     def __init__(self, s: float = 1.0 / math.log(16)) -> None:
         super().__init__()
@@ -226,7 +223,6 @@ class Sigmoid(Normaliser):
         "yes with the bias −ln n: a weight falls like e^s/n, though no rival takes it; "
         "no with a fixed bias, but the rivals' sum then grows with n"
     )
-    can_disperse: ClassVar[bool] = True
     sums_to_one: ClassVar[bool] = False
 
     def __init__(self, bias: float | None = None) -> None:
@@ -253,7 +249,6 @@ class SoftmaxPlusOne(Normaliser):
 
     name: ClassVar[str] = "softmax-plus-one"
     disperses: ClassVar[str] = "yes: it is softmax with one more key, so no weight exceeds softmax's"
-    can_disperse: ClassVar[bool] = True
     sums_to_one: ClassVar[bool] = False
 
     def normalise(self, logits: Tensor, visible: Tensor) -> Tensor:
@@ -275,7 +270,6 @@ class Linear(Normaliser):
 
     name: ClassVar[str] = "linear"
     disperses: ClassVar[str] = "yes: bounded queries and keys have bounded scores, which share a total of 1"
-    can_disperse: ClassVar[bool] = True
     adds_mask: ClassVar[bool] = False
 
     def score(self, q: Tensor, k: Tensor, scale: float) -> Tensor:

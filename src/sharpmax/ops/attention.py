@@ -22,7 +22,7 @@ from sharpmax.ops.kernels import decode_launch
 from sharpmax.ops.kernels.sharpen import scale_op, scales, sharpen_op
 from sharpmax.ops.kernels.tables import form_of, table_of
 from sharpmax.policies.base import WARNED, Policy, Remeasure, Warned
-from sharpmax.policies.constant import Constant
+from sharpmax.policies.basic import Constant
 from sharpmax.policies.per_head import PerHead, side_by_side
 from sharpmax.policies.registry import resolve_policy
 from sharpmax.stats import triton_launch
@@ -401,34 +401,16 @@ def is_repeated() -> bool:
 
 @overload
 def attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = ...,
-    dropout_p: float = ...,
-    is_causal: bool = ...,
-    *,
-    scale: float | None = ...,
-    enable_gqa: bool = ...,
-    policy: Policy | str | None = ...,
-    impl: Impl = ...,
-    return_stats: Literal[False] = ...,
-) -> Tensor: ...
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = ..., dropout_p: float = ...,
+    is_causal: bool = ..., *, scale: float | None = ..., enable_gqa: bool = ..., policy: Policy | str | None = ...,
+    impl: Impl = ..., return_stats: Literal[False] = ...,
+) -> Tensor: ...  # fmt: skip
 @overload
 def attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = ...,
-    dropout_p: float = ...,
-    is_causal: bool = ...,
-    *,
-    scale: float | None = ...,
-    enable_gqa: bool = ...,
-    policy: Policy | str | None = ...,
-    impl: Impl = ...,
-    return_stats: Literal[True],
-) -> tuple[Tensor, RowStats]: ...
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = ..., dropout_p: float = ...,
+    is_causal: bool = ..., *, scale: float | None = ..., enable_gqa: bool = ..., policy: Policy | str | None = ...,
+    impl: Impl = ..., return_stats: Literal[True],
+) -> tuple[Tensor, RowStats]: ...  # fmt: skip
 def attention(
     query: Tensor,
     key: Tensor,

@@ -8,6 +8,7 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor
 
+from sharpmax.arrays import check_scale
 from sharpmax.errors import UnsupportedError, reject, reject_type
 from sharpmax.ops.attention import MOST_QUERIES, attention, check_values, learns, policies_of
 from sharpmax.ops.kernels.decode_launch import Cache, decode_op, measure_op, obstacle, rows_alike, values_op
@@ -27,32 +28,16 @@ Policies = Policy | str | None | Sequence[Policy | str | None]
 
 @overload
 def decode(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    lengths: Tensor | None = ...,
-    block_table: Tensor | None = ...,
-    attn_mask: Tensor | None = ...,
-    scale: float | None = ...,
-    policy: Policies = ...,
-    impl: DecodeImpl = ...,
+    q: Tensor, k: Tensor, v: Tensor, *, lengths: Tensor | None = ..., block_table: Tensor | None = ...,
+    attn_mask: Tensor | None = ..., scale: float | None = ..., policy: Policies = ..., impl: DecodeImpl = ...,
     return_stats: Literal[False] = ...,
-) -> Tensor: ...
+) -> Tensor: ...  # fmt: skip
 @overload
 def decode(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    lengths: Tensor | None = ...,
-    block_table: Tensor | None = ...,
-    attn_mask: Tensor | None = ...,
-    scale: float | None = ...,
-    policy: Policies = ...,
-    impl: DecodeImpl = ...,
+    q: Tensor, k: Tensor, v: Tensor, *, lengths: Tensor | None = ..., block_table: Tensor | None = ...,
+    attn_mask: Tensor | None = ..., scale: float | None = ..., policy: Policies = ..., impl: DecodeImpl = ...,
     return_stats: Literal[True],
-) -> tuple[Tensor, RowStats]: ...
+) -> tuple[Tensor, RowStats]: ...  # fmt: skip
 def decode(
     q: Tensor,
     k: Tensor,
@@ -85,13 +70,13 @@ def decode(
     >>> sm.decode(q, k, v, lengths=torch.tensor([5, 16]), policy="paper").shape
     torch.Size([2, 4, 1, 8])
     """
-    _check(q, k, v, lengths, block_table, attn_mask, scale)
+    _check(q, k, v, lengths, block_table, attn_mask)
     cache = Cache(lengths, block_table)
     policies = _policies(policy, q.shape[1])
     mask = None if attn_mask is None else attn_mask.reshape((1,) * (4 - attn_mask.ndim) + tuple(attn_mask.shape))
     if not _with_kernels(q, k, v, mask, impl):
         return _plain(q, k, v, cache, mask, scale, policies, return_stats)
-    scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
+    scale = q.shape[-1] ** -0.5 if scale is None else check_scale(scale, q.shape[-1])
     table = table_of(policies, q.device)
     if table is not None:
         found = decode_op(q, k, v, lengths, block_table, mask, scale, *table, return_stats)
@@ -193,9 +178,8 @@ def _blind_rows_0(out: Tensor, mask: Tensor) -> Tensor:
 
 
 def _check(
-    q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, block_table: Tensor | None, mask: Tensor | None,
-    scale: float | None,
-) -> None:  # fmt: skip
+    q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, block_table: Tensor | None, mask: Tensor | None
+) -> None:
     check_tensors(q, k)
     for name, x in (("q", q), ("k", k)):
         if x.ndim != 4:
@@ -214,8 +198,6 @@ def _check(
     if heads == 0 or q.shape[1] % heads:
         reject("k", f"{heads} heads for {q.shape[1]} query heads", "a number of heads that divides the query's")
     check_values(q, k, v)
-    if scale is not None and (isinstance(scale, bool) or not isinstance(scale, (int, float))):
-        reject_type("scale", type(scale).__name__, "a number or None (1/√head size)")
     if mask is not None:
         _check_mask(mask, q, (*q.shape[:3], k.shape[2]))
 

@@ -1,25 +1,14 @@
 """Policies: rules from the statistics of a row to its inverse temperature β."""
 
 from sharpmax.policies.base import Policy
-from sharpmax.policies.constant import Constant
-from sharpmax.policies.curve import Curve
+from sharpmax.policies.basic import Constant, Curve, LogLength
 from sharpmax.policies.entropy_target import EntropyTarget
-from sharpmax.policies.log_length import LogLength
 from sharpmax.policies.log_linear import LogLinear
 from sharpmax.policies.per_head import PerHead
 from sharpmax.policies.polynomial import PAPER, Polynomial
 from sharpmax.policies.registry import load_policy, resolve_policy
 
 __all__ = [
-    "PAPER",
-    "Constant",
-    "Curve",
-    "EntropyTarget",
-    "LogLength",
-    "LogLinear",
-    "PerHead",
-    "Policy",
-    "Polynomial",
-    "load_policy",
-    "resolve_policy",
-]
+    "PAPER", "Constant", "Curve", "EntropyTarget", "LogLength", "LogLinear", "PerHead", "Policy", "Polynomial",
+    "load_policy", "resolve_policy",
+]  # fmt: skip

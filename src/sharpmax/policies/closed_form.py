@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from sharpmax.policies.base import Policy
-from sharpmax.policies.constant import Constant
-from sharpmax.policies.curve import Curve
+from sharpmax.policies.basic import Constant, Curve, LogLength
 from sharpmax.policies.entropy_target import EntropyTarget
-from sharpmax.policies.log_length import LogLength
 from sharpmax.policies.log_linear import LogLinear
 from sharpmax.policies.polynomial import Polynomial
 
 CONSTANT, POLYNOMIAL, LOG_LENGTH, LOG_LINEAR, CURVE, TARGET = range(6)
 """The forms: the first column of a table says which of them its row is."""
+
+_KINDS = {Constant, Polynomial, LogLength, LogLinear, Curve, EntropyTarget}
 
 
 @dataclass(frozen=True)
@@ -76,13 +75,13 @@ def closed_form(policies: Sequence[Policy]) -> ClosedForm | None:
     (0, 2)
     """
     # A subclass may have a rule of its own: the type itself is what counts.
-    if any(type(policy) not in _LOWER for policy in policies):
+    if any(type(policy) not in _KINDS for policy in policies):
         return None
     if all(policy == policies[0] for policy in policies):
         policies = policies[:1]
     terms = max(len(p.coefficients) if isinstance(p, Polynomial) else 0 for p in policies)
     segments = max(len(p.knots) - 1 if isinstance(p, Curve) else 0 for p in policies)
-    rows = [_LOWER[type(policy)](policy, terms, segments) for policy in policies]
+    rows = [_row(policy, terms, segments) for policy in policies]
     width = max(map(len, rows))
     return ClosedForm(
         forms=tuple(sorted({int(row[0]) for row in rows})),
@@ -93,43 +92,25 @@ def closed_form(policies: Sequence[Policy]) -> ClosedForm | None:
     )
 
 
-def _constant(policy: Constant, terms: int, segments: int) -> list[float]:
-    return [CONSTANT, policy.value]
-
-
-def _polynomial(policy: Polynomial, terms: int, segments: int) -> list[float]:
-    ends = policy.fitted_on if policy.outside_is == "clamp" else (-math.inf, math.inf)
-    # Zeros before the highest power leave Horner's scheme at 0, exactly.
-    leading = [0.0] * (terms - len(policy.coefficients))
-    return [POLYNOMIAL, policy.threshold, *ends, *leading, *policy.coefficients]
-
-
-def _log_length(policy: LogLength, terms: int, segments: int) -> list[float]:
-    return [LOG_LENGTH, policy.floor, math.log(policy.reference)]
-
-
-def _log_linear(policy: LogLinear, terms: int, segments: int) -> list[float]:
-    coefficients = [getattr(policy, name) for name in policy.COEFFICIENTS]
-    return [LOG_LINEAR, *coefficients, policy.reference, math.log(policy.floor), math.log(policy.ceiling)]
-
-
-def _curve(policy: Curve, terms: int, segments: int) -> list[float]:
-    x, y = policy.knots, policy.values
-    pieces = [(x0, x1 - x0, y0, y1 - y0) for x0, x1, y0, y1 in zip(x[:-1], x[1:], y[:-1], y[1:], strict=True)]
-    # No entropy lies above such a knot, so that piece is never used.
-    pieces += [(1e38, 1.0, 0.0, 0.0)] * (segments - len(pieces))
-    return [CURVE, y[0], *(number for piece in pieces for number in piece)]
-
-
-def _target(policy: EntropyTarget, terms: int, segments: int) -> list[float]:
-    return [TARGET, policy.target, math.log(policy.floor), math.log(policy.ceiling)]
-
-
-_LOWER: dict[type[Policy], Callable[[Any, int, int], list[float]]] = {
-    Constant: _constant,
-    Polynomial: _polynomial,
-    LogLength: _log_length,
-    LogLinear: _log_linear,
-    Curve: _curve,
-    EntropyTarget: _target,
-}
+def _row(policy: Policy, terms: int, segments: int) -> list[float]:
+    """The row of one policy: its form and what that form reads."""
+    if isinstance(policy, Constant):
+        return [CONSTANT, policy.value]
+    if isinstance(policy, LogLength):
+        return [LOG_LENGTH, policy.floor, math.log(policy.reference)]
+    if isinstance(policy, Polynomial):
+        ends = policy.fitted_on if policy.outside_is == "clamp" else (-math.inf, math.inf)
+        # Zeros before the highest power leave Horner's scheme at 0, exactly.
+        leading = [0.0] * (terms - len(policy.coefficients))
+        return [POLYNOMIAL, policy.threshold, *ends, *leading, *policy.coefficients]
+    if isinstance(policy, Curve):
+        x, y = policy.knots, policy.values
+        pieces = [(x0, x1 - x0, y0, y1 - y0) for x0, x1, y0, y1 in zip(x[:-1], x[1:], y[:-1], y[1:], strict=True)]
+        # No entropy lies above such a knot, so that piece is never used.
+        pieces += [(1e38, 1.0, 0.0, 0.0)] * (segments - len(pieces))
+        return [CURVE, y[0], *(number for piece in pieces for number in piece)]
+    assert isinstance(policy, LogLinear | EntropyTarget)
+    ends = math.log(policy.floor), math.log(policy.ceiling)
+    if isinstance(policy, EntropyTarget):
+        return [TARGET, policy.target, *ends]
+    return [LOG_LINEAR, *(getattr(policy, name) for name in policy.COEFFICIENTS), policy.reference, *ends]

@@ -52,10 +52,7 @@ class EntropyTarget(Policy):
         """Safeguarded Newton in ln β; the gradient comes from the implicit function theorem."""
         if remeasure is None:
             reject(
-                "remeasure",
-                None,
-                "a function that measures the rows at another β",
-                "use sm.attention or sm.softmax",
+                "remeasure", None, "a function that measures the rows at another β", "use sm.attention or sm.softmax"
             )
         entropy, var = xp.stop_gradient(stats.entropy), xp.stop_gradient(stats.var)
         target, floor, ceiling = (xp.param(v, entropy) for v in (self.target, self.floor, self.ceiling))

@@ -47,16 +47,8 @@ class LogLinear(Policy):
     ceiling: float = 12.0
 
     COEFFICIENTS: ClassVar[tuple[str, ...]] = (
-        "level",
-        "length",
-        "entropy",
-        "entropy2",
-        "top",
-        "top2",
-        "var",
-        "entropy_length",
-        "top_length",
-    )
+        "level", "length", "entropy", "entropy2", "top", "top2", "var", "entropy_length", "top_length",
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         for name in self.COEFFICIENTS:

@@ -116,11 +116,7 @@ class PerHead(Policy):
             reject("policy", self.describe(), "the policy of one layer", "choose it with policy.for_layer(index)")
         rows = tuple(stats.count.shape)
         if len(rows) < 2 or rows[-2] != self.heads:
-            reject(
-                "policy",
-                f"{self.heads} heads for rows of shape {rows}",
-                "rows [..., H, Lq] with as many heads",
-            )
+            reject("policy", f"{self.heads} heads for rows of shape {rows}", "rows [..., H, Lq] with as many heads")
         together = side_by_side(xp, self.policies[0], xp.cast(stats.count, xp.widest))
         if together is not None:
             return together.rule(xp, stats, remeasure)

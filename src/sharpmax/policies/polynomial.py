@@ -52,11 +52,7 @@ class Polynomial(Policy):
         """Least-squares polynomial through pairs of (entropy, best β), as the paper fits its own."""
         x, y = np.asarray(entropy, dtype=np.float64).ravel(), np.asarray(beta, dtype=np.float64).ravel()
         if x.shape != y.shape or x.size <= degree:
-            reject(
-                "entropy, beta",
-                f"{x.size} and {y.size} values",
-                f"equally many, more than the degree {degree}",
-            )
+            reject("entropy, beta", f"{x.size} and {y.size} values", f"equally many, more than the degree {degree}")
         if (different := np.unique(x).size) <= degree:
             reject("entropy", f"{different} different values", f"more different ones than the degree {degree}")
         if not (np.isfinite(x).all() and np.isfinite(y).all()):

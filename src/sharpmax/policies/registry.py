@@ -12,8 +12,7 @@ from types import MappingProxyType
 from sharpmax.errors import FileFormatError, reject, reject_type
 from sharpmax.files import read_json
 from sharpmax.policies.base import Policy, policy_from_dict
-from sharpmax.policies.constant import Constant
-from sharpmax.policies.log_length import LogLength
+from sharpmax.policies.basic import Constant, LogLength
 from sharpmax.policies.polynomial import PAPER
 
 BESIDE = "sharpmax_policy.json"

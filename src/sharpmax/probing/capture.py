@@ -18,14 +18,7 @@ from torch.overrides import TorchFunctionMode
 from sharpmax.errors import UnsupportedError, reject
 from sharpmax.integrations.transformers.interface import observed
 from sharpmax.ops.attention import is_repeated
-from sharpmax.stats.call import (
-    Alignment,
-    AttentionCall,
-    Logits,
-    broadcast,
-    floats_at_least_32,
-    without_autocast,
-)
+from sharpmax.stats.call import Alignment, AttentionCall, Logits, broadcast, floats_at_least_32, without_autocast
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -172,7 +165,7 @@ _LOGITS_AT_ONCE = 1 << 22
 
 
 @dataclass(frozen=True, eq=False)
-class Call:
+class CapturedCall:
     """The statistics of one attention call, of its rows at `places`."""
 
     layer: int  # the number of the attention module; without a model, of the call
@@ -186,10 +179,10 @@ class Capture:
     """The attention calls since the `with` block began, in the thread that it began in."""
 
     rows: str = "last"
-    calls: list[Call] = field(default_factory=list)
+    calls: list[CapturedCall] = field(default_factory=list)
     _thread: int = field(default_factory=threading.get_ident)
 
-    def of_layer(self, layer: int) -> list[Call]:
+    def of_layer(self, layer: int) -> list[CapturedCall]:
         """The calls of one layer, in their order."""
         return [call for call in self.calls if call.layer == layer]
 
@@ -215,7 +208,7 @@ class Capture:
         """Measure a call, if it is one of this thread."""
         if threading.get_ident() == self._thread:
             chosen = places(self.rows, call.queries)
-            self.calls.append(Call(call.layer, chosen, call.keys, measured(call, chosen)))
+            self.calls.append(CapturedCall(call.layer, chosen, call.keys, measured(call, chosen)))
 
     def __repr__(self) -> str:
         return f"Capture(rows={self.rows!r}, calls={len(self.calls)}, layers={len({one.layer for one in self.calls})})"

@@ -17,13 +17,12 @@ from sharpmax.integrations.transformers.application import policy_of
 from sharpmax.integrations.transformers.projections import exact
 from sharpmax.models.language import context_of
 from sharpmax.policies.base import Policy
-from sharpmax.policies.constant import Constant
-from sharpmax.policies.curve import Curve
+from sharpmax.policies.basic import Constant, Curve
 from sharpmax.policies.entropy_target import EntropyTarget
 from sharpmax.policies.log_linear import LogLinear
 from sharpmax.policies.per_head import PerHead
 from sharpmax.policies.polynomial import Polynomial
-from sharpmax.probing.projections import Family, Layer, Side, family_of, layers_of
+from sharpmax.probing.projections import Family, LayerProjections, Side, family_of, layers_of
 from sharpmax.theory.rotary import common_basis, spread_from_rotary
 from sharpmax.theory.spread import spread_from_weights, spread_over_inputs
 
@@ -106,14 +105,14 @@ class Embeddings:
         return cls(tokens, positions)
 
 
-def spread_of_first_layer(layer: Layer, given: Embeddings) -> list[float]:
+def spread_of_first_layer(layer: LayerProjections, given: Embeddings) -> list[float]:
     """A bound on the spread of each head over every text there is."""
     if given.positions is None:
         return [_over_tokens(layer, given.tokens, head) for head in range(layer.heads)]
     return [_over_sums(layer, given.tokens, given.positions, head) for head in range(layer.heads)]
 
 
-def _over_tokens(layer: Layer, tokens: Tensor, head: int) -> float:
+def _over_tokens(layer: LayerProjections, tokens: Tensor, head: int) -> float:
     sides = (layer.query, layer.key)
     # Where lengths alone count, they are safe without epsilon, even if a model scales its embeddings elsewhere.
     lengths = 2 * layer.pairs == layer.query.bounded()[0].shape[1] and not any(side.constant for side in sides)
@@ -121,7 +120,7 @@ def _over_tokens(layer: Layer, tokens: Tensor, head: int) -> float:
     return spread_over_inputs(queries, keys, layer.scale, pairs=layer.pairs)
 
 
-def _over_sums(layer: Layer, tokens: Tensor, positions: Tensor, head: int) -> float:
+def _over_sums(layer: LayerProjections, tokens: Tensor, positions: Tensor, head: int) -> float:
     """2·scale·max‖F q‖·max‖G k‖ over all queries and keys, in the basis in which they meet evenly.
 
     It holds as q·k = (F q)·(G k); and as F and G come from the whole ball, it never exceeds the bound of the ball.
@@ -253,7 +252,7 @@ def certify(
     return Certificate(kind, mass, context, described, tuple(heads))
 
 
-def _bounds(layer: Layer, embeddings: Embeddings | None) -> dict[str, list[float]]:
+def _bounds(layer: LayerProjections, embeddings: Embeddings | None) -> dict[str, list[float]]:
     """The bound of every argument for the heads of a layer, before biases by distance and policies."""
     (query, query_norm, query_bias), (key, key_norm, key_bias) = layer.query.bounded(), layer.key.bounded()
     found = {

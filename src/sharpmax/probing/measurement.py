@@ -1,24 +1,33 @@
-"""Read inputs of growing size and fit curves to the row statistics of every head."""
+"""Read inputs of growing size, fit curves to the row statistics of every head, and find measured horizons.
+
+The measured horizon is the number of keys from which on no key holds the mass: where the top weight of a head, in the
+last row and averaged over prompts, falls under it for good. It is an estimate and says nothing about other inputs; for
+that there is the certified horizon (`sharpmax.probing.certified`).
+"""
 
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from sharpmax.errors import reject
 from sharpmax.integrations.transformers.interface import observed
+from sharpmax.models.language import context_of
 from sharpmax.probing.capture import STATISTICS, capture
-from sharpmax.probing.inputs import Passage, ProbeInputs
+from sharpmax.probing.inputs import Passage, ProbeInputs, task_inputs
 from sharpmax.probing.replication import Replication, replicated_row, replicating
 from sharpmax.stats.call import AttentionCall
+from sharpmax.tasks.registry import get_task
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 Numbers = NDArray[np.float64]
 Readings = Mapping[int, Mapping[str, Numbers]]
@@ -173,6 +182,11 @@ def known_mean(values: Numbers, axis: int | None = None) -> Numbers:
     return found
 
 
+def finite_or_none(value: float) -> float | None:
+    """A number as JSON can hold it: None where it is not finite."""
+    return float(value) if math.isfinite(value) else None
+
+
 def repeats(readings: Readings, seed: int) -> Iterator[Numbers]:
     """`REPEATS` bootstrap samples: how often each passage is drawn. None of a single passage."""
     passages = max(len(one["count"]) for one in readings.values())
@@ -222,3 +236,92 @@ def crossing(x: Numbers, y: Numbers, level: float) -> Numbers:
         found = np.where(falls, at, found)
     found = np.where(y[-1] >= level, np.inf, found)
     return np.where(np.isnan(y).any(0), np.nan, found)
+
+
+KINDS = ("before", "at", "beyond")
+"""Where a horizon lies: before the shortest prompt, at a number of keys, or beyond the longest."""
+
+LONGEST = 1024
+"""Longer prompts, in tokens, are left out: on a CPU they take minutes (`sharpmax probe` reads them)."""
+
+_TASK = "kv"
+
+
+@dataclass(frozen=True)
+class MeasuredHead:
+    """What prompts show of one head; `low` and `high` end a 95% interval, None for an end before or beyond."""
+
+    layer: int
+    head: int
+    spread: float  # the mean spread of the logits in the longest prompts, in nats
+    widest: float  # the largest spread in any prompt
+    slope: float | None  # of entropy against ln n: 1 is pure dispersion, 0 none; None where n did not grow
+    slope_low: float | None
+    slope_high: float | None
+    kind: str  # one of `KINDS`
+    tokens: float | None  # the measured horizon, where `kind` is "at"
+    low: float | None
+    high: float | None
+
+
+@dataclass(frozen=True)
+class MeasuredHorizons:
+    """What prompts show of every head."""
+
+    mass: float
+    task: str
+    sizes: tuple[int, ...]
+    prompts: int
+    shortest: int  # keys of the shortest and of the longest row
+    longest: int
+    heads: tuple[MeasuredHead, ...]
+
+    def of_layer(self, number: int) -> tuple[MeasuredHead, ...]:
+        """The heads of one layer."""
+        return tuple(one for one in self.heads if one.layer == number)
+
+
+def measure_horizons(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    mass: float = 0.5,
+    *,
+    seed: int = 0,
+    progress: Callable[[int, int], None] | None = None,
+) -> MeasuredHorizons:
+    """Measure the horizon of every head on prompts of the task kv of up to `LONGEST` tokens."""
+    inputs = task_inputs(get_task(_TASK), tokenizer, context_of(model), None, None, seed)
+    short = {size: ones for size, ones in inputs.passages.items() if ones[0].length <= LONGEST}
+    if len(short) < 2:
+        given = f"{_TASK} prompts of {[ones[0].length for ones in inputs.passages.values()]} tokens"
+        reject("model", given, f"room for prompts of two sizes, up to {LONGEST}", "certify it alone (--certified-only)")
+    total, read = sum(one.work for ones in short.values() for one in ones), 0
+
+    def done(passage: Passage, size: int) -> None:
+        nonlocal read
+        read += passage.work
+        if progress is not None:
+            progress(read, total)
+
+    return horizons_of(measure(model, replace(inputs, passages=short), "last", done), mass, _TASK, seed)
+
+
+def horizons_of(readings: Readings, mass: float, task: str, seed: int = 0) -> MeasuredHorizons:
+    """The horizons that follow from readings, with bootstrap intervals."""
+    fits = fit(readings, nested=False, mass=mass, seed=seed)
+    spread, fall = fits.curves["spread"][-1], fits.horizon
+    widest = np.max([one["spread"].max(0) for one in readings.values()], axis=0)
+    counts = [one["count"] for one in readings.values()]
+    heads = []
+    for layer, head in np.ndindex(*fall.shape):
+        at = layer, head
+        if np.isfinite(spread[at]):  # layers may have fewer heads than others
+            slopes = fits.slope, fits.slope_low, fits.slope_high
+            rise, rise_low, rise_high = (finite_or_none(one[at]) for one in slopes)
+            kind = "at" if math.isfinite(fall[at]) else "before" if fall[at] < 0 else "beyond"
+            tokens, low, high = (finite_or_none(one[at]) for one in (fall, fits.horizon_low, fits.horizon_high))
+            spreads = float(spread[at]), float(widest[at])
+            heads.append(MeasuredHead(layer, head, *spreads, rise, rise_low, rise_high, kind, tokens, low, high))
+    prompts = sum(len(one) for one in counts)
+    ends = int(np.nanmin(counts[0])), int(np.nanmax(counts[-1]))
+    return MeasuredHorizons(mass, task, tuple(readings), prompts, *ends, tuple(heads))

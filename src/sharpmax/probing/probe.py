@@ -25,19 +25,23 @@ from sharpmax.models.language import (
     quiet,
 )
 from sharpmax.probing.capture import check_choice
-from sharpmax.probing.findings import RULE, Findings, findings_of, forecast_of, forecast_work
-from sharpmax.probing.inputs import TEXT, Passage, ProbeInputs, own_inputs, task_inputs, text_inputs
-from sharpmax.probing.measurement import Progress, measure
-from sharpmax.probing.summary import (
+from sharpmax.probing.findings import (
+    RULE,
+    Findings,
     Sheet,
     chain_table,
+    findings_of,
+    forecast_of,
     forecast_sheet,
     forecast_table,
+    forecast_work,
     heads_table,
     layers_sheet,
     layers_table,
     verdict,
 )
+from sharpmax.probing.inputs import TEXT, Passage, ProbeInputs, own_inputs, task_inputs, text_inputs
+from sharpmax.probing.measurement import Progress, measure
 from sharpmax.results import FILE_NAME, collect
 from sharpmax.tasks.prompt import Task
 from sharpmax.tasks.registry import TASKS, get_task

@@ -182,7 +182,7 @@ class Side:
 
 
 @dataclass(frozen=True, eq=False)
-class Layer:
+class LayerProjections:
     """An attention layer: logits scale·q·k of turned queries and keys, perhaps capped, perhaps with a bias added."""
 
     number: int
@@ -197,7 +197,7 @@ class Layer:
     window: int | None  # the most keys a row can see
 
 
-def layers_of(model: PreTrainedModel) -> list[Layer]:
+def layers_of(model: PreTrainedModel) -> list[LayerProjections]:
     """The attention layers of a model, in the order of policies, or an error that says why it has no certificate."""
     kind = str(model.config.model_type)
     family = family_of(kind)
@@ -218,7 +218,7 @@ class _Reader:
                 "do_layer_norm_before=True"
             )
 
-    def layer(self, number: int, one: AttentionModule) -> Layer:
+    def layer(self, number: int, one: AttentionModule) -> LayerProjections:
         where, name = f"layer {number} of {self.kind}", self.names[one.module]
         feed = self.family.feed(name)
         if feed is None or not {feed.queries, feed.keys} <= set(self.parts):
@@ -230,17 +230,10 @@ class _Reader:
         query, key = self._sides(one, made, feed, where)
         width = made[0].rows.shape[1]
         pairs, turned = self._rotary(width)
-        return Layer(
-            number,
-            one.heads,
-            query,
-            _repeated(key, group),
-            feed.first,
-            _scale(one, width) * turned,
-            pairs,
-            self._cap(one),
-            self._bias_spread(name, one.heads),
-            self._window(one),
+        scale, window = _scale(one, width) * turned, self._window(one)
+        cap, bias = self._cap(one), self._bias_spread(name, one.heads)
+        return LayerProjections(
+            number, one.heads, query, _repeated(key, group), feed.first, scale, pairs, cap, bias, window
         )
 
     def _sides(self, one: AttentionModule, made: Sequence[Projection], feed: Feed, where: str) -> Iterator[Side]:

@@ -1,8 +1,7 @@
 """Altair charts in one theme: panels of lines, points, heat maps and rules, as specs, SVG and PNG.
 
-A figure is a concatenation of panels. Its spec goes into the page, where a script sets the width of the panels,
-and through
-vl-convert into files. Data are CSV texts, which weigh a third of JSON rows.
+A figure is a concatenation of panels. Its spec goes into the page, where a script sets the width of the panels, and
+through vl-convert into files. Data are CSV texts, which weigh a third of JSON rows.
 """
 
 from __future__ import annotations
@@ -77,17 +76,13 @@ def data(rows: Sequence[Mapping[str, Any]]) -> Any:
     """Rows as the inline data of a chart: one CSV text, numbers with five digits, None as an empty cell."""
     alt = altair()
     names = list(dict.fromkeys(name for row in rows for name in row))
-    numbers = {name for name in names if all(_is_number(row.get(name)) for row in rows)}
+    numbers = {name for name in names if all(isinstance(row.get(name), int | float | None) for row in rows)}
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(names)
     writer.writerows([_short(row.get(name)) for name in names] for row in rows)
     parse = {name: "number" if name in numbers else "string" for name in names}
     return alt.InlineData(values=buffer.getvalue(), format=alt.CsvDataFormat(type="csv", parse=parse))
-
-
-def _is_number(value: Any) -> bool:
-    return value is None or isinstance(value, int | float)
 
 
 def _short(value: Any) -> Any:
@@ -168,11 +163,8 @@ class Plot:
 
     def hover(self, rows: Sequence[Mapping[str, Any]]) -> Any:
         """Invisible markers that give lines without markers a tooltip."""
-        return (
-            self._base(rows)
-            .mark_point(filled=True, size=120)
-            .encode(opacity=altair().value(0), tooltip=list(self.tips))
-        )
+        base = self._base(rows).mark_point(filled=True, size=120)
+        return base.encode(opacity=altair().value(0), tooltip=list(self.tips))
 
     def bars(self, rows: Sequence[Mapping[str, Any]]) -> Any:
         """Error bars from `low` to `high`, for the rows that have them."""
@@ -247,7 +239,6 @@ def heat_panel(
     letters: bool = False,
     height: int | None = None,
     ticks: Sequence[int] | None = None,
-    legend: bool = True,
 ) -> Any:
     """A cell for each row at (`x`, `y`), coloured by `value`; with `letters`, the text in `letter` on top.
 
@@ -259,15 +250,9 @@ def heat_panel(
         if diverging
         else alt.Scale(domain=list(domain), scheme="viridis", clamp=True)
     )
-    bar = alt.Legend(title=colour, orient="bottom", gradientLength=200, titleLimit=300) if legend else None
-    marks = alt.Axis(
-        labelOverlap="greedy",
-        labelSeparation=5,
-        ticks=False,
-        domain=False,
-        labelAngle=0,
-        **({} if ticks is None else {"values": list(ticks)}),
-    )
+    bar = alt.Legend(title=colour, orient="bottom", gradientLength=200, titleLimit=300)
+    chosen_ticks = {} if ticks is None else {"values": list(ticks)}
+    marks = alt.Axis(labelOverlap="greedy", labelSeparation=5, ticks=False, domain=False, labelAngle=0, **chosen_ticks)
     base = alt.Chart(data(rows)).encode(
         x=alt.X("x:O", title=x, axis=marks), y=alt.Y("y:O", title=y, axis=marks), tooltip=list(tips)
     )
@@ -305,9 +290,9 @@ def figure(
     head: str = "",
     heads: Sequence[str] = (),
 ) -> Any:
-    """A figure of panels: at most `columns` beside each other, each at least `minimum` pixels wide with `around` for "
-    "its axis.
+    """A figure of panels, at most `columns` beside each other, each at least `minimum` pixels wide without its axis.
 
+    `around` is the width of an axis.
     `names` are the entries of the legend, which then hides what is not picked. `head` adds the parameter of that name,
     `heads` a menu for it.
     """

@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
 from sharpmax.report import charts
-from sharpmax.report.tables import EMPTY, NOTHING, Cell, Figure, Metric, Part, Report, Table, Tables, present, sizes
+from sharpmax.report.tables import (
+    EMPTY,
+    NOTHING,
+    Cell,
+    Figure,
+    Metric,
+    Part,
+    Report,
+    Table,
+    Tables,
+    cell_of,
+    interval,
+    mean_cell,
+    present,
+    sizes,
+)
 from sharpmax.report.words import (
     Pairs,
     capital,
@@ -20,7 +35,8 @@ from sharpmax.report.words import (
     points,
     probability,
     share,
-)  # fmt: skip
+    span,
+)
 
 IN, OUT = "in", "out"
 """Sizes trained on, and all others."""
@@ -48,13 +64,13 @@ def matches(tables: Tables) -> bool:
 def report(tables: Tables) -> Report:
     """The page's contents."""
     main = present(means_table(tables), gains_table(tables))
-    part = Part("results", "CLRS-Text", metrics(tables), _figures(tables), main, [algorithms_table(tables)])
+    part = Part("results", "CLRS-Text", metrics(tables), list(_figures(tables)), main, [algorithms_table(tables)])
     origins = [
         (f"Training of {name}", origin_of_run(one["command"], one["provenance"], {}))
         for name, one in _training(tables).items()
     ]
     definitions = [("Variants and their training", _variants(tables))]
-    return Report("clrs", headline(tables), [part], notes(tables), _method(tables), definitions, origins)
+    return Report("clrs", list(headline(tables)), [part], list(notes(tables)), _method(tables), definitions, origins)
 
 
 def variants(tables: Tables) -> list[str]:
@@ -111,60 +127,58 @@ def _training(tables: Tables) -> Mapping[str, Any]:
     return tables.get("training") or {}
 
 
-def headline(tables: Tables) -> list[str]:
+def headline(tables: Tables) -> Iterator[str]:
     """The answer in numbers, a sentence for each group of sizes, those beyond training first."""
     names, variant = group_names(tables), lead(tables)
-    found = []
     for group in reversed(groups(tables)):
         plain = tables["means"][base(tables)][group]
+        start = f"Accuracy at {names[group]}: {percent(plain['mean'])}"
         if variant is None:
-            found.append(
-                f"Accuracy at {names[group]}: {percent(plain['mean'])} ({share(plain['low'])}–{share(plain['high'])})."
-            )
-            continue
-        gain = tables["gains"][variant][group]
-        doubt = "" if significant(gain) else ", not significant"
-        found.append(
-            f"Accuracy at {names[group]}: {percent(plain['mean'])} → "
-            f"{percent(tables['means'][variant][group]['mean'])} with {variant} ({points(gain['mean'])} points, "
-            f"{points(gain['low'])} to {points(gain['high'])}, {probability(gain['p'])}{doubt})."
-        )
-    return found
+            yield f"{start} ({interval(plain)})."
+        else:
+            after, gain = tables["means"][variant][group], tables["gains"][variant][group]
+            test = probability(gain["p"]) + ("" if significant(gain) else ", not significant")
+            change = f"{points(gain['mean'])} points, {points(gain['low'])} to {points(gain['high'])}"
+            yield f"{start} → {percent(after['mean'])} with {variant} ({change}, {test})."
 
 
-def notes(tables: Tables) -> list[str]:
+def notes(tables: Tables) -> Iterator[str]:
     """What limits the conclusions: what was not learned, training that differs, questions left out."""
-    found = [_touchstone(tables)]
+    yield _learned_words(tables)
     for name, values in _differing_settings(tables).items():
         listed = joined([f"{_value(value)} for {variant}" for variant, value in values.items()])
-        found.append(f"The variants were not trained alike: {name.replace('_', ' ')} is {listed}.")
+        yield f"The variants were not trained alike: {name.replace('_', ' ')} is {listed}."
     if IN in groups(tables):
-        found.append(_above_majority(tables))
+        yield _above_majority(tables)
     setting = tables["setting"]
-    left = [
+    left = "; ".join(
         f"{name.replace('_', ' ')} of size {joined([count(size) for size in known])}"
         for name, known in setting.get("too_long", {}).items()
-    ]
+    )
     if left and "longest" in setting:
-        found.append(f"Questions of more than {count(setting['longest'])} tokens were left out: {'; '.join(left)}.")
+        yield f"Questions of more than {count(setting['longest'])} tokens were left out: {left}."
     elif left:
-        found.append(f"Left out, as they do not fit into the context: {'; '.join(left)}.")
+        yield f"Left out, as they do not fit into the context: {left}."
     for name, remarks in setting["remarks"].items():
-        found += [f"{name}: {remark}." for remark in merged(remarks)]
-    return [*found, "Each variant is one training run: the intervals do not include the variance between seeds."]
+        for remark in merged(remarks):
+            yield f"{name}: {remark}."
+    yield "Each variant is one training run: the intervals do not include the variance between seeds."
 
 
-def _touchstone(tables: Tables) -> str:
+def _touchstone(tables: Tables) -> dict[str, Any]:
+    """The cell of the easiest algorithm at sizes trained on, by variant; empty where one was not tested."""
     found = {name: tables["by_algorithm"][name].get(TOUCHSTONE, {}).get(IN) for name in variants(tables)}
-    where = group_names(tables)[IN]
-    if not all(found.values()):
+    return found if all(found.values()) else {}
+
+
+def _learned_words(tables: Tables) -> str:
+    found, where = _touchstone(tables), group_names(tables)[IN]
+    if not found:
         return f"Not known whether “{TOUCHSTONE}”, the easiest algorithm, was learned: it was not tested at {where}."
     listed = joined([f"{name} {percent(cell['mean'])}" for name, cell in found.items()])
-    missed = [name for name, cell in found.items() if cell["mean"] < LEARNED]
+    missed = joined([name for name, cell in found.items() if cell["mean"] < LEARNED])
     verdict = (
-        f"not learned by {joined(missed)}, whose numbers say little about sharpness"
-        if missed
-        else "learned by every variant"
+        f"not learned by {missed}, whose numbers say little about sharpness" if missed else "learned by every variant"
     )
     return f"“{TOUCHSTONE}”, the easiest algorithm, at {where}: {listed}; {verdict} (threshold {LEARNED:.0f}%)."
 
@@ -204,28 +218,19 @@ def metrics(tables: Tables) -> list[Metric]:
     names, variant, found = group_names(tables), lead(tables), []
     for group in groups(tables):
         known = [tables["means"][one][group] for one in present(base(tables), variant)]
-        who = base(tables) if variant is None else f"{base(tables)} → {variant}"
+        who = " → ".join(present(base(tables), variant))
         value = " → ".join(percent(cell["mean"]) for cell in known)
-        found.append(
-            Metric(
-                value, f"accuracy at {names[group]}", f"{who}; mean of {plural(known[0]['algorithms'], 'algorithm')}"
-            )
-        )
+        detail = f"{who}; mean of {plural(known[0]['algorithms'], 'algorithm')}"
+        found.append(Metric(value, f"accuracy at {names[group]}", detail))
     if variant is not None:
         group = groups(tables)[-1]
         gain = tables["gains"][variant][group]
         detail = f"{points(gain['low'])} to {points(gain['high'])} (95%), {probability(gain['p'])}"
         found.append(Metric(f"{points(gain['mean'])} points", f"{variant} at {names[group]}", detail))
-    touchstone = {name: tables["by_algorithm"][name].get(TOUCHSTONE, {}).get(IN) for name in variants(tables)}
-    if all(touchstone.values()):
+    if touchstone := _touchstone(tables):
         weakest = min(touchstone, key=lambda name: touchstone[name]["mean"])
-        found.append(
-            Metric(
-                percent(touchstone[weakest]["mean"]),
-                f"“{TOUCHSTONE}”, weakest variant",
-                f"{weakest}; learned from {LEARNED:.0f}%",
-            )
-        )
+        value, detail = percent(touchstone[weakest]["mean"]), f"{weakest}; learned from {LEARNED:.0f}%"
+        found.append(Metric(value, f"“{TOUCHSTONE}”, weakest variant", detail))
     return found
 
 
@@ -237,16 +242,15 @@ def means_table(tables: Tables) -> Table:
         for table, what in (("means", "final answer"), ("means_exact", "whole text"))
         for group in groups(tables)
     ]
-    counted = {
-        group: plural(tables["means"][base(tables)][group]["algorithms"], "algorithm") for group in groups(tables)
-    }
+    plain = tables["means"][base(tables)]
+    counted = {group: plural(plain[group]["algorithms"], "algorithm") for group in groups(tables)}
     return Table(
         "Accuracy (%): means over algorithms",
         "Every algorithm has the same weight, and every size of it. 95% bootstrap intervals. The final answer is "
         "what follows the steps, where steps are asked for; the whole text includes them.",
         [Cell("variant"), *(Cell(f"{what}, {names[group]}", counted[group]) for _, what, group in columns)],
         [
-            [Cell(name), *(_mean(tables[table][name][group]) for table, _, group in columns)]
+            [Cell(name), *(mean_cell(tables[table][name][group]) for table, _, group in columns)]
             for name in variants(tables)
         ],
     )
@@ -266,10 +270,13 @@ def gains_table(tables: Tables) -> Table | None:
     return Table(
         f"Gain over {base(tables)} (points)",
         f"On the same questions: + correct with the variant only, − with {base(tables)} only. {_SIGNIFICANT}",
-        [Cell("variant"), *(Cell(title) for group in known for title in (names[group], "questions")),
-         Cell("algorithms", f"significant, {names[last]}")],
+        [
+            Cell("variant"),
+            *(Cell(title) for group in known for title in (names[group], "questions")),
+            Cell("algorithms", f"significant, {names[last]}"),
+        ],
         rows,
-    )  # fmt: skip
+    )
 
 
 def algorithms_table(tables: Tables) -> Table:
@@ -282,33 +289,30 @@ def algorithms_table(tables: Tables) -> Table:
         cell = (table[base(tables)] if variant is None else gains[variant])[name].get(last)
         return cell is None, 0.0 if cell is None else -cell["mean"]
 
+    rows = []
+    for name in sorted(tables["majority"], key=rank):
+        accuracy = [_short(table[one][name].get(group)) for group in known for one in variants(tables)]
+        tests = [_test(gains[one][name].get(last)) for one in others(tables)]
+        frequent = majority(tables, name, last)
+        guess = Cell(NOTHING if frequent is None else share(frequent), faint=True)
+        rows.append([Cell(name.replace("_", " ")), *accuracy, *tests, guess])
     order = f"the gain of {variant}" if variant else "accuracy"
     return Table(
         "Accuracy of final answers (%) by algorithm",
         f"Sorted by {order} at {names[last]}. {_SIGNIFICANT if variant else ''} Most frequent: accuracy at "
         f"{names[last]} of always giving the most frequent answer.",
         [
-            Cell("algorithm"), *(Cell(one, names[group]) for group in known for one in variants(tables)),
-            *(Cell(f"gain of {one}", names[last]) for one in others(tables)), Cell("most frequent", names[last]),
+            Cell("algorithm"),
+            *(Cell(one, names[group]) for group in known for one in variants(tables)),
+            *(Cell(f"gain of {one}", names[last]) for one in others(tables)),
+            Cell("most frequent", names[last]),
         ],
-        [
-            [
-                Cell(name.replace("_", " ")),
-                *(_short(table[one][name].get(group)) for group in known for one in variants(tables)),
-                *(_test(gains[one][name].get(last)) for one in others(tables)),
-                Cell(NOTHING if (value := majority(tables, name, last)) is None else share(value), faint=True),
-            ]
-            for name in sorted(tables["majority"], key=rank)
-        ],
-    )  # fmt: skip
-
-
-def _mean(cell: Mapping[str, Any]) -> Cell:
-    return Cell(share(cell["mean"]), f"{share(cell['low'])}–{share(cell['high'])}")
+        rows,
+    )
 
 
 def _short(cell: Mapping[str, Any] | None) -> Cell:
-    return EMPTY if cell is None else Cell(share(cell["mean"]))
+    return cell_of(None if cell is None else cell["mean"], share)
 
 
 def _starred(cell: Mapping[str, Any], small: str) -> Cell:
@@ -327,39 +331,33 @@ def _gain(cell: Mapping[str, Any]) -> tuple[Cell, Cell]:
     )
 
 
-def _figures(tables: Tables) -> list[Figure]:
+def _figures(tables: Tables) -> Iterator[Figure]:
     names = group_names(tables)
-    means = [
-        f"{name} "
-        + joined([f"{percent(tables['means'][name][one]['mean'])} at {names[one]}" for one in groups(tables)])
-        for name in variants(tables)
-    ]
-    questions = {cell["n"] for row in tables["majority"].values() for cell in row.values()}
-    each = " to ".join(dict.fromkeys((count(min(questions)), count(max(questions)))))
-    found = [
-        Figure(
-            "accuracy", "Accuracy by size and algorithm",
-            f"{plural(len(tables['majority']), 'algorithm')}; {each} questions per size, the same for all variants. "
-            "Correct: the final answer, letter by letter. Bars: Wilson's 95% intervals. Grey: always the most "
-            "frequent answer. Dotted: the largest size trained on.",
-            "Accuracy of final answers in percent against problem size, a panel for each algorithm; means: "
-            f"{'; '.join(means)}.",
-            partial(_accuracy_chart, tables),
-        )
-    ]  # fmt: skip
-    curves = {name: one["curve"] for name, one in _training(tables).items() if one["curve"]}
-    if curves:
+    means = []
+    for name in variants(tables):
+        values = [f"{percent(tables['means'][name][group]['mean'])} at {names[group]}" for group in groups(tables)]
+        means.append(f"{name} {joined(values)}")
+    questions = sorted({cell["n"] for row in tables["majority"].values() for cell in row.values()})
+    yield Figure(
+        "accuracy",
+        "Accuracy by size and algorithm",
+        f"{plural(len(tables['majority']), 'algorithm')}; {span(questions)} questions per size, the same for all "
+        "variants. Correct: the final answer, letter by letter. Bars: Wilson's 95% intervals. Grey: always the most "
+        "frequent answer. Dotted: the largest size trained on.",
+        "Accuracy of final answers in percent against problem size, a panel for each algorithm; means: "
+        f"{'; '.join(means)}.",
+        partial(_accuracy_chart, tables),
+    )
+    if curves := {name: one["curve"] for name, one in _training(tables).items() if one["curve"]}:
         ends = joined([f"{name} {curve[-1][1]:.3f}" for name, curve in curves.items()])
         same = "" if _differing_settings(tables) else " All variants see the same examples in the same order."
-        found.append(
-            Figure(
-                "curve", f"Training loss at the end: {ends} nats per answer token",
-                f"Cross-entropy of the answers; each point is the mean of a few steps.{same}",
-                f"Training loss against the step, a line for each variant; at the end {ends}.",
-                partial(_curve_chart, tables, curves),
-            )
-        )  # fmt: skip
-    return found
+        yield Figure(
+            "curve",
+            f"Training loss at the end: {ends} nats per answer token",
+            f"Cross-entropy of the answers; each point is the mean of a few steps.{same}",
+            f"Training loss against the step, a line for each variant; at the end {ends}.",
+            partial(_curve_chart, tables, curves),
+        )
 
 
 _MAJORITY = "most frequent answer"
@@ -379,8 +377,8 @@ def _accuracy_chart(tables: Tables) -> Any:
         rows += [{"variant": _MAJORITY, "x": int(n), "y": cell["mean"]} for n, cell in cells.items()]
         trained = max(tables["setting"]["sizes"][name]["trained"], default=0)
         marks = charts.rule("x", trained) if known[0] <= trained < known[-1] else []
-        room = 0.06 * max(1, known[-1] - known[0])
-        x = charts.axis("x", "n", (known[0] - room, known[-1] + room), values=known, format=",d", grid=False)
+        margin = 0.06 * max(1, known[-1] - known[0])
+        x = charts.axis("x", "n", (known[0] - margin, known[-1] + margin), values=known, format=",d", grid=False)
         plot = charts.Plot(x, charts.percent_axis(""), styles, tips)
         panels.append(charts.panel(name.replace("_", " "), *marks, *plot.all(rows, size=18.0), height=120))
     return charts.figure(*panels, columns=5, minimum=165, around=46, names=list(styles))
@@ -397,22 +395,17 @@ def _curve_chart(tables: Tables, curves: Mapping[str, Any]) -> Any:
     y = alt.Y("y:Q", title="loss (nats), log scale", scale=alt.Scale(type="log"), axis=alt.Axis(tickCount=5))
     tips = charts.tooltip(variant="variant", x="step|,", y="loss|.3f")
     plot = charts.Plot(charts.axis("x", "step", grid=False), y, styles, tips)
-    return charts.figure(
-        charts.panel("", *plot.lines(rows, width=1.3), plot.hover(rows)), columns=1, names=list(styles)
-    )
+    panel = charts.panel("", *plot.lines(rows, width=1.3), plot.hover(rows))
+    return charts.figure(panel, columns=1, names=list(styles))
 
 
 def _method(tables: Tables) -> list[str]:
     setting, data = tables["setting"], tables["setting"]["data"]
-    unseen = all(
-        (one := _training(tables).get(name)) is not None and one["setting"]["data"]["dataset"] is None
-        for name in variants(tables)
-    )
-    source = (
-        f"the file {data['dataset']}"
-        if data["dataset"]
-        else "CLRS-Text's own generators" + ("; none occurs in training" if unseen else "")
-    )
+    source = f"the file {data['dataset']}"
+    if not data["dataset"]:
+        trained = [_training(tables).get(name) for name in variants(tables)]
+        unseen = all(one is not None and one["setting"]["data"]["dataset"] is None for one in trained)
+        source = "CLRS-Text's own generators" + ("; none occurs in training" if unseen else "")
     steps = " The answer lists the steps of the algorithm before the result." if data.get("trace", False) else ""
     names = group_names(tables)
     return [
@@ -439,17 +432,12 @@ def _variants(tables: Tables) -> Pairs:
                 f"{setting['epochs']:.3g} epochs of {count(setting['examples']['count'])} examples, in "
                 f"{setting['dtype']}"
             )
-            if speed.get("tokens_per_second"):
-                share_of = (
-                    ""
-                    if speed.get("share") is None
-                    else f" ({100 * speed['share']:.0f}% of the GPU's measured matrix rate)"
-                )
-                words.append(f"trained at {count(speed['tokens_per_second'])} tokens/s{share_of}")
-        answering = tables["speed"][name]
-        if answering["tokens_per_second"]:
-            words.append(
-                f"generated {count(answering['tokens'])} tokens at {count(answering['tokens_per_second'])} tokens/s"
-            )
+            if pace := speed.get("tokens_per_second"):
+                busy = speed.get("share")
+                of_gpu = "" if busy is None else f" ({100 * busy:.0f}% of the GPU's measured matrix rate)"
+                words.append(f"trained at {count(pace)} tokens/s{of_gpu}")
+        speed = tables["speed"][name]
+        if pace := speed["tokens_per_second"]:
+            words.append(f"generated {count(speed['tokens'])} tokens at {count(pace)} tokens/s")
         found.append((name, "; ".join(words)))
     return found

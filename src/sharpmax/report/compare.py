@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,11 +20,15 @@ from sharpmax.report.tables import (
     Report,
     Table,
     Tables,
+    cell_of,
+    header,
+    interval,
     is_name,
     markdown,
+    mean_cell,
     present,
-)  # fmt: skip
-from sharpmax.report.words import Pairs, capital, count, joined, nats, percent, plural, points, share
+)
+from sharpmax.report.words import Pairs, capital, count, joined, nats, percent, plural, points, share, span
 
 SOFTMAX = "softmax"
 _HIGHLIGHTED, _ALL = 5, 6
@@ -63,35 +67,29 @@ def has_capacity(tables: Tables) -> bool:
 
 def report(tables: Tables) -> Report:
     """The page's contents."""
-    parts, notes = [], []
+    parts: list[Part] = []
+    notes: list[str] = []
     if "league" in tables:
-        details = present(causes_table(tables), near_ties_table(tables))
-        parts.append(
-            Part("leaderboard", "Leaderboard", metrics(tables), _figures(tables), [leaderboard_table(tables)], details)
-        )
+        shown, details = [leaderboard_table(tables)], present(causes_table(tables), near_ties_table(tables))
+        parts.append(Part("leaderboard", "Leaderboard", metrics(tables), _figures(tables), shown, details))
         notes += leaderboard_notes(tables)
     if has_capacity(tables):
         for place, method in enumerate(tables["capacity"], start=1):
             name = f"capacity-{method if is_name(method) else place}"
-            found = [rules_table(tables, method)], [models_table(tables, method)]
-            parts.append(
-                Part(
-                    name,
-                    f"Capacity: {method}",
-                    capacity_metrics(tables, method),
-                    _capacity_figures(tables, method, name),
-                    *found,
-                )
-            )
+            numbers, figures = capacity_metrics(tables, method), list(_capacity_figures(tables, method, name))
+            rules, models = rules_table(tables, method), models_table(tables, method)
+            parts.append(Part(name, f"Capacity: {method}", numbers, figures, [rules], [models]))
         notes += capacity_notes(tables)
-    return Report("compare", headline(tables), parts, notes, _method(tables), _definitions(tables))
+    return Report("compare", list(headline(tables)), parts, notes, _method(tables), _definitions(tables))
 
 
-def headline(tables: Tables) -> list[str]:
+def headline(tables: Tables) -> Iterator[str]:
     """The answer in numbers: who leads at the largest size, and what softmax loses there to what."""
     if "league" in tables:
-        return leaderboard_headline(tables)
-    return [sentence for method in tables["capacity"] for sentence in _capacity_sentences(tables, method)]
+        yield from leaderboard_headline(tables)
+    else:
+        for method in tables["capacity"]:
+            yield from _capacity_sentences(tables, method)
 
 
 # The leaderboard: methods, the best first.
@@ -99,8 +97,7 @@ def headline(tables: Tables) -> list[str]:
 
 @dataclass(frozen=True)
 class Gap:
-    """The lead of one method over another in points, paired by seed, with a 95% interval where there are seeds "
-    "enough."""
+    """The lead of one method over another in points, paired by seed; with several seeds it has a 95% interval."""
 
     mean: float
     low: float | None
@@ -114,11 +111,9 @@ class Gap:
     @property
     def interval(self) -> str:
         """The interval in words."""
-        return (
-            "one seed, no interval"
-            if self.low is None or self.high is None
-            else f"{points(self.low)} to {points(self.high)}"
-        )
+        if self.low is None or self.high is None:
+            return "one seed, no interval"
+        return f"{points(self.low)} to {points(self.high)}"
 
 
 def methods(tables: Tables) -> list[str]:
@@ -212,41 +207,26 @@ def _n(tables: Tables) -> str:
     return f"{count(_largest(tables))} {tables['setting']['unit']}"
 
 
-def leaderboard_headline(tables: Tables) -> list[str]:
+def leaderboard_headline(tables: Tables) -> Iterator[str]:
     """Accuracy at the largest size of the leader, of softmax and of the runner-up, and what is lost to what."""
-    first, size, known = leader(tables), _largest(tables), methods(tables)
-    best = percent(_mean_of(tables, "accuracy", first, size))
-    subject = _subject(tables)
-    if len(known) == 1:
-        found = [f"Accuracy at {_n(tables)}: {first} {best}."]
+    first, subject = leader(tables), _subject(tables)
+    accuracy = {name: _mean_of(tables, "accuracy", name, _largest(tables)) for name in methods(tables)}
+    if len(accuracy) == 1:
+        yield f"Accuracy at {_n(tables)}: {first} {percent(accuracy[first])}."
     else:
-        rest = [name for name in known if name != first]
-        second = max(rest, key=lambda name: _mean_of(tables, "accuracy", name, size))
+        second = max((name for name in accuracy if name != first), key=accuracy.__getitem__)
         other = subject if subject != first else second
-        found = [
-            f"Accuracy at {_n(tables)}: {first} {best}, {other} {percent(_mean_of(tables, 'accuracy', other, size))}."
-        ]
-        ahead = gap(tables, first, second, size)
-        level = level_with(tables)
-        doubt = f"; not significantly ahead of {_some(level)}" if level and ahead.low is not None else ""
-        found.append(f"{first} leads {second} by {share(max(0.0, ahead.mean))} points ({ahead.interval}){doubt}.")
-    lost = [words for name in dict.fromkeys([subject, first]) if (words := _lost(tables, name))]
-    return [*found, *lost]
-
-
-def _some(names: Sequence[str], most: int = 4) -> str:
-    return joined(list(names)) if len(names) <= most else f"{', '.join(names[:most])} and {len(names) - most} more"
-
-
-def _lost(tables: Tables, name: str) -> str:
-    loss = loss_of(tables, name, _largest(tables))
-    if loss is None:
-        return ""
-    spread, wrong = loss
-    missing = 100.0 - _mean_of(tables, "accuracy", name, _largest(tables))
-    if spread < 0.0:
-        return f"{name} loses {share(missing)} points, none to dispersion: argmax would lose {share(-spread)} more."
-    return f"{name} loses {share(missing)} points: {share(spread)} to dispersion, {share(wrong)} to wrong ranking."
+        yield f"Accuracy at {_n(tables)}: {first} {percent(accuracy[first])}, {other} {percent(accuracy[other])}."
+        ahead, level = gap(tables, first, second, _largest(tables)), level_with(tables)
+        some = joined(level) if len(level) <= 4 else f"{', '.join(level[:4])} and {len(level) - 4} more"
+        doubt = f"; not significantly ahead of {some}" if level and ahead.low is not None else ""
+        yield f"{first} leads {second} by {share(max(0.0, ahead.mean))} points ({ahead.interval}){doubt}."
+    for name in dict.fromkeys([subject, first]):
+        if (loss := loss_of(tables, name, _largest(tables))) is not None:
+            causes = f": {share(loss[0])} to dispersion, {share(loss[1])} to wrong ranking"
+            if loss[0] < 0.0:
+                causes = f", none to dispersion: argmax would lose {share(-loss[0])} more"
+            yield f"{name} loses {share(100.0 - accuracy[name])} points{causes}."
 
 
 def metrics(tables: Tables) -> list[Metric]:
@@ -255,64 +235,50 @@ def metrics(tables: Tables) -> list[Metric]:
     level = len(level_with(tables))
     doubt = f"; not significantly ahead of {plural(level, 'other')}" if level else ""
     cell = tables["accuracy"][first][last]
-    reach = "" if cell["low"] is None else f"; {_reach(cell)} (95%)"
-    found = [
-        Metric(percent(cell["mean"]), f"{first}, best at {_n(tables)}", f"rank {rank_of(tables, first)}{reach}{doubt}")
-    ]
+    reach = "" if cell["low"] is None else f"; {interval(cell)} (95%)"
+    detail = f"rank {rank_of(tables, first)}{reach}{doubt}"
+    found = [Metric(percent(cell["mean"]), f"{first}, best at {_n(tables)}", detail)]
     if SOFTMAX in methods(tables) and first != SOFTMAX:
         ahead = gap(tables, first, SOFTMAX, last)
         found.append(Metric(f"{points(ahead.mean)} points", f"{first} over softmax", ahead.interval))
     for name in dict.fromkeys([_subject(tables), first]):
         if (loss := loss_of(tables, name, last)) is not None:
-            kinds = sorted(zip((max(0.0, value) for value in loss), ("dispersion", "wrong ranking"), strict=True))
-            (less, other), (most, kind) = kinds
-            found.append(
-                Metric(
-                    f"{share(most)} points", f"{name} loses to {kind}", f"and {share(less)} to {other}, at {_n(tables)}"
-                )
-            )
+            causes = zip((max(0.0, value) for value in loss), ("dispersion", "wrong ranking"), strict=True)
+            (less, other), (most, cause) = sorted(causes)
+            detail = f"and {share(less)} to {other}, at {_n(tables)}"
+            found.append(Metric(f"{share(most)} points", f"{name} loses to {cause}", detail))
     return found
 
 
-def leaderboard_notes(tables: Tables) -> list[str]:
+def leaderboard_notes(tables: Tables) -> Iterator[str]:
     """What limits the conclusions: one seed, divergence, methods that did not learn the task."""
-    found = []
     if len(tables["setting"]["seeds"]) == 1:
-        found.append("One seed: no difference was tested, ranks are by the mean alone.")
-    gone = {name: ", ".join(map(str, tables["training"][name]["diverged"])) for name in methods(tables)}
-    found += [f"{name} diverged for seed {seeds}; its answers count as wrong." for name, seeds in gone.items() if seeds]
+        yield "One seed: no difference was tested, ranks are by the mean alone."
+    for name in methods(tables):
+        if seeds := ", ".join(map(str, tables["training"][name]["diverged"])):
+            yield f"{name} diverged for seed {seeds}; its answers count as wrong."
     smallest = _sizes(tables)[0]
-    weak = {
-        name: value for name in methods(tables) if (value := _mean_of(tables, "accuracy", name, smallest)) < _LEARNED
-    }
-    if weak:
-        listed = joined([f"{name} ({percent(value)})" for name, value in weak.items()])
-        found.append(
-            f"Below {_LEARNED:.0f}% at {count(smallest)} {tables['setting']['unit']}, so not learned: {listed}."
-        )
+    accuracy = {name: _mean_of(tables, "accuracy", name, smallest) for name in methods(tables)}
+    if weak := [f"{name} ({percent(value)})" for name, value in accuracy.items() if value < _LEARNED]:
+        where = f"{count(smallest)} {tables['setting']['unit']}"
+        yield f"Below {_LEARNED:.0f}% at {where}, so not learned: {joined(weak)}."
     if not _measured(tables, "close"):
-        found.append("The task has no near-ties.")
-    return found
+        yield "The task has no near-ties."
 
 
 def leaderboard_table(tables: Tables) -> Table:
     """One row per method: rank, mean, accuracy by size, and training."""
     setting, last = tables["setting"], count(_largest(tables))
-    scored = setting["scored_sizes"]
-    span = " to ".join(dict.fromkeys((count(scored[0]), count(scored[-1]))))
+    scored, shown = span(setting["scored_sizes"]), [f"{count(n)}|{setting['unit']}" for n in _some_sizes(tables)]
+    ends = f"argmax|at {last}", f"ranked first|at {last}", "training|seconds", "memory|MB"
     return Table(
         f"Accuracy (%) of {setting['model']} on {setting['task']}",
-        f"Ranked by mean accuracy at {span} {setting['unit']}; methods that a paired t-test over seeds (p < "
+        f"Ranked by mean accuracy at {scored} {setting['unit']}; methods that a paired t-test over seeds (p < "
         f"{setting['level']:g}) cannot tell apart share a rank (=). {_intervals(tables)} Argmax: accuracy of "
         "attending only to the largest weight. Ranked first: how often that is the correct item.",
-        [
-            Cell("method"), Cell("rank"), Cell("mean", f"at {span}"),
-            *(Cell(count(n), setting["unit"]) for n in _some_sizes(tables)),
-            Cell("argmax", f"at {last}"), Cell("ranked first", f"at {last}"), Cell("training", "seconds"),
-            Cell("memory", "MB"),
-        ],
+        header("method", "rank", f"mean|at {scored}", *shown, *ends),
         [_leaderboard_row(tables, method) for method in methods(tables)],
-    )  # fmt: skip
+    )
 
 
 def _leaderboard_row(tables: Tables, method: str) -> list[Cell]:
@@ -321,46 +287,39 @@ def _leaderboard_row(tables: Tables, method: str) -> list[Cell]:
     best = method == leader(tables)
     return [
         Cell(method, f"diverged: {len(gone)} of {plural(len(tables['setting']['seeds']), 'seed')}" if gone else ""),
-        Cell(rank, strong=rank.rstrip("=") == "1"), _mean(tables["league"][method]["score"]),
-        *(_mean(tables["accuracy"][method][n], strong=best and n == last) for n in _some_sizes(tables)),
-        _mean(tables["hard"][method][last]), _mean(tables["ranking"][method][last]),
+        Cell(rank, strong=rank.rstrip("=") == "1"),
+        mean_cell(tables["league"][method]["score"]),
+        *(mean_cell(tables["accuracy"][method][n], strong=best and n == last) for n in _some_sizes(tables)),
+        *(mean_cell(tables[table][method][last]) for table in ("hard", "ranking")),
         Cell(f"{training['seconds']:,.1f}"),
-        EMPTY if training["memory"] is None else Cell(f"{training['memory'] / 1e6:,.0f}"),
-    ]  # fmt: skip
+        cell_of(training["memory"], lambda memory: f"{memory / 1e6:,.0f}"),
+    ]
 
 
 def causes_table(tables: Tables) -> Table:
     """What each method loses at the largest size, and to what."""
-    near = _measured(tables, "close")
+    near = ["ranked first in near-ties|%"] if _measured(tables, "close") else []
+    lost = "lost to dispersion|points", "lost to wrong ranking|points"
     return Table(
         f"Dispersion or wrong ranking, at {_n(tables)}",
         "Points missing from 100%. To dispersion: argmax over the same scores would be correct (negative where "
         "argmax would be correct less often). To wrong ranking: it would not. Top weight and entropy: means over "
         "the rows of the last layer.",
-        [
-            Cell("method"), Cell("accuracy", "%"), Cell("argmax", "%"), Cell("lost to dispersion", "points"),
-            Cell("lost to wrong ranking", "points"), Cell("ranked first", "%"),
-            *([Cell("ranked first in near-ties", "%")] if near else []), Cell("top weight", "%"),
-            Cell("entropy", "nats"),
-        ],
-        [_cause_row(tables, method, near=near) for method in methods(tables)],
-    )  # fmt: skip
+        header("method", "accuracy|%", "argmax|%", *lost, "ranked first|%", *near, "top weight|%", "entropy|nats"),
+        [_cause_row(tables, method, near=bool(near)) for method in methods(tables)],
+    )
 
 
 def _cause_row(tables: Tables, method: str, *, near: bool) -> list[Cell]:
     size = _largest(tables)
     loss = loss_of(tables, method, size)
     lost = [EMPTY, EMPTY] if loss is None else [_points(value, value == max(loss) and value >= 1.0) for value in loss]
-
-    def short(table: str, words: Any = share) -> Cell:
-        value = _mean_of(tables, table, method, size)
-        return EMPTY if value is None else Cell(words(value))
-
-    near_ties = [short("close")] if near else []
-    return [
-        Cell(method), short("accuracy"), short("hard"), *lost, short("ranking"), *near_ties, short("top_weight"),
-        short("entropy", nats),
-    ]  # fmt: skip
+    weights = ["ranking", "close", "top_weight"] if near else ["ranking", "top_weight"]
+    before, after = (
+        [cell_of(_mean_of(tables, table, method, size), share) for table in names]
+        for names in (["accuracy", "hard"], weights)
+    )
+    return [Cell(method), *before, *lost, *after, cell_of(_mean_of(tables, "entropy", method, size), nats)]
 
 
 def _points(value: float, strong: bool) -> Cell:
@@ -375,27 +334,14 @@ def near_ties_table(tables: Tables) -> Table | None:
         "Near-ties: correct item ranked first (%)",
         "The half of the examples whose best two items are closest; sharpening cannot fix a wrong ranking. "
         f"{_intervals(tables)}",
-        [Cell("method"), *(Cell(count(n), tables["setting"]["unit"]) for n in _some_sizes(tables))],
-        [
-            [Cell(method), *(_mean(tables["close"][method][n]) for n in _some_sizes(tables))]
-            for method in methods(tables)
-        ],
+        header("method", *(f"{count(n)}|{tables['setting']['unit']}" for n in _some_sizes(tables))),
+        [[Cell(name), *(mean_cell(tables["close"][name][n]) for n in _some_sizes(tables))] for name in methods(tables)],
     )
 
 
 def _intervals(tables: Tables) -> str:
     seeds = len(tables["setting"]["seeds"])
     return "One seed: no intervals." if seeds == 1 else f"Student's 95% intervals over {seeds} seeds."
-
-
-def _mean(cell: Mapping[str, Any], *, strong: bool = False) -> Cell:
-    if cell["mean"] is None:
-        return EMPTY
-    return Cell(share(cell["mean"]), "" if cell["low"] is None else _reach(cell), strong=strong)
-
-
-def _reach(cell: Mapping[str, Any]) -> str:
-    return f"{share(max(0.0, cell['low']))}–{share(min(100.0, cell['high']))}"
 
 
 def markdown_lines(tables: Tables) -> list[str]:
@@ -409,14 +355,12 @@ def markdown_lines(tables: Tables) -> list[str]:
         text = NOTHING if value is None else f"{value:.1f}"
         return f"**{text}**" if table == "accuracy" and (method, size) == (first, known[-1]) else text
 
-    rows = [
-        [
-            f"`{method}`", rank_of(tables, method), *(number("accuracy", method, n) for n in known),
-            *(number(table, method, _largest(tables)) for table in kinds),
-            f"{tables['training'][method]['seconds']:.0f}",
-        ]
-        for method in methods(tables)
-    ]  # fmt: skip
+    rows = []
+    for method in methods(tables):
+        accuracy = [number("accuracy", method, n) for n in known]
+        others = [number(table, method, _largest(tables)) for table in kinds]
+        seconds = f"{tables['training'][method]['seconds']:.0f}"
+        rows.append([f"`{method}`", rank_of(tables, method), *accuracy, *others, seconds])
     return markdown(head, rows)
 
 
@@ -432,33 +376,35 @@ def _styles(tables: Tables) -> dict[str, charts.Style]:
 
 
 def _figures(tables: Tables) -> list[Figure]:
-    last, styles = _largest(tables), _styles(tables)
-    grey = [name for name, style in styles.items() if style.shape == charts.LINE]
-    note = f"{_note(tables)}. {_intervals(tables)}" + (
-        f" Grey: {plural(len(grey), 'other method')}; click one in the legend." if grey else ""
-    )
+    last, styles, note = _largest(tables), _styles(tables), _note(tables)
+    grey = sum(style.shape == charts.LINE for style in styles.values())
+    click = f" Grey: {plural(grey, 'other method')}; click one in the legend." if grey else ""
     ends = {name: _mean_of(tables, "accuracy", name, last) for name in styles}
     listed = joined([f"{name} {percent(value)}" for name, value in sorted(ends.items(), key=lambda one: -one[1])])
     return [
         Figure(
-            "accuracy", "Accuracy by size", f"{note} Dotted: the largest size in training.",
+            "accuracy",
+            "Accuracy by size",
+            f"{note}. {_intervals(tables)}{click} Dotted: the largest size in training.",
             f"Accuracy in percent against size, a line for each method; at {_n(tables)}: {listed}.",
             partial(_accuracy_chart, tables),
         ),
         Figure(
-            "sharpness", "Entropy and top weight by size",
-            f"{_note(tables)}. Means over the examples and heads of the last layer. Dispersion: entropy grows with "
-            "ln n, the top "
-            "weight falls.", "Entropy in nats and top weight in percent against size, a line for each method.",
+            "sharpness",
+            "Entropy and top weight by size",
+            f"{note}. Means over the examples and heads of the last layer. Dispersion: entropy grows with ln n, the "
+            "top weight falls.",
+            "Entropy in nats and top weight in percent against size, a line for each method.",
             partial(_sharpness_chart, tables),
         ),
         Figure(
-            "causes", "Lost to dispersion, and to wrong ranking",
-            f"{_note(tables)}. Between accuracy and argmax: lost to dispersion. Above argmax: lost to wrong ranking.",
+            "causes",
+            "Lost to dispersion, and to wrong ranking",
+            f"{note}. Between accuracy and argmax: lost to dispersion. Above argmax: lost to wrong ranking.",
             "A panel for each method with accuracy, argmax accuracy and correct rankings in percent against size.",
             partial(_causes_chart, tables),
         ),
-    ]  # fmt: skip
+    ]
 
 
 def _note(tables: Tables) -> str:
@@ -496,20 +442,12 @@ def _rows(tables: Tables, table: str, method: str, label: str, *, bars: bool = T
 
 def _lines(tables: Tables, table: str, y: Any, what: str) -> list[Any]:
     styles = _styles(tables)
-    plot = charts.Plot(
-        _size_axis(tables),
-        y,
-        styles,
-        charts.tooltip(variant="method", x="n|,", y=f"{what}|.2f", low="95% from|.2f", high="to|.2f"),
-    )
-    rows = [
-        row
-        for name, style in styles.items()
-        for row in _rows(tables, table, name, name, bars=style.shape != charts.LINE)
-    ]
-    pale = [row for row in rows if styles[row["variant"]].shape == charts.LINE]
-    shown = [row for row in rows if styles[row["variant"]].shape != charts.LINE]
-    return [*(plot.lines(pale, width=1.2) if pale else []), *([plot.hover(pale)] if pale else []), *plot.all(shown)]
+    tips = charts.tooltip(variant="method", x="n|,", y=f"{what}|.2f", low="95% from|.2f", high="to|.2f")
+    plot = charts.Plot(_size_axis(tables), y, styles, tips)
+    grey = [name for name, style in styles.items() if style.shape == charts.LINE]
+    pale = [row for name in grey for row in _rows(tables, table, name, name, bars=False)]
+    shown = [row for name in styles if name not in grey for row in _rows(tables, table, name, name)]
+    return [*([*plot.lines(pale, width=1.2), plot.hover(pale)] if pale else []), *plot.all(shown)]
 
 
 def _accuracy_chart(tables: Tables) -> Any:
@@ -539,27 +477,15 @@ _KINDS = {
 }
 
 
-def _rows_of(tables: Tables, method: str, known: Mapping[str, Any]) -> list[dict[str, Any]]:
-    return [row for table, (name, _) in known.items() for row in _rows(tables, table, method, name, bars=False)]
-
-
 def _causes_chart(tables: Tables) -> Any:
     known = {table: kind for table, kind in _KINDS.items() if _measured(tables, table)}
     styles = dict(known.values())
-    plot = charts.Plot(
-        _size_axis(tables),
-        charts.percent_axis(""),
-        styles,
-        charts.tooltip(variant="measure", x="n|,", y="examples (%)|.1f"),
-    )
-    panels = [
-        charts.panel(
-            method,
-            *plot.all(_rows_of(tables, method, known), size=18.0),
-            height=130,
-        )
-        for method in methods(tables)
-    ]  # fmt: skip
+    tips = charts.tooltip(variant="measure", x="n|,", y="examples (%)|.1f")
+    plot = charts.Plot(_size_axis(tables), charts.percent_axis(""), styles, tips)
+    panels = []
+    for method in methods(tables):
+        rows = [row for table, (name, _) in known.items() for row in _rows(tables, table, method, name, bars=False)]
+        panels.append(charts.panel(method, *plot.all(rows, size=18.0), height=130))
     return charts.figure(*panels, columns=4, minimum=165, around=46, names=list(styles))
 
 
@@ -583,18 +509,15 @@ def _limit_text(tables: Tables, model: Mapping[str, Any], measure: str) -> str:
 
 def _inside(tables: Tables, method: str, measure: str) -> list[Mapping[str, Any]]:
     """The models whose limit is among the sizes tested, the earliest first."""
-    found = [
-        (limit, model) for model in tables["capacity"][method] if isinstance(limit := limit_of(model, measure), float)
-    ]
-    return [model for _, model in sorted(found, key=lambda pair: pair[0])]
+    key = MEASURES[measure][0]
+    return sorted((one for one in tables["capacity"][method] if isinstance(one[key], float)), key=lambda one: one[key])
 
 
 def _predicted(rule: Mapping[str, Any], model: Mapping[str, Any]) -> float | None:
     if rule["exponents"] is None:
         return None
-    return float(
-        rule["constant"] * math.prod(float(model[name]) ** one["mean"] for name, one in rule["exponents"].items())
-    )
+    powers = [float(model[name]) ** one["mean"] for name, one in rule["exponents"].items()]
+    return float(rule["constant"] * math.prod(powers))
 
 
 def exponent_text(value: float) -> str:
@@ -614,8 +537,8 @@ def _unsure(one: Mapping[str, Any]) -> bool:
     return bool(one["low"] is not None and one["low"] <= 0.0 <= one["high"])
 
 
-def _constant(rule: Mapping[str, Any]) -> str:
-    return count(rule["constant"]) if rule["constant"] >= 1000.0 else f"{rule['constant']:.3g}"
+def _constant(value: float) -> str:
+    return count(value) if value >= 1000.0 else f"{value:.3g}"
 
 
 def _formula(rule: Mapping[str, Any]) -> str:
@@ -623,7 +546,7 @@ def _formula(rule: Mapping[str, Any]) -> str:
         f"{name}^{exponent_text(one['mean'])}" + (f" ({reach})" if (reach := _exponent_reach(one)) else "")
         for name, one in rule["exponents"].items()
     ]
-    return " · ".join([_constant(rule), *powers])
+    return " · ".join([_constant(rule["constant"]), *powers])
 
 
 def _factor(name: str, value: int) -> str:
@@ -643,102 +566,70 @@ def _as_predicted(known: Mapping[str, Mapping[str, Any]]) -> int:
     return sum(one["first_measured"] == one["first_forecast"] for one in known.values())
 
 
-def _capacity_sentences(tables: Tables, method: str) -> list[str]:
-    unit, models = tables["setting"]["unit"], tables["capacity"][method]
-    known = tables["setting"]["sizes"]
-    found = []
+def _capacity_sentences(tables: Tables, method: str) -> Iterator[str]:
+    known, models = tables["setting"]["sizes"], tables["capacity"][method]
     for measure, (_, what) in MEASURES.items():
         inside, parts = _inside(tables, method, measure), []
         if inside:
-            ends = list(
-                dict.fromkeys(
-                    f"{_limit_text(tables, model, measure)} {unit} ({_model_name(model)})"
-                    for model in (inside[0], inside[-1])
-                )
+            ends = dict.fromkeys(
+                f"{_limit_text(tables, model, measure)} {tables['setting']['unit']} ({_model_name(model)})"
+                for model in (inside[0], inside[-1])
             )
             parts.append(f"{what} at {' to '.join(ends)}")
         limits = [limit_of(model, measure) for model in models]
-        outside = {
-            f"before {count(known[0])}": limits.count("never above"),
-            f"not up to {count(known[-1])}": limits.count(_BEYOND),
-        }
-        parts += [f"{where} in {many} of {plural(len(models), 'model')}" for where, many in outside.items() if many]
+        for where, limit in ((f"before {count(known[0])}", "never above"), (f"not up to {count(known[-1])}", _BEYOND)):
+            if many := limits.count(limit):
+                parts.append(f"{where} in {many} of {plural(len(models), 'model')}")
         if parts:
-            start = "" if inside else f"{what} "
-            found.append(f"{method}: {start}{'; '.join(parts)}.")
+            yield f"{method}: {'' if inside else f'{what} '}{'; '.join(parts)}."
     for name, rule in tables["laws"][method].items():
-        used = f"{rule['used']} of {plural(rule['models'], 'model')}"
+        used, what = f"{rule['used']} of {plural(rule['models'], 'model')}", MEASURES[name][1]
         if rule["exponents"] is None:
-            found.append(
-                f"{method}: no rule for the size at which {MEASURES[name][1]}: too few models reach it ({used})."
-            )
+            yield f"{method}: no rule for the size at which {what}: too few models reach it ({used})."
         else:
             fit = "" if rule["r2"] is None else f", R² {rule['r2']:.2f}"
-            found.append(f"{method}: {MEASURES[name][1]} at about {_formula(rule)} ({used}{fit}).")
+            yield f"{method}: {what} at about {_formula(rule)} ({used}{fit})."
     if deep := _deep(tables, method):
         ((layer, times), *_) = Counter(one["first_measured"] + 1 for one in deep.values()).most_common()
-        found.append(
+        yield (
             f"{method}: layer {layer} disperses first in {times} of {plural(len(deep), 'deep model')}; predicted "
             f"from sizes up to 64, the layer is right in {_as_predicted(deep)}."
         )
-    return found
 
 
-def capacity_notes(tables: Tables) -> list[str]:
+def capacity_notes(tables: Tables) -> Iterator[str]:
     """What limits the rules: models outside the sizes, divergence, one seed."""
-    found = []
     for method, models in tables["capacity"].items():
         if beyond := tables["laws"][method]["accuracy"]["beyond"]:
-            found.append(
+            yield (
                 f"{method}: the accuracy of {plural(beyond, 'model')} does not halve up to "
                 f"{count(tables['setting']['sizes'][-1])}; the rule is fitted without them, and its exponents tend "
                 "to be too small."
             )
         if gone := [_model_name(model) for model in models if model["diverged"]]:
-            found.append(f"{method}: seeds diverged in {joined(gone)}; their answers count as wrong.")
+            yield f"{method}: seeds diverged in {joined(gone)}; their answers count as wrong."
     if len(tables["setting"]["seeds"]) == 1:
-        found.append("One seed: the rules have no intervals.")
-    return found
+        yield "One seed: the rules have no intervals."
 
 
 def capacity_metrics(tables: Tables, method: str) -> list[Metric]:
     """Where accuracy halves, the two steepest exponents, and the predicted layers."""
     models, unit = tables["capacity"][method], tables["setting"]["unit"]
-    inside = _inside(tables, method, "accuracy")
-    if inside:
-        ends = dict.fromkeys(_limit_text(tables, model, "accuracy") for model in (inside[0], inside[-1]))
-        found = [
-            Metric(
-                " to ".join(ends),
-                f"{unit} at which accuracy halves",
-                f"{len(inside)} of {plural(len(models), 'model')}",
-            )
-        ]
+    if inside := _inside(tables, method, "accuracy"):
+        ends = " to ".join(dict.fromkeys(_limit_text(tables, one, "accuracy") for one in (inside[0], inside[-1])))
+        many = f"{len(inside)} of {plural(len(models), 'model')}"
+        found = [Metric(ends, f"{unit} at which accuracy halves", many)]
     else:
         known = tables["setting"]["sizes"]
-        found = [
-            Metric(
-                f"0 of {len(models)}",
-                "models whose accuracy halves",
-                f"tested at {count(known[0])} to {count(known[-1])} {unit}",
-            )
-        ]
+        tested = f"tested at {count(known[0])} to {count(known[-1])} {unit}"
+        found = [Metric(f"0 of {len(models)}", "models whose accuracy halves", tested)]
     exponents = tables["laws"][method]["accuracy"]["exponents"] or {}
     for name, one in sorted(exponents.items(), key=lambda pair: -abs(pair[1]["mean"]))[:2]:
-        reach = _exponent_reach(one) or "one seed: no interval"
-        found.append(
-            Metric(
-                f"{name}^{exponent_text(one['mean'])}",
-                f"size by {name}",
-                reach + ("; not significant" if _unsure(one) else ""),
-            )
-        )
+        reach = (_exponent_reach(one) or "one seed: no interval") + ("; not significant" if _unsure(one) else "")
+        found.append(Metric(f"{name}^{exponent_text(one['mean'])}", f"size by {name}", reach))
     if deep := _deep(tables, method):
-        found.append(
-            Metric(
-                f"{_as_predicted(deep)} of {len(deep)}", "first layer as predicted", "deep models, from sizes up to 64"
-            )
-        )
+        right = f"{_as_predicted(deep)} of {len(deep)}"
+        found.append(Metric(right, "first layer as predicted", "deep models, from sizes up to 64"))
     return found
 
 
@@ -746,23 +637,19 @@ def rules_table(tables: Tables, method: str) -> Table:
     """The fitted exponents."""
     rules = tables["laws"][method]
     names = [name for name in FACTORS if any(name in (rule["exponents"] or {}) for rule in rules.values())]
+    rows = []
+    for name, rule in rules.items():
+        exponents = [_exponent((rule["exponents"] or {}).get(one)) for one in names]
+        constant, fit = cell_of(rule["constant"], _constant), cell_of(rule["r2"], lambda r2: f"{r2:.2f}")
+        used = [Cell(f"{rule['used']} of {rule['models']}"), Cell(str(rule["beyond"]))]
+        rows.append([Cell(capital(MEASURES[name][1])), constant, *exponents, fit, *used])
+    titles = [f"exponent of {name}" for name in names]
     return Table(
         f"Fitted rules of {method}: size ≈ constant · width^a · heads^b · depth^c",
         "Least squares of the logarithms; 95% intervals from bootstrapping seeds. Bold: the interval excludes zero.",
-        [
-            Cell("limit"), Cell("constant"), *(Cell(f"exponent of {name}") for name in names), Cell("R²"),
-            Cell("models", "in the fit"), Cell("models", "beyond the sizes"),
-        ],
-        [
-            [
-                Cell(capital(MEASURES[name][1])), EMPTY if rule["constant"] is None else Cell(_constant(rule)),
-                *(_exponent((rule["exponents"] or {}).get(one)) for one in names),
-                EMPTY if rule["r2"] is None else Cell(f"{rule['r2']:.2f}"),
-                Cell(f"{rule['used']} of {rule['models']}"), Cell(str(rule["beyond"])),
-            ]
-            for name, rule in rules.items()
-        ],
-    )  # fmt: skip
+        header("limit", "constant", *titles, "R²", "models|in the fit", "models|beyond the sizes"),
+        rows,
+    )
 
 
 def _exponent(one: Mapping[str, Any] | None) -> Cell:
@@ -774,13 +661,13 @@ def _exponent(one: Mapping[str, Any] | None) -> Cell:
 def models_table(tables: Tables, method: str) -> Table:
     """One row per model: both limits, measured and by the rule, and the layer that disperses first."""
     deep, unit = _deep(tables, method), tables["setting"]["unit"]
-    limits = [cell for _, what in MEASURES.values() for cell in (Cell(what, unit), Cell("by the rule"))]
-    layers = [Cell("first layer", "measured"), Cell("first layer", "predicted")] if deep else []
+    limits = [title for _, what in MEASURES.values() for title in (f"{what}|{unit}", "by the rule")]
+    layers = ["first layer|measured", "first layer|predicted"] if deep else []
     return Table(
         f"Models of {method}",
         "Accuracy halves: falls to half of its value at the smallest size. > and <: outside the sizes tested, and not "
         "in the fit." + (" First layer: whose entropy grows fastest." if deep else ""),
-        [*(Cell(name) for name in FACTORS), Cell("parameters"), *limits, *layers, Cell("diverged", "seeds")],
+        header(*FACTORS, "parameters", *limits, *layers, "diverged|seeds"),
         [_model_row(tables, method, model, deep) for model in tables["capacity"][method]],
     )
 
@@ -791,10 +678,8 @@ def _model_row(
     row = [*(Cell(str(model[name])) for name in FACTORS), Cell(count(model["parameters"]))]
     for measure in MEASURES:
         predicted = _predicted(tables["laws"][method][measure], model)
-        row += [
-            Cell(_limit_text(tables, model, measure)),
-            Cell(NOTHING if predicted is None else count(predicted), faint=True),
-        ]
+        expected = NOTHING if predicted is None else count(predicted)
+        row += [Cell(_limit_text(tables, model, measure)), Cell(expected, faint=True)]
     if deep:
         first = deep.get(model["model"])
         wrong = first is not None and first["first_measured"] != first["first_forecast"]
@@ -804,41 +689,32 @@ def _model_row(
     return [*row, Cell(gone, strong=True) if gone else Cell("none", faint=True)]
 
 
-def _capacity_figures(tables: Tables, method: str, name: str) -> list[Figure]:
-    models = tables["capacity"][method]
-    note = f"{plural(len(models), 'encoder')} on {_note(tables).partition(' on ')[2]}"
+def _capacity_figures(tables: Tables, method: str, name: str) -> Iterator[Figure]:
+    note = f"{plural(len(tables['capacity'][method]), 'encoder')} on {_note(tables).partition(' on ')[2]}"
     # A map of models whose limits are all outside the sizes shows nothing.
-    drawn = [measure for measure in MEASURES if _inside(tables, method, measure)] or ["accuracy"]
-    found = []
-    for measure in drawn:
+    for measure in [measure for measure in MEASURES if _inside(tables, method, measure)] or ["accuracy"]:
         what, rule = MEASURES[measure][1], tables["laws"][method][measure]
-        fitted = (
-            f"{capital(what)} at about {_formula(rule)}."
-            if rule["exponents"] is not None
-            else "No rule could be fitted."
+        fitted = "No rule could be fitted."
+        if rule["exponents"] is not None:
+            fitted = f"{capital(what)} at about {_formula(rule)}."
+        yield Figure(
+            f"{name}-{measure}",
+            f"{method}: size at which {what}",
+            f"{note}. One point per model; dotted: the fitted rule. {fitted} Hollow: outside the sizes tested, not in "
+            "the fit.",
+            f"The size at which {what} in models of {method}. {fitted}",
+            partial(_capacity_chart, tables, method, measure),
         )
-        found.append(
-            Figure(
-                f"{name}-{measure}", f"{method}: size at which {what}",
-                f"{note}. One point per model; dotted: the fitted rule. {fitted} Hollow: outside the sizes tested, "
-                "not in the fit.",
-                f"The size at which {what} in models of {method}. {fitted}",
-                partial(_capacity_chart, tables, method, measure),
-            )
-        )  # fmt: skip
     if deep := _deep(tables, method):
         same = f"{_as_predicted(deep)} of {plural(len(deep), 'model')}"
-        found.append(
-            Figure(
-                f"{name}-layers", f"{method}: first layer to disperse, as predicted in {same}",
-                f"{note}. Growth of entropy per nat of ln n beyond 64, and its prediction from sizes up to 64; 1: "
-                "uniform attention.",
-                "Growth of entropy by layer, measured and predicted, a panel for each deep model; as predicted in "
-                f"{same}.",
-                partial(_layers_chart, deep),
-            )
-        )  # fmt: skip
-    return found
+        yield Figure(
+            f"{name}-layers",
+            f"{method}: first layer to disperse, as predicted in {same}",
+            f"{note}. Growth of entropy per nat of ln n beyond 64, and its prediction from sizes up to 64; 1: uniform "
+            "attention.",
+            f"Growth of entropy by layer, measured and predicted, a panel for each deep model; as predicted in {same}.",
+            partial(_layers_chart, deep),
+        )
 
 
 def _capacity_chart(tables: Tables, method: str, measure: str) -> Any:
@@ -853,18 +729,18 @@ def _capacity_chart(tables: Tables, method: str, measure: str) -> Any:
         found = []
         for model in (model for model in models if model[by_panel] == group):
             limit = limit_of(model, measure)
-            value = {
-                "inside": limit if isinstance(limit, float) else None,
-                "rule": _predicted(rule, model),
-                "outside": None,
-            }[kind]
-            if kind == "outside" and isinstance(limit, str):
+            if kind == "rule":
+                value = _predicted(rule, model)
+            elif kind == "inside":
+                value = limit if isinstance(limit, float) else None
+            elif isinstance(limit, str):
                 value = known[-1] * _EDGE if limit == _BEYOND else known[0] / _EDGE
+            else:
+                value = None
             if value is not None:
-                found.append(
-                    {"variant": _factor(by_line, model[by_line]), "x": model[across], "y": value,
-                     "model": _model_name(model), "limit": _limit_text(tables, model, measure)}
-                )  # fmt: skip
+                row = {"variant": _factor(by_line, model[by_line]), "x": model[across], "y": value}
+                row |= {"model": _model_name(model), "limit": _limit_text(tables, model, measure)}
+                found.append(row)
         return found
 
     values = sorted({model[across] for model in models})
@@ -880,10 +756,9 @@ def _capacity_chart(tables: Tables, method: str, measure: str) -> Any:
     plot = charts.Plot(charts.size_axis(values, across), y, styles, tips)
     panels = []
     for group in groups:
-        layers = (
-            [*plot.lines(rows(group, "inside")), plot.points(rows(group, "inside"))] if rows(group, "inside") else []
-        )
-        layers += [plot.points(rows(group, "outside"), filled=False, size=70.0)] if rows(group, "outside") else []
+        reached, outside = rows(group, "inside"), rows(group, "outside")
+        layers = [*plot.lines(reached), plot.points(reached)] if reached else []
+        layers += [plot.points(outside, filled=False, size=70.0)] if outside else []
         layers += plot.lines(rows(group, "rule"), dash=(2, 3), width=1.3)
         panels.append(charts.panel(_factor(by_panel, group) if len(groups) > 1 else "", *layers, height=240))
     return charts.figure(*panels, columns=3, minimum=250, names=list(styles))
@@ -896,8 +771,8 @@ def _layers_chart(deep: Mapping[str, Mapping[str, Any]]) -> Any:
     }
     tips = charts.tooltip(variant="growth", x="layer", y="per nat|.2f")
     slopes = [0.0, *(value for one in deep.values() for kind in ("measured", "forecast") for value in one[kind])]
-    room = 0.08 * max(0.1, max(slopes) - min(slopes))
-    y = charts.axis("y", "", (min(slopes) - room, max(slopes) + room))
+    margin = 0.08 * max(0.1, max(slopes) - min(slopes))
+    y = charts.axis("y", "", (min(slopes) - margin, max(slopes) + margin))
     panels = []
     for label, one in deep.items():
         rows = [
@@ -905,14 +780,9 @@ def _layers_chart(deep: Mapping[str, Mapping[str, Any]]) -> Any:
             for variant, key in (("measured", "measured"), ("predicted", "forecast"))
             for place, value in enumerate(one[key], start=1)
         ]
-        x = charts.axis(
-            "x",
-            "layer",
-            (0.6, len(one["measured"]) + 0.4),
-            values=list(range(1, len(one["measured"]) + 1)),
-            format="d",
-            grid=False,
-        )
+        deepest = len(one["measured"])
+        ticks = list(range(1, deepest + 1))
+        x = charts.axis("x", "layer", (0.6, deepest + 0.4), values=ticks, format="d", grid=False)
         title = label.removeprefix("encoder ").removesuffix(" global").removesuffix(" causal")
         panels.append(charts.panel(title, *charts.Plot(x, y, styles, tips).all(rows, size=25.0), height=130))
     return charts.figure(*panels, columns=4, minimum=165, around=46, names=list(styles))
@@ -942,31 +812,22 @@ def _method(tables: Tables) -> list[str]:
     return found
 
 
+_GIVEN = ("options", "recipe", "data")
+
+
 def _definitions(tables: Tables) -> list[tuple[str, Pairs]]:
     if "league" not in tables:
         return []
     found = []
     for name in methods(tables):
         one = tables["methods"][name]
-        own = [
-            f"{what}: {', '.join(f'{key} = {value}' for key, value in one[what].items())}"
-            for what in ("options", "recipe", "data")
-            if one[what]
-        ]
+        words = [one["summary"] or one["normaliser"]]
+        given = {what: ", ".join(f"{key} = {value}" for key, value in one[what].items()) for what in _GIVEN}
+        words += [f"{what}: {values}" for what, values in given.items() if values]
         if one["at_test"] is not None:
-            own.append(f"at test: {one['at_test']['normaliser']}")
+            words.append(f"at test: {one['at_test']['normaliser']}")
         if one["feed_forward"] != "gelu":
-            own.append(f"feed-forward layers: {one['feed_forward']}")
-        found.append(
-            (
-                name,
-                "; ".join(
-                    [
-                        one["summary"] or one["normaliser"],
-                        *own,
-                        f"{tables['training'][name]['parameters']:,} parameters",
-                    ]
-                ),
-            )
-        )
+            words.append(f"feed-forward layers: {one['feed_forward']}")
+        words.append(f"{tables['training'][name]['parameters']:,} parameters")
+        found.append((name, "; ".join(words)))
     return [("Methods", found)]

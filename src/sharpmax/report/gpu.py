@@ -17,6 +17,7 @@ from typing import Any
 from sharpmax.errors import FileFormatError
 from sharpmax.files import read_json, write_text
 from sharpmax.report import charts
+from sharpmax.report.tables import NOTHING
 
 Entry = dict[str, Any]
 
@@ -70,7 +71,7 @@ _WORDS = {
 
 
 @dataclass(frozen=True)
-class Verdict:
+class TargetVerdict:
     """A number, the limit it is held to, and whether it keeps it; None where this run cannot tell."""
 
     kind: str
@@ -85,7 +86,7 @@ class Verdict:
         return {True: "reached", False: "missed", None: "not judged"}[self.reached]
 
 
-def verdicts(entries: Sequence[Entry]) -> list[Verdict]:
+def verdicts(entries: Sequence[Entry]) -> list[TargetVerdict]:
     """The verdicts of every kind that was measured; a case that is wrong makes its kind miss."""
     found = []
     for kind in KINDS:
@@ -95,7 +96,7 @@ def verdicts(entries: Sequence[Entry]) -> list[Verdict]:
     return found
 
 
-def _verdict(kind: str, quantity: str, limit: float, counted: Sequence[Entry]) -> Verdict:
+def _verdict(kind: str, quantity: str, limit: float, counted: Sequence[Entry]) -> TargetVerdict:
     values = [one.get(quantity.removeprefix(_MEAN)) for one in counted]
     known = [value for value in values if value is not None]
     value = None
@@ -107,7 +108,7 @@ def _verdict(kind: str, quantity: str, limit: float, counted: Sequence[Entry]) -
             reached = False
         elif value is not None:
             reached = value <= limit
-    return Verdict(kind, _WORDS[quantity].format(n=len(counted)), value, limit, reached)
+    return TargetVerdict(kind, _WORDS[quantity].format(n=len(counted)), value, limit, reached)
 
 
 def against_us(value: float | None, places: int) -> str:
@@ -117,13 +118,11 @@ def against_us(value: float | None, places: int) -> str:
     ('1.63', '1.62', '–')
     """
     if value is None:
-        return "–"
+        return NOTHING
     scale = 10**places
     # What is exact in decimals is not in binary: 1.62 · 100 is a little more than 162.
     return f"{math.ceil(value * scale - 1e-9) / scale:,.{places}f}"
 
-
-_NONE = "–"
 
 TARGET_COLUMNS = ("kind", "what", "measured", "target", "verdict")
 
@@ -131,10 +130,8 @@ TARGET_COLUMNS = ("kind", "what", "measured", "target", "verdict")
 def columns(kind: str) -> list[str]:
     """The headings of a kind's table."""
     pace = "TB/s" if kind == "decode" else "TFLOP/s"
-    return [
-        *("case", "ours ms", "PyTorch ms", "PyTorch kernel", "ratio", "floor", pace),
-        *("extra B/row", "error ÷ allowed"),
-    ]
+    times = "ours ms", "PyTorch ms", "PyTorch kernel", "ratio", "floor"
+    return ["case", *times, pace, "extra B/row", "error ÷ allowed"]
 
 
 def rows(entries: Sequence[Entry], kind: str) -> list[list[str]]:
@@ -142,30 +139,26 @@ def rows(entries: Sequence[Entry], kind: str) -> list[list[str]]:
     return [_row(one) for one in of_kind(entries, kind)]
 
 
+def _name(one: Entry) -> str:
+    return str(one["case"]) + ("" if one["counts"] else " *")
+
+
 def _row(one: Entry) -> list[str]:
-    floor = _NONE if one["floor"] is None else f"{one['floor']:.2f}"
-    name = one["case"] + ("" if one["counts"] else " *")
+    floor = NOTHING if one["floor"] is None else f"{one['floor']:.2f}"
     if one["ratio"] is None:
-        return [name, "fails" if one["problem"] else "disagrees", *[_NONE] * 3, floor, *[_NONE] * 2, _error(one)]
-    pace = one["tb_per_s"] if one["kind"] == "decode" else one["tflop_per_s"]
-    return [
-        name,
-        f"{one['ours_ms']:.3f}",
-        f"{one['stock_ms']:.3f}",
-        one["stock_backend"],
-        against_us(one["ratio"], 2),
-        floor,
-        f"{pace:.2f}" if one["kind"] == "decode" else f"{pace:,.0f}",
-        against_us(one.get("extra_bytes_per_row"), 1),
-        _error(one),
-    ]
+        verdict = "fails" if one["problem"] else "disagrees"
+        return [_name(one), verdict, *[NOTHING] * 3, floor, *[NOTHING] * 2, _error(one)]
+    times = [f"{one['ours_ms']:.3f}", f"{one['stock_ms']:.3f}", one["stock_backend"]]
+    pace = f"{one['tb_per_s']:.2f}" if one["kind"] == "decode" else f"{one['tflop_per_s']:,.0f}"
+    extra = against_us(one.get("extra_bytes_per_row"), 1)
+    return [_name(one), *times, against_us(one["ratio"], 2), floor, pace, extra, _error(one)]
 
 
 def _error(one: Entry) -> str:
     """The worst error as a part of what is allowed."""
     errors = list(one["errors"].values())
     if not errors:
-        return _NONE
+        return NOTHING
     if any(error["ours"] is None or error["allowed"] is None for error in errors):
         return "not finite"
     return f"{max(error['ours'] / error['allowed'] if error['allowed'] else 0.0 for error in errors):.2f}"
@@ -181,26 +174,19 @@ def draw_bars(entries: Sequence[Entry], path: str | Path) -> Path:
     kinds = [kind for kind in KINDS if of_kind(entries, kind)]
     most = 1.06 * max([1.9, *(one["ratio"] for one in entries if one["ratio"] is not None)])
     panels = [_panel(kind, of_kind(entries, kind), most) for kind in kinds]
-    spec = charts.titled(charts.figure(*panels, columns=1, around=290), _title(entries[0]), _caption(entries))
+    title = f"Sharp attention and PyTorch's attention on {_machine(entries[0])}, bfloat16"
+    spec = charts.titled(charts.figure(*panels, columns=1, around=290), title, _caption(entries))
     return write_text(path, charts.svg_of(spec))
 
 
 def _panel(kind: str, entries: Sequence[Entry], most: float) -> Any:
     alt = charts.altair()
-    rows = [
-        {
-            "case": one["case"] + ("" if one["counts"] else " *"),
-            "ratio": one["ratio"] or 0.0,
-            "label": f"{against_us(one['ratio'], 2)}×" if one["ratio"] is not None else "not correct: no speed",
-            "counts": int(one["counts"]),
-        }
-        for one in entries
-    ]
-    x = alt.X(
-        "ratio:Q",
-        title="time / time of PyTorch's fastest kernel in the same run (less is better)",
-        scale=alt.Scale(domain=[0, most], nice=False),
-    )
+    rows = []
+    for one in entries:
+        text = f"{against_us(one['ratio'], 2)}×" if one["ratio"] is not None else "not correct: no speed"
+        rows.append({"case": _name(one), "ratio": one["ratio"] or 0.0, "label": text, "counts": int(one["counts"])})
+    title = "time / time of PyTorch's fastest kernel in the same run (less is better)"
+    x = alt.X("ratio:Q", title=title, scale=alt.Scale(domain=[0, most], nice=False))
     names = alt.Axis(labelLimit=270, ticks=False, domain=False, minExtent=272, maxExtent=272)
     base = alt.Chart(charts.data(rows)).encode(x=x, y=alt.Y("case:N", sort=None, title=None, axis=names))
     shade = alt.when("datum.counts").then(alt.value(0.65)).otherwise(alt.value(0.3))
@@ -214,22 +200,20 @@ def _panel(kind: str, entries: Sequence[Entry], most: float) -> Any:
     return charts.panel("; ".join(words), *layers, height=22 * len(rows))
 
 
-def _title(first: Entry) -> str:
+def _machine(first: Entry) -> str:
     hardware = first["provenance"]["hardware"]
-    return f"Sharp attention and PyTorch's attention on {hardware['gpu'] or hardware['cpu']}, bfloat16"
+    return str(hardware["gpu"] or hardware["cpu"])
 
 
 def _caption(entries: Sequence[Entry]) -> str:
-    first = entries[0]
-    versions, rounds = first["provenance"]["versions"], max(one["rounds"] for one in entries)
-    words = [
+    first, rounds = entries[0], max(one["rounds"] for one in entries)
+    torch, date = first["provenance"]["versions"]["torch"], first["provenance"]["date"][:10]
+    small = "" if all(one["full_size"] for one in entries) else ". Shapes are scaled down: targets are not judged."
+    return (
         f"Medians of {rounds} rounds in which all kernels alternate, after a check against float64. Floor: the "
         "least that arithmetic, or reading the cache once, allows. * not part of the mean. torch "
-        f"{versions['torch']}, {first['provenance']['date'][:10]}: {first['command']}"
-    ]
-    if not all(one["full_size"] for one in entries):
-        words.append("Shapes are scaled down: targets are not judged.")
-    return ". ".join(words)
+        f"{torch}, {date}: {first['command']}{small}"
+    )
 
 
 BEGIN, END = "<!-- tables: begin -->", "<!-- tables: end -->"
@@ -246,8 +230,8 @@ def page_tables(entries: Sequence[Entry], figure: str) -> str:
         if of_kind(entries, kind):
             parts += [f"### {title}", _table(columns(kind), rows(entries, kind))]
     first = entries[0]
-    versions, hardware = first["provenance"]["versions"], first["provenance"]["hardware"]
-    origin = [hardware["gpu"] or hardware["cpu"], f"torch {versions['torch']}"]
+    versions = first["provenance"]["versions"]
+    origin = [_machine(first), f"torch {versions['torch']}"]
     origin += [f"Triton {versions['triton']}"] if "triton" in versions else []
     origin += [f"commit {first['provenance']['commit']}", first["provenance"]["date"], f"`{first['command']}`"]
     return "\n\n".join([*parts, "\\* not part of a mean. " + ", ".join(origin) + "."])

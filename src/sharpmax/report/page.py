@@ -15,8 +15,7 @@ from sharpmax.errors import FileFormatError
 from sharpmax.files import write_text
 from sharpmax.lazy import require
 from sharpmax.report import calibrate, charts, clrs, compare, evaluate, probe, reproduce
-from sharpmax.report.schema import readable
-from sharpmax.report.tables import RUNS, Report, Tables
+from sharpmax.report.tables import RUNS, Report, Tables, readable
 from sharpmax.report.words import origin_of_run
 
 FILE_NAME = "report.html"
@@ -85,7 +84,7 @@ def write_page(command: str, provenance: Mapping[str, Any], tables: Tables, fold
         "figures": _packed({"specs": specs, "dark": charts.DARK}),
         "charts": charts,
         "library": trusted(_vega()),
-        "script": trusted(_text("report.js")),
+        "script": trusted(asset("report.js")),
     }
     return write_text(Path(folder) / FILE_NAME, rendered("report.html.jinja", context))
 
@@ -103,7 +102,8 @@ def _vega() -> str:
     return bundle.replace("</script", "<\\/script")
 
 
-def _text(name: str) -> str:
+def asset(name: str) -> str:
+    """The text of a file in `templates`."""
     return (importlib.resources.files("sharpmax.report") / "templates" / name).read_text(encoding="utf-8")
 
 

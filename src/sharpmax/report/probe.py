@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
@@ -27,8 +27,20 @@ from sharpmax.report.tables import (
     named,
     present,
     sizes,
-)  # fmt: skip
-from sharpmax.report.words import Pairs, capital, count, joined, nats, origin_of_run, percent, plural, points, whole
+)
+from sharpmax.report.words import (
+    Pairs,
+    capital,
+    count,
+    joined,
+    nats,
+    origin_of_run,
+    percent,
+    plural,
+    points,
+    span,
+    whole,
+)
 
 LOSES_FOCUS = ("dispersing", "uniform")
 """The kinds of heads whose weights spread as inputs grow."""
@@ -58,16 +70,11 @@ def report(tables: Tables) -> Report:
     parts = []
     for task in tasks(found):
         check_name(task, "task")
-        main = [_kinds_table(found, task), *present(*(_heads_table(run, task) for run in found))]
-        details = [
-            table
-            for run in found
-            for table in present(_layers_table(run, task), _errors_table(run, task), _methods_table(run, task))
-        ]
-        chain = present(_chain_table(found, task))
-        parts.append(
-            Part(f"task-{task}", f"Task {task}", metrics(found, task), _figures(found, task), main, [*details, *chain])
-        )
+        shown = [_kinds_table(found, task), *present(*(_heads_table(run, task) for run in found))]
+        each = (make(run, task) for run in found for make in (_layers_table, _errors_table, _methods_table))
+        details = present(*each, _chain_table(found, task))
+        figures = list(_figures(found, task))
+        parts.append(Part(f"task-{task}", f"Task {task}", metrics(found, task), figures, shown, details))
     origins = [
         (run.label, origin_of_run(saved["command"], saved["provenance"], saved["tables"]))
         for run, saved in zip(found, tables.get(RUNS, ()), strict=False)
@@ -76,7 +83,7 @@ def report(tables: Tables) -> Report:
 
 
 @dataclass(frozen=True)
-class Run:
+class ProbeRun:
     """One probed model; of two runs each has a letter."""
 
     letter: str
@@ -89,15 +96,22 @@ class Run:
         return f"{self.letter}: {self.name}" if self.letter else self.name
 
     @property
-    def setting(self) -> Mapping[str, Any]:
-        """How the model was probed."""
-        found: Mapping[str, Any] = self.tables["setting"]
-        return found
+    def which(self) -> str:
+        """Which of two runs, at the end of a phrase."""
+        return f" in {self.letter}" if self.letter else ""
 
-    def heads(self, task: str) -> Mapping[str, Any]:
+    @property
+    def setting(self) -> Any:
+        """How the model was probed."""
+        return self.tables["setting"]
+
+    def heads(self, task: str) -> Any:
         """Every head by its name, layer.head."""
-        found: Mapping[str, Any] = self.tables[f"heads/{task}"]
-        return found
+        return self.tables[f"heads/{task}"]
+
+    def sampled(self, task: str) -> str:
+        """The largest size that the forecast is fitted on."""
+        return f"{count(self.setting['fit_up_to'][task])} {self.unit(task)}"
 
     def table(self, kind: str, task: str) -> Mapping[str, Any]:
         """The table `layers`, `forecast` or `chain` of a task; empty where the run has none."""
@@ -115,6 +129,10 @@ class Run:
         """How many heads have numbers."""
         return len(self.heads(task)) - self.kinds(task)["unknown"]
 
+    def share(self, task: str) -> str:
+        """The share of heads that lose focus."""
+        return percent(100.0 * self.losing(task) / max(1, self.known(task)))
+
     def losing(self, task: str) -> int:
         """How many heads lose focus."""
         return sum(self.kinds(task)[kind] for kind in LOSES_FOCUS)
@@ -126,10 +144,8 @@ class Run:
 
     def ranked(self, task: str) -> list[str]:
         """The layers in the order in which they disperse."""
-        known = self.table("layers", task)
-        return sorted(
-            (layer for layer in known if known[layer]["rank"] is not None), key=lambda layer: known[layer]["rank"]
-        )
+        ranks = {layer: row["rank"] for layer, row in self.table("layers", task).items() if row["rank"] is not None}
+        return sorted(ranks, key=ranks.__getitem__)
 
     def first(self, task: str) -> list[str]:
         """The layers with a positive mean slope, in that order."""
@@ -142,19 +158,17 @@ class Run:
         return (known[-1], tested[known[-1]]) if known else None
 
 
-def runs(tables: Tables) -> list[Run]:
+def runs(tables: Tables) -> list[ProbeRun]:
     """The run of these tables, or both."""
     if RUNS not in tables:
-        return [Run("", _name(tables["setting"]), tables)]
+        return [ProbeRun("", _name(tables["setting"]), tables)]
     settings = [run["tables"]["setting"] for run in tables[RUNS]]
     names = [_name(setting) for setting in settings]
     if len(set(names)) < len(names):  # the models do not tell them apart, their folders do
         names = [f"{name} ({run['name']})" for name, run in zip(names, tables[RUNS], strict=True)]
     elif len({setting["model"] for setting in settings}) == 1:
-        names = [
-            name if setting.get("policy") else f"{name} baseline" for name, setting in zip(names, settings, strict=True)
-        ]
-    return [Run(letter, name, run["tables"]) for letter, name, run in zip("AB", names, tables[RUNS], strict=True)]
+        names = [name + ("" if one.get("policy") else " baseline") for name, one in zip(names, settings, strict=True)]
+    return [ProbeRun(letter, name, run["tables"]) for letter, name, run in zip("AB", names, tables[RUNS], strict=True)]
 
 
 def _name(setting: Mapping[str, Any]) -> str:
@@ -162,7 +176,7 @@ def _name(setting: Mapping[str, Any]) -> str:
     return f"{setting['model']} with {policy}" if policy else str(setting["model"])
 
 
-def tasks(found: Sequence[Run]) -> list[str]:
+def tasks(found: Sequence[ProbeRun]) -> list[str]:
     """The tasks of a run; of two runs those that both have."""
     first, *rest = (named(run.tables, "heads") for run in found)
     shared = [task for task in first if all(task in other for other in rest)]
@@ -186,6 +200,10 @@ def letter_of(kind: str) -> str:
     return _LETTERS.get(kind, kind[:1].upper())
 
 
+def _kind_name(kind: str) -> str:
+    return f"{letter_of(kind)} {kind}"
+
+
 def in_order(kinds: Iterable[str]) -> list[str]:
     """Kinds from the least focused, each once; unknown ones last.
 
@@ -196,11 +214,11 @@ def in_order(kinds: Iterable[str]) -> list[str]:
     return [kind for kind in _LETTERS if kind in known] + sorted(known - _LETTERS.keys())
 
 
-def _same_heads(found: Sequence[Run], task: str) -> bool:
+def _same_heads(found: Sequence[ProbeRun], task: str) -> bool:
     return len({tuple(sorted(run.heads(task))) for run in found}) == 1
 
 
-def chosen(found: Sequence[Run], task: str) -> str:
+def chosen(found: Sequence[ProbeRun], task: str) -> str:
     """The head shown first: the dispersing head with the largest slope, if possible one that all runs have."""
     heads = found[0].heads(task)
 
@@ -209,10 +227,10 @@ def chosen(found: Sequence[Run], task: str) -> str:
         shared = all(name in run.heads(task) for run in found)
         return shared, heads[name]["kind"] == LOSES_FOCUS[0], -math.inf if slope is None else slope
 
-    return max(heads, key=rank)
+    return str(max(heads, key=rank))
 
 
-def said(value: float | None, words: Callable[[float], str]) -> str:
+def in_words(value: float | None, words: Callable[[float], str]) -> str:
     """A number in words, or the sign for none."""
     return NOTHING if value is None else words(value)
 
@@ -223,7 +241,7 @@ def signed(value: float | None) -> str:
     >>> signed(0.744), signed(None)
     ('+0.74', '–')
     """
-    return said(value, lambda one: points(one, 2))
+    return in_words(value, lambda one: points(one, 2))
 
 
 def weight(value: float | None) -> str:
@@ -232,7 +250,7 @@ def weight(value: float | None) -> str:
     >>> weight(0.25), weight(0.00001), weight(0.0)
     ('25.0', '< 0.1', '0.0')
     """
-    return said(value, lambda one: "< 0.1" if 0.0 < one < 0.001 else f"{100.0 * one:.1f}")
+    return in_words(value, lambda one: "< 0.1" if 0.0 < one < 0.001 else f"{100.0 * one:.1f}")
 
 
 def keys(value: float | None) -> str:
@@ -241,7 +259,7 @@ def keys(value: float | None) -> str:
     >>> keys(3.14), keys(1234.5)
     ('3.1', '1,234')
     """
-    return said(value, lambda one: f"{one:.1f}" if one < 100.0 else count(one))
+    return in_words(value, lambda one: f"{one:.1f}" if one < 100.0 else count(one))
 
 
 def slope_words(about: Head) -> str:
@@ -265,131 +283,102 @@ def horizon_words(about: Head) -> str:
     return "unknown" if not known else "beyond the largest size" if known[-1] >= 0.5 else "before the smallest size"
 
 
-def measured_on(run: Run, task: str) -> str:
+def measured_on(run: ProbeRun, task: str) -> str:
     """How many prompts of which sizes were measured."""
-    known, prompts = run.setting["sizes"][task], run.setting["prompts_of_size"][task].values()
-    many = " to ".join(dict.fromkeys((count(min(prompts)), count(max(prompts)))))
-    return (
-        f"{many} prompts per size, {' to '.join(dict.fromkeys((count(known[0]), count(known[-1]))))} {run.unit(task)}"
-    )
+    prompts = sorted(run.setting["prompts_of_size"][task].values())
+    return f"{span(prompts)} prompts per size, {span(run.setting['sizes'][task])} {run.unit(task)}"
 
 
 def headline(tables: Tables) -> list[str]:
     """The answer in numbers: of one run its heads, layers, horizon and forecast; of two their difference."""
     found = runs(tables)
     if len(found) > 1:
-        return [_difference(found[0], found[1], task) for task in tasks(found)]
+        return [" ".join(_difference(found[0], found[1], task)) for task in tasks(found)]
     run = found[0]
     sentences = []
     for task in tasks(found):
-        share = percent(100.0 * run.losing(task) / max(1, run.known(task)))
-        parts = [f"{count(run.losing(task))} of {plural(run.known(task), 'head')} ({share}) lose focus on {task}."]
+        heads = f"{count(run.losing(task))} of {plural(run.known(task), 'head')} ({run.share(task)})"
+        parts = [f"{heads} lose focus on {task}."]
         if first := run.first(task)[:3]:
             parts.append(f"{'Layers' if len(first) > 1 else 'Layer'} {joined(first)} first.")
         if (error := run.error(task)) is not None:
-            limit = count(run.setting["fit_up_to"][task])
+            limit, off = count(run.setting["fit_up_to"][task]), nats(error[1]["entropy"]["median"])
             parts.append(
-                f"Forecast from {limit} to {count(error[0])} {run.unit(task)}: off by "
-                f"{nats(error[1]['entropy']['median'])} nats (median head)."
+                f"Forecast from {limit} to {count(error[0])} {run.unit(task)}: off by {off} nats (median head)."
             )
         sentences.append(" ".join(parts))
     return sentences
 
 
-def _difference(before: Run, after: Run, task: str) -> str:
+def _difference(before: ProbeRun, after: ProbeRun, task: str) -> Iterator[str]:
     many = [
-        f"{count(run.losing(task))} of {count(run.known(task))} "
-        f"({percent(100.0 * run.losing(task) / max(1, run.known(task)))})"
+        f"{count(run.losing(task))} of {count(run.known(task))} ({run.share(task)}) in {run.letter} ({run.name})"
         for run in (before, after)
     ]
-    parts = [f"On {task}, heads that lose focus: {many[0]} in A ({before.name}), {many[1]} in B ({after.name})."]
+    yield f"On {task}, heads that lose focus: {many[0]}, {many[1]}."
     if _same_heads([before, after], task):
         pairs = [(one, after.heads(task)[name]) for name, one in before.heads(task).items()]
-        ends = [
-            (one.get("slope_low"), one.get("slope_high"), other.get("slope_low"), other.get("slope_high"))
-            for one, other in pairs
-        ]
+        ends = [tuple(head.get(end) for head in pair for end in ("slope_low", "slope_high")) for pair in pairs]
         known = [four for four in ends if None not in four]
         lower, higher = sum(four[3] < four[0] for four in known), sum(four[2] > four[1] for four in known)
-        parts.append(
+        yield (
             f"Slope lower in B in {count(lower)}, higher in {count(higher)} of {count(len(known))} heads; in the "
             "others the 95% intervals overlap."
         )
     ways = [measured_on(run, task) for run in (before, after)]
     if ways[0] != ways[1]:
-        parts.append(f"Measured differently: A on {ways[0]}, B on {ways[1]}.")
-    return " ".join(parts)
+        yield f"Measured differently: A on {ways[0]}, B on {ways[1]}."
 
 
-def notes(found: Sequence[Run]) -> list[str]:
+def notes(found: Sequence[ProbeRun]) -> list[str]:
     """The verdict that the run itself printed, with numbers that tables do not have."""
-    return [
-        f"{run.letter}: {sentence}" if run.letter else str(sentence)
-        for run in found
-        for sentence in run.tables["verdict"]
-    ]
+    return [(f"{run.letter}: " if run.letter else "") + str(one) for run in found for one in run.tables["verdict"]]
 
 
 def _arrow(values: Sequence[str], unit: str = "") -> str:
     return " → ".join(values) + (f" {unit}" if unit else "")
 
 
-def metrics(found: Sequence[Run], task: str) -> list[Metric]:
+def metrics(found: Sequence[ProbeRun], task: str) -> list[Metric]:
     """Heads that lose focus, the first layer, the median horizon, and the error of the forecast."""
-    which = " (A → B)" if len(found) > 1 else ""
-    kinds = found[0].kinds(task)
-    detail = (
-        joined([f"{count(kinds[kind])} {kind}" for kind in in_order(kinds)])
-        if len(found) == 1
-        else f"of {joined([count(run.known(task)) for run in found])}"
-    )
-    of = f" of {count(found[0].known(task))}" if len(found) == 1 else ""
+    pair = len(found) > 1
+    which = " (A → B)" if pair else ""
+    of, detail = "", f"of {joined([count(run.known(task)) for run in found])}"
+    if not pair:
+        kinds, of = found[0].kinds(task), f" {detail}"
+        detail = joined([f"{kinds[kind]:,} {kind}" for kind in in_order(kinds)])
     metrics = [Metric(_arrow([count(run.losing(task)) for run in found]) + of, f"heads lose focus{which}", detail)]
-    firsts = [run.first(task)[:1] for run in found]
+    firsts = [next(iter(run.first(task)), None) for run in found]
     if any(firsts):
         slopes = [
-            signed(run.table("layers", task)[first[0]]["slope"]) if first else NOTHING
+            signed(run.table("layers", task)[first]["slope"] if first else None)
             for run, first in zip(found, firsts, strict=True)
         ]
-        metrics.append(
-            Metric(
-                f"layer {_arrow([first[0] if first else NOTHING for first in firsts])}",
-                f"disperses first{which}",
-                f"mean slope {' → '.join(slopes)}; 1: ln n",
-            )
-        )
+        layers = f"layer {_arrow([first or NOTHING for first in firsts])}"
+        metrics.append(Metric(layers, f"disperses first{which}", f"mean slope {_arrow(slopes)}; 1: ln n"))
     known = [run.horizons(task) for run in found]
-    if len(found) > 1 and _same_heads(found, task):
+    if pair and _same_heads(found, task):
         # Compared on the same heads; else a run that loses its near horizons would look worse.
         shared = set.intersection(*map(set, known))
         known = [{name: one[name] for name in shared} for one in known]
-    if min(map(len, known)) >= (5 if len(found) > 1 else 1):
+    if min(map(len, known)) >= (5 if pair else 1):
+        values = _arrow([whole(median(one.values())) for one in known], "tokens")
         many = " and ".join(dict.fromkeys(count(len(one)) for one in known))
-        values = [whole(median(one.values())) for one in known]
-        metrics.append(
-            Metric(
-                _arrow(values, "tokens"),
-                f"median measured horizon{which}",
-                f"top weight below ½ from there on; {many} heads",
-            )
-        )
+        detail = f"top weight below ½ from there on; {many} heads"
+        metrics.append(Metric(values, f"median measured horizon{which}", detail))
     errors = [run.error(task) for run in found]
     if any(errors):
-        values = [said(error[1]["entropy"]["median"] if error else None, nats) for error in errors]
-        tested = joined(
-            sorted(
-                {f"at {count(error[0])} {run.unit(task)}" for run, error in zip(found, errors, strict=True) if error}
-            )
-        )
-        metrics.append(Metric(_arrow(values, "nats"), f"median error of the forecast{which}", f"of entropy, {tested}"))
+        values = _arrow([in_words(error[1]["entropy"]["median"] if error else None, nats) for error in errors], "nats")
+        tested = {f"at {count(one[0])} {run.unit(task)}" for run, one in zip(found, errors, strict=True) if one}
+        metrics.append(Metric(values, f"median error of the forecast{which}", f"of entropy, {joined(sorted(tested))}"))
     return metrics
 
 
-def _titled(title: str, run: Run) -> str:
+def _titled(title: str, run: ProbeRun) -> str:
     return f"{title}: {run.label}" if run.letter else title
 
 
-def _kinds_table(found: Sequence[Run], task: str) -> Table:
+def _kinds_table(found: Sequence[ProbeRun], task: str) -> Table:
     counts = [run.kinds(task) for run in found]
     medians = []
     for run in found:
@@ -404,16 +393,13 @@ def _kinds_table(found: Sequence[Run], task: str) -> Table:
         f"{'; '.join(dict.fromkeys(measured_on(run, task) for run in found))}. Slope: of entropy against ln n.",
         cells("kind", *(f"heads{letter}" for letter in letters), *(f"median slope{letter}" for letter in letters)),
         [
-            cells(
-                f"{letter_of(kind)} {kind}", *(count(one[kind]) for one in counts),
-                *(signed(one.get(kind)) for one in medians),
-            )
+            cells(_kind_name(kind), *(count(one[kind]) for one in counts), *(signed(one.get(kind)) for one in medians))
             for kind in in_order(kind for known in counts for kind in known)
         ],
-    )  # fmt: skip
+    )
 
 
-def _heads_table(run: Run, task: str) -> Table | None:
+def _heads_table(run: ProbeRun, task: str) -> Table | None:
     known = {
         name: about
         for name, about in run.heads(task).items()
@@ -422,85 +408,66 @@ def _heads_table(run: Run, task: str) -> Table | None:
     shown = sorted(known, key=lambda name: -known[name]["slope"])[:_SHOWN_HEADS]
     if not shown:
         return None
-
-    def row(name: str, about: Head) -> list[Cell]:
+    rows = []
+    for name in shown:
+        about = known[name]
         ends = [about["curve"][size] for size in (*sizes(about["curve"])[:1], *sizes(about["curve"])[-1:])]
-        shared, top = (
-            " → ".join(words(cell.get(key)) for cell in ends) for key, words in (("effective", keys), ("top", weight))
-        )
-        return cells(name, str(about["kind"]), slope_words(about), shared, top, horizon_words(about))
-
-    some = (
-        f"{_SHOWN_HEADS} of {count(len(known))}, the largest slopes"
-        if len(known) > _SHOWN_HEADS
-        else "All, the largest slopes first"
-    )
+        effective = _arrow([keys(one.get("effective")) for one in ends])
+        top = _arrow([weight(one.get("top")) for one in ends])
+        rows.append(cells(name, str(about["kind"]), slope_words(about), effective, top, horizon_words(about)))
+    some = "All, the largest slopes first"
+    if len(known) > _SHOWN_HEADS:
+        some = f"{_SHOWN_HEADS} of {count(len(known))}, the largest slopes"
     return Table(
         _titled("Heads that lose focus most", run),
         f"{some}, with 95% intervals. From the smallest to the largest size: effective number of keys (e^entropy) "
         "and top weight.",
         cells("layer.head", "kind", "slope", "effective keys", "top weight (%)", "horizon"),
-        [row(name, known[name]) for name in shown],
-    )  # fmt: skip
+        rows,
+    )
 
 
-def _layers_table(run: Run, task: str) -> Table | None:
+def _layers_table(run: ProbeRun, task: str) -> Table | None:
     table = run.table("layers", task)
     if not table:
         return None
     kinds, order = in_order(kind for row in table.values() for kind in row["kinds"]), run.ranked(task)
+    rows = []
+    for layer in [*order, *(layer for layer in table if layer not in order)]:
+        row, rank = table[layer], count(table[layer]["rank"]) if layer in order else NOTHING
+        heads = [Cell(count(row["kinds"].get(kind, 0)), faint=not row["kinds"].get(kind)) for kind in kinds]
+        weights = cells(weight(row["top"]), weight(row["sink"]))
+        rows.append([*cells(layer, rank, signed(row["slope"])), *heads, *weights])
     return Table(
         _titled("Layers, the first to disperse on top", run),
         "Ranked by the mean slope of their heads; layers count from 0. Weights: means over heads at the largest size.",
-        cells(
-            "layer",
-            "rank",
-            "mean slope",
-            *(f"{letter_of(kind)} {kind}" for kind in kinds),
-            "top weight (%)",
-            "first token (%)",
-        ),
-        [
-            [
-                *cells(
-                    layer, count(table[layer]["rank"]) if layer in order else NOTHING, signed(table[layer]["slope"])
-                ),
-                *(
-                    Cell(count(table[layer]["kinds"].get(kind, 0)), faint=not table[layer]["kinds"].get(kind))
-                    for kind in kinds
-                ),
-                *cells(weight(table[layer]["top"]), weight(table[layer]["sink"])),
-            ]
-            for layer in [*order, *(layer for layer in table if layer not in order)]
-        ],
+        cells("layer", "rank", "mean slope", *map(_kind_name, kinds), "top weight (%)", "first token (%)"),
+        rows,
     )
 
 
-def _errors_table(run: Run, task: str) -> Table | None:
+def _errors_table(run: ProbeRun, task: str) -> Table | None:
     table = run.table("forecast", task)
     if not table.get("tested"):
         return None
-    unit = run.unit(task)
+    unit, rows = run.unit(task), []
+    for size in sizes(table["tested"]):
+        one = table["tested"][size]
+        entropy, top = one["entropy"], one["top"]
+        errors = nats(entropy["median"]), nats(entropy["p90"]), signed(entropy["bias"])
+        weights = weight(top["median"]), weight(top["p90"]), points(100.0 * top["bias"])
+        rows.append(cells(count(size), *errors, *weights, count(one["heads"])))
+    spread = "90% of heads", "bias"
     return Table(
         _titled("Error of the forecast", run),
         f"{capital(str(table['method']))}; fitted on {', '.join(map(count, table.get('fitted') or []))} {unit}, "
         "then measured. Absolute errors over heads; bias is positive where the forecast is too high.",
-        cells(
-            f"size ({unit})", "entropy, median (nats)", "90% of heads", "bias", "top weight, median (%)",
-            "90% of heads", "bias", "heads",
-        ),
-        [
-            cells(
-                count(size), nats(one["entropy"]["median"]), nats(one["entropy"]["p90"]),
-                signed(one["entropy"]["bias"]), weight(one["top"]["median"]),
-                weight(one["top"]["p90"]), points(100.0 * one["top"]["bias"]), count(one["heads"]),
-            )
-            for size, one in ((size, table["tested"][size]) for size in sizes(table["tested"]))
-        ],
-    )  # fmt: skip
+        cells(f"size ({unit})", "entropy, median (nats)", *spread, "top weight, median (%)", *spread, "heads"),
+        rows,
+    )
 
 
-def _methods_table(run: Run, task: str) -> Table | None:
+def _methods_table(run: ProbeRun, task: str) -> Table | None:
     table, error = run.table("forecast", task).get("methods") or {}, run.error(task)
     if not table or error is None:
         return None
@@ -508,22 +475,18 @@ def _methods_table(run: Run, task: str) -> Table | None:
     rows = []
     for name, about in table.items():
         tested = ((about["tested"].get(size) or {}).get("entropy") or {}).get("median")
-        rows.append(
-            [
-                Cell(name, "used" if name == used else "", strong=name == used),
-                Cell(said(about.get("decided_by"), nats)),
-                Cell(said(tested, nats)),
-            ]
-        )
+        first = Cell(name, "used" if name == used else "", strong=name == used)
+        rows.append([first, *cells(in_words(about.get("decided_by"), nats), in_words(tested, nats))])
     return Table(
         _titled("Forecast methods", run),
         "Median errors of entropy in nats. The method with the smallest error at the largest fitted size, forecast "
         f"from those below it, is used; the errors at {count(size)} {run.unit(task)} do not enter the choice.",
-        cells("method", "largest fitted size", f"{count(size)} {run.unit(task)}"), rows,
-    )  # fmt: skip
+        cells("method", "largest fitted size", f"{count(size)} {run.unit(task)}"),
+        rows,
+    )
 
 
-def _chain_table(found: Sequence[Run], task: str) -> Table | None:
+def _chain_table(found: Sequence[ProbeRun], task: str) -> Table | None:
     known = [(run, chain) for run in found if (chain := run.table("chain", task))]
     if not known:
         return None
@@ -532,113 +495,86 @@ def _chain_table(found: Sequence[Run], task: str) -> Table | None:
         "Correlation of a layer's mean slope with that of the next layer, with its 95% interval.",
         cells("run" if found[0].letter else "model", "correlation", "pairs of layers"),
         [
-            [
-                Cell(run.label),
-                Cell(signed(one["next"]), _between(one["low"], one["high"])),
-                Cell(count(one["pairs"])),
-            ]
+            [Cell(run.label), Cell(signed(one["next"]), _between(one["low"], one["high"])), Cell(count(one["pairs"]))]
             for run, one in known
         ],
-    )  # fmt: skip
-
-
-def _figures(found: Sequence[Run], task: str) -> list[Figure]:
-    losing = joined(
-        [
-            f"{count(run.losing(task))} of {count(run.known(task))}" + (f" in {run.letter}" if run.letter else "")
-            for run in found
-        ]
     )
+
+
+def _figures(found: Sequence[ProbeRun], task: str) -> Iterator[Figure]:
     who = "; ".join(run.label for run in found)
-    letters = ", ".join(
-        f"{letter_of(kind)} {kind}" for kind in in_order(kind for run in found for kind in run.kinds(task))
-    )
+    losing = joined([f"{count(run.losing(task))} of {count(run.known(task))}{run.which}" for run in found])
+    letters = ", ".join(map(_kind_name, in_order(kind for run in found for kind in run.kinds(task))))
     pair = " Last map: slope of B − A, ≠ where the kind changes." if len(found) > 1 and _same_heads(found, task) else ""
-    firsts = [
-        f"layer {run.first(task)[0]}" + (f" in {run.letter}" if run.letter else "") for run in found if run.first(task)
-    ]
-    fit = joined(sorted({f"{count(run.setting['fit_up_to'][task])} {run.unit(task)}" for run in found}))
-    rows = "last token of each prompt; " if all(run.setting["rows"] == "last" for run in found) else ""
-    all_heads = (
-        ""
-        if len(_curve_heads(found, task)) == len({name for run in found for name in run.heads(task)})
-        else " Curves: the heads that change most."
+    some = len(_curve_heads(found, task)) < len({name for run in found for name in run.heads(task)})
+    yield Figure(
+        f"heads-{task}",
+        f"Heads that lose focus on {task}: {losing}",
+        f"{who}. One cell per head. Letter: kind ({letters}). Colour: slope of entropy against ln n; 1 (red): "
+        f"as uniform attention, 0: constant, below 0 (blue): sharper. Click a head for its curves.{pair}"
+        + (" Curves: the heads that change most." if some else ""),
+        f"Map of all heads with their kind and slope: {losing} lose focus.",
+        partial(_map_chart, found, task),
     )
-    figures = [
-        Figure(
-            f"heads-{task}", f"Heads that lose focus on {task}: {losing}",
-            f"{who}. One cell per head. Letter: kind ({letters}). Colour: slope of entropy against ln n; 1 (red): "
-            "as uniform attention, 0: constant, below 0 (blue): sharper. Click a head for its "
-            f"curves.{pair}{all_heads}",
-            f"Map of all heads with their kind and slope: {losing} lose focus.", partial(_map_chart, found, task),
-        ),
-        Figure(
-            f"curves-{task}", "One head by number of keys",
-            f"{who}. Means over prompts; {rows}dotted: the bounds ln n and 1/n; dashed: forecast from sizes up to "
-            f"{fit}. Horizon: where the top weight falls below ½ for good.",
-            f"Entropy and top weight of a head against the number of keys; first shown: {chosen(found, task)}.",
-            partial(_curves_chart, found, task),
-        ),
-        Figure(
-            f"layers-{task}", f"First to disperse: {joined(firsts)}" if firsts else "No layer disperses on average",
-            f"{who}. One point per head; line: mean of the layer. Slope 1: as uniform attention, 0: none.",
-            "Slopes of entropy against ln n by layer.",
-            partial(_layers_chart, found, task),
-        ),
-    ]  # fmt: skip
+    fit = joined(sorted({run.sampled(task) for run in found}))
+    rows = "last token of each prompt; " if all(run.setting["rows"] == "last" for run in found) else ""
+    yield Figure(
+        f"curves-{task}",
+        "One head by number of keys",
+        f"{who}. Means over prompts; {rows}dotted: the bounds ln n and 1/n; dashed: forecast from sizes up to "
+        f"{fit}. Horizon: where the top weight falls below ½ for good.",
+        f"Entropy and top weight of a head against the number of keys; first shown: {chosen(found, task)}.",
+        partial(_curves_chart, found, task),
+    )
+    firsts = joined([f"layer {run.first(task)[0]}{run.which}" for run in found if run.first(task)])
+    yield Figure(
+        f"layers-{task}",
+        f"First to disperse: {firsts}" if firsts else "No layer disperses on average",
+        f"{who}. One point per head; line: mean of the layer. Slope 1: as uniform attention, 0: none.",
+        "Slopes of entropy against ln n by layer.",
+        partial(_layers_chart, found, task),
+    )
     tested = [(run, error) for run in found if (error := run.error(task)) is not None]
     if tested:
-        errors = joined(
-            [
-                f"{nats(error[1]['entropy']['median'])} nats" + (f" in {run.letter}" if run.letter else "")
-                for run, error in tested
-            ]
-        )
+        errors = joined([f"{nats(error[1]['entropy']['median'])} nats{run.which}" for run, error in tested])
         where = "; ".join(
             f"{run.label}, fitted up to {count(run.setting['fit_up_to'][task])}, measured at {count(error[0])} "
             f"{run.unit(task)}"
             for run, error in tested
         )
-        figures.append(
-            Figure(
-                f"forecast-{task}", f"Forecast of entropy: median error {errors}",
-                f"{where}. One point per head; dotted: exact.",
-                "Measured against forecast entropy and top weight, a point for each head.",
-                partial(_forecast_chart, tested, task),
-            )
-        )  # fmt: skip
-    return figures
-
-
-def _last(about: Head) -> Mapping[str, Any]:
-    """The largest size at which anything is known."""
-    known = [size for size in sizes(about["curve"]) if about["curve"][size].get("count") is not None]
-    found: Mapping[str, Any] = about["curve"][known[-1]] if known else {}
-    return found
-
-
-def _map_row(run: Run, task: str, name: str) -> dict[str, Any]:
-    about, (layer, head) = run.heads(task)[name], _place(name)
-    last = _last(about)
-    row = {
-        "head": name, "x": head, "y": layer, "value": about["slope"], "letter": letter_of(str(about["kind"])),
-        "kind": str(about["kind"]),
-        "slope": slope_words(about), "horizon": horizon_words(about), "n": said(last.get("count"), count),
-        "entropy": said(last.get("entropy"), nats),
-        "effective": keys(last.get("effective")), "top": weight(last.get("top")), "sink": weight(last.get("sink")),
-        "local": weight(last.get("local")),
-        "spread": said(last.get("spread"), nats),
-    }  # fmt: skip
-    if (error := run.error(task)) is not None:
-        forecast, measured = (
-            ((about.get(key) or {}).get(error[0]) or {}).get("entropy") for key in ("forecast", "curve")
+        yield Figure(
+            f"forecast-{task}",
+            f"Forecast of entropy: median error {errors}",
+            f"{where}. One point per head; dotted: exact.",
+            "Measured against forecast entropy and top weight, a point for each head.",
+            partial(_forecast_chart, tested, task),
         )
+
+
+def _forecast_and_measured(about: Head, size: str, field: str) -> list[float | None]:
+    return [((about.get(kind) or {}).get(size) or {}).get(field) for kind in ("forecast", "curve")]
+
+
+def _map_row(run: ProbeRun, task: str, name: str) -> dict[str, Any]:
+    about, (layer, head) = run.heads(task)[name], _place(name)
+    row = {"head": name, "x": head, "y": layer, "value": about["slope"], "letter": letter_of(str(about["kind"]))}
+    row |= {"kind": str(about["kind"]), "slope": slope_words(about), "horizon": horizon_words(about)}
+    # What is known at the largest size.
+    known = [size for size in sizes(about["curve"]) if about["curve"][size].get("count") is not None]
+    last = about["curve"][known[-1]] if known else {}
+    row["n"] = in_words(last.get("count"), count)
+    row["entropy"] = in_words(last.get("entropy"), nats)
+    row["effective"] = keys(last.get("effective"))
+    row |= {part: weight(last.get(part)) for part in ("top", "sink", "local")}
+    row["spread"] = in_words(last.get("spread"), nats)
+    if (error := run.error(task)) is not None:
+        forecast, measured = _forecast_and_measured(about, error[0], "entropy")
         row["off"] = signed(None if forecast is None or measured is None else forecast - measured)
     return row
 
 
-def _map_chart(found: Sequence[Run], task: str) -> Any:
-    maps = [(run.label if run.letter else "", [_map_row(run, task, name) for name in run.heads(task)]) for run in found]
+def _map_chart(found: Sequence[ProbeRun], task: str) -> Any:
+    maps = [(_variant(run, ""), [_map_row(run, task, name) for name in run.heads(task)]) for run in found]
     tips = charts.tooltip(
         head="layer.head", kind="kind", slope="slope of entropy against ln n", horizon="horizon",
         n="keys at the largest size", entropy="entropy (nats)",
@@ -652,54 +588,34 @@ def _map_chart(found: Sequence[Run], task: str) -> Any:
     panels = []
     for place, (title, rows) in enumerate(maps):
         known = tips if place < len(found) else charts.tooltip(head="layer.head", change="slope, B − A", kind="kind")
-        panels.append(
-            charts.heat_panel(
-                title,
-                rows,
-                "head",
-                "layer",
-                "slope of entropy against ln n",
-                domain=(-1, 1),
-                tips=known,
-                diverging=True,
-                letters=len(rows) <= 1500,
-            )
-        )
-    columns = len(panels)
-    return charts.figure(
-        *panels, columns=columns, minimum=330 if columns == 1 else 250, around=54, head=chosen(found, task)
-    )
+        look: dict[str, Any] = {"domain": (-1, 1), "tips": known, "diverging": True, "letters": len(rows) <= 1500}
+        panels.append(charts.heat_panel(title, rows, "head", "layer", "slope of entropy against ln n", **look))
+    minimum = 330 if len(panels) == 1 else 250
+    return charts.figure(*panels, columns=len(panels), minimum=minimum, around=54, head=chosen(found, task))
 
 
-def _difference_row(found: Sequence[Run], task: str, name: str) -> dict[str, Any]:
+def _difference_row(found: Sequence[ProbeRun], task: str, name: str) -> dict[str, Any]:
     one, other = (run.heads(task)[name] for run in found)
     apart = None if None in (one["slope"], other["slope"]) else other["slope"] - one["slope"]
     changed = one["kind"] != other["kind"]
     layer, head = _place(name)
     kind = f"{one['kind']} → {other['kind']}" if changed else str(one["kind"])
-    return {
-        "head": name,
-        "x": head,
-        "y": layer,
-        "value": apart,
-        "letter": "≠" if changed else "",
-        "kind": kind,
-        "change": signed(apart),
-    }
+    row = {"head": name, "x": head, "y": layer, "value": apart, "letter": "≠" if changed else ""}
+    return row | {"kind": kind, "change": signed(apart)}
 
 
-def _curve_heads(found: Sequence[Run], task: str) -> list[str]:
+def _curve_heads(found: Sequence[ProbeRun], task: str) -> list[str]:
     """The heads whose curves are on the page: all, or of a large model those that change most."""
     names = list(dict.fromkeys(name for run in found for name in run.heads(task)))
-    points_each = max(1, sum(len(run.setting["sizes"][task]) for run in found))
-    most = max(1, _MAX_POINTS // points_each)
+    most = max(1, _MAX_POINTS // max(1, sum(len(run.setting["sizes"][task]) for run in found)))
     if len(names) <= most:
         return names
     heads = found[0].heads(task)
-    return sorted(sorted(names, key=lambda name: -abs((heads.get(name) or {}).get("slope") or 0.0))[:most], key=_place)
+    ranked = sorted(names, key=lambda name: -abs((heads.get(name) or {}).get("slope") or 0.0))
+    return sorted(ranked[:most], key=_place)
 
 
-def _curve_rows(run: Run, task: str, name: str) -> list[dict[str, Any]]:
+def _curve_rows(run: ProbeRun, task: str, name: str) -> list[dict[str, Any]]:
     about = run.heads(task).get(name)
     if about is None:
         return []
@@ -710,19 +626,22 @@ def _curve_rows(run: Run, task: str, name: str) -> list[dict[str, Any]]:
         if cell.get("count") is not None:
             # The forecast begins at the last size it was fitted on.
             predicted = cell if size == fitted and forecast else forecast.get(size) or {}
-            rows.append({
-                "head": name, "variant": run.label if run.letter else "measured", "x": cell["count"],
-                "entropy": cell.get("entropy"),
-                "top": cell.get("top"), "entropy_f": predicted.get("entropy"), "top_f": predicted.get("top"),
-            })  # fmt: skip
+            row = {"head": name, "variant": _variant(run, "measured"), "x": cell["count"]}
+            row |= {"entropy": cell.get("entropy"), "top": cell.get("top")}
+            rows.append(row | {"entropy_f": predicted.get("entropy"), "top_f": predicted.get("top")})
     return rows
 
 
-def _curves_chart(found: Sequence[Run], task: str) -> Any:
+def _variant(run: ProbeRun, alone: str) -> str:
+    """The name of a run in a legend, which is `alone` without another run."""
+    return run.label if run.letter else alone
+
+
+def _curves_chart(found: Sequence[ProbeRun], task: str) -> Any:
     alt = charts.altair()
     names = _curve_heads(found, task)
     rows = [row for run in found for name in names for row in _curve_rows(run, task, name)]
-    styles = {run.label if run.letter else "measured": _COLOURS[run.letter] for run in found}
+    styles = {_variant(run, "measured"): _COLOURS[run.letter] for run in found}
     known = [row["x"] for row in rows] or [1.0, 2.0]
     low, high = max(1.0, min(known)), max(max(known), 2.0)
     ticks = [2**power for power in range(math.ceil(math.log2(low)), math.floor(math.log2(high)) + 1)] or [round(high)]
@@ -732,11 +651,13 @@ def _curves_chart(found: Sequence[Run], task: str) -> Any:
     )  # fmt: skip
     values = charts.data(rows)
     bounds = [low * (high / low) ** (step / 24) for step in range(25)]
-    horizons = [
-        {"head": name, "variant": run.label if run.letter else "measured", "x": tokens, "y": 0.5,
-         "horizon": horizon_words(run.heads(task)[name])}
-        for run in found for name, tokens in run.horizons(task).items() if name in set(names)
-    ]  # fmt: skip
+    horizons = []
+    for run in found:
+        for name, tokens in run.horizons(task).items():
+            if name in names:
+                row = {"head": name, "variant": _variant(run, "measured"), "x": tokens, "y": 0.5}
+                horizons.append(row | {"horizon": horizon_words(run.heads(task)[name])})
+    ours = f"datum.head === {charts.HEAD}"
     panels = []
     for field, title, domain, bound in (
         ("entropy", "entropy (nats)", (-0.2, 1.05 * math.log(high)), math.log),
@@ -746,121 +667,84 @@ def _curves_chart(found: Sequence[Run], task: str) -> Any:
         y, y_f = (alt.Y(f"{name}:Q", title=title, scale=scale) for name in (field, f"{field}_f"))
         tips = charts.tooltip(variant="run", x="keys|,.0f", **{field: f"{title}|.3f", f"{field}_f": "forecast|.3f"})
         plot = charts.Plot(x, y, styles, tips)
-        base = plot.base(values).transform_filter(f"datum.head === {charts.HEAD}")
+        base = plot.base(values).transform_filter(ours)
         line = base.mark_line(strokeWidth=2).transform_filter(f"isValid(datum.{field})")
-        forecast = (
-            base.mark_line(strokeWidth=1.6, strokeDash=[5, 3])
-            .encode(y=y_f)
-            .transform_filter(f"isValid(datum.{field}_f)")
-        )
-        limit = alt.Chart(charts.data([{"x": n, "y": bound(n)} for n in bounds])).mark_line(
-            strokeDash=[2, 3], color=charts.SOFT, strokeWidth=1.2
-        )
-        layers = [limit.encode(x=x, y=alt.Y("y:Q", scale=scale, title=title)), line, forecast, plot.marked(base)]
+        dashed = base.mark_line(strokeWidth=1.6, strokeDash=[5, 3])
+        forecast = dashed.encode(y=y_f).transform_filter(f"isValid(datum.{field}_f)")
+        limit = alt.Chart(charts.data([{"x": n, "y": bound(n)} for n in bounds]))
+        dotted = limit.mark_line(strokeDash=[2, 3], color=charts.SOFT, strokeWidth=1.2)
+        height = alt.Y("y:Q", scale=scale, title=title)
+        layers = [dotted.encode(x=x, y=height), line, forecast, plot.marked(base)]
         if field == "top":
             layers += charts.rule("y", 0.5)
             if horizons:
-                mark = (
-                    plot.base(charts.data(horizons))
-                    .transform_filter(f"datum.head === {charts.HEAD}")
-                    .mark_point(shape="diamond", size=130, strokeWidth=2)
-                )
-                layers.append(
-                    mark.encode(
-                        y=alt.Y("y:Q", scale=scale, title=title),
-                        tooltip=charts.tooltip(variant="run", horizon="horizon"),
-                    )
-                )
+                tips = charts.tooltip(variant="run", horizon="horizon")
+                mark = plot.base(charts.data(horizons)).transform_filter(ours)
+                mark = mark.mark_point(shape="diamond", size=130, strokeWidth=2)
+                layers.append(mark.encode(y=height, tooltip=tips))
         panels.append(charts.panel(title.partition(" (")[0].capitalize(), *layers))
     head = chosen(found, task)
     return charts.figure(*panels, names=list(styles), head=head if head in names else names[0], heads=names)
 
 
-def _layers_chart(found: Sequence[Run], task: str) -> Any:
+def _layers_chart(found: Sequence[ProbeRun], task: str) -> Any:
     heads, means = [], []
     for run in found:
-        name = run.label if run.letter else "mean of the layer"
+        name = _variant(run, "mean of the layer")
         for head, about in run.heads(task).items():
             if about["slope"] is not None:
-                heads.append(
-                    {
-                        "variant": name,
-                        "x": _place(head)[0],
-                        "y": about["slope"],
-                        "head": head,
-                        "kind": str(about["kind"]),
-                        "slope": slope_words(about),
-                    }
-                )
+                row = {"variant": name, "x": _place(head)[0], "y": about["slope"], "head": head}
+                heads.append(row | {"kind": str(about["kind"]), "slope": slope_words(about)})
         means += [
             {"variant": name, "x": int(layer), "y": row["slope"]}
             for layer, row in run.table("layers", task).items()
             if row["slope"] is not None
         ]
-    styles = {run.label if run.letter else "mean of the layer": _COLOURS[run.letter] for run in found}
+    styles = {_variant(run, "mean of the layer"): _COLOURS[run.letter] for run in found}
     last = max((row["x"] for row in heads), default=0)
     x = charts.axis("x", "layer", (-0.6, last + 0.6), values=list(range(last + 1)), format="d", grid=False)
-    plot = charts.Plot(
-        x,
+    y, tips = (
         charts.axis("y", "slope of entropy against ln n"),
-        styles,
         charts.tooltip(head="layer.head", kind="kind", slope="slope"),
     )
-    dots = plot.points(heads, filled=False, size=16.0)
-    mean = charts.Plot(plot.x, plot.y, styles, charts.tooltip(variant="run", x="layer", y="mean slope|+.2f"))
-    layers = [
-        *charts.rule("y", 0.0),
-        *charts.rule("y", 1.0),
-        dots,
-        *([*mean.lines(means), mean.points(means)] if means else []),
-    ]
+    layers = [*charts.rule("y", 0.0), *charts.rule("y", 1.0)]
+    layers.append(charts.Plot(x, y, styles, tips).points(heads, filled=False, size=16.0))
+    if means:
+        mean = charts.Plot(x, y, styles, charts.tooltip(variant="run", x="layer", y="mean slope|+.2f"))
+        layers += [*mean.lines(means), mean.points(means)]
     return charts.figure(charts.panel("", *layers, height=300), columns=1, names=list(styles))
 
 
-def _forecast_chart(tested: Sequence[tuple[Run, Any]], task: str) -> Any:
+def _forecast_chart(tested: Sequence[tuple[ProbeRun, Any]], task: str) -> Any:
     alt = charts.altair()
-    styles = {run.label if run.letter else "head": _COLOURS[run.letter] for run, _ in tested}
+    styles = {_variant(run, "head"): _COLOURS[run.letter] for run, _ in tested}
     panels = []
     for field, title in (("entropy", "entropy (nats)"), ("top", "top weight")):
         rows = []
         for run, (size, _) in tested:
             for head, about in run.heads(task).items():
-                forecast, measured = (
-                    ((about.get(key) or {}).get(size) or {}).get(field) for key in ("forecast", "curve")
-                )
+                forecast, measured = _forecast_and_measured(about, size, field)
                 if forecast is not None and measured is not None:
-                    rows.append(
-                        {"variant": run.label if run.letter else "head", "x": forecast, "y": measured, "head": head}
-                    )
+                    rows.append({"variant": _variant(run, "head"), "x": forecast, "y": measured, "head": head})
         most = max((value for row in rows for value in (row["x"], row["y"])), default=1.0)
         domain = (-0.03 * most, 1.05 * most)
         tips = charts.tooltip(head="layer.head", x="forecast|.3f", y="measured|.3f")
-        plot = charts.Plot(
-            charts.axis("x", f"forecast {title}", domain), charts.axis("y", "measured", domain), styles, tips
-        )
-        exact = (
-            alt.Chart(charts.data([{"x": one, "y": one} for one in domain]))
-            .mark_line(strokeDash=[2, 3], color=charts.SOFT)
-            .encode(x=plot.x, y=plot.y)
-        )
+        x, y = charts.axis("x", f"forecast {title}", domain), charts.axis("y", "measured", domain)
+        plot = charts.Plot(x, y, styles, tips)
+        diagonal = alt.Chart(charts.data([{"x": one, "y": one} for one in domain]))
+        exact = diagonal.mark_line(strokeDash=[2, 3], color=charts.SOFT).encode(x=x, y=y)
         panels.append(charts.panel(title.partition(" (")[0].capitalize(), exact, plot.points(rows, size=18.0)))
     return charts.figure(*panels, names=list(styles))
 
 
-def _method(found: Sequence[Run]) -> list[str]:
-    methods = sorted(
-        {
-            str(run.table("forecast", task)["method"])
-            for run in found
-            for task in tasks(found)
-            if run.table("forecast", task)
-        }
-    )
-    forecast = (
-        f" The forecast ({joined(methods)}) uses the small sizes only; its error is measured at sizes it never saw."
-        if methods
-        else ""
-    )
+def _method(found: Sequence[ProbeRun]) -> list[str]:
+    tables = [run.table("forecast", task) for run in found for task in tasks(found)]
+    methods = sorted({str(table["method"]) for table in tables if table})
+    forecast = ""
+    if methods:
+        forecast = (
+            f" The forecast ({joined(methods)}) uses the small sizes only; its error is measured at sizes it never saw."
+        )
     return [
         "The attention weights of every head are measured while prompts grow, without storing an attention matrix: "
         "entropy H in nats, top weight, weight of the first token and of the last 16, and the spread of the "
@@ -871,7 +755,7 @@ def _method(found: Sequence[Run]) -> list[str]:
     ]
 
 
-def _definitions(found: Sequence[Run]) -> list[tuple[str, Pairs]]:
+def _definitions(found: Sequence[ProbeRun]) -> list[tuple[str, Pairs]]:
     rules = {kind: rule for run in found for kind, rule in (run.setting.get("kind_rule") or {}).items()}
     models = []
     for run in found:
@@ -881,10 +765,11 @@ def _definitions(found: Sequence[Run]) -> list[tuple[str, Pairs]]:
             f"{plural(setting['layers'], 'layer')} of {plural(setting['heads'], 'head')}",
             f"context of {count(setting['context'])} tokens" if setting.get("context") else "",
             f"policy {setting['policy']}" if setting.get("policy") else "no policy",
-            f"{setting['dtype']} on {setting['device']}", f"rows: {setting['rows']}",
-        ]  # fmt: skip
+            f"{setting['dtype']} on {setting['device']}",
+            f"rows: {setting['rows']}",
+        ]
         models.append((run.label, ", ".join(filter(None, words))))
     return [
-        ("Kinds of heads", [(f"{letter_of(kind)} {kind}", capital(str(rule))) for kind, rule in rules.items()]),
+        ("Kinds of heads", [(_kind_name(kind), capital(str(rule))) for kind, rule in rules.items()]),
         ("Models", models),
     ]

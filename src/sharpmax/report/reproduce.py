@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -21,11 +21,12 @@ from sharpmax.report.tables import (
     Report,
     Table,
     Tables,
+    cell_of,
     cells,
     check_name,
     present,
     sizes,
-)  # fmt: skip
+)
 from sharpmax.report.words import (
     SUPERSCRIPTS,
     Pairs,
@@ -41,7 +42,7 @@ from sharpmax.report.words import (
     probability,
     share,
     whole_from_log10,
-)  # fmt: skip
+)
 
 _STYLES = {
     "softmax": ("softmax", charts.Style(charts.BLACK, "circle")),
@@ -72,10 +73,12 @@ LEVEL = 0.05
 """A difference is significant when its p value is below this."""
 
 _NEEDS = {
-    "accuracy": ("accuracy", "comparison"), "heat": ("heat",), "focus": ("entropy", "top_weight", "bounds"),
+    "accuracy": ("accuracy", "comparison"),
+    "heat": ("heat",),
+    "focus": ("entropy", "top_weight", "bounds"),
     "fit": ("fit",),
     "detection": ("detection",),
-}  # fmt: skip
+}
 """The tables that each figure is made from."""
 
 
@@ -87,9 +90,8 @@ def matches(tables: Tables) -> bool:
 def _recipes(tables: Tables) -> list[str]:
     """The recipes these tables hold something of, the reference first."""
     kinds = {need for needs in _NEEDS.values() for need in needs}
-    found = dict.fromkeys(
-        recipe or REFERENCE for name, _, recipe in (table.partition("/") for table in tables) if name in kinds
-    )
+    named = (table.partition("/") for table in tables)
+    found = dict.fromkeys(recipe or REFERENCE for name, _, recipe in named if name in kinds)
     return sorted(found, key=lambda recipe: recipe != REFERENCE)
 
 
@@ -99,22 +101,18 @@ def _drawable(tables: Tables, recipe: str) -> list[str]:
 
 def report(tables: Tables) -> Report:
     """The page's contents."""
+    parts, notes = [], []
     recipes = [check_name(recipe, "recipe") for recipe in _recipes(tables)]
-    parts = [
-        Part(
-            f"recipe-{recipe}", capital(recipe_name(recipe)), metrics(tables, recipe), _figures(tables, recipe),
-            present(accuracy_table(tables, recipe), gain_table(tables, recipe)), _details(tables, recipe),
-        )
-        for recipe in recipes
-    ]  # fmt: skip
-    notes = [sentence for recipe in recipes for sentence in _notes(tables, recipe)]
-    origins = [
-        (f"Models of {recipe_name(name)}", origin_of_weights(about))
-        for name, about in (tables.get("weights") or {}).items()
-    ]
-    return Report(
-        "reproduce", headline(tables), parts, notes, _method(tables), _definitions(tables), origins, citation=True
-    )
+    for recipe in recipes:
+        shown = present(accuracy_table(tables, recipe), gain_table(tables, recipe))
+        numbers, figures, details = metrics(tables, recipe), _figures(tables, recipe), _details(tables, recipe)
+        parts.append(Part(f"recipe-{recipe}", capital(recipe_name(recipe)), numbers, figures, shown, details))
+        start = f"{capital(recipe_name(recipe))}: " if len(recipes) > 1 else ""
+        notes += [start + sentence for sentence in _notes(tables, recipe)]
+    trained = tables.get("weights") or {}
+    origins = [(f"Models of {recipe_name(name)}", origin_of_weights(about)) for name, about in trained.items()]
+    answer, definitions = headline(tables), _definitions(tables)
+    return Report("reproduce", answer, parts, notes, _method(tables), definitions, origins, citation=True)
 
 
 def key(name: str, recipe: str) -> str:
@@ -176,20 +174,20 @@ def _setting(tables: Tables) -> Mapping[str, Any]:
     return tables.get("setting") or {}
 
 
+def _recipe(tables: Tables, recipe: str) -> Mapping[str, Any]:
+    """The settings of a recipe."""
+    return (_setting(tables).get("recipes") or {}).get(recipe) or {}
+
+
 def _about(tables: Tables, recipe: str) -> str:
     """How a recipe is described, and over how many seeds its numbers are means."""
-    about = (_setting(tables).get("recipes") or {}).get(recipe) or {}
-    words = [str(about.get("describe", "")).rstrip(". "), _over_seeds(tables, recipe)]
-    return (
-        f"{capital(recipe_name(recipe))}: {'; '.join(filter(None, words))}."
-        if any(words)
-        else f"{capital(recipe_name(recipe))}."
-    )
+    words = [str(_recipe(tables, recipe).get("describe", "")).rstrip(". "), _over_seeds(tables, recipe)]
+    listed = "; ".join(filter(None, words))
+    return capital(recipe_name(recipe)) + (f": {listed}." if listed else ".")
 
 
 def _over_seeds(tables: Tables, recipe: str) -> str:
-    about = (_setting(tables).get("recipes") or {}).get(recipe) or {}
-    seeds = len(about.get("seeds", []))
+    seeds = len(_recipe(tables, recipe).get("seeds", []))
     return "" if not seeds else "a single seed" if seeds == 1 else f"mean of {seeds} seeds ± standard error"
 
 
@@ -199,7 +197,7 @@ def _ends(row: Mapping[str, Any] | None) -> tuple[str, str] | None:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class VariantComparison:
     """How a variant compares with softmax: gains in points and p values by size."""
 
     variant: str
@@ -233,19 +231,17 @@ class Comparison:
         return probability(p) if p < LEVEL else f"{probability(p)}, not significant"
 
 
-def comparison(tables: Tables, recipe: str, variant: str) -> Comparison | None:
+def comparison(tables: Tables, recipe: str, variant: str) -> VariantComparison | None:
     """The comparison of a variant with softmax, or None if the run did not make it."""
     row = _row(tables, "comparison", recipe, variant)
     if not row:
         return None
-    known = sizes(row)
-    return Comparison(
-        variant, {n: row[n]["gain"] for n in known}, {n: row[n]["p"] for n in known},
-        {n: row[n]["of_ceiling"] for n in known if row[n].get("of_ceiling") is not None},
-    )  # fmt: skip
+    gains, p = ({n: row[n][key] for n in sizes(row)} for key in ("gain", "p"))
+    of_argmax = {n: row[n]["of_ceiling"] for n in gains if row[n].get("of_ceiling") is not None}
+    return VariantComparison(variant, gains, p, of_argmax)
 
 
-def best(tables: Tables, recipe: str) -> Comparison | None:
+def best(tables: Tables, recipe: str) -> VariantComparison | None:
     """The variant to report: the entropy target, else the one with the largest gain; never argmax."""
     known = [name for name in in_order(part(tables, "comparison", recipe) or {}) if name != "hard"]
     found = [one for name in known if (one := comparison(tables, recipe, name))]
@@ -262,20 +258,13 @@ def headline(tables: Tables) -> list[str]:
         parts = []
         row = _row(tables, "accuracy", recipe, "softmax")
         if ends := _ends(row):
-            small, large = ends
-            parts.append(
-                f"Accuracy of softmax: {percent(row[small]['mean'])} at {count(small)} items, "
-                f"{percent(row[large]['mean'])} at {count(large)}."
-            )
+            small, large = (f"{percent(row[n]['mean'])} at {count(n)}" for n in ends)
+            parts.append(f"Accuracy of softmax: {small} items, {large}.")
         if fix := best(tables, recipe):
-            n = fix.shown
-            after = _row(tables, "accuracy", recipe, fix.variant)
-            known = row and after and n in row and n in after
-            change = (
-                f"{percent(row[n]['mean'])} → {percent(after[n]['mean'])}"
-                if known
-                else f"{points(fix.gains[n])} points"
-            )
+            n, after = fix.shown, _row(tables, "accuracy", recipe, fix.variant)
+            change = f"{points(fix.gains[n])} points"
+            if row and after and n in row and n in after:
+                change = f"{percent(row[n]['mean'])} → {percent(after[n]['mean'])}"
             parts.append(f"With the {label(fix.variant)} at {count(n)}: {change} ({fix.sure}).")
         if parts:
             start = f"{capital(recipe_name(recipe))}. " if found else ""
@@ -283,72 +272,54 @@ def headline(tables: Tables) -> list[str]:
     return found or [f"{capital(recipe_name(_recipes(tables)[0]))}: {joined(_drawable(tables, _recipes(tables)[0]))}."]
 
 
-def _notes(tables: Tables, recipe: str) -> list[str]:
+def _notes(tables: Tables, recipe: str) -> Iterator[str]:
     """Numbers that no table shows: the horizon, the distance to the published numbers, where the polynomial ends."""
-    found = []
-    bounds, weight = part(tables, "bounds", recipe), _row(tables, "top_weight", recipe, "softmax")
-    if bounds:
+    weight = _row(tables, "top_weight", recipe, "softmax")
+    if bounds := part(tables, "bounds", recipe):
         spread, items = nats(bounds["spread"]["mean"]), whole_from_log10(bounds["horizon_log10"]["mean"])
-        found.append(
+        yield (
             f"The logits of a row differ by up to {spread} nats: one item can hold half of the weight among at most "
             f"{items} items."
         )
         largest = sizes(bounds["largest_weight"])[-1]
         limit = (bounds.get("limit_weight") or {}).get(largest)
         if limit is not None and weight and largest in weight:
-            found.append(
+            yield (
                 f"Top weight among {count(largest)} items in the limit of many random items: {percent(limit)}; "
                 f"measured: {percent(weight[largest]['mean'])}."
             )
     ours = _row(tables, "accuracy", recipe, "softmax") or {}
     theirs = (tables.get("published") or {}).get("softmax") or {}
-    shared = [n for n in sizes(ours) if n in theirs] if recipe == REFERENCE else []
-    if shared:
-        worst = max(shared, key=lambda n: abs(ours[n]["mean"] - theirs[n]))
-        found.append(
-            f"Accuracy of softmax is within {abs(ours[worst]['mean'] - theirs[worst]):.1f} points of the published "
-            f"one at every size (furthest at {count(worst)} items: {percent(theirs[worst])} published, "
-            f"{percent(ours[worst]['mean'])} here)."
+    apart = {n: abs(ours[n]["mean"] - theirs[n]) for n in sizes(ours) if n in theirs and recipe == REFERENCE}
+    if apart:
+        worst = max(apart, key=apart.__getitem__)
+        yield (
+            f"Accuracy of softmax is within {apart[worst]:.1f} points of the published one at every size (furthest at "
+            f"{count(worst)} items: {percent(theirs[worst])} published, {percent(ours[worst]['mean'])} here)."
         )
     fit, entropy = part(tables, "fit", recipe), _row(tables, "entropy", recipe, "softmax")
-    end = fit["paper_acts_on"][1] if fit else None
-    if fit and end is not None:
+    if fit and fit["paper_acts_on"][1] is not None:
+        begin, end = fit["paper_acts_on"]
         where = crossing(entropy, end) if entropy else None
-        reached = (
-            ""
-            if not entropy
-            else f", which the mean entropy of softmax exceeds from about {count(where)} items"
-            if where
-            else ""
-        )
-        found.append(
-            f"The paper's polynomial exceeds β = 1 between {nats(fit['paper_acts_on'][0])} and {nats(end)} nats "
-            f"only{reached}."
-        )
-    fix = best(tables, recipe)
-    if fix and fix.of_argmax:
-        found.append(
-            f"The {label(fix.variant)} reaches at least {percent(min(fix.of_argmax.values()))} of argmax's accuracy "
-            "at every size."
-        )
+        reached = f", which the mean entropy of softmax exceeds from about {count(where)} items" if where else ""
+        yield f"The paper's polynomial exceeds β = 1 between {nats(begin)} and {nats(end)} nats only{reached}."
+    if (fix := best(tables, recipe)) and fix.of_argmax:
+        least = percent(min(fix.of_argmax.values()))
+        yield f"The {label(fix.variant)} reaches at least {least} of argmax's accuracy at every size."
+    pooled = _pooled(tables, recipe)
+    if chance := [label(name) for name in in_order(pooled) if pooled[name]["low"] <= 0.5]:
+        yield f"Detecting wrong answers over all sizes, not better than chance: {joined(chance)}."
+    if {"confidence", "both"} <= pooled.keys():
+        adds = pooled["both"]["low"] > pooled["confidence"]["high"]
+        shown = "the 95% intervals do not overlap" if adds else "not shown, the 95% intervals overlap"
+        yield f"Entropy adds to confidence in detecting wrong answers: {shown}."
+
+
+def _pooled(tables: Tables, recipe: str) -> dict[str, Mapping[str, Any]]:
+    """Failure detection over all sizes: the signals that have a value."""
     table = part(tables, "detection", recipe) or {}
-    chance = [
-        label(name)
-        for name in in_order(table)
-        if (cell := table[name].get("pooled")) and cell["low"] is not None and cell["low"] <= 0.5
-    ]
-    if chance:
-        found.append(f"Detecting wrong answers over all sizes, not better than chance: {joined(chance)}.")
-    if {"confidence", "both"} <= set(table) and all(
-        (table[name].get("pooled") or {}).get("auroc") is not None for name in ("confidence", "both")
-    ):
-        adds = table["both"]["pooled"]["low"] > table["confidence"]["pooled"]["high"]
-        found.append(
-            "Entropy adds to confidence in detecting wrong answers: "
-            + ("the 95% intervals do not overlap." if adds else "not shown, the 95% intervals overlap.")
-        )
-    start = f"{capital(recipe_name(recipe))}: " if len(_recipes(tables)) > 1 else ""
-    return [start + sentence for sentence in found]
+    found = {name: table[name].get("pooled") or {} for name in in_order(table)}
+    return {name: cell for name, cell in found.items() if cell.get("auroc") is not None}
 
 
 def crossing(row: Mapping[str, Any], level: float) -> float | None:
@@ -376,18 +347,10 @@ def metrics(tables: Tables, recipe: str) -> list[Metric]:
     if bounds := part(tables, "bounds", recipe):
         detail = f"with logits within {nats(bounds['spread']['mean'])} nats"
         found.append(Metric(f"{whole_from_log10(bounds['horizon_log10']['mean'])} items", "sharpness horizon", detail))
-    table = part(tables, "detection", recipe) or {}
-    known = {name: row["pooled"] for name, row in table.items() if (row.get("pooled") or {}).get("auroc") is not None}
-    if known:
-        name = max(in_order(known), key=lambda one: known[one]["auroc"])
-        cell = known[name]
-        found.append(
-            Metric(
-                f"AUROC {cell['auroc']:.2f}",
-                "detecting wrong answers",
-                f"{label(name)}; {cell['low']:.2f} to {cell['high']:.2f} (95%)",
-            )
-        )
+    if pooled := _pooled(tables, recipe):
+        name, cell = max(pooled.items(), key=lambda one: one[1]["auroc"])
+        detail = f"{label(name)}; {cell['low']:.2f} to {cell['high']:.2f} (95%)"
+        found.append(Metric(f"AUROC {cell['auroc']:.2f}", "detecting wrong answers", detail))
     return found
 
 
@@ -416,12 +379,8 @@ def accuracy_table(tables: Tables, recipe: str) -> Table | None:
             place = in_order(table).index(name) + 1
             values = [Cell(share(published[name][n]), faint=True) if n in published[name] else EMPTY for n in known]
             rows.insert(place, [Cell(f"{label(name)}, published", faint=True), *values])
-    return Table(
-        "Accuracy (%)",
-        f"Percent of sets answered correctly. {capital(_over_seeds(tables, recipe))}.".replace(" .", ""),
-        head,
-        rows,
-    )
+    note = f"Percent of sets answered correctly. {capital(_over_seeds(tables, recipe))}.".replace(" .", "")
+    return Table("Accuracy (%)", note, head, rows)
 
 
 def gain_table(tables: Tables, recipe: str) -> Table | None:
@@ -432,9 +391,8 @@ def gain_table(tables: Tables, recipe: str) -> Table | None:
 
     def words(cell: Mapping[str, Any]) -> Cell:
         p = cell["p"]
-        return Cell(
-            points(cell["gain"]), "no test" if p is None else probability(p), strong=p is not None and p < LEVEL
-        )
+        test = "no test" if p is None else probability(p)
+        return Cell(points(cell["gain"]), test, strong=p is not None and p < LEVEL)
 
     return Table(
         "Gain over softmax (percentage points)",
@@ -446,17 +404,16 @@ def gain_table(tables: Tables, recipe: str) -> Table | None:
 
 def _details(tables: Tables, recipe: str) -> list[Table]:
     theory = part(tables, "bounds", recipe) or {}
+    below = {"theory: at most": theory.get("largest_weight")}
+    around = {"theory: at least": theory.get("least_entropy"), "ln n": theory.get("most_entropy")}
     return present(
         _of_argmax_table(tables, recipe),
-        _measured_table(
-            tables, recipe, "top_weight", "Top weight (%)", share, {"largest_weight": "theory: at most"}, theory
-        ),
-        _measured_table(
-            tables, recipe, "entropy", "Entropy of the attention row (nats)", nats,
-            {"least_entropy": "theory: at least", "most_entropy": "ln n"}, theory
-        ),
-        _detection_table(tables, recipe), _coefficients_table(tables, recipe), _end_table(tables, recipe),
-    )  # fmt: skip
+        _measured_table(tables, recipe, "top_weight", "Top weight (%)", share, below),
+        _measured_table(tables, recipe, "entropy", "Entropy of the attention row (nats)", nats, around),
+        _detection_table(tables, recipe),
+        _coefficients_table(tables, recipe),
+        _end_table(tables, recipe),
+    )
 
 
 def _of_argmax_table(tables: Tables, recipe: str) -> Table | None:
@@ -469,11 +426,8 @@ def _of_argmax_table(tables: Tables, recipe: str) -> Table | None:
         return None
     note = "Accuracy as a percentage of argmax's with the same models; above 100 where a variant is better."
     # Above 100 there is nothing to round down to.
-    return Table(
-        "Share of argmax (%)",
-        note,
-        *_by_size(table, sizes(*table.values()), lambda cell: Cell(f"{cell['of_ceiling']:.1f}")),
-    )
+    body = _by_size(table, sizes(*table.values()), lambda cell: Cell(f"{cell['of_ceiling']:.1f}"))
+    return Table("Share of argmax (%)", note, *body)
 
 
 def _measured_table(
@@ -482,23 +436,18 @@ def _measured_table(
     name: str,
     title: str,
     words: Callable[[float], str],
-    bounds: Mapping[str, str],
-    theory: Mapping[str, Any],
+    bounds: Mapping[str, Mapping[str, float] | None],
 ) -> Table | None:
     table = part(tables, name, recipe)
     if not table:
         return None
     known = sizes(*table.values())
     head, rows = _by_size(table, known, lambda cell: Cell(estimate(words(cell["mean"]), cell["sem"])))
-    for key_of, title_of in bounds.items():
-        if key_of in theory:
-            row = theory[key_of]
-            rows.append(
-                [Cell(title_of, faint=True), *(Cell(words(row[n]), faint=True) if n in row else EMPTY for n in known)]
-            )
-    return Table(
-        title, f"{capital(_over_seeds(tables, recipe))}. Bounds hold for softmax.".removeprefix(". "), head, rows
-    )
+    for bound, row in bounds.items():
+        if row is not None:
+            rows.append([Cell(bound, faint=True), *(cell_of(row.get(n), words, faint=True) for n in known)])
+    note = f"{capital(_over_seeds(tables, recipe))}. Bounds hold for softmax.".removeprefix(". ")
+    return Table(title, note, head, rows)
 
 
 def _detection_table(tables: Tables, recipe: str) -> Table | None:
@@ -509,16 +458,11 @@ def _detection_table(tables: Tables, recipe: str) -> Table | None:
     rows = [[Cell(label(name)), *(_auroc(table[name].get(n)) for n in known)] for name in in_order(table)]
     first = {n: next((row[n] for row in table.values() if n in row), None) for n in known}
     for title, answers in (("wrong answers", "wrong"), ("correct answers", "right")):
-        rows.append(
-            [
-                Cell(title, faint=True),
-                *(Cell(count(cell[answers]), faint=True) if cell else EMPTY for cell in first.values()),
-            ]
-        )
-    return Table(
-        "Detecting wrong answers (AUROC)", "Answers of softmax; 95% bootstrap intervals. 0.5 is chance.",
-        [Cell("signal"), *(Cell("all sizes") if n == "pooled" else Cell(count(n), "items") for n in known)], rows,
-    )  # fmt: skip
+        counts = [Cell(count(cell[answers]), faint=True) if cell else EMPTY for cell in first.values()]
+        rows.append([Cell(title, faint=True), *counts])
+    head = [Cell("signal"), *(Cell("all sizes") if n == "pooled" else Cell(count(n), "items") for n in known)]
+    note = "Answers of softmax; 95% bootstrap intervals. 0.5 is chance."
+    return Table("Detecting wrong answers (AUROC)", note, head, rows)
 
 
 def _auroc(cell: Mapping[str, Any] | None) -> Cell:
@@ -569,20 +513,16 @@ def _end_table(tables: Tables, recipe: str) -> Table | None:
     for n in sizes(entropy):
         beta = float(PAPER.value_at(entropy[n]["mean"]))
         gains = [paper[n]["gain"] if n in paper else None, *(one.gains.get(n) for one in others)]
-        rows.append([
-            Cell(count(n)), Cell(nats(entropy[n]["mean"])),
-            Cell(f"{beta:.2f}", "acts" if beta > 1.0 else "no effect", strong=beta > 1.0),
-            *(EMPTY if value is None else Cell(points(value)) for value in gains),
-        ])  # fmt: skip
+        effect = Cell(f"{beta:.2f}", "acts" if beta > 1.0 else "no effect", strong=beta > 1.0)
+        gained = [cell_of(value, points) for value in gains]
+        rows.append([Cell(count(n)), Cell(nats(entropy[n]["mean"])), effect, *gained])
+    titles = [f"gain of the {label(name)}" for name in ("paper", *(one.variant for one in others))]
     return Table(
         "The paper's polynomial, size by size",
         "Mean entropies; single rows lie above and below. Gains in percentage points over softmax.",
-        cells(
-            "items n", "entropy of softmax (nats)", "paper's β there", "gain of the paper's polynomial",
-            *(f"gain of the {label(one.variant)}" for one in others),
-        ),
+        cells("items n", "entropy of softmax (nats)", "paper's β there", *titles),
         rows,
-    )  # fmt: skip
+    )
 
 
 def _figures(tables: Tables, recipe: str) -> list[Figure]:
@@ -606,17 +546,16 @@ def _ends_words(table: Mapping[str, Any], words: Callable[[float], str]) -> str:
 
 
 def _accuracy(tables: Tables, recipe: str, name: str) -> Figure:
-    table = part(tables, "accuracy", recipe)
-    published = (
-        " Hollow: published in the paper" + ("." if recipe == REFERENCE else ", with its own training.")
-        if tables.get("published")
-        else ""
-    )
+    ends, published = _ends_words(part(tables, "accuracy", recipe), percent), ""
+    if tables.get("published"):
+        published = " Hollow: published in the paper" + ("." if recipe == REFERENCE else ", with its own training.")
     return Figure(
-        name, "Accuracy by number of items", f"{_about(tables, recipe)} Gain: on the same sets.{published}",
-        f"Accuracy in percent against the number of items, a line for each variant: {_ends_words(table, percent)}.",
+        name,
+        "Accuracy by number of items",
+        f"{_about(tables, recipe)} Gain: on the same sets.{published}",
+        f"Accuracy in percent against the number of items, a line for each variant: {ends}.",
         partial(_accuracy_chart, tables, recipe),
-    )  # fmt: skip
+    )
 
 
 def _accuracy_chart(tables: Tables, recipe: str) -> Any:
@@ -629,12 +568,13 @@ def _accuracy_chart(tables: Tables, recipe: str) -> Any:
         if name in table
     }
 
-    def hollow(values: Mapping[str, Mapping[str, float]]) -> list[dict[str, Any]]:
-        return [
-            {"variant": label(name), "x": int(n), "y": y, "source": "published"}
+    def hollow(plot: charts.Plot, values: Mapping[str, Mapping[str, float]], **about: str) -> list[Any]:
+        rows = [
+            {"variant": label(name), "x": int(n), "y": y, "source": "published"} | about
             for name, row in values.items()
             for n, y in row.items()
         ]
+        return [plot.points(rows, filled=False, size=70.0)] if rows else []
 
     tips = charts.tooltip(
         variant="variant", x="items|,", y="accuracy (%)|.1f", sem="standard error|.2f", source="source"
@@ -644,62 +584,48 @@ def _accuracy_chart(tables: Tables, recipe: str) -> Any:
     rows = sorted(
         (row | {"source": "this run"} for row in _rows(table)), key=lambda row: row["variant"] != label("hard")
     )
-    extra = [plot.points(hollow(printed), filled=False, size=70.0)] if any(printed.values()) else []
-    panels = [charts.panel("Accuracy", *plot.all(rows), *extra)]
-    found = [
-        {
-            "variant": label(one),
-            "x": int(n),
-            "y": gains[one][n]["gain"],
-            "p": "no test" if gains[one][n]["p"] is None else probability(gains[one][n]["p"]),
-        }
-        for one in sorted(in_order(gains), key=lambda name: name != "hard")
-        if label(one) in styles
-        for n in sizes(gains[one])
-    ]
-    plot = charts.Plot(
-        x,
-        charts.axis("y", "percentage points"),
-        styles,
-        charts.tooltip(variant="variant", x="items|,", y="points|+.1f", p="test"),
-    )
-    extra = []
+    panels = [charts.panel("Accuracy", *plot.all(rows), *hollow(plot, printed))]
+    rows = []
+    for one in sorted(in_order(gains), key=lambda name: name != "hard"):
+        for n in sizes(gains[one]) if label(one) in styles else ():
+            gain, p = gains[one][n]["gain"], gains[one][n]["p"]
+            test = "no test" if p is None else probability(p)
+            rows.append({"variant": label(one), "x": int(n), "y": gain, "p": test})
+    tips = charts.tooltip(variant="variant", x="items|,", y="points|+.1f", p="test")
+    plot = charts.Plot(x, charts.axis("y", "percentage points"), styles, tips)
+    theirs = {}
     # Gains depend on the training: the paper's belong to its own recipe.
     if recipe == REFERENCE and "softmax" in printed:
-        apart = {
-            one: {n: y - printed["softmax"][n] for n, y in row.items() if n in printed["softmax"]}
-            for one, row in printed.items()
-            if one in gains
+        plain = printed["softmax"]
+        theirs = {
+            one: {n: y - plain[n] for n, y in row.items() if n in plain} for one, row in printed.items() if one in gains
         }
-        extra = (
-            [plot.points([row | {"p": "published"} for row in hollow(apart)], filled=False, size=70.0)]
-            if any(apart.values())
-            else []
-        )
-    panels.append(charts.panel("Gain over softmax", *charts.rule("y", 0.0), *plot.all(found), *extra))
+    layers = [*charts.rule("y", 0.0), *plot.all(rows), *hollow(plot, theirs, p="published")]
+    panels.append(charts.panel("Gain over softmax", *layers))
     return charts.figure(*panels, names=list(styles))
 
 
 def _heat(tables: Tables, recipe: str, name: str) -> Figure:
     table = part(tables, "heat", recipe)
     known = [str(n) for n in table["sizes"]]
-    first = {
-        one: [
-            sum(line[0] for line in table["arms"][one][n]) / len(table["arms"][one][n]) for n in (known[0], known[-1])
-        ]
-        for one in in_order(table["arms"])
+    means = {
+        variant: [sum(line[0] for line in rows[n]) / len(rows[n]) for n in (known[0], known[-1])]
+        for variant, rows in table["arms"].items()
     }
     ends = "; ".join(
-        f"{label(one)} {percent(a)} at {count(known[0])} items, {percent(b)} at {count(known[-1])}"
-        for one, (a, b) in first.items()
+        f"{label(one)} {percent(means[one][0])} at {count(known[0])} items, {percent(means[one][1])} at "
+        f"{count(known[-1])}"
+        for one in in_order(means)
     )
     return Figure(
-        name, "Attention weights of the best items",
+        name,
+        "Attention weights of the best items",
         f"{capital(recipe_name(recipe))}, first seed. Each row is one of {count(table['sets'])} sets, each column "
         f"one of the {count(table['items'])} items with the highest priority, the correct one first. Mean weight of "
         f"the correct item: {ends}.",
-        f"Heat maps of attention weights. Mean weight of the correct item: {ends}.", partial(_heat_chart, table),
-    )  # fmt: skip
+        f"Heat maps of attention weights. Mean weight of the correct item: {ends}.",
+        partial(_heat_chart, table),
+    )
 
 
 def _heat_chart(table: Mapping[str, Any]) -> Any:
@@ -714,11 +640,10 @@ def _heat_chart(table: Mapping[str, Any]) -> Any:
             ]
             tips = charts.tooltip(y="set", x="item by priority", value="weight (%)|.3g")
             title = [label(variant), f"n = {count(n)}"]
-            panels.append(
-                charts.heat_panel(
-                    title, rows, "", "", "weight (%)", domain=(0, 100), tips=tips, height=130, ticks=[1], legend=True
-                )
+            heat = charts.heat_panel(
+                title, rows, "", "", "weight (%)", domain=(0, 100), tips=tips, height=130, ticks=[1]
             )
+            panels.append(heat)
     return charts.figure(*panels, columns=len(known), minimum=150, around=26)
 
 
@@ -729,14 +654,15 @@ def _focus(tables: Tables, recipe: str, name: str) -> Figure:
     bounds, weight = part(tables, "bounds", recipe), part(tables, "top_weight", recipe)
     items = whole_from_log10(bounds["horizon_log10"]["mean"])
     return Figure(
-        name, "Top weight and entropy by number of items",
+        name,
+        "Top weight and entropy by number of items",
         f"{_about(tables, recipe)} Dashed: bounds for softmax from the measured spread of logits "
         f"({nats(bounds['spread']['mean'])} nats) and ln n. Sharpness horizon: {items} items; beyond it no item can "
         "hold half of the weight.",
         f"Top weight in percent against the number of items: {_ends_words(weight, percent)}. Beside it the entropy "
         "in nats.",
         partial(_focus_chart, tables, recipe),
-    )  # fmt: skip
+    )
 
 
 def _focus_chart(tables: Tables, recipe: str) -> Any:
@@ -749,39 +675,23 @@ def _focus_chart(tables: Tables, recipe: str) -> Any:
     inside = math.log10(known[0]) <= horizon <= math.log10(known[-1])
     x = charts.size_axis(known, "number of items n")
 
-    def theory(names: Sequence[str], variant: str) -> list[list[dict[str, Any]]]:
-        return [
-            [{"variant": variant, "x": int(n), "y": y} for n, y in bounds[name].items() if y is not None]
-            for name in names
-            if name in bounds
-        ]
-
     panels = []
-    for title, axis, table, unit, lines in (
-        ("Top weight", charts.percent_axis("top weight (%)"), weight, "%", (["largest_weight"], ["limit_weight"])),
-        (
-            "Entropy",
-            charts.axis("y", "entropy (nats)"),
-            entropy,
-            "nats",
-            (["least_entropy", "most_entropy"], ["limit_entropy"]),
-        ),
-    ):
+    for title, y, table, unit, below, limit in (
+        ("Top weight", charts.percent_axis("top weight (%)"), weight, "%", ["largest_weight"], "limit_weight"),
+        ("Entropy", charts.axis("y", "entropy (nats)"), entropy, "nats", ["least_entropy", "most_entropy"],
+         "limit_entropy"),
+    ):  # fmt: skip
         tips = charts.tooltip(variant="variant", x="items|,", y=f"{unit}|.2f", sem="standard error|.2f")
-        plot = charts.Plot(x, axis, styles, tips)
-        drawn = [
-            layer
-            for names, variant in zip(lines, (_BOUND, _LIMIT), strict=True)
-            for rows in theory(names, variant)
-            if rows
-            for layer in plot.lines(rows, width=1.3)
-        ]
-        mark = (
-            charts.rule("x", 10.0**horizon, "" if title == "Top weight" else f"horizon {whole_from_log10(horizon)}")
-            if inside
-            else []
-        )
-        panels.append(charts.panel(title, *mark, *drawn, *plot.all(_rows(table))))
+        plot = charts.Plot(x, y, styles, tips)
+        marks = []
+        if inside:
+            text = "" if title == "Top weight" else f"horizon {whole_from_log10(horizon)}"
+            marks += charts.rule("x", 10.0**horizon, text)
+        for name, variant in (*((name, _BOUND) for name in below), (limit, _LIMIT)):
+            line = (bounds.get(name) or {}).items()
+            rows = [{"variant": variant, "x": int(n), "y": value} for n, value in line if value is not None]
+            marks += plot.lines(rows, width=1.3)
+        panels.append(charts.panel(title, *marks, *plot.all(_rows(table))))
     return charts.figure(*panels, names=list(styles))
 
 
@@ -795,7 +705,8 @@ def _fit(tables: Tables, recipe: str, name: str) -> Figure:
     above = sum(value > top for value in table["points"]["beta"])
     hidden = f" Above the frame: {plural(above, 'point')} of {count(len(table['points']['beta']))}." if above else ""
     return Figure(
-        name, "Best β of wrongly ranked inputs",
+        name,
+        "Best β of wrongly ranked inputs",
         f"{capital(recipe_name(recipe))}; {count(table['wrong'])} wrongly ranked inputs of "
         f"{count(table['inputs'])}; R² of the refit {table['r2']:.2f}. Each point: the β that gives the correct "
         f"item the most weight. The refit {_acts(table['acts_on'])}, the paper's polynomial "
@@ -803,7 +714,7 @@ def _fit(tables: Tables, recipe: str, name: str) -> Figure:
         "Scatter of the best β of wrongly ranked inputs against the entropy of their attention rows, with the "
         "refitted polynomial and the paper's.",
         partial(_fit_chart, table, top),
-    )  # fmt: skip
+    )
 
 
 def _top(table: Mapping[str, Any]) -> float:
@@ -833,45 +744,30 @@ def _fit_chart(table: Mapping[str, Any], top: float) -> Any:
         for x, y in zip(curve["entropy"], curve[name], strict=True)
     ]
     tips = charts.tooltip(variant="", x="entropy (nats)|.2f", y="β|.2f")
-    plot = charts.Plot(
-        charts.axis("x", "entropy H of the attention row (nats)", grid=False),
-        charts.axis("y", "inverse temperature β", (0.0, top)),
-        styles,
-        tips,
-    )
-    end = table["paper_acts_on"][1]
-    marks = charts.rule("x", end, f"paper's end: {nats(end)}", charts.VERMILLION) if end is not None else []
-    panel = charts.panel(
-        "",
-        plot.points(rows, size=14.0),
-        *plot.lines(lines),
-        plot.hover(lines),
-        *charts.rule("y", 1.0),
-        *marks,
-        height=320,
-    )
-    return charts.figure(panel, columns=1, names=list(styles))
+    x = charts.axis("x", "entropy H of the attention row (nats)", grid=False)
+    plot = charts.Plot(x, charts.axis("y", "inverse temperature β", (0.0, top)), styles, tips)
+    layers = [plot.points(rows, size=14.0), *plot.lines(lines), plot.hover(lines), *charts.rule("y", 1.0)]
+    if (end := table["paper_acts_on"][1]) is not None:
+        layers += charts.rule("x", end, f"paper's end: {nats(end)}", charts.VERMILLION)
+    return charts.figure(charts.panel("", *layers, height=320), columns=1, names=list(styles))
 
 
 def _detection(tables: Tables, recipe: str, name: str) -> Figure:
     table = part(tables, "detection", recipe)
-    pooled = {
-        one: table[one]["pooled"]
-        for one in in_order(table)
-        if (table[one].get("pooled") or {}).get("auroc") is not None
-    }
+    pooled = _pooled(tables, recipe)
     values = ", ".join(f"{label(one)} {cell['auroc']:.2f}" for one, cell in pooled.items()) or "no value"
     missing = [
         n for n in sizes(*table.values()) if all((row.get(n) or {}).get("auroc") is None for row in table.values())
     ]
     less = f" No value at {', '.join(map(count, missing))} items: no wrong answers." if missing else ""
     return Figure(
-        name, "Detecting wrong answers (AUROC)",
+        name,
+        "Detecting wrong answers (AUROC)",
         f"{capital(recipe_name(recipe))}; answers of softmax; 95% bootstrap intervals. 0.5 is chance, 1 is perfect. "
         f"Over all sizes: {values}.{less}",
         f"AUROC against the number of items for {len(table)} signals. Over all sizes: {values}.",
         partial(_detection_chart, table),
-    )  # fmt: skip
+    )
 
 
 def _detection_chart(table: Mapping[str, Any]) -> Any:
@@ -883,41 +779,24 @@ def _detection_chart(table: Mapping[str, Any]) -> Any:
         for n in sizes(table[name]):
             cell = table[name][n]
             if cell["auroc"] is not None:
-                rows.append({
-                    "variant": label(name), "x": int(n) * aside, "items": int(n), "y": cell["auroc"],
-                    "low": cell["low"], "high": cell["high"],
-                    "wrong": cell["wrong"], "right": cell["right"],
-                })  # fmt: skip
+                row = {"variant": label(name), "x": int(n) * aside, "items": int(n), "y": cell["auroc"]}
+                rows.append(row | {key: cell[key] for key in ("low", "high", "wrong", "right")})
     floor = min([0.45, *(row["low"] - 0.05 for row in rows)])
-    tips = charts.tooltip(
-        variant="signal",
-        items="items|,",
-        y="AUROC|.3f",
-        low="95% from|.3f",
-        high="to|.3f",
-        wrong="wrong|,",
-        right="correct|,",
-    )
-    plot = charts.Plot(
-        charts.size_axis(known, "number of items n"), charts.axis("y", "AUROC", (max(0.0, floor), 1.01)), styles, tips
-    )
+    numbers = {"y": "AUROC|.3f", "low": "95% from|.3f", "high": "to|.3f", "wrong": "wrong|,", "right": "correct|,"}
+    tips = charts.tooltip(variant="signal", items="items|,", **numbers)
+    x, y = charts.size_axis(known, "number of items n"), charts.axis("y", "AUROC", (max(0.0, floor), 1.01))
+    plot = charts.Plot(x, y, styles, tips)
     panel = charts.panel("", *charts.rule("y", 0.5, "chance"), *plot.all(rows), height=300)
     return charts.figure(panel, columns=1, names=list(styles))
 
 
 def _method(tables: Tables) -> list[str]:
-    setting = _setting(tables)
-    trained = (
-        f" Training uses sets of {' to '.join(map(count, setting['train_sizes']))} items."
-        if setting.get("train_sizes")
-        else ""
-    )
-    tested = (
-        f" Testing uses {setting['samples']} sets per size and model: "
-        f"{joined([count(n) for n in setting.get('sizes') or []])} items."
-        if setting.get("samples")
-        else ""
-    )
+    setting, trained, tested = _setting(tables), "", ""
+    if setting.get("train_sizes"):
+        trained = f" Training uses sets of {' to '.join(map(count, setting['train_sizes']))} items."
+    if setting.get("samples"):
+        listed = joined([count(n) for n in setting.get("sizes") or []])
+        tested = f" Testing uses {setting['samples']} sets per size and model: {listed} items."
     return [
         f"A set of items, each with a priority and one of {setting.get('classes') or 'several'} classes: the model "
         "names the class of the item with the highest priority. One query attends to all items with one softmax "
@@ -934,19 +813,14 @@ def _definitions(tables: Tables) -> list[tuple[str, Pairs]]:
     variants = []
     for name in names:
         rules = [f"{recipe_name(recipe)}: {known[name]}" for recipe, known in policies.items() if known.get(name)]
-        variants.append(
-            (label(name), " ".join([_RULES.get(name, ""), "; ".join(capital(rule) for rule in rules)]).strip())
-        )
-    recipes = [
-        (
-            capital(recipe_name(recipe)),
-            f"{str(about['describe']).rstrip('. ')}; {plural(about['steps'], 'step')}, "
-            f"{plural(len(about['seeds']), 'seed')}",
-        )
-        for recipe, about in (setting.get("recipes") or {}).items()
-    ]
-    left = [
-        (f"Left out of {recipe_name(recipe)}", "; ".join(f"{what}: {why}" for what, why in known.items()))
-        for recipe, known in (setting.get("left_out") or {}).items() if known
-    ]  # fmt: skip
-    return [(title, rows) for title, rows in (("Variants", variants), ("Recipes", [*recipes, *left])) if rows]
+        words = [_RULES.get(name, ""), "; ".join(capital(rule) for rule in rules)]
+        variants.append((label(name), " ".join(words).strip()))
+    recipes = []
+    for recipe, about in (setting.get("recipes") or {}).items():
+        training = f"{plural(about['steps'], 'step')}, {plural(len(about['seeds']), 'seed')}"
+        recipes.append((capital(recipe_name(recipe)), f"{str(about['describe']).rstrip('. ')}; {training}"))
+    for recipe, known in (setting.get("left_out") or {}).items():
+        if known:
+            why = "; ".join(f"{what}: {reason}" for what, reason in known.items())
+            recipes.append((f"Left out of {recipe_name(recipe)}", why))
+    return [(title, rows) for title, rows in (("Variants", variants), ("Recipes", recipes)) if rows]

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+import reprlib
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from sharpmax.errors import FileFormatError
-from sharpmax.report.words import Pairs
+from sharpmax.errors import FileFormatError, SharpmaxError
+from sharpmax.report.words import Pairs, share
 
 Tables = Mapping[str, Any]
 """The tables of a results file, by name."""
@@ -105,6 +110,26 @@ def present(*found: Any) -> list[Any]:
     return [one for one in found if one is not None]
 
 
+def header(*titles: str) -> list[Cell]:
+    """The head of a table; small print may follow a bar: `"memory|MB"`."""
+    return [Cell(text, small) for text, _, small in (title.partition("|") for title in titles)]
+
+
+def cell_of(value: float | None, words: Callable[[float], str], **options: Any) -> Cell:
+    """The cell of a number, empty where there is none."""
+    return EMPTY if value is None else Cell(words(value), **options)
+
+
+def interval(cell: Mapping[str, Any]) -> str:
+    """The interval of a percentage, within 0 and 100; empty where there is none."""
+    return "" if cell["low"] is None else f"{share(max(0.0, cell['low']))}–{share(min(100.0, cell['high']))}"
+
+
+def mean_cell(cell: Mapping[str, Any], *, strong: bool = False) -> Cell:
+    """A mean percentage with its interval."""
+    return cell_of(cell["mean"], share, small=interval(cell), strong=strong)
+
+
 def cells(*texts: str) -> list[Cell]:
     """A cell for each text."""
     return [Cell(text) for text in texts]
@@ -143,3 +168,40 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """The lines of a Markdown table: the first column is text, the others are numbers."""
     rule = ["---", *["---:"] * (len(head) - 1)]
     return [f"| {' | '.join(line)} |" for line in (head, rule, *rows)]
+
+
+_NUMBERS = {
+    "mean", "low", "high", "sem", "n", "p", "count", "effective", "slope", "slope_low", "slope_high", "gain", "gained",
+    "lost", "of_ceiling", "median", "p90", "bias", "tokens", "rank", "auroc", "right", "wrong", "parameters", "memory",
+    "beyond", "prefill_ms", "prefill_ratio", "decode_ms", "decode_ratio", "peak_mib", "steps", "validation", "strength",
+}  # fmt: skip
+"""Keys whose values are numbers or null in every table."""
+
+
+@contextmanager
+def readable(tables: Mapping[str, Any]) -> Iterator[None]:
+    """Raise FileFormatError, with the place, for tables that cannot be read as those of their command."""
+    for place, value in _leaves(tables, ()):
+        wrong = isinstance(value, float) and not math.isfinite(value)
+        if place[-1] in _NUMBERS and (isinstance(value, bool | str | list) or wrong):
+            raise _damaged(f"{'/'.join(place)} is {reprlib.repr(value)} and not a finite number")
+    try:
+        yield
+    except SharpmaxError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, StopIteration, TypeError, ValueError) as problem:
+        frame = traceback.extract_tb(problem.__traceback__)[-1]
+        words = " ".join(f"{type(problem).__name__}: {problem}".split())
+        raise _damaged(f"{words}, in {Path(frame.filename).name} line {frame.lineno}") from problem
+
+
+def _damaged(what: str) -> FileFormatError:
+    return FileFormatError(f"results: the tables are damaged or of another version ({what}); run their command again")
+
+
+def _leaves(value: Any, place: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    if isinstance(value, Mapping):
+        for name, one in value.items():
+            yield from _leaves(one, (*place, str(name)))
+    else:
+        yield place, value

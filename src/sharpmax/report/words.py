@@ -24,6 +24,15 @@ def count(n: float | str) -> str:
     return f"{round(float(n)):,}"
 
 
+def span(sizes: Sequence[float | str]) -> str:
+    """From the first to the last of some sizes.
+
+    >>> span([16, 64, 1024]), span([16])
+    ('16 to 1,024', '16')
+    """
+    return " to ".join(dict.fromkeys((count(sizes[0]), count(sizes[-1]))))
+
+
 def whole(n: float | str) -> str:
     """A horizon as a number of items, the largest that fits: never rounded up.
 
@@ -217,8 +226,10 @@ def files_of(command: str, provenance: Mapping[str, Any], tables: Mapping[str, A
     found = {}
     for word in _inputs(command):
         stem = PurePosixPath(word).stem
-        if word in known:
-            found[word] = "in results.json, provenance.files" if "text" in known[word] else _digest(known[word])
+        if "text" in known.get(word, ()):
+            found[word] = "in results.json, provenance.files"
+        elif word in known:
+            found[word] = f"a file of {count(known[word]['bytes'])} bytes, SHA-256 {known[word]['sha256']}"
         elif word.endswith(".json") and isinstance(arms, Mapping) and (arms.get(stem) or {}).get("policy"):
             found[word] = f"in results.json, tables.setting.arms.{stem}.policy"
         elif isinstance(tables.get("training"), Mapping) and "command" in (tables["training"].get(word) or {}):
@@ -238,10 +249,6 @@ def _inputs(command: str) -> list[str]:
         if before != "--out" and not word.startswith("--")
         for part in word.split(",")
     ]
-
-
-def _digest(about: Mapping[str, Any]) -> str:
-    return f"a file of {count(about['bytes'])} bytes, SHA-256 {about['sha256']}"
 
 
 def origin_of_weights(weights: Mapping[str, Any]) -> Pairs:

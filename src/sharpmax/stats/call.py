@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from sharpmax.arrays import check_heads, check_scale, check_width
 from sharpmax.errors import ArgumentError, reject, reject_type
 from sharpmax.stats.statistics import RowStats
 
@@ -92,7 +93,7 @@ class AttentionCall:
             k=k.expand(*batch, *k.shape[-3:]).reshape(size, key_heads, keys, width),
             mask=None if attn_mask is None else _canonical_mask(attn_mask, q, logits, (key_heads, group)),
             offset=None if causal is None else keys - queries if causal == "lower-right" else 0,
-            scale=_checked_scale(scale, width),
+            scale=check_scale(scale, width),
             rows=tuple(q.shape[:-1]),
         )
 
@@ -112,15 +113,8 @@ class AttentionCall:
         if mask is not None:
             mask = mask.reshape(mask.shape[0], *((1, 1) if mask.shape[1] == 1 else groups), *mask.shape[2:])
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-        return cls(
-            query.reshape(query.shape[0], *groups, *query.shape[2:]),
-            key,
-            mask,
-            0 if causal else None,
-            scale,
-            tuple(query.shape[:-1]),
-            **more,
-        )
+        q = query.reshape(query.shape[0], *groups, *query.shape[2:])
+        return cls(q, key, mask, 0 if causal else None, scale, tuple(query.shape[:-1]), **more)
 
     @property
     def query(self) -> Tensor:
@@ -389,22 +383,14 @@ def as_autocast(*inputs: Any) -> tuple[Any, ...]:
 def _checked_heads(q: Tensor, k: Tensor, enable_gqa: bool) -> tuple[tuple[int, ...], int, int]:
     """The batch, the number of key heads and the query heads per key head."""
     check_tensors(q, k)
-    if k.ndim != q.ndim:
-        reject("k", f"shape {tuple(k.shape)}", f"{q.ndim} dimensions, as q has {tuple(q.shape)}")
-    heads, key_heads = (x.shape[-3] if x.ndim > 2 else 1 for x in (q, k))
-    if heads != key_heads:
-        given = f"{key_heads} heads for {heads} query heads"
-        if not enable_gqa:
-            reject("k", given, f"{heads} heads", "pass enable_gqa=True if heads share keys")
-        if key_heads == 0 or heads % key_heads:
-            reject("k", given, "a number of heads that divides the query's")
+    key_heads, group = check_heads(q, k, enable_gqa)
     batch = broadcast(q.shape[:-3], k.shape[:-3])
     if batch is None:
         allowed = f"a batch that broadcasts with the query's {tuple(q.shape[:-3])}"
         reject("k", f"batch {tuple(k.shape[:-3])}", allowed)
     if batch != tuple(q.shape[:-3]):
         reject("q", f"batch {tuple(q.shape[:-3])}", f"the batch of k, {tuple(k.shape[:-3])}")
-    return batch, key_heads, heads // key_heads if key_heads else 1
+    return batch, key_heads, group
 
 
 def broadcast(*shapes: Sequence[int]) -> tuple[int, ...] | None:
@@ -428,20 +414,7 @@ def check_tensors(q: Tensor, k: Tensor) -> None:
         reject_type("k", f"dtype {k.dtype}", f"the dtype of q, {q.dtype}")
     if q.device != k.device:
         reject("k", f"device {k.device}", f"the device of q, {q.device}")
-    if q.shape[-1] != k.shape[-1]:
-        reject("k", f"head size {k.shape[-1]}", f"the head size of q, {q.shape[-1]}")
-    if q.shape[-1] == 0:
-        reject("q", "head size 0", "a head size of 1 or more")
-
-
-def _checked_scale(scale: float | None, width: int) -> float:
-    if scale is None:
-        return 1.0 / math.sqrt(width)
-    if isinstance(scale, bool) or not isinstance(scale, (int, float)):
-        reject_type("scale", type(scale).__name__, "a number or None (1/√head size)")
-    if not math.isfinite(scale):
-        reject("scale", scale, "a finite number or None (1/√head size)")
-    return float(scale)
+    check_width(q, k)
 
 
 def _canonical_mask(mask: Tensor, q: Tensor, logits: tuple[int, ...], heads: tuple[int, int]) -> Tensor:
@@ -452,11 +425,7 @@ def _canonical_mask(mask: Tensor, q: Tensor, logits: tuple[int, ...], heads: tup
     if mask.device != q.device:
         reject("attn_mask", f"device {mask.device}", f"the device of q, {q.device}")
     if broadcast(mask.shape, logits) != tuple(logits):
-        reject(
-            "attn_mask",
-            f"shape {tuple(mask.shape)}",
-            f"a shape that broadcasts to {logits}, [..., H, Lq, Lk]",
-        )
+        reject("attn_mask", f"shape {tuple(mask.shape)}", f"a shape that broadcasts to {logits}, [..., H, Lq, Lk]")
     mask = mask.reshape((1,) * (max(len(logits), 3) - mask.ndim) + tuple(mask.shape))
     batch = mask.shape[:-3]
     if math.prod(batch) != 1:

@@ -38,12 +38,6 @@ def dense_stats(logits: Array, visible: Array) -> RowStats:
         rest = xp.sum(xp.where(top, xp.expm1(x), weight))
     share = weight / (1.0 + rest)[..., None]
     shortfall = -xp.sum(share * x)
-    return RowStats.anchored(
-        count,
-        peak,
-        xp.log1p(rest),
-        shortfall,
-        max=peak,
-        var=xp.sum(share * (x + shortfall[..., None]) ** 2),
-        top=xp.sum(xp.where(top, share, 0.0)),
-    )
+    var = xp.sum(share * (x + shortfall[..., None]) ** 2)
+    top_weight = xp.sum(xp.where(top, share, 0.0))
+    return RowStats.anchored(count, peak, xp.log1p(rest), shortfall, max=peak, var=var, top=top_weight)

@@ -9,12 +9,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from sharpmax.errors import UnsupportedError, reject
+from sharpmax.arrays import ops_for
+from sharpmax.errors import UnsupportedError, reject, reject_type
 from sharpmax.stats import sdpa, triton_launch
 from sharpmax.stats.call import Alignment, AttentionCall, Parts, floats_at_least_32
 from sharpmax.stats.reference import reference_stats
 from sharpmax.stats.sdpa import LostDigitsError, quick_parts, sdpa_parts
-from sharpmax.stats.spans import packed_spans, window_spans
 from sharpmax.stats.statistics import FIELDS, RowStats
 from sharpmax.stats.streaming import Incoming, streaming_backward, streaming_parts
 from sharpmax.stats.triton_launch import backward_obstacle, triton_backward, triton_parts
@@ -61,17 +61,9 @@ def _parts(call: AttentionCall, impl: str, fields: frozenset[str]) -> Parts:
 
 @torch.library.custom_op("sharpmax::row_parts", mutates_args=())
 def _row_parts(
-    q: Tensor,
-    k: Tensor,
-    mask: Tensor | None,
-    gain: Tensor | None,
-    spans: Tensor | None,
-    offset: int | None,
-    scale: float,
-    impl: str,
-    with_max: bool,
-    with_var: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    q: Tensor, k: Tensor, mask: Tensor | None, gain: Tensor | None, spans: Tensor | None, offset: int | None,
+    scale: float, impl: str, with_max: bool, with_var: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     call = AttentionCall(q, k, mask, offset, scale, tuple(q.shape[:-1]), gain, spans)
     fields = frozenset({"max"} if with_max else ()) | frozenset({"var"} if with_var else ())
     # A compiler has been promised this layout, whatever an implementation finds convenient.
@@ -86,27 +78,14 @@ def _(q: Tensor, *rest: Any) -> tuple[Tensor, ...]:
 
 @torch.library.custom_op("sharpmax::row_parts_backward", mutates_args=())
 def _row_parts_backward(
-    q: Tensor,
-    k: Tensor,
-    mask: Tensor | None,
-    gain: Tensor | None,
-    spans: Tensor | None,
-    parts: list[Tensor],
-    g_log_mass: Tensor | None,
-    g_shortfall: Tensor | None,
-    g_var: Tensor | None,
-    offset: int | None,
-    scale: float,
-    impl: str,
-    into_mask: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+    q: Tensor, k: Tensor, mask: Tensor | None, gain: Tensor | None, spans: Tensor | None, parts: list[Tensor],
+    g_log_mass: Tensor | None, g_shortfall: Tensor | None, g_var: Tensor | None, offset: int | None, scale: float,
+    impl: str, into_mask: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     call = AttentionCall(q, k, mask, offset, scale, tuple(q.shape[:-1]), gain, spans)
     if q.numel() == 0 or call.keys == 0:
-        return (
-            torch.zeros_like(q),
-            torch.zeros_like(k),
-            q.new_zeros(mask.shape if into_mask and mask is not None else (0,)),
-        )
+        shape = mask.shape if into_mask and mask is not None else (0,)
+        return torch.zeros_like(q), torch.zeros_like(k), q.new_zeros(shape)
     grads = Incoming(g_log_mass, g_shortfall, g_var)
     if impl == "triton" and backward_obstacle(call, into_mask=into_mask) is None:
         found = triton_backward(call, Parts(*parts), grads)
@@ -123,21 +102,8 @@ def _laid_out_like(x: Tensor, gradient: Tensor) -> Tensor:
 
 
 @_row_parts_backward.register_fake
-def _(
-    q: Tensor,
-    k: Tensor,
-    mask: Any,
-    gain: Any,
-    spans: Any,
-    parts: Any,
-    g_log_mass: Any,
-    g_shortfall: Any,
-    g_var: Any,
-    offset: Any,
-    scale: Any,
-    impl: Any,
-    into_mask: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+def _(q: Tensor, k: Tensor, mask: Any, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    into_mask = rest[-1]
     return torch.empty_like(q), torch.empty_like(k), torch.empty_like(mask) if into_mask else q.new_empty(0)
 
 
@@ -153,6 +119,11 @@ def _flat_mask(mask: Tensor | None, dim: int | None, size: int, batch: int) -> T
     mask = mask.expand(size, *mask.shape) if dim is None else mask.movedim(dim, 0)
     mask = mask.expand(size, batch, *mask.shape[2:])
     return mask.reshape(-1, *mask.shape[2:])
+
+
+def _flat_inputs(size: int, batch: int, dims: Any, q: Tensor, k: Tensor, *masks: Tensor | None) -> list[Any]:
+    flat = [_flat_mask(mask, dim, size, batch) for mask, dim in zip(masks, dims[2:5], strict=True)]
+    return [_flat(q, dims[0], size), _flat(k, dims[1], size), *flat]
 
 
 def _split(x: Tensor, size: int, batch: int) -> Tensor:
@@ -199,14 +170,8 @@ class _RowParts(torch.autograd.Function):
         info: Any, dims: Any, q: Tensor, k: Tensor, mask: Any, gain: Any, spans: Any, *rest: Any
     ) -> tuple[Any, Any]:
         size, batch = info.batch_size, _batch_of(q, dims[0])
-        parts = _RowParts.apply(  # type: ignore[no-untyped-call]
-            _flat(q, dims[0], size),
-            _flat(k, dims[1], size),
-            _flat_mask(mask, dims[2], size, batch),
-            _flat_mask(gain, dims[3], size, batch),
-            _flat_mask(spans, dims[4], size, batch),
-            *rest,
-        )
+        inputs = _flat_inputs(size, batch, dims, q, k, mask, gain, spans)
+        parts = _RowParts.apply(*inputs, *rest)  # type: ignore[no-untyped-call]
         return tuple(_split(p, size, batch) for p in parts), (0,) * 4
 
 
@@ -241,19 +206,11 @@ class _RowPartsBackward(torch.autograd.Function):
         info: Any, dims: Any, q: Tensor, k: Tensor, mask: Any, gain: Any, spans: Any, *rest: Any
     ) -> tuple[Any, Any]:
         size, batch = info.batch_size, _batch_of(q, dims[0])
-        *rows, offset, scale, impl, into_mask = rest
-        dq, dk, dmask = _RowPartsBackward.apply(  # type: ignore[no-untyped-call]
-            _flat(q, dims[0], size),
-            _flat(k, dims[1], size),
-            _flat_mask(mask, dims[2], size, batch),
-            _flat_mask(gain, dims[3], size, batch),
-            _flat_mask(spans, dims[4], size, batch),
-            *(None if x is None else _flat(x, d, size) for x, d in zip(rows, dims[5:12], strict=True)),
-            offset,
-            scale,
-            impl,
-            into_mask,
-        )
+        inputs = _flat_inputs(size, batch, dims, q, k, mask, gain, spans)
+        rows, options = rest[:7], rest[7:]
+        flat = [None if x is None else _flat(x, dim, size) for x, dim in zip(rows, dims[5:12], strict=True)]
+        dq, dk, dmask = _RowPartsBackward.apply(*inputs, *flat, *options)  # type: ignore[no-untyped-call]
+        into_mask = options[-1]
         if into_mask:
             dmask = _split(dmask, size, batch)
             if _batch_of(mask, dims[2]) == 1:
@@ -338,14 +295,8 @@ def measure(call: AttentionCall, impl: str, fields: frozenset[str]) -> RowStats:
     anchor, log_mass, shortfall, var = parts
     if impl == "sdpa":
         return RowStats.anchored(count, anchor, log_mass, shortfall)
-    return RowStats.anchored(
-        count,
-        anchor,
-        log_mass,
-        shortfall,
-        max=anchor.detach() if "max" in measured else None,
-        var=var if "var" in measured else None,
-    )
+    peak = anchor.detach() if "max" in measured else None
+    return RowStats.anchored(count, anchor, log_mass, shortfall, max=peak, var=var if "var" in measured else None)
 
 
 def check_impl(impl: object) -> None:
@@ -370,3 +321,55 @@ torch.utils._pytree.register_pytree_node(
     to_dumpable_context=lambda measured: list(measured),
     from_dumpable_context=lambda measured: tuple(measured),
 )
+
+
+def window_spans(spans: Tensor | None, window: int, queries: int, offset: int, device: torch.device) -> Tensor:
+    """Spans `[B or 1, 2, Lq]` that keep the `window` last keys of each row, up to its own place i + offset."""
+    if isinstance(window, bool) or not isinstance(window, int):
+        reject_type("window", type(window).__name__, "an integer number of keys, 1 or more")
+    if window < 1:
+        reject("window", window, "1 or more keys")
+    if spans is None:
+        last = torch.arange(queries, device=device, dtype=torch.int32) + offset
+        spans = torch.stack((torch.zeros_like(last), last + 1))[None]
+    low, high = spans.unbind(1)
+    return torch.stack((torch.maximum(low, high - window), high), dim=1)
+
+
+def packed_spans(
+    cu_queries: Tensor, cu_keys: Tensor | None, queries: int, keys: int, causal: bool, device: torch.device
+) -> Tensor:
+    """Spans of sequences that lie one after the other: number s has the rows from cu_queries[s] to cu_queries[s + 1].
+
+    Its keys lie the same way in `cu_keys` (None: as the rows do). Causal limits are aligned to the last row and the
+    last key of each sequence. Rows after the last sequence see nothing.
+    """
+    cu_keys = cu_queries if cu_keys is None else cu_keys
+    for name, starts, length in (("cu_seqlens", cu_queries, queries), ("cu_seqlens_k", cu_keys, keys)):
+        _check_starts(name, starts, length, device)
+    if cu_keys.shape != cu_queries.shape:
+        reject("cu_seqlens_k", f"{len(cu_keys)} starts", f"{len(cu_queries)}, as many as cu_seqlens has")
+    row = torch.arange(queries, device=device)
+    sequence = torch.searchsorted(cu_queries.long(), row, right=True) - 1
+    outside = (sequence < 0) | (sequence >= len(cu_queries) - 1)
+    sequence = sequence.clamp(0, len(cu_queries) - 2)
+    low, high = cu_keys[sequence], cu_keys[sequence + 1]
+    if causal:
+        high = torch.minimum(high, high - cu_queries[sequence + 1] + row + 1)
+    return torch.stack((low, torch.where(outside, low, torch.maximum(high, low)))).to(torch.int32)[None]
+
+
+def _check_starts(name: str, starts: object, length: int, device: torch.device) -> None:
+    if not isinstance(starts, Tensor):
+        reject_type(name, type(starts).__name__, "a tensor of integers: where each sequence starts, and the end")
+    if starts.dtype not in (torch.int32, torch.int64):
+        reject_type(name, f"dtype {starts.dtype}", "int32 or int64")
+    if starts.ndim != 1 or len(starts) < 2:
+        reject(name, f"shape {tuple(starts.shape)}", "one dimension of two or more numbers, from 0 to the length")
+    if starts.device != device:
+        reject(name, f"device {starts.device}", f"the device of q, {device}")
+    # On a GPU a look at the numbers would wait for everything before it.
+    if starts.device.type == "cpu" and ops_for(starts).concrete(starts):
+        ascending = bool((starts[1:] >= starts[:-1]).all())
+        if not ascending or int(starts[0]) < 0 or int(starts[-1]) > length:
+            reject(name, starts.tolist(), f"ascending numbers from 0 to at most {length}")

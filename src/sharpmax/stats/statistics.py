@@ -46,14 +46,9 @@ class RowStats:
     def __init__(self, count: Array, max: Array, lse: Array, mean: Array, var: Array) -> None:
         xp = ops_for(lse)
         empty = count == 0
-        self._set(
-            count,
-            anchor=max,
-            log_mass=xp.where(empty, 0.0, lse - xp.where(empty, 0.0, max)),
-            shortfall=xp.where(empty, 0.0, xp.where(empty, 0.0, max) - mean),
-            max=max,
-            var=var,
-        )
+        log_mass = xp.where(empty, 0.0, lse - xp.where(empty, 0.0, max))
+        shortfall = xp.where(empty, 0.0, xp.where(empty, 0.0, max) - mean)
+        self._set(count, max, log_mass, shortfall, max, var)
 
     @classmethod
     def anchored(
@@ -101,13 +96,7 @@ class RowStats:
     @property
     def measured(self) -> tuple[str, ...]:
         """The names of `FIELDS` that these rows carry."""
-        have = {
-            "count": self.count,
-            "max": self._max,
-            "lse": self._anchor,
-            "mean": self._shortfall,
-            "var": self._var,
-        }
+        have = {"count": self.count, "max": self._max, "lse": self._anchor, "mean": self._shortfall, "var": self._var}
         return tuple(name for name in FIELDS if have[name] is not None)
 
     @property

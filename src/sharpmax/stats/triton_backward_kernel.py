@@ -15,7 +15,6 @@ from sharpmax.stats.triton_kernel import LOG2E, block_of
 
 # `triton.jit` is untyped, and what the annotations of a kernel mean is Triton's business.
 # mypy: disable-error-code="untyped-decorator,no-untyped-def,no-untyped-call"
-# No `from __future__ import annotations`: Triton reads them to tell constants from arguments.
 
 
 @triton.jit

@@ -19,7 +19,6 @@ import triton.language as tl
 
 # `triton.jit` is untyped, and what the annotations of a kernel mean is Triton's business.
 # mypy: disable-error-code="untyped-decorator,no-untyped-def,no-untyped-call"
-# No `from __future__ import annotations`: Triton reads them to tell constants from arguments.
 
 
 NO_MASK = 0

@@ -30,7 +30,7 @@ _LOOKING = 528
 _INSTALLED = importlib.util.find_spec("triton") is not None
 
 
-class _Tile(NamedTuple):
+class Tile(NamedTuple):
     """Rows and keys per tile, and how many warps and pipeline stages work on it."""
 
     rows: int
@@ -91,68 +91,33 @@ def triton_parts(call: AttentionCall, fields: frozenset[str] = frozenset(FIELDS)
     gain = call.gain if kind == kernels.MASK_ADDED else None
     inputs = (mask, gain, spans, anchor, log_mass, shortfall, var)
     geometry = (
-        *q.stride(),
-        *k.stride(),
-        *strides_as(mask, *q.shape[:-1], call.keys),
-        *strides_as(gain, *q.shape[:-1]),
-        *strides_as(spans, batch, 2, queries),
-        heads,
-        group,
-        queries,
-        call.keys,
-        limited(call.offset, queries, call.keys),
-        scale,
-    )
+        *q.stride(), *k.stride(), *strides_as(mask, *q.shape[:-1], call.keys), *strides_as(gain, *q.shape[:-1]),
+        *strides_as(spans, batch, 2, queries), heads, group, queries, call.keys,
+        limited(call.offset, queries, call.keys), scale,
+    )  # fmt: skip
     options: dict[str, Any] = {
-        "WIDTH": width,
-        "CAUSAL": call.offset is not None,
-        "SPANS": spans is not None,
-        "MASK": kind,
-        "MASK_FLOOR": floor,
-        "GAIN": gain is not None,
-        "WIDEN": widened(q),
-        "BLOCK_D": power_of_2(width),
-    }
+        "WIDTH": width, "CAUSAL": call.offset is not None, "SPANS": spans is not None, "MASK": kind,
+        "MASK_FLOOR": floor, "GAIN": gain is not None, "WIDEN": widened(q), "BLOCK_D": power_of_2(width),
+    }  # fmt: skip
 
-    def blocks(tile: _Tile) -> int:
+    def blocks(tile: Tile) -> int:
         return batch * heads * group * -(-queries // tile.rows)
 
-    quick = q.dtype in _HALF
+    quick, every_key = q.dtype in _HALF, call.mask is None and spans is None and call.offset is None
     with on_device(q):
         if quick:
             tile = _quick_tile(call)
             box = _box(k, tile.keys, options["BLOCK_D"])
             # One axis of programs: the other axes of a CUDA grid end at 65,535.
             kernels.quick_parts[(blocks(tile),)](
-                q,
-                k,
-                box,
-                *inputs,
-                *geometry,
-                **options,
-                TMA=box is not None,
-                EVEN=_unlimited(call) and call.keys % tile.keys == 0,
-                MAX="max" in fields,
-                VAR="var" in fields,
-                BLOCK_Q=tile.rows,
-                BLOCK_K=tile.keys,
-                STAGES=tile.stages,
-                num_warps=tile.warps,
-            )
+                q, k, box, *inputs, *geometry, **options, TMA=box is not None,
+                EVEN=every_key and call.keys % tile.keys == 0, MAX="max" in fields, VAR="var" in fields,
+                BLOCK_Q=tile.rows, BLOCK_K=tile.keys, STAGES=tile.stages, num_warps=tile.warps,
+            )  # fmt: skip
         tile = _careful_tile(call)
         total = blocks(tile)
         kernels.careful_parts[(min(total, _LOOKING) if quick else total,)](
-            q,
-            k,
-            *inputs,
-            *geometry,
-            total,
-            **options,
-            AFTER_QUICK=quick,
-            BLOCK_Q=tile.rows,
-            BLOCK_K=tile.keys,
-            num_warps=tile.warps,
-            num_stages=tile.stages,
+            q, k, *inputs, *geometry, total, **options, AFTER_QUICK=quick, **_launch(tile)
         )
     return Parts(anchor, log_mass, shortfall, var)
 
@@ -224,50 +189,36 @@ def _has_copy_engine(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
-def _unlimited(call: AttentionCall) -> bool:
-    """Whether every row sees every key."""
-    return call.mask is None and call.spans is None and call.offset is None
-
-
-def _quick_tile(call: AttentionCall) -> _Tile:
+def _quick_tile(call: AttentionCall) -> Tile:
     """The tile of the quick kernel, whose operands fit into the shared memory of any recent GPU (99 KiB)."""
     queries, width = call.q.shape[-2:]
     if width > 128:
-        tile = _Tile(64, 32, 4, 2)
+        tile = Tile(64, 32, 4, 2)
     elif call.mask is not None:
         # The addresses of a tile of the mask take as many registers as its logits: more warps share them.
-        tile = _Tile(128, 64, 8, 2)
+        tile = Tile(128, 64, 8, 2)
     elif call.offset is None and call.spans is None:
-        tile = _Tile(64, 128, 4, 2) if width <= 64 else _Tile(128, 64, 4, 2)
+        tile = Tile(64, 128, 4, 2) if width <= 64 else Tile(128, 64, 4, 2)
     else:
-        tile = _Tile(128, 64, 4, 3)
+        tile = Tile(128, 64, 4, 3)
     return _shorter(tile, queries)
 
 
-def _careful_tile(call: AttentionCall) -> _Tile:
+def _careful_tile(call: AttentionCall) -> Tile:
     """The tile of the careful kernel."""
     queries, width = call.q.shape[-2:]
     wide = width > 128
     if call.q.dtype in _HALF:
-        tile = _Tile(64, 32, 4 if call.mask is None else 8, 2)
+        tile = Tile(64, 32, 4 if call.mask is None else 8, 2)
     elif call.q.dtype == torch.float32:  # no tensor cores at full precision: both operands go through registers
-        tile = _Tile(32, 16 if wide else 32, 4, 2)
+        tile = Tile(32, 16 if wide else 32, 4, 2)
     else:
-        tile = _Tile(16, 16, 4, 1) if wide else _Tile(32, 32, 4, 1)
+        tile = Tile(16, 16, 4, 1) if wide else Tile(32, 32, 4, 1)
     return _shorter(tile, queries)
 
 
-def _shorter(tile: _Tile, queries: int) -> _Tile:
+def _shorter(tile: Tile, queries: int) -> Tile:
     return tile._replace(rows=min(tile.rows, power_of_2(queries)))
-
-
-class Tile(NamedTuple):
-    """Rows and keys per tile, and how many warps and pipeline stages work on it."""
-
-    rows: int
-    keys: int
-    warps: int
-    stages: int
 
 
 # By kernel and head size: for half precision on GPUs with 227 KiB of shared memory and asynchronous tensor cores.
@@ -317,53 +268,24 @@ def triton_backward(call: AttentionCall, parts: Parts, grads: Incoming) -> Gradi
     top, c0, c1, mean, c2 = numbers + [None] * (5 - count)
     row_tile, key_tile = _tile("into_queries", call), _tile("into_keys", call)
     strides = (
-        *q.stride(),
-        *k.stride(),
-        *strides_as(mask, *q.shape[:-1], call.keys),
-        *strides_as(gain, *q.shape[:-1]),
-    )
-    offset = limited(call.offset, queries, call.keys)
-    sizes = (heads, group, queries, call.keys, offset, call.scale)
+        *q.stride(), *k.stride(), *strides_as(mask, *q.shape[:-1], call.keys), *strides_as(gain, *q.shape[:-1]),
+    )  # fmt: skip
+    sizes = (heads, group, queries, call.keys, limited(call.offset, queries, call.keys), call.scale)
     options: dict[str, Any] = {
-        "WIDTH": width,
-        "CAUSAL": call.offset is not None,
-        "MASK": kind,
-        "MASK_FLOOR": floor,
-        "GAIN": gain is not None,
-        "VAR": with_var,
-        "FOLDED": folded,
-        "WIDEN": widened(q),
-        "BLOCK_D": power_of_2(width),
-    }
+        "WIDTH": width, "CAUSAL": call.offset is not None, "MASK": kind, "MASK_FLOOR": floor, "GAIN": gain is not None,
+        "VAR": with_var, "FOLDED": folded, "WIDEN": widened(q), "BLOCK_D": power_of_2(width),
+    }  # fmt: skip
     with on_device(q):
         # One axis of programs: the other axes of a CUDA grid end at 65,535.
         kernels.into_queries[(batch * heads * group * -(-queries // row_tile.rows),)](
-            *(q, k, mask, gain, dq),
-            *(x.contiguous() for x in parts),
-            *(_contiguous(g) for g in grads),
-            *(top, mean, c0, c1, c2),
-            *strides,
-            *dq.stride(),
-            *sizes,
-            **options,
-            **_launch(row_tile),
-        )
+            q, k, mask, gain, dq, *(x if x is None else x.contiguous() for x in (*parts, *grads)),
+            top, mean, c0, c1, c2, *strides, *dq.stride(), *sizes, **options, **_launch(row_tile),
+        )  # fmt: skip
         kernels.into_keys[(batch * heads * -(-call.keys // key_tile.keys),)](
-            *(q, k, mask, gain, dk),
-            *(top, mean, c0, c1, c2),
-            *strides,
-            *dk.stride(),
-            *sizes,
-            **options,
-            EVEN=queries % key_tile.rows == 0,
-            ONCE=True,
-            **_launch(key_tile),
-        )
+            q, k, mask, gain, dk, top, mean, c0, c1, c2, *strides, *dk.stride(), *sizes, **options,
+            EVEN=queries % key_tile.rows == 0, ONCE=True, **_launch(key_tile),
+        )  # fmt: skip
     return Gradients(dq, dk, None)
-
-
-def _contiguous(x: Tensor | None) -> Tensor | None:
-    return None if x is None else x.contiguous()
 
 
 def _launch(tile: Tile) -> dict[str, int]:

@@ -3,29 +3,21 @@
 A *spread* is δ = β·(largest − smallest logit), in nats, everywhere in this package.
 """
 
-from sharpmax.theory.asymptotics import top_weight_limit, top_weight_limit_from_sample
 from sharpmax.theory.bounds import (
     entropy_ceiling,
     entropy_floor,
     horizon,
     loose_weight_bounds,
     required_spread,
+    top_weight_limit,
+    top_weight_limit_from_sample,
     weight_bounds,
 )
 from sharpmax.theory.rotary import spread_from_rotary
 from sharpmax.theory.spread import spread_from_product, spread_from_weights, spread_over_inputs
 
 __all__ = [
-    "entropy_ceiling",
-    "entropy_floor",
-    "horizon",
-    "loose_weight_bounds",
-    "required_spread",
-    "spread_from_product",
-    "spread_from_rotary",
-    "spread_from_weights",
-    "spread_over_inputs",
-    "top_weight_limit",
-    "top_weight_limit_from_sample",
-    "weight_bounds",
-]
+    "entropy_ceiling", "entropy_floor", "horizon", "loose_weight_bounds", "required_spread", "spread_from_product",
+    "spread_from_rotary", "spread_from_weights", "spread_over_inputs", "top_weight_limit",
+    "top_weight_limit_from_sample", "weight_bounds",
+]  # fmt: skip

@@ -2,16 +2,22 @@
 
 The lemma is that of "Softmax is not Enough (for Sharp Size Generalisation)", arXiv 2410.01104. All functions
 broadcast; results are float64, and tensors on the same device once any argument is a tensor.
+
+`top_weight_limit` is what is left of the top item as n grows, for independent, identically distributed, bounded logits.
+By the law of large numbers (Σ e^βs)/n → E[e^βs], while the largest logit tends to the upper end M of what is drawn at
+all; hence n·max p → e^βM/E[e^βs]: the top item keeps that many times the uniform weight 1/n, and no more.
 """
 
 from __future__ import annotations
 
 import math
+import numbers
+import sys
 from typing import Any
 
 import numpy as np
 
-from sharpmax.theory._numbers import Number, broadcast, check, check_at_least, give, read
+from sharpmax.errors import reject, reject_type
 
 
 def weight_bounds(spread: Number, n: Number) -> tuple[Any, Any]:
@@ -160,3 +166,132 @@ def _two_level_entropy(xp: Any, spread: Any, n: Any, top_count: Any) -> Any:
     """Entropy of `top_count` logits at δ and the rest at 0, as a sum without cancellation."""
     odds_of_bottom = _times_exp(xp, (n - top_count) / top_count, -spread)
     return xp.log(top_count) + xp.log1p(odds_of_bottom) + spread * odds_of_bottom / (1 + odds_of_bottom)
+
+
+_ROUNDING = 1e-9
+"""How far ln E[e^βs] may exceed βM, per unit, before it is a mistake rather than rounding."""
+
+
+def top_weight_limit(top: Number, log_mean_exp: Number) -> Any:
+    """The limit of n·max p from βM, the upper end of the scaled logits, and ln E[e^βs], both in nats.
+
+    M has to be the least upper bound of the distribution, not any bound. The limit is at least 1.
+
+    >>> import math  # logits uniform on [0, 1] at β = 2: E[e^βs] = (e² − 1)/2
+    >>> round(top_weight_limit(2.0, math.log(math.expm1(2.0) / 2.0)), 4)
+    2.313
+    """
+    xp, (top, log_mean_exp) = read(top=top, log_mean_exp=log_mean_exp)
+    broadcast(top=top.shape, log_mean_exp=log_mean_exp.shape)
+    check("top", top, xp.isfinite(top), "finite numbers", "the limit exists for bounded logits only")
+    check("log_mean_exp", log_mean_exp, xp.isfinite(log_mean_exp), "finite numbers")
+    with np.errstate(over="ignore"):
+        excess = top - log_mean_exp
+    if not bool((excess >= -_ROUNDING * (1 + xp.abs(top))).all()):
+        worst = -float(excess.min())
+        reject("log_mean_exp", f"a value {worst:g} above top", "at most top", "pass β·M and ln E[e^(β·s)] of one β")
+    with np.errstate(over="ignore", under="ignore"):
+        return give(xp.exp(xp.where(excess > 0, excess, 0.0)))
+
+
+def top_weight_limit_from_sample(logits: Number, beta: Number = 1.0, top: Number | None = None) -> Any:
+    """The limit of n·max p estimated from logits `[..., N]` drawn independently: `[...]`, one for each row.
+
+    Without `top`, the upper end M before scaling by `beta`, the largest logit of the row stands in for it:
+    the estimate is then N·max p of that row and on the low side, markedly so if values near M are rare.
+
+    >>> round(top_weight_limit_from_sample([0.0, 0.0, 0.0, 1.0]), 4)
+    1.9015
+    """
+    given = {"logits": logits, "beta": beta} | ({} if top is None else {"top": top})
+    xp, (logits, beta, *tops) = read(**given)
+    if logits.ndim < 1 or 0 in logits.shape:
+        reject("logits", f"shape {tuple(logits.shape)}", "an array [..., N] that is not empty")
+    check("logits", logits, xp.isfinite(logits), "finite numbers", "leave masked items out")
+    check_at_least("beta", beta, 0.0)
+    largest = xp.amax(logits, -1)
+    upper = tops[0] if tops else largest
+    broadcast(logits=logits.shape[:-1], beta=beta.shape, top=upper.shape)
+    check("top", upper, xp.isfinite(upper), "finite numbers")
+    if not bool((upper >= largest).all()):
+        short = f"a value {float((largest - upper).max()):g} under the largest logit"
+        reject("top", short, "at least every logit of its row", "pass it before scaling by beta")
+    with np.errstate(over="ignore", under="ignore"):
+        # Relative to the largest logit, so that no term overflows and at least one does not vanish.
+        mean = xp.exp(beta[..., None] * (logits - largest[..., None])).mean(-1)
+        return give(xp.exp(beta * (upper - largest)) / mean)
+
+
+Number = Any
+"""A Python number, a (nested) sequence of them, a `numpy.ndarray` or a `torch.Tensor`."""
+
+
+def read(**given: Number) -> tuple[Any, list[Any]]:
+    """The library to compute with (torch once an argument is a tensor, else numpy) and the values in float64.
+
+    >>> read(n=3)[1]
+    [array(3.)]
+    """
+    # Whoever passes a tensor has imported torch, so numbers and arrays never pay for that import.
+    torch = sys.modules.get("torch")
+    tensors = [] if torch is None else [v for v in given.values() if isinstance(v, torch.Tensor)]
+    if torch is None or not tensors:
+        return np, [_from_numbers(name, value) for name, value in given.items()]
+    return torch, [
+        _from_tensor(name, value, torch)
+        if isinstance(value, torch.Tensor)
+        else torch.as_tensor(_from_numbers(name, value), device=tensors[0].device)
+        for name, value in given.items()
+    ]
+
+
+def _from_numbers(name: str, value: Number) -> Any:
+    try:
+        array = np.asarray(value)
+        # An integer beyond 64 bits arrives as an object, and so does None, which numpy would turn into NaN.
+        if array.dtype.kind in "iuf" or (array.dtype.kind == "O" and all(map(_is_real, array.flat))):
+            return array.astype(np.float64)
+    except OverflowError:
+        reject(name, "an integer too large for float64", f"at most {sys.float_info.max:.3g}")
+    except (TypeError, ValueError):
+        pass
+    reject_type(name, repr(value), "a real number, a numpy array or a torch tensor of real numbers")
+
+
+def _is_real(value: object) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
+def _from_tensor(name: str, value: Any, torch: Any) -> Any:
+    if value.dtype == torch.bool or value.is_complex():
+        reject_type(name, f"a tensor of {value.dtype}", "a tensor of real numbers")
+    return value.to(torch.float64)
+
+
+def broadcast(**shapes: Any) -> tuple[int, ...]:
+    """The common shape of all arguments.
+
+    >>> broadcast(spread=(2, 1), n=(3,))
+    (2, 3)
+    """
+    try:
+        return np.broadcast_shapes(*(tuple(shape) for shape in shapes.values()))
+    except ValueError:
+        given = " and ".join(str(tuple(shape)) for shape in shapes.values())
+        reject(", ".join(shapes), f"shapes {given}", "shapes that broadcast")
+
+
+def check(argument: str, value: Any, fine: Any, allowed: str, todo: str = "") -> None:
+    """Reject the argument unless `fine` holds everywhere, quoting the first value where it does not."""
+    if not bool(fine.all()):
+        reject(argument, repr(float(value[~fine].reshape(-1)[0])), allowed, todo)
+
+
+def check_at_least(argument: str, value: Any, least: float, todo: str = "") -> None:
+    """Reject the argument unless every value is finite and not under `least`; NaN is rejected too."""
+    check(argument, value, (value >= least) & (value < math.inf), f"finite numbers of at least {least:g}", todo)
+
+
+def give(value: Any) -> Any:
+    """The result as the caller expects it: tensors and arrays as they are, one numpy value as a float."""
+    return float(value) if isinstance(value, (np.ndarray, np.generic)) and value.ndim == 0 else value

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from sharpmax.errors import reject
-from sharpmax.theory._numbers import Number, check, give, read
+from sharpmax.theory.bounds import Number, check, give, read
 from sharpmax.theory.spread import read_head, triangular_factor
 
 _STEPS, _RATE, _MOMENTUM = 60, 2.0, 0.8

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from sharpmax.errors import reject
-from sharpmax.theory._numbers import Number, broadcast, check, check_at_least, give, read
+from sharpmax.theory.bounds import Number, broadcast, check, check_at_least, give, read
 
 
 def spread_from_weights(Q: Number, K: Number, query_norm: Number, key_norm: Number, scale: Number = 1.0) -> Any:
@@ -56,13 +56,7 @@ def read_head(Q: Number, K: Number, query_norm: Number, key_norm: Number, scale:
         reject("Q, K", given, "[..., D, Dy] and [..., D, Dx] with the same D", "transpose them if D comes last")
     for name, number in (("query_norm", query_norm), ("key_norm", key_norm), ("scale", scale)):
         check_at_least(name, number, 0.0)
-    broadcast(
-        Q=Q.shape[:-2],
-        K=K.shape[:-2],
-        query_norm=query_norm.shape,
-        key_norm=key_norm.shape,
-        scale=scale.shape,
-    )
+    broadcast(Q=Q.shape[:-2], K=K.shape[:-2], query_norm=query_norm.shape, key_norm=key_norm.shape, scale=scale.shape)
     return xp, Q, K, query_norm, key_norm, scale
 
 
@@ -112,12 +106,8 @@ def spread_over_inputs(queries: Number, keys: Number, scale: Number = 1.0, *, pa
     still = [inputs[:, 2 * pairs :] for inputs in (queries, keys)]
     # What all keys share moves a row as a whole.
     still[1] = still[1] - still[1].mean(0)
-    turned = [_lengths(inputs, pairs) for inputs in (queries, keys)]
+    turned = [(side[:, :pairs] ** 2 + side[:, pairs : 2 * pairs] ** 2) ** 0.5 for side in (queries, keys)]
     return float(scale) * _widest(xp, still, turned)
-
-
-def _lengths(inputs: Any, pairs: int) -> Any:
-    return (inputs[:, :pairs] ** 2 + inputs[:, pairs : 2 * pairs] ** 2) ** 0.5
 
 
 def _widest(xp: Any, still: list[Any], turned: list[Any]) -> float:

@@ -24,7 +24,7 @@ from sharpmax.experiments.benchmarks.monitor import (
 )
 from sharpmax.integrations.transformers.interface import installed
 from sharpmax.models.scoring import Reply, encode, judge
-from sharpmax.monitoring import passes
+from sharpmax.monitoring import requests as passes
 from sharpmax.monitoring.learning import learned, observed
 from sharpmax.monitoring.observer import heads_of
 from sharpmax.monitoring.scores import RULES

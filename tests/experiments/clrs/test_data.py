@@ -13,8 +13,7 @@ from sharpmax.experiments.clrs.training import answer_loss, answers_only
 from sharpmax.integrations.transformers.application import applied
 from sharpmax.integrations.transformers.interface import observe
 from sharpmax.models.scoring import reply_losses
-from sharpmax.policies.constant import Constant
-from sharpmax.policies.log_length import LogLength
+from sharpmax.policies.basic import Constant, LogLength
 from sharpmax.policies.per_head import PerHead
 from tests.experiments.clrs import stub
 from tests.experiments.evaluate import tiny

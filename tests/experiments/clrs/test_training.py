@@ -20,7 +20,7 @@ from sharpmax.experiments.clrs.data import Documents, Packed, batch_of
 from sharpmax.experiments.clrs.training import Curve, Recipe, Trained, train
 from sharpmax.integrations.transformers.application import policy_of
 from sharpmax.models.language import LanguageModel, load_language_model
-from sharpmax.policies.constant import Constant
+from sharpmax.policies.basic import Constant
 from sharpmax.policies.log_linear import LogLinear
 from sharpmax.policies.per_head import PerHead
 from sharpmax.policies.registry import load_policy

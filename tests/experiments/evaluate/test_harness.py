@@ -13,7 +13,7 @@ import torch
 
 from sharpmax.errors import ArgumentError
 from sharpmax.experiments.evaluate.plan import Harness
-from sharpmax.policies.constant import Constant
+from sharpmax.policies.basic import Constant
 from sharpmax.policies.per_head import PerHead
 from tests.experiments.evaluate.coins import questions, write
 from tests.experiments.evaluate.tiny import language

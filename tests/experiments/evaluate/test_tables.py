@@ -18,8 +18,7 @@ from sharpmax.experiments.evaluate import run as pieces
 from sharpmax.experiments.evaluate.plan import BASE, Plan, prepare
 from sharpmax.experiments.evaluate.run import evaluate_tables, work
 from sharpmax.experiments.run_folder import RunStore
-from sharpmax.policies.constant import Constant
-from sharpmax.policies.log_length import LogLength
+from sharpmax.policies.basic import Constant, LogLength
 from sharpmax.policies.per_head import PerHead
 from tests.experiments.evaluate.tiny import HEADS, LAYERS, LETTERS, ROOM, language
 

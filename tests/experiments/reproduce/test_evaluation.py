@@ -17,8 +17,8 @@ from sharpmax.experiments.reproduce import evaluation
 from sharpmax.experiments.reproduce.evaluation import HARD, Measured, Read, measure, measure_all, read, side_by_side
 from sharpmax.models.single_head import WIDTH, SingleHeads
 from sharpmax.policies.base import Policy
+from sharpmax.policies.basic import LogLength
 from sharpmax.policies.entropy_target import EntropyTarget
-from sharpmax.policies.log_length import LogLength
 from sharpmax.policies.polynomial import PAPER, Polynomial
 from sharpmax.tasks.max_retrieval import Sets, draw, seeded
 from tests.experiments.reproduce.trained_heads import heads_of

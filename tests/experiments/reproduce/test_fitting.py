@@ -14,8 +14,8 @@ from sharpmax.experiments.reproduce import evaluation as fitting
 from sharpmax.experiments.reproduce.evaluation import Detector, Fitted, fit, fit_samples, measure, read
 from sharpmax.experiments.statistics import auroc
 from sharpmax.policies.base import Policy, policy_from_dict
+from sharpmax.policies.basic import LogLength
 from sharpmax.policies.entropy_target import EntropyTarget
-from sharpmax.policies.log_length import LogLength
 from sharpmax.policies.polynomial import PAPER, Polynomial
 from tests.experiments.reproduce.test_best_beta import log_weight
 from tests.experiments.reproduce.trained_heads import heads_of

@@ -33,7 +33,7 @@ from sharpmax.monitoring.learning import (
 )
 from sharpmax.monitoring.monitor import Monitor
 from sharpmax.monitoring.observer import heads_of
-from sharpmax.monitoring.passes import Pass
+from sharpmax.monitoring.requests import Pass
 from sharpmax.monitoring.scores import DEFAULT, RULES, Learned
 from sharpmax.provenance import check_amounts, check_seed
 from sharpmax.results import json_values

@@ -12,8 +12,7 @@ from sharpmax.errors import reject
 from sharpmax.experiments import plugins
 from sharpmax.experiments.reproduce.recipes import RECIPES, Recipe
 from sharpmax.models.encoder import Encoders
-from sharpmax.models.single_head import SetHeads
-from sharpmax.models.stacked import ACTIVATIONS
+from sharpmax.models.single_head import ACTIVATIONS, SetHeads
 from sharpmax.normalisers.base import normaliser, normalisers
 from sharpmax.tasks.sized import SizedTask
 from sharpmax.tasks.sized_registry import SIZED_TASKS

@@ -19,8 +19,8 @@ from sharpmax.experiments.engine import one_thread_each, without_denormals
 from sharpmax.lazy import require
 from sharpmax.models.single_head import WIDTH, SingleHeads
 from sharpmax.policies.base import Policy
+from sharpmax.policies.basic import LogLength
 from sharpmax.policies.entropy_target import EntropyTarget
-from sharpmax.policies.log_length import LogLength
 from sharpmax.policies.polynomial import PAPER, Polynomial
 from sharpmax.stats.dense import centred, dense_stats
 from sharpmax.stats.statistics import RowStats

@@ -20,7 +20,7 @@ from sharpmax.integrations.transformers.projections import query_layer, scale_qu
 from sharpmax.integrations.transformers.support import AttentionModule, check_all_reached, check_model
 from sharpmax.models.language import context_of
 from sharpmax.policies.base import Policy
-from sharpmax.policies.constant import Constant
+from sharpmax.policies.basic import Constant
 from sharpmax.policies.per_head import PerHead, check_shape
 from sharpmax.stats.statistics import RowStats
 

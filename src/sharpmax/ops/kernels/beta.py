@@ -9,7 +9,6 @@ from sharpmax.policies import closed_form
 
 # `triton.jit` is untyped, and what the annotations of a kernel mean is Triton's business.
 # mypy: disable-error-code="untyped-decorator,no-untyped-def,no-untyped-call"
-# No `from __future__ import annotations`: Triton reads them to tell constants from arguments.
 
 
 CONSTANT = tl.constexpr(closed_form.CONSTANT)
@@ -54,17 +53,9 @@ def entropy_of(log_mass, shortfall, count):
 
 @triton.jit
 def row_beta(
-    table_ptr,
-    place,
-    there,
-    count,
-    log_mass,
-    shortfall,
-    var,
-    FORMS: tl.constexpr,
-    TERMS: tl.constexpr,
-    SEGMENTS: tl.constexpr,
-):
+    table_ptr, place, there, count, log_mass, shortfall, var,
+    FORMS: tl.constexpr, TERMS: tl.constexpr, SEGMENTS: tl.constexpr,
+):  # fmt: skip
     """β of rows whose policies start at `place` in the table; 1 for a row of fewer than two keys.
 
     `FORMS` holds one bit for each form that occurs. What is solved instead of computed comes out as 1.

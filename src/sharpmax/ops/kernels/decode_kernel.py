@@ -19,7 +19,6 @@ from sharpmax.policies import closed_form
 
 # `triton.jit` is untyped, and what the annotations of a kernel mean is Triton's business.
 # mypy: disable-error-code="untyped-decorator,no-untyped-def,no-untyped-call"
-# No `from __future__ import annotations`: Triton reads them to tell constants from arguments.
 
 
 FIELDS = 5
@@ -127,10 +126,7 @@ def _logits(
         if WIDTH != BLOCK_D:
             seen = seen & in_width[None, :]
         k = tl.load(
-            k_at[:, None] + dim.to(tl.int64)[None, :] * k_stride_d,
-            mask=seen,
-            other=0.0,
-            eviction_policy="evict_first",
+            k_at[:, None] + dim.to(tl.int64)[None, :] * k_stride_d, mask=seen, other=0.0, eviction_policy="evict_first"
         )
         if WIDEN:
             k = k.to(tl.float32)
@@ -183,45 +179,13 @@ def _logits(
 
 @triton.jit(do_not_specialize=["keys", "splits"])
 def decode_logits(
-    q_ptr,
-    k_ptr,
-    mask_ptr,
-    lengths_ptr,
-    pages_ptr,
-    logits_ptr,
-    part_ptr,
-    q_stride_b,
-    q_stride_h,
-    q_stride_l,
-    q_stride_d,
-    k_stride_b,
-    k_stride_h,
-    k_stride_l,
-    k_stride_d,
-    mask_stride_b,
-    mask_stride_h,
-    mask_stride_l,
-    mask_stride_k,
-    pages_stride,
-    pitch,
-    heads,
-    keys,
-    splits,
-    scale,
-    GROUP: tl.constexpr,
-    QUERIES: tl.constexpr,
-    CAUSAL: tl.constexpr,
-    WIDTH: tl.constexpr,
-    PAGE: tl.constexpr,
-    LENGTHS: tl.constexpr,
-    MASK: tl.constexpr,
-    MASK_FLOOR: tl.constexpr,
-    VAR: tl.constexpr,
-    WIDEN: tl.constexpr,
-    BLOCK_R: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-):
+    q_ptr, k_ptr, mask_ptr, lengths_ptr, pages_ptr, logits_ptr, part_ptr, q_stride_b, q_stride_h, q_stride_l,
+    q_stride_d, k_stride_b, k_stride_h, k_stride_l, k_stride_d, mask_stride_b, mask_stride_h, mask_stride_l,
+    mask_stride_k, pages_stride, pitch, heads, keys, splits, scale,
+    GROUP: tl.constexpr, QUERIES: tl.constexpr, CAUSAL: tl.constexpr, WIDTH: tl.constexpr, PAGE: tl.constexpr,
+    LENGTHS: tl.constexpr, MASK: tl.constexpr, MASK_FLOOR: tl.constexpr, VAR: tl.constexpr, WIDEN: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
     """Logits `[pair, row, key]` of one part of the keys, −inf where hidden, and the part's statistics."""
     _logits(
         tl.program_id(0), q_ptr, k_ptr, mask_ptr, lengths_ptr, pages_ptr, logits_ptr, part_ptr, q_stride_b,
@@ -271,7 +235,7 @@ def _merged(
 
 @triton.jit
 def _weighted(
-    acc, mass, spoilt, logits_at, v_ptr, pages_ptr, batch, head, tile, length, peak, beta, in_rows,
+    acc, mass, invalid, logits_at, v_ptr, pages_ptr, batch, head, tile, length, peak, beta, in_rows,
     v_stride_b, v_stride_h, v_stride_l, v_stride_d,
     WIDTH: tl.constexpr, PAGE: tl.constexpr, VISIBILITY: tl.constexpr, WIDEN: tl.constexpr,
     BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
@@ -307,9 +271,9 @@ def _weighted(
         # A value that is not finite spoils the rows that see its key, and no others.
         broken = ~(tl.abs(v.to(tl.float32)) < float("inf"))
         v = tl.where(broken, 0.0, v).to(v.dtype)
-        spoilt = tl.dot(tl.trans(broken.to(v.dtype)), (~hidden).to(v.dtype), acc=spoilt, input_precision="ieee")
+        invalid = tl.dot(tl.trans(broken.to(v.dtype)), (~hidden).to(v.dtype), acc=invalid, input_precision="ieee")
     acc = tl.dot(tl.trans(v), weight.to(v.dtype), acc=acc, input_precision="ieee")
-    return acc, mass + weight, spoilt
+    return acc, mass + weight, invalid
 
 
 @triton.jit
@@ -343,7 +307,7 @@ def _values(
     logits_at = logits_ptr + (pair * ROWS + row.to(tl.int64)) * pitch
 
     acc = tl.zeros([BLOCK_D, BLOCK_R], tl.float32)
-    spoilt = tl.zeros([BLOCK_D, BLOCK_R], tl.float32)
+    invalid = tl.zeros([BLOCK_D, BLOCK_R], tl.float32)
     mass = tl.zeros([BLOCK_K, BLOCK_R], tl.float32)
     tiles = tl.cdiv(length, BLOCK_K)
     start = tiles * split // splits
@@ -353,20 +317,20 @@ def _values(
         # Without a mask only the last keys are seen by some rows and not by others.
         shared = tl.minimum(end, tl.maximum(start, (length - QUERIES + 1) // BLOCK_K))
     for tile in range(start, shared):
-        acc, mass, spoilt = _weighted(
-            acc, mass, spoilt, logits_at, v_ptr, pages_ptr, batch, head, tile, length, peak, beta, in_rows,
+        acc, mass, invalid = _weighted(
+            acc, mass, invalid, logits_at, v_ptr, pages_ptr, batch, head, tile, length, peak, beta, in_rows,
             v_stride_b, v_stride_h, v_stride_l, v_stride_d,
             WIDTH, PAGE, 0 if VISIBILITY == 3 else VISIBILITY, WIDEN, BLOCK_K, BLOCK_D,
         )  # fmt: skip
     if VISIBILITY == 3:
         for tile in range(shared, end):
-            acc, mass, spoilt = _weighted(
-                acc, mass, spoilt, logits_at, v_ptr, pages_ptr, batch, head, tile, length, peak, beta, in_rows,
+            acc, mass, invalid = _weighted(
+                acc, mass, invalid, logits_at, v_ptr, pages_ptr, batch, head, tile, length, peak, beta, in_rows,
                 v_stride_b, v_stride_h, v_stride_l, v_stride_d,
                 WIDTH, PAGE, 2, WIDEN, BLOCK_K, BLOCK_D,
             )  # fmt: skip
     if VISIBILITY >= 2:
-        acc = tl.where(spoilt > 0.0, float("nan"), acc)
+        acc = tl.where(invalid > 0.0, float("nan"), acc)
 
     total = tl.sum(mass, 0)
     dim = tl.arange(0, BLOCK_D)
@@ -383,46 +347,13 @@ def _values(
 
 @triton.jit(do_not_specialize=["keys", "splits", "parts"])
 def decode_values(
-    logits_ptr,
-    part_ptr,
-    table_ptr,
-    beta_ptr,
-    v_ptr,
-    lengths_ptr,
-    pages_ptr,
-    sums_ptr,
-    masses_ptr,
-    v_stride_b,
-    v_stride_h,
-    v_stride_l,
-    v_stride_d,
-    pages_stride,
-    pitch,
-    table_stride,
-    heads,
-    keys,
-    parts,
-    splits,
-    GROUP: tl.constexpr,
-    QUERIES: tl.constexpr,
-    CAUSAL: tl.constexpr,
-    WIDTH: tl.constexpr,
-    PAGE: tl.constexpr,
-    LENGTHS: tl.constexpr,
-    COUNTED: tl.constexpr,
-    VAR: tl.constexpr,
-    GIVEN: tl.constexpr,
-    FORMS: tl.constexpr,
-    TERMS: tl.constexpr,
-    SEGMENTS: tl.constexpr,
-    VISIBILITY: tl.constexpr,
-    FINAL: tl.constexpr,
-    WIDEN: tl.constexpr,
-    PARTS: tl.constexpr,
-    BLOCK_R: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-):
+    logits_ptr, part_ptr, table_ptr, beta_ptr, v_ptr, lengths_ptr, pages_ptr, sums_ptr, masses_ptr, v_stride_b,
+    v_stride_h, v_stride_l, v_stride_d, pages_stride, pitch, table_stride, heads, keys, parts, splits,
+    GROUP: tl.constexpr, QUERIES: tl.constexpr, CAUSAL: tl.constexpr, WIDTH: tl.constexpr, PAGE: tl.constexpr,
+    LENGTHS: tl.constexpr, COUNTED: tl.constexpr, VAR: tl.constexpr, GIVEN: tl.constexpr, FORMS: tl.constexpr,
+    TERMS: tl.constexpr, SEGMENTS: tl.constexpr, VISIBILITY: tl.constexpr, FINAL: tl.constexpr, WIDEN: tl.constexpr,
+    PARTS: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
     """Σ exp(β(s − max))·v over one part of the keys: `[pair, split, row, width]`, or divided and done if `FINAL`."""
     _values(
         tl.program_id(0), logits_ptr, part_ptr, table_ptr, beta_ptr, v_ptr, lengths_ptr, pages_ptr, sums_ptr,
@@ -435,58 +366,15 @@ def decode_values(
 
 @triton.jit(do_not_specialize=["keys"])
 def decode_whole(
-    q_ptr,
-    k_ptr,
-    mask_ptr,
-    lengths_ptr,
-    pages_ptr,
-    logits_ptr,
-    part_ptr,
-    table_ptr,
-    v_ptr,
-    out_ptr,
-    q_stride_b,
-    q_stride_h,
-    q_stride_l,
-    q_stride_d,
-    k_stride_b,
-    k_stride_h,
-    k_stride_l,
-    k_stride_d,
-    mask_stride_b,
-    mask_stride_h,
-    mask_stride_l,
-    mask_stride_k,
-    pages_stride,
-    pitch,
-    heads,
-    keys,
-    scale,
-    v_stride_b,
-    v_stride_h,
-    v_stride_l,
-    v_stride_d,
-    table_stride,
-    GROUP: tl.constexpr,
-    QUERIES: tl.constexpr,
-    CAUSAL: tl.constexpr,
-    PAGE: tl.constexpr,
-    LENGTHS: tl.constexpr,
-    MASK: tl.constexpr,
-    MASK_FLOOR: tl.constexpr,
-    VAR: tl.constexpr,
-    WIDEN: tl.constexpr,
-    BLOCK_R: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    WIDTH: tl.constexpr,
-    VALUE_WIDTH: tl.constexpr,
-    FORMS: tl.constexpr,
-    TERMS: tl.constexpr,
-    SEGMENTS: tl.constexpr,
-    VISIBILITY: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    VALUE_BLOCK_D: tl.constexpr,
-):
+    q_ptr, k_ptr, mask_ptr, lengths_ptr, pages_ptr, logits_ptr, part_ptr, table_ptr, v_ptr, out_ptr, q_stride_b,
+    q_stride_h, q_stride_l, q_stride_d, k_stride_b, k_stride_h, k_stride_l, k_stride_d, mask_stride_b,
+    mask_stride_h, mask_stride_l, mask_stride_k, pages_stride, pitch, heads, keys, scale, v_stride_b, v_stride_h,
+    v_stride_l, v_stride_d, table_stride,
+    GROUP: tl.constexpr, QUERIES: tl.constexpr, CAUSAL: tl.constexpr, PAGE: tl.constexpr, LENGTHS: tl.constexpr,
+    MASK: tl.constexpr, MASK_FLOOR: tl.constexpr, VAR: tl.constexpr, WIDEN: tl.constexpr, BLOCK_R: tl.constexpr,
+    BLOCK_K: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, FORMS: tl.constexpr, TERMS: tl.constexpr,
+    SEGMENTS: tl.constexpr, VISIBILITY: tl.constexpr, BLOCK_D: tl.constexpr, VALUE_BLOCK_D: tl.constexpr,
+):  # fmt: skip
     """Both passes in one launch, where nothing is to be had from other programs between them."""
     program = tl.program_id(0)
     _logits(
@@ -507,15 +395,9 @@ def decode_whole(
 
 @triton.jit(do_not_specialize=["splits"])
 def decode_sum(
-    sums_ptr,
-    masses_ptr,
-    out_ptr,
-    splits,
-    ROWS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    SPLITS: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-):
+    sums_ptr, masses_ptr, out_ptr, splits,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr, SPLITS: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
     """Add up the parts of one row, always in the same order, and divide by its mass; 0 for a row without keys."""
     line = tl.program_id(0).to(tl.int64)
     pair = line // ROWS
@@ -581,34 +463,12 @@ def _solved(logits_at, peak, count, length, entropy, var, target, floor, ceiling
 
 @triton.jit(do_not_specialize=["keys", "parts"])
 def decode_rows(
-    logits_ptr,
-    part_ptr,
-    table_ptr,
-    lengths_ptr,
-    beta_ptr,
-    count_ptr,
-    peak_ptr,
-    log_mass_ptr,
-    shortfall_ptr,
-    var_ptr,
-    pitch,
-    table_stride,
-    heads,
-    keys,
-    parts,
-    GROUP: tl.constexpr,
-    QUERIES: tl.constexpr,
-    CAUSAL: tl.constexpr,
-    LENGTHS: tl.constexpr,
-    COUNTED: tl.constexpr,
-    VAR: tl.constexpr,
-    STATS: tl.constexpr,
-    FORMS: tl.constexpr,
-    TERMS: tl.constexpr,
-    SEGMENTS: tl.constexpr,
-    PARTS: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-):
+    logits_ptr, part_ptr, table_ptr, lengths_ptr, beta_ptr, count_ptr, peak_ptr, log_mass_ptr, shortfall_ptr,
+    var_ptr, pitch, table_stride, heads, keys, parts,
+    GROUP: tl.constexpr, QUERIES: tl.constexpr, CAUSAL: tl.constexpr, LENGTHS: tl.constexpr, COUNTED: tl.constexpr,
+    VAR: tl.constexpr, STATS: tl.constexpr, FORMS: tl.constexpr, TERMS: tl.constexpr, SEGMENTS: tl.constexpr,
+    PARTS: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
     """β of one row (nothing if `FORMS` is 0) and, if asked for, its statistics over all keys."""
     ROWS: tl.constexpr = GROUP * QUERIES
     line = tl.program_id(0).to(tl.int64)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sharpmax.ops.kernels.tables import Table
+from sharpmax.ops.kernels.tables import Coefficients
 from sharpmax.stats.triton_launch import (
     available,
     interpreted,
@@ -177,7 +177,7 @@ def kernels_of_rows() -> Any:
     return importlib.import_module("sharpmax.stats.triton_kernel")
 
 
-class Rows(NamedTuple):
+class DecodeRows(NamedTuple):
     """β and the statistics of every row, `[B, H, Lq]`; None where not asked for."""
 
     beta: Tensor | None
@@ -189,9 +189,9 @@ class Rows(NamedTuple):
 
 
 def rows_of(
-    kept: Kept, table: Table | None, cache: Cache, shape: tuple[int, int, int], heads: int, keys: int,
+    kept: Kept, table: Coefficients | None, cache: Cache, shape: tuple[int, int, int], heads: int, keys: int,
     causal: bool, masked: bool, with_var: bool, with_stats: bool,
-) -> Rows:  # fmt: skip
+) -> DecodeRows:  # fmt: skip
     """Merged statistics and β of each row; rows `shape` = (batch, query heads, queries)."""
     kernels = _kernels()
     device = kept.logits.device
@@ -213,7 +213,7 @@ def rows_of(
             SEGMENTS=0 if table is None else table.segments, PARTS=power_of_2(parts, 1),
             BLOCK_K=64 if interpreted() else 4096, num_warps=16,
         )  # fmt: skip
-    return Rows(beta, count, *floats)
+    return DecodeRows(beta, count, *floats)
 
 
 class _Sums(NamedTuple):
@@ -256,7 +256,7 @@ def _visibility(causal: bool, masked: bool, alike: bool, queries: int) -> int:
 
 
 def values_of(
-    kept: Kept, table: Table | None, beta: Tensor | None, v: Tensor, cache: Cache, shape: tuple[int, int, int],
+    kept: Kept, table: Coefficients | None, beta: Tensor | None, v: Tensor, cache: Cache, shape: tuple[int, int, int],
     tile: Tile, causal: bool, masked: bool, alike: bool, with_var: bool,
 ) -> Tensor:  # fmt: skip
     """The output `[B, H, Lq, Dv]`; β is given, or computed from the table."""
@@ -282,7 +282,7 @@ def values_of(
 
 
 def whole_of(
-    q: Tensor, k: Tensor, v: Tensor, cache: Cache, mask: Tensor | None, scale: float, table: Table, tile: Tile,
+    q: Tensor, k: Tensor, v: Tensor, cache: Cache, mask: Tensor | None, scale: float, table: Coefficients, tile: Tile,
     causal: bool,
 ) -> Tensor:  # fmt: skip
     """The output `[B, H, Lq, Dv]` in one launch, the keys of a sequence in one part."""
@@ -326,24 +326,15 @@ def rows_alike(mask: Tensor | None, queries: int) -> bool:
 
 @torch.library.custom_op("sharpmax::decode", mutates_args=())
 def decode_op(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    lengths: Tensor | None,
-    block_table: Tensor | None,
-    mask: Tensor | None,
-    scale: float,
-    table: Tensor,
-    form: list[int],
-    stats: bool,
-    causal: bool = True,
-) -> list[Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, block_table: Tensor | None, mask: Tensor | None,
+    scale: float, table: Tensor, form: list[int], stats: bool, causal: bool = True,
+) -> list[Tensor]:  # fmt: skip
     """The output and, with `stats`, β, count, maximum, log mass, shortfall and variance of the rows `[B, H, Lq]`.
 
     With `causal` the queries are the newest tokens, and each sees the keys up to its own. Without it every query sees
     all keys that the mask leaves.
     """
-    cache, coefficients = Cache.dense(lengths, block_table), Table(table, form)
+    cache, coefficients = Cache.dense(lengths, block_table), Coefficients(table, form)
     plan = _plan(q, k, v, cache)
     shape = (q.shape[0], q.shape[1], q.shape[2])
     _, heads, keys = cache.batch_heads_keys(k)
@@ -351,7 +342,7 @@ def decode_op(
         return [whole_of(q, k, v, cache, mask, scale, coefficients, plan.whole, causal)]
     with_var, masked = coefficients.with_var or stats, mask is not None
     kept = logits_of(q, k, cache, mask, scale, plan.logits, causal, with_var, whole=False)
-    rows = Rows(None)
+    rows = DecodeRows(None)
     if stats or coefficients.solved:
         rows = rows_of(kept, coefficients, cache, shape, heads, keys, causal, masked, with_var, stats)
     alike = rows_alike(mask, q.shape[2])
@@ -361,18 +352,9 @@ def decode_op(
 
 @decode_op.register_fake
 def _(
-    q: Tensor,
-    k: Any,
-    v: Tensor,
-    lengths: Any,
-    block_table: Any,
-    mask: Any,
-    scale: Any,
-    table: Any,
-    form: Any,
-    stats: bool,
-    causal: bool = True,
-) -> list[Tensor]:
+    q: Tensor, k: Any, v: Tensor, lengths: Any, block_table: Any, mask: Any, scale: Any, table: Any, form: Any,
+    stats: bool, causal: bool = True,
+) -> list[Tensor]:  # fmt: skip
     out = q.new_empty((*q.shape[:3], v.shape[-1]))
     return [out, q.new_empty(q.shape[:3], dtype=torch.float32), *_fake_rows(q)] if stats else [out]
 
@@ -384,12 +366,7 @@ def _fake_rows(q: Tensor) -> list[Tensor]:
 
 @torch.library.custom_op("sharpmax::decode_measure", mutates_args=())
 def measure_op(
-    q: Tensor,
-    k: Tensor,
-    lengths: Tensor | None,
-    block_table: Tensor | None,
-    mask: Tensor | None,
-    scale: float,
+    q: Tensor, k: Tensor, lengths: Tensor | None, block_table: Tensor | None, mask: Tensor | None, scale: float
 ) -> list[Tensor]:
     """Logits, and count, maximum, log mass, shortfall and variance of the rows `[B, H, Lq]`."""
     cache = Cache.dense(lengths, block_table)
@@ -409,15 +386,9 @@ def _(q: Tensor, k: Tensor, lengths: Any, block_table: Any, mask: Any, scale: An
 
 @torch.library.custom_op("sharpmax::decode_values", mutates_args=())
 def values_op(
-    logits: Tensor,
-    peak: Tensor,
-    beta: Tensor,
-    v: Tensor,
-    lengths: Tensor | None,
-    block_table: Tensor | None,
-    masked: bool,
-    alike: bool,
-) -> Tensor:
+    logits: Tensor, peak: Tensor, beta: Tensor, v: Tensor, lengths: Tensor | None, block_table: Tensor | None,
+    masked: bool, alike: bool,
+) -> Tensor:  # fmt: skip
     """The output for β `[B, H, Lq]` and what `decode_measure` found: logits, and the largest one of each row."""
     cache = Cache.dense(lengths, block_table)
     # Of the statistics only the maximum is read where β is given: one part, whose maximum is the whole's.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sharpmax.errors import UnsupportedError
-from sharpmax.ops.kernels.tables import Table
+from sharpmax.ops.kernels.tables import Coefficients
 from sharpmax.stats.call import capped_beta, largest_for
 from sharpmax.stats.triton_launch import available, interpreted, limited, on_device, power_of_2
 
@@ -103,18 +103,11 @@ scale_op.register_autograd(_gradients, setup_context=_remember)
 
 @torch.library.custom_op("sharpmax::sharpen_rows", mutates_args=())
 def sharpen_op(
-    q: Tensor,
-    log_mass: Tensor | None,
-    shortfall: Tensor | None,
-    var: Tensor | None,
-    counts: Tensor | None,
-    keys: int,
-    offset: int | None,
-    table: Tensor,
-    shape: list[int],
-) -> tuple[Tensor, Tensor]:
+    q: Tensor, log_mass: Tensor | None, shortfall: Tensor | None, var: Tensor | None, counts: Tensor | None,
+    keys: int, offset: int | None, table: Tensor, shape: list[int],
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """β·q and β `[B, H, Lq]`; statistics and counts hold one number per row of q, in its order."""
-    coefficients = Table(table, shape)
+    coefficients = Coefficients(table, shape)
     out, beta = torch.empty_like(q), torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device)
     if not q.numel():
         return out, beta
@@ -146,19 +139,11 @@ def _(
 
 @torch.library.custom_op("sharpmax::sharpen_rows_backward", mutates_args=())
 def sharpen_backward_op(
-    grad: Tensor,
-    q: Tensor,
-    beta: Tensor,
-    log_mass: Tensor,
-    shortfall: Tensor,
-    counts: Tensor | None,
-    keys: int,
-    offset: int | None,
-    table: Tensor,
-    shape: list[int],
-) -> tuple[Tensor, Tensor]:
+    grad: Tensor, q: Tensor, beta: Tensor, log_mass: Tensor, shortfall: Tensor, counts: Tensor | None, keys: int,
+    offset: int | None, table: Tensor, shape: list[int],
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Gradients into q and into the entropy of each row, in the shape of `log_mass`."""
-    coefficients = Table(table, shape)
+    coefficients = Coefficients(table, shape)
     into_q, into_entropy = torch.empty_like(q), torch.empty_like(log_mass, memory_format=torch.contiguous_format)
     log_mass, shortfall = log_mass.contiguous(), shortfall.contiguous()
     queries = q.shape[2]

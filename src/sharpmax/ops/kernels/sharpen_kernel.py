@@ -9,7 +9,6 @@ from sharpmax.ops.kernels.beta import at_least, at_most, row_beta, row_slope
 
 # `triton.jit` is untyped, and what the annotations of a kernel mean is Triton's business.
 # mypy: disable-error-code="untyped-decorator,no-untyped-def,no-untyped-call"
-# No `from __future__ import annotations`: Triton reads them to tell constants from arguments.
 
 
 @triton.jit
@@ -22,35 +21,17 @@ def _place(line, heads, queries, stride_b, stride_h, stride_l):
 
 @triton.jit
 def _capped(q, beta, ROOM: tl.constexpr):
-    """β as far as no product becomes larger than `ROOM`, as `rows.layout.capped_beta`."""
+    """β as far as no product becomes larger than `ROOM`, as `stats.call.capped_beta`."""
     top = tl.max(tl.abs(q), 1).to(beta.dtype)
     return at_most(beta, at_least(ROOM / at_least(top, 1e-8), 1.0))
 
 
 @triton.jit(do_not_specialize=["lines", "queries"])
 def scale_rows(
-    q_ptr,
-    beta_ptr,
-    out_ptr,
-    q_stride_b,
-    q_stride_h,
-    q_stride_l,
-    q_stride_d,
-    beta_stride_b,
-    beta_stride_h,
-    beta_stride_l,
-    out_stride_b,
-    out_stride_h,
-    out_stride_l,
-    out_stride_d,
-    lines,
-    heads,
-    queries,
-    WIDTH: tl.constexpr,
-    ROOM: tl.constexpr,
-    BLOCK_L: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-):
+    q_ptr, beta_ptr, out_ptr, q_stride_b, q_stride_h, q_stride_l, q_stride_d, beta_stride_b, beta_stride_h,
+    beta_stride_l, out_stride_b, out_stride_h, out_stride_l, out_stride_d, lines, heads, queries,
+    WIDTH: tl.constexpr, ROOM: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
     """β·q of a block of rows, β given."""
     line = tl.program_id(0) * BLOCK_L + tl.arange(0, BLOCK_L)
     dim = tl.arange(0, BLOCK_D)
@@ -80,45 +61,13 @@ def _counts(line, in_lines, count_ptr, queries, keys, offset, CAUSAL: tl.constex
 
 @triton.jit(do_not_specialize=["lines", "queries", "keys", "offset"])
 def scale_rows_backward(
-    grad_ptr,
-    q_ptr,
-    beta_ptr,
-    log_mass_ptr,
-    shortfall_ptr,
-    count_ptr,
-    table_ptr,
-    into_q_ptr,
-    into_row_ptr,
-    grad_stride_b,
-    grad_stride_h,
-    grad_stride_l,
-    grad_stride_d,
-    q_stride_b,
-    q_stride_h,
-    q_stride_l,
-    q_stride_d,
-    beta_stride_b,
-    beta_stride_h,
-    beta_stride_l,
-    out_stride_b,
-    out_stride_h,
-    out_stride_l,
-    out_stride_d,
-    table_stride,
-    lines,
-    heads,
-    queries,
-    keys,
-    offset,
-    WIDTH: tl.constexpr,
-    ROOM: tl.constexpr,
-    CAUSAL: tl.constexpr,
-    COUNTED: tl.constexpr,
-    FORMS: tl.constexpr,
-    TERMS: tl.constexpr,
-    BLOCK_L: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-):
+    grad_ptr, q_ptr, beta_ptr, log_mass_ptr, shortfall_ptr, count_ptr, table_ptr, into_q_ptr, into_row_ptr,
+    grad_stride_b, grad_stride_h, grad_stride_l, grad_stride_d, q_stride_b, q_stride_h, q_stride_l, q_stride_d,
+    beta_stride_b, beta_stride_h, beta_stride_l, out_stride_b, out_stride_h, out_stride_l, out_stride_d,
+    table_stride, lines, heads, queries, keys, offset,
+    WIDTH: tl.constexpr, ROOM: tl.constexpr, CAUSAL: tl.constexpr, COUNTED: tl.constexpr, FORMS: tl.constexpr,
+    TERMS: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
     """β·g into the queries and Σ g·q into β `[lines]`, which gets nothing where it was capped.
 
     With FORMS, into the entropy that β came from instead.
@@ -151,40 +100,13 @@ def scale_rows_backward(
 
 @triton.jit(do_not_specialize=["lines", "queries", "keys", "offset"])
 def sharpen_rows(
-    q_ptr,
-    log_mass_ptr,
-    shortfall_ptr,
-    var_ptr,
-    count_ptr,
-    table_ptr,
-    out_ptr,
-    beta_ptr,
-    q_stride_b,
-    q_stride_h,
-    q_stride_l,
-    q_stride_d,
-    out_stride_b,
-    out_stride_h,
-    out_stride_l,
-    out_stride_d,
-    table_stride,
-    lines,
-    heads,
-    queries,
-    keys,
-    offset,
-    WIDTH: tl.constexpr,
-    ROOM: tl.constexpr,
-    CAUSAL: tl.constexpr,
-    COUNTED: tl.constexpr,
-    MEASURED: tl.constexpr,
-    VAR: tl.constexpr,
-    FORMS: tl.constexpr,
-    TERMS: tl.constexpr,
-    SEGMENTS: tl.constexpr,
-    BLOCK_L: tl.constexpr,
+    q_ptr, log_mass_ptr, shortfall_ptr, var_ptr, count_ptr, table_ptr, out_ptr, beta_ptr, q_stride_b, q_stride_h,
+    q_stride_l, q_stride_d, out_stride_b, out_stride_h, out_stride_l, out_stride_d, table_stride, lines, heads,
+    queries, keys, offset,
+    WIDTH: tl.constexpr, ROOM: tl.constexpr, CAUSAL: tl.constexpr, COUNTED: tl.constexpr, MEASURED: tl.constexpr,
+    VAR: tl.constexpr, FORMS: tl.constexpr, TERMS: tl.constexpr, SEGMENTS: tl.constexpr, BLOCK_L: tl.constexpr,
     BLOCK_D: tl.constexpr,
-):
+):  # fmt: skip
     """β from the statistics `[lines]` of a block of rows, and β·q."""
     line = tl.program_id(0) * BLOCK_L + tl.arange(0, BLOCK_L)
     dim = tl.arange(0, BLOCK_D)

@@ -13,10 +13,10 @@ from sharpmax.policies.closed_form import TARGET, ClosedForm, closed_form
 _FEW = 512
 _Key = tuple[int, ...]
 _forms: dict[_Key, tuple[tuple[Policy, ...], ClosedForm | None]] = {}
-_tables: dict[tuple[_Key, torch.device], Table] = {}
+_tables: dict[tuple[_Key, torch.device], Coefficients] = {}
 
 
-class Table(NamedTuple):
+class Coefficients(NamedTuple):
     """Coefficients `[heads or 1, width]` as an operator gets them, with `ClosedForm.shape`."""
 
     values: Tensor
@@ -65,7 +65,7 @@ def form_of(policies: tuple[Policy, ...]) -> ClosedForm | None:
     return _forms[key][1]
 
 
-def table_of(policies: tuple[Policy, ...], device: torch.device) -> Table | None:
+def table_of(policies: tuple[Policy, ...], device: torch.device) -> Coefficients | None:
     """The coefficients of policies on a device; None if they have no closed form.
 
     While a CUDA graph is captured nothing can be copied to the device, so a first call must come before.
@@ -76,17 +76,17 @@ def table_of(policies: tuple[Policy, ...], device: torch.device) -> Table | None
         if shape == _NO_FORM:
             return None
         if shape:
-            return Table(_known_values(key, device), list(shape))
+            return Coefficients(_known_values(key, device), list(shape))
         form = closed_form(policies)
-        return None if form is None else Table(_values(form, device), form.shape)
+        return None if form is None else Coefficients(_values(form, device), form.shape)
     form = form_of(policies)
     if form is None:
         return None
     if torch._C._len_torch_dispatch_stack():  # what is made in a mode (of fake tensors, say) is good there alone
-        return Table(_values(form, device), form.shape)
+        return Coefficients(_values(form, device), form.shape)
     if (key, device) not in _tables:
         with torch.inference_mode(False):
-            _tables[key, device] = Table(_values(form, device), form.shape)
+            _tables[key, device] = Coefficients(_values(form, device), form.shape)
     return _tables[key, device]
 
 

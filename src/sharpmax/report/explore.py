@@ -1,33 +1,42 @@
-"""Where the sliders can be sent: the paper's numbers, and other places that are worth a look."""
+"""The page to explore dispersion by hand: sliders, and what theory and policies make of them.
+
+One HTML file that needs nothing else. `SCENES` are positions of the sliders that are worth a look.
+"""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
+from sharpmax.files import write_text
 from sharpmax.policies.base import Policy
+from sharpmax.policies.basic import LogLength
 from sharpmax.policies.entropy_target import EntropyTarget
-from sharpmax.policies.log_length import LogLength
 from sharpmax.policies.polynomial import PAPER
+from sharpmax.report import charts
+from sharpmax.report.page import asset, rendered, trusted
+
+FILE_NAME = "explore.html"
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A policy that can be chosen: its button, its name in a sentence, and its rule (None changes nothing)."""
+    """A policy that can be chosen: its button, its name in a sentence, and the policy itself (None changes nothing)."""
 
     button: str
     label: str
-    law: Policy | None
+    policy: Policy | None
     about: str
 
     @property
     def rule(self) -> str:
         """The rule in one line."""
-        return "β = 1" if self.law is None else self.law.describe()
+        return "β = 1" if self.policy is None else self.policy.describe()
 
     def plain(self) -> dict[str, Any]:
-        """What the page's script is told."""
-        return {"label": self.label, "law": None if self.law is None else self.law.to_dict()}
+        """The values that the page's script reads."""
+        return {"label": self.label, "policy": None if self.policy is None else self.policy.to_dict()}
 
 
 CHOICES = {
@@ -59,7 +68,7 @@ class Place:
     policy: str = "none"
 
     def plain(self) -> dict[str, Any]:
-        """What the page's script is told."""
+        """The values that the page's script reads."""
         return asdict(self)
 
 
@@ -123,3 +132,23 @@ SCENES = (
     ),
 )
 """What is worth a look, in the order of a first visit."""
+
+
+def write(path: str | Path = FILE_NAME) -> Path:
+    """Write the page to `path`; it opens in any browser, without a network."""
+    licence = (
+        f"/*! uPlot 1.6.32, from the npm package uplot, unchanged\n\n{asset('explore/uplot/LICENSE').strip()}\n*/\n"
+    )
+    context = {
+        "choices": CHOICES,
+        "scenes": SCENES,
+        "start": START,
+        "values": {"policies": {name: choice.plain() for name, choice in CHOICES.items()}, "start": START.plain()},
+        "charts": charts,
+        "library": {
+            "script": trusted(licence + asset("explore/uplot/uPlot.iife.min.js")),
+            "style": trusted(asset("explore/uplot/uPlot.min.css")),
+        },
+        "scripts": [trusted(asset(f"explore/{name}.js")) for name in ("maths", "charts", "page")],
+    }
+    return write_text(path, rendered("explore.html.jinja", context))

@@ -85,7 +85,7 @@
   };
 
   const showCharts = (row, seen) => {
-    const policy = policies[state.policy].law;
+    const policy = policies[state.policy].policy;
     const here = { plain: 1 / state.temperature, sharp: seen.beta / state.temperature };
     views.weights.show(
       maths.weights(row, here.plain, charts.ITEMS),
@@ -116,7 +116,7 @@
 
   const update = () => {
     const row = { items: state.items, spread: state.spread, lead: state.lead };
-    const seen = maths.look(row, state.temperature, policies[state.policy].law);
+    const seen = maths.look(row, state.temperature, policies[state.policy].policy);
     showKnobs();
     showNumbers(seen);
     showCharts(row, seen);
