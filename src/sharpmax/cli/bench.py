@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -59,26 +59,22 @@ def bench(
 
 
 def _bench_cpu(context: typer.Context, *, probe: bool) -> None:
-    from sharpmax.experiments.benchmarks import cpu as cpu_bench
-    from sharpmax.experiments.benchmarks import probe as probe_bench
+    from sharpmax.experiments.benchmarks import cpu as bench
 
-    make: Callable[..., dict[str, Any]] = probe_bench.probe_tables if probe else cpu_bench.cpu_tables
-    asked = _amounts(
-        context,
-        probe_bench.ROUNDS if probe else 5,
-        probe_bench.FULL_LENGTH if probe else cpu_bench.FULL_LENGTH,
-    )  # fmt: skip
+    rounds, length = (bench.PROBE_ROUNDS, bench.PROBE_LENGTH) if probe else (bench.ROUNDS, bench.FULL_LENGTH)
+    asked = _amounts(context, rounds, length)
     folder = None if context.params["out"] is None else out_folder(context)
     with progress() as note:
-        tables = make(**asked, seed=context.params["seed"], note=note)
+        tables = (bench.probe_tables if probe else bench.cpu_tables)(**asked, seed=context.params["seed"], note=note)
     name, show = ("probe.json", _print_probe) if probe else ("cpu.json", _print_cpu)
     finish(context, tables, folder, show, name=name)
-    _fail_if(cpu_bench.disagreeing(tables))
+    _fail_if([name for name, entry in tables["bench"].items() if not entry.get("agrees", True)])
 
 
 def _bench_gpu(context: typer.Context) -> None:
-    from sharpmax.experiments.benchmarks.gpu import ROUNDS, disagreeing, gpu_entries, save, slug, with_origin
-    from sharpmax.experiments.benchmarks.gpu_inputs import FULL_LENGTH
+    import torch
+
+    from sharpmax.experiments.benchmarks.gpu import FULL_LENGTH, ROUNDS, gpu_entries, save, slug, with_origin
 
     device, seed = _gpu(), context.params["seed"]
     asked = _amounts(context, ROUNDS, FULL_LENGTH)
@@ -89,7 +85,8 @@ def _bench_gpu(context: typer.Context) -> None:
         _print_gpu(entries)
     known = with_origin(entries, command=command_line(context), seed=seed)
     if folder is not None:
-        saved = save(folder / f"{slug(_name(device))}.json", known)
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+        saved = save(folder / f"{slug(name)}.json", known)
         wrote([saved])
         # A machine with a GPU need not have what draws, and its time is not to be lost.
         try:
@@ -98,7 +95,7 @@ def _bench_gpu(context: typer.Context) -> None:
             say(f"No figure: {missing}; then: sharpmax report {saved}")
     if context.params["as_json"]:
         answer(known)
-    _fail_if(disagreeing(entries))
+    _fail_if([f"{one['kind']} {one['case']}" for one in entries if not one["agrees"]])
 
 
 def _bench_monitor(context: typer.Context) -> None:
@@ -142,20 +139,12 @@ def _gpu() -> torch.device:
     return torch.device("cuda")
 
 
-def _name(device: torch.device) -> str:
-    import torch
-
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-
-
 def _print_gpu(entries: Sequence[dict[str, Any]]) -> None:
     from sharpmax.report.gpu import KINDS, TARGET_COLUMNS, columns, of_kind, rows, target_rows
 
     for kind, title in KINDS.items():
         if of_kind(entries, kind):
             print_table(f"{kind}: {title}, bfloat16", columns(kind), rows(entries, kind))
-        else:
-            say(f"{kind}: not measured, this sharpmax has no sm.{kind}.")
     print_table("targets", list(TARGET_COLUMNS), target_rows(entries))
     for one in entries:
         if one["problem"]:

@@ -45,6 +45,12 @@ def targets(limits: Mapping[str, float], entry: Mapping[str, Any], judged: bool 
     return found
 
 
+def distance(given: Tensor, wanted: Tensor) -> float:
+    """Largest error, relative where the wanted value exceeds 1; NaN, which no limit allows, if any is NaN."""
+    wanted = wanted.double()
+    return float(((given.double() - wanted).abs() / wanted.abs().clamp_min(1.0)).max())
+
+
 def run_python(arguments: list[str]) -> Any:
     """Run a fresh interpreter that can import this package, and read the JSON on its last line."""
     home = str(Path(sharpmax.__file__).resolve().parent.parent)
