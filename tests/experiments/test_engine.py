@@ -177,7 +177,7 @@ def test_an_interrupt_while_processes_start_ends_them(tmp_path: Path) -> None:
     [
         ([*grid(1, 0), *grid(1, 0)], "tasks: got two of the key 'learn/0'"),
         ([Task("a", "m:f", {}, after="b")], "tasks: got 'a' after 'b'; allowed: predecessors among"),
-        ([Task("a", "m:f", {}, after="b"), Task("b", "m:f", {}, after="a")], "'a' after itself"),
+        ([Task("a", "m:f", {}, after="b"), Task("b", "m:f", {}, after="a")], "'a' after 'b'"),
     ],
 )
 def test_tasks_that_make_no_sense(tmp_path: Path, tasks: list[Task], says: str) -> None:

@@ -197,7 +197,7 @@ def _reached(target: Mapping[str, Any]) -> str:
 
 
 def _print_probe(tables: Mapping[str, Any]) -> None:
-    setting, entries = tables["setting"], tables["bench"]
+    setting = tables["setting"]
     print_table(
         f"{setting['model']} reads {setting['length']:,} tokens, {setting['dtype']}, threads: {setting['threads']}, "
         f"rounds: {setting['rounds']}",
@@ -205,7 +205,7 @@ def _print_probe(tables: Mapping[str, Any]) -> None:
             *("case", "rows", "median s", "× plain", "target", "CPU s", "× plain", "peak MiB", "× plain", "target"),
             *("largest error", "allowed"),
         ],
-        [_probe_row(name, entry, setting["rows"]) for name, entry in entries.items()],
+        [_probe_row(name, entry, setting["rows"]) for name, entry in tables["bench"].items()],
     )
     say(
         "Each pass runs in a fresh interpreter, whose whole memory is counted. Errors: entropies against float64, nats."
@@ -213,36 +213,33 @@ def _print_probe(tables: Mapping[str, Any]) -> None:
 
 
 def _probe_row(name: str, entry: dict[str, Any], rows: dict[str, int]) -> list[str]:
-    if "errors" not in entry:
-        times = [f"{entry['median_s']:.1f}", "–", "–", f"{entry['cpu_s']:.1f}", "–"]
-        return [name, "–", *times, _number(entry["peak_mib"], ",.0f"), *["–"] * 4]
-    chosen = str(rows[name.partition("/")[2]])
-    checked = [_number(entry["errors"]["entropy"], ".1e", "not finite"), f"{entry['tolerance']:.0e}"]
-    if not entry["agrees"]:
-        return [name, chosen, "disagrees" if entry["same_output"] else "changes the output", *["–"] * 7, *checked]
-    times = [f"{entry['median_s']:.1f}", f"{entry['ratio']:.2f}", _target(entry, "ratio")]
-    times += [f"{entry['cpu_s']:.1f}", f"{entry['cpu_ratio']:.2f}"]
-    memory = [_number(entry["peak_mib"], ",.0f"), _number(entry["peak_ratio"], ".2f"), _target(entry, "peak_ratio")]
-    return [name, chosen, *times, *memory, *checked]
-
-
-def _number(value: float | None, form: str, missing: str = "–") -> str:
-    return missing if value is None else format(value, form)
+    median = _number(entry, "median_s", ".1f")
+    if not entry.get("agrees", True):
+        median = "disagrees" if entry["same_output"] else "changes the output"
+    return [
+        name, str(rows.get(name.partition("/")[2], "–")), median, _number(entry, "ratio", ".2f"),
+        _target(entry, "ratio"), _number(entry, "cpu_s", ".1f"), _number(entry, "cpu_ratio", ".2f"),
+        _number(entry, "peak_mib", ",.0f"), _number(entry, "peak_ratio", ".2f"), _target(entry, "peak_ratio"),
+        *_errors(entry),
+    ]  # fmt: skip
 
 
 def _print_cpu(tables: Mapping[str, Any]) -> None:
     setting, entries = tables["setting"], tables["bench"]
-    attention = [name for name in entries if not name.startswith("import/")]
+    imports = {name: entry for name, entry in entries.items() if name.startswith("import/")}
     print_table(
         f"attention: {setting['length']:,} keys, {setting['heads']} heads of {setting['head_size']}, causal, float32, "
         f"threads: {setting['threads']}, rounds: {setting['rounds']}",
         ["case", "median s", "min s", "× PyTorch", "target", "largest error", "allowed"],
-        [_attention_row(name, entries[name]) for name in attention],
+        [[*_times(name, entry), *_errors(entry)] for name, entry in entries.items() if name not in imports],
     )
     print_table(
         "import, in fresh interpreters",
         ["case", "median s", "min s", "× import torch", "target", "heavy modules", "target"],
-        [_import_row(name, entry) for name, entry in entries.items() if name not in attention],
+        [
+            [*_times(name, one), ", ".join(one["heavy_modules"]) or "none", _target(one, "heavy_modules", "none")]
+            for name, one in imports.items()
+        ],
     )
     entry = entries["row-stats/streaming"]
     extra = "not measurable here" if entry["extra_mb"] is None else f"{entry['extra_mb']:,.0f} MB"
@@ -253,24 +250,27 @@ def _print_cpu(tables: Mapping[str, Any]) -> None:
     say(f"Errors: {setting['checked_rows']} rows against float64, relative where a value exceeds 1.")
 
 
-def _attention_row(name: str, entry: dict[str, Any]) -> list[str]:
-    known = [error for error in entry["errors"].values() if error is not None]
-    worst = max(known) if len(known) == len(entry["errors"]) else None
-    checked = [_number(worst, ".1e", "not finite"), f"{entry['tolerance']:.0e}"]
-    if not entry["agrees"]:
-        return [name, "disagrees", "–", "–", "–", *checked]
-    ratio = _number(entry["ratio"], ".2f")
-    return [name, f"{entry['median_s']:.3f}", f"{entry['min_s']:.3f}", ratio, _target(entry, "ratio"), *checked]
+def _times(name: str, entry: dict[str, Any]) -> list[str]:
+    median = _number(entry, "median_s", ".3f") if entry.get("agrees", True) else "disagrees"
+    return [name, median, _number(entry, "min_s", ".3f"), _number(entry, "ratio", ".2f"), _target(entry, "ratio")]
 
 
-def _import_row(name: str, entry: dict[str, Any]) -> list[str]:
-    times = [f"{entry['median_s']:.3f}", f"{entry['min_s']:.3f}", f"{entry['ratio']:.2f}", _target(entry, "ratio")]
-    return [name, *times, ", ".join(entry["heavy_modules"]) or "none", _target(entry, "heavy_modules", "none")]
+def _errors(entry: dict[str, Any]) -> list[str]:
+    """The largest error and what is allowed."""
+    if "errors" not in entry:
+        return ["–", "–"]
+    errors = entry["errors"].values()
+    return ["not finite" if None in errors else f"{max(errors):.1e}", f"{entry['tolerance']:.0e}"]
+
+
+def _number(entry: dict[str, Any], quantity: str, form: str) -> str:
+    value = entry.get(quantity)
+    return "–" if value is None else format(value, form)
 
 
 def _target(entry: dict[str, Any], quantity: str, text: str | None = None) -> str:
-    target = entry["targets"].get(quantity)
-    if target is None:
+    target = entry.get("targets", {}).get(quantity)
+    if target is None or quantity not in entry:
         return "–"
     verdict = {True: ", reached", False: ", missed", None: ""}[target["reached"]]
     return (text or f"≤ {target['at_most']:g}") + verdict

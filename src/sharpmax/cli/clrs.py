@@ -70,7 +70,7 @@ def train(
     For several GPUs: accelerate launch -m sharpmax.cli clrs train …
     """
     from sharpmax.experiments.clrs.data import Source, algorithms_from, training_examples
-    from sharpmax.experiments.clrs.training import MODEL, NONE, Recipe, forget_states, prepare, trained_tables
+    from sharpmax.experiments.clrs.training import MODEL, NONE, FineTuneRecipe, forget_states, prepare, trained_tables
     from sharpmax.experiments.run_folder import RUN
     from sharpmax.files import display_name
     from sharpmax.lazy import require
@@ -80,7 +80,7 @@ def train(
     if steps is not None and epochs is not None:
         reject("--epochs", epochs, "nothing together with --steps", "give one of the two")
     chosen = None if policy == NONE else policy_named(policy)
-    recipe = Recipe(
+    recipe = FineTuneRecipe(
         policy=None if chosen is None else chosen.policy, policy_name=NONE if chosen is None else chosen.name,
         learn=learn_policy, steps=steps, epochs=1.0 if epochs is None else epochs, batch_tokens=batch_tokens,
         row_tokens=row_tokens, tokens_at_once=tokens_at_once, weigh=weigh, rate=lr, policy_rate=policy_lr,
@@ -166,8 +166,7 @@ def evaluate(
     Decoding is greedy. A model answers under the policy that is saved beside it.
     """
     from sharpmax.experiments.clrs.data import Source, algorithms_from, test_examples, trained_sizes
-    from sharpmax.experiments.clrs.evaluation import Evaluation, Shard, variants_named
-    from sharpmax.experiments.clrs.tables import evaluation_tables, trainings
+    from sharpmax.experiments.clrs.evaluation import Evaluation, Shard, evaluation_tables, trainings, variants_named
     from sharpmax.experiments.run_folder import RUN
 
     part = Shard.parse(shard)

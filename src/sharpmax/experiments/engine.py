@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import concurrent.futures
-import heapq
 import importlib
 import json
 import os
 import signal
+import sys
 import threading
 import time
 import traceback
@@ -16,17 +16,15 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from graphlib import CycleError, TopologicalSorter
 from multiprocessing import resource_tracker
 from pathlib import Path
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from sharpmax import errors
-from sharpmax.errors import SharpmaxError, UnsupportedError, reject
-from sharpmax.experiments import plugins as plugin_files
+from sharpmax.errors import FileFormatError, SharpmaxError, UnsupportedError, reject
 from sharpmax.experiments.run_folder import Outcome, RunStore
 from sharpmax.lazy import require
 
@@ -63,6 +61,59 @@ class Progress:
     running: tuple[str, ...] = ()
 
 
+class Plugin(NamedTuple):
+    """A user's own Python file, which is sent as text to where tasks run: its path, for messages, and its text."""
+
+    path: str
+    text: str
+
+    @property
+    def module(self) -> str:
+        """The name under which it is imported everywhere.
+
+        >>> Plugin("/home/me/mine.py", "").module
+        'sharpmax_plugin_mine'
+        """
+        return f"sharpmax_plugin_{Path(self.path).stem}"
+
+
+def read_plugins(paths: Sequence[Path]) -> list[Plugin]:
+    """The files as they are now."""
+    found: dict[str, Plugin] = {}
+    for path in map(Path, paths):
+        try:
+            plugin = Plugin(str(path.resolve()), path.read_text(encoding="utf-8-sig"))
+        except OSError as problem:
+            reject("--with", f"{str(path)!r} ({problem.strerror})", "the path of a Python file that you may read")
+        except UnicodeDecodeError:
+            raise FileFormatError(f"--with: {str(path)!r} is not text in UTF-8; give a Python file") from None
+        if found.setdefault(plugin.module, plugin) != plugin:
+            reject("--with", f"two files called {path.stem!r}", "files of different names", "rename one of them")
+    return list(found.values())
+
+
+def load_plugin(plugin: Plugin) -> ModuleType:
+    """Import a plugin, unless this process has done so before."""
+    before = sys.modules.get(plugin.module)
+    if before is not None and getattr(before, "__plugin__", None) == plugin:
+        return before
+    module = sys.modules[plugin.module] = ModuleType(plugin.module)
+    vars(module).update(__file__=plugin.path, __plugin__=plugin)
+    try:
+        exec(compile(plugin.text, plugin.path, "exec"), vars(module))
+    except BaseException as problem:
+        del sys.modules[plugin.module]
+        if isinstance(problem, SharpmaxError) or not isinstance(problem, (Exception, SystemExit)):
+            raise
+        lines = [one.lineno for one in traceback.extract_tb(problem.__traceback__) if one.filename == plugin.path]
+        where = f", line {lines[-1]}" if lines else ""
+        what = " ".join(str(problem).split())
+        raise FileFormatError(
+            f"--with: {plugin.path!r} cannot be run ({type(problem).__name__}{where}: {what})"
+        ) from None
+    return module
+
+
 class Call(NamedTuple):
     """What travels to the process that runs a task."""
 
@@ -70,7 +121,7 @@ class Call(NamedTuple):
     arguments: dict[str, Any]
     with_blob: bool
     blob: bytes | None
-    files: list[tuple[str, str]]  # path and text of the user's own Python files
+    files: list[tuple[str, str]]  # plain tuples of plugins, which a node without sharpmax can unpickle too
 
 
 class Answer(NamedTuple):
@@ -130,7 +181,8 @@ def run(
         reject("--address", repr(address), "no address with the engine 'local'", "add --engine ray")
     if address is not None and workers is not None:
         reject("--workers", workers, "no number of processes with --address: a cluster knows its own")
-    files = [(plugin.path, plugin.text) for plugin in plugin_files.read(plugins)]
+    files = [(plugin.path, plugin.text) for plugin in read_plugins(plugins)]
+    _check_order(tasks, store)
     with store.writing():
         missing = sum(task.key not in store for task in tasks)
         if not missing:
@@ -163,28 +215,29 @@ def _drive(
     progress: Callable[[Progress], None],
 ) -> None:
     """Start what is ready, in the order given; store what comes back; retry what failed."""
-    place = {task.key: number for number, task in enumerate(tasks)}
-    order = _ordered(tasks, store)
-    ready = [place[key] for key in order.get_ready()]
-    heapq.heapify(ready)
+    waiting = {task.key for task in tasks if task.key not in store}
     running: dict[str, Task] = {}
     failures: Counter[str] = Counter()
     suspects: set[str] = set()  # tasks that run alone, as one of them has killed a process
-    done = sum(task.key in store for task in tasks)
 
     def report() -> None:
+        done = len(tasks) - len(waiting) - len(running)
         progress(Progress(done, len(tasks), tuple(task.name for task in running.values())))
 
-    def may_start(task: Task) -> bool:
+    def startable() -> Task | None:
+        ready = (task for task in tasks if task.key in waiting and (task.after is None or task.after in store))
+        task = next(ready, None)
+        if task is None:
+            return None
         alone = task.key in suspects or not suspects.isdisjoint(running)
-        return len(running) < (1 if alone else engine.slots(task))
+        return task if len(running) < (1 if alone else engine.slots(task)) else None
 
     report()
-    while ready or running:
-        while ready and may_start(tasks[ready[0]]):
-            task = tasks[heapq.heappop(ready)]
+    while waiting or running:
+        while (task := startable()) is not None:
             blob = None if task.after is None else store.blob(task.after)
             engine.start(task, Call(task.function, dict(task.arguments), task.after is not None, blob, files))
+            waiting.remove(task.key)
             running[task.key] = task
             report()
         for task, answer in engine.wait():
@@ -194,34 +247,22 @@ def _drive(
                 _check_failure(task, answer, failures[task.key], retries)
                 if isinstance(answer, Lost):
                     suspects.add(task.key)
-                heapq.heappush(ready, place[task.key])
+                waiting.add(task.key)
                 continue
             store.add(task.key, Outcome(answer.record, answer.blob))
-            done += 1
             suspects.discard(task.key)
-            order.done(task.key)
-            for key in order.get_ready():
-                heapq.heappush(ready, place[key])
             report()
 
 
-def _ordered(tasks: Sequence[Task], store: RunStore) -> TopologicalSorter[str]:
-    """The tasks that are not in the store, each after the one it needs."""
-    counts = Counter(task.key for task in tasks)
-    if (most := counts.most_common(1)) and most[0][1] > 1:
-        reject("tasks", f"two of the key {most[0][0]!r}", "keys that are unique")
-    order: TopologicalSorter[str] = TopologicalSorter()
+def _check_order(tasks: Sequence[Task], store: RunStore) -> None:
+    """Refuse keys that are not unique, and a task that could never start."""
+    known: set[str] = set()
     for task in tasks:
-        if task.key in store:
-            continue
-        if task.after is not None and task.after not in store and task.after not in counts:
-            reject("tasks", f"{task.key!r} after {task.after!r}", "predecessors among the tasks or in the store")
-        order.add(task.key, *([] if task.after is None or task.after in store else [task.after]))
-    try:
-        order.prepare()
-    except CycleError as problem:
-        reject("tasks", f"{problem.args[1][0]!r} after itself, by way of others", "predecessors that can run first")
-    return order
+        if task.key in known:
+            reject("tasks", f"two of the key {task.key!r}", "keys that are unique")
+        if task.after is not None and not (task.after in known or task.after in store or task.key in store):
+            reject("tasks", f"{task.key!r} after {task.after!r}", "predecessors among the tasks before it, or stored")
+        known.add(task.key)
 
 
 def _check_failure(task: Task, answer: Answer | Lost, times: int, retries: int) -> None:
@@ -233,19 +274,13 @@ def _check_failure(task: Task, answer: Answer | Lost, times: int, retries: int) 
         how = f"lost its process{'' if answer.final else f' {often}'} ({answer.reason})"
     else:
         if answer.kind is not None:
-            raise _error_of(answer.kind, answer.error)
+            # The constructors of some errors take other things than the text.
+            kind: type[SharpmaxError] = getattr(errors, answer.kind, SharpmaxError)
+            raise kind.__new__(kind, answer.error)
         if times <= retries:
             return
         how = f"failed {often}: {answer.error}"
     raise SharpmaxError(f"task {task.name!r} {how}; finished tasks are kept: continue with --resume")
-
-
-def _error_of(kind: str, text: str) -> SharpmaxError:
-    """The error that was raised in another process."""
-    found = getattr(errors, kind, SharpmaxError)
-    if not (isinstance(found, type) and issubclass(found, SharpmaxError)):
-        found = SharpmaxError
-    return found.__new__(found, text)  # the constructors of some take other things than the text
 
 
 @contextmanager
@@ -276,9 +311,10 @@ def answer_to(call: Call) -> Answer:
     """Run a task in this process: one thread per operation, no denormals, the user's files imported before."""
     try:
         with one_thread_each(), without_denormals():
-            for path, text in call.files:
-                plugin_files.load(plugin_files.Plugin(path, text))
-            function = _function_named(call.function)
+            for file in call.files:
+                load_plugin(Plugin(*file))
+            module, _, name = call.function.partition(":")
+            function = getattr(importlib.import_module(module), name)
             blob = {"blob": call.blob} if call.with_blob else {}
             outcome = function(**call.arguments, **blob)
         if not isinstance(outcome, Outcome):
@@ -298,15 +334,6 @@ def answer_to(call: Call) -> Answer:
         frames = traceback.extract_tb(problem.__traceback__)
         where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
         return Answer(error=f"{type(problem).__name__}: {text[:500]}{where}")
-
-
-def _function_named(name: str) -> Callable[..., Any]:
-    module, _, attribute = name.partition(":")
-    try:
-        function: Callable[..., Any] = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as problem:
-        reject("function", f"{name!r} ({problem})", "package.module:function")
-    return function
 
 
 class _ThisProcess:

@@ -17,7 +17,7 @@ from torch import nn
 from sharpmax.errors import ArgumentError, SharpmaxError
 from sharpmax.experiments.clrs import training
 from sharpmax.experiments.clrs.data import Documents, Packed, batch_of
-from sharpmax.experiments.clrs.training import Curve, Recipe, Trained, train
+from sharpmax.experiments.clrs.training import Curve, FineTuned, FineTuneRecipe, train
 from sharpmax.integrations.transformers.application import policy_of
 from sharpmax.models.language import LanguageModel, load_language_model
 from sharpmax.policies.constant import Constant
@@ -40,19 +40,19 @@ def packed() -> Packed:
     return Packed.of(documents, ROOM, group_tokens=ROOM, together=TOGETHER, steps=STEPS, epochs=1.0, seed=0)
 
 
-def recipe(**more: Any) -> Recipe:
+def recipe(**more: Any) -> FineTuneRecipe:
     usual = {"steps": STEPS, "batch_tokens": TOGETHER * ROOM, "tokens_at_once": ROOM, "row_tokens": ROOM}
-    return Recipe(**{**usual, "save_every": 2, **more})
+    return FineTuneRecipe(**{**usual, "save_every": 2, **more})
 
 
-def run(folder: Path, resume: bool = False, model: Any = None, progress: Any = None, **more: Any) -> Trained:
+def run(folder: Path, resume: bool = False, model: Any = None, progress: Any = None, **more: Any) -> FineTuned:
     folder.mkdir(exist_ok=True)
     language = LanguageModel("tiny", tiny.model() if model is None else model, tiny.tokenizer())
     options = {} if progress is None else {"progress": progress}
     return train(language, packed(), recipe(**more), folder, device=CPU, bfloat16=False, resume=resume, **options)
 
 
-def losses(trained: Trained) -> list[float]:
+def losses(trained: FineTuned) -> list[float]:
     assert [entry.step for entry in trained.curve] == list(range(1, STEPS + 1))
     return [entry.loss for entry in trained.curve]
 

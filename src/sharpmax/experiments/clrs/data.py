@@ -167,20 +167,15 @@ class Source:
 
 def training_examples(source: Source, folder: Path, *, processes: int = 1, note: Note) -> list[Example]:
     """Examples to train on; generated ones are kept in `folder`."""
-    if source.dataset is None:
-        limits = {"text": source.cell_text, "largest": source.largest}
+    path, largest = source.dataset, source.largest
+    if path is None:
+        limits = {"text": source.cell_text, "largest": largest}
         path = _clrs().training_set(folder, source.algorithms, **limits, **_how(source, processes, note))
-        found = _of(source, path)
-    else:
-        found = _up_to(source.largest, _of(source, source.dataset))
+    known = _of(source, path)
+    found = [one for one in known if largest is None or one.length <= largest]
+    if not found:
+        reject("--largest", largest, f"{min(one.length for one in known)} or more, the smallest size there is")
     return found if source.cell_text is None else shortened(found, source.cell_text)
-
-
-def _up_to(largest: int | None, examples: list[Example]) -> list[Example]:
-    left = [one for one in examples if largest is None or one.length <= largest]
-    if not left:
-        reject("--largest", largest, f"{min(one.length for one in examples)} or more, the smallest size there is")
-    return left
 
 
 def shortened(examples: Sequence[Example], most: int) -> list[Example]:
@@ -268,13 +263,11 @@ def pack(lengths: Sequence[int] | np.ndarray, order: Sequence[int] | np.ndarray,
         length = int(lengths[number])
         place = next((i for i, (left, _) in enumerate(opened) if left >= length), None)
         if place is None:
-            row: list[int] = []
-            rows.append(row)
-            opened.append((size, row))
-            place = len(opened) - 1
-            if len(opened) > _OPEN:
-                opened.remove(min(opened[:-1], key=lambda one: one[0]))
-                place = len(opened) - 1
+            if len(opened) == _OPEN:
+                opened.remove(min(opened, key=lambda one: one[0]))
+            place = len(opened)
+            rows.append([])
+            opened.append((size, rows[-1]))
         left, row = opened[place]
         row.append(number)
         opened[place] = (left - length, row)

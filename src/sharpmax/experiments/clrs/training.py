@@ -194,8 +194,8 @@ NONE = "none"
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """The settings of a fine-tuning."""
+class FineTuneRecipe:
+    """Settings of a fine-tuning run."""
 
     policy: Policy | None = None  # in every attention row of training, and saved beside the model for evaluation
     policy_name: str = NONE
@@ -258,17 +258,14 @@ def last_checkpoint(folder: Path) -> tuple[Path, int] | None:
             step = int(parse_json((path / "trainer_state.json").read_bytes())["global_step"])
         except (OSError, KeyError, TypeError, ValueError):
             continue
-        found.append((step, path))
-    if not found:
-        return None
-    step, path = max(found)
-    return path, step
+        found.append((path, step))
+    return max(found, default=None, key=lambda one: one[1])
 
 
 _NAME = "sharpmax_coefficients"
 
 
-class Learned:
+class LearnedPolicy:
     """Coefficients per head that optimizers, checkpoints and several devices treat as weights of the model."""
 
     def __init__(self, model: PreTrainedModel, kind: str) -> None:
@@ -315,7 +312,7 @@ Progress = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True)
-class Trained:
+class FineTuned:
     """The result of a training; `policy` is that of the saved model, given or learned."""
 
     curve: list[CurvePoint]
@@ -328,14 +325,14 @@ class Trained:
 def train(
     language: LanguageModel,
     packed: Packed,
-    recipe: Recipe,
+    recipe: FineTuneRecipe,
     folder: Path,
     *,
     device: torch.device,
     bfloat16: bool,
     resume: bool = False,
     progress: Progress = lambda step, steps, remark: None,
-) -> Trained:
+) -> FineTuned:
     """Train the model on the packed rows and save it, its tokenizer and its policy in `folder`/model.
 
     The state is saved every `recipe.save_every` steps; with `resume` a run goes on from the last one.
@@ -370,7 +367,8 @@ def train(
     if found is not None:
         curve.go_on_after(found[1])
     parameters = sum(weight.numel() for weight in model.parameters())
-    need = 0 if found else _bytes_needed(parameters)
+    # Two states of weights and two moments, a third while one is written, and the model, in float32.
+    need = 0 if found else 4 * parameters * (3 * 3 + 1)
     with (
         quiet(),
         disk_watched(folder, need, "the model and two states to resume from"),
@@ -391,7 +389,7 @@ def train(
         if main:
             _save(language, policy, folder / MODEL)
     trainer.accelerator.wait_for_everyone()
-    return Trained(curve.entries, curve.tokens_per_second(), parameters, policy, arguments.world_size)
+    return FineTuned(curve.entries, curve.tokens_per_second(), parameters, policy, arguments.world_size)
 
 
 def worth_keeping(folder: Path) -> bool:
@@ -414,8 +412,8 @@ def _parts(together: int, device: torch.device) -> int:
 
 
 @contextmanager
-def _policy_in(model: PreTrainedModel, recipe: Recipe) -> Iterator[Learned | None]:
-    learned = None if recipe.learn is None else Learned(model, recipe.learn)
+def _policy_in(model: PreTrainedModel, recipe: FineTuneRecipe) -> Iterator[LearnedPolicy | None]:
+    learned = None if recipe.learn is None else LearnedPolicy(model, recipe.learn)
     if recipe.policy is not None:
         apply(model, recipe.policy)
     try:
@@ -427,7 +425,7 @@ def _policy_in(model: PreTrainedModel, recipe: Recipe) -> Iterator[Learned | Non
 
 
 @contextmanager
-def _compiled(model: PreTrainedModel, recipe: Recipe) -> Iterator[None]:
+def _compiled(model: PreTrainedModel, recipe: FineTuneRecipe) -> Iterator[None]:
     """Compile layer by layer: they are alike, so compiling takes seconds and not minutes."""
     layers: list[nn.Module] = []
     if recipe.compiled:
@@ -442,7 +440,7 @@ def _compiled(model: PreTrainedModel, recipe: Recipe) -> Iterator[None]:
             layer._compiled_call_impl = None
 
 
-def _optimizer(model: PreTrainedModel, recipe: Recipe, learned: Learned | None) -> torch.optim.Optimizer:
+def _optimizer(model: PreTrainedModel, recipe: FineTuneRecipe, learned: LearnedPolicy | None) -> torch.optim.Optimizer:
     own = None if learned is None else learned.parameter
     weights = [weight for weight in model.parameters() if weight is not own]
     groups: list[dict[str, Any]] = [
@@ -465,7 +463,7 @@ def _trainer_class(transformers: Any) -> Any:
     return Answering
 
 
-def _callback(transformers: Any, curve: Curve, learned: Learned | None, steps: int, progress: Progress) -> Any:
+def _callback(transformers: Any, curve: Curve, learned: LearnedPolicy | None, steps: int, progress: Progress) -> Any:
     """A callback of the Trainer that keeps the curve."""
 
     class KeepCurve(transformers.TrainerCallback):  # type: ignore[misc]
@@ -483,11 +481,6 @@ def _callback(transformers: Any, curve: Curve, learned: Learned | None, steps: i
                 progress(state.global_step, steps, f"loss {curve.entries[-1].loss:.3f}")
 
     return KeepCurve()
-
-
-def _bytes_needed(parameters: int) -> int:
-    """Two states of weights and two moments, a third while one is written, and the model, in float32."""
-    return 4 * parameters * (3 * 3 + 1)
 
 
 def _save(language: LanguageModel, policy: Policy | None, folder: Path) -> None:
@@ -509,11 +502,11 @@ _POINTS = 400  # of the loss curve in results; every step is in the file of the 
 
 
 @dataclass(frozen=True, eq=False)
-class Prepared:
+class PreparedTraining:
     """A model, its packed data and the settings that identify the training."""
 
     language: LanguageModel
-    recipe: Recipe
+    recipe: FineTuneRecipe
     packed: Packed
     identity: dict[str, Any]
 
@@ -531,12 +524,12 @@ def prepare(
     language: LanguageModel,
     examples: Sequence[Example],
     source: Source,
-    recipe: Recipe,
+    recipe: FineTuneRecipe,
     *,
     model: str,
     bfloat16: bool,
     note: Callable[[str], None] = lambda text: None,
-) -> Prepared:
+) -> PreparedTraining:
     """Tokens, rows and order of the whole run; documents longer than the model's context are left out."""
     with under(language.model, recipe.policy):
         pass  # refuses a policy made for another architecture
@@ -563,11 +556,11 @@ def prepare(
         **{key: value for key, value in recipe.to_dict().items() if key not in ("save_every", "epochs", "steps")},
         "steps": len(packed) // recipe.together,
     }
-    return Prepared(language, recipe, packed, identity)
+    return PreparedTraining(language, recipe, packed, identity)
 
 
 def trained_tables(
-    prepared: Prepared,
+    prepared: PreparedTraining,
     folder: Path,
     *,
     device: torch.device,

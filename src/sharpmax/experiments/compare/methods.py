@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from sharpmax.errors import reject
-from sharpmax.experiments import plugins
-from sharpmax.experiments.reproduce.recipes import RECIPES, Recipe
+from sharpmax.experiments.engine import load_plugin, read_plugins
+from sharpmax.experiments.stacked_training import RECIPES, Recipe
 from sharpmax.models.encoder import Encoders
 from sharpmax.models.single_head import SetHeads
 from sharpmax.models.stacked import ACTIVATIONS
@@ -111,8 +111,8 @@ def methods_named(names: Sequence[str], own: Sequence[Method] = ()) -> list[Meth
 def methods_of_files(files: Sequence[Path]) -> list[Method]:
     """What these Python files add: the methods of their list `METHODS`, and one for each normaliser not used there."""
     found: dict[str, Method] = {}
-    for plugin in plugins.read(files):
-        listed = getattr(plugins.load(plugin), "METHODS", [])
+    for plugin in read_plugins(files):
+        listed = getattr(load_plugin(plugin), "METHODS", [])
         name = repr(Path(plugin.path).name)
         if not isinstance(listed, list) or not all(isinstance(one, Method) for one in listed):
             reject("--with", f"METHODS of {name}", "a list of sharpmax.experiments.compare.methods.Method")
