@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -62,10 +62,11 @@ def _bench_cpu(context: typer.Context, *, probe: bool) -> None:
     from sharpmax.experiments.benchmarks import cpu as bench
 
     rounds, length = (bench.PROBE_ROUNDS, bench.PROBE_LENGTH) if probe else (bench.ROUNDS, bench.FULL_LENGTH)
+    make: Callable[..., dict[str, Any]] = bench.probe_tables if probe else bench.cpu_tables
     asked = _amounts(context, rounds, length)
     folder = None if context.params["out"] is None else out_folder(context)
     with progress() as note:
-        tables = (bench.probe_tables if probe else bench.cpu_tables)(**asked, seed=context.params["seed"], note=note)
+        tables = make(**asked, seed=context.params["seed"], note=note)
     name, show = ("probe.json", _print_probe) if probe else ("cpu.json", _print_cpu)
     finish(context, tables, folder, show, name=name)
     _fail_if([name for name, entry in tables["bench"].items() if not entry.get("agrees", True)])
@@ -74,7 +75,8 @@ def _bench_cpu(context: typer.Context, *, probe: bool) -> None:
 def _bench_gpu(context: typer.Context) -> None:
     import torch
 
-    from sharpmax.experiments.benchmarks.gpu import FULL_LENGTH, ROUNDS, gpu_entries, save, slug, with_origin
+    from sharpmax.experiments.benchmarks.gpu import ROUNDS, gpu_entries, save, slug, with_origin
+    from sharpmax.experiments.benchmarks.gpu_inputs import FULL_LENGTH
 
     device, seed = _gpu(), context.params["seed"]
     asked = _amounts(context, ROUNDS, FULL_LENGTH)

@@ -32,7 +32,7 @@ ENGINES = ("local", "ray")
 
 
 @dataclass(frozen=True)
-class Task:
+class Job:
     """A function call under a key that stays the same from run to run."""
 
     key: str
@@ -114,7 +114,7 @@ def load_plugin(plugin: Plugin) -> ModuleType:
     return module
 
 
-class Call(NamedTuple):
+class JobCall(NamedTuple):
     """What travels to the process that runs a task."""
 
     function: str
@@ -124,7 +124,7 @@ class Call(NamedTuple):
     files: list[tuple[str, str]]  # plain tuples of plugins, which a node without sharpmax can unpickle too
 
 
-class Answer(NamedTuple):
+class JobResult(NamedTuple):
     """What comes back: a result, or an error, whose `kind` is a class of `sharpmax.errors` or None for any other."""
 
     record: dict[str, Any] | None = None
@@ -145,18 +145,18 @@ class Lost:
 class Engine(Protocol):
     """Where tasks run."""
 
-    def slots(self, task: Task) -> int:
+    def slots(self, task: Job) -> int:
         """How many tasks can run at the same time, if this one is among them."""
 
-    def start(self, task: Task, call: Call) -> None:
+    def start(self, task: Job, call: JobCall) -> None:
         """Start a task."""
 
-    def wait(self) -> Sequence[tuple[Task, Answer | Lost]]:
+    def wait(self) -> Sequence[tuple[Job, JobResult | Lost]]:
         """Wait for the next answers; none if nothing came for a while."""
 
 
 def run(
-    tasks: Sequence[Task],
+    tasks: Sequence[Job],
     store: RunStore,
     *,
     engine: str = "local",
@@ -207,7 +207,7 @@ def _usable_cores() -> int:
 
 
 def _drive(
-    tasks: Sequence[Task],
+    tasks: Sequence[Job],
     store: RunStore,
     engine: Engine,
     files: list[tuple[str, str]],
@@ -216,7 +216,7 @@ def _drive(
 ) -> None:
     """Start what is ready, in the order given; store what comes back; retry what failed."""
     waiting = {task.key for task in tasks if task.key not in store}
-    running: dict[str, Task] = {}
+    running: dict[str, Job] = {}
     failures: Counter[str] = Counter()
     suspects: set[str] = set()  # tasks that run alone, as one of them has killed a process
 
@@ -224,7 +224,7 @@ def _drive(
         done = len(tasks) - len(waiting) - len(running)
         progress(Progress(done, len(tasks), tuple(task.name for task in running.values())))
 
-    def startable() -> Task | None:
+    def startable() -> Job | None:
         ready = (task for task in tasks if task.key in waiting and (task.after is None or task.after in store))
         task = next(ready, None)
         if task is None:
@@ -236,7 +236,7 @@ def _drive(
     while waiting or running:
         while (task := startable()) is not None:
             blob = None if task.after is None else store.blob(task.after)
-            engine.start(task, Call(task.function, dict(task.arguments), task.after is not None, blob, files))
+            engine.start(task, JobCall(task.function, dict(task.arguments), task.after is not None, blob, files))
             waiting.remove(task.key)
             running[task.key] = task
             report()
@@ -254,7 +254,7 @@ def _drive(
             report()
 
 
-def _check_order(tasks: Sequence[Task], store: RunStore) -> None:
+def _check_order(tasks: Sequence[Job], store: RunStore) -> None:
     """Refuse keys that are not unique, and a task that could never start."""
     known: set[str] = set()
     for task in tasks:
@@ -265,7 +265,7 @@ def _check_order(tasks: Sequence[Task], store: RunStore) -> None:
         known.add(task.key)
 
 
-def _check_failure(task: Task, answer: Answer | Lost, times: int, retries: int) -> None:
+def _check_failure(task: Job, answer: JobResult | Lost, times: int, retries: int) -> None:
     """Raise unless the task is worth another try."""
     often = "once" if times == 1 else f"{times} times"
     if isinstance(answer, Lost):
@@ -307,7 +307,7 @@ def without_denormals() -> Iterator[None]:
         torch.set_flush_denormal(False)
 
 
-def answer_to(call: Call) -> Answer:
+def answer_to(call: JobCall) -> JobResult:
     """Run a task in this process: one thread per operation, no denormals, the user's files imported before."""
     try:
         with one_thread_each(), without_denormals():
@@ -326,29 +326,29 @@ def answer_to(call: Call) -> Answer:
                 f"{call.function} returned a record that JSON cannot hold ({problem}); allowed: texts, finite "
                 "numbers, lists, None"
             ) from None
-        return Answer(record, outcome.blob)
+        return JobResult(record, outcome.blob)
     except (Exception, SystemExit) as problem:
         text = " ".join(str(problem).split())
         if isinstance(problem, SharpmaxError):
-            return Answer(error=text, kind=type(problem).__name__)
+            return JobResult(error=text, kind=type(problem).__name__)
         frames = traceback.extract_tb(problem.__traceback__)
         where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
-        return Answer(error=f"{type(problem).__name__}: {text[:500]}{where}")
+        return JobResult(error=f"{type(problem).__name__}: {text[:500]}{where}")
 
 
 class _ThisProcess:
     """Tasks one after the other in this process: one GPU is filled by stacked seeds."""
 
     def __init__(self) -> None:
-        self._started: list[tuple[Task, Call]] = []
+        self._started: list[tuple[Job, JobCall]] = []
 
-    def slots(self, task: Task) -> int:
+    def slots(self, task: Job) -> int:
         return 1
 
-    def start(self, task: Task, call: Call) -> None:
+    def start(self, task: Job, call: JobCall) -> None:
         self._started = [(task, call)]
 
-    def wait(self) -> Sequence[tuple[Task, Answer | Lost]]:
+    def wait(self) -> Sequence[tuple[Job, JobResult | Lost]]:
         return [(task, answer_to(call)) for task, call in self._started]
 
 
@@ -362,12 +362,12 @@ class _Processes:
         self._loky: Any = require("joblib.externals.loky", "reproduce", "several processes")
         self._workers = workers
         self._pool: Any = None
-        self._running: dict[Any, Task] = {}
+        self._running: dict[Any, Job] = {}
 
-    def slots(self, task: Task) -> int:
+    def slots(self, task: Job) -> int:
         return self._workers
 
-    def start(self, task: Task, call: Call) -> None:
+    def start(self, task: Job, call: JobCall) -> None:
         with _interrupts_deferred():
             if self._pool is None:
                 self._pool = self._loky.ProcessPoolExecutor(
@@ -375,7 +375,7 @@ class _Processes:
                 )
             self._running[self._pool.submit(answer_to, call)] = task
 
-    def wait(self) -> Sequence[tuple[Task, Answer | Lost]]:
+    def wait(self) -> Sequence[tuple[Job, JobResult | Lost]]:
         with warnings.catch_warnings():
             # loky replaces a worker whose memory has grown, and says so.
             warnings.filterwarnings("ignore", "A worker stopped", UserWarning)
@@ -384,7 +384,7 @@ class _Processes:
             return [(self._running.pop(future), future.result()) for future in done]
         everything, _ = concurrent.futures.wait(self._running)
         self.close()
-        found: list[tuple[Task, Answer | Lost]] = []
+        found: list[tuple[Job, JobResult | Lost]] = []
         lost = [future for future in everything if future.exception() is not None]
         for future in everything:
             task = self._running.pop(future)

@@ -15,7 +15,7 @@ from torch import Tensor
 import sharpmax as sm
 from sharpmax.errors import ArgumentError, UnsupportedError
 from sharpmax.experiments.benchmarks import gpu, gpu_inputs
-from sharpmax.experiments.benchmarks.gpu import Runner, Spent, contest, decoding
+from sharpmax.experiments.benchmarks.gpu import Runner, Spent, check_and_time, decoding
 from sharpmax.experiments.benchmarks.gpu_inputs import (
     Shape,
     chosen_heads,
@@ -234,7 +234,7 @@ def test_everybody_takes_turns_and_the_first_round_is_not_counted(monkeypatch: p
         return Spent(next(times), 0.5)
 
     monkeypatch.setattr(gpu, "spent", canned)
-    ours, rivals = contest({"a": runner("a")}, {"b": runner("b"), "c": runner("c")}, device=CPU, rounds=3)
+    ours, rivals = check_and_time({"a": runner("a")}, {"b": runner("b"), "c": runner("c")}, device=CPU, rounds=3)
     assert "".join(order) == "abc" * 5
     assert (ours["a"].ms, ours["a"].host_ms, ours["a"].peak) == (6.0, 0.5, 640)
     assert {name: one.ms for name, one in rivals.items()} == {"b": 4.0, "c": 2.0}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ def test_the_comparison_has_every_normaliser_of_the_package() -> None:
         name, options = method.tested_with()
         normaliser(name, **options)
         assert method.summary
-        assert Method.of(json.loads(json.dumps(method.plain()))) == method
+        assert Method(**json.loads(json.dumps(asdict(method)))) == method
 
 
 def test_methods_by_name_once_each_and_ones_own_always() -> None:
@@ -97,8 +97,8 @@ def test_the_ablation_changes_one_thing_of_sharp_at_a_time() -> None:
         recipe_for(ModelSpec(), method, MAX, 10, 4)
         changed = [
             name
-            for name, value in method.plain().items()
-            if name not in ("name", "summary") and value != SHIPPED_METHODS["sharp"].plain()[name]
+            for name, value in asdict(method).items()
+            if name not in ("name", "summary") and value != asdict(SHIPPED_METHODS["sharp"])[name]
         ]
         assert len(changed) == 1, method.name
 

@@ -138,7 +138,7 @@ def print_extra_bytes() -> None:
 
 
 @dataclass(frozen=True)
-class _Case:
+class _CpuCase:
     """Something to time, and the errors of its result against the reference."""
 
     what: str
@@ -147,7 +147,7 @@ class _Case:
     tolerance: float = 1e-5
 
 
-def _cases(length: int, seed: int, rows: Tensor) -> dict[str, _Case]:
+def _cases(length: int, seed: int, rows: Tensor) -> dict[str, _CpuCase]:
     """Attention of random float32 inputs `[1, H, L, D]`; the given rows are checked against dense float64 logits."""
     generator = torch.Generator().manual_seed(seed)
     q, k, v = torch.randn(3, 1, _HEADS, length, _WIDTH, generator=generator).unbind()
@@ -162,22 +162,22 @@ def _cases(length: int, seed: int, rows: Tensor) -> dict[str, _Case]:
         return {name: distance(getattr(found, name)[..., rows], getattr(stats, name)) for name in _STATISTICS}
 
     return {
-        _STOCK: _Case(
+        _STOCK: _CpuCase(
             "torch's scaled_dot_product_attention",
             lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True),
             lambda out: {"output": distance(out[..., rows, :], plain)},
         ),
-        _STREAMING: _Case(
+        _STREAMING: _CpuCase(
             "row_stats, every statistic",
             lambda: row_stats(q, k, is_causal=True, impl="streaming"),
             stats_errors,
         ),
-        "row-stats/stock": _Case(
+        "row-stats/stock": _CpuCase(
             "row_stats, entropy from torch's kernel",
             lambda: row_stats(q, k, is_causal=True, impl="sdpa", fields=("entropy",)).entropy,
             lambda entropy: {"entropy": distance(entropy[..., rows], stats.entropy)},
         ),
-        "attention/paper": _Case(
+        "attention/paper": _CpuCase(
             'attention(policy="paper")',
             lambda: attention(q, k, v, is_causal=True, policy="paper"),
             lambda out: {"output": distance(out[..., rows, :], sharp)},
@@ -221,7 +221,7 @@ def cpu_tables(length: int = FULL_LENGTH, repeat: int = ROUNDS, seed: int = 0, n
     return {"bench": bench, "setting": setting}
 
 
-def _timed(cases: dict[str, _Case], repeat: int, note: Note) -> dict[str, dict[str, Any]]:
+def _timed(cases: dict[str, _CpuCase], repeat: int, note: Note) -> dict[str, dict[str, Any]]:
     """Errors of each case; seconds and ratios of those that agree, whose check was the warm-up."""
     found: dict[str, dict[str, Any]] = {}
     for name, case in cases.items():

@@ -26,8 +26,8 @@ import sharpmax as sm
 from sharpmax.errors import UnsupportedError
 from sharpmax.experiments.benchmarks.gpu_inputs import (
     FULL_LENGTH,
-    Gradients,
-    Heads,
+    ChosenHeads,
+    HeadGradients,
     Inputs,
     Shape,
     chosen_heads,
@@ -153,7 +153,7 @@ class CheckedRunner:
     peak: int | None = None
 
 
-def contest(
+def check_and_time(
     ours: Mapping[str, Runner], stock: Mapping[str, Runner], *, device: torch.device, rounds: int, note: Note = silent
 ) -> tuple[dict[str, CheckedRunner], dict[str, CheckedRunner]]:
     """Check and time ours, and those of PyTorch's backends that take the case and are correct.
@@ -196,7 +196,7 @@ def _checked(runner: Runner) -> CheckedRunner:
 
 
 @dataclass(frozen=True)
-class _Case:
+class _GpuCase:
     """Inputs, and how they are measured; `yardstick` and `plain` are errors of PyTorch's kernel.
 
     `yardstick` is with everything else exact, `plain` is plain attention.
@@ -211,7 +211,7 @@ class _Case:
 
     def entries(self, ours: Mapping[str, Runner], stock: Mapping[str, Runner]) -> list[dict[str, Any]]:
         """Time ours by kind next to PyTorch's; times are None where the check failed."""
-        found, rivals = contest(ours, stock, device=self.device, rounds=self.rounds, note=self.note)
+        found, rivals = check_and_time(ours, stock, device=self.device, rounds=self.rounds, note=self.note)
         return [self._entry(kind, runner, found[kind], rivals) for kind, runner in ours.items()]
 
     def _entry(
@@ -315,7 +315,7 @@ def prefill(shape: Shape, *, seed: int, device: torch.device, rounds: int, note:
     stock = {
         name: Runner(with_backend(name, lambda: attend(q, k, v, causal)), plain_errors, limits) for name in BACKENDS
     }
-    return _Case(x, device, rounds, note, yardstick, plain).entries(ours, stock)
+    return _GpuCase(x, device, rounds, note, yardstick, plain).entries(ours, stock)
 
 
 def decoding(shape: Shape, *, seed: int, device: torch.device, rounds: int, note: Note = silent) -> dict[str, Any]:
@@ -335,12 +335,12 @@ def decoding(shape: Shape, *, seed: int, device: torch.device, rounds: int, note
         return Runner(with_backend(name, run), lambda out: _errors("output", out.view_as(x.q), truth.plain), limits)
 
     keys, values = x.k, x.v
-    paged: dict[str, Tensor] = {}
+    table = lengths = None
     if shape.page_size is not None:
         pages = in_pages(x, shape.page_size, seed)
-        keys, values, paged = pages.k, pages.v, {"block_table": pages.table, "lengths": pages.lengths}
+        keys, values, table, lengths = pages.k, pages.v, pages.table, pages.lengths
     ours = Runner(
-        lambda: sm.decode(x.q, keys, values, policy="paper", **paged),
+        lambda: sm.decode(x.q, keys, values, block_table=table, lengths=lengths, policy="paper"),
         lambda out: _errors("output", out, truth.sharp),
         _times(_OUTPUT_FACTOR, yardstick),
     )
@@ -348,7 +348,7 @@ def decoding(shape: Shape, *, seed: int, device: torch.device, rounds: int, note
     folded = x.q.view(shape.batch, shape.kv_heads, shape.group, shape.width)
     stock = {name: rival(name, lambda: attend(x.q, x.k, x.v)) for name in BACKENDS}
     stock |= {f"{name}, folded": rival(name, lambda: attend(folded, x.k, x.v)) for name in BACKENDS}
-    return _Case(x, device, rounds, note, yardstick, plain).entries({"decode": ours}, stock)[0]
+    return _GpuCase(x, device, rounds, note, yardstick, plain).entries({"decode": ours}, stock)[0]
 
 
 def training(shape: Shape, *, seed: int, device: torch.device, rounds: int, note: Note = silent) -> dict[str, Any]:
@@ -380,10 +380,10 @@ def training(shape: Shape, *, seed: int, device: torch.device, rounds: int, note
     ours = Runner(step(sharp), lambda found: _gradient_errors(heads.of(*found), sharp_truth), allowed)
     limits = _times(_GRADIENT_FACTOR, plain)
     stock = {name: Runner(with_backend(name, plain_step), plain_errors, limits) for name in BACKENDS}
-    return _Case(x, device, rounds, note, yardstick, plain).entries({"train": ours}, stock)[0]
+    return _GpuCase(x, device, rounds, note, yardstick, plain).entries({"train": ours}, stock)[0]
 
 
-def _rounded(heads: Heads) -> Gradients:
+def _rounded(heads: ChosenHeads) -> HeadGradients:
     """PyTorch's gradients with everything else exact: β, its gradient, and the sums of the parts."""
     beta = heads.beta()
     exact = (beta[..., None] * heads.q.double()).to(heads.q.dtype)
@@ -392,15 +392,15 @@ def _rounded(heads: Heads) -> Gradients:
         out = attend(inputs[0], inputs[1], inputs[2], heads.causal)
         into_q, into_k, into_v = torch.autograd.grad(out, inputs, heads.upstream)
     through = heads.through_beta((heads.q.double() * into_q.double()).sum(-1))
-    return Gradients(
+    return HeadGradients(
         (beta[..., None] * into_q.double() + through.q).to(heads.q.dtype),
         (into_k[:, 0].double() + through.k).to(heads.k.dtype),
         into_v[:, 0],
     )
 
 
-def _gradient_errors(given: Gradients, wanted: Gradients) -> dict[str, float]:
-    parts = zip(Gradients._fields, given, wanted, strict=True)
+def _gradient_errors(given: HeadGradients, wanted: HeadGradients) -> dict[str, float]:
+    parts = zip(HeadGradients._fields, given, wanted, strict=True)
     return {key: error for name, a, b in parts for key, error in _errors(f"d{name}", a, b).items()}
 
 

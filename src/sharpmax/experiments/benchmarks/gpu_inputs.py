@@ -176,7 +176,7 @@ def sampled_rows(shape: Shape, device: torch.device) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Rows:
+class ReferenceRows:
     """Sampled rows of every head: their statistics `[B, H, S]`, and plain and sharp outputs `[B, H, S, D]`."""
 
     stats: dict[str, Tensor]
@@ -185,12 +185,12 @@ class Rows:
     sharp: Tensor
 
 
-def rows_in_float64(x: Inputs, rows: Tensor) -> Rows:
+def rows_in_float64(x: Inputs, rows: Tensor) -> ReferenceRows:
     """Dense attention of the rows, one sequence at a time."""
     each = [_sequence(x, rows, b) for b in range(x.shape.batch)]
     found = {name: torch.stack([one[name] for one in each]) for name in each[0]}
     beta, plain, sharp = (found.pop(name) for name in ("beta", "plain", "sharp"))
-    return Rows(found, beta, plain, sharp)
+    return ReferenceRows(found, beta, plain, sharp)
 
 
 def _sequence(x: Inputs, rows: Tensor, b: int) -> dict[str, Tensor]:
@@ -212,8 +212,8 @@ def _sequence(x: Inputs, rows: Tensor, b: int) -> dict[str, Tensor]:
     return {**found, "beta": PAPER.beta(stats), "plain": output(None), "sharp": output("paper")}
 
 
-class Gradients(NamedTuple):
-    """Gradients of q `[N, G, L, D]`, and of k and v `[N, L, D]`, of N key heads."""
+class HeadGradients(NamedTuple):
+    """HeadGradients of q `[N, G, L, D]`, and of k and v `[N, L, D]`, of N key heads."""
 
     q: Tensor
     k: Tensor
@@ -221,7 +221,7 @@ class Gradients(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Heads:
+class ChosenHeads:
     """N key heads and the G query heads of each, with the gradient that arrives at their outputs."""
 
     where: tuple[tuple[int, int], ...]
@@ -232,12 +232,12 @@ class Heads:
     v: Tensor
     upstream: Tensor
 
-    def of(self, q: Tensor, k: Tensor, v: Tensor) -> Gradients:
+    def of(self, q: Tensor, k: Tensor, v: Tensor) -> HeadGradients:
         """The part of whole gradients that belongs to these heads."""
-        return Gradients(_queries(q, self.where, self.group), _keys(k, self.where), _keys(v, self.where))
+        return HeadGradients(_queries(q, self.where, self.group), _keys(k, self.where), _keys(v, self.where))
 
-    def exact(self, policy: str | None) -> Gradients:
-        """Gradients of dense attention in float64."""
+    def exact(self, policy: str | None) -> HeadGradients:
+        """HeadGradients of dense attention in float64."""
         return self._summed(lambda logits, v, seen: softmax(logits, policy=policy, mask=seen) @ v, self.upstream)
 
     def beta(self) -> Tensor:
@@ -247,11 +247,11 @@ class Heads:
             found[n, :, rows] = PAPER.beta(dense_stats(*self._logits(self.q[n][:, rows].double(), self.k[n], rows)))
         return found
 
-    def through_beta(self, weight: Tensor) -> Gradients:
-        """Gradients of Σ weight·β in float64, with weights `[N, G, L]`."""
+    def through_beta(self, weight: Tensor) -> HeadGradients:
+        """HeadGradients of Σ weight·β in float64, with weights `[N, G, L]`."""
         return self._summed(lambda logits, v, visible: PAPER.beta(dense_stats(logits, visible)), weight)
 
-    def _summed(self, function: Callable[[Tensor, Tensor, Tensor], Tensor], upstream: Tensor) -> Gradients:
+    def _summed(self, function: Callable[[Tensor, Tensor, Tensor], Tensor], upstream: Tensor) -> HeadGradients:
         q, k, v = (torch.zeros_like(x, dtype=torch.float64) for x in (self.q, self.k, self.v))
         with torch.enable_grad():
             for n, rows in self._blocks():
@@ -263,7 +263,7 @@ class Heads:
                 q[n, :, rows] = into_q
                 k[n] += into_k
                 v[n] += into_v
-        return Gradients(q, k, v)
+        return HeadGradients(q, k, v)
 
     def _logits(self, q: Tensor, k: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
         logits = q @ k.double().transpose(-1, -2) / math.sqrt(q.shape[-1])
@@ -280,13 +280,13 @@ class Heads:
                 yield n, slice(start, min(length, start + step))
 
 
-def chosen_heads(x: Inputs) -> Heads:
+def chosen_heads(x: Inputs) -> ChosenHeads:
     """The first key head of the first sequence and the last of the last."""
     shape = x.shape
     where = tuple(dict.fromkeys(((0, 0), (shape.batch - 1, shape.kv_heads - 1))))
     q, k, v, upstream = (y.detach() for y in (x.q, x.k, x.v, x.upstream))
     queries = (_queries(y, where, shape.group) for y in (q, upstream))
-    return Heads(where, shape.group, shape.causal, next(queries), _keys(k, where), _keys(v, where), next(queries))
+    return ChosenHeads(where, shape.group, shape.causal, next(queries), _keys(k, where), _keys(v, where), next(queries))
 
 
 def _queries(x: Tensor, where: tuple[tuple[int, int], ...], group: int) -> Tensor:

@@ -149,10 +149,6 @@ class Source:
     largest: int | None = None  # the largest size to train on; None is the largest of each algorithm
 
     def __post_init__(self) -> None:
-        if self.per_cell < 1:
-            reject("--per-cell", self.per_cell, "1 or more")
-        if self.cell_text is not None and self.cell_text < 1:
-            reject("--cell-text", self.cell_text, "1 or more characters")
         if self.dataset is not None and not self.dataset.exists():
             reject("--dataset", repr(str(self.dataset)), "a file that exists")
 
@@ -212,8 +208,6 @@ def test_examples(
 
 
 def _how(source: Source, processes: int, note: Note) -> dict[str, Any]:
-    if processes < 1:
-        reject("--processes", processes, "1 or more")
     several = {} if processes == 1 else {"processes": processes}
     return {"per_cell": source.per_cell, "trace": source.trace, "seed": source.seed, "note": note, **several}
 

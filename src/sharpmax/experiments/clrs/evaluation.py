@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import importlib
-import json
 import math
 import re
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,9 +19,9 @@ from sharpmax.errors import reject
 from sharpmax.experiments.clrs.data import end_of, fingerprint, replies
 from sharpmax.experiments.clrs.training import MODEL
 from sharpmax.experiments.evaluate.plan import describe, shape_of, under
-from sharpmax.experiments.run_folder import RUN, belongs, disk_watched, drop_half_line, read_lines, read_run
+from sharpmax.experiments.run_folder import RUN, Outcome, RunStore, belongs, read_run
 from sharpmax.experiments.statistics import CONFIDENCE, Accuracy, accuracy, paired
-from sharpmax.files import append_bytes, display_name
+from sharpmax.files import display_name
 from sharpmax.models.language import LanguageModel, context_of, load_language_model, weights_fingerprint
 from sharpmax.models.scoring import Reply, batches, generated
 from sharpmax.policies.base import Policy
@@ -113,61 +112,50 @@ class Answer:
     ended: float
 
 
-_FIELDS = {one.name for one in fields(Answer)}
 _FILES = "answers*.jsonl"
-_AGAIN = "remove that line and run the same command with --resume: only what is missing is asked again"
 
 
 class AnswerStore:
     """The answers in a folder, of all processes; new ones go to the file of this process."""
 
     def __init__(self, folder: Path, shard: Shard) -> None:
-        self._folder, self._path = folder, folder / shard.file_name
-        self._answers: dict[tuple[str, int], Answer] = {}
-        self._remarks: dict[str, list[str]] = {}
-        self._whole = False
+        self._folder, self._own = folder, RunStore(folder, shard.file_name)
+        self._records: dict[str, dict[str, Any]] = {}
+        self.writing = self._own.writing
 
     def read(self) -> None:
         """Take in what every process has written so far."""
         for path in sorted(self._folder.glob(_FILES)):
-            read_lines(path, self._take, _AGAIN)
-
-    def _take(self, entry: Mapping[str, Any]) -> None:
-        variant = str(entry["arm"])
-        if "remark" in entry:
-            known = self._remarks.setdefault(variant, [])
-            if entry["remark"] not in known:
-                known.append(str(entry["remark"]))
-        elif entry.keys() >= _FIELDS:  # what another version wrote is asked again
-            one = Answer(str(entry["text"]), int(entry["tokens"]), float(entry["began"]), float(entry["ended"]))
-            self._answers[variant, int(entry["item"])] = one
+            store = RunStore(self._folder, path.name)
+            keys = store.keys()
+            self._records |= {key: store.record(key) for key in keys}
 
     def __contains__(self, key: tuple[str, int]) -> bool:
-        return key in self._answers
+        return _key(*key) in self._records
 
     def __getitem__(self, key: tuple[str, int]) -> Answer:
-        return self._answers[key]
+        return Answer(**self._records[_key(*key)])
 
     def remarks(self, variant: str) -> list[str]:
         """Remarks on a variant."""
-        return list(self._remarks.get(variant, []))
+        return [one["remark"] for one in self._records.values() if one.get("variant") == variant]
 
     def add(self, variant: str, answers: Mapping[int, Answer]) -> None:
         """Store answers by the number of their question; when this returns they are on disk."""
-        self._append([{"arm": variant, "item": item, **asdict(one)} for item, one in answers.items()])
+        self._put({_key(variant, item): asdict(one) for item, one in answers.items()})
 
     def remark(self, variant: str, text: str) -> None:
         """Store a remark on a variant."""
         if text not in self.remarks(variant):
-            self._append([{"arm": variant, "remark": text}])
+            self._put({f"{variant}/{text}": {"variant": variant, "remark": text}})
 
-    def _append(self, entries: Sequence[Mapping[str, Any]]) -> None:
-        if not self._whole:
-            drop_half_line(self._path)
-        self._whole = True
-        append_bytes(self._path, "".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in entries).encode())
-        for entry in entries:
-            self._take(entry)
+    def _put(self, records: Mapping[str, dict[str, Any]]) -> None:
+        self._own.add_all({key: Outcome(record) for key, record in records.items()})
+        self._records |= records
+
+
+def _key(variant: str, item: int) -> str:
+    return f"{variant}/{item}"
 
 
 Progress = Callable[[int, str], None]
@@ -235,11 +223,9 @@ class Evaluation:
         store.read()
         return store
 
-    def answer(
-        self, store: AnswerStore, folder: Path, shard: Shard, progress: Progress = lambda done, what: None
-    ) -> None:
+    def answer(self, store: AnswerStore, shard: Shard, progress: Progress = lambda done, what: None) -> None:
         """Ask what is this process's share and has no answer yet."""
-        with disk_watched(folder):
+        with store.writing():
             for variant in self.variants:
                 progress(0, variant.name)
                 expected = self.expected(variant)
@@ -370,7 +356,7 @@ class MeanAccuracy:
 
 
 @dataclass(frozen=True)
-class Gain:
+class MeanGain:
     """Percentage points over the base with a bootstrap interval, and McNemar's test."""
 
     mean: float
@@ -480,7 +466,7 @@ def _mean(cells: Cells, chosen: Mapping[str, Sequence[int]], seed: int) -> MeanA
     return MeanAccuracy(*_interval(float(np.mean(means)), np.mean(drawn, axis=0)), len(chosen))
 
 
-def _gain(base: Cells, variant: Cells, chosen: Mapping[str, Sequence[int]], seed: int) -> Gain:
+def _gain(base: Cells, variant: Cells, chosen: Mapping[str, Sequence[int]], seed: int) -> MeanGain:
     """The mean of a variant minus that of the base on the same questions, drawn again in pairs; and McNemar's test."""
     rng = np.random.default_rng(seed)
     drawn, means = [], []
@@ -495,7 +481,7 @@ def _gain(base: Cells, variant: Cells, chosen: Mapping[str, Sequence[int]], seed
         drawn.append(np.mean(parts, axis=0))
     pairs = [(name, size) for name, sizes in chosen.items() for size in sizes]
     test = paired(*([right for name, size in pairs for right in cells[name][size]] for cells in (base, variant)))
-    return Gain(*_interval(float(np.mean(means)), np.mean(drawn, axis=0)), test.gained, test.lost, test.p)
+    return MeanGain(*_interval(float(np.mean(means)), np.mean(drawn, axis=0)), test.gained, test.lost, test.p)
 
 
 def _interval(mean: float, drawn: np.ndarray) -> tuple[float, float, float]:

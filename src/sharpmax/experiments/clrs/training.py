@@ -7,7 +7,7 @@ import json
 import math
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,14 +106,8 @@ class CurvePoint:
     tokens: int
     seconds: float | None
 
-    @classmethod
-    def parse(cls, entry: Mapping[str, Any]) -> CurvePoint:
-        """From a line of the curve's file."""
-        seconds = None if entry["seconds"] is None else float(entry["seconds"])
-        return cls(int(entry["step"]), float(entry["loss"]), int(entry["tokens"]), seconds)
 
-
-class Curve:
+class LossCurve:
     """Losses and times by step. Losses stay on the device until they are written, so that no step waits for them."""
 
     def __init__(
@@ -124,11 +118,13 @@ class Curve:
         self._parts: list[Tensor] = []
         self._waiting: list[tuple[int, Tensor]] = []
         self._since = time.perf_counter()
-        self._fresh = True
+        self._warming_up = True
 
     def go_on_after(self, step: int) -> None:
         """Read the entries of an interrupted run up to `step`."""
-        entries = read_lines(self._path, CurvePoint.parse, "restore it, or train again in another folder")
+        entries = read_lines(
+            self._path, lambda entry: CurvePoint(**entry), "restore it, or train again in another folder"
+        )
         self.entries += [entry for entry in entries if entry.step <= step]
 
     def begin(self) -> None:
@@ -148,30 +144,23 @@ class Curve:
         """Record a step; write every few of them."""
         self._waiting.append((step, torch.stack(self._parts).sum()))
         self._parts.clear()
-        if last or len(self._waiting) >= self._every:
-            self.flush()
-
-    def flush(self) -> None:
-        """Write what is waiting."""
-        if not self._waiting:
+        if not last and len(self._waiting) < self._every:
             return
         losses = torch.stack([loss for _, loss in self._waiting])
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             torch.distributed.all_reduce(losses)
         values = losses.tolist()
         now = time.perf_counter()
-        seconds = (now - self._since) / len(values)
-        new = [
-            # The first steps of a process warm it up.
-            CurvePoint(step, value, self._tokens(step), None if self._fresh else seconds)
-            for (step, _), value in zip(self._waiting, values, strict=True)
-        ]
-        self._waiting, self._since, self._fresh = [], now, False
-        for entry in new:
-            if not math.isfinite(entry.loss):
+        # The first steps of a process warm it up.
+        seconds = None if self._warming_up else (now - self._since) / len(values)
+        new = []
+        for (step, _), value in zip(self._waiting, values, strict=True):
+            if not math.isfinite(value):
                 raise SharpmaxError(
-                    f"clrs train: the loss is not a number at step {entry.step}; try a smaller --lr, or --dtype float32"
+                    f"clrs train: the loss is not a number at step {step}; try a smaller --lr, or --dtype float32"
                 )
+            new.append(CurvePoint(step, value, self._tokens(step), seconds))
+        self._waiting, self._since, self._warming_up = [], now, False
         self.entries += new
         if self._main:
             append_bytes(self._path, _lines(new).encode())
@@ -186,8 +175,6 @@ class Curve:
 def _lines(entries: Sequence[CurvePoint]) -> str:
     return "".join(json.dumps(dataclasses.asdict(entry)) + "\n" for entry in entries)
 
-
-WEIGHED = ("tokens", "answers")
 
 NONE = "none"
 """The name of no policy."""
@@ -218,17 +205,9 @@ class FineTuneRecipe:
 
     def __post_init__(self) -> None:
         check_seed(self.seed)
-        for name, value, least in (
-            ("--steps", self.steps, 1), ("--batch-tokens", self.batch_tokens, 1), ("--row-tokens", self.row_tokens, 2),
-            ("--tokens-at-once", self.tokens_at_once, 1), ("--save-every", self.save_every, 1),
-        ):  # fmt: skip
-            if value is not None and value < least:
-                reject(name, value, f"{least} or more")
         for name, number in (("--epochs", self.epochs), ("--lr", self.rate), ("--policy-lr", self.policy_rate)):
             if not 0.0 < number < float("inf"):
                 reject(name, number, "a number above 0")
-        if self.weigh not in WEIGHED:
-            reject("--weigh", repr(self.weigh), f"one of {list(WEIGHED)}")
         if self.learn is not None and self.learn not in KINDS:
             reject("--learn-policy", repr(self.learn), f"one of {list(KINDS)}")
         if self.learn is not None and self.policy is not None:
@@ -362,7 +341,7 @@ def train(
 
     typical = packed.documents.answer_length if recipe.weigh == "answers" else None
     every = min(_READ_EVERY, max(1, steps // _READ_AT_LEAST))
-    curve = Curve(folder / FILE_NAME, tokens, every, main, typical)
+    curve = LossCurve(folder / FILE_NAME, tokens, every, main, typical)
     found = last_checkpoint(folder / _STATES) if resume else None
     if found is not None:
         curve.go_on_after(found[1])
@@ -463,7 +442,9 @@ def _trainer_class(transformers: Any) -> Any:
     return Answering
 
 
-def _callback(transformers: Any, curve: Curve, learned: LearnedPolicy | None, steps: int, progress: Progress) -> Any:
+def _callback(
+    transformers: Any, curve: LossCurve, learned: LearnedPolicy | None, steps: int, progress: Progress
+) -> Any:
     """A callback of the Trainer that keeps the curve."""
 
     class KeepCurve(transformers.TrainerCallback):  # type: ignore[misc]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -33,15 +33,6 @@ class Method:
     data: Mapping[str, Any] = field(default_factory=dict)
     """Options of the examples in training, which this method sees instead of the usual ones; a task that has no such
     option draws the usual ones."""
-
-    def plain(self) -> dict[str, Any]:
-        """The method as JSON values."""
-        return asdict(self)
-
-    @classmethod
-    def of(cls, plain: Mapping[str, Any]) -> Method:
-        """The method that `plain` made these of."""
-        return cls(**plain)
 
     def check(self, task: SizedTask) -> None:
         """Refuse what no worker could do: an option that there is not, or a package that is missing."""
@@ -162,10 +153,6 @@ class ModelSpec:
             return f"single w{self.width}"
         return f"encoder w{self.width} h{self.heads} d{self.depth} {'causal' if self.causal else 'global'}"
 
-    def plain(self) -> dict[str, Any]:
-        """The model as JSON values."""
-        return asdict(self)
-
     def check(self, task: SizedTask) -> None:
         """Refuse a task that the model cannot do."""
         if self.kind == "single" and task.name != "max":
@@ -195,8 +182,6 @@ class ModelSpec:
 
 def models_of(kind: str, shapes: Mapping[str, Sequence[int]], *, causal: bool) -> list[ModelSpec]:
     """Every model of these widths, numbers of heads and depths; heads that do not share a width evenly are left out."""
-    if kind not in MODELS:
-        reject("--model", repr(kind), ", ".join(MODELS))
     each = list(product(shapes["width"], shapes["heads"], shapes["depth"]))
     fitting = [one for one in each if one[0] % one[1] == 0] or each
     return [ModelSpec(kind, *one, causal=causal) for one in fitting]

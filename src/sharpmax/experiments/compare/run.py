@@ -11,7 +11,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import product
 from typing import Any
 
@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_leaves
 
 from sharpmax.errors import OutOfRangeWarning
 from sharpmax.experiments.compare.methods import SHIPPED_METHODS, Method, ModelSpec, recipe_for
-from sharpmax.experiments.engine import Task
+from sharpmax.experiments.engine import Job
 from sharpmax.experiments.run_folder import Outcome, RunStore
 from sharpmax.experiments.stacked_training import StackedTraining
 from sharpmax.lazy import require
@@ -68,31 +68,31 @@ class ComparisonPlan:
         """Seeds that are trained in one program."""
         return [self.seeds[start : start + self.stack] for start in range(0, len(self.seeds), self.stack)]
 
-    def tasks(self) -> list[Task]:
+    def tasks(self) -> list[Job]:
         """All tasks: trainings first, then tests, the longest first, so that none is left for the end."""
         cells = list(product(self.models, self.methods, self.stacks()))
         tasks = []
         for cell in cells:
             own = {"steps": self.steps, "batch": self.batch}
             label = f"train {cell[1].name}"
-            tasks.append(Task(self.key(*cell), f"{_MODULE}:train", self._arguments(*cell) | own, label=label))
+            tasks.append(Job(self.key(*cell), f"{_MODULE}:train", self._arguments(*cell) | own, label=label))
         for size, cell in product(reversed(self.sizes), cells):
             own = {"size": size, "samples": self.samples}
             key, after, label = self.key(*cell, size), self.key(*cell), f"test {cell[1].name} at {size:,}"
-            tasks.append(Task(key, f"{_MODULE}:evaluate", self._arguments(*cell) | own, after=after, label=label))
+            tasks.append(Job(key, f"{_MODULE}:evaluate", self._arguments(*cell) | own, after=after, label=label))
         return tasks
 
     def key(self, model: ModelSpec, method: Method, seeds: Sequence[int], size: int | None = None) -> str:
         """The key of a training, or of its test at a size; it changes with the recipe, options or file of a method."""
         recipe = recipe_for(model, method, sized_task(self.task), self.steps, self.batch)
         own = [] if SHIPPED_METHODS.get(method.name) == method else list(self.files)
-        text = json.dumps([{**method.plain(), "summary": ""}, repr(recipe), own], sort_keys=True)
+        text = json.dumps([{**asdict(method), "summary": ""}, repr(recipe), own], sort_keys=True)
         digest = hashlib.sha256(text.encode()).hexdigest()[:8]
         what = "train" if size is None else f"test {size}"
         return f"{self.task}/{model.label}/{method.name} {digest}/seeds {seeds[0]}-{seeds[-1]}/{what}"
 
     def _arguments(self, model: ModelSpec, method: Method, seeds: Sequence[int]) -> dict[str, Any]:
-        values = {"method": method.plain(), "model": model.plain(), "seeds": list(seeds)}
+        values = {"method": asdict(method), "model": asdict(model), "seeds": list(seeds)}
         return values | {"task": self.task, "device": self.device}
 
 
@@ -205,7 +205,7 @@ def train(
     device: str,
 ) -> Outcome:
     """Train the seeds of a method side by side; the blob holds their weights."""
-    chosen, spec, problem, on = Method.of(method), ModelSpec(**model), sized_task(task), torch.device(device)
+    chosen, spec, problem, on = Method(**method), ModelSpec(**model), sized_task(task), torch.device(device)
     recipe, options = recipe_for(spec, chosen, problem, steps, batch), chosen.examples(problem)
 
     def data(seed: int, block: int, count: int) -> list[Tensor]:
@@ -262,7 +262,7 @@ def evaluate(
     blob: bytes,
 ) -> Outcome:
     """Test trained seeds on `samples` examples of one size each."""
-    chosen, spec, problem, on = Method.of(method), ModelSpec(**model), sized_task(task), torch.device(device)
+    chosen, spec, problem, on = Method(**method), ModelSpec(**model), sized_task(task), torch.device(device)
     safetensors = require("safetensors.torch", "reproduce", "sharpmax compare")
     trained = spec.build(chosen, problem, seeds, test=True)
     missing, left = trained.load_state_dict(safetensors.load(blob), strict=False)

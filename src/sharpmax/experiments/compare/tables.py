@@ -88,7 +88,7 @@ def compare_tables(plan: ComparisonPlan, store: RunStore) -> dict[str, Any]:
         loss = one.training["loss"]
         interval_of_loss = with_interval(np.array(loss, dtype=float))  # None becomes NaN, which does not count
         tables["training"][name] = {**one.training, "loss": interval_of_loss, "loss_per_seed": loss}
-    tables["methods"] = {method.name: method.plain() for method in plan.methods}
+    tables["methods"] = {method.name: asdict(method) for method in plan.methods}
     tables["setting"] = setting_table(plan)
     return json_values(tables)
 

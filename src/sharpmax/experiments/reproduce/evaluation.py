@@ -581,6 +581,6 @@ def _detection(measured: Mapping[int, Measured], detector: Detector | None, seed
     for name, signal in signals.items():
         suspicion = {n: signal(m) for n, m in measured.items()}
         found[name] = {str(n): auroc(suspicion[n], correct[n], seed) for n in measured}
-        pooled = (np.concatenate(list(by_size.values()), axis=1) for by_size in (suspicion, correct))
-        found[name]["pooled"] = auroc(*pooled, seed)
+        every = [np.concatenate(list(by_size.values()), axis=1) for by_size in (suspicion, correct)]
+        found[name]["pooled"] = auroc(every[0], every[1], seed)
     return found
