@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,6 +27,8 @@ from sharpmax.errors import OutOfRangeWarning
 from sharpmax.experiments.benchmarks.measuring import (
     Note,
     distance,
+    in_rounds,
+    median_ratio,
     peak_mib,
     random_tokens,
     reset_peak,
@@ -88,14 +91,10 @@ print(json.dumps([seconds, [name for name in {heavy!r} if name in sys.modules]])
 
 def import_costs(rounds: int) -> dict[str, dict[str, Any]]:
     """Seconds of `import sharpmax`, and of that with `sharpmax.row_stats`, against `import torch` in the same round."""
-    seconds: dict[str, list[float]] = {name: [] for name in _STATEMENTS}
-    heavy: dict[str, list[str]] = {}
     if rounds > 1:
         _timed_import(_STATEMENTS["torch"])  # brings its files into the disk cache
-    for _ in range(rounds):
-        for name, statement in _STATEMENTS.items():
-            spent, heavy[name] = _timed_import(statement)
-            seconds[name].append(spent)
+    found = in_rounds({name: partial(_timed_import, one) for name, one in _STATEMENTS.items()}, rounds)
+    seconds = {name: [spent for spent, _ in timed] for name, timed in found.items()}
     torch_seconds = seconds.pop("torch")
     return {
         name: {
@@ -103,9 +102,9 @@ def import_costs(rounds: int) -> dict[str, dict[str, Any]]:
             "median_s": statistics.median(spent),
             "min_s": min(spent),
             "torch_median_s": statistics.median(torch_seconds),
-            "ratio": statistics.median(s / t for s, t in zip(spent, torch_seconds, strict=True)),
+            "ratio": median_ratio(spent, torch_seconds),
             "rounds": rounds,
-            "heavy_modules": heavy[name],
+            "heavy_modules": found[name][-1][1],
         }
         for name, spent in seconds.items()
     }
@@ -234,18 +233,18 @@ def _timed(cases: dict[str, _CpuCase], repeat: int, note: Note) -> dict[str, dic
             "errors": {field: error if math.isfinite(error) else None for field, error in errors.items()},
             "tolerance": case.tolerance,
         }
-    seconds: dict[str, list[float]] = {name: [] for name, entry in found.items() if entry["agrees"]}
-    for done in range(repeat):
-        for name, spent in seconds.items():
-            note(f"round {done + 1} of {repeat}: {name}")
-            start = time.perf_counter()
-            cases[name].run()
-            spent.append(time.perf_counter() - start)
-    stock = seconds.get(_STOCK)
+    correct = {name: partial(_seconds, cases[name].run) for name, entry in found.items() if entry["agrees"]}
+    seconds = in_rounds(correct, repeat, note)
     for name, spent in seconds.items():
-        ratio = None if stock is None else statistics.median(s / t for s, t in zip(spent, stock, strict=True))
+        ratio = median_ratio(spent, seconds[_STOCK]) if _STOCK in seconds else None
         found[name] |= {"median_s": statistics.median(spent), "min_s": min(spent), "ratio": ratio, "rounds": repeat}
     return found
+
+
+def _seconds(run: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
 
 
 PLAIN = "plain"
@@ -321,11 +320,8 @@ def probe_tables(
     check_seed(seed)
     for one in rows:
         check_choice(one)
-    passes: dict[str, list[dict[str, Any]]] = {choice: [] for choice in (PLAIN, *rows)}
-    for done in range(repeat):
-        for choice, found in passes.items():
-            note(f"round {done + 1} of {repeat}: {choice}")
-            found.append(pass_costs(_MODEL, length, choice, seed))
+    choices = {choice: partial(pass_costs, _MODEL, length, choice, seed) for choice in (PLAIN, *rows)}
+    passes = in_rounds(choices, repeat, note)
     bench = {f"capture/{choice}": _capture_entry(passes[choice], passes[PLAIN], choice, length) for choice in rows}
     setting = {
         "model": _MODEL,
@@ -356,9 +352,8 @@ def _capture_entry(
     if entry["agrees"]:
         entry |= _spent(found)
         for name, quantity in (("ratio", "seconds"), ("cpu_ratio", "cpu_seconds"), ("peak_ratio", "peak_mib")):
-            pairs = [(one[quantity], other[quantity]) for one, other in zip(found, plain, strict=True)]
-            known = all(None not in pair for pair in pairs)
-            entry[name] = statistics.median(one / other for one, other in pairs) if known else None
+            values, base = ([one[quantity] for one in passes] for passes in (found, plain))
+            entry[name] = None if None in values + base else median_ratio(values, base)
         entry["targets"] = targets(_CAPTURE_TARGETS, entry, judged=length >= PROBE_LENGTH)
     return entry
 

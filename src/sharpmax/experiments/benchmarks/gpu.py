@@ -14,6 +14,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -38,7 +39,7 @@ from sharpmax.experiments.benchmarks.gpu_inputs import (
     rows_in_float64,
     sampled_rows,
 )
-from sharpmax.experiments.benchmarks.measuring import Note, distance, silent
+from sharpmax.experiments.benchmarks.measuring import Note, distance, in_rounds, silent
 from sharpmax.files import write_text
 from sharpmax.provenance import check_amounts, check_seed, provenance
 from sharpmax.stats.statistics import RowStats
@@ -161,25 +162,19 @@ def check_and_time(
     The check, the measuring of memory and an unrecorded round are the warm-up.
     """
     note("checking")
-    runners = {("ours", name): runner for name, runner in ours.items()}
-    runners |= {("stock", name): runner for name, runner in stock.items()}
-    found = {key: _checked(runner) for key, runner in runners.items()}
-    correct = [key for key, one in found.items() if one.agrees]
-    rivals = [name for side, name in correct if side == "stock"]
-    if not rivals:
+    # Names of ours and of PyTorch's backends never meet: the former are kinds of case.
+    runners = {**ours, **stock}
+    found = {name: _checked(runner) for name, runner in runners.items()}
+    correct = {name: partial(spent, runners[name].run, device) for name, one in found.items() if one.agrees}
+    if not any(name in correct for name in stock):
         raise UnsupportedError(f"--gpu: none of PyTorch's kernels {', '.join(stock)} takes a case on this device")
-    peaks = {key: peak_bytes(runners[key].run, device) for key in correct}
-    taken: dict[tuple[str, str], list[Spent]] = {key: [] for key in correct}
-    for done in range(rounds + 1):
-        note(f"round {done} of {rounds}" if done else "warming up")
-        for key in correct:
-            one = spent(runners[key].run, device)
-            if done:
-                taken[key].append(one)
-    for key in correct:
-        ms, host_ms = (statistics.median(column) for column in zip(*taken[key], strict=True))
-        found[key] = replace(found[key], ms=ms, host_ms=host_ms, peak=peaks[key])
-    return {name: found["ours", name] for name in ours}, {name: found["stock", name] for name in rivals}
+    peaks = {name: peak_bytes(runners[name].run, device) for name in correct}
+    note("warming up")
+    in_rounds(correct, 1)
+    for name, times in in_rounds(correct, rounds, note).items():
+        ms, host_ms = (statistics.median(column) for column in zip(*times, strict=True))
+        found[name] = replace(found[name], ms=ms, host_ms=host_ms, peak=peaks[name])
+    return {name: found[name] for name in ours}, {name: found[name] for name in stock if name in correct}
 
 
 def _checked(runner: Runner) -> CheckedRunner:
