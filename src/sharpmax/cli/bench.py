@@ -26,8 +26,7 @@ def bench(
     probe: Annotated[bool, typer.Option("--probe", help="Measure the cost of capturing rows.")] = False,
     monitor: Annotated[bool, typer.Option("--monitor", help="Measure a monitor's AUROC and cost.")] = False,
     length: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="Keys.", show_default="16384, --probe 8192, --monitor 2048"),
+        int | None, typer.Option(metavar="N", help="Keys.", show_default="16384, --probe 8192, --monitor 2048")
     ] = None,
     repeat: Annotated[
         int | None, typer.Option(metavar="N", help="Rounds.", show_default="5, --gpu 20, --probe 3, --monitor 12")

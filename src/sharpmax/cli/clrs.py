@@ -10,15 +10,7 @@ import typer
 
 from sharpmax.cli import answer, options
 from sharpmax.cli.options import choice, data_folder, number, policy_named, resolve_device, sizes_from
-from sharpmax.cli.run import (
-    check_extras,
-    check_resume,
-    finish,
-    out_folder,
-    print_report,
-    resumable,
-    show_results,
-)
+from sharpmax.cli.run import check_extras, check_resume, finish, out_folder, print_report, resumable, show_results
 from sharpmax.cli.terminal import bar, progress, say
 from sharpmax.errors import reject
 

@@ -11,15 +11,7 @@ import typer
 
 from sharpmax.cli import options
 from sharpmax.cli.options import choice, resolve_device, sizes_from
-from sharpmax.cli.run import (
-    check_extras,
-    check_resume,
-    command_line,
-    finish,
-    out_folder,
-    print_report,
-    resumable,
-)
+from sharpmax.cli.run import check_extras, check_resume, command_line, finish, out_folder, print_report, resumable
 from sharpmax.cli.terminal import bar, say
 from sharpmax.errors import reject
 

@@ -14,7 +14,7 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from pathlib import Path
@@ -119,8 +119,6 @@ class JobCall(NamedTuple):
 
     function: str
     arguments: dict[str, Any]
-    with_blob: bool
-    blob: bytes | None
     files: list[tuple[str, str]]  # plain tuples of plugins, which a node without sharpmax can unpickle too
 
 
@@ -191,19 +189,13 @@ def run(
         if engine == "ray":
             from sharpmax.experiments.ray_engine import connected
 
-            with connected(address, workers, retries) as cluster:
-                _drive(tasks, store, cluster, files, retries, progress)
-            return
-        count = min(missing, workers or (1 if any(task.on_gpu for task in tasks) else _usable_cores()))
-        if count == 1:
-            _drive(tasks, store, _ThisProcess(), files, retries, progress)
-            return
-        with closing(_Processes(count)) as processes:
-            _drive(tasks, store, processes, files, retries, progress)
-
-
-def _usable_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+            opened: AbstractContextManager[Engine] = connected(address, workers, retries)
+        else:
+            cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+            count = min(missing, workers or (1 if any(task.on_gpu for task in tasks) else cores))
+            opened = nullcontext(_ThisProcess()) if count == 1 else closing(_Processes(count))
+        with opened as chosen:
+            _drive(tasks, store, chosen, files, retries, progress)
 
 
 def _drive(
@@ -235,8 +227,8 @@ def _drive(
     report()
     while waiting or running:
         while (task := startable()) is not None:
-            blob = None if task.after is None else store.blob(task.after)
-            engine.start(task, JobCall(task.function, dict(task.arguments), task.after is not None, blob, files))
+            blob = {} if task.after is None else {"blob": store.blob(task.after)}
+            engine.start(task, JobCall(task.function, {**task.arguments, **blob}, files))
             waiting.remove(task.key)
             running[task.key] = task
             report()
@@ -315,8 +307,7 @@ def answer_to(call: JobCall) -> JobResult:
                 load_plugin(Plugin(*file))
             module, _, name = call.function.partition(":")
             function = getattr(importlib.import_module(module), name)
-            blob = {"blob": call.blob} if call.with_blob else {}
-            outcome = function(**call.arguments, **blob)
+            outcome = function(**call.arguments)
         if not isinstance(outcome, Outcome):
             raise UnsupportedError(f"{call.function} returned a {type(outcome).__name__}; allowed: an Outcome")
         try:

@@ -252,7 +252,7 @@ class RunStore:
 
     def add_all(self, outcomes: Mapping[str, Outcome]) -> None:
         """Store several outcomes at once."""
-        bodies = []
+        bodies: list[dict[str, Any]] = []
         with disk_watched(self._folder):
             for key, outcome in outcomes.items():
                 about = None

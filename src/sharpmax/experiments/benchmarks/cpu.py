@@ -167,9 +167,7 @@ def _cases(length: int, seed: int, rows: Tensor) -> dict[str, _CpuCase]:
             lambda out: {"output": distance(out[..., rows, :], plain)},
         ),
         _STREAMING: _CpuCase(
-            "row_stats, every statistic",
-            lambda: row_stats(q, k, is_causal=True, impl="streaming"),
-            stats_errors,
+            "row_stats, every statistic", lambda: row_stats(q, k, is_causal=True, impl="streaming"), stats_errors
         ),
         "row-stats/stock": _CpuCase(
             "row_stats, entropy from torch's kernel",

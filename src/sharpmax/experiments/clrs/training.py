@@ -249,34 +249,34 @@ class LearnedPolicy:
 
     def __init__(self, model: PreTrainedModel, kind: str) -> None:
         self._model = model
-        self._live = TrainablePolicy(kind, *grid_of(model), model.device)
-        self._live.coefficients = nn.Parameter(self._live.coefficients.detach())
+        self._trainable = TrainablePolicy(kind, *grid_of(model), model.device)
+        self._trainable.coefficients = nn.Parameter(self._trainable.coefficients.detach())
 
     @property
     def parameter(self) -> Tensor:
         """The coefficients."""
-        return self._live.coefficients
+        return self._trainable.coefficients
 
     @contextmanager
     def active(self) -> Iterator[None]:
         """Within this block the coefficients are a parameter of the model and choose β in its attention."""
         self._model.register_parameter(_NAME, self.parameter)  # type: ignore[arg-type]
         try:
-            with self._live.installed(self._model):
+            with self._trainable.installed(self._model):
                 yield
         finally:
             delattr(self._model, _NAME)
 
-    def hold(self) -> None:
+    def clamp(self) -> None:
         """After a step: clamp what must not be negative."""
-        names = KINDS[self._live.kind]
+        names = KINDS[self._trainable.kind]
         if NOT_NEGATIVE in names:
             with torch.no_grad():
                 self.parameter[..., names.index(NOT_NEGATIVE)].clamp_(min=0.0)
 
     def policy(self) -> PerHead:
         """The policy learned so far."""
-        return policy_from(self._live.kind, self.parameter)
+        return policy_from(self._trainable.kind, self.parameter)
 
 
 MODEL = "model"
@@ -453,7 +453,7 @@ def _callback(
 
         def on_optimizer_step(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
             if learned is not None:
-                learned.hold()
+                learned.clamp()
 
         def on_step_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
             # The saved state must not be ahead of the curve.

@@ -151,12 +151,12 @@ def peak_of(device: torch.device) -> Iterator[Callable[[], int | None]]:
         workspaces = left - torch.cuda.memory_allocated(device)
         found[0] = peak - held - workspaces
         return
-    with _LiveTensors() as counted:
+    with _TensorBytes() as counted:
         yield lambda: found[0]
     found[0] = counted.peak
 
 
-class _LiveTensors(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignore]
+class _TensorBytes(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignore]
     """Count the bytes of the tensors made while this is active.
 
     The process's own memory depends on how fragmented earlier work left the heap: the same training took 38 to 58 MB.
@@ -164,7 +164,7 @@ class _LiveTensors(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-i
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
-        self.peak = self._live = 0
+        self.peak = self._held = 0
         self._storages: set[int] = set()
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -179,13 +179,13 @@ class _LiveTensors(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-i
         if key in self._storages:
             return
         self._storages.add(key)
-        self._live += size
-        self.peak = max(self.peak, self._live)
+        self._held += size
+        self.peak = max(self.peak, self._held)
         weakref.finalize(storage, self._forget, key, size)
 
     def _forget(self, key: int, size: int) -> None:
         self._storages.discard(key)
-        self._live -= size
+        self._held -= size
 
 
 _TEST = 2  # the random stream of test examples, apart from that of training
