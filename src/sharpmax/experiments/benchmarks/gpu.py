@@ -190,41 +190,32 @@ def _checked(runner: Runner) -> CheckedRunner:
     return CheckedRunner(errors, agrees=all(error <= runner.allowed[name] for name, error in errors.items()))
 
 
-@dataclass(frozen=True)
-class _GpuCase:
-    """Inputs, and how they are measured; `yardstick` and `plain` are errors of PyTorch's kernel.
+def _entries(
+    x: Inputs,
+    ours: Mapping[str, Runner],
+    stock: Mapping[str, Runner],
+    yardstick: Mapping[str, float],
+    plain: Mapping[str, float],
+    *,
+    device: torch.device,
+    rounds: int,
+    note: Note,
+) -> list[dict[str, Any]]:
+    """Time ours by kind next to PyTorch's; times are None where the check failed.
 
-    `yardstick` is with everything else exact, `plain` is plain attention.
+    `yardstick` are the errors of PyTorch's kernel with everything else exact, `plain` those of plain attention.
     """
-
-    x: Inputs
-    device: torch.device
-    rounds: int
-    note: Note
-    yardstick: Mapping[str, float]
-    plain: Mapping[str, float]
-
-    def entries(self, ours: Mapping[str, Runner], stock: Mapping[str, Runner]) -> list[dict[str, Any]]:
-        """Time ours by kind next to PyTorch's; times are None where the check failed."""
-        found, rivals = check_and_time(ours, stock, device=self.device, rounds=self.rounds, note=self.note)
-        return [self._entry(kind, runner, found[kind], rivals) for kind, runner in ours.items()]
-
-    def _entry(
-        self, kind: str, runner: Runner, one: CheckedRunner, rivals: Mapping[str, CheckedRunner]
-    ) -> dict[str, Any]:
-        shape, right = self.x.shape, one.agrees
-        backend, best = min(rivals.items(), key=lambda rival: rival[1].ms)
-        speed: dict[str, Any] = {}
-        if right:
-            # Row statistics replace nothing, so all their memory is extra.
-            known = one.peak is not None and best.peak is not None
-            extra = one.peak - (0 if kind == "stats" else best.peak) if known else None  # type: ignore[operator]
-            if kind == "decode":
-                speed["tb_per_s"] = shape.cache_bytes / one.ms / 1e9
-            else:
-                speed["tflop_per_s"] = _PRODUCTS[kind] * shape.product_flops / one.ms / 1e9
-            speed["extra_bytes_per_row"] = None if extra is None else extra / shape.rows
-        return {
+    found, rivals = check_and_time(ours, stock, device=device, rounds=rounds, note=note)
+    backend, best = min(rivals.items(), key=lambda rival: rival[1].ms)
+    entries = []
+    for kind, runner in ours.items():
+        one, shape = found[kind], x.shape
+        right, speed = one.agrees, {}
+        if right and kind == "decode":
+            speed["tb_per_s"] = shape.cache_bytes / one.ms / 1e9
+        elif right:
+            speed["tflop_per_s"] = _PRODUCTS[kind] * shape.product_flops / one.ms / 1e9
+        entry = {
             "kind": kind,
             "case": shape.name,
             "shape": asdict(shape),
@@ -237,22 +228,32 @@ class _GpuCase:
             "ratio": one.ms / best.ms if right else None,
             "floor": FLOORS[kind],
             "limits": LIMITS[kind],
-            "stock_ms_by_backend": {rival: found.ms for rival, found in rivals.items()} if right else None,
+            "stock_ms_by_backend": {rival: other.ms for rival, other in rivals.items()} if right else None,
             **speed,
+            **({"extra_bytes_per_row": _extra_bytes(kind, one, best, shape.rows)} if right else {}),
             "host_ms": one.host_ms if right else None,
             "stock_host_ms": best.host_ms if right else None,
-            "working_set_mb": self.x.bytes / 1e6,
+            "working_set_mb": x.bytes / 1e6,
             "errors": {
                 field: {
                     "ours": _finite(error),
                     "allowed": runner.allowed.get(field),
-                    "stock": None if kind == "stats" else _finite(self.yardstick[field]),
-                    "stock_plain": None if kind == "stats" else _finite(self.plain[field]),
+                    "stock": None if kind == "stats" else _finite(yardstick[field]),
+                    "stock_plain": None if kind == "stats" else _finite(plain[field]),
                 }
                 for field, error in one.errors.items()
             },
-            "rounds": self.rounds,
+            "rounds": rounds,
         }
+        entries.append(entry)
+    return entries
+
+
+def _extra_bytes(kind: str, one: CheckedRunner, best: CheckedRunner, rows: int) -> float | None:
+    if one.peak is None or best.peak is None:
+        return None
+    # Row statistics replace nothing, so all their memory is extra.
+    return (one.peak - (0 if kind == "stats" else best.peak)) / rows
 
 
 def _finite(value: float) -> float | None:
@@ -310,7 +311,7 @@ def prefill(shape: Shape, *, seed: int, device: torch.device, rounds: int, note:
     stock = {
         name: Runner(with_backend(name, lambda: attend(q, k, v, causal)), plain_errors, limits) for name in BACKENDS
     }
-    return _GpuCase(x, device, rounds, note, yardstick, plain).entries(ours, stock)
+    return _entries(x, ours, stock, yardstick, plain, device=device, rounds=rounds, note=note)
 
 
 def decoding(shape: Shape, *, seed: int, device: torch.device, rounds: int, note: Note = silent) -> dict[str, Any]:
@@ -343,7 +344,7 @@ def decoding(shape: Shape, *, seed: int, device: torch.device, rounds: int, note
     folded = x.q.view(shape.batch, shape.kv_heads, shape.group, shape.width)
     stock = {name: rival(name, lambda: attend(x.q, x.k, x.v)) for name in BACKENDS}
     stock |= {f"{name}, folded": rival(name, lambda: attend(folded, x.k, x.v)) for name in BACKENDS}
-    return _GpuCase(x, device, rounds, note, yardstick, plain).entries({"decode": ours}, stock)[0]
+    return _entries(x, {"decode": ours}, stock, yardstick, plain, device=device, rounds=rounds, note=note)[0]
 
 
 def training(shape: Shape, *, seed: int, device: torch.device, rounds: int, note: Note = silent) -> dict[str, Any]:
@@ -375,7 +376,7 @@ def training(shape: Shape, *, seed: int, device: torch.device, rounds: int, note
     ours = Runner(step(sharp), lambda found: _gradient_errors(heads.of(*found), sharp_truth), allowed)
     limits = _times(_GRADIENT_FACTOR, plain)
     stock = {name: Runner(with_backend(name, plain_step), plain_errors, limits) for name in BACKENDS}
-    return _GpuCase(x, device, rounds, note, yardstick, plain).entries({"train": ours}, stock)[0]
+    return _entries(x, {"train": ours}, stock, yardstick, plain, device=device, rounds=rounds, note=note)[0]
 
 
 def _rounded(heads: ChosenHeads) -> HeadGradients:

@@ -100,12 +100,6 @@ class Documents:
         """Tokens of an answer on average."""
         return float((self.lengths - self.starts).mean())
 
-    def __getitem__(self, number: int) -> Reply:
-        if not 0 <= number < len(self):
-            raise IndexError(number)
-        one = self.ids[self.begins[number] : self.begins[number + 1]]
-        return Reply(tuple(one.tolist()), int(self.starts[number]))
-
 
 def fingerprint(examples: Sequence[Example]) -> str:
     """A digest of the examples and their order."""
