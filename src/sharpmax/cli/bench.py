@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sharpmax.cli import answer, options
-from sharpmax.cli.options import resolve_device
+from sharpmax.cli.options import number, resolve_device
 from sharpmax.cli.run import check_extras, command_line, draw_saved, finish, out_folder
 from sharpmax.cli.terminal import print_table, progress, say, wrote
 from sharpmax.errors import MissingExtraError, UnsupportedError, reject
@@ -25,12 +25,8 @@ def bench(
     cpu: Annotated[bool, typer.Option("--cpu/--gpu", help="Device to measure.")] = True,
     probe: Annotated[bool, typer.Option("--probe", help="Measure the cost of capturing rows.")] = False,
     monitor: Annotated[bool, typer.Option("--monitor", help="Measure a monitor's AUROC and cost.")] = False,
-    length: Annotated[
-        int | None, typer.Option(metavar="N", help="Keys.", show_default="16384, --probe 8192, --monitor 2048")
-    ] = None,
-    repeat: Annotated[
-        int | None, typer.Option(metavar="N", help="Rounds.", show_default="5, --gpu 20, --probe 3, --monitor 12")
-    ] = None,
+    length: Annotated[int | None, number("Keys.", show_default="16384, --probe 8192, --monitor 2048")] = None,
+    repeat: Annotated[int | None, number("Rounds.", show_default="5, --gpu 20, --probe 3, --monitor 12")] = None,
     prompts: Annotated[int, options.prompts()] = 100,
     seed: options.Seed = 0,
     device: options.Device = "auto",

@@ -28,9 +28,7 @@ def train(
     algorithms: options.Algorithms = None,
     trace: Annotated[bool, typer.Option("--trace", help="Answers include the algorithm's steps.")] = False,
     dataset: options.Dataset = None,
-    largest: Annotated[
-        int | None, typer.Option(metavar="N", help="Largest training size.", show_default="by algorithm")
-    ] = None,
+    largest: Annotated[int | None, number("Largest training size.", show_default="by algorithm")] = None,
     lr: options.LearningRate = 5e-4,
     policy_lr: Annotated[float, typer.Option(metavar="X", help="Peak learning rate of the policy.")] = 1e-2,
     batch_tokens: Annotated[int, number("Tokens per step, over devices.")] = 65_536,

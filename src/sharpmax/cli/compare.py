@@ -56,9 +56,7 @@ def compare(
     device: options.Device = "auto",
     stack: Annotated[int | None, number("Seeds trained in one program.", show_default="all")] = None,
     engine: Annotated[str, choice("local or ray.", "local", "ray", metavar="E")] = "local",
-    workers: Annotated[
-        int | None, typer.Option(metavar="N", help="Processes on this machine.", show_default="by engine")
-    ] = None,
+    workers: Annotated[int | None, number("Processes on this machine.", show_default="by engine")] = None,
     address: Annotated[
         str | None, typer.Option(metavar="HOST:PORT", help="Ray cluster.", show_default="this machine")
     ] = None,
