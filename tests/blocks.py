@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from sharpmax.cli import main
-from sharpmax.cli.app import make_app
+from sharpmax.cli import main, make_app
 from sharpmax.errors import OutOfRangeWarning
 
 ROOT = Path(__file__).parents[1]

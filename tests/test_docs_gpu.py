@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sharpmax.experiments.benchmarks.gpu_timing import FLOORS
+from sharpmax.experiments.benchmarks.gpu import FLOORS
 from sharpmax.report.gpu import BEGIN, END, against_us, draw_bars, page_tables, read_entries, verdicts, with_tables
 
 ROOT = Path(__file__).parents[1]

@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 import sharpmax as sm
-from sharpmax.cli.app import make_app
+from sharpmax.cli import make_app
 from sharpmax.report.page import write_page
 from sharpmax.results import load
 

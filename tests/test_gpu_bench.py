@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sharpmax.experiments.benchmarks.gpu import can_decode, gpu_entries
-from sharpmax.experiments.benchmarks.gpu_timing import peak_bytes, spent
+from sharpmax.experiments.benchmarks.gpu import gpu_entries, peak_bytes, spent
 from sharpmax.report.gpu import verdicts
 
 pytestmark = [
@@ -19,7 +18,7 @@ GPU = torch.device("cuda")
 
 def test_every_case_is_right_and_gets_its_numbers() -> None:
     entries = gpu_entries(GPU, length=1024, repeat=2)
-    assert len(entries) == (31 if can_decode() else 26)
+    assert len(entries) == 31
     for one in entries:
         name = f"{one['kind']} {one['case']}: {one['problem']}, {one['errors']}"
         assert one["agrees"], name

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from sharpmax.experiments.reproduce.evaluation import measure
-from sharpmax.experiments.reproduce.recipes import RECIPES
 from sharpmax.experiments.reproduce.training import Training
+from sharpmax.experiments.stacked_training import RECIPES
 from sharpmax.models.weights import Trained, shipped_path
 from sharpmax.tasks.max_retrieval import draw, seeded
 

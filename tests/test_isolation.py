@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sharpmax.experiments import plugins
+from sharpmax.experiments import engine as plugins
 from sharpmax.normalisers.base import Normaliser, normalisers
 from sharpmax.policies.base import policy_from_dict
 from sharpmax.policies.basic import Constant
@@ -30,7 +30,7 @@ def test_a_name_is_free_again(home: str, tmp_path: Path) -> None:
     assert not [name for name in sys.modules if name.startswith("sharpmax_plugin_of_test_")]
     file = tmp_path / f"of_test_{home}.py"
     file.write_text(NORMALISER, encoding="utf-8")
-    plugins.load(plugins.read([file])[0])
+    plugins.load_plugin(plugins.read_plugins([file])[0])
     assert issubclass(normalisers()["the-same-in-two-tests"], Normaliser)
 
 

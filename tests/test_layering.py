@@ -95,7 +95,7 @@ def test_no_package_shares_its_name_with_a_public_function() -> None:
 
 def test_engines_know_nothing_of_what_they_run() -> None:
     """Whatever experiment hands tasks to an engine imports it, never the other way."""
-    allowed = ("engine", "ray_engine", "run_folder", "plugins")
+    allowed = ("engine", "ray_engine", "run_folder")
     for module in ("engine", "ray_engine"):
         for name in imported(PACKAGE / "experiments" / f"{module}.py"):
             inside = name.removeprefix("sharpmax.experiments.")

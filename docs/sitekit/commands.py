@@ -10,7 +10,7 @@ from typing import Any
 import typer
 import typer.main
 
-from sharpmax.cli.app import make_app
+from sharpmax.cli import make_app
 
 from .tables import table
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from sharpmax.experiments.benchmarks import cpu as cpu_bench
+from sharpmax.experiments.benchmarks.measuring import targets
 from sharpmax.stats import dispatch as operator
 from sharpmax.stats.call import AttentionCall, Parts
 
@@ -92,7 +93,7 @@ def test_no_speed_for_a_wrong_implementation(
 def test_without_a_right_stock_attention_there_are_no_ratios(
     sharpmax_command: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cpu_bench, "_distance", lambda given, wanted: 1.0)
+    monkeypatch.setattr(cpu_bench, "distance", lambda given, wanted: 1.0)
     outcome = sharpmax_command("bench", "--length", 16, "--repeat", 1)
     assert outcome.code == 1
     assert outcome.out.count("disagrees ") >= len(CASES)
@@ -100,8 +101,7 @@ def test_without_a_right_stock_attention_there_are_no_ratios(
 
 def test_targets_are_judged_at_full_length() -> None:
     entry = {"ratio": 1.5, "extra_mb": 400.0}
-    judged = cpu_bench._targets("row-stats/streaming", entry, judged=True)
+    judged = targets(cpu_bench._TARGETS["row-stats/streaming"], entry)
     assert judged["ratio"]["reached"] is True
     assert judged["extra_mb"]["reached"] is False
-    assert cpu_bench._targets("row-stats/streaming", {"extra_mb": None}, judged=True)["extra_mb"]["reached"] is None
-    assert cpu_bench._targets("attention/paper", entry, judged=True) == {}
+    assert targets({"extra_mb": 300.0}, {"extra_mb": None})["extra_mb"]["reached"] is None

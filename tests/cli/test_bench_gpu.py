@@ -70,18 +70,6 @@ def test_no_speed_for_what_is_wrong(sharpmax_command: Any, tmp_path: Path, monke
 
 
 @pytest.mark.usefixtures("on_cpu")
-def test_without_decode_the_rest_is_measured(
-    sharpmax_command: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(run, "can_decode", lambda: False)
-    monkeypatch.chdir(tmp_path)
-    outcome = sharpmax_command("bench", "--gpu", "--repeat", 1, "--length", 64)
-    assert outcome.code == 0
-    assert "decode: not measured" in outcome.out
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.usefixtures("on_cpu")
 def test_without_what_draws_the_numbers_are_kept(
     sharpmax_command: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -89,7 +77,7 @@ def test_without_what_draws_the_numbers_are_kept(
         raise MissingExtraError("altair", "report", "drawing figures")
 
     monkeypatch.setattr(bench_gpu, "draw_saved", missing)
-    monkeypatch.setattr(run, "can_decode", lambda: False)
+    monkeypatch.setattr(run, "decode_shapes", lambda length: [])
     outcome = sharpmax_command("bench", "--gpu", "--repeat", 1, "--length", 64, "--out", tmp_path)
     assert outcome.code == 0
     assert "No figure: drawing figures needs" in outcome.out

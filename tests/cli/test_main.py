@@ -15,7 +15,7 @@ import torch
 import sharpmax
 from sharpmax.cli import env
 from sharpmax.errors import ArgumentError
-from sharpmax.experiments.reproduce import tables
+from sharpmax.experiments.reproduce import evaluation as tables
 from tests.cli.lines import is_one_error_line
 
 SRC = str(Path(sharpmax.__file__).parent.parent)

@@ -113,6 +113,7 @@ CASES = {
         ("--dataset {home}/lacking.jsonl", "lacks a column"),
         ("--dataset {home}/eight.jsonl --largest 7", "--largest: got 7; allowed: 8 or more"),
         ("--row-tokens 5000", "--row-tokens: got 5000"),
+        ("--weigh words", "--weigh: got 'words'; allowed: tokens, answers"),
         ("--policy {home}/heads.json", "2 layers × 3 heads"),
         ("--dtype float16", "--dtype: got 'float16'; allowed: auto, float32, bfloat16"),
     ],

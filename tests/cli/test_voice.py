@@ -16,7 +16,7 @@ import typer
 from typer.testing import CliRunner
 
 import sharpmax
-from sharpmax.cli.app import make_app
+from sharpmax.cli import make_app
 from sharpmax.tasks.registry import TASKS
 from sharpmax.tasks.sized_registry import SIZED_TASKS
 from tests.blocks import command_of

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from sharpmax.experiments.engine import Task, run
+from sharpmax.experiments.engine import Job, run
 from sharpmax.experiments.run_folder import RunStore
 
 TOYS = Path(__file__).with_name("toy_tasks.py")
@@ -45,20 +45,20 @@ def toy(name: str) -> str:
     return f"sharpmax_plugin_toy_tasks:{name}"
 
 
-def grid(seeds: int = 2, scales: int = 2, **more: Any) -> list[Task]:
+def grid(seeds: int = 2, scales: int = 2, **more: Any) -> list[Job]:
     """Trainings, and tests of what they learned."""
     training = {name: value for name, value in more.items() if name in ("size", "trace", "beside")}
     testing = {name: value for name, value in more.items() if name in ("trace", "gate")}
-    trained = [Task(f"learn/{seed}", toy("learn"), {"seed": seed, **training}) for seed in range(seeds)]
+    trained = [Job(f"learn/{seed}", toy("learn"), {"seed": seed, **training}) for seed in range(seeds)]
     tested = [
-        Task(f"test/{seed}/{scale}", toy("examine"), {"scale": scale / 2, **testing}, after=f"learn/{seed}")
+        Job(f"test/{seed}/{scale}", toy("examine"), {"scale": scale / 2, **testing}, after=f"learn/{seed}")
         for seed in range(seeds)
         for scale in range(scales)
     ]
     return trained + tested
 
 
-def go(folder: Path, tasks: list[Task], **more: Any) -> dict[str, Any]:
+def go(folder: Path, tasks: list[Job], **more: Any) -> dict[str, Any]:
     """Run the tasks; all that the store holds then, read anew from its folder."""
     run(tasks, RunStore(folder), plugins=[TOYS], **more)
     store = RunStore(folder)

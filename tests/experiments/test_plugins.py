@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from sharpmax.errors import ArgumentError, FileFormatError
-from sharpmax.experiments import plugins
+from sharpmax.experiments import engine as plugins
 from sharpmax.normalisers import base
 
 
 def loaded(path: Path) -> Any:
-    return plugins.load(plugins.read([path])[0])
+    return plugins.load_plugin(plugins.read_plugins([path])[0])
 
 
 def test_a_file_is_imported_once_and_again_when_it_has_changed(tmp_path: Path) -> None:
@@ -46,12 +46,12 @@ def test_a_normaliser_registers_wherever_its_text_goes(tmp_path: Path, monkeypat
     monkeypatch.setattr(base, "_kinds", dict(base._kinds))
     file = tmp_path / "squared.py"
     file.write_text(NORMALISER, encoding="utf-8")
-    plugin = plugins.read([file])[0]
+    plugin = plugins.read_plugins([file])[0]
     file.unlink()
-    module: Any = plugins.load(plugin)
+    module: Any = plugins.load_plugin(plugin)
     assert base._kinds["squared-for-a-test"] is module.Squared
     # A file that was changed since replaces what it defined before, instead of finding the name taken.
-    changed: Any = plugins.load(plugins.Plugin(plugin.path, plugin.text + "\n"))
+    changed: Any = plugins.load_plugin(plugins.Plugin(plugin.path, plugin.text + "\n"))
     assert base._kinds["squared-for-a-test"] is changed.Squared is not module.Squared
 
 
@@ -74,13 +74,13 @@ def test_a_file_that_cannot_be_run(tmp_path: Path, text: str, says: str) -> None
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match=r"--with: got '.*none.py'"):
-        plugins.read([tmp_path / "none.py"])
+        plugins.read_plugins([tmp_path / "none.py"])
     (tmp_path / "x.py").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(FileFormatError, match="not text"):
-        plugins.read([tmp_path / "x.py"])
+        plugins.read_plugins([tmp_path / "x.py"])
     (tmp_path / "a").mkdir()
     for folder, text in (("a", "1"), (".", "2")):
         (tmp_path / folder / "y.py").write_text(text, encoding="utf-8")
     with pytest.raises(ArgumentError, match="two files called 'y'"):
-        plugins.read([tmp_path / "y.py", tmp_path / "a" / "y.py"])
-    assert len(plugins.read([tmp_path / "y.py", tmp_path / "y.py"])) == 1
+        plugins.read_plugins([tmp_path / "y.py", tmp_path / "a" / "y.py"])
+    assert len(plugins.read_plugins([tmp_path / "y.py", tmp_path / "y.py"])) == 1

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from sharpmax.errors import ArgumentError, SharpmaxError, UnsupportedError
-from sharpmax.experiments.engine import Progress, Task, run
+from sharpmax.experiments.engine import Job, Progress, run
 from sharpmax.experiments.run_folder import RunStore
 from tests.experiments.engine_runs import driver, go, grid, stuck, toy, traces, wait_for
 
@@ -113,9 +113,9 @@ def test_what_goes_wrong_is_one_line(cluster: Any, tmp_path: Path) -> None:
         ):
             more = {} if name == "mistake" else {"times": 9}
             with pytest.raises(kind, match=f"^{says}$"):
-                go(tmp_path / name, [Task("x", toy(name), {"trace": str(tmp_path), **more})], engine="ray", retries=1)
+                go(tmp_path / name, [Job("x", toy(name), {"trace": str(tmp_path), **more})], engine="ray", retries=1)
             assert len(list(tmp_path.glob(f"{name}.*"))) == times
-        gpu = Task("x", toy("learn"), {"seed": 0, "device": "cuda"})
+        gpu = Job("x", toy("learn"), {"seed": 0, "device": "cuda"})
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("sharpmax.experiments.ray_engine._NODE_TIMEOUT_S", 0.0)
             with pytest.raises(SharpmaxError, match="no node of the cluster has had a GPU"):

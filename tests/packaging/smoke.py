@@ -227,14 +227,14 @@ def report() -> None:
 
 def ray() -> None:
     """A task on a cluster of this machine."""
-    from sharpmax.experiments.engine import Task, run
+    from sharpmax.experiments.engine import Job, run
     from sharpmax.experiments.run_folder import RunStore
 
     toys = ROOT / "tests" / "experiments" / "toy_tasks.py"
     with tempfile.TemporaryDirectory() as folder:
         store = RunStore(Path(folder))
         store.claim({"smoke": 1}, resume=False)
-        task = Task("learn/0", "sharpmax_plugin_toy_tasks:learn", {"seed": 0})
+        task = Job("learn/0", "sharpmax_plugin_toy_tasks:learn", {"seed": 0})
         run([task], store, engine="ray", workers=1, plugins=[toys])
         assert store.record("learn/0")["name"] == "Größe"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sharpmax.experiments.benchmarks.gpu_timing import FLOORS, LIMITS
+from sharpmax.experiments.benchmarks.gpu import FLOORS, LIMITS
 
 PROVENANCE = {
     "commit": "abc",

@@ -4,28 +4,52 @@ Typer and rich are imported by the commands' modules, which are imported here on
 env` and `sharpmax --version` answer without them.
 """
 
-from __future__ import annotations
-
 import contextlib
+import importlib
 import json
 import os
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import sharpmax
 from sharpmax.errors import MissingExtraError, SharpmaxError
 from sharpmax.files import FULL, FULL_TODO
 from sharpmax.lazy import require
 
-__all__ = ["answer", "main", "only_answers"]
+if TYPE_CHECKING:
+    from typer import Typer
+
+__all__ = ["answer", "main", "make_app", "only_answers"]
 
 _FAILED = 1
 _USAGE_ERROR = 2
 _INTERRUPTED = 130
 _OURS = "sharpmax: internal error; please report it with the lines above and the output of: sharpmax env"
+
+_COMMANDS = {
+    "reproduce": "sharpmax reproduce --train --steps 2000 --seeds 1 --out quick",
+    "explore": "sharpmax explore --out explore --no-open",
+    "probe": "sharpmax probe smollm2 --task kv --sizes 8..64 --out probe",
+    "calibrate": "sharpmax calibrate smollm2 --task kv --budget 1% --out calibrate",
+    "evaluate": "sharpmax evaluate smollm2 --policy smollm2 --task kv,houses --sizes 8..512",
+    "fold": "sharpmax fold smollm2 --policy calibrate/policy-constant.json --out folded",
+    "horizon": "sharpmax horizon smollm2 --mass 0.5 --out horizon",
+    "clrs": "sharpmax clrs train --policy paper --out clrs-paper",
+    "clrs train": "sharpmax clrs train --policy paper --out clrs-paper",
+    "clrs evaluate": "sharpmax clrs evaluate clrs-none clrs-paper --out clrs-evaluate",
+    "compare": "sharpmax compare softmax ssmax hard --steps 2000 --seeds 2 --sizes 16..1024",
+    "bench": "sharpmax bench --cpu --out benchmarks",
+    "report": "sharpmax report before after --out comparison",
+    "env": "sharpmax env --json",
+}
+"""Commands with the example that their help ends with, in the order of help: from the paper to a model of one's own,
+training and tools. A command is the function of its name in the module of its first word."""
+
+_MODULES = {"explore": "report"}
+"""Commands in modules of another name."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -74,10 +98,53 @@ def _run(words: list[str]) -> int:
             print(f"sharpmax {sharpmax.__version__}")
             return 0
         raise
-    from sharpmax.cli.app import make_app
-
     code = make_app()(words, prog_name="sharpmax", standalone_mode=False)
     return code if isinstance(code, int) else 0
+
+
+def make_app() -> "Typer":
+    """The app with every command."""
+    import typer
+    from typer.core import TyperGroup
+
+    class Ordered(TyperGroup):
+        """Typer lists groups after commands."""
+
+        def list_commands(self, ctx: Any) -> list[str]:
+            return sorted(super().list_commands(ctx), key=list(_COMMANDS).index)
+
+    def top(
+        context: typer.Context,
+        version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+        # Read before Typer sees the words, so that it works after a command too; here it is for the help.
+        debug: Annotated[bool, typer.Option("--debug", help="Print the traceback of an error.")] = False,
+    ) -> None:
+        if version:
+            print(f"sharpmax {sharpmax.__version__}")
+            raise typer.Exit
+        if context.invoked_subcommand is None:
+            print(context.get_help())
+            raise typer.Exit(_USAGE_ERROR)
+
+    app = typer.Typer(
+        help="Keep attention sharp as inputs grow: measure, predict and fix softmax dispersion.",
+        epilog="Example: sharpmax reproduce --out reproduce",
+        cls=Ordered,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,  # plain help: a command fits on a screen
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback(invoke_without_command=True)(top)
+    clrs_help = "Fine-tune and test models on algorithms as text (CLRS-Text)."
+    clrs = typer.Typer(help=clrs_help, epilog=f"Example: {_COMMANDS['clrs']}")
+    app.add_typer(clrs, name="clrs")
+    for words, example in _COMMANDS.items():
+        module, _, name = words.rpartition(" ")
+        if name == "clrs":
+            continue
+        found = importlib.import_module(f"sharpmax.cli.{module or _MODULES.get(name, name)}")
+        (clrs if module else app).command(name, epilog=f"Example: {example}")(getattr(found, name))
+    return app
 
 
 def _error_for_users(problem: Exception) -> tuple[int, str | None]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sharpmax.cli import answer, options
-from sharpmax.cli.options import resolve_device
+from sharpmax.cli.options import number, resolve_device
 from sharpmax.cli.run import check_extras, command_line, draw_saved, finish, out_folder
 from sharpmax.cli.terminal import print_table, progress, say, wrote
 from sharpmax.errors import MissingExtraError, UnsupportedError, reject
@@ -25,13 +25,8 @@ def bench(
     cpu: Annotated[bool, typer.Option("--cpu/--gpu", help="Device to measure.")] = True,
     probe: Annotated[bool, typer.Option("--probe", help="Measure the cost of capturing rows.")] = False,
     monitor: Annotated[bool, typer.Option("--monitor", help="Measure a monitor's AUROC and cost.")] = False,
-    length: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="Keys.", show_default="16384, --probe 8192, --monitor 2048"),
-    ] = None,
-    repeat: Annotated[
-        int | None, typer.Option(metavar="N", help="Rounds.", show_default="5, --gpu 20, --probe 3, --monitor 12")
-    ] = None,
+    length: Annotated[int | None, number("Keys.", show_default="16384, --probe 8192, --monitor 2048")] = None,
+    repeat: Annotated[int | None, number("Rounds.", show_default="5, --gpu 20, --probe 3, --monitor 12")] = None,
     prompts: Annotated[int, options.prompts()] = 100,
     seed: options.Seed = 0,
     device: options.Device = "auto",
@@ -59,25 +54,23 @@ def bench(
 
 
 def _bench_cpu(context: typer.Context, *, probe: bool) -> None:
-    from sharpmax.experiments.benchmarks import cpu as cpu_bench
-    from sharpmax.experiments.benchmarks import probe as probe_bench
+    from sharpmax.experiments.benchmarks import cpu as bench
 
-    make: Callable[..., dict[str, Any]] = probe_bench.probe_tables if probe else cpu_bench.cpu_tables
-    asked = _amounts(
-        context,
-        probe_bench.ROUNDS if probe else 5,
-        probe_bench.FULL_LENGTH if probe else cpu_bench.FULL_LENGTH,
-    )  # fmt: skip
+    rounds, length = (bench.PROBE_ROUNDS, bench.PROBE_LENGTH) if probe else (bench.ROUNDS, bench.FULL_LENGTH)
+    make: Callable[..., dict[str, Any]] = bench.probe_tables if probe else bench.cpu_tables
+    asked = _amounts(context, rounds, length)
     folder = None if context.params["out"] is None else out_folder(context)
     with progress() as note:
         tables = make(**asked, seed=context.params["seed"], note=note)
     name, show = ("probe.json", _print_probe) if probe else ("cpu.json", _print_cpu)
     finish(context, tables, folder, show, name=name)
-    _fail_if(cpu_bench.disagreeing(tables))
+    _fail_if([name for name, entry in tables["bench"].items() if not entry.get("agrees", True)])
 
 
 def _bench_gpu(context: typer.Context) -> None:
-    from sharpmax.experiments.benchmarks.gpu import ROUNDS, disagreeing, gpu_entries, save, slug, with_origin
+    import torch
+
+    from sharpmax.experiments.benchmarks.gpu import ROUNDS, gpu_entries, save, slug, with_origin
     from sharpmax.experiments.benchmarks.gpu_inputs import FULL_LENGTH
 
     device, seed = _gpu(), context.params["seed"]
@@ -89,7 +82,8 @@ def _bench_gpu(context: typer.Context) -> None:
         _print_gpu(entries)
     known = with_origin(entries, command=command_line(context), seed=seed)
     if folder is not None:
-        saved = save(folder / f"{slug(_name(device))}.json", known)
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+        saved = save(folder / f"{slug(name)}.json", known)
         wrote([saved])
         # A machine with a GPU need not have what draws, and its time is not to be lost.
         try:
@@ -98,7 +92,7 @@ def _bench_gpu(context: typer.Context) -> None:
             say(f"No figure: {missing}; then: sharpmax report {saved}")
     if context.params["as_json"]:
         answer(known)
-    _fail_if(disagreeing(entries))
+    _fail_if([f"{one['kind']} {one['case']}" for one in entries if not one["agrees"]])
 
 
 def _bench_monitor(context: typer.Context) -> None:
@@ -142,20 +136,12 @@ def _gpu() -> torch.device:
     return torch.device("cuda")
 
 
-def _name(device: torch.device) -> str:
-    import torch
-
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-
-
 def _print_gpu(entries: Sequence[dict[str, Any]]) -> None:
     from sharpmax.report.gpu import KINDS, TARGET_COLUMNS, columns, of_kind, rows, target_rows
 
     for kind, title in KINDS.items():
         if of_kind(entries, kind):
             print_table(f"{kind}: {title}, bfloat16", columns(kind), rows(entries, kind))
-        else:
-            say(f"{kind}: not measured, this sharpmax has no sm.{kind}.")
     print_table("targets", list(TARGET_COLUMNS), target_rows(entries))
     for one in entries:
         if one["problem"]:
@@ -208,7 +194,7 @@ def _reached(target: Mapping[str, Any]) -> str:
 
 
 def _print_probe(tables: Mapping[str, Any]) -> None:
-    setting, entries = tables["setting"], tables["bench"]
+    setting = tables["setting"]
     print_table(
         f"{setting['model']} reads {setting['length']:,} tokens, {setting['dtype']}, threads: {setting['threads']}, "
         f"rounds: {setting['rounds']}",
@@ -216,7 +202,7 @@ def _print_probe(tables: Mapping[str, Any]) -> None:
             *("case", "rows", "median s", "× plain", "target", "CPU s", "× plain", "peak MiB", "× plain", "target"),
             *("largest error", "allowed"),
         ],
-        [_probe_row(name, entry, setting["rows"]) for name, entry in entries.items()],
+        [_probe_row(name, entry, setting["rows"]) for name, entry in tables["bench"].items()],
     )
     say(
         "Each pass runs in a fresh interpreter, whose whole memory is counted. Errors: entropies against float64, nats."
@@ -224,36 +210,33 @@ def _print_probe(tables: Mapping[str, Any]) -> None:
 
 
 def _probe_row(name: str, entry: dict[str, Any], rows: dict[str, int]) -> list[str]:
-    if "errors" not in entry:
-        times = [f"{entry['median_s']:.1f}", "–", "–", f"{entry['cpu_s']:.1f}", "–"]
-        return [name, "–", *times, _number(entry["peak_mib"], ",.0f"), *["–"] * 4]
-    chosen = str(rows[name.partition("/")[2]])
-    checked = [_number(entry["errors"]["entropy"], ".1e", "not finite"), f"{entry['tolerance']:.0e}"]
-    if not entry["agrees"]:
-        return [name, chosen, "disagrees" if entry["same_output"] else "changes the output", *["–"] * 7, *checked]
-    times = [f"{entry['median_s']:.1f}", f"{entry['ratio']:.2f}", _target(entry, "ratio")]
-    times += [f"{entry['cpu_s']:.1f}", f"{entry['cpu_ratio']:.2f}"]
-    memory = [_number(entry["peak_mib"], ",.0f"), _number(entry["peak_ratio"], ".2f"), _target(entry, "peak_ratio")]
-    return [name, chosen, *times, *memory, *checked]
-
-
-def _number(value: float | None, form: str, missing: str = "–") -> str:
-    return missing if value is None else format(value, form)
+    median = _number(entry, "median_s", ".1f")
+    if not entry.get("agrees", True):
+        median = "disagrees" if entry["same_output"] else "changes the output"
+    return [
+        name, str(rows.get(name.partition("/")[2], "–")), median, _number(entry, "ratio", ".2f"),
+        _target(entry, "ratio"), _number(entry, "cpu_s", ".1f"), _number(entry, "cpu_ratio", ".2f"),
+        _number(entry, "peak_mib", ",.0f"), _number(entry, "peak_ratio", ".2f"), _target(entry, "peak_ratio"),
+        *_errors(entry),
+    ]  # fmt: skip
 
 
 def _print_cpu(tables: Mapping[str, Any]) -> None:
     setting, entries = tables["setting"], tables["bench"]
-    attention = [name for name in entries if not name.startswith("import/")]
+    imports = {name: entry for name, entry in entries.items() if name.startswith("import/")}
     print_table(
         f"attention: {setting['length']:,} keys, {setting['heads']} heads of {setting['head_size']}, causal, float32, "
         f"threads: {setting['threads']}, rounds: {setting['rounds']}",
         ["case", "median s", "min s", "× PyTorch", "target", "largest error", "allowed"],
-        [_attention_row(name, entries[name]) for name in attention],
+        [[*_times(name, entry), *_errors(entry)] for name, entry in entries.items() if name not in imports],
     )
     print_table(
         "import, in fresh interpreters",
         ["case", "median s", "min s", "× import torch", "target", "heavy modules", "target"],
-        [_import_row(name, entry) for name, entry in entries.items() if name not in attention],
+        [
+            [*_times(name, one), ", ".join(one["heavy_modules"]) or "none", _target(one, "heavy_modules", "none")]
+            for name, one in imports.items()
+        ],
     )
     entry = entries["row-stats/streaming"]
     extra = "not measurable here" if entry["extra_mb"] is None else f"{entry['extra_mb']:,.0f} MB"
@@ -264,24 +247,27 @@ def _print_cpu(tables: Mapping[str, Any]) -> None:
     say(f"Errors: {setting['checked_rows']} rows against float64, relative where a value exceeds 1.")
 
 
-def _attention_row(name: str, entry: dict[str, Any]) -> list[str]:
-    known = [error for error in entry["errors"].values() if error is not None]
-    worst = max(known) if len(known) == len(entry["errors"]) else None
-    checked = [_number(worst, ".1e", "not finite"), f"{entry['tolerance']:.0e}"]
-    if not entry["agrees"]:
-        return [name, "disagrees", "–", "–", "–", *checked]
-    ratio = _number(entry["ratio"], ".2f")
-    return [name, f"{entry['median_s']:.3f}", f"{entry['min_s']:.3f}", ratio, _target(entry, "ratio"), *checked]
+def _times(name: str, entry: dict[str, Any]) -> list[str]:
+    median = _number(entry, "median_s", ".3f") if entry.get("agrees", True) else "disagrees"
+    return [name, median, _number(entry, "min_s", ".3f"), _number(entry, "ratio", ".2f"), _target(entry, "ratio")]
 
 
-def _import_row(name: str, entry: dict[str, Any]) -> list[str]:
-    times = [f"{entry['median_s']:.3f}", f"{entry['min_s']:.3f}", f"{entry['ratio']:.2f}", _target(entry, "ratio")]
-    return [name, *times, ", ".join(entry["heavy_modules"]) or "none", _target(entry, "heavy_modules", "none")]
+def _errors(entry: dict[str, Any]) -> list[str]:
+    """The largest error and what is allowed."""
+    if "errors" not in entry:
+        return ["–", "–"]
+    errors = entry["errors"].values()
+    return ["not finite" if None in errors else f"{max(errors):.1e}", f"{entry['tolerance']:.0e}"]
+
+
+def _number(entry: dict[str, Any], quantity: str, form: str) -> str:
+    value = entry.get(quantity)
+    return "–" if value is None else format(value, form)
 
 
 def _target(entry: dict[str, Any], quantity: str, text: str | None = None) -> str:
-    target = entry["targets"].get(quantity)
-    if target is None:
+    target = entry.get("targets", {}).get(quantity)
+    if target is None or quantity not in entry:
         return "–"
     verdict = {True: ", reached", False: ", missed", None: ""}[target["reached"]]
     return (text or f"≤ {target['at_most']:g}") + verdict

@@ -9,16 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from sharpmax.cli import answer, options
-from sharpmax.cli.options import data_folder, number, policy_named, resolve_device, sizes_from
-from sharpmax.cli.run import (
-    check_extras,
-    check_resume,
-    finish,
-    out_folder,
-    print_report,
-    resumable,
-    show_results,
-)
+from sharpmax.cli.options import choice, data_folder, number, policy_named, resolve_device, sizes_from
+from sharpmax.cli.run import check_extras, check_resume, finish, out_folder, print_report, resumable, show_results
 from sharpmax.cli.terminal import bar, progress, say
 from sharpmax.errors import reject
 
@@ -36,18 +28,14 @@ def train(
     algorithms: options.Algorithms = None,
     trace: Annotated[bool, typer.Option("--trace", help="Answers include the algorithm's steps.")] = False,
     dataset: options.Dataset = None,
-    largest: Annotated[
-        int | None, typer.Option(metavar="N", help="Largest training size.", show_default="by algorithm")
-    ] = None,
+    largest: Annotated[int | None, number("Largest training size.", show_default="by algorithm")] = None,
     lr: options.LearningRate = 5e-4,
     policy_lr: Annotated[float, typer.Option(metavar="X", help="Peak learning rate of the policy.")] = 1e-2,
-    batch_tokens: Annotated[int, typer.Option(metavar="N", help="Tokens per step, over devices.")] = 65_536,
-    row_tokens: Annotated[int, typer.Option(metavar="N", help="Tokens per packed row.")] = 512,
-    weigh: Annotated[str, typer.Option(metavar="NAME", help="Average over tokens or answers.")] = "tokens",
+    batch_tokens: Annotated[int, number("Tokens per step, over devices.")] = 65_536,
+    row_tokens: Annotated[int, number("Tokens per packed row.", least=2)] = 512,
+    weigh: Annotated[str, choice("Average over tokens or answers.", "tokens", "answers")] = "tokens",
     per_cell: options.PerCell = 2000,
-    cell_text: Annotated[
-        int | None, typer.Option(metavar="N", help="Text per algorithm and size.", show_default="all")
-    ] = None,
+    cell_text: Annotated[int | None, number("Text per algorithm and size.", show_default="all")] = None,
     steps: Annotated[int | None, options.steps("by --epochs")] = None,
     epochs: Annotated[float | None, typer.Option(metavar="X", help="Passes over the data.", show_default="1")] = None,
     seed: options.Seed = 0,
@@ -61,7 +49,7 @@ def train(
     processes: options.Processes = 1,
     data: options.Data = None,
     out: options.Out = Path("clrs-train"),
-    save_every: Annotated[int, typer.Option(metavar="N", help="Steps between checkpoints.")] = 200,
+    save_every: Annotated[int, number("Steps between checkpoints.")] = 200,
     resume: options.Resume = False,
     as_json: options.AsJson = False,
 ) -> None:
@@ -70,7 +58,7 @@ def train(
     For several GPUs: accelerate launch -m sharpmax.cli clrs train …
     """
     from sharpmax.experiments.clrs.data import Source, algorithms_from, training_examples
-    from sharpmax.experiments.clrs.training import MODEL, NONE, Recipe, forget_states, prepare, trained_tables
+    from sharpmax.experiments.clrs.training import MODEL, NONE, FineTuneRecipe, forget_states, prepare, trained_tables
     from sharpmax.experiments.run_folder import RUN
     from sharpmax.files import display_name
     from sharpmax.lazy import require
@@ -80,7 +68,7 @@ def train(
     if steps is not None and epochs is not None:
         reject("--epochs", epochs, "nothing together with --steps", "give one of the two")
     chosen = None if policy == NONE else policy_named(policy)
-    recipe = Recipe(
+    recipe = FineTuneRecipe(
         policy=None if chosen is None else chosen.policy, policy_name=NONE if chosen is None else chosen.name,
         learn=learn_policy, steps=steps, epochs=1.0 if epochs is None else epochs, batch_tokens=batch_tokens,
         row_tokens=row_tokens, tokens_at_once=tokens_at_once, weigh=weigh, rate=lr, policy_rate=policy_lr,
@@ -166,8 +154,7 @@ def evaluate(
     Decoding is greedy. A model answers under the policy that is saved beside it.
     """
     from sharpmax.experiments.clrs.data import Source, algorithms_from, test_examples, trained_sizes
-    from sharpmax.experiments.clrs.evaluation import Evaluation, Shard, variants_named
-    from sharpmax.experiments.clrs.tables import evaluation_tables, trainings
+    from sharpmax.experiments.clrs.evaluation import Evaluation, Shard, evaluation_tables, trainings, variants_named
     from sharpmax.experiments.run_folder import RUN
 
     part = Shard.parse(shard)
@@ -186,18 +173,18 @@ def evaluate(
         source = Source(chosen or tuple(known) or algorithms_from(None), per_cell, steps, seed, dataset)
         questions = test_examples(source, wanted, data_folder(data), without=without, processes=processes, note=note)
         setting = {"data": source.to_dict(), "dtype": kind, "device": place.type}
-        exam = Evaluation.fitting(variants, questions, tokens_at_once, setting, longest)
+        evaluation = Evaluation.fitting(variants, questions, tokens_at_once, setting, longest)
     folder = out_folder(context, "" if part.count == 1 else part.name)
-    store = exam.store(folder, part, resume=resume)
-    with resumable(folder, RUN), bar("answering", exam.work(part)) as advance:
-        exam.answer(store, folder, part, advance)
+    store = evaluation.store(folder, part, resume=resume)
+    with resumable(folder, RUN), bar("answering", evaluation.work(part)) as advance:
+        evaluation.answer(store, part, advance)
     store.read()
-    if missing := exam.missing(store):
+    if missing := evaluation.missing(store):
         say(f"{missing:,} answers are left to other parts (--shard). The part that ends last merges all.")
         if as_json:
             answer({"missing": missing})
         return
-    tables = evaluation_tables(exam, store, known or trained_sizes([], source.algorithms), seed) | {
+    tables = evaluation_tables(evaluation, store, known or trained_sizes([], source.algorithms), seed) | {
         "training": training
     }
     finish(context, tables, folder, _print_answers)

@@ -56,9 +56,7 @@ def compare(
     device: options.Device = "auto",
     stack: Annotated[int | None, number("Seeds trained in one program.", show_default="all")] = None,
     engine: Annotated[str, choice("local or ray.", "local", "ray", metavar="E")] = "local",
-    workers: Annotated[
-        int | None, typer.Option(metavar="N", help="Processes on this machine.", show_default="by engine")
-    ] = None,
+    workers: Annotated[int | None, number("Processes on this machine.", show_default="by engine")] = None,
     address: Annotated[
         str | None, typer.Option(metavar="HOST:PORT", help="Ray cluster.", show_default="this machine")
     ] = None,
@@ -72,7 +70,7 @@ def compare(
     Every method gets the same training on small inputs and is tested on large ones.
     """
     from sharpmax.experiments.compare.methods import methods_named, methods_of_files, models_of
-    from sharpmax.experiments.compare.run import Plan
+    from sharpmax.experiments.compare.run import ComparisonPlan
     from sharpmax.experiments.compare.tables import capacity_tables, compare_tables
     from sharpmax.experiments.engine import run
     from sharpmax.experiments.run_folder import RUN, RunStore
@@ -95,7 +93,7 @@ def compare(
         reject("--address", repr(address), "an address together with --engine ray", "add --engine ray")
     check_extras("compare", ("scipy.stats", "reproduce"), ("safetensors", "reproduce"), draw=draw)
     where = resolve_device(context)[0].type
-    plan = Plan(
+    plan = ComparisonPlan(
         methods=tuple(chosen),
         models=tuple(models),
         task=task,

@@ -120,7 +120,7 @@ Dataset = Annotated[Path | None, typer.Option("--dataset", metavar="FILE", help=
 Kinds = completion("calibration.data", "KINDS")
 LearningRate = Annotated[float, typer.Option("--lr", "--rate", metavar="X", help="Peak learning rate.")]
 Samples = Annotated[int, number("Test inputs per seed and size.", "--samples")]
-PerCell = Annotated[int, typer.Option("--per-cell", metavar="N", help="Examples per algorithm and size.")]
+PerCell = Annotated[int, number("Examples per algorithm and size.", "--per-cell")]
 Seeds = Annotated[int, number("Number of seeds.", "--seeds")]
 Seed = Annotated[int, typer.Option("--seed", metavar="N", help="Random seed (the first of N).", callback=_check_seed)]
 Device = Annotated[str, choice("auto, cpu, cuda or mps.", "auto", "cpu", "cuda", "mps", metavar="D")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -38,8 +39,10 @@ def probe(
     number of tokens. Sizes up to 64 items (512 tokens of text) give a forecast of the larger ones, which are then
     measured. The task `text` reads plain text. The defaults take smollm2 about five minutes on two CPU cores.
     """
-    from sharpmax.experiments.tables import probe_under, probed_tables
+    from sharpmax.files import display_name
+    from sharpmax.integrations.transformers.application import applied
     from sharpmax.probing.probe import check_task, load_model
+    from sharpmax.probing.probe import probe as probe_model
     from sharpmax.tasks.text import text_from_file
 
     tasks = None if task is None else [word.strip() for word in task.split(",")]
@@ -54,11 +57,13 @@ def probe(
         show(f"loading {model}")
         language = load_model(model, device=place.type, dtype=kind)
         folder = out_folder(context)
-        found = probe_under(
-            language, None if named is None else named.policy, tasks=tasks, sizes=chosen_sizes, prompts=prompts,
-            rows=rows, text=plain, seed=seed, progress=show,
-        )  # fmt: skip
-    tables = probed_tables(found, None if named is None else named.name)
+        with nullcontext() if named is None else applied(language.model, named.policy):
+            found = probe_model(
+                language.model, language.tokenizer, name=display_name(language.name), tasks=tasks, sizes=chosen_sizes,
+                prompts=prompts, rows=rows, text=plain, seed=seed, progress=show,
+            )  # fmt: skip
+    tables = found.tables()
+    tables["setting"]["policy"] = None if named is None else named.name
     finish(context, tables, folder, lambda _: _print(found))
 
 

@@ -11,18 +11,9 @@ import typer
 
 from sharpmax.cli import options
 from sharpmax.cli.options import choice, resolve_device, sizes_from
-from sharpmax.cli.run import (
-    check_extras,
-    check_resume,
-    command_line,
-    finish,
-    out_folder,
-    print_report,
-    resumable,
-)
+from sharpmax.cli.run import check_extras, check_resume, command_line, finish, out_folder, print_report, resumable
 from sharpmax.cli.terminal import bar, say
 from sharpmax.errors import reject
-from sharpmax.experiments.reproduce.recipes import RECIPES, SIZES, STEPS
 
 if TYPE_CHECKING:
     import torch
@@ -32,15 +23,15 @@ if TYPE_CHECKING:
 
 def reproduce(
     context: typer.Context,
-    recipe: Annotated[str, choice("Training recipe: paper, sharp or both.", *RECIPES, "both")] = "both",
+    recipe: Annotated[str, choice("Training recipe: paper, sharp or both.", "paper", "sharp", "both")] = "both",
     train: Annotated[bool, typer.Option("--train", help="Train heads instead of using the shipped ones.")] = False,
     weights: Annotated[
         Path | None,
         typer.Option(metavar="PATH", help="Heads of an earlier --train: folder or file.", show_default="shipped"),
     ] = None,
-    sizes: Annotated[str, options.sizes()] = f"{SIZES[0]}..{SIZES[-1]}",
+    sizes: Annotated[str, options.sizes()] = "16..16384",
     samples: options.Samples = 128,
-    steps: Annotated[int | None, options.steps(f"the paper's {STEPS}")] = None,
+    steps: Annotated[int | None, options.steps("the paper's 100000")] = None,
     seeds: options.Seeds = 10,
     seed: options.Seed = 0,
     device: options.Device = "auto",
@@ -54,8 +45,9 @@ def reproduce(
     Does a trained head find the best of n items as n grows? Ten heads trained at full length ship with the package
     for each of two recipes, the paper's and a sharper one.
     """
-    from sharpmax.experiments.reproduce.tables import items_to_read, reproduce_tables
+    from sharpmax.experiments.reproduce.evaluation import items_to_read, reproduce_tables
     from sharpmax.experiments.reproduce.training import state_path
+    from sharpmax.experiments.stacked_training import RECIPES, STEPS
 
     recipes = list(RECIPES) if recipe == "both" else [recipe]
     tested = sizes_from(sizes)
@@ -86,6 +78,7 @@ def _train(
     recipes: Sequence[str], seeds: range, steps: int, device: torch.device, folder: Path, command: str, *, resume: bool
 ) -> list[Trained]:
     from sharpmax.experiments.reproduce.training import train, weights_path
+    from sharpmax.experiments.stacked_training import RECIPES
 
     reached, losses = dict.fromkeys(recipes, 0), dict.fromkeys(recipes, math.nan)
     with bar("training", steps * len(recipes)) as advance:

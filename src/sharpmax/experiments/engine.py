@@ -3,30 +3,28 @@
 from __future__ import annotations
 
 import concurrent.futures
-import heapq
 import importlib
 import json
 import os
 import signal
+import sys
 import threading
 import time
 import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass
-from graphlib import CycleError, TopologicalSorter
 from multiprocessing import resource_tracker
 from pathlib import Path
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from sharpmax import errors
-from sharpmax.errors import SharpmaxError, UnsupportedError, reject
-from sharpmax.experiments import plugins as plugin_files
+from sharpmax.errors import FileFormatError, SharpmaxError, UnsupportedError, reject
 from sharpmax.experiments.run_folder import Outcome, RunStore
 from sharpmax.lazy import require
 
@@ -34,7 +32,7 @@ ENGINES = ("local", "ray")
 
 
 @dataclass(frozen=True)
-class Task:
+class Job:
     """A function call under a key that stays the same from run to run."""
 
     key: str
@@ -63,17 +61,68 @@ class Progress:
     running: tuple[str, ...] = ()
 
 
-class Call(NamedTuple):
+class Plugin(NamedTuple):
+    """A user's own Python file, which is sent as text to where tasks run: its path, for messages, and its text."""
+
+    path: str
+    text: str
+
+    @property
+    def module(self) -> str:
+        """The name under which it is imported everywhere.
+
+        >>> Plugin("/home/me/mine.py", "").module
+        'sharpmax_plugin_mine'
+        """
+        return f"sharpmax_plugin_{Path(self.path).stem}"
+
+
+def read_plugins(paths: Sequence[Path]) -> list[Plugin]:
+    """The files as they are now."""
+    found: dict[str, Plugin] = {}
+    for path in map(Path, paths):
+        try:
+            plugin = Plugin(str(path.resolve()), path.read_text(encoding="utf-8-sig"))
+        except OSError as problem:
+            reject("--with", f"{str(path)!r} ({problem.strerror})", "the path of a Python file that you may read")
+        except UnicodeDecodeError:
+            raise FileFormatError(f"--with: {str(path)!r} is not text in UTF-8; give a Python file") from None
+        if found.setdefault(plugin.module, plugin) != plugin:
+            reject("--with", f"two files called {path.stem!r}", "files of different names", "rename one of them")
+    return list(found.values())
+
+
+def load_plugin(plugin: Plugin) -> ModuleType:
+    """Import a plugin, unless this process has done so before."""
+    before = sys.modules.get(plugin.module)
+    if before is not None and getattr(before, "__plugin__", None) == plugin:
+        return before
+    module = sys.modules[plugin.module] = ModuleType(plugin.module)
+    vars(module).update(__file__=plugin.path, __plugin__=plugin)
+    try:
+        exec(compile(plugin.text, plugin.path, "exec"), vars(module))
+    except BaseException as problem:
+        del sys.modules[plugin.module]
+        if isinstance(problem, SharpmaxError) or not isinstance(problem, (Exception, SystemExit)):
+            raise
+        lines = [one.lineno for one in traceback.extract_tb(problem.__traceback__) if one.filename == plugin.path]
+        where = f", line {lines[-1]}" if lines else ""
+        what = " ".join(str(problem).split())
+        raise FileFormatError(
+            f"--with: {plugin.path!r} cannot be run ({type(problem).__name__}{where}: {what})"
+        ) from None
+    return module
+
+
+class JobCall(NamedTuple):
     """What travels to the process that runs a task."""
 
     function: str
     arguments: dict[str, Any]
-    with_blob: bool
-    blob: bytes | None
-    files: list[tuple[str, str]]  # path and text of the user's own Python files
+    files: list[tuple[str, str]]  # plain tuples of plugins, which a node without sharpmax can unpickle too
 
 
-class Answer(NamedTuple):
+class JobResult(NamedTuple):
     """What comes back: a result, or an error, whose `kind` is a class of `sharpmax.errors` or None for any other."""
 
     record: dict[str, Any] | None = None
@@ -94,18 +143,18 @@ class Lost:
 class Engine(Protocol):
     """Where tasks run."""
 
-    def slots(self, task: Task) -> int:
+    def slots(self, task: Job) -> int:
         """How many tasks can run at the same time, if this one is among them."""
 
-    def start(self, task: Task, call: Call) -> None:
+    def start(self, task: Job, call: JobCall) -> None:
         """Start a task."""
 
-    def wait(self) -> Sequence[tuple[Task, Answer | Lost]]:
+    def wait(self) -> Sequence[tuple[Job, JobResult | Lost]]:
         """Wait for the next answers; none if nothing came for a while."""
 
 
 def run(
-    tasks: Sequence[Task],
+    tasks: Sequence[Job],
     store: RunStore,
     *,
     engine: str = "local",
@@ -130,7 +179,8 @@ def run(
         reject("--address", repr(address), "no address with the engine 'local'", "add --engine ray")
     if address is not None and workers is not None:
         reject("--workers", workers, "no number of processes with --address: a cluster knows its own")
-    files = [(plugin.path, plugin.text) for plugin in plugin_files.read(plugins)]
+    files = [(plugin.path, plugin.text) for plugin in read_plugins(plugins)]
+    _check_order(tasks, store)
     with store.writing():
         missing = sum(task.key not in store for task in tasks)
         if not missing:
@@ -139,23 +189,17 @@ def run(
         if engine == "ray":
             from sharpmax.experiments.ray_engine import connected
 
-            with connected(address, workers, retries) as cluster:
-                _drive(tasks, store, cluster, files, retries, progress)
-            return
-        count = min(missing, workers or (1 if any(task.on_gpu for task in tasks) else _usable_cores()))
-        if count == 1:
-            _drive(tasks, store, _ThisProcess(), files, retries, progress)
-            return
-        with closing(_Processes(count)) as processes:
-            _drive(tasks, store, processes, files, retries, progress)
-
-
-def _usable_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+            opened: AbstractContextManager[Engine] = connected(address, workers, retries)
+        else:
+            cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+            count = min(missing, workers or (1 if any(task.on_gpu for task in tasks) else cores))
+            opened = nullcontext(_ThisProcess()) if count == 1 else closing(_Processes(count))
+        with opened as chosen:
+            _drive(tasks, store, chosen, files, retries, progress)
 
 
 def _drive(
-    tasks: Sequence[Task],
+    tasks: Sequence[Job],
     store: RunStore,
     engine: Engine,
     files: list[tuple[str, str]],
@@ -163,28 +207,29 @@ def _drive(
     progress: Callable[[Progress], None],
 ) -> None:
     """Start what is ready, in the order given; store what comes back; retry what failed."""
-    place = {task.key: number for number, task in enumerate(tasks)}
-    order = _ordered(tasks, store)
-    ready = [place[key] for key in order.get_ready()]
-    heapq.heapify(ready)
-    running: dict[str, Task] = {}
+    waiting = {task.key for task in tasks if task.key not in store}
+    running: dict[str, Job] = {}
     failures: Counter[str] = Counter()
     suspects: set[str] = set()  # tasks that run alone, as one of them has killed a process
-    done = sum(task.key in store for task in tasks)
 
     def report() -> None:
+        done = len(tasks) - len(waiting) - len(running)
         progress(Progress(done, len(tasks), tuple(task.name for task in running.values())))
 
-    def may_start(task: Task) -> bool:
+    def startable() -> Job | None:
+        ready = (task for task in tasks if task.key in waiting and (task.after is None or task.after in store))
+        task = next(ready, None)
+        if task is None:
+            return None
         alone = task.key in suspects or not suspects.isdisjoint(running)
-        return len(running) < (1 if alone else engine.slots(task))
+        return task if len(running) < (1 if alone else engine.slots(task)) else None
 
     report()
-    while ready or running:
-        while ready and may_start(tasks[ready[0]]):
-            task = tasks[heapq.heappop(ready)]
-            blob = None if task.after is None else store.blob(task.after)
-            engine.start(task, Call(task.function, dict(task.arguments), task.after is not None, blob, files))
+    while waiting or running:
+        while (task := startable()) is not None:
+            blob = {} if task.after is None else {"blob": store.blob(task.after)}
+            engine.start(task, JobCall(task.function, {**task.arguments, **blob}, files))
+            waiting.remove(task.key)
             running[task.key] = task
             report()
         for task, answer in engine.wait():
@@ -194,37 +239,25 @@ def _drive(
                 _check_failure(task, answer, failures[task.key], retries)
                 if isinstance(answer, Lost):
                     suspects.add(task.key)
-                heapq.heappush(ready, place[task.key])
+                waiting.add(task.key)
                 continue
             store.add(task.key, Outcome(answer.record, answer.blob))
-            done += 1
             suspects.discard(task.key)
-            order.done(task.key)
-            for key in order.get_ready():
-                heapq.heappush(ready, place[key])
             report()
 
 
-def _ordered(tasks: Sequence[Task], store: RunStore) -> TopologicalSorter[str]:
-    """The tasks that are not in the store, each after the one it needs."""
-    counts = Counter(task.key for task in tasks)
-    if (most := counts.most_common(1)) and most[0][1] > 1:
-        reject("tasks", f"two of the key {most[0][0]!r}", "keys that are unique")
-    order: TopologicalSorter[str] = TopologicalSorter()
+def _check_order(tasks: Sequence[Job], store: RunStore) -> None:
+    """Refuse keys that are not unique, and a task that could never start."""
+    known: set[str] = set()
     for task in tasks:
-        if task.key in store:
-            continue
-        if task.after is not None and task.after not in store and task.after not in counts:
-            reject("tasks", f"{task.key!r} after {task.after!r}", "predecessors among the tasks or in the store")
-        order.add(task.key, *([] if task.after is None or task.after in store else [task.after]))
-    try:
-        order.prepare()
-    except CycleError as problem:
-        reject("tasks", f"{problem.args[1][0]!r} after itself, by way of others", "predecessors that can run first")
-    return order
+        if task.key in known:
+            reject("tasks", f"two of the key {task.key!r}", "keys that are unique")
+        if task.after is not None and not (task.after in known or task.after in store or task.key in store):
+            reject("tasks", f"{task.key!r} after {task.after!r}", "predecessors among the tasks before it, or stored")
+        known.add(task.key)
 
 
-def _check_failure(task: Task, answer: Answer | Lost, times: int, retries: int) -> None:
+def _check_failure(task: Job, answer: JobResult | Lost, times: int, retries: int) -> None:
     """Raise unless the task is worth another try."""
     often = "once" if times == 1 else f"{times} times"
     if isinstance(answer, Lost):
@@ -233,19 +266,13 @@ def _check_failure(task: Task, answer: Answer | Lost, times: int, retries: int) 
         how = f"lost its process{'' if answer.final else f' {often}'} ({answer.reason})"
     else:
         if answer.kind is not None:
-            raise _error_of(answer.kind, answer.error)
+            # The constructors of some errors take other things than the text.
+            kind: type[SharpmaxError] = getattr(errors, answer.kind, SharpmaxError)
+            raise kind.__new__(kind, answer.error)
         if times <= retries:
             return
         how = f"failed {often}: {answer.error}"
     raise SharpmaxError(f"task {task.name!r} {how}; finished tasks are kept: continue with --resume")
-
-
-def _error_of(kind: str, text: str) -> SharpmaxError:
-    """The error that was raised in another process."""
-    found = getattr(errors, kind, SharpmaxError)
-    if not (isinstance(found, type) and issubclass(found, SharpmaxError)):
-        found = SharpmaxError
-    return found.__new__(found, text)  # the constructors of some take other things than the text
 
 
 @contextmanager
@@ -272,15 +299,15 @@ def without_denormals() -> Iterator[None]:
         torch.set_flush_denormal(False)
 
 
-def answer_to(call: Call) -> Answer:
+def answer_to(call: JobCall) -> JobResult:
     """Run a task in this process: one thread per operation, no denormals, the user's files imported before."""
     try:
         with one_thread_each(), without_denormals():
-            for path, text in call.files:
-                plugin_files.load(plugin_files.Plugin(path, text))
-            function = _function_named(call.function)
-            blob = {"blob": call.blob} if call.with_blob else {}
-            outcome = function(**call.arguments, **blob)
+            for file in call.files:
+                load_plugin(Plugin(*file))
+            module, _, name = call.function.partition(":")
+            function = getattr(importlib.import_module(module), name)
+            outcome = function(**call.arguments)
         if not isinstance(outcome, Outcome):
             raise UnsupportedError(f"{call.function} returned a {type(outcome).__name__}; allowed: an Outcome")
         try:
@@ -290,38 +317,29 @@ def answer_to(call: Call) -> Answer:
                 f"{call.function} returned a record that JSON cannot hold ({problem}); allowed: texts, finite "
                 "numbers, lists, None"
             ) from None
-        return Answer(record, outcome.blob)
+        return JobResult(record, outcome.blob)
     except (Exception, SystemExit) as problem:
         text = " ".join(str(problem).split())
         if isinstance(problem, SharpmaxError):
-            return Answer(error=text, kind=type(problem).__name__)
+            return JobResult(error=text, kind=type(problem).__name__)
         frames = traceback.extract_tb(problem.__traceback__)
         where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
-        return Answer(error=f"{type(problem).__name__}: {text[:500]}{where}")
-
-
-def _function_named(name: str) -> Callable[..., Any]:
-    module, _, attribute = name.partition(":")
-    try:
-        function: Callable[..., Any] = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as problem:
-        reject("function", f"{name!r} ({problem})", "package.module:function")
-    return function
+        return JobResult(error=f"{type(problem).__name__}: {text[:500]}{where}")
 
 
 class _ThisProcess:
     """Tasks one after the other in this process: one GPU is filled by stacked seeds."""
 
     def __init__(self) -> None:
-        self._started: list[tuple[Task, Call]] = []
+        self._started: list[tuple[Job, JobCall]] = []
 
-    def slots(self, task: Task) -> int:
+    def slots(self, task: Job) -> int:
         return 1
 
-    def start(self, task: Task, call: Call) -> None:
+    def start(self, task: Job, call: JobCall) -> None:
         self._started = [(task, call)]
 
-    def wait(self) -> Sequence[tuple[Task, Answer | Lost]]:
+    def wait(self) -> Sequence[tuple[Job, JobResult | Lost]]:
         return [(task, answer_to(call)) for task, call in self._started]
 
 
@@ -335,12 +353,12 @@ class _Processes:
         self._loky: Any = require("joblib.externals.loky", "reproduce", "several processes")
         self._workers = workers
         self._pool: Any = None
-        self._running: dict[Any, Task] = {}
+        self._running: dict[Any, Job] = {}
 
-    def slots(self, task: Task) -> int:
+    def slots(self, task: Job) -> int:
         return self._workers
 
-    def start(self, task: Task, call: Call) -> None:
+    def start(self, task: Job, call: JobCall) -> None:
         with _interrupts_deferred():
             if self._pool is None:
                 self._pool = self._loky.ProcessPoolExecutor(
@@ -348,7 +366,7 @@ class _Processes:
                 )
             self._running[self._pool.submit(answer_to, call)] = task
 
-    def wait(self) -> Sequence[tuple[Task, Answer | Lost]]:
+    def wait(self) -> Sequence[tuple[Job, JobResult | Lost]]:
         with warnings.catch_warnings():
             # loky replaces a worker whose memory has grown, and says so.
             warnings.filterwarnings("ignore", "A worker stopped", UserWarning)
@@ -357,7 +375,7 @@ class _Processes:
             return [(self._running.pop(future), future.result()) for future in done]
         everything, _ = concurrent.futures.wait(self._running)
         self.close()
-        found: list[tuple[Task, Answer | Lost]] = []
+        found: list[tuple[Job, JobResult | Lost]] = []
         lost = [future for future in everything if future.exception() is not None]
         for future in everything:
             task = self._running.pop(future)

@@ -13,7 +13,7 @@ from typing import Any
 
 import sharpmax
 from sharpmax.errors import SharpmaxError, reject
-from sharpmax.experiments.engine import Answer, Call, Lost, Task
+from sharpmax.experiments.engine import Job, JobCall, JobResult, Lost
 from sharpmax.lazy import require
 
 _ALLOWED = "host:port of a running Ray cluster that this machine belongs to, or 'auto'"
@@ -88,10 +88,10 @@ class Cluster:
     def __init__(self, ray: Any, retries: int) -> None:
         self._ray = ray
         self._work = ray.remote(max_retries=retries, num_cpus=1)(_portable())
-        self._running: dict[Any, Task] = {}
+        self._running: dict[Any, Job] = {}
         self._none_since: dict[str, float] = {}
 
-    def slots(self, task: Task) -> int:
+    def slots(self, task: Job) -> int:
         """The cores of the cluster, or its GPUs for a task that needs one."""
         resource = "GPU" if task.on_gpu else "CPU"
         count = int(self._ray.cluster_resources().get(resource, 0))
@@ -106,13 +106,13 @@ class Cluster:
             )
         return 0
 
-    def start(self, task: Task, call: Call) -> None:
+    def start(self, task: Job, call: JobCall) -> None:
         """Hand a task to Ray."""
         work = self._work.options(num_gpus=int(task.on_gpu), name=task.name)
         # A plain tuple, which a node without sharpmax can unpickle too.
         self._running[work.remote(sharpmax.__version__, tuple(call))] = task
 
-    def wait(self) -> Sequence[tuple[Task, Answer | Lost]]:
+    def wait(self) -> Sequence[tuple[Job, JobResult | Lost]]:
         """Wait for answers, and from time to time for none, as nodes may have come or gone."""
         if not self._running:
             time.sleep(_POLL_S)
@@ -122,9 +122,9 @@ class Cluster:
             self.slots(self._running[waiting[0]])
         return [(self._running.pop(reference), self._answer(reference)) for reference in ready]
 
-    def _answer(self, reference: Any) -> Answer | Lost:
+    def _answer(self, reference: Any) -> JobResult | Lost:
         try:
-            return Answer(*self._ray.get(reference))
+            return JobResult(*self._ray.get(reference))
         except self._ray.exceptions.RayError as problem:
             reason = " ".join(str(problem).split())[:200]
             return Lost(f"{type(problem).__name__}: {reason}", final=True)
@@ -154,8 +154,8 @@ def _portable() -> Any:
         if problem:
             text = f"--engine ray: node {platform.node()!r} {problem}; install sharpmax=={version} there"
             return None, None, text, "UnsupportedError"
-        from sharpmax.experiments.engine import Call, answer_to
+        from sharpmax.experiments.engine import JobCall, answer_to
 
-        return tuple(answer_to(Call(*call)))
+        return tuple(answer_to(JobCall(*call)))
 
     return work

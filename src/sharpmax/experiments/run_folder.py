@@ -248,19 +248,27 @@ class RunStore:
 
     def add(self, key: str, outcome: Outcome) -> None:
         """Store an outcome; when this returns it is on disk."""
-        record, about = plain(outcome.record), None
+        self.add_all({key: outcome})
+
+    def add_all(self, outcomes: Mapping[str, Outcome]) -> None:
+        """Store several outcomes at once."""
+        bodies: list[dict[str, Any]] = []
         with disk_watched(self._folder):
-            if outcome.blob is not None:
-                # A name that people can read and that no other key has.
-                name = re.sub("[^A-Za-z0-9.]+", "-", key).strip("-.")[:80]
-                name = f"{name}-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
-                digest = hashlib.sha256(outcome.blob).hexdigest()
-                about = {"file": name, "bytes": len(outcome.blob), "sha256": digest}
-                write_bytes(self._folder / _BLOBS / name, outcome.blob)
-            body = {"key": key, "record": record, "blob": about}
-            append_bytes(self._path, (json.dumps(body, ensure_ascii=False) + "\n").encode())
-        self._count += 1
-        self._entries[key] = _Entry(record, about, self._count)
+            for key, outcome in outcomes.items():
+                about = None
+                if outcome.blob is not None:
+                    # A name that people can read and that no other key has.
+                    name = re.sub("[^A-Za-z0-9.]+", "-", key).strip("-.")[:80]
+                    name = f"{name}-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
+                    digest = hashlib.sha256(outcome.blob).hexdigest()
+                    about = {"file": name, "bytes": len(outcome.blob), "sha256": digest}
+                    write_bytes(self._folder / _BLOBS / name, outcome.blob)
+                bodies.append({"key": key, "record": plain(outcome.record), "blob": about})
+            lines = "".join(json.dumps(body, ensure_ascii=False) + "\n" for body in bodies)
+            append_bytes(self._path, lines.encode())
+        for body in bodies:
+            self._count += 1
+            self._entries[body["key"]] = _Entry(body["record"], body["blob"], self._count)
 
 
 def read_lines(path: Path, parse: Callable[[Any], T], advice: str) -> list[T]:

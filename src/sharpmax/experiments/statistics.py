@@ -75,7 +75,7 @@ class SeedInterval:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class SeedComparison:
     """Gain over the base, p-value of a two-sided paired t-test, and percent of the ceiling."""
 
     gain: float
@@ -174,10 +174,10 @@ def with_interval(per_seed: np.ndarray) -> SeedInterval:
     return SeedInterval(mean, sem, mean - reach, mean + reach, count)
 
 
-def compare(variant: np.ndarray, base: np.ndarray, ceiling: np.ndarray) -> Comparison:
+def compare(variant: np.ndarray, base: np.ndarray, ceiling: np.ndarray) -> SeedComparison:
     """Compare a variant with the base, seed by seed."""
     share = 100.0 * float(variant.mean() / ceiling.mean()) if ceiling.mean() > 0 else None
-    return Comparison(float((variant - base).mean()), paired_p(variant, base), share)
+    return SeedComparison(float((variant - base).mean()), paired_p(variant, base), share)
 
 
 def paired_p(variant: np.ndarray, base: np.ndarray) -> float | None:

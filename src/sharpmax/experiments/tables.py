@@ -1,4 +1,4 @@
-"""Results of `calibrate`, `probe` and `horizon` as tables."""
+"""Results of `calibrate` and `horizon` as tables."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import asdict
 from typing import Any
 
@@ -16,14 +15,10 @@ from sharpmax.calibration.budget import percent
 from sharpmax.calibration.calibrate import CalibrationResult
 from sharpmax.errors import UnsupportedError
 from sharpmax.experiments.statistics import accuracy
-from sharpmax.files import display_name
-from sharpmax.integrations.transformers.application import applied
-from sharpmax.models.language import LanguageModel
 from sharpmax.policies.base import Policy
 from sharpmax.policies.per_head import PerHead
 from sharpmax.probing.certified import REACH, Certificate, HeadCertificate
 from sharpmax.probing.measurement import KINDS, MeasuredHead, MeasuredHorizons
-from sharpmax.probing.probe import ProbeResult, probe
 from sharpmax.stats.statistics import RowStats
 from sharpmax.theory.bounds import whole
 
@@ -108,18 +103,6 @@ def _beta(policy: Policy) -> float:
     return float(policy.beta(row))
 
 
-def probe_under(language: LanguageModel, policy: Policy | None, **options: Any) -> ProbeResult:
-    """Probe a model while a policy is applied (None: without one); `options` are those of `sharpmax.probe`."""
-    with nullcontext() if policy is None else applied(language.model, policy):
-        return probe(language.model, language.tokenizer, name=display_name(language.name), **options)
-
-
-def probed_tables(found: ProbeResult, policy: str | None) -> dict[str, Any]:
-    """The tables of a probe; `policy` is the name it was given by."""
-    tables = found.tables()
-    return {**tables, "setting": {**tables["setting"], "policy": policy}}
-
-
 RULE = (
     f"a certificate is informative if its horizon is at most {REACH} times the model's context, or the sliding window, "
     "or the table of learned positions, where a row sees no more; else it is vacuous"
@@ -142,9 +125,17 @@ def horizon_tables(
             "context": certificate.context,
             "reach": max(one.reach for one in certificate.heads),
             "rule": RULE,
-            "prompts": None if measured is None else _prompts(measured),
+            "prompts": None
+            if measured is None
+            else {
+                "task": measured.task,
+                "sizes": list(measured.sizes),
+                "prompts": measured.prompts,
+                "shortest": measured.shortest,
+                "longest": measured.longest,
+            },
         },
-        "verdict": [*_certain(certificate), *([] if measured is None else _seen(measured))],
+        "verdict": [_certified_verdict(certificate), *([] if measured is None else [_measured_verdict(measured)])],
         "certified": {**_certified_together(certificate.heads), "median_by": certificate.median_by()},
         "measured": None if measured is None else _measured_together(measured.heads),
         "layers": {
@@ -167,16 +158,6 @@ def check_consistent(certificate: Certificate, measured: MeasuredHorizons, dtype
                 f"model: in layer {certain.layer}, head {certain.head} a spread of {seen.widest:.4g} was measured and "
                 f"{certain.spread:.4g} certified; this {certificate.family} computes more than its weights say"
             )
-
-
-def _prompts(measured: MeasuredHorizons) -> dict[str, Any]:
-    return {
-        "task": measured.task,
-        "sizes": list(measured.sizes),
-        "prompts": measured.prompts,
-        "shortest": measured.shortest,
-        "longest": measured.longest,
-    }
 
 
 def _horizon_heads(certificate: Certificate, measured: MeasuredHorizons | None) -> dict[str, Any]:
@@ -216,31 +197,31 @@ def _measured_together(heads: Sequence[MeasuredHead]) -> dict[str, Any]:
     }
 
 
-def _certain(certificate: Certificate) -> list[str]:
+def _certified_verdict(certificate: Certificate) -> str:
     known, total, mass = len(certificate.informative), len(certificate.heads), f"{100 * certificate.mass:g}%"
     first = min(certificate.heads, key=lambda one: one.log10_tokens)
     name = f"layer {first.layer}, head {first.head}"
     if known:
-        return [
+        return (
             f"Certified for every input: {known} of {total} heads cannot keep {mass} of their weight on one token "
             f"beyond a known number of tokens, the first of them ({name}) beyond {first.tokens:,}; for the other "
             f"{total - known} the certificate is vacuous."
-        ]
+        )
     power = math.floor(10.0 * first.log10_tokens) / 10.0
-    return [
+    return (
         f"Certified for every input: nothing that anyone could meet, for all {total} certificates are vacuous. The "
         f"tightest ({name}) allows {mass} of the weight on one token up to about 10^{power:.1f} tokens, "
         f"and no row will see more than {first.reach:,}."
-    ]
+    )
 
 
-def _seen(measured: MeasuredHorizons) -> list[str]:
+def _measured_verdict(measured: MeasuredHorizons) -> str:
     kinds, total = Counter(one.kind for one in measured.heads), len(measured.heads)
     mass = f"{100 * measured.mass:g}%"
     tokens = [one.tokens for one in measured.heads if one.tokens is not None]
     by = f" (half of these by {whole(statistics.median(tokens)):,} tokens)" if tokens else ""
-    return [
+    return (
         f"Measured on {measured.prompts} prompts of {measured.shortest:,} to {measured.longest:,} tokens: of {total} "
         f"heads {kinds['before']} hold {mass} of their weight on one token at no length, {kinds['at']} fall under "
         f"it{by}, and {kinds['beyond']} are not seen to fall."
-    ]
+    )

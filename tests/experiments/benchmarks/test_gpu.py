@@ -14,8 +14,8 @@ from torch import Tensor
 
 import sharpmax as sm
 from sharpmax.errors import ArgumentError, UnsupportedError
-from sharpmax.experiments.benchmarks import gpu, gpu_inputs, gpu_timing
-from sharpmax.experiments.benchmarks.gpu import decoding
+from sharpmax.experiments.benchmarks import gpu, gpu_inputs
+from sharpmax.experiments.benchmarks.gpu import Runner, Spent, check_and_time, decoding
 from sharpmax.experiments.benchmarks.gpu_inputs import (
     Shape,
     chosen_heads,
@@ -26,7 +26,6 @@ from sharpmax.experiments.benchmarks.gpu_inputs import (
     rows_in_float64,
     sampled_rows,
 )
-from sharpmax.experiments.benchmarks.gpu_timing import Runner, Spent, contest, fastest
 from sharpmax.stats import dispatch as operator
 from sharpmax.stats.call import AttentionCall, Parts
 from tests.experiments.gpu_cases import CPU, SHAPE, plain_decode, set_decode
@@ -216,11 +215,9 @@ def test_a_wrong_stock_kernel_is_no_rival(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_one_backend_and_no_other() -> None:
     q = torch.randn(1, 2, 4, 8)
-    assert torch.equal(
-        gpu_timing.with_backend("flash", lambda: gpu_timing.attend(q, q, q))(), gpu_timing.attend(q, q, q)
-    )
+    assert torch.equal(gpu.with_backend("flash", lambda: gpu.attend(q, q, q))(), gpu.attend(q, q, q))
     with pytest.raises(RuntimeError, match="No viable backend"):
-        gpu_timing.with_backend("cuDNN", lambda: gpu_timing.attend(q, q, q))()
+        gpu.with_backend("cuDNN", lambda: gpu.attend(q, q, q))()
 
 
 def test_everybody_takes_turns_and_the_first_round_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,18 +227,17 @@ def test_everybody_takes_turns_and_the_first_round_is_not_counted(monkeypatch: p
         return Runner(lambda: order.append(name), lambda result: {"output": 0.0}, {"output": 0.0})
 
     times = iter([100.0] * 3 + [5.0, 4.0, 2.0] + [6.0, 3.0, 9.0] + [7.0, 5.0, 1.0])
-    monkeypatch.setattr(gpu_timing, "peak_bytes", lambda run, device: 640)
+    monkeypatch.setattr(gpu, "peak_bytes", lambda run, device: 640)
 
     def canned(run: Any, device: torch.device) -> Spent:
         run()
         return Spent(next(times), 0.5)
 
-    monkeypatch.setattr(gpu_timing, "spent", canned)
-    ours, rivals = contest({"a": runner("a")}, {"b": runner("b"), "c": runner("c")}, device=CPU, rounds=3)
+    monkeypatch.setattr(gpu, "spent", canned)
+    ours, rivals = check_and_time({"a": runner("a")}, {"b": runner("b"), "c": runner("c")}, device=CPU, rounds=3)
     assert "".join(order) == "abc" * 5
     assert (ours["a"].ms, ours["a"].host_ms, ours["a"].peak) == (6.0, 0.5, 640)
     assert {name: one.ms for name, one in rivals.items()} == {"b": 4.0, "c": 2.0}
-    assert fastest(rivals)[0] == "c"
 
 
 def test_files_are_named_after_the_device_and_say_where_they_come_from(tmp_path: Path) -> None:

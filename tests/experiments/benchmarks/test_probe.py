@@ -11,8 +11,7 @@ import pytest
 from sharpmax import provenance
 from sharpmax.cli import main
 from sharpmax.errors import ArgumentError
-from sharpmax.experiments.benchmarks import probe as one_pass
-from sharpmax.experiments.benchmarks import probe as probe_bench
+from sharpmax.experiments.benchmarks import cpu as probe_bench
 from sharpmax.experiments.benchmarks.measuring import resident_bytes
 from tests.integrations.families import FAMILIES
 
@@ -33,8 +32,8 @@ def costs(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, Any]]:
 
 def test_a_pass_measures_itself_and_its_entropies() -> None:
     model = FAMILIES["llama"].build()
-    plain = one_pass.one_pass(model, 40, "plain", 0)
-    log = one_pass.one_pass(model, 40, "log", 0)
+    plain = probe_bench.one_pass(model, 40, "plain", 0)
+    log = probe_bench.one_pass(model, 40, "log", 0)
     assert plain["output"] == log["output"]
     assert plain["entropy_error"] is None
     assert 0 < log["entropy_error"] < 1e-5
@@ -42,7 +41,7 @@ def test_a_pass_measures_itself_and_its_entropies() -> None:
     assert log["cpu_seconds"] > 0
     if resident_bytes() is not None:
         assert plain["peak_mib"] > 10
-    assert one_pass.one_pass(model, 40, "plain", 1)["output"] != plain["output"]
+    assert probe_bench.one_pass(model, 40, "plain", 1)["output"] != plain["output"]
 
 
 def test_a_wrong_entropy_shows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,7 +54,7 @@ def test_a_wrong_entropy_shows(monkeypatch: pytest.MonkeyPatch) -> None:
         return found | {"entropy": found["entropy"] * 1.01}
 
     monkeypatch.setattr(capture, "measured", wrong)
-    assert one_pass.one_pass(FAMILIES["llama"].build(), 40, "all", 0)["entropy_error"] > 1e-3
+    assert probe_bench.one_pass(FAMILIES["llama"].build(), 40, "all", 0)["entropy_error"] > 1e-3
 
 
 def test_ratios_and_targets(costs: dict[str, dict[str, Any]]) -> None:

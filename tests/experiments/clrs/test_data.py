@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sharpmax.experiments.clrs.data import Documents, Packed, batch_of, pack, shortened
+from sharpmax.experiments.clrs.data import Documents, Packed, batch_of, pack, replies, shortened
 from sharpmax.experiments.clrs.training import answer_loss, answers_only
 from sharpmax.integrations.transformers.application import applied
 from sharpmax.integrations.transformers.interface import observe
@@ -18,14 +18,12 @@ from sharpmax.policies.per_head import PerHead
 from tests.experiments.clrs import stub
 from tests.experiments.evaluate import tiny
 
-
-def documents(per_cell: int = 6) -> Documents:
-    return Documents.of(tiny.tokenizer(), stub.examples(stub.ALGORITHMS, (4, 6), per_cell, "train", 0))
+EXAMPLES = stub.examples(stub.ALGORITHMS, (4, 6), 6, "train", 0)
 
 
 def packed(row_tokens: int = 128, **more: Any) -> Packed:
     usual = {"group_tokens": 256, "together": 1, "steps": None, "epochs": 1.0, "seed": 0}
-    return Packed.of(documents(), row_tokens, **{**usual, **more})
+    return Packed.of(Documents.of(tiny.tokenizer(), EXAMPLES), row_tokens, **{**usual, **more})
 
 
 def test_every_document_is_packed_once_and_rows_are_nearly_full() -> None:
@@ -46,7 +44,8 @@ def test_a_batch_has_exactly_the_losses_of_its_documents(name: str, row_tokens: 
     made = packed(row_tokens)
     batch: Any = batch_of([made[0]])
     labels = batch.pop("labels")
-    alone = [made.documents[one] for row in made.groups[0].rows for one in row]
+    known = list(replies(tiny.tokenizer(), EXAMPLES))
+    alone = [known[one] for row in made.groups[0].rows for one in row]
     assert len(labels) >= 2
     assert len(alone) > 4 if row_tokens == 128 else len(alone) == len(labels)
     with applied(model, policy):

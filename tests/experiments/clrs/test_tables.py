@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sharpmax.experiments.clrs import tables as scores
-from sharpmax.experiments.clrs.evaluation import Answer, AnswerStore, Evaluation, Shard, Variant
-from sharpmax.experiments.clrs.tables import evaluation_tables
+from sharpmax.experiments.clrs import evaluation as scores
+from sharpmax.experiments.clrs.evaluation import Answer, AnswerStore, Evaluation, Shard, Variant, evaluation_tables
 from sharpmax.tasks.clrs_text.generation import Example
 from tests.experiments.clrs import stub
 from tests.experiments.evaluate import tiny

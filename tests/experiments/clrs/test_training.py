@@ -16,8 +16,8 @@ from torch import nn
 
 from sharpmax.errors import ArgumentError, SharpmaxError
 from sharpmax.experiments.clrs import training
-from sharpmax.experiments.clrs.data import Documents, Packed, batch_of
-from sharpmax.experiments.clrs.training import Curve, Recipe, Trained, train
+from sharpmax.experiments.clrs.data import Documents, Packed, batch_of, replies
+from sharpmax.experiments.clrs.training import FineTuned, FineTuneRecipe, LossCurve, train
 from sharpmax.integrations.transformers.application import policy_of
 from sharpmax.models.language import LanguageModel, load_language_model
 from sharpmax.policies.basic import Constant
@@ -40,19 +40,19 @@ def packed() -> Packed:
     return Packed.of(documents, ROOM, group_tokens=ROOM, together=TOGETHER, steps=STEPS, epochs=1.0, seed=0)
 
 
-def recipe(**more: Any) -> Recipe:
+def recipe(**more: Any) -> FineTuneRecipe:
     usual = {"steps": STEPS, "batch_tokens": TOGETHER * ROOM, "tokens_at_once": ROOM, "row_tokens": ROOM}
-    return Recipe(**{**usual, "save_every": 2, **more})
+    return FineTuneRecipe(**{**usual, "save_every": 2, **more})
 
 
-def run(folder: Path, resume: bool = False, model: Any = None, progress: Any = None, **more: Any) -> Trained:
+def run(folder: Path, resume: bool = False, model: Any = None, progress: Any = None, **more: Any) -> FineTuned:
     folder.mkdir(exist_ok=True)
     language = LanguageModel("tiny", tiny.model() if model is None else model, tiny.tokenizer())
     options = {} if progress is None else {"progress": progress}
     return train(language, packed(), recipe(**more), folder, device=CPU, bfloat16=False, resume=resume, **options)
 
 
-def losses(trained: Trained) -> list[float]:
+def losses(trained: FineTuned) -> list[float]:
     assert [entry.step for entry in trained.curve] == list(range(1, STEPS + 1))
     return [entry.loss for entry in trained.curve]
 
@@ -84,11 +84,13 @@ def test_the_loss_is_the_mean_over_the_tokens_of_the_answers_of_a_step(tmp_path:
 
 def test_weighed_by_answers_a_long_answer_counts_no_more_than_a_short_one(tmp_path: Path) -> None:
     examples = [Example(f"say:\n{'ab' * n}\n", "a b " * n, "say", n) for n in (1, 2, 5, 3, 1, 4)]
-    documents = Documents.of(tiny.tokenizer(), examples)
-    groups = Packed.of(documents, 512, group_tokens=512, together=1, steps=1, epochs=1.0, seed=0)
+    known = list(replies(tiny.tokenizer(), examples))
+    groups = Packed.of(
+        Documents.of(tiny.tokenizer(), examples), 512, group_tokens=512, together=1, steps=1, epochs=1.0, seed=0
+    )
     model, means, lengths = tiny.model(), [], []
     for row in groups.groups[0].rows:
-        for one in map(documents.__getitem__, row):
+        for one in map(known.__getitem__, row):
             with torch.no_grad():
                 logits = model(torch.tensor([one.ids])).logits[0, one.start - 1 : -1]
             means.append(float(F.cross_entropy(logits, torch.tensor(one.ids[one.start :]))))
@@ -99,8 +101,6 @@ def test_weighed_by_answers_a_long_answer_counts_no_more_than_a_short_one(tmp_pa
     settings = recipe(steps=1, batch_tokens=512, row_tokens=512, tokens_at_once=512, weigh="answers")
     trained = train(language, groups, settings, tmp_path, device=CPU, bfloat16=False)
     assert trained.curve[0].loss == pytest.approx(sum(means) / len(means), rel=1e-5)
-    with pytest.raises(ArgumentError, match=r"^--weigh: got 'words'; allowed: one of \['tokens', 'answers'\]"):
-        recipe(weigh="words")
 
 
 def test_arms_read_the_same_batches_from_the_same_weights(tmp_path: Path) -> None:
@@ -207,7 +207,6 @@ def test_a_disk_that_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(
     ("more", "says"),
     [
-        ({"steps": 0}, "--steps: got 0"),
         ({"rate": 0.0}, "--lr: got 0.0"),
         ({"epochs": -1.0}, "--epochs: got -1.0"),
         ({"learn": "magic"}, "--learn-policy: got 'magic'"),
@@ -222,7 +221,7 @@ def test_recipes_that_make_no_sense(more: dict[str, Any], says: str) -> None:
 
 def test_the_curve_keeps_losses_as_they_were(tmp_path: Path) -> None:
     """The Trainer multiplies a loss in place by the number of devices, which undoes the mean that follows."""
-    curve = Curve(tmp_path / "curve.jsonl", lambda step: 1, every=1)
+    curve = LossCurve(tmp_path / "curve.jsonl", lambda step: 1, every=1)
     logits, labels = torch.zeros(1, 2, 5), torch.tensor([[-100, 1, 2]])
     loss = curve.loss(SimpleNamespace(logits=logits), labels, 2)
     loss *= 2

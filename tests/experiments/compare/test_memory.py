@@ -9,14 +9,15 @@ import sys
 
 IN_A_ROW = """
 import json, sys, torch
+from dataclasses import asdict
 from sharpmax.experiments import stacked_training
 from sharpmax.experiments.compare.methods import SHIPPED_METHODS, ModelSpec
 from sharpmax.experiments.compare.run import train
 torch.set_num_threads(1)
 stacked_training.BLOCK = 4
 def memory(name):
-    common = {"model": ModelSpec().plain(), "task": "max", "seeds": [0, 1], "device": "cpu"}
-    return train(**common, method=SHIPPED_METHODS[name].plain(), steps=4, batch=64).record["memory"]
+    common = {"model": asdict(ModelSpec()), "task": "max", "seeds": [0, 1], "device": "cpu"}
+    return train(**common, method=asdict(SHIPPED_METHODS[name]), steps=4, batch=64).record["memory"]
 print(json.dumps([memory(name) for name in sys.argv[1:]]))
 """
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from sharpmax.experiments.compare.methods import (
     methods_of_files,
     recipe_for,
 )
-from sharpmax.experiments.compare.run import Plan
+from sharpmax.experiments.compare.run import ComparisonPlan
 from sharpmax.normalisers.base import normaliser
 from sharpmax.tasks.sized_registry import sized_task
 from tests.small_normalisers import shipped
@@ -34,7 +34,7 @@ def test_the_comparison_has_every_normaliser_of_the_package() -> None:
         name, options = method.tested_with()
         normaliser(name, **options)
         assert method.summary
-        assert Method.of(json.loads(json.dumps(method.plain()))) == method
+        assert Method(**json.loads(json.dumps(asdict(method)))) == method
 
 
 def test_methods_by_name_once_each_and_ones_own_always() -> None:
@@ -97,15 +97,15 @@ def test_the_ablation_changes_one_thing_of_sharp_at_a_time() -> None:
         recipe_for(ModelSpec(), method, MAX, 10, 4)
         changed = [
             name
-            for name, value in method.plain().items()
-            if name not in ("name", "summary") and value != SHIPPED_METHODS["sharp"].plain()[name]
+            for name, value in asdict(method).items()
+            if name not in ("name", "summary") and value != asdict(SHIPPED_METHODS["sharp"])[name]
         ]
         assert len(changed) == 1, method.name
 
 
 def test_a_plan_trains_every_stack_once_and_tests_it_at_every_size() -> None:
     methods = tuple(methods_named(["softmax", "hard"]))
-    plan = Plan(methods, (ModelSpec(),), "max", (0, 1, 2), 10, 4, (16, 32), 8, "cpu", 2)
+    plan = ComparisonPlan(methods, (ModelSpec(),), "max", (0, 1, 2), 10, 4, (16, 32), 8, "cpu", 2)
     tasks = plan.tasks()
     assert len({task.key for task in tasks}) == len(tasks) == 2 * 2 * (1 + 2)
     keys = [task.key for task in tasks]
@@ -118,11 +118,11 @@ def test_a_plan_trains_every_stack_once_and_tests_it_at_every_size() -> None:
 
 def test_a_key_changes_with_what_the_numbers_depend_on_alone() -> None:
     own = Method("mine", "softmax")
-    plan = Plan((own,), (ModelSpec(),), "max", (0,), 10, 4, (16,), 8, "cpu", 1, files=("text",))
+    plan = ComparisonPlan((own,), (ModelSpec(),), "max", (0,), 10, 4, (16,), 8, "cpu", 1, files=("text",))
 
     def key(**other: Any) -> str:
         changed = replace(plan, **other)
-        return changed.training_key(changed.models[0], changed.methods[0], (0,))
+        return changed.key(changed.models[0], changed.methods[0], (0,))
 
     same: list[dict[str, Any]] = [
         {"sizes": (16, 32)},

@@ -9,7 +9,7 @@ import pytest
 from sharpmax import provenance
 from sharpmax.experiments import stacked_training
 from sharpmax.experiments.reproduce import training as run
-from sharpmax.experiments.reproduce.recipes import RECIPES, Recipe
+from sharpmax.experiments.stacked_training import RECIPES, Recipe
 from sharpmax.models.single_head import SingleHeads
 from tests.experiments.reproduce.trained_heads import heads_of
 

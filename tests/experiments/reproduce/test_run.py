@@ -19,8 +19,8 @@ import pytest
 import torch
 
 from sharpmax.errors import ArgumentError, FileFormatError
-from sharpmax.experiments.reproduce.recipes import RECIPES, Recipe
 from sharpmax.experiments.reproduce.training import Training, state_path, train, weights_path
+from sharpmax.experiments.stacked_training import RECIPES, Recipe
 from sharpmax.models.weights import Trained, load_tensors, save_tensors
 
 CPU = torch.device("cpu")
@@ -198,7 +198,7 @@ from dataclasses import replace
 from pathlib import Path
 from sharpmax.experiments import stacked_training
 from sharpmax.experiments.reproduce import training as run, training
-from sharpmax.experiments.reproduce.recipes import RECIPES
+from sharpmax.experiments.stacked_training import RECIPES
 
 torch.set_num_threads(1)
 stacked_training.BLOCK, run._SHOW_EVERY_S = 10, 0.0

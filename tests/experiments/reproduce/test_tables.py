@@ -11,10 +11,8 @@ import pytest
 import torch
 
 from sharpmax import theory
-from sharpmax.experiments.reproduce import tables as tables_module
-from sharpmax.experiments.reproduce.evaluation import fit, measure
-from sharpmax.experiments.reproduce.recipes import PUBLISHED
-from sharpmax.experiments.reproduce.tables import items_to_read, reproduce_tables
+from sharpmax.experiments.reproduce import evaluation as tables_module
+from sharpmax.experiments.reproduce.evaluation import PUBLISHED, fit, items_to_read, measure, reproduce_tables
 from sharpmax.models.single_head import SingleHeads
 from sharpmax.models.weights import Trained, shipped_path
 

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sharpmax.errors import ArgumentError
-from sharpmax.experiments.reproduce.recipes import RECIPES, STEPS, Recipe, recipe_named
 from sharpmax.experiments.reproduce.training import Training
+from sharpmax.experiments.stacked_training import RECIPES, STEPS, Recipe, recipe_named
 from sharpmax.models.single_head import SingleHeads
 from sharpmax.tasks.max_retrieval import draw, seeded
 from tests.models.plain_head import PlainHead

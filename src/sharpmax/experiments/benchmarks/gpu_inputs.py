@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,9 +18,13 @@ from sharpmax.stats.dense import dense_stats
 FULL_LENGTH = 16_384
 """The longest of the eight shapes; targets are judged where `length` is this."""
 
-SMALLEST_LENGTH = 16
-
+_SMALLEST_LENGTH = 16
 _PAGE = 64
+_SAMPLED_ROWS = 32
+_GAINS = (1.0, 5.0)
+"""Standard deviations of a row's logits: entropies from nearly ln n down to nearly 0, so that β acts."""
+
+_BLOCK = 1 << 25  # pairs of a query and a key at a time: 256 MiB of logits in float64
 
 
 @dataclass(frozen=True)
@@ -74,10 +78,6 @@ class Shape:
         """Keys and values in 16 bits."""
         return 2 * 2 * self.batch * self.kv_heads * self.keys * self.width
 
-    def to_dict(self) -> dict[str, Any]:
-        """The numbers as plain JSON values."""
-        return asdict(self)
-
 
 def prefill_shapes(length: int = FULL_LENGTH) -> list[Shape]:
     """The eight shapes, and one of 131,072 tokens that shows that it runs."""
@@ -104,14 +104,9 @@ def decode_shapes(length: int = FULL_LENGTH) -> list[Shape]:
 
 
 def _scaled(n: int, length: int) -> int:
-    if not SMALLEST_LENGTH <= length <= FULL_LENGTH:
-        reject("length", length, f"{SMALLEST_LENGTH} … {FULL_LENGTH}")
+    if not _SMALLEST_LENGTH <= length <= FULL_LENGTH:
+        reject("length", length, f"{_SMALLEST_LENGTH} … {FULL_LENGTH}")
     return max(2, n * length // FULL_LENGTH)
-
-
-_SAMPLED_ROWS = 32
-_GAINS = (1.0, 5.0)
-"""Standard deviations of a row's logits: entropies from nearly ln n down to nearly 0, so that β acts."""
 
 
 @dataclass(frozen=True)
@@ -181,23 +176,21 @@ def sampled_rows(shape: Shape, device: torch.device) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Rows:
+class ReferenceRows:
     """Sampled rows of every head: their statistics `[B, H, S]`, and plain and sharp outputs `[B, H, S, D]`."""
 
-    rows: Tensor
     stats: dict[str, Tensor]
     beta: Tensor
     plain: Tensor
     sharp: Tensor
 
 
-def rows_in_float64(x: Inputs, rows: Tensor) -> Rows:
+def rows_in_float64(x: Inputs, rows: Tensor) -> ReferenceRows:
     """Dense attention of the rows, one sequence at a time."""
     each = [_sequence(x, rows, b) for b in range(x.shape.batch)]
-    names = each[0].keys()
-    found = {name: torch.stack([one[name] for one in each]) for name in names}
+    found = {name: torch.stack([one[name] for one in each]) for name in each[0]}
     beta, plain, sharp = (found.pop(name) for name in ("beta", "plain", "sharp"))
-    return Rows(rows, found, beta, plain, sharp)
+    return ReferenceRows(found, beta, plain, sharp)
 
 
 def _sequence(x: Inputs, rows: Tensor, b: int) -> dict[str, Tensor]:
@@ -215,33 +208,12 @@ def _sequence(x: Inputs, rows: Tensor, b: int) -> dict[str, Tensor]:
         weights = softmax(logits, policy=policy, mask=visible)
         return (weights.view(shape.kv_heads, -1, shape.keys) @ v).view(shape.heads, len(rows), shape.width)
 
-    return {
-        "entropy": stats.entropy,
-        "lse": stats.lse,
-        "mean": stats.mean,
-        "var": stats.var,
-        "beta": PAPER.beta(stats),
-        "plain": output(None),
-        "sharp": output("paper"),
-    }
+    found = {name: getattr(stats, name) for name in ("entropy", "lse", "mean", "var")}
+    return {**found, "beta": PAPER.beta(stats), "plain": output(None), "sharp": output("paper")}
 
 
-def distance(given: Tensor, wanted: Tensor) -> float:
-    """Largest error, relative where the wanted value exceeds 1; NaN, which no limit allows, if any is NaN."""
-    return float(((given.double() - wanted).abs() / wanted.abs().clamp_min(1.0)).max())
-
-
-def spread(name: str, given: Tensor, wanted: Tensor) -> dict[str, float]:
-    """Largest and root mean square error of a tensor, under its name."""
-    error = given.double() - wanted
-    return {name: float(error.abs().max()), f"{name} rms": float(error.square().mean().sqrt())}
-
-
-_BLOCK = 1 << 25  # pairs of a query and a key at a time: 256 MiB of logits in float64
-
-
-class Gradients(NamedTuple):
-    """Gradients of q `[N, G, L, D]`, and of k and v `[N, L, D]`, of N key heads."""
+class HeadGradients(NamedTuple):
+    """HeadGradients of q `[N, G, L, D]`, and of k and v `[N, L, D]`, of N key heads."""
 
     q: Tensor
     k: Tensor
@@ -249,7 +221,7 @@ class Gradients(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Heads:
+class ChosenHeads:
     """N key heads and the G query heads of each, with the gradient that arrives at their outputs."""
 
     where: tuple[tuple[int, int], ...]
@@ -260,17 +232,13 @@ class Heads:
     v: Tensor
     upstream: Tensor
 
-    def of(self, q: Tensor, k: Tensor, v: Tensor) -> Gradients:
+    def of(self, q: Tensor, k: Tensor, v: Tensor) -> HeadGradients:
         """The part of whole gradients that belongs to these heads."""
-        return Gradients(_queries(q, self.where, self.group), _keys(k, self.where), _keys(v, self.where))
+        return HeadGradients(_queries(q, self.where, self.group), _keys(k, self.where), _keys(v, self.where))
 
-    def exact(self, policy: str | None) -> Gradients:
-        """Gradients of dense attention in float64."""
-
-        def output(logits: Tensor, v: Tensor, visible: Tensor) -> Tensor:
-            return softmax(logits, policy=policy, mask=visible) @ v
-
-        return self._summed(output, self.upstream)
+    def exact(self, policy: str | None) -> HeadGradients:
+        """HeadGradients of dense attention in float64."""
+        return self._summed(lambda logits, v, seen: softmax(logits, policy=policy, mask=seen) @ v, self.upstream)
 
     def beta(self) -> Tensor:
         """β of every row `[N, G, L]`, in float64."""
@@ -279,11 +247,11 @@ class Heads:
             found[n, :, rows] = PAPER.beta(dense_stats(*self._logits(self.q[n][:, rows].double(), self.k[n], rows)))
         return found
 
-    def through_beta(self, weight: Tensor) -> Gradients:
-        """Gradients of Σ weight·β in float64, with weights `[N, G, L]`."""
+    def through_beta(self, weight: Tensor) -> HeadGradients:
+        """HeadGradients of Σ weight·β in float64, with weights `[N, G, L]`."""
         return self._summed(lambda logits, v, visible: PAPER.beta(dense_stats(logits, visible)), weight)
 
-    def _summed(self, function: Callable[[Tensor, Tensor, Tensor], Tensor], upstream: Tensor) -> Gradients:
+    def _summed(self, function: Callable[[Tensor, Tensor, Tensor], Tensor], upstream: Tensor) -> HeadGradients:
         q, k, v = (torch.zeros_like(x, dtype=torch.float64) for x in (self.q, self.k, self.v))
         with torch.enable_grad():
             for n, rows in self._blocks():
@@ -295,7 +263,7 @@ class Heads:
                 q[n, :, rows] = into_q
                 k[n] += into_k
                 v[n] += into_v
-        return Gradients(q, k, v)
+        return HeadGradients(q, k, v)
 
     def _logits(self, q: Tensor, k: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
         logits = q @ k.double().transpose(-1, -2) / math.sqrt(q.shape[-1])
@@ -312,13 +280,13 @@ class Heads:
                 yield n, slice(start, min(length, start + step))
 
 
-def chosen_heads(x: Inputs) -> Heads:
+def chosen_heads(x: Inputs) -> ChosenHeads:
     """The first key head of the first sequence and the last of the last."""
     shape = x.shape
     where = tuple(dict.fromkeys(((0, 0), (shape.batch - 1, shape.kv_heads - 1))))
     q, k, v, upstream = (y.detach() for y in (x.q, x.k, x.v, x.upstream))
     queries = (_queries(y, where, shape.group) for y in (q, upstream))
-    return Heads(where, shape.group, shape.causal, next(queries), _keys(k, where), _keys(v, where), next(queries))
+    return ChosenHeads(where, shape.group, shape.causal, next(queries), _keys(k, where), _keys(v, where), next(queries))
 
 
 def _queries(x: Tensor, where: tuple[tuple[int, int], ...], group: int) -> Tensor:

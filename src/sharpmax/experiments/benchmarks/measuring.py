@@ -5,12 +5,13 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,6 +23,8 @@ from sharpmax.lazy import require
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+
+T = TypeVar("T")
 
 Note = Callable[[str], None]
 """Called with what is being done."""
@@ -43,6 +46,27 @@ def targets(limits: Mapping[str, float], entry: Mapping[str, Any], judged: bool 
         number = len(value) if isinstance(value, list) else value
         found[quantity] = {"at_most": limit, "reached": number <= limit if judged and number is not None else None}
     return found
+
+
+def in_rounds(measure: Mapping[str, Callable[[], T]], rounds: int, note: Note = silent) -> dict[str, list[T]]:
+    """Take every measurement once per round, so that noise of the machine affects all of them alike."""
+    found: dict[str, list[T]] = {name: [] for name in measure}
+    for done in range(1, rounds + 1):
+        for name, one in measure.items():
+            note(f"round {done} of {rounds}: {name}")
+            found[name].append(one())
+    return found
+
+
+def median_ratio(values: Sequence[float], base: Sequence[float]) -> float:
+    """The median of the ratios within a round."""
+    return statistics.median(one / other for one, other in zip(values, base, strict=True))
+
+
+def distance(given: Tensor, wanted: Tensor) -> float:
+    """Largest error, relative where the wanted value exceeds 1; NaN, which no limit allows, if any is NaN."""
+    wanted = wanted.double()
+    return float(((given.double() - wanted).abs() / wanted.abs().clamp_min(1.0)).max())
 
 
 def run_python(arguments: list[str]) -> Any:

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from sharpmax.errors import UnsupportedError, reject
 from sharpmax.experiments.benchmarks.measuring import CachedReader, Note, random_tokens, silent, targets
-from sharpmax.experiments.statistics import Accuracy, Auroc, accuracy, auroc
+from sharpmax.experiments.statistics import Accuracy, accuracy, auroc
 from sharpmax.files import display_name
 from sharpmax.integrations.transformers.interface import observed
 from sharpmax.models.language import LanguageModel, context_of
@@ -47,13 +46,28 @@ CONTEXT = 2048
 """Tokens read before the timed ones; the target holds for this context."""
 
 ROUNDS = 12
+ALL, POOLED = "all", "pooled"
+"""All tasks, all sizes."""
+
+OWN: Mapping[str, str] = {
+    "confidence": "largest probability of a next token",
+    "entropy": "entropy of the next token",
+    "energy": "−ln Σ exp of the output logits",
+}
+"""The model's own signals; of each, more is more suspicious (of the probability, less)."""
+
+SIGNALS: Mapping[str, str] = {
+    "monitor": "attention entropies against the reference",
+    **OWN,
+    "length": "tokens read",
+    "both": "monitor and entropy, each in standard deviations of the reference, added",
+}
+
 _EVERY = 16
 _TARGET = {"overhead_percent": 3.0}
-
-
-def check_cost(context: int, rounds: int) -> None:
-    """Refuse what cannot be measured."""
-    check_amounts(context, rounds, least=_EVERY)
+_SEEDS = {"reference": 1000, "validation": 2000, "evaluation": 3000}
+_SAMPLE, _SLACK = 4, 1.1
+_MARGIN = 1.0  # percentage points by which the false-alarm rate may be off
 
 
 def monitor_cost(
@@ -65,7 +79,7 @@ def monitor_cost(
     affects both alike. A round is sixteen tokens of each; ratios are taken within a round. The report at the end of a
     request is timed apart.
     """
-    check_cost(context, rounds)
+    check_amounts(context, rounds, least=_EVERY)
     # The monitor may know prompts alone; the cost of a row does not depend on its baseline.
     known = replace(known, generated=known.generated or known.prompt)
     ids = random_tokens(model, context)
@@ -108,14 +122,6 @@ def monitor_cost(
         "threads": torch.get_num_threads(),
     }
     return {**entry, "targets": targets(_TARGET, entry, judged=context >= CONTEXT)}
-
-
-OWN: Mapping[str, str] = {
-    "confidence": "largest probability of a next token",
-    "entropy": "entropy of the next token",
-    "energy": "−ln Σ exp of the output logits",
-}
-"""The model's own signals; of each, more is more suspicious (of the probability, less)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,20 +172,15 @@ def answered(model: PreTrainedModel, replies: Sequence[Reply]) -> Answered:
     with hook, observed(model, lambda seen: seeing[-1].see(seen)), torch.no_grad():
         for batch in batches(replies, tokens_at_once(model)):
             chosen = [replies[place] for place in batch]
-            seeing[:], logits[:] = [_pass(model, chosen)], []
+            seeing[:] = [Pass(torch.tensor([reply.start - 1 for reply in chosen], device=model.device))]
+            logits.clear()
             right = reply_losses(model, chosen)[1].all(-1)
             parts.append(_read_off(chosen, right, logits[-1], seeing[-1]))
             order += batch
     found = Answered.together(parts)
     back = np.argsort(order)
-    return Answered(
-        found.right[back], {name: values[back] for name, values in found.own.items()},
-        found.entropy[back], found.count[back],
-    )  # fmt: skip
-
-
-def _pass(model: PreTrainedModel, replies: Sequence[Reply]) -> Pass:
-    return Pass(torch.tensor([reply.start - 1 for reply in replies], device=model.device))
+    own = {name: values[back] for name, values in found.own.items()}
+    return Answered(found.right[back], own, found.entropy[back], found.count[back])
 
 
 def _read_off(replies: Sequence[Reply], right: Tensor, logits: Tensor, seeing: Pass) -> Answered:
@@ -189,7 +190,7 @@ def _read_off(replies: Sequence[Reply], right: Tensor, logits: Tensor, seeing: P
     columns = [reply.start - 1 if whole else predicted.index(reply.start) for reply in replies]
     rows = logits[torch.arange(len(replies)), torch.tensor(columns)].float()
     log_p = rows.log_softmax(-1)
-    own: dict[str, Any] = {
+    own = {
         "confidence": -log_p.amax(-1).exp(),
         "entropy": torch.special.entr(log_p.exp()).sum(-1),
         "energy": -rows.logsumexp(-1),
@@ -197,23 +198,9 @@ def _read_off(replies: Sequence[Reply], right: Tensor, logits: Tensor, seeing: P
     row = seeing.row()
     if row is None:
         raise UnsupportedError("model: its attention was not seen; allowed: a model that is not compiled")
-    numbers = {name: own[name].cpu().double().numpy() for name in OWN}
+    numbers = {name: values.cpu().double().numpy() for name, values in own.items()}
     return Answered(right.cpu().numpy(), numbers, row.entropy.cpu(), row.count.cpu())
 
-
-ALL, POOLED = "all", "pooled"
-"""All tasks, all sizes."""
-
-MONITOR, _LENGTH, _BOTH = "monitor", "length", "both"
-
-SIGNALS: Mapping[str, str] = MappingProxyType(
-    {
-        MONITOR: "attention entropies against the reference",
-        **OWN,
-        _LENGTH: "tokens read",
-        _BOTH: "monitor and entropy, each in standard deviations of the reference, added",
-    }
-)
 
 Cells = Mapping[tuple[str, int], Answered]
 """Answers by task and size."""
@@ -237,19 +224,13 @@ def _of(cells: Cells, task: str) -> Answered:
     return Answered.together([one for (name, _), one in cells.items() if task in (name, ALL)])
 
 
-def auroc_of(cells: Cells, task: str, known: Learned, seed: int) -> Auroc:
-    """AUROC of the monitor over all sizes of a task."""
-    whole = _of(cells, task)
-    return auroc(_scores(known, whole)[None], whole.right[None], seed)
-
-
 def aurocs(cells: Cells, task: str, known: Learned, typical: Answered, seed: int) -> dict[str, Any]:
     """AUROC of every signal at each size of a task and over all of them; `typical` is the reference."""
 
     def signals(one: Answered) -> dict[str, np.ndarray]:
         score, usual = _scores(known, one), typical.own["entropy"]
         both = score + (one.own["entropy"] - usual.mean()) / max(usual.std(), 1e-9)
-        return {MONITOR: score, **one.own, _LENGTH: one.count.numpy().astype(float), _BOTH: both}
+        return {"monitor": score, **one.own, "length": one.count.numpy().astype(float), "both": both}
 
     groups = {str(size): one for (name, size), one in cells.items() if name == task} | {POOLED: _of(cells, task)}
     table: dict[str, Any] = {signal: {} for signal in SIGNALS}
@@ -257,11 +238,6 @@ def aurocs(cells: Cells, task: str, known: Learned, typical: Answered, seed: int
         for signal, suspicion in signals(one).items():
             table[signal][group] = auroc(suspicion[None], one.right[None], seed)
     return table
-
-
-_SEEDS = {"reference": 1000, "validation": 2000, "evaluation": 3000}
-_SAMPLE, _SLACK = 4, 1.1
-_MARGIN = 1.0  # percentage points by which the false-alarm rate may be off
 
 
 @dataclass(frozen=True)
@@ -301,7 +277,7 @@ def monitor_tables(
     """
     check_seed(seed)
     check_rate(false_alarms)
-    check_cost(context, rounds)
+    check_amounts(context, rounds, least=_EVERY)
     plans = _readable(language, plans)
     cells = sum(len(plan.reference()) for plan in plans)
     needed = -(-(least_examples(false_alarms) + LEAST_LEARNED) // (2 * cells))
@@ -337,11 +313,8 @@ def _readable(language: LanguageModel, plans: Sequence[TaskPlan]) -> list[TaskPl
     found = [replace(plan, sizes=tuple(size for size in plan.sizes if fits(plan, size))) for plan in plans]
     found = [plan for plan in found if plan.reference()]
     if not found:
-        reject(
-            "model",
-            f"{language.name}, with a context of {context} tokens",
-            "a model that can read the smallest prompts",
-        )
+        given = f"{language.name}, with a context of {context} tokens"
+        reject("model", given, "a model that can read the smallest prompts")
     return found
 
 
@@ -378,7 +351,10 @@ class _Bench:
         table: dict[str, Any] = {}
         for rule in RULES:
             made = learned(reference, rate, rule)
-            table[rule] = {task: auroc_of(cells, task, made, self.seed) for task in (*self.tasks, ALL)}
+            whole = {task: _of(cells, task) for task in (*self.tasks, ALL)}
+            table[rule] = {
+                task: auroc(_scores(made, one)[None], one.right[None], self.seed) for task, one in whole.items()
+            }
         scores = {rule: table[rule][ALL].auroc for rule in RULES}
         best = DEFAULT if None in scores.values() else max(RULES, key=lambda rule: scores[rule])
         return best, table

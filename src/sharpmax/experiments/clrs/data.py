@@ -100,12 +100,6 @@ class Documents:
         """Tokens of an answer on average."""
         return float((self.lengths - self.starts).mean())
 
-    def __getitem__(self, number: int) -> Reply:
-        if not 0 <= number < len(self):
-            raise IndexError(number)
-        one = self.ids[self.begins[number] : self.begins[number + 1]]
-        return Reply(tuple(one.tolist()), int(self.starts[number]))
-
 
 def fingerprint(examples: Sequence[Example]) -> str:
     """A digest of the examples and their order."""
@@ -149,10 +143,6 @@ class Source:
     largest: int | None = None  # the largest size to train on; None is the largest of each algorithm
 
     def __post_init__(self) -> None:
-        if self.per_cell < 1:
-            reject("--per-cell", self.per_cell, "1 or more")
-        if self.cell_text is not None and self.cell_text < 1:
-            reject("--cell-text", self.cell_text, "1 or more characters")
         if self.dataset is not None and not self.dataset.exists():
             reject("--dataset", repr(str(self.dataset)), "a file that exists")
 
@@ -167,20 +157,15 @@ class Source:
 
 def training_examples(source: Source, folder: Path, *, processes: int = 1, note: Note) -> list[Example]:
     """Examples to train on; generated ones are kept in `folder`."""
-    if source.dataset is None:
-        limits = {"text": source.cell_text, "largest": source.largest}
+    path, largest = source.dataset, source.largest
+    if path is None:
+        limits = {"text": source.cell_text, "largest": largest}
         path = _clrs().training_set(folder, source.algorithms, **limits, **_how(source, processes, note))
-        found = _of(source, path)
-    else:
-        found = _up_to(source.largest, _of(source, source.dataset))
+    known = _of(source, path)
+    found = [one for one in known if largest is None or one.length <= largest]
+    if not found:
+        reject("--largest", largest, f"{min(one.length for one in known)} or more, the smallest size there is")
     return found if source.cell_text is None else shortened(found, source.cell_text)
-
-
-def _up_to(largest: int | None, examples: list[Example]) -> list[Example]:
-    left = [one for one in examples if largest is None or one.length <= largest]
-    if not left:
-        reject("--largest", largest, f"{min(one.length for one in examples)} or more, the smallest size there is")
-    return left
 
 
 def shortened(examples: Sequence[Example], most: int) -> list[Example]:
@@ -217,8 +202,6 @@ def test_examples(
 
 
 def _how(source: Source, processes: int, note: Note) -> dict[str, Any]:
-    if processes < 1:
-        reject("--processes", processes, "1 or more")
     several = {} if processes == 1 else {"processes": processes}
     return {"per_cell": source.per_cell, "trace": source.trace, "seed": source.seed, "note": note, **several}
 
@@ -268,13 +251,11 @@ def pack(lengths: Sequence[int] | np.ndarray, order: Sequence[int] | np.ndarray,
         length = int(lengths[number])
         place = next((i for i, (left, _) in enumerate(opened) if left >= length), None)
         if place is None:
-            row: list[int] = []
-            rows.append(row)
-            opened.append((size, row))
-            place = len(opened) - 1
-            if len(opened) > _OPEN:
-                opened.remove(min(opened[:-1], key=lambda one: one[0]))
-                place = len(opened) - 1
+            if len(opened) == _OPEN:
+                opened.remove(min(opened, key=lambda one: one[0]))
+            place = len(opened)
+            rows.append([])
+            opened.append((size, rows[-1]))
         left, row = opened[place]
         row.append(number)
         opened[place] = (left - length, row)

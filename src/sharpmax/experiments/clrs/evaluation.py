@@ -1,26 +1,32 @@
-"""Every variant answers every question by batched greedy generation."""
+"""Every variant answers every question by batched greedy generation; the tables of `sharpmax clrs evaluate`."""
 
 from __future__ import annotations
 
-import json
+import importlib
 import math
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from sharpmax.errors import reject
 from sharpmax.experiments.clrs.data import end_of, fingerprint, replies
 from sharpmax.experiments.clrs.training import MODEL
 from sharpmax.experiments.evaluate.plan import describe, shape_of, under
-from sharpmax.experiments.run_folder import RUN, belongs, disk_watched, drop_half_line, read_lines, read_run
-from sharpmax.files import append_bytes, display_name
+from sharpmax.experiments.run_folder import RUN, Outcome, RunStore, belongs, read_run
+from sharpmax.experiments.statistics import CONFIDENCE, Accuracy, accuracy, paired
+from sharpmax.files import display_name
 from sharpmax.models.language import LanguageModel, context_of, load_language_model, weights_fingerprint
 from sharpmax.models.scoring import Reply, batches, generated
 from sharpmax.policies.base import Policy
 from sharpmax.policies.registry import BESIDE, load_policy
+from sharpmax.results import FILE_NAME, json_values, load
 
 if TYPE_CHECKING:
     from sharpmax.tasks.clrs_text.generation import Example
@@ -106,71 +112,50 @@ class Answer:
     ended: float
 
 
-_FIELDS = {one.name for one in fields(Answer)}
 _FILES = "answers*.jsonl"
-_AGAIN = "remove that line and run the same command with --resume: only what is missing is asked again"
 
 
 class AnswerStore:
     """The answers in a folder, of all processes; new ones go to the file of this process."""
 
     def __init__(self, folder: Path, shard: Shard) -> None:
-        self._folder, self._path = folder, folder / shard.file_name
-        self._answers: dict[tuple[str, int], Answer] = {}
-        self._remarks: dict[str, list[str]] = {}
-        self._whole = False
-
-    @property
-    def used(self) -> bool:
-        """Whether this process has stored answers before."""
-        return self._path.is_file()
-
-    @property
-    def begun(self) -> bool:
-        """Whether any process has."""
-        return any(self._folder.glob(_FILES))
+        self._folder, self._own = folder, RunStore(folder, shard.file_name)
+        self._records: dict[str, dict[str, Any]] = {}
+        self.writing = self._own.writing
 
     def read(self) -> None:
         """Take in what every process has written so far."""
         for path in sorted(self._folder.glob(_FILES)):
-            read_lines(path, self._take, _AGAIN)
-
-    def _take(self, entry: Mapping[str, Any]) -> None:
-        variant = str(entry["arm"])
-        if "remark" in entry:
-            known = self._remarks.setdefault(variant, [])
-            if entry["remark"] not in known:
-                known.append(str(entry["remark"]))
-        elif entry.keys() >= _FIELDS:  # what another version wrote is asked again
-            one = Answer(str(entry["text"]), int(entry["tokens"]), float(entry["began"]), float(entry["ended"]))
-            self._answers[variant, int(entry["item"])] = one
+            store = RunStore(self._folder, path.name)
+            keys = store.keys()
+            self._records |= {key: store.record(key) for key in keys}
 
     def __contains__(self, key: tuple[str, int]) -> bool:
-        return key in self._answers
+        return _key(*key) in self._records
 
     def __getitem__(self, key: tuple[str, int]) -> Answer:
-        return self._answers[key]
+        return Answer(**self._records[_key(*key)])
 
     def remarks(self, variant: str) -> list[str]:
         """Remarks on a variant."""
-        return list(self._remarks.get(variant, []))
+        return [one["remark"] for one in self._records.values() if one.get("variant") == variant]
 
     def add(self, variant: str, answers: Mapping[int, Answer]) -> None:
         """Store answers by the number of their question; when this returns they are on disk."""
-        self._append([{"arm": variant, "item": item, **asdict(one)} for item, one in answers.items()])
+        self._put({_key(variant, item): asdict(one) for item, one in answers.items()})
 
     def remark(self, variant: str, text: str) -> None:
         """Store a remark on a variant."""
         if text not in self.remarks(variant):
-            self._append([{"arm": variant, "remark": text}])
+            self._put({f"{variant}/{text}": {"variant": variant, "remark": text}})
 
-    def _append(self, entries: Sequence[Mapping[str, Any]]) -> None:
-        if not self._whole:
-            drop_half_line(self._path)
-        self._whole = True
-        append_bytes(self._path, "".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in entries).encode())
-        for entry in entries:
-            self._take(entry)
+    def _put(self, records: Mapping[str, dict[str, Any]]) -> None:
+        self._own.add_all({key: Outcome(record) for key, record in records.items()})
+        self._records |= records
+
+
+def _key(variant: str, item: int) -> str:
+    return f"{variant}/{item}"
 
 
 Progress = Callable[[int, str], None]
@@ -213,9 +198,10 @@ class Evaluation:
         if not left:
             allowed = "sizes whose questions and answers fit every model's context"
             reject("--sizes", sorted({one.length for one in questions}), allowed, "ask for smaller ones")
-        limited: dict[str, Any] = {"too_long": {name: sorted(sizes) for name, sizes in out.items()}}
-        limited |= {} if longest is None else {"longest": longest}
-        made = cls(variants, [questions[place] for place in left], batch_tokens, {**setting, **limited})
+        limited = {} if longest is None else {"longest": longest}
+        too_long = {name: sorted(sizes) for name, sizes in out.items()}
+        asked_questions = [questions[place] for place in left]
+        made = cls(variants, asked_questions, batch_tokens, {**setting, "too_long": too_long, **limited})
         made._expected.update({name: [asked[place] for place in left] for name, asked in expected.items()})
         return made
 
@@ -229,21 +215,28 @@ class Evaluation:
 
     def store(self, folder: Path, shard: Shard, *, resume: bool) -> AnswerStore:
         """The answers in `folder`, if they are to these questions by these variants."""
-        store = AnswerStore(folder, shard)
-        begun = store.begun
-        mine = store.used if shard.count > 1 else begun
+        begun = any(folder.glob(_FILES))
+        mine = (folder / shard.file_name).is_file() if shard.count > 1 else begun
         # What other processes have begun must be of the same run, and does not keep this one from starting.
         belongs(folder, self.identity(), used=mine, resume=resume or (begun and not mine))
+        store = AnswerStore(folder, shard)
         store.read()
         return store
 
-    def answer(
-        self, store: AnswerStore, folder: Path, shard: Shard, progress: Progress = lambda done, what: None
-    ) -> None:
+    def answer(self, store: AnswerStore, shard: Shard, progress: Progress = lambda done, what: None) -> None:
         """Ask what is this process's share and has no answer yet."""
-        with disk_watched(folder):
+        with store.writing():
             for variant in self.variants:
-                self._ask(variant, store, shard, progress)
+                progress(0, variant.name)
+                expected = self.expected(variant)
+                for batch in self._share(variant, shard):
+                    left = [item for item in batch if (variant.name, item) not in store]
+                    if left:
+                        remark = partial(store.remark, variant.name)
+                        with under(variant.language.model, variant.policy, remark):
+                            found = _answers(variant, [expected[item] for item in left])
+                        store.add(variant.name, dict(zip(left, found, strict=True)))
+                    progress(len(batch), variant.name)
 
     def expected(self, variant: Variant) -> list[Reply]:
         """Questions with their right answers as the tokens of a variant."""
@@ -258,17 +251,6 @@ class Evaluation:
     def missing(self, store: AnswerStore) -> int:
         """How many answers are missing."""
         return sum((one.name, item) not in store for one in self.variants for item in range(len(self.questions)))
-
-    def _ask(self, variant: Variant, store: AnswerStore, shard: Shard, progress: Progress) -> None:
-        progress(0, variant.name)
-        expected = self.expected(variant)
-        for batch in self._share(variant, shard):
-            left = [item for item in batch if (variant.name, item) not in store]
-            if left:
-                with under(variant.language.model, variant.policy, lambda text: store.remark(variant.name, text)):
-                    found = _answers(variant, [expected[item] for item in left])
-                store.add(variant.name, dict(zip(left, found, strict=True)))
-            progress(len(batch), variant.name)
 
     def _share(self, variant: Variant, shard: Shard) -> list[list[int]]:
         """The batches of this process: whole ones, each for the process that has the fewest tokens so far."""
@@ -303,7 +285,7 @@ def _limit(expected: Sequence[Reply]) -> int:
     return longest + longest // 4 + 8
 
 
-def _batches(expected: Sequence[Reply], most_tokens: int) -> Iterator[list[int]]:
+def _batches(expected: Sequence[Reply], most_tokens: int) -> list[list[int]]:
     """Questions to ask together: of similar length, with answers of similar length, as all wait for the longest.
 
     Longest first: what a device has no memory for is known at once.
@@ -316,7 +298,7 @@ def _batches(expected: Sequence[Reply], most_tokens: int) -> Iterator[list[int]]
         for places in alike.values()
         for batch in batches([expected[place] for place in places], most_tokens)
     ]
-    yield from sorted(found, key=lambda batch: len(expected[batch[-1]].ids), reverse=True)
+    return sorted(found, key=lambda batch: len(expected[batch[-1]].ids), reverse=True)
 
 
 def _answers(variant: Variant, expected: Sequence[Reply]) -> list[Answer]:
@@ -325,12 +307,203 @@ def _answers(variant: Variant, expected: Sequence[Reply]) -> list[Answer]:
     began = time.time()  # not a monotonic clock: shards may run on several machines, or days apart
     found = generated(variant.language.model, [one.ids[: one.start] for one in expected], _limit(expected), end)
     ended = time.time()
-    texts = [
-        tokenizer.decode(
-            [token for token in one.ids[one.start :] if token != end],
-            skip_special_tokens=False,
-            clean_up_tokenization_spaces=False,
-        )
-        for one in found
-    ]
-    return [Answer(text, one.tokens, began, ended) for text, one in zip(texts, found, strict=True)]
+    answers = []
+    for one in found:
+        ids = [token for token in one.ids[one.start :] if token != end]
+        text = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        answers.append(Answer(text, one.tokens, began, ended))
+    return answers
+
+
+_ELSEWHERE = ("policy", "sizes")  # settings that the evaluation has itself
+
+
+def trainings(words: Sequence[str], variants: Sequence[Variant]) -> dict[str, Any]:
+    """Command, provenance, settings, loss curve and speed of every variant, named by `words`, that has results."""
+    found = {}
+    for word, variant in zip(words, variants, strict=True):
+        file = Path(word) / FILE_NAME
+        if variant.run is None or not file.is_file():
+            continue
+        saved = load(file)
+        found[variant.name] = {
+            "command": saved.command,
+            "provenance": saved.provenance,
+            "setting": {name: value for name, value in saved.tables["setting"].items() if name not in _ELSEWHERE},
+            "curve": saved.tables["curve"],
+            "speed": saved.tables["speed"],
+        }
+    return found
+
+
+IN, OUT = "in", "out"
+"""Sizes that the variants were trained on, and all others."""
+
+Cells = dict[str, dict[int, list[int]]]
+"""For each algorithm and size, its questions, or whether the answer to each is right."""
+
+_DRAWS = 4000
+
+
+@dataclass(frozen=True)
+class MeanAccuracy:
+    """Accuracy in percent, mean over algorithms, with a bootstrap interval."""
+
+    mean: float
+    low: float
+    high: float
+    algorithms: int
+
+
+@dataclass(frozen=True)
+class MeanGain:
+    """Percentage points over the base with a bootstrap interval, and McNemar's test."""
+
+    mean: float
+    low: float
+    high: float
+    gained: int
+    lost: int
+    p: float
+
+
+def evaluation_tables(
+    evaluation: Evaluation, store: AnswerStore, trained: Mapping[str, Sequence[int]], seed: int
+) -> dict[str, Any]:
+    """All tables; `trained` holds the sizes of each algorithm that the variants were trained on."""
+    final: Any = importlib.import_module("sharpmax.tasks.clrs_text").final_answer
+    places = _places(evaluation.questions)
+    wanted = [question.answer.strip() for question in evaluation.questions]
+    ends = [final(answer) for answer in wanted]
+    names = [variant.name for variant in evaluation.variants]
+    base, others = names[0], names[1:]
+    last: dict[str, Cells] = {}
+    whole: dict[str, Cells] = {}
+    for name in names:
+        texts = [store[name, item].text.strip() for item in range(len(wanted))]
+        last[name] = _cells(places, [int(final(a) == b) for a, b in zip(texts, ends, strict=True)])
+        whole[name] = _cells(places, [int(a == b) for a, b in zip(texts, wanted, strict=True)])
+    groups: dict[str, dict[str, list[int]]] = {IN: {}, OUT: {}}
+    for algorithm, cells in places.items():
+        for size in cells:
+            group = IN if size in trained.get(algorithm, ()) else OUT
+            groups[group].setdefault(algorithm, []).append(size)
+    shown = {group: sizes for group, sizes in groups.items() if sizes}
+    tables: dict[str, Any] = {
+        "setting": {
+            **evaluation.identity(),
+            "base": base,
+            "remarks": {name: store.remarks(name) for name in names},
+            "sizes": {
+                algorithm: {"trained": list(trained.get(algorithm, ())), "examined": list(cells)}
+                for algorithm, cells in places.items()
+            },
+        },
+        "accuracy": {name: _each(last[name], accuracy) for name in names},
+        "exact": {name: _each(whole[name], accuracy) for name in names},
+        "majority": _each(places, lambda items: _majority([ends[item] for item in items])),
+        "paired": {
+            name: {
+                algorithm: {str(size): paired(last[base][algorithm][size], right) for size, right in cells.items()}
+                for algorithm, cells in last[name].items()
+            }
+            for name in others
+        },
+        "means": {name: {g: _mean(last[name], cells, seed) for g, cells in shown.items()} for name in names},
+        "means_exact": {name: {g: _mean(whole[name], cells, seed) for g, cells in shown.items()} for name in names},
+        "gains": {
+            name: {g: _gain(last[base], last[name], cells, seed) for g, cells in shown.items()} for name in others
+        },
+        "by_algorithm": {name: _apart(shown, partial(_mean, last[name], seed=seed)) for name in names},
+        "gains_by_algorithm": {
+            name: _apart(shown, partial(_gain, last[base], last[name], seed=seed)) for name in others
+        },
+        "speed": {name: _speed(store, name, len(wanted)) for name in names},
+    }
+    return json_values(tables)
+
+
+def _places(questions: Sequence[Example]) -> Cells:
+    """The numbers of the questions of each algorithm and size."""
+    found: dict[str, dict[int, list[int]]] = {}
+    for item, one in enumerate(questions):
+        found.setdefault(one.algo_name, {}).setdefault(one.length, []).append(item)
+    return {name: dict(sorted(cells.items())) for name, cells in found.items()}
+
+
+def _cells(places: Cells, right: Sequence[int]) -> Cells:
+    return {name: {s: [right[i] for i in items] for s, items in cells.items()} for name, cells in places.items()}
+
+
+def _each(cells: Cells, value: Any) -> dict[str, Any]:
+    return {name: {str(size): value(right) for size, right in sizes.items()} for name, sizes in cells.items()}
+
+
+def _majority(answers: Sequence[str]) -> Accuracy:
+    """The accuracy of always giving the most frequent answer."""
+    (_, right), *_ = Counter(answers).most_common(1)
+    return accuracy([1] * right + [0] * (len(answers) - right))
+
+
+def _apart(groups: Mapping[str, Mapping[str, Sequence[int]]], value: Any) -> dict[str, Any]:
+    """A value of the sizes trained on and of the others, for each algorithm by itself."""
+    found: dict[str, dict[str, Any]] = {}
+    for group, cells in groups.items():
+        for name, sizes in cells.items():
+            found.setdefault(name, {})[group] = value({name: sizes})
+    return found
+
+
+def _mean(cells: Cells, chosen: Mapping[str, Sequence[int]], seed: int) -> MeanAccuracy:
+    """Every algorithm counts the same, and every size of it; the interval comes from drawing answers again."""
+    rng = np.random.default_rng(seed)
+    drawn, means = [], []
+    for name, sizes in chosen.items():
+        rows = [cells[name][size] for size in sizes]
+        means.append(np.mean([np.mean(row) for row in rows]))
+        # Drawing right and wrong answers again, with replacement, is drawing from a binomial distribution.
+        drawn.append(np.mean([rng.binomial(len(row), np.mean(row), _DRAWS) / len(row) for row in rows], axis=0))
+    return MeanAccuracy(*_interval(float(np.mean(means)), np.mean(drawn, axis=0)), len(chosen))
+
+
+def _gain(base: Cells, variant: Cells, chosen: Mapping[str, Sequence[int]], seed: int) -> MeanGain:
+    """The mean of a variant minus that of the base on the same questions, drawn again in pairs; and McNemar's test."""
+    rng = np.random.default_rng(seed)
+    drawn, means = [], []
+    for name, sizes in chosen.items():
+        apart = [np.subtract(variant[name][size], base[name][size]) for size in sizes]
+        means.append(np.mean([np.mean(row) for row in apart]))
+        parts = []
+        for row in apart:
+            shares = [float(np.mean(row == 1)), float(np.mean(row == -1)), float(np.mean(row == 0))]
+            counts = rng.multinomial(len(row), np.array(shares) / math.fsum(shares), _DRAWS)
+            parts.append((counts[:, 0] - counts[:, 1]) / len(row))
+        drawn.append(np.mean(parts, axis=0))
+    pairs = [(name, size) for name, sizes in chosen.items() for size in sizes]
+    test = paired(*([right for name, size in pairs for right in cells[name][size]] for cells in (base, variant)))
+    return MeanGain(*_interval(float(np.mean(means)), np.mean(drawn, axis=0)), test.gained, test.lost, test.p)
+
+
+def _interval(mean: float, drawn: np.ndarray) -> tuple[float, float, float]:
+    low, high = np.quantile(drawn, [0.5 - 0.5 * CONFIDENCE, 0.5 + 0.5 * CONFIDENCE])
+    return 100.0 * mean, 100.0 * float(low), 100.0 * float(high)
+
+
+def _speed(store: AnswerStore, variant: str, count: int) -> dict[str, Any]:
+    """Tokens generated and the seconds in which some process was generating; overlapping times count once."""
+    answers = [store[variant, item] for item in range(count)]
+    tokens, seconds = sum(one.tokens for one in answers), _covered({(one.began, one.ended) for one in answers})
+    return {"tokens": tokens, "seconds": seconds, "tokens_per_second": tokens / seconds if seconds else None}
+
+
+def _covered(spans: Collection[tuple[float, float]]) -> float:
+    """The length of what spans of time cover together.
+
+    >>> _covered([(0.0, 2.0), (1.0, 3.0), (5.0, 6.0)])
+    4.0
+    """
+    total, until = 0.0, -math.inf
+    for began, ended in sorted(spans):
+        total += max(0.0, ended - max(began, until))
+        until = max(until, ended)
+    return total

@@ -7,7 +7,7 @@ import json
 import math
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,14 +106,8 @@ class CurvePoint:
     tokens: int
     seconds: float | None
 
-    @classmethod
-    def parse(cls, entry: Mapping[str, Any]) -> CurvePoint:
-        """From a line of the curve's file."""
-        seconds = None if entry["seconds"] is None else float(entry["seconds"])
-        return cls(int(entry["step"]), float(entry["loss"]), int(entry["tokens"]), seconds)
 
-
-class Curve:
+class LossCurve:
     """Losses and times by step. Losses stay on the device until they are written, so that no step waits for them."""
 
     def __init__(
@@ -124,11 +118,13 @@ class Curve:
         self._parts: list[Tensor] = []
         self._waiting: list[tuple[int, Tensor]] = []
         self._since = time.perf_counter()
-        self._fresh = True
+        self._warming_up = True
 
     def go_on_after(self, step: int) -> None:
         """Read the entries of an interrupted run up to `step`."""
-        entries = read_lines(self._path, CurvePoint.parse, "restore it, or train again in another folder")
+        entries = read_lines(
+            self._path, lambda entry: CurvePoint(**entry), "restore it, or train again in another folder"
+        )
         self.entries += [entry for entry in entries if entry.step <= step]
 
     def begin(self) -> None:
@@ -148,30 +144,23 @@ class Curve:
         """Record a step; write every few of them."""
         self._waiting.append((step, torch.stack(self._parts).sum()))
         self._parts.clear()
-        if last or len(self._waiting) >= self._every:
-            self.flush()
-
-    def flush(self) -> None:
-        """Write what is waiting."""
-        if not self._waiting:
+        if not last and len(self._waiting) < self._every:
             return
         losses = torch.stack([loss for _, loss in self._waiting])
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             torch.distributed.all_reduce(losses)
         values = losses.tolist()
         now = time.perf_counter()
-        seconds = (now - self._since) / len(values)
-        new = [
-            # The first steps of a process warm it up.
-            CurvePoint(step, value, self._tokens(step), None if self._fresh else seconds)
-            for (step, _), value in zip(self._waiting, values, strict=True)
-        ]
-        self._waiting, self._since, self._fresh = [], now, False
-        for entry in new:
-            if not math.isfinite(entry.loss):
+        # The first steps of a process warm it up.
+        seconds = None if self._warming_up else (now - self._since) / len(values)
+        new = []
+        for (step, _), value in zip(self._waiting, values, strict=True):
+            if not math.isfinite(value):
                 raise SharpmaxError(
-                    f"clrs train: the loss is not a number at step {entry.step}; try a smaller --lr, or --dtype float32"
+                    f"clrs train: the loss is not a number at step {step}; try a smaller --lr, or --dtype float32"
                 )
+            new.append(CurvePoint(step, value, self._tokens(step), seconds))
+        self._waiting, self._since, self._warming_up = [], now, False
         self.entries += new
         if self._main:
             append_bytes(self._path, _lines(new).encode())
@@ -187,15 +176,13 @@ def _lines(entries: Sequence[CurvePoint]) -> str:
     return "".join(json.dumps(dataclasses.asdict(entry)) + "\n" for entry in entries)
 
 
-WEIGHED = ("tokens", "answers")
-
 NONE = "none"
 """The name of no policy."""
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """The settings of a fine-tuning."""
+class FineTuneRecipe:
+    """Settings of a fine-tuning run."""
 
     policy: Policy | None = None  # in every attention row of training, and saved beside the model for evaluation
     policy_name: str = NONE
@@ -218,17 +205,9 @@ class Recipe:
 
     def __post_init__(self) -> None:
         check_seed(self.seed)
-        for name, value, least in (
-            ("--steps", self.steps, 1), ("--batch-tokens", self.batch_tokens, 1), ("--row-tokens", self.row_tokens, 2),
-            ("--tokens-at-once", self.tokens_at_once, 1), ("--save-every", self.save_every, 1),
-        ):  # fmt: skip
-            if value is not None and value < least:
-                reject(name, value, f"{least} or more")
         for name, number in (("--epochs", self.epochs), ("--lr", self.rate), ("--policy-lr", self.policy_rate)):
             if not 0.0 < number < float("inf"):
                 reject(name, number, "a number above 0")
-        if self.weigh not in WEIGHED:
-            reject("--weigh", repr(self.weigh), f"one of {list(WEIGHED)}")
         if self.learn is not None and self.learn not in KINDS:
             reject("--learn-policy", repr(self.learn), f"one of {list(KINDS)}")
         if self.learn is not None and self.policy is not None:
@@ -258,49 +237,46 @@ def last_checkpoint(folder: Path) -> tuple[Path, int] | None:
             step = int(parse_json((path / "trainer_state.json").read_bytes())["global_step"])
         except (OSError, KeyError, TypeError, ValueError):
             continue
-        found.append((step, path))
-    if not found:
-        return None
-    step, path = max(found)
-    return path, step
+        found.append((path, step))
+    return max(found, default=None, key=lambda one: one[1])
 
 
 _NAME = "sharpmax_coefficients"
 
 
-class Learned:
+class LearnedPolicy:
     """Coefficients per head that optimizers, checkpoints and several devices treat as weights of the model."""
 
     def __init__(self, model: PreTrainedModel, kind: str) -> None:
         self._model = model
-        self._live = TrainablePolicy(kind, *grid_of(model), model.device)
-        self._live.coefficients = nn.Parameter(self._live.coefficients.detach())
+        self._trainable = TrainablePolicy(kind, *grid_of(model), model.device)
+        self._trainable.coefficients = nn.Parameter(self._trainable.coefficients.detach())
 
     @property
     def parameter(self) -> Tensor:
         """The coefficients."""
-        return self._live.coefficients
+        return self._trainable.coefficients
 
     @contextmanager
     def active(self) -> Iterator[None]:
         """Within this block the coefficients are a parameter of the model and choose β in its attention."""
         self._model.register_parameter(_NAME, self.parameter)  # type: ignore[arg-type]
         try:
-            with self._live.installed(self._model):
+            with self._trainable.installed(self._model):
                 yield
         finally:
             delattr(self._model, _NAME)
 
-    def hold(self) -> None:
+    def clamp(self) -> None:
         """After a step: clamp what must not be negative."""
-        names = KINDS[self._live.kind]
+        names = KINDS[self._trainable.kind]
         if NOT_NEGATIVE in names:
             with torch.no_grad():
                 self.parameter[..., names.index(NOT_NEGATIVE)].clamp_(min=0.0)
 
     def policy(self) -> PerHead:
         """The policy learned so far."""
-        return policy_from(self._live.kind, self.parameter)
+        return policy_from(self._trainable.kind, self.parameter)
 
 
 MODEL = "model"
@@ -315,7 +291,7 @@ Progress = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True)
-class Trained:
+class FineTuned:
     """The result of a training; `policy` is that of the saved model, given or learned."""
 
     curve: list[CurvePoint]
@@ -328,14 +304,14 @@ class Trained:
 def train(
     language: LanguageModel,
     packed: Packed,
-    recipe: Recipe,
+    recipe: FineTuneRecipe,
     folder: Path,
     *,
     device: torch.device,
     bfloat16: bool,
     resume: bool = False,
     progress: Progress = lambda step, steps, remark: None,
-) -> Trained:
+) -> FineTuned:
     """Train the model on the packed rows and save it, its tokenizer and its policy in `folder`/model.
 
     The state is saved every `recipe.save_every` steps; with `resume` a run goes on from the last one.
@@ -365,12 +341,13 @@ def train(
 
     typical = packed.documents.answer_length if recipe.weigh == "answers" else None
     every = min(_READ_EVERY, max(1, steps // _READ_AT_LEAST))
-    curve = Curve(folder / FILE_NAME, tokens, every, main, typical)
+    curve = LossCurve(folder / FILE_NAME, tokens, every, main, typical)
     found = last_checkpoint(folder / _STATES) if resume else None
     if found is not None:
         curve.go_on_after(found[1])
     parameters = sum(weight.numel() for weight in model.parameters())
-    need = 0 if found else _bytes_needed(parameters)
+    # Two states of weights and two moments, a third while one is written, and the model, in float32.
+    need = 0 if found else 4 * parameters * (3 * 3 + 1)
     with (
         quiet(),
         disk_watched(folder, need, "the model and two states to resume from"),
@@ -391,7 +368,7 @@ def train(
         if main:
             _save(language, policy, folder / MODEL)
     trainer.accelerator.wait_for_everyone()
-    return Trained(curve.entries, curve.tokens_per_second(), parameters, policy, arguments.world_size)
+    return FineTuned(curve.entries, curve.tokens_per_second(), parameters, policy, arguments.world_size)
 
 
 def worth_keeping(folder: Path) -> bool:
@@ -414,8 +391,8 @@ def _parts(together: int, device: torch.device) -> int:
 
 
 @contextmanager
-def _policy_in(model: PreTrainedModel, recipe: Recipe) -> Iterator[Learned | None]:
-    learned = None if recipe.learn is None else Learned(model, recipe.learn)
+def _policy_in(model: PreTrainedModel, recipe: FineTuneRecipe) -> Iterator[LearnedPolicy | None]:
+    learned = None if recipe.learn is None else LearnedPolicy(model, recipe.learn)
     if recipe.policy is not None:
         apply(model, recipe.policy)
     try:
@@ -427,7 +404,7 @@ def _policy_in(model: PreTrainedModel, recipe: Recipe) -> Iterator[Learned | Non
 
 
 @contextmanager
-def _compiled(model: PreTrainedModel, recipe: Recipe) -> Iterator[None]:
+def _compiled(model: PreTrainedModel, recipe: FineTuneRecipe) -> Iterator[None]:
     """Compile layer by layer: they are alike, so compiling takes seconds and not minutes."""
     layers: list[nn.Module] = []
     if recipe.compiled:
@@ -442,7 +419,7 @@ def _compiled(model: PreTrainedModel, recipe: Recipe) -> Iterator[None]:
             layer._compiled_call_impl = None
 
 
-def _optimizer(model: PreTrainedModel, recipe: Recipe, learned: Learned | None) -> torch.optim.Optimizer:
+def _optimizer(model: PreTrainedModel, recipe: FineTuneRecipe, learned: LearnedPolicy | None) -> torch.optim.Optimizer:
     own = None if learned is None else learned.parameter
     weights = [weight for weight in model.parameters() if weight is not own]
     groups: list[dict[str, Any]] = [
@@ -465,7 +442,9 @@ def _trainer_class(transformers: Any) -> Any:
     return Answering
 
 
-def _callback(transformers: Any, curve: Curve, learned: Learned | None, steps: int, progress: Progress) -> Any:
+def _callback(
+    transformers: Any, curve: LossCurve, learned: LearnedPolicy | None, steps: int, progress: Progress
+) -> Any:
     """A callback of the Trainer that keeps the curve."""
 
     class KeepCurve(transformers.TrainerCallback):  # type: ignore[misc]
@@ -474,7 +453,7 @@ def _callback(transformers: Any, curve: Curve, learned: Learned | None, steps: i
 
         def on_optimizer_step(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
             if learned is not None:
-                learned.hold()
+                learned.clamp()
 
         def on_step_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
             # The saved state must not be ahead of the curve.
@@ -483,11 +462,6 @@ def _callback(transformers: Any, curve: Curve, learned: Learned | None, steps: i
                 progress(state.global_step, steps, f"loss {curve.entries[-1].loss:.3f}")
 
     return KeepCurve()
-
-
-def _bytes_needed(parameters: int) -> int:
-    """Two states of weights and two moments, a third while one is written, and the model, in float32."""
-    return 4 * parameters * (3 * 3 + 1)
 
 
 def _save(language: LanguageModel, policy: Policy | None, folder: Path) -> None:
@@ -509,11 +483,11 @@ _POINTS = 400  # of the loss curve in results; every step is in the file of the 
 
 
 @dataclass(frozen=True, eq=False)
-class Prepared:
+class PreparedTraining:
     """A model, its packed data and the settings that identify the training."""
 
     language: LanguageModel
-    recipe: Recipe
+    recipe: FineTuneRecipe
     packed: Packed
     identity: dict[str, Any]
 
@@ -531,12 +505,12 @@ def prepare(
     language: LanguageModel,
     examples: Sequence[Example],
     source: Source,
-    recipe: Recipe,
+    recipe: FineTuneRecipe,
     *,
     model: str,
     bfloat16: bool,
     note: Callable[[str], None] = lambda text: None,
-) -> Prepared:
+) -> PreparedTraining:
     """Tokens, rows and order of the whole run; documents longer than the model's context are left out."""
     with under(language.model, recipe.policy):
         pass  # refuses a policy made for another architecture
@@ -563,11 +537,11 @@ def prepare(
         **{key: value for key, value in recipe.to_dict().items() if key not in ("save_every", "epochs", "steps")},
         "steps": len(packed) // recipe.together,
     }
-    return Prepared(language, recipe, packed, identity)
+    return PreparedTraining(language, recipe, packed, identity)
 
 
 def trained_tables(
-    prepared: Prepared,
+    prepared: PreparedTraining,
     folder: Path,
     *,
     device: torch.device,

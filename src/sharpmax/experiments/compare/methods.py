@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 from sharpmax.errors import reject
-from sharpmax.experiments import plugins
-from sharpmax.experiments.reproduce.recipes import RECIPES, Recipe
+from sharpmax.experiments.engine import load_plugin, read_plugins
+from sharpmax.experiments.stacked_training import RECIPES, Recipe
 from sharpmax.models.encoder import Encoders
 from sharpmax.models.single_head import ACTIVATIONS, SetHeads
 from sharpmax.normalisers.base import normaliser, normalisers
@@ -32,15 +32,6 @@ class Method:
     data: Mapping[str, Any] = field(default_factory=dict)
     """Options of the examples in training, which this method sees instead of the usual ones; a task that has no such
     option draws the usual ones."""
-
-    def plain(self) -> dict[str, Any]:
-        """The method as JSON values."""
-        return asdict(self)
-
-    @classmethod
-    def of(cls, plain: Mapping[str, Any]) -> Method:
-        """The method that `plain` made these of."""
-        return cls(**plain)
 
     def check(self, task: SizedTask) -> None:
         """Refuse what no worker could do: an option that there is not, or a package that is missing."""
@@ -110,8 +101,8 @@ def methods_named(names: Sequence[str], own: Sequence[Method] = ()) -> list[Meth
 def methods_of_files(files: Sequence[Path]) -> list[Method]:
     """What these Python files add: the methods of their list `METHODS`, and one for each normaliser not used there."""
     found: dict[str, Method] = {}
-    for plugin in plugins.read(files):
-        listed = getattr(plugins.load(plugin), "METHODS", [])
+    for plugin in read_plugins(files):
+        listed = getattr(load_plugin(plugin), "METHODS", [])
         name = repr(Path(plugin.path).name)
         if not isinstance(listed, list) or not all(isinstance(one, Method) for one in listed):
             reject("--with", f"METHODS of {name}", "a list of sharpmax.experiments.compare.methods.Method")
@@ -161,10 +152,6 @@ class ModelSpec:
             return f"single w{self.width}"
         return f"encoder w{self.width} h{self.heads} d{self.depth} {'causal' if self.causal else 'global'}"
 
-    def plain(self) -> dict[str, Any]:
-        """The model as JSON values."""
-        return asdict(self)
-
     def check(self, task: SizedTask) -> None:
         """Refuse a task that the model cannot do."""
         if self.kind == "single" and task.name != "max":
@@ -194,8 +181,6 @@ class ModelSpec:
 
 def models_of(kind: str, shapes: Mapping[str, Sequence[int]], *, causal: bool) -> list[ModelSpec]:
     """Every model of these widths, numbers of heads and depths; heads that do not share a width evenly are left out."""
-    if kind not in MODELS:
-        reject("--model", repr(kind), ", ".join(MODELS))
     each = list(product(shapes["width"], shapes["heads"], shapes["depth"]))
     fitting = [one for one in each if one[0] % one[1] == 0] or each
     return [ModelSpec(kind, *one, causal=causal) for one in fitting]

@@ -11,7 +11,8 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -23,8 +24,7 @@ from torch.utils._pytree import tree_leaves
 
 from sharpmax.errors import OutOfRangeWarning
 from sharpmax.experiments.compare.methods import SHIPPED_METHODS, Method, ModelSpec, recipe_for
-from sharpmax.experiments.engine import Task
-from sharpmax.experiments.reproduce.recipes import Recipe
+from sharpmax.experiments.engine import Job
 from sharpmax.experiments.run_folder import Outcome, RunStore
 from sharpmax.experiments.stacked_training import StackedTraining
 from sharpmax.lazy import require
@@ -38,7 +38,7 @@ _MODULE = "sharpmax.experiments.compare.run"
 
 
 @dataclass(frozen=True)
-class Plan:
+class ComparisonPlan:
     """Every method in every model; each seed is trained once and tested at every size."""
 
     methods: tuple[Method, ...]
@@ -68,102 +68,70 @@ class Plan:
         """Seeds that are trained in one program."""
         return [self.seeds[start : start + self.stack] for start in range(0, len(self.seeds), self.stack)]
 
-    def tasks(self) -> list[Task]:
-        """All tasks, trainings first."""
-        cells = [(model, method, seeds) for model in self.models for method in self.methods for seeds in self.stacks()]
-        trainings = [self._training(*cell) for cell in cells]
-        # The longest first, so that none is left for the end.
-        return trainings + [self._test(*cell, size) for size in reversed(self.sizes) for cell in cells]
+    def tasks(self) -> list[Job]:
+        """All tasks: trainings first, then tests, the longest first, so that none is left for the end."""
+        cells = list(product(self.models, self.methods, self.stacks()))
+        tasks = []
+        for cell in cells:
+            own = {"steps": self.steps, "batch": self.batch}
+            label = f"train {cell[1].name}"
+            tasks.append(Job(self.key(*cell), f"{_MODULE}:train", self._arguments(*cell) | own, label=label))
+        for size, cell in product(reversed(self.sizes), cells):
+            own = {"size": size, "samples": self.samples}
+            key, after, label = self.key(*cell, size), self.key(*cell), f"test {cell[1].name} at {size:,}"
+            tasks.append(Job(key, f"{_MODULE}:evaluate", self._arguments(*cell) | own, after=after, label=label))
+        return tasks
 
-    def training_key(self, model: ModelSpec, method: Method, seeds: Sequence[int]) -> str:
-        """The key of a training."""
-        return f"{self._cell(model, method, seeds)}/train"
-
-    def test_key(self, model: ModelSpec, method: Method, seeds: Sequence[int], size: int) -> str:
-        """The key of a test."""
-        return f"{self._cell(model, method, seeds)}/test {size}"
-
-    def _cell(self, model: ModelSpec, method: Method, seeds: Sequence[int]) -> str:
-        mark = self._mark(model, method)
-        return f"{self.task}/{model.label}/{method.name} {mark}/seeds {seeds[0]}-{seeds[-1]}"
-
-    def _mark(self, model: ModelSpec, method: Method) -> str:
-        """A digest that changes when the recipe, options or file of a method change."""
+    def key(self, model: ModelSpec, method: Method, seeds: Sequence[int], size: int | None = None) -> str:
+        """The key of a training, or of its test at a size; it changes with the recipe, options or file of a method."""
         recipe = recipe_for(model, method, sized_task(self.task), self.steps, self.batch)
         own = [] if SHIPPED_METHODS.get(method.name) == method else list(self.files)
-        text = json.dumps([{**method.plain(), "summary": ""}, repr(recipe), own], sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:8]
+        text = json.dumps([{**asdict(method), "summary": ""}, repr(recipe), own], sort_keys=True)
+        digest = hashlib.sha256(text.encode()).hexdigest()[:8]
+        what = "train" if size is None else f"test {size}"
+        return f"{self.task}/{model.label}/{method.name} {digest}/seeds {seeds[0]}-{seeds[-1]}/{what}"
 
-    def _training(self, model: ModelSpec, method: Method, seeds: Sequence[int]) -> Task:
-        own = {"steps": self.steps, "batch": self.batch}
-        key = self.training_key(model, method, seeds)
-        return Task(key, f"{_MODULE}:train", self._common(model, method, seeds) | own, label=f"train {method.name}")
-
-    def _test(self, model: ModelSpec, method: Method, seeds: Sequence[int], size: int) -> Task:
-        return Task(
-            self.test_key(model, method, seeds, size),
-            f"{_MODULE}:evaluate",
-            self._common(model, method, seeds) | {"size": size, "samples": self.samples},
-            after=self.training_key(model, method, seeds),
-            label=f"test {method.name} at {size:,}",
-        )
-
-    def _common(self, model: ModelSpec, method: Method, seeds: Sequence[int]) -> dict[str, Any]:
-        return {
-            "method": method.plain(),
-            "task": self.task,
-            "model": model.plain(),
-            "seeds": list(seeds),
-            "device": self.device,
-        }
+    def _arguments(self, model: ModelSpec, method: Method, seeds: Sequence[int]) -> dict[str, Any]:
+        values = {"method": asdict(method), "model": asdict(model), "seeds": list(seeds)}
+        return values | {"task": self.task, "device": self.device}
 
 
 _MEASURES = ("accuracy", "ranking", "hard", "close", "whole", "entropy", "top", "layers_entropy", "layers_top")
 
 
 @dataclass(frozen=True)
-class TrainingSummary:
-    """The trainings of all seeds: losses and curve by seed, seeds that diverged, parameters, seconds and bytes."""
-
-    loss: list[float | None]
-    diverged: list[int]
-    curve: list[Any]
-    parameters: int
-    seconds: float
-    memory: int | None
-
-
-@dataclass(frozen=True)
 class MethodResult:
-    """One method in one model; `measures` by name and size are [seeds, ...], NaN where there is no number."""
+    """One method in one model.
 
-    training: TrainingSummary
+    `training` holds losses and curve by seed, seeds that diverged, parameters, seconds and bytes; `measures` by name
+    and size are [seeds, ...], NaN where there is no number.
+    """
+
+    training: dict[str, Any]
     measures: Mapping[str, Mapping[int, np.ndarray]]
 
 
-def result_of(plan: Plan, store: RunStore, model: ModelSpec, method: Method) -> MethodResult:
+def result_of(plan: ComparisonPlan, store: RunStore, model: ModelSpec, method: Method) -> MethodResult:
     """The result of a method in a model, once all its tasks are done."""
     stacks = plan.stacks()
-    trained = [store.record(plan.training_key(model, method, seeds)) for seeds in stacks]
-    curve = [
-        [step, [loss for one in trained for loss in one["curve"][place][1]]]
-        for place, (step, _) in enumerate(trained[0]["curve"])
-    ]
+    trained = [store.record(plan.key(model, method, seeds)) for seeds in stacks]
     memory = [one["memory"] for one in trained]
-    training = TrainingSummary(
-        loss=[value for one in trained for value in one["loss"]],
-        diverged=[seed for one in trained for seed, bad in zip(one["seeds"], one["diverged"], strict=True) if bad],
-        curve=curve,
-        parameters=trained[0]["parameters"],
-        seconds=round(sum(one["seconds"] for one in trained), 2),
-        memory=None if None in memory else max(memory),
-    )
-    measures: dict[str, dict[int, np.ndarray]] = {name: {} for name in _MEASURES}
-    for size in plan.sizes:
-        tested = [store.record(plan.test_key(model, method, seeds, size)) for seeds in stacks]
-        for name in _MEASURES:
-            values = [value for one in tested for value in one[name]]
-            measures[name][size] = np.array(values, dtype=float)
+    training = {
+        "loss": [value for one in trained for value in one["loss"]],
+        "diverged": [seed for one in trained for seed, bad in zip(one["seeds"], one["diverged"], strict=True) if bad],
+        "curve": [
+            [step, [loss for one in trained for loss in one["curve"][place][1]]]
+            for place, (step, _) in enumerate(trained[0]["curve"])
+        ],
+        "parameters": trained[0]["parameters"],
+        "seconds": round(sum(one["seconds"] for one in trained), 2),
+        "memory": None if None in memory else max(memory),
+    }
+    tested = {size: [store.record(plan.key(model, method, seeds, size)) for seeds in stacks] for size in plan.sizes}
+    measures = {
+        name: {size: np.array([value for one in found for value in one[name]], float) for size, found in tested.items()}
+        for name in _MEASURES
+    }
     return MethodResult(training, measures)
 
 
@@ -183,12 +151,12 @@ def peak_of(device: torch.device) -> Iterator[Callable[[], int | None]]:
         workspaces = left - torch.cuda.memory_allocated(device)
         found[0] = peak - held - workspaces
         return
-    with _LiveTensors() as counted:
+    with _TensorBytes() as counted:
         yield lambda: found[0]
     found[0] = counted.peak
 
 
-class _LiveTensors(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignore]
+class _TensorBytes(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignore]
     """Count the bytes of the tensors made while this is active.
 
     The process's own memory depends on how fragmented earlier work left the heap: the same training took 38 to 58 MB.
@@ -196,7 +164,7 @@ class _LiveTensors(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-i
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
-        self.peak = self._live = 0
+        self.peak = self._held = 0
         self._storages: set[int] = set()
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -211,13 +179,13 @@ class _LiveTensors(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-i
         if key in self._storages:
             return
         self._storages.add(key)
-        self._live += size
-        self.peak = max(self.peak, self._live)
+        self._held += size
+        self.peak = max(self.peak, self._held)
         weakref.finalize(storage, self._forget, key, size)
 
     def _forget(self, key: int, size: int) -> None:
         self._storages.discard(key)
-        self._live -= size
+        self._held -= size
 
 
 _TEST = 2  # the random stream of test examples, apart from that of training
@@ -237,21 +205,17 @@ def train(
     device: str,
 ) -> Outcome:
     """Train the seeds of a method side by side; the blob holds their weights."""
-    chosen, spec, problem, on = Method.of(method), ModelSpec(**model), sized_task(task), torch.device(device)
+    chosen, spec, problem, on = Method(**method), ModelSpec(**model), sized_task(task), torch.device(device)
     recipe, options = recipe_for(spec, chosen, problem, steps, batch), chosen.examples(problem)
 
-    def begun(with_recipe: Recipe, with_seeds: Sequence[int]) -> StackedTraining[SetHeads | Encoders]:
-        def data(seed: int, block: int, count: int) -> list[Tensor]:
-            shape = (count, with_recipe.batch)
-            return problem.draw(shape, with_recipe.sizes, seeded(on, seed, block), **options).parts
+    def data(seed: int, block: int, count: int) -> list[Tensor]:
+        return problem.draw((count, recipe.batch), recipe.sizes, seeded(on, seed, block), **options).parts
 
-        def initial() -> SetHeads | Encoders:
-            return spec.build(chosen, problem, with_seeds)
-
-        return StackedTraining(initial, _losses, data, with_recipe, with_seeds, steps, on)
+    def begun() -> StackedTraining[SetHeads | Encoders]:
+        return StackedTraining(lambda: spec.build(chosen, problem, seeds), _losses, data, recipe, seeds, steps, on)
 
     def trained() -> tuple[StackedTraining[SetHeads | Encoders], list[tuple[int, Tensor]], float]:
-        training, began = begun(recipe, seeds), time.monotonic()
+        training, began = begun(), time.monotonic()
         curve: list[tuple[int, Tensor]] = []
         while training.step < steps:
             loss = training.next_block()
@@ -261,20 +225,23 @@ def train(
 
     with _quiet():
         if on.type == "cpu":
-            begun(recipe, seeds)  # what libraries load late is not the method's memory
+            begun()  # what libraries load late is not the method's memory
             with peak_of(on) as peak:  # counting tensors takes time, so this block is not timed
-                begun(recipe, seeds).next_block()
+                begun().next_block()
             training, curve, seconds = trained()
         else:
             with peak_of(on) as peak:
                 training, curve, seconds = trained()
-    final = curve[-1][1].tolist()
+    last = curve[-1][1]
+    every = math.ceil(len(curve) / _CURVE)
     weights = training.heads()
     record = {
         "seeds": list(seeds),
-        "loss": [_finite(value) for value in final],
-        "diverged": [not math.isfinite(value) for value in final],
-        "curve": [[step, [_finite(value) for value in loss.tolist()]] for step, loss in _thinned(curve)],
+        "loss": _finite(last),
+        "diverged": [not math.isfinite(value) for value in last.tolist()],
+        "curve": [
+            [step, _finite(loss)] for place, (step, loss) in enumerate(curve, 1) if place % every == 0 or loss is last
+        ],
         "parameters": sum(tensor.numel() for tensor in weights.values()) // len(seeds),
         "seconds": round(seconds, 2),
         "memory": peak(),
@@ -295,30 +262,30 @@ def evaluate(
     blob: bytes,
 ) -> Outcome:
     """Test trained seeds on `samples` examples of one size each."""
-    chosen, spec, problem, on = Method.of(method), ModelSpec(**model), sized_task(task), torch.device(device)
+    chosen, spec, problem, on = Method(**method), ModelSpec(**model), sized_task(task), torch.device(device)
     safetensors = require("safetensors.torch", "reproduce", "sharpmax compare")
     trained = spec.build(chosen, problem, seeds, test=True)
-    _load(trained, safetensors.load(blob))
+    missing, left = trained.load_state_dict(safetensors.load(blob), strict=False)
+    if other := [name for name in (*missing, *left) if "normalisers." not in name]:  # they may differ at test
+        raise ValueError(f"weights do not fit the model: {other[0]}")
     trained = trained.to(on).requires_grad_(False).eval()
     began = time.monotonic()
-    found: dict[str, list[Tensor]] = {}
     with torch.inference_mode(), _quiet():
-        for examples in _pages(problem, spec, seeds, size, samples, on):
-            asked = examples.answer.shape[-1]
-            for name, value in _measured(trained.read(examples.inputs, examples.visible, asked), examples).items():
-                found.setdefault(name, []).append(value)
-        whole = {name: torch.cat(values, dim=1).cpu().double() for name, values in found.items()}
-    counted = whole.pop("counted")
+        pages = [
+            _measured(trained.read(examples.inputs, examples.visible, examples.answer.shape[-1]), examples)
+            for examples in _pages(problem, spec, seeds, size, samples, on)
+        ]
+        whole = {name: torch.cat([page[name] for page in pages], dim=1).cpu().double() for name in pages[0]}
+    counted, close = whole["counted"], whole["close"]
     record: dict[str, Any] = {"seeds": list(seeds), "size": size, "samples": samples}
     for name in ("accuracy", "ranking", "hard"):
-        record[name] = _each(whole[name].sum(1) / counted.sum(1))
-    close = whole.pop("close")
-    record["close"] = _each((whole["ranked"] * close).sum(1) / close.sum(1))
-    record["whole"] = _each(whole["whole"].mean(1))
+        record[name] = _finite(whole[name].sum(1) / counted.sum(1))
+    record["close"] = _finite((whole["ranked"] * close).sum(1) / close.sum(1))
+    record["whole"] = _finite(whole["whole"].mean(1))
     for name in ("entropy", "top"):
         by_layer = whole[name].mean(1)
-        record[name] = _each(by_layer[:, -1].mean(-1))
-        record[f"layers_{name}"] = [[_each(heads) for heads in one] for one in by_layer]
+        record[name] = _finite(by_layer[:, -1].mean(-1))
+        record[f"layers_{name}"] = [[_finite(heads) for heads in one] for one in by_layer]
     return Outcome(record | {"seconds": round(time.monotonic() - began, 2)})
 
 
@@ -373,13 +340,6 @@ def _pages(
             yield Batch(*(part[:, first : first + at_once] for part in whole))
 
 
-def _load(model: SetHeads | Encoders, weights: Mapping[str, Tensor]) -> None:
-    """Load trained weights into a model, whose normaliser may be another at test."""
-    missing, left = model.load_state_dict(dict(weights), strict=False)
-    if other := [name for name in (*missing, *left) if "normalisers." not in name]:
-        raise ValueError(f"weights do not fit the model: {other[0]}")
-
-
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Where a policy leaves the range it was fitted on is part of the results."""
@@ -388,14 +348,5 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-def _thinned(curve: Sequence[tuple[int, Tensor]]) -> list[tuple[int, Tensor]]:
-    every = max(1, math.ceil(len(curve) / _CURVE))
-    return [one for place, one in enumerate(curve, start=1) if place % every == 0 or place == len(curve)]
-
-
-def _each(values: Tensor) -> list[float | None]:
-    return [_finite(value) for value in values.tolist()]
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+def _finite(values: Tensor) -> list[float | None]:
+    return [value if math.isfinite(value) else None for value in values.tolist()]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from sharpmax.experiments.compare.methods import ModelSpec, recipe_for
-from sharpmax.experiments.compare.run import MethodResult, Plan, result_of
+from sharpmax.experiments.compare.run import ComparisonPlan, MethodResult, result_of
 from sharpmax.experiments.run_folder import RunStore
 from sharpmax.experiments.statistics import LEVEL, paired_p, with_interval
 from sharpmax.probing.forecast import error, predict
@@ -53,43 +54,46 @@ def _apart(best: np.ndarray, other: np.ndarray, p: float | None) -> bool:
     return bool(abs(float((best - other).mean())) > 1e-9)
 
 
-_PERCENT = {
-    "accuracy": "accuracy",
-    "ranking": "ranking",
-    "hard": "hard",
-    "close": "close",
-    "whole": "whole",
-    "top": "top_weight",
-}
+_PERCENT = ("accuracy", "ranking", "hard", "close", "whole")
 
 
-def scored_sizes(plan: Plan) -> list[int]:
+def scored_sizes(plan: ComparisonPlan) -> list[int]:
     """The sizes that methods are ranked by: those beyond training, or all if there are none."""
     beyond = [size for size in plan.sizes if size > sized_task(plan.task).trained[1]]
     return beyond or list(plan.sizes)
 
 
-def compare_tables(plan: Plan, store: RunStore) -> dict[str, Any]:
+def compare_tables(plan: ComparisonPlan, store: RunStore) -> dict[str, Any]:
     """The leaderboard of all methods in the first model of the plan, and its measures; accuracies in percent."""
     model = plan.models[0]
     known = {method.name: result_of(plan, store, model, method) for method in plan.methods}
     tables: dict[str, Any] = {
-        table: {name: _by_size(one.measures[measure], 100.0) for name, one in known.items()}
-        for measure, table in _PERCENT.items()
+        measure: {name: _by_size(one.measures[measure], 100.0) for name, one in known.items()} for measure in _PERCENT
     }
+    tables["top_weight"] = {name: _by_size(one.measures["top"], 100.0) for name, one in known.items()}
     tables["entropy"] = {name: _by_size(one.measures["entropy"], 1.0) for name, one in known.items()}
     tables["per_seed"] = {
         name: {str(size): [round(100.0 * v, 4) for v in values] for size, values in one.measures["accuracy"].items()}
         for name, one in known.items()
     }
-    tables["league"] = _leaderboard(plan, known)
-    tables["training"] = {name: _training(one) for name, one in known.items()}
-    tables["methods"] = {method.name: method.plain() for method in plan.methods}
+    scores = {
+        name: np.mean([100.0 * one.measures["accuracy"][size] for size in scored_sizes(plan)], axis=0)
+        for name, one in known.items()
+    }
+    tables["league"] = {
+        name: {**asdict(place), "score": with_interval(scores[name])} for name, place in ranks(scores).items()
+    }
+    tables["training"] = {}
+    for name, one in known.items():
+        loss = one.training["loss"]
+        interval_of_loss = with_interval(np.array(loss, dtype=float))  # None becomes NaN, which does not count
+        tables["training"][name] = {**one.training, "loss": interval_of_loss, "loss_per_seed": loss}
+    tables["methods"] = {method.name: asdict(method) for method in plan.methods}
     tables["setting"] = setting_table(plan)
     return json_values(tables)
 
 
-def setting_table(plan: Plan) -> dict[str, Any]:
+def setting_table(plan: ComparisonPlan) -> dict[str, Any]:
     """The settings of the run."""
     model, task = plan.models[0], sized_task(plan.task)
     recipe = recipe_for(model, plan.methods[0], task, plan.steps, plan.batch)
@@ -112,20 +116,6 @@ def setting_table(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _leaderboard(plan: Plan, known: Mapping[str, MethodResult]) -> dict[str, Any]:
-    sizes = scored_sizes(plan)
-    scores = {
-        name: np.stack([100.0 * one.measures["accuracy"][size] for size in sizes]).mean(0)
-        for name, one in known.items()
-    }
-    return {name: {**asdict(place), "score": with_interval(scores[name])} for name, place in ranks(scores).items()}
-
-
-def _training(one: MethodResult) -> dict[str, Any]:
-    loss = np.array([np.nan if value is None else value for value in one.training.loss], dtype=float)
-    return {**asdict(one.training), "loss": with_interval(loss), "loss_per_seed": one.training.loss}
-
-
 def _by_size(values: Mapping[int, np.ndarray], factor: float) -> dict[str, Any]:
     return {str(size): with_interval(factor * one) for size, one in values.items()}
 
@@ -143,7 +133,7 @@ Curves = Mapping[ModelSpec, np.ndarray]
 """By model: a measure [sizes, seeds]."""
 
 
-def capacity_tables(plan: Plan, store: RunStore) -> dict[str, Any]:
+def capacity_tables(plan: ComparisonPlan, store: RunStore) -> dict[str, Any]:
     """For every method: the two sizes of each model, a power law through them, and the layer that disperses first."""
     tables: dict[str, Any] = {"capacity": {}, "laws": {}, "layers": {}, "setting": setting_table(plan)}
     x = np.log(np.array(plan.sizes, dtype=float))
@@ -153,42 +143,35 @@ def capacity_tables(plan: Plan, store: RunStore) -> dict[str, Any]:
             name: {model: np.stack([one.measures[name][size] for size in plan.sizes]) for model, one in known.items()}
             for name in _MEASURES
         }
-        tables["capacity"][method.name] = [_cell(model, one, x, curves, plan) for model, one in known.items()]
+        tables["capacity"][method.name] = [_cell(model, one, x, curves) for model, one in known.items()]
         tables["laws"][method.name] = {
-            name: {"what": what, **fit_power_law(x, curves[name], _end(name))} for name, what in _MEASURES.items()
+            name: {"what": what, **fit_power_law(x, curves[name], partial(_end, name))}
+            for name, what in _MEASURES.items()
         }
         tables["layers"][method.name] = {
-            model.label: layer_slopes(plan.sizes, *_layers(one, plan.sizes))
+            model.label: layer_slopes(plan.sizes, _by_layer(one, "entropy"), _by_layer(one, "top"))
             for model, one in known.items()
             if model.depth > 1
         }
     return json_values(tables)
 
 
-def _end(name: str) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
+def _end(name: str, x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """ln of the size at which curves [sizes, …] of a measure end; ±inf beyond the sizes there are."""
-
-    def end(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        return crossing(x, y / np.maximum(y[:1], 1e-12) if name == "accuracy" else y, _LEVEL)
-
-    return end
+    return crossing(x, y / np.maximum(y[:1], 1e-12) if name == "accuracy" else y, _LEVEL)
 
 
-def _cell(
-    model: ModelSpec, one: MethodResult, x: np.ndarray, curves: Mapping[str, Curves], plan: Plan
-) -> dict[str, Any]:
-    ends = {name: float(_end(name)(x, np.nanmean(curves[name][model], axis=1))) for name in _MEASURES}
+def _cell(model: ModelSpec, one: MethodResult, x: np.ndarray, curves: Mapping[str, Curves]) -> dict[str, Any]:
+    ends = {name: float(_end(name, x, np.nanmean(curves[name][model], axis=1))) for name in _MEASURES}
     return {
         "model": model.label,
         **{name: getattr(model, name) for name in FACTORS},
-        "parameters": one.training.parameters,
-        "seconds": one.training.seconds,
-        "diverged": one.training.diverged,
+        **{name: one.training[name] for name in ("parameters", "seconds", "diverged")},
         "half_accuracy_size": _size(ends["accuracy"]),
         "half_top_weight_size": _size(ends["top"]),
-        "accuracy": {str(n): with_interval(100.0 * one.measures["accuracy"][n]) for n in plan.sizes},
-        "top_weight": {str(n): with_interval(100.0 * one.measures["top"][n]) for n in plan.sizes},
-        "entropy": {str(n): with_interval(one.measures["entropy"][n]) for n in plan.sizes},
+        "accuracy": _by_size(one.measures["accuracy"], 100.0),
+        "top_weight": _by_size(one.measures["top"], 100.0),
+        "entropy": _by_size(one.measures["entropy"], 1.0),
     }
 
 
@@ -246,13 +229,9 @@ def _least_squares(factors: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, f
     return found, 1.0 - left / around if around > 1e-12 else None
 
 
-def _layers(one: MethodResult, sizes: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Entropy and top weight of every layer and head, [sizes, layers, heads], means over seeds."""
-    entropy, top = (
-        np.stack([np.nanmean(one.measures[f"layers_{name}"][size], axis=0) for size in sizes])
-        for name in ("entropy", "top")
-    )
-    return entropy, top
+def _by_layer(one: MethodResult, name: str) -> np.ndarray:
+    """A measure of every layer and head, [sizes, layers, heads], means over seeds."""
+    return np.stack([np.nanmean(of_size, axis=0) for of_size in one.measures[f"layers_{name}"].values()])
 
 
 def layer_slopes(sizes: Sequence[int], entropy: np.ndarray, top: np.ndarray) -> dict[str, Any] | None:

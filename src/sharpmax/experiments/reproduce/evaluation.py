@@ -1,8 +1,9 @@
-"""Trained heads on sets of growing size: every variant on the same heads and the same items."""
+"""Trained heads on sets of growing size: what is fitted, every variant on the same sets, and the tables."""
 
 from __future__ import annotations
 
 import math
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,18 +14,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sharpmax import theory
 from sharpmax.arrays import in_float64
 from sharpmax.errors import OutOfRangeWarning
 from sharpmax.experiments.engine import one_thread_each, without_denormals
+from sharpmax.experiments.stacked_training import recipe_named
+from sharpmax.experiments.statistics import auroc, compare, mean
 from sharpmax.lazy import require
 from sharpmax.models.single_head import WIDTH, SingleHeads
+from sharpmax.models.weights import Trained
+from sharpmax.ops.softmax import softmax
 from sharpmax.policies.base import Policy
 from sharpmax.policies.basic import LogLength
 from sharpmax.policies.entropy_target import EntropyTarget
 from sharpmax.policies.polynomial import PAPER, Polynomial
+from sharpmax.results import json_values
 from sharpmax.stats.dense import centred, dense_stats
 from sharpmax.stats.statistics import RowStats
-from sharpmax.tasks.max_retrieval import draw, seeded
+from sharpmax.tasks.max_retrieval import CLASSES, Sets, draw, seeded
 
 T = TypeVar("T")
 X = TypeVar("X")
@@ -36,10 +43,34 @@ HARD = "hard"
 Progress = Callable[[int], None]
 """Called with the number of items read since the last call."""
 
-_PAGE = {"cpu": 2**15, "cuda": 2**22}
+SIZES = tuple(2**power for power in range(4, 15))
+"""Numbers of items the paper tests on: 16 … 16,384."""
+
+_BASELINE = (98.6, 97.1, 94.3, 89.7, 81.3, 70.1, 53.8, 35.7, 22.6, 15.7, 12.4)
+_ADAPTIVE = (98.6, 97.1, 94.5, 89.9, 82.1, 72.5, 57.7, 39.4, 24.9, 17.5, 14.0)
+
+PUBLISHED = {
+    "softmax": {str(n): value for n, value in zip(SIZES, _BASELINE, strict=True)},
+    "paper": {str(n): value for n, value in zip(SIZES, _ADAPTIVE, strict=True)},
+}
+"""The paper's accuracy by variant and size."""
+
+_HEAT_SETS, _HEAT_ITEMS = 32, 16
+_HEAT_VARIANTS = ("softmax", "entropy-target")
+_GRID = 2**14
+
+_PAGE = {"cpu": 2**15, "cuda": 2**22}  # items that are drawn together
 _BLOCK = 2**12
+_COPIES = 8  # of the features of an item that are in memory at once
 _REACH = 40.0
-_COPIES = 8
+
+# Of the best β: steps, tolerance and range of the search in ln β.
+_STEPS, _TOLERANCE, _LEAST, _MOST = 60, 1e-9, math.log(1e-4), math.log(1e4)
+
+# Of what is fitted: the largest β, and the fewest points and wrong answers to fit on.
+_LARGEST_BETA, _LEAST_POINTS, _LEAST_WRONG = 10.0, 50, 10
+_IN_DISTRIBUTION_SETS = 2048
+_PLOTTED = 1000
 
 
 @dataclass(frozen=True)
@@ -82,8 +113,8 @@ def read(
     device = device_of(head)
     most = size if isinstance(size, int) else size[1]
     page = max(1, _PAGE.get(device.type, _PAGE["cpu"]) // most)
-    generator = seeded(device, *stream, most)
     at_once = max(1, _items_at_once(device) // most)
+    generator = seeded(device, *stream, most)
     for start in range(0, samples, page):
         drawn = draw((min(page, samples - start),), size, generator)
         for sets in drawn.split(at_once):
@@ -166,20 +197,19 @@ def measure_all(
         # Where a policy leaves the range it was fitted on is part of the results.
         warnings.simplefilter("ignore", OutOfRangeWarning)
         found = dict(zip(tasks, side_by_side(one, tasks, device_of(heads[0])), strict=True))
-    return {size: _measured(list(variants[0]), [found[size, p] for p in range(len(heads))]) for size in sizes}
 
+    def gathered(size: Size) -> Measured:
+        by_head = [found[size, position] for position in range(len(heads))]
+        columns = {name: np.stack([one[name] for one in by_head]) for name in by_head[0]}
+        return Measured(
+            correct={variant: columns[f"correct {variant}"] for variant in (*variants[0], HARD)},
+            entropy={variant: columns[f"entropy {variant}"] for variant in variants[0]},
+            top_weight={variant: columns[f"top {variant}"] for variant in variants[0]},
+            confidence=columns["confidence"],
+            spread=columns["spread"],
+        )
 
-def _measured(variants: Sequence[str], by_head: Sequence[Mapping[str, np.ndarray]]) -> Measured:
-    def gather(name: str) -> np.ndarray:
-        return np.stack([columns[name] for columns in by_head])
-
-    return Measured(
-        correct={variant: gather(f"correct {variant}") for variant in (*variants, HARD)},
-        entropy={variant: gather(f"entropy {variant}") for variant in variants},
-        top_weight={variant: gather(f"top {variant}") for variant in variants},
-        confidence=gather("confidence"),
-        spread=gather("spread"),
-    )
+    return {size: gathered(size) for size in sizes}
 
 
 def measure_page(seen: Read, variants: Mapping[str, Policy | None]) -> dict[str, Tensor]:
@@ -187,8 +217,12 @@ def measure_page(seen: Read, variants: Mapping[str, Policy | None]) -> dict[str,
     s, h = _near(seen)
     visible = s > -torch.inf
     x, _ = centred(s, visible)
-    plain = _counting_all(dense_stats(s, visible), seen.logits)
-    found: dict[str, Tensor] = {"spread": _spread(seen.logits)}
+    # Every item counts, those out of reach too: some policies go by their number.
+    parts, measured = dense_stats(s, visible).flatten()
+    in_set = seen.logits > -torch.inf
+    plain = RowStats.unflatten(measured, [in_set.sum(-1), *parts[1:]])
+    least = seen.logits.masked_fill(~in_set, torch.inf).amin(-1)
+    found: dict[str, Tensor] = {"spread": seen.logits.amax(-1) - least}
     weights = []
     for name, policy in variants.items():
         scaled, stats = x, plain
@@ -218,22 +252,6 @@ def _near(seen: Read) -> tuple[Tensor, Tensor]:
     s, order = seen.logits.topk(count)
     h = seen.features.gather(1, order[..., None].expand(-1, -1, WIDTH))
     return s.masked_fill(s <= s[:, :1] - _REACH, -torch.inf), h
-
-
-def _counting_all(stats: RowStats, logits: Tensor) -> RowStats:
-    """The statistics with every item counted, those out of reach too: some policies go by their number."""
-    parts, measured = stats.flatten()
-    return RowStats.unflatten(measured, [(logits > -torch.inf).sum(-1), *parts[1:]])
-
-
-def _spread(logits: Tensor) -> Tensor:
-    least = logits.masked_fill(logits == -torch.inf, torch.inf).amin(-1)
-    return logits.amax(-1) - least
-
-
-_STEPS = 60
-_TOLERANCE = 1e-9
-_LEAST, _MOST = math.log(1e-4), math.log(1e4)
 
 
 def best_beta(logits: Tensor, wanted: Tensor) -> Tensor:
@@ -273,9 +291,6 @@ def best_beta(logits: Tensor, wanted: Tensor) -> Tensor:
     return torch.where(mean.isnan(), torch.nan, best)
 
 
-_LEAST_WRONG = 10
-
-
 @dataclass(frozen=True)
 class Detector:
     """Logistic regression for "the answer is wrong" on the classifier's confidence and the attention's entropy."""
@@ -309,12 +324,6 @@ def _design(confidence: np.ndarray, entropy: np.ndarray) -> np.ndarray:
     # Confidence in float32 rounds to 1 from 1 − 6e-8 on; as log-odds that is where it must stop.
     p = np.clip(np.asarray(confidence, dtype=np.float64), 1e-8, 1.0 - 2.0**-24)
     return np.stack((np.ones_like(p), np.log(p) - np.log1p(-p), np.asarray(entropy, dtype=np.float64)), axis=-1)
-
-
-_LARGEST_BETA = 10.0
-_LEAST_POINTS = 50
-_IN_DISTRIBUTION_SETS = 2048
-_PLOTTED = 1000
 
 
 @dataclass(frozen=True)
@@ -354,28 +363,21 @@ def fit(
     points = [page for pages in side_by_side(surveyed, tasks, device_of(heads[0])) for page in pages]
     survey = {name: np.concatenate([page[name] for page in points]) for name in points[0]}
     table, refit = _polynomial(survey, sizes)
-    variants = []
-    for target in targets:
-        policies: dict[str, Policy | None] = {"softmax": None, "paper": PAPER}
-        if refit is not None:
-            policies["refit"] = refit
-        policies["log-length"] = LogLength(reference=train_sizes[1])
-        policies["entropy-target"] = EntropyTarget(float(target))
-        variants.append(policies)
     detector = Detector.fit(survey["confidence"], survey["entropy"], survey["correct"])
-    return Fitted(variants, table, detector, _left_out(survey, refit, detector))
-
-
-def _left_out(survey: Mapping[str, np.ndarray], refit: Policy | None, detector: Detector | None) -> dict[str, str]:
-    reasons = {}
-    if refit is None:
-        reasons["refit"] = (
+    common: dict[str, Policy | None] = {"softmax": None, "paper": PAPER}
+    left_out = {}
+    if refit is not None:
+        common["refit"] = refit
+    else:
+        left_out["refit"] = (
             f"{int(_usable(survey['beta']).sum())} wrongly ranked inputs are too few to fit a polynomial on "
             f"({_LEAST_POINTS} are needed); more --samples, --seeds or larger --sizes give more"
         )
     if detector is None:
-        reasons["both"] = "too few wrong answers to fit a failure detector on"
-    return reasons
+        left_out["both"] = "too few wrong answers to fit a failure detector on"
+    common["log-length"] = LogLength(reference=train_sizes[1])
+    variants = [{**common, "entropy-target": EntropyTarget(float(target))} for target in targets]
+    return Fitted(variants, table, detector, left_out)
 
 
 def _survey(seen: Read) -> dict[str, np.ndarray]:
@@ -436,3 +438,149 @@ def _ends(policy: Polynomial) -> list[float | None] | None:
 
 def _short(values: np.ndarray) -> list[float]:
     return [float(f"{value:.5g}") for value in values]
+
+
+def items_to_read(sizes: Sequence[int], samples: int, heads: int) -> int:
+    """Roughly how many items an evaluation reads, for showing progress."""
+    return (samples + fit_samples(samples)) * sum(sizes) * heads
+
+
+def reproduce_tables(
+    trained: Sequence[Trained],
+    sizes: Sequence[int],
+    samples: int,
+    seed: int,
+    device: torch.device,
+    progress: Progress = lambda items: None,
+) -> dict[str, Any]:
+    """Evaluate the heads of every recipe on the same sets."""
+    began = time.monotonic()
+    tables: dict[str, Any] = {}
+    policies: dict[str, Any] = {}
+    left_out: dict[str, Any] = {}
+    for weights in trained:
+        heads = [weights.heads([position]).to(device) for position in range(len(weights.seeds))]
+        fitted = fit(heads, sizes, samples, seed, recipe_named(weights.recipe).sizes, progress)
+        measured = measure_all(heads, fitted.variants, sizes, samples, (seed, 2), progress)
+        found = _tables(measured, fitted, heads, seed)
+        suffix = "" if weights.recipe == "paper" else f"/{weights.recipe}"
+        tables |= {name + suffix: table for name, table in found.items()}
+        described = {name: policy.describe() for name, policy in fitted.variants[0].items() if policy is not None}
+        targets = [one["entropy-target"].target for one in fitted.variants]  # type: ignore[union-attr]
+        described["entropy-target"] = (
+            "β ≥ 1 such that H is the head's mean entropy on training sizes, "
+            f"{min(targets):.3g} … {max(targets):.3g} nat"
+        )
+        policies[weights.recipe] = described
+        left_out[weights.recipe] = fitted.left_out
+    tables["published"] = PUBLISHED
+    tables["weights"] = {
+        w.recipe: {"steps": w.steps, "seeds": list(w.seeds), "trained": dict(w.provenance)} for w in trained
+    }
+    tables["setting"] = {
+        "recipes": {
+            w.recipe: {"describe": recipe_named(w.recipe).summary, "steps": w.steps, "seeds": list(w.seeds)}
+            for w in trained
+        },
+        "sizes": list(sizes),
+        "samples": samples,
+        "fit_samples": fit_samples(samples),
+        "train_sizes": list(recipe_named(trained[0].recipe).sizes),
+        "classes": CLASSES,
+        "policies": policies,
+        "left_out": left_out,
+        "seconds": {"evaluate": round(time.monotonic() - began, 1)},
+    }
+    return json_values(tables)
+
+
+def _tables(
+    measured: Mapping[int, Measured], fitted: Fitted, heads: Sequence[SingleHeads], seed: int
+) -> dict[str, Any]:
+    names = list(fitted.variants[0])
+    accuracy = {
+        variant: {n: 100.0 * m.correct[variant].mean(axis=1) for n, m in measured.items()} for variant in (*names, HARD)
+    }
+    found = {
+        "accuracy": {variant: {str(n): mean(cells[n]) for n in cells} for variant, cells in accuracy.items()},
+        "comparison": {
+            variant: {str(n): compare(cells[n], accuracy["softmax"][n], accuracy[HARD][n]) for n in cells}
+            for variant, cells in accuracy.items()
+            if variant != "softmax"
+        },
+        "entropy": {a: {str(n): mean(m.entropy[a].mean(axis=1)) for n, m in measured.items()} for a in names},
+        "top_weight": {
+            a: {str(n): mean(100.0 * m.top_weight[a].mean(axis=1)) for n, m in measured.items()} for a in names
+        },
+        "bounds": _bounds(measured, heads),
+        "heat": _heat(heads[0], fitted, list(measured), seed),
+        "detection": _detection(measured, fitted.detector, seed),
+    }
+    if fitted.polynomial is not None:
+        found["fit"] = fitted.polynomial
+    return found
+
+
+def _bounds(measured: Mapping[int, Measured], heads: Sequence[SingleHeads]) -> dict[str, Any]:
+    """What theory says of plain softmax: bounds from each head's largest logit spread, and the limit of large n."""
+    spread = np.max([m.spread.max(axis=1) for m in measured.values()], axis=0).astype(np.float64)
+    population = side_by_side(_population, heads, device_of(heads[0]))
+    return {
+        "spread": mean(spread),
+        # 1 + e^δ leaves float64 at a spread of 710, its logarithm does not.
+        "horizon_log10": mean(np.logaddexp(0.0, spread) / np.log(10.0)),
+        "largest_weight": {str(n): 100.0 * float(np.mean(theory.weight_bounds(spread, n)[1])) for n in measured},
+        "least_entropy": {str(n): float(np.mean(theory.entropy_floor(spread, n))) for n in measured},
+        "most_entropy": {str(n): float(theory.entropy_ceiling(n)) for n in measured},
+        "limit_weight": {str(n): 100.0 * float(np.mean([min(1.0, w / n) for w, _ in population])) for n in measured},
+        "limit_entropy": {str(n): float(np.mean([max(0.0, h + np.log(n)) for _, h in population])) for n in measured},
+    }
+
+
+def _population(head: SingleHeads) -> tuple[float, float]:
+    """For items drawn at random: the limit of n·(top weight), and that of the entropy minus ln n, as n grows."""
+    device = next(head.parameters()).device
+    priority = ((torch.arange(_GRID, device=device) + 0.5) / _GRID).repeat(CLASSES, 1)
+    label = torch.arange(CLASSES, device=device)[:, None].expand(-1, _GRID)
+    sets = Sets(priority, label, torch.full((CLASSES,), 0.5, device=device), torch.ones_like(label, dtype=torch.bool))
+    h = head.features(sets.items[None])
+    s = head.logits(h, sets.query[None]).flatten().cpu().double()
+    stats = dense_stats(s, torch.ones_like(s, dtype=torch.bool))
+    weight = theory.top_weight_limit(float(stats.max), float(stats.lse) - np.log(len(s)))
+    return float(weight), float(stats.entropy) - float(np.log(len(s)))
+
+
+def _heat(head: SingleHeads, fitted: Fitted, sizes: Sequence[int], seed: int) -> dict[str, Any]:
+    """Weights of the items with the highest priority in a few sets, highest first, for every second size."""
+    shown = sizes[::2]
+
+    def weights(n: int) -> dict[str, list[list[float]]]:
+        rows: dict[str, list[list[float]]] = {name: [] for name in _HEAT_VARIANTS}
+        for seen in read(head, n, _HEAT_SETS, (seed, 3)):
+            order = seen.priority.topk(min(_HEAT_ITEMS, n)).indices
+            for name in _HEAT_VARIANTS:
+                of_items = 100.0 * softmax(seen.logits, policy=fitted.variants[0][name]).gather(-1, order)
+                rows[name] += [[float(f"{w:.4g}") for w in row] for row in of_items.tolist()]
+        return rows
+
+    found = dict(zip(shown, side_by_side(weights, shown, device_of(head)), strict=True))
+    variants = {name: {str(n): found[n][name] for n in shown} for name in _HEAT_VARIANTS}
+    return {"sizes": list(shown), "items": _HEAT_ITEMS, "sets": _HEAT_SETS, "arms": variants}
+
+
+def _detection(measured: Mapping[int, Measured], detector: Detector | None, seed: int) -> dict[str, Any]:
+    """AUROC of detecting wrong answers of plain softmax, at each size and over all."""
+    signals: dict[str, Callable[[Measured], np.ndarray]] = {
+        "confidence": lambda m: -m.confidence,
+        "entropy": lambda m: m.entropy["softmax"],
+    }
+    if detector is not None:
+        signals["both"] = lambda m: detector.suspicion(m.confidence, m.entropy["softmax"])
+    correct = {n: m.correct["softmax"] for n, m in measured.items()}
+    found: dict[str, Any] = {}
+    for name, signal in signals.items():
+        suspicion = {n: signal(m) for n, m in measured.items()}
+        found[name] = {str(n): auroc(suspicion[n], correct[n], seed) for n in measured}
+        every = [np.concatenate(list(by_size.values()), axis=1) for by_size in (suspicion, correct)]
+        found[name]["pooled"] = auroc(every[0], every[1], seed)
+    return found

@@ -17,9 +17,8 @@ from torch import Tensor
 
 from sharpmax.errors import ArgumentError
 from sharpmax.experiments.engine import one_thread_each, without_denormals
-from sharpmax.experiments.reproduce.recipes import Recipe
 from sharpmax.experiments.run_folder import check_identity, plain
-from sharpmax.experiments.stacked_training import StackedTraining
+from sharpmax.experiments.stacked_training import Recipe, StackedTraining
 from sharpmax.models.single_head import SingleHeads
 from sharpmax.models.weights import Trained, load_tensors, must_fit, save_tensors
 from sharpmax.provenance import provenance
@@ -122,43 +121,37 @@ class _Run:
 
     def go(self, stopped: Event) -> Trained:
         """Train to the end, unless `stopped` is set on the way."""
-        if self._training.step == self._training.steps and self._result.exists():
+        training = self._training
+        if training.step == training.steps and self._result.exists():
             return Trained.load(self._result)
         for unfinished in self._file.parent.glob(f".{self._file.name}.*.partial"):  # of a save that was killed
             unfinished.unlink(missing_ok=True)
-        with without_denormals():  # a head that has learned leaves such gradients
-            return self._go(stopped)
-
-    def _go(self, stopped: Event) -> Trained:
-        training = self._training
-        began = saved = shown = time.monotonic()
+        saved = shown = time.monotonic()
+        began = saved - self._spent
         self._progress(training.step, math.nan)
-        while training.step < training.steps:
-            if stopped.is_set():
-                raise KeyboardInterrupt
-            loss = training.next_block()
-            now = time.monotonic()
-            # Reading the loss waits for the GPU.
-            if now - shown >= _SHOW_EVERY_S or training.step == training.steps:
-                self._progress(training.step, float(loss.mean()))
-                shown = now
-            if now - saved >= self._every_s:
-                self._save(began)
-                saved = time.monotonic()
-        self._save(began)
-        return self._finish(began)
-
-    def _save(self, began: float) -> None:
-        about = {**self._identity, "step": self._training.step, "seconds": self._spent + time.monotonic() - began}
-        save_tensors(self._file, _KIND, self._training.state(), about)
-
-    def _finish(self, began: float) -> Trained:
-        training = self._training
-        seconds = round(self._spent + time.monotonic() - began, 1)
-        origin = provenance(training.seeds[0]) | {"command": self._command, "seconds": seconds}
+        with without_denormals():  # a head that has learned leaves such gradients
+            while training.step < training.steps:
+                if stopped.is_set():
+                    raise KeyboardInterrupt
+                loss = training.next_block()
+                now = time.monotonic()
+                # Reading the loss waits for the GPU.
+                if now - shown >= _SHOW_EVERY_S or training.step == training.steps:
+                    self._progress(training.step, float(loss.mean()))
+                    shown = now
+                if now - saved >= self._every_s:
+                    self._save(now - began)
+                    saved = time.monotonic()
+        seconds = time.monotonic() - began
+        self._save(seconds)
+        origin = provenance(training.seeds[0]) | {"command": self._command, "seconds": round(seconds, 1)}
         trained = Trained(training.recipe.name, training.steps, training.seeds, training.heads(), origin)
         trained.save(self._result)
         return trained
+
+    def _save(self, seconds: float) -> None:
+        about = {**self._identity, "step": self._training.step, "seconds": seconds}
+        save_tensors(self._file, _KIND, self._training.state(), about)
 
 
 def _resume(training: Training, file: Path, identity: dict[str, Any], *, resume: bool) -> float:
