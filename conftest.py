@@ -14,6 +14,7 @@ os.environ.setdefault("MKL_NUM_THREADS", "1")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import functools
+import gc
 import importlib.util
 import sys
 from collections.abc import Iterator
@@ -40,6 +41,12 @@ if settings is not None:
         "sharpmax", deadline=None, derandomize=True, max_examples=60, suppress_health_check=[HealthCheck.too_slow]
     )
     settings.load_profile("sharpmax")
+
+
+def pytest_collection_finish() -> None:
+    """Modules and tests stay until the end: no collection of garbage has to look at them again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
