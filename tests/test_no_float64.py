@@ -140,10 +140,10 @@ def test_an_evaluation(tmp_path: Path) -> None:
         variants={"length": LogLength(8.0)},
         tasks=(tiny.LETTERS,),
         sizes=(4,),
-        prompts=4,
+        prompts=2,
         lengths=(32,),
         windows=1,
-        questions=1,
+        questions=0,
     )
     expected = evaluate_tables(tiny.language(), plan, prepare(tiny.language(), plan), tmp_path / "here")
     with no_float64.stand_in() as device:
