@@ -35,25 +35,29 @@ def test_one_thread_and_no_denormals(expected: dict[str, Any]) -> None:
     assert expected["test/0/1"][0] != expected["test/1/1"][0]
 
 
-def test_processes_give_the_same_and_a_killed_one_is_replaced_a_few_times(
-    tmp_path: Path, expected: dict[str, Any]
-) -> None:
-    traced = [tmp_path / "lives", tmp_path / "dies"]
+def test_processes_give_the_same_and_a_killed_one_is_replaced(tmp_path: Path, expected: dict[str, Any]) -> None:
+    trace = tmp_path / "trace"
+    trace.mkdir()
     seen: list[Progress] = []
-    tasks = grid()
-    for trace, times in zip(traced, (1, 9), strict=True):
-        trace.mkdir()
-        tasks.append(Task(trace.name, toy("die"), {"trace": str(trace), "times": times}, label="dying"))
-    with pytest.raises(SharpmaxError, match=r"^task 'dying' lost its process 2 times \(SIGKILL\(-9\)\); .*--resume$"):
-        go(tmp_path / "store", tasks, workers=2, retries=1, progress=seen.append)
-    found = go(tmp_path / "store", tasks[:-1])
-    assert found.pop("lives") == ({"lived": True}, None)
+    tasks = [*grid(), Task("die", toy("die"), {"trace": str(trace), "times": 1}, label="dying")]
+    found = go(tmp_path / "store", tasks, workers=2, progress=seen.append)
+    assert found.pop("die") == ({"lived": True}, None)
     assert found == expected
-    assert [traces(trace) for trace in traced] == [{"die": 2}, {"die": 2}]
-    assert (seen[0].done, seen[-1].done, seen[-1].total) == (0, 7, 8)
+    assert traces(trace) == {"die": 2}
+    assert (seen[0].done, seen[-1].done, seen[-1].total, seen[-1].running) == (0, 7, 7, ())
     assert [one.done for one in seen] == sorted(one.done for one in seen)
     assert max(len(one.running) for one in seen) == 2
     assert any("dying" in one.running for one in seen)
+
+
+def test_a_process_that_dies_too_often_is_one_line_and_what_was_done_is_kept(tmp_path: Path) -> None:
+    trace = tmp_path / "trace"
+    trace.mkdir()
+    tasks = [*grid(1, 1), Task("die", toy("die"), {"trace": str(trace), "times": 9}, after=None, label="dying")]
+    with pytest.raises(SharpmaxError, match=r"^task 'dying' lost its process 2 times \(SIGKILL\(-9\)\); .*--resume$"):
+        go(tmp_path / "store", tasks, workers=2, retries=1)
+    assert traces(trace) == {"die": 2}
+    assert "die" not in RunStore(tmp_path / "store")
 
 
 def test_what_raises_is_tried_again(tmp_path: Path) -> None:
