@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 import sharpmax as sm
 from sharpmax.cli.app import make_app
 from sharpmax.report.page import write_page
+from sharpmax.report.tables import Report
 from sharpmax.results import load
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -64,10 +65,10 @@ def test_help(command: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in RESULTS if name not in WITHOUT_PAGE])
-def test_page_of_committed_results(name: str, tmp_path: Path) -> None:
+def test_page_of_committed_results(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Report, "figures", ())  # charts are in no text, and take most of the time
     results = load(ROOT / "results" / name)
     page = write_page(results.command, results.provenance, results.tables, tmp_path)
-    assert page.stat().st_size < 1_500_000
     check(f"pages/{name}", text_of(page.read_text(encoding="utf-8")))
 
 
