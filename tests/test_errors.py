@@ -14,6 +14,7 @@ from sharpmax import errors
 from sharpmax.errors import (
     ArgumentError,
     ArgumentTypeError,
+    FileFormatError,
     MissingExtraError,
     SharpmaxError,
     UnsupportedError,
@@ -21,6 +22,9 @@ from sharpmax.errors import (
     reject_type,
 )
 from sharpmax.lazy import require
+from sharpmax.normalisers.attend import attend
+from sharpmax.normalisers.base import normaliser
+from sharpmax.policies.base import policy_from_dict
 from tests.test_golden import check
 
 
@@ -30,6 +34,7 @@ def t(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 NAN, INF = float("nan"), float("inf")
 Q, K, LOGITS = t(2, 4, 3, 8), t(2, 4, 5, 8), t(2, 5)
+TOKEN, CACHE = t(1, 4, 1, 16), t(1, 2, 70, 16)
 
 ROWS = """
 [1.0], K
@@ -142,6 +147,124 @@ PerHead((Constant(),))
 PerHead(((Constant(), 2.0),))
 PerHead(((PerHead(((Constant(),),)),),))
 PerHead(((Constant(),), (Constant(), Constant())))
+PerHead.of(EntropyTarget)
+PerHead.of(EntropyTarget, target=[0.5, 1.0])
+PerHead.of(EntropyTarget, target=0.5)
+PerHead.of(EntropyTarget, target=[[0.5]], floor=[[1.0, 1.0]])
+PerHead.of(EntropyTarget, target=[[0.5], [0.5, 0.6]])
+LogLinear(level=NAN)
+LogLinear(top_length=INF)
+LogLinear(reference=0.5)
+LogLinear(floor=0.0)
+LogLinear(floor=2.0, ceiling=2.0)
+Polynomial.fit([1.0, 2.0], [1.0, 2.0, 3.0])
+Polynomial.fit([1.0, 2.0], [1.0, 2.0])
+Polynomial.fit([1.0, 2.0] * 5, [1.0, 2.0] * 5)
+Polynomial.fit(range(9), [NAN] * 9)
+Curve.fit([1.0], [1.0])
+Curve.fit([1.0, 2.0], [1.0])
+Curve.fit([1.0, NAN], [1.0, 2.0])
+Curve.fit([1.0, 1.0], [1.0, 2.0])
+Curve.fit([1.0, 2.0], [1.0, 2.0], 1)
+policy_from_dict([])
+policy_from_dict({})
+policy_from_dict({"schema": 1})
+policy_from_dict({"kind": "constant"})
+policy_from_dict({"schema": 2, "kind": "from the future"})
+policy_from_dict({"schema": "1", "kind": "constant"})
+policy_from_dict({"schema": 1, "kind": "nope"})
+policy_from_dict({"schema": 1, "kind": ["constant"]})
+policy_from_dict({"schema": 1, "kind": "constant", "valeu": 2})
+policy_from_dict({"schema": 1, "kind": "log-length", "floor": 2})
+policy_from_dict({"schema": 1, "kind": "constant", "value": "2"})
+policy_from_dict({"schema": 1, "kind": "constant", "value": NAN})
+policy_from_dict({"schema": 1, "kind": "constant", "value": {"schema": 1, "kind": "constant"}})
+policy_from_dict({"schema": 1, "kind": "per-head", "policies": [[{"schema": 1, "kind": "nope"}]]})
+policy_from_dict({"schema": 1, "kind": "per-head", "policies": [[{"schema": 9, "kind": "constant"}]]})
+policy_from_dict({"schema": 1, "kind": "per-head", "policies": [[1]]})
+policy_from_dict({"schema": 1, "kind": "curve", "knots": [2, 1], "values": [1, 2]})
+decode(t(4, 1, 16), CACHE, CACHE)
+decode(TOKEN, t(2, 2, 70, 16), CACHE)
+decode(TOKEN, t(1, 3, 70, 16), t(1, 3, 70, 16))
+decode(TOKEN, CACHE, t(1, 2, 69, 16))
+decode(TOKEN, CACHE, CACHE.double())
+decode(TOKEN, CACHE, CACHE, lengths=[70])
+decode(TOKEN, CACHE, CACHE, lengths=torch.ones(2).int())
+decode(TOKEN, CACHE, CACHE, lengths=torch.ones(1))
+decode(TOKEN, CACHE, CACHE, block_table=torch.ones(1, 3).int())
+decode(TOKEN, CACHE, CACHE, attn_mask=torch.ones(3, 70).bool())
+decode(TOKEN, CACHE, CACHE, attn_mask=torch.ones(70).double())
+decode(TOKEN, CACHE, CACHE, scale="1")
+decode(TOKEN, CACHE, CACHE, policy=[Constant()])
+decode(TOKEN, CACHE, CACHE, policy=2.0)
+decode(TOKEN, CACHE, CACHE, policy=PerHead.of(Constant, value=[[1.0] * 4] * 2))
+decode(TOKEN, CACHE, CACHE, impl="streaming")
+row_stats(Q, Q, window=0, is_causal=True)
+row_stats(Q, Q, window=2.5, is_causal=True)
+row_stats(Q, Q, window=3)
+row_stats(Q, Q, cu_seqlens=[0, 3])
+row_stats(Q, Q, cu_seqlens=torch.tensor([0.0, 3.0]))
+row_stats(Q, Q, cu_seqlens=torch.tensor([0, 9]))
+row_stats(Q, Q, cu_seqlens=torch.tensor([-1, 2]))
+row_stats(Q, Q, cu_seqlens=torch.tensor([0, 3, 1]))
+row_stats(Q, Q, cu_seqlens=torch.tensor(3))
+row_stats(Q, Q, cu_seqlens=torch.tensor([0]))
+row_stats(Q, Q, cu_seqlens=torch.tensor([0, 3], device="meta"))
+row_stats(Q, Q, cu_seqlens=torch.tensor([0, 3]), cu_seqlens_k=torch.tensor([0, 2, 3]))
+row_stats(Q, Q, cu_seqlens=torch.tensor([0, 3]), cu_seqlens_k=[0, 3])
+row_stats(Q, Q, cu_seqlens=torch.tensor([0, 3]), cu_seqlens_k=torch.tensor([0, 9]))
+row_stats(Q, Q, cu_seqlens_k=torch.tensor([0, 3]))
+row_stats(Q, "keys")
+row_stats(Q, Q.to("meta"))
+row_stats(Q, Q, attn_mask=torch.ones(3, 3, dtype=torch.bool, device="meta"))
+normaliser("softmux")
+normaliser("softmax", k=3)
+normaliser("top-k", window=3)
+normaliser("top-k", k=0)
+normaliser("top-k", k=2.0)
+normaliser("local", window=-1)
+normaliser("local", window=True)
+normaliser("ssmax", s=NAN)
+normaliser("sigmoid", bias="low")
+normaliser("adaptive", policy="sharp")
+normaliser("softmax")([1.0], t(3, 4))
+normaliser("softmax")(t(2, 4, dtype=torch.int64), t(3, 4))
+normaliser("softmax")(t(2, 4), t(4))
+normaliser("softmax")(t(2, 4), t(3, 4).half())
+normaliser("softmax")(t(2, 4), t(3, 5))
+normaliser("softmax")(t(2, 0), t(3, 0))
+normaliser("softmax")(t(2, 2, 4), t(3, 3, 4))
+normaliser("softmax")(t(2, 4), t(3, 4).to("meta"))
+normaliser("softmax")(t(2, 4), t(3, 4), mask=[[True]])
+normaliser("softmax")(t(2, 4), t(3, 4), mask=t(2, 3, dtype=torch.int64))
+normaliser("softmax")(t(2, 4), t(3, 4), mask=t(3, 2).bool())
+normaliser("softmax")(t(2, 4), t(3, 4), mask=t(1, 2, 3).bool())
+normaliser("softmax")(t(2, 4), t(3, 4), mask=t(2, 3).bool().to("meta"))
+normaliser("softmax")(t(2, 4), t(3, 4), scale="big")
+normaliser("softmax")(t(2, 4), t(3, 4), scale=INF)
+attend(t(2, 2, 4), t(3, 4), [1.0], "softmax")
+attend(t(2, 2, 4), t(3, 4), t(3, 2).double(), "softmax")
+attend(t(2, 2, 4), t(3, 4), t(2, 2), "softmax")
+attend(t(2, 2, 4), t(3, 4), t(3, 3, 2), "softmax")
+attend(t(2, 2, 4), t(3, 4), t(3, 2).to("meta"), "softmax")
+attend(t(2, 2, 4), t(3, 4), t(3, 2), dict)
+theory.horizon(-1.0)
+theory.horizon([1.0, 2.0], [0.1, 0.2, 0.3])
+theory.horizon(1.0, NAN)
+theory.required_spread(0.5)
+theory.required_spread(torch.ones(2), [0.5] * 3)
+theory.entropy_ceiling(NAN)
+theory.entropy_ceiling(10**40 * 10**360)
+theory.entropy_floor(1.0, [2.0, 2.5])
+theory.weight_bounds([1.0, 2.0], [1, 2, 3])
+theory.weight_bounds(-INF, 4)
+theory.weight_bounds(1.0, 0.0)
+theory.top_weight_limit(1.0, 1.0 + 1e-5)
+theory.top_weight_limit_from_sample(torch.zeros(3, 5), [1.0] * 4)
+theory.top_weight_limit_from_sample("no")
+theory.top_weight_limit_from_sample([1.0], "no")
+theory.top_weight_limit_from_sample([1.0], 1.0, top="no")
+theory.spread_from_weights(torch.eye(2), torch.ones(3, 2, 2), [1.0] * 4, 1.0)
 """
 
 
@@ -154,7 +277,7 @@ MISTAKES = [
     *(f"{name}({given})" for given in lines(DENSE) for name in ("softmax", "entropy")),
     *lines(OTHERS),
 ]
-_FORM = re.compile(r"\w+: got .+; allowed: .+")
+_FORM = re.compile(r"[\w, ]+: got .+; allowed: .+")
 
 
 def self_attention(q: Any, k: Any, **options: Any) -> Any:
@@ -164,13 +287,14 @@ def self_attention(q: Any, k: Any, **options: Any) -> Any:
 def test_mistakes_are_explained() -> None:
     """Every error and its message, as recorded in tests/golden/errors.txt."""
     public = {name: getattr(module, name) for module in (sm, sm.policies) for name in module.__all__}
-    names = {**globals(), **public}
+    own = {"normaliser": normaliser, "attend": attend, "policy_from_dict": policy_from_dict}
+    names = {**globals(), **public, **own}
     answers = []
     for mistake in MISTAKES:
-        with pytest.raises((ArgumentError, ArgumentTypeError)) as caught:
+        with pytest.raises((ArgumentError, ArgumentTypeError, FileFormatError)) as caught:
             eval(mistake, names)
         message = str(caught.value)
-        assert _FORM.fullmatch(message), message
+        assert _FORM.fullmatch(message) or isinstance(caught.value, FileFormatError), message
         assert isinstance(caught.value, TypeError if isinstance(caught.value, ArgumentTypeError) else ValueError)
         short = message if len(message) < 400 else f"{message[:60]}…{message[-60:]}"
         answers.append(f"{mistake}\n    {type(caught.value).__name__}: {short}\n")

@@ -1,6 +1,6 @@
 """What users see, frozen as text in tests/golden: the public API, every help page, and every committed result.
 
-A change on purpose is recorded by `SHARPMAX_GOLDEN=update python -m pytest tests/test_golden.py`; the diff of the files
+A change on purpose is recorded by `SHARPMAX_GOLDEN=update python -m pytest tests/test_golden.py tests/test_errors.py`; the diff of the files
 then shows it.
 """
 

@@ -249,10 +249,3 @@ class TestDefaults:
         assert LogLinear() == LogLinear(0, 0, 0, 0, 0, 0, 0, 0, 0, reference=32.0, floor=0.2, ceiling=12.0)
         assert EntropyTarget(0.5) == EntropyTarget(0.5, 1.0, 1e4)
         assert LogLength(16) == LogLength(16, 1.0, None)
-
-
-def test_a_grid_without_heads_is_refused():
-    with pytest.raises(ArgumentError, match=r"^policies: got \(\)"):
-        PerHead(())
-    with pytest.raises(ArgumentError, match=r"^policies: got \(\)"):
-        PerHead(((),))
