@@ -1,7 +1,6 @@
 """What users see, frozen as text in tests/golden: the public API, every help page, and every committed result.
 
-A change on purpose is recorded by `SHARPMAX_GOLDEN=update python -m pytest tests/test_golden.py tests/test_errors.py`; the diff of the files
-then shows it.
+A change on purpose is recorded with SHARPMAX_GOLDEN=update in the environment; the diff of the files then shows it.
 """
 
 from __future__ import annotations
