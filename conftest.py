@@ -90,9 +90,9 @@ def _patch_language_once() -> None:
 
     A launch patches it and takes the patches back. Inside of a launch there is nothing left to patch.
     """
-    interpreter = importlib.import_module("triton.runtime.interpreter")
+    interpreter: Any = importlib.import_module("triton.runtime.interpreter")
     patch = interpreter._patch_lang
-    language = importlib.import_module("triton.language")
+    language: Any = importlib.import_module("triton.language")
 
     @functools.cache
     def modules(function: Any) -> list[Any]:

@@ -289,15 +289,15 @@ def test_mistakes_are_explained() -> None:
     public = {name: getattr(module, name) for module in (sm, sm.policies) for name in module.__all__}
     own = {"normaliser": normaliser, "attend": attend, "policy_from_dict": policy_from_dict}
     names = {**globals(), **public, **own}
-    answers = []
+    answers: list[str] = []
     for mistake in MISTAKES:
         with pytest.raises((ArgumentError, ArgumentTypeError, FileFormatError)) as caught:
             eval(mistake, names)
-        message = str(caught.value)
-        assert _FORM.fullmatch(message) or isinstance(caught.value, FileFormatError), message
-        assert isinstance(caught.value, TypeError if isinstance(caught.value, ArgumentTypeError) else ValueError)
+        kind, message = type(caught.value), str(caught.value)
+        assert _FORM.fullmatch(message) or kind is FileFormatError, message
+        assert issubclass(kind, TypeError if kind is ArgumentTypeError else ValueError)
         short = message if len(message) < 400 else f"{message[:60]}…{message[-60:]}"
-        answers.append(f"{mistake}\n    {type(caught.value).__name__}: {short}\n")
+        answers.append(f"{mistake}\n    {kind.__name__}: {short}\n")
     check("errors", "".join(answers))
 
 
