@@ -293,7 +293,8 @@ def test_mistakes_are_explained() -> None:
     for mistake in MISTAKES:
         with pytest.raises((ArgumentError, ArgumentTypeError, FileFormatError)) as caught:
             eval(mistake, names)
-        kind, message = type(caught.value), str(caught.value)
+        kind: type[Exception] = type(caught.value)
+        message = str(caught.value)
         assert _FORM.fullmatch(message) or kind is FileFormatError, message
         assert issubclass(kind, TypeError if kind is ArgumentTypeError else ValueError)
         short = message if len(message) < 400 else f"{message[:60]}…{message[-60:]}"
