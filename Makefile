@@ -28,8 +28,9 @@ $(READY): pyproject.toml constraints.txt
 test: setup lint
 	@$(MAKE) --no-print-directory -j2 types pytest
 
+# Many tests start processes: compiled modules are kept, whatever the environment says.
 pytest: setup
-	@$(BIN)/python -m pytest -n 2 --dist worksteal -m "not gpu"
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist worksteal -m "not gpu"
 
 lint: setup
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .

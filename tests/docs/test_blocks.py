@@ -20,8 +20,7 @@ def name_of(page: Path) -> str:
 @pytest.mark.parametrize("page", WITH_CODE, ids=name_of)
 def test_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    if "load_language_model" in page.read_text(encoding="utf-8"):
-        load_once(monkeypatch)
+    load_once(monkeypatch)
     run(blocks(page))
 
 
