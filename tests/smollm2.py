@@ -11,7 +11,6 @@ import sharpmax as sm
 from sharpmax.models import language
 from sharpmax.models.language import LanguageModel
 
-
 _load = language.load_language_model
 
 
