@@ -307,7 +307,7 @@ def test_compiled_in_one_graph(attention: str, policy: Policy, ids: torch.Tensor
     hf.apply(model, policy)
     compiled = torch.compile(model, fullgraph=True, backend="eager")
     with torch.no_grad():
-        for inputs in ({"input_ids": ids}, padded(ids)):
+        for inputs in ({"input_ids": ids}, padded(ids)) if attention == "sdpa" else (padded(ids),):
             assert (compiled(**inputs).logits - model(**inputs).logits).abs().max() < 1e-5
         hf.restore(model)
         assert torch.equal(compiled(ids).logits, model(ids).logits)
