@@ -268,6 +268,51 @@ theory.spread_from_weights(torch.eye(2), torch.ones(3, 2, 2), [1.0] * 4, 1.0)
 """
 
 
+JAX_ATTENTION = """
+[1.0], K, V
+Q, torch.zeros(2, 2, 6, 8), V
+Q, K, None
+jnp.zeros(8), K, V
+Q, K, jnp.zeros(8)
+jnp.zeros((2, 4, 5, 8), int), K, V
+Q, jnp.zeros((2, 2, 6, 8), jnp.bfloat16), V
+Q, K, jnp.zeros((2, 2, 6, 3), bool)
+Q, jnp.zeros((2, 2, 6, 7)), V
+jnp.zeros((2, 4, 5, 0)), jnp.zeros((2, 2, 6, 0)), V
+Q, jnp.zeros((2, 6, 8)), V
+Q, K, jnp.zeros((2, 2, 7, 3))
+Q, K, V, enable_gqa=False
+Q, jnp.zeros((2, 3, 6, 8)), jnp.zeros((2, 3, 6, 3))
+Q, jnp.zeros((3, 2, 6, 8)), jnp.zeros((3, 2, 6, 3))
+jnp.zeros((1, 4, 5, 8)), K, V
+Q, K, V, attn_mask=[True]
+Q, K, V, attn_mask=jnp.ones((5, 6), int)
+Q, K, V, attn_mask=jnp.ones((6, 5), bool)
+Q, K, V, attn_mask=jnp.ones((2, 2, 1, 6), bool)
+Q, K, V, attn_mask=jnp.ones((1, 2, 4, 5, 6), bool)
+Q, K, V, attn_mask=jnp.ones((5, 6), bool), is_causal=True
+Q, K, V, scale="large"
+Q, K, V, scale=NAN
+Q, K, V, block=0
+Q, K, V, block=2.0
+Q, K, V, policy="nothing-like-it"
+Q, K, V, policy=sj.PerHead.of(sj.Constant, value=[[1.0, 2.0]])
+"""
+
+JAX_DENSE = """
+[1.0, 2.0]
+torch.zeros(2)
+jnp.arange(3)
+jnp.array(1.0)
+jnp.zeros(3), axis=1
+jnp.zeros(3), axis=0.0
+jnp.zeros(3), mask=jnp.ones(3)
+jnp.zeros(3), mask=[True]
+jnp.zeros(3), mask=jnp.ones(2, bool)
+jnp.zeros(3), mask=jnp.ones((2, 3), bool)
+"""
+
+
 def lines(text: str) -> list[str]:
     return text.strip().splitlines()
 
@@ -284,13 +329,10 @@ def self_attention(q: Any, k: Any, **options: Any) -> Any:
     return sm.attention(q, k, k, **options)
 
 
-def test_mistakes_are_explained() -> None:
-    """Every error and its message, as recorded in tests/golden/errors.txt."""
-    public = {name: getattr(module, name) for module in (sm, sm.policies) for name in module.__all__}
-    own = {"normaliser": normaliser, "attend": attend, "policy_from_dict": policy_from_dict}
-    names = {**globals(), **public, **own}
-    answers: list[str] = []
-    for mistake in MISTAKES:
+def answers_to(mistakes: list[str], names: dict[str, Any]) -> str:
+    """Each mistake with the error that it raises."""
+    answers = []
+    for mistake in mistakes:
         with pytest.raises((ArgumentError, ArgumentTypeError, FileFormatError)) as caught:
             eval(mistake, names)
         kind: type[Exception] = type(caught.value)
@@ -299,7 +341,29 @@ def test_mistakes_are_explained() -> None:
         assert issubclass(kind, TypeError if kind is ArgumentTypeError else ValueError)
         short = message if len(message) < 400 else f"{message[:60]}…{message[-60:]}"
         answers.append(f"{mistake}\n    {kind.__name__}: {short}\n")
-    check("errors", "".join(answers))
+    return "".join(answers)
+
+
+def test_mistakes_are_explained() -> None:
+    """Every error and its message, as recorded in tests/golden/errors.txt."""
+    public = {name: getattr(module, name) for module in (sm, sm.policies) for name in module.__all__}
+    own = {"normaliser": normaliser, "attend": attend, "policy_from_dict": policy_from_dict}
+    check("errors", answers_to(MISTAKES, {**globals(), **public, **own}))
+
+
+def test_mistakes_in_jax_are_explained() -> None:
+    jnp: Any = pytest.importorskip("jax.numpy")
+    import sharpmax.jax as sj
+
+    def attention(*arguments: Any, **options: Any) -> Any:
+        return sj.attention(*arguments, **{"enable_gqa": True, **options})
+
+    q, k, v = jnp.zeros((2, 4, 5, 8)), jnp.zeros((2, 2, 6, 8)), jnp.zeros((2, 2, 6, 3))
+    names = {"jnp": jnp, "torch": torch, "sj": sj, "attention": attention, "NAN": NAN, "Q": q, "K": k, "V": v}
+    mistakes = [f"attention({given})" for given in lines(JAX_ATTENTION)]
+    mistakes += [f"sj.{name}({given})" for given in lines(JAX_DENSE) for name in ("entropy", "softmax")]
+    mistakes += ['sj.softmax(jnp.zeros(3), policy="nothing-like-it")', "sj.softmax(jnp.zeros(3), policy=3)"]
+    check("errors-jax", answers_to(mistakes, names))
 
 
 def test_the_same_arguments_are_accepted_when_they_are_right():
