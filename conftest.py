@@ -13,6 +13,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MKL_NUM_THREADS", "1")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
+import functools
+import gc
+import importlib.util
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -38,6 +41,12 @@ if settings is not None:
         "sharpmax", deadline=None, derandomize=True, max_examples=60, suppress_health_check=[HealthCheck.too_slow]
     )
     settings.load_profile("sharpmax")
+
+
+def pytest_collection_finish() -> None:
+    """Modules and tests stay until the end: no collection of garbage has to look at them again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
@@ -75,6 +84,29 @@ def _of_the_package(kind: type) -> bool:
     module = sys.modules.get(kind.__module__)
     return kind.__module__.startswith("sharpmax.") and getattr(module, kind.__name__, None) is kind
 
+
+def _patch_language_once() -> None:
+    """Half the time of an interpreted kernel goes into patching Triton's language again for every inner function.
+
+    A launch patches it and takes the patches back. Inside of a launch there is nothing left to patch.
+    """
+    interpreter: Any = importlib.import_module("triton.runtime.interpreter")
+    patch = interpreter._patch_lang
+    language: Any = importlib.import_module("triton.language")
+
+    @functools.cache
+    def modules(function: Any) -> list[Any]:
+        return [value for value in function.__globals__.values() if value is language or value is language.core]
+
+    def patch_once(function: Any) -> Any:
+        patched = all(module.static_print is print for module in modules(function))
+        return interpreter._LangPatchScope() if patched else patch(function)
+
+    interpreter._patch_lang = patch_once
+
+
+if os.environ["TRITON_INTERPRET"] == "1" and importlib.util.find_spec("triton"):
+    _patch_language_once()
 
 if "mutmut" in sys.modules and not hasattr(pytest.Item, "_nodeid"):
     # mutmut 3.8 reads the id of a test under the name it had before pytest 9.1.

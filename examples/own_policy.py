@@ -44,7 +44,7 @@ class Head(nn.Module):
         return found
 
 
-def trained(policy: Policy | None, steps: int = 400) -> Head:
+def trained(policy: Policy | None, steps: int = 250) -> Head:
     torch.manual_seed(0)
     head, generator = Head(policy), torch.Generator().manual_seed(0)
     optimiser = torch.optim.Adam(head.parameters(), lr=3e-3)

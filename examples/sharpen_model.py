@@ -5,7 +5,7 @@ from sharpmax.models.language import load_language_model
 from sharpmax.models.scoring import encode, judge
 from sharpmax.tasks.registry import get_task
 
-PROMPTS = 6
+PROMPTS = 4
 
 smol = load_language_model("smollm2")
 task = get_task("kv")
@@ -13,7 +13,7 @@ print("a prompt of 3 names:", task.prompts(size=3, count=1, seed=0)[0].user, sep
 
 print(f"right answers of {PROMPTS}")
 print("names   as it comes   sharpened")
-for size in (8, 32):
+for size in (8, 20):
     lists = [encode(smol.tokenizer, prompt) for prompt in task.prompts(size, PROMPTS, seed=1)]
     plain = sum(answer.right for answer in judge(smol.model, lists))
     with sm.applied(smol.model, "smollm2"):  # no weight changes; after the block the model is as it was

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +14,7 @@ from sharpmax import errors
 from sharpmax.errors import (
     ArgumentError,
     ArgumentTypeError,
+    FileFormatError,
     MissingExtraError,
     SharpmaxError,
     UnsupportedError,
@@ -23,530 +22,347 @@ from sharpmax.errors import (
     reject_type,
 )
 from sharpmax.lazy import require
-from sharpmax.policies.basic import Constant, Curve, LogLength
-from sharpmax.policies.entropy_target import EntropyTarget
-from sharpmax.policies.per_head import PerHead
-from sharpmax.policies.polynomial import Polynomial
-
-NAN, INF = math.nan, math.inf
-POLICY_NAMES = (
-    "one of ['none', 'paper', 'smollm2', 'smollm2-constant'], log-length:64, constant:1.5 or the path of a policy file "
-    "or its folder"
-)
-VALUE, TYPE = (ArgumentError, ValueError), (ArgumentTypeError, TypeError)
-
-_FORM = re.compile(r"(?P<argument>\w+): got (?P<given>.+?); allowed: (?P<allowed>.+?)(; (?P<todo>.+))?", re.DOTALL)
-
-
-class Case(NamedTuple):
-    """One mistake and its answer; of the value, of what is allowed and of the way out a beginning will do."""
-
-    name: str
-    call: Callable[[], Any]
-    kind: tuple[type[Exception], type[Exception]]
-    says: str
+from sharpmax.normalisers.base import attend, normaliser
+from sharpmax.policies.base import policy_from_dict
+from tests.test_golden import check
 
 
 def t(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.zeros(shape, dtype=dtype)
 
 
+NAN, INF = float("nan"), float("inf")
 Q, K, LOGITS = t(2, 4, 3, 8), t(2, 4, 5, 8), t(2, 5)
+TOKEN, CACHE = t(1, 4, 1, 16), t(1, 2, 70, 16)
+
+ROWS = """
+[1.0], K
+Q, None
+t(8), K
+t(), K
+Q, t(8)
+Q, t(4, 5, 8)
+Q.int(), K.int()
+Q, K.long()
+Q.to(torch.complex64), K.to(torch.complex64)
+Q.half(), K
+Q, t(2, 4, 5, 7)
+t(2, 4, 3, 0), t(2, 4, 5, 0)
+Q, t(2, 2, 5, 8)
+Q, t(2, 3, 5, 8), enable_gqa=True
+Q, t(2, 0, 5, 8), enable_gqa=True
+Q, t(3, 4, 5, 8)
+Q[:1], K
+Q, K, attn_mask=[True]
+Q, K, attn_mask=t(3, 5, dtype=torch.int64)
+Q, K, attn_mask=t(3, 4).bool()
+Q, K, attn_mask=t(7, 2, 4, 3, 5)
+Q, K, attn_mask=t(3, 5).bool(), is_causal=True
+Q, K, impl="fast"
+Q, K, scale=NAN
+Q, K, scale=INF
+Q, K, scale="1"
+Q, K, scale=True
+"""
+"""Arguments that `row_stats` and `attention` share."""
+
+DENSE = """
+[1.0, 2.0]
+LOGITS.int()
+LOGITS.bool()
+LOGITS.to(torch.complex64)
+t()
+LOGITS, dim=2
+LOGITS, dim=-3
+LOGITS, dim=None
+LOGITS, dim=1.0
+LOGITS, mask=[True] * 5
+LOGITS, mask=t(2, 5)
+LOGITS, mask=t(4).bool()
+LOGITS, mask=t(3, 2, 5).bool()
+"""
+"""Arguments that `softmax` and `entropy` share."""
+
+OTHERS = """
+row_stats(Q, K, fields=["entropy", "median"])
+attention(Q, K, None)
+attention(Q, K, K.half())
+attention(Q, K, t(2, 4, 6, 8))
+attention(Q, K, t(2, 2, 5, 8), enable_gqa=True)
+attention(Q, K, t(1, 4, 5, 8))
+attention(Q, K, t(4, 5, 8))
+attention(Q, K, K, dropout_p=1.5)
+attention(Q, K, K, dropout_p=-0.1)
+attention(Q, K, K, dropout_p=NAN)
+attention(Q, K, K, policy="papr")
+attention(Q, K, K, policy=2.0)
+attention(Q, K, K, policy=PerHead.of(Constant, value=[[2.0, 3.0]]))
+softmax(LOGITS, policy="papr")
+softmax(LOGITS, policy=3)
+load_policy("papr")
+load_policy(3)
+Constant(-1.0)
+Constant(NAN)
+Constant(INF)
+Constant(10**40 * 10**360)
+Constant("2")
+Constant(True)
+Constant(None)
+Polynomial((), (0, 1))
+Polynomial("12", (0, 1))
+Polynomial((1.0, NAN), (0, 1))
+Polynomial((1.0, "x"), (0, 1))
+Polynomial((1.0,), (2, 1))
+Polynomial((1.0,), (1, 1))
+Polynomial((1.0,), (1, 2, 3))
+Polynomial((1.0,), None)
+Polynomial((1.0,), (NAN, 1))
+Polynomial((1.0,), (0, 1), -0.5)
+Polynomial((1.0,), (0, 1), 0.5, "wrap")
+LogLength(1)
+LogLength(NAN)
+LogLength("16")
+LogLength(16, -1)
+LogLength(16, fitted_on=(16, 2))
+EntropyTarget(-0.1)
+EntropyTarget("1")
+EntropyTarget(1, floor=0)
+EntropyTarget(1, floor=2, ceiling=2)
+EntropyTarget(1, ceiling=INF)
+Curve((1.0,), (1.0,))
+Curve(1.0, (1.0, 2.0))
+Curve((1.0, 2.0), (1.0, 2.0, 3.0))
+Curve((2.0, 1.0), (1.0, 2.0))
+Curve((1.0, 1.0), (1.0, 2.0))
+Curve((1.0, 3.0, 2.0), (1.0, 2.0, 3.0))
+Curve((-1.0, 1.0), (1.0, 2.0))
+Curve((1.0, NAN), (1.0, 2.0))
+Curve((1.0, "2"), (1.0, 2.0))
+Curve((1.0, 2.0), (-1.0, 2.0))
+Curve((1.0, 2.0, 3.0), (1.0, 2.0, 1.5))
+PerHead(())
+PerHead(((),))
+PerHead((Constant(),))
+PerHead(((Constant(), 2.0),))
+PerHead(((PerHead(((Constant(),),)),),))
+PerHead(((Constant(),), (Constant(), Constant())))
+PerHead.of(EntropyTarget)
+PerHead.of(EntropyTarget, target=[0.5, 1.0])
+PerHead.of(EntropyTarget, target=0.5)
+PerHead.of(EntropyTarget, target=[[0.5]], floor=[[1.0, 1.0]])
+PerHead.of(EntropyTarget, target=[[0.5], [0.5, 0.6]])
+LogLinear(level=NAN)
+LogLinear(top_length=INF)
+LogLinear(reference=0.5)
+LogLinear(floor=0.0)
+LogLinear(floor=2.0, ceiling=2.0)
+Polynomial.fit([1.0, 2.0], [1.0, 2.0, 3.0])
+Polynomial.fit([1.0, 2.0], [1.0, 2.0])
+Polynomial.fit([1.0, 2.0] * 5, [1.0, 2.0] * 5)
+Polynomial.fit(range(9), [NAN] * 9)
+Curve.fit([1.0], [1.0])
+Curve.fit([1.0, 2.0], [1.0])
+Curve.fit([1.0, NAN], [1.0, 2.0])
+Curve.fit([1.0, 1.0], [1.0, 2.0])
+Curve.fit([1.0, 2.0], [1.0, 2.0], 1)
+policy_from_dict([])
+policy_from_dict({})
+policy_from_dict({"schema": 1})
+policy_from_dict({"kind": "constant"})
+policy_from_dict({"schema": 2, "kind": "from the future"})
+policy_from_dict({"schema": "1", "kind": "constant"})
+policy_from_dict({"schema": 1, "kind": "nope"})
+policy_from_dict({"schema": 1, "kind": ["constant"]})
+policy_from_dict({"schema": 1, "kind": "constant", "valeu": 2})
+policy_from_dict({"schema": 1, "kind": "log-length", "floor": 2})
+policy_from_dict({"schema": 1, "kind": "constant", "value": "2"})
+policy_from_dict({"schema": 1, "kind": "constant", "value": NAN})
+policy_from_dict({"schema": 1, "kind": "constant", "value": {"schema": 1, "kind": "constant"}})
+policy_from_dict({"schema": 1, "kind": "per-head", "policies": [[{"schema": 1, "kind": "nope"}]]})
+policy_from_dict({"schema": 1, "kind": "per-head", "policies": [[{"schema": 9, "kind": "constant"}]]})
+policy_from_dict({"schema": 1, "kind": "per-head", "policies": [[1]]})
+policy_from_dict({"schema": 1, "kind": "curve", "knots": [2, 1], "values": [1, 2]})
+decode(t(4, 1, 16), CACHE, CACHE)
+decode(TOKEN, t(2, 2, 70, 16), CACHE)
+decode(TOKEN, t(1, 3, 70, 16), t(1, 3, 70, 16))
+decode(TOKEN, CACHE, t(1, 2, 69, 16))
+decode(TOKEN, CACHE, CACHE.double())
+decode(TOKEN, CACHE, CACHE, lengths=[70])
+decode(TOKEN, CACHE, CACHE, lengths=torch.ones(2).int())
+decode(TOKEN, CACHE, CACHE, lengths=torch.ones(1))
+decode(TOKEN, CACHE, CACHE, block_table=torch.ones(1, 3).int())
+decode(TOKEN, CACHE, CACHE, attn_mask=torch.ones(3, 70).bool())
+decode(TOKEN, CACHE, CACHE, attn_mask=torch.ones(70).double())
+decode(TOKEN, CACHE, CACHE, scale="1")
+decode(TOKEN, CACHE, CACHE, policy=[Constant()])
+decode(TOKEN, CACHE, CACHE, policy=2.0)
+decode(TOKEN, CACHE, CACHE, policy=PerHead.of(Constant, value=[[1.0] * 4] * 2))
+decode(TOKEN, CACHE, CACHE, impl="streaming")
+row_stats(Q, Q, window=0, is_causal=True)
+row_stats(Q, Q, window=2.5, is_causal=True)
+row_stats(Q, Q, window=3)
+row_stats(Q, Q, cu_seqlens=[0, 3])
+row_stats(Q, Q, cu_seqlens=torch.tensor([0.0, 3.0]))
+row_stats(Q, Q, cu_seqlens=torch.tensor([0, 9]))
+row_stats(Q, Q, cu_seqlens=torch.tensor([-1, 2]))
+row_stats(Q, Q, cu_seqlens=torch.tensor([0, 3, 1]))
+row_stats(Q, Q, cu_seqlens=torch.tensor(3))
+row_stats(Q, Q, cu_seqlens=torch.tensor([0]))
+row_stats(Q, Q, cu_seqlens=torch.tensor([0, 3], device="meta"))
+row_stats(Q, Q, cu_seqlens=torch.tensor([0, 3]), cu_seqlens_k=torch.tensor([0, 2, 3]))
+row_stats(Q, Q, cu_seqlens=torch.tensor([0, 3]), cu_seqlens_k=[0, 3])
+row_stats(Q, Q, cu_seqlens=torch.tensor([0, 3]), cu_seqlens_k=torch.tensor([0, 9]))
+row_stats(Q, Q, cu_seqlens_k=torch.tensor([0, 3]))
+row_stats(Q, "keys")
+row_stats(Q, Q.to("meta"))
+row_stats(Q, Q, attn_mask=torch.ones(3, 3, dtype=torch.bool, device="meta"))
+normaliser("softmux")
+normaliser("softmax", k=3)
+normaliser("top-k", window=3)
+normaliser("top-k", k=0)
+normaliser("top-k", k=2.0)
+normaliser("local", window=-1)
+normaliser("local", window=True)
+normaliser("ssmax", s=NAN)
+normaliser("sigmoid", bias="low")
+normaliser("adaptive", policy="sharp")
+normaliser("softmax")([1.0], t(3, 4))
+normaliser("softmax")(t(2, 4, dtype=torch.int64), t(3, 4))
+normaliser("softmax")(t(2, 4), t(4))
+normaliser("softmax")(t(2, 4), t(3, 4).half())
+normaliser("softmax")(t(2, 4), t(3, 5))
+normaliser("softmax")(t(2, 0), t(3, 0))
+normaliser("softmax")(t(2, 2, 4), t(3, 3, 4))
+normaliser("softmax")(t(2, 4), t(3, 4).to("meta"))
+normaliser("softmax")(t(2, 4), t(3, 4), mask=[[True]])
+normaliser("softmax")(t(2, 4), t(3, 4), mask=t(2, 3, dtype=torch.int64))
+normaliser("softmax")(t(2, 4), t(3, 4), mask=t(3, 2).bool())
+normaliser("softmax")(t(2, 4), t(3, 4), mask=t(1, 2, 3).bool())
+normaliser("softmax")(t(2, 4), t(3, 4), mask=t(2, 3).bool().to("meta"))
+normaliser("softmax")(t(2, 4), t(3, 4), scale="big")
+normaliser("softmax")(t(2, 4), t(3, 4), scale=INF)
+attend(t(2, 2, 4), t(3, 4), [1.0], "softmax")
+attend(t(2, 2, 4), t(3, 4), t(3, 2).double(), "softmax")
+attend(t(2, 2, 4), t(3, 4), t(2, 2), "softmax")
+attend(t(2, 2, 4), t(3, 4), t(3, 3, 2), "softmax")
+attend(t(2, 2, 4), t(3, 4), t(3, 2).to("meta"), "softmax")
+attend(t(2, 2, 4), t(3, 4), t(3, 2), dict)
+theory.horizon(-1.0)
+theory.horizon([1.0, 2.0], [0.1, 0.2, 0.3])
+theory.horizon(1.0, NAN)
+theory.required_spread(0.5)
+theory.required_spread(torch.ones(2), [0.5] * 3)
+theory.entropy_ceiling(NAN)
+theory.entropy_ceiling(10**40 * 10**360)
+theory.entropy_floor(1.0, [2.0, 2.5])
+theory.weight_bounds([1.0, 2.0], [1, 2, 3])
+theory.weight_bounds(-INF, 4)
+theory.weight_bounds(1.0, 0.0)
+theory.top_weight_limit(1.0, 1.0 + 1e-5)
+theory.top_weight_limit_from_sample(torch.zeros(3, 5), [1.0] * 4)
+theory.top_weight_limit_from_sample("no")
+theory.top_weight_limit_from_sample([1.0], "no")
+theory.top_weight_limit_from_sample([1.0], 1.0, top="no")
+theory.spread_from_weights(torch.eye(2), torch.ones(3, 2, 2), [1.0] * 4, 1.0)
+"""
 
 
-def untyped(value: Any) -> Any:
-    """What a type checker would not let through, and a caller without one may well pass."""
-    return value
+JAX_ATTENTION = """
+[1.0], K, V
+Q, torch.zeros(2, 2, 6, 8), V
+Q, K, None
+jnp.zeros(8), K, V
+Q, K, jnp.zeros(8)
+jnp.zeros((2, 4, 5, 8), int), K, V
+Q, jnp.zeros((2, 2, 6, 8), jnp.bfloat16), V
+Q, K, jnp.zeros((2, 2, 6, 3), bool)
+Q, jnp.zeros((2, 2, 6, 7)), V
+jnp.zeros((2, 4, 5, 0)), jnp.zeros((2, 2, 6, 0)), V
+Q, jnp.zeros((2, 6, 8)), V
+Q, K, jnp.zeros((2, 2, 7, 3))
+Q, K, V, enable_gqa=False
+Q, jnp.zeros((2, 3, 6, 8)), jnp.zeros((2, 3, 6, 3))
+Q, jnp.zeros((3, 2, 6, 8)), jnp.zeros((3, 2, 6, 3))
+jnp.zeros((1, 4, 5, 8)), K, V
+Q, K, V, attn_mask=[True]
+Q, K, V, attn_mask=jnp.ones((5, 6), int)
+Q, K, V, attn_mask=jnp.ones((6, 5), bool)
+Q, K, V, attn_mask=jnp.ones((2, 2, 1, 6), bool)
+Q, K, V, attn_mask=jnp.ones((1, 2, 4, 5, 6), bool)
+Q, K, V, attn_mask=jnp.ones((5, 6), bool), is_causal=True
+Q, K, V, scale="large"
+Q, K, V, scale=NAN
+Q, K, V, block=0
+Q, K, V, block=2.0
+Q, K, V, policy="nothing-like-it"
+Q, K, V, policy=sj.PerHead.of(sj.Constant, value=[[1.0, 2.0]])
+"""
+
+JAX_DENSE = """
+[1.0, 2.0]
+torch.zeros(2)
+jnp.arange(3)
+jnp.array(1.0)
+jnp.zeros(3), axis=1
+jnp.zeros(3), axis=0.0
+jnp.zeros(3), mask=jnp.ones(3)
+jnp.zeros(3), mask=[True]
+jnp.zeros(3), mask=jnp.ones(2, bool)
+jnp.zeros(3), mask=jnp.ones((2, 3), bool)
+"""
 
 
-def measured(name: str, q: Any, k: Any, kind: Any, says: str, **options: Any) -> list[Case]:
-    """The same mistake in `row_stats` and in `attention`, which share their arguments."""
-    return [
-        Case(f"row_stats: {name}", lambda: sm.row_stats(q, k, **options), kind, says),
-        Case(f"attention: {name}", lambda: sm.attention(q, k, k, **options), kind, says),
-    ]
+def lines(text: str) -> list[str]:
+    return text.strip().splitlines()
 
 
-def dense(name: str, logits: Any, kind: Any, says: str, **options: Any) -> list[Case]:
-    """The same mistake in `softmax` and in `entropy`."""
-    return [
-        Case(f"softmax: {name}", lambda: sm.softmax(logits, **options), kind, says),
-        Case(f"entropy: {name}", lambda: sm.entropy(logits, **options), kind, says),
-    ]
-
-
-ROWS = [
-    *measured("q is a list", [1.0], K, TYPE, "q: got list; allowed: a torch.Tensor"),
-    *measured("k is None", Q, None, TYPE, "k: got NoneType; allowed: a torch.Tensor"),
-    *measured("q of rank 1", t(8), K, VALUE, "q: got shape (8,); allowed: two or more dimensions, [..., L, D]"),
-    *measured("q of rank 0", t(), K, VALUE, "q: got shape (); allowed: two or more dimensions"),
-    *measured("k of rank 1", Q, t(8), VALUE, "k: got shape (8,); allowed: two or more dimensions"),
-    *measured(
-        "ranks differ", Q, t(4, 5, 8), VALUE, "k: got shape (4, 5, 8); allowed: 4 dimensions, as q has (2, 4, 3, 8)"
-    ),
-    *measured("integers", Q.int(), K.int(), TYPE, "q: got dtype torch.int32; allowed: a floating dtype; q.float()"),
-    *measured("integer keys", Q, K.long(), TYPE, "k: got dtype torch.int64; allowed: a floating dtype; k.float()"),
-    *measured(
-        "complex",
-        Q.to(torch.complex64),
-        K.to(torch.complex64),
-        TYPE,
-        "q: got dtype torch.complex64; allowed: a floating dtype; q.float()",
-    ),
-    *measured("mixed dtypes", Q.half(), K, TYPE, "k: got dtype torch.float32; allowed: the dtype of q, torch.float16"),
-    *measured("head sizes differ", Q, t(2, 4, 5, 7), VALUE, "k: got head size 7; allowed: the head size of q, 8"),
-    *measured(
-        "empty head size", t(2, 4, 3, 0), t(2, 4, 5, 0), VALUE, "q: got head size 0; allowed: a head size of 1 or more"
-    ),
-    *measured(
-        "heads differ", Q, t(2, 2, 5, 8), VALUE, "k: got 2 heads for 4 query heads; allowed: 4 heads; enable_gqa=True"
-    ),
-    *measured(
-        "heads do not divide",
-        Q,
-        t(2, 3, 5, 8),
-        VALUE,
-        "k: got 3 heads for 4 query heads; allowed: a number of heads that divides the query's",
-        enable_gqa=True,
-    ),
-    *measured(
-        "no key heads", Q, t(2, 0, 5, 8), VALUE, "k: got 0 heads for 4 query heads; allowed: a number", enable_gqa=True
-    ),
-    *measured(
-        "batches differ",
-        Q,
-        t(3, 4, 5, 8),
-        VALUE,
-        "k: got batch (3,); allowed: a batch that broadcasts with the query's (2,)",
-    ),
-    *measured("batch of keys is larger", Q[:1], K, VALUE, "q: got batch (1,); allowed: the batch of k, (2,)"),
-    *measured("mask is a list", Q, K, TYPE, "attn_mask: got list; allowed: a torch.Tensor or None", attn_mask=[True]),
-    *measured(
-        "integer mask",
-        Q,
-        K,
-        TYPE,
-        "attn_mask: got dtype torch.int64; allowed: bool (True = visible) or a floating dtype",
-        attn_mask=t(3, 5, dtype=torch.int64),
-    ),
-    *measured(
-        "mask does not broadcast",
-        Q,
-        K,
-        VALUE,
-        "attn_mask: got shape (3, 4); allowed: a shape that broadcasts to (2, 4, 3, 5), [..., H, Lq, Lk]",
-        attn_mask=t(3, 4).bool(),
-    ),
-    *measured(
-        "mask is larger than the logits",
-        Q,
-        K,
-        VALUE,
-        "attn_mask: got shape (7, 2, 4, 3, 5); allowed: a shape that broadcasts to (2, 4, 3, 5)",
-        attn_mask=t(7, 2, 4, 3, 5),
-    ),
-    *measured(
-        "mask and is_causal",
-        Q,
-        K,
-        VALUE,
-        "attn_mask: got a mask together with is_causal=True; allowed: one of the two; put the causal limit",
-        attn_mask=t(3, 5).bool(),
-        is_causal=True,
-    ),
-    *measured(
-        "unknown impl",
-        Q,
-        K,
-        VALUE,
-        "impl: got 'fast'; allowed: one of ['auto', 'reference', 'streaming', 'sdpa', 'triton']",
-        impl="fast",
-    ),
-    *measured("scale is NaN", Q, K, VALUE, "scale: got nan; allowed: a finite number or None", scale=NAN),
-    *measured("scale is infinite", Q, K, VALUE, "scale: got inf; allowed: a finite number or None", scale=INF),
-    *measured("scale is text", Q, K, TYPE, "scale: got str; allowed: a number or None", scale="1"),
-    *measured("scale is a truth value", Q, K, TYPE, "scale: got bool; allowed: a number or None", scale=True),
-    Case(
-        "row_stats: unknown field",
-        lambda: sm.row_stats(Q, K, fields=["entropy", "median"]),
-        VALUE,
-        "fields: got ['median']; allowed: some of ['count', 'entropy', 'lse', 'max', 'mean', 'var']",
-    ),
+MISTAKES = [
+    *(f"{name}({given})" for given in lines(ROWS) for name in ("row_stats", "self_attention")),
+    *(f"{name}({given})" for given in lines(DENSE) for name in ("softmax", "entropy")),
+    *lines(OTHERS),
 ]
-
-ATTENTION = [
-    Case("v is None", lambda: sm.attention(Q, K, untyped(None)), TYPE, "v: got NoneType; allowed: a torch.Tensor"),
-    Case(
-        "dtype of v",
-        lambda: sm.attention(Q, K, K.half()),
-        TYPE,
-        "v: got dtype torch.float16; allowed: the dtype of q, torch.float32",
-    ),
-    Case(
-        "length of v",
-        lambda: sm.attention(Q, K, t(2, 4, 6, 8)),
-        VALUE,
-        "v: got shape (2, 4, 6, 8); allowed: the shape of k (2, 4, 5, 8)",
-    ),
-    Case(
-        "heads of v",
-        lambda: sm.attention(Q, K, t(2, 2, 5, 8), enable_gqa=True),
-        VALUE,
-        "v: got shape (2, 2, 5, 8); allowed: the shape of k",
-    ),
-    Case(
-        "batch of v",
-        lambda: sm.attention(Q, K, t(1, 4, 5, 8)),
-        VALUE,
-        "v: got shape (1, 4, 5, 8); allowed: the shape of k",
-    ),
-    Case("rank of v", lambda: sm.attention(Q, K, t(4, 5, 8)), VALUE, "v: got shape (4, 5, 8); allowed: the shape of k"),
-    Case(
-        "dropout above 1",
-        lambda: sm.attention(Q, K, K, dropout_p=1.5),
-        VALUE,
-        "dropout_p: got 1.5; allowed: a probability, 0 … 1",
-    ),
-    Case(
-        "dropout below 0",
-        lambda: sm.attention(Q, K, K, dropout_p=-0.1),
-        VALUE,
-        "dropout_p: got -0.1; allowed: a probability, 0 … 1",
-    ),
-    Case(
-        "dropout is NaN",
-        lambda: sm.attention(Q, K, K, dropout_p=NAN),
-        VALUE,
-        "dropout_p: got nan; allowed: a probability, 0 … 1",
-    ),
-    Case(
-        "unknown policy",
-        lambda: sm.attention(Q, K, K, policy="papr"),
-        VALUE,
-        f"policy: got 'papr'; allowed: {POLICY_NAMES}",
-    ),
-    Case(
-        "policy of another type",
-        lambda: sm.attention(Q, K, K, policy=untyped(2.0)),
-        TYPE,
-        "policy: got float; allowed: a Policy, None, one of",
-    ),
-    Case(
-        "heads of the policy",
-        lambda: sm.attention(Q, K, K, policy=PerHead.of(Constant, value=[[2.0, 3.0]])),
-        VALUE,
-        "policy: got 2 heads for rows of shape (2, 4, 3); allowed: rows [..., H, Lq] with as many heads",
-    ),
-]
-
-DENSE = [
-    *dense("a list", [1.0, 2.0], TYPE, "logits: got list; allowed: a torch tensor or a JAX array"),
-    *dense("integers", LOGITS.int(), TYPE, "logits: got dtype torch.int32; allowed: a floating dtype"),
-    *dense("booleans", LOGITS.bool(), TYPE, "logits: got dtype torch.bool; allowed: a floating dtype"),
-    *dense("complex", LOGITS.to(torch.complex64), TYPE, "logits: got dtype torch.complex64; allowed: a floating dtype"),
-    *dense("rank 0", t(), VALUE, "logits: got shape (); allowed: one or more dimensions"),
-    *dense("dim too large", LOGITS, VALUE, "dim: got 2; allowed: -2 … 1 for logits of shape (2, 5)", dim=2),
-    *dense("dim too small", LOGITS, VALUE, "dim: got -3; allowed: -2 … 1 for logits of shape (2, 5)", dim=-3),
-    *dense("dim is None", LOGITS, TYPE, "dim: got NoneType; allowed: an integer", dim=None),
-    *dense("dim is a float", LOGITS, TYPE, "dim: got float; allowed: an integer", dim=1.0),
-    *dense("mask is a list", LOGITS, TYPE, "mask: got list; allowed: a boolean array, True where", mask=[True] * 5),
-    *dense(
-        "float mask", LOGITS, TYPE, "mask: got dtype torch.float32; allowed: a boolean array, True where", mask=t(2, 5)
-    ),
-    *dense(
-        "mask of another shape",
-        LOGITS,
-        VALUE,
-        "mask: got shape (4,); allowed: a shape that broadcasts to (2, 5)",
-        mask=t(4).bool(),
-    ),
-    *dense(
-        "larger mask",
-        LOGITS,
-        VALUE,
-        "mask: got shape (3, 2, 5); allowed: a shape that broadcasts to (2, 5)",
-        mask=t(3, 2, 5).bool(),
-    ),
-    Case(
-        "unknown policy",
-        lambda: sm.softmax(LOGITS, policy="papr"),
-        VALUE,
-        f"policy: got 'papr'; allowed: {POLICY_NAMES}",
-    ),
-    Case(
-        "policy of another type",
-        lambda: sm.softmax(LOGITS, policy=untyped(3)),
-        TYPE,
-        "policy: got int; allowed: a Policy, None, one of",
-    ),
-    Case(
-        "load_policy: unknown",
-        lambda: sm.load_policy("papr"),
-        VALUE,
-        f"policy: got 'papr'; allowed: {POLICY_NAMES}",
-    ),
-    Case(
-        "load_policy: a number",
-        lambda: sm.load_policy(untyped(3)),
-        TYPE,
-        f"path_or_name: got int; allowed: {POLICY_NAMES}",
-    ),
-]
-
-POLICIES = [
-    Case(
-        "Constant: negative", lambda: Constant(-1.0), VALUE, "value: got -1.0; allowed: a finite number of at least 0"
-    ),
-    Case("Constant: NaN", lambda: Constant(NAN), VALUE, "value: got nan; allowed: a finite number of at least 0"),
-    Case("Constant: infinite", lambda: Constant(INF), VALUE, "value: got inf; allowed: a finite number of at least 0"),
-    Case(
-        "Constant: beyond floats",
-        lambda: Constant(10**400),
-        VALUE,
-        "value: got 1000; allowed: a finite number of at least 0",
-    ),
-    Case(
-        "Constant: text",
-        lambda: Constant(untyped("2")),
-        TYPE,
-        "value: got str '2'; allowed: a finite number of at least 0",
-    ),
-    Case(
-        "Constant: truth value",
-        lambda: Constant(True),
-        TYPE,
-        "value: got bool True; allowed: a finite number of at least 0",
-    ),
-    Case("Constant: None", lambda: Constant(untyped(None)), TYPE, "value: got NoneType None; allowed: a finite number"),
-    Case(
-        "Polynomial: empty",
-        lambda: Polynomial((), (0, 1)),
-        VALUE,
-        "coefficients: got (); allowed: a tuple of one or more numbers, highest power first",
-    ),
-    Case(
-        "Polynomial: text",
-        lambda: Polynomial(untyped("12"), (0, 1)),
-        VALUE,
-        "coefficients: got '12'; allowed: a tuple of one or more numbers",
-    ),
-    Case(
-        "Polynomial: NaN inside",
-        lambda: Polynomial((1.0, NAN), (0, 1)),
-        VALUE,
-        "coefficients: got nan; allowed: a finite number",
-    ),
-    Case(
-        "Polynomial: text inside",
-        lambda: Polynomial(untyped((1.0, "x")), (0, 1)),
-        TYPE,
-        "coefficients: got str 'x'; allowed: a finite number",
-    ),
-    Case(
-        "Polynomial: range upside down",
-        lambda: Polynomial((1.0,), (2, 1)),
-        VALUE,
-        "fitted_on: got (2, 1); allowed: a pair (low, high) with low < high",
-    ),
-    Case(
-        "Polynomial: empty range",
-        lambda: Polynomial((1.0,), (1, 1)),
-        VALUE,
-        "fitted_on: got (1, 1); allowed: a pair (low, high) with low < high",
-    ),
-    Case(
-        "Polynomial: three ends",
-        lambda: Polynomial((1.0,), untyped((1, 2, 3))),
-        VALUE,
-        "fitted_on: got (1, 2, 3); allowed: a pair (low, high) with low < high",
-    ),
-    Case(
-        "Polynomial: no range",
-        lambda: Polynomial((1.0,), untyped(None)),
-        VALUE,
-        "fitted_on: got None; allowed: a pair (low, high) with low < high",
-    ),
-    Case(
-        "Polynomial: NaN range",
-        lambda: Polynomial((1.0,), (NAN, 1)),
-        VALUE,
-        "fitted_on: got nan; allowed: a finite number",
-    ),
-    Case(
-        "Polynomial: threshold",
-        lambda: Polynomial((1.0,), (0, 1), -0.5),
-        VALUE,
-        "threshold: got -0.5; allowed: a finite number of at least 0",
-    ),
-    Case(
-        "Polynomial: outside",
-        lambda: Polynomial((1.0,), (0, 1), 0.5, untyped("wrap")),
-        VALUE,
-        "outside_is: got 'wrap'; allowed: 'clamp' or 'extrapolate'",
-    ),
-    Case("LogLength: reference 1", lambda: LogLength(1), VALUE, "reference: got 1; allowed: a finite number above 1"),
-    Case(
-        "LogLength: reference NaN",
-        lambda: LogLength(NAN),
-        VALUE,
-        "reference: got nan; allowed: a finite number above 1",
-    ),
-    Case(
-        "LogLength: text",
-        lambda: LogLength(untyped("16")),
-        TYPE,
-        "reference: got str '16'; allowed: a finite number above 1",
-    ),
-    Case("LogLength: floor", lambda: LogLength(16, -1), VALUE, "floor: got -1; allowed: a finite number of at least 0"),
-    Case(
-        "LogLength: range",
-        lambda: LogLength(16, fitted_on=(16, 2)),
-        VALUE,
-        "fitted_on: got (16, 2); allowed: a pair (low, high) with low < high",
-    ),
-    Case(
-        "EntropyTarget: negative",
-        lambda: EntropyTarget(-0.1),
-        VALUE,
-        "target: got -0.1; allowed: a finite number of at least 0",
-    ),
-    Case(
-        "EntropyTarget: text",
-        lambda: EntropyTarget(untyped("1")),
-        TYPE,
-        "target: got str '1'; allowed: a finite number of at least 0",
-    ),
-    Case(
-        "EntropyTarget: floor 0",
-        lambda: EntropyTarget(1, floor=0),
-        VALUE,
-        "floor: got 0; allowed: a finite number above 0",
-    ),
-    Case(
-        "EntropyTarget: ceiling",
-        lambda: EntropyTarget(1, floor=2, ceiling=2),
-        VALUE,
-        "ceiling: got 2; allowed: a finite number above 2",
-    ),
-    Case(
-        "EntropyTarget: infinite",
-        lambda: EntropyTarget(1, ceiling=INF),
-        VALUE,
-        "ceiling: got inf; allowed: a finite number above 1",
-    ),
-    Case(
-        "Curve: one knot",
-        lambda: Curve((1.0,), (1.0,)),
-        VALUE,
-        "knots: got (1.0,); allowed: a tuple of two or more numbers",
-    ),
-    Case(
-        "Curve: not a tuple",
-        lambda: Curve(untyped(1.0), (1.0, 2.0)),
-        VALUE,
-        "knots: got 1.0; allowed: a tuple of two or more numbers",
-    ),
-    Case(
-        "Curve: lengths differ",
-        lambda: Curve((1.0, 2.0), (1.0, 2.0, 3.0)),
-        VALUE,
-        "values: got 3 numbers for 2 knots; allowed: one value per knot",
-    ),
-    Case(
-        "Curve: knots fall",
-        lambda: Curve((2.0, 1.0), (1.0, 2.0)),
-        VALUE,
-        "knots: got (2.0, 1.0); allowed: strictly rising entropies",
-    ),
-    Case(
-        "Curve: knots repeat",
-        lambda: Curve((1.0, 1.0), (1.0, 2.0)),
-        VALUE,
-        "knots: got (1.0, 1.0); allowed: strictly rising entropies",
-    ),
-    Case(
-        "Curve: negative knot",
-        lambda: Curve((-1.0, 1.0), (1.0, 2.0)),
-        VALUE,
-        "knots: got -1.0; allowed: a finite number of at least 0",
-    ),
-    Case(
-        "Curve: NaN knot",
-        lambda: Curve((1.0, NAN), (1.0, 2.0)),
-        VALUE,
-        "knots: got nan; allowed: a finite number of at least 0",
-    ),
-    Case(
-        "Curve: text knot",
-        lambda: Curve(untyped((1.0, "2")), (1.0, 2.0)),
-        TYPE,
-        "knots: got str '2'; allowed: a finite number",
-    ),
-    Case(
-        "Curve: negative value",
-        lambda: Curve((1.0, 2.0), (-1.0, 2.0)),
-        VALUE,
-        "values: got -1.0; allowed: a finite number of at least 0",
-    ),
-    Case(
-        "Curve: up and down",
-        lambda: Curve((1.0, 2.0, 3.0), (1.0, 2.0, 1.5)),
-        VALUE,
-        "values: got (1.0, 2.0, 1.5); allowed: values that only rise or only fall; fit with Curve.fit",
-    ),
-    Case(
-        "PerHead: empty",
-        lambda: PerHead(()),
-        VALUE,
-        "policies: got (); allowed: a tuple of layers, each a tuple of one policy per head",
-    ),
-    Case(
-        "PerHead: empty layer",
-        lambda: PerHead(((),)),
-        VALUE,
-        "policies: got (); allowed: a tuple of layers, each a tuple of one policy per head",
-    ),
-    Case(
-        "PerHead: one row only",
-        lambda: PerHead(untyped((Constant(),))),
-        VALUE,
-        "policies: got Constant(value=1.0); allowed: a tuple of layers, each a tuple of one policy per head",
-    ),
-    Case(
-        "PerHead: a number",
-        lambda: PerHead(((Constant(), untyped(2.0)),)),
-        TYPE,
-        "policies: got float; allowed: any policy but PerHead itself",
-    ),
-    Case(
-        "PerHead: nested",
-        lambda: PerHead(((PerHead(((Constant(),),)),),)),
-        TYPE,
-        "policies: got PerHead; allowed: any policy but PerHead itself",
-    ),
-    Case(
-        "PerHead: ragged",
-        lambda: PerHead(((Constant(),), (Constant(), Constant()))),
-        VALUE,
-        "policies: got layers of [1, 2] heads; allowed: the same number of heads in every layer",
-    ),
-]
+_FORM = re.compile(r"[\w, ]+: got .+; allowed: .+")
 
 
-@pytest.mark.parametrize("case", [*ROWS, *ATTENTION, *DENSE, *POLICIES], ids=lambda case: case.name)
-def test_a_mistake_is_explained(case):
-    with pytest.raises(SharpmaxError) as caught:
-        case.call()
-    assert type(caught.value) is case.kind[0]
-    assert isinstance(caught.value, case.kind[1])
-    got, want = _FORM.fullmatch(str(caught.value)), _FORM.fullmatch(case.says)
-    assert got, str(caught.value)
-    assert want
-    assert got["argument"] == want["argument"]
-    assert got["given"].startswith(want["given"])
-    assert got["allowed"].startswith(want["allowed"])
-    assert (got["todo"] is None) == (want["todo"] is None)
-    assert want["todo"] is None or want["todo"] in got["todo"]
+def self_attention(q: Any, k: Any, **options: Any) -> Any:
+    return sm.attention(q, k, k, **options)
+
+
+def answers_to(mistakes: list[str], names: dict[str, Any]) -> str:
+    """Each mistake with the error that it raises."""
+    answers = []
+    for mistake in mistakes:
+        with pytest.raises((ArgumentError, ArgumentTypeError, FileFormatError)) as caught:
+            eval(mistake, names)
+        kind: type[Exception] = type(caught.value)
+        message = str(caught.value)
+        assert _FORM.fullmatch(message) or kind is FileFormatError, message
+        assert issubclass(kind, TypeError if kind is ArgumentTypeError else ValueError)
+        short = message if len(message) < 400 else f"{message[:60]}…{message[-60:]}"
+        answers.append(f"{mistake}\n    {kind.__name__}: {short}\n")
+    return "".join(answers)
+
+
+def test_mistakes_are_explained() -> None:
+    """Every error and its message, as recorded in tests/golden/errors.txt."""
+    public = {name: getattr(module, name) for module in (sm, sm.policies) for name in module.__all__}
+    own = {"normaliser": normaliser, "attend": attend, "policy_from_dict": policy_from_dict}
+    check("errors", answers_to(MISTAKES, {**globals(), **public, **own}))
+
+
+def test_mistakes_in_jax_are_explained() -> None:
+    jnp: Any = pytest.importorskip("jax.numpy")
+    import sharpmax.jax as sj
+
+    def attention(*arguments: Any, **options: Any) -> Any:
+        return sj.attention(*arguments, **{"enable_gqa": True, **options})
+
+    q, k, v = jnp.zeros((2, 4, 5, 8)), jnp.zeros((2, 2, 6, 8)), jnp.zeros((2, 2, 6, 3))
+    names = {"jnp": jnp, "torch": torch, "sj": sj, "attention": attention, "NAN": NAN, "Q": q, "K": k, "V": v}
+    mistakes = [f"attention({given})" for given in lines(JAX_ATTENTION)]
+    mistakes += [f"sj.{name}({given})" for given in lines(JAX_DENSE) for name in ("entropy", "softmax")]
+    mistakes += ['sj.softmax(jnp.zeros(3), policy="nothing-like-it")', "sj.softmax(jnp.zeros(3), policy=3)"]
+    check("errors-jax", answers_to(mistakes, names))
 
 
 def test_the_same_arguments_are_accepted_when_they_are_right():
@@ -554,20 +370,17 @@ def test_the_same_arguments_are_accepted_when_they_are_right():
     assert sm.row_stats(Q, K, scale=1, impl="streaming", fields=["entropy"]).count.shape == (2, 4, 3)
     assert sm.attention(Q, K, t(2, 4, 5, 6), attn_mask=t(3, 5).bool(), dropout_p=0.0).shape == (2, 4, 3, 6)
     assert sm.attention(Q, t(2, 2, 5, 8), t(2, 2, 5, 6), enable_gqa=True, is_causal=True).shape == (2, 4, 3, 6)
-    assert sm.attention(Q, K, K, policy=PerHead.of(Constant, value=[[2.0] * 4])).shape == (2, 4, 3, 8)
+    heads = sm.policies.PerHead.of(sm.policies.Constant, value=[[2.0] * 4])
+    assert sm.attention(Q, K, K, policy=heads).shape == (2, 4, 3, 8)
     assert sm.softmax(LOGITS, dim=-2, mask=t(2, 1).bool()).shape == (2, 5)
 
 
-@pytest.mark.parametrize(
-    ("impl", "options", "reason"),
-    [
-        ("sdpa", {"attn_mask": t(3, 5)}, "the mean of an added float mask never leaves the kernel"),
-    ],
-)
-def test_an_implementation_that_cannot_is_not_replaced(impl, options, reason):
-    with pytest.raises(UnsupportedError) as caught:
-        sm.row_stats(Q, K, impl=impl, **options)
-    assert str(caught.value) == f"impl: {impl!r} cannot do this: {reason}; use impl='streaming'"
+def test_an_implementation_that_cannot_is_not_replaced() -> None:
+    reason = "the mean of an added float mask never leaves the kernel"
+    with pytest.raises(
+        UnsupportedError, match=f"^impl: 'sdpa' cannot do this: {reason}; use impl='streaming'$"
+    ) as caught:
+        sm.row_stats(Q, K, impl="sdpa", attn_mask=t(3, 5))
     assert isinstance(caught.value, NotImplementedError)
     assert isinstance(caught.value, SharpmaxError)
 

@@ -134,11 +134,13 @@ def test_a_calibration() -> None:
 
 
 def test_an_evaluation(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text(TEXT, encoding="utf-8")
     plan = Plan(
+        text=tmp_path / "text.txt",
         variants={"length": LogLength(8.0)},
         tasks=(tiny.LETTERS,),
         sizes=(4,),
-        prompts=4,
+        prompts=2,
         lengths=(32,),
         windows=1,
         questions=1,

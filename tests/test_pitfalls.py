@@ -1,8 +1,4 @@
-"""Two known ways to get adaptive temperature wrong that no single function shows.
-
-The others are tested where they would happen: 1, 2, 11 in tests/policies, 4 to 8, 10 and 12 in
-tests/ops/test_dense.py and tests/stats.
-"""
+"""Two known ways to get adaptive temperature wrong that no single function shows."""
 
 from __future__ import annotations
 
@@ -24,7 +20,7 @@ def by_definition(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return out
 
 
-def test_3_sharpening_acts_on_attention_logits_not_on_outputs() -> None:
+def test_sharpening_acts_on_attention_logits_not_on_outputs() -> None:
     q, k, v = (heads(1, 2, 9, 16) for _ in range(3))
 
     def on_the_output(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -36,7 +32,7 @@ def test_3_sharpening_acts_on_attention_logits_not_on_outputs() -> None:
     assert worst(on_the_output(q, k, v), by_definition(q, k, v)) > 0.1
 
 
-def test_9_arms_differ_in_nothing_but_the_policy() -> None:
+def test_arms_differ_in_nothing_but_the_policy() -> None:
     """An arm that changes nothing is the baseline to the last bit, scale and mask included."""
     q, k, v = (heads(1, 2, 9, 16) for _ in range(3))
     options = {"is_causal": True, "scale": 0.2}
@@ -46,7 +42,7 @@ def test_9_arms_differ_in_nothing_but_the_policy() -> None:
     assert not torch.equal(sm.attention(q, k, v, policy=Constant(1.0), is_causal=True), baseline)
 
 
-def test_9_arms_of_an_experiment_see_the_same_heads_and_sets() -> None:
+def test_arms_of_an_experiment_see_the_same_heads_and_sets() -> None:
     """An arm whose policy does nothing must repeat the baseline's numbers exactly."""
     trained = [Trained.load(shipped_path("paper")).heads([0])]
     arms: list[dict[str, Policy | None]] = [{"softmax": None, "paper": Constant(1.0)}]

@@ -7,12 +7,15 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
+
 from sharpmax.policies.base import policy_from_dict
 from sharpmax.policies.polynomial import PAPER
 from sharpmax.policies.registry import load_policy
 from sharpmax.report.compare import markdown_lines
 from sharpmax.report.words import merged
 from tests.blocks import ROOT, blocks, check_command, commands, run
+from tests.smollm2 import load_once
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
@@ -25,7 +28,8 @@ def stored(variant: str) -> str:
     return "as it comes" if variant == "baseline" else variant
 
 
-def test_examples_print_what_the_readme_shows() -> None:
+def test_examples_print_what_the_readme_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    load_once(monkeypatch)
     programs = [block for block in PAGE if block.language == "python"]
     assert len(programs) >= 2
     assert all(block.output for block in programs)

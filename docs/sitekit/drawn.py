@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
+import json
 import re
 import tempfile
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from sharpmax.report import charts, explore
 from sharpmax.report.page import report_of, write_page
@@ -51,9 +55,16 @@ def report_in(file: Path) -> Report:
 
 
 @cache
+def _specs(file: Path) -> dict[str, Any]:
+    """The charts of a page by name, as they are packed into it."""
+    (packed,) = re.findall(r'id="figures">([^<]+)<', _page(file))
+    specs: dict[str, Any] = json.loads(gzip.decompress(base64.b64decode(packed)))["specs"]
+    return specs
+
+
+@cache
 def _svg(file: Path, name: str) -> str:
-    figures = {figure.name: figure for figure in report_in(file).figures}
-    return charts.svg_of(charts.spec_of(figures[name].chart()))
+    return charts.svg_of(_specs(file)[name])
 
 
 @cache

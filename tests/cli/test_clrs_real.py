@@ -7,21 +7,19 @@ import importlib.util
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import sharpmax
 from sharpmax.experiments.clrs.evaluation import AnswerStore
 from sharpmax.policies.registry import load_policy
 from sharpmax.tasks.clrs_text import generation as shim
 from tests.cli.lines import saved
 from tests.experiments.clrs import stub
 from tests.experiments.evaluate import tiny
+from tests.processes import exit_code
 
 pytest.importorskip("accelerate", reason="needs the extra hf")
 
@@ -40,20 +38,8 @@ def test_real_algorithms_from_training_to_the_page(home: Path, tmp_path: Path, s
     asked = ("--algorithms", "minimum,bridges", "--data", tmp_path / "data", "--per-cell", 3)
     arms = [tmp_path / policy for policy in ("none", "paper")]
     for arm in arms:
-        line = [
-            "clrs",
-            "train",
-            home / "model",
-            "--policy",
-            arm.name,
-            *asked,
-            "--cell-text",
-            100_000,
-            *QUICK,
-            "--out",
-            arm,
-        ]
-        sharpmax_command.ok(*line)
+        how = ("--policy", arm.name, *asked, "--cell-text", 100_000, *QUICK)
+        sharpmax_command.ok("clrs", "train", home / "model", *how, "--out", arm)
     exam = tmp_path / "exam"
     sharpmax_command.ok("clrs", "evaluate", *arms, *asked, "--sizes", "4,8", "--device", "cpu", "--out", exam)
     tables = saved(exam)["tables"]
@@ -67,20 +53,20 @@ def test_real_algorithms_from_training_to_the_page(home: Path, tmp_path: Path, s
 
 
 KILLED_AFTER_A_STEP = """
-import os, signal, sys
+import os, signal
 from sharpmax.cli import main
-from sharpmax.experiments.clrs.training import LossCurve
+from sharpmax.experiments.clrs.training import Curve
 
-def step_done(self, step, last, really=LossCurve.step_done):
+def step_done(self, step, last, really=Curve.step_done):
     really(self, step, last)
     if step == 13:
         os.kill(os.getpid(), signal.SIGKILL)
 
-LossCurve.step_done = step_done
-main(sys.argv[1:])
+Curve.step_done = step_done
+main(words)
 """
 KILLED_WITHIN_A_STATE = """
-import os, signal, sys
+import os, signal
 from transformers import Trainer
 from sharpmax.cli import main
 
@@ -90,10 +76,10 @@ def save(self, folder, really=Trainer._save_optimizer_and_scheduler):
     really(self, folder)
 
 Trainer._save_optimizer_and_scheduler = save
-main(sys.argv[1:])
+main(words)
 """
 KILLED_WITHIN_AN_ANSWER = """
-import os, signal, sys
+import os, signal
 from sharpmax.cli import main
 from sharpmax.experiments.clrs.evaluation import AnswerStore
 
@@ -101,22 +87,20 @@ added = []
 
 def add(self, arm, said, really=AnswerStore.add):
     if len(added) == 3:
-        with self._own._path.open("ab") as file:
-            file.write(b'{"key": "model/')
+        with self._path.open("ab") as file:
+            file.write(b'{"arm": "model", "it')
         os.kill(os.getpid(), signal.SIGKILL)
     added.append(arm)
     really(self, arm, said)
 
 AnswerStore.add = add
-main(sys.argv[1:])
+main(words)
 """
 
 
-def process(script: str, words: list[Any]) -> subprocess.CompletedProcess[str]:
-    """A command in a process of its own."""
-    environment = {**os.environ, "PYTHONPATH": str(Path(sharpmax.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
-    line = [sys.executable, "-c", script, *map(str, words)]
-    return subprocess.run(line, env=environment, capture_output=True, text=True, timeout=1200)
+def dies(script: str, words: list[Any]) -> bool:
+    """Whether a command in a process of its own is killed."""
+    return exit_code(script, words=[str(word) for word in words]) == -signal.SIGKILL
 
 
 @pytest.fixture(scope="module")
@@ -141,10 +125,10 @@ def test_a_training_killed_twice_ends_as_if_nothing_had_happened(
 
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     sharpmax_command.ok(*words(whole))
-    assert process(KILLED_AFTER_A_STEP, words(cut)).returncode == -signal.SIGKILL
+    assert dies(KILLED_AFTER_A_STEP, words(cut))
     assert [step for step, _ in losses(cut)] == list(range(1, 14))
     assert {path.name for path in (cut / "states").iterdir()} == {f"checkpoint-{SAVED}"}
-    assert process(KILLED_WITHIN_A_STATE, words(cut, "--resume")).returncode == -signal.SIGKILL
+    assert dies(KILLED_WITHIN_A_STATE, words(cut, "--resume"))
     assert [step for step, _ in losses(cut)] == list(range(1, 17))
     assert (cut / "states" / "checkpoint-16").is_dir()
     assert not (cut / "model").exists()
@@ -172,14 +156,15 @@ def test_an_examination_that_was_killed_asks_nothing_twice(
 
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     sharpmax_command.ok(*words(whole))
-    assert process(KILLED_WITHIN_AN_ANSWER, words(cut)).returncode == -signal.SIGKILL
+    assert dies(KILLED_WITHIN_AN_ANSWER, words(cut))
     before, half = (cut / "answers.jsonl").read_bytes().rsplit(b"\n", 1)
     assert half
     assert not (cut / "results.json").exists()
     sharpmax_command.ok(*words(cut, "--resume"))
     after = (cut / "answers.jsonl").read_bytes()
     assert after.startswith(before + b"\n")
-    keys = [entry["key"] for entry in map(json.loads, after.splitlines()) if "text" in entry["record"]]
+    entries = [entry for entry in map(json.loads, after.splitlines()) if "text" in entry]
+    keys = [(entry["arm"], entry["item"]) for entry in entries]
     total = 2 * saved(cut)["tables"]["setting"]["questions"]["count"]
     assert 0 < before.count(b'"text"') < total
     assert len(keys) == len(set(keys)) == total

@@ -50,12 +50,6 @@ def test_a_probed_model_is_drawn_beside_its_results(one: Path, sharpmax_command:
     assert outcome.out.rstrip().endswith("report.html")
 
 
-def test_or_somewhere_else(one: Path, sharpmax_command: Any, tmp_path: Path) -> None:
-    assert sharpmax_command("report", one / "results.json", "--out", tmp_path / "else").code == 0
-    assert names(one) == {"results.json"}
-    assert names(tmp_path / "else") == NAMES | {"report.html"}
-
-
 def test_two_are_compared(
     one: Path, other: Path, sharpmax_command: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -83,30 +77,25 @@ def test_what_cannot_be_compared_leaves_nothing(
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("name", ["reproduce", "evaluate-smollm2"])
-def test_a_report_beside_committed_results_changes_no_tracked_file(
-    name: str, sharpmax_command: Any, tmp_path: Path
+def test_a_report_beside_committed_results_changes_no_tracked_file_and_draws_the_figure_of_the_readme(
+    sharpmax_command: Any, tmp_path: Path
 ) -> None:
-    committed = ROOT / "results" / name
+    committed = ROOT / "results" / "reproduce"
     listed = subprocess.run(["git", "ls-files", "."], cwd=committed, capture_output=True, text=True, check=False)
     tracked = listed.stdout.split() or [file.name for file in committed.iterdir()]  # a source package has no history
     assert "results.json" in tracked
-    folder = tmp_path / name
+    folder = tmp_path / "reproduce"
     shutil.copytree(committed, folder)
     assert sharpmax_command("report", folder).code == 0
     assert (folder / "report.html").is_file()
     assert [file for file in tracked if (folder / file).read_bytes() != (committed / file).read_bytes()] == []
-
-
-def test_the_figure_of_the_readme_is_what_report_draws(sharpmax_command: Any, tmp_path: Path) -> None:
-    assert sharpmax_command("report", ROOT / "results" / "reproduce", "--out", tmp_path).code == 0
     # All texts and lines; their places depend on the fonts of the machine.
     drawn, shown = (
         [
             re.findall(pattern, path.read_text(encoding="utf-8"))
             for pattern in (r"<text[^>]*>(.*?)</text>", r'stroke="(#\w+)"')
         ]
-        for path in (tmp_path / "accuracy.svg", ROOT / "docs" / "images" / "accuracy.svg")
+        for path in (folder / "accuracy.svg", ROOT / "docs" / "images" / "accuracy.svg")
     )
     assert drawn == shown
 
@@ -115,9 +104,6 @@ def test_what_a_probe_from_python_saves_is_drawn(sharpmax_command: Any, tmp_path
     found = sharpmax.probe(tiny.model(), tiny.tokenizer(), tasks=[tiny.LETTERS], sizes=[4, 8, 16], prompts=2)
     file = found.save(tmp_path / "probed")
     assert file == tmp_path / "probed" / "results.json"
-    for given in (file, file.parent):
-        outcome = sharpmax_command("report", given, "--out", tmp_path / "drawn")
-        assert (outcome.code, outcome.err) == (0, "")
-        assert "heads-letters.svg" in names(tmp_path / "drawn")
-        assert "LlamaForCausalLM" in (tmp_path / "drawn" / "report.html").read_text(encoding="utf-8")
-    assert sharpmax_command("report", file.parent, file.parent, "--out", tmp_path / "two").code == 0
+    sharpmax_command.ok("report", file, "--out", tmp_path / "drawn")
+    assert "heads-letters.svg" in names(tmp_path / "drawn")
+    assert "LlamaForCausalLM" in (tmp_path / "drawn" / "report.html").read_text(encoding="utf-8")

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.blocks import INDENTED, INLINE, ROOT, blocks, check_command, check_mentioned, commands, run
+from tests.smollm2 import load_once
 
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
 WITH_CODE = [page for page in PAGES if any(block.language in ("python", "sh") for block in blocks(page))]
@@ -19,6 +20,7 @@ def name_of(page: Path) -> str:
 @pytest.mark.parametrize("page", WITH_CODE, ids=name_of)
 def test_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    load_once(monkeypatch)
     run(blocks(page))
 
 

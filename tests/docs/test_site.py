@@ -50,6 +50,12 @@ def test_nothing_comes_from_elsewhere(site: Path) -> None:
         assert not FETCHED.search(page.read_text(encoding="utf-8")), page
 
 
+def test_pages_of_results_are_light(site: Path) -> None:
+    pages = list((site / "data" / "results").glob("*/report.html"))
+    assert len(pages) > 10
+    assert max(page.stat().st_size for page in pages) < 1_500_000
+
+
 def test_results_and_reference_are_there(site: Path) -> None:
     reproduce = (site / "results" / "reproduce.html").read_text(encoding="utf-8")
     assert "../data/results/reproduce/accuracy.svg" in reproduce

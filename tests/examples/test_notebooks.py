@@ -2,40 +2,45 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import sharpmax
+from tests.smollm2 import load_once
 
 nbformat = pytest.importorskip("nbformat")
-nbclient = pytest.importorskip("nbclient")
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NOTEBOOKS = sorted(EXAMPLES.glob("*.ipynb"))
 Run = Callable[[str], tuple[str, int]]
 
 
+def value_of(source: str, names: dict[str, Any]) -> Any:
+    """Run a cell; the value of the expression that it ends with, if any."""
+    cell = ast.parse(source)
+    last = cell.body.pop() if isinstance(cell.body[-1], ast.Expr) else None
+    exec(compile(cell, "cell", "exec"), names)
+    return eval(compile(ast.Expression(last.value), "cell", "eval"), names) if isinstance(last, ast.Expr) else None
+
+
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Runs a notebook in an empty folder: what its cells print, and how many figures they draw."""
-    monkeypatch.setenv("PYTHONPATH", str(Path(sharpmax.__file__).parents[1]))
-    monkeypatch.setenv("PYTHONWARNINGS", "error::UserWarning")
-    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs the cells of a notebook in an empty folder: what they print, and how many figures they draw."""
+    monkeypatch.chdir(tmp_path)
+    load_once(monkeypatch)
 
     def outputs(name: str) -> tuple[str, int]:
-        notebook = nbformat.read(EXAMPLES / name, as_version=4)
-        place = {"metadata": {"path": str(tmp_path)}}
-        # nbclient waits 60 s for a kernel and 4 s for what a cell has printed, which it then leaves out: too short on a
-        # busy machine.
-        patience = {"timeout": 3600, "startup_timeout": 3600, "iopub_timeout": 3600}
-        nbclient.NotebookClient(notebook, **patience, kernel_name="python3", resources=place).execute()
-        found: list[Any] = [output for cell in notebook.cells for output in cell.get("outputs", [])]
-        figures = sum("text/html" in output.get("data", {}) for output in found)
-        assert [output.text for output in found if output.get("name") == "stderr"] == []
-        return "".join(output.text for output in found if output.get("name") == "stdout"), figures
+        capsys.readouterr()
+        names: dict[str, Any] = {}
+        cells = [cell for cell in nbformat.read(EXAMPLES / name, as_version=4).cells if cell.cell_type == "code"]
+        values = [value_of(cell.source, names) for cell in cells]
+        figures = sum(hasattr(value, "mark_rect") and "$schema" in value.to_dict() for value in values)
+        out, err = capsys.readouterr()
+        assert err == ""
+        return out, figures
 
     return outputs
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +14,6 @@ import torch
 from sharpmax.errors import (
     ArgumentError,
     ArgumentTypeError,
-    FileFormatError,
     OutOfRangeWarning,
     UnsupportedError,
 )
@@ -121,16 +119,6 @@ def test_applying_again_replaces(model: Any, ids: torch.Tensor) -> None:
     assert model.config._attn_implementation == "sdpa"
 
 
-def test_a_copy_has_the_policy_and_a_life_of_its_own(model: Any, ids: torch.Tensor) -> None:
-    plain = model(ids).logits
-    sharp = hf.apply(model, MIXTURE)(ids).logits
-    twin = copy.deepcopy(model)
-    assert torch.equal(hf.restore(model)(ids).logits, plain)
-    assert torch.equal(twin(ids).logits, sharp)
-    assert hf.policy_of(twin) == MIXTURE
-    assert torch.equal(hf.restore(twin)(ids).logits, plain)
-
-
 def test_the_attention_cannot_be_changed_behind_a_policy(model: Any, ids: torch.Tensor) -> None:
     hf.apply(model, "paper")
     with pytest.raises(UnsupportedError, match="restore"):
@@ -198,14 +186,6 @@ def test_a_policy_that_does_not_fit_changes_nothing(
         hf.apply(model, policy)
     assert "\n" not in str(caught.value)
     assert repr(everything(model)) == repr(before)
-
-
-def test_a_folder_without_a_policy_and_a_broken_one(model: Any, tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match=r"a folder without sharpmax_policy\.json"):
-        hf.apply(model, tmp_path)
-    (tmp_path / "sharpmax_policy.json").write_text(json.dumps({"schema": 1, "kind": "unheard-of"}))
-    with pytest.raises(FileFormatError, match="unheard-of"):
-        hf.apply(model, tmp_path)
 
 
 def test_a_part_of_a_model_that_has_a_policy_is_refused(model: Any, ids: torch.Tensor) -> None:
@@ -326,7 +306,7 @@ def test_compiled_in_one_graph(attention: str, policy: Policy, ids: torch.Tensor
     hf.apply(model, policy)
     compiled = torch.compile(model, fullgraph=True, backend="eager")
     with torch.no_grad():
-        for inputs in ({"input_ids": ids}, padded(ids)):
+        for inputs in ({"input_ids": ids}, padded(ids)) if attention == "sdpa" else (padded(ids),):
             assert (compiled(**inputs).logits - model(**inputs).logits).abs().max() < 1e-5
         hf.restore(model)
         assert torch.equal(compiled(ids).logits, model(ids).logits)

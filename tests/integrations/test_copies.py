@@ -180,12 +180,11 @@ def test_a_model_that_is_gone_does_not_keep_a_configuration() -> None:
     assert first.config._attn_implementation == "sdpa"
 
 
-@ATTENTIONS
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # the compiler uses parts of torch that torch advises against
-def test_a_compiled_model_shares_its_configuration(attention: str) -> None:
+def test_a_compiled_model_shares_its_configuration() -> None:
     torch.compiler.reset()
     family = FAMILIES["llama"]
-    first = family.build(attention)
+    first = family.build()
     other = second(family, first.config, first)
     inputs = family.inputs(other)
     compiled = torch.compile(other, fullgraph=True, backend="eager")

@@ -136,11 +136,6 @@ def test_10_a_window_bounds_what_is_counted(ids: torch.Tensor) -> None:
     assert (logits(hf.apply(full, policy), ids) - logits(hf.restore(full), ids)).abs().max() > 1e-2
 
 
-def test_transformers_is_loaded_by_use_alone() -> None:
-    code = "import sys, sharpmax as sm; sm.apply, sm.fold; assert 'transformers' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
 def test_without_transformers_the_error_says_what_to_install() -> None:
     code = (
         "import sys; sys.modules['transformers'] = None\n"

@@ -21,7 +21,7 @@ pytestmark = [
 ]
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-LARGE = (1e5, 1e20, 1e38, 1e39, 1e300)
+LARGE = (1e5, 1e39, 1e300)
 ROWS, KEYS, WIDTH = 6, 11, 16
 
 every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)

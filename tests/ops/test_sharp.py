@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 
 import sharpmax as sm
+from sharpmax.policies import entropy_target
 from sharpmax.policies.basic import Constant, Curve, LogLength
 from sharpmax.policies.entropy_target import EntropyTarget
 from sharpmax.policies.log_linear import LogLinear
@@ -272,7 +273,8 @@ class TestGradient:
 class TestTransforms:
     @pytest.mark.parametrize("impl", ["streaming", "auto"])
     @pytest.mark.parametrize("policy", [PAPER, EntropyTarget(0.6), POLICIES[-1]], ids=lambda p: p.kind)
-    def test_compiles_into_one_graph(self, impl: Any, policy: Any) -> None:
+    def test_compiles_into_one_graph(self, impl: Any, policy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(entropy_target, "_STEPS", 8)  # traced, every step is a part of the graph
         graphs: list[Any] = []
 
         def backend(graph: Any, _: Any) -> Any:

@@ -220,14 +220,17 @@ def test_nothing_to_do():
 SMOOTH = ["paper", LogLength(16.0), Constant(1.7), Polynomial((0.2, 1.0), (0.2, 1.5), 0.3, "clamp")]
 
 
-@pytest.mark.parametrize("policy", SMOOTH, ids=str)
-@pytest.mark.parametrize("masked", ["full", "causal", "mask"])
+@pytest.mark.parametrize(
+    ("policy", "masked"),
+    [*(("paper", masked) for masked in ("full", "causal", "mask")), *((policy, "causal") for policy in SMOOTH[1:])],
+    ids=str,
+)
 def test_attention_learns_through_the_kernels(policy: Any, masked: str) -> None:
     """Gradients of the two launches against autograd through the dense oracle in float64."""
-    q, k, v = (1.5 * randn(2, heads, 40, 16, seed=i) for i, heads in enumerate((4, 2, 2)))
-    own = torch.eye(40, dtype=torch.bool, device=DEVICE)
-    mask = own | (randn(2, 1, 40, 40, seed=7) > 0) if masked == "mask" else None
-    upstream = randn(2, 4, 40, 16, seed=9)
+    q, k, v = (1.5 * randn(2, heads, 20, 16, seed=i) for i, heads in enumerate((4, 2, 2)))
+    own = torch.eye(20, dtype=torch.bool, device=DEVICE)
+    mask = own | (randn(2, 1, 20, 20, seed=7) > 0) if masked == "mask" else None
+    upstream = randn(2, 4, 20, 16, seed=9)
 
     def gradients(impl: Any, dtype: torch.dtype) -> tuple[Tensor, ...]:
         inputs = [x.to(dtype).requires_grad_() for x in (q, k, v)]

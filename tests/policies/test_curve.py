@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sharpmax as sm
-from sharpmax.errors import ArgumentError, OutOfRangeWarning
+from sharpmax.errors import OutOfRangeWarning
 from sharpmax.policies.basic import Curve
 
 anywhere = pytest.mark.filterwarnings("ignore::sharpmax.errors.OutOfRangeWarning")
@@ -110,18 +110,3 @@ class TestFit:
         x = rng.uniform(0, 6, 4000)
         curve = Curve.fit(x, 1 + 0.5 * x + rng.normal(0, 0.1, x.size), knots=12)
         assert np.interp([1, 3, 5], curve.knots, curve.values) == pytest.approx([1.5, 2.5, 3.5], abs=0.1)
-
-    @pytest.mark.parametrize(
-        ("arguments", "says"),
-        [
-            (([1.0], [1.0]), "entropy, beta: got 1 and 1 values"),
-            (([1.0, 2.0], [1.0]), "entropy, beta: got 2 and 1 values"),
-            (([1.0, math.nan], [1.0, 2.0]), "entropy, beta: got 2 and 2 values; allowed: equally many finite"),
-            (([1.0, 1.0], [1.0, 2.0]), "entropy: got 2 equal values; allowed: at least two different"),
-            (([1.0, 2.0], [1.0, 2.0], 1), "knots: got 1; allowed: 2 or more"),
-        ],
-    )
-    def test_refuses_what_cannot_be_fitted(self, arguments, says):
-        with pytest.raises(ArgumentError) as caught:
-            Curve.fit(*arguments)
-        assert str(caught.value).startswith(says)

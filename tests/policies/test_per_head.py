@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import sharpmax as sm
-from sharpmax.errors import ArgumentError, ArgumentTypeError, OutOfRangeWarning
+from sharpmax.errors import ArgumentError, OutOfRangeWarning
 from sharpmax.policies.base import Policy
 from sharpmax.policies.basic import Constant, Curve, LogLength
 from sharpmax.policies.entropy_target import EntropyTarget
@@ -154,24 +154,6 @@ class TestGrid:
     def test_of_takes_several_parameters_and_arrays(self):
         policy = PerHead.of(EntropyTarget, target=cast(Any, np.array([[0.5, 1.0]])), floor=[[1.0, 0.5]])
         assert policy == PerHead(((EntropyTarget(0.5), EntropyTarget(1.0, floor=0.5)),))
-
-    @pytest.mark.parametrize(
-        ("parameters", "says"),
-        [
-            ({}, "parameters: got none; allowed: one or more of ['target', 'floor', 'ceiling']"),
-            ({"target": [0.5, 1.0]}, "parameters: got {'target': [0.5, 1.0]}; allowed: a grid [layer][head]"),
-            ({"target": 0.5}, "parameters: got {'target': 0.5}; allowed: a grid [layer][head]"),
-            (
-                {"target": [[0.5]], "floor": [[1.0, 1.0]]},
-                "parameters: got grids of shapes {'target': [1], 'floor': [2]}",
-            ),
-            ({"target": [[0.5], [0.5, 0.6]]}, "policies: got layers of [1, 2] heads; allowed: the same number"),
-        ],
-    )
-    def test_of_refuses(self, parameters, says):
-        with pytest.raises((ArgumentError, ArgumentTypeError)) as caught:
-            PerHead.of(EntropyTarget, **parameters)
-        assert str(caught.value).startswith(says)
 
     def test_every_head_warns_for_its_own_rows(self):
         inside, outside = Curve((0.0, 9.0), (1.0, 2.0)), Curve((0.0, 0.1), (1.0, 2.0))

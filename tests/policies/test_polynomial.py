@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sharpmax as sm
-from sharpmax.errors import ArgumentError, OutOfRangeWarning
+from sharpmax.errors import OutOfRangeWarning
 from sharpmax.policies.polynomial import PAPER, Polynomial
 
 anywhere = pytest.mark.filterwarnings("ignore::sharpmax.errors.OutOfRangeWarning")
@@ -179,21 +179,3 @@ class TestFit:
         x = torch.linspace(0.5, 5.9, 100, dtype=torch.float64)
         found = Polynomial.fit(x, np.polyval(PAPER.coefficients, x.numpy()))
         assert found.coefficients == pytest.approx(PAPER.coefficients, abs=1e-9)
-
-    @pytest.mark.parametrize(
-        ("entropy", "beta", "says"),
-        [
-            ([1.0, 2.0], [1.0, 2.0, 3.0], "entropy, beta: got 2 and 3 values; allowed: equally many"),
-            (
-                [1.0, 2.0],
-                [1.0, 2.0],
-                "entropy, beta: got 2 and 2 values; allowed: equally many, more than the degree 4",
-            ),
-            ([1.0, 2.0] * 5, [1.0, 2.0] * 5, "entropy: got 2 different values; allowed: more different ones than"),
-            (range(9), [math.nan] * 9, "entropy, beta: got values that are not finite; allowed: finite numbers; drop"),
-        ],
-    )
-    def test_refuses_what_cannot_be_fitted(self, entropy, beta, says):
-        with pytest.raises(ArgumentError) as caught:
-            Polynomial.fit(entropy, beta)
-        assert str(caught.value).startswith(says)

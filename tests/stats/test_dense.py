@@ -93,22 +93,6 @@ class TestLiveKeys:
         for name in ("count", "max", "lse", "mean", "var", "entropy", "top_weight", "spread_bound"):
             assert getattr(got, name) == pytest.approx(float(getattr(want, name)), rel=1e-12, abs=1e-14), name
 
-    @pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf, torch.finfo(torch.float32).min])
-    def test_poison_in_hidden_keys_changes_no_bit_and_no_gradient(self, poison):
-        clean = torch.randn(3, 8)
-        visible = torch.ones(3, 8, dtype=torch.bool)
-        visible[:, 5:] = False
-
-        def everything(filler: float) -> list[Tensor]:
-            x = clean.masked_fill(~visible, filler).requires_grad_()
-            stats = dense_stats(x, visible)
-            (stats.lse + stats.mean + stats.var + stats.entropy).sum().backward()
-            assert x.grad is not None
-            return [*stats.flatten()[0], x.grad]
-
-        for a, b in zip(everything(0.0), everything(poison), strict=True):
-            assert torch.equal(a, b)
-
     def test_rows_without_live_keys_are_the_empty_row(self):
         logits = torch.tensor([[math.nan, 1.0], [0.0, 0.0]], requires_grad=True)
         stats = dense_stats(logits, torch.tensor([[False, False], [True, True]]))
@@ -121,12 +105,6 @@ class TestLiveKeys:
         assert logits.grad[0].tolist() == [0, 0]
         assert logits.grad.isfinite().all()
 
-    def test_length_zero(self):
-        stats = dense_stats(torch.zeros(2, 0), torch.zeros(2, 0, dtype=torch.bool))
-        assert stats.count.tolist() == [0, 0]
-        assert stats.lse.tolist() == [-math.inf] * 2
-        assert stats.entropy.tolist() == stats.var.tolist() == [0, 0]
-
 
 class TestEdges:
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -138,17 +116,6 @@ class TestEdges:
         x, peak = centred(torch.tensor([top, -top / 3], dtype=dtype), torch.tensor([True, True]))
         assert peak == top
         assert x.isfinite().all()
-
-    def test_a_nan_makes_its_own_row_nan_and_no_other(self):
-        logits = torch.randn(4, 9)
-        clean = stats_of(logits.clone(), torch.float32).flatten()[0]
-        logits[2, 3] = math.nan
-        stats = stats_of(logits, torch.float32)
-        for name in ("max", "lse", "mean", "var", "entropy"):
-            assert getattr(stats, name).isnan().tolist() == [False, False, True, False], name
-        others = torch.tensor([0, 1, 3])
-        for a, b in zip(clean, stats.flatten()[0], strict=True):
-            assert torch.equal(a[others], b[others])
 
     def test_the_maximum_carries_no_gradient_and_ties_share_theirs(self):
         logits = torch.zeros(5, dtype=torch.float64, requires_grad=True)

@@ -171,19 +171,6 @@ class TestChoice:
         with pytest.raises(NotMeasuredError, match="impl='streaming'"):
             _ = stats.entropy
 
-    def test_sdpa_says_what_it_cannot_do(self) -> None:
-        q, k = heads(1, 2, 3, 16), heads(1, 2, 4, 16)
-        with pytest.raises(UnsupportedError, match=r"'sdpa' cannot do this: .*float mask.*impl='streaming'"):
-            sm.row_stats(q, k, attn_mask=heads(3, 4), impl="sdpa")
-        stats = sm.row_stats(q, k, impl="sdpa")
-        for name in ("max", "var", "top_weight", "spread_bound"):
-            with pytest.raises(NotMeasuredError, match="not measured"):
-                getattr(stats, name)
-
-    def test_triton_says_what_it_cannot_do(self) -> None:
-        with pytest.raises(UnsupportedError, match=r"head size is 300.*impl='streaming'"):
-            sm.row_stats(heads(1, 1, 2, 300), heads(1, 1, 2, 300), impl="triton")
-
 
 class TestPromises:
     """What compilers are told of the operators is what they do, whatever the layout of the queries."""

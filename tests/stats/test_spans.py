@@ -9,7 +9,6 @@ import pytest
 import torch
 
 import sharpmax as sm
-from sharpmax.errors import ArgumentError, ArgumentTypeError
 from tests.numerics import exact, heads, tables, worst
 
 DEVICE = "cpu" if os.environ["TRITON_INTERPRET"] == "1" else "cuda"
@@ -24,8 +23,15 @@ def assert_same(got: sm.RowStats, want: sm.RowStats) -> None:
 
 
 @pytest.mark.parametrize("impl", IMPLS)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-@pytest.mark.parametrize(("queries", "keys", "window"), [(200, 200, 1), (200, 200, 70), (40, 300, 150), (130, 90, 500)])
+@pytest.mark.parametrize(
+    ("dtype", "queries", "keys", "window"),
+    [
+        (torch.float32, 200, 200, 1),
+        (torch.bfloat16, 200, 200, 70),
+        (torch.float32, 40, 300, 150),
+        (torch.bfloat16, 130, 90, 500),
+    ],
+)
 def test_a_window_is_a_band(impl: Any, dtype: torch.dtype, queries: int, keys: int, window: int) -> None:
     q, k = heads(2, 4, queries, 16, dtype=dtype).to(DEVICE), heads(2, 2, keys, 16, dtype=dtype).to(DEVICE)
     place = torch.arange(queries, device=DEVICE)[:, None] + keys - queries
@@ -75,23 +81,3 @@ def test_gradients_stay_within_the_span() -> None:
             assert worst(x.grad, gradient) < 1e-4
             assert not x.grad[:, 25:].any()
             x.grad = None
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "said"),
-    [
-        ({"window": 0, "is_causal": True}, ArgumentError, "window: got 0"),
-        ({"window": 2.5, "is_causal": True}, ArgumentTypeError, "window: got float"),
-        ({"window": 3}, ArgumentError, "without is_causal"),
-        ({"cu_seqlens": [0, 4]}, ArgumentTypeError, "cu_seqlens: got list"),
-        ({"cu_seqlens": torch.tensor([0.0, 4.0])}, ArgumentTypeError, "cu_seqlens: got dtype"),
-        ({"cu_seqlens": torch.tensor([0, 9])}, ArgumentError, "from 0 to at most 4"),
-        ({"cu_seqlens": torch.tensor([0, 3, 1])}, ArgumentError, "ascending"),
-        ({"cu_seqlens": torch.tensor(4)}, ArgumentError, "one dimension"),
-        ({"cu_seqlens": torch.tensor([0, 4]), "cu_seqlens_k": torch.tensor([0, 2, 4])}, ArgumentError, "3 starts"),
-        ({"cu_seqlens_k": torch.tensor([0, 4])}, ArgumentError, "no cu_seqlens"),
-    ],
-)
-def test_what_is_refused(arguments: Any, error: type[Exception], said: str) -> None:
-    with pytest.raises(error, match=said):
-        sm.row_stats(heads(1, 4, 8), heads(1, 4, 8), **arguments)

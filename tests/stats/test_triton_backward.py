@@ -149,8 +149,7 @@ def test_dtypes_and_head_sizes(dtype: torch.dtype, width: int) -> None:
     assert_within_contract(random_problem(64, 33, width, dtype=dtype), "entropy")
 
 
-@pytest.mark.parametrize("keys", [1, 17, 97, 130])
-@pytest.mark.parametrize("queries", [1, 17, 97, 130])
+@pytest.mark.parametrize(("queries", "keys"), [(1, 1), (1, 130), (130, 1), (17, 97), (97, 17), (130, 130)])
 def test_lengths(queries: int, keys: int) -> None:
     assert_within_contract(random_problem(queries, keys, 20, dtype=HALF))
     assert_within_contract(random_problem(queries, keys, 20, dtype=HALF, offset=keys - queries), "entropy")
@@ -174,15 +173,12 @@ def test_grouped_heads_share_the_gradient_of_their_key(masked: bool) -> None:
 
 @pytest.mark.parametrize("shape", [(2, 2, 2, 20, 37), (1, 1, 1, 1, 37), (2, 1, 1, 20, 1), (1, 2, 2, 1, 1)], ids=str)
 @pytest.mark.parametrize("kind", ["bool", "float", "gain"])
-@pytest.mark.parametrize("loss", ["entropy", "mix"])
 @small_tiles
-def test_masks_broadcast(shape: tuple[int, ...], kind: str, loss: str) -> None:
+def test_masks_broadcast(shape: tuple[int, ...], kind: str) -> None:
     mask = randn(*shape, seed=3, size=3.0)
     mask = mask > -1 if kind == "bool" else mask.masked_fill(mask > 3, -torch.inf)
     gain = randn(2, 2, 2, 20, seed=4).abs() if kind == "gain" else None
-    assert_within_contract(
-        random_problem(20, 37, 16, batch=2, heads=2, group=2, mask=mask, gain=gain, offset=18), loss
-    )  # fmt: skip
+    assert_within_contract(random_problem(20, 37, 16, batch=2, heads=2, group=2, mask=mask, gain=gain, offset=18))
 
 
 @pytest.mark.parametrize("dtype", [HALF, BRAIN, SINGLE])

@@ -15,7 +15,8 @@ from sharpmax.tasks.registry import get_task, get_tasks
 NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
 NIAH = (
     r"A special magic {0} is hidden within the following text\. Make sure to memorize it\. I will quiz you about "
-    r"the {0} afterwards\.\n(?P<text>.*)\nWhat is the special magic {0} for (?P<key>\S+) mentioned in the provided text\?"
+    r"the {0} afterwards\.\n(?P<text>.*)\nWhat is the special magic {0} for (?P<key>\S+) mentioned in the "
+    r"provided text\?"
 )
 VT = (
     r"Memorize and track the chain\(s\) of variable assignment hidden in the following text\.\n\n(?P<text>.*)\n"
@@ -27,8 +28,8 @@ CWE = (
 )
 FWE = (
     r"Read the following coded text and track the frequency of each coded word\. Find the three most frequently "
-    r"appeared coded words\. (?P<text>.*)\nQuestion: Do not provide any explanation\. Please ignore the dots '\.\.\.\.'\. What "
-    r"are the three most frequently appeared words in the above coded text\?"
+    r"appeared coded words\. (?P<text>.*)\nQuestion: Do not provide any explanation\. Please ignore the "
+    r"dots '\.\.\.\.'\. What are the three most frequently appeared words in the above coded text\?"
 )
 UUID = r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"
 
