@@ -55,14 +55,14 @@ def test_real_algorithms_from_training_to_the_page(home: Path, tmp_path: Path, s
 KILLED_AFTER_A_STEP = """
 import os, signal
 from sharpmax.cli import main
-from sharpmax.experiments.clrs.training import Curve
+from sharpmax.experiments.clrs.training import LossCurve
 
-def step_done(self, step, last, really=Curve.step_done):
+def step_done(self, step, last, really=LossCurve.step_done):
     really(self, step, last)
     if step == 13:
         os.kill(os.getpid(), signal.SIGKILL)
 
-Curve.step_done = step_done
+LossCurve.step_done = step_done
 main(words)
 """
 KILLED_WITHIN_A_STATE = """
@@ -87,8 +87,8 @@ added = []
 
 def add(self, arm, said, really=AnswerStore.add):
     if len(added) == 3:
-        with self._path.open("ab") as file:
-            file.write(b'{"arm": "model", "it')
+        with self._own._path.open("ab") as file:
+            file.write(b'{"key": "model/')
         os.kill(os.getpid(), signal.SIGKILL)
     added.append(arm)
     really(self, arm, said)
@@ -163,8 +163,7 @@ def test_an_examination_that_was_killed_asks_nothing_twice(
     sharpmax_command.ok(*words(cut, "--resume"))
     after = (cut / "answers.jsonl").read_bytes()
     assert after.startswith(before + b"\n")
-    entries = [entry for entry in map(json.loads, after.splitlines()) if "text" in entry]
-    keys = [(entry["arm"], entry["item"]) for entry in entries]
+    keys = [entry["key"] for entry in map(json.loads, after.splitlines()) if "text" in entry["record"]]
     total = 2 * saved(cut)["tables"]["setting"]["questions"]["count"]
     assert 0 < before.count(b'"text"') < total
     assert len(keys) == len(set(keys)) == total

@@ -106,6 +106,8 @@ NAMED: Mapping[str, Callable[[], Policy]] = MappingProxyType(
         "paper": lambda: PAPER,
         "smollm2": lambda: _packaged("smollm2"),
         "smollm2-constant": lambda: _packaged("smollm2-constant"),
+        "smollm2-kl": lambda: _packaged("smollm2-kl"),
+        "qwen2.5-coder-0.5b": lambda: _packaged("qwen2.5-coder-0.5b"),
     }
 )
 """Policies that can be asked for by name."""
