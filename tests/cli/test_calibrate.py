@@ -182,3 +182,31 @@ def test_shares() -> None:
     for bad in ("", "%", "0%", "-0.1", "nan", "inf", "1%%", "1%x", "1,5%", "٪"):
         with pytest.raises(ArgumentError, match=r"--keep: got .*; allowed: a share above 0 and up to 100%"):
             share_from("--keep", bad)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--fold", "sharper.gguf"), "--fold: got 'sharper.gguf'; allowed: a GGUF file as MODEL; fold a folder with"),
+        (("--text", "book.txt"), "--text: got 'book.txt'; allowed: NAME=FILE, as prose=book.txt"),
+        (("--text", "book=nowhere.txt"), "text: got 'nowhere.txt'"),
+        (("--memory", "16"), "--memory: got '16'; allowed: a number and G or M, as 16G"),
+        (("--memory", "1M"), "memory: got 0.0G; allowed: at least"),
+        (("--task", "training,nonsense"), "task: got 'nonsense'"),
+    ],
+)
+def test_mistakes(options: tuple[str, ...], message: str, home: Path, tmp_path: Path, sharpmax_command: Any) -> None:
+    assert message in sharpmax_command.refused("calibrate", home / "model", "--out", tmp_path / "out", *options)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_gguf_file_is_folded_only_into_a_new_one_and_from_constants(tmp_path: Path, sharpmax_command: Any) -> None:
+    model, there = tmp_path / "model.gguf", tmp_path / "there.gguf"
+    for file in (model, there):
+        file.write_bytes(b"GGUF")
+    refused = sharpmax_command.refused("calibrate", model, "--fold", there, "--out", tmp_path / "out")
+    assert "--fold: got" in refused
+    assert "a new file that ends in .gguf" in refused
+    kinds = ("--kinds", "rows", "--fold", tmp_path / "new.gguf")
+    assert "the kind constant among --kinds" in sharpmax_command.refused("calibrate", model, *kinds)
+    assert there.read_bytes() == model.read_bytes() == b"GGUF"

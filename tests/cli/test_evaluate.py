@@ -134,3 +134,58 @@ def test_sizes_that_double() -> None:
     for bad in ("..", "8..", "..8", "1..4", "8...16", "8..16,"):
         with pytest.raises(ArgumentError, match="--sizes"):
             sizes_from(bad)
+
+
+def test_ruler_is_asked_by_length_and_scored_by_its_references(
+    home: Path, tmp_path: Path, sharpmax_command: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two of five references occur in what is generated, in whatever case: the score is 40%."""
+    seen = []
+
+    def generated(model: Any, tokenizer: Any, prompts: list[Any], new_tokens: int) -> list[str]:
+        seen.extend(prompts)
+        assert new_tokens == 30
+        return [f"They are {p.references[0].lower()}, nothing and {p.references[3].upper()}." for p in prompts]
+
+    monkeypatch.setattr(pieces, "generated_texts", generated)
+    line = [
+        "evaluate",
+        home / "model",
+        "--task",
+        "ruler/vt,formats/csv",
+        "--lengths",
+        "1k",
+        "--sizes",
+        4,
+        "--prompts",
+        3,
+    ]
+    sharpmax_command.ok(*line, "--no-text", "--policy", "paper", "--out", tmp_path)
+    tables = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))["tables"]
+    cell = tables["accuracy/ruler/vt"]["paper"]["1024"]
+    assert cell["mean"] == pytest.approx(40.0)
+    assert cell["n"] == 3
+    assert len(seen) == 6
+    assert all(500 < len(prompt.user.encode()) <= 1024 for prompt in seen)
+    assert list(tables["accuracy/formats/csv"]["paper"]) == ["4"]
+    assert (tmp_path / "accuracy-ruler-vt.svg").is_file()
+
+
+def test_an_answer_is_generated_until_it_holds_every_reference() -> None:
+    from sharpmax.models.scoring import asked_with, generated, generated_texts
+    from sharpmax.tasks.prompt import Prompt
+    from tests.experiments.evaluate import tiny
+
+    language = tiny.language()
+    asked = [asked_with(language.tokenizer, Prompt(user, "So:", " x")) for user in ("abba", "ab a ba")]
+    ids = [language.tokenizer(text).input_ids for text in asked]
+    whole = [language.tokenizer.decode(one.ids[one.start :]) for one in generated(language.model, ids, 12)]
+    wanted = whole[0][3:5]
+    prompts = [
+        Prompt("abba", "So:", " x", references=(wanted.upper(),)),
+        Prompt("ab a ba", "So:", " x", references=("~",)),
+    ]
+    texts = generated_texts(language.model, language.tokenizer, prompts, 12)
+    assert wanted in texts[0]
+    assert texts[0][: whole[0].index(wanted) + 2] == whole[0][: whole[0].index(wanted) + 2]
+    assert texts[1] == whole[1]

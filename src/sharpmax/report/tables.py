@@ -67,6 +67,9 @@ class Figure:
     alt: str
     chart: Callable[[], Any]
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", self.name.replace("/", "-"))  # of a task such as ruler/vt
+
 
 @dataclass(frozen=True)
 class Part:
@@ -135,11 +138,11 @@ def cells(*texts: str) -> list[Cell]:
     return [Cell(text) for text in texts]
 
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,40}")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,40}(/[A-Za-z0-9][A-Za-z0-9_-]{0,40})?")
 
 
 def is_name(name: str) -> bool:
-    """Whether a name can be part of a file name."""
+    """Whether a name, or one with that of its group before a slash, can be part of a file name."""
     return _NAME.fullmatch(name) is not None
 
 
