@@ -179,7 +179,8 @@ def test_an_answer_is_generated_until_it_holds_every_reference() -> None:
     language = tiny.language()
     asked = [asked_with(language.tokenizer, Prompt(user, "So:", " x")) for user in ("abba", "ab a ba")]
     ids = [language.tokenizer(text).input_ids for text in asked]
-    whole = [language.tokenizer.decode(one.ids[one.start :]) for one in generated(language.model, ids, 12)]
+    answers = [list(one.ids[one.start :]) for one in generated(language.model, ids, 12)]
+    whole = language.tokenizer.batch_decode(answers)
     wanted = whole[0][3:5]
     prompts = [
         Prompt("abba", "So:", " x", references=(wanted.upper(),)),

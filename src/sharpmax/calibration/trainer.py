@@ -57,13 +57,14 @@ def checkpointed(model: PreTrainedModel) -> Iterator[None]:
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
-    model.gradient_checkpointing_enable({"use_reentrant": False})
+    untyped: Any = model
+    untyped.gradient_checkpointing_enable({"use_reentrant": False})
     for layer in layers:
         layer.training = True  # of the layer alone: what is inside it, such as dropout, stays in evaluation mode
     try:
         yield
     finally:
-        model.gradient_checkpointing_disable()
+        untyped.gradient_checkpointing_disable()
         for layer in layers:
             layer.training = False
 

@@ -81,8 +81,9 @@ def calibrate(
     get_tasks(task)  # a name that is wrong is refused before the model is loaded
     if fold is not None:
         _check_fold(model, fold, chosen.kinds)
-    shares = {"keep": share_from("--keep", keep), "keep_layers": share_from("--keep-layers", keep_layers)}
+    kept, kept_layers = share_from("--keep", keep), share_from("--keep-layers", keep_layers)
     texts = dict(_domain(word) for word in text or [])
+    most = None if memory is None else bytes_from("--memory", memory)
     check_extras("calibrate", ("transformers", "hf"), ("safetensors", "hf"), draw=draw)
     with progress() as show:
         show(f"loading {model}")
@@ -91,8 +92,8 @@ def calibrate(
         try:
             with resumable(folder, *states):
                 found = learn(
-                    language.model, language.tokenizer, task=task, budget=limit, profile=chosen, **shares, rate=rate,
-                    seed=seed, texts=texts, memory=None if memory is None else bytes_from("--memory", memory),
+                    language.model, language.tokenizer, task=task, budget=limit, profile=chosen, keep=kept,
+                    keep_layers=kept_layers, rate=rate, seed=seed, texts=texts, memory=most,
                     folder=folder, resume=resume, progress=show,
                 )  # fmt: skip
         except (BudgetError, DivergedError):

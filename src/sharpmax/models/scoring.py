@@ -263,8 +263,8 @@ def generated_texts(
         done = [all(one.lower() in text.lower() for one in prompt.references) for text, prompt in pairs]
         return torch.tensor(done, device=ids.device)
 
-    replies = generated(model, asked, new_tokens, complete=complete)
-    return [tokenizer.decode(reply.ids[reply.start :], skip_special_tokens=True) for reply in replies]
+    answers = [list(one.ids[one.start :]) for one in generated(model, asked, new_tokens, complete=complete)]
+    return tokenizer.batch_decode(answers, skip_special_tokens=True)
 
 
 def _positions(replies: Sequence[Reply], longest: int) -> Tensor | None:
