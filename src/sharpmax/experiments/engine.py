@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import gc
 import importlib
 import json
 import os
@@ -391,6 +392,7 @@ class _Processes:
         if self._pool is not None:
             self._pool.shutdown(wait=True, kill_workers=True)
             self._pool = None
+            gc.collect()  # frees loky's semaphores now; at the exit of the interpreter their tracker may be gone
 
 
 @contextmanager
