@@ -91,12 +91,13 @@ SOLVE = {
     "prices": solve_prices,
     "json": solve_json,
 }
-EACH = pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
+EACH = pytest.mark.parametrize("task", [TASKS[name] for name in SOLVE], ids=SOLVE)
 
 
 def test_every_task_is_here() -> None:
-    assert list(TASKS) == list(SOLVE)
-    for name, task in TASKS.items():
+    assert [name for name in TASKS if "/" not in name] == list(SOLVE)
+    for name in SOLVE:
+        task = TASKS[name]
         assert task.name == name
         assert task.sizes == (RETRIEVAL if name != "needle" else (4, 8, 16, 32, 64, 128))
         assert task.sizes[-1] <= task.most
@@ -162,9 +163,10 @@ def digest(task: Task) -> str:
     return hashlib.sha256(repr(prompts).encode()).hexdigest()[:16]
 
 
-@EACH
-def test_the_same_prompts_for_good(task: Task) -> None:
-    assert (task.version, digest(task)) == tuple(GOLDEN[task.name])
+def test_the_same_prompts_for_good() -> None:
+    # Python's documentation, which one task reads, changes with Python.
+    found = {name: [task.version, digest(task)] for name, task in TASKS.items() if name != "control/documentation"}
+    assert found == GOLDEN
 
 
 @EACH
@@ -266,8 +268,8 @@ def test_an_unknown_name_lists_the_names(name: str) -> None:
     with pytest.raises(ArgumentError) as caught:
         get_task(name)
     assert one_line(caught) == (
-        f"task: got {name!r}; allowed: one of ['houses', 'json', 'kv', 'max', 'multi-kv', 'needle', 'prices'] "
-        "or the path of a Python file that defines TASK"
+        f"task: got {name!r}; allowed: one of ['houses', 'json', 'kv', 'max', 'multi-kv', 'needle', 'prices'], "
+        "a task of formats, ruler, training, control as formats/csv, or the path of a Python file that defines TASK"
     )
 
 

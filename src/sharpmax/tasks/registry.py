@@ -42,18 +42,22 @@ def get_task(name_or_path: str | Path) -> Task:
     'the number of one name in a list of n'
     """
     if not isinstance(name_or_path, (str, Path)):
-        reject_type("task", type(name_or_path).__name__, f"a path or one of {sorted(TASKS)}")
+        reject_type("task", type(name_or_path).__name__, f"a path or {_names()}")
     if isinstance(name_or_path, str) and name_or_path in TASKS:
         return TASKS[name_or_path]
     path = Path(name_or_path)
     if not path.is_file():
-        allowed = f"one of {sorted(TASKS)} or the path of a Python file that defines TASK"
-        reject("task", repr(str(name_or_path)), allowed)
+        reject("task", repr(str(name_or_path)), f"{_names()} or the path of a Python file that defines TASK")
     task = _run(path).get("TASK")
     if not isinstance(task, Task):
         found = "does not define TASK" if task is None else f"defines TASK as a {type(task).__name__}"
         raise FileFormatError(f"task: {str(path)!r} {found}; it must hold TASK = Task(...), with sharpmax.tasks.Task")
     return task
+
+
+def _names() -> str:
+    alone = sorted(name for name in TASKS if "/" not in name)
+    return f"one of {alone}, a task of {', '.join(GROUPS)} as formats/csv,"
 
 
 def _run(path: Path) -> dict[str, object]:

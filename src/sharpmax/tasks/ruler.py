@@ -156,7 +156,8 @@ def _frequent_words(size: int, rng: random.Random) -> Prompt:
 
 def _task(name: str, summary: str, most: int, make: Callable[[int, random.Random], Prompt], new_tokens: int,
           least: int = 1) -> Task:  # fmt: skip
-    return Task(f"ruler/{name}", _VERSION, summary, _SIZES, most, make, least, new_tokens=new_tokens)
+    sizes = tuple(size for size in _SIZES if size >= least)
+    return Task(f"ruler/{name}", _VERSION, summary, sizes, most, make, least, new_tokens=new_tokens)
 
 
 RULER: tuple[Task, ...] = (
