@@ -91,6 +91,8 @@ def _patch_language_once() -> None:
     A launch patches it and takes the patches back. Inside of a launch there is nothing left to patch.
     """
     interpreter: Any = importlib.import_module("triton.runtime.interpreter")
+    if not hasattr(interpreter, "_LangPatchScope"):  # another version of Triton, which patches in another way
+        return
     patch = interpreter._patch_lang
     language: Any = importlib.import_module("triton.language")
 

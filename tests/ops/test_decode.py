@@ -3,7 +3,6 @@
 import math
 import os
 from dataclasses import dataclass
-from typing import ClassVar
 
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
@@ -16,8 +15,7 @@ from sharpmax.errors import UnsupportedError
 from sharpmax.ops.kernels import decode_launch as launches
 from sharpmax.ops.kernels import tables
 from sharpmax.ops.kernels.decode_launch import Plan, Tile
-from sharpmax.policies.base import Policy
-from sharpmax.policies.basic import Constant, Curve, LogLength
+from sharpmax.policies.basic import Constant, Curve
 from sharpmax.policies.entropy_target import EntropyTarget
 from sharpmax.policies.log_linear import LogLinear
 from sharpmax.policies.per_head import PerHead
@@ -354,18 +352,11 @@ def test_statistics(policy, masked):
 
 
 @dataclass(frozen=True)
-class Remeasured(Policy):
+class Remeasured(EntropyTarget):
     """A policy that kernels do not know, and that measures the rows again."""
 
-    kind: ClassVar[str] = "test-remeasured"
-    needs: ClassVar[frozenset[str]] = frozenset({"entropy"})
-    weight: float
-
-    def describe(self):
-        return "remeasured"
-
     def rule(self, xp, stats, remeasure):
-        return 1.0 + self.weight * remeasure(1.0 + 0.25 * stats.entropy).entropy
+        return 1.0 + self.target * remeasure(1.0 + 0.25 * stats.entropy).entropy
 
 
 @pytest.mark.parametrize("masked", [False, True])
