@@ -15,7 +15,7 @@ from sharpmax.errors import UnsupportedError
 from sharpmax.ops.kernels import decode_launch as launches
 from sharpmax.ops.kernels import tables
 from sharpmax.ops.kernels.decode_launch import Plan, Tile
-from sharpmax.policies.basic import Constant, Curve
+from sharpmax.policies.basic import Constant, Curve, LogLength
 from sharpmax.policies.entropy_target import EntropyTarget
 from sharpmax.policies.log_linear import LogLinear
 from sharpmax.policies.per_head import PerHead
