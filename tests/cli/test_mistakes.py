@@ -17,7 +17,8 @@ from tests.experiments.clrs import stub
 MODEL, OUT = "{home}/model", "--out {tmp}/out"
 QUICK = {
     "evaluate": f"{MODEL} {OUT} --sizes 4..8 --prompts 8 --lengths 64 --windows 2 --questions 1",
-    "calibrate": f"{MODEL} {OUT} --task {{home}}/letters.py --text {{home}}/text.txt --budget 5% --steps 5 --sizes 4",
+    "calibrate": f"{MODEL} {OUT} --task {{home}}/letters.py --text own={{home}}/text.txt --budget 0.05 --steps 5 "
+    "--sizes 4",
     "compare": f"{OUT} --seeds 2 --steps 3 --batch 4 --width 8 --sizes 16,32 --samples 4 --workers 1 --no-draw",
     "probe": f"{MODEL} {OUT} --sizes 8..32 --prompts 2 --text {{home}}/text.txt --no-draw",
     "horizon": f"{MODEL} {OUT}",
@@ -53,15 +54,15 @@ CASES = {
         ("--kinds rows --foldable", "--kinds: got 'rows'; allowed: nothing together with --foldable"),
         ("--profile huge", "--profile: got 'huge'; allowed: auto, full, small"),
         ("--budget 101%", "--budget: got '101%'"),
-        ("--budget 0.7", "--budget: got 0.7; write 0.7% or 0.007"),
+        ("--budget 1.7", "--budget: got 1.7; write 1.7% or 0.017"),
         ("--keep 1", "--keep: got 1; write 1% or 0.01"),
         ("--keep-layers 0", "--keep-layers: got '0'"),
         ("--steps 0", "--steps: got 0"),
         ("--lr 0", "rate: got 0.0"),
         ("--sizes 4,5000", "size: got 5000; allowed: 1 … 512"),
-        ("--text {home}/empty.txt", "is empty"),
-        ("--text {home}/binary.txt", "is not text in UTF-8"),
-        ("--text {home}/short.txt", "text: got 8 tokens; allowed: at least one window of 40 tokens"),
+        ("--text own={home}/empty.txt", "is empty"),
+        ("--text own={home}/binary.txt", "is not text in UTF-8"),
+        ("--text own={home}/short.txt", "text: got 8 tokens; allowed: at least one window of 40 tokens"),
     ],
     "compare": [
         ("hardmax", "METHODS: got 'hardmax'; allowed: softmax, adaptive, ssmax"),

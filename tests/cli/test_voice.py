@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 import sharpmax
 from sharpmax.cli import make_app
-from sharpmax.tasks.registry import TASKS
+from sharpmax.tasks.registry import GROUPS, TASKS
 from sharpmax.tasks.sized_registry import SIZED_TASKS
 from tests.blocks import command_of
 
@@ -78,8 +78,13 @@ def test_the_same_flag_is_the_same_everywhere() -> None:
     words: dict[str, set[str]] = {}
     for path, option in OPTIONS:
         for name in option.opts:
-            # Small models have tasks of their own, and a training in bfloat16 has fewer dtypes.
-            different = (("compare", "--task"), ("clrs", "evaluate", "--batch-tokens"), ("clrs", "train", "--dtype"))
+            # Small models have tasks of their own, a training in bfloat16 fewer dtypes, a calibration domains.
+            different = (
+                ("compare", "--task"),
+                ("clrs", "evaluate", "--batch-tokens"),
+                ("clrs", "train", "--dtype"),
+                ("calibrate", "--text"),
+            )
             if (*path, name) not in different:
                 words.setdefault(name, set()).add(option.help)
     assert {name: found for name, found in words.items() if len(found) > 1} == {}
@@ -130,7 +135,9 @@ def test_commands_of_saved_results_still_mean_something() -> None:
 
 def test_tasks_are_named_in_help() -> None:
     shown = {path: option.help for path, option in OPTIONS if option.name == "task"}
-    assert {text for path, text in shown.items() if path != ("compare",)} == {f"{', '.join(TASKS)}, or a Python file."}
+    (text,) = {text for path, text in shown.items() if path != ("compare",)}
+    names = text.removesuffix(", or a Python file.").split(", ")
+    assert {name for name in names if name not in TASKS and name not in GROUPS} == {"…"}
     assert shown["compare",] == f"{', '.join(list(SIZED_TASKS)[:-1])} or {list(SIZED_TASKS)[-1]}."
 
 

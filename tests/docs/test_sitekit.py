@@ -79,5 +79,5 @@ def test_links_lead_to_where_things_are_on_the_site(link: str, page: str, target
 def test_every_command_has_its_help() -> None:
     lines = list(command_lines("all", lambda text: f"## {text}"))
     assert "## `sharpmax clrs train`" in lines
-    assert any(line.startswith("| `--budget, --leash P%` | ") for line in lines)
+    assert any(line.startswith("| `--budget, --leash X` | ") for line in lines)
     assert any("Default: `kv`." in line for line in lines)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -138,13 +139,15 @@ def test_missing_weights_are_refused(saved) -> None:
     )
 
 
-ALLOWED = "; allowed: smollm2, the folder of a saved model or a hub id"
+ALLOWED = "; allowed: smollm2, the folder of a saved model, a GGUF file or a hub id"
 
 
 def test_names_devices_and_dtypes_that_do_not_exist(llama: Path, tmp_path: Path) -> None:
     for name in ("", "no/such/folder", "~/nothing-here", "two words"):
         assert refused(name) == f"model: got {name!r}, which is neither a folder that exists nor a hub id{ALLOWED}"
-    (file := tmp_path / "model.gguf").touch()
+    (file := tmp_path / "model.bin").touch()
+    (damaged := tmp_path / "model.gguf").write_bytes(b"GGUF" + bytes(99))
+    assert re.fullmatch(rf"model: got {str(damaged)!r} \(.+\){re.escape(ALLOWED)}", refused(damaged))
     for path in (tmp_path, file):
         assert refused(path) == f"model: got {str(path)!r}, which is not a folder with a config.json{ALLOWED}"
     for device in ("nothing", "cpu:x"):

@@ -96,9 +96,9 @@ PROFILES: Mapping[str, Profile] = MappingProxyType(
             validation_prompts=96,
         ),
         "small": Profile(
-            kinds=("constant",), steps=40, sizes=None, longest=512, scanned=1, formats=1, prompts=3, controls=1,
-            replications=(1, 1, 2), lengths=(512,), sampled=(256,), turns=1, tokens=512, rows=256, answers=2,
-            questions=12, answer_tokens=32, training_windows=12, validation_windows=4, validation_prompts=26,
+            kinds=("constant",), steps=24, sizes=None, longest=384, scanned=1, formats=1, prompts=2, controls=1,
+            replications=(1, 1, 2), lengths=(512,), sampled=(128,), turns=1, tokens=512, rows=256, answers=2,
+            questions=12, answer_tokens=32, training_windows=12, validation_windows=3, validation_prompts=13,
         ),
     }
 )  # fmt: skip

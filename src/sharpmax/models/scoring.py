@@ -187,14 +187,16 @@ def sampled_texts(
     starts = [tokenizer(f"{word.title()}").input_ids for word in rng.choices(WORDS, k=count)]
     shortest = min(map(len, starts))
     ids = torch.tensor([start[:shortest] for start in starts], device=model.device)
-    generator = torch.Generator(model.device).manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
     call: Any = model
     cache, read = None, ids
     with torch.no_grad(), any_length(model.device):
         while ids.shape[1] < length:
             out = call(input_ids=read, past_key_values=cache, use_cache=True)
             cache = out.past_key_values
-            read = torch.multinomial(out.logits[:, -1].float().softmax(-1), 1, generator=generator)
+            # Drawn on the CPU, so that devices agree and none needs a generator of its own.
+            weights = out.logits[:, -1].float().softmax(-1).cpu()
+            read = torch.multinomial(weights, 1, generator=generator).to(ids.device)
             ids = torch.cat([ids, read], dim=1)
     found: list[list[int]] = ids[:, :length].tolist()
     return found

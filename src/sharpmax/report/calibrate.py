@@ -108,6 +108,11 @@ def worst(tables: Tables, candidate: Mapping[str, Any]) -> tuple[str, float]:
     return column, float(found[column])
 
 
+def _task_name(tables: Tables) -> str:
+    task = str(tables["setting"]["task"])
+    return "many formats" if task == "training,control" else task
+
+
 def _total(tables: Tables) -> int:
     return int(tables["setting"]["layers"]) * int(tables["setting"]["heads"])
 
@@ -124,7 +129,7 @@ def _ends(tables: Tables) -> tuple[str, Mapping[str, Any], Mapping[str, Any]] | 
 
 def headline(tables: Tables) -> list[str]:
     """The answer in numbers: validation accuracy, perplexity and modified heads."""
-    chosen, task = tables["candidates"][tables["chosen"]], tables["setting"]["task"]
+    chosen, task = tables["candidates"][tables["chosen"]], _task_name(tables)
     ends = _ends(tables)
     accuracy = f"Validation accuracy ({task}): {percent(chosen['validation'])}."
     if ends is not None:

@@ -25,12 +25,14 @@ GROUPS: Mapping[str, tuple[Task, ...]] = MappingProxyType(
 """Several tasks under one name."""
 
 
-def get_tasks(names: str) -> tuple[Task, ...]:
+def get_tasks(names: str | Path) -> tuple[Task, ...]:
     """Tasks by names with commas between them: names of tasks or groups, or paths.
 
     >>> [task.name for task in get_tasks("kv,control")]
     ['kv', 'control/stories', 'control/repeated', 'control/documentation']
     """
+    if not isinstance(names, str):
+        return (get_task(names),)
     words = [word.strip() for word in names.split(",")]
     return tuple(task for word in words for task in GROUPS.get(word) or (get_task(word),))
 
