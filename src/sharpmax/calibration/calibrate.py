@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sharpmax.calibration.budget import Budget, Candidate, check_budget, evaluate_replies, percent, select_best
+from sharpmax.calibration.budget import (
+    HELD_OUT_FACTOR,
+    Budget,
+    Candidate,
+    check_budget,
+    evaluate_replies,
+    percent,
+    select_best,
+)
 from sharpmax.calibration.data import HELD_OUT, PROFILES, Domain, Profile, TrainingPrompts, domains_of, sizes_for
 from sharpmax.calibration.trainer import (
     Memory,
@@ -188,6 +196,7 @@ def calibrate(
             "task_version": max(one.version for one in every),
             "budget": budget,
             "held_out": held_out,
+            "held_out_factor": HELD_OUT_FACTOR,
             "keep": keep,
             "keep_layers": keep_layers,
             "rate": rate,

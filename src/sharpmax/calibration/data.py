@@ -227,7 +227,8 @@ class TrainingPrompts:
     @property
     def sizes(self) -> tuple[int, ...]:
         """The sizes to train at."""
-        assert self.profile.sizes
+        if not self.profile.sizes:
+            reject("profile", "no sizes", "one with sizes", "find them with sizes_for")
         return self.profile.sizes
 
     def at(self, step: int) -> list[Reply]:

@@ -87,7 +87,7 @@ class Memory:
         weights = sum(weight.nbytes for weight in model.parameters())
         fixed = weights + 4 * 6 * rows * int(config.vocab_size)  # logits and what KL makes of them
         if limit is None:
-            limit = max(_MEMORY_GIB << 30, 2 * fixed)
+            limit = max(_DEFAULT_GIB << 30, 2 * fixed)
             if model.device.type == "cuda":
                 limit = min(limit, weights + int(0.8 * torch.cuda.mem_get_info(model.device)[0]))
         every, again = size * layers * (16 * hidden + 4 * inner), size * (layers * hidden + 16 * hidden + 6 * inner)
@@ -100,7 +100,7 @@ class Memory:
         reject("memory", f"{limit / 2**30:.1f}G", f"at least {needed:.1f}G for inputs of {longest:,} tokens")
 
 
-_MEMORY_GIB = 8
+_DEFAULT_GIB = 8
 _MOST_TOKENS = 16_384
 
 

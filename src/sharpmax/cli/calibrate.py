@@ -9,7 +9,7 @@ import typer
 
 from sharpmax.cli import options
 from sharpmax.cli.options import bytes_from, choice, resolve_device, share_from, sizes_from
-from sharpmax.cli.run import check_extras, check_resume, finish, out_folder, print_report, resumable
+from sharpmax.cli.run import check_extras, check_new_gguf, check_resume, finish, out_folder, print_report, resumable
 from sharpmax.cli.terminal import progress
 from sharpmax.errors import reject
 
@@ -125,8 +125,7 @@ def _check_fold(model: str, out: Path, kinds: tuple[str, ...]) -> None:
         reject("--fold", repr(str(out)), "a GGUF file as MODEL", "fold a folder with `sharpmax fold`")
     if FOLDABLE not in kinds:
         reject("--fold", f"{str(out)!r} with the kinds {', '.join(kinds)}", f"the kind {FOLDABLE} among --kinds")
-    if out.suffix.lower() != ".gguf" or out.exists():
-        reject("--fold", repr(str(out)), "a new file that ends in .gguf", "a model is never written over another")
+    check_new_gguf("--fold", out)
 
 
 def _fold(model: str, out: Path, found: CalibrationResult) -> Path:

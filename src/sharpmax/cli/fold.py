@@ -11,7 +11,7 @@ import typer
 
 from sharpmax.cli import answer, options
 from sharpmax.cli.options import NamedPolicy, policy_named
-from sharpmax.cli.run import out_folder
+from sharpmax.cli.run import check_new_gguf, out_folder
 from sharpmax.cli.terminal import progress, say
 from sharpmax.errors import reject
 from sharpmax.files import display_name, written_by_others
@@ -61,8 +61,7 @@ def fold(
 def _fold_file(model: Path, chosen: NamedPolicy, dtype: str, out: Path, *, as_json: bool) -> None:
     from sharpmax.integrations.gguf import fold_file
 
-    if out.suffix.lower() != ".gguf" or out.exists():
-        reject("--out", repr(str(out)), "a new file that ends in .gguf", "a model is never written over another")
+    check_new_gguf("--out", out)
     if dtype not in ("auto", "float32"):
         reject("--dtype", dtype, "none for a GGUF file, which keeps its types")
     with progress() as note:

@@ -34,7 +34,7 @@ def out_folder(context: typer.Context, part: str = "") -> Path:
 
     `part` is for commands of which several may write to one folder, each its own part.
     """
-    out = Path(context.params["out"])  # newer versions of Typer leave a text here
+    out = _out(context)
     if not out.exists():
         context.call_on_close(lambda: _remove_if_empty(out))  # runs after the lock is released
     try:
@@ -49,6 +49,16 @@ def out_folder(context: typer.Context, part: str = "") -> Path:
     return out
 
 
+def _out(context: typer.Context) -> Path:
+    return Path(context.params["out"])  # newer versions of Typer leave a text there
+
+
+def check_new_gguf(option: str, file: Path) -> None:
+    """Refuse a path where a folded GGUF file may not be written."""
+    if file.suffix.lower() != ".gguf" or file.exists():
+        reject(option, repr(str(file)), "a new file that ends in .gguf", "a model is never written over another")
+
+
 def _remove_if_empty(folder: Path) -> None:
     with suppress(OSError):  # not empty
         folder.rmdir()
@@ -56,7 +66,7 @@ def _remove_if_empty(folder: Path) -> None:
 
 def check_resume(context: typer.Context, *files: str) -> None:
     """Reject --resume where --out holds none of the files of an interrupted run: a new one may take hours."""
-    out = Path(context.params["out"])  # newer versions of Typer leave a text here
+    out = _out(context)
     if context.params["resume"] and not any((out / name).is_file() for name in files):
         allowed = "the --out folder of an interrupted run"
         reject("--resume", f"{str(out)!r}, which has nothing to resume", allowed, "leave --resume out to start a run")

@@ -252,21 +252,36 @@ def generated(
 
 
 def generated_texts(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt], new_tokens: int
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[Prompt],
+    new_tokens: int,
+    most_tokens: int = 65_536,
 ) -> list[str]:
     """What greedy decoding adds to the opening of each prompt, until it contains all of the references."""
     special = tokenizer.chat_template is None
-    asked = [tokenizer(asked_with(tokenizer, one), add_special_tokens=special).input_ids for one in prompts]
-    longest = max(map(len, asked))
+    texts = [asked_with(tokenizer, one) for one in prompts]
+    asked = [Reply(tuple(tokenizer(one, add_special_tokens=special).input_ids), 0) for one in texts]
+    answers: dict[int, list[int]] = {}
+    for batch in batches(asked, most_tokens):
+        complete = _holds_references(tokenizer, [prompts[i] for i in batch], len(asked[batch[-1]].ids))
+        replies = generated(model, [asked[i].ids for i in batch], new_tokens, complete=complete)
+        answers |= {i: list(one.ids[one.start :]) for i, one in zip(batch, replies, strict=True)}
+    return tokenizer.batch_decode([answers[i] for i in range(len(prompts))], skip_special_tokens=True)
+
+
+def _holds_references(
+    tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt], start: int
+) -> Callable[..., Tensor]:
+    """A stopping criterion: answers, from `start` on, that contain all references of their prompt."""
 
     def complete(ids: Tensor, scores: Tensor, **options: Any) -> Tensor:
-        texts = tokenizer.batch_decode(ids[:, longest:], skip_special_tokens=True)
+        texts = tokenizer.batch_decode(ids[:, start:], skip_special_tokens=True)
         pairs = zip(texts, prompts, strict=True)
         done = [all(one.lower() in text.lower() for one in prompt.references) for text, prompt in pairs]
         return torch.tensor(done, device=ids.device)
 
-    answers = [list(one.ids[one.start :]) for one in generated(model, asked, new_tokens, complete=complete)]
-    return tokenizer.batch_decode(answers, skip_special_tokens=True)
+    return complete
 
 
 def _positions(replies: Sequence[Reply], longest: int) -> Tensor | None:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from sharpmax.arrays import ops_for
 from sharpmax.errors import reject, reject_type
 from sharpmax.policies.base import check_number
-from sharpmax.stats.call import broadcast, check_tensors, floats_at_least_32, hidden_by, without_autocast
+from sharpmax.stats.call import broadcast, check_like, check_tensors, floats_at_least_32, hidden_by, without_autocast
 
 _kinds: dict[str, type[Normaliser]] = {}
 
@@ -281,12 +281,7 @@ def _resolved(given: Normaliser | str) -> Normaliser:
 
 
 def _check_values(v: Tensor, k: Tensor, weights: Tensor) -> None:
-    if not isinstance(v, Tensor):
-        reject_type("v", type(v).__name__, "a torch.Tensor")
-    if v.dtype != k.dtype:
-        reject_type("v", f"dtype {v.dtype}", f"the dtype of k, {k.dtype}")
-    if v.device != k.device:
-        reject("v", f"device {v.device}", f"the device of k, {k.device}")
+    check_like(v, k, "v", "k")
     if v.ndim < 2 or v.shape[-2] != k.shape[-2]:
         reject("v", f"shape {tuple(v.shape)}", f"[..., {k.shape[-2]}, Dv], one value per key")
     batch = tuple(weights.shape[:-2])

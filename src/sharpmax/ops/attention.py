@@ -34,6 +34,7 @@ from sharpmax.stats.call import (
     as_autocast,
     as_beta,
     capped_beta,
+    check_like,
     floats_at_least_32,
     hidden_by,
     take_heads,
@@ -309,11 +310,11 @@ _two_keys: dict[torch.device, Tensor] = {}
 
 def _head_policies(rules: Sequence[Rule], heads: int) -> tuple[Policy, ...]:
     """The policies behind the rules of a layer: one for all heads, or one per head."""
-    if not rules or not all(isinstance(rule, PolicyRule) for rule in rules):
+    known = [rule for rule in rules if isinstance(rule, PolicyRule)]
+    if not known or len(known) < len(rules):
         return ()
     policies: list[Policy] = [Constant(1.0)] * heads
-    for rule in rules:
-        assert isinstance(rule, PolicyRule)
+    for rule in known:
         if rule.heads is None and len(rule.policies) == 1:
             return rule.policies
         for place, head in enumerate(rule.heads or range(heads)):
@@ -492,12 +493,7 @@ def _check_heads(policy: Policy, call: AttentionCall) -> None:
 
 def check_values(query: Tensor, key: Tensor, value: Tensor) -> None:
     """Refuse values that do not go with the queries and keys: type, dtype, device and shape."""
-    if not isinstance(value, Tensor):
-        reject_type("v", type(value).__name__, "a torch.Tensor")
-    if value.dtype != query.dtype:
-        reject_type("v", f"dtype {value.dtype}", f"the dtype of q, {query.dtype}")
-    if value.device != query.device:
-        reject("v", f"device {value.device}", f"the device of q, {query.device}")
+    check_like(value, query, "v", "q")
     if value.ndim != key.ndim or value.shape[:-1] != key.shape[:-1]:
         reject("v", f"shape {tuple(value.shape)}", f"the shape of k {tuple(key.shape)}, but for the last dimension")
 

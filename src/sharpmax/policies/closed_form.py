@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from sharpmax.errors import reject_type
 from sharpmax.policies.base import Policy
 from sharpmax.policies.basic import Constant, Curve, LogLength
 from sharpmax.policies.entropy_target import EntropyTarget
@@ -109,8 +110,9 @@ def _row(policy: Policy, terms: int, segments: int) -> list[float]:
         # No entropy lies above such a knot, so that piece is never used.
         pieces += [(1e38, 1.0, 0.0, 0.0)] * (segments - len(pieces))
         return [CURVE, y[0], *(number for piece in pieces for number in piece)]
-    assert isinstance(policy, LogLinear | EntropyTarget)
-    ends = math.log(policy.floor), math.log(policy.ceiling)
     if isinstance(policy, EntropyTarget):
-        return [TARGET, policy.target, *ends]
-    return [LOG_LINEAR, *(getattr(policy, name) for name in policy.COEFFICIENTS), policy.reference, *ends]
+        return [TARGET, policy.target, math.log(policy.floor), math.log(policy.ceiling)]
+    if isinstance(policy, LogLinear):
+        coefficients = (getattr(policy, name) for name in policy.COEFFICIENTS)
+        return [LOG_LINEAR, *coefficients, policy.reference, math.log(policy.floor), math.log(policy.ceiling)]
+    reject_type("policy", type(policy).__name__, "a policy that kernels compute")

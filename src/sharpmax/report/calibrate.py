@@ -20,9 +20,6 @@ from sharpmax.report.words import (
     texts_in_order,
 )  # fmt: skip
 
-_HELD_OUT_FACTOR = 1.3
-"""A domain that is not trained on may diverge by so much more."""
-
 _SMALLEST_BETA = 1e-3
 _MIN_COLOUR = 0.05
 """The least |ln β| that full colour stands for, so that noise does not look like a policy."""
@@ -59,11 +56,11 @@ def _rule(tables: Tables) -> str:
             f"The policy with the best validation accuracy within the budget is chosen: perplexity may rise by at most "
             f"{budget(tables):g}% on held-out text and on the model's own answers."
         )
-    held_out = tables["setting"]["held_out"]
+    held_out, factor = tables["setting"]["held_out"], tables["setting"]["held_out_factor"]
     return (
         "The policy with the lowest loss on validation prompts within the budget is chosen: the KL divergence from the "
         f"baseline's predictions is at most {budget(tables):g} nats per token on each domain, measured on text that "
-        f"was not trained on, and {_HELD_OUT_FACTOR:g} times that on {held_out}, which was not at all."
+        f"was not trained on, and {factor:g} times that on {held_out}, which was not at all."
     )
 
 
@@ -80,7 +77,7 @@ def budget(tables: Tables) -> float:
 
 def _limit(tables: Tables, column: str | None = None) -> float:
     held_out = column is not None and column.partition("/")[0] == tables["setting"].get("held_out")
-    return budget(tables) * (_HELD_OUT_FACTOR if held_out else 1.0)
+    return budget(tables) * (tables["setting"]["held_out_factor"] if held_out else 1.0)
 
 
 def _shown(tables: Tables, value: float) -> str:

@@ -401,6 +401,16 @@ def broadcast(*shapes: Sequence[int]) -> tuple[int, ...] | None:
         return None
 
 
+def check_like(tensor: Tensor, other: Tensor, name: str, other_name: str) -> None:
+    """Refuse what is not a tensor of the dtype and on the device of another."""
+    if not isinstance(tensor, Tensor):
+        reject_type(name, type(tensor).__name__, "a torch.Tensor")
+    if tensor.dtype != other.dtype:
+        reject_type(name, f"dtype {tensor.dtype}", f"the dtype of {other_name}, {other.dtype}")
+    if tensor.device != other.device:
+        reject(name, f"device {tensor.device}", f"the device of {other_name}, {other.device}")
+
+
 def check_tensors(q: Tensor, k: Tensor) -> None:
     """Refuse queries and keys that cannot meet: type, dtype, device, rank and head size."""
     for name, x in (("q", q), ("k", k)):

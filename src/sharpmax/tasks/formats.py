@@ -6,6 +6,7 @@ rivals, which models find anyway: what works must keep working.
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -111,8 +112,13 @@ def _repeated(size: int, rng: random.Random) -> list[str]:
     return [" ".join(paragraph(rng)[:2])] * size
 
 
+@functools.cache
+def _lines_of_documentation() -> list[str]:
+    return plain_text("calibration").splitlines()
+
+
 def _documentation(size: int, rng: random.Random) -> list[str]:
-    lines = plain_text("calibration").splitlines()
+    lines = _lines_of_documentation()
     start = rng.randrange(max(1, len(lines) - size))
     return lines[start : start + size]
 

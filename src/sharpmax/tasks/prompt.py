@@ -112,11 +112,17 @@ class Task:
 
         def make(length: int, rng: random.Random) -> Prompt:
             seed = rng.random()
-            low, high = self.least - 1, self.most
-            while low < high:  # the largest size that fits
+
+            def fits(size: int) -> bool:
+                return tokens_of(self.make(size, random.Random(seed))) <= length
+
+            # The largest size that fits is sought from below: prompts far too long would take long to tokenize.
+            low, high = self.least - 1, self.least
+            while high < self.most and fits(high):
+                low, high = high, min(2 * high, self.most)
+            while low < high:
                 middle = (low + high + 1) // 2
-                fits = tokens_of(self.make(middle, random.Random(seed))) <= length
-                low, high = (middle, high) if fits else (low, middle - 1)
+                low, high = (middle, high) if fits(middle) else (low, middle - 1)
             if low < self.least:
                 reject("length", length, f"more tokens for the task {self.name!r}")
             return self.make(low, random.Random(seed))

@@ -58,7 +58,7 @@ class Plan:
 
     def sizes_of(self, task: Task) -> tuple[int, ...]:
         """The sizes of one task; those of RULER are the lengths, if there are any."""
-        return self.lengths if self.lengths and task.name.startswith(BY_LENGTH) else self.sizes
+        return self.lengths if self.lengths is not None and self._by_length(task) else self.sizes
 
     def for_tokenizer(self, tokenizer: Any) -> Plan:
         """The plan with tasks whose sizes are numbers of tokens, where they are to be."""
@@ -66,9 +66,11 @@ class Plan:
         def tokens(prompt: Prompt) -> int:
             return len(encode(tokenizer, prompt).ids)
 
-        by_length = [bool(self.lengths) and task.name.startswith(BY_LENGTH) for task in self.tasks]
-        pairs = zip(self.tasks, by_length, strict=True)
-        return replace(self, tasks=tuple(task.of_length(tokens) if by else task for task, by in pairs))
+        tasks = (task.of_length(tokens) if self._by_length(task) else task for task in self.tasks)
+        return replace(self, tasks=tuple(tasks))
+
+    def _by_length(self, task: Task) -> bool:
+        return bool(self.lengths) and task.name.startswith(BY_LENGTH)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from sharpmax.experiments.benchmarks.measuring import CachedReader, peak_mib, ra
 from sharpmax.experiments.evaluate.plan import BASE, Material, Plan, describe, shape_of, under
 from sharpmax.experiments.run_folder import Outcome, RunStore
 from sharpmax.models.language import LanguageModel, context_of
-from sharpmax.models.scoring import Reply, batches, encode, generated_texts, judge, own_answers, window_losses
+from sharpmax.models.scoring import Reply, encode, generated_texts, judge, own_answers, window_losses
 from sharpmax.policies.base import Policy
 from sharpmax.results import json_values
 from sharpmax.tasks.prompt import Prompt, Task
@@ -101,12 +101,12 @@ def _pieces(language: LanguageModel, plan: Plan, material: Material) -> Iterator
     for task in plan.tasks:
         for size in plan.sizes_of(task):
             replies = functools.cache(functools.partial(_replies, language, plan, task, size))
+            prompts = functools.cache(functools.partial(task.prompts, size, plan.prompts, plan.seed))
             tokens = plan.prompts * len(encode(language.tokenizer, task.prompts(size, 1, plan.seed)[0]).ids)
             for name in variants:
                 key, what = _answer_key(task, size, name), f"{task.name}, size {size}: {name}"
                 answers = functools.partial(_answers, language, replies)
                 if task.new_tokens:
-                    prompts = functools.partial(task.prompts, size, plan.prompts, plan.seed)
                     answers = functools.partial(_generated, language, prompts, task.new_tokens)
                 yield Piece(key, name, what, tokens, answers, _second)
     for length, cut in material.windows.items():
@@ -139,21 +139,16 @@ def _answers(language: LanguageModel, replies: Callable[[], list[Reply]], known:
     return [[int(found.right), found.nll] for found in judge(language.model, replies())]
 
 
-_TOKENS_AT_ONCE = 65_536
-
-
 def _generated(
     language: LanguageModel, prompts: Callable[[], list[Prompt]], new_tokens: int, known: Measurements
 ) -> list[Any]:
     """The share of the references in what is generated for each prompt; its loss is not measured."""
-    asked = prompts()
-    replies = [encode(language.tokenizer, prompt) for prompt in asked]
-    shares: dict[int, float] = {}
-    for batch in batches(replies, _TOKENS_AT_ONCE):
-        texts = generated_texts(language.model, language.tokenizer, [asked[i] for i in batch], new_tokens)
-        for i, text in zip(batch, texts, strict=True):
-            shares[i] = sum(one.lower() in text.lower() for one in asked[i].references) / len(asked[i].references)
-    return [[shares[i], 0.0] for i in range(len(asked))]
+    texts = generated_texts(language.model, language.tokenizer, prompts(), new_tokens)
+    found = [
+        [one.lower() in text.lower() for one in prompt.references]
+        for text, prompt in zip(texts, prompts(), strict=True)
+    ]
+    return [[sum(hits) / len(hits), 0.0] for hits in found]
 
 
 def _window_losses(language: LanguageModel, cut: list[list[int]], known: Measurements) -> list[Any]:
