@@ -164,14 +164,9 @@ def _print_monitor(tables: Mapping[str, Any]) -> None:
                   for name, cells in (("accuracy", right), ("alarms", alarms))]  # fmt: skip
         signals = [[name, *(_auroc(cells[size], short=True) for size in right)] for name, cells in table.items()]
         print_table(f"{task}: AUROC by size", ["size", *right], [*shares, *signals])
-    print_table(
-        "rules, AUROC on validation prompts",
-        ["rule", *tasks],
-        [[name, *(_auroc(cells[task]) for task in tasks)] for name, cells in tables["validation"].items()],
-    )
     pooled = false["pooled"]
     sizes = "; ".join(f"{task} {', '.join(map(str, known))}" for task, known in setting["reference"].items())
-    say(f"The monitor uses {setting['rule']}: {setting['rules'][setting['rule']]}. It learned from sizes {sizes}.")
+    say(f"The monitor learned from sizes {sizes}.")
     say(
         f"False alarms on {pooled['n']:,} fresh prompts of these sizes: {pooled['mean']:.2f}% ({pooled['low']:.2f}–"
         f"{pooled['high']:.2f}%), {false['asked']:g}% asked for; within 1 point: {_reached(pooled['targets']['off'])}."
