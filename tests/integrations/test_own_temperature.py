@@ -144,7 +144,7 @@ def test_the_own_rule_goes_on_over_a_cache(family: Family) -> None:
 
 
 def test_weights_cannot_replace_an_own_rule(family: Family) -> None:
-    with pytest.raises(UnsupportedError, match="scales its queries by position|position bias"):
+    with pytest.raises(UnsupportedError, match=r"scales its queries by position|position bias"):
         hf.fold(family.build(), Constant(2.0))
 
 

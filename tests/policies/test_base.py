@@ -18,9 +18,9 @@ from sharpmax.policies.base import SCHEMA, Policy, policy_from_dict
 from sharpmax.policies.basic import Constant, Curve, LogLength
 from sharpmax.policies.entropy_target import EntropyTarget
 from sharpmax.policies.log_linear import LogLinear
-from sharpmax.policies.shipped import LogScale
 from sharpmax.policies.per_head import PerHead
 from sharpmax.policies.polynomial import PAPER, Polynomial
+from sharpmax.policies.shipped import LogScale
 
 EXAMPLES: dict[str, Policy] = {
     "constant": Constant(0.1 + 0.2),

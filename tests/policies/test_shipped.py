@@ -69,7 +69,7 @@ def test_values_and_files(policy: LogScale, line: str, tmp_path) -> None:
     for wrong in ({"scale": math.nan}, {"scale": 1.0, "reference": 0.5}, {"scale": 1.0, "steps": 1}):
         with pytest.raises(ArgumentError):
             LogScale(**wrong)
-    with pytest.raises(ArgumentError, match="shift: got 1.0; allowed: 0 without steps"):
+    with pytest.raises(ArgumentError, match=r"shift: got 1\.0; allowed: 0 without steps"):
         LogScale(0.1, 8.0, shift=1.0)
     with pytest.raises(ArgumentError, match="factor"):
         yarn(0.5)
