@@ -156,12 +156,9 @@ def _print_monitor(tables: Mapping[str, Any]) -> None:
         [name, *(_auroc(tables[f"auroc/{task}"][name]["pooled"]) for task in tasks)] for name in setting["signals"]
     ]
     print_table("AUROC over all sizes (95% interval)", ["signal", *tasks], signals)
-    rules = [[name, *(_auroc(cells[task]) for task in tasks)] for name, cells in tables["validation"].items()]
-    print_table("rules, AUROC on validation prompts", ["rule", *tasks], rules)
     say(
-        f"The monitor uses {setting['rule']}: {setting['rules'][setting['rule']]}. False alarms on {false['n']:,} "
-        f"fresh prompts: {false['mean']:.2f}% ({false['low']:.2f}–{false['high']:.2f}%), target "
-        f"{tables['false_alarms']['asked']:g}% ± 1 point: {_reached(false['targets']['off'])}."
+        f"False alarms on {false['n']:,} fresh prompts: {false['mean']:.2f}% ({false['low']:.2f}–{false['high']:.2f}%), "
+        f"target {tables['false_alarms']['asked']:g}% ± 1 point: {_reached(false['targets']['off'])}."
     )
     say(
         f"Cost at {cost['context']:,} tokens: {cost['watched_ms']:.2f} ms per token instead of {cost['plain_ms']:.2f}, "
