@@ -157,7 +157,7 @@ def _print_monitor(tables: Mapping[str, Any]) -> None:
     ]
     print_table("AUROC over all sizes (95% interval)", ["signal", *tasks], signals)
     say(
-        f"False alarms on {false['n']:,} fresh prompts: {false['mean']:.2f}% ({false['low']:.2f}–{false['high']:.2f}%), "
+        f"False alarms on {false['n']:,} prompts: {false['mean']:.2f}% ({false['low']:.2f}–{false['high']:.2f}%), "
         f"target {tables['false_alarms']['asked']:g}% ± 1 point: {_reached(false['targets']['off'])}."
     )
     say(
