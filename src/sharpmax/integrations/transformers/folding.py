@@ -186,6 +186,11 @@ def _span(weight: Tensor) -> tuple[int, int]:
 
 def check_only_queries(one: AttentionModule, layer: int, family: str) -> None:
     """Refuse a layer whose logits do not grow in proportion to its queries."""
+    if one.own_rule:
+        raise UnsupportedError(
+            f"model: {family} scales its queries by position (layer {layer}), which a policy replaces and weights "
+            "cannot; apply the policy instead (sharpmax.apply)"
+        )
     if getattr(one.module, "attn_logit_softcapping", None) is not None:
         raise UnsupportedError(
             f"model: {family} caps its logits (softcap, layer {layer}), so scaling the query is not scaling the logit "
