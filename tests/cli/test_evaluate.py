@@ -14,6 +14,7 @@ from sharpmax.errors import ArgumentError
 from sharpmax.experiments.evaluate import run as pieces
 from sharpmax.policies.basic import Constant
 from sharpmax.policies.per_head import PerHead
+from tests.cli.lines import run_alone, saved
 from tests.experiments.evaluate import coins
 
 QUICK = ("--sizes", "4..8", "--prompts", 8, "--lengths", "64", "--windows", 2, "--questions", 1)
@@ -98,6 +99,17 @@ def test_an_interrupted_run_is_taken_up(
     assert "with prompts 8 and now got 9" in sharpmax_command.refused(*line, "--resume", "--prompts", 9)
     sharpmax_command.ok(*line, "--resume")
     assert (tmp_path / "results.json").exists()
+
+
+def test_cells_on_ray_give_the_same_numbers(home: Path, tmp_path: Path, sharpmax_command: Any) -> None:
+    pytest.importorskip("ray", reason="pip install ray")
+    task = f"{home / 'letters.py'},ruler/niah_single_1"
+    more = ("--policy", home / "made", "--task", task, "--lengths", "1k", "--device", "cpu", "--no-draw")
+    sharpmax_command.ok(*words(home, tmp_path / "here", *more))
+    done = run_alone(*words(home, tmp_path / "ray", *more, "--engine", "ray", "--workers", 1))
+    assert done.returncode == 0, done.stderr
+    here, ray = (saved(tmp_path / name)["tables"] for name in ("here", "ray"))
+    assert {**ray, "cost": here["cost"]} == here
 
 
 def test_the_harness_runs_on_every_arm(

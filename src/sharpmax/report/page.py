@@ -14,7 +14,7 @@ from typing import Any
 from sharpmax.errors import FileFormatError
 from sharpmax.files import write_text
 from sharpmax.lazy import require
-from sharpmax.report import calibrate, charts, clrs, compare, evaluate, probe, reproduce
+from sharpmax.report import calibrate, charts, clrs, compare, evaluate, probe, reproduce, training
 from sharpmax.report.tables import RUNS, Report, Tables, readable
 from sharpmax.report.words import count, joined, origin_of_run, plural, span
 
@@ -23,7 +23,7 @@ FILE_NAME = "report.html"
 _PURPOSE = "writing pages"
 _COMMANDS = {
     "clrs": clrs, "compare": compare, "evaluate": evaluate, "calibrate": calibrate, "probe": probe,
-    "reproduce": reproduce,
+    "reproduce": reproduce, "training": training,
 }  # fmt: skip
 """The module of each command, the more particular tables first."""
 
