@@ -28,7 +28,6 @@ def test_it_prints_tables_and_writes_json(sharpmax_command: Any, tmp_path: Path)
     outcome = sharpmax_command.ok("bench", "--monitor", *options, "--out", tmp_path)
     for words in (
         "Detecting wrong answers: tiny, float32 on cpu.",
-        "letters: AUROC by size",
         "confidence",
         "False alarms on 32",
     ):
