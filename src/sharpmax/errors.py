@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NoReturn
+from typing import Any, NoReturn
 
 __all__ = [
     "ArgumentError", "ArgumentTypeError", "FileFormatError", "MissingExtraError", "NotMeasuredError",
@@ -42,6 +42,9 @@ class MissingExtraError(SharpmaxError, ImportError):
             f"install it with: {install_command(extra, package)}"
             + (f" && pip install --no-deps {alone}" if alone else "")
         )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return MissingExtraError.__new__, (MissingExtraError, str(self))  # a copy has the text, not its parts
 
 
 class FileFormatError(SharpmaxError, ValueError):

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from sharpmax.errors import ArgumentError, SharpmaxError, UnsupportedError
-from sharpmax.experiments.engine import Job, Progress, run
+from sharpmax.errors import ArgumentError, SharpmaxError
+from sharpmax.experiments.engine import Job, Progress
 from sharpmax.experiments.run_folder import RunStore
 from tests.experiments.engine_runs import driver, go, grid, stuck, toy, traces, wait_for
 
@@ -108,18 +108,15 @@ def test_what_goes_wrong_is_one_line(cluster: Any, tmp_path: Path) -> None:
     try:
         for name, kind, says, times in (
             ("mistake", ArgumentError, "--width: got 7; allowed: an even number", 1),
-            ("fail", SharpmaxError, r"task 'x' failed 2 times: RuntimeError: out of luck \(toy_.*--resume", 2),
-            ("die", SharpmaxError, r"task 'x' lost its process \(WorkerCrashedError: .*--resume", 2),
+            ("fail", SharpmaxError, r"task 'x' failed: RuntimeError: out of luck \(toy_.*--resume", 1),
+            ("die", SharpmaxError, r"task 'x' failed \(WorkerCrashedError: .*--resume", 3),
         ):
-            more = {} if name == "mistake" else {"times": 9}
             with pytest.raises(kind, match=f"^{says}$"):
-                go(tmp_path / name, [Job("x", toy(name), {"trace": str(tmp_path), **more})], engine="ray", retries=1)
+                go(tmp_path / name, [Job("x", toy(name), {"trace": str(tmp_path)})], engine="ray")
             assert len(list(tmp_path.glob(f"{name}.*"))) == times
         gpu = Job("x", toy("learn"), {"seed": 0, "device": "cuda"})
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("sharpmax.experiments.ray_engine._NODE_TIMEOUT_S", 0.0)
-            with pytest.raises(SharpmaxError, match="no node of the cluster has had a GPU"):
-                go(tmp_path / "gpu", [gpu], engine="ray")
+        with pytest.raises(SharpmaxError, match="no node of the cluster has a GPU"):
+            go(tmp_path / "gpu", [gpu], engine="ray")
         assert ray.is_initialized()
     finally:
         ray.shutdown()
@@ -130,14 +127,21 @@ def test_a_node_with_another_sharpmax(cluster: Any, tmp_path: Path) -> None:
     package.mkdir(parents=True)
     node = cluster.add_node(**NODE, env_vars={"PYTHONPATH": str(package.parent), "PYTHONDONTWRITEBYTECODE": "1"})
     for text, says in (
-        ('__version__ = "0.0.7"', "has sharpmax 0.0.7 and the driver .*; install sharpmax==.* there"),
-        ("import a_part_that_is_not_there", "cannot import sharpmax .*; install sharpmax==.* there"),
+        ('__version__ = "0.0.7"', r"0\.0\.7"),
+        ("import a_part_that_is_not_there", r"cannot be imported \(.*\)"),
     ):
         (package / "__init__.py").write_text(text, encoding="utf-8")
-        with pytest.raises(UnsupportedError, match=f"^--engine ray: node {socket.gethostname()!r} {says}$"):
+        there = f"node {socket.gethostname()!r} has another sharpmax than the driver: {says}; install sharpmax=="
+        with pytest.raises(SharpmaxError, match=there):
             # The node of the same version waits for a training on another one.
             go(tmp_path / "store", grid(6, 0, trace=str(tmp_path), beside=7), **on(cluster))
     cluster.remove_node(node)
+
+
+@pytest.mark.parametrize("address", ["head", "head:", ":6379", "head:0", "head:99999", "head:port"])
+def test_what_is_no_address(tmp_path: Path, address: str) -> None:
+    with pytest.raises(ArgumentError, match=f"^--address: got {address!r}; allowed: host:port"):
+        go(tmp_path, grid(), engine="ray", address=address)
 
 
 def test_no_cluster_at_the_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,23 +149,5 @@ def test_no_cluster_at_the_address(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(ray, "init", lambda *_, **__: pytest.fail("asked Ray about an address where it is not"))
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-
-        def reply() -> None:
-            line, _ = server.accept()
-            with line:
-                line.recv(100)
-                line.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-
-        other = threading.Thread(target=reply)
-        other.start()
-        with pytest.raises(
-            ArgumentError, match=rf"^--address: got '127.0.0.1:{port}', where something else than Ray is"
-        ):
-            run(grid(), RunStore(tmp_path), engine="ray", address=f"127.0.0.1:{port}")
-        other.join()
     with pytest.raises(ArgumentError, match=rf"'127.0.0.1:{port}', where no cluster is \(.*ray start --head"):
-        run(grid(), RunStore(tmp_path), engine="ray", address=f"127.0.0.1:{port}")
-    for address in ("head", "head:", ":6379", "head:0", "head:99999", "head:port"):
-        with pytest.raises(ArgumentError, match=f"^--address: got {address!r}; allowed: host:port"):
-            run(grid(), RunStore(tmp_path), engine="ray", address=address)
-    assert RunStore(tmp_path).keys() == []
+        go(tmp_path, grid(), engine="ray", address=f"127.0.0.1:{port}")

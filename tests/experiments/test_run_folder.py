@@ -1,31 +1,31 @@
-"""A folder has one writer, whatever becomes of the others."""
+"""A folder has one writer, and what is stored in it stays there, whatever is killed, cut or full."""
 
 from __future__ import annotations
 
+import errno
+import json
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from sharpmax.errors import ArgumentError
-from sharpmax.experiments.run_folder import writing
-
-pytest.importorskip("fcntl")
+from sharpmax.errors import ArgumentError, FileFormatError, SharpmaxError
+from sharpmax.experiments.run_folder import Outcome, RunStore, writing
 
 HOLDER = """
-import os, sys, time
+import sys, time
 from pathlib import Path
 from sharpmax.experiments.run_folder import writing
 with writing(Path(sys.argv[1])):
-    if sys.argv[2] == "0":
-        print(0, flush=True)
-    elif os.fork() == 0:
-        print(os.getpid(), flush=True)  # from the worker: by now it has let go of the lock
+    print("held", flush=True)
     time.sleep(600)
 """
+IDENTITY = {"methods": ["softmax"], "seeds": 2}
+NINES = b"9" * 5000
+KEYS = ["a/ä b", "b", "c"]
 
 
 def held(folder: Path) -> bool:
@@ -36,45 +36,164 @@ def held(folder: Path) -> bool:
         return f"another run is writing to {str(folder)!r} now" in str(refused)
 
 
-def test_one_at_a_time(tmp_path: Path) -> None:
-    assert not held(tmp_path)
-    with writing(tmp_path):
-        assert held(tmp_path)
-        with writing(tmp_path, "1-of-2"), writing(tmp_path, "2-of-2"):
+class TestLock:
+    pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs fcntl")
+
+    def test_one_at_a_time(self, tmp_path: Path) -> None:
+        assert not held(tmp_path)
+        with writing(tmp_path):
             assert held(tmp_path)
-        (tmp_path / "other").mkdir()
-        assert not held(tmp_path / "other")
-    assert not held(tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["other"]
+            with writing(tmp_path, "1-of-2"), writing(tmp_path, "2-of-2"):
+                assert held(tmp_path)
+            (tmp_path / "other").mkdir()
+            assert not held(tmp_path / "other")
+        with pytest.raises(KeyboardInterrupt), writing(tmp_path):
+            raise KeyboardInterrupt
+        assert not held(tmp_path)
+        assert [path.name for path in tmp_path.iterdir()] == ["other"]
+        with pytest.raises(ArgumentError, match=r"cannot write .*\.lock"), writing(tmp_path / "nowhere"):
+            pass
+
+    def test_a_killed_run_leaves_a_file_that_stops_nobody(self, tmp_path: Path) -> None:
+        command = [sys.executable, "-c", HOLDER, str(tmp_path)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            try:
+                assert process.stdout.readline() == b"held\n"
+                assert held(tmp_path)
+            finally:
+                process.kill()
+                process.wait()
+        assert (tmp_path / ".lock").exists()
+        assert not held(tmp_path)
+
+    def test_of_a_store(self, tmp_path: Path) -> None:
+        store = filled(tmp_path)
+        (tmp_path / "blobs" / ".d.xyz.partial").write_bytes(b"half")
+        with store.writing():
+            assert not list((tmp_path / "blobs").glob(".*")), "what a kill left is removed"
+            with pytest.raises(ArgumentError, match="another run is writing"), RunStore(tmp_path).writing():
+                pass
 
 
-def test_an_error_lets_go(tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt), writing(tmp_path):
-        raise KeyboardInterrupt
-    assert not held(tmp_path)
+def filled(folder: Path) -> RunStore:
+    store = RunStore(folder)
+    store.claim(IDENTITY, resume=False)
+    store.add("a/ä b", Outcome({"x": 1, "text": "zwei\nZeilen"}, b"weights"))
+    store.add("b", Outcome({"x": [1.5, None]}))
+    store.add("c", Outcome({}, b""))
+    return store
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_another_process_and_its_death(tmp_path: Path, workers: int) -> None:
-    """A killed run leaves its file, which stops nobody; neither does a worker that it forked and that outlives it."""
-    with subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(tmp_path), str(workers)], stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        worker = 0
-        try:
-            worker = int(process.stdout.readline())
-            assert held(tmp_path)
-            process.send_signal(signal.SIGKILL)
-            process.wait()
-            assert (tmp_path / ".lock").exists()
-            assert not held(tmp_path)
-        finally:
-            process.kill()
-            if worker:
-                os.kill(worker, signal.SIGKILL)
+def refused(problem: type[SharpmaxError], says: str) -> Any:
+    """The error, whose message has one line."""
+    return pytest.raises(problem, match=rf"^[^\n]*{says}[^\n]*$")
 
 
-def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match=r"cannot write .*\.lock"), writing(tmp_path / "nowhere"):
-        pass
+def test_what_was_added_is_there_for_the_next(tmp_path: Path) -> None:
+    for store in (filled(tmp_path), RunStore(tmp_path)):
+        assert store.keys() == KEYS
+        assert store.record("a/ä b") == {"x": 1, "text": "zwei\nZeilen"}
+        assert store.blob("a/ä b") == b"weights"
+        assert (store.record("b"), store.blob("b")) == ({"x": [1.5, None]}, None)
+        assert store.blob("c") == b""
+        assert ("b" in store, "d" in store) == (True, False)
+
+
+def test_records_are_the_same_before_and_after_they_are_read_back(tmp_path: Path) -> None:
+    store = RunStore(tmp_path)
+    store.add("a", Outcome({"sizes": (1, 2), 3: True}))  # type: ignore[dict-item]
+    assert store.record("a") == RunStore(tmp_path).record("a") == {"sizes": [1, 2], "3": True}
+    with pytest.raises(ValueError, match="JSON"):
+        store.add("b", Outcome({"x": float("nan")}))
+    assert RunStore(tmp_path).keys() == ["a"]
+
+
+def test_keys_that_look_alike_have_blobs_of_their_own(tmp_path: Path) -> None:
+    store = RunStore(tmp_path)
+    keys = ["a/b", "a b", "a-b", "../a/b", "x" * 300, "x" * 301, "", "."]
+    for number, key in enumerate(keys):
+        store.add(key, Outcome({}, bytes([number])))
+    again = RunStore(tmp_path)
+    assert [again.blob(key) for key in keys] == [bytes([number]) for number in range(len(keys))]
+    assert {path.parent for path in tmp_path.rglob("*-*")} == {tmp_path / "blobs"}
+
+
+@pytest.mark.parametrize("cut", [1, 29])
+def test_half_a_line_at_the_end_is_dropped(tmp_path: Path, cut: int) -> None:
+    filled(tmp_path)
+    lines = tmp_path / "outcomes.jsonl"
+    whole = lines.read_bytes()
+    os.truncate(lines, len(whole) - cut)
+    store = RunStore(tmp_path)
+    assert store.keys() == KEYS[:2]
+    with store.writing():
+        store.add("c", Outcome({}, b""))
+    assert lines.read_bytes() == whole
+
+
+@pytest.mark.parametrize(
+    "harmed",
+    [b"{", b"[]", b"\xff\xfe", b"", b'{"key": "b"}', b"[" * 100_000, b'{"key": "b", "record": %s, "blob": 0}' % NINES],
+    ids=range(7),
+)
+def test_a_line_in_the_middle_that_is_not_ours(tmp_path: Path, harmed: bytes) -> None:
+    filled(tmp_path)
+    lines = tmp_path / "outcomes.jsonl"
+    first, _, third, _ = lines.read_bytes().split(b"\n")
+    lines.write_bytes(b"\n".join([first, harmed, third, b""]))
+    before = lines.read_bytes()
+    with refused(FileFormatError, r"line 2 of .*outcomes.jsonl.* remove that line .*--resume"):
+        RunStore(tmp_path)
+    assert lines.read_bytes() == before
+
+
+def test_a_blob_that_is_missing_or_changed(tmp_path: Path) -> None:
+    filled(tmp_path)
+    blob = next(path for path in (tmp_path / "blobs").iterdir() if path.read_bytes() == b"weights")
+    blob.write_bytes(b"wEights")
+    with refused(FileFormatError, "is not what sharpmax wrote; .* remove the line of 'a/ä b' from"):
+        RunStore(tmp_path).blob("a/ä b")
+    blob.unlink()
+    with refused(FileFormatError, "is missing; restore it"):
+        RunStore(tmp_path).blob("a/ä b")
+
+
+def test_a_folder_belongs_to_one_run(tmp_path: Path) -> None:
+    RunStore(tmp_path).claim({"seeds": 3}, resume=False)
+    filled(tmp_path)  # a folder without outcomes is free
+    assert json.loads((tmp_path / "run.json").read_text(encoding="utf-8")) == IDENTITY
+    with refused(ArgumentError, "--resume"):
+        RunStore(tmp_path).claim(IDENTITY, resume=False)
+    with refused(ArgumentError, "begun with seeds 2 and now got 3"):
+        RunStore(tmp_path).claim({**IDENTITY, "seeds": 3}, resume=True)
+    RunStore(tmp_path).claim(IDENTITY, resume=True)
+    (tmp_path / "run.json").write_text("{", encoding="utf-8")
+    with refused(FileFormatError, "not what sharpmax wrote"):
+        RunStore(tmp_path).claim(IDENTITY, resume=True)
+    (tmp_path / "run.json").unlink()
+    with refused(FileFormatError, r"no run\.json"):
+        RunStore(tmp_path).claim(IDENTITY, resume=True)
+    assert RunStore(tmp_path).keys() == KEYS
+
+
+@pytest.mark.parametrize("room", [0, 1])
+def test_a_disk_that_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int) -> None:
+    """The blob does not fit, or the line after it does not."""
+    store = filled(tmp_path)
+    synced, left = os.fsync, [room]
+
+    def full(handle: Any) -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        synced(handle)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with refused(SharpmaxError, r"is full \(.*No space left.*--resume"):
+            store.add("d", Outcome({"x": 4}, b"four"))
+    assert "d" not in store
+    assert RunStore(tmp_path).keys() == KEYS
+    store.add("d", Outcome({"x": 4}, b"four"))
+    assert RunStore(tmp_path).blob("d") == b"four"

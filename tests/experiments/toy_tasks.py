@@ -9,22 +9,20 @@ from pathlib import Path
 
 import torch
 
-from sharpmax.errors import MissingExtraError, reject
+from sharpmax.errors import reject
 from sharpmax.experiments.run_folder import Outcome
 
 
-def touch(folder: str | None, name: str) -> int:
-    """Leave a trace of an execution, with the process that started this one in it; the number of those before."""
-    if folder is None:
-        return 0
-    before = len(list(Path(folder).glob(f"{name}.*")))
-    (Path(folder) / f"{name}.{os.getpid()}.{time.time_ns()}").write_text(str(os.getppid()), encoding="utf-8")
-    return before
+def leave_trace(folder: str | None, name: str) -> None:
+    """Leave a trace of an execution, with the process that started this one in it."""
+    if folder is not None:
+        trace = Path(folder) / f"{name}.{os.getpid()}.{time.time_ns()}"
+        trace.write_text(str(os.getppid()), encoding="utf-8")
 
 
 def learn(seed: int, size: int = 64, trace: str | None = None, beside: int = 1) -> Outcome:
     """Weights that depend on the seed, and on every rounding on the way; waits until `beside` trainings have begun."""
-    touch(trace, f"learn-{seed}")
+    leave_trace(trace, f"learn-{seed}")
     while trace is not None and len(list(Path(trace).glob("learn-*"))) < beside:
         time.sleep(0.02)
     generator = torch.Generator().manual_seed(seed)
@@ -38,42 +36,27 @@ def learn(seed: int, size: int = 64, trace: str | None = None, beside: int = 1) 
 
 def examine(blob: bytes, scale: float, trace: str | None = None, gate: str | None = None) -> Outcome:
     """A number that depends on the weights; with a scale above 0 it waits for the file `gate`."""
-    touch(trace, f"examine-{scale}")
+    leave_trace(trace, f"examine-{scale}")
     while gate is not None and scale > 0 and not Path(gate).exists():
         time.sleep(0.02)
     weights = torch.frombuffer(bytearray(blob), dtype=torch.float32)
     return Outcome({"mean": float((weights * scale).exp().mean())})
 
 
-def die(trace: str, times: int) -> Outcome:
-    """Its process is killed the first few times."""
-    if touch(trace, "die") < times:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return Outcome({"lived": True})
+def die(trace: str) -> Outcome:
+    """Its process is killed."""
+    leave_trace(trace, "die")
+    os.kill(os.getpid(), signal.SIGKILL)
+    return Outcome({})
 
 
-def fail(trace: str, times: int) -> Outcome:
-    """Raises the first few times."""
-    if touch(trace, "fail") < times:
-        raise RuntimeError("out of\nluck")
-    return Outcome({"lived": True})
+def fail(trace: str) -> Outcome:
+    """An error of the task's own."""
+    leave_trace(trace, "fail")
+    raise RuntimeError("out of\nluck")
 
 
 def mistake(trace: str) -> Outcome:
-    """What a user can put right, and trying again cannot."""
-    touch(trace, "mistake")
+    """An error that a user can fix."""
+    leave_trace(trace, "mistake")
     reject("--width", 7, "an even number")
-
-
-def lacking(trace: str) -> Outcome:
-    """An error whose constructor takes something else than its text."""
-    touch(trace, "lacking")
-    raise MissingExtraError("scipy", "fit", "fitting")
-
-
-def not_json() -> Outcome:
-    return Outcome({"loss": float("nan")})
-
-
-def nothing() -> None:
-    return None

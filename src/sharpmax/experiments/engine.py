@@ -5,7 +5,6 @@ from __future__ import annotations
 import concurrent.futures
 import gc
 import importlib
-import json
 import os
 import signal
 import sys
@@ -13,23 +12,22 @@ import threading
 import time
 import traceback
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from multiprocessing import resource_tracker
 from pathlib import Path
-from types import FrameType, ModuleType
+from types import ModuleType
 from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from sharpmax import errors
-from sharpmax.errors import FileFormatError, SharpmaxError, UnsupportedError, reject
+from sharpmax.errors import FileFormatError, SharpmaxError, reject
 from sharpmax.experiments.run_folder import Outcome, RunStore
 from sharpmax.lazy import require
 
 ENGINES = ("local", "ray")
+_KEPT = "finished tasks are kept: continue with --resume"
 
 
 @dataclass(frozen=True)
@@ -108,50 +106,20 @@ def load_plugin(plugin: Plugin) -> ModuleType:
             raise
         lines = [one.lineno for one in traceback.extract_tb(problem.__traceback__) if one.filename == plugin.path]
         where = f", line {lines[-1]}" if lines else ""
-        what = " ".join(str(problem).split())
         raise FileFormatError(
-            f"--with: {plugin.path!r} cannot be run ({type(problem).__name__}{where}: {what})"
+            f"--with: {plugin.path!r} cannot be run ({type(problem).__name__}{where}: {_one_line(problem)})"
         ) from None
     return module
-
-
-class JobCall(NamedTuple):
-    """What travels to the process that runs a task."""
-
-    function: str
-    arguments: dict[str, Any]
-    files: list[tuple[str, str]]  # plain tuples of plugins, which a node without sharpmax can unpickle too
-
-
-class JobResult(NamedTuple):
-    """What comes back: a result, or an error, whose `kind` is a class of `sharpmax.errors` or None for any other."""
-
-    record: dict[str, Any] | None = None
-    blob: bytes | None = None
-    error: str = ""
-    kind: str | None = None
-
-
-@dataclass(frozen=True)
-class Lost:
-    """The process of a task died. Without `certain` it may have been that of another task."""
-
-    reason: str
-    certain: bool = True
-    final: bool = False  # the engine itself has retried
 
 
 class Engine(Protocol):
     """Where tasks run."""
 
-    def slots(self, task: Job) -> int:
+    def slots(self, job: Job) -> int:
         """How many tasks can run at the same time, if this one is among them."""
 
-    def start(self, task: Job, call: JobCall) -> None:
-        """Start a task."""
-
-    def wait(self) -> Sequence[tuple[Job, JobResult | Lost]]:
-        """Wait for the next answers; none if nothing came for a while."""
+    def submit(self, job: Job, blob: bytes | None, plugins: Sequence[Plugin]) -> Future[Outcome]:
+        """Start `perform` with these arguments."""
 
 
 def run(
@@ -162,15 +130,14 @@ def run(
     workers: int | None = None,
     address: str | None = None,
     plugins: Sequence[Path] = (),
-    retries: int = 2,
     progress: Callable[[Progress], None] = lambda progress: None,
 ) -> None:
-    """Run the tasks that are not in the store yet; each result is stored as soon as it is there.
+    """Run the tasks that are not in the store yet, in their order; each result is stored as soon as it is there.
 
     `workers` is the number of processes on this machine: by default its cores, and this process alone for tasks on a
     GPU. `address` is that of a Ray cluster; without one, Ray is started on this machine. `plugins` are Python files
-    that are imported where tasks run, as `sharpmax_plugin_<name>`. A task that fails or whose process dies is retried
-    `retries` times; a user's mistake (`SharpmaxError`) is raised at once.
+    that are imported where tasks run, as `sharpmax_plugin_<name>`. The first task that fails ends the run; what the
+    others have stored stays.
     """
     if engine not in ENGINES:
         reject("--engine", repr(engine), f"one of {list(ENGINES)}")
@@ -180,100 +147,77 @@ def run(
         reject("--address", repr(address), "no address with the engine 'local'", "add --engine ray")
     if address is not None and workers is not None:
         reject("--workers", workers, "no number of processes with --address: a cluster knows its own")
-    files = [(plugin.path, plugin.text) for plugin in read_plugins(plugins)]
-    _check_order(tasks, store)
+    files = read_plugins(plugins)
     with store.writing():
         missing = sum(task.key not in store for task in tasks)
-        if not missing:
-            progress(Progress(len(tasks), len(tasks)))
-            return
-        if engine == "ray":
+        opened: AbstractContextManager[Engine]
+        if engine == "ray" and missing:
             from sharpmax.experiments.ray_engine import connected
 
-            opened: AbstractContextManager[Engine] = connected(address, workers, retries)
+            opened = connected(address, workers)
         else:
             cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
             count = min(missing, workers or (1 if any(task.on_gpu for task in tasks) else cores))
-            opened = nullcontext(_ThisProcess()) if count == 1 else closing(_Processes(count))
+            opened = nullcontext(_ThisProcess()) if count <= 1 else _processes(count)
         with opened as chosen:
-            _drive(tasks, store, chosen, files, retries, progress)
+            _drive(tasks, store, chosen, files, progress)
 
 
 def _drive(
     tasks: Sequence[Job],
     store: RunStore,
     engine: Engine,
-    files: list[tuple[str, str]],
-    retries: int,
+    plugins: Sequence[Plugin],
     progress: Callable[[Progress], None],
 ) -> None:
-    """Start what is ready, in the order given; store what comes back; retry what failed."""
-    waiting = {task.key for task in tasks if task.key not in store}
-    running: dict[str, Job] = {}
-    failures: Counter[str] = Counter()
-    suspects: set[str] = set()  # tasks that run alone, as one of them has killed a process
+    """Start what is ready, and store what comes back."""
+    waiting = [task for task in tasks if task.key not in store]
+    running: dict[Future[Outcome], Job] = {}
 
-    def report() -> None:
-        done = len(tasks) - len(waiting) - len(running)
-        progress(Progress(done, len(tasks), tuple(task.name for task in running.values())))
-
-    def startable() -> Job | None:
-        ready = (task for task in tasks if task.key in waiting and (task.after is None or task.after in store))
-        task = next(ready, None)
-        if task is None:
-            return None
-        alone = task.key in suspects or not suspects.isdisjoint(running)
-        return task if len(running) < (1 if alone else engine.slots(task)) else None
+    def report(*starting: Job) -> None:
+        names = tuple(job.name for job in (*running.values(), *starting))
+        progress(Progress(len(tasks) - len(waiting) - len(names), len(tasks), names))
 
     report()
-    while waiting or running:
-        while (task := startable()) is not None:
-            blob = {} if task.after is None else {"blob": store.blob(task.after)}
-            engine.start(task, JobCall(task.function, {**task.arguments, **blob}, files))
-            waiting.remove(task.key)
-            running[task.key] = task
-            report()
-        for task, answer in engine.wait():
-            del running[task.key]
-            if isinstance(answer, Lost) or answer.record is None:
-                failures[task.key] += 1
-                _check_failure(task, answer, failures[task.key], retries)
-                if isinstance(answer, Lost):
-                    suspects.add(task.key)
-                waiting.add(task.key)
-                continue
-            store.add(task.key, Outcome(answer.record, answer.blob))
-            suspects.discard(task.key)
-            report()
-
-
-def _check_order(tasks: Sequence[Job], store: RunStore) -> None:
-    """Refuse keys that are not unique, and a task that could never start."""
-    known: set[str] = set()
-    for task in tasks:
-        if task.key in known:
-            reject("tasks", f"two of the key {task.key!r}", "keys that are unique")
-        if task.after is not None and not (task.after in known or task.after in store or task.key in store):
-            reject("tasks", f"{task.key!r} after {task.after!r}", "predecessors among the tasks before it, or stored")
-        known.add(task.key)
-
-
-def _check_failure(task: Job, answer: JobResult | Lost, times: int, retries: int) -> None:
-    """Raise unless the task is worth another try."""
-    often = "once" if times == 1 else f"{times} times"
-    if isinstance(answer, Lost):
-        if not answer.final and (times <= retries or not answer.certain):
+    while True:
+        ready = (job for job in waiting if job.after is None or job.after in store)
+        job = next(ready, None)
+        if job is not None and len(running) < engine.slots(job):
+            waiting.remove(job)
+            report(job)
+            blob = None if job.after is None else store.blob(job.after)
+            running[engine.submit(job, blob, plugins)] = job
+            continue
+        if not running:
             return
-        how = f"lost its process{'' if answer.final else f' {often}'} ({answer.reason})"
-    else:
-        if answer.kind is not None:
-            # The constructors of some errors take other things than the text.
-            kind: type[SharpmaxError] = getattr(errors, answer.kind, SharpmaxError)
-            raise kind.__new__(kind, answer.error)
-        if times <= retries:
-            return
-        how = f"failed {often}: {answer.error}"
-    raise SharpmaxError(f"task {task.name!r} {how}; finished tasks are kept: continue with --resume")
+        with warnings.catch_warnings():
+            # loky replaces a worker whose memory has grown, and says so.
+            warnings.filterwarnings("ignore", "A worker stopped", UserWarning)
+            done, _ = concurrent.futures.wait(running, return_when=concurrent.futures.FIRST_COMPLETED)
+        for future in sorted(done, key=lambda one: one.exception() is not None):  # what is done is stored first
+            outcome = _outcome(future, running)
+            store.add(running.pop(future).key, outcome)
+            report()
+
+
+def _outcome(future: Future[Outcome], running: Mapping[Future[Outcome], Job]) -> Outcome:
+    """What a task returned, or its error in one line."""
+    try:
+        return future.result()
+    except Exception as problem:
+        cause = getattr(problem, "cause", problem)  # Ray wraps what a task raises
+        if isinstance(cause, SharpmaxError):
+            raise cause from None
+        # A process that dies takes all others with it, and loky does not say which it was.
+        lost = running.values() if isinstance(problem, concurrent.futures.BrokenExecutor) else [running[future]]
+        names = " or ".join(repr(job.name) for job in lost)
+        raise SharpmaxError(
+            f"task {names} failed ({type(cause).__name__}: {_one_line(cause)[:500]}); {_KEPT}"
+        ) from problem
+
+
+def _one_line(problem: BaseException) -> str:
+    return " ".join(str(problem).split())
 
 
 @contextmanager
@@ -300,137 +244,82 @@ def without_denormals() -> Iterator[None]:
         torch.set_flush_denormal(False)
 
 
-def answer_to(call: JobCall) -> JobResult:
+def perform(job: Job, blob: bytes | None, plugins: Sequence[Plugin]) -> Outcome:
     """Run a task in this process: one thread per operation, no denormals, the user's files imported before."""
     try:
         with one_thread_each(), without_denormals():
-            for file in call.files:
-                load_plugin(Plugin(*file))
-            module, _, name = call.function.partition(":")
+            for plugin in plugins:
+                load_plugin(plugin)
+            module, _, name = job.function.partition(":")
             function = getattr(importlib.import_module(module), name)
-            outcome = function(**call.arguments)
-        if not isinstance(outcome, Outcome):
-            raise UnsupportedError(f"{call.function} returned a {type(outcome).__name__}; allowed: an Outcome")
-        try:
-            record = json.loads(json.dumps(outcome.record, allow_nan=False))
-        except (TypeError, ValueError) as problem:
-            raise UnsupportedError(
-                f"{call.function} returned a record that JSON cannot hold ({problem}); allowed: texts, finite "
-                "numbers, lists, None"
-            ) from None
-        return JobResult(record, outcome.blob)
-    except (Exception, SystemExit) as problem:
-        text = " ".join(str(problem).split())
-        if isinstance(problem, SharpmaxError):
-            return JobResult(error=text, kind=type(problem).__name__)
-        frames = traceback.extract_tb(problem.__traceback__)
-        where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
-        return JobResult(error=f"{type(problem).__name__}: {text[:500]}{where}")
+            outcome: Outcome = function(**job.arguments, **({} if blob is None else {"blob": blob}))
+            return outcome
+    except SharpmaxError:
+        raise
+    except Exception as problem:
+        frame = traceback.extract_tb(problem.__traceback__)[-1]
+        where = f"{Path(frame.filename).name}, line {frame.lineno}"
+        raise SharpmaxError(
+            f"task {job.name!r} failed: {type(problem).__name__}: {_one_line(problem)[:500]} ({where}); {_KEPT}"
+        ) from problem
 
 
 class _ThisProcess:
     """Tasks one after the other in this process: one GPU is filled by stacked seeds."""
 
-    def __init__(self) -> None:
-        self._started: list[tuple[Job, JobCall]] = []
-
-    def slots(self, task: Job) -> int:
+    def slots(self, job: Job) -> int:
         return 1
 
-    def start(self, task: Job, call: JobCall) -> None:
-        self._started = [(task, call)]
+    def submit(self, job: Job, blob: bytes | None, plugins: Sequence[Plugin]) -> Future[Outcome]:
+        future: Future[Outcome] = Future()
+        try:
+            future.set_result(perform(job, blob, plugins))
+        except Exception as problem:
+            future.set_exception(problem)
+        return future
 
-    def wait(self) -> Sequence[tuple[Job, JobResult | Lost]]:
-        return [(task, answer_to(call)) for task, call in self._started]
 
-
-_ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-
-
+@dataclass
 class _Processes:
-    """Tasks in worker processes by loky. When a worker dies, loky ends them all and a new pool is started."""
+    """Tasks in worker processes by loky."""
 
-    def __init__(self, workers: int) -> None:
-        self._loky: Any = require("joblib.externals.loky", "reproduce", "several processes")
-        self._workers = workers
-        self._pool: Any = None
-        self._running: dict[Any, Job] = {}
+    workers: int
+    pool: Any
 
-    def slots(self, task: Job) -> int:
-        return self._workers
+    def slots(self, job: Job) -> int:
+        return self.workers
 
-    def start(self, task: Job, call: JobCall) -> None:
-        with _interrupts_deferred():
-            if self._pool is None:
-                self._pool = self._loky.ProcessPoolExecutor(
-                    self._workers, initializer=_start_worker, initargs=(os.getpid(),), env=_ONE_THREAD
-                )
-            self._running[self._pool.submit(answer_to, call)] = task
-
-    def wait(self) -> Sequence[tuple[Job, JobResult | Lost]]:
-        with warnings.catch_warnings():
-            # loky replaces a worker whose memory has grown, and says so.
-            warnings.filterwarnings("ignore", "A worker stopped", UserWarning)
-            done, _ = concurrent.futures.wait(self._running, return_when=concurrent.futures.FIRST_COMPLETED)
-        if not any(isinstance(future.exception(), self._loky.BrokenProcessPool) for future in done):
-            return [(self._running.pop(future), future.result()) for future in done]
-        everything, _ = concurrent.futures.wait(self._running)
-        self.close()
-        found: list[tuple[Job, JobResult | Lost]] = []
-        lost = [future for future in everything if future.exception() is not None]
-        for future in everything:
-            task = self._running.pop(future)
-            if future in lost:
-                codes = str(future.exception()).rpartition("exit codes of the workers are {")[2].partition("}")[0]
-                found.append((task, Lost(codes or "its process died", certain=len(lost) == 1)))
-            else:
-                found.append((task, future.result()))
-        return found
-
-    def close(self) -> None:
-        """End every process, whatever it is doing."""
-        if self._pool is not None:
-            self._pool.shutdown(wait=True, kill_workers=True)
-            self._pool = None
-            gc.collect()  # frees loky's semaphores now; at the exit of the interpreter their tracker may be gone
+    def submit(self, job: Job, blob: bytes | None, plugins: Sequence[Plugin]) -> Future[Outcome]:
+        # Processes that are started here ignore Ctrl-C, which reaches every process of a terminal: it is the driver's.
+        in_main = threading.current_thread() is threading.main_thread()
+        handler = signal.signal(signal.SIGINT, signal.SIG_IGN) if in_main else None
+        try:
+            future: Future[Outcome] = self.pool.submit(perform, job, blob, plugins)
+            return future
+        finally:
+            if in_main:
+                signal.signal(signal.SIGINT, handler)
 
 
 @contextmanager
-def _interrupts_deferred() -> Iterator[None]:
-    """Handle Ctrl-C after this block. Processes started in it ignore Ctrl-C until they are set up.
-
-    In the middle of a start it would leave a process that `close` does not know.
-    """
-    if not hasattr(signal, "pthread_sigmask"):  # not a POSIX system
-        yield
-        return
-    resource_tracker.ensure_running()  # some versions of Python unblock the signal when they start it
-    received: list[tuple[int, FrameType | None]] = []
-    # New processes inherit the mask. Other threads of this process do not have it: the handler is for those.
-    handler = signal.getsignal(signal.SIGINT)
-    in_main = threading.current_thread() is threading.main_thread() and callable(handler)
-    if in_main:
-        signal.signal(signal.SIGINT, lambda number, frame: received.append((number, frame)))
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+def _processes(workers: int) -> Iterator[_Processes]:
+    loky: Any = require("joblib.externals.loky", "reproduce", "several processes")
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+    pool = loky.ProcessPoolExecutor(workers, initializer=_end_with, initargs=(os.getpid(),), env=threads)
     try:
-        yield
+        yield _Processes(workers, pool)
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        if in_main:
-            signal.signal(signal.SIGINT, handler)
-            if received and callable(handler):
-                handler(*received[0])
+        pool.shutdown(wait=True, kill_workers=True)
+        gc.collect()  # frees loky's semaphores now; at the exit of the interpreter their tracker may be gone
 
 
-def _start_worker(driver: int) -> None:
-    """Leave Ctrl-C, which reaches all processes of a terminal, to the driver; end when the driver ends."""
+def _end_with(driver: int) -> None:
+    """End this worker when the driver has ended, however that was."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if hasattr(signal, "pthread_sigmask"):
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
-    def end_with_driver() -> None:
+    def watch() -> None:
         while os.getppid() == driver:
             time.sleep(0.5)
         os._exit(1)
 
-    threading.Thread(target=end_with_driver, daemon=True).start()
+    threading.Thread(target=watch, daemon=True).start()

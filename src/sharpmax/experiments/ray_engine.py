@@ -4,34 +4,32 @@ from __future__ import annotations
 
 import logging
 import os
+import pickle
 import socket
-import time
 import warnings
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from typing import Any
 
 import sharpmax
 from sharpmax.errors import SharpmaxError, reject
-from sharpmax.experiments.engine import Job, JobCall, JobResult, Lost
+from sharpmax.experiments.engine import Job, Plugin, perform
+from sharpmax.experiments.run_folder import Outcome
 from sharpmax.lazy import require
 
 _ALLOWED = "host:port of a running Ray cluster that this machine belongs to, or 'auto'"
 _TODO = "start one with: ray start --head --port 6379"
 _TIMEOUT_S = 30.0  # a busy head answers late
 _OBJECT_STORE_BYTES = 80_000_000  # the rest goes to disk
-# The opening of an HTTP/2 client, which Ray speaks; the server answers with a SETTINGS frame.
-_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
-_SETTINGS = 4
+_RETRIES = 2  # of a task whose node or process died
 # Read by Ray when it is imported: no usage statistics, CUDA left alone for tasks without a GPU, no remarks about nodes
 # and processes that die.
 _QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_DEDUP_LOGS_SKIP_REGEX": "."}
-_POLL_S = 0.5
-_NODE_TIMEOUT_S = 60.0
 
 
 @contextmanager
-def connected(address: str | None, workers: int | None, retries: int) -> Iterator[Cluster]:
+def connected(address: str | None, workers: int | None) -> Iterator[Cluster]:
     """The cluster at `address`, or one of this machine with `workers` processes, which ends with this block."""
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
@@ -39,7 +37,7 @@ def connected(address: str | None, workers: int | None, retries: int) -> Iterato
     ours = not ray.is_initialized()
     if ours:
         _connect(ray, address, workers)
-    cluster = Cluster(ray, retries)
+    cluster = Cluster(ray)
     try:
         yield cluster
     finally:
@@ -66,96 +64,68 @@ def _connect(ray: Any, address: str | None, workers: int | None) -> None:
 
 
 def _check_address(address: str) -> None:
-    """Check that Ray answers at the address; Ray itself would try for minutes."""
+    """Check that something listens at the address; Ray itself would try for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
         reject("--address", repr(address), _ALLOWED)
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=_TIMEOUT_S) as line:
-            line.settimeout(_TIMEOUT_S)
-            line.sendall(_HELLO)
-            reply = line.recv(9)
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_TIMEOUT_S).close()
     except OSError as problem:
         reason = problem.strerror or str(problem) or type(problem).__name__
         reject("--address", f"{address!r}, where no cluster is ({reason})", _ALLOWED, _TODO)
-    if len(reply) < 4 or reply[3] != _SETTINGS:
-        reject("--address", f"{address!r}, where something else than Ray is", _ALLOWED, _TODO)
 
 
 class Cluster:
     """Each task is one of Ray's, which retries it when its node or process dies."""
 
-    def __init__(self, ray: Any, retries: int) -> None:
+    def __init__(self, ray: Any) -> None:
         self._ray = ray
-        self._work = ray.remote(max_retries=retries, num_cpus=1)(_portable())
-        self._running: dict[Any, Job] = {}
-        self._none_since: dict[str, float] = {}
+        self._work = ray.remote(max_retries=_RETRIES, num_cpus=1)(_portable())
+        self._references: list[Any] = []
 
-    def slots(self, task: Job) -> int:
+    def slots(self, job: Job) -> int:
         """The cores of the cluster, or its GPUs for a task that needs one."""
-        resource = "GPU" if task.on_gpu else "CPU"
+        resource = "GPU" if job.on_gpu else "CPU"
         count = int(self._ray.cluster_resources().get(resource, 0))
-        if count:
-            self._none_since.pop(resource, None)
-            return count
-        now = time.monotonic()
-        if now - self._none_since.setdefault(resource, now) >= _NODE_TIMEOUT_S:
+        if not count:
             raise SharpmaxError(
-                f"--engine ray: for {_NODE_TIMEOUT_S:.0f} s no node of the cluster has had a {resource}; add a "
-                "node and continue with --resume: finished tasks are kept"
+                f"--engine ray: no node of the cluster has a {resource}; add a node and continue with --resume: "
+                "finished tasks are kept"
             )
-        return 0
+        return count
 
-    def start(self, task: Job, call: JobCall) -> None:
+    def submit(self, job: Job, blob: bytes | None, plugins: Sequence[Plugin]) -> Future[Outcome]:
         """Hand a task to Ray."""
-        work = self._work.options(num_gpus=int(task.on_gpu), name=task.name)
-        # A plain tuple, which a node without sharpmax can unpickle too.
-        self._running[work.remote(sharpmax.__version__, tuple(call))] = task
-
-    def wait(self) -> Sequence[tuple[Job, JobResult | Lost]]:
-        """Wait for answers, and from time to time for none, as nodes may have come or gone."""
-        if not self._running:
-            time.sleep(_POLL_S)
-            return []
-        ready, waiting = self._ray.wait(list(self._running), timeout=_POLL_S)
-        if not ready:
-            self.slots(self._running[waiting[0]])
-        return [(self._running.pop(reference), self._answer(reference)) for reference in ready]
-
-    def _answer(self, reference: Any) -> JobResult | Lost:
-        try:
-            return JobResult(*self._ray.get(reference))
-        except self._ray.exceptions.RayError as problem:
-            reason = " ".join(str(problem).split())[:200]
-            return Lost(f"{type(problem).__name__}: {reason}", final=True)
+        work = self._work.options(num_gpus=int(job.on_gpu), name=job.name)
+        reference = work.remote(sharpmax.__version__, pickle.dumps((perform, job, blob, plugins)))
+        self._references.append(reference)
+        future: Future[Outcome] = reference.future()
+        return future
 
     def close(self) -> None:
         """Stop what is running."""
-        for reference in self._running:
+        for reference in self._references:
             with suppress(Exception):
                 self._ray.cancel(reference, force=True)
-        self._running.clear()
 
 
 def _portable() -> Any:
     """A function that Ray ships by value, so that it can report a node where sharpmax cannot be imported."""
 
-    def work(version: str, call: Any) -> Any:
+    def work(version: str, call: bytes) -> Any:
+        import pickle
         import platform
 
-        problem = ""
         try:
             import sharpmax
 
-            if sharpmax.__version__ != version:
-                problem = f"has sharpmax {sharpmax.__version__} and the driver {version}"
+            there = sharpmax.__version__
         except ImportError as missing:
-            problem = f"cannot import sharpmax ({missing})"
-        if problem:
-            text = f"--engine ray: node {platform.node()!r} {problem}; install sharpmax=={version} there"
-            return None, None, text, "UnsupportedError"
-        from sharpmax.experiments.engine import JobCall, answer_to
-
-        return tuple(answer_to(JobCall(*call)))
+            there = f"cannot be imported ({missing})"
+        if there != version:
+            node = f"node {platform.node()!r} has another sharpmax than the driver: {there}"
+            raise ImportError(f"--engine ray: {node}; install sharpmax=={version} there")
+        function, *arguments = pickle.loads(call)
+        return function(*arguments)
 
     return work

@@ -16,9 +16,17 @@ from typing import Any, TypeVar
 from sharpmax.errors import ArgumentError, FileFormatError, SharpmaxError
 from sharpmax.files import FULL, append_bytes, cannot_write, parse_json, write_bytes, write_text
 
+try:
+    import fcntl
+except ModuleNotFoundError:  # not every system has it; two runs in one folder then do work twice
+    fcntl = None  # type: ignore[assignment]
+
 T = TypeVar("T")
 
+RUN = "run.json"
 _SHORT = 60
+# Libraries wrap the error of the system in errors of their own.
+_FULL = ("no space left", "disk quota", "file too large", "pytorchstreamwriter failed", "fail at inline_container")
 
 
 def plain(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -37,17 +45,6 @@ def check_identity(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]
         raise ArgumentError(f"--resume: {str(path)!r} was begun {how}; use the same {key}, or choose another folder")
 
 
-try:
-    import fcntl
-except ModuleNotFoundError:  # not every system has it; two runs in one folder then do work twice
-    fcntl = None  # type: ignore[assignment]
-
-
-RUN = "run.json"
-# Libraries wrap the error of the system in errors of their own.
-_FULL = ("no space left", "disk quota", "file too large", "pytorchstreamwriter failed", "fail at inline_container")
-
-
 def read_run(folder: Path) -> dict[str, Any] | None:
     """The settings a folder was begun with; None where there are none."""
     path = folder / RUN
@@ -63,7 +60,7 @@ def read_run(folder: Path) -> dict[str, Any] | None:
 
 
 def belongs(folder: Path, identity: Mapping[str, Any], *, used: bool, resume: bool) -> None:
-    """Let `folder` hold the run of these settings, or say why not: `used` is whether there is something to lose."""
+    """Let `folder` hold the run of these settings, or raise: `used` is whether there is something to lose."""
     before = read_run(folder)
     if before is not None and used and not resume:
         raise ArgumentError(
@@ -74,64 +71,36 @@ def belongs(folder: Path, identity: Mapping[str, Any], *, used: bool, resume: bo
     write_text(folder / RUN, json.dumps(plain(identity), indent=2, ensure_ascii=False) + "\n")
 
 
-_open: set[int] = set()
-
-
-def _let_go() -> None:
-    """In a process that was forked: the lock is its parent's, and must not outlive it."""
-    for handle in _open:
-        with suppress(OSError):
-            os.close(handle)
-    _open.clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_let_go)
-
-
 @contextmanager
 def writing(folder: Path, part: str = "") -> Iterator[None]:
     """For as long as this lasts no other run writes to `folder`, or to that `part` of what is written there.
 
-    The system holds the lock for this process and lets go of it when the process ends, killed or not: the file that is
-    left then stops nobody.
+    The system releases the lock when the process ends, killed or not: a file that is left then stops nobody.
     """
     path = folder / (f".{part}.lock" if part else ".lock")
-    handle = _locked(path, folder)
-    try:
-        yield
-    finally:
-        if handle in _open:  # in a process that was forked meanwhile it is not
-            with suppress(OSError):
-                path.unlink(missing_ok=True)  # while it is still ours: whoever waits for it looks again
-            _open.remove(handle)
-            os.close(handle)
-
-
-def _locked(path: Path, folder: Path) -> int | None:
-    """The file with a lock on it; None where the system knows no locks."""
-    if fcntl is None:
-        return None  # type: ignore[unreachable]
     while True:
         try:
-            handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+            file = path.open("a")
         except OSError as problem:
             raise cannot_write(path, problem) from problem
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(handle)
-            raise ArgumentError(
-                f"--out: another run is writing to {str(folder)!r} now; wait for its end, or choose another folder"
-            ) from None
-        except OSError:  # some network file systems know no locks
-            os.close(handle)
-            return None
-        with suppress(OSError):
-            if os.fstat(handle).st_ino == path.stat().st_ino:
-                _open.add(handle)
-                return handle
-        os.close(handle)  # another run removed that file when it ended, so that a lock on it means nothing
+        with file:
+            try:
+                if fcntl is not None:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ArgumentError(
+                    f"--out: another run is writing to {str(folder)!r} now; wait for its end, or choose another folder"
+                ) from None
+            except OSError:
+                pass  # some network file systems know no locks
+            if not path.exists() or not os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                continue  # another run removed that file when it ended, so that a lock on it means nothing
+            try:
+                yield
+                return
+            finally:
+                with suppress(OSError):
+                    path.unlink(missing_ok=True)  # while it is still ours
 
 
 @contextmanager
@@ -158,10 +127,6 @@ def disk_watched(folder: Path, need: int = 0, what: str = "what is written") -> 
         ) from problem
 
 
-_BLOBS = "blobs"
-_AGAIN = "and run the same command with --resume: only what is missing is done again"
-
-
 @dataclass(frozen=True)
 class Outcome:
     """The result of a task."""
@@ -170,11 +135,8 @@ class Outcome:
     blob: bytes | None = None  # kept as a file, and given to the tasks that come after
 
 
-@dataclass(frozen=True)
-class _Entry:
-    record: dict[str, Any]
-    blob: Mapping[str, Any] | None  # file, size and digest
-    line: int
+_BLOBS = "blobs"
+_AGAIN = "and run the same command with --resume: only what is missing is done again"
 
 
 class RunStore:
@@ -182,22 +144,11 @@ class RunStore:
 
     def __init__(self, folder: Path, name: str = "outcomes.jsonl") -> None:
         self._folder, self._path = Path(folder), Path(folder) / name
-        self._entries: dict[str, _Entry] = {}
-        self._count = 0
-        for number, (key, record, blob) in enumerate(read_lines(self._path, _parsed, f"remove that line {_AGAIN}"), 1):
-            self._entries[key] = _Entry(record, blob, number)
-            self._count = number
-            if blob is not None:
-                file = self._folder / _BLOBS / blob["file"]
-                if not file.is_file() or file.stat().st_size != blob["bytes"]:
-                    raise self._damaged(key, file)
-
-    def _damaged(self, key: str, file: Path) -> FileFormatError:
-        what = "is not what sharpmax wrote" if file.is_file() else "is missing"
-        return FileFormatError(
-            f"--out: {str(file)!r}, which belongs to {key!r}, {what}; restore it, or remove line "
-            f"{self._entries[key].line} of {str(self._path)!r} {_AGAIN}"
-        )
+        # By key: the record, and the digest of the blob.
+        self._entries: dict[str, tuple[dict[str, Any], str | None]] = {
+            key: (record, digest)
+            for key, record, digest in read_lines(self._path, _parsed, f"remove that line {_AGAIN}")
+        }
 
     def claim(self, identity: Mapping[str, Any], *, resume: bool) -> None:
         """Let the folder hold the run of these settings, or raise."""
@@ -212,7 +163,6 @@ class RunStore:
         """Forget all outcomes."""
         self._path.unlink(missing_ok=True)
         self._entries.clear()
-        self._count = 0
 
     @contextmanager
     def writing(self) -> Iterator[None]:
@@ -233,18 +183,27 @@ class RunStore:
 
     def record(self, key: str) -> dict[str, Any]:
         """The record of a finished task."""
-        return self._entries[key].record
+        return self._entries[key][0]
 
     def blob(self, key: str) -> bytes | None:
         """The blob of a finished task; None if it has none."""
-        about = self._entries[key].blob
-        if about is None:
+        digest = self._entries[key][1]
+        if digest is None:
             return None
-        file = self._folder / _BLOBS / about["file"]
-        data = file.read_bytes() if file.is_file() else b""
-        if len(data) != about["bytes"] or hashlib.sha256(data).hexdigest() != about["sha256"]:
-            raise self._damaged(key, file)
+        file = self._blob_file(key)
+        data = file.read_bytes() if file.is_file() else None
+        if data is None or hashlib.sha256(data).hexdigest() != digest:
+            what = "is missing" if data is None else "is not what sharpmax wrote"
+            raise FileFormatError(
+                f"--out: {str(file)!r} {what}; restore it, or remove the line of {key!r} from {str(self._path)!r} "
+                f"{_AGAIN}"
+            )
         return data
+
+    def _blob_file(self, key: str) -> Path:
+        """A name that people can read and that no other key has."""
+        name = re.sub("[^A-Za-z0-9.]+", "-", key).strip("-.")[:80]
+        return self._folder / _BLOBS / f"{name}-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
 
     def add(self, key: str, outcome: Outcome) -> None:
         """Store an outcome; when this returns it is on disk."""
@@ -252,49 +211,36 @@ class RunStore:
 
     def add_all(self, outcomes: Mapping[str, Outcome]) -> None:
         """Store several outcomes at once."""
-        bodies: list[dict[str, Any]] = []
+        entries, lines = {}, ""
         with disk_watched(self._folder):
             for key, outcome in outcomes.items():
-                about = None
+                digest, record = None, plain(outcome.record)
                 if outcome.blob is not None:
-                    # A name that people can read and that no other key has.
-                    name = re.sub("[^A-Za-z0-9.]+", "-", key).strip("-.")[:80]
-                    name = f"{name}-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
                     digest = hashlib.sha256(outcome.blob).hexdigest()
-                    about = {"file": name, "bytes": len(outcome.blob), "sha256": digest}
-                    write_bytes(self._folder / _BLOBS / name, outcome.blob)
-                bodies.append({"key": key, "record": plain(outcome.record), "blob": about})
-            lines = "".join(json.dumps(body, ensure_ascii=False) + "\n" for body in bodies)
+                    write_bytes(self._blob_file(key), outcome.blob)
+                entries[key] = record, digest
+                lines += json.dumps({"key": key, "record": record, "blob": digest}, ensure_ascii=False) + "\n"
             append_bytes(self._path, lines.encode())
-        for body in bodies:
-            self._count += 1
-            self._entries[body["key"]] = _Entry(body["record"], body["blob"], self._count)
+        self._entries |= entries
+
+
+def _parsed(body: Any) -> tuple[str, dict[str, Any], str | None]:
+    return str(body["key"]), dict(body["record"]), None if body["blob"] is None else str(body["blob"])
 
 
 def read_lines(path: Path, parse: Callable[[Any], T], advice: str) -> list[T]:
     """Parse every whole line of a file of JSON lines; `advice` says what to do about one that is not ours."""
     lines = path.read_bytes().split(b"\n")[:-1] if path.is_file() else []  # a killed run leaves half a line at the end
-    number = 0
+    found: list[T] = []
     try:
-        found = []
-        for number, line in enumerate(lines, 1):  # noqa: B007
-            found.append(parse(parse_json(line)))
-        return found
+        found.extend(parse(parse_json(line)) for line in lines)
     except (ValueError, KeyError, TypeError, AttributeError):
+        number = len(found) + 1
         raise FileFormatError(f"--out: line {number} of {str(path)!r} is not what sharpmax wrote; {advice}") from None
+    return found
 
 
 def drop_half_line(path: Path) -> None:
     """Remove the half of a line that a killed process may have left at the end of a file."""
     if path.is_file():
         os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
-
-
-def _parsed(body: Any) -> tuple[str, dict[str, Any], dict[str, Any] | None]:
-    key, record, about = str(body["key"]), dict(body["record"]), body["blob"]
-    if about is None:
-        return key, record, None
-    name = about["file"]
-    if not isinstance(name, str) or name != Path(name).name:
-        raise ValueError(f"not the name of a file: {name!r}")
-    return key, record, {"file": name, "bytes": int(about["bytes"]), "sha256": str(about["sha256"])}
