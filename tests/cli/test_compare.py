@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import sharpmax
 from sharpmax.report.compare import headline
-from tests.cli.lines import saved
+from tests.cli.lines import run_alone, saved
 
 METHODS = ("softmax", "ssmax", "hard")
 COMMON = ("--seeds", 2, "--workers", 1, "--no-draw")
@@ -24,14 +20,6 @@ SPENT = ("seconds", "memory")
 DOCS = Path(__file__).parents[2] / "docs" / "compare.md"
 SQUARES = DOCS.read_text(encoding="utf-8").partition("```python\n")[2].partition("```")[0]
 """The file that the documentation shows."""
-
-
-def run_alone(*words: Any) -> subprocess.CompletedProcess[str]:
-    """The command in a process of its own: Ray changes the one that it is started in."""
-    home = str(Path(sharpmax.__file__).parents[1])
-    environment = {**os.environ, "PYTHONPATH": home, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "sharpmax.cli", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=1200)
 
 
 def tables_of(folder: Path) -> dict[str, Any]:

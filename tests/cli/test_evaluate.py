@@ -14,6 +14,7 @@ from sharpmax.errors import ArgumentError
 from sharpmax.experiments.evaluate import run as pieces
 from sharpmax.policies.basic import Constant
 from sharpmax.policies.per_head import PerHead
+from tests.cli.lines import run_alone, saved
 from tests.experiments.evaluate import coins
 
 QUICK = ("--sizes", "4..8", "--prompts", 8, "--lengths", "64", "--windows", 2, "--questions", 1)
@@ -47,8 +48,8 @@ def run(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_run_leaves_answers_results_figures_and_page(run: Path) -> None:
     names = {file.name for file in run.iterdir()}
     assert names == {
-        "run.json", "answers.jsonl", "results.json", "report.html", "accuracy-letters.svg", "accuracy-letters.png",
-        "accuracy-max.svg", "accuracy-max.png",
+        "run.json", "answers.jsonl", "results.json", "report.html", "accuracy.svg", "accuracy.png",
+        "gain.svg", "gain.png",
     }  # fmt: skip
 
 
@@ -76,7 +77,7 @@ def test_tables_and_sentences_are_printed(home: Path, tmp_path: Path, sharpmax_c
     table = outcome.out[outcome.out.index("Accuracy (%): letters") :]
     row = next(line for line in table.splitlines() if line.strip().startswith("made "))
     assert f"{cell['mean']:.1f}" in row
-    assert f"({cell['low']:.1f}–{cell['high']:.1f})" in row
+    assert f"({cell['low']:.1f}–{cell['high']:.1f}" in row
     assert "Accuracy at n = " in outcome.out
     assert not (tmp_path / "report.html").exists()
 
@@ -98,6 +99,17 @@ def test_an_interrupted_run_is_taken_up(
     assert "with prompts 8 and now got 9" in sharpmax_command.refused(*line, "--resume", "--prompts", 9)
     sharpmax_command.ok(*line, "--resume")
     assert (tmp_path / "results.json").exists()
+
+
+def test_cells_on_ray_give_the_same_numbers(home: Path, tmp_path: Path, sharpmax_command: Any) -> None:
+    pytest.importorskip("ray", reason="pip install ray")
+    task = f"{home / 'letters.py'},ruler/niah_single_1"
+    more = ("--policy", home / "made", "--task", task, "--lengths", "1k", "--device", "cpu", "--no-draw")
+    sharpmax_command.ok(*words(home, tmp_path / "here", *more))
+    done = run_alone(*words(home, tmp_path / "ray", *more, "--engine", "ray", "--workers", 1))
+    assert done.returncode == 0, done.stderr
+    here, ray = (saved(tmp_path / name)["tables"] for name in ("here", "ray"))
+    assert {**ray, "cost": here["cost"]} == here
 
 
 def test_the_harness_runs_on_every_arm(
@@ -168,7 +180,7 @@ def test_ruler_is_asked_by_length_and_scored_by_its_references(
     assert len(seen) == 6
     assert all(500 < len(prompt.user.encode()) <= 1024 for prompt in seen)
     assert list(tables["accuracy/formats/csv"]["paper"]) == ["4"]
-    assert (tmp_path / "accuracy-ruler-vt.svg").is_file()
+    assert (tmp_path / "accuracy.svg").is_file()
 
 
 def test_an_answer_is_generated_until_it_holds_every_reference() -> None:

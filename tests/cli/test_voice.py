@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 
 import sharpmax
 from sharpmax.cli import make_app
+from sharpmax.tasks.max_retrieval import SIZED_TASKS
 from sharpmax.tasks.registry import GROUPS, TASKS
-from sharpmax.tasks.sized_registry import SIZED_TASKS
 from tests.blocks import command_of
 
 ROOT = Path(sharpmax.__file__).parents[2]

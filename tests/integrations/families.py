@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +33,7 @@ class Family:
         if attention is None and len(self.attentions) == 1:  # older releases choose another one by themselves
             attention = self.attentions[0]
         options = {"attn_implementation": attention} if attention else {}
-        config = getattr(transformers, self.config)(**{**self.options, **changes}, **options)
+        config = getattr(transformers, self.config)(**copy.deepcopy({**self.options, **changes}), **options)
         torch.manual_seed(1)
         model = getattr(transformers, self.model)(config)
         # Random weights as they come attend almost uniformly; then nothing about β would show.

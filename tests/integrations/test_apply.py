@@ -213,8 +213,6 @@ _GROUPED = {**_SIZES, "intermediate_size": 32, "num_key_value_heads": 2, "head_d
         ("MptForCausalLM", "MptConfig", {"vocab_size": 97, "d_model": 32, "n_layers": 1, "n_heads": 4}, "Mpt"),
         ("GPTJForCausalLM", "GPTJConfig", {"n_embd": 32, "n_layer": 1, "n_head": 4, "rotary_dim": 4}, "GPTJ"),
         ("FalconForCausalLM", "FalconConfig", _SIZES, "Falcon"),
-        ("Llama4ForCausalLM", "Llama4TextConfig", {**_GROUPED, "num_local_experts": 1}, "Llama4.*scales its queries"),
-        ("Ministral3ForCausalLM", "Ministral3Config", _GROUPED, "Ministral3.*scales its queries"),
         ("GptOssForCausalLM", "GptOssConfig", {**_GROUPED, "num_local_experts": 2}, "GptOss.*sinks"),
         ("LlamaForCausalLM", "LlamaConfig", {**_GROUPED, "attn_implementation": "flex_attention"}, "flex.*'sdpa'"),
         ("MambaForCausalLM", "MambaConfig", {"vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 1}, "Mamba.*no"),

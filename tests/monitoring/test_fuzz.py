@@ -10,24 +10,21 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sharpmax.monitoring.monitor import Monitor
-from sharpmax.monitoring.requests import Report
+from sharpmax.monitoring.scores import Report
 from tests.monitoring.monitored import model, monitored
 
 CONTEXT, NAN = 64, 96
-TOKENS = st.integers(0, 95)
 
 
 @cache
-def pair() -> tuple[Any, Any, Monitor, list[Report]]:
+def pair() -> tuple[Any, Any, list[Report]]:
     """The same model twice, one of them monitored; the token 96 is not a number."""
     plain, one, reports = model(), model(), list[Report]()
-    monitor = monitored(one, reference=[[token % 90 for token in range(n, 2 * n)] for n in range(3, 33)])
-    monitor._callback = reports.append
+    monitored(one, reference=[[n % 90 for n in range(n, 2 * n)] for n in range(3, 33)], callback=reports.append)
     with torch.no_grad():
         for this in (plain, one):
             this.model.embed_tokens.weight[NAN] = torch.nan
-    return plain, one, monitor, reports
+    return plain, one, reports
 
 
 def outcome(one: Any, given: dict[str, torch.Tensor], new: int) -> Any:
@@ -35,26 +32,21 @@ def outcome(one: Any, given: dict[str, torch.Tensor], new: int) -> Any:
     try:
         with torch.no_grad():
             if new == 0:
-                return one(**given).logits
+                return one(**given).logits.nan_to_num(-1.0)
             return one.generate(**given, max_new_tokens=new, do_sample=False, pad_token_id=0, suppress_tokens=[NAN])
     except Exception as problem:
         return type(problem)
 
 
-def same(one: Any, other: Any) -> bool:
-    if isinstance(one, torch.Tensor):
-        return one.shape == other.shape and bool(((one == other) | (one.isnan() & other.isnan())).all())
-    return bool(one is other)
-
-
 def check(given: dict[str, torch.Tensor], new: int) -> list[Report]:
-    plain, one, _, reports = pair()
+    plain, one, reports = pair()
     reports.clear()
     expected, found = outcome(plain, given, new), outcome(one, given, new)
-    assert same(expected, found)
     if isinstance(found, type):
+        assert expected is found
         assert reports == []  # the model refused it: there was no request
     else:
+        assert torch.equal(expected, found)
         assert len(reports) == 1
         assert all((one.score is None) == (one.why is not None) for one in reports[0].sequences)
         assert reports[0].sequences or reports[0].why
@@ -62,36 +54,27 @@ def check(given: dict[str, torch.Tensor], new: int) -> list[Report]:
     return list(reports)
 
 
-@st.composite
-def batches(draw: st.DrawFn) -> dict[str, torch.Tensor]:
-    """Batches of any lengths, padding on either side, in the middle or everywhere, and longer than the context."""
-    rows, length = draw(st.integers(1, 3)), draw(st.sampled_from([1, 2, 7, 30, CONTEXT, CONTEXT + 9]))
-    ids = torch.tensor([draw(st.lists(TOKENS, min_size=length, max_size=length)) for _ in range(rows)])
-    kind = draw(st.sampled_from(["none", "ones", "left", "right", "holes", "nothing"]))
-    if kind == "none":
-        return {"input_ids": ids}
-    mask = torch.ones_like(ids)
-    for row in range(rows):
-        cut = draw(st.integers(0, length))
-        if kind == "left":
-            mask[row, :cut] = 0
-        elif kind == "right":
-            mask[row, cut:] = 0
-        elif kind == "holes":
-            mask[row] = torch.tensor(draw(st.lists(st.integers(0, 1), min_size=length, max_size=length)))
-    if kind == "nothing":
-        mask.zero_()
-    return {"input_ids": ids, "attention_mask": mask}
-
-
 @settings(max_examples=25)
-@given(batches(), st.sampled_from([0, 0, 1, 5]))
+@given(
+    st.integers(1, 3),
+    st.sampled_from([1, 2, 7, 30, CONTEXT, CONTEXT + 9]),
+    st.sampled_from(["none", "ones", "left", "right", "holes", "nothing"]),
+    st.integers(0, 999),
+    st.sampled_from([0, 0, 1, 5]),
+)
 @pytest.mark.filterwarnings("ignore")
-def test_any_batch_has_a_score_or_a_reason(batch: dict[str, torch.Tensor], new: int) -> None:
+def test_any_batch_has_a_score_or_a_reason(rows: int, length: int, kind: str, seed: int, new: int) -> None:
+    """Any lengths, padding on either side, in the middle or everywhere, and longer than the context."""
+    generator = torch.Generator().manual_seed(seed)
+    batch = {"input_ids": torch.randint(96, (rows, length), generator=generator)}
+    places, cut = torch.arange(length), torch.randint(length + 1, (rows, 1), generator=generator)
+    holes = torch.randint(2, (rows, length), generator=generator)
+    masks = {"ones": cut >= 0, "left": places >= cut, "right": places < cut, "holes": holes, "nothing": cut < 0}
+    if kind != "none":
+        batch["attention_mask"] = masks[kind].long().expand(rows, length)
     reports = check(batch, new)
-    mask = batch.get("attention_mask")
-    if reports and mask is not None:
-        real = mask.any(1).tolist()
+    if reports and kind != "none":
+        real = batch["attention_mask"].any(1).tolist()
         assert [one.score is not None for one in reports[0].sequences] == real
 
 
@@ -111,10 +94,8 @@ def test_nothing_at_all(shape: tuple[int, int], new: int) -> None:
     check({"input_ids": torch.zeros(shape, dtype=torch.long)}, new)
 
 
-@given(st.integers(1, 5), st.integers(1, 12))
-@settings(max_examples=5)
-def test_embedded_prompts(rows: int, length: int) -> None:
-    generator = torch.Generator().manual_seed(rows * length)
-    reports = check({"inputs_embeds": torch.randn(rows, length, 32, generator=generator)}, 0)
+@pytest.mark.parametrize("rows", [1, 5])
+def test_embedded_prompts(rows: int) -> None:
+    reports = check({"inputs_embeds": torch.randn(rows, 7, 32, generator=torch.Generator().manual_seed(rows))}, 0)
     assert len(reports[0].scores) == rows
     assert None not in reports[0].scores

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from sharpmax.integrations.transformers.interface import installed
-from sharpmax.monitoring.requests import Report
+from sharpmax.monitoring.scores import Report
 from tests.monitoring.monitored import model, monitored, padded, prompts
 
 

@@ -187,7 +187,7 @@ def lm_eval() -> None:
 def monitor() -> None:
     """Metrics for Prometheus."""
     client: Any = importlib.import_module("prometheus_client")
-    from sharpmax.monitoring.requests import metrics_of
+    from sharpmax.monitoring.monitor import metrics_of
 
     registry = client.CollectorRegistry()
     made = metrics_of(registry)

@@ -20,6 +20,7 @@ from sharpmax.policies.entropy_target import EntropyTarget
 from sharpmax.policies.log_linear import LogLinear
 from sharpmax.policies.per_head import PerHead
 from sharpmax.policies.polynomial import PAPER, Polynomial
+from sharpmax.policies.shipped import LogScale
 
 EXAMPLES: dict[str, Policy] = {
     "constant": Constant(0.1 + 0.2),
@@ -27,6 +28,7 @@ EXAMPLES: dict[str, Policy] = {
     "log-length": LogLength(16, fitted_on=(2, 16)),
     "entropy-target": EntropyTarget(0.7, floor=0.5, ceiling=50.0),
     "curve": Curve((0.0, 1 / 3, 2.0), (1.0, 1.0, 1.7)),
+    "log-scale": LogScale(0.1, 8192.0, steps=True, shift=1.0),
     "log-linear": LogLinear(0.1 + 0.2, 5e-324, -1 / 3, 2, -3, 1e-9, 7e9, 0.5, -0.5, reference=64, floor=0.1, ceiling=3),
     "per-head": PerHead(((PAPER, Constant(2.0)), (LogLength(7), EntropyTarget(1.0)))),
 }

@@ -44,8 +44,12 @@ def test_public_functions_take_paths(tmp_path):
 def test_an_unknown_name_lists_the_choices(name):
     with pytest.raises(ArgumentError) as caught:
         sm.load_policy(name)
-    names = "'none', 'paper', 'qwen2.5-coder-0.5b', 'smollm2', 'smollm2-constant', 'smollm2-kl'"
-    allowed = f"one of [{names}], log-length:64, constant:1.5 or the path of a policy file or its folder"
+    names = (
+        "'grok2', 'llama4', 'ministral3', 'none', 'paper', 'qwen', 'qwen2.5-1m', 'qwen2.5-coder-0.5b', 'smollm2', "
+        "'smollm2-constant', 'smollm2-kl'"
+    )
+    numbered = "constant, inkling, log-length, ssmax, yarn, as log-length:64"
+    allowed = f"one of [{names}], a rule and its number ({numbered}) or the path of a policy file or its folder"
     assert str(caught.value) == f"policy: got {name!r}; allowed: {allowed}"
 
 
@@ -96,7 +100,7 @@ def test_other_types_list_the_choices(wrong):
     for read in (sm.load_policy, resolve_policy):
         with pytest.raises(
             ArgumentTypeError,
-            match=r"got \w+; allowed: .*one of \['none', 'paper', .*, 'smollm2', 'smollm2-constant', ",
+            match=r"got \w+; allowed: .*one of \['grok2', .*'none', 'paper', .*, 'smollm2-constant', ",
         ):
             read(wrong)
 

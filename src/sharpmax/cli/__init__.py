@@ -91,13 +91,14 @@ def _run(words: list[str]) -> int:
             require(package, "cli", "the sharpmax command")
     except MissingExtraError:
         if words[:1] == ["env"]:
-            from sharpmax.cli.env import main as plain_env
+            from sharpmax.cli.env import env
 
-            return plain_env(words[1:])
-        if words == ["--version"]:
+            env("--json" in words)
+        elif words == ["--version"]:
             print(f"sharpmax {sharpmax.__version__}")
-            return 0
-        raise
+        else:
+            raise
+        return 0
     code = make_app()(words, prog_name="sharpmax", standalone_mode=False)
     return code if isinstance(code, int) else 0
 

@@ -62,8 +62,7 @@ def _bench_cpu(context: typer.Context, *, probe: bool) -> None:
     folder = None if context.params["out"] is None else out_folder(context)
     with progress() as note:
         tables = make(**asked, seed=context.params["seed"], note=note)
-    name, show = ("probe.json", _print_probe) if probe else ("cpu.json", _print_cpu)
-    finish(context, tables, folder, show, name=name)
+    finish(context, tables, folder, _print_cases, name="probe.json" if probe else "cpu.json")
     _fail_if([name for name, entry in tables["bench"].items() if not entry.get("agrees", True)])
 
 
@@ -150,106 +149,62 @@ def _print_gpu(entries: Sequence[dict[str, Any]]) -> None:
 
 
 def _print_monitor(tables: Mapping[str, Any]) -> None:
-    setting, false, cost = tables["setting"], tables["false_alarms"], tables["overhead"]
+    setting, false, cost = tables["setting"], tables["false_alarms"]["pooled"], tables["overhead"]
     tasks = [*setting["tasks"], "all"]
     say(f"Detecting wrong answers: {setting['model']}, {setting['dtype']} on {setting['device']}.")
-    print_table(
-        "AUROC over all sizes (95% interval)",
-        ["signal", *tasks],
-        [[name, *(_auroc(tables[f"auroc/{task}"][name]["pooled"]) for task in tasks)] for name in setting["signals"]],
-    )
-    for task in setting["tasks"]:
-        table, right, alarms = (tables[f"{kind}/{task}"] for kind in ("auroc", "accuracy", "alarms"))
-        shares = [[name, *(f"{cell['mean']:.0f}%" for cell in cells.values())]
-                  for name, cells in (("accuracy", right), ("alarms", alarms))]  # fmt: skip
-        signals = [[name, *(_auroc(cells[size], short=True) for size in right)] for name, cells in table.items()]
-        print_table(f"{task}: AUROC by size", ["size", *right], [*shares, *signals])
-    print_table(
-        "rules, AUROC on validation prompts",
-        ["rule", *tasks],
-        [[name, *(_auroc(cells[task]) for task in tasks)] for name, cells in tables["validation"].items()],
-    )
-    pooled = false["pooled"]
-    sizes = "; ".join(f"{task} {', '.join(map(str, known))}" for task, known in setting["reference"].items())
-    say(f"The monitor uses {setting['rule']}: {setting['rules'][setting['rule']]}. It learned from sizes {sizes}.")
+    signals = [
+        [name, *(_auroc(tables[f"auroc/{task}"][name]["pooled"]) for task in tasks)] for name in setting["signals"]
+    ]
+    print_table("AUROC over all sizes (95% interval)", ["signal", *tasks], signals)
     say(
-        f"False alarms on {pooled['n']:,} fresh prompts of these sizes: {pooled['mean']:.2f}% ({pooled['low']:.2f}–"
-        f"{pooled['high']:.2f}%), {false['asked']:g}% asked for; within 1 point: {_reached(pooled['targets']['off'])}."
+        f"False alarms on {false['n']:,} prompts: {false['mean']:.2f}% ({false['low']:.2f}–{false['high']:.2f}%), "
+        f"target {tables['false_alarms']['asked']:g}% ± 1 point: {_reached(false['targets']['off'])}."
     )
     say(
         f"Cost at {cost['context']:,} tokens: {cost['watched_ms']:.2f} ms per token instead of {cost['plain_ms']:.2f}, "
-        f"{cost['overhead_percent']:+.1f}% (target ≤ 3%, {_reached(cost['targets']['overhead_percent'])}; by the "
-        f"quickest rounds {cost['quickest_percent']:+.1f}%); the report {cost['report_ms']:.2f} ms per request."
+        f"{cost['overhead_percent']:+.1f}% (target ≤ 3%: {_reached(cost['targets']['overhead_percent'])}); the report "
+        f"{cost['report_ms']:.2f} ms per request."
     )
 
 
-def _auroc(cell: Mapping[str, Any], *, short: bool = False) -> str:
-    if cell["auroc"] is None:
-        return "–"
-    return f"{cell['auroc']:.2f}" if short else f"{cell['auroc']:.3f} ({cell['low']:.2f}–{cell['high']:.2f})"
+def _auroc(cell: Mapping[str, Any]) -> str:
+    return "–" if cell["auroc"] is None else f"{cell['auroc']:.3f} ({cell['low']:.2f}–{cell['high']:.2f})"
 
 
 def _reached(target: Mapping[str, Any]) -> str:
     return {True: "reached", False: "missed", None: "not judged"}[target["reached"]]
 
 
-def _print_probe(tables: Mapping[str, Any]) -> None:
-    setting = tables["setting"]
-    print_table(
-        f"{setting['model']} reads {setting['length']:,} tokens, {setting['dtype']}, threads: {setting['threads']}, "
-        f"rounds: {setting['rounds']}",
-        [
-            *("case", "rows", "median s", "× plain", "target", "CPU s", "× plain", "peak MiB", "× plain", "target"),
-            *("largest error", "allowed"),
-        ],
-        [_probe_row(name, entry, setting["rows"]) for name, entry in tables["bench"].items()],
-    )
-    say(
-        "Each pass runs in a fresh interpreter, whose whole memory is counted. Errors: entropies against float64, nats."
-    )
-
-
-def _probe_row(name: str, entry: dict[str, Any], rows: dict[str, int]) -> list[str]:
-    median = _number(entry, "median_s", ".1f")
-    if not entry.get("agrees", True):
-        median = "disagrees" if entry["same_output"] else "changes the output"
-    return [
-        name, str(rows.get(name.partition("/")[2], "–")), median, _number(entry, "ratio", ".2f"),
-        _target(entry, "ratio"), _number(entry, "cpu_s", ".1f"), _number(entry, "cpu_ratio", ".2f"),
-        _number(entry, "peak_mib", ",.0f"), _number(entry, "peak_ratio", ".2f"), _target(entry, "peak_ratio"),
-        *_errors(entry),
-    ]  # fmt: skip
-
-
-def _print_cpu(tables: Mapping[str, Any]) -> None:
+def _print_cases(tables: Mapping[str, Any]) -> None:
+    """The cases of --cpu and of --probe; ratios are to the first case, those of imports to `import torch`."""
     setting, entries = tables["setting"], tables["bench"]
-    imports = {name: entry for name, entry in entries.items() if name.startswith("import/")}
-    print_table(
-        f"attention: {setting['length']:,} keys, {setting['heads']} heads of {setting['head_size']}, causal, float32, "
-        f"threads: {setting['threads']}, rounds: {setting['rounds']}",
-        ["case", "median s", "min s", "× PyTorch", "target", "largest error", "allowed"],
-        [[*_times(name, entry), *_errors(entry)] for name, entry in entries.items() if name not in imports],
-    )
-    print_table(
-        "import, in fresh interpreters",
-        ["case", "median s", "min s", "× import torch", "target", "heavy modules", "target"],
+    columns = ["case", "median s", "ratio", "target", "peak MiB", "ratio", "target", "largest error", "allowed"]
+    rows = [
         [
-            [*_times(name, one), ", ".join(one["heavy_modules"]) or "none", _target(one, "heavy_modules", "none")]
-            for name, one in imports.items()
-        ],
+            name, _number(one, "median_s", ".3f") if one.get("agrees", True) else "disagrees",
+            _number(one, "ratio", ".2f"), _target(one, "ratio"), _number(one, "peak_mib", ",.0f"),
+            _number(one, "peak_ratio", ".2f"), _target(one, "peak_ratio"), *_errors(one),
+        ]
+        for name, one in entries.items()
+    ]  # fmt: skip
+    used = [place for place in range(len(columns)) if any(row[place] != "–" for row in rows)]
+    what = f"{setting['model']} reads {setting['length']:,} tokens" if "model" in setting else (
+        f"attention of {setting['length']:,} keys, {setting['heads']} heads of {setting['head_size']}"
+    )  # fmt: skip
+    print_table(
+        f"{what}, threads: {setting['threads']}, rounds: {setting['rounds']}",
+        [columns[place] for place in used],
+        [[row[place] for place in used] for row in rows],
     )
-    entry = entries["row-stats/streaming"]
-    extra = "not measurable here" if entry["extra_mb"] is None else f"{entry['extra_mb']:,.0f} MB"
-    say(
-        f"Extra memory of row-stats/streaming: {extra} (target in MB: {_target(entry, 'extra_mb')}); the matrix of "
-        f"logits would take {entry['dense_mb']:,.0f} MB."
-    )
-    say(f"Errors: {setting['checked_rows']} rows against float64, relative where a value exceeds 1.")
-
-
-def _times(name: str, entry: dict[str, Any]) -> list[str]:
-    median = _number(entry, "median_s", ".3f") if entry.get("agrees", True) else "disagrees"
-    return [name, median, _number(entry, "min_s", ".3f"), _number(entry, "ratio", ".2f"), _target(entry, "ratio")]
+    for name, one in entries.items():
+        if one.get("heavy_modules"):
+            say(f"{name} imports {', '.join(one['heavy_modules'])} (target: none).")
+        if one.get("extra_mb") is not None:
+            say(
+                f"{name}: {one['extra_mb']:,.0f} MB of extra memory (target in MB: {_target(one, 'extra_mb')}); the "
+                f"matrix of logits would take {one['dense_mb']:,.0f} MB."
+            )
+    say("Largest errors are against float64.")
 
 
 def _errors(entry: dict[str, Any]) -> list[str]:
@@ -265,9 +220,8 @@ def _number(entry: dict[str, Any], quantity: str, form: str) -> str:
     return "–" if value is None else format(value, form)
 
 
-def _target(entry: dict[str, Any], quantity: str, text: str | None = None) -> str:
+def _target(entry: dict[str, Any], quantity: str) -> str:
     target = entry.get("targets", {}).get(quantity)
     if target is None or quantity not in entry:
         return "–"
-    verdict = {True: ", reached", False: ", missed", None: ""}[target["reached"]]
-    return (text or f"≤ {target['at_most']:g}") + verdict
+    return f"≤ {target['at_most']:g}" + {True: ", reached", False: ", missed", None: ""}[target["reached"]]

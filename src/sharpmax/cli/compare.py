@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from sharpmax.cli import options
-from sharpmax.cli.options import choice, completion, number, resolve_device, sizes_from
+from sharpmax.cli.options import check_engine, choice, completion, number, resolve_device, sizes_from
 from sharpmax.cli.run import check_extras, check_resume, finish, out_folder, print_report, resumable
 from sharpmax.cli.terminal import progress
 from sharpmax.errors import reject
@@ -35,7 +35,7 @@ def compare(
         typer.Option(
             metavar="T",
             help="max, recall, sort or copy.",
-            autocompletion=completion("tasks.sized_registry", "SIZED_TASKS"),
+            autocompletion=completion("tasks.max_retrieval", "SIZED_TASKS"),
         ),
     ] = "max",
     model: Annotated[str, choice("single (the paper's head) or encoder.", "single", "encoder", metavar="M")] = "single",
@@ -55,11 +55,9 @@ def compare(
     seed: options.Seed = 0,
     device: options.Device = "auto",
     stack: Annotated[int | None, number("Seeds trained in one program.", show_default="all")] = None,
-    engine: Annotated[str, choice("local or ray.", "local", "ray", metavar="E")] = "local",
-    workers: Annotated[int | None, number("Processes on this machine.", show_default="by engine")] = None,
-    address: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="Ray cluster.", show_default="this machine")
-    ] = None,
+    engine: options.Engine = "local",
+    workers: options.Workers = None,
+    address: options.Address = None,
     out: options.Out = Path("compare"),
     resume: options.Resume = False,
     draw: options.Draw = True,
@@ -74,7 +72,7 @@ def compare(
     from sharpmax.experiments.compare.tables import capacity_tables, compare_tables
     from sharpmax.experiments.engine import run
     from sharpmax.experiments.run_folder import RUN, RunStore
-    from sharpmax.tasks.sized_registry import sized_task
+    from sharpmax.tasks.max_retrieval import sized_task
 
     problem = sized_task(task)
     files = list(own or [])
@@ -89,8 +87,7 @@ def compare(
     tested = sizes_from(sizes) if sizes else list(problem.sizes)
     if tested[-1] > problem.most:
         reject("--sizes", tested[-1], f"up to {problem.most} {problem.unit} for the task {task!r}")
-    if address is not None and engine != "ray":
-        reject("--address", repr(address), "an address together with --engine ray", "add --engine ray")
+    check_engine(context)
     check_extras("compare", ("scipy.stats", "reproduce"), ("safetensors", "reproduce"), draw=draw)
     where = resolve_device(context)[0].type
     plan = ComparisonPlan(

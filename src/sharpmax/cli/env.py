@@ -1,6 +1,5 @@
 """`sharpmax env`: versions, devices and extras, for bug reports; needs neither Typer nor rich."""
 
-import argparse
 import re
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,7 @@ from sharpmax.provenance import hardware, installed_version, versions
 
 try:
     from sharpmax.cli.options import AsJson
-except ImportError:  # without Typer, `main` reads the options
+except ImportError:  # the command works without Typer
     if not TYPE_CHECKING:
         AsJson = bool
 
@@ -27,29 +26,20 @@ def env(as_json: AsJson = False) -> None:
         answer(found)
         return
     machine = found["hardware"]
-    lines = [(name, version or "not installed") for name, version in found["versions"].items()]
-    lines += [
-        ("system", machine["system"]),
-        ("cpu", f"{machine['cpu']}, {machine['cores']} cores"),
-        ("memory", "unknown" if machine["ram_gb"] is None else f"{machine['ram_gb']:g} GB"),
-        ("gpu", machine["gpu"] or "none"),
-        ("devices", ", ".join(found["devices"])),
-        ("threads", str(found["threads"])),
-    ]
+    lines = {name: version or "not installed" for name, version in found["versions"].items()} | {
+        "system": machine["system"],
+        "cpu": f"{machine['cpu']}, {machine['cores']} cores",
+        "memory": "unknown" if machine["ram_gb"] is None else f"{machine['ram_gb']:g} GB",
+        "gpu": machine["gpu"] or "none",
+        "devices": ", ".join(found["devices"]),
+        "threads": str(found["threads"]),
+    }
     for extra, state in found["extras"].items():
         without = f"not installed (no {', '.join(state['missing'])}): {state['install']}"
-        lines.append((f"extra {extra}", "installed" if state["installed"] else without))
-    width = max(len(name) for name, _ in lines)
-    for name, value in lines:
+        lines[f"extra {extra}"] = "installed" if state["installed"] else without
+    width = max(map(len, lines))
+    for name, value in lines.items():
         print(f"{name:<{width}} {value}")
-
-
-def main(arguments: list[str]) -> int:
-    """The command without Typer."""
-    parser = argparse.ArgumentParser(prog="sharpmax env", description=env.__doc__)
-    parser.add_argument("--json", action="store_true", help="Print JSON to stdout.")
-    env(parser.parse_args(arguments).json)
-    return 0
 
 
 def describe() -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from sharpmax.cli import options
-from sharpmax.cli.options import number, policies_named, resolve_device, sizes_from
+from sharpmax.cli.options import check_engine, number, policies_named, resolve_device, sizes_from
 from sharpmax.cli.run import check_extras, check_resume, finish, out_folder, print_report, resumable
 from sharpmax.cli.terminal import bar, progress
 from sharpmax.errors import reject
@@ -29,10 +29,13 @@ def evaluate(
         str | None, typer.Option(metavar="N,N", help="Tokens per text and ruler prompt.", show_default="2048,6144")
     ] = None,
     windows: Annotated[int, number("Text windows per length.")] = 3,
-    questions: Annotated[int, number("Chat questions whose answers are scored.", least=0)] = 8,
+    questions: Annotated[int, number("Chat answers to score.", least=0)] = 8,
     seed: options.Seed = 0,
     device: options.Device = "auto",
     dtype: options.Dtype = "float32",
+    engine: options.Engine = "local",
+    workers: options.Workers = None,
+    address: options.Address = None,
     out: options.Out = Path("evaluate"),
     resume: options.Resume = False,
     draw: options.Draw = True,
@@ -40,8 +43,8 @@ def evaluate(
 ) -> None:
     """Measure accuracy, perplexity, time and memory with policies.
 
-    --policy may be repeated: paper, log-length:64, constant:1.5, a file or a folder. The defaults take smollm2 with
-    one policy under ten minutes on two CPU cores, half of it for text (see --no-text and --windows).
+    --policy may be repeated: paper, log-length:64, constant:1.5, a file or a folder. The defaults take smollm2 under
+    ten minutes on two CPU cores, half of it for text.
     """
     from sharpmax.experiments.evaluate.plan import BASE, Plan, prepare
     from sharpmax.experiments.evaluate.run import FILE_NAME as ANSWERS
@@ -53,6 +56,9 @@ def evaluate(
         reject("--text", repr(str(text)), "nothing together with --no-text", "give one of the two")
     if lm_eval_path is not None and lm_eval is None:
         reject("--lm-eval-path", repr(str(lm_eval_path)), "a folder together with --lm-eval")
+    check_engine(context)
+    if workers is not None and engine != "ray":
+        reject("--workers", workers, "a number together with --engine ray", "add --engine ray")
     chosen = policies_named(policy or [], taken=[BASE])
     plan = Plan(
         variants={one.name: one.policy for one in chosen},
@@ -82,5 +88,8 @@ def evaluate(
         material = prepare(language, plan)
     folder = out_folder(context)
     with resumable(folder, ANSWERS), bar("evaluating", work(language, plan, material)) as advance:
-        tables = evaluate_tables(language, plan, material, folder, resume=resume, progress=advance)
+        tables = evaluate_tables(
+            language, plan, material, folder, resume=resume, progress=advance, engine=engine, workers=workers,
+            address=address,
+        )  # fmt: skip
     finish(context, tables, folder, print_report())

@@ -73,40 +73,33 @@ def _print(tables: Mapping[str, Any]) -> None:
     for sentence in tables["verdict"]:
         say(sentence)
     say()
-    setting, measured = tables["setting"], tables["setting"]["prompts"] is not None
-    columns = ["layer", "certified spread (least, median)", "certified horizon", "informative heads"]
-    if measured:
-        columns += ["measured spread (median, most)", "measured horizon", "heads never / falling / holding"]
+    setting, measured = tables["setting"], tables["measured"]
+    columns = ["layer", "certified spread", "certified horizon", "informative heads"]
+    if measured is not None:
+        columns += ["measured spread", "measured horizon", "never / falling / holding"]
     rows = []
     for number, layer in tables["layers"].items():
         certain, seen = layer["certified"], layer["measured"]
-        row = [number, f"{certain['smallest']:,.1f}  {certain['median']:,.1f}", _tokens(certain["tokens"], "vacuous")]
+        row = [number, f"{certain['median']:,.1f}", _tokens(certain["tokens"], "vacuous")]
         row.append(f"{certain['informative']} of {certain['heads']}")
         if seen is not None:
-            row += [f"{seen['spread']:.1f}  {seen['widest']:.1f}", _tokens(seen["tokens"], "–")]
+            row += [f"{seen['spread']:.1f}", _tokens(seen["tokens"])]
             row.append(f"{seen['before']} / {seen['at']} / {seen['beyond']}")
         rows.append(row)
     title = f"{setting['model']}: tokens until no token holds {100 * setting['mass']:g}% of the weight of a head"
-    print_table(title, columns, rows)
-    by = ", ".join(f"{name} {value:,.1f}" for name, value in tables["certified"]["median_by"].items())
-    say(f"Certified spread in nats, median over heads: {tables['certified']['median']:,.1f}; by argument: {by}.")
-    if measured:
-        say(f"Measured spread in nats, median over heads: {tables['measured']['spread']:,.1f}{_first_to_fall(tables)}.")
-        say(f"The longest prompt had up to {LONGEST:,} tokens. For longer ones: sharpmax probe MODEL")
+    print_table(f"{title}; spread in nats, median over heads", columns, rows)
+    if measured is not None:
+        heads = [(one["measured"], name) for name, one in tables["heads"].items() if one["measured"]["kind"] == "at"]
+        first = [
+            f"{name} at {_tokens(one['tokens'])} ({_tokens(one['low'], 'before')} … {_tokens(one['high'], 'beyond')})"
+            for one, name in sorted(heads, key=lambda pair: pair[0]["tokens"])[:3]
+        ]
+        if first:
+            say(f"First measured horizons, with 95% intervals: {', '.join(first)}.")
+        say(f"Prompts had up to {LONGEST:,} tokens. For longer ones: sharpmax probe MODEL")
     say(f"Informative: {setting['rule']}.")
-    say()
 
 
-def _first_to_fall(tables: Mapping[str, Any]) -> str:
-    """The measured horizons of the heads that fall first, each with its interval."""
-    seen = [(name, one["measured"]) for name, one in tables["heads"].items() if one["measured"]["kind"] == "at"]
-    first = [
-        f"{name} at {_tokens(one['tokens'], '–')} ({_tokens(one['low'], 'before')} … {_tokens(one['high'], 'beyond')})"
-        for name, one in sorted(seen, key=lambda pair: pair[1]["tokens"])[:3]
-    ]
-    return f"; first measured horizons, with 95% intervals: {', '.join(first)}" if first else ""
-
-
-def _tokens(count: float | None, otherwise: str) -> str:
+def _tokens(count: float | None, otherwise: str = "–") -> str:
     # A horizon is the largest number of tokens that fits: it is never rounded up.
     return otherwise if count is None else f"{whole(count):,}"

@@ -84,7 +84,7 @@ def prompts(shown: str | bool = True) -> Any:
 
 def sizes(shown: str | bool = True) -> Any:
     """Input sizes."""
-    return typer.Option("--sizes", metavar="N,N", help="Input sizes: 8,16,64, or 8..64 to double.", show_default=shown)
+    return typer.Option("--sizes", metavar="N,N", help="Sizes: 8,16,64, or 8..64 to double.", show_default=shown)
 
 
 def steps(shown: str | bool = True) -> Any:
@@ -129,6 +129,11 @@ TrainingDtype = Annotated[str, choice("auto, float32 or bfloat16.", *_DTYPES[:3]
 Processes = Annotated[int, number("Processes that generate examples.", "--processes")]
 Data = Annotated[
     Path | None, typer.Option("--data", metavar="DIR", help="Generated examples.", show_default="user cache")
+]
+Engine = Annotated[str, choice("local or ray.", "local", "ray", metavar="E")]
+Workers = Annotated[int | None, number("Processes on this machine.", "--workers", show_default="by engine")]
+Address = Annotated[
+    str | None, typer.Option("--address", metavar="HOST:PORT", help="Ray cluster.", show_default="this machine")
 ]
 Out = Annotated[Path, out()]
 Resume = Annotated[bool, typer.Option("--resume", help="Resume the interrupted run in --out.")]
@@ -215,6 +220,13 @@ def resolve_device(context: typer.Context) -> tuple[torch.device, str]:
         dtype = "bfloat16" if name == "cuda" else "float32"
     given["device"], given["dtype"] = name, dtype
     return torch.device(name), dtype
+
+
+def check_engine(context: typer.Context) -> None:
+    """Refuse the address of a cluster without the engine that uses it."""
+    address = context.params["address"]
+    if address is not None and context.params["engine"] != "ray":
+        reject("--address", repr(address), "an address together with --engine ray", "add --engine ray")
 
 
 def data_folder(given: Path | None) -> Path:

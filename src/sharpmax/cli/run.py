@@ -22,7 +22,18 @@ from sharpmax.lazy import require
 from sharpmax.provenance import without_machine
 from sharpmax.results import FILE_NAME, Results, collect, load
 
-_NOT_RECORDED = {"resume", "draw", "as_json", "processes", "data", "shard", "workers", "address", "save_every"}
+_NOT_RECORDED = {
+    "resume",
+    "draw",
+    "as_json",
+    "processes",
+    "data",
+    "shard",
+    "engine",
+    "workers",
+    "address",
+    "save_every",
+}
 """Parameters that do not change the numbers."""
 
 _WITH_TEXT, _DATA = ("policy", "task", "own"), ("text", "dataset", "without", "weights")

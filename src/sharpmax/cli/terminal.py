@@ -10,11 +10,9 @@ from pathlib import Path
 from time import monotonic
 from typing import Literal
 
-from rich import box
 from rich.cells import cell_len
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 _UNLIMITED = 1000
@@ -53,33 +51,21 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
     """
     console = _console()
     widths = [max(map(cell_len, cells)) for cells in zip(columns, *rows, strict=True)]
-    for number, chosen in enumerate(_columns_that_fit(widths, labels, console.width)):
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-        for place in chosen:
-            table.add_column(columns[place], justify="right" if place else "left", no_wrap=True)
-        for row in rows:
-            table.add_row(*(row[place] for place in chosen))
-        # One column may still be wider than the terminal: it may break a line, but no number is ever cut.
-        console.width = max(console.width, console.measure(table, options=console.options.update(width=1000)).maximum)
-        with console.capture() as captured:
-            if number == 0:
-                console.print(Text(title, style="bold"), soft_wrap=True)
-            console.print(table)
-        # rich fills lines up with blanks.
-        print("\n".join(line.rstrip() for line in captured.get().splitlines()))
+    console.print(Text(title, style="bold"), soft_wrap=True)
+    for chosen in _columns_that_fit(widths, labels, console.width):
+        for row in (columns, ["─" * width for width in widths], *rows):
+            pads = {place: " " * (widths[place] - cell_len(row[place])) for place in chosen}
+            print("  ".join(pads[one] + row[one] if one else row[one] + pads[one] for one in chosen).rstrip())
+        print()
 
 
 def _columns_that_fit(widths: Sequence[int], labels: int, width: int) -> list[list[int]]:
-    between, edges = 3, 2  # what rich leaves between two columns, and at both ends of a line
     start = list(range(labels))
-    free = width - edges - sum(widths[:labels]) - between * (labels - 1)
-    found, left = [start.copy()], free
+    found = [start.copy()]
     for place in range(labels, len(widths)):
-        if left < widths[place] + between and len(found[-1]) > labels:
+        if sum(widths[one] + 2 for one in (*found[-1], place)) - 2 > width and len(found[-1]) > labels:
             found.append(start.copy())
-            left = free
         found[-1].append(place)
-        left -= widths[place] + between
     return found
 
 
@@ -97,8 +83,7 @@ def _plain_lines() -> Show:
             return
         stage, last = what, monotonic()
         share = f"{done:,} of {total:,} ({100 * done / total:.0f}%)" if total else ""
-        detail = " ".join(part for part in (share, remark) if part)
-        _print_line(f"{what}: {detail}" if detail else what)
+        _print_line(": ".join(filter(None, (what, " ".join(filter(None, (share, remark)))))))
 
     return show
 
@@ -112,15 +97,14 @@ def progress() -> Iterator[Show]:
         return
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     with Progress(*columns, TextColumn("{task.fields[remark]}"), console=console, transient=True) as bars:
-        tasks: dict[str, TaskID] = {}
+        task, stage = bars.add_task("", total=None, remark=""), ""
 
         def show(what: str, done: int = 0, total: int = 0, remark: str = "") -> None:
-            if what not in tasks:
-                for task in tasks.values():
-                    bars.remove_task(task)
-                tasks.clear()
-                tasks[what] = bars.add_task(what, total=total or None, remark="")
-            bars.update(tasks[what], completed=done, total=total or None, remark=remark)
+            nonlocal stage
+            if what != stage:
+                bars.reset(task)
+                stage = what
+            bars.update(task, description=what, completed=done, total=total or None, remark=remark)
 
         yield show
 

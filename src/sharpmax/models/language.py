@@ -171,20 +171,6 @@ def weights_fingerprint(model: PreTrainedModel) -> str:
     return digest.hexdigest()[:32]
 
 
-def has_weights(model: PreTrainedModel, fingerprint: object) -> bool:
-    """Whether a fingerprint is that of the weights of a model.
-
-    One of 16 digits, as earlier files have it, was made of the first 64 values of every parameter.
-    """
-    if not isinstance(fingerprint, str) or len(fingerprint) != 16:
-        return weights_fingerprint(model) == fingerprint
-    digest = hashlib.sha256()
-    for name, weight in model.named_parameters():
-        digest.update(f"{name}{tuple(weight.shape)}".encode())
-        digest.update(weight.detach().flatten()[:64].cpu().double().numpy().tobytes())
-    return digest.hexdigest()[:16] == fingerprint
-
-
 @contextmanager
 def quiet() -> Iterator[None]:
     """Silence transformers and the hub inside the block; restore their verbosity afterwards."""

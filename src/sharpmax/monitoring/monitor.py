@@ -2,128 +2,35 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import logging
-import math
-import reprlib
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
 
 from sharpmax.errors import FileFormatError, reject, reject_type
 from sharpmax.files import read_json, write_text
-from sharpmax.models.language import has_weights, weights_fingerprint
-from sharpmax.monitoring.learning import check_rate, learned, observed, split, token_lists
-from sharpmax.monitoring.observer import Observer, heads_of
-from sharpmax.monitoring.requests import Report, Request, metrics_of
-from sharpmax.monitoring.scores import DEFAULT, RULES, Learned
+from sharpmax.lazy import require
+from sharpmax.models.language import context_of, weights_fingerprint
+from sharpmax.models.scoring import Reply, batches
+from sharpmax.monitoring.observer import Observer, Request, heads_of
+from sharpmax.monitoring.scores import Baseline, Learned, Report, learn, split
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-_SCHEMA, _KIND = 1, "sharpmax.monitor"
-
-
-@dataclass(frozen=True)
-class _Fields:
-    """The fields of a monitor's file by their path. Errors name the file, the field, its value and what is allowed."""
-
-    file: str
-    body: Any
-
-    def get(self, path: str) -> Any:
-        """The value at a path such as `learned.prompt`."""
-        value, names = self.body, path.split(".")
-        for place, name in enumerate(names):
-            if not isinstance(value, dict):
-                self.refuse(".".join(names[:place]), value, "an object")
-            if name not in value:
-                raise FileFormatError(f"monitor: {self.file} is damaged: it has no {path!r}; learn again")
-            value = value[name]
-        return value
-
-    def check(self, path: str, shape: Sequence[int | None], **limits: Any) -> None:
-        """Check a number, or nested lists of numbers of this shape (None: any length)."""
-        self._check(path, self.get(path), shape, **limits)
-
-    def _check(
-        self,
-        place: str,
-        value: Any,
-        shape: Sequence[int | None],
-        above: float = -math.inf,
-        below: float = math.inf,
-        whole: bool = False,
-        optional: bool = False,
-    ) -> None:
-        if shape:
-            if not isinstance(value, list) or (shape[0] is not None and len(value) != shape[0]):
-                self.refuse(place, value, "a list" if shape[0] is None else f"a list of {shape[0]}")
-            for number, one in enumerate(value):
-                self._check(f"{place}[{number}]", one, shape[1:], above, below, whole, optional)
-            return
-        kinds = (int,) if whole else (int, float)
-        if not (optional and value is None) and not (
-            type(value) in kinds and above < value < below and math.isfinite(value)
-        ):
-            ends = [f"above {above:g}"] * (above > -math.inf) + [f"below {below:g}"] * (below < math.inf)
-            self.refuse(place, value, " ".join([f"a {'whole' if whole else 'finite'} number", " and ".join(ends)]))
-
-    def refuse(self, place: str, value: Any, allowed: str) -> NoReturn:
-        """Raise the error."""
-        given = f"a list of {len(value)}" if isinstance(value, list) else reprlib.repr(value)
-        raise FileFormatError(
-            f"monitor: {self.file} is damaged: {place!r} is {given}; allowed: {allowed.strip()}; learn again"
-        )
-
-
-def _read(path: str | Path, model: PreTrainedModel) -> dict[str, Any]:
-    """The content of a file that `Monitor.save` wrote for these weights, every field checked."""
-    name, body = repr(str(path)), read_json(path, "monitor")
-    if not isinstance(body, dict) or body.get("kind") != _KIND:
-        raise FileFormatError(f"monitor: {name} is not what Monitor.save writes")
-    if body.get("schema") != _SCHEMA:
-        raise FileFormatError(f"monitor: {name} has schema {body.get('schema')!r}; allowed: {_SCHEMA}")
-    if not has_weights(model, body.get("weights")):
-        given = f"{name}, learned with the weights {body.get('weights')}"
-        allowed = f"a file for the weights of this model, {weights_fingerprint(model)}"
-        reject("path", given, allowed, "learn again: sharpmax.monitor")
-    fields = _Fields(name, body)
-    fields.check("false_alarms", (), above=0.0, below=1.0)
-    fields.check("every", (), above=0, below=2**31, whole=True)
-    fields.check("generated", (), above=-1, below=2**31, whole=True)
-    fields.check("learned.heads", (None, 2), above=-1, below=2**31, whole=True)
-    if fields.get("learned.heads") != [list(one) for one in heads_of(model)]:
-        raise FileFormatError(
-            f"monitor: {name} is damaged: 'learned.heads' are not the heads of this model; learn again"
-        )
-    heads = len(body["learned"]["heads"])
-    for row in ("learned.prompt", "learned.generated"):
-        if row == "learned.generated" and fields.get(row) is None:
-            continue
-        fields.check(f"{row}.threshold", ())
-        fields.check(f"{row}.limits", (heads,), optional=True)
-        baseline = f"{row}.baseline"
-        rule = fields.get(f"{baseline}.rule")
-        if not isinstance(rule, str) or rule not in RULES:
-            fields.refuse(f"{baseline}.rule", rule, f"one of {list(RULES)}")
-        fields.check(f"{baseline}.mean", (heads,))
-        fields.check(f"{baseline}.scale", (heads,), above=0.0)
-        fields.check(f"{baseline}.range", (2,))
-        spread = fields.get(f"{baseline}.range")[1]
-        if spread <= 0.0:
-            fields.refuse(f"{baseline}.range[1]", spread, "a finite number above 0")
-        shapes = {"highest": (), "distance": (None, heads)}
-        limits = {"above": 0.0, "below": heads + 1.0} if rule == "highest" else {}
-        fields.check(f"{baseline}.part", shapes.get(rule, (heads,)), **limits)
-    return body
-
-
-_EVENT = "sharpmax.monitor"
+_SCHEMA, _EVENT = 2, "sharpmax.monitor"
 _SETTINGS = ("false_alarms", "every", "generated")
+_PROMPTS = "a list of prompts, each a text or a list of tokens"
+_AT_ONCE, _AT_ONCE_ON_CPU = 16_384, 2_048
+_BUCKETS = (-2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
 
 # Without a handler of the caller's, alarms do not appear on stderr.
 logging.getLogger(_EVENT).addHandler(logging.NullHandler())
@@ -152,26 +59,24 @@ class Monitor:
         logger: logging.Logger | None = None,
         metrics: CollectorRegistry | bool | None = None,
     ) -> None:
-        self.false_alarms = false_alarms
-        self.every = every
+        self.false_alarms, self.every = false_alarms, every
         self.generated = generated if known.generated is not None else 0
-        self._known = known
-        self._model = model
+        self._known, self._model = known, model
         self._name = str(model.name_or_path or type(model).__name__)
-        self._callback = callback
         self._logger = logging.getLogger(_EVENT) if logger is None else logger
-        self._metrics = metrics_of(metrics)
+        counts = metrics_of(metrics)
+        if counts is not None:
+            counts.watch(self._name, self.thresholds)
+        count = None if counts is None else lambda report: counts.add(self._name, report)
+        self._outputs = [one for one in (count, self._log, callback) if one is not None]
         self._failed_before = False
-        if self._metrics is not None:
-            self._metrics.watch(self._name, self.thresholds)
-        calls: Any = {"begun": lambda: Request(self._judge), "ended": self._ended, "failed": self._failed}
+        calls: Any = {"judge": self._judge, "ended": self._ended, "failed": self._failed}
         self._observer = Observer(model, every=every, window=self.generated, **calls)
 
     @property
     def thresholds(self) -> dict[str, float]:
         """The score above which there is an alarm: of a prompt alone, and of a request that generates."""
-        kinds = {"prompt": self._known.prompt, "generated": self._known.generated}
-        return {name: kind.threshold for name, kind in kinds.items() if kind is not None}
+        return dict(self._known.thresholds)
 
     def request(self) -> AbstractContextManager[Request]:
         """Everything that this thread lets the model compute inside `with monitor.request() as r:` is one request.
@@ -200,25 +105,37 @@ class Monitor:
 
     def save(self, path: str | Path) -> Path:
         """Write baselines and thresholds as JSON to the file `path`, for `Monitor.load`."""
-        settings = {name: getattr(self, name) for name in _SETTINGS}
-        about = {"schema": _SCHEMA, "kind": _KIND, "weights": weights_fingerprint(self._model)}
-        body = {**about, **settings, "learned": self._known.to_dict()}
+        known = self._known
+        body = {
+            "schema": _SCHEMA, "kind": _EVENT, "weights": weights_fingerprint(self._model),
+            **{name: getattr(self, name) for name in _SETTINGS},
+            "prompt": known.prompt.to_dict(),
+            "later": None if known.generated is None else known.generated.to_dict(),
+        }  # fmt: skip
         return write_text(path, json.dumps(body, allow_nan=False) + "\n")
 
     @classmethod
-    def load(
-        cls,
-        model: PreTrainedModel,
-        path: str | Path,
-        *,
-        callback: Callable[[Report], None] | None = None,
-        logger: logging.Logger | None = None,
-        metrics: CollectorRegistry | bool | None = None,
-    ) -> Monitor:
-        """Load the monitor that `save` wrote for a model with the same weights."""
-        body = _read(path, model)
-        known, settings = Learned.from_dict(body["learned"]), {name: body[name] for name in _SETTINGS}
-        return cls(model, known, **settings, callback=callback, logger=logger, metrics=metrics)
+    def load(cls, model: PreTrainedModel, path: str | Path, **outputs: Any) -> Monitor:
+        """Load the monitor that `save` wrote for a model with the same weights.
+
+        `callback`, `logger` and `metrics` are those of `sharpmax.monitor`.
+        """
+        body = read_json(path, "monitor")
+        if not isinstance(body, dict) or body.get("kind") != _EVENT or body.get("schema") != _SCHEMA:
+            raise FileFormatError(f"monitor: {str(path)!r} is not a file of Monitor.save, schema {_SCHEMA}")
+        if body.get("weights") != (own := weights_fingerprint(model)):
+            given = f"{str(path)!r}, learned with the weights {body.get('weights')}"
+            reject("path", given, f"a file for the weights of this model, {own}", "learn again: sharpmax.monitor")
+        try:
+            settings = {name: body[name] for name in _SETTINGS}
+            check_settings(**settings)
+            heads = heads_of(model)
+            prompt, generated = (Baseline.from_dict(body[name], len(heads)) for name in ("prompt", "later"))
+        except (KeyError, TypeError, ValueError, RuntimeError) as problem:
+            raise FileFormatError(f"monitor: {str(path)!r} is damaged: {problem}; learn again") from None
+        if prompt is None:
+            raise FileFormatError(f"monitor: {str(path)!r} is damaged: it knows no prompts; learn again")
+        return cls(model, Learned(heads, prompt, generated), **settings, **outputs)
 
     def __repr__(self) -> str:
         shown = ", ".join(f"{name}={getattr(self, name)}" for name in _SETTINGS)
@@ -232,19 +149,14 @@ class Monitor:
 
     def _ended(self, request: Request) -> None:
         report = request.finish()
-        for publish in (self._count, self._log, self._callback):
-            if publish is not None:
-                self._publish(publish, report)
+        for publish in self._outputs:
+            self._publish(publish, report)
 
     def _publish(self, publish: Callable[[Report], None], report: Report) -> None:
         try:
             publish(report)
         except Exception as problem:
             self._failed(problem)
-
-    def _count(self, report: Report) -> None:
-        if self._metrics is not None:
-            self._metrics.add(self._name, report)
 
     def _log(self, report: Report) -> None:
         level = logging.WARNING if report.alarm else logging.INFO
@@ -258,6 +170,53 @@ class Monitor:
         return f"{type(problem).__name__}: {problem}"
 
 
+class Metrics:
+    """The metrics of all monitors that share a registry; the label `model` tells them apart."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        client = require("prometheus_client", "monitor", "metrics of a monitor")
+
+        def metric(kind: str, name: str, text: str, *labels: str, **options: Any) -> Any:
+            return getattr(client, kind)(f"sharpmax_monitor_{name}", text, labels, registry=registry, **options)
+
+        self._requests = metric("Counter", "requests", "Requests, by outcome: ok, alarm, no_score", "model", "outcome")
+        self._scores = metric("Histogram", "score", "Scores of sequences", "model", buckets=_BUCKETS)
+        self._threshold = metric("Gauge", "threshold", "Score above which there is an alarm", "model", "rows")
+        self._heads = metric("Counter", "heads_above", "Heads above their own thresholds", "model", "layer")
+
+    def watch(self, model: str, thresholds: dict[str, float]) -> None:
+        """Show the thresholds of a monitor, and its counts from zero on."""
+        for rows, threshold in thresholds.items():
+            self._threshold.labels(model, rows).set(threshold)
+        for outcome in ("ok", "alarm", "no_score"):
+            self._requests.labels(model, outcome)
+
+    def add(self, model: str, report: Report) -> None:
+        """Count a request."""
+        known = [score for score in report.scores if score is not None]
+        self._requests.labels(model, "alarm" if report.alarm else "ok" if known else "no_score").inc()
+        for score in known:
+            self._scores.labels(model).observe(score)
+        for head in report.heads:
+            self._heads.labels(model, str(head.layer)).inc()
+
+
+_OF_REGISTRY: WeakKeyDictionary[Any, Metrics] = WeakKeyDictionary()
+
+
+def metrics_of(given: CollectorRegistry | bool | None) -> Metrics | None:
+    """The metrics in a registry (True: the client's own), made once for each; None for none."""
+    if given is None or given is False:
+        return None
+    client = require("prometheus_client", "monitor", "metrics of a monitor")
+    registry = client.REGISTRY if given is True else given
+    if not isinstance(registry, client.CollectorRegistry):
+        reject_type("metrics", type(registry).__name__, "True, None or a prometheus_client.CollectorRegistry")
+    if registry not in _OF_REGISTRY:
+        _OF_REGISTRY[registry] = Metrics(registry)
+    return _OF_REGISTRY[registry]
+
+
 def monitor(
     model: PreTrainedModel,
     reference: Iterable[str] | Iterable[Sequence[int]],
@@ -266,7 +225,6 @@ def monitor(
     false_alarms: float = 0.01,
     every: int = 16,
     generated: int = 2,
-    score: str = DEFAULT,
     callback: Callable[[Report], None] | None = None,
     logger: logging.Logger | None = None,
     metrics: CollectorRegistry | bool | None = None,
@@ -281,8 +239,8 @@ def monitor(
     `false_alarms`. That takes at least 1/`false_alarms` + 7 prompts; twice as many give more even halves.
 
     Requests are judged by the last row of their prompt and that of every `every`-th token they generate: the highest
-    score counts, of the prompt and the `generated` latest. `score` names one of the rules in
-    `sharpmax.monitoring.scores.RULES`.
+    score counts, of the prompt and the `generated` latest. The score is the mean excess of entropy over all heads,
+    beyond what the reference itself varies by.
 
     >>> import torch, sharpmax as sm
     >>> from transformers import LlamaConfig, LlamaForCausalLM
@@ -295,18 +253,106 @@ def monitor(
     >>> len(r.scores), r.why
     (2, None)
     """
-    check_rate(false_alarms)
+    check_settings(false_alarms, every, generated)
+    if isinstance(reference, (str, bytes)) or not isinstance(reference, Iterable):
+        reject_type("reference", type(reference).__name__, _PROMPTS)
+    prompts = [_tokens(number, prompt, tokenizer) for number, prompt in enumerate(reference)]
+    split(len(prompts), false_alarms)  # refuses too few prompts before the work
+    rows = generated if getattr(model, "can_generate", bool)() else 0
+    known = learn(*reference_rows(model, prompts, every=every, generated=rows), heads_of(model), false_alarms)
+    outputs: dict[str, Any] = {"callback": callback, "logger": logger, "metrics": metrics}
+    return Monitor(model, known, false_alarms=float(false_alarms), every=every, generated=rows, **outputs)
+
+
+def check_settings(false_alarms: object, every: object = 1, generated: object = 0) -> None:
+    """Refuse a false-alarm rate and numbers of tokens that mean nothing."""
+    share = "a share above 0 and below 1, as 0.01"
+    if isinstance(false_alarms, bool) or not isinstance(false_alarms, (int, float)):
+        reject_type("false_alarms", repr(false_alarms), share)
+    if not 0.0 < false_alarms < 1.0:
+        reject("false_alarms", false_alarms, share)
     for name, value, least in (("every", every, 1), ("generated", generated, 0)):
         if type(value) is not int:
             reject_type(name, repr(value), "a whole number")
         if value < least:
             reject(name, value, f"{least} or more")
-    if score not in RULES:
-        reject("score", repr(score), f"one of {list(RULES)}")
-    rows = generated if getattr(model, "can_generate", bool)() else 0
-    prompts = token_lists(reference, tokenizer)
-    split(len(prompts), false_alarms)  # refuses too few prompts before the work
-    seen = observed(model, prompts, every=every, generated=rows)
-    outputs: dict[str, Any] = {"callback": callback, "logger": logger, "metrics": metrics}
-    known = learned(seen, false_alarms, score)
-    return Monitor(model, known, false_alarms=false_alarms, every=every, generated=rows, **outputs)
+
+
+def _tokens(number: int, prompt: Any, tokenizer: PreTrainedTokenizerBase | None) -> list[int]:
+    if isinstance(prompt, str):
+        if tokenizer is None:
+            reject("tokenizer", None, "the model's tokenizer, where prompts are texts")
+        prompt = tokenizer(prompt).input_ids
+    ids = prompt.tolist() if isinstance(prompt, Tensor) else prompt
+    if not isinstance(ids, (list, tuple)) or not all(type(one) is int for one in ids):
+        reject_type("reference", f"{type(prompt).__name__} as prompt {number}", _PROMPTS)
+    if not ids:
+        reject("reference", f"prompt {number} without a token", "prompts of one token or more")
+    return list(ids)
+
+
+def reference_rows(
+    model: PreTrainedModel, prompts: Sequence[Sequence[int]], *, every: int = 8, generated: int = 0
+) -> tuple[Tensor, Tensor]:
+    """Let the model read prompts and generate until `generated` of its own tokens, each the `every`-th, were read.
+
+    Returns the entropies `[N, 1 + generated, heads]` of these rows on the CPU, and which of them exist.
+    """
+    context, longest = context_of(model), max(map(len, prompts), default=0)
+    new = generated * every + 1 if generated else 0
+    if context is not None and longest + new > context:
+        hint = "leave out the longest, or learn from fewer generated rows" if new else "leave out the longest"
+        given = f"a prompt of {longest} tokens" + (f" and {new} to generate" if new else "")
+        reject("reference", given, f"up to {context} tokens, what the model can read", hint)
+    problems: list[Exception] = []
+
+    def failed(problem: Exception) -> str:
+        problems.append(problem)
+        return str(problem)
+
+    calls: Any = {"judge": lambda one: Report(()), "ended": lambda one: None, "failed": failed}
+    observer = Observer(model, every=every, window=generated, **calls)
+    entropy = torch.zeros(len(prompts), 1 + generated, len(observer.heads), dtype=torch.float64)
+    valid = torch.zeros(len(prompts), 1 + generated, dtype=torch.bool)
+    try:
+        for batch in batches([Reply(tuple(ids), len(ids)) for ids in prompts], tokens_at_once(model)):
+            with torch.no_grad(), observer.request() as request:
+                _read(model, [prompts[place] for place in batch], new)
+            if problems:
+                raise problems[0]
+            run = request.runs[0]
+            if run.prompt is None:
+                reject("model", "a model whose attention was not observed (compiled?)", "a model that is not compiled")
+            for number, row in enumerate([run.prompt, *run.generated]):
+                entropy[batch, number], valid[batch, number] = row.entropy.cpu().double(), row.valid.cpu()
+    finally:
+        observer.close()
+    wrong = (~entropy.isfinite()).any(-1).any(-1).nonzero()
+    if len(wrong):
+        given = f"prompt {int(wrong[0])}, whose attention is not a number (NaN)"
+        reject("reference", given, "prompts a model can read")
+    return entropy, valid
+
+
+def tokens_at_once(model: PreTrainedModel) -> int:
+    """How many tokens a batch may have: a GPU is fastest with many, a CPU with what its cache holds."""
+    return _AT_ONCE_ON_CPU if model.device.type == "cpu" else _AT_ONCE
+
+
+def _read(model: Any, prompts: Sequence[Sequence[int]], new: int) -> None:
+    """Let a model read prompts as one batch, and generate `new` tokens.
+
+    Padding is on the left to generate and on the right otherwise, so that positions need not be passed.
+    """
+    longest = max(map(len, prompts))
+    ids = torch.zeros(len(prompts), longest, dtype=torch.long)
+    mask = torch.zeros_like(ids)
+    for row, one in enumerate(prompts):
+        place = slice(longest - len(one), longest) if new else slice(len(one))
+        ids[row, place], mask[row, place] = torch.tensor(one), 1
+    given = {"input_ids": ids.to(model.device), "attention_mask": mask.to(model.device)}
+    if new:
+        model.generate(**given, max_new_tokens=new, do_sample=False, pad_token_id=0)
+        return
+    known = inspect.signature(model.forward).parameters
+    model(**given, **{name: value for name, value in (("use_cache", False), ("logits_to_keep", 1)) if name in known})

@@ -7,8 +7,9 @@ from sharpmax.policies.log_linear import LogLinear
 from sharpmax.policies.per_head import PerHead
 from sharpmax.policies.polynomial import PAPER, Polynomial
 from sharpmax.policies.registry import load_policy, resolve_policy
+from sharpmax.policies.shipped import LogScale, from_config, yarn
 
 __all__ = [
-    "PAPER", "Constant", "Curve", "EntropyTarget", "LogLength", "LogLinear", "PerHead", "Policy", "Polynomial",
-    "load_policy", "resolve_policy",
+    "PAPER", "Constant", "Curve", "EntropyTarget", "LogLength", "LogLinear", "LogScale", "PerHead", "Policy",
+    "Polynomial", "from_config", "load_policy", "resolve_policy", "yarn",
 ]  # fmt: skip

@@ -12,8 +12,9 @@ from types import MappingProxyType
 from sharpmax.errors import FileFormatError, reject, reject_type
 from sharpmax.files import read_json
 from sharpmax.policies.base import Policy, policy_from_dict
-from sharpmax.policies.basic import Constant, LogLength
+from sharpmax.policies.basic import Constant
 from sharpmax.policies.polynomial import PAPER
+from sharpmax.policies.shipped import BY_NUMBER
 
 BESIDE = "sharpmax_policy.json"
 """The file that `save_pretrained` of a model with a policy puts beside the weights."""
@@ -21,25 +22,23 @@ BESIDE = "sharpmax_policy.json"
 IN_FOLDERS = ("policy.json", BESIDE)
 """What a folder may hold; the first is what `sharpmax calibrate` writes."""
 
-_WITH_NUMBER: Mapping[str, Callable[[float], Policy]] = {
-    "constant": Constant,
-    "log-length": lambda number: LogLength(reference=number),
-}
-
 
 def load_policy(path_or_name: str | os.PathLike[str]) -> Policy:
-    """A policy by its name, as `log-length:64` or `constant:1.5`, or from the file or folder that holds one.
+    """A policy by its name, by a rule and its number, or from the file or folder that holds one.
+
+    Rules with a number are `constant:1.5`, `log-length:64`, `ssmax:0.4`, `yarn:4`, `inkling:128000`; those of a
+    published model can go without: `llama4`, `ministral3`, `qwen`, `qwen2.5-1m`, `grok2`, or `llama4:4096`.
 
     >>> load_policy("paper").describe()
     'β = max(1, -0.037·H^4 +0.481·H^3 -2.3·H^2 +4.917·H -1.791) for H > 0.5, extrapolate outside'
-    >>> load_policy("constant:1.5").describe()
-    'β = 1.5'
+    >>> load_policy("llama4").describe()
+    'β = 1 + 0.1·ln(1 + ⌊n/8192⌋)'
     """
     if not isinstance(path_or_name, (str, os.PathLike)):
         reject_type("path_or_name", type(path_or_name).__name__, _allowed())
-    path = Path(path_or_name)
     if isinstance(path_or_name, str) and path_or_name in NAMED:
         return NAMED[path_or_name]()
+    path = Path(path_or_name)
     if isinstance(path_or_name, str) and not path.exists() and (found := _with_number(path_or_name)) is not None:
         return found
     if path_or_name and path.is_dir():
@@ -50,19 +49,22 @@ def load_policy(path_or_name: str | os.PathLike[str]) -> Policy:
 
 
 def _allowed() -> str:
-    return f"one of {sorted(NAMED)}, log-length:64, constant:1.5 or the path of a policy file or its folder"
+    numbered = ", ".join(sorted(name for name, (_, usual) in BY_NUMBER.items() if usual is None))
+    by_number = f"a rule and its number ({numbered}, as log-length:64)"
+    return f"one of {sorted(NAMED)}, {by_number} or the path of a policy file or its folder"
 
 
+@functools.lru_cache(64)
 def _with_number(text: str) -> Policy | None:
-    """The policy that a kind with its number stands for; None for other texts."""
+    """The policy that a kind with its number stands for, always the same object; None for other texts."""
     kind, colon, number = text.partition(":")
-    if not colon or kind not in _WITH_NUMBER:
+    if not colon or kind not in BY_NUMBER:
         return None
     try:
         value = float(number)
     except ValueError:
         reject("policy", repr(text), f"{kind}: and a number, as log-length:64 or constant:1.5")
-    return _WITH_NUMBER[kind](value)
+    return BY_NUMBER[kind][0](value)
 
 
 def _file_in(folder: Path) -> Path:
@@ -108,6 +110,7 @@ NAMED: Mapping[str, Callable[[], Policy]] = MappingProxyType(
         "smollm2-constant": lambda: _packaged("smollm2-constant"),
         "smollm2-kl": lambda: _packaged("smollm2-kl"),
         "qwen2.5-coder-0.5b": lambda: _packaged("qwen2.5-coder-0.5b"),
+        **{name: functools.partial(make, usual) for name, (make, usual) in BY_NUMBER.items() if usual is not None},
     }
 )
 """Policies that can be asked for by name."""

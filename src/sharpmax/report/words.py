@@ -201,17 +201,33 @@ def _span(shares: Sequence[str]) -> str:
 
 
 Pairs = list[tuple[str, str]]
+"""Terms with their texts, as a page lists them."""
 
 
 def origin_of_run(command: str, provenance: Mapping[str, Any], tables: Mapping[str, Any]) -> Pairs:
     """Command, date, commit, seed, versions and hardware of a run, and how long it took."""
-    pairs = [("Command", command), *_pairs(provenance)]
-    if named := files_of(command, provenance, tables):
-        pairs.append(("Files of the command", "; ".join(f"{name}: {where}" for name, where in named.items())))
-    seconds = tables.get("setting", {}).get("seconds") or {}
-    if seconds:
-        pairs.append(("Time taken", ", ".join(f"{name} {_duration(value)}" for name, value in seconds.items())))
-    return pairs
+    files = [f"{name}: {where}" for name, where in files_of(command, provenance, tables).items()]
+    seconds = (tables.get("setting", {}).get("seconds") or {}).items()
+    found = {
+        "Command": command,
+        **_machine(provenance),
+        "Files of the command": "; ".join(files),
+        "Time taken": ", ".join(f"{name} {_duration(value)}" for name, value in seconds),
+    }
+    return [(name, str(value)) for name, value in found.items() if value not in (None, "")]
+
+
+def origin_of_weights(weights: Mapping[str, Any]) -> Pairs:
+    """Where the models of a recipe were trained, how long, and from which seeds."""
+    trained = weights.get("trained") or {}
+    found = {
+        "Training steps": count(weights["steps"]),
+        "Seeds": ", ".join(map(str, weights["seeds"])),
+        "Command": trained.get("command"),
+        **_machine(trained),
+        "Time taken": _duration(trained["seconds"]) if trained.get("seconds") is not None else "",
+    }
+    return [(name, str(value)) for name, value in found.items() if value not in (None, "")]
 
 
 def files_of(command: str, provenance: Mapping[str, Any], tables: Mapping[str, Any]) -> dict[str, str]:
@@ -222,7 +238,7 @@ def files_of(command: str, provenance: Mapping[str, Any], tables: Mapping[str, A
     """
     known = {str(one["name"]): one for one in provenance.get("files") or []}
     setting = tables.get("setting")
-    arms = (setting.get("arms") if isinstance(setting, Mapping) else None) or {}
+    variants = (setting.get("arms") if isinstance(setting, Mapping) else None) or {}
     found = {}
     for word in _inputs(command):
         stem = PurePosixPath(word).stem
@@ -230,7 +246,7 @@ def files_of(command: str, provenance: Mapping[str, Any], tables: Mapping[str, A
             found[word] = "in results.json, provenance.files"
         elif word in known:
             found[word] = f"a file of {count(known[word]['bytes'])} bytes, SHA-256 {known[word]['sha256']}"
-        elif word.endswith(".json") and isinstance(arms, Mapping) and (arms.get(stem) or {}).get("policy"):
+        elif word.endswith(".json") and isinstance(variants, Mapping) and (variants.get(stem) or {}).get("policy"):
             found[word] = f"in results.json, tables.setting.arms.{stem}.policy"
         elif isinstance(tables.get("training"), Mapping) and "command" in (tables["training"].get(word) or {}):
             found[word] = f"trained by the command in results.json, tables.training.{word}.command"
@@ -243,51 +259,23 @@ def _inputs(command: str) -> list[str]:
         words = shlex.split(str(command))
     except ValueError:  # somebody changed it
         words = str(command).split()
-    return [
-        part
-        for before, word in pairwise(words)
-        if before != "--out" and not word.startswith("--")
-        for part in word.split(",")
-    ]
+    read = (word for before, word in pairwise(words) if before != "--out" and not word.startswith("--"))
+    return [part for word in read for part in word.split(",")]
 
 
-def origin_of_weights(weights: Mapping[str, Any]) -> Pairs:
-    """Where the models of a recipe were trained, how long, and from which seeds."""
-    pairs = [("Training steps", count(weights["steps"])), ("Seeds", ", ".join(str(seed) for seed in weights["seeds"]))]
-    trained = weights.get("trained")
-    if not trained:
-        return pairs
-    if trained.get("command"):
-        pairs.append(("Command", str(trained["command"])))
-    pairs += _pairs(trained)
-    if trained.get("seconds") is not None:
-        pairs.append(("Time taken", _duration(trained["seconds"])))
-    return pairs
-
-
-def _pairs(provenance: Mapping[str, Any]) -> Pairs:
-    versions, hardware = provenance.get("versions") or {}, provenance.get("hardware") or {}
-    found = {
-        "Date": provenance.get("date"),
-        "Commit": provenance.get("commit"),
-        "Seed": provenance.get("seed"),
+def _machine(provenance: Mapping[str, Any]) -> dict[str, Any]:
+    hardware = provenance.get("hardware") or {}
+    cores, memory = hardware.get("cores"), hardware.get("ram_gb")
+    parts = [
+        hardware.get("cpu"), plural(cores, "core") if cores else "", f"{memory:g} GB memory" if memory else "",
+        hardware.get("gpu") or ("no GPU" if hardware else ""), hardware.get("system"),
+    ]  # fmt: skip
+    versions = provenance.get("versions") or {}
+    return {
+        **{name.capitalize(): provenance.get(name) for name in ("date", "commit", "seed")},
         "Versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
-        "Hardware": _hardware(hardware),
+        "Hardware": ", ".join(str(part) for part in parts if part),
     }
-    return [(name, str(value)) for name, value in found.items() if value not in (None, "")]
-
-
-def _hardware(hardware: Mapping[str, Any]) -> str:
-    parts = [str(hardware["cpu"])] if hardware.get("cpu") else []
-    if hardware.get("cores"):
-        parts.append(plural(hardware["cores"], "core"))
-    if hardware.get("ram_gb"):
-        parts.append(f"{hardware['ram_gb']:g} GB memory")
-    if hardware:
-        parts.append(str(hardware["gpu"]) if hardware.get("gpu") else "no GPU")
-    if hardware.get("system"):
-        parts.append(str(hardware["system"]))
-    return ", ".join(parts)
 
 
 def _duration(seconds: float) -> str:
@@ -295,5 +283,5 @@ def _duration(seconds: float) -> str:
 
 
 def baseline(name: str) -> str:
-    """The name of a variant; results call the model without a policy "as it comes"."""
+    """The name of a variant; earlier results call the model without a policy "as it comes"."""
     return "baseline" if name == "as it comes" else name

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
@@ -134,16 +134,10 @@ class Task:
         rng = random.Random(f"{self.name}/{self.version}/{size}/{seed}/{index}")
         prompt = self.make(size, rng)
         if not isinstance(prompt, Prompt):
-            reject_type(
-                "make", f"{type(prompt).__name__} from the task {self.name!r}", "a function that returns a Prompt"
-            )
+            given = f"{type(prompt).__name__} from the task {self.name!r}"
+            reject_type("make", given, "a function that returns a Prompt")
         return prompt
 
 
 SIZES = (8, 16, 32, 64, 128, 256, 512)
 """The default numbers of items."""
-
-
-def numbered(things: Sequence[str], size: int, rng: random.Random) -> list[tuple[str, int]]:
-    """`size` different things in random order, each with a number of two digits; numbers may repeat."""
-    return [(thing, rng.randint(10, 99)) for thing in rng.sample(things, size)]

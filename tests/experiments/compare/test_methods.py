@@ -21,7 +21,7 @@ from sharpmax.experiments.compare.methods import (
 )
 from sharpmax.experiments.compare.run import ComparisonPlan
 from sharpmax.normalisers.base import normaliser
-from sharpmax.tasks.sized_registry import sized_task
+from sharpmax.tasks.max_retrieval import sized_task
 from tests.small_normalisers import shipped
 
 MAX = sized_task("max")

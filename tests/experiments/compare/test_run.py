@@ -14,8 +14,7 @@ from sharpmax.experiments.compare import run as cells
 from sharpmax.experiments.compare.methods import SHIPPED_METHODS, Method, ModelSpec
 from sharpmax.experiments.compare.run import evaluate, train
 from sharpmax.models.single_head import SetHeads
-from sharpmax.tasks.max_retrieval import seeded
-from sharpmax.tasks.sized_registry import sized_task
+from sharpmax.tasks.max_retrieval import seeded, sized_task
 
 SINGLE = ModelSpec(width=16)
 ENCODER = ModelSpec("encoder", width=16, heads=2, depth=2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -20,20 +20,10 @@ from sharpmax.experiments.statistics import Accuracy, accuracy, auroc
 from sharpmax.files import display_name
 from sharpmax.integrations.transformers.interface import observed
 from sharpmax.models.language import LanguageModel, context_of
-from sharpmax.models.scoring import Reply, batches, encode, reply_losses
-from sharpmax.monitoring.learning import (
-    LEAST_LEARNED,
-    Reference,
-    check_rate,
-    learned,
-    least_examples,
-    read,
-    tokens_at_once,
-)
-from sharpmax.monitoring.monitor import Monitor
-from sharpmax.monitoring.observer import heads_of
-from sharpmax.monitoring.requests import Pass
-from sharpmax.monitoring.scores import DEFAULT, RULES, Learned
+from sharpmax.models.scoring import Places, Reply, batches, encode
+from sharpmax.monitoring.monitor import Monitor, check_settings, tokens_at_once
+from sharpmax.monitoring.observer import Pass, heads_of
+from sharpmax.monitoring.scores import LEAST_LEARNED, Learned, learn, least_examples
 from sharpmax.provenance import check_amounts, check_seed
 from sharpmax.results import json_values
 from sharpmax.tasks.prompt import Task
@@ -49,23 +39,19 @@ ROUNDS = 12
 ALL, POOLED = "all", "pooled"
 """All tasks, all sizes."""
 
-OWN: Mapping[str, str] = {
+SIGNALS: Mapping[str, str] = {
+    "monitor": "attention entropies against the reference",
     "confidence": "largest probability of a next token",
     "entropy": "entropy of the next token",
     "energy": "−ln Σ exp of the output logits",
-}
-"""The model's own signals; of each, more is more suspicious (of the probability, less)."""
-
-SIGNALS: Mapping[str, str] = {
-    "monitor": "attention entropies against the reference",
-    **OWN,
     "length": "tokens read",
     "both": "monitor and entropy, each in standard deviations of the reference, added",
 }
+"""Of each, more is more suspicious (of the probability, less)."""
 
 _EVERY = 16
 _TARGET = {"overhead_percent": 3.0}
-_SEEDS = {"reference": 1000, "validation": 2000, "evaluation": 3000}
+_SEEDS = {"reference": 1000, "evaluation": 3000}
 _SAMPLE, _SLACK = 4, 1.1
 _MARGIN = 1.0  # percentage points by which the false-alarm rate may be off
 
@@ -126,28 +112,18 @@ def monitor_cost(
 
 @dataclass(frozen=True, eq=False)
 class Answered:
-    """N answered prompts; all but `right` is of the row that predicts the first token of the answer."""
+    """N answered prompts: `right` `[N]`, and of the row that predicts the first token of the answer the entropies
+    `[N, heads]` and the signals `[N]`."""
 
-    right: np.ndarray  # [N], whether greedy decoding gives the right answer
-    own: Mapping[str, np.ndarray]  # [N], suspicion by each of the model's own signals
-    entropy: Tensor  # [N, heads]
-    count: Tensor  # [N], tokens read so far
+    right: np.ndarray
+    rows: Tensor
+    signals: Mapping[str, np.ndarray]
 
     @classmethod
     def together(cls, parts: Sequence[Answered]) -> Answered:
         """Concatenate."""
-        return cls(
-            np.concatenate([part.right for part in parts]),
-            {name: np.concatenate([part.own[name] for part in parts]) for name in OWN},
-            torch.cat([part.entropy for part in parts]),
-            torch.cat([part.count for part in parts]),
-        )
-
-    def as_reference(self, heads: Sequence[tuple[int, int]]) -> Reference:
-        """The rows as reference data."""
-        found = Reference(len(self.right), 0, heads)
-        found.entropy, found.count = self.entropy.double(), self.count
-        return found
+        signals = {name: np.concatenate([part.signals[name] for part in parts]) for name in parts[0].signals}
+        return cls(np.concatenate([part.right for part in parts]), torch.cat([part.rows for part in parts]), signals)
 
 
 def replies_of(language: LanguageModel, task: Task, size: int, count: int, seed: int) -> list[Reply]:
@@ -163,81 +139,32 @@ def replies_of(language: LanguageModel, task: Task, size: int, count: int, seed:
 
 
 def answered(model: PreTrainedModel, replies: Sequence[Reply]) -> Answered:
-    """Let the model answer, each prompt in one pass."""
-    parts: list[Answered] = []
-    order: list[int] = []
-    seeing: list[Pass] = []
-    logits: list[Tensor] = []
-    hook = model.register_forward_hook(lambda module, args, out: logits.append(out.logits))
-    with hook, observed(model, lambda seen: seeing[-1].see(seen)), torch.no_grad():
-        for batch in batches(replies, tokens_at_once(model)):
-            chosen = [replies[place] for place in batch]
-            seeing[:] = [Pass(torch.tensor([reply.start - 1 for reply in chosen], device=model.device))]
-            logits.clear()
-            right = reply_losses(model, chosen)[1].all(-1)
-            parts.append(_read_off(chosen, right, logits[-1], seeing[-1]))
-            order += batch
-    found = Answered.together(parts)
-    back = np.argsort(order)
-    own = {name: values[back] for name, values in found.own.items()}
-    return Answered(found.right[back], own, found.entropy[back], found.count[back])
+    """Let the model answer, each prompt in one pass; those of a batch are of similar length."""
+    return Answered.together(
+        [_answered(model, [replies[place] for place in batch]) for batch in batches(replies, tokens_at_once(model))]
+    )
 
 
-def _read_off(replies: Sequence[Reply], right: Tensor, logits: Tensor, seeing: Pass) -> Answered:
-    """The row that predicts the first token of each reply, among the computed rows `[B, places, V]`."""
-    predicted = sorted({place for reply in replies for place in range(reply.start, len(reply.ids))})
-    whole = logits.shape[1] > len(predicted)  # a model that cannot leave rows out
-    columns = [reply.start - 1 if whole else predicted.index(reply.start) for reply in replies]
-    rows = logits[torch.arange(len(replies)), torch.tensor(columns)].float()
-    log_p = rows.log_softmax(-1)
-    own = {
-        "confidence": -log_p.amax(-1).exp(),
-        "entropy": torch.special.entr(log_p.exp()).sum(-1),
-        "energy": -rows.logsumexp(-1),
-    }
+def _answered(model: PreTrainedModel, replies: Sequence[Reply]) -> Answered:
+    places = Places.of(replies, model.device)
+    first = torch.tensor([reply.start - 1 for reply in replies], device=model.device)
+    seeing = Pass(first)
+    with observed(model, seeing.see), torch.no_grad():
+        logits = places.logits(model)
     row = seeing.row()
     if row is None:
         raise UnsupportedError("model: its attention was not seen; allowed: a model that is not compiled")
-    numbers = {name: values.cpu().double().numpy() for name, values in own.items()}
-    return Answered(right.cpu().numpy(), numbers, row.entropy.cpu(), row.count.cpu())
-
-
-Cells = Mapping[tuple[str, int], Answered]
-"""Answers by task and size."""
-
-
-def _scores(known: Learned, one: Answered) -> np.ndarray:
-    return np.asarray(known.prompt.baseline.score(one.entropy))
-
-
-def alarms_of(known: Learned, one: Answered) -> np.ndarray:
-    """Which prompts raise an alarm."""
-    return np.asarray(_scores(known, one) > known.prompt.threshold)
-
-
-def by_size(cells: Cells, task: str, what: Callable[[Answered], np.ndarray]) -> dict[str, Accuracy]:
-    """The share for which `what` holds, at each size of a task, in percent."""
-    return {str(size): accuracy([int(x) for x in what(one)]) for (name, size), one in cells.items() if name == task}
-
-
-def _of(cells: Cells, task: str) -> Answered:
-    return Answered.together([one for (name, _), one in cells.items() if task in (name, ALL)])
-
-
-def aurocs(cells: Cells, task: str, known: Learned, typical: Answered, seed: int) -> dict[str, Any]:
-    """AUROC of every signal at each size of a task and over all of them; `typical` is the reference."""
-
-    def signals(one: Answered) -> dict[str, np.ndarray]:
-        score, usual = _scores(known, one), typical.own["entropy"]
-        both = score + (one.own["entropy"] - usual.mean()) / max(usual.std(), 1e-9)
-        return {"monitor": score, **one.own, "length": one.count.numpy().astype(float), "both": both}
-
-    groups = {str(size): one for (name, size), one in cells.items() if name == task} | {POOLED: _of(cells, task)}
-    table: dict[str, Any] = {signal: {} for signal in SIGNALS}
-    for group, one in groups.items():
-        for signal, suspicion in signals(one).items():
-            table[signal][group] = auroc(suspicion[None], one.right[None], seed)
-    return table
+    right = (logits.argmax(-1) == places.wanted) | (places.wanted < 0)
+    rows = logits[torch.arange(len(replies), device=model.device), torch.searchsorted(places.rows, first)]
+    log_p = rows.log_softmax(-1)
+    signals = {
+        "confidence": -log_p.amax(-1).exp(),
+        "entropy": torch.special.entr(log_p.exp()).sum(-1),
+        "energy": -rows.logsumexp(-1),
+        "length": row.count,
+    }
+    numbers = {name: values.cpu().double().numpy() for name, values in signals.items()}
+    return Answered(right.all(-1).cpu().numpy(), row.entropy.cpu().double(), numbers)
 
 
 @dataclass(frozen=True)
@@ -273,33 +200,75 @@ def monitor_tables(
 ) -> dict[str, Any]:
     """All tables; `limit` is the number of evaluation prompts of each size; `note` is called with progress.
 
-    There are half as many for validation, and twice as many of the small sizes to learn from and to count false alarms.
+    There are twice as many of the small sizes, to learn from and to count false alarms.
     """
     check_seed(seed)
-    check_rate(false_alarms)
+    check_settings(false_alarms)
     check_amounts(context, rounds, least=_EVERY)
-    plans = _readable(language, plans)
-    cells = sum(len(plan.reference()) for plan in plans)
-    needed = -(-(least_examples(false_alarms) + LEAST_LEARNED) // (2 * cells))
+    model, plans = language.model, _readable(language, plans)
+    needed = -(-(least_examples(false_alarms) + LEAST_LEARNED) // (2 * sum(len(plan.reference()) for plan in plans)))
     if limit < max(2, needed):
         reject("limit", limit, f"{max(2, needed)} or more for a false-alarm rate of {false_alarms:g}")
-    bench = _Bench(language, tuple(plans), seed, note)
-    typical = Answered.together(list(bench.cells("reference", 2 * limit, known=True).values()))
-    reference = typical.as_reference(heads_of(language.model))
-    rule, validation = bench.choose(reference, limit // 2, false_alarms)
-    found = learned(reference, false_alarms, rule)
-    fresh = bench.cells("evaluation", limit)
-    return json_values(
-        {
-            "setting": bench.setting(limit, false_alarms, rule),
-            "validation": validation,
-            "false_alarms": bench.false_alarms(found, 2 * limit, false_alarms),
-            **{f"accuracy/{task}": by_size(fresh, task, lambda one: one.right) for task in bench.tasks},
-            **{f"alarms/{task}": by_size(fresh, task, lambda one: alarms_of(found, one)) for task in bench.tasks},
-            **{f"auroc/{task}": aurocs(fresh, task, found, typical, seed) for task in (*bench.tasks, ALL)},
-            "overhead": monitor_cost(language.model, found, context=context, rounds=rounds, note=note),
-        }
-    )
+
+    def read(part: str, plan: TaskPlan, size: int, count: int) -> Answered:
+        """Prompts of one size, from seeds that the other part does not use, answered."""
+        note(f"{part}: {plan.task.name}, size {size}")
+        return answered(model, replies_of(language, plan.task, size, count, _SEEDS[part] + seed))
+
+    small = [(plan, size) for plan in plans for size in plan.reference()]
+    typical = Answered.together([read("reference", plan, size, 2 * limit) for plan, size in small])
+    exist = torch.ones(len(typical.rows), 1, dtype=torch.bool)
+    known = learn(typical.rows[:, None], exist, heads_of(model), false_alarms)
+
+    def alarms(one: Answered) -> Accuracy:
+        return accuracy((known.prompt.score(one.rows) > known.prompt.threshold).int().tolist())
+
+    fresh = {f"{plan.task.name}/{size}": read("evaluation", plan, size, 2 * limit) for plan, size in small}
+    pooled = alarms(Answered.together(list(fresh.values())))
+    off = abs(pooled.mean - 100.0 * false_alarms)
+    tables: dict[str, Any] = {
+        "setting": {
+            "model": display_name(language.name),
+            "tasks": {plan.task.name: plan.task.version for plan in plans},
+            "sizes": {plan.task.name: list(plan.sizes) for plan in plans},
+            "reference": {plan.task.name: plan.reference() for plan in plans},
+            "prompts": limit,
+            "false_alarms": false_alarms,
+            "signals": dict(SIGNALS),
+            "dtype": str(model.dtype).removeprefix("torch."),
+            "device": model.device.type,
+            "seed": seed,
+        },
+        "false_alarms": {
+            "asked": 100.0 * false_alarms,
+            POOLED: asdict(pooled) | {"off": off, "targets": {"off": {"at_most": _MARGIN, "reached": off <= _MARGIN}}},
+            **{name: alarms(one) for name, one in fresh.items()},
+        },
+    }
+    everything: list[Answered] = []
+    for plan in plans:
+        cells = {str(size): read("evaluation", plan, size, limit) for size in plan.sizes}
+        everything += cells.values()
+        right = {size: accuracy(one.right.astype(int).tolist()) for size, one in cells.items()}
+        tables[f"accuracy/{plan.task.name}"] = right
+        tables[f"alarms/{plan.task.name}"] = {size: alarms(one) for size, one in cells.items()}
+        cells[POOLED] = Answered.together(list(cells.values()))
+        tables[f"auroc/{plan.task.name}"] = _aurocs(cells, known, typical, seed)
+    tables[f"auroc/{ALL}"] = _aurocs({POOLED: Answered.together(everything)}, known, typical, seed)
+    tables["overhead"] = monitor_cost(model, known, context=context, rounds=rounds, note=note)
+    return json_values(tables)
+
+
+def _aurocs(cells: Mapping[str, Answered], known: Learned, typical: Answered, seed: int) -> dict[str, Any]:
+    """AUROC of every signal in each cell; `typical` is the reference."""
+    usual = typical.signals["entropy"]
+    table: dict[str, Any] = {signal: {} for signal in SIGNALS}
+    for name, one in cells.items():
+        score = known.prompt.score(one.rows).numpy()
+        both = score + (one.signals["entropy"] - usual.mean()) / max(usual.std(), 1e-9)
+        for signal, suspicion in {"monitor": score, **one.signals, "both": both}.items():
+            table[signal][name] = auroc(suspicion[None], one.right[None], seed)
+    return table
 
 
 def _readable(language: LanguageModel, plans: Sequence[TaskPlan]) -> list[TaskPlan]:
@@ -316,84 +285,3 @@ def _readable(language: LanguageModel, plans: Sequence[TaskPlan]) -> list[TaskPl
         given = f"{language.name}, with a context of {context} tokens"
         reject("model", given, "a model that can read the smallest prompts")
     return found
-
-
-@dataclass(frozen=True, eq=False)
-class _Bench:
-    """The model, the plans, and the source of prompts."""
-
-    language: LanguageModel
-    plans: tuple[TaskPlan, ...]
-    seed: int
-    note: Note
-
-    @property
-    def tasks(self) -> list[str]:
-        return [plan.task.name for plan in self.plans]
-
-    def replies(self, part: str, plan: TaskPlan, size: int, count: int) -> list[Reply]:
-        """Prompts of one size, from seeds that no other part uses."""
-        self.note(f"{part}: {plan.task.name}, size {size}")
-        return replies_of(self.language, plan.task, size, count, _SEEDS[part] + self.seed)
-
-    def cells(self, part: str, count: int, *, known: bool = False) -> Cells:
-        """Every task and size (those to learn from alone), answered."""
-        found = {}
-        for plan in self.plans:
-            for size in plan.reference() if known else plan.sizes:
-                replies = self.replies(part, plan, size, count)
-                found[plan.task.name, size] = answered(self.language.model, replies)
-        return found
-
-    def choose(self, reference: Reference, count: int, rate: float) -> tuple[str, dict[str, Any]]:
-        """The rule with the highest AUROC over all validation prompts, and the AUROC of each."""
-        cells = self.cells("validation", count)
-        table: dict[str, Any] = {}
-        for rule in RULES:
-            made = learned(reference, rate, rule)
-            whole = {task: _of(cells, task) for task in (*self.tasks, ALL)}
-            table[rule] = {
-                task: auroc(_scores(made, one)[None], one.right[None], self.seed) for task, one in whole.items()
-            }
-        scores = {rule: table[rule][ALL].auroc for rule in RULES}
-        best = DEFAULT if None in scores.values() else max(RULES, key=lambda rule: scores[rule])
-        return best, table
-
-    def false_alarms(self, known: Learned, count: int, rate: float) -> dict[str, Any]:
-        """Alarms on new prompts like those of the reference, as in a service."""
-        model = self.language.model
-        found: dict[str, list[int]] = {}
-        with Monitor(model, known, false_alarms=rate, every=1, generated=0) as monitor, torch.no_grad():
-            for plan in self.plans:
-                for size in plan.reference():
-                    replies = self.replies("evaluation", plan, size, count)
-                    alarms = found.setdefault(f"{plan.task.name}/{size}", [])
-                    prompts = [Reply(one.ids[: one.start], one.start) for one in replies]
-                    for batch in batches(prompts, tokens_at_once(model)):
-                        with monitor.request() as request:
-                            read(model, [prompts[place].ids for place in batch])
-                        alarms += [int(one.alarm) for one in request.report.sequences]
-        pooled = accuracy([one for alarms in found.values() for one in alarms])
-        off = abs(pooled.mean - 100.0 * rate)
-        return {
-            "asked": 100.0 * rate,
-            POOLED: asdict(pooled) | {"off": off, "targets": {"off": {"at_most": _MARGIN, "reached": off <= _MARGIN}}},
-            **{cell: accuracy(alarms) for cell, alarms in found.items()},
-        }
-
-    def setting(self, limit: int, rate: float, rule: str) -> dict[str, Any]:
-        model, name = self.language.model, self.language.name
-        return {
-            "model": display_name(name),
-            "tasks": {plan.task.name: plan.task.version for plan in self.plans},
-            "sizes": {plan.task.name: list(plan.sizes) for plan in self.plans},
-            "reference": {plan.task.name: plan.reference() for plan in self.plans},
-            "prompts": limit,
-            "false_alarms": rate,
-            "rule": rule,
-            "rules": {name: one.what for name, one in RULES.items()},
-            "signals": dict(SIGNALS),
-            "dtype": str(model.dtype).removeprefix("torch."),
-            "device": model.device.type,
-            "seed": self.seed,
-        }

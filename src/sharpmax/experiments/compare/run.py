@@ -28,9 +28,8 @@ from sharpmax.experiments.stacked_training import StackedTraining
 from sharpmax.lazy import require
 from sharpmax.models.encoder import Encoders
 from sharpmax.models.single_head import Reading, SetHeads
-from sharpmax.tasks.max_retrieval import seeded
+from sharpmax.tasks.max_retrieval import seeded, sized_task
 from sharpmax.tasks.sized import NOTHING, Batch, SizedTask
-from sharpmax.tasks.sized_registry import sized_task
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from sharpmax.experiments.statistics import LEVEL, paired_p, seed_mean
 from sharpmax.probing.forecast import error, predict
 from sharpmax.probing.measurement import REPEATS, crossing, interval, slope
 from sharpmax.results import json_values
-from sharpmax.tasks.sized_registry import sized_task
+from sharpmax.tasks.max_retrieval import sized_task
 
 
 @dataclass(frozen=True)

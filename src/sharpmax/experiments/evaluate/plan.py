@@ -258,14 +258,11 @@ def _finite(value: object) -> float | None:
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """The harness reports every step; in a pipe nobody asked for that, and at a terminal its bars are enough."""
-    talkers = [logging.getLogger(name) for name in ("lm_eval", "datasets")]
-    before = [talker.level for talker in talkers]
     shown = contextlib.nullcontext() if sys.stderr.isatty() else contextlib.redirect_stderr(io.StringIO())
-    for talker in talkers:
-        talker.setLevel(logging.ERROR)
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
     try:
         with shown:
             yield
     finally:
-        for talker, level in zip(talkers, before, strict=True):
-            talker.setLevel(level)
+        logging.disable(before)

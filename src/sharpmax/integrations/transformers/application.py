@@ -78,6 +78,11 @@ def apply(model: M, policy: Policy | str | os.PathLike[str] | None, *, skip_unsu
     each decoder layer. Any other policy acts on every head of all of these, cross-attention included. Rows of a
     sliding-window layer see no more keys than the window, and count no more.
 
+    A temperature by position that the model has of its own (Llama 4, Ministral 3, Mistral 4, Inkling) is replaced,
+    never added to: while a policy other than the identity is applied, it is switched off in every layer. The policy
+    None gives the model as published, `policies.from_config(model.config)` its own rule. Such a model must not be
+    running in another thread when its policy changes.
+
     Modules that attend without transformers' attention interface (`nn.MultiheadAttention`, attention written out) raise
     an `UnsupportedError` that names them. With `skip_unsupported=True` they keep β = 1 and have no row in a `PerHead`
     policy; what is done with the model while the policy is applied (probing, capturing) leaves them out too.

@@ -83,8 +83,8 @@ def fold(
     check_constant(chosen, context_of(model))
     betas = {layer: beta for layer, one in enumerate(modules) if (beta := _betas(chosen, layer, one.heads)) is not None}
     for layer in betas:
-        _check_only_queries(modules[layer], layer, family)
-        _check_not_shared(model, query_layer(modules[layer], f"layer {layer} of {family}"), layer)
+        check_only_queries(modules[layer], layer, family)
+        check_not_shared(model, query_layer(modules[layer], f"layer {layer} of {family}"), layer)
     twin = restore(copy.deepcopy(model))
     check = FoldCheck(twin, modules_of(twin, skip_unsupported=True), chosen, betas)
     with torch.no_grad():
@@ -166,7 +166,7 @@ def _betas(policy: Policy, layer: int, heads: int) -> Tensor | None:
     return torch.cat([one.rule(ops_for(stats.count), stats, None).double() for one in row])
 
 
-def _check_not_shared(model: PreTrainedModel, layer: nn.Module, number: int) -> None:
+def check_not_shared(model: PreTrainedModel, layer: nn.Module, number: int) -> None:
     """Refuse weights that another module uses too, which would get a β that is not its own."""
     spans = [_span(weight) for weight in layer.parameters()]
     for name, part in model.named_modules():
@@ -184,8 +184,13 @@ def _span(weight: Tensor) -> tuple[int, int]:
     return weight.data_ptr(), weight.data_ptr() + weight.numel() * weight.element_size()
 
 
-def _check_only_queries(one: AttentionModule, layer: int, family: str) -> None:
+def check_only_queries(one: AttentionModule, layer: int, family: str) -> None:
     """Refuse a layer whose logits do not grow in proportion to its queries."""
+    if one.own_rule:
+        raise UnsupportedError(
+            f"model: {family} scales its queries by position (layer {layer}), which a policy replaces and weights "
+            "cannot; apply the policy instead (sharpmax.apply)"
+        )
     if getattr(one.module, "attn_logit_softcapping", None) is not None:
         raise UnsupportedError(
             f"model: {family} caps its logits (softcap, layer {layer}), so scaling the query is not scaling the logit "

@@ -300,6 +300,7 @@ def _put(model: PreTrainedModel, state: Installed | None) -> None:
         del vars(model)[_INSTALLED]
         for one in before.modules:
             vars(one.module).pop(LAYER, None)
+            one.replace_own_rule(False)
         for name in before.methods:
             del vars(model)[name]
         vars(model).update(before.own)
@@ -314,6 +315,7 @@ def _put(model: PreTrainedModel, state: Installed | None) -> None:
         for one, layer in zip(state.modules, state.layers, strict=True):
             layer.observers, layer.model, layer.guard = _observers(model), model, state.guard[0]
             vars(one.module)[LAYER] = layer
+            one.replace_own_rule(any(other.rules for other in state.layers))
         _hold(state)
         vars(model)[_INSTALLED] = state
     if before is not None and before is not state and not before.passes:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dis
 import functools
 import inspect
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
 
@@ -64,6 +64,16 @@ class AttentionModule:
 
     arguments: frozenset[str]
     """What the module's eager attention takes: with `position_bias`, a logit is more than query times key."""
+
+    own_rule: Mapping[str, Any] = field(default_factory=dict)
+    """Attributes of the module as they are while its own temperature rule is replaced; empty where it has none."""
+
+    published: Mapping[str, Any] = field(default_factory=dict)
+    """The same attributes as they are otherwise."""
+
+    def replace_own_rule(self, replace: bool) -> None:
+        """Switch the model's own temperature off for this module, or on again."""
+        vars(self.module).update(self.own_rule if replace else self.published)
 
 
 def require_transformers(part: str = "") -> Any:
@@ -154,10 +164,12 @@ def _attends_alone(kind: Any) -> bool:
 
 def _refuse_other_ways(module: nn.Module, family: str) -> None:
     """Refuse what would be sharpened twice, or change for another reason than β."""
-    if (rule := _own_temperature(module)) is not None:
+    rule = _own_temperature(module)
+    if rule is not None and rule not in _own_rule(module):
         raise UnsupportedError(
-            f"model: {family} scales its queries by position already ({rule}), so a policy would sharpen long inputs "
-            "twice; allowed: families without a temperature of their own"
+            f"model: {family} scales its queries by position already ({rule}) in a way that cannot be switched off, so "
+            "a policy would sharpen long inputs twice; allowed: families without a temperature of their own, Llama 4, "
+            "Ministral 3, Mistral 4 and Inkling"
         )
     if getattr(module, "sinks", None) is not None:
         raise UnsupportedError(
@@ -177,19 +189,51 @@ def _refuse_other_ways(module: nn.Module, family: str) -> None:
 
 
 def _own_temperature(module: nn.Module) -> str | None:
-    """What scales the queries of a module by their position, if anything does.
+    """What scales the queries of an attention module by their position, if anything does.
 
     Shown by an option of the configuration, or by the code of attention: a logarithm, or a scale that the layer is
     given for every call.
     """
+    uses = _interface_call(type(module))
+    if uses is None:
+        return None
     config = getattr(module, "config", None)
     options = {**(getattr(config, "rope_parameters", None) or {})}
     options.update({name: getattr(config, name) for name in _TEMPERATURES if hasattr(config, name)})
-    on = next((name for name in _TEMPERATURES if options.get(name)), None)
-    if on is not None:
-        return on
-    uses = _interface_call(type(module))
-    return None if uses is None else _temperature_in(uses)
+    return next((name for name in _TEMPERATURES if options.get(name)), None) or _temperature_in(uses)
+
+
+def _own_rule(module: nn.Module) -> dict[str, tuple[str, Any]]:
+    """How a module's own temperature is switched off: by option, the attribute of the module and its value meanwhile.
+
+    Only what the code of its attention reads at every call is here.
+    """
+    uses, config = _interface_call(type(module)), getattr(module, "config", None)
+    read = set() if uses is None else set(_names_in(uses.__code__))
+    rotary = getattr(config, "rope_parameters", None) or {}
+    ways: dict[str, tuple[str, Any]] = {
+        "attn_temperature_tuning": ("attn_temperature_tuning", False),
+        "llama_4_scaling_beta": ("config", Instead(config, rope_parameters={**rotary, "llama_4_scaling_beta": 0.0})),
+        "log_scaling_n_floor": ("config", Instead(config, log_scaling_n_floor=None)),
+    }
+    return {option: way for option, way in ways.items() if option in read and way[0] in vars(module)}
+
+
+class Instead:
+    """An object with some attributes replaced; the object itself, which others may share, stays as it is."""
+
+    def __init__(self, original: Any, **attributes: Any) -> None:
+        vars(self).update(attributes, _original=original, _replaced=tuple(attributes))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(vars(self)["_original"], name)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _instead, (self._original, {name: vars(self)[name] for name in self._replaced})
+
+
+def _instead(original: Any, attributes: dict[str, Any]) -> Instead:
+    return Instead(original, **attributes)
 
 
 @functools.cache
@@ -313,7 +357,11 @@ def _described(module: nn.Module, uses: FunctionType, family: str) -> AttentionM
             f"model: the attention of {family} takes {sorted(unknown)}, which a policy does not know how to treat"
         )
     function = eager if inner == "eager" else uses.__globals__[_INTERFACE][inner]
-    return AttentionModule(module, config, _heads_of(module, config, family), inner, function, arguments)
+    rule = _own_temperature(module)
+    own = {} if rule is None else dict([_own_rule(module)[rule]])
+    published = {attribute: vars(module)[attribute] for attribute in own}
+    heads = _heads_of(module, config, family)
+    return AttentionModule(module, config, heads, inner, function, arguments, own, published)
 
 
 def _heads_of(module: nn.Module, config: Any, family: str) -> int:
