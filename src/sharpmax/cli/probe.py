@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from sharpmax.cli import options
 from sharpmax.cli.options import choice, policies_given, policy_named, resolve_device, sizes_from
-from sharpmax.cli.run import check_extras, finish, out_folder
-from sharpmax.cli.terminal import print_table, progress, say
-
-if TYPE_CHECKING:
-    from sharpmax.probing.probe import ProbeResult
+from sharpmax.cli.run import check_extras, finish, out_folder, print_report
+from sharpmax.cli.terminal import progress
 
 
 def probe(
@@ -64,14 +61,4 @@ def probe(
             )  # fmt: skip
     tables = found.tables()
     tables["setting"]["policy"] = None if named is None else named.name
-    finish(context, tables, folder, lambda _: _print(found))
-
-
-def _print(found: ProbeResult) -> None:
-    for sentence in found.verdict:
-        say(sentence)
-    for sheet in found.sheets():
-        say()
-        print_table(sheet.title, sheet.columns, sheet.rows)
-        say(sheet.note)
-    say()
+    finish(context, tables, folder, print_report(2))
