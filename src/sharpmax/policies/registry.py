@@ -36,9 +36,9 @@ def load_policy(path_or_name: str | os.PathLike[str]) -> Policy:
     """
     if not isinstance(path_or_name, (str, os.PathLike)):
         reject_type("path_or_name", type(path_or_name).__name__, _allowed())
-    path = Path(path_or_name)
     if isinstance(path_or_name, str) and path_or_name in NAMED:
         return NAMED[path_or_name]()
+    path = Path(path_or_name)
     if isinstance(path_or_name, str) and not path.exists() and (found := _with_number(path_or_name)) is not None:
         return found
     if path_or_name and path.is_dir():
@@ -54,8 +54,9 @@ def _allowed() -> str:
     return f"one of {sorted(NAMED)}, {by_number} or the path of a policy file or its folder"
 
 
+@functools.lru_cache(64)
 def _with_number(text: str) -> Policy | None:
-    """The policy that a kind with its number stands for; None for other texts."""
+    """The policy that a kind with its number stands for, always the same object; None for other texts."""
     kind, colon, number = text.partition(":")
     if not colon or kind not in BY_NUMBER:
         return None
