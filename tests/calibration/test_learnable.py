@@ -15,13 +15,16 @@ from sharpmax.policies.shipped import LogScale
 transformers = pytest.importorskip("transformers")
 
 
-def llama() -> Any:
+def llama(larger: float = 1.0) -> Any:
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
         vocab_size=31, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2,
     )  # fmt: skip
-    return transformers.LlamaForCausalLM(config)
+    model = transformers.LlamaForCausalLM(config)
+    for one in model.model.layers:
+        one.self_attn.q_proj.weight.data.mul_(larger)
+    return model
 
 
 TOKENS = torch.randint(31, (4, 24), generator=torch.Generator().manual_seed(0))
@@ -62,7 +65,7 @@ def test_numbers_train_with_the_weights_and_become_the_policy(kind: str, made: t
 
 
 def test_a_scale_gets_the_gradient_of_its_definition() -> None:
-    model = llama().double()
+    model = llama(100.0).double()
     learned = sm.learnable(model, "ssmax")
     model(TOKENS).logits.square().mean().backward()
     found = learned.parameter.grad[1, 2, 0].item()
@@ -70,7 +73,7 @@ def test_a_scale_gets_the_gradient_of_its_definition() -> None:
     for sign in (1.0, -1.0):
         grid = [[0.43] * 4, [0.43, 0.43, 0.43 + sign * 1e-2, 0.43]]
         policy = sm.policies.PerHead.of(LogScale, scale=grid, bias=[[0.0] * 4] * 2)
-        with sm.applied(llama().double(), policy) as other, torch.no_grad():
+        with sm.applied(llama(100.0).double(), policy) as other, torch.no_grad():
             moved.append(other(TOKENS).logits.square().mean().item())
     assert found == pytest.approx((moved[0] - moved[1]) / 2e-2, rel=1e-2)
 
