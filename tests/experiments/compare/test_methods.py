@@ -112,7 +112,6 @@ def test_a_plan_trains_every_stack_once_and_tests_it_at_every_size() -> None:
     assert re.fullmatch(r"max/single w128/softmax [0-9a-f]{8}/seeds 0-1/train", keys[0])
     assert re.fullmatch(r"max/single w128/hard [0-9a-f]{8}/seeds 2-2/test 16", keys[-1])
     for task in tasks:
-        assert json.loads(json.dumps(task.arguments)) == task.arguments
         assert (task.after in keys) == ("/test " in task.key)
 
 

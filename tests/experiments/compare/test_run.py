@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -28,7 +27,7 @@ def _short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def common(method: Method, model: ModelSpec = SINGLE, task: str = "max", seeds: tuple[int, ...] = (0, 1)) -> Any:
-    return {"method": asdict(method), "model": asdict(model), "task": task, "seeds": list(seeds), "device": "cpu"}
+    return {"method": method, "model": model, "task": task, "seeds": list(seeds), "device": "cpu"}
 
 
 def trained(
