@@ -85,7 +85,8 @@ def test_the_same_flag_is_the_same_everywhere() -> None:
                 ("clrs", "train", "--dtype"),
                 ("calibrate", "--text"),
             )
-            if (*path, name) not in different:
+            # Models can be split over several devices where nothing is trained or timed.
+            if (*path, name) not in different and not (name == "--device" and "split" in option.help):
                 words.setdefault(name, set()).add(option.help)
     assert {name: found for name, found in words.items() if len(found) > 1} == {}
     assert len(words) > 40

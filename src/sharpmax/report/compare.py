@@ -175,13 +175,13 @@ def leaderboard_table(tables: Tables) -> Table:
     for method in methods(tables):
         training, rank = tables["training"][method], rank_of(tables, method)
         lost = _lost(tables, method)
-        memory = cell_of(training["memory"], lambda memory: f"{memory / 1e6:,.0f}")
+        memory = "" if training["memory"] is None else f"{training['memory'] / 1e6:,.0f} MB"
         accuracy = [mean_cell(tables["accuracy"][method][n], strong=method == best and n == known[-1]) for n in known]
         rows.append([
             Cell(method, f"{len(training['diverged'])} diverged" if training["diverged"] else ""),
             Cell(rank, strong=rank.rstrip("=") == "1"), mean_cell(tables["league"][method]["score"]), *accuracy,
             *([EMPTY, EMPTY] if lost is None else [Cell(_lost_words(value)) for value in lost]),
-            Cell(f"{training['seconds']:,.0f}"), memory,
+            Cell(f"{training['seconds']:,.0f} s", memory),
         ])  # fmt: skip
     scored = span(setting["scored_sizes"])
     lost_to = "dispersion|points lost", "wrong ranking|points lost"
@@ -190,7 +190,7 @@ def leaderboard_table(tables: Tables) -> Table:
         f"Ranked by the mean at {scored} {setting['unit']}; =: no significant difference in a paired t-test over seeds "
         f"(p < {setting['level']:g}). Small: 95% interval. Lost at {_largest(tables)}: to dispersion where argmax is "
         "correct, else to wrong ranking.",
-        header("method", "rank", f"mean|at {scored}", *map(count, known), *lost_to, "training|seconds", "memory|MB"),
+        header("method", "rank", f"mean|at {scored}", *map(count, known), *lost_to, "training"),
         rows,
     )
 

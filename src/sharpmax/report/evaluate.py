@@ -290,5 +290,6 @@ def _chart(tables: Tables, name: str) -> Any:
                 for one in tests
                 for n, value in gains(tables, task, one).items()
             ]
-        panels.append(charts.lines_panel(task, rows, x, y, styles, under=under))
-    return charts.figure(*panels, columns=3, minimum=270, names=list(styles))
+        height = 270 if len(named(tables, "accuracy")) < 3 else 160
+        panels.append(charts.lines_panel(task, rows, x, y, styles, under=under, height=height))
+    return charts.figure(*panels, columns=3, minimum=165, around=52, names=list(styles))

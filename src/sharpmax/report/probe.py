@@ -27,7 +27,7 @@ from sharpmax.report.tables import (
     present,
     sizes,
 )
-from sharpmax.report.words import capital, count, joined, nats, origin_of_run, percent, plural, points, span, whole
+from sharpmax.report.words import capital, count, joined, nats, origin_of_run, percent, points, span, whole
 
 LOSES_FOCUS = ("dispersing", "uniform")
 """The kinds of heads whose weights spread as inputs grow."""
@@ -87,14 +87,9 @@ class ProbeRun:
         found = {name: about["horizon"]["tokens"] for name, about in self.heads(task).items()}
         return {name: tokens for name, tokens in found.items() if tokens is not None}
 
-    def ranked(self, task: str) -> list[str]:
+    def layers(self, task: str) -> dict[str, Mapping[str, Any]]:
         """The layers in the order in which they disperse."""
-        ranks = {layer: row["rank"] for layer, row in self.table("layers", task).items() if row["rank"] is not None}
-        return sorted(ranks, key=ranks.__getitem__)
-
-    def first(self, task: str) -> list[str]:
-        """The layers with a positive mean slope, in that order."""
-        return [layer for layer in self.ranked(task) if (self.table("layers", task)[layer]["slope"] or 0.0) > 0.0]
+        return dict(sorted(self.table("layers", task).items(), key=lambda one: one[1]["rank"] or math.inf))
 
     def error(self, task: str) -> tuple[str, Mapping[str, Any]] | None:
         """The largest size at which the forecast was tested, and its errors there."""
@@ -120,7 +115,7 @@ def report(tables: Tables) -> Report:
         name, figures = f"task-{check_name(task, 'task')}", list(_figures(found, task))
         each = (make(run, task) for make in (_heads_table, _layers_table, _errors_table) for run in found)
         parts.append(
-            Part(name, f"Task {task}", _metrics(found, task), figures, [_kinds_table(found, task)], present(*each))
+            Part(name, f"Task {task}", _metrics(found, task), figures, [_runs_table(found, task)], present(*each))
         )
     origins = [
         (run.label, origin_of_run(saved["command"], saved["provenance"], saved["tables"]))
@@ -131,7 +126,10 @@ def report(tables: Tables) -> Report:
     rules = {kind: rule for run in found for kind, rule in (run.setting.get("kind_rule") or {}).items()}
     definitions = [
         ("Kinds of heads", [(f"{letter_of(kind)} {kind}", capital(str(rule))) for kind, rule in rules.items()]),
-        ("Models", [(run.label, _model(run.setting)) for run in found]),
+        (
+            "Models",
+            [(run.label, ", ".join(f"{name}: {run.setting.get(name) or 'none'}" for name in _MODEL)) for run in found],
+        ),
     ]
     return Report("probe", headline(tables), parts, _notes(found), (), definitions, origins, about)
 
@@ -154,13 +152,8 @@ def _name(setting: Mapping[str, Any]) -> str:
     return f"{setting['model']} with {policy}" if policy else str(setting["model"])
 
 
-def _model(setting: Mapping[str, Any]) -> str:
-    context = f", context of {count(setting['context'])} tokens" if setting.get("context") else ""
-    return (
-        f"{setting['family']} family, {plural(setting['layers'], 'layer')} of {plural(setting['heads'], 'head')}"
-        f"{context}, policy: {setting.get('policy') or 'none'}, {setting['dtype']} on {setting['device']}, "
-        f"rows: {setting['rows']}"
-    )
+_MODEL = ("family", "layers", "heads", "context", "policy", "dtype", "device", "rows")
+"""Settings of a model that a page lists."""
 
 
 def _method(name: str) -> str:
@@ -257,7 +250,8 @@ def headline(tables: Tables) -> list[str]:
             sentences.append(f"Heads that lose focus on {task}: {both}, from {found[0].name} to {found[1].name}.")
             continue
         parts = [f"{many[0]} heads ({shares[0]}) lose focus on {task}."]
-        parts += [f"Layers {joined(first)} first." for first in [found[0].first(task)[:3]] if first]
+        first = [layer for layer, row in found[0].layers(task).items() if (row["slope"] or 0.0) > 0.0][:3]
+        parts += [f"Layers {joined(first)} first."] if first else []
         if (error := found[0].error(task)) is not None:
             limit = count(found[0].setting["fit_up_to"][task])
             where = f"from {limit} to {count(error[0])} {found[0].unit(task)}"
@@ -285,54 +279,43 @@ def _notes(found: Sequence[ProbeRun]) -> list[str]:
     return notes
 
 
+def _facts(run: ProbeRun, task: str) -> list[Metric]:
+    """What a run found: heads that lose focus, the first layer, the median horizon, and the error of the forecast."""
+    horizons, error = run.horizons(task), run.error(task)
+    layer, row = next(iter(run.layers(task).items()), (NOTHING, {"slope": None}))
+    middle = f"{whole(median(horizons.values()))} tokens" if horizons else NOTHING
+    off = NOTHING if error is None else f"{nats(error[1]['entropy']['median'])} nats"
+    tested = "" if error is None else f"of entropy, at {count(error[0])} {run.unit(task)}"
+    return [
+        Metric(count(run.losing(task)), "heads lose focus", f"of {count(run.known(task))}"),
+        Metric(f"layer {layer}", "largest mean slope", f"{signed(row['slope'])}; 1: as fast as ln n"),
+        Metric(middle, "median measured horizon", f"top weight below ½ from there on; {len(horizons)} heads"),
+        Metric(off, "median error of the forecast", tested),
+    ]
+
+
 def _metrics(found: Sequence[ProbeRun], task: str) -> list[Metric]:
-    which = " (A → B)" if len(found) > 1 else ""
-    losing, known = (" → ".join(count(getattr(run, key)(task)) for run in found) for key in ("losing", "known"))
-    metrics = [Metric(losing, f"heads lose focus{which}", f"of {known}")]
-    firsts = [next(iter(run.first(task)), None) for run in found]
-    if any(firsts):
-        slopes = [
-            signed(run.table("layers", task)[first]["slope"] if first else None)
-            for run, first in zip(found, firsts, strict=True)
-        ]
-        layers = f"layer {' → '.join(first or NOTHING for first in firsts)}"
-        metrics.append(Metric(layers, f"disperses first{which}", f"mean slope {' → '.join(slopes)}; 1: ln n"))
-    horizons = [run.horizons(task) for run in found]
-    if _same_heads(found, task):
-        # Compared on the same heads; else a run that loses its near horizons would look worse.
-        shared = set.intersection(*map(set, horizons))
-        horizons = [{name: one[name] for name in shared} for one in horizons]
-    if all(horizons):
-        values = " → ".join(whole(median(one.values())) for one in horizons)
-        detail = f"top weight below ½ from there on; {' → '.join(str(len(one)) for one in horizons)} heads"
-        metrics.append(Metric(f"{values} tokens", f"median measured horizon{which}", detail))
-    if errors := [(run, error) for run in found if (error := run.error(task))]:
-        values = " → ".join(nats(error[1]["entropy"]["median"]) for _, error in errors)
-        where = joined(sorted({f"at {count(error[0])} {run.unit(task)}" for run, error in errors}))
-        metrics.append(Metric(f"{values} nats", f"median error of the forecast{which}", f"of entropy, {where}"))
-    return metrics
+    groups = zip(*(_facts(run, task) for run in found), strict=True)
+    return [Metric(" → ".join(one.value for one in group), group[0].label, group[-1].detail) for group in groups]
 
 
 def _titled(title: str, run: ProbeRun) -> str:
     return f"{title}: {run.label}" if run.letter else title
 
 
-def _kinds_table(found: Sequence[ProbeRun], task: str) -> Table:
-    kinds: list[dict[str, list[float | None]]] = []
-    for run in found:
-        kinds.append({})
-        for about in run.heads(task).values():
-            kinds[-1].setdefault(str(about["kind"]), []).append(about["slope"])
+def _runs_table(found: Sequence[ProbeRun], task: str) -> Table:
+    """One row per run: heads of each kind, and what it found."""
+    kinds = in_order(str(about["kind"]) for run in found for about in run.heads(task).values())
     rows = []
-    for kind in in_order(kind for one in kinds for kind in one):
-        slopes = [[slope for slope in one.get(kind, ()) if slope is not None] for one in kinds]
-        medians = [signed(median(known) if known else None) for known in slopes]
-        rows.append(cells(f"{letter_of(kind)} {kind}", *(count(len(one.get(kind, ()))) for one in kinds), *medians))
-    letters = [f", {run.letter}" if run.letter else "" for run in found]
+    for run in found:
+        known = [str(about["kind"]) for about in run.heads(task).values()]
+        facts = [Cell(one.value, one.detail if place < 2 else "") for place, one in enumerate(_facts(run, task))]
+        rows.append([Cell(run.label), facts[0], *(Cell(count(known.count(kind))) for kind in kinds), *facts[1:]])
+    titles = [f"{letter_of(kind)} {kind}" for kind in kinds]
     return Table(
-        "Kinds of heads",
-        f"{'; '.join(dict.fromkeys(run.measured_on(task) for run in found))}. Slope: of entropy against ln n.",
-        cells("kind", *(f"heads{letter}" for letter in letters), *(f"median slope{letter}" for letter in letters)),
+        f"Heads on {task}",
+        "; ".join(dict.fromkeys(run.measured_on(task) for run in found)) + ". Median horizon and error: over heads.",
+        cells("model", "lose focus", *titles, "largest mean slope", "horizon", "forecast error"),
         rows,
     )
 
@@ -357,11 +340,9 @@ def _heads_table(run: ProbeRun, task: str) -> Table | None:
 
 
 def _layers_table(run: ProbeRun, task: str) -> Table | None:
-    table, chain = run.table("layers", task), run.table("chain", task)
-    kinds, order = in_order(kind for row in table.values() for kind in row["kinds"]), run.ranked(task)
-    rows = []
-    for layer in [*order, *(layer for layer in table if layer not in order)]:
-        row = table[layer]
+    table, chain = run.layers(task), run.table("chain", task)
+    kinds, rows = in_order(kind for row in table.values() for kind in row["kinds"]), []
+    for layer, row in table.items():
         heads = [Cell(count(row["kinds"].get(kind, 0)), faint=not row["kinds"].get(kind)) for kind in kinds]
         rows.append([*cells(layer, signed(row["slope"])), *heads, *cells(weight(row["top"]), weight(row["sink"]))])
     between = "" if not chain or chain["low"] is None else f" ({signed(chain['low'])} to {signed(chain['high'])})"

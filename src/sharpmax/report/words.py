@@ -16,20 +16,12 @@ SUPERSCRIPTS = "⁰¹²³⁴⁵⁶⁷⁸⁹"
 
 
 def count(n: float | str) -> str:
-    """A number of items.
-
-    >>> count("16384")
-    '16,384'
-    """
+    """A number of items."""
     return f"{round(float(n)):,}"
 
 
 def span(sizes: Sequence[float | str]) -> str:
-    """From the first to the last of some sizes.
-
-    >>> span([16, 64, 1024]), span([16])
-    ('16 to 1,024', '16')
-    """
+    """From the first to the last of some sizes."""
     return " to ".join(dict.fromkeys((count(sizes[0]), count(sizes[-1]))))
 
 
@@ -54,11 +46,7 @@ def whole_from_log10(exponent: float) -> str:
 
 
 def plural(n: int, noun: str) -> str:
-    """A number with its noun.
-
-    >>> plural(1, "seed"), plural(10, "seed")
-    ('1 seed', '10 seeds')
-    """
+    """A number with its noun."""
     return f"{n:,} {noun}" + ("" if n == 1 else "s")
 
 
@@ -76,11 +64,7 @@ def share(value: float) -> str:
 
 
 def percent(value: float) -> str:
-    """A percentage.
-
-    >>> percent(53.81)
-    '53.8%'
-    """
+    """A percentage."""
     return share(value) + "%"
 
 
@@ -95,20 +79,12 @@ def points(value: float, places: int = 1) -> str:
 
 
 def milliseconds(value: float) -> str:
-    """A time, without its unit.
-
-    >>> milliseconds(4821.3), milliseconds(48.21), milliseconds(4.821)
-    ('4,821', '48.2', '4.82')
-    """
+    """A time, without its unit."""
     return count(value) if value >= 100.0 else f"{value:.1f}" if value >= 10.0 else f"{value:.2f}"
 
 
 def nats(value: float) -> str:
-    """An entropy or a spread of logits, without its unit.
-
-    >>> nats(5.9442), nats(232.52)
-    ('5.94', '233')
-    """
+    """An entropy or a spread of logits, without its unit."""
     return (f"{value:.0f}" if abs(value) >= 100.0 else f"{value:.2f}").replace("-", "−")
 
 
@@ -126,20 +102,12 @@ def estimate(mean: str, error: float | None) -> str:
 
 
 def probability(p: float) -> str:
-    """A p value.
-
-    >>> probability(0.25), probability(0.0123), probability(1e-9)
-    ('p = 0.25', 'p = 0.012', 'p < 0.001')
-    """
+    """A p value."""
     return "p < 0.001" if p < 0.001 else f"p = {p:.3f}" if p < 0.1 else f"p = {p:.2f}"
 
 
 def joined(parts: Sequence[str]) -> str:
-    """Parts of a sentence with commas and an "and".
-
-    >>> joined(["a", "b", "c"])
-    'a, b and c'
-    """
+    """Parts of a sentence with commas and an "and"."""
     return ", ".join(parts[:-1]) + " and " + parts[-1] if len(parts) > 1 else "".join(parts)
 
 
@@ -176,28 +144,24 @@ def text_name(column: str) -> str:
 
 
 _SHARE = re.compile(r"(\d+(?:\.\d+)?)% ")
-_OF_A_LOG = "; said once for this policy"
 
 
 def merged(remarks: Sequence[str]) -> list[str]:
-    """Each remark once: those that differ in the share they begin with, as several processes say them, become one.
+    """Each remark once: those that differ in the share they begin with, one per process, become one.
 
     >>> merged(["3.0% of the rows are flat; said once for this policy", "1.5% of the rows are flat", "It is slow."])
     ['1.5 to 3.0% of the rows are flat', 'It is slow']
     """
     shares: dict[str, list[str]] = {}
     for remark in remarks:
-        text = remark.removesuffix(_OF_A_LOG).rstrip(".")
+        text = remark.removesuffix("; said once for this policy").rstrip(".")
         found = _SHARE.match(text)
         shares.setdefault(text[found.end() :] if found else text, []).extend([found[1]] if found else [])
-    return [f"{_span(known)}{rest}" for rest, known in shares.items()]
-
-
-def _span(shares: Sequence[str]) -> str:
-    if not shares:
-        return ""
-    low, high = min(shares, key=float), max(shares, key=float)
-    return f"{low}% " if low == high else f"{low} to {high}% "
+    lines = []
+    for rest, known in shares.items():
+        ends = dict.fromkeys((min(known, key=float), max(known, key=float))) if known else {}
+        lines.append((" to ".join(ends) + "% " if ends else "") + rest)
+    return lines
 
 
 Pairs = list[tuple[str, str]]
