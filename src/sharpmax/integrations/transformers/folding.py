@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from sharpmax.arrays import ops_for
 from sharpmax.errors import UnsupportedError, reject, reject_type
-from sharpmax.integrations.transformers.application import policy_from, restore
+from sharpmax.integrations.transformers.application import policy_for_model, restore
 from sharpmax.integrations.transformers.fold_check import FoldCheck
 from sharpmax.integrations.transformers.interface import modules_of
 from sharpmax.integrations.transformers.projections import query_layer, scale_queries
@@ -72,7 +72,7 @@ def fold(
         return _fold_file(model, policy, out, plain=example_inputs is None and not skip_unsupported)
     if out is not None:
         reject("out", repr(str(out)), "None for a loaded model", "save what fold returns with save_pretrained")
-    chosen = policy_from(policy)
+    chosen = policy_for_model(model, policy)
     if not skip_unsupported:
         check_all_reached(check_model(model))
     modules = modules_of(model, skip_unsupported=skip_unsupported)
@@ -83,8 +83,8 @@ def fold(
     check_constant(chosen, context_of(model))
     betas = {layer: beta for layer, one in enumerate(modules) if (beta := _betas(chosen, layer, one.heads)) is not None}
     for layer in betas:
-        _check_only_queries(modules[layer], layer, family)
-        _check_not_shared(model, query_layer(modules[layer], f"layer {layer} of {family}"), layer)
+        check_only_queries(modules[layer], layer, family)
+        check_not_shared(model, query_layer(modules[layer], f"layer {layer} of {family}"), layer)
     twin = restore(copy.deepcopy(model))
     check = FoldCheck(twin, modules_of(twin, skip_unsupported=True), chosen, betas)
     with torch.no_grad():
@@ -166,7 +166,7 @@ def _betas(policy: Policy, layer: int, heads: int) -> Tensor | None:
     return torch.cat([one.rule(ops_for(stats.count), stats, None).double() for one in row])
 
 
-def _check_not_shared(model: PreTrainedModel, layer: nn.Module, number: int) -> None:
+def check_not_shared(model: PreTrainedModel, layer: nn.Module, number: int) -> None:
     """Refuse weights that another module uses too, which would get a β that is not its own."""
     spans = [_span(weight) for weight in layer.parameters()]
     for name, part in model.named_modules():
@@ -184,7 +184,7 @@ def _span(weight: Tensor) -> tuple[int, int]:
     return weight.data_ptr(), weight.data_ptr() + weight.numel() * weight.element_size()
 
 
-def _check_only_queries(one: AttentionModule, layer: int, family: str) -> None:
+def check_only_queries(one: AttentionModule, layer: int, family: str) -> None:
     """Refuse a layer whose logits do not grow in proportion to its queries."""
     if one.own_rule:
         raise UnsupportedError(

@@ -1,0 +1,523 @@
+"""Attention statistics of every head while a model trains, QK-clip, and a loss that keeps entropy in a band.
+
+`AttentionObserver` measures every k-th step of any training loop. `trainer_callback` and `lightning_callback` do so
+for transformers' Trainer and for Lightning. `QKClip` scales down the queries and keys of heads whose logits grow too
+large. `EntropyBand` gives a differentiable penalty.
+
+Steps that are not measured run as if nothing were there. A measured step runs uncompiled under `torch.compile`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from sharpmax.errors import FileFormatError, SharpmaxError, UnsupportedError, reject
+from sharpmax.files import append_bytes, parse_json, write_text
+from sharpmax.integrations.transformers.folding import check_not_shared, check_only_queries
+from sharpmax.integrations.transformers.interface import install, installed, kept, modules_of, observe
+from sharpmax.integrations.transformers.projections import Projection, projections, query_layer
+from sharpmax.integrations.transformers.support import check_model, require_transformers
+from sharpmax.policies.base import Remeasure
+from sharpmax.results import FILE_NAME, collect
+from sharpmax.stats.call import AttentionCall, without_autocast
+from sharpmax.stats.dispatch import measure
+from sharpmax.stats.statistics import RowStats
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+LINES = "attention.jsonl"
+"""The file of measured steps, one line for each."""
+
+_NEEDS = frozenset({"count", "max", "lse", "mean"})
+_SUMS = 4  # rows of two keys or more, and sums over them of entropy, of entropy / ln n and of the largest weight
+
+Grid = list[list[float]]
+"""A number for each head of each layer."""
+
+Log = Callable[[int, dict[str, float]], None]
+"""Called with a step and its metrics by name."""
+
+
+@dataclass(frozen=True)
+class StepStatistics:
+    """What the heads did in one step: means over its rows of two keys or more, as `[layer][head]`."""
+
+    step: int
+    entropy: Grid  # in nats
+    relative_entropy: Grid  # H / ln n: 0 is a collapsed head, 1 a dispersed one
+    top_weight: Grid
+    max_logit: Grid  # the largest of all rows
+
+    def metrics(self, collapsed: float, dispersed: float, by_head: bool = False) -> dict[str, float]:
+        """The numbers to log."""
+        relative = _flat(self.relative_entropy)
+        found = {
+            "attention/entropy": _mean(_flat(self.entropy)),
+            "attention/relative_entropy": _mean(relative),
+            "attention/top_weight": _mean(_flat(self.top_weight)),
+            "attention/max_logit": max(_flat(self.max_logit)),
+            "attention/collapsed_heads": _mean([float(one < collapsed) for one in relative]),
+            "attention/dispersed_heads": _mean([float(one > dispersed) for one in relative]),
+        }
+        if by_head:
+            for name in ("entropy", "max_logit"):
+                grid = getattr(self, name)
+                cells = [(layer, head) for layer, row in enumerate(grid) for head in range(len(row))]
+                found |= {f"attention/{name}/{layer}.{head}": grid[layer][head] for layer, head in cells}
+        return found
+
+
+def _flat(grid: Grid) -> list[float]:
+    return [value for row in grid for value in row]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+def language_model(module: nn.Module) -> PreTrainedModel:
+    """The transformers model inside wrappers (DDP, torch.compile, PEFT, a LightningModule)."""
+    base: Any = require_transformers().PreTrainedModel
+    found = next((part for part in module.modules() if isinstance(part, base)), module)
+    return check_model(found)
+
+
+class _Measurement:
+    """Sums over the attention calls of one step. Calls are those inside the model's forward pass: gradient
+    checkpointing computes layers again during the backward pass, and those are not counted twice."""
+
+    def __init__(self, model: PreTrainedModel, heads: Sequence[int]) -> None:
+        device = next(model.parameters()).device
+        self.sums = [torch.zeros(_SUMS, count, device=device) for count in heads]
+        self.peaks = [torch.full((count,), -torch.inf, device=device) for count in heads]
+        self._inside = 0
+        self._undo = ExitStack()
+        self._undo.callback(observe(model, self))
+        self._undo.callback(model.register_forward_pre_hook(lambda *_: self._enter(1)).remove)
+        self._undo.callback(model.register_forward_hook(lambda *_: self._enter(-1), always_call=True).remove)
+        if "torch._dynamo" in sys.modules:  # something may be compiled, and compiled code shows no attention call
+            self._undo.enter_context(torch.compiler.set_stance("force_eager"))
+
+    def _enter(self, change: int) -> None:
+        self._inside += change
+
+    def wants_call(self) -> bool:
+        """Whether a pass through the model runs."""
+        return self._inside > 0
+
+    def __call__(self, call: AttentionCall) -> None:
+        """Add the rows of a call."""
+        with without_autocast(call.q.device):
+            stats = _rows(call)
+        several = stats.count > 1
+        entropy = stats.entropy
+        relative = entropy / stats.count.clamp_min(2).log()
+        parts = torch.stack([several.to(entropy.dtype), entropy, relative, stats.top_weight])
+        parts = torch.where(several, parts, 0.0).transpose(1, 2).flatten(2).sum(-1)
+        peak = torch.where(stats.count > 0, stats.max, -torch.inf).transpose(0, 1).flatten(1).amax(-1)
+        self.sums[call.layer] += parts.float()
+        self.peaks[call.layer] = torch.maximum(self.peaks[call.layer], peak.float())
+
+    def close(self) -> None:
+        """Stop measuring."""
+        self._undo.close()
+
+    def merged(self) -> tuple[Tensor, Tensor]:
+        """Sums `[4, all heads]` and peaks `[all heads]`, of all processes together."""
+        sums, peaks = torch.cat(self.sums, dim=1), torch.cat(self.peaks)
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            torch.distributed.all_reduce(sums)
+            torch.distributed.all_reduce(peaks, torch.distributed.ReduceOp.MAX)
+        return sums, peaks
+
+
+def _rows(call: AttentionCall) -> RowStats:
+    if call.softcap is None and call.after_cap is None:
+        return measure(call, "auto", _NEEDS)
+    return call.logits(slice(None)).measure(_NEEDS)
+
+
+class AttentionObserver:
+    """Entropy, largest logit and top weight of every head, every `every` steps of a training loop.
+
+    `with observer.step():` surrounds everything from the first forward pass of a step to the optimizer's step; passes
+    that accumulate gradients are measured together, and the processes of `torch.distributed` as one. `log` gets the
+    metrics of each measured step. With `out`, every measured step is a line of `attention.jsonl` there, and `save`
+    writes `results.json`, which `sharpmax report` draws.
+
+    Heads whose mean entropy is below `collapsed` or above `dispersed` times ln n are counted as such. `clip` acts after
+    every measured step.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        every: int = 20,
+        log: Log | None = None,
+        out: str | Path | None = None,
+        by_head: bool = False,
+        collapsed: float = 0.05,
+        dispersed: float = 0.95,
+        clip: QKClip | None = None,
+    ) -> None:
+        if every < 1:
+            reject("every", every, "1 or more steps")
+        self.model = language_model(module=model)
+        self.heads = [one.heads for one in modules_of(self.model)]
+        self.every, self.out = every, None if out is None else Path(out)
+        if self.out is not None:
+            self.out.mkdir(parents=True, exist_ok=True)
+        self.history: list[StepStatistics] = []
+        self.steps = 0  # steps that have ended
+        self._log, self._by_head, self._clip = log, by_head, clip
+        self._thresholds = {"collapsed": collapsed, "dispersed": dispersed}
+        self._measurement: _Measurement | None = None
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Surround one training step."""
+        self.begin()
+        try:
+            yield
+        except BaseException:
+            self.cancel()
+            raise
+        self.end()
+
+    def begin(self) -> None:
+        """A step begins; of several calls before `end` the first counts."""
+        if self._measurement is None and self.steps % self.every == 0:
+            self._measurement = _Measurement(self.model, self.heads)
+
+    def cancel(self) -> None:
+        """Forget the step that has begun."""
+        if self._measurement is not None:
+            self._measurement.close()
+            self._measurement = None
+
+    def end(self) -> StepStatistics | None:
+        """The step has ended; return its statistics if it was measured."""
+        self.steps += 1
+        if self._measurement is None:
+            return None
+        sums, peaks = self._measurement.merged()
+        self.cancel()
+        rows, means, largest = sums[0].sum().item(), (sums[1:] / sums[0].clamp_min(1.0)).tolist(), peaks.tolist()
+        if not rows:
+            return None  # no attention ran
+        found = StepStatistics(self.steps, *(self._grid(values) for values in (*means, largest)))
+        clipped = None if self._clip is None else self._clip(found)
+        self.history.append(found)
+        if self.out is not None and _first_process():
+            append_bytes(self.out / LINES, _line(found).encode())
+        if self._log is not None:
+            more = {} if clipped is None else {"attention/clipped_heads": float(clipped)}
+            self._log(self.steps, found.metrics(**self._thresholds, by_head=self._by_head) | more)
+        return found
+
+    def _grid(self, values: Sequence[float]) -> Grid:
+        rest = iter(values)
+        return [[next(rest) for _ in range(count)] for count in self.heads]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Steps and measurements so far, as plain values for a checkpoint."""
+        return {"steps": self.steps, "history": [asdict(one) for one in self.history]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on after the step of a checkpoint; lines of `out` after it are dropped."""
+        self.steps = int(state["steps"])
+        self.history = [StepStatistics(**one) for one in state["history"]]
+        if self.out is not None and _first_process():
+            write_text(self.out / LINES, "".join(map(_line, self.history)))
+
+    def resume(self, steps: int) -> None:
+        """Go on after so many steps of a run that wrote to the same `out`."""
+        known = [] if self.out is None or not (self.out / LINES).is_file() else read_lines(self.out / LINES)
+        self.load_state_dict({"steps": steps, "history": [asdict(one) for one in known if one.step <= steps]})
+
+    def tables(self) -> dict[str, Any]:
+        """The measurements as tables of results; what is not a finite number is None."""
+        names = ("entropy", "relative_entropy", "top_weight", "max_logit")
+        about = {"model": type(self.model).__name__, "every": self.every, "layers": len(self.heads), **self._thresholds}
+        return {
+            "setting": {**about, "heads": self.heads, "steps": self.steps},
+            "training_heads": [
+                {"step": one.step} | {name: [[_finite(v) for v in row] for row in getattr(one, name)] for name in names}
+                for one in self.history
+            ],
+        }
+
+    def save(self, folder: str | Path | None = None) -> Path:
+        """Write results.json to `folder` (default: `out`); `sharpmax report` draws it."""
+        place = self.out if folder is None else Path(folder)
+        if place is None:
+            reject("folder", None, "a folder, here or as `out` of the observer")
+        if not self.history:
+            raise SharpmaxError("AttentionObserver.save: no step was measured; surround steps with `observer.step()`")
+        return collect("sharpmax training", self.tables(), seed=None).save(place / FILE_NAME)
+
+    def __repr__(self) -> str:
+        return f"AttentionObserver(every={self.every}, steps={self.steps}, measured={len(self.history)})"
+
+
+def _finite(value: float) -> float | None:
+    return float(f"{value:.5g}") if math.isfinite(value) else None
+
+
+def _first_process() -> bool:
+    distributed = torch.distributed
+    return not (distributed.is_available() and distributed.is_initialized()) or distributed.get_rank() == 0
+
+
+def _line(one: StepStatistics) -> str:
+    return json.dumps(asdict(one)) + "\n"
+
+
+def read_lines(path: Path) -> list[StepStatistics]:
+    """Read the measured steps of a run; a last line that was cut off is left out."""
+    *lines, _ = path.read_text(encoding="utf-8").split("\n")
+    try:
+        return [StepStatistics(**parse_json(line)) for line in lines]
+    except (TypeError, ValueError) as problem:
+        raise FileFormatError(f"observer: {str(path)!r} is damaged ({problem}); delete it to start anew") from problem
+
+
+def trainer_callback(trainer: Any, **options: Any) -> AttentionObserver:
+    """Add an `AttentionObserver` to a transformers Trainer; it logs through `Trainer.log`.
+
+    `options` are those of `AttentionObserver`; `out` is the trainer's `output_dir` unless given. A resumed training
+    keeps what was measured up to its checkpoint.
+    """
+    base: Any = require_transformers().TrainerCallback
+    options = {"out": trainer.args.output_dir, "log": lambda step, metrics: trainer.log(metrics)} | options
+    observer = AttentionObserver(trainer.model, **options)
+
+    class AttentionCallback(base):  # type: ignore[misc]
+        def on_train_begin(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
+            observer.resume(state.global_step)
+
+        def on_step_begin(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
+            observer.begin()
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
+            observer.end()
+
+        def on_train_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
+            observer.cancel()
+            if observer.history and _first_process():
+                observer.save()
+
+    trainer.add_callback(AttentionCallback())
+    return observer
+
+
+def lightning_callback(module: nn.Module, **options: Any) -> Any:
+    """A Lightning callback with an `AttentionObserver` of the transformers model in `module`, as its `observer`.
+
+    It logs through `self.log_dict` of the LightningModule, and its state is part of Lightning's checkpoints.
+    """
+    base: Any = _lightning().Callback
+
+    class AttentionCallback(base):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self.observer = AttentionObserver(module, **{"log": self._log} | options)
+            self._module: Any = None
+
+        def _log(self, step: int, metrics: dict[str, float]) -> None:
+            self._module.log_dict(metrics)
+
+        def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+            self._module = pl_module
+            self.observer.begin()
+
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+            if trainer.global_step > self.observer.steps:  # else gradients are accumulated
+                self.observer.end()
+
+        def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+            self.observer.cancel()
+            if self.observer.out is not None and self.observer.history and _first_process():
+                self.observer.save()
+
+        def state_dict(self) -> dict[str, Any]:
+            return self.observer.state_dict()
+
+        def load_state_dict(self, state: Mapping[str, Any]) -> None:
+            self.observer.load_state_dict(state)
+
+    return AttentionCallback()
+
+
+def _lightning() -> Any:
+    for name in ("lightning.pytorch", "pytorch_lightning"):
+        with suppress(ModuleNotFoundError):
+            return importlib.import_module(name)
+    raise UnsupportedError("lightning_callback: Lightning is not installed; install it with: pip install lightning")
+
+
+class QKClip:
+    """Scale down the weights of heads whose largest logit is above `tau`, as MuonClip does.
+
+    Queries and keys of such a head are each multiplied by √(tau / largest). Where query heads share keys, the whole
+    factor goes to the queries. Families that normalise their queries (QK-norm), cap their logits, add a position bias
+    or share these weights are refused.
+
+    Give it to `AttentionObserver(model, every=1, clip=QKClip(model, tau))` or to a callback.
+    """
+
+    def __init__(self, model: nn.Module, tau: float = 100.0) -> None:
+        if not 0.0 < tau < math.inf:
+            reject("tau", tau, "a finite number above 0")
+        self.tau = tau
+        self.clipped: list[tuple[int, int, int, float]] = []  # step, layer, head and its largest logit
+        found = language_model(model)
+        family = type(found).__name__
+        self._layers: list[tuple[Projection, Projection]] = []
+        for layer, one in enumerate(modules_of(found)):
+            where = f"layer {layer} of {family}"
+            check_only_queries(one, layer, family)
+            made = projections(one, where)
+            if query_layer(one, where) is not made[0].layer:
+                raise UnsupportedError(
+                    f"model: {where} normalises its queries (QK-norm), so that scaling their projection has no effect; "
+                    "logits are bounded by the gains there, and QK-clip is not needed"
+                )
+            for projection in made:
+                check_not_shared(found, projection.layer, layer)
+            self._layers.append(made)
+
+    def __call__(self, statistics: StepStatistics) -> int:
+        """Act on the heads of a measured step; return how many were scaled."""
+        before = len(self.clipped)
+        for layer, (largest, (queries, keys)) in enumerate(zip(statistics.max_logit, self._layers, strict=True)):
+            factors = torch.ones(len(largest), dtype=torch.float64)
+            for head, logit in enumerate(largest):
+                if not math.isfinite(logit):
+                    raise SharpmaxError(
+                        f"QKClip: the largest logit of layer {layer}, head {head} is {logit} at step "
+                        f"{statistics.step}; go back to an earlier checkpoint, or train with a smaller rate"
+                    )
+                if logit > self.tau:
+                    factors[head] = self.tau / logit
+                    self.clipped.append((statistics.step, layer, head, logit))
+            if bool((factors < 1.0).any()):
+                alone = len(keys.rows) == len(queries.rows)
+                _scale(queries, factors.sqrt() if alone else factors)
+                if alone:
+                    _scale(keys, factors.sqrt())
+        return len(self.clipped) - before
+
+
+@torch.no_grad()
+def _scale(projection: Projection, factors: Tensor) -> None:
+    """Multiply the outputs of each head by its factor."""
+    layer = projection.layer
+    columns = not isinstance(layer, nn.Linear)
+    outputs = torch.ones(layer.weight.shape[1 if columns else 0], dtype=torch.float64)
+    outputs[projection.rows] = factors[:, None]
+    scale = outputs.to(layer.weight.device, torch.float32)
+    # One rounding: in bfloat16 a factor near 1 would round to 1, and the head would pass tau again.
+    layer.weight.copy_(layer.weight.float() * (scale if columns else scale[:, None]))
+    if layer.bias is not None:
+        layer.bias.copy_(layer.bias.float() * scale)
+
+
+def entropy_band_loss(stats: RowStats, low: float = 0.05, high: float = 0.95) -> Tensor:
+    """Mean squared distance of H / ln n from `low` … `high`, over rows of two keys or more; differentiable.
+
+    `stats` come from `sharpmax.row_stats`, `[..., H, Lq]`.
+    """
+    if not 0.0 <= low < high <= 1.0:
+        reject("low, high", (low, high), "0 ≤ low < high ≤ 1, as shares of ln n")
+    several = stats.count > 1
+    relative = stats.entropy / stats.count.clamp_min(2).log()
+    outside = torch.relu(low - relative) + torch.relu(relative - high)
+    loss: Tensor = (outside.square() * several).sum() / several.sum().clamp_min(1)
+    return loss
+
+
+class EntropyBand:
+    """Keep the entropy of heads between `low` and `high` times ln n while a transformers model trains.
+
+    `with band:` surrounds the training, or a step with its backward pass. `band.loss()` is the mean of
+    `entropy_band_loss` over the layers of the last forward pass, to be added to the loss with a weight. `heads` are the
+    (layer, head) pairs to keep there (default: all). The model must not have a policy.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        low: float = 0.05,
+        high: float = 0.95,
+        heads: Sequence[tuple[int, int]] | None = None,
+    ) -> None:
+        self.model = language_model(model)
+        self.low, self.high = low, high
+        counts = [one.heads for one in modules_of(self.model)]
+        self._heads: dict[int, tuple[int, ...] | None] = dict.fromkeys(range(len(counts)))
+        if heads is not None:
+            for layer, head in heads:
+                if not (0 <= layer < len(counts) and 0 <= head < counts[layer]):
+                    reject("heads", (layer, head), f"layers 0 … {len(counts) - 1} and heads below {max(counts)}")
+            self._heads = {layer: tuple(sorted({h for one, h in heads if one == layer})) for layer, _ in heads}
+        self._losses: list[Tensor] = []
+        self._inside = False
+        self._undo = ExitStack()
+
+    def __enter__(self) -> EntropyBand:
+        state = installed(self.model)
+        if state is not None and not state.observed_only:
+            raise UnsupportedError("EntropyBand: the model has a policy; restore it first (sharpmax.restore)")
+        self._undo.enter_context(kept(self.model))
+        install(self.model, lambda layer: [_BandRule(self, self._heads[layer])] if layer in self._heads else [])
+        self._undo.callback(self.model.register_forward_pre_hook(self._begin).remove)
+        self._undo.callback(self.model.register_forward_hook(self._end, always_call=True).remove)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._undo.close()
+
+    def _begin(self, *_: Any) -> None:
+        self._losses, self._inside = [], True
+
+    def _end(self, *_: Any) -> None:
+        self._inside = False
+
+    def add(self, stats: RowStats) -> None:
+        """Take in the rows of one attention call, unless a backward pass computes them again."""
+        loss = entropy_band_loss(stats, self.low, self.high)
+        if self._inside:
+            self._losses.append(loss)
+
+    def loss(self) -> Tensor:
+        """The penalty of the last forward pass."""
+        if not self._losses:
+            raise SharpmaxError("EntropyBand.loss: no attention ran inside `with band:`")
+        return torch.stack(self._losses).mean()
+
+
+class _BandRule:
+    """A rule of β = 1 that hands the statistics of its rows, with gradients, to a band."""
+
+    needs = frozenset({"count", "entropy"})
+
+    def __init__(self, band: EntropyBand, heads: tuple[int, ...] | None) -> None:
+        self.heads, self._band = heads, band
+
+    def beta(self, stats: RowStats, remeasure: Remeasure | None) -> Tensor:
+        """1 in every row."""
+        self._band.add(stats)
+        return torch.ones(1, 1, device=stats.count.device)

@@ -1,0 +1,387 @@
+"""Training: the observer and its callbacks, QK-clip and the entropy band, against dense attention."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import sharpmax as sm
+from sharpmax.errors import ArgumentError, SharpmaxError, UnsupportedError
+from sharpmax.integrations.trainer import (
+    AttentionObserver,
+    EntropyBand,
+    QKClip,
+    StepStatistics,
+    entropy_band_loss,
+    lightning_callback,
+    trainer_callback,
+)
+
+transformers = pytest.importorskip("transformers")
+
+VOCABULARY, LAYERS, HEADS = 31, 2, 4
+
+
+def llama(key_heads: int = HEADS, **options: Any) -> Any:
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=32, num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS, num_key_value_heads=key_heads, **options,
+    )  # fmt: skip
+    return transformers.LlamaForCausalLM(config)
+
+
+def batch(seed: int = 0, rows: int = 3, length: int = 12) -> Tensor:
+    return torch.randint(VOCABULARY, (rows, length), generator=torch.Generator().manual_seed(seed))
+
+
+def dense(model: Any, *inputs: Tensor) -> dict[str, Tensor]:
+    """Statistics by head `[layers, heads]` from the weights that eager attention returns, in float64."""
+    eager = copy.deepcopy(model).double()
+    eager.set_attn_implementation("eager")
+    probabilities = [torch.stack(eager(one, output_attentions=True).attentions).detach() for one in inputs]
+    sums: dict[str, list[Tensor]] = {"entropy": [], "relative_entropy": [], "top_weight": []}
+    for p in probabilities:
+        n = torch.arange(2, p.shape[-1] + 1)
+        h = -torch.special.xlogy(p, p).sum(-1)[..., 1:]
+        for name, value in zip(sums, (h, h / n.log(), p.amax(-1)[..., 1:]), strict=True):
+            sums[name].append(value.transpose(1, 2).flatten(2))
+    return {name: torch.cat(values, dim=-1).mean(-1) for name, values in sums.items()}
+
+
+def close(found: StepStatistics, wanted: dict[str, Tensor]) -> None:
+    for name, value in wanted.items():
+        torch.testing.assert_close(torch.tensor(getattr(found, name)).double(), value, rtol=1e-4, atol=1e-5)
+
+
+def train(model: Any, observer: AttentionObserver, steps: int, passes: int = 1) -> None:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for step in range(observer.steps, observer.steps + steps):
+        with observer.step():
+            for part in range(passes):
+                tokens = batch(passes * step + part)
+                model(tokens, labels=tokens).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_the_observer_measures_every_kth_step_with_accumulated_passes(checkpointing: bool) -> None:
+    model = llama().train()
+    if checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    logged: list[tuple[int, dict[str, float]]] = []
+    observer = AttentionObserver(model, every=2, log=lambda step, metrics: logged.append((step, metrics)))
+    wanted = dense(model, batch(0), batch(1))
+    train(model, observer, 3, passes=2)
+    assert [one.step for one in observer.history] == [1, 3] == [step for step, _ in logged]
+    close(observer.history[0], wanted)
+    metrics = logged[0][1]
+    assert metrics["attention/entropy"] == pytest.approx(float(wanted["entropy"].mean()), rel=1e-4)
+    assert metrics["attention/dispersed_heads"] == pytest.approx(
+        float((wanted["relative_entropy"] > 0.95).float().mean())
+    )
+    assert "sharpmax" not in model.config._attn_implementation
+    assert not model._forward_pre_hooks
+
+
+def test_measured_and_other_steps_train_alike() -> None:
+    ends = []
+    for every in (1, 1000):
+        model = llama().train()
+        observer = AttentionObserver(model, every=every)
+        observer.steps = 1  # the first step of `every=1000` is not measured either
+        train(model, observer, 3)
+        ends.append(model.state_dict())
+    assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
+
+
+def test_the_largest_logit_is_that_of_queries_and_keys() -> None:
+    model = llama(key_heads=2).eval()
+    seen: list[Tensor] = []
+
+    def keep(call: Any) -> None:
+        scores = call.query.double() @ call.k.double().repeat_interleave(2, dim=1).transpose(-1, -2) * call.scale
+        hidden = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+        seen.append(scores.masked_fill(hidden, -math.inf).amax((0, 2, 3)))
+
+    from sharpmax.integrations.transformers.interface import observed
+
+    observer = AttentionObserver(model, every=1)
+    with observed(model, keep), observer.step(), torch.no_grad():
+        model(batch())
+    found = torch.tensor(observer.history[0].max_logit).double()
+    torch.testing.assert_close(found, torch.stack(seen), rtol=1e-5, atol=1e-6)
+
+
+def test_a_compiled_model_is_measured_uncompiled() -> None:
+    model = llama().eval()
+    wanted = dense(model, batch())
+    compiled = torch.compile(model, backend="eager")
+    observer = AttentionObserver(compiled, every=2)
+    with torch.no_grad():
+        for _ in range(2):
+            with observer.step():
+                compiled(batch())
+    close(observer.history[0], wanted)
+
+
+def test_mistakes_are_named() -> None:
+    model = llama()
+    with pytest.raises(ArgumentError, match="every: got 0"):
+        AttentionObserver(model, every=0)
+    with pytest.raises(SharpmaxError, match="PreTrainedModel"):
+        AttentionObserver(nn.Linear(2, 2))
+    with pytest.raises(SharpmaxError, match="no step was measured"):
+        AttentionObserver(model).save("nowhere")
+    with pytest.raises(ArgumentError, match="tau"):
+        QKClip(model, tau=0.0)
+    with pytest.raises(ArgumentError, match="low, high"):
+        entropy_band_loss(sm.row_stats(torch.zeros(1, 2, 4), torch.zeros(1, 3, 4)), low=0.9, high=0.1)
+    with pytest.raises(ArgumentError, match="heads"):
+        EntropyBand(model, heads=[(7, 0)])
+    observer = AttentionObserver(model, every=1)
+    with pytest.raises(RuntimeError, match="boom"), observer.step():
+        raise RuntimeError("boom")
+    assert observer.steps == 0
+    assert not model._forward_hooks
+
+
+def test_the_state_goes_on_after_a_checkpoint(tmp_path: Path) -> None:
+    whole = AttentionObserver(llama().train(), every=2, out=tmp_path / "whole")
+    train(whole.model, whole, 6)
+    state = AttentionObserver(llama(), every=2, out=tmp_path / "parts")
+    train(state.model.train(), state, 6)
+    state.load_state_dict({"steps": 4, "history": state.state_dict()["history"][:2]})
+    assert [json.loads(line)["step"] for line in (tmp_path / "parts/attention.jsonl").read_text().splitlines()] == [
+        1,
+        3,
+    ]
+    train(state.model, state, 2)
+    assert [one.step for one in state.history] == [one.step for one in whole.history] == [1, 3, 5]
+    again = AttentionObserver(llama(), every=2, out=tmp_path / "whole")
+    again.resume(4)
+    assert again.history == whole.history[:2]
+
+
+def trainer_for(model: Any, folder: Path, steps: int) -> Any:
+    arguments = transformers.TrainingArguments(
+        output_dir=str(folder), max_steps=steps, per_device_train_batch_size=2, gradient_accumulation_steps=2,
+        report_to=[], disable_tqdm=True, use_cpu=True, logging_strategy="no", save_steps=3, learning_rate=1e-3,
+    )  # fmt: skip
+    data = [{"input_ids": one, "labels": one} for one in batch(rows=16)]
+    return transformers.Trainer(model=model, args=arguments, train_dataset=data)
+
+
+def test_the_callback_of_the_trainer_logs_and_resumes(tmp_path: Path, capsys: Any) -> None:
+    trainer = trainer_for(llama(), tmp_path, 3)
+    trainer_callback(trainer, every=2)
+    trainer.train()
+    assert [one["step"] for one in trainer.state.log_history if "attention/entropy" in one] == [1, 3]
+    trainer = trainer_for(llama(), tmp_path, 5)
+    observer = trainer_callback(trainer, every=2)
+    trainer.train(resume_from_checkpoint=True)
+    assert [one.step for one in observer.history] == [1, 3, 5]
+    tables = json.loads((tmp_path / "results.json").read_text())["tables"]
+    assert [one["step"] for one in tables["training_heads"]] == [1, 3, 5]
+    assert len(tables["training_heads"][0]["entropy"]) == LAYERS
+
+
+def test_the_callback_of_lightning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "lightning", None)
+    monkeypatch.setitem(sys.modules, "pytorch_lightning", None)
+    with pytest.raises(UnsupportedError, match="pip install lightning"):
+        lightning_callback(llama())
+    fake = ModuleType("lightning.pytorch")
+    fake.Callback = object  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "lightning.pytorch", fake)
+    monkeypatch.setitem(sys.modules, "lightning", ModuleType("lightning"))
+    model = llama()
+    module, logged = nn.Sequential(model), []
+    module.log_dict = logged.append  # type: ignore[assignment]
+    callback, trainer = lightning_callback(module, every=2), SimpleNamespace(global_step=0)
+    for number in range(4):  # two batches for each step
+        callback.on_train_batch_start(trainer, module, None, number)
+        model(batch(number))
+        trainer.global_step += number % 2
+        callback.on_train_batch_end(trainer, module, None, None, number)
+    assert len(logged) == 1
+    assert callback.observer.steps == 2
+    close(callback.observer.history[0], dense(model, batch(0), batch(1)))
+    other = lightning_callback(llama(), every=2)
+    other.load_state_dict(callback.state_dict())
+    assert other.observer.history == callback.observer.history
+    callback.on_train_end(trainer, module)
+
+
+def test_the_page_shows_heads_over_steps(tmp_path: Path) -> None:
+    from sharpmax.report.page import report_of, write_page
+
+    observer = AttentionObserver(llama().train(), every=1, out=tmp_path)
+    train(observer.model, observer, 3)
+    saved = json.loads(observer.save().read_text())
+    saved["tables"]["training_heads"][1]["max_logit"][0][0] = None  # an overflow
+    report = report_of(saved["tables"])
+    assert report.headline[0].startswith("Steps 1 to 3: entropy / ln n 0.9")
+    assert [figure.name for figure in report.figures] == ["relative-entropy", "max-logit"]
+    page = write_page(saved["command"], saved["provenance"], saved["tables"], tmp_path).read_text()
+    assert "Largest logit of every head over training" in page
+
+
+def tiny(family: str, larger: float = 30.0) -> Any:
+    """A small model of a family, with large query and key weights."""
+    torch.manual_seed(0)
+    common = {"vocab_size": VOCABULARY, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS}
+    wide = {"hidden_size": 32, "intermediate_size": 32, **common}
+    kind, options = {
+        "llama": ("Llama", wide | {"num_key_value_heads": HEADS}),
+        "grouped": ("Llama", wide | {"num_key_value_heads": 2}),
+        "gpt2": ("GPT2", {"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": LAYERS, "n_head": HEADS}),
+        "neox": ("GPTNeoX", wide),
+        "phi3": ("Phi3", wide | {"num_key_value_heads": 2, "pad_token_id": 0}),
+    }[family]
+    config = getattr(transformers, f"{kind}Config")(**options)
+    model = getattr(transformers, f"{kind}{'LMHeadModel' if kind == 'GPT2' else 'ForCausalLM'}")(config).eval()
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if any(part in name for part in ("q_proj", "k_proj", "c_attn", "query_key_value", "qkv_proj")):
+                weight.mul_(larger)
+    return model
+
+
+@pytest.mark.parametrize("family", ["llama", "grouped", "gpt2", "neox", "phi3"])
+def test_qk_clip_brings_the_heads_above_tau_down_to_it_and_leaves_the_others(family: str) -> None:
+    model = tiny(family)
+    first = AttentionObserver(model, every=1)
+    with first.step(), torch.no_grad():
+        model(batch())
+    before = torch.tensor(first.history[0].max_logit[0])  # of the first layer, whose input stays as it is
+    tau = float(before.sort().values[1:3].mean())
+    clip = QKClip(model, tau)
+    observer = AttentionObserver(model, every=1, clip=clip)
+    for _ in range(2):
+        with observer.step(), torch.no_grad():
+            model(batch())
+    after = torch.tensor(observer.history[1].max_logit[0])
+    torch.testing.assert_close(after, before.clamp_max(tau), rtol=1e-5, atol=1e-5)
+    assert {(layer, head) for _, layer, head, _ in clip.clipped if layer == 0} == {
+        (0, head) for head in range(HEADS) if before[head] > tau
+    }
+
+
+def test_qk_clip_refuses_what_it_cannot_scale() -> None:
+    config = transformers.Qwen3Config(
+        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=HEADS,
+        num_key_value_heads=2, head_dim=8,
+    )  # fmt: skip
+    with pytest.raises(UnsupportedError, match="QK-norm"):
+        QKClip(transformers.Qwen3ForCausalLM(config))
+    with pytest.raises(SharpmaxError, match="layer 0, head 1 is nan"):
+        QKClip(llama())(StepStatistics(3, [], [], [], [[1.0, math.nan, 1.0, 1.0]] * LAYERS))
+
+
+def marked(seed: int, length: int = 12) -> tuple[Tensor, Tensor]:
+    """Sequences of tokens below 12 with one from 12 on at a random place, and that one."""
+    draw = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(12, (64, length), generator=draw)
+    wanted = torch.randint(12, VOCABULARY, (64, 1), generator=draw)
+    places = torch.randint(length, (64, 1), generator=draw)
+    return tokens.scatter(1, places, wanted), wanted[:, 0]
+
+
+def blown_up(tau: float | None) -> tuple[float, float]:
+    """Largest logit and loss at the end of a training in bfloat16 whose queries grow at a high rate."""
+    model = llama(tie_word_embeddings=False).to(torch.bfloat16).train()
+    clip = None if tau is None else QKClip(model, tau)
+    observer = AttentionObserver(model, every=1, clip=clip)
+    grown = [w for n, w in model.named_parameters() if "q_proj" in n or "k_proj" in n]
+    rest = [w for n, w in model.named_parameters() if "q_proj" not in n and "k_proj" not in n]
+    optimizer = torch.optim.AdamW([{"params": grown, "lr": 0.3}, {"params": rest, "lr": 3e-3}], weight_decay=0.0)
+    losses = []
+    for step in range(60):
+        tokens, wanted = marked(step)
+        with observer.step():
+            loss = nn.functional.cross_entropy(model(tokens).logits[:, -1].float(), wanted)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        losses.append(loss.item())
+    return max(max(row) for row in observer.history[-1].max_logit), sum(losses[-10:]) / 10
+
+
+def test_a_run_that_blows_up_stays_under_tau_with_qk_clip() -> None:
+    plain, plain_loss = blown_up(None)
+    clipped, clipped_loss = blown_up(tau=20.0)
+    assert plain > 1000.0
+    assert clipped < 1.5 * 20.0  # measured before the weights of that step are clipped
+    assert clipped_loss < 0.5 * plain_loss
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.0, 0.3), (0.9, 1.0)])
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_the_entropy_band_moves_the_chosen_heads_into_it(low: float, high: float, checkpointing: bool) -> None:
+    model = tiny("llama", 10.0).train()
+    if checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    tokens = batch(rows=8)
+    optimizer = torch.optim.Adam(model.parameters(), lr=2e-2)
+    losses = []
+    with EntropyBand(model, low, high, heads=[(0, 1), (1, 3)]) as band:
+        for _ in range(40):
+            model(tokens)
+            loss = band.loss()
+            losses.append(loss.item())
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert losses[-1] < 0.5 * losses[0]
+    assert "sharpmax" not in model.config._attn_implementation
+
+
+def test_the_entropy_band_agrees_with_dense_weights() -> None:
+    model = llama().eval()
+    with EntropyBand(model, 0.2, 0.8) as band:
+        model(batch())
+        found = band.loss()
+    eager = copy.deepcopy(model).double()
+    eager.set_attn_implementation("eager")
+    p = torch.stack(eager(batch(), output_attentions=True).attentions)
+    h = -torch.special.xlogy(p, p).sum(-1)[..., 1:] / torch.arange(2, p.shape[-1] + 1).log()
+    wanted = (torch.relu(0.2 - h) + torch.relu(h - 0.8)).square().mean()
+    assert found.item() == pytest.approx(wanted.item(), rel=1e-4)
+    with pytest.raises(UnsupportedError, match="has a policy"), EntropyBand(sm.apply(model, "constant:2")):
+        pass
+
+
+def _process(rank: int, folder: str) -> None:
+    torch.distributed.init_process_group("gloo", f"file://{folder}/meet", world_size=2, rank=rank)
+    model = nn.parallel.DistributedDataParallel(llama())
+    observer = AttentionObserver(model, every=1, out=f"{folder}/out")
+    with observer.step():
+        tokens = batch(rank)
+        model(tokens, labels=tokens).loss.backward()
+    Path(f"{folder}/{rank}.json").write_text(json.dumps(observer.state_dict()), encoding="utf-8")
+    torch.distributed.destroy_process_group()
+
+
+def test_processes_are_measured_as_one(tmp_path: Path) -> None:
+    started = [subprocess.Popen([sys.executable, __file__, str(rank), str(tmp_path)]) for rank in range(2)]
+    assert [one.wait(1200) for one in started] == [0, 0]
+    first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
+    assert first == second
+    close(StepStatistics(**first["history"][0]), dense(llama(), batch(0), batch(1)))
+    assert len((tmp_path / "out/attention.jsonl").read_text().splitlines()) == 1
+
+
+if __name__ == "__main__":
+    _process(int(sys.argv[1]), sys.argv[2])
