@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import logging
 from collections.abc import Callable, Iterable, Sequence
@@ -21,6 +20,7 @@ from sharpmax.models.language import context_of, weights_fingerprint
 from sharpmax.models.scoring import Reply, batches
 from sharpmax.monitoring.observer import Observer, Request, heads_of
 from sharpmax.monitoring.scores import Baseline, Learned, Report, learn, split
+from sharpmax.probing.measurement import call_model
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -353,6 +353,5 @@ def _read(model: Any, prompts: Sequence[Sequence[int]], new: int) -> None:
     given = {"input_ids": ids.to(model.device), "attention_mask": mask.to(model.device)}
     if new:
         model.generate(**given, max_new_tokens=new, do_sample=False, pad_token_id=0)
-        return
-    known = inspect.signature(model.forward).parameters
-    model(**given, **{name: value for name, value in (("use_cache", False), ("logits_to_keep", 1)) if name in known})
+    else:
+        call_model(model, given)
