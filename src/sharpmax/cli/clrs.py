@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from sharpmax.cli import answer, options
-from sharpmax.cli.options import choice, data_folder, number, policy_named, resolve_device, sizes_from
+from sharpmax.cli.options import choice, data_folder, number, policies_given, policy_named, resolve_device, sizes_from
 from sharpmax.cli.run import check_extras, check_resume, finish, out_folder, print_report, resumable, show_results
 from sharpmax.cli.terminal import bar, progress, say
 from sharpmax.errors import reject
@@ -69,7 +69,7 @@ def train(
 
     if steps is not None and epochs is not None:
         reject("--epochs", epochs, "nothing together with --steps", "give one of the two")
-    chosen = None if policy == NONE else policy_named(policy)
+    chosen = None if policy == NONE else policy_named(*policies_given(context))
     recipe = FineTuneRecipe(
         policy=None if chosen is None else chosen.policy, policy_name=NONE if chosen is None else chosen.name,
         learn=learn_policy, band=_band(entropy_band), minutes=minutes, steps=steps,
