@@ -111,7 +111,7 @@ CASES = {
         ("--epochs 2", "--epochs: got 2.0; allowed: nothing together with --steps"),
         ("--lr -1", "--lr: got -1.0"),
         ("--learn-policy magic", "--learn-policy: got 'magic'"),
-        ("--learn-policy length --policy paper", "--learn-policy: got length"),
+        ("--learn-policy length --policy paper", "--policy: got paper; allowed: one of --policy, --learn-policy"),
         ("--dataset {home}/nowhere", "--dataset: got"),
         ("--dataset {home}/lacking.jsonl", "lacks a column"),
         ("--dataset {home}/eight.jsonl --largest 7", "--largest: got 7; allowed: 8 or more"),
