@@ -195,7 +195,7 @@ def test_a_part_of_a_model_that_has_a_policy_is_refused(model: Any, ids: torch.T
     assert torch.equal(model(ids).logits, sharp)
 
 
-@pytest.mark.parametrize("thing", [None, torch.nn.Linear(2, 2), "smollm2"])
+@pytest.mark.parametrize("thing", [None, torch.nn.Sequential(FAMILIES["llama"].build()), "smollm2"])
 def test_only_transformers_models_are_taken(thing: Any) -> None:
     for function in (hf.restore, hf.policy_of, lambda m: hf.apply(m, "paper")):
         with pytest.raises(ArgumentTypeError, match="PreTrainedModel"):
