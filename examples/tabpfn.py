@@ -9,15 +9,13 @@ TabPFN v1 is no dependency: download its source archive (it holds the weights) a
 from __future__ import annotations
 
 import argparse
-import importlib
 import math
-import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 import sharpmax as sm
 
@@ -27,20 +25,47 @@ SIZES = (512, 1024, 2048, 4096)
 FEATURES = 100  # TabPFN's inputs have so many columns, filled up with zeros
 
 
-def load(folder: Path) -> Any:
-    """The network of TabPFN v1 with its weights."""
-    here = Path(__file__).resolve().parent  # where this file would be found in the package's place
-    sys.path = [str(folder), *(path for path in sys.path if Path(path).resolve() != here)]
-    transformer, encoders = importlib.import_module("tabpfn.transformer"), importlib.import_module("tabpfn.encoders")
+class Layer(nn.Module):
+    """A layer of TabPFN: rows attend to the rows whose label is known."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.self_attn = nn.MultiheadAttention(width, heads)
+        self.linear1, self.linear2 = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+
+    def forward(self, x: Tensor, known: int) -> Tensor:
+        train = x[:known]
+        x = self.norm1(x + self.self_attn(x, train, train, need_weights=False)[0])
+        out: Tensor = self.norm2(x + self.linear2(F.gelu(self.linear1(x))))
+        return out
+
+
+class TabPFN(nn.Module):
+    """The network of TabPFN v1, with the names of its weights: table `[rows, 1, 100]`, labels `[rows, 1]`."""
+
+    def __init__(self, width: int, heads: int, layers: int, classes: int) -> None:
+        super().__init__()
+        self.encoder, self.y_encoder = nn.Linear(FEATURES, width), nn.Linear(1, width)
+        self.transformer_encoder = nn.ModuleDict({"layers": nn.ModuleList(Layer(width, heads) for _ in range(layers))})
+        self.decoder = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, classes))
+
+    def forward(self, table: Tensor, labels: Tensor, known: int) -> Tensor:
+        x = self.encoder(table)
+        x = torch.cat([x[:known] + self.y_encoder(labels[:known, :, None]), x[known:]])
+        for layer in self.transformer_encoder["layers"]:  # type: ignore[union-attr]
+            x = layer(x, known)
+        out: Tensor = self.decoder(x[known:])
+        return out
+
+
+def load(folder: Path) -> TabPFN:
+    """The network with the published weights."""
     file = next((folder / "tabpfn" / "models_diff").glob("*.cpkt"))
     weights, _, config = torch.load(file, map_location="cpu", weights_only=True)
-    width = config["emsize"]
-    model = transformer.TransformerModel(
-        encoders.Linear(FEATURES, width, replace_nan_by_zero=True), config["max_num_classes"], width, config["nhead"],
-        width * config["nhid_factor"], config["nlayers"], y_encoder=encoders.Linear(1, width),
-    )  # fmt: skip
-    weights = {name.removeprefix("module."): value for name, value in weights.items() if "criterion" not in name}
-    model.load_state_dict(weights)
+    model = TabPFN(config["emsize"], config["nhead"], config["nlayers"], config["max_num_classes"])
+    named = {name.removeprefix("module."): value for name, value in weights.items() if "criterion" not in name}
+    model.load_state_dict(named)
     return model.eval()
 
 
@@ -54,20 +79,19 @@ def synthetic(seed: int, rows: int) -> tuple[np.ndarray, np.ndarray]:
     return x, np.where(rng.random(rows) < 0.05, 1 - y, y)
 
 
-def inputs(x: np.ndarray, y: np.ndarray, train: int) -> tuple[Any, int]:
+def inputs(x: np.ndarray, y: np.ndarray, train: int) -> tuple[Tensor, Tensor, int]:
     """The table as TabPFN reads it: columns standardised on the training rows and scaled by how many there are."""
     x = (x - x[:train].mean(0)) / (x[:train].std(0) + 1e-6)
     used = x.shape[1]
     table = torch.zeros(len(x), 1, FEATURES)
     table[:, 0, :used] = torch.from_numpy(x.clip(-100, 100)).float() * FEATURES / used
-    return (table, torch.from_numpy(y).float()[:, None]), train
+    return table, torch.from_numpy(y).float()[:, None], train
 
 
-def predicted(model: Any, x: np.ndarray, y: np.ndarray, train: int, classes: int) -> Tensor:
+def predicted(model: TabPFN, x: np.ndarray, y: np.ndarray, train: int, classes: int) -> Tensor:
     """Class probabilities of the rows after the first `train`."""
-    source, position = inputs(x, y, train)
     with torch.inference_mode():
-        out: Tensor = model(source, single_eval_pos=position)[:, 0, :classes]
+        out: Tensor = model(*inputs(x, y, train))[:, 0, :classes]
     return out.softmax(-1)
 
 
@@ -88,7 +112,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path, help="the unpacked archive, tabpfn-0.1")
     model = load(parser.parse_args().folder)
-    example = {"src": inputs(*synthetic(0, 40), 30)[0], "single_eval_pos": 30}
+    example = inputs(*synthetic(0, 40), 30)
     policies = {"published": "none", "log-length:1024": f"log-length:{TRAINED}"}
     print(f"{'table':10} {'rows':>6}" + "".join(f"{name + ' acc':>22}{'loss':>8}" for name in policies) + "   β")
     for name, drawn in tables().items():
