@@ -7,12 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from sharpmax.cli import bench as bench_gpu
 from sharpmax.experiments.benchmarks import cpu as cpu_bench
-from sharpmax.experiments.benchmarks import gpu as run
-from sharpmax.experiments.benchmarks.gpu_inputs import Shape
 from sharpmax.policies.basic import Constant
 from sharpmax.policies.per_head import PerHead
 from tests.experiments.clrs import stub
@@ -63,12 +59,6 @@ def test_an_exam_in_parts(home: Path, tmp_path: Path, sharpmax_command: Any) -> 
     assert whole == json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
 
 
-def test_a_training_that_is_complete(tmp_path: Path, sharpmax_command: Any) -> None:
-    line = ("clrs", "train", MODEL, *TRAIN, "--out", tmp_path, "--json")
-    first = only_document(sharpmax_command(*line))
-    assert only_document(sharpmax_command(*line, "--resume")) == first
-
-
 def test_fold(tmp_path: Path, sharpmax_command: Any) -> None:
     constants = PerHead.of(Constant, value=[[0.5, 2.0, 1.0, 1.3], [1.0, 0.7, 1.6, 1.5]])
     constants.save(tmp_path / "constants.json")
@@ -93,14 +83,6 @@ def test_bench(tmp_path: Path, sharpmax_command: Any, monkeypatch: pytest.Monkey
     saved = only_document(sharpmax_command(*line, "--out", tmp_path))
     assert saved == json.loads((tmp_path / "cpu.json").read_text(encoding="utf-8"))
     assert set(only_document(sharpmax_command(*line))["tables"]) == set(saved["tables"])
-
-
-def test_bench_of_a_gpu(tmp_path: Path, sharpmax_command: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench_gpu, "_gpu", lambda: torch.device("cpu"))
-    monkeypatch.setattr(run, "prefill_shapes", lambda length: [Shape(1, 2, 1, 24, 24, 8, causal=True)])
-    monkeypatch.setattr(run, "decode_shapes", lambda length: [])
-    outcome = sharpmax_command("bench", "--gpu", "--length", 64, "--repeat", 1, "--out", tmp_path, "--json")
-    assert only_document(outcome) == json.loads((tmp_path / "cpu.json").read_text(encoding="utf-8"))
 
 
 def test_what_a_library_prints_goes_elsewhere(

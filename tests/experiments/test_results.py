@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 import json
 import platform
+import re
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -71,11 +72,6 @@ def test_commit(
     assert provenance.commit() == commit
 
 
-def test_a_program_that_is_missing_or_fails_says_nothing() -> None:
-    assert provenance._output_of(["no-such-program-anywhere"]) is None
-    assert provenance._output_of(["false"]) is None
-
-
 @pytest.mark.parametrize(
     ("body", "says"),
     [
@@ -91,14 +87,7 @@ def test_a_program_that_is_missing_or_fails_says_nothing() -> None:
 )
 def test_what_is_not_a_results_file(body: str, says: str, tmp_path: Path) -> None:
     (tmp_path / FILE_NAME).write_text(body, encoding="utf-8")
-    with pytest.raises(FileFormatError, match="results: ") as caught:
-        load(tmp_path)
-    assert says in str(caught.value)
-
-
-def test_bytes_that_are_no_text_and_no_file(tmp_path: Path) -> None:
-    (tmp_path / FILE_NAME).write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(FileFormatError, match="JSON"):
+    with pytest.raises(FileFormatError, match=f"results: .*{re.escape(says)}"):
         load(tmp_path)
     with pytest.raises(FileFormatError, match="no file"):
         load(tmp_path / "elsewhere")
@@ -120,12 +109,8 @@ def test_the_command_as_typed() -> None:
     assert typed("bench", cpu=True, out=None, dry_run=False) == "sharpmax bench --cpu"
 
 
-def test_seeds() -> None:
-    check_seed(0)
+@pytest.mark.parametrize("bad", [-1, 2**63, True, 1.0, "1", None])
+def test_what_is_no_seed(bad: Any) -> None:
     check_seed(2**63 - 1)
-    for bad in (-1, 2**63):
-        with pytest.raises(ArgumentError, match="seed"):
-            check_seed(bad)
-    for worse in (True, 1.0, "1", None):
-        with pytest.raises(ArgumentTypeError, match="seed"):
-            check_seed(worse)
+    with pytest.raises(ArgumentError if type(bad) is int else ArgumentTypeError, match="seed"):
+        check_seed(bad)
