@@ -208,11 +208,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_monitor(sharpmax_command: Any, tmp_path: Path) -> None:
     options = ("--device", "cpu", "--prompts", 8, "--repeat", 1, "--length", 40)
     outcome = sharpmax_command.ok("bench", "--monitor", *options, "--out", tmp_path)
-    for words in (
-        "Detecting wrong answers: tiny, float32 on cpu.",
-        "confidence",
-        "False alarms on 32",
-    ):
+    for words in ("Detecting wrong answers: tiny, float32 on cpu.", "confidence", "False alarms on 32"):
         assert words in outcome.out
     saved = json.loads((tmp_path / "monitor.json").read_text(encoding="utf-8"))
     assert saved["command"] == (

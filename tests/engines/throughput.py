@@ -1,4 +1,6 @@
-"""Throughput of vLLM with the plugin beside vLLM without: `python tests/engines/throughput.py [FILE.json]`.
+"""Throughput of vLLM with the plugin relative to vLLM without it.
+
+`.venv-engines/bin/python -m tests.engines.throughput [FILE.json]`, after `make test-engines`.
 
 One engine per policy is started, then they work in turns, so that other work on the machine slows all of them alike.
 Prints the median of each ratio to the engine without a policy over the rounds.
@@ -11,8 +13,9 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from sharpmax.files import write_text
 from tests.engines import engines, vllm_process
@@ -45,7 +48,7 @@ def main(out: str | None) -> None:
     for _ in range(ROUNDS + 1):
         for process, found in zip(processes, seconds, strict=True):
             print("go", file=process.stdin, flush=True)
-            words = next(line for line in process.stdout if line.startswith("seconds ")).split()
+            words = next(line for line in cast("Iterator[str]", process.stdout) if line.startswith("seconds ")).split()
             found.append((float(words[1]), float(words[2]) - float(words[1])))
     for process in processes:
         process.communicate()
@@ -61,4 +64,7 @@ def main(out: str | None) -> None:
 
 
 if __name__ == "__main__":
-    work(sys.argv[2]) if sys.argv[1:2] == ["--work"] else main(*(sys.argv[1:2] or [None]))
+    if sys.argv[1:2] == ["--work"]:
+        work(sys.argv[2])
+    else:
+        main(sys.argv[1] if len(sys.argv) > 1 else None)

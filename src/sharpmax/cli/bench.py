@@ -25,6 +25,7 @@ def bench(
     cpu: Annotated[bool, typer.Option("--cpu/--gpu", help="Device to measure.")] = True,
     probe: Annotated[bool, typer.Option("--probe", help="Measure the cost of capturing rows.")] = False,
     monitor: Annotated[bool, typer.Option("--monitor", help="Measure a monitor's AUROC and cost.")] = False,
+    training: Annotated[bool, typer.Option("--training", help="Measure the cost per training step.")] = False,
     host: Annotated[bool, typer.Option("--host", help="Measure host time per call.")] = False,
     generate: Annotated[
         str | None, typer.Option("--generate", metavar="MODEL", help="Measure transformers' generate, or `random`.")
@@ -50,14 +51,16 @@ def bench(
     """
     given = [
         *(["--probe"] * probe), *(["--monitor"] * monitor), *(["--gpu"] * (not cpu)), *(["--host"] * host),
-        *(["--generate"] * (generate is not None)),
+        *(["--generate"] * (generate is not None)), *(["--training"] * training),
     ]  # fmt: skip
     if len(given) > 1:
         reject(given[0], f"both {given[0]} and {given[1]}", "one of the two")
-    unused = {"prompts": monitor, "device": monitor or host or generate, "dtype": monitor or generate}
+    unused = {"prompts": monitor, "device": monitor or host or generate or training, "dtype": monitor or generate}
     unused |= dict.fromkeys(("policy", "together", "static"), bool(generate))
     context.params.update({name: None for name, used in unused.items() if not used})
-    if monitor:
+    if training:
+        _bench_training(context)
+    elif monitor:
         _bench_monitor(context)
     elif generate is not None or host:
         _bench_latency(context)
@@ -167,6 +170,34 @@ def _print_latency(tables: Mapping[str, Any]) -> None:
         wanted = "; ".join(f"{one.replace('_', ' ')} {_target(entry, one)}" for one in entry["targets"])
         rows.append([case, *(_number(entry, name, form) for name, form in columns), wanted or "–"])
     print_table(title, ["case", *(name.replace("_", " ") for name, _ in columns), "target"], rows)
+
+
+def _bench_training(context: typer.Context) -> None:
+    from sharpmax.experiments.benchmarks.training import LENGTH, ROUNDS, training_tables
+
+    place, _ = resolve_device(context)
+    context.params.update(dtype=None)
+    asked = _amounts(context, ROUNDS, LENGTH if place.type == "cuda" else 64)
+    folder = None if context.params["out"] is None else out_folder(context)
+    with progress() as note:
+        tables = training_tables(**asked, device=place, seed=context.params["seed"], note=note)
+    finish(context, tables, folder, _print_training, name="training.json")
+
+
+def _print_training(tables: Mapping[str, Any]) -> None:
+    setting, cost = tables["setting"], tables["training_cost"]
+    rows = [
+        [name, f"{one['median_ms']:,.1f}", f"{one['ratio']:.2f}", _target(one, "ratio")]
+        for name, one in tables["training_bench"].items()
+    ]
+    title = f"{setting['model']}, {setting['rows']} × {setting['length']:,} tokens on {setting['device']}"
+    print_table(title, ["training step", "median ms", "ratio", "target"], rows)
+    for name, words in (("observer_percent", "observer"), ("clip_percent", "QK-clip, every head clipped")):
+        target = cost["targets"][name]
+        allowed = f"target ≤ {target['at_most']:g}%: {_reached(target)}"
+        say(f"At every {cost['every']}th step, {words}: {cost[name]:+.2f}% of a step ({allowed}).")
+    for name, times in tables.get("profile", {}).items():
+        say(f"{name}, ms: " + ", ".join(f"{kind} {value:.1f}" for kind, value in times.items()) + ".")
 
 
 def _amounts(context: typer.Context, repeat: int, length: int) -> dict[str, int]:

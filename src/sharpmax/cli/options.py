@@ -33,8 +33,8 @@ def completion(module: str, names: str) -> Callable[[str], list[str]]:
     return complete
 
 
-def choice(help: str, *allowed: str, **more: Any) -> Any:
-    """An option that takes one of the values in `allowed`."""
+def choice(help: str, *allowed: str, name: str = "", **more: Any) -> Any:
+    """An option that takes one of the values in `allowed`; `name` if it is not that of the parameter."""
 
     def check(param: typer.CallbackParam, value: str | None) -> str | None:
         if value is not None and value not in allowed:
@@ -44,7 +44,8 @@ def choice(help: str, *allowed: str, **more: Any) -> Any:
     def complete(incomplete: str) -> list[str]:
         return [word for word in allowed if word.startswith(incomplete)]
 
-    return typer.Option(help=help, callback=check, autocompletion=complete, **{"metavar": "NAME", **more})
+    names = (name,) if name else ()
+    return typer.Option(*names, help=help, callback=check, autocompletion=complete, **{"metavar": "NAME", **more})
 
 
 def number(help: str, *names: str, least: int = 1, **more: Any) -> Any:

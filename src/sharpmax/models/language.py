@@ -61,11 +61,7 @@ class LanguageModel:
 
 
 def load_language_model(
-    name: str,
-    *,
-    device: str | Mapping[str, int | str] = "cpu",
-    dtype: str = "float32",
-    trust_remote_code: bool = False,
+    name: str, *, device: str | Mapping[str, int | str] = "cpu", dtype: str = "float32", trust_remote_code: bool = False
 ) -> LanguageModel:
     """Load a model by its alias (`smollm2`), from the folder of a saved model, from a GGUF file or by its hub id.
 
