@@ -15,7 +15,7 @@ import pytest
 import sharpmax
 from sharpmax import provenance
 from sharpmax.errors import ArgumentError, ArgumentTypeError, FileFormatError
-from sharpmax.provenance import check_seed, typed
+from sharpmax.provenance import check_seed, without_machine
 from sharpmax.results import FILE_NAME, Results, collect, load
 
 TABLES = {"accuracy": {"softmax": {"1024": {"mean": 53.8, "sem": 0.9, "n": 10}}}}
@@ -100,13 +100,9 @@ def test_what_json_cannot_hold_is_refused(value: Any, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_command_as_typed() -> None:
-    assert (
-        typed("reproduce", out=Path("results/my run"), seed=0) == "sharpmax reproduce --out 'results/my run' --seed 0"
-    )
-    assert typed("reproduce", out=Path("/home/somebody/run")) == "sharpmax reproduce --out run"
-    assert typed("reproduce", out=Path("../../somebody/run")) == "sharpmax reproduce --out run"
-    assert typed("bench", cpu=True, out=None, dry_run=False) == "sharpmax bench --cpu"
+def test_paths_outside_of_this_folder_are_named_without_their_folder() -> None:
+    shown = {"results/my run": "results/my run", "/home/somebody/run": "run", "../../somebody/run": "run", "/": "DIR"}
+    assert {path: without_machine(Path(path)) for path in shown} == shown
 
 
 @pytest.mark.parametrize("bad", [-1, 2**63, True, 1.0, "1", None])
