@@ -9,7 +9,7 @@ from mkdocs.structure.files import File, Files
 
 from sitekit.drawn import explore_page, generated
 from sitekit.links import OUTSIDE_PAGES, moved
-from sitekit.stories import filled
+from sitekit.reports import filled
 
 ROOT = Path(__file__).resolve().parents[1]
 
