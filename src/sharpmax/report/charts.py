@@ -291,7 +291,7 @@ def heat_panel(
         )
     else:
         # Cells in their own colour up to the edge leave no gaps between them.
-        rect = rect.encode(stroke=alt.Stroke("value:Q", scale=scale, legend=None))
+        rect = rect.encode(stroke=alt.Stroke("value:Q", scale=scale, legend=bar))
     layers = [rect]
     if letters:
         # Letters stay readable on the ends of the scale.
