@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from sharpmax.cli.options import policies_named, policy_named, sizes_from
-from sharpmax.errors import ArgumentError
+from sharpmax.cli.options import policies_named, policy_named
 from sharpmax.experiments.evaluate import run as pieces
 from sharpmax.policies.basic import Constant
 from sharpmax.policies.per_head import PerHead
@@ -137,15 +136,6 @@ def test_policies_by_what_was_typed(home: Path) -> None:
     assert policy_named(str(home / "other.json")).calibrated_on is None
     twice = policies_named([str(home / "made"), "constant:2", "constant:2", "constant:2"], taken=["made"])
     assert [one.name for one in twice] == ["made (2)", "constant:2", "constant:2 (2)", "constant:2 (3)"]
-
-
-def test_sizes_that_double() -> None:
-    assert sizes_from("8..512") == [8, 16, 32, 64, 128, 256, 512]
-    assert sizes_from("8..8") == [8]
-    assert sizes_from("1..3,100", least=1) == [1, 2, 100]
-    for bad in ("..", "8..", "..8", "1..4", "8...16", "8..16,"):
-        with pytest.raises(ArgumentError, match="--sizes"):
-            sizes_from(bad)
 
 
 def test_ruler_is_asked_by_length_and_scored_by_its_references(

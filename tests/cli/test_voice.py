@@ -22,10 +22,6 @@ from sharpmax.tasks.registry import GROUPS, TASKS
 from tests.blocks import command_of
 
 ROOT = Path(sharpmax.__file__).parents[2]
-COMMANDS = [
-    *("reproduce", "explore", "probe", "calibrate", "evaluate", "fold", "horizon"),
-    *("clrs", "compare", "bench", "report", "env"),
-]
 APP = make_app()
 
 
@@ -85,7 +81,8 @@ def test_the_same_flag_is_the_same_everywhere() -> None:
                 ("clrs", "train", "--dtype"),
                 ("calibrate", "--text"),
             )
-            if (*path, name) not in different:
+            # Models can be split over several devices where nothing is trained or timed.
+            if (*path, name) not in different and not (name == "--device" and "split" in option.help):
                 words.setdefault(name, set()).add(option.help)
     assert {name: found for name, found in words.items() if len(found) > 1} == {}
     assert len(words) > 40
@@ -116,13 +113,6 @@ def test_every_command_answers_in_json() -> None:
     assert {path for path, option in OPTIONS if "--json" in option.opts} == set(LEAVES)
 
 
-def test_commands_come_from_the_paper_to_tools(sharpmax_command: Any) -> None:
-    assert [path[0] for path, _ in EVERY if len(path) == 1] == COMMANDS
-    shown = sharpmax_command("--help").out
-    places = [shown.index(f"\n  {name} ") for name in COMMANDS]
-    assert places == sorted(places)
-
-
 def test_commands_of_saved_results_still_mean_something() -> None:
     found: set[str] = set()
     for file in (*ROOT.glob("results/*/results.json"), *ROOT.glob("benchmarks/*.json")):
@@ -139,12 +129,6 @@ def test_tasks_are_named_in_help() -> None:
     names = text.removesuffix(", or a Python file.").split(", ")
     assert {name for name in names if name not in TASKS and name not in GROUPS} == {"…"}
     assert shown["compare",] == f"{', '.join(list(SIZED_TASKS)[:-1])} or {list(SIZED_TASKS)[-1]}."
-
-
-def test_older_names_mean_the_same() -> None:
-    assert parse("sharpmax evaluate m --limit 7") == parse("sharpmax evaluate m --prompts 7")
-    assert parse("sharpmax calibrate m --rate 7") == parse("sharpmax calibrate m --lr 7")
-    assert parse("sharpmax clrs evaluate m --batch-tokens 7") == parse("sharpmax clrs evaluate m --tokens-at-once 7")
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,16 @@ import pytest
 import torch
 from torch.backends import cuda
 
-from sharpmax.errors import ArgumentError, MissingExtraError
+import sharpmax as sm
+from sharpmax.errors import ArgumentError
+from sharpmax.integrations.transformers.application import applied
 from sharpmax.integrations.transformers.folding import fold
 from sharpmax.models import language
 from sharpmax.models.language import ALIASES, load_language_model, weights_fingerprint
 from sharpmax.policies.basic import Constant
 from sharpmax.policies.per_head import PerHead
+from tests.calibration.small import calibrated
+from tests.experiments.evaluate import tiny
 
 transformers = pytest.importorskip("transformers")
 tokenizers = pytest.importorskip("tokenizers")
@@ -115,28 +119,28 @@ def test_loading_is_silent_and_restores_the_verbosity(saved, capfd: pytest.Captu
         logging.set_verbosity_warning()
 
 
-def test_an_encoder_is_refused(saved) -> None:
-    """transformers itself loads a BERT here, warns, and lets every token see the answer."""
-    folder = saved(transformers.BertForMaskedLM(transformers.BertConfig(**SMALL)))
-    assert refused(folder) == (
-        f"model: got {str(folder)!r}, an encoder (bert): its tokens see those after them; "
-        "allowed: a causal language model"
-    )
+T5 = {"vocab_size": 16, "d_model": 32, "d_kv": 16, "d_ff": 32, "num_layers": 1, "num_heads": 2}
 
 
-def test_another_kind_of_model_is_refused(saved) -> None:
-    small = {"vocab_size": 16, "d_model": 32, "d_kv": 16, "d_ff": 32, "num_layers": 1, "num_heads": 2}
-    folder = saved(transformers.T5ForConditionalGeneration(transformers.T5Config(**small)))
-    assert refused(folder) == f"model: got {str(folder)!r}, which is of the kind 't5'; allowed: a causal language model"
-
-
-def test_missing_weights_are_refused(saved) -> None:
-    """transformers fills them in at random and answers with noise."""
-    folder = saved(transformers.LlamaModel(transformers.LlamaConfig(**SMALL)))
-    assert refused(folder) == (
-        f"model: got {str(folder)!r}, whose files lack 1 of the weights of a LlamaForCausalLM (lm_head.weight); "
-        "allowed: a causal language model with all of its weights"
-    )
+@pytest.mark.parametrize(
+    ("family", "kind", "options", "says"),
+    [
+        # transformers itself loads a BERT, warns, and lets every token see the answer; it fills missing weights in
+        # at random.
+        ("Bert", "ForMaskedLM", SMALL, ", an encoder (bert): its tokens see those after them; allowed: a causal"),
+        ("T5", "ForConditionalGeneration", T5, ", which is of the kind 't5'; allowed: a causal language model"),
+        (
+            "Llama",
+            "Model",
+            SMALL,
+            ", whose files lack 1 of the weights of a LlamaForCausalLM (lm_head.weight); allowed",
+        ),
+    ],
+)
+def test_what_is_no_causal_model_is_refused(family: str, kind: str, options, says: str, saved) -> None:
+    config = getattr(transformers, f"{family}Config")(**options)
+    folder = saved(getattr(transformers, family + kind)(config))
+    assert f"model: got {str(folder)!r}{says}" in refused(folder)
 
 
 ALLOWED = "; allowed: smollm2, the folder of a saved model, a GGUF file or a hub id"
@@ -200,15 +204,6 @@ def test_code_that_comes_with_a_model_is_not_run(saved, plain) -> None:
     assert not ran.exists()
 
 
-def test_without_transformers(monkeypatch: pytest.MonkeyPatch, llama: Path) -> None:
-    def gone(module: str, extra: str, purpose: str) -> None:
-        raise MissingExtraError(module, extra, purpose)
-
-    monkeypatch.setattr(language, "require", gone)
-    with pytest.raises(MissingExtraError, match=r"a language model needs .* 'transformers>=5.17'"):
-        load_language_model(str(llama))
-
-
 def test_a_folder_may_not_hide_behind_an_alias(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, llama: Path) -> None:
     """An alias means the same model wherever the command is run."""
     monkeypatch.chdir(tmp_path)
@@ -255,3 +250,33 @@ def test_a_fingerprint_covers_folding_and_buffers(plain) -> None:
     # It depends on the numbers, not on the dtype they are loaded in.
     narrow = copy.deepcopy(plain).to(torch.bfloat16)
     assert weights_fingerprint(narrow) == weights_fingerprint(copy.deepcopy(narrow).float()) != before
+
+
+def test_a_model_on_several_devices_computes_and_learns_the_same(tmp_path: Path) -> None:
+    """One layer on the CPU, one on the disk: the same logits, policies, fingerprint, calibration and probe."""
+    pytest.importorskip("accelerate")
+    folder = tiny.save(tmp_path / "model")
+    names = ("embed_tokens", "rotary_emb", "layers.0")
+    split: dict[str, int | str] = {f"model.{name}": "cpu" for name in names} | dict.fromkeys(
+        ("model.layers.1", "model.norm", "lm_head"), "disk"
+    )
+    whole, there = (load_language_model(str(folder), device=device) for device in ("cpu", split))
+    assert there.model.model.layers[1].self_attn.q_proj.weight.is_meta
+    ids = torch.arange(40)[None]
+    for policy in (None, "paper"):
+        with applied(whole.model, policy), applied(there.model, policy):
+            assert torch.equal(there.model(ids).logits, whole.model(ids).logits)
+    assert weights_fingerprint(there.model) == weights_fingerprint(whole.model)
+    learned = [calibrated(one.model).chosen.policy for one in (whole, there)]
+    assert learned[0] == learned[1]
+    options = {"tasks": [tiny.LETTERS], "sizes": [4, 8, 16], "prompts": 2}
+    found = [sm.probe(one.model, one.tokenizer, **options).heads() for one in (whole, there)]
+    assert found[0] == found[1]
+
+
+def test_a_split_model_begins_on_a_device(tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")
+    folder = tiny.save(tmp_path / "model")
+    assert load_language_model(str(folder), device="split").model.device.type in ("cpu", "cuda")
+    parts = ("model.embed_tokens", "model.rotary_emb", "model.layers", "model.norm", "lm_head")
+    assert "the embeddings on the disk" in refused(folder, device=dict.fromkeys(parts, "disk"))

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from sharpmax.cli import answer, options
-from sharpmax.cli.options import choice, data_folder, number, policy_named, resolve_device, sizes_from
+from sharpmax.cli import options
+from sharpmax.cli.options import choice, data_folder, number, policies_given, policy_named, resolve_device, sizes_from
 from sharpmax.cli.run import check_extras, check_resume, finish, out_folder, print_report, resumable, show_results
 from sharpmax.cli.terminal import bar, progress, say
 from sharpmax.errors import reject
@@ -22,8 +22,11 @@ def train(
     learn_policy: Annotated[
         str | None,
         typer.Option(
-            metavar="KIND", help="Learn one: constant, length, entropy or rows.", autocompletion=options.Kinds
+            metavar="KIND", help="Learn constant, length, entropy, rows or ssmax.", autocompletion=options.Kinds
         ),
+    ] = None,
+    entropy_band: Annotated[
+        str | None, typer.Option(metavar="LOW:HIGH", help="Keep the entropy of heads between these · ln n.")
     ] = None,
     algorithms: options.Algorithms = None,
     trace: Annotated[bool, typer.Option("--trace", help="Answers include the algorithm's steps.")] = False,
@@ -38,6 +41,7 @@ def train(
     cell_text: Annotated[int | None, number("Text per algorithm and size.", show_default="all")] = None,
     steps: Annotated[int | None, options.steps("by --epochs")] = None,
     epochs: Annotated[float | None, typer.Option(metavar="X", help="Passes over the data.", show_default="1")] = None,
+    minutes: Annotated[float | None, typer.Option(metavar="X", help="End after so many minutes.")] = None,
     seed: options.Seed = 0,
     device: options.Device = "auto",
     dtype: options.TrainingDtype = "auto",
@@ -53,11 +57,9 @@ def train(
     resume: options.Resume = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Fine-tune a language model, with or without a policy.
-
-    For several GPUs: accelerate launch -m sharpmax.cli clrs train …
-    """
+    """Train a language model (scratch:10m is a new one), with or without a policy."""
     from sharpmax.experiments.clrs.data import Source, algorithms_from, training_examples
+    from sharpmax.experiments.clrs.scratch import is_scratch, scratch_model
     from sharpmax.experiments.clrs.training import MODEL, NONE, FineTuneRecipe, forget_states, prepare, trained_tables
     from sharpmax.experiments.run_folder import RUN
     from sharpmax.files import display_name
@@ -67,10 +69,11 @@ def train(
 
     if steps is not None and epochs is not None:
         reject("--epochs", epochs, "nothing together with --steps", "give one of the two")
-    chosen = None if policy == NONE else policy_named(policy)
+    chosen = None if policy == NONE else policy_named(*policies_given(context))
     recipe = FineTuneRecipe(
         policy=None if chosen is None else chosen.policy, policy_name=NONE if chosen is None else chosen.name,
-        learn=learn_policy, steps=steps, epochs=1.0 if epochs is None else epochs, batch_tokens=batch_tokens,
+        learn=learn_policy, band=_band(entropy_band), minutes=minutes, steps=steps,
+        epochs=1.0 if epochs is None else epochs, batch_tokens=batch_tokens,
         row_tokens=row_tokens, tokens_at_once=tokens_at_once, weigh=weigh, rate=lr, policy_rate=policy_lr,
         checkpointing=gradient_checkpointing, compiled=compiled, save_every=save_every, seed=seed,
     )  # fmt: skip
@@ -80,10 +83,13 @@ def train(
     accelerate = require("accelerate", "hf", "sharpmax clrs train")
     state = accelerate.PartialState(cpu=place.type == "cpu")
     with progress() as note:
-        note(f"loading {model}")
-        language = load_language_model(model)
+        if not is_scratch(model):
+            note(f"loading {model}")
+            language = load_language_model(model)
         with state.main_process_first():
             examples = training_examples(source, data_folder(data), processes=processes, note=note)
+        if is_scratch(model):
+            language = scratch_model(model, examples, seed)
         prepared = prepare(
             language, examples, source, recipe, model=display_name(model), bfloat16=precision == "bfloat16", note=note
         )  # fmt: skip
@@ -104,6 +110,19 @@ def train(
     if state.is_main_process:
         finish(context, tables, folder, _print_training, files=[folder / MODEL])
         forget_states(folder)
+
+
+def _band(text: str | None) -> tuple[float, float] | None:
+    """Two numbers from "0.05:0.7"."""
+    if text is None:
+        return None
+    try:
+        low, high = map(float, text.split(":"))
+    except ValueError:
+        low, high = 1.0, 0.0
+    if not 0.0 <= low < high <= 1.0:
+        reject("--entropy-band", repr(text), "two numbers from 0 to 1, as 0.05:0.7")
+    return low, high
 
 
 def _print_training(tables: Mapping[str, Any]) -> None:
@@ -137,11 +156,11 @@ def evaluate(
     longest: Annotated[
         int | None, number("Most tokens of question and answer.", show_default="the models' context")
     ] = None,
+    score: Annotated[bool, typer.Option("--score", help="Score answers; decode nothing.")] = False,
     seed: options.Seed = 0,
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
     tokens_at_once: Annotated[int, options.tokens_at_once("--batch-tokens")] = 65_536,
-    shard: Annotated[str, typer.Option(metavar="I/N", help="Run part I of N; the last merges all.")] = "1/1",
     processes: options.Processes = 1,
     data: options.Data = None,
     out: options.Out = Path("clrs-evaluate"),
@@ -154,10 +173,11 @@ def evaluate(
     Decoding is greedy. A model answers under the policy that is saved beside it.
     """
     from sharpmax.experiments.clrs.data import Source, algorithms_from, test_examples, trained_sizes
-    from sharpmax.experiments.clrs.evaluation import Evaluation, Shard, evaluation_tables, trainings, variants_named
+    from sharpmax.experiments.clrs.evaluation import Evaluation, evaluation_tables, trainings, variants_named
     from sharpmax.experiments.run_folder import RUN
 
-    part = Shard.parse(shard)
+    if score and trace:
+        reject("--score", "--trace beside it", "answers without steps", "leave --score out")
     wanted = None if sizes is None else sizes_from(sizes, least=1)
     chosen = None if algorithms is None else algorithms_from(algorithms)
     check_resume(context, RUN)
@@ -172,18 +192,13 @@ def evaluate(
         steps = any(run["data"].get("trace") for run in runs) if trace is None else trace
         source = Source(chosen or tuple(known) or algorithms_from(None), per_cell, steps, seed, dataset)
         questions = test_examples(source, wanted, data_folder(data), without=without, processes=processes, note=note)
-        setting = {"data": source.to_dict(), "dtype": kind, "device": place.type}
+        setting = {"data": source.to_dict(), "dtype": kind, "device": place.type, **({"scored": True} if score else {})}
         evaluation = Evaluation.fitting(variants, questions, tokens_at_once, setting, longest)
-    folder = out_folder(context, "" if part.count == 1 else part.name)
-    store = evaluation.store(folder, part, resume=resume)
-    with resumable(folder, RUN), bar("answering", evaluation.work(part)) as advance:
-        evaluation.answer(store, part, advance)
-    store.read()
-    if missing := evaluation.missing(store):
-        say(f"{missing:,} answers are left to other parts (--shard). The part that ends last merges all.")
-        if as_json:
-            answer({"missing": missing})
-        return
+    folder = out_folder(context)
+    store = evaluation.store(folder, resume=resume)
+    total = len(evaluation.variants) * len(evaluation.questions)
+    with resumable(folder, RUN), bar("answering", total) as advance:
+        evaluation.answer(store, advance)
     tables = evaluation_tables(evaluation, store, known or trained_sizes([], source.algorithms), seed) | {
         "training": training
     }

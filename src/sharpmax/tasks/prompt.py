@@ -134,8 +134,9 @@ class Task:
         rng = random.Random(f"{self.name}/{self.version}/{size}/{seed}/{index}")
         prompt = self.make(size, rng)
         if not isinstance(prompt, Prompt):
-            given = f"{type(prompt).__name__} from the task {self.name!r}"
-            reject_type("make", given, "a function that returns a Prompt")
+            reject_type(
+                "make", f"{type(prompt).__name__} from the task {self.name!r}", "a function that makes a Prompt"
+            )
         return prompt
 
 

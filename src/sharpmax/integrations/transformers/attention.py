@@ -22,9 +22,10 @@ from sharpmax.stats.call import (
     autocasts,
     hidden_by,
     largest_for,
+    spans_of,
     without_autocast,
 )
-from sharpmax.stats.dispatch import on_gpu
+from sharpmax.stats.dispatch import is_plain, on_gpu
 
 Observer = Callable[[AttentionCall], None]
 """Gets every attention call of a model, with the logits that its softmax gets: β, masks and biases are in them."""
@@ -200,7 +201,11 @@ def sharp_attention(
         out = sharpener.decode(query, key, value, attention_mask, scaling)
         if out is not None:
             return out.transpose(1, 2).contiguous(), None
-    call = AttentionCall.in_model(query, key, attention_mask, causal, scaling)
+    spans = None
+    if attention_mask is not None and on_gpu(query) and sharpener.measures and is_plain(query, key, attention_mask):
+        spans = spans_of(attention_mask)
+    hiding = attention_mask if spans is None else None
+    call = AttentionCall.in_model(query, key, hiding, causal, scaling, spans=spans)
     query, attention_mask = sharpener.sharpen(call, query, attention_mask)
     show(query, attention_mask)
     return layer.function(module, query, key, value, attention_mask, **kwargs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dis
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import CodeType, FunctionType
@@ -94,6 +95,14 @@ def check_model(model: object) -> PreTrainedModel:
     return model
 
 
+def is_torch_module(model: object) -> bool:
+    """Whether this is a torch module that has nothing to do with transformers."""
+    if not isinstance(model, nn.Module):
+        return False
+    loaded = sys.modules.get("transformers.modeling_utils")
+    return loaded is None or not any(isinstance(part, loaded.PreTrainedModel) for part in model.modules())
+
+
 def attention_modules(model: PreTrainedModel, *, skip_unsupported: bool = False) -> list[AttentionModule]:
     """Every module of the model that attends, in the order of `model.modules()`, or an error that says why not.
 
@@ -147,19 +156,32 @@ def _attends_alone(kind: Any) -> bool:
         return True
     if _interface_call(kind) is not None:
         return False
-    functions = [function for function in _functions_of(kind) if function.__name__ != "generate"]
-    # The methods together, and each function that they call by itself.
-    scopes = [[name for function in functions for name in _names_in(function.__code__)]]
-    scopes += [[*_names_in(helper.__code__)] for function in functions for helper in _helpers_of(function)]
-    if any(not _ATTENTION.isdisjoint(names) for names in scopes):
+    if any(not _ATTENTION.isdisjoint(names) for names in _scopes(kind)):
         return True
-    if "_can_set_attn_implementation" in dir(kind):  # a whole model: its softmax is that of a head or of a loss
-        return False
+    # The softmax of a whole model is that of a head or of a loss.
+    return "_can_set_attn_implementation" not in dir(kind) and _writes_attention(kind)
+
+
+def attends_by_hand(module: nn.Module) -> bool:
+    """Whether attention is written out in the code of a module, as far as that shows."""
+    kind: Any = type(module)
+    return _writes_attention(kind)
+
+
+@functools.cache
+def _writes_attention(kind: Any) -> bool:
     # Attention written out has a softmax between two products; a router or a loss has one product at most.
     return any(
         not _SOFTMAX.isdisjoint(names) and ("Attention" in kind.__name__ or sum(n in _PRODUCTS for n in names) > 1)
-        for names in scopes
+        for names in _scopes(kind)
     )
+
+
+def _scopes(kind: type) -> list[list[str]]:
+    """The names in the methods of a class together, and in each function that they call by itself."""
+    functions = [function for function in _functions_of(kind) if function.__name__ != "generate"]
+    methods = [name for function in functions for name in _names_in(function.__code__)]
+    return [methods, *([*_names_in(one.__code__)] for function in functions for one in _helpers_of(function))]
 
 
 def _refuse_other_ways(module: nn.Module, family: str) -> None:
