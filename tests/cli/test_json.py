@@ -49,16 +49,6 @@ def test_what_is_saved_is_what_is_printed(command: str, tmp_path: Path, sharpmax
     assert f"wrote {tmp_path / 'results.json'}\n" in outcome.err
 
 
-def test_an_exam_in_parts(home: Path, tmp_path: Path, sharpmax_command: Any) -> None:
-    for policy in ("none", "paper"):
-        only_document(sharpmax_command("clrs", "train", MODEL, *TRAIN, "--policy", policy, "--out", policy, "--json"))
-    line = ("clrs", "evaluate", "none", "paper", "--data", "data", "--per-cell", 2, "--device", "cpu", "--no-draw")
-    half = only_document(sharpmax_command(*line, "--shard", "1/2", "--out", tmp_path, "--json"))
-    assert half["missing"] > 0
-    whole = only_document(sharpmax_command(*line, "--shard", "2/2", "--resume", "--out", tmp_path, "--json"))
-    assert whole == json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
-
-
 def test_fold(tmp_path: Path, sharpmax_command: Any) -> None:
     constants = PerHead.of(Constant, value=[[0.5, 2.0, 1.0, 1.3], [1.0, 0.7, 1.6, 1.5]])
     constants.save(tmp_path / "constants.json")
