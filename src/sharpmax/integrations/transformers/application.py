@@ -102,6 +102,10 @@ def apply(
     each decoder layer. Any other policy acts on every head of all of these, cross-attention included. Rows of a
     sliding-window layer see no more keys than the window, and count no more.
 
+    The model keeps its attention implementation (sdpa, eager, flash_attention_2, flash_attention_3, flex_attention),
+    which gets β·q for q. Attention sinks (gpt-oss) keep their logit: β scales the others, and what a policy reads of a
+    row is that of its real keys alone.
+
     A temperature by position that the model has of its own (Llama 4, Ministral 3, Mistral 4, Inkling) is replaced,
     never added to: while a policy other than the identity is applied, it is switched off in every layer. The policy
     None gives the model as published, `policies.from_config(model.config)` its own rule. Such a model must not be
