@@ -204,8 +204,8 @@ def sharp_attention(
     spans = None
     if attention_mask is not None and on_gpu(query) and sharpener.measures and is_plain(query, key, attention_mask):
         spans = spans_of(attention_mask)
-    hiding = attention_mask if spans is None else None
-    call = AttentionCall.in_model(query, key, hiding, causal, scaling, spans=spans)
+    dense = attention_mask if spans is None else None
+    call = AttentionCall.in_model(query, key, dense, causal, scaling, spans=spans)
     query, attention_mask = sharpener.sharpen(call, query, attention_mask)
     show(query, attention_mask)
     return layer.function(module, query, key, value, attention_mask, **kwargs)
