@@ -116,18 +116,16 @@ def _errors(dtype: torch.dtype, device: torch.device, seed: int) -> dict[str, fl
     """The largest errors of the third call of a layout, whose launches are known by then, against float64."""
     found: dict[str, float] = {}
     for again in range(3):
-        q, k, v = torch.randn(
-            3, 2, 4, 96, 64, generator=torch.Generator(device).manual_seed(seed + again), device=device, dtype=dtype
-        ).unbind()
-        row, exact = q[:, :, :1].contiguous(), [x.double() for x in (q, k, v)]
-        options: dict[str, Any] = {"is_causal": True, "policy": "paper"}
-        true_entropy = sm.row_stats(q, k, is_causal=True, impl="reference").entropy
+        generator = torch.Generator(device).manual_seed(seed + again)
+        q, k, v = torch.randn(3, 2, 4, 96, 64, generator=generator, device=device, dtype=dtype).unbind()
+        row, (wide_q, wide_k, wide_v) = q[:, :, :1].contiguous(), (x.double() for x in (q, k, v))
+        truth = sm.attention(wide_q, wide_k, wide_v, is_causal=True, policy="paper", impl="reference")
+        entropy = sm.row_stats(q, k, is_causal=True, impl="reference").entropy
+        token = sm.decode(row.double(), wide_k, wide_v, policy="paper", impl="torch")
         found = {
-            "paper": distance(sm.attention(q, k, v, **options), sm.attention(*exact, impl="reference", **options)),
-            "row-stats": distance(sm.row_stats(q, k, is_causal=True, fields=("entropy",)).entropy, true_entropy),
-            "decode": distance(
-                sm.decode(row, k, v, policy="paper"), sm.decode(row.double(), *exact[1:], policy="paper", impl="torch")
-            ),
+            "paper": distance(sm.attention(q, k, v, is_causal=True, policy="paper"), truth),
+            "row-stats": distance(sm.row_stats(q, k, is_causal=True, fields=("entropy",)).entropy, entropy),
+            "decode": distance(sm.decode(row, k, v, policy="paper"), token),
         }
     return found
 
