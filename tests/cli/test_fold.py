@@ -85,19 +85,6 @@ def test_a_folded_checkpoint_is_the_applied_policy(
     assert {file.name: file.read_bytes() for file in (home / "model").iterdir()} == before
 
 
-def test_powers_of_two_are_folded_exactly(tmp_path: Path, sharpmax_command: Any) -> None:
-    """They round nothing, so that not a bit may differ, in a model whose logits are large."""
-    policy = PerHead.of(Constant, value=[[0.5, 2.0, 1.0, 4.0], [8.0, 0.25, 4.0, 2.0]])
-    line = ("--policy", policy.save(tmp_path / "policy.json"), "--out", tmp_path / "out")
-    assert sharpmax_command("fold", tiny.save(tmp_path / "model"), *line).code == 0
-    model = tiny.model()
-    plain = model(input_ids=IDS).logits
-    with hf.applied(model, policy):
-        sharp = model(input_ids=IDS).logits
-    assert (sharp - plain).abs().max() > 1.0
-    assert torch.equal(logits_of(tmp_path / "out"), sharp)
-
-
 def test_folding_twice_is_refused(home: Path, tmp_path: Path, sharpmax_command: Any) -> None:
     sharpmax_command.ok("fold", home / "model", "--policy", "constant:2", "--out", tmp_path / "once")
     twice = ("fold", tmp_path / "once", "--policy", "constant:2", "--out", tmp_path / "twice")
@@ -109,14 +96,6 @@ def test_as_adapter(home: Path, tmp_path: Path, sharpmax_command: Any) -> None:
     line = ("fold", home / "model", "--policy", home / "constants.json", "--as", "adapter", "--out", tmp_path / "a")
     assert "Load it as any PEFT adapter" in sharpmax_command.ok(*line).out
     assert {file.name for file in (tmp_path / "a").iterdir()} == {"adapter_config.json", "adapter_model.safetensors"}
-
-
-def test_a_name_with_a_number_is_a_policy_too(home: Path, tmp_path: Path, sharpmax_command: Any) -> None:
-    outcome = sharpmax_command("fold", home / "model", "--policy", "constant:2", "--out", tmp_path)
-    assert outcome.code == 0
-    model = gentle()
-    with hf.applied(model, Constant(2.0)):
-        assert (logits_of(tmp_path) - model(input_ids=IDS).logits).abs().max() < 1e-5
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ TRAIN = (
     "--data", "data", "--device", "cpu",
 )  # fmt: skip
 LINES = {
-    "probe": (MODEL, "--task", "kv", "--sizes", "8..32", "--prompts", 2, "--no-draw"),
+    "probe": (MODEL, "--task", "kv", "--sizes", "8..32", "--prompts", 2, "--no-draw", "--device", "split"),
     "evaluate": (
         MODEL, "--task", "letters.py", "--sizes", 4, "--prompts", 2, "--no-text", "--no-draw", "--device", "split",
     ),
@@ -47,16 +47,6 @@ def test_what_is_saved_is_what_is_printed(command: str, tmp_path: Path, sharpmax
     outcome = sharpmax_command(*command.split(), *LINES[command], "--out", tmp_path, "--json")
     assert only_document(outcome) == json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
     assert f"wrote {tmp_path / 'results.json'}\n" in outcome.err
-
-
-def test_an_exam_in_parts(home: Path, tmp_path: Path, sharpmax_command: Any) -> None:
-    for policy in ("none", "paper"):
-        only_document(sharpmax_command("clrs", "train", MODEL, *TRAIN, "--policy", policy, "--out", policy, "--json"))
-    line = ("clrs", "evaluate", "none", "paper", "--data", "data", "--per-cell", 2, "--device", "cpu", "--no-draw")
-    half = only_document(sharpmax_command(*line, "--shard", "1/2", "--out", tmp_path, "--json"))
-    assert half["missing"] > 0
-    whole = only_document(sharpmax_command(*line, "--shard", "2/2", "--resume", "--out", tmp_path, "--json"))
-    assert whole == json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
 
 
 def test_fold(tmp_path: Path, sharpmax_command: Any) -> None:

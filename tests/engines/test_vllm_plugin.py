@@ -97,6 +97,7 @@ def test_windows_kinds_per_head_and_tensor_parallel_ranks(tmp_path: Path) -> Non
 DRAFTS = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3}
 REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
     ("nonsense", "Mistral", {}, r"SHARPMAX_POLICY: policy: got 'nonsense'; allowed: one of"),
+    ("auto", "Mistral", {}, r"SHARPMAX_POLICY: policy: got 'auto' for .*2 layers × 4 heads\), which has no packaged"),
     (engines.CONSTANTS, "Mistral", {}, r"30 layers × 9 heads; allowed: 2 × 4, the attention layers × heads of"),
     ("paper", "Gemma2", {}, r"logits that model\.layers\.0.* caps \(softcap\); fold"),
     (

@@ -21,7 +21,7 @@ from sharpmax.files import write_text
 from tests.engines import engines, vllm_process
 
 POLICIES = (None, engines.CONSTANTS, "log-length:64", "paper", engines.ROWS)
-ROUNDS, PROMPTS, LENGTH, TOKENS = 9, 8, 512, 64
+ROUNDS, PROMPTS, LENGTH, TOKENS = 7, 4, 256, 32
 
 
 def work(model: str) -> None:

@@ -18,12 +18,12 @@ from sharpmax.errors import ArgumentError, SharpmaxError, UnsupportedError
 from sharpmax.ops.attention import COUNT, Sharpener, policies_of, rules_of, scaled_queries
 from sharpmax.policies.base import Policy, Warned
 from sharpmax.policies.per_head import PerHead, check_shape
-from sharpmax.policies.registry import load_policy
+from sharpmax.policies.registry import AUTO, load_policy, packaged_for_config
 from sharpmax.policies.shipped import from_config
 from sharpmax.stats.call import AttentionCall
 
 VARIABLE = "SHARPMAX_POLICY"
-"""The environment variable that names the policy: a file, a folder or a name, as `sharpmax.load_policy` takes it."""
+"""The environment variable that names the policy: `auto`, or what `sharpmax.load_policy` takes."""
 
 TESTED = ("0.32.0",)
 """The versions of vLLM that the tests run on."""
@@ -42,10 +42,11 @@ def register() -> None:
     from vllm.logger import init_logger
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
-    policy, log = _policy(os.environ[VARIABLE]), init_logger("vllm.sharpmax")
+    name, log = os.environ[VARIABLE], init_logger("vllm.sharpmax")
+    described = "the packaged policy of the model" if name == AUTO else _policy(name).describe()
     if vllm.__version__.split("+")[0] not in TESTED:
         log.warning("sharpmax is tested with vLLM %s, this is %s", ", ".join(TESTED), vllm.__version__)
-    log.info("%s: %s", VARIABLE, policy.describe())
+    log.info("%s: %s", VARIABLE, described)
     for backend in AttentionBackendEnum:
         if backend.value:
             register_backend(backend, f"{__name__}.{backend.name}")
@@ -64,6 +65,22 @@ def _policy(name: str) -> Policy:
         return load_policy(name)
     except (SharpmaxError, OSError) as problem:
         raise ArgumentError(f"{VARIABLE}: {problem}") from None
+
+
+def _policy_for(model: Any) -> Policy:
+    """The policy that the variable names for the model of this configuration."""
+    name = os.environ[VARIABLE]
+    if name != AUTO:
+        return _policy(name)
+    if model.model not in _packaged:
+        try:
+            _packaged[model.model] = packaged_for_config(model.hf_config, model.model)[1]
+        except ArgumentError as problem:
+            raise ArgumentError(f"{VARIABLE}: {problem}") from None
+    return _packaged[model.model]
+
+
+_packaged: dict[str, Policy] = {}
 
 
 @functools.cache
@@ -109,7 +126,7 @@ class SharpAttention:
         from vllm.distributed import get_tensor_model_parallel_rank
 
         super().process_weights_after_loading(act_dtype)  # type: ignore[misc]
-        policy = _policy(os.environ[VARIABLE])
+        policy = _policy_for(self._config.model_config)
         layers = _attention_layers(self._config, policy)
         number, layer = next(found for found in enumerate(layers) if found[1].impl is self)
         policies = policies_of(policy, number)

@@ -476,15 +476,20 @@ def check_tensors(q: Tensor, k: Tensor) -> None:
     check_width(q, k)
 
 
-def _canonical_mask(mask: Tensor, q: Tensor, logits: tuple[int, ...], heads: tuple[int, int]) -> Tensor:
+def check_mask(mask: Tensor, q: Tensor, logits: tuple[int, ...], name: str) -> None:
+    """Refuse a mask that cannot be put on logits of a shape: type, dtype, device and shape."""
     if not isinstance(mask, Tensor):
-        reject_type("attn_mask", type(mask).__name__, "a torch.Tensor or None")
+        reject_type(name, type(mask).__name__, "a torch.Tensor or None")
     if mask.dtype != torch.bool and not mask.is_floating_point():
-        reject_type("attn_mask", f"dtype {mask.dtype}", "bool (True = visible) or a floating dtype (added)")
+        reject_type(name, f"dtype {mask.dtype}", "bool (True = visible) or a floating dtype (added)")
     if mask.device != q.device:
-        reject("attn_mask", f"device {mask.device}", f"the device of q, {q.device}")
+        reject(name, f"device {mask.device}", f"the device of q, {q.device}")
     if broadcast(mask.shape, logits) != tuple(logits):
-        reject("attn_mask", f"shape {tuple(mask.shape)}", f"a shape that broadcasts to {logits}, [..., H, Lq, Lk]")
+        reject(name, f"shape {tuple(mask.shape)}", f"a shape that broadcasts to {logits}, [..., Lq, Lk]")
+
+
+def _canonical_mask(mask: Tensor, q: Tensor, logits: tuple[int, ...], heads: tuple[int, int]) -> Tensor:
+    check_mask(mask, q, logits, "attn_mask")
     mask = mask.reshape((1,) * (max(len(logits), 3) - mask.ndim) + tuple(mask.shape))
     batch = mask.shape[:-3]
     if math.prod(batch) != 1:
