@@ -143,10 +143,10 @@ class _LayerRule:
 
     def __init__(self, trainable: TrainablePolicy, layer: int) -> None:
         self._trainable, self._layer = trainable, layer
-        self.needs = self._policy().needs
+        self.needs = self._policy(trainable.coefficients.device).needs
 
-    def _policy(self) -> LogLinear:
-        columns = self._trainable.values()[self._layer]
+    def _policy(self, device: torch.device) -> LogLinear:
+        columns = self._trainable.values()[self._layer].to(device)  # layers may be on several devices
         names = KINDS[self._trainable.kind]
         return with_columns(LogLinear(), {name: columns[:, i, None] for i, name in enumerate(names)})
 
@@ -157,7 +157,7 @@ class _LayerRule:
         layers change what later ones measure.
         """
         detached = stats.map(torch.detach)
-        beta: Tensor = self._policy().rule(ops_for(detached.count), detached, None)
+        beta: Tensor = self._policy(detached.count.device).rule(ops_for(detached.count), detached, None)
         return beta
 
 
