@@ -33,10 +33,10 @@ def policy_from(policy: Policy | str | os.PathLike[str] | None) -> Policy:
     return resolve_policy(policy)
 
 
-def policy_for_model(model: Any, policy: Policy | str | os.PathLike[str] | None) -> Policy:
+def policy_for_model(model: Any, policy: Policy | str | os.PathLike[str] | None, *, foldable: bool = False) -> Policy:
     """As `policy_from`; "auto" is the packaged policy made for this model."""
     if isinstance(policy, str) and policy == AUTO:
-        return packaged_for_config(check_model(model).config)[1]
+        return packaged_for_config(check_model(model).config, foldable=foldable)[1]
     return policy_from(policy)
 
 

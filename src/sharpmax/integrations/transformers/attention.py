@@ -136,7 +136,8 @@ def sharp_attention(
         config: Any = module.config
         own = own_attention(type(module), config._attn_implementation)
         return own(module, query, key, value, attention_mask, **kwargs)
-    if layer.repeated is None and not layer.observers.active:
+    observers = layer.observers.interested() if layer.observers.active else []
+    if layer.repeated is None and not observers:
         if not layer.rules:
             return layer.function(module, query, key, value, attention_mask, **kwargs)
         if layer.plain and (attention_mask is None or attention_mask.dtype == torch.bool):
@@ -151,7 +152,6 @@ def sharp_attention(
         return _in_float32(module, query, key, value, attention_mask, **kwargs)
     if layer.repeated is not None:
         key, value, attention_mask = layer.repeated.keys(query, key, value, attention_mask, layer.inner == "eager")
-    observers = layer.observers.interested() if layer.observers.active else []
     if not (observers or layer.rules):
         return layer.function(module, query, key, value, attention_mask, **kwargs)
     bias, cap, scaling = kwargs.get("position_bias"), kwargs.get("softcap"), kwargs.get("scaling")

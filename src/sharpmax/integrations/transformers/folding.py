@@ -86,7 +86,7 @@ def fold(
         return _fold_files(model, policy, out, as_adapter)
     if out is not None or as_adapter:
         reject("out", repr(str(out)), "None for a loaded model", "save what fold returns with save_pretrained")
-    chosen = policy_for_model(model, policy)
+    chosen = policy_for_model(model, policy, foldable=True)
     if not skip_unsupported:
         check_all_reached(check_model(model))
     check_not_folded(type(model).__name__, getattr(model.config, MARK, None))
