@@ -14,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 from sharpmax.errors import UnsupportedError
 from sharpmax.integrations.transformers.passes import layer_of
 from sharpmax.integrations.transformers.support import own_attention
-from sharpmax.ops.attention import Rule, Sharpener, fitting_beta, scaled_mask, scaled_queries
+from sharpmax.ops.attention import QueryScale, Rule, Sharpener, fitting_beta, scaled_mask, scaled_queries
 from sharpmax.stats.call import AttentionCall, Logits, as_autocast, hidden_by, largest_for, without_autocast
 
 Observer = Callable[[AttentionCall], None]
@@ -86,7 +86,7 @@ class Layer:
     inner: str
     function: Callable[..., Any]
     heads: int
-    rules: tuple[Rule, ...]
+    rules: tuple[Rule | QueryScale, ...]
     number: int = 0
     """Which of the model's attention modules this is."""
 
@@ -121,14 +121,28 @@ def sharp_attention(
         config: Any = module.config
         own = own_attention(type(module), config._attn_implementation)
         return own(module, query, key, value, attention_mask, **kwargs)
+    if layer.sharpener.query_scale is not None:
+        query = layer.sharpener.query_scale(query)
+    return _sharp_attention(layer, module, query, key, value, attention_mask, **kwargs)
+
+
+def _sharp_attention(
+    layer: Layer,
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    **kwargs: Any,
+) -> Any:
     # β times a bias, and the logits that eager attention keeps, can leave the range of float16.
     narrow = layer.inner == "eager" or kwargs.get("position_bias") is not None
-    if layer.rules and narrow and as_autocast(query)[0].dtype == torch.float16:
-        return _in_float32(module, query, key, value, attention_mask, **kwargs)
+    if layer.sharpener.rules and narrow and as_autocast(query)[0].dtype == torch.float16:
+        return _in_float32(layer, module, query, key, value, attention_mask, **kwargs)
     if layer.repeated is not None:
         key, value, attention_mask = layer.repeated.keys(query, key, value, attention_mask, layer.inner == "eager")
     observers = layer.observers.interested() if layer.observers.active else []
-    if not (observers or layer.rules):
+    if not (observers or layer.sharpener.rules):
         return layer.function(module, query, key, value, attention_mask, **kwargs)
     bias, cap, scaling = kwargs.get("position_bias"), kwargs.get("softcap"), kwargs.get("scaling")
     causal = attention_mask is None and _is_causal(layer, module, query, kwargs.get("is_causal"))
@@ -145,7 +159,7 @@ def sharp_attention(
                 for observer in observers:
                     observer(call)
 
-    if not layer.rules:
+    if not layer.sharpener.rules:
         show(query, attention_mask, bias)
         return layer.function(module, query, key, value, attention_mask, **kwargs)
     query, key, value, attention_mask = as_autocast(query, key, value, attention_mask)
@@ -187,13 +201,14 @@ def sharp_attention(
 
 
 def _in_float32(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **kwargs: Any
+    layer: Layer, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **kwargs: Any
 ) -> Any:
-    """`sharp_attention` of inputs in float16, computed in float32; the output is in float16 again."""
+    """`_sharp_attention` of inputs in float16, computed in float32; the output is in float16 again."""
     if kwargs.get("position_bias") is not None:
         kwargs["position_bias"] = _widened(kwargs["position_bias"])
     with without_autocast(query.device):
-        out, weights = sharp_attention(module, query.float(), key.float(), value.float(), _widened(mask), **kwargs)
+        wide = query.float(), key.float(), value.float(), _widened(mask)
+        out, weights = _sharp_attention(layer, module, *wide, **kwargs)
     return out.half(), None if weights is None else weights.half()
 
 

@@ -41,7 +41,7 @@ from sharpmax.integrations.transformers.support import (
     check_model,
     require_transformers,
 )
-from sharpmax.ops.attention import Rule
+from sharpmax.ops.attention import QueryScale, Rule
 from sharpmax.policies.base import Policy
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def modules_of(model: PreTrainedModel, *, skip_unsupported: bool = False) -> Seq
 
 def install(
     model: PreTrainedModel,
-    rules_of_layer: Callable[[int], Sequence[Rule]],
+    rules_of_layer: Callable[[int], Sequence[Rule | QueryScale]],
     *,
     policy: Policy | None = None,
     methods: Mapping[str, Callable[..., Any]] | None = None,

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from sharpmax.errors import UnsupportedError
 from sharpmax.integrations.transformers.support import AttentionModule, require_transformers
+from sharpmax.policies.per_frequency import check_frequencies
 
 # Layers that make queries alone, and their neighbours that make the keys.
 _SEPARATE = {"q_proj": "k_proj", "query": "key", "q": "k", "q_attn": ""}
@@ -63,7 +64,7 @@ def _query_norm(one: AttentionModule) -> nn.Module | None:
 
 
 def scale_queries(one: AttentionModule, beta: Tensor, where: str) -> None:
-    """Multiply the queries of each head by its β, in place; `where` says which layer, for errors."""
+    """Multiply the queries of each head by its β, `[heads, 1]` or `[heads, D]`, in place; `where` is for errors."""
     norm = _query_norm(one)
     if norm is not None:
         _scale_norm(norm, _gain_factor(norm, one, beta, where), where)
@@ -71,7 +72,8 @@ def scale_queries(one: AttentionModule, beta: Tensor, where: str) -> None:
     made = _projection(one, where)
     layer, columns = made.layer, not isinstance(made.layer, nn.Linear)
     factor = torch.ones(layer.weight.shape[1 if columns else 0], dtype=torch.float64)
-    factor[made.rows] = beta[:, None]
+    check_frequencies(beta.shape[1], made.rows.shape[1])
+    factor[made.rows] = beta
     _multiply(layer.weight, factor if columns else factor[:, None])
     if layer.bias is not None:
         _multiply(layer.bias, factor)
@@ -149,11 +151,11 @@ def _gain_factor(norm: Any, one: AttentionModule, beta: Tensor, where: str) -> T
     gain = getattr(norm, "weight", None)
     if gain is None:
         raise UnsupportedError(f"model: {where} normalises its queries without a gain that could hold β")
-    if bool((beta == beta[0]).all()):
+    if bool((beta == beta[0]).all()) and beta.shape[1] in (1, gain.numel()):
         return beta[0].expand(gain.shape)
     width, rest = divmod(gain.numel(), one.heads)
     if not rest and width == _head_width(one, 0):
-        return beta.repeat_interleave(width).view(gain.shape)
+        return beta.expand(-1, width).reshape(gain.shape)
     mean = float(beta.clamp_min(1e-30).log().mean().exp())
     raise UnsupportedError(
         f"policy: {where} normalises its queries with one gain for all heads, so its heads need the same β; "
