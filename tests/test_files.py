@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sharpmax.errors import ArgumentError, FileFormatError, SharpmaxError
+from sharpmax.errors import ArgumentError, FileFormatError
 from sharpmax.files import append_bytes, parse_json, read_json, write_text, written_by_others
 
 
@@ -17,19 +17,12 @@ def names(folder: Path) -> list[str]:
     return sorted(p.name for p in folder.iterdir())
 
 
-@pytest.mark.parametrize("text", ["", "β = 2\n", "x" * 1_000_000])
-def test_writes_what_it_was_given(tmp_path, text):
-    path = write_text(tmp_path / "a.txt", text)
-    assert path == tmp_path / "a.txt"
-    assert path.read_bytes() == text.encode()
-    assert names(tmp_path) == ["a.txt"]
-
-
-def test_takes_strings_makes_folders_and_replaces(tmp_path):
-    path = write_text(str(tmp_path / "new" / "folder" / "a.txt"), "one")
-    assert isinstance(path, Path)
-    write_text(path, "two")
-    assert path.read_text() == "two"
+def test_writes_what_it_was_given(tmp_path):
+    for text in ("", "β = 2\n", "x" * 1_000_000):
+        path = write_text(str(tmp_path / "new" / "folder" / "a.txt"), text)
+        assert path == tmp_path / "new" / "folder" / "a.txt"
+        assert path.read_bytes() == text.encode()
+        assert names(path.parent) == ["a.txt"]
 
 
 def test_the_old_content_stays_until_the_new_is_complete(tmp_path, monkeypatch):
@@ -64,12 +57,6 @@ def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch, s
     assert names(tmp_path) == ["a.txt"]
 
 
-def test_text_that_cannot_be_encoded_leaves_nothing_behind(tmp_path):
-    with pytest.raises(UnicodeEncodeError):
-        write_text(tmp_path / "a.txt", "\ud800")
-    assert names(tmp_path) == []
-
-
 def test_a_path_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     (tmp_path / "folder").mkdir()
@@ -78,42 +65,30 @@ def test_a_path_that_cannot_be_written_is_named(tmp_path):
             write_text(path, "x")
         assert str(caught.value).startswith(f"path: cannot write {str(path)!r} (")
         assert "allowed: a path in a folder you may write to" in str(caught.value)
-        assert isinstance(caught.value, ValueError)
-        assert isinstance(caught.value, SharpmaxError)
     assert names(tmp_path) == ["file", "folder"]
 
 
 @pytest.mark.skipif(os.name != "posix", reason="modes are a POSIX matter")
-def test_has_the_mode_of_an_ordinary_file(tmp_path):
+def test_has_the_mode_of_an_ordinary_file(tmp_path, monkeypatch):
     before = os.umask(0o027)
     try:
-        path = write_text(tmp_path / "a.txt", "x")
+        with monkeypatch.context() as patch:  # other threads share the umask: it must not change for a moment
+            patch.setattr(os, "umask", lambda mask: pytest.fail(f"umask {mask}"))
+            path = write_text(tmp_path / "a.txt", "x")
         assert stat.S_IMODE(path.stat().st_mode) == 0o640
-        now = os.umask(0o027)
-        assert now == 0o027
     finally:
         os.umask(before)
-
-
-def test_the_umask_is_never_changed(tmp_path, monkeypatch):
-    """It belongs to the process: for a moment every other thread would write files that anybody may change."""
-
-    def changed(mask: int) -> int:
-        raise AssertionError(mask)
-
-    monkeypatch.setattr(os, "umask", changed)
-    write_text(tmp_path / "a.txt", "x")
 
 
 @pytest.mark.parametrize("write", [lambda path: write_text(path, "new"), lambda path: append_bytes(path, b"new")])
 @pytest.mark.parametrize(
     ("number", "todo"),
     [
-        (errno.ENOSPC, "the disk is full: make room"), (errno.EDQUOT, "the disk is full: make room"),
-        (errno.EROFS, "a folder you may write to"), (errno.EACCES, "a folder you may write to"),
-        (errno.EIO, "a folder you may write to"),
+        (errno.ENOSPC, "the disk is full: make room"),
+        (errno.EDQUOT, "the disk is full: make room"),
+        (errno.EROFS, "a folder you may write to"),
     ],
-)  # fmt: skip
+)
 def test_an_error_names_the_file_the_reason_and_what_to_do(tmp_path, monkeypatch, write, number, todo):
     path = write_text(tmp_path / "a.txt", "old\n")
 
@@ -125,9 +100,7 @@ def test_an_error_names_the_file_the_reason_and_what_to_do(tmp_path, monkeypatch
         with pytest.raises(ArgumentError) as caught:
             write(path)
     message = str(caught.value)
-    assert repr(str(path)) in message
-    assert os.strerror(number) in message
-    assert todo in message
+    assert all(part in message for part in (repr(str(path)), os.strerror(number), todo))
     assert "\n" not in message
     assert path.read_text() == "old\n"
     assert names(tmp_path) == ["a.txt"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -38,8 +37,8 @@ def test_every_method_is_trained_as_a_graph_and_tested(
 
     monkeypatch.setattr(StackedTraining, "_captured", noting)
     common: dict[str, Any] = {
-        "method": asdict(SHIPPED_METHODS[name]),
-        "model": asdict(model),
+        "method": SHIPPED_METHODS[name],
+        "model": model,
         "task": "max",
         "seeds": [0, 1],
         "device": "cuda",
@@ -56,8 +55,8 @@ def test_every_method_is_trained_as_a_graph_and_tested(
 
 def test_the_memory_of_a_method_does_not_depend_on_what_ran_before() -> None:
     def memory(name: str) -> float:
-        common: dict[str, Any] = {"model": asdict(MODELS[0]), "task": "max", "seeds": [0, 1], "device": "cuda"}
-        found = train(**common, method=asdict(SHIPPED_METHODS[name]), steps=200, batch=64).record["memory"]
+        common: dict[str, Any] = {"model": MODELS[0], "task": "max", "seeds": [0, 1], "device": "cuda"}
+        found = train(**common, method=SHIPPED_METHODS[name], steps=200, batch=64).record["memory"]
         assert found > 0
         return float(found)
 

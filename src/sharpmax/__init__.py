@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from sharpmax import tasks as tasks
     from sharpmax import theory as theory
     from sharpmax.calibration.calibrate import calibrate as calibrate
+    from sharpmax.calibration.learnable import learnable as learnable
     from sharpmax.integrations.transformers import applied as applied
     from sharpmax.integrations.transformers import apply as apply
     from sharpmax.integrations.transformers import fold as fold
@@ -40,6 +41,7 @@ _homes = {
     "entropy": "sharpmax.ops.softmax",
     "fold": "sharpmax.integrations.transformers",
     "horizon": "sharpmax.theory",
+    "learnable": "sharpmax.calibration.learnable:learnable",
     "load_policy": "sharpmax.policies",
     "monitor": "sharpmax.monitoring.monitor:monitor",
     "normalisers": "sharpmax.normalisers",
@@ -55,8 +57,8 @@ _homes = {
 
 __all__ = [
     "RowStats", "applied", "apply", "attention", "calibrate", "capture", "decode", "entropy", "fold", "horizon",
-    "load_policy", "monitor", "normalisers", "policies", "policy_of", "probe", "restore", "row_stats", "softmax",
-    "tasks", "theory",
+    "learnable", "load_policy", "monitor", "normalisers", "policies", "policy_of", "probe", "restore", "row_stats",
+    "softmax", "tasks", "theory",
 ]  # fmt: skip
 
 __getattr__, __dir__ = lazy_exports(__name__, _homes)

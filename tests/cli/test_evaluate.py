@@ -48,8 +48,8 @@ def run(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_run_leaves_answers_results_figures_and_page(run: Path) -> None:
     names = {file.name for file in run.iterdir()}
     assert names == {
-        "run.json", "answers.jsonl", "results.json", "report.html", "accuracy-letters.svg", "accuracy-letters.png",
-        "accuracy-max.svg", "accuracy-max.png",
+        "run.json", "answers.jsonl", "results.json", "report.html", "accuracy.svg", "accuracy.png",
+        "gain.svg", "gain.png",
     }  # fmt: skip
 
 
@@ -77,7 +77,7 @@ def test_tables_and_sentences_are_printed(home: Path, tmp_path: Path, sharpmax_c
     table = outcome.out[outcome.out.index("Accuracy (%): letters") :]
     row = next(line for line in table.splitlines() if line.strip().startswith("made "))
     assert f"{cell['mean']:.1f}" in row
-    assert f"({cell['low']:.1f}–{cell['high']:.1f})" in row
+    assert f"({cell['low']:.1f}–{cell['high']:.1f}" in row
     assert "Accuracy at n = " in outcome.out
     assert not (tmp_path / "report.html").exists()
 
@@ -180,7 +180,7 @@ def test_ruler_is_asked_by_length_and_scored_by_its_references(
     assert len(seen) == 6
     assert all(500 < len(prompt.user.encode()) <= 1024 for prompt in seen)
     assert list(tables["accuracy/formats/csv"]["paper"]) == ["4"]
-    assert (tmp_path / "accuracy-ruler-vt.svg").is_file()
+    assert (tmp_path / "accuracy.svg").is_file()
 
 
 def test_an_answer_is_generated_until_it_holds_every_reference() -> None:

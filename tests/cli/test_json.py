@@ -24,9 +24,11 @@ TRAIN = (
 )  # fmt: skip
 LINES = {
     "probe": (MODEL, "--task", "kv", "--sizes", "8..32", "--prompts", 2, "--no-draw"),
-    "evaluate": (MODEL, "--task", "letters.py", "--sizes", 4, "--prompts", 2, "--no-text", "--no-draw"),
+    "evaluate": (
+        MODEL, "--task", "letters.py", "--sizes", 4, "--prompts", 2, "--no-text", "--no-draw", "--device", "split",
+    ),
     "clrs train": (MODEL, *TRAIN),
-}
+}  # fmt: skip
 """Every command that saves results prints them in `run.show_results`: one with a page of each kind is enough."""
 
 

@@ -45,9 +45,11 @@ CASES = {
         ("--text nowhere", "text: got 'nowhere'"),
         ("--text x --no-text", "--text"),
         ("--dtype int3", "--dtype: got 'int3'; allowed: auto, float32, bfloat16, float16"),
-        ("--device tpu", "--device: got 'tpu'; allowed: auto, cpu, cuda, mps"),
+        ("--device tpu", "--device: got 'tpu'; allowed: auto, cpu, cuda, mps, split"),
         ("--seed -1", "seed: got -1"),
         ("--lm-eval-path x", "--lm-eval-path"),
+        ("--device split --engine ray", "--device: got 'split'; allowed: one device per cell"),
+        ("--workers 2", "add --engine ray"),
     ],
     "calibrate": [
         ("--kinds constant,best", "kinds: got 'best'"),

@@ -19,7 +19,7 @@ from tests.report.saved import tables as committed
 
 ROOT = Path(sharpmax.__file__).parents[2]
 COMMAND = "sharpmax probe smollm2"
-NAMES = {f"{kind}-kv.{form}" for kind in ("heads", "curves", "layers", "forecast") for form in ("svg", "png")}
+NAMES = {f"{kind}-kv.{form}" for kind in ("heads", "curves", "forecast") for form in ("svg", "png")}
 
 
 def save(folder: Path, tables: dict[str, Any]) -> Path:
@@ -60,7 +60,7 @@ def test_two_are_compared(
     assert names(one) == names(other) == {"results.json"}
     page = (tmp_path / "report" / "report.html").read_text(encoding="utf-8")
     assert "<code>sharpmax report one other --out report</code>" in page
-    assert "On kv, " in page
+    assert "lose focus on kv: " in page
     assert str(tmp_path) not in page
 
 

@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 
 import sharpmax
 from sharpmax.cli import make_app
+from sharpmax.tasks.max_retrieval import SIZED_TASKS
 from sharpmax.tasks.registry import GROUPS, TASKS
-from sharpmax.tasks.sized_registry import SIZED_TASKS
 from tests.blocks import command_of
 
 ROOT = Path(sharpmax.__file__).parents[2]
@@ -85,7 +85,8 @@ def test_the_same_flag_is_the_same_everywhere() -> None:
                 ("clrs", "train", "--dtype"),
                 ("calibrate", "--text"),
             )
-            if (*path, name) not in different:
+            # Models can be split over several devices where nothing is trained or timed.
+            if (*path, name) not in different and not (name == "--device" and "split" in option.help):
                 words.setdefault(name, set()).add(option.help)
     assert {name: found for name, found in words.items() if len(found) > 1} == {}
     assert len(words) > 40

@@ -13,16 +13,14 @@ from scipy import stats
 
 from sharpmax.experiments.statistics import (
     Auroc,
-    SeedInterval,
     SeedMean,
     accuracy,
     auroc,
     compare,
-    mean,
     paired,
     perplexity,
     rise,
-    with_interval,
+    seed_mean,
 )
 
 RNG = np.random.default_rng(0)
@@ -73,13 +71,12 @@ def test_perplexity_and_rise_weigh_tokens_not_texts() -> None:
 
 
 def test_means_over_seeds() -> None:
-    assert asdict(mean(BASE)) == {"mean": pytest.approx(BASE.mean()), "sem": pytest.approx(stats.sem(BASE)), "n": 10}
-    assert mean(np.array([3.0])) == SeedMean(3.0, None, 1)
-    found: Any = with_interval(np.append(BASE, np.nan))
+    found: Any = seed_mean(np.append(BASE, np.nan))
     low, high = stats.t.interval(0.95, 9, loc=BASE.mean(), scale=stats.sem(BASE))
-    assert (found.low, found.high, found.n) == (pytest.approx(low), pytest.approx(high), 10)
-    assert with_interval(np.array([7.0, np.nan])) == SeedInterval(7.0, None, None, None, 1)
-    assert with_interval(np.array([np.nan])).mean is None
+    assert (found.mean, found.sem, found.n) == (pytest.approx(BASE.mean()), pytest.approx(stats.sem(BASE)), 10)
+    assert (found.low, found.high) == (pytest.approx(low), pytest.approx(high))
+    assert seed_mean(np.array([7.0, np.nan])) == SeedMean(7.0, None, None, None, 1)
+    assert seed_mean(np.array([np.nan])) == SeedMean(None, None, None, None, 0)
 
 
 @pytest.mark.parametrize("seeds", [2, 10])

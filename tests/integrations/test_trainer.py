@@ -232,7 +232,7 @@ def test_the_page_shows_heads_over_steps(tmp_path: Path) -> None:
     saved = json.loads(observer.save().read_text())
     saved["tables"]["training_heads"][1]["max_logit"][0][0] = None  # an overflow
     report = report_of(saved["tables"])
-    assert report.headline[0].startswith("Steps 1 to 3: entropy / ln n 0.9")
+    assert report.headline[0].startswith("Steps 1 to 3: entropy / ln n 1.000 → 1.000, largest logit 0.0")
     assert [figure.name for figure in report.figures] == ["relative-entropy", "max-logit"]
     page = write_page(saved["command"], saved["provenance"], saved["tables"], tmp_path).read_text()
     assert "Largest logit of every head over training" in page

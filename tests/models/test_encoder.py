@@ -10,9 +10,8 @@ from sharpmax.models import encoder as module
 from sharpmax.models.encoder import Encoders
 from sharpmax.models.single_head import ACTIVATIONS, Normalisers, SetHeads, summarise_rows
 from sharpmax.normalisers.base import Normaliser, normaliser, visible_softmax
-from sharpmax.tasks.max_retrieval import seeded
+from sharpmax.tasks.max_retrieval import seeded, sized_task
 from sharpmax.tasks.sized import Batch
-from sharpmax.tasks.sized_registry import sized_task
 from tests.numerics import worst
 from tests.small_normalisers import shipped
 

@@ -11,12 +11,16 @@ import pytest
 import torch
 from torch.backends import cuda
 
+import sharpmax as sm
 from sharpmax.errors import ArgumentError, MissingExtraError
+from sharpmax.integrations.transformers.application import applied
 from sharpmax.integrations.transformers.folding import fold
 from sharpmax.models import language
 from sharpmax.models.language import ALIASES, load_language_model, weights_fingerprint
 from sharpmax.policies.basic import Constant
 from sharpmax.policies.per_head import PerHead
+from tests.calibration.small import calibrated
+from tests.experiments.evaluate import tiny
 
 transformers = pytest.importorskip("transformers")
 tokenizers = pytest.importorskip("tokenizers")
@@ -255,3 +259,33 @@ def test_a_fingerprint_covers_folding_and_buffers(plain) -> None:
     # It depends on the numbers, not on the dtype they are loaded in.
     narrow = copy.deepcopy(plain).to(torch.bfloat16)
     assert weights_fingerprint(narrow) == weights_fingerprint(copy.deepcopy(narrow).float()) != before
+
+
+def test_a_model_on_several_devices_computes_and_learns_the_same(tmp_path: Path) -> None:
+    """One layer on the CPU, one on the disk: the same logits, policies, fingerprint, calibration and probe."""
+    pytest.importorskip("accelerate")
+    folder = tiny.save(tmp_path / "model")
+    names = ("embed_tokens", "rotary_emb", "layers.0")
+    split: dict[str, int | str] = {f"model.{name}": "cpu" for name in names} | dict.fromkeys(
+        ("model.layers.1", "model.norm", "lm_head"), "disk"
+    )
+    whole, there = (load_language_model(str(folder), device=device) for device in ("cpu", split))
+    assert there.model.model.layers[1].self_attn.q_proj.weight.is_meta
+    ids = torch.arange(40)[None]
+    for policy in (None, "paper"):
+        with applied(whole.model, policy), applied(there.model, policy):
+            assert torch.equal(there.model(ids).logits, whole.model(ids).logits)
+    assert weights_fingerprint(there.model) == weights_fingerprint(whole.model)
+    learned = [calibrated(one.model).chosen.policy for one in (whole, there)]
+    assert learned[0] == learned[1]
+    options = {"tasks": [tiny.LETTERS], "sizes": [4, 8, 16], "prompts": 2}
+    found = [sm.probe(one.model, one.tokenizer, **options).heads() for one in (whole, there)]
+    assert found[0] == found[1]
+
+
+def test_a_split_model_begins_on_a_device(tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")
+    folder = tiny.save(tmp_path / "model")
+    assert load_language_model(str(folder), device="split").model.device.type in ("cpu", "cuda")
+    parts = ("model.embed_tokens", "model.rotary_emb", "model.layers", "model.norm", "lm_head")
+    assert "the embeddings on the disk" in refused(folder, device=dict.fromkeys(parts, "disk"))

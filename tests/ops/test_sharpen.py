@@ -12,6 +12,7 @@ from torch import Tensor
 
 import sharpmax as sm
 from sharpmax.errors import UnsupportedError
+from sharpmax.ops import attention as ops
 from sharpmax.ops.attention import scaled_queries
 from sharpmax.ops.kernels.sharpen import scale_op, sharpen_op
 from sharpmax.policies import closed_form as forms
@@ -19,6 +20,7 @@ from sharpmax.policies.basic import Constant, Curve, LogLength
 from sharpmax.policies.log_linear import LogLinear
 from sharpmax.policies.per_head import PerHead
 from sharpmax.policies.polynomial import PAPER, Polynomial
+from sharpmax.stats import dispatch, triton_launch
 from sharpmax.stats.call import Parts, capped_beta
 from sharpmax.stats.statistics import RowStats
 from tests.numerics import worst
@@ -248,3 +250,63 @@ def test_attention_learns_through_the_kernels(policy: Any, masked: str) -> None:
 
     for got, want in zip(gradients("triton", torch.float32), gradients("reference", torch.float64), strict=True):
         assert worst(got, want) < 1e-4
+
+
+@pytest.mark.parametrize("policy", ["paper", "log-length:8", "constant:1.5", None])
+@pytest.mark.parametrize("causal", [False, True])
+def test_later_calls_are_not_checked_again_and_equal_the_first(
+    policy: str | None, causal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (ops, dispatch):
+        monkeypatch.setattr(module, "on_gpu", lambda x: True)
+        monkeypatch.setattr(module, "_known", {})
+    for seed in range(3):
+        q, k, v = torch.randn(3, 2, 4, 24, 16, generator=torch.Generator().manual_seed(seed)).to(DEVICE).unbind()
+        k, v = k[:, :2], v[:, :2]
+        with torch.no_grad():
+            found = sm.attention(q, k, v, is_causal=causal, enable_gqa=True, policy=policy)
+            entropy = sm.row_stats(q, k, is_causal=causal, enable_gqa=True).entropy
+            expected = sm.attention(q.double(), k.double(), v.double(), None, 0.0, causal, enable_gqa=True,
+                                    policy=policy, impl="reference")  # fmt: skip
+            exact = sm.row_stats(q, k, is_causal=causal, enable_gqa=True, impl="reference").entropy
+        assert torch.allclose(found.double(), expected, atol=1e-5)
+        assert torch.allclose(entropy.double(), exact, atol=1e-5)
+    assert len(ops._known) == len(dispatch._known) == 1
+    for mistake in (v[:, :1], v.double(), v[..., :3, :]):
+        with pytest.raises((ValueError, TypeError), match=r"^v: "):
+            sm.attention(q, k, mistake, is_causal=causal, enable_gqa=True, policy=policy)
+
+
+def test_a_launch_is_bound_once_for_each_key_and_alignment(monkeypatch: pytest.MonkeyPatch) -> None:
+    direct: list[tuple[Any, ...]] = []
+    bound: list[tuple[Any, ...]] = []
+
+    class Compiled:
+        packed_metadata, function = "metadata", "function"
+
+        def run(self, *given: Any) -> None:
+            direct.append(given)
+
+    class Kernel:
+        arg_names = ("x_ptr", "mask_ptr", "none_ptr", "size", "BLOCK", "FLAG")
+
+        def __getitem__(self, grid: Any) -> Any:
+            def first(*given: Any, **constants: Any) -> Compiled:
+                bound.append((grid, given, constants))
+                return Compiled()
+
+            return first
+
+    monkeypatch.setattr(triton_launch, "_compiled", {})
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 100 + device, raising=False)
+    settings = triton_launch.Settings(Kernel(), (7, 2), (5,), {"FLAG": True, "BLOCK": 64, "num_warps": 4})
+    mask = torch.ones(32, dtype=torch.bool)
+    x, y = torch.empty(2, 64).unbind()
+    for one in (x, y, x[1:]):
+        triton_launch.launch(("key",), (one, mask, None), lambda: settings)
+    triton_launch.launch(("another",), (y, mask, None), lambda: settings)
+    assert [given[0].data_ptr() for _, given, _ in bound] == [x.data_ptr(), x[1:].data_ptr(), y.data_ptr()]
+    assert {given[1].dtype for _, given, _ in bound} == {torch.uint8}
+    head = (7, 2, 1, 103, "function", "metadata", None, None, None)
+    assert direct == [(*head, y.data_ptr(), mask.data_ptr(), None, 5, 64, True)]

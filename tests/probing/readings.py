@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from sharpmax.probing.findings import Findings, findings_of
+from sharpmax.probing.findings import Findings
 from sharpmax.probing.forecast import predict
 from sharpmax.probing.inputs import Passage, ProbeInputs
 from sharpmax.probing.measurement import Numbers
@@ -51,4 +51,4 @@ def findings(read: dict[int, dict[str, Numbers]], *, task: str = "kv", causal: b
     """Findings with a forecast by lines."""
     about = material(task)
     curves = {name: np.stack([one[name].mean(0) for one in read.values()]) for name in ("entropy", "top", "count")}
-    return findings_of(about, read, causal, predict(curves, SIZES, 64), seed=0)
+    return Findings.of(about, read, causal, predict(curves, SIZES, 64), seed=0)

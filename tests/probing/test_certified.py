@@ -18,8 +18,8 @@ from sharpmax.policies.log_linear import LogLinear
 from sharpmax.policies.per_head import PerHead
 from sharpmax.policies.polynomial import PAPER, Polynomial
 from sharpmax.probing.capture import capture
+from sharpmax.probing.certified import FAMILIES as CERTIFIED
 from sharpmax.probing.certified import Certificate, beta_ceiling, ceilings_of, certify
-from sharpmax.probing.projections import FAMILIES as CERTIFIED
 from sharpmax.stats.statistics import RowStats
 from tests.integrations.families import FAMILIES
 from tests.probing.ascent import furthest
@@ -101,28 +101,6 @@ def test_the_whole_vocabulary(name: str) -> None:
     assert (found <= bound * ROUNDING).all()
     assert (found / bound).median() > (0.95 if name == "t5" else 0.3)
     assert {one.by for one in certificate.of_layer(0)} == ({"cap"} if name == "gemma2" else {"vocabulary"})
-
-
-@pytest.mark.parametrize("name", ["gpt2", "opt", "bert", "roberta"])
-def test_every_token_at_every_position(name: str) -> None:
-    """Where positions are learned they are part of what the first layer is given."""
-    model = build(name)
-    certificate = certify(model)
-    tokens = torch.arange(3, 97)
-    best = torch.zeros(4)
-    for shift in range(0, 60, 20):
-        ids = torch.stack([tokens.roll(shift + 3 * i)[:60] for i in range(32)])
-        best = torch.maximum(best, spreads(model, {"input_ids": ids})[0])
-    bounds = certificate.of_layer(0)
-    assert all(float(seen) <= one.bounds["vocabulary"] * ROUNDING for seen, one in zip(best, bounds, strict=True))
-    assert all(one.bounds["vocabulary"] <= one.bounds["blocks"] * ROUNDING for one in bounds)
-    # A position that stands out, and a bound that does not know of it, would not agree.
-    table_of = {"gpt2": "transformer.wpe", "opt": "model.decoder.embed_positions"}
-    positions: Any = dict(model.named_modules())[table_of.get(name, f"{name}.embeddings.position_embeddings")]
-    positions.weight[7] += 30.0 * model.get_input_embeddings().weight[11]
-    seen = spreads(model, {"input_ids": torch.stack([tokens.roll(i)[:40] for i in range(32)])})[0]
-    after = certify(model).of_layer(0)
-    assert all(float(one) <= bound.bounds["vocabulary"] * ROUNDING for one, bound in zip(seen, after, strict=True))
 
 
 def test_the_horizon_is_where_no_key_holds_the_mass() -> None:

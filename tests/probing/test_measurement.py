@@ -39,9 +39,9 @@ def test_a_nested_curve_is_not_moved_by_which_passages_are_left() -> None:
 def test_the_interval_holds_the_slope_and_shrinks_with_prompts() -> None:
     def width(prompts: int) -> float:
         found = findings(readings(lambda n: np.full((1, 8), 0.4 * math.log(n)), prompts=prompts, noise=0.2))
-        inside = (found.slope_low < 0.4) & (found.slope_high > 0.4)
+        inside = (found.fits.slope[1] < 0.4) & (found.fits.slope[2] > 0.4)
         assert inside.mean() >= 0.75
-        return float((found.slope_high - found.slope_low).mean())
+        return float((found.fits.slope[2] - found.fits.slope[1]).mean())
 
     assert width(24) < 0.6 * width(6)
 
@@ -76,9 +76,10 @@ def test_the_horizon_is_where_the_top_weight_is_a_half() -> None:
             lambda n: np.array([[2.0]]), lambda n: np.array([[0.5 - 0.1 * math.log(n / 500)]]), prompts=12, noise=0.2
         )
     )
-    assert found.horizon[0, 0] == pytest.approx(500.0, rel=0.1)
-    assert found.horizon_low[0, 0] <= found.horizon[0, 0] <= found.horizon_high[0, 0]
-    assert found.horizon_low[0, 0] < 500.0 < found.horizon_high[0, 0]
+    at, low, high = found.fits.horizon[:, 0, 0]
+    assert at == pytest.approx(500.0, rel=0.1)
+    assert low <= at <= high
+    assert low < 500.0 < high
 
 
 def test_entropy_never_exceeds_what_so_many_keys_can_have() -> None:

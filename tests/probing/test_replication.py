@@ -12,9 +12,8 @@ from torch import Tensor
 import sharpmax.integrations.transformers as hf
 from sharpmax.integrations.transformers.interface import installed, observe
 from sharpmax.policies.basic import Constant, LogLength
+from sharpmax.probing.forecast import Replication, measure_replicated, replication_of
 from sharpmax.probing.inputs import Passage, task_inputs
-from sharpmax.probing.measurement import measure_replicated
-from sharpmax.probing.replication import Replication, replication_of
 from sharpmax.stats.call import AttentionCall
 from sharpmax.tasks.registry import get_task
 from tests.experiments.evaluate import tiny
@@ -34,47 +33,28 @@ def chosen(more: float = 72.0, context: int | None = None, **options: Any) -> tu
     return one, found
 
 
-def test_the_list_counts_as_many_items_as_it_stands_for() -> None:
+def test_how_often_each_key_counts_and_where_it_stands() -> None:
     one, found = chosen(72.0)
-    seen = found.weights()[-1]
-    assert int(seen.sum()) == len(one.items) + 72 * 3
-
-
-def test_ends_and_the_item_asked_for_count_once() -> None:
-    one, found = chosen()
-    items = torch.tensor(one.items)
+    items, weights = torch.tensor(one.items), found.weights()
+    assert int(weights[-1].sum()) == len(one.items) + 72 * 3
     for item in (0, -1, 1, 2, 3, 4, 21, 22, 23, 24, one.once):
         assert (found.times[items == item] == 1).all(), item
     assert (found.times > 1).any()
-
-
-def test_a_block_sees_itself_once_and_hides_its_beginning_from_others() -> None:
-    one, found = chosen()
-    items, weights = torch.tensor(one.items), found.weights()
+    # A block sees itself once and hides its beginning from others.
     for block in range(int(found.block.min()) + 1, int(found.block.max())):
         inside = found.block == block
         assert (weights[inside][:, inside] == 1).all()
-    hidden = found.times == 0
     first = [int(items[(found.block == block)].min()) for block in range(4)]
-    assert set(items[hidden].tolist()) == {n for start in first for n in (start, start + 1)} - {one.once}
-    assert (weights[-1][hidden] == 0).all()
-
-
-def test_gaps_follow_the_blocks() -> None:
-    """Tokens of a block stay together; the last one stands where it would in the long list."""
-    one, found = chosen(72.0)
-    steps = found.positions.diff()
-    same = found.block.diff() == 0
+    assert set(items[found.times == 0].tolist()) == {n for start in first for n in (start, start + 1)} - {one.once}
+    # Tokens of a block stay together; the last one stands where it would in the long list.
+    steps, same = found.positions.diff(), found.block.diff() == 0
     assert (steps[same] == 1).all()
     assert (steps[~same] >= 1).all()
     assert (steps > 1).any()
     assert int(found.positions[-1]) == len(one.items) + 72 * 3 - 1
-
-
-def test_positions_stay_within_what_the_model_has() -> None:
-    _, found = chosen(72.0, context=200)
-    assert int(found.positions.max()) == 199
-    assert (found.positions.diff() >= 1).all()
+    short = chosen(72.0, context=200)[1].positions
+    assert int(short.max()) == 199
+    assert (short.diff() >= 1).all()
 
 
 @pytest.mark.parametrize("items", [(), (0, 0, -1), tuple(range(12))])
@@ -109,21 +89,21 @@ def test_rows_equal_those_with_real_copies(attention: str, beta: float | None) -
     expected = oracle(first_layer(model, one, found), found, beta or 1.0)
     if beta is not None:
         hf.apply(model, Constant(beta))
-    read = measure_replicated(model, [(one, found)])
+    read = measure_replicated(model, one, found)
     for name, value in zip(("entropy", "top"), expected, strict=True):
-        np.testing.assert_allclose(read[name][:, 0], value.numpy(), rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(read[name][0], value[0].numpy(), rtol=1e-4, atol=1e-5)
 
 
 def test_weights_and_copies_are_the_same_in_every_layer() -> None:
     """A rule that changes nothing leads through the copies, which everything after the first layer depends on."""
     model = FAMILIES["llama"].build(max_position_embeddings=512)
     one, found = chosen()
-    weighted = measure_replicated(model, [(one, found)])
+    weighted = measure_replicated(model, one, found)
     hf.apply(model, Constant(1.0 + 1e-7))
     state = installed(model)
     assert state is not None
     assert all(layer.rules for layer in state.layers)
-    copied = measure_replicated(model, [(one, found)])
+    copied = measure_replicated(model, one, found)
     for name in ("entropy", "top"):
         np.testing.assert_allclose(weighted[name], copied[name], rtol=1e-3, atol=1e-4)
 
@@ -136,26 +116,26 @@ def test_a_rule_counts_the_copies() -> None:
     beta = float(np.log(many) / np.log(16.0))
     expected = oracle(first_layer(model, one, found), found, beta)
     hf.apply(model, LogLength(reference=16.0))
-    read = measure_replicated(model, [(one, found)])
-    np.testing.assert_allclose(read["entropy"][:, 0], expected[0].numpy(), rtol=1e-3)
+    read = measure_replicated(model, one, found)
+    np.testing.assert_allclose(read["entropy"][0], expected[0][0].numpy(), rtol=1e-3)
 
 
 def test_a_sliding_window_is_not_replicated() -> None:
     """A layer that looks back five keys sees five, whatever the others see."""
     model = FAMILIES["mistral"].build(max_position_embeddings=512)
     one, found = chosen()
-    assert (np.exp(measure_replicated(model, [(one, found)])["entropy"]) <= 5.0 + 1e-4).all()
+    assert (np.exp(measure_replicated(model, one, found)["entropy"]) <= 5.0 + 1e-4).all()
 
 
 def test_nothing_stays_installed() -> None:
     model = FAMILIES["llama"].build(max_position_embeddings=512)
     one, found = chosen()
     before = model(input_ids=one.inputs["input_ids"]).logits
-    measure_replicated(model, [(one, found)])
+    measure_replicated(model, one, found)
     assert installed(model) is None
     assert torch.equal(model(input_ids=one.inputs["input_ids"]).logits, before)
     hf.apply(model, Constant(1.5))
-    measure_replicated(model, [(one, found)])
+    measure_replicated(model, one, found)
     state = installed(model)
     assert state is not None
     assert all(layer.repeated is None for layer in state.layers)

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 PAGES = {
-    "evaluate": "accuracy-houses",
+    "evaluate": "accuracy",
     "probe": "heads-kv",
     "reproduce": "heat",
-    "capacity": "capacity-softmax-accuracy",
+    "capacity": "capacity-1-accuracy",
 }
 """Pages to try, with a figure of each."""
 
@@ -57,7 +57,7 @@ def page(browser: Browser, addresses: dict[str, str]) -> Iterator[Visit]:
 
 
 def test_a_point_has_a_tooltip(page: Visit) -> None:
-    page.page.locator("#accuracy-houses .mark-symbol.role-mark path").first.hover()
+    page.page.locator("#accuracy .mark-symbol.role-mark path").first.hover()
     tip = page.page.locator("#vg-tooltip-element.visible")
     tip.wait_for()
     text = tip.inner_text()
@@ -67,12 +67,12 @@ def test_a_point_has_a_tooltip(page: Visit) -> None:
 
 
 def test_the_legend_highlights_a_variant(page: Visit) -> None:
-    lines = page.page.locator("#accuracy-houses .mark-line path")
+    lines = page.page.locator("#accuracy .mark-line path")
 
     def faint() -> int:
         return sum(line.get_attribute("opacity") == "0.1" for line in lines.all())
 
-    entry = page.page.locator("#accuracy-houses .role-legend-label text", has_text="constant")
+    entry = page.page.locator("#accuracy .role-legend-label text", has_text="constant")
     assert faint() == 0
     entry.click()
     page.until(lambda: faint() == lines.count() - 2)  # one line in each panel stays
@@ -82,7 +82,7 @@ def test_the_legend_highlights_a_variant(page: Visit) -> None:
 
 
 def test_a_dark_page_has_dark_figures(page: Visit) -> None:
-    background = "() => document.querySelector('#accuracy-houses svg.marks').style.backgroundColor"
+    background = "() => document.querySelector('#accuracy svg.marks').style.backgroundColor"
     light = page.page.evaluate(background)
     assert light == "rgb(255, 255, 255)"
     page.page.emulate_media(color_scheme="dark")

@@ -1,97 +1,111 @@
-"""The page to explore: one file, and what it says of its own scenes is so."""
+"""The page to explore: one file, and what it says of its own examples is so; rows measured by sharpmax in float64."""
 
 from __future__ import annotations
 
 import math
 import re
+import warnings
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+import torch
 
+import sharpmax as sm
 from sharpmax import theory
+from sharpmax.errors import OutOfRangeWarning
 from sharpmax.report.explore import CHOICES, SCENES, START, Place, write
-from tests.report.explore_rows import measured
+from sharpmax.stats.dense import dense_stats
 
-SCENE = {scene.title: scene for scene in SCENES}
+
+@dataclass(frozen=True)
+class Measured:
+    top: float
+    entropy: float
+    weights: list[float]
+    """The 32 largest at most."""
+
+
+@dataclass(frozen=True)
+class Sharpened:
+    beta: float
+    plain: Measured
+    sharp: Measured
+
+
+def measured(place: Place) -> Sharpened:
+    """What the page draws: the best item at 0, the others evenly from its lead down to the spread."""
+    others = torch.arange(1, place.items, dtype=torch.float64) / (place.items - 1)
+    low = -place.spread * (place.lead + (1 - place.lead) * others)
+    row = torch.cat((torch.zeros(1, dtype=torch.float64), low)) / place.temperature
+    chosen = CHOICES[place.policy].policy
+    visible, beta = torch.ones_like(row, dtype=torch.bool), 1.0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", OutOfRangeWarning)
+        plain, sharp = (sm.softmax(row, policy=policy) for policy in (None, chosen))
+        if chosen is not None:
+            beta = float(chosen.beta(dense_stats(row, visible), lambda factor: dense_stats(row * factor, visible)))
+    seen = [
+        Measured(float(weights[0]), float(sm.entropy(logits)), weights[:32].tolist())
+        for logits, weights in ((row, plain), (row * beta, sharp))
+    ]
+    return Sharpened(beta, *seen)
 
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write(tmp_path_factory.mktemp("explore") / "explore.html")
+def page(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = write(tmp_path_factory.mktemp("explore") / "explore.html")
+    assert path.stat().st_size < 150_000
+    return Path(path).read_text(encoding="utf-8")
 
 
-def test_it_is_one_small_file_that_asks_for_nothing(page: Path) -> None:
-    text = page.read_text(encoding="utf-8")
-    assert page.stat().st_size < 150_000
-    assert "default-src 'none'" in text
-    assert not re.search(r"""(src|href)=["'](?!#)""", text)
-    assert "url(" not in text
+def test_one_file_with_everything_and_the_licence_of_its_library(page: str) -> None:
+    assert "default-src 'none'" in page
+    assert not re.search(r"""(src|href)=["'](?!#)""", page)
+    assert "url(" not in page
+    assert all(words in page for words in ("uPlot 1.6.32", "The MIT License (MIT)", "leeoniya/uPlot (v1.6.32)"))
+    assert page.count("Show it</button>") == len(SCENES)
+    assert all(f'value="{name}"' in page for name in CHOICES)
 
 
-def test_the_plotting_library_keeps_its_licence(page: Path) -> None:
-    text = page.read_text(encoding="utf-8")
-    assert "uPlot 1.6.32" in text
-    assert "The MIT License (MIT)" in text
-    assert "https://github.com/leeoniya/uPlot (v1.6.32)" in text
+def test_it_opens_on_dispersion_with_a_spread_of_4(page: str) -> None:
+    few, many = (measured(replace(START, items=items)) for items in (16, 256))
+    assert START.items == 256
+    assert (
+        f"best of 16 items gets at most {few.plain.top:.0%} of the weight, the best of 256 at most {many.plain.top:.0%}"
+        in page
+    )
+    assert f"raises it to {many.sharp.top:.0%}" in page
+    assert many.plain.top == pytest.approx(theory.weight_bounds(START.spread, START.items)[1])
+    assert f"the horizon is {math.floor(theory.horizon(START.spread))} items" in page
 
 
-def test_every_scene_and_policy_is_on_the_page(page: Path) -> None:
-    text = page.read_text(encoding="utf-8")
-    for scene in SCENES:
-        assert scene.title.replace("'", "&#39;") in text
-        assert scene.place.policy in CHOICES
-    for name in CHOICES:
-        assert f'value="{name}"' in text
-    assert START.policy in CHOICES
+def test_the_paper_s_head_on_many_and_few_items() -> None:
+    far = measured(SCENES["far"])
+    assert far.plain.top < 0.02
+    assert far.sharp.top / far.plain.top == pytest.approx(2, rel=0.1)
+    near = SCENES["near"]
+    assert near.spread / (near.items - 1) == 16.0
+    assert measured(near).plain.top > 0.999
 
 
-def test_the_paper_s_head_far_from_home() -> None:
-    found = measured(START)
-    assert found.plain.top < 0.02
-    assert found.sharp.top / found.plain.top == pytest.approx(2, rel=0.1)
-
-
-def test_the_paper_s_head_at_home() -> None:
-    place = SCENE["The same head at home"].place
-    assert place.spread / (place.items - 1) == 16.0
-    assert measured(place).plain.top > 0.999
-
-
-def test_as_sharp_as_bounded_logits_allow() -> None:
-    place = SCENE["As sharp as bounded logits allow"].place
-    assert math.floor(theory.horizon(place.spread)) == 55
-    assert "the horizon is 55 items" in SCENE["As sharp as bounded logits allow"].text
-    assert measured(place).plain.top == pytest.approx(theory.weight_bounds(place.spread, place.items)[1])
-    assert measured(place).plain.top < 0.5
-
-
-def test_where_the_polynomial_ends() -> None:
-    found = measured(SCENE["Where the polynomial ends"].place)
-    assert found.plain.entropy > 5.94
-    assert found.beta == 1.0
-
-
-def test_ln_n_has_a_threshold() -> None:
-    place = SCENE["ln n has a threshold"].place
+def test_where_policies_end() -> None:
+    end = measured(SCENES["end"])
+    assert (end.plain.entropy > 5.94, end.beta) == (True, 1.0)
+    place = SCENES["threshold"]
     assert place.lead * place.spread < math.log(16) < 3.0
-
-    def top(items: int, spread: float) -> float:
-        return measured(Place(items, spread, place.lead, policy=place.policy)).sharp.top
-
-    assert top(16, 2.0) > top(1000, 2.0) > top(65_536, 2.0)
-    assert top(16, 3.0) < top(1000, 3.0) < top(65_536, 3.0)
-
-
-def test_the_entropy_held() -> None:
-    place = SCENE["The entropy held"].place
-    for items in (1024, place.items):
-        assert measured(Place(items, place.spread, policy=place.policy)).sharp.top > 0.98
+    low, high = (
+        [measured(replace(place, items=items, spread=spread)).sharp.top for items in (16, 1000, 65_536)]
+        for spread in (2.0, 3.0)
+    )
+    assert (low, high) == (sorted(low, reverse=True), sorted(high))
 
 
-def test_a_lower_temperature_for_all() -> None:
-    place = SCENE["A lower temperature for all"].place
-    assert place.temperature == 0.1
+def test_constant_entropy_and_a_lower_temperature() -> None:
+    for items in (1024, 16384):
+        assert measured(replace(SCENES["target"], items=items)).sharp.top > 0.98
+    cold = SCENES["cold"]
+    assert cold.temperature == 0.1
     # Ten times as many items, less the ends, bring the same rows about.
-    cold = measured(place).plain
-    warm = measured(Place((place.items - 1) // 10, place.spread)).plain
-    assert cold.top == pytest.approx(warm.top, rel=2e-3)
+    warm = measured(Place((cold.items - 1) // 10, cold.spread)).plain
+    assert measured(cold).plain.top == pytest.approx(warm.top, rel=2e-3)

@@ -68,8 +68,8 @@ def test_the_answer_comes_first_and_provenance_last(html: str) -> None:
         text.index(words)
         for words in (
             "Accuracy at n = 16 (houses): 16.0% → 37.0% with constant. Perplexity +0.83%. Prefill 1.56×",
-            "houses at n = 16", "accuracy by size", "Variants", "Prompts gained and lost",
-            "Method", "Provenance", "torch 2.13.0",
+            "houses at n = 16", "Accuracy by size", "Variants", "Gain over the baseline by size",
+            "Accuracy (%): houses", "Method", "Provenance", "torch 2.13.0",
         )
     ]  # fmt: skip
     assert places == sorted(places)
@@ -121,10 +121,10 @@ def test_a_large_model_stays_light(tmp_path: Path) -> None:
 
 def test_figures_are_drawn_as_svg_and_png(tmp_path: Path) -> None:
     paths = draw(tables("evaluate-smollm2-cpu"), tmp_path)
-    assert [path.name for path in paths] == ["accuracy-kv.svg", "accuracy-kv.png"]
+    assert [path.name for path in paths] == ["accuracy.svg", "accuracy.png", "gain.svg", "gain.png"]
     root = ET.parse(paths[0]).getroot()
     texts = {"".join(node.itertext()) for node in root.iter("{http://www.w3.org/2000/svg}text")}
-    assert {"kv: accuracy by size", "baseline", "smollm2", "accuracy (%)", "32"} <= texts
+    assert {"Accuracy by size", "baseline", "smollm2", "accuracy (%)", "32"} <= texts
     assert paths[1].read_bytes().startswith(b"\x89PNG")
 
 

@@ -187,7 +187,9 @@ def test_what_is_not_a_whole_number(argument: str, wrong: object) -> None:
 
 def test_a_task_that_makes_something_else() -> None:
     task = Task("odd", 1, "", (1,), 9, lambda size, rng: ("user", "opening", "answer"))  # type: ignore[arg-type, return-value]
-    with pytest.raises(ArgumentTypeError, match=r"^make: got tuple from the task 'odd'; allowed: a function that "):
+    with pytest.raises(
+        ArgumentTypeError, match=r"^make: got tuple from the task 'odd'; allowed: a function that makes "
+    ):
         task.prompts(1, count=1, seed=0)
 
 

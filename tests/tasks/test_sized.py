@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sharpmax.tasks.max_retrieval import CLASSES, draw, items_and_query, seeded
+from sharpmax.tasks.max_retrieval import CLASSES, SIZED_TASKS, draw, items_and_query, seeded, sized_task
 from sharpmax.tasks.sized import NOTHING, Batch
-from sharpmax.tasks.sized_registry import SIZED_TASKS, sized_task
 
 CPU = torch.device("cpu")
 

@@ -1,7 +1,8 @@
-"""Weight bounds, horizon and required spread, against rows computed from the definition of softmax."""
+"""Bounds, horizon, entropy floor and limits against exact arithmetic and against softmax rows by definition."""
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import mpmath
@@ -11,156 +12,216 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from sharpmax.theory.bounds import horizon, loose_weight_bounds, required_spread, weight_bounds
+from sharpmax.errors import ArgumentError
+from sharpmax.theory.bounds import (
+    entropy_ceiling,
+    entropy_floor,
+    horizon,
+    loose_weight_bounds,
+    required_spread,
+    top_weight_limit,
+    top_weight_limit_from_sample,
+    weight_bounds,
+)
 
 MANY = settings(max_examples=100, deadline=None)
-
 LOGITS = hnp.arrays(np.float64, st.integers(1, 40), elements=st.floats(-20, 20))
-SPREADS = st.floats(0, 300)
-COUNTS = st.integers(1, 60)
-MASSES = st.floats(1e-6, 1 - 1e-6)
+SPREADS = [0.0, 1e-300, 1e-12, 1.0, 40.0, 400.0, 690.0, 720.0, 745.0, 760.0, 1000.0, 1400.0, 1e4]
 
 
 @MANY
 @given(LOGITS, st.floats(0, 3))
 def test_no_weight_leaves_the_bounds(softmax, logits, beta):
-    weights = softmax(beta * logits)
+    weights, n = softmax(beta * logits), len(logits)
     spread = beta * np.ptp(logits)
-    for low, high in (weight_bounds(spread, len(logits)), loose_weight_bounds(spread, len(logits))):
-        assert weights.min() >= low * (1 - 1e-12)
-        assert weights.max() <= high * (1 + 1e-12)
+    (low, high), (loose_low, loose_high) = weight_bounds(spread, n), loose_weight_bounds(spread, n)
+    assert loose_low * (1 - 1e-12) <= low <= weights.min() * (1 + 1e-12)
+    assert weights.max() * (1 - 1e-12) <= high <= loose_high * (1 + 1e-12)
 
 
 @MANY
-@given(SPREADS, COUNTS)
+@given(st.floats(0, 300), st.integers(1, 60))
 def test_both_bounds_are_attained(softmax, spread, n):
-    one_apart = np.zeros(n)
-    one_apart[0] = spread
+    one_apart = np.r_[spread, np.zeros(n - 1)]
     low, high = weight_bounds(spread, n)
     assert high == pytest.approx(softmax(one_apart)[0], rel=1e-12)
     assert low == pytest.approx(softmax(-one_apart)[0], rel=1e-12)
 
 
-@MANY
-@given(st.floats(1e-3, 300), st.integers(2, 10**6))
-def test_tight_bounds_lie_strictly_inside_the_loose_ones(spread, n):
-    low, high = weight_bounds(spread, n)
-    loose_low, loose_high = loose_weight_bounds(spread, n)
-    assert loose_low < low < high < loose_high
-
-
-@MANY
-@given(st.integers(1, 10**15))
-def test_equal_logits_leave_no_room(n):
-    assert weight_bounds(0, n) == (1 / n, 1 / n)
-    assert loose_weight_bounds(0, n) == (1 / n, 1 / n)
-
-
-@pytest.mark.parametrize("spread", [0.0, 1e-300, 3.0, 1e4])
-def test_a_single_item_holds_everything(spread):
-    assert weight_bounds(spread, 1) == (1.0, 1.0)
-
-
-@pytest.mark.parametrize("n", [2, 3, 1000, 10**18, 10**300])
-@pytest.mark.parametrize("spread", [0.0, 1e-12, 1.0, 40.0, 690.0, 720.0, 745.0, 760.0, 1400.0, 1e4])
-def test_extreme_bounds_agree_with_exact_arithmetic(spread, n):
-    with mpmath.workdps(60):
-        e = mpmath.exp(spread)
-        exact = [1 / (1 + (n - 1) * e), e / (e + n - 1), 1 / (n * e), e / n]
+@pytest.mark.parametrize("n", [1, 1.0 + 1e-9, 1.25, 1.5, 2, 2.5, 3, 1000, 10**18, 10**100, 10**300])
+@pytest.mark.parametrize("spread", SPREADS)
+def test_bounds_agree_with_exact_arithmetic(spread, n):
+    """Results that fit into float64 survive intermediates that do not; sizes need not be whole."""
+    with mpmath.workdps(400):
+        e, many = mpmath.exp(spread), mpmath.mpf(n)
+        exact = [1 / (1 + (many - 1) * e), e / (e + many - 1), 1 / (many * e), e / many]
         expected = [float(x) for x in exact]
     computed = [*weight_bounds(spread, n), *loose_weight_bounds(spread, n)]
-    # Below 1e-300 float64 itself runs out of digits.
-    assert computed == pytest.approx(expected, rel=1e-13, abs=1e-300)
+    for ours, theirs in zip(computed, expected, strict=True):
+        # Subnormal numbers hold few digits.
+        assert ours == pytest.approx(theirs, rel=1e-13 if theirs > 1e-300 else 1e-2, abs=1e-323)
 
 
-@pytest.mark.parametrize(("spread", "n"), [(720.0, 2), (1000.0, 10**300), (400.0, 10**100)])
-def test_results_that_fit_survive_intermediates_that_do_not(spread, n):
-    low, high = weight_bounds(spread, n)
-    loose_high = loose_weight_bounds(spread, n)[1]
-    with mpmath.workdps(60):
-        assert high == pytest.approx(float(1 / (1 + (n - 1) * mpmath.exp(-spread))), rel=1e-13)
-        assert loose_high == pytest.approx(float(mpmath.exp(spread) / n), rel=1e-13)
-        # Subnormal numbers hold few digits, but this one is not zero.
-        assert low == pytest.approx(float(1 / (1 + (n - 1) * mpmath.exp(spread))), rel=1e-9, abs=0)
-
-
-@MANY
-@given(st.floats(0, 25), MASSES)
-def test_at_the_horizon_the_top_weight_is_the_mass(spread, mass):
-    n = horizon(spread, mass)
-    assert weight_bounds(spread, n)[1] == pytest.approx(mass, rel=1e-12)
+@pytest.mark.parametrize("mass", [1e-300, 1e-6, 0.1, 0.25, 0.5, 0.9, 1 - 2.0**-40])
+@pytest.mark.parametrize("spread", [*SPREADS, 1e308])
+def test_horizon_and_required_spread_agree_with_exact_arithmetic(spread, mass):
+    with mpmath.workdps(400):
+        odds = (1 - mpmath.mpf(mass)) / mpmath.mpf(mass)
+        exact = 1 + mpmath.exp(spread) * odds
+        fits = exact < mpmath.mpf(1.7e308)
+    assert horizon(spread, mass) == (pytest.approx(float(exact), rel=1e-13) if fits else math.inf)
+    for n in (1, 2, 4, 5, 17, 1e15, 1e300):
+        with mpmath.workdps(400):
+            needed = mpmath.log((mpmath.mpf(n) - 1) / odds) if n > 1 else mpmath.mpf(0)
+        assert required_spread(n, mass) == pytest.approx(float(max(needed, 0)), rel=1e-13, abs=1e-12)
 
 
 @MANY
 @given(st.floats(0, 6), st.floats(0.05, 0.95))
 def test_the_horizon_parts_the_sizes_that_can_from_those_that_cannot(softmax, spread, mass):
-    def top_weight(n):
-        return softmax(np.r_[spread, np.zeros(n - 1)])[0]
-
     last = math.floor(horizon(spread, mass))
-    assert top_weight(last) >= mass * (1 - 1e-12)
-    assert top_weight(last + 1) < mass * (1 + 1e-12)
+    tops = [softmax(np.r_[spread, np.zeros(n - 1)])[0] for n in (last, last + 1)]
+    assert tops[0] >= mass * (1 - 1e-12)
+    assert tops[1] < mass * (1 + 1e-12)
+
+
+def two_level(spread, n, top_count):
+    return np.where(np.arange(n) < top_count, spread, 0.0)
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.3, 1.0, 2.0, 3.0, 4.0, 17.0, 60.0])
+def test_the_floor_is_the_least_entropy_of_all_two_level_rows(entropy_of, spread):
+    for n in range(2, 70):
+        best = min(entropy_of(two_level(spread, n, j)) for j in range(1, n))
+        assert entropy_floor(spread, n) == pytest.approx(best, rel=1e-12), n
 
 
 @MANY
-@given(st.floats(0, 690), MASSES)
-def test_required_spread_undoes_the_horizon(spread, mass):
-    n = horizon(spread, mass)
-    # n − 1 keeps fewer digits than n when n is close to 1, which is where this error comes from.
-    slack = 1e-12 + 4e-16 * n / (n - 1)
-    assert required_spread(n, mass) == pytest.approx(spread, rel=1e-12, abs=slack)
+@given(LOGITS, st.floats(0, 2), st.floats(0, 3))
+def test_no_row_within_the_spread_falls_under_the_floor(entropy_of, logits, beta, slack):
+    spread, entropy = beta * np.ptp(logits), entropy_of(beta * logits)
+    assert entropy >= entropy_floor(spread, len(logits)) * (1 - 1e-12)
+    assert entropy >= entropy_floor(spread + slack, len(logits)) * (1 - 1e-12)
+    assert entropy <= entropy_ceiling(len(logits)) * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 5])
+@pytest.mark.parametrize("spread", [0.2, 1.0, 2.5, 6.0])
+def test_no_intermediate_level_helps(entropy_of, spread, n):
+    rows = itertools.combinations_with_replacement(spread * np.linspace(0, 1, 5), n)
+    assert entropy_floor(spread, n) == pytest.approx(min(entropy_of(np.array(row)) for row in rows), rel=1e-12)
+
+
+@pytest.mark.parametrize("n", [2, 7, 10**6, 10**18, 10**300])
+@pytest.mark.parametrize("spread", [1e-9, 1e-3, 1.0, 30.0, 690.0, 700.0, 744.0, 760.0, 1000.0, 1e4])
+def test_extreme_floors_agree_with_exact_arithmetic(spread, n):
+    """The least two-level entropy near the real minimiser, in 400 digits."""
+    with mpmath.workdps(400):
+        d = mpmath.mpf(spread)
+        u = -mpmath.expm1(-d)
+        middle = int(n * mpmath.exp(-d) * (d - u) / u**2)
+        best = mpmath.inf
+        for j in {min(max(middle + step, 1), n - 1) for step in range(-2, 4)}:
+            odds = (n - j) * mpmath.exp(-d) / j
+            best = min(best, mpmath.log(j) + mpmath.log1p(odds) + d * odds / (1 + odds))
+    assert entropy_floor(spread, n) == pytest.approx(float(best), rel=1e-13, abs=1e-300)
+
+
+@pytest.mark.parametrize("spread", [0.01, 1.0, 5.0, 20.0])
+def test_the_entropy_lost_is_bounded_whatever_the_size_and_tends_to_that_bound(spread):
+    u = -math.expm1(-spread)
+    most = spread / u - 1 - math.log(spread / u)
+    n = np.array([2.0, 30.0, 1e5, 1e9, 1e15])
+    lost = entropy_ceiling(n) - entropy_floor(spread, n)
+    assert (lost <= most + 3e-8).all()
+    assert lost[-1] == pytest.approx(most, abs=3e-8)
+
+
+@pytest.mark.parametrize("spread", [0.0, 1e-320, 1e-200, 1e-160, 1e-12])
+def test_a_vanishing_spread_leaves_the_ceiling(spread):
+    for n in (1, 2, 3, 1000, 1e300):
+        assert entropy_floor(spread, n) == pytest.approx(math.log(n), rel=1e-15)
+    sizes = np.arange(1, 5000)
+    assert (entropy_floor(spread, sizes) <= entropy_ceiling(sizes)).all()
+    assert (entropy_floor(0.0, sizes) == entropy_ceiling(sizes)).all()
+    assert entropy_floor(1e4 * spread, 1) == 0.0
+
+
+def uniform_limit(beta):
+    """Logits uniform on [0, 1]: E[e^βs] = (e^β − 1)/β."""
+    return beta / -math.expm1(-beta)
+
+
+@pytest.mark.parametrize("beta", [0.1, 1.0, 5.0, 30.0])
+def test_limits_known_in_closed_form(beta):
+    uniform = top_weight_limit(beta, math.log(math.expm1(beta) / beta))
+    assert uniform == pytest.approx(uniform_limit(beta), rel=1e-13)
+    two_point = top_weight_limit(beta, math.log(0.25 * math.exp(beta) + 0.75))
+    assert two_point == pytest.approx(1 / (0.25 + 0.75 * math.exp(-beta)), rel=1e-13)
+    assert top_weight_limit(beta, beta) == 1.0
+
+
+@pytest.mark.parametrize("beta", [0.5, 3.0, 8.0])
+def test_uniform_logits_tend_to_the_limit(softmax, beta):
+    rng = np.random.default_rng(11)
+    errors = []
+    for n in (100, 10_000, 1_000_000):
+        rows = [rng.uniform(size=n) for _ in range(4)]
+        errors.append(np.mean([abs(n * softmax(beta * row).max() / uniform_limit(beta) - 1) for row in rows]))
+    assert errors[0] > errors[1] > errors[2]
+    assert errors[2] < 3e-3
 
 
 @MANY
-@given(st.floats(1, 1e15), MASSES)
-def test_the_horizon_undoes_required_spread(n, mass):
-    assert horizon(required_spread(n, mass), mass) == pytest.approx(max(n, 1 / mass), rel=1e-12)
+@given(LOGITS, st.floats(0, 5))
+def test_a_sample_gives_its_own_size_times_its_largest_weight(softmax, logits, beta):
+    found = top_weight_limit_from_sample(logits, beta)
+    assert found == pytest.approx(len(logits) * softmax(beta * logits).max(), rel=1e-12)
+    log_mean_exp = np.log(np.exp(beta * logits - beta * logits.max()).mean()) + beta * logits.max()
+    assert found == pytest.approx(top_weight_limit(beta * logits.max(), log_mean_exp), rel=1e-12)
 
 
-@MANY
-@given(st.floats(0, 30), st.floats(0.01, 5), st.floats(1, 1e6), st.floats(1.01, 10), st.floats(0.01, 0.9))
-def test_every_bound_moves_the_right_way(spread, more_spread, n, growth, mass):
-    low, high = weight_bounds([spread, spread + more_spread, spread], [n + 1, n + 1, (n + 1) * growth])
-    assert low[0] > low[1]
-    assert low[0] > low[2]
-    assert high[0] < high[1] or high[0] > 1 - 1e-12  # so close to 1 that rounding decides
-    assert high[0] > high[2] or high[0] > 1 - 1e-12
-    assert horizon(spread, mass) < horizon(spread + more_spread, mass)
-    assert horizon(spread, mass) > horizon(spread, mass + 0.05)
-    assert required_spread(n, mass) <= required_spread(n * growth, mass)
-    assert required_spread(n, mass) <= required_spread(n, mass + 0.05)
+def test_samples_row_by_row_and_their_upper_end():
+    samples = np.random.default_rng(7).uniform(size=(2000, 20))
+    blind = top_weight_limit_from_sample(samples, 6.0)
+    informed = top_weight_limit_from_sample(samples, 6.0, top=1.0)
+    np.testing.assert_allclose(informed, blind * np.exp(6.0 * (1.0 - samples.max(-1))), rtol=1e-12)
+    # 1/mean is itself biased upwards for a small sample, so medians are compared.
+    assert abs(np.median(informed) - uniform_limit(6.0)) < abs(np.median(blind) - uniform_limit(6.0))
+    betas = np.array([0.0, 1.0, 2.5])
+    one_by_one = [top_weight_limit_from_sample(row, beta) for row, beta in zip(samples, betas, strict=False)]
+    np.testing.assert_allclose(top_weight_limit_from_sample(samples[:3], betas), one_by_one, rtol=1e-14)
+    assert one_by_one[0] == 1.0
+    assert top_weight_limit_from_sample(samples[1]) == one_by_one[1]
 
 
-def test_required_spread_rises_once_it_is_above_zero():
-    spreads = required_spread(2.0 ** np.arange(2, 1000), 0.7)
-    assert (np.diff(spreads) > 0).all()
-    assert spreads[-1] == pytest.approx(999 * math.log(2) + math.log(0.7 / 0.3), rel=1e-15)
+def test_extreme_logits():
+    assert top_weight_limit_from_sample([0.0, 1e4], 1.0) == 2.0
+    assert top_weight_limit_from_sample([-1e308, -1e308 + 1e300], 1.0) == 2.0
+    assert top_weight_limit(1e4, 1e4 - 2.0) == pytest.approx(math.exp(2), rel=1e-11)
+    assert top_weight_limit(1e4, 0.0) == math.inf
+    assert top_weight_limit(1e308, -1e308) == math.inf
+    # Rounding of the caller's logarithm is forgiven, in proportion to the logits.
+    assert top_weight_limit(3.0, math.nextafter(3.0, 4.0)) == 1.0
+    assert top_weight_limit(1e6, 1e6 + 1e-5) == 1.0
 
 
-def test_values_known_in_closed_form():
-    assert horizon(0.0) == 2.0
-    assert horizon(math.log(9), 0.9) == pytest.approx(2.0, rel=1e-15)
-    assert required_spread(1, 0.999) == 0.0
-    assert required_spread(2, 0.5) == 0.0
-    assert required_spread(4, 0.25) == pytest.approx(0.0, abs=1e-15)
-    assert required_spread(5, 0.1) == 0.0
-    assert required_spread(17, 0.5) == pytest.approx(math.log(16), rel=1e-15)
-
-
-@pytest.mark.parametrize("spread", [710.0, 1500.0, 1e4, 1e308])
-def test_a_horizon_beyond_float64_is_infinite(spread):
-    assert horizon(spread) == math.inf
-
-
-def test_the_horizon_is_finite_wherever_it_fits():
-    mass = 1 - 2.0**-40
-    with mpmath.workdps(60):
-        expected = 1 + mpmath.exp(720) * (1 - mpmath.mpf(mass)) / mpmath.mpf(mass)
-    assert horizon(720.0, mass) == pytest.approx(float(expected), rel=1e-13)
-
-
-@pytest.mark.parametrize("mass", [1e-300, 1 - 1e-16])
-def test_required_spread_of_extreme_inputs_is_finite(mass):
-    with mpmath.workdps(60):
-        expected = mpmath.log((mpmath.mpf(10) ** 300 - 1) * mpmath.mpf(mass) / (1 - mpmath.mpf(mass)))
-    assert required_spread(1e300, mass) == pytest.approx(float(expected), rel=1e-13, abs=1e-12)
+@pytest.mark.parametrize(
+    ("function", "arguments", "message"),
+    [
+        (top_weight_limit, (math.inf, 1.0), "^top: got inf"),
+        (top_weight_limit, (1.0, math.nan), "^log_mean_exp: got nan"),
+        (top_weight_limit, (1.0, 1.0 + 1e-5), r"^log_mean_exp: got a value .* above top"),
+        (top_weight_limit, ([1.0, 2.0], 1.5), "^log_mean_exp: got a value 0.5 above top"),
+        (top_weight_limit, (np.ones(2), np.ones(3)), r"^top, log_mean_exp: got shapes \(2,\) and \(3,\)"),
+        (top_weight_limit_from_sample, (1.0,), r"^logits: got shape \(\)"),
+        (top_weight_limit_from_sample, ([],), r"^logits: got shape \(0,\)"),
+        (top_weight_limit_from_sample, ([0.0, -math.inf],), "^logits: got -inf.*masked"),
+        (top_weight_limit_from_sample, ([0.0, 1.0], -1.0), "^beta: got -1.0"),
+        (top_weight_limit_from_sample, ([[0.0, 1.0]] * 2, 1.0, [2.0, 0.5]), "^top: got a value 0.5 under the largest"),
+        (top_weight_limit_from_sample, ([0.0, 1.0], 1.0, math.inf), "^top: got inf"),
+    ],
+)
+def test_mistakes_are_named(function, arguments, message):
+    with pytest.raises(ArgumentError, match=message):
+        function(*arguments)

@@ -128,10 +128,11 @@ class TrainablePolicy:
     def installed(self, model: PreTrainedModel) -> Iterator[None]:
         """Let the coefficients choose β in the model's attention inside the block."""
         with kept(model):
-            install(model, self._rules)
+            install(model, self.rules)
             yield
 
-    def _rules(self, layer: int) -> Sequence[Rule]:
+    def rules(self, layer: int) -> Sequence[Rule]:
+        """The rules of one layer."""
         return (_LayerRule(self, layer),)
 
 

@@ -34,7 +34,7 @@ _COMMANDS = {
     "explore": "sharpmax explore --out explore --no-open",
     "probe": "sharpmax probe smollm2 --task kv --sizes 8..64 --out probe",
     "calibrate": "sharpmax calibrate smollm2 --task kv --budget 1% --out calibrate",
-    "evaluate": "sharpmax evaluate smollm2 --policy smollm2 --task kv,houses --sizes 8..512",
+    "evaluate": "sharpmax evaluate smollm2 --policy auto --task kv,houses",
     "fold": "sharpmax fold smollm2 --policy calibrate/policy-constant.json --out folded",
     "horizon": "sharpmax horizon smollm2 --mass 0.5 --out horizon",
     "clrs": "sharpmax clrs train --policy paper --out clrs-paper",

@@ -44,7 +44,7 @@ def calibrate(
     memory: Annotated[str | None, typer.Option(metavar="N", help="Memory to use: 16G.", show_default="8G")] = None,
     fold: Annotated[Path | None, typer.Option(metavar="FILE", help="Fold the constants into a new file.")] = None,
     seed: options.Seed = 0,
-    device: options.Device = "auto",
+    device: options.ModelDevice = "auto",
     dtype: options.Dtype = "float32",
     out: options.Out = Path("calibrate"),
     resume: options.Resume = False,
@@ -87,7 +87,7 @@ def calibrate(
     check_extras("calibrate", ("transformers", "hf"), ("safetensors", "hf"), draw=draw)
     with progress() as show:
         show(f"loading {model}")
-        language = load_language_model(model, device=place.type, dtype=precision)
+        language = load_language_model(model, device=context.params["device"], dtype=precision)
         folder = out_folder(context)
         try:
             with resumable(folder, *states):

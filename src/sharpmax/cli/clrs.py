@@ -22,8 +22,11 @@ def train(
     learn_policy: Annotated[
         str | None,
         typer.Option(
-            metavar="KIND", help="Learn one: constant, length, entropy or rows.", autocompletion=options.Kinds
+            metavar="KIND", help="Learn constant, length, entropy, rows or ssmax.", autocompletion=options.Kinds
         ),
+    ] = None,
+    entropy_band: Annotated[
+        str | None, typer.Option(metavar="LOW:HIGH", help="Keep the entropy of heads between these · ln n.")
     ] = None,
     algorithms: options.Algorithms = None,
     trace: Annotated[bool, typer.Option("--trace", help="Answers include the algorithm's steps.")] = False,
@@ -38,6 +41,7 @@ def train(
     cell_text: Annotated[int | None, number("Text per algorithm and size.", show_default="all")] = None,
     steps: Annotated[int | None, options.steps("by --epochs")] = None,
     epochs: Annotated[float | None, typer.Option(metavar="X", help="Passes over the data.", show_default="1")] = None,
+    minutes: Annotated[float | None, typer.Option(metavar="X", help="End after so many minutes.")] = None,
     seed: options.Seed = 0,
     device: options.Device = "auto",
     dtype: options.TrainingDtype = "auto",
@@ -53,11 +57,13 @@ def train(
     resume: options.Resume = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Fine-tune a language model, with or without a policy.
+    """Train a language model, with or without a policy.
 
-    For several GPUs: accelerate launch -m sharpmax.cli clrs train …
+    MODEL may be scratch:10m (or 1m, 30m): a decoder with random weights. For
+    several GPUs: accelerate launch -m sharpmax.cli clrs train …
     """
     from sharpmax.experiments.clrs.data import Source, algorithms_from, training_examples
+    from sharpmax.experiments.clrs.scratch import is_scratch, scratch_model
     from sharpmax.experiments.clrs.training import MODEL, NONE, FineTuneRecipe, forget_states, prepare, trained_tables
     from sharpmax.experiments.run_folder import RUN
     from sharpmax.files import display_name
@@ -70,7 +76,8 @@ def train(
     chosen = None if policy == NONE else policy_named(policy)
     recipe = FineTuneRecipe(
         policy=None if chosen is None else chosen.policy, policy_name=NONE if chosen is None else chosen.name,
-        learn=learn_policy, steps=steps, epochs=1.0 if epochs is None else epochs, batch_tokens=batch_tokens,
+        learn=learn_policy, band=_band(entropy_band), minutes=minutes, steps=steps,
+        epochs=1.0 if epochs is None else epochs, batch_tokens=batch_tokens,
         row_tokens=row_tokens, tokens_at_once=tokens_at_once, weigh=weigh, rate=lr, policy_rate=policy_lr,
         checkpointing=gradient_checkpointing, compiled=compiled, save_every=save_every, seed=seed,
     )  # fmt: skip
@@ -80,10 +87,13 @@ def train(
     accelerate = require("accelerate", "hf", "sharpmax clrs train")
     state = accelerate.PartialState(cpu=place.type == "cpu")
     with progress() as note:
-        note(f"loading {model}")
-        language = load_language_model(model)
+        if not is_scratch(model):
+            note(f"loading {model}")
+            language = load_language_model(model)
         with state.main_process_first():
             examples = training_examples(source, data_folder(data), processes=processes, note=note)
+        if is_scratch(model):
+            language = scratch_model(model, examples, seed)
         prepared = prepare(
             language, examples, source, recipe, model=display_name(model), bfloat16=precision == "bfloat16", note=note
         )  # fmt: skip
@@ -104,6 +114,19 @@ def train(
     if state.is_main_process:
         finish(context, tables, folder, _print_training, files=[folder / MODEL])
         forget_states(folder)
+
+
+def _band(text: str | None) -> tuple[float, float] | None:
+    """Two numbers from "0.05:0.7"."""
+    if text is None:
+        return None
+    try:
+        low, high = map(float, text.split(":"))
+    except ValueError:
+        low, high = 1.0, 0.0
+    if not 0.0 <= low < high <= 1.0:
+        reject("--entropy-band", repr(text), "two numbers from 0 to 1, as 0.05:0.7")
+    return low, high
 
 
 def _print_training(tables: Mapping[str, Any]) -> None:
@@ -137,6 +160,9 @@ def evaluate(
     longest: Annotated[
         int | None, number("Most tokens of question and answer.", show_default="the models' context")
     ] = None,
+    score: Annotated[
+        bool, typer.Option("--score", help="Score given answers in one pass; also measures entropy.")
+    ] = False,
     seed: options.Seed = 0,
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
@@ -152,12 +178,16 @@ def evaluate(
     """Compare exact answers of trained models by algorithm and size.
 
     Decoding is greedy. A model answers under the policy that is saved beside it.
+    With --score nothing is decoded: greedy decoding gives an answer exactly if
+    each of its tokens is the likeliest one.
     """
     from sharpmax.experiments.clrs.data import Source, algorithms_from, test_examples, trained_sizes
     from sharpmax.experiments.clrs.evaluation import Evaluation, Shard, evaluation_tables, trainings, variants_named
     from sharpmax.experiments.run_folder import RUN
 
     part = Shard.parse(shard)
+    if score and trace:
+        reject("--score", "--trace beside it", "answers without steps", "leave --score out")
     wanted = None if sizes is None else sizes_from(sizes, least=1)
     chosen = None if algorithms is None else algorithms_from(algorithms)
     check_resume(context, RUN)
@@ -172,7 +202,7 @@ def evaluate(
         steps = any(run["data"].get("trace") for run in runs) if trace is None else trace
         source = Source(chosen or tuple(known) or algorithms_from(None), per_cell, steps, seed, dataset)
         questions = test_examples(source, wanted, data_folder(data), without=without, processes=processes, note=note)
-        setting = {"data": source.to_dict(), "dtype": kind, "device": place.type}
+        setting = {"data": source.to_dict(), "dtype": kind, "device": place.type, **({"scored": True} if score else {})}
         evaluation = Evaluation.fitting(variants, questions, tokens_at_once, setting, longest)
     folder = out_folder(context, "" if part.count == 1 else part.name)
     store = evaluation.store(folder, part, resume=resume)

@@ -35,7 +35,7 @@ def compare(
         typer.Option(
             metavar="T",
             help="max, recall, sort or copy.",
-            autocompletion=completion("tasks.sized_registry", "SIZED_TASKS"),
+            autocompletion=completion("tasks.max_retrieval", "SIZED_TASKS"),
         ),
     ] = "max",
     model: Annotated[str, choice("single (the paper's head) or encoder.", "single", "encoder", metavar="M")] = "single",
@@ -72,7 +72,7 @@ def compare(
     from sharpmax.experiments.compare.tables import capacity_tables, compare_tables
     from sharpmax.experiments.engine import run
     from sharpmax.experiments.run_folder import RUN, RunStore
-    from sharpmax.tasks.sized_registry import sized_task
+    from sharpmax.tasks.max_retrieval import sized_task
 
     problem = sized_task(task)
     files = list(own or [])

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from sharpmax.cli import options
-from sharpmax.cli.options import check_engine, number, policies_named, resolve_device, sizes_from
+from sharpmax.cli.options import check_engine, number, policies_given, policies_named, resolve_device, sizes_from
 from sharpmax.cli.run import check_extras, check_resume, finish, out_folder, print_report, resumable
 from sharpmax.cli.terminal import bar, progress
 from sharpmax.errors import reject
@@ -31,7 +31,7 @@ def evaluate(
     windows: Annotated[int, number("Text windows per length.")] = 3,
     questions: Annotated[int, number("Chat answers to score.", least=0)] = 8,
     seed: options.Seed = 0,
-    device: options.Device = "auto",
+    device: options.ModelDevice = "auto",
     dtype: options.Dtype = "float32",
     engine: options.Engine = "local",
     workers: options.Workers = None,
@@ -43,8 +43,7 @@ def evaluate(
 ) -> None:
     """Measure accuracy, perplexity, time and memory with policies.
 
-    --policy may be repeated: paper, log-length:64, constant:1.5, a file or a folder. The defaults take smollm2 under
-    ten minutes on two CPU cores, half of it for text.
+    --policy may be repeated. The defaults take smollm2 under ten minutes on two CPU cores, half of it for text.
     """
     from sharpmax.experiments.evaluate.plan import BASE, Plan, prepare
     from sharpmax.experiments.evaluate.run import FILE_NAME as ANSWERS
@@ -57,9 +56,11 @@ def evaluate(
     if lm_eval_path is not None and lm_eval is None:
         reject("--lm-eval-path", repr(str(lm_eval_path)), "a folder together with --lm-eval")
     check_engine(context)
+    if device == "split" and engine == "ray":
+        reject("--device", repr(device), "one device per cell with --engine ray")
     if workers is not None and engine != "ray":
         reject("--workers", workers, "a number together with --engine ray", "add --engine ray")
-    chosen = policies_named(policy or [], taken=[BASE])
+    chosen = policies_named(policies_given(context), taken=[BASE])
     plan = Plan(
         variants={one.name: one.policy for one in chosen},
         calibrated_on={one.name: one.calibrated_on for one in chosen},
@@ -76,13 +77,13 @@ def evaluate(
         harness_path=lm_eval_path,
     )
     check_resume(context, ANSWERS)
-    place, kind = resolve_device(context)
+    _, kind = resolve_device(context)
     check_extras("evaluate", ("transformers", "hf"), ("scipy.stats", "fit"), draw=draw)
     if lm_eval is not None:
         check_extras("evaluate --lm-eval", ("lm_eval", "lm-eval"))
     with progress() as note:
         note(f"loading {model}")
-        language = load_language_model(model, device=place.type, dtype=kind)
+        language = load_language_model(model, device=context.params["device"], dtype=kind)
         note("checking every policy, size and length")
         plan = plan.for_tokenizer(language.tokenizer)
         material = prepare(language, plan)

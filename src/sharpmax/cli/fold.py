@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sharpmax.cli import answer, options
-from sharpmax.cli.options import NamedPolicy, policy_named
+from sharpmax.cli.options import NamedPolicy, policies_given, policy_named
 from sharpmax.cli.run import check_new_gguf, out_folder
 from sharpmax.cli.terminal import progress, say
 from sharpmax.errors import reject
@@ -36,7 +36,7 @@ def fold(
     """
     from sharpmax.integrations.gguf import is_gguf
 
-    chosen, kind = policy_named(policy), "float32" if dtype == "auto" else dtype
+    chosen, kind = policy_named(*policies_given(context)), "float32" if dtype == "auto" else dtype
     if is_gguf(model):
         _fold_file(Path(model), chosen, dtype, out, as_json=as_json)
         return

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from sharpmax.cli import options
-from sharpmax.cli.options import policy_named, resolve_device
+from sharpmax.cli.options import policies_given, policy_named, resolve_device
 from sharpmax.cli.run import check_extras, finish, out_folder
 from sharpmax.cli.terminal import print_table, progress, say
 from sharpmax.errors import reject
@@ -43,7 +43,7 @@ def horizon(
 
     if not 0.0 < mass < 1.0:
         reject("--mass", mass, "a share strictly between 0 and 1")
-    chosen = None if policy is None else policy_named(policy)
+    chosen = next(map(policy_named, policies_given(context)), None)
     place, kind = resolve_device(context)
     check_extras("horizon", ("transformers", "hf"))
     with progress() as show:

@@ -73,7 +73,7 @@ def out(shown: str | bool = True) -> Any:
 def policy(shown: str | bool = True) -> Any:
     """A policy by name, file or folder; `shown` is the default in help."""
     complete = completion("policies.registry", "NAMED")
-    text = "Policy: name, file or folder."
+    text = "auto, a name, a file or a folder."
     return typer.Option("--policy", metavar="P", help=text, show_default=shown, autocompletion=complete)
 
 
@@ -124,6 +124,9 @@ PerCell = Annotated[int, number("Examples per algorithm and size.", "--per-cell"
 Seeds = Annotated[int, number("Number of seeds.", "--seeds")]
 Seed = Annotated[int, typer.Option("--seed", metavar="N", help="Random seed (the first of N).", callback=_check_seed)]
 Device = Annotated[str, choice("auto, cpu, cuda or mps.", "auto", "cpu", "cuda", "mps", metavar="D")]
+ModelDevice = Annotated[
+    str, choice("auto, cpu, cuda, mps or split.", "auto", "cpu", "cuda", "mps", "split", metavar="D")
+]
 Dtype = Annotated[str, choice("auto, float32, bfloat16 or float16.", *_DTYPES, metavar="D")]
 TrainingDtype = Annotated[str, choice("auto, float32 or bfloat16.", *_DTYPES[:3], metavar="D")]
 Processes = Annotated[int, number("Processes that generate examples.", "--processes")]
@@ -206,19 +209,23 @@ def share_from(option: str, text: str, *, most: float = 1.0) -> float:
 
 
 def resolve_device(context: typer.Context) -> tuple[torch.device, str]:
-    """The device and dtype that a command runs with; the recorded command names them instead of `auto`."""
+    """The device and dtype that a command runs with; the recorded command names them instead of `auto`.
+
+    A model that is split over several devices begins on the one returned; `context.params` says "split".
+    """
     import torch
 
     given = context.params
     name, dtype = given["device"], given.get("dtype", "auto")
     there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    if name == "auto":
+    split = name == "split"
+    if name in ("auto", "split"):
         name = "cuda" if there["cuda"] else "cpu"
     if not there[name]:
         reject("--device", repr(name), "a device of this machine", "use --device cpu")
     if dtype == "auto":
         dtype = "bfloat16" if name == "cuda" else "float32"
-    given["device"], given["dtype"] = name, dtype
+    given["device"], given["dtype"] = "split" if split else name, dtype
     return torch.device(name), dtype
 
 
@@ -258,6 +265,27 @@ def policy_named(text: str) -> NamedPolicy:
         return NamedPolicy(text, policy)
     folder = path if path.is_dir() else path.parent
     return NamedPolicy(path.resolve().name if path.is_dir() else path.stem, policy, _calibrated_on(folder))
+
+
+def policies_given(context: typer.Context) -> list[str]:
+    """What --policy names; "auto" becomes the packaged policy made for MODEL, in the recorded command too."""
+    from sharpmax.policies.registry import AUTO
+
+    given, model = context.params["policy"], context.params["model"]
+    several = isinstance(given, (list, tuple))
+    found = [_auto(model) if word == AUTO else word for word in (given if several else [given] if given else [])]
+    context.params["policy"] = found if several else next(iter(found), None)
+    return found
+
+
+def _auto(model: str) -> str:
+    from sharpmax.integrations.gguf import identity, is_gguf
+    from sharpmax.models.language import read_config
+    from sharpmax.policies.registry import packaged_for, packaged_for_config
+
+    if is_gguf(model):
+        return packaged_for(*identity(model))[0]
+    return packaged_for_config(read_config(model), model)[0]
 
 
 def policies_named(texts: Sequence[str], taken: Sequence[str] = ()) -> list[NamedPolicy]:

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from sharpmax.cli import options
-from sharpmax.cli.options import choice, policy_named, resolve_device, sizes_from
-from sharpmax.cli.run import check_extras, finish, out_folder
-from sharpmax.cli.terminal import print_table, progress, say
-
-if TYPE_CHECKING:
-    from sharpmax.probing.probe import ProbeResult
+from sharpmax.cli.options import choice, policies_given, policy_named, resolve_device, sizes_from
+from sharpmax.cli.run import check_extras, finish, out_folder, print_report
+from sharpmax.cli.terminal import progress
 
 
 def probe(
@@ -27,7 +24,7 @@ def probe(
     sizes: Annotated[str | None, options.sizes("up to the model's context")] = None,
     prompts: Annotated[int | None, options.prompts("12, fewer of long ones")] = None,
     seed: options.Seed = 0,
-    device: options.Device = "auto",
+    device: options.ModelDevice = "auto",
     dtype: options.Dtype = "float32",
     out: options.Out = Path("probe"),
     draw: options.Draw = True,
@@ -49,13 +46,13 @@ def probe(
     for word in tasks or ():
         check_task(word)
     chosen_sizes = None if sizes is None else sizes_from(sizes, least=1)
-    named = None if policy is None else policy_named(policy)
+    named = next(map(policy_named, policies_given(context)), None)
     plain = None if text is None else text_from_file(text)
-    place, kind = resolve_device(context)
+    _, kind = resolve_device(context)
     check_extras("probe", ("transformers", "hf"), draw=draw)
     with progress() as show:
         show(f"loading {model}")
-        language = load_model(model, device=place.type, dtype=kind)
+        language = load_model(model, device=context.params["device"], dtype=kind)
         folder = out_folder(context)
         with nullcontext() if named is None else applied(language.model, named.policy):
             found = probe_model(
@@ -64,14 +61,4 @@ def probe(
             )  # fmt: skip
     tables = found.tables()
     tables["setting"]["policy"] = None if named is None else named.name
-    finish(context, tables, folder, lambda _: _print(found))
-
-
-def _print(found: ProbeResult) -> None:
-    for sentence in found.verdict:
-        say(sentence)
-    for sheet in found.sheets():
-        say()
-        print_table(sheet.title, sheet.columns, sheet.rows)
-        say(sheet.note)
-    say()
+    finish(context, tables, folder, print_report(2))

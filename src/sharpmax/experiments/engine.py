@@ -36,7 +36,7 @@ class Job:
 
     key: str
     function: str  # "package.module:function", imported where the task runs; it returns an Outcome
-    arguments: Mapping[str, Any]  # plain JSON values; a `device` that begins with "cuda" asks for a GPU
+    arguments: Mapping[str, Any]  # a `device` that begins with "cuda" asks for a GPU
     after: str | None = None  # key of the task whose blob the function gets as keyword `blob`
     label: str = ""
 

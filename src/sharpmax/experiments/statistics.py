@@ -56,16 +56,7 @@ class Rise:
 
 @dataclass(frozen=True)
 class SeedMean:
-    """Mean over n seeds and its standard error, None for one seed."""
-
-    mean: float
-    sem: float | None
-    n: int
-
-
-@dataclass(frozen=True)
-class SeedInterval:
-    """Mean over n seeds with Student's interval, None for one seed."""
+    """Mean over n seeds, its standard error and Student's interval; None where one seed or none has a number."""
 
     mean: float | None
     sem: float | None
@@ -101,11 +92,11 @@ def accuracy(right: Sequence[float]) -> Accuracy:
     50.0
     """
     if not set(right) <= {0, 1}:
-        mean = with_interval(np.array([100.0 * score for score in right]))
-        low, high = (0.0, 100.0) if mean.low is None or mean.high is None else (mean.low, mean.high)
+        found = seed_mean(np.array([100.0 * score for score in right]))
+        low, high = (0.0, 100.0) if found.low is None or found.high is None else (found.low, found.high)
         return Accuracy(float(np.mean(right)) * 100.0, max(low, 0.0), min(high, 100.0), len(right))
-    found = _scipy().binomtest(int(sum(right)), len(right)).proportion_ci(CONFIDENCE, method="wilson")
-    return Accuracy(100.0 * sum(right) / len(right), 100.0 * float(found.low), 100.0 * float(found.high), len(right))
+    wilson = _scipy().binomtest(int(sum(right)), len(right)).proportion_ci(CONFIDENCE, method="wilson")
+    return Accuracy(100.0 * sum(right) / len(right), 100.0 * float(wilson.low), 100.0 * float(wilson.high), len(right))
 
 
 def paired(base: Sequence[float], variant: Sequence[float]) -> PairedTest:
@@ -138,7 +129,7 @@ def rise(base: Sequence[tuple[float, int]], variant: Sequence[tuple[float, int]]
     low = high = None
     if (texts := len(tokens)) > 1:
         error = math.sqrt(texts / (texts - 1) * float(((apart - ratio * tokens) ** 2).sum())) / float(tokens.sum())
-        reach = float(_scipy().t.ppf(0.5 + 0.5 * CONFIDENCE, texts - 1)) * error
+        reach = _student(texts) * error
         low, high = _percent(ratio - reach), _percent(ratio + reach)
     return Rise(_percent(ratio), low, high)
 
@@ -147,31 +138,27 @@ def _percent(nats: float) -> float:
     return 100.0 * math.expm1(nats)
 
 
+def _student(count: int) -> float:
+    """The interval of a mean of so many numbers, in standard errors."""
+    return float(_scipy().t.ppf(0.5 + 0.5 * CONFIDENCE, count - 1))
+
+
 def _scipy() -> Any:
     return require("scipy.stats", "fit", "comparing variants")
 
 
-def mean(per_seed: np.ndarray) -> SeedMean:
-    """Mean and standard error over seeds."""
-    n = len(per_seed)
-    sem = float(np.std(per_seed, ddof=1) / math.sqrt(n)) if n > 1 else None
-    return SeedMean(float(np.mean(per_seed)), sem, n)
-
-
-def with_interval(per_seed: np.ndarray) -> SeedInterval:
+def seed_mean(per_seed: np.ndarray) -> SeedMean:
     """Mean over seeds with Student's interval; seeds without a finite number do not count.
 
-    >>> with_interval(np.array([1.0, 3.0])).mean
+    >>> seed_mean(np.array([1.0, 3.0])).mean
     2.0
     """
     known = per_seed[np.isfinite(per_seed)]
     count = len(known)
-    mean = float(known.mean()) if count else None
-    if mean is None or count == 1:
-        return SeedInterval(mean, None, None, None, count)
-    sem = float(known.std(ddof=1) / np.sqrt(count))
-    reach = float(_scipy().t.ppf(1.0 - LEVEL / 2.0, count - 1)) * sem
-    return SeedInterval(mean, sem, mean - reach, mean + reach, count)
+    if count < 2:
+        return SeedMean(float(known[0]) if count else None, None, None, None, count)
+    mean, sem = float(known.mean()), float(known.std(ddof=1) / math.sqrt(count))
+    return SeedMean(mean, sem, mean - _student(count) * sem, mean + _student(count) * sem, count)
 
 
 def compare(variant: np.ndarray, base: np.ndarray, ceiling: np.ndarray) -> SeedComparison:

@@ -26,7 +26,7 @@ from sharpmax.policies.base import Policy, policy_from_dict
 from sharpmax.policies.basic import Constant
 from sharpmax.policies.per_frequency import PerFrequency, check_frequencies, constant_factors
 from sharpmax.policies.per_head import PerHead, check_shape
-from sharpmax.policies.registry import resolve_policy
+from sharpmax.policies.registry import AUTO, packaged_for, resolve_policy
 
 KEY = "sharpmax.policy"
 """The metadata key that holds the policy of a folded file, as JSON."""
@@ -139,17 +139,12 @@ def fold_file(
     metadata key `sharpmax.policy`. The copy is read back and every head compared with β times the original before it
     gets its name; the original is only read.
     """
-    chosen, source, target = resolve_policy(policy), Path(path), Path(out)
+    source, target = Path(path), Path(out)
+    chosen = packaged_for(*identity(source))[1] if policy == AUTO else resolve_policy(policy)
     if target.exists() or target.is_symlink():
         reject("out", f"{str(target)!r}, which exists", "the path of a new file", "a model is never written over")
     require("gguf", "models", "a GGUF file")
-    try:
-        file = source.open("rb")
-    except OSError as problem:
-        raise ArgumentError(
-            f"model: got {str(source)!r} ({problem.strerror}); allowed: a GGUF file you may read"
-        ) from None
-    with file:
+    with _opened(source) as file:
         before = os.fstat(file.fileno())
         header = _read_header(file, source)
         _check_plain(header, source)
@@ -170,6 +165,23 @@ def fold_file(
             if target.exists():
                 reject("out", f"{str(target)!r}, which exists by now", "the path of a new file")
     return FoldedFile(target, len(changed), error)
+
+
+def _opened(path: Path) -> BinaryIO:
+    try:
+        return path.open("rb")
+    except OSError as problem:
+        raise ArgumentError(
+            f"model: got {str(path)!r} ({problem.strerror}); allowed: a GGUF file you may read"
+        ) from None
+
+
+def identity(path: str | os.PathLike[str]) -> tuple[str, int, int, str, str]:
+    """Architecture, layers, heads, file name and name of the model in a GGUF file, from its header alone."""
+    with _opened(Path(path)) as file:
+        header = _read_header(file, Path(path))
+    heads = _heads(header, Path(path))
+    return header.architecture, len(heads), max(heads), Path(path).name, str(header.metadata.get("general.name", ""))
 
 
 def is_gguf(path: str | os.PathLike[str]) -> bool:

@@ -188,10 +188,7 @@ def attention(
     check_arrays(q, k, v, enable_gqa)
     policies = chosen.policies[0] if isinstance(chosen, PerHead) else (chosen,)
     if (factors := query_factors(policies)) is not None:
-        if len(factors[0]) != q.shape[-1]:
-            reject(
-                "policy", f"{len(factors[0]) // 2} rotary frequencies for heads of size {q.shape[-1]}", "D/2 of them"
-            )
+        check_frequencies(len(factors[0]), q.shape[-1])
         q = (q * jnp.asarray(factors, jnp.promote_types(q.dtype, jnp.float32))[:, None]).astype(q.dtype)
         rest = without_frequencies(policies)
         chosen = PerHead((rest,)) if isinstance(chosen, PerHead) else rest[0]

@@ -41,6 +41,9 @@ DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
     {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 )
 
+SPLIT = "split"
+"""The device of a model that is spread over all devices, the CPU and the disk."""
+
 _ALLOWED = f"{', '.join(ALIASES)}, the folder of a saved model, a GGUF file or a hub id"
 _CAUSAL = "a causal language model"
 _AT_ONCE = 1 << 20
@@ -58,44 +61,75 @@ class LanguageModel:
 
 
 def load_language_model(
-    name: str, *, device: str = "cpu", dtype: str = "float32", trust_remote_code: bool = False
+    name: str,
+    *,
+    device: str | Mapping[str, int | str] = "cpu",
+    dtype: str = "float32",
+    trust_remote_code: bool = False,
 ) -> LanguageModel:
     """Load a model by its alias (`smollm2`), from the folder of a saved model, from a GGUF file or by its hub id.
 
-    Weights are read from safetensors and GGUF files alone; those of a GGUF file are dequantised. Code that comes
-    with a model is run only if it is trusted.
+    `device` is one device, "split" for accelerate's `device_map="auto"` (all GPUs, then the CPU, then the disk), or a
+    device map of modules. Weights are read from safetensors and GGUF files alone; those of a GGUF file are
+    dequantised. Code that comes with a model is run only if it is trusted.
     """
     if dtype not in DTYPES:
         reject("dtype", repr(dtype), f"one of {list(DTYPES)}")
-    _check_device(device)
+    placed: dict[str, Any] = {"dtype": DTYPES[dtype]}
+    if device == SPLIT or not isinstance(device, str):
+        require("accelerate", "hf", "a model on several devices")
+        placed["device_map"] = "auto" if isinstance(device, str) else dict(device)
+    else:
+        _check_device(device)
     transformers = require("transformers", "hf", "a language model")
+    with _one_line(name):
+        model, tokenizer, missing = _load(transformers, name, trust_remote_code, placed)
+    _check_causal(name, model, missing)
+    if "device_map" not in placed:
+        model = model.to(device)
+    if model.device.type == "meta":
+        reject("device", f"{device}, which leaves the embeddings on the disk", "a map that puts them on a device")
+    return LanguageModel(name, model.eval().requires_grad_(False), tokenizer)
+
+
+def read_config(name: str, *, trust_remote_code: bool = False) -> Any:
+    """The configuration of a model by its alias, folder or hub id; its weights are not read."""
+    transformers = require("transformers", "hf", "a language model")
+    place, local = _place(name)
+    with _one_line(name):
+        return transformers.AutoConfig.from_pretrained(
+            place, local_files_only=local, trust_remote_code=trust_remote_code
+        )
+
+
+@contextmanager
+def _one_line(name: str) -> Iterator[None]:
+    """Models fail to load in many ways: say in one line that a name is none."""
     with quiet():
         try:
-            model, tokenizer, missing = _load(transformers, name, DTYPES[dtype], trust_remote_code)
+            yield
         except SharpmaxError:
             raise
-        except Exception as problem:  # models fail to load in many ways
+        except Exception as problem:
             essence = _essence(problem)
             todo = "; if you trust it, pass trust_remote_code" if "custom code" in essence else ""
             raise ArgumentError(f"model: got {name!r} ({essence}); allowed: {_ALLOWED}{todo}") from None
-    _check_causal(name, model, missing)
-    return LanguageModel(name, model.to(device).eval().requires_grad_(False), tokenizer)
 
 
 def _load(
-    transformers: ModuleType, name: str, dtype: torch.dtype, trust_remote_code: bool
+    transformers: ModuleType, name: str, trust_remote_code: bool, placed: Mapping[str, Any]
 ) -> tuple[Any, Any, list[str]]:
     if name.lower().endswith(".gguf") and Path(name).expanduser().is_file():
-        return (*read_gguf(Path(name).expanduser().absolute(), dtype), [])
+        return (*read_gguf(Path(name).expanduser().absolute(), **placed), [])
     place, local = _place(name)
     options = {"local_files_only": local, "trust_remote_code": trust_remote_code}
-    config = transformers.AutoConfig.from_pretrained(place, **options)
+    config = read_config(name, trust_remote_code=trust_remote_code)
     own = getattr(config, "auto_map", None) or {}
     if type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING and "AutoModelForCausalLM" not in own:
         reject("model", f"{name!r}, which is of the kind {config.model_type!r}", _CAUSAL)
     tokenizer = transformers.AutoTokenizer.from_pretrained(place, **options)
     model, info = transformers.AutoModelForCausalLM.from_pretrained(
-        place, dtype=dtype, use_safetensors=True, output_loading_info=True, **options
+        place, use_safetensors=True, output_loading_info=True, **options, **placed
     )
     if name in ALIASES:
         model.name_or_path = model.config._name_or_path = tokenizer.name_or_path = name
@@ -163,12 +197,23 @@ def weights_fingerprint(model: PreTrainedModel) -> str:
     buffers = ((name, buffer) for name, buffer in model.named_buffers() if name in saved)
     for name, tensor in itertools.chain(model.named_parameters(), buffers):
         digest.update(f"{name}{tuple(tensor.shape)}".encode())
-        for part in torch.split(tensor.detach().flatten(), _AT_ONCE):
+        for part in torch.split(_in_memory(model, name, tensor).detach().flatten(), _AT_ONCE):
             value = part.cpu()
             if value.is_floating_point() and value.dtype != torch.float64:
                 value = value.float()  # exact: the same numbers, loaded in another dtype
             digest.update(value.contiguous().view(torch.uint8).numpy().data)
     return digest.hexdigest()[:32]
+
+
+def _in_memory(model: PreTrainedModel, name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """The values of a tensor, from the CPU or the disk if that is where accelerate keeps them."""
+    if not tensor.is_meta:
+        return tensor
+    utils = require("accelerate.utils", "hf", "a model on several devices")
+    module, _, leaf = name.rpartition(".")
+    with utils.align_module_device(model.get_submodule(module), "cpu"):
+        found: torch.Tensor = getattr(model.get_submodule(module), leaf).detach().clone()
+    return found
 
 
 @contextmanager

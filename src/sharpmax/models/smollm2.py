@@ -88,13 +88,13 @@ def _make(folder: Path, gguf: Path) -> None:
 
 
 def _convert(gguf: Path, folder: Path) -> None:
-    model, tokenizer = read_gguf(gguf, torch.float32)
+    model, tokenizer = read_gguf(gguf, dtype=torch.float32)
     tokenizer.save_pretrained(folder)
     model.save_pretrained(folder)
 
 
-def read_gguf(path: Path, dtype: torch.dtype) -> tuple[Any, Any]:
-    """The model of a GGUF file, its weights dequantised, and its tokenizer."""
+def read_gguf(path: Path, **placed: Any) -> tuple[Any, Any]:
+    """The model of a GGUF file, its weights dequantised, and its tokenizer; `placed` are its dtype and device map."""
     transformers: Any = require("transformers", "hf", "a GGUF file")
     reader = require("gguf", "models", "a GGUF file").GGUFReader(path)
     cut = reader.get_field("tokenizer.ggml.pre")
@@ -106,7 +106,7 @@ def read_gguf(path: Path, dtype: torch.dtype) -> tuple[Any, Any]:
         # Without this a quantizer stays attached, and the model can neither be saved nor trained around.
         source["quantization_config"] = transformers.GgufConfig(dequantize=True)
     with redirect_stderr(io.StringIO()):  # its progress bar cannot be switched off
-        model = transformers.AutoModelForCausalLM.from_pretrained(str(path.parent), dtype=dtype, **source)
+        model = transformers.AutoModelForCausalLM.from_pretrained(str(path.parent), **source, **placed)
     return model, tokenizer
 
 

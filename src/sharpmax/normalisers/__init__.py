@@ -2,17 +2,8 @@
 
 `weights = normaliser(q, k, mask=None, is_causal=False, scale=None)`; `attend` applies them to values.
 
-| name | weights | can disperse |
-|---|---|---|
-| softmax | exp(s)/Σ exp(s) | yes |
-| adaptive | softmax(β·s), β from a policy | yes, later |
-| ssmax | softmax(s·ln n·logits), s learnable | while s·spread < 1 |
-| sparsemax, entmax15 | sparse projections | not for a clear leader |
-| top-k, hard | softmax over k keys, one-hot | no |
-| local, stick-breaking | by position too | no |
-| sigmoid | σ(s − ln n), no sum over keys | yes |
-| softmax-plus-one | exp(s)/(1 + Σ exp(s)) | yes |
-| linear | φ(q)·φ(k)/Σ φ(q)·φ(k) | yes |
+`normalisers()` has all of them by name; the attribute `disperses` of each says whether a leading key must lose its
+weight as rows grow.
 
 >>> import torch
 >>> q, k, v = torch.randn(3, 2, 5, 8).unbind(0)

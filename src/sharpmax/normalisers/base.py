@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 import math
-import sys
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar
 
@@ -73,14 +72,19 @@ class Normaliser(nn.Module, ABC):
             reject("name", repr(cls.name), "a non-empty string", f"name the class {cls.__qualname__}")
         if not getattr(cls, "disperses", ""):
             reject("disperses", f"nothing on {cls.__qualname__}", "one line: whether it disperses, and why")
-        taken = _kinds.get(cls.name)
+        taken = _kinds.get(cls.name, cls)
         # A notebook cell run again, or a module reloaded, defines the same class again: that replaces it.
-        if taken is not None and _home(taken) != _home(cls):
+        if (taken.__module__, taken.__qualname__) != (cls.__module__, cls.__qualname__):
             reject("name", repr(cls.name), f"a name that is free; taken: {sorted(_kinds)}")
         _kinds[cls.name] = cls
 
     def __init__(self) -> None:
         super().__init__()
+
+    def extra_repr(self) -> str:
+        """The options that are numbers."""
+        values = {name: getattr(self, name, None) for name in inspect.signature(type(self)).parameters}
+        return ", ".join(f"{name}={value}" for name, value in values.items() if isinstance(value, (int, float)))
 
     @abstractmethod
     def normalise(self, logits: Tensor, visible: Tensor) -> Tensor:
@@ -112,8 +116,12 @@ class Normaliser(nn.Module, ABC):
         where everything from −inf to half of `finfo.min` hides the key. With `is_causal`, row i sees key j if
         j ≤ i + Lk − Lq. `scale` is 1/√D unless given.
         """
-        check_queries_and_keys(q, k)
-        self._check_mask(mask, q, k)
+        check_tensors(q, k)
+        if broadcast(k.shape[:-2], q.shape[:-2]) is None:
+            batches = tuple(k.shape[:-2]), tuple(q.shape[:-2])
+            reject("k", f"batch {batches[0]}", f"a batch that broadcasts with the query's {batches[1]}")
+        if mask is not None:
+            self._check_mask(mask, q, logits_shape(q, k))
         factor = 1.0 / math.sqrt(q.shape[-1]) if scale is None else check_number("scale", scale)
         with without_autocast(q.device):
             visible = self.visible(q, k, mask, is_causal)
@@ -139,16 +147,13 @@ class Normaliser(nn.Module, ABC):
             logits = logits + torch.where(hidden_by(mask), 0.0, mask.to(wide))
         return logits
 
-    def _check_mask(self, mask: Tensor | None, q: Tensor, k: Tensor) -> None:
-        if mask is None:
-            return
+    def _check_mask(self, mask: Tensor, q: Tensor, logits: tuple[int, ...]) -> None:
         if not isinstance(mask, Tensor):
             reject_type("mask", type(mask).__name__, "a torch.Tensor or None")
         if mask.dtype != torch.bool and not mask.is_floating_point():
             reject_type("mask", f"dtype {mask.dtype}", "bool (True = visible) or a floating dtype (added)")
         if mask.device != q.device:
             reject("mask", f"device {mask.device}", f"the device of q, {q.device}")
-        logits = logits_shape(q, k)
         if broadcast(mask.shape, logits) != logits:
             reject("mask", f"shape {tuple(mask.shape)}", f"what broadcasts to {logits}, [..., Lq, Lk]")
         if mask.is_floating_point() and not self.adds_mask and bool((~hidden_by(mask) & (mask != 0)).any()):
@@ -162,7 +167,6 @@ class Normaliser(nn.Module, ABC):
 def normaliser(name: str, **options: Any) -> Normaliser:
     """Build a normaliser by its name.
 
-    >>> from sharpmax.normalisers import normaliser
     >>> normaliser("top-k", k=4)
     TopK(k=4)
     """
@@ -178,21 +182,15 @@ def normaliser(name: str, **options: Any) -> Normaliser:
 
 
 def normalisers() -> dict[str, type[Normaliser]]:
-    """All registered kinds, name -> class.
-
-    >>> from sharpmax.normalisers import normalisers
-    >>> normalisers()["softmax"].can_disperse
-    True
-    """
+    """All registered kinds, name -> class."""
     return dict(sorted(_kinds.items()))
 
 
-def visible_softmax(logits: Tensor, visible: Tensor) -> Tensor:
-    """Softmax of the visible logits of each row `[..., Lq, Lk]`; each row needs one.
+_made = normaliser  # `attend` has a parameter of that name
 
-    >>> visible_softmax(torch.tensor([0.0, 0.0, 9.0]), torch.tensor([True, True, False]))
-    tensor([0.5000, 0.5000, 0.0000])
-    """
+
+def visible_softmax(logits: Tensor, visible: Tensor) -> Tensor:
+    """Softmax of the visible logits of each row `[..., Lq, Lk]`; each row needs one."""
     return torch.where(visible, logits, -math.inf).softmax(-1)
 
 
@@ -215,20 +213,6 @@ def positive_whole(name: str, value: object) -> int:
     if value < 1:
         reject(name, value, "a whole number of at least 1")
     return value
-
-
-def check_queries_and_keys(q: Tensor, k: Tensor) -> None:
-    """Refuse what cannot be multiplied, by the argument's name."""
-    check_tensors(q, k)
-    batch = tuple(q.shape[:-2])
-    if broadcast(k.shape[:-2], batch) is None:
-        reject("k", f"batch {tuple(k.shape[:-2])}", f"a batch that broadcasts with the query's {batch}")
-
-
-def _home(kind: type[Normaliser]) -> tuple[str, str]:
-    """Where a class was written: its file, the same under whatever name that is imported, and its name."""
-    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
-    return file or kind.__module__, kind.__qualname__
 
 
 def _finite_rows(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -261,29 +245,20 @@ def attend(
     tensor([[2.],
             [2.]])
     """
-    normaliser = _resolved(normaliser)
-    weights: Tensor = normaliser(q, k, mask=mask, is_causal=is_causal, scale=scale)
-    _check_values(v, k, weights)
+    kind = _made(normaliser) if isinstance(normaliser, str) else normaliser
+    if not isinstance(kind, Normaliser):
+        reject_type("normaliser", type(kind).__name__, "a Normaliser or the name of one")
+    weights: Tensor = kind(q, k, mask=mask, is_causal=is_causal, scale=scale)
+    check_like(v, k, "v", "k")
+    if v.ndim < 2 or v.shape[-2] != k.shape[-2]:
+        reject("v", f"shape {tuple(v.shape)}", f"[..., {k.shape[-2]}, Dv], one value per key")
+    if broadcast(v.shape[:-2], weights.shape[:-2]) is None:
+        batches = tuple(v.shape[:-2]), tuple(weights.shape[:-2])
+        reject("v", f"batch {batches[0]}", f"a batch that broadcasts with {batches[1]}, that of q and k")
     finite = v.isfinite()
     out = weights @ torch.where(finite, v, 0.0)
     # The second product is only needed to find rows that do see such a value, which is hardly ever.
     if not ops_for(finite).concrete(finite) or not bool(finite.all()):
-        visible = normaliser.visible(q, k, mask, is_causal)
+        visible = kind.visible(q, k, mask, is_causal)
         out = out.masked_fill(visible.to(torch.float32) @ (~finite).to(torch.float32) > 0, math.nan)
     return out
-
-
-def _resolved(given: Normaliser | str) -> Normaliser:
-    found = normaliser(given) if isinstance(given, str) else given
-    if not isinstance(found, Normaliser):
-        reject_type("normaliser", type(found).__name__, "a Normaliser or the name of one")
-    return found
-
-
-def _check_values(v: Tensor, k: Tensor, weights: Tensor) -> None:
-    check_like(v, k, "v", "k")
-    if v.ndim < 2 or v.shape[-2] != k.shape[-2]:
-        reject("v", f"shape {tuple(v.shape)}", f"[..., {k.shape[-2]}, Dv], one value per key")
-    batch = tuple(weights.shape[:-2])
-    if broadcast(v.shape[:-2], batch) is None:
-        reject("v", f"batch {tuple(v.shape[:-2])}", f"a batch that broadcasts with {batch}, that of q and k")

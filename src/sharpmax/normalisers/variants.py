@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,14 +18,10 @@ from sharpmax.stats.dense import centred, dense_stats
 
 
 class Softmax(Normaliser):
-    """exp(s)/Σ exp(s) over the visible keys.
+    """exp(s)/Σ exp(s) over the visible keys."""
 
-    >>> Softmax()(torch.zeros(1, 4), torch.zeros(2, 4))
-    tensor([[0.5000, 0.5000]])
-    """
-
-    name: ClassVar[str] = "softmax"
-    disperses: ClassVar[str] = "yes: with logits of spread δ no key among n gets more than e^δ/(e^δ + n − 1)"
+    name = "softmax"
+    disperses = "yes: with logits of spread δ no key among n gets more than e^δ/(e^δ + n − 1)"
 
     def normalise(self, logits: Tensor, visible: Tensor) -> Tensor:
         """Softmax over the visible keys."""
@@ -44,16 +40,12 @@ class Adaptive(Normaliser):
     tensor([[0.6301, 0.1233, 0.1233, 0.1233]])
     """
 
-    name: ClassVar[str] = "adaptive"
-    disperses: ClassVar[str] = (
-        "yes with the paper's polynomial: β ≤ 2.42, and 1 beyond H = 5.94; not if a policy holds the entropy"
-    )
-
-    policy: Policy
+    name = "adaptive"
+    disperses = "yes with the paper's polynomial: β ≤ 2.42, and 1 beyond H = 5.94; not if a policy holds the entropy"
 
     def __init__(self, policy: Policy | str | None = "paper") -> None:
         super().__init__()
-        self.policy = resolve_policy(policy)
+        self.policy: Policy = resolve_policy(policy)
 
     def normalise(self, logits: Tensor, visible: Tensor) -> Tensor:
         """β from the dense statistics of each row, then softmax of the scaled row."""
@@ -71,16 +63,10 @@ class ScalableSoftmax(Normaliser):
     """softmax(s·ln n·logits): n is the number of keys the row sees, s a learnable scalar (Nakanishi, 2025).
 
     It starts at s = 1/ln 16, where a row of 16 keys is plain softmax.
-
-    >>> k = torch.tensor([[2.0], [1.0]])
-    >>> ScalableSoftmax(s=1 / math.log(2))(torch.tensor([[1.0]]), k).detach()
-    tensor([[0.7311, 0.2689]])
     """
 
-    name: ClassVar[str] = "ssmax"
-    disperses: ClassVar[str] = (
-        "yes while s·δ < 1: a leader by δ has weight about n^(s·δ − 1); no beyond, where it goes to 1"
-    )
+    name = "ssmax"
+    disperses = "yes while s·δ < 1: a leader by δ has weight about n^(s·δ − 1); no beyond, where it goes to 1"
 
     def __init__(self, s: float = 1.0 / math.log(16)) -> None:
         super().__init__()
@@ -93,83 +79,50 @@ class ScalableSoftmax(Normaliser):
         return visible_softmax(self.s.to(logits.dtype) * log_n * logits, visible)
 
 
+# Both maps give 0 to every key more than 2 under the maximum: how far below lower ones are does not matter.
 _FAR_BELOW = -4.0
-"""Both maps give 0 to every key more than 2 under the maximum: lower ones need not be told apart."""
-
-
-def _by_entmax(map_name: str, logits: Tensor, visible: Tensor) -> Tensor:
-    """A map of the `entmax` package, kept inside the range where its arithmetic is sound.
-
-    It sums squares of all logits of the row, hidden ones too: −inf and large offsets come out as NaN, and in
-    float32 the weights of one leader over 16,384 near-ties sum to 0.9991. Hence relative to the maximum, cut
-    where the weight is 0 anyway, and in float64.
-    """
-    wide = in_float64(logits)
-    visible = visible.to(wide.device)
-    relative, _ = centred(wide, visible)
-    bounded = torch.where(visible, relative.clamp(min=_FAR_BELOW), _FAR_BELOW)
-    weights: Tensor = getattr(_entmax(map_name), map_name)(bounded, dim=-1)
-    return weights.to(logits.dtype).to(logits.device)
-
-
-def _entmax(map_name: str) -> Any:
-    return require("entmax", "entmax", f"normaliser({map_name!r})")
 
 
 class Sparsemax(Normaliser):
-    """The point of the simplex nearest to the logits (Martins & Astudillo, 2016); needs the extra `entmax`.
+    """The point of the simplex nearest to the logits (Martins & Astudillo, 2016); needs the extra `entmax`."""
 
-    >>> Sparsemax()(torch.tensor([[1.0]]), torch.tensor([[1.0], [0.5], [-1.0]]))
-    tensor([[0.7500, 0.2500, 0.0000]])
-    """
-
-    name: ClassVar[str] = "sparsemax"
-    disperses: ClassVar[str] = (
-        "no for a leader: ahead by g it keeps at least min(1, g); yes among close rivals (uniform: 2/√n)"
-    )
-    can_disperse: ClassVar[bool] = False
+    name = "sparsemax"
+    disperses = "no for a leader: ahead by g it keeps at least min(1, g); yes among close rivals (uniform: 2/√n)"
+    can_disperse = False
 
     def __init__(self) -> None:
         super().__init__()
-        _entmax(self.name)  # a missing package is better said now than in the first forward pass
+        package: Any = require("entmax", "entmax", f"normaliser({self.name!r})")
+        self._map = getattr(package, self.name)
 
     def normalise(self, logits: Tensor, visible: Tensor) -> Tensor:
-        """Euclidean projection of the visible logits onto the simplex."""
-        return _by_entmax("sparsemax", logits, visible)
+        """The map of the `entmax` package, kept inside the range where its arithmetic is sound.
+
+        It sums squares of all logits of the row, hidden ones too: −inf and large offsets come out as NaN, and in
+        float32 the weights of one leader over 16,384 near-ties sum to 0.9991. Hence relative to the maximum, cut
+        where the weight is 0 anyway, and in float64.
+        """
+        wide = in_float64(logits)
+        visible = visible.to(wide.device)
+        relative, _ = centred(wide, visible)
+        bounded = torch.where(visible, relative.clamp(min=_FAR_BELOW), _FAR_BELOW)
+        weights: Tensor = self._map(bounded, dim=-1)
+        return weights.to(logits.dtype).to(logits.device)
 
 
-class Entmax15(Normaliser):
-    """1.5-entmax, half way between softmax and sparsemax (Peters et al., 2019); needs the extra `entmax`.
+class Entmax15(Sparsemax):
+    """1.5-entmax, half way between softmax and sparsemax (Peters et al., 2019); needs the extra `entmax`."""
 
-    >>> Entmax15()(torch.tensor([[1.0]]), torch.tensor([[2.0], [0.0], [0.0]]))
-    tensor([[1., 0., 0.]])
-    """
-
-    name: ClassVar[str] = "entmax15"
-    disperses: ClassVar[str] = (
-        "no for a leader: ahead by g it keeps at least min(1, g/2)²; yes among close rivals (ties: 1/n)"
-    )
-    can_disperse: ClassVar[bool] = False
-
-    def __init__(self) -> None:
-        super().__init__()
-        _entmax(self.name)
-
-    def normalise(self, logits: Tensor, visible: Tensor) -> Tensor:
-        """(s/2 − τ)₊² over the visible keys, τ such that they sum to 1."""
-        return _by_entmax("entmax15", logits, visible)
+    name = "entmax15"
+    disperses = "no for a leader: ahead by g it keeps at least min(1, g/2)²; yes among close rivals (ties: 1/n)"
 
 
 class Hard(Normaliser):
-    """All weight on the largest visible logit, the first one on ties; the gradient is that of softmax.
+    """All weight on the largest visible logit, the first one on ties; the gradient is that of softmax."""
 
-    >>> Hard()(torch.tensor([[1.0]]), torch.tensor([[1.0], [3.0], [3.0]]))
-    tensor([[0., 1., 0.]])
-    """
-
-    name: ClassVar[str] = "hard"
-    disperses: ClassVar[str] = "no: one key has weight 1 whatever n is (its softmax gradient does disperse)"
-    can_disperse: ClassVar[bool] = False
+    name = "hard"
+    disperses = "no: one key has weight 1 whatever n is (its softmax gradient does disperse)"
+    can_disperse = False
 
     def normalise(self, logits: Tensor, visible: Tensor) -> Tensor:
         """One-hot values with a straight-through gradient."""
@@ -186,9 +139,9 @@ class TopK(Normaliser):
     tensor([[0.5000, 0.5000, 0.0000, 0.0000]])
     """
 
-    name: ClassVar[str] = "top-k"
-    disperses: ClassVar[str] = "no: the largest of k weights is at least 1/k whatever n is"
-    can_disperse: ClassVar[bool] = False
+    name = "top-k"
+    disperses = "no: the largest of k weights is at least 1/k whatever n is"
+    can_disperse = False
 
     def __init__(self, k: int = 8) -> None:
         super().__init__()
@@ -201,29 +154,19 @@ class TopK(Normaliser):
         kept = torch.zeros_like(visible).scatter(-1, order[..., : self.k], True)
         return visible_softmax(logits, kept & visible)
 
-    def extra_repr(self) -> str:
-        """The number of keys kept."""
-        return f"k={self.k}"
-
-
-_LEAST_LOG_FEATURE = -30.0
-
 
 class Sigmoid(Normaliser):
     """σ(s + bias) for each key on its own; the bias is −ln n, n being the keys the row sees, unless given.
 
     Each weight is at most 1, and a row can sum to anything up to n.
-
-    >>> Sigmoid()(torch.tensor([[1.0]]), torch.tensor([[0.0], [0.0], [0.0]]))
-    tensor([[0.2500, 0.2500, 0.2500]])
     """
 
-    name: ClassVar[str] = "sigmoid"
-    disperses: ClassVar[str] = (
+    name = "sigmoid"
+    disperses = (
         "yes with the bias −ln n: a weight falls like e^s/n, though no rival takes it; "
         "no with a fixed bias, but the rivals' sum then grows with n"
     )
-    sums_to_one: ClassVar[bool] = False
+    sums_to_one = False
 
     def __init__(self, bias: float | None = None) -> None:
         super().__init__()
@@ -235,21 +178,13 @@ class Sigmoid(Normaliser):
             return torch.sigmoid(logits + self.bias)
         return torch.sigmoid(logits - visible.sum(-1, keepdim=True).to(logits.dtype).log())
 
-    def extra_repr(self) -> str:
-        """The bias."""
-        return f"bias={'−ln n' if self.bias is None else self.bias}"
-
 
 class SoftmaxPlusOne(Normaliser):
-    """exp(s)/(1 + Σ exp(s)): softmax beside one more key with logit 0 and no value, so a row can say nothing.
+    """exp(s)/(1 + Σ exp(s)): softmax beside one more key with logit 0 and no value, so a row can say nothing."""
 
-    >>> SoftmaxPlusOne()(torch.tensor([[1.0]]), torch.tensor([[0.0], [0.0], [0.0]]))
-    tensor([[0.2500, 0.2500, 0.2500]])
-    """
-
-    name: ClassVar[str] = "softmax-plus-one"
-    disperses: ClassVar[str] = "yes: it is softmax with one more key, so no weight exceeds softmax's"
-    sums_to_one: ClassVar[bool] = False
+    name = "softmax-plus-one"
+    disperses = "yes: it is softmax with one more key, so no weight exceeds softmax's"
+    sums_to_one = False
 
     def normalise(self, logits: Tensor, visible: Tensor) -> Tensor:
         """Softmax times the share that is not left to the extra key."""
@@ -263,28 +198,22 @@ class Linear(Normaliser):
 
     `scale` would multiply every score of a row alike and cancels. There are no logits, so a float mask may
     only hide. Features are kept above e⁻³⁰: too little to matter beside others, but a sum to divide by.
-
-    >>> Linear()(torch.tensor([[0.0]]), torch.tensor([[0.0], [2.0]]))
-    tensor([[0.2500, 0.7500]])
     """
 
-    name: ClassVar[str] = "linear"
-    disperses: ClassVar[str] = "yes: bounded queries and keys have bounded scores, which share a total of 1"
-    adds_mask: ClassVar[bool] = False
+    name = "linear"
+    disperses = "yes: bounded queries and keys have bounded scores, which share a total of 1"
+    adds_mask = False
 
     def score(self, q: Tensor, k: Tensor, scale: float) -> Tensor:
         """Products of positive features."""
-        return _features(q) @ _features(k).mT
+        # elu(x) + 1 in two halves: expm1(x) + 1 would round features under 1e-7 to 0.
+        features_q, features_k = (x.clamp(-30.0, 0.0).exp() + x.clamp(min=0.0) for x in (q, k))
+        return features_q @ features_k.mT
 
     def normalise(self, logits: Tensor, visible: Tensor) -> Tensor:
         """Each score by the sum of the visible ones."""
         scores = torch.where(visible, logits, 0.0)
         return scores / scores.sum(-1, keepdim=True)
-
-
-def _features(x: Tensor) -> Tensor:
-    # elu(x) + 1 in two halves: expm1(x) + 1 would round features under 1e-7 to 0.
-    return x.clamp(_LEAST_LOG_FEATURE, 0.0).exp() + x.clamp(min=0.0)
 
 
 class StickBreaking(Normaliser):
@@ -296,13 +225,11 @@ class StickBreaking(Normaliser):
     tensor([[0.1250, 0.2500, 0.5000]])
     """
 
-    name: ClassVar[str] = "stick-breaking"
-    disperses: ClassVar[str] = (
-        "no: the latest keys keep theirs whatever n is; a key d places back gets at most (1 − σ(min s))^d"
-    )
-    can_disperse: ClassVar[bool] = False
-    sums_to_one: ClassVar[bool] = False
-    order_dependent: ClassVar[bool] = True
+    name = "stick-breaking"
+    disperses = "no: the latest keys keep theirs whatever n is; a key d places back gets at most (1 − σ(min s))^d"
+    can_disperse = False
+    sums_to_one = False
+    order_dependent = True
 
     def normalise(self, logits: Tensor, visible: Tensor) -> Tensor:
         """Sums of log σ from the last key backwards, exponentiated at the end."""
@@ -312,7 +239,7 @@ class StickBreaking(Normaliser):
         return (F.logsigmoid(logits) + left).exp()
 
 
-class Local(Normaliser):
+class Local(Softmax):
     """Softmax over the keys less than `window` places away from the row's own position, i + Lk − Lq.
 
     Depends on the order of the keys. With `is_causal` these are the last `window` positions; hidden keys
@@ -324,10 +251,10 @@ class Local(Normaliser):
             [0.0000, 0.5000, 0.5000]])
     """
 
-    name: ClassVar[str] = "local"
-    disperses: ClassVar[str] = "no: a row sees fewer than 2·window keys whatever n is, none further away"
-    can_disperse: ClassVar[bool] = False
-    order_dependent: ClassVar[bool] = True
+    name = "local"
+    disperses = "no: a row sees fewer than 2·window keys whatever n is, none further away"
+    can_disperse = False
+    order_dependent = True
 
     def __init__(self, window: int = 16) -> None:
         super().__init__()
@@ -336,11 +263,3 @@ class Local(Normaliser):
     def visible(self, q: Tensor, k: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor:
         """What the mask leaves visible, inside the window."""
         return super().visible(q, k, mask, is_causal) & (key_distance(q, k).abs() < self.window)
-
-    def normalise(self, logits: Tensor, visible: Tensor) -> Tensor:
-        """Softmax over the visible keys, which the window has narrowed."""
-        return visible_softmax(logits, visible)
-
-    def extra_repr(self) -> str:
-        """The window."""
-        return f"window={self.window}"

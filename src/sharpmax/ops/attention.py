@@ -10,7 +10,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from typing import Any, Literal, Protocol, TypeVar, overload
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar, overload
 
 import torch
 import torch.nn.functional as F
@@ -19,8 +19,8 @@ from torch import Tensor
 from sharpmax.arrays import ops_for
 from sharpmax.errors import reject, reject_type
 from sharpmax.ops.kernels import decode_launch
-from sharpmax.ops.kernels.sharpen import scale_op, scales, sharpen_op
-from sharpmax.ops.kernels.tables import form_of, table_of
+from sharpmax.ops.kernels.sharpen import scale_op, scale_rows, scales, sharpen_op, sharpen_rows
+from sharpmax.ops.kernels.tables import Coefficients, form_of, table_of
 from sharpmax.policies.base import WARNED, Policy, Remeasure, Warned
 from sharpmax.policies.basic import Constant
 from sharpmax.policies.per_frequency import check_frequencies, query_factors, without_frequencies
@@ -34,15 +34,28 @@ from sharpmax.stats.call import (
     Parts,
     as_autocast,
     as_beta,
+    autocasts,
     capped_beta,
     check_like,
     floats_at_least_32,
     hidden_by,
+    layout,
+    remember,
     take_heads,
 )
-from sharpmax.stats.dispatch import Impl, check_impl, measure, measure_parts
+from sharpmax.stats.dispatch import (
+    Impl,
+    check_impl,
+    is_known_kind,
+    is_number,
+    is_plain,
+    measure,
+    measure_parts,
+    on_gpu,
+)
 from sharpmax.stats.statistics import FIELDS, RowStats
 
+K = TypeVar("K")
 T = TypeVar("T")
 
 COUNT = frozenset({"count"})
@@ -121,25 +134,28 @@ class QueryScale:
 
     def __init__(self, factors: Sequence[Sequence[float]]) -> None:
         self._values = factors
-        self._factors: dict[torch.device, Tensor] = {}
+        self._factors: dict[tuple[torch.device, torch.dtype], Tensor] = {}
 
-    def factors(self, device: torch.device) -> Tensor:
-        """The factors on a device, in float64 where it has that type."""
-        dtype = torch.float32 if device.type == "mps" else torch.float64
-        return _on_device(self._factors, device, lambda: torch.tensor(self._values, dtype=dtype, device=device))
+    def factors(self, device: torch.device, dtype: torch.dtype) -> Tensor:
+        """The factors `[H, 1, D]`."""
+        make = functools.partial(torch.tensor, self._values, dtype=dtype, device=device)
+        return _on_device(self._factors, (device, dtype), lambda: make()[:, None])
 
     def __call__(self, query: Tensor) -> Tensor:
         """The query `[..., H, Lq, D]` times the factors, rounded once to its dtype."""
-        factors = self.factors(query.device)
+        dtype = floats_at_least_32(query.dtype)
+        factors = self.factors(query.device, dtype)
         check_frequencies(factors.shape[-1], query.shape[-1])
-        return (query * factors[:, None].to(floats_at_least_32(query.dtype))).to(query.dtype)
+        if query.dtype != dtype and is_plain(query, factors):
+            return torch.mul(query, factors, out=torch.empty_like(query))
+        return (query * factors).to(query.dtype)
 
 
 def _head_at(place: int) -> Callable[[Tensor], Tensor]:
     return lambda array: array[..., min(place, array.shape[-2] - 1), :]
 
 
-def _on_device(kept: dict[torch.device, T], device: torch.device, make: Callable[[], T]) -> T:
+def _on_device(kept: dict[K, T], device: K, make: Callable[[], T]) -> T:
     """What is made once per device, outside of any mode that would keep it from being used again."""
     if torch.compiler.is_compiling():
         return kept[device] if device in kept else make()
@@ -149,6 +165,14 @@ def _on_device(kept: dict[torch.device, T], device: torch.device, make: Callable
         with torch.inference_mode(False):
             kept[device] = make()
     return kept[device]
+
+
+_LEFT_ALONE = resolve_policy(None)
+
+
+def resolved_policy(policy: Policy | str | None) -> Policy:
+    """As `resolve_policy`, but always the same object for None: what is made of policies is kept by object."""
+    return _LEFT_ALONE if policy is None else resolve_policy(policy)
 
 
 def policies_of(policy: Policy, layer: int = 0) -> tuple[Policy, ...]:
@@ -203,7 +227,30 @@ class Sharpener:
         self.form = None if torch.compiler.is_compiling() or not self.policies else form_of(self.policies)
         """The policies as numbers that a kernel reads, if they are of kinds that kernels know."""
 
+        values = [one.value for one in self.policies if type(one) is Constant]
+        usual = bool(values) and len(values) == len(self.policies) and all(0.0 < one < _MOST_CONSTANT for one in values)
+        self.constants = tuple(values) if usual else ()
+        """β of each head, or of all, where it is known beforehand and far from the limits of any dtype but float16."""
+
+        self.uniform = self.constants[0] if len(set(self.constants)) == 1 else None
+        """The β of all rows, where there is just one: it multiplies the scale of the logits as well as the query."""
+
+        self._constants: dict[tuple[torch.device, torch.dtype], Tensor] = {}
         self._places: list[dict[torch.device, Tensor]] = [{} for _ in self.rules]
+        self._known: dict[Any, Coefficients] = {}
+
+    def by_constants(self, query: Tensor) -> Tensor | None:
+        """β·q in one operation, for q `[..., H, Lq, D]` and constants; None where β may have to be capped."""
+        if not self.constants or query.dtype == torch.float16 or query.ndim < 3:
+            return None
+        dtype, plain = floats_at_least_32(query.dtype), is_plain(query)
+        beta = self._constants.get((query.device, dtype)) if plain else None
+        if beta is None:
+            make = functools.partial(torch.tensor, self.constants, dtype=dtype, device=query.device)
+            beta = _on_device(self._constants, (query.device, dtype), lambda: make()[:, None, None])
+        if query.dtype != dtype and plain:
+            return torch.mul(query, beta, out=torch.empty_like(query))  # float32 inside, rounded once
+        return (query * beta).to(query.dtype)
 
     @property
     def measures(self) -> bool:
@@ -239,6 +286,8 @@ class Sharpener:
         self, call: AttentionCall, query: Tensor, mask: Tensor | None, impl: str = "auto", stats: RowStats | None = None
     ) -> tuple[Tensor, Tensor | None]:
         """β·q for the caller's query `[..., H, Lq, D]`, and the mask whose floats are scaled alike."""
+        if self.constants and not _adds(mask) and (scaled := self.by_constants(query)) is not None:
+            return scaled, mask
         found = None if stats is not None else self._by_kernels(call, query, impl)
         if found is not None and not _adds(mask):
             return found[0], mask
@@ -249,7 +298,7 @@ class Sharpener:
     def _by_kernels(self, call: AttentionCall, query: Tensor, impl: str) -> tuple[Tensor, Tensor] | None:
         """β·q and β in two launches: statistics, then β and the product; None where that cannot be."""
         form = self.form
-        if form is None or not (impl == "triton" or (impl == "auto" and _on_gpu(query))) or form.solved:
+        if form is None or not (impl == "triton" or (impl == "auto" and on_gpu(query))) or form.solved:
             return None
         table = table_of(self.policies, query.device) if _serves(call, query) else None
         if table is None:
@@ -257,13 +306,34 @@ class Sharpener:
         smooth = form.smooth and (call.mask is None or call.mask.dtype == torch.bool)
         if learns(query, call.k, call.mask) and not smooth:
             return None
-        counts = None if call.mask is None else call.counts()
+        counts = None if call.mask is None and call.spans is None else call.counts()
         parts = measure_parts(call, "triton", form.needs) if form.needs - COUNT else None
         rows = (None, None, None) if parts is None else parts[1:]
-        scaled, beta = sharpen_op(query, *rows, counts, call.keys, call.offset, *table)
+        plain = is_plain(query, call.k, call.mask)
+        run: Callable[..., tuple[Tensor, Tensor]] = sharpen_rows if plain else sharpen_op
+        scaled, beta = run(query, *rows, counts, call.keys, call.offset, *table)
         if not torch.compiler.is_compiling():
             self._warn_now_and_then(call, parts)
+            if plain and counts is None and is_known_kind(call):
+                key = (layout(query), call.k.shape, call.k.stride(), call.offset, call.scale, query.device)
+                remember(self._known, key, table)
         return scaled, beta
+
+    def known(self, query: Tensor, key: Tensor, offset: int | None, scale: float) -> Tensor | None:
+        """β·q for q `[B, H, Lq, D]` and k `[B, Hkv, Lk, D]` without a mask, at the least cost to the host.
+
+        None unless `sharpen` had a call of the same layout before, and where an operator is needed. Nothing is checked.
+        """
+        if self.form is None or not is_plain(query, key):
+            return None
+        table = self._known.get((layout(query), key.shape, key.stride(), offset, scale, query.device))
+        if table is None:
+            return None
+        needs = self.form.needs
+        log_mass = shortfall = var = None
+        if needs - COUNT:
+            _, log_mass, shortfall, var = triton_launch.unmasked_parts(query, key, offset, scale, needs)
+        return sharpen_rows(query, log_mass, shortfall, var, None, key.shape[2], offset, table.values, table.shape)[0]
 
     def _warn_now_and_then(self, call: AttentionCall, parts: Parts | None) -> None:
         """Warn of rows outside the range of a policy, looking once for every doubling of the number of keys.
@@ -289,7 +359,7 @@ class Sharpener:
 
         A missing mask hides nothing, however few queries there are: encoders and cross-attention have few of them too.
         """
-        if self.form is None or not _on_gpu(query) or query.shape[2] > MOST_QUERIES:
+        if self.form is None or not on_gpu(query) or query.shape[2] > MOST_QUERIES:
             return None
         if decode_launch.obstacle(query, value) is not None or learns(query, key, value, mask):
             return None
@@ -297,11 +367,12 @@ class Sharpener:
         if table is None:
             return None
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-        found: list[Tensor] = decode_launch.decode_op(
-            query, key, value, None, None, mask, scale, *table, False, causal=False
-        )
+        run = decode_launch.decode if is_plain(query, key, value, mask) else decode_launch.decode_op
+        found: list[Tensor] = run(query, key, value, None, None, mask, scale, *table, False, causal=False)
         return found[0]
 
+
+_MOST_CONSTANT = 1e4
 
 MOST_QUERIES = 8
 """The most new tokens per sequence that the decode kernels take; more of them are a prompt."""
@@ -370,10 +441,6 @@ def learns(*inputs: Tensor | None) -> bool:
     return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
 
 
-def _on_gpu(query: Tensor) -> bool:
-    return query.is_cuda
-
-
 def _serves(call: AttentionCall, query: Tensor) -> bool:
     """Whether the kernels can be used here: for q `[B, H, Lq, D]`, outside of `torch.func`."""
     compiling = torch.compiler.is_compiling()
@@ -387,8 +454,8 @@ def _serves(call: AttentionCall, query: Tensor) -> bool:
 def scaled_queries(q: Tensor, beta: Tensor) -> Tensor:
     """β·q in the dtype of q; β stops where the product would leave the dtype's range. One launch on CUDA."""
     if q.is_cuda and torch._C._functorch.peek_interpreter_stack() is None and scales(q):
-        scaled: Tensor = scale_op(q, as_beta(beta, q.dtype).expand(q.shape[:-1]))
-        return scaled
+        beta = as_beta(beta, q.dtype).expand(q.shape[:-1])
+        return scale_rows(q, beta) if is_plain(q, beta) else scale_op(q, beta)
     return (q * capped_beta(q, beta)[..., None]).to(q.dtype)
 
 
@@ -467,7 +534,16 @@ def attention(
     >>> sm.attention(q, k, v, is_causal=True, policy="paper").shape
     torch.Size([1, 2, 16, 8])
     """
-    resolved = policy if isinstance(policy, Policy) else resolve_policy(policy)
+    resolved = policy if isinstance(policy, Policy) else resolved_policy(policy)
+    known = None
+    usual = attn_mask is None and not return_stats and impl == "auto" and type(dropout_p) is float and is_number(scale)
+    if usual and is_plain(query, key, value) and on_gpu(query) and not autocasts(query.device.type):
+        options = (is_causal, dropout_p, scale, enable_gqa)
+        devices = (query.device, key.device, value.device)
+        known = (id(resolved), layout(query), layout(key), layout(value), options, devices)
+        out = _again(query, key, value, options, _known.get(known))
+        if out is not None:
+            return out
     check_impl(impl)
     query, key, value, attn_mask = as_autocast(query, key, value, attn_mask)
     causal: Alignment | None = "upper-left" if is_causal else None
@@ -480,21 +556,27 @@ def attention(
     sharpener = sharpener_for(policies_of(resolved))
     # PyTorch's kernel hides keys before it multiplies by the scale: with one of 0 or less, −inf becomes NaN or +inf.
     folded = call.offset is not None and call.scale <= 0.0 and bool(sharpener.rules)
+    uniform = sharpener.uniform if sharpener.rules and call.scale > 0.0 and not _adds(attn_mask) else None
+    used = 1.0 if folded else scale if uniform is None else uniform * call.scale
 
     def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
         return F.scaled_dot_product_attention(
             query * call.scale if folded else query, key, value, attn_mask=mask, dropout_p=dropout_p,
-            is_causal=is_causal, scale=1.0 if folded else scale, enable_gqa=enable_gqa,
+            is_causal=is_causal, scale=used, enable_gqa=enable_gqa,
         )  # fmt: skip
 
     if sharpener.query_scale is not None:
         query = sharpener.query_scale(query)
         call = AttentionCall.of(query, key, attn_mask, causal=causal, scale=scale, enable_gqa=enable_gqa)
     stats = measure(call, impl, frozenset(FIELDS)) if return_stats else None
+    if known is not None and is_known_kind(call) and not folded:
+        remember(_known, known, _Known(resolved, sharpener, call.offset, call.scale, used))
     if not sharpener.rules:
         out = attend(query, key, value, attn_mask)
         return out if stats is None else (out, stats)
-    query, mask = sharpener.sharpen(call, query, attn_mask, impl, stats)
+    mask = attn_mask
+    if uniform is None:
+        query, mask = sharpener.sharpen(call, query, attn_mask, impl, stats)
     out = attend(query, key, value, mask)
     if out.device.type == "cpu" and ops_for(out).concrete(out) and bool(out.isnan().any()):
         finite = _without_invalid_keys(call, key, value)
@@ -508,6 +590,40 @@ def attention(
     if attn_mask is not None:
         out = out.masked_fill((call.counts() == 0)[..., None], 0.0)
     return out if stats is None else (out, stats)
+
+
+class _Known(NamedTuple):
+    """A call that was checked before; the policy is kept so that nothing else gets its id."""
+
+    policy: Policy
+    sharpener: Sharpener
+    offset: int | None
+    scale: float
+    used: float | None
+    """The scale that PyTorch's function gets."""
+
+
+_known: dict[Any, _Known] = {}
+
+
+def _again(q: Tensor, k: Tensor, v: Tensor, options: tuple[Any, ...], known: _Known | None) -> Tensor | None:
+    """`attention` of tensors that differ from those of an earlier call in their contents alone; None without one."""
+    if known is None:
+        return None
+    is_causal, dropout_p, _, enable_gqa = options
+    sharpener = known.sharpener
+    if sharpener.query_scale is not None:
+        q = sharpener.query_scale(q)
+    query: Tensor | None = q
+    if sharpener.rules and sharpener.uniform is None:
+        query = sharpener.by_constants(q) if sharpener.constants else None
+        if query is None:
+            query = sharpener.known(q, k, known.offset, known.scale)
+    if query is None:
+        return None
+    return F.scaled_dot_product_attention(
+        query, k, v, dropout_p=dropout_p, is_causal=is_causal, scale=known.used, enable_gqa=enable_gqa
+    )
 
 
 def _check_heads(policy: Policy, call: AttentionCall) -> None:

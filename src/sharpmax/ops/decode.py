@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import NoneType
 from typing import Any, Literal, overload
 
 import torch
@@ -10,18 +11,25 @@ from torch import Tensor
 
 from sharpmax.arrays import check_scale
 from sharpmax.errors import UnsupportedError, reject, reject_type
-from sharpmax.ops.attention import MOST_QUERIES, QueryScale, attention, check_values, learns, policies_of
+from sharpmax.ops.attention import (
+    MOST_QUERIES,
+    QueryScale,
+    attention,
+    check_values,
+    learns,
+    policies_of,
+    resolved_policy,
+)
 from sharpmax.ops.kernels.decode_launch import Cache, decode_op, measure_op, obstacle, rows_alike, values_op
-from sharpmax.ops.kernels.tables import table_of
+from sharpmax.ops.kernels.decode_launch import decode as run_decode
+from sharpmax.ops.kernels.tables import Coefficients, table_of
 from sharpmax.policies.base import Policy
 from sharpmax.policies.per_frequency import query_factors, without_frequencies
 from sharpmax.policies.per_head import PerHead
-from sharpmax.policies.registry import resolve_policy
-from sharpmax.stats.call import as_beta, broadcast, check_tensors, hidden_by
+from sharpmax.stats.call import as_beta, broadcast, check_tensors, hidden_by, layout, remember
 from sharpmax.stats.dense import centred, dense_stats
+from sharpmax.stats.dispatch import is_number, is_plain, on_gpu
 from sharpmax.stats.statistics import RowStats
-
-_LEFT_ALONE = resolve_policy(None)
 
 DecodeImpl = Literal["auto", "triton", "torch"]
 Policies = Policy | str | None | Sequence[Policy | str | None]
@@ -71,18 +79,31 @@ def decode(
     >>> sm.decode(q, k, v, lengths=torch.tensor([5, 16]), policy="paper").shape
     torch.Size([2, 4, 1, 8])
     """
+    known = None
+    if not return_stats and impl == "auto" and is_number(scale) and isinstance(policy, (Policy, str, NoneType)):
+        given = (q, k, v, lengths, block_table, attn_mask)
+        if is_plain(*given) and on_gpu(q):
+            policy = policy if isinstance(policy, Policy) else resolved_policy(policy)
+            known = (id(policy), scale, *((layout(x), x.device) for x in given if x is not None), *map(_is_none, given))
+            if known in _known:
+                _, used, coefficients, mask_shape = _known[known]
+                mask = None if attn_mask is None else attn_mask.view(mask_shape)
+                return run_decode(q, k, v, lengths, block_table, mask, used, *coefficients, False)[0]
     _check(q, k, v, lengths, block_table, attn_mask)
     cache = Cache(lengths, block_table)
     policies = _policies(policy, q.shape[1])
     if (factors := query_factors(policies)) is not None:
-        q, policies = QueryScale(factors)(q), without_frequencies(policies)
+        q, policies, known = QueryScale(factors)(q), without_frequencies(policies), None
     mask = None if attn_mask is None else attn_mask.reshape((1,) * (4 - attn_mask.ndim) + tuple(attn_mask.shape))
     if not _with_kernels(q, k, v, mask, impl):
         return _plain(q, k, v, cache, mask, scale, policies, return_stats)
     scale = q.shape[-1] ** -0.5 if scale is None else check_scale(scale, q.shape[-1])
     table = table_of(policies, q.device)
     if table is not None:
-        found = decode_op(q, k, v, lengths, block_table, mask, scale, *table, return_stats)
+        if known is not None:
+            remember(_known, known, (policy, scale, table, None if mask is None else mask.shape))
+        run = run_decode if is_plain(q, k, v, lengths, block_table, mask) else decode_op
+        found = run(q, k, v, lengths, block_table, mask, scale, *table, return_stats)
         return (found[0], _stats(*found[2:])) if return_stats else found[0]
     logits, *rows = measure_op(q, k, lengths, block_table, mask, scale)
     stats = _stats(*rows)
@@ -91,6 +112,14 @@ def decode(
     masked, alike = mask is not None, rows_alike(mask, q.shape[2])
     out = values_op(logits, stats.max, beta.contiguous(), v, lengths, block_table, masked, alike)
     return (out, stats) if return_stats else out
+
+
+_known: dict[Any, tuple[Any, float, Coefficients, Any]] = {}
+"""Policy, scale, coefficients and shape of the mask of calls that were checked before."""
+
+
+def _is_none(x: Tensor | None) -> bool:
+    return x is None
 
 
 def _stats(count: Tensor, peak: Tensor, log_mass: Tensor, shortfall: Tensor, var: Tensor) -> RowStats:
@@ -105,7 +134,7 @@ def _measured(logits: Tensor, beta: Tensor) -> RowStats:
 def _policies(policy: Policies, heads: int) -> tuple[Policy, ...]:
     """One policy for all heads, or one per head."""
     if policy is None or isinstance(policy, (Policy, str)):
-        one = _resolved(policy)
+        one = resolved_policy(policy)
         if not isinstance(one, PerHead):
             return (one,)
         if one.layers != 1:
@@ -115,12 +144,7 @@ def _policies(policy: Policies, heads: int) -> tuple[Policy, ...]:
         reject_type("policy", type(policy).__name__, "a policy, its name, None, or a sequence with one per query head")
     if len(policy) != heads:
         reject("policy", f"{len(policy)} policies for {heads} query heads", "one policy, or one per query head")
-    return tuple(_resolved(one) for one in policy)
-
-
-def _resolved(policy: Policy | str | None) -> Policy:
-    """As `resolve_policy`, but always the same object for None: what is made of policies is kept by object."""
-    return _LEFT_ALONE if policy is None else resolve_policy(policy)
+    return tuple(resolved_policy(one) for one in policy)
 
 
 def _joined(policies: tuple[Policy, ...]) -> Policy:

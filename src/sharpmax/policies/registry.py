@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
-import importlib.resources
+import logging
 import os
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from sharpmax.errors import FileFormatError, reject, reject_type
 from sharpmax.files import read_json
@@ -21,6 +23,13 @@ BESIDE = "sharpmax_policy.json"
 
 IN_FOLDERS = ("policy.json", BESIDE)
 """What a folder may hold; the first is what `sharpmax calibrate` writes."""
+
+AUTO = "auto"
+"""Stands for the packaged policy made for a model, where a model is at hand."""
+
+_DATA = Path(__file__).parent / "data"
+_MODELS = "models"
+_log = logging.getLogger("sharpmax")
 
 
 def load_policy(path_or_name: str | os.PathLike[str]) -> Policy:
@@ -36,16 +45,48 @@ def load_policy(path_or_name: str | os.PathLike[str]) -> Policy:
     """
     if not isinstance(path_or_name, (str, os.PathLike)):
         reject_type("path_or_name", type(path_or_name).__name__, _allowed())
-    path = Path(path_or_name)
     if isinstance(path_or_name, str) and path_or_name in NAMED:
         return NAMED[path_or_name]()
+    path = Path(path_or_name)
     if isinstance(path_or_name, str) and not path.exists() and (found := _with_number(path_or_name)) is not None:
         return found
     if path_or_name and path.is_dir():
         return _read(_file_in(path))
+    if path_or_name == AUTO and not path.exists():
+        reject("policy", "'auto' without a model", "sharpmax.apply(model, 'auto'), sharpmax.fold and --policy auto")
     if not path.is_file():
         reject("policy", repr(str(path_or_name)), _allowed())
     return _read(path)
+
+
+def packaged_for(architecture: str, layers: int, heads: int, *names: str) -> tuple[str, Policy]:
+    """The packaged policy made for a model, with its name; ArgumentError where there is none.
+
+    The architecture, the number of layers and of heads, and one of the model's names must fit an entry of
+    data/models.json, whose `names` is a regular expression.
+    """
+    shape = (architecture.removesuffix("_text"), layers, heads)
+    entries: dict[str, dict[str, Any]] = read_json(_DATA / f"{_MODELS}.json", "policies")
+    fits = {
+        policy: about
+        for policy, about in entries.items()
+        if (about["architecture"], about["layers"], about["heads"]) == shape
+    }
+    for policy, about in fits.items():
+        if any(re.search(about["names"], name, re.IGNORECASE) for name in names):
+            _log.warning("policy 'auto' is %r, made for %s", policy, about["model"])
+            return policy, NAMED[policy]()
+    similar = "".join(f"; {policy!r} was made for {about['model']} of the same shape" for policy, about in fits.items())
+    given = f"'auto' for {names[0]!r} ({shape[0]}, {layers} layers × {heads} heads), which has no packaged policy"
+    reject("policy", given, f"a name or a file{similar}", "make one: sharpmax calibrate MODEL")
+
+
+def packaged_for_config(config: Any, *names: str) -> tuple[str, Policy]:
+    """As `packaged_for`, by the configuration of a transformers model."""
+    text = config.get_text_config()
+    layers, heads = (int(getattr(text, name, 0)) for name in ("num_hidden_layers", "num_attention_heads"))
+    own = (str(getattr(config, name, None) or "") for name in ("_name_or_path", "_model_name_or_path"))
+    return packaged_for(str(text.model_type), layers, heads, *filter(None, (*names, *own)), type(config).__name__)
 
 
 def _allowed() -> str:
@@ -54,8 +95,9 @@ def _allowed() -> str:
     return f"one of {sorted(NAMED)}, {by_number} or the path of a policy file or its folder"
 
 
+@functools.lru_cache(64)
 def _with_number(text: str) -> Policy | None:
-    """The policy that a kind with its number stands for; None for other texts."""
+    """The policy that a kind with its number stands for, always the same object; None for other texts."""
     kind, colon, number = text.partition(":")
     if not colon or kind not in BY_NUMBER:
         return None
@@ -79,7 +121,7 @@ def _file_in(folder: Path) -> Path:
 @functools.cache
 def _packaged(name: str) -> Policy:
     """A policy that comes with the package: what `sharpmax calibrate` learned for a model."""
-    return _read(Path(str(importlib.resources.files("sharpmax.policies") / "data" / f"{name}.json")))
+    return _read(_DATA / f"{name}.json")
 
 
 def _read(path: Path) -> Policy:
@@ -105,10 +147,11 @@ NAMED: Mapping[str, Callable[[], Policy]] = MappingProxyType(
     {
         "none": Constant,
         "paper": lambda: PAPER,
-        "smollm2": lambda: _packaged("smollm2"),
-        "smollm2-constant": lambda: _packaged("smollm2-constant"),
-        "smollm2-kl": lambda: _packaged("smollm2-kl"),
-        "qwen2.5-coder-0.5b": lambda: _packaged("qwen2.5-coder-0.5b"),
+        **{
+            file.stem: functools.partial(_packaged, file.stem)
+            for file in sorted(_DATA.glob("*.json"))
+            if file.stem != _MODELS
+        },
         **{name: functools.partial(make, usual) for name, (make, usual) in BY_NUMBER.items() if usual is not None},
     }
 )

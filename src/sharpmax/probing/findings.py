@@ -4,34 +4,19 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sharpmax.models.language import context_of
 from sharpmax.probing.capture import LOCAL
-from sharpmax.probing.forecast import REPLICATION, Forecast, error, predict
-from sharpmax.probing.inputs import Passage, ProbeInputs
-from sharpmax.probing.measurement import (
-    Fits,
-    Numbers,
-    Readings,
-    curves_of,
-    finite_or_none,
-    fit,
-    known_mean,
-    measure_replicated,
-)
-from sharpmax.probing.replication import replication_of
+from sharpmax.probing.forecast import Forecast, error
+from sharpmax.probing.inputs import ProbeInputs
+from sharpmax.probing.measurement import Fits, Numbers, Readings, finite_or_none, fit, known_mean
 from sharpmax.theory.bounds import whole
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 UNIFORM_SHARE = 0.5
 """A head whose effective number of keys is half of all keys or more singles out none of them."""
@@ -66,8 +51,7 @@ RULE: Mapping[str, str] = MappingProxyType(
 )
 """How a head gets its kind, in this order."""
 
-_REPLICATED = 6
-"""Passages that are read with replicated keys, for each size that is forecast."""
+_SHOWN = ("count", "entropy", "top", "sink", "spread", "local", "effective")
 
 
 def kinds_of(slope: Numbers, last: Mapping[str, Numbers], causal: bool) -> NDArray[Any]:
@@ -87,7 +71,7 @@ def kinds_of(slope: Numbers, last: Mapping[str, Numbers], causal: bool) -> NDArr
 
 
 @dataclass(frozen=True, eq=False)
-class Findings(Fits):
+class Findings:
     """The fits of one task, with the kinds `[layers, heads]` of the heads and a forecast."""
 
     task: str
@@ -95,117 +79,61 @@ class Findings(Fits):
     sizes: tuple[int, ...]
     prompts: Mapping[int, int]  # by size
     fit_up_to: int
+    fits: Fits
     kinds: NDArray[Any]
     forecast: Forecast | None
+
+    @classmethod
+    def of(
+        cls, inputs: ProbeInputs, readings: Readings, causal: bool, forecast: Forecast | None, seed: int
+    ) -> Findings:
+        """Everything that follows from the readings of one task."""
+        fits = fit(readings, inputs.nested, HALF, seed)
+        prompts = {size: len(one["count"]) for size, one in readings.items()}
+        kinds = kinds_of(fits.slope[0], {name: values[-1] for name, values in fits.curves.items()}, causal)
+        return cls(inputs.task, inputs.unit, inputs.sizes, prompts, inputs.fit_up_to, fits, kinds, forecast)
 
     @property
     def layer_slopes(self) -> Numbers:
         """The mean slope of every layer, `[layers]`."""
-        return known_mean(self.slope, 1)[:, 0]
+        return known_mean(self.fits.slope[0], 1)[:, 0]
 
     @property
     def order(self) -> list[int]:
         """The layers that have a slope, the steepest first."""
         slopes = self.layer_slopes
-        return sorted((int(layer) for layer in np.flatnonzero(np.isfinite(slopes))), key=lambda layer: -slopes[layer])
-
-    def counted(self, *kinds: str) -> int:
-        """How many heads are of these kinds."""
-        return int(np.isin(self.kinds, kinds).sum())
+        return sorted(np.flatnonzero(np.isfinite(slopes)).tolist(), key=lambda layer: -slopes[layer])
 
     @property
     def known(self) -> int:
         """How many heads have numbers."""
-        return int(np.isfinite(self.slope).sum())
+        return int(np.isfinite(self.fits.slope[0]).sum())
 
-    def measured(self, size: int) -> dict[str, Numbers]:
-        """Entropy and top weight at one size."""
+    def error(self, size: int, forecast: Mapping[str, Numbers]) -> dict[str, Any]:
+        """The error of a forecast at one size."""
         place = self.sizes.index(size)
-        return {name: self.curves[name][place] for name in ("entropy", "top")}
-
-
-def findings_of(
-    inputs: ProbeInputs, readings: Readings, causal: bool, forecast: Forecast | None, seed: int
-) -> Findings:
-    """Everything that follows from the readings of one task."""
-    fits = fit(readings, inputs.nested, HALF, seed)
-    prompts = {size: len(one["count"]) for size, one in readings.items()}
-    kinds = kinds_of(fits.slope, {name: values[-1] for name, values in fits.curves.items()}, causal)
-    about: dict[str, Any] = {
-        "task": inputs.task,
-        "unit": inputs.unit,
-        "sizes": inputs.sizes,
-        "fit_up_to": inputs.fit_up_to,
-    }
-    return Findings(**vars(fits), **about, prompts=prompts, kinds=kinds, forecast=forecast)
-
-
-def forecast_work(inputs: ProbeInputs) -> int:
-    """The work of the passages that `forecast_of` reads with replicated keys."""
-    return sum(one.work for base, _ in _pairs(inputs) for one in inputs.passages[base][:_REPLICATED])
-
-
-def forecast_of(
-    model: PreTrainedModel, inputs: ProbeInputs, readings: Readings, done: Callable[[Passage, int], None] | None
-) -> Forecast | None:
-    """Forecast the larger sizes from the smaller ones; None where there are none.
-
-    `done` is called with each passage that has been read with replicated keys; None leaves that method out.
-    """
-    pairs, changes = _pairs(inputs), {}
-    if not pairs:
-        return None
-    for base, target in pairs if done is not None else ():
-        more = (target - base) / inputs.per_item
-        passages = inputs.passages[base][:_REPLICATED]
-        replications = [(one, replication_of(one, more, context_of(model))) for one in passages]
-        ready = [(one, replication) for one, replication in replications if replication is not None]
-        if ready and len(ready) == len(passages):
-            changes[base, target] = {
-                name: (values - readings[base][name][: len(ready)]).mean(0)
-                for name, values in measure_replicated(model, ready).items()
-            }
-        for one in passages:
-            if done is not None:
-                done(one, target)
-    return predict(curves_of(readings, inputs.nested), inputs.sizes, inputs.fit_up_to, changes)
-
-
-def _pairs(inputs: ProbeInputs) -> list[tuple[int, int]]:
-    """Which sizes stand for which: the largest known one for every larger, and the one before it for that one."""
-    known = [size for size in inputs.sizes if size <= inputs.fit_up_to]
-    later = [size for size in inputs.sizes if size > inputs.fit_up_to]
-    if len(known) < 2 or not later:
-        return []
-    return [(known[-2], known[-1]), *((known[-1], size) for size in later)]
-
-
-_SHOWN = ("count", "entropy", "top", "sink", "spread", "local", "effective")
-_FIRST = 8
-"""How many layers are printed; `layers_table` has all."""
+        return error(forecast, {name: self.fits.curves[name][place] for name in ("entropy", "top")})
 
 
 def heads_table(found: Findings) -> dict[str, Any]:
     """Every head by its name, layer.head."""
     table = {}
-    predicted = {} if found.forecast is None else found.forecast.values
-    for layer, head in zip(*np.nonzero(found.curves["count"][-1] > 0), strict=True):
-        at = int(layer), int(head)
-        curves = {
-            str(size): {name: finite_or_none(found.curves[name][place][at]) for name in _SHOWN}
-            for place, size in enumerate(found.sizes)
-        }
-        forecast = {
-            str(size): {name: finite_or_none(values[name][at]) for name in ("entropy", "top")}
-            for size, values in predicted.items()
-        }
-        ends = {"tokens": found.horizon, "low": found.horizon_low, "high": found.horizon_high}
+    curves, predicted = found.fits.curves, {} if found.forecast is None else found.forecast.values
+    for layer, head in np.argwhere(curves["count"][-1] > 0).tolist():
+
+        def at(values: Numbers, place: tuple[int, int] = (layer, head)) -> float | None:
+            return finite_or_none(values[place])
+
         table[f"{layer}.{head}"] = {
-            "kind": str(found.kinds[at]),
-            **{name: finite_or_none(getattr(found, name)[at]) for name in ("slope", "slope_low", "slope_high")},
-            "curve": curves,
-            "forecast": forecast,
-            "horizon": {name: finite_or_none(values[at]) for name, values in ends.items()},
+            "kind": str(found.kinds[layer, head]),
+            **dict(zip(("slope", "slope_low", "slope_high"), map(at, found.fits.slope), strict=True)),
+            "curve": {
+                str(size): {name: at(curves[name][place]) for name in _SHOWN} for place, size in enumerate(found.sizes)
+            },
+            "forecast": {
+                str(size): {name: at(values[name]) for name in ("entropy", "top")} for size, values in predicted.items()
+            },
+            "horizon": dict(zip(("tokens", "low", "high"), map(at, found.fits.horizon), strict=True)),
         }
     return table
 
@@ -218,8 +146,7 @@ def layers_table(found: Findings) -> dict[str, Any]:
             "slope": finite_or_none(slopes[layer]),
             "rank": order.index(layer) + 1 if layer in order else None,
             "kinds": {kind: many for kind in KINDS if (many := Counter(found.kinds[layer].tolist())[kind])},
-            "sink": finite_or_none(known_mean(found.curves["sink"][-1][layer]).item()),
-            "top": finite_or_none(known_mean(found.curves["top"][-1][layer]).item()),
+            **{name: finite_or_none(known_mean(found.fits.curves[name][-1][layer]).item()) for name in ("sink", "top")},
         }
         for layer in range(len(slopes))
     }
@@ -232,7 +159,7 @@ def forecast_table(found: Findings) -> dict[str, Any] | None:
         return None
 
     def errors(values: Mapping[int, Mapping[str, Numbers]]) -> dict[str, Any]:
-        return {str(size): error(one, found.measured(size)) for size, one in values.items()}
+        return {str(size): found.error(size, one) for size, one in values.items()}
 
     methods = {
         name: {"decided_by": finite_or_none(forecast.decided.get(name, math.nan)), "tested": errors(values)}
@@ -268,7 +195,7 @@ def _how_many(model: str, found: Sequence[Findings]) -> str:
     text = f"{_share(first)} of {model}'s {first.known:,} attention heads lose focus as inputs grow"
     text += f" from {_sizes(first)}"
     if losing.any():
-        low, high = (float(np.median(first.curves["effective"][end][losing])) for end in (0, -1))
+        low, high = (float(np.median(first.fits.curves["effective"][end][losing])) for end in (0, -1))
         text += f": the median of them spreads its weight over {_many(low)} tokens at first and {_many(high)} at last"
     others = "".join(f"; on {one.task} ({_sizes(one)}) it is {_share(one)}" for one in found[1:])
     return f"{text}{others}."
@@ -281,11 +208,11 @@ def _where(found: Findings) -> str:
         named = " and ".join([", ".join(rising[:-1]), rising[-1]]) if len(rising) > 1 else rising[0]
         plural = len(rising) > 1
         text = f"Layer{'s' * plural} {named} of {len(found.layer_slopes)} disperse{'' if plural else 's'} most"
-    focused, still = found.curves["top"][0] >= HALF, found.curves["top"][-1] >= HALF
+    focused, still = (found.fits.curves["top"][end] >= HALF for end in (0, -1))
     if not focused.any():
         return f"{text}; no head has half of its weight on one token even in the smallest inputs."
-    lost = focused & ~still
-    ends = found.horizon[lost & np.isfinite(found.horizon)]
+    lost, horizon = focused & ~still, found.fits.horizon[0]
+    ends = horizon[lost & np.isfinite(horizon)]
     text += f"; {int(focused.sum()):,} heads have half of their weight on one token in the smallest inputs"
     if not ends.size:
         return f"{text}, and all of them still do in the largest."
@@ -298,7 +225,7 @@ def _forecast(found: Findings) -> str:
     if forecast is None or not forecast.values:
         return "There is no forecast: it needs two sizes to fit and a larger one to test."
     size = max(forecast.values)
-    off = error(forecast.values[size], found.measured(size))["entropy"]
+    off = found.error(size, forecast.values[size])["entropy"]
     if off["median"] is None:
         return "There is no forecast: the model gives no numbers."
     return (
@@ -308,96 +235,15 @@ def _forecast(found: Findings) -> str:
 
 
 def _share(found: Findings) -> str:
-    many = found.counted(*LOSES_FOCUS)
+    many = int(np.isin(found.kinds, LOSES_FOCUS).sum())
     return f"{many:,} ({many / max(1, found.known):.0%})"
 
 
 def _sizes(found: Findings) -> str:
-    keys = np.nanmax(found.curves["count"], axis=(1, 2))
+    keys = np.nanmax(found.fits.curves["count"], axis=(1, 2))
     sizes = f"{found.sizes[0]:,} to {found.sizes[-1]:,} {found.unit}"
     return sizes if found.unit == "tokens" else f"{sizes} ({_many(keys[0])} to {_many(keys[-1])} tokens)"
 
 
 def _many(value: float) -> str:
     return f"{value:.1f}" if value < 9.95 else f"{value:,.0f}"
-
-
-@dataclass(frozen=True)
-class Sheet:
-    """One small table with a title and a note."""
-
-    title: str
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    note: str = ""
-
-    def text(self) -> str:
-        """The table as text: the first column to the left, the others to the right."""
-        table = [list(self.columns), *map(list, self.rows)]
-        wide = [max(len(row[place]) for row in table) for place in range(len(self.columns))]
-        lines = [
-            "  ".join(cell.rjust(wide[place]) if place else cell.ljust(wide[place]) for place, cell in enumerate(row))
-            for row in table
-        ]
-        return "\n".join([self.title, *lines, *([self.note] if self.note else [])])
-
-    def html(self) -> str:
-        """The table as HTML without a style of its own."""
-
-        def row(cells: Sequence[str], tag: str) -> str:
-            return "<tr>" + "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in cells) + "</tr>"
-
-        body = "".join(row(cells, "td") for cells in self.rows)
-        head = f"<caption>{escape(self.title)}</caption><thead>{row(self.columns, 'th')}</thead>"
-        return f"<table>{head}<tbody>{body}</tbody></table><p>{escape(self.note)}</p>"
-
-
-def layers_sheet(found: Findings) -> Sheet:
-    """The layers that disperse most, and all heads together."""
-    sink, top = found.curves["sink"][-1], found.curves["top"][-1]
-
-    def row(name: str, slope: float, kinds: Any, sink: Numbers, top: Numbers) -> list[str]:
-        counts = [str(int((kinds == kind).sum())) for kind in KINDS]
-        return [name, f"{slope:+.2f}" if math.isfinite(slope) else "–", *counts, _percent(sink), _percent(top)]
-
-    layers = found.order[:_FIRST]
-    rows = [row(str(n), found.layer_slopes[n], found.kinds[n], sink[n], top[n]) for n in layers]
-    rows.append(row("all", known_mean(found.slope).item(), found.kinds, sink, top))
-    prompts = sorted({*found.prompts.values()})
-    amount = f"{prompts[0]}" if len(prompts) == 1 else f"{prompts[0]} to {prompts[-1]}"
-    return Sheet(
-        f"{found.task}, {found.sizes[0]:,} to {found.sizes[-1]:,} {found.unit}: layers by slope ({len(layers)} of "
-        f"{len(found.layer_slopes)})",
-        ["layer", "slope", *KINDS, "first token, %", "top token, %"],
-        rows,
-        f"Slope: of entropy against ln n, 1 is pure dispersion, 0 is none. Kinds count heads; percentages are mean "
-        f"weights in the largest inputs. {amount} prompts of each size.",
-    )
-
-
-def forecast_sheet(found: Findings) -> Sheet | None:
-    """The errors of every method of forecasting, the chosen one first."""
-    table = forecast_table(found)
-    if table is None or not table["tested"]:
-        return None
-    sizes, rows = list(table["tested"]), []
-    for name in sorted(table["methods"], key=lambda one: one != table["method"]):
-        about = table["methods"][name]
-        errors = [about["tested"].get(size, {}).get("entropy", {}) for size in sizes]
-        cells = ["–" if one.get("median") is None else f"{one['median']:.2f} ({one['p90']:.2f})" for one in errors]
-        decided = "–" if about["decided_by"] is None else f"{about['decided_by']:.2f}"
-        label = name.replace(REPLICATION, "key replication") + " (chosen)" * (name == table["method"])
-        rows.append([label, decided, *cells])
-    last = max(table["fitted"])
-    return Sheet(
-        f"{found.task}: error of the forecast of entropy, in nats",
-        ["method", f"at {last:,}", *(f"at {int(size):,}" for size in sizes)],
-        rows,
-        f"Median over heads (and 90th percentile), from {last:,} {found.unit} and less. The method is chosen by its "
-        f"error at {last:,}, forecast from fewer.",
-    )
-
-
-def _percent(weights: Numbers) -> str:
-    mean = known_mean(weights).item()
-    return f"{100.0 * mean:.0f}" if math.isfinite(mean) else "–"

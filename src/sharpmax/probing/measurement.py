@@ -18,12 +18,9 @@ import torch
 from numpy.typing import NDArray
 
 from sharpmax.errors import reject
-from sharpmax.integrations.transformers.interface import observed
 from sharpmax.models.language import context_of
 from sharpmax.probing.capture import STATISTICS, capture
 from sharpmax.probing.inputs import Passage, ProbeInputs, task_inputs
-from sharpmax.probing.replication import Replication, replicated_row, replicating
-from sharpmax.stats.call import AttentionCall
 from sharpmax.tasks.registry import get_task
 
 if TYPE_CHECKING:
@@ -54,44 +51,21 @@ def measure(model: PreTrainedModel, inputs: ProbeInputs, rows: str, done: Callab
         parts: dict[str, list[Numbers]] = {name: [] for name in STATISTICS}
         for passage in passages:
             with capture(model, rows) as captured:
-                _call(model, passage.inputs)
-            # float64 on the CPU: not every device has it.
-            last = {
-                call.layer: {name: value.cpu().double() for name, value in call.statistics.items()}
-                for call in captured.calls
-            }
+                call_model(model, passage.inputs)
+            last = {call.layer: call.statistics for call in captured.calls}
             for name in STATISTICS:
-                # A row without visible keys, such as padding, does not count.
+                # A row without visible keys, such as padding, does not count. Not every device has float64.
                 layers = [
-                    last[layer][name].masked_fill(last[layer]["count"] == 0, torch.nan).nanmean(-1)
-                    for layer in sorted(last)
+                    one[name].masked_fill(one["count"] == 0, torch.nan).cpu().double().nanmean(-1)
+                    for _, one in sorted(last.items())
                 ]
-                parts[name].append(_grid(layers))
+                parts[name].append(grid(layers))
             done(passage, size)
         found[size] = {name: np.concatenate(values) for name, values in parts.items()}
     return found
 
 
-def measure_replicated(model: PreTrainedModel, passages: Sequence[tuple[Passage, Replication]]) -> dict[str, Numbers]:
-    """Entropy and top weight of the last row of passages with replicated keys, `[passages, layers, heads]`."""
-    found: dict[str, list[Numbers]] = {"entropy": [], "top": []}
-    for passage, chosen in passages:
-        rows: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-
-        def observe(call: AttentionCall, into: dict[int, Any] = rows) -> None:
-            into[call.layer] = replicated_row(call)
-
-        # The mask marks the input as one text: without it transformers would split it at the gaps.
-        mask = torch.ones_like(passage.inputs["input_ids"])
-        more = {"position_ids": chosen.positions[None], "attention_mask": mask}
-        with observed(model, observe), replicating(model, chosen):
-            _call(model, {**passage.inputs, **more})
-        for place, name in enumerate(found):
-            found[name].append(_grid([rows[layer][place] for layer in sorted(rows)]))
-    return {name: np.concatenate(values) for name, values in found.items()}
-
-
-def _grid(layers: Sequence[torch.Tensor]) -> Numbers:
+def grid(layers: Sequence[torch.Tensor]) -> Numbers:
     """`[B, heads]` of each layer as `[B, layers, heads]`, NaN where a layer has fewer heads."""
     heads = max(layer.shape[1] for layer in layers)
     grid = np.full((layers[0].shape[0], len(layers), heads), np.nan)
@@ -100,7 +74,8 @@ def _grid(layers: Sequence[torch.Tensor]) -> Numbers:
     return grid
 
 
-def _call(model: PreTrainedModel, inputs: Mapping[str, Any]) -> None:
+def call_model(model: PreTrainedModel, inputs: Mapping[str, Any]) -> None:
+    """Let a model read inputs on its device, without a cache and with the logits of one row."""
     known = inspect.signature(model.forward).parameters
     options = {name: value for name, value in {"use_cache": False, "logits_to_keep": 1}.items() if name in known}
     moved = {name: v.to(model.device) if isinstance(v, torch.Tensor) else v for name, v in inputs.items()}
@@ -110,33 +85,28 @@ def _call(model: PreTrainedModel, inputs: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Fits:
-    """What follows from readings alone. Arrays are `[layers, heads]`, NaN where unknown; curves have sizes in front."""
+    """Slopes and horizons `[3, layers, heads]` with the ends of a 95% bootstrap interval; NaN where unknown."""
 
-    curves: Mapping[str, Numbers]  # every statistic, and `effective`, the number of keys e^entropy
-    slope: Numbers  # of entropy against ln n, with 95% bootstrap intervals
-    slope_low: Numbers
-    slope_high: Numbers
+    curves: Mapping[str, Numbers]  # `[sizes, layers, heads]`, of every statistic and of `effective`, e^entropy
+    slope: Numbers  # of entropy against ln n
     horizon: Numbers
     """The number of keys from which on the top weight stays under the mass; inf: beyond the largest size, −inf: at
     every size."""
-
-    horizon_low: Numbers
-    horizon_high: Numbers
 
 
 def fit(readings: Readings, nested: bool, mass: float, seed: int) -> Fits:
     """Curves, slopes and horizons of readings, with intervals from bootstrap samples of the passages."""
 
-    def both(curves: Mapping[str, Numbers]) -> tuple[Numbers, Numbers]:
+    def both(curves: Mapping[str, Numbers]) -> Numbers:
         lengths = np.log(np.maximum(curves["count"], 1.0))
         crossed = crossing(lengths, curves["top"], mass)
-        return slope(lengths, curves["entropy"]), np.where(np.isfinite(crossed), np.exp(crossed), crossed)
+        horizon = np.where(np.isfinite(crossed), np.exp(crossed), crossed)
+        return np.stack([slope(lengths, curves["entropy"]), horizon])
 
     curves = curves_of(readings, nested)
-    rise, fall = both(curves)
-    samples = [both(curves_of(readings, nested, share)) for share in repeats(readings, seed)]
-    slopes, horizons = ([one[place] for one in samples] for place in (0, 1))
-    return Fits(curves, rise, *interval(slopes, rise), fall, *interval(horizons, fall))
+    found = both(curves)
+    draws = [both(curves_of(readings, nested, share)) for share in repeats(readings, seed)]
+    return Fits(curves, *np.stack([found, *interval(draws, found)], axis=1))
 
 
 def curves_of(readings: Readings, nested: bool, share: Numbers | None = None) -> dict[str, Numbers]:
@@ -295,33 +265,29 @@ def measure_horizons(
     if len(short) < 2:
         given = f"{_TASK} prompts of {[ones[0].length for ones in inputs.passages.values()]} tokens"
         reject("model", given, f"room for prompts of two sizes, up to {LONGEST}", "certify it alone (--certified-only)")
-    total, read = sum(one.work for ones in short.values() for one in ones), 0
+    done = [0, sum(one.work for ones in short.values() for one in ones)]
 
-    def done(passage: Passage, size: int) -> None:
-        nonlocal read
-        read += passage.work
+    def after(passage: Passage, size: int) -> None:
+        done[0] += passage.work
         if progress is not None:
-            progress(read, total)
+            progress(*done)
 
-    return horizons_of(measure(model, replace(inputs, passages=short), "last", done), mass, _TASK, seed)
+    return horizons_of(measure(model, replace(inputs, passages=short), "last", after), mass, _TASK, seed)
 
 
 def horizons_of(readings: Readings, mass: float, task: str, seed: int = 0) -> MeasuredHorizons:
     """The horizons that follow from readings, with bootstrap intervals."""
     fits = fit(readings, nested=False, mass=mass, seed=seed)
-    spread, fall = fits.curves["spread"][-1], fits.horizon
+    spread = fits.curves["spread"][-1]
     widest = np.max([one["spread"].max(0) for one in readings.values()], axis=0)
-    counts = [one["count"] for one in readings.values()]
     heads = []
-    for layer, head in np.ndindex(*fall.shape):
+    for layer, head in np.argwhere(np.isfinite(spread)).tolist():  # layers may have fewer heads than others
         at = layer, head
-        if np.isfinite(spread[at]):  # layers may have fewer heads than others
-            slopes = fits.slope, fits.slope_low, fits.slope_high
-            rise, rise_low, rise_high = (finite_or_none(one[at]) for one in slopes)
-            kind = "at" if math.isfinite(fall[at]) else "before" if fall[at] < 0 else "beyond"
-            tokens, low, high = (finite_or_none(one[at]) for one in (fall, fits.horizon_low, fits.horizon_high))
-            spreads = float(spread[at]), float(widest[at])
-            heads.append(MeasuredHead(layer, head, *spreads, rise, rise_low, rise_high, kind, tokens, low, high))
-    prompts = sum(len(one) for one in counts)
+        rise, rise_low, rise_high = (finite_or_none(one[at]) for one in fits.slope)
+        tokens, low, high = (finite_or_none(one[at]) for one in fits.horizon)
+        kind = "at" if tokens is not None else "before" if fits.horizon[0][at] < 0 else "beyond"
+        spreads = float(spread[at]), float(widest[at])
+        heads.append(MeasuredHead(layer, head, *spreads, rise, rise_low, rise_high, kind, tokens, low, high))
+    counts = [one["count"] for one in readings.values()]
     ends = int(np.nanmin(counts[0])), int(np.nanmax(counts[-1]))
-    return MeasuredHorizons(mass, task, tuple(readings), prompts, *ends, tuple(heads))
+    return MeasuredHorizons(mass, task, tuple(readings), sum(map(len, counts)), *ends, tuple(heads))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import inspect
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,18 +28,13 @@ from sharpmax.probing.capture import check_choice
 from sharpmax.probing.findings import (
     RULE,
     Findings,
-    Sheet,
     chain_table,
-    findings_of,
-    forecast_of,
-    forecast_sheet,
     forecast_table,
-    forecast_work,
     heads_table,
-    layers_sheet,
     layers_table,
     verdict,
 )
+from sharpmax.probing.forecast import forecast_of, forecast_work
 from sharpmax.probing.inputs import TEXT, Passage, ProbeInputs, own_inputs, task_inputs, text_inputs
 from sharpmax.probing.measurement import Progress, measure
 from sharpmax.results import FILE_NAME, collect
@@ -107,25 +102,17 @@ class ProbeResult:
             tables[f"chain/{task}"] = chain_table(found)
         return tables
 
-    def sheets(self) -> list[Sheet]:
-        """The small tables that `show` prints."""
-        found = [sheet for one in self.findings.values() for sheet in (layers_sheet(one), forecast_sheet(one))]
-        return [sheet for sheet in found if sheet is not None]
-
     def show(self) -> None:
-        """Print the verdict and the small tables."""
+        """Print the verdict, and how many heads of each kind there are on each task."""
         print(self)
 
     def __str__(self) -> str:
-        return "\n\n".join(["\n".join(self.verdict), *(sheet.text() for sheet in self.sheets())])
+        counts = {task: Counter(found.kinds.flat) for task, found in self.findings.items()}
+        kinds = {task: ", ".join(f"{many} {kind}" for kind, many in one.most_common()) for task, one in counts.items()}
+        return "\n".join([*self.verdict, *(f"Heads on {task}: {words}." for task, words in kinds.items())])
 
     def __repr__(self) -> str:
         return f"ProbeResult({self.setting['model']!r}, tasks={list(self.findings)})\n" + "\n".join(self.verdict)
-
-    def _repr_html_(self) -> str:
-        """The notebook view."""
-        sentences = "".join(f"<li>{escape(sentence)}</li>" for sentence in self.verdict)
-        return f"<ol>{sentences}</ol>" + "".join(sheet.html() for sheet in self.sheets())
 
     def to_frame(self) -> Any:
         """Return a pandas frame with a row for each task, layer, head and size."""
@@ -211,7 +198,7 @@ def probe(
         for one in read:
             readings = measure(model, one, rows, step("reading", one))
             forecast = forecast_of(model, one, readings, step("forecasting", one) if replicates else None)
-            found[one.task] = findings_of(one, readings, causal, forecast, seed)
+            found[one.task] = Findings.of(one, readings, causal, forecast, seed)
     return ProbeResult(_setting(model, name, read, found, rows, seed), found)
 
 
@@ -280,7 +267,7 @@ def _setting(
     rows: str,
     seed: int,
 ) -> dict[str, Any]:
-    layers, heads = next(iter(found.values())).slope.shape
+    layers, heads = next(iter(found.values())).kinds.shape
     policy = policy_of(model)
     return {
         "model": name or display_name(model.name_or_path or type(model).__name__),

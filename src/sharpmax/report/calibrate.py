@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
 from sharpmax.report import charts
-from sharpmax.report.tables import EMPTY, Cell, Figure, Metric, Part, Report, Table, Tables, cells, present, sizes
-from sharpmax.report.words import (
-    baseline,
-    count,
-    joined,
-    percent,
-    points,
-    share,
-    text_name,
-    texts_in_order,
-)  # fmt: skip
+from sharpmax.report.tables import (
+    EMPTY,
+    Cell,
+    Figure,
+    Metric,
+    Part,
+    Report,
+    Table,
+    Tables,
+    cells,
+    header,
+    interval,
+    size_table,
+    sizes,
+)
+from sharpmax.report.words import baseline, count, percent, points, share, text_name, texts_in_order
 
 _SMALLEST_BETA = 1e-3
 _MIN_COLOUR = 0.05
 """The least |ln β| that full colour stands for, so that noise does not look like a policy."""
 
-_SHOWN_HEADS = 60
+_SHOWN_HEADS = 20
 
 
 def matches(tables: Tables) -> bool:
@@ -35,33 +40,10 @@ def matches(tables: Tables) -> bool:
 def report(tables: Tables) -> Report:
     """The page's contents."""
     setting = tables["setting"]
-    part = Part(
-        "results", str(setting["model"]), metrics(tables), _figures(tables), [candidates_table(tables)],
-        present(validation_table(tables), heads_table(tables)),
-    )  # fmt: skip
-    known = sorted(setting["sizes"])
-    ends = " to ".join(dict.fromkeys((count(known[0]), count(known[-1]))))
-    method = [
-        f"A rule for the inverse temperature β of each attention head of {setting['model']} was trained for "
-        f"{count(setting['steps'])} steps on the task {setting['task']} at sizes {ends}; the weights of the model "
-        "are frozen.",
-        f"Kinds of policies: {joined([str(kind) for kind in setting['kinds']])}. {_rule(tables)}",
-    ]
-    return Report("calibrate", headline(tables), [part], notes(tables), method)
-
-
-def _rule(tables: Tables) -> str:
-    if not by_kl(tables):
-        return (
-            f"The policy with the best validation accuracy within the budget is chosen: perplexity may rise by at most "
-            f"{budget(tables):g}% on held-out text and on the model's own answers."
-        )
-    held_out, factor = tables["setting"]["held_out"], tables["setting"]["held_out_factor"]
-    return (
-        "The policy with the lowest loss on validation prompts within the budget is chosen: the KL divergence from the "
-        f"baseline's predictions is at most {budget(tables):g} nats per token on each domain, measured on text that "
-        f"was not trained on, and {factor:g} times that on {held_out}, which was not at all."
-    )
+    figures, details = list(_figures(tables)), list(_details(tables))
+    part = Part("results", str(setting["model"]), _metrics(tables), figures, [candidates_table(tables)], details)
+    about = {"setting": setting, "by_kl": by_kl(tables)}
+    return Report("calibrate", headline(tables), [part], list(notes(tables)), about=about)
 
 
 def by_kl(tables: Tables) -> bool:
@@ -69,30 +51,16 @@ def by_kl(tables: Tables) -> bool:
     return "budget" in tables["setting"]
 
 
-def budget(tables: Tables) -> float:
-    """The budget, in nats per token or in percent of perplexity."""
+def budget(tables: Tables, column: str | None = None) -> float:
+    """The budget of a domain, in nats per token or in percent of perplexity."""
     setting = tables["setting"]
-    return float(setting["budget"] if by_kl(tables) else setting["leash"])
+    if not by_kl(tables):
+        return float(setting["leash"])
+    held_out = column is not None and column.partition("/")[0] == setting.get("held_out")
+    return float(setting["budget"]) * (float(setting["held_out_factor"]) if held_out else 1.0)
 
 
-def _limit(tables: Tables, column: str | None = None) -> float:
-    held_out = column is not None and column.partition("/")[0] == tables["setting"].get("held_out")
-    return budget(tables) * (tables["setting"]["held_out_factor"] if held_out else 1.0)
-
-
-def _shown(tables: Tables, value: float) -> str:
-    return f"{value:.4f}" if by_kl(tables) else f"{points(value, 2)}%"
-
-
-def _budget_shown(tables: Tables) -> str:
-    return f"{budget(tables):g} nats per token" if by_kl(tables) else f"{budget(tables):g}%"
-
-
-def _measure(tables: Tables) -> str:
-    return "KL divergence" if by_kl(tables) else "perplexity"
-
-
-def costs(tables: Tables, candidate: Mapping[str, Any]) -> Mapping[str, float]:
+def _costs(tables: Tables, candidate: Mapping[str, Any]) -> Mapping[str, float]:
     """What the budget limits, by domain: divergence, or the rise of perplexity."""
     found: Mapping[str, float] = candidate["kl" if by_kl(tables) else "rise"]
     return found
@@ -100,247 +68,161 @@ def costs(tables: Tables, candidate: Mapping[str, Any]) -> Mapping[str, float]:
 
 def worst(tables: Tables, candidate: Mapping[str, Any]) -> tuple[str, float]:
     """The domain that uses most of its budget, and its divergence or rise of perplexity."""
-    found = costs(tables, candidate)
-    column = max(texts_in_order(found), key=lambda name: found[name] / _limit(tables, name))
+    found = _costs(tables, candidate)
+    column = max(texts_in_order(found), key=lambda name: found[name] / budget(tables, name))
     return column, float(found[column])
 
 
-def _task_name(tables: Tables) -> str:
-    task = str(tables["setting"]["task"])
-    return "many formats" if task == "training,control" else task
+def _cost_words(tables: Tables, value: float) -> str:
+    return f"{value:.4f} nats" if by_kl(tables) else f"{points(value, 2)}%"
 
 
-def _total(tables: Tables) -> int:
-    return int(tables["setting"]["layers"]) * int(tables["setting"]["heads"])
+def _budget_words(tables: Tables) -> str:
+    return f"{budget(tables):g} nats per token" if by_kl(tables) else f"{budget(tables):g}%"
 
 
-def _ends(tables: Tables) -> tuple[str, Mapping[str, Any], Mapping[str, Any]] | None:
-    """The largest size of the validation, with the baseline's and the chosen policy's cells there."""
-    table = tables.get("validation") or {}
-    if len(table) < 2 or tables["chosen"] not in table:
-        return None
-    before, after = table[next(iter(table))], table[tables["chosen"]]
-    shared = [n for n in sizes(before) if n in after]
-    return (shared[-1], before[shared[-1]], after[shared[-1]]) if shared else None
+def _measure(tables: Tables) -> str:
+    return "KL divergence" if by_kl(tables) else "perplexity"
+
+
+def _total(tables: Tables) -> str:
+    return count(int(tables["setting"]["layers"]) * int(tables["setting"]["heads"]))
 
 
 def headline(tables: Tables) -> list[str]:
     """The answer in numbers: validation accuracy, perplexity and modified heads."""
-    chosen, task = tables["candidates"][tables["chosen"]], _task_name(tables)
-    ends = _ends(tables)
+    chosen, task = tables["candidates"][tables["chosen"]], str(tables["setting"]["task"])
+    task = "many formats" if task == "training,control" else task
     accuracy = f"Validation accuracy ({task}): {percent(chosen['validation'])}."
-    if ends is not None:
-        n, before, after = ends
-        accuracy = f"Accuracy at n = {count(n)} ({task}): {percent(before['mean'])} → {percent(after['mean'])}."
+    table = tables.get("validation") or {}
+    if tables["chosen"] in table and len(table) > 1:
+        before, after = table[next(iter(table))], table[tables["chosen"]]
+        n = [n for n in sizes(before) if n in after][-1]
+        accuracy = f"Accuracy at n = {count(n)} ({task}): {percent(before[n]['mean'])} → {percent(after[n]['mean'])}."
+    rise = points(max(chosen["rise"].values()), 2)
     column, cost = worst(tables, chosen)
-    kept = "budget" if cost <= _limit(tables, column) else "over the budget of"
-    heads = f"{count(chosen['touched'])} of {count(_total(tables))} heads modified."
-    named = "KL divergence up to" if by_kl(tables) else "Perplexity"
-    paid = f"{named} {_shown(tables, cost)} ({kept} {_budget_shown(tables)})"
-    if by_kl(tables):
-        paid += f", perplexity {points(max(chosen['rise'].values()), 2)}% at most"
-    return [f"{accuracy} {paid}. {heads}"]
+    kept = "within" if cost <= budget(tables, column) else "over"
+    heads = f"{count(chosen['touched'])} of {_total(tables)} heads modified."
+    return [f"{accuracy} Perplexity {rise}% at most, {kept} the budget of {_budget_words(tables)}. {heads}"]
 
 
-def notes(tables: Tables) -> list[str]:
+def notes(tables: Tables) -> Iterator[str]:
     """Whether the policy is worth using, and what can be folded into the weights."""
     chosen, before = tables["candidates"][tables["chosen"]], tables.get("before")
-    found = []
     if before is not None and chosen.get("nll") is not None and chosen["nll"] >= before["nll"]:
-        found.append(
-            f"The policy does not improve the loss of the answers ({before['nll']:.3f} → {chosen['nll']:.3f} nats): "
-            "do not use it."
+        yield (
+            f"The policy does not improve the loss of the answers ({before['nll']:.3f} → {chosen['nll']:.3f} nats): do "
+            "not use it."
         )
     name = tables.get("best_foldable")
     if name is None:
-        found.append("No candidate can be folded into the weights.")
-    elif name == tables["chosen"]:
-        found.append("The chosen policy can be folded into the weights: any engine then runs it at no cost.")
+        yield "No candidate can be folded into the weights."
     else:
-        other = tables["candidates"][name]
-        column, cost = worst(tables, other)
-        found.append(
-            f"The best policy to fold into the weights, at no cost in any engine: {name}, "
-            f"{percent(other['validation'])} validation accuracy, {_measure(tables)} {_shown(tables, cost)} at most "
-            f"({text_name(column)})."
-        )
-    return found
+        accuracy = percent(tables["candidates"][name]["validation"])
+        yield f"Best policy to fold into the weights, at no cost in any engine: {name}, validation accuracy {accuracy}."
 
 
-def metrics(tables: Tables) -> list[Metric]:
-    """Accuracy, perplexity, heads, and the best policy to fold."""
-    chosen = tables["candidates"][tables["chosen"]]
+def _metrics(tables: Tables) -> list[Metric]:
+    chosen, name = tables["candidates"][tables["chosen"]], tables.get("best_foldable")
     column, cost = worst(tables, chosen)
-    ends = _ends(tables)
-    detail = tables["chosen"]
-    if ends is not None:
-        detail = f"at n = {count(ends[0])}: {percent(ends[1]['mean'])} → {percent(ends[2]['mean'])}"
+    detail = f"{text_name(column)}; budget {_budget_words(tables)}"
     found = [
-        Metric(percent(chosen["validation"]), "validation accuracy", detail),
-        Metric(
-            _shown(tables, cost),
-            "largest KL divergence" if by_kl(tables) else "largest change of perplexity",
-            f"{text_name(column)}; budget {_budget_shown(tables)}",
-        ),
-        Metric(f"{count(chosen['touched'])} of {count(_total(tables))}", "heads modified", "no weight is changed"),
+        Metric(percent(chosen["validation"]), "validation accuracy", f"policy {tables['chosen']}"),
+        Metric(_cost_words(tables, cost), f"largest change: {_measure(tables)}", detail),
+        Metric(f"{count(chosen['touched'])} of {_total(tables)}", "heads modified", "no weight is changed"),
     ]
-    if (name := tables.get("best_foldable")) is not None:
-        other = tables["candidates"][name]
-        found.append(
-            Metric(percent(other["validation"]), "best foldable policy", f"{name}, validation accuracy, no cost")
-        )
+    if name is not None:
+        accuracy = percent(tables["candidates"][name]["validation"])
+        found.append(Metric(accuracy, "best foldable policy", f"{name}, validation accuracy, no cost"))
     return found
 
 
 def candidates_table(tables: Tables) -> Table:
-    """One row per trained policy."""
+    """One row per trained policy: accuracy, cost on every domain, and whether it can be folded."""
     table = tables["candidates"]
     known = texts_in_order(column for about in table.values() for column in about["rise"])
-    measured = (
-        f"KL divergence (nats per token; budget {budget(tables):g}) and change of perplexity on each domain"
-        if by_kl(tables)
-        else f"change of perplexity on each text (budget {budget(tables):g}%)"
-    )
+    rows = []
+    for name, about in table.items():
+        chosen, costs = name == tables["chosen"], []
+        for column in known:
+            cost = _costs(tables, about).get(column)
+            over = ["over budget"] if cost is not None and cost > budget(tables, column) else []
+            small = [f"{points(about['rise'][column], 2)}%"] if cost is not None and by_kl(tables) else []
+            text = "" if cost is None else f"{cost:.4f}" if by_kl(tables) else points(cost, 2)
+            costs.append(Cell(text, "; ".join([*small, *over])) if text else EMPTY)
+        first = Cell(name, "chosen" if chosen else "", strong=chosen)
+        heads = cells(str(about["kind"]), f"{about['strength']:.2f}", count(about["touched"]))
+        foldable = Cell("yes" if about["foldable"] else "no")
+        rows.append([first, *heads, Cell(share(about["validation"]), strong=chosen), *costs, foldable])
+    columns = [f"{'KL; perplexity' if by_kl(tables) else 'perplexity (%)'}|{text_name(one)}" for one in known]
     return Table(
         "Policies",
-        f"Accuracy on validation prompts and {measured}. Bold: "
-        "the chosen policy. A foldable policy can be written into the weights and then costs nothing.",
-        [
-            *cells("policy", "kind", "strength", "heads", "accuracy (%)"),
-            *(Cell("KL; perplexity" if by_kl(tables) else "perplexity (%)", text_name(one)) for one in known),
-            Cell("foldable"),
-        ],
-        [_candidate(tables, name, known) for name in table],
-    )  # fmt: skip
-
-
-def _candidate(tables: Tables, name: str, known: list[str]) -> list[Cell]:
-    about, chosen = tables["candidates"][name], name == tables["chosen"]
-    return [
-        Cell(name, "chosen" if chosen else "", strong=chosen), Cell(str(about["kind"])),
-        Cell(f"{about['strength']:.2f}"),
-        Cell(count(about["touched"])), Cell(share(about["validation"]), strong=chosen),
-        *(_cost(tables, about, column) for column in known),
-        Cell("yes" if about["foldable"] else "no"),
-    ]  # fmt: skip
-
-
-def _cost(tables: Tables, about: Mapping[str, Any], column: str) -> Cell:
-    cost = costs(tables, about).get(column)
-    if cost is None:
-        return EMPTY
-    over = ["over budget"] if cost > _limit(tables, column) else []
-    if by_kl(tables):
-        return Cell(_shown(tables, cost), "; ".join([f"{points(about['rise'][column], 2)}%", *over]))
-    return Cell(points(cost, 2), "".join(over))
-
-
-def validation_table(tables: Tables) -> Table | None:
-    """Accuracy on validation prompts, by size."""
-    table = tables.get("validation")
-    if not table:
-        return None
-    known = sizes(*table.values())
-    return Table(
-        "Validation accuracy (%) by size",
-        f"Task {tables['setting']['task']}; prompts that were not used in training.",
-        [Cell("variant"), *(Cell(f"n = {count(n)}") for n in known)],
-        [[Cell(baseline(name)), *(_accuracy(row.get(n)) for n in known)] for name, row in table.items()],
+        f"Accuracy on validation prompts; change of {_measure(tables)} on each text (budget {_budget_words(tables)}). "
+        "A foldable policy can be written into the weights and then costs nothing.",
+        header("policy", "kind", "strength", "heads", "accuracy|%", *columns, "foldable"),
+        rows,
     )
 
 
-def _accuracy(cell: Mapping[str, Any] | None) -> Cell:
-    if cell is None:
-        return EMPTY
-    return Cell(share(cell["mean"]), "" if cell.get("low") is None else f"{share(cell['low'])}–{share(cell['high'])}")
+def _details(tables: Tables) -> Iterator[Table]:
+    if table := tables.get("validation"):
+
+        def cell(value: Mapping[str, Any]) -> Cell:
+            return Cell(share(value["mean"]), interval({"low": None} | dict(value)))
+
+        note = f"Task {tables['setting']['task']}; prompts that were not used in training."
+        rows = {baseline(name): row for name, row in table.items()}
+        yield size_table("Validation accuracy (%) by size", note, rows, cell)
+    if modified := tables["heads"]["touched"]:
+        shown = modified[:_SHOWN_HEADS]
+        note = f"{len(shown)} of {count(len(modified))}, the largest changes first. β at a row of typical length."
+        lines = [cells(f"{layer}.{head}", f"{beta:.2f}", str(rule)) for layer, head, rule, beta in shown]
+        yield Table("Modified heads", note, cells("layer.head", "β", "rule"), lines)
 
 
-def heads_table(tables: Tables) -> Table | None:
-    """The heads that the policy modifies, those it changes most first."""
-    modified = tables["heads"]["touched"]
-    if not modified:
-        return None
-    some = (
-        f" The {_SHOWN_HEADS} with the largest change of {count(len(modified))}."
-        if len(modified) > _SHOWN_HEADS
-        else ""
+def _figures(tables: Tables) -> Iterator[Figure]:
+    model, betas = tables["setting"]["model"], [beta for layer in tables["heads"]["betas"] for beta in layer]
+    up, down = sum(beta > 1.0 for beta in betas), sum(beta < 1.0 for beta in betas)
+    title = f"Heads: {count(up)} sharpened (β > 1), {count(down)} softened, {count(len(betas) - up - down)} unchanged"
+    caption = f"{model}; policy {tables['chosen']}. Colour: ln β at a row of typical length."
+    yield Figure("heads", title, caption, f"{title}, layers down and heads across.", partial(_heads, tables))
+    caption = (
+        f"{model}. Loss of the correct answers on training prompts; change of {_measure(tables)}; dashed: the budget."
     )
-    return Table(
-        "Modified heads",
-        f"β at a row of typical length, and its rule; layers and heads count from 0.{some}",
-        cells("layer", "head", "β", "rule"),
-        [
-            [Cell(count(layer)), Cell(count(head)), Cell(f"{beta:.2f}", strong=beta > 1.0), Cell(str(rule))]
-            for layer, head, rule, beta in modified[:_SHOWN_HEADS]
-        ],
-    )
-
-
-def _figures(tables: Tables) -> list[Figure]:
-    betas = [value for layer in _log_betas(tables) for value in layer]
-    up, down = sum(value > 0 for value in betas), sum(value < 0 for value in betas)
-    counted = f"{count(up)} sharpened (β > 1), {count(down)} softened, {count(len(betas) - up - down)} unchanged"
-    model, steps = tables["setting"]["model"], count(tables["setting"]["steps"])
-    return [
-        Figure(
-            "heads", f"Heads: {counted}",
-            f"{model}; policy {tables['chosen']}. One cell per attention head; colour is ln β at a "
-            "row of typical length.", f"Heat map of ln β, layers across and heads down: {counted}.",
-            partial(_heads, tables),
-        ),
-        Figure(
-            "curve", "Training",
-            f"{model}; {steps} steps. Loss of the correct answers on training prompts, and {_curve_name(tables)} "
-            "against the baseline; dashed: the budget.",
-            f"Loss on the task and {_curve_name(tables)} against the training step.",
-            partial(_curve, tables),
-        ),
-    ]  # fmt: skip
-
-
-def _log_betas(tables: Tables) -> list[list[float]]:
-    return [[math.log(max(beta, _SMALLEST_BETA)) for beta in layer] for layer in tables["heads"]["betas"]]
+    yield Figure("curve", "Training", caption, "Loss and cost against the training step.", partial(_curve, tables))
 
 
 def _heads(tables: Tables) -> Any:
     rows = [
-        {"x": layer, "y": head, "value": value, "beta": math.exp(value)}
-        for layer, values in enumerate(_log_betas(tables))
-        for head, value in enumerate(values)
+        {"x": head, "y": layer, "value": math.log(max(beta, _SMALLEST_BETA)), "beta": beta}
+        for layer, values in enumerate(tables["heads"]["betas"])
+        for head, beta in enumerate(values)
     ]
     edge = max([_MIN_COLOUR, *(abs(row["value"]) for row in rows)])
-    tips = charts.tooltip(x="layer", y="head", beta="β|.3f")
-    panel = charts.heat_panel("", rows, "layer", "head", "ln β", domain=(-edge, edge), tips=tips, diverging=True)
+    tips = charts.tooltip(y="layer", x="head", beta="β|.3f")
+    panel = charts.heat_panel("", rows, "head", "layer", "ln β", domain=(-edge, edge), tips=tips, diverging=True)
     return charts.figure(panel, columns=1)
 
 
-def _curve_name(tables: Tables) -> str:
-    return "KL divergence" if by_kl(tables) else "change of perplexity"
-
-
 def _curve(tables: Tables) -> Any:
-    lines = tables["curve"]
-    prefix = "kl/" if by_kl(tables) else "rise/"
+    lines, prefix = tables["curve"], "kl/" if by_kl(tables) else "rise/"
     known = texts_in_order(name.removeprefix(prefix) for name in lines if name.startswith(prefix))
-    names = ["loss", *(text_name(column) for column in known)]
+    names = ["loss", *map(text_name, known)]
     styles = {name: charts.Style(charts.style_at(place).colour, charts.LINE) for place, name in enumerate(names)}
     x = charts.axis("x", "step", grid=False)
 
-    def rows(label: str, values: Any) -> list[dict[str, Any]]:
-        return [{"variant": label, "x": step, "y": value} for step, value in values]
+    def panel(title: str, y: str, columns: Mapping[str, str], under: Any) -> Any:
+        rows = [
+            {"variant": name, "x": step, "y": value}
+            for name, column in columns.items()
+            for step, value in lines[column]
+        ]
+        return charts.lines_panel(title, rows, x, charts.axis("y", y), styles, under=under)
 
-    tips = charts.tooltip(variant="line", x="step|,", y="value|.3f")
-    plot = charts.Plot(x, charts.axis("y", "loss (nats)"), styles, tips)
-    panels = [
-        charts.panel(
-            "Loss on the task", *plot.lines(rows("loss", lines["nll"])), plot.hover(rows("loss", lines["nll"]))
-        )
-    ]
+    panels = [panel("Loss on the task", "loss (nats)", {"loss": "nll"}, [])]
     if known:
-        found = [row for column in known for row in rows(text_name(column), lines[prefix + column])]
-        unit = "(nats per token)" if by_kl(tables) else "(%)"
-        plot = charts.Plot(x, charts.axis("y", f"{_curve_name(tables)} {unit}"), styles, tips)
-        marks = [*charts.rule("y", 0.0), *charts.rule("y", budget(tables), f"budget {_budget_shown(tables)}")]
-        title = "KL divergence" if by_kl(tables) else "Perplexity"
-        panels.append(charts.panel(title, *marks, *plot.lines(found), plot.hover(found)))
+        marks = [*charts.rule("y", 0.0), *charts.rule("y", budget(tables), f"budget {_budget_words(tables)}")]
+        unit = "nats per token" if by_kl(tables) else "%"
+        columns = {text_name(column): prefix + column for column in known}
+        panels.append(panel(f"Change of {_measure(tables)}", f"{_measure(tables)} ({unit})", columns, marks))
     return charts.figure(*panels, names=names)

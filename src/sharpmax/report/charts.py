@@ -43,6 +43,9 @@ _DASHES = ((1, 0), (6, 2, 2, 2), (9, 3))
 LINE = "stroke"
 """The shape of lines without markers."""
 
+Rows = Sequence[Mapping[str, Any]]
+"""The data of a chart; lines and points have `variant`, `x` and `y`, and `low` and `high` where they have bars."""
+
 _WIDTH = 760
 """Pixels of a figure in a file."""
 
@@ -72,7 +75,7 @@ def altair() -> Any:
     return require("altair", "report", "drawing figures")
 
 
-def data(rows: Sequence[Mapping[str, Any]]) -> Any:
+def data(rows: Rows) -> Any:
     """Rows as the inline data of a chart: one CSV text, numbers with five digits, None as an empty cell."""
     alt = altair()
     names = list(dict.fromkeys(name for row in rows for name in row))
@@ -136,9 +139,7 @@ class Plot:
     styles: Mapping[str, Style]
     tips: Sequence[Any] = field(default_factory=list)
 
-    def lines(
-        self, rows: Sequence[Mapping[str, Any]], dash: Sequence[int] | None = None, width: float = 2.0
-    ) -> list[Any]:
+    def lines(self, rows: Rows, dash: Sequence[int] | None = None, width: float = 2.0) -> list[Any]:
         """Lines through rows with `variant`, `x` and `y`, in the dashes of their styles or all in one."""
         dashes = dict.fromkeys(tuple(dash or self.styles[row["variant"]].dash) for row in rows)
         # A layer for each dash keeps dashes out of the legend, where they would spoil the markers.
@@ -148,7 +149,7 @@ class Plot:
             for one in dashes
         ]  # fmt: skip
 
-    def points(self, rows: Sequence[Mapping[str, Any]], *, filled: bool = True, size: float = 45.0) -> Any:
+    def points(self, rows: Rows, *, filled: bool = True, size: float = 45.0) -> Any:
         """Markers with tooltips; variants that are lines only have none."""
         shown = [row for row in rows if self.styles[row["variant"]].shape != LINE]
         return self.marked(self._base(shown), filled=filled, size=size)
@@ -161,24 +162,24 @@ class Plot:
             shape=alt.Shape("variant:N", scale=shapes, legend=_legend()), tooltip=list(self.tips)
         )
 
-    def hover(self, rows: Sequence[Mapping[str, Any]]) -> Any:
+    def hover(self, rows: Rows) -> Any:
         """Invisible markers that give lines without markers a tooltip."""
         base = self._base(rows).mark_point(filled=True, size=120)
         return base.encode(opacity=altair().value(0), tooltip=list(self.tips))
 
-    def bars(self, rows: Sequence[Mapping[str, Any]]) -> Any:
+    def bars(self, rows: Rows) -> Any:
         """Error bars from `low` to `high`, for the rows that have them."""
         alt = altair()
         shown = [row for row in rows if row.get("low") is not None and row.get("high") is not None]
         return self._base(shown).mark_rule(strokeWidth=1.3).encode(y=_renamed(alt, self.y, "low"), y2=alt.Y2("high"))
 
-    def all(self, rows: Sequence[Mapping[str, Any]], *, size: float = 45.0) -> list[Any]:
+    def all(self, rows: Rows, *, size: float = 45.0) -> list[Any]:
         """Error bars, lines and markers of the same rows."""
         known = [row for row in rows if row["y"] is not None]
         bars = [self.bars(known)] if any(row.get("low") is not None for row in known) else []
         return [*bars, *self.lines(known), self.points(known, size=size)]
 
-    def _base(self, rows: Sequence[Mapping[str, Any]]) -> Any:
+    def _base(self, rows: Rows) -> Any:
         return self.base(data(rows))
 
     def base(self, values: Any) -> Any:
@@ -195,8 +196,8 @@ class Plot:
         )
 
 
-PICK = "pick"
-"""The selection that the legend sets."""
+PICK, HEAD = "pick", "head"
+"""The selection that the legend sets, and the parameter that says which attention head is shown."""
 
 
 def _legend() -> Any:
@@ -206,6 +207,43 @@ def _legend() -> Any:
 def _renamed(alt: Any, channel: Any, name: str) -> Any:
     body = channel.to_dict()
     return alt.Y(f"{name}:Q", **{key: value for key, value in body.items() if key not in ("field", "type")})
+
+
+def size_rows(table: Mapping[str, Mapping[str, Any]], most: float = math.inf) -> list[dict[str, Any]]:
+    """Rows of a table of variants by size; bars are intervals within 0 and `most`, else standard errors."""
+    found = []
+    for variant, row in table.items():
+        for n in sorted((n for n in row if n.isdigit() and row[n]["mean"] is not None), key=int):
+            mean, sem, low, high = (row[n].get(key) for key in ("mean", "sem", "low", "high"))
+            if "low" not in row[n] and sem is not None:
+                low, high = mean - sem, mean + sem
+            ends = (None, None) if low is None else (max(0.0, low), min(most, high))
+            found.append({"variant": variant, "x": int(n), "y": mean, "low": ends[0], "high": ends[1]})
+    return found
+
+
+_COLUMNS = ("variant", "x", "y", "low", "high")
+
+
+def lines_panel(
+    title: str, rows: Rows, x: Any, y: Any, styles: Mapping[str, Style], *, under: Sequence[Any] = (),
+    hollow: Rows = (), height: int = 270, size: float = 45.0,
+) -> Any:  # fmt: skip
+    """Error bars, lines and markers of `rows`, and hollow markers, over the layers `under`.
+
+    A tooltip has the columns of lines and points, and every other column of the rows under its name.
+    """
+    words = {"variant": "variant", "x": "n|,", "y": f"{y.to_dict()['title'] or 'value'}|.4~g"}
+    if any(row.get("low") is not None for row in rows):
+        words |= {"low": "from|.4~g", "high": "to|.4~g"}
+    words |= {name: name for row in rows[:1] for name in row if name not in _COLUMNS}
+    plot = Plot(x, y, styles, tooltip(**words))
+    grey = [row for row in rows if styles[row["variant"]].shape == LINE]
+    shown = [row for row in rows if styles[row["variant"]].shape != LINE]
+    layers = [*plot.lines(grey, width=1.3), plot.hover(grey)] if grey else []
+    layers += plot.all(shown, size=size) if shown else []
+    layers += [plot.points(hollow, filled=False, size=70.0)] if hollow else []
+    return panel(title, *under, *layers, height=height)
 
 
 def rule(channel: str, at: float, text: str = "", colour: str = SOFT) -> list[Any]:
@@ -227,69 +265,46 @@ def panel(title: str | list[str], *layers: Any, height: int = 270) -> Any:
 
 
 def heat_panel(
-    title: str | list[str],
-    rows: Sequence[Mapping[str, Any]],
-    x: str,
-    y: str,
-    colour: str,
-    *,
-    domain: Sequence[float],
-    tips: Sequence[Any],
-    diverging: bool = False,
-    letters: bool = False,
-    height: int | None = None,
-    ticks: Sequence[int] | None = None,
-) -> Any:
+    title: str | list[str], rows: Rows, x: str, y: str, colour: str, *, domain: Sequence[float], tips: Sequence[Any],
+    diverging: bool = False, letters: bool = False, height: int | None = None, ticks: Sequence[int] | None = None,
+) -> Any:  # fmt: skip
     """A cell for each row at (`x`, `y`), coloured by `value`; with `letters`, the text in `letter` on top.
 
-    Where rows have a `head`, the one that the parameter `head` names has a frame.
+    Heads lie across and layers down. Where rows have a `head`, the one that the parameter `head` names has a frame.
     """
     alt = altair()
-    scale = (
-        alt.Scale(domain=list(domain), domainMid=0, range=list(DIVERGING), interpolate="rgb", clamp=True)
-        if diverging
-        else alt.Scale(domain=list(domain), scheme="viridis", clamp=True)
-    )
+    scale = alt.Scale(domain=list(domain), scheme="viridis", clamp=True)
+    if diverging:
+        scale = alt.Scale(domain=list(domain), domainMid=0, range=list(DIVERGING), interpolate="rgb", clamp=True)
     bar = alt.Legend(title=colour, orient="bottom", gradientLength=200, titleLimit=300)
     chosen_ticks = {} if ticks is None else {"values": list(ticks)}
     marks = alt.Axis(labelOverlap="greedy", labelSeparation=5, ticks=False, domain=False, labelAngle=0, **chosen_ticks)
     base = alt.Chart(data(rows)).encode(
         x=alt.X("x:O", title=x, axis=marks), y=alt.Y("y:O", title=y, axis=marks), tooltip=list(tips)
     )
-    framed = any("head" in row for row in rows[:1])
     rect = base.mark_rect().encode(color=alt.Color("value:Q", scale=scale, legend=bar))
-    if not framed:
-        # Cells in their own colour up to the edge leave no gaps between them.
-        rect = rect.encode(stroke=alt.Stroke("value:Q", scale=scale, legend=bar))
-    else:
+    if any("head" in row for row in rows[:1]):
         chosen = f"datum.head === {HEAD}"
         rect = rect.encode(
             stroke=alt.when(chosen).then(alt.value(INK)).otherwise(alt.value(PAGE)),
             strokeWidth=alt.when(chosen).then(alt.value(2.5)).otherwise(alt.value(0.5)),
         )
+    else:
+        # Cells in their own colour up to the edge leave no gaps between them.
+        rect = rect.encode(stroke=alt.Stroke("value:Q", scale=scale, legend=bar))
     layers = [rect]
     if letters:
         # Letters stay readable on the ends of the scale.
         strong = f"abs(datum.value) > {0.6 * max(abs(end) for end in domain)}"
         ink = alt.when(strong).then(alt.value(PAGE)).otherwise(alt.value(INK))
         layers.append(base.mark_text(fontSize=10).encode(text="letter:N", color=ink))
-    rows_high = len({row["y"] for row in rows})
-    return panel(title, *layers, height=height or max(120, 17 * rows_high))
-
-
-HEAD = "head"
-"""The parameter that says which attention head is shown."""
+    return panel(title, *layers, height=height or max(120, 17 * len({row["y"] for row in rows})))
 
 
 def figure(
-    *panels: Any,
-    columns: int = 2,
-    minimum: int = 330,
-    around: int = 62,
-    names: Sequence[str] = (),
-    head: str = "",
+    *panels: Any, columns: int = 2, minimum: int = 330, around: int = 62, names: Sequence[str] = (), head: str = "",
     heads: Sequence[str] = (),
-) -> Any:
+) -> Any:  # fmt: skip
     """A figure of panels, at most `columns` beside each other, each at least `minimum` pixels wide without its axis.
 
     `around` is the width of an axis.
@@ -311,12 +326,7 @@ def figure(
     if head:
         menu = alt.binding_select(options=list(heads), name="Layer.head ") if heads else alt.Undefined
         chart = chart.add_params(alt.param(name=HEAD, value=head, bind=menu))
-    return chart.configure(**config(legend_columns(longest, _WIDTH)))
-
-
-def legend_columns(longest: int, width: float) -> int:
-    """How many entries of a legend fit beside each other."""
-    return max(1, math.floor(width / (7 * longest + 34)))
+    return chart.configure(**config(max(1, _WIDTH // (7 * longest + 34))))
 
 
 def config(columns: int) -> dict[str, Any]:

@@ -47,7 +47,9 @@ LEVEL = 0.01
 TOUCHSTONE, LEARNED = "minimum", 90.0
 """The easiest algorithm, and the accuracy at sizes trained on that counts as learned."""
 
-_OF_THE_POLICY = {"policy_name", "policy_describe", "policy_rate", "learn", "touched", "trained_weights"}
+_OF_THE_POLICY = {
+    "policy_name", "policy_describe", "policy_rate", "learn", "band", "touched", "trained_weights", "seed", "weights",
+}  # fmt: skip
 """Training settings in which variants are meant to differ."""
 
 _SIGNIFICANT = (

@@ -16,7 +16,7 @@ from sharpmax.files import write_text
 from sharpmax.lazy import require
 from sharpmax.report import calibrate, charts, clrs, compare, evaluate, probe, reproduce, training
 from sharpmax.report.tables import RUNS, Report, Tables, readable
-from sharpmax.report.words import origin_of_run
+from sharpmax.report.words import count, joined, origin_of_run, plural, span
 
 FILE_NAME = "report.html"
 
@@ -78,15 +78,17 @@ def write_page(command: str, provenance: Mapping[str, Any], tables: Tables, fold
     with readable(tables):
         specs = {one.name: charts.spec_of(one.chart()) | {"description": one.alt} for one in report.figures}
         origin = origin_of_run(command, provenance, tables)
-    context = {
-        "report": report,
-        "origin": origin,
-        "figures": _packed({"specs": specs, "dark": charts.DARK}),
-        "charts": charts,
-        "library": trusted(_vega()),
-        "script": trusted(asset("report.js")),
-    }
-    return write_text(Path(folder) / FILE_NAME, rendered("report.html.jinja", context))
+        context = {
+            "report": report,
+            "about": report.about,
+            "origin": origin,
+            "figures": _packed({"specs": specs, "dark": charts.DARK}),
+            "charts": charts,
+            "library": trusted(_vega()),
+            "script": trusted(asset("report.js")),
+        }
+        page = rendered("report.html.jinja", context)
+    return write_text(Path(folder) / FILE_NAME, page)
 
 
 def _packed(value: Any) -> str:
@@ -117,7 +119,13 @@ def rendered(template: str, context: Mapping[str, Any]) -> str:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    return str(environment.get_template(template).render(context))
+    known = {one.__name__: one for one in (count, joined, plural, span)}
+    environment.globals.update(known)
+    environment.filters.update(known)
+    try:
+        return str(environment.get_template(template).render(context))
+    except jinja2.UndefinedError as problem:  # a value of the results is missing
+        raise LookupError(str(problem)) from problem
 
 
 def trusted(text: str) -> Any:

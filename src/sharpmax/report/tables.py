@@ -8,12 +8,12 @@ import reprlib
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from sharpmax.errors import FileFormatError, SharpmaxError
-from sharpmax.report.words import Pairs, share
+from sharpmax.report.words import Pairs, count, share
 
 Tables = Mapping[str, Any]
 """The tables of a results file, by name."""
@@ -73,7 +73,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a page: metrics, figures, tables, and tables that are folded away."""
+    """A part of a page: metrics, the main figure and table, then the other figures and tables, the `details` last."""
 
     name: str
     label: str
@@ -93,12 +93,15 @@ class Report:
     notes: Sequence[str]
     """Facts that no table shows: warnings, and what limits the conclusions."""
 
-    method: Sequence[str]
+    method: Sequence[str] = ()
     definitions: Sequence[tuple[str, Pairs]] = ()
     """Tasks, variants, models: each group with its title."""
 
     origins: Sequence[tuple[str, Pairs]] = ()
     """Provenance of what the run was given, such as trained models."""
+
+    about: Mapping[str, Any] = field(default_factory=dict)
+    """What the template of the command's method is filled in with."""
 
     citation: bool = False
 
@@ -141,14 +144,9 @@ def cells(*texts: str) -> list[Cell]:
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,40}(/[A-Za-z0-9][A-Za-z0-9_-]{0,40})?")
 
 
-def is_name(name: str) -> bool:
-    """Whether a name, or one with that of its group before a slash, can be part of a file name."""
-    return _NAME.fullmatch(name) is not None
-
-
 def check_name(name: str, what: str) -> str:
-    """Return a name that becomes part of file names, or raise FileFormatError."""
-    if not is_name(name):
+    """Return a name that becomes part of file names, perhaps with a group before a slash; else FileFormatError."""
+    if not _NAME.fullmatch(name):
         raise FileFormatError(f"results: {name!r} cannot be the name of a {what}; allowed: letters, digits, - and _")
     return name
 
@@ -156,6 +154,18 @@ def check_name(name: str, what: str) -> str:
 def sizes(*rows: Mapping[str, Any]) -> list[str]:
     """The sizes that any of these rows has, in order."""
     return sorted({n for row in rows for n in row if n != "pooled"}, key=int)
+
+
+def size_table(
+    title: str, note: str, table: Mapping[str, Any], cell: Callable[[Any], Cell], head: str = "variant"
+) -> Table:
+    """A row for each entry of `table`, a column for each size and for all; what is missing is an empty cell."""
+    known = [*sizes(*table.values()), *(["pooled"] if any("pooled" in row for row in table.values()) else [])]
+    heads = [Cell("all sizes" if n == "pooled" else f"n = {count(n)}") for n in known]
+    rows = [
+        [Cell(name), *(EMPTY if row.get(n) is None else cell(row[n]) for n in known)] for name, row in table.items()
+    ]
+    return Table(title, note, [Cell(head), *heads], rows)
 
 
 def named(tables: Tables, kind: str) -> list[str]:

@@ -16,20 +16,12 @@ SUPERSCRIPTS = "⁰¹²³⁴⁵⁶⁷⁸⁹"
 
 
 def count(n: float | str) -> str:
-    """A number of items.
-
-    >>> count("16384")
-    '16,384'
-    """
+    """A number of items."""
     return f"{round(float(n)):,}"
 
 
 def span(sizes: Sequence[float | str]) -> str:
-    """From the first to the last of some sizes.
-
-    >>> span([16, 64, 1024]), span([16])
-    ('16 to 1,024', '16')
-    """
+    """From the first to the last of some sizes."""
     return " to ".join(dict.fromkeys((count(sizes[0]), count(sizes[-1]))))
 
 
@@ -54,11 +46,7 @@ def whole_from_log10(exponent: float) -> str:
 
 
 def plural(n: int, noun: str) -> str:
-    """A number with its noun.
-
-    >>> plural(1, "seed"), plural(10, "seed")
-    ('1 seed', '10 seeds')
-    """
+    """A number with its noun."""
     return f"{n:,} {noun}" + ("" if n == 1 else "s")
 
 
@@ -76,11 +64,7 @@ def share(value: float) -> str:
 
 
 def percent(value: float) -> str:
-    """A percentage.
-
-    >>> percent(53.81)
-    '53.8%'
-    """
+    """A percentage."""
     return share(value) + "%"
 
 
@@ -95,20 +79,12 @@ def points(value: float, places: int = 1) -> str:
 
 
 def milliseconds(value: float) -> str:
-    """A time, without its unit.
-
-    >>> milliseconds(4821.3), milliseconds(48.21), milliseconds(4.821)
-    ('4,821', '48.2', '4.82')
-    """
+    """A time, without its unit."""
     return count(value) if value >= 100.0 else f"{value:.1f}" if value >= 10.0 else f"{value:.2f}"
 
 
 def nats(value: float) -> str:
-    """An entropy or a spread of logits, without its unit.
-
-    >>> nats(5.9442), nats(232.52)
-    ('5.94', '233')
-    """
+    """An entropy or a spread of logits, without its unit."""
     return (f"{value:.0f}" if abs(value) >= 100.0 else f"{value:.2f}").replace("-", "−")
 
 
@@ -126,20 +102,12 @@ def estimate(mean: str, error: float | None) -> str:
 
 
 def probability(p: float) -> str:
-    """A p value.
-
-    >>> probability(0.25), probability(0.0123), probability(1e-9)
-    ('p = 0.25', 'p = 0.012', 'p < 0.001')
-    """
+    """A p value."""
     return "p < 0.001" if p < 0.001 else f"p = {p:.3f}" if p < 0.1 else f"p = {p:.2f}"
 
 
 def joined(parts: Sequence[str]) -> str:
-    """Parts of a sentence with commas and an "and".
-
-    >>> joined(["a", "b", "c"])
-    'a, b and c'
-    """
+    """Parts of a sentence with commas and an "and"."""
     return ", ".join(parts[:-1]) + " and " + parts[-1] if len(parts) > 1 else "".join(parts)
 
 
@@ -176,42 +144,54 @@ def text_name(column: str) -> str:
 
 
 _SHARE = re.compile(r"(\d+(?:\.\d+)?)% ")
-_OF_A_LOG = "; said once for this policy"
 
 
 def merged(remarks: Sequence[str]) -> list[str]:
-    """Each remark once: those that differ in the share they begin with, as several processes say them, become one.
+    """Each remark once: those that differ in the share they begin with, one per process, become one.
 
     >>> merged(["3.0% of the rows are flat; said once for this policy", "1.5% of the rows are flat", "It is slow."])
     ['1.5 to 3.0% of the rows are flat', 'It is slow']
     """
     shares: dict[str, list[str]] = {}
     for remark in remarks:
-        text = remark.removesuffix(_OF_A_LOG).rstrip(".")
+        text = remark.removesuffix("; said once for this policy").rstrip(".")
         found = _SHARE.match(text)
         shares.setdefault(text[found.end() :] if found else text, []).extend([found[1]] if found else [])
-    return [f"{_span(known)}{rest}" for rest, known in shares.items()]
-
-
-def _span(shares: Sequence[str]) -> str:
-    if not shares:
-        return ""
-    low, high = min(shares, key=float), max(shares, key=float)
-    return f"{low}% " if low == high else f"{low} to {high}% "
+    lines = []
+    for rest, known in shares.items():
+        ends = dict.fromkeys((min(known, key=float), max(known, key=float))) if known else {}
+        lines.append((" to ".join(ends) + "% " if ends else "") + rest)
+    return lines
 
 
 Pairs = list[tuple[str, str]]
+"""Terms with their texts, as a page lists them."""
 
 
 def origin_of_run(command: str, provenance: Mapping[str, Any], tables: Mapping[str, Any]) -> Pairs:
     """Command, date, commit, seed, versions and hardware of a run, and how long it took."""
-    pairs = [("Command", command), *_pairs(provenance)]
-    if named := files_of(command, provenance, tables):
-        pairs.append(("Files of the command", "; ".join(f"{name}: {where}" for name, where in named.items())))
-    seconds = tables.get("setting", {}).get("seconds") or {}
-    if seconds:
-        pairs.append(("Time taken", ", ".join(f"{name} {_duration(value)}" for name, value in seconds.items())))
-    return pairs
+    files = [f"{name}: {where}" for name, where in files_of(command, provenance, tables).items()]
+    seconds = (tables.get("setting", {}).get("seconds") or {}).items()
+    found = {
+        "Command": command,
+        **_machine(provenance),
+        "Files of the command": "; ".join(files),
+        "Time taken": ", ".join(f"{name} {_duration(value)}" for name, value in seconds),
+    }
+    return [(name, str(value)) for name, value in found.items() if value not in (None, "")]
+
+
+def origin_of_weights(weights: Mapping[str, Any]) -> Pairs:
+    """Where the models of a recipe were trained, how long, and from which seeds."""
+    trained = weights.get("trained") or {}
+    found = {
+        "Training steps": count(weights["steps"]),
+        "Seeds": ", ".join(map(str, weights["seeds"])),
+        "Command": trained.get("command"),
+        **_machine(trained),
+        "Time taken": _duration(trained["seconds"]) if trained.get("seconds") is not None else "",
+    }
+    return [(name, str(value)) for name, value in found.items() if value not in (None, "")]
 
 
 def files_of(command: str, provenance: Mapping[str, Any], tables: Mapping[str, Any]) -> dict[str, str]:
@@ -222,7 +202,7 @@ def files_of(command: str, provenance: Mapping[str, Any], tables: Mapping[str, A
     """
     known = {str(one["name"]): one for one in provenance.get("files") or []}
     setting = tables.get("setting")
-    arms = (setting.get("arms") if isinstance(setting, Mapping) else None) or {}
+    variants = (setting.get("arms") if isinstance(setting, Mapping) else None) or {}
     found = {}
     for word in _inputs(command):
         stem = PurePosixPath(word).stem
@@ -230,7 +210,7 @@ def files_of(command: str, provenance: Mapping[str, Any], tables: Mapping[str, A
             found[word] = "in results.json, provenance.files"
         elif word in known:
             found[word] = f"a file of {count(known[word]['bytes'])} bytes, SHA-256 {known[word]['sha256']}"
-        elif word.endswith(".json") and isinstance(arms, Mapping) and (arms.get(stem) or {}).get("policy"):
+        elif word.endswith(".json") and isinstance(variants, Mapping) and (variants.get(stem) or {}).get("policy"):
             found[word] = f"in results.json, tables.setting.arms.{stem}.policy"
         elif isinstance(tables.get("training"), Mapping) and "command" in (tables["training"].get(word) or {}):
             found[word] = f"trained by the command in results.json, tables.training.{word}.command"
@@ -243,51 +223,23 @@ def _inputs(command: str) -> list[str]:
         words = shlex.split(str(command))
     except ValueError:  # somebody changed it
         words = str(command).split()
-    return [
-        part
-        for before, word in pairwise(words)
-        if before != "--out" and not word.startswith("--")
-        for part in word.split(",")
-    ]
+    read = (word for before, word in pairwise(words) if before != "--out" and not word.startswith("--"))
+    return [part for word in read for part in word.split(",")]
 
 
-def origin_of_weights(weights: Mapping[str, Any]) -> Pairs:
-    """Where the models of a recipe were trained, how long, and from which seeds."""
-    pairs = [("Training steps", count(weights["steps"])), ("Seeds", ", ".join(str(seed) for seed in weights["seeds"]))]
-    trained = weights.get("trained")
-    if not trained:
-        return pairs
-    if trained.get("command"):
-        pairs.append(("Command", str(trained["command"])))
-    pairs += _pairs(trained)
-    if trained.get("seconds") is not None:
-        pairs.append(("Time taken", _duration(trained["seconds"])))
-    return pairs
-
-
-def _pairs(provenance: Mapping[str, Any]) -> Pairs:
-    versions, hardware = provenance.get("versions") or {}, provenance.get("hardware") or {}
-    found = {
-        "Date": provenance.get("date"),
-        "Commit": provenance.get("commit"),
-        "Seed": provenance.get("seed"),
+def _machine(provenance: Mapping[str, Any]) -> dict[str, Any]:
+    hardware = provenance.get("hardware") or {}
+    cores, memory = hardware.get("cores"), hardware.get("ram_gb")
+    parts = [
+        hardware.get("cpu"), plural(cores, "core") if cores else "", f"{memory:g} GB memory" if memory else "",
+        hardware.get("gpu") or ("no GPU" if hardware else ""), hardware.get("system"),
+    ]  # fmt: skip
+    versions = provenance.get("versions") or {}
+    return {
+        **{name.capitalize(): provenance.get(name) for name in ("date", "commit", "seed")},
         "Versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
-        "Hardware": _hardware(hardware),
+        "Hardware": ", ".join(str(part) for part in parts if part),
     }
-    return [(name, str(value)) for name, value in found.items() if value not in (None, "")]
-
-
-def _hardware(hardware: Mapping[str, Any]) -> str:
-    parts = [str(hardware["cpu"])] if hardware.get("cpu") else []
-    if hardware.get("cores"):
-        parts.append(plural(hardware["cores"], "core"))
-    if hardware.get("ram_gb"):
-        parts.append(f"{hardware['ram_gb']:g} GB memory")
-    if hardware:
-        parts.append(str(hardware["gpu"]) if hardware.get("gpu") else "no GPU")
-    if hardware.get("system"):
-        parts.append(str(hardware["system"]))
-    return ", ".join(parts)
 
 
 def _duration(seconds: float) -> str:
@@ -295,5 +247,5 @@ def _duration(seconds: float) -> str:
 
 
 def baseline(name: str) -> str:
-    """The name of a variant; results call the model without a policy "as it comes"."""
+    """The name of a variant; earlier results call the model without a policy "as it comes"."""
     return "baseline" if name == "as it comes" else name

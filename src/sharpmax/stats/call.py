@@ -309,6 +309,23 @@ class Logits:
         return RowStats.anchored(count.expand(top.shape), top, mass.log(), shortfall, max=top, var=var)
 
 
+def layout(x: Tensor | None) -> Any:
+    """What a check or the launch of a kernel depends on, of a tensor: all but its device and its contents."""
+    return None if x is None else (x.shape, x.stride(), x.dtype)
+
+
+_MOST_REMEMBERED = 1024
+
+
+def remember(known: dict[Any, Any], key: Any, value: Any) -> None:
+    """Keep what later calls need not find out again; not while a CUDA graph, which owns its memory, is captured."""
+    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        return
+    if len(known) >= _MOST_REMEMBERED:
+        known.clear()
+    known[key] = value
+
+
 def take_heads(array: Tensor, heads: Tensor) -> Tensor:
     """Some heads of an array `[B, H, ...]`, or all of one that broadcasts along them."""
     return array if array.shape[1] == 1 else array.index_select(1, heads)
@@ -350,7 +367,7 @@ def capped_beta(x: Tensor, beta: Tensor, share: float = 1.0) -> Tensor:
     return beta.clamp(max=(share * largest_for(x.dtype) / largest).clamp_min(1.0))
 
 
-def _autocasts(kind: str) -> bool:
+def autocasts(kind: str) -> bool:
     """Whether `torch.autocast` is on for this kind of device."""
     # The usual ones are named because compilers cannot trace the question which devices know autocast.
     known = kind in ("cpu", "cuda", "mps", "xpu") or torch.amp.autocast_mode.is_autocast_available(kind)
@@ -360,7 +377,7 @@ def _autocasts(kind: str) -> bool:
 def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
     """Logits and weights keep their precision inside `torch.autocast`, as torch's own softmax does."""
     # To switch it off takes longer than to ask, and a generated token can afford little.
-    return torch.autocast(device.type, enabled=False) if _autocasts(device.type) else nullcontext()
+    return torch.autocast(device.type, enabled=False) if autocasts(device.type) else nullcontext()
 
 
 def as_autocast(*inputs: Any) -> tuple[Any, ...]:
@@ -371,7 +388,7 @@ def as_autocast(*inputs: Any) -> tuple[Any, ...]:
     first = inputs[0]
     if not isinstance(first, Tensor):
         return inputs
-    if not _autocasts(first.device.type):
+    if not autocasts(first.device.type):
         return inputs
     dtype = torch.get_autocast_dtype(first.device.type)
     return tuple(

@@ -21,10 +21,6 @@ import triton.language as tl
 # mypy: disable-error-code="untyped-decorator,no-untyped-def,no-untyped-call"
 
 
-NO_MASK = 0
-MASK_SHOWS = 1  # one byte per key, not 0 = visible
-MASK_ADDED = 2  # floats
-
 LN2: tl.constexpr = tl.constexpr(0.6931471805599453)
 LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
 # 2^−1000 is 0 in float32 and float64: where a hidden key is put, so that 0 · x stays 0 where 0 · inf would be NaN.

@@ -7,8 +7,9 @@ import importlib
 import importlib.util
 import os
 import sys
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from types import ModuleType
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from sharpmax.errors import UnsupportedError, install_command
 from sharpmax.lazy import require
-from sharpmax.stats.call import AttentionCall, Parts, floats_at_least_32
+from sharpmax.stats.call import AttentionCall, Parts, floats_at_least_32, layout
 from sharpmax.stats.statistics import FIELDS
 from sharpmax.stats.streaming import Gradients, Incoming
 
@@ -72,54 +73,143 @@ def triton_parts(call: AttentionCall, fields: frozenset[str] = frozenset(FIELDS)
     The anchor is the maximum if that is asked for; else it may be the lse. Without `var` in the fields, var may be 0.
     A visible logit that is NaN or +inf makes all four NaN for its row; one that overflowed to −inf has weight 0.
     """
-    require("triton", "triton", "impl='triton'")
     if reason := obstacle(call):
+        require("triton", "triton", "impl='triton'")
         raise UnsupportedError(f"impl: 'triton' cannot do this: {reason}; use impl='streaming'")
-    q, k, spans = call.q, call.k, call.spans
-    batch, heads, group, queries, width = q.shape
+    q, scale = call.q, call.scale
     dtype = floats_at_least_32(q.dtype)
-    anchor, log_mass, shortfall, var = (torch.empty(q.shape[:-1], dtype=dtype, device=q.device) for _ in range(4))
+    parts = [torch.empty(q.shape[:-1], dtype=dtype, device=q.device) for _ in range(4)]
     if not q.numel() or not call.keys:  # nothing to launch
-        return Parts(anchor.fill_(-torch.inf), log_mass.zero_(), shortfall.zero_(), var.zero_())
-
-    scale = call.scale
-    if q.dtype == torch.float64:
+        return Parts(parts[0].fill_(-torch.inf), *(part.zero_() for part in parts[1:]))
+    if dtype == torch.float64:
         # A kernel's float arguments are float32, too coarse a scale for float64 logits.
         q, scale = q * scale, 1.0
-    kernels = importlib.import_module("sharpmax.stats.triton_kernel")
-    mask, kind, floor = mask_for_kernel(call.mask, kernels)
-    gain = call.gain if kind == kernels.MASK_ADDED else None
-    inputs = (mask, gain, spans, anchor, log_mass, shortfall, var)
-    geometry = (
-        *q.stride(), *k.stride(), *strides_as(mask, *q.shape[:-1], call.keys), *strides_as(gain, *q.shape[:-1]),
-        *strides_as(spans, batch, 2, queries), heads, group, queries, call.keys,
-        limited(call.offset, queries, call.keys), scale,
-    )  # fmt: skip
-    options: dict[str, Any] = {
-        "WIDTH": width, "CAUSAL": call.offset is not None, "SPANS": spans is not None, "MASK": kind,
-        "MASK_FLOOR": floor, "GAIN": gain is not None, "WIDEN": widened(q), "BLOCK_D": power_of_2(width),
-    }  # fmt: skip
+    gain = call.gain if call.mask is not None and call.mask.dtype != torch.bool else None
+    key = (layout(q), layout(call.k), layout(call.mask), layout(gain), layout(call.spans), call.offset, scale, q.device)
+    made = replace(call, q=q, scale=scale, gain=gain)
+    _launch_parts(key, q, call.k, (call.mask, gain, call.spans), call.offset, fields, parts, lambda: made)
+    return Parts(*parts)
 
-    def blocks(tile: Tile) -> int:
-        return batch * heads * group * -(-queries // tile.rows)
 
-    quick, every_key = q.dtype in _HALF, call.mask is None and spans is None and call.offset is None
+def unmasked_parts(q: Tensor, k: Tensor, offset: int | None, scale: float, fields: frozenset[str]) -> Sequence[Tensor]:
+    """As `triton_parts`, for q `[B, H, Lq, D]` and k `[B, Hkv, Lk, D]` that were checked before; each `[B, H, Lq]`."""
+    shape = q.shape[:-1]
+    if shape.numel() % 4:  # addresses that are not multiples of 16 take longer to launch
+        parts: Sequence[Tensor] = [torch.empty(shape, dtype=torch.float32, device=q.device) for _ in range(4)]
+    else:
+        parts = torch.empty((4, *shape), dtype=torch.float32, device=q.device).unbind()
+    key = (q.shape, q.stride(), q.dtype, k.shape, k.stride(), offset, scale, q.device)
+
+    def made() -> AttentionCall:
+        grouped = q.view(q.shape[0], k.shape[1], -1, *q.shape[2:])
+        return AttentionCall(grouped, k, None, offset, scale, tuple(shape))
+
+    _launch_parts(key, q, k, (None, None, None), offset, fields, parts, made)
+    return parts
+
+
+def _launch_parts(
+    key: Any, q: Tensor, k: Tensor, masks: tuple[Tensor | None, ...], offset: int | None, fields: frozenset[str],
+    parts: Sequence[Tensor], made: Callable[[], AttentionCall],
+) -> None:  # fmt: skip
+    """Launch the kernels for statistics; `masks` are mask, gain and spans, and `made` gives the whole call."""
+    quick = q.dtype in _HALF
     with on_device(q):
         if quick:
-            tile = _quick_tile(call)
-            box = _box(k, tile.keys, options["BLOCK_D"])
-            # One axis of programs: the other axes of a CUDA grid end at 65,535.
-            kernels.quick_parts[(blocks(tile),)](
-                q, k, box, *inputs, *geometry, **options, TMA=box is not None,
-                EVEN=every_key and call.keys % tile.keys == 0, MAX="max" in fields, VAR="var" in fields,
-                BLOCK_Q=tile.rows, BLOCK_K=tile.keys, STAGES=tile.stages, num_warps=tile.warps,
-            )  # fmt: skip
-        tile = _careful_tile(call)
-        total = blocks(tile)
-        kernels.careful_parts[(min(total, _LOOKING) if quick else total,)](
-            q, k, *inputs, *geometry, total, **options, AFTER_QUICK=quick, **_launch(tile)
+            tile = _quick_tile(q.shape[-2], q.shape[-1], masks[0] is not None, offset is None and masks[2] is None)
+            box = _box(k, tile.keys, power_of_2(q.shape[-1]))
+            every_key = masks[0] is None and masks[2] is None and offset is None and k.shape[-2] % tile.keys == 0
+            options = {"TMA": box is not None, "EVEN": every_key, "MAX": "max" in fields, "VAR": "var" in fields}
+            launch(
+                ("quick_parts", key, *options.values()),
+                (q, k, box, *masks, *parts),
+                lambda: _settled("quick_parts", made(), tile, {**options, "STAGES": tile.stages}),
+            )
+        launch(
+            ("careful_parts", key),
+            (q, k, *masks, *parts),
+            lambda: _settled("careful_parts", call := made(), _careful_tile(call), {"AFTER_QUICK": quick}),
         )
-    return Parts(anchor, log_mass, shortfall, var)
+
+
+def _settled(name: str, call: AttentionCall, tile: Tile, options: dict[str, Any]) -> Settings:
+    """How one of the kernels for row statistics is launched."""
+    kernels = importlib.import_module("sharpmax.stats.triton_kernel")
+    q, gain = call.q, call.gain
+    batch, heads, group, queries, width = q.shape
+    rows, (kind, floor) = q.shape[:-1], mask_kind(call.mask)
+    numbers = [
+        *q.stride(), *call.k.stride(), *strides_as(call.mask, *rows, call.keys), *strides_as(gain, *rows),
+        *strides_as(call.spans, batch, 2, queries), heads, group, queries, call.keys,
+        limited(call.offset, queries, call.keys), call.scale,
+    ]  # fmt: skip
+    # One axis of programs: the other axes of a CUDA grid end at 65,535.
+    programs = total = batch * heads * group * -(-queries // tile.rows)
+    if name == "careful_parts":
+        programs = min(total, _LOOKING) if options["AFTER_QUICK"] else total
+        numbers.append(total)
+        options["num_stages"] = tile.stages
+    constants = {
+        "WIDTH": width, "CAUSAL": call.offset is not None, "SPANS": call.spans is not None, "MASK": kind,
+        "MASK_FLOOR": floor, "GAIN": gain is not None, "WIDEN": widened(q), "BLOCK_D": power_of_2(width),
+        "BLOCK_Q": tile.rows, "BLOCK_K": tile.keys, "num_warps": tile.warps, **options,
+    }  # fmt: skip
+    return Settings(getattr(kernels, name), (programs,), tuple(numbers), constants)
+
+
+class Settings(NamedTuple):
+    """A kernel, its grid, and what comes after the tensors: numbers, then constants by name."""
+
+    kernel: Any
+    grid: tuple[int, ...]
+    numbers: tuple[Any, ...]
+    constants: dict[str, Any]
+
+
+class _Compiled(NamedTuple):
+    """A compiled kernel as the driver launches it, with every argument that follows the tensors."""
+
+    run: Callable[..., None]
+    grid: tuple[int, ...]
+    device: int
+    function: Any
+    metadata: Any
+    rest: tuple[Any, ...]
+
+
+_compiled: dict[Any, _Compiled] = {}
+_MOST_COMPILED = 4096
+
+
+def launch(key: Any, tensors: Sequence[Any], settle: Callable[[], Settings]) -> None:
+    """Launch a kernel whose first parameters are `tensors` (None, or a descriptor, for some).
+
+    `key` decides everything else: which kernel, the device, the dtypes of the tensors, and what `settle` returns. The
+    first launch goes through Triton, which takes tens of microseconds to bind and specialise its arguments. Later ones
+    go to the driver at once, where every address is a multiple of 16, which is what Triton specialises on.
+    """
+    addresses = [x.data_ptr() if type(x) is Tensor else x for x in tensors]
+    aligned = True
+    for one in addresses:
+        if type(one) is int and one & 15:
+            aligned = False
+    found = _compiled.get(key) if aligned else None
+    if found is not None:
+        stream = torch._C._cuda_getCurrentRawStream(found.device)
+        found.run(*found.grid, stream, found.function, found.metadata, None, None, None, *addresses, *found.rest)
+        return
+    kernel, grid, numbers, constants = settle()
+    given = [x.view(torch.uint8) if isinstance(x, Tensor) and x.dtype == torch.bool else x for x in tensors]
+    compiled = kernel[grid](*given, *numbers, **constants)
+    if not aligned or not hasattr(compiled, "packed_metadata") or any(isinstance(x, Tensor) for x in addresses):
+        return
+    names = kernel.arg_names[len(tensors) + len(numbers) :]
+    rest = (*numbers, *(constants[name] for name in names))
+    if len(_compiled) >= _MOST_COMPILED:
+        _compiled.clear()
+    _compiled[key] = _Compiled(
+        compiled.run, (*grid, 1, 1)[:3], torch.cuda.current_device(), compiled.function, compiled.packed_metadata, rest
+    )
 
 
 def _names(dtypes: tuple[torch.dtype, ...]) -> str:
@@ -157,13 +247,15 @@ def on_device(x: Tensor) -> AbstractContextManager[Any]:
     return torch.cuda.device(x.device)
 
 
-def mask_for_kernel(mask: Tensor | None, kernels: ModuleType) -> tuple[Tensor | None, int, float]:
-    """The mask as the kernel reads it, its kind, and the largest float that hides a key (see `hidden_by`)."""
+NO_MASK, MASK_SHOWS, MASK_ADDED = range(3)
+"""How kernels read a mask: there is none; bytes that are 1 where a key is visible; floats that are added."""
+
+
+def mask_kind(mask: Tensor | None) -> tuple[int, float]:
+    """How kernels read a mask, and the largest float that hides a key (see `hidden_by`)."""
     if mask is None:
-        return None, kernels.NO_MASK, 0.0
-    if mask.dtype == torch.bool:
-        return mask.view(torch.uint8), kernels.MASK_SHOWS, 0.0
-    return mask, kernels.MASK_ADDED, torch.finfo(mask.dtype).min / 2
+        return NO_MASK, 0.0
+    return (MASK_SHOWS, 0.0) if mask.dtype == torch.bool else (MASK_ADDED, torch.finfo(mask.dtype).min / 2)
 
 
 def strides_as(x: Tensor | None, *shape: int) -> tuple[int, ...]:
@@ -173,6 +265,9 @@ def strides_as(x: Tensor | None, *shape: int) -> tuple[int, ...]:
 
 def _box(k: Tensor, keys: int, width: int) -> object | None:
     """A descriptor with which Hopper's copy engine fetches a tile of keys, or None where that cannot be."""
+    key = (k.data_ptr(), k.shape, k.stride(), k.dtype, k.device, keys, width)
+    if key in _boxes:
+        return _boxes[key]
     if not (_has_copy_engine(k.device) or interpreted()):
         return None
     # Along an axis of length 1 the stride means nothing, and must still be one the engine takes.
@@ -180,8 +275,26 @@ def _box(k: Tensor, keys: int, width: int) -> object | None:
     if k.stride(-1) != 1 or k.data_ptr() % 16 or any(n <= 0 or n * k.element_size() % 16 for n in strides[:-1]):
         return None
     tools = importlib.import_module("triton.tools.tensor_descriptor")
-    box: object = tools.TensorDescriptor(k, list(k.shape), [*strides[:-1], 1], [1, 1, keys, width])
+    base = k if interpreted() else _Address(k)
+    box: object = tools.TensorDescriptor(base, list(k.shape), [*strides[:-1], 1], [1, 1, keys, width])
+    if isinstance(base, _Address):
+        if len(_boxes) >= _MOST_COMPILED:
+            _boxes.clear()
+        _boxes[key] = box
     return box
+
+
+class _Address:
+    """What a descriptor needs of a tensor, which it does not keep."""
+
+    def __init__(self, x: Tensor) -> None:
+        self.dtype, self._address = x.dtype, x.data_ptr()
+
+    def data_ptr(self) -> int:
+        return self._address
+
+
+_boxes: dict[Any, object] = {}
 
 
 @functools.cache
@@ -189,15 +302,14 @@ def _has_copy_engine(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
-def _quick_tile(call: AttentionCall) -> Tile:
+def _quick_tile(queries: int, width: int, masked: bool, every_key: bool) -> Tile:
     """The tile of the quick kernel, whose operands fit into the shared memory of any recent GPU (99 KiB)."""
-    queries, width = call.q.shape[-2:]
     if width > 128:
         tile = Tile(64, 32, 4, 2)
-    elif call.mask is not None:
+    elif masked:
         # The addresses of a tile of the mask take as many registers as its logits: more warps share them.
         tile = Tile(128, 64, 8, 2)
-    elif call.offset is None and call.spans is None:
+    elif every_key:
         tile = Tile(64, 128, 4, 2) if width <= 64 else Tile(128, 64, 4, 2)
     else:
         tile = Tile(128, 64, 4, 3)
@@ -256,9 +368,9 @@ def triton_backward(call: AttentionCall, parts: Parts, grads: Incoming) -> Gradi
         return Gradients(dq.zero_(), dk.zero_(), None)
     batch, heads, group, queries, width = q.shape
     kernels = importlib.import_module("sharpmax.stats.triton_backward_kernel")
-    forward = importlib.import_module("sharpmax.stats.triton_kernel")
-    mask, kind, floor = mask_for_kernel(call.mask, forward)
-    gain = call.gain if kind == forward.MASK_ADDED else None
+    kind, floor = mask_kind(call.mask)
+    mask = call.mask.view(torch.uint8) if call.mask is not None and kind == MASK_SHOWS else call.mask
+    gain = call.gain if kind == MASK_ADDED else None
     with_var = grads.var is not None
     # Rounded to half precision anyway, the derivative may take a shorter way.
     folded = q.dtype != torch.float32 and not with_var

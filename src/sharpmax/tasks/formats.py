@@ -1,7 +1,8 @@
-"""Retrieval in many formats: those a calibration trains on, those it is tested on, and controls.
+"""Retrieval tasks for language models: one fact among n in lists, tables, JSON, prose and noise.
 
-No test format shares its wording, its layout or its keys with a training format. A control has one fact in text without
-rivals, which models find anyway: what works must keep working.
+Groups are for calibration, for tests and as controls; the other tasks stand alone (`kv`, `houses`, …). No test format
+shares its wording, its layout or its keys with a training format. A control has one fact in text without rivals, which
+models find anyway: what works must keep working.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from sharpmax.tasks.prompt import Prompt, Task
+from sharpmax.tasks.prompt import SIZES, Prompt, Task
 from sharpmax.tasks.text import plain_text
 from sharpmax.tasks.vocabulary import ADJECTIVES, NAMES, NOUNS, WORDS, paragraph
 
@@ -70,6 +71,7 @@ class Format:
     answer: str = " {value}"
     keys: Draw = _TRAINING_KEYS
     values: Draw = _TRAINING_VALUES
+    after: str = ""
 
     def __call__(self, size: int, rng: random.Random) -> Prompt:
         """A prompt with `size` items."""
@@ -82,7 +84,7 @@ class Format:
         asked = rng.randrange(size)
         about = {"key": keys[asked], "value": values[asked]}
         return Prompt(
-            f"{self.before.format(**about)}{self.between.join(items)}\n{self.question.format(**about)}",
+            f"{self.before.format(**about)}{self.between.join(items)}{self.after}\n{self.question.format(**about)}",
             self.opening.format(**about),
             self.answer.format(**about),
             evidence=items[asked],
@@ -184,6 +186,81 @@ _TEST: Mapping[str, Callable[[int, random.Random], Prompt]] = {
         "{key} was given room number", keys=_PEOPLE, values=_number(3),
     ),
 }  # fmt: skip
+
+
+_LISTING = "Here is a list of names and numbers.\n"
+_KINDS = """
+    wooden silver golden red blue green yellow white black brown pink purple heavy light small large round square tall
+    narrow soft smooth plain striped painted polished folding portable
+"""
+_GOODS = """
+    lamp table chair mirror clock basket blanket pillow carpet curtain bottle kettle bowl plate spoon knife drum flute
+    guitar kite ball doll puzzle box bag belt hat coat scarf jacket
+"""
+_THINGS = tuple(f"{kind} {good}" for kind in _KINDS.split() for good in _GOODS.split())
+_PLACES = """
+    lighthouse library museum castle harbour theatre station hospital observatory laboratory palace airport bakery
+    brewery cathedral embassy factory gallery hotel monastery prison school stadium warehouse
+"""
+
+
+def _multi_kv(size: int, rng: random.Random) -> Prompt:
+    pairs = list(zip(rng.sample(NAMES, size), _number(2)(rng, size), strict=True))
+    (first, a), (second, b), (third, c) = rng.sample(pairs, 3)
+    asked = f"numbers of {first}, {second} and {third}"
+    listed = "\n".join(f"{name}: {number}" for name, number in pairs)
+    return Prompt(f"{_LISTING}{listed}\nWhat are the {asked}?", f"The {asked} are", f" {a}, {b}, {c}")
+
+
+def _paragraphs(size: int, rng: random.Random) -> Prompt:
+    paragraphs = [paragraph(rng) for _ in range(size)]
+    subject = f"secret code of the {rng.choice(_PLACES.split())}"
+    code = rng.randint(1000, 9999)
+    sentences = rng.choice(paragraphs)
+    sentences.insert(rng.randint(0, len(sentences)), f"The {subject} is {code}.")
+    text = "\n\n".join(map(" ".join, paragraphs))
+    return Prompt(f"{text}\n\nWhat is the {subject}?", f"The {subject} is", f" {code}")
+
+
+_SMALLEST, _LARGEST = 10, 999
+
+
+def _max_of(size: int, rng: random.Random) -> Prompt:
+    # The answer is drawn first, evenly: the largest of many even draws would nearly always be one of the last few.
+    answer = rng.randint(_SMALLEST + size - 1, _LARGEST)
+    numbers = [answer, *rng.sample(range(_SMALLEST, answer), size - 1)]
+    rng.shuffle(numbers)
+    listed = ", ".join(map(str, numbers))
+    return Prompt(f"Which of these numbers is the largest?\n{listed}", "The largest number is", f" {answer}")
+
+
+_TWO_DIGITS, _ANY_NAME = _number(2), _distinct(NAMES)
+_KV = Format(
+    _LISTING, "{key}: {value}", "\n", "What is the number of {key}?", "{key}:", keys=_ANY_NAME, values=_TWO_DIGITS
+)
+_HOUSES = Format(
+    "", "{key} lives in house {value}.", " ", "\nIn which house does {key} live?", "{key} lives in house",
+    keys=_ANY_NAME, values=_TWO_DIGITS,
+)  # fmt: skip
+_PRICES = Format(
+    "", "A {key} costs {value} dollars.", " ", "\nHow much does the {key} cost?", "The {key} costs",
+    keys=_distinct(_THINGS), values=_TWO_DIGITS,
+)  # fmt: skip
+_JSON = Format(
+    "{{", '"{key}": {value}', ", ", 'What is the value of "{key}"?', '"{key}":', keys=_ANY_NAME, values=_TWO_DIGITS,
+    after="}",
+)  # fmt: skip
+
+SINGLE: tuple[Task, ...] = (
+    Task("kv", 1, "the number of one name in a list of n", SIZES, len(NAMES), _KV),
+    Task("max", 1, "the largest of n different numbers", SIZES, 640, _max_of),
+    Task("needle", 1, "one fact in n paragraphs of filler", (4, 8, 16, 32, 64, 128), 4096, _paragraphs),
+    Task("multi-kv", 1, "the numbers of three names in a list of n", SIZES, len(NAMES), _multi_kv, least=3),
+    Task("houses", 1, "the house of one person among n, in sentences", SIZES, len(NAMES), _HOUSES),
+    Task("prices", 1, "the price of one thing among n, in sentences", SIZES, len(_THINGS), _PRICES),
+    Task("json", 1, "the value of one key of a JSON object with n", SIZES, len(NAMES), _JSON),
+)
+"""Tasks that belong to no group."""
 
 
 def _tasks(kind: str, makers: Mapping[str, Callable[[int, random.Random], Prompt]], what: str) -> tuple[Task, ...]:

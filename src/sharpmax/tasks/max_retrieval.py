@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sharpmax.tasks.sized import Batch, SizedTask, Sizes, limits
+from sharpmax.errors import reject
+from sharpmax.tasks.sized import COPY, RECALL, Batch, SizedTask, Sizes, limits
 
 VERSION = 1
 """Changes when the same seed no longer gives the same sets."""
@@ -165,3 +167,13 @@ SORT = replace(
     draw=_sort,
     options=(),
 )
+
+SIZED_TASKS: Mapping[str, SizedTask] = {task.name: task for task in (MAX, RECALL, SORT, COPY)}
+"""The tasks of growing size that small models are compared on."""
+
+
+def sized_task(name: str) -> SizedTask:
+    """The task of that name."""
+    if name not in SIZED_TASKS:
+        reject("--task", repr(name), ", ".join(SIZED_TASKS))
+    return SIZED_TASKS[name]

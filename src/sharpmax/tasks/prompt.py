@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
@@ -135,15 +135,10 @@ class Task:
         prompt = self.make(size, rng)
         if not isinstance(prompt, Prompt):
             reject_type(
-                "make", f"{type(prompt).__name__} from the task {self.name!r}", "a function that returns a Prompt"
+                "make", f"{type(prompt).__name__} from the task {self.name!r}", "a function that makes a Prompt"
             )
         return prompt
 
 
 SIZES = (8, 16, 32, 64, 128, 256, 512)
 """The default numbers of items."""
-
-
-def numbered(things: Sequence[str], size: int, rng: random.Random) -> list[tuple[str, int]]:
-    """`size` different things in random order, each with a number of two digits; numbers may repeat."""
-    return [(thing, rng.randint(10, 99)) for thing in rng.sample(things, size)]

@@ -9,14 +9,13 @@ from pathlib import Path
 from types import MappingProxyType
 
 from sharpmax.errors import FileFormatError, reject, reject_type
-from sharpmax.tasks.formats import CONTROLS, FORMATS, TRAINING
+from sharpmax.tasks.formats import CONTROLS, FORMATS, SINGLE, TRAINING
 from sharpmax.tasks.prompt import Task
-from sharpmax.tasks.retrieval import HOUSES, JSON_OBJECT, KV, MAX_OF, MULTI_KV, NEEDLE, PRICES
 from sharpmax.tasks.ruler import RULER
 
-_LISTED = (KV, MAX_OF, NEEDLE, MULTI_KV, HOUSES, PRICES, JSON_OBJECT, *FORMATS, *RULER, *TRAINING, *CONTROLS)
-
-TASKS: Mapping[str, Task] = MappingProxyType({task.name: task for task in _LISTED})
+TASKS: Mapping[str, Task] = MappingProxyType(
+    {task.name: task for task in (*SINGLE, *FORMATS, *RULER, *TRAINING, *CONTROLS)}
+)
 """The tasks that come with the package, by name."""
 
 GROUPS: Mapping[str, tuple[Task, ...]] = MappingProxyType(

@@ -30,7 +30,7 @@ def weight_bounds(spread: Number, n: Number) -> tuple[Any, Any]:
     >>> round(low, 4), round(high, 4)
     (0.0089, 0.33)
     """
-    xp, spread, n = _read_spread_and_n(spread, n)
+    xp, spread, n = _numbers(spread=spread, n=n)
     with np.errstate(over="ignore", under="ignore"):
         high = 1 / (1 + _times_exp(xp, n - 1, -spread))
         others = xp.where(n > 1, n - 1, 1.0)
@@ -47,7 +47,7 @@ def loose_weight_bounds(spread: Number, n: Number) -> tuple[Any, Any]:
     >>> round(low, 4), round(high, 4)
     (0.0085, 0.4618)
     """
-    xp, spread, n = _read_spread_and_n(spread, n)
+    xp, spread, n = _numbers(spread=spread, n=n)
     with np.errstate(over="ignore", under="ignore"):
         return give(_times_exp(xp, 1 / n, -spread)), give(_times_exp(xp, 1 / n, spread))
 
@@ -63,10 +63,7 @@ def horizon(spread: Number, mass: Number = 0.5) -> Any:
     >>> round(horizon(5.0, mass=0.9), 2)
     17.49
     """
-    xp, (spread, mass) = read(spread=spread, mass=mass)
-    broadcast(spread=spread.shape, mass=mass.shape)
-    _check_spread(spread)
-    _check_mass(mass)
+    xp, spread, mass = _numbers(spread=spread, mass=mass)
     with np.errstate(over="ignore", under="ignore"):
         return give(1 + _times_exp(xp, (1 - mass) / mass, spread))
 
@@ -88,10 +85,7 @@ def required_spread(n: Number, mass: Number = 0.5) -> Any:
     >>> round(required_spread(1024, mass=0.9), 3)
     9.128
     """
-    xp, (n, mass) = read(n=n, mass=mass)
-    broadcast(n=n.shape, mass=mass.shape)
-    check_at_least("n", n, 1.0)
-    _check_mass(mass)
+    xp, n, mass = _numbers(n=n, mass=mass)
     others = xp.where(n > 1, n - 1, 1.0)
     # (n − 1)·p/(1 − p) itself can leave float64 although its logarithm is small.
     spread = xp.log(others) + xp.log(mass) - xp.log1p(-mass)
@@ -108,7 +102,7 @@ def entropy_floor(spread: Number, n: Number) -> Any:
     >>> round(entropy_floor(3.0, 100), 4)
     3.5978
     """
-    xp, spread, n = _read_spread_and_n(spread, n)
+    xp, spread, n = _numbers(spread=spread, n=n)
     check("n", n, n == xp.floor(n), "whole numbers", "round the number of items")
     with np.errstate(over="ignore", under="ignore"):
         # Over real j the entropy falls and then rises, so the best whole j is next to its minimum.
@@ -127,25 +121,22 @@ def entropy_ceiling(n: Number) -> Any:
     >>> entropy_ceiling(1)
     0.0
     """
-    xp, (n,) = read(n=n)
-    check_at_least("n", n, 1.0)
+    xp, n = _numbers(n=n)
     return give(xp.log(n))
 
 
-def _read_spread_and_n(spread: Number, n: Number) -> tuple[Any, Any, Any]:
-    xp, (spread, n) = read(spread=spread, n=n)
-    broadcast(spread=spread.shape, n=n.shape)
-    _check_spread(spread)
-    check_at_least("n", n, 1.0)
-    return xp, spread, n
-
-
-def _check_spread(spread: Any) -> None:
-    check_at_least("spread", spread, 0.0, "pass β·(largest − smallest logit) over the items that are not masked")
-
-
-def _check_mass(mass: Any) -> None:
-    check("mass", mass, (mass > 0) & (mass < 1), "numbers strictly between 0 and 1")
+def _numbers(**given: Number) -> tuple[Any, ...]:
+    """The library to compute with and the arguments in float64; spread, n and mass are checked."""
+    xp, values = read(**given)
+    broadcast(**{name: value.shape for name, value in zip(given, values, strict=True)})
+    for name, value in zip(given, values, strict=True):
+        if name == "spread":
+            check_at_least(name, value, 0.0, "pass β·(largest − smallest logit) over the items that are not masked")
+        elif name == "n":
+            check_at_least(name, value, 1.0)
+        elif name == "mass":
+            check(name, value, (value > 0) & (value < 1), "numbers strictly between 0 and 1")
+    return xp, *values
 
 
 def _times_exp(xp: Any, factor: Any, exponent: Any) -> Any:
@@ -181,8 +172,7 @@ def top_weight_limit(top: Number, log_mean_exp: Number) -> Any:
     >>> round(top_weight_limit(2.0, math.log(math.expm1(2.0) / 2.0)), 4)
     2.313
     """
-    xp, (top, log_mean_exp) = read(top=top, log_mean_exp=log_mean_exp)
-    broadcast(top=top.shape, log_mean_exp=log_mean_exp.shape)
+    xp, top, log_mean_exp = _numbers(top=top, log_mean_exp=log_mean_exp)
     check("top", top, xp.isfinite(top), "finite numbers", "the limit exists for bounded logits only")
     check("log_mean_exp", log_mean_exp, xp.isfinite(log_mean_exp), "finite numbers")
     with np.errstate(over="ignore"):

@@ -24,7 +24,7 @@ import numpy as np
 
 from sharpmax.errors import reject
 from sharpmax.theory.bounds import Number, check, give, read
-from sharpmax.theory.spread import read_head, triangular_factor
+from sharpmax.theory.spread import check_pairs, read_head, triangular_factor
 
 _STEPS, _RATE, _MOMENTUM = 60, 2.0, 0.8
 _POWERS = (16.0, 1024.0)
@@ -56,8 +56,7 @@ def spread_from_rotary(
     """
     xp, Q, K, query_norm, key_norm, scale = read_head(Q, K, query_norm, key_norm, scale)
     width = Q.shape[-2]
-    if isinstance(pairs, bool) or not isinstance(pairs, int) or not 0 <= 2 * pairs <= width:
-        reject("pairs", repr(pairs), f"a whole number from 0 to {width // 2}, half the rows of Q")
+    check_pairs(pairs, width)
     query = _side(xp, Q, query_norm, query_bias, "query_bias", width)
     key = _side(xp, K, key_norm, key_bias, "key_bias", 2 * pairs)
     if 2 * pairs < width:
@@ -102,20 +101,12 @@ def _balanced(xp: Any, query: _Side, key: _Side, start: int) -> tuple[_Side, _Si
     """Both sides with the rows from `start` on in the basis of the singular vectors of their product."""
     left = xp.concatenate((query.rows, query.constant + 0.0 * query.rows[..., :1]), -1)[..., start:, :]
     right = key.rows[..., start:, :]
-    of_query, of_key = common_basis(xp, left, right)
-    return query.changed(xp, start, of_query), key.changed(xp, start, of_key)
-
-
-def common_basis(xp: Any, left: Any, right: Any) -> tuple[Any, Any]:
-    """Matrices F, G for left `[..., D, r]` and right `[..., D, s]` with (F·left)ᵀ(G·right) = leftᵀ·right.
-
-    F·left and G·right have orthogonal rows, of the same lengths: the square roots of the product's singular values.
-    """
     u, sizes, v = xp.linalg.svd(left.swapaxes(-1, -2) @ right, full_matrices=False)
     # A direction in which nothing meets is left out.
     met = sizes > 1e-15 * sizes[..., :1]
     share = (xp.where(met, sizes, 1.0) ** -0.5 * met)[..., None]
-    return share * (v @ right.swapaxes(-1, -2)), share * (left @ u).swapaxes(-1, -2)
+    of_query, of_key = share * (v @ right.swapaxes(-1, -2)), share * (left @ u).swapaxes(-1, -2)
+    return query.changed(xp, start, of_query), key.changed(xp, start, of_key)
 
 
 def _least(xp: Any, query: _Side, key: _Side, pairs: int) -> Any:

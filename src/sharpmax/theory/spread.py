@@ -60,6 +60,12 @@ def read_head(Q: Number, K: Number, query_norm: Number, key_norm: Number, scale:
     return xp, Q, K, query_norm, key_norm, scale
 
 
+def check_pairs(pairs: object, width: int) -> None:
+    """Refuse a number of pairs that do not fit into `width` entries."""
+    if isinstance(pairs, bool) or not isinstance(pairs, int) or not 0 <= 2 * pairs <= width:
+        reject("pairs", repr(pairs), f"a whole number from 0 to {width // 2}, half of D")
+
+
 def _largest_singular_value(xp: Any, matrix: Any) -> Any:
     return xp.linalg.norm(matrix, 2, (-2, -1))
 
@@ -100,8 +106,7 @@ def spread_over_inputs(queries: Number, keys: Number, scale: Number = 1.0, *, pa
     if width != keys.shape[1]:
         given = f"shapes {tuple(queries.shape)} and {tuple(keys.shape)}"
         reject("queries, keys", given, "[T, D] and [S, D] with the same D")
-    if isinstance(pairs, bool) or not isinstance(pairs, int) or not 0 <= 2 * pairs <= width:
-        reject("pairs", repr(pairs), f"a whole number from 0 to {width // 2}, half of D")
+    check_pairs(pairs, width)
     check_at_least("scale", scale, 0.0)
     still = [inputs[:, 2 * pairs :] for inputs in (queries, keys)]
     # What all keys share moves a row as a whole.

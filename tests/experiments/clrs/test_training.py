@@ -17,6 +17,7 @@ from torch import nn
 from sharpmax.errors import ArgumentError, SharpmaxError
 from sharpmax.experiments.clrs import training
 from sharpmax.experiments.clrs.data import Documents, Packed, batch_of, replies
+from sharpmax.experiments.clrs.scratch import scratch_model
 from sharpmax.experiments.clrs.training import FineTuned, FineTuneRecipe, LossCurve, train
 from sharpmax.integrations.transformers.application import policy_of
 from sharpmax.models.language import LanguageModel, load_language_model
@@ -169,7 +170,7 @@ def test_a_learned_policy_is_beside_the_model_and_nowhere_in_it(tmp_path: Path) 
     assert isinstance(trained.policy, PerHead)
     heads = [one for layer in trained.policy.policies for one in layer]
     assert any(isinstance(one, LogLinear) and one.level != 0.0 for one in heads)
-    assert all(isinstance(one, LogLinear) and one.length >= 0.0 for one in heads)
+    assert all(isinstance(one, LogLinear) for one in heads)
     assert set(model.state_dict()) == before
     assert policy_of(model) is None
     assert load_policy(tmp_path / "a" / "model" / "sharpmax_policy.json") == trained.policy
@@ -210,7 +211,7 @@ def test_a_disk_that_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         ({"rate": 0.0}, "--lr: got 0.0"),
         ({"epochs": -1.0}, "--epochs: got -1.0"),
         ({"learn": "magic"}, "--learn-policy: got 'magic'"),
-        ({"learn": "length", "policy": Constant(2.0)}, "--policy none"),
+        ({"learn": "length", "policy": Constant(2.0)}, "one of --policy, --learn-policy"),
         ({"seed": -1}, "seed: got -1"),
     ],
 )
@@ -227,3 +228,20 @@ def test_the_curve_keeps_losses_as_they_were(tmp_path: Path) -> None:
     loss *= 2
     curve.step_done(1, last=True)
     assert curve.entries[0].loss == pytest.approx(math.log(5))
+
+
+def test_a_decoder_from_scratch_in_limited_time_with_a_band(tmp_path: Path) -> None:
+    examples = stub.examples(stub.ALGORITHMS, stub.TRAIN, 12, "train", 0)
+    language = scratch_model("scratch:1m-nope", examples, seed=3)
+    same = scratch_model("scratch:1m-nope", examples, seed=3).model.state_dict()
+    assert all(torch.equal(weight, same[name]) for name, weight in language.model.state_dict().items())
+    question = examples[0].question
+    assert language.tokenizer.decode(language.tokenizer(question).input_ids) == question
+    documents = Documents.of(language.tokenizer, examples)
+    rows = Packed.of(documents, 2, group_tokens=ROOM, together=1, steps=STEPS, epochs=1.0, seed=0)
+    settings = recipe(band=(0.0, 0.5), minutes=1e-6, batch_tokens=ROOM)
+    (tmp_path / "a").mkdir()
+    trained = train(language, rows, settings, tmp_path / "a", device=CPU, bfloat16=False)
+    assert len(trained.curve) == 1  # time is up after a step
+    with pytest.raises(ArgumentError, match="scratch:10m"):
+        scratch_model("scratch:9b", examples, seed=0)

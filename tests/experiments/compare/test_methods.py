@@ -21,7 +21,7 @@ from sharpmax.experiments.compare.methods import (
 )
 from sharpmax.experiments.compare.run import ComparisonPlan
 from sharpmax.normalisers.base import normaliser
-from sharpmax.tasks.sized_registry import sized_task
+from sharpmax.tasks.max_retrieval import sized_task
 from tests.small_normalisers import shipped
 
 MAX = sized_task("max")
@@ -112,7 +112,6 @@ def test_a_plan_trains_every_stack_once_and_tests_it_at_every_size() -> None:
     assert re.fullmatch(r"max/single w128/softmax [0-9a-f]{8}/seeds 0-1/train", keys[0])
     assert re.fullmatch(r"max/single w128/hard [0-9a-f]{8}/seeds 2-2/test 16", keys[-1])
     for task in tasks:
-        assert json.loads(json.dumps(task.arguments)) == task.arguments
         assert (task.after in keys) == ("/test " in task.key)
 
 

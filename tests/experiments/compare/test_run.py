@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -15,8 +14,7 @@ from sharpmax.experiments.compare import run as cells
 from sharpmax.experiments.compare.methods import SHIPPED_METHODS, Method, ModelSpec
 from sharpmax.experiments.compare.run import evaluate, train
 from sharpmax.models.single_head import SetHeads
-from sharpmax.tasks.max_retrieval import seeded
-from sharpmax.tasks.sized_registry import sized_task
+from sharpmax.tasks.max_retrieval import seeded, sized_task
 
 SINGLE = ModelSpec(width=16)
 ENCODER = ModelSpec("encoder", width=16, heads=2, depth=2)
@@ -29,7 +27,7 @@ def _short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def common(method: Method, model: ModelSpec = SINGLE, task: str = "max", seeds: tuple[int, ...] = (0, 1)) -> Any:
-    return {"method": asdict(method), "model": asdict(model), "task": task, "seeds": list(seeds), "device": "cpu"}
+    return {"method": method, "model": model, "task": task, "seeds": list(seeds), "device": "cpu"}
 
 
 def trained(

@@ -242,7 +242,7 @@ def test_less_memory_changes_the_parts_and_not_what_is_read(
     monkeypatch: pytest.MonkeyPatch, heads: list[SingleHeads]
 ) -> None:
     whole = measure(heads, [VARIANTS, VARIANTS], 64, 12, STREAM)
-    monkeypatch.setattr(evaluation, "_items_at_once", lambda device: 5 * 64)
+    monkeypatch.setitem(evaluation._AT_ONCE, "cpu", 5 * 64)
     assert [len(seen.answer) for seen in read(heads[0], 64, 12, STREAM)] == [5, 5, 2]
     parts = measure(heads, [VARIANTS, VARIANTS], 64, 12, STREAM)
     for arm in VARIANTS:

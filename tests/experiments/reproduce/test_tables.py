@@ -46,7 +46,11 @@ def table(name: str, recipe: str) -> Any:
 
 
 def is_mean(cell: Any, seeds: int = 2) -> bool:
-    return cell.keys() == {"mean", "sem", "n"} and cell["n"] == seeds and (cell["sem"] is None) == (seeds == 1)
+    return (
+        cell.keys() == {"mean", "sem", "low", "high", "n"}
+        and cell["n"] == seeds
+        and (cell["sem"] is None) == (seeds == 1)
+    )
 
 
 @pytest.fixture

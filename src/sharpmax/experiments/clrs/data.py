@@ -235,7 +235,7 @@ IGNORED = -100
 """The label of a token that is not trained on."""
 
 _OPEN = 32  # rows that are filled at the same time
-_MULTIPLE = 64  # rows of long documents have a multiple of this many tokens, as tiles of kernels do
+_MULTIPLE = 16  # rows of long documents have a multiple of this many tokens
 _MIXED = 1.1  # long documents whose lengths differ by up to this factor are grouped differently in every pass
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from sharpmax.errors import reject
 from sharpmax.experiments.clrs.data import end_of, fingerprint, replies
@@ -22,11 +23,13 @@ from sharpmax.experiments.evaluate.plan import describe, shape_of, under
 from sharpmax.experiments.run_folder import RUN, Outcome, RunStore, belongs, read_run
 from sharpmax.experiments.statistics import CONFIDENCE, Accuracy, accuracy, paired
 from sharpmax.files import display_name
+from sharpmax.integrations.transformers.interface import observed
 from sharpmax.models.language import LanguageModel, context_of, load_language_model, weights_fingerprint
-from sharpmax.models.scoring import Reply, batches, generated
+from sharpmax.models.scoring import Reply, batches, generated, reply_losses
 from sharpmax.policies.base import Policy
 from sharpmax.policies.registry import BESIDE, load_policy
 from sharpmax.results import FILE_NAME, json_values, load
+from sharpmax.stats.call import AttentionCall
 
 if TYPE_CHECKING:
     from sharpmax.tasks.clrs_text.generation import Example
@@ -110,6 +113,7 @@ class Answer:
     tokens: int
     began: float
     ended: float
+    entropy: float | None = None  # H / ln n where the answer begins, mean over heads; of scored answers
 
 
 _FILES = "answers*.jsonl"
@@ -205,6 +209,11 @@ class Evaluation:
         made._expected.update({name: [asked[place] for place in left] for name, asked in expected.items()})
         return made
 
+    @property
+    def scored(self) -> bool:
+        """Whether given answers are scored instead of decoding new ones."""
+        return bool(self.setting.get("scored"))
+
     def identity(self) -> dict[str, Any]:
         """What must be the same for answers to belong together."""
         return {
@@ -233,8 +242,10 @@ class Evaluation:
                     left = [item for item in batch if (variant.name, item) not in store]
                     if left:
                         remark = partial(store.remark, variant.name)
+                        wanted = [self.questions[item].answer.strip() for item in left]
                         with under(variant.language.model, variant.policy, remark):
-                            found = _answers(variant, [expected[item] for item in left])
+                            given = [expected[item] for item in left]
+                            found = _scored(variant, given, wanted) if self.scored else _answers(variant, given)
                         store.add(variant.name, dict(zip(left, found, strict=True)))
                     progress(len(batch), variant.name)
 
@@ -313,6 +324,38 @@ def _answers(variant: Variant, expected: Sequence[Reply]) -> list[Answer]:
         text = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         answers.append(Answer(text, one.tokens, began, ended))
     return answers
+
+
+WRONG = "<wrong>"
+"""The text of an answer that was scored and is not what greedy decoding gives."""
+
+
+def _scored(variant: Variant, expected: Sequence[Reply], texts: Sequence[str]) -> list[Answer]:
+    """Whether greedy decoding gives each answer, and the entropy of attention where it begins."""
+    began, row = time.time(), _AnswerRow(expected)
+    with observed(variant.language.model, row), torch.no_grad():
+        right = reply_losses(variant.language.model, expected)[1].all(-1).tolist()
+    entropies, ended = row.mean().tolist(), time.time()
+    return [
+        Answer(text if good else WRONG, 0, began, ended, entropy)
+        for text, good, entropy in zip(texts, right, entropies, strict=True)
+    ]
+
+
+class _AnswerRow:
+    """An observer of the row that gives the first token of each answer: H / ln n, mean over heads and layers."""
+
+    def __init__(self, expected: Sequence[Reply]) -> None:
+        self._places = torch.tensor([one.start - 1 for one in expected])
+        self._found: list[torch.Tensor] = []
+
+    def __call__(self, call: AttentionCall) -> None:
+        stats = call.of_rows(self._places).logits(slice(None)).measure(frozenset({"count", "max", "lse", "mean"}))
+        self._found.append((stats.entropy / stats.count.clamp_min(2).log()).mean((1, 2)))
+
+    def mean(self) -> torch.Tensor:
+        """One number for each reply."""
+        return torch.stack(self._found).mean(0)
 
 
 _ELSEWHERE = ("policy", "sizes")  # settings that the evaluation has itself
@@ -420,7 +463,19 @@ def evaluation_tables(
         },
         "speed": {name: _speed(store, name, len(wanted)) for name in names},
     }
+    if evaluation.scored:
+        tables["entropy"] = {name: _entropies(store, name, evaluation.questions) for name in names}
     return json_values(tables)
+
+
+def _entropies(store: AnswerStore, variant: str, questions: Sequence[Example]) -> dict[str, float]:
+    """Mean H / ln n where answers begin, by size."""
+    found: dict[int, list[float]] = {}
+    for item, one in enumerate(questions):
+        entropy = store[variant, item].entropy
+        if entropy is not None:
+            found.setdefault(one.length, []).append(entropy)
+    return {str(size): math.fsum(values) / len(values) for size, values in sorted(found.items())}
 
 
 def _places(questions: Sequence[Example]) -> Cells:
@@ -493,7 +548,7 @@ def _speed(store: AnswerStore, variant: str, count: int) -> dict[str, Any]:
     """Tokens generated and the seconds in which some process was generating; overlapping times count once."""
     answers = [store[variant, item] for item in range(count)]
     tokens, seconds = sum(one.tokens for one in answers), _covered({(one.began, one.ended) for one in answers})
-    return {"tokens": tokens, "seconds": seconds, "tokens_per_second": tokens / seconds if seconds else None}
+    return {"tokens": tokens, "seconds": seconds, "tokens_per_second": tokens / seconds if tokens and seconds else None}
 
 
 def _covered(spans: Collection[tuple[float, float]]) -> float:

@@ -1,4 +1,4 @@
-"""Fine-tune a language model on CLRS-Text with transformers' Trainer, with or without a policy."""
+"""Train a language model on CLRS-Text with transformers' Trainer, with or without a policy."""
 
 from __future__ import annotations
 
@@ -8,27 +8,26 @@ import math
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from sharpmax.calibration.data import KINDS, NOT_NEGATIVE, policy_from
-from sharpmax.calibration.trainer import TrainablePolicy, grid_of
+from sharpmax.calibration.learnable import LEARNABLE, LearnablePolicy
 from sharpmax.errors import SharpmaxError, UnsupportedError, reject
 from sharpmax.experiments.clrs.data import IGNORED, Documents, Packed, Source, batch_of, fingerprint, sizes_of
 from sharpmax.experiments.evaluate.plan import modified_heads, shape_of, under
 from sharpmax.experiments.run_folder import belongs, disk_watched, read_lines
 from sharpmax.files import append_bytes, parse_json, write_text
+from sharpmax.integrations.trainer import EntropyBand
 from sharpmax.integrations.transformers.application import apply, restore
 from sharpmax.lazy import require
 from sharpmax.models.language import LanguageModel, any_length, context_of, quiet, weights_fingerprint
 from sharpmax.policies.base import Policy
-from sharpmax.policies.per_head import PerHead
 from sharpmax.provenance import check_seed
 
 if TYPE_CHECKING:
@@ -186,9 +185,11 @@ class FineTuneRecipe:
 
     policy: Policy | None = None  # in every attention row of training, and saved beside the model for evaluation
     policy_name: str = NONE
-    learn: str | None = None  # the kind of policy that is trained with the weights, per head, starting at β = 1
+    learn: str | None = None  # the kind of policy that is trained with the weights, per head
+    band: tuple[float, float] | None = None  # a penalty (weight 1) keeps the entropy of every head between these · ln n
     steps: int | None = None
     epochs: float = 1.0  # passes over the data, unless `steps` is given
+    minutes: float | None = None  # training ends after so many at the latest, its rate at 0
     batch_tokens: int = 65_536  # tokens of one step, on all devices together
     row_tokens: int = 512  # tokens of a packed row; longer documents have rows of their own
     tokens_at_once: int = 16_384  # tokens that a device reads at once; larger batches accumulate gradients
@@ -208,10 +209,10 @@ class FineTuneRecipe:
         for name, number in (("--epochs", self.epochs), ("--lr", self.rate), ("--policy-lr", self.policy_rate)):
             if not 0.0 < number < float("inf"):
                 reject(name, number, "a number above 0")
-        if self.learn is not None and self.learn not in KINDS:
-            reject("--learn-policy", repr(self.learn), f"one of {list(KINDS)}")
-        if self.learn is not None and self.policy is not None:
-            reject("--learn-policy", self.learn, "together with --policy none", "what is learned starts at β = 1")
+        if self.learn is not None and self.learn not in LEARNABLE:
+            reject("--learn-policy", repr(self.learn), f"one of {list(LEARNABLE)}")
+        if sum(one is not None for one in (self.learn, self.policy, self.band)) > 1:
+            reject("--policy", self.policy_name, "one of --policy, --learn-policy and --entropy-band")
 
     @property
     def group_tokens(self) -> int:
@@ -226,7 +227,10 @@ class FineTuneRecipe:
     def to_dict(self) -> dict[str, Any]:
         """The settings as plain values."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return values | {"policy": None if self.policy is None else self.policy.to_dict()}
+        # Results from before these were there are without them.
+        new = {name for name in ("band", "minutes") if values[name] is None}
+        kept = {name: value for name, value in values.items() if name not in new}
+        return kept | {"policy": None if self.policy is None else self.policy.to_dict()}
 
 
 def last_checkpoint(folder: Path) -> tuple[Path, int] | None:
@@ -239,44 +243,6 @@ def last_checkpoint(folder: Path) -> tuple[Path, int] | None:
             continue
         found.append((path, step))
     return max(found, default=None, key=lambda one: one[1])
-
-
-_NAME = "sharpmax_coefficients"
-
-
-class LearnedPolicy:
-    """Coefficients per head that optimizers, checkpoints and several devices treat as weights of the model."""
-
-    def __init__(self, model: PreTrainedModel, kind: str) -> None:
-        self._model = model
-        self._trainable = TrainablePolicy(kind, *grid_of(model), model.device)
-        self._trainable.coefficients = nn.Parameter(self._trainable.coefficients.detach())
-
-    @property
-    def parameter(self) -> Tensor:
-        """The coefficients."""
-        return self._trainable.coefficients
-
-    @contextmanager
-    def active(self) -> Iterator[None]:
-        """Within this block the coefficients are a parameter of the model and choose β in its attention."""
-        self._model.register_parameter(_NAME, self.parameter)  # type: ignore[arg-type]
-        try:
-            with self._trainable.installed(self._model):
-                yield
-        finally:
-            delattr(self._model, _NAME)
-
-    def clamp(self) -> None:
-        """After a step: clamp what must not be negative."""
-        names = KINDS[self._trainable.kind]
-        if NOT_NEGATIVE in names:
-            with torch.no_grad():
-                self.parameter[..., names.index(NOT_NEGATIVE)].clamp_(min=0.0)
-
-    def policy(self) -> PerHead:
-        """The policy learned so far."""
-        return policy_from(self._trainable.kind, self.parameter)
 
 
 MODEL = "model"
@@ -323,8 +289,7 @@ def train(
     steps = len(packed) // together
     arguments = transformers.TrainingArguments(
         output_dir=str(folder / _STATES), max_steps=steps, per_device_train_batch_size=1,
-        gradient_accumulation_steps=_parts(together, device), lr_scheduler_type="cosine", learning_rate=recipe.rate,
-        warmup_steps=round(recipe.warm_up * steps), max_grad_norm=recipe.clip, bf16=bfloat16,
+        gradient_accumulation_steps=(parts := _parts(together, device)), max_grad_norm=recipe.clip, bf16=bfloat16,
         gradient_checkpointing=recipe.checkpointing, gradient_checkpointing_kwargs={"use_reentrant": False},
         train_sampling_strategy="sequential", dataloader_drop_last=True, remove_unused_columns=False,
         dataloader_pin_memory=device.type == "cuda", seed=recipe.seed, use_cpu=device.type == "cpu",
@@ -349,16 +314,19 @@ def train(
     # Two states of weights and two moments, a third while one is written, and the model, in float32.
     need = 0 if found else 4 * parameters * (3 * 3 + 1)
     with (
+        ExitStack() as block,
         quiet(),
         disk_watched(folder, need, "the model and two states to resume from"),
         _policy_in(model, recipe) as learned,
         _compiled(model, recipe),
         any_length(arguments.device),
     ):
-        trainer = _trainer_class(transformers)(
+        band = None if recipe.band is None else block.enter_context(EntropyBand(model, *recipe.band))
+        optimizer, clock = _optimizer(model, recipe, learned), _Clock(recipe, steps)
+        trainer = _trainer_class(transformers, band, parts)(
             model=model, args=arguments, train_dataset=packed, data_collator=batch_of, compute_loss_func=curve.loss,
-            optimizers=(_optimizer(model, recipe, learned), None),
-            callbacks=[_callback(transformers, curve, learned, steps, progress)],
+            optimizers=(optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, clock.factor)),
+            callbacks=[_callback(transformers, curve, clock, steps, progress)],
         )  # fmt: skip
         trainer.remove_callback(transformers.PrinterCallback)
         trainer.train(resume_from_checkpoint=str(found[0]) if found else None)
@@ -391,22 +359,48 @@ def _parts(together: int, device: torch.device) -> int:
 
 
 @contextmanager
-def _policy_in(model: PreTrainedModel, recipe: FineTuneRecipe) -> Iterator[LearnedPolicy | None]:
-    learned = None if recipe.learn is None else LearnedPolicy(model, recipe.learn)
+def _policy_in(model: PreTrainedModel, recipe: FineTuneRecipe) -> Iterator[LearnablePolicy | None]:
+    learned = None if recipe.learn is None else LearnablePolicy(model, recipe.learn)
     if recipe.policy is not None:
         apply(model, recipe.policy)
     try:
-        with nullcontext() if learned is None else learned.active():
-            yield learned
+        yield learned
     finally:
-        if recipe.policy is not None:
+        if learned is not None:
+            learned.remove()
+        elif recipe.policy is not None:
             restore(model)
+
+
+class _Clock:
+    """The learning rate by steps and time: a linear rise, then a cosine that ends with whichever comes first."""
+
+    def __init__(self, recipe: FineTuneRecipe, steps: int) -> None:
+        self._limit = math.inf if recipe.minutes is None else 60.0 * recipe.minutes
+        self._rise, self._steps = round(recipe.warm_up * steps), steps
+        self._began = time.perf_counter()
+
+    def begin(self) -> None:
+        """Training begins."""
+        self._began = time.perf_counter()
+
+    @property
+    def spent(self) -> float:
+        """The share of the time that has passed."""
+        return (time.perf_counter() - self._began) / self._limit
+
+    def factor(self, step: int) -> float:
+        """What the peak rate is multiplied by after so many steps."""
+        if step < self._rise:
+            return step / self._rise
+        done = max((step - self._rise) / max(1, self._steps - self._rise), self.spent)
+        return 0.5 + 0.5 * math.cos(math.pi * min(done, 1.0))
 
 
 @contextmanager
 def _compiled(model: PreTrainedModel, recipe: FineTuneRecipe) -> Iterator[None]:
     """Compile layer by layer: they are alike, so compiling takes seconds and not minutes."""
-    layers: list[nn.Module] = []
+    layers: list[Any] = []
     if recipe.compiled:
         kind = require("transformers.modeling_layers", "hf", "--compile").GradientCheckpointingLayer
         layers = [layer for layer in model.modules() if isinstance(layer, kind)]
@@ -419,7 +413,9 @@ def _compiled(model: PreTrainedModel, recipe: FineTuneRecipe) -> Iterator[None]:
             layer._compiled_call_impl = None
 
 
-def _optimizer(model: PreTrainedModel, recipe: FineTuneRecipe, learned: LearnedPolicy | None) -> torch.optim.Optimizer:
+def _optimizer(
+    model: PreTrainedModel, recipe: FineTuneRecipe, learned: LearnablePolicy | None
+) -> torch.optim.Optimizer:
     own = None if learned is None else learned.parameter
     weights = [weight for weight in model.parameters() if weight is not own]
     groups: list[dict[str, Any]] = [
@@ -431,33 +427,31 @@ def _optimizer(model: PreTrainedModel, recipe: FineTuneRecipe, learned: LearnedP
     return torch.optim.AdamW(groups, lr=recipe.rate, betas=(0.9, 0.95), fused=model.device.type == "cuda")
 
 
-def _trainer_class(transformers: Any) -> Any:
-    """A Trainer whose model computes logits of answers alone."""
+def _trainer_class(transformers: Any, band: EntropyBand | None, parts: int) -> Any:
+    """A Trainer whose model computes logits of answers alone, with the penalty of a band."""
 
     class Answering(transformers.Trainer):  # type: ignore[misc]
         def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
             with answers_only(self.model, inputs["labels"]):
-                return super().compute_loss(model, inputs, *args, **kwargs)
+                loss = super().compute_loss(model, inputs, *args, **kwargs)
+            return loss if band is None else loss + band.loss() / parts
 
     return Answering
 
 
-def _callback(
-    transformers: Any, curve: LossCurve, learned: LearnedPolicy | None, steps: int, progress: Progress
-) -> Any:
-    """A callback of the Trainer that keeps the curve."""
+def _callback(transformers: Any, curve: LossCurve, clock: _Clock, steps: int, progress: Progress) -> Any:
+    """A callback of the Trainer that keeps the curve and ends the training in time."""
 
     class KeepCurve(transformers.TrainerCallback):  # type: ignore[misc]
         def on_train_begin(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
+            clock.begin()
             curve.begin()
 
-        def on_optimizer_step(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
-            if learned is not None:
-                learned.clamp()
-
         def on_step_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
+            control.should_training_stop |= clock.spent >= 1.0
             # The saved state must not be ahead of the curve.
-            curve.step_done(state.global_step, last=control.should_save or state.global_step >= steps)
+            last = control.should_save or control.should_training_stop or state.global_step >= steps
+            curve.step_done(state.global_step, last=last)
             if curve.entries:
                 progress(state.global_step, steps, f"loss {curve.entries[-1].loss:.3f}")
 
@@ -563,6 +557,7 @@ def trained_tables(
         "setting": {
             **prepared.identity,
             "epochs": packed.passes,
+            "steps": found.curve[-1].step if found.curve else 0,  # fewer than planned where time ran out
             "policy": None if found.policy is None else found.policy.to_dict(),
             "policy_describe": "no policy" if found.policy is None else found.policy.describe(),
             "touched": modified_heads(found.policy, layers, heads),

@@ -14,8 +14,8 @@ from sharpmax.experiments.stacked_training import RECIPES, Recipe
 from sharpmax.models.encoder import Encoders
 from sharpmax.models.single_head import ACTIVATIONS, SetHeads
 from sharpmax.normalisers.base import normaliser, normalisers
+from sharpmax.tasks.max_retrieval import SIZED_TASKS
 from sharpmax.tasks.sized import SizedTask
-from sharpmax.tasks.sized_registry import SIZED_TASKS
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ import json
 import math
 import time
 import warnings
-import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -19,8 +19,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from sharpmax.errors import OutOfRangeWarning
 from sharpmax.experiments.compare.methods import SHIPPED_METHODS, Method, ModelSpec, recipe_for
@@ -30,11 +28,8 @@ from sharpmax.experiments.stacked_training import StackedTraining
 from sharpmax.lazy import require
 from sharpmax.models.encoder import Encoders
 from sharpmax.models.single_head import Reading, SetHeads
-from sharpmax.tasks.max_retrieval import seeded
+from sharpmax.tasks.max_retrieval import seeded, sized_task
 from sharpmax.tasks.sized import NOTHING, Batch, SizedTask
-from sharpmax.tasks.sized_registry import sized_task
-
-_MODULE = "sharpmax.experiments.compare.run"
 
 
 @dataclass(frozen=True)
@@ -70,17 +65,17 @@ class ComparisonPlan:
 
     def tasks(self) -> list[Job]:
         """All tasks: trainings first, then tests, the longest first, so that none is left for the end."""
-        cells = list(product(self.models, self.methods, self.stacks()))
-        tasks = []
-        for cell in cells:
+        trainings, tests = [], []
+        for model, method, seeds in product(self.models, self.methods, self.stacks()):
+            key = self.key(model, method, seeds)
+            common = {"model": model, "method": method, "seeds": seeds, "task": self.task, "device": self.device}
             own = {"steps": self.steps, "batch": self.batch}
-            label = f"train {cell[1].name}"
-            tasks.append(Job(self.key(*cell), f"{_MODULE}:train", self._arguments(*cell) | own, label=label))
-        for size, cell in product(reversed(self.sizes), cells):
-            own = {"size": size, "samples": self.samples}
-            key, after, label = self.key(*cell, size), self.key(*cell), f"test {cell[1].name} at {size:,}"
-            tasks.append(Job(key, f"{_MODULE}:evaluate", self._arguments(*cell) | own, after=after, label=label))
-        return tasks
+            trainings.append(Job(key, f"{__name__}:train", common | own, label=f"train {method.name}"))
+            for size in self.sizes:
+                own, label = {"size": size, "samples": self.samples}, f"test {method.name} at {size:,}"
+                test = self.key(model, method, seeds, size)
+                tests.append(Job(test, f"{__name__}:evaluate", common | own, after=key, label=label))
+        return trainings + sorted(tests, key=lambda job: -job.arguments["size"])
 
     def key(self, model: ModelSpec, method: Method, seeds: Sequence[int], size: int | None = None) -> str:
         """The key of a training, or of its test at a size; it changes with the recipe, options or file of a method."""
@@ -90,10 +85,6 @@ class ComparisonPlan:
         digest = hashlib.sha256(text.encode()).hexdigest()[:8]
         what = "train" if size is None else f"test {size}"
         return f"{self.task}/{model.label}/{method.name} {digest}/seeds {seeds[0]}-{seeds[-1]}/{what}"
-
-    def _arguments(self, model: ModelSpec, method: Method, seeds: Sequence[int]) -> dict[str, Any]:
-        values = {"method": asdict(method), "model": asdict(model), "seeds": list(seeds)}
-        return values | {"task": self.task, "device": self.device}
 
 
 _MEASURES = ("accuracy", "ranking", "hard", "close", "whole", "entropy", "top", "layers_entropy", "layers_top")
@@ -136,56 +127,20 @@ def result_of(plan: ComparisonPlan, store: RunStore, model: ModelSpec, method: M
 
 
 @contextmanager
-def peak_of(device: torch.device) -> Iterator[Callable[[], int | None]]:
-    """Yield a function that returns, after this block, by how many bytes the device's memory rose in it."""
+def _peak_bytes(device: torch.device) -> Iterator[list[int | None]]:
+    """A list that holds, after this block, by how many bytes the memory of a GPU rose in it; None elsewhere."""
     found: list[int | None] = [None]
-    gc.collect()
-    if device.type == "cuda":
-        # cuBLAS keeps its workspaces, so that the first block would pay for them.
-        torch._C._cuda_clearCublasWorkspaces()
-        torch.cuda.reset_peak_memory_stats(device)
-        held = torch.cuda.memory_allocated(device)
-        yield lambda: found[0]
-        peak, left = torch.cuda.max_memory_allocated(device), torch.cuda.memory_allocated(device)
-        torch._C._cuda_clearCublasWorkspaces()
-        workspaces = left - torch.cuda.memory_allocated(device)
-        found[0] = peak - held - workspaces
+    if device.type != "cuda":
+        yield found
         return
-    with _TensorBytes() as counted:
-        yield lambda: found[0]
-    found[0] = counted.peak
-
-
-class _TensorBytes(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignore]
-    """Count the bytes of the tensors made while this is active.
-
-    The process's own memory depends on how fragmented earlier work left the heap: the same training took 38 to 58 MB.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
-        self.peak = self._held = 0
-        self._storages: set[int] = set()
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = function(*args, **(kwargs or {}))
-        for leaf in tree_leaves(result):
-            if isinstance(leaf, Tensor):
-                self._count(leaf.untyped_storage())
-        return result
-
-    def _count(self, storage: torch.UntypedStorage) -> None:
-        key, size = storage._cdata, storage.nbytes()
-        if key in self._storages:
-            return
-        self._storages.add(key)
-        self._held += size
-        self.peak = max(self.peak, self._held)
-        weakref.finalize(storage, self._forget, key, size)
-
-    def _forget(self, key: int, size: int) -> None:
-        self._storages.discard(key)
-        self._held -= size
+    gc.collect()
+    torch._C._cuda_clearCublasWorkspaces()  # cuBLAS keeps them, so that the first block would pay for them
+    torch.cuda.reset_peak_memory_stats(device)
+    held = torch.cuda.memory_allocated(device)
+    yield found
+    peak, left = torch.cuda.max_memory_allocated(device), torch.cuda.memory_allocated(device)
+    torch._C._cuda_clearCublasWorkspaces()
+    found[0] = peak - held - (left - torch.cuda.memory_allocated(device))
 
 
 _TEST = 2  # the random stream of test examples, apart from that of training
@@ -196,42 +151,31 @@ _FEATURES = {"cpu": 2**22, "cuda": 2**28}  # numbers of one layer's features tha
 
 def train(
     *,
-    method: Mapping[str, Any],
+    method: Method,
     task: str,
-    model: Mapping[str, Any],
+    model: ModelSpec,
     seeds: Sequence[int],
     steps: int,
     batch: int,
     device: str,
 ) -> Outcome:
     """Train the seeds of a method side by side; the blob holds their weights."""
-    chosen, spec, problem, on = Method(**method), ModelSpec(**model), sized_task(task), torch.device(device)
-    recipe, options = recipe_for(spec, chosen, problem, steps, batch), chosen.examples(problem)
+    problem, on = sized_task(task), torch.device(device)
+    recipe, options = recipe_for(model, method, problem, steps, batch), method.examples(problem)
 
     def data(seed: int, block: int, count: int) -> list[Tensor]:
         return problem.draw((count, recipe.batch), recipe.sizes, seeded(on, seed, block), **options).parts
 
-    def begun() -> StackedTraining[SetHeads | Encoders]:
-        return StackedTraining(lambda: spec.build(chosen, problem, seeds), _losses, data, recipe, seeds, steps, on)
-
-    def trained() -> tuple[StackedTraining[SetHeads | Encoders], list[tuple[int, Tensor]], float]:
-        training, began = begun(), time.monotonic()
-        curve: list[tuple[int, Tensor]] = []
+    curve: list[tuple[int, Tensor]] = []
+    with _quiet(), _peak_bytes(on) as peak:
+        initial = partial(model.build, method, problem, seeds)
+        training = StackedTraining(initial, _losses, data, recipe, seeds, steps, on)
+        began = time.monotonic()
         while training.step < steps:
             loss = training.next_block()
             curve.append((training.step, loss))
         curve[-1][1].tolist()  # waits for a GPU
-        return training, curve, time.monotonic() - began
-
-    with _quiet():
-        if on.type == "cpu":
-            begun()  # what libraries load late is not the method's memory
-            with peak_of(on) as peak:  # counting tensors takes time, so this block is not timed
-                begun().next_block()
-            training, curve, seconds = trained()
-        else:
-            with peak_of(on) as peak:
-                training, curve, seconds = trained()
+        seconds = time.monotonic() - began
     last = curve[-1][1]
     every = math.ceil(len(curve) / _CURVE)
     weights = training.heads()
@@ -244,7 +188,7 @@ def train(
         ],
         "parameters": sum(tensor.numel() for tensor in weights.values()) // len(seeds),
         "seconds": round(seconds, 2),
-        "memory": peak(),
+        "memory": peak[0],
     }
     safetensors = require("safetensors.torch", "reproduce", "sharpmax compare")
     return Outcome(record, safetensors.save(weights))
@@ -252,9 +196,9 @@ def train(
 
 def evaluate(
     *,
-    method: Mapping[str, Any],
+    method: Method,
     task: str,
-    model: Mapping[str, Any],
+    model: ModelSpec,
     seeds: Sequence[int],
     size: int,
     samples: int,
@@ -262,9 +206,9 @@ def evaluate(
     blob: bytes,
 ) -> Outcome:
     """Test trained seeds on `samples` examples of one size each."""
-    chosen, spec, problem, on = Method(**method), ModelSpec(**model), sized_task(task), torch.device(device)
+    problem, on = sized_task(task), torch.device(device)
     safetensors = require("safetensors.torch", "reproduce", "sharpmax compare")
-    trained = spec.build(chosen, problem, seeds, test=True)
+    trained = model.build(method, problem, seeds, test=True)
     missing, left = trained.load_state_dict(safetensors.load(blob), strict=False)
     if other := [name for name in (*missing, *left) if "normalisers." not in name]:  # they may differ at test
         raise ValueError(f"weights do not fit the model: {other[0]}")
@@ -273,7 +217,7 @@ def evaluate(
     with torch.inference_mode(), _quiet():
         pages = [
             _measured(trained.read(examples.inputs, examples.visible, examples.answer.shape[-1]), examples)
-            for examples in _pages(problem, spec, seeds, size, samples, on)
+            for examples in _pages(problem, model, seeds, size, samples, on)
         ]
         whole = {name: torch.cat([page[name] for page in pages], dim=1).cpu().double() for name in pages[0]}
     counted, close = whole["counted"], whole["close"]

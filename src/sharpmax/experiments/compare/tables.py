@@ -12,11 +12,11 @@ import numpy as np
 from sharpmax.experiments.compare.methods import ModelSpec, recipe_for
 from sharpmax.experiments.compare.run import ComparisonPlan, MethodResult, result_of
 from sharpmax.experiments.run_folder import RunStore
-from sharpmax.experiments.statistics import LEVEL, paired_p, with_interval
+from sharpmax.experiments.statistics import LEVEL, paired_p, seed_mean
 from sharpmax.probing.forecast import error, predict
 from sharpmax.probing.measurement import REPEATS, crossing, interval, slope
 from sharpmax.results import json_values
-from sharpmax.tasks.sized_registry import sized_task
+from sharpmax.tasks.max_retrieval import sized_task
 
 
 @dataclass(frozen=True)
@@ -81,12 +81,12 @@ def compare_tables(plan: ComparisonPlan, store: RunStore) -> dict[str, Any]:
         for name, one in known.items()
     }
     tables["league"] = {
-        name: {**asdict(place), "score": with_interval(scores[name])} for name, place in ranks(scores).items()
+        name: {**asdict(place), "score": seed_mean(scores[name])} for name, place in ranks(scores).items()
     }
     tables["training"] = {}
     for name, one in known.items():
         loss = one.training["loss"]
-        interval_of_loss = with_interval(np.array(loss, dtype=float))  # None becomes NaN, which does not count
+        interval_of_loss = seed_mean(np.array(loss, dtype=float))  # None becomes NaN, which does not count
         tables["training"][name] = {**one.training, "loss": interval_of_loss, "loss_per_seed": loss}
     tables["methods"] = {method.name: asdict(method) for method in plan.methods}
     tables["setting"] = setting_table(plan)
@@ -117,7 +117,7 @@ def setting_table(plan: ComparisonPlan) -> dict[str, Any]:
 
 
 def _by_size(values: Mapping[int, np.ndarray], factor: float) -> dict[str, Any]:
-    return {str(size): with_interval(factor * one) for size, one in values.items()}
+    return {str(size): seed_mean(factor * one) for size, one in values.items()}
 
 
 FACTORS = ("width", "heads", "depth")

@@ -19,7 +19,7 @@ from sharpmax.arrays import in_float64
 from sharpmax.errors import OutOfRangeWarning
 from sharpmax.experiments.engine import one_thread_each, without_denormals
 from sharpmax.experiments.stacked_training import recipe_named
-from sharpmax.experiments.statistics import auroc, compare, mean
+from sharpmax.experiments.statistics import auroc, compare, seed_mean
 from sharpmax.lazy import require
 from sharpmax.models.single_head import WIDTH, SingleHeads
 from sharpmax.models.weights import Trained
@@ -60,8 +60,8 @@ _HEAT_VARIANTS = ("softmax", "entropy-target")
 _GRID = 2**14
 
 _PAGE = {"cpu": 2**15, "cuda": 2**22}  # items that are drawn together
+_AT_ONCE = {"cpu": 2**15, "cuda": 2**19}  # items that are read together: on a GPU they take about 2 GB
 _BLOCK = 2**12
-_COPIES = 8  # of the features of an item that are in memory at once
 _REACH = 40.0
 
 # Of the best β: steps, tolerance and range of the search in ln β.
@@ -112,8 +112,7 @@ def read(
     """Let the head read `samples` sets, page by page; `stream` names a stream of random numbers."""
     device = device_of(head)
     most = size if isinstance(size, int) else size[1]
-    page = max(1, _PAGE.get(device.type, _PAGE["cpu"]) // most)
-    at_once = max(1, _items_at_once(device) // most)
+    page, at_once = (max(1, items.get(device.type, items["cpu"]) // most) for items in (_PAGE, _AT_ONCE))
     generator = seeded(device, *stream, most)
     for start in range(0, samples, page):
         drawn = draw((min(page, samples - start),), size, generator)
@@ -122,14 +121,6 @@ def read(
             s = head.logits(h[None], sets.query[None])[0].masked_fill(~sets.visible, -torch.inf)
             yield Read(head, h, s, sets.priority, sets.best, sets.answer)
             progress(len(s) * most)
-
-
-def _items_at_once(device: torch.device) -> int:
-    """Items whose features, with what is computed from them, fit into memory at once."""
-    if device.type != "cuda":
-        return _PAGE["cpu"]
-    free, _ = torch.cuda.mem_get_info(device)
-    return int(min(_PAGE["cuda"], free // (_COPIES * 4 * WIDTH)))
 
 
 def device_of(head: SingleHeads) -> torch.device:
@@ -502,15 +493,15 @@ def _tables(
         variant: {n: 100.0 * m.correct[variant].mean(axis=1) for n, m in measured.items()} for variant in (*names, HARD)
     }
     found = {
-        "accuracy": {variant: {str(n): mean(cells[n]) for n in cells} for variant, cells in accuracy.items()},
+        "accuracy": {variant: {str(n): seed_mean(cells[n]) for n in cells} for variant, cells in accuracy.items()},
         "comparison": {
             variant: {str(n): compare(cells[n], accuracy["softmax"][n], accuracy[HARD][n]) for n in cells}
             for variant, cells in accuracy.items()
             if variant != "softmax"
         },
-        "entropy": {a: {str(n): mean(m.entropy[a].mean(axis=1)) for n, m in measured.items()} for a in names},
+        "entropy": {a: {str(n): seed_mean(m.entropy[a].mean(axis=1)) for n, m in measured.items()} for a in names},
         "top_weight": {
-            a: {str(n): mean(100.0 * m.top_weight[a].mean(axis=1)) for n, m in measured.items()} for a in names
+            a: {str(n): seed_mean(100.0 * m.top_weight[a].mean(axis=1)) for n, m in measured.items()} for a in names
         },
         "bounds": _bounds(measured, heads),
         "heat": _heat(heads[0], fitted, list(measured), seed),
@@ -526,9 +517,9 @@ def _bounds(measured: Mapping[int, Measured], heads: Sequence[SingleHeads]) -> d
     spread = np.max([m.spread.max(axis=1) for m in measured.values()], axis=0).astype(np.float64)
     population = side_by_side(_population, heads, device_of(heads[0]))
     return {
-        "spread": mean(spread),
+        "spread": seed_mean(spread),
         # 1 + e^δ leaves float64 at a spread of 710, its logarithm does not.
-        "horizon_log10": mean(np.logaddexp(0.0, spread) / np.log(10.0)),
+        "horizon_log10": seed_mean(np.logaddexp(0.0, spread) / np.log(10.0)),
         "largest_weight": {str(n): 100.0 * float(np.mean(theory.weight_bounds(spread, n)[1])) for n in measured},
         "least_entropy": {str(n): float(np.mean(theory.entropy_floor(spread, n))) for n in measured},
         "most_entropy": {str(n): float(theory.entropy_ceiling(n)) for n in measured},

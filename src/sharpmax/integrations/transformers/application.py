@@ -17,8 +17,8 @@ from sharpmax.integrations.transformers.support import check_all_reached, check_
 from sharpmax.ops.attention import policies_of, rules_of
 from sharpmax.policies.base import Policy, Warned
 from sharpmax.policies.per_head import check_shape
+from sharpmax.policies.registry import AUTO, packaged_for_config, resolve_policy
 from sharpmax.policies.registry import BESIDE as FILE
-from sharpmax.policies.registry import resolve_policy
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -27,6 +27,13 @@ if TYPE_CHECKING:
 def policy_from(policy: Policy | str | os.PathLike[str] | None) -> Policy:
     """The policy an argument means, in a model as in every other function that takes one."""
     return resolve_policy(policy)
+
+
+def policy_for_model(model: Any, policy: Policy | str | os.PathLike[str] | None) -> Policy:
+    """As `policy_from`; "auto" is the packaged policy made for this model."""
+    if isinstance(policy, str) and policy == AUTO:
+        return packaged_for_config(check_model(model).config)[1]
+    return policy_from(policy)
 
 
 def save_with_policy(model: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
@@ -69,7 +76,8 @@ def apply(model: M, policy: Policy | str | os.PathLike[str] | None, *, skip_unsu
     """Let `policy` choose the temperature of every attention row of a transformers model; returns the model.
 
     `policy` is a policy, the name of one, the path of a policy file, or a folder that `save_pretrained` of a model
-    with a policy wrote; None is the policy that changes nothing. Weights and configuration stay as they are, and so
+    with a policy wrote; "auto" is the packaged policy made for this model, an error where there is none; None is the
+    policy that changes nothing. Weights and configuration stay as they are, and so
     does everything the model can do: caches, beam search, padding, training. A policy applied before is replaced. A
     forward pass that is running in another thread ends with the policy it began with.
 
@@ -98,7 +106,7 @@ def apply(model: M, policy: Policy | str | os.PathLike[str] | None, *, skip_unsu
     >>> hf.policy_of(model).kind
     'polynomial'
     """
-    chosen = policy_from(policy)
+    chosen = policy_for_model(model, policy)
     if not skip_unsupported:
         check_all_reached(check_model(model))
     modules = modules_of(model, skip_unsupported=skip_unsupported)

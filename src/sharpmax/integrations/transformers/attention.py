@@ -14,8 +14,17 @@ from torch.utils.hooks import RemovableHandle
 from sharpmax.errors import UnsupportedError
 from sharpmax.integrations.transformers.passes import layer_of
 from sharpmax.integrations.transformers.support import own_attention
-from sharpmax.ops.attention import QueryScale, Rule, Sharpener, fitting_beta, scaled_mask, scaled_queries
-from sharpmax.stats.call import AttentionCall, Logits, as_autocast, hidden_by, largest_for, without_autocast
+from sharpmax.ops.attention import MOST_QUERIES, QueryScale, Rule, Sharpener, fitting_beta, scaled_mask, scaled_queries
+from sharpmax.stats.call import (
+    AttentionCall,
+    Logits,
+    as_autocast,
+    autocasts,
+    hidden_by,
+    largest_for,
+    without_autocast,
+)
+from sharpmax.stats.dispatch import on_gpu
 
 Observer = Callable[[AttentionCall], None]
 """Gets every attention call of a model, with the logits that its softmax gets: β, masks and biases are in them."""
@@ -102,8 +111,12 @@ class Layer:
 
     sharpener: Sharpener = field(init=False)
 
+    plain: bool = field(init=False)
+    """Whether PyTorch's attention is behind this layer, with rules that are made of policies."""
+
     def __post_init__(self) -> None:
         self.sharpener = Sharpener(self.rules, self.heads)
+        self.plain = self.inner == "sdpa" and bool(self.sharpener.policies)
 
     @property
     def noted(self) -> bool:
@@ -135,6 +148,13 @@ def _sharp_attention(
     attention_mask: Tensor | None,
     **kwargs: Any,
 ) -> Any:
+    if layer.repeated is None and not layer.observers.active:
+        if not layer.sharpener.rules:
+            return layer.function(module, query, key, value, attention_mask, **kwargs)
+        if layer.plain and (attention_mask is None or attention_mask.dtype == torch.bool):
+            found = _quickly(layer, module, query, key, value, attention_mask, kwargs)
+            if found is not None:
+                return found
     # β times a bias, and the logits that eager attention keeps, can leave the range of float16.
     narrow = layer.inner == "eager" or kwargs.get("position_bias") is not None
     if layer.sharpener.rules and narrow and as_autocast(query)[0].dtype == torch.float16:
@@ -198,6 +218,41 @@ def _sharp_attention(
     query, attention_mask = sharpener.sharpen(call, query, attention_mask)
     show(query, attention_mask)
     return layer.function(module, query, key, value, attention_mask, **kwargs)
+
+
+_PARTS_OF_LOGITS = ("position_bias", "softcap", "s_aux")
+
+
+def _quickly(
+    layer: Layer, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, kwargs: Any
+) -> Any:
+    """`sharp_attention` where logits are products alone, and β or the launches that find it are known beforehand.
+
+    None where there is more to do: the first call of a layout, float16, autocast, gradients of measured rows.
+    """
+    for name in _PARTS_OF_LOGITS:
+        if kwargs.get(name) is not None:
+            return None
+    sharpener = layer.sharpener
+    scaling = kwargs.get("scaling")
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    uniform = sharpener.uniform
+    if uniform is not None and scale > 0.0:
+        return layer.function(module, query, key, value, mask, **{**kwargs, "scaling": scale * uniform})
+    if autocasts(query.device.type):
+        return None
+    scaled = None
+    if sharpener.constants:
+        scaled = sharpener.by_constants(query)
+    elif on_gpu(query):
+        causal = mask is None and _is_causal(layer, module, query, kwargs.get("is_causal"))
+        if not causal and query.shape[2] <= MOST_QUERIES:
+            out = None if kwargs.get("dropout") else sharpener.decode(query, key, value, mask, scale)
+            return None if out is None else (out.transpose(1, 2).contiguous(), None)
+        if mask is None:
+            seen = key[:, :, : query.shape[2]] if causal and key.shape[2] > query.shape[2] else key
+            scaled = sharpener.known(query, seen, 0 if causal else None, scale)
+    return None if scaled is None else layer.function(module, scaled, key, value, mask, **kwargs)
 
 
 def _in_float32(

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from sharpmax.arrays import ops_for
 from sharpmax.errors import UnsupportedError, reject, reject_type
-from sharpmax.integrations.transformers.application import policy_from, restore
+from sharpmax.integrations.transformers.application import policy_for_model, restore
 from sharpmax.integrations.transformers.fold_check import FoldCheck
 from sharpmax.integrations.transformers.interface import modules_of
 from sharpmax.integrations.transformers.projections import query_layer, scale_queries
@@ -73,7 +73,7 @@ def fold(
         return _fold_file(model, policy, out, plain=example_inputs is None and not skip_unsupported)
     if out is not None:
         reject("out", repr(str(out)), "None for a loaded model", "save what fold returns with save_pretrained")
-    chosen = policy_from(policy)
+    chosen = policy_for_model(model, policy)
     if not skip_unsupported:
         check_all_reached(check_model(model))
     modules = modules_of(model, skip_unsupported=skip_unsupported)

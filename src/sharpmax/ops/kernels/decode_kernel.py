@@ -15,14 +15,12 @@ import triton
 import triton.language as tl
 
 from sharpmax.ops.kernels.beta import at_least, entropy_of, row_beta
+from sharpmax.ops.kernels.decode_launch import FIELDS
 from sharpmax.policies import closed_form
 
 # `triton.jit` is untyped, and what the annotations of a kernel mean is Triton's business.
 # mypy: disable-error-code="untyped-decorator,no-untyped-def,no-untyped-call"
 
-
-FIELDS = 5
-"""Statistics of a part, each `[splits, rows]`: maximum, and Σe, Σe·x, Σe·x² with x the distance from it; count."""
 
 FIELDS_OF = tl.constexpr(FIELDS)
 TARGET = tl.constexpr(closed_form.TARGET)

@@ -12,10 +12,13 @@ import torch
 from torch import Tensor
 
 from sharpmax.ops.kernels.tables import Coefficients
+from sharpmax.stats.call import layout
 from sharpmax.stats.triton_launch import (
+    Settings,
     available,
     interpreted,
-    mask_for_kernel,
+    launch,
+    mask_kind,
     on_device,
     power_of_2,
     strides_as,
@@ -84,6 +87,11 @@ class Cache:
         return 0 if self.pages is None else x.shape[1]
 
     @property
+    def layout(self) -> Any:
+        """What launches depend on, besides addresses."""
+        return layout(self.lengths), layout(self.pages)
+
+    @property
     def pages_stride(self) -> int:
         """From one sequence's pages to the next one's."""
         return 0 if self.pages is None else self.pages.stride(0)
@@ -139,8 +147,12 @@ class Kept(NamedTuple):
     parts: Tensor
 
 
-def _kernels() -> Any:
-    return importlib.import_module("sharpmax.ops.kernels.decode_kernel")
+def _kernel(name: str) -> Any:
+    return getattr(importlib.import_module("sharpmax.ops.kernels.decode_kernel"), name)
+
+
+FIELDS = 5
+"""Statistics of a part, each `[splits, rows]`: maximum, and Σe, Σe·x, Σe·x² with x the distance from it; count."""
 
 
 def logits_of(
@@ -148,33 +160,38 @@ def logits_of(
     whole: bool,
 ) -> Kept:  # fmt: skip
     """Logits of every row and the statistics of each part; `whole` fills what lies beyond the lengths with −inf."""
-    kernels = _kernels()
     batch, heads, keys = cache.batch_heads_keys(k)
     queries, width = q.shape[2:]
     group = q.shape[1] // heads
     rows, pairs = group * queries, batch * heads
+    kept = _room_for_logits(q, pairs, rows, keys, tile.splits)
+    if whole:
+        kept.logits.fill_(-torch.inf)
+
+    def settle() -> Settings:
+        (kind, floor), block = mask_kind(mask), _block_of(rows)
+        numbers = (
+            *q.stride(), *cache.strides(k), *strides_as(mask, *q.shape[:3], keys), cache.pages_stride,
+            kept.logits.shape[2], heads, keys, tile.splits, scale,
+        )  # fmt: skip
+        constants = {
+            "GROUP": group, "QUERIES": queries, "CAUSAL": causal and queries > 1, "WIDTH": width,
+            "PAGE": cache.page_size(k), "LENGTHS": cache.lengths is not None, "MASK": kind, "MASK_FLOOR": floor,
+            "VAR": with_var, "WIDEN": widened(q), "BLOCK_R": block, "BLOCK_K": tile.keys,
+            "BLOCK_D": power_of_2(width), "num_warps": tile.warps, "num_stages": tile.stages,
+        }  # fmt: skip
+        return Settings(_kernel("decode_logits"), (pairs * tile.splits * -(-rows // block),), numbers, constants)
+
+    key = ("decode_logits", layout(q), layout(k), layout(mask), cache.layout, scale, tile, causal, with_var, q.device)
+    with on_device(q):
+        launch(key, (q, k, mask, cache.lengths, cache.pages, kept.logits, kept.parts), settle)
+    return kept
+
+
+def _room_for_logits(q: Tensor, pairs: int, rows: int, keys: int, splits: int) -> Kept:
     pitch = -(-keys // _ALIGNED) * _ALIGNED
     logits = torch.empty((pairs, rows, pitch), dtype=torch.float32, device=q.device)
-    if whole:
-        logits.fill_(-torch.inf)
-    parts = torch.empty((pairs, kernels.FIELDS, tile.splits, rows), dtype=torch.float32, device=q.device)
-    entries, kind, floor = mask_for_kernel(mask, kernels_of_rows())
-    block = _block_of(rows)
-    with on_device(q):
-        kernels.decode_logits[(pairs * tile.splits * -(-rows // block),)](
-            q, k, entries, cache.lengths, cache.pages, logits, parts,
-            *q.stride(), *cache.strides(k), *strides_as(entries, *q.shape[:3], keys), cache.pages_stride, pitch,
-            heads, keys, tile.splits, scale,
-            GROUP=group, QUERIES=queries, CAUSAL=causal and queries > 1, WIDTH=width, PAGE=cache.page_size(k),
-            LENGTHS=cache.lengths is not None, MASK=kind, MASK_FLOOR=floor, VAR=with_var, WIDEN=widened(q),
-            BLOCK_R=block, BLOCK_K=tile.keys, BLOCK_D=power_of_2(width), num_warps=tile.warps, num_stages=tile.stages,
-        )  # fmt: skip
-    return Kept(logits, parts)
-
-
-def kernels_of_rows() -> Any:
-    """The module that names the kinds of masks."""
-    return importlib.import_module("sharpmax.stats.triton_kernel")
+    return Kept(logits, torch.empty((pairs, FIELDS, splits, rows), dtype=torch.float32, device=q.device))
 
 
 class DecodeRows(NamedTuple):
@@ -193,7 +210,6 @@ def rows_of(
     causal: bool, masked: bool, with_var: bool, with_stats: bool,
 ) -> DecodeRows:  # fmt: skip
     """Merged statistics and β of each row; rows `shape` = (batch, query heads, queries)."""
-    kernels = _kernels()
     device = kept.logits.device
 
     def rows(dtype: torch.dtype, wanted: bool) -> Tensor | None:
@@ -202,18 +218,34 @@ def rows_of(
     beta = rows(torch.float32, table is not None)
     count = rows(torch.int64, with_stats)
     floats = [rows(torch.float32, with_stats) for _ in range(4)]
-    parts = kept.parts.shape[2]
+
+    def settle() -> Settings:
+        parts = kept.parts.shape[2]
+        constants = {
+            "GROUP": shape[1] // heads, "QUERIES": shape[2], "CAUSAL": causal and shape[2] > 1,
+            "LENGTHS": cache.lengths is not None, "COUNTED": masked, "VAR": with_var, "STATS": with_stats,
+            **_forms(table), "PARTS": power_of_2(parts, 1), "BLOCK_K": 64 if interpreted() else 4096, "num_warps": 16,
+        }  # fmt: skip
+        numbers = (kept.logits.shape[2], 0 if table is None else table.stride, heads, keys, parts)
+        return Settings(_kernel("decode_rows"), (math.prod(shape),), numbers, constants)
+
+    values = None if table is None else table.values
+    key = (
+        "decode_rows", kept.logits.shape, kept.parts.shape, layout(values), _form_key(table), cache.layout, shape,
+        heads, keys, causal, masked, with_var, with_stats, device,
+    )  # fmt: skip
     with on_device(kept.logits):
-        kernels.decode_rows[(math.prod(shape),)](
-            kept.logits, kept.parts, None if table is None else table.values, cache.lengths, beta, count, *floats,
-            kept.logits.shape[2], 0 if table is None else table.stride, heads, keys, parts,
-            GROUP=shape[1] // heads, QUERIES=shape[2], CAUSAL=causal and shape[2] > 1,
-            LENGTHS=cache.lengths is not None, COUNTED=masked, VAR=with_var, STATS=with_stats,
-            FORMS=0 if table is None else table.forms, TERMS=0 if table is None else table.terms,
-            SEGMENTS=0 if table is None else table.segments, PARTS=power_of_2(parts, 1),
-            BLOCK_K=64 if interpreted() else 4096, num_warps=16,
-        )  # fmt: skip
+        launch(key, (kept.logits, kept.parts, values, cache.lengths, beta, count, *floats), settle)
     return DecodeRows(beta, count, *floats)
+
+
+def _forms(table: Coefficients | None) -> dict[str, int]:
+    forms, terms, segments, _ = (0, 0, 0, 0) if table is None else table.shape
+    return {"FORMS": forms, "TERMS": terms, "SEGMENTS": segments}
+
+
+def _form_key(table: Coefficients | None) -> tuple[int, ...] | None:
+    return None if table is None else tuple(table.shape)
 
 
 class _Sums(NamedTuple):
@@ -238,11 +270,14 @@ def _summed(room: _Sums) -> Tensor:
     if room.masses is not None:
         pairs, splits, rows = room.masses.shape
         width = room.out.shape[-1]
-        step = min(32, power_of_2(width))
-        _kernels().decode_sum[(pairs * rows, -(-width // step))](
-            room.sums, room.masses, room.out, splits,
-            ROWS=rows, WIDTH=width, SPLITS=power_of_2(splits, 1), BLOCK_D=step, num_warps=4,
-        )  # fmt: skip
+
+        def settle() -> Settings:
+            step = min(32, power_of_2(width))
+            constants = {"ROWS": rows, "WIDTH": width, "SPLITS": power_of_2(splits, 1), "BLOCK_D": step, "num_warps": 4}
+            return Settings(_kernel("decode_sum"), (pairs * rows, -(-width // step)), (splits,), constants)
+
+        key = ("decode_sum", room.sums.shape, room.out.dtype, room.out.device)
+        launch(key, (room.sums, room.masses, room.out), settle)
     return room.out
 
 
@@ -262,22 +297,34 @@ def values_of(
     """The output `[B, H, Lq, Dv]`; β is given, or computed from the table."""
     _, heads, keys = cache.batch_heads_keys(v)
     batch, query_heads, queries = shape
-    width, rows = v.shape[-1], query_heads // heads * queries
-    block, parts = _block_of(rows), kept.parts.shape[2]
     room = _room_for_sums(v, shape, heads, tile.splits)
-    with on_device(v):
-        _kernels().decode_values[(batch * heads * tile.splits * -(-rows // block),)](
-            kept.logits, kept.parts, None if table is None else table.values, beta, v, cache.lengths, cache.pages,
-            room.sums, room.masses, *cache.strides(v), cache.pages_stride, kept.logits.shape[2],
-            0 if table is None else table.stride, heads, keys, parts, tile.splits,
-            GROUP=query_heads // heads, QUERIES=queries, CAUSAL=causal and queries > 1, WIDTH=width,
-            PAGE=cache.page_size(v), LENGTHS=cache.lengths is not None, COUNTED=masked, VAR=with_var and beta is None,
-            GIVEN=beta is not None, FORMS=0 if table is None else table.forms,
-            TERMS=0 if table is None else table.terms, SEGMENTS=0 if table is None else table.segments,
-            VISIBILITY=_visibility(causal, masked, alike, queries),
-            FINAL=tile.splits == 1, WIDEN=widened(v), PARTS=power_of_2(parts, 1), BLOCK_R=block, BLOCK_K=tile.keys,
-            BLOCK_D=power_of_2(width), num_warps=tile.warps, num_stages=tile.stages,
+
+    def settle() -> Settings:
+        width, rows, parts = v.shape[-1], query_heads // heads * queries, kept.parts.shape[2]
+        block = _block_of(rows)
+        numbers = (
+            *cache.strides(v), cache.pages_stride, kept.logits.shape[2], 0 if table is None else table.stride, heads,
+            keys, parts, tile.splits,
         )  # fmt: skip
+        constants = {
+            "GROUP": query_heads // heads, "QUERIES": queries, "CAUSAL": causal and queries > 1, "WIDTH": width,
+            "PAGE": cache.page_size(v), "LENGTHS": cache.lengths is not None, "COUNTED": masked,
+            "VAR": with_var and beta is None, "GIVEN": beta is not None, **_forms(table),
+            "VISIBILITY": _visibility(causal, masked, alike, queries), "FINAL": tile.splits == 1, "WIDEN": widened(v),
+            "PARTS": power_of_2(parts, 1), "BLOCK_R": block, "BLOCK_K": tile.keys, "BLOCK_D": power_of_2(width),
+            "num_warps": tile.warps, "num_stages": tile.stages,
+        }  # fmt: skip
+        programs = batch * heads * tile.splits * -(-rows // block)
+        return Settings(_kernel("decode_values"), (programs,), numbers, constants)
+
+    values = None if table is None else table.values
+    key = (
+        "decode_values", kept.logits.shape, kept.parts.shape, layout(v), layout(values), _form_key(table),
+        cache.layout, shape, tile, causal, masked, alike, with_var, beta is None, v.device,
+    )  # fmt: skip
+    tensors = (kept.logits, kept.parts, values, beta, v, cache.lengths, cache.pages, room.sums, room.masses)
+    with on_device(v):
+        launch(key, tensors, settle)
         return _summed(room)
 
 
@@ -286,29 +333,36 @@ def whole_of(
     causal: bool,
 ) -> Tensor:  # fmt: skip
     """The output `[B, H, Lq, Dv]` in one launch, the keys of a sequence in one part."""
-    kernels = _kernels()
     batch, heads, keys = cache.batch_heads_keys(k)
     queries, width = q.shape[2:]
     group = q.shape[1] // heads
     rows, pairs = group * queries, batch * heads
-    block, pitch = _block_of(rows), -(-keys // _ALIGNED) * _ALIGNED
-    logits = torch.empty((pairs, rows, pitch), dtype=torch.float32, device=q.device)
-    parts = torch.empty((pairs, kernels.FIELDS, 1, rows), dtype=torch.float32, device=q.device)
+    kept = _room_for_logits(q, pairs, rows, keys, 1)
     out = torch.empty((batch, q.shape[1], queries, v.shape[-1]), dtype=v.dtype, device=v.device)
-    entries, kind, floor = mask_for_kernel(mask, kernels_of_rows())
-    with on_device(q):
-        kernels.decode_whole[(pairs * -(-rows // block),)](
-            q, k, entries, cache.lengths, cache.pages, logits, parts, table.values, v, out,
-            *q.stride(), *cache.strides(k), *strides_as(entries, *q.shape[:3], keys), cache.pages_stride, pitch,
-            heads, keys, scale, *cache.strides(v), table.stride,
-            GROUP=group, QUERIES=queries, CAUSAL=causal and queries > 1, PAGE=cache.page_size(k),
-            LENGTHS=cache.lengths is not None, MASK=kind, MASK_FLOOR=floor, VAR=table.with_var, WIDEN=widened(q),
-            BLOCK_R=block, BLOCK_K=tile.keys, WIDTH=width, VALUE_WIDTH=v.shape[-1], FORMS=table.forms,
-            TERMS=table.terms, SEGMENTS=table.segments,
-            VISIBILITY=_visibility(causal, mask is not None, rows_alike(mask, queries), queries),
-            BLOCK_D=power_of_2(width), VALUE_BLOCK_D=power_of_2(v.shape[-1]),
-            num_warps=tile.warps, num_stages=tile.stages,
+
+    def settle() -> Settings:
+        (kind, floor), block = mask_kind(mask), _block_of(rows)
+        numbers = (
+            *q.stride(), *cache.strides(k), *strides_as(mask, *q.shape[:3], keys), cache.pages_stride,
+            kept.logits.shape[2], heads, keys, scale, *cache.strides(v), table.stride,
         )  # fmt: skip
+        constants = {
+            "GROUP": group, "QUERIES": queries, "CAUSAL": causal and queries > 1, "PAGE": cache.page_size(k),
+            "LENGTHS": cache.lengths is not None, "MASK": kind, "MASK_FLOOR": floor, "VAR": table.with_var,
+            "WIDEN": widened(q), "BLOCK_R": block, "BLOCK_K": tile.keys, "WIDTH": width, "VALUE_WIDTH": v.shape[-1],
+            **_forms(table),
+            "VISIBILITY": _visibility(causal, mask is not None, rows_alike(mask, queries), queries),
+            "BLOCK_D": power_of_2(width), "VALUE_BLOCK_D": power_of_2(v.shape[-1]),
+            "num_warps": tile.warps, "num_stages": tile.stages,
+        }  # fmt: skip
+        return Settings(_kernel("decode_whole"), (pairs * -(-rows // block),), numbers, constants)
+
+    key = (
+        "decode_whole", layout(q), layout(k), layout(v), layout(mask), cache.layout, scale, layout(table.values),
+        _form_key(table), tile, causal, q.device,
+    )  # fmt: skip
+    with on_device(q):
+        launch(key, (q, k, mask, cache.lengths, cache.pages, *kept, table.values, v, out), settle)
     return out
 
 
@@ -324,8 +378,7 @@ def rows_alike(mask: Tensor | None, queries: int) -> bool:
     return mask is None or (queries == 1 and (mask.shape[1] == 1 or mask.stride(1) == 0))
 
 
-@torch.library.custom_op("sharpmax::decode", mutates_args=())
-def decode_op(
+def decode(
     q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, block_table: Tensor | None, mask: Tensor | None,
     scale: float, table: Tensor, form: list[int], stats: bool, causal: bool = True,
 ) -> list[Tensor]:  # fmt: skip
@@ -348,6 +401,9 @@ def decode_op(
     alike = rows_alike(mask, q.shape[2])
     out = values_of(kept, coefficients, rows.beta, v, cache, shape, plan.values, causal, masked, alike, with_var)
     return [out, *(x for x in rows if x is not None)] if stats else [out]
+
+
+decode_op = torch.library.custom_op("sharpmax::decode", mutates_args=())(decode)
 
 
 @decode_op.register_fake
@@ -392,7 +448,7 @@ def values_op(
     """The output for β `[B, H, Lq]` and what `decode_measure` found: logits, and the largest one of each row."""
     cache = Cache.dense(lengths, block_table)
     # Of the statistics only the maximum is read where β is given: one part, whose maximum is the whole's.
-    parts = torch.zeros((logits.shape[0], _kernels().FIELDS, 1, logits.shape[1]), device=v.device)
+    parts = torch.zeros((logits.shape[0], FIELDS, 1, logits.shape[1]), device=v.device)
     parts[:, 0, 0] = peak.reshape(logits.shape[:2]).clamp_min(torch.finfo(torch.float32).min)
     keys = cache.batch_heads_keys(v)[2]
     shape = (beta.shape[0], beta.shape[1], beta.shape[2])

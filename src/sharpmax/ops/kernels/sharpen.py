@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,8 +11,16 @@ from torch import Tensor
 
 from sharpmax.errors import UnsupportedError
 from sharpmax.ops.kernels.tables import Coefficients
-from sharpmax.stats.call import capped_beta, largest_for
-from sharpmax.stats.triton_launch import available, interpreted, limited, on_device, power_of_2
+from sharpmax.stats.call import capped_beta, largest_for, layout
+from sharpmax.stats.triton_launch import (
+    Settings,
+    available,
+    interpreted,
+    launch,
+    limited,
+    on_device,
+    power_of_2,
+)
 
 _WIDEST = 4096
 _ELEMENTS = 4096
@@ -23,38 +32,40 @@ def scales(q: Tensor) -> bool:
     return q.ndim == 4 and q.numel() > 0 and q.shape[-1] <= _WIDEST and q.dtype in _DTYPES and not available(q.device)
 
 
-def _kernels() -> Any:
-    return importlib.import_module("sharpmax.ops.kernels.sharpen_kernel")
-
-
-def _launch(q: Tensor) -> tuple[tuple[int], Any, dict[str, Any]]:
-    """Grid, the device to launch on, and the constants that all kernels here share."""
+def _settled(name: str, q: Tensor, numbers: Sequence[int], **constants: Any) -> Settings:
+    """The grid over the rows of q, and the constants that all kernels here share."""
+    kernels = importlib.import_module("sharpmax.ops.kernels.sharpen_kernel")
     width = q.shape[-1]
     block_d = power_of_2(width)
     block_l = max(1, _ELEMENTS // block_d)
-    lines = q.numel() // width
-    constants = {"WIDTH": width, "ROOM": largest_for(q.dtype), "BLOCK_L": block_l, "BLOCK_D": block_d, "num_warps": 4}
-    return (-(-lines // block_l),), on_device(q), constants
+    shared = {"WIDTH": width, "ROOM": largest_for(q.dtype), "BLOCK_L": block_l, "BLOCK_D": block_d, "num_warps": 4}
+    grid = (-(-(q.numel() // width) // block_l),)
+    return Settings(getattr(kernels, name), grid, tuple(numbers), {**shared, **constants})
+
+
+def _rows(q: Tensor) -> tuple[int, int, int]:
+    return q.numel() // q.shape[-1], q.shape[1], q.shape[2]
 
 
 def _on_kernel(q: Tensor) -> bool:
     return (q.is_cuda or interpreted()) and scales(q)
 
 
-@torch.library.custom_op("sharpmax::scale_rows", mutates_args=())
-def scale_op(q: Tensor, beta: Tensor) -> Tensor:
+def scale_rows(q: Tensor, beta: Tensor) -> Tensor:
     """β·q for q `[B, H, Lq, D]` and β `[B, H, Lq]`."""
-    if not _on_kernel(q):
-        out = torch.empty_like(q)
-        return out.copy_(q * capped_beta(q, beta)[..., None])
     out = torch.empty_like(q)
-    grid, device, constants = _launch(q)
-    with device:
-        _kernels().scale_rows[grid](
-            q, beta, out, *q.stride(), *beta.stride(), *out.stride(),
-            q.numel() // q.shape[-1], q.shape[1], q.shape[2], **constants,
-        )  # fmt: skip
+    if not _on_kernel(q):
+        return out.copy_(q * capped_beta(q, beta)[..., None])
+    with on_device(q):
+        launch(
+            ("scale_rows", layout(q), layout(beta), q.device),
+            (q, beta, out),
+            lambda: _settled("scale_rows", q, (*q.stride(), *beta.stride(), *out.stride(), *_rows(q))),
+        )
     return out
+
+
+scale_op = torch.library.custom_op("sharpmax::scale_rows", mutates_args=())(scale_rows)
 
 
 @scale_op.register_fake
@@ -72,14 +83,13 @@ def scale_backward_op(grad: Tensor, q: Tensor, beta: Tensor) -> tuple[Tensor, Te
         into_q.copy_(wide * used[..., None])
         into_beta.copy_((wide * q.to(beta.dtype)).sum(-1).masked_fill(used < beta, 0.0))
         return into_q, into_beta
-    grid, device, constants = _launch(q)
-    with device:
-        _kernels().scale_rows_backward[grid](
-            grad, q, beta, None, None, None, None, into_q, into_beta,
-            *grad.stride(), *q.stride(), *beta.stride(), *into_q.stride(), 0,
-            q.numel() // q.shape[-1], q.shape[1], q.shape[2], 0, 0,
-            CAUSAL=False, COUNTED=False, FORMS=0, TERMS=0, **constants,
-        )  # fmt: skip
+    numbers = (*grad.stride(), *q.stride(), *beta.stride(), *into_q.stride(), 0, *_rows(q), 0, 0)
+    with on_device(q):
+        launch(
+            ("scale_rows_backward", layout(grad), layout(q), layout(beta), q.device),
+            (grad, q, beta, None, None, None, None, into_q, into_beta),
+            lambda: _settled("scale_rows_backward", q, numbers, CAUSAL=False, COUNTED=False, FORMS=0, TERMS=0),
+        )
     return into_q, into_beta
 
 
@@ -101,13 +111,11 @@ def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
 scale_op.register_autograd(_gradients, setup_context=_remember)
 
 
-@torch.library.custom_op("sharpmax::sharpen_rows", mutates_args=())
-def sharpen_op(
+def sharpen_rows(
     q: Tensor, log_mass: Tensor | None, shortfall: Tensor | None, var: Tensor | None, counts: Tensor | None,
     keys: int, offset: int | None, table: Tensor, shape: list[int],
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """β·q and β `[B, H, Lq]`; statistics and counts hold one number per row of q, in its order."""
-    coefficients = Coefficients(table, shape)
     out, beta = torch.empty_like(q), torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device)
     if not q.numel():
         return out, beta
@@ -116,18 +124,29 @@ def sharpen_op(
     log_mass, shortfall, var, counts = (
         None if x is None else x.contiguous() for x in (log_mass, shortfall, var, counts)
     )
-    queries = q.shape[2]
-    grid, device, constants = _launch(q)
-    with device:
-        _kernels().sharpen_rows[grid](
-            q, log_mass, shortfall, var, counts, table, out, beta, *q.stride(), *out.stride(), coefficients.stride,
-            q.numel() // q.shape[-1], q.shape[1], queries, keys,
-            limited(offset, queries, keys),
-            CAUSAL=offset is not None, COUNTED=counts is not None, MEASURED=log_mass is not None,
-            VAR=var is not None and coefficients.with_var, FORMS=coefficients.forms, TERMS=coefficients.terms,
-            SEGMENTS=coefficients.segments, **constants,
+
+    def settle() -> Settings:
+        forms, terms, segments, with_var = shape
+        numbers = (
+            *q.stride(), *out.stride(), Coefficients(table, shape).stride, *_rows(q), keys,
+            limited(offset, q.shape[2], keys),
         )  # fmt: skip
+        return _settled(
+            "sharpen_rows", q, numbers, CAUSAL=offset is not None, COUNTED=counts is not None,
+            MEASURED=log_mass is not None, VAR=var is not None and bool(with_var), FORMS=forms, TERMS=terms,
+            SEGMENTS=segments,
+        )  # fmt: skip
+
+    key = (
+        "sharpen_rows", layout(q), log_mass is None, var is None, layout(counts), keys, offset, layout(table),
+        tuple(shape), q.device,
+    )  # fmt: skip
+    with on_device(q):
+        launch(key, (q, log_mass, shortfall, var, counts, table, out, beta), settle)
     return out, beta
+
+
+sharpen_op = torch.library.custom_op("sharpmax::sharpen_rows", mutates_args=())(sharpen_rows)
 
 
 @sharpen_op.register_fake
@@ -146,17 +165,20 @@ def sharpen_backward_op(
     coefficients = Coefficients(table, shape)
     into_q, into_entropy = torch.empty_like(q), torch.empty_like(log_mass, memory_format=torch.contiguous_format)
     log_mass, shortfall = log_mass.contiguous(), shortfall.contiguous()
-    queries = q.shape[2]
-    grid, device, constants = _launch(q)
-    with device:
-        _kernels().scale_rows_backward[grid](
-            grad, q, beta, log_mass, shortfall, None if counts is None else counts.contiguous(), table,
-            into_q, into_entropy,
-            *grad.stride(), *q.stride(), *beta.stride(), *into_q.stride(), coefficients.stride,
-            q.numel() // q.shape[-1], q.shape[1], queries, keys,
-            limited(offset, queries, keys),
-            CAUSAL=offset is not None, COUNTED=counts is not None, FORMS=coefficients.forms, TERMS=coefficients.terms,
-            **constants,
+    counts = None if counts is None else counts.contiguous()
+    numbers = (
+        *grad.stride(), *q.stride(), *beta.stride(), *into_q.stride(), coefficients.stride, *_rows(q), keys,
+        limited(offset, q.shape[2], keys),
+    )  # fmt: skip
+    key = ("sharpen_rows_backward", layout(grad), layout(q), layout(beta), layout(counts), layout(table), *shape)
+    with on_device(q):
+        launch(
+            (*key, keys, offset, q.device),
+            (grad, q, beta, log_mass, shortfall, counts, table, into_q, into_entropy),
+            lambda: _settled(
+                "scale_rows_backward", q, numbers, CAUSAL=offset is not None, COUNTED=counts is not None,
+                FORMS=coefficients.forms, TERMS=coefficients.terms,
+            ),
         )  # fmt: skip
     return into_q, into_entropy
 

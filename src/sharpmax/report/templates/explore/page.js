@@ -1,5 +1,5 @@
 "use strict";
-/* The page: reads its sliders, asks `maths`, tells the charts, the numbers and the sentence. */
+/* The page: reads its sliders, asks `maths`, updates the charts, the numbers and the sentence. */
 (() => {
   const { policies, start } = JSON.parse(document.getElementById("explore").textContent);
   const find = (id) => document.getElementById(id);
@@ -61,7 +61,7 @@
     const among = `Among ${whole(state.items)} items within ${plainly(state.spread)} nats`;
     const alone = `${among} the best one has ${percent(plain.top)} of the weight and the entropy is ${nats(plain.entropy)} nats`;
     const both = `; with ${label} (β = ${plainly(seen.beta)}) it has ${percent(sharp.top)} and the entropy is ${nats(sharp.entropy)} nats`;
-    const change = state.policy === "none" ? "" : seen.beta === 1 ? `; ${label} leaves it so (β = 1)` : both;
+    const change = state.policy === "none" ? "" : seen.beta === 1 ? `; ${label} does not act (β = 1)` : both;
     const limit = `A spread of ${plainly(seen.spread)} nats lets one item hold half of the weight among up to ${large(seen.horizon)} items.`;
     find("summary").textContent = `${alone}${change}. ${limit}`;
   };
@@ -73,13 +73,13 @@
       "top-number": percent(sharp.top),
       "top-detail": `softmax alone: ${percent(plain.top)}`,
       "entropy-number": `${nats(sharp.entropy)} nats`,
-      "entropy-detail": `as if ${shared < 100 ? plainly(shared) : large(shared)} items shared it; possible: ${nats(seen.floor)} … ${nats(seen.ceiling)}`,
+      "entropy-detail": `effective items: ${shared < 100 ? plainly(shared) : large(shared)}; possible: ${nats(seen.floor)} … ${nats(seen.ceiling)}`,
       "beta-number": plainly(seen.beta),
-      "beta-detail": `spread after it and θ: ${plainly(seen.spread)} nats`,
+      "beta-detail": `spread with β and θ: ${plainly(seen.spread)} nats`,
       "bounds-number": percent(bounds.high),
-      "bounds-detail": `the least: ${percent(bounds.low)}; the paper states ${percent(bounds.looseLow)} … ${percent(Math.min(1, bounds.looseHigh))}`,
+      "bounds-detail": `smallest: ${percent(bounds.low)}; the paper's bounds: ${percent(bounds.looseLow)} … ${percent(Math.min(1, bounds.looseHigh))}`,
       "horizon-number": `${large(seen.horizon)} items`,
-      "horizon-detail": "the most among which one can hold half of the weight",
+      "horizon-detail": "beyond it no item can hold half of the weight",
     };
     for (const [id, text] of Object.entries(texts)) find(id).textContent = text;
   };

@@ -1,0 +1,83 @@
+"""`learnable`: numbers that train with the weights, are saved with them, and become a policy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import sharpmax as sm
+from sharpmax.errors import ArgumentError
+from sharpmax.policies import Constant, LogLinear
+from sharpmax.policies.shipped import LogScale
+
+transformers = pytest.importorskip("transformers")
+
+
+def llama(larger: float = 1.0) -> Any:
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=31, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2,
+    )  # fmt: skip
+    model = transformers.LlamaForCausalLM(config)
+    for one in model.model.layers:
+        one.self_attn.q_proj.weight.data.mul_(larger)
+    return model
+
+
+TOKENS = torch.randint(31, (4, 24), generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize(
+    ("kind", "made"), [("constant", Constant), ("length", LogLinear), ("rows", LogLinear), ("ssmax", LogScale)]
+)
+def test_numbers_train_with_the_weights_and_become_the_policy(kind: str, made: type) -> None:
+    model = llama().train()
+    plain = model(TOKENS).logits
+    learned = sm.learnable(model, kind)
+    if kind == "ssmax":
+        wanted = model(TOKENS).logits
+        with sm.applied(llama().train(), "ssmax:0.43") as other:
+            torch.testing.assert_close(other(TOKENS).logits, wanted)
+    else:
+        torch.testing.assert_close(model(TOKENS).logits, plain)
+    start = learned.parameter.detach().clone()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    for _ in range(3):
+        model(TOKENS, labels=TOKENS).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert not torch.equal(learned.parameter, start)
+    state = {name: weight.clone() for name, weight in model.state_dict().items()}
+    before = model(TOKENS).logits
+    policy = learned.finish()
+    assert all(isinstance(one, made) for layer in policy.policies for one in layer)
+    torch.testing.assert_close(model(TOKENS).logits, before, rtol=1e-3, atol=1e-4)
+    assert "sharpmax_policy" not in dict(model.named_parameters())
+    again = llama().train()
+    sm.learnable(again, kind)
+    again.load_state_dict(state)
+    torch.testing.assert_close(again(TOKENS).logits, before)
+    if kind == "constant":
+        torch.testing.assert_close(sm.fold(model.eval(), policy)(TOKENS).logits, before, rtol=1e-3, atol=1e-4)
+
+
+def test_a_scale_gets_the_gradient_of_its_definition() -> None:
+    model = llama(100.0).double()
+    learned = sm.learnable(model, "ssmax")
+    model(TOKENS).logits.square().mean().backward()
+    found = learned.parameter.grad[1, 2, 0].item()
+    moved = []
+    for sign in (1.0, -1.0):
+        grid = [[0.43] * 4, [0.43, 0.43, 0.43 + sign * 1e-2, 0.43]]
+        policy = sm.policies.PerHead.of(LogScale, scale=grid, bias=[[0.0] * 4] * 2)
+        with sm.applied(llama(100.0).double(), policy) as other, torch.no_grad():
+            moved.append(other(TOKENS).logits.square().mean().item())
+    assert found == pytest.approx((moved[0] - moved[1]) / 2e-2, rel=1e-2)
+
+
+def test_an_unknown_kind_is_named() -> None:
+    with pytest.raises(ArgumentError, match=r"kind: got 'magic'; allowed: one of \['constant'.*'ssmax'\]"):
+        sm.learnable(llama(), "magic")
