@@ -63,6 +63,12 @@ def _query_norm(one: AttentionModule) -> nn.Module | None:
     return next((norm for norm in norms if not isinstance(norm, (type(None), nn.Identity))), None)
 
 
+def has_one_gain(one: AttentionModule) -> bool:
+    """Whether the queries of all heads pass a normalisation with one gain, which holds no β per head."""
+    gain: Any = getattr(_query_norm(one), "weight", None)
+    return gain is not None and one.heads > 1 and int(gain.numel()) == _head_width(one, 0)
+
+
 def scale_queries(one: AttentionModule, beta: Tensor, where: str) -> None:
     """Multiply the queries of each head by its β, `[heads, 1]` or `[heads, D]`, in place; `where` is for errors."""
     norm = _query_norm(one)
