@@ -37,6 +37,9 @@ def setup() -> TrainingSetup:
     return training_setup(tiny.model())
 
 
+FREQUENCIES = tiny.WIDTH // tiny.HEADS // 2
+
+
 def trainer(kind: str = "rows", steps: int = 6, rate: float = 0.1, keep: float = 1.0) -> Trainer:
     return Trainer(TrainablePolicy(kind, tiny.LAYERS, tiny.HEADS, CPU), steps, rate, keep)
 
@@ -140,7 +143,7 @@ def test_the_grid_of_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_policy_is_rounded_bounded_and_scaled() -> None:
     values = torch.tensor([[[0.123456789, 0.5], [-7.0, 0.0]]])
     assert policy_from("length", values).policies == ((LogLinear(level=0.12346, length=0.5), LogLinear(level=-7.0)),)
-    policy = policy_from(FOLDABLE, torch.tensor([[[0.0], [0.5], [9.0], [-9.0]]]), strength=2.0)
+    policy = policy_from("constant", torch.tensor([[[0.0], [0.5], [9.0], [-9.0]]]), strength=2.0)
     assert policy.policies == ((Constant(1.0), Constant(2.71828), Constant(12.0), Constant(0.2)),)
     values = torch.randn(1, 1, len(KINDS["rows"]))
     one: Any = policy_from("rows", values, 1.3).policies[0][0]
@@ -244,7 +247,7 @@ def test_prices_follow_the_budget(budget: float, sign: int, near: float, bound: 
     one.run(tight, nothing)
     # Chat is read at every step, the five texts take turns two at a time.
     names = [domain.name for domain in setup.domains if domain.name != "chat"]
-    twice, always = 100 * math.exp(sign * 0.2), 100 * math.exp(sign * 0.5)
+    twice, always = 50 * math.exp(sign * 0.2), 50 * math.exp(sign * 0.5)
     assert one.prices == pytest.approx(dict.fromkeys(names, twice) | {"chat": always}, rel=1e-3)
     bounded = trainer("constant", steps=5)
     bounded.policy.coefficients.data.fill_(0.2)

@@ -33,6 +33,7 @@ from sharpmax.calibration.data import (
     sizes_for,
 )
 from sharpmax.calibration.trainer import (
+    MOST_ROWS,
     Memory,
     TrainablePolicy,
     Trainer,
@@ -200,7 +201,7 @@ def calibrate(
         prompts = TrainingPrompts(tokenizer, tasks, controls, profile, seed, context_of(model))
         notify("sampling text from the model and reading other text", 0, 0, "")
         domains = domains_of(model, tokenizer, profile, texts or {}, held_out, seed)
-        fits = Memory.plan(model, _longest(prompts, domains), profile.rows, memory)
+        fits = Memory.plan(model, _longest(prompts, domains), MOST_ROWS, memory)
         notify(f"sizes {', '.join(map(str, prompts.sizes))}; memory about {fits.estimate / 2**30:.1f} GiB", 0, 0, "")
         trained = [domain for domain in domains if domain.trained]
         setup = TrainingSetup(model, prompts, trained, budget, fits.most_tokens)

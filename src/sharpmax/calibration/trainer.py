@@ -85,7 +85,7 @@ class Memory:
         inner = int(getattr(config, "intermediate_size", None) or 4 * hidden)
         size = next(model.parameters()).element_size()
         weights = sum(weight.nbytes for weight in model.parameters())
-        fixed = weights + 4 * 6 * max(rows, MOST_ROWS) * int(config.vocab_size)  # logits and what KL makes of them
+        fixed = weights + 4 * 6 * rows * int(config.vocab_size)  # logits and what KL makes of them
         if limit is None:
             limit = max(_DEFAULT_GIB << 30, 2 * fixed)
             if model.device.type == "cuda":
