@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ from mkdocs.structure.files import File, Files
 
 from sitekit.drawn import explore_page, generated
 from sitekit.links import OUTSIDE_PAGES, moved
-from sitekit.stories import filled
+from sitekit.reports import filled
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -28,3 +30,15 @@ def on_files(files: Files, config: Any) -> Files:
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
     """Put results into their places, and turn links that leave docs/ to where their targets are on the site."""
     return moved(filled(ROOT, page.file.src_uri, markdown), page.file.src_uri)
+
+
+_NUMBER = re.compile(r"(?<![\w.\-])[+−±]?\d[\d.,%×*+−–]*(?!\w)")
+
+
+def on_post_build(config: Any) -> None:
+    """Leave the numbers of tables out of the search index: lunr confuses terms that end in digits."""
+    path = Path(config.site_dir) / "search" / "search_index.json"
+    index = json.loads(path.read_text(encoding="utf-8"))
+    for one in index["docs"]:
+        one["text"] = _NUMBER.sub(" ", one["text"])
+    path.write_text(json.dumps(index, ensure_ascii=False, separators=(",", ":")), encoding="utf-8")

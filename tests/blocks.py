@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[1]
 FENCE = re.compile(
     r"(?:^<!-- not run: (?P<reason>[^>]+?) -->\n)?^```(?P<language>\w+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
 )
+OTHERS = ("pip", "vllm", "llama-server", "ollama", "echo")
 INDENTED = re.compile(r"^    (sharpmax .*)$", re.MULTILINE)
 INLINE = re.compile(r"`(sharpmax [^`]*)`")
 
@@ -99,7 +100,7 @@ def check_command(words: list[str], reason: str | None = None) -> None:
         name, command, rest = command_of(words)
         command.make_context(name, rest)
     else:
-        assert words[0] == "pip", words
+        assert next(word for word in words if "=" not in word) in OTHERS, words
         assert reason, f"not run without a reason: {words}"
 
 

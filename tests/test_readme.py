@@ -18,6 +18,7 @@ from tests.blocks import ROOT, blocks, check_command, commands, run
 from tests.smollm2 import load_once
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+TEXT = " ".join(README.split())
 
 
 PAGE = blocks(ROOT / "README.md")
@@ -76,21 +77,20 @@ def test_the_reproduced_table_is_the_committed_run() -> None:
 
 
 def test_the_readme_says_what_the_committed_run_shows() -> None:
-    text = " ".join(README.split())
     accuracy, published = RESULTS["accuracy"]["softmax"], RESULTS["published"]["softmax"]
     apart = max(abs(accuracy[n]["mean"] - published[n]) for n in published)
-    assert f"within {apart:.1f} points of the published one" in text
+    assert f"within {apart:.1f} points of the published one" in TEXT
     assert all(cell["of_ceiling"] >= 99.0 for cell in RESULTS["comparison"]["entropy-target"].values())
     sharp = RESULTS["accuracy/sharp"]
-    assert f"keeps {sharp['softmax']['16384']['mean']:.1f}% at 16,384 items" in text
-    assert f"and {sharp['refit']['16384']['mean']:.1f}% with the refitted polynomial" in text
-    assert f"argmax gives there ({sharp['hard']['16384']['mean']:.1f}%)" in text
+    assert f"keeps {sharp['softmax']['16384']['mean']:.1f}% at 16,384 items" in TEXT
+    assert f"and {sharp['refit']['16384']['mean']:.1f}% with the refitted polynomial" in TEXT
+    assert f"argmax gives there ({sharp['hard']['16384']['mean']:.1f}%)" in TEXT
     training = max(weights["trained"]["seconds"] for weights in RESULTS["weights"].values())
     evaluation = RESULTS["setting"]["seconds"]["evaluate"]
-    assert f"({training:.0f} s of training per recipe, {evaluation:.0f} s of evaluation)" in text
+    assert f"({training:.0f} s of training per recipe, {evaluation:.0f} s of evaluation)" in TEXT
     confidence = RESULTS["detection"]["confidence"]
     assert (
-        f"AUROC of {confidence['16']['auroc']:.2f} at 16 items and {confidence['16384']['auroc']:.2f} at 16,384" in text
+        f"AUROC of {confidence['16']['auroc']:.2f} at 16 items and {confidence['16384']['auroc']:.2f} at 16,384" in TEXT
     )
 
 
@@ -129,16 +129,15 @@ def test_the_table_of_other_formats_is_the_committed_run() -> None:
 
 def test_what_is_said_of_the_language_model_is_what_the_run_shows() -> None:
     tables = evaluated("evaluate-smollm2")
-    text = " ".join(README.split())
     arms, right = tables["setting"]["arms"], tables["accuracy/kv"]
     learned = [arm for arm in arms if arm not in ("as it comes", "paper", "log-length:64")]
     tight = [arm for arm in learned if not arm.endswith("-3.5")]
     assert all(tables["perplexity"][arm][n]["rise"] <= 1.0 for arm in tight for n in ("2048", "6144", "chat"))
     longer = [right[arm]["512"]["mean"] for arm in learned if arm not in tight]
-    assert f"A larger budget does not help much: {max(longer):.1f}%" in text
-    assert f"`constant` answers {right['constant']['512']['mean']:.1f}% at 512 names" in text
-    assert f"answers {right['rows-half']['64']['mean']:.1f}% at 64 names" in text
-    assert f"touches {arms['rows-half']['touched']} of 270 heads" in text
+    assert f"A larger budget does not help much: {max(longer):.1f}%" in TEXT
+    assert f"`constant` answers {right['constant']['512']['mean']:.1f}% at 512 names" in TEXT
+    assert f"answers {right['rows-half']['64']['mean']:.1f}% at 64 names" in TEXT
+    assert f"touches {arms['rows-half']['touched']} of 270 heads" in TEXT
     assert all(right[arm]["512"]["mean"] < 85.0 for arm in learned if arm != "pairs256")  # "not reached yet"
     for name, arm in (("smollm2", "rows-half"), ("smollm2-constant", "constant")):
         assert load_policy(name) == policy_from_dict(arms[arm]["policy"])
@@ -146,7 +145,6 @@ def test_what_is_said_of_the_language_model_is_what_the_run_shows() -> None:
 
 def test_what_is_said_of_other_formats_is_what_the_run_shows() -> None:
     tables = evaluated("evaluate-smollm2-formats")
-    text = " ".join(README.split())
 
     def gains(arm: str, sizes: Sequence[str]) -> list[float]:
         tasks = [tables[f"accuracy/{task}"] for task in tables["setting"]["tasks"]]
@@ -154,7 +152,7 @@ def test_what_is_said_of_other_formats_is_what_the_run_shows() -> None:
 
     assert min(min(gains(arm, ("16", "32", "64", "128"))) for arm in tables["setting"]["arms"]) >= -2.0
     found = gains("rows-half", ("16", "64"))
-    assert f"`rows-half` gains {sum(found) / len(found):.1f} points on average" in text
+    assert f"`rows-half` gains {sum(found) / len(found):.1f} points on average" in TEXT
     assert max(cell["mean"] for arm in tables["accuracy/multi-kv"].values() for cell in arm.values()) == 0.0
 
 
@@ -184,29 +182,27 @@ def test_gain_and_cost_on_three_kinds_of_text_are_the_committed_runs() -> None:
 
 
 def test_what_is_said_of_time_on_a_cpu_is_what_the_run_shows() -> None:
-    text = " ".join(README.split())
     for name, words in (
         ("smollm2", "prefill of 2,048 tokens takes {:.2f}× as long with `smollm2` and decoding {:.2f}×"),
         ("smollm2-constant", "with `smollm2-constant` it is {:.2f}× and {:.2f}×"),
     ):
         cost = evaluated("evaluate-smollm2-cpu")["cost"][name]
-        assert words.format(cost["prefill_ratio"], cost["decode_ratio"]) in text
+        assert words.format(cost["prefill_ratio"], cost["decode_ratio"]) in TEXT
 
 
 def test_what_is_said_of_the_probe_is_what_the_run_shows() -> None:
     tables, horizon = evaluated("probe-smollm2"), evaluated("horizon-smollm2")
-    text = " ".join(README.split())
     for sentence in tables["verdict"]:
-        assert sentence in text
+        assert sentence in TEXT
     steep = sum(head["slope"] > 0.5 for head in tables["heads/kv"].values())
-    assert f"{steep} of 270 heads have a slope above 0.5" in text
+    assert f"{steep} of 270 heads have a slope above 0.5" in TEXT
     tested = tables["forecast/kv"]["tested"]
-    assert f"at 512 is forecast to within {tested['512']['entropy']['median']:.2f} nats" in text
+    assert f"at 512 is forecast to within {tested['512']['entropy']['median']:.2f} nats" in TEXT
     text_tested = tables["forecast/text"]["tested"]
-    assert f"from at most 512, to within {text_tested['8192']['entropy']['median']:.2f}" in text
+    assert f"from at most 512, to within {text_tested['8192']['entropy']['median']:.2f}" in TEXT
     assert horizon["certified"]["informative"] == 0
     assert (
-        f"median spread {horizon['certified']['median']:,.0f} nats against {horizon['measured']['spread']:.0f}" in text
+        f"median spread {horizon['certified']['median']:,.0f} nats against {horizon['measured']['spread']:.0f}" in TEXT
     )
 
 
@@ -226,7 +222,6 @@ def test_what_is_said_of_the_monitor_is_the_committed_benchmark() -> None:
 
 def test_what_is_said_of_algorithms_as_text_is_what_the_run_shows() -> None:
     tables = evaluated("clrs")
-    text = " ".join(README.split())
     known, *rows = cells("right answers in %:", "**No gain here**")
     assert known[0] == "variant"
     assert [row[0] for row in rows] == list(tables["means"])
@@ -234,19 +229,19 @@ def test_what_is_said_of_algorithms_as_text_is_what_the_run_shows() -> None:
         arm = stored(variant)
         groups = [*tables["means"][arm].values(), *tables["by_algorithm"][arm]["minimum"].values()]
         assert shown == [f"{cell['mean']:.1f}" for cell in groups]
-    assert f"asked {tables['setting']['questions']['count']:,} questions" in text
+    assert f"asked {tables['setting']['questions']['count']:,} questions" in TEXT
     ends = [f"{one['curve'][-1][1]:.3f}" for one in tables["training"].values()]
-    assert f"(loss {ends[1]} against {ends[0]} at the end)" in text
+    assert f"(loss {ends[1]} against {ends[0]} at the end)" in TEXT
     inside, outside = tables["gains"]["clrs-paper"].values()
-    assert f"{-inside['mean']:.1f} points behind at sizes trained on and {-outside['mean']:.1f} at larger" in text
+    assert f"{-inside['mean']:.1f} points behind at sizes trained on and {-outside['mean']:.1f} at larger" in TEXT
     spans = [f"{-one['high']:.1f} to {-one['low']:.1f}" for one in (inside, outside)]
-    assert f"(95% intervals {spans[0]} and {spans[1]})" in text
+    assert f"(95% intervals {spans[0]} and {spans[1]})" in TEXT
     speeds = [one["speed"] for one in tables["training"].values()]
     minutes = max(speed["tokens"] / speed["tokens_per_second"] / 60 for speed in speeds)
-    assert f"(the steps of both variants, at the same time, took an H200 {minutes:.0f} minutes)" in text
+    assert f"(the steps of both variants, at the same time, took an H200 {minutes:.0f} minutes)" in TEXT
     for one in tables["training"].values():
         assert (
-            f"({one['setting']['steps']:,} steps of {one['setting']['batch_tokens']:,} tokens in each variant)" in text
+            f"({one['setting']['steps']:,} steps of {one['setting']['batch_tokens']:,} tokens in each variant)" in TEXT
         )
         assert one["setting"]["data"]["largest"] == 15
 

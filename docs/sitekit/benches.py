@@ -1,13 +1,11 @@
-"""Benchmarks and horizons, which no report draws, as tables."""
+"""Tables and folded parts in Markdown; benchmarks and horizons, which no report draws."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from .tables import folded, table
-
-__all__ = ["BENCHES", "horizon_lines"]
+__all__ = ["BENCHES", "folded", "horizon_lines", "table"]
 
 _SIGNALS = {
     "monitor": "the monitor",
@@ -19,17 +17,21 @@ _SIGNALS = {
 }
 
 
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of a table."""
+    lines = [list(head), ["---"] * len(head), *[list(row) for row in rows]]
+    return ["| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in line) + " |" for line in lines]
+
+
+def folded(title: str, lines: Sequence[str]) -> list[str]:
+    """A part that opens when it is pressed."""
+    quoted = title.replace('"', "'")
+    return [f'??? abstract "{quoted}"', "", *(f"    {line}" if line else "" for line in lines), ""]
+
+
 def horizon_lines(tables: Mapping[str, Any]) -> list[str]:
-    """The verdict, and for each layer what is certain and what was measured."""
-    head = [
-        "layer",
-        "certified spread, median",
-        "measured spread, median",
-        "widest",
-        "never",
-        "falls",
-        "not seen to fall",
-    ]
+    """The verdict, and for each layer the certified and the measured spread."""
+    head = ["layer", "certified spread", "measured spread", "widest", "never", "up to a length", "at all lengths"]
     rows = [
         [
             layer,
@@ -39,12 +41,12 @@ def horizon_lines(tables: Mapping[str, Any]) -> list[str]:
         ]
         for layer, one in tables["layers"].items()
     ]
-    note = "Spreads in nats, medians over heads; how many heads hold the weight at no length, up to some, at all."
+    note = "Spreads in nats, medians over heads. Then heads whose top weight is above ½: never, up to a length, always."
     return [*(f"- {sentence}" for sentence in tables["verdict"]), "", *folded("Layers", [note, "", *table(head, rows)])]
 
 
 def _timed(tables: Mapping[str, Any]) -> list[str]:
-    """Cases that were timed next to each other, the first being the yardstick."""
+    """Cases timed in alternation; ratios are to the first."""
     rows = [
         [f"`{name}`", one.get("what", ""), f"{one['median_s']:.3f}", _times(one), _target(one)]
         for name, one in tables["bench"].items()
@@ -77,12 +79,12 @@ def _monitor(tables: Mapping[str, Any]) -> list[str]:
         for signal, words in _SIGNALS.items()
     ]
     alarms, cost = tables["false_alarms"], tables["overhead"]
-    said = (
-        f"False alarms on fresh prompts of the range learned from: {alarms['pooled']['mean']:.2f}%. "
+    costs = (
+        f"False alarms on new prompts of the sizes learned from: {alarms['pooled']['mean']:.2f}%. "
         f"A generated token takes {cost['overhead_percent']:.1f}% longer ({cost['context']:,} tokens of context, "
-        f"one token in {cost['every']} looked at)."
+        f"one token in {cost['every']} measured)."
     )
-    return ["AUROC of telling wrong answers from right ones:", "", *table(["signal", *tasks], rows), "", said]
+    return ["AUROC of detecting wrong answers:", "", *table(["signal", *tasks], rows), "", costs]
 
 
 BENCHES: dict[str, Callable[[Mapping[str, Any]], list[str]]] = {"cpu": _timed, "probe": _timed, "monitor": _monitor}

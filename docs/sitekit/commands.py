@@ -12,7 +12,7 @@ import typer.main
 
 from sharpmax.cli import make_app
 
-from .tables import table
+from .benches import table
 
 __all__ = ["command_lines"]
 

@@ -20,7 +20,7 @@ from sharpmax.results import load
 __all__ = ["DIRECTIVE", "explore_page", "file_of", "generated", "report_in"]
 
 DIRECTIVE = re.compile(r"^<!-- (\w+): (\S[^>]*?) -->$", re.MULTILINE)
-"""What a page says where something of the results is to stand."""
+"""A directive of a page, which is replaced by results."""
 
 
 def file_of(root: Path, name: str) -> Path:
@@ -33,18 +33,15 @@ def generated(root: Path, pages: Sequence[str]) -> dict[str, str | bytes]:
     files: dict[str, str | bytes] = {}
     for file in sorted([*root.glob("results/*/*.json"), *root.glob("benchmarks/*.*")]):
         files[f"data/{file.relative_to(root).as_posix()}"] = file.read_bytes()
-    told: set[str] = set()
     for kind, what in (found for text in pages for found in DIRECTIVE.findall(text)):
         name, _, figure = what.partition("/")
-        if not file_of(root, name).exists() or kind not in ("story", "figure"):
+        if not file_of(root, name).exists() or kind not in ("report", "figure"):
             continue
         for one in report_in(file_of(root, name)).figures:
-            if kind == "story" or one.name == figure:
+            if kind == "report" or one.name == figure:
                 files[f"data/results/{name}/{one.name}.svg"] = _svg(file_of(root, name), one.name)
-        if kind == "story":
-            told.add(name)
-    for name in sorted(told):
-        files[f"data/results/{name}/report.html"] = _page(file_of(root, name))
+        if kind == "report":
+            files[f"data/results/{name}/report.html"] = _page(file_of(root, name))
     return files
 
 

@@ -9,7 +9,6 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
-import shlex
 import subprocess
 from datetime import datetime, timezone
 from pathlib import Path, PurePath
@@ -48,25 +47,6 @@ def check_amounts(length: int, repeat: int, least: int = 2) -> None:
         reject("length", length, f"{least} or more")
     if repeat < 1:
         reject("repeat", repeat, "1 or more")
-
-
-def typed(command: str, **options: Any) -> str:
-    """The command line as a user would type it, with the folder of an absolute path reduced to its name.
-
-    An option with a list is repeated for each value.
-
-    >>> typed("bench", cpu=True, out=Path("benchmarks"), repeat=5)
-    'sharpmax bench --cpu --out benchmarks --repeat 5'
-    """
-    words = ["sharpmax", *command.split()]
-    for name, given in options.items():
-        for value in given if isinstance(given, list) else [given]:
-            if value is None or value is False:
-                continue
-            words.append("--" + name.replace("_", "-"))
-            if value is not True:
-                words.append(without_machine(value) if isinstance(value, PurePath) else str(value))
-    return shlex.join(words)
 
 
 def without_machine(path: PurePath) -> str:

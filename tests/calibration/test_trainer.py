@@ -30,14 +30,12 @@ from tests.experiments.evaluate import tiny
 ABOUT = {"kind": "rows", "seed": 0, "profile": {"sizes": [4, 8], "rate": 0.1}}
 IDS = torch.randint(0, 256, (2, 60), generator=torch.Generator().manual_seed(1))
 CPU = torch.device("cpu")
+FREQUENCIES = 4
 
 
 @pytest.fixture(scope="module")
 def setup() -> TrainingSetup:
     return training_setup(tiny.model())
-
-
-FREQUENCIES = tiny.WIDTH // tiny.HEADS // 2
 
 
 def trainer(kind: str = "rows", steps: int = 6, rate: float = 0.1, keep: float = 1.0) -> Trainer:
@@ -50,7 +48,7 @@ def nothing(now: Trainer) -> None:
 
 def random_policy(kind: str, scale: float = 0.3, dtype: torch.dtype = torch.float32) -> TrainablePolicy:
     """Coefficients of a kind in every head, none of them 0."""
-    policy = TrainablePolicy(kind, tiny.LAYERS, tiny.HEADS, CPU)
+    policy = TrainablePolicy(kind, tiny.LAYERS, tiny.HEADS, CPU, frequencies=FREQUENCIES)
     numbers = scale * torch.randn(policy.coefficients.shape, generator=torch.Generator().manual_seed(2))
     policy.coefficients = numbers.to(dtype).requires_grad_()
     return policy
@@ -72,8 +70,9 @@ def test_coefficients_act_as_the_saved_policy_and_get_the_only_gradient(kind: st
     gradient = policy.coefficients.grad
     assert gradient is not None
     assert gradient.isfinite().all()
-    assert (gradient[..., [i for i, name in enumerate(KINDS[kind]) if name != "length"]] != 0).all()
-    with TrainablePolicy(kind, tiny.LAYERS, tiny.HEADS, CPU).installed(model):
+    names = KINDS[kind] or ("level",) * FREQUENCIES
+    assert (gradient[..., [i for i, name in enumerate(names) if name != "length"]] != 0).all()
+    with TrainablePolicy(kind, tiny.LAYERS, tiny.HEADS, CPU, frequencies=FREQUENCIES).installed(model):
         torch.testing.assert_close(model(input_ids=IDS).logits, plain, rtol=0, atol=1e-5)
 
 

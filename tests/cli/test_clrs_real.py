@@ -87,7 +87,7 @@ added = []
 
 def add(self, arm, said, really=AnswerStore.add):
     if len(added) == 3:
-        with self._own._path.open("ab") as file:
+        with self._store._path.open("ab") as file:
             file.write(b'{"key": "model/')
         os.kill(os.getpid(), signal.SIGKILL)
     added.append(arm)

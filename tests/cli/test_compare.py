@@ -96,17 +96,6 @@ METHODS = [
     assert tables["methods"]["slow"]["recipe"] == {"learning_rate": 1e-9}
 
 
-def test_seeds_may_be_trained_apart(sharpmax_command: Any, tmp_path: Path) -> None:
-    for stack in (1, 2):
-        sharpmax_command.ok("compare", "ssmax", *TINY, "--stack", stack, "--out", tmp_path / str(stack))
-    apart, together = (tables_of(tmp_path / str(stack)) for stack in (1, 2))
-    assert apart["training"]["ssmax"]["loss_per_seed"] == pytest.approx(
-        together["training"]["ssmax"]["loss_per_seed"], rel=1e-4
-    )
-    assert len((tmp_path / "1" / "outcomes.jsonl").read_text().splitlines()) == 6
-    assert len((tmp_path / "2" / "outcomes.jsonl").read_text().splitlines()) == 3
-
-
 def test_going_on_does_only_what_is_missing(sharpmax_command: Any, tmp_path: Path) -> None:
     words = ("compare", "softmax", "hard", *TINY, "--out", tmp_path)
     sharpmax_command.ok(*words)
@@ -176,13 +165,3 @@ def test_a_file_that_is_no_normaliser_is_one_line(text: str, says: str, sharpmax
     file = tmp_path / f"mine{abs(hash(text))}.py"
     file.write_text(text, encoding="utf-8")
     assert says in sharpmax_command.refused("compare", "softmax", *TINY, "--with", file, "--out", tmp_path / "out")
-
-
-def test_a_store_that_is_broken_is_one_line_and_stays(sharpmax_command: Any, tmp_path: Path) -> None:
-    words = ("compare", "softmax", *TINY, "--out", tmp_path)
-    sharpmax_command.ok(*words)
-    file = tmp_path / "outcomes.jsonl"
-    lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
-    file.write_text("".join(["not json\n", *lines]), encoding="utf-8")
-    sharpmax_command.refused(*words, "--resume")
-    assert file.read_text(encoding="utf-8").endswith(lines[-1])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -74,38 +76,26 @@ def test_a_folded_checkpoint_is_the_applied_policy(
     assert (sharp - plain).abs().max() > 0.1
     assert (logits_of(out) - sharp).abs().max() < 1e-5
     assert {file.name for file in out.iterdir()} == set(before)
-    assert "sharpmax" not in (out / "config.json").read_text(encoding="utf-8")
+    config = json.loads((out / "config.json").read_text(encoding="utf-8"))
+    assert "2 layers × 4 heads" in config.pop("sharpmax_folded")
+    assert config == json.loads(before["config.json"])
     tokenizer: Any = AutoTokenizer.from_pretrained(out, local_files_only=True)
     assert tokenizer("a b?").input_ids == tiny.tokenizer()("a b?").input_ids
     # The model it came from is as it was.
     assert {file.name: file.read_bytes() for file in (home / "model").iterdir()} == before
 
 
-def test_powers_of_two_are_folded_exactly(tmp_path: Path, sharpmax_command: Any) -> None:
-    """They round nothing, so that not a bit may differ, in a model whose logits are large."""
-    policy = PerHead.of(Constant, value=[[0.5, 2.0, 1.0, 4.0], [8.0, 0.25, 4.0, 2.0]])
-    line = ("--policy", policy.save(tmp_path / "policy.json"), "--out", tmp_path / "out")
-    assert sharpmax_command("fold", tiny.save(tmp_path / "model"), *line).code == 0
-    model = tiny.model()
-    plain = model(input_ids=IDS).logits
-    with hf.applied(model, policy):
-        sharp = model(input_ids=IDS).logits
-    assert (sharp - plain).abs().max() > 1.0
-    assert torch.equal(logits_of(tmp_path / "out"), sharp)
+def test_folding_twice_is_refused(home: Path, tmp_path: Path, sharpmax_command: Any) -> None:
+    sharpmax_command.ok("fold", home / "model", "--policy", "constant:2", "--out", tmp_path / "once")
+    twice = ("fold", tmp_path / "once", "--policy", "constant:2", "--out", tmp_path / "twice")
+    assert "already holds a policy: β = 2; fold the original" in sharpmax_command.refused(*twice)
+    assert [path.name for path in tmp_path.iterdir()] == ["once"]
 
 
-def test_a_name_with_a_number_is_a_policy_too(home: Path, tmp_path: Path, sharpmax_command: Any) -> None:
-    outcome = sharpmax_command("fold", home / "model", "--policy", "constant:2", "--out", tmp_path)
-    assert outcome.code == 0
-    model = gentle()
-    with hf.applied(model, Constant(2.0)):
-        assert (logits_of(tmp_path) - model(input_ids=IDS).logits).abs().max() < 1e-5
-
-
-def test_in_half_precision(home: Path, tmp_path: Path, sharpmax_command: Any) -> None:
-    more = ("--dtype", "bfloat16", "--out", tmp_path)
-    sharpmax_command.ok("fold", home / "model", "--policy", "constant:2", *more)
-    assert '"dtype": "bfloat16"' in (tmp_path / "config.json").read_text(encoding="utf-8")
+def test_as_adapter(home: Path, tmp_path: Path, sharpmax_command: Any) -> None:
+    line = ("fold", home / "model", "--policy", home / "constants.json", "--as", "adapter", "--out", tmp_path / "a")
+    assert "Load it as any PEFT adapter" in sharpmax_command.ok(*line).out
+    assert {file.name for file in (tmp_path / "a").iterdir()} == {"adapter_config.json", "adapter_model.safetensors"}
 
 
 @pytest.mark.parametrize(
@@ -141,17 +131,14 @@ def test_nothing_is_written_over(kind: str, home: Path, tmp_path: Path, sharpmax
 def test_a_full_disk_leaves_nothing(
     there: bool, home: Path, tmp_path: Path, sharpmax_command: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The weights are written and the tokenizer does not fit any more."""
-    from transformers import PreTrainedTokenizerBase
-
-    def full(self: Any, folder: Path, **options: Any) -> None:
-        assert (Path(folder) / "model.safetensors").exists()
+    def full(source: Path, place: Path) -> None:
+        place.write_bytes(source.read_bytes()[:100])
         raise OSError(28, "No space left on device")
 
     out = tmp_path / "out"
     if there:
         out.mkdir()
-    monkeypatch.setattr(PreTrainedTokenizerBase, "save_pretrained", full)
+    monkeypatch.setattr(shutil, "copyfile", full)
     assert f"cannot write {str(out)!r} (No space left on device); the disk is full" in sharpmax_command.refused(
         "fold", home / "model", "--policy", "constant:2", "--out", out
     )

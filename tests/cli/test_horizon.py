@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from sharpmax.cli import horizon
 from sharpmax.policies.basic import Constant
@@ -126,23 +125,6 @@ def test_a_model_that_does_not_fit_its_weights_is_refused(
         "horizon", home / "model", "--out", tmp_path / "out"
     )
     assert list(tmp_path.iterdir()) == []
-
-
-def test_the_same_seed_gives_the_same_numbers(home: Path, tmp_path: Path, sharpmax_command: Any) -> None:
-    for name, seed in (("a", 5), ("b", 5), ("c", 6)):
-        sharpmax_command.ok("horizon", home / "model", "--seed", seed, "--out", tmp_path / name)
-    a, b, c = (tables_in(tmp_path / name) for name in "abc")
-    assert a["heads"] == b["heads"]
-    assert a["layers"] != c["layers"]
-    assert {n: one["certified"] for n, one in a["heads"].items()} == {
-        n: one["certified"] for n, one in c["heads"].items()
-    }
-
-
-def test_half_precision(home: Path, tmp_path: Path, sharpmax_command: Any) -> None:
-    sharpmax_command.ok("horizon", home / "model", "--dtype", "bfloat16", "--out", tmp_path)
-    assert tables_in(tmp_path)["setting"]["dtype"] == "bfloat16"
-    assert torch.get_default_dtype() == torch.float32
 
 
 def test_a_horizon_is_never_rounded_up(capsys: pytest.CaptureFixture[str]) -> None:

@@ -111,7 +111,8 @@ CASES = {
         ("--epochs 2", "--epochs: got 2.0; allowed: nothing together with --steps"),
         ("--lr -1", "--lr: got -1.0"),
         ("--learn-policy magic", "--learn-policy: got 'magic'"),
-        ("--learn-policy length --policy paper", "--learn-policy: got length"),
+        ("--learn-policy length --policy paper", "--policy: got paper"),
+        ("--entropy-band 0.9:0.1", "--entropy-band: got '0.9:0.1'"),
         ("--dataset {home}/nowhere", "--dataset: got"),
         ("--dataset {home}/lacking.jsonl", "lacks a column"),
         ("--dataset {home}/eight.jsonl --largest 7", "--largest: got 7; allowed: 8 or more"),
@@ -123,7 +124,6 @@ CASES = {
     "clrs evaluate": [
         ("--sizes 4000", "--sizes: got [4000]"),
         ("--processes 0", "--processes: got 0"),
-        ("--shard 3/2", "--shard: got '3/2'"),
         ("--longest 0", "--longest: got 0"),
         ("--longest 3", "--sizes: got [4, 8]"),
         ("--tokens-at-once 0", "--tokens-at-once: got 0"),

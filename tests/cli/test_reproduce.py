@@ -104,10 +104,3 @@ def test_damaged_or_foreign_weights(damage: str, sharpmax_command: Any, tmp_path
         "reproduce", "--weights", file, "--out", tmp_path / "out", *TINY
     )
     assert not (tmp_path / "out" / "results.json").exists()
-
-
-def test_a_damaged_state_is_not_trained_over(sharpmax_command: Any, tmp_path: Path) -> None:
-    (tmp_path / "training-sharp.safetensors").write_bytes(b"\x07" * 100)
-    for more in ((), ("--resume",)):
-        sharpmax_command.refused("reproduce", "--out", tmp_path, *TRAIN, *more)
-    assert (tmp_path / "training-sharp.safetensors").read_bytes() == b"\x07" * 100

@@ -85,15 +85,3 @@ def test_a_wide_table_becomes_several_that_fit_the_terminal(
     parts = [line.split() for line in lines if "bubble_sort" in line]
     assert [part[:2] for part in parts] == [rows[1][:2]] * 2
     assert [cell for part in parts for cell in part[2:]] == rows[1][2:]
-
-
-def test_titles_are_bold_at_a_terminal_unless_no_colour_is_wanted(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    as_terminal(monkeypatch, 80)
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    terminal.print_table("title", ["a"], [["b"]])
-    assert "\x1b[1m" in capsys.readouterr().out
-    monkeypatch.setenv("NO_COLOR", "1")
-    terminal.print_table("title", ["a"], [["b"]])
-    assert "\x1b" not in capsys.readouterr().out

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,10 +19,6 @@ from sharpmax.tasks.registry import GROUPS, TASKS
 from tests.blocks import command_of
 
 ROOT = Path(sharpmax.__file__).parents[2]
-COMMANDS = [
-    *("reproduce", "explore", "probe", "calibrate", "evaluate", "fold", "horizon"),
-    *("clrs", "compare", "bench", "report", "env"),
-]
 APP = make_app()
 
 
@@ -117,13 +110,6 @@ def test_every_command_answers_in_json() -> None:
     assert {path for path, option in OPTIONS if "--json" in option.opts} == set(LEAVES)
 
 
-def test_commands_come_from_the_paper_to_tools(sharpmax_command: Any) -> None:
-    assert [path[0] for path, _ in EVERY if len(path) == 1] == COMMANDS
-    shown = sharpmax_command("--help").out
-    places = [shown.index(f"\n  {name} ") for name in COMMANDS]
-    assert places == sorted(places)
-
-
 def test_commands_of_saved_results_still_mean_something() -> None:
     found: set[str] = set()
     for file in (*ROOT.glob("results/*/results.json"), *ROOT.glob("benchmarks/*.json")):
@@ -140,12 +126,6 @@ def test_tasks_are_named_in_help() -> None:
     names = text.removesuffix(", or a Python file.").split(", ")
     assert {name for name in names if name not in TASKS and name not in GROUPS} == {"…"}
     assert shown["compare",] == f"{', '.join(list(SIZED_TASKS)[:-1])} or {list(SIZED_TASKS)[-1]}."
-
-
-def test_older_names_mean_the_same() -> None:
-    assert parse("sharpmax evaluate m --limit 7") == parse("sharpmax evaluate m --prompts 7")
-    assert parse("sharpmax calibrate m --rate 7") == parse("sharpmax calibrate m --lr 7")
-    assert parse("sharpmax clrs evaluate m --batch-tokens 7") == parse("sharpmax clrs evaluate m --tokens-at-once 7")
 
 
 @pytest.mark.parametrize(
@@ -166,15 +146,6 @@ def test_names_are_completed(line: str, offered: list[str]) -> None:
     environment["COMP_CWORD"] = str(len(line.split()))
     done = CliRunner(env=environment).invoke(APP, [], prog_name="sharpmax")
     assert done.stdout.split() == offered
-
-
-def test_the_shell_is_told_how_to_complete() -> None:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
-    command = [sys.executable, "-m", "sharpmax.cli", "--show-completion", "zsh"]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "#compdef sharpmax" in done.stdout
-    assert "_SHARPMAX_COMPLETE=complete_zsh" in done.stdout
 
 
 RESUMES = {

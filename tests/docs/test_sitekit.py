@@ -10,7 +10,7 @@ import pytest
 from sitekit.commands import command_lines
 from sitekit.drawn import generated
 from sitekit.links import moved
-from sitekit.stories import filled
+from sitekit.reports import filled
 from tests.blocks import ROOT
 from tests.report.saved import compared
 
@@ -28,7 +28,7 @@ def put(root: Path, name: str, tables: object) -> None:
     (root / "results" / name / "results.json").write_text(json.dumps(body))
 
 
-PAGE = "# League\n\n<!-- league: compare -->\n\n<!-- story: compare -->\n"
+PAGE = "# Leaderboard\n\n<!-- leaderboard: compare -->\n\n<!-- report: compare -->\n"
 
 
 def test_what_has_not_been_run_is_said_to_be_missing(tmp_path: Path) -> None:
@@ -52,7 +52,7 @@ def test_a_run_that_appears_is_shown(tmp_path: Path) -> None:
 
 def test_tables_have_the_numbers_of_the_file() -> None:
     accuracy = json.loads((ROOT / "results" / "reproduce" / "results.json").read_text())["tables"]["accuracy"]
-    shown = filled(ROOT, "results/reproduce.md", "<!-- story: reproduce -->")
+    shown = filled(ROOT, "results/reproduce.md", "<!-- report: reproduce -->")
     for arm in ("softmax", "entropy-target"):
         for size in ("16", "1024", "16384"):
             assert f"{accuracy[arm][size]['mean']:.1f}" in shown

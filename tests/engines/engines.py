@@ -20,6 +20,9 @@ from sharpmax.tasks.prompt import Prompt
 CONSTANTS = "smollm2-constant"
 """The packaged policy of one constant per head for SmolLM2."""
 
+ROWS = "smollm2"
+"""The packaged policy for SmolLM2 that reads the row, learned for every head."""
+
 PROMPTS, NAMES = 24, 40
 GAIN = 12
 """The least number of the prompts, of 24, that the policy must win. Measured: 4 or 5 → 22."""
@@ -84,27 +87,32 @@ def run_vllm(
     model: Path, calls: Sequence[dict[str, Any]], policy: str | Path | None = None, **options: Any
 ) -> list[list[list[list[int]]]]:
     """For every call, for every prompt, the tokens of each completion; `policy` goes to the plugin."""
-    done = start_vllm(model, calls, policy, **options)
-    assert done.returncode == 0, done.stderr[-4000:]
-    found: list[list[list[list[int]]]] = json.loads(done.stdout)
+    found: list[list[list[list[int]]]] = ask_vllm(
+        {"model": str(model), "options": chosen(options), "calls": calls}, policy
+    )
     return found
 
 
-def start_vllm(
-    model: Path, calls: Sequence[dict[str, Any]], policy: str | Path | None = None, **options: Any
-) -> subprocess.CompletedProcess[str]:
-    """Run an engine to its end: what it wrote on standard error, and the answers as JSON in place of its output."""
-    environment = {**os.environ, **_ENVIRONMENT}
-    environment.pop("SHARPMAX_POLICY", None)
-    if policy is not None:
-        environment["SHARPMAX_POLICY"] = str(policy)
-    chosen = {"dtype": "float32", "max_model_len": 1024, **options}
+def chosen(options: dict[str, Any]) -> dict[str, Any]:
+    """Options of an engine: float32 and short inputs unless others are given."""
+    return {"dtype": "float32", "max_model_len": 1024, **options}
+
+
+def environment(policy: str | Path | None) -> dict[str, str]:
+    """The environment of a process with vLLM."""
+    found = {**os.environ, **_ENVIRONMENT}
+    found.pop("SHARPMAX_POLICY", None)
+    return found if policy is None else {**found, "SHARPMAX_POLICY": str(policy)}
+
+
+def ask_vllm(job: dict[str, Any], policy: str | Path | None) -> Any:
+    """Give a job to a new process (see `vllm_process`) and return its answer."""
     with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "answers.json"
-        job = json.dumps({"model": str(model), "options": chosen, "calls": list(calls), "out": str(out)})
-        script = Path(__file__).with_name("vllm_process.py")
+        out = Path(folder) / "answer.json"
         done = subprocess.run(
-            [sys.executable, str(script)], input=job, env=environment, capture_output=True, text=True, check=False
-        )
-        done.stdout = out.read_text(encoding="utf-8") if out.is_file() else done.stdout
-    return done
+            [sys.executable, str(Path(__file__).with_name("vllm_process.py"))],
+            input=json.dumps({**job, "out": str(out)}), env=environment(policy), capture_output=True, text=True,
+            check=False,
+        )  # fmt: skip
+        assert out.is_file(), done.stderr[-4000:]
+        return json.loads(out.read_text(encoding="utf-8"))

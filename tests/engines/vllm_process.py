@@ -1,28 +1,57 @@
-"""Generate with vLLM in a process of its own: a job as JSON on standard input, tokens as JSON in the file it names.
+"""vLLM in a process of its own: a job as JSON on standard input, its answer as JSON in the file the job names (`out`).
 
-The job: `model`; `options` of `LLM`; `calls`, each with `prompts` (lists of tokens) and `sampling`; `out`. The answer:
-for every call, for every prompt, the tokens of each of its `n` completions.
+A job has either `model`, `options` of `LLM` and `calls`, each with `prompts` (lists of tokens) and `sampling`: the
+answer has, for every call and prompt, the tokens of each of its `n` completions. Or it has `tries`, each with a
+`policy`, `model` and `options`: the answer has the error that each of these engines ends in.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
 
 
 def main(job: dict[str, Any]) -> None:
-    """Start one engine and make the calls one after another."""
-    from vllm import LLM, SamplingParams
+    """Do the job."""
+    answer = [_error(**one) for one in job["tries"]] if "tries" in job else _tokens(job)
+    Path(job["out"]).write_text(json.dumps(answer), encoding="utf-8")
 
-    engine = LLM(job["model"], enforce_eager=True, disable_log_stats=True, **job["options"])
-    answers = []
-    for call in job["calls"]:
-        prompts: list[Any] = [{"prompt_token_ids": ids} for ids in call["prompts"]]
-        made = engine.generate(prompts, SamplingParams(**call["sampling"]), use_tqdm=False)
-        answers.append([[list(one.token_ids) for one in request.outputs] for request in made])
-    Path(job["out"]).write_text(json.dumps(answers), encoding="utf-8")
+
+def start(model: str, options: dict[str, Any]) -> Any:
+    """An engine."""
+    from vllm import LLM
+
+    return LLM(model, enforce_eager=True, disable_log_stats=True, **options)
+
+
+def generate(engine: Any, call: dict[str, Any]) -> list[list[list[int]]]:
+    """The tokens of each completion of each prompt."""
+    from vllm import SamplingParams
+
+    prompts = [{"prompt_token_ids": ids} for ids in call["prompts"]]
+    made = engine.generate(prompts, SamplingParams(**call["sampling"]), use_tqdm=False)
+    return [[list(one.token_ids) for one in request.outputs] for request in made]
+
+
+def _tokens(job: dict[str, Any]) -> list[Any]:
+    engine = start(job["model"], job["options"])
+    return [generate(engine, call) for call in job["calls"]]
+
+
+def _error(policy: str, model: str, options: dict[str, Any]) -> str:
+    from vllm.distributed import cleanup_dist_env_and_memory
+
+    os.environ["SHARPMAX_POLICY"] = policy
+    try:
+        start(model, options)
+    except Exception as problem:
+        return f"{type(problem).__name__}: {problem}"
+    finally:
+        cleanup_dist_env_and_memory()
+    return ""
 
 
 if __name__ == "__main__":

@@ -84,3 +84,15 @@ def test_own_policy(printed: Printed) -> None:
     # The law of its own pays at sizes far from training.
     assert lines["top weight"][2] > lines["plain"][2] + 3
     assert lines["top weight"][3] > lines["plain"][3]
+
+
+def test_train_from_scratch(printed: Printed, tmp_path: Path) -> None:
+    _, plain, clipped, *rest = printed("train_from_scratch.py").splitlines()
+    accuracy, largest = numbers(plain.partition("accuracy")[2])[:2]
+    accuracy_clipped, largest_clipped, times = numbers(clipped.partition("accuracy")[2])
+    assert accuracy_clipped > accuracy
+    assert largest > 1000
+    assert largest_clipped < 60
+    assert times > 0
+    assert len([line for line in rest if line.startswith("layer")]) == 8
+    assert (tmp_path / "training" / "results.json").is_file()

@@ -11,7 +11,7 @@ import pytest
 
 from sharpmax.errors import ArgumentError, FileFormatError
 from sharpmax.experiments import engine as plugins
-from sharpmax.normalisers import base
+from sharpmax.normalisers import normalisers
 
 
 def loaded(path: Path) -> Any:
@@ -30,29 +30,29 @@ def test_a_file_is_imported_once_and_again_when_it_has_changed(tmp_path: Path) -
 
 
 NORMALISER = """
-from sharpmax.normalisers import Normaliser
+from sharpmax.normalisers import Normaliser, visible_softmax
 
 class Squared(Normaliser):
     name = "squared-for-a-test"
     disperses = "as a test likes"
 
     def normalise(self, logits, visible):
-        powers = logits.square() * visible
-        return powers / powers.sum(-1, keepdim=True)
+        return visible_softmax(logits.square(), visible)
 """
 
 
-def test_a_normaliser_registers_wherever_its_text_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(base, "_kinds", dict(base._kinds))
-    file = tmp_path / "squared.py"
+@pytest.mark.parametrize("again", [False, True])  # what a test registers is gone after it
+def test_a_normaliser_registers_wherever_its_text_goes(tmp_path: Path, again: bool) -> None:
+    assert "squared-for-a-test" not in normalisers()
+    file = tmp_path / f"squared_{again}.py"
     file.write_text(NORMALISER, encoding="utf-8")
     plugin = plugins.read_plugins([file])[0]
     file.unlink()
     module: Any = plugins.load_plugin(plugin)
-    assert base._kinds["squared-for-a-test"] is module.Squared
+    assert normalisers()["squared-for-a-test"] is module.Squared
     # A file that was changed since replaces what it defined before, instead of finding the name taken.
     changed: Any = plugins.load_plugin(plugins.Plugin(plugin.path, plugin.text + "\n"))
-    assert base._kinds["squared-for-a-test"] is changed.Squared is not module.Squared
+    assert normalisers()["squared-for-a-test"] is changed.Squared is not module.Squared
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 import json
 import platform
+import re
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 import sharpmax
 from sharpmax import provenance
 from sharpmax.errors import ArgumentError, ArgumentTypeError, FileFormatError
-from sharpmax.provenance import check_seed, typed
+from sharpmax.provenance import check_seed, without_machine
 from sharpmax.results import FILE_NAME, Results, collect, load
 
 TABLES = {"accuracy": {"softmax": {"1024": {"mean": 53.8, "sem": 0.9, "n": 10}}}}
@@ -71,11 +72,6 @@ def test_commit(
     assert provenance.commit() == commit
 
 
-def test_a_program_that_is_missing_or_fails_says_nothing() -> None:
-    assert provenance._output_of(["no-such-program-anywhere"]) is None
-    assert provenance._output_of(["false"]) is None
-
-
 @pytest.mark.parametrize(
     ("body", "says"),
     [
@@ -91,14 +87,7 @@ def test_a_program_that_is_missing_or_fails_says_nothing() -> None:
 )
 def test_what_is_not_a_results_file(body: str, says: str, tmp_path: Path) -> None:
     (tmp_path / FILE_NAME).write_text(body, encoding="utf-8")
-    with pytest.raises(FileFormatError, match="results: ") as caught:
-        load(tmp_path)
-    assert says in str(caught.value)
-
-
-def test_bytes_that_are_no_text_and_no_file(tmp_path: Path) -> None:
-    (tmp_path / FILE_NAME).write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(FileFormatError, match="JSON"):
+    with pytest.raises(FileFormatError, match=f"results: .*{re.escape(says)}"):
         load(tmp_path)
     with pytest.raises(FileFormatError, match="no file"):
         load(tmp_path / "elsewhere")
@@ -111,21 +100,13 @@ def test_what_json_cannot_hold_is_refused(value: Any, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_command_as_typed() -> None:
-    assert (
-        typed("reproduce", out=Path("results/my run"), seed=0) == "sharpmax reproduce --out 'results/my run' --seed 0"
-    )
-    assert typed("reproduce", out=Path("/home/somebody/run")) == "sharpmax reproduce --out run"
-    assert typed("reproduce", out=Path("../../somebody/run")) == "sharpmax reproduce --out run"
-    assert typed("bench", cpu=True, out=None, dry_run=False) == "sharpmax bench --cpu"
+def test_paths_outside_of_this_folder_are_named_without_their_folder() -> None:
+    shown = {"results/my run": "results/my run", "/home/somebody/run": "run", "../../somebody/run": "run", "/": "DIR"}
+    assert {path: without_machine(Path(path)) for path in shown} == shown
 
 
-def test_seeds() -> None:
-    check_seed(0)
+@pytest.mark.parametrize("bad", [-1, 2**63, True, 1.0, "1", None])
+def test_what_is_no_seed(bad: Any) -> None:
     check_seed(2**63 - 1)
-    for bad in (-1, 2**63):
-        with pytest.raises(ArgumentError, match="seed"):
-            check_seed(bad)
-    for worse in (True, 1.0, "1", None):
-        with pytest.raises(ArgumentTypeError, match="seed"):
-            check_seed(worse)
+    with pytest.raises(ArgumentError if type(bad) is int else ArgumentTypeError, match="seed"):
+        check_seed(bad)

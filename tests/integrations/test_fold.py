@@ -106,11 +106,6 @@ def test_any_policy_that_reads_nothing_of_the_row_is_a_constant() -> None:
     assert (family.logits(folded) - family.logits(hf.apply(model, policy))).abs().max() < 1e-5
 
 
-def test_a_policy_for_another_architecture_is_refused() -> None:
-    with pytest.raises(ArgumentError, match=r"3 layers × 4 heads.*2 × 4"):
-        hf.fold(FAMILIES["llama"].build(), PerHead.of(Constant, value=[[2.0] * 4] * 3))
-
-
 def test_the_nearest_constant_is_the_policy_at_that_length() -> None:
     assert hf.nearest_constant(LogLength(8.0), 64) == Constant(2.0)
     grid = PerHead.of(LogLength, reference=[[8.0, 64.0]])
@@ -138,11 +133,13 @@ def test_queries_that_come_from_elsewhere_are_refused() -> None:
         hf.fold(model, Constant(2.0))
 
 
-def test_a_folded_checkpoint_is_plain(tmp_path: Path) -> None:
+def test_a_folded_model_is_marked(tmp_path: Path) -> None:
     family = FAMILIES["llama"]
     model = family.build()
     folded = hf.fold(model, constants(model))
     folded.save_pretrained(tmp_path)
     again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()
     assert torch.equal(family.logits(again), family.logits(folded))
-    assert {p.name for p in tmp_path.iterdir()} == {"config.json", "generation_config.json", "model.safetensors"}
+    for twice in (folded, again):
+        with pytest.raises(ArgumentError, match="already holds a policy: 2 layers × 4 heads"):
+            hf.fold(twice, Constant(2.0))

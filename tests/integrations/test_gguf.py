@@ -305,7 +305,7 @@ def test_damaged_files_end_in_one_line(tmp_path: Path) -> None:
     ("path", "given", "says"),
     [
         ("missing.gguf", {"out": "out.gguf"}, r"model: got 'missing\.gguf' \(No such file or directory\)"),
-        ("smollm2", {"out": "out.gguf"}, r"model: got 'smollm2'; allowed: a loaded transformers model or the path of"),
+        ("model.gguf", {"out": "out", "as_adapter": True}, r"as_adapter: got True for 'model\.gguf'; allowed: False"),
         ("model.gguf", {}, r"^out: got None; allowed: the path of a new GGUF file"),
         ("model.gguf", {"out": "out.gguf", "skip_unsupported": True}, r"for a loaded model alone"),
     ],
@@ -342,7 +342,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     for words, says in (
         ([*line, "--out", str(out)], "sharper.gguf'; allowed: a new file that ends in .gguf"),
         (line, "--out: got 'fold'; allowed: a new file that ends in .gguf"),
-        ([*line, "--dtype", "bfloat16", "--out", str(tmp_path / "b.gguf")], "--dtype: got bfloat16"),
+        ([*line, "--as", "adapter", "--out", str(tmp_path / "b.gguf")], "--as: got adapter"),
         (["fold", str(tmp_path / "cut.gguf"), *line[2:], "--out", str(tmp_path / "b.gguf")], "it ends before"),
     ):
         assert main(words) == 2

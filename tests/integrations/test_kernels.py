@@ -9,9 +9,13 @@ import torch
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from sharpmax.integrations import transformers as hf
+from sharpmax.integrations.transformers import attention
 from sharpmax.ops import attention as ops
 from sharpmax.ops.kernels import sharpen
-from sharpmax.policies.basic import LogLength
+from sharpmax.policies.basic import Constant, LogLength
+from sharpmax.policies.per_head import PerHead
+from sharpmax.policies.polynomial import PAPER
+from sharpmax.stats import dispatch
 from tests.integrations.families import BIDIRECTIONAL, FAMILIES, transformers
 from tests.integrations.oracle import by_hand
 
@@ -23,6 +27,11 @@ def gradients(model: Any, ids: torch.Tensor, positions: torch.Tensor) -> list[to
     model.zero_grad()
     model(ids, position_ids=positions, use_cache=False).logits.logsumexp(-1).sum().backward()
     return [weight.grad.clone() for weight in model.parameters()]
+
+
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (ops, dispatch, attention):
+        monkeypatch.setattr(module, "on_gpu", lambda x: True)
 
 
 @pytest.mark.parametrize("documents", [[24], [10, 14]], ids=["causal", "packed"])
@@ -40,7 +49,7 @@ def test_compiled_layers_learn_through_the_kernels(documents: list[int], monkeyp
     positions = torch.cat([torch.arange(length) for length in documents]).expand(2, -1)
     expected = gradients(model, ids, positions)
     before = len(launched)
-    monkeypatch.setattr(ops, "on_gpu", lambda q: True)
+    as_on_a_gpu(monkeypatch)
     eager = gradients(model, ids, positions)
     once = len(launched) - before
     for layer in model.modules():
@@ -65,7 +74,7 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return found
 
     monkeypatch.setattr(ops.Sharpener, "decode", decode)
-    monkeypatch.setattr(ops, "on_gpu", lambda q: True)
+    as_on_a_gpu(monkeypatch)
     return given
 
 
@@ -125,3 +134,42 @@ def test_a_prompt_in_parts_equals_the_whole(chunk: int, static: bool, decoded: l
             expected = model(ids, use_cache=False).logits
     assert chunk in decoded
     assert torch.allclose(torch.cat(parts, 1), expected, atol=1e-4)
+
+
+MIXED = PerHead(((PAPER, Constant(1.0), Constant(2.0), LogLength(4.0)), (Constant(1.0),) * 4))
+
+
+@pytest.mark.parametrize("policy", [PAPER, MIXED], ids=["paper", "mixed"])
+@pytest.mark.parametrize("kind", ["causal", "padded", "packed", "scattered"])
+def test_masks_become_spans_where_each_row_sees_one_run_of_keys(
+    kind: str, policy: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = FAMILIES["llama"].build()
+    ids = FAMILIES["llama"].inputs(model, length=12)["input_ids"]
+    mask = torch.ones(12, 12, dtype=torch.bool).tril().expand(2, 1, 12, 12).clone()
+    if kind == "padded":
+        mask[1, :, 3:, :3] = False
+    elif kind == "packed":
+        mask[:, :, 5:, :5] = False
+    elif kind == "scattered":
+        mask[0, :, 6:, 3] = False
+    given = {} if kind == "causal" else {"attention_mask": mask}
+    measured: list[Any] = []
+
+    def measure(call: Any, *rest: Any, really: Any = dispatch.measure_parts) -> Any:
+        measured.append(call)
+        return really(call, *rest)
+
+    with torch.no_grad():
+        with by_hand(model, policy):
+            expected = model(ids, use_cache=False, **given).logits
+        hf.apply(model, policy)
+        monkeypatch.setattr(ops, "measure_parts", measure)
+        as_on_a_gpu(monkeypatch)
+        for _ in range(2):
+            assert torch.allclose(model(ids, use_cache=False, **given).logits, expected, atol=1e-4)
+    layers = 2 if policy is PAPER else 1
+    # Without a mask the second pass finds the launches of the first; spans are found once for all layers.
+    assert len(measured) == layers * (1 if kind == "causal" else 2)
+    assert {call.mask is None for call in measured} == {kind != "scattered"}
+    assert {call.spans is None for call in measured} == {kind in ("causal", "scattered")}

@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import sharpmax
-import sharpmax.jax as sj
 
 
 def run(program: str) -> subprocess.CompletedProcess[str]:
@@ -49,9 +48,3 @@ def test_missing_jax_names_the_extra():
     )
     assert done.returncode == 0, done.stderr
     assert "pip install 'jax>=0.6'" in done.stdout
-
-
-def test_public_names_are_there():
-    assert all(getattr(sj, name) is not None for name in sj.__all__)
-    assert sj.load_policy("paper") is sj.PAPER is sharpmax.policies.polynomial.PAPER
-    assert callable(sj.attention)

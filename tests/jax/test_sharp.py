@@ -95,13 +95,6 @@ def test_values_gradients_and_statistics_equal_torch(name, agree):
         agree(values, getattr(stats, field).detach())
 
 
-def test_plain_attention_equals_the_one_of_jax(agree):
-    q, k, v = (jnp.asarray(numbers(2, 13, 4, 8, seed=i)) for i in range(3))
-    desired = jax.nn.dot_product_attention(q, k, v, is_causal=True)
-    actual = sj.attention(*(jnp.moveaxis(x, 1, 2) for x in (q, k, v)), policy=None, is_causal=True, block=4)
-    agree(jnp.moveaxis(actual, 1, 2), desired)
-
-
 @pytest.mark.parametrize(("heads", "key_heads", "invalid"), [(6, 2, "key"), (6, 3, "value"), (4, 1, "neither")])
 def test_query_heads_belong_to_key_heads_in_order(heads, key_heads, invalid):
     """Query heads 0 … g − 1 read key head 0, and so on; a key that is not finite makes its own head NaN alone."""

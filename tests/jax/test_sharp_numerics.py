@@ -14,9 +14,6 @@ from sharpmax.errors import OutOfRangeWarning
 
 ROWS, KEYS, BAD = 7, 9, 4
 
-# Compiled as a whole: what is done with a result outside would be compiled operation by operation.
-attention = jax.jit(sj.attention, static_argnames=("is_causal", "enable_gqa", "policy", "return_stats", "block"))
-
 
 def numbers(*shape: int, seed: int, scale: float = 1.0) -> np.ndarray:
     return np.asarray(np.random.default_rng(seed).normal(size=shape) * scale, dtype=np.float32)
@@ -41,92 +38,64 @@ def problem() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarra
     return q, k, v, np.ones((2, ROWS, KEYS), bool), numbers(2, ROWS, 3, seed=3)
 
 
-@pytest.mark.parametrize(("which", "value"), [("k", np.nan), ("v", np.inf)])
-def test_a_hidden_key_has_no_effect(which, value):
-    q, k, v, mask, weigh = problem()
-    mask[:, :, BAD] = False
-    desired = attend(q, k, v, mask, weigh)
-    {"k": k, "v": v}[which][0, BAD, 1] = value
-    actual = attend(q, k, v, mask, weigh)
-    jax.tree.map(np.testing.assert_array_equal, actual, desired)
-    assert all(np.isfinite(slope).all() for slope in actual[1])
+# What is set to what, the entries of the mask that hide keys beforehand, and the rows that see it.
+EVERY, LATER, TWO = np.s_[:, :, BAD], np.s_[:, 3:, BAD], np.s_[0, 2]
+BROKEN = {
+    "a hidden key": ("k", np.s_[0, BAD, 1], np.nan, EVERY, None),
+    "a hidden value": ("v", np.s_[0, BAD, 1], np.inf, EVERY, None),
+    "a key of three rows": ("k", np.s_[0, BAD, 1], np.nan, LATER, np.s_[:, :3]),
+    "a value of three rows": ("v", np.s_[0, BAD, 1], np.nan, LATER, np.s_[:, :3]),
+    "a query": ("q", np.s_[0, 2, 1], np.inf, None, TWO),
+    "a query without keys": ("q", TWO, np.nan, TWO, None),
+}
 
 
-@pytest.mark.parametrize("which", ["k", "v"])
-def test_only_rows_that_see_a_broken_key_are_broken(which):
+@pytest.mark.parametrize("name", BROKEN)
+def test_only_rows_that_see_something_broken_are_broken(name):
+    """And a loss that leaves them out can be trained; a row without keys is 0, so padding may hold anything."""
+    which, place, value, hidden, rows = BROKEN[name]
     q, k, v, mask, weigh = problem()
-    mask[:, 3:, BAD] = False
-    weigh[:, :3] = 0.0  # a loss that leaves the broken rows out must be able to train
+    if hidden is not None:
+        mask[hidden] = False
+    if rows is not None:
+        weigh[rows] = 0.0
     clean, clean_slopes, clean_stats = attend(q, k, v, mask, weigh)
-    {"k": k, "v": v}[which][0, BAD, 1] = np.nan
+    {"q": q, "k": k, "v": v}[which][place] = value
     out, slopes, stats = attend(q, k, v, mask, weigh)
-    desired = np.array(clean)
-    desired[:, :3] = np.nan
+    desired, entropy = np.array(clean), np.array(clean_stats.entropy)
+    if rows is not None:
+        desired[rows] = np.nan
+        if which != "v":  # the values are no part of the logits
+            entropy[rows] = np.nan
     np.testing.assert_array_equal(np.asarray(out), desired)
-    jax.tree.map(np.testing.assert_array_equal, slopes, clean_slopes)
-    entropy = np.array(clean_stats.entropy)
-    if which == "k":  # the values are no part of the logits
-        entropy[:, :3] = np.nan
     np.testing.assert_array_equal(np.asarray(stats.entropy), entropy)
-    np.testing.assert_array_equal(np.asarray(stats.count), np.asarray(clean_stats.count))
+    np.testing.assert_array_equal(np.asarray(stats.count), mask.sum(-1))
+    jax.tree.map(np.testing.assert_array_equal, slopes, clean_slopes)
+    assert all(np.isfinite(slope).all() for slope in slopes)
+    blind = ~mask.any(-1)
+    for nothing in (np.asarray(out)[blind], np.asarray(slopes[0])[blind], np.asarray(stats.entropy)[blind]):
+        assert not nothing.any()
     given = [torch.tensor(x) for x in (q, k, v)]
     same = sm.attention(given[0], given[1], given[2], attn_mask=torch.tensor(mask), enable_gqa=True, policy="paper")
     np.testing.assert_array_equal(np.isnan(np.asarray(out)), np.isnan(same.numpy()))
 
 
-def test_a_broken_query_breaks_its_row_only():
-    q, k, v, mask, weigh = problem()
-    weigh[0, 2] = 0.0
-    clean, clean_slopes, _ = attend(q, k, v, mask, weigh)
-    q[0, 2, 1] = np.inf
-    out, slopes, stats = attend(q, k, v, mask, weigh)
-    desired = np.array(clean)
-    desired[0, 2] = np.nan
-    np.testing.assert_array_equal(np.asarray(out), desired)
-    jax.tree.map(np.testing.assert_array_equal, slopes, clean_slopes)
-    assert np.argwhere(np.isnan(np.asarray(stats.lse))).tolist() == [[0, 2]]
-
-
-def test_a_row_without_keys_is_zero():
-    """Even when everything in it is NaN: so padding may hold anything."""
-    q, k, v, mask, weigh = problem()
-    mask[0, 2] = mask[1, ROWS - 1] = False
-    clean = attend(q, k, v, mask, weigh)
-    q[0, 2] = np.nan
-    out, slopes, stats = attend(q, k, v, mask, weigh)
-    jax.tree.map(np.testing.assert_array_equal, (out, slopes, stats), clean)
-    for row in ((0, 2), (1, ROWS - 1)):
-        assert not np.asarray(out)[row].any()
-        assert not np.asarray(slopes[0])[row].any()
-        assert float(stats.entropy[row]) == 0.0
-        assert int(stats.count[row]) == 0
-    assert all(np.isfinite(slope).all() for slope in slopes)
-
-
-def test_products_out_of_range():
+def test_products_out_of_range_and_masks_of_nan():
     """−inf is a key without weight and +inf a row without meaning, as in PyTorch's own function."""
     q, k, v, mask, weigh = problem()
+    added = np.zeros((ROWS, KEYS), np.float32)
+    clean = np.array(attend(q, k, v, added, weigh)[0])
+    added[3, 2], clean[:, 3] = np.nan, np.nan
+    np.testing.assert_array_equal(np.asarray(attend(q, k, v, added, weigh)[0]), clean)
     q[0, 1] = k[0, BAD] = [3e30, 0.0, 0.0, 0.0]
     q[1, 1] = [-3e30, 0.0, 0.0, 0.0]
     k[0, :, 0] *= np.where(np.arange(KEYS) == BAD, 1.0, 1e-30)
     weigh[0, 1] = 0.0
     out, slopes, _ = attend(q, k, v, mask, weigh)
-    broken = np.isnan(np.asarray(out)).any(-1)
-    assert np.argwhere(broken).tolist() == [[0, 1]]
+    assert np.argwhere(np.isnan(np.asarray(out)).any(-1)).tolist() == [[0, 1]]
     assert np.isfinite(np.asarray(slopes[1])).all()
-    assert np.isfinite(np.asarray(slopes[2])).all()
     mask[1, 1, BAD] = False
     np.testing.assert_allclose(np.asarray(out)[1, 1], np.asarray(attend(q, k, v, mask, weigh)[0])[1, 1], rtol=1e-6)
-
-
-def test_a_mask_that_is_not_a_number():
-    q, k, v, _, weigh = problem()
-    added = np.zeros((ROWS, KEYS), np.float32)
-    clean = np.array(attend(q, k, v, added, weigh)[0])
-    added[3, 2] = np.nan
-    out = np.asarray(attend(q, k, v, added, weigh)[0])
-    clean[:, 3] = np.nan
-    np.testing.assert_array_equal(out, clean)
 
 
 @pytest.mark.parametrize(("dtype", "width"), [(jnp.bfloat16, 59), (jnp.float32, 8)])

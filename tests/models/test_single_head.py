@@ -93,20 +93,6 @@ def test_gradients_keep_the_contract_of_accuracy_in_float32() -> None:
         assert worst(gradient, true_gradients[name]) <= 3 * worst(rough_gradients[name], true_gradients[name]), name
 
 
-@pytest.mark.parametrize("shape", [(), (2, 3)], ids=str)
-def test_any_axes_may_stand_between_seeds_and_items(shape: tuple[int, ...]) -> None:
-    heads = untrained().double()
-    sets = sets_for(heads, *shape)
-    got = heads(sets.items.double(), sets.query.double(), sets.visible)
-    assert got.shape == (len(SEEDS), *shape, CLASSES)
-    for lane in range(len(SEEDS)):
-        head = PlainHead(dict(heads.named_parameters()), lane, torch.float64)
-        assert (
-            worst(got[lane], head.scores(sets.items[lane].double(), sets.query[lane].double(), sets.visible[lane]))
-            < 1e-12
-        )
-
-
 def test_rows_in_groups_equal_rows_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     heads = untrained().double()
     sets = sets_for(heads, 64)  # 1,024 items, 64 queries: the items are grouped even as the module has it

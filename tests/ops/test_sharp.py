@@ -254,15 +254,6 @@ class TestGradient:
 
         assert torch.autograd.gradcheck(run, (q, k))
 
-    def test_gradient_flows_through_beta(self) -> None:
-        """With β held fixed the gradient is another one."""
-        q, k, v = (x.requires_grad_() for x in qkv(dtype=torch.float64, scale=0.5))
-        (through,) = torch.autograd.grad(sm.attention(q, k, v, enable_gqa=True, policy="paper").sum(), q)
-        beta = PAPER.beta(sm.row_stats(q.detach(), k.detach(), enable_gqa=True))
-        out = F.scaled_dot_product_attention(q * beta[..., None], k, v, enable_gqa=True)
-        (held,) = torch.autograd.grad(out.sum(), q)
-        assert worst(through, held) > 1e-3
-
     def test_second_derivatives_are_refused_by_name(self) -> None:
         q, k = heads(1, 1, 3, 4).requires_grad_(), heads(1, 1, 5, 4)
         (first,) = torch.autograd.grad(sm.row_stats(q, k).entropy.sum(), q, create_graph=True)
@@ -333,23 +324,3 @@ class TestTransforms:
             torch.func.vmap(grad, in_dims=dims)(q, k, v, mask), zip(*each(grad), strict=True), strict=True
         ):
             assert worst(got, torch.stack(want)) < 1e-10
-
-    def test_vmap_over_a_learned_mask(self) -> None:
-        q, k, bias = (
-            heads(3, 2, 4, 6, dtype=torch.float64),
-            heads(2, 5, 6, dtype=torch.float64),
-            heads(2, 4, 5, dtype=torch.float64),
-        )
-
-        def run(bias: Tensor, q: Tensor) -> Tensor:
-            total: Tensor = sm.row_stats(q, k, attn_mask=bias).entropy.sum()
-            return total
-
-        grad = torch.func.grad(run)
-        got = torch.func.vmap(grad, in_dims=(None, 0))(bias, q)
-        assert worst(got, torch.stack([grad(bias, x) for x in q])) < 1e-10
-
-    def test_statistics_leave_a_vmap(self) -> None:
-        q, k = heads(3, 2, 4, 6), heads(3, 2, 5, 6)
-        stats = torch.func.vmap(sm.row_stats)(q, k)
-        assert torch.equal(stats.entropy, sm.row_stats(q, k).entropy)

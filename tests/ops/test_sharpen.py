@@ -1,10 +1,7 @@
 """β·q in one launch against the policies and plain torch: interpreted, or on a GPU with TRITON_INTERPRET=0."""
 
 import math
-import os
 from typing import Any
-
-os.environ.setdefault("TRITON_INTERPRET", "1")
 
 import pytest
 import torch
@@ -23,20 +20,15 @@ from sharpmax.policies.polynomial import PAPER, Polynomial
 from sharpmax.stats import dispatch, triton_launch
 from sharpmax.stats.call import Parts, capped_beta
 from sharpmax.stats.statistics import RowStats
+from tests.kernel_cases import BRAIN, DEVICE, DOUBLE, HALF, INTERPRETED, SILENT, SINGLE
 from tests.numerics import worst
 
-pytest.importorskip("triton")
 pytestmark = [
-    # The interpreter computes in numpy, which warns where a GPU is silent.
-    pytest.mark.filterwarnings("ignore:.*(invalid value|overflow|divide by zero) encountered:RuntimeWarning"),
+    SILENT,
     pytest.mark.filterwarnings("ignore::sharpmax.errors.OutOfRangeWarning"),
     # On a GPU: the first matrix product of a thread that autograd started.
     pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS:UserWarning"),
 ]
-
-INTERPRETED = os.environ["TRITON_INTERPRET"] == "1"
-DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
-HALF, BRAIN, SINGLE, DOUBLE = torch.float16, torch.bfloat16, torch.float32, torch.float64
 
 
 def sharpen_rows(q, parts, counts, keys, offset, form):

@@ -60,6 +60,7 @@ ALONE: st.SearchStrategy[Any] = st.one_of(
         st.floats(0, 1e3, exclude_min=True),
         st.floats(1e3, exclude_min=True, allow_infinity=False),
     ),
+    st.builds(LogLinear, *[FINITE.map(lambda x: x + 0.0)] * 9, reference=st.floats(1, allow_infinity=False)),
     st.builds(
         _curve,
         st.lists(POSITIVE, min_size=2, max_size=6, unique=True),

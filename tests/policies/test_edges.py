@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from sharpmax.arrays import ops_for
-from sharpmax.errors import ArgumentError, OutOfRangeWarning
+from sharpmax.errors import ArgumentError
 from sharpmax.policies.base import Policy
 from sharpmax.policies.basic import Constant, Curve, LogLength
 from sharpmax.policies.closed_form import ClosedForm, closed_form
@@ -38,10 +38,6 @@ class TestOutside:
     def test_without_a_range_nothing_is_outside(self, rows_with):
         values = torch.tensor([-1e300, 0.0, 1e300], dtype=torch.float64)
         assert Constant(2.0).outside(values, rows_with(values)).tolist() == [False] * 3
-
-    def test_the_share_is_that_of_the_rows(self, rows_with):
-        with pytest.warns(OutOfRangeWarning, match=r"^75\.0% of the rows have entropy outside 0\.5 … 5\.9445"):
-            PAPER.beta(rows_with([1.0, 7.0, 8.0, 9.0]))
 
 
 class TestNumbers:
@@ -99,6 +95,8 @@ class TestPerHead:
         assert [grid.for_layer(i).policies[0][0] for i in (-3, -2, -1, 0, 1, 2)] == [
             Constant(v) for v in (1, 2, 3, 1, 2, 3)
         ]
+        assert (grid.layers, grid.heads) == (3, 1)
+        assert grid.for_layer(1).for_layer(0) == grid.for_layer(1)
         for index in (-4, 3):
             with pytest.raises(ArgumentError, match=f"^index: got {index}; allowed: 0 … 2$"):
                 grid.for_layer(index)

@@ -14,6 +14,7 @@ from sharpmax.errors import ArgumentError, OutOfRangeWarning
 from sharpmax.policies.base import Policy
 from sharpmax.policies.basic import Constant, Curve, LogLength
 from sharpmax.policies.entropy_target import EntropyTarget
+from sharpmax.policies.log_linear import LogLinear
 from sharpmax.policies.per_head import PerHead
 from sharpmax.policies.polynomial import PAPER, Polynomial
 
@@ -42,6 +43,11 @@ HEADS: dict[str, tuple[Policy, Policy, Policy]] = {
         Curve((0.2, 1.9), (3.0, 1.0)),
     ),
     "knots": (Curve((0.1, 1.0), (1.0, 2.0)), Curve((0.5, 1.0, 1.5), (1.5, 2.0, 3.0)), Curve((1.0, 2.0), (1.0, 2.0))),
+    "log-linear": (
+        LogLinear(level=0.4, entropy=-0.7, entropy_length=0.8),
+        LogLinear(length=0.3, top=0.9, top2=-0.4, top_length=-0.6, reference=3.0),
+        LogLinear(var=0.2, entropy2=0.5, floor=0.9, ceiling=1.1),
+    ),
     "mixed": (PAPER, EntropyTarget(0.6), LogLength(3)),
     "mixed-targets": (EntropyTarget(0.3), Constant(1.0), EntropyTarget(1.2, floor=0.3)),
 }
@@ -118,19 +124,6 @@ def test_nan_stays_in_its_head():
 
 
 class TestGrid:
-    def test_one_layer_at_a_time(self):
-        policy = PerHead.of(Constant, value=[[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
-        assert (policy.layers, policy.heads) == (3, 2)
-        assert policy.for_layer(1) == PerHead(((Constant(3.0), Constant(4.0)),))
-        assert policy.for_layer(-1) == PerHead(((Constant(5.0), Constant(6.0)),))
-        assert policy.for_layer(1).for_layer(0) == policy.for_layer(1)
-
-    @pytest.mark.parametrize("index", [3, -4, 100])
-    def test_a_layer_that_is_not_there(self, index):
-        policy = PerHead.of(Constant, value=[[1.0, 2.0]] * 3)
-        with pytest.raises(ArgumentError, match=rf"index: got {index}; allowed: 0 … 2"):
-            policy.for_layer(index)
-
     def test_more_than_one_layer_has_to_be_chosen_from(self):
         policy = PerHead.of(Constant, value=[[1.0, 2.0], [3.0, 4.0]])
         with pytest.raises(ArgumentError, match=r"policy: got 2 layers × 2 heads.*choose it with policy.for_layer"):

@@ -30,30 +30,23 @@ def test_prompts_end_where_the_answer_begins() -> None:
         assert ids(one) == list(reply.ids[: reply.start])
 
 
-def test_sizes_go_as_far_as_the_model_does() -> None:
+def test_sizes_and_amounts_follow_from_the_model() -> None:
     found = task_inputs(KV, WORDS, 600, None, None, seed=0)
     assert found.sizes == (8, 16, 32)
     assert all(one.length <= 600 for passages in found.passages.values() for one in passages)
     assert task_inputs(KV, WORDS, None, None, 1, seed=0).sizes == KV.sizes
-    assert text_inputs(TEXT, WORDS, 300, None, None).sizes == (64, 128, 256)
-
-
-def test_a_size_that_the_model_has_no_room_for_is_refused() -> None:
+    long = text_inputs(TEXT * 8, WORDS, 8192, None, None)
+    assert {size: len(one) for size, one in long.passages.items()} == {
+        64: 12, 128: 12, 256: 12, 512: 12, 1024: 8, 2048: 4, 4096: 2, 8192: 2,
+    }  # fmt: skip
+    asked = text_inputs(TEXT * 8, WORDS, 8192, [64, 4096], 3)
+    assert {len(one) for one in asked.passages.values()} == {3}
     with pytest.raises(ArgumentError, match=r"sizes: got 64 for the task 'kv', a prompt of \d+ tokens; .*up to 600"):
         task_inputs(KV, WORDS, 600, [8, 64], 1, seed=0)
     with pytest.raises(ArgumentError, match="sizes: got 512 for text; allowed: 2 … 300 tokens"):
         text_inputs(TEXT, WORDS, 300, [64, 512], 1)
     with pytest.raises(ArgumentError, match="smallest prompt is no longer than 50 tokens"):
         task_inputs(KV, WORDS, 50, None, None, seed=0)
-
-
-def test_long_prompts_are_fewer_unless_asked_for() -> None:
-    found = text_inputs(TEXT * 8, WORDS, 8192, None, None)
-    assert {size: len(one) for size, one in found.passages.items()} == {
-        64: 12, 128: 12, 256: 12, 512: 12, 1024: 8, 2048: 4, 4096: 2, 8192: 2,
-    }  # fmt: skip
-    asked = text_inputs(TEXT * 8, WORDS, 8192, [64, 4096], 3)
-    assert {len(one) for one in asked.passages.values()} == {3}
 
 
 def test_windows_of_text_end_alike() -> None:
@@ -83,16 +76,17 @@ def test_special_tokens_are_around_each_window_and_count() -> None:
             assert end not in ids(one)[1:-1]
 
 
-def test_what_forecasts_may_know() -> None:
-    nothing: list[Passage] = []
-
-    def known(unit: str, *sizes: int) -> int:
-        return ProbeInputs("any", unit, dict.fromkeys(sizes, nothing)).fit_up_to
-
-    assert known("items", 8, 16, 32, 64, 128, 256, 512) == 64
-    assert known("tokens", 64, 128, 256, 512, 1024) == 512
-    assert known("tokens", 64, 128, 256, 512) == 128  # all are small: half of them
-    assert known("items", 128, 256, 512) == 256  # all are large: two of them
+@pytest.mark.parametrize(
+    ("unit", "sizes", "known"),
+    [
+        ("items", (8, 16, 32, 64, 128, 256, 512), 64),
+        ("tokens", (64, 128, 256, 512, 1024), 512),
+        ("tokens", (64, 128, 256, 512), 128),  # all are small: half of them
+        ("items", (128, 256, 512), 256),  # all are large: two of them
+    ],
+)
+def test_what_forecasts_may_know(unit: str, sizes: tuple[int, ...], known: int) -> None:
+    assert ProbeInputs("any", unit, {size: [] for size in sizes}).fit_up_to == known
 
 
 def test_inputs_of_the_callers_own() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+import math
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 import sharpmax as sm
 from sharpmax.errors import UnsupportedError
 from sharpmax.policies.basic import Constant
-from sharpmax.probing.capture import STATISTICS, Capture
+from sharpmax.probing.capture import LOCAL, STATISTICS, Capture, places
 from sharpmax.stats.call import AttentionCall
 from tests.probing import oracle
 
@@ -159,35 +159,10 @@ def test_calls_are_numbered_and_chosen_rows_are_those_among_all() -> None:
             for name in STATISTICS:
                 assert torch.allclose(some.statistics[name], whole.statistics[name][..., some.places], atol=1e-6)
     assert torch.equal(every.stack("entropy")[0], every.stack("entropy")[1])
+    F.scaled_dot_product_attention(*PLAIN)  # after the block
+    assert len(last.calls) == 3
     last.clear()
     assert last.calls == []
-
-
-def test_each_of_several_captures_gets_everything_once() -> None:
-    with sm.capture() as outer:
-        F.scaled_dot_product_attention(*PLAIN)
-        with sm.capture() as inner:
-            sm.attention(*PLAIN, policy="paper")
-    F.scaled_dot_product_attention(*PLAIN)
-    assert (len(outer.calls), len(inner.calls)) == (2, 1)
-
-
-def test_calls_of_another_thread_are_not_seen() -> None:
-    seen: list[int] = []
-
-    def elsewhere() -> None:
-        sm.attention(*PLAIN, policy="paper")
-        F.scaled_dot_product_attention(*PLAIN)
-        with sm.capture() as found:
-            F.scaled_dot_product_attention(*PLAIN)
-        seen.append(len(found.calls))
-
-    with sm.capture() as here:
-        thread = threading.Thread(target=elsewhere)
-        thread.start()
-        thread.join()
-    assert seen == [1]
-    assert here.calls == []
 
 
 @pytest.mark.parametrize("shape", [(0, 4, Q), (2, 4, 0)])
@@ -259,3 +234,29 @@ def test_nested_tensors_are_refused() -> None:
     x = torch.nested.nested_tensor([torch.randn(4, 3, D), torch.randn(4, 5, D)])
     with pytest.raises(UnsupportedError, match="nested tensors"), sm.capture():
         F.scaled_dot_product_attention(x, x, x)
+
+
+@pytest.mark.parametrize("keys", [1, LOCAL, LOCAL + 1, 131_072])
+@pytest.mark.parametrize("scale", [0.0, 1.0, 1e4])
+def test_any_number_of_keys_and_size_of_logits(keys: int, scale: float) -> None:
+    q, k = scale * torch.randn(1, 1, 1, D), torch.randn(1, 1, keys, D)
+    with sm.capture() as found:
+        F.scaled_dot_product_attention(q, k, k)
+    check(found, oracle.dense(q, k, None, False), 2e-3 if scale > 1.0 else 2e-5)
+    statistics = found.calls[0].statistics
+    assert statistics["entropy"].item() <= np.float32(math.log(keys))
+    # Nothing of the logits is kept.
+    assert all(value.untyped_storage().nbytes() == 4 for value in statistics.values())
+
+
+@pytest.mark.parametrize("queries", [1, 3, 8, 100, 8193])
+def test_places(queries: int) -> None:
+    assert places("last", queries).tolist() == [queries - 1]
+    assert places("all", queries).tolist() == list(range(queries))
+    log = places("log", queries)
+    assert log.dtype == torch.int64
+    assert log[0] == 0
+    assert log[-1] == queries - 1
+    assert (log.diff() > 0).all()
+    for low in (2**power for power in range(3, 14) if 2 ** (power + 1) <= queries):
+        assert ((log + 1 >= low) & (log + 1 < 2 * low)).sum() == 3

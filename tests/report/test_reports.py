@@ -39,11 +39,11 @@ def test_evaluate_has_gain_and_cost_of_a_variant_in_one_row() -> None:
     table = evaluate.summary_table(found)
     before, after = (found["accuracy/houses"][name].values() for name in ("as it comes", "constant"))
     means = [sum(cell["mean"] for cell in row) / len(row) for row in (before, after)]
-    assert row_of(table, "baseline")[2] == f"{means[0]:.1f}"
-    assert row_of(table, "baseline")[4:] == ["–", "1.00×", "1.00×"]
+    assert row_of(table, "baseline")[1] == f"{means[0]:.1f}"
+    assert row_of(table, "baseline")[3:] == ["–", "1.00×", "1.00×", "0"]
     row = row_of(table, "constant")
-    assert row[2] == f"{means[1]:.1f} {means[1] - means[0]:+.1f}; 2 better, 0 worse"
-    assert row[4] == "+0.83% 6,144 tokens of text"
+    assert row[1] == f"{means[1]:.1f} {means[1] - means[0]:+.1f}; 2 better, 0 worse"
+    assert row[3] == "+0.83% 6,144 tokens of text"
     one, test = (found[f"{kind}/houses"]["constant"]["16"] for kind in ("accuracy", "paired"))
     small = f"{one['low']:.1f}–{one['high']:.1f}; +{test['gained']} −{test['lost']}"
     assert f"{one['mean']:.1f}* {small}" in row_of(evaluate.accuracy_table(found, "houses"), "constant")
@@ -118,7 +118,7 @@ def test_calibrate_with_a_kl_budget_allows_more_on_the_domain_held_out() -> None
     report = report_of(found)
     assert "Perplexity +1.50% at most, within the budget of 0.01 nats per token." in report.headline[0]
     row = row_of(report.parts[0].tables[0], found["chosen"])
-    assert row[5:7] == ["0.0200 +1.50%", "0.0080 +0.50%"]
+    assert row[2:4] == ["0.0200 +1.50%", "0.0080 +0.50%"]
     assert len(report.figures[1].chart().concat) == 2
 
 

@@ -93,18 +93,6 @@ class TestLiveKeys:
         for name in ("count", "max", "lse", "mean", "var", "entropy", "top_weight", "spread_bound"):
             assert getattr(got, name) == pytest.approx(float(getattr(want, name)), rel=1e-12, abs=1e-14), name
 
-    def test_rows_without_live_keys_are_the_empty_row(self):
-        logits = torch.tensor([[math.nan, 1.0], [0.0, 0.0]], requires_grad=True)
-        stats = dense_stats(logits, torch.tensor([[False, False], [True, True]]))
-        assert stats.count.tolist() == [0, 2]
-        assert stats.max.tolist() == [-math.inf, 0]
-        assert stats.lse[0] == stats.mean[0] == -math.inf
-        assert stats.entropy[0] == stats.var[0] == stats.top_weight[0] == 0
-        (stats.entropy + stats.var).sum().backward()
-        assert logits.grad is not None
-        assert logits.grad[0].tolist() == [0, 0]
-        assert logits.grad.isfinite().all()
-
 
 class TestEdges:
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -11,16 +11,14 @@ import torch
 from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 
 import sharpmax as sm
-from sharpmax.errors import NotMeasuredError, UnsupportedError
+from sharpmax.errors import UnsupportedError
 from sharpmax.stats import dispatch as api
 from sharpmax.stats import dispatch as operator
 from sharpmax.stats import sdpa as stock
 from sharpmax.stats import streaming
 from sharpmax.stats import triton_launch as kernels
 from sharpmax.stats.call import AttentionCall, without_autocast
-from sharpmax.stats.dense import dense_stats
 from sharpmax.stats.dispatch import packed_spans, window_spans
-from sharpmax.stats.statistics import RowStats
 from tests.numerics import call_at, exact, heads, worst
 
 CPU = torch.device("cpu")
@@ -70,18 +68,6 @@ class TestArguments:
 
 
 class TestProblem:
-    def test_shapes_with_shared_keys(self):
-        made = call_at(heads(2, 6, 3, 4), heads(2, 2, 5, 4), None, offset=1, scale=0.5, enable_gqa=True)
-        assert made.q.shape == (2, 2, 3, 3, 4)
-        assert made.k.shape == (2, 2, 5, 4)
-        assert (made.rows, made.offset, made.scale, made.keys) == ((2, 6, 3), 1, 0.5, 5)
-
-    def test_two_and_three_dimensions_are_one_head_and_one_batch(self):
-        one = call_at(heads(3, 4), heads(5, 4), None, offset=None, scale=None, enable_gqa=False)
-        assert (one.q.shape, one.k.shape, one.rows) == ((1, 1, 1, 3, 4), (1, 1, 5, 4), (3,))
-        two = call_at(heads(2, 3, 4), heads(2, 5, 4), None, offset=None, scale=None, enable_gqa=False)
-        assert (two.q.shape, two.k.shape, two.rows) == ((1, 2, 1, 3, 4), (1, 2, 5, 4), (2, 3))
-
     @pytest.mark.parametrize("offset", [None, -2, 0, 1, 4, 9])
     @pytest.mark.parametrize("mask", [None, "keys", "rows"])
     def test_counts_are_what_is_not_hidden(self, offset, mask):
@@ -93,12 +79,6 @@ class TestProblem:
         if mask == "keys":
             wanted = [[hide or j in (1, 4) for j, hide in enumerate(row)] for row in wanted]
         assert hidden[0, 0, 0].tolist() == wanted
-
-    def test_some_rows_of_what_is_hidden(self):
-        mask = torch.rand(1, 1, 6, 5) > 0.5
-        made = problem(queries=6, mask=mask, offset=1)
-        whole = made.hidden().expand(1, 1, 1, 6, 5)
-        assert torch.equal(made.hidden(slice(2, 4)), whole[..., 2:4, :])
 
     def test_which_rows_see_a_key(self):
         made = problem(queries=4, keys=4, offset=0)
@@ -181,15 +161,6 @@ class TestOperator:
         for i, found in enumerate(every):
             assert worst(found, torch.stack([one[i] for one in each])) < 1e-11
 
-    def test_no_rows_and_no_keys_have_gradients_of_their_shape(self):
-        for queries, keys in ((0, 5), (3, 0)):
-            q, k = heads(1, 2, queries, 4).requires_grad_(), heads(1, 2, keys, 4).requires_grad_()
-            stats = sm.row_stats(q, k, impl="streaming")
-            (stats.entropy.sum() + stats.var.sum()).backward()
-            assert q.grad is not None
-            assert k.grad is not None
-            assert q.grad.abs().sum() == k.grad.abs().sum() == 0
-
 
 def test_stock_with_every_kind_of_limit():
     """Its own causal flag where that says the same, a mask where not."""
@@ -212,59 +183,6 @@ def test_stock_with_every_kind_of_limit():
         assert worst(got.lse[seen], want.lse[seen]) < 1e-12, options
 
 
-class TestByDefinition:
-    """Every statistic as one writes it down first, in float64."""
-
-    def test_dense_rows(self):
-        logits = heads(40, 9, dtype=torch.float64, scale=2.0)
-        visible = torch.rand(40, 9) > 0.3
-        visible[:, 0] = True
-        visible[0, 1:] = False
-        got = dense_stats(logits, visible)
-        s = logits.masked_fill(~visible, -torch.inf)
-        p = s.softmax(-1)
-        s = s.masked_fill(~visible, 0.0)
-        mean = (p * s).sum(-1)
-        wanted = {
-            "count": visible.sum(-1),
-            "max": logits.masked_fill(~visible, -torch.inf).amax(-1),
-            "lse": logits.masked_fill(~visible, -torch.inf).logsumexp(-1),
-            "mean": mean,
-            "var": (p * (s - mean[:, None]) ** 2).sum(-1),
-            "entropy": -torch.special.xlogy(p, p).sum(-1),
-            "top_weight": p.amax(-1),
-        }
-        for name, value in wanted.items():
-            assert worst(getattr(got, name), value) < 1e-12, name
-
-    @pytest.mark.parametrize("impl", ["reference", "streaming", "sdpa"])
-    def test_a_row_that_sees_nothing(self, impl):
-        shown = torch.ones(3, 4, dtype=torch.bool)
-        shown[1] = False
-        stats = sm.row_stats(heads(1, 3, 8), heads(1, 4, 8), attn_mask=shown, impl=impl)
-        for name in stats.measured:
-            value = getattr(stats, name)[0]
-            assert value[1] == {"count": 0, "var": 0.0}.get(name, -math.inf), name
-            assert value[[0, 2]].isfinite().all(), name
-        assert stats.entropy[0, 1] == 0.0
-
-    def test_a_row_of_one_key_has_no_entropy_whatever_rounding_says(self):
-        one, zero = torch.tensor([1, 2]), torch.zeros(2)
-        stats = RowStats(one, max=zero, lse=torch.tensor([1e-6, 1e-6]), mean=zero, var=zero)
-        assert stats.entropy.tolist() == [0.0, pytest.approx(1e-6)]
-
-
-def test_all_that_the_stock_kernel_can_tell_is_asked_of_it():
-    q, k = heads(1, 2, 3, 8), heads(1, 2, 5, 8)
-    assert sm.row_stats(q, k, fields=sorted(stock.FIELDS)).measured == ("count", "lse", "mean")
-    assert "var" in sm.row_stats(q, k, fields=[*stock.FIELDS, "var"]).measured
-
-
-def test_some_rows_of_a_mask_that_all_rows_share():
-    made = problem(queries=6, mask=torch.tensor([[True, False, True, True, False]]), offset=None)
-    assert made.hidden(slice(2, 4)).expand(1, 1, 1, 2, 5)[0, 0, 0].tolist() == [[False, True, False, False, True]] * 2
-
-
 @pytest.mark.parametrize("impl", ["reference", "streaming", "sdpa"])
 def test_a_spoilt_query_that_sees_nothing_is_an_empty_row(impl):
     q, shown = heads(1, 3, 8), torch.ones(3, 4, dtype=torch.bool)
@@ -273,14 +191,6 @@ def test_a_spoilt_query_that_sees_nothing_is_an_empty_row(impl):
     stats = sm.row_stats(q, heads(1, 4, 8), attn_mask=shown, impl=impl)
     assert stats.lse[0, 1] == stats.mean[0, 1] == -math.inf
     assert stats.entropy[0, 1] == 0.0
-
-
-def test_a_mask_that_a_batch_shares_gets_the_sum_of_its_gradients_under_vmap():
-    q, k = heads(3, 2, 2, 4, 8, dtype=torch.float64), heads(3, 2, 2, 5, 8, dtype=torch.float64)
-    mask = heads(3, 1, 1, 4, 5, dtype=torch.float64)
-    gradient = torch.func.grad(lambda m, q, k: sm.row_stats(q, k, attn_mask=m, impl="streaming").var.sum())
-    together = torch.func.vmap(gradient)(mask, q, k)
-    assert worst(together, torch.stack([gradient(mask[i], q[i], k[i]) for i in range(3)])) < 1e-11
 
 
 class TestBatches:
@@ -297,10 +207,6 @@ class TestBatches:
         whole = exact(q, k, attn_mask=shown.expand(2, 3, 2, 4, 5)).entropy
         for impl in ("reference", "streaming", "sdpa"):
             assert worst(sm.row_stats(q, k, attn_mask=shown, impl=impl).entropy, whole) < 1e-12
-
-    def test_no_heads_at_all(self):
-        made = call_at(heads(1, 0, 3, 4), heads(1, 0, 5, 4), None, offset=None, scale=None, enable_gqa=False)
-        assert (made.q.shape, made.k.shape) == ((1, 0, 1, 3, 4), (1, 0, 5, 4))
 
 
 class TestTiles:
@@ -336,12 +242,6 @@ class TestTiles:
         assert worst(got.lse[seen], want.lse[seen]) < 1e-12
         assert worst(got.var, want.var) < 1e-12
 
-    def test_the_parts_of_a_row_that_sees_nothing(self):
-        shown = torch.ones(3, 5, dtype=torch.bool)
-        shown[1] = False
-        parts = streaming.streaming_parts(problem(mask=shown))
-        assert [part[0, 0, 0, 1].item() for part in parts] == [-math.inf, 0.0, 0.0, 0.0]
-
 
 class TestParts:
     """What implementations and the operator hand on, before anything derived hides it."""
@@ -359,10 +259,6 @@ class TestParts:
             operator.measure_parts(problem(), "streaming", fields | {"lse"})
         assert told == wanted
 
-    def test_without_keys(self):
-        parts = operator.measure_parts(problem(keys=0), "streaming", frozenset({"var"}))
-        assert [set(part.flatten().tolist()) for part in parts] == [{-math.inf}, {0.0}, {0.0}, {0.0}]
-
     @pytest.mark.parametrize("into_mask", [False, True])
     def test_gradients_without_keys(self, into_mask):
         made = problem(keys=0, mask=torch.zeros(3, 0))
@@ -379,42 +275,11 @@ class TestParts:
             assert not x.is_contiguous()
             assert gradient.stride() == torch.empty_like(x).stride()
 
-    def test_the_stock_kernel_measures_no_variance(self):
-        parts = stock.sdpa_parts(problem())
-        assert parts.var.abs().max() == parts.log_mass.abs().max() == 0.0
-
-    def test_the_stock_kernel_of_a_row_that_sees_nothing(self):
-        parts = stock.sdpa_parts(problem(mask=torch.tensor([[True], [False], [True]]).expand(3, 5)))
-        assert [part[..., 1].unique().tolist() for part in parts] == [[-math.inf], [0.0], [0.0], [0.0]]
-
     def test_the_stock_kernel_one_key_behind_the_diagonal(self):
         q, k = heads(1, 2, 4, 8, dtype=torch.float64), heads(1, 2, 6, 8, dtype=torch.float64)
         made = call_at(q, k, None, offset=1, scale=None, enable_gqa=False)
         got, want = (api.measure(made, impl, frozenset({"lse"})) for impl in ("sdpa", "reference"))
         assert worst(got.lse, want.lse) < 1e-12
-
-    def test_one_infinite_number_of_a_query_spoils_all_that_stock_says_of_it(self):
-        q = heads(1, 3, 8)
-        q[0, 1, 4] = math.inf
-        stats = sm.row_stats(q, heads(1, 4, 8), impl="sdpa")
-        assert [x[0].isnan().tolist() for x in (stats.lse, stats.mean, stats.entropy)] == [[False, True, False]] * 3
-
-    def test_a_row_without_keys_is_kept_as_zeros(self):
-        nothing = torch.tensor([-math.inf])
-        stats = RowStats(torch.tensor([0]), max=nothing, lse=nothing, mean=nothing, var=torch.zeros(1))
-        for kept in (stats, stats.merge(stats)):
-            assert [array.item() for array in kept.flatten()[0]] == [0, -math.inf, 0.0, 0.0, -math.inf, 0.0]
-
-    def test_what_is_not_there_is_named(self):
-        nothing = RowStats.anchored(torch.tensor([3]))
-        for name in ("max", "lse", "mean", "var", "entropy"):
-            with pytest.raises(NotMeasuredError, match=f"^'{name}' was not measured"):
-                getattr(nothing, name)
-
-    def test_one_key_weighs_all_wherever_the_anchor_is(self):
-        two = torch.tensor([2.0])
-        stats = RowStats.anchored(torch.tensor([1]), torch.zeros(1), two, -two, max=two, var=torch.zeros(1))
-        assert stats.top_weight.item() == 1.0
 
     def test_rows_that_see_a_key_are_found_in_blocks(self):
         """So many keys that two of three rows are looked at together, and the last one alone."""
@@ -431,15 +296,6 @@ class TestParts:
 
 
 class TestVmap:
-    def test_windows_are_those_of_a_loop(self):
-        q, k = heads(3, 2, 6, 8, dtype=torch.float64), heads(3, 2, 6, 8, dtype=torch.float64)
-        gradient = torch.func.grad(
-            lambda q, k: sm.row_stats(q, k, is_causal=True, window=3, impl="streaming").var.sum(), argnums=(0, 1)
-        )
-        together = torch.func.vmap(gradient)(q, k)
-        for i, found in enumerate(together):
-            assert worst(found, torch.stack([gradient(a, b)[i] for a, b in zip(q, k, strict=True)])) < 1e-11
-
     def test_rows_that_are_measured_again_are_those_of_a_loop(self):
         """An entropy target measures with a factor for the mask, which is one of the inputs."""
         q, k, mask = heads(3, 2, 4, 8), heads(3, 2, 5, 8), heads(4, 5)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import math
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
-
-os.environ.setdefault("TRITON_INTERPRET", "1")
 
 import pytest
 import torch
@@ -18,20 +16,17 @@ import sharpmax as sm
 from sharpmax.errors import NotMeasuredError
 from sharpmax.stats import dispatch as operator
 from sharpmax.stats import triton_launch as triton_backward
-from sharpmax.stats.call import AttentionCall, Parts, hidden_by
+from sharpmax.stats.call import AttentionCall, hidden_by
 from sharpmax.stats.dispatch import measure, measure_parts
 from sharpmax.stats.statistics import FIELDS
 from sharpmax.stats.streaming import Incoming, streaming_backward
 from sharpmax.stats.triton_launch import Tile
+from tests import kernel_cases
+from tests.kernel_cases import BRAIN, DEVICE, DOUBLE, HALF, INTERPRETED, SILENT, SINGLE, randn
+from tests.kernel_cases import _poisoned_memory as _poisoned_memory
 
-pytest.importorskip("triton")
-
-INTERPRETED = os.environ["TRITON_INTERPRET"] == "1"
-DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
-HALF, BRAIN, SINGLE, DOUBLE = torch.float16, torch.bfloat16, torch.float32, torch.float64
-
-# The interpreter computes in numpy, which warns where a GPU is silent; non-finite numbers are meant here.
-pytestmark = pytest.mark.filterwarnings("ignore:.*(invalid value|overflow|All-NaN slice) encountered:RuntimeWarning")
+pytestmark = SILENT
+random_problem = functools.partial(kernel_cases.random_problem, dtype=SINGLE)
 
 Loss = Callable[[Any], Tensor]
 LOSSES: dict[str, Loss] = {
@@ -45,46 +40,11 @@ every_loss = pytest.mark.parametrize("loss", LOSSES)
 small_tiles = pytest.mark.usefixtures("_small_tiles")
 
 
-@pytest.fixture(autouse=True)
-def _poisoned_memory() -> Iterator[None]:
-    """Fill fresh memory with NaN, so that an output which is not written shows."""
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(before)
-
-
 @pytest.fixture
 def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles that are not square, so that every edge between them is met."""
     tiles = {"into_queries": Tile(32, 16, 4, 2), "into_keys": Tile(16, 32, 4, 2)}
     monkeypatch.setattr(triton_backward, "OVERRIDES", tiles)
-
-
-def randn(*shape: int, seed: int = 0, dtype: torch.dtype = SINGLE, size: float = 1.0) -> Tensor:
-    rng = torch.Generator().manual_seed(seed)
-    return (torch.randn(shape, generator=rng, dtype=DOUBLE) * size).to(dtype).to(DEVICE)
-
-
-def random_problem(
-    queries: int,
-    keys: int,
-    width: int,
-    *,
-    dtype: torch.dtype = SINGLE,
-    batch: int = 1,
-    heads: int = 1,
-    group: int = 1,
-    size: float = 1.0,
-    **changes: Any,
-) -> AttentionCall:
-    fields: dict[str, Any] = {"mask": None, "gain": None, "offset": None, "scale": 1 / math.sqrt(width)}
-    return AttentionCall(
-        q=randn(batch, heads, group, queries, width, seed=1, dtype=dtype, size=size),
-        k=randn(batch, heads, keys, width, seed=2, dtype=dtype, size=size),
-        rows=(batch, heads * group, queries),
-        **{**fields, **changes},
-    )
 
 
 def gradients(
@@ -121,7 +81,7 @@ class plain:  # noqa: N801
 
 
 def assert_within_contract(problem: AttentionCall, loss: str = "mix") -> None:
-    """At most three times the error of the plain computation in the same dtype, plus a rounding of the largest."""
+    """At most three times the error of the plain computation in the same dtype, plus roundings of the largest."""
     found = gradients(problem, LOSSES[loss])
     exact = gradients(problem, LOSSES[loss], "reference", DOUBLE)
     rough = gradients(problem, LOSSES[loss], "plain")
@@ -130,7 +90,7 @@ def assert_within_contract(problem: AttentionCall, loss: str = "mix") -> None:
         assert got.shape == x.shape
         assert got.isfinite().all(), name
         error, allowed = ((y.double() - want).abs().max().item() for y in (got, base))
-        slack = 2 * torch.finfo(x.dtype).eps * want.abs().max().item()
+        slack = 4 * torch.finfo(x.dtype).eps * want.abs().max().item()
         assert error <= 3 * allowed + slack, (name, error, allowed, slack)
 
 
@@ -181,11 +141,6 @@ def test_masks_broadcast(shape: tuple[int, ...], kind: str) -> None:
     assert_within_contract(random_problem(20, 37, 16, batch=2, heads=2, group=2, mask=mask, gain=gain, offset=18))
 
 
-@pytest.mark.parametrize("dtype", [HALF, BRAIN, SINGLE])
-def test_logits_of_a_thousand(dtype: torch.dtype) -> None:
-    assert_within_contract(random_problem(20, 97, 64, dtype=dtype, size=19.0), "entropy")
-
-
 @pytest.mark.parametrize("shift", [-3000.0, 3000.0])
 def test_logits_far_from_zero(shift: float) -> None:
     """exp of the logits themselves, or of those of keys beyond the end, would overflow."""
@@ -231,35 +186,6 @@ def test_strided_inputs_give_gradients_of_the_same_layout() -> None:
         assert torch.allclose(found.k, want.k, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("dtype", [HALF, BRAIN, SINGLE])
-@small_tiles
-def test_what_hidden_keys_hold_has_no_effect(dtype: torch.dtype, value: float) -> None:
-    mask = randn(1, 1, 1, 20, 70, seed=3) > 0
-    mask[..., [3, 66]] = False
-    for problem in (
-        random_problem(20, 70, 16, dtype=dtype, mask=mask, offset=40),
-        random_problem(20, 70, 16, dtype=dtype, mask=mask.float().log(), offset=40),
-    ):
-        dirty = replace(problem, k=problem.k.clone())
-        dirty.k[:, :, [3, 66, 69]] = value  # 69 lies beyond the causal limit
-        pairs = zip(gradients(dirty, LOSSES["mix"]), gradients(problem, LOSSES["mix"]), strict=True)
-        assert all(torch.equal(a, b) for a, b in pairs)
-
-
-@pytest.mark.parametrize("key", [3, 40, 65])
-@small_tiles
-def test_a_live_nan_marks_the_rows_that_see_it_and_no_others(key: int) -> None:
-    problem = random_problem(40, 70, 16, offset=30)
-    dirty = replace(problem, k=problem.k.clone())
-    dirty.k[:, :, key, 3] = math.nan
-    sees = torch.arange(40, device=DEVICE) + 30 >= key
-    (dq, dk), (clean_q, _) = gradients(dirty, LOSSES["mix"]), gradients(problem, LOSSES["mix"])
-    assert dq[..., sees, :].isnan().all()
-    assert torch.equal(dq[..., ~sees, :], clean_q[..., ~sees, :])
-    assert dk[..., : int(sees.nonzero()[-1]) + 31, :].isnan().all()  # all these keys are seen by a broken row
-
-
 @small_tiles
 def test_a_nan_in_a_query_stays_with_its_row_and_the_keys_it_sees() -> None:
     problem = random_problem(40, 70, 16, offset=10)
@@ -279,31 +205,6 @@ def test_repeats_are_bit_equal() -> None:
     assert all(
         torch.equal(a, b) for _ in range(2) for a, b in zip(gradients(problem, LOSSES["mix"]), first, strict=True)
     )
-
-
-@pytest.mark.parametrize("shape", [(0, 2, 3, 4, 5), (2, 0, 3, 4, 5), (2, 2, 3, 0, 5), (2, 2, 3, 4, 0)], ids=str)
-def test_empty_sizes(shape: tuple[int, ...]) -> None:
-    batch, heads, group, queries, keys = shape
-    problem = random_problem(queries, keys, 8, batch=batch, heads=heads, group=group, offset=0)
-    parts = Parts(*(torch.zeros(shape[:-1], device=DEVICE) for _ in range(4)))
-    found = triton_backward.triton_backward(problem, parts, Incoming(parts.var, parts.var, None))
-    assert found.q.shape == problem.q.shape
-    assert (found.k == 0).all()
-
-
-@small_tiles
-def test_finite_differences() -> None:
-    """The derivative along a direction, without any oracle: steps of a float32 forward pass."""
-    problem = random_problem(20, 40, 16, offset=22)
-    weight = randn(1, 1, 20, seed=9, dtype=DOUBLE)
-    directions = [randn(*x.shape, seed=s) for x, s in ((problem.q, 5), (problem.k, 6))]
-    values = []
-    for step in (-1e-2, 1e-2):
-        moved = replace(problem, q=problem.q + step * directions[0], k=problem.k + step * directions[1])
-        stats = measure(moved, "triton", frozenset(FIELDS))
-        values.append((LOSSES["mix"](stats).double() * weight).sum().item())
-    slope = sum((g * d).sum().item() for g, d in zip(gradients(problem, LOSSES["mix"]), directions, strict=True))
-    assert slope == pytest.approx((values[1] - values[0]) / 2e-2, rel=2e-3)
 
 
 class TestChoice:

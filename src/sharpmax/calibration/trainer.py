@@ -19,6 +19,7 @@ from sharpmax.calibration.replication import ReplicatedReply, replicated
 from sharpmax.errors import SharpmaxError, reject
 from sharpmax.integrations.transformers.application import restore
 from sharpmax.integrations.transformers.interface import install, kept, modules_of
+from sharpmax.models.language import any_length
 from sharpmax.models.scoring import Places, Reply, batches, reply_losses
 from sharpmax.models.weights import load_tensors, must_fit, save_tensors
 from sharpmax.ops.attention import QueryScale, Rule
@@ -187,10 +188,10 @@ class _LayerRule:
 
     def __init__(self, trainable: TrainablePolicy, layer: int) -> None:
         self._trainable, self._layer = trainable, layer
-        self.needs = self._policy().needs
+        self.needs = self._policy(trainable.coefficients.device).needs
 
-    def _policy(self) -> LogLinear:
-        columns = self._trainable.values()[self._layer]
+    def _policy(self, device: torch.device) -> LogLinear:
+        columns = self._trainable.values()[self._layer].to(device)  # layers may be on several devices
         names = KINDS[self._trainable.kind]
         return with_columns(LogLinear(), {name: columns[:, i, None] for i, name in enumerate(names)})
 
@@ -201,7 +202,7 @@ class _LayerRule:
         layers change what later ones measure.
         """
         detached = stats.map(torch.detach)
-        beta: Tensor = self._policy().rule(ops_for(detached.count), detached, None)
+        beta: Tensor = self._policy(detached.count.device).rule(ops_for(detached.count), detached, None)
         return beta
 
 
@@ -378,5 +379,6 @@ def _best(worth: Tensor, share: float) -> Tensor:
 
 def _backward(loss: Tensor, weight: float = 1.0) -> float:
     """Add the gradient of weight·loss and return the loss."""
-    torch.autograd.backward([weight * loss])
+    with any_length(loss.device):  # with checkpointing layers run again here, and must choose the same kernels
+        torch.autograd.backward([weight * loss])
     return float(loss.detach())

@@ -25,7 +25,15 @@ def bench(
     cpu: Annotated[bool, typer.Option("--cpu/--gpu", help="Device to measure.")] = True,
     probe: Annotated[bool, typer.Option("--probe", help="Measure the cost of capturing rows.")] = False,
     monitor: Annotated[bool, typer.Option("--monitor", help="Measure a monitor's AUROC and cost.")] = False,
-    length: Annotated[int | None, number("Keys.", show_default="16384, --probe 8192, --monitor 2048")] = None,
+    training: Annotated[bool, typer.Option("--training", help="Measure the cost per training step.")] = False,
+    host: Annotated[bool, typer.Option("--host", help="Measure host time per call.")] = False,
+    generate: Annotated[
+        str | None, typer.Option("--generate", metavar="MODEL", help="Measure transformers' generate, or `random`.")
+    ] = None,
+    policy: Annotated[list[str] | None, options.policy("four")] = None,
+    together: Annotated[int | None, number("Prompts at a time.", show_default="1 and 16")] = None,
+    static: Annotated[bool, typer.Option("--static/--no-static", help="Also a compiled static cache.")] = True,
+    length: Annotated[int | None, number("Keys.", show_default="16384, --probe 8192, others 2048")] = None,
     repeat: Annotated[int | None, number("Rounds.", show_default="5, --gpu 20, --probe 3, --monitor 12")] = None,
     prompts: Annotated[int, options.prompts()] = 100,
     seed: options.Seed = 0,
@@ -36,17 +44,26 @@ def bench(
 ) -> None:
     """Time row statistics and attention next to PyTorch's own.
 
-    A case that disagrees with the float64 reference is not timed, and the exit code is 1. Targets are judged at the
-    default length. --gpu measures statistics, attention, training step and decode next to the fastest kernel, and
-    draws a figure. --probe measures smollm2 with and without capture. --monitor measures false alarms, how well
-    wrong answers are detected, and time per token; --prompts, --device and --dtype belong to it.
+    A case that disagrees with the float64 reference is not timed, and the exit code is 1. --gpu adds the training step
+    and decode, next to the fastest kernel, and draws a figure. --probe measures smollm2 with and without capture.
+    --monitor measures false alarms, detected mistakes and time per token. --generate measures prefill and time per
+    token with and without policies, on a GPU also at 8,192 tokens. --device and --dtype belong to the last three.
     """
-    if not monitor:
-        context.params.update(prompts=None, device=None, dtype=None)
-    if probe and (monitor or not cpu):
-        reject("--probe", f"both --probe and --{'monitor' if monitor else 'gpu'}", "one of the two")
-    if monitor:
+    given = [
+        *(["--probe"] * probe), *(["--monitor"] * monitor), *(["--gpu"] * (not cpu)), *(["--host"] * host),
+        *(["--generate"] * (generate is not None)), *(["--training"] * training),
+    ]  # fmt: skip
+    if len(given) > 1:
+        reject(given[0], f"both {given[0]} and {given[1]}", "one of the two")
+    unused = {"prompts": monitor, "device": monitor or host or generate or training, "dtype": monitor or generate}
+    unused |= dict.fromkeys(("policy", "together", "static"), bool(generate))
+    context.params.update({name: None for name, used in unused.items() if not used})
+    if training:
+        _bench_training(context)
+    elif monitor:
         _bench_monitor(context)
+    elif generate is not None or host:
+        _bench_latency(context)
     elif not cpu:
         _bench_gpu(context)
     else:
@@ -111,6 +128,76 @@ def _bench_monitor(context: typer.Context) -> None:
             note=note,
         )  # fmt: skip
     finish(context, tables, folder, _print_monitor, name="monitor.json")
+
+
+def _bench_latency(context: typer.Context) -> None:
+    from sharpmax.experiments.benchmarks import latency
+    from sharpmax.experiments.benchmarks.gpu import slug
+
+    given = context.params
+    place, kind = resolve_device(context)
+    given["dtype"] = None if given["generate"] is None else kind
+    repeat = given["repeat"] = given["repeat"] or latency.ROUNDS
+    folder = None if given["out"] is None else out_folder(context)
+    with progress() as note:
+        if given["generate"] is None:
+            tables = latency.host_tables(place, repeat, given["seed"], note)
+        else:
+            small = place.type != "cuda"
+            contexts = latency.SMALL_CONTEXTS if small else latency.CONTEXTS
+            batches = latency.SMALL_BATCHES if small else latency.BATCHES
+            note(f"loading {given['generate']}")
+            tables = latency.generate_tables(
+                latency.model_for(given["generate"], place, kind, given["seed"]), given["generate"],
+                policies=given["policy"] or latency.POLICIES,
+                contexts=contexts if given["length"] is None else (given["length"],),
+                batches=batches if given["together"] is None else (given["together"],),
+                tokens=latency.SMALL_TOKENS if small else latency.TOKENS, compiled=given["static"] and not small,
+                repeat=repeat, seed=given["seed"], note=note,
+            )  # fmt: skip
+    what = "host" if given["generate"] is None else "generate"
+    finish(context, tables, folder, _print_latency, name=f"{what}-{slug(tables['setting']['device'])}.json")
+
+
+def _print_latency(tables: Mapping[str, Any]) -> None:
+    setting = tables["setting"]
+    title = f"{setting.get('model', 'calls')} on {setting['device']}, {setting['dtype']}, rounds: {setting['rounds']}"
+    forms = {"_ms": ".2f", "_us": ".1f", "ratio": ".2f"}
+    named = dict.fromkeys(name for entry in tables["bench"].values() for name in entry)
+    columns = [(name, form) for name in named for unit, form in forms.items() if name.endswith(unit)]
+    rows = []
+    for case, entry in tables["bench"].items():
+        wanted = "; ".join(f"{one.replace('_', ' ')} {_target(entry, one)}" for one in entry["targets"])
+        rows.append([case, *(_number(entry, name, form) for name, form in columns), wanted or "–"])
+    print_table(title, ["case", *(name.replace("_", " ") for name, _ in columns), "target"], rows)
+
+
+def _bench_training(context: typer.Context) -> None:
+    from sharpmax.experiments.benchmarks.training import LENGTH, ROUNDS, training_tables
+
+    place, _ = resolve_device(context)
+    context.params.update(dtype=None)
+    asked = _amounts(context, ROUNDS, LENGTH if place.type == "cuda" else 64)
+    folder = None if context.params["out"] is None else out_folder(context)
+    with progress() as note:
+        tables = training_tables(**asked, device=place, seed=context.params["seed"], note=note)
+    finish(context, tables, folder, _print_training, name="training.json")
+
+
+def _print_training(tables: Mapping[str, Any]) -> None:
+    setting, cost = tables["setting"], tables["training_cost"]
+    rows = [
+        [name, f"{one['median_ms']:,.1f}", f"{one['ratio']:.2f}", _target(one, "ratio")]
+        for name, one in tables["training_bench"].items()
+    ]
+    title = f"{setting['model']}, {setting['rows']} × {setting['length']:,} tokens on {setting['device']}"
+    print_table(title, ["training step", "median ms", "ratio", "target"], rows)
+    for name, words in (("observer_percent", "observer"), ("clip_percent", "QK-clip, every head clipped")):
+        target = cost["targets"][name]
+        allowed = f"target ≤ {target['at_most']:g}%: {_reached(target)}"
+        say(f"At every {cost['every']}th step, {words}: {cost[name]:+.2f}% of a step ({allowed}).")
+    for name, times in tables.get("profile", {}).items():
+        say(f"{name}, ms: " + ", ".join(f"{kind} {value:.1f}" for kind, value in times.items()) + ".")
 
 
 def _amounts(context: typer.Context, repeat: int, length: int) -> dict[str, int]:

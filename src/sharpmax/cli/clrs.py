@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from sharpmax.cli import answer, options
-from sharpmax.cli.options import choice, data_folder, number, policy_named, resolve_device, sizes_from
+from sharpmax.cli import options
+from sharpmax.cli.options import choice, data_folder, number, policies_given, policy_named, resolve_device, sizes_from
 from sharpmax.cli.run import check_extras, check_resume, finish, out_folder, print_report, resumable, show_results
 from sharpmax.cli.terminal import bar, progress, say
 from sharpmax.errors import reject
@@ -57,11 +57,7 @@ def train(
     resume: options.Resume = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Train a language model, with or without a policy.
-
-    MODEL may be scratch:10m (or 1m, 30m): a decoder with random weights. For
-    several GPUs: accelerate launch -m sharpmax.cli clrs train …
-    """
+    """Train a language model (scratch:10m is a new one), with or without a policy."""
     from sharpmax.experiments.clrs.data import Source, algorithms_from, training_examples
     from sharpmax.experiments.clrs.scratch import is_scratch, scratch_model
     from sharpmax.experiments.clrs.training import MODEL, NONE, FineTuneRecipe, forget_states, prepare, trained_tables
@@ -73,7 +69,7 @@ def train(
 
     if steps is not None and epochs is not None:
         reject("--epochs", epochs, "nothing together with --steps", "give one of the two")
-    chosen = None if policy == NONE else policy_named(policy)
+    chosen = None if policy == NONE else policy_named(*policies_given(context))
     recipe = FineTuneRecipe(
         policy=None if chosen is None else chosen.policy, policy_name=NONE if chosen is None else chosen.name,
         learn=learn_policy, band=_band(entropy_band), minutes=minutes, steps=steps,
@@ -160,14 +156,11 @@ def evaluate(
     longest: Annotated[
         int | None, number("Most tokens of question and answer.", show_default="the models' context")
     ] = None,
-    score: Annotated[
-        bool, typer.Option("--score", help="Score given answers in one pass; also measures entropy.")
-    ] = False,
+    score: Annotated[bool, typer.Option("--score", help="Score answers; decode nothing.")] = False,
     seed: options.Seed = 0,
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
     tokens_at_once: Annotated[int, options.tokens_at_once("--batch-tokens")] = 65_536,
-    shard: Annotated[str, typer.Option(metavar="I/N", help="Run part I of N; the last merges all.")] = "1/1",
     processes: options.Processes = 1,
     data: options.Data = None,
     out: options.Out = Path("clrs-evaluate"),
@@ -178,14 +171,11 @@ def evaluate(
     """Compare exact answers of trained models by algorithm and size.
 
     Decoding is greedy. A model answers under the policy that is saved beside it.
-    With --score nothing is decoded: greedy decoding gives an answer exactly if
-    each of its tokens is the likeliest one.
     """
     from sharpmax.experiments.clrs.data import Source, algorithms_from, test_examples, trained_sizes
-    from sharpmax.experiments.clrs.evaluation import Evaluation, Shard, evaluation_tables, trainings, variants_named
+    from sharpmax.experiments.clrs.evaluation import Evaluation, evaluation_tables, trainings, variants_named
     from sharpmax.experiments.run_folder import RUN
 
-    part = Shard.parse(shard)
     if score and trace:
         reject("--score", "--trace beside it", "answers without steps", "leave --score out")
     wanted = None if sizes is None else sizes_from(sizes, least=1)
@@ -204,16 +194,11 @@ def evaluate(
         questions = test_examples(source, wanted, data_folder(data), without=without, processes=processes, note=note)
         setting = {"data": source.to_dict(), "dtype": kind, "device": place.type, **({"scored": True} if score else {})}
         evaluation = Evaluation.fitting(variants, questions, tokens_at_once, setting, longest)
-    folder = out_folder(context, "" if part.count == 1 else part.name)
-    store = evaluation.store(folder, part, resume=resume)
-    with resumable(folder, RUN), bar("answering", evaluation.work(part)) as advance:
-        evaluation.answer(store, part, advance)
-    store.read()
-    if missing := evaluation.missing(store):
-        say(f"{missing:,} answers are left to other parts (--shard). The part that ends last merges all.")
-        if as_json:
-            answer({"missing": missing})
-        return
+    folder = out_folder(context)
+    store = evaluation.store(folder, resume=resume)
+    total = len(evaluation.variants) * len(evaluation.questions)
+    with resumable(folder, RUN), bar("answering", total) as advance:
+        evaluation.answer(store, advance)
     tables = evaluation_tables(evaluation, store, known or trained_sizes([], source.algorithms), seed) | {
         "training": training
     }

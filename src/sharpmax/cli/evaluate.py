@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +11,7 @@ import typer
 from sharpmax.cli import options
 from sharpmax.cli.options import check_engine, number, policies_given, policies_named, resolve_device, sizes_from
 from sharpmax.cli.run import check_extras, check_resume, finish, out_folder, print_report, resumable
-from sharpmax.cli.terminal import bar, progress
+from sharpmax.cli.terminal import progress
 from sharpmax.errors import reject
 
 
@@ -47,7 +48,7 @@ def evaluate(
     """
     from sharpmax.experiments.evaluate.plan import BASE, Plan, prepare
     from sharpmax.experiments.evaluate.run import FILE_NAME as ANSWERS
-    from sharpmax.experiments.evaluate.run import evaluate_tables, work
+    from sharpmax.experiments.evaluate.run import evaluate_tables
     from sharpmax.models.language import load_language_model
     from sharpmax.tasks.registry import get_tasks
 
@@ -88,9 +89,9 @@ def evaluate(
         plan = plan.for_tokenizer(language.tokenizer)
         material = prepare(language, plan)
     folder = out_folder(context)
-    with resumable(folder, ANSWERS), bar("evaluating", work(language, plan, material)) as advance:
+    with resumable(folder, ANSWERS), progress() as show:
         tables = evaluate_tables(
-            language, plan, material, folder, resume=resume, progress=advance, engine=engine, workers=workers,
-            address=address,
+            language, plan, material, folder, resume=resume, progress=partial(show, "evaluating"), engine=engine,
+            workers=workers, address=address,
         )  # fmt: skip
     finish(context, tables, folder, print_report())

@@ -33,8 +33,8 @@ def completion(module: str, names: str) -> Callable[[str], list[str]]:
     return complete
 
 
-def choice(help: str, *allowed: str, **more: Any) -> Any:
-    """An option that takes one of the values in `allowed`."""
+def choice(help: str, *allowed: str, name: str = "", **more: Any) -> Any:
+    """An option that takes one of the values in `allowed`; `name` if it is not that of the parameter."""
 
     def check(param: typer.CallbackParam, value: str | None) -> str | None:
         if value is not None and value not in allowed:
@@ -44,7 +44,8 @@ def choice(help: str, *allowed: str, **more: Any) -> Any:
     def complete(incomplete: str) -> list[str]:
         return [word for word in allowed if word.startswith(incomplete)]
 
-    return typer.Option(help=help, callback=check, autocompletion=complete, **{"metavar": "NAME", **more})
+    names = (name,) if name else ()
+    return typer.Option(*names, help=help, callback=check, autocompletion=complete, **{"metavar": "NAME", **more})
 
 
 def number(help: str, *names: str, least: int = 1, **more: Any) -> Any:
@@ -267,25 +268,27 @@ def policy_named(text: str) -> NamedPolicy:
     return NamedPolicy(path.resolve().name if path.is_dir() else path.stem, policy, _calibrated_on(folder))
 
 
-def policies_given(context: typer.Context) -> list[str]:
+def policies_given(context: typer.Context, *, foldable: bool = False) -> list[str]:
     """What --policy names; "auto" becomes the packaged policy made for MODEL, in the recorded command too."""
     from sharpmax.policies.registry import AUTO
 
     given, model = context.params["policy"], context.params["model"]
     several = isinstance(given, (list, tuple))
-    found = [_auto(model) if word == AUTO else word for word in (given if several else [given] if given else [])]
+    found = [
+        _auto(model, foldable) if word == AUTO else word for word in (given if several else [given] if given else [])
+    ]
     context.params["policy"] = found if several else next(iter(found), None)
     return found
 
 
-def _auto(model: str) -> str:
+def _auto(model: str, foldable: bool) -> str:
     from sharpmax.integrations.gguf import identity, is_gguf
     from sharpmax.models.language import read_config
     from sharpmax.policies.registry import packaged_for, packaged_for_config
 
     if is_gguf(model):
-        return packaged_for(*identity(model))[0]
-    return packaged_for_config(read_config(model), model)[0]
+        return packaged_for(*identity(model), foldable=foldable)[0]
+    return packaged_for_config(read_config(model), model, foldable=foldable)[0]
 
 
 def policies_named(texts: Sequence[str], taken: Sequence[str] = ()) -> list[NamedPolicy]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import webbrowser
 from pathlib import Path
 from typing import Annotated
@@ -35,14 +36,14 @@ def report(
 
 def draw_compared(first: Path, second: Path, out: Path) -> list[Path]:
     """Draw two saved results (folders or their results.json) on one page, into `out`."""
-    from sharpmax.provenance import typed
+    from sharpmax.provenance import without_machine
     from sharpmax.report.page import together
     from sharpmax.results import load
 
     names = [(path if path.is_dir() else path.parent).resolve().name for path in (first, second)]
     tables = together([(name, load(path).to_dict()) for name, path in zip(names, (first, second), strict=True)])
     # Each of the two has a provenance of its own.
-    return draw(typed(" ".join(["report", *names]), out=out), {}, tables, out)
+    return draw(shlex.join(["sharpmax", "report", *names, "--out", without_machine(out)]), {}, tables, out)
 
 
 def explore(

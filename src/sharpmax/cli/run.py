@@ -22,18 +22,9 @@ from sharpmax.lazy import require
 from sharpmax.provenance import without_machine
 from sharpmax.results import FILE_NAME, Results, collect, load
 
-_NOT_RECORDED = {
-    "resume",
-    "draw",
-    "as_json",
-    "processes",
-    "data",
-    "shard",
-    "engine",
-    "workers",
-    "address",
-    "save_every",
-}
+_NOT_RECORDED = (
+    "resume", "draw", "as_json", "processes", "data", "shard", "engine", "workers", "address", "save_every",
+)  # fmt: skip
 """Parameters that do not change the numbers."""
 
 _WITH_TEXT, _DATA = ("policy", "task", "own"), ("text", "dataset", "without", "weights")
@@ -187,7 +178,7 @@ def show_results(
         with progress() as note:
             note("drawing")
             drawn = draw_saved(files[-1])
-        wrote(drawn)
+        wrote(drawn[-1:])  # the page, which shows every figure
     if context.params["as_json"]:
         answer(results.to_dict())
 

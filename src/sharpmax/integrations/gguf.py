@@ -140,7 +140,7 @@ def fold_file(
     gets its name; the original is only read.
     """
     source, target = Path(path), Path(out)
-    chosen = packaged_for(*identity(source))[1] if policy == AUTO else resolve_policy(policy)
+    chosen = packaged_for(*identity(source), foldable=True)[1] if policy == AUTO else resolve_policy(policy)
     if target.exists() or target.is_symlink():
         reject("out", f"{str(target)!r}, which exists", "the path of a new file", "a model is never written over")
     require("gguf", "models", "a GGUF file")

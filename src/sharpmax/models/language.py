@@ -61,11 +61,7 @@ class LanguageModel:
 
 
 def load_language_model(
-    name: str,
-    *,
-    device: str | Mapping[str, int | str] = "cpu",
-    dtype: str = "float32",
-    trust_remote_code: bool = False,
+    name: str, *, device: str | Mapping[str, int | str] = "cpu", dtype: str = "float32", trust_remote_code: bool = False
 ) -> LanguageModel:
     """Load a model by its alias (`smollm2`), from the folder of a saved model, from a GGUF file or by its hub id.
 
@@ -207,7 +203,7 @@ def weights_fingerprint(model: PreTrainedModel) -> str:
 
 def _in_memory(model: PreTrainedModel, name: str, tensor: torch.Tensor) -> torch.Tensor:
     """The values of a tensor, from the CPU or the disk if that is where accelerate keeps them."""
-    if not tensor.is_meta:
+    if not tensor.is_meta or not hasattr(model, "hf_device_map"):
         return tensor
     utils = require("accelerate.utils", "hf", "a model on several devices")
     module, _, leaf = name.rpartition(".")

@@ -51,12 +51,7 @@ def encode(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, before: str = "")
     """A prompt as one turn of a chat (plain text for a model without a chat template), `before` put in front of it."""
     check_tokenizer(tokenizer)
     if not isinstance(prompt, Prompt):
-        reject_type(
-            "prompt",
-            type(prompt).__name__,
-            "a Prompt",
-            "make some: get_task('kv').prompts(8, 1, seed=0)",
-        )
+        reject_type("prompt", type(prompt).__name__, "a Prompt", "make some: get_task('kv').prompts(8, 1, seed=0)")
     asked = asked_with(tokenizer, prompt, before)
     special = tokenizer.chat_template is None
     read = tokenizer(asked, add_special_tokens=special).input_ids

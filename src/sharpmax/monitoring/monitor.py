@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import logging
 from collections.abc import Callable, Iterable, Sequence
@@ -21,6 +20,7 @@ from sharpmax.models.language import context_of, weights_fingerprint
 from sharpmax.models.scoring import Reply, batches
 from sharpmax.monitoring.observer import Observer, Request, heads_of
 from sharpmax.monitoring.scores import Baseline, Learned, Report, learn, split
+from sharpmax.probing.measurement import call_model
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -70,8 +70,9 @@ class Monitor:
         count = None if counts is None else lambda report: counts.add(self._name, report)
         self._outputs = [one for one in (count, self._log, callback) if one is not None]
         self._failed_before = False
-        calls: Any = {"judge": self._judge, "ended": self._ended, "failed": self._failed}
-        self._observer = Observer(model, every=every, window=self.generated, **calls)
+        self._observer = Observer(
+            model, every=every, window=self.generated, judge=self._judge, ended=self._ended, failed=self._failed
+        )
 
     @property
     def thresholds(self) -> dict[str, float]:
@@ -115,11 +116,16 @@ class Monitor:
         return write_text(path, json.dumps(body, allow_nan=False) + "\n")
 
     @classmethod
-    def load(cls, model: PreTrainedModel, path: str | Path, **outputs: Any) -> Monitor:
-        """Load the monitor that `save` wrote for a model with the same weights.
-
-        `callback`, `logger` and `metrics` are those of `sharpmax.monitor`.
-        """
+    def load(
+        cls,
+        model: PreTrainedModel,
+        path: str | Path,
+        *,
+        callback: Callable[[Report], None] | None = None,
+        logger: logging.Logger | None = None,
+        metrics: CollectorRegistry | bool | None = None,
+    ) -> Monitor:
+        """Load the monitor that `save` wrote for a model with the same weights."""
         body = read_json(path, "monitor")
         if not isinstance(body, dict) or body.get("kind") != _EVENT or body.get("schema") != _SCHEMA:
             raise FileFormatError(f"monitor: {str(path)!r} is not a file of Monitor.save, schema {_SCHEMA}")
@@ -135,7 +141,8 @@ class Monitor:
             raise FileFormatError(f"monitor: {str(path)!r} is damaged: {problem}; learn again") from None
         if prompt is None:
             raise FileFormatError(f"monitor: {str(path)!r} is damaged: it knows no prompts; learn again")
-        return cls(model, Learned(heads, prompt, generated), **settings, **outputs)
+        known = Learned(heads, prompt, generated)
+        return cls(model, known, **settings, callback=callback, logger=logger, metrics=metrics)
 
     def __repr__(self) -> str:
         shown = ", ".join(f"{name}={getattr(self, name)}" for name in _SETTINGS)
@@ -260,8 +267,10 @@ def monitor(
     split(len(prompts), false_alarms)  # refuses too few prompts before the work
     rows = generated if getattr(model, "can_generate", bool)() else 0
     known = learn(*reference_rows(model, prompts, every=every, generated=rows), heads_of(model), false_alarms)
-    outputs: dict[str, Any] = {"callback": callback, "logger": logger, "metrics": metrics}
-    return Monitor(model, known, false_alarms=float(false_alarms), every=every, generated=rows, **outputs)
+    return Monitor(
+        model, known, false_alarms=float(false_alarms), every=every, generated=rows, callback=callback, logger=logger,
+        metrics=metrics,
+    )  # fmt: skip
 
 
 def check_settings(false_alarms: object, every: object = 1, generated: object = 0) -> None:
@@ -310,8 +319,9 @@ def reference_rows(
         problems.append(problem)
         return str(problem)
 
-    calls: Any = {"judge": lambda one: Report(()), "ended": lambda one: None, "failed": failed}
-    observer = Observer(model, every=every, window=generated, **calls)
+    observer = Observer(
+        model, every=every, window=generated, judge=lambda one: Report(()), ended=lambda one: None, failed=failed
+    )
     entropy = torch.zeros(len(prompts), 1 + generated, len(observer.heads), dtype=torch.float64)
     valid = torch.zeros(len(prompts), 1 + generated, dtype=torch.bool)
     try:
@@ -353,6 +363,5 @@ def _read(model: Any, prompts: Sequence[Sequence[int]], new: int) -> None:
     given = {"input_ids": ids.to(model.device), "attention_mask": mask.to(model.device)}
     if new:
         model.generate(**given, max_new_tokens=new, do_sample=False, pad_token_id=0)
-        return
-    known = inspect.signature(model.forward).parameters
-    model(**given, **{name: value for name, value in (("use_cache", False), ("logits_to_keep", 1)) if name in known})
+    else:
+        call_model(model, given)

@@ -87,6 +87,10 @@ class Baseline:
         spread = torch.stack((sums.mean(), sums.std().clamp_min(_ROUNDING)))
         return cls(mean, scale, weights, spread, torch.full_like(mean, torch.inf), sums.new_tensor(torch.inf))
 
+    def with_thresholds(self, entropy: Tensor, score: Tensor, rate: float) -> Baseline:
+        """The same with limits and threshold from entropies `[N, heads]` and scores `[N]` of other requests."""
+        return replace(self, limits=conformal_threshold(entropy, rate), threshold=conformal_threshold(score, rate))
+
     def score(self, entropy: Tensor) -> Tensor:
         """How many standard deviations rows `[..., heads]` are above the reference; NaN where an entropy is."""
         excess = (entropy.double() - self.mean) / self.scale
@@ -137,18 +141,17 @@ def learn(entropy: Tensor, valid: Tensor, heads: Sequence[tuple[int, int]], rate
     ones `[N, 1 + K]` exist: a sequence may end before.
     """
     base, held = split(len(entropy), rate)
-    entropy = entropy.double()
-    prompt, (rows, exist) = Baseline.of(entropy[base, 0]), (entropy[held], valid[held])
-    scores = prompt.score(rows[:, 0])
-    limits, threshold = conformal_threshold(rows[:, 0], rate), conformal_threshold(scores, rate)
-    prompt = replace(prompt, limits=limits, threshold=threshold)
-    if valid[base, 1:].sum() < LEAST_LEARNED:
+    first, later, exist = entropy[:, 0].double(), entropy[:, 1:].double(), valid[:, 1:]
+    prompt = Baseline.of(first[base])
+    score = prompt.score(first[held])
+    prompt = prompt.with_thresholds(first[held], score, rate)
+    if exist[base].sum() < LEAST_LEARNED:
         return Learned(heads, prompt, None)
-    generated = Baseline.of(entropy[base, 1:][valid[base, 1:]])
-    later = generated.score(rows[:, 1:]).masked_fill(~exist[:, 1:], -torch.inf).amax(1)
-    highest = rows[:, 1:].masked_fill(~exist[:, 1:, None], -torch.inf)[exist[:, 1:].any(1)].amax(1)
-    limits, threshold = conformal_threshold(highest, rate), conformal_threshold(scores.maximum(later), rate)
-    return Learned(heads, prompt, replace(generated, limits=limits, threshold=threshold))
+    generated = Baseline.of(later[base][exist[base]])
+    later, exist = later[held], exist[held]
+    highest = generated.score(later).masked_fill(~exist, -torch.inf).amax(1)
+    entropies = later.masked_fill(~exist[..., None], -torch.inf)[exist.any(1)].amax(1)
+    return Learned(heads, prompt, generated.with_thresholds(entropies, score.maximum(highest), rate))
 
 
 @dataclass(frozen=True)

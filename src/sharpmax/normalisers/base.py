@@ -17,7 +17,15 @@ from torch import Tensor, nn
 from sharpmax.arrays import ops_for
 from sharpmax.errors import reject, reject_type
 from sharpmax.policies.base import check_number
-from sharpmax.stats.call import broadcast, check_like, check_tensors, floats_at_least_32, hidden_by, without_autocast
+from sharpmax.stats.call import (
+    broadcast,
+    check_like,
+    check_mask,
+    check_tensors,
+    floats_at_least_32,
+    hidden_by,
+    without_autocast,
+)
 
 _kinds: dict[str, type[Normaliser]] = {}
 
@@ -121,7 +129,10 @@ class Normaliser(nn.Module, ABC):
             batches = tuple(k.shape[:-2]), tuple(q.shape[:-2])
             reject("k", f"batch {batches[0]}", f"a batch that broadcasts with the query's {batches[1]}")
         if mask is not None:
-            self._check_mask(mask, q, logits_shape(q, k))
+            check_mask(mask, q, logits_shape(q, k), "mask")
+            if mask.is_floating_point() and not self.adds_mask and bool((~hidden_by(mask) & (mask != 0)).any()):
+                given, allowed = "a float mask with finite values other than 0", "a boolean mask, or one of 0 and −inf"
+                reject("mask", given, f"{allowed}: {self.name!r} has no logits to add to")
         factor = 1.0 / math.sqrt(q.shape[-1]) if scale is None else check_number("scale", scale)
         with without_autocast(q.device):
             visible = self.visible(q, k, mask, is_causal)
@@ -146,22 +157,6 @@ class Normaliser(nn.Module, ABC):
         if mask is not None and mask.is_floating_point() and self.adds_mask:
             logits = logits + torch.where(hidden_by(mask), 0.0, mask.to(wide))
         return logits
-
-    def _check_mask(self, mask: Tensor, q: Tensor, logits: tuple[int, ...]) -> None:
-        if not isinstance(mask, Tensor):
-            reject_type("mask", type(mask).__name__, "a torch.Tensor or None")
-        if mask.dtype != torch.bool and not mask.is_floating_point():
-            reject_type("mask", f"dtype {mask.dtype}", "bool (True = visible) or a floating dtype (added)")
-        if mask.device != q.device:
-            reject("mask", f"device {mask.device}", f"the device of q, {q.device}")
-        if broadcast(mask.shape, logits) != logits:
-            reject("mask", f"shape {tuple(mask.shape)}", f"what broadcasts to {logits}, [..., Lq, Lk]")
-        if mask.is_floating_point() and not self.adds_mask and bool((~hidden_by(mask) & (mask != 0)).any()):
-            reject(
-                "mask",
-                "a float mask with finite values other than 0",
-                f"a boolean mask, or a float mask of 0 and −inf: {self.name!r} has no logits to add to",
-            )
 
 
 def normaliser(name: str, **options: Any) -> Normaliser:
@@ -208,11 +203,10 @@ def key_distance(q: Tensor, k: Tensor) -> Tensor:
 
 def positive_whole(name: str, value: object) -> int:
     """`value` as a whole number of at least 1, or an error that names the option."""
+    allowed = "a whole number of at least 1"
     if isinstance(value, bool) or not isinstance(value, int):
-        reject_type(name, f"{type(value).__name__} {value!r}", "a whole number of at least 1")
-    if value < 1:
-        reject(name, value, "a whole number of at least 1")
-    return value
+        reject_type(name, f"{type(value).__name__} {value!r}", allowed)
+    return value if value >= 1 else reject(name, value, allowed)
 
 
 def _finite_rows(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field, replace
-from types import FunctionType
-from typing import TYPE_CHECKING, Any, cast
+from dataclasses import dataclass, field
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor
-from torch.nn import Parameter
-from torch.overrides import TorchFunctionMode
+from torch import Tensor, nn
 
-from sharpmax.errors import UnsupportedError, reject
+from sharpmax.errors import reject
+from sharpmax.integrations import torch_modules
 from sharpmax.integrations.transformers.interface import observed
-from sharpmax.ops.attention import is_repeated
-from sharpmax.stats.call import Alignment, AttentionCall, Logits, broadcast, floats_at_least_32, without_autocast
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+from sharpmax.integrations.transformers.support import check_model, is_torch_module
+from sharpmax.stats.call import AttentionCall, Logits, floats_at_least_32, without_autocast
 
 STATISTICS = ("entropy", "top", "sink", "spread", "local", "count")
 """What is measured of a row, in nats, weights, logits and numbers of keys."""
@@ -90,77 +83,6 @@ def check_choice(choice: object) -> None:
         reject("rows", repr(choice), f"one of {list(CHOICES)}")
 
 
-class SdpaCalls(TorchFunctionMode):
-    """Passes every call of `scaled_dot_product_attention` in this thread to `observe`, with the number of `number()`.
-
-    The calls of `sharpmax.attention` are among them. Compiled code passes nothing.
-    """
-
-    def __init__(self, observe: Callable[[AttentionCall], None], number: Callable[[], int]) -> None:
-        super().__init__()
-        self._observe, self._number = observe, number
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        """Run the function, then pass the call on."""
-        kwargs = kwargs or {}
-        if torch.compiler.is_compiling():
-            return func(*args, **kwargs)
-        if func is F.multi_head_attention_forward and set(types) <= {Tensor, Parameter}:
-            with self:
-                return _multi_head_attention(*args, **kwargs)
-        out = func(*args, **kwargs)
-        if func is F.scaled_dot_product_attention and not is_repeated():
-            with torch.no_grad():
-                self._observe(sdpa_call(self._number(), *args, **kwargs))
-        return out
-
-
-def _body(function: FunctionType) -> Callable[..., Any]:
-    """A copy of a Python function of torch that does not dispatch itself: what it calls is then observed."""
-    names = {**function.__globals__, "has_torch_function": lambda given: False}
-    copy = FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
-    copy.__kwdefaults__ = function.__kwdefaults__
-    return copy
-
-
-_multi_head_attention = _body(cast(FunctionType, F.multi_head_attention_forward))
-
-
-def sdpa_call(
-    number: int,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> AttentionCall:
-    """The arguments of torch's function as an attention call whose batch is all axes before the heads."""
-    if query.is_nested or key.is_nested:
-        raise UnsupportedError("capture: rows of nested tensors cannot be measured; pass padded tensors with a mask")
-    plain = [x for x in (query, key, attn_mask) if type(x) is Tensor]
-    if max(query.ndim, key.ndim) > 2:
-        # torch lets every axis before the last two broadcast.
-        batch = broadcast(*(x.shape[:-3] for x in plain)) or ()
-        heads = max(x.shape[-3] for x in plain if x.ndim > 2)
-        key_heads = key.shape[-3] if key.ndim > 2 else 1
-        query = query.expand(*batch, heads, *query.shape[-2:])
-        key = key.expand(*batch, key_heads, *key.shape[-2:])
-    causal: Alignment | None = "upper-left" if is_causal else None
-    call = AttentionCall.of(query.detach(), key.detach(), attn_mask, causal=causal, scale=scale, enable_gqa=True)
-    mask = None if call.mask is None else call.mask.detach().expand(-1, -1, -1, -1, call.keys)
-    return replace(call, mask=mask, layer=number, rows=(call.batch, call.heads, call.queries))
-
-
 _LOGITS_AT_ONCE = 1 << 22
 
 
@@ -214,13 +136,13 @@ class Capture:
         return f"Capture(rows={self.rows!r}, calls={len(self.calls)}, layers={len({one.layer for one in self.calls})})"
 
 
-def capture(model: PreTrainedModel | None = None, rows: str = "last") -> AbstractContextManager[Capture]:
+def capture(model: nn.Module | None = None, rows: str = "last") -> AbstractContextManager[Capture]:
     """Measure rows of every attention call inside a block: `with capture(model) as c: …`, then read `c`.
 
     With a transformers model these are the calls of its attention modules, sharpened if a policy is applied, while it
-    reads or generates. Without one they are the calls of `sharpmax.attention` and of torch's own
-    `scaled_dot_product_attention`, numbered; those of `torch.nn.MultiheadAttention` are among them where it is not
-    asked for weights, and inside the block it does not take its fused inference path, in which there is none.
+    reads or generates. Without one they are the calls of `sharpmax.attention`, of torch's own
+    `scaled_dot_product_attention` and of `torch.nn.MultiheadAttention`, numbered; with any other torch module those
+    that it makes, numbered in each forward pass. Inside the block fused inference paths are not taken.
 
     `rows` chooses: "last", "log" (about three per doubling of the length) or "all". Calls of other threads, and those
     in compiled code, are not measured. No output changes.
@@ -238,9 +160,15 @@ def capture(model: PreTrainedModel | None = None, rows: str = "last") -> Abstrac
 
 
 @contextmanager
-def _capturing(model: PreTrainedModel | None, rows: str) -> Iterator[Capture]:
+def _capturing(model: nn.Module | None, rows: str) -> Iterator[Capture]:
     found = Capture(rows)
-    with SdpaCalls(found.observe, lambda: len(found.calls)) if model is None else observed(model, found.observe):
+    if model is None:
+        block: AbstractContextManager[object] = torch_modules.ObservedCalls(found.observe, lambda: len(found.calls))
+    elif is_torch_module(model):
+        block = torch_modules.observed(model, found.observe)
+    else:
+        block = observed(check_model(model), found.observe)
+    with block:
         yield found
 
 

@@ -158,7 +158,7 @@ def _bounds(layer: LayerProjections, tokens: Tensor | None) -> dict[str, list[fl
 def _log10_horizon(spread: float, mass: float) -> float:
     """log₁₀(1 + e^spread·(1 − p)/p), which itself may leave float64."""
     odds = spread + math.log1p(-mass) - math.log(mass)
-    return (odds + math.log1p(math.exp(-odds)) if odds > 0 else math.log1p(math.exp(odds))) / math.log(10.0)
+    return float(np.logaddexp(0.0, odds)) / math.log(10.0)
 
 
 def ceilings_of(policy: Policy | None, layer: int, heads: int) -> list[float]:

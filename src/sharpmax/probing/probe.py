@@ -25,15 +25,7 @@ from sharpmax.models.language import (
     quiet,
 )
 from sharpmax.probing.capture import check_choice
-from sharpmax.probing.findings import (
-    RULE,
-    Findings,
-    chain_table,
-    forecast_table,
-    heads_table,
-    layers_table,
-    verdict,
-)
+from sharpmax.probing.findings import RULE, Findings, heads_table, tables_of, verdict
 from sharpmax.probing.forecast import forecast_of, forecast_work
 from sharpmax.probing.inputs import TEXT, Passage, ProbeInputs, own_inputs, task_inputs, text_inputs
 from sharpmax.probing.measurement import Progress, measure
@@ -50,26 +42,21 @@ def load_model(name: str, *, device: str = "cpu", dtype: str = "float32") -> Lan
     """Load a model with its tokenizer as `load_language_model` does, or an encoder such as BERT."""
     try:
         return load_language_model(name, device=device, dtype=dtype)
-    except ArgumentError:
-        encoder = None if name in ALIASES else _encoder(name, device, dtype)
-        if encoder is None:
+    except ArgumentError as problem:
+        if name in ALIASES:
             raise
-        return encoder
-
-
-def _encoder(name: str, device: str, dtype: str) -> LanguageModel | None:
-    transformers = require("transformers", "hf", "a model to probe")
-    place = Path(name).expanduser()
-    options = {"local_files_only": place.exists()}
-    with quiet():
-        try:
-            tokenizer = transformers.AutoTokenizer.from_pretrained(str(place), **options)
-            model = transformers.AutoModel.from_pretrained(
-                str(place), dtype=DTYPES[dtype], use_safetensors=True, **options
-            )
-            return LanguageModel(name, model.to(device).eval().requires_grad_(False), tokenizer)
-        except Exception:  # the caller then raises the error of the causal language model
-            return None
+        transformers = require("transformers", "hf", "a model to probe")
+        place = Path(name).expanduser()
+        options = {"local_files_only": place.exists()}
+        with quiet():
+            try:
+                tokenizer = transformers.AutoTokenizer.from_pretrained(str(place), **options)
+                model = transformers.AutoModel.from_pretrained(
+                    str(place), dtype=DTYPES[dtype], use_safetensors=True, **options
+                )
+            except Exception:
+                raise problem from None  # the error of the causal language model says what is wrong
+        return LanguageModel(name, model.to(device).eval().requires_grad_(False), tokenizer)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -95,11 +82,7 @@ class ProbeResult:
         """Everything as plain JSON values."""
         tables: dict[str, Any] = {"setting": dict(self.setting), "verdict": self.verdict}
         for task, found in self.findings.items():
-            tables[f"heads/{task}"] = heads_table(found)
-            tables[f"layers/{task}"] = layers_table(found)
-            if (errors := forecast_table(found)) is not None:
-                tables[f"forecast/{task}"] = errors
-            tables[f"chain/{task}"] = chain_table(found)
+            tables |= {f"{kind}/{task}": table for kind, table in tables_of(found).items()}
         return tables
 
     def show(self) -> None:
@@ -217,13 +200,12 @@ def _inputs(
         if type(size) is not int or size < 1:
             reject("sizes", repr(size), "whole numbers from 1")
     sizes = None if sizes is None else sorted(set(sizes))
-    if isinstance(tasks, (str, Task)):
-        given = repr(tasks) if isinstance(tasks, str) else "a Task"
+    tasks = (("kv", TEXT) if causal else (TEXT,)) if tasks is None else tasks
+    if isinstance(tasks, str) or not isinstance(tasks, Sequence):
+        given = repr(tasks) if isinstance(tasks, str) else f"a {type(tasks).__name__}"
         reject_type("tasks", given, "a list of tasks", f"write tasks=[{given}]")
-    if tasks is not None and not isinstance(tasks, Sequence):
-        reject_type("tasks", type(tasks).__name__, "a list of tasks")
     found = []
-    for task in tasks if tasks is not None else ("kv", TEXT) if causal else (TEXT,):
+    for task in tasks:
         if task == TEXT:
             plain = plain_text("test") if text is None else text
             found.append(text_inputs(plain, tokenizer, context, sizes, prompts, causal=causal))

@@ -153,13 +153,13 @@ def candidates_table(tables: Tables) -> Table:
         first = Cell(name, "chosen" if chosen else "", strong=chosen)
         heads = cells(str(about["kind"]), f"{about['strength']:.2f}", count(about["touched"]))
         foldable = Cell("yes" if about["foldable"] else "no")
-        rows.append([first, *heads, Cell(share(about["validation"]), strong=chosen), *costs, foldable])
+        rows.append([first, Cell(share(about["validation"]), strong=chosen), *costs, foldable, *heads])
     columns = [f"{'KL; perplexity' if by_kl(tables) else 'perplexity (%)'}|{text_name(one)}" for one in known]
     return Table(
         "Policies",
         f"Accuracy on validation prompts; change of {_measure(tables)} on each text (budget {_budget_words(tables)}). "
         "A foldable policy can be written into the weights and then costs nothing.",
-        header("policy", "kind", "strength", "heads", "accuracy|%", *columns, "foldable"),
+        header("policy", "accuracy|%", *columns, "foldable", "kind", "strength", "heads"),
         rows,
     )
 

@@ -157,11 +157,12 @@ def metrics(tables: Tables) -> list[Metric]:
 def summary_table(tables: Tables) -> Table:
     """One row per variant: heads, mean accuracy and gain in every task, perplexity and cost."""
     tasks, setting, costs = named(tables, "accuracy"), tables["setting"], tables.get("cost") or {}
-    titles = ["variant", f"heads|of {count(setting['layers'] * setting['heads'])}", *(f"{task}|%" for task in tasks)]
+    titles = ["variant", *(f"{task}|%" for task in tasks)]
     titles += ["perplexity|largest change"] if tables.get("perplexity") else []
+    titles += [*(["prefill", "decode"] if costs else []), f"heads|of {count(setting['layers'] * setting['heads'])}"]
     rows = []
     for name, about in variants(tables).items():
-        row = [Cell(baseline(name), strong=name == best(tables)), Cell(count(about["touched"]))]
+        row = [Cell(baseline(name), strong=name == best(tables))]
         for task in tasks:
             accuracy, change = tables[f"accuracy/{task}"][name], gains(tables, task, name)
             mean, gain = (
@@ -174,12 +175,13 @@ def summary_table(tables: Tables) -> Table:
         if tables.get("perplexity"):
             rise = None if name == base(tables) else _rise(tables, name)
             row.append(Cell(f"{points(rise[1]['rise'], 2)}%", text_name(rise[0])) if rise else EMPTY)
-        rows.append([*row, *(Cell(f"{costs[name][f'{kind}_ratio']:.2f}×") for kind in ("prefill", "decode") if costs)])
+        row += [Cell(f"{costs[name][f'{kind}_ratio']:.2f}×") for kind in ("prefill", "decode") if costs]
+        rows.append([*row, Cell(count(about["touched"]))])
     return Table(
         "Variants",
         "Mean accuracy over all sizes; small: its gain in points, and at how many sizes it is significantly better or "
         f"worse than the baseline (McNemar's exact test, p < {LEVEL:g}).",
-        header(*titles, *(["prefill", "decode"] if costs else [])),
+        header(*titles),
         rows,
     )
 

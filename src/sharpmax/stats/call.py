@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import sys
+import weakref
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -326,6 +327,37 @@ def remember(known: dict[Any, Any], key: Any, value: Any) -> None:
     known[key] = value
 
 
+class _MaskSpans:
+    """The spans of a boolean mask `[B, 1, Lq, Lk]` whose rows each see one run of keys: padding, windows, packing."""
+
+    def __init__(self, mask: Tensor) -> None:
+        self.mask, self.version = weakref.ref(mask), mask._version
+        keys, visible = mask.shape[-1], mask[:, 0].view(torch.uint8)
+        count = visible.sum(-1, dtype=torch.int32)
+        low, last = visible.argmax(-1), keys - 1 - visible.flip(-1).argmax(-1)
+        # To look means to wait for the device, once for all layers that share a mask.
+        there = bool(((last - low + 1 == count) | (count == 0)).all())
+        self.spans = torch.stack((low, low + count), dim=1).to(torch.int32) if there else None
+
+
+_latest_spans: list[_MaskSpans] = []
+
+
+def spans_of(mask: Tensor) -> Tensor | None:
+    """The spans `[B, 2, Lq]` of a mask, found once for the same tensor; None if a row sees several runs of keys."""
+    for one in _latest_spans:
+        if one.mask() is mask and one.version == mask._version:
+            return one.spans
+    if mask.dtype != torch.bool or mask.ndim != 4 or mask.shape[1] != 1 or mask.is_inference():
+        return None
+    if mask.is_cuda and torch.cuda.is_current_stream_capturing():
+        return None
+    found = _MaskSpans(mask)
+    # A model has a few masks at a time, one for each kind of layer.
+    _latest_spans[:] = [found, *(one for one in _latest_spans if one.mask() is not None)][:4]
+    return found.spans
+
+
 def take_heads(array: Tensor, heads: Tensor) -> Tensor:
     """Some heads of an array `[B, H, ...]`, or all of one that broadcasts along them."""
     return array if array.shape[1] == 1 else array.index_select(1, heads)
@@ -444,15 +476,20 @@ def check_tensors(q: Tensor, k: Tensor) -> None:
     check_width(q, k)
 
 
-def _canonical_mask(mask: Tensor, q: Tensor, logits: tuple[int, ...], heads: tuple[int, int]) -> Tensor:
+def check_mask(mask: Tensor, q: Tensor, logits: tuple[int, ...], name: str) -> None:
+    """Refuse a mask that cannot be put on logits of a shape: type, dtype, device and shape."""
     if not isinstance(mask, Tensor):
-        reject_type("attn_mask", type(mask).__name__, "a torch.Tensor or None")
+        reject_type(name, type(mask).__name__, "a torch.Tensor or None")
     if mask.dtype != torch.bool and not mask.is_floating_point():
-        reject_type("attn_mask", f"dtype {mask.dtype}", "bool (True = visible) or a floating dtype (added)")
+        reject_type(name, f"dtype {mask.dtype}", "bool (True = visible) or a floating dtype (added)")
     if mask.device != q.device:
-        reject("attn_mask", f"device {mask.device}", f"the device of q, {q.device}")
+        reject(name, f"device {mask.device}", f"the device of q, {q.device}")
     if broadcast(mask.shape, logits) != tuple(logits):
-        reject("attn_mask", f"shape {tuple(mask.shape)}", f"a shape that broadcasts to {logits}, [..., H, Lq, Lk]")
+        reject(name, f"shape {tuple(mask.shape)}", f"a shape that broadcasts to {logits}, [..., Lq, Lk]")
+
+
+def _canonical_mask(mask: Tensor, q: Tensor, logits: tuple[int, ...], heads: tuple[int, int]) -> Tensor:
+    check_mask(mask, q, logits, "attn_mask")
     mask = mask.reshape((1,) * (max(len(logits), 3) - mask.ndim) + tuple(mask.shape))
     batch = mask.shape[:-3]
     if math.prod(batch) != 1:

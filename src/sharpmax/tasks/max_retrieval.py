@@ -144,20 +144,9 @@ def _asked(sets: Sets, query: Tensor, source: Tensor, apart: Tensor) -> Batch:
 
 
 MAX = SizedTask(
-    name="max",
-    version=VERSION,
-    summary="the class of the item with the highest priority",
-    unit="items",
-    trained=(5, 16),
-    sizes=_DOUBLING,
-    most=2**20,
-    features=ROW,
-    tokens=0,
-    classes=CLASSES,
-    ordered=False,
-    draw=_max,
-    options=("zoom", "anywhere"),
-)
+    "max", VERSION, "the class of the item with the highest priority", "items", sizes=_DOUBLING, most=2**20,
+    classes=CLASSES, draw=_max, options=("zoom", "anywhere"), features=ROW,
+)  # fmt: skip
 
 SORT = replace(
     MAX,

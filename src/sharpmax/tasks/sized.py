@@ -48,13 +48,9 @@ class SizedTask:
     version: int  # changes when the same seed no longer gives the same examples
     summary: str
     unit: str
-    trained: tuple[int, int]  # the least and the largest size in training
     sizes: tuple[int, ...]  # sizes that are tested unless others are given
     most: int  # the largest size there can be
-    features: int  # numbers of an input position, or 0 where inputs are tokens
-    tokens: int  # tokens there are, or 0 where inputs are numbers
     classes: int
-    ordered: bool  # whether the order of positions matters, so that a model must know it
     draw: Callable[..., Batch]
     """`draw(shape, sizes, generator)`: independent examples, `shape` of them, on the generator's device.
 
@@ -62,6 +58,10 @@ class SizedTask:
     """
 
     options: tuple[str, ...] = ()
+    trained: tuple[int, int] = (5, 16)  # the least and the largest size in training
+    features: int = 0  # numbers of an input position, or 0 where inputs are tokens
+    tokens: int = 0  # tokens there are, or 0 where inputs are numbers
+    ordered: bool = False  # whether the order of positions matters, so that a model must know it
 
 
 _LETTERS = 64
@@ -86,20 +86,11 @@ def _copy(shape: tuple[int, ...], sizes: Sizes, generator: torch.Generator) -> B
     return Batch(inputs, visible, answer, source, torch.zeros(shape, dtype=torch.bool, device=device))
 
 
+_DOUBLING = tuple(2**power for power in range(4, 13))
 COPY = SizedTask(
-    name="copy",
-    version=1,
-    summary=f"a sequence of {_LETTERS} letters once more",
-    unit="letters",
-    trained=(5, 16),
-    sizes=tuple(2**power for power in range(4, 13)),
-    most=2**16,
-    features=0,
-    tokens=_LETTERS + 1,
-    classes=_LETTERS,
-    ordered=True,
-    draw=_copy,
-)
+    "copy", 1, f"a sequence of {_LETTERS} letters once more", "letters", sizes=_DOUBLING, most=2**16, classes=_LETTERS,
+    draw=_copy, tokens=_LETTERS + 1, ordered=True,
+)  # fmt: skip
 
 
 _ALPHABET = 128
@@ -149,16 +140,6 @@ def _different(shape: tuple[int, ...], count: int, generator: torch.Generator) -
 
 
 RECALL = SizedTask(
-    name="recall",
-    version=1,
-    summary=f"values of {_QUESTIONS} keys among n pairs, keys and values of two tokens each",
-    unit="pairs",
-    trained=(5, 16),
-    sizes=tuple(2**power for power in range(4, 13)),
-    most=_ALPHABET**2,
-    features=0,
-    tokens=_ALPHABET,
-    classes=_ALPHABET,
-    ordered=True,
-    draw=_recall,
-)
+    "recall", 1, f"values of {_QUESTIONS} keys among n pairs, keys and values of two tokens each", "pairs",
+    sizes=_DOUBLING, most=_ALPHABET**2, classes=_ALPHABET, draw=_recall, tokens=_ALPHABET, ordered=True,
+)  # fmt: skip

@@ -10,42 +10,39 @@ from sharpmax.experiments.compare.tables import fit_power_law, layer_slopes, ran
 from sharpmax.probing.measurement import crossing
 
 
-class TestRanks:
-    def test_methods_that_cannot_be_told_apart_share_one(self) -> None:
-        rng = np.random.default_rng(0)
-        base = rng.normal(0.0, 5.0, 8)  # what seeds have in common cancels in pairs
-        scores = {
-            "c": 60 + base + rng.normal(0, 0.1, 8),
-            "a": 80 + base + rng.normal(0, 1, 8),
-            "b": 79.9 + base + rng.normal(0, 1, 8),
-            "d": 20 + base,
-        }
-        got = ranks(scores)
-        assert set(list(got)[:2]) == {"a", "b"}
-        assert [got[name].rank for name in "abcd"] == [1, 1, 3, 4]
-        assert got["c"].leader == "c"
+def test_methods_whose_difference_is_not_significant_share_a_rank() -> None:
+    rng = np.random.default_rng(0)
+    base = rng.normal(0.0, 5.0, 8)  # what seeds have in common cancels in pairs
+    scores = {
+        "c": 60 + base + rng.normal(0, 0.1, 8),
+        "a": 80 + base + rng.normal(0, 1, 8),
+        "b": 79.9 + base + rng.normal(0, 1, 8),
+        "d": 20 + base,
+    }
+    got = ranks(scores)
+    assert set(list(got)[:2]) == {"a", "b"}
+    assert [got[name].rank for name in "abcd"] == [1, 1, 3, 4]
+    assert got["c"].leader == "c"
 
-    def test_pairs_tell_apart_what_means_do_not(self) -> None:
-        base = np.array([10.0, 50.0, 90.0, 30.0, 70.0])
-        got = ranks({"worse": base, "better": base + np.array([2.0, 2.1, 1.9, 2.2, 1.8])})
-        assert (got["better"].rank, got["worse"].rank) == (1, 2)
 
-    def test_a_group_goes_by_its_leader(self) -> None:
-        # b is not behind a, c is; that c is not behind b either does not help it.
-        noise = np.array([1.0, -1.0, 0.5, -0.5, 0.0])
-        scores = {"a": 50 + 0 * noise, "b": 49 + 2 * noise, "c": 48 + noise}
-        got = ranks(scores)
-        assert [got[name].rank for name in "abc"] == [1, 1, 3]
+NOISE = np.array([1.0, -1.0, 0.5, -0.5, 0.0])
 
-    def test_equal_scores_share_one_and_one_seed_goes_by_the_mean(self) -> None:
-        same = np.array([1.0, 2.0])
-        assert [one.rank for one in ranks({"x": same, "y": same.copy()}).values()] == [1, 1]
-        one = ranks({"x": np.array([3.0]), "y": np.array([4.0]), "z": np.array([3.0])})
-        assert {name: place.rank for name, place in one.items()} == {"y": 1, "x": 2, "z": 2}
 
-    def test_the_same_difference_in_every_seed_is_one(self) -> None:
-        got = ranks({"x": np.array([3.0, 5.0]), "y": np.array([4.0, 6.0])})
-        assert (got["y"].rank, got["x"].rank) == (1, 2)
+@pytest.mark.parametrize(
+    ("scores", "wanted"),
+    [
+        # Pairs differ significantly where means do not.
+        ({"x": 50 + 40 * NOISE, "y": 52 + 40.1 * NOISE}, {"y": 1, "x": 2}),
+        # y is not behind x, z is; that z is not behind y either does not help it.
+        ({"x": 50 + 0 * NOISE, "y": 49 + 2 * NOISE, "z": 48 + NOISE}, {"x": 1, "y": 1, "z": 3}),
+        ({"x": np.array([1.0, 2.0]), "y": np.array([1.0, 2.0])}, {"x": 1, "y": 1}),
+        # One seed goes by its score, and the same difference in every seed is a difference.
+        ({"x": np.array([3.0]), "y": np.array([4.0]), "z": np.array([3.0])}, {"y": 1, "x": 2, "z": 2}),
+        ({"x": np.array([3.0, 5.0]), "y": np.array([4.0, 6.0])}, {"y": 1, "x": 2}),
+    ],
+)
+def test_ranks(scores: dict[str, np.ndarray], wanted: dict[str, int]) -> None:
+    assert {name: place.rank for name, place in ranks(scores).items()} == wanted
 
 
 SIZES = tuple(2**power for power in range(4, 15))
@@ -91,13 +88,6 @@ class TestLaw:
         law = fit_power_law(X, curves, end)
         assert (law["used"], law["beyond"]) == (12, 6)
         assert law["exponents"]["width"]["mean"] == pytest.approx(1.0, abs=1e-6)
-
-    def test_a_factor_that_only_varies_among_those_left_out_has_no_exponent(self) -> None:
-        curves = {m: falling(4.0 * m.width if m.depth == 1 else 1e9) for m in self.models()}
-        law = fit_power_law(X, curves, end)
-        assert set(law["exponents"]) == {"width", "heads"}
-        assert law["exponents"]["width"]["mean"] == pytest.approx(1.0, abs=1e-6)
-        assert law["used"] == 6
 
     def test_what_does_not_vary_has_no_exponent_and_too_few_models_no_law(self) -> None:
         some = [ModelSpec("encoder", w, 1, 1) for w in (16, 32)]

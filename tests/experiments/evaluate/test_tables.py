@@ -16,7 +16,7 @@ import torch
 from sharpmax.errors import ArgumentError, SharpmaxError
 from sharpmax.experiments.evaluate import run as pieces
 from sharpmax.experiments.evaluate.plan import BASE, Plan, prepare
-from sharpmax.experiments.evaluate.run import evaluate_tables, work
+from sharpmax.experiments.evaluate.run import evaluate_tables
 from sharpmax.experiments.run_folder import RunStore
 from sharpmax.policies.basic import Constant, LogLength
 from sharpmax.policies.per_head import PerHead
@@ -145,9 +145,10 @@ def test_an_interrupted_run_goes_on_and_ends_the_same(
     with pytest.raises(ArgumentError, match="seed 0 and now got 1"):
         run(replace(PLAN, seed=1), tmp_path, resume=True)
     calls = 10
-    read: list[int] = []
-    again = run(PLAN, tmp_path, resume=True, progress=lambda tokens, what: read.append(tokens))
-    assert sum(read) == work(language(), PLAN, prepare(language(), PLAN))
+    read: list[tuple[int, int]] = []
+    again = run(PLAN, tmp_path, resume=True, progress=lambda done, total, what: read.append((done, total)))
+    assert read == sorted(read)
+    assert read[-1][0] == read[-1][1] > read[0][0] > 0
     # Six of answers and three of own answers, less the three that were known.
     assert calls == 10 + 6
     for name in tables:

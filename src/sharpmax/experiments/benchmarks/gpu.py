@@ -81,10 +81,10 @@ class Spent(NamedTuple):
     host_ms: float
 
 
-def spent(run: Callable[[], Any], device: torch.device) -> Spent:
+def spent(run: Callable[[], Any], device: torch.device, wait: int = _WAIT) -> Spent:
     """Time of one call.
 
-    On a GPU the call is queued behind a short wait, so what is timed is the device's work and not Python's.
+    On a GPU the call is queued behind a wait of so many cycles, so what is timed is the device's work and not Python's.
     """
     if device.type != "cuda":
         start = time.perf_counter()
@@ -93,7 +93,7 @@ def spent(run: Callable[[], Any], device: torch.device) -> Spent:
         return Spent(taken, taken)
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call, unused-ignore]
     torch.cuda.synchronize(device)
-    torch.cuda._sleep(_WAIT)  # type: ignore[no-untyped-call, unused-ignore]
+    torch.cuda._sleep(wait)  # type: ignore[no-untyped-call, unused-ignore]
     begin.record()
     start = time.perf_counter()
     run()

@@ -70,9 +70,9 @@ def monitor_cost(
     known = replace(known, generated=known.generated or known.prompt)
     ids = random_tokens(model, context)
     twin = copy.deepcopy(model, {id(weight): weight for weight in model.parameters()})
-    plain: list[float] = []
-    watched: list[float] = []
-    reports: list[float] = []
+    times: list[tuple[float, float, float]] = []
+    """Of each round: milliseconds per token without and with a monitor, and of the report."""
+
     with torch.no_grad(), Monitor(model, known, false_alarms=0.5, every=_EVERY, generated=1) as monitor:
         monitor.pause()
         readers = CachedReader(twin), CachedReader(model)
@@ -81,27 +81,24 @@ def monitor_cost(
         monitor.resume()
         for number in range(rounds + 1):
             note(f"cost, round {number} of {rounds}")
+            spent = dict.fromkeys(readers, 0.0)
             with ExitStack() as request:
                 request.enter_context(monitor.request())
-                turns = []
                 for turn in range(_EVERY):
                     # The second one finds the machine as the first left it: they take turns at being first.
-                    first, second = readers if turn % 2 == 0 else readers[::-1]
-                    spent = {first: first.read(ids[:, :1]), second: second.read(ids[:, :1])}
-                    turns.append([spent[reader] for reader in readers])
+                    for reader in readers if turn % 2 == 0 else readers[::-1]:
+                        spent[reader] += reader.read(ids[:, :1]) / _EVERY
                 began = time.perf_counter()
                 request.close()
-                reports.append(1e3 * (time.perf_counter() - began))
-            plain.append(sum(turn[0] for turn in turns) / _EVERY)
-            watched.append(sum(turn[1] for turn in turns) / _EVERY)
-    # The first round warms both up.
-    ratios = [with_it / without for with_it, without in zip(watched[1:], plain[1:], strict=True)]
+                times.append((spent[readers[0]], spent[readers[1]], 1e3 * (time.perf_counter() - began)))
+    plain, watched, reports = zip(*times[1:], strict=True)  # the first round warms both up
+    ratios = [with_it / without for with_it, without in zip(watched, plain, strict=True)]
     entry = {
-        "plain_ms": statistics.median(plain[1:]),
-        "watched_ms": statistics.median(watched[1:]),
+        "plain_ms": statistics.median(plain),
+        "watched_ms": statistics.median(watched),
         "overhead_percent": 100.0 * (statistics.median(ratios) - 1.0),
-        "quickest_percent": 100.0 * (min(watched[1:]) / min(plain[1:]) - 1.0),
-        "report_ms": statistics.median(reports[1:]),
+        "quickest_percent": 100.0 * (min(watched) / min(plain) - 1.0),
+        "report_ms": statistics.median(reports),
         "context": context,
         "every": _EVERY,
         "rounds": rounds,

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import importlib
 import math
-import re
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -76,86 +75,44 @@ def variants_named(words: Sequence[str], *, device: str, dtype: str) -> list[Var
 
 
 @dataclass(frozen=True)
-class Shard:
-    """One of several processes that share the work: the `number`th of `count`."""
-
-    number: int = 1
-    count: int = 1
-
-    @classmethod
-    def parse(cls, text: str) -> Shard:
-        """From "2/4".
-
-        >>> Shard.parse("2/4")
-        Shard(number=2, count=4)
-        """
-        found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text.strip())
-        if found is None or not 1 <= int(found[1]) <= int(found[2]):
-            reject("--shard", repr(text), "i/n with i from 1 to n, as 1/4")
-        return cls(int(found[1]), int(found[2]))
-
-    @property
-    def name(self) -> str:
-        """The shard as part of a file name."""
-        return f"{self.number}-of-{self.count}"
-
-    @property
-    def file_name(self) -> str:
-        """The file of its answers."""
-        return "answers.jsonl" if self.count == 1 else f"answers-{self.name}.jsonl"
-
-
-@dataclass(frozen=True)
 class Answer:
-    """A variant's answer to a question, and when its batch began and ended (wall clock, shared by all processes)."""
+    """A variant's answer to a question."""
 
     text: str
     tokens: int
-    began: float
-    ended: float
+    seconds: float  # its share of the time of its batch
     entropy: float | None = None  # H / ln n where the answer begins, mean over heads; of scored answers
 
 
-_FILES = "answers*.jsonl"
-
-
 class AnswerStore:
-    """The answers in a folder, of all processes; new ones go to the file of this process."""
+    """The answers in a folder, and remarks on variants."""
 
-    def __init__(self, folder: Path, shard: Shard) -> None:
-        self._folder, self._own = folder, RunStore(folder, shard.file_name)
-        self._records: dict[str, dict[str, Any]] = {}
-        self.writing = self._own.writing
-
-    def read(self) -> None:
-        """Take in what every process has written so far."""
-        for path in sorted(self._folder.glob(_FILES)):
-            store = RunStore(self._folder, path.name)
-            keys = store.keys()
-            self._records |= {key: store.record(key) for key in keys}
+    def __init__(self, folder: Path) -> None:
+        self._store = RunStore(folder, FILE)
+        self.writing = self._store.writing
 
     def __contains__(self, key: tuple[str, int]) -> bool:
-        return _key(*key) in self._records
+        return _key(*key) in self._store
 
     def __getitem__(self, key: tuple[str, int]) -> Answer:
-        return Answer(**self._records[_key(*key)])
-
-    def remarks(self, variant: str) -> list[str]:
-        """Remarks on a variant."""
-        return [one["remark"] for one in self._records.values() if one.get("variant") == variant]
+        return Answer(**self._store.record(_key(*key)))
 
     def add(self, variant: str, answers: Mapping[int, Answer]) -> None:
         """Store answers by the number of their question; when this returns they are on disk."""
-        self._put({_key(variant, item): asdict(one) for item, one in answers.items()})
+        self._store.add_all({_key(variant, item): Outcome(asdict(one)) for item, one in answers.items()})
 
     def remark(self, variant: str, text: str) -> None:
         """Store a remark on a variant."""
-        if text not in self.remarks(variant):
-            self._put({f"{variant}/{text}": {"variant": variant, "remark": text}})
+        if f"{variant}/{text}" not in self._store:
+            self._store.add(f"{variant}/{text}", Outcome({"variant": variant, "remark": text}))
 
-    def _put(self, records: Mapping[str, dict[str, Any]]) -> None:
-        self._own.add_all({key: Outcome(record) for key, record in records.items()})
-        self._records |= records
+    def remarks(self, variant: str) -> list[str]:
+        """Remarks on a variant."""
+        records = map(self._store.record, self._store.keys())
+        return [one["remark"] for one in records if one.get("variant") == variant]
+
+
+FILE = "answers.jsonl"
 
 
 def _key(variant: str, item: int) -> str:
@@ -209,11 +166,6 @@ class Evaluation:
         made._expected.update({name: [asked[place] for place in left] for name, asked in expected.items()})
         return made
 
-    @property
-    def scored(self) -> bool:
-        """Whether given answers are scored instead of decoding new ones."""
-        return bool(self.setting.get("scored"))
-
     def identity(self) -> dict[str, Any]:
         """What must be the same for answers to belong together."""
         return {
@@ -222,30 +174,25 @@ class Evaluation:
             **self.setting,
         }
 
-    def store(self, folder: Path, shard: Shard, *, resume: bool) -> AnswerStore:
+    def store(self, folder: Path, *, resume: bool) -> AnswerStore:
         """The answers in `folder`, if they are to these questions by these variants."""
-        begun = any(folder.glob(_FILES))
-        mine = (folder / shard.file_name).is_file() if shard.count > 1 else begun
-        # What other processes have begun must be of the same run, and does not keep this one from starting.
-        belongs(folder, self.identity(), used=mine, resume=resume or (begun and not mine))
-        store = AnswerStore(folder, shard)
-        store.read()
-        return store
+        belongs(folder, self.identity(), used=(folder / FILE).is_file(), resume=resume)
+        return AnswerStore(folder)
 
-    def answer(self, store: AnswerStore, shard: Shard, progress: Progress = lambda done, what: None) -> None:
-        """Ask what is this process's share and has no answer yet."""
+    def answer(self, store: AnswerStore, progress: Progress = lambda done, what: None) -> None:
+        """Ask what has no answer yet."""
+        answers = _scored if self.setting.get("scored") else _generated
         with store.writing():
             for variant in self.variants:
                 progress(0, variant.name)
                 expected = self.expected(variant)
-                for batch in self._share(variant, shard):
+                for batch in _batches(expected, self.batch_tokens):
                     left = [item for item in batch if (variant.name, item) not in store]
                     if left:
                         remark = partial(store.remark, variant.name)
                         wanted = [self.questions[item].answer.strip() for item in left]
                         with under(variant.language.model, variant.policy, remark):
-                            given = [expected[item] for item in left]
-                            found = _scored(variant, given, wanted) if self.scored else _answers(variant, given)
+                            found = answers(variant, [expected[item] for item in left], wanted)
                         store.add(variant.name, dict(zip(left, found, strict=True)))
                     progress(len(batch), variant.name)
 
@@ -254,26 +201,6 @@ class Evaluation:
         if not self._expected:
             self._expected.update(_as_tokens(self.variants, self.questions))
         return self._expected[variant.name]
-
-    def work(self, shard: Shard) -> int:
-        """How many answers are this process's share."""
-        return sum(len(batch) for variant in self.variants for batch in self._share(variant, shard))
-
-    def missing(self, store: AnswerStore) -> int:
-        """How many answers are missing."""
-        return sum((one.name, item) not in store for one in self.variants for item in range(len(self.questions)))
-
-    def _share(self, variant: Variant, shard: Shard) -> list[list[int]]:
-        """The batches of this process: whole ones, each for the process that has the fewest tokens so far."""
-        expected = self.expected(variant)
-        shares: list[list[list[int]]] = [[] for _ in range(shard.count)]
-        tokens = [0] * shard.count
-        even = -(-sum(len(one.ids) for one in expected) // shard.count)  # there must be something for each
-        for batch in _batches(expected, min(self.batch_tokens, even)):
-            least = tokens.index(min(tokens))
-            shares[least].append(batch)
-            tokens[least] += _limit([expected[item] for item in batch])
-        return shares[shard.number - 1]
 
 
 def _as_tokens(variants: Sequence[Variant], questions: Sequence[Example]) -> dict[str, list[Reply]]:
@@ -312,17 +239,18 @@ def _batches(expected: Sequence[Reply], most_tokens: int) -> list[list[int]]:
     return sorted(found, key=lambda batch: len(expected[batch[-1]].ids), reverse=True)
 
 
-def _answers(variant: Variant, expected: Sequence[Reply]) -> list[Answer]:
+def _generated(variant: Variant, expected: Sequence[Reply], texts: Sequence[str]) -> list[Answer]:
+    """What greedy decoding answers."""
     tokenizer: Any = variant.language.tokenizer
     end = end_of(tokenizer)
-    began = time.time()  # not a monotonic clock: shards may run on several machines, or days apart
+    began = time.perf_counter()
     found = generated(variant.language.model, [one.ids[: one.start] for one in expected], _limit(expected), end)
-    ended = time.time()
+    seconds = (time.perf_counter() - began) / len(found)
     answers = []
     for one in found:
         ids = [token for token in one.ids[one.start :] if token != end]
         text = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        answers.append(Answer(text, one.tokens, began, ended))
+        answers.append(Answer(text, one.tokens, seconds))
     return answers
 
 
@@ -332,14 +260,12 @@ WRONG = "<wrong>"
 
 def _scored(variant: Variant, expected: Sequence[Reply], texts: Sequence[str]) -> list[Answer]:
     """Whether greedy decoding gives each answer, and the entropy of attention where it begins."""
-    began, row = time.time(), _AnswerRow(expected)
+    row = _AnswerRow(expected)
     with observed(variant.language.model, row), torch.no_grad():
         right = reply_losses(variant.language.model, expected)[1].all(-1).tolist()
-    entropies, ended = row.mean().tolist(), time.time()
-    return [
-        Answer(text if good else WRONG, 0, began, ended, entropy)
-        for text, good, entropy in zip(texts, right, entropies, strict=True)
-    ]
+    entropies = row.mean().tolist()
+    rows = zip(texts, right, entropies, strict=True)
+    return [Answer(text if good else WRONG, 0, 0.0, entropy) for text, good, entropy in rows]
 
 
 class _AnswerRow:
@@ -443,15 +369,7 @@ def evaluation_tables(
             },
         },
         "accuracy": {name: _each(last[name], accuracy) for name in names},
-        "exact": {name: _each(whole[name], accuracy) for name in names},
         "majority": _each(places, lambda items: _majority([ends[item] for item in items])),
-        "paired": {
-            name: {
-                algorithm: {str(size): paired(last[base][algorithm][size], right) for size, right in cells.items()}
-                for algorithm, cells in last[name].items()
-            }
-            for name in others
-        },
         "means": {name: {g: _mean(last[name], cells, seed) for g, cells in shown.items()} for name in names},
         "means_exact": {name: {g: _mean(whole[name], cells, seed) for g, cells in shown.items()} for name in names},
         "gains": {
@@ -463,7 +381,7 @@ def evaluation_tables(
         },
         "speed": {name: _speed(store, name, len(wanted)) for name in names},
     }
-    if evaluation.scored:
+    if evaluation.setting.get("scored"):
         tables["entropy"] = {name: _entropies(store, name, evaluation.questions) for name in names}
     return json_values(tables)
 
@@ -545,20 +463,7 @@ def _interval(mean: float, drawn: np.ndarray) -> tuple[float, float, float]:
 
 
 def _speed(store: AnswerStore, variant: str, count: int) -> dict[str, Any]:
-    """Tokens generated and the seconds in which some process was generating; overlapping times count once."""
+    """Tokens generated and the time that took."""
     answers = [store[variant, item] for item in range(count)]
-    tokens, seconds = sum(one.tokens for one in answers), _covered({(one.began, one.ended) for one in answers})
-    return {"tokens": tokens, "seconds": seconds, "tokens_per_second": tokens / seconds if tokens and seconds else None}
-
-
-def _covered(spans: Collection[tuple[float, float]]) -> float:
-    """The length of what spans of time cover together.
-
-    >>> _covered([(0.0, 2.0), (1.0, 3.0), (5.0, 6.0)])
-    4.0
-    """
-    total, until = 0.0, -math.inf
-    for began, ended in sorted(spans):
-        total += max(0.0, ended - max(began, until))
-        until = max(until, ended)
-    return total
+    tokens, seconds = sum(one.tokens for one in answers), math.fsum(one.seconds for one in answers)
+    return {"tokens": tokens, "seconds": seconds, "tokens_per_second": tokens / seconds if seconds else None}

@@ -44,8 +44,8 @@ _ANSWER_TOKENS = 48
 _GENERATING = 20  # reading this many tokens takes about as long as generating one
 _DECODED = 24
 
-Progress = Callable[[int, str], None]
-"""Called with the number of tokens read since the last call, and what comes next."""
+Progress = Callable[[int, int, str], None]
+"""Called with the tokens that were read, about how many there are, and what comes next."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def _loss_key(column: int | str, variant: str) -> str:
     return f"text/{column}/{variant}"
 
 
-def _cells(language: LanguageModel, plan: Plan, material: Material, store: RunStore | None = None) -> Iterator[Cell]:
+def _cells(language: LanguageModel, plan: Plan, material: Material, store: RunStore) -> Iterator[Cell]:
     """All measurements, variant after variant for each size, so that an interrupted run has pairs to compare."""
     variants = (BASE, *plan.variants)
     if material.questions:
@@ -86,8 +86,10 @@ def _cells(language: LanguageModel, plan: Plan, material: Material, store: RunSt
             what = f"text, {length} tokens: {name}"
             yield Cell(_loss_key(length, name), name, what, length * len(cut), "windows", functools.partial(list, cut))
     for name in variants if material.questions else ():
-        own = functools.partial(_value, store, _OWN_ANSWERS)
-        yield Cell(_loss_key(CHAT, name), name, f"{_OWN_ANSWERS}: {name}", 2 * work, "judged", own)
+        yield Cell(
+            _loss_key(CHAT, name), name, f"{_OWN_ANSWERS}: {name}", 2 * work, "judged",
+            lambda: store.record(_OWN_ANSWERS)["value"],
+        )  # fmt: skip
 
 
 def _prompts(language: LanguageModel, plan: Plan, task: Task, size: int) -> list[Any]:
@@ -169,12 +171,6 @@ def _context(language: LanguageModel) -> int:
     return CONTEXT if context is None else min(CONTEXT, context // 2)
 
 
-def work(language: LanguageModel, plan: Plan, material: Material) -> int:
-    """About how many tokens `evaluate_tables` reads."""
-    cost = (1 + len(plan.variants)) * (ROUNDS + 1) * _context(language)
-    return sum(cell.tokens for cell in _cells(language, plan, material)) + cost
-
-
 def evaluate_tables(
     language: LanguageModel,
     plan: Plan,
@@ -182,7 +178,7 @@ def evaluate_tables(
     folder: Path,
     *,
     resume: bool = False,
-    progress: Progress = lambda tokens, remark: None,
+    progress: Progress = lambda done, total, what: None,
     engine: str = "local",
     workers: int | None = None,
     address: str | None = None,
@@ -197,19 +193,22 @@ def evaluate_tables(
         store.clear()
     store.claim(material.identity, resume=resume)
     cells = list(_cells(language, plan, material, store))
-    reported: set[str] = set()
+    context, timed = _context(language), 0
+    total = sum(cell.tokens for cell in cells) + (1 + len(plan.variants)) * (ROUNDS + 1) * context
 
     def report(what: str) -> None:
-        new = [cell for cell in cells if cell.key in store and cell.key not in reported]
-        reported.update(cell.key for cell in new)
-        progress(sum(cell.tokens for cell in new), what)
+        progress(sum(cell.tokens for cell in cells if cell.key in store) + timed, total, what)
+
+    def report_timed(what: str) -> None:
+        nonlocal timed
+        timed += context
+        report(what)
 
     def measure_here(some: Sequence[Cell]) -> None:
         for cell in some:
             report(cell.what)
             if cell.key not in store:
                 store.add(cell.key, measure(language, plan.variants.get(cell.variant), _plain(cell)))
-        report("")
 
     if engine == "ray":
         with store.writing():
@@ -222,11 +221,10 @@ def evaluate_tables(
     with store.writing():
         measure_here(cells)
         if _COST not in store:
-            context = _context(language)
-            arms = cost(language.model, plan.variants, context, ROUNDS, note=lambda text: progress(context, text))
+            arms = cost(language.model, plan.variants, context, ROUNDS, note=report_timed)
             store.add(_COST, Outcome({"value": {"context": context, "arms": arms}}))
         for name in (BASE, *plan.variants) if material.harness is not None else ():
-            progress(0, f"harness: {name}")
+            report(f"harness: {name}")
             if _HARNESS + name not in store and material.harness is not None:
                 policy = plan.variants.get(name)
                 result = material.harness.run(language, policy, limit=plan.prompts, seed=plan.seed)
@@ -248,10 +246,6 @@ def _job(language: LanguageModel, plan: Plan, material: Material, cell: Cell) ->
         "cell": _plain(cell),
     }
     return Job(cell.key, f"{_MODULE}:measure_elsewhere", arguments, label=cell.what)
-
-
-def _value(store: RunStore | None, key: str) -> Any:
-    return [] if store is None else store.record(key)["value"]
 
 
 def cost(
@@ -347,7 +341,7 @@ def _setting(language: LanguageModel, plan: Plan, material: Material, store: Run
         "text": None if material.text is None else dict(material.text),
         "windows": plan.windows,
         "questions": len(material.questions),
-        "context": _value(store, _COST)["context"],
+        "context": store.record(_COST)["value"]["context"],
         "rounds": ROUNDS,
         "dtype": material.identity["dtype"],
         "device": material.identity["device"],

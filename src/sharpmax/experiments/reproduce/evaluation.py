@@ -192,13 +192,11 @@ def measure_all(
     def gathered(size: Size) -> Measured:
         by_head = [found[size, position] for position in range(len(heads))]
         columns = {name: np.stack([one[name] for one in by_head]) for name in by_head[0]}
-        return Measured(
-            correct={variant: columns[f"correct {variant}"] for variant in (*variants[0], HARD)},
-            entropy={variant: columns[f"entropy {variant}"] for variant in variants[0]},
-            top_weight={variant: columns[f"top {variant}"] for variant in variants[0]},
-            confidence=columns["confidence"],
-            spread=columns["spread"],
+        correct, entropy, top = (
+            {name.partition(" ")[2]: column for name, column in columns.items() if name.startswith(f"{kind} ")}
+            for kind in ("correct", "entropy", "top")
         )
+        return Measured(correct, entropy, top, columns["confidence"], columns["spread"])
 
     return {size: gathered(size) for size in sizes}
 

@@ -11,9 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary
 
-from sharpmax.errors import UnsupportedError
+from torch import nn
+
+from sharpmax.errors import UnsupportedError, reject
+from sharpmax.integrations.torch_modules import applied_to, apply_to_module
+from sharpmax.integrations.torch_modules import put as put_module
 from sharpmax.integrations.transformers.interface import Installed, install, installed, kept, modules_of, put
-from sharpmax.integrations.transformers.support import check_all_reached, check_model
+from sharpmax.integrations.transformers.support import check_all_reached, check_model, is_torch_module
 from sharpmax.ops.attention import policies_of, rules_of
 from sharpmax.policies.base import Policy, Warned
 from sharpmax.policies.per_head import check_shape
@@ -29,10 +33,10 @@ def policy_from(policy: Policy | str | os.PathLike[str] | None) -> Policy:
     return resolve_policy(policy)
 
 
-def policy_for_model(model: Any, policy: Policy | str | os.PathLike[str] | None) -> Policy:
+def policy_for_model(model: Any, policy: Policy | str | os.PathLike[str] | None, *, foldable: bool = False) -> Policy:
     """As `policy_from`; "auto" is the packaged policy made for this model."""
     if isinstance(policy, str) and policy == AUTO:
-        return packaged_for_config(check_model(model).config)[1]
+        return packaged_for_config(check_model(model).config, foldable=foldable)[1]
     return policy_from(policy)
 
 
@@ -66,14 +70,26 @@ def _plainly_eager(state: Installed | None) -> Iterator[None]:
             config._attn_implementation_internal = name
 
 
-M = TypeVar("M", bound="PreTrainedModel")
+M = TypeVar("M", bound=nn.Module)
 
-_warned: WeakKeyDictionary[PreTrainedModel, Warned] = WeakKeyDictionary()
+_warned: WeakKeyDictionary[nn.Module, Warned] = WeakKeyDictionary()
 """What each model has been warned of: applying a policy again is no reason to say it again."""
 
 
-def apply(model: M, policy: Policy | str | os.PathLike[str] | None, *, skip_unsupported: bool = False) -> M:
-    """Let `policy` choose the temperature of every attention row of a transformers model; returns the model.
+def apply(
+    model: M,
+    policy: Policy | str | os.PathLike[str] | None,
+    *,
+    example_inputs: Any = None,
+    skip_unsupported: bool = False,
+) -> M:
+    """Let `policy` choose the temperature of every attention row of a model; returns the model.
+
+    `model` is a transformers model, or any torch module that attends by `scaled_dot_product_attention` or
+    `nn.MultiheadAttention`. Such a module needs `example_inputs` for one forward pass (a tensor, a tuple of arguments
+    or a mapping of keyword arguments), in which its attention calls are found. They are the rows of a `PerHead` policy,
+    in the order of that pass; `sharpmax.integrations.torch_modules.call_sites` lists them. What follows is about
+    transformers models.
 
     `policy` is a policy, the name of one, the path of a policy file, or a folder that `save_pretrained` of a model
     with a policy wrote; "auto" is the packaged policy made for this model, an error where there is none; None is the
@@ -85,6 +101,10 @@ def apply(model: M, policy: Policy | str | os.PathLike[str] | None, *, skip_unsu
     `module.layer_idx`; in an encoder–decoder model the encoder's layers, then self-attention and cross-attention of
     each decoder layer. Any other policy acts on every head of all of these, cross-attention included. Rows of a
     sliding-window layer see no more keys than the window, and count no more.
+
+    The model keeps its attention implementation (sdpa, eager, flash_attention_2, flash_attention_3, flex_attention),
+    which gets β·q for q. Attention sinks (gpt-oss) keep their logit: β scales the others, and what a policy reads of a
+    row is that of its real keys alone.
 
     A temperature by position that the model has of its own (Llama 4, Ministral 3, Mistral 4, Inkling) is replaced,
     never added to: while a policy other than the identity is applied, it is switched off in every layer. The policy
@@ -106,14 +126,19 @@ def apply(model: M, policy: Policy | str | os.PathLike[str] | None, *, skip_unsu
     >>> hf.policy_of(model).kind
     'polynomial'
     """
-    chosen = policy_for_model(model, policy)
+    if is_torch_module(model):
+        return apply_to_module(model, policy_from(policy), example_inputs, skip_unsupported=skip_unsupported)
+    if example_inputs is not None:
+        reject("example_inputs", type(example_inputs).__name__, "None for a transformers model")
+    language_model = check_model(model)
+    chosen = policy_for_model(language_model, policy)
     if not skip_unsupported:
-        check_all_reached(check_model(model))
-    modules = modules_of(model, skip_unsupported=skip_unsupported)
+        check_all_reached(language_model)
+    modules = modules_of(language_model, skip_unsupported=skip_unsupported)
     check_shape(chosen, [one.heads for one in modules], type(model).__name__)
     warned = _warned.setdefault(model, Warned())
     install(
-        model,
+        language_model,
         lambda layer: rules_of(policies_of(chosen, layer), warned),
         policy=chosen,
         methods=_METHODS,
@@ -123,25 +148,41 @@ def apply(model: M, policy: Policy | str | os.PathLike[str] | None, *, skip_unsu
 
 
 @contextmanager
-def applied(model: M, policy: Policy | str | os.PathLike[str] | None, *, skip_unsupported: bool = False) -> Iterator[M]:
+def applied(
+    model: M,
+    policy: Policy | str | os.PathLike[str] | None,
+    *,
+    example_inputs: Any = None,
+    skip_unsupported: bool = False,
+) -> Iterator[M]:
     """`apply` for a `with` block; afterwards the model is as it was before, with the policy it had then, if any.
 
-    Blocks can be nested. Until the outermost one ends, no other thread or task can change the policy of the model:
-    `applied`, `apply` and `restore` are refused there.
+    Blocks can be nested. Until the outermost one ends, no other thread or task can change the policy of a transformers
+    model: `applied`, `apply` and `restore` are refused there.
     """
+    if is_torch_module(model):
+        before = applied_to(model)
+        try:
+            yield apply(model, policy, example_inputs=example_inputs, skip_unsupported=skip_unsupported)
+        finally:
+            put_module(model, before)
+        return
     with kept(check_model(model)):
-        yield apply(model, policy, skip_unsupported=skip_unsupported)
+        yield apply(model, policy, example_inputs=example_inputs, skip_unsupported=skip_unsupported)
 
 
 def restore(model: M) -> M:
     """Take any policy out of the model, which is then exactly as it was; returns the model."""
-    put(check_model(model), None)
+    if is_torch_module(model):
+        put_module(model, None)
+    else:
+        put(check_model(model), None)
     return model
 
 
-def policy_of(model: PreTrainedModel) -> Policy | None:
+def policy_of(model: nn.Module) -> Policy | None:
     """The policy applied to a model, or None."""
-    state = installed(check_model(model))
+    state = applied_to(model) if is_torch_module(model) else installed(check_model(model))
     return None if state is None else state.policy
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from sharpmax.errors import UnsupportedError
+from sharpmax.integrations.transformers.implementations import implementation_call
 from sharpmax.integrations.transformers.passes import layer_of
 from sharpmax.integrations.transformers.support import own_attention
 from sharpmax.ops.attention import MOST_QUERIES, QueryScale, Rule, Sharpener, fitting_beta, scaled_mask, scaled_queries
@@ -22,9 +23,10 @@ from sharpmax.stats.call import (
     autocasts,
     hidden_by,
     largest_for,
+    spans_of,
     without_autocast,
 )
-from sharpmax.stats.dispatch import on_gpu
+from sharpmax.stats.dispatch import is_plain, on_gpu
 
 Observer = Callable[[AttentionCall], None]
 """Gets every attention call of a model, with the logits that its softmax gets: β, masks and biases are in them."""
@@ -155,6 +157,8 @@ def _sharp_attention(
             found = _quickly(layer, module, query, key, value, attention_mask, kwargs)
             if found is not None:
                 return found
+    if layer.inner not in ("sdpa", "eager"):
+        return _handed_on(layer, module, query, key, value, attention_mask, **kwargs)
     # β times a bias, and the logits that eager attention keeps, can leave the range of float16.
     narrow = layer.inner == "eager" or kwargs.get("position_bias") is not None
     if layer.sharpener.rules and narrow and as_autocast(query)[0].dtype == torch.float16:
@@ -183,8 +187,8 @@ def _sharp_attention(
         show(query, attention_mask, bias)
         return layer.function(module, query, key, value, attention_mask, **kwargs)
     query, key, value, attention_mask = as_autocast(query, key, value, attention_mask)
-    if kwargs.get("s_aux") is not None:
-        raise UnsupportedError("model: attention sinks (s_aux) are logits that scaling the query does not scale")
+    if kwargs.get("s_aux") is not None and layer.inner == "sdpa":
+        raise UnsupportedError("model: sdpa leaves sinks (s_aux) out; do model.set_attn_implementation('eager') first")
     sharpener = layer.sharpener
     if cap is not None and layer.inner == "eager":
 
@@ -214,10 +218,42 @@ def _sharp_attention(
         out = sharpener.decode(query, key, value, attention_mask, scaling)
         if out is not None:
             return out.transpose(1, 2).contiguous(), None
-    call = AttentionCall.in_model(query, key, attention_mask, causal, scaling)
+    spans = None
+    if attention_mask is not None and on_gpu(query) and sharpener.measures and is_plain(query, key, attention_mask):
+        spans = spans_of(attention_mask)
+    dense = attention_mask if spans is None else None
+    call = AttentionCall.in_model(query, key, dense, causal, scaling, spans=spans)
     query, attention_mask = sharpener.sharpen(call, query, attention_mask)
     show(query, attention_mask)
     return layer.function(module, query, key, value, attention_mask, **kwargs)
+
+
+def _handed_on(
+    layer: Layer, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **kwargs: Any
+) -> Any:
+    """`sharp_attention` in front of flash or flex attention, which get β·q; sinks are no part of what a row shows."""
+    if layer.repeated is not None:
+        raise UnsupportedError(
+            f"model: keys cannot be replicated under attn_implementation={layer.inner!r}; allowed: sdpa and eager; do "
+            "model.set_attn_implementation('sdpa') first"
+        )
+    observers = layer.observers.interested() if layer.observers.active else []
+    if observers or layer.rules:
+        added = mask if isinstance(mask, Tensor) and mask.ndim == 4 else None
+        reads = bool(observers) or any(rule.needs for rule in layer.rules)
+        call = implementation_call(layer.inner, module, query, key, mask, kwargs, reads=reads)
+        if layer.rules:
+            query, scaled = layer.sharpener.sharpen(call, query, added)
+            mask = mask if added is None else scaled
+        if observers:
+            seen = call if added is None else AttentionCall.in_model(query, key, mask, False, kwargs.get("scaling"))
+            visible = seen.mask if seen.spans is None else ~seen.hidden()
+            q = query.detach().reshape(seen.q.shape)
+            seen = replace(seen, q=q, k=seen.k.detach(), mask=visible, spans=None, layer=layer.number)
+            with torch.no_grad():
+                for observer in observers:
+                    observer(seen)
+    return layer.function(module, query, key, value, mask, **kwargs)
 
 
 _PARTS_OF_LOGITS = ("position_bias", "softcap", "s_aux")

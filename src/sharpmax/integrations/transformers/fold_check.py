@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -152,7 +152,8 @@ class FoldCheck:
         self.modules = modules
         self._model, self._policy, self._betas = model, policy, betas
         self._left = dict(betas)
-        self._runs: list[tuple[PreTrainedModel, Mapping[str, Any], list[Tensor], list[Tensor]]] = []
+        self._runs: list[tuple[PreTrainedModel, Mapping[str, Any], Tensor]] = []
+        self._sharp: list[Tensor] = []
         self._inside = False
         self._problem = ""
 
@@ -190,15 +191,14 @@ class FoldCheck:
                 "call of the model"
             )
         with applied(self._model, self._policy, skip_unsupported=True):
-            for part, inputs, _, sharp in self._runs:
-                sharp.extend(self._outputs(part, inputs))
+            self._sharp = [self._outputs(part, inputs) for part, inputs, _ in self._runs]
 
     def after(self) -> None:
         """Compare what the model computes now with what it computed with the policy."""
-        for part, inputs, plain, sharp in self._runs:
+        for (part, inputs, plain), sharp in zip(self._runs, self._sharp, strict=True):
             folded = self._outputs(part, inputs)
             eps = torch.finfo(self._model.dtype).eps
-            error, change, size = _root(sharp, folded), _root(sharp, plain), _root(sharp, None)
+            error, change, size = _sizes(sharp, folded, plain, _root)
             if not error <= max(_OF_CHANGE_WHOLE * change, _ROUNDINGS_WHOLE * eps * size):
                 raise UnsupportedError(
                     f"model: the folded {type(part).__name__} is not the model with the policy applied: its outputs "
@@ -223,10 +223,10 @@ class FoldCheck:
         except Exception as problem:  # whatever a model raises for an input that is not for it
             self._problem = self._problem or f"{type(problem).__name__}: {problem}".splitlines()[0][:200]
             return False
-        self._runs.append((part, inputs, plain, []))
+        self._runs.append((part, inputs, plain))
         return True
 
-    def _outputs(self, part: PreTrainedModel, inputs: Mapping[str, Any]) -> list[Tensor]:
+    def _outputs(self, part: PreTrainedModel, inputs: Mapping[str, Any]) -> Tensor:
         with _still(part):
             return _floats(part(**inputs))
 
@@ -252,7 +252,7 @@ class FoldCheck:
             module.float()
         alone = AttentionModule(module, module.config, one.heads, one.inner, one.function, one.arguments)
 
-        def outputs() -> list[Tensor]:
+        def outputs() -> Tensor:
             return _floats(module(*pytree.tree_map(_own, args), **pytree.tree_map(_own, kwargs)))
 
         plain = outputs()
@@ -264,7 +264,7 @@ class FoldCheck:
         module.config._attn_implementation_internal = one.inner
         scale_queries(alone, self._betas[layer], f"layer {layer} of {family}")
         folded = outputs()
-        error, change, size = _most(sharp, folded), _most(sharp, plain), _most(sharp, None)
+        error, change, size = _sizes(sharp, folded, plain, _most)
         if not error <= _OF_CHANGE * change + _OF_SIZE * size:
             raise UnsupportedError(
                 f"model: in layer {layer} of {family} ({type(module).__name__}) a logit is more than query times key, "
@@ -309,28 +309,28 @@ def _own(value: Any) -> Any:
     return value.clone() if isinstance(value, Tensor) else value
 
 
-def _floats(outputs: Any) -> list[Tensor]:
-    leaves = pytree.tree_leaves(outputs)
-    return [leaf.detach() for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+def _floats(outputs: Any) -> Tensor:
+    """All floating-point numbers of a model's outputs in one row, in float64 on the CPU."""
+    leaves = (leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, Tensor) and leaf.is_floating_point())
+    return torch.cat(
+        [torch.zeros(1, dtype=torch.float64), *(leaf.detach().cpu().double().flatten() for leaf in leaves)]
+    )
 
 
-def _differences(a: Sequence[Tensor], b: Sequence[Tensor] | None) -> Iterator[Tensor]:
-    """Differences in float64 (without `b`, the values), 0 where both are the same infinity or both undefined."""
-    for place, x in enumerate(a):
-        x = x.double()
-        if b is None:
-            yield x.nan_to_num(0.0, 0.0, 0.0)
-        else:
-            y = b[place].double()
-            yield (x - y).masked_fill((x == y) | (x.isnan() & y.isnan()), 0.0)
+def _differences(a: Tensor, b: Tensor) -> Tensor:
+    """0 where both are the same infinity or both undefined."""
+    return (a - b).masked_fill((a == b) | (a.isnan() & b.isnan()), 0.0)
 
 
-def _most(a: Sequence[Tensor], b: Sequence[Tensor] | None) -> float:
-    """The largest difference."""
-    return max((float(one.abs().max()) for one in _differences(a, b) if one.numel()), default=0.0)
+def _sizes(sharp: Tensor, other: Tensor, plain: Tensor, norm: Callable[[Tensor], Tensor]) -> tuple[float, float, float]:
+    """How large the error, what the policy changes and the numbers themselves are."""
+    found = _differences(sharp, other), _differences(sharp, plain), sharp.nan_to_num(0.0, 0.0, 0.0)
+    return float(norm(found[0])), float(norm(found[1])), float(norm(found[2]))
 
 
-def _root(a: Sequence[Tensor], b: Sequence[Tensor] | None) -> float:
-    """The root mean square of all differences."""
-    flat = [one.flatten() for one in _differences(a, b)]
-    return float(torch.cat(flat).square().mean().sqrt()) if flat else 0.0
+def _most(x: Tensor) -> Tensor:
+    return x.abs().max()
+
+
+def _root(x: Tensor) -> Tensor:
+    return x.square().mean().sqrt()

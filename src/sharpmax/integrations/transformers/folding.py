@@ -5,14 +5,14 @@ from __future__ import annotations
 import copy
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import torch
 from torch import Tensor, nn
 
 from sharpmax.arrays import ops_for
-from sharpmax.errors import UnsupportedError, reject, reject_type
+from sharpmax.errors import ArgumentError, UnsupportedError, reject, reject_type
 from sharpmax.integrations.transformers.application import policy_for_model, restore
 from sharpmax.integrations.transformers.fold_check import FoldCheck
 from sharpmax.integrations.transformers.interface import modules_of
@@ -33,6 +33,10 @@ if TYPE_CHECKING:
 M = TypeVar("M", bound="PreTrainedModel")
 
 
+MARK = "sharpmax_folded"
+"""The key of a configuration that says which policy is in the weights."""
+
+
 @overload
 def fold(
     model: M,
@@ -43,13 +47,18 @@ def fold(
 ) -> M: ...
 @overload
 def fold(
-    model: str | os.PathLike[str], policy: Policy | str | os.PathLike[str] | None, *, out: str | os.PathLike[str]
+    model: str | os.PathLike[str],
+    policy: Policy | str | os.PathLike[str] | None,
+    *,
+    out: str | os.PathLike[str],
+    as_adapter: bool = False,
 ) -> FoldedFile: ...
 def fold(
     model: M | str | os.PathLike[str],
     policy: Policy | str | os.PathLike[str] | None,
     *,
     out: str | os.PathLike[str] | None = None,
+    as_adapter: bool = False,
     example_inputs: Mapping[str, Any] | None = None,
     skip_unsupported: bool = False,
 ) -> M | FoldedFile:
@@ -57,34 +66,37 @@ def fold(
 
     β is multiplied into each head's rows of the query projection, or into the gain of the query's normalisation where
     the family has one. The model given stays as it is. A policy that depends on the row cannot become a weight and is
-    refused, with the nearest one that can; so are families whose logits are more than query times key, and weights
-    that several modules share.
+    refused, with the nearest one that can; so are families whose logits are more than query times key, weights
+    that several modules share, and a model that has been folded before.
 
     Before it is returned, the folded model is compared with the applied policy on a short random input, as a whole and
     in every layer that changes; where they differ, an `UnsupportedError` says which layer. `example_inputs` (keyword
     arguments for one call of the model) replace the random input of a model for which none can be made. Modules that
     cannot have a policy raise an error, or with `skip_unsupported` are left as they are, as in `sharpmax.apply`.
 
-    The path of a GGUF file, the format of llama.cpp, in place of a model gives the new GGUF file `out`: the same blocks
-    with other fp16 scales, nothing quantised again, every head compared with β times the original. Scales that
-    overflow are refused; so is a head whose weights the rounding of scales would change by more than 0.8%.
+    A path or name in place of a model writes to `out`. From the folder of a checkpoint (or `smollm2`, or a hub id) it
+    makes a new folder, tensor by tensor, whatever the size of the model; with `as_adapter` a PEFT (IA)³ adapter of a
+    few kB. From a GGUF file, the format of llama.cpp, it makes a new GGUF file: the same blocks with other fp16 scales,
+    nothing quantised again. Scales that overflow are refused; so is a head whose weights the rounding of scales would
+    change by more than 0.8%.
     """
     if isinstance(model, (str, os.PathLike)):
-        return _fold_file(model, policy, out, plain=example_inputs is None and not skip_unsupported)
-    if out is not None:
+        if example_inputs is not None or skip_unsupported:
+            given = f"{str(model)!r} with example_inputs or skip_unsupported"
+            reject("model", given, "those two for a loaded model alone")
+        return _fold_files(model, policy, out, as_adapter)
+    if out is not None or as_adapter:
         reject("out", repr(str(out)), "None for a loaded model", "save what fold returns with save_pretrained")
-    chosen = policy_for_model(model, policy)
+    chosen = policy_for_model(model, policy, foldable=True)
     if not skip_unsupported:
         check_all_reached(check_model(model))
+    check_not_folded(type(model).__name__, getattr(model.config, MARK, None))
     modules = modules_of(model, skip_unsupported=skip_unsupported)
     family = type(model).__name__
     if any(weight.is_meta for weight in model.parameters()):
         reject("model", "weights on the meta device", "weights in memory", "load the model without offloading")
-    check_shape(chosen, [one.heads for one in modules], family)
-    check_constant(chosen, context_of(model))
-    betas = {layer: beta for layer, one in enumerate(modules) if (beta := _betas(chosen, layer, one.heads)) is not None}
+    betas = constants_of(model, modules, chosen)
     for layer in betas:
-        check_only_queries(modules[layer], layer, family)
         check_not_shared(model, query_layer(modules[layer], f"layer {layer} of {family}"), layer)
     twin = restore(copy.deepcopy(model))
     check = FoldCheck(twin, modules_of(twin, skip_unsupported=True), chosen, betas)
@@ -93,25 +105,43 @@ def fold(
         for layer, beta in betas.items():
             scale_queries(check.modules[layer], beta, f"layer {layer} of {family}")
         check.after()
+    if betas:
+        setattr(twin.config, MARK, chosen.describe())
     return twin
 
 
-def _fold_file(
+def _fold_files(
     path: str | os.PathLike[str],
     policy: Policy | str | os.PathLike[str] | None,
     out: str | os.PathLike[str] | None,
-    *,
-    plain: bool,
+    as_adapter: bool,
 ) -> FoldedFile:
     from sharpmax.integrations.gguf import fold_file, is_gguf
+    from sharpmax.integrations.transformers.checkpoint import fold_checkpoint
 
-    if not is_gguf(path):
-        reject("model", repr(str(path)), "a loaded transformers model or the path of a GGUF file", "load it first")
     if out is None:
-        reject("out", None, "the path of a new GGUF file")
-    if not plain:
-        reject("model", f"{str(path)!r} with example_inputs or skip_unsupported", "those two for a loaded model alone")
+        reject("out", None, "the path of a new GGUF file or of a new folder")
+    if not is_gguf(path):
+        return fold_checkpoint(path, policy, out, as_adapter=as_adapter)
+    if as_adapter:
+        reject("as_adapter", f"True for {str(path)!r}", "False for a GGUF file")
     return fold_file(path, policy, out)
+
+
+def check_not_folded(name: str, held: Any) -> None:
+    """Refuse a model whose configuration says that there is a policy in its weights."""
+    if held is not None:
+        raise ArgumentError(f"model: {name!r} already holds a policy: {held}; fold the original instead")
+
+
+def constants_of(model: PreTrainedModel, modules: Sequence[AttentionModule], policy: Policy) -> dict[int, Tensor]:
+    """β `[heads]` in float64 of every layer that changes, or an error: for another model, for each row, not linear."""
+    check_shape(policy, [one.heads for one in modules], type(model).__name__)
+    check_constant(policy, context_of(model))
+    betas = {layer: beta for layer, one in enumerate(modules) if (beta := _betas(policy, layer, one.heads)) is not None}
+    for layer in betas:
+        check_only_queries(modules[layer], layer, type(model).__name__)
+    return betas
 
 
 def nearest_constant(policy: Policy, length: int) -> Policy:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -46,16 +47,14 @@ def exact(weight: Tensor) -> Tensor:
 
 
 def query_layer(one: AttentionModule, where: str) -> nn.Module:
-    """The layer whose weights `scale_queries` changes: the query's normalisation if there is one, or its projection."""
+    """The layer that β goes into: the query's normalisation if there is one, or its projection."""
     for name, child in one.module.named_children():
         if "Norm" in type(child).__name__ and name not in (*_QUERY_NORMS, *_OTHER_NORMS):
             raise UnsupportedError(
                 f"model: {where} has a normalisation {name!r} that folding does not know; "
                 "apply the policy instead (sharpmax.apply)"
             )
-    norm = _query_norm(one)
-    layer: nn.Module = _projection(one, where).layer if norm is None else norm
-    return layer
+    return _query_norm(one) or cast("nn.Module", _projection(one, where).layer)
 
 
 def _query_norm(one: AttentionModule) -> nn.Module | None:
@@ -69,24 +68,43 @@ def has_one_gain(one: AttentionModule) -> bool:
     return gain is not None and one.heads > 1 and int(gain.numel()) == _head_width(one, 0)
 
 
+@dataclass(frozen=True, eq=False)
+class Scaling:
+    """A layer whose outputs are the queries, possibly among others, and what each output is multiplied by."""
+
+    layer: nn.Module
+    factor: Tensor
+    """In float64, `[outputs]`, or in the shape of a normalisation's gain."""
+
+    offset: float = 0.0
+    """What the layer adds to its weight: 1 where a normalisation stores its gain minus 1."""
+
+    def scaled(self, name: str, value: Tensor) -> Tensor:
+        """The parameter `name` of the layer, `value`, with β in it; in float64 on the CPU."""
+        factor = self.factor
+        if name == "weight" and isinstance(self.layer, nn.Linear):
+            factor = factor[:, None]  # Linear keeps its outputs in rows, Conv1D in columns
+        offset = self.offset if name == "weight" else 0.0
+        return (exact(value) + offset) * factor - offset
+
+
+def query_scaling(one: AttentionModule, beta: Tensor, where: str) -> Scaling:
+    """Where β goes, `[heads, 1]` or `[heads, D]`; `where` is for errors. The weights need no values."""
+    layer = query_layer(one, where)
+    if layer is _query_norm(one):
+        return Scaling(layer, _gain_factor(layer, one, beta, where), _gain_offset(layer, where))
+    rows = _projection(one, where).rows
+    factor = torch.ones(_outputs(layer, where), dtype=torch.float64)
+    check_frequencies(beta.shape[1], rows.shape[1])
+    factor[rows] = beta
+    return Scaling(layer, factor)
+
+
 def scale_queries(one: AttentionModule, beta: Tensor, where: str) -> None:
     """Multiply the queries of each head by its β, `[heads, 1]` or `[heads, D]`, in place; `where` is for errors."""
-    norm = _query_norm(one)
-    if norm is not None:
-        _scale_norm(norm, _gain_factor(norm, one, beta, where), where)
-        return
-    made = _projection(one, where)
-    layer, columns = made.layer, not isinstance(made.layer, nn.Linear)
-    factor = torch.ones(layer.weight.shape[1 if columns else 0], dtype=torch.float64)
-    check_frequencies(beta.shape[1], made.rows.shape[1])
-    factor[made.rows] = beta
-    _multiply(layer.weight, factor if columns else factor[:, None])
-    if layer.bias is not None:
-        _multiply(layer.bias, factor)
-
-
-def _multiply(weight: Tensor, factor: Tensor) -> None:
-    weight.copy_(exact(weight) * factor)
+    scaling = query_scaling(one, beta, where)
+    for name, weight in scaling.layer.named_parameters(recurse=False):
+        weight.copy_(scaling.scaled(name, weight))
 
 
 def projections(one: AttentionModule, where: str) -> tuple[Projection, Projection]:
@@ -169,16 +187,19 @@ def _gain_factor(norm: Any, one: AttentionModule, beta: Tensor, where: str) -> T
     )
 
 
-def _scale_norm(norm: Any, factor: Tensor, where: str) -> None:
-    gain, bias = norm.weight, getattr(norm, "bias", None)
-    probe = torch.randn(3, *gain.shape, generator=torch.Generator().manual_seed(0)).to(gain)
-    wanted = exact(norm(probe)) * factor
-    if bias is not None:
-        _multiply(bias, factor)
-    before = gain.clone()
-    # Some families store the gain, some the gain minus 1: which of them this is shows in what comes out.
-    for offset in (0.0, 1.0):
-        gain.copy_((exact(before) + offset) * factor - offset)
-        if torch.allclose(exact(norm(probe)), wanted, rtol=1e-5 if gain.dtype.itemsize > 2 else 2e-2):
-            return
+def _gain_offset(norm: nn.Module, where: str) -> float:
+    """Some families store the gain, some the gain minus 1: which of them this is shows in what comes out of a copy."""
+    twin: Any = copy.deepcopy(norm).to_empty(device="cpu").float()
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for weight in twin.parameters():
+            weight.copy_(torch.randn(weight.shape, generator=generator))
+        probe = torch.randn(3, *twin.weight.shape, generator=generator)
+        wanted, gain = 2 * twin(probe), twin.weight.clone()
+        if getattr(twin, "bias", None) is not None:
+            twin.bias.mul_(2.0)
+        for offset in (0.0, 1.0):
+            twin.weight.copy_((gain + offset) * 2.0 - offset)
+            if torch.allclose(twin(probe), wanted, rtol=1e-5, atol=1e-6):
+                return offset
     raise UnsupportedError(f"model: {where} has a query normalisation {type(norm).__name__} that folding does not know")

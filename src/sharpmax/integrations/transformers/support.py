@@ -5,6 +5,7 @@ from __future__ import annotations
 import dis
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import CodeType, FunctionType
@@ -22,19 +23,21 @@ if TYPE_CHECKING:
 LAYER = "_sharpmax_layer"
 """The attribute of an attention module that holds its `Layer` (see `attention`) while rules are installed."""
 
-INNER = ("sdpa", "eager")
-"""The attention implementations of transformers that a sharpened call is handed on to."""
-
-
-# Neither "sdpa" nor "flash" nor a slash may be part of these: transformers reads meaning into them.
-NAMES = {"sdpa": "sharpmax", "eager": "sharpmax-eager"}
-"""What a configuration says instead of each of them while rules are installed."""
+# transformers reads meaning into "sdpa", "flash" and a slash: "flash" is there where flash attention is meant.
+NAMES = {
+    "sdpa": "sharpmax",
+    "eager": "sharpmax-eager",
+    "flex_attention": "sharpmax-flex",
+    "flash_attention_2": "sharpmax-flash_attention_2",
+    "flash_attention_3": "sharpmax-flash_attention_3",
+}
+"""The attention implementations that a sharpened call is handed on to, and what a configuration says meanwhile."""
 
 _INTERFACE = "ALL_ATTENTION_FUNCTIONS"
 # What an eager attention function may take; a further argument would be part of the logit in a way unknown here.
 _UNDERSTOOD = {
     "module", "query", "key", "value", "attention_mask", "scaling", "dropout", "softcap", "position_bias",
-    "sliding_window", "kwargs",
+    "sliding_window", "s_aux", "kwargs",
 }  # fmt: skip
 # Attention as one function, and the two halves of attention written out.
 _ATTENTION = {
@@ -57,7 +60,7 @@ class AttentionModule:
     config: PreTrainedConfig
     heads: int
     inner: str
-    """The implementation it uses without a policy, one of `INNER`."""
+    """The implementation it uses without a policy, one of `NAMES`."""
 
     function: Callable[..., Any]
     """That implementation."""
@@ -92,6 +95,14 @@ def check_model(model: object) -> PreTrainedModel:
             "of a wrapper (PEFT, torch.compile, DDP) pass the model inside",
         )
     return model
+
+
+def is_torch_module(model: object) -> bool:
+    """Whether this is a torch module that has nothing to do with transformers."""
+    if not isinstance(model, nn.Module):
+        return False
+    loaded = sys.modules.get("transformers.modeling_utils")
+    return loaded is None or not any(isinstance(part, loaded.PreTrainedModel) for part in model.modules())
 
 
 def attention_modules(model: PreTrainedModel, *, skip_unsupported: bool = False) -> list[AttentionModule]:
@@ -147,19 +158,32 @@ def _attends_alone(kind: Any) -> bool:
         return True
     if _interface_call(kind) is not None:
         return False
-    functions = [function for function in _functions_of(kind) if function.__name__ != "generate"]
-    # The methods together, and each function that they call by itself.
-    scopes = [[name for function in functions for name in _names_in(function.__code__)]]
-    scopes += [[*_names_in(helper.__code__)] for function in functions for helper in _helpers_of(function)]
-    if any(not _ATTENTION.isdisjoint(names) for names in scopes):
+    if any(not _ATTENTION.isdisjoint(names) for names in _scopes(kind)):
         return True
-    if "_can_set_attn_implementation" in dir(kind):  # a whole model: its softmax is that of a head or of a loss
-        return False
+    # The softmax of a whole model is that of a head or of a loss.
+    return "_can_set_attn_implementation" not in dir(kind) and _writes_attention(kind)
+
+
+def attends_by_hand(module: nn.Module) -> bool:
+    """Whether attention is written out in the code of a module, as far as that shows."""
+    kind: Any = type(module)
+    return _writes_attention(kind)
+
+
+@functools.cache
+def _writes_attention(kind: Any) -> bool:
     # Attention written out has a softmax between two products; a router or a loss has one product at most.
     return any(
         not _SOFTMAX.isdisjoint(names) and ("Attention" in kind.__name__ or sum(n in _PRODUCTS for n in names) > 1)
-        for names in scopes
+        for names in _scopes(kind)
     )
+
+
+def _scopes(kind: type) -> list[list[str]]:
+    """The names in the methods of a class together, and in each function that they call by itself."""
+    functions = [function for function in _functions_of(kind) if function.__name__ != "generate"]
+    methods = [name for function in functions for name in _names_in(function.__code__)]
+    return [methods, *([*_names_in(one.__code__)] for function in functions for one in _helpers_of(function))]
 
 
 def _refuse_other_ways(module: nn.Module, family: str) -> None:
@@ -171,13 +195,14 @@ def _refuse_other_ways(module: nn.Module, family: str) -> None:
             "a policy would sharpen long inputs twice; allowed: families without a temperature of their own, Llama 4, "
             "Ministral 3, Mistral 4 and Inkling"
         )
-    if getattr(module, "sinks", None) is not None:
+    inner = _plain(getattr(getattr(module, "config", None), "_attn_implementation", None) or "")
+    if inner == "sdpa" and getattr(module, "sinks", None) is not None:
         raise UnsupportedError(
-            f"model: {family} has attention sinks ({type(module).__name__}.sinks): logits that scaling the query does "
-            "not scale; allowed: families without sinks"
+            f"model: {family} has attention sinks ({type(module).__name__}.sinks), which sdpa leaves out; allowed: "
+            "eager; do model.set_attn_implementation('eager') first"
         )
     for function in _functions_of(type(module)):
-        asks = "_attn_implementation" in function.__code__.co_names and _names_one(function.__code__.co_consts)
+        asks = "_attn_implementation" in function.__code__.co_names and _names_one(function.__code__.co_consts, inner)
         # GPT-2 asks only for a variant of eager attention that is refused below; what happens before the model is
         # called (building it, Whisper's `generate`) is caught when it is.
         harmless = hasattr(module, "reorder_and_upcast_attn") or function.__name__ in ("__init__", "generate")
@@ -246,10 +271,8 @@ def _temperature_in(uses: FunctionType) -> str | None:
     return f"{given[0]} of {uses.__qualname__}" if given else None
 
 
-def _names_one(constants: tuple[Any, ...]) -> bool:
-    return any(
-        one in INNER if isinstance(one, str) else isinstance(one, tuple) and _names_one(one) for one in constants
-    )
+def _names_one(constants: tuple[Any, ...], name: str) -> bool:
+    return any(one == name or (isinstance(one, tuple) and _names_one(one, name)) for one in constants)
 
 
 def _functions_of(kind: type) -> Iterator[FunctionType]:
@@ -322,8 +345,17 @@ def _find_own(kind: type[nn.Module], name: str) -> str:
         if uses is None:
             raise UnsupportedError(f"model: {kind.__name__} does not use transformers' attention interface")
         function = uses.__globals__[_INTERFACE].get_interface(_plain(name), _eager_of(uses))
-        setattr(_Own, key, staticmethod(function))
+        setattr(_Own, key, staticmethod(_under_its_name(function, _plain(name))))
     return key
+
+
+def _under_its_name(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """An attention function; flash attention asks the configuration for its own name, which then says ours."""
+    return functools.partial(_as_named, function, name) if "flash" in name else function
+
+
+def _as_named(function: Callable[..., Any], name: str, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    return function(Instead(module, config=Instead(module.config, _attn_implementation=name)), *args, **kwargs)
 
 
 def _described(module: nn.Module, uses: FunctionType, family: str) -> AttentionModule:
@@ -331,17 +363,17 @@ def _described(module: nn.Module, uses: FunctionType, family: str) -> AttentionM
     config = getattr(module, "config", None)
     inner = getattr(config, "_attn_implementation", None)
     if config is None or inner is None:
-        raise UnsupportedError(f"model: {name} of {family} does not say which attention it uses; allowed: {INNER}")
+        raise UnsupportedError(f"model: {name} of {family} does not say which attention it uses")
     if inner in NAMES.values():
         if LAYER in vars(module):
             raise UnsupportedError(
                 f"model: a policy is applied to a model that shares layers with this {family}; restore that one first"
             )
         inner = _plain(inner)  # the policy is in another model, with which this one shares its configuration
-    if inner not in INNER:
+    if inner not in NAMES:
         raise UnsupportedError(
             f"model: {family} uses attn_implementation={inner!r}, over which policies are not proven; allowed: "
-            f"{' and '.join(INNER)}; do model.set_attn_implementation('sdpa') first"
+            f"{', '.join(NAMES)}; do model.set_attn_implementation('sdpa') first"
         )
     if inner == "eager" and getattr(module, "reorder_and_upcast_attn", False):
         raise UnsupportedError(
@@ -356,7 +388,7 @@ def _described(module: nn.Module, uses: FunctionType, family: str) -> AttentionM
         raise UnsupportedError(
             f"model: the attention of {family} takes {sorted(unknown)}, which a policy does not know how to treat"
         )
-    function = eager if inner == "eager" else uses.__globals__[_INTERFACE][inner]
+    function = eager if inner == "eager" else _under_its_name(uses.__globals__[_INTERFACE][inner], inner)
     rule = _own_temperature(module)
     own = {} if rule is None else dict([_own_rule(module)[rule]])
     published = {attribute: vars(module)[attribute] for attribute in own}

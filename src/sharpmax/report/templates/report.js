@@ -2,7 +2,8 @@
 (async () => {
   const packed = Uint8Array.from(atob(document.getElementById("figures").textContent), (letter) => letter.charCodeAt(0));
   const unpacked = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
-  const { specs, dark } = await new Response(unpacked).json();
+  const { specs, dark, library } = await new Response(unpacked).json();
+  document.head.append(Object.assign(document.createElement("script"), { textContent: library }));
   const isDark = window.matchMedia("(prefers-color-scheme: dark)");
   const plots = [...document.querySelectorAll(".plot")];
   const views = new Map();

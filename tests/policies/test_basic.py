@@ -1,4 +1,4 @@
-"""Monotone curves through fitted points."""
+"""Constants, log-length and curves: one number, one formula, one table."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import sharpmax as sm
 from sharpmax.errors import OutOfRangeWarning
-from sharpmax.policies.basic import Curve
+from sharpmax.policies.basic import Constant, Curve, LogLength
 
 anywhere = pytest.mark.filterwarnings("ignore::sharpmax.errors.OutOfRangeWarning")
 CURVES = st.integers(2, 8).flatmap(
@@ -110,3 +110,59 @@ class TestFit:
         x = rng.uniform(0, 6, 4000)
         curve = Curve.fit(x, 1 + 0.5 * x + rng.normal(0, 0.1, x.size), knots=12)
         assert np.interp([1, 3, 5], curve.knots, curve.values) == pytest.approx([1.5, 2.5, 3.5], abs=0.1)
+
+
+@pytest.mark.parametrize("value", [0.0, 0.5, 1.0, 2.0, 1e6])
+def test_every_row_with_a_choice_gets_the_constant(beta_of, value):
+    visible = torch.tensor([[True, True, True], [True, False, False], [False, False, False]])
+    assert beta_of(Constant(value), torch.randn(3, 3), visible).tolist() == [value, 1, 1]
+    row = torch.randn(4, 9, dtype=torch.float64)
+    torch.testing.assert_close(sm.softmax(row, policy=Constant(value)), (value * row).softmax(-1), rtol=1e-9, atol=0)
+    assert Constant(value).needs == frozenset()
+    assert Constant(value).is_identity == (value == 1.0)
+    assert not Constant(1.0 + 1e-12).is_identity
+
+
+def test_a_constant_costs_no_statistics_that_are_asked_for():
+    q, k = torch.randn(1, 3, 4), torch.randn(1, 5, 4)
+    _, stats = sm.attention(q, k, k, policy=Constant(2.0), return_stats=True)
+    assert stats.measured == ("count", "max", "lse", "mean", "var")
+
+
+@given(st.integers(2, 400), st.floats(1.5, 1000), st.floats(0, 3))
+def test_log_length_follows_its_formula(beta_of, n, reference, floor):
+    want = max(floor, math.log(n) / math.log(reference))
+    assert beta_of(LogLength(reference, floor), torch.randn(n)).item() == pytest.approx(want, rel=1e-14)
+    assert LogLength(reference).needs == {"count"}
+
+
+@pytest.mark.parametrize("padding", [1, 7, 500])
+@pytest.mark.parametrize("filler", [0.0, -math.inf, math.nan])
+def test_padding_does_not_lengthen(beta_of, padding, filler):
+    policy = LogLength(4)
+    row = torch.randn(20, dtype=torch.float64)
+    padded = torch.cat([row, torch.full((padding,), filler, dtype=torch.float64)])
+    visible = torch.arange(20 + padding) < 20
+    assert torch.equal(beta_of(policy, padded, visible), beta_of(policy, row))
+    torch.testing.assert_close(
+        sm.softmax(padded, policy=policy, mask=visible)[:20], sm.softmax(row, policy=policy), rtol=1e-13, atol=0
+    )
+
+
+def test_log_length_of_every_row_of_causal_attention_has_its_own_length():
+    q, k = torch.randn(2, 1, 1, 6, 4, dtype=torch.float64).unbind()
+    policy = LogLength(2)
+    out = sm.attention(q, k, k, is_causal=True, policy=policy)
+    for i in range(6):
+        beta = max(1.0, math.log(i + 1) / math.log(2))
+        p = (beta * 0.5 * (q[0, 0, i] @ k[0, 0, : i + 1].T)).softmax(-1)
+        torch.testing.assert_close(out[0, 0, i], p @ k[0, 0, : i + 1], rtol=1e-12, atol=1e-14)
+
+
+def test_a_fitted_range_of_lengths_is_watched(beta_of):
+    policy = LogLength(4, fitted_on=(2, 16))
+    beta_of(policy, torch.randn(16))
+    with pytest.warns(OutOfRangeWarning, match="have count outside 2 … 16"):
+        beta_of(policy, torch.randn(17))
+    beta_of(policy, torch.randn(18))
+    assert LogLength(4).fitted_range is None

@@ -1,0 +1,450 @@
+"""Policies in any torch module that attends by `scaled_dot_product_attention` or `nn.MultiheadAttention`.
+
+While a policy is applied, hooks of the module put a `TorchFunctionMode` around each of its forward passes. The mode
+sees every call of these two functions and hands it on to PyTorch's own with β·q for q. Nothing of torch or of the
+module is replaced, and the fused inference paths of `nn.MultiheadAttention` and `nn.TransformerEncoder` are back after
+`restore`.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from types import FrameType
+from typing import Any, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils.hooks import RemovableHandle
+
+from sharpmax.errors import UnsupportedError, reject
+from sharpmax.integrations.transformers.support import attends_by_hand
+from sharpmax.ops.attention import Sharpener, is_repeated, policies_of, rules_of
+from sharpmax.policies.base import Policy, Warned
+from sharpmax.policies.per_head import PerHead, check_shape
+from sharpmax.stats.call import Alignment, AttentionCall, broadcast
+
+M = TypeVar("M", bound=nn.Module)
+Observer = Callable[[AttentionCall], None]
+"""Gets every attention call of a module, with the logits that its softmax gets."""
+
+Sharper = tuple[Tensor, Tensor | None]
+"""A query and the mask that goes with it."""
+
+_APPLIED = "_sharpmax_applied"
+_OBSERVERS = "_sharpmax_observers"
+_CALL = nn.Module._call_impl.__code__
+
+
+@dataclass(frozen=True)
+class CallSite:
+    """A place where a module attends: the path of the innermost module, `#2` for its second call in one pass."""
+
+    name: str
+    heads: int
+
+
+def call_sites(model: nn.Module, example_inputs: Any) -> tuple[CallSite, ...]:
+    """The attention calls of one forward pass in evaluation mode without gradients, in their order.
+
+    `example_inputs` is a tensor, a tuple of positional arguments or a mapping of keyword arguments. The training flags
+    of all modules and the random state are put back afterwards.
+
+    >>> layer = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True)
+    >>> call_sites(nn.TransformerEncoder(layer, 2), torch.zeros(1, 5, 16))[1]
+    CallSite(name='layers.1.self_attn', heads=4)
+    """
+    return tuple(_trial(model, example_inputs).values())
+
+
+_Key = tuple[nn.Module, int]
+"""A module and the number of its attention calls before this one in the same pass."""
+
+
+def _trial(model: nn.Module, inputs: Any) -> dict[_Key, CallSite]:
+    training = {part: part.training for part in model.modules()}
+    names = {part: name for name, part in model.named_modules()}
+    found: dict[_Key, CallSite] = {}
+
+    def note(key: _Key, call: AttentionCall) -> None:
+        repeated = f"#{key[1] + 1}" if key[1] else ""
+        found[key] = CallSite((names.get(key[0]) or type(key[0]).__name__) + repeated, call.heads)
+
+    before = applied_to(model)
+    positional = inputs if isinstance(inputs, tuple) else () if isinstance(inputs, Mapping) else (inputs,)
+    put(model, None)
+    model.eval()
+    try:
+        with torch.no_grad(), torch.random.fork_rng(), _Pass(model, note=note):
+            model(*positional, **(inputs if isinstance(inputs, Mapping) else {}))
+    finally:
+        for part, flag in training.items():
+            part.training = flag
+        put(model, before)
+    return found
+
+
+@dataclass(eq=False)
+class Applied:
+    """What is applied to a module; without a policy its calls are only observed."""
+
+    policy: Policy | None = None
+    sites: Mapping[_Key, CallSite] = field(default_factory=dict)
+    sharpeners: list[Sharpener] = field(default_factory=list)
+    """One for all call sites, or for a `PerHead` policy one for each."""
+
+    handles: list[RemovableHandle] = field(default_factory=list)
+
+    def sharpener(self, key: _Key) -> Sharpener | None:
+        """What sharpens the call at a site."""
+        if len(self.sharpeners) <= 1 and not isinstance(self.policy, PerHead):
+            return self.sharpeners[0] if self.sharpeners else None
+        if key not in self.sites:
+            raise UnsupportedError(
+                f"policy: {type(key[0]).__name__} attends where it did not with example_inputs, so the policy has no "
+                "row for it; apply it with example_inputs that take the same path, or a policy that is not PerHead"
+            )
+        return self.sharpeners[list(self.sites).index(key)]
+
+
+def apply_to_module(model: M, policy: Policy, example_inputs: Any = None, *, skip_unsupported: bool = False) -> M:
+    """`sharpmax.apply` for a module that is not a transformers model."""
+    before = applied_to(model)
+    if example_inputs is not None:
+        sites: Mapping[_Key, CallSite] = _trial(model, example_inputs)
+    elif before is not None and before.sites:
+        sites = before.sites
+    else:
+        allowed = f"inputs for one forward pass of {type(model).__name__}, by which its attention calls are found"
+        reject("example_inputs", None, allowed, "pass a tensor, a tuple of arguments or a mapping of keyword arguments")
+    _check_sites(model, sites, skip_unsupported)
+    check_shape(policy, [site.heads for site in sites.values()], type(model).__name__)
+    warned = Warned()
+    rows = len(sites) if isinstance(policy, PerHead) else 1
+    rules = [rules_of(policies_of(policy, row), warned) for row in range(rows)]
+    heads = [site.heads for site in sites.values()]
+    put(model, Applied(policy, sites, [Sharpener(one, heads[row]) for row, one in enumerate(rules)]))
+    return model
+
+
+def _check_sites(model: nn.Module, sites: Mapping[_Key, CallSite], skip_unsupported: bool) -> None:
+    """Refuse a module without attention that can be reached, or with some that cannot."""
+    reached = {part for part, _ in sites}
+    by_hand = [
+        f"{name or 'the module'} ({type(part).__name__})"
+        for name, part in model.named_modules()
+        if part not in reached and attends_by_hand(part)
+    ]
+    family, shown = type(model).__name__, ", ".join(by_hand[:4])
+    if not sites:
+        where = f" ({shown} attends by hand)" if shown else ""
+        raise UnsupportedError(
+            f"model: {family} called neither scaled_dot_product_attention nor nn.MultiheadAttention with these "
+            f"example_inputs{where}; let its attention call sharpmax.attention or scaled_dot_product_attention, and do "
+            "not compile it"
+        )
+    if by_hand and not skip_unsupported:
+        raise UnsupportedError(
+            f"model: {family} attends by hand in {shown}, where β would stay 1; let it call sharpmax.attention or "
+            "scaled_dot_product_attention, or leave it out with skip_unsupported=True"
+        )
+
+
+def applied_to(model: nn.Module) -> Applied | None:
+    """What is applied to a module."""
+    found: Applied | None = vars(model).get(_APPLIED)
+    return found
+
+
+def put(model: nn.Module, state: Applied | None) -> None:
+    """Make `state` the one applied; None leaves the module as it was."""
+    before = vars(model).pop(_APPLIED, None)
+    while before is not None and before.handles:
+        before.handles.pop().remove()
+    observers = vars(model).get(_OBSERVERS)
+    if state is None and observers:
+        state = Applied()
+    if state is not None:
+        vars(model)[_APPLIED] = state
+        if observers or any(one.rules for one in state.sharpeners):
+            state.handles.append(model.register_forward_pre_hook(_enter))
+            state.handles.append(model.register_forward_hook(_leave, always_call=True))
+
+
+@contextmanager
+def observed(model: nn.Module, observer: Observer) -> Iterator[None]:
+    """Let `observer` have every attention call of a module, numbered in the order of each pass."""
+    observers: list[Observer] = vars(model).setdefault(_OBSERVERS, [])
+    observers.append(observer)
+    put(model, applied_to(model))
+    try:
+        yield
+    finally:
+        observers.remove(observer)
+        if not observers:
+            vars(model).pop(_OBSERVERS, None)
+        state = applied_to(model)
+        put(model, None if state is None or state.policy is None else state)
+
+
+class AttentionCalls(TorchFunctionMode):
+    """Hands every attention call of this thread to `sharpened`, which gives its query and mask in the end.
+
+    A compiler leaves these calls to Python, or with `compiled` the functions as they are.
+    """
+
+    compiled = False
+
+    def sharpened(self, query: Tensor, mask: Tensor | None, call: AttentionCall) -> Sharper | None:
+        """The query `[..., H, Lq, D]` and the mask that PyTorch's function gets instead of those given, if any."""
+        raise NotImplementedError
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Run an attention function with another query, any other function as it is."""
+        kwargs = kwargs or {}
+        if func not in (F.scaled_dot_product_attention, F.multi_head_attention_forward):
+            return func(*args, **kwargs)
+        if self.compiled and torch.compiler.is_compiling():
+            return func(*args, **kwargs)
+        if func is F.scaled_dot_product_attention:
+            return self._attend(*args, **kwargs)
+        return self._multi_head_attention(*args, **kwargs)
+
+    def _attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        *,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Tensor:
+        query, mask = self._sharpened(query, key, attn_mask, is_causal, scale)
+        return F.scaled_dot_product_attention(
+            query, key, value, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _sharpened(
+        self, query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None
+    ) -> Sharper:
+        """`sharpened` for the axes that torch takes: those before the last two broadcast."""
+        if query.is_nested or key.is_nested:
+            raise UnsupportedError("query: nested tensors cannot be measured; pass padded tensors with a mask")
+        wide = query
+        tensors = [x for x in (query, key, mask) if type(x) is Tensor and x.ndim > 2]
+        if tensors:
+            batch = broadcast(*(x.shape[:-3] for x in tensors)) or ()
+            wide = query.expand(*batch, max(x.shape[-3] for x in tensors), *query.shape[-2:])
+            key = key.expand(*batch, key.shape[-3] if key.ndim > 2 else 1, *key.shape[-2:])
+        return self.sharpened(wide, mask, _call(wide, key, mask, is_causal, scale)) or (query, mask)
+
+    def _multi_head_attention(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        embed_dim_to_check: int,
+        num_heads: int,
+        in_proj_weight: Tensor | None,
+        in_proj_bias: Tensor | None,
+        bias_k: Tensor | None,
+        bias_v: Tensor | None,
+        add_zero_attn: bool,
+        dropout_p: float,
+        out_proj_weight: Tensor,
+        out_proj_bias: Tensor | None,
+        training: bool = True,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        use_separate_proj_weight: bool = False,
+        q_proj_weight: Tensor | None = None,
+        k_proj_weight: Tensor | None = None,
+        v_proj_weight: Tensor | None = None,
+        static_k: Tensor | None = None,
+        static_v: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """What `nn.MultiheadAttention` computes: query `[Lq, B, E]` or `[Lq, E]`, key and value likewise."""
+        if bias_k is not None or add_zero_attn or static_k is not None or static_v is not None:
+            raise UnsupportedError(
+                "model: nn.MultiheadAttention with add_bias_kv, add_zero_attn or static keys cannot have a policy; "
+                "allowed: one without"
+            )
+        batched = query.ndim == 3
+        if not batched:
+            query, key, value = (x.unsqueeze(1) for x in (query, key, value))
+        weights: Sequence[Tensor | None] = (q_proj_weight, k_proj_weight, v_proj_weight)
+        if not use_separate_proj_weight and in_proj_weight is not None:
+            weights = in_proj_weight.chunk(3)
+        biases = (None, None, None) if in_proj_bias is None else in_proj_bias.chunk(3)
+
+        def heads_of(x: Tensor, weight: Any, bias: Tensor | None) -> Tensor:
+            return F.linear(x, weight, bias).view(*x.shape[:2], num_heads, -1).permute(1, 2, 0, 3)
+
+        q, k, v = (heads_of(*each) for each in zip((query, key, value), weights, biases, strict=True))
+        mask = _merged_mask(attn_mask, key_padding_mask, q, k)
+        dropout_p = dropout_p if training else 0.0
+        found = None
+        if need_weights:
+            sharper, mask = self._sharpened(q, k, mask, False, None)
+            found = torch.matmul(sharper * q.shape[-1] ** -0.5, k.transpose(-2, -1))
+            if mask is not None:
+                found = found + mask if mask.is_floating_point() else found.masked_fill(~mask, -torch.inf)
+            found = F.dropout(found.softmax(-1), dropout_p)
+            out = torch.matmul(found, v)
+        else:
+            out = self._attend(q, k, v, mask, dropout_p)
+        out = F.linear(out.permute(2, 0, 1, 3).flatten(2), out_proj_weight, out_proj_bias)
+        if found is not None and average_attn_weights:
+            found = found.mean(1)
+        if batched:
+            return out, found
+        return out.squeeze(1), None if found is None else found.squeeze(0)
+
+
+def _merged_mask(mask: Tensor | None, padding: Tensor | None, query: Tensor, key: Tensor) -> Tensor | None:
+    """The masks of `nn.MultiheadAttention`, whose True hides, as one that is added or whose True is visible."""
+    batch, heads = query.shape[:2]
+    parts = []
+    if mask is not None:
+        parts.append(mask if mask.ndim == 2 else mask.view(batch, heads, *mask.shape[1:]))
+    if padding is not None:
+        parts.append(padding.view(-1, 1, 1, key.shape[2]))
+    if not parts:
+        return None
+    if all(part.dtype == torch.bool for part in parts):
+        hidden = parts[0] if len(parts) == 1 else parts[0] | parts[1]
+        return ~hidden.view(*(1,) * (4 - hidden.ndim), *hidden.shape)
+    zero = query.new_zeros(())
+    return sum((torch.where(p, -torch.inf, zero) if p.dtype == torch.bool else p.to(query) for p in parts), zero)
+
+
+def _call(query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None) -> AttentionCall:
+    causal: Alignment | None = "upper-left" if is_causal else None
+    call = AttentionCall.of(query, key, mask, causal=causal, scale=scale, enable_gqa=True)
+    whole = None if call.mask is None else call.mask.expand(-1, -1, -1, -1, call.keys)
+    return replace(call, mask=whole)
+
+
+class ObservedCalls(AttentionCalls):
+    """Passes every attention call of this thread to `observer`, with the number of `number()`; compiled code none."""
+
+    compiled = True
+
+    def __init__(self, observer: Observer, number: Callable[[], int]) -> None:
+        super().__init__()
+        self._observer, self._number = observer, number
+
+    def sharpened(self, query: Tensor, mask: Tensor | None, call: AttentionCall) -> Sharper | None:
+        """None: nothing changes."""
+        if not is_repeated():
+            _show(self._observer, call, self._number())
+        return None
+
+
+def _show(observer: Observer, call: AttentionCall, number: int) -> None:
+    mask = None if call.mask is None else call.mask.detach()
+    rows = (call.batch, call.heads, call.queries)
+    with torch.no_grad():
+        observer(replace(call, q=call.q.detach(), k=call.k.detach(), mask=mask, rows=rows, layer=number))
+
+
+class _Pass(AttentionCalls):
+    """The attention calls of one forward pass of a module, each with the policy of its call site."""
+
+    def __init__(self, model: nn.Module, *, note: Callable[[_Key, AttentionCall], None] | None = None) -> None:
+        super().__init__()
+        self.model, self._note = model, note
+        self._state = applied_to(model) or Applied()
+        self._counts: Counter[nn.Module] = Counter()
+
+    def sharpened(self, query: Tensor, mask: Tensor | None, call: AttentionCall) -> Sharper | None:
+        """β·q by the policy of the innermost module that runs, and the mask that goes with it."""
+        caller = _caller(self.model)
+        if caller is None:  # an interrupt has ended the pass without a word
+            return None
+        key, number = (caller, self._counts[caller]), self._counts.total()
+        self._counts[caller] += 1
+        if self._note is not None:
+            self._note(key, call)
+            return None
+        sharpener = self._state.sharpener(key)
+        sharper = None
+        if sharpener is not None and sharpener.rules:
+            sharper = query, mask = sharpener.sharpen(call, query, mask)
+        if observers := vars(self.model).get(_OBSERVERS):
+            heads = () if query.ndim == 2 else (*query.shape[:-3], -1)
+            keys = call.k.reshape(*heads, *call.k.shape[-2:])
+            call = _call(query, keys, mask, call.offset is not None and mask is None, call.scale)
+            for observer in list(observers):
+                _show(observer, call, number)
+        return sharper
+
+
+def _caller(model: nn.Module) -> nn.Module | None:
+    """The innermost module that runs, if `model` runs in this thread."""
+    frame: FrameType | None = sys._getframe(1)
+    innermost: nn.Module | None = None
+    while frame is not None:
+        if frame.f_code is _CALL:
+            part = frame.f_locals["self"]
+            innermost = part if innermost is None else innermost
+            if part is model:
+                return innermost
+        elif frame.f_globals.get("__name__") == "torch.utils.checkpoint":
+            raise UnsupportedError(
+                f"model: {type(model).__name__} uses gradient checkpointing, which computes attention again after the "
+                "forward pass, where no policy is applied; allowed: torch.utils.checkpoint switched off"
+            )
+        frame = frame.f_back
+    return None
+
+
+class _Here(threading.local):
+    """The passes of this thread, the innermost last."""
+
+    def __init__(self) -> None:
+        self.passes: list[_Pass] = []
+        self.blocks: list[ExitStack] = []
+
+    def end(self) -> None:
+        self.passes.pop()
+        self.blocks.pop().close()
+
+
+_here = _Here()
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _enter(model: nn.Module, args: Any) -> None:
+    """Before each pass of a module."""
+    while _here.passes and _caller(_here.passes[-1].model) is None:
+        _here.end()
+    _here.passes.append(_Pass(model))
+    _here.blocks.append(ExitStack())
+    _here.blocks[-1].enter_context(_here.passes[-1])
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _leave(model: nn.Module, args: Any, out: Any) -> None:
+    """After each pass of a module, or an error in it."""
+    if _here.passes and _here.passes[-1].model is model:
+        _here.end()

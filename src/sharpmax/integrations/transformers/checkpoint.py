@@ -1,0 +1,293 @@
+"""A constant per head written into the files of a checkpoint, tensor by tensor, or as a PEFT adapter beside it."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import shutil
+import struct
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sharpmax.errors import ArgumentError, FileFormatError, UnsupportedError, reject
+from sharpmax.files import parse_json, read_json, written_by_others
+from sharpmax.integrations.gguf import FoldedFile
+from sharpmax.integrations.transformers.application import policy_for_model
+from sharpmax.integrations.transformers.folding import MARK, check_not_folded, constants_of, fold
+from sharpmax.integrations.transformers.interface import modules_of
+from sharpmax.integrations.transformers.projections import Scaling, query_scaling
+from sharpmax.integrations.transformers.support import require_transformers
+from sharpmax.lazy import require
+from sharpmax.models.language import ALIASES
+from sharpmax.policies.base import Policy
+from sharpmax.policies.basic import Constant
+from sharpmax.policies.per_head import PerHead
+from sharpmax.policies.registry import BESIDE
+
+_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_OTHER_WEIGHTS = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".onnx", ".gguf")
+_ALLOWED = "the folder of a checkpoint in safetensors files, a hub id, smollm2 or a GGUF file"
+_INDEX = "model.safetensors.index.json"
+_SMALL = {"vocab_size": 512, "intermediate_size": 128, "moe_intermediate_size": 64}
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """Where a tensor is."""
+
+    file: Path
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    size: int
+
+
+def fold_checkpoint(
+    name: str | os.PathLike[str],
+    policy: Policy | str | os.PathLike[str] | None,
+    out: str | os.PathLike[str],
+    *,
+    as_adapter: bool = False,
+) -> FoldedFile:
+    """Write a copy of a checkpoint with `policy`, one constant per head, in its query weights to the new folder `out`.
+
+    `name` is the folder of a checkpoint in safetensors files, `smollm2` or a hub id. No more than one tensor is in
+    memory at a time. Files are copied and the query weights replaced in the copies, in the dtype they have; weights in
+    other formats are left out. Whether weights of this family can hold a policy is checked on a model of two layers
+    made from the configuration. `config.json` gets the key `sharpmax_folded`, by which folding twice is refused.
+
+    With `as_adapter` the folder holds a PEFT (IA)³ adapter instead: what the queries are multiplied by.
+    """
+    folder, target = _folder(str(name)), Path(out)
+    if target.is_symlink() or (target.exists() and (not target.is_dir() or any(target.iterdir()))):
+        reject("out", repr(str(target)), "a new or empty folder", "a checkpoint is never written over another")
+    config = read_json(folder / "config.json", "model")
+    model = _without_weights(folder, config)
+    if str(name) in ALIASES:
+        model.config._name_or_path = str(name)
+    chosen = policy_for_model(model, policy)
+    modules = modules_of(model)
+    betas = constants_of(model, modules, chosen)
+    if betas:
+        _try_small(type(model), model.config, {type(one.module) for one in modules}, next(iter(betas.values())))
+    names = {id(module): name for name, module in model.named_modules()}
+    scalings = [
+        (names[id(one.layer)], one)
+        for layer, beta in betas.items()
+        for one in [query_scaling(modules[layer], beta, f"layer {layer} of {type(model).__name__}")]
+    ]
+    with _new_folder(target) as partial:
+        if as_adapter:
+            error = 0.0
+            _write_adapter(partial, folder, type(model).__name__, scalings)
+        else:
+            error = _write_checkpoint(partial, folder, model, scalings)
+            body = {**config, MARK: chosen.describe()} if betas else config
+            (partial / "config.json").write_text(json.dumps(body, indent=2) + "\n", encoding="utf-8")
+    return FoldedFile(target, len(betas), error)
+
+
+def _folder(name: str) -> Path:
+    """The folder of a checkpoint: of an alias, by its path, or downloaded."""
+    path = ALIASES[name]() if name in ALIASES else Path(name).expanduser()
+    if not path.exists():
+        hub = require("huggingface_hub", "hf", "a model of the hub")
+        try:
+            path = Path(hub.snapshot_download(name, ignore_patterns=[f"*{end}" for end in _OTHER_WEIGHTS]))
+        except Exception as problem:  # a name, the network, the account: many reasons
+            essence = " ".join(str(problem).split())[:200]
+            raise ArgumentError(f"model: got {name!r} ({essence}); allowed: {_ALLOWED}") from None
+    if not (path / "config.json").is_file():
+        reject("model", f"{name!r}, which is not a folder with a config.json", _ALLOWED)
+    return path
+
+
+def _without_weights(folder: Path, body: Any) -> Any:
+    """The model of a configuration on the meta device: its structure takes no memory."""
+    if not isinstance(body, dict):
+        raise FileFormatError(f"model: {str(folder / 'config.json')!r} is no configuration")
+    check_not_folded(str(folder), body.get(MARK))
+    if body.get("quantization_config"):
+        method = body["quantization_config"].get("quant_method", "unknown")
+        reject("model", f"weights quantised by {method!r}", "a checkpoint that is not quantised, or a GGUF file")
+    transformers: Any = require_transformers()
+    try:
+        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+        kind = getattr(transformers, str((config.architectures or [""])[0]), None)
+        with torch.device("meta"):
+            return (kind or transformers.AutoModelForCausalLM)._from_config(config)
+    except Exception as problem:  # configurations are wrong in many ways
+        essence = " ".join(str(problem).split())[:240]
+        raise ArgumentError(f"model: got {str(folder)!r} ({essence}); allowed: {_ALLOWED}") from None
+
+
+def _try_small(kind: Any, config: Any, modules: set[type], beta: Tensor) -> None:
+    """Fold the constants of a layer into a small model of the same kind, which compares it with the applied policy."""
+    layers = config.get_text_config().num_hidden_layers
+    for count in (2, 4, 8, 16, layers):
+        small = copy.deepcopy(config)
+        text = small.get_text_config()
+        lists = {key: value[:count] for key, value in vars(text).items() if _is_per_layer(value, layers)}
+        sizes = {key: value for key, value in _SMALL.items() if hasattr(text, key)}
+        tokens = {key: None for key in vars(text) if key.endswith("_token_id")}
+        for key, value in {**lists, **sizes, **tokens, "num_hidden_layers": min(count, layers)}.items():
+            setattr(text, key, value)
+        with torch.device("meta"):
+            found = modules_of(kind._from_config(small))
+        if {type(one.module) for one in found} == modules:
+            break
+    with torch.random.fork_rng([]):
+        torch.manual_seed(0)
+        model = kind._from_config(small).float().eval()
+        for weight in model.parameters():
+            if weight.numel() and bool((weight == weight.flatten()[0]).all()):
+                # What training starts at 0, such as a position bias, must not be 0 here: it would hide what it does.
+                weight.data.add_(0.3 * torch.randn(weight.shape))
+    row = tuple(Constant(float(value)) for value in beta)
+    fold(model, PerHead(tuple(row if one.heads == len(row) else (Constant(2.0),) * one.heads for one in found)))
+
+
+def _is_per_layer(value: Any, layers: int) -> bool:
+    return isinstance(value, (list, tuple)) and len(value) == layers
+
+
+def _stored(folder: Path) -> dict[str, _Stored]:
+    """Every tensor in the safetensors files of a checkpoint."""
+    files = sorted(folder.glob("*.safetensors"))
+    if (folder / _INDEX).is_file():
+        index = read_json(folder / _INDEX, "model")
+        files = sorted({folder / name for name in index["weight_map"].values()})
+    if not files:
+        reject("model", f"{str(folder)!r}, which has no safetensors files", "a checkpoint in safetensors files")
+    return {name: one for file in files for name, one in _header(file)}
+
+
+def _header(file: Path) -> Iterator[tuple[str, _Stored]]:
+    """The tensors of a safetensors file: 8 bytes that say how long the header is, the header as JSON, the data."""
+    try:
+        with file.open("rb") as opened:
+            (length,) = struct.unpack("<Q", opened.read(8))
+            body = parse_json(opened.read(min(length, 1 << 30)))
+            size = os.fstat(opened.fileno()).st_size
+        for name, about in body.items():
+            if name != "__metadata__":
+                start, end = about["data_offsets"]
+                if 8 + length + end > size:
+                    raise ValueError(f"it ends before {name} does")
+                yield name, _Stored(file, about["dtype"], tuple(about["shape"]), 8 + length + start, end - start)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error) as problem:
+        raise FileFormatError(
+            f"model: {str(file)!r} is not a whole safetensors file ({problem}); get it again"
+        ) from None
+
+
+def _write_checkpoint(partial: Path, folder: Path, model: Any, scalings: list[tuple[str, Scaling]]) -> float:
+    """Copy all files and put β into the copies; the largest relative rounding error of a tensor."""
+    stored, before = _stored(folder), _state(folder)
+    changes: dict[Path, list[tuple[str, _Stored, Scaling]]] = {one.file: [] for one in stored.values()}
+    for name, scaling in scalings:
+        for key, weight in scaling.layer.named_parameters(recurse=False):
+            own = stored.get(f"{name}.{key}")
+            if own is None or own.shape != tuple(weight.shape) or own.dtype not in _DTYPES:
+                about = "is not in its files" if own is None else f"is {own.dtype} {list(own.shape)} there"
+                raise UnsupportedError(
+                    f"model: {name}.{key} {about}, where {' or '.join(_DTYPES)} {list(weight.shape)} is expected; "
+                    "load the model and fold that: sharpmax.fold(model, policy).save_pretrained(...)"
+                )
+            changes[own.file].append((key, own, scaling))
+    for file in sorted(path for path in folder.rglob("*") if path.is_file()):
+        place = partial / file.relative_to(folder)
+        if file in changes or not (_is_hidden(place, partial) or file.suffix in (*_OTHER_WEIGHTS, ".safetensors")):
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, place)
+    (partial / BESIDE).unlink(missing_ok=True)  # a policy to apply, which would then act twice
+    error = 0.0
+    for file, these in changes.items():
+        with (partial / file.name).open("r+b") as copied:
+            for key, own, scaling in these:
+                error = max(error, _put(copied, key, own, scaling))
+            copied.flush()
+            os.fsync(copied.fileno())
+    if _state(folder) != before:
+        raise ArgumentError(f"model: {str(folder)!r} changed while it was read; fold it again when it is whole")
+    return error
+
+
+def _put(file: Any, key: str, own: _Stored, scaling: Scaling) -> float:
+    """Put β into one tensor and read it back; return its relative rounding error, root mean square."""
+    dtype = _DTYPES[own.dtype]
+    file.seek(own.start)
+    old = torch.frombuffer(bytearray(file.read(own.size)), dtype=dtype).view(own.shape)
+    wanted = scaling.scaled(key, old)
+    new = wanted.to(dtype)
+    if not bool(new.isfinite().all()):
+        raise UnsupportedError(
+            f"policy: β up to {float(scaling.factor.max()):.4g} gives weights that {own.dtype} cannot hold (overflow); "
+            "allowed: a smaller β, or a checkpoint in F32 or BF16"
+        )
+    data = new.contiguous().view(torch.uint8).numpy().tobytes()
+    file.seek(own.start)
+    file.write(data)
+    file.seek(own.start)
+    if file.read(own.size) != data:
+        raise UnsupportedError(f"model: the copy of {own.file.name} reads differently; is the disk in order?")
+    return float((new.double() - wanted).norm() / wanted.norm().clamp_min(1e-300))
+
+
+def _write_adapter(partial: Path, folder: Path, family: str, scalings: list[tuple[str, Scaling]]) -> None:
+    """An (IA)³ adapter: it multiplies the outputs of the query projections."""
+    factors: dict[str, Tensor] = {}
+    for name, one in scalings:
+        if one.factor.ndim != 1 or type(one.layer).__name__ not in ("Linear", "Conv1D"):
+            raise UnsupportedError(
+                f"model: {family} normalises its queries ({name}), so that an (IA)³ adapter on their projection has no "
+                "effect; fold the checkpoint instead (--as checkpoint)"
+            )
+        factors[f"base_model.model.{name}.ia3_l"] = one.factor.float()[:, None].contiguous()
+    if not factors:
+        reject("policy", "β = 1 in every head", "a policy that changes something")
+    config = {
+        "peft_type": "IA3", "task_type": "CAUSAL_LM" if family.endswith("ForCausalLM") else None,
+        "base_model_name_or_path": read_json(folder / "config.json", "model").get("_name_or_path") or folder.name,
+        "target_modules": [name for name, _ in scalings], "feedforward_modules": [], "inference_mode": True,
+        "fan_in_fan_out": type(scalings[0][1].layer).__name__ == "Conv1D", "init_ia3_weights": True,
+    }  # fmt: skip
+    (partial / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    require("safetensors", "hf", "an adapter")
+    from safetensors.torch import save_file
+
+    save_file(factors, partial / "adapter_model.safetensors", metadata={"format": "pt"})
+
+
+@contextmanager
+def _new_folder(target: Path) -> Iterator[Path]:
+    """A folder to write to that gets the name `target` when the block ends, and is removed if an error ends it."""
+    partial = None
+    try:
+        with written_by_others(target):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            partial = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}.", suffix=".partial"))
+            yield partial
+            partial.chmod(target.parent.stat().st_mode & 0o777)  # mkdtemp makes it for its owner alone
+            partial.replace(target)
+    finally:
+        if partial is not None:
+            shutil.rmtree(partial, ignore_errors=True)
+
+
+def _state(folder: Path) -> list[tuple[str, int, int]]:
+    """What changes if somebody writes to the weights."""
+    found = [(file.name, file.stat()) for file in sorted(folder.glob("*.safetensors"))]
+    return [(name, about.st_size, about.st_mtime_ns) for name, about in found]
+
+
+def _is_hidden(path: Path, folder: Path) -> bool:
+    return any(part.startswith(".") for part in path.relative_to(folder).parts)
