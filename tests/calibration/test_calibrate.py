@@ -96,7 +96,7 @@ def test_candidates_fold(result: CalibrationResult) -> None:
     for one in foldable:
         with hf.applied(model, one.policy):
             want = model(input_ids=ids).logits
-        torch.testing.assert_close(hf.fold(model, one.policy)(input_ids=ids).logits, want, rtol=0, atol=1e-5)
+        torch.testing.assert_close(hf.fold(model, one.policy)(input_ids=ids).logits, want, rtol=0, atol=5e-5)
     assert calibrated(tiny.model(), kinds=("length",), steps=1).foldable is None
 
 

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sharpmax.calibration import trainer as module
-from sharpmax.calibration.data import FOLDABLE, KINDS, policy_from
+from sharpmax.calibration.data import KINDS, policy_from
 from sharpmax.calibration.trainer import Memory, TrainablePolicy, Trainer, TrainingSetup, checkpointed, grid_of
 from sharpmax.errors import ArgumentError, FileFormatError
 from sharpmax.integrations import transformers as hf

@@ -104,7 +104,8 @@ def learnable(model: PreTrainedModel, kind: str) -> LearnablePolicy:
     """Give every head of a transformers model a policy whose numbers train with the weights.
 
     `kind` is "frequency" (one β per rotary frequency), "constant", "length", "entropy" or "rows" (coefficients of
-    `LogLinear`), all starting at β = 1, or "ssmax" (β = s·ln n, starting at s = 0.43). Make it before the optimizer. What was applied to the model before is replaced.
+    `LogLinear`), all starting at β = 1, or "ssmax" (β = s·ln n, starting at s = 0.43). Make it before the optimizer.
+    What was applied to the model before is replaced.
 
     >>> import sharpmax as sm  # doctest: +SKIP
     >>> learned = sm.learnable(model, "ssmax")
