@@ -15,7 +15,6 @@ import pytest
 
 from sharpmax.errors import ArgumentError, ArgumentTypeError, MissingExtraError
 from sharpmax.tasks.clrs_text import generation as shim
-from sharpmax.tasks.clrs_text.datasets import generation_rate
 from sharpmax.tasks.clrs_text.generation import _drawer, _writer, examples, final_answer, problem
 from sharpmax.tasks.clrs_text.sizes import ALGORITHMS, test_sizes, train_sizes
 
@@ -193,10 +192,3 @@ assert "torch" not in sys.modules
 """
     done = subprocess.run([sys.executable, "-W", "error", "-c", script], capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("minimum\n", "")
-
-
-@needs_clrs
-def test_generation_rate_counts_every_size() -> None:
-    rates = generation_rate(["minimum", "bridges"], seconds=0.01)
-    assert set(rates) == {"minimum", "bridges", "average"}
-    assert min(rates["minimum"], rates["bridges"]) <= rates["average"] <= max(rates["minimum"], rates["bridges"])

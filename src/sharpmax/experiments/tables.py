@@ -86,14 +86,14 @@ def _curves(steps: Sequence[Mapping[str, float]]) -> dict[str, list[list[float]]
 
 def _heads(policy: PerHead) -> dict[str, Any]:
     betas = [[_beta(one) for one in layer] for layer in policy.policies]
-    touched: list[list[Any]] = [
+    modified: list[list[Any]] = [
         [i, j, one.describe(), betas[i][j]]
         for i, layer in enumerate(policy.policies)
         for j, one in enumerate(layer)
         if not one.is_identity
     ]
-    touched.sort(key=lambda entry: -abs(math.log(entry[3])))
-    return {"betas": betas, "touched": touched}
+    modified.sort(key=lambda entry: -abs(math.log(entry[3])))
+    return {"betas": betas, "touched": modified}
 
 
 def _beta(policy: Policy) -> float:

@@ -19,7 +19,15 @@ from torch import Tensor
 from sharpmax.arrays import ops_for
 from sharpmax.errors import reject, reject_type
 from sharpmax.ops.kernels import decode_launch
-from sharpmax.ops.kernels.sharpen import scale_op, scale_rows, scales, sharpen_op, sharpen_rows
+from sharpmax.ops.kernels.sharpen import (
+    SharpenPlan,
+    scale_op,
+    scale_rows,
+    scales,
+    sharpen_op,
+    sharpen_rows,
+    sharpened,
+)
 from sharpmax.ops.kernels.tables import Coefficients, form_of, table_of
 from sharpmax.policies.base import WARNED, Policy, Remeasure, Warned
 from sharpmax.policies.basic import Constant
@@ -237,20 +245,23 @@ class Sharpener:
 
         self._constants: dict[tuple[torch.device, torch.dtype], Tensor] = {}
         self._places: list[dict[torch.device, Tensor]] = [{} for _ in self.rules]
-        self._known: dict[Any, Coefficients] = {}
+        self._known: dict[Any, Coefficients | SharpenPlan] = {}
 
     def by_constants(self, query: Tensor) -> Tensor | None:
         """β·q in one operation, for q `[..., H, Lq, D]` and constants; None where β may have to be capped."""
-        if not self.constants or query.dtype == torch.float16 or query.ndim < 3:
+        if not self.constants or query.ndim < 3:
             return None
         dtype, plain = floats_at_least_32(query.dtype), is_plain(query)
+        by_kernel = plain and query.is_cuda and query.dtype != dtype and scales(query)
+        if query.dtype == torch.float16 and not by_kernel:
+            return None
         beta = self._constants.get((query.device, dtype)) if plain else None
         if beta is None:
             make = functools.partial(torch.tensor, self.constants, dtype=dtype, device=query.device)
-            beta = _on_device(self._constants, (query.device, dtype), lambda: make()[:, None, None])
-        if query.dtype != dtype and plain:
-            return torch.mul(query, beta, out=torch.empty_like(query))  # float32 inside, rounded once
-        return (query * beta).to(query.dtype)
+            beta = _on_device(self._constants, (query.device, dtype), lambda: make()[:, None])
+        if by_kernel:
+            return scale_rows(query, beta.expand(query.shape[:-1]))
+        return (query * beta[..., None]).to(query.dtype)
 
     @property
     def measures(self) -> bool:
@@ -326,14 +337,21 @@ class Sharpener:
         """
         if self.form is None or not is_plain(query, key):
             return None
-        table = self._known.get((layout(query), key.shape, key.stride(), offset, scale, query.device))
-        if table is None:
+        place = (layout(query), key.shape, key.stride(), offset, scale, query.device)
+        found = self._known.get(place)
+        if found is None:
             return None
-        needs = self.form.needs
-        log_mass = shortfall = var = None
-        if needs - COUNT:
-            _, log_mass, shortfall, var = triton_launch.unmasked_parts(query, key, offset, scale, needs)
-        return sharpen_rows(query, log_mass, shortfall, var, None, key.shape[2], offset, table.values, table.shape)[0]
+        if isinstance(found, SharpenPlan):
+            return found(query, key)
+        log_mass = shortfall = var = plan = None
+        if measured := bool(self.form.needs - COUNT):
+            (_, log_mass, shortfall, var), plan = triton_launch.unmasked_parts(
+                query, key, offset, scale, self.form.needs
+            )
+        out, _, last = sharpened(query, log_mass, shortfall, var, None, key.shape[2], offset, *found)
+        if last is not None and measured == (plan is not None):
+            remember(self._known, place, SharpenPlan(plan, last, found.values))
+        return out
 
     def _warn_now_and_then(self, call: AttentionCall, parts: Parts | None) -> None:
         """Warn of rows outside the range of a policy, looking once for every doubling of the number of keys.

@@ -166,7 +166,7 @@ def _with_kernels(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, impl: st
             raise UnsupportedError(f"impl: 'triton' cannot do this: {reason}; use impl='torch'")
         return True
     # The interpreter is for tests: on the CPU plain torch is faster by far.
-    return reason is None and q.is_cuda
+    return reason is None and on_gpu(q)
 
 
 def _plain(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -22,7 +23,7 @@ from sharpmax.report.tables import (
     mean_cell,
     present,
     sizes,
-)
+)  # fmt: skip
 from sharpmax.report.words import (
     Pairs,
     capital,
@@ -36,7 +37,7 @@ from sharpmax.report.words import (
     probability,
     share,
     span,
-)
+)  # fmt: skip
 
 IN, OUT = "in", "out"
 """Sizes trained on, and all others."""
@@ -65,8 +66,13 @@ def matches(tables: Tables) -> bool:
 
 def report(tables: Tables) -> Report:
     """The page's contents."""
-    main = present(means_table(tables), gains_table(tables))
-    part = Part("results", "CLRS-Text", metrics(tables), list(_figures(tables)), main, [algorithms_table(tables)])
+    each = present(means_table(tables), gains_table(tables))
+    if _seeds(tables):
+        main, folded = [seeds_table(tables), seeds_by_algorithm(tables)], each
+    else:
+        main, folded = each, [algorithms_table(tables)]
+    main += present(entropy_table(tables))
+    part = Part("results", "CLRS-Text", metrics(tables), list(_figures(tables)), main, folded)
     origins = [
         (f"Training of {name}", origin_of_run(one["command"], one["provenance"], {}))
         for name, one in _training(tables).items()
@@ -129,10 +135,30 @@ def _training(tables: Tables) -> Mapping[str, Any]:
     return tables.get("training") or {}
 
 
+def _seeds(tables: Tables) -> dict[str, list[str]]:
+    """Variants named NAME-SEED by their names, where every name has the same two seeds or more; else none."""
+    found: dict[str, list[str]] = {}
+    for name in variants(tables):
+        found.setdefault(re.sub(r"-\d+$", "", name), []).append(name)
+    several = min(map(len, found.values())) == max(map(len, found.values())) > 1
+    return found if several else {}
+
+
+def _over_seeds(tables: Tables, names: list[str], group: str) -> tuple[float, list[float]]:
+    """The mean over seeds, and that of each."""
+    each = [tables["means"][name][group]["mean"] for name in names]
+    return sum(each) / len(each), each
+
+
 def headline(tables: Tables) -> Iterator[str]:
     """The answer in numbers, a sentence for each group of sizes, those beyond training first."""
-    names, variant = group_names(tables), lead(tables)
+    names, variant, seeds = group_names(tables), lead(tables), _seeds(tables)
     for group in reversed(groups(tables)):
+        if seeds:
+            means = {name: _over_seeds(tables, known, group)[0] for name, known in seeds.items()}
+            listed = joined([f"{name} {percent(mean)}" for name, mean in means.items()])
+            yield f"Accuracy at {names[group]}, mean of {len(next(iter(seeds.values())))} seeds: {listed}."
+            continue
         plain = tables["means"][base(tables)][group]
         start = f"Accuracy at {names[group]}: {percent(plain['mean'])}"
         if variant is None:
@@ -164,7 +190,8 @@ def notes(tables: Tables) -> Iterator[str]:
     for name, remarks in setting["remarks"].items():
         for remark in merged(remarks):
             yield f"{name}: {remark}."
-    yield "Each variant is one training run: the intervals do not include the variance between seeds."
+    if not _seeds(tables):
+        yield "Each variant is one training run: the intervals do not include the variance between seeds."
 
 
 def _touchstone(tables: Tables) -> dict[str, Any]:
@@ -216,34 +243,75 @@ def majority(tables: Tables, algorithm: str, group: str) -> float | None:
 
 
 def metrics(tables: Tables) -> list[Metric]:
-    """Mean accuracies, the gain of the leading variant, and the touchstone."""
+    """Mean accuracies, and the gain of the leading variant."""
     names, variant, found = group_names(tables), lead(tables), []
+    shown = present(base(tables), variant)
     for group in groups(tables):
-        known = [tables["means"][one][group] for one in present(base(tables), variant)]
-        who = " → ".join(present(base(tables), variant))
+        known = [tables["means"][one][group] for one in shown]
         value = " → ".join(percent(cell["mean"]) for cell in known)
-        detail = f"{who}; mean of {plural(known[0]['algorithms'], 'algorithm')}"
+        detail = f"{' → '.join(shown)}; mean of {plural(known[0]['algorithms'], 'algorithm')}"
         found.append(Metric(value, f"accuracy at {names[group]}", detail))
     if variant is not None:
         group = groups(tables)[-1]
         gain = tables["gains"][variant][group]
         detail = f"{points(gain['low'])} to {points(gain['high'])} (95%), {probability(gain['p'])}"
         found.append(Metric(f"{points(gain['mean'])} points", f"{variant} at {names[group]}", detail))
-    if touchstone := _touchstone(tables):
-        weakest = min(touchstone, key=lambda name: touchstone[name]["mean"])
-        value, detail = percent(touchstone[weakest]["mean"]), f"{weakest}; learned from {LEARNED:.0f}%"
-        found.append(Metric(value, f"“{TOUCHSTONE}”, weakest variant", detail))
     return found
+
+
+def seeds_by_algorithm(tables: Tables) -> Table:
+    """Means over seeds of every algorithm, in the last group of sizes with those trained on below."""
+    names, known = group_names(tables), groups(tables)
+    rows = []
+    for algorithm in tables["majority"]:
+        row = [Cell(algorithm.replace("_", " "))]
+        for trained in _seeds(tables).values():
+            cells = [[tables["by_algorithm"][one][algorithm].get(group) for one in trained] for group in known]
+            means = [NOTHING if None in of else share(sum(c["mean"] for c in of) / len(of)) for of in cells]
+            row.append(Cell(means[-1], means[0] if len(means) > 1 else ""))
+        rows.append(row)
+    note = f"Large: {names[known[-1]]}; small: {names[known[0]]}. Means over seeds."
+    return Table("Accuracy (%) by algorithm", note, [Cell("algorithm"), *map(Cell, _seeds(tables))], rows)
+
+
+def seeds_table(tables: Tables) -> Table:
+    """Means over seeds of every variant."""
+    seeds, names, known = _seeds(tables), group_names(tables), groups(tables)
+    first = next(iter(seeds.values()))
+    rows = []
+    for name, trained in seeds.items():
+        row = [Cell(name)]
+        for group in known:
+            mean, each = _over_seeds(tables, trained, group)
+            row.append(Cell(share(mean), " · ".join(map(share, each))))
+        gains = [_over_seeds(tables, [one], known[-1])[0] - _over_seeds(tables, [other], known[-1])[0]
+                 for one, other in zip(trained, first, strict=True)]  # fmt: skip
+        gain = Cell(points(sum(gains) / len(gains)), " · ".join(map(points, gains)))
+        rows.append([*row, EMPTY if trained == first else gain])
+    head = [Cell("variant"), *(Cell(names[group]) for group in known), Cell("gain (points)", names[known[-1]])]
+    note = "Below each mean, every seed. Gains are over the first variant with the same seed."
+    return Table("Accuracy (%): means over algorithms and seeds", note, head, rows)
+
+
+def entropy_table(tables: Tables) -> Table | None:
+    """Entropy of attention where answers begin, by size; the mean over seeds where there are several."""
+    if "entropy" not in tables:
+        return None
+    known = list(next(iter(tables["entropy"].values())))
+    rows = []
+    for name, trained in (_seeds(tables) or {name: [name] for name in variants(tables)}).items():
+        means = [sum(tables["entropy"][one][size] for one in trained) / len(trained) for size in known]
+        rows.append([Cell(name), *(Cell(f"{mean:.3f}") for mean in means)])
+    note = "H / ln n of the row that gives the first token of an answer, mean over heads, layers and questions."
+    return Table("Entropy of attention by size", note, [Cell("variant"), *map(Cell, known)], rows)
 
 
 def means_table(tables: Tables) -> Table:
     """Mean accuracy of every variant, of final answers and of whole texts."""
     names = group_names(tables)
-    columns = [
-        (table, what, group)
-        for table, what in (("means", "final answer"), ("means_exact", "whole text"))
-        for group in groups(tables)
-    ]
+    columns = [("means", "final answer", group) for group in groups(tables)]
+    if not tables["setting"].get("scored"):
+        columns += [("means_exact", "whole text", group) for group in groups(tables)]
     plain = tables["means"][base(tables)]
     counted = {group: plural(plain[group]["algorithms"], "algorithm") for group in groups(tables)}
     return Table(

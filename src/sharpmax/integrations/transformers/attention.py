@@ -112,12 +112,14 @@ class Layer:
     """Which keys count more than once, for as long as somebody says so."""
 
     sharpener: Sharpener = field(init=False)
+    query_scale: QueryScale | None = field(init=False)
 
     plain: bool = field(init=False)
     """Whether PyTorch's attention is behind this layer, with rules that are made of policies."""
 
     def __post_init__(self) -> None:
         self.sharpener = Sharpener(self.rules, self.heads)
+        self.rules, self.query_scale = self.sharpener.rules, self.sharpener.query_scale
         self.plain = self.inner == "sdpa" and bool(self.sharpener.policies)
 
     @property
@@ -136,8 +138,8 @@ def sharp_attention(
         config: Any = module.config
         own = own_attention(type(module), config._attn_implementation)
         return own(module, query, key, value, attention_mask, **kwargs)
-    if layer.sharpener.query_scale is not None:
-        query = layer.sharpener.query_scale(query)
+    if layer.query_scale is not None:
+        query = layer.query_scale(query)
     return _sharp_attention(layer, module, query, key, value, attention_mask, **kwargs)
 
 
@@ -150,8 +152,9 @@ def _sharp_attention(
     attention_mask: Tensor | None,
     **kwargs: Any,
 ) -> Any:
-    if layer.repeated is None and not layer.observers.active:
-        if not layer.sharpener.rules:
+    observers = layer.observers.interested() if layer.observers.active else []
+    if layer.repeated is None and not observers:
+        if not layer.rules:
             return layer.function(module, query, key, value, attention_mask, **kwargs)
         if layer.plain and (attention_mask is None or attention_mask.dtype == torch.bool):
             found = _quickly(layer, module, query, key, value, attention_mask, kwargs)
@@ -161,12 +164,11 @@ def _sharp_attention(
         return _handed_on(layer, module, query, key, value, attention_mask, **kwargs)
     # β times a bias, and the logits that eager attention keeps, can leave the range of float16.
     narrow = layer.inner == "eager" or kwargs.get("position_bias") is not None
-    if layer.sharpener.rules and narrow and as_autocast(query)[0].dtype == torch.float16:
+    if layer.rules and narrow and as_autocast(query)[0].dtype == torch.float16:
         return _in_float32(layer, module, query, key, value, attention_mask, **kwargs)
     if layer.repeated is not None:
         key, value, attention_mask = layer.repeated.keys(query, key, value, attention_mask, layer.inner == "eager")
-    observers = layer.observers.interested() if layer.observers.active else []
-    if not (observers or layer.sharpener.rules):
+    if not (observers or layer.rules):
         return layer.function(module, query, key, value, attention_mask, **kwargs)
     bias, cap, scaling = kwargs.get("position_bias"), kwargs.get("softcap"), kwargs.get("scaling")
     causal = attention_mask is None and _is_causal(layer, module, query, kwargs.get("is_causal"))
@@ -183,7 +185,7 @@ def _sharp_attention(
                 for observer in observers:
                     observer(call)
 
-    if not layer.sharpener.rules:
+    if not layer.rules:
         show(query, attention_mask, bias)
         return layer.function(module, query, key, value, attention_mask, **kwargs)
     query, key, value, attention_mask = as_autocast(query, key, value, attention_mask)

@@ -315,7 +315,7 @@ def _put(model: PreTrainedModel, state: Installed | None) -> None:
         for one, layer in zip(state.modules, state.layers, strict=True):
             layer.observers, layer.model, layer.guard = _observers(model), model, state.guard[0]
             vars(one.module)[LAYER] = layer
-            one.replace_own_rule(any(other.rules for other in state.layers))
+            one.replace_own_rule(any(other.rules or other.query_scale for other in state.layers))
         _hold(state)
         vars(model)[_INSTALLED] = state
     if before is not None and before is not state and not before.passes:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import json
 import multiprocessing
-import sys
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
@@ -18,17 +15,17 @@ from typing import Any
 from sharpmax.errors import ArgumentError, FileFormatError, UnsupportedError, reject, reject_type
 from sharpmax.files import parse_json, write_bytes, write_text
 from sharpmax.tasks.clrs_text.generation import RELEASE, Example, Split, check_count, generator, problem, stream
-from sharpmax.tasks.clrs_text.sizes import ALGORITHMS, check_algorithm, check_size, test_sizes, train_sizes
+from sharpmax.tasks.clrs_text.sizes import check_algorithm, check_size, test_sizes, train_sizes
 
 _COLUMNS = ("question", "answer", "algo_name", "length")
 _Row = tuple[str, Any]  # where it stands, for a message, and what stands there
 
 
 def load_dataset(path: str | Path) -> list[Example]:
-    """Read a `.jsonl`, `.json`, `.csv` or `.parquet` file with the columns question, answer, algo_name and length.
+    """Read a `.jsonl` or `.parquet` file with the columns question, answer, algo_name and length.
 
-    Of a folder, every file of these kinds in it or below is read in the order of their names, except `.json`, which
-    beside data is about data. Other columns are ignored.
+    Of a folder, every file of these kinds in it or below is read in the order of their names. Other columns are
+    ignored.
     """
     return list(iter_dataset(path))
 
@@ -37,12 +34,10 @@ def iter_dataset(path: str | Path) -> Iterator[Example]:
     """Yield the examples of `load_dataset` without holding them all."""
     path = Path(path)
     if path.is_dir():
-        kinds = _READERS.keys() - {".json"}
-        files = sorted(
-            file for file in path.rglob("*") if file.suffix.lower() in kinds and not file.name.startswith(".")
-        )
+        found = (file for file in path.rglob("*") if not file.name.startswith("."))
+        files = sorted(file for file in found if file.suffix.lower() in _READERS)
         if not files:
-            raise FileFormatError(f"dataset: {str(path)!r} holds no {', '.join(sorted(kinds))} file")
+            raise FileFormatError(f"dataset: {str(path)!r} holds no {', '.join(sorted(_READERS))} file")
     else:
         if path.suffix.lower() not in _READERS:
             raise ArgumentError(
@@ -79,32 +74,6 @@ def _json_lines(file: Path) -> Iterator[_Row]:
                     raise FileFormatError(f"dataset: {where} is not JSON ({reason})") from problem
 
 
-def _json(file: Path) -> Iterator[_Row]:
-    try:
-        rows = parse_json(file.read_text(encoding="utf-8"))
-    except UnicodeDecodeError:
-        raise
-    except ValueError as problem:
-        reason = f"{problem.msg}, line {problem.lineno}" if isinstance(problem, json.JSONDecodeError) else problem
-        raise FileFormatError(f"dataset: {str(file)!r} is not JSON ({reason})") from problem
-    if not isinstance(rows, list):
-        raise FileFormatError(f"dataset: {str(file)!r} is not a list of examples")
-    for number, row in enumerate(rows, 1):
-        yield f"{str(file)!r}, example {number}", row
-
-
-def _csv(file: Path) -> Iterator[_Row]:
-    allowed = csv.field_size_limit(min(sys.maxsize, 2**31 - 1))  # a trace may be longer than the default limit
-    try:
-        with file.open(encoding="utf-8", newline="") as lines:
-            for number, row in enumerate(csv.DictReader(lines), 1):
-                yield f"{str(file)!r}, row {number}", row
-    except csv.Error as problem:
-        raise FileFormatError(f"dataset: {str(file)!r} is not CSV ({problem})") from problem
-    finally:
-        csv.field_size_limit(allowed)
-
-
 def _parquet(file: Path) -> Iterator[_Row]:
     try:
         import pyarrow
@@ -124,8 +93,6 @@ def _parquet(file: Path) -> Iterator[_Row]:
 
 _READERS: dict[str, Callable[[Path], Iterator[_Row]]] = {
     ".jsonl": _json_lines,
-    ".json": _json,
-    ".csv": _csv,
     ".parquet": _parquet,
 }
 
@@ -336,25 +303,3 @@ def _complete(path: Path, checksum: str | None, recipe: _Recipe) -> bool:
 
 def _sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def generation_rate(
-    algorithms: Iterable[str] = ALGORITHMS, *, seconds: float = 0.05, trace: bool = False
-) -> dict[str, float]:
-    """Return the training examples per second of one core by algorithm, and over all of them under `"average"`.
-
-    Every training size counts equally, as in a training set; each is timed for `seconds` of processor time.
-    """
-    spent: dict[str, list[float]] = {}
-    for algorithm in algorithms:
-        for size in train_sizes(algorithm):
-            drawn = stream(algorithm, size, "train", trace=trace)
-            next(drawn)  # the first one also imports
-            begin, count = time.process_time(), 0
-            while (passed := time.process_time() - begin) < seconds:
-                next(drawn)
-                count += 1
-            spent.setdefault(algorithm, []).append(passed / count)
-    each = {algorithm: len(times) / sum(times) for algorithm, times in spent.items()}
-    everything = [cell for times in spent.values() for cell in times]
-    return {**each, "average": len(everything) / sum(everything)}
