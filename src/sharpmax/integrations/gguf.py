@@ -447,7 +447,8 @@ def _times(numbers: NDArray[Any], beta: tuple[float, ...]) -> NDArray[Any]:
     """Numbers that belong to as many rows as there are factors, in their order, times the factors."""
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         rows = numbers.astype(np.float64).reshape(len(beta), -1) * np.array(beta)[:, None]
-        return rows.reshape(numbers.shape).astype(numbers.dtype)
+        scaled: NDArray[Any] = rows.reshape(numbers.shape).astype(numbers.dtype)
+    return scaled
 
 
 def _type(kind: str) -> Any:

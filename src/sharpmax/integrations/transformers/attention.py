@@ -242,7 +242,7 @@ def _handed_on(
     observers = layer.observers.interested() if layer.observers.active else []
     if observers or layer.rules:
         added = mask if isinstance(mask, Tensor) and mask.ndim == 4 else None
-        reads = bool(observers) or any(rule.needs for rule in layer.rules)
+        reads = bool(observers) or any(rule.needs for rule in layer.sharpener.rules)
         call = implementation_call(layer.inner, module, query, key, mask, kwargs, reads=reads)
         if layer.rules:
             query, scaled = layer.sharpener.sharpen(call, query, added)
