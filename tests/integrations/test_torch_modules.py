@@ -308,14 +308,18 @@ def test_the_axes_that_torch_takes(shape: tuple[tuple[int, ...], tuple[int, ...]
 
     class Plain(nn.Module):
         def forward(self, q: Tensor, k: Tensor) -> Tensor:
-            return F.scaled_dot_product_attention(q, k, k, attn_mask=mask)
+            return F.scaled_dot_product_attention(q, k, k, attn_mask=mask.to(q.dtype))
 
     model = Plain()
     with sm.applied(model, LogLength(2.0), example_inputs=(q, k)):
         found = model(q, k)
+        with torch.autocast("cpu", torch.bfloat16):
+            narrow = model(q.float(), k.bfloat16())
     logits = q @ k.transpose(-2, -1) / 2 + mask
     expected = (logits * math.log(5) / math.log(2)).softmax(-1) @ k
     torch.testing.assert_close(found, expected)
+    assert narrow.dtype == torch.bfloat16
+    torch.testing.assert_close(narrow.double(), expected, rtol=0.1, atol=0.1)
 
 
 def test_tabpfn() -> None:
