@@ -16,6 +16,7 @@ from sharpmax.calibration.calibrate import CalibrationResult
 from sharpmax.errors import UnsupportedError
 from sharpmax.experiments.statistics import accuracy
 from sharpmax.policies.base import Policy
+from sharpmax.policies.per_frequency import PerFrequency
 from sharpmax.policies.per_head import PerHead
 from sharpmax.probing.certified import REACH, Certificate, HeadCertificate
 from sharpmax.probing.measurement import KINDS, MeasuredHead, MeasuredHorizons
@@ -96,6 +97,8 @@ def _heads(policy: PerHead) -> dict[str, Any]:
 
 
 def _beta(policy: Policy) -> float:
+    if isinstance(policy, PerFrequency):
+        return math.exp(sum(math.log(max(value, 1e-3)) for value in policy.values) / len(policy.values))
     n, entropy, top = 1024, 0.5 * math.log(1024), 0.25
     lse = -math.log(top)
     # With the largest logit at 0 the top weight is e^−lse.

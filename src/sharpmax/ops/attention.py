@@ -31,6 +31,7 @@ from sharpmax.ops.kernels.sharpen import (
 from sharpmax.ops.kernels.tables import Coefficients, form_of, table_of
 from sharpmax.policies.base import WARNED, Policy, Remeasure, Warned
 from sharpmax.policies.basic import Constant
+from sharpmax.policies.per_frequency import check_frequencies, query_factors, without_frequencies
 from sharpmax.policies.per_head import PerHead, side_by_side
 from sharpmax.policies.registry import resolve_policy
 from sharpmax.stats import triton_launch
@@ -136,6 +137,28 @@ class PolicyRule:
                 one.warn_outside(stats if len(self.policies) == 1 else stats.map(_head_at(place)), self.warned)
 
 
+class QueryScale:
+    """Factors `[H, D]`, or `[1, D]` for all heads, that multiply the query before its rows are measured."""
+
+    def __init__(self, factors: Sequence[Sequence[float]]) -> None:
+        self._values = factors
+        self._factors: dict[tuple[torch.device, torch.dtype], Tensor] = {}
+
+    def factors(self, device: torch.device, dtype: torch.dtype) -> Tensor:
+        """The factors `[H, 1, D]`."""
+        make = functools.partial(torch.tensor, self._values, dtype=dtype, device=device)
+        return _on_device(self._factors, (device, dtype), lambda: make()[:, None])
+
+    def __call__(self, query: Tensor) -> Tensor:
+        """The query `[..., H, Lq, D]` times the factors, rounded once to its dtype."""
+        dtype = floats_at_least_32(query.dtype)
+        factors = self.factors(query.device, dtype)
+        check_frequencies(factors.shape[-1], query.shape[-1])
+        if query.dtype != dtype and is_plain(query, factors):
+            return torch.mul(query, factors, out=torch.empty_like(query))
+        return (query * factors).to(query.dtype)
+
+
 def _head_at(place: int) -> Callable[[Tensor], Tensor]:
     return lambda array: array[..., min(place, array.shape[-2] - 1), :]
 
@@ -165,10 +188,13 @@ def policies_of(policy: Policy, layer: int = 0) -> tuple[Policy, ...]:
     return policy.policies[layer] if isinstance(policy, PerHead) else (policy,)
 
 
-def rules_of(policies: Sequence[Policy], warned: Warned | None = None) -> tuple[Rule, ...]:
+def rules_of(policies: Sequence[Policy], warned: Warned | None = None) -> tuple[Rule | QueryScale, ...]:
     """The rules of one layer; none where the policies leave all of it alone. `warned` is shared by those of a model."""
     if all(one.is_identity for one in policies):
         return ()
+    factors = query_factors(policies)
+    if factors is not None:
+        return (QueryScale(factors), *rules_of(without_frequencies(policies), warned))
     if len(policies) == 1:
         return (PolicyRule(policies, None, warned),)
     groups: dict[Any, list[int]] = {}
@@ -196,8 +222,11 @@ def _shape_of(policy: Policy) -> tuple[Any, ...]:
 class Sharpener:
     """The rules of one layer: β of every row, β·q, and the mask that goes with it."""
 
-    def __init__(self, rules: Sequence[Rule], heads: int = 1) -> None:
-        self.rules = tuple(rules)
+    def __init__(self, rules: Sequence[Rule | QueryScale], heads: int = 1) -> None:
+        self.query_scale = next((rule for rule in rules if isinstance(rule, QueryScale)), None)
+        """What multiplies the query first, if anything does."""
+
+        self.rules: tuple[Rule, ...] = tuple(rule for rule in rules if not isinstance(rule, QueryScale))
         self.heads = heads
         self.policies = _head_policies(self.rules, heads)
         """The policy of all heads, or one per head; empty where a rule is not made of policies."""
@@ -554,6 +583,9 @@ def attention(
             is_causal=is_causal, scale=used, enable_gqa=enable_gqa,
         )  # fmt: skip
 
+    if sharpener.query_scale is not None:
+        query = sharpener.query_scale(query)
+        call = AttentionCall.of(query, key, attn_mask, causal=causal, scale=scale, enable_gqa=enable_gqa)
     stats = measure(call, impl, frozenset(FIELDS)) if return_stats else None
     if known is not None and is_known_kind(call) and not folded:
         remember(_known, known, _Known(resolved, sharpener, call.offset, call.scale, used))
@@ -598,6 +630,8 @@ def _again(q: Tensor, k: Tensor, v: Tensor, options: tuple[Any, ...], known: _Kn
         return None
     is_causal, dropout_p, _, enable_gqa = options
     sharpener = known.sharpener
+    if sharpener.query_scale is not None:
+        q = sharpener.query_scale(q)
     query: Tensor | None = q
     if sharpener.rules and sharpener.uniform is None:
         query = sharpener.by_constants(q) if sharpener.constants else None

@@ -15,7 +15,7 @@ from sharpmax.errors import UnsupportedError
 from sharpmax.integrations.transformers.implementations import implementation_call
 from sharpmax.integrations.transformers.passes import layer_of
 from sharpmax.integrations.transformers.support import own_attention
-from sharpmax.ops.attention import MOST_QUERIES, Rule, Sharpener, fitting_beta, scaled_mask, scaled_queries
+from sharpmax.ops.attention import MOST_QUERIES, QueryScale, Rule, Sharpener, fitting_beta, scaled_mask, scaled_queries
 from sharpmax.stats.call import (
     AttentionCall,
     Logits,
@@ -97,7 +97,7 @@ class Layer:
     inner: str
     function: Callable[..., Any]
     heads: int
-    rules: tuple[Rule, ...]
+    rules: tuple[Rule | QueryScale, ...]
     number: int = 0
     """Which of the model's attention modules this is."""
 
@@ -112,12 +112,14 @@ class Layer:
     """Which keys count more than once, for as long as somebody says so."""
 
     sharpener: Sharpener = field(init=False)
+    query_scale: QueryScale | None = field(init=False)
 
     plain: bool = field(init=False)
     """Whether PyTorch's attention is behind this layer, with rules that are made of policies."""
 
     def __post_init__(self) -> None:
         self.sharpener = Sharpener(self.rules, self.heads)
+        self.rules, self.query_scale = self.sharpener.rules, self.sharpener.query_scale
         self.plain = self.inner == "sdpa" and bool(self.sharpener.policies)
 
     @property
@@ -136,6 +138,20 @@ def sharp_attention(
         config: Any = module.config
         own = own_attention(type(module), config._attn_implementation)
         return own(module, query, key, value, attention_mask, **kwargs)
+    if layer.query_scale is not None:
+        query = layer.query_scale(query)
+    return _sharp_attention(layer, module, query, key, value, attention_mask, **kwargs)
+
+
+def _sharp_attention(
+    layer: Layer,
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    **kwargs: Any,
+) -> Any:
     observers = layer.observers.interested() if layer.observers.active else []
     if layer.repeated is None and not observers:
         if not layer.rules:
@@ -149,7 +165,7 @@ def sharp_attention(
     # β times a bias, and the logits that eager attention keeps, can leave the range of float16.
     narrow = layer.inner == "eager" or kwargs.get("position_bias") is not None
     if layer.rules and narrow and as_autocast(query)[0].dtype == torch.float16:
-        return _in_float32(module, query, key, value, attention_mask, **kwargs)
+        return _in_float32(layer, module, query, key, value, attention_mask, **kwargs)
     if layer.repeated is not None:
         key, value, attention_mask = layer.repeated.keys(query, key, value, attention_mask, layer.inner == "eager")
     if not (observers or layer.rules):
@@ -226,7 +242,7 @@ def _handed_on(
     observers = layer.observers.interested() if layer.observers.active else []
     if observers or layer.rules:
         added = mask if isinstance(mask, Tensor) and mask.ndim == 4 else None
-        reads = bool(observers) or any(rule.needs for rule in layer.rules)
+        reads = bool(observers) or any(rule.needs for rule in layer.sharpener.rules)
         call = implementation_call(layer.inner, module, query, key, mask, kwargs, reads=reads)
         if layer.rules:
             query, scaled = layer.sharpener.sharpen(call, query, added)
@@ -278,13 +294,14 @@ def _quickly(
 
 
 def _in_float32(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **kwargs: Any
+    layer: Layer, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **kwargs: Any
 ) -> Any:
-    """`sharp_attention` of inputs in float16, computed in float32; the output is in float16 again."""
+    """`_sharp_attention` of inputs in float16, computed in float32; the output is in float16 again."""
     if kwargs.get("position_bias") is not None:
         kwargs["position_bias"] = _widened(kwargs["position_bias"])
     with without_autocast(query.device):
-        out, weights = sharp_attention(module, query.float(), key.float(), value.float(), _widened(mask), **kwargs)
+        wide = query.float(), key.float(), value.float(), _widened(mask)
+        out, weights = _sharp_attention(layer, module, *wide, **kwargs)
     return out.half(), None if weights is None else weights.half()
 
 
