@@ -176,8 +176,6 @@ def notes(tables: Tables) -> Iterator[str]:
     for name, values in _differing_settings(tables).items():
         listed = joined([f"{_value(value)} for {variant}" for variant, value in values.items()])
         yield f"The variants were not trained alike: {name.replace('_', ' ')} is {listed}."
-    if IN in groups(tables):
-        yield _above_majority(tables)
     setting = tables["setting"]
     left = "; ".join(
         f"{name.replace('_', ' ')} of size {joined([count(size) for size in known])}"
@@ -221,16 +219,6 @@ def _differing_settings(tables: Tables) -> dict[str, dict[str, Any]]:
 
 def _value(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value) if isinstance(value, str | float) else "its own"
-
-
-def _above_majority(tables: Tables) -> str:
-    found = {}
-    for name in variants(tables):
-        known = {one: row[IN] for one, row in tables["by_algorithm"][name].items() if IN in row}
-        found[name] = sum(cell["low"] > (majority(tables, one, IN) or 0.0) for one, cell in known.items()), len(known)
-    listed = joined([f"{name} on {above}" for name, (above, _) in found.items()])
-    total = plural(found[base(tables)][1], "algorithm")
-    return f"Above the most frequent answer at {group_names(tables)[IN]} (whole 95% interval): {listed} of {total}."
 
 
 def majority(tables: Tables, algorithm: str, group: str) -> float | None:
@@ -495,19 +483,13 @@ def _variants(tables: Tables) -> Pairs:
         if one is None:
             words.append(plural(about["steps"], "step") if about["trained"] else "not trained")
         else:
-            setting, speed = one["setting"], one["speed"]
-            rate = f", peak learning rate {setting['rate']:g}" if "rate" in setting else ""
+            setting, pace = one["setting"], one["speed"].get("tokens_per_second")
             words.append(
-                f"{plural(setting['steps'], 'step')} of {count(setting['batch_tokens'])} tokens{rate}, "
+                f"{plural(setting['steps'], 'step')} of {count(setting['batch_tokens'])} tokens, "
                 f"{setting['epochs']:.3g} epochs of {count(setting['examples']['count'])} examples, in "
-                f"{setting['dtype']}"
+                f"{setting['dtype']}" + (f", at {count(pace)} tokens/s" if pace else "")
             )
-            if pace := speed.get("tokens_per_second"):
-                busy = speed.get("share")
-                of_gpu = "" if busy is None else f" ({100 * busy:.0f}% of the GPU's measured matrix rate)"
-                words.append(f"trained at {count(pace)} tokens/s{of_gpu}")
-        speed = tables["speed"][name]
-        if pace := speed["tokens_per_second"]:
-            words.append(f"generated {count(speed['tokens'])} tokens at {count(pace)} tokens/s")
+        if pace := tables["speed"][name]["tokens_per_second"]:
+            words.append(f"answers at {count(pace)} tokens/s")
         found.append((name, "; ".join(words)))
     return found

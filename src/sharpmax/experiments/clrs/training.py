@@ -192,6 +192,8 @@ class FineTuneRecipe:
         for name, number in (("--epochs", self.epochs), ("--lr", self.rate), ("--policy-lr", self.policy_rate)):
             if not 0.0 < number < float("inf"):
                 reject(name, number, "a number above 0")
+        if self.minutes is not None and not self.minutes > 0.0:
+            reject("--minutes", self.minutes, "a number above 0")
         if self.learn is not None and self.learn not in LEARNABLE:
             reject("--learn-policy", repr(self.learn), f"one of {list(LEARNABLE)}")
         if sum(one is not None for one in (self.learn, self.policy, self.band)) > 1:
