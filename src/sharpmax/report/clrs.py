@@ -18,7 +18,6 @@ from sharpmax.report.tables import (
     Report,
     Table,
     Tables,
-    cell_of,
     interval,
     mean_cell,
     present,
@@ -66,13 +65,8 @@ def matches(tables: Tables) -> bool:
 
 def report(tables: Tables) -> Report:
     """The page's contents."""
-    each = present(means_table(tables), gains_table(tables))
-    if _seeds(tables):
-        main, folded = [seeds_table(tables), seeds_by_algorithm(tables)], each
-    else:
-        main, folded = each, [algorithms_table(tables)]
-    main += present(entropy_table(tables))
-    part = Part("results", "CLRS-Text", metrics(tables), list(_figures(tables)), main, folded)
+    main = present(main_table(tables), entropy_table(tables))
+    part = Part("results", "CLRS-Text", metrics(tables), list(_figures(tables)), main, [algorithms_table(tables)])
     origins = [
         (f"Training of {name}", origin_of_run(one["command"], one["provenance"], {}))
         for name, one in _training(tables).items()
@@ -142,6 +136,11 @@ def _seeds(tables: Tables) -> dict[str, list[str]]:
         found.setdefault(re.sub(r"-\d+$", "", name), []).append(name)
     several = min(map(len, found.values())) == max(map(len, found.values())) > 1
     return found if several else {}
+
+
+def _labels(tables: Tables) -> dict[str, list[str]]:
+    """What tables have rows for, each with its runs."""
+    return _seeds(tables) or {name: [name] for name in variants(tables)}
 
 
 def _over_seeds(tables: Tables, names: list[str], group: str) -> tuple[float, list[float]]:
@@ -247,146 +246,74 @@ def metrics(tables: Tables) -> list[Metric]:
     return found
 
 
-def seeds_by_algorithm(tables: Tables) -> Table:
-    """Means over seeds of every algorithm, in the last group of sizes with those trained on below."""
-    names, known = group_names(tables), groups(tables)
+def main_table(tables: Tables) -> Table:
+    """Mean accuracy of every variant, and its gain over the first on the same questions."""
+    labels, names, known = _labels(tables), group_names(tables), groups(tables)
+    first, several = next(iter(labels.values())), bool(_seeds(tables))
     rows = []
-    for algorithm in tables["majority"]:
-        row = [Cell(algorithm.replace("_", " "))]
-        for trained in _seeds(tables).values():
-            cells = [[tables["by_algorithm"][one][algorithm].get(group) for one in trained] for group in known]
-            means = [NOTHING if None in of else share(sum(c["mean"] for c in of) / len(of)) for of in cells]
-            row.append(Cell(means[-1], means[0] if len(means) > 1 else ""))
-        rows.append(row)
-    note = f"Large: {names[known[-1]]}; small: {names[known[0]]}. Means over seeds."
-    return Table("Accuracy (%) by algorithm", note, [Cell("algorithm"), *map(Cell, _seeds(tables))], rows)
-
-
-def seeds_table(tables: Tables) -> Table:
-    """Means over seeds of every variant."""
-    seeds, names, known = _seeds(tables), group_names(tables), groups(tables)
-    first = next(iter(seeds.values()))
-    rows = []
-    for name, trained in seeds.items():
-        row = [Cell(name)]
+    for label, trained in labels.items():
+        row = [Cell(label)]
         for group in known:
             mean, each = _over_seeds(tables, trained, group)
-            row.append(Cell(share(mean), " · ".join(map(share, each))))
-        gains = [_over_seeds(tables, [one], known[-1])[0] - _over_seeds(tables, [other], known[-1])[0]
-                 for one, other in zip(trained, first, strict=True)]  # fmt: skip
-        gain = Cell(points(sum(gains) / len(gains)), " · ".join(map(points, gains)))
-        rows.append([*row, EMPTY if trained == first else gain])
-    head = [Cell("variant"), *(Cell(names[group]) for group in known), Cell("gain (points)", names[known[-1]])]
-    note = "Below each mean, every seed. Gains are over the first variant with the same seed."
-    return Table("Accuracy (%): means over algorithms and seeds", note, head, rows)
+            row.append(Cell(share(mean), " · ".join(map(share, each))) if several else
+                       mean_cell(tables["means"][label][group]))  # fmt: skip
+        for group in known if len(labels) > 1 else ():
+            if trained == first:
+                row.append(EMPTY)
+            elif several:
+                each = [_over_seeds(tables, [a], group)[0] - _over_seeds(tables, [b], group)[0]
+                        for a, b in zip(trained, first, strict=True)]  # fmt: skip
+                row.append(Cell(points(sum(each) / len(each)), " · ".join(map(points, each))))
+            else:
+                row.append(_gain_cell(tables["gains"][label][group]))
+        rows.append(row)
+    counted = {group: plural(tables["means"][base(tables)][group]["algorithms"], "algorithm") for group in known}
+    head = [Cell("variant"), *(Cell(names[group], counted[group]) for group in known)]
+    if len(labels) > 1:
+        head += [Cell("gain", f"points, {names[group]}") for group in known]
+    interval_words = "Below each number, every seed." if several else f"95% bootstrap intervals. {_SIGNIFICANT}"
+    note = f"Every algorithm has the same weight, and every size of it. {interval_words}"
+    return Table("Accuracy of final answers (%): means over algorithms", note, head, rows)
+
+
+def algorithms_table(tables: Tables) -> Table:
+    """Every algorithm, sorted by the accuracy of the first variant in the last group of sizes."""
+    labels, names, known = _labels(tables), group_names(tables), groups(tables)
+    last, rows = known[-1], []
+    for algorithm in tables["majority"]:
+        row = [Cell(algorithm.replace("_", " "))]
+        for label, trained in labels.items():
+            cells = [[tables["by_algorithm"][one][algorithm].get(group) for one in trained] for group in known]
+            means = [NOTHING if None in of else share(sum(one["mean"] for one in of) / len(of)) for of in cells]
+            gain = tables["gains_by_algorithm"].get(label, {}).get(algorithm, {}).get(last)
+            sure = gain is not None and bool(significant(gain))
+            row.append(Cell(means[-1] + ("*" if sure else ""), means[0] if len(means) > 1 else "", strong=sure))
+        frequent = majority(tables, algorithm, last)
+        rows.append([*row, Cell(NOTHING if frequent is None else share(frequent), faint=True)])
+    rows.sort(key=lambda row: -float(row[1].text) if row[1].text != NOTHING else 1.0)
+    note = f"Large: {names[last]}; small: {names[known[0]]}. Most frequent: always giving the most frequent answer."
+    note += "" if _seeds(tables) or len(labels) == 1 else f" {_SIGNIFICANT}"
+    return Table(
+        "Accuracy (%) by algorithm", note, [Cell("algorithm"), *map(Cell, labels), Cell("most frequent")], rows
+    )
 
 
 def entropy_table(tables: Tables) -> Table | None:
-    """Entropy of attention where answers begin, by size; the mean over seeds where there are several."""
+    """Entropy of attention where answers begin, by size."""
     if "entropy" not in tables:
         return None
     known = list(next(iter(tables["entropy"].values())))
     rows = []
-    for name, trained in (_seeds(tables) or {name: [name] for name in variants(tables)}).items():
+    for label, trained in _labels(tables).items():
         means = [sum(tables["entropy"][one][size] for one in trained) / len(trained) for size in known]
-        rows.append([Cell(name), *(Cell(f"{mean:.3f}") for mean in means)])
+        rows.append([Cell(label), *(Cell(f"{mean:.3f}") for mean in means)])
     note = "H / ln n of the row that gives the first token of an answer, mean over heads, layers and questions."
     return Table("Entropy of attention by size", note, [Cell("variant"), *map(Cell, known)], rows)
 
 
-def means_table(tables: Tables) -> Table:
-    """Mean accuracy of every variant, of final answers and of whole texts."""
-    names = group_names(tables)
-    columns = [("means", "final answer", group) for group in groups(tables)]
-    if not tables["setting"].get("scored"):
-        columns += [("means_exact", "whole text", group) for group in groups(tables)]
-    plain = tables["means"][base(tables)]
-    counted = {group: plural(plain[group]["algorithms"], "algorithm") for group in groups(tables)}
-    return Table(
-        "Accuracy (%): means over algorithms",
-        "Every algorithm has the same weight, and every size of it. 95% bootstrap intervals. The final answer is "
-        "what follows the steps, where steps are asked for; the whole text includes them.",
-        [Cell("variant"), *(Cell(f"{what}, {names[group]}", counted[group]) for _, what, group in columns)],
-        [
-            [Cell(name), *(mean_cell(tables[table][name][group]) for table, _, group in columns)]
-            for name in variants(tables)
-        ],
-    )
-
-
-def gains_table(tables: Tables) -> Table | None:
-    """What every variant gains over the base on the same questions."""
-    if not others(tables):
-        return None
-    names, known = group_names(tables), groups(tables)
-    last = known[-1]
-    rows = []
-    for name in others(tables):
-        row = [Cell(name), *(cell for group in known for cell in _gain(tables["gains"][name][group]))]
-        single = [significant(one[last]) for one in tables["gains_by_algorithm"][name].values() if last in one]
-        rows.append([*row, Cell(f"{single.count(1)} better, {single.count(-1)} worse", f"of {len(single)}")])
-    return Table(
-        f"Gain over {base(tables)} (points)",
-        f"On the same questions: + correct with the variant only, − with {base(tables)} only. {_SIGNIFICANT}",
-        [
-            Cell("variant"),
-            *(Cell(title) for group in known for title in (names[group], "questions")),
-            Cell("algorithms", f"significant, {names[last]}"),
-        ],
-        rows,
-    )
-
-
-def algorithms_table(tables: Tables) -> Table:
-    """Every algorithm, sorted by the gain of the leading variant in the last group of sizes."""
-    names, known, variant = group_names(tables), groups(tables), lead(tables)
-    last = known[-1]
-    table, gains = tables["by_algorithm"], tables["gains_by_algorithm"]
-
-    def rank(name: str) -> tuple[bool, float]:
-        cell = (table[base(tables)] if variant is None else gains[variant])[name].get(last)
-        return cell is None, 0.0 if cell is None else -cell["mean"]
-
-    rows = []
-    for name in sorted(tables["majority"], key=rank):
-        accuracy = [_short(table[one][name].get(group)) for group in known for one in variants(tables)]
-        tests = [_test(gains[one][name].get(last)) for one in others(tables)]
-        frequent = majority(tables, name, last)
-        guess = Cell(NOTHING if frequent is None else share(frequent), faint=True)
-        rows.append([Cell(name.replace("_", " ")), *accuracy, *tests, guess])
-    order = f"the gain of {variant}" if variant else "accuracy"
-    return Table(
-        "Accuracy of final answers (%) by algorithm",
-        f"Sorted by {order} at {names[last]}. {_SIGNIFICANT if variant else ''} Most frequent: accuracy at "
-        f"{names[last]} of always giving the most frequent answer.",
-        [
-            Cell("algorithm"),
-            *(Cell(one, names[group]) for group in known for one in variants(tables)),
-            *(Cell(f"gain of {one}", names[last]) for one in others(tables)),
-            Cell("most frequent", names[last]),
-        ],
-        rows,
-    )
-
-
-def _short(cell: Mapping[str, Any] | None) -> Cell:
-    return cell_of(None if cell is None else cell["mean"], share)
-
-
-def _starred(cell: Mapping[str, Any], small: str) -> Cell:
-    sure = bool(significant(cell))
-    return Cell(points(cell["mean"]) + ("*" if sure else ""), small, strong=sure)
-
-
-def _test(cell: Mapping[str, Any] | None) -> Cell:
-    return EMPTY if cell is None else _starred(cell, probability(cell["p"]))
-
-
-def _gain(cell: Mapping[str, Any]) -> tuple[Cell, Cell]:
-    return (
-        _starred(cell, f"{points(cell['low'])} to {points(cell['high'])}"),
-        Cell(f"+{count(cell['gained'])} −{count(cell['lost'])}", probability(cell["p"])),
-    )
+def _gain_cell(cell: Mapping[str, Any]) -> Cell:
+    sure, span_words = bool(significant(cell)), f"{points(cell['low'])} to {points(cell['high'])}"
+    return Cell(points(cell["mean"]) + ("*" if sure else ""), f"{span_words}, {probability(cell['p'])}", strong=sure)
 
 
 def _figures(tables: Tables) -> Iterator[Figure]:
