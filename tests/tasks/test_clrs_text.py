@@ -155,15 +155,6 @@ def test_bad_requests_are_refused_before_the_first_example(arguments, kind, mess
         examples(*arguments)
 
 
-@needs_clrs
-def test_points_that_cannot_be_placed_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sharpmax.tasks.clrs_text.generation._COLLINEAR", 1e9)
-    with pytest.raises(
-        ArgumentError, match=r"^size: got 5; allowed: sizes at which graham_scan .*; take a smaller one$"
-    ):
-        next(examples("graham_scan", 5, "train", 1))
-
-
 def test_missing_package_names_the_line_to_type(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(shim, "_generator", shim._generator.__wrapped__)

@@ -23,7 +23,10 @@ from sharpmax.stats.streaming import Gradients, Incoming
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _HALF = (torch.float16, torch.bfloat16)
-_WIDEST = 256
+WIDEST = 256
+_MANY_PAIRS = 1 << 28
+"""Pairs of a row and a key from which on a device takes longer than its host: about a tenth of a millisecond."""
+
 _LOOKING = 528
 """Programs that look for rows in which the quick kernel did not go well: a few for each processor of a large GPU."""
 
@@ -62,8 +65,8 @@ def obstacle(call: AttentionCall) -> str | None:
         return f"q is {call.q.dtype}, and the kernel takes {_names(_DTYPES)}"
     if mask is not None and mask.dtype not in (torch.bool, *_DTYPES):
         return f"attn_mask is {mask.dtype}, and the kernel takes {_names((torch.bool, *_DTYPES))}"
-    if width > _WIDEST:
-        return f"the head size is {width}, and the kernel takes 1 to {_WIDEST}"
+    if width > WIDEST:
+        return f"the head size is {width}, and the kernel takes 1 to {WIDEST}"
     return None
 
 
@@ -114,11 +117,11 @@ def _launch_parts(
 ) -> PartsPlan | None:  # fmt: skip
     """Launch the kernels for statistics; `masks` are mask, gain and spans, and `made` gives the whole call."""
     quick = q.dtype in _HALF
-    first = tile = None
+    first = box = tile = None
     with on_device(q):
         if quick:
             tile = _quick_tile(q.shape[-2], q.shape[-1], masks[0] is not None, offset is None and masks[2] is None)
-            box = _box(k, tile.keys, power_of_2(q.shape[-1]))
+            box = _box(k, tile.keys, power_of_2(q.shape[-1])) if _large(q, k) else None
             every_key = masks[0] is None and masks[2] is None and offset is None and k.shape[-2] % tile.keys == 0
             options = {"TMA": box is not None, "EVEN": every_key, "MAX": "max" in fields, "VAR": "var" in fields}
             chosen = tile
@@ -132,7 +135,9 @@ def _launch_parts(
             (q, k, *masks, *parts),
             lambda: _settled("careful_parts", call := made(), _careful_tile(call), {"AFTER_QUICK": quick}),
         )
-    return None if second is None or (quick and first is None) else PartsPlan(first, second, tile)
+    if second is None or (quick and first is None):
+        return None
+    return PartsPlan(first, second, tile if quick and box is not None else None)
 
 
 class PartsPlan(NamedTuple):
@@ -140,14 +145,16 @@ class PartsPlan(NamedTuple):
 
     quick: Compiled | None
     careful: Compiled
-    tile: Tile | None
+    copied: Tile | None
+    """The tile in which keys are copied by a descriptor, if they are."""
 
     def run(self, q: Tensor, k: Tensor, at: int, step: int) -> None:
         """Write the four parts to the address `at` and every `step` bytes from there, multiples of 16."""
         q_at, k_at = q.data_ptr(), k.data_ptr()
         rest = (None, None, None, at, at + step, at + 2 * step, at + 3 * step)
-        if self.quick is not None and self.tile is not None:
-            self.quick(q_at, k_at, _box(k, self.tile.keys, power_of_2(q.shape[-1])), *rest)
+        if self.quick is not None:
+            box = None if self.copied is None else _box(k, self.copied.keys, power_of_2(q.shape[-1]))
+            self.quick(q_at, k_at, box, *rest)
         self.careful(q_at, k_at, *rest)
 
 
@@ -287,6 +294,11 @@ def mask_kind(mask: Tensor | None) -> tuple[int, float]:
 def strides_as(x: Tensor | None, *shape: int) -> tuple[int, ...]:
     """The strides that read `x` as if it had this shape: 0 where it broadcasts."""
     return (0,) * len(shape) if x is None else x.expand(shape).stride()
+
+
+def _large(q: Tensor, k: Tensor) -> bool:
+    """Whether the copy engine pays: it saves 4% of the device's time at best, and costs the host a descriptor."""
+    return interpreted() or q.numel() // q.shape[-1] * k.shape[-2] >= _MANY_PAIRS
 
 
 def _box(k: Tensor, keys: int, width: int) -> object | None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sharpmax.errors import ArgumentError, FileFormatError, UnsupportedError, reject, reject_type
-from sharpmax.files import parse_json, write_bytes, write_text
+from sharpmax.files import parse_json, write_bytes
 from sharpmax.tasks.clrs_text.generation import RELEASE, Example, Split, check_count, generator, problem, stream
 from sharpmax.tasks.clrs_text.sizes import check_algorithm, check_size, test_sizes, train_sizes
 
@@ -117,7 +117,6 @@ def _example(placed: _Row) -> Example:
 
 
 _FORMAT = 1
-_INDEX = "set.json"
 Note = Callable[[str], None]
 
 
@@ -227,9 +226,8 @@ def _made(folder: Path, recipe: _Recipe, excluded: dict[str, set[bytes]], proces
     check_count("per_cell", recipe.per_cell)
     check_count("processes", processes)
     here = folder / recipe.folder()
-    known = _indexed(here / _INDEX)
     cells = {f"{name}-{size:03}.jsonl": (name, size) for name, size in recipe.cells}
-    missing = [file for file in cells if not _complete(here / file, known.get(file), recipe)]
+    missing = [file for file in cells if not (here / file).is_file()]  # a file is there as a whole or not at all
     if missing:
         generator()  # report a missing package here, not in every process
         jobs = [(here / file, *cells[file], recipe, excluded.get(cells[file][0], set())) for file in missing]
@@ -238,9 +236,6 @@ def _made(folder: Path, recipe: _Recipe, excluded: dict[str, set[bytes]], proces
             all_there_are = count < recipe.per_cell and recipe.text is None
             few = f" of {recipe.per_cell}: there are no more problems of this size" if all_there_are else ""
             note(f"{recipe.split}: {name}, size {size}: {count} examples{few}")
-    if missing or known.keys() != cells.keys():
-        index = {**asdict(recipe), "cells": {file: _sha256(here / file) for file in cells}}
-        write_text(here / _INDEX, json.dumps(index, indent=1) + "\n")
     return here
 
 
@@ -273,33 +268,3 @@ def _enough(examples: Iterator[Example], text: int | None) -> Iterator[Example]:
         used += example.characters
         if text is not None and used >= text:
             return
-
-
-def _indexed(path: Path) -> dict[str, str]:
-    """The checksums of a finished set; none of one that is not finished, or whose index is damaged."""
-    try:
-        cells = parse_json(path.read_bytes())["cells"]
-        return {str(file): str(checksum) for file, checksum in cells.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return {}
-
-
-def _complete(path: Path, checksum: str | None, recipe: _Recipe) -> bool:
-    """Whether a file is what was written: by its checksum, or, before the set has an index, by its examples."""
-    if not path.is_file():
-        return False
-    if checksum is not None:
-        return _sha256(path) == checksum
-    try:
-        content = path.read_bytes()
-        found = [Example(**parse_json(line)) for line in content.splitlines()]
-    except (ValueError, TypeError):
-        return False
-    enough = len(found) == recipe.per_cell
-    if recipe.text is not None:
-        enough = enough or sum(one.characters for one in found) >= recipe.text
-    return enough and content.endswith(b"\n")
-
-
-def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
