@@ -12,6 +12,7 @@ import sharpmax as sm
 from sharpmax.errors import ArgumentError, UnsupportedError
 from sharpmax.policies import registry
 from sharpmax.policies.basic import Constant
+from sharpmax.policies.per_frequency import PerFrequency
 from sharpmax.policies.per_head import PerHead
 from tests.experiments.evaluate import tiny
 
