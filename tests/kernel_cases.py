@@ -125,7 +125,8 @@ def relaunched(monkeypatch: pytest.MonkeyPatch) -> list[_Recompiled]:
     for module in (dispatch, ops, decode_module):
         monkeypatch.setattr(module, "_known", {})
     monkeypatch.setattr(decode_module, "obstacle", lambda q, v: None)
-    monkeypatch.setattr(decode_launch, "_plans", {})
+    for module in (ops, decode_launch):
+        monkeypatch.setattr(module, "_plans", {})
     monkeypatch.setattr(triton_launch, "_compiled", {})
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 7, raising=False)

@@ -139,7 +139,7 @@ def test_what_is_said_of_the_language_model_is_what_the_run_shows() -> None:
     assert f"answers {right['rows-half']['64']['mean']:.1f}% at 64 names" in TEXT
     assert f"touches {arms['rows-half']['touched']} of 270 heads" in TEXT
     assert all(right[arm]["512"]["mean"] < 85.0 for arm in learned if arm != "pairs256")  # "not reached yet"
-    for name, arm in (("smollm2", "rows-half"), ("smollm2-constant", "constant")):
+    for name, arm in (("smollm2-rows", "rows-half"), ("smollm2-constant", "constant")):
         assert load_policy(name) == policy_from_dict(arms[arm]["policy"])
 
 

@@ -261,6 +261,10 @@ def test_later_calls_are_not_checked_again_and_equal_the_first(
         assert torch.allclose(found.double(), expected, atol=1e-5)
         assert torch.allclose(entropy.double(), exact, atol=1e-5)
     assert len(ops._known) == len(dispatch._known) == 1
+    shared = sm.attention(q, k[:1], v[:1], is_causal=causal, enable_gqa=True, policy=policy)
+    for _ in range(2):
+        again = sm.attention(q, k[:1], v[:1], is_causal=causal, enable_gqa=True, policy=policy)
+        assert torch.allclose(again, shared, atol=1e-6)
     for mistake in (v[:, :1], v.double(), v[..., :3, :]):
         with pytest.raises((ValueError, TypeError), match=r"^v: "):
             sm.attention(q, k, mistake, is_causal=causal, enable_gqa=True, policy=policy)

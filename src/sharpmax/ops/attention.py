@@ -245,7 +245,8 @@ class Sharpener:
 
         self._constants: dict[tuple[torch.device, torch.dtype], Tensor] = {}
         self._places: list[dict[torch.device, Tensor]] = [{} for _ in self.rules]
-        self._known: dict[Any, Coefficients | SharpenPlan] = {}
+        self._tables: dict[torch.device, Coefficients] = {}
+        self._looked: set[int] = set()
 
     def by_constants(self, query: Tensor) -> Tensor | None:
         """β·q in one operation, for q `[..., H, Lq, D]` and constants; None where β may have to be capped."""
@@ -325,33 +326,48 @@ class Sharpener:
         scaled, beta = run(query, *rows, counts, call.keys, call.offset, *table)
         if not torch.compiler.is_compiling():
             self._warn_now_and_then(call, parts)
-            if plain and counts is None and is_known_kind(call):
-                key = (layout(query), call.k.shape, call.k.stride(), call.offset, call.scale, query.device)
-                remember(self._known, key, table)
         return scaled, beta
 
     def known(self, query: Tensor, key: Tensor, offset: int | None, scale: float) -> Tensor | None:
         """β·q for q `[B, H, Lq, D]` and k `[B, Hkv, Lk, D]` without a mask, at the least cost to the host.
 
-        None unless `sharpen` had a call of the same layout before, and where an operator is needed. Nothing is checked.
+        None where `sharpen` has more to do: an operator, or to look whether rows lie outside the range of a policy. No
+        shape is checked.
         """
-        if self.form is None or not is_plain(query, key):
+        form, keys = self.form, key.shape[2]
+        if form is None or form.solved or not is_plain(query, key) or not self._has_looked(keys.bit_length()):
             return None
-        place = (layout(query), key.shape, key.stride(), offset, scale, query.device)
-        found = self._known.get(place)
-        if found is None:
+        table = self._tables.get(query.device)
+        if table is None:
+            table = table_of(self.policies, query.device)
+            if table is None:
+                return None
+            remember(self._tables, query.device, table)
+        place = (layout(query), key.shape, key.stride(), offset, scale, query.device, table.values.shape, *table.shape)
+        plan = _plans.get((place, form.needs))
+        if plan is not None:
+            return plan(query, key, table.values)
+        if query.dtype == torch.float64 or not keys or not scales(query) or query.shape[-1] > triton_launch.WIDEST:
             return None
-        if isinstance(found, SharpenPlan):
-            return found(query, key)
-        log_mass = shortfall = var = plan = None
-        if measured := bool(self.form.needs - COUNT):
-            (_, log_mass, shortfall, var), plan = triton_launch.unmasked_parts(
-                query, key, offset, scale, self.form.needs
-            )
-        out, _, last = sharpened(query, log_mass, shortfall, var, None, key.shape[2], offset, *found)
-        if last is not None and measured == (plan is not None):
-            remember(self._known, place, SharpenPlan(plan, last, found.values))
+        if key.shape[0] != query.shape[0]:
+            return None
+        log_mass = shortfall = var = parts = None
+        if measured := bool(form.needs - COUNT):
+            (_, log_mass, shortfall, var), parts = triton_launch.unmasked_parts(query, key, offset, scale, form.needs)
+        out, _, last = sharpened(query, log_mass, shortfall, var, None, keys, offset, *table)
+        if last is not None and measured == (parts is not None):
+            remember(_plans, (place, form.needs), SharpenPlan(parts, last))
         return out
+
+    def _has_looked(self, bits: int) -> bool:
+        """Whether rows of so many keys, as a power of 2, need not be looked at any more: see `_warn_now_and_then`."""
+        if bits not in self._looked:
+            warned = next((rule.warned for rule in self.rules if isinstance(rule, PolicyRule)), None)
+            looked_at = _looked_at if warned is None else warned
+            if any(one.fitted_range is not None and (one, bits) not in looked_at for one in self.policies):
+                return False
+            self._looked.add(bits)
+        return True
 
     def _warn_now_and_then(self, call: AttentionCall, parts: Parts | None) -> None:
         """Warn of rows outside the range of a policy, looking once for every doubling of the number of keys.
@@ -396,6 +412,7 @@ MOST_QUERIES = 8
 """The most new tokens per sequence that the decode kernels take; more of them are a prompt."""
 
 _looked_at: set[Any] = set()
+_plans: dict[Any, SharpenPlan] = {}
 
 
 def _rule_beta(rule: Rule, rows: AttentionCall | Logits, impl: str, stats: RowStats | None) -> Tensor:

@@ -23,7 +23,7 @@ from sharpmax.stats.streaming import Gradients, Incoming
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _HALF = (torch.float16, torch.bfloat16)
-_WIDEST = 256
+WIDEST = 256
 _MANY_PAIRS = 1 << 28
 """Pairs of a row and a key from which on a device takes longer than its host: about a tenth of a millisecond."""
 
@@ -65,8 +65,8 @@ def obstacle(call: AttentionCall) -> str | None:
         return f"q is {call.q.dtype}, and the kernel takes {_names(_DTYPES)}"
     if mask is not None and mask.dtype not in (torch.bool, *_DTYPES):
         return f"attn_mask is {mask.dtype}, and the kernel takes {_names((torch.bool, *_DTYPES))}"
-    if width > _WIDEST:
-        return f"the head size is {width}, and the kernel takes 1 to {_WIDEST}"
+    if width > WIDEST:
+        return f"the head size is {width}, and the kernel takes 1 to {WIDEST}"
     return None
 
 

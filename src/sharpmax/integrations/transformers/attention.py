@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from sharpmax.errors import UnsupportedError
-from sharpmax.integrations.transformers.implementations import implementation_call
+from sharpmax.integrations.transformers.implementations import implementation_call, own_attention, under_its_name
 from sharpmax.integrations.transformers.passes import layer_of
-from sharpmax.integrations.transformers.support import own_attention
 from sharpmax.ops.attention import MOST_QUERIES, QueryScale, Rule, Sharpener, fitting_beta, scaled_mask, scaled_queries
 from sharpmax.stats.call import (
     AttentionCall,
@@ -118,6 +117,7 @@ class Layer:
     """Whether PyTorch's attention is behind this layer, with rules that are made of policies."""
 
     def __post_init__(self) -> None:
+        self.function = under_its_name(self.function, self.inner)
         self.sharpener = Sharpener(self.rules, self.heads)
         self.rules, self.query_scale = self.sharpener.rules, self.sharpener.query_scale
         self.plain = self.inner == "sdpa" and bool(self.sharpener.policies)

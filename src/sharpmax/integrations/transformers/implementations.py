@@ -1,18 +1,22 @@
-"""Flash and flex attention: which keys each row sees there, so that a policy can read the row before they run.
+"""The attention functions of transformers that a sharpened call is handed on to.
 
-Both get β·q in place of q, and attention sinks (`s_aux`) as they are. Constants measure nothing. Other policies measure
-the rows over the keys that the implementation is going to see.
+Of flash and flex attention this module says which keys each row sees, so that a policy can read the row first. Both get
+β·q in place of q, and attention sinks (`s_aux`) as they are. Constants measure nothing. Other policies measure the rows
+over the keys that the implementation is going to see.
 """
 
 from __future__ import annotations
 
+import functools
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from sharpmax.errors import UnsupportedError
+from sharpmax.integrations.transformers.support import INTERFACE, Instead, eager_of, interface_call, plain_name
 from sharpmax.stats.call import AttentionCall
 from sharpmax.stats.dispatch import packed_spans
 
@@ -104,3 +108,35 @@ def _starts(query: Tensor, kwargs: dict[str, Any]) -> tuple[Tensor, Tensor] | No
     if query.shape[0] != 1:
         raise UnsupportedError(f"query: {query.shape[0]} rows of packed sequences; allowed: one (a batch of 1)")
     return rows, keys
+
+
+class _Own:
+    """The attention functions that `own_attention` has found: a compiler follows attributes of a class one by one."""
+
+
+def own_attention(kind: type[nn.Module], name: str) -> Callable[..., Any]:
+    """The attention function that a kind of module uses without rules, where its configuration says `name`."""
+    key: str = _find_own(kind, name)
+    found: Callable[..., Any] = getattr(_Own, key)
+    return found
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _find_own(kind: type[nn.Module], name: str) -> str:
+    key = f"{kind.__name__}_{id(kind)}_{plain_name(name)}"  # without a dot, which the compiler does not take
+    if not hasattr(_Own, key):
+        uses = interface_call(kind)
+        if uses is None:
+            raise UnsupportedError(f"model: {kind.__name__} does not use transformers' attention interface")
+        function = uses.__globals__[INTERFACE].get_interface(plain_name(name), eager_of(uses))
+        setattr(_Own, key, staticmethod(under_its_name(function, plain_name(name))))
+    return key
+
+
+def under_its_name(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """An attention function; flash attention asks the configuration for its own name, which then says ours."""
+    return functools.partial(_as_named, function, name) if "flash" in name else function
+
+
+def _as_named(function: Callable[..., Any], name: str, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    return function(Instead(module, config=Instead(module.config, _attn_implementation=name)), *args, **kwargs)

@@ -164,10 +164,9 @@ class SharpenPlan(NamedTuple):
     """None where β depends on the number of visible keys alone."""
 
     last: Compiled
-    table: Tensor
 
-    def __call__(self, q: Tensor, k: Tensor) -> Tensor | None:
-        """β·q of tensors of the same layout; None if they start at an odd address."""
+    def __call__(self, q: Tensor, k: Tensor, table: Tensor) -> Tensor | None:
+        """β·q of tensors of the same layout, for policies of the same forms; None if they start at an odd address."""
         q_at = q.data_ptr()
         if (q_at | k.data_ptr()) & 15:
             return None
@@ -179,7 +178,7 @@ class SharpenPlan(NamedTuple):
             if self.parts is not None:
                 self.parts.run(q, k, at, step)
                 rows = (at + step, at + 2 * step, at + 3 * step)
-            self.last(q_at, *rows, None, self.table.data_ptr(), out.data_ptr(), at + 4 * step)
+            self.last(q_at, *rows, None, table.data_ptr(), out.data_ptr(), at + 4 * step)
         return out
 
 
