@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 FENCE = re.compile(
     r"(?:^<!-- not run: (?P<reason>[^>]+?) -->\n)?^```(?P<language>\w+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
 )
-OTHERS = ("pip", "vllm", "llama-server", "ollama", "echo")
+OTHERS = ("pip", "vllm", "llama-server", "ollama", "echo", "python", "tar")
 INDENTED = re.compile(r"^    (sharpmax .*)$", re.MULTILINE)
 INLINE = re.compile(r"`(sharpmax [^`]*)`")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import importlib
 import math
 import os
 from collections.abc import Iterator
@@ -13,9 +15,20 @@ import pytest
 import torch
 from torch import Tensor
 
+from sharpmax.integrations.transformers import attention
+from sharpmax.ops import attention as ops
+from sharpmax.ops import decode as decode_module
+from sharpmax.ops.kernels import decode_launch
+from sharpmax.stats import dispatch, triton_launch
 from sharpmax.stats.call import AttentionCall
 
 pytest.importorskip("triton")
+
+ENTRIES = {
+    "sharpmax.stats.triton_kernel": ("quick_parts", "careful_parts"),
+    "sharpmax.ops.kernels.sharpen_kernel": ("sharpen_rows", "scale_rows"),
+    "sharpmax.ops.kernels.decode_kernel": ("decode_logits", "decode_values", "decode_sum", "decode_whole"),
+}
 
 INTERPRETED = os.environ["TRITON_INTERPRET"] == "1"
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
@@ -52,3 +65,69 @@ def random_problem(
         rows=(batch, heads * group, queries),
         **{**fields, **changes},
     )
+
+
+class _Recompiled:
+    """An interpreted kernel that is launched as a compiled one is: by addresses, with every argument in its place."""
+
+    packed_metadata, function = "metadata", "function"
+
+    def __init__(self, kernel: Any, given: tuple[Any, ...], options: dict[str, Any]) -> None:
+        self.kernel, self.given, self.options = kernel, given, options
+        self.launches = 0
+
+    def run(self, *given: Any) -> None:
+        self.launches += 1
+        grid, rest = given[:3], given[9:]
+        assert given[3:9] == (7, "function", "metadata", None, None, None)
+        assert len(rest) == len(self.kernel.arg_names)
+        count = sum(not name.isupper() for name in self.kernel.arg_names)
+        known = zip(rest, self.given, strict=False)
+        values = [self._tensor_at(one, first) if isinstance(first, Tensor) else one for one, first in known]
+        constants = dict(zip(self.kernel.arg_names[count:], rest[count:], strict=True))
+        more = {name: value for name, value in self.options.items() if name not in self.kernel.arg_names}
+        assert constants == {name: value for name, value in self.options.items() if name not in more}
+        self.kernel[grid](*values, **constants, **more)
+
+    @staticmethod
+    def _tensor_at(address: int, like: Tensor) -> Tensor:
+        assert address % 16 == 0
+        count = 1 + sum((size - 1) * stride for size, stride in zip(like.shape, like.stride(), strict=True))
+        memory = (ctypes.c_char * (count * like.element_size())).from_address(address)
+        return torch.frombuffer(memory, dtype=like.dtype).as_strided(like.shape, like.stride())
+
+
+@pytest.fixture
+def relaunched(monkeypatch: pytest.MonkeyPatch) -> list[_Recompiled]:
+    """Kernels that are bound once and then launched by address, as on a GPU but interpreted; all that were bound."""
+    if not INTERPRETED:
+        pytest.skip("a GPU has kernels that are compiled")
+    bound: list[_Recompiled] = []
+
+    class Proxy:
+        def __init__(self, kernel: Any) -> None:
+            self.kernel, self.arg_names = kernel, kernel.arg_names
+
+        def __getitem__(self, grid: Any) -> Any:
+            def first(*given: Any, **options: Any) -> _Recompiled:
+                self.kernel[grid](*given, **options)
+                bound.append(_Recompiled(self.kernel, given, options))
+                return bound[-1]
+
+            return first
+
+    for module, names in ENTRIES.items():
+        kernels = importlib.import_module(module)
+        for name in names:
+            monkeypatch.setattr(kernels, name, Proxy(getattr(kernels, name)))
+    for module in (dispatch, ops, attention, decode_module):
+        monkeypatch.setattr(module, "on_gpu", lambda x: True)
+    for module in (dispatch, ops, decode_module):
+        monkeypatch.setattr(module, "_known", {})
+    monkeypatch.setattr(decode_module, "obstacle", lambda q, v: None)
+    for module in (ops, decode_launch):
+        monkeypatch.setattr(module, "_plans", {})
+    monkeypatch.setattr(triton_launch, "_compiled", {})
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 7, raising=False)
+    return bound

@@ -13,27 +13,10 @@ PACKAGE = Path(__file__).parents[1] / "src" / "sharpmax"
 
 # From the ground up; each may import those before it. Modules of the same level do not import each other.
 LEVELS = [
-    ["errors"],
-    ["files", "lazy", "arrays"],
-    ["provenance"],
-    ["results"],
-    ["stats"],
-    ["policies"],
-    ["ops"],
-    ["normalisers"],
-    ["theory"],
-    ["jax"],
-    ["tasks"],
-    ["models"],
-    ["integrations"],
-    ["calibration"],
-    ["probing"],
-    ["monitoring"],
-    ["experiments"],
-    ["report"],
-    ["cli"],
-]
-LEVEL = {package: level for level, packages in enumerate(LEVELS) for package in packages}
+    "errors", "files lazy arrays", "provenance", "results", "stats", "policies", "ops", "normalisers", "theory",
+    "jax", "tasks", "models", "integrations", "calibration", "probing", "monitoring", "experiments", "report", "cli",
+]  # fmt: skip
+LEVEL = {package: level for level, packages in enumerate(LEVELS) for package in packages.split()}
 # `report` draws from saved results alone, so it may not reach the code that made them.
 FORBIDDEN = {("report", "experiments")}
 

@@ -84,7 +84,11 @@ def test_a_profile_by_name_with_changes() -> None:
     ("name", "changes", "message"),
     [
         ("large", {}, "profile: got 'large'; allowed: one of ['full', 'small']"),
-        ("small", {"kinds": ("constant", "best")}, "kinds: got 'best'; allowed: some of ['constant', 'length',"),
+        (
+            "small",
+            {"kinds": ("constant", "best")},
+            "kinds: got 'best'; allowed: some of ['frequency', 'constant', 'length',",
+        ),
         ("small", {"steps": 0}, "steps: got 0; allowed: 1 or more"),
         ("small", {"sizes": ()}, "sizes: got none"),
     ],

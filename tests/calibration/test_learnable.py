@@ -9,7 +9,7 @@ import torch
 
 import sharpmax as sm
 from sharpmax.errors import ArgumentError
-from sharpmax.policies import Constant, LogLinear
+from sharpmax.policies import Constant, LogLinear, PerFrequency
 from sharpmax.policies.shipped import LogScale
 
 transformers = pytest.importorskip("transformers")
@@ -31,7 +31,14 @@ TOKENS = torch.randint(31, (4, 24), generator=torch.Generator().manual_seed(0))
 
 
 @pytest.mark.parametrize(
-    ("kind", "made"), [("constant", Constant), ("length", LogLinear), ("rows", LogLinear), ("ssmax", LogScale)]
+    ("kind", "made"),
+    [
+        ("frequency", PerFrequency),
+        ("constant", Constant),
+        ("length", LogLinear),
+        ("rows", LogLinear),
+        ("ssmax", LogScale),
+    ],
 )
 def test_numbers_train_with_the_weights_and_become_the_policy(kind: str, made: type) -> None:
     model = llama().train()
@@ -79,5 +86,5 @@ def test_a_scale_gets_the_gradient_of_its_definition() -> None:
 
 
 def test_an_unknown_kind_is_named() -> None:
-    with pytest.raises(ArgumentError, match=r"kind: got 'magic'; allowed: one of \['constant'.*'ssmax'\]"):
+    with pytest.raises(ArgumentError, match=r"kind: got 'magic'; allowed: one of \['frequency'.*'ssmax'\]"):
         sm.learnable(llama(), "magic")

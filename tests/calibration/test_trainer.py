@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sharpmax.calibration import trainer as module
-from sharpmax.calibration.data import FOLDABLE, KINDS, policy_from
+from sharpmax.calibration.data import KINDS, policy_from
 from sharpmax.calibration.trainer import Memory, TrainablePolicy, Trainer, TrainingSetup, checkpointed, grid_of
 from sharpmax.errors import ArgumentError, FileFormatError
 from sharpmax.integrations import transformers as hf
@@ -30,6 +30,7 @@ from tests.experiments.evaluate import tiny
 ABOUT = {"kind": "rows", "seed": 0, "profile": {"sizes": [4, 8], "rate": 0.1}}
 IDS = torch.randint(0, 256, (2, 60), generator=torch.Generator().manual_seed(1))
 CPU = torch.device("cpu")
+FREQUENCIES = 4
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +48,7 @@ def nothing(now: Trainer) -> None:
 
 def random_policy(kind: str, scale: float = 0.3, dtype: torch.dtype = torch.float32) -> TrainablePolicy:
     """Coefficients of a kind in every head, none of them 0."""
-    policy = TrainablePolicy(kind, tiny.LAYERS, tiny.HEADS, CPU)
+    policy = TrainablePolicy(kind, tiny.LAYERS, tiny.HEADS, CPU, frequencies=FREQUENCIES)
     numbers = scale * torch.randn(policy.coefficients.shape, generator=torch.Generator().manual_seed(2))
     policy.coefficients = numbers.to(dtype).requires_grad_()
     return policy
@@ -69,8 +70,9 @@ def test_coefficients_act_as_the_saved_policy_and_get_the_only_gradient(kind: st
     gradient = policy.coefficients.grad
     assert gradient is not None
     assert gradient.isfinite().all()
-    assert (gradient[..., [i for i, name in enumerate(KINDS[kind]) if name != "length"]] != 0).all()
-    with TrainablePolicy(kind, tiny.LAYERS, tiny.HEADS, CPU).installed(model):
+    names = KINDS[kind] or ("level",) * FREQUENCIES
+    assert (gradient[..., [i for i, name in enumerate(names) if name != "length"]] != 0).all()
+    with TrainablePolicy(kind, tiny.LAYERS, tiny.HEADS, CPU, frequencies=FREQUENCIES).installed(model):
         torch.testing.assert_close(model(input_ids=IDS).logits, plain, rtol=0, atol=1e-5)
 
 
@@ -140,7 +142,7 @@ def test_the_grid_of_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_policy_is_rounded_bounded_and_scaled() -> None:
     values = torch.tensor([[[0.123456789, 0.5], [-7.0, 0.0]]])
     assert policy_from("length", values).policies == ((LogLinear(level=0.12346, length=0.5), LogLinear(level=-7.0)),)
-    policy = policy_from(FOLDABLE, torch.tensor([[[0.0], [0.5], [9.0], [-9.0]]]), strength=2.0)
+    policy = policy_from("constant", torch.tensor([[[0.0], [0.5], [9.0], [-9.0]]]), strength=2.0)
     assert policy.policies == ((Constant(1.0), Constant(2.71828), Constant(12.0), Constant(0.2)),)
     values = torch.randn(1, 1, len(KINDS["rows"]))
     one: Any = policy_from("rows", values, 1.3).policies[0][0]
@@ -244,7 +246,7 @@ def test_prices_follow_the_budget(budget: float, sign: int, near: float, bound: 
     one.run(tight, nothing)
     # Chat is read at every step, the five texts take turns two at a time.
     names = [domain.name for domain in setup.domains if domain.name != "chat"]
-    twice, always = 100 * math.exp(sign * 0.2), 100 * math.exp(sign * 0.5)
+    twice, always = 50 * math.exp(sign * 0.2), 50 * math.exp(sign * 0.5)
     assert one.prices == pytest.approx(dict.fromkeys(names, twice) | {"chat": always}, rel=1e-3)
     bounded = trainer("constant", steps=5)
     bounded.policy.coefficients.data.fill_(0.2)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import json
-import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -172,23 +171,6 @@ def test_an_examination_that_was_killed_asks_nothing_twice(
             assert saved(cut)["tables"][table] == saved(whole)["tables"][table], table
 
 
-NO_COLUMNS = '{"question": "a", "answer": "b"}\n'
-
-
-@pytest.mark.parametrize("command", ["train", "evaluate"])
-def test_a_missing_generator_names_the_line_to_type(
-    command: str, home: Path, tmp_path: Path, sharpmax_command: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "clrs" else real(name, *rest))
-    monkeypatch.setattr(shim, "_generator", shim._generator.__wrapped__)
-    options = ["--data", tmp_path / "data", "--out", tmp_path / "out"]
-    assert f"pip install 'attrs>=24.2' && pip install --no-deps {shim.RELEASE}" in sharpmax_command.refused(
-        "clrs", command, home / "model", *options
-    )
-    assert not (tmp_path / "out").exists()
-
-
 def full_disk(*arguments: Any, **options: Any) -> None:
     raise OSError(28, "No space left on device")
 
@@ -203,18 +185,9 @@ def full_states(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(transformers.Trainer, "_save_optimizer_and_scheduler", full_disk)
 
 
-def full_results(patch: pytest.MonkeyPatch) -> None:
-    real = Path.replace
-
-    def replace(self: Path, target: Path) -> Path:
-        return real(self, target) if "results.json" not in str(target) else full_disk()  # type: ignore[func-returns-value, return-value]
-
-    patch.setattr(Path, "replace", replace)
-
-
 @pytest.mark.parametrize(
     ("command", "fill"),
-    [("train", full_states), ("train", full_results), ("evaluate", full_answers), ("evaluate", full_results)],
+    [("train", full_states), ("evaluate", full_answers)],
 )
 def test_a_full_disk_is_one_line_and_nothing_is_lost(
     command: str, fill: Callable[[pytest.MonkeyPatch], None], home: Path, data: Path, tmp_path: Path,
@@ -227,13 +200,3 @@ def test_a_full_disk_is_one_line_and_nothing_is_lost(
         assert "No space left on device" in sharpmax_command.refused(*line)
     sharpmax_command.ok(*line, "--resume")
     assert (tmp_path / "out" / "results.json").is_file()
-
-
-@needs_clrs
-def test_a_full_disk_while_questions_are_made(
-    home: Path, tmp_path: Path, sharpmax_command: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os, "fsync", full_disk)
-    options = ["--algorithms", "minimum", "--per-cell", 1, "--data", tmp_path / "data", "--out", tmp_path / "out"]
-    assert "No space left on device" in sharpmax_command.refused("clrs", "evaluate", home / "model", *options)
-    assert not [path for path in (tmp_path / "data").rglob("*") if path.is_file()]

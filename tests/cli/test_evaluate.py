@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from sharpmax.cli.options import policies_named, policy_named
+from sharpmax.experiments import engine as engines
 from sharpmax.experiments.evaluate import run as pieces
 from sharpmax.policies.basic import Constant
 from sharpmax.policies.per_head import PerHead
-from tests.cli.lines import run_alone, saved
+from tests.cli.lines import saved
 from tests.experiments.evaluate import coins
 
 QUICK = ("--sizes", "4..8", "--prompts", 8, "--lengths", "64", "--windows", 2, "--questions", 1)
@@ -100,15 +101,24 @@ def test_an_interrupted_run_is_taken_up(
     assert (tmp_path / "results.json").exists()
 
 
-def test_cells_on_ray_give_the_same_numbers(home: Path, tmp_path: Path, sharpmax_command: Any) -> None:
-    pytest.importorskip("ray", reason="pip install ray")
+def test_cells_elsewhere_give_the_same_numbers(
+    home: Path, tmp_path: Path, sharpmax_command: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on Ray, which test_compare starts: cells are jobs of plain values, and the model is loaded by its name."""
     task = f"{home / 'letters.py'},ruler/niah_single_1"
     more = ("--policy", home / "made", "--task", task, "--lengths", "1k", "--device", "cpu", "--no-draw")
     sharpmax_command.ok(*words(home, tmp_path / "here", *more))
-    done = run_alone(*words(home, tmp_path / "ray", *more, "--engine", "ray", "--workers", 1))
-    assert done.returncode == 0, done.stderr
-    here, ray = (saved(tmp_path / name)["tables"] for name in ("here", "ray"))
-    assert {**ray, "cost": here["cost"]} == here
+    asked = []
+
+    def run_here(jobs: Any, store: Any, *, engine: str, workers: int, address: None, progress: Any) -> None:
+        asked.append((engine, workers))
+        engines.run(jobs, store, workers=1, progress=progress)
+
+    monkeypatch.setattr(pieces, "run", run_here)
+    sharpmax_command.ok(*words(home, tmp_path / "there", *more, "--engine", "ray", "--workers", 2))
+    assert asked == [("ray", 2)]
+    here, there = (saved(tmp_path / name)["tables"] for name in ("here", "there"))
+    assert {**there, "cost": here["cost"]} == here
 
 
 def test_the_harness_runs_on_every_arm(
@@ -150,19 +160,8 @@ def test_ruler_is_asked_by_length_and_scored_by_its_references(
         return [f"They are {p.references[0].lower()}, nothing and {p.references[3].upper()}." for p in prompts]
 
     monkeypatch.setattr(pieces, "generated_texts", generated)
-    line = [
-        "evaluate",
-        home / "model",
-        "--task",
-        "ruler/vt,formats/csv",
-        "--lengths",
-        "1k",
-        "--sizes",
-        4,
-        "--prompts",
-        3,
-    ]
-    sharpmax_command.ok(*line, "--no-text", "--policy", "paper", "--out", tmp_path)
+    line = ["evaluate", home / "model", "--task", "ruler/vt,formats/csv", "--lengths", "1k", "--sizes", 4]
+    sharpmax_command.ok(*line, "--prompts", 3, "--no-text", "--policy", "paper", "--out", tmp_path)
     tables = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))["tables"]
     cell = tables["accuracy/ruler/vt"]["paper"]["1024"]
     assert cell["mean"] == pytest.approx(40.0)

@@ -19,7 +19,7 @@ TRAIN = (
     "--data", "data", "--device", "cpu",
 )  # fmt: skip
 LINES = {
-    "probe": (MODEL, "--task", "kv", "--sizes", "8..32", "--prompts", 2, "--no-draw"),
+    "probe": (MODEL, "--task", "kv", "--sizes", "8..32", "--prompts", 2, "--no-draw", "--device", "split"),
     "evaluate": (
         MODEL, "--task", "letters.py", "--sizes", 4, "--prompts", 2, "--no-text", "--no-draw", "--device", "split",
     ),

@@ -17,10 +17,8 @@ pytest.importorskip("fcntl")
 
 SMALL = {
     "reproduce": ("reproduce", "--recipe", "paper", "--seeds", 1, "--samples", 4, "--sizes", "16,32", "--no-draw"),
-    "compare": ("compare", "softmax", "--steps", 5, "--seeds", 1, "--sizes", "16", "--samples", 4, "--no-draw"),
     "horizon": ("horizon", "{model}", "--certified-only"),
     "fold": ("fold", "{model}", "--policy", "constant:1.5"),
-    "bench": ("bench", "--cpu", "--length", 64, "--repeat", 1),
 }
 """Every command locks its folder in `run.out_folder`; these call it with and without a model."""
 

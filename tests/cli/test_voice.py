@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -149,15 +146,6 @@ def test_names_are_completed(line: str, offered: list[str]) -> None:
     environment["COMP_CWORD"] = str(len(line.split()))
     done = CliRunner(env=environment).invoke(APP, [], prog_name="sharpmax")
     assert done.stdout.split() == offered
-
-
-def test_the_shell_is_told_how_to_complete() -> None:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
-    command = [sys.executable, "-m", "sharpmax.cli", "--show-completion", "zsh"]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "#compdef sharpmax" in done.stdout
-    assert "_SHARPMAX_COMPLETE=complete_zsh" in done.stdout
 
 
 RESUMES = {

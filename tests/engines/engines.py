@@ -17,10 +17,10 @@ import torch
 from sharpmax.tasks import get_task
 from sharpmax.tasks.prompt import Prompt
 
-CONSTANTS = "smollm2-constant"
+CONSTANTS = "smollm2"
 """The packaged policy of one constant per head for SmolLM2."""
 
-ROWS = "smollm2"
+ROWS = "smollm2-rows"
 """The packaged policy for SmolLM2 that reads the row, learned for every head."""
 
 PROMPTS, NAMES = 24, 40

@@ -62,7 +62,8 @@ def by_hand(model: Any, policy: Policy) -> Iterator[None]:
 
     def attention(
         module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None = None,
-        is_causal: bool | None = None, softcap: float | None = None, position_bias: Tensor | None = None, **kwargs: Any,
+        is_causal: bool | None = None, softcap: float | None = None, position_bias: Tensor | None = None,
+        s_aux: Tensor | None = None, **kwargs: Any,
     ) -> tuple[Tensor, None]:  # fmt: skip
         (batch, heads, rows, width), keys = query.shape, key.shape[2]
         causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
@@ -87,7 +88,8 @@ def by_hand(model: Any, policy: Policy) -> Iterator[None]:
             if len(s):
                 s = s * beta(layer_policy(module, h), s)
                 p = np.exp(s - s.max())
-                out[b, i, h] = (p / p.sum()) @ v[b, shared][seen]
+                sink = 0.0 if s_aux is None else np.exp(s_aux[h].item() - s.max())  # a logit that β leaves alone
+                out[b, i, h] = (p / (p.sum() + sink)) @ v[b, shared][seen]
         return torch.from_numpy(out).to(query.dtype), None
 
     transformers.AttentionInterface.register(NAME, attention)

@@ -169,7 +169,31 @@ def test_masks_become_spans_where_each_row_sees_one_run_of_keys(
         for _ in range(2):
             assert torch.allclose(model(ids, use_cache=False, **given).logits, expected, atol=1e-4)
     layers = 2 if policy is PAPER else 1
-    # Without a mask the second pass finds the launches of the first; spans are found once for all layers.
-    assert len(measured) == layers * (1 if kind == "causal" else 2)
+    # Without a mask only the first layer has more to do: it looks whether rows lie outside the range of the policy.
+    assert len(measured) == (1 if kind == "causal" else 2 * layers)
     assert {call.mask is None for call in measured} == {kind != "scattered"}
     assert {call.spans is None for call in measured} == {kind in ("causal", "scattered")}
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+@pytest.mark.parametrize(
+    "policy", ["constant:1.5", PerHead(((Constant(2.0), Constant(1.0)) * 2,) * 2), PAPER, MIXED], ids=str
+)
+def test_a_token_against_a_static_cache_is_one_graph(policy: Any, gpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.compiler.reset()
+    model = hf.apply(FAMILIES["llama"].build(), policy)
+    if gpu:
+        as_on_a_gpu(monkeypatch)
+        for layer in model.model.layers:
+            vars(layer.self_attn)["_sharpmax_layer"].sharpener.prepare(torch.device("cpu"))
+
+    def last(step: Any) -> torch.Tensor:
+        cache = transformers.StaticCache(model.config, max_cache_len=16)
+        model(torch.arange(9)[None], past_key_values=cache)
+        found: torch.Tensor = step(torch.tensor([[5]]), past_key_values=cache, position_ids=torch.tensor([[9]])).logits
+        return found
+
+    with torch.no_grad():
+        expected = last(model)
+        compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+        assert torch.allclose(last(compiled), expected, atol=1e-5)

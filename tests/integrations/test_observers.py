@@ -200,9 +200,9 @@ def test_a_model_that_is_refused_for_a_while_can_be_watched_afterwards() -> None
     """Nobody who was refused sees anything, and nothing of them stays."""
     family = FAMILIES["llama"]
     model = family.build()
-    model.config._attn_implementation_internal = "flex_attention"
+    model.config._attn_implementation_internal = "flash_attention_4"
     refused: list[AttentionCall] = []
-    with pytest.raises(UnsupportedError, match="flex"):
+    with pytest.raises(UnsupportedError, match="flash_attention_4"):
         observe(model, refused.append)
     model.config._attn_implementation_internal = "sdpa"
     seen: list[AttentionCall] = []

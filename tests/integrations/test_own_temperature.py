@@ -45,7 +45,14 @@ RULES = {
 }  # fmt: skip
 
 
-@pytest.fixture(params=RULES.values(), ids=RULES)
+_NO_ROPE = {"rope_parameters": {**_ROPE, "llama_4_scaling_beta": 0.0}}
+OFF: dict[str, dict[str, Any]] = {
+    "llama4": {"attn_temperature_tuning": False}, "ministral3": _NO_ROPE, "mistral4": _NO_ROPE,
+    "inkling": {"log_scaling_n_floor": None},
+}  # fmt: skip
+
+
+@pytest.fixture(params=RULES.values(), ids=list(RULES))
 def family(request: pytest.FixtureRequest) -> Family:
     if not hasattr(transformers, request.param.model):
         pytest.skip(f"this release of transformers has no {request.param.model}")
@@ -75,10 +82,7 @@ def test_a_rule_read_from_the_configuration_has_the_numbers_of_the_model(family:
     model = family.build("sdpa").double()
     policy = from_config(model.config)
     assert policy is not None
-    off = {"llama4": {"attn_temperature_tuning": False}, "inkling": {"log_scaling_n_floor": None}}.get(
-        family.name, {"rope_parameters": {**_ROPE, "llama_4_scaling_beta": 0.0}}
-    )
-    without = family.build("sdpa", **off).double()
+    without = family.build("sdpa", **OFF[family.name]).double()
     assert from_config(without.config) is None
     # The first layer with a rule: what comes before it is the same in both models.
     layer = 1 if family.name == "llama4" else 0
@@ -123,10 +127,7 @@ def test_a_policy_replaces_the_own_rule_and_none_keeps_it(family: Family, tmp_pa
     assert torch.equal(family.logits(model), published)
     assert torch.equal(family.logits(hf.restore(copied)), published)
     assert from_config(model.config) == own
-    off = {"llama4": {"attn_temperature_tuning": False}, "inkling": {"log_scaling_n_floor": None}}.get(
-        family.name, {"rope_parameters": {**_ROPE, "llama_4_scaling_beta": 0.0}}
-    )
-    with hf.applied(family.build(**off), policy) as without:
+    with hf.applied(family.build(**OFF[family.name]), policy) as without:
         assert torch.equal(family.logits(without), replaced)
     assert not torch.allclose(replaced, published, atol=1e-3)
     loaded = type(model).from_pretrained(tmp_path)
@@ -163,7 +164,7 @@ def grows(self: Any, hidden_states: Any, position_embeddings: Any, attention_mas
     return self.o_proj(out.reshape(*hidden_states.shape[:-1], -1)), weights
 
 
-def told(self: Any, hidden_states: Any, attention_mask: Any, query_scale: Any = 1.0, **kwargs: Any) -> Any:
+def given(self: Any, hidden_states: Any, attention_mask: Any, query_scale: Any = 1.0, **kwargs: Any) -> Any:
     """Llama's attention with queries scaled by what its caller says."""
     shape = (*hidden_states.shape[:-1], -1, self.head_dim)
     q, k, v = (p(hidden_states).view(shape).transpose(1, 2) for p in (self.q_proj, self.k_proj, self.v_proj))
@@ -181,7 +182,7 @@ def test_a_scale_given_by_the_model_is_refused() -> None:
             hf.apply(model, "paper", skip_unsupported=skip)
 
 
-@pytest.mark.parametrize(("forward", "rule"), [(grows, "a logarithm in grows"), (told, "query_scale of told")])
+@pytest.mark.parametrize(("forward", "rule"), [(grows, "a logarithm in grows"), (given, "query_scale of given")])
 def test_a_rule_of_a_family_unknown_here_shows_in_its_code(forward: Callable[..., Any], rule: str) -> None:
     model = FAMILIES["llama"].build()
     kind = type("OtherAttention", (LLAMA.LlamaAttention,), {"forward": forward})

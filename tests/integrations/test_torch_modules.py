@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import copy
 import math
+import os
+import runpy
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -305,11 +308,38 @@ def test_the_axes_that_torch_takes(shape: tuple[tuple[int, ...], tuple[int, ...]
 
     class Plain(nn.Module):
         def forward(self, q: Tensor, k: Tensor) -> Tensor:
-            return F.scaled_dot_product_attention(q, k, k, attn_mask=mask)
+            return F.scaled_dot_product_attention(q, k, k, attn_mask=mask.to(q.dtype))
 
     model = Plain()
     with sm.applied(model, LogLength(2.0), example_inputs=(q, k)):
         found = model(q, k)
+        with torch.autocast("cpu", torch.bfloat16):
+            narrow = model(q.float(), k.bfloat16())
     logits = q @ k.transpose(-2, -1) / 2 + mask
     expected = (logits * math.log(5) / math.log(2)).softmax(-1) @ k
     torch.testing.assert_close(found, expected)
+    assert narrow.dtype == torch.bfloat16
+    torch.testing.assert_close(narrow.double(), expected, rtol=0.1, atol=0.1)
+
+
+def test_tabpfn() -> None:
+    """TabPFN's rows all see the training rows: a log-length rule is a constant there, which weights can hold."""
+    example = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "tabpfn.py"))
+    folder = os.environ.get("SHARPMAX_TABPFN")  # the unpacked archive, if there is one
+    torch.manual_seed(0)
+    model = example["load"](Path(folder)) if folder else strong(example["TabPFN"](32, 4, 2, 10))
+    model = model.double()
+    inputs = [x.double() if isinstance(x, Tensor) else x for x in example["inputs"](*example["synthetic"](0, 60), 40)]
+    sites = [site.name for site in call_sites(model, tuple(inputs))]
+    assert sites[1] == "transformer_encoder.layers.1.self_attn"
+    with torch.no_grad():
+        plain = model(*inputs)
+        with sm.applied(model, LogLength(20.0), example_inputs=tuple(inputs)):
+            found = model(*inputs)
+        assert torch.equal(model(*inputs), plain)
+        for layer in model.transformer_encoder["layers"]:
+            width = layer.self_attn.embed_dim
+            layer.self_attn.in_proj_weight[:width] *= math.log(40) / math.log(20)
+            layer.self_attn.in_proj_bias[:width] *= math.log(40) / math.log(20)
+        torch.testing.assert_close(found, model(*inputs), rtol=1e-7, atol=1e-8)
+    assert (found - plain).abs().max() > 1e-3

@@ -124,6 +124,22 @@ def test_the_largest_logit_is_that_of_queries_and_keys() -> None:
     torch.testing.assert_close(found, torch.stack(seen), rtol=1e-5, atol=1e-6)
 
 
+def test_any_module_that_attends_by_torch_is_measured() -> None:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(32, HEADS, 32, dropout=0.0, batch_first=True)
+    model, x = nn.TransformerEncoder(layer, LAYERS).train(), torch.randn(3, 12, 32)
+    observer = AttentionObserver(model, every=2)
+    for _ in range(2):
+        with observer.step():
+            model(x).square().mean().backward()
+    assert observer.heads == [HEADS] * LAYERS
+    first: Any = model.layers[0]
+    p = first.self_attn(x, x, x, average_attn_weights=False)[1].double()
+    wanted = -torch.special.xlogy(p, p).sum(-1).mean((0, 2))
+    torch.testing.assert_close(torch.tensor(observer.history[0].entropy[0]).double(), wanted, rtol=1e-4, atol=1e-5)
+    assert len(observer.history) == 1
+
+
 def test_a_compiled_model_is_measured_uncompiled() -> None:
     model = llama().eval()
     wanted = dense(model, batch())
@@ -141,7 +157,7 @@ def test_mistakes_are_named() -> None:
     with pytest.raises(ArgumentError, match="every: got 0"):
         AttentionObserver(model, every=0)
     with pytest.raises(SharpmaxError, match="PreTrainedModel"):
-        AttentionObserver(nn.Linear(2, 2))
+        QKClip(nn.Linear(2, 2))
     with pytest.raises(SharpmaxError, match="no step was measured"):
         AttentionObserver(model).save("nowhere")
     with pytest.raises(ArgumentError, match="tau"):

@@ -38,31 +38,9 @@ def paper_softmax(logits: jax.Array) -> jax.Array:
     return jax.nn.softmax(logits * beta)
 
 
-def logits_of_entropy(entropy: float, n: int = 512) -> np.ndarray:
-    """One logit above n − 1 equal ones, such that the softmax has the given entropy."""
-    low, high = 0.0, 30.0
-    for _ in range(100):
-        height = 0.5 * (low + high)
-        rest = (n - 1) * math.exp(-height)
-        found = math.log1p(rest) + height * rest / (1.0 + rest)
-        low, high = (height, high) if found > entropy else (low, height)
-    return np.asarray([height] + [0.0] * (n - 1), dtype=np.float32)
-
-
 def test_paper_function_is_one_line(agree):
     logits = jnp.asarray(numbers(40, 64) * np.linspace(0.0, 4.0, 40, dtype=np.float32)[:, None])
     agree(softmax(logits, policy="paper"), jax.jit(paper_softmax)(logits))
-
-
-@pytest.mark.parametrize(
-    ("entropy", "beta"),
-    [(0.4, 1.0), (1.0, 1.270), (3.0, 2.250), (5.0, 2.294), (6.1, 1.0)],
-)
-def test_golden_values_of_the_paper(entropy, beta):
-    logits = logits_of_entropy(entropy)
-    assert float(sj.entropy(logits)) == pytest.approx(entropy, abs=2e-6)
-    weights = np.asarray(softmax(logits, policy="paper"), dtype=np.float64)
-    assert math.log(weights[0] / weights[1]) / logits[0] == pytest.approx(beta, abs=6e-4)
 
 
 @pytest.mark.parametrize("name", ["none", "paper", "target", "per-head"])

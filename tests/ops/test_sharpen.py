@@ -11,6 +11,7 @@ import sharpmax as sm
 from sharpmax.errors import UnsupportedError
 from sharpmax.ops import attention as ops
 from sharpmax.ops.attention import scaled_queries
+from sharpmax.ops.kernels import decode_launch
 from sharpmax.ops.kernels.sharpen import scale_op, sharpen_op
 from sharpmax.policies import closed_form as forms
 from sharpmax.policies.basic import Constant, Curve, LogLength
@@ -20,7 +21,8 @@ from sharpmax.policies.polynomial import PAPER, Polynomial
 from sharpmax.stats import dispatch, triton_launch
 from sharpmax.stats.call import Parts, capped_beta
 from sharpmax.stats.statistics import RowStats
-from tests.kernel_cases import BRAIN, DEVICE, DOUBLE, HALF, INTERPRETED, SILENT, SINGLE
+from tests.kernel_cases import BRAIN, DEVICE, DOUBLE, HALF, INTERPRETED, SILENT, SINGLE, randn
+from tests.kernel_cases import relaunched as relaunched
 from tests.numerics import worst
 
 pytestmark = [
@@ -39,11 +41,6 @@ def sharpen_rows(q, parts, counts, keys, offset, form):
 
 def plain_scaled(q, beta):
     return (q * capped_beta(q, beta)[..., None]).to(q.dtype)
-
-
-def randn(*shape, seed=0, dtype=SINGLE):
-    rng = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=rng, dtype=DOUBLE).to(dtype).to(DEVICE)
 
 
 def closed_form(policies) -> Any:
@@ -264,6 +261,10 @@ def test_later_calls_are_not_checked_again_and_equal_the_first(
         assert torch.allclose(found.double(), expected, atol=1e-5)
         assert torch.allclose(entropy.double(), exact, atol=1e-5)
     assert len(ops._known) == len(dispatch._known) == 1
+    shared = sm.attention(q, k[:1], v[:1], is_causal=causal, enable_gqa=True, policy=policy)
+    for _ in range(2):
+        again = sm.attention(q, k[:1], v[:1], is_causal=causal, enable_gqa=True, policy=policy)
+        assert torch.allclose(again, shared, atol=1e-6)
     for mistake in (v[:, :1], v.double(), v[..., :3, :]):
         with pytest.raises((ValueError, TypeError), match=r"^v: "):
             sm.attention(q, k, mistake, is_causal=causal, enable_gqa=True, policy=policy)
@@ -302,3 +303,37 @@ def test_a_launch_is_bound_once_for_each_key_and_alignment(monkeypatch: pytest.M
     assert {given[1].dtype for _, given, _ in bound} == {torch.uint8}
     head = (7, 2, 1, 103, "function", "metadata", None, None, None)
     assert direct == [(*head, y.data_ptr(), mask.data_ptr(), None, 5, 64, True)]
+
+
+@pytest.mark.parametrize("dtype", [BRAIN, SINGLE])
+@pytest.mark.parametrize("causal", [False, True])
+def test_kernels_launched_by_address_do_the_same(dtype: torch.dtype, causal: bool, relaunched: list[Any]) -> None:
+    for policy in ("paper", "log-length:8"):
+        for seed in range(4):
+            q, k, v = (randn(2, heads, 20, 16, seed=seed + heads, dtype=dtype) for heads in (4, 2, 2))
+            options: dict[str, Any] = {"is_causal": causal, "enable_gqa": True}
+            found = sm.attention(q, k, v, policy=policy, **options)
+            stats = sm.row_stats(q, k, **options)
+            truth = sm.attention(q.double(), k.double(), v.double(), policy=policy, impl="reference", **options)
+            exact = sm.row_stats(q, k, impl="reference", **options)
+            assert worst(found, truth) < (1e-5 if dtype == SINGLE else 5e-2)
+            assert all(worst(getattr(stats, name), getattr(exact, name)) < 1e-4 for name in ("lse", "var", "entropy"))
+    names = {one.kernel.__name__ for one in relaunched if one.launches >= 2}
+    assert names == {"careful_parts", "sharpen_rows", *(["quick_parts"] if dtype == BRAIN else [])}
+
+
+@pytest.mark.parametrize("splits", [None, (2, 1), (3, 2)])
+@pytest.mark.parametrize("masked", [False, True])
+def test_decoding_by_address_does_the_same(
+    splits: Any, masked: bool, relaunched: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiles = [decode_launch.Tile(16, parts, 4, 1) for parts in splits or (1, 1)]
+    plan = decode_launch.Plan(tiles[0], tiles[1], tiles[1] if splits is None else None)
+    monkeypatch.setattr(decode_launch, "plan_for", lambda *_: plan)
+    mask = randn(2, 1, 1, 70, seed=9) > -1 if masked else None
+    for seed in range(4):
+        q, k, v = (randn(2, n, length, 16, seed=seed + i) for i, (n, length) in enumerate(((4, 1), (2, 70), (2, 70))))
+        out = sm.decode(q, k, v, attn_mask=mask, policy="paper")
+        assert worst(out, sm.decode(q, k, v, attn_mask=mask, policy="paper", impl="torch")) < 1e-5
+    launches = [one.launches for one in relaunched if one.kernel.__name__.startswith("decode")]
+    assert launches == [3] * (1 if splits is None else 2 if splits[1] == 1 else 3)

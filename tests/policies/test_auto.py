@@ -11,6 +11,8 @@ import pytest
 import sharpmax as sm
 from sharpmax.errors import ArgumentError, UnsupportedError
 from sharpmax.policies import registry
+from sharpmax.policies.basic import Constant
+from sharpmax.policies.per_frequency import PerFrequency
 from sharpmax.policies.per_head import PerHead
 from tests.experiments.evaluate import tiny
 
@@ -22,7 +24,11 @@ def test_every_entry_has_a_policy_of_its_shape(name: str) -> None:
     policy, about = sm.load_policy(name), INDEX[name]
     assert isinstance(policy, PerHead)
     assert (len(policy.policies), len(policy.policies[0])) == (about["layers"], about["heads"])
-    assert registry.packaged_for(about["architecture"], about["layers"], about["heads"], about["model"])[0] == name
+    known = (about["architecture"], about["layers"], about["heads"], about["model"])
+    assert registry.packaged_for(*known)[0] == name
+    constants = registry.packaged_for(*known, foldable=True)[1]
+    assert isinstance(constants, PerHead)
+    assert {type(one) for layer in constants.policies for one in layer} <= {Constant, PerFrequency}
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
+import math
 import pickle
 from typing import Any
 
@@ -113,6 +114,33 @@ class TestJson:
 
     def test_fields_with_defaults_may_be_missing(self):
         assert policy_from_dict({"schema": 1, "kind": "entropy-target", "target": 0.5}) == EntropyTarget(0.5)
+
+
+@every_kind
+@pytest.mark.filterwarnings("ignore::sharpmax.errors.OutOfRangeWarning")
+def test_rows_are_on_their_own(policy, beta_of):
+    """Rows of fewer than two keys have β = 1, a NaN stays in its row, and what a mask hides does not count."""
+    policy = PerHead((policy.policies[0],)) if isinstance(policy, PerHead) else policy
+    rows = torch.randn(2, 5, 20, dtype=torch.float64) * 2
+    clean = beta_of(policy, rows)
+    for filler in (0.0, 1e4, -math.inf, math.nan):
+        padded = torch.cat([rows, torch.full((2, 5, 7), filler, dtype=torch.float64)], -1)
+        torch.testing.assert_close(beta_of(policy, padded, torch.arange(27) < 20), clean, rtol=1e-9, atol=0)
+    visible = torch.ones(2, 5, 20, dtype=torch.bool)
+    visible[:, 1, 1:] = visible[:, 3] = False
+    few = beta_of(policy, rows, visible)
+    assert (few[:, [1, 3]] == 1.0).all()
+    torch.testing.assert_close(few[:, [0, 2, 4]], clean[:, [0, 2, 4]])
+    rows[:, 2, 4] = math.nan
+    broken = beta_of(policy, rows)
+    assert torch.equal(broken[:, 2].isnan(), torch.tensor([True, True]) & torch.tensor(reads_logits(policy)))
+    torch.testing.assert_close(broken[:, [0, 1, 3, 4]], clean[:, [0, 1, 3, 4]])
+
+
+def reads_logits(policy: Policy) -> list[bool]:
+    """Whether β depends on more than the number of keys, in each of two heads."""
+    heads = policy.policies[0] if isinstance(policy, PerHead) else (policy,) * 2
+    return [bool(one.needs - {"count"}) for one in heads]
 
 
 class TestValue:

@@ -84,10 +84,6 @@ class TestWords:
         )
         assert LogLinear().describe() == "ln β = 0, 0.2 ≤ β ≤ 12"
 
-    def test_the_kinds_of_a_grid_are_listed(self):
-        grid = PerHead(((Constant(2.0), PAPER), (LogLength(9.0), Constant(1.0))))
-        assert grid.describe() == "2 layers × 2 heads, kinds: constant, log-length, polynomial, 1 head left alone"
-
 
 class TestPerHead:
     def test_layers_are_counted_from_either_end(self):

@@ -93,29 +93,6 @@ class TestFormula:
         beta = beta_of(LogLinear(level=level, floor=0.5, ceiling=3.0), rows)
         torch.testing.assert_close(beta, torch.full((3,), 3.0 if level > 0 else 0.5))
 
-    def test_nan_stays_nan_and_in_its_row(self, beta_of):
-        rows = torch.randn(4, 9)
-        policy = random_policy(1)
-        clean = beta_of(policy, rows)
-        rows[2, 5] = torch.nan
-        beta = beta_of(policy, rows)
-        assert beta[2].isnan()
-        assert torch.equal(beta[[0, 1, 3]], clean[[0, 1, 3]])
-
-    def test_rows_of_one_key_and_of_none_have_one(self, beta_of):
-        """H/ln n is 0/0 there."""
-        visible = torch.tensor([[True, False, False], [False, False, False], [True, True, False]])
-        beta = beta_of(random_policy(2), torch.randn(3, 3), visible)
-        assert beta[:2].tolist() == [1.0, 1.0]
-        assert beta[2] != 1.0
-
-    def test_what_a_mask_hides_does_not_count(self, beta_of):
-        rows = torch.randn(5, 40, dtype=torch.float64)
-        policy = random_policy(3, reference=4.0)
-        padded = torch.cat([rows, torch.full((5, 60), 1e4, dtype=torch.float64)], -1)
-        visible = torch.arange(100) < 40
-        torch.testing.assert_close(beta_of(policy, padded, visible), beta_of(policy, rows), rtol=1e-12, atol=0)
-
     def test_a_row_that_was_counted_alone_is_enough_for_length(self):
         stats = RowStats.anchored(torch.tensor([4, 64, 1024]))
         beta = LogLinear(length=0.5, reference=16.0).beta(stats)
@@ -198,15 +175,6 @@ class TestColumns:
         assert torch.autograd.gradcheck(beta, (columns,))
         (gradient,) = torch.autograd.grad(beta(columns).sum(), columns)
         assert (gradient != 0).all()
-
-    def test_the_numbers_are_those_of_each_head(self, beta_of):
-        logits = torch.randn(2, 3, 4, 25, dtype=torch.float64)
-        stats = stats_of(logits)
-        levels = torch.tensor([[0.0], [0.5], [-0.3]], dtype=torch.float64)
-        beta = with_columns(LogLinear(top=0.2), {"level": levels}).rule(ops_for(stats.count), stats, None)
-        for head, level in enumerate(levels[:, 0].tolist()):
-            want = beta_of(LogLinear(top=0.2, level=level), logits[:, head])
-            torch.testing.assert_close(beta[:, head], want, rtol=1e-12, atol=0)
 
     def test_the_policy_itself_is_unchanged(self):
         policy = LogLinear(level=0.25, top=1.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -66,9 +67,10 @@ def test_values_and_files(policy: LogScale, line: str, tmp_path) -> None:
     assert sm.load_policy(policy.save(tmp_path / "policy.json")) == policy
     assert not policy.is_identity
     assert LogScale(0.0, 64.0).is_identity
-    for wrong in ({"scale": math.nan}, {"scale": 1.0, "reference": 0.5}, {"scale": 1.0, "steps": 1}):
+    wrong: list[Any] = [{"scale": math.nan}, {"scale": 1.0, "reference": 0.5}, {"scale": 1.0, "steps": 1}]
+    for fields in wrong:
         with pytest.raises(ArgumentError):
-            LogScale(**wrong)
+            LogScale(**fields)
     with pytest.raises(ArgumentError, match=r"shift: got 1\.0; allowed: 0 without steps"):
         LogScale(0.1, 8.0, shift=1.0)
     with pytest.raises(ArgumentError, match="factor"):

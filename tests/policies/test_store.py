@@ -46,7 +46,7 @@ def test_an_unknown_name_lists_the_choices(name):
         sm.load_policy(name)
     names = (
         "'grok2', 'llama4', 'ministral3', 'none', 'paper', 'qwen', 'qwen2.5-1m', 'qwen2.5-coder-0.5b', 'smollm2', "
-        "'smollm2-constant', 'smollm2-kl'"
+        "'smollm2-constant', 'smollm2-kl', 'smollm2-rows'"
     )
     numbered = "constant, inkling, log-length, ssmax, yarn, as log-length:64"
     allowed = f"one of [{names}], a rule and its number ({numbered}) or the path of a policy file or its folder"

@@ -252,9 +252,9 @@ def test_what_is_refused_by_name(name: str, changes: dict[str, Any], mass: Any, 
 def test_the_model_is_unchanged_and_progress_reported() -> None:
     model = build("gemma3")
     before = [weight.clone() for weight in model.parameters()]
-    told: list[tuple[int, int]] = []
-    certify(model, progress=lambda done, total: told.append((done, total)))
-    assert told == [(0, 2), (1, 2)]
+    steps: list[tuple[int, int]] = []
+    certify(model, progress=lambda done, total: steps.append((done, total)))
+    assert steps == [(0, 2), (1, 2)]
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
     assert model.config._attn_implementation == "eager"
 

@@ -111,18 +111,18 @@ def test_a_policy_takes_part(found: ProbeResult) -> None:
 
 
 def test_progress_goes_up_to_its_end() -> None:
-    told: list[tuple[str, int, int]] = []
+    steps: list[tuple[str, int, int]] = []
     sm.probe(
         tiny.model(), tiny.tokenizer(), tasks=["kv"], sizes=[16, 24, 32], prompts=1,
-        progress=lambda what, done, total, remark: told.append((what, done, total)),
+        progress=lambda what, done, total, remark: steps.append((what, done, total)),
     )  # fmt: skip
-    done = [now for _, now, total in told if total]
+    done = [now for _, now, total in steps if total]
     assert done == sorted(done)
-    assert told[-1][1] == told[-1][2] > 0
-    assert {what for what, _, _ in told} == {"preparing prompts", "reading kv", "forecasting kv"}
+    assert steps[-1][1] == steps[-1][2] > 0
+    assert {what for what, _, _ in steps} == {"preparing prompts", "reading kv", "forecasting kv"}
 
 
-def test_crowding_is_among_the_methods() -> None:
+def test_key_replication_is_among_the_methods() -> None:
     found = sm.probe(tiny.model(), tiny.tokenizer(), tasks=["kv"], sizes=[16, 32, 48, 64], prompts=2)
     methods = found.tables()["forecast/kv"]["methods"]
     assert "crowding" in methods
@@ -153,7 +153,7 @@ def test_mistakes_are_named(options: dict[str, Any], says: str) -> None:
         sm.probe(**{"model": tiny.model(), "tokenizer": tiny.tokenizer(), **options})
 
 
-def test_a_model_that_computes_nan_is_told_of_without_numbers() -> None:
+def test_a_model_that_computes_nan_has_a_verdict_without_numbers() -> None:
     model = tiny.model()
     with torch.no_grad():
         model.model.layers[0].self_attn.q_proj.weight.fill_(torch.nan)

@@ -9,7 +9,7 @@ import re
 import sys
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
-from html.parser import HTMLParser
+from html import escape, unescape
 from pathlib import Path
 from typing import Any
 
@@ -24,29 +24,9 @@ COMMAND = "sharpmax evaluate smollm2 --policy rows"
 MOST = 750_000
 
 
-class Page(HTMLParser):
-    """Tags with their attributes, and texts outside of scripts."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.text: list[str] = []
-        self._open = ""
-        self.feed(html)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-        self._open = tag
-
-    def handle_data(self, data: str) -> None:
-        if self._open not in ("script", "style"):
-            self.text.append(data)
-
-    def handle_endtag(self, tag: str) -> None:
-        self._open = ""
-
-    def named(self, tag: str) -> list[dict[str, str | None]]:
-        return [attributes for name, attributes in self.tags if name == tag]
+def tags(html: str, name: str) -> list[str]:
+    """The opening tags of this name outside of scripts and styles."""
+    return re.findall(rf"<{name}\b[^>]*>", re.sub(r"(?s)(<(script|style)[^>]*>).*?</\2>", r"\1", html))
 
 
 def written(folder: Path, of: dict[str, Any], command: str = COMMAND) -> str:
@@ -63,7 +43,7 @@ def html(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_the_answer_comes_first_and_provenance_last(html: str) -> None:
-    text = " ".join(Page(html).text)
+    text = unescape(html.partition("<body>")[2])
     places = [
         text.index(words)
         for words in (
@@ -76,22 +56,20 @@ def test_the_answer_comes_first_and_provenance_last(html: str) -> None:
 
 
 def test_one_file_without_network(html: str) -> None:
-    page = Page(html)
     assert "default-src 'none'" in html
-    assert page.named("link") == page.named("img") == []
-    assert all("src" not in script for script in page.named("script"))
-    assert all((link["href"] or "").startswith("#") for link in page.named("a"))
+    assert tags(html, "link") == tags(html, "img") == []
+    assert not any("src=" in tag for tag in tags(html, "script"))
+    assert all('href="#' in tag for tag in tags(html, "a"))
 
 
 def test_readable_for_screen_readers(html: str) -> None:
-    page = Page(html)
-    assert page.named("html")[0]["lang"] == "en"
-    assert all("scope" in cell for cell in page.named("th"))
-    ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
+    assert tags(html, "html") == ['<html lang="en">']
+    assert all("scope=" in tag for tag in tags(html, "th"))
+    ids = re.findall(r' id="([^"]+)"', html)
     assert len(ids) == len(set(ids))
-    plots = [attributes for _, attributes in page.tags if attributes.get("class") == "plot"]
+    plots = [tag for tag in tags(html, "div") if 'class="plot"' in tag]
     assert plots
-    assert all(plot["aria-label"] for plot in plots)
+    assert all(re.search(r'aria-label="[^"]', tag) for tag in plots)
 
 
 @pytest.mark.parametrize("name", SAVED)
@@ -100,14 +78,10 @@ def test_figures_are_valid_and_have_the_numbers_in_five_digits(name: str) -> Non
         chart = figure.chart()
         chart.to_dict()  # checked against the schema of Vega-Lite
         spec = charts.spec_of(chart)
+        assert spec == charts.spec_of(figure.chart())
         texts = [text for text in spec["datasets"].values() if isinstance(text, str)]
         assert texts
         assert not re.search(r"\d\.\d{9}", "".join(texts))
-
-
-def test_a_chart_is_always_the_same() -> None:
-    for figure in report_of(evaluated()).figures:
-        assert charts.spec_of(figure.chart()) == charts.spec_of(figure.chart())
 
 
 def test_a_large_model_stays_light(tmp_path: Path) -> None:
@@ -134,11 +108,10 @@ def test_text_of_a_file_is_escaped(tmp_path: Path) -> None:
     found["setting"]["model"] = evil
     found = json.loads(json.dumps(found).replace("rows-half", evil.replace('"', "")))
     html = written(tmp_path, found, command=evil)
-    page = Page(html)
     assert "alert('x')" not in html
-    assert len(page.named("script")) == 2
-    assert page.named("img") == []
-    assert evil in "".join(page.text)
+    assert len(tags(html, "script")) == 2
+    assert tags(html, "img") == []
+    assert str(escape(evil)).replace("&#x27;", "&#39;") in html
 
 
 def places(value: Any, way: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:

@@ -42,7 +42,7 @@ def test_evaluate_has_gain_and_cost_of_a_variant_in_one_row() -> None:
     assert row_of(table, "baseline")[1] == f"{means[0]:.1f}"
     assert row_of(table, "baseline")[3:] == ["–", "1.00×", "1.00×", "0"]
     row = row_of(table, "constant")
-    assert row[1] == f"{means[1]:.1f} {means[1] - means[0]:+.1f}; 2 better, 0 worse"
+    assert row[1] == f"{means[1]:.1f} {means[1] - means[0]:+.1f}; 2 better"
     assert row[3] == "+0.83% 6,144 tokens of text"
     one, test = (found[f"{kind}/houses"]["constant"]["16"] for kind in ("accuracy", "paired"))
     small = f"{one['low']:.1f}–{one['high']:.1f}; +{test['gained']} −{test['lost']}"
@@ -240,7 +240,7 @@ def test_reproduce_with_one_seed_has_no_test_and_no_errors() -> None:
                 cell["sem"] = None
     report = report_of(found)
     assert "(no test)" in report.headline[0]
-    assert "±" not in "".join(cell.text for row in report.parts[0].tables[0].rows for cell in row)
+    assert "±" not in "".join(cell.small for row in report.parts[0].tables[0].rows for cell in row)
 
 
 def test_reproduce_shows_what_there_is() -> None:

@@ -15,7 +15,6 @@ import pytest
 
 from sharpmax.errors import ArgumentError, ArgumentTypeError, MissingExtraError
 from sharpmax.tasks.clrs_text import generation as shim
-from sharpmax.tasks.clrs_text.datasets import generation_rate
 from sharpmax.tasks.clrs_text.generation import _drawer, _writer, examples, final_answer, problem
 from sharpmax.tasks.clrs_text.sizes import ALGORITHMS, test_sizes, train_sizes
 
@@ -156,15 +155,6 @@ def test_bad_requests_are_refused_before_the_first_example(arguments, kind, mess
         examples(*arguments)
 
 
-@needs_clrs
-def test_points_that_cannot_be_placed_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sharpmax.tasks.clrs_text.generation._COLLINEAR", 1e9)
-    with pytest.raises(
-        ArgumentError, match=r"^size: got 5; allowed: sizes at which graham_scan .*; take a smaller one$"
-    ):
-        next(examples("graham_scan", 5, "train", 1))
-
-
 def test_missing_package_names_the_line_to_type(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(shim, "_generator", shim._generator.__wrapped__)
@@ -193,10 +183,3 @@ assert "torch" not in sys.modules
 """
     done = subprocess.run([sys.executable, "-W", "error", "-c", script], capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("minimum\n", "")
-
-
-@needs_clrs
-def test_generation_rate_counts_every_size() -> None:
-    rates = generation_rate(["minimum", "bridges"], seconds=0.01)
-    assert set(rates) == {"minimum", "bridges", "average"}
-    assert min(rates["minimum"], rates["bridges"]) <= rates["average"] <= max(rates["minimum"], rates["bridges"])

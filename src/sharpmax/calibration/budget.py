@@ -69,7 +69,7 @@ class Budget:
     def _change(self, model: PreTrainedModel, policy: PerHead, domain: Domain) -> Change:
         kl = rise = count = 0.0
         with torch.no_grad():
-            for batch in batches(domain.validation, self.most_tokens):
+            for batch in batches(domain.validation, self.most_tokens, most_rows=_ROWS):
                 replies = [domain.validation[i] for i in batch]
                 places = Places.of(replies, model.device, _ROWS, f"{domain.name}/{batch[0]}")
                 before = places.logits(model)
@@ -102,7 +102,7 @@ class Candidate:
     @property
     def foldable(self) -> bool:
         """Whether the policy can be folded into the weights."""
-        return self.kind == FOLDABLE
+        return self.kind in FOLDABLE
 
     @property
     def modified_heads(self) -> int:

@@ -21,18 +21,32 @@ from sharpmax.calibration.budget import (
     percent,
     select_best,
 )
-from sharpmax.calibration.data import HELD_OUT, PROFILES, Domain, Profile, TrainingPrompts, domains_of, sizes_for
+from sharpmax.calibration.data import (
+    FOLDABLE,
+    FREQUENCY,
+    HELD_OUT,
+    PROFILES,
+    Domain,
+    Profile,
+    TrainingPrompts,
+    domains_of,
+    sizes_for,
+)
 from sharpmax.calibration.trainer import (
+    MOST_ROWS,
     Memory,
     TrainablePolicy,
     Trainer,
     TrainingSetup,
     checkpointed,
+    frequencies_of,
     frozen,
     grid_of,
 )
 from sharpmax.errors import SharpmaxError, reject
 from sharpmax.integrations.transformers.application import applied
+from sharpmax.integrations.transformers.interface import modules_of
+from sharpmax.integrations.transformers.projections import has_one_gain
 from sharpmax.integrations.transformers.support import check_model
 from sharpmax.lazy import require
 from sharpmax.models.language import check_tokenizer, context_of, weights_fingerprint
@@ -51,7 +65,7 @@ Progress = Callable[[str, int, int, str], None]
 DEFAULT_TASKS = "training,control"
 """Many formats, and prompts that must keep working."""
 
-_RATE = 0.03
+_RATE = 0.02
 _SAVE_EVERY = 20.0
 
 
@@ -91,7 +105,8 @@ class CalibrationResult:
     @property
     def foldable(self) -> Candidate | None:
         """The candidate that can be folded into the weights, if there is one."""
-        return next((one for one in self.candidates.values() if one.foldable), None)
+        foldable = (one for one in self.candidates.values() if one.foldable)
+        return min(foldable, key=lambda one: one.nll, default=None)
 
     def show(self) -> None:
         """Print the baseline and one line per candidate."""
@@ -174,6 +189,11 @@ def calibrate(
             one.check_size(size)
     notify = progress or (lambda what, done, total, remark: None)
     layers, heads = grid_of(model)
+    if FREQUENCY in profile.kinds and not frequencies_of(model):
+        kinds = tuple(dict.fromkeys("constant" if kind == FREQUENCY else kind for kind in profile.kinds))
+        notify("no rotary frequency for every two dimensions of a head: constants instead", 0, 0, "")
+        profile = replace(profile, kinds=kinds)
+    shared = any(has_one_gain(one) for one in modules_of(model))
     started = time.perf_counter()
     with frozen(model):
         notify("finding sizes", 0, 0, "")
@@ -181,7 +201,7 @@ def calibrate(
         prompts = TrainingPrompts(tokenizer, tasks, controls, profile, seed, context_of(model))
         notify("sampling text from the model and reading other text", 0, 0, "")
         domains = domains_of(model, tokenizer, profile, texts or {}, held_out, seed)
-        fits = Memory.plan(model, _longest(prompts, domains), profile.rows, memory)
+        fits = Memory.plan(model, _longest(prompts, domains), MOST_ROWS, memory)
         notify(f"sizes {', '.join(map(str, prompts.sizes))}; memory about {fits.estimate / 2**30:.1f} GiB", 0, 0, "")
         trained = [domain for domain in domains if domain.trained]
         setup = TrainingSetup(model, prompts, trained, budget, fits.most_tokens)
@@ -209,7 +229,9 @@ def calibrate(
         candidates: dict[str, Candidate] = {}
         curves: dict[str, Sequence[Mapping[str, float]]] = {}
         for kind in profile.kinds:
-            policy = TrainablePolicy(kind, layers, heads, model.device)
+            policy = TrainablePolicy(
+                kind, layers, heads, model.device, frequencies=frequencies_of(model), shared=shared and kind in FOLDABLE
+            )
             trainer = Trainer(policy, profile.steps, rate, keep, keep_layers)
             with checkpointed(model) if fits.checkpoint else nullcontext():
                 _train(trainer, setup, setting, folder, resume, notify)

@@ -18,6 +18,7 @@ from sharpmax.models.scoring import Reply, encode, judge, own_answers, sampled_t
 from sharpmax.policies.base import Policy
 from sharpmax.policies.basic import Constant
 from sharpmax.policies.log_linear import LogLinear
+from sharpmax.policies.per_frequency import PerFrequency
 from sharpmax.policies.per_head import PerHead
 from sharpmax.tasks.prompt import Task
 from sharpmax.tasks.text import chat_questions, plain_text, python_code, windows
@@ -25,18 +26,22 @@ from sharpmax.tasks.text import chat_questions, plain_text, python_code, windows
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+FREQUENCY = "frequency"
+"""The kind that learns one β per rotary frequency of every head."""
+
 KINDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
+        FREQUENCY: (),
         "constant": ("level",),
         "length": ("level", "length"),
         "entropy": ("level", "length", "entropy", "entropy2", "entropy_length"),
         "rows": LogLinear.COEFFICIENTS,
     }
 )
-"""Each kind with the coefficients of `LogLinear` that it learns in every head."""
+"""Each kind with the coefficients of `LogLinear` that it learns in every head; `frequency` has none of them."""
 
-FOLDABLE = "constant"
-"""The kind that can be folded into the weights."""
+FOLDABLE = (FREQUENCY, "constant")
+"""The kinds that can be folded into the weights."""
 
 NOT_NEGATIVE = "length"
 """The coefficient kept at 0 or above: a budget on long text would otherwise teach it to flatten long inputs."""
@@ -53,9 +58,15 @@ def policy_from(kind: str, coefficients: Tensor, strength: float = 1.0) -> PerHe
     return PerHead(tuple(tuple(_of_head(kind, head) for head in layer) for layer in grid))
 
 
+MOST_LEVEL = 3.0
+"""The largest |ln β| of a rotary frequency."""
+
+
 def _of_head(kind: str, values: list[float]) -> Policy:
+    if kind == FREQUENCY:
+        return PerFrequency(tuple(round(math.exp(min(max(one, -MOST_LEVEL), MOST_LEVEL)), 4) for one in values))
     policy = LogLinear(**{name: round(value, _DIGITS) for name, value in zip(KINDS[kind], values, strict=True)})
-    if kind != FOLDABLE:
+    if kind not in FOLDABLE:
         return policy
     level = min(max(policy.level, math.log(policy.floor)), math.log(policy.ceiling))
     return Constant(round(math.exp(level), _DIGITS))
@@ -90,13 +101,13 @@ class Profile:
 PROFILES: Mapping[str, Profile] = MappingProxyType(
     {
         "full": Profile(
-            kinds=("constant",), steps=200, sizes=None, longest=3072, scanned=4, formats=3, prompts=6,
-            controls=4, replications=(1, 1, 2), lengths=(2048, 6144), sampled=(256, 1024), turns=2, tokens=4096,
-            rows=512, answers=12, questions=56, answer_tokens=64, training_windows=32, validation_windows=12,
+            kinds=(FREQUENCY,), steps=200, sizes=None, longest=4096, scanned=4, formats=12, prompts=2,
+            controls=4, lengths=(2048, 6144), sampled=(256, 1024), turns=2, tokens=6144,
+            rows=512, answers=16, questions=56, answer_tokens=64, training_windows=48, validation_windows=12,
             validation_prompts=96,
         ),
         "small": Profile(
-            kinds=("constant",), steps=24, sizes=None, longest=384, scanned=1, formats=1, prompts=2, controls=1,
+            kinds=(FREQUENCY,), steps=24, sizes=None, longest=384, scanned=1, formats=1, prompts=2, controls=1,
             replications=(1, 1, 2), lengths=(512,), sampled=(128,), turns=1, tokens=512, rows=256, answers=2,
             questions=12, answer_tokens=32, training_windows=12, validation_windows=3, validation_prompts=13,
         ),

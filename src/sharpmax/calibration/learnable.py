@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from sharpmax.arrays import ops_for
-from sharpmax.calibration.data import KINDS, policy_from
-from sharpmax.calibration.trainer import TrainablePolicy, grid_of
+from sharpmax.calibration.data import FREQUENCY, KINDS, policy_from
+from sharpmax.calibration.trainer import TrainablePolicy, frequencies_of, grid_of
 from sharpmax.errors import reject
 from sharpmax.integrations.transformers.application import apply, restore
 from sharpmax.integrations.transformers.interface import install
@@ -50,7 +50,10 @@ class LearnablePolicy:
             self.parameter = nn.Parameter(torch.full((layers, heads, 1), _FIRST_SCALE, device=model.device))
             install(model, self._scale_rules)
         else:
-            trainable = TrainablePolicy(kind, layers, heads, model.device)
+            frequencies = frequencies_of(model)
+            if kind == FREQUENCY and not frequencies:
+                reject("kind", f"{kind!r} for a {type(model).__name__}", "a model with rotary frequencies", "constant")
+            trainable = TrainablePolicy(kind, layers, heads, model.device, frequencies=frequencies)
             trainable.coefficients = self.parameter = nn.Parameter(trainable.coefficients.detach())
             install(model, trainable.rules)
         model.register_parameter(PARAMETER, self.parameter)
@@ -100,8 +103,9 @@ class _ScaleRule:
 def learnable(model: PreTrainedModel, kind: str) -> LearnablePolicy:
     """Give every head of a transformers model a policy whose numbers train with the weights.
 
-    `kind` is "constant", "length", "entropy" or "rows" (coefficients of `LogLinear`, starting at β = 1), or "ssmax"
-    (β = s·ln n, starting at s = 0.43). Make it before the optimizer. What was applied to the model before is replaced.
+    `kind` is "frequency" (one β per rotary frequency), "constant", "length", "entropy" or "rows" (coefficients of
+    `LogLinear`), all starting at β = 1, or "ssmax" (β = s·ln n, starting at s = 0.43). Make it before the optimizer.
+    What was applied to the model before is replaced.
 
     >>> import sharpmax as sm  # doctest: +SKIP
     >>> learned = sm.learnable(model, "ssmax")

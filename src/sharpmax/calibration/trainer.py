@@ -14,14 +14,15 @@ import torch
 from torch import Tensor
 
 from sharpmax.arrays import ops_for
-from sharpmax.calibration.data import CHAT, KINDS, NOT_NEGATIVE, Domain, TrainingPrompts
+from sharpmax.calibration.data import CHAT, FREQUENCY, KINDS, MOST_LEVEL, NOT_NEGATIVE, Domain, TrainingPrompts
 from sharpmax.calibration.replication import ReplicatedReply, replicated
 from sharpmax.errors import SharpmaxError, reject
 from sharpmax.integrations.transformers.application import restore
 from sharpmax.integrations.transformers.interface import install, kept, modules_of
+from sharpmax.models.language import any_length
 from sharpmax.models.scoring import Places, Reply, batches, reply_losses
 from sharpmax.models.weights import load_tensors, must_fit, save_tensors
-from sharpmax.ops.attention import Rule
+from sharpmax.ops.attention import QueryScale, Rule
 from sharpmax.policies.base import Remeasure, with_columns
 from sharpmax.policies.log_linear import LogLinear
 from sharpmax.stats.statistics import RowStats
@@ -100,6 +101,9 @@ class Memory:
         reject("memory", f"{limit / 2**30:.1f}G", f"at least {needed:.1f}G for inputs of {longest:,} tokens")
 
 
+MOST_ROWS = 1024
+"""Predictions whose logits are in memory at once."""
+
 _DEFAULT_GIB = 8
 _MOST_TOKENS = 16_384
 
@@ -112,17 +116,46 @@ def grid_of(model: PreTrainedModel) -> tuple[int, int]:
     return len(heads), heads[0]
 
 
-class TrainablePolicy:
-    """Coefficients `[layers, heads, those of the kind]` that require gradients, and a mask of the heads they modify."""
+def frequencies_of(model: PreTrainedModel) -> int:
+    """How many rotary frequencies every head has; 0 if there are none, or not half as many as its dimensions."""
+    config = model.config.get_text_config()
+    rotary = getattr(config, "rope_parameters", None) or {}
+    if not rotary or getattr(config, "model_type", "") in _INTERLEAVED:
+        return 0
+    share = getattr(config, "partial_rotary_factor", None) or rotary.get("partial_rotary_factor") or 1.0
+    width = getattr(config, "head_dim", None) or int(config.hidden_size) // int(config.num_attention_heads)
+    return int(width) // 2 if share == 1.0 else 0
 
-    def __init__(self, kind: str, layers: int, heads: int, device: torch.device) -> None:
-        self.kind = kind
-        self.coefficients = torch.zeros(layers, heads, len(KINDS[kind]), device=device, requires_grad=True)
-        self.modified = torch.ones(layers, heads, dtype=torch.bool, device=device)
+
+_INTERLEAVED = ("cohere", "cohere2", "codegen", "ernie4_5", "glm", "glm4", "gptj", "helium", "llama4_text")
+"""Models that rotate neighbouring dimensions together, where `PerFrequency` scales those half a head apart."""
+
+
+class TrainablePolicy:
+    """Coefficients `[layers, heads, those of the kind]` that require gradients, and a mask of the heads they modify.
+
+    With `shared` all heads of a layer have the same. The kind `frequency` has `frequencies` coefficients, ln β of each.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        layers: int,
+        heads: int,
+        device: torch.device,
+        *,
+        frequencies: int = 0,
+        shared: bool = False,
+    ) -> None:
+        self.kind, self.heads = kind, heads
+        grid = layers, 1 if shared else heads
+        count = frequencies if kind == FREQUENCY else len(KINDS[kind])
+        self.coefficients = torch.zeros(*grid, count, device=device, requires_grad=True)
+        self.modified = torch.ones(grid, dtype=torch.bool, device=device)
 
     def values(self) -> Tensor:
-        """The coefficients in effect: 0 in heads that are not modified."""
-        return self.coefficients * self.modified[..., None]
+        """The coefficients in effect, `[layers, heads, those of the kind]`: 0 in heads that are not modified."""
+        return (self.coefficients * self.modified[..., None]).expand(-1, self.heads, -1)
 
     @contextmanager
     def installed(self, model: PreTrainedModel) -> Iterator[None]:
@@ -131,9 +164,21 @@ class TrainablePolicy:
             install(model, self.rules)
             yield
 
-    def rules(self, layer: int) -> Sequence[Rule]:
+    def rules(self, layer: int) -> Sequence[Rule | QueryScale]:
         """The rules of one layer."""
-        return (_LayerRule(self, layer),)
+        return ((_LayerScale if self.kind == FREQUENCY else _LayerRule)(self, layer),)
+
+
+class _LayerScale(QueryScale):
+    """One layer of a `TrainablePolicy` of the kind `frequency`."""
+
+    def __init__(self, trainable: TrainablePolicy, layer: int) -> None:
+        self._trainable, self._layer = trainable, layer
+
+    def factors(self, device: torch.device, dtype: torch.dtype) -> Tensor:
+        """exp(coefficients), for both dimensions of every frequency."""
+        beta = self._trainable.values()[self._layer].clamp(-MOST_LEVEL, MOST_LEVEL).exp().to(device, dtype)
+        return torch.cat([beta, beta], dim=-1)[:, None]
 
 
 class _LayerRule:
@@ -143,10 +188,10 @@ class _LayerRule:
 
     def __init__(self, trainable: TrainablePolicy, layer: int) -> None:
         self._trainable, self._layer = trainable, layer
-        self.needs = self._policy().needs
+        self.needs = self._policy(trainable.coefficients.device).needs
 
-    def _policy(self) -> LogLinear:
-        columns = self._trainable.values()[self._layer]
+    def _policy(self, device: torch.device) -> LogLinear:
+        columns = self._trainable.values()[self._layer].to(device)  # layers may be on several devices
         names = KINDS[self._trainable.kind]
         return with_columns(LogLinear(), {name: columns[:, i, None] for i, name in enumerate(names)})
 
@@ -157,7 +202,7 @@ class _LayerRule:
         layers change what later ones measure.
         """
         detached = stats.map(torch.detach)
-        beta: Tensor = self._policy().rule(ops_for(detached.count), detached, None)
+        beta: Tensor = self._policy(detached.count.device).rule(ops_for(detached.count), detached, None)
         return beta
 
 
@@ -166,7 +211,7 @@ _LAST_RATE = 0.02
 _MARGIN = 0.95
 """The share of the budget that is aimed at: divergence is a little larger on text that was not trained on."""
 
-_FIRST_PRICE, _LEAST_PRICE, _MOST_PRICE = 100.0, 1.0, 3000.0
+_FIRST_PRICE, _LEAST_PRICE, _MOST_PRICE = 50.0, 1.0, 3000.0
 _PRICE_RATE, _MEMORY = 0.1, 0.9
 _PRUNE_AT = (0.4, 0.6)
 _MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -262,7 +307,7 @@ class Trainer:
         most = profile.answers if domain.name == CHAT else max(1, profile.tokens // len(domain.training[0].ids))
         chosen = rng.sample(domain.training, min(most, len(domain.training)))
         found = 0.0
-        for batch in batches(chosen, setup.most_tokens):
+        for batch in batches(chosen, setup.most_tokens, most_rows=MOST_ROWS):
             places = Places.of([chosen[i] for i in batch], setup.model.device, profile.rows, rng.random().hex())
             with torch.no_grad():
                 baseline = places.logits(setup.model)
@@ -334,5 +379,6 @@ def _best(worth: Tensor, share: float) -> Tensor:
 
 def _backward(loss: Tensor, weight: float = 1.0) -> float:
     """Add the gradient of weight·loss and return the loss."""
-    torch.autograd.backward([weight * loss])
+    with any_length(loss.device):  # with checkpointing layers run again here, and must choose the same kernels
+        torch.autograd.backward([weight * loss])
     return float(loss.detach())

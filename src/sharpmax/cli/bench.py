@@ -157,6 +157,7 @@ def _bench_latency(context: typer.Context) -> None:
             )  # fmt: skip
     what = "host" if given["generate"] is None else "generate"
     finish(context, tables, folder, _print_latency, name=f"{what}-{slug(tables['setting']['device'])}.json")
+    _fail_if([name for name, entry in tables["bench"].items() if not entry.get("agrees", True)])
 
 
 def _print_latency(tables: Mapping[str, Any]) -> None:

@@ -25,7 +25,7 @@ def calibrate(
         str | None,
         typer.Option(
             metavar="K,K",
-            help="Policies to learn: constant, length, entropy, rows.",
+            help="Policies to learn: frequency, constant, length, entropy, rows.",
             show_default="by profile",
             autocompletion=options.Kinds,
         ),
@@ -37,7 +37,7 @@ def calibrate(
     ] = "0.01",
     keep: Annotated[str, typer.Option(metavar="P%", help="Share of heads that may be modified.")] = "100%",
     keep_layers: Annotated[str, typer.Option(metavar="P%", help="Share of layers that may be modified.")] = "100%",
-    rate: options.LearningRate = 0.03,
+    rate: options.LearningRate = 0.02,
     profile: Annotated[str, choice("full (GPU), small (two CPU cores) or auto.", "auto", "full", "small")] = "auto",
     sizes: Annotated[str | None, options.sizes("by profile")] = None,
     steps: Annotated[int | None, options.steps("by profile")] = None,
@@ -123,8 +123,9 @@ def _check_fold(model: str, out: Path, kinds: tuple[str, ...]) -> None:
 
     if not is_gguf(model):
         reject("--fold", repr(str(out)), "a GGUF file as MODEL", "fold a folder with `sharpmax fold`")
-    if FOLDABLE not in kinds:
-        reject("--fold", f"{str(out)!r} with the kinds {', '.join(kinds)}", f"the kind {FOLDABLE} among --kinds")
+    if not set(FOLDABLE) & set(kinds):
+        allowed = f"{' or '.join(FOLDABLE)} among --kinds"
+        reject("--fold", f"{str(out)!r} with the kinds {', '.join(kinds)}", allowed)
     check_new_gguf("--fold", out)
 
 

@@ -136,9 +136,8 @@ def _print_training(tables: Mapping[str, Any]) -> None:
     )
     say(f"loss on answers: {curve[0][1]:.3f} at first, {curve[-1][1]:.3f} at the end")
     if speed["tokens_per_second"] is not None:
-        share = "" if speed["share"] is None else f", {100 * speed['share']:.0f}% of the GPU's measured matrix rate"
         rate = speed["model_flops_per_second"] / 1e12
-        say(f"{speed['tokens_per_second']:,.0f} tokens/s, {rate:.3g} TFLOP/s by 6·N·D{share}")
+        say(f"{speed['tokens_per_second']:,.0f} tokens/s, {rate:.3g} TFLOP/s by 6·N·D")
 
 
 def evaluate(

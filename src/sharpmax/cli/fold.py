@@ -33,7 +33,7 @@ def fold(
     """
     from sharpmax.integrations.gguf import fold_file, is_gguf
 
-    chosen = policy_named(*policies_given(context))
+    chosen = policy_named(*policies_given(context, foldable=True))
     whole = is_gguf(model)
     if whole:
         check_new_gguf("--out", out)

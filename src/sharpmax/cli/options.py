@@ -268,25 +268,27 @@ def policy_named(text: str) -> NamedPolicy:
     return NamedPolicy(path.resolve().name if path.is_dir() else path.stem, policy, _calibrated_on(folder))
 
 
-def policies_given(context: typer.Context) -> list[str]:
+def policies_given(context: typer.Context, *, foldable: bool = False) -> list[str]:
     """What --policy names; "auto" becomes the packaged policy made for MODEL, in the recorded command too."""
     from sharpmax.policies.registry import AUTO
 
     given, model = context.params["policy"], context.params["model"]
     several = isinstance(given, (list, tuple))
-    found = [_auto(model) if word == AUTO else word for word in (given if several else [given] if given else [])]
+    found = [
+        _auto(model, foldable) if word == AUTO else word for word in (given if several else [given] if given else [])
+    ]
     context.params["policy"] = found if several else next(iter(found), None)
     return found
 
 
-def _auto(model: str) -> str:
+def _auto(model: str, foldable: bool) -> str:
     from sharpmax.integrations.gguf import identity, is_gguf
     from sharpmax.models.language import read_config
     from sharpmax.policies.registry import packaged_for, packaged_for_config
 
     if is_gguf(model):
-        return packaged_for(*identity(model))[0]
-    return packaged_for_config(read_config(model), model)[0]
+        return packaged_for(*identity(model), foldable=foldable)[0]
+    return packaged_for_config(read_config(model), model, foldable=foldable)[0]
 
 
 def policies_named(texts: Sequence[str], taken: Sequence[str] = ()) -> list[NamedPolicy]:

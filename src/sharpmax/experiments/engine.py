@@ -271,12 +271,18 @@ class _ThisProcess:
         return 1
 
     def submit(self, job: Job, blob: bytes | None, plugins: Sequence[Plugin]) -> Future[Outcome]:
-        future: Future[Outcome] = Future()
         try:
+            future: Future[Outcome] = Future()
             future.set_result(perform(job, blob, plugins))
+            return future
         except Exception as problem:
-            future.set_exception(problem)
-        return future
+            return _failed(problem)
+
+
+def _failed(problem: Exception) -> Future[Outcome]:
+    future: Future[Outcome] = Future()
+    future.set_exception(problem)
+    return future
 
 
 @dataclass
@@ -290,15 +296,11 @@ class _Processes:
         return self.workers
 
     def submit(self, job: Job, blob: bytes | None, plugins: Sequence[Plugin]) -> Future[Outcome]:
-        # Processes that are started here ignore Ctrl-C, which reaches every process of a terminal: it is the driver's.
-        in_main = threading.current_thread() is threading.main_thread()
-        handler = signal.signal(signal.SIGINT, signal.SIG_IGN) if in_main else None
         try:
             future: Future[Outcome] = self.pool.submit(perform, job, blob, plugins)
             return future
-        finally:
-            if in_main:
-                signal.signal(signal.SIGINT, handler)
+        except concurrent.futures.BrokenExecutor as problem:  # a process has died since the last answer
+            return _failed(problem)
 
 
 @contextmanager
@@ -307,6 +309,12 @@ def _processes(workers: int) -> Iterator[_Processes]:
     threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
     pool = loky.ProcessPoolExecutor(workers, initializer=_end_with, initargs=(os.getpid(),), env=threads)
     try:
+        # Processes started in this moment ignore Ctrl-C, which reaches every process of a terminal: it is the driver's.
+        in_main = threading.current_thread() is threading.main_thread()
+        handler = signal.signal(signal.SIGINT, signal.SIG_IGN) if in_main else None
+        pool.submit(int)  # starts them all
+        if in_main:
+            signal.signal(signal.SIGINT, handler)
         yield _Processes(workers, pool)
     finally:
         pool.shutdown(wait=True, kill_workers=True)

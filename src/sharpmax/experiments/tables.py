@@ -16,6 +16,7 @@ from sharpmax.calibration.calibrate import CalibrationResult
 from sharpmax.errors import UnsupportedError
 from sharpmax.experiments.statistics import accuracy
 from sharpmax.policies.base import Policy
+from sharpmax.policies.per_frequency import PerFrequency
 from sharpmax.policies.per_head import PerHead
 from sharpmax.probing.certified import REACH, Certificate, HeadCertificate
 from sharpmax.probing.measurement import KINDS, MeasuredHead, MeasuredHorizons
@@ -85,17 +86,19 @@ def _curves(steps: Sequence[Mapping[str, float]]) -> dict[str, list[list[float]]
 
 def _heads(policy: PerHead) -> dict[str, Any]:
     betas = [[_beta(one) for one in layer] for layer in policy.policies]
-    touched: list[list[Any]] = [
+    modified: list[list[Any]] = [
         [i, j, one.describe(), betas[i][j]]
         for i, layer in enumerate(policy.policies)
         for j, one in enumerate(layer)
         if not one.is_identity
     ]
-    touched.sort(key=lambda entry: -abs(math.log(entry[3])))
-    return {"betas": betas, "touched": touched}
+    modified.sort(key=lambda entry: -abs(math.log(entry[3])))
+    return {"betas": betas, "touched": modified}
 
 
 def _beta(policy: Policy) -> float:
+    if isinstance(policy, PerFrequency):
+        return math.exp(sum(math.log(max(value, 1e-3)) for value in policy.values) / len(policy.values))
     n, entropy, top = 1024, 0.5 * math.log(1024), 0.25
     lse = -math.log(top)
     # With the largest logit at 0 the top weight is e^−lse.

@@ -24,6 +24,7 @@ from sharpmax.files import new_file, parse_json
 from sharpmax.lazy import require
 from sharpmax.policies.base import Policy, policy_from_dict
 from sharpmax.policies.basic import Constant
+from sharpmax.policies.per_frequency import PerFrequency, check_frequencies, constant_factors
 from sharpmax.policies.per_head import PerHead, check_shape
 from sharpmax.policies.registry import AUTO, packaged_for, resolve_policy
 
@@ -55,6 +56,9 @@ _ARCHITECTURES = (
     "phi3", "qwen", "qwen2", "qwen2moe", "qwen3", "qwen3moe", "seed_oss", "smollm3", "stablelm", "starcoder",
     "starcoder2", "xverse",
 )  # fmt: skip
+# Where the rows of a head that share a rotary frequency lie: side by side, or half a head apart.
+_PAIRS_SIDE_BY_SIDE = ("arcee", "cohere2", "command-r", "granite", "internlm2", "llama", "minicpm", "olmo", "smollm3")
+_PAIRS_HALF_APART = ("gemma", "gemma3", "olmo2", "phi3", "qwen", "qwen2", "qwen2moe", "qwen3", "qwen3moe")
 _NOT_ONLY_QUERIES = {
     "attn_logit_softcapping": "caps its logits (softcap)",
     "attention.max_alibi_bias": "adds a position bias to its logits (ALiBi)",
@@ -110,13 +114,18 @@ class _Header:
 
 @dataclass(frozen=True)
 class _Rows:
-    """Query rows of one head in one tensor, and what they are multiplied by."""
+    """Query rows of one head in one tensor, and what each row is multiplied by."""
 
     where: str
     kind: str
     offset: int
     size: int
-    beta: float
+    beta: tuple[float, ...]
+    """One factor per row; a single one is for all of them."""
+
+    @property
+    def largest(self) -> float:
+        return max(self.beta)
 
 
 def fold_file(
@@ -131,7 +140,7 @@ def fold_file(
     gets its name; the original is only read.
     """
     source, target = Path(path), Path(out)
-    chosen = packaged_for(*identity(source))[1] if policy == AUTO else resolve_policy(policy)
+    chosen = packaged_for(*identity(source), foldable=True)[1] if policy == AUTO else resolve_policy(policy)
     if target.exists() or target.is_symlink():
         reject("out", f"{str(target)!r}, which exists", "the path of a new file", "a model is never written over")
     require("gguf", "models", "a GGUF file")
@@ -142,7 +151,7 @@ def fold_file(
         heads = _heads(header, source)
         check_shape(chosen, heads, source.name)
         betas = _betas(chosen, heads, header.get("context_length"))
-        changed = {layer: row for layer, row in enumerate(betas) if any(beta != 1.0 for beta in row)}
+        changed = {layer: row for layer, row in enumerate(betas) if any(set(beta) != {1.0} for beta in row)}
         rows = [one for layer, row in changed.items() for one in _query_rows(header, layer, row)]
         with new_file(target) as copy:
             start = _copy(file, copy, header, chosen)
@@ -323,19 +332,33 @@ def _heads(header: _Header, path: Path) -> list[int]:
     return counts
 
 
-def _betas(policy: Policy, heads: list[int], longest: Any) -> list[list[float]]:
-    """β of every head of every layer."""
+def _betas(policy: Policy, heads: list[int], longest: Any) -> list[list[tuple[float, ...]]]:
+    """β of every head of every layer: one factor, or one per query dimension in the order of transformers."""
     grid = policy.policies if isinstance(policy, PerHead) else [(policy,) * count for count in heads]
-    if not all(isinstance(one, Constant) for row in grid for one in row):
+    if not all(isinstance(one, (Constant, PerFrequency)) for row in grid for one in row):
         # Torch takes more time and memory than all the rest, and constants do without it.
         from sharpmax.integrations.transformers.folding import check_constant, nearest_constant
 
         check_constant(policy, longest)
         grid = [tuple(nearest_constant(one, 2) for one in row) for row in grid]
-    return [[one.to_dict()["value"] for one in row] for row in grid]
+    return [[tuple(factors) for factors in constant_factors(row)] for row in grid]
 
 
-def _query_rows(header: _Header, layer: int, betas: list[float]) -> Iterator[_Rows]:
+def _in_file_order(betas: list[tuple[float, ...]], width: int, architecture: str) -> list[tuple[float, ...]]:
+    """The factors of every head in the order of the file's rows, where there is one per row."""
+    if len(betas[0]) == 1:
+        return betas
+    check_frequencies(len(betas[0]), width)
+    if architecture in _PAIRS_SIDE_BY_SIDE:
+        return [tuple(beta[half * width // 2 + i] for i in range(width // 2) for half in (0, 1)) for beta in betas]
+    if architecture not in _PAIRS_HALF_APART:
+        known = sorted((*_PAIRS_SIDE_BY_SIDE, *_PAIRS_HALF_APART))
+        given = f"a β per rotary frequency for the architecture {architecture!r}"
+        reject("policy", given, f"{', '.join(known)}", "fold its checkpoint instead, or learn constants")
+    return betas
+
+
+def _query_rows(header: _Header, layer: int, betas: list[tuple[float, ...]]) -> Iterator[_Rows]:
     """What is to be multiplied in a layer: the gain of the query's normalisation, or else weight and bias."""
     heads, prefix = len(betas), f"blk.{layer}.attn_"
     part = "q" if f"{prefix}q.weight" in header.tensors else "qkv"
@@ -353,6 +376,7 @@ def _query_rows(header: _Header, layer: int, betas: list[float]) -> Iterator[_Ro
         raise UnsupportedError(
             f"model: {weight.name} has {rows} rows, where {wanted} are expected for {heads} heads of {width}"
         )
+    betas = _in_file_order(betas, width, header.architecture)
     gain = header.tensors.get(f"{prefix}q_norm.weight")
     changed = part if gain is None else "q_norm"
     for tensor in (header.tensors.get(f"{prefix}{changed}.{end}") for end in ("weight", "bias")):
@@ -363,7 +387,8 @@ def _query_rows(header: _Header, layer: int, betas: list[float]) -> Iterator[_Ro
         count = math.prod(tensor.shape)
         if gain is not None and count == width and heads > 1:
             if len(set(betas)) > 1:
-                mean = math.exp(sum(math.log(max(beta, 1e-30)) for beta in betas) / heads)
+                logs = [math.log(max(factor, 1e-30)) for beta in betas for factor in beta]
+                mean = math.exp(sum(logs) / len(logs))
                 raise UnsupportedError(
                     f"policy: layer {layer} of {header.architecture} normalises its queries with one gain for all "
                     "heads, so its heads need the same β; the nearest foldable policy has one β per layer, "
@@ -376,7 +401,7 @@ def _query_rows(header: _Header, layer: int, betas: list[float]) -> Iterator[_Ro
             raise UnsupportedError(f"model: {tensor.name} has {count} numbers, which {heads} heads of {width} do not")
         size = tensor.size * elements // count
         for head, beta in enumerate(betas):
-            if beta != 1.0:
+            if set(beta) != {1.0}:
                 where = f"layer {layer}, head {head}"
                 yield _Rows(where, tensor.kind, tensor.offset + head * size, size, beta)
 
@@ -406,21 +431,24 @@ def _scaled(data: bytes, rows: _Rows) -> bytes:
 
         cut = blocks.reshape(-1, GGML_QUANT_SIZES[_type(rows.kind)][1])
         places = [slice(at, at + 2) for at in _SCALES[rows.kind]]
-        finite = _times(np.stack([cut[:, place] for place in places]).view("<f2"), rows.beta)
+        finite = np.stack([_times(cut[:, place].copy().view("<f2"), rows.beta) for place in places])
         for place, scale in zip(places, finite, strict=True):
             cut[:, place] = scale.view(np.uint8)
     if not np.isfinite(finite).all():
         kind = rows.kind if rows.kind in TYPES[:3] else f"the fp16 scales of {rows.kind}"
         raise UnsupportedError(
-            f"policy: β = {rows.beta:.4g} in {rows.where} gives numbers that {kind} cannot hold (overflow); "
+            f"policy: β = {rows.largest:.4g} in {rows.where} gives numbers that {kind} cannot hold (overflow); "
             "allowed: a smaller β, or a file of type F32 or BF16"
         )
     return blocks.tobytes()
 
 
-def _times(numbers: NDArray[Any], beta: float) -> NDArray[Any]:
+def _times(numbers: NDArray[Any], beta: tuple[float, ...]) -> NDArray[Any]:
+    """Numbers that belong to as many rows as there are factors, in their order, times the factors."""
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-        return (numbers.astype(np.float64) * beta).astype(numbers.dtype)
+        rows = numbers.astype(np.float64).reshape(len(beta), -1) * np.array(beta)[:, None]
+        scaled: NDArray[Any] = rows.reshape(numbers.shape).astype(numbers.dtype)
+    return scaled
 
 
 def _type(kind: str) -> Any:
@@ -462,12 +490,13 @@ def _check(file: BinaryIO, header: _Header, copy: BinaryIO, rows: list[_Rows], p
         raise UnsupportedError(f"model: the copy of {str(path)!r} reads differently; is the disk in order?")
     largest = 0.0
     for one in rows:
-        old = _dequantised(_read_at(file, header.data + one.offset, one.size), one.kind).astype(np.float64) * one.beta
+        original = _dequantised(_read_at(file, header.data + one.offset, one.size), one.kind)
+        old = _times(original.astype(np.float64), one.beta)
         new = _dequantised(_read_at(copy, found.data + one.offset, one.size), one.kind)
         off, norm = _norm(new - old), _norm(old)
         if not off <= MOST_ERROR * norm:
             raise UnsupportedError(
-                f"policy: {one.where}: {one.kind} holds β = {one.beta:.4g} times its weights only with an error of "
+                f"policy: {one.where}: {one.kind} holds β = {one.largest:.4g} times its weights only with an error of "
                 f"{off / max(norm, 1e-300):.2%}, because they are too small for fp16; at most {MOST_ERROR:.2%} is "
                 "allowed; use a larger β, or a file of type F32 or BF16"
             )

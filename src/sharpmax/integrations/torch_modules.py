@@ -28,7 +28,7 @@ from sharpmax.integrations.transformers.support import attends_by_hand
 from sharpmax.ops.attention import Sharpener, is_repeated, policies_of, rules_of
 from sharpmax.policies.base import Policy, Warned
 from sharpmax.policies.per_head import PerHead, check_shape
-from sharpmax.stats.call import Alignment, AttentionCall, broadcast
+from sharpmax.stats.call import Alignment, AttentionCall, as_autocast, broadcast
 
 M = TypeVar("M", bound=nn.Module)
 Observer = Callable[[AttentionCall], None]
@@ -234,6 +234,7 @@ class AttentionCalls(TorchFunctionMode):
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Tensor:
+        query, key, value, attn_mask = as_autocast(query, key, value, attn_mask)
         query, mask = self._sharpened(query, key, attn_mask, is_causal, scale)
         return F.scaled_dot_product_attention(
             query, key, value, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa

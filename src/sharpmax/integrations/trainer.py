@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from sharpmax.errors import FileFormatError, SharpmaxError, UnsupportedError, reject
 from sharpmax.files import append_bytes, parse_json, write_text
+from sharpmax.integrations import torch_modules
 from sharpmax.integrations.transformers.folding import check_not_shared, check_only_queries
 from sharpmax.integrations.transformers.interface import install, installed, kept, modules_of, observe
 from sharpmax.integrations.transformers.projections import Projection, projections, query_layer
@@ -87,26 +88,36 @@ def _mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values)
 
 
+def _inner(module: nn.Module) -> nn.Module:
+    """The transformers model inside wrappers (DDP, torch.compile, PEFT, a LightningModule), or the module itself."""
+    transformers: Any = sys.modules.get("transformers")
+    if transformers is None:
+        return module
+    return next((part for part in module.modules() if isinstance(part, transformers.PreTrainedModel)), module)
+
+
 def language_model(module: nn.Module) -> PreTrainedModel:
-    """The transformers model inside wrappers (DDP, torch.compile, PEFT, a LightningModule)."""
-    base: Any = require_transformers().PreTrainedModel
-    found = next((part for part in module.modules() if isinstance(part, base)), module)
-    return check_model(found)
+    """The transformers model inside wrappers, or an error."""
+    return check_model(_inner(module))
 
 
 class _Measurement:
     """Sums over the attention calls of one step. Calls are those inside the model's forward pass: gradient
     checkpointing computes layers again during the backward pass, and those are not counted twice."""
 
-    def __init__(self, model: PreTrainedModel, heads: Sequence[int]) -> None:
+    def __init__(self, model: nn.Module, heads: Sequence[int]) -> None:
         device = next(model.parameters()).device
-        self.sums = [torch.zeros(_SUMS, count, device=device) for count in heads]
-        self.peaks = [torch.full((count,), -torch.inf, device=device) for count in heads]
+        self.sums = {layer: torch.zeros(_SUMS, count, device=device) for layer, count in enumerate(heads)}
+        self.peaks = {layer: torch.full((count,), -torch.inf, device=device) for layer, count in enumerate(heads)}
         self._inside = 0
         self._undo = ExitStack()
-        self._undo.callback(observe(model, self))
-        self._undo.callback(model.register_forward_pre_hook(lambda *_: self._enter(1)).remove)
-        self._undo.callback(model.register_forward_hook(lambda *_: self._enter(-1), always_call=True).remove)
+        if heads:
+            transformer: Any = model
+            self._undo.callback(observe(transformer, self))
+            self._undo.callback(model.register_forward_pre_hook(lambda *_: self._enter(1)).remove)
+            self._undo.callback(model.register_forward_hook(lambda *_: self._enter(-1), always_call=True).remove)
+        else:
+            self._undo.enter_context(torch_modules.observed(model, self))
         if "torch._dynamo" in sys.modules:  # something may be compiled, and compiled code shows no attention call
             self._undo.enter_context(torch.compiler.set_stance("force_eager"))
 
@@ -127,16 +138,25 @@ class _Measurement:
         parts = torch.stack([several.to(entropy.dtype), entropy, relative, stats.top_weight])
         parts = torch.where(several, parts, 0.0).transpose(1, 2).flatten(2).sum(-1)
         peak = torch.where(stats.count > 0, stats.max, -torch.inf).transpose(0, 1).flatten(1).amax(-1)
-        self.sums[call.layer] += parts.float()
-        self.peaks[call.layer] = torch.maximum(self.peaks[call.layer], peak.float())
+        self.sums[call.layer] = self.sums.get(call.layer, 0.0) + parts.float()
+        before = self.peaks.get(call.layer)
+        self.peaks[call.layer] = peak.float() if before is None else torch.maximum(before, peak.float())
 
     def close(self) -> None:
         """Stop measuring."""
         self._undo.close()
 
+    @property
+    def heads(self) -> list[int]:
+        """Numbers of heads by layer."""
+        return [len(self.peaks[layer]) for layer in sorted(self.peaks)]
+
     def merged(self) -> tuple[Tensor, Tensor]:
         """Sums `[4, all heads]` and peaks `[all heads]`, of all processes together."""
-        sums, peaks = torch.cat(self.sums, dim=1), torch.cat(self.peaks)
+        layers = sorted(self.sums)
+        if not layers:
+            return torch.zeros(_SUMS, 1), torch.zeros(1)
+        sums, peaks = torch.cat([self.sums[i] for i in layers], dim=1), torch.cat([self.peaks[i] for i in layers])
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             torch.distributed.all_reduce(sums)
             torch.distributed.all_reduce(peaks, torch.distributed.ReduceOp.MAX)
@@ -152,10 +172,11 @@ def _rows(call: AttentionCall) -> RowStats:
 class AttentionObserver:
     """Entropy, largest logit and top weight of every head, every `every` steps of a training loop.
 
-    `with observer.step():` surrounds everything from the first forward pass of a step to the optimizer's step; passes
-    that accumulate gradients are measured together, and the processes of `torch.distributed` as one. `log` gets the
-    metrics of each measured step. With `out`, every measured step is a line of `attention.jsonl` there, and `save`
-    writes `results.json`, which `sharpmax report` draws.
+    The model is one of transformers, or any module that calls `scaled_dot_product_attention`: its layers are then its
+    calls, in their order. `with observer.step():` surrounds everything from the first forward pass of a step to the
+    optimizer's step; passes that accumulate gradients are measured together, and the processes of `torch.distributed`
+    as one. `log` gets the metrics of each measured step. With `out`, every measured step is a line of
+    `attention.jsonl` there, and `save` writes `results.json`, which `sharpmax report` draws.
 
     Heads whose mean entropy is below `collapsed` or above `dispersed` times ln n are counted as such. `clip` acts after
     every measured step.
@@ -175,8 +196,12 @@ class AttentionObserver:
     ) -> None:
         if every < 1:
             reject("every", every, "1 or more steps")
-        self.model = language_model(module=model)
-        self.heads = [one.heads for one in modules_of(self.model)]
+        self.model = _inner(model)
+        transformers: Any = sys.modules.get("transformers")
+        transformer: Any = self.model
+        known = transformers is not None and isinstance(transformer, transformers.PreTrainedModel)
+        self._known_heads = [one.heads for one in modules_of(transformer)] if known else []
+        self.heads = self._known_heads  # by layer; of other modules, as of the last measured step
         self.every, self.out = every, None if out is None else Path(out)
         if self.out is not None:
             self.out.mkdir(parents=True, exist_ok=True)
@@ -200,7 +225,7 @@ class AttentionObserver:
     def begin(self) -> None:
         """A step begins; of several calls before `end` the first counts."""
         if self._measurement is None and self.steps % self.every == 0:
-            self._measurement = _Measurement(self.model, self.heads)
+            self._measurement = _Measurement(self.model, self._known_heads)
 
     def cancel(self) -> None:
         """Forget the step that has begun."""
@@ -214,6 +239,7 @@ class AttentionObserver:
         if self._measurement is None:
             return None
         sums, peaks = self._measurement.merged()
+        self.heads = self._measurement.heads
         self.cancel()
         rows, means, largest = sums[0].sum().item(), (sums[1:] / sums[0].clamp_min(1.0)).tolist(), peaks.tolist()
         if not rows:

@@ -150,6 +150,8 @@ class SharpAttention:
         **options: Any,
     ) -> Tensor:  # fmt: skip
         """The backend's own attention with β·q in place of `query` `[tokens, heads, D]`; no metadata: a trial run."""
+        if self.sharpener.query_scale is not None:
+            query = self.sharpener.query_scale(query.transpose(0, 1)).transpose(0, 1).contiguous()
         if attn_metadata is not None and self.sharpener.rules:
             if self._measures:
                 beta, small = self._measured(layer, query, kv_cache, attn_metadata), False

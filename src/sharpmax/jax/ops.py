@@ -16,6 +16,8 @@ from sharpmax.arrays import check_heads, check_scale, check_width, ops_for
 from sharpmax.errors import reject, reject_type
 from sharpmax.ops.softmax import rows_of, sharpen
 from sharpmax.policies.base import Policy
+from sharpmax.policies.per_frequency import check_frequencies, query_factors, without_frequencies
+from sharpmax.policies.per_head import PerHead
 from sharpmax.policies.registry import resolve_policy
 from sharpmax.stats.dense import dense_stats
 from sharpmax.stats.statistics import RowStats
@@ -184,6 +186,12 @@ def attention(
     chosen = resolve_policy(policy)
     q, k, v = as_array("q", q), as_array("k", k), as_array("v", v)
     check_arrays(q, k, v, enable_gqa)
+    policies = chosen.policies[0] if isinstance(chosen, PerHead) else (chosen,)
+    if (factors := query_factors(policies)) is not None:
+        check_frequencies(len(factors[0]), q.shape[-1])
+        q = (q * jnp.asarray(factors, jnp.promote_types(q.dtype, jnp.float32))[:, None]).astype(q.dtype)
+        rest = without_frequencies(policies)
+        chosen = PerHead((rest,)) if isinstance(chosen, PerHead) else rest[0]
     logits = (*q.shape[:-1], k.shape[-2])
     mask, factor = as_mask(attn_mask, is_causal, logits), check_scale(scale, q.shape[-1])
     options: dict[str, Any] = {"is_causal": is_causal, "policy": chosen, "measured": return_stats}

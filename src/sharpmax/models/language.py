@@ -203,7 +203,7 @@ def weights_fingerprint(model: PreTrainedModel) -> str:
 
 def _in_memory(model: PreTrainedModel, name: str, tensor: torch.Tensor) -> torch.Tensor:
     """The values of a tensor, from the CPU or the disk if that is where accelerate keeps them."""
-    if not tensor.is_meta:
+    if not tensor.is_meta or not hasattr(model, "hf_device_map"):
         return tensor
     utils = require("accelerate.utils", "hf", "a model on several devices")
     module, _, leaf = name.rpartition(".")

@@ -73,11 +73,16 @@ def _asked(tokenizer: PreTrainedTokenizerBase, user: str) -> str:
     return str(tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True))
 
 
-def batches(replies: Sequence[Reply], most_tokens: int) -> Iterator[list[int]]:
-    """Indices of replies to read together: of similar length, so that little of `most_tokens` is padding."""
+def batches(replies: Sequence[Reply], most_tokens: int, most_rows: int | None = None) -> Iterator[list[int]]:
+    """Indices of replies to read together: of similar length, so that little of `most_tokens` is padding.
+
+    `most_rows` limits the predictions of a batch: the tokens of its answers, padded to the longest.
+    """
     batch: list[int] = []
     for index in sorted(range(len(replies)), key=lambda i: len(replies[i].ids)):
-        if batch and (len(batch) + 1) * len(replies[index].ids) > most_tokens:
+        size = len(batch) + 1
+        rows = size * max(replies[i].tokens for i in (*batch, index))
+        if batch and (size * len(replies[index].ids) > most_tokens or (most_rows is not None and rows > most_rows)):
             yield batch
             batch = []
         batch.append(index)
@@ -189,9 +194,10 @@ def sampled_texts(
         while ids.shape[1] < length:
             out = call(input_ids=read, past_key_values=cache, use_cache=True)
             cache = out.past_key_values
-            # Drawn on the CPU, so that devices agree and none needs a generator of its own.
-            weights = out.logits[:, -1].float().softmax(-1).cpu()
-            read = torch.multinomial(weights, 1, generator=generator).to(ids.device)
+            # The random numbers come from the CPU, so that devices agree and none needs a generator of its own.
+            drawn = torch.rand(count, 1, generator=generator, dtype=torch.float64).to(ids.device)
+            reached = out.logits[:, -1].double().softmax(-1).cumsum(-1)
+            read = torch.searchsorted(reached, drawn).clamp_max(reached.shape[-1] - 1)
             ids = torch.cat([ids, read], dim=1)
     found: list[list[int]] = ids[:, :length].tolist()
     return found

@@ -19,10 +19,19 @@ from torch import Tensor
 from sharpmax.arrays import ops_for
 from sharpmax.errors import reject, reject_type
 from sharpmax.ops.kernels import decode_launch
-from sharpmax.ops.kernels.sharpen import scale_op, scale_rows, scales, sharpen_op, sharpen_rows
+from sharpmax.ops.kernels.sharpen import (
+    SharpenPlan,
+    scale_op,
+    scale_rows,
+    scales,
+    sharpen_op,
+    sharpen_rows,
+    sharpened,
+)
 from sharpmax.ops.kernels.tables import Coefficients, form_of, table_of
 from sharpmax.policies.base import WARNED, Policy, Remeasure, Warned
 from sharpmax.policies.basic import Constant
+from sharpmax.policies.per_frequency import check_frequencies, query_factors, without_frequencies
 from sharpmax.policies.per_head import PerHead, side_by_side
 from sharpmax.policies.registry import resolve_policy
 from sharpmax.stats import triton_launch
@@ -128,6 +137,28 @@ class PolicyRule:
                 one.warn_outside(stats if len(self.policies) == 1 else stats.map(_head_at(place)), self.warned)
 
 
+class QueryScale:
+    """Factors `[H, D]`, or `[1, D]` for all heads, that multiply the query before its rows are measured."""
+
+    def __init__(self, factors: Sequence[Sequence[float]]) -> None:
+        self._values = factors
+        self._factors: dict[tuple[torch.device, torch.dtype], Tensor] = {}
+
+    def factors(self, device: torch.device, dtype: torch.dtype) -> Tensor:
+        """The factors `[H, 1, D]`."""
+        make = functools.partial(torch.tensor, self._values, dtype=dtype, device=device)
+        return _on_device(self._factors, (device, dtype), lambda: make()[:, None])
+
+    def __call__(self, query: Tensor) -> Tensor:
+        """The query `[..., H, Lq, D]` times the factors, rounded once to its dtype."""
+        dtype = floats_at_least_32(query.dtype)
+        factors = self.factors(query.device, dtype)
+        check_frequencies(factors.shape[-1], query.shape[-1])
+        if query.dtype != dtype and is_plain(query, factors):
+            return torch.mul(query, factors, out=torch.empty_like(query))
+        return (query * factors).to(query.dtype)
+
+
 def _head_at(place: int) -> Callable[[Tensor], Tensor]:
     return lambda array: array[..., min(place, array.shape[-2] - 1), :]
 
@@ -157,10 +188,13 @@ def policies_of(policy: Policy, layer: int = 0) -> tuple[Policy, ...]:
     return policy.policies[layer] if isinstance(policy, PerHead) else (policy,)
 
 
-def rules_of(policies: Sequence[Policy], warned: Warned | None = None) -> tuple[Rule, ...]:
+def rules_of(policies: Sequence[Policy], warned: Warned | None = None) -> tuple[Rule | QueryScale, ...]:
     """The rules of one layer; none where the policies leave all of it alone. `warned` is shared by those of a model."""
     if all(one.is_identity for one in policies):
         return ()
+    factors = query_factors(policies)
+    if factors is not None:
+        return (QueryScale(factors), *rules_of(without_frequencies(policies), warned))
     if len(policies) == 1:
         return (PolicyRule(policies, None, warned),)
     groups: dict[Any, list[int]] = {}
@@ -188,8 +222,11 @@ def _shape_of(policy: Policy) -> tuple[Any, ...]:
 class Sharpener:
     """The rules of one layer: β of every row, β·q, and the mask that goes with it."""
 
-    def __init__(self, rules: Sequence[Rule], heads: int = 1) -> None:
-        self.rules = tuple(rules)
+    def __init__(self, rules: Sequence[Rule | QueryScale], heads: int = 1) -> None:
+        self.query_scale = next((rule for rule in rules if isinstance(rule, QueryScale)), None)
+        """What multiplies the query first, if anything does."""
+
+        self.rules: tuple[Rule, ...] = tuple(rule for rule in rules if not isinstance(rule, QueryScale))
         self.heads = heads
         self.policies = _head_policies(self.rules, heads)
         """The policy of all heads, or one per head; empty where a rule is not made of policies."""
@@ -208,20 +245,24 @@ class Sharpener:
 
         self._constants: dict[tuple[torch.device, torch.dtype], Tensor] = {}
         self._places: list[dict[torch.device, Tensor]] = [{} for _ in self.rules]
-        self._known: dict[Any, Coefficients] = {}
+        self._tables: dict[torch.device, Coefficients] = {}
+        self._looked: set[int] = set()
 
     def by_constants(self, query: Tensor) -> Tensor | None:
         """β·q in one operation, for q `[..., H, Lq, D]` and constants; None where β may have to be capped."""
-        if not self.constants or query.dtype == torch.float16 or query.ndim < 3:
+        if not self.constants or query.ndim < 3:
             return None
         dtype, plain = floats_at_least_32(query.dtype), is_plain(query)
+        by_kernel = plain and query.is_cuda and query.dtype != dtype and scales(query)
+        if query.dtype == torch.float16 and not by_kernel:
+            return None
         beta = self._constants.get((query.device, dtype)) if plain else None
         if beta is None:
             make = functools.partial(torch.tensor, self.constants, dtype=dtype, device=query.device)
-            beta = _on_device(self._constants, (query.device, dtype), lambda: make()[:, None, None])
-        if query.dtype != dtype and plain:
-            return torch.mul(query, beta, out=torch.empty_like(query))  # float32 inside, rounded once
-        return (query * beta).to(query.dtype)
+            beta = _on_device(self._constants, (query.device, dtype), lambda: make()[:, None])
+        if by_kernel:
+            return scale_rows(query, beta.expand(query.shape[:-1]))
+        return (query * beta[..., None]).to(query.dtype)
 
     @property
     def measures(self) -> bool:
@@ -285,26 +326,48 @@ class Sharpener:
         scaled, beta = run(query, *rows, counts, call.keys, call.offset, *table)
         if not torch.compiler.is_compiling():
             self._warn_now_and_then(call, parts)
-            if plain and counts is None and is_known_kind(call):
-                key = (layout(query), call.k.shape, call.k.stride(), call.offset, call.scale, query.device)
-                remember(self._known, key, table)
         return scaled, beta
 
     def known(self, query: Tensor, key: Tensor, offset: int | None, scale: float) -> Tensor | None:
         """β·q for q `[B, H, Lq, D]` and k `[B, Hkv, Lk, D]` without a mask, at the least cost to the host.
 
-        None unless `sharpen` had a call of the same layout before, and where an operator is needed. Nothing is checked.
+        None where `sharpen` has more to do: an operator, or to look whether rows lie outside the range of a policy. No
+        shape is checked.
         """
-        if self.form is None or not is_plain(query, key):
+        form, keys = self.form, key.shape[2]
+        if form is None or form.solved or not is_plain(query, key) or not self._has_looked(keys.bit_length()):
             return None
-        table = self._known.get((layout(query), key.shape, key.stride(), offset, scale, query.device))
+        table = self._tables.get(query.device)
         if table is None:
+            table = table_of(self.policies, query.device)
+            if table is None:
+                return None
+            remember(self._tables, query.device, table)
+        place = (layout(query), key.shape, key.stride(), offset, scale, query.device, table.values.shape, *table.shape)
+        plan = _plans.get((place, form.needs))
+        if plan is not None:
+            return plan(query, key, table.values)
+        if query.dtype == torch.float64 or not keys or not scales(query) or query.shape[-1] > triton_launch.WIDEST:
             return None
-        needs = self.form.needs
-        log_mass = shortfall = var = None
-        if needs - COUNT:
-            _, log_mass, shortfall, var = triton_launch.unmasked_parts(query, key, offset, scale, needs)
-        return sharpen_rows(query, log_mass, shortfall, var, None, key.shape[2], offset, table.values, table.shape)[0]
+        if key.shape[0] != query.shape[0]:
+            return None
+        log_mass = shortfall = var = parts = None
+        if measured := bool(form.needs - COUNT):
+            (_, log_mass, shortfall, var), parts = triton_launch.unmasked_parts(query, key, offset, scale, form.needs)
+        out, _, last = sharpened(query, log_mass, shortfall, var, None, keys, offset, *table)
+        if last is not None and measured == (parts is not None):
+            remember(_plans, (place, form.needs), SharpenPlan(parts, last))
+        return out
+
+    def _has_looked(self, bits: int) -> bool:
+        """Whether rows of so many keys, as a power of 2, need not be looked at any more: see `_warn_now_and_then`."""
+        if bits not in self._looked:
+            warned = next((rule.warned for rule in self.rules if isinstance(rule, PolicyRule)), None)
+            looked_at = _looked_at if warned is None else warned
+            if any(one.fitted_range is not None and (one, bits) not in looked_at for one in self.policies):
+                return False
+            self._looked.add(bits)
+        return True
 
     def _warn_now_and_then(self, call: AttentionCall, parts: Parts | None) -> None:
         """Warn of rows outside the range of a policy, looking once for every doubling of the number of keys.
@@ -349,6 +412,7 @@ MOST_QUERIES = 8
 """The most new tokens per sequence that the decode kernels take; more of them are a prompt."""
 
 _looked_at: set[Any] = set()
+_plans: dict[Any, SharpenPlan] = {}
 
 
 def _rule_beta(rule: Rule, rows: AttentionCall | Logits, impl: str, stats: RowStats | None) -> Tensor:
@@ -536,6 +600,9 @@ def attention(
             is_causal=is_causal, scale=used, enable_gqa=enable_gqa,
         )  # fmt: skip
 
+    if sharpener.query_scale is not None:
+        query = sharpener.query_scale(query)
+        call = AttentionCall.of(query, key, attn_mask, causal=causal, scale=scale, enable_gqa=enable_gqa)
     stats = measure(call, impl, frozenset(FIELDS)) if return_stats else None
     if known is not None and is_known_kind(call) and not folded:
         remember(_known, known, _Known(resolved, sharpener, call.offset, call.scale, used))
@@ -580,6 +647,8 @@ def _again(q: Tensor, k: Tensor, v: Tensor, options: tuple[Any, ...], known: _Kn
         return None
     is_causal, dropout_p, _, enable_gqa = options
     sharpener = known.sharpener
+    if sharpener.query_scale is not None:
+        q = sharpener.query_scale(q)
     query: Tensor | None = q
     if sharpener.rules and sharpener.uniform is None:
         query = sharpener.by_constants(q) if sharpener.constants else None

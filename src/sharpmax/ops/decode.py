@@ -11,11 +11,20 @@ from torch import Tensor
 
 from sharpmax.arrays import check_scale
 from sharpmax.errors import UnsupportedError, reject, reject_type
-from sharpmax.ops.attention import MOST_QUERIES, attention, check_values, learns, policies_of, resolved_policy
+from sharpmax.ops.attention import (
+    MOST_QUERIES,
+    QueryScale,
+    attention,
+    check_values,
+    learns,
+    policies_of,
+    resolved_policy,
+)
 from sharpmax.ops.kernels.decode_launch import Cache, decode_op, measure_op, obstacle, rows_alike, values_op
 from sharpmax.ops.kernels.decode_launch import decode as run_decode
 from sharpmax.ops.kernels.tables import Coefficients, table_of
 from sharpmax.policies.base import Policy
+from sharpmax.policies.per_frequency import query_factors, without_frequencies
 from sharpmax.policies.per_head import PerHead
 from sharpmax.stats.call import as_beta, broadcast, check_tensors, hidden_by, layout, remember
 from sharpmax.stats.dense import centred, dense_stats
@@ -83,6 +92,8 @@ def decode(
     _check(q, k, v, lengths, block_table, attn_mask)
     cache = Cache(lengths, block_table)
     policies = _policies(policy, q.shape[1])
+    if (factors := query_factors(policies)) is not None:
+        q, policies, known = QueryScale(factors)(q), without_frequencies(policies), None
     mask = None if attn_mask is None else attn_mask.reshape((1,) * (4 - attn_mask.ndim) + tuple(attn_mask.shape))
     if not _with_kernels(q, k, v, mask, impl):
         return _plain(q, k, v, cache, mask, scale, policies, return_stats)
@@ -155,7 +166,7 @@ def _with_kernels(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, impl: st
             raise UnsupportedError(f"impl: 'triton' cannot do this: {reason}; use impl='torch'")
         return True
     # The interpreter is for tests: on the CPU plain torch is faster by far.
-    return reason is None and q.is_cuda
+    return reason is None and on_gpu(q)
 
 
 def _plain(

@@ -59,11 +59,12 @@ def load_policy(path_or_name: str | os.PathLike[str]) -> Policy:
     return _read(path)
 
 
-def packaged_for(architecture: str, layers: int, heads: int, *names: str) -> tuple[str, Policy]:
+def packaged_for(architecture: str, layers: int, heads: int, *names: str, foldable: bool = False) -> tuple[str, Policy]:
     """The packaged policy made for a model, with its name; ArgumentError where there is none.
 
     The architecture, the number of layers and of heads, and one of the model's names must fit an entry of
-    data/models.json, whose `names` is a regular expression.
+    data/models.json, whose `names` is a regular expression. An entry names its constants, if its policy has none, as
+    `foldable`.
     """
     shape = (architecture.removesuffix("_text"), layers, heads)
     entries: dict[str, dict[str, Any]] = read_json(_DATA / f"{_MODELS}.json", "policies")
@@ -74,19 +75,21 @@ def packaged_for(architecture: str, layers: int, heads: int, *names: str) -> tup
     }
     for policy, about in fits.items():
         if any(re.search(about["names"], name, re.IGNORECASE) for name in names):
-            _log.warning("policy 'auto' is %r, made for %s", policy, about["model"])
-            return policy, NAMED[policy]()
+            chosen = about.get("foldable", policy) if foldable else policy
+            _log.warning("policy 'auto' is %r, made for %s", chosen, about["model"])
+            return chosen, NAMED[chosen]()
     similar = "".join(f"; {policy!r} was made for {about['model']} of the same shape" for policy, about in fits.items())
     given = f"'auto' for {names[0]!r} ({shape[0]}, {layers} layers × {heads} heads), which has no packaged policy"
     reject("policy", given, f"a name or a file{similar}", "make one: sharpmax calibrate MODEL")
 
 
-def packaged_for_config(config: Any, *names: str) -> tuple[str, Policy]:
+def packaged_for_config(config: Any, *names: str, foldable: bool = False) -> tuple[str, Policy]:
     """As `packaged_for`, by the configuration of a transformers model."""
     text = config.get_text_config()
     layers, heads = (int(getattr(text, name, 0)) for name in ("num_hidden_layers", "num_attention_heads"))
     own = (str(getattr(config, name, None) or "") for name in ("_name_or_path", "_model_name_or_path"))
-    return packaged_for(str(text.model_type), layers, heads, *filter(None, (*names, *own)), type(config).__name__)
+    known = (*filter(None, (*names, *own)), type(config).__name__)
+    return packaged_for(str(text.model_type), layers, heads, *known, foldable=foldable)
 
 
 def _allowed() -> str:

@@ -115,6 +115,12 @@ class Findings:
         return error(forecast, {name: self.fits.curves[name][place] for name in ("entropy", "top")})
 
 
+def tables_of(found: Findings) -> dict[str, Any]:
+    """The tables of a task by their names in saved results; no forecast where there is nothing to forecast."""
+    tables = {"heads": heads_table(found), "layers": layers_table(found), "forecast": forecast_table(found)}
+    return {kind: table for kind, table in tables.items() if table is not None} | {"chain": chain_table(found)}
+
+
 def heads_table(found: Findings) -> dict[str, Any]:
     """Every head by its name, layer.head."""
     table = {}

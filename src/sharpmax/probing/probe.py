@@ -25,15 +25,7 @@ from sharpmax.models.language import (
     quiet,
 )
 from sharpmax.probing.capture import check_choice
-from sharpmax.probing.findings import (
-    RULE,
-    Findings,
-    chain_table,
-    forecast_table,
-    heads_table,
-    layers_table,
-    verdict,
-)
+from sharpmax.probing.findings import RULE, Findings, heads_table, tables_of, verdict
 from sharpmax.probing.forecast import forecast_of, forecast_work
 from sharpmax.probing.inputs import TEXT, Passage, ProbeInputs, own_inputs, task_inputs, text_inputs
 from sharpmax.probing.measurement import Progress, measure
@@ -90,11 +82,7 @@ class ProbeResult:
         """Everything as plain JSON values."""
         tables: dict[str, Any] = {"setting": dict(self.setting), "verdict": self.verdict}
         for task, found in self.findings.items():
-            tables[f"heads/{task}"] = heads_table(found)
-            tables[f"layers/{task}"] = layers_table(found)
-            if (errors := forecast_table(found)) is not None:
-                tables[f"forecast/{task}"] = errors
-            tables[f"chain/{task}"] = chain_table(found)
+            tables |= {f"{kind}/{task}": table for kind, table in tables_of(found).items()}
         return tables
 
     def show(self) -> None:

@@ -233,7 +233,8 @@ def lines_panel(
 
     A tooltip has the columns of lines and points, and every other column of the rows under its name.
     """
-    words = {"variant": "variant", "x": "n|,", "y": f"{y.to_dict()['title'] or 'value'}|.4~g"}
+    across, up = (channel.to_dict()["title"] or "value" for channel in (x, y))
+    words = {"variant": "variant", "x": f"{across}|,", "y": f"{up}|.4~g"}
     if any(row.get("low") is not None for row in rows):
         words |= {"low": "from|.4~g", "high": "to|.4~g"}
     words |= {name: name for row in rows[:1] for name in row if name not in _COLUMNS}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -17,12 +18,11 @@ from sharpmax.report.tables import (
     Report,
     Table,
     Tables,
-    cell_of,
     interval,
     mean_cell,
     present,
     sizes,
-)
+)  # fmt: skip
 from sharpmax.report.words import (
     Pairs,
     capital,
@@ -36,7 +36,7 @@ from sharpmax.report.words import (
     probability,
     share,
     span,
-)
+)  # fmt: skip
 
 IN, OUT = "in", "out"
 """Sizes trained on, and all others."""
@@ -65,7 +65,7 @@ def matches(tables: Tables) -> bool:
 
 def report(tables: Tables) -> Report:
     """The page's contents."""
-    main = present(means_table(tables), gains_table(tables))
+    main = present(main_table(tables), entropy_table(tables))
     part = Part("results", "CLRS-Text", metrics(tables), list(_figures(tables)), main, [algorithms_table(tables)])
     origins = [
         (f"Training of {name}", origin_of_run(one["command"], one["provenance"], {}))
@@ -129,10 +129,35 @@ def _training(tables: Tables) -> Mapping[str, Any]:
     return tables.get("training") or {}
 
 
+def _seeds(tables: Tables) -> dict[str, list[str]]:
+    """Variants named NAME-SEED by their names, where every name has the same two seeds or more; else none."""
+    found: dict[str, list[str]] = {}
+    for name in variants(tables):
+        found.setdefault(re.sub(r"-\d+$", "", name), []).append(name)
+    several = min(map(len, found.values())) == max(map(len, found.values())) > 1
+    return found if several else {}
+
+
+def _labels(tables: Tables) -> dict[str, list[str]]:
+    """What tables have rows for, each with its runs."""
+    return _seeds(tables) or {name: [name] for name in variants(tables)}
+
+
+def _over_seeds(tables: Tables, names: list[str], group: str) -> tuple[float, list[float]]:
+    """The mean over seeds, and that of each."""
+    each = [tables["means"][name][group]["mean"] for name in names]
+    return sum(each) / len(each), each
+
+
 def headline(tables: Tables) -> Iterator[str]:
     """The answer in numbers, a sentence for each group of sizes, those beyond training first."""
-    names, variant = group_names(tables), lead(tables)
+    names, variant, seeds = group_names(tables), lead(tables), _seeds(tables)
     for group in reversed(groups(tables)):
+        if seeds:
+            means = {name: _over_seeds(tables, known, group)[0] for name, known in seeds.items()}
+            listed = joined([f"{name} {percent(mean)}" for name, mean in means.items()])
+            yield f"Accuracy at {names[group]}, mean of {len(next(iter(seeds.values())))} seeds: {listed}."
+            continue
         plain = tables["means"][base(tables)][group]
         start = f"Accuracy at {names[group]}: {percent(plain['mean'])}"
         if variant is None:
@@ -150,8 +175,6 @@ def notes(tables: Tables) -> Iterator[str]:
     for name, values in _differing_settings(tables).items():
         listed = joined([f"{_value(value)} for {variant}" for variant, value in values.items()])
         yield f"The variants were not trained alike: {name.replace('_', ' ')} is {listed}."
-    if IN in groups(tables):
-        yield _above_majority(tables)
     setting = tables["setting"]
     left = "; ".join(
         f"{name.replace('_', ' ')} of size {joined([count(size) for size in known])}"
@@ -164,7 +187,8 @@ def notes(tables: Tables) -> Iterator[str]:
     for name, remarks in setting["remarks"].items():
         for remark in merged(remarks):
             yield f"{name}: {remark}."
-    yield "Each variant is one training run: the intervals do not include the variance between seeds."
+    if not _seeds(tables):
+        yield "Each variant is one training run: the intervals do not include the variance between seeds."
 
 
 def _touchstone(tables: Tables) -> dict[str, Any]:
@@ -196,16 +220,6 @@ def _value(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value) if isinstance(value, str | float) else "its own"
 
 
-def _above_majority(tables: Tables) -> str:
-    found = {}
-    for name in variants(tables):
-        known = {one: row[IN] for one, row in tables["by_algorithm"][name].items() if IN in row}
-        found[name] = sum(cell["low"] > (majority(tables, one, IN) or 0.0) for one, cell in known.items()), len(known)
-    listed = joined([f"{name} on {above}" for name, (above, _) in found.items()])
-    total = plural(found[base(tables)][1], "algorithm")
-    return f"Above the most frequent answer at {group_names(tables)[IN]} (whole 95% interval): {listed} of {total}."
-
-
 def majority(tables: Tables, algorithm: str, group: str) -> float | None:
     """Accuracy in a group of sizes of always giving the most frequent answer."""
     trained = tables["setting"]["sizes"][algorithm]["trained"]
@@ -216,121 +230,90 @@ def majority(tables: Tables, algorithm: str, group: str) -> float | None:
 
 
 def metrics(tables: Tables) -> list[Metric]:
-    """Mean accuracies, the gain of the leading variant, and the touchstone."""
+    """Mean accuracies, and the gain of the leading variant."""
     names, variant, found = group_names(tables), lead(tables), []
+    shown = present(base(tables), variant)
     for group in groups(tables):
-        known = [tables["means"][one][group] for one in present(base(tables), variant)]
-        who = " → ".join(present(base(tables), variant))
+        known = [tables["means"][one][group] for one in shown]
         value = " → ".join(percent(cell["mean"]) for cell in known)
-        detail = f"{who}; mean of {plural(known[0]['algorithms'], 'algorithm')}"
+        detail = f"{' → '.join(shown)}; mean of {plural(known[0]['algorithms'], 'algorithm')}"
         found.append(Metric(value, f"accuracy at {names[group]}", detail))
     if variant is not None:
         group = groups(tables)[-1]
         gain = tables["gains"][variant][group]
         detail = f"{points(gain['low'])} to {points(gain['high'])} (95%), {probability(gain['p'])}"
         found.append(Metric(f"{points(gain['mean'])} points", f"{variant} at {names[group]}", detail))
-    if touchstone := _touchstone(tables):
-        weakest = min(touchstone, key=lambda name: touchstone[name]["mean"])
-        value, detail = percent(touchstone[weakest]["mean"]), f"{weakest}; learned from {LEARNED:.0f}%"
-        found.append(Metric(value, f"“{TOUCHSTONE}”, weakest variant", detail))
     return found
 
 
-def means_table(tables: Tables) -> Table:
-    """Mean accuracy of every variant, of final answers and of whole texts."""
-    names = group_names(tables)
-    columns = [
-        (table, what, group)
-        for table, what in (("means", "final answer"), ("means_exact", "whole text"))
-        for group in groups(tables)
-    ]
-    plain = tables["means"][base(tables)]
-    counted = {group: plural(plain[group]["algorithms"], "algorithm") for group in groups(tables)}
-    return Table(
-        "Accuracy (%): means over algorithms",
-        "Every algorithm has the same weight, and every size of it. 95% bootstrap intervals. The final answer is "
-        "what follows the steps, where steps are asked for; the whole text includes them.",
-        [Cell("variant"), *(Cell(f"{what}, {names[group]}", counted[group]) for _, what, group in columns)],
-        [
-            [Cell(name), *(mean_cell(tables[table][name][group]) for table, _, group in columns)]
-            for name in variants(tables)
-        ],
-    )
-
-
-def gains_table(tables: Tables) -> Table | None:
-    """What every variant gains over the base on the same questions."""
-    if not others(tables):
-        return None
-    names, known = group_names(tables), groups(tables)
-    last = known[-1]
+def main_table(tables: Tables) -> Table:
+    """Mean accuracy of every variant, and its gain over the first on the same questions."""
+    labels, names, known = _labels(tables), group_names(tables), groups(tables)
+    first, several = next(iter(labels.values())), bool(_seeds(tables))
     rows = []
-    for name in others(tables):
-        row = [Cell(name), *(cell for group in known for cell in _gain(tables["gains"][name][group]))]
-        single = [significant(one[last]) for one in tables["gains_by_algorithm"][name].values() if last in one]
-        rows.append([*row, Cell(f"{single.count(1)} better, {single.count(-1)} worse", f"of {len(single)}")])
-    return Table(
-        f"Gain over {base(tables)} (points)",
-        f"On the same questions: + correct with the variant only, − with {base(tables)} only. {_SIGNIFICANT}",
-        [
-            Cell("variant"),
-            *(Cell(title) for group in known for title in (names[group], "questions")),
-            Cell("algorithms", f"significant, {names[last]}"),
-        ],
-        rows,
-    )
+    for label, trained in labels.items():
+        row = [Cell(label)]
+        for group in known:
+            mean, each = _over_seeds(tables, trained, group)
+            row.append(Cell(share(mean), " · ".join(map(share, each))) if several else
+                       mean_cell(tables["means"][label][group]))  # fmt: skip
+        for group in known if len(labels) > 1 else ():
+            if trained == first:
+                row.append(EMPTY)
+            elif several:
+                each = [_over_seeds(tables, [a], group)[0] - _over_seeds(tables, [b], group)[0]
+                        for a, b in zip(trained, first, strict=True)]  # fmt: skip
+                row.append(Cell(points(sum(each) / len(each)), " · ".join(map(points, each))))
+            else:
+                row.append(_gain_cell(tables["gains"][label][group]))
+        rows.append(row)
+    counted = {group: plural(tables["means"][base(tables)][group]["algorithms"], "algorithm") for group in known}
+    head = [Cell("variant"), *(Cell(names[group], counted[group]) for group in known)]
+    if len(labels) > 1:
+        head += [Cell("gain", f"points, {names[group]}") for group in known]
+    interval_words = "Below each number, every seed." if several else f"95% bootstrap intervals. {_SIGNIFICANT}"
+    note = f"Every algorithm has the same weight, and every size of it. {interval_words}"
+    return Table("Accuracy of final answers (%): means over algorithms", note, head, rows)
 
 
 def algorithms_table(tables: Tables) -> Table:
-    """Every algorithm, sorted by the gain of the leading variant in the last group of sizes."""
-    names, known, variant = group_names(tables), groups(tables), lead(tables)
-    last = known[-1]
-    table, gains = tables["by_algorithm"], tables["gains_by_algorithm"]
-
-    def rank(name: str) -> tuple[bool, float]:
-        cell = (table[base(tables)] if variant is None else gains[variant])[name].get(last)
-        return cell is None, 0.0 if cell is None else -cell["mean"]
-
-    rows = []
-    for name in sorted(tables["majority"], key=rank):
-        accuracy = [_short(table[one][name].get(group)) for group in known for one in variants(tables)]
-        tests = [_test(gains[one][name].get(last)) for one in others(tables)]
-        frequent = majority(tables, name, last)
-        guess = Cell(NOTHING if frequent is None else share(frequent), faint=True)
-        rows.append([Cell(name.replace("_", " ")), *accuracy, *tests, guess])
-    order = f"the gain of {variant}" if variant else "accuracy"
+    """Every algorithm, sorted by the accuracy of the first variant in the last group of sizes."""
+    labels, names, known = _labels(tables), group_names(tables), groups(tables)
+    last, rows = known[-1], []
+    for algorithm in tables["majority"]:
+        row = [Cell(algorithm.replace("_", " "))]
+        for label, trained in labels.items():
+            cells = [[tables["by_algorithm"][one][algorithm].get(group) for one in trained] for group in known]
+            means = [NOTHING if None in of else share(sum(one["mean"] for one in of) / len(of)) for of in cells]
+            gain = tables["gains_by_algorithm"].get(label, {}).get(algorithm, {}).get(last)
+            sure = gain is not None and bool(significant(gain))
+            row.append(Cell(means[-1] + ("*" if sure else ""), means[0] if len(means) > 1 else "", strong=sure))
+        frequent = majority(tables, algorithm, last)
+        rows.append([*row, Cell(NOTHING if frequent is None else share(frequent), faint=True)])
+    rows.sort(key=lambda row: -float(row[1].text) if row[1].text != NOTHING else 1.0)
+    note = f"Large: {names[last]}; small: {names[known[0]]}. Most frequent: always giving the most frequent answer."
+    note += "" if _seeds(tables) or len(labels) == 1 else f" {_SIGNIFICANT}"
     return Table(
-        "Accuracy of final answers (%) by algorithm",
-        f"Sorted by {order} at {names[last]}. {_SIGNIFICANT if variant else ''} Most frequent: accuracy at "
-        f"{names[last]} of always giving the most frequent answer.",
-        [
-            Cell("algorithm"),
-            *(Cell(one, names[group]) for group in known for one in variants(tables)),
-            *(Cell(f"gain of {one}", names[last]) for one in others(tables)),
-            Cell("most frequent", names[last]),
-        ],
-        rows,
+        "Accuracy (%) by algorithm", note, [Cell("algorithm"), *map(Cell, labels), Cell("most frequent")], rows
     )
 
 
-def _short(cell: Mapping[str, Any] | None) -> Cell:
-    return cell_of(None if cell is None else cell["mean"], share)
+def entropy_table(tables: Tables) -> Table | None:
+    """Entropy of attention where answers begin, by size."""
+    if "entropy" not in tables:
+        return None
+    known = list(next(iter(tables["entropy"].values())))
+    rows = []
+    for label, trained in _labels(tables).items():
+        means = [sum(tables["entropy"][one][size] for one in trained) / len(trained) for size in known]
+        rows.append([Cell(label), *(Cell(f"{mean:.3f}") for mean in means)])
+    note = "H / ln n of the row that gives the first token of an answer, mean over heads, layers and questions."
+    return Table("Entropy of attention by size", note, [Cell("variant"), *map(Cell, known)], rows)
 
 
-def _starred(cell: Mapping[str, Any], small: str) -> Cell:
-    sure = bool(significant(cell))
-    return Cell(points(cell["mean"]) + ("*" if sure else ""), small, strong=sure)
-
-
-def _test(cell: Mapping[str, Any] | None) -> Cell:
-    return EMPTY if cell is None else _starred(cell, probability(cell["p"]))
-
-
-def _gain(cell: Mapping[str, Any]) -> tuple[Cell, Cell]:
-    return (
-        _starred(cell, f"{points(cell['low'])} to {points(cell['high'])}"),
-        Cell(f"+{count(cell['gained'])} −{count(cell['lost'])}", probability(cell["p"])),
-    )
+def _gain_cell(cell: Mapping[str, Any]) -> Cell:
+    sure, span_words = bool(significant(cell)), f"{points(cell['low'])} to {points(cell['high'])}"
+    return Cell(points(cell["mean"]) + ("*" if sure else ""), f"{span_words}, {probability(cell['p'])}", strong=sure)
 
 
 def _figures(tables: Tables) -> Iterator[Figure]:
@@ -427,19 +410,13 @@ def _variants(tables: Tables) -> Pairs:
         if one is None:
             words.append(plural(about["steps"], "step") if about["trained"] else "not trained")
         else:
-            setting, speed = one["setting"], one["speed"]
-            rate = f", peak learning rate {setting['rate']:g}" if "rate" in setting else ""
+            setting, pace = one["setting"], one["speed"].get("tokens_per_second")
             words.append(
-                f"{plural(setting['steps'], 'step')} of {count(setting['batch_tokens'])} tokens{rate}, "
+                f"{plural(setting['steps'], 'step')} of {count(setting['batch_tokens'])} tokens, "
                 f"{setting['epochs']:.3g} epochs of {count(setting['examples']['count'])} examples, in "
-                f"{setting['dtype']}"
+                f"{setting['dtype']}" + (f", at {count(pace)} tokens/s" if pace else "")
             )
-            if pace := speed.get("tokens_per_second"):
-                busy = speed.get("share")
-                of_gpu = "" if busy is None else f" ({100 * busy:.0f}% of the GPU's measured matrix rate)"
-                words.append(f"trained at {count(pace)} tokens/s{of_gpu}")
-        speed = tables["speed"][name]
-        if pace := speed["tokens_per_second"]:
-            words.append(f"generated {count(speed['tokens'])} tokens at {count(pace)} tokens/s")
+        if pace := tables["speed"][name]["tokens_per_second"]:
+            words.append(f"answers at {count(pace)} tokens/s")
         found.append((name, "; ".join(words)))
     return found

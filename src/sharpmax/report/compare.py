@@ -474,12 +474,8 @@ def _capacity_chart(tables: Tables, method: str, measure: str) -> Any:
     across, by_line, by_panel = sorted(FACTORS, key=lambda name: len({model[name] for model in models}) == 1)
     styles = charts.styles_of([_factor(by_line, value) for value in sorted({model[by_line] for model in models})])
     edges = {"beyond": known[-1] * _EDGE, "never above": known[0] / _EDGE}
-    rows = []
-    for model in models:
-        row = {"variant": _factor(by_line, model[by_line]), "x": model[across], "panel": model[by_panel]}
-        row |= {"y": edges.get(model[key], model[key]), "limit": _limit(tables, model, measure)}
-        rows.append(row | {"rule": _predicted(rule, model), "hollow": isinstance(model[key], str)})
-    ends = [row["y"] for row in rows if row["y"] is not None] or list(known)
+    found = [edges.get(model[key], model[key]) for model in models]
+    ends = [limit for limit in found if limit is not None] or list(known)
     low, high = min(ends) / 1.3, max(ends) * 1.3
     # At least two ticks; a scale that clamps would put others at its ends.
     ticks = {size for size in (*known, *(100 * step for step in range(1, 10))) if low <= size <= high}
@@ -487,13 +483,19 @@ def _capacity_chart(tables: Tables, method: str, measure: str) -> Any:
     scale = alt.Scale(type="log", domain=[low, high], nice=False, clamp=True)
     y = alt.Y("y:Q", title=f"size ({tables['setting']['unit']})", scale=scale, axis=marks)
     x = charts.size_axis(sorted({model[across] for model in models}), across)
+
+    def row(model: Mapping[str, Any], value: float) -> dict[str, Any]:
+        variant = _factor(by_line, model[by_line])
+        return {"variant": variant, "x": model[across], "y": value, "measured": _limit(tables, model, measure)}
+
     panels = []
     groups = sorted({model[by_panel] for model in models})
     for group in groups:
-        ours = [row for row in rows if row["panel"] == group]
-        fitted = [row | {"y": row["rule"]} for row in ours if row["rule"] is not None]
+        ours = [model for model in models if model[by_panel] == group]
+        fitted = [row(model, value) for model in ours if (value := _predicted(rule, model)) is not None]
         under = charts.Plot(x, y, styles).lines(fitted, dash=(2, 3), width=1.3) if fitted else []
-        inside, outside = ([row for row in ours if row["hollow"] is hollow and row["y"]] for hollow in (False, True))
+        inside = [row(model, model[key]) for model in ours if isinstance(model[key], float)]
+        outside = [row(model, edges[model[key]]) for model in ours if model[key] in edges]
         title = _factor(by_panel, group) if len(groups) > 1 else ""
         panels.append(charts.lines_panel(title, inside, x, y, styles, under=under, hollow=outside, height=240))
     return charts.figure(*panels, columns=3, minimum=250, names=list(styles))

@@ -171,7 +171,8 @@ def summary_table(tables: Tables) -> Table:
             tests = tables[f"paired/{task}"].get(name, {})
             sure = [n for n in change if n in tests and tests[n]["p"] < LEVEL]
             better, worse = sum(change[n] > 0 for n in sure), sum(change[n] < 0 for n in sure)
-            row.append(Cell(share(mean), f"{points(gain)}; {better} better, {worse} worse" if tests else ""))
+            tested = f"{points(gain)}; {better} better" + (f", {worse} worse" if worse else "")
+            row.append(Cell(share(mean), tested if tests else ""))
         if tables.get("perplexity"):
             rise = None if name == base(tables) else _rise(tables, name)
             row.append(Cell(f"{points(rise[1]['rise'], 2)}%", text_name(rise[0])) if rise else EMPTY)

@@ -257,13 +257,14 @@ def accuracy_table(tables: Tables, recipe: str) -> Table | None:
         if isinstance(value, float):
             return Cell(share(value), faint=True)
         mean, gain = value
-        text = estimate(share(mean["mean"]), mean["sem"])
-        if gain is None:
-            return Cell(text)
-        return Cell(text, points(gain["gain"]), strong=gain["p"] is not None and gain["p"] < LEVEL)
+        text, _, error = estimate(share(mean["mean"]), mean["sem"]).partition(" ± ")
+        small = [f"± {error}"] if error else []
+        small += [] if gain is None else [points(gain["gain"])]
+        sure = gain is not None and gain["p"] is not None and gain["p"] < LEVEL
+        return Cell(text, ", ".join(small), strong=sure)
 
     note = (
-        "Mean over seeds ± standard error. Small: gain over softmax in points. Bold: p < "
+        "Small: standard error over seeds, then the gain over softmax in points. Bold: p < "
         f"{LEVEL} in a paired t-test over seeds, not corrected for multiple comparisons."
     )
     return size_table("Accuracy (%)", note, rows, cell)
@@ -278,7 +279,7 @@ def _details(tables: Tables, recipe: str) -> Iterator[Table]:
     ):  # fmt: skip
         if table := part(tables, name, recipe):
             rows = _labelled(table) | {line: theory[bound] for line, bound in bounds.items() if theory.get(bound)}
-            note = "Mean over seeds ± standard error. Bounds hold for softmax."
+            note = "Small: standard error over seeds. Bounds hold for softmax."
             yield size_table(title, note, rows, partial(_measured, words))
     if table := part(tables, "detection", recipe):
         counts = {
@@ -293,7 +294,8 @@ def _details(tables: Tables, recipe: str) -> Iterator[Table]:
 
 def _measured(words: Callable[[float], str], value: Any) -> Cell:
     if isinstance(value, Mapping):
-        return Cell(estimate(words(value["mean"]), value["sem"]))
+        text, _, error = estimate(words(value["mean"]), value["sem"]).partition(" ± ")
+        return Cell(text, error and f"± {error}")
     return Cell(words(value), faint=True)
 
 
@@ -302,7 +304,7 @@ def _auroc(cell: Any) -> Cell:
         return Cell(count(cell), faint=True)
     if cell["auroc"] is None:
         return EMPTY
-    return Cell(f"{cell['auroc']:.3f}", f"{cell['low']:.3f} to {cell['high']:.3f}")
+    return Cell(f"{cell['auroc']:.3f}", f"{cell['low']:.2f}–{cell['high']:.2f}")
 
 
 def _coefficients_table(table: Mapping[str, Any]) -> Table:
@@ -459,15 +461,14 @@ def _fit_chart(tables: Tables, recipe: str) -> Any:
 
 
 def _detection_chart(tables: Tables, recipe: str) -> Any:
-    table, rows = part(tables, "detection", recipe), []
-    for place, name in enumerate(in_order(table)):
-        aside = 2.0 ** (0.14 * (place - (len(table) - 1) / 2))  # neighbouring intervals would overlap
-        for n in sizes(table[name]):
-            if (cell := table[name][n])["auroc"] is not None:
-                row = {"variant": label(name), "x": int(n) * aside, "y": cell["auroc"], "items": count(n)}
-                rows.append(row | {"low": cell["low"], "high": cell["high"], "wrong answers": cell["wrong"]})
-    floor = min([0.45, *(row["low"] - 0.05 for row in rows)])
-    y = charts.axis("y", "AUROC", (max(0.0, floor), 1.01))
+    table = part(tables, "detection", recipe)
+    rows = [
+        {"variant": label(name), "x": int(n), "y": cell["auroc"], "low": cell["low"], "high": cell["high"]}
+        for name in in_order(table)
+        for n, cell in table[name].items()
+        if n != "pooled" and cell["auroc"] is not None
+    ]
+    y = charts.axis("y", "AUROC", (max(0.0, min([0.45, *(row["low"] - 0.05 for row in rows)])), 1.01))
     under, styles = charts.rule("y", 0.5, "chance"), _styles(table)
     panel = charts.lines_panel("", rows, _x(table), y, styles, under=under, height=300)
     return charts.figure(panel, columns=1, names=list(styles))

@@ -196,7 +196,7 @@ def readable(tables: Mapping[str, Any]) -> Iterator[None]:
     """Raise FileFormatError, with the place, for tables that cannot be read as those of their command."""
     for place, value in _leaves(tables, ()):
         wrong = isinstance(value, float) and not math.isfinite(value)
-        if place[-1] in _NUMBERS and (isinstance(value, bool | str | list) or wrong):
+        if "policy" not in place and place[-1] in _NUMBERS and (isinstance(value, bool | str | list) or wrong):
             raise _damaged(f"{'/'.join(place)} is {reprlib.repr(value)} and not a finite number")
     try:
         yield

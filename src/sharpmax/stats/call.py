@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import sys
 import weakref
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -248,12 +247,13 @@ class AttentionCall:
         return None
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Logits:
     """Logits `[B, H, Lq, Lk]`, with what a float mask adds to them, and which are hidden (None: none of them)."""
 
     values: Tensor
     hidden: Tensor | None
+    _top: Tensor | None = field(default=None, repr=False)
 
     @classmethod
     def masked(cls, values: Tensor, mask: Tensor | None) -> Logits:
@@ -268,10 +268,12 @@ class Logits:
         """The shape of the rows, `[B, H, Lq]`."""
         return tuple(self.values.shape[:-1])
 
-    @functools.cached_property
+    @property
     def top(self) -> Tensor:
         """The largest visible logit of each row; carries no gradient."""
-        return self.scaled(None).detach().amax(-1)
+        if self._top is None:  # a cached_property has a lock, which compilers do not take
+            self._top = self.scaled(None).detach().amax(-1)
+        return self._top
 
     def of_heads(self, heads: Tensor | None) -> Logits:
         """The logits of some heads alone (None: all)."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -287,12 +287,21 @@ def row_stats(
         call = replace(call, spans=spans, offset=None)
     found = measure(call, impl, frozenset(fields))
     if known is not None and call.k.shape == k.shape and is_known_kind(call) and _choose(call, known[-1]) == "triton":
-        remember(_known, known, (call.offset, call.scale, found.count))
+        remember(_known, known, _KnownCall(call.offset, call.scale, found.count))
     return found
 
 
-_known: dict[Any, tuple[int | None, float, Tensor]] = {}
-"""Causal offset, scale and counts of calls that were checked before, by all that these depend on."""
+@dataclass
+class _KnownCall:
+    """What was found out about a call that was checked before, and the launches for it once they are known."""
+
+    offset: int | None
+    scale: float
+    count: Tensor
+    plan: triton_launch.PartsPlan | None = None
+
+
+_known: dict[Any, _KnownCall] = {}
 
 
 def is_known_kind(call: AttentionCall) -> bool:
@@ -300,12 +309,21 @@ def is_known_kind(call: AttentionCall) -> bool:
     return len(call.rows) == 3 and call.q.dtype != torch.float64 and call.q.numel() > 0 and call.keys > 0
 
 
-def _known_stats(q: Tensor, k: Tensor, known: Any, fields: frozenset[str]) -> RowStats:
+def _known_stats(q: Tensor, k: Tensor, known: _KnownCall, fields: frozenset[str]) -> RowStats:
     """`measure` of a call that differs from an earlier one in the contents of q and k alone."""
-    offset, scale, count = known
-    anchor, log_mass, shortfall, var = triton_launch.unmasked_parts(q, k, offset, scale, fields)
+    shape = q.shape[:-1]
+    rows = shape.numel()
+    if known.plan is not None and rows % 4 == 0 and not (q.data_ptr() | k.data_ptr()) & 15:
+        parts = torch.empty((4, *shape), dtype=torch.float32, device=q.device)
+        with triton_launch.on_device(q):
+            known.plan.run(q, k, parts.data_ptr(), 4 * rows)
+        anchor, log_mass, shortfall, var = parts.unbind()
+    else:
+        found, known.plan = triton_launch.unmasked_parts(q, k, known.offset, known.scale, fields)
+        anchor, log_mass, shortfall, var = found
     peak = anchor if "max" in fields else None
-    return RowStats.anchored(count, anchor, log_mass, shortfall, max=peak, var=var if "var" in fields else None)
+    more = {"max": peak, "var": var if "var" in fields else None}
+    return RowStats.anchored(known.count, anchor, log_mass, shortfall, **more)
 
 
 def measure(call: AttentionCall, impl: str, fields: frozenset[str]) -> RowStats:

@@ -23,7 +23,10 @@ from sharpmax.stats.streaming import Gradients, Incoming
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _HALF = (torch.float16, torch.bfloat16)
-_WIDEST = 256
+WIDEST = 256
+_MANY_PAIRS = 1 << 28
+"""Pairs of a row and a key from which on a device takes longer than its host: about a tenth of a millisecond."""
+
 _LOOKING = 528
 """Programs that look for rows in which the quick kernel did not go well: a few for each processor of a large GPU."""
 
@@ -62,8 +65,8 @@ def obstacle(call: AttentionCall) -> str | None:
         return f"q is {call.q.dtype}, and the kernel takes {_names(_DTYPES)}"
     if mask is not None and mask.dtype not in (torch.bool, *_DTYPES):
         return f"attn_mask is {mask.dtype}, and the kernel takes {_names((torch.bool, *_DTYPES))}"
-    if width > _WIDEST:
-        return f"the head size is {width}, and the kernel takes 1 to {_WIDEST}"
+    if width > WIDEST:
+        return f"the head size is {width}, and the kernel takes 1 to {WIDEST}"
     return None
 
 
@@ -91,45 +94,68 @@ def triton_parts(call: AttentionCall, fields: frozenset[str] = frozenset(FIELDS)
     return Parts(*parts)
 
 
-def unmasked_parts(q: Tensor, k: Tensor, offset: int | None, scale: float, fields: frozenset[str]) -> Sequence[Tensor]:
-    """As `triton_parts`, for q `[B, H, Lq, D]` and k `[B, Hkv, Lk, D]` that were checked before; each `[B, H, Lq]`."""
-    shape = q.shape[:-1]
-    if shape.numel() % 4:  # addresses that are not multiples of 16 take longer to launch
-        parts: Sequence[Tensor] = [torch.empty(shape, dtype=torch.float32, device=q.device) for _ in range(4)]
-    else:
-        parts = torch.empty((4, *shape), dtype=torch.float32, device=q.device).unbind()
+def unmasked_parts(
+    q: Tensor, k: Tensor, offset: int | None, scale: float, fields: frozenset[str]
+) -> tuple[Parts, PartsPlan | None]:
+    """As `triton_parts`, for q `[B, H, Lq, D]` and k `[B, Hkv, Lk, D]` that were checked before; each `[B, H, Lq]`.
+
+    The plan, if there is one, does the same for tensors of the same layout.
+    """
+    parts = Parts(*(torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device) for _ in range(4)))
     key = (q.shape, q.stride(), q.dtype, k.shape, k.stride(), offset, scale, q.device)
 
     def made() -> AttentionCall:
         grouped = q.view(q.shape[0], k.shape[1], -1, *q.shape[2:])
-        return AttentionCall(grouped, k, None, offset, scale, tuple(shape))
+        return AttentionCall(grouped, k, None, offset, scale, tuple(q.shape[:-1]))
 
-    _launch_parts(key, q, k, (None, None, None), offset, fields, parts, made)
-    return parts
+    return parts, _launch_parts(key, q, k, (None, None, None), offset, fields, parts, made)
 
 
 def _launch_parts(
     key: Any, q: Tensor, k: Tensor, masks: tuple[Tensor | None, ...], offset: int | None, fields: frozenset[str],
     parts: Sequence[Tensor], made: Callable[[], AttentionCall],
-) -> None:  # fmt: skip
+) -> PartsPlan | None:  # fmt: skip
     """Launch the kernels for statistics; `masks` are mask, gain and spans, and `made` gives the whole call."""
     quick = q.dtype in _HALF
+    first = box = tile = None
     with on_device(q):
         if quick:
             tile = _quick_tile(q.shape[-2], q.shape[-1], masks[0] is not None, offset is None and masks[2] is None)
-            box = _box(k, tile.keys, power_of_2(q.shape[-1]))
+            box = _box(k, tile.keys, power_of_2(q.shape[-1])) if _large(q, k) else None
             every_key = masks[0] is None and masks[2] is None and offset is None and k.shape[-2] % tile.keys == 0
             options = {"TMA": box is not None, "EVEN": every_key, "MAX": "max" in fields, "VAR": "var" in fields}
-            launch(
+            chosen = tile
+            first = launch(
                 ("quick_parts", key, *options.values()),
                 (q, k, box, *masks, *parts),
-                lambda: _settled("quick_parts", made(), tile, {**options, "STAGES": tile.stages}),
+                lambda: _settled("quick_parts", made(), chosen, {**options, "STAGES": chosen.stages}),
             )
-        launch(
+        second = launch(
             ("careful_parts", key),
             (q, k, *masks, *parts),
             lambda: _settled("careful_parts", call := made(), _careful_tile(call), {"AFTER_QUICK": quick}),
         )
+    if second is None or (quick and first is None):
+        return None
+    return PartsPlan(first, second, tile if quick and box is not None else None)
+
+
+class PartsPlan(NamedTuple):
+    """The launches for the statistics of rows without a mask, in which addresses alone are left open."""
+
+    quick: Compiled | None
+    careful: Compiled
+    copied: Tile | None
+    """The tile in which keys are copied by a descriptor, if they are."""
+
+    def run(self, q: Tensor, k: Tensor, at: int, step: int) -> None:
+        """Write the four parts to the address `at` and every `step` bytes from there, multiples of 16."""
+        q_at, k_at = q.data_ptr(), k.data_ptr()
+        rest = (None, None, None, at, at + step, at + 2 * step, at + 3 * step)
+        if self.quick is not None:
+            box = None if self.copied is None else _box(k, self.copied.keys, power_of_2(q.shape[-1]))
+            self.quick(q_at, k_at, box, *rest)
+        self.careful(q_at, k_at, *rest)
 
 
 def _settled(name: str, call: AttentionCall, tile: Tile, options: dict[str, Any]) -> Settings:
@@ -166,7 +192,7 @@ class Settings(NamedTuple):
     constants: dict[str, Any]
 
 
-class _Compiled(NamedTuple):
+class Compiled(NamedTuple):
     """A compiled kernel as the driver launches it, with every argument that follows the tensors."""
 
     run: Callable[..., None]
@@ -176,40 +202,47 @@ class _Compiled(NamedTuple):
     metadata: Any
     rest: tuple[Any, ...]
 
+    def __call__(self, *addresses: Any) -> None:
+        """Launch it on tensors at these addresses, multiples of 16, which is what Triton specialises on."""
+        stream = torch._C._cuda_getCurrentRawStream(self.device)
+        self.run(*self.grid, stream, self.function, self.metadata, None, None, None, *addresses, *self.rest)
 
-_compiled: dict[Any, _Compiled] = {}
+
+_compiled: dict[Any, Compiled] = {}
 _MOST_COMPILED = 4096
 
 
-def launch(key: Any, tensors: Sequence[Any], settle: Callable[[], Settings]) -> None:
+def launch(key: Any, tensors: Sequence[Any], settle: Callable[[], Settings]) -> Compiled | None:
     """Launch a kernel whose first parameters are `tensors` (None, or a descriptor, for some).
 
     `key` decides everything else: which kernel, the device, the dtypes of the tensors, and what `settle` returns. The
     first launch goes through Triton, which takes tens of microseconds to bind and specialise its arguments. Later ones
-    go to the driver at once, where every address is a multiple of 16, which is what Triton specialises on.
+    go to the driver at once, where every address is a multiple of 16; the kernel that was launched comes back then.
     """
     addresses = [x.data_ptr() if type(x) is Tensor else x for x in tensors]
-    aligned = True
-    for one in addresses:
-        if type(one) is int and one & 15:
-            aligned = False
+    aligned = not any(type(one) is int and one & 15 for one in addresses)
     found = _compiled.get(key) if aligned else None
     if found is not None:
-        stream = torch._C._cuda_getCurrentRawStream(found.device)
-        found.run(*found.grid, stream, found.function, found.metadata, None, None, None, *addresses, *found.rest)
-        return
+        found(*addresses)
+        return found
     kernel, grid, numbers, constants = settle()
     given = [x.view(torch.uint8) if isinstance(x, Tensor) and x.dtype == torch.bool else x for x in tensors]
     compiled = kernel[grid](*given, *numbers, **constants)
     if not aligned or not hasattr(compiled, "packed_metadata") or any(isinstance(x, Tensor) for x in addresses):
-        return
+        return None
     names = kernel.arg_names[len(tensors) + len(numbers) :]
     rest = (*numbers, *(constants[name] for name in names))
     if len(_compiled) >= _MOST_COMPILED:
         _compiled.clear()
-    _compiled[key] = _Compiled(
+    _compiled[key] = Compiled(
         compiled.run, (*grid, 1, 1)[:3], torch.cuda.current_device(), compiled.function, compiled.packed_metadata, rest
     )
+    return _compiled[key]
+
+
+def padded(size: int) -> int:
+    """Bytes that keep what follows at a multiple of 16."""
+    return (size + 15) & ~15
 
 
 def _names(dtypes: tuple[torch.dtype, ...]) -> str:
@@ -261,6 +294,11 @@ def mask_kind(mask: Tensor | None) -> tuple[int, float]:
 def strides_as(x: Tensor | None, *shape: int) -> tuple[int, ...]:
     """The strides that read `x` as if it had this shape: 0 where it broadcasts."""
     return (0,) * len(shape) if x is None else x.expand(shape).stride()
+
+
+def _large(q: Tensor, k: Tensor) -> bool:
+    """Whether the copy engine pays: it saves 4% of the device's time at best, and costs the host a descriptor."""
+    return interpreted() or q.numel() // q.shape[-1] * k.shape[-2] >= _MANY_PAIRS
 
 
 def _box(k: Tensor, keys: int, width: int) -> object | None:

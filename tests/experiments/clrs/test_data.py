@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 import numpy as np
 import pytest
 
-from sharpmax.experiments.clrs.data import Documents, Packed, batch_of, pack, replies, shortened
+from sharpmax.experiments.clrs.data import Documents, Packed, batch_of, pack, replies
 from sharpmax.experiments.clrs.training import answer_loss, answers_only
 from sharpmax.integrations.transformers.application import applied
 from sharpmax.integrations.transformers.interface import observe
@@ -109,20 +108,6 @@ def test_long_documents_need_no_mask() -> None:
     batch: Any = batch_of([made[0]])
     model(**{name: batch[name] for name in ("input_ids", "position_ids", "use_cache")})
     assert seen == [(None, True)] * tiny.LAYERS
-
-
-def test_a_cell_has_no_more_text_than_it_may() -> None:
-    examples = stub.examples(stub.ALGORITHMS, (4, 60), 6, "train", 0)
-    text = len(examples[0].question) + len(examples[0].answer)
-    left = shortened(examples, 3 * text + text // 2)
-    cells = Counter((one.algo_name, one.length) for one in left)
-    assert set(cells) == {(name, size) for name in stub.ALGORITHMS for size in (4, 60)}
-    assert {count for (_, size), count in cells.items() if size == 60} == {1}
-    assert all(2 <= count <= 4 for (_, size), count in cells.items() if size == 4)
-    # The first of each cell, in their order.
-    for cell, count in cells.items():
-        before, after = ([one for one in some if (one.algo_name, one.length) == cell] for some in (examples, left))
-        assert after == before[:count]
 
 
 def test_documents_that_are_too_long_are_counted() -> None:

@@ -1,7 +1,7 @@
 """What a user waits for: host time per call (`host_tables`), and transformers' `generate` (`generate_tables`).
 
-Within a round everything runs once and ratios are taken within a round. A GPU's own time is taken with CUDA events,
-behind a wait during which the host queues the call; host time is the time until the call returns.
+Within a round everything runs once and ratios are taken within a round. Host time is the time until a call returns; a
+GPU's own time is taken with CUDA events, behind a wait during which the host queues the call.
 """
 
 from __future__ import annotations
@@ -21,7 +21,15 @@ from torch import Tensor
 import sharpmax as sm
 from sharpmax.errors import ArgumentError, reject
 from sharpmax.experiments.benchmarks.gpu import spent
-from sharpmax.experiments.benchmarks.measuring import Note, in_rounds, median_ratio, random_tokens, silent, targets
+from sharpmax.experiments.benchmarks.measuring import (
+    Note,
+    distance,
+    in_rounds,
+    median_ratio,
+    random_tokens,
+    silent,
+    targets,
+)
 from sharpmax.lazy import require
 from sharpmax.models.language import DTYPES, load_language_model
 from sharpmax.policies.basic import Constant
@@ -40,8 +48,9 @@ SMALL_CONTEXTS, SMALL_BATCHES, SMALL_TOKENS = (512,), (1,), 8
 POLICIES = ("constant:1.5", "smollm2-constant", "smollm2", "paper")
 _BASELINE = "baseline"
 _WARM_UP_CALLS, _CALLS = 20, 100
-_LONG_WAIT = 100_000_000  # cycles, about 50 ms, in which the host queues a forward pass
+_STEPS = 8
 
+_ERROR = {torch.bfloat16: 0.03, torch.float32: 1e-4}
 _HOST_TARGETS = {"constant": 50.0, "paper": 90.0, "row-stats": 60.0, "decode": 60.0}
 _EVERYDAY = (8, 16, 1024, 64)
 _EVERYDAY_TARGETS = {"paper": {"ratio": 2.2}}
@@ -54,6 +63,7 @@ def host_tables(device: torch.device, repeat: int = ROUNDS, seed: int = 0, note:
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # rows of random logits lie beyond the polynomial's range
+        errors = _errors(dtype, device, seed)
         small = _calls((1, 8, 128, 64) if device.type == "cuda" else (1, 2, 8, 16), dtype, device, seed)
         found = in_rounds({name: partial(_host_us, call, device) for name, call in small.items()}, repeat, note)
         bench: dict[str, Any] = {}
@@ -76,6 +86,8 @@ def host_tables(device: torch.device, repeat: int = ROUNDS, seed: int = 0, note:
         }
         limits = _EVERYDAY_TARGETS.get(name, {})
         bench[f"everyday/{name}"] = entry | {"targets": targets(limits, entry, device.type == "cuda")}
+    for name, error in errors.items():
+        bench[f"host/{name}"] |= {"error": error, "agrees": error <= _ERROR[dtype]}
     setting = {
         "device": _name_of(device),
         "dtype": str(dtype).removeprefix("torch."),
@@ -98,6 +110,24 @@ def _calls(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, see
         "row-stats": lambda: sm.row_stats(q, k, is_causal=True, fields=("entropy",)),
         "decode": lambda: sm.decode(row, k, v, policy="paper"),
     }
+
+
+def _errors(dtype: torch.dtype, device: torch.device, seed: int) -> dict[str, float]:
+    """The largest errors of the third call of a layout, whose launches are known by then, against float64."""
+    found: dict[str, float] = {}
+    for again in range(3):
+        generator = torch.Generator(device).manual_seed(seed + again)
+        q, k, v = torch.randn(3, 2, 4, 96, 64, generator=generator, device=device, dtype=dtype).unbind()
+        row, (wide_q, wide_k, wide_v) = q[:, :, :1].contiguous(), (x.double() for x in (q, k, v))
+        truth = sm.attention(wide_q, wide_k, wide_v, is_causal=True, policy="paper", impl="reference")
+        entropy = sm.row_stats(q, k, is_causal=True, impl="reference").entropy
+        token = sm.decode(row.double(), wide_k, wide_v, policy="paper", impl="torch")
+        found = {
+            "paper": distance(sm.attention(q, k, v, is_causal=True, policy="paper"), truth),
+            "row-stats": distance(sm.row_stats(q, k, is_causal=True, fields=("entropy",)).entropy, entropy),
+            "decode": distance(sm.decode(row, k, v, policy="paper"), token),
+        }
+    return found
 
 
 def _host_us(call: Callable[[], Any], device: torch.device) -> float:
@@ -252,19 +282,21 @@ def _generated(model: PreTrainedModel, ids: Tensor, tokens: int, options: Mappin
 
 
 def _forward(model: PreTrainedModel, ids: Tensor) -> dict[str, float]:
-    """Host and device time of the forward pass of one new token, on a GPU."""
+    """Forward pass of one new token on a GPU: until the call returns, and until the device is done."""
     if model.device.type != "cuda":
         return {}
     cache = require("transformers", "hf", "bench --generate").DynamicCache(config=model.config)
     model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
-
-    def step() -> None:
+    took: list[tuple[float, float]] = []
+    for _ in range(_STEPS):
+        _wait(model.device)
+        start = time.perf_counter()
         model(input_ids=ids[:, -1:], past_key_values=cache, use_cache=True, logits_to_keep=1)
-        cache.crop(ids.shape[1])
-
-    step()
-    taken = spent(step, model.device, _LONG_WAIT)
-    return {"forward_host_ms": taken.host_ms, "forward_device_ms": taken.device_ms}
+        returned = time.perf_counter()
+        _wait(model.device)
+        took.append((1e3 * (returned - start), 1e3 * (time.perf_counter() - start)))
+    host, done = (statistics.median(times) for times in zip(*took, strict=True))
+    return {"forward_host_ms": host, "forward_ms": done}
 
 
 def _entries(found: _Times, mode: str, device: torch.device) -> dict[str, dict[str, Any]]:

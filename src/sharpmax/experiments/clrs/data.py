@@ -145,6 +145,8 @@ class Source:
     def __post_init__(self) -> None:
         if self.dataset is not None and not self.dataset.exists():
             reject("--dataset", repr(str(self.dataset)), "a file that exists")
+        if self.dataset is not None and self.cell_text is not None:
+            reject("--cell-text", self.cell_text, "generated examples", "leave it out together with --dataset")
 
     def to_dict(self) -> dict[str, Any]:
         """The settings as plain values, without paths of this machine."""
@@ -165,21 +167,7 @@ def training_examples(source: Source, folder: Path, *, processes: int = 1, note:
     found = [one for one in known if largest is None or one.length <= largest]
     if not found:
         reject("--largest", largest, f"{min(one.length for one in known)} or more, the smallest size there is")
-    return found if source.cell_text is None else shortened(found, source.cell_text)
-
-
-def shortened(examples: Sequence[Example], most: int) -> list[Example]:
-    """The first examples of each algorithm and size, until they have `most` characters; at least one."""
-    used: dict[tuple[str, int], int] = {}
-    left = []
-    for one in examples:
-        cell, text = (one.algo_name, one.length), one.characters
-        fits = cell not in used or used[cell] + text <= most
-        if fits:
-            left.append(one)
-        # What does not fit ends its cell: shorter ones after it would be easier ones.
-        used[cell] = used.get(cell, 0) + text if fits else most
-    return left
+    return found
 
 
 def test_examples(

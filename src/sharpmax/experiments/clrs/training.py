@@ -35,23 +35,6 @@ if TYPE_CHECKING:
 
     from sharpmax.tasks.clrs_text.generation import Example
 
-_SIDE, _ROUNDS = 8192, 20
-
-
-def matrix_rate(device: torch.device) -> float | None:
-    """Measured bfloat16 FLOP/s of a large square product; None where there is no GPU."""
-    if device.type != "cuda":
-        return None
-    a, b = (torch.randn(_SIDE, _SIDE, device=device, dtype=torch.bfloat16) for _ in range(2))
-    for _ in range(3):
-        a @ b
-    torch.cuda.synchronize(device)
-    began = time.perf_counter()
-    for _ in range(_ROUNDS):
-        a @ b
-    torch.cuda.synchronize(device)
-    return 2.0 * _SIDE**3 * _ROUNDS / (time.perf_counter() - began)
-
 
 def _labelled(labels: Tensor) -> Tensor:
     """The positions whose next token is trained on."""
@@ -209,6 +192,8 @@ class FineTuneRecipe:
         for name, number in (("--epochs", self.epochs), ("--lr", self.rate), ("--policy-lr", self.policy_rate)):
             if not 0.0 < number < float("inf"):
                 reject(name, number, "a number above 0")
+        if self.minutes is not None and not self.minutes > 0.0:
+            reject("--minutes", self.minutes, "a number above 0")
         if self.learn is not None and self.learn not in LEARNABLE:
             reject("--learn-policy", repr(self.learn), f"one of {list(LEARNABLE)}")
         if sum(one is not None for one in (self.learn, self.policy, self.band)) > 1:
@@ -544,7 +529,6 @@ def trained_tables(
     progress: Progress = lambda step, steps, remark: None,
 ) -> dict[str, Any]:
     """Train, save, and return the tables of results."""
-    rate = matrix_rate(device) if bfloat16 else None
     found = train(
         prepared.language, prepared.packed, prepared.recipe, folder, device=device, bfloat16=bfloat16, resume=resume,
         progress=progress,
@@ -574,8 +558,6 @@ def trained_tables(
             "tokens_per_second": speed,
             "filled": packed.filled,
             "model_flops_per_second": flops,
-            "matrix_flops_per_second": rate,
-            "share": None if flops is None or rate is None else flops / (rate * found.devices),
         },
     }
 

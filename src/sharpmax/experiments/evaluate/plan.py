@@ -96,6 +96,7 @@ def prepare(language: LanguageModel, plan: Plan) -> Material:
     questions = tuple(chat_questions("test")[: plan.questions]) if plan.with_text else ()
     harness = Harness.ready(plan.harness, plan.harness_path) if plan.harness else None
     identity = {
+        "schema": 2,  # of what is measured
         "model": display_name(language.name),
         "weights": weights_fingerprint(language.model),
         "dtype": str(language.model.dtype).removeprefix("torch."),

@@ -33,10 +33,10 @@ def policy_from(policy: Policy | str | os.PathLike[str] | None) -> Policy:
     return resolve_policy(policy)
 
 
-def policy_for_model(model: Any, policy: Policy | str | os.PathLike[str] | None) -> Policy:
+def policy_for_model(model: Any, policy: Policy | str | os.PathLike[str] | None, *, foldable: bool = False) -> Policy:
     """As `policy_from`; "auto" is the packaged policy made for this model."""
     if isinstance(policy, str) and policy == AUTO:
-        return packaged_for_config(check_model(model).config)[1]
+        return packaged_for_config(check_model(model).config, foldable=foldable)[1]
     return policy_from(policy)
 
 
@@ -101,6 +101,10 @@ def apply(
     `module.layer_idx`; in an encoder–decoder model the encoder's layers, then self-attention and cross-attention of
     each decoder layer. Any other policy acts on every head of all of these, cross-attention included. Rows of a
     sliding-window layer see no more keys than the window, and count no more.
+
+    The model keeps its attention implementation (sdpa, eager, flash_attention_2, flash_attention_3, flex_attention),
+    which gets β·q for q. Attention sinks (gpt-oss) keep their logit: β scales the others, and what a policy reads of a
+    row is that of its real keys alone.
 
     A temperature by position that the model has of its own (Llama 4, Ministral 3, Mistral 4, Inkling) is replaced,
     never added to: while a policy other than the identity is applied, it is switched off in every layer. The policy

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from sharpmax.errors import UnsupportedError
+from sharpmax.integrations.transformers.implementations import implementation_call, own_attention, under_its_name
 from sharpmax.integrations.transformers.passes import layer_of
-from sharpmax.integrations.transformers.support import own_attention
-from sharpmax.ops.attention import MOST_QUERIES, Rule, Sharpener, fitting_beta, scaled_mask, scaled_queries
+from sharpmax.ops.attention import MOST_QUERIES, QueryScale, Rule, Sharpener, fitting_beta, scaled_mask, scaled_queries
 from sharpmax.stats.call import (
     AttentionCall,
     Logits,
@@ -96,7 +96,7 @@ class Layer:
     inner: str
     function: Callable[..., Any]
     heads: int
-    rules: tuple[Rule, ...]
+    rules: tuple[Rule | QueryScale, ...]
     number: int = 0
     """Which of the model's attention modules this is."""
 
@@ -111,12 +111,15 @@ class Layer:
     """Which keys count more than once, for as long as somebody says so."""
 
     sharpener: Sharpener = field(init=False)
+    query_scale: QueryScale | None = field(init=False)
 
     plain: bool = field(init=False)
     """Whether PyTorch's attention is behind this layer, with rules that are made of policies."""
 
     def __post_init__(self) -> None:
+        self.function = under_its_name(self.function, self.inner)
         self.sharpener = Sharpener(self.rules, self.heads)
+        self.rules, self.query_scale = self.sharpener.rules, self.sharpener.query_scale
         self.plain = self.inner == "sdpa" and bool(self.sharpener.policies)
 
     @property
@@ -135,20 +138,36 @@ def sharp_attention(
         config: Any = module.config
         own = own_attention(type(module), config._attn_implementation)
         return own(module, query, key, value, attention_mask, **kwargs)
-    if layer.repeated is None and not layer.observers.active:
+    if layer.query_scale is not None:
+        query = layer.query_scale(query)
+    return _sharp_attention(layer, module, query, key, value, attention_mask, **kwargs)
+
+
+def _sharp_attention(
+    layer: Layer,
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    **kwargs: Any,
+) -> Any:
+    observers = layer.observers.interested() if layer.observers.active else []
+    if layer.repeated is None and not observers:
         if not layer.rules:
             return layer.function(module, query, key, value, attention_mask, **kwargs)
         if layer.plain and (attention_mask is None or attention_mask.dtype == torch.bool):
             found = _quickly(layer, module, query, key, value, attention_mask, kwargs)
             if found is not None:
                 return found
+    if layer.inner not in ("sdpa", "eager"):
+        return _handed_on(layer, module, query, key, value, attention_mask, **kwargs)
     # β times a bias, and the logits that eager attention keeps, can leave the range of float16.
     narrow = layer.inner == "eager" or kwargs.get("position_bias") is not None
     if layer.rules and narrow and as_autocast(query)[0].dtype == torch.float16:
-        return _in_float32(module, query, key, value, attention_mask, **kwargs)
+        return _in_float32(layer, module, query, key, value, attention_mask, **kwargs)
     if layer.repeated is not None:
         key, value, attention_mask = layer.repeated.keys(query, key, value, attention_mask, layer.inner == "eager")
-    observers = layer.observers.interested() if layer.observers.active else []
     if not (observers or layer.rules):
         return layer.function(module, query, key, value, attention_mask, **kwargs)
     bias, cap, scaling = kwargs.get("position_bias"), kwargs.get("softcap"), kwargs.get("scaling")
@@ -170,8 +189,8 @@ def sharp_attention(
         show(query, attention_mask, bias)
         return layer.function(module, query, key, value, attention_mask, **kwargs)
     query, key, value, attention_mask = as_autocast(query, key, value, attention_mask)
-    if kwargs.get("s_aux") is not None:
-        raise UnsupportedError("model: attention sinks (s_aux) are logits that scaling the query does not scale")
+    if kwargs.get("s_aux") is not None and layer.inner == "sdpa":
+        raise UnsupportedError("model: sdpa leaves sinks (s_aux) out; do model.set_attn_implementation('eager') first")
     sharpener = layer.sharpener
     if cap is not None and layer.inner == "eager":
 
@@ -204,11 +223,39 @@ def sharp_attention(
     spans = None
     if attention_mask is not None and on_gpu(query) and sharpener.measures and is_plain(query, key, attention_mask):
         spans = spans_of(attention_mask)
-    hiding = attention_mask if spans is None else None
-    call = AttentionCall.in_model(query, key, hiding, causal, scaling, spans=spans)
+    dense = attention_mask if spans is None else None
+    call = AttentionCall.in_model(query, key, dense, causal, scaling, spans=spans)
     query, attention_mask = sharpener.sharpen(call, query, attention_mask)
     show(query, attention_mask)
     return layer.function(module, query, key, value, attention_mask, **kwargs)
+
+
+def _handed_on(
+    layer: Layer, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **kwargs: Any
+) -> Any:
+    """`sharp_attention` in front of flash or flex attention, which get β·q; sinks are no part of what a row shows."""
+    if layer.repeated is not None:
+        raise UnsupportedError(
+            f"model: keys cannot be replicated under attn_implementation={layer.inner!r}; allowed: sdpa and eager; do "
+            "model.set_attn_implementation('sdpa') first"
+        )
+    observers = layer.observers.interested() if layer.observers.active else []
+    if observers or layer.rules:
+        added = mask if isinstance(mask, Tensor) and mask.ndim == 4 else None
+        reads = bool(observers) or any(rule.needs for rule in layer.sharpener.rules)
+        call = implementation_call(layer.inner, module, query, key, mask, kwargs, reads=reads)
+        if layer.rules:
+            query, scaled = layer.sharpener.sharpen(call, query, added)
+            mask = mask if added is None else scaled
+        if observers:
+            seen = call if added is None else AttentionCall.in_model(query, key, mask, False, kwargs.get("scaling"))
+            visible = seen.mask if seen.spans is None else ~seen.hidden()
+            q = query.detach().reshape(seen.q.shape)
+            seen = replace(seen, q=q, k=seen.k.detach(), mask=visible, spans=None, layer=layer.number)
+            with torch.no_grad():
+                for observer in observers:
+                    observer(seen)
+    return layer.function(module, query, key, value, mask, **kwargs)
 
 
 _PARTS_OF_LOGITS = ("position_bias", "softcap", "s_aux")
@@ -247,13 +294,14 @@ def _quickly(
 
 
 def _in_float32(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **kwargs: Any
+    layer: Layer, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **kwargs: Any
 ) -> Any:
-    """`sharp_attention` of inputs in float16, computed in float32; the output is in float16 again."""
+    """`_sharp_attention` of inputs in float16, computed in float32; the output is in float16 again."""
     if kwargs.get("position_bias") is not None:
         kwargs["position_bias"] = _widened(kwargs["position_bias"])
     with without_autocast(query.device):
-        out, weights = sharp_attention(module, query.float(), key.float(), value.float(), _widened(mask), **kwargs)
+        wide = query.float(), key.float(), value.float(), _widened(mask)
+        out, weights = _sharp_attention(layer, module, *wide, **kwargs)
     return out.half(), None if weights is None else weights.half()
 
 

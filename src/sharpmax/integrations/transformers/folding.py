@@ -21,6 +21,7 @@ from sharpmax.integrations.transformers.support import AttentionModule, check_al
 from sharpmax.models.language import context_of
 from sharpmax.policies.base import Policy
 from sharpmax.policies.basic import Constant
+from sharpmax.policies.per_frequency import PerFrequency, constant_factors
 from sharpmax.policies.per_head import PerHead, check_shape
 from sharpmax.stats.statistics import RowStats
 
@@ -86,7 +87,7 @@ def fold(
         return _fold_files(model, policy, out, as_adapter)
     if out is not None or as_adapter:
         reject("out", repr(str(out)), "None for a loaded model", "save what fold returns with save_pretrained")
-    chosen = policy_for_model(model, policy)
+    chosen = policy_for_model(model, policy, foldable=True)
     if not skip_unsupported:
         check_all_reached(check_model(model))
     check_not_folded(type(model).__name__, getattr(model.config, MARK, None))
@@ -188,12 +189,16 @@ def check_constant(policy: Policy, longest: Any) -> None:
 
 
 def _betas(policy: Policy, layer: int, heads: int) -> Tensor | None:
-    """β of every head of a layer in float64, or None where all of them are 1."""
+    """β of every head of a layer, `[heads, 1]` or `[heads, D]` in float64, or None where all of them are 1."""
     row = policy.policies[layer] if isinstance(policy, PerHead) else (policy,) * heads
     if all(one.is_identity for one in row):
         return None
-    stats = RowStats.anchored(torch.tensor([2]))
-    return torch.cat([one.rule(ops_for(stats.count), stats, None).double() for one in row])
+    return torch.tensor(constant_factors([_constant(one) for one in row]), dtype=torch.float64)
+
+
+def _constant(policy: Policy) -> Policy:
+    """A policy that reads nothing of a row, as one of the two kinds that a weight can hold."""
+    return policy if isinstance(policy, PerFrequency) else nearest_constant(policy, 2)
 
 
 def check_not_shared(model: PreTrainedModel, layer: nn.Module, number: int) -> None:

@@ -41,7 +41,7 @@ from sharpmax.integrations.transformers.support import (
     check_model,
     require_transformers,
 )
-from sharpmax.ops.attention import Rule
+from sharpmax.ops.attention import QueryScale, Rule
 from sharpmax.policies.base import Policy
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def modules_of(model: PreTrainedModel, *, skip_unsupported: bool = False) -> Seq
 
 def install(
     model: PreTrainedModel,
-    rules_of_layer: Callable[[int], Sequence[Rule]],
+    rules_of_layer: Callable[[int], Sequence[Rule | QueryScale]],
     *,
     policy: Policy | None = None,
     methods: Mapping[str, Callable[..., Any]] | None = None,
@@ -315,7 +315,7 @@ def _put(model: PreTrainedModel, state: Installed | None) -> None:
         for one, layer in zip(state.modules, state.layers, strict=True):
             layer.observers, layer.model, layer.guard = _observers(model), model, state.guard[0]
             vars(one.module)[LAYER] = layer
-            one.replace_own_rule(any(other.rules for other in state.layers))
+            one.replace_own_rule(any(other.rules or other.query_scale for other in state.layers))
         _hold(state)
         vars(model)[_INSTALLED] = state
     if before is not None and before is not state and not before.passes:

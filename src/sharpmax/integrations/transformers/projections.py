@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from sharpmax.errors import UnsupportedError
 from sharpmax.integrations.transformers.support import AttentionModule, require_transformers
+from sharpmax.policies.per_frequency import check_frequencies
 
 # Layers that make queries alone, and their neighbours that make the keys.
 _SEPARATE = {"q_proj": "k_proj", "query": "key", "q": "k", "q_attn": ""}
@@ -61,6 +62,12 @@ def _query_norm(one: AttentionModule) -> nn.Module | None:
     return next((norm for norm in norms if not isinstance(norm, (type(None), nn.Identity))), None)
 
 
+def has_one_gain(one: AttentionModule) -> bool:
+    """Whether the queries of all heads pass a normalisation with one gain, which holds no β per head."""
+    gain: Any = getattr(_query_norm(one), "weight", None)
+    return gain is not None and one.heads > 1 and int(gain.numel()) == _head_width(one, 0)
+
+
 @dataclass(frozen=True, eq=False)
 class Scaling:
     """A layer whose outputs are the queries, possibly among others, and what each output is multiplied by."""
@@ -82,18 +89,19 @@ class Scaling:
 
 
 def query_scaling(one: AttentionModule, beta: Tensor, where: str) -> Scaling:
-    """Where β of each head goes; `where` says which layer, for errors. Works without values in the weights."""
+    """Where β goes, `[heads, 1]` or `[heads, D]`; `where` is for errors. The weights need no values."""
     layer = query_layer(one, where)
     if layer is _query_norm(one):
         return Scaling(layer, _gain_factor(layer, one, beta, where), _gain_offset(layer, where))
     rows = _projection(one, where).rows
     factor = torch.ones(_outputs(layer, where), dtype=torch.float64)
-    factor[rows] = beta[:, None]
+    check_frequencies(beta.shape[1], rows.shape[1])
+    factor[rows] = beta
     return Scaling(layer, factor)
 
 
 def scale_queries(one: AttentionModule, beta: Tensor, where: str) -> None:
-    """Multiply the queries of each head by its β, in place; `where` says which layer, for errors."""
+    """Multiply the queries of each head by its β, `[heads, 1]` or `[heads, D]`, in place; `where` is for errors."""
     scaling = query_scaling(one, beta, where)
     for name, weight in scaling.layer.named_parameters(recurse=False):
         weight.copy_(scaling.scaled(name, weight))
@@ -167,11 +175,11 @@ def _gain_factor(norm: Any, one: AttentionModule, beta: Tensor, where: str) -> T
     gain = getattr(norm, "weight", None)
     if gain is None:
         raise UnsupportedError(f"model: {where} normalises its queries without a gain that could hold β")
-    if bool((beta == beta[0]).all()):
+    if bool((beta == beta[0]).all()) and beta.shape[1] in (1, gain.numel()):
         return beta[0].expand(gain.shape)
     width, rest = divmod(gain.numel(), one.heads)
     if not rest and width == _head_width(one, 0):
-        return beta.repeat_interleave(width).view(gain.shape)
+        return beta.expand(-1, width).reshape(gain.shape)
     mean = float(beta.clamp_min(1e-30).log().mean().exp())
     raise UnsupportedError(
         f"policy: {where} normalises its queries with one gain for all heads, so its heads need the same β; "

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import nn
 
 from sharpmax.errors import UnsupportedError, reject_type
@@ -23,19 +22,23 @@ if TYPE_CHECKING:
 LAYER = "_sharpmax_layer"
 """The attribute of an attention module that holds its `Layer` (see `attention`) while rules are installed."""
 
-INNER = ("sdpa", "eager")
-"""The attention implementations of transformers that a sharpened call is handed on to."""
+# transformers reads meaning into "sdpa", "flash" and a slash: "flash" is there where flash attention is meant.
+NAMES = {
+    "sdpa": "sharpmax",
+    "eager": "sharpmax-eager",
+    "flex_attention": "sharpmax-flex",
+    "flash_attention_2": "sharpmax-flash_attention_2",
+    "flash_attention_3": "sharpmax-flash_attention_3",
+}
+"""The attention implementations that a sharpened call is handed on to, and what a configuration says meanwhile."""
 
+INTERFACE = "ALL_ATTENTION_FUNCTIONS"
+"""Where modules look their attention function up."""
 
-# Neither "sdpa" nor "flash" nor a slash may be part of these: transformers reads meaning into them.
-NAMES = {"sdpa": "sharpmax", "eager": "sharpmax-eager"}
-"""What a configuration says instead of each of them while rules are installed."""
-
-_INTERFACE = "ALL_ATTENTION_FUNCTIONS"
 # What an eager attention function may take; a further argument would be part of the logit in a way unknown here.
 _UNDERSTOOD = {
     "module", "query", "key", "value", "attention_mask", "scaling", "dropout", "softcap", "position_bias",
-    "sliding_window", "kwargs",
+    "sliding_window", "s_aux", "kwargs",
 }  # fmt: skip
 # Attention as one function, and the two halves of attention written out.
 _ATTENTION = {
@@ -58,7 +61,7 @@ class AttentionModule:
     config: PreTrainedConfig
     heads: int
     inner: str
-    """The implementation it uses without a policy, one of `INNER`."""
+    """The implementation it uses without a policy, one of `NAMES`."""
 
     function: Callable[..., Any]
     """That implementation."""
@@ -117,7 +120,7 @@ def attention_modules(model: PreTrainedModel, *, skip_unsupported: bool = False)
     if not skip_unsupported:
         check_all_reached(model)
     found = [
-        _described(part, uses, family) for part in model.modules() if (uses := _interface_call(type(part))) is not None
+        _described(part, uses, family) for part in model.modules() if (uses := interface_call(type(part))) is not None
     ]
     if not found:
         raise UnsupportedError(f"model: {family} has no attention layer that a policy could act on")
@@ -154,7 +157,7 @@ def _attends_alone(kind: Any) -> bool:
     """Whether modules of a class attend, and not through the attention interface."""
     if issubclass(kind, nn.MultiheadAttention):
         return True
-    if _interface_call(kind) is not None:
+    if interface_call(kind) is not None:
         return False
     if any(not _ATTENTION.isdisjoint(names) for names in _scopes(kind)):
         return True
@@ -193,13 +196,14 @@ def _refuse_other_ways(module: nn.Module, family: str) -> None:
             "a policy would sharpen long inputs twice; allowed: families without a temperature of their own, Llama 4, "
             "Ministral 3, Mistral 4 and Inkling"
         )
-    if getattr(module, "sinks", None) is not None:
+    inner = plain_name(getattr(getattr(module, "config", None), "_attn_implementation", None) or "")
+    if inner == "sdpa" and getattr(module, "sinks", None) is not None:
         raise UnsupportedError(
-            f"model: {family} has attention sinks ({type(module).__name__}.sinks): logits that scaling the query does "
-            "not scale; allowed: families without sinks"
+            f"model: {family} has attention sinks ({type(module).__name__}.sinks), which sdpa leaves out; allowed: "
+            "eager; do model.set_attn_implementation('eager') first"
         )
     for function in _functions_of(type(module)):
-        asks = "_attn_implementation" in function.__code__.co_names and _names_one(function.__code__.co_consts)
+        asks = "_attn_implementation" in function.__code__.co_names and _names_one(function.__code__.co_consts, inner)
         # GPT-2 asks only for a variant of eager attention that is refused below; what happens before the model is
         # called (building it, Whisper's `generate`) is caught when it is.
         harmless = hasattr(module, "reorder_and_upcast_attn") or function.__name__ in ("__init__", "generate")
@@ -216,7 +220,7 @@ def _own_temperature(module: nn.Module) -> str | None:
     Shown by an option of the configuration, or by the code of attention: a logarithm, or a scale that the layer is
     given for every call.
     """
-    uses = _interface_call(type(module))
+    uses = interface_call(type(module))
     if uses is None:
         return None
     config = getattr(module, "config", None)
@@ -230,7 +234,7 @@ def _own_rule(module: nn.Module) -> dict[str, tuple[str, Any]]:
 
     Only what the code of its attention reads at every call is here.
     """
-    uses, config = _interface_call(type(module)), getattr(module, "config", None)
+    uses, config = interface_call(type(module)), getattr(module, "config", None)
     read = set() if uses is None else set(_names_in(uses.__code__))
     rotary = getattr(config, "rope_parameters", None) or {}
     ways: dict[str, tuple[str, Any]] = {
@@ -268,10 +272,8 @@ def _temperature_in(uses: FunctionType) -> str | None:
     return f"{given[0]} of {uses.__qualname__}" if given else None
 
 
-def _names_one(constants: tuple[Any, ...]) -> bool:
-    return any(
-        one in INNER if isinstance(one, str) else isinstance(one, tuple) and _names_one(one) for one in constants
-    )
+def _names_one(constants: tuple[Any, ...], name: str) -> bool:
+    return any(one == name or (isinstance(one, tuple) and _names_one(one, name)) for one in constants)
 
 
 def _functions_of(kind: type) -> Iterator[FunctionType]:
@@ -305,7 +307,7 @@ def _names_in(code: CodeType) -> Iterator[str]:
             yield from _names_in(step.argval)
 
 
-def _interface_call(kind: type[nn.Module]) -> FunctionType | None:
+def interface_call(kind: type[nn.Module]) -> FunctionType | None:
     """The method of a kind of module that looks its attention function up, if it has one."""
     known: Any = kind
     return _interface_user(known)
@@ -313,39 +315,17 @@ def _interface_call(kind: type[nn.Module]) -> FunctionType | None:
 
 @functools.cache
 def _interface_user(kind: type) -> FunctionType | None:
-    return next((one for one in _functions_of(kind) if _INTERFACE in one.__code__.co_names), None)
+    return next((one for one in _functions_of(kind) if INTERFACE in one.__code__.co_names), None)
 
 
-def _eager_of(uses: FunctionType) -> Callable[..., Any] | None:
+def eager_of(uses: FunctionType) -> Callable[..., Any] | None:
+    """The eager attention function that a method falls back to."""
     return next((uses.__globals__[n] for n in uses.__code__.co_names if n.endswith("eager_attention_forward")), None)
 
 
-def _plain(name: str) -> str:
+def plain_name(name: str) -> str:
     """The attention that a configuration names without rules."""
     return next((inner for inner, ours in NAMES.items() if ours == name), name)
-
-
-class _Own:
-    """The attention functions that `own_attention` has found: a compiler follows attributes of a class one by one."""
-
-
-def own_attention(kind: type[nn.Module], name: str) -> Callable[..., Any]:
-    """The attention function that a kind of module uses without rules, where its configuration says `name`."""
-    key: str = _find_own(kind, name)
-    found: Callable[..., Any] = getattr(_Own, key)
-    return found
-
-
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _find_own(kind: type[nn.Module], name: str) -> str:
-    key = f"{kind.__name__}_{id(kind)}_{_plain(name)}"  # without a dot, which the compiler does not take
-    if not hasattr(_Own, key):
-        uses = _interface_call(kind)
-        if uses is None:
-            raise UnsupportedError(f"model: {kind.__name__} does not use transformers' attention interface")
-        function = uses.__globals__[_INTERFACE].get_interface(_plain(name), _eager_of(uses))
-        setattr(_Own, key, staticmethod(function))
-    return key
 
 
 def _described(module: nn.Module, uses: FunctionType, family: str) -> AttentionModule:
@@ -353,24 +333,24 @@ def _described(module: nn.Module, uses: FunctionType, family: str) -> AttentionM
     config = getattr(module, "config", None)
     inner = getattr(config, "_attn_implementation", None)
     if config is None or inner is None:
-        raise UnsupportedError(f"model: {name} of {family} does not say which attention it uses; allowed: {INNER}")
+        raise UnsupportedError(f"model: {name} of {family} does not say which attention it uses")
     if inner in NAMES.values():
         if LAYER in vars(module):
             raise UnsupportedError(
                 f"model: a policy is applied to a model that shares layers with this {family}; restore that one first"
             )
-        inner = _plain(inner)  # the policy is in another model, with which this one shares its configuration
-    if inner not in INNER:
+        inner = plain_name(inner)  # the policy is in another model, with which this one shares its configuration
+    if inner not in NAMES:
         raise UnsupportedError(
             f"model: {family} uses attn_implementation={inner!r}, over which policies are not proven; allowed: "
-            f"{' and '.join(INNER)}; do model.set_attn_implementation('sdpa') first"
+            f"{', '.join(NAMES)}; do model.set_attn_implementation('sdpa') first"
         )
     if inner == "eager" and getattr(module, "reorder_and_upcast_attn", False):
         raise UnsupportedError(
             f"model: {family} has reorder_and_upcast_attn, an eager attention of its own; allowed: sdpa; "
             "do model.set_attn_implementation('sdpa') first"
         )
-    eager = _eager_of(uses)
+    eager = eager_of(uses)
     if eager is None:
         raise UnsupportedError(f"model: {name} of {family} has no eager attention function to compare with")
     arguments = frozenset(inspect.signature(eager).parameters)
@@ -378,7 +358,7 @@ def _described(module: nn.Module, uses: FunctionType, family: str) -> AttentionM
         raise UnsupportedError(
             f"model: the attention of {family} takes {sorted(unknown)}, which a policy does not know how to treat"
         )
-    function = eager if inner == "eager" else uses.__globals__[_INTERFACE][inner]
+    function = eager if inner == "eager" else uses.__globals__[INTERFACE][inner]
     rule = _own_temperature(module)
     own = {} if rule is None else dict([_own_rule(module)[rule]])
     published = {attribute: vars(module)[attribute] for attribute in own}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,12 +13,15 @@ from sharpmax.errors import UnsupportedError
 from sharpmax.ops.kernels.tables import Coefficients
 from sharpmax.stats.call import capped_beta, largest_for, layout
 from sharpmax.stats.triton_launch import (
+    Compiled,
+    PartsPlan,
     Settings,
     available,
     interpreted,
     launch,
     limited,
     on_device,
+    padded,
     power_of_2,
 )
 
@@ -116,9 +119,17 @@ def sharpen_rows(
     keys: int, offset: int | None, table: Tensor, shape: list[int],
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """β·q and β `[B, H, Lq]`; statistics and counts hold one number per row of q, in its order."""
+    return sharpened(q, log_mass, shortfall, var, counts, keys, offset, table, shape)[:2]
+
+
+def sharpened(
+    q: Tensor, log_mass: Tensor | None, shortfall: Tensor | None, var: Tensor | None, counts: Tensor | None,
+    keys: int, offset: int | None, table: Tensor, shape: list[int],
+) -> tuple[Tensor, Tensor, Compiled | None]:  # fmt: skip
+    """As `sharpen_rows`, with the kernel that was launched."""
     out, beta = torch.empty_like(q), torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device)
     if not q.numel():
-        return out, beta
+        return out, beta, None
     if (reason := available(q.device)) or q.dtype == torch.float64:
         raise UnsupportedError(f"sharpen_rows: {reason or 'the kernel does not take float64'}; use the policy's beta")
     log_mass, shortfall, var, counts = (
@@ -142,8 +153,33 @@ def sharpen_rows(
         tuple(shape), q.device,
     )  # fmt: skip
     with on_device(q):
-        launch(key, (q, log_mass, shortfall, var, counts, table, out, beta), settle)
-    return out, beta
+        found = launch(key, (q, log_mass, shortfall, var, counts, table, out, beta), settle)
+    return out, beta, found
+
+
+class SharpenPlan(NamedTuple):
+    """The launches from q and k without a mask to β·q, in which addresses alone are left open."""
+
+    parts: PartsPlan | None
+    """None where β depends on the number of visible keys alone."""
+
+    last: Compiled
+
+    def __call__(self, q: Tensor, k: Tensor, table: Tensor) -> Tensor | None:
+        """β·q of tensors of the same layout, for policies of the same forms; None if they start at an odd address."""
+        q_at = q.data_ptr()
+        if (q_at | k.data_ptr()) & 15:
+            return None
+        out, step = torch.empty_like(q), padded(4 * q.shape[:-1].numel())
+        room = torch.empty((5 * step,), dtype=torch.uint8, device=q.device)
+        at = room.data_ptr()
+        with on_device(q):
+            rows: tuple[int | None, ...] = (None, None, None)
+            if self.parts is not None:
+                self.parts.run(q, k, at, step)
+                rows = (at + step, at + 2 * step, at + 3 * step)
+            self.last(q_at, *rows, None, table.data_ptr(), out.data_ptr(), at + 4 * step)
+        return out
 
 
 sharpen_op = torch.library.custom_op("sharpmax::sharpen_rows", mutates_args=())(sharpen_rows)

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from sharpmax.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from sharpmax.tasks.clrs_text.datasets import generation_rate as generation_rate
     from sharpmax.tasks.clrs_text.datasets import load_dataset as load_dataset
     from sharpmax.tasks.clrs_text.datasets import test_set as test_set
     from sharpmax.tasks.clrs_text.datasets import training_set as training_set
@@ -29,7 +28,6 @@ _homes = {
     "Example": "sharpmax.tasks.clrs_text.generation",
     "examples": "sharpmax.tasks.clrs_text.generation",
     "final_answer": "sharpmax.tasks.clrs_text.generation",
-    "generation_rate": "sharpmax.tasks.clrs_text.datasets",
     "load_dataset": "sharpmax.tasks.clrs_text.datasets",
     "test_set": "sharpmax.tasks.clrs_text.datasets",
     "test_sizes": "sharpmax.tasks.clrs_text.sizes",
@@ -38,16 +36,8 @@ _homes = {
 }
 
 __all__ = [
-    "ALGORITHMS",
-    "Example",
-    "examples",
-    "final_answer",
-    "generation_rate",
-    "load_dataset",
-    "test_set",
-    "test_sizes",
-    "train_sizes",
+    "ALGORITHMS", "Example", "examples", "final_answer", "load_dataset", "test_set", "test_sizes", "train_sizes",
     "training_set",
-]
+]  # fmt: skip
 
 __getattr__, __dir__ = lazy_exports(__name__, _homes)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import json
 import multiprocessing
-import sys
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
@@ -16,19 +13,19 @@ from pathlib import Path
 from typing import Any
 
 from sharpmax.errors import ArgumentError, FileFormatError, UnsupportedError, reject, reject_type
-from sharpmax.files import parse_json, write_bytes, write_text
+from sharpmax.files import parse_json, write_bytes
 from sharpmax.tasks.clrs_text.generation import RELEASE, Example, Split, check_count, generator, problem, stream
-from sharpmax.tasks.clrs_text.sizes import ALGORITHMS, check_algorithm, check_size, test_sizes, train_sizes
+from sharpmax.tasks.clrs_text.sizes import check_algorithm, check_size, test_sizes, train_sizes
 
 _COLUMNS = ("question", "answer", "algo_name", "length")
 _Row = tuple[str, Any]  # where it stands, for a message, and what stands there
 
 
 def load_dataset(path: str | Path) -> list[Example]:
-    """Read a `.jsonl`, `.json`, `.csv` or `.parquet` file with the columns question, answer, algo_name and length.
+    """Read a `.jsonl` or `.parquet` file with the columns question, answer, algo_name and length.
 
-    Of a folder, every file of these kinds in it or below is read in the order of their names, except `.json`, which
-    beside data is about data. Other columns are ignored.
+    Of a folder, every file of these kinds in it or below is read in the order of their names. Other columns are
+    ignored.
     """
     return list(iter_dataset(path))
 
@@ -37,12 +34,10 @@ def iter_dataset(path: str | Path) -> Iterator[Example]:
     """Yield the examples of `load_dataset` without holding them all."""
     path = Path(path)
     if path.is_dir():
-        kinds = _READERS.keys() - {".json"}
-        files = sorted(
-            file for file in path.rglob("*") if file.suffix.lower() in kinds and not file.name.startswith(".")
-        )
+        found = (file for file in path.rglob("*") if not file.name.startswith("."))
+        files = sorted(file for file in found if file.suffix.lower() in _READERS)
         if not files:
-            raise FileFormatError(f"dataset: {str(path)!r} holds no {', '.join(sorted(kinds))} file")
+            raise FileFormatError(f"dataset: {str(path)!r} holds no {', '.join(sorted(_READERS))} file")
     else:
         if path.suffix.lower() not in _READERS:
             raise ArgumentError(
@@ -79,32 +74,6 @@ def _json_lines(file: Path) -> Iterator[_Row]:
                     raise FileFormatError(f"dataset: {where} is not JSON ({reason})") from problem
 
 
-def _json(file: Path) -> Iterator[_Row]:
-    try:
-        rows = parse_json(file.read_text(encoding="utf-8"))
-    except UnicodeDecodeError:
-        raise
-    except ValueError as problem:
-        reason = f"{problem.msg}, line {problem.lineno}" if isinstance(problem, json.JSONDecodeError) else problem
-        raise FileFormatError(f"dataset: {str(file)!r} is not JSON ({reason})") from problem
-    if not isinstance(rows, list):
-        raise FileFormatError(f"dataset: {str(file)!r} is not a list of examples")
-    for number, row in enumerate(rows, 1):
-        yield f"{str(file)!r}, example {number}", row
-
-
-def _csv(file: Path) -> Iterator[_Row]:
-    allowed = csv.field_size_limit(min(sys.maxsize, 2**31 - 1))  # a trace may be longer than the default limit
-    try:
-        with file.open(encoding="utf-8", newline="") as lines:
-            for number, row in enumerate(csv.DictReader(lines), 1):
-                yield f"{str(file)!r}, row {number}", row
-    except csv.Error as problem:
-        raise FileFormatError(f"dataset: {str(file)!r} is not CSV ({problem})") from problem
-    finally:
-        csv.field_size_limit(allowed)
-
-
 def _parquet(file: Path) -> Iterator[_Row]:
     try:
         import pyarrow
@@ -124,8 +93,6 @@ def _parquet(file: Path) -> Iterator[_Row]:
 
 _READERS: dict[str, Callable[[Path], Iterator[_Row]]] = {
     ".jsonl": _json_lines,
-    ".json": _json,
-    ".csv": _csv,
     ".parquet": _parquet,
 }
 
@@ -150,7 +117,6 @@ def _example(placed: _Row) -> Example:
 
 
 _FORMAT = 1
-_INDEX = "set.json"
 Note = Callable[[str], None]
 
 
@@ -260,9 +226,8 @@ def _made(folder: Path, recipe: _Recipe, excluded: dict[str, set[bytes]], proces
     check_count("per_cell", recipe.per_cell)
     check_count("processes", processes)
     here = folder / recipe.folder()
-    known = _indexed(here / _INDEX)
     cells = {f"{name}-{size:03}.jsonl": (name, size) for name, size in recipe.cells}
-    missing = [file for file in cells if not _complete(here / file, known.get(file), recipe)]
+    missing = [file for file in cells if not (here / file).is_file()]  # a file is there as a whole or not at all
     if missing:
         generator()  # report a missing package here, not in every process
         jobs = [(here / file, *cells[file], recipe, excluded.get(cells[file][0], set())) for file in missing]
@@ -271,9 +236,6 @@ def _made(folder: Path, recipe: _Recipe, excluded: dict[str, set[bytes]], proces
             all_there_are = count < recipe.per_cell and recipe.text is None
             few = f" of {recipe.per_cell}: there are no more problems of this size" if all_there_are else ""
             note(f"{recipe.split}: {name}, size {size}: {count} examples{few}")
-    if missing or known.keys() != cells.keys():
-        index = {**asdict(recipe), "cells": {file: _sha256(here / file) for file in cells}}
-        write_text(here / _INDEX, json.dumps(index, indent=1) + "\n")
     return here
 
 
@@ -306,55 +268,3 @@ def _enough(examples: Iterator[Example], text: int | None) -> Iterator[Example]:
         used += example.characters
         if text is not None and used >= text:
             return
-
-
-def _indexed(path: Path) -> dict[str, str]:
-    """The checksums of a finished set; none of one that is not finished, or whose index is damaged."""
-    try:
-        cells = parse_json(path.read_bytes())["cells"]
-        return {str(file): str(checksum) for file, checksum in cells.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return {}
-
-
-def _complete(path: Path, checksum: str | None, recipe: _Recipe) -> bool:
-    """Whether a file is what was written: by its checksum, or, before the set has an index, by its examples."""
-    if not path.is_file():
-        return False
-    if checksum is not None:
-        return _sha256(path) == checksum
-    try:
-        content = path.read_bytes()
-        found = [Example(**parse_json(line)) for line in content.splitlines()]
-    except (ValueError, TypeError):
-        return False
-    enough = len(found) == recipe.per_cell
-    if recipe.text is not None:
-        enough = enough or sum(one.characters for one in found) >= recipe.text
-    return enough and content.endswith(b"\n")
-
-
-def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def generation_rate(
-    algorithms: Iterable[str] = ALGORITHMS, *, seconds: float = 0.05, trace: bool = False
-) -> dict[str, float]:
-    """Return the training examples per second of one core by algorithm, and over all of them under `"average"`.
-
-    Every training size counts equally, as in a training set; each is timed for `seconds` of processor time.
-    """
-    spent: dict[str, list[float]] = {}
-    for algorithm in algorithms:
-        for size in train_sizes(algorithm):
-            drawn = stream(algorithm, size, "train", trace=trace)
-            next(drawn)  # the first one also imports
-            begin, count = time.process_time(), 0
-            while (passed := time.process_time() - begin) < seconds:
-                next(drawn)
-                count += 1
-            spent.setdefault(algorithm, []).append(passed / count)
-    each = {algorithm: len(times) / sum(times) for algorithm, times in spent.items()}
-    everything = [cell for times in spent.values() for cell in times]
-    return {**each, "average": len(everything) / sum(everything)}
