@@ -71,14 +71,14 @@ _LONG_NUMBERS = {10: "Q", 11: "q", 12: "d"}
 
 @dataclass(frozen=True)
 class FoldedFile:
-    """A GGUF file with a policy in its weights."""
+    """A file or folder with a policy in its weights."""
 
     path: Path
     layers: int
     """How many layers have other weights than before."""
 
     error: float
-    """The largest relative error among the heads: root mean square of what the rounding of scales changed."""
+    """The largest relative error of rounding, root mean square: among heads (GGUF) or tensors (checkpoints)."""
 
 
 @dataclass(frozen=True)

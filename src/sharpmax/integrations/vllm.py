@@ -31,6 +31,9 @@ TESTED = ("0.32.0",)
 BACKENDS = ("CPU_ATTN", "FLASH_ATTN", "TRITON_ATTN", "FLASHINFER")
 """The attention backends that a policy can run in."""
 
+_SMALL = 1e6
+"""Smaller β cannot take a query of float32 or bfloat16 out of its range."""
+
 _FOLD = "fold a constant policy into the weights instead (sharpmax fold)"
 
 
@@ -120,6 +123,7 @@ class SharpAttention:
         super().__init__(*args, **options)
         self._config = get_current_vllm_config()
         self._order: Tensor | None = None
+        self._constants: dict[Any, tuple[Tensor, bool]] = {}
 
     def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
         """Take the rules of this layer and this rank's heads; all layers exist by now."""
@@ -134,7 +138,9 @@ class SharpAttention:
             first = get_tensor_model_parallel_rank() * layer.num_heads
             policies = policies[first : first + layer.num_heads]
         self.sharpener = Sharpener(rules_of(policies, _warned), layer.num_heads)
+        self._constants.clear()
         self._needs = frozenset[str]().union(*(rule.needs for rule in self.sharpener.rules))
+        self._measures = bool(self._needs - COUNT)
         _check_backend(layer, self._needs)
         self._window = layer.sliding_window
         self._shared = policy if len(policies) == 1 else self.sharpener
@@ -147,30 +153,36 @@ class SharpAttention:
         if self.sharpener.query_scale is not None:
             query = self.sharpener.query_scale(query.transpose(0, 1)).transpose(0, 1).contiguous()
         if attn_metadata is not None and self.sharpener.rules:
-            measured = self._needs - COUNT
-            beta = (
-                self._measured(layer, query, kv_cache, attn_metadata) if measured else self._beta(attn_metadata, query)
-            )
-            query = scaled_queries(query, beta)
+            if self._measures:
+                beta, small = self._measured(layer, query, kv_cache, attn_metadata), False
+            else:
+                beta, small = self._beta(attn_metadata, query)
+            query = (query * beta[..., None]).to(query.dtype) if small else scaled_queries(query, beta)
         out: Tensor = super().forward(layer, query, key, value, kv_cache, attn_metadata, *args, **options)  # type: ignore[misc]
         return out
 
-    def _beta(self, metadata: Any, query: Tensor) -> Tensor:
-        """β `[tokens or 1, heads]` of rules that read the number of keys alone; computed once for equal layers."""
-        kept = vars(metadata).setdefault("sharpmax", {})
-        place = self._shared, self._window
+    def _beta(self, metadata: Any, query: Tensor) -> tuple[Tensor, bool]:
+        """β `[tokens or 1, heads]` of rules that read the number of keys alone; whether no β·q can leave its range.
+
+        Constants are kept for good, others for this step, in which layers with the same rules share them.
+        """
+        kept = vars(metadata).setdefault("sharpmax", {}) if self._needs else self._constants
+        place = (self._shared, self._window) if self._needs else query.device
         if place not in kept:
-            tokens = query.shape[0] if self._needs else 1
+            heads, tokens = query.shape[1], query.shape[0] if self._needs else 1
             spans = torch.zeros(1, 2, tokens, dtype=torch.int32, device=query.device)
             if self._needs:
                 spans[0, 1] = self._counts(metadata, tokens)
             # Keys without memory behind them: as many as there may be, so that the spans alone limit what rows see.
             keys = query.new_empty(()).expand(1, 1, 1 << 30, 1)
-            rows = query.new_empty(()).expand(1, 1, query.shape[1], tokens, 1)
-            call = AttentionCall(rows, keys, None, None, 1.0, (1, query.shape[1], tokens), spans=spans)
-            kept[place] = self.sharpener.beta(call).expand(1, query.shape[1], tokens)[0].T
-        beta: Tensor = kept[place]
-        return beta
+            rows = query.new_empty(()).expand(1, 1, heads, tokens, 1)
+            call = AttentionCall(rows, keys, None, None, 1.0, (1, heads, tokens), spans=spans)
+            beta = self.sharpener.beta(call).expand(1, heads, tokens)[0].T.contiguous()
+            # On a GPU to look would mean to wait for it, and scaling is one launch there.
+            small = beta.device.type == "cpu" and query.dtype != torch.float16 and float(beta.max()) < _SMALL
+            kept[place] = beta, small
+        found: tuple[Tensor, bool] = kept[place]
+        return found
 
     def _counts(self, metadata: Any, tokens: int) -> Tensor:
         """Visible keys of every token: its sequence's length less the tokens that come after it there."""
