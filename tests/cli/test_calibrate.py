@@ -208,5 +208,5 @@ def test_a_gguf_file_is_folded_only_into_a_new_one_and_from_constants(tmp_path: 
     assert "--fold: got" in refused
     assert "a new file that ends in .gguf" in refused
     kinds = ("--kinds", "rows", "--fold", tmp_path / "new.gguf")
-    assert "the kind constant among --kinds" in sharpmax_command.refused("calibrate", model, *kinds)
+    assert "allowed: frequency or constant among --kinds" in sharpmax_command.refused("calibrate", model, *kinds)
     assert there.read_bytes() == model.read_bytes() == b"GGUF"

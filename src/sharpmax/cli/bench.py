@@ -285,6 +285,8 @@ def _print_cases(tables: Mapping[str, Any]) -> None:
         [[row[place] for place in used] for row in rows],
     )
     for name, one in entries.items():
+        if not one.get("same_output", True):
+            say(f"{name} changes the output of the model.")
         if one.get("heavy_modules"):
             say(f"{name} imports {', '.join(one['heavy_modules'])} (target: none).")
         if one.get("extra_mb") is not None:

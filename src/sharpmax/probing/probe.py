@@ -202,8 +202,9 @@ def _inputs(
     sizes = None if sizes is None else sorted(set(sizes))
     tasks = (("kv", TEXT) if causal else (TEXT,)) if tasks is None else tasks
     if isinstance(tasks, str) or not isinstance(tasks, Sequence):
-        given = repr(tasks) if isinstance(tasks, str) else f"a {type(tasks).__name__}"
-        reject_type("tasks", given, "a list of tasks", f"write tasks=[{given}]")
+        if isinstance(tasks, str):
+            reject_type("tasks", repr(tasks), "a list of tasks", f"write tasks=[{tasks!r}]")
+        reject_type("tasks", type(tasks).__name__, "a list of tasks")
     found = []
     for task in tasks:
         if task == TEXT:
