@@ -36,7 +36,9 @@ _NUMBER = re.compile(r"(?<![\w.\-])[+−±]?\d[\d.,%×*+−–]*(?!\w)")
 
 
 def on_post_build(config: Any) -> None:
-    """Leave the numbers of tables out of the search index: lunr confuses terms that end in digits."""
+    """Drop source maps, and numbers from the search index: lunr confuses terms that end in digits."""
+    for unused in Path(config.site_dir).rglob("*.map"):
+        unused.unlink()
     path = Path(config.site_dir) / "search" / "search_index.json"
     index = json.loads(path.read_text(encoding="utf-8"))
     for one in index["docs"]:

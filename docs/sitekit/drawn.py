@@ -17,10 +17,19 @@ from sharpmax.report.page import report_of, write_page
 from sharpmax.report.tables import Report
 from sharpmax.results import load
 
-__all__ = ["DIRECTIVE", "explore_page", "file_of", "generated", "report_in"]
+from .links import on_site
+
+__all__ = ["DIRECTIVE", "INTERACTIVE", "explore_page", "file_of", "generated", "report_in"]
 
 DIRECTIVE = re.compile(r"^<!-- (\w+): (\S[^>]*?) -->$", re.MULTILINE)
 """A directive of a page, which is replaced by results."""
+
+
+INTERACTIVE = (
+    "calibrate-smollm2", "clrs", "compare", "evaluate-smollm2", "evaluate-smollm2-frequency", "evaluate-smollm2-rules",
+    "probe-smollm2", "reproduce",
+)  # fmt: skip
+"""Results with a page of their own on the site; each carries the charting library, 300 kB."""
 
 
 def file_of(root: Path, name: str) -> Path:
@@ -29,18 +38,20 @@ def file_of(root: Path, name: str) -> Path:
 
 
 def generated(root: Path, pages: Sequence[str]) -> dict[str, str | bytes]:
-    """Files of the site: results as they are committed, and the figures and pages that `pages` ask for."""
+    """Files of the site: committed results, gzipped, and the figures and pages that `pages` ask for."""
     files: dict[str, str | bytes] = {}
     for file in sorted([*root.glob("results/*/*.json"), *root.glob("benchmarks/*.*")]):
-        files[f"data/{file.relative_to(root).as_posix()}"] = file.read_bytes()
+        packed = gzip.compress(file.read_bytes(), mtime=0) if file.suffix == ".json" else file.read_bytes()
+        files[on_site(file.relative_to(root).as_posix())] = packed
     for kind, what in (found for text in pages for found in DIRECTIVE.findall(text)):
         name, _, figure = what.partition("/")
         if not file_of(root, name).exists() or kind not in ("report", "figure"):
             continue
-        for one in report_in(file_of(root, name)).figures:
-            if kind == "report" or one.name == figure:
+        report = report_in(file_of(root, name))
+        for one in report.figures:
+            if one.name == figure or (kind == "report" and any(one in part.figures[:1] for part in report.parts)):
                 files[f"data/results/{name}/{one.name}.svg"] = _svg(file_of(root, name), one.name)
-        if kind == "report":
+        if kind == "report" and name in INTERACTIVE:
             files[f"data/results/{name}/report.html"] = _page(file_of(root, name))
     return files
 

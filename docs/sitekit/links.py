@@ -5,7 +5,7 @@ from __future__ import annotations
 import posixpath
 import re
 
-__all__ = ["OUTSIDE_PAGES", "address", "moved"]
+__all__ = ["OUTSIDE_PAGES", "address", "moved", "on_site"]
 
 OUTSIDE_PAGES = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 """Pages of the repository's root that are pages of the site too."""
@@ -20,7 +20,7 @@ def moved(markdown: str, page: str) -> str:
 
 def address(path: str, page: str) -> str:
     """The relative link from a page of the site to a file of the repository."""
-    return posixpath.relpath(_on_site(path), posixpath.dirname(page) or ".")
+    return posixpath.relpath(on_site(path), posixpath.dirname(page) or ".")
 
 
 def _target(link: str, page: str) -> str:
@@ -31,9 +31,10 @@ def _target(link: str, page: str) -> str:
     return address(path, page)
 
 
-def _on_site(path: str) -> str:
+def on_site(path: str) -> str:
+    """Where a file of the repository is on the site; results are gzipped there."""
     if path.startswith("docs/"):
         return path.removeprefix("docs/")
     if path == "README.md":
         return "index.md"
-    return OUTSIDE_PAGES.get(path, f"data/{path}")
+    return OUTSIDE_PAGES.get(path, f"data/{path}.gz" if path.endswith(".json") else f"data/{path}")

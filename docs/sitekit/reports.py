@@ -16,7 +16,7 @@ from sharpmax.results import Results, load
 
 from .benches import BENCHES, folded, horizon_lines, table
 from .commands import command_lines
-from .drawn import DIRECTIVE, file_of, report_in
+from .drawn import DIRECTIVE, INTERACTIVE, file_of, report_in
 
 __all__ = ["KINDS", "filled"]
 
@@ -55,7 +55,7 @@ _Lines = Callable[[Path, str, _Place], list[str]]
 
 
 def _report(root: Path, name: str, place: _Place) -> list[str]:
-    """Headline, and of each part the main figure and table; everything else is folded."""
+    """Headline, and of each part the main figure and table; further tables are folded, further figures are on the interactive page."""
     report = report_in(file_of(root, name))
     lines = ["", *(f"**{sentence}**\n" for sentence in report.headline)]
     for part in report.parts:
@@ -64,8 +64,6 @@ def _report(root: Path, name: str, place: _Place) -> list[str]:
             lines += ["", *_shown(figure, name, place)]
         for grid in part.tables[:1]:
             lines += ["", f"**{grid.title}**", "", *_grid_lines(grid)]
-        for figure in part.figures[1:]:
-            lines += ["", *folded(figure.title, _shown(figure, name, place))]
         for grid in (*part.tables[1:], *part.details):
             lines += ["", *folded(grid.title, _grid_lines(grid))]
     lines += ["", *folded("Notes", [f"- {note}" for note in report.notes])] if report.notes else []
@@ -99,7 +97,7 @@ def _origin(results: Results, name: str, place: _Place) -> list[str]:
     pairs = dict(origin_of_run(results.command, results.provenance, results.tables))
     where = ", ".join(pairs[key] for key in ("Hardware", "Date") if key in pairs)
     raw, page = (place.link(f"results/{name}/{file}") for file in ("results.json", "report.html"))
-    drawn = f" · [interactive page]({page})" if command_of(results.tables) else ""
+    drawn = f" · [interactive page]({page})" if name in INTERACTIVE and command_of(results.tables) else ""
     return [f"`{results.command}`  \n{where} · [all numbers]({raw}){drawn}"]
 
 

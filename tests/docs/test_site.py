@@ -52,8 +52,9 @@ def test_nothing_comes_from_elsewhere(site: Path) -> None:
 
 def test_pages_of_results_are_light(site: Path) -> None:
     pages = list((site / "data" / "results").glob("*/report.html"))
-    assert len(pages) > 10
-    assert max(page.stat().st_size for page in pages) < 1_500_000
+    assert len(pages) >= 6
+    assert max(page.stat().st_size for page in pages) < 700_000
+    assert sum(file.stat().st_size for file in site.rglob("*") if file.is_file()) < 15_000_000
 
 
 def test_results_and_reference_are_there(site: Path) -> None:
@@ -78,9 +79,9 @@ def test_pages_fit_and_ask_nobody(site: Path, browser: Browser, name: str, size:
 
 
 WORDS = {
-    "vLLM": "Footguns",
+    "vLLM": "Run it in your engine",
     "GGUF": "Calibrate my model",
-    "llama.cpp": "Footguns",
+    "llama.cpp": "Run it in your engine",
     "entropy": "Glossary",
     "perplexity": "Calibrate my model",
     "sm.fold": "Language models",

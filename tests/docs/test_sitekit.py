@@ -46,7 +46,7 @@ def test_a_run_that_appears_is_shown(tmp_path: Path) -> None:
     pictures = {file for file in files if file.endswith(".svg")}
     assert pictures
     site = moved(shown, "results/leaderboard.md")
-    assert all(f"](../{file})" in site for file in {*pictures, "data/results/compare/results.json"})
+    assert all(f"](../{file})" in site for file in {*pictures, "data/results/compare/results.json.gz"})
     assert b"<svg" in str(files[sorted(pictures)[0]]).encode()
 
 
@@ -65,7 +65,7 @@ def test_tables_have_the_numbers_of_the_file() -> None:
     ("link", "page", "target"),
     [
         ("../benchmarks/h200.svg", "gpu.md", "data/benchmarks/h200.svg"),
-        ("../../results/reproduce/results.json", "how-to/probe.md", "../data/results/reproduce/results.json"),
+        ("../../results/reproduce/results.json", "how-to/probe.md", "../data/results/reproduce/results.json.gz"),
         ("../CONTRIBUTING.md", "index.md", "contributing.md"),
         ("docs/quickstart.md", "contributing.md", "quickstart.md"),
         ("../glossary.md", "how-to/probe.md", "../glossary.md"),
