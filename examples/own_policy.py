@@ -58,7 +58,7 @@ def trained(policy: Policy | None, steps: int = 250) -> Head:
 
 
 print("a policy is a value, and a file:", TopWeight().to_json().replace("\n", " "))
-print("right answers in percent\nitems           16     64    256   1024")
+print("accuracy in percent\nitems           16     64    256   1024")
 for label, policy in (("plain", None), ("top weight", TopWeight()), ("paper", sm.load_policy("paper"))):
     head = trained(policy)
     right = []

@@ -1,4 +1,4 @@
-"""A language model looks numbers up in a list of names, as it comes and with a policy learned for it."""
+"""A language model looks numbers up in a list of names, without and with a policy learned for it."""
 
 import sharpmax as sm
 from sharpmax.models.language import load_language_model
@@ -11,8 +11,8 @@ smol = load_language_model("smollm2")
 task = get_task("kv")
 print("a prompt of 3 names:", task.prompts(size=3, count=1, seed=0)[0].user, sep="\n", end="\n\n")
 
-print(f"right answers of {PROMPTS}")
-print("names   as it comes   sharpened")
+print(f"answered right, of {PROMPTS}")
+print("names   baseline      sharpened")
 for size in (8, 20):
     lists = [encode(smol.tokenizer, prompt) for prompt in task.prompts(size, PROMPTS, seed=1)]
     plain = sum(answer.right for answer in judge(smol.model, lists))

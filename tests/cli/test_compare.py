@@ -17,7 +17,7 @@ GRID = (*COMMON, "--steps", 400, "--batch", 32, "--width", 16, "--sizes", "16,64
 TINY = (*COMMON, "--steps", 3, "--batch", 4, "--width", 8, "--sizes", "16,32", "--samples", 4)
 SPENT = ("seconds", "memory")
 
-DOCS = Path(__file__).parents[2] / "docs" / "compare.md"
+DOCS = Path(__file__).parents[2] / "docs" / "how-to" / "compare.md"
 SQUARES = DOCS.read_text(encoding="utf-8").partition("```python\n")[2].partition("```")[0]
 """The file that the documentation shows."""
 

@@ -32,20 +32,20 @@ PAGE = "# Leaderboard\n\n<!-- leaderboard: compare -->\n\n<!-- report: compare -
 
 
 def test_what_has_not_been_run_is_said_to_be_missing(tmp_path: Path) -> None:
-    said = filled(tmp_path, "results/league.md", PAGE)
+    said = filled(tmp_path, "results/leaderboard.md", PAGE)
     assert said.count("No run is committed as `results/compare` yet") == 2
     assert generated(tmp_path, [PAGE]) == {}
 
 
 def test_a_run_that_appears_is_shown(tmp_path: Path) -> None:
     put(tmp_path, "compare", compared())
-    shown, files = filled(tmp_path, "results/league.md", PAGE), generated(tmp_path, [PAGE])
+    shown, files = filled(tmp_path, "results/leaderboard.md", PAGE), generated(tmp_path, [PAGE])
     assert "No run is committed" not in shown
     assert "| method | rank |" in shown
     assert "`sharpmax compare`" in shown
     pictures = {file for file in files if file.endswith(".svg")}
     assert pictures
-    site = moved(shown, "results/league.md")
+    site = moved(shown, "results/leaderboard.md")
     assert all(f"](../{file})" in site for file in {*pictures, "data/results/compare/results.json"})
     assert b"<svg" in str(files[sorted(pictures)[0]]).encode()
 
@@ -67,7 +67,7 @@ def test_tables_have_the_numbers_of_the_file() -> None:
         ("../benchmarks/h200.svg", "gpu.md", "data/benchmarks/h200.svg"),
         ("../../results/reproduce/results.json", "how-to/probe.md", "../data/results/reproduce/results.json"),
         ("../CONTRIBUTING.md", "index.md", "contributing.md"),
-        ("docs/compare.md", "contributing.md", "compare.md"),
+        ("docs/quickstart.md", "contributing.md", "quickstart.md"),
         ("../glossary.md", "how-to/probe.md", "../glossary.md"),
         ("https://arxiv.org/abs/1", "index.md", "https://arxiv.org/abs/1"),
     ],

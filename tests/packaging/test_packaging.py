@@ -81,7 +81,7 @@ def test_the_sdist_holds_what_builds_tests_and_documents_it(built: Path) -> None
     for needed in (
         "pyproject.toml", "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile", "constraints.txt",
         "conftest.py", "src/sharpmax/__init__.py", "tests/packaging/smoke.py", "docs/gpu.md",
-        "results/reproduce/results.json", "docs/images/accuracy.svg", "benchmarks/cpu.json",
+        "results/reproduce/results.json", "docs/images/retrieval.svg", "benchmarks/cpu.json",
     ):  # fmt: skip
         assert needed in names, needed
     assert not [name for name in names if "__pycache__" in name or name.startswith((".venv", "dist", "build"))]

@@ -62,7 +62,7 @@ class ClosedForm:
 
     @property
     def shape(self) -> list[int]:
-        """What an operator is told about the table: the forms as bits, terms, segments, and whether var is read."""
+        """What an operator gets of the table: the forms as bits, terms, segments, and whether var is read."""
         return [sum(1 << form for form in self.forms), self.terms, self.segments, int("var" in self.needs)]
 
 

@@ -21,7 +21,7 @@ _STEPS = 24
 class EntropyTarget(Policy):
     """The β at which the row's entropy is `target` nats; rows already under it keep β = `floor`.
 
-    `floor` is 1 unless told otherwise: with a floor under 1, rows sharper than the target are flattened
+    `floor` is 1 by default: with a floor under 1, rows sharper than the target are flattened
     towards it. `ceiling` bounds β where the target cannot be reached (exact ties at the top).
 
     The equation H(β) = target is solved in u = ln β, where dH/du = −Var[β·s], by Newton steps kept inside a
