@@ -116,8 +116,8 @@ def relaunched(monkeypatch: pytest.MonkeyPatch) -> list[_Recompiled]:
 
             return first
 
-    for module, names in ENTRIES.items():
-        kernels = importlib.import_module(module)
+    for path, names in ENTRIES.items():
+        kernels = importlib.import_module(path)
         for name in names:
             monkeypatch.setattr(kernels, name, Proxy(getattr(kernels, name)))
     for module in (dispatch, ops, attention, decode_module):

@@ -93,7 +93,7 @@ def test_weights_are_told_and_folded() -> None:
             assert weights_fingerprint(model) == expected
             # What `fold` does to the weights; the stand-in has no memory in which it could look for shared ones.
             for number, one in enumerate(modules_of(model.requires_grad_(False))):
-                scale_queries(one, torch.full((one.heads,), 2.0, dtype=torch.float64), f"layer {number}")
+                scale_queries(one, torch.full((one.heads, 1), 2.0, dtype=torch.float64), f"layer {number}")
             assert weights_fingerprint(model) == folded
 
 

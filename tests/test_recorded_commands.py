@@ -41,7 +41,7 @@ def read_by(command: str) -> list[str]:
         if before == "--out" or word.startswith("--"):
             continue
         parts = [word] if before in ("--sizes", "--lengths") else word.split(",")
-        found += [part for part in parts if "/" in part or PurePosixPath(part).suffix in FILES]
+        found += [part for part in parts if part not in TASKS and ("/" in part or PurePosixPath(part).suffix in FILES)]
     if words[1:3] == ["clrs", "evaluate"]:
         models = words[3:]
         found += models[: next((at for at, word in enumerate(models) if word.startswith("--")), len(models))]

@@ -75,6 +75,7 @@ def test_a_scale_gets_the_gradient_of_its_definition() -> None:
     model = llama(100.0).double()
     learned = sm.learnable(model, "ssmax")
     model(TOKENS).logits.square().mean().backward()
+    assert learned.parameter.grad is not None
     found = learned.parameter.grad[1, 2, 0].item()
     moved = []
     for sign in (1.0, -1.0):

@@ -86,7 +86,7 @@ WORDS = {
     "perplexity": "Calibrate my model",
     "sm.fold": "Language models",
     "LogLength": "Policies",
-    "log-length": "Command line",
+    "log-length": "Glossary",
     "resume": "Run on a Ray cluster",
     "bfloat16": "Run on a GPU",
 }

@@ -143,7 +143,7 @@ def test_any_module_that_attends_by_torch_is_measured() -> None:
 def test_a_compiled_model_is_measured_uncompiled() -> None:
     model = llama().eval()
     wanted = dense(model, batch())
-    compiled = torch.compile(model, backend="eager")
+    compiled: Any = torch.compile(model, backend="eager")
     observer = AttentionObserver(compiled, every=2)
     with torch.no_grad():
         for _ in range(2):
@@ -223,7 +223,8 @@ def test_the_callback_of_lightning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "lightning.pytorch", fake)
     monkeypatch.setitem(sys.modules, "lightning", ModuleType("lightning"))
     model = llama()
-    module, logged = nn.Sequential(model), []
+    logged: list[Any] = []
+    module = nn.Sequential(model)
     module.log_dict = logged.append  # type: ignore[assignment]
     callback, trainer = lightning_callback(module, every=2), SimpleNamespace(global_step=0)
     for number in range(4):  # two batches for each step

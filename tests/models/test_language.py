@@ -6,6 +6,7 @@ import copy
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -257,9 +258,8 @@ def test_a_model_on_several_devices_computes_and_learns_the_same(tmp_path: Path)
     pytest.importorskip("accelerate")
     folder = tiny.save(tmp_path / "model")
     names = ("embed_tokens", "rotary_emb", "layers.0")
-    split: dict[str, int | str] = {f"model.{name}": "cpu" for name in names} | dict.fromkeys(
-        ("model.layers.1", "model.norm", "lm_head"), "disk"
-    )
+    split: dict[str, int | str] = {f"model.{name}": "cpu" for name in names}
+    split |= dict.fromkeys(("model.layers.1", "model.norm", "lm_head"), "disk")
     whole, there = (load_language_model(str(folder), device=device) for device in ("cpu", split))
     assert there.model.model.layers[1].self_attn.q_proj.weight.is_meta
     ids = torch.arange(40)[None]
@@ -269,7 +269,7 @@ def test_a_model_on_several_devices_computes_and_learns_the_same(tmp_path: Path)
     assert weights_fingerprint(there.model) == weights_fingerprint(whole.model)
     learned = [calibrated(one.model).chosen.policy for one in (whole, there)]
     assert learned[0] == learned[1]
-    options = {"tasks": [tiny.LETTERS], "sizes": [4, 8, 16], "prompts": 2}
+    options: dict[str, Any] = {"tasks": [tiny.LETTERS], "sizes": [4, 8, 16], "prompts": 2}
     found = [sm.probe(one.model, one.tokenizer, **options).heads() for one in (whole, there)]
     assert found[0] == found[1]
 

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -247,19 +248,18 @@ def test_what_is_not_visible_has_no_effect(value, alike):
     lengths = torch.tensor([50, 33], device=DEVICE)
     mask = randn(1, 1 if alike else 4, 1, 70, seed=4) > 0
     mask[..., [3, 20]] = False
-    for options in ({}, {"attn_mask": mask}):
-        clean = sm.decode(q, k, v, lengths=lengths, policy="paper", **options, impl="triton")
+    for hidden in (None, mask):
+        options: dict[str, Any] = {"lengths": lengths, "policy": "paper", "attn_mask": hidden}
+        clean = sm.decode(q, k, v, **options, impl="triton")
         dirty_k, dirty_v = k.clone(), v.clone()
         for x in (dirty_k, dirty_v):
             x[0, :, 50:] = value
             x[1, :, 33:] = value
-            if options:
+            if hidden is not None:
                 x[:, :, [3, 20]] = value
-        assert torch.equal(
-            clean, sm.decode(q, dirty_k, dirty_v, lengths=lengths, policy="paper", **options, impl="triton")
-        )
-        if INTERPRETED or not options:  # on CUDA what a mask hides is the stock kernel's to keep out
-            plain = sm.decode(q, dirty_k, dirty_v, lengths=lengths, policy="paper", **options, impl="torch")
+        assert torch.equal(clean, sm.decode(q, dirty_k, dirty_v, **options, impl="triton"))
+        if INTERPRETED or hidden is None:  # on CUDA what a mask hides is the stock kernel's to keep out
+            plain = sm.decode(q, dirty_k, dirty_v, **options, impl="torch")
             assert torch.allclose(plain, clean, rtol=1e-4, atol=1e-5)
 
 

@@ -108,8 +108,7 @@ def learnable(model: PreTrainedModel, kind: str) -> LearnablePolicy:
     What was applied to the model before is replaced.
 
     >>> import sharpmax as sm  # doctest: +SKIP
-    >>> learned = sm.learnable(model, "ssmax")
-    >>> ...  # train
-    >>> policy = learned.finish()
+    >>> learned = sm.learnable(model, "ssmax")  # doctest: +SKIP
+    >>> policy = learned.finish()  # doctest: +SKIP
     """
     return LearnablePolicy(model, kind)
