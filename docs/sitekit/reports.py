@@ -55,7 +55,7 @@ _Lines = Callable[[Path, str, _Place], list[str]]
 
 
 def _report(root: Path, name: str, place: _Place) -> list[str]:
-    """Headline, and of each part the main figure and table; further tables are folded, further figures are on the interactive page."""
+    """Headline, main figure and table of each part, further tables folded; further figures are on the interactive page."""
     report = report_in(file_of(root, name))
     lines = ["", *(f"**{sentence}**\n" for sentence in report.headline)]
     for part in report.parts:
