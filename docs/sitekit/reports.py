@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from sharpmax.report.compare import markdown_lines
 from sharpmax.report.page import command_of
 from sharpmax.report.tables import Cell, Figure, Table
 from sharpmax.report.words import origin_of_run
@@ -29,7 +28,7 @@ def filled(root: Path, page: str, markdown: str) -> str:
         if kind not in KINDS:
             return found[0]
         name = what.partition("/")[0]
-        if kind in ("report", "figure", "leaderboard", "horizon") and not file_of(root, name).exists():
+        if kind in ("report", "figure", "horizon") and not file_of(root, name).exists():
             return f"*No run is committed as `results/{name}` yet.*"
         above = re.findall(r"^(#+) ", markdown[: found.start()], re.MULTILINE) or ["#"]
         return "\n".join(KINDS[kind](root, what, _Place(page, len(above[-1]) + 1)))
@@ -55,7 +54,7 @@ _Lines = Callable[[Path, str, _Place], list[str]]
 
 
 def _report(root: Path, name: str, place: _Place) -> list[str]:
-    """Headline, main figure and table of each part, further tables folded; further figures are on the interactive page."""
+    """Headline, main figure and table of each part, further tables folded. Further figures: the interactive page."""
     report = report_in(file_of(root, name))
     lines = ["", *(f"**{sentence}**\n" for sentence in report.headline)]
     for part in report.parts:
@@ -101,10 +100,6 @@ def _origin(results: Results, name: str, place: _Place) -> list[str]:
     return [f"`{results.command}`  \n{where} · [all numbers]({raw}){drawn}"]
 
 
-def _leaderboard(root: Path, name: str, place: _Place) -> list[str]:
-    return markdown_lines(load(file_of(root, name)).tables)
-
-
 def _horizon(root: Path, name: str, place: _Place) -> list[str]:
     results = load(file_of(root, name))
     return [*horizon_lines(results.tables), "", *_origin(results, name, place)]
@@ -125,7 +120,6 @@ def _command(root: Path, name: str, place: _Place) -> list[str]:
 KINDS: dict[str, _Lines] = {
     "report": _report,
     "figure": _figure,
-    "leaderboard": _leaderboard,
     "horizon": _horizon,
     "bench": _bench,
     "command": _command,

@@ -39,7 +39,7 @@ def test_everything_that_pages_ask_for_is_known() -> None:
 
 
 def test_every_committed_result_is_on_some_page() -> None:
-    shown = {what.partition("/")[0] for _, kind, what in asked() if kind in ("report", "horizon", "leaderboard")}
+    shown = {what.partition("/")[0] for _, kind, what in asked() if kind in ("report", "horizon")}
     assert {folder.name for folder in (ROOT / "results").iterdir()} <= shown
     assert all(file_of(ROOT, name).exists() or name in ("clrs", "compare") for name in shown)
     timed = {what for _, kind, what in asked() if kind == "bench"}

@@ -28,12 +28,12 @@ def put(root: Path, name: str, tables: object) -> None:
     (root / "results" / name / "results.json").write_text(json.dumps(body))
 
 
-PAGE = "# Leaderboard\n\n<!-- leaderboard: compare -->\n\n<!-- report: compare -->\n"
+PAGE = "# Leaderboard\n\n<!-- report: compare -->\n"
 
 
 def test_what_has_not_been_run_is_said_to_be_missing(tmp_path: Path) -> None:
     said = filled(tmp_path, "results/leaderboard.md", PAGE)
-    assert said.count("No run is committed as `results/compare` yet") == 2
+    assert said.count("No run is committed as `results/compare` yet") == 1
     assert generated(tmp_path, [PAGE]) == {}
 
 

@@ -21,7 +21,6 @@ from sharpmax.report.tables import (
     cell_of,
     header,
     interval,
-    markdown,
     mean_cell,
 )
 from sharpmax.report.words import Pairs, capital, count, joined, nats, percent, plural, points, share, span
@@ -217,24 +216,6 @@ def _causes_table(tables: Tables) -> Table:
         header("method", *words.values()),
         rows,
     )
-
-
-def markdown_lines(tables: Tables) -> list[str]:
-    """The leaderboard as a Markdown table; bold is the best at the largest size."""
-    known = _some_sizes(tables)
-    best = max(methods(tables), key=lambda method: _mean(tables, "accuracy", method))
-    titles = {"hard": "argmax", "ranking": "ranked first", "close": "near-ties"}
-    kinds = [table for table in titles if _measured(tables, table)]
-    rows = []
-    for method in methods(tables):
-        values = [_mean(tables, "accuracy", method, n) for n in known]
-        values += [_mean(tables, table, method) for table in kinds]
-        texts = [NOTHING if value is None else f"{value:.1f}" for value in values]
-        if method == best:
-            texts[len(known) - 1] = f"**{texts[len(known) - 1]}**"
-        rows.append([f"`{method}`", rank_of(tables, method), *texts, f"{tables['training'][method]['seconds']:.0f}"])
-    head = ["method", "rank", *map(count, known), *(titles[table] for table in kinds), "train s"]
-    return markdown(head, rows)
 
 
 def _styles(tables: Tables) -> dict[str, charts.Style]:
