@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +13,17 @@ import torch
 
 import sharpmax as sm
 from sharpmax.calibration import calibrate as calibration
-from sharpmax.calibration.budget import Budget
+from sharpmax.calibration.budget import HELD_OUT_FACTOR, Budget, Change, percent, select_best
 from sharpmax.calibration.calibrate import BudgetError, CalibrationResult
-from sharpmax.calibration.data import KINDS, TrainingPrompts
+from sharpmax.calibration.data import KINDS, TrainingPrompts, policy_from
 from sharpmax.calibration.trainer import DivergedError
 from sharpmax.errors import ArgumentError, FileFormatError
+from sharpmax.experiments.tables import calibrated_tables
 from sharpmax.integrations import transformers as hf
-from sharpmax.models.scoring import judge
+from sharpmax.models.scoring import Reply, encode, judge
 from sharpmax.models.weights import load_tensors
 from sharpmax.policies.basic import Constant
+from sharpmax.policies.log_linear import LogLinear
 from tests.calibration.small import TEXT, calibrated, domains, profile, same, snapshot
 from tests.experiments.evaluate import tiny
 
@@ -231,3 +236,142 @@ def test_states_that_cannot_be_resumed(tmp_path: Path, result: CalibrationResult
         calibrated(tiny.model(), folder=tmp_path, resume=True)
     # Without `resume` a state is not read.
     assert calibrated(tiny.model(), folder=tmp_path).policy == result.candidates["constant"].policy
+
+
+LIMIT = 0.002
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return tiny.model()
+
+
+@pytest.fixture(scope="module")
+def budget(model: Any) -> Budget:
+    return Budget(domains(model, lengths=(40,)), LIMIT, 500)
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[Reply]:
+    return [encode(tiny.tokenizer(), prompt) for prompt in tiny.LETTERS.prompts(8, 12, 7)]
+
+
+def coefficients(kind: str, scale: float) -> torch.Tensor:
+    shape = (tiny.LAYERS, tiny.HEADS, len(KINDS[kind]))
+    return scale * torch.randn(shape, generator=torch.Generator().manual_seed(0))
+
+
+def divergence(model: Any, policy: Any, replies: tuple[Reply, ...]) -> tuple[float, float]:
+    """KL and rise of the loss by hand, one text at a time, in float64."""
+    kl = rise = count = 0.0
+    for reply in replies:
+        ids = torch.tensor([reply.ids])
+        before = model(input_ids=ids).logits[0, reply.start - 1 : -1].double().log_softmax(-1)
+        with hf.applied(model, policy):
+            after = model(input_ids=ids).logits[0, reply.start - 1 : -1].double().log_softmax(-1)
+        answer = ids[0, reply.start :, None]
+        kl += float((before.exp() * (before - after)).sum())
+        rise += float((before.gather(1, answer) - after.gather(1, answer)).sum())
+        count += len(answer)
+    return kl / count, rise / count
+
+
+def test_divergence_is_the_mean_over_tokens_of_each_domain(model: Any, budget: Budget) -> None:
+    policy = policy_from("constant", coefficients("constant", 0.5))
+    changes = budget.changes(model, policy)
+    assert list(changes) == ["sampled/24", "docs/40", "code/40", "words/40", "chat"]
+    for domain in budget.domains:
+        kl, rise = divergence(model, policy, domain.validation)
+        assert changes[domain.name].kl == pytest.approx(kl, rel=1e-3, abs=1e-7)
+        assert changes[domain.name].rise == pytest.approx(rise, rel=1e-3, abs=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["constant", "rows"])
+def test_a_policy_beyond_the_budget_is_weakened_no_more_than_needed(
+    kind: str, model: Any, budget: Budget, prompts: list[Reply], tmp_path: Path
+) -> None:
+    wanted = coefficients(kind, 0.3)
+    assert budget.used(budget.changes(model, policy_from(kind, wanted))) > 1.0
+    found = select_best(model, kind, wanted, budget, prompts)
+    assert found is not None
+    assert 0 < found.strength < 1
+    assert found.policy == policy_from(kind, wanted, found.strength)
+    # Read back from its file it is what was measured.
+    saved: Any = sm.load_policy(found.policy.save(tmp_path / "policy.json"))
+    assert budget.changes(model, saved) == found.changes
+    assert 0.8 < budget.used(found.changes) <= 1.0
+    assert hf.policy_of(model) is None
+
+
+def test_a_policy_is_strengthened_only_if_the_loss_falls(model: Any, budget: Budget, prompts: list[Reply]) -> None:
+    wide = dataclasses.replace(budget, limit=1.0)
+    strengths = set()
+    for sign in (0.2, -0.2):
+        found = select_best(model, "constant", coefficients("constant", sign), wide, prompts)
+        assert found is not None
+        strengths.add(found.strength)
+    assert strengths == {1.0, 1.4}
+
+
+@pytest.mark.parametrize("name", ["sampled/24", "code/40", "chat"])
+def test_every_domain_counts_and_the_one_held_out_may_diverge_more(name: str, budget: Budget) -> None:
+    """Up to the limit, not beyond it, and not with a number that is none."""
+    limit = LIMIT * (HELD_OUT_FACTOR if name.startswith("code") else 1)
+    for kl, within in ((limit, True), (math.nextafter(limit, 1), False), (math.nan, False)):
+        changes = {domain.name: Change(0.0, -3.0) for domain in budget.domains} | {name: Change(kl, 0.0)}
+        assert (budget.used(changes) <= 1.0) == within
+
+
+@pytest.fixture(scope="module")
+def found() -> CalibrationResult:
+    return calibrated(tiny.model(), kinds=("constant", "rows"), keep=0.5)
+
+
+def test_candidates_are_those_of_the_calibration(found: CalibrationResult) -> None:
+    tables = json.loads(json.dumps(calibrated_tables(found, "tiny"), allow_nan=False))
+    assert list(tables["candidates"]) == ["constant", "rows"]
+    for kind, one in found.candidates.items():
+        shown = tables["candidates"][kind]
+        assert shown["kl"] == {name: change.kl for name, change in one.changes.items()}
+        assert shown["rise"] == pytest.approx({name: percent(change.rise) for name, change in one.changes.items()})
+        assert (shown["nll"], shown["strength"], shown["touched"]) == (one.nll, one.strength, one.modified_heads)
+        cell = tables["validation"][kind]["8"]
+        assert cell["mean"] == pytest.approx(100 * one.accuracy) == pytest.approx(shown["validation"])
+        assert cell["n"] == 8
+    assert tables["validation"]["as it comes"]["8"]["mean"] == pytest.approx(100 * found.before["right"])
+    assert tables["chosen"] == found.chosen.kind
+    assert tables["best_foldable"] == "constant"
+    setting = tables["setting"]
+    assert (setting["model"], setting["budget"], setting["steps"], setting["sizes"]) == ("tiny", 0.05, 4, [4, 8])
+
+
+def test_a_curve_is_drawn_of_what_was_learned(found: CalibrationResult) -> None:
+    curve = calibrated_tables(found, "tiny")["curve"]
+    points = found.curves[found.chosen.kind]
+    assert curve["nll"] == [[point["step"], point["nll"]] for point in points]
+    # Texts take turns: this one is met at the second step for the first time.
+    assert [step for step, _ in curve["kl/docs/64"]] == [2, 3, 4]
+    assert curve["kl/chat"][-1] == [4, points[-1]["chat"]]
+
+
+def test_heads_are_compared_at_the_reference_row(found: CalibrationResult) -> None:
+    """β by hand of a row with n = 1,024, H/ln n = 0.5 and a top weight of 0.25."""
+    heads = calibrated_tables(found, "tiny")["heads"]
+    longer = math.log(1024 / 32)
+    features = (1.0, longer, 0.5, 0.25, 0.25, 0.0625, math.log(2.0), 0.5 * longer, 0.25 * longer)
+    touched = []
+    for layer, row in enumerate(found.policy.policies):
+        for head, one in enumerate(row):
+            if isinstance(one, LogLinear):
+                total = sum(getattr(one, n) * f for n, f in zip(LogLinear.COEFFICIENTS, features, strict=True))
+                want = min(max(math.exp(total), 0.2), 12.0)
+            else:
+                assert isinstance(one, Constant)
+                want = one.value
+            assert heads["betas"][layer][head] == pytest.approx(want, rel=1e-5)
+            if not one.is_identity:
+                touched.append((layer, head))
+    assert sorted((layer, head) for layer, head, _, _ in heads["touched"]) == touched
+    distances = [abs(math.log(beta)) for _, _, _, beta in heads["touched"]]
+    assert distances == sorted(distances, reverse=True)
+    assert len(touched) == 4

@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import math
+import sys
+from functools import cache
+from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sharpmax.errors import ArgumentError
-from sharpmax.monitoring.scores import LEAST_LEARNED, Baseline, conformal_threshold, learn, least_examples, split
+from sharpmax.errors import ArgumentError, ArgumentTypeError, MissingExtraError
+from sharpmax.integrations.transformers.interface import installed
+from sharpmax.monitoring.scores import (
+    LEAST_LEARNED,
+    Baseline,
+    Report,
+    conformal_threshold,
+    learn,
+    least_examples,
+    split,
+)
+from tests.monitoring.monitored import model, monitored
 
 HEADS = [(layer, head) for layer in range(2) for head in range(3)]
 
@@ -105,3 +118,142 @@ def test_false_alarms_are_as_rare_as_asked_for_on_average() -> None:
         found += torch.tensor([float(one.double().mean()) for one in alarms]) / tries
     # 30 scores give ⌊31·0.1⌋/31; the error of the mean over the references is about 0.005.
     assert torch.allclose(found, torch.tensor(3 / 31), atol=0.02)
+
+
+prometheus = pytest.importorskip("prometheus_client", reason="needs the extra monitor")
+
+
+def test_requests_scores_thresholds_and_heads_are_counted() -> None:
+    one, registry = model(), prometheus.CollectorRegistry()
+    with monitored(one, metrics=registry, false_alarms=0.4) as monitor, torch.no_grad():
+
+        def value(name: str, **labels: str) -> float | None:
+            found: float | None = registry.get_sample_value(
+                f"sharpmax_monitor_{name}", {"model": "LlamaForCausalLM", **labels}
+            )
+            return found
+
+        assert value("requests_total", outcome="alarm") == 0.0
+        found = []
+        for number in range(6):
+            with monitor.request() as r:
+                one(torch.randint(3, 97, (2, 5 + number)))
+            found.append(r)
+        with monitor.request():
+            pass
+        alarms = sum(r.alarm for r in found)
+        assert 0 < alarms < 6
+        assert value("requests_total", outcome="alarm") == alarms
+        assert value("requests_total", outcome="ok") == 6 - alarms
+        assert value("requests_total", outcome="no_score") == 1
+        assert value("score_count") == 12
+        for limit in (0.0, 1.0):
+            below = sum(score is not None and score <= limit for r in found for score in r.scores)
+            assert value("score_bucket", le=str(limit)) == below > 0
+        assert value("threshold", rows="prompt") == monitor.thresholds["prompt"]
+        for layer in (0, 1):
+            above = sum(head.layer == layer for r in found for head in r.heads)
+            assert value("heads_above_total", layer=str(layer)) == above > 0
+
+
+def test_monitors_share_a_registry_and_mistakes_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, registry = model(), prometheus.CollectorRegistry()
+    for _ in range(2):
+        with monitored(one, metrics=registry), torch.no_grad():
+            one(torch.tensor([[5, 6]]))
+    assert registry.get_sample_value("sharpmax_monitor_score_count", {"model": "LlamaForCausalLM"}) == 2.0
+    with pytest.raises(ArgumentTypeError, match="metrics"):
+        monitored(one, metrics="yes")
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    with pytest.raises(MissingExtraError, match=r"pip install .*'prometheus-client>="):
+        monitored(one, metrics=True)
+    assert installed(one) is None
+    monitored(one).close()
+
+
+CONTEXT, NAN = 64, 96
+
+
+@cache
+def pair() -> tuple[Any, Any, list[Report]]:
+    """The same model twice, one of them monitored; the token 96 is not a number."""
+    plain, one, reports = model(), model(), list[Report]()
+    monitored(one, reference=[[n % 90 for n in range(n, 2 * n)] for n in range(3, 33)], callback=reports.append)
+    with torch.no_grad():
+        for this in (plain, one):
+            this.model.embed_tokens.weight[NAN] = torch.nan
+    return plain, one, reports
+
+
+def outcome(one: Any, given: dict[str, torch.Tensor], new: int) -> Any:
+    """What a model gives, or the kind of error it ends with."""
+    try:
+        with torch.no_grad():
+            if new == 0:
+                return one(**given).logits.nan_to_num(-1.0)
+            return one.generate(**given, max_new_tokens=new, do_sample=False, pad_token_id=0, suppress_tokens=[NAN])
+    except Exception as problem:
+        return type(problem)
+
+
+def check(given: dict[str, torch.Tensor], new: int) -> list[Report]:
+    plain, one, reports = pair()
+    reports.clear()
+    expected, found = outcome(plain, given, new), outcome(one, given, new)
+    if isinstance(found, type):
+        assert expected is found
+        assert reports == []  # the model refused it: there was no request
+    else:
+        assert torch.equal(expected, found)
+        assert len(reports) == 1
+        assert all((one.score is None) == (one.why is not None) for one in reports[0].sequences)
+        assert reports[0].sequences or reports[0].why
+        assert "failed" not in (reports[0].why or "")
+    return list(reports)
+
+
+@settings(max_examples=25)
+@given(
+    st.integers(1, 3),
+    st.sampled_from([1, 2, 7, 30, CONTEXT, CONTEXT + 9]),
+    st.sampled_from(["none", "ones", "left", "right", "holes", "nothing"]),
+    st.integers(0, 999),
+    st.sampled_from([0, 0, 1, 5]),
+)
+@pytest.mark.filterwarnings("ignore")
+def test_any_batch_has_a_score_or_a_reason(rows: int, length: int, kind: str, seed: int, new: int) -> None:
+    """Any lengths, padding on either side, in the middle or everywhere, and longer than the context."""
+    generator = torch.Generator().manual_seed(seed)
+    batch = {"input_ids": torch.randint(96, (rows, length), generator=generator)}
+    places, cut = torch.arange(length), torch.randint(length + 1, (rows, 1), generator=generator)
+    holes = torch.randint(2, (rows, length), generator=generator)
+    masks = {"ones": cut >= 0, "left": places >= cut, "right": places < cut, "holes": holes, "nothing": cut < 0}
+    if kind != "none":
+        batch["attention_mask"] = masks[kind].long().expand(rows, length)
+    reports = check(batch, new)
+    if reports and kind != "none":
+        real = batch["attention_mask"].any(1).tolist()
+        assert [one.score is not None for one in reports[0].sequences] == real
+
+
+@settings(max_examples=10)
+@given(st.lists(st.sampled_from([5, 6, NAN]), min_size=1, max_size=9), st.sampled_from([0, 3]))
+@pytest.mark.filterwarnings("ignore")
+def test_logits_that_are_not_numbers(ids: list[int], new: int) -> None:
+    reports = check({"input_ids": torch.tensor([ids])}, new)
+    assert len(reports) == 1
+    if NAN in ids:
+        assert reports[0].scores == [None]
+
+
+@pytest.mark.parametrize(("shape", "new"), [((1, 0), 0), ((2, 0), 3), ((0, 4), 0)])
+@pytest.mark.filterwarnings("ignore")
+def test_nothing_at_all(shape: tuple[int, int], new: int) -> None:
+    check({"input_ids": torch.zeros(shape, dtype=torch.long)}, new)
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+def test_embedded_prompts(rows: int) -> None:
+    reports = check({"inputs_embeds": torch.randn(rows, 7, 32, generator=torch.Generator().manual_seed(rows))}, 0)
+    assert len(reports[0].scores) == rows
+    assert None not in reports[0].scores
