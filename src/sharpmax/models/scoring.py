@@ -194,10 +194,10 @@ def sampled_texts(
         while ids.shape[1] < length:
             out = call(input_ids=read, past_key_values=cache, use_cache=True)
             cache = out.past_key_values
-            # Drawn on the CPU: devices agree, and one without float64 or a generator can write texts too.
-            drawn = torch.rand(count, 1, generator=generator, dtype=torch.float64)
-            reached = out.logits[:, -1].cpu().double().softmax(-1).cumsum(-1)
-            read = torch.searchsorted(reached, drawn).clamp_max(reached.shape[-1] - 1).to(ids.device)
+            # The random numbers come from the CPU: no device needs a generator of its own, and no logits are copied.
+            drawn = torch.rand(count, 1, generator=generator).to(ids.device)
+            reached = out.logits[:, -1].float().softmax(-1).cumsum(-1)
+            read = torch.searchsorted(reached, drawn).clamp_max(reached.shape[-1] - 1)
             ids = torch.cat([ids, read], dim=1)
     found: list[list[int]] = ids[:, :length].tolist()
     return found
