@@ -155,6 +155,20 @@ def test_the_policy_cards_are_the_committed_runs() -> None:
     assert f"modifies {early['setting']['arms']['rows-half']['touched']} of 270 heads" in page
 
 
+def test_the_index_of_results_has_the_numbers_of_the_files() -> None:
+    index, reproduce = (
+        (ROOT / "docs" / "results" / name).read_text(encoding="utf-8") for name in ("index.md", "reproduce.md")
+    )
+    paper = {name: row["1024"]["mean"] for name, row in evaluated("reproduce")["accuracy"].items()}
+    words = "softmax {softmax:.1f}%, the paper's polynomial {paper:.1f}%, entropy target {target:.1f}%"
+    assert words.format(**paper, target=paper["entropy-target"]) in index
+    gained = [paper[name] - paper["softmax"] for name in ("paper", "entropy-target")]
+    assert "gains {:.1f} points at 1,024 items, an entropy target {:.1f}".format(*gained) in reproduce
+    methods = {name: row["16384"]["mean"] for name, row in evaluated("compare")["accuracy"].items()}
+    assert "softmax {softmax:.1f}%, ssmax {ssmax:.1f}%, `sharp` {sharp:.1f}%".format(**methods) in index
+    assert evaluated("probe-smollm2")["verdict"][0].startswith("113 (42%) of smollm2's 270 attention heads lose focus")
+
+
 CLRS_PAGE = " ".join((ROOT / "docs" / "results" / "clrs.md").read_text(encoding="utf-8").split())
 
 

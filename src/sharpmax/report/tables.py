@@ -177,12 +177,6 @@ def named(tables: Tables, kind: str) -> list[str]:
     return [name.partition("/")[2] for name in tables if name.startswith(f"{kind}/")]
 
 
-def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """The lines of a Markdown table: the first column is text, the others are numbers."""
-    rule = ["---", *["---:"] * (len(head) - 1)]
-    return [f"| {' | '.join(line)} |" for line in (head, rule, *rows)]
-
-
 _NUMBERS = {
     "mean", "low", "high", "sem", "n", "p", "count", "effective", "slope", "slope_low", "slope_high", "gain", "gained",
     "lost", "of_ceiling", "median", "p90", "bias", "tokens", "rank", "auroc", "right", "wrong", "parameters", "memory",
