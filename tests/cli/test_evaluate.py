@@ -78,7 +78,7 @@ def test_tables_and_sentences_are_printed(home: Path, tmp_path: Path, sharpmax_c
     row = next(line for line in table.splitlines() if line.strip().startswith("made "))
     assert f"{cell['mean']:.1f}" in row
     assert f"({cell['low']:.1f}–{cell['high']:.1f}" in row
-    assert "Accuracy at n = " in outcome.out
+    assert "Mean accuracy over 2 tasks and all sizes: " in outcome.out
     assert not (tmp_path / "report.html").exists()
 
 

@@ -111,11 +111,20 @@ def headline(tables: Tables) -> list[str]:
         row = tables[f"accuracy/{task}"][base(tables)]
         ends = [f"{percent(row[n]['mean'])} at n = {count(n)}" for n in dict.fromkeys((sizes(row)[0], sizes(row)[-1]))]
         return [f"Accuracy ({task}): {', '.join(ends)}."]
-    task, n = shown(tables, variant)
-    before, after = (percent(tables[f"accuracy/{task}"][name][n]["mean"]) for name in (base(tables), variant))
-    p = tables[f"paired/{task}"][variant][n]["p"]
-    doubt = "" if p < LEVEL else f" ({probability(p)}, not significant)"
-    parts = [f"Accuracy at n = {count(n)} ({task}): {before} → {after} with {variant}{doubt}."]
+    tasks = named(tables, "accuracy")
+    if len(tasks) > 1:  # of many cells the largest change would say little
+        means = [
+            [cell["mean"] for task in tasks for cell in tables[f"accuracy/{task}"][name].values()]
+            for name in (base(tables), variant)
+        ]
+        before, after = (percent(sum(cells) / len(cells)) for cells in means)
+        parts = [f"Mean accuracy over {len(tasks)} tasks and all sizes: {before} → {after} with {variant}."]
+    else:
+        task, n = shown(tables, variant)
+        before, after = (percent(tables[f"accuracy/{task}"][name][n]["mean"]) for name in (base(tables), variant))
+        p = tables[f"paired/{task}"][variant][n]["p"]
+        doubt = "" if p < LEVEL else f" ({probability(p)}, not significant)"
+        parts = [f"Accuracy at n = {count(n)} ({task}): {before} → {after} with {variant}{doubt}."]
     if rise := _rise(tables, variant):
         parts.append(f"Perplexity {points(rise[1]['rise'], 2)}%.")
     if cost := tables.get("cost", {}).get(variant):
