@@ -54,11 +54,11 @@ def dispersion() -> Any:
 
 def frequencies() -> Any:
     """β of every rotary frequency of the heads of one layer."""
-    heads = sm.load_policy("smollm2").policies[LAYER]
+    heads = sm.load_policy("smollm2").to_dict()["policies"][LAYER]
     rows = [
         {"x": frequency, "y": head, "value": beta - 1.0}
         for head, policy in enumerate(heads)
-        for frequency, beta in enumerate(policy.values)
+        for frequency, beta in enumerate(policy["values"])
     ]
     tips = charts.tooltip(y="head", x="frequency", value="β − 1|+.2f")
     panel = charts.heat_panel(
