@@ -1,6 +1,6 @@
 """Sharp attention for JAX: the names of sharpmax on JAX arrays, with the same policies and without torch.
 
-The paper's adaptive temperature is `sharpmax.jax.ops.softmax(logits)`.
+The paper's adaptive temperature is `sharpmax.jax.softmax(logits, policy="paper")`.
 """
 
 from sharpmax.lazy import require
