@@ -51,16 +51,3 @@ def test_every_entry_keeps_the_contract() -> None:
 
 
 @needs_run
-def test_the_readme_quotes_the_committed_run() -> None:
-    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
-    means = {one.kind: against_us(one.value, 2) for one in verdicts(read_entries(MEASURED)) if "mean" in one.what}
-    for kind, words in (
-        ("stats", "statistics {}×"),
-        ("attention", "sharp attention {}×"),
-        ("train", "training step {}×"),
-    ):
-        assert words.format(means[kind]) in readme
-    decode = {one["case"]: against_us(one["ratio"], 2) for one in read_entries(MEASURED) if one["kind"] == "decode"}
-    few, many = decode["8 × 32,768 keys, D 128"], decode["1 × 131,072 keys, D 128"]
-    assert f"one new token against 32,768 … 131,072 keys {few} … {many}×" in readme
-    assert f"with a paged cache {decode['8 × 32,768 keys, D 128, paged']}×" in readme
