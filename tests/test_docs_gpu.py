@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sharpmax.experiments.benchmarks.gpu import FLOORS
-from sharpmax.report.gpu import BEGIN, END, against_us, draw_bars, page_tables, read_entries, verdicts, with_tables
+from sharpmax.report.gpu import BEGIN, END, draw_bars, page_tables, read_entries, with_tables
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "gpu.md").read_text(encoding="utf-8")
@@ -48,6 +48,3 @@ def test_every_entry_keeps_the_contract() -> None:
         assert {"kind", "case", "ours_ms", "stock_ms", "ratio", "command", "provenance"} <= set(one)
         if one["agrees"]:
             assert one["ratio"] == one["ours_ms"] / one["stock_ms"]
-
-
-@needs_run
