@@ -102,6 +102,7 @@ def test_the_table_of_gain_and_cost_is_the_committed_runs() -> None:
     documentation, novel = (evaluated(f"evaluate-smollm2{kind}")["perplexity"] for kind in ("", "-prose"))
     # Earlier runs know two of the policies by other names.
     texts = {
+        "smollm2": (evaluated("evaluate-smollm2-text")["perplexity"]["smollm2"], None),
         "smollm2-constant": (documentation["constant"], novel["smollm2-constant"]),
         "smollm2-rows": (documentation["rows-half"], novel["smollm2"]),
         "paper": (documentation["paper"], None),
