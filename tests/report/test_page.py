@@ -47,7 +47,7 @@ def test_the_answer_comes_first_and_provenance_last(html: str) -> None:
     places = [
         text.index(words)
         for words in (
-            "Accuracy at n = 16 (houses): 16.0% → 37.0% with constant. Perplexity +0.83%. Prefill 1.56×",
+            "Mean accuracy over 2 tasks and all sizes: 14.9% → 31.9% with constant. Perplexity +0.83%. Prefill 1.56×",
             "houses at n = 16", "Accuracy by size", "Variants", "Gain over the baseline by size",
             "Accuracy (%): houses", "Method", "Provenance", "torch 2.13.0",
         )
