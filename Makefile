@@ -76,7 +76,7 @@ docs: setup
 # After a new benchmarks/h200.json (sharpmax bench --gpu --out benchmarks, on an H200): its figure, and the tables of docs/gpu.md.
 docs-gpu: setup
 	@$(BIN)/sharpmax report benchmarks/h200.json
-	@$(BIN)/python -m sharpmax.report.gpu benchmarks/h200.json docs/gpu.md
+	@$(BIN)/python docs/gpu_tables.py benchmarks/h200.json docs/gpu.md
 
 # How good the tests are: coverage, then mutants of the mathematics (an hour; build/quality/mutmut.log has the progress).
 # Compilers and tracers do not get along, so tests of torch.compile stay out of the coverage.

@@ -17,14 +17,14 @@ FORMATS = ("csv", "log", "mapping", "letters", "markup", "directory")
 
 def retrieval() -> Any:
     """Accuracy with and without the packaged policy, one panel per test format."""
-    tables = load(ROOT / "results" / "evaluate-smollm2-frequency" / "results.json").tables
+    tables = load(ROOT / "results" / "evaluate-smollm2" / "results.json").tables
     styles = {"baseline": charts.Style(charts.BLACK), "sharpened": charts.Style(charts.VERMILLION, "square")}
     panels = []
     for name in FORMATS:
         accuracy = tables[f"accuracy/formats/{name}"]
         rows = [
             {"variant": words, "x": int(size), "y": cell["mean"], "low": cell["low"], "high": cell["high"]}
-            for words, variant in (("baseline", "as it comes"), ("sharpened", "smollm2"))
+            for words, variant in (("baseline", "baseline"), ("sharpened", "smollm2"))
             for size, cell in accuracy[variant].items()
         ]
         x = charts.size_axis([16, 32, 64, 128], "items")

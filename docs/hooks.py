@@ -32,11 +32,11 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
     return moved(filled(ROOT, page.file.src_uri, markdown), page.file.src_uri)
 
 
-_NUMBER = re.compile(r"(?<![\w.\-])[+−±]?\d[\d.,%×*+−–]*(?!\w)")
+_NUMBER = re.compile(r"(?<![\w.\-])[+−±]?\d[\d.,%×*+−–]*(?!\w)|\b\d\w*[a-zA-Z_.][\w.]*\b|\b[0-9a-f]{12,}\b")
 
 
 def on_post_build(config: Any) -> None:
-    """Drop source maps, and numbers from the search index: lunr confuses terms that end in digits."""
+    """Drop source maps, and numbers, hashes and words such as 0.5b from the search index: lunr confuses them."""
     for unused in Path(config.site_dir).rglob("*.map"):
         unused.unlink()
     path = Path(config.site_dir) / "search" / "search_index.json"

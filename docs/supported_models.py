@@ -43,6 +43,7 @@ NOT_FOLDED = {
     "caps its logits": "caps its logits",
     "scales its queries by position": "has a temperature of its own, which only `apply` replaces",
 }
+ORDER = [("yes", "yes"), ("yes", "no"), ("no", "no"), ("?", "?")]
 
 
 def model_types() -> Iterator[tuple[str, str]]:
@@ -84,24 +85,18 @@ def verdict(kind: str, name: str) -> tuple[str, str, str]:
 
 
 def asked(model: Any) -> tuple[str, str, str]:
-    """The verdict on a model."""
+    """The verdict on a model; a reason that an error gives comes in the words of the page."""
+    reasons, apply = REFUSED, "no"
     try:
         modules = attention_modules(model)
-    except UnsupportedError as problem:
-        return "no", "no", shortened(str(problem), REFUSED)
-    try:
+        reasons, apply = NOT_FOLDED, "yes"
         for layer, one in enumerate(modules):
             check_only_queries(one, layer, type(model).__name__)
             query_layer(one, f"layer {layer}")
     except UnsupportedError as problem:
-        return "yes", "no", shortened(str(problem), NOT_FOLDED)
+        known = (short for part, short in reasons.items() if part in str(problem))
+        return apply, "no", next(known, "has a query projection of another form")
     return "yes", "yes", ""
-
-
-def shortened(message: str, reasons: dict[str, str]) -> str:
-    """The reason that an error gives, in the words of the page."""
-    known = [short for part, short in reasons.items() if part in message]
-    return known[0] if known else "has a query projection of another form"
 
 
 def page() -> str:
@@ -114,7 +109,9 @@ def page() -> str:
     taken = sum(len(kinds) for (apply, _, _), kinds in found.items() if apply == "yes")
     rows = [
         f"| {apply} | {fold} | {reason or '—'} | {len(kinds)} | {', '.join(kinds)} |"
-        for (apply, fold, reason), kinds in sorted(found.items(), key=lambda row: (order(row[0]), -len(row[1])))
+        for (apply, fold, reason), kinds in sorted(
+            found.items(), key=lambda row: (ORDER.index(row[0][:2]), -len(row[1]))
+        )
     ]
     return "\n".join(
         [
@@ -135,11 +132,6 @@ def page() -> str:
             "",
         ]
     )
-
-
-def order(verdict: tuple[str, str, str]) -> int:
-    """Where a row stands in the table."""
-    return [("yes", "yes"), ("yes", "no"), ("no", "no"), ("?", "?")].index(verdict[:2])
 
 
 if __name__ == "__main__":

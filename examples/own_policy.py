@@ -10,7 +10,7 @@ from torch import nn
 
 import sharpmax as sm
 from sharpmax.policies.base import Policy
-from sharpmax.tasks.max_retrieval import CLASSES, FEATURES, draw
+from sharpmax.tasks.sized import CLASSES, FEATURES, draw
 
 
 @dataclass(frozen=True)

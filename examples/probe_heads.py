@@ -16,14 +16,14 @@ smol = load_language_model("smollm2")
 entropy: dict[int, torch.Tensor] = {}
 tokens: dict[int, int] = {}
 for size in SIZES:
-    seen = []
+    measured = []
     for prompt in get_task("kv").prompts(size, count=2, seed=0):
         ids = torch.tensor([encode(smol.tokenizer, prompt).ids])
         with torch.no_grad(), sm.capture(smol.model) as rows:  # the rows that are asked for the answer
             smol.model(ids)
-        seen.append(rows.stack("entropy")[:, 0, :, -1])
+        measured.append(rows.stack("entropy")[:, 0, :, -1])
         tokens[size] = ids.shape[1]
-    entropy[size] = torch.stack(seen).mean(0)
+    entropy[size] = torch.stack(measured).mean(0)
 
 few, many = SIZES
 slope = (entropy[many] - entropy[few]) / math.log(tokens[many] / tokens[few])

@@ -1,4 +1,4 @@
-"""A language model looks numbers up in a list of names, without and with a policy learned for it."""
+"""SmolLM2 finds numbers in a list of names, without and with the policy learned for it."""
 
 import sharpmax as sm
 from sharpmax.models.language import load_language_model

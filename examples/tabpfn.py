@@ -1,8 +1,9 @@
 """TabPFN v1 beyond the 1,024 rows it was trained on, as published and with attention that sharpens with their number.
 
-TabPFN v1 is no dependency: download its source archive (it holds the weights) and pass the folder.
+TabPFN v1 is no dependency: download its source archive, which holds the weights, from
+https://pypi.org/project/tabpfn/0.1/#files and pass the unpacked folder.
 
-    pip download --no-deps --no-binary :all: tabpfn==0.1 && tar xzf tabpfn-0.1.tar.gz
+    tar xzf tabpfn-0.1.tar.gz
     python examples/tabpfn.py tabpfn-0.1
 """
 
@@ -96,8 +97,8 @@ def predicted(model: TabPFN, x: np.ndarray, y: np.ndarray, train: int, classes: 
 
 
 def tables() -> dict[str, list[tuple[np.ndarray, np.ndarray]]]:
-    """Four synthetic tables, and handwritten digits (64 pixels, 10 classes, 1,797 rows) as a real one."""
-    found = {"synthetic": [synthetic(seed, max(SIZES["synthetic"]) + TEST) for seed in range(4)]}
+    """Six synthetic tables, and handwritten digits (64 pixels, 10 classes, 1,797 rows) as a real one."""
+    found = {"synthetic": [synthetic(seed, max(SIZES["synthetic"]) + TEST) for seed in range(6)]}
     try:
         from sklearn.datasets import load_digits
     except ImportError:

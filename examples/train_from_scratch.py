@@ -21,7 +21,8 @@ def train(clipped: bool) -> tuple[AttentionObserver, QKClip, float]:
     )
     model = LlamaForCausalLM(config).train()
     clip = QKClip(model, TAU)
-    observer = AttentionObserver(model, every=1, out="training" if clipped else None, clip=clip if clipped else None)
+    every, out = (1, "training") if clipped else (20, None)
+    observer = AttentionObserver(model, every=every, out=out, clip=clip if clipped else None)
     # Queries and keys learn too fast, on purpose: without a clip their logits run away.
     fast = [weight for name, weight in model.named_parameters() if "q_proj" in name or "k_proj" in name]
     slow = [weight for name, weight in model.named_parameters() if "q_proj" not in name and "k_proj" not in name]

@@ -8,9 +8,10 @@ import re
 import shlex
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import typer.main
 
 from sharpmax.cli import main, make_app
 from sharpmax.errors import OutOfRangeWarning
@@ -22,10 +23,10 @@ FENCE = re.compile(
 OTHERS = ("pip", "vllm", "llama-server", "ollama", "echo", "python", "tar")
 INDENTED = re.compile(r"^    (sharpmax .*)$", re.MULTILINE)
 INLINE = re.compile(r"`(sharpmax [^`]*)`")
+APP: Any = typer.main.get_command(make_app())
 
 
-@dataclass(frozen=True)
-class Block:
+class Block(NamedTuple):
     """A block of code, where it stands, why it is not run, and what the page says that it prints."""
 
     language: str
@@ -42,7 +43,7 @@ def blocks(page: Path) -> list[Block]:
     for fence in FENCE.finditer(markdown):
         if fence["language"] == "text":
             if found and found[-1].language == "python":
-                found[-1] = replace(found[-1], output=fence["text"])
+                found[-1] = found[-1]._replace(output=fence["text"])
             continue
         line = markdown.count("\n", 0, fence.start("text")) + 1
         place = f"{page.relative_to(ROOT).as_posix()}:{line}"
@@ -57,28 +58,18 @@ def run(chosen: list[Block]) -> None:
         if block.language == "python":
             program = compile(block.text, block.place, "exec", dont_inherit=True)
             if block.reason is None:
-                run_python(program, block, names)
+                printed = io.StringIO()
+                with warnings.catch_warnings(), contextlib.redirect_stdout(printed):
+                    warnings.simplefilter("ignore", OutOfRangeWarning)
+                    exec(program, names)
+                assert block.output is None or printed.getvalue() == block.output, block.place
         elif block.language == "sh":
             for words in commands(block.text):
                 if words[0] != "sharpmax" or block.reason is not None:
                     check_command(words, block.reason)
-                else:
-                    run_command(words, block.place)
-
-
-def run_python(program: Any, block: Block, names: dict[str, object]) -> None:
-    """Run a program, and see that it prints what the page says."""
-    printed = io.StringIO()
-    with warnings.catch_warnings(), contextlib.redirect_stdout(printed):
-        warnings.simplefilter("ignore", OutOfRangeWarning)
-        exec(program, names)
-    assert block.output is None or printed.getvalue() == block.output, block.place
-
-
-def run_command(words: list[str], place: str) -> None:
-    """Run a command line of sharpmax in this process."""
-    with contextlib.redirect_stdout(io.StringIO()):
-        assert main(words[1:]) == 0, f"{place}: {shlex.join(words)}"
+                    continue
+                with contextlib.redirect_stdout(io.StringIO()):
+                    assert main(words[1:]) == 0, f"{block.place}: {shlex.join(words)}"
 
 
 def commands(text: str) -> Iterator[list[str]]:
@@ -97,39 +88,28 @@ def check_command(words: list[str], reason: str | None = None) -> None:
         makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
         assert all(f"\n{target}:" in makefile for target in words[1:] if "=" not in target), words
     elif words[0] == "sharpmax":
-        name, command, rest = command_of(words)
-        command.make_context(name, rest)
+        command, rest = command_of(words)
+        assert not hasattr(command, "commands"), f"not a whole command: {words}"
+        command.make_context(command.name, rest)
     else:
         assert next(word for word in words if "=" not in word) in OTHERS, words
         assert reason, f"not run without a reason: {words}"
 
 
-def command_of(words: list[str]) -> tuple[str, Any, list[str]]:
-    """The command that these words call, with its name, and the words after it."""
-    import typer.main
-
-    command: Any = typer.main.get_command(make_app())
+def command_of(words: list[str]) -> tuple[Any, list[str]]:
+    """The command that these words call, or the group of the command that they leave out, and the words after it."""
     assert words[0] == "sharpmax", words
-    name, rest = words[0], words[1:]
-    while hasattr(command, "commands"):
-        assert rest, f"not a whole command: {words}"
+    command, rest = APP, words[1:]
+    while hasattr(command, "commands") and rest and not rest[0].startswith("-"):
         assert rest[0] in command.commands, f"no such command: {words}"
-        name, rest = rest[0], rest[1:]
-        command = command.commands[name]
-    return name, command, rest
+        command, rest = command.commands[rest[0]], rest[1:]
+    return command, rest
 
 
 def check_mentioned(words: list[str]) -> None:
     """See that a command that is spoken of exists, with these options; its arguments may be left out."""
-    import typer.main
-
-    command: Any = typer.main.get_command(make_app())
-    while hasattr(command, "commands") and len(words) > 1 and not words[1].startswith("-"):
-        if words[1] == "COMMAND":
-            return
-        assert words[1] in command.commands, f"no such command: {words}"
-        command, words = command.commands[words[1]], words[1:]
-    known = {"--help", "--debug", "--version"} | {
-        option for one in command.params for option in [*one.opts, *one.secondary_opts]
-    }
-    assert {word for word in words if word.startswith("--")} <= known, words
+    if words[1:2] == ["COMMAND"]:
+        return
+    command, rest = command_of(words)
+    known = {option for one in command.params for option in [*one.opts, *one.secondary_opts]}
+    assert {word for word in rest if word.startswith("--")} <= known | {"--help", "--debug", "--version"}, words

@@ -19,7 +19,7 @@ from triton.runtime.jit import JITFunction
 import sharpmax as sm
 from sharpmax.ops.kernels import decode_launch as decode
 from sharpmax.ops.kernels import sharpen
-from sharpmax.policies.closed_form import closed_form
+from sharpmax.ops.kernels.tables import closed_form
 from sharpmax.policies.entropy_target import EntropyTarget
 from sharpmax.policies.log_linear import LogLinear
 from sharpmax.stats import triton_launch as rows
@@ -97,7 +97,7 @@ def statistics() -> None:
 def scaling() -> None:
     q, beta = torch.zeros(2, 4, 256, 128, dtype=BRAIN), torch.zeros(2, 4, 256)
     sharpen.scale_op(q, beta)
-    sharpen.scale_backward_op(q, q, beta)
+    sharpen.scale_backward_op(q, q, beta, None, None, None, 0, None, None, [0, 0])
     for policy in (sm.load_policy("paper"), LogLinear(level=0.1, entropy=0.2, top=0.3, var=0.1)):
         form = closed_form((policy,))
         assert form is not None

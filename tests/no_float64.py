@@ -31,9 +31,6 @@ class Placed(torch.Tensor):
     def tolist(self) -> Any:
         return self.held.tolist()
 
-    def __repr__(self, *args: Any, **kwargs: Any) -> str:  # type: ignore[override]
-        return f"Placed({self.held!r})"
-
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         return run(func, args, kwargs or {})

@@ -33,15 +33,6 @@ def exact(q: Tensor, k: Tensor, **options: Any) -> sm.RowStats:
     return sm.row_stats(q.double(), k.double(), impl="reference", **options)
 
 
-def plain_entropy(q: Tensor, k: Tensor, visible: Tensor | None = None, scale: float | None = None) -> Tensor:
-    """What one writes down first: H = lse − Σ p·s, all of it in the dtype of the input."""
-    logits = (q @ k.transpose(-1, -2)) * (q.shape[-1] ** -0.5 if scale is None else scale)
-    if visible is not None:
-        logits = logits.masked_fill(~visible, -torch.inf)
-    p = logits.softmax(-1)
-    return logits.logsumexp(-1) - (p * logits.masked_fill(p == 0, 0.0)).sum(-1)
-
-
 def worst(got: Tensor, want: Tensor) -> float:
     """The largest absolute error."""
     return float((got.detach().double() - want.detach().double()).abs().max()) if got.numel() else 0.0

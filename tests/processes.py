@@ -6,7 +6,7 @@ import multiprocessing
 from typing import Any
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["torch", "transformers", "transformers.trainer", "sharpmax.cli.app"])
+_CONTEXT.set_forkserver_preload(["torch", "transformers", "transformers.trainer", "sharpmax.cli"])
 
 
 def exit_code(script: str, **names: Any) -> int | None:

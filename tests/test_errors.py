@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 import sharpmax as sm
-from sharpmax import errors
 from sharpmax.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -80,36 +79,17 @@ def test_mistakes_in_jax_are_explained() -> None:
     check_answers("errors-jax", names)
 
 
-def test_the_same_arguments_are_accepted_when_they_are_right():
-    """So that no case above fails for another reason than its own."""
-    assert sm.row_stats(Q, K, scale=1, impl="streaming", fields=["entropy"]).count.shape == (2, 4, 3)
-    assert sm.attention(Q, K, t(2, 4, 5, 6), attn_mask=t(3, 5).bool(), dropout_p=0.0).shape == (2, 4, 3, 6)
-    assert sm.attention(Q, t(2, 2, 5, 8), t(2, 2, 5, 6), enable_gqa=True, is_causal=True).shape == (2, 4, 3, 6)
-    heads = sm.policies.PerHead.of(sm.policies.Constant, value=[[2.0] * 4])
-    assert sm.attention(Q, K, K, policy=heads).shape == (2, 4, 3, 8)
-    assert sm.softmax(LOGITS, dim=-2, mask=t(2, 1).bool()).shape == (2, 5)
-
-
 def test_an_implementation_that_cannot_is_not_replaced() -> None:
-    says = (
-        "^impl: 'sdpa' cannot do this: the mean of an added float mask never leaves the kernel; use impl='streaming'$"
-    )
-    with pytest.raises(UnsupportedError, match=says):
+    says = "impl: 'sdpa' cannot do this: the mean of an added float mask never leaves the kernel; use impl='streaming'"
+    with pytest.raises(UnsupportedError, match=f"^{says}$"):
         sm.row_stats(Q, K, impl="sdpa", attn_mask=t(3, 5))
-
-
-def test_every_error_is_ours_and_something_python_knows():
-    known = (ValueError, TypeError, NotImplementedError, AttributeError, ImportError)
-    for kind in (getattr(errors, name) for name in errors.__all__):
-        if isinstance(kind, type) and issubclass(kind, Exception) and kind is not SharpmaxError:
-            assert issubclass(kind, UserWarning) or (issubclass(kind, SharpmaxError) and issubclass(kind, known))
 
 
 def test_a_missing_extra_says_how_to_install_it():
     with pytest.raises(MissingExtraError) as caught:
-        require("no_such_package.part", "fit", "Curve.fit")
+        require("no_such_package.part", "fit", "Comparing variants")
     assert str(caught.value) == (
-        "Curve.fit needs the package 'no_such_package', which is not installed; "
+        "Comparing variants needs the package 'no_such_package', which is not installed; "
         "install it with: pip install 'scipy>=1.15'"
     )
     again = pickle.loads(pickle.dumps(caught.value))  # as it comes from another process
@@ -120,5 +100,5 @@ def test_a_package_that_is_broken_inside_is_not_called_missing(tmp_path, monkeyp
     (tmp_path / "broken_inside.py").write_text("import no_such_package_at_all\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(ModuleNotFoundError, match="no_such_package_at_all") as caught:
-        require("broken_inside", "fit", "Curve.fit")
+        require("broken_inside", "fit", "Comparing variants")
     assert not isinstance(caught.value, SharpmaxError)

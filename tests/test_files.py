@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sharpmax.errors import ArgumentError, FileFormatError
-from sharpmax.files import append_bytes, parse_json, read_json, write_text, written_by_others
+from sharpmax.files import append_bytes, read_json, write_text, written_by_others
 
 
 def names(folder: Path) -> list[str]:
@@ -59,13 +59,12 @@ def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch, s
 
 def test_a_path_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").write_text("")
-    (tmp_path / "folder").mkdir()
-    for path in (tmp_path / "file" / "a.txt", tmp_path / "folder"):
+    for path in (tmp_path / "file" / "a.txt", tmp_path):
         with pytest.raises(ArgumentError) as caught:
             write_text(path, "x")
         assert str(caught.value).startswith(f"path: cannot write {str(path)!r} (")
         assert "allowed: a path in a folder you may write to" in str(caught.value)
-    assert names(tmp_path) == ["file", "folder"]
+    assert names(tmp_path) == ["file"]
 
 
 @pytest.mark.skipif(os.name != "posix", reason="modes are a POSIX matter")
@@ -81,24 +80,17 @@ def test_has_the_mode_of_an_ordinary_file(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("write", [lambda path: write_text(path, "new"), lambda path: append_bytes(path, b"new")])
-@pytest.mark.parametrize(
-    ("number", "todo"),
-    [
-        (errno.ENOSPC, "the disk is full: make room"),
-        (errno.EDQUOT, "the disk is full: make room"),
-        (errno.EROFS, "a folder you may write to"),
-    ],
-)
-def test_an_error_names_the_file_the_reason_and_what_to_do(tmp_path, monkeypatch, write, number, todo):
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS])
+def test_an_error_names_the_file_the_reason_and_what_to_do(tmp_path, monkeypatch, write, number):
     path = write_text(tmp_path / "a.txt", "old\n")
 
     def fail(*_: object) -> None:
         raise OSError(number, os.strerror(number))
 
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", fail)
-        with pytest.raises(ArgumentError) as caught:
-            write(path)
+    todo = "the disk is full: make room" if number == errno.ENOSPC else "a folder you may write to"
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(ArgumentError) as caught:
+        write(path)
     message = str(caught.value)
     assert all(part in message for part in (repr(str(path)), os.strerror(number), todo))
     assert "\n" not in message
@@ -114,36 +106,27 @@ def test_lines_are_added(tmp_path):
         append_bytes(tmp_path / "no" / "a.jsonl", b"x")
 
 
-BAD_JSON = {
-    "digits": b"9" * 5000,
-    "more digits": b'{"a": [-' + b"1" * 100_000 + b"]}",
-    "nested": b"[" * 200_000,
-    "half": b'{"a": ',
-    "not text": b"\xff\xfe",
-    "empty": b"",
-}
+def test_an_interrupt_keeps_the_line_that_was_being_written(tmp_path, monkeypatch):
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    append_bytes(tmp_path / "a.jsonl", b"one\n")
+    monkeypatch.setattr(os, "fsync", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        append_bytes(tmp_path / "a.jsonl", b"two\n")
+    assert (tmp_path / "a.jsonl").read_bytes() == b"one\ntwo\n"
 
 
-@pytest.mark.parametrize("name", BAD_JSON)
-def test_what_is_no_json_is_one_line(tmp_path, name):
+@pytest.mark.parametrize("text", [b'{"a": [-' + b"1" * 100_000 + b"]}", b"[" * 200_000, b'{"a": ', b"\xff\xfe", b""])
+def test_what_is_no_json_is_one_line(tmp_path, text):
     path = tmp_path / "a.json"
-    path.write_bytes(BAD_JSON[name])
+    path.write_bytes(text)
     with pytest.raises(FileFormatError) as caught:
         read_json(path, "thing")
     message = str(caught.value)
     assert message.startswith(f"thing: {str(path)!r} cannot be read as JSON (")
     assert "\n" not in message
     assert len(message) < 300 + len(str(path))
-    with pytest.raises(ValueError, match=r"."):
-        parse_json(BAD_JSON[name])
-
-
-def test_json_is_read_as_it_is(tmp_path):
-    path = tmp_path / "a.json"
-    path.write_text('{"β": [1, -2.5, null, true, 123456789012345678901234567890]}', encoding="utf-8")
-    assert read_json(path, "thing") == {"β": [1, -2.5, None, True, 123456789012345678901234567890]}
-    with pytest.raises(FileFormatError, match="cannot be read"):
-        read_json(tmp_path / "none.json", "thing")
 
 
 class SafetensorError(Exception):

@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sharpmax.experiments.reproduce.evaluation import measure
-from sharpmax.experiments.reproduce.training import Training
-from sharpmax.experiments.stacked_training import RECIPES
+from sharpmax.experiments.reproduce import measure
+from sharpmax.experiments.stacked_training import RECIPES, Training
 from sharpmax.models.weights import Trained, shipped_path
-from sharpmax.tasks.max_retrieval import draw, seeded
+from sharpmax.tasks.sized import draw, seeded
 
 pytestmark = [
     pytest.mark.gpu,
@@ -61,7 +60,7 @@ def test_evaluation_on_a_gpu_has_the_accuracy_of_the_cpu() -> None:
     accuracy = []
     for device in ("cpu", "cuda"):
         heads = [trained.heads([position]).to(device) for position in range(4)]
-        measured = measure(heads, [{"softmax": None}] * 4, 256, 512, (0, 0))
+        measured = measure(heads, [{"softmax": None}] * 4, [256], 512, (0, 0))[256]
         accuracy.append(measured.correct["softmax"].mean())
     # Each device draws sets of its own: 2,048 answers of about 83% right differ by 1.2 points in one of three runs.
     assert abs(accuracy[0] - accuracy[1]) < 0.05

@@ -76,43 +76,32 @@ def test_no_package_shares_its_name_with_a_public_function() -> None:
     assert not [name for name in packages & set(sm.__all__) if callable(getattr(sm, name))]
 
 
-def test_engines_know_nothing_of_what_they_run() -> None:
-    """Whatever experiment hands tasks to an engine imports it, never the other way."""
-    allowed = ("engine", "ray_engine", "run_folder")
-    for module in ("engine", "ray_engine"):
-        for name in imported(PACKAGE / "experiments" / f"{module}.py"):
-            inside = name.removeprefix("sharpmax.experiments.")
-            assert inside == name or inside.startswith(allowed), f"{module} imports {name}"
-
-
 def test_policies_load_stats_for_the_type_checker_only() -> None:
     """Policies are values that JAX users load too: the torch side of stats must stay out."""
     for path in (PACKAGE / "policies").glob("*.py"):
         assert "stats" not in imports(path), path.name
 
 
-HEAVY = ["transformers", "jax", "triton", "altair", "ray", "scipy", "entmax", "typer", "rich"]
+HEAVY = {"transformers", "jax", "triton", "altair", "ray", "scipy", "entmax", "typer", "rich"}
 
 
-def modules_after(code: str) -> set[str]:
-    """The top-level modules that a fresh interpreter holds after running `code`."""
-    script = f"{code}\nimport sys\nprint(' '.join(sys.modules))"
+def modules_after(*lines: str) -> list[set[str]]:
+    """The top-level modules that a fresh interpreter holds after each of these lines."""
+    script = "import sys\n" + "".join(f"{line}\nprint(*sys.modules)\n" for line in lines)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    return {name.partition(".")[0] for name in done.stdout.split()}
+    return [{name.partition(".")[0] for name in line.split()} for line in done.stdout.splitlines()]
 
 
-def test_nothing_heavy_is_imported() -> None:
-    used = "attention, softmax, row_stats, policies, theory"
-    assert not modules_after(f"import sharpmax.normalisers; from sharpmax import {used}") & set(HEAVY)
-    assert "transformers" not in modules_after("from sharpmax import apply, fold")
-
-
-def test_import_alone_does_not_load_torch() -> None:
-    assert not modules_after("import sharpmax") & {"torch", *HEAVY}
+def test_nothing_heavy_is_imported_before_it_is_used() -> None:
+    used = "import sharpmax.normalisers; from sharpmax import attention, softmax, row_stats, policies, theory"
+    alone, core, models = modules_after("import sharpmax", used, "from sharpmax import apply, fold")
+    assert not alone & {"torch", *HEAVY}
+    assert not core & HEAVY
+    assert "transformers" not in models
 
 
 def test_jax_users_do_not_load_torch() -> None:
-    after = modules_after("import sharpmax.jax as smj; smj.softmax, smj.attention, smj.PAPER")
+    (after,) = modules_after("import sharpmax.jax as smj; smj.softmax, smj.attention, smj.PAPER")
     assert "jax" in after
     assert "torch" not in after
 

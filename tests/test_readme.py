@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-import json
+import re
+from statistics import mean
 from typing import Any
 
 import pytest
 
 import sharpmax as sm
 from sharpmax.policies.polynomial import PAPER
+from sharpmax.report import clrs
 from sharpmax.report.words import merged
+from sharpmax.results import load
 from tests.blocks import ROOT, blocks, check_command, commands, run
 from tests.smollm2 import load_once
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 TEXT = " ".join(README.split())
 PAGE = blocks(ROOT / "README.md")
-BASELINE = "as it comes"
+BASELINE = "baseline"
 """The name of the baseline in saved results."""
 
 
 def evaluated(name: str) -> dict[str, Any]:
-    tables = json.loads((ROOT / "results" / name / "results.json").read_text(encoding="utf-8"))["tables"]
-    assert isinstance(tables, dict)
-    return tables
+    return dict(load(ROOT / "results" / name).tables)
 
 
 def section(title: str) -> str:
@@ -51,27 +52,17 @@ def gains(tables: dict[str, Any], group: str, variant: str) -> list[float]:
     ]
 
 
-def mean(values: list[float]) -> float:
-    return sum(values) / len(values)
-
-
 def signed(value: float, unit: str = "") -> str:
     return f"{value:+.1f}{unit}".replace("-", "−")
 
 
-def test_the_readme_is_short() -> None:
-    assert len(README.splitlines()) <= 150
-
-
 def test_examples_print_what_the_readme_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert len(README.splitlines()) <= 150
     load_once(monkeypatch)
     programs = [block for block in PAGE if block.language == "python"]
     assert sum(block.output is not None for block in programs) >= 2
     assert all(block.output or block.reason for block in programs)
     run(programs)
-
-
-def test_the_commands_exist() -> None:
     found = [words for block in PAGE if block.language == "sh" for words in commands(block.text)]
     assert [words[0] for words in found].count("sharpmax") >= 5
     for words in found:
@@ -79,7 +70,7 @@ def test_the_commands_exist() -> None:
 
 
 def test_the_first_screen_is_the_committed_run() -> None:
-    tables = evaluated("evaluate-smollm2-frequency")
+    tables = evaluated("evaluate-smollm2")
     for words, task, size in (
         ("CSV lookup among 64 rows:", "formats/csv", "64"),
         ("Log lines:", "formats/log", "64"),
@@ -92,35 +83,37 @@ def test_the_first_screen_is_the_committed_run() -> None:
     assert min(found) >= 0.0  # "no format and size got worse"
     assert f"**{signed(mean(found))} points** on average over six test formats and four sizes" in TEXT
     policy = sm.load_policy("smollm2")
-    assert policy.to_dict() == tables["setting"]["arms"]["smollm2"]["policy"]
+    assert policy.to_dict() == tables["setting"]["variants"]["smollm2"]["policy"]
     numbers = sum(len(head["values"]) for layer in policy.to_dict()["policies"] for head in layer)
     assert f"{numbers:,} numbers" in TEXT
 
 
+RUNS = {
+    "smollm2": "evaluate-smollm2", "smollm2-constant": "evaluate-smollm2", "smollm2-rows": "evaluate-smollm2",
+    "llama4:1024": "evaluate-smollm2-rules", "log-length:1024": "evaluate-smollm2-rules",
+    "yarn:4": "evaluate-smollm2-rules", "paper": "evaluate-smollm2-rules",
+    "qwen2.5-coder-0.5b": "evaluate-qwen2.5-coder-0.5b",
+}  # fmt: skip
+"""Where the numbers of each row of the table of gain and cost come from."""
+
+
+def rise(name: str, variant: str, text: str = "6144") -> str:
+    return signed(evaluated(name)["perplexity"][variant][text]["rise"], "%")
+
+
 def test_the_table_of_gain_and_cost_is_the_committed_runs() -> None:
-    frequency, rules = evaluated("evaluate-smollm2-frequency"), evaluated("evaluate-smollm2-rules")
-    documentation, novel = (evaluated(f"evaluate-smollm2{kind}")["perplexity"] for kind in ("", "-prose"))
-    # Earlier runs know two of the policies by other names.
-    texts = {
-        "smollm2": (evaluated("evaluate-smollm2-text")["perplexity"]["smollm2"], None),
-        "smollm2-constant": (documentation["constant"], novel["smollm2-constant"]),
-        "smollm2-rows": (documentation["rows-half"], novel["smollm2"]),
-        "paper": (documentation["paper"], None),
-    }
     _, *rows = cells("Gain and cost")
-    assert [row[0].partition(": ")[0] for row in rows] == [
-        "smollm2", "smollm2-constant", "smollm2-rows", "llama4:1024", "yarn:4", "paper",
-    ]  # fmt: skip
-    for label, formats, controls, perplexity, prefill, decode, folded in rows:
+    assert [row[0].partition(": ")[0] for row in rows] == list(RUNS)
+    novels = {name: f"{run}-controls" for name, run in RUNS.items() if (ROOT / "results" / f"{run}-controls").is_dir()}
+    for label, formats, worst, needle, perplexity, folds in rows:
         name = label.partition(": ")[0]
-        tables = frequency if name == "smollm2" else rules
-        assert formats == signed(mean(gains(tables, "formats", name)))
-        assert controls == ("not measured" if tables is frequency else signed(mean(gains(tables, "control", name))))
-        rises = [signed(text["2048"]["rise"], "%") if text else "not measured" for text in texts.get(name, ())]
-        assert perplexity == (" / ".join(rises) or "not measured")
-        cost = tables["cost"][name]
-        assert [prefill, decode] == [f"{cost[key]:.2f}×" for key in ("prefill_ratio", "decode_ratio")]
-        assert folded == ("free" if name in ("smollm2", "smollm2-constant", "yarn:4") else "no")
+        tables, found = evaluated(RUNS[name]), gains(evaluated(RUNS[name]), "formats", name)
+        assert [formats, worst] == [signed(mean(found)), signed(min(found))]
+        assert needle == signed(mean(gains(tables, "ruler", name)))
+        novel = rise(novels[name], name) if name in novels else "not measured"
+        assert perplexity == f"{rise(RUNS[name], name)} / {novel}"
+        assert folds == ("no" if name in ("smollm2-rows", "llama4:1024", "log-length:1024", "paper") else "yes")
+        assert tables["setting"]["prompts"] == 200
 
 
 def test_the_reproduced_table_is_the_committed_run() -> None:
@@ -135,25 +128,82 @@ def test_the_reproduced_table_is_the_committed_run() -> None:
 
 
 def test_the_limits_are_the_committed_runs() -> None:
-    tables = evaluated("evaluate-smollm2-frequency")
+    tables = evaluated("evaluate-smollm2")
     pairs = []
     for task in ("formats/directory", "formats/markup"):
         before, after = (mean(means(tables, task, variant)) for variant in (BASELINE, "smollm2"))
         pairs.append(f"{before:.1f}% → {after:.1f}%")
-    assert f"{pairs[0]} and {pairs[1]}" in TEXT
+    assert "({}, {})".format(*pairs) in TEXT
+    assert "({}, {})".format(*pairs) in card("smollm2")
+    ends = [tables["accuracy/formats/csv"]["smollm2"][size]["mean"] for size in ("16", "128")]
+    assert "from {:.1f}% at 16 CSV rows to {:.1f}% at 128".format(*ends) in TEXT
+    qwen = "qwen2.5-coder-0.5b"
+    assert max(means(evaluated(RUNS[qwen]), "formats/mapping", qwen)) <= 1.0  # "nothing on mappings"
     assert mean([one["mean"] for one in evaluated("clrs")["gains"]["clrs-paper"].values()]) < 0.0
 
 
-def test_the_policy_cards_are_the_committed_runs() -> None:
-    page = (ROOT / "docs" / "reference" / "policy-cards.md").read_text(encoding="utf-8")
-    rules = evaluated("evaluate-smollm2-rules")
-    for name in ("smollm2-constant", "smollm2-rows"):
-        both = [signed(mean(gains(rules, group, name))) for group in ("formats", "control")]
-        assert "{} points on test formats, {} on controls".format(*both) in page
-    assert f"worst cell {signed(min(gains(rules, 'formats', 'smollm2-constant')))} points" in page
-    early = evaluated("evaluate-smollm2")
-    assert f"{early['accuracy/kv']['rows-half']['64']['mean']:.1f}% on key–value lists of 64 names" in page
-    assert f"modifies {early['setting']['arms']['rows-half']['touched']} of 270 heads" in page
+CARDS = " ".join((ROOT / "docs" / "reference" / "policy-cards.md").read_text(encoding="utf-8").split())
+LANGUAGE = " ".join((ROOT / "docs" / "results" / "language.md").read_text(encoding="utf-8").split())
+
+
+def card(name: str) -> str:
+    return CARDS.split(f"## `{name}`")[1].split(" ## ")[0]
+
+
+@pytest.mark.parametrize("name", [name for name in RUNS if (ROOT / "results" / f"calibrate-{name}").is_dir()])
+def test_a_policy_card_is_the_committed_run(name: str) -> None:
+    tables, made, found = evaluated(RUNS[name]), evaluated(f"calibrate-{name}"), card(name)
+    gained = gains(tables, "formats", name)
+    assert f"{signed(mean(gained))} points on test formats" in found
+    assert f"| {signed(mean(gained))} points |" in CARDS
+    if min(gained) < 0.0:
+        assert re.search(rf"worst cell \(?{signed(min(gained))}", found)
+    else:
+        assert "no format and size is worse" in found
+    assert f"{made['setting']['steps']} steps" in found
+    assert made["setting"]["budget"] == 0.01
+    assert f"{rise(RUNS[name], name)} on" in found
+    for group in ("smollm2",) if name.startswith("smollm2") else (RUNS[name].removeprefix("evaluate-"),):
+        if (ROOT / "results" / f"evaluate-{group}-controls").is_dir():
+            assert f"{rise(f'evaluate-{group}-controls', name)} on a novel" in found
+    if "Peak GPU memory" in found:
+        assert re.search(rf"Peak GPU memory {made['setting']['memory'] / 1e9:.3g} GB", found)
+    if "KL " in found:
+        kl = made["candidates"]["frequency"]["kl"].values()
+        assert f"KL {min(kl):.4f} to {max(kl):.4f} nats per token" in found
+    assert sm.load_policy(name).to_dict() == tables["setting"]["variants"][name]["policy"]
+
+
+def test_the_rows_of_other_rules_are_the_committed_run() -> None:
+    page = CARDS.replace("*", "")
+    for name, file in RUNS.items():
+        if file.startswith("evaluate-smollm2"):
+            gained = gains(evaluated(file), "formats", name)
+            shown = page.split(f"| `{name}`: ")[1].split(" | ")[2:5]
+            assert shown == [signed(mean(gained)), signed(min(gained)), rise(file, name)]
+
+
+def test_the_table_of_models_is_the_committed_runs() -> None:
+    for name, size in (("smollm2", "16"), ("qwen2.5-coder-0.5b", "512")):
+        tables = evaluated(RUNS[name])
+        gained = gains(tables, "formats", name)
+        before, after = (tables["accuracy/ruler/niah_multikey_2"][one][size]["mean"] for one in (BASELINE, name))
+        numbers = f"{signed(mean(gained))} | {signed(min(gained))} | {before:.1f}% → {after:.1f}% at {size} |"
+        assert numbers in LANGUAGE.replace("**", "")
+        assert f"{before:.1f}% → {after:.1f}%" in card(name)
+    at_1024 = gains(evaluated("evaluate-qwen2.5-coder-0.5b-1024"), "formats", "qwen2.5-coder-0.5b")
+    assert f"{signed(mean(at_1024))} at 1,024" in card("qwen2.5-coder-0.5b")
+    for name in ("smollm2", "smollm2-constant", "smollm2-rows"):
+        assert signed(mean(gains(evaluated("evaluate-smollm2-controls"), "control", name))) in card(name)
+
+
+def test_the_numbers_of_seal_are_those_of_its_run() -> None:
+    seal, ours, constant = (
+        signed(mean(gains(evaluated("evaluate-smollm2-seal"), "formats", name)))
+        for name in ("seal", "smollm2", "smollm2-constant")
+    )
+    assert f"gains {seal} points at 32 items, where `smollm2` gains {ours}" in TEXT
+    assert f"SEAL {seal} points, one β per frequency {ours}, one β per head {constant}" in CARDS
 
 
 def test_the_index_of_results_has_the_numbers_of_the_files() -> None:
@@ -165,6 +215,11 @@ def test_the_index_of_results_has_the_numbers_of_the_files() -> None:
     assert words.format(**paper, target=paper["entropy-target"]) in index
     gained = [paper[name] - paper["softmax"] for name in ("paper", "entropy-target")]
     assert "gains {:.1f} points at 1,024 items, an entropy target {:.1f}".format(*gained) in reproduce
+    found = [signed(mean(gains(evaluated(RUNS[name]), "formats", name))) for name in RUNS]
+    assert f"six test formats: {found[0]} points; Qwen2.5-Coder-0.5B {found[-1]}" in index
+    faq = (ROOT / "docs" / "faq.md").read_text(encoding="utf-8")
+    assert f"it hurts: {found[6]} points" in faq
+    assert f"{found[5]} and {found[3]} points on the test formats here" in faq
     methods = {name: row["16384"]["mean"] for name, row in evaluated("compare")["accuracy"].items()}
     assert "softmax {softmax:.1f}%, ssmax {ssmax:.1f}%, `sharp` {sharp:.1f}%".format(**methods) in index
     assert evaluated("probe-smollm2")["verdict"][0].startswith("113 (42%) of smollm2's 270 attention heads lose focus")
@@ -173,29 +228,28 @@ def test_the_index_of_results_has_the_numbers_of_the_files() -> None:
 CLRS_PAGE = " ".join((ROOT / "docs" / "results" / "clrs.md").read_text(encoding="utf-8").split())
 
 
-def test_what_the_docs_say_of_losses_is_what_the_run_shows() -> None:
-    plain, sharp = ([loss for _, loss in one["curve"]] for one in evaluated("clrs")["training"].values())
+def test_the_page_of_clrs_is_the_committed_run() -> None:
+    tables = evaluated("clrs")
+    plain, sharp = ([loss for _, loss in one["curve"]] for one in tables["training"].values())
     # A point of the curve stands for 14 steps, so that seven are about a hundred.
-    for first in range(0, len(plain), 7):
-        assert sum(sharp[first : first + 7]) > sum(plain[first : first + 7])
+    assert all(sum(sharp[first : first + 7]) > sum(plain[first : first + 7]) for first in range(0, len(plain), 7))
     assert 2.0 <= sharp[-1] / plain[-1] < 2.5
     assert "the mean loss of every hundred steps is higher, at the end twice as high" in CLRS_PAGE
-
-
-def test_what_the_docs_say_of_rows_out_of_reach_is_what_the_run_shows() -> None:
-    (remark,) = merged(evaluated("clrs")["setting"]["remarks"]["clrs-paper"])
+    speeds = [one["speed"]["tokens_per_second"] for one in tables["training"].values()]
+    assert "{:,.0f} tokens/s without a policy and {:,.0f} under `paper`".format(*speeds) in CLRS_PAGE
+    (remark,) = merged(tables["setting"]["remarks"]["clrs-paper"])
     assert f"{remark.partition(' of the rows')[0]} have more" in CLRS_PAGE
     assert PAPER.acts_on is not None
     assert f"up to an entropy of {PAPER.acts_on[1]:.2f} nats only" in CLRS_PAGE
 
 
-def test_what_the_docs_say_of_sorting_is_what_the_run_shows() -> None:
+def test_what_the_page_of_clrs_says_of_sorting_is_the_committed_run() -> None:
     tables = evaluated("clrs")
-    sorts, arms = ("bubble_sort", "heapsort", "quicksort"), ("clrs-none", "clrs-paper")
+    sorts, variants = ("bubble_sort", "heapsort", "quicksort"), ("clrs-none", "clrs-paper")
 
     def right(size: str) -> list[str]:
-        means = [[tables["accuracy"][arm][name][size]["mean"] for name in sorts] for arm in arms]
-        return [f"{sum(values) / len(values):.1f}%" for values in means]
+        means = [[tables["accuracy"][variant][name][size]["mean"] for name in sorts] for variant in variants]
+        return [f"{mean(values):.1f}%" for values in means]
 
     trained = {name: one["trained"] for name, one in tables["setting"]["sizes"].items()}
     assert all(max(trained[name]) == 10 for name in sorts)
@@ -205,9 +259,26 @@ def test_what_the_docs_say_of_sorting_is_what_the_run_shows() -> None:
     assert "nobody had taught, in {} and {}; and of 20, in {} and {}".format(*right("13"), *right("20")) in CLRS_PAGE
 
 
-def test_what_the_docs_say_of_speed_is_what_the_run_shows() -> None:
-    plain, sharp = (one["speed"]["tokens_per_second"] for one in evaluated("clrs")["training"].values())
-    assert f"{plain:,.0f} tokens/s without a policy and {sharp:,.0f} under `paper`" in CLRS_PAGE
+def _most_frequent(tables: Any, name: str, trained: bool) -> float:
+    """What always giving an algorithm's most frequent answer scores, over its trained or its larger sizes."""
+    sizes = tables["setting"]["sizes"][name]["trained"]
+    known = [cell["mean"] for n, cell in tables["majority"][name].items() if (int(n) in sizes) == trained]
+    return mean(known) if known else 0.0
+
+
+def test_what_the_page_of_clrs_says_of_models_from_scratch_is_the_committed_runs() -> None:
+    tables = evaluated("clrs-scratch")
+    for group, words in (("in", "{:.1f}% at training sizes"), ("out", "and {:.1f}% at larger ones")):
+        frequent = mean([_most_frequent(tables, name, group == "in") for name in tables["majority"]])
+        assert words.format(frequent) in CLRS_PAGE
+        assert all(found[group]["mean"] < frequent for found in tables["means"].values())
+    tables = evaluated("clrs-minimum")
+    plain, sharp, scaled = (found["out"]["mean"] for found in tables["means"].values())
+    steps = [one["setting"]["steps"] for one in tables["training"].values()]
+    assert f"{sharp:.1f}% against {plain:.1f}% at larger sizes" in CLRS_PAGE
+    assert f"after {steps[1]:,} steps against {steps[0]:,}" in CLRS_PAGE
+    assert f"loses {plain - scaled:.0f} points at larger sizes" in CLRS_PAGE
+    assert not clrs.significant(tables["gains"]["paper"]["out"])
 
 
 def test_the_ablation_in_the_docs_is_the_committed_run() -> None:

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from sharpmax.policies.base import policy_from_dict
-from sharpmax.report.words import files_of, origin_of_run
+from sharpmax.results import renamed
 from sharpmax.tasks.registry import TASKS
+from tests.blocks import check_command
 
 ROOT = Path(__file__).parents[1]
 SAVED = sorted([*ROOT.glob("results/*/results.json"), *ROOT.glob("benchmarks/*.json")])
@@ -48,17 +49,39 @@ def read_by(command: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("path", SAVED, ids=lambda path: f"{path.parent.name}/{path.name}")
-def test_what_a_command_reads_is_there(path: Path) -> None:
-    """In the repository, by its path or under its name in another folder; or in the results file itself.
+def files_of(one: Any) -> dict[str, str]:
+    """Where the policies and files that a command names are in its results, by their names in it."""
+    found = {str(file["name"]): "provenance.files" for file in one["provenance"].get("files") or []}
+    tables = one.get("tables") or {}
+    variants, training = tables.get("setting", {}).get("variants") or {}, tables.get("training") or {}
+    for word in read_by(one["command"]):
+        stem = PurePosixPath(word).stem
+        if word.endswith(".json") and (variants.get(stem) or {}).get("policy"):
+            found.setdefault(word, f"setting.variants.{stem}.policy")
+        elif "command" in (training.get(word) or {}):
+            found.setdefault(word, f"training.{word}.command")
+    return found
 
-    Policies lie in `tables.setting.arms.NAME.policy`, and models of `clrs train` follow from the command in
+
+OLDER = {"--leash": "--budget", "--limit": "--prompts", "--rate": "--lr"}
+"""Options of results that were saved under an earlier name."""
+
+
+REMOVED = {"--cell-text", "--row-tokens", "--weigh", "--largest"}
+"""Options, each with a value, of the trainings of results/clrs, as its page says."""
+
+
+@pytest.mark.parametrize("path", SAVED, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_a_command_can_be_run_again(path: Path) -> None:
+    """Its options are known, and what it reads is in the repository, by its path or name, or in the results file.
+
+    Policies lie in `tables.setting.variants.NAME.policy`, and models of `clrs train` follow from the command in
     `tables.training.NAME.command`; newer results hold every file in `provenance.files`.
     """
-    body = json.loads(path.read_text(encoding="utf-8"))
+    body = renamed(json.loads(path.read_text(encoding="utf-8")))
     results = [body] if isinstance(body, dict) else body
     for one in results:
-        inside = files_of(one["command"], one["provenance"], one.get("tables", {}))
+        inside = files_of(one)
         text = one.get("tables", {}).get("setting", {}).get("text") or {}
         for word in read_by(one["command"]):
             # Of a text the results hold the name and a hash; the page of its results says where it comes from.
@@ -66,23 +89,21 @@ def test_what_a_command_reads_is_there(path: Path) -> None:
                 assert f"`{word}`" in LANGUAGE_PAGE, word
                 continue
             assert word in inside or (ROOT / word).exists() or PurePosixPath(word).name in BY_NAME, (path, word)
-            if "setting.arms" in inside.get(word, ""):
-                policy_from_dict(one["tables"]["setting"]["arms"][PurePosixPath(word).stem]["policy"])
-    for command in commands_in(body):
-        assert "--shard" not in shlex.split(command), "a part is not the whole"
+            if "setting.variants" in inside.get(word, ""):
+                policy_from_dict(one["tables"]["setting"]["variants"][PurePosixPath(word).stem]["policy"])
+    for command in set(commands_in(body)):
+        words = [OLDER.get(word, word) for word in shlex.split(command)]
+        for option in REMOVED & set(words):
+            del words[words.index(option) : words.index(option) + 2]
+        assert "--shard" not in words, "a part is not the whole"
+        if words[0] == "sharpmax":
+            check_command(words)
 
 
 def test_the_test_sees_what_a_command_reads() -> None:
     command = "sharpmax evaluate m --policy p/a.json --policy paper --task kv,own.py --sizes 8..512 --out here/x.json"
     assert read_by(command) == ["p/a.json", "own.py"]
     assert read_by("sharpmax clrs evaluate one two --longest 9") == ["one", "two"]
-    assert not set(TASKS) & set(read_by("sharpmax probe m --task kv,houses"))
-    arms = {"setting": {"arms": {"a": {"policy": {"schema": 1, "kind": "constant"}}}}}
-    assert list(files_of(command, {}, arms)) == ["p/a.json"]
-    assert files_of(command, {}, {"setting": {"arms": {"a": {"policy": None}}}}) == {}
-
-
-def test_the_page_says_where_they_are() -> None:
-    body = json.loads((ROOT / "results/evaluate-smollm2/results.json").read_text(encoding="utf-8"))
-    told = dict(origin_of_run(body["command"], body["provenance"], body["tables"]))["Files of the command"]
-    assert "p/rows-half.json: in results.json, tables.setting.arms.rows-half.policy" in told
+    variants = {"a": {"policy": {"schema": 1, "kind": "constant"}}, "own": {"policy": None}}
+    one = {"command": command, "provenance": {}, "tables": {"setting": {"variants": variants}}}
+    assert list(files_of(one)) == ["p/a.json"]

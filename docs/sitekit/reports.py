@@ -63,15 +63,19 @@ def _report(root: Path, name: str, place: _Place) -> list[str]:
             lines += ["", *_shown(figure, name, place)]
         for grid in part.tables[:1]:
             lines += ["", f"**{grid.title}**", "", *_grid_lines(grid)]
-        for grid in (*part.tables[1:], *part.details):
-            lines += ["", *folded(grid.title, _grid_lines(grid))]
+        more: list[str] = []
+        for grid in part.tables[1:]:
+            more += [f"**{grid.title}**", "", *_grid_lines(grid), ""]
+        lines += ["", *folded("More tables", more)] if more else []
     lines += ["", *folded("Notes", [f"- {note}" for note in report.notes])] if report.notes else []
     return [*lines, "", *_origin(load(file_of(root, name)), name, place)]
 
 
 def _grid_lines(grid: Table) -> list[str]:
-    rows = [[_cell(cell) for cell in row] for row in grid.rows]
-    return [grid.note, "", *table([_cell(cell) for cell in grid.head], rows)]
+    lines = [[_cell(cell) for cell in line] for line in (grid.head, *grid.rows)]
+    if len(lines) <= 3 and len(grid.head) >= 8:  # few rows of many columns are easier to read as columns
+        lines = [list(line) for line in zip(*lines, strict=True)]
+    return [grid.note, "", *table(lines[0], lines[1:])]
 
 
 def _cell(cell: Cell) -> str:
@@ -80,7 +84,7 @@ def _cell(cell: Cell) -> str:
 
 
 def _shown(figure: Figure, name: str, place: _Place) -> list[str]:
-    alt = figure.alt.replace("[", "(").replace("]", ")").replace("\n", " ")
+    alt = figure.title.replace("[", "(").replace("]", ")").replace("\n", " ")
     picture = f"![{alt}]({place.link(f'results/{name}/{figure.name}.svg')})"
     return [f"**{figure.title}**", "", picture, "", f"*{figure.caption}*"]
 

@@ -34,31 +34,27 @@ _homes = {
     "RowStats": "sharpmax.stats",
     "applied": "sharpmax.integrations.transformers",
     "apply": "sharpmax.integrations.transformers",
-    "attention": "sharpmax.ops.attention:attention",
-    "calibrate": "sharpmax.calibration.calibrate:calibrate",
-    "capture": "sharpmax.probing.capture:capture",
-    "decode": "sharpmax.ops.decode:decode",
+    "attention": "sharpmax.ops.attention",
+    "calibrate": "sharpmax.calibration.calibrate",
+    "capture": "sharpmax.probing.capture",
+    "decode": "sharpmax.ops.decode",
     "entropy": "sharpmax.ops.softmax",
     "fold": "sharpmax.integrations.transformers",
     "horizon": "sharpmax.theory",
-    "learnable": "sharpmax.calibration.learnable:learnable",
+    "learnable": "sharpmax.calibration.learnable",
     "load_policy": "sharpmax.policies",
-    "monitor": "sharpmax.monitoring.monitor:monitor",
+    "monitor": "sharpmax.monitoring.monitor",
     "normalisers": "sharpmax.normalisers",
     "policies": "sharpmax.policies",
     "policy_of": "sharpmax.integrations.transformers",
-    "probe": "sharpmax.probing.probe:probe",
+    "probe": "sharpmax.probing.probe",
     "restore": "sharpmax.integrations.transformers",
     "row_stats": "sharpmax.stats",
-    "softmax": "sharpmax.ops.softmax:softmax",
+    "softmax": "sharpmax.ops.softmax",
     "tasks": "sharpmax.tasks",
     "theory": "sharpmax.theory",
 }
 
-__all__ = [
-    "RowStats", "applied", "apply", "attention", "calibrate", "capture", "decode", "entropy", "fold", "horizon",
-    "learnable", "load_policy", "monitor", "normalisers", "policies", "policy_of", "probe", "restore", "row_stats",
-    "softmax", "tasks", "theory",
-]  # fmt: skip
+__all__ = sorted(_homes)
 
 __getattr__, __dir__ = lazy_exports(__name__, _homes)

@@ -89,6 +89,9 @@ class TorchOps(Ops):
 
         super().__init__(torch)
         self.moveaxis = torch.movedim  # torch.moveaxis is the same, but vmap does not know it
+        self.cast = torch.Tensor.to
+        self.stop_gradient = torch.Tensor.detach
+        self.is_floating = torch.is_floating_point
 
     # As in `Ops`, in one operation instead of two: a generated token is made of operations on a handful of numbers.
 
@@ -104,21 +107,9 @@ class TorchOps(Ops):
         """0 … count − 1, where `like` lives."""
         return self.library.arange(count, device=like.device)
 
-    def cast(self, x: Array, dtype: Any) -> Array:
-        """The same numbers in another dtype."""
-        return x.to(dtype)
-
     def param(self, values: Any, like: Array) -> Array:
         """Numbers as an array that can meet `like` in arithmetic."""
         return self.library.as_tensor(values, dtype=like.dtype, device=like.device)
-
-    def is_floating(self, x: Array) -> bool:
-        """Whether the dtype is a floating one."""
-        return bool(x.is_floating_point())
-
-    def stop_gradient(self, x: Array) -> Array:
-        """The same values as a constant."""
-        return x.detach()
 
     def concrete(self, x: Array) -> bool:
         """Whether values can be looked at now: not while tracing, transforming or capturing a CUDA graph."""
@@ -146,6 +137,7 @@ class JaxOps(Ops):
 
         super().__init__(jax.numpy)
         self.moveaxis = jax.numpy.moveaxis
+        self.cast = jax.numpy.astype
         self.stop_gradient = jax.lax.stop_gradient
         self._tracer = jax.core.Tracer
         self._canonical = jax.dtypes.canonicalize_dtype
@@ -158,10 +150,6 @@ class JaxOps(Ops):
     def positions(self, count: int, like: Array) -> Array:
         """0 … count − 1."""
         return self.library.arange(count)
-
-    def cast(self, x: Array, dtype: Any) -> Array:
-        """The same numbers in another dtype."""
-        return x.astype(dtype)
 
     def param(self, values: Any, like: Array) -> Array:
         """Numbers as an array that can meet `like` in arithmetic."""
@@ -187,27 +175,24 @@ def is_array(x: object) -> bool:
     return _is_jax(x) or (torch is not None and isinstance(x, torch.Tensor))
 
 
-_ops: dict[str, Ops] = {}
-
-
 def in_float64(x: Array) -> Array:
     """A torch tensor in float64: where it lives, or on the CPU if there is no float64 there."""
     return (x if x.device.type in _WITH_FLOAT64 else x.cpu()).double()
 
 
+_ops: dict[type[Ops], Ops] = {}
+
+
 def ops_for(x: Array) -> Any:
     """The operations of the library `x` belongs to, on the device where it lives."""
-    name: str
-    kind: type[Ops]
+    kind: type[TorchOps] | type[JaxOps] = TorchOps  # what is no array at all is refused by whoever asks
     if _is_jax(x):
-        name, kind = "jax", JaxOps
+        kind = JaxOps
     elif hasattr(x, "device") and x.device.type not in _WITH_FLOAT64:
-        name, kind = "narrow torch", NarrowTorchOps
-    else:
-        name, kind = "torch", TorchOps  # what is no array at all is refused by whoever asks
-    if name not in _ops:
-        _ops[name] = kind()
-    return _ops[name]
+        kind = NarrowTorchOps
+    if kind not in _ops:
+        _ops[kind] = kind()
+    return _ops[kind]
 
 
 def check_width(q: Array, k: Array) -> None:

@@ -6,7 +6,8 @@ from typing import Any, NoReturn
 
 __all__ = [
     "ArgumentError", "ArgumentTypeError", "FileFormatError", "MissingExtraError", "NotMeasuredError",
-    "OutOfRangeWarning", "SharpmaxError", "UnsupportedError", "install_command", "reject", "reject_type",
+    "OutOfRangeWarning", "SharpmaxError", "UnsupportedError", "install_command", "packages_of", "reject",
+    "reject_type",
 ]  # fmt: skip
 
 
@@ -55,16 +56,8 @@ class OutOfRangeWarning(UserWarning):
     """A policy was asked about rows outside the range it was fitted on."""
 
 
-def install_command(extra: str, otherwise: str) -> str:
-    """The command that installs the packages of an extra by name: sharpmax itself is installed from a folder.
-
-    `otherwise` is installed where the package has no metadata, as in a copy of its source.
-    """
-    packages = _packages_of(extra) or [otherwise]
-    return " ".join(["pip install", *(f"'{package}'" if ">" in package else package for package in packages)])
-
-
-def _packages_of(extra: str) -> list[str]:
+def packages_of(extra: str) -> list[str]:
+    """The requirements of an extra; none where the package has no metadata, as in a copy of its source."""
     import re
     from importlib import metadata  # takes longer than all of `import sharpmax`
 
@@ -77,19 +70,21 @@ def _packages_of(extra: str) -> list[str]:
         package, _, marker = (part.strip() for part in requirement.partition(";"))
         if re.search(rf"extra == ['\"]{extra}['\"]", marker):
             inner = re.fullmatch(r"sharpmax\[(.*)\]", package)
-            found += [one for name in inner[1].split(",") for one in _packages_of(name)] if inner else [package]
+            found += [one for name in inner[1].split(",") for one in packages_of(name)] if inner else [package]
     return list(dict.fromkeys(found))
 
 
-def _message(argument: str, given: object, allowed: str, todo: str) -> str:
-    return f"{argument}: got {given}; allowed: {allowed}" + (f"; {todo}" if todo else "")
+def install_command(extra: str, otherwise: str) -> str:
+    """The command that installs the packages of an extra by name, or `otherwise` where they are not known."""
+    packages = packages_of(extra) or [otherwise]
+    return " ".join(["pip install", *(f"'{package}'" if ">" in package else package for package in packages)])
 
 
 def reject(argument: str, given: object, allowed: str, todo: str = "") -> NoReturn:
     """Raise an `ArgumentError` that names the argument, the value, what is allowed and what to do."""
-    raise ArgumentError(_message(argument, given, allowed, todo))
+    raise ArgumentError(f"{argument}: got {given}; allowed: {allowed}" + (f"; {todo}" if todo else ""))
 
 
 def reject_type(argument: str, given: object, allowed: str, todo: str = "") -> NoReturn:
-    """Raise an `ArgumentTypeError` that names the argument, the value, what is allowed and what to do."""
-    raise ArgumentTypeError(_message(argument, given, allowed, todo))
+    """Raise an `ArgumentTypeError`, as `reject`."""
+    raise ArgumentTypeError(f"{argument}: got {given}; allowed: {allowed}" + (f"; {todo}" if todo else ""))

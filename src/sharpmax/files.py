@@ -19,9 +19,6 @@ FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 FULL_TODO = "the disk is full: make room there, or choose a folder on another disk"
 
-_DIGITS = 1000
-"""No number of ours has more. Python itself refuses to read 4,301."""
-
 
 def write_text(path: str | Path, text: str) -> Path:
     """Write `text` to `path` in one step: the old content stays until the new one is complete."""
@@ -57,16 +54,18 @@ def new_file(path: str | Path) -> Iterator[BinaryIO]:
 
 
 def append_bytes(path: str | Path, data: bytes) -> None:
-    """Add whole lines to the end of a file; when this returns they are on disk, and after an error none of them is."""
-    path = Path(path)
+    """Add whole lines to the end of a file; when this returns they are on disk.
+
+    If the system refuses, none of them is added. Ctrl-C loses nothing: closing the file writes the rest.
+    """
     try:
-        with path.open("ab") as file:
+        with Path(path).open("ab") as file:
             before = file.tell()
             try:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
-            except BaseException:
+            except OSError:
                 with suppress(OSError):  # half of a line is no place to add another to
                     os.truncate(path, before)
                 raise
@@ -83,7 +82,7 @@ def cannot_write(path: str | Path, problem: OSError) -> ArgumentError:
 
 @contextmanager
 def written_by_others(path: str | Path) -> Iterator[None]:
-    """Around libraries that write to `path` themselves: what the system refuses them is said as for our own files.
+    """Around libraries that write to `path` themselves: report what the system refuses as for our own files.
 
     safetensors wraps the system's error in one of its own, which holds no more of it than the text.
     """
@@ -101,15 +100,9 @@ def written_by_others(path: str | Path) -> Iterator[None]:
 def parse_json(text: str | bytes) -> Any:
     """The value of a JSON text; a ValueError of one line says what is wrong with it, whatever it is."""
     try:
-        return json.loads(text.decode("utf-8") if isinstance(text, bytes) else text, parse_int=_whole)
+        return json.loads(text.decode("utf-8") if isinstance(text, bytes) else text)
     except RecursionError:
         raise ValueError("too many brackets inside one another") from None
-
-
-def _whole(digits: str) -> int:
-    if len(digits) > _DIGITS:
-        raise ValueError(f"a number of {len(digits):,} digits")
-    return int(digits)
 
 
 def read_json(path: str | Path, what: str) -> Any:

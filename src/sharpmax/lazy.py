@@ -18,16 +18,14 @@ from sharpmax.errors import MissingExtraError
 def lazy_exports(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return the `__getattr__` and `__dir__` of a package whose public names live in the modules `homes` names.
 
-    A name whose home ends in the name itself (`"policies": "sharpmax.policies"`) is that module; what a module of its
-    own name holds is written with a colon (`"capture": "sharpmax.probing.capture:capture"`).
+    A name that its module does not hold is that module itself (`"policies": "sharpmax.policies"`).
     """
 
     def load(name: str) -> Any:
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        home, inside, _ = homes[name].partition(":")
-        module = importlib.import_module(home)
-        value = module if home.rpartition(".")[2] == name and not inside else getattr(module, name)
+        module = importlib.import_module(homes[name])
+        value = getattr(module, name, module)
         setattr(sys.modules[package], name, value)  # the next access does not come here
         return value
 

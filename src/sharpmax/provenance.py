@@ -9,16 +9,15 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
+import re
 import subprocess
+from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path, PurePath
 from typing import Any
 
 import sharpmax
 from sharpmax.errors import reject, reject_type
-
-_ALWAYS = ("torch", "numpy")
-_IF_INSTALLED = ("jax", "transformers", "triton")
 
 
 def provenance(seed: int | None) -> dict[str, Any]:
@@ -32,13 +31,14 @@ def provenance(seed: int | None) -> dict[str, Any]:
     }
 
 
-def check_seed(seed: object) -> None:
-    """Reject what cannot seed a generator."""
+def check_seed(seed: object) -> object:
+    """Return what can seed a generator, or reject it."""
     allowed = "a whole number, 0 … 2^63 − 1"
     if isinstance(seed, bool) or not isinstance(seed, int):
         reject_type("seed", repr(seed), allowed)
     if not 0 <= seed < 2**63:
         reject("seed", seed, allowed)
+    return seed
 
 
 def check_amounts(length: int, repeat: int, least: int = 2) -> None:
@@ -58,9 +58,8 @@ def without_machine(path: PurePath) -> str:
 def versions() -> dict[str, str | None]:
     """Versions of sharpmax, Python and the libraries results depend on; none of them is imported for it."""
     found: dict[str, str | None] = {"sharpmax": sharpmax.__version__, "python": platform.python_version()}
-    found |= {name: installed_version(name) for name in _ALWAYS}
-    found |= {name: version for name in _IF_INSTALLED if (version := installed_version(name))}
-    return found
+    found |= {name: installed_version(name) for name in ("torch", "numpy")}
+    return found | {name: version for name in ("jax", "transformers", "triton") if (version := installed_version(name))}
 
 
 def installed_version(distribution: str) -> str | None:
@@ -71,43 +70,36 @@ def installed_version(distribution: str) -> str | None:
         return None
 
 
+def usable_cores() -> int:
+    """Cores that this process may use; a container may be given fewer than the machine has."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def hardware() -> dict[str, Any]:
     """Processor, cores, memory in GB and GPU (None without one) of this machine."""
+    try:
+        ram_gb = round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1)
+    except (AttributeError, OSError, ValueError):
+        ram_gb = None
     return {
         "cpu": _cpu_name(),
-        "cores": _usable_cores(),
-        "ram_gb": _ram_gb(),
+        "cores": usable_cores(),
+        "ram_gb": ram_gb,
         "gpu": _gpu_name(),
         "system": f"{platform.system()} {platform.machine()}".strip(),
     }
 
 
 def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        lines = []
-    for line in lines:
-        key, _, value = line.partition(":")
-        if key.strip().lower() == "model name" and value.strip():
-            return " ".join(value.split())
+    with suppress(OSError):
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+        if found := re.search(r"^model name\s*:(.+)$", text, re.MULTILINE | re.IGNORECASE):
+            return " ".join(found[1].split())
     if platform.system() == "Darwin" and (name := _output_of(["sysctl", "-n", "machdep.cpu.brand_string"])):
         return name
     return platform.processor() or platform.machine() or "unknown"
-
-
-def _usable_cores() -> int:
-    # A container may be given fewer cores than the machine has.
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def _ram_gb() -> float | None:
-    try:
-        return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1)
-    except (AttributeError, OSError, ValueError):
-        return None
 
 
 def _gpu_name() -> str | None:
@@ -147,7 +139,6 @@ def _git(folder: Path, *arguments: str) -> str | None:
 
 def _output_of(command: list[str]) -> str | None:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.strip()
     except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
         return None
-    return done.stdout.strip()

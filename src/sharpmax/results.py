@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, is_dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +22,9 @@ _PROVENANCE_KEYS = ("commit", "versions", "hardware", "seed", "date")
 
 
 def json_values(tables: Mapping[str, Any]) -> dict[str, Any]:
-    """The tables with dataclasses, at any depth, replaced by dicts of their fields."""
-    return {key: _json_value(value) for key, value in tables.items()}
-
-
-def _json_value(value: Any) -> Any:
-    if is_dataclass(value) and not isinstance(value, type):
-        return asdict(value)
-    if isinstance(value, Mapping):
-        return json_values(value)
-    return [_json_value(one) for one in value] if isinstance(value, (list, tuple)) else value
+    """The tables as they come back from a file: dataclasses become objects of their fields, tuples lists."""
+    found: dict[str, Any] = json.loads(json.dumps(tables, default=asdict))
+    return found
 
 
 @dataclass(frozen=True)
@@ -41,7 +34,7 @@ class Results:
     command: str
     provenance: Mapping[str, Any]
     tables: Mapping[str, Any]
-    schema: int = field(default=SCHEMA)
+    schema: int = SCHEMA
 
     @property
     def kind(self) -> str:
@@ -89,26 +82,39 @@ def load(path: str | Path) -> Results:
             f"results: no file {str(file)!r}; allowed: a folder with a {FILE_NAME}, or such a file; "
             "a command with --out writes one"
         )
-    return _checked(read_json(file, "results"), str(file))
-
-
-def _checked(body: Any, file: str) -> Results:
+    body, name = read_json(file, "results"), str(file)
     schema = body.get("schema") if isinstance(body, dict) else None
     if type(schema) is not int or schema < 1:
-        raise FileFormatError(f"results: {file!r} is not a results file; allowed: a JSON object with {list(_KEYS)}")
+        raise FileFormatError(f"results: {name!r} is not a results file; allowed: a JSON object with {list(_KEYS)}")
     if schema > SCHEMA:
         raise FileFormatError(
-            f"results: {file!r} has schema {schema}; allowed: up to {SCHEMA}; a newer file needs a newer sharpmax"
+            f"results: {name!r} has schema {schema}; allowed: up to {SCHEMA}; a newer file needs a newer sharpmax"
         )
-    _check_keys(body, _KEYS, file, "it")
-    for name, kind in (("command", str), ("provenance", dict), ("tables", dict)):
-        if not isinstance(body[name], kind):
+    for key, kind in (("command", str), ("provenance", dict), ("tables", dict)):
+        if not isinstance(body.get(key), kind):
             allowed = "a text" if kind is str else "an object"
-            raise FileFormatError(f"results: {name!r} in {file!r} is a {type(body[name]).__name__}; allowed: {allowed}")
-    _check_keys(body["provenance"], _PROVENANCE_KEYS, file, "its provenance")
-    return Results(body["command"], body["provenance"], body["tables"], schema)
+            got = type(body[key]).__name__ if key in body else "not there"
+            raise FileFormatError(f"results: {key!r} in {name!r} is {got}; allowed: {allowed}; run its command again")
+    if missing := [key for key in _PROVENANCE_KEYS if key not in body["provenance"]]:
+        raise FileFormatError(f"results: the provenance in {name!r} has no {missing}; run its command again")
+    return Results(body["command"], body["provenance"], renamed(body["tables"]), schema)
 
 
-def _check_keys(body: dict[str, Any], keys: tuple[str, ...], file: str, where: str) -> None:
-    if missing := [key for key in keys if key not in body]:
-        raise FileFormatError(f"results: {file!r} is incomplete, {where} has no {missing}; run its command again")
+_RENAMED = {
+    "as it comes": "baseline",
+    "arms": "variants",
+    "touched": "modified",
+    "league": "leaderboard",
+    "laws": "rules",
+    "crowding and line, 3 to 1": "replication and line, 3 to 1",
+}
+"""Names in older files."""
+
+
+def renamed(value: Any) -> Any:
+    """Tables with the names of today."""
+    if isinstance(value, dict):
+        return {_RENAMED.get(key, key): renamed(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [renamed(one) for one in value]
+    return _RENAMED.get(value, value) if isinstance(value, str) else value

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
+from sharpmax.calibration.budget import TrainingSetup
 from sharpmax.calibration.calibrate import CalibrationResult, calibrate
 from sharpmax.calibration.data import Domain, Profile, TrainingPrompts, domains_of
-from sharpmax.calibration.trainer import TrainingSetup
 from sharpmax.integrations.transformers.interface import installed
 from tests.experiments.evaluate import tiny
 
@@ -41,14 +41,19 @@ def domains(model: Any, **changes: Any) -> list[Domain]:
 def training_setup(model: Any, budget: float = 0.05, seed: int = 0, **changes: Any) -> TrainingSetup:
     """What a trainer trains on."""
     prompts = TrainingPrompts(tiny.tokenizer(), (tiny.LETTERS,), (), profile(**changes), seed)
-    trained = [domain for domain in domains(model, **changes) if domain.trained]
-    return TrainingSetup(model, prompts, trained, budget, 500)
+    return TrainingSetup(model, prompts, domains(model, **changes), budget, 500)
 
 
 def calibrated(model: Any, **options: Any) -> CalibrationResult:
     """A whole calibration; amounts of the profile and arguments of `calibrate` alike."""
     amounts = {key: options.pop(key) for key in list(options) if key in {*_AMOUNTS, "replications"}}
-    settings: dict[str, Any] = {"task": tiny.LETTERS, "budget": 0.05, "rate": 0.1, "texts": {"words": TEXT}} | options
+    settings: dict[str, Any] = {
+        "task": tiny.LETTERS,
+        "budget": 0.05,
+        "keep": 0.5,
+        "rate": 0.1,
+        "texts": {"words": TEXT},
+    } | options
     return calibrate(model, tiny.tokenizer(), profile=profile(**amounts), **settings)
 
 

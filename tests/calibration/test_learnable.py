@@ -10,7 +10,7 @@ import torch
 import sharpmax as sm
 from sharpmax.errors import ArgumentError
 from sharpmax.policies import Constant, LogLinear, PerFrequency
-from sharpmax.policies.shipped import LogScale
+from sharpmax.policies.basic import LogScale
 
 transformers = pytest.importorskip("transformers")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,9 +11,10 @@ import torch
 
 import sharpmax.integrations.transformers as hf
 import sharpmax.integrations.transformers.attention
-from sharpmax.calibration.replication import ReplicatedReply, judge_replicated, replicate_keys, replicated
+from sharpmax.calibration.data import judge_replicated, replicate_keys, replicated
 from sharpmax.errors import UnsupportedError
-from sharpmax.integrations.transformers.interface import installed, repeated
+from sharpmax.integrations.transformers.attention import Repeated
+from sharpmax.integrations.transformers.interface import installed, repeating
 from sharpmax.models.scoring import Reply, encode, judge, reply_losses
 from sharpmax.policies.basic import Constant
 from sharpmax.policies.log_linear import LogLinear
@@ -39,7 +41,7 @@ def test_a_repeated_key_weighs_as_so_many_keys(policy: Any, attention: str) -> N
         state = installed(model)
         assert state is not None
         module, function = state.modules[0].module, sharpmax.integrations.transformers.attention.sharp_attention
-        with repeated(model, places):
+        with repeating(model, lambda layer: Repeated(places)):
             out, _ = function(module, q, k, v, None, scaling=0.5)
         rows = torch.arange(3)[:, None]
         visible = (places <= rows)[None, None]
@@ -51,7 +53,7 @@ def test_a_repeated_key_weighs_as_so_many_keys(policy: Any, attention: str) -> N
 def test_a_replication_of_one_changes_nothing() -> None:
     language = tiny.language()
     replies = [encode(language.tokenizer, prompt(6, 2)), encode(language.tokenizer, prompt(9, 8))]
-    once = [ReplicatedReply(r.ids, r.start, (1,) * len(r.ids)) for r in replies]
+    once = [replace(r, times=(1,) * len(r.ids)) for r in replies]
     with hf.applied(language.model, POLICIES[2]), torch.no_grad():
         plain = reply_losses(language.model, replies)[0]
         with replicated(language.model, once):
@@ -59,27 +61,19 @@ def test_a_replication_of_one_changes_nothing() -> None:
     assert torch.allclose(plain, same, atol=1e-5)
 
 
-def test_other_items_alone_are_replicated() -> None:
-    language = tiny.language()
+def test_other_items_alone_are_replicated_and_followed_by_a_gap() -> None:
+    """A line of six letters that counts four times is followed by a gap for three more."""
+    words = tiny.tokenizer()
     asked = prompt(5, 3)
-    reply = encode(language.tokenizer, asked)
-    found = replicate_keys(language.tokenizer, asked, reply, 4)
-    text = language.tokenizer.decode(list(reply.ids))
+    found = replicate_keys(words, asked, encode(words, asked), 4)
+    text = words.decode(list(found.ids))
+    assert found.times is not None
+    assert found.positions is not None
+    assert set(found.times) == {1, 4}
     many = "".join(letter for letter, times in zip(text, found.times, strict=True) if times == 4)
     once = "".join(letter for letter, times in zip(text, found.times, strict=True) if times == 1)
     assert many == "k0: 0\nk1: 1\nk2: 2\nk4: 4\n"
     assert once == "Here.\nk3: 3\nWhat is k3?\nk3: 3"
-    assert set(found.times) == {1, 4}
-
-
-def test_a_gap_follows_each_replicated_line() -> None:
-    """A line of six letters that counts four times is followed by a gap for three more."""
-    language = tiny.language()
-    asked = prompt(5, 3)
-    reply = encode(language.tokenizer, asked)
-    found = replicate_keys(language.tokenizer, asked, reply, 4)
-    text = language.tokenizer.decode(list(reply.ids))
-    assert found.positions is not None
     starts = [found.positions[text.index(line)] for line in ("Here", "k0", "k1", "k2", "k3: 3\n", "k4", "What")]
     assert starts == [0, 6, 30, 54, 78, 84, 108]
     for line in ("k0: 0\n", "k3: 3\n", "What is k3?"):
@@ -92,8 +86,8 @@ def test_a_gap_follows_each_replicated_line() -> None:
 def test_consecutive_positions_equal_none() -> None:
     language = tiny.language()
     replies = [encode(language.tokenizer, prompt(6, 2)), encode(language.tokenizer, prompt(9, 8))]
-    placed = [Reply(r.ids, r.start, positions=tuple(range(len(r.ids)))) for r in replies]
-    apart = [Reply(r.ids, r.start, positions=tuple(range(0, 3 * len(r.ids), 3))) for r in replies]
+    placed = [replace(r, positions=tuple(range(len(r.ids)))) for r in replies]
+    apart = [replace(r, positions=tuple(range(0, 3 * len(r.ids), 3))) for r in replies]
     with torch.no_grad():
         plain = reply_losses(language.model, replies)[0]
         assert torch.allclose(plain, reply_losses(language.model, placed)[0], atol=1e-5)
@@ -109,7 +103,7 @@ def test_a_prompt_without_lines_is_not_replicated() -> None:
     language = tiny.language()
     prose = tiny.make(4, random.Random(0))
     reply = encode(language.tokenizer, prose)
-    assert set(replicate_keys(language.tokenizer, prose, reply, 8).times) == {1}
+    assert set(replicate_keys(language.tokenizer, prose, reply, 8).times or ()) == {1}
 
 
 def test_batches_of_unequal_lengths_equal_one_by_one() -> None:
@@ -139,23 +133,16 @@ def test_plain_and_replicated_replies_keep_their_order() -> None:
     assert second.nll != pytest.approx(first.nll, abs=1e-4)
 
 
-def test_nothing_stays_installed_after_an_exception() -> None:
-    language = tiny.language()
-    reply = ReplicatedReply((1, 2, 3), 1, (1, 2, 1))
-    with hf.applied(language.model, None):
-        with pytest.raises(KeyError), replicated(language.model, [reply]):
+def test_nothing_stays_installed_after_an_exception_and_plain_replies_need_no_rules() -> None:
+    model = tiny.model()
+    many = [Reply((1, 2, 3), 1, times=(1, 2, 1))]
+    with pytest.raises(UnsupportedError, match="no rules installed"), replicated(model, many):
+        pass
+    with replicated(model, [Reply((1, 2), 1)]):
+        pass
+    with hf.applied(model, None):
+        with pytest.raises(KeyError), replicated(model, many):
             raise KeyError
-        state = installed(language.model)
+        state = installed(model)
         assert state is not None
         assert all(layer.repeated is None for layer in state.layers)
-
-
-def test_replication_needs_installed_rules() -> None:
-    language = tiny.language()
-    with pytest.raises(UnsupportedError, match="no rules installed"), repeated(language.model, torch.zeros(1, 1)):
-        pass
-
-
-def test_plain_replies_need_no_rules() -> None:
-    with replicated(tiny.language().model, [Reply((1, 2), 1)]):
-        pass

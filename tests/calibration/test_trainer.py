@@ -15,9 +15,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sharpmax.calibration import learnable
 from sharpmax.calibration import trainer as module
-from sharpmax.calibration.data import KINDS, policy_from
-from sharpmax.calibration.trainer import Memory, TrainablePolicy, Trainer, TrainingSetup, checkpointed, grid_of
+from sharpmax.calibration.budget import TrainingSetup
+from sharpmax.calibration.data import TrainingPrompts
+from sharpmax.calibration.learnable import KINDS, TrainablePolicy, grid_of, policy_from
+from sharpmax.calibration.trainer import Trainer, checkpointed, plan_memory
 from sharpmax.errors import ArgumentError, FileFormatError
 from sharpmax.integrations import transformers as hf
 from sharpmax.integrations.transformers import interface
@@ -29,8 +32,6 @@ from tests.experiments.evaluate import tiny
 
 ABOUT = {"kind": "rows", "seed": 0, "profile": {"sizes": [4, 8], "rate": 0.1}}
 IDS = torch.randint(0, 256, (2, 60), generator=torch.Generator().manual_seed(1))
-CPU = torch.device("cpu")
-FREQUENCIES = 4
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +40,7 @@ def setup() -> TrainingSetup:
 
 
 def trainer(kind: str = "rows", steps: int = 6, rate: float = 0.1, keep: float = 1.0) -> Trainer:
-    return Trainer(TrainablePolicy(kind, tiny.LAYERS, tiny.HEADS, CPU), steps, rate, keep)
+    return Trainer(TrainablePolicy(tiny.language().model, kind), steps, rate, keep)
 
 
 def nothing(now: Trainer) -> None:
@@ -48,7 +49,7 @@ def nothing(now: Trainer) -> None:
 
 def random_policy(kind: str, scale: float = 0.3, dtype: torch.dtype = torch.float32) -> TrainablePolicy:
     """Coefficients of a kind in every head, none of them 0."""
-    policy = TrainablePolicy(kind, tiny.LAYERS, tiny.HEADS, CPU, frequencies=FREQUENCIES)
+    policy = TrainablePolicy(tiny.language().model, kind)
     numbers = scale * torch.randn(policy.coefficients.shape, generator=torch.Generator().manual_seed(2))
     policy.coefficients = numbers.to(dtype).requires_grad_()
     return policy
@@ -70,9 +71,9 @@ def test_coefficients_act_as_the_saved_policy_and_get_the_only_gradient(kind: st
     gradient = policy.coefficients.grad
     assert gradient is not None
     assert gradient.isfinite().all()
-    names = KINDS[kind] or ("level",) * FREQUENCIES
+    names = KINDS[kind] or ("level",) * policy.coefficients.shape[-1]
     assert (gradient[..., [i for i, name in enumerate(names) if name != "length"]] != 0).all()
-    with TrainablePolicy(kind, tiny.LAYERS, tiny.HEADS, CPU, frequencies=FREQUENCIES).installed(model):
+    with TrainablePolicy(model, kind).installed(model):
         torch.testing.assert_close(model(input_ids=IDS).logits, plain, rtol=0, atol=1e-5)
 
 
@@ -118,23 +119,11 @@ def test_a_head_that_is_not_modified_neither_acts_nor_learns() -> None:
     assert (gradient[0, [0, 2, 3], 0] != 0).all()
 
 
-@pytest.mark.parametrize("policy", [None, Constant(2.0)])
-def test_the_model_is_unchanged_after_an_exception(policy: Any) -> None:
-    model = tiny.model()
-    if policy is not None:
-        hf.apply(model, policy)
-    before = snapshot(model)
-    with pytest.raises(KeyboardInterrupt), random_policy("rows").installed(model):
-        raise KeyboardInterrupt
-    assert same(before, snapshot(model))
-    assert hf.policy_of(model) == policy
-
-
 def test_the_grid_of_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny.model()
     assert grid_of(model) == (tiny.LAYERS, tiny.HEADS)
     first, second = interface.modules_of(model)
-    monkeypatch.setattr(module, "modules_of", lambda model: [first, dataclasses.replace(second, heads=6)])
+    monkeypatch.setattr(learnable, "modules_of", lambda model: [first, dataclasses.replace(second, heads=6)])
     with pytest.raises(ArgumentError, match=r"model: got layers of \[4, 6\] heads; allowed: a model with as many"):
         grid_of(model)
 
@@ -151,10 +140,9 @@ def test_a_policy_is_rounded_bounded_and_scaled() -> None:
         assert getattr(one, name) == pytest.approx(getattr(want, name), abs=5.1e-6)
 
 
-@pytest.mark.parametrize("kind", ["constant", "rows"])
-def test_every_step_moves_the_coefficients_and_no_weight(kind: str, setup: TrainingSetup) -> None:
+def test_every_step_moves_the_coefficients_and_no_weight(setup: TrainingSetup) -> None:
     before, calls = snapshot(setup.model), []
-    one = trainer(kind)
+    one = trainer()
     one.run(setup, lambda now: calls.append((now.step, dict(now.curve[-1]))))
     assert [step for step, _ in calls] == [1, 2, 3, 4, 5, 6]
     assert set(calls[-1][1]) == {"step", "nll", "sampled/24", "docs/40", "docs/64", "words/40", "words/64", "chat"}
@@ -163,23 +151,22 @@ def test_every_step_moves_the_coefficients_and_no_weight(kind: str, setup: Train
     assert same(before, snapshot(setup.model))
 
 
-def test_training_lowers_the_loss(setup: TrainingSetup) -> None:
+def test_training_lowers_the_loss(setup: TrainingSetup, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same prompts at every step, and nothing else."""
-    again = dataclasses.replace(setup.prompts)
-    object.__setattr__(again, "at", lambda step: setup.prompts.at(0))
-    one = trainer("rows", steps=20)
-    one.run(dataclasses.replace(setup, prompts=again, domains=[]), nothing)
+    same_prompts = setup.prompts.at(0)
+    monkeypatch.setattr(TrainingPrompts, "at", lambda self, step: same_prompts)
+    one = trainer(steps=20)
+    one.run(dataclasses.replace(setup, domains=[]), nothing)
     assert one.curve[-1]["nll"] < one.curve[0]["nll"] - 0.1
 
 
-@pytest.mark.parametrize("kind", ["constant", "rows"])
-def test_gradients_are_the_same_in_small_batches_and_with_layers_computed_again(kind: str) -> None:
+def test_gradients_are_the_same_in_small_batches_and_with_layers_computed_again() -> None:
     model, found = tiny.model(), []
+    setup = training_setup(model, replications=(1, 2))
     for most_tokens, again in ((5000, nullcontext()), (70, nullcontext()), (70, checkpointed(model))):
-        setup = dataclasses.replace(training_setup(model, replications=(1, 2)), most_tokens=most_tokens)
-        one = trainer(kind, steps=1)
+        one = trainer(steps=1)
         with again:
-            one.run(setup, nothing)
+            one.run(dataclasses.replace(setup, most_tokens=most_tokens), nothing)
         assert one.policy.coefficients.grad is not None
         found.append(one.policy.coefficients.grad)
     scale = found[0].abs().max()
@@ -199,19 +186,19 @@ def test_the_coefficient_of_length_stays_at_0_or_above(setup: TrainingSetup) -> 
     assert (torch.stack(steps)[..., 0] < 0).any()
 
 
-@pytest.mark.parametrize(("steps", "keep", "heads"), [(1, 0.25, 2), (2, 0.5, 4), (4, 0.01, 1), (5, 1.0, 8)])
-def test_pruning_keeps_the_share_of_heads(steps: int, keep: float, heads: int, setup: TrainingSetup) -> None:
+@pytest.mark.parametrize(
+    ("steps", "keep", "keep_layers", "heads"),
+    [(1, 0.25, 1.0, [2]), (4, 0.01, 1.0, [1]), (5, 1.0, 1.0, [8]), (3, 1.0, 0.5, [0, 4]), (3, 0.25, 0.5, [0, 2])],
+)
+def test_pruning_keeps_the_share_of_heads_and_layers(
+    steps: int, keep: float, keep_layers: float, heads: list[int], setup: TrainingSetup
+) -> None:
     one = trainer("length", steps=steps, keep=keep)
+    one.keep_layers = keep_layers
     one.run(setup, nothing)
-    assert int(one.policy.modified.sum()) == int((one.policy.values() != 0).any(-1).sum()) == heads
-
-
-@pytest.mark.parametrize(("keep", "heads"), [(1.0, 4), (0.25, 2)])
-def test_pruning_keeps_the_share_of_layers(keep: float, heads: int, setup: TrainingSetup) -> None:
-    one = trainer("rows", steps=3, keep=keep)
-    one.keep_layers = 0.5
-    one.run(setup, nothing)
-    assert sorted(one.policy.modified.sum(-1).tolist()) == [0, heads]
+    modified = one.policy.modified
+    assert torch.equal(modified, (one.policy.values() != 0).any(-1))
+    assert (sorted(modified.sum(-1).tolist()) if keep_layers < 1.0 else [int(modified.sum())]) == heads
 
 
 def test_a_pruned_head_stays_pruned(setup: TrainingSetup) -> None:
@@ -245,7 +232,7 @@ def test_prices_follow_the_budget(budget: float, sign: int, near: float, bound: 
     one.policy.coefficients.data.fill_(0.2)
     one.run(tight, nothing)
     # Chat is read at every step, the five texts take turns two at a time.
-    names = [domain.name for domain in setup.domains if domain.name != "chat"]
+    names = [domain.name for domain in setup.domains if domain.trained and domain.name != "chat"]
     twice, always = 50 * math.exp(sign * 0.2), 50 * math.exp(sign * 0.5)
     assert one.prices == pytest.approx(dict.fromkeys(names, twice) | {"chat": always}, rel=1e-3)
     bounded = trainer("constant", steps=5)
@@ -258,28 +245,25 @@ def test_prices_follow_the_budget(budget: float, sign: int, near: float, bound: 
 def test_a_higher_price_lowers_the_divergence(setup: TrainingSetup, monkeypatch: pytest.MonkeyPatch) -> None:
     ends = {}
     for price in (0.0, 3000.0):
-        monkeypatch.setattr(module, "_LEAST_PRICE", price)
-        monkeypatch.setattr(module, "_MOST_PRICE", price)
-        one = trainer("rows", steps=12)
+        monkeypatch.setattr(module, "_MIN_PRICE", price)
+        monkeypatch.setattr(module, "_MAX_PRICE", price)
+        one = trainer(steps=8)
         one.prices.update({domain.name: price for domain in setup.domains})
         one.run(setup, nothing)
         ends[price] = sum(one.divergences.values())
     assert ends[3000.0] < ends[0.0]
 
 
-GIB = 1 << 30
-
-
 def test_memory_decides_how_much_is_read_at_once() -> None:
     model = tiny.model()
-    limit = int(1.25 * (sum(weight.nbytes for weight in model.parameters()) + 640_000))
-    roomy, tight = Memory.plan(model, 100, 30, 8 * GIB), Memory.plan(model, 100, 30, limit)
-    assert (roomy.checkpoint, tight.checkpoint) == (False, True)
-    assert roomy.most_tokens == 16_384 > tight.most_tokens >= 100
-    assert tight.estimate <= limit
-    assert Memory.plan(model, 100, 30, None) == roomy
+    limit = int(1.25 * (sum(weight.nbytes for weight in model.parameters()) + 24 * 1024 * 257 + 455_000))
+    (many, again, _), (few, computed_again, estimate) = (plan_memory(model, 100, most) for most in (8 << 30, limit))
+    assert (again, computed_again) == (False, True)
+    assert many == 16_384 > few >= 100
+    assert estimate <= limit
+    assert plan_memory(model, 100, None) == plan_memory(model, 100, 8 << 30)
     with pytest.raises(ArgumentError, match=r"^memory: got 0\.0G; allowed: at least 0\.\dG for inputs of 9,999 tokens"):
-        Memory.plan(model, 9999, 30, limit)
+        plan_memory(model, 9999, limit)
 
 
 @pytest.fixture(scope="module")
@@ -294,28 +278,23 @@ def state(setup: TrainingSetup, tmp_path_factory: pytest.TempPathFactory) -> Pat
 def test_other_settings_and_no_file(state: Path, tmp_path: Path) -> None:
     assert trainer().resume(state, ABOUT)
     assert not trainer().resume(tmp_path / "none", ABOUT)
-    for change in ({"seed": 1}, {"kind": "length"}, {"profile": {"sizes": [4]}}, {"new": 1}):
+    for change in ({"seed": 1}, {"profile": {"sizes": [4]}}, {"new": 1}):
         with pytest.raises(FileFormatError, match=r"made with other settings.*; delete it, or start") as caught:
             trainer().resume(state, ABOUT | change)
         assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("damage", ["cut", "other kind", "no state", "no tensor", "bad state", "bad shape"])
+@pytest.mark.parametrize("damage", ["no state", "no tensor", "bad state", "bad shape"])
 def test_a_damaged_state_is_one_line(damage: str, state: Path, tmp_path: Path) -> None:
     path = tmp_path / "state"
     tensors, about = load_tensors(state, "calibration")
-    if damage == "cut":
-        path.write_bytes(state.read_bytes()[:-20])
-    elif damage == "other kind":
-        save_tensors(path, "single-head", tensors, about)
-    elif damage == "no state":
-        save_tensors(path, "calibration", tensors, ABOUT)
-    elif damage == "no tensor":
-        save_tensors(path, "calibration", {"coefficients": tensors["coefficients"]}, about)
-    elif damage == "bad state":
-        save_tensors(path, "calibration", tensors, about | {"state": {"step": "x"}})
-    else:
-        save_tensors(path, "calibration", tensors | {"coefficients": torch.ones(7, 7, 7)}, about)
+    changed = {
+        "no state": (tensors, ABOUT),
+        "no tensor": ({"coefficients": tensors["coefficients"]}, about),
+        "bad state": (tensors, about | {"state": {"step": "x"}}),
+        "bad shape": (tensors | {"coefficients": torch.ones(7, 7, 7)}, about),
+    }
+    save_tensors(path, "calibration", *changed[damage])
     with pytest.raises(FileFormatError) as caught:
         trainer().resume(path, ABOUT)
     assert str(path) in str(caught.value)

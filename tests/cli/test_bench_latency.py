@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,14 @@ from sharpmax.experiments.benchmarks import latency
 from sharpmax.experiments.benchmarks.latency import generate_tables
 from tests.integrations.families import FAMILIES
 
-VARIANTS = ("baseline", "constant:1.5", "paper")
+VARIANTS = ("baseline", "paper", "constant:1.5")
 
 
 def test_generate_times_the_baseline_and_every_policy_that_fits() -> None:
     model = FAMILIES["llama"].build()
-    tables = generate_tables(model, "llama", contexts=(9, 12), batches=(1, 2), tokens=3, compiled=False, repeat=2)
+    tables = generate_tables(model, "llama", contexts=(9, 12), batches=(1, 2), tokens=3, repeat=1, compiled=True)
     places = [f"eager, batch {batch}, {context} tokens" for batch in (1, 2) for context in (9, 12)]
+    places += [f"static, batch {batch}, 9 tokens" for batch in (1, 2)]
     assert list(tables["bench"]) == [f"{place}: {variant}" for place in places for variant in VARIANTS]
     for name, entry in tables["bench"].items():
         assert min(entry["prefill_ms"], entry["token_ms"]) > 0
@@ -28,6 +30,25 @@ def test_generate_times_the_baseline_and_every_policy_that_fits() -> None:
             assert entry["targets"] == {}
     assert tables["setting"]["model"] == "llama"
     assert model.config._attn_implementation == "sdpa"
+
+
+@pytest.mark.parametrize("failing", ["paper", "baseline"])
+def test_a_case_that_fails_does_not_end_the_others(failing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = FAMILIES["llama"].build()
+
+    def applied(model: Any, variant: str) -> Any:
+        if variant == failing:
+            raise RuntimeError("CUDA out of memory\nTried to allocate")
+        return nullcontext()
+
+    monkeypatch.setattr(latency, "_fits", lambda *given: True)
+    monkeypatch.setattr(latency, "_applied", applied)
+    policies = ["constant:1.5", "paper"]
+    bench = generate_tables(model, "llama", policies=policies, contexts=(9,), tokens=3, repeat=1)["bench"]
+    problem = {"problem": "RuntimeError: CUDA out of memory", "targets": {}}
+    assert bench[f"eager, batch 1, 9 tokens: {failing}"] == problem
+    assert bench["eager, batch 1, 9 tokens: constant:1.5"]["token_ms"] > 0
+    assert ("token_ratio" in bench["eager, batch 1, 9 tokens: constant:1.5"]) == (failing == "paper")
 
 
 def test_generate_refuses_what_it_cannot_do() -> None:

@@ -1,157 +1,261 @@
-"""`sharpmax clrs train` and `evaluate`, on a tiny model and two artificial algorithms."""
+"""`sharpmax clrs`: training, tests and comparisons; processes that are really killed, and disks that are full."""
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import shutil
-import sys
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from sharpmax.experiments.run_folder import RunStore
+from sharpmax.tasks.clrs_text.generation import RELEASE
 from tests.cli.lines import saved
-from tests.experiments.clrs import stub
+from tests.experiments.clrs import toy
+from tests.processes import exit_code
 
 pytest.importorskip("accelerate", reason="needs the extra hf")
 
+needs_clrs = pytest.mark.skipif(
+    importlib.util.find_spec("clrs") is None, reason=f"needs dm-clrs: pip install --no-deps {RELEASE}"
+)
+needs_kill = pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs a system with SIGKILL")
+STEPS, SAVED = 20, 8
 QUICK = (
-    "--per-cell", 12, "--steps", 20, "--batch-tokens", 256, "--row-tokens", 128, "--tokens-at-once", 128,
-    "--save-every", 8, "--device", "cpu", "--lr", 0.02,
+    "--steps", STEPS, "--batch-tokens", 256, "--tokens-at-once", 128, "--save-every", SAVED, "--device",
+    "cpu", "--lr", 0.02,
 )  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def _stubbed(monkeypatch: pytest.MonkeyPatch) -> None:
-    stub.install(monkeypatch.setitem)
-
-
-def words(home: Path, out: Path, *more: Any) -> list[Any]:
-    return ["clrs", "train", home / "model", "--data", home / "data", "--out", out, *QUICK, *more]
-
-
-def test_train(home: Path, tmp_path: Path, sharpmax_command: Any) -> None:
-    out = tmp_path / "paper"
-    outcome = sharpmax_command.ok(*words(home, out, "--policy", "paper"))
-    assert {path.name for path in out.iterdir()} == {"run.json", "results.json", "curve.jsonl", "model"}
-    assert (out / "model" / "sharpmax_policy.json").is_file()
-    tables = saved(out)["tables"]
-    assert [step for step, _ in tables["curve"]] == list(range(1, 21))
-    assert tables["curve"][-1][1] < tables["curve"][0][1]
-    assert tables["speed"]["tokens_per_second"] > 0
-    assert saved(out)["command"].startswith("sharpmax clrs train model --policy paper --lr 0.02 ")
-    assert "tokens/s" in outcome.out
-    for file in out.glob("*.json"):
-        assert str(home).encode() not in file.read_bytes(), file.name
-    assert "--resume" in sharpmax_command.refused(*words(home, out, "--policy", "paper"))
-    assert "policy" in sharpmax_command.refused(*words(home, out, "--policy", "none", "--resume"))
-    again = sharpmax_command(*words(home, out, "--policy", "paper", "--resume"))
-    assert again.code == 0
-    assert "is complete" in again.out
+@pytest.fixture(scope="module")
+def data(home: Path) -> Path:
+    return toy.write(home / "train.jsonl", toy.TRAIN, 12, "train")
 
 
 @pytest.fixture(scope="module")
-def arms(home: Path) -> list[Path]:
-    """Two trained arms that differ in their policy alone."""
+def questions(home: Path) -> Path:
+    return toy.write(home / "test.jsonl", (4, 8, 90, 600), 6, "test")
+
+
+def training(home: Path, out: Path, *more: Any) -> list[Any]:
+    return ["clrs", "train", home / "model", "--dataset", home / "train.jsonl", "--out", out, *QUICK, *more]
+
+
+@pytest.fixture(scope="module")
+def arms(home: Path, data: Path) -> list[Path]:
+    """Two trained models that differ in their policy alone."""
     from sharpmax.cli import main
 
-    with pytest.MonkeyPatch.context() as patch:
-        stub.install(patch.setitem)
-        for policy in ("none", "paper"):
-            line = words(home, home / f"arm-{policy}", "--policy", policy)
-            assert main([str(word) for word in line]) == 0
+    for policy in ("none", "paper"):
+        line = training(home, home / f"arm-{policy}", "--policy", policy)
+        assert main([str(word) for word in line]) == 0
     return [home / "arm-none", home / "arm-paper"]
 
 
-def exam(arms: list[Path], out: Path, *more: Any) -> list[Any]:
-    data = arms[0].parent / "data"
-    return ["clrs", "evaluate", *arms, "--data", data, "--per-cell", 6, "--device", "cpu", "--out", out, *more]
+def test_train(arms: list[Path], home: Path, tmp_path: Path, sharpmax_command: Any) -> None:
+    out = arms[1]
+    assert {path.name for path in out.iterdir()} == {"run.json", "results.json", "model"}
+    assert (out / "model" / "sharpmax_policy.json").is_file()
+    tables = saved(out)["tables"]
+    assert [step for step, _ in tables["curve"]] == list(range(1, STEPS + 1))
+    assert tables["curve"][-1][1] < tables["curve"][0][1]
+    assert tables["speed"]["tokens_per_second"] > 0
+    assert saved(out)["command"].startswith("sharpmax clrs train model --policy paper --dataset train.jsonl --lr 0.02 ")
+    for file in out.glob("*.json"):
+        assert str(home).encode() not in file.read_bytes(), file.name
+    assert "--resume" in sharpmax_command.refused(*training(home, out, "--policy", "paper"))
+    assert "policy" in sharpmax_command.refused(*training(home, out, "--policy", "none", "--resume"))
+    printed = sharpmax_command.ok(*training(home, out, "--policy", "paper", "--resume")).out
+    assert "is complete" in printed
+    assert "tokens/s" in printed
+    sharpmax_command.ok(*training(home, tmp_path / "small", "--sizes", 4, "--steps", 1))
+    assert saved(tmp_path / "small")["tables"]["setting"]["sizes"] == {name: [4] for name in toy.ALGORITHMS}
 
 
-def test_train_then_evaluate(arms: list[Path], tmp_path: Path, sharpmax_command: Any) -> None:
-    outcome = sharpmax_command.ok(*exam(arms, tmp_path))
+def evaluation(arms: list[Path], questions: Path, out: Path, *more: Any) -> list[Any]:
+    return ["clrs", "evaluate", *arms, "--dataset", questions, "--device", "cpu", "--out", out, *more]
+
+
+def test_train_then_evaluate(arms: list[Path], questions: Path, tmp_path: Path, sharpmax_command: Any) -> None:
+    outcome = sharpmax_command.ok(*evaluation(arms, questions, tmp_path, "--sizes", "4,8"))
     tables = saved(tmp_path)["tables"]
     assert set(tables) == {
-        "setting", "accuracy", "majority", "means", "means_exact", "gains", "by_algorithm", "gains_by_algorithm",
-        "speed", "training",
+        "setting", "accuracy", "majority", "means", "gains", "by_algorithm", "gains_by_algorithm", "speed", "training",
     }  # fmt: skip
     assert list(tables["accuracy"]) == ["arm-none", "arm-paper"]
-    assert tables["setting"]["sizes"]["first"] == {"trained": [4, 6], "examined": [4, 8]}
-    assert tables["setting"]["arms"]["arm-paper"]["policy"]["kind"] == "polynomial"
+    assert tables["setting"]["sizes"][toy.FIRST] == {"trained": [4, 6], "examined": [4, 8]}
+    assert tables["setting"]["variants"]["arm-paper"]["policy"]["kind"] == "polynomial"
     assert tables["speed"]["arm-none"]["tokens_per_second"] > 0
-    for said in (
-        "Accuracy of final answers (%): means over algorithms",
-        "larger sizes",
-        "Accuracy at sizes trained",
-        "per second",
-    ):
+    for said in ("Accuracy of final answers (%): means over algorithms", "Accuracy at training sizes", "per second"):
         assert said in outcome.out
-    assert saved(tmp_path)["command"].startswith("sharpmax clrs evaluate arm-none arm-paper --per-cell 6")
     lines = (tmp_path / "answers.jsonl").read_text(encoding="utf-8").splitlines()
     assert len([line for line in lines if '"text"' in line]) == 2 * 2 * 2 * 6
-    # How the arms were trained is in the one file, and it alone draws the page.
+    # How the models were trained is in the one file, and it alone draws the page.
     for arm in arms:
-        trained = saved(arm)
-        kept = tables["training"][arm.name]
-        assert kept["curve"] == trained["tables"]["curve"]
-        assert kept["speed"] == trained["tables"]["speed"]
+        trained, kept = saved(arm), tables["training"][arm.name]
+        assert (kept["curve"], kept["speed"]) == (trained["tables"]["curve"], trained["tables"]["speed"])
         assert (kept["command"], kept["provenance"]) == (trained["command"], trained["provenance"])
-        assert kept["setting"]["steps"] == 20
-    drawn = {"report.html", "accuracy.svg", "accuracy.png", "curve.svg", "curve.png"}
+    drawn = {"report.html", "accuracy.svg", "accuracy.png"}
     assert {path.name for path in tmp_path.iterdir()} == {"run.json", "results.json", "answers.jsonl", *drawn}
     alone = tmp_path / "alone"
     alone.mkdir()
     shutil.copy(tmp_path / "results.json", alone)
     sharpmax_command.ok("report", alone)
-    assert f"wrote {tmp_path / 'report.html'}\n" in outcome.out
     for name in drawn:
         assert (alone / name).read_bytes() == (tmp_path / name).read_bytes()
     assert str(tmp_path).encode() not in (tmp_path / "report.html").read_bytes()
 
 
-@pytest.mark.parametrize("made", [True, False])
-def test_larger_sizes_can_be_left_for_the_test_examples(
-    made: bool, home: Path, tmp_path: Path, sharpmax_command: Any
+def test_sizes_that_are_too_long_are_left_out_as_a_whole(
+    arms: list[Path], questions: Path, tmp_path: Path, sharpmax_command: Any
 ) -> None:
-    arm = tmp_path / "arm"
-    path = stub.write(tmp_path / "own.jsonl", stub.examples(stub.ALGORITHMS, stub.TRAIN, 6, "train", 0))
-    more = () if made else ("--dataset", path)
-    sharpmax_command.ok(*words(home, arm, "--largest", 4, "--steps", 1, *more))
-    assert saved(arm)["tables"]["setting"]["sizes"] == {name: [4] for name in stub.ALGORITHMS}
-    assert saved(arm)["tables"]["setting"]["data"]["largest"] == 4
-    assert "--largest 4" in saved(arm)["command"]
+    some = ("--algorithms", toy.LAST, "--sizes", "4,90,600", "--no-draw")
+    outcome = sharpmax_command.ok(*evaluation(arms, questions, tmp_path / "a", *some))
+    assert "Questions that do not fit into the context were left out: quickselect of size 600." in outcome.out
+    outcome = sharpmax_command.ok(*evaluation(arms, questions, tmp_path / "b", *some, "--longest", 60))
+    assert "Questions of more than 60 tokens were left out: quickselect of size 90 and 600." in outcome.out
+    tables = saved(tmp_path / "b")["tables"]
+    assert tables["setting"]["too_long"] == {toy.LAST: [90, 600]}
+    assert list(tables["accuracy"]["arm-none"][toy.LAST]) == ["4"]
+    assert list(tables["means"]["arm-none"]) == ["in"]
 
 
-def test_a_training_that_is_not_finished_cannot_be_examined(home: Path, tmp_path: Path, sharpmax_command: Any) -> None:
+def test_a_training_that_is_not_finished_cannot_be_tested(
+    questions: Path, tmp_path: Path, sharpmax_command: Any
+) -> None:
     (tmp_path / "half").mkdir()
     (tmp_path / "half" / "run.json").write_text("{}")
-    assert "a finished training" in sharpmax_command.refused(*exam([tmp_path / "half"], tmp_path / "out"))
+    line = evaluation([tmp_path / "half"], questions, tmp_path / "out")
+    assert "a finished training" in sharpmax_command.refused(*line)
 
 
-def test_a_missing_extra_is_named(
-    home: Path, tmp_path: Path, sharpmax_command: Any, monkeypatch: pytest.MonkeyPatch
+@needs_clrs
+def test_variants_are_trained_side_by_side_and_a_resumed_comparison_does_only_what_is_missing(
+    tmp_path: Path, sharpmax_command: Any
 ) -> None:
-    from sharpmax.errors import MissingExtraError
+    out = tmp_path / "out"
+    asked = ("--variants", "none,learn:ssmax", "--algorithms", "minimum", "--sizes", "4,5", "--test-sizes", "4,6")
+    small = ("--per-cell", 20, "--test-per-cell", 5, "--steps", 3, "--seeds", 1, "--batch-tokens", 256)
+    where = ("--tokens-at-once", 256, "--device", "cpu", "--data", tmp_path / "data")
+    words = ["clrs", "compare", "scratch:1m", *asked, *small, *where]
+    sharpmax_command.ok(*words, "--out", out)
+    tables = saved(out)["tables"]
+    assert list(tables["accuracy"]) == ["none", "learn:ssmax"]
+    assert tables["setting"]["sizes"]["minimum"] == {"trained": [4, 5], "examined": [4, 6]}
+    assert [one["setting"]["steps"] for one in tables["training"].values()] == [3, 3]
+    examples = {one["setting"]["examples"]["fingerprint"] for one in tables["training"].values()}
+    assert len(examples) == 1
+    assert "Entropy of attention by size" in (out / "report.html").read_text(encoding="utf-8")
+    assert "--resume" in sharpmax_command.refused(*words, "--out", out)
+    weights = (out / "learn-ssmax-0" / "model" / "model.safetensors").stat().st_mtime_ns
+    lines = (out / "outcomes.jsonl").read_text().splitlines(keepends=True)
+    assert len(lines) == 2 * len(("train", "test"))
+    (out / "outcomes.jsonl").write_text("".join(lines[:-1]))
+    sharpmax_command.ok(*words, "--no-draw", "--resume", "--out", out)
+    assert saved(out)["tables"] == tables
+    assert (out / "learn-ssmax-0" / "model" / "model.safetensors").stat().st_mtime_ns == weights
 
-    def missing(*arguments: Any, **options: Any) -> None:
-        raise MissingExtraError("clrs", "clrs", "CLRS-Text")
 
-    made = stub.module()
-    vars(made)["training_set"] = missing
-    monkeypatch.setitem(sys.modules, "sharpmax.tasks.clrs_text", made)
-    assert "pip install 'attrs>=24.2'" in sharpmax_command.refused(*words(home, tmp_path / "out"))
+KILLED_WITHIN_A_STATE = """
+import os, signal
+from transformers import Trainer
+from sharpmax.cli import main
+
+def save(self, folder, really=Trainer._save_optimizer_and_scheduler):
+    if self.state.global_step == 16:
+        os.kill(os.getpid(), signal.SIGKILL)
+    really(self, folder)
+
+Trainer._save_optimizer_and_scheduler = save
+main(words)
+"""
+KILLED_WITHIN_AN_ANSWER = """
+import os, signal
+from sharpmax.cli import main
+from sharpmax.experiments.run_folder import RunStore
+
+added = []
+
+def add_all(self, outcomes, really=RunStore.add_all):
+    if len(added) == 3:
+        with self._path.open("ab") as file:
+            file.write(b'{"key": "model/')
+        os.kill(os.getpid(), signal.SIGKILL)
+    added.append(outcomes)
+    really(self, outcomes)
+
+RunStore.add_all = add_all
+main(words)
+"""
 
 
-def test_longer_questions_can_be_left_out(arms: list[Path], tmp_path: Path, sharpmax_command: Any) -> None:
-    outcome = sharpmax_command.ok(*exam(arms, tmp_path, "--sizes", "4,90", "--algorithms", "last", "--longest", 60))
-    assert "Questions of more than 60 tokens were left out: last of size 90." in outcome.out
-    assert saved(tmp_path)["tables"]["setting"]["too_long"] == {"last": [90]}
-    assert "--longest 60" in saved(tmp_path)["command"]
+def dies(script: str, words: list[Any]) -> bool:
+    """Whether a command in a process of its own is killed."""
+    return exit_code(script, words=[str(word) for word in words]) == -signal.SIGKILL
 
 
-def test_sizes_without_room_are_left_out_as_a_whole(arms: list[Path], tmp_path: Path, sharpmax_command: Any) -> None:
-    outcome = sharpmax_command.ok(*exam(arms, tmp_path, "--sizes", "4,600", "--algorithms", "last"))
-    assert "Left out, as they do not fit into the context: last of size 600." in outcome.out
-    tables = saved(tmp_path)["tables"]
-    assert tables["setting"]["too_long"] == {"last": [600]}
-    assert list(tables["accuracy"]["arm-none"]["last"]) == ["4"]
-    assert list(tables["means"]["arm-none"]) == ["in"]
+@needs_kill
+def test_a_training_that_was_killed_ends_as_if_nothing_had_happened(
+    home: Path, data: Path, tmp_path: Path, sharpmax_command: Any
+) -> None:
+    def words(out: Path, *more: str) -> list[Any]:
+        start = ["clrs", "train", home / "model", "--policy", "learn:length", "--dataset", data, *QUICK]
+        return [*start, "--out", out, *more]
+
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    sharpmax_command.ok(*words(whole))
+    assert dies(KILLED_WITHIN_A_STATE, words(cut))
+    assert {path.name for path in (cut / "states").iterdir()} == {"checkpoint-8", "checkpoint-16"}
+    assert not (cut / "model").exists()
+    sharpmax_command.ok(*words(cut, "--resume"))
+    assert saved(cut)["tables"]["curve"] == saved(whole)["tables"]["curve"]
+    for name in ("model.safetensors", "sharpmax_policy.json"):
+        assert (cut / "model" / name).read_bytes() == (whole / "model" / name).read_bytes()
+
+
+@needs_kill
+def test_an_examination_that_was_killed_asks_nothing_twice(
+    arms: list[Path], data: Path, tmp_path: Path, sharpmax_command: Any
+) -> None:
+    def words(out: Path, *more: str) -> list[Any]:
+        how = ["--dataset", data, "--tokens-at-once", 1000, "--device", "cpu", "--no-draw"]
+        return ["clrs", "evaluate", *arms, *how, "--out", out, *more]
+
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    sharpmax_command.ok(*words(whole))
+    assert dies(KILLED_WITHIN_AN_ANSWER, words(cut))
+    before, half = (cut / "answers.jsonl").read_bytes().rsplit(b"\n", 1)
+    assert half
+    assert not (cut / "results.json").exists()
+    sharpmax_command.ok(*words(cut, "--resume"))
+    after = (cut / "answers.jsonl").read_bytes()
+    assert after.startswith(before + b"\n")
+    keys = [entry["key"] for entry in map(json.loads, after.splitlines()) if "text" in entry["record"]]
+    total = 2 * saved(cut)["tables"]["setting"]["questions"]["count"]
+    assert 0 < before.count(b'"text"') < total
+    assert len(keys) == len(set(keys)) == total
+    for table in saved(whole)["tables"]:
+        if table != "speed":
+            assert saved(cut)["tables"][table] == saved(whole)["tables"][table], table
+
+
+@pytest.mark.parametrize("command", ["train", "evaluate"])
+def test_a_full_disk_is_one_line_and_nothing_is_lost(
+    command: str, home: Path, data: Path, tmp_path: Path, sharpmax_command: Any
+) -> None:
+    import transformers
+
+    def full_disk(*arguments: Any, **options: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    how = QUICK if command == "train" else ("--device", "cpu", "--no-draw")
+    line = ["clrs", command, home / "model", "--dataset", data, *how, "--out", tmp_path / "out"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RunStore, "add_all", full_disk)
+        patch.setattr(transformers.Trainer, "_save_optimizer_and_scheduler", full_disk)
+        assert "No space left on device" in sharpmax_command.refused(*line)
+    sharpmax_command.ok(*line, "--resume")
+    assert (tmp_path / "out" / "results.json").is_file()

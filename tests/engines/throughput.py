@@ -15,7 +15,7 @@ import sys
 import time
 
 from sharpmax.integrations.vllm import SharpAttention
-from sharpmax.models.smollm2 import smollm2_folder
+from sharpmax.models.language import smollm2_folder
 from tests.engines import engines, vllm_process
 
 POLICIES = (engines.CONSTANTS, "log-length:64", "paper", engines.ROWS)

@@ -29,17 +29,6 @@ tasks = grid(4, 2, trace=str(home / "trace"), gate=str(home / "gate"))
 run(tasks, RunStore(home / "store"), plugins=[TOYS], **eval(sys.argv[2]))
 """
 
-# Imported by every interpreter that starts, before anything of ours.
-_WORKER_START = """
-import os, sys, time
-from pathlib import Path
-if "--process-name" in sys.orig_argv:  # one of loky's workers
-    home = Path(os.environ["DRIVER_HOME"])
-    (home / f"starts.{os.getpid()}").touch()
-    while (home / "hold").exists():
-        time.sleep(0.02)
-"""
-
 
 def toy(name: str) -> str:
     return f"sharpmax_plugin_toy_tasks:{name}"
@@ -62,7 +51,7 @@ def go(folder: Path, tasks: list[Job], **more: Any) -> dict[str, Any]:
     """Run the tasks; all that the store holds then, read anew from its folder."""
     run(tasks, RunStore(folder), plugins=[TOYS], **more)
     store = RunStore(folder)
-    return {key: (store.record(key), store.blob(key)) for key in sorted(store.keys())}
+    return {key: (store.records[key], store.blob(key)) for key in sorted(store.records)}
 
 
 def traces(folder: Path) -> dict[str, int]:
@@ -77,16 +66,12 @@ def traces(folder: Path) -> dict[str, int]:
 def driver(home: Path, **options: Any) -> subprocess.Popen[bytes]:
     """A process that drives a grid of twelve tasks: four trainings, and two tests of each.
 
-    Every second test waits for the file `gate`, so that the driver cannot end before a test wants it to. While there is
-    a file `hold`, worker processes stay in their imports.
+    Every second test waits for the file `gate`, so that the driver cannot end before a test wants it to.
     """
     (home / "trace").mkdir(exist_ok=True)
-    (home / "site").mkdir(exist_ok=True)
-    (home / "site" / "sitecustomize.py").write_text(_WORKER_START, encoding="utf-8")
-    path = os.pathsep.join([str(home / "site"), str(TOYS.parent), *filter(None, sys.path)])
+    path = os.pathsep.join([str(TOYS.parent), *filter(None, sys.path)])
     words = [sys.executable, "-c", _DRIVER, str(home), repr(options)]
-    environment = {**os.environ, "PYTHONPATH": path, "DRIVER_HOME": str(home)}
-    return subprocess.Popen(words, env=environment, stderr=subprocess.PIPE)
+    return subprocess.Popen(words, env={**os.environ, "PYTHONPATH": path}, stderr=subprocess.PIPE)
 
 
 def lines(folder: Path) -> int:

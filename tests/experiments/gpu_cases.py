@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import sharpmax as sm
-from sharpmax.experiments.benchmarks.gpu_inputs import Shape
+from sharpmax.experiments.benchmarks.gpu import Shape
 
 CPU = torch.device("cpu")
 SHAPE = Shape(2, 4, 2, 40, 40, 16, causal=True)

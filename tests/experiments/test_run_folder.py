@@ -24,7 +24,6 @@ with writing(Path(sys.argv[1])):
     time.sleep(600)
 """
 IDENTITY = {"methods": ["softmax"], "seeds": 2}
-NINES = b"9" * 5000
 KEYS = ["a/ä b", "b", "c"]
 
 
@@ -36,44 +35,42 @@ def held(folder: Path) -> bool:
         return f"another run is writing to {str(folder)!r} now" in str(refused)
 
 
-class TestLock:
-    pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs fcntl")
-
-    def test_one_at_a_time(self, tmp_path: Path) -> None:
-        assert not held(tmp_path)
-        with writing(tmp_path):
+def test_a_folder_has_one_writer_at_a_time(tmp_path: Path) -> None:
+    assert not held(tmp_path)
+    with writing(tmp_path):
+        assert held(tmp_path)
+        with writing(tmp_path, "1-of-2"), writing(tmp_path, "2-of-2"):
             assert held(tmp_path)
-            with writing(tmp_path, "1-of-2"), writing(tmp_path, "2-of-2"):
-                assert held(tmp_path)
-            (tmp_path / "other").mkdir()
-            assert not held(tmp_path / "other")
-        with pytest.raises(KeyboardInterrupt), writing(tmp_path):
-            raise KeyboardInterrupt
-        assert not held(tmp_path)
-        assert [path.name for path in tmp_path.iterdir()] == ["other"]
-        with pytest.raises(ArgumentError, match=r"cannot write .*\.lock"), writing(tmp_path / "nowhere"):
+    with pytest.raises(KeyboardInterrupt), writing(tmp_path):
+        raise KeyboardInterrupt
+    assert not held(tmp_path)
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "file").touch()
+    with pytest.raises(ArgumentError, match=r"cannot write .*\.lock"), writing(tmp_path / "file"):
+        pass
+
+
+def test_a_killed_run_leaves_a_file_that_stops_nobody(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", HOLDER, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline() == b"held\n"
+            assert held(tmp_path)
+        finally:
+            process.kill()
+            process.wait()
+    assert (tmp_path / ".lock").exists()
+    assert not held(tmp_path)
+
+
+def test_a_store_has_one_writer_who_removes_what_a_kill_left(tmp_path: Path) -> None:
+    store = filled(tmp_path)
+    (tmp_path / "blobs" / ".d.xyz.partial").write_bytes(b"half")
+    with store.writing():
+        assert not list((tmp_path / "blobs").glob(".*"))
+        with pytest.raises(ArgumentError, match="another run is writing"), RunStore(tmp_path).writing():
             pass
-
-    def test_a_killed_run_leaves_a_file_that_stops_nobody(self, tmp_path: Path) -> None:
-        command = [sys.executable, "-c", HOLDER, str(tmp_path)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
-            assert process.stdout is not None
-            try:
-                assert process.stdout.readline() == b"held\n"
-                assert held(tmp_path)
-            finally:
-                process.kill()
-                process.wait()
-        assert (tmp_path / ".lock").exists()
-        assert not held(tmp_path)
-
-    def test_of_a_store(self, tmp_path: Path) -> None:
-        store = filled(tmp_path)
-        (tmp_path / "blobs" / ".d.xyz.partial").write_bytes(b"half")
-        with store.writing():
-            assert not list((tmp_path / "blobs").glob(".*")), "what a kill left is removed"
-            with pytest.raises(ArgumentError, match="another run is writing"), RunStore(tmp_path).writing():
-                pass
 
 
 def filled(folder: Path) -> RunStore:
@@ -92,30 +89,18 @@ def refused(problem: type[SharpmaxError], says: str) -> Any:
 
 def test_what_was_added_is_there_for_the_next(tmp_path: Path) -> None:
     for store in (filled(tmp_path), RunStore(tmp_path)):
-        assert store.keys() == KEYS
-        assert store.record("a/ä b") == {"x": 1, "text": "zwei\nZeilen"}
+        assert list(store.records) == KEYS
+        assert store.records["a/ä b"] == {"x": 1, "text": "zwei\nZeilen"}
         assert store.blob("a/ä b") == b"weights"
-        assert (store.record("b"), store.blob("b")) == ({"x": [1.5, None]}, None)
+        assert (store.records["b"], store.blob("b")) == ({"x": [1.5, None]}, None)
         assert store.blob("c") == b""
         assert ("b" in store, "d" in store) == (True, False)
 
 
-def test_records_are_the_same_before_and_after_they_are_read_back(tmp_path: Path) -> None:
-    store = RunStore(tmp_path)
-    store.add("a", Outcome({"sizes": (1, 2), 3: True}))  # type: ignore[dict-item]
-    assert store.record("a") == RunStore(tmp_path).record("a") == {"sizes": [1, 2], "3": True}
-    with pytest.raises(ValueError, match="JSON"):
-        store.add("b", Outcome({"x": float("nan")}))
-    assert RunStore(tmp_path).keys() == ["a"]
-
-
 def test_keys_that_look_alike_have_blobs_of_their_own(tmp_path: Path) -> None:
-    store = RunStore(tmp_path)
-    keys = ["a/b", "a b", "a-b", "../a/b", "x" * 300, "x" * 301, "", "."]
-    for number, key in enumerate(keys):
-        store.add(key, Outcome({}, bytes([number])))
-    again = RunStore(tmp_path)
-    assert [again.blob(key) for key in keys] == [bytes([number]) for number in range(len(keys))]
+    keys = ["a/b", "a b", "../a/b", "x" * 300, "x" * 301, "", "."]
+    RunStore(tmp_path).add_all({key: Outcome({}, key.encode()) for key in keys})
+    assert [RunStore(tmp_path).blob(key) for key in keys] == [key.encode() for key in keys]
     assert {path.parent for path in tmp_path.rglob("*-*")} == {tmp_path / "blobs"}
 
 
@@ -126,17 +111,13 @@ def test_half_a_line_at_the_end_is_dropped(tmp_path: Path, cut: int) -> None:
     whole = lines.read_bytes()
     os.truncate(lines, len(whole) - cut)
     store = RunStore(tmp_path)
-    assert store.keys() == KEYS[:2]
+    assert list(store.records) == KEYS[:2]
     with store.writing():
         store.add("c", Outcome({}, b""))
     assert lines.read_bytes() == whole
 
 
-@pytest.mark.parametrize(
-    "harmed",
-    [b"{", b"[]", b"\xff\xfe", b"", b'{"key": "b"}', b"[" * 100_000, b'{"key": "b", "record": %s, "blob": 0}' % NINES],
-    ids=range(7),
-)
+@pytest.mark.parametrize("harmed", [b"{", b"[]", b"\xff\xfe", b'{"key": "b"}'], ids=range(4))
 def test_a_line_in_the_middle_that_is_not_ours(tmp_path: Path, harmed: bytes) -> None:
     filled(tmp_path)
     lines = tmp_path / "outcomes.jsonl"
@@ -151,12 +132,10 @@ def test_a_line_in_the_middle_that_is_not_ours(tmp_path: Path, harmed: bytes) ->
 def test_a_blob_that_is_missing_or_changed(tmp_path: Path) -> None:
     filled(tmp_path)
     blob = next(path for path in (tmp_path / "blobs").iterdir() if path.read_bytes() == b"weights")
-    blob.write_bytes(b"wEights")
-    with refused(FileFormatError, "is not what sharpmax wrote; .* remove the line of 'a/ä b' from"):
-        RunStore(tmp_path).blob("a/ä b")
-    blob.unlink()
-    with refused(FileFormatError, "is missing; restore it"):
-        RunStore(tmp_path).blob("a/ä b")
+    for harm in (lambda: blob.write_bytes(b"wEights"), blob.unlink):
+        harm()
+        with refused(FileFormatError, "is not what sharpmax wrote; .* remove the line of 'a/ä b' from"):
+            RunStore(tmp_path).blob("a/ä b")
 
 
 def test_a_folder_belongs_to_one_run(tmp_path: Path) -> None:
@@ -174,7 +153,7 @@ def test_a_folder_belongs_to_one_run(tmp_path: Path) -> None:
     (tmp_path / "run.json").unlink()
     with refused(FileFormatError, r"no run\.json"):
         RunStore(tmp_path).claim(IDENTITY, resume=True)
-    assert RunStore(tmp_path).keys() == KEYS
+    assert list(RunStore(tmp_path).records) == KEYS
 
 
 @pytest.mark.parametrize("room", [0, 1])
@@ -194,6 +173,6 @@ def test_a_disk_that_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ro
         with refused(SharpmaxError, r"is full \(.*No space left.*--resume"):
             store.add("d", Outcome({"x": 4}, b"four"))
     assert "d" not in store
-    assert RunStore(tmp_path).keys() == KEYS
+    assert list(RunStore(tmp_path).records) == KEYS
     store.add("d", Outcome({"x": 4}, b"four"))
     assert RunStore(tmp_path).blob("d") == b"four"

@@ -10,6 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from sharpmax.policies import Constant, LogLength, PerHead, Polynomial
+
 transformers = pytest.importorskip("transformers", reason="needs the extra hf")
 
 LENGTH = 12
@@ -112,14 +114,20 @@ _ALL = (
     Family("whisper", "WhisperForConditionalGeneration", "WhisperConfig", _WHISPER, "speech"),
 )
 FAMILIES = {family.name: family for family in _ALL}
+LLAMA = FAMILIES["llama"]
 
-_DISTILBERT = {"vocab_size": 97, "dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48, "pad_token_id": 0}
 _BART = {key: value for key, value in _WHISPER.items() if key not in ("num_mel_bins", "max_source_positions")}
 BIDIRECTIONAL = (
     FAMILIES["bert"],
-    FAMILIES["roberta"],
-    Family("distilbert", "DistilBertForMaskedLM", "DistilBertConfig", _DISTILBERT, "encoder"),
     Family("bart", "BartForConditionalGeneration", "BartConfig", {**_BART, "max_position_embeddings": 64}, "seq2seq"),
     FAMILIES["whisper"],
 )
 """Models with attention that is not causal: of encoders, and of decoders to an encoder's output."""
+
+MIXTURE = PerHead(
+    (
+        (Constant(1.0), LogLength(3.0), LogLength(2.0), Constant(2.0)),
+        (Polynomial((0.5, 1.0), (0.0, 9.0)), Constant(1.0), Constant(1.0), Polynomial((0.2, 1.5), (0.0, 9.0))),
+    )
+)
+"""A policy of several kinds for two layers of four heads."""

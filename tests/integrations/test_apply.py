@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+import sharpmax as sm
 from sharpmax.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -18,23 +19,14 @@ from sharpmax.errors import (
     UnsupportedError,
 )
 from sharpmax.integrations import transformers as hf
-from sharpmax.integrations.transformers.interface import install, put
 from sharpmax.policies.base import Policy
-from sharpmax.policies.basic import Constant, LogLength
+from sharpmax.policies.basic import Constant, LogLength, OutputScale
 from sharpmax.policies.entropy_target import EntropyTarget
-from sharpmax.policies.log_linear import LogLinear
 from sharpmax.policies.per_head import PerHead
 from sharpmax.policies.polynomial import PAPER, Polynomial
-from sharpmax.stats.call import AttentionCall
 from sharpmax.stats.dispatch import measure
-from tests.integrations.families import FAMILIES, transformers
+from tests.integrations.families import FAMILIES, LLAMA, MIXTURE, transformers
 
-MIXTURE = PerHead(
-    (
-        (Constant(1.0), LogLength(3.0), LogLength(2.0), Constant(2.0)),
-        (Polynomial((0.5, 1.0), (0.0, 9.0)), Constant(1.0), Constant(1.0), Polynomial((0.2, 1.5), (0.0, 9.0))),
-    )
-)
 SMOOTH = PerHead(
     (
         (Constant(1.0), Polynomial((0.5, 1.0), (0.0, 9.0), threshold=0.0), LogLength(2.0), EntropyTarget(0.5)),
@@ -42,11 +34,6 @@ SMOOTH = PerHead(
     )
 )
 LENGTHS = PerHead.of(LogLength, reference=[[2.0, 3.0, 4.0, 5.0], [3.0, 2.0, 6.0, 4.0]])
-
-
-@pytest.fixture
-def model() -> Any:
-    return FAMILIES["llama"].build()
 
 
 @pytest.fixture
@@ -111,14 +98,6 @@ def test_applied_nests_and_survives_exceptions(model: Any, ids: torch.Tensor) ->
     assert repr(everything(model)) == repr(before)
 
 
-def test_applying_again_replaces(model: Any, ids: torch.Tensor) -> None:
-    once = hf.apply(model, Constant(2.0))(ids).logits
-    hf.apply(hf.apply(model, Constant(3.0)), Constant(2.0))
-    assert torch.equal(model(ids).logits, once)
-    hf.restore(model)
-    assert model.config._attn_implementation == "sdpa"
-
-
 def test_the_attention_cannot_be_changed_behind_a_policy(model: Any, ids: torch.Tensor) -> None:
     hf.apply(model, "paper")
     with pytest.raises(UnsupportedError, match="restore"):
@@ -157,15 +136,6 @@ def test_saving_on_other_processes_and_to_the_hub(model: Any, tmp_path: Path) ->
         model.save_pretrained(tmp_path / "b", push_to_hub=True)
 
 
-def test_a_failed_save_keeps_the_policy(model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    hf.apply(model, "paper")
-    monkeypatch.setattr(type(model.config), "save_pretrained", lambda *a, **k: (_ for _ in ()).throw(OSError("full")))
-    with pytest.raises(OSError, match="full"):
-        model.save_pretrained(tmp_path)
-    assert hf.policy_of(model) == PAPER
-    assert not (tmp_path / "sharpmax_policy.json").exists()
-
-
 # Refusals
 
 
@@ -195,7 +165,7 @@ def test_a_part_of_a_model_that_has_a_policy_is_refused(model: Any, ids: torch.T
     assert torch.equal(model(ids).logits, sharp)
 
 
-@pytest.mark.parametrize("thing", [None, torch.nn.Sequential(FAMILIES["llama"].build()), "smollm2"])
+@pytest.mark.parametrize("thing", [None, torch.nn.Sequential(LLAMA.build()), "smollm2"])
 def test_only_transformers_models_are_taken(thing: Any) -> None:
     for function in (hf.restore, hf.policy_of, lambda m: hf.apply(m, "paper")):
         with pytest.raises(ArgumentTypeError, match="PreTrainedModel"):
@@ -206,38 +176,25 @@ _SIZES = {"vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 2, "num_atte
 _GROUPED = {**_SIZES, "intermediate_size": 32, "num_key_value_heads": 2, "head_dim": 8}
 
 
-@pytest.mark.parametrize(
-    ("name", "config", "options", "words"),
-    [
-        ("BloomForCausalLM", "BloomConfig", {"vocab_size": 97, "hidden_size": 32, "n_layer": 1, "n_head": 4}, "Bloom"),
-        ("MptForCausalLM", "MptConfig", {"vocab_size": 97, "d_model": 32, "n_layers": 1, "n_heads": 4}, "Mpt"),
-        ("GPTJForCausalLM", "GPTJConfig", {"n_embd": 32, "n_layer": 1, "n_head": 4, "rotary_dim": 4}, "GPTJ"),
-        ("FalconForCausalLM", "FalconConfig", _SIZES, "Falcon"),
-        ("MambaForCausalLM", "MambaConfig", {"vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 1}, "Mamba.*no"),
-        (
-            "GPT2LMHeadModel",
-            "GPT2Config",
-            {"n_embd": 32, "n_head": 4, "n_layer": 1, "reorder_and_upcast_attn": True, "attn_implementation": "eager"},
-            "reorder_and_upcast_attn",
-        ),
-    ],
-    ids=lambda value: value if isinstance(value, str) and value.endswith(("LM", "Model")) else "",
-)
-def test_families_that_cannot_be_supported_are_refused_by_name(
-    name: str, config: str, options: dict[str, Any], words: str
-) -> None:
-    model = getattr(transformers, name)(getattr(transformers, config)(**options))
+_GPT2 = {"n_embd": 32, "n_head": 4, "n_layer": 1, "reorder_and_upcast_attn": True, "attn_implementation": "eager"}
+
+
+@pytest.mark.parametrize(("name", "options", "words"), [
+    ("BloomForCausalLM", {"vocab_size": 97, "hidden_size": 32, "n_layer": 1, "n_head": 4}, "Bloom"),
+    ("MptForCausalLM", {"vocab_size": 97, "d_model": 32, "n_layers": 1, "n_heads": 4}, "Mpt"),
+    ("GPTJForCausalLM", {"n_embd": 32, "n_layer": 1, "n_head": 4, "rotary_dim": 4}, "GPTJ"),
+    ("FalconForCausalLM", _SIZES, "Falcon"),
+    ("MambaForCausalLM", {"vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 1}, "Mamba.*no"),
+    ("GPT2LMHeadModel", _GPT2, "reorder_and_upcast_attn"),
+])  # fmt: skip
+def test_families_that_cannot_be_supported_are_refused_by_name(name: str, options: Any, words: str) -> None:
+    kind = getattr(transformers, name)
+    model = kind(kind.config_class(**options))
     before = everything(model)
     with pytest.raises(UnsupportedError, match=words) as caught:
         hf.apply(model, "paper")
     assert "\n" not in str(caught.value)
     assert repr(everything(model)) == repr(before)
-
-
-def test_other_implementations_are_refused_with_what_to_do(model: Any) -> None:
-    model.config._attn_implementation_internal = "flash_attention_4"
-    with pytest.raises(UnsupportedError, match=r"flash_attention_4.*sdpa, eager.*set_attn_implementation\('sdpa'\)"):
-        hf.apply(model, "paper")
 
 
 def test_continuous_batching_is_refused_not_silently_unsharpened(model: Any) -> None:
@@ -258,8 +215,9 @@ def padded(ids: torch.Tensor) -> dict[str, torch.Tensor]:
     return {"input_ids": ids.masked_fill(mask == 0, 0), "attention_mask": mask}
 
 
-@pytest.mark.parametrize("options", [{}, {"num_beams": 3}, {"num_beams": 2, "cache_implementation": "static"}], ids=str)
-@pytest.mark.parametrize("family", ["llama", "mistral", "gemma3", "gpt2"])
+@pytest.mark.parametrize(("family", "options"), [
+    ("llama", {"num_beams": 2, "cache_implementation": "static"}), ("mistral", {"num_beams": 3}), ("gemma3", {}),
+], ids=str)  # fmt: skip
 def test_unequal_prompts_generate_what_they_do_alone(family: str, options: dict[str, Any], ids: torch.Tensor) -> None:
     model = FAMILIES[family].build()
     hf.apply(model, MIXTURE)
@@ -271,39 +229,13 @@ def test_unequal_prompts_generate_what_they_do_alone(family: str, options: dict[
     assert torch.equal(both[1], second[0])
 
 
-def test_prefill_in_pieces(model: Any, ids: torch.Tensor) -> None:
-    """A cache filled in two steps gets a mask where one step gets none; the rows are the same."""
-    hf.apply(model, MIXTURE)
-    whole = model(ids).logits
-    first = model(ids[:, :7])
-    rest = model(ids[:, 7:], past_key_values=first.past_key_values).logits
-    assert (torch.cat([first.logits, rest], 1) - whole).abs().max() < 1e-4
-
-
-def test_a_speech_decoder_token_by_token() -> None:
-    """Self-attention over a growing cache and cross-attention over one that stays: both as in one step."""
-    model = FAMILIES["whisper"].build()
-    inputs = FAMILIES["whisper"].inputs(model)
-    hf.apply(model, PerHead(MIXTURE.policies * 3))
-    ids, cache, steps = inputs.pop("decoder_input_ids"), None, []
-    whole = model(**inputs, decoder_input_ids=ids).logits
-    for i in range(ids.shape[1]):
-        out = model(**inputs, decoder_input_ids=ids[:, i : i + 1], past_key_values=cache, use_cache=True)
-        cache = out.past_key_values
-        steps.append(out.logits)
-    assert (torch.cat(steps, 1) - whole).abs().max() < 1e-4
-
-
-@pytest.mark.parametrize(("attention", "policy"), [("sdpa", MIXTURE), ("eager", LENGTHS)], ids=["sdpa", "eager"])
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # the compiler uses parts of torch that torch advises against
-def test_compiled_in_one_graph(attention: str, policy: Policy, ids: torch.Tensor) -> None:
+def test_compiled_in_one_graph(model: Any, ids: torch.Tensor) -> None:
     torch.compiler.reset()
-    model = FAMILIES["llama"].build(attention)
-    hf.apply(model, policy)
+    hf.apply(model, MIXTURE)
     compiled = torch.compile(model, fullgraph=True, backend="eager")
     with torch.no_grad():
-        for inputs in ({"input_ids": ids}, padded(ids)) if attention == "sdpa" else (padded(ids),):
-            assert (compiled(**inputs).logits - model(**inputs).logits).abs().max() < 1e-5
+        assert (compiled(**padded(ids)).logits - model(**padded(ids)).logits).abs().max() < 1e-5
         hf.restore(model)
         assert torch.equal(compiled(ids).logits, model(ids).logits)
 
@@ -315,7 +247,7 @@ def loss_of(model: Any, ids: torch.Tensor) -> torch.Tensor:
 
 def test_gradients_with_and_without_checkpointing(ids: torch.Tensor) -> None:
     """Against finite differences of the whole model with its policy (which normalises in float32 in any dtype)."""
-    model = FAMILIES["llama"].build().double().train()
+    model = LLAMA.build().double().train()
     hf.apply(model, SMOOTH)
     weight = model.model.layers[0].self_attn.q_proj.weight
     loss_of(model, ids).backward()
@@ -335,34 +267,6 @@ def test_gradients_with_and_without_checkpointing(ids: torch.Tensor) -> None:
         assert abs(float((weight.grad * direction).sum()) - slope) < 1e-3 * slope
 
 
-class Learned:
-    """A rule whose parameter is trained: β = exp(a·ln n), one slope per head."""
-
-    heads = None
-    needs = frozenset({"count"})
-
-    def __init__(self) -> None:
-        self.slope = torch.full((4, 1), 0.1, requires_grad=True)
-
-    def beta(self, stats: Any, remeasure: Any) -> torch.Tensor:
-        return torch.exp(self.slope * stats.count.log())
-
-
-def test_rules_may_learn(model: Any, ids: torch.Tensor) -> None:
-    model.requires_grad_(False)
-    rules = [Learned(), Learned()]
-    install(model, lambda layer: [rules[layer]])
-    model(ids, labels=ids).loss.backward()
-    for rule in rules:
-        assert rule.slope.grad is not None
-        assert (rule.slope.grad != 0).all()
-    found = model(ids).logits
-    fixed = PerHead.of(LogLength, reference=[[float(torch.e) ** 10] * 4] * 2, floor=[[0.0] * 4] * 2)
-    assert (found - hf.apply(model, fixed)(ids).logits).abs().max() > 1e-3
-    put(model, None)
-    assert model.config._attn_implementation == "sdpa"
-
-
 def test_training_after_inference_mode(model: Any, ids: torch.Tensor) -> None:
     """What is kept between calls must not be an inference tensor, which could not be part of a graph."""
     model.double()
@@ -374,27 +278,6 @@ def test_training_after_inference_mode(model: Any, ids: torch.Tensor) -> None:
     with torch.inference_mode():
         model(ids)
     model(ids, labels=ids).loss.backward()
-
-
-def test_attention_weights_are_those_of_the_sharpened_rows(ids: torch.Tensor) -> None:
-    """As in transformers: eager attention gives them, sdpa does not."""
-    model = FAMILIES["llama"].build("eager")
-    plain = model(ids, output_attentions=True).attentions
-    with hf.applied(model, Constant(2.0)):
-        sharp = model(ids, output_attentions=True).attentions
-    expected = (plain[0] ** 2) / (plain[0] ** 2).sum(-1, keepdim=True)
-    assert (sharp[0] - expected).abs().max() < 1e-5
-
-
-def test_half_precision_stays_close(ids: torch.Tensor) -> None:
-    for dtype in (torch.bfloat16, torch.float16):
-        model = FAMILIES["llama"].build()
-        hf.apply(model, MIXTURE)
-        exact = model(ids).logits
-        rough = model.to(dtype)(ids).logits
-        assert rough.dtype == dtype
-        assert rough.isfinite().all()
-        assert (rough.float() - exact).abs().mean() < 0.1
 
 
 def noted(monkeypatch: pytest.MonkeyPatch, what: Callable[[Any], Any]) -> list[Any]:
@@ -444,42 +327,6 @@ def test_only_the_heads_that_need_it_are_measured(model: Any, ids: torch.Tensor,
     assert measured == [(2, 2, 12)]
 
 
-def test_heads_of_one_kind_that_read_different_statistics(
-    model: Any, ids: torch.Tensor, measured: list[tuple[int, ...]]
-) -> None:
-    """A kind whose needs depend on its numbers: heads are measured by what each of them reads."""
-    rows = [LogLinear(level=0.5), LogLinear(length=0.3, reference=2.0), LogLinear(entropy=0.4), LogLinear()]
-    sharp = hf.apply(model, PerHead((tuple(rows), tuple(LogLinear() for _ in rows))))(ids).logits
-    assert measured == [(2, 1, 12)]
-    alone = [PerHead(((*(LogLinear(),) * h, rows[h], *(LogLinear(),) * (3 - h)), (LogLinear(),) * 4)) for h in range(4)]
-    attention = model.model.layers[0].self_attn.o_proj
-    outputs: list[torch.Tensor] = []
-    hook = attention.register_forward_pre_hook(lambda module, args: outputs.append(args[0].unflatten(-1, (4, 8))))
-    model(ids)
-    for policy in alone:
-        hf.apply(model, policy)(ids)
-    hook.remove()
-    for head in range(4):
-        assert (outputs[0][..., head, :] - outputs[1 + head][..., head, :]).abs().max() < 1e-5
-    assert not torch.equal(sharp, hf.restore(model)(ids).logits)
-
-
-def test_counts_without_a_mask_need_no_matrix() -> None:
-    """A million rows: a matrix of logits or of visibility would not fit anywhere."""
-    q = torch.empty(1, 1, 1 << 20, 2)
-    counts = AttentionCall.in_model(q, q, None, True, None).counts()
-    assert counts.shape == (1, 1, 1 << 20)
-    assert int(counts[0, 0, -1]) == 1 << 20
-
-
-def test_rows_outside_the_fitted_range_are_reported_once(model: Any, ids: torch.Tensor) -> None:
-    narrow = Polynomial((1.0, 1.0), (0.0, 0.6), outside_is="clamp")
-    hf.apply(model, PerHead(((narrow, Constant(1.0), narrow, PAPER),) * 2))
-    with pytest.warns(OutOfRangeWarning, match="0 … 0.6"):
-        model(ids)
-    model(ids)
-
-
 def said_by(model: Any, ids: torch.Tensor) -> int:
     """How many warnings a pass gives under Python's own filters."""
     with warnings.catch_warnings(record=True) as found:
@@ -492,7 +339,7 @@ def said_by(model: Any, ids: torch.Tensor) -> int:
 def test_each_model_is_told_once_of_rows_outside_the_fitted_range(shape: str, ids: torch.Tensor) -> None:
     narrow = Polynomial((1.0, 1.0), (0.0, 0.6), outside_is="clamp")
     policy = narrow if shape == "one" else PerHead(((narrow, Constant(1.0), narrow, narrow),) * 2)
-    first, second = FAMILIES["llama"].build(), FAMILIES["llama"].build()
+    first, second = LLAMA.build(), LLAMA.build()
     with hf.applied(first, policy):
         assert said_by(first, ids) == 1
         assert said_by(first, ids) == 0
@@ -504,3 +351,30 @@ def test_each_model_is_told_once_of_rows_outside_the_fitted_range(shape: str, id
     assert said_by(twin, ids) == 1
     other = Polynomial((1.0, 1.0), (0.0, 0.7), outside_is="clamp")
     assert said_by(hf.apply(first, other), ids) == 1
+
+
+def test_an_output_scale_equals_scaled_columns_of_the_output_projection() -> None:
+    model = LLAMA.build()
+    ids = torch.arange(12)[None]
+    scales = torch.linspace(0.5, 1.5, 8).reshape(2, 4)
+    policy = PerHead(tuple(tuple(OutputScale(float(s), Constant(1.3)) for s in layer) for layer in scales))
+    oracle = copy.deepcopy(model)
+    width = oracle.config.hidden_size // 4
+    for layer, gains in zip(oracle.model.layers, scales, strict=True):
+        layer.self_attn.q_proj.weight.data *= 1.3
+        layer.self_attn.o_proj.weight.data *= gains.repeat_interleave(width)
+    with torch.no_grad(), sm.applied(model, policy):
+        torch.testing.assert_close(model(ids).logits, oracle(ids).logits)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda policy: sm.attention(*torch.randn(3, 1, 2, 5, 4), policy=policy),
+        lambda policy: sm.softmax(torch.randn(1, 2, 5, 4), policy),
+        lambda policy: sm.fold(LLAMA.build(), policy),
+    ],
+)
+def test_an_output_scale_outside_an_applied_model_is_refused(call: Any) -> None:
+    with pytest.raises(UnsupportedError, match="acts only in a transformers model"):
+        call(OutputScale(1.2))

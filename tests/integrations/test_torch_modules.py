@@ -43,30 +43,17 @@ class Attention(nn.Module):
         return out
 
 
-class Block(nn.Module):
-    def __init__(self, width: int, heads: int, fused: bool = True) -> None:
-        super().__init__()
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.attn = Attention(width, heads, fused)
-        self.mlp = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.attn(self.norm1(x))
-        out: Tensor = x + self.mlp(self.norm2(x))
-        return out
-
-
 class ViT(nn.Module):
     def __init__(self, fused: tuple[bool, ...] = (True, True)) -> None:
         super().__init__()
         self.patches = nn.Conv2d(3, 16, 2, 2)
-        self.blocks = nn.ModuleList(Block(16, 4, one) for one in fused)
+        self.blocks = nn.ModuleList(Attention(16, 4, one) for one in fused)
         self.head = nn.Linear(16, 5)
 
     def forward(self, image: Tensor) -> Tensor:
         x = self.patches(image).flatten(2).transpose(1, 2)
         for block in self.blocks:
-            x = block(x)
+            x = x + block(x)
         out: Tensor = self.head(x.mean(1))
         return out
 
@@ -104,14 +91,13 @@ every_policy = pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES
 @every_policy
 def test_a_vision_transformer(policy: Policy) -> None:
     model, image = strong(ViT()), torch.randn(2, 3, 8, 6, dtype=torch.float64)
-    assert [site.name for site in call_sites(model, image)] == ["blocks.0.attn", "blocks.1.attn"]
+    assert [site.name for site in call_sites(model, image)] == ["blocks.0", "blocks.1"]
     plain = model(image)
 
     x = model.patches(image).flatten(2).transpose(1, 2)
     for number, block in enumerate(model.blocks):
-        q, k, v = block.attn.qkv(block.norm1(x)).view(2, 12, 3, 4, 4).permute(2, 0, 3, 1, 4)
-        x = x + block.attn.proj(oracle(policy, number, q, k, v).transpose(1, 2).reshape(2, 12, 16))
-        x = x + block.mlp(block.norm2(x))
+        q, k, v = block.qkv(x).view(2, 12, 3, 4, 4).permute(2, 0, 3, 1, 4)
+        x = x + block.proj(oracle(policy, number, q, k, v).transpose(1, 2).reshape(2, 12, 16))
     expected = model.head(x.mean(1))
 
     with sm.applied(model, policy, example_inputs=image):
@@ -215,9 +201,9 @@ def test_names_of_call_sites_and_what_example_inputs_did_not_show() -> None:
 def test_what_cannot_be_reached_is_named() -> None:
     image = torch.randn(1, 3, 4, 4, dtype=torch.float64)
     by_hand, half = strong(ViT((False, False))), strong(ViT((True, False)))
-    with pytest.raises(UnsupportedError, match=r"called neither .*blocks\.0\.attn \(Attention\).* attends by hand"):
+    with pytest.raises(UnsupportedError, match=r"called neither .*blocks\.0 \(Attention\).* attends by hand"):
         sm.apply(by_hand, "paper", example_inputs=image)
-    with pytest.raises(UnsupportedError, match=r"ViT attends by hand in blocks\.1\.attn \(Attention\)"):
+    with pytest.raises(UnsupportedError, match=r"ViT attends by hand in blocks\.1 \(Attention\)"):
         sm.apply(half, "paper", example_inputs=image)
     with sm.applied(half, "paper", example_inputs=image, skip_unsupported=True):
         assert torch.isfinite(half(image)).all()
@@ -245,7 +231,7 @@ def test_gradients_flow_and_checkpoints_are_refused() -> None:
     model, image = strong(ViT()), torch.randn(1, 3, 4, 4, dtype=torch.float64)
     with sm.applied(model, "paper", example_inputs=image):
         model(image).sum().backward()
-    weight = model.blocks[0].attn.qkv.weight
+    weight = model.blocks[0].qkv.weight
     found, step = weight.grad[0, 0].item(), 1e-6
     with torch.no_grad(), sm.applied(model, "paper", example_inputs=image):
         weight[0, 0] += step
@@ -265,7 +251,7 @@ def test_compiled_code_leaves_attention_to_python() -> None:
         warnings.simplefilter("ignore")
         expected = model(image)
         torch.testing.assert_close(torch.compile(model, backend="eager")(image), expected)
-        model.blocks[0].attn = torch.compile(model.blocks[0].attn, backend="eager")
+        model.blocks[0] = torch.compile(model.blocks[0], backend="eager")
         torch.testing.assert_close(model(image), expected)
 
 
@@ -280,24 +266,14 @@ def test_training_flags_and_the_random_state_survive_the_trial() -> None:
     assert torch.equal(means, model[1].running_mean)
 
 
-def test_capture_sees_the_calls_of_a_module_with_and_without_a_policy() -> None:
+def test_capture_sees_the_calls_of_a_module_and_leaves_nothing() -> None:
     model, image = strong(ViT()), torch.randn(2, 3, 8, 6, dtype=torch.float64)
     plain = model(image)
-    with sm.capture(model, rows="all") as before:
+    with sm.capture(model, rows="all") as found:
         assert torch.equal(model(image), plain)
         call_sites(strong(ViT()), image)  # another module is no part of it
-    assert before.stack("entropy").shape == (2, 2, 4, 12)
-    with sm.applied(model, Constant(50.0), example_inputs=image), sm.capture(model, rows="all") as after:
-        model(image)
-    assert len(after.calls) == 2
-    assert after.stack("entropy").mean() < 0.5 * before.stack("entropy").mean()
-    model(image)
-    assert len(after.calls) == 2
+    assert found.stack("entropy").shape == (2, 2, 4, 12)
     assert not model._forward_pre_hooks
-    x = model.patches(image).flatten(2).transpose(1, 2)
-    q, k, _ = model.blocks[0].attn.qkv(model.blocks[0].norm1(x)).view(2, 12, 3, 4, 4).permute(2, 0, 3, 1, 4)
-    expected = sm.entropy(q @ k.transpose(-2, -1) / 2)
-    torch.testing.assert_close(before.stack("entropy")[0], expected.float(), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("shape", [((7, 4), (5, 4)), ((3, 7, 4), (3, 5, 4)), ((2, 3, 2, 7, 4), (2, 3, 2, 5, 4)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -81,29 +82,19 @@ def test_the_observer_measures_every_kth_step_with_accumulated_passes(checkpoint
     if checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     logged: list[tuple[int, dict[str, float]]] = []
-    observer = AttentionObserver(model, every=2, log=lambda step, metrics: logged.append((step, metrics)))
+    observer = AttentionObserver(model, every=2, by_head=True, log=lambda step, metrics: logged.append((step, metrics)))
     wanted = dense(model, batch(0), batch(1))
     train(model, observer, 3, passes=2)
     assert [one.step for one in observer.history] == [1, 3] == [step for step, _ in logged]
     close(observer.history[0], wanted)
     metrics = logged[0][1]
     assert metrics["attention/entropy"] == pytest.approx(float(wanted["entropy"].mean()), rel=1e-4)
+    assert metrics["attention/entropy/1.2"] == pytest.approx(float(wanted["entropy"][1, 2]), rel=1e-4)
     assert metrics["attention/dispersed_heads"] == pytest.approx(
         float((wanted["relative_entropy"] > 0.95).float().mean())
     )
     assert "sharpmax" not in model.config._attn_implementation
     assert not model._forward_pre_hooks
-
-
-def test_measured_and_other_steps_train_alike() -> None:
-    ends = []
-    for every in (1, 1000):
-        model = llama().train()
-        observer = AttentionObserver(model, every=every)
-        observer.steps = 1  # the first step of `every=1000` is not measured either
-        train(model, observer, 3)
-        ends.append(model.state_dict())
-    assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
 
 
 def test_the_largest_logit_is_that_of_queries_and_keys() -> None:
@@ -132,24 +123,12 @@ def test_any_module_that_attends_by_torch_is_measured() -> None:
     for _ in range(2):
         with observer.step():
             model(x).square().mean().backward()
-    assert observer.heads == [HEADS] * LAYERS
+    assert observer.tables()["setting"]["heads"] == [HEADS] * LAYERS
     first: Any = model.layers[0]
     p = first.self_attn(x, x, x, average_attn_weights=False)[1].double()
     wanted = -torch.special.xlogy(p, p).sum(-1).mean((0, 2))
     torch.testing.assert_close(torch.tensor(observer.history[0].entropy[0]).double(), wanted, rtol=1e-4, atol=1e-5)
     assert len(observer.history) == 1
-
-
-def test_a_compiled_model_is_measured_uncompiled() -> None:
-    model = llama().eval()
-    wanted = dense(model, batch())
-    compiled: Any = torch.compile(model, backend="eager")
-    observer = AttentionObserver(compiled, every=2)
-    with torch.no_grad():
-        for _ in range(2):
-            with observer.step():
-                compiled(batch())
-    close(observer.history[0], wanted)
 
 
 def test_mistakes_are_named() -> None:
@@ -174,20 +153,15 @@ def test_mistakes_are_named() -> None:
 
 
 def test_the_state_goes_on_after_a_checkpoint(tmp_path: Path) -> None:
-    whole = AttentionObserver(llama().train(), every=2, out=tmp_path / "whole")
+    whole, parts = (AttentionObserver(llama().train(), every=2) for _ in range(2))
     train(whole.model, whole, 6)
-    state = AttentionObserver(llama(), every=2, out=tmp_path / "parts")
-    train(state.model.train(), state, 6)
-    state.load_state_dict({"steps": 4, "history": state.state_dict()["history"][:2]})
-    assert [json.loads(line)["step"] for line in (tmp_path / "parts/attention.jsonl").read_text().splitlines()] == [
-        1,
-        3,
-    ]
-    train(state.model, state, 2)
-    assert [one.step for one in state.history] == [one.step for one in whole.history] == [1, 3, 5]
-    again = AttentionObserver(llama(), every=2, out=tmp_path / "whole")
-    again.resume(4)
-    assert again.history == whole.history[:2]
+    train(parts.model, parts, 4)
+    again = AttentionObserver(parts.model, every=2)
+    again.load_state_dict(json.loads(json.dumps(parts.state_dict())))
+    train(again.model, again, 2)
+    assert again.steps == 6
+    assert [one.step for one in again.history] == [one.step for one in whole.history] == [1, 3, 5]
+    assert again.history[:2] == whole.history[:2]
 
 
 def trainer_for(model: Any, folder: Path, steps: int) -> Any:
@@ -249,7 +223,7 @@ def test_the_page_shows_heads_over_steps(tmp_path: Path) -> None:
     saved = json.loads(observer.save().read_text())
     saved["tables"]["training_heads"][1]["max_logit"][0][0] = None  # an overflow
     report = report_of(saved["tables"])
-    assert report.headline[0].startswith("Steps 1 to 3: entropy / ln n 1.000 → 1.000, largest logit 0.0")
+    assert report.headline[0].startswith("Mean entropy / ln n: 1.000 → 1.000. Largest logit: 0.0")
     assert [figure.name for figure in report.figures] == ["relative-entropy", "max-logit"]
     page = write_page(saved["command"], saved["provenance"], saved["tables"], tmp_path).read_text()
     assert "Largest logit of every head over training" in page
@@ -307,45 +281,7 @@ def test_qk_clip_refuses_what_it_cannot_scale() -> None:
         QKClip(llama())(StepStatistics(3, [], [], [], [[1.0, math.nan, 1.0, 1.0]] * LAYERS))
 
 
-def marked(seed: int, length: int = 12) -> tuple[Tensor, Tensor]:
-    """Sequences of tokens below 12 with one from 12 on at a random place, and that one."""
-    draw = torch.Generator().manual_seed(seed)
-    tokens = torch.randint(12, (64, length), generator=draw)
-    wanted = torch.randint(12, VOCABULARY, (64, 1), generator=draw)
-    places = torch.randint(length, (64, 1), generator=draw)
-    return tokens.scatter(1, places, wanted), wanted[:, 0]
-
-
-def blown_up(tau: float | None) -> tuple[float, float]:
-    """Largest logit and loss at the end of a training in bfloat16 whose queries grow at a high rate."""
-    model = llama(tie_word_embeddings=False).to(torch.bfloat16).train()
-    clip = None if tau is None else QKClip(model, tau)
-    observer = AttentionObserver(model, every=1, clip=clip)
-    grown = [w for n, w in model.named_parameters() if "q_proj" in n or "k_proj" in n]
-    rest = [w for n, w in model.named_parameters() if "q_proj" not in n and "k_proj" not in n]
-    optimizer = torch.optim.AdamW([{"params": grown, "lr": 0.3}, {"params": rest, "lr": 3e-3}], weight_decay=0.0)
-    losses = []
-    for step in range(60):
-        tokens, wanted = marked(step)
-        with observer.step():
-            loss = nn.functional.cross_entropy(model(tokens).logits[:, -1].float(), wanted)
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        losses.append(loss.item())
-    return max(max(row) for row in observer.history[-1].max_logit), sum(losses[-10:]) / 10
-
-
-def test_a_run_that_blows_up_stays_under_tau_with_qk_clip() -> None:
-    plain, plain_loss = blown_up(None)
-    clipped, clipped_loss = blown_up(tau=20.0)
-    assert plain > 1000.0
-    assert clipped < 1.5 * 20.0  # measured before the weights of that step are clipped
-    assert clipped_loss < 0.5 * plain_loss
-
-
-@pytest.mark.parametrize(("low", "high"), [(0.0, 0.3), (0.9, 1.0)])
-@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize(("low", "high", "checkpointing"), [(0.0, 0.3, False), (0.9, 1.0, True)])
 def test_the_entropy_band_moves_the_chosen_heads_into_it(low: float, high: float, checkpointing: bool) -> None:
     model = tiny("llama", 10.0).train()
     if checkpointing:
@@ -381,24 +317,26 @@ def test_the_entropy_band_agrees_with_dense_weights() -> None:
 
 
 def _process(rank: int, folder: str) -> None:
-    torch.distributed.init_process_group("gloo", f"file://{folder}/meet", world_size=2, rank=rank)
+    # A store in a file: one that a process serves would go with the first process that ends.
+    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", world_size=2, rank=rank)
     model = nn.parallel.DistributedDataParallel(llama())
-    observer = AttentionObserver(model, every=1, out=f"{folder}/out")
+    observer = AttentionObserver(model, every=1)
     with observer.step():
         tokens = batch(rank)
         model(tokens, labels=tokens).loss.backward()
     Path(f"{folder}/{rank}.json").write_text(json.dumps(observer.state_dict()), encoding="utf-8")
-    torch.distributed.destroy_process_group()
+    torch.distributed.barrier()
+    # The destructor of a gloo group waits, holding the GIL, for a thread that may itself be waiting for the GIL.
+    os._exit(0)
 
 
 def test_processes_are_measured_as_one(tmp_path: Path) -> None:
-    started = [subprocess.Popen([sys.executable, __file__, str(rank), str(tmp_path)]) for rank in range(2)]
+    started = [subprocess.Popen([sys.executable, __file__, str(tmp_path), str(rank)]) for rank in range(2)]
     assert [one.wait(1200) for one in started] == [0, 0]
     first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
     assert first == second
     close(StepStatistics(**first["history"][0]), dense(llama(), batch(0), batch(1)))
-    assert len((tmp_path / "out/attention.jsonl").read_text().splitlines()) == 1
 
 
 if __name__ == "__main__":
-    _process(int(sys.argv[1]), sys.argv[2])
+    _process(rank=int(sys.argv[2]), folder=sys.argv[1])

@@ -15,11 +15,8 @@ from torch.backends import cuda
 import sharpmax as sm
 from sharpmax.errors import ArgumentError
 from sharpmax.integrations.transformers.application import applied
-from sharpmax.integrations.transformers.folding import fold
 from sharpmax.models import language
 from sharpmax.models.language import ALIASES, load_language_model, weights_fingerprint
-from sharpmax.policies.basic import Constant
-from sharpmax.policies.per_head import PerHead
 from tests.calibration.small import calibrated
 from tests.experiments.evaluate import tiny
 
@@ -27,13 +24,9 @@ transformers = pytest.importorskip("transformers")
 tokenizers = pytest.importorskip("tokenizers")
 
 SMALL = {
-    "vocab_size": 16,
-    "hidden_size": 32,
-    "intermediate_size": 32,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
+    "vocab_size": 16, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
     "max_position_embeddings": 64,
-}
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -230,27 +223,16 @@ def test_cudnn_is_left_out_inside_any_length_on_a_gpu() -> None:
 
 def test_a_fingerprint_tells_every_value_of_every_tensor(plain) -> None:
     before = weights_fingerprint(plain)
-    assert weights_fingerprint(copy.deepcopy(plain)) == before
-    for name, weight in plain.named_parameters():
-        for place in {0, weight.numel() - 1}:
-            other = copy.deepcopy(plain)
-            with torch.no_grad():
-                other.get_parameter(name).view(-1)[place] += 1.0
-            assert weights_fingerprint(other) != before, (name, place)
-
-
-def test_a_fingerprint_covers_folding_and_buffers(plain) -> None:
-    before = weights_fingerprint(plain)
-    heads = PerHead.of(Constant, value=[[1.0, 2.0]])  # the first head stays as it is
-    assert weights_fingerprint(fold(plain, heads)) != before
+    narrow = copy.deepcopy(plain).to(torch.bfloat16)  # it depends on the numbers, not on the dtype they are loaded in
+    assert weights_fingerprint(narrow) == weights_fingerprint(copy.deepcopy(narrow).float()) != before
     other = copy.deepcopy(plain)
     other.register_buffer("steps", torch.tensor([3]))
-    another = copy.deepcopy(other)
-    another.steps += 1
-    assert len({before, weights_fingerprint(other), weights_fingerprint(another)}) == 3
-    # It depends on the numbers, not on the dtype they are loaded in.
-    narrow = copy.deepcopy(plain).to(torch.bfloat16)
-    assert weights_fingerprint(narrow) == weights_fingerprint(copy.deepcopy(narrow).float()) != before
+    assert weights_fingerprint(other) != weights_fingerprint(copy.deepcopy(plain)) == before
+    for name, _ in plain.named_parameters():
+        other = copy.deepcopy(plain)
+        with torch.no_grad():
+            other.get_parameter(name).view(-1)[-1] += 1.0
+        assert weights_fingerprint(other) != before, name
 
 
 def test_a_model_on_several_devices_computes_and_learns_the_same(tmp_path: Path) -> None:
@@ -267,9 +249,9 @@ def test_a_model_on_several_devices_computes_and_learns_the_same(tmp_path: Path)
         with applied(whole.model, policy), applied(there.model, policy):
             assert torch.equal(there.model(ids).logits, whole.model(ids).logits)
     assert weights_fingerprint(there.model) == weights_fingerprint(whole.model)
-    learned = [calibrated(one.model).chosen.policy for one in (whole, there)]
+    learned = [calibrated(one.model, steps=1, lengths=(40,)).chosen.policy for one in (whole, there)]
     assert learned[0] == learned[1]
-    options: dict[str, Any] = {"tasks": [tiny.LETTERS], "sizes": [4, 8, 16], "prompts": 2}
+    options: dict[str, Any] = {"tasks": [tiny.LETTERS], "sizes": [4, 8, 16], "prompts": 1}
     found = [sm.probe(one.model, one.tokenizer, **options).heads() for one in (whole, there)]
     assert found[0] == found[1]
 

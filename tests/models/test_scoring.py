@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import pytest
 import torch
@@ -14,7 +15,6 @@ from sharpmax.errors import ArgumentTypeError
 from sharpmax.models.scoring import Reply, batches, encode, judge, own_answers, reply_losses, window_losses
 from sharpmax.tasks.prompt import Prompt
 from tests.experiments.evaluate import tiny
-from tests.integrations.families import FAMILIES
 
 QUESTIONS = ("a?", "What is the capital of France?", "Why?", "b b a b a a b?", "Tell me a joke, a long one.")
 
@@ -37,18 +37,19 @@ def generated(model: Any, asked: Sequence[int], new_tokens: int) -> list[int]:
     return said[len(asked) :]
 
 
-def replies_of_all_lengths(model: Any, tokenizer: Any) -> list[Reply]:
-    """What the model says, and the same with a token of it changed: at its end, in the middle, at its beginning."""
-    replies = []
+@pytest.fixture(scope="module")
+def replies(model: Any, tokenizer: Any) -> list[Reply]:
+    """The model's own answers, and the same with a token of it changed: at its end, in the middle, at its beginning."""
+    found = []
     for number, question in enumerate(QUESTIONS):
         asked = tokenizer(question).input_ids
-        said = generated(model, asked, 2 + number)
-        for wrong in (None, -1, len(said) // 2, 0):
-            answer = list(said)
+        own = generated(model, asked, 2 + number)
+        for wrong in (None, -1, len(own) // 2, 0):
+            answer = list(own)
             if wrong is not None:
                 answer[wrong] += 1
-            replies.append(Reply((*asked, *answer), len(asked)))
-    return replies
+            found.append(Reply((*asked, *answer), len(asked)))
+    return found
 
 
 def loss_by_hand(model: Any, reply: Reply) -> list[float]:
@@ -60,49 +61,45 @@ def loss_by_hand(model: Any, reply: Reply) -> list[float]:
     return losses
 
 
-class TestJudge:
-    def test_right_is_what_greedy_decoding_says(self, model: Any, tokenizer: Any) -> None:
-        replies = replies_of_all_lengths(model, tokenizer)
-        want = [list(one.ids[one.start :]) == generated(model, one.ids[: one.start], one.tokens) for one in replies]
-        assert [one.right for one in judge(model, replies)] == want
-        assert want == [True, False, False, False] * len(QUESTIONS)
-
-    def test_loss_is_the_sum_over_the_tokens_to_be_said(self, model: Any, tokenizer: Any) -> None:
-        replies = replies_of_all_lengths(model, tokenizer)
-        for reply, judged in zip(replies, judge(model, replies), strict=True):
-            assert judged.nll == pytest.approx(sum(loss_by_hand(model, reply)), abs=1e-4)
-            assert judged.tokens == reply.tokens == len(reply.ids) - reply.start
-
-    @pytest.mark.parametrize("most_tokens", [1, 60, 10_000])
-    def test_company_changes_nothing(self, most_tokens: int, model: Any, tokenizer: Any) -> None:
-        """Batches of unequal lengths, in any grouping, in the order that was given."""
-        replies = replies_of_all_lengths(model, tokenizer)[::-1]
-        together = judge(model, replies, most_tokens)
-        for reply, one in zip(replies, together, strict=True):
-            (alone,) = judge(model, [reply])
-            assert one.right == alone.right
-            assert one.nll == pytest.approx(alone.nll, abs=1e-5)
+def test_right_is_what_greedy_decoding_gives(model: Any, replies: list[Reply]) -> None:
+    want = [list(one.ids[one.start :]) == generated(model, one.ids[: one.start], one.tokens) for one in replies]
+    assert [one.right for one in judge(model, replies)] == want
+    assert want == [True, False, False, False] * len(QUESTIONS)
 
 
-class TestBatches:
-    def test_every_reply_once_and_never_too_many_tokens(self) -> None:
-        lengths = [3, 50, 7, 7, 90, 1, 12, 50, 300]
-        replies = [Reply(tuple(range(n)), 0) for n in lengths]
-        found = list(batches(replies, 100))
-        assert sorted(i for batch in found for i in batch) == list(range(len(lengths)))
-        for batch in found:
-            assert len(batch) == 1 or len(batch) * max(lengths[i] for i in batch) <= 100
-        assert len(found) < len(lengths)
+def test_loss_is_the_sum_over_the_tokens_of_the_answer(model: Any, replies: list[Reply]) -> None:
+    for reply, judged in zip(replies, judge(model, replies), strict=True):
+        assert judged.nll == pytest.approx(sum(loss_by_hand(model, reply)), abs=1e-4)
+        assert judged.tokens == reply.tokens == len(reply.ids) - reply.start
 
 
-class TestReplyLosses:
-    def test_places_where_nothing_is_to_be_said_count_for_nothing(self, model: Any) -> None:
-        """Two replies that overlap nowhere: each has only its own places, and is neither wrong nor charged there."""
-        nll, right = reply_losses(model, [Reply((9, 70, 65), 2), Reply((1, 2, 3, 4, 5, 6, 7), 5)])
-        assert nll.shape == (2, 3)
-        assert (nll != 0).tolist() == [[True, False, False], [False, True, True]]
-        assert right[0, 1:].all()
-        assert right[1, 0]
+@pytest.mark.parametrize("most_tokens", [1, 60, 10_000])
+def test_other_replies_in_the_batch_change_nothing(most_tokens: int, model: Any, replies: list[Reply]) -> None:
+    """Batches of unequal lengths, in any grouping, in the order that was given."""
+    together = judge(model, replies[::-1], most_tokens)
+    for reply, one in zip(replies[::-1], together, strict=True):
+        (alone,) = judge(model, [reply])
+        assert one.right == alone.right
+        assert one.nll == pytest.approx(alone.nll, abs=1e-5)
+
+
+def test_every_reply_once_and_never_too_many_tokens() -> None:
+    lengths = [3, 50, 7, 7, 90, 1, 12, 50, 300]
+    replies = [Reply(tuple(range(n)), 0) for n in lengths]
+    found = list(batches(replies, 100))
+    assert sorted(i for batch in found for i in batch) == list(range(len(lengths)))
+    for batch in found:
+        assert len(batch) == 1 or len(batch) * max(lengths[i] for i in batch) <= 100
+    assert len(found) < len(lengths)
+
+
+def test_places_where_nothing_is_to_be_said_count_for_nothing(model: Any) -> None:
+    """Two replies that overlap nowhere: each has only its own places, and is neither wrong nor charged there."""
+    nll, right = reply_losses(model, [Reply((9, 70, 65), 2), Reply((1, 2, 3, 4, 5, 6, 7), 5)])
+    assert nll.shape == (2, 3)
+    assert (nll != 0).tolist() == [[True, False, False], [False, True, True]]
+    assert right[0, 1:].all()
+    assert right[1, 0]
 
 
 def merging_tokenizer() -> Any:
@@ -118,63 +115,63 @@ def merging_tokenizer() -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=made)
 
 
-class TestEncode:
-    def test_the_answer_is_what_has_to_be_said(self, tokenizer: Any) -> None:
-        reply = encode(tokenizer, Prompt("Which?", "So:", "ab"), before="Read this. ")
-        assert tokenizer.decode(reply.ids) == "Read this. Which?\nSo:ab"
-        assert tokenizer.decode(reply.ids[reply.start :]) == "ab"
-
-    def test_a_tokenizer_that_joins_opening_and_answer(self) -> None:
-        """The model has to say the joined token: the opening's own last token is not what it reads."""
-        words = merging_tokenizer()
-        joined = encode(words, Prompt("Which?", "So:", "ab"))
-        assert words.decode(joined.ids) == "Which?\nSo:ab"
-        assert words.convert_ids_to_tokens(list(joined.ids[joined.start :])) == [":a", "b"]
-        apart = encode(words, Prompt("Which?", "So:", "ba"))
-        assert words.convert_ids_to_tokens(list(apart.ids[apart.start :])) == ["b", "a"]
-
-    def test_a_chat_template_is_used(self) -> None:
-        words = tiny.tokenizer()
-        words.chat_template = (
-            "{% for one in messages %}<{{ one.role }}>{{ one.content }}{% endfor %}"
-            "{% if add_generation_prompt %}<assistant>{% endif %}"
-        )
-        reply = encode(words, Prompt("Which?", "So:", "ab"), before="First. ")
-        assert words.decode(reply.ids) == "<user>First. Which?<assistant>So:ab"
-        assert words.decode(reply.ids[: reply.start]) == "<user>First. Which?<assistant>So:"
+def test_the_answer_begins_after_the_opening(tokenizer: Any) -> None:
+    reply = encode(tokenizer, Prompt("Which?", "So:", "ab"), before="Read this. ")
+    assert tokenizer.decode(reply.ids) == "Read this. Which?\nSo:ab"
+    assert tokenizer.decode(reply.ids[reply.start :]) == "ab"
 
 
-class TestWindowLosses:
-    def test_is_the_loss_of_transformers(self, model: Any) -> None:
-        windows = torch.randint(0, 256, (3, 40)).tolist()
-        got = window_losses(model, windows)
-        for loss, window in zip(got.tolist(), windows, strict=True):
-            ids = torch.tensor([window])
-            assert loss == pytest.approx(float(model(input_ids=ids, labels=ids).loss), abs=1e-5)
+def test_a_tokenizer_that_joins_opening_and_answer() -> None:
+    """The model has to say the joined token: the opening's own last token is not what it reads."""
+    words = merging_tokenizer()
+    joined = encode(words, Prompt("Which?", "So:", "ab"))
+    assert words.decode(joined.ids) == "Which?\nSo:ab"
+    assert words.convert_ids_to_tokens(list(joined.ids[joined.start :])) == [":a", "b"]
+    apart = encode(words, Prompt("Which?", "So:", "ba"))
+    assert words.convert_ids_to_tokens(list(apart.ids[apart.start :])) == ["b", "a"]
 
 
-class TestOwnAnswers:
-    @pytest.mark.parametrize("at_once", [1, 2, 32])
-    def test_batches_answer_as_each_question_alone(self, at_once: int, model: Any, tokenizer: Any) -> None:
-        answers = own_answers(model, tokenizer, QUESTIONS, new_tokens=7, at_once=at_once)
-        for question, reply in zip(QUESTIONS, answers, strict=True):
-            asked = tokenizer(f"{question}\n").input_ids
-            assert list(reply.ids) == asked + generated(model, asked, 7)
-            assert reply.start == len(asked)
-        assert len({reply.ids[reply.start :] for reply in answers}) > 1
+def test_a_chat_template_is_used() -> None:
+    words = tiny.tokenizer()
+    words.chat_template = (
+        "{% for one in messages %}<{{ one.role }}>{{ one.content }}{% endfor %}"
+        "{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    reply = encode(words, Prompt("Which?", "So:", "ab"), before="First. ")
+    assert words.decode(reply.ids) == "<user>First. Which?<assistant>So:ab"
+    assert words.decode(reply.ids[: reply.start]) == "<user>First. Which?<assistant>So:"
 
-    @pytest.mark.parametrize("several", [False, True])
-    def test_an_answer_ends_where_the_model_ends_it(self, several: bool, tokenizer: Any) -> None:
-        """What stands behind the end is padding, not an answer."""
-        model = tiny.model()
-        end = tokenizer.convert_tokens_to_ids("b")
-        model.generation_config.eos_token_id = [end, 256] if several else end
-        answers = own_answers(model, tokenizer, QUESTIONS, new_tokens=9)
-        for question, reply in zip(QUESTIONS, answers, strict=True):
-            assert list(reply.ids) == [*(asked := tokenizer(f"{question}\n").input_ids), *generated(model, asked, 9)]
-            assert end not in reply.ids[reply.start : -1]
-        assert len({reply.tokens for reply in answers}) > 1
-        assert all(one.right for one in judge(model, answers))
+
+def test_window_losses_are_those_of_transformers(model: Any) -> None:
+    windows = torch.randint(0, 256, (3, 40)).tolist()
+    got = window_losses(model, windows)
+    for loss, window in zip(got.tolist(), windows, strict=True):
+        ids = torch.tensor([window])
+        assert loss == pytest.approx(float(model(input_ids=ids, labels=ids).loss), abs=1e-5)
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 32])
+def test_batches_answer_as_each_question_alone(at_once: int, model: Any, tokenizer: Any) -> None:
+    answers = own_answers(model, tokenizer, QUESTIONS, new_tokens=7, at_once=at_once)
+    for question, reply in zip(QUESTIONS, answers, strict=True):
+        asked = tokenizer(f"{question}\n").input_ids
+        assert list(reply.ids) == asked + generated(model, asked, 7)
+        assert reply.start == len(asked)
+    assert len({reply.ids[reply.start :] for reply in answers}) > 1
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_an_answer_ends_where_the_model_ends_it(several: bool, tokenizer: Any) -> None:
+    """What stands behind the end is padding, not an answer."""
+    model = tiny.model()
+    end = tokenizer.convert_tokens_to_ids("b")
+    model.generation_config.eos_token_id = [end, 256] if several else end
+    answers = own_answers(model, tokenizer, QUESTIONS, new_tokens=9)
+    for question, reply in zip(QUESTIONS, answers, strict=True):
+        assert list(reply.ids) == [*(asked := tokenizer(f"{question}\n").input_ids), *generated(model, asked, 9)]
+        assert end not in reply.ids[reply.start : -1]
+    assert len({reply.tokens for reply in answers}) > 1
+    assert all(one.right for one in judge(model, answers))
 
 
 def test_a_model_that_cannot_leave_out_logits(model: Any) -> None:
@@ -193,31 +190,22 @@ def test_a_model_that_cannot_leave_out_logits(model: Any) -> None:
     torch.testing.assert_close(window_losses(whole, windows), window_losses(model, windows), rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("function", [sm.probe, sm.calibrate], ids=["probe", "calibrate"])
-def test_what_is_no_model_or_tokenizer_is_refused(function: Callable[..., Any]) -> None:
-    with pytest.raises(ArgumentTypeError, match="model: got str; allowed: a transformers PreTrainedModel"):
-        function("smollm2", None)
-    for given, kind in ((torch.arange(8)[None], "a Tensor"), ("smollm2", "a str"), (None, "None")):
-        with pytest.raises(ArgumentTypeError, match=f"tokenizer: got {kind}; allowed: the model's tokenizer"):
-            function(FAMILIES["llama"].build(), given)
-
-
-@pytest.mark.parametrize("given", [3, ["kv"], None], ids=str)
-def test_what_is_no_task_is_refused(given: Any) -> None:
-    with pytest.raises(ArgumentTypeError, match="task: got"):
-        sm.calibrate(FAMILIES["llama"].build(), tiny.tokenizer(), task=given)
-    if given == 3:
-        with pytest.raises(ArgumentTypeError, match="tasks: got int; allowed: a list of tasks"):
-            sm.probe(FAMILIES["llama"].build(), tiny.tokenizer(), tasks=given)
-
-
-def test_scoring_names_what_is_wrong() -> None:
-    prompt = sm.tasks.get_task("kv").prompts(4, 1, seed=0)[0]
-    with pytest.raises(ArgumentTypeError, match="tokenizer: got a str; allowed: the model's tokenizer"):
-        encode("smollm2", prompt)  # type: ignore[arg-type]
-    with pytest.raises(ArgumentTypeError, match="prompt: got str; allowed: a Prompt; make some"):
-        encode(tiny.tokenizer(), "what?")  # type: ignore[arg-type]
-    with pytest.raises(ArgumentTypeError, match="model: got str"):
-        judge("smollm2", [encode(tiny.tokenizer(), prompt)])  # type: ignore[arg-type]
-    with pytest.raises(ArgumentTypeError, match="replies: got a str"):
-        judge(tiny.model(), ["an answer"])  # type: ignore[list-item]
+def test_wrong_types_are_named() -> None:
+    model, words, prompt = tiny.model(), tiny.tokenizer(), sm.tasks.get_task("kv").prompts(4, 1, seed=0)[0]
+    no_tokenizer = "; allowed: the model's tokenizer"
+    calibrate, probe = cast(Any, sm.calibrate), cast(Any, sm.probe)
+    calls: list[tuple[Callable[..., Any], tuple[Any, ...], str]] = [
+        (sm.probe, (model, torch.arange(8)[None]), f"tokenizer: got a Tensor{no_tokenizer}"),
+        (sm.calibrate, (model, "smollm2"), f"tokenizer: got a str{no_tokenizer}"),
+        (sm.calibrate, (model, None), f"tokenizer: got None{no_tokenizer}"),
+        (partial(calibrate, task=3), (model, words), "task: got"),
+        (partial(calibrate, task=["kv"]), (model, words), "task: got"),
+        (partial(probe, tasks=3), (model, words), "tasks: got 3; allowed: a list of tasks"),
+        (encode, ("smollm2", prompt), f"tokenizer: got a str{no_tokenizer}"),
+        (encode, (words, "what?"), "prompt: got str; allowed: a Prompt; make some"),
+        (judge, ("smollm2", [encode(words, prompt)]), "model: got str"),
+        (judge, (model, ["an answer"]), "replies: got a str"),
+    ]
+    for function, given, message in calls:
+        with pytest.raises(ArgumentTypeError, match=message):
+            function(*given)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from functools import cache
 from typing import Any
 
@@ -13,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sharpmax.errors import ArgumentError, ArgumentTypeError, MissingExtraError
-from sharpmax.integrations.transformers.interface import installed
+from sharpmax.errors import ArgumentError
 from sharpmax.monitoring.scores import (
     LEAST_LEARNED,
     Baseline,
@@ -88,7 +86,7 @@ def test_as_many_as_needed_and_not_one_fewer(rate: float) -> None:
     needed = least_examples(rate)
     assert conformal_threshold(torch.arange(needed).double(), rate).isfinite()
     assert conformal_threshold(torch.arange(needed - 1).double(), rate).isinf()
-    assert conformal_threshold(torch.zeros(0, 3), rate).tolist() == [math.inf] * 3
+    assert conformal_threshold(torch.zeros(0), rate).isinf()
 
 
 @pytest.mark.parametrize(("count", "rate", "held"), [(400, 0.01, 200), (107, 0.01, 99), (12, 0.2, 4)])
@@ -102,9 +100,9 @@ def test_parts_are_apart_and_the_rate_decides_how_many(count: int, rate: float, 
 
 def test_false_alarms_are_as_rare_as_asked_for_on_average() -> None:
     """Over references drawn again and again; fitting weights and threshold on the same prompts would fail this."""
-    rate, tries = 0.1, 120
+    rate, tries = 0.1, 60
     rows, valid = drawn(4000, seed=10_000)
-    found = torch.zeros(3)
+    found = torch.zeros(2)
     for seed in range(tries):
         known = learn(*drawn(60, seed), HEADS, rate)
         assert known.generated is not None
@@ -113,62 +111,10 @@ def test_false_alarms_are_as_rare_as_asked_for_on_average() -> None:
         alarms = (
             first > known.prompt.threshold,
             first.maximum(later) > known.generated.threshold,
-            rows[:, 0] > known.prompt.limits,
         )
         found += torch.tensor([float(one.double().mean()) for one in alarms]) / tries
     # 30 scores give ⌊31·0.1⌋/31; the error of the mean over the references is about 0.005.
     assert torch.allclose(found, torch.tensor(3 / 31), atol=0.02)
-
-
-prometheus = pytest.importorskip("prometheus_client", reason="needs the extra monitor")
-
-
-def test_requests_scores_thresholds_and_heads_are_counted() -> None:
-    one, registry = model(), prometheus.CollectorRegistry()
-    with monitored(one, metrics=registry, false_alarms=0.4) as monitor, torch.no_grad():
-
-        def value(name: str, **labels: str) -> float | None:
-            found: float | None = registry.get_sample_value(
-                f"sharpmax_monitor_{name}", {"model": "LlamaForCausalLM", **labels}
-            )
-            return found
-
-        assert value("requests_total", outcome="alarm") == 0.0
-        found = []
-        for number in range(6):
-            with monitor.request() as r:
-                one(torch.randint(3, 97, (2, 5 + number)))
-            found.append(r)
-        with monitor.request():
-            pass
-        alarms = sum(r.alarm for r in found)
-        assert 0 < alarms < 6
-        assert value("requests_total", outcome="alarm") == alarms
-        assert value("requests_total", outcome="ok") == 6 - alarms
-        assert value("requests_total", outcome="no_score") == 1
-        assert value("score_count") == 12
-        for limit in (0.0, 1.0):
-            below = sum(score is not None and score <= limit for r in found for score in r.scores)
-            assert value("score_bucket", le=str(limit)) == below > 0
-        assert value("threshold", rows="prompt") == monitor.thresholds["prompt"]
-        for layer in (0, 1):
-            above = sum(head.layer == layer for r in found for head in r.heads)
-            assert value("heads_above_total", layer=str(layer)) == above > 0
-
-
-def test_monitors_share_a_registry_and_mistakes_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    one, registry = model(), prometheus.CollectorRegistry()
-    for _ in range(2):
-        with monitored(one, metrics=registry), torch.no_grad():
-            one(torch.tensor([[5, 6]]))
-    assert registry.get_sample_value("sharpmax_monitor_score_count", {"model": "LlamaForCausalLM"}) == 2.0
-    with pytest.raises(ArgumentTypeError, match="metrics"):
-        monitored(one, metrics="yes")
-    monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    with pytest.raises(MissingExtraError, match=r"pip install .*'prometheus-client>="):
-        monitored(one, metrics=True)
-    assert installed(one) is None
-    monitored(one).close()
 
 
 CONTEXT, NAN = 64, 96
@@ -234,16 +180,6 @@ def test_any_batch_has_a_score_or_a_reason(rows: int, length: int, kind: str, se
     if reports and kind != "none":
         real = batch["attention_mask"].any(1).tolist()
         assert [one.score is not None for one in reports[0].sequences] == real
-
-
-@settings(max_examples=10)
-@given(st.lists(st.sampled_from([5, 6, NAN]), min_size=1, max_size=9), st.sampled_from([0, 3]))
-@pytest.mark.filterwarnings("ignore")
-def test_logits_that_are_not_numbers(ids: list[int], new: int) -> None:
-    reports = check({"input_ids": torch.tensor([ids])}, new)
-    assert len(reports) == 1
-    if NAN in ids:
-        assert reports[0].scores == [None]
 
 
 @pytest.mark.parametrize(("shape", "new"), [((1, 0), 0), ((2, 0), 3), ((0, 4), 0)])

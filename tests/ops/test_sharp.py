@@ -107,23 +107,18 @@ class TestIdentity:
 class TestDefinition:
     @every_option
     @every_policy
-    @pytest.mark.parametrize("impl", ["auto", "streaming", "reference"])
+    @pytest.mark.parametrize("impl", ["auto", "streaming", "reference", "float64"])
     def test_equals_softmax_of_scaled_logits(self, kind: str, policy: Any, impl: Any) -> None:
-        q, k, v = qkv(scale=1.5)
-        kw = options()[kind]
-        got = sm.attention(q, k, v, enable_gqa=True, policy=policy, impl=impl, **kw)
         # A solved β passes the rounding of the entropy on, magnified where the entropy hardly depends on β.
-        assert worst(got, naive(q, k, v, policy, kw)) < (2e-4 if "var" in policy.needs else 2e-5)
-
-    @every_option
-    @every_policy
-    def test_float64_is_exact(self, kind: str, policy: Any) -> None:
-        q, k, v = qkv(scale=1.5, dtype=torch.float64)
+        dtype, close = torch.float32, 2e-4 if "var" in policy.needs else 2e-5
+        if impl == "float64":
+            impl, dtype, close = "auto", torch.float64, 1e-11
+        q, k, v = qkv(scale=1.5, dtype=dtype)
         kw = options()[kind]
         if kind == "bias":
-            kw["attn_mask"] = kw["attn_mask"].double()
-        got = sm.attention(q, k, v, enable_gqa=True, policy=policy, **kw)
-        assert worst(got, naive(q, k, v, policy, kw)) < 1e-11
+            kw["attn_mask"] = kw["attn_mask"].to(dtype)
+        got = sm.attention(q, k, v, enable_gqa=True, policy=policy, impl=impl, **kw)
+        assert worst(got, naive(q, k, v, policy, kw)) < close
 
     @pytest.mark.parametrize("kind", ["plain", "causal", "float mask"])
     def test_under_autocast_it_measures_what_the_stock_kernel_is_given(self, kind: str) -> None:
@@ -148,13 +143,6 @@ class TestDefinition:
         got = sm.attention(q, k, v, attn_mask=mask, policy=Constant(2.0))
         assert worst(got, F.scaled_dot_product_attention(2 * q, k, v, attn_mask=mask)) < 1e-6
 
-    def test_float_mask_with_a_batch_of_its_own(self) -> None:
-        q, k, v = (heads(2, 3, 4, 5, 8, dtype=torch.float64) for _ in range(3))
-        bias = heads(3, 1, 5, 5, dtype=torch.float64)
-        got = sm.attention(q, k, v, attn_mask=bias, policy=EntropyTarget(0.5), impl="streaming")
-        s = q @ k.transpose(-1, -2) / 8**0.5 + bias
-        assert worst(got, sm.softmax(s, policy=EntropyTarget(0.5)) @ v) < 1e-10
-
     def test_statistics_are_those_before_sharpening(self) -> None:
         q, k, v = qkv()
         _, stats = sm.attention(q, k, v, enable_gqa=True, return_stats=True, policy="paper")
@@ -173,18 +161,6 @@ class TestDefinition:
         s = (q @ k.mT * scale).double().masked_fill(~torch.ones(9, 9, dtype=torch.bool).tril(), -torch.inf)
         want = (2.0 * s).softmax(-1) @ v.double()
         assert worst(sm.attention(q, k, v, is_causal=True, scale=scale, policy=Constant(2.0)), want) < 1e-6
-
-    def test_rectangular_causal_is_aligned_as_in_the_stock_function(self) -> None:
-        q, k, v = qkv()
-        _, stats = sm.attention(q, k, v, enable_gqa=True, is_causal=True, return_stats=True, policy="paper")
-        assert stats.count[0, 0].tolist() == [1, 2, 3, 4, 5, 6, 7]
-        assert sm.row_stats(q, k, enable_gqa=True, is_causal=True).count[0, 0].tolist() == [5, 6, 7, 8, 9, 10, 11]
-
-    def test_float16_queries_never_overflow(self) -> None:
-        q = torch.full((1, 1, 2, 4), 3e4, dtype=torch.float16)
-        k = heads(1, 1, 6, 4, dtype=torch.float16, scale=1e-4)
-        out = sm.attention(q, k, heads(1, 1, 6, 4, dtype=torch.float16), policy=Constant(1000.0))
-        assert out.isfinite().all()
 
 
 class TestContractOfAccuracy:
@@ -243,22 +219,14 @@ class TestGradient:
 
     @pytest.mark.parametrize("impl", ["reference", "streaming", "sdpa"])
     def test_gradcheck_of_the_statistics(self, impl: Any) -> None:
-        q, k = (
-            heads(1, 4, 5, 3, dtype=torch.float64).requires_grad_(),
-            heads(1, 2, 6, 3, dtype=torch.float64).requires_grad_(),
-        )
+        shapes = ((1, 4, 5, 3), (1, 2, 6, 3))
+        q, k = (heads(*shape, dtype=torch.float64).requires_grad_() for shape in shapes)
 
         def run(q: Tensor, k: Tensor) -> tuple[Tensor, ...]:
             s = sm.row_stats(q, k, is_causal=True, enable_gqa=True, impl=impl)
             return (s.entropy, s.lse, s.mean) if impl == "sdpa" else (s.entropy, s.lse, s.mean, s.var)
 
         assert torch.autograd.gradcheck(run, (q, k))
-
-    def test_second_derivatives_are_refused_by_name(self) -> None:
-        q, k = heads(1, 1, 3, 4).requires_grad_(), heads(1, 1, 5, 4)
-        (first,) = torch.autograd.grad(sm.row_stats(q, k).entropy.sum(), q, create_graph=True)
-        with pytest.raises(NotImplementedError, match="impl='reference'"):
-            first.sum().backward()
 
 
 class TestTransforms:
@@ -295,13 +263,16 @@ class TestTransforms:
             assert worst(a, b) < 1e-5
 
     @pytest.mark.parametrize(
-        ("impl", "kind"),
+        ("impl", "kind", "policy"),
         [
-            *(("streaming", kind) for kind in ("plain", "bool", "bias", "one mask")),
-            *(("sdpa", kind) for kind in ("plain", "bool", "one mask")),  # it takes no float mask
+            *(("streaming", kind, PAPER) for kind in ("plain", "bool", "bias", "one mask")),
+            ("sdpa", "bool", PAPER),
+            # Measured with a factor for the mask, which is one of the inputs.
+            ("auto", "bias", EntropyTarget(1.0)),
         ],
+        ids=str,
     )
-    def test_vmap_and_grad(self, impl: Any, kind: str) -> None:
+    def test_vmap_and_grad(self, impl: Any, kind: str, policy: Any) -> None:
         q, k, v = (heads(3, 2, 5, 6, dtype=torch.float64) for _ in range(3))
         mask = {"plain": None, "bias": heads(3, 1, 5, 5, dtype=torch.float64)}.get(kind, torch.rand(3, 1, 5, 5) > 0.3)
         dim: int | None = 0
@@ -312,7 +283,7 @@ class TestTransforms:
             dim = None
 
         def run(q: Tensor, k: Tensor, v: Tensor, m: Tensor | None) -> Tensor:
-            return sm.attention(q, k, v, attn_mask=m, impl=impl, policy="paper").square().sum()
+            return sm.attention(q, k, v, attn_mask=m, impl=impl, policy=policy).square().sum()
 
         def each(function: Any) -> list[Any]:
             return [function(q[i], k[i], v[i], mask if dim is None or mask is None else mask[i]) for i in range(3)]

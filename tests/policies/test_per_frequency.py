@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
@@ -57,11 +56,6 @@ def test_what_cannot_have_it_says_so() -> None:
         sm.attention(q, q, q, policy=PerHead(((PerFrequency(VALUES), PerFrequency((1,))),)))
     with pytest.raises(ArgumentError, match="one per rotary frequency"):
         PerFrequency(())
-
-
-def test_json_keeps_it(tmp_path: Path) -> None:
-    policy = _grid(2, 3)
-    assert sm.load_policy(policy.save(tmp_path / "policy.json")) == policy
 
 
 def _model(config: type, **more: object) -> Any:

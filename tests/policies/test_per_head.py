@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
-
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -17,6 +14,7 @@ from sharpmax.policies.entropy_target import EntropyTarget
 from sharpmax.policies.log_linear import LogLinear
 from sharpmax.policies.per_head import PerHead
 from sharpmax.policies.polynomial import PAPER, Polynomial
+from tests.policies.rows import beta_of
 
 anywhere = pytest.mark.filterwarnings("ignore::sharpmax.errors.OutOfRangeWarning")
 HEADS: dict[str, tuple[Policy, Policy, Policy]] = {
@@ -102,27 +100,6 @@ def test_gradients_equal_the_heads_one_by_one(heads):
     torch.testing.assert_close(together, gradient(one_by_one(logits, heads)), rtol=1e-9, atol=1e-10)
 
 
-def test_query_heads_count_when_keys_are_shared():
-    q, k = torch.randn(1, 4, 3, 8), torch.randn(1, 2, 5, 8)
-    policy = PerHead.of(Constant, value=[[1.0, 2.0, 3.0, 4.0]])
-    out = sm.attention(q, k, k, policy=policy, enable_gqa=True)
-    for h in range(4):
-        want = sm.attention(
-            q[:, h : h + 1], k[:, h // 2 : h // 2 + 1], k[:, h // 2 : h // 2 + 1], policy=Constant(h + 1)
-        )
-        torch.testing.assert_close(out[:, h : h + 1], want)
-
-
-def test_nan_stays_in_its_head():
-    logits = torch.randn(3, 2, 6)
-    clean = sm.softmax(logits, policy=PerHead((HEADS["mixed"],)))
-    logits[1, 0, 2] = torch.nan
-    got = sm.softmax(logits, policy=PerHead((HEADS["mixed"],)))
-    assert got[1, 0].isnan().all()
-    assert torch.equal(got[[0, 2]], clean[[0, 2]])
-    assert torch.equal(got[1, 1], clean[1, 1])
-
-
 class TestGrid:
     def test_more_than_one_layer_has_to_be_chosen_from(self):
         policy = PerHead.of(Constant, value=[[1.0, 2.0], [3.0, 4.0]])
@@ -135,22 +112,25 @@ class TestGrid:
         with pytest.raises(ArgumentError, match="policy: got 2 heads for rows of shape"):
             sm.softmax(torch.randn(shape), policy=policy)
 
-    def test_needs_what_any_head_needs(self):
-        assert PerHead(((Constant(2.0), LogLength(4)),)).needs == {"count"}
-        assert PerHead(((PAPER, LogLength(4)),)).needs == {"count", "entropy"}
-        assert PerHead(((PAPER,), (EntropyTarget(1.0),))).needs == {"count", "entropy", "var"}
-
-    def test_is_identity_only_if_every_head_is(self):
-        assert PerHead.of(Constant, value=[[1.0, 1.0]]).is_identity
-        assert not PerHead.of(Constant, value=[[1.0, 1.0], [1.0, 1.1]]).is_identity
-
-    def test_of_takes_several_parameters_and_arrays(self):
-        policy = PerHead.of(EntropyTarget, target=cast(Any, np.array([[0.5, 1.0]])), floor=[[1.0, 0.5]])
-        assert policy == PerHead(((EntropyTarget(0.5), EntropyTarget(1.0, floor=0.5)),))
-
     def test_every_head_warns_for_its_own_rows(self):
         inside, outside = Curve((0.0, 9.0), (1.0, 2.0)), Curve((0.0, 0.1), (1.0, 2.0))
         with pytest.warns(OutOfRangeWarning, match="outside 0 … 0.1") as said:
             sm.softmax(torch.zeros(2, 3, 8), policy=PerHead(((inside, outside),)))
         assert len(said) == 1
         sm.softmax(torch.zeros(2, 3, 8), policy=PerHead(((inside, outside),)))
+
+    def test_layers_are_counted_from_either_end(self):
+        grid = PerHead(((Constant(1.0),), (Constant(2.0),), (Constant(3.0),)))
+        assert [grid.for_layer(i).policies[0][0] for i in (-3, -2, -1, 0, 1, 2)] == [
+            Constant(v) for v in (1, 2, 3, 1, 2, 3)
+        ]
+        assert (grid.layers, grid.heads) == (3, 1)
+        assert grid.for_layer(1).for_layer(0) == grid.for_layer(1)
+        for index in (-4, 3):
+            with pytest.raises(ArgumentError, match=f"^index: got {index}; allowed: 0 … 2$"):
+                grid.for_layer(index)
+
+    def test_a_layer_of_one_head(self):
+        rows = torch.randn(1, 4, 9, dtype=torch.float64)
+        for policy in (Constant(3.0), EntropyTarget(0.5), LogLinear(entropy=1.0)):
+            torch.testing.assert_close(beta_of(PerHead(((policy,),)), rows), beta_of(policy, rows))

@@ -15,6 +15,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import sharpmax as sm
 from sharpmax.errors import ArgumentError, NotMeasuredError, UnsupportedError
 from sharpmax.policies.entropy_target import EntropyTarget
+from sharpmax.stats.statistics import dense_stats
+from tests.policies.rows import beta_of, rows_with
 
 
 def entropy(rows: Tensor) -> Tensor:
@@ -59,7 +61,7 @@ def wild(n: int) -> dict[str, Tensor]:
 class TestSolution:
     @pytest.mark.parametrize("n", [2, 3, 50, 4096])
     @pytest.mark.parametrize("target", [0.05, 0.5, 1.0, 3.0])
-    def test_against_bisection(self, beta_of, n, target):
+    def test_against_bisection(self, n, target):
         rows = torch.stack(list(wild(n).values()))
         beta, want = beta_of(EntropyTarget(target), rows), bisect(rows, target)
         x = rows - rows.amax(-1, keepdim=True)
@@ -80,7 +82,7 @@ class TestSolution:
         st.floats(0.01, 3.5),
     )
     @settings(max_examples=100)
-    def test_any_row(self, beta_of, row, target):
+    def test_any_row(self, row, target):
         rows = torch.tensor(row, dtype=torch.float64)
         beta = beta_of(EntropyTarget(target), rows)
         reached = entropy((rows - rows.max()) * beta)
@@ -92,76 +94,27 @@ class TestSolution:
         else:
             assert abs(float(reached) - target) < 1e-5
 
-    @pytest.mark.parametrize("target", [0.3, 1.0])
-    def test_float32(self, target):
-        rows = torch.stack(list(wild(512).values())[:9]).float()
-        p = sm.softmax(rows, policy=EntropyTarget(target)).double()
-        before = entropy(rows)
-        after = -torch.special.xlogy(p, p).sum(-1)
-        solvable = (before > target) & (bisect(rows, target) < 9.99e3)
-        assert ((after - target).abs() < 1e-4)[solvable].all()
-        assert solvable.sum() >= 5
-
-    @pytest.mark.parametrize("target", [0.3, 1.0])
-    # In float32 logits of β·q·k ≈ 100 are known to 1e-5, and so are the weights.
-    @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-5), (torch.float32, 2e-4)])
-    def test_streaming_attention(self, target, dtype, tolerance):
-        q, k = torch.randn(2, 3, 6, 16, dtype=dtype), torch.randn(2, 3, 700, 16, dtype=dtype)
-        # With the identity as values the output is the weights.
-        v = torch.eye(700, dtype=dtype).expand(2, 3, 700, 700)
-        p = sm.attention(q, k, v, policy=EntropyTarget(target), impl="streaming").double()
-        before = sm.row_stats(q, k).entropy
-        after = -torch.special.xlogy(p, p).sum(-1)
-        assert (before > 3).all()
-        torch.testing.assert_close(after, torch.full_like(after, target), rtol=0, atol=tolerance)
-
-    def test_a_float_mask_is_part_of_the_logits(self):
-        q, k = torch.randn(1, 2, 4, 8, dtype=torch.float64), torch.randn(1, 2, 40, 8, dtype=torch.float64)
-        mask = torch.randn(4, 40, dtype=torch.float64)
-        mask[:, 30:] = -math.inf
-        v = torch.eye(40, dtype=torch.float64).expand(1, 2, 40, 40)
-        p = sm.attention(q, k, v, attn_mask=mask, policy=EntropyTarget(0.7), impl="streaming")
-        after = -torch.special.xlogy(p, p).sum(-1)
-        torch.testing.assert_close(after, torch.full_like(after, 0.7), rtol=0, atol=1e-6)
-        assert (p[..., 30:] == 0).all()
-
 
 class TestEnds:
-    def test_a_floor_under_1_flattens(self, beta_of):
-        rows = torch.tensor([[9.0, 0.0, 0.0], [0.5, 0.0, 0.0]], dtype=torch.float64)
-        policy = EntropyTarget(0.8, floor=0.01)
-        beta = beta_of(policy, rows)
-        assert beta[0] < 1.0
-        torch.testing.assert_close(beta, bisect(rows, 0.8, floor=0.01), rtol=1e-6, atol=0)
-        p = sm.softmax(rows, policy=policy)
-        torch.testing.assert_close(
-            -torch.special.xlogy(p, p).sum(-1), torch.full((2,), 0.8).double(), rtol=0, atol=1e-6
-        )
-
-    def test_a_target_above_ln_n_ends_at_the_floor(self, beta_of):
+    def test_a_target_above_ln_n_ends_at_the_floor(self):
         rows = torch.tensor([[3.0, 0.0, 1.0]], dtype=torch.float64)
         assert beta_of(EntropyTarget(2.0, floor=0.25), rows).item() == pytest.approx(0.25, rel=1e-5)
         assert beta_of(EntropyTarget(2.0), rows).item() == 1.0
 
     @pytest.mark.parametrize("ceiling", [3.0, 100.0, 1e4])
-    def test_exact_ties_end_at_the_ceiling(self, beta_of, ceiling):
+    def test_exact_ties_end_at_the_ceiling(self, ceiling):
         rows = torch.tensor([[1.0, 1.0, 0.0], [1.0, 1.0, 1.0]], dtype=torch.float64)
         beta = beta_of(EntropyTarget(0.5, ceiling=ceiling), rows)
         assert beta.tolist() == pytest.approx([ceiling] * 2, rel=1e-5)
         assert (beta <= ceiling * (1 + 1e-12)).all()
 
     @pytest.mark.parametrize(("floor", "ceiling"), [(2.0, 5.0), (0.1, 0.5), (1.0, 1.5)])
-    def test_a_range_that_does_not_hold_1_or_the_solution(self, beta_of, floor, ceiling):
+    def test_a_range_that_does_not_hold_1_or_the_solution(self, floor, ceiling):
         rows = torch.randn(20, 30, dtype=torch.float64) * torch.linspace(0.3, 4, 20).double()[:, None]
         beta = beta_of(EntropyTarget(0.9, floor=floor, ceiling=ceiling), rows)
         torch.testing.assert_close(beta, bisect(rows, 0.9, floor, ceiling), rtol=1e-5, atol=0)
 
-    def test_target_0_is_as_sharp_as_allowed(self, beta_of):
-        assert beta_of(EntropyTarget(0.0, ceiling=7.0), torch.tensor([0.3, 0.2, 0.0]).double()).item() == pytest.approx(
-            7.0
-        )
-
-    def test_says_what_it_is_missing(self, rows_with):
+    def test_says_what_it_is_missing(self):
         with pytest.raises(ArgumentError, match=r"remeasure: got None; .*use sm.attention or sm.softmax"):
             EntropyTarget(0.5).beta(rows_with(2.0))
         q, k = torch.randn(1, 3, 4), torch.randn(1, 5, 4)
@@ -172,37 +125,12 @@ class TestEnds:
 class TestGradient:
     """dβ/ds = −(∂H/∂s)/(∂H/∂β), against finite differences of the solution."""
 
-    def test_softmax(self):
-        rows = torch.randn(3, 8, dtype=torch.float64, requires_grad=True)
-        assert torch.autograd.gradcheck(lambda x: sm.softmax(x, policy=EntropyTarget(0.6)), (rows,))
-        flattened = EntropyTarget(1.9, floor=0.1)
-        assert torch.autograd.gradcheck(lambda x: sm.softmax(3 * x, policy=flattened), (rows,))
-
     @pytest.mark.parametrize("policy", [EntropyTarget(0.6), EntropyTarget(1.9, floor=0.1), EntropyTarget(0.6, 1, 1.5)])
-    def test_second_derivatives(self, beta_of, policy):
+    def test_second_derivatives(self, policy):
         """Of rows that are solved, and of those that an end of the range holds."""
         rows = (torch.randn(4, 6, dtype=torch.float64) * torch.linspace(0.5, 3, 4)[:, None]).requires_grad_()
         for function in (lambda x: beta_of(policy, x), lambda x: sm.softmax(x, policy=policy)):
             assert torch.autograd.gradgradcheck(function, (rows,), atol=1e-6, rtol=1e-5, fast_mode=True)
-
-    @pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # torch's own forward mode
-    def test_second_derivatives_under_transforms(self):
-        row = torch.randn(6, dtype=torch.float64)
-
-        def first(x: Tensor) -> Tensor:
-            return sm.softmax(x, policy=EntropyTarget(0.6))[0]
-
-        def numerical(x: Tensor, step: float = 1e-4) -> Tensor:
-            sides = [torch.stack([torch.func.grad(first)(x + s * step * e) for e in torch.eye(6)]) for s in (1, -1)]
-            return (sides[0] - sides[1]) / (2 * step)
-
-        want = numerical(row)
-        for hessian in (
-            torch.func.hessian(first),
-            torch.func.jacrev(torch.func.jacrev(first)),
-            torch.func.jacfwd(torch.func.jacfwd(first)),
-        ):
-            torch.testing.assert_close(hessian(row), want, rtol=1e-5, atol=1e-6)
 
     @pytest.mark.parametrize("masked", [False, True])
     def test_second_derivatives_of_attention(self, masked):
@@ -224,26 +152,42 @@ class TestGradient:
             with pytest.raises(UnsupportedError, match="use impl='reference'"):
                 first.sum().backward()
 
-    @pytest.mark.parametrize("masked", [None, "bool", "float"])
-    def test_streaming_attention(self, masked):
-        q, k, v = (torch.randn(1, 1, n, 2, dtype=torch.float64) for n in (3, 5, 5))
-        inputs = [x.requires_grad_() for x in (2 * q, k, v)]
-        mask = None
-        if masked == "bool":
-            mask = torch.rand(3, 5) < 0.8
-            mask[1] = False
-        if masked == "float":
-            mask = torch.randn(3, 5, dtype=torch.float64, requires_grad=True)
-            inputs.append(mask)
-
-        def out(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor) -> Tensor:
-            attn_mask = rest[0] if rest else mask
-            return sm.attention(q, k, v, attn_mask=attn_mask, policy=EntropyTarget(0.5), impl="streaming")
-
-        assert torch.autograd.gradcheck(out, tuple(inputs))
-
-    def test_rows_held_at_an_end_have_none(self, beta_of):
+    def test_rows_held_at_an_end_have_none(self):
         rows = torch.tensor([[9.0, 0.0, 0.0], [1.0, 1.0, 0.0]], dtype=torch.float64, requires_grad=True)
         beta = beta_of(EntropyTarget(0.5), rows)
         (gradient,) = torch.autograd.grad(beta.sum(), rows)
         assert torch.equal(gradient, torch.zeros_like(gradient))
+
+
+class TestStepsOfEntropyTarget:
+    """How often rows are measured again: every time costs as much as the attention itself."""
+
+    def measured(self, policy, rows):
+        visible, calls = torch.ones_like(rows, dtype=torch.bool), []
+
+        def remeasure(beta):
+            calls.append(beta)
+            return dense_stats(rows * beta[..., None], visible)
+
+        policy.beta(dense_stats(rows, visible), remeasure)
+        return len(calls)
+
+    @pytest.mark.parametrize("target", [0.1, 0.5, 1.0, 2.0])
+    def test_newton_needs_few_steps(self, target):
+        rows = torch.randn(30, 200, dtype=torch.float64) * torch.linspace(0.5, 4, 30, dtype=torch.float64)[:, None]
+        assert self.measured(EntropyTarget(target), rows) <= 14
+
+    def test_a_row_just_under_its_target_stays_at_the_floor(self):
+        """So close that one more Newton step would be taken, were it not for the end."""
+        row = torch.randn(1, 20, dtype=torch.float64, requires_grad=True)
+        here = float(dense_stats(row, torch.ones_like(row, dtype=torch.bool)).entropy.detach())
+        beta = beta_of(EntropyTarget(here + 1e-4), row)
+        assert beta.item() == 1.0
+        (gradient,) = torch.autograd.grad(beta.sum(), row)
+        assert gradient.abs().max() == 0.0
+
+    def test_a_row_whose_target_is_just_beyond_the_ceiling_stays_under_it(self):
+        torch.manual_seed(0)
+        row = torch.randn(1, 20, dtype=torch.float64)
+        there = float(dense_stats(2.0 * row, torch.ones_like(row, dtype=torch.bool)).entropy)
+        assert beta_of(EntropyTarget(there - 1e-4, ceiling=2.0), row).item() == pytest.approx(2.0, abs=1e-12)

@@ -12,14 +12,12 @@ from torch import Tensor
 
 import sharpmax as sm
 from sharpmax.errors import ArgumentError
-from sharpmax.policies.basic import Constant, LogLength
 from sharpmax.policies.polynomial import PAPER
 from sharpmax.probing.capture import STATISTICS, Capture
 from tests.integrations.families import FAMILIES, Family
 from tests.probing import oracle
 
 LENGTH = 40
-ALL = list(FAMILIES.values())
 
 
 def inputs_of(family: Family, model: Any) -> dict[str, Tensor]:
@@ -41,13 +39,16 @@ def check(found: Capture, expected: list[tuple[int, oracle.Rows]], tolerance: fl
             assert np.allclose(call.statistics[name].numpy(), theirs, atol=tolerance, rtol=1e-5), name
 
 
-CASES = [(one, attention, torch.float32) for one in ALL for attention in one.attentions]
-CASES += [(FAMILIES["llama"], "sdpa", torch.bfloat16), (FAMILIES["gemma2"], "eager", torch.bfloat16)]
+CASES = [(name, FAMILIES[name].attentions[0], torch.float32) for name in (
+    "llama", "mistral", "gpt2", "t5", "bert", "modernbert", "vit", "whisper",
+)]  # fmt: skip
+CASES += [("llama", "eager", torch.float32), ("llama", "sdpa", torch.bfloat16), ("gemma2", "eager", torch.bfloat16)]
 
 
-@pytest.mark.parametrize(("family", "attention", "dtype"), CASES, ids=lambda x: getattr(x, "name", str(x)))
-def test_every_row_of_every_layer_equals_the_float64_oracle(family: Family, attention: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("name", "attention", "dtype"), CASES, ids=str)
+def test_every_row_of_every_layer_equals_the_float64_oracle(name: str, attention: str, dtype: torch.dtype) -> None:
     """And the model computes the same and is as before."""
+    family = FAMILIES[name]
     model = family.build(attention).to(dtype)
     inputs = inputs_of(family, model)
     state, implementation = [vars(one).keys() for one in model.modules()], model.config._attn_implementation
@@ -79,9 +80,7 @@ def test_under_autocast_and_with_gradients_nothing_changes() -> None:
     assert not any(value.requires_grad for call in found.calls for value in call.statistics.values())
 
 
-@pytest.mark.parametrize(
-    ("name", "cache"), [("llama", "dynamic"), ("gpt2", "dynamic"), ("mistral", "static"), ("gemma2", "static")]
-)
+@pytest.mark.parametrize(("name", "cache"), [("llama", "dynamic"), ("gemma2", "static")])
 def test_generating_gives_the_rows_of_one_long_pass(name: str, cache: str) -> None:
     family = FAMILIES[name]
     model = family.build()
@@ -98,41 +97,23 @@ def test_generating_gives_the_rows_of_one_long_pass(name: str, cache: str) -> No
     with torch.no_grad(), oracle.recorded(model) as expected:
         model(ids[:, :-1], attention_mask=mask, position_ids=positions)
     for layer, rows in expected:
-        calls = steps.of_layer(layer)
+        calls = [call for call in steps.calls if call.layer == layer]
         assert [call.places.tolist() for call in calls] == [[20]] + [[0]] * 7
         for statistic in STATISTICS:
             found = torch.cat([call.statistics[statistic] for call in calls], dim=-1).numpy()
             assert np.allclose(found, rows[statistic][..., 20:28], atol=2e-4, rtol=1e-4), statistic
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma2", "t5"])
-def test_a_constant_policy_is_in_the_rows(name: str) -> None:
-    family = FAMILIES[name]
-    model = family.build()
-    inputs = inputs_of(family, model)
-    with torch.no_grad(), sm.applied(model, Constant(1.0)), sm.capture(model, "all") as one:
-        model(**inputs)
-    with torch.no_grad(), oracle.recorded(model, beta=2.0) as expected:
-        model(**inputs)
-    with torch.no_grad(), sm.applied(model, Constant(2.0)), sm.capture(model, "all") as two:
-        model(**inputs)
-    # Only the first layer gets the same input in both.
-    first = Capture("all", [call for call in two.calls if call.layer == 0])
-    check(first, [one for one in expected if one[0] == 0], 2e-4)
-    assert not torch.allclose(two.calls[0].statistics["entropy"], one.calls[0].statistics["entropy"], atol=1e-2)
-
-
 @pytest.mark.filterwarnings("ignore::sharpmax.errors.OutOfRangeWarning")
-@pytest.mark.parametrize("policy", [PAPER, LogLength(reference=4.0)], ids=["paper", "log-length"])
-def test_sharpened_rows_are_those_whose_weights_eager_attention_returns(policy: Any) -> None:
+def test_sharpened_rows_are_those_whose_weights_eager_attention_returns() -> None:
     family = FAMILIES["llama"]
-    model, eager = family.build(), sm.apply(family.build("eager"), policy)
+    model, eager = family.build(), sm.apply(family.build("eager"), PAPER)
     ids = family.inputs(model, length=LENGTH)
     with torch.no_grad():
         weights = eager(**ids, output_attentions=True).attentions
-        with sm.applied(model, policy), sm.capture(model, "all") as inside:
+        with sm.applied(model, PAPER), sm.capture(model, "all") as inside:
             model(**ids)
-        with sm.capture(model, "all") as outside, sm.applied(model, policy):
+        with sm.capture(model, "all") as outside, sm.applied(model, PAPER):
             model(**ids)
     entropy = torch.stack([torch.special.entr(w.double()).sum(-1) for w in weights])
     for found in (inside, outside):
@@ -173,16 +154,14 @@ def test_what_a_capture_gives_back() -> None:
         family.logits(model)
     rows = len(found.calls[0].places)
     assert found.stack("top").shape == (2, 2, 4, rows)
-    assert len(found.of_layer(1)) == 2
     with pytest.raises(ArgumentError, match="name: got 'mean'; allowed: one of"):
         found.stack("mean")
-    found.clear()
     with pytest.raises(ArgumentError, match="stack: got a capture without calls"):
-        found.stack("top")
+        Capture().stack("top")
     t5 = FAMILIES["t5"].build()
     with sm.capture(t5, "all") as mixed:
         FAMILIES["t5"].logits(t5)
-    with pytest.raises(ArgumentError, match=r"layers whose rows differ in shape.*read of_layer\(n\) instead"):
+    with pytest.raises(ArgumentError, match=r"layers whose rows differ in shape.*read each of \.calls instead"):
         mixed.stack("top")
 
 
@@ -192,7 +171,5 @@ def test_mistakes_and_errors_leave_the_model_as_it_was() -> None:
         model(torch.tensor([[10_000]]))
     assert model.config._attn_implementation == "sdpa"
     assert not any(name.startswith("_sharpmax") for name in vars(model))
-    with pytest.raises(ArgumentError, match="rows: got 'none'"):
-        sm.capture(rows="none")
     with pytest.raises((TypeError, ValueError), match="model"), sm.capture("model"):  # type: ignore[arg-type]
         pass

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 PAGES = {
     "evaluate": "accuracy",
     "probe": "heads-kv",
-    "reproduce": "heat",
     "capacity": "capacity-1-accuracy",
 }
 """Pages to try, with a figure of each."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import re
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -15,19 +16,17 @@ import sharpmax as sm
 from sharpmax import theory
 from sharpmax.errors import OutOfRangeWarning
 from sharpmax.report.explore import CHOICES, SCENES, START, Place, write
-from sharpmax.stats.dense import dense_stats
+from sharpmax.stats.statistics import dense_stats
 
 
-@dataclass(frozen=True)
-class Measured:
+class Measured(NamedTuple):
     top: float
     entropy: float
     weights: list[float]
     """The 32 largest at most."""
 
 
-@dataclass(frozen=True)
-class Sharpened:
+class Sharpened(NamedTuple):
     beta: float
     plain: Measured
     sharp: Measured
@@ -80,17 +79,12 @@ def test_it_opens_on_dispersion_with_a_spread_of_4(page: str) -> None:
     assert f"the horizon is {math.floor(theory.horizon(START.spread))} items" in page
 
 
-def test_the_paper_s_head_on_many_and_few_items() -> None:
-    far = measured(SCENES["far"])
+def test_what_the_page_says_of_its_scenes_is_so() -> None:
+    far, near, end = (measured(SCENES[name]) for name in ("far", "near", "end"))
     assert far.plain.top < 0.02
     assert far.sharp.top / far.plain.top == pytest.approx(2, rel=0.1)
-    near = SCENES["near"]
-    assert near.spread / (near.items - 1) == 16.0
-    assert measured(near).plain.top > 0.999
-
-
-def test_where_policies_end() -> None:
-    end = measured(SCENES["end"])
+    assert SCENES["near"].spread / (SCENES["near"].items - 1) == 16.0
+    assert near.plain.top > 0.999
     assert (end.plain.entropy > 5.94, end.beta) == (True, 1.0)
     place = SCENES["threshold"]
     assert place.lead * place.spread < math.log(16) < 3.0
@@ -99,9 +93,6 @@ def test_where_policies_end() -> None:
         for spread in (2.0, 3.0)
     )
     assert (low, high) == (sorted(low, reverse=True), sorted(high))
-
-
-def test_constant_entropy_and_a_lower_temperature() -> None:
     for items in (1024, 16384):
         assert measured(replace(SCENES["target"], items=items)).sharp.top > 0.98
     cold = SCENES["cold"]

@@ -25,17 +25,9 @@ LOOK = """(place) => {
   return { ...seen, horizon: String(seen.horizon), looseHigh: String(seen.bounds.looseHigh), weights };
 }"""
 # Few and many items, no spread and a large one, items all over it and all at its bottom, warm and cold, every policy.
-GRID = [
-    Place(items, spread, lead, temperature, policy)
-    for items, spread, lead, temperature, policy in itertools.product(
-        (2, 3, 33, 4096), (0.0, 0.1, 4.0, 17.5, 240.0), (0.0, 0.35, 1.0), (0.3, 1.0, 4.0), CHOICES
-    )
-]
-MILLION = [
-    Place(1_000_000, *rest, policy=name)
-    for rest in ((240.0, 0.0, 1.0), (8.0, 0.25, 0.5), (14.0, 1.0, 1.0))
-    for name in CHOICES
-]
+LEADS, TEMPERATURES = (0.0, 0.35, 1.0), (0.3, 4.0)
+GRID = [Place(*place) for place in itertools.product((2, 33, 4096), (0.0, 4.0, 240.0), LEADS, TEMPERATURES, CHOICES)]
+GRID += [*SCENES.values(), *(Place(1_000_000, 8.0, 0.25, 0.5, name) for name in CHOICES)]
 
 
 @pytest.fixture(scope="module")
@@ -46,12 +38,6 @@ def address(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="module")
 def desk(browser: Browser, address: str) -> Iterator[Visit]:
     with visit(browser, address, viewport=DESK) as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def phone(browser: Browser, address: str) -> Iterator[Visit]:
-    with visit(browser, address, viewport=PHONE, has_touch=True, is_mobile=True) as found:
         yield found
 
 
@@ -87,15 +73,9 @@ def logarithm(value: Any) -> float:
 @pytest.mark.parametrize("policy", CHOICES)
 def test_the_arithmetic_is_that_of_sharpmax(desk: Visit, policy: str) -> None:
     places = [place for place in GRID if place.policy == policy]
-    assert len(places) == 180
     found = desk.page.evaluate(f"(places) => places.map({LOOK})", [asdict(place) for place in places])
     for place, seen in zip(places, found, strict=True):
         agrees(place, seen)
-
-
-@pytest.mark.parametrize("place", [*MILLION, *SCENES.values()], ids=str)
-def test_so_it_is_for_a_million_items_and_every_scene(desk: Visit, place: Place) -> None:
-    agrees(place, desk.page.evaluate(LOOK, asdict(place)))
 
 
 def shown(found: Visit) -> dict[str, str]:
@@ -128,17 +108,20 @@ def test_it_starts_on_dispersion(desk: Visit) -> None:
     assert texts["entropy-number"] == f"{expected.sharp.entropy:.2f} nats"
     assert texts["top-number"] == f"{100 * expected.sharp.top:.1f}%"
     assert f"{100 * expected.plain.top:.1f}% of the weight" in texts["summary"]
+    summary = desk.page.locator("#summary")  # a screen reader gets names and changes
+    assert (summary.get_attribute("role"), summary.get_attribute("aria-live")) == ("status", "polite")
+    roles = {role: desk.page.get_by_role(role).count() for role in ("slider", "radio", "img")}
+    assert roles == {"slider": 4, "radio": len(CHOICES), "img": 3}
     desk.check()
 
 
-@pytest.mark.parametrize(("name", "key"), [("Items, n", "ArrowLeft"), ("Logit spread", "End"), ("Lead", "ArrowLeft")])
-def test_a_slider_moves_by_keys_and_everything_with_it(desk: Visit, name: str, key: str) -> None:
+def test_a_slider_moves_by_keys_and_everything_with_it(desk: Visit) -> None:
     at_the_start(desk)
     before, drawn = shown(desk), pixels(desk)
-    slider = desk.page.get_by_role("slider", name=name)
+    slider = desk.page.get_by_role("slider", name="Logit spread")
     spoken = slider.get_attribute("aria-valuetext")
     slider.focus()
-    desk.page.keyboard.press(key)
+    desk.page.keyboard.press("End")
     after = shown(desk)
     assert slider.get_attribute("aria-valuetext") != spoken
     assert slider.get_attribute("aria-valuetext") in after.values()
@@ -185,11 +168,10 @@ def test_an_address_that_makes_no_sense_does_no_harm(browser: Browser, address: 
         assert found.problems == []
 
 
-def test_a_screen_reader_gets_names_and_changes(desk: Visit) -> None:
-    summary = desk.page.locator("#summary")
-    assert (summary.get_attribute("role"), summary.get_attribute("aria-live")) == ("status", "polite")
-    roles = {role: desk.page.get_by_role(role).count() for role in ("slider", "radio", "img")}
-    assert roles == {"slider": 4, "radio": len(CHOICES), "img": 3}
+@pytest.fixture
+def phone(browser: Browser, address: str) -> Iterator[Visit]:
+    with visit(browser, address, viewport=PHONE, has_touch=True, is_mobile=True) as found:
+        yield found
 
 
 def test_a_phone_shows_everything_and_nothing_is_too_wide(phone: Visit) -> None:

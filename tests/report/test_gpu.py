@@ -11,20 +11,7 @@ import pytest
 
 from sharpmax.errors import FileFormatError
 from sharpmax.experiments.benchmarks.gpu import FLOORS, LIMITS
-from sharpmax.report.gpu import (
-    BEGIN,
-    END,
-    columns,
-    draw_bars,
-    holds_entries,
-    main,
-    page_tables,
-    read_entries,
-    rows,
-    target_rows,
-    verdicts,
-    with_tables,
-)  # fmt: skip
+from sharpmax.report.gpu import draw_bars, gpu_tables, holds_entries, read_entries, verdicts
 
 PROVENANCE = {
     "commit": "abc",
@@ -78,32 +65,35 @@ def test_verdicts_go_by_the_cases_that_count() -> None:
     }
 
 
+def shown(*given: dict[str, Any]) -> list[list[list[str]]]:
+    """The rows of all tables."""
+    tables = gpu_tables(given)
+    assert all(len(row) == len(table.head) for table in tables for row in table.rows)
+    return [[[cell.text for cell in row] for row in table.rows] for table in tables]
+
+
 def test_a_miss_never_looks_like_a_hit() -> None:
-    (row,) = target_rows([entry("decode", "x", 1.1203)])
-    assert row[2:] == ["1.121", "≤ 1.12", "missed"]
-    assert rows([entry("decode", "x", 1.1203)], "decode")[0][4] == "1.13"
-    (close,) = target_rows([entry("decode", "x", 1.12)])
+    ((target,), (row,)) = shown(entry("decode", "x", 1.1203))
+    assert target[2:] == ["1.121", "≤ 1.12", "missed"]
+    assert row[4] == "1.13"
+    ((close,), _) = shown(entry("decode", "x", 1.12))
     assert close[2:] == ["1.120", "≤ 1.12", "reached"]
 
 
-def test_small_shapes_are_not_judged() -> None:
+def test_small_shapes_and_unknown_memory_are_not_judged() -> None:
     assert {one.reached for one in verdicts([one | {"full_size": False} for one in entries()])} == {None}
-
-
-def test_memory_that_is_not_known_is_not_judged() -> None:
     found = verdicts([entry("attention", "one", 1.5, extra_bytes_per_row=None)])
     assert [one.reached for one in found] == [True, True, None]
 
 
 def test_a_wrong_case_shows_no_number() -> None:
-    wrong, right = rows(entries(), "train")
+    wrong, right = shown(*entries())[3]
     assert wrong == ["one", "disagrees", "–", "–", "–", "–", "–", "–", "10.00"]
     assert right == ["two", "3.600", "2.000", "cuDNN", "1.80", "–", "612", "12.0", "0.50"]
-    (failed,) = rows([entry("decode", "x", None, problem="no memory", errors={})], "decode")
+    _, (failed,) = shown(entry("decode", "x", None, problem="no memory", errors={}))
     assert failed[1:] == ["fails", "–", "–", "–", "1.03", "–", "–", "–"]
-    nan = entry("train", "x", None, errors={"dq": {"ours": None, "allowed": 1.0}})
-    assert rows([nan], "train")[0][-1] == "not finite"
-    assert len(columns("decode")) == len(failed)
+    _, (unknown,) = shown(entry("train", "x", None, errors={"dq": {"ours": None, "allowed": 1.0}}))
+    assert unknown[-1] == "not finite"
 
 
 def test_the_figure_says_everything(tmp_path: Path) -> None:
@@ -122,43 +112,15 @@ def test_the_figure_says_everything(tmp_path: Path) -> None:
     assert any(text.startswith("Medians of 20 rounds") for text in texts)
     # A white background of its own: readable on a dark page.
     assert 'fill="#ffffff"' in svg
-    again = draw_bars(read_entries(tmp_path / "h200.json"), tmp_path / "again.svg")
-    assert again.read_text(encoding="utf-8") == svg
+    with pytest.raises(FileFormatError, match="KeyError: 'ratio'"):
+        draw_bars([{"kind": "stats"}], path)
 
 
-def test_tables_find_their_place_on_a_page(tmp_path: Path) -> None:
-    page = tmp_path / "gpu.md"
-    page.write_text(f"# GPU\n\n{BEGIN}\nold\n{END}\n\nmore\n", encoding="utf-8")
-    main([str(saved(tmp_path, entries())), str(page)])
-    text = page.read_text(encoding="utf-8")
-    assert text == with_tables(text, page_tables(entries(), "h200.svg"))
-    assert "old" not in text
-    assert "(h200.svg)" in text
-    assert text.endswith(f"{END}\n\nmore\n")
-    assert "| attention | ratio, mean of 2 cases | 1.600 | ≤ 1.62 | reached |" in text
-    assert "| long \\* | 6.000 | 2.000 | cuDNN | 3.00 | 1.50 | 612 | 12.0 | 0.50 |" in text
-    assert "NVIDIA H200, torch 2.11.0, Triton 3.6.0, commit abc" in text
-    with pytest.raises(FileFormatError, match="no place for tables"):
-        with_tables("# GPU\n", "")
-
-
-@pytest.mark.parametrize(
-    ("body", "words"),
-    [
-        ({"schema": 1}, "not a list"),
-        ([], "not a list"),
-        ([{"kind": "stats"}], "has no"),
-        ([entry("stats", "x", 0.5) | {"kind": "speed"}], "kind 'speed'"),
-    ],
-)
-def test_other_files_are_refused(body: Any, words: str, tmp_path: Path) -> None:
-    with pytest.raises(FileFormatError, match=words):
-        read_entries(saved(tmp_path, body))
-
-
-def test_files_of_entries_are_told_from_others(tmp_path: Path) -> None:
+def test_other_files_are_refused_and_told_apart(tmp_path: Path) -> None:
+    wrong = [entry("stats", "x", 0.5) | {"kind": "speed"}]
+    for body, words in (({"schema": 1}, "not a list"), ([], "not a list"), (wrong, "kind 'speed'")):
+        with pytest.raises(FileFormatError, match=words):
+            read_entries(saved(tmp_path, body))
     assert holds_entries(saved(tmp_path, entries()))
     assert not holds_entries(saved(tmp_path, {"schema": 1}))
     assert not holds_entries(tmp_path)
-    with pytest.raises(FileFormatError, match="cannot be read"):
-        read_entries(tmp_path / "none.json")

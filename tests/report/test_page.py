@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from sharpmax.errors import ArgumentError, FileFormatError, MissingExtraError
+from sharpmax.errors import FileFormatError, MissingExtraError
 from sharpmax.report import charts
-from sharpmax.report.page import FILE_NAME, command_of, draw, report_of, together, write_page
-from tests.report.saved import PROVENANCE, RESULTS, SAVED, evaluated, probed, tables
+from sharpmax.report.page import FILE_NAME, draw, report_of, together, write_page
+from tests.report.saved import PROVENANCE, SAVED, evaluated, probed, tables
 
 COMMAND = "sharpmax evaluate smollm2 --policy rows"
 MOST = 750_000
@@ -47,22 +47,19 @@ def test_the_answer_comes_first_and_provenance_last(html: str) -> None:
     places = [
         text.index(words)
         for words in (
-            "Mean accuracy over 2 tasks and all sizes: 14.9% → 31.9% with constant. Perplexity +0.83%. Prefill 1.56×",
-            "houses at n = 16", "Accuracy by size", "Variants", "Gain over the baseline by size",
-            "Accuracy (%): houses", "Method", "Provenance", "torch 2.13.0",
+            "Mean accuracy over 2 tasks and all sizes: 23.9% → 65.7%. Largest change of perplexity: +0.74%.",
+            "baseline → smollm2", "Accuracy by size", "Variants", "Accuracy (%): formats/csv", "Method", "Provenance",
+            "torch 2.13.0",
         )
     ]  # fmt: skip
     assert places == sorted(places)
 
 
-def test_one_file_without_network(html: str) -> None:
+def test_one_file_without_network_and_readable_for_screen_readers(html: str) -> None:
     assert "default-src 'none'" in html
     assert tags(html, "link") == tags(html, "img") == []
     assert not any("src=" in tag for tag in tags(html, "script"))
     assert all('href="#' in tag for tag in tags(html, "a"))
-
-
-def test_readable_for_screen_readers(html: str) -> None:
     assert tags(html, "html") == ['<html lang="en">']
     assert all("scope=" in tag for tag in tags(html, "th"))
     ids = re.findall(r' id="([^"]+)"', html)
@@ -85,17 +82,15 @@ def test_figures_are_valid_and_have_the_numbers_in_five_digits(name: str) -> Non
 
 
 def test_a_large_model_stays_light(tmp_path: Path) -> None:
-    found = probed()
+    found = probed(layers=1)
     heads = list(found["heads/kv"].values())
-    found["heads/kv"] = {
-        f"{layer}.{head}": heads[(layer + head) % len(heads)] for layer in range(64) for head in range(40)
-    }
+    found["heads/kv"] = {f"{layer}.{head}": heads[head % len(heads)] for layer in range(64) for head in range(40)}
     assert "the heads that change most" in written(tmp_path, found)
 
 
 def test_figures_are_drawn_as_svg_and_png(tmp_path: Path) -> None:
-    paths = draw(tables("evaluate-smollm2-cpu"), tmp_path)
-    assert [path.name for path in paths] == ["accuracy.svg", "accuracy.png", "gain.svg", "gain.png"]
+    paths = draw(evaluated(), tmp_path)
+    assert [path.name for path in paths] == ["accuracy.svg", "accuracy.png"]
     root = ET.parse(paths[0]).getroot()
     texts = {"".join(node.itertext()) for node in root.iter("{http://www.w3.org/2000/svg}text")}
     assert {"Accuracy by size", "baseline", "smollm2", "accuracy (%)", "32"} <= texts
@@ -106,7 +101,7 @@ def test_text_of_a_file_is_escaped(tmp_path: Path) -> None:
     evil = "</script><script>alert('x')</script><img src=x onerror=alert(1)>"
     found = evaluated()
     found["setting"]["model"] = evil
-    found = json.loads(json.dumps(found).replace("rows-half", evil.replace('"', "")))
+    found = json.loads(json.dumps(found).replace("smollm2-rows", evil.replace('"', "")))
     html = written(tmp_path, found, command=evil)
     assert "alert('x')" not in html
     assert len(tags(html, "script")) == 2
@@ -129,7 +124,7 @@ def test_damage_anywhere_gives_a_report_or_one_line(name: str) -> None:
         by_depth.setdefault(len(way), []).append(way)
     rng = random.Random(2)
     messages = []
-    for _ in range(60):
+    for _ in range(30):
         damaged = copy.deepcopy(whole)
         *way, last = rng.choice(by_depth[rng.choice(sorted(by_depth))])
         inside = damaged
@@ -144,80 +139,52 @@ def test_damage_anywhere_gives_a_report_or_one_line(name: str) -> None:
             report_of(damaged)
         except FileFormatError as problem:
             messages.append(str(problem))
-    assert len(messages) > 10
+    assert len(messages) > 2
     assert not any("\n" in message for message in messages)
 
 
-def test_the_damaged_place_is_named_and_nothing_is_written(tmp_path: Path) -> None:
+def test_damage_is_named_and_nothing_is_written(tmp_path: Path) -> None:
     found = evaluated()
-    found["accuracy/houses"]["rows-half"]["16"]["mean"] = "much"
-    with pytest.raises(
-        FileFormatError, match=r"\(accuracy/houses/rows-half/16/mean is 'much' and not a finite number\)"
-    ):
+    del found["accuracy/formats/csv"]["smollm2-rows"]
+    words = r"^results: the tables are damaged or of another version \(KeyError: 'smollm2-rows', in .*\); run their "
+    for write in (lambda: write_page(COMMAND, PROVENANCE, found, tmp_path), lambda: draw(found, tmp_path)):
+        with pytest.raises(FileFormatError, match=words):
+            write()
+    found = tables("calibrate-smollm2")
+    found["heads"]["betas"][0] = ["a figure alone meets this"]
+    with pytest.raises(FileFormatError, match=r"TypeError: .*, in calibrate.py line \d+"):
         write_page(COMMAND, PROVENANCE, found, tmp_path)
-    del found["accuracy/houses"]["rows-half"]
-    with pytest.raises(
-        FileFormatError, match=r"^results: the tables are damaged or of another version \(.*\); run their command"
-    ):
-        draw(found, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_damage_that_only_a_figure_meets_is_named(tmp_path: Path) -> None:
-    found = tables("calibrate-smollm2")
-    found["curve"] = {"nll": 3}
-    with pytest.raises(FileFormatError, match=r"TypeError: .*, in calibrate.py line \d+"):
-        write_page(COMMAND, PROVENANCE, found, tmp_path)
-
-
-@pytest.mark.parametrize("name", ["../escape", "a b", ""])
+@pytest.mark.parametrize("name", ["../escape", "a b"])
 def test_a_name_that_is_no_file_name_is_refused(name: str) -> None:
-    found = probed()
-    found[f"heads/{name}"] = found.pop("heads/kv")
-    for key in ("sizes", "unit", "fit_up_to", "prompts_of_size"):
-        found["setting"][key] = {**found["setting"][key], name: found["setting"][key]["kv"]}
-    with pytest.raises(FileFormatError, match="cannot be the name of a task"):
+    found = json.loads(json.dumps(probed()).replace('/kv"', f'/{name}"').replace('"kv"', f'"{name}"'))
+    with pytest.raises(FileFormatError, match="cannot be the name of a file"):
         report_of(found)
 
 
-def test_nothing_to_report(tmp_path: Path) -> None:
-    horizon = json.loads((RESULTS / "horizon-smollm2" / "results.json").read_text(encoding="utf-8"))["tables"]
-    given: list[dict[str, Any]] = [{}, {"weight": {}}, horizon]
-    for found in given:
-        assert command_of(found) is None
+def test_tables_of_no_page_are_refused() -> None:
+    for found in ({}, tables("horizon-smollm2")):
         with pytest.raises(FileFormatError, match="nothing to report in tables"):
-            write_page(COMMAND, PROVENANCE, found, tmp_path)
-
-
-def test_only_two_probes_are_compared() -> None:
+            report_of(found)
     one, other = ({"tables": SAVED[name]()} for name in ("probe", "calibrate"))
     with pytest.raises(FileFormatError, match=r"'a' \(probe\) and 'b' \(calibrate\) cannot be compared"):
         together([("a", one), ("b", other)])
-    with pytest.raises(FileFormatError, match="nothing to compare"):
-        together([("a", one), ("b", {"tables": {}})])
 
 
-def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ArgumentError, match="cannot write"):
-        write_page(COMMAND, PROVENANCE, tables("evaluate-smollm2-cpu"), tmp_path / "file")
-
-
-@pytest.mark.parametrize("module", ["jinja2", "altair", "vl_convert"])
+@pytest.mark.parametrize("module", ["jinja2", "vl_convert"])
 def test_a_missing_package_is_named(module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Missing:
         def find_spec(self, name: str, *_: Any) -> None:
             if name.partition(".")[0] == module:
                 raise ModuleNotFoundError(f"No module named {module!r}", name=module)
 
-    from sharpmax.report import page
-
-    page._vega.cache_clear()
     for name in [name for name in sys.modules if name.partition(".")[0] == module]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(sys, "meta_path", [Missing(), *sys.meta_path])
     with pytest.raises(
         MissingExtraError, match=rf"needs the package '{module}', which is not installed; install it with: pip install"
     ):
-        write_page(COMMAND, PROVENANCE, tables("evaluate-smollm2-cpu"), tmp_path)
+        write_page(COMMAND, PROVENANCE, tables("evaluate-qwen2.5-coder-0.5b-1024"), tmp_path)
     assert list(tmp_path.iterdir()) == []

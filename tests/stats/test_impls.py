@@ -30,8 +30,7 @@ class TestContractOfAccuracy:
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
     @pytest.mark.parametrize("impl", ["streaming", "sdpa"])
-    @pytest.mark.parametrize("sharpness", [0.3, 1.0, 3.0])
-    @pytest.mark.parametrize("keys", [97, 1025])
+    @pytest.mark.parametrize(("sharpness", "keys"), [(0.3, 1025), (1.0, 97), (3.0, 1025)])
     def test_every_statistic(self, dtype: torch.dtype, impl: Any, sharpness: float, keys: int) -> None:
         q, k = heads(2, 4, 97, 64, dtype=dtype, scale=sharpness), heads(2, 4, keys, 64, dtype=dtype)
         visible = torch.ones(97, keys, dtype=torch.bool).tril(keys - 97)
@@ -44,11 +43,6 @@ class TestContractOfAccuracy:
             anchor = float(want.lse.abs().max()) * torch.finfo(torch.float32).eps if name in ("lse", "mean") else 0.0
             truth = getattr(want, name)
             assert worst(getattr(got, name), truth) <= 2 * worst(value, truth) + anchor, name
-
-    def test_sdpa_entropy_is_good_to_a_millionth(self) -> None:
-        q, k = heads(1, 4, 512, 64), heads(1, 4, 512, 64)
-        got, want = sm.row_stats(q, k, is_causal=True, impl="sdpa"), exact(q, k, is_causal=True)
-        assert worst(got.entropy, want.entropy) < 2e-6
 
     @pytest.mark.parametrize("impl", ["streaming", "sdpa", "triton", "auto"])
     @pytest.mark.parametrize("offset", [-1e5, -3e3, 200.0, 1e5])
@@ -117,16 +111,6 @@ class TestTiles:
         assert stats.mean.item() == pytest.approx(1e5)
         assert stats.var.item() == 0.0
         assert stats.entropy.item() == pytest.approx(0.6931472, abs=1e-6)
-
-
-class TestSplits:
-    @pytest.mark.parametrize("impl", ["reference", "streaming", "sdpa"])
-    @pytest.mark.parametrize("cut", [0, 1, 40, 80])
-    def test_parts_of_the_keys_merge_into_the_whole(self, impl: Any, cut: int) -> None:
-        q, k = heads(2, 2, 9, 16), heads(2, 2, 80, 16)
-        parts = sm.row_stats(q, k[:, :, :cut], impl=impl).merge(sm.row_stats(q, k[:, :, cut:], impl=impl))
-        for name, value in tables(sm.row_stats(q, k, impl=impl)):
-            assert worst(getattr(parts, name), value) < 2e-6, name
 
 
 class TestChoice:

@@ -11,15 +11,14 @@ from typing import Any
 import pytest
 import torch
 import torch.utils._pytree as pytree
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import sharpmax as sm
-from sharpmax.errors import ArgumentTypeError, NotMeasuredError, SharpmaxError
-from sharpmax.stats.dense import dense_stats
-from sharpmax.stats.statistics import FIELDS, RowStats
+from sharpmax.errors import ArgumentTypeError, NotMeasuredError
+from sharpmax.stats.statistics import FIELDS, RowStats, dense_stats
 
-DERIVED = (*FIELDS, "entropy", "top_weight", "spread_bound")
+DERIVED = (*FIELDS, "entropy", "top_weight")
 # How far the parts and the whole may differ: a logit of 1000 is itself only known to 1000 · eps.
 TOLERANCE = {torch.float64: 1e-11, torch.float32: 1e-4}
 
@@ -60,7 +59,6 @@ def split(values: list[float], places: list[int], parts: int, dtype: torch.dtype
 
 class TestMerge:
     @given(LOGITS | CLOSE, st.lists(st.integers(0, 4), min_size=1, max_size=9), st.permutations(range(5)), DTYPES)
-    @settings(max_examples=150)
     def test_any_split_in_any_order_is_the_whole(self, values, places, order, dtype):
         parts = split(values, places, 5, dtype)
         merged = functools.reduce(RowStats.merge, [parts[i] for i in order])
@@ -88,7 +86,7 @@ class TestMerge:
         broken = of([[1.0, math.nan], [1.0, 2.0]])
         fine = of([[5.0, 3.0, 4.0], [5.0, 3.0, 4.0]])
         whole = broken.merge(fine) if broken_first else fine.merge(broken)
-        for name in ("max", "lse", "mean", "var", "entropy", "top_weight", "spread_bound"):
+        for name in ("max", "lse", "mean", "var", "entropy", "top_weight"):
             value = getattr(whole, name)
             assert value[0].isnan(), name
             assert value[1].isfinite(), name
@@ -149,91 +147,48 @@ class TestDerived:
         stats = RowStats(torch.tensor([3, 3]), max=top, lse=lse, mean=mean, var=torch.zeros(2))
         assert stats.entropy.tolist() == [torch.tensor(3.0).log().item(), 0.0]
 
-    @given(LOGITS | CLOSE, DTYPES)
-    @settings(max_examples=150)
-    def test_spread_bound_is_a_lower_bound_of_the_spread(self, values, dtype):
-        exact = torch.tensor(values, dtype=dtype)
-        spread = float(exact.max() - exact.min())
-        bound = float(of(values, dtype).spread_bound)
-        assert 0 <= bound <= spread + 1e-5 * (1 if dtype == torch.float32 else 1e-7) * (1 + spread)
-
-    @pytest.mark.parametrize("n", [2, 3, 100])
-    @pytest.mark.parametrize("spread", [0.25, 1.0, 12.0, 40.0, 600.0])
-    def test_spread_bound_is_attained_with_one_key_up(self, n, spread):
-        assert of([spread] + [0.0] * (n - 1)).spread_bound == pytest.approx(spread, rel=1e-12)
-
-    @pytest.mark.parametrize("impl", ["streaming", "reference"])
-    @pytest.mark.parametrize("gap", [10.0, 20.0, 200.0, 2000.0])
-    def test_spread_bound_stays_under_gaps_that_rounding_swallows(self, impl, gap):
-        """ln(1 + 1e-9) is 0 in float32; that must not read as an infinite spread."""
-        q, k = torch.tensor([[gap]]), torch.tensor([[1.0], [0.0], [0.0]])
-        bound = sm.row_stats(q, k, scale=1.0, impl=impl).spread_bound
-        assert 9.0 < bound <= gap * (1 + 1e-3)
-
     @given(LOGITS | CLOSE)
     def test_top_weight_is_the_largest_weight(self, values):
         p = torch.softmax(torch.tensor(values, dtype=torch.float64), -1)
         assert of(values).top_weight == pytest.approx(float(p.max()), rel=1e-12)
 
-    def test_top_weight_does_not_depend_on_the_anchor(self):
-        stats = of([1.0, 4.0, 2.0])
-        shifted = RowStats.anchored(
-            stats.count, stats.lse, torch.zeros_like(stats.lse), stats.entropy, max=stats.max, var=stats.var
-        )
-        assert shifted.top_weight == pytest.approx(float(stats.top_weight), rel=1e-14)
-        assert shifted.spread_bound == pytest.approx(float(stats.spread_bound), rel=1e-12)
-
     def test_what_reads_the_maximum_carries_no_gradient(self):
         """The maximum is a constant, so a gradient through the rest alone would be a wrong one."""
         stats = sm.row_stats(torch.randn(2, 4, requires_grad=True), torch.randn(5, 4), impl="streaming")
         assert stats.entropy.requires_grad
-        assert not any(x.requires_grad for x in (stats.max, stats.top_weight, stats.spread_bound))
+        assert not any(x.requires_grad for x in (stats.max, stats.top_weight))
 
     def test_the_top_weight_of_logits_carries_one(self):
         logits = torch.randn(2, 5, dtype=torch.float64, requires_grad=True)
         stats = of(logits)
-        assert not any(x.requires_grad for x in (stats.max, stats.spread_bound))
+        assert not stats.max.requires_grad
         (found,) = torch.autograd.grad(stats.top_weight.sum(), logits)
         (want,) = torch.autograd.grad(logits.softmax(-1).amax(-1).sum(), logits)
         torch.testing.assert_close(found, want, rtol=1e-12, atol=1e-15)
 
 
-class TestNotMeasured:
-    @pytest.fixture
-    def stock(self) -> RowStats:
-        return sm.row_stats(torch.randn(1, 2, 4), torch.randn(1, 5, 4), impl="sdpa")
-
-    @pytest.mark.parametrize(
-        ("read", "missing"), [("max", "max"), ("var", "var"), ("top_weight", "max"), ("spread_bound", "max")]
-    )
-    def test_says_what_is_missing_and_what_to_do(self, stock, read, missing):
-        with pytest.raises(NotMeasuredError) as caught:
-            getattr(stock, read)
-        assert str(caught.value) == (
-            f"{missing!r} was not measured for these rows; measured: count, lse, mean; "
-            "use impl='streaming', which measures every statistic"
-        )
-        assert isinstance(caught.value, SharpmaxError)
+@pytest.mark.parametrize(("read", "missing"), [("max", "max"), ("var", "var"), ("top_weight", "max")])
+def test_what_was_not_measured_is_named(read, missing):
+    stats = sm.row_stats(torch.randn(1, 2, 4), torch.randn(1, 5, 4), impl="sdpa")
+    with pytest.raises(
+        NotMeasuredError, match=f"'{missing}' was not measured .*; measured: count, lse, mean; use impl="
+    ):
+        getattr(stats, read)
 
 
 class TestValue:
-    @pytest.fixture(params=["full", "sdpa", "count"])
+    @pytest.fixture(params=["streaming", "sdpa"])
     def stats(self, request) -> RowStats:
-        q, k = torch.randn(1, 2, 4), torch.randn(1, 5, 4)
-        if request.param == "count":
-            return RowStats.anchored(torch.tensor([[5, 5]]))
-        return sm.row_stats(q, k, impl="sdpa" if request.param == "sdpa" else "streaming")
+        return sm.row_stats(torch.randn(1, 2, 4), torch.randn(1, 5, 4), impl=request.param)
 
     def arrays_equal(self, a: RowStats, b: RowStats) -> bool:
         (left, left_form), (right, right_form) = a.flatten(), b.flatten()
         return left_form == right_form and all(torch.equal(x, y) for x, y in zip(left, right, strict=True))
 
-    @pytest.mark.parametrize("name", [*FIELDS, "entropy", "_anchor", "anything"])
-    def test_nothing_can_be_set_or_deleted(self, stats, name):
+    @pytest.mark.parametrize("name", ["count", "entropy", "anything"])
+    def test_nothing_can_be_set(self, stats, name):
         with pytest.raises(AttributeError):
             setattr(stats, name, torch.zeros(1))
-        with pytest.raises(AttributeError):
-            delattr(stats, name)
 
     def test_map_reaches_every_array(self, stats):
         first = stats.map(lambda a: a[..., :1])
@@ -258,12 +213,3 @@ class TestValue:
         assert other is not stats
         assert self.arrays_equal(other, stats)
         assert other.measured == stats.measured
-
-    def test_a_deep_copy_shares_no_memory(self):
-        stats = of([1.0, 2.0])
-        other = copy.deepcopy(stats)
-        other.count.zero_()
-        assert stats.count == 2
-
-    def test_repr_says_rows_and_fields(self):
-        assert repr(of([[1.0, 2.0]])) == "RowStats(rows=(1,), measured=('count', 'max', 'lse', 'mean', 'var'))"

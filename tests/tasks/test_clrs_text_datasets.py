@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import errno
 import importlib.util
 import json
-import os
 from pathlib import Path
 
 import pytest
 
 from sharpmax.errors import ArgumentError, ArgumentTypeError, FileFormatError
 from sharpmax.files import write_bytes
-from sharpmax.tasks import clrs_text
 from sharpmax.tasks.clrs_text import datasets
-from sharpmax.tasks.clrs_text.datasets import load_dataset, training_set
-from sharpmax.tasks.clrs_text.generation import RELEASE, Example, examples, problem
+from sharpmax.tasks.clrs_text.datasets import load_dataset, make_dataset
+from sharpmax.tasks.clrs_text.generation import RELEASE, Example, examples
 from sharpmax.tasks.clrs_text.sizes import train_sizes
 
 needs_clrs = pytest.mark.skipif(
@@ -45,37 +42,25 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
 @needs_clrs
 def test_a_training_set_is_the_streams_of_its_cells(tmp_path: Path, drawn) -> None:
     said: list[str] = []
-    path = training_set(tmp_path, ["bridges", "minimum"], per_cell=3, trace=True, seed=5, note=said.append)
+    path = make_dataset(tmp_path, "train", ["bridges", "minimum"], per_cell=3, seed=5, note=said.append)
     expected = [
         example
         for name in ("bridges", "minimum")
         for size in train_sizes(name)
-        for example in examples(name, size, "train", 3, trace=True, seed=5)
+        for example in examples(name, size, "train", 3, seed=5)
     ]
     assert load_dataset(path) == expected
     assert said[0] == "train: bridges, size 4: 3 examples"
     assert len(said) == len(drawn) == 12
     before = contents(tmp_path)
-    assert training_set(tmp_path, ["bridges", "minimum"], per_cell=3, trace=True, seed=5) == path
+    assert make_dataset(tmp_path, "train", ["bridges", "minimum"], per_cell=3, seed=5) == path
     assert len(drawn) == 12
     assert contents(tmp_path) == before
 
 
 @needs_clrs
-def test_a_file_ends_when_it_has_enough_text(tmp_path: Path) -> None:
-    said: list[str] = []
-    path = training_set(tmp_path, ["bridges"], per_cell=9, text=400, note=said.append)
-    for size in train_sizes("bridges"):
-        every = examples("bridges", size, "train", 9)
-        found = load_dataset(path / f"bridges-{size:03}.jsonl")
-        assert found == list(every)[: len(found)]
-        assert sum(one.characters for one in found[:-1]) < 400 <= sum(one.characters for one in found)
-    assert said[1] == f"train: bridges, size 5: {len(found)} examples"
-
-
-@needs_clrs
 def test_a_killed_run_goes_on(tmp_path: Path, drawn, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = contents(training_set(tmp_path / "whole", ["bridges", "bubble_sort"], per_cell=3))
+    whole = contents(make_dataset(tmp_path / "whole", "train", ["bridges", "bubble_sort"], per_cell=3))
     done: list[Path] = []
 
     def killed(path: Path, data: bytes) -> None:
@@ -86,60 +71,25 @@ def test_a_killed_run_goes_on(tmp_path: Path, drawn, monkeypatch: pytest.MonkeyP
     with monkeypatch.context() as patch:
         patch.setattr(datasets, "write_bytes", killed)
         with pytest.raises(KeyboardInterrupt):
-            training_set(tmp_path / "killed", ["bridges", "bubble_sort"], per_cell=3)
+            make_dataset(tmp_path / "killed", "train", ["bridges", "bubble_sort"], per_cell=3)
     assert len(contents(tmp_path / "killed")) == 3
     del drawn[:]
-    path = training_set(tmp_path / "killed", ["bridges", "bubble_sort"], per_cell=3)
+    path = make_dataset(tmp_path / "killed", "train", ["bridges", "bubble_sort"], per_cell=3)
     assert sorted(drawn) == [("bubble_sort", 5), ("bubble_sort", 10)]
     assert contents(path) == whole
 
 
 @needs_clrs
-def test_a_full_disk_is_one_line_and_keeps_what_was_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    synced = os.fsync
-    left = [2]
-
-    def full(handle: int) -> None:
-        left[0] -= 1
-        if left[0] < 0:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        synced(handle)
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(
-        ArgumentError, match=r"^path: cannot write '.*bubble_sort-010.jsonl' \(No space left on device\).*$"
-    ):
-        training_set(tmp_path, ["bubble_sort"], per_cell=2)
-    assert sorted(Path(file).name for file in contents(tmp_path)) == ["bubble_sort-004.jsonl", "bubble_sort-005.jsonl"]
-
-
-@needs_clrs
 def test_many_processes_write_the_same(tmp_path: Path) -> None:
-    one = training_set(tmp_path / "one", ["bridges"], per_cell=2)
-    two = training_set(tmp_path / "two", ["bridges"], per_cell=2, processes=2)
+    one = make_dataset(tmp_path / "one", "train", ["bridges"], per_cell=2)
+    two = make_dataset(tmp_path / "two", "train", ["bridges"], per_cell=2, processes=2)
     assert contents(one) == contents(two)
-
-
-@needs_clrs
-@pytest.mark.parametrize("trace", [False, True])
-def test_a_test_set_leaves_out_what_another_training_set_holds(tmp_path: Path, trace: bool) -> None:
-    """The hub's sets know nothing of what is held out here: their questions are compared one by one."""
-    own = load_dataset(clrs_text.test_set(tmp_path, ["kmp_matcher", "bfs"], [4], per_cell=12))
-    file = tmp_path / "hub.jsonl"
-    asked = [example for example in own if example.length == 4][:8]
-    file.write_text("".join(example.line() for example in asked), encoding="utf-8")
-    for train in (file, asked):
-        left = load_dataset(
-            clrs_text.test_set(tmp_path, ["kmp_matcher", "bfs"], [4], per_cell=12, trace=trace, train=train)
-        )
-        assert left
-        assert not {problem(example.question) for example in left} & {problem(example.question) for example in asked}
 
 
 @needs_clrs
 def test_fewer_questions_than_asked_are_said(tmp_path: Path) -> None:
     said: list[str] = []
-    path = clrs_text.test_set(tmp_path, ["naive_string_matcher"], [4, 10], per_cell=60, note=said.append)
+    path = make_dataset(tmp_path, "test", ["naive_string_matcher"], [4, 10], per_cell=60, note=said.append)
     found = [example.length for example in load_dataset(path)]
     assert found.count(10) == 60
     assert said[0] == (
@@ -163,34 +113,22 @@ def test_fewer_questions_than_asked_are_said(tmp_path: Path) -> None:
     ],
 )
 def test_bad_requests_write_nothing(tmp_path: Path, algorithms, per_cell, kind, message) -> None:
-    with pytest.raises(kind, match=message):
-        training_set(tmp_path, algorithms, per_cell=per_cell)
-    with pytest.raises(kind, match=message):
-        clrs_text.test_set(tmp_path, algorithms, per_cell=per_cell)
-    with pytest.raises(ArgumentError, match=r"^text: got 0; allowed: a whole number from 1"):
-        training_set(tmp_path, ["minimum"], per_cell=1, text=0)
-    with pytest.raises(ArgumentError, match=r"^largest: got 3; allowed: a whole number from 4"):
-        training_set(tmp_path, ["minimum"], per_cell=1, largest=3)
+    for split in ("train", "test"):
+        with pytest.raises(kind, match=message):
+            make_dataset(tmp_path, split, algorithms, per_cell=per_cell)
     with pytest.raises(ArgumentError, match=r"^size: got 0; "):
-        clrs_text.test_set(tmp_path, ["minimum"], [0], per_cell=1)
+        make_dataset(tmp_path, "test", ["minimum"], [0], per_cell=1)
     assert not contents(tmp_path)
 
 
 def written(file: Path) -> Path:
-    columns = [{**vars(row), "use_hints": True} for row in ROWS]
-    if file.suffix == ".jsonl":
-        file.write_text("".join(json.dumps(row) + "\n" for row in columns) + "\n", encoding="utf-8")
-    else:
-        parquet = pytest.importorskip("pyarrow.parquet")
-        table = pytest.importorskip("pyarrow").Table.from_pylist(columns)
-        parquet.write_table(table, file)
+    lines = [json.dumps({**vars(row), "use_hints": True}) + "\n" for row in ROWS]
+    file.write_text("".join(lines) + "\n", encoding="utf-8")
     return file
 
 
-@pytest.mark.parametrize("name", ["a.jsonl", "a.parquet"])
-def test_files_of_every_kind_are_read(tmp_path: Path, name: str) -> None:
-    assert load_dataset(written(tmp_path / name)) == ROWS
-    assert load_dataset(str(tmp_path / name)) == ROWS
+def test_a_file_is_read(tmp_path: Path) -> None:
+    assert load_dataset(written(tmp_path / "a.jsonl")) == load_dataset(str(tmp_path / "a.jsonl")) == ROWS
 
 
 def test_a_folder_is_read_in_order_of_names(tmp_path: Path) -> None:

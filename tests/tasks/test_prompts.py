@@ -8,6 +8,8 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,19 +23,25 @@ from sharpmax.tasks.registry import GROUPS, TASKS, get_task, get_tasks
 RETRIEVAL = (8, 16, 32, 64, 128, 256, 512)
 
 
-def pairs_in(user: str) -> list[tuple[str, str]]:
-    return re.findall(r"^(\w+): (\d\d)$", user, flags=re.MULTILINE)
+# What an item looks like, and the question with the key; the answer follows the opening that ends with the key.
+ITEMS = {
+    "kv": (r"^(\w+): (\d\d)$", r"\nWhat is the number of (\w+)\?$", "{}: {}"),
+    "houses": (r"(\w+) lives in house (\d\d)\.", r"\n\nIn which house does (\w+) live\?$", "{} lives in house {}"),
+    "prices": (r"A (\w+ \w+) costs (\d\d) dollars\.", r"\n\nHow much does the (.*) cost\?$", "The {} costs {}"),
+    "json": (r'"(\w+)": (\d\d)', r'\nWhat is the value of "(\w+)"\?$', '"{}": {}'),
+}
 
 
-def solve_kv(user: str) -> tuple[int, str]:
-    pairs = pairs_in(user)
-    asked = re.search(r"\nWhat is the number of (\w+)\?$", user)
+def solve_items(name: str, user: str) -> tuple[int, str]:
+    item, question, reply = ITEMS[name]
+    pairs = re.findall(item, user, flags=re.MULTILINE)
+    asked = re.search(question, user)
     assert asked
-    return len(pairs), f"{asked[1]}: {dict(pairs)[asked[1]]}"
+    return len(pairs), reply.format(asked[1], dict(pairs)[asked[1]])
 
 
 def solve_multi_kv(user: str) -> tuple[int, str]:
-    pairs = pairs_in(user)
+    pairs = re.findall(r"^(\w+): (\d\d)$", user, flags=re.MULTILINE)
     asked = re.search(r"\nWhat are the numbers of (\w+), (\w+) and (\w+)\?$", user)
     assert asked
     assert len(set(asked.groups())) == 3
@@ -63,57 +71,33 @@ def solve_needle(user: str) -> tuple[int, str]:
     return len(paragraphs), f"The secret code of the {asked[1]} is {facts[0][1]}"
 
 
-def solve_houses(user: str) -> tuple[int, str]:
-    prose, question = user.split("\n\n")
-    pairs = re.findall(r"(\w+) lives in house (\d\d)\.", prose)
-    name = question.removeprefix("In which house does ").removesuffix(" live?")
-    return len(pairs), f"{name} lives in house {dict(pairs)[name]}"
-
-
-def solve_prices(user: str) -> tuple[int, str]:
-    prose, question = user.split("\n\n")
-    pairs = re.findall(r"A (\w+ \w+) costs (\d\d) dollars\.", prose)
-    thing = question.removeprefix("How much does the ").removesuffix(" cost?")
-    return len(pairs), f"The {thing} costs {dict(pairs)[thing]}"
-
-
-def solve_json(user: str) -> tuple[int, str]:
-    written, question = user.split("\n")
-    pairs = json.loads(written)
-    key = question.removeprefix('What is the value of "').removesuffix('"?')
-    return len(pairs), f'"{key}": {pairs[key]}'
-
-
-SOLVE = {
-    "kv": solve_kv,
+SOLVE: dict[str, Callable[[str], tuple[int, str]]] = {
+    "kv": partial(solve_items, "kv"),
     "max": solve_max,
     "needle": solve_needle,
     "multi-kv": solve_multi_kv,
-    "houses": solve_houses,
-    "prices": solve_prices,
-    "json": solve_json,
+    **{name: partial(solve_items, name) for name in ("houses", "prices", "json")},
 }
 EACH = pytest.mark.parametrize("task", [TASKS[name] for name in SOLVE], ids=SOLVE)
 
 
 def test_every_task_is_here() -> None:
     assert [name for name in TASKS if "/" not in name] == list(SOLVE)
-    for name in SOLVE:
-        task = TASKS[name]
-        assert task.name == name
-        assert task.sizes == (RETRIEVAL if name != "needle" else (4, 8, 16, 32, 64, 128))
-        assert task.sizes[-1] <= task.most
+    assert {name: TASKS[name].sizes for name in SOLVE} == dict.fromkeys(SOLVE, RETRIEVAL) | {
+        "needle": (4, *RETRIEVAL[:5])
+    }
 
 
 @EACH
 def test_the_answer_is_in_the_text_and_the_size_is_honoured(task: Task) -> None:
-    for size in {task.least, 3, 5, *task.sizes, min(task.most, 1000)}:
-        for prompt in task.prompts(size, count=5, seed=size):
+    for size in {task.least, 5, *task.sizes, min(task.most, 1000)}:
+        for prompt in task.prompts(size, count=3, seed=size):
             found, reply = SOLVE[task.name](prompt.user)
             assert found == size
             assert prompt.opening + prompt.answer == reply
             assert prompt.answer.startswith(" ")
             assert prompt.user.isascii()
+            assert task.name != "json" or isinstance(json.loads(prompt.user.split("\n")[0]), dict)
 
 
 @EACH
@@ -126,48 +110,40 @@ def test_the_answer_cannot_be_guessed(task: Task) -> None:
 
 @EACH
 def test_prompts_depend_on_their_index_and_not_on_the_count(task: Task) -> None:
-    many = task.prompts(8, count=40, seed=3)
-    assert task.prompts(8, count=4, seed=3) == many[:4]
-    assert len({prompt.user for prompt in many}) == 40
-    assert task.prompts(8, count=4, seed=4) != many[:4]
-
-
-# If one of these changes, so must the task's version: results made before could no longer be compared.
-GOLDEN = json.loads((Path(__file__).parent / "golden.json").read_text(encoding="utf-8"))["prompts"]
-
-
-def digest(task: Task) -> str:
-    prompts = [task.prompts(size, count=3, seed=7) for size in task.sizes]
-    return hashlib.sha256(repr(prompts).encode()).hexdigest()[:16]
+    many = task.prompts(8, count=20, seed=3)
+    assert task.prompts(8, count=4, seed=3) == many[:4] != task.prompts(8, count=4, seed=4)
+    assert len({prompt.user for prompt in many}) == 20
 
 
 def test_the_same_prompts_for_good() -> None:
-    # Python's documentation, which one task reads, changes with Python.
-    found = {name: [task.version, digest(task)] for name, task in TASKS.items() if name != "control/documentation"}
-    assert found == GOLDEN
+    """If one of these changes, so must the task's version: results made before could no longer be compared."""
+    golden = json.loads((Path(__file__).parent / "golden.json").read_text(encoding="utf-8"))["prompts"]
+    found = {}
+    for name, task in TASKS.items():
+        if name != "control/documentation":  # Python's documentation changes with Python
+            prompts = [task.prompts(size, count=3, seed=7) for size in task.sizes]
+            found[name] = [task.version, hashlib.sha256(repr(prompts).encode()).hexdigest()[:16]]
+    assert found == golden
 
 
 @EACH
-@pytest.mark.parametrize("size", [0, -3, 10_000])
-def test_a_size_there_is_not(task: Task, size: int) -> None:
-    with pytest.raises(ArgumentError) as caught:
-        task.prompts(size, count=1, seed=0)
-    assert str(caught.value) == f"size: got {size}; allowed: {task.least} … {task.most} for the task {task.name!r}"
+def test_a_size_there_is_not(task: Task) -> None:
+    for size in (0, 10_000):
+        with pytest.raises(ArgumentError) as caught:
+            task.prompts(size, count=1, seed=0)
+        assert str(caught.value) == f"size: got {size}; allowed: {task.least} … {task.most} for the task {task.name!r}"
 
 
-@pytest.mark.parametrize("wrong", [8.0, "8", True, None])
 @pytest.mark.parametrize("argument", ["size", "count", "seed"])
-def test_what_is_not_a_whole_number(argument: str, wrong: object) -> None:
-    arguments = {"size": 8, "count": 1, "seed": 0, argument: wrong}
-    with pytest.raises(ArgumentTypeError, match=rf"^{argument}: got .*; allowed: a whole number$"):
-        TASKS["kv"].prompts(**arguments)  # type: ignore[arg-type]
-
-
-def test_a_task_that_makes_something_else() -> None:
-    task = Task("odd", 1, "", (1,), 9, lambda size, rng: ("user", "opening", "answer"))  # type: ignore[arg-type, return-value]
-    with pytest.raises(
-        ArgumentTypeError, match=r"^make: got tuple from the task 'odd'; allowed: a function that makes "
-    ):
+def test_wrong_arguments_of_a_task(argument: str) -> None:
+    for wrong in (8.0, True):
+        arguments = {"size": 8, "count": 1, "seed": 0, argument: wrong}
+        with pytest.raises(ArgumentTypeError, match=rf"^{argument}: got .*; allowed: a whole number$"):
+            TASKS["kv"].prompts(**arguments)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match=r"^count: got 0; allowed: 1 or more"):
+        TASKS["kv"].prompts(8, count=0, seed=0)
+    task = Task("odd", 1, "", (1,), 9, lambda size, rng: "user")  # type: ignore[arg-type, return-value]
+    with pytest.raises(ArgumentTypeError, match=r"^make: got str from the task 'odd'; allowed: a function that makes "):
         task.prompts(1, count=1, seed=0)
 
 
@@ -177,43 +153,20 @@ def test_tasks_load_nothing_heavy() -> None:
     assert not {"torch", "transformers", "numpy"} & set(done.stdout.split())
 
 
-OWN = '''\
-"""Which colour a ball has."""
-
-import random
-
-from sharpmax.tasks import Prompt, Task
-
-COLOURS = ["red", "green", "blue", "white"]
-
-
-def make(size: int, rng: random.Random) -> Prompt:
-    balls = {f"Ball {number}": rng.choice(COLOURS) for number in range(1, size + 1)}
-    ball = rng.choice(list(balls))
-    text = " ".join(f"{name} is {colour}." for name, colour in balls.items())
-    return Prompt(user=f"{text}\\nWhich colour is {ball.lower()}?", opening=f"{ball} is", answer=f" {balls[ball]}")
-
-
-TASK = Task("balls", version=1, summary="the colour of one ball among n", sizes=(8, 32, 128), most=999, make=make)
-'''
-
-
 @pytest.fixture
 def own(tmp_path: Path) -> Path:
+    """The task that CONTRIBUTING.md shows, in a file."""
+    guide = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text(encoding="utf-8")
     path = tmp_path / "balls.py"
-    path.write_text(OWN, encoding="utf-8")
+    path.write_text(guide.split("```python\n")[1].split("```")[0], encoding="utf-8")
     return path
 
 
 def test_from_a_file_of_twenty_lines(own: Path) -> None:
-    assert len(OWN.splitlines()) <= 20
-    guide = Path(__file__).parents[2] / "CONTRIBUTING.md"
-    assert OWN in guide.read_text(encoding="utf-8")
+    assert len(own.read_text(encoding="utf-8").splitlines()) <= 20
     task = get_task(own)
     assert (task.name, task.sizes) == ("balls", (8, 32, 128))
-    prompts = task.prompts(8, count=20, seed=0)
-    assert task.prompts(8, count=3, seed=0) == prompts[:3]
-    for prompt in prompts:
+    for prompt in task.prompts(8, count=20, seed=0):
         assert isinstance(prompt, Prompt)
         assert f"{prompt.opening}{prompt.answer}." in prompt.user
     assert not list(own.parent.glob("*pycache*")), "running a user's file leaves nothing beside it"
@@ -258,13 +211,10 @@ def test_a_file_that_is_no_task(tmp_path: Path, content: str, says: str) -> None
     assert one_line(caught) == f"task: {str(path)!r} {says}"
 
 
-EVERY = [*TRAINING, *CONTROLS, *FORMATS]
-
-
-@pytest.mark.parametrize("task", EVERY, ids=lambda task: task.name)
+@pytest.mark.parametrize("task", [*TRAINING, *CONTROLS, *FORMATS], ids=lambda task: task.name)
 def test_the_evidence_holds_the_answer_and_occurs_once(task: Any) -> None:
     for size in (1, 7, 200):
-        for prompt in task.prompts(size, 5, seed=3):
+        for prompt in task.prompts(size, 3, seed=3):
             assert prompt.user.count(prompt.evidence) == 1
             assert prompt.answer.strip() in prompt.evidence
             assert prompt.answer.strip() not in prompt.opening

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 
 import pytest
 import torch
 
-from sharpmax.tasks.max_retrieval import CLASSES, SIZED_TASKS, VERSION, Sets, draw, items_and_query, seeded, sized_task
-from sharpmax.tasks.sized import NOTHING, Batch
+from sharpmax.tasks.sized import (
+    CLASSES,
+    NOTHING,
+    SIZED_TASKS,
+    VERSION,
+    Batch,
+    Sets,
+    draw,
+    items_and_query,
+    seeded,
+    sized_task,
+)
 
 CPU = torch.device("cpu")
 
@@ -64,32 +75,24 @@ def test_near_ties_are_about_half_of_all_sets_at_every_size() -> None:
     assert float(gap[batch.close].max()) < float(gap[~batch.close].min())
 
 
-def test_zoom_draws_closer_sets_with_the_same_answers() -> None:
-    plain, zoomed = (sized_task("max").draw((2000,), 16, seeded(CPU, 1), zoom=zoom) for zoom in (1.0, 1e-3))
-    assert torch.equal(plain.answer, zoomed.answer)
-    assert torch.equal(plain.inputs[..., 1:], zoomed.inputs[..., 1:])
-    spread = zoomed.inputs[:, :16, 0].amax(-1) - zoomed.inputs[:, :16, 0].amin(-1)
-    assert 1e-4 < float(spread.min()) < 2e-3
-    assert float(spread.max()) > 0.5
-    assert float(zoomed.inputs[:, :16, 0].max()) <= 1.0
-
-
-def test_zoomed_sets_lie_under_the_top_or_anywhere() -> None:
-    drawn = {
-        anywhere: sized_task("max").draw((2000,), 16, seeded(CPU, 1), zoom=1e-4, anywhere=anywhere).inputs[:, :16]
-        for anywhere in (False, True)
-    }
-    assert torch.equal(drawn[False][..., 1:], drawn[True][..., 1:])
-    priority = drawn[True][..., 0]
-    assert float(priority.min()) >= 0.0
-    assert float(priority.max()) <= 1.0
-    spread = [one[..., 0].amax(-1) - one[..., 0].amin(-1) for one in drawn.values()]
-    assert torch.allclose(spread[0], spread[1], atol=1e-6)
-    narrow = spread[1] < 0.01
-    assert 0.4 < float(priority[narrow].mean()) < 0.6, "places are even"
-    assert float(drawn[False][..., 0][narrow].min()) > 0.98
-    usual = sized_task("max").draw((50,), 16, seeded(CPU, 1)).inputs
-    assert torch.equal(usual, sized_task("max").draw((50,), 16, seeded(CPU, 1), zoom=1.0, anywhere=True).inputs)
+def test_zoomed_sets_are_closer_with_the_same_answers_at_the_top_or_anywhere() -> None:
+    plain, top, anywhere = (
+        sized_task("max").draw((2000,), 16, seeded(CPU, 1), **options)
+        for options in ({}, {"zoom": 1e-4}, {"zoom": 1e-4, "anywhere": True})
+    )
+    spreads = []
+    for zoomed in (top, anywhere):
+        assert torch.equal(plain.answer, zoomed.answer)
+        assert torch.equal(plain.inputs[..., 1:], zoomed.inputs[..., 1:])
+        priority = zoomed.inputs[:, :16, 0]
+        assert 0.0 <= float(priority.min()) <= float(priority.max()) <= 1.0
+        spreads.append(priority.amax(-1) - priority.amin(-1))
+    assert torch.allclose(spreads[0], spreads[1], atol=1e-6)
+    assert float(spreads[1].min()) < 2e-4
+    assert float(spreads[1].max()) > 0.5
+    narrow = spreads[1] < 0.01
+    assert 0.4 < float(anywhere.inputs[:, :16, 0][narrow].mean()) < 0.6, "places are even"
+    assert float(top.inputs[:, :16, 0][narrow].min()) > 0.98
 
 
 def test_sort_asks_for_what_follows() -> None:
@@ -106,13 +109,16 @@ def test_sort_asks_for_what_follows() -> None:
     assert firsts > 0
 
 
+def rows_of_tokens(batch: Batch) -> Iterator[tuple[list[int], list[bool], list[int]]]:
+    """Tokens that are visible, which those are, and the answer, of each example."""
+    for inputs, visible, answer in zip(*(part.tolist() for part in batch.parts), strict=True):
+        yield [token for token, on in zip(inputs, visible, strict=True) if on], visible, answer
+
+
 def test_copy_is_the_sequence_a_mark_and_the_sequence() -> None:
     batch = examples("copy", (3, 7))
     sizes = set()
-    for inputs, visible, answer in zip(
-        batch.inputs.tolist(), batch.visible.tolist(), batch.answer.tolist(), strict=True
-    ):
-        seen = [token for token, on in zip(inputs, visible, strict=True) if on]
+    for seen, visible, answer in rows_of_tokens(batch):
         word = [token for token in answer if token != NOTHING]
         assert seen == [*word, 64, *word[:-1]]
         # No blanks inside: the short convolution of a model sees true neighbours.
@@ -123,10 +129,7 @@ def test_copy_is_the_sequence_a_mark_and_the_sequence() -> None:
 
 def test_recall_asks_for_values_of_keys_that_are_there_once() -> None:
     batch = examples("recall", (3, 9))
-    for inputs, visible, answer in zip(
-        batch.inputs.tolist(), batch.visible.tolist(), batch.answer.tolist(), strict=True
-    ):
-        seen = [token for token, on in zip(inputs, visible, strict=True) if on]
+    for seen, _, answer in rows_of_tokens(batch):
         pairs = [tuple(seen[start : start + 4]) for start in range(0, len(seen), 4)]
         listed, questions = pairs[:-4], pairs[-4:]
         values = {pair[:2]: pair[2:] for pair in listed}
@@ -142,11 +145,11 @@ def test_sizes_are_uniform_between_both_ends() -> None:
     assert counts[:5].tolist() == [0] * 5
     assert len(counts) == 17
     assert float((counts[5:] - 2000).abs().max()) < 5 * 2000**0.5
-    # Live items come first, so that a set is its first items.
+    # Visible items come first, so that a set is its first items.
     assert torch.equal(sets.visible, sets.visible.sort(-1, descending=True).values)
 
 
-def test_the_answer_is_the_class_of_the_largest_live_priority() -> None:
+def test_the_answer_is_the_class_of_the_largest_visible_priority() -> None:
     sets = draw((40, 5), (1, 7), seeded(CPU, 3))
     for i, j in itertools.product(range(40), range(5)):
         rows = zip(sets.priority[i, j].tolist(), sets.label[i, j].tolist(), sets.visible[i, j].tolist(), strict=True)
@@ -156,7 +159,7 @@ def test_the_answer_is_the_class_of_the_largest_live_priority() -> None:
         assert int(sets.answer[i, j]) == label
 
 
-def test_an_item_that_is_not_live_is_never_the_answer() -> None:
+def test_an_item_that_is_not_visible_is_never_the_answer() -> None:
     sets = Sets(
         priority=torch.tensor([[0.0, 0.9, 0.5], [0.2, 0.1, 0.9]]),
         label=torch.tensor([[4, 5, 6], [7, 8, 9]]),
@@ -166,14 +169,6 @@ def test_an_item_that_is_not_live_is_never_the_answer() -> None:
     )
     assert sets.best.tolist() == [0, 0]
     assert sets.answer.tolist() == [4, 7]
-
-
-def test_an_item_is_its_priority_and_its_class_one_hot() -> None:
-    sets = draw((4,), (2, 6), seeded(CPU, 1))
-    priority, one_hot = sets.items[..., 0], sets.items[..., 1:]
-    assert torch.equal(priority, sets.priority)
-    assert torch.equal(one_hot, torch.nn.functional.one_hot(sets.label, CLASSES).float())
-    assert sets.items.dtype == sets.priority.dtype
 
 
 def test_version_1_draws_these_very_sets() -> None:

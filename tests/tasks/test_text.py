@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from sharpmax.errors import ArgumentError, FileFormatError
-from sharpmax.tasks.prompt import PARTS, Part
-from sharpmax.tasks.text import CHAT, chat_questions, plain_text, text_from_file, windows
+from sharpmax.tasks.text import CHAT, PARTS, Part, chat_questions, plain_text, python_code, text_from_file, windows
 
 SHARES = {"calibration": 0.5, "validation": 0.25, "test": 0.25}
 
@@ -33,7 +32,7 @@ def test_no_paragraph_is_in_two_parts() -> None:
         assert not paragraphs(plain_text(one)) & paragraphs(plain_text(other))
 
 
-@pytest.mark.parametrize("function", [plain_text, chat_questions])
+@pytest.mark.parametrize("function", [plain_text, python_code, chat_questions])
 def test_an_unknown_part(function) -> None:
     with pytest.raises(ArgumentError) as caught:
         function("train")
@@ -49,7 +48,6 @@ def test_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (b"", "is empty; give a file with text in it"),
         (b" \n\n", "is empty; give a file with text in it"),
         (b"\x80\x81abc", "is not text in UTF-8; convert it, or give another file"),
         (b"PK\x03\x04\x00\x00", "is not text in UTF-8; convert it, or give another file"),
@@ -70,8 +68,7 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
         assert str(caught.value).startswith(f"text: got {str(path)!r} ({why}); allowed: the path of a text file")
 
 
-@pytest.mark.parametrize("total", [7, 21, 1000])
-@pytest.mark.parametrize(("length", "most"), [(1, 3), (6, 2), (7, 1000)])
+@pytest.mark.parametrize(("total", "length", "most"), [(7, 1, 3), (21, 6, 2), (1000, 7, 1000), (1000, 1, 3)])
 def test_windows_are_equal_apart_and_spread(total: int, length: int, most: int) -> None:
     found = windows(list(range(total)), length, most)
     assert len(found) == min(most, total // length)

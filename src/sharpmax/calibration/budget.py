@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from sharpmax.calibration.data import FOLDABLE, Domain, policy_from
-from sharpmax.calibration.replication import judge_replicated
+from sharpmax.calibration.data import Domain, TrainingPrompts, judge_replicated
+from sharpmax.calibration.learnable import FOLDABLE, policy_from
 from sharpmax.errors import reject
 from sharpmax.integrations.transformers.application import applied
 from sharpmax.models.scoring import Places, Reply, batches
@@ -25,12 +25,12 @@ MAX_BUDGET = 1.0
 HELD_OUT_FACTOR = 1.3
 """A domain that is not trained on may diverge by so much more."""
 
-_ROWS = 1024
-"""Predictions of each text that are measured at most: whole logits of a long text would not fit into memory."""
+MAX_ROWS = 1024
+"""Predictions whose logits are in memory at once: all those of a long text would not fit."""
 
-_TRIES = 6
-_AIM = 0.97
-_BEYOND = 1.4
+_MAX_TRIES = 6
+_TARGET_SHARE = 0.97
+_MAX_STRENGTH = 1.4
 
 
 def check_budget(budget: float) -> float:
@@ -55,26 +55,28 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Budget:
-    """The domains, and the divergence that is allowed on each."""
+class TrainingSetup:
+    """The frozen model, what policies are trained and measured on, and the divergence allowed on each domain."""
 
+    model: PreTrainedModel
+    prompts: TrainingPrompts
     domains: Sequence[Domain]
-    limit: float
+    budget: float  # in nats per token
     most_tokens: int  # to read at once
 
-    def changes(self, model: PreTrainedModel, policy: PerHead) -> dict[str, Change]:
+    def changes(self, policy: PerHead) -> dict[str, Change]:
         """What a policy changes on the validation part of each domain."""
-        return {domain.name: self._change(model, policy, domain) for domain in self.domains}
+        return {domain.name: self._change(policy, domain) for domain in self.domains}
 
-    def _change(self, model: PreTrainedModel, policy: PerHead, domain: Domain) -> Change:
+    def _change(self, policy: PerHead, domain: Domain) -> Change:
         kl = rise = count = 0.0
         with torch.no_grad():
-            for batch in batches(domain.validation, self.most_tokens, most_rows=_ROWS):
+            for batch in batches(domain.validation, self.most_tokens, most_rows=MAX_ROWS):
                 replies = [domain.validation[i] for i in batch]
-                places = Places.of(replies, model.device, _ROWS, f"{domain.name}/{batch[0]}")
-                before = places.logits(model)
-                with applied(model, policy, skip_unsupported=True):
-                    after = places.logits(model)
+                places = Places.of(replies, self.model.device, MAX_ROWS, f"{domain.name}/{batch[0]}")
+                before = places.logits(self.model)
+                with applied(self.model, policy, skip_unsupported=True):
+                    after = places.logits(self.model)
                 kl += float(places.divergences(before, after).sum())
                 rise += float((places.losses(after) - places.losses(before)).sum())
                 count += places.count
@@ -82,7 +84,8 @@ class Budget:
 
     def used(self, changes: Mapping[str, Change]) -> float:
         """The largest divergence as a share of what is allowed there; infinite if one is not a number."""
-        shares = [changes[one.name].kl / (self.limit * (1 if one.trained else HELD_OUT_FACTOR)) for one in self.domains]
+        limits = {one.name: self.budget * (1 if one.trained else HELD_OUT_FACTOR) for one in self.domains}
+        shares = [changes[name].kl / limit for name, limit in limits.items()]
         return max(share if math.isfinite(share) else math.inf for share in shares)
 
 
@@ -113,32 +116,30 @@ class Candidate:
         return f"Candidate({self.kind!r}, accuracy={self.accuracy:.3f}, modified_heads={self.modified_heads})"
 
 
-def select_best(
-    model: PreTrainedModel, kind: str, coefficients: Tensor, budget: Budget, prompts: Sequence[Reply]
-) -> Candidate | None:
+def select_best(setup: TrainingSetup, kind: str, coefficients: Tensor, validation: Sequence[Reply]) -> Candidate | None:
     """Return the policy at the strength that uses the budget, or None if none is within it.
 
     Divergence grows with about the square of the strength, so a few measurements find where it meets the budget. A
     policy within the budget is strengthened only if that lowers the loss of the validation prompts.
     """
-    found: dict[float, Candidate] = {}
+    found: list[Candidate] = []
     strength = 1.0
-    for _ in range(_TRIES):
+    for _ in range(_MAX_TRIES):
         policy = policy_from(kind, coefficients, strength)
         if policy.is_identity:  # too weak to survive the rounding of the coefficients
             break
-        changes = budget.changes(model, policy)
-        used = budget.used(changes)
+        changes = setup.changes(policy)
+        used = setup.used(changes)
         if used <= 1.0:
-            with applied(model, policy, skip_unsupported=True):
-                nll, accuracy = evaluate_replies(model, prompts)
+            with applied(setup.model, policy, skip_unsupported=True):
+                nll, accuracy = evaluate_replies(setup.model, validation)
             if math.isfinite(nll):
-                found[strength] = Candidate(kind, policy, strength, changes, nll, accuracy)
-            if strength != 1.0 or used > _AIM**4:
+                found.append(Candidate(kind, policy, strength, changes, nll, accuracy))
+            if strength != 1.0 or used > _TARGET_SHARE**4:
                 break
-        step = _AIM * math.sqrt(1.0 / used) if math.isfinite(used) and used > 0 else 0.5
-        strength = min(strength * step, _BEYOND)
-    return min(found.values(), key=lambda one: one.nll, default=None)
+        step = _TARGET_SHARE * math.sqrt(1.0 / used) if math.isfinite(used) and used > 0 else 0.5
+        strength = min(strength * step, _MAX_STRENGTH)
+    return min(found, key=lambda one: one.nll, default=None)
 
 
 def evaluate_replies(model: PreTrainedModel, replies: Sequence[Reply]) -> tuple[float, float]:

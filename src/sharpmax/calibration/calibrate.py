@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
+import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,35 +14,16 @@ import torch
 
 from sharpmax.calibration.budget import (
     HELD_OUT_FACTOR,
-    Budget,
     Candidate,
+    TrainingSetup,
     check_budget,
     evaluate_replies,
     percent,
     select_best,
 )
-from sharpmax.calibration.data import (
-    FOLDABLE,
-    FREQUENCY,
-    HELD_OUT,
-    PROFILES,
-    Domain,
-    Profile,
-    TrainingPrompts,
-    domains_of,
-    sizes_for,
-)
-from sharpmax.calibration.trainer import (
-    MOST_ROWS,
-    Memory,
-    TrainablePolicy,
-    Trainer,
-    TrainingSetup,
-    checkpointed,
-    frequencies_of,
-    frozen,
-    grid_of,
-)
+from sharpmax.calibration.data import HELD_OUT, PROFILES, Profile, TrainingPrompts, domains_of, sizes_for
+from sharpmax.calibration.learnable import BOTH, FOLDABLE, FREQUENCY, TrainablePolicy, frequencies_of, grid_of
+from sharpmax.calibration.trainer import Trainer, checkpointed, frozen, plan_memory
 from sharpmax.errors import SharpmaxError, reject
 from sharpmax.integrations.transformers.application import applied
 from sharpmax.integrations.transformers.interface import modules_of
@@ -65,8 +46,7 @@ Progress = Callable[[str, int, int, str], None]
 DEFAULT_TASKS = "training,control"
 """Many formats, and prompts that must keep working."""
 
-_RATE = 0.02
-_SAVE_EVERY = 20.0
+_SAVE_EVERY = 20.0  # seconds
 
 
 class BudgetError(SharpmaxError, ValueError):
@@ -148,7 +128,7 @@ def calibrate(
     profile: Profile | None = None,
     keep: float = 1.0,
     keep_layers: float = 1.0,
-    rate: float = _RATE,
+    rate: float = 0.02,
     seed: int = 0,
     texts: Mapping[str, str] | None = None,
     held_out: str = HELD_OUT,
@@ -184,16 +164,14 @@ def calibrate(
     if resume and not (folder and any(state_path(folder, kind).is_file() for kind in profile.kinds)):
         where = "no folder" if folder is None else f"{str(folder)!r}, which has nothing to resume"
         reject("resume", where, "the folder of an interrupted calibration", "leave resume out to start one")
-    for one in tasks:
-        for size in profile.sizes or ():
-            one.check_size(size)
+    for one, size in itertools.product(tasks, profile.sizes or ()):
+        one.check_size(size)
     notify = progress or (lambda what, done, total, remark: None)
     layers, heads = grid_of(model)
-    if FREQUENCY in profile.kinds and not frequencies_of(model):
-        kinds = tuple(dict.fromkeys("constant" if kind == FREQUENCY else kind for kind in profile.kinds))
+    if {FREQUENCY, BOTH} & set(profile.kinds) and not frequencies_of(model):
+        kinds = tuple(dict.fromkeys("constant" if kind in (FREQUENCY, BOTH) else kind for kind in profile.kinds))
         notify("no rotary frequency for every two dimensions of a head: constants instead", 0, 0, "")
         profile = replace(profile, kinds=kinds)
-    shared = any(has_one_gain(one) for one in modules_of(model))
     started = time.perf_counter()
     with frozen(model):
         notify("finding sizes", 0, 0, "")
@@ -201,15 +179,14 @@ def calibrate(
         prompts = TrainingPrompts(tokenizer, tasks, controls, profile, seed, context_of(model))
         notify("sampling text from the model and reading other text", 0, 0, "")
         domains = domains_of(model, tokenizer, profile, texts or {}, held_out, seed)
-        fits = Memory.plan(model, _longest(prompts, domains), MOST_ROWS, memory)
-        notify(f"sizes {', '.join(map(str, prompts.sizes))}; memory about {fits.estimate / 2**30:.1f} GiB", 0, 0, "")
-        trained = [domain for domain in domains if domain.trained]
-        setup = TrainingSetup(model, prompts, trained, budget, fits.most_tokens)
-        limit = Budget(domains, budget, fits.most_tokens)
+        replies = [*prompts.at(0), *prompts.at(1), *(reply for domain in domains for reply in domain.training)]
+        longest = max(profile.longest, *(len(reply.ids) for reply in replies))
+        most_tokens, checkpoint, estimate = plan_memory(model, longest, memory)
+        notify(f"sizes {', '.join(map(str, prompts.sizes))}; memory about {estimate / 2**30:.1f} GiB", 0, 0, "")
+        setup = TrainingSetup(model, prompts, domains, budget, most_tokens)
         validation = prompts.validation()
         with applied(model, None, skip_unsupported=True):
             nll, accuracy = evaluate_replies(model, validation)
-        amounts = {key: list(v) if isinstance(v, tuple) else v for key, v in dataclasses.asdict(profile).items()}
         setting: dict[str, Any] = {
             "weights": weights_fingerprint(model),
             "task": ",".join(dict.fromkeys(one.name.partition("/")[0] for one in every)),
@@ -224,20 +201,18 @@ def calibrate(
             "text": fingerprint("".join(text for _, text in sorted((texts or {}).items())) + plain_text("calibration")),
             "layers": layers,
             "heads": heads,
-            "profile": amounts,
+            "profile": {key: list(v) if isinstance(v, tuple) else v for key, v in asdict(profile).items()},
         }
         candidates: dict[str, Candidate] = {}
         curves: dict[str, Sequence[Mapping[str, float]]] = {}
         for kind in profile.kinds:
-            policy = TrainablePolicy(
-                kind, layers, heads, model.device, frequencies=frequencies_of(model), shared=shared and kind in FOLDABLE
-            )
-            trainer = Trainer(policy, profile.steps, rate, keep, keep_layers)
-            with checkpointed(model) if fits.checkpoint else nullcontext():
-                _train(trainer, setup, setting, folder, resume, notify)
+            shared = kind in FOLDABLE and any(has_one_gain(one) for one in modules_of(model))
+            trainer = Trainer(TrainablePolicy(model, kind, shared=shared), profile.steps, rate, keep, keep_layers)
+            with checkpointed(model) if checkpoint else nullcontext():
+                _train(trainer, setup, {"kind": kind, **setting}, folder, resume, notify)
             curves[kind] = trainer.curve
             notify(f"measuring {kind}", 0, 0, "")
-            candidate = select_best(model, kind, policy.values(), limit, validation)
+            candidate = select_best(setup, kind, trainer.policy.values(), validation)
             if candidate is not None:
                 candidates[kind] = candidate
     if not candidates:
@@ -246,20 +221,8 @@ def calibrate(
             "weak; increase the budget or the steps, or try other kinds"
         )
     setting["seconds"] = {"calibration": time.perf_counter() - started}
-    setting["memory"] = _peak(model)
+    setting["memory"] = torch.cuda.max_memory_allocated(model.device) if model.device.type == "cuda" else None
     return CalibrationResult(candidates, curves, setting, {"nll": nll, "right": accuracy}, len(validation))
-
-
-def _longest(prompts: TrainingPrompts, domains: Sequence[Domain]) -> int:
-    """The longest input of the training in tokens."""
-    seen = [*prompts.at(0), *prompts.at(1)]
-    texts = [reply for domain in domains for reply in domain.training]
-    return max(prompts.profile.longest, *(len(reply.ids) for reply in [*seen, *texts]))
-
-
-def _peak(model: PreTrainedModel) -> int | None:
-    """Bytes of GPU memory that were in use at most."""
-    return torch.cuda.max_memory_allocated(model.device) if model.device.type == "cuda" else None
 
 
 def state_path(folder: str | Path, kind: str) -> Path:
@@ -270,14 +233,13 @@ def state_path(folder: str | Path, kind: str) -> Path:
 def _train(
     trainer: Trainer,
     setup: TrainingSetup,
-    setting: Mapping[str, Any],
+    about: Mapping[str, Any],
     folder: str | Path | None,
     resume: bool,
     notify: Progress,
 ) -> None:
     kind = trainer.policy.kind
     path = None if folder is None else state_path(folder, kind)
-    about = {"kind": kind, **setting}
     if path is not None and resume:
         trainer.resume(path, about)
     saved = time.monotonic()

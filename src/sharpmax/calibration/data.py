@@ -1,75 +1,33 @@
-"""Kinds of policy, profiles, training prompts and the domains of a calibration."""
+"""Profiles, training prompts and the domains of a calibration.
+
+Key replication reads a short list as if it had many more items. In a long list the keys of other items share the
+weight of a head, from positions further and further away. Repeating those keys in every layer and leaving gaps for the
+items they stand for has the same effect: 64 items whose keys count eight times, eight times as far apart, disperse
+attention as 512 items do, at the cost of reading 64.
+"""
 
 from __future__ import annotations
 
-import dataclasses
-import math
+import itertools
 import random
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
+import torch
 
-from sharpmax.calibration.replication import replicate_keys
+from sharpmax.calibration.learnable import FREQUENCY, KINDS
 from sharpmax.errors import reject
-from sharpmax.models.scoring import Reply, encode, judge, own_answers, sampled_texts
-from sharpmax.policies.base import Policy
-from sharpmax.policies.basic import Constant
-from sharpmax.policies.log_linear import LogLinear
-from sharpmax.policies.per_frequency import PerFrequency
-from sharpmax.policies.per_head import PerHead
-from sharpmax.tasks.prompt import Task
+from sharpmax.integrations.transformers.attention import Repeated
+from sharpmax.integrations.transformers.interface import repeating
+from sharpmax.models.scoring import Judged, Reply, asked_with, encode, judge, own_answers, sampled_texts, special_tokens
+from sharpmax.tasks.prompt import Prompt, Task
 from sharpmax.tasks.text import chat_questions, plain_text, python_code, windows
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-FREQUENCY = "frequency"
-"""The kind that learns one β per rotary frequency of every head."""
-
-KINDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        FREQUENCY: (),
-        "constant": ("level",),
-        "length": ("level", "length"),
-        "entropy": ("level", "length", "entropy", "entropy2", "entropy_length"),
-        "rows": LogLinear.COEFFICIENTS,
-    }
-)
-"""Each kind with the coefficients of `LogLinear` that it learns in every head; `frequency` has none of them."""
-
-FOLDABLE = (FREQUENCY, "constant")
-"""The kinds that can be folded into the weights."""
-
-NOT_NEGATIVE = "length"
-"""The coefficient kept at 0 or above: a budget on long text would otherwise teach it to flatten long inputs."""
-
-_DIGITS = 5
-
-
-def policy_from(kind: str, coefficients: Tensor, strength: float = 1.0) -> PerHead:
-    """The policy of coefficients `[layers, heads, those of the kind]`; ln β is multiplied by `strength`.
-
-    Numbers are rounded here, so that what is measured afterwards is what a file will hold.
-    """
-    grid = (coefficients.detach().cpu().double() * strength).tolist()
-    return PerHead(tuple(tuple(_of_head(kind, head) for head in layer) for layer in grid))
-
-
-MOST_LEVEL = 3.0
-"""The largest |ln β| of a rotary frequency."""
-
-
-def _of_head(kind: str, values: list[float]) -> Policy:
-    if kind == FREQUENCY:
-        return PerFrequency(tuple(round(math.exp(min(max(one, -MOST_LEVEL), MOST_LEVEL)), 4) for one in values))
-    policy = LogLinear(**{name: round(value, _DIGITS) for name, value in zip(KINDS[kind], values, strict=True)})
-    if kind not in FOLDABLE:
-        return policy
-    level = min(max(policy.level, math.log(policy.floor)), math.log(policy.ceiling))
-    return Constant(round(math.exp(level), _DIGITS))
 
 
 @dataclass(frozen=True)
@@ -101,7 +59,7 @@ class Profile:
 PROFILES: Mapping[str, Profile] = MappingProxyType(
     {
         "full": Profile(
-            kinds=(FREQUENCY,), steps=200, sizes=None, longest=4096, scanned=4, formats=12, prompts=2,
+            kinds=(FREQUENCY,), steps=100, sizes=None, longest=4096, scanned=4, formats=12, prompts=2,
             controls=4, lengths=(2048, 6144), sampled=(256, 1024), turns=2, tokens=6144,
             rows=512, answers=16, questions=56, answer_tokens=64, training_windows=48, validation_windows=12,
             validation_prompts=96,
@@ -120,7 +78,7 @@ def profile_for(name: str, **changes: Any) -> Profile:
     """A profile by name, with some of its amounts changed."""
     if name not in PROFILES:
         reject("profile", repr(name), f"one of {list(PROFILES)}")
-    profile = dataclasses.replace(PROFILES[name], **{key: value for key, value in changes.items() if value is not None})
+    profile = replace(PROFILES[name], **{key: value for key, value in changes.items() if value is not None})
     for kind in profile.kinds:
         if kind not in KINDS:
             reject("kinds", repr(kind), f"some of {list(KINDS)}")
@@ -179,30 +137,25 @@ def domains_of(
         for length in profile.lengths:
             cuts = [_windows(tokenizer, text, length, amount) for text, amount in zip(both, amounts, strict=True)]
             found.append(Domain(f"{name}/{length}", held_out != name, *cuts))
-    answers = [
-        tuple(own_answers(model, tokenizer, chat_questions(part)[: profile.questions], profile.answer_tokens))
-        for part in ("calibration", "validation")
-    ]
+    questions = [chat_questions(part)[: profile.questions] for part in ("calibration", "validation")]
+    answers = [tuple(own_answers(model, tokenizer, part, profile.answer_tokens)) for part in questions]
     return [*found, Domain(CHAT, held_out != CHAT, *answers)]
-
-
-_CHARACTERS = 12
-"""Of a text, per token that is wanted of it: more than tokens have on average."""
 
 
 def _windows(tokenizer: PreTrainedTokenizerBase, text: str, length: int, most: int) -> tuple[Reply, ...]:
     """At most `most` windows of `length` tokens, spread evenly over a text, of which only so much is tokenized."""
-    size = length * _CHARACTERS
+    size = 12 * length  # characters: a token has fewer on average
     parts = [text[i * len(text) // most :][:size] for i in range(most)] if len(text) > size * most else [text]
     ids = [tokenizer(part, add_special_tokens=False, verbose=False).input_ids for part in parts]
-    cut = [one for tokens in ids for one in windows(tokens, length, 1 if len(parts) > 1 else most)]
+    before = special_tokens(tokenizer)[0]
+    cut = [one for tokens in ids for one in windows(tokens, length, 1 if len(parts) > 1 else most, before)]
     return tuple(Reply(tuple(one), 1) for one in cut)
 
 
 def sizes_for(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tasks: Sequence[Task], profile: Profile
 ) -> tuple[int, ...]:
-    """The sizes to train at: up to the last that the model still gets some of right, and the three before it."""
+    """The sizes to train at: four, up to the first at which the model gets less than 15% of the prompts right."""
     found: list[int] = []
     for size in (4 * 2**i for i in range(9)):
         replies = [
@@ -213,15 +166,12 @@ def sizes_for(
         if not replies or max(len(reply.ids) for reply in replies) > profile.longest:
             break
         found.append(size)
-        if sum(one.right for one in judge(model, replies)) < _SOME * len(replies):
+        if sum(one.right for one in judge(model, replies)) < 0.15 * len(replies):
             break
     if not found:
         shortest = f"prompts of more than {profile.longest} tokens"
         reject("task", shortest, f"a task whose smallest prompts have up to {profile.longest} tokens")
-    return tuple(found[-_TRAINED_SIZES:])
-
-
-_SOME, _TRAINED_SIZES = 0.15, 4
+    return tuple(found[-4:])
 
 
 @dataclass(frozen=True)
@@ -238,9 +188,7 @@ class TrainingPrompts:
     @property
     def sizes(self) -> tuple[int, ...]:
         """The sizes to train at."""
-        if not self.profile.sizes:
-            reject("profile", "no sizes", "one with sizes", "find them with sizes_for")
-        return self.profile.sizes
+        return self.profile.sizes or ()
 
     def at(self, step: int) -> list[Reply]:
         """The prompts of one step: of some tasks, and controls."""
@@ -253,7 +201,10 @@ class TrainingPrompts:
             replies += self._prompts(task, size, self.profile.prompts, seed, rng.choice(self.profile.replications))
         if self.controls and self.profile.controls:
             task, size = rng.choice(self.controls), rng.choice(self.sizes)
-            replies += self._prompts(task, self._shorter(task, size), self.profile.controls, seed)
+            # An item of a control can be a paragraph: halve the size until its prompts are not too long.
+            while size > 1 and len(encode(self.tokenizer, task.prompts(size, 1, 0)[0]).ids) > self.profile.longest:
+                size //= 2
+            replies += self._prompts(task, size, self.profile.controls, seed)
         return replies
 
     def validation(self) -> list[Reply]:
@@ -261,18 +212,10 @@ class TrainingPrompts:
         times = sorted({1, max(self.profile.replications)})
         each = max(1, self.profile.validation_prompts // (len(times) * len(self.tasks)))
         seed = _VALIDATION_SEED + 1 + self.seed
-        return [
-            reply
-            for factor in times
-            for task in self.tasks
-            for reply in self._prompts(task, max(self.sizes), each, seed + factor, factor)
-        ]
-
-    def _shorter(self, task: Task, size: int) -> int:
-        """The size, halved until its prompts are not too long: an item of a control can be a paragraph."""
-        while size > 1 and len(encode(self.tokenizer, task.prompts(size, 1, 0)[0]).ids) > self.profile.longest:
-            size //= 2
-        return size
+        replies: list[Reply] = []
+        for factor, task in itertools.product(times, self.tasks):
+            replies += self._prompts(task, max(self.sizes), each, seed + factor, factor)
+        return replies
 
     def _prompts(self, task: Task, size: int, count: int, seed: int, times: int = 1) -> list[Reply]:
         prompts = task.prompts(size, count, seed)
@@ -282,3 +225,60 @@ class TrainingPrompts:
         if times == 1:
             return replies
         return [replicate_keys(self.tokenizer, *pair, times) for pair in zip(prompts, replies, strict=True)]
+
+
+def replicate_keys(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, reply: Reply, times: int) -> Reply:
+    """Let the other items of a prompt count `times` times: all lines but the first, the last and those of the evidence.
+
+    The tokens of a line stay together; the gap for its copies follows the line. Where items are not lines of their
+    own, or no line holds the answer, every token counts once.
+    """
+    asked = asked_with(tokenizer, prompt)
+    at = asked.index(prompt.user)
+    lines = prompt.user.split("\n")
+    wanted = (prompt.evidence or prompt.opening + prompt.answer).split("\n")
+    places = [i for i in range(len(lines)) if lines[i : i + len(wanted)] == wanted]
+    item = [0] * (len(asked) + len(prompt.answer) + 1)  # per character: the number of the other item it belongs to
+    for number, line in enumerate(lines if places else ()):
+        if 0 < number < len(lines) - 1 and not places[0] <= number < places[0] + len(wanted):
+            item[at : at + len(line) + 1] = [number] * (len(line) + 1)
+        at += len(line) + 1
+    spans = tokenizer(
+        asked + prompt.answer, add_special_tokens=tokenizer.chat_template is None, return_offsets_mapping=True
+    )["offset_mapping"]
+    items = [item[start] if end > start else 0 for start, end in spans]
+    counts = tuple(times if one else 1 for one in items)
+    positions, gap = [], 0
+    for index, one in enumerate(items):
+        if index and one != items[index - 1]:
+            gap = sum(counts[:index]) - index
+        positions.append(index + gap)
+    return Reply(reply.ids, reply.start, tuple(positions), counts)
+
+
+@contextmanager
+def replicated(model: PreTrainedModel, replies: Sequence[Reply]) -> Iterator[None]:
+    """Replicate the keys of these replies, read as one batch in this order, in every layer."""
+    if all(reply.times is None for reply in replies):
+        yield
+        return
+    rows = [
+        torch.arange(len(reply.ids)).repeat_interleave(torch.tensor(reply.times or [1] * len(reply.ids)))
+        for reply in replies
+    ]
+    keys = Repeated(torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=-1))
+    with repeating(model, lambda layer: keys):
+        yield
+
+
+def judge_replicated(model: PreTrainedModel, replies: Sequence[Reply]) -> list[Judged]:
+    """`judge`, with the keys of replies replicated that have `times`."""
+    plain = iter(judge(model, [reply for reply in replies if reply.times is None]))
+    judged = []
+    for reply in replies:
+        if reply.times is None:
+            judged.append(next(plain))
+        else:
+            with replicated(model, [reply]):
+                judged += judge(model, [reply])
+    return judged

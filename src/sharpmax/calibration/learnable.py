@@ -1,37 +1,211 @@
-"""`learnable`: a policy per head whose numbers are parameters of the model and train with its weights."""
+"""Numbers of a policy that train while it acts in a model, in calibration or with the weights (`learnable`)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from sharpmax.arrays import ops_for
-from sharpmax.calibration.data import FREQUENCY, KINDS, policy_from
-from sharpmax.calibration.trainer import TrainablePolicy, frequencies_of, grid_of
 from sharpmax.errors import reject
 from sharpmax.integrations.transformers.application import apply, restore
-from sharpmax.integrations.transformers.interface import install
-from sharpmax.ops.attention import Rule
-from sharpmax.policies.base import Remeasure, with_columns
+from sharpmax.integrations.transformers.attention import OutputGain
+from sharpmax.integrations.transformers.interface import install, kept, modules_of
+from sharpmax.ops.attention import QueryScale, Rule
+from sharpmax.policies.base import Policy, Remeasure, with_columns
+from sharpmax.policies.basic import Constant, LogScale, OutputScale, PerFrequency
+from sharpmax.policies.log_linear import LogLinear
 from sharpmax.policies.per_head import PerHead
-from sharpmax.policies.shipped import LogScale
 from sharpmax.stats.statistics import RowStats
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+FREQUENCY = "frequency"
+"""The kind that learns one β per rotary frequency of every head."""
+
+OUTPUT = "output"
+"""The kind that learns a scale of every head's output, as SEAL does."""
+
+BOTH = f"{FREQUENCY}+{OUTPUT}"
+
+KINDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        FREQUENCY: (),
+        "constant": ("level",),
+        "length": ("level", "length"),
+        "entropy": ("level", "length", "entropy", "entropy2", "entropy_length"),
+        "rows": LogLinear.COEFFICIENTS,
+        OUTPUT: (),
+        BOTH: (),
+    }
+)
+"""Each kind with the coefficients of `LogLinear` that it learns in every head; those without any learn factors."""
+
+FOLDABLE = (FREQUENCY, "constant")
+"""The kinds that can be folded into the weights."""
+
 SSMAX = "ssmax"
 LEARNABLE = (*KINDS, SSMAX)
-"""What can be learned in every head: coefficients of `LogLinear` (a constant is one of them), or the s of SSMax."""
+"""What can be learned in every head: the kinds of calibration, or the s of SSMax."""
 
 PARAMETER = "sharpmax_policy"
 """The name of the numbers among the parameters of the model."""
 
-_FIRST_SCALE = 0.43  # where Scalable-Softmax starts
+_MAX_LOG_FACTOR = 3.0
+_SSMAX_START = 0.43  # where Scalable-Softmax starts
 _DIGITS = 5
+
+_INTERLEAVED = ("cohere", "cohere2", "codegen", "ernie4_5", "glm", "glm4", "gptj", "helium", "llama4_text")
+"""Models that rotate neighbouring dimensions together, where `PerFrequency` scales those half a head apart."""
+
+
+def policy_from(kind: str, coefficients: Tensor, strength: float = 1.0) -> PerHead:
+    """The policy of coefficients `[layers, heads, those of the kind]`; ln β is multiplied by `strength`.
+
+    Numbers are rounded here, so that what is measured afterwards is what a file will hold.
+    """
+    grid = (coefficients.detach().cpu().double() * strength).tolist()
+    return PerHead(tuple(tuple(_policy_of_head(kind, head) for head in layer) for layer in grid))
+
+
+def _policy_of_head(kind: str, values: list[float]) -> Policy:
+    if kind == SSMAX:
+        return LogScale(round(values[0], _DIGITS), bias=0.0)
+    if kind in (FREQUENCY, OUTPUT, BOTH):
+        factors = [round(math.exp(min(max(one, -_MAX_LOG_FACTOR), _MAX_LOG_FACTOR)), 4) for one in values]
+        if kind == FREQUENCY:
+            return PerFrequency(tuple(factors))
+        scale = factors.pop()
+        return OutputScale(scale, PerFrequency(tuple(factors))) if kind == BOTH else OutputScale(scale)
+    policy = LogLinear(**{name: round(value, _DIGITS) for name, value in zip(KINDS[kind], values, strict=True)})
+    if kind not in FOLDABLE:
+        return policy
+    level = min(max(policy.level, math.log(policy.floor)), math.log(policy.ceiling))
+    return Constant(round(math.exp(level), _DIGITS))
+
+
+def grid_of(model: PreTrainedModel) -> tuple[int, int]:
+    """The numbers of layers and of heads per layer, the grid of a `PerHead` policy."""
+    heads = [one.heads for one in modules_of(model)]
+    if len(set(heads)) > 1:
+        reject("model", f"layers of {sorted(set(heads))} heads", "a model with as many heads in every layer")
+    return len(heads), heads[0]
+
+
+def frequencies_of(model: PreTrainedModel) -> int:
+    """How many rotary frequencies every head has; 0 if there are none, or not half as many as its dimensions."""
+    config = model.config.get_text_config()
+    rotary = getattr(config, "rope_parameters", None) or {}
+    if not rotary or getattr(config, "model_type", "") in _INTERLEAVED:
+        return 0
+    share = getattr(config, "partial_rotary_factor", None) or rotary.get("partial_rotary_factor") or 1.0
+    width = getattr(config, "head_dim", None) or int(config.hidden_size) // int(config.num_attention_heads)
+    return int(width) // 2 if share == 1.0 else 0
+
+
+class TrainablePolicy:
+    """Coefficients `[layers, heads, those of the kind]` that require gradients, and a mask of the heads they modify.
+
+    With `shared` all heads of a layer have the same. The kind `frequency` has a coefficient per rotary frequency, its
+    ln β; the logarithm of the output's scale is the last coefficient.
+    """
+
+    def __init__(self, model: PreTrainedModel, kind: str, *, shared: bool = False) -> None:
+        layers, self.heads = grid_of(model)
+        self.kind = kind
+        frequencies = frequencies_of(model)
+        counts = {FREQUENCY: frequencies, OUTPUT: 1, BOTH: frequencies + 1, SSMAX: 1}
+        shape = layers, 1 if shared else self.heads, counts.get(kind) or len(KINDS[kind])
+        start = _SSMAX_START if kind == SSMAX else 0.0
+        self.coefficients = torch.full(shape, start, device=model.device, requires_grad=True)
+        self.modified = torch.ones(shape[:2], dtype=torch.bool, device=model.device)
+
+    def values(self) -> Tensor:
+        """The coefficients in effect, `[layers, heads, those of the kind]`: 0 in heads that are not modified."""
+        return (self.coefficients * self.modified[..., None]).expand(-1, self.heads, -1)
+
+    @contextmanager
+    def installed(self, model: PreTrainedModel) -> Iterator[None]:
+        """Let the coefficients choose β in the model's attention inside the block."""
+        with kept(model):
+            install(model, self.rules)
+            yield
+
+    def factors(self, layer: int) -> Tensor:
+        """exp(coefficients) of one layer, `[heads, those of the kind]`."""
+        return self.values()[layer].clamp(-_MAX_LOG_FACTOR, _MAX_LOG_FACTOR).exp()
+
+    def rules(self, layer: int) -> Sequence[Rule | QueryScale | OutputGain]:
+        """The rules of one layer."""
+        if self.kind not in (FREQUENCY, OUTPUT, BOTH):
+            return (_LayerRule(self, layer),)
+        scale, gain = _LayerScale(self, layer), _LayerGain(self, layer)
+        return (scale, gain) if self.kind == BOTH else (scale,) if self.kind == FREQUENCY else (gain,)
+
+
+@dataclass(eq=False)
+class _LayerScale(QueryScale):
+    """The β per frequency of one layer."""
+
+    trainable: TrainablePolicy
+    layer: int
+
+    def factors(self, device: torch.device, dtype: torch.dtype) -> Tensor:
+        """β of both dimensions of every frequency."""
+        beta = self.trainable.factors(self.layer).to(device, dtype)
+        beta = beta[:, :-1] if self.trainable.kind == BOTH else beta
+        return torch.cat([beta, beta], dim=-1)[:, None]
+
+
+@dataclass(eq=False)
+class _LayerGain(OutputGain):
+    """The output scales of one layer."""
+
+    trainable: TrainablePolicy
+    layer: int
+
+    def factors(self, device: torch.device) -> Tensor:
+        """The last coefficient of every head."""
+        return self.trainable.factors(self.layer)[:, -1].to(device)
+
+
+@dataclass(eq=False)
+class _LayerRule:
+    """One layer of coefficients of `LogLinear` or of SSMax, as the attention interface asks for it."""
+
+    trainable: TrainablePolicy
+    layer: int
+    needs: frozenset[str] = field(init=False)
+    heads = None
+
+    def __post_init__(self) -> None:
+        self.needs = self._policy(self.trainable.coefficients.device).needs
+
+    def _policy(self, device: torch.device) -> Policy:
+        columns = self.trainable.values()[self.layer].to(device)  # layers may be on several devices
+        if self.trainable.kind == SSMAX:
+            return with_columns(LogScale(1.0, bias=0.0), {"scale": columns})
+        return with_columns(
+            LogLinear(), {name: columns[:, i, None] for i, name in enumerate(KINDS[self.trainable.kind])}
+        )
+
+    def beta(self, stats: RowStats, remeasure: Remeasure | None) -> Tensor:
+        """β of every row, 1 in rows of one key; only the coefficients get a gradient.
+
+        A gradient through the statistics would cost as much as the attention itself, and only describes how earlier
+        layers change what later ones measure.
+        """
+        detached = stats.map(torch.detach)
+        count = detached.count
+        beta: Tensor = self._policy(count.device).rule(ops_for(count), detached, None)
+        return beta.masked_fill(count <= 1, 1.0) if self.trainable.kind == SSMAX else beta
 
 
 class LearnablePolicy:
@@ -44,29 +218,17 @@ class LearnablePolicy:
     def __init__(self, model: PreTrainedModel, kind: str) -> None:
         if kind not in LEARNABLE:
             reject("kind", repr(kind), f"one of {list(LEARNABLE)}")
+        if kind in (FREQUENCY, BOTH) and not frequencies_of(model):
+            reject("kind", f"{kind!r} for a {type(model).__name__}", "a model with rotary frequencies", "constant")
         self.model, self.kind = model, kind
-        layers, heads = grid_of(model)
-        if kind == SSMAX:
-            self.parameter = nn.Parameter(torch.full((layers, heads, 1), _FIRST_SCALE, device=model.device))
-            install(model, self._scale_rules)
-        else:
-            frequencies = frequencies_of(model)
-            if kind == FREQUENCY and not frequencies:
-                reject("kind", f"{kind!r} for a {type(model).__name__}", "a model with rotary frequencies", "constant")
-            trainable = TrainablePolicy(kind, layers, heads, model.device, frequencies=frequencies)
-            trainable.coefficients = self.parameter = nn.Parameter(trainable.coefficients.detach())
-            install(model, trainable.rules)
+        trainable = TrainablePolicy(model, kind)
+        trainable.coefficients = self.parameter = nn.Parameter(trainable.coefficients.detach())
+        install(model, trainable.rules)
         model.register_parameter(PARAMETER, self.parameter)
-
-    def _scale_rules(self, layer: int) -> Sequence[Rule]:
-        return (_ScaleRule(self.parameter, layer),)
 
     def policy(self) -> PerHead:
         """The policy learned so far, its numbers rounded to five digits."""
-        if self.kind != SSMAX:
-            return policy_from(self.kind, self.parameter)
-        grid = self.parameter.detach().cpu().double()[..., 0].tolist()
-        return PerHead(tuple(tuple(LogScale(round(s, _DIGITS), bias=0.0) for s in layer) for layer in grid))
+        return policy_from(self.kind, self.parameter)
 
     def remove(self) -> None:
         """Take the parameter and its rules out of the model."""
@@ -82,22 +244,6 @@ class LearnablePolicy:
 
     def __repr__(self) -> str:
         return f"LearnablePolicy(kind={self.kind!r}, layers × heads = {' × '.join(map(str, self.parameter.shape[:2]))})"
-
-
-class _ScaleRule:
-    """β = s·ln n in one layer."""
-
-    heads = None
-    needs = frozenset({"count"})
-
-    def __init__(self, scales: Tensor, layer: int) -> None:
-        self._scales, self._layer = scales, layer
-
-    def beta(self, stats: RowStats, remeasure: Remeasure | None) -> Tensor:
-        """s·ln n with a gradient into s; 1 in rows of one key, as everywhere."""
-        policy = with_columns(LogScale(1.0, bias=0.0), {"scale": self._scales[self._layer]})
-        beta: Tensor = policy.rule(ops_for(stats.count), stats, None)
-        return beta.masked_fill(stats.count <= 1, 1.0)
 
 
 def learnable(model: PreTrainedModel, kind: str) -> LearnablePolicy:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,19 +13,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from sharpmax.arrays import ops_for
-from sharpmax.calibration.data import CHAT, FREQUENCY, KINDS, MOST_LEVEL, NOT_NEGATIVE, Domain, TrainingPrompts
-from sharpmax.calibration.replication import ReplicatedReply, replicated
+from sharpmax.calibration.budget import MAX_ROWS, TrainingSetup
+from sharpmax.calibration.data import CHAT, Domain, replicated
+from sharpmax.calibration.learnable import KINDS, TrainablePolicy
 from sharpmax.errors import SharpmaxError, reject
 from sharpmax.integrations.transformers.application import restore
-from sharpmax.integrations.transformers.interface import install, kept, modules_of
+from sharpmax.integrations.transformers.interface import kept
 from sharpmax.models.language import any_length
-from sharpmax.models.scoring import Places, Reply, batches, reply_losses
+from sharpmax.models.scoring import Places, batches, reply_losses
 from sharpmax.models.weights import load_tensors, must_fit, save_tensors
-from sharpmax.ops.attention import QueryScale, Rule
-from sharpmax.policies.base import Remeasure, with_columns
-from sharpmax.policies.log_linear import LogLinear
-from sharpmax.stats.statistics import RowStats
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -70,148 +66,40 @@ def checkpointed(model: PreTrainedModel) -> Iterator[None]:
             layer.training = False
 
 
-@dataclass(frozen=True)
-class Memory:
-    """How training fits into so many bytes: tokens to read at once, and whether layers are computed again."""
-
-    most_tokens: int
-    checkpoint: bool
-    estimate: int
-
-    @classmethod
-    def plan(cls, model: PreTrainedModel, longest: int, rows: int, limit: int | None) -> Memory:
-        """Choose for inputs of up to `longest` tokens; None: 8 GiB, or what the weights need, if there is so much."""
-        config = model.config.get_text_config()
-        hidden, layers = int(config.hidden_size), int(config.num_hidden_layers)
-        inner = int(getattr(config, "intermediate_size", None) or 4 * hidden)
-        size = next(model.parameters()).element_size()
-        weights = sum(weight.nbytes for weight in model.parameters())
-        fixed = weights + 4 * 6 * rows * int(config.vocab_size)  # logits and what KL makes of them
-        if limit is None:
-            limit = max(_DEFAULT_GIB << 30, 2 * fixed)
-            if model.device.type == "cuda":
-                limit = min(limit, weights + int(0.8 * torch.cuda.mem_get_info(model.device)[0]))
-        every, again = size * layers * (16 * hidden + 4 * inner), size * (layers * hidden + 16 * hidden + 6 * inner)
-        for per_token, checkpoint in ((every, False), (again, True)):
-            most = int(0.8 * limit - fixed) // per_token
-            if most >= longest:
-                most = min(most, _MOST_TOKENS)
-                return cls(most, checkpoint, fixed + most * per_token)
-        needed = (fixed + again * longest) / 0.8 / 2**30
-        reject("memory", f"{limit / 2**30:.1f}G", f"at least {needed:.1f}G for inputs of {longest:,} tokens")
+_DEFAULT_MEMORY = 8 << 30
+_MAX_TOKENS = 16_384
 
 
-MOST_ROWS = 1024
-"""Predictions whose logits are in memory at once."""
+def plan_memory(model: PreTrainedModel, longest: int, limit: int | None) -> tuple[int, bool, int]:
+    """How training on inputs of up to `longest` tokens fits into `limit` bytes.
 
-_DEFAULT_GIB = 8
-_MOST_TOKENS = 16_384
-
-
-def grid_of(model: PreTrainedModel) -> tuple[int, int]:
-    """The numbers of layers and of heads per layer, the grid of a `PerHead` policy."""
-    heads = [one.heads for one in modules_of(model)]
-    if len(set(heads)) > 1:
-        reject("model", f"layers of {sorted(set(heads))} heads", "a model with as many heads in every layer")
-    return len(heads), heads[0]
-
-
-def frequencies_of(model: PreTrainedModel) -> int:
-    """How many rotary frequencies every head has; 0 if there are none, or not half as many as its dimensions."""
-    config = model.config.get_text_config()
-    rotary = getattr(config, "rope_parameters", None) or {}
-    if not rotary or getattr(config, "model_type", "") in _INTERLEAVED:
-        return 0
-    share = getattr(config, "partial_rotary_factor", None) or rotary.get("partial_rotary_factor") or 1.0
-    width = getattr(config, "head_dim", None) or int(config.hidden_size) // int(config.num_attention_heads)
-    return int(width) // 2 if share == 1.0 else 0
-
-
-_INTERLEAVED = ("cohere", "cohere2", "codegen", "ernie4_5", "glm", "glm4", "gptj", "helium", "llama4_text")
-"""Models that rotate neighbouring dimensions together, where `PerFrequency` scales those half a head apart."""
-
-
-class TrainablePolicy:
-    """Coefficients `[layers, heads, those of the kind]` that require gradients, and a mask of the heads they modify.
-
-    With `shared` all heads of a layer have the same. The kind `frequency` has `frequencies` coefficients, ln β of each.
+    Returns how many tokens to read at once, whether layers are computed again in the backward pass, and the bytes
+    needed. Without a limit it is 8 GiB, or what the weights need, if there is so much.
     """
-
-    def __init__(
-        self,
-        kind: str,
-        layers: int,
-        heads: int,
-        device: torch.device,
-        *,
-        frequencies: int = 0,
-        shared: bool = False,
-    ) -> None:
-        self.kind, self.heads = kind, heads
-        grid = layers, 1 if shared else heads
-        count = frequencies if kind == FREQUENCY else len(KINDS[kind])
-        self.coefficients = torch.zeros(*grid, count, device=device, requires_grad=True)
-        self.modified = torch.ones(grid, dtype=torch.bool, device=device)
-
-    def values(self) -> Tensor:
-        """The coefficients in effect, `[layers, heads, those of the kind]`: 0 in heads that are not modified."""
-        return (self.coefficients * self.modified[..., None]).expand(-1, self.heads, -1)
-
-    @contextmanager
-    def installed(self, model: PreTrainedModel) -> Iterator[None]:
-        """Let the coefficients choose β in the model's attention inside the block."""
-        with kept(model):
-            install(model, self.rules)
-            yield
-
-    def rules(self, layer: int) -> Sequence[Rule | QueryScale]:
-        """The rules of one layer."""
-        return ((_LayerScale if self.kind == FREQUENCY else _LayerRule)(self, layer),)
+    config = model.config.get_text_config()
+    hidden, layers = int(config.hidden_size), int(config.num_hidden_layers)
+    inner = int(getattr(config, "intermediate_size", None) or 4 * hidden)
+    size = next(model.parameters()).element_size()
+    weights = sum(weight.nbytes for weight in model.parameters())
+    fixed = weights + 4 * 6 * MAX_ROWS * int(config.vocab_size)  # logits and what KL makes of them
+    if limit is None:
+        limit = max(_DEFAULT_MEMORY, 2 * fixed)
+        if model.device.type == "cuda":
+            limit = min(limit, weights + int(0.8 * torch.cuda.mem_get_info(model.device)[0]))
+    every, again = size * layers * (16 * hidden + 4 * inner), size * (layers * hidden + 16 * hidden + 6 * inner)
+    for per_token, checkpoint in ((every, False), (again, True)):
+        most = int(0.8 * limit - fixed) // per_token
+        if most >= longest:
+            most = min(most, _MAX_TOKENS)
+            return most, checkpoint, fixed + most * per_token
+    needed = (fixed + again * longest) / 0.8 / 2**30
+    reject("memory", f"{limit / 2**30:.1f}G", f"at least {needed:.1f}G for inputs of {longest:,} tokens")
 
 
-class _LayerScale(QueryScale):
-    """One layer of a `TrainablePolicy` of the kind `frequency`."""
-
-    def __init__(self, trainable: TrainablePolicy, layer: int) -> None:
-        self._trainable, self._layer = trainable, layer
-
-    def factors(self, device: torch.device, dtype: torch.dtype) -> Tensor:
-        """exp(coefficients), for both dimensions of every frequency."""
-        beta = self._trainable.values()[self._layer].clamp(-MOST_LEVEL, MOST_LEVEL).exp().to(device, dtype)
-        return torch.cat([beta, beta], dim=-1)[:, None]
-
-
-class _LayerRule:
-    """One layer of a `TrainablePolicy`, as the attention interface asks for it."""
-
-    heads = None
-
-    def __init__(self, trainable: TrainablePolicy, layer: int) -> None:
-        self._trainable, self._layer = trainable, layer
-        self.needs = self._policy(trainable.coefficients.device).needs
-
-    def _policy(self, device: torch.device) -> LogLinear:
-        columns = self._trainable.values()[self._layer].to(device)  # layers may be on several devices
-        names = KINDS[self._trainable.kind]
-        return with_columns(LogLinear(), {name: columns[:, i, None] for i, name in enumerate(names)})
-
-    def beta(self, stats: RowStats, remeasure: Remeasure | None) -> Tensor:
-        """β of every row; only the coefficients get a gradient.
-
-        A gradient through the statistics would cost as much as the attention itself, and only describes how earlier
-        layers change what later ones measure.
-        """
-        detached = stats.map(torch.detach)
-        beta: Tensor = self._policy(detached.count.device).rule(ops_for(detached.count), detached, None)
-        return beta
-
-
-_WARM_UP = 10
-_LAST_RATE = 0.02
 _MARGIN = 0.95
 """The share of the budget that is aimed at: divergence is a little larger on text that was not trained on."""
 
-_FIRST_PRICE, _LEAST_PRICE, _MOST_PRICE = 50.0, 1.0, 3000.0
+_FIRST_PRICE, _MIN_PRICE, _MAX_PRICE = 50.0, 1.0, 3000.0
 _PRICE_RATE, _MEMORY = 0.1, 0.9
 _PRUNE_AT = (0.4, 0.6)
 _MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -220,17 +108,6 @@ _SAVED_AS = "calibration"
 
 class DivergedError(SharpmaxError, ArithmeticError):
     """The loss of a calibration is no longer a number."""
-
-
-@dataclass(frozen=True)
-class TrainingSetup:
-    """The frozen model, what it is trained on, and the budget."""
-
-    model: PreTrainedModel
-    prompts: TrainingPrompts
-    domains: Sequence[Domain]  # those to train on
-    budget: float  # in nats per token
-    most_tokens: int  # to read at once
 
 
 @dataclass
@@ -253,40 +130,42 @@ class Trainer:
     def run(self, setup: TrainingSetup, after_step: Callable[[Trainer], None]) -> None:
         """Take the remaining steps."""
         for domain in setup.domains:
-            self.prices.setdefault(domain.name, _FIRST_PRICE)
+            if domain.trained:
+                self.prices.setdefault(domain.name, _FIRST_PRICE)
         while self.step < self.steps:
             self._take_step(setup)
             after_step(self)
 
     def _take_step(self, setup: TrainingSetup) -> None:
         self._optimizer.zero_grad()
-        nll = self._prompts(setup)
-        now = {}
-        for domain, weight in self._turns(setup):
-            now[domain.name] = self._domain(setup, domain, weight)
+        nll = self._answers_backward(setup)
+        divergences = {
+            domain.name: self._divergence_backward(setup, domain, weight) for domain, weight in self._turns(setup)
+        }
         gradient = self.policy.coefficients.grad
         finite = gradient is not None and bool(gradient.isfinite().all())
-        if not (finite and all(map(math.isfinite, (nll, *now.values())))):
+        if not (finite and all(map(math.isfinite, (nll, *divergences.values())))):
             raise DivergedError(
                 f"calibration: the loss of kind {self.policy.kind!r} is not a number at step {self.step + 1}; "
                 f"try a smaller rate than {self.rate:g}, or float32"
             )
         self._update()
-        aim = _MARGIN * setup.budget
-        for name, kl in now.items():
+        target = _MARGIN * setup.budget
+        for name, kl in divergences.items():
             self.divergences[name] = _MEMORY * self.divergences.get(name, kl) + (1 - _MEMORY) * kl
-            pull = min(max((self.divergences[name] - aim) / aim, -1.0), 1.0)
-            price = self.prices[name] * math.exp(_PRICE_RATE * pull)
-            self.prices[name] = min(max(price, _LEAST_PRICE), _MOST_PRICE)
+            pull = min(max((self.divergences[name] - target) / target, -1.0), 1.0)
+            self.prices[name] = min(max(self.prices[name] * math.exp(_PRICE_RATE * pull), _MIN_PRICE), _MAX_PRICE)
         self.step += 1
         self.curve.append({"step": self.step, "nll": nll, **self.divergences})
 
-    def _prompts(self, setup: TrainingSetup) -> float:
+    def _answers_backward(self, setup: TrainingSetup) -> float:
         """Add the gradient of the loss of this step's answers; return the loss."""
         nll = 0.0
         every = setup.prompts.at(self.step)
-        for kind in (Reply, ReplicatedReply):  # replicated keys need a mask, and others are faster without one
-            some = [reply for reply in every if type(reply) is kind]
+        for some in (  # replicated keys need a mask, and others are faster without one
+            [reply for reply in every if reply.times is None],
+            [reply for reply in every if reply.times is not None],
+        ):
             for batch in batches(some, setup.most_tokens):
                 replies = [some[i] for i in batch]
                 with self.policy.installed(setup.model), replicated(setup.model, replies):
@@ -295,36 +174,37 @@ class Trainer:
 
     def _turns(self, setup: TrainingSetup) -> list[tuple[Domain, float]]:
         """The domains of this step. Texts take turns; each is weighted by the number of turns it misses."""
-        texts = [domain for domain in setup.domains if domain.name != CHAT]
+        trained = [domain for domain in setup.domains if domain.trained]
+        texts = [domain for domain in trained if domain.name != CHAT]
         count = min(setup.prompts.profile.turns, len(texts))
         turn = [(texts[(self.step * count + i) % len(texts)], len(texts) / count) for i in range(count)]
-        return [*turn, *((domain, 1.0) for domain in setup.domains if domain.name == CHAT)]
+        return [*turn, *((domain, 1.0) for domain in trained if domain.name == CHAT)]
 
-    def _domain(self, setup: TrainingSetup, domain: Domain, weight: float) -> float:
+    def _divergence_backward(self, setup: TrainingSetup, domain: Domain, weight: float) -> float:
         """Add the gradient of the divergence on some texts of a domain; return it in nats per token."""
         profile = setup.prompts.profile
         rng = random.Random(f"descent/{setup.prompts.seed}/{self.step}/{domain.name}")
         most = profile.answers if domain.name == CHAT else max(1, profile.tokens // len(domain.training[0].ids))
         chosen = rng.sample(domain.training, min(most, len(domain.training)))
-        found = 0.0
-        for batch in batches(chosen, setup.most_tokens, most_rows=MOST_ROWS):
+        divergence = 0.0
+        for batch in batches(chosen, setup.most_tokens, most_rows=MAX_ROWS):
             places = Places.of([chosen[i] for i in batch], setup.model.device, profile.rows, rng.random().hex())
             with torch.no_grad():
                 baseline = places.logits(setup.model)
             with self.policy.installed(setup.model):
                 kl = places.divergences(baseline, places.logits(setup.model)).sum() / places.count
-                found += _backward(kl * len(batch) / len(chosen), weight * self.prices[domain.name])
-        return found
+                divergence += _backward(kl * len(batch) / len(chosen), weight * self.prices[domain.name])
+        return divergence
 
     def _update(self) -> None:
         cosine = 0.5 + 0.5 * math.cos(math.pi * self.step / self.steps)
         for group in self._optimizer.param_groups:
-            group["lr"] = self.rate * min(1.0, (self.step + 1) / _WARM_UP) * (cosine + _LAST_RATE)
+            group["lr"] = self.rate * min(1.0, (self.step + 1) / 10) * (cosine + 0.02)  # 10 steps of warm-up
         self._optimizer.step()
         names = KINDS[self.policy.kind]
         with torch.no_grad():
-            if NOT_NEGATIVE in names:
-                self.policy.coefficients[..., names.index(NOT_NEGATIVE)].clamp_(min=0.0)
+            if "length" in names:  # below 0 it would flatten long inputs, which a budget on long text rewards
+                self.policy.coefficients[..., names.index("length")].clamp_(min=0.0)
             self._prune()
 
     def _prune(self) -> None:
@@ -336,9 +216,9 @@ class Trainer:
         state, policy = self._optimizer.state[self.policy.coefficients], self.policy
         # The square of a coefficient times the mean square of its gradient estimates the cost of setting it to 0.
         worth = (policy.coefficients**2 * state["exp_avg_sq"]).sum(-1).masked_fill(~policy.modified, -1.0)
-        policy.modified &= _best(worth.clamp_min(0.0).sum(-1), 1.0 - (1.0 - self.keep_layers) * done)[:, None]
+        policy.modified &= _largest(worth.clamp_min(0.0).sum(-1), 1.0 - (1.0 - self.keep_layers) * done)[:, None]
         worth = worth.masked_fill(~policy.modified, -1.0)
-        policy.modified &= _best(worth.flatten(), 1.0 - (1.0 - self.keep) * done).view_as(worth)
+        policy.modified &= _largest(worth.flatten(), 1.0 - (1.0 - self.keep) * done).view_as(worth)
         for tensor in (policy.coefficients, *(state[moment] for moment in _MOMENTS)):
             tensor.mul_(policy.modified[..., None])
 
@@ -370,7 +250,7 @@ class Trainer:
         return True
 
 
-def _best(worth: Tensor, share: float) -> Tensor:
+def _largest(worth: Tensor, share: float) -> Tensor:
     """A mask of the largest `share` of the entries, at least one."""
     chosen = torch.zeros_like(worth, dtype=torch.bool)
     chosen[worth.topk(max(1, round(share * worth.numel()))).indices] = True

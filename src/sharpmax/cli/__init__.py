@@ -1,7 +1,6 @@
 """The command line: `sharpmax COMMAND`, one module per command.
 
-Typer and rich are imported by the commands' modules, which are imported here only once they are needed: `sharpmax
-env` and `sharpmax --version` answer without them.
+Typer and rich come with the extra `cli`, so the commands' modules are imported only once they are needed.
 """
 
 import contextlib
@@ -10,19 +9,18 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import sharpmax
-from sharpmax.errors import MissingExtraError, SharpmaxError
+from sharpmax.errors import SharpmaxError
 from sharpmax.files import FULL, FULL_TODO
 from sharpmax.lazy import require
 
 if TYPE_CHECKING:
     from typer import Typer
 
-__all__ = ["answer", "main", "make_app", "only_answers"]
+__all__ = ["answer", "main", "make_app"]
 
 _FAILED = 1
 _USAGE_ERROR = 2
@@ -33,23 +31,23 @@ _COMMANDS = {
     "reproduce": "sharpmax reproduce --train --steps 2000 --seeds 1 --out quick",
     "explore": "sharpmax explore --out explore --no-open",
     "probe": "sharpmax probe smollm2 --task kv --sizes 8..64 --out probe",
-    "calibrate": "sharpmax calibrate smollm2 --task kv --budget 1% --out calibrate",
+    "calibrate": "sharpmax calibrate smollm2 --task kv --budget 0.01 --out calibrate",
     "evaluate": "sharpmax evaluate smollm2 --policy auto --task kv,houses",
     "fold": "sharpmax fold smollm2 --policy calibrate/policy-constant.json --out folded",
     "horizon": "sharpmax horizon smollm2 --mass 0.5 --out horizon",
-    "clrs": "sharpmax clrs train --policy paper --out clrs-paper",
-    "clrs train": "sharpmax clrs train --policy paper --out clrs-paper",
-    "clrs evaluate": "sharpmax clrs evaluate clrs-none clrs-paper --out clrs-evaluate",
     "compare": "sharpmax compare softmax ssmax hard --steps 2000 --seeds 2 --sizes 16..1024",
     "bench": "sharpmax bench --cpu --out benchmarks",
     "report": "sharpmax report before after --out comparison",
     "env": "sharpmax env --json",
+    "clrs train": "sharpmax clrs train --policy paper --out clrs-paper",
+    "clrs evaluate": "sharpmax clrs evaluate clrs-none clrs-paper --out clrs-evaluate",
+    "clrs compare": "sharpmax clrs compare scratch:1m --algorithms minimum --minutes 1",
 }
-"""Commands with the example that their help ends with, in the order of help: from the paper to a model of one's own,
-training and tools. A command is the function of its name in the module of its first word."""
+"""Commands in the order of help, each with the example that its help ends with: the function of its last word, in the
+module of its first."""
 
-_MODULES = {"explore": "report"}
-"""Commands in modules of another name."""
+_stdout: list[TextIO] = []
+"""With --json, the stream for `answer`; all other output goes to stderr."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -65,11 +63,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # A terminal without ≤ or β shows a question mark, which is better than a crash at the end of a run.
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
+    _stdout.append(sys.stdout)
     try:
-        with only_answers() if "--json" in words else contextlib.nullcontext():
-            code = _run(words)
+        for package in ("typer", "rich"):
+            require(package, "cli", "the sharpmax command")
+        with contextlib.redirect_stdout(sys.stderr if "--json" in words else sys.stdout):
+            code = make_app()(words, prog_name="sharpmax", standalone_mode=False)
         sys.stdout.flush()
-        return code
+        return code if isinstance(code, int) else 0
     except KeyboardInterrupt:
         return _INTERRUPTED
     except BrokenPipeError:
@@ -83,36 +84,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             traceback.print_exc()
         print(_OURS if message is None else f"sharpmax: error: {' '.join(message.split())}", file=sys.stderr)
         return code
-
-
-def _run(words: list[str]) -> int:
-    try:
-        for package in ("typer", "rich"):
-            require(package, "cli", "the sharpmax command")
-    except MissingExtraError:
-        if words[:1] == ["env"]:
-            from sharpmax.cli.env import env
-
-            env("--json" in words)
-        elif words == ["--version"]:
-            print(f"sharpmax {sharpmax.__version__}")
-        else:
-            raise
-        return 0
-    code = make_app()(words, prog_name="sharpmax", standalone_mode=False)
-    return code if isinstance(code, int) else 0
+    finally:
+        _stdout.pop()
 
 
 def make_app() -> "Typer":
     """The app with every command."""
     import typer
-    from typer.core import TyperGroup
-
-    class Ordered(TyperGroup):
-        """Typer lists groups after commands."""
-
-        def list_commands(self, ctx: Any) -> list[str]:
-            return sorted(super().list_commands(ctx), key=list(_COMMANDS).index)
 
     def top(
         context: typer.Context,
@@ -130,21 +108,18 @@ def make_app() -> "Typer":
     app = typer.Typer(
         help="Keep attention sharp as inputs grow: measure, predict and fix softmax dispersion.",
         epilog="Example: sharpmax reproduce --out reproduce",
-        cls=Ordered,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,  # plain help: a command fits on a screen
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback(invoke_without_command=True)(top)
     clrs_help = "Fine-tune and test models on algorithms as text (CLRS-Text)."
-    clrs = typer.Typer(help=clrs_help, epilog=f"Example: {_COMMANDS['clrs']}")
+    clrs = typer.Typer(help=clrs_help, epilog=f"Example: {_COMMANDS['clrs train']}")
     app.add_typer(clrs, name="clrs")
     for words, example in _COMMANDS.items():
-        module, _, name = words.rpartition(" ")
-        if name == "clrs":
-            continue
-        found = importlib.import_module(f"sharpmax.cli.{module or _MODULES.get(name, name)}")
-        (clrs if module else app).command(name, epilog=f"Example: {example}")(getattr(found, name))
+        group, _, name = words.rpartition(" ")
+        module = importlib.import_module(f"sharpmax.cli.{group or ('report' if name == 'explore' else name)}")
+        (clrs if group else app).command(name, epilog=f"Example: {example}")(getattr(module, name))
     return app
 
 
@@ -167,21 +142,6 @@ def _error_for_users(problem: Exception) -> tuple[int, str | None]:
     return _FAILED, None
 
 
-_stdout: list[TextIO] = []
-
-
-@contextmanager
-def only_answers() -> Iterator[None]:
-    """Redirect whatever commands and libraries print to stderr, so that stdout holds what `answer` prints."""
-    _stdout.append(sys.stdout)
-    try:
-        with redirect_stdout(sys.stderr):
-            yield
-    finally:
-        _stdout.pop()
-
-
 def answer(document: Any) -> None:
     """Print a document of plain values as JSON, as files hold it."""
-    text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
-    print(text, file=_stdout[-1] if _stdout else sys.stdout)
+    print(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False), file=_stdout[-1])

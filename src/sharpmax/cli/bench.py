@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,13 +12,17 @@ import typer
 from sharpmax.cli import answer, options
 from sharpmax.cli.options import number, resolve_device
 from sharpmax.cli.run import check_extras, command_line, draw_saved, finish, out_folder
-from sharpmax.cli.terminal import print_table, progress, say, wrote
+from sharpmax.cli.terminal import Show, print_table, progress, say, wrote
 from sharpmax.errors import MissingExtraError, UnsupportedError, reject
 
 if TYPE_CHECKING:
     import torch
 
-_MODEL = "smollm2"
+_OPTIONS = {
+    "monitor": ("prompts", "device", "dtype"), "host": ("device",), "training": ("device",),
+    "generate": ("policy", "together", "static", "device", "dtype"),
+}  # fmt: skip
+"""Options that belong to some benchmarks only."""
 
 
 def bench(
@@ -34,7 +39,7 @@ def bench(
     together: Annotated[int | None, number("Prompts at a time.", show_default="1 and 16")] = None,
     static: Annotated[bool, typer.Option("--static/--no-static", help="Also a compiled static cache.")] = True,
     length: Annotated[int | None, number("Keys.", show_default="16384, --probe 8192, others 2048")] = None,
-    repeat: Annotated[int | None, number("Rounds.", show_default="5, --gpu 20, --probe 3, --monitor 12")] = None,
+    repeat: Annotated[int | None, number("Rounds.", show_default="3 to 20")] = None,
     prompts: Annotated[int, options.prompts()] = 100,
     seed: options.Seed = 0,
     device: options.Device = "auto",
@@ -47,172 +52,109 @@ def bench(
     A case that disagrees with the float64 reference is not timed, and the exit code is 1. --gpu adds the training step
     and decode, next to the fastest kernel, and draws a figure. --probe measures smollm2 with and without capture.
     --monitor measures false alarms, detected mistakes and time per token. --generate measures prefill and time per
-    token with and without policies, on a GPU also at 8,192 tokens. --device and --dtype belong to the last three.
+    token with and without policies, on a GPU at 2,048 and 8,192 tokens. --device and --dtype belong to the last three.
     """
-    given = [
-        *(["--probe"] * probe), *(["--monitor"] * monitor), *(["--gpu"] * (not cpu)), *(["--host"] * host),
-        *(["--generate"] * (generate is not None)), *(["--training"] * training),
-    ]  # fmt: skip
-    if len(given) > 1:
-        reject(given[0], f"both {given[0]} and {given[1]}", "one of the two")
-    unused = {"prompts": monitor, "device": monitor or host or generate or training, "dtype": monitor or generate}
-    unused |= dict.fromkeys(("policy", "together", "static"), bool(generate))
-    context.params.update({name: None for name, used in unused.items() if not used})
-    if training:
-        _bench_training(context)
-    elif monitor:
-        _bench_monitor(context)
-    elif generate is not None or host:
-        _bench_latency(context)
-    elif not cpu:
-        _bench_gpu(context)
-    else:
-        _bench_cpu(context, probe=probe)
-
-
-def _bench_cpu(context: typer.Context, *, probe: bool) -> None:
-    from sharpmax.experiments.benchmarks import cpu as bench
-
-    rounds, length = (bench.PROBE_ROUNDS, bench.PROBE_LENGTH) if probe else (bench.ROUNDS, bench.FULL_LENGTH)
-    make: Callable[..., dict[str, Any]] = bench.probe_tables if probe else bench.cpu_tables
-    asked = _amounts(context, rounds, length)
-    folder = None if context.params["out"] is None else out_folder(context)
-    with progress() as note:
-        tables = make(**asked, seed=context.params["seed"], note=note)
-    finish(context, tables, folder, _print_cases, name="probe.json" if probe else "cpu.json")
-    _fail_if([name for name, entry in tables["bench"].items() if not entry.get("agrees", True)])
-
-
-def _bench_gpu(context: typer.Context) -> None:
-    import torch
-
-    from sharpmax.experiments.benchmarks.gpu import ROUNDS, gpu_entries, save, slug, with_origin
-    from sharpmax.experiments.benchmarks.gpu_inputs import FULL_LENGTH
-
-    device, seed = _gpu(), context.params["seed"]
-    asked = _amounts(context, ROUNDS, FULL_LENGTH)
-    folder = None if context.params["out"] is None else out_folder(context)
-    with progress() as note:
-        entries = gpu_entries(device, **asked, seed=seed, note=note)
-    if not context.params["as_json"]:
-        _print_gpu(entries)
-    known = with_origin(entries, command=command_line(context), seed=seed)
-    if folder is not None:
-        name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-        saved = save(folder / f"{slug(name)}.json", known)
-        wrote([saved])
-        # A machine with a GPU need not have what draws, and its time is not to be lost.
-        try:
-            wrote(draw_saved(saved))
-        except MissingExtraError as missing:
-            say(f"No figure: {missing}; then: sharpmax report {saved}")
-    if context.params["as_json"]:
-        answer(known)
-    _fail_if([f"{one['kind']} {one['case']}" for one in entries if not one["agrees"]])
-
-
-def _bench_monitor(context: typer.Context) -> None:
-    from sharpmax.experiments.benchmarks.monitor import CONTEXT, ROUNDS, monitor_tables
-    from sharpmax.models.language import load_language_model
-
     given = context.params
-    check_extras("bench --monitor", ("scipy.stats", "fit"))
+    modes = {
+        "probe": probe,
+        "monitor": monitor,
+        "gpu": not cpu,
+        "host": host,
+        "generate": generate,
+        "training": training,
+    }
+    mode, *others = [name for name, chosen in modes.items() if chosen] or ["cpu"]
+    if others:
+        reject(f"--{mode}", f"both --{mode} and --{others[0]}", "one of the two")
     place, kind = resolve_device(context)
-    asked = _amounts(context, ROUNDS, CONTEXT)
-    folder = None if given["out"] is None else out_folder(context)
+    unused = {name for names in _OPTIONS.values() for name in names} - set(_OPTIONS.get(mode, ()))
+    given.update(dict.fromkeys(unused))
+    asked = {name: given[name] for name in ("length", "repeat") if given[name] is not None}
+    if mode == "gpu":
+        _bench_gpu(context, asked)
+        return
+    if monitor:
+        check_extras("bench --monitor", ("scipy.stats", "fit"))
+    folder = None if out is None else out_folder(context)
     with progress() as note:
-        note(f"loading {_MODEL}")
-        language = load_language_model(_MODEL, device=place.type, dtype=kind)
-        tables = monitor_tables(
-            language, limit=given["prompts"], seed=given["seed"], rounds=asked["repeat"], context=asked["length"],
-            note=note,
-        )  # fmt: skip
-    finish(context, tables, folder, _print_monitor, name="monitor.json")
+        name, tables = _measured(context, mode, asked, place, kind, note)
+    finish(context, tables, folder, _print, name=name)
+    _fail_if([name for name, entry in tables.get("bench", {}).items() if not entry.get("agrees", True)])
 
 
-def _bench_latency(context: typer.Context) -> None:
+def _measured(
+    context: typer.Context, mode: str, asked: Mapping[str, int], place: torch.device, kind: str, note: Show
+) -> tuple[str, dict[str, Any]]:  # fmt: skip
+    """The name of the file and the tables of a benchmark."""
+    given = context.params
+    seed, length, repeat = given["seed"], given["length"], given["repeat"]
+    if mode in ("cpu", "probe"):
+        from sharpmax.experiments.benchmarks import cpu
+
+        measure = cpu.cpu_tables if mode == "cpu" else cpu.probe_tables
+        return f"{mode}.json", measure(**asked, seed=seed, note=note)
+    if mode == "monitor":
+        from sharpmax.experiments.benchmarks import monitor
+        from sharpmax.models.language import load_language_model
+
+        note("loading smollm2")
+        language = load_language_model("smollm2", device=place.type, dtype=kind)
+        amounts = {"limit": given["prompts"], "rounds": repeat or monitor.ROUNDS, "context": length or monitor.CONTEXT}
+        return "monitor.json", monitor.monitor_tables(language, **amounts, seed=seed, note=note)
     from sharpmax.experiments.benchmarks import latency
     from sharpmax.experiments.benchmarks.gpu import slug
 
-    given = context.params
-    place, kind = resolve_device(context)
-    given["dtype"] = None if given["generate"] is None else kind
-    repeat = given["repeat"] = given["repeat"] or latency.ROUNDS
-    folder = None if given["out"] is None else out_folder(context)
-    with progress() as note:
-        if given["generate"] is None:
-            tables = latency.host_tables(place, repeat, given["seed"], note)
-        else:
-            small = place.type != "cuda"
-            contexts = latency.SMALL_CONTEXTS if small else latency.CONTEXTS
-            batches = latency.SMALL_BATCHES if small else latency.BATCHES
-            note(f"loading {given['generate']}")
-            tables = latency.generate_tables(
-                latency.model_for(given["generate"], place, kind, given["seed"]), given["generate"],
-                policies=given["policy"] or latency.POLICIES,
-                contexts=contexts if given["length"] is None else (given["length"],),
-                batches=batches if given["together"] is None else (given["together"],),
-                tokens=latency.SMALL_TOKENS if small else latency.TOKENS, compiled=given["static"] and not small,
-                repeat=repeat, seed=given["seed"], note=note,
-            )  # fmt: skip
-    what = "host" if given["generate"] is None else "generate"
-    finish(context, tables, folder, _print_latency, name=f"{what}-{slug(tables['setting']['device'])}.json")
-    _fail_if([name for name, entry in tables["bench"].items() if not entry.get("agrees", True)])
+    def file(tables: Mapping[str, Any]) -> str:
+        return f"{mode}-{slug(tables['setting']['device'])}.json"
 
-
-def _print_latency(tables: Mapping[str, Any]) -> None:
-    setting = tables["setting"]
-    title = f"{setting.get('model', 'calls')} on {setting['device']}, {setting['dtype']}, rounds: {setting['rounds']}"
-    forms = {"_ms": ".2f", "_us": ".1f", "ratio": ".2f"}
-    named = dict.fromkeys(name for entry in tables["bench"].values() for name in entry)
-    columns = [(name, form) for name in named for unit, form in forms.items() if name.endswith(unit)]
-    rows = []
-    for case, entry in tables["bench"].items():
-        wanted = "; ".join(f"{one.replace('_', ' ')} {_target(entry, one)}" for one in entry["targets"])
-        rows.append([case, *(_number(entry, name, form) for name, form in columns), wanted or "–"])
-    print_table(title, ["case", *(name.replace("_", " ") for name, _ in columns), "target"], rows)
-
-
-def _bench_training(context: typer.Context) -> None:
-    from sharpmax.experiments.benchmarks.training import LENGTH, ROUNDS, training_tables
-
-    place, _ = resolve_device(context)
-    context.params.update(dtype=None)
-    asked = _amounts(context, ROUNDS, LENGTH if place.type == "cuda" else 64)
-    folder = None if context.params["out"] is None else out_folder(context)
-    with progress() as note:
-        tables = training_tables(**asked, device=place, seed=context.params["seed"], note=note)
-    finish(context, tables, folder, _print_training, name="training.json")
-
-
-def _print_training(tables: Mapping[str, Any]) -> None:
-    setting, cost = tables["setting"], tables["training_cost"]
-    rows = [
-        [name, f"{one['median_ms']:,.1f}", f"{one['ratio']:.2f}", _target(one, "ratio")]
-        for name, one in tables["training_bench"].items()
-    ]
-    title = f"{setting['model']}, {setting['rows']} × {setting['length']:,} tokens on {setting['device']}"
-    print_table(title, ["training step", "median ms", "ratio", "target"], rows)
-    for name, words in (("observer_percent", "observer"), ("clip_percent", "QK-clip, every head clipped")):
-        target = cost["targets"][name]
-        allowed = f"target ≤ {target['at_most']:g}%: {_reached(target)}"
-        say(f"At every {cost['every']}th step, {words}: {cost[name]:+.2f}% of a step ({allowed}).")
-    for name, times in tables.get("profile", {}).items():
-        say(f"{name}, ms: " + ", ".join(f"{kind} {value:.1f}" for kind, value in times.items()) + ".")
-
-
-def _amounts(context: typer.Context, repeat: int, length: int) -> dict[str, int]:
-    """Rounds and length, as asked for or the defaults of a benchmark."""
-    usual = {"repeat": repeat, "length": length}
-    found = {name: value if context.params[name] is None else context.params[name] for name, value in usual.items()}
-    context.params.update(found)
-    return found
+    if mode == "training":
+        length = length or (latency.TRAINING_LENGTH if place.type == "cuda" else 64)
+        rounds = repeat or latency.TRAINING_ROUNDS
+        tables = latency.training_tables(length=length, repeat=rounds, device=place, seed=seed, note=note)
+        return "training.json", tables
+    if mode == "host":
+        tables = latency.host_tables(place, repeat or latency.ROUNDS, seed, note)
+        return file(tables), tables
+    model = given["generate"]
+    note(f"loading {model}")
+    tables = latency.generate_tables(
+        latency.model_for(model, place, kind, seed), model, policies=given["policy"] or latency.POLICIES,
+        contexts=[length] if length else None, batches=[given["together"]] if given["together"] else None,
+        compiled=given["static"] and place.type == "cuda", repeat=repeat or latency.GENERATE_ROUNDS, seed=seed,
+        note=note,
+    )  # fmt: skip
+    return file(tables), tables
 
 
 def _fail_if(wrong: Sequence[str]) -> None:
     if wrong:
         say(f"Not timed, because results disagree with the reference: {'; '.join(wrong)}.")
         raise typer.Exit(1)
+
+
+def _bench_gpu(context: typer.Context, asked: Mapping[str, int]) -> None:
+    import torch
+
+    from sharpmax.experiments.benchmarks.gpu import gpu_entries, save, slug
+
+    device, given = _gpu(), context.params
+    folder = None if given["out"] is None else out_folder(context)
+    with progress() as note:
+        entries = gpu_entries(device, **asked, seed=given["seed"], command=command_line(context), note=note)
+    if not given["as_json"]:
+        _print_gpu(entries)
+    if folder is not None:
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+        saved = save(folder / f"{slug(name)}.json", entries)
+        wrote([saved])
+        # A machine with a GPU need not have what draws, and its time is not to be lost.
+        try:
+            wrote(draw_saved(saved))
+        except MissingExtraError as missing:
+            say(f"No figure: {missing}; then: sharpmax report {saved}")
+    if given["as_json"]:
+        answer(entries)
+    _fail_if([f"{one['kind']} {one['case']}" for one in entries if not one["agrees"]])
 
 
 def _gpu() -> torch.device:
@@ -224,94 +166,73 @@ def _gpu() -> torch.device:
 
 
 def _print_gpu(entries: Sequence[dict[str, Any]]) -> None:
-    from sharpmax.report.gpu import KINDS, TARGET_COLUMNS, columns, of_kind, rows, target_rows
+    from sharpmax.report.gpu import gpu_tables
 
-    for kind, title in KINDS.items():
-        if of_kind(entries, kind):
-            print_table(f"{kind}: {title}, bfloat16", columns(kind), rows(entries, kind))
-    print_table("targets", list(TARGET_COLUMNS), target_rows(entries))
+    for table in gpu_tables(entries):
+        rows = [[cell.text for cell in row] for row in table.rows]
+        print_table(f"{table.title}, bfloat16", [cell.text for cell in table.head], rows)
     for one in entries:
         if one["problem"]:
             say(f"{one['kind']} {one['case']} fails: {one['problem']}")
     say("* not part of a mean. Ratios are rounded up. Times are the device's; the file has the host's too.")
 
 
-def _print_monitor(tables: Mapping[str, Any]) -> None:
-    setting, false, cost = tables["setting"], tables["false_alarms"]["pooled"], tables["overhead"]
-    tasks = [*setting["tasks"], "all"]
-    say(f"Detecting wrong answers: {setting['model']}, {setting['dtype']} on {setting['device']}.")
-    signals = [
-        [name, *(_auroc(tables[f"auroc/{task}"][name]["pooled"]) for task in tasks)] for name in setting["signals"]
-    ]
-    print_table("AUROC over all sizes (95% interval)", ["signal", *tasks], signals)
-    say(
-        f"False alarms on {false['n']:,} prompts: {false['mean']:.2f}% ({false['low']:.2f}–{false['high']:.2f}%), "
-        f"target {tables['false_alarms']['asked']:g}% ± 1 point: {_reached(false['targets']['off'])}."
-    )
-    say(
-        f"Cost at {cost['context']:,} tokens: {cost['watched_ms']:.2f} ms per token instead of {cost['plain_ms']:.2f}, "
-        f"{cost['overhead_percent']:+.1f}% (target ≤ 3%: {_reached(cost['targets']['overhead_percent'])}); the report "
-        f"{cost['report_ms']:.2f} ms per request."
-    )
+_COLUMNS = {
+    "median_s": ".3f", "median_us": ".1f", "min_us": ".1f", "median_ms": ".3f", "prefill_ms": ".1f",
+    "prefill_ratio": ".2f", "prefill_device_ratio": ".2f", "token_ms": ".2f", "token_ratio": ".2f",
+    "token_device_ratio": ".2f", "graph_breaks": ".0f", "ratio": ".2f",
+    "extra_mb": ",.0f", "dense_mb": ",.0f", "largest_error": ".1e", "tolerance": ".0e",
+}  # fmt: skip
+"""Numbers of a case, and how they are written."""
+
+
+def _print(tables: Mapping[str, Any]) -> None:
+    """A row for each case, then numbers that belong to none; ratios are to the first case of a kind."""
+    setting = tables["setting"]
+    facts: dict[str, Any] = {}
+    named = {name: setting.get(name) for name in ("model", "device", "dtype", "length", "threads", "rounds")}
+    title = ", ".join(f"{name} {value}" for name, value in named.items() if value is not None)
+    if "auroc/all" in tables:
+        columns = ["AUROC of a signal", *setting["tasks"], "all"]
+        rows = [
+            [name, *(_auroc(tables[f"auroc/{task}"][name]["pooled"]) for task in columns[1:])]
+            for name in setting["signals"]
+        ]
+        facts |= {"false alarms (%)": tables["false_alarms"]["pooled"], "overhead": tables["overhead"]}
+    else:
+        cases = dict(tables.get("bench") or tables.get("training_bench") or {})
+        for name, one in cases.items():
+            if errors := list(one.get("errors", {}).values()):
+                cases[name] = {**one, "largest_error": math.inf if None in errors else max(errors)}
+        shown = [name for name in _COLUMNS if any(one.get(name) is not None for one in cases.values())]
+        columns = ["case", *(name.replace("_", " ") for name in shown), "remarks"]
+        rows = []
+        for case, one in cases.items():
+            numbers = ["–" if one.get(name) is None else format(one[name], _COLUMNS[name]) for name in shown]
+            rows.append([case, *numbers, _remarks(one)])
+        facts |= {"training cost": tables["training_cost"]} if "training_cost" in tables else {}
+        facts |= tables.get("profile", {})
+    print_table(title, columns, rows)
+    for name, one in facts.items():
+        numbers = [f"{what.replace('_', ' ')} {value:.4g}" for what, value in one.items() if isinstance(value, float)]
+        say(f"{name}: {', '.join([*numbers, *_targets(one)])}")
 
 
 def _auroc(cell: Mapping[str, Any]) -> str:
     return "–" if cell["auroc"] is None else f"{cell['auroc']:.3f} ({cell['low']:.2f}–{cell['high']:.2f})"
 
 
-def _reached(target: Mapping[str, Any]) -> str:
-    return {True: "reached", False: "missed", None: "not judged"}[target["reached"]]
+def _remarks(entry: Mapping[str, Any]) -> str:
+    found = [] if entry.get("agrees", True) else ["disagrees"]
+    found += [entry["problem"]] if entry.get("problem") else []
+    found += [f"imports {', '.join(entry['heavy_modules'])}"] if entry.get("heavy_modules") else []
+    return "; ".join([*found, *_targets(entry)]) or "–"
 
 
-def _print_cases(tables: Mapping[str, Any]) -> None:
-    """The cases of --cpu and of --probe; ratios are to the first case, those of imports to `import torch`."""
-    setting, entries = tables["setting"], tables["bench"]
-    columns = ["case", "median s", "ratio", "target", "peak MiB", "ratio", "target", "largest error", "allowed"]
-    rows = [
-        [
-            name, _number(one, "median_s", ".3f") if one.get("agrees", True) else "disagrees",
-            _number(one, "ratio", ".2f"), _target(one, "ratio"), _number(one, "peak_mib", ",.0f"),
-            _number(one, "peak_ratio", ".2f"), _target(one, "peak_ratio"), *_errors(one),
-        ]
-        for name, one in entries.items()
-    ]  # fmt: skip
-    used = [place for place in range(len(columns)) if any(row[place] != "–" for row in rows)]
-    what = f"{setting['model']} reads {setting['length']:,} tokens" if "model" in setting else (
-        f"attention of {setting['length']:,} keys, {setting['heads']} heads of {setting['head_size']}"
-    )  # fmt: skip
-    print_table(
-        f"{what}, threads: {setting['threads']}, rounds: {setting['rounds']}",
-        [columns[place] for place in used],
-        [[row[place] for place in used] for row in rows],
-    )
-    for name, one in entries.items():
-        if not one.get("same_output", True):
-            say(f"{name} changes the output of the model.")
-        if one.get("heavy_modules"):
-            say(f"{name} imports {', '.join(one['heavy_modules'])} (target: none).")
-        if one.get("extra_mb") is not None:
-            say(
-                f"{name}: {one['extra_mb']:,.0f} MB of extra memory (target in MB: {_target(one, 'extra_mb')}); the "
-                f"matrix of logits would take {one['dense_mb']:,.0f} MB."
-            )
-    say("Largest errors are against float64.")
-
-
-def _errors(entry: dict[str, Any]) -> list[str]:
-    """The largest error and what is allowed."""
-    if "errors" not in entry:
-        return ["–", "–"]
-    errors = entry["errors"].values()
-    return ["not finite" if None in errors else f"{max(errors):.1e}", f"{entry['tolerance']:.0e}"]
-
-
-def _number(entry: dict[str, Any], quantity: str, form: str) -> str:
-    value = entry.get(quantity)
-    return "–" if value is None else format(value, form)
-
-
-def _target(entry: dict[str, Any], quantity: str) -> str:
-    target = entry.get("targets", {}).get(quantity)
-    if target is None or quantity not in entry:
-        return "–"
-    return f"≤ {target['at_most']:g}" + {True: ", reached", False: ", missed", None: ""}[target["reached"]]
+def _targets(entry: Mapping[str, Any]) -> list[str]:
+    words = {True: ", reached", False: ", missed", None: ""}
+    return [
+        f"{name.replace('_', ' ')} ≤ {one['at_most']:g}{words[one['reached']]}"
+        for name, one in entry.get("targets", {}).items()
+        if name in entry
+    ]

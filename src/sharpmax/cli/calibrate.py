@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from sharpmax.cli import options
-from sharpmax.cli.options import bytes_from, choice, resolve_device, share_from, sizes_from
-from sharpmax.cli.run import check_extras, check_new_gguf, check_resume, finish, out_folder, print_report, resumable
+from sharpmax.cli.options import choice, resolve_device, sizes_from
+from sharpmax.cli.run import check_extras, check_new_gguf, check_resume, finish, out_folder, resumable
 from sharpmax.cli.terminal import progress
 from sharpmax.errors import reject
-
-if TYPE_CHECKING:
-    from sharpmax.calibration.calibrate import CalibrationResult
 
 
 def calibrate(
@@ -25,16 +23,13 @@ def calibrate(
         str | None,
         typer.Option(
             metavar="K,K",
-            help="Policies to learn: frequency, constant, length, entropy, rows.",
+            help="Policies to learn: frequency, constant, length, entropy, rows, output, frequency+output.",
             show_default="by profile",
-            autocompletion=options.Kinds,
         ),
     ] = None,
     foldable: Annotated[bool, typer.Option("--foldable", help="Learn constants, which `sharpmax fold` takes.")] = False,
     text: Annotated[list[str] | None, typer.Option(metavar="NAME=FILE", help="Further domains.")] = None,
-    budget: Annotated[
-        str, typer.Option("--budget", "--leash", metavar="X", help="KL allowed per domain, nats per token.")
-    ] = "0.01",
+    budget: Annotated[float, typer.Option(metavar="X", help="KL allowed per domain, nats per token.")] = 0.01,
     keep: Annotated[str, typer.Option(metavar="P%", help="Share of heads that may be modified.")] = "100%",
     keep_layers: Annotated[str, typer.Option(metavar="P%", help="Share of layers that may be modified.")] = "100%",
     rate: options.LearningRate = 0.02,
@@ -56,15 +51,18 @@ def calibrate(
     No weight changes. The model's predictions stay within the budget on each domain: text it samples itself, Python's
     documentation and code, and its own chat answers. The kind with the lowest loss on validation prompts is chosen.
     """
-    from sharpmax.calibration.budget import MAX_BUDGET
+    from sharpmax.calibration.budget import check_budget
     from sharpmax.calibration.calibrate import BudgetError, state_path
     from sharpmax.calibration.calibrate import calibrate as learn
     from sharpmax.calibration.data import profile_for
+    from sharpmax.calibration.learnable import FOLDABLE
     from sharpmax.calibration.trainer import DivergedError
     from sharpmax.experiments.tables import calibrated_tables
     from sharpmax.files import display_name
+    from sharpmax.integrations.gguf import fold_file, is_gguf
     from sharpmax.models.language import load_language_model
     from sharpmax.tasks.registry import get_tasks
+    from sharpmax.tasks.text import text_from_file
 
     if foldable and kinds is not None:
         reject("--kinds", repr(kinds), "nothing together with --foldable", "give one of the two")
@@ -77,13 +75,23 @@ def calibrate(
     )
     states = [state_path(out, kind).name for kind in chosen.kinds]
     check_resume(context, *states)
-    limit = share_from("--budget", budget, most=MAX_BUDGET)
+    check_budget(budget)
     get_tasks(task)  # a name that is wrong is refused before the model is loaded
     if fold is not None:
-        _check_fold(model, fold, chosen.kinds)
-    kept, kept_layers = share_from("--keep", keep), share_from("--keep-layers", keep_layers)
-    texts = dict(_domain(word) for word in text or [])
-    most = None if memory is None else bytes_from("--memory", memory)
+        if not is_gguf(model):
+            reject("--fold", repr(str(fold)), "a GGUF file as MODEL", "fold a folder with `sharpmax fold`")
+        if not set(FOLDABLE) & set(chosen.kinds):
+            kinds_given = f"{str(fold)!r} with the kinds {', '.join(chosen.kinds)}"
+            reject("--fold", kinds_given, f"{' or '.join(FOLDABLE)} among --kinds")
+        check_new_gguf("--fold", fold)
+    kept, kept_layers = _share("--keep", keep), _share("--keep-layers", keep_layers)
+    texts = {}
+    for word in text or []:
+        name, _, file = word.partition("=")
+        if not (name and file) or "/" in name:
+            reject("--text", repr(word), "NAME=FILE, as prose=book.txt")
+        texts[name] = text_from_file(file)
+    most = None if memory is None else _bytes(memory)
     check_extras("calibrate", ("transformers", "hf"), ("safetensors", "hf"), draw=draw)
     with progress() as show:
         show(f"loading {model}")
@@ -92,7 +100,7 @@ def calibrate(
         try:
             with resumable(folder, *states):
                 found = learn(
-                    language.model, language.tokenizer, task=task, budget=limit, profile=chosen, keep=kept,
+                    language.model, language.tokenizer, task=task, budget=budget, profile=chosen, keep=kept,
                     keep_layers=kept_layers, rate=rate, seed=seed, texts=texts, memory=most,
                     folder=folder, resume=resume, progress=show,
                 )  # fmt: skip
@@ -102,41 +110,27 @@ def calibrate(
     policies = found.save(folder)
     tables = calibrated_tables(found, display_name(model))
     if fold is not None:
-        policies.append(_fold(model, fold, found))
-    finish(context, tables, folder, print_report(2), files=policies)
+        if found.foldable is None:
+            raise BudgetError("--fold: no constants stay within the budget; increase it")
+        fold_file(Path(model), found.foldable.policy, fold)
+        policies.append(fold)
+    finish(context, tables, folder, files=policies)
     _remove_states(folder)
 
 
-def _domain(word: str) -> tuple[str, str]:
-    """A name and a text from NAME=FILE."""
-    from sharpmax.tasks.text import text_from_file
-
-    name, mark, file = word.partition("=")
-    if not (name and mark and file) or "/" in name:
-        reject("--text", repr(word), "NAME=FILE, as prose=book.txt")
-    return name, text_from_file(file)
+def _share(option: str, text: str) -> float:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)%", text.strip())
+    share = float(match[1]) / 100.0 if match else 0.0
+    if not 0.0 < share <= 1.0:
+        reject(option, repr(text), "a percentage above 0% and up to 100%, as 50%")
+    return share
 
 
-def _check_fold(model: str, out: Path, kinds: tuple[str, ...]) -> None:
-    from sharpmax.calibration.data import FOLDABLE
-    from sharpmax.integrations.gguf import is_gguf
-
-    if not is_gguf(model):
-        reject("--fold", repr(str(out)), "a GGUF file as MODEL", "fold a folder with `sharpmax fold`")
-    if not set(FOLDABLE) & set(kinds):
-        allowed = f"{' or '.join(FOLDABLE)} among --kinds"
-        reject("--fold", f"{str(out)!r} with the kinds {', '.join(kinds)}", allowed)
-    check_new_gguf("--fold", out)
-
-
-def _fold(model: str, out: Path, found: CalibrationResult) -> Path:
-    from sharpmax.calibration.calibrate import BudgetError
-    from sharpmax.integrations.gguf import fold_file
-
-    if found.foldable is None:
-        raise BudgetError("--fold: no constants stay within the budget; increase it")
-    fold_file(Path(model), found.foldable.policy, out)
-    return out
+def _bytes(text: str) -> int:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([GM])", text.strip().upper())
+    if match is None:
+        reject("--memory", repr(text), "a number and G or M, as 16G")
+    return int(float(match[1]) * 2 ** {"M": 20, "G": 30}[match[2]])
 
 
 def _remove_states(folder: Path) -> None:

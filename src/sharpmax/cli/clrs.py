@@ -9,90 +9,87 @@ from typing import Annotated, Any
 import typer
 
 from sharpmax.cli import options
-from sharpmax.cli.options import choice, data_folder, number, policies_given, policy_named, resolve_device, sizes_from
-from sharpmax.cli.run import check_extras, check_resume, finish, out_folder, print_report, resumable, show_results
+from sharpmax.cli.options import data_folder, number, policies_given, resolve_device, sizes_from
+from sharpmax.cli.run import (
+    check_extras,
+    check_resume,
+    command_line,
+    finish,
+    out_folder,
+    print_report,
+    resumable,
+    show_results,
+)
 from sharpmax.cli.terminal import bar, progress, say
-from sharpmax.errors import reject
+
+_PolicyRate = Annotated[float, typer.Option("--policy-lr", metavar="X", help="Peak learning rate of the policy.")]
+_BatchTokens = Annotated[int, number("Tokens per step, over devices.", "--batch-tokens")]
+_SaveEvery = Annotated[int, number("Steps between checkpoints.", "--save-every")]
+_MIXED = 4.0  # small models wait for kernels, not for arithmetic: padding costs little, and batches are alike
+_MINUTES = typer.Option("--minutes", metavar="X", help="End after so many minutes.")
+_VARIANT = "none, a policy, learn:KIND or band:LOW:HIGH."
 
 
 def train(
     context: typer.Context,
     model: options.Model = "smollm2",
-    policy: Annotated[str, options.policy()] = "none",
-    learn_policy: Annotated[
-        str | None,
-        typer.Option(
-            metavar="KIND", help="Learn constant, length, entropy, rows or ssmax.", autocompletion=options.Kinds
-        ),
-    ] = None,
-    entropy_band: Annotated[
-        str | None, typer.Option(metavar="LOW:HIGH", help="Keep the entropy of heads between these · ln n.")
-    ] = None,
+    policy: Annotated[str, typer.Option(metavar="V", help=_VARIANT)] = "none",
     algorithms: options.Algorithms = None,
-    trace: Annotated[bool, typer.Option("--trace", help="Answers include the algorithm's steps.")] = False,
     dataset: options.Dataset = None,
-    largest: Annotated[int | None, number("Largest training size.", show_default="by algorithm")] = None,
+    sizes: Annotated[str | None, options.sizes("by algorithm")] = None,
     lr: options.LearningRate = 5e-4,
-    policy_lr: Annotated[float, typer.Option(metavar="X", help="Peak learning rate of the policy.")] = 1e-2,
-    batch_tokens: Annotated[int, number("Tokens per step, over devices.")] = 65_536,
-    row_tokens: Annotated[int, number("Tokens per packed row.", least=2)] = 512,
-    weigh: Annotated[str, choice("Average over tokens or answers.", "tokens", "answers")] = "tokens",
+    policy_lr: _PolicyRate = 1e-2,
+    batch_tokens: _BatchTokens = 65_536,
     per_cell: options.PerCell = 2000,
-    cell_text: Annotated[int | None, number("Text per algorithm and size.", show_default="all")] = None,
-    steps: Annotated[int | None, options.steps("by --epochs")] = None,
-    epochs: Annotated[float | None, typer.Option(metavar="X", help="Passes over the data.", show_default="1")] = None,
-    minutes: Annotated[float | None, typer.Option(metavar="X", help="End after so many minutes.")] = None,
+    steps: Annotated[int | None, options.steps("one pass")] = None,
+    minutes: Annotated[float | None, _MINUTES] = None,
     seed: options.Seed = 0,
     device: options.Device = "auto",
     dtype: options.TrainingDtype = "auto",
     tokens_at_once: Annotated[int, options.tokens_at_once()] = 16_384,
-    gradient_checkpointing: Annotated[
-        bool, typer.Option("--gradient-checkpointing", help="Less memory for a third more compute.")
-    ] = False,
     compiled: Annotated[bool, typer.Option("--compile", help="Compile the layers with torch.")] = False,
     processes: options.Processes = 1,
     data: options.Data = None,
     out: options.Out = Path("clrs-train"),
-    save_every: Annotated[int, number("Steps between checkpoints.")] = 200,
+    save_every: _SaveEvery = 200,
     resume: options.Resume = False,
     as_json: options.AsJson = False,
 ) -> None:
     """Train a language model (scratch:10m is a new one), with or without a policy."""
-    from sharpmax.experiments.clrs.data import Source, algorithms_from, training_examples
-    from sharpmax.experiments.clrs.scratch import is_scratch, scratch_model
-    from sharpmax.experiments.clrs.training import MODEL, NONE, FineTuneRecipe, forget_states, prepare, trained_tables
+    from sharpmax.experiments.clrs.data import Documents, Source, algorithms_from
+    from sharpmax.experiments.clrs.training import (
+        MODEL,
+        FineTuneRecipe,
+        FineTuning,
+        forget_states,
+        is_scratch,
+        scratch_model,
+        scratch_tokenizer,
+    )
     from sharpmax.experiments.run_folder import RUN
-    from sharpmax.files import display_name
     from sharpmax.lazy import require
-    from sharpmax.models.language import load_language_model
+    from sharpmax.models.language import context_of, load_language_model
     from sharpmax.results import FILE_NAME, load
 
-    if steps is not None and epochs is not None:
-        reject("--epochs", epochs, "nothing together with --steps", "give one of the two")
-    chosen = None if policy == NONE else policy_named(*policies_given(context))
     recipe = FineTuneRecipe(
-        policy=None if chosen is None else chosen.policy, policy_name=NONE if chosen is None else chosen.name,
-        learn=learn_policy, band=_band(entropy_band), minutes=minutes, steps=steps,
-        epochs=1.0 if epochs is None else epochs, batch_tokens=batch_tokens,
-        row_tokens=row_tokens, tokens_at_once=tokens_at_once, weigh=weigh, rate=lr, policy_rate=policy_lr,
-        checkpointing=gradient_checkpointing, compiled=compiled, save_every=save_every, seed=seed,
+        steps=steps, minutes=minutes, batch_tokens=batch_tokens, tokens_at_once=tokens_at_once, rate=lr,
+        policy_rate=policy_lr, compiled=compiled, save_every=save_every, seed=seed,
     )  # fmt: skip
+    recipe = recipe.of_variant(next(iter(policies_given(context)), "none"), "--policy")
     check_resume(context, RUN)
     place, precision = resolve_device(context)
-    source = Source(algorithms_from(algorithms), per_cell, trace, seed, dataset, cell_text, largest)
-    accelerate = require("accelerate", "hf", "sharpmax clrs train")
-    state = accelerate.PartialState(cpu=place.type == "cpu")
-    with progress() as note:
-        if not is_scratch(model):
-            note(f"loading {model}")
-            language = load_language_model(model)
-        with state.main_process_first():
-            examples = training_examples(source, data_folder(data), processes=processes, note=note)
+    chosen = None if sizes is None else tuple(sizes_from(sizes, least=1))
+    source = Source(algorithms_from(algorithms), per_cell, seed, chosen, dataset)
+    state = require("accelerate", "hf", "sharpmax clrs train").PartialState(cpu=place.type == "cpu")
+    with progress() as note, state.main_process_first():
+        examples = source.examples("train", data_folder(data), processes=processes, note=note)
+        note(f"loading {model}")
         if is_scratch(model):
-            language = scratch_model(model, examples, seed)
-        prepared = prepare(
-            language, examples, source, recipe, model=display_name(model), bfloat16=precision == "bfloat16", note=note
-        )  # fmt: skip
+            language = scratch_model(model, scratch_tokenizer(examples), seed)
+        else:
+            language = load_language_model(model)
+        documents = Documents.of(language.tokenizer, examples, context_of(language.model), note)
+        prepared = FineTuning(language, documents, source.to_dict(), recipe, place, precision == "bfloat16")
     # The processes of one training write to one folder, and the first of them speaks for all.
     folder = out_folder(context, "" if state.is_main_process else f"process-{state.process_index}")
     if state.is_main_process:
@@ -103,30 +100,14 @@ def train(
         show_results(context, load(saved), _print_training)
         return
     with resumable(folder, RUN), progress() as show:
-        tables = trained_tables(
-            prepared, folder, device=place, bfloat16=precision == "bfloat16", resume=resume,
-            progress=lambda step, total, remark: show("training", step, total, remark),
-        )  # fmt: skip
+        tables = prepared.train(folder, resume=resume, progress=lambda *done: show("training", *done))
     if state.is_main_process:
         finish(context, tables, folder, _print_training, files=[folder / MODEL])
         forget_states(folder)
 
 
-def _band(text: str | None) -> tuple[float, float] | None:
-    """Two numbers from "0.05:0.7"."""
-    if text is None:
-        return None
-    try:
-        low, high = map(float, text.split(":"))
-    except ValueError:
-        low, high = 1.0, 0.0
-    if not 0.0 <= low < high <= 1.0:
-        reject("--entropy-band", repr(text), "two numbers from 0 to 1, as 0.05:0.7")
-    return low, high
-
-
 def _print_training(tables: Mapping[str, Any]) -> None:
-    setting, speed, curve = tables["setting"], tables["speed"], tables["curve"]
+    setting, speed, curve = tables["setting"], tables["speed"]["tokens_per_second"], tables["curve"]
     dropped = setting["examples"]["dropped"]
     say(
         f"{setting['model']}, {setting['policy_describe']}: {setting['steps']:,} steps of "
@@ -135,21 +116,15 @@ def _print_training(tables: Mapping[str, Any]) -> None:
         + (f", of which {dropped:,} were too long for the model and left out" if dropped else "")
     )
     say(f"loss on answers: {curve[0][1]:.3f} at first, {curve[-1][1]:.3f} at the end")
-    if speed["tokens_per_second"] is not None:
-        rate = speed["model_flops_per_second"] / 1e12
-        say(f"{speed['tokens_per_second']:,.0f} tokens/s, {rate:.3g} TFLOP/s by 6·N·D")
+    if speed is not None:
+        say(f"{speed:,.0f} tokens/s")
 
 
 def evaluate(
     context: typer.Context,
     models: Annotated[list[str], typer.Argument(metavar="MODELS", help="Folders of clrs train, or models.")],
     algorithms: options.Algorithms = None,
-    trace: Annotated[
-        bool | None,
-        typer.Option("--trace/--no-trace", help="Answers include the algorithm's steps.", show_default="as trained"),
-    ] = None,
     dataset: options.Dataset = None,
-    without: Annotated[Path | None, typer.Option(metavar="FILE", help="Leave out questions of this dataset.")] = None,
     sizes: Annotated[str | None, options.sizes("test sizes")] = None,
     per_cell: options.PerCell = 100,
     longest: Annotated[
@@ -159,7 +134,7 @@ def evaluate(
     seed: options.Seed = 0,
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
-    tokens_at_once: Annotated[int, options.tokens_at_once("--batch-tokens")] = 65_536,
+    tokens_at_once: Annotated[int, options.tokens_at_once()] = 65_536,
     processes: options.Processes = 1,
     data: options.Data = None,
     out: options.Out = Path("clrs-evaluate"),
@@ -171,41 +146,107 @@ def evaluate(
 
     Decoding is greedy. A model answers under the policy that is saved beside it.
     """
-    from sharpmax.experiments.clrs.data import Source, algorithms_from, test_examples, trained_sizes
-    from sharpmax.experiments.clrs.evaluation import Evaluation, evaluation_tables, trainings, variants_named
-    from sharpmax.experiments.run_folder import RUN
+    from sharpmax.experiments.clrs.data import Source, algorithms_from
+    from sharpmax.experiments.clrs.evaluation import ANSWERS, Evaluation, trained_sizes, training_of, variants_named
+    from sharpmax.experiments.run_folder import RUN, RunStore
+    from sharpmax.results import FILE_NAME
 
-    if score and trace:
-        reject("--score", "--trace beside it", "answers without steps", "leave --score out")
-    wanted = None if sizes is None else sizes_from(sizes, least=1)
-    chosen = None if algorithms is None else algorithms_from(algorithms)
+    wanted = None if sizes is None else tuple(sizes_from(sizes, least=1))
+    chosen = algorithms_from(algorithms)
     check_resume(context, RUN)
     place, kind = resolve_device(context)
     check_extras("clrs evaluate", ("transformers", "hf"), ("scipy.stats", "fit"), draw=draw)
     with progress() as note:
         note("loading models")
         variants = variants_named(list(models), device=place.type, dtype=kind)
-        training = trainings(list(models), variants)
-        runs = [one.run for one in variants if one.run is not None]
-        known = trained_sizes(runs)
-        steps = any(run["data"].get("trace") for run in runs) if trace is None else trace
-        source = Source(chosen or tuple(known) or algorithms_from(None), per_cell, steps, seed, dataset)
-        questions = test_examples(source, wanted, data_folder(data), without=without, processes=processes, note=note)
+        training = {
+            one.name: training_of(Path(word))
+            for word, one in zip(models, variants, strict=True)
+            if one.run is not None and (Path(word) / FILE_NAME).is_file()
+        }
+        if algorithms is None:
+            chosen = tuple(trained_sizes(variants)) or chosen
+        source = Source(chosen, per_cell, seed, wanted, dataset)
+        questions = source.examples("test", data_folder(data), processes=processes, note=note)
         setting = {"data": source.to_dict(), "dtype": kind, "device": place.type, **({"scored": True} if score else {})}
-        evaluation = Evaluation.fitting(variants, questions, tokens_at_once, setting, longest)
+        evaluation = Evaluation(variants, questions, tokens_at_once, setting, longest)
     folder = out_folder(context)
-    store = evaluation.store(folder, resume=resume)
-    total = len(evaluation.variants) * len(evaluation.questions)
-    with resumable(folder, RUN), bar("answering", total) as advance:
-        evaluation.answer(store, advance)
-    tables = evaluation_tables(evaluation, store, known or trained_sizes([], source.algorithms), seed) | {
-        "training": training
-    }
-    finish(context, tables, folder, _print_answers)
+    store = RunStore(folder, ANSWERS)
+    store.claim(evaluation.identity(), resume=resume)
+    with resumable(folder, RUN), bar("answering", len(variants) * len(evaluation.questions)) as advance:
+        evaluation.run(store, advance)
+    finish(context, evaluation.tables(store, seed) | {"training": training}, folder, _print_answers)
 
 
 def _print_answers(tables: Mapping[str, Any]) -> None:
-    print_report()(tables)
+    print_report(tables)
     for name, speed in tables["speed"].items():
         if speed["tokens_per_second"] is not None:
             say(f"{name}: {speed['tokens']:,} tokens generated, {speed['tokens_per_second']:,.0f} per second")
+
+
+def compare(
+    context: typer.Context,
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="scratch:1m, :10m, :30m, or any model.")
+    ] = "scratch:10m",
+    variants: Annotated[str, typer.Option(metavar="V,V", help=_VARIANT, show_default="these five")] = (
+        "none,paper,learn:ssmax,learn:rows,band:0.05:0.7"
+    ),
+    algorithms: options.Algorithms = None,
+    sizes: Annotated[str, options.sizes("4 to 16")] = "4,5,6,7,8,9,10,11,12,13,14,15,16",
+    test_sizes: Annotated[str, typer.Option(metavar="N,N", help="Sizes to test at.")] = "4,8,12,16,17,18,20,24,32",
+    lr: options.LearningRate = 1e-3,
+    policy_lr: _PolicyRate = 2e-3,
+    batch_tokens: _BatchTokens = 24_576,
+    per_cell: options.PerCell = 2000,
+    test_per_cell: Annotated[int, number("Test questions per algorithm and size.")] = 100,
+    steps: Annotated[int | None, options.steps("as many as fit")] = None,
+    minutes: Annotated[float, _MINUTES] = 5.0,
+    seeds: options.Seeds = 2,
+    seed: options.Seed = 0,
+    device: options.Device = "auto",
+    tokens_at_once: Annotated[int, options.tokens_at_once()] = 24_576,
+    processes: options.Processes = 1,
+    data: options.Data = None,
+    out: options.Out = Path("clrs-compare"),
+    save_every: _SaveEvery = 1000,
+    resume: options.Resume = False,
+    draw: options.Draw = True,
+    as_json: options.AsJson = False,
+) -> None:
+    """Train variants of one model side by side, for as many steps, and test them.
+
+    Each variant and seed is a process. The variants are compared with the first.
+    """
+    from sharpmax.experiments.clrs.comparison import VariantComparison
+    from sharpmax.experiments.clrs.data import Source, algorithms_from
+    from sharpmax.experiments.clrs.training import FineTuneRecipe
+    from sharpmax.experiments.run_folder import RUN, RunStore
+
+    check_resume(context, RUN)
+    place, precision = resolve_device(context)
+    extras = ("accelerate", "hf"), ("joblib", "reproduce"), ("scipy.stats", "fit")
+    check_extras("clrs compare", *extras, draw=draw)
+    recipe = FineTuneRecipe(
+        steps=steps, minutes=None if steps is not None else minutes, batch_tokens=batch_tokens, mixed=_MIXED,
+        tokens_at_once=tokens_at_once, rate=lr, policy_rate=policy_lr, save_every=save_every, seed=seed,
+    )  # fmt: skip
+    words = tuple(word.strip() for word in variants.split(","))
+    for word in words:
+        recipe.of_variant(word, "--variants")
+    names = algorithms_from(algorithms)
+    trained, tested = sizes_from(sizes, least=4), sizes_from(test_sizes, least=4, option="--test-sizes")
+    folder = out_folder(context)
+    comparison = VariantComparison(
+        model, words, tuple(range(seed, seed + seeds)), recipe, Source(names, per_cell, seed, tuple(trained)),
+        Source(names, test_per_cell, seed, tuple(tested)), folder, data_folder(data), place.type,
+        precision == "bfloat16", command_line(context),
+    )  # fmt: skip
+    store = RunStore(folder)
+    store.claim(comparison.identity(), resume=resume)
+    with resumable(folder, RUN), progress() as show:
+        comparison.training.examples("train", comparison.data, processes=processes, note=show)
+        comparison.testing.examples("test", comparison.data, processes=processes, note=show)
+        comparison.run(store, show)
+    finish(context, comparison.tables(store, seed), folder, _print_answers)

@@ -3,41 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from sharpmax.cli import options
-from sharpmax.cli.options import check_engine, choice, completion, number, resolve_device, sizes_from
-from sharpmax.cli.run import check_extras, check_resume, finish, out_folder, print_report, resumable
+from sharpmax.cli.options import check_engine, choice, number, resolve_device, sizes_from
+from sharpmax.cli.run import check_extras, check_resume, finish, out_folder, resumable
 from sharpmax.cli.terminal import progress
 from sharpmax.errors import reject
 
 _GRID = {"width": "32,64,128", "heads": "1,2,4", "depth": "1,2,4"}
-_ENCODER = {"width": "128", "heads": "4", "depth": "1"}
-_SINGLE = {"width": "128", "heads": "1", "depth": "1"}
+"""Shapes of --capacity."""
 
 
 def compare(
     context: typer.Context,
     methods: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="METHODS",
-            help="Methods to compare.",
-            show_default="all",
-            autocompletion=completion("experiments.compare.methods", "SHIPPED_METHODS"),
-        ),
+        list[str] | None, typer.Argument(metavar="METHODS", help="Methods to compare.", show_default="all")
     ] = None,
-    task: Annotated[
-        str,
-        typer.Option(
-            metavar="T",
-            help="max, recall, sort or copy.",
-            autocompletion=completion("tasks.max_retrieval", "SIZED_TASKS"),
-        ),
-    ] = "max",
+    task: Annotated[str, typer.Option(metavar="T", help="max, recall, sort or copy.")] = "max",
     model: Annotated[str, choice("single (the paper's head) or encoder.", "single", "encoder", metavar="M")] = "single",
     width: Annotated[str | None, typer.Option(metavar="N", help="Model width.", show_default="128")] = None,
     heads: Annotated[str | None, typer.Option(metavar="N", help="Heads of an encoder.", show_default="4")] = None,
@@ -54,7 +41,6 @@ def compare(
     seeds: options.Seeds = 5,
     seed: options.Seed = 0,
     device: options.Device = "auto",
-    stack: Annotated[int | None, number("Seeds trained in one program.", show_default="all")] = None,
     engine: options.Engine = "local",
     workers: options.Workers = None,
     address: options.Address = None,
@@ -68,11 +54,10 @@ def compare(
     Every method gets the same training on small inputs and is tested on large ones.
     """
     from sharpmax.experiments.compare.methods import methods_named, methods_of_files, models_of
-    from sharpmax.experiments.compare.run import ComparisonPlan
-    from sharpmax.experiments.compare.tables import capacity_tables, compare_tables
+    from sharpmax.experiments.compare.run import ComparisonPlan, capacity_tables, compare_tables
     from sharpmax.experiments.engine import run
     from sharpmax.experiments.run_folder import RUN, RunStore
-    from sharpmax.tasks.max_retrieval import sized_task
+    from sharpmax.tasks.sized import sized_task
 
     problem = sized_task(task)
     files = list(own or [])
@@ -91,37 +76,26 @@ def compare(
     check_extras("compare", ("scipy.stats", "reproduce"), ("safetensors", "reproduce"), draw=draw)
     where = resolve_device(context)[0].type
     plan = ComparisonPlan(
-        methods=tuple(chosen),
-        models=tuple(models),
-        task=task,
-        seeds=tuple(range(seed, seed + seeds)),
-        steps=steps,
-        batch=batch,
-        sizes=tuple(tested),
-        samples=samples,
-        device=where,
-        stack=stack or seeds,
+        methods=tuple(chosen), models=tuple(models), task=task, seeds=tuple(range(seed, seed + seeds)), steps=steps,
+        batch=batch, sizes=tuple(tested), samples=samples, device=where,
         files=tuple(file.read_text(encoding="utf-8-sig") for file in files),
-    )
+    )  # fmt: skip
     check_resume(context, RUN)
     folder = out_folder(context)
     store = RunStore(folder)
     store.claim(plan.identity(), resume=resume)
     with resumable(folder, RUN), progress() as show:
-
-        def report(state: Any) -> None:
-            show("comparing", state.done, state.total, ", ".join(state.running[:2]))
-
+        report = partial(show, "comparing")
         run(plan.tasks(), store, engine=engine, workers=workers, address=address, plugins=files, progress=report)
     tables = capacity_tables(plan, store) if capacity else compare_tables(plan, store)
-    finish(context, tables, folder, print_report(2))
+    finish(context, tables, folder)
 
 
 def _shapes(model: str, given: Mapping[str, str | None], *, capacity: bool) -> dict[str, list[int]]:
     """Widths, numbers of heads and depths: one each, or several with --capacity."""
     if capacity and model != "encoder":
         reject("--capacity", f"--model {model}", "--model encoder")
-    usual = _GRID if capacity else _ENCODER if model == "encoder" else _SINGLE
+    usual = _GRID if capacity else {"width": "128", "heads": "4" if model == "encoder" else "1", "depth": "1"}
     found = {name: sizes_from(text or usual[name], least=1, option=f"--{name}") for name, text in given.items()}
     for name, values in found.items():
         if len(values) > 1 and not capacity:

@@ -1,25 +1,20 @@
-"""`sharpmax env`: versions, devices and extras, for bug reports; needs neither Typer nor rich."""
+"""`sharpmax env`: versions, devices and extras, for bug reports."""
+
+from __future__ import annotations
 
 import re
 from importlib import metadata
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from sharpmax.cli import answer
-from sharpmax.errors import install_command
+from sharpmax.cli import answer, options
+from sharpmax.errors import install_command, packages_of
 from sharpmax.provenance import hardware, installed_version, versions
-
-try:
-    from sharpmax.cli.options import AsJson
-except ImportError:  # the command works without Typer
-    if not TYPE_CHECKING:
-        AsJson = bool
 
 _ALONE = {"clrs": "dm-clrs==2.0.3"}
 """A package that an extra needs and cannot declare, because its own dependencies are not wanted."""
 
 
-# Annotations are read when the function is made, unlike elsewhere: AsJson may be plain bool.
-def env(as_json: AsJson = False) -> None:
+def env(as_json: options.AsJson = False) -> None:
     """Show versions, devices and extras, for bug reports."""
     found = describe()
     if as_json:
@@ -46,47 +41,30 @@ def describe() -> dict[str, Any]:
     """What `sharpmax env` shows, as plain values; no optional package is imported for it."""
     import torch
 
+    try:
+        declared = metadata.metadata("sharpmax").get_all("Provides-Extra") or []
+    except metadata.PackageNotFoundError:  # a copy of the source
+        declared = []
     return {
         "versions": versions(),
         "hardware": hardware(),
         "devices": ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
         + (["mps"] if torch.backends.mps.is_available() else []),
         "threads": torch.get_num_threads(),
-        "extras": {extra: _state(extra) for extra in extras()},
+        "extras": {extra: _state(extra) for extra in declared if extra not in ("dev", "docs")},
     }
-
-
-def extras() -> list[str]:
-    """The extras of the installed package, without those for its development."""
-    try:
-        declared = metadata.metadata("sharpmax").get_all("Provides-Extra") or []
-    except metadata.PackageNotFoundError:  # a copy of the source
-        return []
-    return [extra for extra in declared if extra not in ("dev", "docs")]
 
 
 def missing_packages(extra: str) -> list[str]:
     """Packages that an extra declares and that are not installed."""
-    found: list[str] = []
-    try:
-        declared = metadata.requires("sharpmax") or []
-    except metadata.PackageNotFoundError:
-        return []
-    for requirement in declared:
-        package, _, marker = requirement.partition(";")
-        if not re.search(rf"extra == ['\"]{extra}['\"]", marker):
-            continue
-        if inner := re.match(r"sharpmax\[(.*)\]", package):
-            found += [one for name in inner[1].split(",") for one in missing_packages(name)]
-        elif (name := re.split(r"[^\w.-]", package)[0]) and installed_version(name) is None:
-            found.append(name)
-    return list(dict.fromkeys(found))
+    names = [re.split(r"[^\w.-]", requirement)[0] for requirement in packages_of(extra)]
+    return [name for name in names if installed_version(name) is None]
 
 
 def _state(extra: str) -> dict[str, Any]:
-    declared, alone = missing_packages(extra), _ALONE.get(extra)
-    lines = [install_command(extra, " ".join(declared))] if declared else []
-    if alone is not None and installed_version(name := alone.partition("==")[0]) is None:
-        declared = [*declared, name]
+    missing, alone = missing_packages(extra), _ALONE.get(extra, "")
+    lines = [install_command(extra, "")] if missing else []
+    if alone and installed_version(name := alone.partition("==")[0]) is None:
+        missing.append(name)
         lines.append(f"pip install --no-deps {alone}")
-    return {"installed": not declared, "missing": declared, "install": " && ".join(lines) or None}
+    return {"installed": not missing, "missing": missing, "install": " && ".join(lines) or None}

@@ -10,7 +10,7 @@ import typer
 
 from sharpmax.cli import options
 from sharpmax.cli.options import check_engine, number, policies_given, policies_named, resolve_device, sizes_from
-from sharpmax.cli.run import check_extras, check_resume, finish, out_folder, print_report, resumable
+from sharpmax.cli.run import check_extras, check_resume, finish, out_folder, resumable
 from sharpmax.cli.terminal import progress
 from sharpmax.errors import reject
 
@@ -22,6 +22,7 @@ def evaluate(
     policy: Annotated[list[str] | None, options.policy("none")] = None,
     text: options.TextFile = None,
     with_text: Annotated[bool, typer.Option("--with-text/--no-text", help="Measure perplexity.")] = True,
+    with_cost: Annotated[bool, typer.Option("--with-cost/--no-cost", help="Measure time and memory.")] = True,
     lm_eval: Annotated[str | None, typer.Option(metavar="T,T", help="Tasks of lm-evaluation-harness.")] = None,
     lm_eval_path: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of harness tasks.")] = None,
     sizes: Annotated[str, options.sizes()] = "8..64",
@@ -46,9 +47,8 @@ def evaluate(
 
     --policy may be repeated. The defaults take smollm2 under ten minutes on two CPU cores, half of it for text.
     """
-    from sharpmax.experiments.evaluate.plan import BASE, Plan, prepare
-    from sharpmax.experiments.evaluate.run import FILE_NAME as ANSWERS
-    from sharpmax.experiments.evaluate.run import evaluate_tables
+    from sharpmax.experiments.evaluate import BASE, Plan, evaluate_tables, prepare
+    from sharpmax.experiments.evaluate import FILE_NAME as ANSWERS
     from sharpmax.models.language import load_language_model
     from sharpmax.tasks.registry import get_tasks
 
@@ -61,22 +61,13 @@ def evaluate(
         reject("--device", repr(device), "one device per cell with --engine ray")
     if workers is not None and engine != "ray":
         reject("--workers", workers, "a number together with --engine ray", "add --engine ray")
-    chosen = policies_named(policies_given(context), taken=[BASE])
     plan = Plan(
-        variants={one.name: one.policy for one in chosen},
-        calibrated_on={one.name: one.calibrated_on for one in chosen},
-        tasks=get_tasks(task),
-        sizes=tuple(sizes_from(sizes, least=1)),
-        prompts=prompts,
-        seed=seed,
-        with_text=with_text,
-        text=text,
-        lengths=None if lengths is None else tuple(sizes_from(lengths, option="--lengths")),
-        windows=windows,
-        questions=questions,
-        harness=() if lm_eval is None else tuple(name.strip() for name in lm_eval.split(",")),
+        variants=policies_named(policies_given(context), BASE), tasks=get_tasks(task), prompts=prompts, seed=seed,
+        sizes=tuple(sizes_from(sizes, least=1)), with_text=with_text, with_cost=with_cost, text=text,
+        lengths=None if lengths is None else tuple(sizes_from(lengths, option="--lengths")), windows=windows,
+        questions=questions, harness=() if lm_eval is None else tuple(name.strip() for name in lm_eval.split(",")),
         harness_path=lm_eval_path,
-    )
+    )  # fmt: skip
     check_resume(context, ANSWERS)
     _, kind = resolve_device(context)
     check_extras("evaluate", ("transformers", "hf"), ("scipy.stats", "fit"), draw=draw)
@@ -94,4 +85,4 @@ def evaluate(
             language, plan, material, folder, resume=resume, progress=partial(show, "evaluating"), engine=engine,
             workers=workers, address=address,
         )  # fmt: skip
-    finish(context, tables, folder, print_report())
+    finish(context, tables, folder)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from sharpmax.cli import answer, options
-from sharpmax.cli.options import policies_given, policy_named
+from sharpmax.cli.options import policies_given, policies_named
 from sharpmax.cli.run import check_new_gguf
 from sharpmax.cli.terminal import progress, say
 from sharpmax.errors import reject
@@ -27,33 +27,40 @@ def fold(
 ) -> None:
     """Write a policy into the weights of a plain checkpoint.
 
-    Any engine runs it at no cost. The policy has one constant per head, as `sharpmax calibrate --foldable` learns,
-    or is `constant:1.5`. The output folder must be new or empty; tensors keep their types. A GGUF file as MODEL gives
-    a new GGUF file, `--out sharper.gguf`. `--as adapter` writes a PEFT adapter of a few kB instead.
+    Any engine runs it at no cost. The policy has one constant per head or rotary frequency, as `sharpmax calibrate`
+    learns, or is `constant:1.5`. The output folder must be new or empty; tensors keep their types. A GGUF file as MODEL
+    gives a new GGUF file, `--out sharper.gguf`, and so does `smollm2`. `--as adapter` writes a small PEFT adapter.
     """
     from sharpmax.integrations.gguf import fold_file, is_gguf
 
-    chosen = policy_named(*policies_given(context, foldable=True))
-    whole = is_gguf(model)
+    ((name, chosen),) = policies_named(policies_given(context, foldable=True)).items()
+    source, wanted = model, out.suffix.lower() == ".gguf"
+    if model == "smollm2" and wanted:
+        from sharpmax.models.language import smollm2_file
+
+        source = str(smollm2_file()[0])
+    whole = is_gguf(source)
     if whole:
         check_new_gguf("--out", out)
         if form == "adapter":
             reject("--as", form, "checkpoint for a GGUF file")
+    elif wanted:
+        reject("--out", repr(str(out)), "a folder for a checkpoint", "give a GGUF file as MODEL to write one")
     elif out.exists() and (not out.is_dir() or any(out.iterdir())):
         reject("--out", repr(str(out)), "a new or empty folder", "a checkpoint is never written over another")
     with progress() as note:
         note(f"folding {model}")
         if whole:
-            made = fold_file(model, chosen.policy, out)
+            made = fold_file(source, chosen, out)
         else:
             from sharpmax.integrations.transformers.checkpoint import fold_checkpoint
 
-            made = fold_checkpoint(model, chosen.policy, out, as_adapter=form == "adapter")
+            made = fold_checkpoint(model, chosen, out, as_adapter=form == "adapter")
     if as_json:
-        about = {"model": display_name(model), "policy": chosen.policy.to_dict(), "layers": made.layers}
+        about = {"model": display_name(model), "policy": chosen.to_dict(), "layers": made.layers}
         answer({"file" if whole else "folder": str(out), **about, "error": made.error})
     load = "any GGUF file" if whole else "any PEFT adapter of the model" if form == "adapter" else "any model"
     say(
-        f"wrote {out}: {model} with the policy {chosen.name} in {made.layers} layers "
+        f"wrote {out}: {model} with the policy {name} in {made.layers} layers "
         f"(rounding: {made.error:.3%} of the weights at most). Load it as {load}."
     )

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from sharpmax.cli import options
-from sharpmax.cli.options import policies_given, policy_named, resolve_device
+from sharpmax.cli.options import policies_given, policies_named, resolve_device
 from sharpmax.cli.run import check_extras, finish, out_folder
 from sharpmax.cli.terminal import print_table, progress, say
 from sharpmax.errors import reject
@@ -38,46 +39,37 @@ def horizon(
     from sharpmax.files import display_name
     from sharpmax.integrations.transformers.application import applied
     from sharpmax.models.language import load_language_model
-    from sharpmax.probing.certified import certify
-    from sharpmax.probing.measurement import measure_horizons
+    from sharpmax.probing.horizons import certify, measure_horizons
 
     if not 0.0 < mass < 1.0:
         reject("--mass", mass, "a share strictly between 0 and 1")
-    chosen = next(map(policy_named, policies_given(context)), None)
+    name, chosen = next(iter(policies_named(policies_given(context)).items()), (None, None))
     place, kind = resolve_device(context)
     check_extras("horizon", ("transformers", "hf"))
     with progress() as show:
         show(f"loading {model}")
         language = load_language_model(model, device=place.type, dtype=kind)
         folder = out_folder(context)
-        with applied(language.model, None if chosen is None else chosen.policy) as sharp:
-            certificate = certify(sharp, mass, lambda done, total: show("certifying", done, total))
+        with applied(language.model, chosen) as sharp:
+            certificate = certify(sharp, mass, partial(show, "certifying"))
             measured = None
             if not certified_only:
-                measured = measure_horizons(
-                    sharp, language.tokenizer, mass, seed=seed,
-                    progress=lambda done, total: show("measuring", done, total),
-                )  # fmt: skip
+                reading = partial(show, "measuring")
+                measured = measure_horizons(sharp, language.tokenizer, mass, seed=seed, progress=reading)
                 check_consistent(certificate, measured, sharp.dtype)
-            setting = {
-                "model": display_name(model), "policy": None if chosen is None else chosen.name, "device": place.type,
-                "dtype": kind, "seed": seed,
-            }  # fmt: skip
-            tables = horizon_tables(certificate, measured, setting)
+    setting = {"model": display_name(model), "policy": name, "device": place.type, "dtype": kind, "seed": seed}
+    tables = horizon_tables(certificate, measured, setting)
     finish(context, tables, folder, _print)
 
 
 def _print(tables: Mapping[str, Any]) -> None:
-    from sharpmax.probing.measurement import LONGEST
-
     for sentence in tables["verdict"]:
         say(sentence)
     say()
-    setting, measured = tables["setting"], tables["measured"]
+    setting, rows = tables["setting"], []
     columns = ["layer", "certified spread", "certified horizon", "informative heads"]
-    if measured is not None:
+    if tables["measured"] is not None:
         columns += ["measured spread", "measured horizon", "never / falling / holding"]
-    rows = []
     for number, layer in tables["layers"].items():
         certain, seen = layer["certified"], layer["measured"]
         row = [number, f"{certain['median']:,.1f}", _tokens(certain["tokens"], "vacuous")]
@@ -88,15 +80,6 @@ def _print(tables: Mapping[str, Any]) -> None:
         rows.append(row)
     title = f"{setting['model']}: tokens until no token holds {100 * setting['mass']:g}% of the weight of a head"
     print_table(f"{title}; spread in nats, median over heads", columns, rows)
-    if measured is not None:
-        heads = [(one["measured"], name) for name, one in tables["heads"].items() if one["measured"]["kind"] == "at"]
-        first = [
-            f"{name} at {_tokens(one['tokens'])} ({_tokens(one['low'], 'before')} … {_tokens(one['high'], 'beyond')})"
-            for one, name in sorted(heads, key=lambda pair: pair[0]["tokens"])[:3]
-        ]
-        if first:
-            say(f"First measured horizons, with 95% intervals: {', '.join(first)}.")
-        say(f"Prompts had up to {LONGEST:,} tokens. For longer ones: sharpmax probe MODEL")
     say(f"Informative: {setting['rule']}.")
 
 

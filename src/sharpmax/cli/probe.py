@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from sharpmax.cli import options
-from sharpmax.cli.options import choice, policies_given, policy_named, resolve_device, sizes_from
-from sharpmax.cli.run import check_extras, finish, out_folder, print_report
+from sharpmax.cli.options import choice, policies_given, policies_named, resolve_device, sizes_from
+from sharpmax.cli.run import check_extras, finish, out_folder
 from sharpmax.cli.terminal import progress
 
 
@@ -38,7 +38,8 @@ def probe(
     """
     from sharpmax.files import display_name
     from sharpmax.integrations.transformers.application import applied
-    from sharpmax.probing.probe import check_task, load_model
+    from sharpmax.probing.measurement import check_task
+    from sharpmax.probing.probe import load_model
     from sharpmax.probing.probe import probe as probe_model
     from sharpmax.tasks.text import text_from_file
 
@@ -46,7 +47,7 @@ def probe(
     for word in tasks or ():
         check_task(word)
     chosen_sizes = None if sizes is None else sizes_from(sizes, least=1)
-    named = next(map(policy_named, policies_given(context)), None)
+    policy_name, chosen = next(iter(policies_named(policies_given(context)).items()), (None, None))
     plain = None if text is None else text_from_file(text)
     _, kind = resolve_device(context)
     check_extras("probe", ("transformers", "hf"), draw=draw)
@@ -54,11 +55,11 @@ def probe(
         show(f"loading {model}")
         language = load_model(model, device=context.params["device"], dtype=kind)
         folder = out_folder(context)
-        with nullcontext() if named is None else applied(language.model, named.policy):
+        with nullcontext() if chosen is None else applied(language.model, chosen):
             found = probe_model(
                 language.model, language.tokenizer, name=display_name(language.name), tasks=tasks, sizes=chosen_sizes,
                 prompts=prompts, rows=rows, text=plain, seed=seed, progress=show,
             )  # fmt: skip
     tables = found.tables()
-    tables["setting"]["policy"] = None if named is None else named.name
-    finish(context, tables, folder, print_report(2))
+    tables["setting"]["policy"] = policy_name
+    finish(context, tables, folder)

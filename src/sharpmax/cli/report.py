@@ -38,12 +38,12 @@ def draw_compared(first: Path, second: Path, out: Path) -> list[Path]:
     """Draw two saved results (folders or their results.json) on one page, into `out`."""
     from sharpmax.provenance import without_machine
     from sharpmax.report.page import together
-    from sharpmax.results import load
+    from sharpmax.results import Results, load
 
     names = [(path if path.is_dir() else path.parent).resolve().name for path in (first, second)]
     tables = together([(name, load(path).to_dict()) for name, path in zip(names, (first, second), strict=True)])
-    # Each of the two has a provenance of its own.
-    return draw(shlex.join(["sharpmax", "report", *names, "--out", without_machine(out)]), {}, tables, out)
+    command = shlex.join(["sharpmax", "report", *names, "--out", without_machine(out)])
+    return draw(Results(command, {}, tables), out)  # each of the two has a provenance of its own
 
 
 def explore(

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from sharpmax.cli import options
 from sharpmax.cli.options import choice, resolve_device, sizes_from
-from sharpmax.cli.run import check_extras, check_resume, command_line, finish, out_folder, print_report, resumable
+from sharpmax.cli.run import check_extras, check_resume, command_line, finish, out_folder, resumable
 from sharpmax.cli.terminal import bar, say
 from sharpmax.errors import reject
 
@@ -45,9 +44,10 @@ def reproduce(
     Does a trained head find the best of n items as n grows? Ten heads trained at full length ship with the package
     for each of two recipes, the paper's and a sharper one.
     """
-    from sharpmax.experiments.reproduce.evaluation import items_to_read, reproduce_tables
-    from sharpmax.experiments.reproduce.training import state_path
-    from sharpmax.experiments.stacked_training import RECIPES, STEPS
+    from sharpmax.experiments.reproduce import items_to_read, reproduce_tables
+    from sharpmax.experiments.stacked_training import RECIPES, STEPS, state_path
+    from sharpmax.policies.base import policy_from_dict
+    from sharpmax.report.reproduce import file_name, part
 
     recipes = list(RECIPES) if recipe == "both" else [recipe]
     tested = sizes_from(sizes)
@@ -71,58 +71,40 @@ def reproduce(
     total = items_to_read(tested, samples, sum(len(w.seeds) for w in heads))
     with bar("testing", total) as advance:
         tables = reproduce_tables(heads, tested, samples, seed, chosen, lambda items: advance(items, ""))
-    finish(context, tables, folder, _print, files=_save_policies(tables, folder))
+    fits = {name: part(tables, "fit", name) for name in tables["setting"]["recipes"]}
+    policies = [
+        policy_from_dict(fit["policy"]).save(folder / f"{file_name('policy-refit', name)}.json")
+        for name, fit in fits.items()
+        if fit is not None
+    ]
+    finish(context, tables, folder, files=policies)
 
 
 def _train(
     recipes: Sequence[str], seeds: range, steps: int, device: torch.device, folder: Path, command: str, *, resume: bool
 ) -> list[Trained]:
-    from sharpmax.experiments.reproduce.training import train, weights_path
-    from sharpmax.experiments.stacked_training import RECIPES
+    from sharpmax.experiments.stacked_training import RECIPES, train, weights_path
 
-    reached, losses = dict.fromkeys(recipes, 0), dict.fromkeys(recipes, math.nan)
+    reached, losses = dict.fromkeys(recipes, 0), dict.fromkeys(recipes, "")
     with bar("training", steps * len(recipes)) as advance:
 
         def show(recipe: str, step: int, loss: float) -> None:
-            ahead, reached[recipe], losses[recipe] = step - reached[recipe], step, loss
-            known = [f"{name} {value:.4f}" for name, value in losses.items() if not math.isnan(value)]
-            advance(ahead, f"loss: {', '.join(known)}" if known else "")
+            ahead, reached[recipe], losses[recipe] = step - reached[recipe], step, f"{recipe} {loss:.4f}"
+            advance(ahead, f"loss: {', '.join(filter(None, losses.values()))}")
 
         chosen = [RECIPES[name] for name in recipes]
         done = train(chosen, seeds, steps, device, folder, command=command, resume=resume, progress=show)
     for trained in done:
-        heads = "1 head" if len(seeds) == 1 else f"{len(seeds)} heads"
-        say(
-            f"trained {heads} by recipe {trained.recipe!r}: {steps:,} steps in {trained.provenance['seconds']:.0f} s, "
-            f"weights in {weights_path(folder, trained.recipe)}"
-        )
+        took, where = f"{trained.provenance['seconds']:.0f} s", weights_path(folder, trained.recipe)
+        say(f"trained recipe {trained.recipe!r}: {len(seeds)} × {steps:,} steps in {took}, weights in {where}")
     return done
 
 
 def _load(recipes: Sequence[str], seeds: int, weights: Path | None) -> list[Trained]:
-    from sharpmax.experiments.reproduce.training import weights_path
+    from sharpmax.experiments.stacked_training import weights_path
     from sharpmax.models.weights import Trained, shipped_path
 
     if weights is not None and weights.is_file():
         return [Trained.load(weights).first(seeds)]
     paths = [shipped_path(name) if weights is None else weights_path(weights, name) for name in recipes]
     return [Trained.load(path).first(seeds) for path in paths]
-
-
-def _save_policies(tables: Mapping[str, Any], folder: Path) -> list[Path]:
-    from sharpmax.policies.base import policy_from_dict
-    from sharpmax.report.reproduce import file_name, part
-
-    fits = {recipe: part(tables, "fit", recipe) for recipe in tables["setting"]["recipes"]}
-    return [
-        policy_from_dict(fit["policy"]).save(folder / f"{file_name('policy-refit', recipe)}.json")
-        for recipe, fit in fits.items()
-        if fit is not None
-    ]
-
-
-def _print(tables: Mapping[str, Any]) -> None:
-    print_report(1)(tables)
-    for recipe, left_out in tables["setting"]["left_out"].items():
-        for what, why in left_out.items():
-            say(f"left out of {recipe}: {what}, because {why}")

@@ -27,7 +27,7 @@ _NOT_RECORDED = (
 )  # fmt: skip
 """Parameters that do not change the numbers."""
 
-_WITH_TEXT, _DATA = ("policy", "task", "own"), ("text", "dataset", "without", "weights")
+_WITH_TEXT, _DATA = ("policy", "task", "own"), ("model", "text", "dataset", "without", "weights")
 """Parameters that name files: those whose text is saved in the results, and those of which a hash is enough."""
 
 
@@ -36,9 +36,14 @@ def out_folder(context: typer.Context, part: str = "") -> Path:
 
     `part` is for commands of which several may write to one folder, each its own part.
     """
-    out = _out(context)
+    out = Path(context.params["out"])  # newer versions of Typer leave a text there
+
+    def remove_if_empty() -> None:
+        with suppress(OSError):  # not empty
+            out.rmdir()
+
     if not out.exists():
-        context.call_on_close(lambda: _remove_if_empty(out))  # runs after the lock is released
+        context.call_on_close(remove_if_empty)  # runs after the lock is released
     try:
         out.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=out):
@@ -51,24 +56,15 @@ def out_folder(context: typer.Context, part: str = "") -> Path:
     return out
 
 
-def _out(context: typer.Context) -> Path:
-    return Path(context.params["out"])  # newer versions of Typer leave a text there
-
-
 def check_new_gguf(option: str, file: Path) -> None:
     """Refuse a path where a folded GGUF file may not be written."""
     if file.suffix.lower() != ".gguf" or file.exists():
         reject(option, repr(str(file)), "a new file that ends in .gguf", "a model is never written over another")
 
 
-def _remove_if_empty(folder: Path) -> None:
-    with suppress(OSError):  # not empty
-        folder.rmdir()
-
-
 def check_resume(context: typer.Context, *files: str) -> None:
     """Reject --resume where --out holds none of the files of an interrupted run: a new one may take hours."""
-    out = _out(context)
+    out = Path(context.params["out"])
     if context.params["resume"] and not any((out / name).is_file() for name in files):
         allowed = "the --out folder of an interrupted run"
         reject("--resume", f"{str(out)!r}, which has nothing to resume", allowed, "leave --resume out to start a run")
@@ -76,7 +72,7 @@ def check_resume(context: typer.Context, *files: str) -> None:
 
 @contextmanager
 def resumable(folder: Path, *files: str) -> Iterator[None]:
-    """Around work that can be interrupted: print how to go on; `files` are those that `check_resume` asks for."""
+    """Print how to resume work that is interrupted; `files` are those that `check_resume` asks for."""
     try:
         yield
     except KeyboardInterrupt:
@@ -94,29 +90,26 @@ def command_line(context: typer.Context) -> str:
     """
     words = context.command_path.split()
     for param in context.command.params:
-        name = param.name or ""
-        value = context.params.get(name)
-        if name in _NOT_RECORDED or value is None:
+        name, value = param.name or "", context.params.get(param.name or "")
+        if name in _NOT_RECORDED:
             continue
         if isinstance(value, bool):
-            if value != param.default:
-                words.append((param.opts if value else param.secondary_opts)[0])
+            words += [(param.opts if value else param.secondary_opts)[0]] if value != param.default else []
             continue
-        for one in value if isinstance(value, (list, tuple)) else [value]:
-            shown = display_name(one) if name in ("model", "models") else _shown(one)
+        for one in _values(value):
+            shown = display_name(one) if name in ("model", "models") else ",".join(map(_shown, str(one).split(",")))
             words += [shown] if param.param_type_name == "argument" else [param.opts[0], shown]
     return shlex.join(words)
 
 
-def _shown(value: Any) -> str:
-    if isinstance(value, Path):
-        return without_machine(value)
-    return ",".join(_without_machine(part.strip()) for part in str(value).split(","))
+def _values(given: Any) -> Sequence[Any]:
+    return given if isinstance(given, (list, tuple)) else [] if given is None else [given]
 
 
-def _without_machine(word: str) -> str:
-    name, equals, file = word.rpartition("=")  # of NAME=FILE, or a FILE alone
-    return name + equals + without_machine(Path(file)) if "/" in file and Path(file).exists() else word
+def _shown(word: str) -> str:
+    """A word, or NAME=FILE, without the folders of this machine where it names a file."""
+    name, equals, file = word.strip().rpartition("=")
+    return name + equals + without_machine(Path(file)) if "/" in file and Path(file).exists() else word.strip()
 
 
 def files_given(context: typer.Context) -> list[dict[str, Any]]:
@@ -126,18 +119,20 @@ def files_given(context: typer.Context) -> list[dict[str, Any]]:
 
     found = []
     for name in (*_WITH_TEXT, *_DATA):
-        given = context.params.get(name)
-        for word in [one for value in (given if isinstance(given, (list, tuple)) else [given]) if value
-                     for one in str(value).split(",")]:  # fmt: skip
-            path = Path(word.strip().rpartition("=")[2])
+        for word in [word.strip() for one in _values(context.params.get(name)) for word in str(one).split(",")]:
+            path = Path(word.rpartition("=")[2])
             if path.is_dir():
                 path = next((path / file for file in IN_FOLDERS if (path / file).is_file()), path)
             if word in NAMED or word in TASKS or not path.is_file():
                 continue
-            content = path.read_bytes()
-            name_shown, digest = _without_machine(word.strip()), hashlib.sha256(content).hexdigest()
-            about: dict[str, Any] = {"name": name_shown, "sha256": digest, "bytes": len(content)}
-            found.append(about | ({"text": content.decode("utf-8-sig", "replace")} if name in _WITH_TEXT else {}))
+            digest = hashlib.sha256()
+            with path.open("rb") as file:
+                while block := file.read(1 << 20):  # a file may be larger than memory
+                    digest.update(block)
+            about: dict[str, Any] = {"name": _shown(word), "sha256": digest.hexdigest(), "bytes": path.stat().st_size}
+            if name in _WITH_TEXT:
+                about["text"] = path.read_text(encoding="utf-8-sig", errors="replace")
+            found.append(about)
     return found
 
 
@@ -149,11 +144,27 @@ def check_extras(command: str, *extras: tuple[str, str], draw: bool = False) -> 
         raise MissingExtraError(missing[0], "report", "drawing the report (leave it out with --no-draw)")
 
 
+def print_report(tables: Mapping[str, Any]) -> None:
+    """Print what the page shows: the tables of each part, then the headline and the notes."""
+    from sharpmax.report.page import report_of
+
+    report = report_of(tables)
+    for part in report.parts:
+        of_part = f"{part.label}: " if len(report.parts) > 1 else ""
+        for table in part.tables:
+            rows = [[f"{c.text} ({c.small})" if c.small else c.text for c in row] for row in table.rows]
+            print_table(of_part + table.title, [f"{c.text} {c.small}".strip() for c in table.head], rows)
+            say(table.note)
+    for sentence in (*report.headline, *report.notes):
+        say(sentence)
+    say()
+
+
 def finish(
     context: typer.Context,
     tables: Mapping[str, Any],
     folder: Path | None,
-    show: Callable[[Mapping[str, Any]], None],
+    show: Callable[[Mapping[str, Any]], None] = print_report,
     *,
     name: str = FILE_NAME,
     files: Sequence[Path] = (),
@@ -163,8 +174,8 @@ def finish(
     `files` are those that the command has written already.
     """
     results = collect(command_line(context), tables, seed=context.params["seed"], files=files_given(context))
-    saved = None if folder is None else results.save(folder / name)
-    show_results(context, results, show, [*files, *([] if saved is None else [saved])])
+    saved = [] if folder is None else [results.save(folder / name)]
+    show_results(context, results, show, [*files, *saved])
 
 
 def show_results(
@@ -183,39 +194,19 @@ def show_results(
         answer(results.to_dict())
 
 
-def print_report(most: int | None = None) -> Callable[[Mapping[str, Any]], None]:
-    """A function that prints what the page shows: the first tables of each part, then the headline and the notes."""
-
-    def show(tables: Mapping[str, Any]) -> None:
-        from sharpmax.report.page import report_of
-
-        report = report_of(tables)
-        for part in report.parts:
-            of_part = f"{part.label}: " if len(report.parts) > 1 else ""
-            for table in [*part.tables, *part.details][:most]:
-                rows = [[f"{c.text} ({c.small})" if c.small else c.text for c in row] for row in table.rows]
-                print_table(of_part + table.title, [f"{c.text} {c.small}".strip() for c in table.head], rows)
-                say(table.note)
-        for sentence in (*report.headline, *report.notes):
-            say(sentence)
-        say()
-
-    return show
-
-
 def draw_saved(path: Path, out: Path | None = None) -> list[Path]:
     """Draw saved results (a folder or its results.json) into `out`, or beside them; the page comes last."""
     from sharpmax.report.gpu import draw_bars, holds_entries, read_entries
 
     if holds_entries(path):
         return [draw_bars(read_entries(path), (out or path.parent) / f"{path.stem}.svg")]
-    results = load(path)
-    return draw(results.command, results.provenance, results.tables, out or (path if path.is_dir() else path.parent))
+    return draw(load(path), out or (path if path.is_dir() else path.parent))
 
 
-def draw(command: str, provenance: Mapping[str, Any], tables: Mapping[str, Any], folder: Path) -> list[Path]:
+def draw(results: Results, folder: Path) -> list[Path]:
     """Draw figures and page into `folder`; return the files, the page last."""
     from sharpmax.report.page import draw as draw_figures
     from sharpmax.report.page import write_page
 
-    return [*draw_figures(tables, folder), write_page(command, provenance, tables, folder)]
+    page = write_page(results.command, results.provenance, results.tables, folder)
+    return [*draw_figures(results.tables, folder), page]

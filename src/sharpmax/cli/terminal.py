@@ -43,68 +43,54 @@ def wrote(paths: Sequence[Path]) -> None:
         say(f"wrote {path}")
 
 
-def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], labels: int = 1) -> None:
+def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print an aligned table: the first column to the left, the others to the right.
 
-    A table wider than the terminal is printed as several, each with the first `labels` columns, which say what a row
-    is, and as many others as fit.
+    A table wider than the terminal is printed as several, each with the first column and as many others as fit.
     """
     console = _console()
     widths = [max(map(cell_len, cells)) for cells in zip(columns, *rows, strict=True)]
     console.print(Text(title, style="bold"), soft_wrap=True)
-    for chosen in _columns_that_fit(widths, labels, console.width):
+    parts = [[0]]
+    for place in range(1, len(widths)):
+        if sum(widths[one] + 2 for one in (*parts[-1], place)) - 2 > console.width and len(parts[-1]) > 1:
+            parts.append([0])
+        parts[-1].append(place)
+    for chosen in parts:
         for row in (columns, ["─" * width for width in widths], *rows):
             pads = {place: " " * (widths[place] - cell_len(row[place])) for place in chosen}
             print("  ".join(pads[one] + row[one] if one else row[one] + pads[one] for one in chosen).rstrip())
         print()
 
 
-def _columns_that_fit(widths: Sequence[int], labels: int, width: int) -> list[list[int]]:
-    start = list(range(labels))
-    found = [start.copy()]
-    for place in range(labels, len(widths)):
-        if sum(widths[one] + 2 for one in (*found[-1], place)) - 2 > width and len(found[-1]) > labels:
-            found.append(start.copy())
-        found[-1].append(place)
-    return found
-
-
 def _print_line(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def _plain_lines() -> Show:
-    """Progress as lines: each new stage at once, the same stage again every ten seconds at most."""
-    stage, last = "", 0.0
-
-    def show(what: str, done: int = 0, total: int = 0, remark: str = "") -> None:
-        nonlocal stage, last
-        if what == stage and monotonic() - last < _SECONDS_BETWEEN_LINES:
-            return
-        stage, last = what, monotonic()
-        share = f"{done:,} of {total:,} ({100 * done / total:.0f}%)" if total else ""
-        _print_line(": ".join(filter(None, (what, " ".join(filter(None, (share, remark)))))))
-
-    return show
-
-
 @contextmanager
 def progress() -> Iterator[Show]:
-    """A function that shows progress on stderr: a bar at a terminal, plain lines elsewhere."""
+    """A function that shows progress on stderr: a bar at a terminal, plain lines elsewhere.
+
+    Each new stage is a line at once, the same stage again every ten seconds at most.
+    """
     console = _console(stderr=True)
-    if not console.is_terminal:
-        yield _plain_lines()
-        return
+    stage, last = "", 0.0
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    with Progress(*columns, TextColumn("{task.fields[remark]}"), console=console, transient=True) as bars:
-        task, stage = bars.add_task("", total=None, remark=""), ""
+    remarks = TextColumn("{task.fields[remark]}")
+    with Progress(*columns, remarks, console=console, transient=True, disable=not console.is_terminal) as bars:
+        task = bars.add_task("", total=None, remark="")
 
         def show(what: str, done: int = 0, total: int = 0, remark: str = "") -> None:
-            nonlocal stage
-            if what != stage:
-                bars.reset(task)
-                stage = what
-            bars.update(task, description=what, completed=done, total=total or None, remark=remark)
+            nonlocal stage, last
+            if console.is_terminal:
+                if what != stage:
+                    bars.reset(task)
+                bars.update(task, description=what, completed=done, total=total or None, remark=remark)
+            elif what != stage or monotonic() - last >= _SECONDS_BETWEEN_LINES:
+                last = monotonic()
+                share = f"{done:,} of {total:,} ({100 * done / total:.0f}%)" if total else ""
+                _print_line(": ".join(filter(None, (what, " ".join(filter(None, (share, remark)))))))
+            stage = what
 
         yield show
 

@@ -2,32 +2,34 @@
 
 from __future__ import annotations
 
-import concurrent.futures
-import gc
+import functools
 import importlib
+import logging
 import os
+import platform
 import signal
+import socket
 import sys
 import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import BrokenExecutor
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 
+import sharpmax
 from sharpmax.errors import FileFormatError, SharpmaxError, reject
 from sharpmax.experiments.run_folder import Outcome, RunStore
 from sharpmax.lazy import require
-
-ENGINES = ("local", "ray")
-_KEPT = "finished tasks are kept: continue with --resume"
+from sharpmax.provenance import usable_cores
 
 
 @dataclass(frozen=True)
@@ -51,13 +53,8 @@ class Job:
         return str(self.arguments.get("device", "")).startswith("cuda")
 
 
-@dataclass(frozen=True)
-class Progress:
-    """Tasks done, tasks in total, and the names of those that are running."""
-
-    done: int
-    total: int
-    running: tuple[str, ...] = ()
+Progress = Callable[[int, int, str], None]
+"""Called with the tasks done, the tasks in all, and the names of two that are running."""
 
 
 class Plugin(NamedTuple):
@@ -106,20 +103,21 @@ def load_plugin(plugin: Plugin) -> ModuleType:
             raise
         lines = [one.lineno for one in traceback.extract_tb(problem.__traceback__) if one.filename == plugin.path]
         where = f", line {lines[-1]}" if lines else ""
+        reason = " ".join(str(problem).split())
         raise FileFormatError(
-            f"--with: {plugin.path!r} cannot be run ({type(problem).__name__}{where}: {_one_line(problem)})"
+            f"--with: {plugin.path!r} cannot be run ({type(problem).__name__}{where}: {reason})"
         ) from None
     return module
 
 
-class Engine(Protocol):
-    """Where tasks run."""
+Call = tuple[Job, bytes | None, Sequence[Plugin]]
+"""The arguments of `perform`."""
 
-    def slots(self, job: Job) -> int:
-        """How many tasks can run at the same time, if this one is among them."""
+Performed = Generator[tuple[str, Outcome], None, None]
+"""Keys and outcomes of tasks in the order in which they end."""
 
-    def submit(self, job: Job, blob: bytes | None, plugins: Sequence[Plugin]) -> Future[Outcome]:
-        """Start `perform` with these arguments."""
+Engine = tuple[int, Callable[[Iterable[Call]], Performed]]
+"""How many tasks run at the same time, and a function that performs calls."""
 
 
 def run(
@@ -130,94 +128,52 @@ def run(
     workers: int | None = None,
     address: str | None = None,
     plugins: Sequence[Path] = (),
-    progress: Callable[[Progress], None] = lambda progress: None,
+    progress: Progress = lambda done, total, running: None,
 ) -> None:
-    """Run the tasks that are not in the store yet, in their order; each result is stored as soon as it is there.
+    """Run the tasks that are not in the store yet; each result is stored as soon as it is there.
 
-    `workers` is the number of processes on this machine: by default its cores, and this process alone for tasks on a
-    GPU. `address` is that of a Ray cluster; without one, Ray is started on this machine. `plugins` are Python files
-    that are imported where tasks run, as `sharpmax_plugin_<name>`. The first task that fails ends the run; what the
-    others have stored stays.
+    Tasks that need no other come first. `workers` is the number of processes on this machine: by default its cores,
+    and this process alone for tasks on a GPU. `address` is that of a Ray cluster; without one, Ray is started on this
+    machine. `plugins` are Python files that are imported where tasks run, as `sharpmax_plugin_<name>`. The first task
+    that fails ends the run; what the others have stored stays.
     """
-    if engine not in ENGINES:
-        reject("--engine", repr(engine), f"one of {list(ENGINES)}")
-    if workers is not None and workers < 1:
-        reject("--workers", workers, "1 or more")
-    if address is not None and engine != "ray":
-        reject("--address", repr(address), "no address with the engine 'local'", "add --engine ray")
     if address is not None and workers is not None:
         reject("--workers", workers, "no number of processes with --address: a cluster knows its own")
     files = read_plugins(plugins)
     with store.writing():
-        missing = sum(task.key not in store for task in tasks)
-        opened: AbstractContextManager[Engine]
-        if engine == "ray" and missing:
-            from sharpmax.experiments.ray_engine import connected
+        missing = [task for task in tasks if task.key not in store]
+        on_ray = engine == "ray" and missing
+        opened = _on_ray(address, workers) if on_ray else nullcontext(_local(missing, workers))
+        blob = functools.cache(store.blob)  # several tasks may need the same
+        with opened as (slots, perform_all):
+            for after in (False, True):
+                waiting = {task.key: task for task in missing if (task.after is not None) == after}
+                calls = (
+                    (task, None if task.after is None else blob(task.after), files) for task in list(waiting.values())
+                )
 
-            opened = connected(address, workers)
-        else:
-            cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-            count = min(missing, workers or (1 if any(task.on_gpu for task in tasks) else cores))
-            opened = nullcontext(_ThisProcess()) if count <= 1 else _processes(count)
-        with opened as chosen:
-            _drive(tasks, store, chosen, files, progress)
+                def report(waiting: Mapping[str, Job] = waiting) -> None:
+                    running = islice((task.name for task in waiting.values()), min(slots, 2))  # in order
+                    progress(sum(task.key in store for task in tasks), len(tasks), ", ".join(running))
 
-
-def _drive(
-    tasks: Sequence[Job],
-    store: RunStore,
-    engine: Engine,
-    plugins: Sequence[Plugin],
-    progress: Callable[[Progress], None],
-) -> None:
-    """Start what is ready, and store what comes back."""
-    waiting = [task for task in tasks if task.key not in store]
-    running: dict[Future[Outcome], Job] = {}
-
-    def report(*starting: Job) -> None:
-        names = tuple(job.name for job in (*running.values(), *starting))
-        progress(Progress(len(tasks) - len(waiting) - len(names), len(tasks), names))
-
-    report()
-    while True:
-        ready = (job for job in waiting if job.after is None or job.after in store)
-        job = next(ready, None)
-        if job is not None and len(running) < engine.slots(job):
-            waiting.remove(job)
-            report(job)
-            blob = None if job.after is None else store.blob(job.after)
-            running[engine.submit(job, blob, plugins)] = job
-            continue
-        if not running:
-            return
-        with warnings.catch_warnings():
-            # loky replaces a worker whose memory has grown, and says so.
-            warnings.filterwarnings("ignore", "A worker stopped", UserWarning)
-            done, _ = concurrent.futures.wait(running, return_when=concurrent.futures.FIRST_COMPLETED)
-        for future in sorted(done, key=lambda one: one.exception() is not None):  # what is done is stored first
-            outcome = _outcome(future, running)
-            store.add(running.pop(future).key, outcome)
-            report()
+                report()
+                with closing(perform_all(calls)) as performed, warnings.catch_warnings():
+                    # loky replaces a worker whose memory has grown, and joblib stops early, with a warning.
+                    warnings.filterwarnings("ignore", category=UserWarning, module="joblib")
+                    try:
+                        for key, outcome in performed:
+                            store.add(key, outcome)
+                            del waiting[key]
+                            report()
+                    except BrokenExecutor as problem:  # loky does not say whose process has died
+                        raise failure(list(waiting.values())[:slots], problem) from problem
 
 
-def _outcome(future: Future[Outcome], running: Mapping[Future[Outcome], Job]) -> Outcome:
-    """What a task returned, or its error in one line."""
-    try:
-        return future.result()
-    except Exception as problem:
-        cause = getattr(problem, "cause", problem)  # Ray wraps what a task raises
-        if isinstance(cause, SharpmaxError):
-            raise cause from None
-        # A process that dies takes all others with it, and loky does not say which it was.
-        lost = running.values() if isinstance(problem, concurrent.futures.BrokenExecutor) else [running[future]]
-        names = " or ".join(repr(job.name) for job in lost)
-        raise SharpmaxError(
-            f"task {names} failed ({type(cause).__name__}: {_one_line(cause)[:500]}); {_KEPT}"
-        ) from problem
-
-
-def _one_line(problem: BaseException) -> str:
-    return " ".join(str(problem).split())
+def failure(lost: Sequence[Job], problem: BaseException, where: str = "") -> SharpmaxError:
+    """The error of tasks that did not come back, in one line."""
+    names = " or ".join(repr(job.name) for job in lost)
+    reason = f"{type(problem).__name__}{where}: {' '.join(str(problem).split())[:500]}"
+    return SharpmaxError(f"task {names} failed ({reason}); finished tasks are kept: continue with --resume")
 
 
 @contextmanager
@@ -244,7 +200,7 @@ def without_denormals() -> Iterator[None]:
         torch.set_flush_denormal(False)
 
 
-def perform(job: Job, blob: bytes | None, plugins: Sequence[Plugin]) -> Outcome:
+def perform(job: Job, blob: bytes | None, plugins: Sequence[Plugin]) -> tuple[str, Outcome]:
     """Run a task in this process: one thread per operation, no denormals, the user's files imported before."""
     try:
         with one_thread_each(), without_denormals():
@@ -252,77 +208,36 @@ def perform(job: Job, blob: bytes | None, plugins: Sequence[Plugin]) -> Outcome:
                 load_plugin(plugin)
             module, _, name = job.function.partition(":")
             function = getattr(importlib.import_module(module), name)
-            outcome: Outcome = function(**job.arguments, **({} if blob is None else {"blob": blob}))
-            return outcome
+            return job.key, function(**job.arguments, **({} if blob is None else {"blob": blob}))
     except SharpmaxError:
         raise
     except Exception as problem:
         frame = traceback.extract_tb(problem.__traceback__)[-1]
-        where = f"{Path(frame.filename).name}, line {frame.lineno}"
-        raise SharpmaxError(
-            f"task {job.name!r} failed: {type(problem).__name__}: {_one_line(problem)[:500]} ({where}); {_KEPT}"
-        ) from problem
+        raise failure([job], problem, f" in {Path(frame.filename).name}, line {frame.lineno}") from problem
 
 
-class _ThisProcess:
-    """Tasks one after the other in this process: one GPU is filled by stacked seeds."""
+def _local(missing: Sequence[Job], workers: int | None) -> Engine:
+    """Processes of this machine; one is this process itself, for one GPU is filled by stacked seeds."""
+    on_gpu = any(task.on_gpu for task in missing)
+    count = min(len(missing), workers or (1 if on_gpu else usable_cores()))
+    if count <= 1:
+        return 1, lambda calls: (perform(*call) for call in calls)
+    joblib: Any = require("joblib", "reproduce", "several processes")
 
-    def slots(self, job: Job) -> int:
-        return 1
+    def perform_all(calls: Iterable[Call]) -> Performed:
+        with joblib.parallel_config(
+            "loky", n_jobs=count, inner_max_num_threads=1, initializer=_end_with, initargs=(os.getpid(),)
+        ):
+            # All at once: with fewer, a task that ends while others are still handed out leaves a process without work.
+            pool = joblib.Parallel(return_as="generator_unordered", pre_dispatch="all", batch_size=1, max_nbytes=None)
+            performed: Performed = pool(joblib.delayed(perform)(*call) for call in calls)
+        return performed
 
-    def submit(self, job: Job, blob: bytes | None, plugins: Sequence[Plugin]) -> Future[Outcome]:
-        try:
-            future: Future[Outcome] = Future()
-            future.set_result(perform(job, blob, plugins))
-            return future
-        except Exception as problem:
-            return _failed(problem)
-
-
-def _failed(problem: Exception) -> Future[Outcome]:
-    future: Future[Outcome] = Future()
-    future.set_exception(problem)
-    return future
-
-
-@dataclass
-class _Processes:
-    """Tasks in worker processes by loky."""
-
-    workers: int
-    pool: Any
-
-    def slots(self, job: Job) -> int:
-        return self.workers
-
-    def submit(self, job: Job, blob: bytes | None, plugins: Sequence[Plugin]) -> Future[Outcome]:
-        try:
-            future: Future[Outcome] = self.pool.submit(perform, job, blob, plugins)
-            return future
-        except concurrent.futures.BrokenExecutor as problem:  # a process has died since the last answer
-            return _failed(problem)
-
-
-@contextmanager
-def _processes(workers: int) -> Iterator[_Processes]:
-    loky: Any = require("joblib.externals.loky", "reproduce", "several processes")
-    threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-    pool = loky.ProcessPoolExecutor(workers, initializer=_end_with, initargs=(os.getpid(),), env=threads)
-    try:
-        # Processes started in this moment ignore Ctrl-C, which reaches every process of a terminal: it is the driver's.
-        in_main = threading.current_thread() is threading.main_thread()
-        handler = signal.signal(signal.SIGINT, signal.SIG_IGN) if in_main else None
-        pool.submit(int)  # starts them all
-        if in_main:
-            signal.signal(signal.SIGINT, handler)
-        yield _Processes(workers, pool)
-    finally:
-        pool.shutdown(wait=True, kill_workers=True)
-        gc.collect()  # frees loky's semaphores now; at the exit of the interpreter their tracker may be gone
+    return count, perform_all
 
 
 def _end_with(driver: int) -> None:
-    """End this worker when the driver has ended, however that was."""
+    """In a worker: leave Ctrl-C, which reaches every process of a terminal, to the driver, and end when that has."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def watch() -> None:
@@ -331,3 +246,90 @@ def _end_with(driver: int) -> None:
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
+
+
+_ALLOWED = "host:port of a running Ray cluster that this machine belongs to, or 'auto'"
+_TODO = "start one with: ray start --head --port 6379"
+_TIMEOUT_S = 30.0  # a busy head answers late
+_OBJECT_STORE_BYTES = 80_000_000  # the rest goes to disk
+_RETRIES = 2  # of a task whose node or process died
+# Read by Ray when it is imported: no usage statistics, CUDA left alone for tasks without a GPU, no remarks about nodes
+# and processes that die.
+_QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_DEDUP_LOGS_SKIP_REGEX": "."}
+
+
+@contextmanager
+def _on_ray(address: str | None, workers: int | None) -> Iterator[Engine]:
+    """The cluster at `address`, or one of this machine with `workers` processes, which ends with this block."""
+    for name, value in _QUIET.items():
+        os.environ.setdefault(name, value)
+    ray: Any = require("ray", "ray", "the engine 'ray'")
+    ours = not ray.is_initialized()
+    if ours:
+        _connect(ray, address, workers)
+    try:
+        yield int(ray.cluster_resources().get("CPU", 1)), lambda calls: _perform_all(ray, calls)
+    finally:
+        if ours:
+            ray.shutdown()
+
+
+def _connect(ray: Any, address: str | None, workers: int | None) -> None:
+    quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
+    own = {"num_cpus": workers, "include_dashboard": False, "object_store_memory": _OBJECT_STORE_BYTES}
+    if address is not None and address != "auto":
+        host, _, port = address.removeprefix("ray://").rpartition(":")
+        if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+            reject("--address", repr(address), _ALLOWED)
+        try:  # Ray itself would try for minutes
+            socket.create_connection((host.strip("[]"), int(port)), timeout=_TIMEOUT_S).close()
+        except OSError as problem:
+            reject("--address", f"{address!r}, where no cluster is ({problem.strerror or problem})", _ALLOWED, _TODO)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # announcements of future changes in Ray
+        try:
+            ray.init(address=address or "local", **quiet, **({} if address else own))
+        except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as problem:
+            ray.shutdown()
+            reason = " ".join(str(problem).split())[:300]
+            if address is None:
+                reject("--engine", f"ray, which cannot be started here ({reason})", "a machine that can run Ray")
+            reject("--address", f"{address!r} ({reason})", _ALLOWED, _TODO)
+
+
+def _perform_all(ray: Any, calls: Iterable[Call]) -> Performed:
+    """Each call as a task of Ray's, which retries it when its node or process dies; as many as there are cores."""
+    work = ray.remote(max_retries=_RETRIES, num_cpus=1)(_perform_on_node)
+    running: dict[Any, Job] = {}
+    calls = iter(calls)
+    try:
+        while True:
+            cores = int(ray.cluster_resources().get("CPU", 0))
+            for call in islice(calls, max(0, cores - len(running))):
+                job = call[0]
+                if job.on_gpu and not ray.cluster_resources().get("GPU"):
+                    raise SharpmaxError("--engine ray: no node of the cluster has a GPU; add a node, or --device cpu")
+                one = work.options(num_gpus=int(job.on_gpu), name=job.name)
+                running[one.remote(sharpmax.__version__, *call)] = job
+            if not running:
+                return
+            (done, *_), _ = ray.wait(list(running), num_returns=1)
+            job = running.pop(done)
+            try:
+                outcome = ray.get(done)
+            except Exception as problem:
+                cause = getattr(problem, "cause", problem)  # Ray wraps what a task raises
+                raise (cause if isinstance(cause, SharpmaxError) else failure([job], cause)) from None
+            yield outcome
+    finally:
+        for reference in running:
+            with suppress(Exception):
+                ray.cancel(reference, force=True)
+
+
+def _perform_on_node(version: str, *call: Any) -> tuple[str, Outcome]:
+    """`perform` on a node of a cluster, which may have another sharpmax than the driver's `version`."""
+    if version != sharpmax.__version__:
+        there = f"node {platform.node()!r} has sharpmax {sharpmax.__version__}"
+        raise SharpmaxError(f"--engine ray: {there}; install sharpmax=={version} there")
+    return perform(*call)

@@ -1,16 +1,26 @@
-"""Training recipes, and models of several seeds trained side by side."""
+"""Training: recipes, models of several seeds side by side, and the paper's heads, interruptible and resumable."""
 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from pathlib import Path
+from typing import Any, Generic, TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sharpmax.errors import reject
+from sharpmax.errors import ArgumentError, reject
+from sharpmax.experiments.engine import one_thread_each, without_denormals
+from sharpmax.experiments.run_folder import check_identity
+from sharpmax.models.stacked import SingleHeads
+from sharpmax.models.weights import Trained, load_tensors, must_fit, save_tensors
+from sharpmax.provenance import provenance
+from sharpmax.tasks.sized import VERSION, draw, seeded
 
 
 @dataclass(frozen=True)
@@ -68,21 +78,19 @@ _WARM_UP = 3
 
 M = TypeVar("M", bound=nn.Module)
 
-Draw = Callable[[int, int, int], Sequence[Tensor]]
-"""Data of a seed for the steps of a block, from (seed, number of the block, steps in it): [steps, batch, ...] each."""
-
-Losses = Callable[[M, Sequence[Tensor]], Tensor]
-"""The loss of each seed [S] from the model and one step's data, [S, batch, ...] each."""
-
 
 class StackedTraining(Generic[M]):
-    """Models of several seeds in training, at some step of `steps`; `initial` makes them as they are before it."""
+    """Models of several seeds in training, at some step of `steps`; `initial` makes them as they are before it.
+
+    `losses(model, data)` is the loss of each seed [S] from one step's data, [S, batch, ...] each. `draw(seed, block,
+    count)` draws the data of a seed for the `count` steps of a block, [steps, batch, ...] each.
+    """
 
     def __init__(
         self,
         initial: Callable[[], M],
-        losses: Losses[M],
-        draw: Draw,
+        losses: Callable[[M, Sequence[Tensor]], Tensor],
+        draw: Callable[[int, int, int], Sequence[Tensor]],
         recipe: Recipe,
         seeds: Sequence[int],
         steps: int,
@@ -193,3 +201,126 @@ class StackedTraining(Generic[M]):
 
 def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
+
+
+class Training(StackedTraining[SingleHeads]):
+    """Single heads of several seeds in training, at some step of `steps`."""
+
+    def __init__(self, recipe: Recipe, seeds: Sequence[int], steps: int, device: torch.device) -> None:
+        def data(seed: int, block: int, steps: int) -> list[Tensor]:
+            sets = draw((steps, recipe.batch), recipe.sizes, seeded(device, seed, block))
+            return [sets.items, sets.query, sets.visible, sets.answer]
+
+        super().__init__(lambda: SingleHeads.initial(seeds), _losses, data, recipe, seeds, steps, device)
+
+
+def _losses(heads: SingleHeads, data: Sequence[Tensor]) -> Tensor:
+    items, query, visible, answer = data
+    scores = heads(items, query, visible)
+    losses = F.cross_entropy(scores.flatten(0, 1), answer.flatten(), reduction="none")
+    return losses.view(answer.shape).mean(-1)
+
+
+Progress = Callable[[str, int, float], None]
+"""Called with a recipe, the step that its training has reached, and its mean loss."""
+
+_KIND = "training"
+_SAVE_EVERY_S = 5.0
+_SHOW_EVERY_S = 0.25
+
+
+def weights_path(folder: Path, recipe: str) -> Path:
+    """The file of the trained weights in `folder`."""
+    return folder / f"weights-{recipe}.safetensors"
+
+
+def state_path(folder: Path, recipe: str) -> Path:
+    """The file of a training's state, from which it resumes."""
+    return folder / f"training-{recipe}.safetensors"
+
+
+def train(
+    recipes: Sequence[Recipe],
+    seeds: Sequence[int],
+    steps: int,
+    device: torch.device,
+    folder: Path,
+    *,
+    command: str,
+    resume: bool = False,
+    progress: Progress = lambda recipe, step, loss: None,
+    save_every_s: float = _SAVE_EVERY_S,
+) -> list[Trained]:
+    """Train every recipe, or resume training, and write the weights; a state is saved every few seconds.
+
+    Nothing starts unless every recipe can. On a CPU one thread trains, so that the result does not depend on the number
+    of threads.
+    """
+    runs = [_prepared(Training(recipe, seeds, steps, device), folder, resume=resume) for recipe in recipes]
+    with one_thread_each() if device.type == "cpu" else nullcontext():
+        return [_trained(*run, folder, command, progress, save_every_s) for run in runs]
+
+
+def _prepared(training: Training, folder: Path, *, resume: bool) -> tuple[Training, dict[str, Any]]:
+    """A training that goes on from its saved state if there is one, and what identifies it, with its seconds so far."""
+    recipe = training.recipe
+    about: dict[str, Any] = {
+        "recipe": recipe.name, "settings": repr(recipe), "seeds": list(training.seeds), "steps": training.steps,
+        "device": training.device.type, "task": VERSION,
+    }  # fmt: skip
+    file = state_path(folder, recipe.name)
+    if not file.exists():
+        if weights_path(folder, recipe.name).exists():
+            raise ArgumentError(
+                f"--out: {str(folder)!r} holds weights of recipe {recipe.name!r} already; test them with --weights, or "
+                "choose another folder"
+            )
+        return training, about | {"seconds": 0.0}
+    tensors, saved = load_tensors(file, _KIND)
+    if not resume:
+        raise ArgumentError(
+            f"--out: {str(folder)!r} holds a training of recipe {saved.get('recipe')!r} at step {saved.get('step')} of "
+            f"{saved.get('steps')}; add --resume to go on with it, or choose another folder"
+        )
+    check_identity(file, saved, about)
+    with must_fit(file, "the training", "remove it to train from the start"):
+        step, seconds = int(saved["step"]), float(saved["seconds"])
+        if not 0 <= step <= training.steps:
+            raise ValueError(f"step {step} of {training.steps}")
+        training.restore(tensors, step)
+    return training, about | {"seconds": seconds}
+
+
+def _trained(
+    training: Training, about: dict[str, Any], folder: Path, command: str, progress: Progress, save_every_s: float
+) -> Trained:
+    name, steps = training.recipe.name, training.steps
+    file, result = state_path(folder, name), weights_path(folder, name)
+    if training.step == steps and result.exists():
+        return Trained.load(result)
+    for unfinished in folder.glob(f".{file.name}.*.partial"):  # of a save that was killed
+        unfinished.unlink(missing_ok=True)
+    saved = shown = time.monotonic()
+    began = saved - about["seconds"]
+
+    def save() -> None:
+        about.update(step=training.step, seconds=time.monotonic() - began)
+        save_tensors(file, _KIND, training.state(), about)
+
+    progress(name, training.step, math.nan)
+    with without_denormals():  # a head that has learned leaves such gradients
+        while training.step < steps:
+            loss = training.next_block()
+            now = time.monotonic()
+            # Reading the loss waits for the GPU.
+            if now - shown >= _SHOW_EVERY_S or training.step == steps:
+                progress(name, training.step, float(loss.mean()))
+                shown = now
+            if now - saved >= save_every_s:
+                save()
+                saved = time.monotonic()
+    save()
+    origin = provenance(training.seeds[0]) | {"command": command, "seconds": round(about["seconds"], 1)}
+    trained = Trained(name, steps, training.seeds, training.heads(), origin)
+    trained.save(result)
+    return trained

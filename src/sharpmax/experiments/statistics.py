@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -39,19 +39,14 @@ class PairedTest:
 
 @dataclass(frozen=True)
 class Perplexity:
-    """Perplexity over n tokens."""
+    """Perplexity over the n tokens of some texts; its rise over the base in percent, with an interval over texts."""
 
     mean: float
     n: int
-
-
-@dataclass(frozen=True)
-class Rise:
-    """Increase of perplexity in percent with its interval over texts, None for one text."""
-
     rise: float
     low: float | None
     high: float | None
+    texts: int
 
 
 @dataclass(frozen=True)
@@ -67,16 +62,15 @@ class SeedMean:
 
 @dataclass(frozen=True)
 class SeedComparison:
-    """Gain over the base, p-value of a two-sided paired t-test, and percent of the ceiling."""
+    """Gain over the base, and p-value of a two-sided paired t-test."""
 
     gain: float
     p: float | None
-    of_ceiling: float | None
 
 
 @dataclass(frozen=True)
 class Auroc:
-    """Area under the ROC curve with its bootstrap interval, and the numbers of wrong and right answers."""
+    """Area under the ROC curve with its bootstrap interval, and the numbers of incorrect and correct answers."""
 
     auroc: float | None
     low: float | None
@@ -111,31 +105,21 @@ def paired(base: Sequence[float], variant: Sequence[float]) -> PairedTest:
     return PairedTest(gained, lost, p)
 
 
-def perplexity(losses: Sequence[tuple[float, int]]) -> Perplexity:
-    """Perplexity over all tokens of texts with (summed loss in nats, tokens) each."""
-    tokens = sum(count for _, count in losses)
-    return Perplexity(math.exp(math.fsum(loss for loss, _ in losses) / tokens), tokens)
-
-
-def rise(base: Sequence[tuple[float, int]], variant: Sequence[tuple[float, int]]) -> Rise:
-    """Increase of perplexity on the same texts.
+def perplexity(losses: Sequence[tuple[float, int]], base: Sequence[tuple[float, int]]) -> Perplexity:
+    """Perplexity over all tokens of texts with (summed loss in nats, tokens) each, against a base on the same texts.
 
     The rise in nats per token is a ratio of sums, whose error comes from how far each text departs from it; for
-    texts of one length that is the paired t interval of their mean differences.
+    texts of one length that is the paired t interval of their mean differences. One text has no interval.
     """
-    tokens = np.array([count for _, count in base], dtype=float)
-    apart = np.array([a[0] - b[0] for a, b in zip(variant, base, strict=True)])
-    ratio = float(apart.sum() / tokens.sum())
-    low = high = None
-    if (texts := len(tokens)) > 1:
-        error = math.sqrt(texts / (texts - 1) * float(((apart - ratio * tokens) ** 2).sum())) / float(tokens.sum())
-        reach = _student(texts) * error
-        low, high = _percent(ratio - reach), _percent(ratio + reach)
-    return Rise(_percent(ratio), low, high)
-
-
-def _percent(nats: float) -> float:
-    return 100.0 * math.expm1(nats)
+    (here, before), tokens = (np.array([loss for loss, _ in each]) for each in (losses, base)), [n for _, n in base]
+    total, texts = sum(tokens), len(tokens)
+    ratio, low, high = float((here - before).sum()) / total, None, None
+    if texts > 1:
+        apart = here - before - ratio * np.array(tokens)
+        reach = _student(texts) * math.sqrt(texts / (texts - 1) * float((apart**2).sum())) / total
+        low, high = (100.0 * math.expm1(ratio + side * reach) for side in (-1, 1))
+    mean = math.exp(math.fsum(loss for loss, _ in losses) / total)
+    return Perplexity(mean, total, 100.0 * math.expm1(ratio), low, high, texts)
 
 
 def _student(count: int) -> float:
@@ -161,10 +145,9 @@ def seed_mean(per_seed: np.ndarray) -> SeedMean:
     return SeedMean(mean, sem, mean - _student(count) * sem, mean + _student(count) * sem, count)
 
 
-def compare(variant: np.ndarray, base: np.ndarray, ceiling: np.ndarray) -> SeedComparison:
+def compare(variant: np.ndarray, base: np.ndarray) -> SeedComparison:
     """Compare a variant with the base, seed by seed."""
-    share = 100.0 * float(variant.mean() / ceiling.mean()) if ceiling.mean() > 0 else None
-    return SeedComparison(float((variant - base).mean()), paired_p(variant, base), share)
+    return SeedComparison(float((variant - base).mean()), paired_p(variant, base))
 
 
 def paired_p(variant: np.ndarray, base: np.ndarray) -> float | None:
@@ -175,8 +158,7 @@ def paired_p(variant: np.ndarray, base: np.ndarray) -> float | None:
     return float(_scipy().ttest_rel(variant, base).pvalue)
 
 
-_RESAMPLES = 2000
-_BLOCKS = 20
+_RESAMPLES, _BLOCKS = 2000, 20
 
 
 def auroc(suspicion: np.ndarray, correct: np.ndarray, seed: int) -> Auroc:
@@ -185,36 +167,26 @@ def auroc(suspicion: np.ndarray, correct: np.ndarray, seed: int) -> Auroc:
     Both arrays are [heads, samples]. Answers of one head are not independent of each other, so the bootstrap draws
     heads. Of a single head it draws blocks of answers: the interval then speaks of that head alone.
     """
-    if len(correct) == 1:
-        order = np.random.default_rng(seed).permutation(correct.shape[1])
-        blocks = min(_BLOCKS, correct.shape[1])
-        wins, pairs = _contests(*(np.array_split(array[0, order], blocks) for array in (suspicion, correct)))
-    else:
-        wins, pairs = _contests(list(suspicion), list(correct))
-    wrong, right = int((~correct).sum()), int(correct.sum())
+    groups = list(zip(suspicion, correct, strict=True))
+    if len(groups) == 1:
+        blocks = np.array_split(np.random.default_rng(seed).permutation(correct.shape[1]), min(_BLOCKS, correct.size))
+        groups = [(suspicion[0, block], correct[0, block]) for block in blocks]
+    # Wrong answers of each group against right ones of each: contests won, and contests held. From these two tables
+    # the AUROC of any resampling of groups is a ratio of sums.
+    right = [np.sort(values[known]) for values, known in groups]
+    wrong = [values[~known] for values, known in groups]
+    wins = np.array([[0.5 * sum(np.searchsorted(b, a, side).sum() for side in _SIDES) for b in right] for a in wrong])
+    pairs = np.array([[float(len(a) * len(b)) for b in right] for a in wrong])
+    counts = int((~correct).sum()), int(correct.sum())
     if pairs.sum() == 0:
-        return Auroc(None, None, None, wrong, right)
-    groups = len(pairs)
-    drawn = np.random.default_rng(seed).multinomial(groups, np.full(groups, 1.0 / groups), size=_RESAMPLES)
+        return Auroc(None, None, None, *counts)
+    drawn = np.random.default_rng(seed).multinomial(
+        len(groups), np.full(len(groups), 1.0 / len(groups)), size=_RESAMPLES
+    )
     total = np.einsum("ra,ab,rb->r", drawn, pairs, drawn)
     values = np.einsum("ra,ab,rb->r", drawn, wins, drawn)[total > 0] / total[total > 0]
     low, high = (float(q) for q in np.quantile(values, (0.025, 0.975)))
-    return Auroc(float(wins.sum() / pairs.sum()), low, high, wrong, right)
+    return Auroc(float(wins.sum() / pairs.sum()), low, high, *counts)
 
 
-def _contests(suspicion: Sequence[np.ndarray], correct: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """For the wrong answers of each group against the right ones of each: contests won, and contests held.
-
-    From these two tables the AUROC of any resampling of groups is a ratio of sums.
-    """
-    groups = len(correct)
-    wins, pairs = np.zeros((groups, groups)), np.zeros((groups, groups))
-    right = [np.sort(suspicion[b][correct[b]]) for b in range(groups)]
-    for a in range(groups):
-        wrong = suspicion[a][~correct[a]]
-        for b in range(groups):
-            below = np.searchsorted(right[b], wrong, side="left")
-            not_above = np.searchsorted(right[b], wrong, side="right")
-            wins[a, b] = 0.5 * (below + not_above).sum()
-            pairs[a, b] = len(wrong) * len(right[b])
-    return wins, pairs
+_SIDES: tuple[Literal["left", "right"], ...] = ("left", "right")

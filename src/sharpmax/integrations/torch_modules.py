@@ -8,11 +8,12 @@ module is replaced, and the fused inference paths of `nn.MultiheadAttention` and
 
 from __future__ import annotations
 
+import inspect
 import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from types import FrameType
 from typing import Any, TypeVar
@@ -24,6 +25,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
 from sharpmax.errors import UnsupportedError, reject
+from sharpmax.integrations.transformers.attention import Observer
 from sharpmax.integrations.transformers.support import attends_by_hand
 from sharpmax.ops.attention import Sharpener, is_repeated, policies_of, rules_of
 from sharpmax.policies.base import Policy, Warned
@@ -31,15 +33,13 @@ from sharpmax.policies.per_head import PerHead, check_shape
 from sharpmax.stats.call import Alignment, AttentionCall, as_autocast, broadcast
 
 M = TypeVar("M", bound=nn.Module)
-Observer = Callable[[AttentionCall], None]
-"""Gets every attention call of a module, with the logits that its softmax gets."""
-
 Sharper = tuple[Tensor, Tensor | None]
 """A query and the mask that goes with it."""
 
 _APPLIED = "_sharpmax_applied"
 _OBSERVERS = "_sharpmax_observers"
 _CALL = nn.Module._call_impl.__code__
+_MULTI_HEAD = inspect.signature(F.multi_head_attention_forward)
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,7 @@ class CallSite:
 
     name: str
     heads: int
+    causal: bool = field(default=False, repr=False)
 
 
 def call_sites(model: nn.Module, example_inputs: Any) -> tuple[CallSite, ...]:
@@ -63,29 +64,51 @@ def call_sites(model: nn.Module, example_inputs: Any) -> tuple[CallSite, ...]:
     return tuple(_trial(model, example_inputs).values())
 
 
+def observable_sites(model: nn.Module, example_inputs: Any) -> tuple[CallSite, ...]:
+    """`call_sites` of a module all of whose attention can be observed; another is refused by name."""
+    sites = _trial(model, example_inputs)
+    _check_sites(model, sites, skip_unsupported=False)
+    return tuple(sites.values())
+
+
+def run_example(model: nn.Module, inputs: Any) -> Any:
+    """The output of one forward pass; `inputs` as in `call_sites`."""
+    if isinstance(inputs, Mapping):
+        return model(**inputs)
+    return model(*inputs) if isinstance(inputs, tuple) else model(inputs)
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """The module in evaluation mode; afterwards its parts have the mode that each had before."""
+    training = [part for part in model.modules() if part.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for part in training:
+            part.training = True
+
+
 _Key = tuple[nn.Module, int]
 """A module and the number of its attention calls before this one in the same pass."""
 
 
 def _trial(model: nn.Module, inputs: Any) -> dict[_Key, CallSite]:
-    training = {part: part.training for part in model.modules()}
     names = {part: name for name, part in model.named_modules()}
     found: dict[_Key, CallSite] = {}
 
     def note(key: _Key, call: AttentionCall) -> None:
         repeated = f"#{key[1] + 1}" if key[1] else ""
-        found[key] = CallSite((names.get(key[0]) or type(key[0]).__name__) + repeated, call.heads)
+        name = (names.get(key[0]) or type(key[0]).__name__) + repeated
+        found[key] = CallSite(name, call.heads, call.offset is not None)
 
     before = applied_to(model)
-    positional = inputs if isinstance(inputs, tuple) else () if isinstance(inputs, Mapping) else (inputs,)
     put(model, None)
-    model.eval()
     try:
-        with torch.no_grad(), torch.random.fork_rng(), _Pass(model, note=note):
-            model(*positional, **(inputs if isinstance(inputs, Mapping) else {}))
+        with evaluating(model), torch.no_grad(), torch.random.fork_rng(), _Pass(model, note=note):
+            run_example(model, inputs)
     finally:
-        for part, flag in training.items():
-            part.training = flag
         put(model, before)
     return found
 
@@ -96,14 +119,12 @@ class Applied:
 
     policy: Policy | None = None
     sites: Mapping[_Key, CallSite] = field(default_factory=dict)
-    sharpeners: list[Sharpener] = field(default_factory=list)
-    """One for all call sites, or for a `PerHead` policy one for each."""
-
+    sharpeners: list[Sharpener] = field(default_factory=list)  # for all call sites, or for `PerHead` one for each
     handles: list[RemovableHandle] = field(default_factory=list)
 
     def sharpener(self, key: _Key) -> Sharpener | None:
         """What sharpens the call at a site."""
-        if len(self.sharpeners) <= 1 and not isinstance(self.policy, PerHead):
+        if not isinstance(self.policy, PerHead):
             return self.sharpeners[0] if self.sharpeners else None
         if key not in self.sites:
             raise UnsupportedError(
@@ -124,12 +145,10 @@ def apply_to_module(model: M, policy: Policy, example_inputs: Any = None, *, ski
         allowed = f"inputs for one forward pass of {type(model).__name__}, by which its attention calls are found"
         reject("example_inputs", None, allowed, "pass a tensor, a tuple of arguments or a mapping of keyword arguments")
     _check_sites(model, sites, skip_unsupported)
-    check_shape(policy, [site.heads for site in sites.values()], type(model).__name__)
-    warned = Warned()
-    rows = len(sites) if isinstance(policy, PerHead) else 1
-    rules = [rules_of(policies_of(policy, row), warned) for row in range(rows)]
-    heads = [site.heads for site in sites.values()]
-    put(model, Applied(policy, sites, [Sharpener(one, heads[row]) for row, one in enumerate(rules)]))
+    heads, warned = [site.heads for site in sites.values()], Warned()
+    check_shape(policy, heads, type(model).__name__)
+    rows = enumerate(heads if isinstance(policy, PerHead) else heads[:1])
+    put(model, Applied(policy, sites, [Sharpener(rules_of(policies_of(policy, row), warned), n) for row, n in rows]))
     return model
 
 
@@ -139,7 +158,7 @@ def _check_sites(model: nn.Module, sites: Mapping[_Key, CallSite], skip_unsuppor
     by_hand = [
         f"{name or 'the module'} ({type(part).__name__})"
         for name, part in model.named_modules()
-        if part not in reached and attends_by_hand(part)
+        if part not in reached and attends_by_hand(type(part))
     ]
     family, shown = type(model).__name__, ", ".join(by_hand[:4])
     if not sites:
@@ -151,8 +170,8 @@ def _check_sites(model: nn.Module, sites: Mapping[_Key, CallSite], skip_unsuppor
         )
     if by_hand and not skip_unsupported:
         raise UnsupportedError(
-            f"model: {family} attends by hand in {shown}, where β would stay 1; let it call sharpmax.attention or "
-            "scaled_dot_product_attention, or leave it out with skip_unsupported=True"
+            f"model: {family} attends by hand in {shown}, which sharpmax cannot reach; let it call sharpmax.attention "
+            "or scaled_dot_product_attention; apply leaves it at β = 1 with skip_unsupported=True"
         )
 
 
@@ -205,40 +224,23 @@ class AttentionCalls(TorchFunctionMode):
         """The query `[..., H, Lq, D]` and the mask that PyTorch's function gets instead of those given, if any."""
         raise NotImplementedError
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         """Run an attention function with another query, any other function as it is."""
         kwargs = kwargs or {}
-        if func not in (F.scaled_dot_product_attention, F.multi_head_attention_forward):
-            return func(*args, **kwargs)
-        if self.compiled and torch.compiler.is_compiling():
-            return func(*args, **kwargs)
-        if func is F.scaled_dot_product_attention:
-            return self._attend(*args, **kwargs)
-        return self._multi_head_attention(*args, **kwargs)
+        if not (self.compiled and torch.compiler.is_compiling()):
+            if func is F.scaled_dot_product_attention:
+                return self._attend(*args, **kwargs)
+            if func is F.multi_head_attention_forward:
+                return self._multi_head_attention(**_MULTI_HEAD.bind(*args, **kwargs).arguments)
+        return func(*args, **kwargs)
 
     def _attend(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attn_mask: Tensor | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        *,
-        scale: float | None = None,
-        enable_gqa: bool = False,
-    ) -> Tensor:
+        self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
+        is_causal: bool = False, **options: Any,
+    ) -> Tensor:  # fmt: skip
         query, key, value, attn_mask = as_autocast(query, key, value, attn_mask)
-        query, mask = self._sharpened(query, key, attn_mask, is_causal, scale)
-        return F.scaled_dot_product_attention(
-            query, key, value, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-        )
+        query, mask = self._sharpened(query, key, attn_mask, is_causal, options.get("scale"))
+        return F.scaled_dot_product_attention(query, key, value, mask, dropout_p, is_causal, **options)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _sharpened(
@@ -256,35 +258,11 @@ class AttentionCalls(TorchFunctionMode):
         return self.sharpened(wide, mask, _call(wide, key, mask, is_causal, scale)) or (query, mask)
 
     def _multi_head_attention(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        embed_dim_to_check: int,
-        num_heads: int,
-        in_proj_weight: Tensor | None,
-        in_proj_bias: Tensor | None,
-        bias_k: Tensor | None,
-        bias_v: Tensor | None,
-        add_zero_attn: bool,
-        dropout_p: float,
-        out_proj_weight: Tensor,
-        out_proj_bias: Tensor | None,
-        training: bool = True,
-        key_padding_mask: Tensor | None = None,
-        need_weights: bool = True,
-        attn_mask: Tensor | None = None,
-        use_separate_proj_weight: bool = False,
-        q_proj_weight: Tensor | None = None,
-        k_proj_weight: Tensor | None = None,
-        v_proj_weight: Tensor | None = None,
-        static_k: Tensor | None = None,
-        static_v: Tensor | None = None,
-        average_attn_weights: bool = True,
-        is_causal: bool = False,
-    ) -> tuple[Tensor, Tensor | None]:
+        self, query: Tensor, key: Tensor, value: Tensor, num_heads: int, in_proj_bias: Tensor | None, dropout_p: float,
+        training: bool = True, need_weights: bool = True, average_attn_weights: bool = True, **given: Any,
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
         """What `nn.MultiheadAttention` computes: query `[Lq, B, E]` or `[Lq, E]`, key and value likewise."""
-        if bias_k is not None or add_zero_attn or static_k is not None or static_v is not None:
+        if given["add_zero_attn"] or any(given.get(name) is not None for name in ("bias_k", "static_k", "static_v")):
             raise UnsupportedError(
                 "model: nn.MultiheadAttention with add_bias_kv, add_zero_attn or static keys cannot have a policy; "
                 "allowed: one without"
@@ -292,18 +270,17 @@ class AttentionCalls(TorchFunctionMode):
         batched = query.ndim == 3
         if not batched:
             query, key, value = (x.unsqueeze(1) for x in (query, key, value))
-        weights: Sequence[Tensor | None] = (q_proj_weight, k_proj_weight, v_proj_weight)
-        if not use_separate_proj_weight and in_proj_weight is not None:
-            weights = in_proj_weight.chunk(3)
+        separate = [given.get(f"{name}_proj_weight") for name in "qkv"]
+        weights = separate if given.get("use_separate_proj_weight") else given["in_proj_weight"].chunk(3)
         biases = (None, None, None) if in_proj_bias is None else in_proj_bias.chunk(3)
 
         def heads_of(x: Tensor, weight: Any, bias: Tensor | None) -> Tensor:
             return F.linear(x, weight, bias).view(*x.shape[:2], num_heads, -1).permute(1, 2, 0, 3)
 
         q, k, v = (heads_of(*each) for each in zip((query, key, value), weights, biases, strict=True))
-        mask = _merged_mask(attn_mask, key_padding_mask, q, k)
+        mask = _merged_mask(given.get("attn_mask"), given.get("key_padding_mask"), q, k)
+        found: Tensor | None = None
         dropout_p = dropout_p if training else 0.0
-        found = None
         if need_weights:
             sharper, mask = self._sharpened(q, k, mask, False, None)
             found = torch.matmul(sharper * q.shape[-1] ** -0.5, k.transpose(-2, -1))
@@ -313,12 +290,11 @@ class AttentionCalls(TorchFunctionMode):
             out = torch.matmul(found, v)
         else:
             out = self._attend(q, k, v, mask, dropout_p)
-        out = F.linear(out.permute(2, 0, 1, 3).flatten(2), out_proj_weight, out_proj_bias)
-        if found is not None and average_attn_weights:
-            found = found.mean(1)
-        if batched:
-            return out, found
-        return out.squeeze(1), None if found is None else found.squeeze(0)
+        out = F.linear(out.permute(2, 0, 1, 3).flatten(2), given["out_proj_weight"], given["out_proj_bias"])
+        if found is not None:
+            found = found.mean(1) if average_attn_weights else found
+            found = found if batched else found.squeeze(0)
+        return out if batched else out.squeeze(1), found
 
 
 def _merged_mask(mask: Tensor | None, padding: Tensor | None, query: Tensor, key: Tensor) -> Tensor | None:
@@ -420,15 +396,11 @@ def _caller(model: nn.Module) -> nn.Module | None:
 
 
 class _Here(threading.local):
-    """The passes of this thread, the innermost last."""
-
     def __init__(self) -> None:
-        self.passes: list[_Pass] = []
-        self.blocks: list[ExitStack] = []
+        self.passes: list[_Pass] = []  # of this thread, the innermost last
 
     def end(self) -> None:
-        self.passes.pop()
-        self.blocks.pop().close()
+        self.passes.pop().__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
 
 _here = _Here()
@@ -440,8 +412,7 @@ def _enter(model: nn.Module, args: Any) -> None:
     while _here.passes and _caller(_here.passes[-1].model) is None:
         _here.end()
     _here.passes.append(_Pass(model))
-    _here.blocks.append(ExitStack())
-    _here.blocks[-1].enter_context(_here.passes[-1])
+    _here.passes[-1].__enter__()  # type: ignore[no-untyped-call]
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]

@@ -16,39 +16,35 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from statistics import fmean
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from sharpmax.errors import FileFormatError, SharpmaxError, UnsupportedError, reject
-from sharpmax.files import append_bytes, parse_json, write_text
+from sharpmax.errors import SharpmaxError, UnsupportedError, reject
+from sharpmax.files import read_json, write_text
 from sharpmax.integrations import torch_modules
 from sharpmax.integrations.transformers.folding import check_not_shared, check_only_queries
 from sharpmax.integrations.transformers.interface import install, installed, kept, modules_of, observe
 from sharpmax.integrations.transformers.projections import Projection, projections, query_layer
-from sharpmax.integrations.transformers.support import check_model, require_transformers
+from sharpmax.integrations.transformers.support import check_model, is_torch_module, require_transformers
 from sharpmax.policies.base import Remeasure
 from sharpmax.results import FILE_NAME, collect
 from sharpmax.stats.call import AttentionCall, without_autocast
 from sharpmax.stats.dispatch import measure
 from sharpmax.stats.statistics import RowStats
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-LINES = "attention.jsonl"
-"""The file of measured steps, one line for each."""
+STATE = "attention.json"
+"""The file in a checkpoint of transformers' Trainer that holds what was measured before."""
 
 _NEEDS = frozenset({"count", "max", "lse", "mean"})
-_SUMS = 4  # rows of two keys or more, and sums over them of entropy, of entropy / ln n and of the largest weight
+_COLLAPSED, _DISPERSED = 0.05, 0.95  # shares of ln n
 
 Grid = list[list[float]]
 """A number for each head of each layer."""
-
-Log = Callable[[int, dict[str, float]], None]
-"""Called with a step and its metrics by name."""
 
 
 @dataclass(frozen=True)
@@ -61,112 +57,89 @@ class StepStatistics:
     top_weight: Grid
     max_logit: Grid  # the largest of all rows
 
-    def metrics(self, collapsed: float, dispersed: float, by_head: bool = False) -> dict[str, float]:
-        """The numbers to log."""
-        relative = _flat(self.relative_entropy)
+    def metrics(self, by_head: bool = False) -> dict[str, float]:
+        """The numbers to log; `by_head` adds entropy and largest logit of each head."""
+        relative = list(chain.from_iterable(self.relative_entropy))
         found = {
-            "attention/entropy": _mean(_flat(self.entropy)),
-            "attention/relative_entropy": _mean(relative),
-            "attention/top_weight": _mean(_flat(self.top_weight)),
-            "attention/max_logit": max(_flat(self.max_logit)),
-            "attention/collapsed_heads": _mean([float(one < collapsed) for one in relative]),
-            "attention/dispersed_heads": _mean([float(one > dispersed) for one in relative]),
+            "attention/entropy": fmean(chain.from_iterable(self.entropy)),
+            "attention/relative_entropy": fmean(relative),
+            "attention/top_weight": fmean(chain.from_iterable(self.top_weight)),
+            "attention/max_logit": max(chain.from_iterable(self.max_logit)),
+            "attention/collapsed_heads": fmean(one < _COLLAPSED for one in relative),
+            "attention/dispersed_heads": fmean(one > _DISPERSED for one in relative),
         }
-        if by_head:
-            for name in ("entropy", "max_logit"):
-                grid = getattr(self, name)
-                cells = [(layer, head) for layer, row in enumerate(grid) for head in range(len(row))]
-                found |= {f"attention/{name}/{layer}.{head}": grid[layer][head] for layer, head in cells}
+        for name, grid in (("entropy", self.entropy), ("max_logit", self.max_logit)) if by_head else ():
+            for layer, row in enumerate(grid):
+                found |= {f"attention/{name}/{layer}.{head}": value for head, value in enumerate(row)}
         return found
 
 
-def _flat(grid: Grid) -> list[float]:
-    return [value for row in grid for value in row]
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)
-
-
-def _inner(module: nn.Module) -> nn.Module:
+def _inner(module: nn.Module) -> Any:
     """The transformers model inside wrappers (DDP, torch.compile, PEFT, a LightningModule), or the module itself."""
-    transformers: Any = sys.modules.get("transformers")
-    if transformers is None:
+    if is_torch_module(module):
         return module
-    return next((part for part in module.modules() if isinstance(part, transformers.PreTrainedModel)), module)
-
-
-def language_model(module: nn.Module) -> PreTrainedModel:
-    """The transformers model inside wrappers, or an error."""
-    return check_model(_inner(module))
+    base = require_transformers().PreTrainedModel
+    return next(part for part in module.modules() if isinstance(part, base))
 
 
 class _Measurement:
     """Sums over the attention calls of one step. Calls are those inside the model's forward pass: gradient
     checkpointing computes layers again during the backward pass, and those are not counted twice."""
 
-    def __init__(self, model: nn.Module, heads: Sequence[int]) -> None:
+    def __init__(self, model: Any, heads: Sequence[int]) -> None:
+        # By layer `[5, heads]`: rows of two keys or more, sums over them of entropy, of entropy / ln n and of the
+        # largest weight; and the largest logit.
         device = next(model.parameters()).device
-        self.sums = {layer: torch.zeros(_SUMS, count, device=device) for layer, count in enumerate(heads)}
-        self.peaks = {layer: torch.full((count,), -torch.inf, device=device) for layer, count in enumerate(heads)}
-        self._inside = 0
+        nothing = torch.tensor([[0.0]] * 4 + [[-math.inf]], device=device)
+        self._found = {layer: nothing.expand(-1, count) for layer, count in enumerate(heads)}
+        self._inside = False
         self._undo = ExitStack()
         if heads:
-            transformer: Any = model
-            self._undo.callback(observe(transformer, self))
-            self._undo.callback(model.register_forward_pre_hook(lambda *_: self._enter(1)).remove)
-            self._undo.callback(model.register_forward_hook(lambda *_: self._enter(-1), always_call=True).remove)
+            self._undo.callback(observe(model, self))
+            self._undo.callback(model.register_forward_pre_hook(lambda *_: self._enter(True)).remove)
+            self._undo.callback(model.register_forward_hook(lambda *_: self._enter(False), always_call=True).remove)
         else:
             self._undo.enter_context(torch_modules.observed(model, self))
         if "torch._dynamo" in sys.modules:  # something may be compiled, and compiled code shows no attention call
             self._undo.enter_context(torch.compiler.set_stance("force_eager"))
+        self.close = self._undo.close
 
-    def _enter(self, change: int) -> None:
-        self._inside += change
+    def _enter(self, inside: bool) -> None:
+        self._inside = inside
 
     def wants_call(self) -> bool:
         """Whether a pass through the model runs."""
-        return self._inside > 0
+        return self._inside
 
     def __call__(self, call: AttentionCall) -> None:
         """Add the rows of a call."""
         with without_autocast(call.q.device):
-            stats = _rows(call)
-        several = stats.count > 1
-        entropy = stats.entropy
+            plain = call.softcap is None and call.after_cap is None
+            stats = measure(call, "auto", _NEEDS) if plain else call.logits(slice(None)).measure(_NEEDS)
+        several, entropy = stats.count > 1, stats.entropy
         relative = entropy / stats.count.clamp_min(2).log()
         parts = torch.stack([several.to(entropy.dtype), entropy, relative, stats.top_weight])
-        parts = torch.where(several, parts, 0.0).transpose(1, 2).flatten(2).sum(-1)
-        peak = torch.where(stats.count > 0, stats.max, -torch.inf).transpose(0, 1).flatten(1).amax(-1)
-        self.sums[call.layer] = self.sums.get(call.layer, 0.0) + parts.float()
-        before = self.peaks.get(call.layer)
-        self.peaks[call.layer] = peak.float() if before is None else torch.maximum(before, peak.float())
+        sums = torch.where(several, parts, 0.0).transpose(1, 2).flatten(2).sum(-1).float()
+        peaks = torch.where(stats.count > 0, stats.max, -torch.inf).transpose(0, 1).flatten(1).amax(-1).float()
+        before = self._found.get(call.layer)
+        if before is not None:
+            sums, peaks = before[:4] + sums, torch.maximum(before[4], peaks)
+        self._found[call.layer] = torch.cat([sums, peaks[None]])
 
-    def close(self) -> None:
-        """Stop measuring."""
-        self._undo.close()
-
-    @property
-    def heads(self) -> list[int]:
-        """Numbers of heads by layer."""
-        return [len(self.peaks[layer]) for layer in sorted(self.peaks)]
-
-    def merged(self) -> tuple[Tensor, Tensor]:
-        """Sums `[4, all heads]` and peaks `[all heads]`, of all processes together."""
-        layers = sorted(self.sums)
-        if not layers:
-            return torch.zeros(_SUMS, 1), torch.zeros(1)
-        sums, peaks = torch.cat([self.sums[i] for i in layers], dim=1), torch.cat([self.peaks[i] for i in layers])
+    def statistics(self, step: int) -> StepStatistics | None:
+        """What was measured, by all processes together; None if no attention ran."""
+        if not self._found:
+            return None
+        layers = [self._found[layer] for layer in sorted(self._found)]
+        sums, peaks = torch.split(torch.cat(layers, dim=1), [4, 1])
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             torch.distributed.all_reduce(sums)
             torch.distributed.all_reduce(peaks, torch.distributed.ReduceOp.MAX)
-        return sums, peaks
-
-
-def _rows(call: AttentionCall) -> RowStats:
-    if call.softcap is None and call.after_cap is None:
-        return measure(call, "auto", _NEEDS)
-    return call.logits(slice(None)).measure(_NEEDS)
+        if not sums[0].sum():
+            return None
+        rows = torch.cat([sums[1:] / sums[0].clamp_min(1.0), peaks])
+        widths = [one.shape[1] for one in layers]
+        return StepStatistics(step, *([part.tolist() for part in torch.split(row, widths)] for row in rows.cpu()))
 
 
 class AttentionObserver:
@@ -175,11 +148,11 @@ class AttentionObserver:
     The model is one of transformers, or any module that calls `scaled_dot_product_attention`: its layers are then its
     calls, in their order. `with observer.step():` surrounds everything from the first forward pass of a step to the
     optimizer's step; passes that accumulate gradients are measured together, and the processes of `torch.distributed`
-    as one. `log` gets the metrics of each measured step. With `out`, every measured step is a line of
-    `attention.jsonl` there, and `save` writes `results.json`, which `sharpmax report` draws.
+    as one. `log` is called with the step and the metrics of each measured step. `save` writes `results.json` to `out`,
+    which `sharpmax report` draws.
 
-    Heads whose mean entropy is below `collapsed` or above `dispersed` times ln n are counted as such. `clip` acts after
-    every measured step.
+    Heads whose mean entropy is below 0.05 or above 0.95 times ln n are counted as collapsed or dispersed. `by_head`
+    logs each head's entropy and largest logit too. `clip` acts after every measured step.
     """
 
     def __init__(
@@ -187,28 +160,19 @@ class AttentionObserver:
         model: nn.Module,
         *,
         every: int = 20,
-        log: Log | None = None,
+        log: Callable[[int, dict[str, float]], None] | None = None,
         out: str | Path | None = None,
         by_head: bool = False,
-        collapsed: float = 0.05,
-        dispersed: float = 0.95,
         clip: QKClip | None = None,
     ) -> None:
         if every < 1:
             reject("every", every, "1 or more steps")
         self.model = _inner(model)
-        transformers: Any = sys.modules.get("transformers")
-        transformer: Any = self.model
-        known = transformers is not None and isinstance(transformer, transformers.PreTrainedModel)
-        self._known_heads = [one.heads for one in modules_of(transformer)] if known else []
-        self.heads = self._known_heads  # by layer; of other modules, as of the last measured step
         self.every, self.out = every, None if out is None else Path(out)
-        if self.out is not None:
-            self.out.mkdir(parents=True, exist_ok=True)
         self.history: list[StepStatistics] = []
         self.steps = 0  # steps that have ended
         self._log, self._by_head, self._clip = log, by_head, clip
-        self._thresholds = {"collapsed": collapsed, "dispersed": dispersed}
+        self._heads = [] if is_torch_module(self.model) else [one.heads for one in modules_of(self.model)]
         self._measurement: _Measurement | None = None
 
     @contextmanager
@@ -225,66 +189,50 @@ class AttentionObserver:
     def begin(self) -> None:
         """A step begins; of several calls before `end` the first counts."""
         if self._measurement is None and self.steps % self.every == 0:
-            self._measurement = _Measurement(self.model, self._known_heads)
+            self._measurement = _Measurement(self.model, self._heads)
 
-    def cancel(self) -> None:
+    def cancel(self) -> _Measurement | None:
         """Forget the step that has begun."""
-        if self._measurement is not None:
-            self._measurement.close()
-            self._measurement = None
+        begun, self._measurement = self._measurement, None
+        if begun is not None:
+            begun.close()
+        return begun
 
     def end(self) -> StepStatistics | None:
         """The step has ended; return its statistics if it was measured."""
         self.steps += 1
-        if self._measurement is None:
-            return None
-        sums, peaks = self._measurement.merged()
-        self.heads = self._measurement.heads
-        self.cancel()
-        rows, means, largest = sums[0].sum().item(), (sums[1:] / sums[0].clamp_min(1.0)).tolist(), peaks.tolist()
-        if not rows:
-            return None  # no attention ran
-        found = StepStatistics(self.steps, *(self._grid(values) for values in (*means, largest)))
-        clipped = None if self._clip is None else self._clip(found)
-        self.history.append(found)
-        if self.out is not None and _first_process():
-            append_bytes(self.out / LINES, _line(found).encode())
-        if self._log is not None:
-            more = {} if clipped is None else {"attention/clipped_heads": float(clipped)}
-            self._log(self.steps, found.metrics(**self._thresholds, by_head=self._by_head) | more)
+        begun = self.cancel()
+        found = None if begun is None else begun.statistics(self.steps)
+        if found is not None:
+            clipped = {} if self._clip is None else {"attention/clipped_heads": float(self._clip(found))}
+            self.history.append(found)
+            if self._log is not None:
+                self._log(self.steps, found.metrics(self._by_head) | clipped)
         return found
-
-    def _grid(self, values: Sequence[float]) -> Grid:
-        rest = iter(values)
-        return [[next(rest) for _ in range(count)] for count in self.heads]
 
     def state_dict(self) -> dict[str, Any]:
         """Steps and measurements so far, as plain values for a checkpoint."""
         return {"steps": self.steps, "history": [asdict(one) for one in self.history]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on after the step of a checkpoint; lines of `out` after it are dropped."""
+        """Go on after the step of a checkpoint."""
         self.steps = int(state["steps"])
         self.history = [StepStatistics(**one) for one in state["history"]]
-        if self.out is not None and _first_process():
-            write_text(self.out / LINES, "".join(map(_line, self.history)))
-
-    def resume(self, steps: int) -> None:
-        """Go on after so many steps of a run that wrote to the same `out`."""
-        known = [] if self.out is None or not (self.out / LINES).is_file() else read_lines(self.out / LINES)
-        self.load_state_dict({"steps": steps, "history": [asdict(one) for one in known if one.step <= steps]})
 
     def tables(self) -> dict[str, Any]:
         """The measurements as tables of results; what is not a finite number is None."""
-        names = ("entropy", "relative_entropy", "top_weight", "max_logit")
-        about = {"model": type(self.model).__name__, "every": self.every, "layers": len(self.heads), **self._thresholds}
-        return {
-            "setting": {**about, "heads": self.heads, "steps": self.steps},
-            "training_heads": [
-                {"step": one.step} | {name: [[_finite(v) for v in row] for row in getattr(one, name)] for name in names}
-                for one in self.history
-            ],
-        }
+
+        def grid(values: Grid) -> list[list[float | None]]:
+            return [[float(f"{one:.5g}") if math.isfinite(one) else None for one in row] for row in values]
+
+        heads = [len(row) for row in self.history[-1].entropy] if self.history else self._heads
+        setting = {"model": type(self.model).__name__, "every": self.every, "steps": self.steps}
+        setting |= {"layers": len(heads), "heads": heads, "collapsed": _COLLAPSED, "dispersed": _DISPERSED}
+        measured = [
+            {name: value if name == "step" else grid(value) for name, value in asdict(one).items()}
+            for one in self.history
+        ]
+        return {"setting": setting, "training_heads": measured}
 
     def save(self, folder: str | Path | None = None) -> Path:
         """Write results.json to `folder` (default: `out`); `sharpmax report` draws it."""
@@ -295,30 +243,19 @@ class AttentionObserver:
             raise SharpmaxError("AttentionObserver.save: no step was measured; surround steps with `observer.step()`")
         return collect("sharpmax training", self.tables(), seed=None).save(place / FILE_NAME)
 
+    def finish(self) -> None:
+        """The training has ended: write results.json, if there is `out` and something to write."""
+        self.cancel()
+        if self.out is not None and self.history and _first_process():
+            self.save()
+
     def __repr__(self) -> str:
         return f"AttentionObserver(every={self.every}, steps={self.steps}, measured={len(self.history)})"
-
-
-def _finite(value: float) -> float | None:
-    return float(f"{value:.5g}") if math.isfinite(value) else None
 
 
 def _first_process() -> bool:
     distributed = torch.distributed
     return not (distributed.is_available() and distributed.is_initialized()) or distributed.get_rank() == 0
-
-
-def _line(one: StepStatistics) -> str:
-    return json.dumps(asdict(one)) + "\n"
-
-
-def read_lines(path: Path) -> list[StepStatistics]:
-    """Read the measured steps of a run; a last line that was cut off is left out."""
-    *lines, _ = path.read_text(encoding="utf-8").split("\n")
-    try:
-        return [StepStatistics(**parse_json(line)) for line in lines]
-    except (TypeError, ValueError) as problem:
-        raise FileFormatError(f"observer: {str(path)!r} is damaged ({problem}); delete it to start anew") from problem
 
 
 def trainer_callback(trainer: Any, **options: Any) -> AttentionObserver:
@@ -331,9 +268,14 @@ def trainer_callback(trainer: Any, **options: Any) -> AttentionObserver:
     options = {"out": trainer.args.output_dir, "log": lambda step, metrics: trainer.log(metrics)} | options
     observer = AttentionObserver(trainer.model, **options)
 
+    def state_of(args: Any, state: Any) -> Path:
+        return Path(args.output_dir) / f"checkpoint-{state.global_step}" / STATE
+
     class AttentionCallback(base):  # type: ignore[misc]
         def on_train_begin(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
-            observer.resume(state.global_step)
+            file = state_of(args, state)
+            nothing = {"steps": state.global_step, "history": []}
+            observer.load_state_dict(read_json(file, "observer") if file.is_file() else nothing)
 
         def on_step_begin(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
             observer.begin()
@@ -341,10 +283,12 @@ def trainer_callback(trainer: Any, **options: Any) -> AttentionObserver:
         def on_step_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
             observer.end()
 
+        def on_save(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
+            if _first_process():
+                write_text(state_of(args, state), json.dumps(observer.state_dict()))
+
         def on_train_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
-            observer.cancel()
-            if observer.history and _first_process():
-                observer.save()
+            observer.finish()
 
     trainer.add_callback(AttentionCallback())
     return observer
@@ -355,43 +299,37 @@ def lightning_callback(module: nn.Module, **options: Any) -> Any:
 
     It logs through `self.log_dict` of the LightningModule, and its state is part of Lightning's checkpoints.
     """
-    base: Any = _lightning().Callback
-
-    class AttentionCallback(base):  # type: ignore[misc]
-        def __init__(self) -> None:
-            self.observer = AttentionObserver(module, **{"log": self._log} | options)
-            self._module: Any = None
-
-        def _log(self, step: int, metrics: dict[str, float]) -> None:
-            self._module.log_dict(metrics)
-
-        def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-            self._module = pl_module
-            self.observer.begin()
-
-        def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-            if trainer.global_step > self.observer.steps:  # else gradients are accumulated
-                self.observer.end()
-
-        def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-            self.observer.cancel()
-            if self.observer.out is not None and self.observer.history and _first_process():
-                self.observer.save()
-
-        def state_dict(self) -> dict[str, Any]:
-            return self.observer.state_dict()
-
-        def load_state_dict(self, state: Mapping[str, Any]) -> None:
-            self.observer.load_state_dict(state)
-
-    return AttentionCallback()
-
-
-def _lightning() -> Any:
+    base: Any = None
     for name in ("lightning.pytorch", "pytorch_lightning"):
         with suppress(ModuleNotFoundError):
-            return importlib.import_module(name)
-    raise UnsupportedError("lightning_callback: Lightning is not installed; install it with: pip install lightning")
+            base = base or importlib.import_module(name).Callback
+    if base is None:
+        raise UnsupportedError("lightning_callback: Lightning is not installed; install it with: pip install lightning")
+
+    latest: dict[str, Any] = {}
+    made = AttentionObserver(module, **{"log": lambda step, metrics: latest["module"].log_dict(metrics)} | options)
+
+    class AttentionCallback(base):  # type: ignore[misc]
+        observer = made
+
+        def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+            latest["module"] = pl_module
+            made.begin()
+
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+            if trainer.global_step > made.steps:  # else gradients are accumulated
+                made.end()
+
+        def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+            made.finish()
+
+        def state_dict(self) -> dict[str, Any]:
+            return made.state_dict()
+
+        def load_state_dict(self, state: Mapping[str, Any]) -> None:
+            made.load_state_dict(state)
+
+    return AttentionCallback()
 
 
 class QKClip:
@@ -409,7 +347,7 @@ class QKClip:
             reject("tau", tau, "a finite number above 0")
         self.tau = tau
         self.clipped: list[tuple[int, int, int, float]] = []  # step, layer, head and its largest logit
-        found = language_model(model)
+        found = check_model(_inner(model))
         family = type(found).__name__
         self._layers: list[tuple[Projection, Projection]] = []
         for layer, one in enumerate(modules_of(found)):
@@ -490,15 +428,14 @@ class EntropyBand:
         high: float = 0.95,
         heads: Sequence[tuple[int, int]] | None = None,
     ) -> None:
-        self.model = language_model(model)
+        self.model = check_model(_inner(model))
         self.low, self.high = low, high
         counts = [one.heads for one in modules_of(self.model)]
-        self._heads: dict[int, tuple[int, ...] | None] = dict.fromkeys(range(len(counts)))
-        if heads is not None:
-            for layer, head in heads:
-                if not (0 <= layer < len(counts) and 0 <= head < counts[layer]):
-                    reject("heads", (layer, head), f"layers 0 … {len(counts) - 1} and heads below {max(counts)}")
-            self._heads = {layer: tuple(sorted({h for one, h in heads if one == layer})) for layer, _ in heads}
+        self._heads: dict[int, tuple[int, ...] | None] = dict.fromkeys(range(len(counts) if heads is None else 0))
+        for layer, head in sorted(set(heads or ())):
+            if not (0 <= layer < len(counts) and 0 <= head < counts[layer]):
+                reject("heads", (layer, head), f"layers 0 … {len(counts) - 1} and heads below {max(counts)}")
+            self._heads[layer] = (*(self._heads.get(layer) or ()), head)
         self._losses: list[Tensor] = []
         self._inside = False
         self._undo = ExitStack()

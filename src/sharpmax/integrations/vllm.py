@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -18,8 +20,7 @@ from sharpmax.errors import ArgumentError, SharpmaxError, UnsupportedError
 from sharpmax.ops.attention import COUNT, Sharpener, policies_of, rules_of, scaled_queries
 from sharpmax.policies.base import Policy, Warned
 from sharpmax.policies.per_head import PerHead, check_shape
-from sharpmax.policies.registry import AUTO, load_policy, packaged_for_config
-from sharpmax.policies.shipped import from_config
+from sharpmax.policies.registry import AUTO, from_config, load_policy, packaged_for_config
 from sharpmax.stats.call import AttentionCall
 
 VARIABLE = "SHARPMAX_POLICY"
@@ -46,7 +47,8 @@ def register() -> None:
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
     name, log = os.environ[VARIABLE], init_logger("vllm.sharpmax")
-    described = "the packaged policy of the model" if name == AUTO else _policy(name).describe()
+    with _variable_named():
+        described = "the packaged policy of the model" if name == AUTO else load_policy(name).describe()
     if vllm.__version__.split("+")[0] not in TESTED:
         log.warning("sharpmax is tested with vLLM %s, this is %s", ", ".join(TESTED), vllm.__version__)
     log.info("%s: %s", VARIABLE, described)
@@ -62,28 +64,13 @@ def __getattr__(name: str) -> Any:
     return _backend(name)
 
 
-@functools.cache
-def _policy(name: str) -> Policy:
+@contextmanager
+def _variable_named() -> Iterator[None]:
+    """Let errors begin with the name of the variable."""
     try:
-        return load_policy(name)
+        yield
     except (SharpmaxError, OSError) as problem:
         raise ArgumentError(f"{VARIABLE}: {problem}") from None
-
-
-def _policy_for(model: Any) -> Policy:
-    """The policy that the variable names for the model of this configuration."""
-    name = os.environ[VARIABLE]
-    if name != AUTO:
-        return _policy(name)
-    if model.model not in _packaged:
-        try:
-            _packaged[model.model] = packaged_for_config(model.hf_config, model.model)[1]
-        except ArgumentError as problem:
-            raise ArgumentError(f"{VARIABLE}: {problem}") from None
-    return _packaged[model.model]
-
-
-_packaged: dict[str, Policy] = {}
 
 
 @functools.cache
@@ -130,8 +117,7 @@ class SharpAttention:
         from vllm.distributed import get_tensor_model_parallel_rank
 
         super().process_weights_after_loading(act_dtype)  # type: ignore[misc]
-        policy = _policy_for(self._config.model_config)
-        layers = _attention_layers(self._config, policy)
+        policy, layers = _policy_and_layers(self._config)
         number, layer = next(found for found in enumerate(layers) if found[1].impl is self)
         policies = policies_of(policy, number)
         if len(policies) > 1:
@@ -141,7 +127,7 @@ class SharpAttention:
         self._constants.clear()
         self._needs = frozenset[str]().union(*(rule.needs for rule in self.sharpener.rules))
         self._measures = bool(self._needs - COUNT)
-        _check_backend(layer, self._needs)
+        _check_backend(layer.backend.name, self._needs)
         self._window = layer.sliding_window
         self._shared = policy if len(policies) == 1 else self.sharpener
 
@@ -246,51 +232,48 @@ class SharpAttention:
 _warned = Warned()
 
 
-def _attention_layers(config: Any, policy: Policy) -> list[Any]:
-    """The attention layers of this rank in the order of the model; whatever no policy can run in is refused by name."""
+def _policy_and_layers(config: Any) -> tuple[Policy, list[Any]]:
+    """The policy of a model and the attention layers of this rank in their order; what cannot be right is refused."""
     from vllm.model_executor.layers.attention import Attention
     from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
     from vllm.model_executor.layers.mamba.abstract import MambaBase
 
-    model, parallel = config.model_config, config.parallel_config
+    model, parallel, name = config.model_config, config.parallel_config, os.environ[VARIABLE]
+    with _variable_named():
+        policy = packaged_for_config(model.hf_config, model.model)[1] if name == AUTO else load_policy(name)
+    stages = parallel.pipeline_parallel_size
     reasons = {
         "speculative decoding (--speculative-config)": config.speculative_config is not None,
         "a multimodal model": model.is_multimodal_model,
-        "cascade attention (remove --no-disable-cascade-attn)": not model.disable_cascade_attn,
+        "cascade attention (remove --no-disable-cascade-attn)": not getattr(model, "disable_cascade_attn", True),
         "context parallelism": parallel.decode_context_parallel_size * parallel.prefill_context_parallel_size > 1,
-        "a policy per head with --pipeline-parallel-size": parallel.pipeline_parallel_size > 1
-        and isinstance(policy, PerHead),
+        "a policy per head with --pipeline-parallel-size": stages > 1 and isinstance(policy, PerHead),
         "a model with a temperature rule of its own": from_config(model.hf_text_config) is not None,
     }
     layers = []
-    for name, layer in config.compilation_config.static_forward_context.items():
+    for where, layer in config.compilation_config.static_forward_context.items():
         if not isinstance(layer, AttentionLayerBase) or isinstance(layer, MambaBase):
             continue
-        reasons[f"{name}, a {type(layer).__name__}"] = type(layer) is not Attention or layer.attn_type != "decoder"
-        reasons[f"{name}, in vLLM's {type(layer.impl).__name__}"] = not isinstance(layer.impl, SharpAttention)
         layers.append(layer)
+        impl: Any = layer.impl
+        reasons[f"{where}, a {type(layer).__name__}"] = type(layer) is not Attention or layer.attn_type != "decoder"
+        reasons[f"{where}, in vLLM's {type(impl).__name__}"] = not isinstance(impl, SharpAttention)
+        reasons[f"logits that {where} caps (softcap)"] = bool(getattr(impl, "logits_soft_cap", None))
+        reasons[f"a position bias in {where} (ALiBi)"] = getattr(impl, "alibi_slopes", None) is not None
+        reasons[f"attention sinks in {where}"] = getattr(layer, "has_sink", False)
+        dtype, quantised = getattr(layer, "kv_cache_dtype", "auto"), getattr(layer, "query_quant", None) is not None
+        fp8 = quantised or dtype not in ("auto", "float16", "bfloat16")
+        reasons[f"fp8 queries or keys (--kv-cache-dtype {dtype})"] = fp8
     if found := next((reason for reason, there in reasons.items() if there), None):
         raise UnsupportedError(f"{VARIABLE}: no policy can run with {found}; {_FOLD}")
     heads = [layer.num_heads * parallel.tensor_parallel_size for layer in layers]
-    try:
+    with _variable_named():
         check_shape(policy, heads, str(model.served_model_name or model.model))
-    except ArgumentError as problem:
-        raise ArgumentError(f"{VARIABLE}: {problem}") from None
-    return layers
+    return policy, layers
 
 
-def _check_backend(layer: Any, needs: frozenset[str]) -> None:
-    """Refuse logits that are more than query times key, quantised keys, and rules that the backend cannot run."""
-    impl, name = layer.impl, layer.backend.name
-    reasons = {
-        f"logits that {layer.layer_name} caps (softcap)": bool(impl.logits_soft_cap),
-        f"a position bias in {layer.layer_name} (ALiBi)": impl.alibi_slopes is not None,
-        f"attention sinks in {layer.layer_name}": layer.has_sink,
-        f"fp8 queries or keys (--kv-cache-dtype {layer.kv_cache_dtype})": layer.query_quant is not None
-        or layer.kv_cache_dtype not in ("auto", "float16", "bfloat16"),
-    }
-    if found := next((reason for reason, there in reasons.items() if there), None):
-        raise UnsupportedError(f"{VARIABLE}: no policy can run with {found}; {_FOLD}")
+def _check_backend(name: str, needs: frozenset[str]) -> None:
+    """Refuse a rule that a backend cannot run."""
     if needs - COUNT and name != "CPU_ATTN":
         raise UnsupportedError(
             f"{VARIABLE}: the policy reads {', '.join(sorted(needs - COUNT))} of every row, which the plugin measures "

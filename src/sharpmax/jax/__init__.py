@@ -7,11 +7,7 @@ from sharpmax.lazy import require
 
 require("jax", extra="jax", purpose="sharpmax.jax")
 
-from sharpmax.jax.ops import (  # noqa: E402
-    attention,
-    entropy,
-    softmax,
-)
+from sharpmax.jax.ops import attention, entropy, softmax  # noqa: E402
 from sharpmax.policies.base import Policy  # noqa: E402
 from sharpmax.policies.basic import Constant, Curve, LogLength  # noqa: E402
 from sharpmax.policies.entropy_target import EntropyTarget  # noqa: E402

@@ -16,11 +16,10 @@ from sharpmax.arrays import check_heads, check_scale, check_width, ops_for
 from sharpmax.errors import reject, reject_type
 from sharpmax.ops.softmax import rows_of, sharpen
 from sharpmax.policies.base import Policy
-from sharpmax.policies.per_frequency import check_frequencies, query_factors, without_frequencies
+from sharpmax.policies.basic import check_frequencies, query_factors, without_frequencies
 from sharpmax.policies.per_head import PerHead
 from sharpmax.policies.registry import resolve_policy
-from sharpmax.stats.dense import dense_stats
-from sharpmax.stats.statistics import RowStats
+from sharpmax.stats.statistics import RowStats, dense_stats
 
 __all__: list[str] = []
 
@@ -60,9 +59,8 @@ def as_mask(mask: object, is_causal: bool, logits: tuple[int, ...]) -> jax.Array
     if mask is None:
         return None
     if is_causal:
-        reject(
-            "attn_mask", "a mask together with is_causal=True", "one of the two", "put the causal limit into the mask"
-        )
+        given_both, remedy = "a mask together with is_causal=True", "put the causal limit into the mask"
+        reject("attn_mask", given_both, "one of the two", remedy)
     given = as_array("attn_mask", mask)
     if given.dtype != jnp.bool and not jnp.issubdtype(given.dtype, jnp.floating):
         reject_type("attn_mask", f"dtype {given.dtype}", "bool (True = visible) or a floating dtype (added)")
@@ -204,17 +202,9 @@ def attention(
 # Compiled here, because an uncompiled loop would be compiled anew by every call.
 @partial(jax.jit, static_argnames=("is_causal", "policy", "block", "measured"))
 def _attend(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    mask: jax.Array | None,
-    scale: jax.Array,
-    *,
-    is_causal: bool,
-    policy: Policy,
-    block: int,
-    measured: bool,
-) -> tuple[jax.Array, RowStats | None]:
+    q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array | None, scale: jax.Array, *, is_causal: bool,
+    policy: Policy, block: int, measured: bool,
+) -> tuple[jax.Array, RowStats | None]:  # fmt: skip
     """The result, and statistics `[..., H, Lq]` if they are asked for or were needed."""
     count = q.shape[-2]
     steps = max(1, math.ceil(count / block))

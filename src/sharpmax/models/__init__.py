@@ -1,1 +1,1 @@
-"""Models that experiments run on: the paper's single head, with the weights that come with the package."""
+"""Language models, loaded and scored, and the small models that experiments train."""

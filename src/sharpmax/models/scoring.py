@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,8 +29,11 @@ class Reply:
 
     ids: tuple[int, ...]
     start: int
-    positions: tuple[int, ...] | None = field(default=None, kw_only=True)
+    positions: tuple[int, ...] | None = None
     """The positions of the tokens; None: consecutive."""
+
+    times: tuple[int, ...] | None = None
+    """How many times each token counts as a key, with gaps in the positions for the copies; None: once."""
 
     @property
     def tokens(self) -> int:
@@ -47,30 +50,38 @@ class Judged:
     right: bool
 
 
+def token_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """The tokens of a whole input; a chat template has put its special tokens into the text already."""
+    ids: list[int] = tokenizer(text, add_special_tokens=tokenizer.chat_template is None).input_ids
+    return ids
+
+
 def encode(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, before: str = "") -> Reply:
     """A prompt as one turn of a chat (plain text for a model without a chat template), `before` put in front of it."""
     check_tokenizer(tokenizer)
     if not isinstance(prompt, Prompt):
         reject_type("prompt", type(prompt).__name__, "a Prompt", "make some: get_task('kv').prompts(8, 1, seed=0)")
     asked = asked_with(tokenizer, prompt, before)
-    special = tokenizer.chat_template is None
-    read = tokenizer(asked, add_special_tokens=special).input_ids
-    whole = tokenizer(asked + prompt.answer, add_special_tokens=special).input_ids
+    read, whole = token_ids(tokenizer, asked), token_ids(tokenizer, asked + prompt.answer)
     # A tokenizer may join the end of the opening with the answer: then the answer begins with the joined token.
     start = next((i for i, (a, b) in enumerate(zip(read, whole, strict=False)) if a != b), min(len(read), len(whole)))
     return Reply(tuple(whole), start)
 
 
+def special_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
+    """The tokens that a tokenizer puts before and after a text."""
+    bare, whole = tokenizer("a", add_special_tokens=False).input_ids, tokenizer("a").input_ids
+    start = next((at for at in range(len(whole)) if whole[at : at + len(bare)] == bare), 0)
+    return whole[:start], whole[start + len(bare) :]
+
+
 def asked_with(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, before: str = "") -> str:
     """The text a model reads up to where it has to go on."""
-    return _asked(tokenizer, before + prompt.user) + prompt.opening
-
-
-def _asked(tokenizer: PreTrainedTokenizerBase, user: str) -> str:
+    user = before + prompt.user
     if tokenizer.chat_template is None:
-        return f"{user}\n"
+        return f"{user}\n{prompt.opening}"
     chat = [{"role": "user", "content": user}]
-    return str(tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True))
+    return f"{tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)}{prompt.opening}"
 
 
 def batches(replies: Sequence[Reply], most_tokens: int, most_rows: int | None = None) -> Iterator[list[int]]:
@@ -108,14 +119,18 @@ class Places:
         longest = max(len(reply.ids) for reply in replies)
         ids = torch.zeros(len(replies), longest, dtype=torch.long)
         target = torch.full((len(replies), longest), _IGNORED)
+        positions = torch.arange(longest).repeat(len(replies), 1)
         for row, reply in enumerate(replies):
             ids[row, : len(reply.ids)] = torch.tensor(reply.ids)
             target[row, reply.start : len(reply.ids)] = torch.tensor(reply.ids[reply.start :])
+            if reply.positions is not None:
+                positions[row, : len(reply.ids)] = torch.tensor(reply.positions)
         places = (target != _IGNORED).any(0).nonzero()[:, 0]
         if most is not None and len(places) > most:
             places = torch.tensor(sorted(random.Random(seed).sample(places.tolist(), most)))
+        apart = any(reply.positions is not None for reply in replies)
         wanted = target[:, places].to(device)
-        return cls(ids.to(device), (places - 1).to(device), wanted, _positions(replies, longest))
+        return cls(ids.to(device), (places - 1).to(device), wanted, positions.to(device) if apart else None)
 
     @property
     def count(self) -> int:
@@ -123,8 +138,15 @@ class Places:
         return int((self.wanted != _IGNORED).sum())
 
     def logits(self, model: PreTrainedModel) -> Tensor:
-        """Logits of the places, `[replies, places, vocabulary]`, in float32."""
-        return _logits(model, self.ids, self.rows, self.positions)
+        """Logits `[replies, places, vocabulary]` in float32; others are not computed where the model allows it."""
+        known = inspect.signature(model.forward).parameters
+        options: dict[str, Any] = {"logits_to_keep": self.rows} if "logits_to_keep" in known else {}
+        if self.positions is not None and "position_ids" in known:
+            # The mask marks the input as one text: without it transformers would split it at the gaps.
+            options |= {"position_ids": self.positions, "attention_mask": torch.ones_like(self.ids)}
+        with any_length(self.ids.device):
+            logits: Tensor = model(input_ids=self.ids, use_cache=False, **options).logits
+        return (logits if "logits_to_keep" in known else logits[:, self.rows]).float()
 
     def losses(self, logits: Tensor) -> Tensor:
         """Loss in nats of each token, `[replies, places]`; 0 where there is none."""
@@ -170,10 +192,7 @@ def judge(model: PreTrainedModel, replies: Sequence[Reply], most_tokens: int = 1
 
 def window_losses(model: PreTrainedModel, windows: Sequence[Sequence[int]]) -> Tensor:
     """Mean loss in nats per token of each window of plain text, all of one length."""
-    ids = torch.tensor(windows, device=model.device)
-    logits = _logits(model, ids, torch.arange(ids.shape[1] - 1, device=ids.device))
-    losses = F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
-    return losses.view(len(windows), -1).mean(-1)
+    return reply_losses(model, [Reply(tuple(window), 1) for window in windows])[0].mean(-1)
 
 
 def sampled_texts(
@@ -211,8 +230,7 @@ def own_answers(
     at_once: int = 32,
 ) -> list[Reply]:
     """The model's own answers to questions, by greedy decoding of up to `new_tokens` tokens each."""
-    special = tokenizer.chat_template is None
-    asked = [tokenizer(_asked(tokenizer, one), add_special_tokens=special).input_ids for one in questions]
+    asked = [token_ids(tokenizer, asked_with(tokenizer, Prompt(one, "", ""))) for one in questions]
     replies = []
     for start in range(0, len(asked), at_once):
         replies += generated(model, asked[start : start + at_once], new_tokens)
@@ -260,48 +278,17 @@ def generated_texts(
     most_tokens: int = 65_536,
 ) -> list[str]:
     """What greedy decoding adds to the opening of each prompt, until it contains all of the references."""
-    special = tokenizer.chat_template is None
-    texts = [asked_with(tokenizer, one) for one in prompts]
-    asked = [Reply(tuple(tokenizer(one, add_special_tokens=special).input_ids), 0) for one in texts]
+    asked = [Reply(tuple(token_ids(tokenizer, asked_with(tokenizer, one))), 0) for one in prompts]
     answers: dict[int, list[int]] = {}
     for batch in batches(asked, most_tokens):
-        complete = _holds_references(tokenizer, [prompts[i] for i in batch], len(asked[batch[-1]].ids))
+        start = len(asked[batch[-1]].ids)
+
+        def complete(ids: Tensor, scores: Tensor, batch: list[int] = batch, start: int = start, **_: Any) -> Tensor:
+            texts = tokenizer.batch_decode(ids[:, start:], skip_special_tokens=True)
+            pairs = zip(texts, (prompts[i].references for i in batch), strict=True)
+            done = [all(one.lower() in text.lower() for one in references) for text, references in pairs]
+            return torch.tensor(done, device=ids.device)
+
         replies = generated(model, [asked[i].ids for i in batch], new_tokens, complete=complete)
         answers |= {i: list(one.ids[one.start :]) for i, one in zip(batch, replies, strict=True)}
     return tokenizer.batch_decode([answers[i] for i in range(len(prompts))], skip_special_tokens=True)
-
-
-def _holds_references(
-    tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt], start: int
-) -> Callable[..., Tensor]:
-    """A stopping criterion: answers, from `start` on, that contain all references of their prompt."""
-
-    def complete(ids: Tensor, scores: Tensor, **options: Any) -> Tensor:
-        texts = tokenizer.batch_decode(ids[:, start:], skip_special_tokens=True)
-        pairs = zip(texts, prompts, strict=True)
-        done = [all(one.lower() in text.lower() for one in prompt.references) for text, prompt in pairs]
-        return torch.tensor(done, device=ids.device)
-
-    return complete
-
-
-def _positions(replies: Sequence[Reply], longest: int) -> Tensor | None:
-    if all(reply.positions is None for reply in replies):
-        return None
-    positions = torch.arange(longest).repeat(len(replies), 1)
-    for row, reply in enumerate(replies):
-        if reply.positions is not None:
-            positions[row, : len(reply.ids)] = torch.tensor(reply.positions)
-    return positions
-
-
-def _logits(model: PreTrainedModel, ids: Tensor, rows: Tensor, positions: Tensor | None = None) -> Tensor:
-    """Logits in float32 of some rows of every sequence; other rows are not computed where the model allows it."""
-    known = inspect.signature(model.forward).parameters
-    options: dict[str, Any] = {"logits_to_keep": rows} if "logits_to_keep" in known else {}
-    if positions is not None and "position_ids" in known:
-        # The mask marks the input as one text: without it transformers would split it at the gaps.
-        options |= {"position_ids": positions.to(ids.device), "attention_mask": torch.ones_like(ids)}
-    with any_length(ids.device):
-        logits: Tensor = model(input_ids=ids, use_cache=False, **options).logits
-    return (logits if "logits_to_keep" in known else logits[:, rows]).float()

@@ -14,7 +14,7 @@ from torch import Tensor
 from sharpmax.errors import FileFormatError, reject
 from sharpmax.files import parse_json, write_bytes
 from sharpmax.lazy import require
-from sharpmax.models.single_head import SingleHeads
+from sharpmax.models.stacked import SingleHeads
 
 SCHEMA = 1
 """Version of the form; a reader refuses a newer one."""
@@ -38,18 +38,19 @@ def load_tensors(path: str | Path, kind: str) -> tuple[dict[str, Tensor], dict[s
     try:
         with safetensors.safe_open(str(path), framework="pt") as file:
             header = file.metadata() or {}
-            _check_header(header, kind, shown)
-            about = parse_json(header["about"])
-            if not isinstance(about, dict):
-                raise FileFormatError(f"weights: the description in {shown} is not an object; give another file")
-            return {name: file.get_tensor(name) for name in file.keys()}, about  # noqa: SIM118 (not a mapping)
-    except FileFormatError:
-        raise
-    except (OSError, ValueError, KeyError, safetensors.SafetensorError) as problem:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+        found = header.get(_MARK, "nothing of sharpmax"), header.get("schema")
+        about = parse_json(header.get("about", "{}"))
+    except (OSError, ValueError, safetensors.SafetensorError) as problem:
         raise FileFormatError(
-            f"weights: {shown} is damaged or not a safetensors file ({problem}); allowed: a file of kind {kind!r} "
-            "written by sharpmax; train again or give another file"
+            f"weights: {shown} is damaged or not a safetensors file ({problem}); train again or give another file"
         ) from None
+    if found != (kind, str(SCHEMA)) or not isinstance(about, dict):
+        raise FileFormatError(
+            f"weights: {shown} holds {found[0]}, schema {found[1]}; "
+            f"allowed: {kind}, schema {SCHEMA}, written by sharpmax"
+        )
+    return tensors, about
 
 
 @contextmanager
@@ -64,19 +65,7 @@ def must_fit(path: str | Path, what: str, todo: str) -> Iterator[None]:
         ) from None
 
 
-def _check_header(header: Mapping[str, str], kind: str, shown: str) -> None:
-    if header.get(_MARK) != kind:
-        found = repr(header[_MARK]) if _MARK in header else "nothing of sharpmax"
-        raise FileFormatError(f"weights: {shown} holds {found}; allowed: a file of kind {kind!r} written by sharpmax")
-    schema = header.get("schema")
-    if schema != str(SCHEMA):
-        raise FileFormatError(
-            f"weights: {shown} has schema {schema}; allowed: {SCHEMA}; a newer file needs a newer sharpmax"
-        )
-
-
 _KIND = "single-heads"
-_DATA = Path(__file__).parent / "data"
 
 
 @dataclass(frozen=True)
@@ -122,4 +111,4 @@ class Trained:
 
 def shipped_path(recipe: str) -> Path:
     """Where the package keeps the weights trained at full length by a recipe."""
-    return _DATA / f"max-retrieval-{recipe}.safetensors"
+    return Path(__file__).parent / "data" / f"max-retrieval-{recipe}.safetensors"

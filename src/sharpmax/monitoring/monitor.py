@@ -1,102 +1,247 @@
-"""`monitor`: score every request of a language model and raise alarms."""
+"""`monitor`: score every request of a model and raise alarms."""
 
 from __future__ import annotations
 
+import inspect
 import json
 import logging
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from functools import partial, wraps
 from pathlib import Path
+from types import MethodType
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.functional import pad
+from torch.nn.utils.rnn import pad_sequence
 
-from sharpmax.errors import FileFormatError, reject, reject_type
+from sharpmax.errors import FileFormatError, UnsupportedError, reject, reject_type
 from sharpmax.files import read_json, write_text
-from sharpmax.lazy import require
+from sharpmax.integrations import torch_modules
+from sharpmax.integrations.transformers.interface import modules_of, observed
+from sharpmax.integrations.transformers.support import check_model, is_torch_module
 from sharpmax.models.language import context_of, weights_fingerprint
 from sharpmax.models.scoring import Reply, batches
-from sharpmax.monitoring.observer import Observer, Request, heads_of
 from sharpmax.monitoring.scores import Baseline, Learned, Report, learn, split
+from sharpmax.probing import capture
 from sharpmax.probing.measurement import call_model
+from sharpmax.stats.call import AttentionCall, without_autocast
 
 if TYPE_CHECKING:
-    from prometheus_client import CollectorRegistry
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-_SCHEMA, _EVENT = 2, "sharpmax.monitor"
-_SETTINGS = ("false_alarms", "every", "generated")
+_SCHEMA, _EVENT = 3, "sharpmax.monitor"
+_SETTINGS = ("false_alarms", "every", "generated", "rows")
 _PROMPTS = "a list of prompts, each a text or a list of tokens"
+_INPUTS = "a list of inputs, each a tensor, a tuple of arguments or a mapping of keyword arguments"
 _AT_ONCE, _AT_ONCE_ON_CPU = 16_384, 2_048
-_BUCKETS = (-2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
+_MARK, _GENERATE = "_sharpmax_attached", "generate"
 
 # Without a handler of the caller's, alarms do not appear on stderr.
 logging.getLogger(_EVENT).addHandler(logging.NullHandler())
+
+
+@dataclass(eq=False)
+class Row:
+    """One row of every sequence of a batch, measured layer by layer in one pass through a model."""
+
+    places: Tensor | None = None  # which row of each sequence `[B]`; None: the last
+    seen: Tensor | None = None  # which sequences have it `[B]`: not padding alone, and not ended before; None: all
+    generated: bool = False
+    rows: str | None = None  # chooses rows as in `sharpmax.capture` instead, whose mean counts
+    _found: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+    def see(self, call: AttentionCall) -> None:
+        """Measure the row of every sequence in one layer. Every operation here delays a generated token."""
+        if call.queries == 0 or call.keys == 0:
+            return
+        if self.rows is not None:
+            stats = capture.measured(call, capture.places(self.rows, call.queries))
+            visible = stats["count"] > 0
+            mean = stats["entropy"].sum(-1) / visible.sum(-1).clamp_min(1)
+            self._found[call.layer] = mean, stats["count"].amax(-1)
+            return
+        with without_autocast(call.q.device):
+            chosen = call if self.places is None else call.of_rows(self.places)
+            row = chosen.logits(slice(-1, None)).measure(frozenset({"mean"}))
+        self._found[call.layer] = row.entropy[..., 0], row.count[..., 0]
+
+    def finish(self) -> bool:
+        """Put the layers together, in their order; False if none was measured.
+
+        Sets the entropies `[B, heads]` over all layers, the visible keys `[B]`, and which sequences are `valid` `[B]`.
+        """
+        if not self._found:
+            return False
+        found = [self._found[layer] for layer in sorted(self._found)]
+        self._found.clear()
+        if len({len(one) for one, _ in found}) > 1:  # windows, or the rows of a table, are batches of their own
+            found = [(one.mean(0, keepdim=True), many.amax(0, keepdim=True)) for one, many in found]
+        device = found[0][0].device
+        self.entropy = torch.cat([one.to(device) for one, _ in found], dim=1)
+        # Layers with a sliding window see less than the others: the count is that of the layer that sees most.
+        self.count = torch.stack([many.to(device).amax(1).expand(len(self.entropy)) for _, many in found]).amax(0)
+        self.valid = torch.ones_like(self.count, dtype=torch.bool) if self.seen is None else self.seen
+        return True
+
+
+@dataclass(eq=False)
+class Run:
+    """The sequences of one batch from their prompt on, as one cache holds them."""
+
+    generated: deque[Row]  # the latest rows of generated tokens
+    ends: frozenset[int] = frozenset()
+    """Tokens that end a sequence: what a model computes after one, while others of the batch go on, is padding."""
+
+    unread: int | None = None
+    """Tokens of the prompt that are still to be read, where that is known: what follows them is guessed."""
+
+    cache: weakref.ref[Any] | None = None  # the cache that goes on with these sequences
+    prompt: Row | None = None
+    _steps: int = 0
+    _valid: Tensor | None = None
+
+    def begin(self, given: Mapping[str, Any], every: int) -> Row | None:
+        """Begin a pass with these arguments of the model: the row to measure in it (None: none)."""
+        ids = given.get("input_ids")
+        tokens = given.get("inputs_embeds") if ids is None else ids
+        if not isinstance(tokens, Tensor) or tokens.ndim < 2:
+            raise UnsupportedError("the model was given neither input_ids [B, L] nor inputs_embeds [B, L, D]")
+        batch, length = tokens.shape[:2]
+        # Several tokens after a prompt and before any generated one are the prompt's next part.
+        if self.prompt is None or (length > 1 and self._steps == 0):
+            guessed = 0 if self.unread is None else max(0, length - self.unread)
+            self.unread = None if self.unread is None else max(0, self.unread - length)
+            mask, places = given.get("attention_mask"), None
+            if isinstance(mask, Tensor) and mask.ndim == 2 and 0 < length <= mask.shape[1]:
+                real = mask[:, mask.shape[1] - length : mask.shape[1] - guessed] > 0
+                places = real.shape[1] - 1 - real.flip(-1).to(torch.uint8).argmax(-1)
+                self._valid = real.any(-1)
+            elif guessed:
+                places = torch.full((batch,), length - 1 - guessed, device=tokens.device)
+            return Row(places, self._valid)
+        self._steps += 1
+        window = self.generated.maxlen
+        if window and self.ends and isinstance(ids, Tensor) and len(ids) > 1:
+            going_on = ~torch.isin(ids[:, 0], torch.tensor(sorted(self.ends), device=ids.device))
+            self._valid = going_on if self._valid is None else going_on & self._valid.to(going_on.device)
+        if window == 0 or self._steps % every:
+            return None
+        # Of several tokens the first is the model's own; the others are guesses of speculative decoding.
+        places = None if length == 1 else torch.zeros(batch, dtype=torch.long, device=tokens.device)
+        return Row(places, self._valid, generated=True)
+
+
+class Request:
+    """A request that is being answered or has been."""
+
+    def __init__(self, monitor: Monitor, ends: frozenset[int] = frozenset()) -> None:
+        self.monitor, self.ends = monitor, ends
+        self.runs: list[Run] = []
+        self.problem: str | None = None  # what went wrong inside the monitor, if anything did
+        self.fresh = False  # whether the next pass begins prompts
+        self.length: int | None = None  # how long these are, if known
+        self._report: Report | None = None
+
+    @property
+    def report(self) -> Report:
+        """The report about the rows so far, or about all of them once the request is over."""
+        return self.monitor.judge(self) if self._report is None else self._report
+
+    @report.setter
+    def report(self, report: Report) -> None:
+        self._report = report
+        self.runs.clear()  # the rows that it was made from
+
+    def run_of(self, cache: Any) -> Run:
+        """The sequences that a pass with this cache goes on with, or new ones."""
+        for run in self.runs:
+            if cache is not None and run.cache is not None and run.cache() is cache and not self.fresh:
+                return run
+        read = 0 if cache is None or self.length is None else int(cache.get_seq_length())
+        unread = None if self.length is None else self.length - read
+        run = Run(
+            deque(maxlen=self.monitor.generated), self.ends, unread, None if cache is None else weakref.ref(cache)
+        )
+        self.runs.append(run)
+        self.fresh, self.length = False, None
+        return run
+
+
+_REQUESTS: ContextVar[tuple[Request, ...]] = ContextVar("sharpmax_requests", default=())
 
 
 class Monitor:
     """Monitors a model until `close()`; made by `sharpmax.monitor`, or loaded by `Monitor.load`.
 
     A call of `model.generate` is a request, a plain forward pass without a cache is one, and everything inside
-    `with monitor.request() as r:` is one. Each gets a `Report`, which goes to the callback, as one line of JSON to the
-    logger (a warning if there is an alarm) and to the metrics. Nothing the model computes changes. An error inside the
-    monitor is logged once and leaves the request without a score.
+    `with monitor.request() as r:` is one, whose `r.report` may be read inside, about the rows so far, and afterwards.
+    Each report goes to the callback, and as one line of JSON to the logger (a warning if there is an alarm). Nothing
+    the model computes changes. An error inside the monitor is logged once and leaves the request without a score.
 
-    Threads may use the model at the same time. A compiled model cannot be observed, and the reports say so.
+    Threads may use the model at the same time. A compiled model cannot be observed, and the reports say so. Without
+    baselines (`known` None) rows are measured and nothing is reported.
     """
 
     def __init__(
         self,
-        model: PreTrainedModel,
-        known: Learned,
+        model: nn.Module,
+        known: Learned | None,
         *,
-        false_alarms: float,
-        every: int,
-        generated: int,
+        false_alarms: float = 0.01,
+        every: int = 16,
+        generated: int = 0,
+        rows: str = "last",
         callback: Callable[[Report], None] | None = None,
         logger: logging.Logger | None = None,
-        metrics: CollectorRegistry | bool | None = None,
     ) -> None:
-        self.false_alarms, self.every = false_alarms, every
-        self.generated = generated if known.generated is not None else 0
-        self._known, self._model = known, model
-        self._name = str(model.name_or_path or type(model).__name__)
+        module = is_torch_module(model)
+        if not module and check_model(model).config.is_encoder_decoder:
+            raise UnsupportedError(
+                f"model: {type(model).__name__} has an encoder and a decoder, of which no single row says where it "
+                "looks; allowed: models with one stack of layers"
+            )
+        if _MARK in vars(model):
+            reject("model", "a model that is monitored already", "one monitor at a time", "close the other one first")
+        self.false_alarms, self.every, self.rows = false_alarms, every, rows
+        self.generated = 0 if known is not None and known.generated is None else generated
+        self.problem: Exception | None = None  # the first error inside the monitor
+        self._on, self._module = True, module
+        self._model = model
+        self._known: Any = known
+        self._name = str(getattr(model, "name_or_path", None) or type(model).__name__)
         self._logger = logging.getLogger(_EVENT) if logger is None else logger
-        counts = metrics_of(metrics)
-        if counts is not None:
-            counts.watch(self._name, self.thresholds)
-        count = None if counts is None else lambda report: counts.add(self._name, report)
-        self._outputs = [one for one in (count, self._log, callback) if one is not None]
-        self._failed_before = False
-        self._observer = Observer(
-            model, every=every, window=self.generated, judge=self._judge, ended=self._ended, failed=self._failed
-        )
+        self._callback = callback
+        self._parameters = tuple(inspect.signature(model.forward).parameters)
+        self._local = threading.local()
+        self._attached = ExitStack()
+        self._attach(model)
 
     @property
     def thresholds(self) -> dict[str, float]:
         """The score above which there is an alarm: of a prompt alone, and of a request that generates."""
-        return dict(self._known.thresholds)
-
-    def request(self) -> AbstractContextManager[Request]:
-        """Everything that this thread lets the model compute inside `with monitor.request() as r:` is one request.
-
-        `r.scores`, `r.alarm`, `r.heads` and `r.why` may be read inside, about the rows so far, and afterwards.
-        """
-        return self._observer.request()
+        kinds = {"prompt": self._known.prompt, "generated": self._known.generated}
+        return {name: float(kind.threshold) for name, kind in kinds.items() if kind is not None}
 
     def pause(self) -> None:
         """Measure nothing until `resume()`."""
-        self._observer.on = False
+        self._on = False
 
     def resume(self) -> None:
         """Measure again, from the next pass through the model on."""
-        self._observer.on = True
+        self._on = True
 
     def close(self) -> None:
-        """Detach from the model; passes that run in other threads end first."""
-        self._observer.close()
+        """Detach from the model; a pass that runs in another thread ends without a report."""
+        self._on = False
+        self._attached.close()
 
     def __enter__(self) -> Monitor:
         return self
@@ -104,12 +249,17 @@ class Monitor:
     def __exit__(self, *error: object) -> None:
         self.close()
 
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{name}={getattr(self, name)!r}" for name in _SETTINGS)
+        return f"Monitor({self._name!r}, {shown})"
+
     def save(self, path: str | Path) -> Path:
         """Write baselines and thresholds as JSON to the file `path`, for `Monitor.load`."""
         known = self._known
         body = {
             "schema": _SCHEMA, "kind": _EVENT, "weights": weights_fingerprint(self._model),
             **{name: getattr(self, name) for name in _SETTINGS},
+            "heads": list(known.heads),
             "prompt": known.prompt.to_dict(),
             "later": None if known.generated is None else known.generated.to_dict(),
         }  # fmt: skip
@@ -118,12 +268,11 @@ class Monitor:
     @classmethod
     def load(
         cls,
-        model: PreTrainedModel,
+        model: nn.Module,
         path: str | Path,
         *,
         callback: Callable[[Report], None] | None = None,
         logger: logging.Logger | None = None,
-        metrics: CollectorRegistry | bool | None = None,
     ) -> Monitor:
         """Load the monitor that `save` wrote for a model with the same weights."""
         body = read_json(path, "monitor")
@@ -135,119 +284,175 @@ class Monitor:
         try:
             settings = {name: body[name] for name in _SETTINGS}
             check_settings(**settings)
-            heads = heads_of(model)
-            prompt, generated = (Baseline.from_dict(body[name], len(heads)) for name in ("prompt", "later"))
+            heads = [(int(layer), int(head)) for layer, head in body["heads"]]
+            prompt = Baseline.from_dict(body["prompt"], len(heads))
+            generated = None if body["later"] is None else Baseline.from_dict(body["later"], len(heads))
         except (KeyError, TypeError, ValueError, RuntimeError) as problem:
             raise FileFormatError(f"monitor: {str(path)!r} is damaged: {problem}; learn again") from None
-        if prompt is None:
-            raise FileFormatError(f"monitor: {str(path)!r} is damaged: it knows no prompts; learn again")
-        known = Learned(heads, prompt, generated)
-        return cls(model, known, **settings, callback=callback, logger=logger, metrics=metrics)
+        return cls(model, Learned(heads, prompt, generated), **settings, callback=callback, logger=logger)
 
-    def __repr__(self) -> str:
-        shown = ", ".join(f"{name}={getattr(self, name)}" for name in _SETTINGS)
-        return f"Monitor({self._name!r}, {shown})"
-
-    def _judge(self, request: Request) -> Report:
+    @contextmanager
+    def request(self) -> Iterator[Request]:
+        """Everything this context runs is one request. One that an error ends has no report."""
+        request = Request(self, self._ends({}))
+        _REQUESTS.set((*_REQUESTS.get(), request))
         try:
-            return self._known.report(request)
-        except Exception as problem:
-            return Report((), why=f"the monitor failed: {self._failed(problem)}")
+            yield request
+        finally:
+            _REQUESTS.set(tuple(one for one in _REQUESTS.get() if one is not request))
+        self._publish(request)
 
-    def _ended(self, request: Request) -> None:
-        report = request.finish()
-        for publish in self._outputs:
-            self._publish(publish, report)
+    def judge(self, request: Request) -> Report:
+        """The report about the rows of a request so far."""
+        found: Report | None = None
+        with self._caught(request):
+            found = self._known.report(request.runs, request.problem)
+        return found or Report((), why=f"the monitor failed: {request.problem}")
 
-    def _publish(self, publish: Callable[[Report], None], report: Report) -> None:
+    def _publish(self, request: Request) -> None:
+        if self._known is None:
+            return
+        request.report = report = request.report
+        with self._caught(request):
+            level = logging.WARNING if report.alarm else logging.INFO
+            if self._logger.isEnabledFor(level):
+                self._logger.log(level, "%s", report.to_line(event=_EVENT, model=self._name))
+            if self._callback is not None:
+                self._callback(report)
+
+    @contextmanager
+    def _caught(self, request: Request) -> Iterator[None]:
+        """Keep errors of the monitor from the caller of the model; the first is logged, others may follow from it."""
         try:
-            publish(report)
+            yield
         except Exception as problem:
-            self._failed(problem)
+            request.problem = request.problem or f"{type(problem).__name__}: {problem}"
+            if self.problem is None:
+                self.problem = problem
+                if self._known is not None:
+                    self._logger.error("the monitor failed; the model goes on without it", exc_info=problem)
 
-    def _log(self, report: Report) -> None:
-        level = logging.WARNING if report.alarm else logging.INFO
-        if self._logger.isEnabledFor(level):
-            self._logger.log(level, "%s", report.to_line(event=_EVENT, model=self._name))
+    def _attach(self, model: Any) -> None:
+        """Hook passes and `generate`. The hooks are functions, so that a deep copy shares them and they ignore it."""
+        self._attached.enter_context(torch_modules.observed(model, self) if self._module else observed(model, self))
+        vars(model)[_MARK] = True
+        self._attached.callback(vars(model).pop, _MARK)
 
-    def _failed(self, problem: Exception) -> str:
-        if not self._failed_before:
-            self._failed_before = True
-            self._logger.error("the monitor failed; the model goes on without it", exc_info=problem)
-        return f"{type(problem).__name__}: {problem}"
+        def entering(this: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if this is model:
+                self._before(args, kwargs)
 
+        def leaving(this: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+            if this is model:
+                self._after(out)
 
-class Metrics:
-    """The metrics of all monitors that share a registry; the label `model` tells them apart."""
+        self._attached.callback(model.register_forward_pre_hook(entering, with_kwargs=True).remove)
+        self._attached.callback(model.register_forward_hook(leaving, with_kwargs=True, always_call=True).remove)
+        if self._module or not hasattr(model, _GENERATE):
+            return
+        before, own = vars(model).get(_GENERATE), model.generate
 
-    def __init__(self, registry: CollectorRegistry) -> None:
-        client = require("prometheus_client", "monitor", "metrics of a monitor")
+        @wraps(type(model).generate)
+        def generate(this: Any, *args: Any, **kwargs: Any) -> Any:
+            return self._generate(own, args, kwargs) if this is model else type(this).generate(this, *args, **kwargs)
 
-        def metric(kind: str, name: str, text: str, *labels: str, **options: Any) -> Any:
-            return getattr(client, kind)(f"sharpmax_monitor_{name}", text, labels, registry=registry, **options)
+        vars(model)[_GENERATE] = bound = MethodType(generate, model)
 
-        self._requests = metric("Counter", "requests", "Requests, by outcome: ok, alarm, no_score", "model", "outcome")
-        self._scores = metric("Histogram", "score", "Scores of sequences", "model", buckets=_BUCKETS)
-        self._threshold = metric("Gauge", "threshold", "Score above which there is an alarm", "model", "rows")
-        self._heads = metric("Counter", "heads_above", "Heads above their own thresholds", "model", "layer")
+        def restore() -> None:
+            if vars(model).get(_GENERATE) is bound:  # other code may have wrapped it meanwhile
+                del vars(model)[_GENERATE]
+                vars(model).update({} if before is None else {_GENERATE: before})
 
-    def watch(self, model: str, thresholds: dict[str, float]) -> None:
-        """Show the thresholds of a monitor, and its counts from zero on."""
-        for rows, threshold in thresholds.items():
-            self._threshold.labels(model, rows).set(threshold)
-        for outcome in ("ok", "alarm", "no_score"):
-            self._requests.labels(model, outcome)
+        self._attached.callback(restore)
 
-    def add(self, model: str, report: Report) -> None:
-        """Count a request."""
-        known = [score for score in report.scores if score is not None]
-        self._requests.labels(model, "alarm" if report.alarm else "ok" if known else "no_score").inc()
-        for score in known:
-            self._scores.labels(model).observe(score)
-        for head in report.heads:
-            self._heads.labels(model, str(head.layer)).inc()
+    def _current(self) -> Request | None:
+        return next((one for one in reversed(_REQUESTS.get()) if one.monitor is self), None)
 
+    def _generate(self, generate: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        """A call of `generate`: a request, or a part of the one around it."""
+        around = self._current()
+        if around is None and not self._on:
+            return generate(*args, **options)
+        with self.request() if around is None else nullcontext(around) as request:
+            ids = args[0] if args else options.get("input_ids", options.get("inputs"))
+            request.length = ids.shape[1] if isinstance(ids, Tensor) and ids.ndim == 2 else None
+            request.ends, request.fresh = self._ends(options), True
+            return generate(*args, **options)
 
-_OF_REGISTRY: WeakKeyDictionary[Any, Metrics] = WeakKeyDictionary()
+    def _ends(self, options: Mapping[str, Any]) -> frozenset[int]:
+        """Tokens that end a sequence, from options of `generate`."""
+        config = options.get("generation_config") or getattr(self._model, "generation_config", None)
+        ends = options.get("eos_token_id", getattr(config, "eos_token_id", None))
+        return frozenset(one for one in (ends if isinstance(ends, list) else [ends]) if isinstance(one, int))
 
+    def wants_call(self) -> bool:
+        """Whether the pass that this thread is in is measured."""
+        return getattr(self._local, "active", None) is not None
 
-def metrics_of(given: CollectorRegistry | bool | None) -> Metrics | None:
-    """The metrics in a registry (True: the client's own), made once for each; None for none."""
-    if given is None or given is False:
-        return None
-    client = require("prometheus_client", "monitor", "metrics of a monitor")
-    registry = client.REGISTRY if given is True else given
-    if not isinstance(registry, client.CollectorRegistry):
-        reject_type("metrics", type(registry).__name__, "True, None or a prometheus_client.CollectorRegistry")
-    if registry not in _OF_REGISTRY:
-        _OF_REGISTRY[registry] = Metrics(registry)
-    return _OF_REGISTRY[registry]
+    def __call__(self, call: AttentionCall) -> None:
+        """Measure one layer of a pass."""
+        if self.wants_call():
+            request, _, row = self._local.active
+            with self._caught(request):
+                row.see(call)
+
+    def _before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._local.active = None
+        given = dict(zip(self._parameters, args, strict=False)) | kwargs
+        cache, request = given.get("past_key_values"), self._current()
+        if not self._on or (request is None and cache is not None):
+            return  # a pass with a cache and outside a request continues an unknown one
+        request = Request(self) if request is None else request
+        with self._caught(request):
+            run = request.run_of(cache)
+            row = Row(rows=self.rows) if self._module else run.begin(given, self.every)
+            self._local.active = None if row is None else (request, run, row)
+
+    def _after(self, out: Any) -> None:
+        active, self._local.active = getattr(self._local, "active", None), None
+        if active is None or out is None:
+            return
+        request, run, row = active
+        with self._caught(request):
+            found = row.finish()
+            if found and not row.generated:
+                run.prompt = row
+            elif found and run.prompt is not None and len(row.entropy) == len(run.prompt.entropy):
+                run.generated.append(row)
+            if (cache := getattr(out, "past_key_values", None)) is not None:
+                run.cache = weakref.ref(cache)
+        if self._current() is None:  # one pass is the whole request
+            self._publish(request)
 
 
 def monitor(
-    model: PreTrainedModel,
-    reference: Iterable[str] | Iterable[Sequence[int]],
+    model: nn.Module,
+    reference: Iterable[Any],
     *,
     tokenizer: PreTrainedTokenizerBase | None = None,
+    rows: str = "last",
     false_alarms: float = 0.01,
     every: int = 16,
     generated: int = 2,
     callback: Callable[[Report], None] | None = None,
     logger: logging.Logger | None = None,
-    metrics: CollectorRegistry | bool | None = None,
 ) -> Monitor:
     """Learn how focused a model is on in-distribution prompts, and monitor it from then on.
 
     `reference` holds prompts like those the model is meant for, as texts (with its `tokenizer`) or lists of tokens. The
     model reads each, goes on until `generated` of its own tokens, each the `every`-th, were read too (0: judge prompts
     alone), and the entropy of every head is noted in these rows. One part of the reference gives a baseline per head
-    and the weights of the score; the other gives thresholds: a conformal quantile for each head by itself, and one for
-    the score of a request, which a further request like those of the reference exceeds with a probability of at most
-    `false_alarms`. That takes at least 1/`false_alarms` + 7 prompts; twice as many give more even halves.
+    and the weights of the score; the other gives the threshold, which the score of a further request like those of the
+    reference exceeds with a probability of at most `false_alarms`. That takes at least 1/`false_alarms` + 7 prompts.
 
     Requests are judged by the last row of their prompt and that of every `every`-th token they generate: the highest
     score counts, of the prompt and the `generated` latest. The score is the mean excess of entropy over all heads,
     beyond what the reference itself varies by.
+
+    Any other torch module that attends by `scaled_dot_product_attention` or `nn.MultiheadAttention` is monitored pass
+    by pass. Its reference holds inputs, each a tensor, a tuple of arguments or a mapping of keyword arguments for one
+    forward pass, every sequence of a batch being an example. `rows` chooses the rows whose mean entropy counts: "last",
+    "log" or "all", as in `sharpmax.capture`. Its fused inference paths are not taken meanwhile.
 
     >>> import torch, sharpmax as sm
     >>> from transformers import LlamaConfig, LlamaForCausalLM
@@ -257,34 +462,51 @@ def monitor(
     >>> known = [torch.randint(97, (20,)).tolist() for _ in range(30)]
     >>> with sm.monitor(model, known, false_alarms=0.1, generated=0) as watched, watched.request() as r:
     ...     out = model(torch.randint(97, (2, 20)))
-    >>> len(r.scores), r.why
+    >>> len(r.report.scores), r.report.why
     (2, None)
     """
-    check_settings(false_alarms, every, generated)
-    if isinstance(reference, (str, bytes)) or not isinstance(reference, Iterable):
-        reject_type("reference", type(reference).__name__, _PROMPTS)
-    prompts = [_tokens(number, prompt, tokenizer) for number, prompt in enumerate(reference)]
-    split(len(prompts), false_alarms)  # refuses too few prompts before the work
-    rows = generated if getattr(model, "can_generate", bool)() else 0
-    known = learn(*reference_rows(model, prompts, every=every, generated=rows), heads_of(model), false_alarms)
+    check_settings(false_alarms, every, generated, rows)
+    module = is_torch_module(model)
+    if isinstance(reference, (str, bytes, Tensor, Mapping)) or not isinstance(reference, Iterable):
+        reject_type("reference", type(reference).__name__, _INPUTS if module else _PROMPTS)
+    if module:
+        generated, read = 0, list(reference)
+        if not read:
+            reject("reference", "no inputs", _INPUTS)
+        sites = torch_modules.observable_sites(model, read[0])
+        heads = [(number, head) for number, site in enumerate(sites) for head in range(site.heads)]
+    else:
+        if rows != "last":
+            reject("rows", repr(rows), "'last' for a transformers model")
+        read = [_tokens(number, prompt, tokenizer) for number, prompt in enumerate(reference)]
+        split(len(read), false_alarms)  # refuses too few prompts before the work
+        generated = generated if getattr(model, "can_generate", bool)() else 0
+        heads = heads_of(model)
+    found = reference_rows(model, read, every=every, generated=generated, rows=rows)
     return Monitor(
-        model, known, false_alarms=float(false_alarms), every=every, generated=rows, callback=callback, logger=logger,
-        metrics=metrics,
+        model, learn(*found, heads, false_alarms), false_alarms=false_alarms, every=every, generated=generated,
+        rows=rows, callback=callback, logger=logger,
     )  # fmt: skip
 
 
-def check_settings(false_alarms: object, every: object = 1, generated: object = 0) -> None:
+def check_settings(false_alarms: object, every: object = 1, generated: object = 0, rows: object = "last") -> None:
     """Refuse a false-alarm rate and numbers of tokens that mean nothing."""
-    share = "a share above 0 and below 1, as 0.01"
-    if isinstance(false_alarms, bool) or not isinstance(false_alarms, (int, float)):
-        reject_type("false_alarms", repr(false_alarms), share)
-    if not 0.0 < false_alarms < 1.0:
-        reject("false_alarms", false_alarms, share)
+    capture.check_choice(rows)
+    if not isinstance(false_alarms, float) or not 0.0 < false_alarms < 1.0:
+        reject("false_alarms", repr(false_alarms), "a share above 0 and below 1, as 0.01")
     for name, value, least in (("every", every, 1), ("generated", generated, 0)):
-        if type(value) is not int:
-            reject_type(name, repr(value), "a whole number")
-        if value < least:
-            reject(name, value, f"{least} or more")
+        if type(value) is not int or value < least:
+            reject(name, repr(value), f"a whole number from {least}")
+
+
+def heads_of(model: Any) -> list[tuple[int, int]]:
+    """Layer and head of every column of a row of a transformers model."""
+    return [(number, head) for number, one in enumerate(modules_of(model)) for head in range(one.heads)]
+
+
+def tokens_at_once(model: PreTrainedModel) -> int:
+    """How many tokens a batch may have: a GPU is fastest with many, a CPU with what its cache holds."""
+    return _AT_ONCE_ON_CPU if model.device.type == "cpu" else _AT_ONCE
 
 
 def _tokens(number: int, prompt: Any, tokenizer: PreTrainedTokenizerBase | None) -> list[int]:
@@ -301,42 +523,46 @@ def _tokens(number: int, prompt: Any, tokenizer: PreTrainedTokenizerBase | None)
 
 
 def reference_rows(
-    model: PreTrainedModel, prompts: Sequence[Sequence[int]], *, every: int = 8, generated: int = 0
+    model: Any, reference: Sequence[Any], *, every: int = 8, generated: int = 0, rows: str = "last"
 ) -> tuple[Tensor, Tensor]:
-    """Let the model read prompts and generate until `generated` of its own tokens, each the `every`-th, were read.
+    """Let a model read prompts and generate until `generated` of its own tokens, each the `every`-th, were read.
 
-    Returns the entropies `[N, 1 + generated, heads]` of these rows on the CPU, and which of them exist.
+    Returns the entropies `[N, 1 + generated, heads]` of these rows on the CPU, and which of them exist. A torch module
+    reads inputs for its forward pass, of which every sequence counts, and generates nothing.
     """
-    context, longest = context_of(model), max(map(len, prompts), default=0)
-    new = generated * every + 1 if generated else 0
-    if context is not None and longest + new > context:
-        hint = "leave out the longest, or learn from fewer generated rows" if new else "leave out the longest"
-        given = f"a prompt of {longest} tokens" + (f" and {new} to generate" if new else "")
-        reject("reference", given, f"up to {context} tokens, what the model can read", hint)
-    problems: list[Exception] = []
-
-    def failed(problem: Exception) -> str:
-        problems.append(problem)
-        return str(problem)
-
-    observer = Observer(
-        model, every=every, window=generated, judge=lambda one: Report(()), ended=lambda one: None, failed=failed
-    )
-    entropy = torch.zeros(len(prompts), 1 + generated, len(observer.heads), dtype=torch.float64)
-    valid = torch.zeros(len(prompts), 1 + generated, dtype=torch.bool)
-    try:
-        for batch in batches([Reply(tuple(ids), len(ids)) for ids in prompts], tokens_at_once(model)):
-            with torch.no_grad(), observer.request() as request:
-                _read(model, [prompts[place] for place in batch], new)
-            if problems:
-                raise problems[0]
+    order: list[int] | None = None
+    if is_torch_module(model):
+        calls = [partial(torch_modules.run_example, model, one) for one in reference]
+    else:
+        context, longest = context_of(model), max(map(len, reference), default=0)
+        new = generated * every + 1 if generated else 0
+        if context is not None and longest + new > context:
+            given = f"a prompt of {longest} tokens" + (f" and {new} to generate" if new else "")
+            hint = "leave out the longest prompts"
+            reject("reference", given, f"up to {context} tokens, what the model can read", hint)
+        groups = list(batches([Reply(tuple(ids), len(ids)) for ids in reference], tokens_at_once(model)))
+        calls = [partial(_read, model, [reference[place] for place in group], new) for group in groups]
+        order = [place for group in groups for place in group]
+    found = []
+    with Monitor(model, None, every=every, generated=generated, rows=rows) as watching, torch.no_grad():
+        for call in calls:
+            with watching.request() as request:
+                call()
+            if watching.problem is not None:
+                raise watching.problem
             run = request.runs[0]
             if run.prompt is None:
                 reject("model", "a model whose attention was not observed (compiled?)", "a model that is not compiled")
-            for number, row in enumerate([run.prompt, *run.generated]):
-                entropy[batch, number], valid[batch, number] = row.entropy.cpu().double(), row.valid.cpu()
-    finally:
-        observer.close()
+            read = [run.prompt, *run.generated]
+            missing = 1 + generated - len(read)
+            entropy = pad(torch.stack([row.entropy.cpu().double() for row in read], 1), (0, 0, 0, missing))
+            found.append((entropy, pad(torch.stack([row.valid.cpu() for row in read], 1), (0, missing))))
+    if len({one.shape[2] for one, _ in found}) > 1:
+        reject("reference", "inputs with which the module attends otherwise", "inputs with which it attends as often")
+    entropy, valid = (torch.cat(parts) for parts in zip(*found, strict=True))
+    if order is not None:
+        place_of = torch.tensor(order).argsort()
+        entropy, valid = entropy[place_of], valid[place_of]
     wrong = (~entropy.isfinite()).any(-1).any(-1).nonzero()
     if len(wrong):
         given = f"prompt {int(wrong[0])}, whose attention is not a number (NaN)"
@@ -344,23 +570,12 @@ def reference_rows(
     return entropy, valid
 
 
-def tokens_at_once(model: PreTrainedModel) -> int:
-    """How many tokens a batch may have: a GPU is fastest with many, a CPU with what its cache holds."""
-    return _AT_ONCE_ON_CPU if model.device.type == "cpu" else _AT_ONCE
-
-
 def _read(model: Any, prompts: Sequence[Sequence[int]], new: int) -> None:
-    """Let a model read prompts as one batch, and generate `new` tokens.
-
-    Padding is on the left to generate and on the right otherwise, so that positions need not be passed.
-    """
-    longest = max(map(len, prompts))
-    ids = torch.zeros(len(prompts), longest, dtype=torch.long)
-    mask = torch.zeros_like(ids)
-    for row, one in enumerate(prompts):
-        place = slice(longest - len(one), longest) if new else slice(len(one))
-        ids[row, place], mask[row, place] = torch.tensor(one), 1
-    given = {"input_ids": ids.to(model.device), "attention_mask": mask.to(model.device)}
+    """Let a language model read prompts as one batch, and generate `new` tokens."""
+    # Padding is on the left to generate and on the right otherwise, so that positions need not be passed.
+    padded = partial(pad_sequence, batch_first=True, padding_side="left" if new else "right")
+    ids = [torch.tensor(one, device=model.device) for one in prompts]
+    given = {"input_ids": padded(ids), "attention_mask": padded([torch.ones_like(one) for one in ids])}
     if new:
         model.generate(**given, max_new_tokens=new, do_sample=False, pad_token_id=0)
     else:

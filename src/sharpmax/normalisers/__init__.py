@@ -4,11 +4,6 @@
 
 `normalisers()` has all of them by name; the attribute `disperses` of each says whether a leading key must lose its
 weight as rows grow.
-
->>> import torch
->>> q, k, v = torch.randn(3, 2, 5, 8).unbind(0)
->>> attend(q, k, v, normaliser("top-k", k=2), is_causal=True).shape
-torch.Size([2, 5, 8])
 """
 
 from sharpmax.normalisers.base import Normaliser, attend, normaliser, normalisers, visible_softmax

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from sharpmax.arrays import ops_for
 from sharpmax.errors import reject, reject_type
-from sharpmax.policies.base import check_number
+from sharpmax.policies.base import Policy, check_number
 from sharpmax.stats.call import (
     broadcast,
     check_like,
@@ -37,37 +37,15 @@ class Normaliser(nn.Module, ABC):
     gradients; a row that sees no key is all 0; a row with a visible logit that is not finite is NaN and
     leaves the others as they are; half precision is computed in float32 and comes back as it went in.
 
-    A kind of one's own has a name and turns finite logits into weights; `normaliser(name)` then finds it.
-
-    >>> from sharpmax.normalisers import Normaliser, normaliser
-    >>> class Squares(Normaliser):
-    ...     name = "squares"
-    ...     disperses = "yes: bounded squares share out a fixed total"
-    ...     def normalise(self, logits, visible):
-    ...         squares = (logits**2 + 1) * visible
-    ...         return squares / squares.sum(-1, keepdim=True)
-    >>> normaliser("squares")(torch.tensor([[1.0]]), torch.tensor([[1.0], [2.0]]), scale=1.0)
-    tensor([[0.2857, 0.7143]])
+    A kind of one's own has a `name`, by which `normaliser(name)` then finds it, and `normalise`, which turns finite
+    logits into weights.
     """
 
     name: ClassVar[str]
     """What `normaliser(name)` finds it by; a subclass without a name of its own is not registered."""
 
     disperses: ClassVar[str]
-    """One line: whether it can disperse, and why."""
-
-    can_disperse: ClassVar[bool] = True
-    """Whether one leading key among n must lose its weight as n grows, all logits staying between −1 and 1.
-
-    This is with the default options. One leader far above all the rest is the arrangement that favours
-    sharpness most: a kind that disperses here cannot help it.
-    """
-
-    sums_to_one: ClassVar[bool] = True
-    """Whether the weights of a row with visible keys sum to 1."""
-
-    order_dependent: ClassVar[bool] = False
-    """Whether the order of the keys matters beyond what the mask says."""
+    """One line: whether one leading key among n must lose its weight as n grows, logits staying bounded, and why."""
 
     adds_mask: ClassVar[bool] = True
     """Whether finite values of a float mask can be added to the logits; else such a mask is refused."""
@@ -90,9 +68,10 @@ class Normaliser(nn.Module, ABC):
         super().__init__()
 
     def extra_repr(self) -> str:
-        """The options that are numbers."""
+        """The options that are numbers or policies."""
         values = {name: getattr(self, name, None) for name in inspect.signature(type(self)).parameters}
-        return ", ".join(f"{name}={value}" for name, value in values.items() if isinstance(value, (int, float)))
+        shown = {name: one.describe() if isinstance(one, Policy) else one for name, one in values.items()}
+        return ", ".join(f"{name}={one}" for name, one in shown.items() if isinstance(one, (int, float, str)))
 
     @abstractmethod
     def normalise(self, logits: Tensor, visible: Tensor) -> Tensor:
@@ -113,7 +92,8 @@ class Normaliser(nn.Module, ABC):
             visible = key_distance(q, k) >= 0
         if mask is not None:
             visible = visible & ~hidden_by(mask)
-        return visible.expand(logits_shape(q, k))
+        batch = torch.broadcast_shapes(q.shape[:-2], k.shape[:-2])  # type: ignore[no-untyped-call, unused-ignore]
+        return visible.expand(*batch, q.shape[-2], k.shape[-2])
 
     def forward(
         self, q: Tensor, k: Tensor, *, mask: Tensor | None = None, is_causal: bool = False, scale: float | None = None
@@ -125,18 +105,23 @@ class Normaliser(nn.Module, ABC):
         j ≤ i + Lk − Lq. `scale` is 1/√D unless given.
         """
         check_tensors(q, k)
-        if broadcast(k.shape[:-2], q.shape[:-2]) is None:
+        batch = broadcast(k.shape[:-2], q.shape[:-2])
+        if batch is None:
             batches = tuple(k.shape[:-2]), tuple(q.shape[:-2])
             reject("k", f"batch {batches[0]}", f"a batch that broadcasts with the query's {batches[1]}")
         if mask is not None:
-            check_mask(mask, q, logits_shape(q, k), "mask")
+            check_mask(mask, q, (*batch, q.shape[-2], k.shape[-2]), "mask")
             if mask.is_floating_point() and not self.adds_mask and bool((~hidden_by(mask) & (mask != 0)).any()):
                 given, allowed = "a float mask with finite values other than 0", "a boolean mask, or one of 0 and −inf"
                 reject("mask", given, f"{allowed}: {self.name!r} has no logits to add to")
         factor = 1.0 / math.sqrt(q.shape[-1]) if scale is None else check_number("scale", scale)
         with without_autocast(q.device):
             visible = self.visible(q, k, mask, is_causal)
-            logits = self._logits(q, k, mask, factor)
+            wide = floats_at_least_32(q.dtype)
+            (finite_q, q_mark), (finite_k, k_mark) = _finite_rows(q.to(wide)), _finite_rows(k.to(wide))
+            logits = self.score(finite_q, finite_k, factor) + q_mark[..., :, None] + k_mark[..., None, :]
+            if mask is not None and mask.is_floating_point() and self.adds_mask:
+                logits = logits + torch.where(hidden_by(mask), 0.0, mask.to(wide))
             if logits.numel() == 0:
                 return logits.to(q.dtype)
             # Kinds never meet a row without keys or a logit that is not finite: 0/0 and NaN·0 would come back
@@ -150,30 +135,16 @@ class Normaliser(nn.Module, ABC):
             weights = torch.where(visible, weights, 0.0).masked_fill(visible & broken, math.nan)
         return weights.to(q.dtype)
 
-    def _logits(self, q: Tensor, k: Tensor, mask: Tensor | None, scale: float) -> Tensor:
-        wide = floats_at_least_32(q.dtype)
-        (finite_q, q_mark), (finite_k, k_mark) = _finite_rows(q.to(wide)), _finite_rows(k.to(wide))
-        logits = self.score(finite_q, finite_k, scale) + q_mark[..., :, None] + k_mark[..., None, :]
-        if mask is not None and mask.is_floating_point() and self.adds_mask:
-            logits = logits + torch.where(hidden_by(mask), 0.0, mask.to(wide))
-        return logits
-
 
 def normaliser(name: str, **options: Any) -> Normaliser:
-    """Build a normaliser by its name.
-
-    >>> normaliser("top-k", k=4)
-    TopK(k=4)
-    """
+    """Build a normaliser by its name."""
     if name not in _kinds:
         reject("name", repr(name), f"one of {sorted(_kinds)}")
-    kind = _kinds[name]
-    parameters = list(inspect.signature(kind.__init__).parameters.values())[1:]
-    known = [p.name for p in parameters if p.kind is not p.VAR_KEYWORD]
-    unknown = [option for option in options if option not in known]
-    if unknown and len(known) == len(parameters):
-        reject("options", unknown[0], f"{known or 'none'} for {name!r}")
-    return kind(**options)
+    known = inspect.signature(_kinds[name]).parameters
+    for option in options:
+        if option not in known and not any(one.kind is one.VAR_KEYWORD for one in known.values()):
+            reject("options", option, f"{list(known) or 'none'} for {name!r}")
+    return _kinds[name](**options)
 
 
 def normalisers() -> dict[str, type[Normaliser]]:
@@ -189,11 +160,6 @@ def visible_softmax(logits: Tensor, visible: Tensor) -> Tensor:
     return torch.where(visible, logits, -math.inf).softmax(-1)
 
 
-def logits_shape(q: Tensor, k: Tensor) -> tuple[int, ...]:
-    """`[..., Lq, Lk]` of checked queries and keys."""
-    return (*(broadcast(q.shape[:-2], k.shape[:-2]) or ()), q.shape[-2], k.shape[-2])
-
-
 def key_distance(q: Tensor, k: Tensor) -> Tensor:
     """How many places each key lies before the row's own position, `[Lq, Lk]`; rows end at the last key."""
     queries, keys = q.shape[-2], k.shape[-2]
@@ -201,12 +167,11 @@ def key_distance(q: Tensor, k: Tensor) -> Tensor:
     return own[:, None] - torch.arange(keys, device=q.device)
 
 
-def positive_whole(name: str, value: object) -> int:
-    """`value` as a whole number of at least 1, or an error that names the option."""
-    allowed = "a whole number of at least 1"
-    if isinstance(value, bool) or not isinstance(value, int):
-        reject_type(name, f"{type(value).__name__} {value!r}", allowed)
-    return value if value >= 1 else reject(name, value, allowed)
+def positive_whole(name: str, value: int) -> int:
+    """`value`, or an error that names the option if it is not a whole number of at least 1."""
+    if type(value) is not int or value < 1:
+        reject(name, repr(value), "a whole number of at least 1")
+    return value
 
 
 def _finite_rows(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -233,11 +198,6 @@ def attend(
 
     Values of keys that a row does not see have no effect on it, NaN and inf included; one that it does see
     and that is not finite makes that output NaN.
-
-    >>> v = torch.tensor([[1.0], [3.0], [float("nan")]])
-    >>> attend(torch.zeros(2, 4), torch.zeros(3, 4), v, "softmax", mask=torch.tensor([True, True, False]))
-    tensor([[2.],
-            [2.]])
     """
     kind = _made(normaliser) if isinstance(normaliser, str) else normaliser
     if not isinstance(kind, Normaliser):

@@ -14,7 +14,7 @@ from sharpmax.lazy import require
 from sharpmax.normalisers.base import Normaliser, key_distance, positive_whole, visible_softmax
 from sharpmax.policies.base import Policy, check_number
 from sharpmax.policies.registry import resolve_policy
-from sharpmax.stats.dense import centred, dense_stats
+from sharpmax.stats.statistics import centred, dense_stats
 
 
 class Softmax(Normaliser):
@@ -34,8 +34,6 @@ class Adaptive(Normaliser):
     Per-head policies take the third axis from the end for the heads, `[..., H, Lq, Lk]`.
 
     >>> q, k = torch.tensor([[1.0]]), torch.tensor([[0.5], [-0.5], [-0.5], [-0.5]])
-    >>> Adaptive("none")(q, k)
-    tensor([[0.4754, 0.1749, 0.1749, 0.1749]])
     >>> Adaptive("paper")(q, k)
     tensor([[0.6301, 0.1233, 0.1233, 0.1233]])
     """
@@ -53,10 +51,6 @@ class Adaptive(Normaliser):
         relative, _ = centred(logits, visible)
         beta = self.policy.beta(dense_stats(logits, visible), lambda at: dense_stats(at[..., None] * relative, visible))
         return visible_softmax(beta[..., None] * relative, visible)
-
-    def extra_repr(self) -> str:
-        """The policy in one line."""
-        return self.policy.describe()
 
 
 class ScalableSoftmax(Normaliser):
@@ -88,7 +82,6 @@ class Sparsemax(Normaliser):
 
     name = "sparsemax"
     disperses = "no for a leader: ahead by g it keeps at least min(1, g); yes among close rivals (uniform: 2/√n)"
-    can_disperse = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -122,7 +115,6 @@ class Hard(Normaliser):
 
     name = "hard"
     disperses = "no: one key has weight 1 whatever n is (its softmax gradient does disperse)"
-    can_disperse = False
 
     def normalise(self, logits: Tensor, visible: Tensor) -> Tensor:
         """One-hot values with a straight-through gradient."""
@@ -133,15 +125,10 @@ class Hard(Normaliser):
 
 
 class TopK(Normaliser):
-    """Softmax over the k largest visible logits, never more than k of them; the first ones on ties.
-
-    >>> TopK(k=2)(torch.tensor([[1.0]]), torch.tensor([[5.0], [5.0], [5.0], [1.0]]))
-    tensor([[0.5000, 0.5000, 0.0000, 0.0000]])
-    """
+    """Softmax over the k largest visible logits, never more than k of them; the first ones on ties."""
 
     name = "top-k"
     disperses = "no: the largest of k weights is at least 1/k whatever n is"
-    can_disperse = False
 
     def __init__(self, k: int = 8) -> None:
         super().__init__()
@@ -166,7 +153,6 @@ class Sigmoid(Normaliser):
         "yes with the bias −ln n: a weight falls like e^s/n, though no rival takes it; "
         "no with a fixed bias, but the rivals' sum then grows with n"
     )
-    sums_to_one = False
 
     def __init__(self, bias: float | None = None) -> None:
         super().__init__()
@@ -184,7 +170,6 @@ class SoftmaxPlusOne(Normaliser):
 
     name = "softmax-plus-one"
     disperses = "yes: it is softmax with one more key, so no weight exceeds softmax's"
-    sums_to_one = False
 
     def normalise(self, logits: Tensor, visible: Tensor) -> Tensor:
         """Softmax times the share that is not left to the extra key."""
@@ -219,17 +204,11 @@ class Linear(Normaliser):
 class StickBreaking(Normaliser):
     """σ(s_j)·Π (1 − σ(s_j')) over the visible keys j' after j (Tan et al., 2024): the latest key takes first.
 
-    Depends on the order of the keys. A row sums to at most 1: what no key takes is left over.
-
-    >>> StickBreaking()(torch.tensor([[1.0]]), torch.tensor([[0.0], [0.0], [0.0]]))
-    tensor([[0.1250, 0.2500, 0.5000]])
+    It depends on the order of the keys. A row sums to at most 1: what no key takes is left over.
     """
 
     name = "stick-breaking"
     disperses = "no: the latest keys keep theirs whatever n is; a key d places back gets at most (1 − σ(min s))^d"
-    can_disperse = False
-    sums_to_one = False
-    order_dependent = True
 
     def normalise(self, logits: Tensor, visible: Tensor) -> Tensor:
         """Sums of log σ from the last key backwards, exponentiated at the end."""
@@ -242,19 +221,11 @@ class StickBreaking(Normaliser):
 class Local(Softmax):
     """Softmax over the keys less than `window` places away from the row's own position, i + Lk − Lq.
 
-    Depends on the order of the keys. With `is_causal` these are the last `window` positions; hidden keys
-    among them are not made up for by earlier ones.
-
-    >>> Local(window=2)(torch.zeros(3, 4), torch.zeros(3, 4), is_causal=True)
-    tensor([[1.0000, 0.0000, 0.0000],
-            [0.5000, 0.5000, 0.0000],
-            [0.0000, 0.5000, 0.5000]])
+    With `is_causal` these are the last `window` positions; hidden keys among them are not made up for by earlier ones.
     """
 
     name = "local"
     disperses = "no: a row sees fewer than 2·window keys whatever n is, none further away"
-    can_disperse = False
-    order_dependent = True
 
     def __init__(self, window: int = 16) -> None:
         super().__init__()

@@ -10,29 +10,28 @@ import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar, overload
+from typing import Any, Literal, Protocol, TypeVar, overload
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from sharpmax.arrays import ops_for
-from sharpmax.errors import reject, reject_type
+from sharpmax.errors import UnsupportedError, reject, reject_type
 from sharpmax.ops.kernels import decode_launch
-from sharpmax.ops.kernels.sharpen import (
-    SharpenPlan,
-    scale_op,
-    scale_rows,
-    scales,
-    sharpen_op,
-    sharpen_rows,
-    sharpened,
-)
+from sharpmax.ops.kernels.sharpen import SharpenPlan, scale_op, scale_rows, scales, sharpen_op, sharpened
 from sharpmax.ops.kernels.tables import Coefficients, form_of, table_of
 from sharpmax.policies.base import WARNED, Policy, Remeasure, Warned
-from sharpmax.policies.basic import Constant
-from sharpmax.policies.per_frequency import check_frequencies, query_factors, without_frequencies
-from sharpmax.policies.per_head import PerHead, side_by_side
+from sharpmax.policies.basic import (
+    LEFT_ALONE,
+    NO_OUTPUT,
+    Constant,
+    OutputScale,
+    check_frequencies,
+    query_factors,
+    without_frequencies,
+)
+from sharpmax.policies.per_head import PerHead, of_head, side_by_side
 from sharpmax.policies.registry import resolve_policy
 from sharpmax.stats import triton_launch
 from sharpmax.stats.call import (
@@ -47,6 +46,7 @@ from sharpmax.stats.call import (
     check_like,
     floats_at_least_32,
     hidden_by,
+    largest_for,
     layout,
     remember,
     take_heads,
@@ -104,18 +104,17 @@ class PolicyRule:
 
     def beta(self, stats: RowStats, remeasure: Remeasure | None) -> Tensor:
         """What the policies give for the rows; 1 for a row of fewer than two keys."""
-        if not self.needs:
-            return _on_device(self._constant, stats.count.device, lambda: self._beta(stats, None))
-        return self._beta(stats, remeasure)
-
-    def _beta(self, stats: RowStats, remeasure: Remeasure | None) -> Tensor:
         count = stats.count
-        policy = self.policies[0]
-        if len(self.policies) > 1:
-            policy = _on_device(self._joined, count.device, lambda: self._side_by_side(count))
-        self._warn_outside(policy, stats)
-        beta: Tensor = policy.rule(ops_for(count), stats, remeasure)
-        return beta.masked_fill(count <= 1, 1.0)
+
+        def find() -> Tensor:
+            policy = self.policies[0]
+            if len(self.policies) > 1:
+                policy = _on_device(self._joined, count.device, lambda: self._side_by_side(count))
+            self._warn_outside(policy, stats)
+            beta: Tensor = policy.rule(ops_for(count), stats, remeasure)
+            return beta.masked_fill(count <= 1, 1.0)
+
+        return find() if self.needs else _on_device(self._constant, count.device, find)
 
     def _side_by_side(self, count: Tensor) -> Policy:
         xp = ops_for(count)
@@ -134,11 +133,11 @@ class PolicyRule:
         values = getattr(stats, policy.reads)
         if ops_for(values).concrete(values) and bool(policy.outside(values, stats).any()):
             for place, one in enumerate(self.policies):
-                one.warn_outside(stats if len(self.policies) == 1 else stats.map(_head_at(place)), self.warned)
+                one.warn_outside(stats if len(self.policies) == 1 else of_head(stats, place), self.warned)
 
 
 class QueryScale:
-    """Factors `[H, D]`, or `[1, D]` for all heads, that multiply the query before its rows are measured."""
+    """Factors that multiply the query: `[H, D]`, or 1 in place of H (all heads alike) or of D (one β per head)."""
 
     def __init__(self, factors: Sequence[Sequence[float]]) -> None:
         self._values = factors
@@ -146,21 +145,25 @@ class QueryScale:
 
     def factors(self, device: torch.device, dtype: torch.dtype) -> Tensor:
         """The factors `[H, 1, D]`."""
-        make = functools.partial(torch.tensor, self._values, dtype=dtype, device=device)
-        return _on_device(self._factors, (device, dtype), lambda: make()[:, None])
+        return _on_device(
+            self._factors, (device, dtype), lambda: torch.tensor(self._values, dtype=dtype, device=device)[:, None]
+        )
 
     def __call__(self, query: Tensor) -> Tensor:
-        """The query `[..., H, Lq, D]` times the factors, rounded once to its dtype."""
+        """The query `[..., H, Lq, D]` times the factors, rounded once to its dtype.
+
+        A row of float16 is multiplied by less where its product would leave the range.
+        """
         dtype = floats_at_least_32(query.dtype)
         factors = self.factors(query.device, dtype)
         check_frequencies(factors.shape[-1], query.shape[-1])
+        if query.dtype == torch.float16:
+            product = query * factors
+            room = largest_for(query.dtype) / product.detach().abs().amax(-1, keepdim=True)
+            return (product * room.clamp(max=1.0)).to(query.dtype)
         if query.dtype != dtype and is_plain(query, factors):
             return torch.mul(query, factors, out=torch.empty_like(query))
         return (query * factors).to(query.dtype)
-
-
-def _head_at(place: int) -> Callable[[Tensor], Tensor]:
-    return lambda array: array[..., min(place, array.shape[-2] - 1), :]
 
 
 def _on_device(kept: dict[K, T], device: K, make: Callable[[], T]) -> T:
@@ -175,14 +178,6 @@ def _on_device(kept: dict[K, T], device: K, make: Callable[[], T]) -> T:
     return kept[device]
 
 
-_LEFT_ALONE = resolve_policy(None)
-
-
-def resolved_policy(policy: Policy | str | None) -> Policy:
-    """As `resolve_policy`, but always the same object for None: what is made of policies is kept by object."""
-    return _LEFT_ALONE if policy is None else resolve_policy(policy)
-
-
 def policies_of(policy: Policy, layer: int = 0) -> tuple[Policy, ...]:
     """The policy of all heads of a layer, or one per head."""
     return policy.policies[layer] if isinstance(policy, PerHead) else (policy,)
@@ -192,6 +187,8 @@ def rules_of(policies: Sequence[Policy], warned: Warned | None = None) -> tuple[
     """The rules of one layer; none where the policies leave all of it alone. `warned` is shared by those of a model."""
     if all(one.is_identity for one in policies):
         return ()
+    if any(isinstance(one, OutputScale) for one in policies):
+        raise UnsupportedError(NO_OUTPUT)
     factors = query_factors(policies)
     if factors is not None:
         return (QueryScale(factors), *rules_of(without_frequencies(policies), warned))
@@ -237,32 +234,17 @@ class Sharpener:
 
         values = [one.value for one in self.policies if type(one) is Constant]
         usual = bool(values) and len(values) == len(self.policies) and all(0.0 < one < _MOST_CONSTANT for one in values)
-        self.constants = tuple(values) if usual else ()
-        """β of each head, or of all, where it is known beforehand and far from the limits of any dtype but float16."""
+        self.by_constants = QueryScale([[one] for one in values]) if usual else None
+        """β·q `[..., H, Lq, D]` where β is known beforehand and far from the limits of any dtype but float16."""
 
-        self.uniform = self.constants[0] if len(set(self.constants)) == 1 else None
+        self.uniform = values[0] if usual and len(set(values)) == 1 else None
         """The β of all rows, where there is just one: it multiplies the scale of the logits as well as the query."""
 
-        self._constants: dict[tuple[torch.device, torch.dtype], Tensor] = {}
         self._places: list[dict[torch.device, Tensor]] = [{} for _ in self.rules]
         self._tables: dict[torch.device, Coefficients] = {}
         self._looked: set[int] = set()
-
-    def by_constants(self, query: Tensor) -> Tensor | None:
-        """β·q in one operation, for q `[..., H, Lq, D]` and constants; None where β may have to be capped."""
-        if not self.constants or query.ndim < 3:
-            return None
-        dtype, plain = floats_at_least_32(query.dtype), is_plain(query)
-        by_kernel = plain and query.is_cuda and query.dtype != dtype and scales(query)
-        if query.dtype == torch.float16 and not by_kernel:
-            return None
-        beta = self._constants.get((query.device, dtype)) if plain else None
-        if beta is None:
-            make = functools.partial(torch.tensor, self.constants, dtype=dtype, device=query.device)
-            beta = _on_device(self._constants, (query.device, dtype), lambda: make()[:, None])
-        if by_kernel:
-            return scale_rows(query, beta.expand(query.shape[:-1]))
-        return (query * beta[..., None]).to(query.dtype)
+        warned = next((rule.warned for rule in self.rules if isinstance(rule, PolicyRule)), None)
+        self._warned = WARNED if warned is None else warned
 
     @property
     def measures(self) -> bool:
@@ -298,8 +280,8 @@ class Sharpener:
         self, call: AttentionCall, query: Tensor, mask: Tensor | None, impl: str = "auto", stats: RowStats | None = None
     ) -> tuple[Tensor, Tensor | None]:
         """β·q for the caller's query `[..., H, Lq, D]`, and the mask whose floats are scaled alike."""
-        if self.constants and not _adds(mask) and (scaled := self.by_constants(query)) is not None:
-            return scaled, mask
+        if self.by_constants is not None and query.ndim >= 3 and not _adds(mask):
+            return self.by_constants(query), mask
         found = None if stats is not None else self._by_kernels(call, query, impl)
         if found is not None and not _adds(mask):
             return found[0], mask
@@ -312,7 +294,11 @@ class Sharpener:
         form = self.form
         if form is None or not (impl == "triton" or (impl == "auto" and on_gpu(query))) or form.solved:
             return None
-        table = table_of(self.policies, query.device) if _serves(call, query) else None
+        if not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None:
+            return None
+        if query.ndim != 4 or query.dtype == torch.float64 or not query.numel() or triton_launch.obstacle(call):
+            return None
+        table = table_of(self.policies, query.device)
         if table is None:
             return None
         smooth = form.smooth and (call.mask is None or call.mask.dtype == torch.bool)
@@ -321,9 +307,8 @@ class Sharpener:
         counts = None if call.mask is None and call.spans is None else call.counts()
         parts = measure_parts(call, "triton", form.needs) if form.needs - COUNT else None
         rows = (None, None, None) if parts is None else parts[1:]
-        plain = is_plain(query, call.k, call.mask)
-        run: Callable[..., tuple[Tensor, Tensor]] = sharpen_rows if plain else sharpen_op
-        scaled, beta = run(query, *rows, counts, call.keys, call.offset, *table)
+        run: Callable[..., tuple[Any, ...]] = sharpened if is_plain(query, call.k, call.mask) else sharpen_op
+        scaled, beta, *_ = run(query, *rows, counts, call.keys, call.offset, *table)
         if not torch.compiler.is_compiling():
             self._warn_now_and_then(call, parts)
         return scaled, beta
@@ -334,39 +319,53 @@ class Sharpener:
         None where `sharpen` has more to do: an operator, or to look whether rows lie outside the range of a policy. No
         shape is checked.
         """
-        form, keys = self.form, key.shape[2]
-        if form is None or form.solved or not is_plain(query, key) or not self._has_looked(keys.bit_length()):
+        found = self.plan(query, key, offset, scale) if is_plain(query, key) else None
+        if found is None:
             return None
-        table = self._tables.get(query.device)
-        if table is None:
-            table = table_of(self.policies, query.device)
-            if table is None:
-                return None
-            remember(self._tables, query.device, table)
-        place = (layout(query), key.shape, key.stride(), offset, scale, query.device, table.values.shape, *table.shape)
-        plan = _plans.get((place, form.needs))
+        place, table, plan = found
         if plan is not None:
             return plan(query, key, table.values)
+        keys, needs = key.shape[2], place[4]
         if query.dtype == torch.float64 or not keys or not scales(query) or query.shape[-1] > triton_launch.WIDEST:
             return None
         if key.shape[0] != query.shape[0]:
             return None
         log_mass = shortfall = var = parts = None
-        if measured := bool(form.needs - COUNT):
-            (_, log_mass, shortfall, var), parts = triton_launch.unmasked_parts(query, key, offset, scale, form.needs)
+        if measured := bool(needs - COUNT):
+            (_, log_mass, shortfall, var), parts = triton_launch.unmasked_parts(query, key, offset, scale, needs)
         out, _, last = sharpened(query, log_mass, shortfall, var, None, keys, offset, *table)
         if last is not None and measured == (parts is not None):
-            remember(_plans, (place, form.needs), SharpenPlan(parts, last))
+            remember(_plans, place, SharpenPlan(parts, last, triton_launch.padded(4 * query.shape[:-1].numel())))
         return out
+
+    def plan(
+        self, query: Tensor, key: Tensor, offset: int | None, scale: float
+    ) -> tuple[tuple[Any, ...], Coefficients, SharpenPlan | None] | None:
+        """Where the launches of `known` are kept, its coefficients, and the launches if a call has made them.
+
+        Layers share launches. None if β has no closed form, or if rows of so many keys are to be looked at.
+        """
+        form, bits, device = self.form, key.shape[2].bit_length(), query.device
+        if form is None or form.solved or not (bits in self._looked or self._has_looked(bits)):
+            return None
+        table = self._known_table(device)
+        if table is None:
+            return None
+        place = (layout(query), layout(key), offset, scale, form.needs, table.values.shape, *table.shape)
+        return place, table, _plans.get(place)
+
+    def _known_table(self, device: torch.device) -> Coefficients | None:
+        """The coefficients on a device, outside of compilers and modes."""
+        found = self._tables.get(device)
+        if found is None and (found := table_of(self.policies, device)) is not None:
+            self._tables[device] = found
+        return found
 
     def _has_looked(self, bits: int) -> bool:
         """Whether rows of so many keys, as a power of 2, need not be looked at any more: see `_warn_now_and_then`."""
-        if bits not in self._looked:
-            warned = next((rule.warned for rule in self.rules if isinstance(rule, PolicyRule)), None)
-            looked_at = _looked_at if warned is None else warned
-            if any(one.fitted_range is not None and (one, bits) not in looked_at for one in self.policies):
-                return False
-            self._looked.add(bits)
+        if any(one.fitted_range is not None and (one, bits) not in self._warned for one in self.policies):
+            return False
+        self._looked.add(bits)
         return True
 
     def _warn_now_and_then(self, call: AttentionCall, parts: Parts | None) -> None:
@@ -374,17 +373,16 @@ class Sharpener:
 
         To look means to wait for the device, which not every call can afford; and it is length that takes rows outside.
         """
-        warned = next((rule.warned for rule in self.rules if isinstance(rule, PolicyRule)), None)
-        looked_at = _looked_at if warned is None else warned
         for head, policy in enumerate(self.policies):
-            if policy.fitted_range is None or (policy, call.keys.bit_length()) in looked_at:
+            place = (policy, call.keys.bit_length())
+            if policy.fitted_range is None or place in self._warned:
                 continue
             if call.q.is_cuda and torch.cuda.is_current_stream_capturing():
                 return
-            looked_at.add((policy, call.keys.bit_length()))
+            self._warned.add(place)
             rows = [None] * 4 if parts is None else [part.reshape(call.rows) for part in parts]
             stats = RowStats.anchored(call.counts(), *rows[:3])
-            policy.warn_outside(stats if len(self.policies) == 1 else stats.map(_head_at(head)), warned)
+            policy.warn_outside(stats if len(self.policies) == 1 else of_head(stats, head), self._warned)
 
     def decode(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None
@@ -395,13 +393,14 @@ class Sharpener:
         """
         if self.form is None or not on_gpu(query) or query.shape[2] > MOST_QUERIES:
             return None
-        if decode_launch.obstacle(query, value) is not None or learns(query, key, value, mask):
+        plain = is_plain(query, key, value, mask)
+        if decode_launch.obstacle(query, value) is not None or (not plain and learns(query, key, value, mask)):
             return None
-        table = table_of(self.policies, query.device)
+        table = self._known_table(query.device) if plain else table_of(self.policies, query.device)
         if table is None:
             return None
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-        run = decode_launch.decode if is_plain(query, key, value, mask) else decode_launch.decode_op
+        run = decode_launch.decode if plain else decode_launch.decode_op
         found: list[Tensor] = run(query, key, value, None, None, mask, scale, *table, False, causal=False)
         return found[0]
 
@@ -411,23 +410,19 @@ _MOST_CONSTANT = 1e4
 MOST_QUERIES = 8
 """The most new tokens per sequence that the decode kernels take; more of them are a prompt."""
 
-_looked_at: set[Any] = set()
 _plans: dict[Any, SharpenPlan] = {}
 
 
 def _rule_beta(rule: Rule, rows: AttentionCall | Logits, impl: str, stats: RowStats | None) -> Tensor:
     """What a rule gives for rows, of which no more is measured than it needs."""
     needs = rule.needs
-    if isinstance(rows, Logits):
-        if not needs:
-            return rule.beta(_any_row(rows.values.device), None)
-        return rule.beta(rows.measure(needs), functools.partial(rows.measure, needs))
     if not needs:
-        return rule.beta(_any_row(rows.q.device), None)
+        return rule.beta(_any_row((rows.values if isinstance(rows, Logits) else rows.q).device), None)
+    if isinstance(rows, Logits):
+        return rule.beta(rows.measure(needs), functools.partial(rows.measure, needs))
     if needs <= COUNT:
         return rule.beta(RowStats.anchored(rows.counts()), None)
-    if stats is None:
-        stats = measure(rows, impl, needs)
+    stats = measure(rows, impl, needs) if stats is None else stats
     return rule.beta(stats, lambda beta: measure(rows.scaled(beta), impl, needs))
 
 
@@ -445,7 +440,7 @@ def _head_policies(rules: Sequence[Rule], heads: int) -> tuple[Policy, ...]:
     known = [rule for rule in rules if isinstance(rule, PolicyRule)]
     if not known or len(known) < len(rules):
         return ()
-    policies: list[Policy] = [Constant(1.0)] * heads
+    policies: list[Policy] = [LEFT_ALONE] * heads
     for rule in known:
         if rule.heads is None and len(rule.policies) == 1:
             return rule.policies
@@ -474,16 +469,6 @@ def sharpener_for(policies: tuple[Policy, ...]) -> Sharpener:
 def learns(*inputs: Tensor | None) -> bool:
     """Whether a gradient into one of these is wanted."""
     return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
-
-
-def _serves(call: AttentionCall, query: Tensor) -> bool:
-    """Whether the kernels can be used here: for q `[B, H, Lq, D]`, outside of `torch.func`."""
-    compiling = torch.compiler.is_compiling()
-    if not compiling and torch._C._functorch.peek_interpreter_stack() is not None:
-        return False
-    if query.ndim != 4 or query.dtype == torch.float64 or not query.numel():
-        return False
-    return triton_launch.obstacle(call) is None
 
 
 def scaled_queries(q: Tensor, beta: Tensor) -> Tensor:
@@ -569,16 +554,16 @@ def attention(
     >>> sm.attention(q, k, v, is_causal=True, policy="paper").shape
     torch.Size([1, 2, 16, 8])
     """
-    resolved = policy if isinstance(policy, Policy) else resolved_policy(policy)
+    resolved = policy if isinstance(policy, Policy) else resolve_policy(policy)
     known = None
     usual = attn_mask is None and not return_stats and impl == "auto" and type(dropout_p) is float and is_number(scale)
     if usual and is_plain(query, key, value) and on_gpu(query) and not autocasts(query.device.type):
-        options = (is_causal, dropout_p, scale, enable_gqa)
-        devices = (query.device, key.device, value.device)
-        known = (id(resolved), layout(query), layout(key), layout(value), options, devices)
-        out = _again(query, key, value, options, _known.get(known))
-        if out is not None:
-            return out
+        known = (
+            id(resolved), layout(query), layout(key), layout(value), is_causal, dropout_p, scale, enable_gqa
+        )  # fmt: skip
+        earlier = _known.get(known)
+        if earlier is not None and (sharper := earlier.sharpen(query, key)) is not None:
+            return F.scaled_dot_product_attention(sharper, key, value, **earlier.options)
     check_impl(impl)
     query, key, value, attn_mask = as_autocast(query, key, value, attn_mask)
     causal: Alignment | None = "upper-left" if is_causal else None
@@ -586,35 +571,36 @@ def attention(
     check_values(query, key, value)
     _check_dropout(dropout_p)
     _check_heads(resolved, call)
-    if type(attn_mask) is Tensor and attn_mask.dtype not in (torch.bool, query.dtype):
-        reject_type("attn_mask", f"dtype {attn_mask.dtype}", f"bool or the dtype of q, {query.dtype}")
+    if type(attn_mask) is Tensor:
+        check_mask_dtype(attn_mask, query)
     sharpener = sharpener_for(policies_of(resolved))
     # PyTorch's kernel hides keys before it multiplies by the scale: with one of 0 or less, −inf becomes NaN or +inf.
     folded = call.offset is not None and call.scale <= 0.0 and bool(sharpener.rules)
     uniform = sharpener.uniform if sharpener.rules and call.scale > 0.0 and not _adds(attn_mask) else None
     used = 1.0 if folded else scale if uniform is None else uniform * call.scale
 
+    options: dict[str, Any] = {
+        "dropout_p": dropout_p, "is_causal": is_causal, "scale": used, "enable_gqa": enable_gqa
+    }  # fmt: skip
+
     def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
-        return F.scaled_dot_product_attention(
-            query * call.scale if folded else query, key, value, attn_mask=mask, dropout_p=dropout_p,
-            is_causal=is_causal, scale=used, enable_gqa=enable_gqa,
-        )  # fmt: skip
+        query = query * call.scale if folded else query
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, **options)
 
     if sharpener.query_scale is not None:
         query = sharpener.query_scale(query)
         call = AttentionCall.of(query, key, attn_mask, causal=causal, scale=scale, enable_gqa=enable_gqa)
     stats = measure(call, impl, frozenset(FIELDS)) if return_stats else None
     if known is not None and is_known_kind(call) and not folded:
-        remember(_known, known, _Known(resolved, sharpener, call.offset, call.scale, used))
-    if not sharpener.rules:
-        out = attend(query, key, value, attn_mask)
-        return out if stats is None else (out, stats)
+        remember(_known, known, _KnownAttention(resolved, sharpener, call.offset, call.scale, options))
     mask = attn_mask
-    if uniform is None:
+    if sharpener.rules and uniform is None:
         query, mask = sharpener.sharpen(call, query, attn_mask, impl, stats)
     out = attend(query, key, value, mask)
-    if out.device.type == "cpu" and ops_for(out).concrete(out) and bool(out.isnan().any()):
-        finite = _without_invalid_keys(call, key, value)
+    if sharpener.rules:
+        finite = None
+        if out.device.type == "cpu" and ops_for(out).concrete(out) and bool(out.isnan().any()):
+            finite = _without_invalid_keys(call, key, value)
         if finite is not None:
             keys, values, invalid = finite
             again = _repeated.set(True)
@@ -622,43 +608,43 @@ def attention(
                 out = attend(query, keys, values, mask).masked_fill(invalid, torch.nan)
             finally:
                 _repeated.reset(again)
-    if attn_mask is not None:
-        out = out.masked_fill((call.counts() == 0)[..., None], 0.0)
+        if attn_mask is not None:
+            out = out.masked_fill((call.counts() == 0)[..., None], 0.0)
     return out if stats is None else (out, stats)
 
 
-class _Known(NamedTuple):
+@dataclasses.dataclass
+class _KnownAttention:
     """A call that was checked before; the policy is kept so that nothing else gets its id."""
 
     policy: Policy
     sharpener: Sharpener
     offset: int | None
     scale: float
-    used: float | None
-    """The scale that PyTorch's function gets."""
+    options: dict[str, Any]
+    """What PyTorch's function gets besides tensors."""
+
+    plan: SharpenPlan | None = None
+    table: Tensor | None = None
+
+    def sharpen(self, q: Tensor, k: Tensor) -> Tensor | None:
+        """β·q of tensors that differ from those of the earlier call in their contents alone; None: not known yet."""
+        if self.plan is not None and self.table is not None:
+            return self.plan(q, k, self.table)
+        sharpener = self.sharpener
+        if sharpener.query_scale is not None:
+            q = sharpener.query_scale(q)
+        if not sharpener.rules or sharpener.uniform is not None:
+            return q
+        if sharpener.by_constants is not None:
+            return sharpener.by_constants(q)
+        found = sharpener.plan(q, k, self.offset, self.scale) if sharpener.query_scale is None else None
+        if found is not None:
+            self.table, self.plan = found[1].values, found[2]
+        return sharpener.known(q, k, self.offset, self.scale)
 
 
-_known: dict[Any, _Known] = {}
-
-
-def _again(q: Tensor, k: Tensor, v: Tensor, options: tuple[Any, ...], known: _Known | None) -> Tensor | None:
-    """`attention` of tensors that differ from those of an earlier call in their contents alone; None without one."""
-    if known is None:
-        return None
-    is_causal, dropout_p, _, enable_gqa = options
-    sharpener = known.sharpener
-    if sharpener.query_scale is not None:
-        q = sharpener.query_scale(q)
-    query: Tensor | None = q
-    if sharpener.rules and sharpener.uniform is None:
-        query = sharpener.by_constants(q) if sharpener.constants else None
-        if query is None:
-            query = sharpener.known(q, k, known.offset, known.scale)
-    if query is None:
-        return None
-    return F.scaled_dot_product_attention(
-        query, k, v, dropout_p=dropout_p, is_causal=is_causal, scale=known.used, enable_gqa=enable_gqa
-    )
+_known: dict[Any, _KnownAttention] = {}
 
 
 def _check_heads(policy: Policy, call: AttentionCall) -> None:
@@ -676,6 +662,12 @@ def check_values(query: Tensor, key: Tensor, value: Tensor) -> None:
     check_like(value, query, "v", "q")
     if value.ndim != key.ndim or value.shape[:-1] != key.shape[:-1]:
         reject("v", f"shape {tuple(value.shape)}", f"the shape of k {tuple(key.shape)}, but for the last dimension")
+
+
+def check_mask_dtype(mask: Tensor, query: Tensor) -> None:
+    """Refuse a mask that PyTorch's function would not take."""
+    if mask.dtype not in (torch.bool, query.dtype):
+        reject_type("attn_mask", f"dtype {mask.dtype}", f"bool or the dtype of q, {query.dtype}")
 
 
 def _check_dropout(dropout_p: float) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import NoneType
-from typing import Any, Literal, overload
+from typing import Any, Literal, NamedTuple, overload
 
 import torch
 from torch import Tensor
@@ -15,19 +15,20 @@ from sharpmax.ops.attention import (
     MOST_QUERIES,
     QueryScale,
     attention,
+    check_mask_dtype,
     check_values,
     learns,
     policies_of,
-    resolved_policy,
+    sharpener_for,
 )
-from sharpmax.ops.kernels.decode_launch import Cache, decode_op, measure_op, obstacle, rows_alike, values_op
 from sharpmax.ops.kernels.decode_launch import decode as run_decode
+from sharpmax.ops.kernels.decode_launch import decode_op, obstacle
 from sharpmax.ops.kernels.tables import Coefficients, table_of
 from sharpmax.policies.base import Policy
-from sharpmax.policies.per_frequency import query_factors, without_frequencies
+from sharpmax.policies.basic import PerFrequency, without_frequencies
 from sharpmax.policies.per_head import PerHead
-from sharpmax.stats.call import as_beta, broadcast, check_tensors, hidden_by, layout, remember
-from sharpmax.stats.dense import centred, dense_stats
+from sharpmax.policies.registry import resolve_policy
+from sharpmax.stats.call import check_mask, check_tensors, hidden_by, layout, remember
 from sharpmax.stats.dispatch import is_number, is_plain, on_gpu
 from sharpmax.stats.statistics import RowStats
 
@@ -70,9 +71,10 @@ def decode(
     sequence with one per query head.
 
     On CUDA keys and values are read once, and nothing waits for the device, so the call can be captured in a CUDA
-    graph that then serves every length. `impl="torch"` is the same in plain torch, which is also what `auto` takes
-    on the CPU and where gradients are wanted; `impl="triton"` insists on the kernels. Rows without keys are 0. With
-    `return_stats` the statistics of the rows *before* sharpening come back too.
+    graph that then serves every length. `impl="torch"` is the same in plain torch. `auto` takes it on the CPU, where
+    gradients are wanted, and for policies that the kernels do not know (`LogScale` and your own). `impl="triton"`
+    insists on the kernels. Rows without keys are 0. With `return_stats` the statistics of the rows *before* sharpening
+    come back too.
 
     >>> import torch, sharpmax as sm
     >>> q, k, v = torch.randn(2, 4, 1, 8), torch.randn(2, 2, 16, 8), torch.randn(2, 2, 16, 8)
@@ -80,61 +82,58 @@ def decode(
     torch.Size([2, 4, 1, 8])
     """
     known = None
-    if not return_stats and impl == "auto" and is_number(scale) and isinstance(policy, (Policy, str, NoneType)):
-        given = (q, k, v, lengths, block_table, attn_mask)
-        if is_plain(*given) and on_gpu(q):
-            policy = policy if isinstance(policy, Policy) else resolved_policy(policy)
-            known = (id(policy), scale, *((layout(x), x.device) for x in given if x is not None), *map(_is_none, given))
-            if known in _known:
-                _, used, coefficients, mask_shape = _known[known]
-                mask = None if attn_mask is None else attn_mask.view(mask_shape)
-                return run_decode(q, k, v, lengths, block_table, mask, used, *coefficients, False)[0]
+    usual = not return_stats and impl == "auto" and is_number(scale) and isinstance(policy, (Policy, str, NoneType))
+    if usual and is_plain(q, k, v, lengths, block_table, attn_mask) and on_gpu(q):
+        policy = resolve_policy(policy)  # type: ignore[arg-type]
+        given = (layout(lengths), layout(block_table), layout(attn_mask))
+        known = (id(policy), scale, layout(q), layout(k), layout(v), *given)
+        if (earlier := _known.get(known)) is not None:
+            q = q if earlier.query_scale is None else earlier.query_scale(q)
+            mask = None if attn_mask is None else attn_mask.view(earlier.mask_shape)
+            return run_decode(q, k, v, lengths, block_table, mask, earlier.scale, *earlier.table, False)[0]
     _check(q, k, v, lengths, block_table, attn_mask)
-    cache = Cache(lengths, block_table)
     policies = _policies(policy, q.shape[1])
-    if (factors := query_factors(policies)) is not None:
-        q, policies, known = QueryScale(factors)(q), without_frequencies(policies), None
+    query_scale = None
+    if any(isinstance(one, PerFrequency) for one in policies):
+        query_scale, policies = sharpener_for(policies).query_scale, without_frequencies(policies)
+        q = q if query_scale is None else query_scale(q)
     mask = None if attn_mask is None else attn_mask.reshape((1,) * (4 - attn_mask.ndim) + tuple(attn_mask.shape))
-    if not _with_kernels(q, k, v, mask, impl):
-        return _plain(q, k, v, cache, mask, scale, policies, return_stats)
+    table = table_of(policies, q.device) if _with_kernels(q, k, v, mask, impl) else None
+    if table is None:
+        if impl == "triton":
+            raise UnsupportedError(
+                "impl: 'triton' cannot do this: the kernel does not know the policy; use impl='torch'"
+            )
+        return _plain(q, k, v, lengths, block_table, mask, scale, policies, return_stats)
     scale = q.shape[-1] ** -0.5 if scale is None else check_scale(scale, q.shape[-1])
-    table = table_of(policies, q.device)
-    if table is not None:
-        if known is not None:
-            remember(_known, known, (policy, scale, table, None if mask is None else mask.shape))
-        run = run_decode if is_plain(q, k, v, lengths, block_table, mask) else decode_op
-        found = run(q, k, v, lengths, block_table, mask, scale, *table, return_stats)
-        return (found[0], _stats(*found[2:])) if return_stats else found[0]
-    logits, *rows = measure_op(q, k, lengths, block_table, mask, scale)
-    stats = _stats(*rows)
-    dense = logits[..., : cache.batch_heads_keys(k)[2]].reshape(*q.shape[:3], -1)
-    beta = as_beta(_joined(policies).beta(stats, lambda b: _measured(dense, b)), q.dtype).expand(q.shape[:3])
-    masked, alike = mask is not None, rows_alike(mask, q.shape[2])
-    out = values_op(logits, stats.max, beta.contiguous(), v, lengths, block_table, masked, alike)
-    return (out, stats) if return_stats else out
+    if known is not None:
+        shape = None if mask is None else mask.shape
+        remember(_known, known, _KnownDecode(policy, query_scale, scale, table, shape))
+    run = run_decode if is_plain(q, k, v, lengths, block_table, mask) else decode_op
+    found = run(q, k, v, lengths, block_table, mask, scale, *table, return_stats)
+    if not return_stats:
+        return found[0]
+    out, _, count, peak, log_mass, shortfall, var = found
+    return out, RowStats.anchored(count, peak, log_mass, shortfall, max=peak, var=var)
 
 
-_known: dict[Any, tuple[Any, float, Coefficients, Any]] = {}
-"""Policy, scale, coefficients and shape of the mask of calls that were checked before."""
+class _KnownDecode(NamedTuple):
+    """A call that was checked before; the policy is kept so that nothing else gets its id."""
+
+    policy: Any
+    query_scale: QueryScale | None
+    scale: float
+    table: Coefficients
+    mask_shape: Any
 
 
-def _is_none(x: Tensor | None) -> bool:
-    return x is None
-
-
-def _stats(count: Tensor, peak: Tensor, log_mass: Tensor, shortfall: Tensor, var: Tensor) -> RowStats:
-    return RowStats.anchored(count, peak, log_mass, shortfall, max=peak, var=var)
-
-
-def _measured(logits: Tensor, beta: Tensor) -> RowStats:
-    visible = logits != -torch.inf
-    return dense_stats(centred(logits, visible)[0] * as_beta(beta, logits.dtype)[..., None], visible)
+_known: dict[Any, _KnownDecode] = {}
 
 
 def _policies(policy: Policies, heads: int) -> tuple[Policy, ...]:
     """One policy for all heads, or one per head."""
     if policy is None or isinstance(policy, (Policy, str)):
-        one = resolved_policy(policy)
+        one = resolve_policy(policy)
         if not isinstance(one, PerHead):
             return (one,)
         if one.layers != 1:
@@ -144,11 +143,7 @@ def _policies(policy: Policies, heads: int) -> tuple[Policy, ...]:
         reject_type("policy", type(policy).__name__, "a policy, its name, None, or a sequence with one per query head")
     if len(policy) != heads:
         reject("policy", f"{len(policy)} policies for {heads} query heads", "one policy, or one per query head")
-    return tuple(resolved_policy(one) for one in policy)
-
-
-def _joined(policies: tuple[Policy, ...]) -> Policy:
-    return policies[0] if len(policies) == 1 else PerHead((policies,))
+    return tuple(resolve_policy(one) for one in policy)
 
 
 def _with_kernels(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, impl: str) -> bool:
@@ -170,18 +165,17 @@ def _with_kernels(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, impl: st
 
 
 def _plain(
-    q: Tensor, k: Tensor, v: Tensor, cache: Cache, mask: Tensor | None, scale: float | None,
-    policies: tuple[Policy, ...], return_stats: bool,
+    q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, pages: Tensor | None, mask: Tensor | None,
+    scale: float | None, policies: tuple[Policy, ...], return_stats: bool,
 ) -> Tensor | tuple[Tensor, RowStats]:  # fmt: skip
     """The same through `attention`: pages gathered, lengths turned into a mask, what they hide set to 0."""
-    keys = cache.batch_heads_keys(k)[2]
-    if cache.pages is not None:
-        places = cache.pages.long().clamp(0, max(0, k.shape[0] - 1))
+    if pages is not None:
+        places = pages.long().clamp(0, max(0, k.shape[0] - 1))
         k, v = (x[places].flatten(1, 2).transpose(1, 2) for x in (k, v))
-    batch, _, queries, _ = q.shape
+    batch, queries, keys = q.shape[0], q.shape[2], k.shape[2]
     place = torch.arange(keys, device=q.device)
-    filled = torch.full((batch,), keys, device=q.device) if cache.lengths is None else cache.lengths.clamp(0, keys)
-    if cache.lengths is not None:
+    filled = torch.full((batch,), keys, device=q.device) if lengths is None else lengths.clamp(0, keys)
+    if lengths is not None:
         gone = (place >= filled[:, None])[:, None, :, None]
         k, v = k.masked_fill(gone, 0.0), v.masked_fill(gone, 0.0)
     last = filled[:, None] - torch.arange(queries - 1, -1, -1, device=q.device)
@@ -192,16 +186,16 @@ def _plain(
         mask = mask & visible
     else:
         mask = mask.expand(*torch.broadcast_shapes(mask.shape, visible.shape)).masked_fill(~visible, -torch.inf)  # type: ignore[no-untyped-call]
-    options: dict[str, Any] = {"scale": scale, "enable_gqa": True, "policy": _joined(policies)}
-    if not return_stats:
-        return _blind_rows_0(attention(q, k, v, attn_mask=mask, **options), mask)
-    out, stats = attention(q, k, v, attn_mask=mask, return_stats=True, **options)
-    return _blind_rows_0(out, mask), stats
-
-
-def _blind_rows_0(out: Tensor, mask: Tensor) -> Tensor:
-    """Without a policy PyTorch's function is called as it is, and does not always give 0 here."""
-    return out.masked_fill(hidden_by(mask).all(-1, keepdim=True), 0.0)
+    policy = policies[0] if len(policies) == 1 else PerHead((policies,))
+    options: dict[str, Any] = {"scale": scale, "enable_gqa": True, "policy": policy}
+    stats: RowStats | None = None
+    if return_stats:
+        out, stats = attention(q, k, v, mask, return_stats=True, **options)
+    else:
+        out = attention(q, k, v, mask, **options)
+    # Without a policy PyTorch's function is called as it is, and does not always give 0 here.
+    out = out.masked_fill(hidden_by(mask).all(-1, keepdim=True), 0.0)
+    return out if stats is None else (out, stats)
 
 
 def _check(
@@ -226,7 +220,8 @@ def _check(
         reject("k", f"{heads} heads for {q.shape[1]} query heads", "a number of heads that divides the query's")
     check_values(q, k, v)
     if mask is not None:
-        _check_mask(mask, q, (*q.shape[:3], k.shape[2]))
+        check_mask(mask, q, (*q.shape[:3], k.shape[2]), "attn_mask")
+        check_mask_dtype(mask, q)
 
 
 def _check_integers(name: str, x: Any, q: Tensor, shape: tuple[int | None, ...]) -> None:
@@ -240,14 +235,3 @@ def _check_integers(name: str, x: Any, q: Tensor, shape: tuple[int | None, ...])
     if x.ndim != len(shape) or any(want is not None and want != n for n, want in zip(x.shape, shape, strict=True)):
         wanted = ", ".join("n" if n is None else str(n) for n in shape)
         reject(name, f"shape {tuple(x.shape)}", f"[{wanted}], one per sequence of q")
-
-
-def _check_mask(mask: Any, q: Tensor, logits: tuple[int, ...]) -> None:
-    if not isinstance(mask, Tensor):
-        reject_type("attn_mask", type(mask).__name__, "a torch.Tensor or None")
-    if mask.dtype not in (torch.bool, q.dtype):
-        reject_type("attn_mask", f"dtype {mask.dtype}", f"bool or the dtype of q, {q.dtype}")
-    if mask.device != q.device:
-        reject("attn_mask", f"device {mask.device}", f"the device of q, {q.device}")
-    if mask.ndim > 4 or broadcast(mask.shape, logits) != tuple(logits):
-        reject("attn_mask", f"shape {tuple(mask.shape)}", f"a shape that broadcasts to {logits}, [B, H, Lq, Lk]")

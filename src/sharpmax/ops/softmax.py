@@ -8,8 +8,7 @@ from sharpmax.arrays import Array, is_array, ops_for
 from sharpmax.errors import reject, reject_type
 from sharpmax.policies.base import Policy
 from sharpmax.policies.registry import resolve_policy
-from sharpmax.stats.dense import centred, dense_stats
-from sharpmax.stats.statistics import RowStats
+from sharpmax.stats.statistics import RowStats, centred, dense_stats
 
 A = TypeVar("A")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 import sys
@@ -26,20 +27,19 @@ SCHEMA = 1
 Remeasure = Callable[[Array], "RowStats"]
 """Measures the same rows again with their logits multiplied by β (one value per row)."""
 
+Checks = Mapping[str, Callable[[str, Any], Any]]
+
 _kinds: dict[str, type[Policy]] = {}
 
 
 class Warned(set[Any]):
     """The policies that one model has been warned of; a copy of the model has not been warned yet."""
 
-    def __deepcopy__(self, memo: Any) -> Warned:
-        return Warned()
-
     def __reduce__(self) -> tuple[type[Warned], tuple[()]]:
         return Warned, ()
 
 
-WARNED: set[Policy] = set()
+WARNED = Warned()
 """The policies that were warned of where no model is known."""
 
 
@@ -56,10 +56,17 @@ class Policy(ABC):
     reads: ClassVar[str] = ""
     """The statistic that `fitted_range` speaks of; empty where there is none."""
 
+    checks: ClassVar[Checks] = {}
+    """By field, a function of its name and value that returns the value to keep, or raises."""
+
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "kind" in cls.__dict__:
             _kinds[cls.kind] = cls
+
+    def __post_init__(self) -> None:
+        for name, check in self.checks.items():
+            object.__setattr__(self, name, check(name, getattr(self, name)))
 
     @abstractmethod
     def describe(self) -> str:
@@ -71,8 +78,9 @@ class Policy(ABC):
 
     @property
     def fitted_range(self) -> tuple[float, float] | None:
-        """The values of the statistic `reads` the policy was fitted on, or None if it was not fitted."""
-        return None
+        """The values of the statistic `reads` the policy was fitted on, its field `fitted_on`; None without one."""
+        found: tuple[float, float] | None = getattr(self, "fitted_on", None)
+        return found
 
     @property
     def is_identity(self) -> bool:
@@ -106,7 +114,7 @@ class Policy(ABC):
             # Not `warnings.warn`, whose own memory would silence a second model with the same share of rows.
             warnings.warn_explicit(
                 f"{share:.1f}% of the rows have {self.reads} outside {low:g} … {high:g}, the range this policy is "
-                f"made for ({self.describe()}); said once for this policy",
+                f"made for ({self.describe()}); shown once per policy",
                 OutOfRangeWarning,
                 caller.f_code.co_filename,
                 caller.f_lineno,
@@ -135,19 +143,16 @@ class Policy(ABC):
     def from_dict(cls, body: dict[str, Any]) -> Policy:
         """Build from the values of `to_dict` without schema and kind."""
         fields = dataclasses.fields(cls)
-        names = {field.name for field in fields}
-        if unknown := sorted(set(body) - names):
+        names = sorted(field.name for field in fields)
+        if unknown := sorted(set(body) - set(names)):
+            raise FileFormatError(f"policy: unknown field {unknown[0]!r} for kind {cls.kind!r}; allowed: {names}")
+        required = sorted(field.name for field in fields if field.default is dataclasses.MISSING)
+        if missing := [name for name in required if name not in body]:
             raise FileFormatError(
-                f"policy: unknown field {unknown[0]!r} for kind {cls.kind!r}; allowed: {sorted(names)}"
+                f"policy: kind {cls.kind!r} is incomplete, without {missing[0]!r}; needed: {required}"
             )
-        required = {field.name for field in fields if field.default is dataclasses.MISSING}
-        if missing := sorted(required - set(body)):
-            raise FileFormatError(
-                f"policy: kind {cls.kind!r} is incomplete, without {missing[0]!r}; needed: {sorted(required)}"
-            )
-        values = {name: _frozen(value) for name, value in body.items()}
         try:
-            return cls(**values)
+            return cls(**{name: _frozen(value) for name, value in body.items()})
         except (ArgumentError, ArgumentTypeError) as wrong:
             raise FileFormatError(f"policy: kind {cls.kind!r} has a bad value: {wrong}") from None
 
@@ -211,11 +216,28 @@ def check_number(name: str, value: object, *, above: float = -math.inf, at_least
     return number
 
 
-def check_range(name: str, value: object) -> tuple[float, float]:
+def number(*, above: float = -math.inf, at_least: float = -math.inf) -> Callable[[str, Any], float]:
+    """The check of a field that holds a number."""
+    return functools.partial(check_number, above=above, at_least=at_least)
+
+
+def numbers(what: str, least: int = 1, *, at_least: float = -math.inf) -> Callable[[str, Any], tuple[float, ...]]:
+    """The check of a field that holds a tuple of `least` numbers or more; `what` describes it in an error."""
+
+    def check(name: str, value: Any) -> tuple[float, ...]:
+        if not isinstance(value, (tuple, list)) or len(value) < least:
+            reject(name, repr(value), what)
+        return tuple(check_number(name, item, at_least=at_least) for item in value)
+
+    return check
+
+
+def check_range(name: str, value: Any) -> tuple[float, float]:
     """`value` as a pair low < high, or an error."""
+    allowed = "a pair (low, high) with low < high"
     if not isinstance(value, (tuple, list)) or len(value) != 2:
-        reject(name, repr(value), "a pair (low, high) with low < high")
+        reject(name, repr(value), allowed)
     low, high = (check_number(name, item) for item in value)
     if not low < high:
-        reject(name, repr(value), "a pair (low, high) with low < high")
+        reject(name, repr(value), allowed)
     return low, high

@@ -1,16 +1,14 @@
-"""Simple rules for β: a constant, one that grows with the logarithm of the length, and a monotone curve of entropy."""
+"""Simple rules: constants (of a row, a frequency, an output), the logarithm of the length, a curve of entropy."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
-
 from sharpmax.arrays import Array
-from sharpmax.errors import reject
-from sharpmax.lazy import require
-from sharpmax.policies.base import Policy, Remeasure, check_number, check_range
+from sharpmax.errors import UnsupportedError, reject, reject_type
+from sharpmax.policies.base import Checks, Policy, Remeasure, check_range, number, numbers
 
 if TYPE_CHECKING:
     from sharpmax.stats.statistics import RowStats
@@ -26,24 +24,132 @@ class Constant(Policy):
 
     kind: ClassVar[str] = "constant"
     needs: ClassVar[frozenset[str]] = frozenset()
+    checks: ClassVar[Checks] = {"value": number(at_least=0.0)}
 
     value: float = 1.0
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "value", check_number("value", self.value, at_least=0.0))
-
     @property
     def is_identity(self) -> bool:
-        """True for β = 1."""
         return self.value == 1.0
 
     def describe(self) -> str:
-        """The rule in one line."""
         return f"β = {self.value:g}"
 
     def rule(self, xp: Any, stats: RowStats, remeasure: Remeasure | None) -> Array:
-        """β = value."""
         return xp.ones_like(xp.cast(stats.count, xp.widest)) * self.value
+
+
+LEFT_ALONE = Constant(1.0)
+"""The policy that changes nothing, always the same object."""
+
+
+@dataclass(frozen=True)
+class PerFrequency(Policy):
+    """A logit is a sum over rotary frequencies; the part of frequency i is multiplied by `values[i]`.
+
+    Query dimensions i and i + D/2 share a frequency (the layout of Llama, Qwen, Mistral and Gemma in transformers), so
+    both are multiplied by `values[i]`: D/2 numbers for a head of size D. Equal values are `Constant`. Only the query is
+    scaled, never a bias, a cap or a sink, so an applied policy and a folded one compute the same. Row statistics are
+    those of the scaled query.
+
+    >>> PerFrequency((0.8, 1.0, 1.5)).describe()
+    'β per rotary frequency, 0.8 … 1.5 (3 frequencies)'
+    """
+
+    kind: ClassVar[str] = "per-frequency"
+    needs: ClassVar[frozenset[str]] = frozenset()
+    checks: ClassVar[Checks] = {
+        "values": numbers("a tuple of one or more numbers, one per rotary frequency", at_least=0.0)
+    }
+
+    values: tuple[float, ...]
+
+    @property
+    def is_identity(self) -> bool:
+        return all(value == 1.0 for value in self.values)
+
+    def describe(self) -> str:
+        return f"β per rotary frequency, {min(self.values):g} … {max(self.values):g} ({len(self.values)} frequencies)"
+
+    def rule(self, xp: Any, stats: RowStats, remeasure: Remeasure | None) -> Array:
+        raise UnsupportedError(
+            "policy: a β per rotary frequency scales the query, and logits alone have none; "
+            "use it in attention, decode or a model"
+        )
+
+
+def query_factors(policies: Sequence[Policy]) -> list[list[float]] | None:
+    """What `PerFrequency` policies multiply the query by, `[heads][D]`, 1 in other heads; None without any.
+
+    `policies` are those of a layer: one per head, or one for all heads.
+    """
+    sizes = {len(one.values) for one in policies if isinstance(one, PerFrequency)}
+    if len(sizes) > 1:
+        reject("policy", f"heads of {sorted(sizes)} rotary frequencies", "as many in every head of a layer")
+    if not sizes:
+        return None
+    (size,) = sizes
+    return [2 * list(one.values if isinstance(one, PerFrequency) else [1.0] * size) for one in policies]
+
+
+def check_frequencies(given: int, width: int) -> None:
+    """Refuse factors for heads of another size; one factor goes with any."""
+    if given > 1 and given != width:  # a compiler knows no symbolic number in a tuple
+        reject("policy", f"{given // 2} rotary frequencies for heads of size {width}", f"{width // 2} frequencies")
+
+
+def without_frequencies(policies: Sequence[Policy]) -> tuple[Policy, ...]:
+    """The policies that remain once `query_factors` has multiplied the query; the same objects for the same ones."""
+    return tuple(LEFT_ALONE if isinstance(one, PerFrequency) else one for one in policies)
+
+
+def constant_factors(policies: Sequence[Policy]) -> list[list[float]]:
+    """β `[heads][1]` of constants, or `[heads][D]` if some are `PerFrequency`: what a weight can hold."""
+    wrong = next((one for one in policies if not isinstance(one, (Constant, PerFrequency))), None)
+    if wrong is not None:
+        reject("policy", wrong.describe(), "constants, or a β per rotary frequency")
+    factors = query_factors(policies) or [[1.0]] * len(policies)
+    constants = [one.value if isinstance(one, Constant) else 1.0 for one in policies]
+    return [[beta * factor for factor in row] for beta, row in zip(constants, factors, strict=True)]
+
+
+@dataclass(frozen=True)
+class OutputScale(Policy):
+    """Multiply the output of a head by `scale`, as SEAL (arXiv 2501.15225) does; `policy` chooses β.
+
+    It acts where attention has an output to scale: in a transformers model, by `sharpmax.apply`.
+
+    >>> OutputScale(1.2, Constant(1.5)).describe()
+    'output × 1.2, β = 1.5'
+    """
+
+    kind: ClassVar[str] = "output-scale"
+    checks: ClassVar[Checks] = {"scale": number(at_least=0.0)}
+
+    scale: float
+    policy: Policy = LEFT_ALONE
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.policy, Policy) or isinstance(self.policy, OutputScale):
+            reject_type("policy", type(self.policy).__name__, "a policy that chooses β")
+
+    @property
+    def needs(self) -> frozenset[str]:  # type: ignore[override]
+        return self.policy.needs
+
+    @property
+    def is_identity(self) -> bool:
+        return self.scale == 1.0 and self.policy.is_identity
+
+    def describe(self) -> str:
+        return f"output × {self.scale:g}, {self.policy.describe()}"
+
+    def rule(self, xp: Any, stats: RowStats, remeasure: Remeasure | None) -> Array:
+        raise UnsupportedError(NO_OUTPUT)
+
+
+NO_OUTPUT = "policy: a scale of a head's output acts only in a transformers model; use sharpmax.apply(model, policy)"
 
 
 @dataclass(frozen=True)
@@ -59,30 +165,79 @@ class LogLength(Policy):
     kind: ClassVar[str] = "log-length"
     needs: ClassVar[frozenset[str]] = frozenset({"count"})
     reads: ClassVar[str] = "count"
+    checks: ClassVar[Checks] = {
+        "reference": number(above=1.0),
+        "floor": number(at_least=0.0),
+        "fitted_on": lambda name, value: None if value is None else check_range(name, value),
+    }
 
     reference: float
     floor: float = 1.0
     fitted_on: tuple[float, float] | None = None
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "reference", check_number("reference", self.reference, above=1.0))
-        object.__setattr__(self, "floor", check_number("floor", self.floor, at_least=0.0))
-        if self.fitted_on is not None:
-            object.__setattr__(self, "fitted_on", check_range("fitted_on", self.fitted_on))
-
-    @property
-    def fitted_range(self) -> tuple[float, float] | None:
-        """The numbers of keys the reference was chosen on, if it was fitted."""
-        return self.fitted_on
-
     def describe(self) -> str:
-        """The rule in one line."""
         return f"β = max({self.floor:g}, ln n / ln {self.reference:g})"
 
     def rule(self, xp: Any, stats: RowStats, remeasure: Remeasure | None) -> Array:
-        """ln n / ln reference, not under the floor."""
         n = xp.cast(xp.at_least(stats.count, 1), xp.widest)
         return xp.at_least(xp.log(n) / xp.log(xp.param(self.reference, n)), self.floor)
+
+
+@dataclass(frozen=True)
+class LogScale(Policy):
+    """β = bias + scale·ln(max(1, n/reference)), n being the keys the row can see.
+
+    With `steps`, β = bias + scale·ln(1 + ⌊(n − shift)/reference⌋): it rises once per `reference` tokens. In causal
+    attention a row at position i, counted from 0, sees n = i + 1 keys; rules that read i itself have a `shift` of 1.
+
+    - Scalable-Softmax (SSMax): scale s per head, reference 1, bias 0 or b
+    - Llama 4: scale 0.1, reference 8192, steps; Ministral 3 and Mistral 4: likewise with shift 1
+    - Inkling: scale α, reference `log_scaling_n_floor`; Qwen2.5-1M: scale 0.1, reference 262144. Qwen2.5-1M's engine
+      gives all rows of a prompt the β of its last one.
+
+    >>> LogScale(0.1, 8192.0, steps=True).describe()
+    'β = 1 + 0.1·ln(1 + ⌊n/8192⌋)'
+    >>> LogScale(0.4, bias=0.0).describe()
+    'β = 0.4·ln n'
+    """
+
+    kind: ClassVar[str] = "log-scale"
+    needs: ClassVar[frozenset[str]] = frozenset({"count"})
+    checks: ClassVar[Checks] = {
+        "scale": number(),
+        "bias": number(),
+        "shift": number(),
+        "reference": number(at_least=1.0),
+    }
+
+    scale: float
+    reference: float = 1.0
+    bias: float = 1.0
+    steps: bool = False
+    shift: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.steps, bool):
+            reject("steps", repr(self.steps), "True or False")
+        if self.shift and not self.steps:
+            reject("shift", self.shift, "0 without steps")
+
+    @property
+    def is_identity(self) -> bool:
+        return (self.scale, self.bias) == (0.0, 1.0)
+
+    def describe(self) -> str:
+        n = "n" if not self.shift else f"(n − {self.shift:g})"
+        inside = n if self.reference == 1.0 else f"{n}/{self.reference:g}"
+        grows = f"ln(1 + ⌊{inside}⌋)" if self.steps else f"ln⁺({inside})" if inside != "n" else "ln n"
+        return "β = " + (f"{self.bias:g} + " if self.bias else "") + f"{self.scale:g}·{grows}"
+
+    def rule(self, xp: Any, stats: RowStats, remeasure: Remeasure | None) -> Array:
+        n = xp.cast(xp.at_least(stats.count, 1), xp.widest)
+        if self.steps:
+            return self.bias + self.scale * xp.log1p(xp.library.floor((n - self.shift) / self.reference))
+        return self.bias + self.scale * xp.log(xp.at_least(n / self.reference, 1.0))
 
 
 @dataclass(frozen=True)
@@ -96,43 +251,22 @@ class Curve(Policy):
     kind: ClassVar[str] = "curve"
     needs: ClassVar[frozenset[str]] = frozenset({"entropy"})
     reads: ClassVar[str] = "entropy"
+    checks: ClassVar[Checks] = dict.fromkeys(
+        ("knots", "values"), numbers("a tuple of two or more numbers", 2, at_least=0.0)
+    )
 
     knots: tuple[float, ...]
     values: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        for name in ("knots", "values"):
-            given = getattr(self, name)
-            if not isinstance(given, (tuple, list)) or len(given) < 2:
-                reject(name, repr(given), "a tuple of two or more numbers")
-            object.__setattr__(self, name, tuple(check_number(name, v, at_least=0.0) for v in given))
+        super().__post_init__()
         if len(self.knots) != len(self.values):
             reject("values", f"{len(self.values)} numbers for {len(self.knots)} knots", "one value per knot")
         if not all(a < b for a, b in zip(self.knots, self.knots[1:], strict=False)):
             reject("knots", repr(self.knots), "strictly rising entropies")
         steps = [b - a for a, b in zip(self.values, self.values[1:], strict=False)]
         if min(steps) < 0.0 < max(steps):
-            reject("values", repr(self.values), "values that only rise or only fall", "fit with Curve.fit")
-
-    @classmethod
-    def fit(cls, entropy: Any, beta: Any, knots: int = 12, increasing: bool = True) -> Curve:
-        """Isotonic regression of β on entropy, thinned to `knots` points at equal shares of the data."""
-        x, y = np.asarray(entropy, dtype=np.float64).ravel(), np.asarray(beta, dtype=np.float64).ravel()
-        if x.shape != y.shape or x.size < 2 or not (np.isfinite(x).all() and np.isfinite(y).all()):
-            reject("entropy, beta", f"{x.size} and {y.size} values", "equally many finite numbers, two or more")
-        if knots < 2:
-            reject("knots", knots, "2 or more")
-        isotonic = require("scipy.optimize", "fit", "Curve.fit").isotonic_regression
-        ends = np.unique(np.quantile(x, np.linspace(0.0, 1.0, knots)))
-        if ends.size < 2:
-            reject("entropy", f"{x.size} equal values", "at least two different entropies")
-        # A curve has one value per entropy: rows that share theirs count together.
-        x, place, share = np.unique(x, return_inverse=True, return_counts=True)
-        smooth = isotonic(np.bincount(place, y) / share, weights=share, increasing=increasing).x
-        # Interpolation rounds, and one unit in the last place is enough to break the order.
-        in_order = np.maximum if increasing else np.minimum
-        values = in_order.accumulate(np.interp(ends, x, smooth))
-        return cls(tuple(float(v) for v in ends), tuple(float(v) for v in values))
+            reject("values", repr(self.values), "values that only rise or only fall")
 
     @property
     def fitted_range(self) -> tuple[float, float]:
@@ -140,7 +274,6 @@ class Curve(Policy):
         return self.knots[0], self.knots[-1]
 
     def describe(self) -> str:
-        """The rule in one line."""
         (x0, x1), (y0, y1) = self.fitted_range, (self.values[0], self.values[-1])
         return f"β from {y0:g} at H = {x0:g} to {y1:g} at H = {x1:g}, {len(self.knots)} knots, flat outside"
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from sharpmax.arrays import Array
 from sharpmax.errors import reject
-from sharpmax.policies.base import Policy, Remeasure, check_number
+from sharpmax.policies.base import Checks, Policy, Remeasure, check_number, number
 
 if TYPE_CHECKING:
     from sharpmax.stats.statistics import RowStats
@@ -34,18 +34,17 @@ class EntropyTarget(Policy):
 
     kind: ClassVar[str] = "entropy-target"
     needs: ClassVar[frozenset[str]] = frozenset({"entropy", "var"})
+    checks: ClassVar[Checks] = {"target": number(at_least=0.0), "floor": number(above=0.0)}
 
     target: float
     floor: float = 1.0
     ceiling: float = 1e4
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "target", check_number("target", self.target, at_least=0.0))
-        object.__setattr__(self, "floor", check_number("floor", self.floor, above=0.0))
+        super().__post_init__()
         object.__setattr__(self, "ceiling", check_number("ceiling", self.ceiling, above=self.floor))
 
     def describe(self) -> str:
-        """The rule in one line."""
         return f"β such that H = {self.target:g} nat, {self.floor:g} ≤ β ≤ {self.ceiling:g}"
 
     def rule(self, xp: Any, stats: RowStats, remeasure: Remeasure | None) -> Array:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from sharpmax.arrays import Array
-from sharpmax.policies.base import Policy, Remeasure, check_number
+from sharpmax.policies.base import Checks, Policy, Remeasure, check_number, number
 
 if TYPE_CHECKING:
     from sharpmax.stats.statistics import RowStats
@@ -49,18 +49,19 @@ class LogLinear(Policy):
     COEFFICIENTS: ClassVar[tuple[str, ...]] = (
         "level", "length", "entropy", "entropy2", "top", "top2", "var", "entropy_length", "top_length",
     )  # fmt: skip
+    checks: ClassVar[Checks] = {
+        # + 0.0 turns −0 into 0, the one that is left out of files.
+        **dict.fromkeys(COEFFICIENTS, lambda name, value: check_number(name, value) + 0.0),
+        "reference": number(at_least=1.0),
+        "floor": number(above=0.0),
+    }
 
     def __post_init__(self) -> None:
-        for name in self.COEFFICIENTS:
-            # + 0.0 turns −0 into 0, the one that is left out of files.
-            object.__setattr__(self, name, check_number(name, getattr(self, name)) + 0.0)
-        object.__setattr__(self, "reference", check_number("reference", self.reference, at_least=1.0))
-        object.__setattr__(self, "floor", check_number("floor", self.floor, above=0.0))
+        super().__post_init__()
         object.__setattr__(self, "ceiling", check_number("ceiling", self.ceiling, above=self.floor))
 
     @property
     def needs(self) -> frozenset[str]:  # type: ignore[override]
-        """The statistics behind the coefficients that are not 0."""
         read = {
             "count": ("length", "entropy", "entropy2", "entropy_length", "top_length"),
             "entropy": ("entropy", "entropy2", "entropy_length"),
@@ -72,7 +73,6 @@ class LogLinear(Policy):
 
     @property
     def is_identity(self) -> bool:
-        """Whether every coefficient is 0."""
         return not any(self._has(name) for name in self.COEFFICIENTS)
 
     def _has(self, name: str) -> bool:
@@ -84,12 +84,11 @@ class LogLinear(Policy):
         return dataclasses.replace(self, **{name: strength * getattr(self, name) for name in self.COEFFICIENTS})
 
     def to_dict(self) -> dict[str, Any]:
-        """The policy as plain JSON values without the usual ones, so that a grid of heads stays readable."""
+        """Without the usual values, so that a grid of heads stays readable."""
         usual = {field.name: field.default for field in dataclasses.fields(self)}
         return {key: value for key, value in super().to_dict().items() if key not in usual or value != usual[key]}
 
     def describe(self) -> str:
-        """The rule in one line."""
         shown = ("", "·ln⁺(n/{0:g})", "·h", "·h²", "·p", "·p²", "·ln(1+v)", "·h·ln⁺(n/{0:g})", "·p·ln⁺(n/{0:g})")
         terms = [
             f"{getattr(self, name):+.3g}{feature.format(self.reference)}"
@@ -99,7 +98,6 @@ class LogLinear(Policy):
         return f"ln β = {' '.join(terms).removeprefix('+') or '0'}, {self.floor:g} ≤ β ≤ {self.ceiling:g}"
 
     def rule(self, xp: Any, stats: RowStats, remeasure: Remeasure | None) -> Array:
-        """The sum over the features whose coefficients are there, then the exponential."""
         n = xp.cast(xp.at_least(stats.count, 1), xp.statistics_dtype(_measured(stats)))
         total = xp.zeros_like(n) + self.level
         longer = xp.log(xp.at_least(n / self.reference, 1.0))

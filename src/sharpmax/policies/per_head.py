@@ -67,7 +67,6 @@ class PerHead(Policy):
 
     @property
     def needs(self) -> frozenset[str]:  # type: ignore[override]
-        """Everything that one of the heads needs."""
         return frozenset().union(*(policy.needs for layer in self.policies for policy in layer), {"count"})
 
     @property
@@ -82,7 +81,6 @@ class PerHead(Policy):
 
     @property
     def is_identity(self) -> bool:
-        """Whether every head is left alone."""
         return all(policy.is_identity for layer in self.policies for policy in layer)
 
     @property
@@ -97,7 +95,6 @@ class PerHead(Policy):
         return PerHead((self.policies[index],))
 
     def describe(self) -> str:
-        """The grid in one line."""
         flat = [policy for layer in self.policies for policy in layer]
         kinds = ", ".join(sorted({policy.kind for policy in flat}))
         still = len(flat) - self.modified_heads
@@ -105,10 +102,9 @@ class PerHead(Policy):
         return f"{self.layers} layer{'s' * (self.layers != 1)} × {self.heads} heads, kinds: {kinds}{alone}"
 
     def warn_outside(self, stats: RowStats, warned: set[Any] | None = None) -> None:
-        """Each head speaks for its own rows."""
         if self.layers == 1 and stats.count.ndim >= 2 and stats.count.shape[-2] == self.heads:
             for head, policy in enumerate(self.policies[0]):
-                policy.warn_outside(_of_head(stats, head), warned)
+                policy.warn_outside(of_head(stats, head), warned)
 
     def rule(self, xp: Any, stats: RowStats, remeasure: Remeasure | None) -> Array:
         """All heads at once where they are of one kind, one after the other where not."""
@@ -123,19 +119,20 @@ class PerHead(Policy):
         betas = []
         for head, policy in enumerate(self.policies[0]):
             one = None if remeasure is None else _remeasure_head(xp, remeasure, stats, head)
-            betas.append(policy.rule(xp, _of_head(stats, head), one))
+            betas.append(policy.rule(xp, of_head(stats, head), one))
         return xp.stack([xp.cast(beta, xp.widest) for beta in betas], -2)
 
 
-def _of_head(stats: RowStats, head: int) -> RowStats:
-    return stats.map(lambda array: array[..., head, :])
+def of_head(stats: RowStats, head: int) -> RowStats:
+    """The rows of one head; an array with a single one serves every head."""
+    return stats.map(lambda array: array[..., min(head, array.shape[-2] - 1), :])
 
 
 def _remeasure_head(xp: Any, remeasure: Remeasure, stats: RowStats, head: int) -> Remeasure:
     def one(beta: Array) -> RowStats:
         ones = xp.ones_like(xp.cast(stats.count, beta.dtype))
         here = (xp.positions(stats.count.shape[-2], beta) == head)[:, None]
-        return _of_head(remeasure(xp.where(here, beta[..., None, :], ones)), head)
+        return of_head(remeasure(xp.where(here, beta[..., None, :], ones)), head)
 
     return one
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from sharpmax.arrays import Array
 from sharpmax.errors import reject
-from sharpmax.policies.base import Policy, Remeasure, check_number, check_range
+from sharpmax.policies.base import Checks, Policy, Remeasure, check_range, number, numbers
 
 if TYPE_CHECKING:
     from sharpmax.stats.statistics import RowStats
@@ -31,6 +31,11 @@ class Polynomial(Policy):
     kind: ClassVar[str] = "polynomial"
     needs: ClassVar[frozenset[str]] = frozenset({"entropy"})
     reads: ClassVar[str] = "entropy"
+    checks: ClassVar[Checks] = {
+        "coefficients": numbers("a tuple of one or more numbers, highest power first"),
+        "fitted_on": check_range,
+        "threshold": number(at_least=0.0),
+    }
 
     coefficients: tuple[float, ...]
     fitted_on: tuple[float, float]
@@ -38,12 +43,7 @@ class Polynomial(Policy):
     outside_is: Outside = "clamp"
 
     def __post_init__(self) -> None:
-        if not isinstance(self.coefficients, (tuple, list)) or not self.coefficients:
-            reject("coefficients", repr(self.coefficients), "a tuple of one or more numbers, highest power first")
-        numbers = tuple(check_number("coefficients", c) for c in self.coefficients)
-        object.__setattr__(self, "coefficients", numbers)
-        object.__setattr__(self, "fitted_on", check_range("fitted_on", self.fitted_on))
-        object.__setattr__(self, "threshold", check_number("threshold", self.threshold, at_least=0.0))
+        super().__post_init__()
         if self.outside_is not in ("clamp", "extrapolate"):
             reject("outside_is", repr(self.outside_is), "'clamp' or 'extrapolate'")
 
@@ -83,7 +83,6 @@ class Polynomial(Policy):
         return np.where(h > self.threshold, np.maximum(1.0, np.polyval(self.coefficients, inside)), 1.0)
 
     def describe(self) -> str:
-        """The rule in one line."""
         degree = len(self.coefficients) - 1
         terms = [
             f"{c:+g}" + (f"·H^{p}" if p > 1 else "·H" if p else "")
@@ -97,7 +96,6 @@ class Polynomial(Policy):
         return ((values < low) | (values > high)) & (values > self.threshold) & (stats.count > 1)
 
     def rule(self, xp: Any, stats: RowStats, remeasure: Remeasure | None) -> Array:
-        """Horner's scheme, highest power first."""
         entropy = stats.entropy
         low, high = self.fitted_on
         h = xp.at_most(xp.at_least(entropy, low), high) if self.outside_is == "clamp" else entropy

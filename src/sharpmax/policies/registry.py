@@ -1,22 +1,22 @@
-"""Policies by name or from a file."""
+"""Policies by name, from a file, or as the configuration of a model asks for them."""
 
 from __future__ import annotations
 
 import functools
 import logging
+import math
 import os
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
-from sharpmax.errors import FileFormatError, reject, reject_type
+from sharpmax.errors import FileFormatError, UnsupportedError, reject, reject_type
 from sharpmax.files import read_json
-from sharpmax.policies.base import Policy, policy_from_dict
-from sharpmax.policies.basic import Constant
+from sharpmax.policies.base import Policy, check_number, policy_from_dict
+from sharpmax.policies.basic import LEFT_ALONE, Constant, LogLength, LogScale
+from sharpmax.policies.per_head import PerHead
 from sharpmax.policies.polynomial import PAPER
-from sharpmax.policies.shipped import BY_NUMBER
 
 BESIDE = "sharpmax_policy.json"
 """The file that `save_pretrained` of a model with a policy puts beside the weights."""
@@ -30,6 +30,30 @@ AUTO = "auto"
 _DATA = Path(__file__).parent / "data"
 _MODELS = "models"
 _log = logging.getLogger("sharpmax")
+
+
+def yarn(factor: float) -> Constant:
+    """YaRN's constant (1 + 0.1·ln factor)², for a model whose rotary positions do not have it yet.
+
+    >>> yarn(4.0).describe()
+    'β = 1.29648'
+    """
+    return Constant((1.0 + 0.1 * math.log(check_number("factor", factor, at_least=1.0))) ** 2)
+
+
+BY_NUMBER: Mapping[str, tuple[Callable[[float], Policy], float | None]] = {
+    "constant": (Constant, None),
+    "log-length": (LogLength, None),
+    "ssmax": (lambda scale: LogScale(scale, bias=0.0), None),
+    "llama4": (lambda reference: LogScale(0.1, reference, steps=True), 8192.0),
+    "ministral3": (lambda reference: LogScale(0.1, reference, steps=True, shift=1.0), 16384.0),
+    "inkling": (lambda reference: LogScale(0.1, reference), None),
+    "qwen2.5-1m": (lambda reference: LogScale(0.1, reference), 262144.0),
+    "qwen": (LogLength, 8192.0),
+    "grok2": (LogLength, 1024.0),
+    "yarn": (yarn, None),
+}
+"""Rules with one number: how a policy is made of it, and the number of the published model where there is one."""
 
 
 def load_policy(path_or_name: str | os.PathLike[str]) -> Policy:
@@ -99,8 +123,13 @@ def _allowed() -> str:
 
 
 @functools.lru_cache(64)
+def _by_number(kind: str, value: float) -> Policy:
+    """Always the same object for the same rule: what is made of policies is kept by object."""
+    return BY_NUMBER[kind][0](value)
+
+
 def _with_number(text: str) -> Policy | None:
-    """The policy that a kind with its number stands for, always the same object; None for other texts."""
+    """The policy that a kind with its number stands for; None for other texts."""
     kind, colon, number = text.partition(":")
     if not colon or kind not in BY_NUMBER:
         return None
@@ -108,7 +137,7 @@ def _with_number(text: str) -> Policy | None:
         value = float(number)
     except ValueError:
         reject("policy", repr(text), f"{kind}: and a number, as log-length:64 or constant:1.5")
-    return BY_NUMBER[kind][0](value)
+    return _by_number(kind, value)
 
 
 def _file_in(folder: Path) -> Path:
@@ -146,16 +175,59 @@ def resolve_policy(policy: Policy | str | os.PathLike[str] | None) -> Policy:
     reject_type("policy", type(policy).__name__, f"a Policy, None, {_allowed()}")
 
 
-NAMED: Mapping[str, Callable[[], Policy]] = MappingProxyType(
-    {
-        "none": Constant,
-        "paper": lambda: PAPER,
-        **{
-            file.stem: functools.partial(_packaged, file.stem)
-            for file in sorted(_DATA.glob("*.json"))
-            if file.stem != _MODELS
-        },
-        **{name: functools.partial(make, usual) for name, (make, usual) in BY_NUMBER.items() if usual is not None},
-    }
-)
-"""Policies that can be asked for by name."""
+NAMED: Mapping[str, Callable[[], Policy]] = {
+    "none": lambda: LEFT_ALONE,
+    "paper": lambda: PAPER,
+    **{
+        file.stem: functools.partial(_packaged, file.stem)
+        for file in sorted(_DATA.glob("*.json"))
+        if file.stem != _MODELS
+    },
+    **{name: functools.partial(_by_number, name, usual) for name, (_, usual) in BY_NUMBER.items() if usual is not None},
+}
+"""Policies that can be asked for by name, each always the same object."""
+
+
+def from_config(config: Any) -> Policy | None:
+    """The temperature rule that a model's configuration asks for; None if it has none.
+
+    `config` is the configuration of a transformers model, or any object with the same attributes. Known are the rules
+    of Llama 4 (the layers without rotary positions), Ministral 3 and Mistral 4, Inkling (the full-attention layers),
+    Qwen (`use_logn_attn`), Qwen2.5-1M (`dual_chunk_attention_config`) and Grok-2 (`attn_temperature_len`). A constant
+    in the rotary positions (YaRN, LongRoPE) is part of the model's logits, which every policy multiplies, and no rule.
+
+    The models count positions and policies count visible keys: with left padding Llama 4 counts the padding too.
+    """
+    config = getattr(config, "text_config", None) or config
+
+    def read(name: str) -> Any:
+        return getattr(config, name, None)
+
+    rotary = read("rope_parameters") or {}
+    if read("attn_temperature_tuning"):
+        rule = LogScale(float(read("attn_scale")), float(read("floor_scale")), steps=True)
+        return _in_layers(config, rule, [not rotary for rotary in read("no_rope_layers")])
+    if rotary.get("llama_4_scaling_beta"):
+        if read("sliding_window"):
+            raise UnsupportedError(
+                "config: llama_4_scaling_beta with sliding_window scales by position, which a row of a window does not "
+                "show; allowed: sliding_window=None"
+            )
+        length = float(rotary["original_max_position_embeddings"])
+        return LogScale(float(rotary["llama_4_scaling_beta"]), length, steps=True, shift=1.0)
+    if read("log_scaling_n_floor"):
+        rule = LogScale(float(read("log_scaling_alpha")), float(read("log_scaling_n_floor")))
+        return _in_layers(config, rule, ["sliding" not in kind for kind in read("layer_types")])
+    if read("use_logn_attn"):
+        return LogLength(float(read("seq_length")))
+    if read("dual_chunk_attention_config"):
+        return LogScale(0.1, float(read("dual_chunk_attention_config")["original_max_position_embeddings"]))
+    if read("attn_temperature_len"):
+        return LogLength(float(read("attn_temperature_len")))
+    return None
+
+
+def _in_layers(config: Any, rule: Policy, there: list[bool]) -> Policy:
+    """A rule in some layers of a model and β = 1 in the others."""
+    heads = config.num_attention_heads
+    return rule if all(there) else PerHead(tuple((rule if here else Constant(),) * heads for here in there))

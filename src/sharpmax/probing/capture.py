@@ -22,36 +22,43 @@ STATISTICS = ("entropy", "top", "sink", "spread", "local", "count")
 LOCAL = 16
 """How many of the last visible keys count as near."""
 
-_NEEDS = frozenset({"count", "max", "lse", "mean"})
+_LOGITS_AT_ONCE = 1 << 22
 
 
-def row_statistics(logits: Logits) -> dict[str, Tensor]:
-    """`STATISTICS` of every row of logits `[B, H, R, Lk]`, each `[B, H, R]` in float32.
+def measured(call: AttentionCall, chosen: Tensor) -> dict[str, Tensor]:
+    """`STATISTICS` of the rows of a call at `chosen` `[R]`, each `[B, H, R]` in float32.
 
-    `entropy`, `top` (the largest weight) and `count` come from `RowStats`; `sink` is the weight of the first visible
-    key, `spread` the largest minus the smallest visible logit, `local` the weight of the last `LOCAL` visible keys. A
-    row without visible keys gives zeros; NaN in a visible logit makes all statistics of its row but `count` NaN.
+    `top` is the largest weight, `sink` the weight of the first visible key, `spread` the largest minus the smallest
+    visible logit, `local` the weight of the last `LOCAL` visible keys. A row without visible keys gives zeros; NaN in a
+    visible logit makes all statistics of its row but `count` NaN. Logits are those of a block of rows at a time.
     """
-    values, hidden = logits.values, logits.hidden
-    if values.numel() == 0:
-        return {name: values.new_zeros(values.shape[:-1], dtype=torch.float32) for name in STATISTICS}
-    stats = logits.measure(_NEEDS)
-    x = logits.scaled(None).to(floats_at_least_32(values.dtype))
+    one_row = call.batch * call.heads * call.keys
+    if one_row == 0 or len(chosen) == 0:
+        shape = (call.batch, call.heads, len(chosen))
+        return {name: call.q.new_zeros(shape, dtype=torch.float32) for name in STATISTICS}
+    with without_autocast(call.q.device):
+        step = max(1, _LOGITS_AT_ONCE // one_row)
+        blocks = [_statistics(call.logits(block)) for block in torch.split(chosen, step)]
+    return {name: torch.cat([block[name] for block in blocks], dim=-1) for name in STATISTICS}
+
+
+def _statistics(logits: Logits) -> dict[str, Tensor]:
+    stats = logits.measure(frozenset({"mean"}))
+    x = logits.scaled(None).to(floats_at_least_32(logits.values.dtype))
     weights = x.softmax(-1)
-    if hidden is None:
-        # A view would keep all of the weights alive for as long as somebody keeps the statistics.
-        low, sink, local = x.amin(-1), weights[..., 0].contiguous(), weights[..., -LOCAL:].sum(-1)
-    else:
-        visible = ~hidden.expand(*hidden.shape[:-1], x.shape[-1])
-        low = x.masked_fill(hidden, torch.inf).amin(-1)
-        first = visible.to(torch.uint8).argmax(-1, keepdim=True)
-        sink = weights.gather(-1, first.expand(*low.shape, 1)).squeeze(-1)
-        # Counted from the end, over the mask's own shape: most masks are shared by all heads.
-        near = visible.flip(-1).cumsum(-1, dtype=torch.int32).flip(-1) <= LOCAL
-        local = (weights * near).sum(-1)
-    found = {"entropy": stats.entropy, "top": stats.top_weight, "sink": sink, "spread": stats.max - low, "local": local}
-    if hidden is not None:
-        found = {name: value.masked_fill(stats.count == 0, 0.0) for name, value in found.items()}
+    # In the shape of the mask: most masks are shared by all heads.
+    hidden = x.new_zeros(x.shape[-1:], dtype=torch.bool) if logits.hidden is None else logits.hidden
+    visible = ~hidden.expand(*hidden.shape[:-1], x.shape[-1])
+    first = visible.to(torch.uint8).argmax(-1, keepdim=True)
+    near = visible.flip(-1).cumsum(-1, dtype=torch.int32).flip(-1) <= LOCAL
+    found = {
+        "entropy": stats.entropy,
+        "top": stats.top_weight,
+        "sink": weights.gather(-1, first.expand(*x.shape[:-1], 1)).squeeze(-1),
+        "spread": stats.max - x.masked_fill(hidden, torch.inf).amin(-1),
+        "local": (weights * near).sum(-1),
+    }
+    found = {name: value.masked_fill(stats.count == 0, 0.0) for name, value in found.items()}
     return {name: value.to(torch.float32) for name, value in (found | {"count": stats.count}).items()}
 
 
@@ -67,7 +74,6 @@ def places(choice: str, queries: int) -> Tensor:
     >>> places("last", 50).tolist(), places("log", 50).tolist()
     ([49], [0, 1, 2, 3, 4, 5, 7, 9, 12, 15, 19, 24, 31, 39, 49])
     """
-    check_choice(choice)
     if choice == "all" or queries == 0:
         return torch.arange(queries)
     if choice == "last":
@@ -81,9 +87,6 @@ def check_choice(choice: object) -> None:
     """Refuse what is not one of `CHOICES`."""
     if choice not in CHOICES:
         reject("rows", repr(choice), f"one of {list(CHOICES)}")
-
-
-_LOGITS_AT_ONCE = 1 << 22
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,10 +107,6 @@ class Capture:
     calls: list[CapturedCall] = field(default_factory=list)
     _thread: int = field(default_factory=threading.get_ident)
 
-    def of_layer(self, layer: int) -> list[CapturedCall]:
-        """The calls of one layer, in their order."""
-        return [call for call in self.calls if call.layer == layer]
-
     def stack(self, name: str) -> Tensor:
         """One statistic in the last call of every layer, `[layers, B, H, R]`."""
         if name not in STATISTICS:
@@ -118,13 +117,9 @@ class Capture:
         shapes = {tuple(value.shape) for value in last.values()}
         if len(shapes) > 1:
             given = f"layers whose rows differ in shape, {sorted(shapes)}"
-            reject("stack", given, "layers with as many rows and heads", "read of_layer(n) instead")
+            reject("stack", given, "layers with as many rows and heads", "read each of .calls instead")
         device = next(iter(last.values())).device
         return torch.stack([last[layer].to(device) for layer in sorted(last)])
-
-    def clear(self) -> None:
-        """Forget the calls so far."""
-        self.calls.clear()
 
     def observe(self, call: AttentionCall) -> None:
         """Measure a call, if it is one of this thread."""
@@ -156,11 +151,6 @@ def capture(model: nn.Module | None = None, rows: str = "last") -> AbstractConte
               [8.]]]])
     """
     check_choice(rows)
-    return _capturing(model, rows)
-
-
-@contextmanager
-def _capturing(model: nn.Module | None, rows: str) -> Iterator[Capture]:
     found = Capture(rows)
     if model is None:
         block: AbstractContextManager[object] = torch_modules.ObservedCalls(found.observe, lambda: len(found.calls))
@@ -168,17 +158,10 @@ def _capturing(model: nn.Module | None, rows: str) -> Iterator[Capture]:
         block = torch_modules.observed(model, found.observe)
     else:
         block = observed(check_model(model), found.observe)
+    return _inside(block, found)
+
+
+@contextmanager
+def _inside(block: AbstractContextManager[object], found: Capture) -> Iterator[Capture]:
     with block:
         yield found
-
-
-def measured(call: AttentionCall, chosen: Tensor) -> dict[str, Tensor]:
-    """`row_statistics` of the rows at `chosen` `[R]`, a block of rows at a time to bound memory."""
-    one_row = call.batch * call.heads * call.keys
-    if one_row == 0 or len(chosen) == 0:
-        shape = (call.batch, call.heads, len(chosen))
-        return {name: call.q.new_zeros(shape, dtype=torch.float32) for name in STATISTICS}
-    with without_autocast(call.q.device):
-        step = max(1, _LOGITS_AT_ONCE // one_row)
-        blocks = [row_statistics(call.logits(block)) for block in torch.split(chosen, step)]
-    return {name: torch.cat([block[name] for block in blocks], dim=-1) for name in STATISTICS}

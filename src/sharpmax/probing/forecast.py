@@ -1,12 +1,9 @@
 """Predict entropy and top weight of every head at sizes that were not read.
 
-Several methods make a forecast. The method is chosen by its error at the largest size that may be known, forecast from
-those below it: none of the sizes that forecasts are tested at is used.
-
-One method needs the model: key replication, which reads a short input as if it were a long one. In a longer input more
-keys share the weight of a head, from further away. So items in the middle of a short list count several times in every
-layer, with gaps in the positions for the copies. Three things stay as they are, because a longer list does not have
-more of them:
+Curves are continued as straight lines against ln n. For causal language models three quarters of the forecast come from
+key replication, which reads a short input as if it were a long one. In a longer input more keys share the weight of a
+head, from further away. So items in the middle of a short list count several times in every layer, with gaps in the
+positions for the copies. Three things stay as they are, because a longer list does not have more of them:
 
 - the beginning, where tokens that others rest on form at the first occurrence of their kind, and the end;
 - the neighbourhood of an item: items stand in blocks, and inside its own block a row sees each key once;
@@ -18,28 +15,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sharpmax.integrations.transformers.attention import Repeated
 from sharpmax.integrations.transformers.interface import observed, repeating
 from sharpmax.models.language import context_of
-from sharpmax.probing.inputs import Passage, ProbeInputs
-from sharpmax.probing.measurement import Numbers, Readings, call_model, curves_of, grid, slope
+from sharpmax.probing.measurement import Numbers, Passage, ProbeInputs, Readings, call_model, curves_of, grid, slope
 from sharpmax.stats.call import AttentionCall, hidden_by, without_autocast
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+LINE, REPLICATION = "line", "replication and line, 3 to 1"
+"""The methods by their names in saved results."""
 
-REPLICATION = "crowding"
-"""Key replication, by its name in saved results."""
-
-_MIXED = "crowding and line, 3 to 1"
-_LEVEL, _LINE = "the largest size again", "line"
 _NAMES = ("entropy", "top")
 _FLOOR = 1e-4
 
@@ -50,135 +41,82 @@ _REPLICATED = 6
 # the first item of a list is off by a nat.
 _ENDS, _BLOCK, _LEAD = 4, 4, 2
 
-Curves = Mapping[str, Numbers]
-"""Statistics of every head at every size, `[sizes, layers, heads]`."""
-
-Changes = Mapping[tuple[int, int], Mapping[str, Numbers]]
-"""By (size that was read, size it stands for): what key replication changes in entropy and top weight."""
+Values = Mapping[int, Mapping[str, Numbers]]
+"""By size, entropy and top weight of every head, `[layers, heads]`."""
 
 
 @dataclass(frozen=True, eq=False)
 class Forecast:
-    """The predictions of the chosen method, and how every method did where that could be checked."""
+    """What a method predicts."""
 
     method: str
     fitted: tuple[int, ...]
-    values: Mapping[int, Mapping[str, Numbers]]  # by size: entropy and top weight, `[layers, heads]`
-    decided: Mapping[str, float] = field(default_factory=dict)
-    """By method, the median error in nats at the largest known size, forecast from those below it."""
-
-    others: Mapping[str, Mapping[int, Mapping[str, Numbers]]] = field(default_factory=dict)
-    """The predictions of every method, the chosen one included."""
-
-
-def predict(curves: Curves, sizes: Sequence[int], fit_up_to: int, changes: Changes | None = None) -> Forecast:
-    """Forecast the sizes above `fit_up_to` from the others, by the method that does best among the others.
-
-    Above `fit_up_to` only the number of keys is read from the curves, which does not depend on the model.
-    """
-    known = [place for place, size in enumerate(sizes) if size <= fit_up_to]
-    later = range(len(known), len(sizes))
-    trial = _predictions(curves, sizes, known[:-1], known[-1], changes or {}) if len(known) > 1 else {}
-    decided = {name: _median(one["entropy"] - curves["entropy"][known[-1]]) for name, one in trial.items()}
-    found: dict[str, dict[int, Mapping[str, Numbers]]] = {}
-    for to in later:
-        for name, one in _predictions(curves, sizes, known, to, changes or {}).items():
-            found.setdefault(name, {})[sizes[to]] = one
-    # A method that does not reach every size cannot be chosen.
-    able = {name for name, one in found.items() if len(one) == len(later)}
-    choices = {name: value for name, value in decided.items() if name in able and np.isfinite(value)}
-    method = min(choices, key=lambda name: choices[name]) if choices else _LINE
-    return Forecast(method, tuple(sizes[place] for place in known), found.get(method, {}), decided, found)
-
-
-def _predictions(
-    curves: Curves, sizes: Sequence[int], known: Sequence[int], to: int, changes: Changes
-) -> dict[str, dict[str, Numbers]]:
-    """The prediction of every method for a size, from the sizes at the places `known`."""
-    counts = curves["count"]
-    x, target = np.log(counts[known]), np.log(counts[to])
-
-    def line(y: Numbers) -> Numbers:
-        return np.asarray(y.mean(0) + slope(x, y) * (target - x.mean(0)))
-
-    found = {_LEVEL: {name: curves[name][known[-1]] for name in _NAMES}}
-    if len(known) > 1:
-        # Weights lie between 0 and 1: their curves are straight on the logit scale.
-        inside = np.clip(curves["top"][known], _FLOOR, 1.0 - _FLOOR)
-        top = 1.0 / (1.0 + np.exp(-line(np.log(inside / (1.0 - inside)))))
-        found[_LINE] = {"entropy": line(curves["entropy"][known]), "top": top}
-    change = changes.get((sizes[known[-1]], sizes[to]))
-    if change is not None:
-        replicated = found[REPLICATION] = {name: curves[name][known[-1]] + change[name] for name in _NAMES}
-        if _LINE in found:
-            found[_MIXED] = {name: 0.75 * replicated[name] + 0.25 * found[_LINE][name] for name in _NAMES}
-    return {
-        name: {"entropy": np.clip(one["entropy"], 0.0, target), "top": np.clip(one["top"], 1.0 / counts[to], 1.0)}
-        for name, one in found.items()
-    }
-
-
-def _median(apart: Numbers) -> float:
-    known = np.abs(apart[np.isfinite(apart)])
-    return float(np.median(known)) if known.size else math.nan
-
-
-def error(forecast: Mapping[str, Numbers], measured: Mapping[str, Numbers]) -> dict[str, Any]:
-    """Median, 90th percentile and bias of the error over heads."""
-    found: dict[str, Any] = {}
-    for name in _NAMES:
-        apart = (forecast[name] - measured[name])[np.isfinite(forecast[name]) & np.isfinite(measured[name])]
-        found["heads"] = len(apart)
-        found[name] = dict.fromkeys(("median", "p90", "bias"))
-        if len(apart):
-            median, p90 = np.quantile(np.abs(apart), [0.5, 0.9])
-            found[name] = {"median": float(median), "p90": float(p90), "bias": float(apart.mean())}
-    return found
-
-
-def forecast_work(inputs: ProbeInputs) -> int:
-    """The work of the passages that `forecast_of` reads with replicated keys."""
-    return sum(one.work for base, _ in _pairs(inputs) for one in inputs.passages[base][:_REPLICATED])
+    values: Values
 
 
 def forecast_of(
-    model: PreTrainedModel, inputs: ProbeInputs, readings: Readings, done: Callable[[Passage, int], None] | None
+    model: nn.Module, inputs: ProbeInputs, readings: Readings, done: Callable[[int], None] | None
 ) -> Forecast | None:
     """Forecast the larger sizes from the smaller ones; None where there are none.
 
-    `done` is called with each passage that has been read with replicated keys; None leaves that method out.
+    `done` is called with a size after each of `replicated_reads`; None leaves key replication out.
     """
-    pairs = _pairs(inputs)
-    changes: dict[tuple[int, int], Mapping[str, Numbers]] = {}
-    if not pairs:
+    base = inputs.fit_up_to
+    if base == inputs.sizes[-1]:
         return None
-    for base, target in pairs if done is not None else ():
-        more, passages = (target - base) / inputs.per_item, inputs.passages[base][:_REPLICATED]
-        apart: dict[str, list[Numbers]] = {name: [] for name in _NAMES}
-        for number, one in enumerate(passages):
-            chosen = replication_of(one, more, context_of(model))
-            if chosen is not None:
-                for name, values in measure_replicated(model, one, chosen).items():
-                    apart[name].append(values - readings[base][name][number])
-            if done is not None:
-                done(one, target)
-        if passages and len(apart["entropy"]) == len(passages):
-            changes[base, target] = {name: np.mean(values, axis=0) for name, values in apart.items()}
-    return predict(curves_of(readings, inputs.nested), inputs.sizes, inputs.fit_up_to, changes)
+    apart: dict[int, list[Mapping[str, Numbers]]] = {}
+    for size, number in replicated_reads(inputs) if done is not None else ():
+        passage, plain = inputs.passages[base][number], readings[base]
+        chosen = replication_of(passage, (size - base) / inputs.per_item, context_of(model))
+        if chosen is not None:
+            read = measure_replicated(model, passage, chosen)
+            apart.setdefault(size, []).append({name: read[name] - plain[name][number] for name in _NAMES})
+        if done is not None:
+            done(size)
+    changes = {size: {name: np.mean([one[name] for one in ones], 0) for name in _NAMES} for size, ones in apart.items()}
+    return predict(curves_of(readings, inputs.nested), inputs.sizes, base, changes)
 
 
-def _pairs(inputs: ProbeInputs) -> list[tuple[int, int]]:
-    """Which sizes stand for which: the largest known one for every larger, and the one before it for that one."""
-    known = [size for size in inputs.sizes if size <= inputs.fit_up_to]
-    later = inputs.sizes[len(known) :]
-    if len(known) < 2 or not later:
-        return []
-    return [(known[-2], known[-1]), *((known[-1], size) for size in later)]
+def replicated_reads(inputs: ProbeInputs) -> list[tuple[int, int]]:
+    """What is read with replicated keys: the size that is forecast, and the number of the passage standing for it."""
+    many = len(inputs.passages[inputs.fit_up_to][:_REPLICATED])
+    return [(size, number) for size in inputs.sizes if size > inputs.fit_up_to for number in range(many)]
+
+
+def predict(curves: Mapping[str, Numbers], sizes: Sequence[int], fit_up_to: int, changes: Values) -> Forecast:
+    """Forecast the sizes above `fit_up_to` from the two or more others, whose curves are `[sizes, layers, heads]`.
+
+    Above `fit_up_to` only the number of keys is read from the curves, which does not depend on the model. `changes` is
+    what key replication of the largest known size changes; it takes part if it has every size that is forecast.
+    """
+    known = [place for place, size in enumerate(sizes) if size <= fit_up_to]
+    later, counts = range(len(known), len(sizes)), curves["count"]
+    replicated = all(sizes[to] in changes for to in later)
+    # Weights lie between 0 and 1: their curves are straight on the logit scale.
+    inside = np.clip(curves["top"][known], _FLOOR, 1.0 - _FLOOR)
+    straight = {"entropy": curves["entropy"][known], "top": np.log(inside / (1.0 - inside))}
+    x, found = np.log(counts[known]), {}
+    for to in later:
+        target = np.log(counts[to])
+        ahead = target - x.mean(0)
+        one = {name: np.asarray(y.mean(0) + slope(x, y) * ahead) for name, y in straight.items()}
+        one["top"] = 1.0 / (1.0 + np.exp(-one["top"]))
+        if replicated:
+            change = changes[sizes[to]]
+            one = {name: 0.25 * one[name] + 0.75 * (curves[name][known[-1]] + change[name]) for name in _NAMES}
+        found[sizes[to]] = {
+            "entropy": np.clip(one["entropy"], 0.0, target),
+            "top": np.clip(one["top"], 1.0 / counts[to], 1.0),
+        }
+    return Forecast(REPLICATION if replicated else LINE, tuple(sizes[place] for place in known), found)
 
 
 @dataclass(frozen=True, eq=False)
-class Replication:
-    """How often the keys of a passage count, and at which positions its tokens are. All tensors are `[L]`."""
+class Replication(Repeated):
+    """How often the keys of a passage count, and at which positions its tokens are. Tensors `[L]`.
+
+    Attention adds ln k to the logit of a key that counts k times. A rule that reads rows would count it once.
+    """
 
     times: Tensor  # how often each key counts for rows outside its block; 0: not at all
     block: Tensor  # the block of each token; rows see every key of their own block once
@@ -188,6 +126,18 @@ class Replication:
         """How often each key counts for each row, `[L, L]`, before the causal mask."""
         own = self.block[:, None] == self.block[None]
         return torch.where(own, torch.ones_like(self.times), self.times)
+
+    def keys(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, additive: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Keys, values and mask; those of a sliding window, which hides more than a causal mask, stay as they are."""
+        rows, least = query.shape[-2], torch.finfo(query.dtype).min
+        causal = torch.ones(rows, rows, dtype=torch.bool, device=query.device).tril()
+        if mask is not None and (hidden_by(mask) & causal).any():
+            return key, value, mask
+        times = self.weights().to(query.device)
+        bias = times.clamp_min(1).log().to(query.dtype)
+        return key, value, bias.masked_fill((times == 0) | ~causal, least)[None, None]
 
 
 def replication_of(passage: Passage, more: float, context: int | None = None) -> Replication | None:
@@ -215,60 +165,29 @@ def replication_of(passage: Passage, more: float, context: int | None = None) ->
     positions = torch.arange(len(items)) + torch.cat([torch.zeros(1, dtype=torch.long), gaps])[block + 1]
     if context is not None:
         positions = torch.minimum(positions, context - len(items) + torch.arange(len(items)))
-    return Replication(times, block, positions)
+    return Replication(torch.arange(len(items))[None], times, block, positions)
 
 
-def measure_replicated(model: PreTrainedModel, passage: Passage, chosen: Replication) -> dict[str, Numbers]:
-    """Entropy and top weight of the last row of a passage with replicated keys, `[layers, heads]`."""
+def measure_replicated(model: Any, passage: Passage, chosen: Replication) -> dict[str, Numbers]:
+    """Entropy and top weight of the last row of a passage with replicated keys, `[layers, heads]`.
+
+    A key that counts k times is taken for k keys.
+    """
     rows: dict[int, tuple[Tensor, Tensor]] = {}
 
     def observe(call: AttentionCall) -> None:
-        rows[call.layer] = _replicated_row(call)
+        with without_autocast(call.q.device):
+            weights = call.logits(torch.tensor([call.queries - 1])).scaled(None)[:, :, 0].softmax(-1)
+        entropy = torch.special.entr(weights).sum(-1)
+        if call.mask is not None and call.mask.is_floating_point():
+            mask = call.mask.flatten(1, 2).expand(-1, -1, call.queries, -1)[:, :, -1]
+            log_times = mask.masked_fill(hidden_by(mask), 0.0).to(weights.dtype)
+            entropy = entropy + (weights * log_times).sum(-1)
+            weights = weights * (-log_times).exp()
+        rows[call.layer] = entropy, weights.amax(-1)
 
-    places = torch.arange(len(chosen.times)).repeat_interleave(chosen.times.clamp_min(1))[None]
-    weighted, copied = (_Replicated(places, chosen, copies) for copies in (False, True))
     # The mask marks the input as one text: without it transformers would split it at the gaps.
     mask = torch.ones_like(passage.inputs["input_ids"])
-    with observed(model, observe), repeating(model, lambda layer: copied if layer.rules else weighted):
+    with observed(model, observe), repeating(model, lambda layer: chosen):
         call_model(model, {**passage.inputs, "position_ids": chosen.positions[None], "attention_mask": mask})
     return {name: grid([rows[layer][place] for layer in sorted(rows)])[0] for place, name in enumerate(_NAMES)}
-
-
-def _replicated_row(call: AttentionCall) -> tuple[Tensor, Tensor]:
-    """Entropy and top weight `[B, H]` of the last row, a key that counts k times taken for k keys."""
-    with without_autocast(call.q.device):
-        weights = call.logits(torch.tensor([call.queries - 1])).scaled(None)[:, :, 0].softmax(-1)
-    entropy = torch.special.entr(weights).sum(-1)
-    if call.mask is not None and call.mask.is_floating_point():
-        mask = call.mask.flatten(1, 2).expand(-1, -1, call.queries, -1)[:, :, -1]
-        log_times = mask.masked_fill(hidden_by(mask), 0.0).to(weights.dtype)
-        entropy = entropy + (weights * log_times).sum(-1)
-        weights = weights * (-log_times).exp()
-    return entropy, weights.amax(-1)
-
-
-@dataclass(frozen=True, eq=False)
-class _Replicated(Repeated):
-    """Adds ln k to the logit of a key that counts k times, or copies it where a rule reads how many keys there are."""
-
-    chosen: Replication
-    copies: bool
-
-    def keys(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, additive: bool
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Keys, values and mask; those of a sliding window, which hides more than a causal mask, stay as they are."""
-        rows, least = query.shape[-2], torch.finfo(query.dtype).min
-        causal = torch.ones(rows, rows, dtype=torch.bool, device=query.device).tril()
-        if mask is not None and (hidden_by(mask) & causal).any():
-            return key, value, mask
-        if not self.copies:
-            times = self.chosen.weights().to(query.device)
-            bias = times.clamp_min(1).log().to(query.dtype)
-            return key, value, bias.masked_fill((times == 0) | ~causal, least)[None, None]
-        # Rows of its own block see the first copy of a key alone.
-        block, places = self.chosen.block, self.places[0]
-        first = torch.cat([torch.ones(1, dtype=torch.bool), places[1:] != places[:-1]])
-        visible = torch.where(block[:, None] == block[places], first, self.chosen.times[places] > 0)
-        key, value, mask = Repeated.keys(self, query, key, value, mask, additive)
-        return key, value, mask.masked_fill(~visible.to(mask.device), least if mask.is_floating_point() else False)

@@ -1,30 +1,50 @@
-"""Read inputs of growing size, fit curves to the row statistics of every head, and find measured horizons.
-
-The measured horizon is the number of keys from which on no key holds the mass: where the top weight of a head, in the
-last row and averaged over prompts, falls under it for good. It is an estimate and says nothing about other inputs; for
-that there is the certified horizon (`sharpmax.probing.certified`).
-"""
+"""Inputs of growing size, the row statistics of every head on them, and the curves of these statistics."""
 
 from __future__ import annotations
 
 import inspect
+import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
-from sharpmax.errors import reject
-from sharpmax.models.language import context_of
+from sharpmax.calibration.data import replicate_keys
+from sharpmax.errors import reject, reject_type
+from sharpmax.integrations.torch_modules import run_example
+from sharpmax.integrations.transformers.support import is_torch_module
+from sharpmax.models.scoring import encode, special_tokens
 from sharpmax.probing.capture import STATISTICS, capture
-from sharpmax.probing.inputs import Passage, ProbeInputs, task_inputs
-from sharpmax.tasks.registry import get_task
+from sharpmax.tasks.prompt import Prompt, Task
+from sharpmax.tasks.registry import TASKS, get_task
+from sharpmax.tasks.text import plain_text
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedTokenizerBase
+
+TEXT = "text"
+"""The task that is plain text."""
+
+FIT_UP_TO = {"items": 64, "tokens": 512}
+"""By unit: the largest size that forecasts are fitted to, where there are larger sizes to test them on."""
+
+REPEATS = 200
+"""Bootstrap samples of passages for an interval."""
+
+# By default each size gets 8,192 tokens: 12 prompts where they are short, fewer where they are long, at least 2.
+_PROMPTS, _LEAST, _TOKENS = 12, 2, 8192
+
+# Default lengths of text; the longest where the model states no context.
+_SHORTEST, _LONGEST = 64, 8192
+
+_PER_ITEM = 8
+"""Tokens of text that count as one item: about as many as a line of a list."""
 
 Numbers = NDArray[np.float64]
 Readings = Mapping[int, Mapping[str, Numbers]]
@@ -33,20 +53,185 @@ Readings = Mapping[int, Mapping[str, Numbers]]
 Progress = Callable[[str, int, int, str], None]
 """Called with what is being done, the work done, the work in all, and a remark."""
 
-REPEATS = 200
-"""Bootstrap samples of passages for an interval."""
 
-_RANGES: Mapping[str, tuple[float, float]] = {
-    "entropy": (0.0, np.inf), "top": (0.0, 1.0), "sink": (0.0, 1.0), "local": (0.0, 1.0), "spread": (0.0, np.inf),
-}  # fmt: skip
+@dataclass(frozen=True, eq=False)
+class Passage:
+    """One input of a model, and which of its items can be replicated."""
+
+    inputs: Any  # keyword arguments of the model; of a torch module also a tensor or a tuple of arguments
+    items: tuple[int, ...] = ()
+    """The item number of each token, from 1; 0 before the first item, −1 after the last. Empty: no items."""
+
+    once: int = 0  # the item that must stay single, the one asked for; 0: none, or it borders on what is no item
+
+    @property
+    def length(self) -> int:
+        """The length of a prompt in tokens."""
+        return int(self.inputs["input_ids"].shape[1])
 
 
-def measure(model: PreTrainedModel, inputs: ProbeInputs, rows: str, done: Callable[[Passage, int], None]) -> Readings:
+@dataclass(frozen=True, eq=False)
+class ProbeInputs:
+    """Passages of one task by size, ascending."""
+
+    task: str
+    unit: str  # of sizes: items or tokens
+    passages: Mapping[int, Sequence[Passage]]
+    per_item: int = 1  # how much of a size one item is
+    nested: bool = False  # whether the i-th passage of a size is the end of the i-th of any larger size
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The sizes."""
+        return tuple(self.passages)
+
+    @property
+    def reads(self) -> int:
+        """How many passages there are."""
+        return sum(map(len, self.passages.values()))
+
+    @property
+    def fit_up_to(self) -> int:
+        """The largest size that forecasts are fitted to; half of the sizes where the usual limit leaves too few."""
+        fitted = [size for size in self.sizes if size <= FIT_UP_TO[self.unit]]
+        if len(fitted) < 2 or len(fitted) == len(self.sizes):
+            fitted = list(self.sizes[: max(2, len(self.sizes) // 2)])
+        return fitted[-1]
+
+
+def check_task(name: str) -> None:
+    """Refuse what is neither the name of a task, "text" nor a file."""
+    if name != TEXT and name not in TASKS and not Path(name).is_file():
+        reject("task", repr(name), f"one of {[*sorted(TASKS), TEXT]} or the path of a Python file that defines TASK")
+
+
+def task_inputs(
+    task: str | Task,
+    tokenizer: PreTrainedTokenizerBase,
+    context: int | None,
+    sizes: Sequence[int] | None = None,
+    prompts: int | None = None,
+    seed: int = 0,
+    text: str | None = None,
+    causal: bool = True,
+) -> ProbeInputs:
+    """Prompts of a task, each up to where its answer begins, or windows of plain text.
+
+    `sizes` are by default those of the task that fit the context; `text` replaces Python's documentation.
+    """
+    for size in sizes or ():
+        if type(size) is not int or size < 1:
+            reject("sizes", repr(size), "whole numbers from 1")
+    sizes = None if sizes is None else sorted(set(sizes))
+    if isinstance(task, str):
+        check_task(task)
+    if task == TEXT:
+        found = _windows(plain_text("test") if text is None else text, tokenizer, context, sizes, prompts, causal)
+    else:
+        task = get_task(task) if isinstance(task, str) else task
+        passages: dict[int, list[Passage]] = {}
+        for size in task.sizes if sizes is None else sizes:
+            task.check_size(size)
+            first = _passage(tokenizer, task.prompts(size, 1, seed)[0])
+            if context is not None and first.length > context:
+                if sizes is None:
+                    break
+                given = f"{size} for the task {task.name!r}, a prompt of {first.length:,} tokens"
+                allowed = f"prompts of up to {context:,} tokens, what the model is made for"
+                reject("sizes", given, allowed, "leave out the largest sizes")
+            chosen = task.prompts(size, _count(first.length, prompts), seed)
+            passages[size] = [_passage(tokenizer, one) for one in chosen]
+        found = ProbeInputs(task.name, "items", passages)
+    if len(found.sizes) < 2:
+        allowed = f"two sizes or more that fit the model's context of {context} tokens: a slope needs them"
+        reject("sizes", f"{list(found.sizes)} for {found.task!r}", allowed)
+    return found
+
+
+def _count(tokens: int, prompts: int | None) -> int:
+    return max(_LEAST, min(_PROMPTS, _TOKENS // tokens)) if prompts is None else prompts
+
+
+def _windows(
+    text: str,
+    tokenizer: PreTrainedTokenizerBase,
+    context: int | None,
+    sizes: Sequence[int] | None,
+    prompts: int | None,
+    causal: bool,
+) -> ProbeInputs:
+    """The same last tokens with more and more of the text before them; by default sizes double.
+
+    Windows of different sizes end alike, so that a comparison does not depend on how easy their last words are.
+    Special tokens that the tokenizer puts around a text are around each window, and count.
+    """
+    ids = tokenizer(text, add_special_tokens=False, verbose=False).input_ids
+    before, after = special_tokens(tokenizer)
+    special = len(before) + len(after)
+    most = min(len(ids) + special, context or _LONGEST)
+    sizes = [_SHORTEST << power for power in range(16) if _SHORTEST << power <= most] if sizes is None else sizes
+    for size in sizes:
+        if not special + 2 <= size <= most:
+            allowed = f"{special + 2} … {most:,} tokens, what fits into the model and the text"
+            reject("sizes", f"{size} for text", allowed, "leave it out")
+    counts = {size: _count(size, prompts) for size in sizes}
+    first, many = max(sizes, default=0) - special, max(counts.values(), default=0)
+    # Far apart however many of the first are used (van der Corput's sequence).
+    shares = [int(f"{number:b}"[::-1], 2) / 2 ** number.bit_length() for number in range(1, many + 1)]
+    ends = [round(first + share * (len(ids) - first)) for share in shares]
+    found = {}
+    for size, count in counts.items():
+        windows = [[*before, *ids[end - size + special : end], *after] for end in ends[:count]]
+        items = tuple(1 + place // _PER_ITEM for place in range(size)) if causal and not after else ()
+        found[size] = [Passage({"input_ids": torch.tensor([window])}, items) for window in windows]
+    return ProbeInputs(TEXT, "tokens", found, per_item=_PER_ITEM, nested=True)
+
+
+def _passage(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> Passage:
+    """The prompt up to its answer. Its items are where `replicate_keys` counts twice or leaves a gap."""
+    reply = encode(tokenizer, prompt)
+    inputs = {"input_ids": torch.tensor([reply.ids[: reply.start]])}
+    if not tokenizer.is_fast:
+        return Passage(inputs)
+    twice = replicate_keys(tokenizer, prompt, reply, 2)
+    gaps = [place - at for at, place in enumerate(twice.positions or range(len(twice.ids)))]
+    marks = itertools.groupby(zip((twice.times or ())[: reply.start], gaps, strict=False))
+    runs = [(mark[0], len(list(run))) for mark, run in marks]
+    if len(runs) < 3:
+        return Passage(inputs)
+    numbers = [0, *range(1, len(runs) - 1), -1]
+    once = next((number for number, (times, _) in zip(numbers, runs, strict=True) if number > 0 and times == 1), 0)
+    return Passage(inputs, tuple(n for n, (_, size) in zip(numbers, runs, strict=True) for _ in range(size)), once)
+
+
+def own_inputs(inputs: Mapping[int, Any] | None, module: bool = False) -> ProbeInputs:
+    """The caller's own inputs: for each size one or several dicts of keyword arguments of the model.
+
+    Of a torch module that is no transformers model, each may be a tensor or a tuple of arguments, too.
+    """
+    kinds, named = ((Mapping, torch.Tensor, tuple), "tensors, tuples or dicts") if module else ((Mapping,), "dicts")
+    if not isinstance(inputs, Mapping) or not inputs:
+        reject_type("inputs", type(inputs).__name__, f"a mapping from sizes to {named} that the model is called with")
+    found = {}
+    for size in sorted(inputs):
+        one = inputs[size]
+        given: list[Any] = [one] if isinstance(one, kinds) else list(one)
+        if type(size) is not int or size < 1 or not given or not all(isinstance(call, kinds) for call in given):
+            allowed = f"for each size, from 1, {named} that the model is called with"
+            reject("inputs", f"{given!r:.60} for {size!r}", allowed)
+        found[size] = [Passage(call) for call in given]
+    if len(found) < 2:
+        reject("inputs", f"the size {list(found)}", "two sizes or more: a slope needs them")
+    return ProbeInputs("own", "tokens", found)
+
+
+def measure(model: nn.Module, inputs: ProbeInputs, rows: str, done: Callable[[int], None]) -> Readings:
     """Statistics of every head at every size, the longest passages last; the mean over the chosen rows of a passage.
 
-    `done` is called with each passage that has been read, and its size. The model must be in evaluation mode.
+    `done` is called with the size of each passage that has been read. The model must be in evaluation mode.
     """
     found: dict[int, dict[str, Numbers]] = {}
+    many: set[int] = set()
     for size, passages in inputs.passages.items():
         parts: dict[str, list[Numbers]] = {name: [] for name in STATISTICS}
         for passage in passages:
@@ -60,13 +245,32 @@ def measure(model: PreTrainedModel, inputs: ProbeInputs, rows: str, done: Callab
                     for _, one in sorted(last.items())
                 ]
                 parts[name].append(grid(layers))
-            done(passage, size)
+            many.add(len(last))
+            if len(many) > 1:
+                reject("inputs", f"inputs with which the module attends {sorted(many)} times", "as often at every size")
+            done(size)
         found[size] = {name: np.concatenate(values) for name, values in parts.items()}
     return found
 
 
+def call_model(model: Any, inputs: Any) -> None:
+    """Let a transformers model read inputs on its device, without a cache and with the logits of one row.
+
+    Another torch module gets its inputs as they are.
+    """
+    if not is_torch_module(model):
+        known = inspect.signature(model.forward).parameters
+        options = {name: value for name, value in {"use_cache": False, "logits_to_keep": 1}.items() if name in known}
+        moved = {name: v.to(model.device) if isinstance(v, torch.Tensor) else v for name, v in inputs.items()}
+        inputs = options | moved
+    with torch.no_grad():
+        run_example(model, inputs)
+
+
 def grid(layers: Sequence[torch.Tensor]) -> Numbers:
     """`[B, heads]` of each layer as `[B, layers, heads]`, NaN where a layer has fewer heads."""
+    if len({len(layer) for layer in layers}) > 1:  # windows, or the rows of a table, are batches of their own
+        layers = [layer.nanmean(0, keepdim=True) for layer in layers]
     heads = max(layer.shape[1] for layer in layers)
     grid = np.full((layers[0].shape[0], len(layers), heads), np.nan)
     for place, layer in enumerate(layers):
@@ -74,28 +278,13 @@ def grid(layers: Sequence[torch.Tensor]) -> Numbers:
     return grid
 
 
-def call_model(model: PreTrainedModel, inputs: Mapping[str, Any]) -> None:
-    """Let a model read inputs on its device, without a cache and with the logits of one row."""
-    known = inspect.signature(model.forward).parameters
-    options = {name: value for name, value in {"use_cache": False, "logits_to_keep": 1}.items() if name in known}
-    moved = {name: v.to(model.device) if isinstance(v, torch.Tensor) else v for name, v in inputs.items()}
-    with torch.no_grad():
-        model(**{**options, **moved})
+def fit(readings: Readings, nested: bool, mass: float, seed: int) -> tuple[dict[str, Numbers], Numbers, Numbers]:
+    """Curves, slopes and horizons of readings, the latter with 95% intervals from bootstrap samples of the passages.
 
-
-@dataclass(frozen=True, eq=False)
-class Fits:
-    """Slopes and horizons `[3, layers, heads]` with the ends of a 95% bootstrap interval; NaN where unknown."""
-
-    curves: Mapping[str, Numbers]  # `[sizes, layers, heads]`, of every statistic and of `effective`, e^entropy
-    slope: Numbers  # of entropy against ln n
-    horizon: Numbers
-    """The number of keys from which on the top weight stays under the mass; inf: beyond the largest size, −inf: at
-    every size."""
-
-
-def fit(readings: Readings, nested: bool, mass: float, seed: int) -> Fits:
-    """Curves, slopes and horizons of readings, with intervals from bootstrap samples of the passages."""
+    Curves `[sizes, layers, heads]` are those of every statistic and of `effective`, e^entropy. Slopes are of entropy
+    against ln n. A horizon is the number of keys from which on the top weight stays under the mass; inf: beyond the
+    largest size, −inf: at every size. Both are `[3, layers, heads]`, low and high ends behind the value, NaN unknown.
+    """
 
     def both(curves: Mapping[str, Numbers]) -> Numbers:
         lengths = np.log(np.maximum(curves["count"], 1.0))
@@ -104,67 +293,44 @@ def fit(readings: Readings, nested: bool, mass: float, seed: int) -> Fits:
         return np.stack([slope(lengths, curves["entropy"]), horizon])
 
     curves = curves_of(readings, nested)
-    found = both(curves)
-    draws = [both(curves_of(readings, nested, share)) for share in repeats(readings, seed)]
-    return Fits(curves, *np.stack([found, *interval(draws, found)], axis=1))
+    found, draws = both(curves), []
+    passages, rng = max(len(one["count"]) for one in readings.values()), np.random.default_rng(seed)
+    needed = {size: {name: one[name] for name in ("entropy", "top", "count")} for size, one in readings.items()}
+    for _ in range(REPEATS if passages > 1 else 0):
+        share = np.bincount(rng.integers(passages, size=passages), minlength=passages).astype(float)
+        draws.append(both(curves_of(needed, nested, share)))
+    slopes, horizons = np.stack([found, *interval(draws, found)], axis=1)
+    return curves, slopes, horizons
 
 
 def curves_of(readings: Readings, nested: bool, share: Numbers | None = None) -> dict[str, Numbers]:
-    """The curve of every statistic, and of the effective number of keys."""
-    found = {name: curve(readings, name, nested, share) for name in next(iter(readings.values()))}
-    found["entropy"] = np.minimum(found["entropy"], np.log(np.maximum(found["count"], 1.0)))
-    return found | {"effective": np.exp(found["entropy"])}
-
-
-def curve(readings: Readings, name: str, nested: bool, share: Numbers | None = None) -> Numbers:
-    """A statistic of every head at every size, `[sizes, layers, heads]`; `share` weights the passages (None: equally).
+    """The mean of every statistic by size, `[sizes, layers, heads]`; `share` weights the passages (None: equally).
 
     Larger sizes have fewer passages. Where passages are nested, a size adds to the one before what it changes in the
     passages that both have: a mean of its own would mostly reflect which passages these are.
     """
-    found: list[Numbers] = []
-    before: Numbers | None = None
-    for size in readings:
-        values = readings[size][name]
-        if before is None or not nested:
-            found.append(_mean(values, share))
-        else:
+
+    def mean(values: Numbers) -> Numbers:
+        weight = np.ones(len(values)) if share is None else share[: len(values)]
+        if weight.sum() == 0.0:  # the sample holds none of these passages
+            weight = np.ones(len(values))
+        return np.asarray(np.tensordot(weight / weight.sum(), values, axes=1))
+
+    found = {}
+    for name in next(iter(readings.values())):
+        by_size = [one[name] for one in readings.values()]
+        curve = [mean(by_size[0])]
+        for before, values in itertools.pairwise(by_size):
             both = min(len(before), len(values))
-            found.append(found[-1] + _mean(values[:both] - before[:both], share))
-        before = values
-    return np.clip(np.stack(found), *_RANGES.get(name, (-np.inf, np.inf)))
-
-
-def _mean(values: Numbers, share: Numbers | None) -> Numbers:
-    weight = np.ones(len(values)) if share is None else share[: len(values)]
-    if weight.sum() == 0.0:  # the sample holds none of these passages
-        weight = np.ones(len(values))
-    mean: Numbers = np.tensordot(weight / weight.sum(), values, axes=1)
-    return mean
-
-
-def known_mean(values: Numbers, axis: int | None = None) -> Numbers:
-    """The mean of the finite values, axes kept; NaN where there is none."""
-    known = np.isfinite(values)
-    total = np.where(known, values, 0.0).sum(axis, keepdims=True)
-    with np.errstate(invalid="ignore"):
-        found: Numbers = total / known.sum(axis, keepdims=True)
-    return found
+            curve.append(curve[-1] + mean(values[:both] - before[:both]) if nested else mean(values))
+        found[name] = np.clip(np.stack(curve), 0.0, 1.0 if name in ("top", "sink", "local") else np.inf)
+    found["entropy"] = np.minimum(found["entropy"], np.log(np.maximum(found["count"], 1.0)))
+    return found | {"effective": np.exp(found["entropy"])}
 
 
 def finite_or_none(value: float) -> float | None:
     """A number as JSON can hold it: None where it is not finite."""
     return float(value) if math.isfinite(value) else None
-
-
-def repeats(readings: Readings, seed: int) -> Iterator[Numbers]:
-    """`REPEATS` bootstrap samples: how often each passage is drawn. None of a single passage."""
-    passages = max(len(one["count"]) for one in readings.values())
-    if passages < 2:
-        return
-    rng = np.random.default_rng(seed)
-    for _ in range(REPEATS):
-        yield np.bincount(rng.integers(passages, size=passages), minlength=passages).astype(float)
 
 
 def slope(x: Numbers, y: Numbers) -> Numbers:
@@ -175,9 +341,7 @@ def slope(x: Numbers, y: Numbers) -> Numbers:
     """
     apart = x - x.mean(0)
     square = (apart**2).sum(0)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        found: Numbers = np.asarray((apart * y).sum(0) / np.where(square > 1e-12, square, np.nan))
-    return found
+    return np.asarray((apart * y).sum(0) / np.where(square > 1e-12, square, np.nan))
 
 
 def interval(draws: list[Numbers], like: Numbers) -> tuple[Numbers, Numbers]:
@@ -206,88 +370,3 @@ def crossing(x: Numbers, y: Numbers, level: float) -> Numbers:
         found = np.where(falls, at, found)
     found = np.where(y[-1] >= level, np.inf, found)
     return np.where(np.isnan(y).any(0), np.nan, found)
-
-
-KINDS = ("before", "at", "beyond")
-"""Where a horizon lies: before the shortest prompt, at a number of keys, or beyond the longest."""
-
-LONGEST = 1024
-"""Longer prompts, in tokens, are left out: on a CPU they take minutes (`sharpmax probe` reads them)."""
-
-_TASK = "kv"
-
-
-@dataclass(frozen=True)
-class MeasuredHead:
-    """What prompts show of one head; `low` and `high` end a 95% interval, None for an end before or beyond."""
-
-    layer: int
-    head: int
-    spread: float  # the mean spread of the logits in the longest prompts, in nats
-    widest: float  # the largest spread in any prompt
-    slope: float | None  # of entropy against ln n: 1 is pure dispersion, 0 none; None where n did not grow
-    slope_low: float | None
-    slope_high: float | None
-    kind: str  # one of `KINDS`
-    tokens: float | None  # the measured horizon, where `kind` is "at"
-    low: float | None
-    high: float | None
-
-
-@dataclass(frozen=True)
-class MeasuredHorizons:
-    """What prompts show of every head."""
-
-    mass: float
-    task: str
-    sizes: tuple[int, ...]
-    prompts: int
-    shortest: int  # keys of the shortest and of the longest row
-    longest: int
-    heads: tuple[MeasuredHead, ...]
-
-    def of_layer(self, number: int) -> tuple[MeasuredHead, ...]:
-        """The heads of one layer."""
-        return tuple(one for one in self.heads if one.layer == number)
-
-
-def measure_horizons(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    mass: float = 0.5,
-    *,
-    seed: int = 0,
-    progress: Callable[[int, int], None] | None = None,
-) -> MeasuredHorizons:
-    """Measure the horizon of every head on prompts of the task kv of up to `LONGEST` tokens."""
-    inputs = task_inputs(get_task(_TASK), tokenizer, context_of(model), None, None, seed)
-    short = {size: ones for size, ones in inputs.passages.items() if ones[0].length <= LONGEST}
-    if len(short) < 2:
-        given = f"{_TASK} prompts of {[ones[0].length for ones in inputs.passages.values()]} tokens"
-        reject("model", given, f"room for prompts of two sizes, up to {LONGEST}", "certify it alone (--certified-only)")
-    done = [0, sum(one.work for ones in short.values() for one in ones)]
-
-    def after(passage: Passage, size: int) -> None:
-        done[0] += passage.work
-        if progress is not None:
-            progress(*done)
-
-    return horizons_of(measure(model, replace(inputs, passages=short), "last", after), mass, _TASK, seed)
-
-
-def horizons_of(readings: Readings, mass: float, task: str, seed: int = 0) -> MeasuredHorizons:
-    """The horizons that follow from readings, with bootstrap intervals."""
-    fits = fit(readings, nested=False, mass=mass, seed=seed)
-    spread = fits.curves["spread"][-1]
-    widest = np.max([one["spread"].max(0) for one in readings.values()], axis=0)
-    heads = []
-    for layer, head in np.argwhere(np.isfinite(spread)).tolist():  # layers may have fewer heads than others
-        at = layer, head
-        rise, rise_low, rise_high = (finite_or_none(one[at]) for one in fits.slope)
-        tokens, low, high = (finite_or_none(one[at]) for one in fits.horizon)
-        kind = "at" if tokens is not None else "before" if fits.horizon[0][at] < 0 else "beyond"
-        spreads = float(spread[at]), float(widest[at])
-        heads.append(MeasuredHead(layer, head, *spreads, rise, rise_low, rise_high, kind, tokens, low, high))
-    counts = [one["count"] for one in readings.values()]
-    ends = int(np.nanmin(counts[0])), int(np.nanmax(counts[-1]))
-    return MeasuredHorizons(mass, task, tuple(readings), sum(map(len, counts)), *ends, tuple(heads))

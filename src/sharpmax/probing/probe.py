@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
 
 from sharpmax.errors import ArgumentError, reject, reject_type
 from sharpmax.files import display_name
+from sharpmax.integrations.torch_modules import observable_sites
 from sharpmax.integrations.transformers.application import policy_of
-from sharpmax.integrations.transformers.support import check_model
+from sharpmax.integrations.transformers.interface import installed
+from sharpmax.integrations.transformers.support import check_model, is_torch_module
 from sharpmax.lazy import require
 from sharpmax.models.language import (
     ALIASES,
@@ -24,18 +32,46 @@ from sharpmax.models.language import (
     load_language_model,
     quiet,
 )
-from sharpmax.probing.capture import check_choice
-from sharpmax.probing.findings import RULE, Findings, heads_table, tables_of, verdict
-from sharpmax.probing.forecast import forecast_of, forecast_work
-from sharpmax.probing.inputs import TEXT, Passage, ProbeInputs, own_inputs, task_inputs, text_inputs
-from sharpmax.probing.measurement import Progress, measure
+from sharpmax.probing.capture import LOCAL, check_choice
+from sharpmax.probing.forecast import Forecast, forecast_of, replicated_reads
+from sharpmax.probing.measurement import (
+    TEXT,
+    Numbers,
+    ProbeInputs,
+    Progress,
+    Readings,
+    finite_or_none,
+    fit,
+    measure,
+    own_inputs,
+    task_inputs,
+)
 from sharpmax.results import FILE_NAME, collect
 from sharpmax.tasks.prompt import Task
-from sharpmax.tasks.registry import TASKS, get_task
-from sharpmax.tasks.text import plain_text
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedTokenizerBase
+
+HALF = 0.5
+"""The share of the weight, or of the keys, from which on a head attends to something before all else."""
+
+DISPERSES = 0.25
+"""Slope of entropy against ln n: a quarter of that of a uniform head. Over inputs that grow eightfold, as from the
+sizes that forecasts know to those they are tested at, the effective number of keys then grows by 1.7 and more."""
+
+RULE: Mapping[str, str] = MappingProxyType(
+    {
+        "uniform": f"at the largest size the weight is spread over {HALF:.0%} or more of all keys, in effect",
+        "sink": f"otherwise, at the largest size the first key has {HALF:.0%} or more of the weight",
+        "local": f"otherwise, at the largest size the last {LOCAL} keys have {HALF:.0%} or more of the weight "
+        f"(causal models, rows of more than {2 * LOCAL} keys)",
+        "dispersing": f"otherwise, entropy rises with ln n by a slope of {DISPERSES} or more",
+        "sharp": "otherwise: the head attends to about as many keys at every size",
+    }
+)
+"""How a head gets its kind, in this order."""
+
+_SHOWN = ("count", "entropy", "top", "sink", "spread", "local", "effective")
 
 
 def load_model(name: str, *, device: str = "cpu", dtype: str = "float32") -> LanguageModel:
@@ -47,16 +83,83 @@ def load_model(name: str, *, device: str = "cpu", dtype: str = "float32") -> Lan
             raise
         transformers = require("transformers", "hf", "a model to probe")
         place = Path(name).expanduser()
-        options = {"local_files_only": place.exists()}
-        with quiet():
-            try:
+        options: dict[str, Any] = {"local_files_only": place.exists()}
+        try:
+            with quiet():
                 tokenizer = transformers.AutoTokenizer.from_pretrained(str(place), **options)
-                model = transformers.AutoModel.from_pretrained(
-                    str(place), dtype=DTYPES[dtype], use_safetensors=True, **options
-                )
-            except Exception:
-                raise problem from None  # the error of the causal language model says what is wrong
+                options |= {"dtype": DTYPES[dtype], "use_safetensors": True}
+                model = transformers.AutoModel.from_pretrained(str(place), **options)
+        except Exception:
+            raise problem from None  # the error of the causal language model says what is wrong
         return LanguageModel(name, model.to(device).eval().requires_grad_(False), tokenizer)
+
+
+def kinds_of(slope: Numbers, last: Mapping[str, Numbers], causal: bool) -> NDArray[Any]:
+    """The kind of every head from its slope and its statistics at the largest size, all `[layers, heads]`.
+
+    "unknown" where a head has no numbers. In rows that see keys on both sides the last keys are not the nearest:
+    "local" is a kind of `causal` models alone, and "sink" then is about whatever comes first, such as a class token.
+    """
+    asked = {
+        "uniform": np.exp(last["entropy"]) >= HALF * last["count"],
+        "sink": last["sink"] >= HALF,
+        "local": (last["local"] >= HALF) & (last["count"] > 2 * LOCAL) & causal,
+        "dispersing": slope >= DISPERSES,
+    }
+    found = np.select(list(asked.values()), list(asked), default="sharp")
+    return np.where(np.isnan(last["entropy"]) | np.isnan(slope), "unknown", found)
+
+
+def tables_of(
+    inputs: ProbeInputs, readings: Readings, causal: bool, forecast: Forecast | None, seed: int
+) -> dict[str, Any]:
+    """What one task shows: of every head kind, slope, curve, forecast and horizon, of every layer slope and rank.
+
+    Slopes and horizons have 95% intervals. The forecast has its errors at the sizes that it did not know: median, 90th
+    percentile and bias over heads.
+    """
+    curves, slopes, horizons = fit(readings, inputs.nested, HALF, seed)
+    kinds = kinds_of(slopes[0], {name: values[-1] for name, values in curves.items()}, causal)
+    predicted = {} if forecast is None else forecast.values
+    heads = {}
+    for layer, head in np.argwhere(curves["count"][-1] > 0).tolist():
+
+        def at(values: Numbers, place: tuple[int, int] = (layer, head)) -> float | None:
+            return finite_or_none(values[place])
+
+        heads[f"{layer}.{head}"] = {
+            "kind": str(kinds[layer, head]),
+            **dict(zip(("slope", "slope_low", "slope_high"), map(at, slopes), strict=True)),
+            "curve": {
+                str(size): {name: at(curves[name][place]) for name in _SHOWN} for place, size in enumerate(readings)
+            },
+            "forecast": {
+                str(size): {name: at(values[name]) for name in ("entropy", "top")} for size, values in predicted.items()
+            },
+            "horizon": dict(zip(("tokens", "low", "high"), map(at, horizons), strict=True)),
+        }
+    by_layer = np.ma.masked_invalid(slopes[0]).mean(1).filled(np.nan)
+    order = sorted(np.flatnonzero(np.isfinite(by_layer)).tolist(), key=lambda layer: -by_layer[layer])
+    ranks = {layer: rank for rank, layer in enumerate(order, 1)}
+    layers = {
+        str(layer): {"slope": finite_or_none(slope), "rank": ranks.get(layer)} for layer, slope in enumerate(by_layer)
+    }
+    tables: dict[str, Any] = {"heads": heads, "layers": layers}
+    if forecast is not None:
+        tested = {}
+        for size, values in predicted.items():
+            cell: dict[str, Any] = {}
+            for name in ("entropy", "top"):
+                apart = values[name] - curves[name][inputs.sizes.index(size)]
+                apart = apart[np.isfinite(apart)]
+                cell["heads"] = len(apart)
+                cell[name] = dict.fromkeys(("median", "p90", "bias"))
+                if len(apart):
+                    median, p90 = np.quantile(np.abs(apart), [0.5, 0.9])
+                    cell[name] = {"median": float(median), "p90": float(p90), "bias": float(apart.mean())}
+            tested[str(size)] = cell
+        tables["forecast"] = {"method": forecast.method, "fitted": list(forecast.fitted), "tested": tested}
+    return tables
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -64,35 +167,64 @@ class ProbeResult:
     """Which heads of a model lose focus as inputs grow, where, and how well that can be forecast."""
 
     setting: Mapping[str, Any]
-    findings: Mapping[str, Findings]
-    """By task."""
+    findings: Mapping[str, Mapping[str, Any]]
+    """By task the tables of heads, of layers and, if there is one, of the forecast, as plain JSON values."""
 
     @property
     def verdict(self) -> list[str]:
         """Three sentences: how many heads lose focus, in which layers, and the error of the forecast."""
-        return verdict(str(self.setting["model"]), list(self.findings.values()))
+        task, *others = self.findings
+        heads, layers = self.heads(task).values(), self.findings[task]["layers"]
+        sizes, unit = self.setting["sizes"][task], self.setting["unit"][task]
+        known = sum(about["slope"] is not None for about in heads)
+        lost = (
+            f"{self._losing(task)} of {self.setting['model']}'s {known:,} heads lose focus as inputs grow from "
+            f"{sizes[0]:,} to {sizes[-1]:,} {unit}{''.join(f'; on {other} {self._losing(other)}' for other in others)}."
+        )
+        ranked = sorted((about["rank"], layer) for layer, about in layers.items() if about["rank"])
+        steepest = ", ".join(layer for _, layer in ranked[:3]) or "none"
+        sharp = [
+            sum((about["curve"][str(size)]["top"] or 0) >= HALF for about in heads) for size in (sizes[0], sizes[-1])
+        ]
+        where = (
+            f"Layers that disperse most: {steepest} of {len(layers)}. Heads with half of their weight on one token: "
+            f"{sharp[0]:,} in the smallest inputs, {sharp[1]:,} in the largest."
+        )
+        tested = self.findings[task].get("forecast", {}).get("tested", {})
+        off = tested[str(sizes[-1])]["entropy"] if tested else {"median": None}
+        if off["median"] is None:
+            return [lost, where, "There is no forecast: it needs two sizes to fit, a larger one to test, and numbers."]
+        apart = f"{off['median']:.2f} nats (median head) and {off['p90']:.2f} (90th percentile)"
+        fitted = self.setting["fit_up_to"][task]
+        return [lost, where, f"Forecast from sizes up to {fitted:,}, entropy at {sizes[-1]:,} is off by {apart}."]
+
+    def _losing(self, task: str) -> str:
+        """How many heads have rows that spread as inputs grow."""
+        known = [about["kind"] for about in self.heads(task).values() if about["slope"] is not None]
+        many = sum(kind in ("dispersing", "uniform") for kind in known)
+        return f"{many:,} ({many / max(1, len(known)):.0%})"
 
     def heads(self, task: str | None = None) -> dict[str, Any]:
         """Every head by its name, "layer.head", on one task (by default the first): kind, slope, curve, forecast."""
         if task is not None and task not in self.findings:
             reject("task", repr(task), f"one of {list(self.findings)}")
-        return heads_table(self.findings[task or next(iter(self.findings))])
+        return dict(self.findings[task or next(iter(self.findings))]["heads"])
 
     def tables(self) -> dict[str, Any]:
         """Everything as plain JSON values."""
-        tables: dict[str, Any] = {"setting": dict(self.setting), "verdict": self.verdict}
-        for task, found in self.findings.items():
-            tables |= {f"{kind}/{task}": table for kind, table in tables_of(found).items()}
-        return tables
+        tables = {f"{kind}/{task}": table for task, found in self.findings.items() for kind, table in found.items()}
+        return {"setting": dict(self.setting), "verdict": self.verdict, **tables}
 
     def show(self) -> None:
         """Print the verdict, and how many heads of each kind there are on each task."""
         print(self)
 
     def __str__(self) -> str:
-        counts = {task: Counter(found.kinds.flat) for task, found in self.findings.items()}
-        kinds = {task: ", ".join(f"{many} {kind}" for kind, many in one.most_common()) for task, one in counts.items()}
-        return "\n".join([*self.verdict, *(f"Heads on {task}: {words}." for task, words in kinds.items())])
+        lines = self.verdict
+        for task in self.findings:
+            kinds = Counter(about["kind"] for about in self.heads(task).values())
+            lines.append(f"Heads on {task}: {', '.join(f'{many} {kind}' for kind, many in kinds.most_common())}.")
+        return "\n".join(lines)
 
     def __repr__(self) -> str:
         return f"ProbeResult({self.setting['model']!r}, tasks={list(self.findings)})\n" + "\n".join(self.verdict)
@@ -120,20 +252,20 @@ class ProbeResult:
 
 
 def probe(
-    model: PreTrainedModel,
+    model: nn.Module,
     tokenizer: PreTrainedTokenizerBase | None = None,
     *,
     tasks: Sequence[str | Task] | None = None,
     sizes: Sequence[int] | None = None,
     prompts: int | None = None,
     rows: str = "last",
-    inputs: Mapping[int, Sequence[Mapping[str, Any]]] | None = None,
+    inputs: Mapping[int, Any] | None = None,
     text: str | None = None,
     name: str | None = None,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> ProbeResult:
-    """Let a transformers model read prompts of growing size, and report which of its heads disperse.
+    """Let a model read inputs of growing size, and report which of its heads disperse.
 
     `tasks` are names of tasks, tasks, or "text" for plain text; by default kv and text for a causal language model
     and text for others. Sizes are items of a task and tokens of text; by default those of the task, and text that
@@ -142,131 +274,79 @@ def probe(
     documentation. A policy that is applied takes effect.
 
     `inputs` are the caller's own, for any family: by size, one or several dicts that the model is called with. Every
-    sequence in them is a prompt; padding belongs before it, or the last row is padding.
+    sequence in them is a prompt; padding belongs before it, or the last row is padding. A torch module that is no
+    transformers model, and attends by `scaled_dot_product_attention` or `nn.MultiheadAttention`, is probed with inputs
+    alone, each a tensor, a tuple of arguments or a dict: `probe(vit, inputs={196: images, 784: larger})`.
 
-    Slopes, kinds but for "local", top weights and horizons mean the same in every family, and can be compared between
-    models that read inputs of the same sizes. "sink" is about the first key, in BERT and ViT a class token. "local" is
-    about the keys just before the last row, a kind of causal models alone. Sizes of items or of image patches cannot be
-    compared with tokens. Forecasts by key replication need a causal model that takes `position_ids`; other models get
-    forecasts by lines.
+    Slopes, kinds but for "local", top weights and horizons can be compared between models that read inputs of the same
+    sizes, in tokens. "sink" is about the first key, in BERT and ViT a class token; "local", about the keys just before
+    the last row, is a kind of causal models alone. Forecasts by key replication need a causal model that takes
+    `position_ids` and has no policy that reads rows; other models get forecasts by lines.
     """
-    check_model(model)
+    module = is_torch_module(model) or not check_model(model)
     check_choice(rows)
     if prompts is not None and (type(prompts) is not int or prompts < 1):
         reject("prompts", repr(prompts), "a whole number from 1, or None")
-    causal = True in {module.is_causal for module in model.modules() if hasattr(module, "is_causal")}
+    causal = any(getattr(part, "is_causal", None) is True for part in model.modules())
     notify = progress or (lambda what, done, total, remark: None)
-    if inputs is not None:
+    if inputs is not None or module:
         if tasks is not None or sizes is not None:
             reject("inputs", "inputs together with tasks or sizes", "one or the other")
-        read = [own_inputs(inputs)]
+        read = [own_inputs(inputs, module)]
+        if module:
+            smallest, *_ = read[0].passages.values()
+            causal = any(site.causal for site in observable_sites(model, smallest[0].inputs))
     else:
         tokenizer = check_tokenizer(tokenizer, "or give inputs of your own: inputs={size: [{'input_ids': ids}, …]}")
         notify("preparing prompts", 0, 0, "")
-        read = _inputs(model, tokenizer, tasks, sizes, prompts, text, seed, causal)
-    replicates = rows == "last" and causal and "position_ids" in inspect.signature(model.forward).parameters
-    total = sum(passage.work for one in read for passages in one.passages.values() for passage in passages)
-    total, done = total + sum(forecast_work(one) for one in read if replicates), 0
+        tasks = (("kv", TEXT) if causal else (TEXT,)) if tasks is None else tasks
+        if isinstance(tasks, str) or not isinstance(tasks, Sequence):
+            reject_type("tasks", repr(tasks), "a list of tasks", "write tasks=['kv']")
+        read = [task_inputs(one, tokenizer, context_of(model), sizes, prompts, seed, text, causal) for one in tasks]
+        names = [one.task for one in read]
+        if not names or len(set(names)) < len(names):
+            reject("tasks", names, "one or several tasks, each once")
+    state = None if module else installed(check_model(model))
+    # A rule that reads a row would count a replicated key once.
+    ruled = module or (state is not None and any(layer.rules for layer in state.layers))
+    positions = "position_ids" in inspect.signature(model.forward).parameters
+    replicates = rows == "last" and causal and positions and not ruled
+    total = sum(one.reads + (len(replicated_reads(one)) if replicates else 0) for one in read)
+    done = itertools.count(1)
 
-    def step(what: str, one: ProbeInputs) -> Callable[[Passage, int], None]:
-        def after(passage: Passage, size: int) -> None:
-            nonlocal done
-            done += passage.work
-            notify(f"{what} {one.task}", done, total, f"{size:,} {one.unit}")
+    def step(what: str, one: ProbeInputs) -> Callable[[int], None]:
+        return lambda size: notify(f"{what} {one.task}", next(done), total, f"{size:,} {one.unit}")
 
-        return after
-
-    found = {}
-    with _evaluating(model):
+    found: dict[str, Any] = {}
+    counts: dict[str, Any] = {}
+    training = [part for part in model.modules() if part.training]
+    model.eval()
+    try:
         for one in read:
             readings = measure(model, one, rows, step("reading", one))
             forecast = forecast_of(model, one, readings, step("forecasting", one) if replicates else None)
-            found[one.task] = Findings.of(one, readings, causal, forecast, seed)
-    return ProbeResult(_setting(model, name, read, found, rows, seed), found)
-
-
-def _inputs(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    tasks: Sequence[str | Task] | None,
-    sizes: Sequence[int] | None,
-    prompts: int | None,
-    text: str | None,
-    seed: int,
-    causal: bool,
-) -> list[ProbeInputs]:
-    context = context_of(model)
-    for size in sizes or ():
-        if type(size) is not int or size < 1:
-            reject("sizes", repr(size), "whole numbers from 1")
-    sizes = None if sizes is None else sorted(set(sizes))
-    tasks = (("kv", TEXT) if causal else (TEXT,)) if tasks is None else tasks
-    if isinstance(tasks, str) or not isinstance(tasks, Sequence):
-        if isinstance(tasks, str):
-            reject_type("tasks", repr(tasks), "a list of tasks", f"write tasks=[{tasks!r}]")
-        reject_type("tasks", type(tasks).__name__, "a list of tasks")
-    found = []
-    for task in tasks:
-        if task == TEXT:
-            plain = plain_text("test") if text is None else text
-            found.append(text_inputs(plain, tokenizer, context, sizes, prompts, causal=causal))
-        else:
-            if isinstance(task, str):
-                check_task(task)
-            chosen = task if isinstance(task, Task) else get_task(task)
-            found.append(task_inputs(chosen, tokenizer, context, sizes, prompts, seed))
-    names = [one.task for one in found]
-    if not names or len(set(names)) < len(names):
-        reject("tasks", names, "one or several tasks, each once")
-    for one in found:
-        if len(one.sizes) < 2:
-            reject("sizes", f"{list(one.sizes)} for {one.task!r}", "two sizes or more: a slope needs them")
-    return found
-
-
-def check_task(name: str) -> None:
-    """Refuse what is neither the name of a task, "text" nor a file."""
-    if name != TEXT and name not in TASKS and not Path(name).is_file():
-        reject("task", repr(name), f"one of {[*sorted(TASKS), TEXT]} or the path of a Python file that defines TASK")
-
-
-@contextmanager
-def _evaluating(model: PreTrainedModel) -> Iterator[None]:
-    """Evaluation mode inside the block; afterwards every module is in its mode of before."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.train(False)
-    try:
-        yield
+            found[one.task] = tables_of(one, readings, causal, forecast, seed)
+            counts[one.task] = {str(size): len(values["count"]) for size, values in readings.items()}
     finally:
-        for module, mode in modes:
-            module.training = mode
-
-
-def _setting(
-    model: PreTrainedModel,
-    name: str | None,
-    inputs: Sequence[ProbeInputs],
-    found: Mapping[str, Findings],
-    rows: str,
-    seed: int,
-) -> dict[str, Any]:
-    layers, heads = next(iter(found.values())).kinds.shape
-    policy = policy_of(model)
-    return {
-        "model": name or display_name(model.name_or_path or type(model).__name__),
-        "family": str(model.config.model_type),
-        "layers": layers,
-        "heads": heads,
-        "tasks": [one.task for one in inputs],
-        "sizes": {one.task: list(one.sizes) for one in inputs},
-        "unit": {one.task: one.unit for one in inputs},
-        "prompts_of_size": {task: {str(size): n for size, n in one.prompts.items()} for task, one in found.items()},
+        for part in training:
+            part.training = True
+    policy, weight, first = policy_of(model), next(model.parameters(), torch.empty(0)), next(iter(found.values()))
+    setting = {
+        "model": name or display_name(getattr(model, "name_or_path", None) or type(model).__name__),
+        "family": str(getattr(getattr(model, "config", None), "model_type", type(model).__name__)),
+        "layers": len(first["layers"]),
+        "heads": 1 + max((int(name.partition(".")[2]) for name in first["heads"]), default=-1),
+        "tasks": list(found),
+        "sizes": {one.task: list(one.sizes) for one in read},
+        "unit": {one.task: one.unit for one in read},
+        "prompts_of_size": counts,
         "rows": rows,
         "seed": seed,
-        "dtype": str(model.dtype).removeprefix("torch."),
-        "device": model.device.type,
+        "dtype": str(getattr(model, "dtype", weight.dtype)).removeprefix("torch."),
+        "device": getattr(model, "device", weight.device).type,
         "policy": None if policy is None else policy.describe(),
         "context": context_of(model),
-        "fit_up_to": {one.task: one.fit_up_to for one in inputs},
+        "fit_up_to": {one.task: one.fit_up_to for one in read},
         "kind_rule": dict(RULE),
     }
+    return ProbeResult(setting, found)

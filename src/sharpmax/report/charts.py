@@ -9,10 +9,9 @@ from __future__ import annotations
 import csv
 import io
 import json
-import math
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +38,6 @@ FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, s
 
 _COLOURS = (BLACK, VERMILLION, BLUE, GREEN, PURPLE, ORANGE)
 _SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross", "triangle-left", "triangle-right")
-_DASHES = ((1, 0), (6, 2, 2, 2), (9, 3))
 LINE = "stroke"
 """The shape of lines without markers."""
 
@@ -48,6 +46,9 @@ Rows = Sequence[Mapping[str, Any]]
 
 _WIDTH = 760
 """Pixels of a figure in a file."""
+
+PICK, HEAD = "pick", "head"
+"""The selection that the legend sets, and the parameter that says which attention head is shown."""
 
 
 @dataclass(frozen=True)
@@ -59,15 +60,11 @@ class Style:
     dash: Sequence[int] = (1, 0)
 
 
-def style_at(place: int) -> Style:
-    """The style of the variant at a place: the first 8 differ in marker, the first 18 in colour and dash."""
-    again, colour = divmod(place, len(_COLOURS))
-    return Style(_COLOURS[colour], _SHAPES[(place + again) % len(_SHAPES)], _DASHES[again % len(_DASHES)])
-
-
 def styles_of(names: Sequence[str]) -> dict[str, Style]:
-    """A style for each name."""
-    return {name: style_at(place) for place, name in enumerate(names)}
+    """A style for each name: no two of the first 24 have colour and marker in common."""
+    return {
+        name: Style(_COLOURS[place % len(_COLOURS)], _SHAPES[place % len(_SHAPES)]) for place, name in enumerate(names)
+    }
 
 
 def altair() -> Any:
@@ -83,40 +80,36 @@ def data(rows: Rows) -> Any:
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(names)
-    writer.writerows([_short(row.get(name)) for name in names] for row in rows)
+    known = ([row.get(name) for name in names] for row in rows)
+    writer.writerows([float(f"{one:.5g}") if isinstance(one, float) else one for one in row] for row in known)
     parse = {name: "number" if name in numbers else "string" for name in names}
     return alt.InlineData(values=buffer.getvalue(), format=alt.CsvDataFormat(type="csv", parse=parse))
 
 
-def _short(value: Any) -> Any:
-    return float(f"{value:.5g}") if isinstance(value, float) else value
-
-
-def size_axis(sizes: Sequence[float], title: str, more: Sequence[float] = ()) -> Any:
-    """A logarithmic x axis with a tick at each size; `more` widens it."""
+def size_axis(sizes: Sequence[float], title: str, more: Sequence[float] = (), name: str = "x") -> Any:
+    """A logarithmic axis of the field `name` with a tick at each size; `more` widens it."""
     alt = altair()
-    low, high = min(sizes), max([*sizes, *more])
-    return alt.X(
-        "x:Q",
+    low, high = min([*sizes, *more]), max([*sizes, *more])
+    return (alt.X if name == "x" else alt.Y)(
+        f"{name}:Q",
         title=title,
         scale=alt.Scale(type="log", base=2, domain=[low / 1.12, high * 1.12], nice=False),
-        axis=alt.Axis(values=list(sizes), format=",d", labelOverlap="greedy", labelSeparation=5, grid=False),
+        axis=alt.Axis(values=list(sizes), format=",d", labelOverlap="greedy", labelSeparation=5, grid=name == "y"),
     )
 
 
 def axis(name: str, title: str, domain: Sequence[float] | None = None, **options: Any) -> Any:
     """A linear axis of the field `x` or `y`."""
     alt = altair()
-    scale = alt.Scale(nice=domain is None, zero=False, **({} if domain is None else {"domain": list(domain)}))
-    channel = alt.X if name == "x" else alt.Y
-    return channel(
-        f"{name}:Q", title=title, scale=scale, axis=alt.Axis(labelOverlap="greedy", labelSeparation=5, **options)
-    )
+    given = {} if domain is None else {"domain": list(domain), "clamp": True}
+    scale = alt.Scale(nice=domain is None, zero=False, **given)
+    marks = alt.Axis(labelOverlap="greedy", labelSeparation=5, **options)
+    return (alt.X if name == "x" else alt.Y)(f"{name}:Q", title=title, scale=scale, axis=marks)
 
 
-def percent_axis(title: str, low: float = 0.0, high: float = 100.0) -> Any:
+def percent_axis(title: str) -> Any:
     """A y axis in percent."""
-    return axis("y", title, (min(-3.0, low), max(103.0, high)), values=list(range(0, 101, 20)), grid=True)
+    return axis("y", title, (-3.0, 103.0), values=list(range(0, 101, 20)), grid=True)
 
 
 def tooltip(**titles: str) -> list[Any]:
@@ -130,99 +123,28 @@ def tooltip(**titles: str) -> list[Any]:
     return found
 
 
-@dataclass(frozen=True)
-class Plot:
-    """What the layers of a panel share: both axes, the styles of the legend, and what a tooltip shows."""
-
-    x: Any
-    y: Any
-    styles: Mapping[str, Style]
-    tips: Sequence[Any] = field(default_factory=list)
-
-    def lines(self, rows: Rows, dash: Sequence[int] | None = None, width: float = 2.0) -> list[Any]:
-        """Lines through rows with `variant`, `x` and `y`, in the dashes of their styles or all in one."""
-        dashes = dict.fromkeys(tuple(dash or self.styles[row["variant"]].dash) for row in rows)
-        # A layer for each dash keeps dashes out of the legend, where they would spoil the markers.
-        return [
-            self._base([row for row in rows if dash is not None or tuple(self.styles[row["variant"]].dash) == one])
-            .mark_line(strokeDash=list(one), strokeWidth=width)
-            for one in dashes
-        ]  # fmt: skip
-
-    def points(self, rows: Rows, *, filled: bool = True, size: float = 45.0) -> Any:
-        """Markers with tooltips; variants that are lines only have none."""
-        shown = [row for row in rows if self.styles[row["variant"]].shape != LINE]
-        return self.marked(self._base(shown), filled=filled, size=size)
-
-    def marked(self, base: Any, *, filled: bool = True, size: float = 45.0) -> Any:
-        """The markers of a `base`."""
-        alt = altair()
-        shapes = alt.Scale(domain=list(self.styles), range=[style.shape for style in self.styles.values()])
-        return base.mark_point(filled=filled, size=size, strokeWidth=1.6).encode(
-            shape=alt.Shape("variant:N", scale=shapes, legend=_legend()), tooltip=list(self.tips)
-        )
-
-    def hover(self, rows: Rows) -> Any:
-        """Invisible markers that give lines without markers a tooltip."""
-        base = self._base(rows).mark_point(filled=True, size=120)
-        return base.encode(opacity=altair().value(0), tooltip=list(self.tips))
-
-    def bars(self, rows: Rows) -> Any:
-        """Error bars from `low` to `high`, for the rows that have them."""
-        alt = altair()
-        shown = [row for row in rows if row.get("low") is not None and row.get("high") is not None]
-        return self._base(shown).mark_rule(strokeWidth=1.3).encode(y=_renamed(alt, self.y, "low"), y2=alt.Y2("high"))
-
-    def all(self, rows: Rows, *, size: float = 45.0) -> list[Any]:
-        """Error bars, lines and markers of the same rows."""
-        known = [row for row in rows if row["y"] is not None]
-        bars = [self.bars(known)] if any(row.get("low") is not None for row in known) else []
-        return [*bars, *self.lines(known), self.points(known, size=size)]
-
-    def _base(self, rows: Rows) -> Any:
-        return self.base(data(rows))
-
-    def base(self, values: Any) -> Any:
-        """A chart of these data with axes, colours and legend, whose mark is yet to be chosen."""
-        alt = altair()
-        names = list(self.styles)
-        colours = alt.Scale(domain=names, range=[self.styles[name].colour for name in names])
-        picked = alt.selection_point(name=PICK, fields=["variant"], bind="legend", toggle="true")
-        return alt.Chart(values).encode(
-            x=self.x,
-            y=self.y,
-            color=alt.Color("variant:N", scale=colours, legend=_legend()),
-            opacity=alt.when(picked).then(alt.value(1.0)).otherwise(alt.value(0.1)),
-        )
+def _picked() -> Any:
+    return altair().selection_point(name=PICK, fields=["variant"], bind="legend", toggle="true")
 
 
-PICK, HEAD = "pick", "head"
-"""The selection that the legend sets, and the parameter that says which attention head is shown."""
+def by_size(
+    title: str, table: Mapping[str, Mapping[str, Any]], x: str, y: Any, styles: Mapping[str, Style], **options: Any
+) -> Any:
+    """A panel with a line for each variant of a table by size; `options` are those of `lines_panel`.
 
-
-def _legend() -> Any:
-    return altair().Legend(title=None)
-
-
-def _renamed(alt: Any, channel: Any, name: str) -> Any:
-    body = channel.to_dict()
-    return alt.Y(f"{name}:Q", **{key: value for key, value in body.items() if key not in ("field", "type")})
-
-
-def size_rows(table: Mapping[str, Mapping[str, Any]], most: float = math.inf) -> list[dict[str, Any]]:
-    """Rows of a table of variants by size; bars are intervals within 0 and `most`, else standard errors."""
-    found = []
+    Bars are intervals of percentages, else standard errors.
+    """
+    rows: list[dict[str, Any]] = []
     for variant, row in table.items():
         for n in sorted((n for n in row if n.isdigit() and row[n]["mean"] is not None), key=int):
-            mean, sem, low, high = (row[n].get(key) for key in ("mean", "sem", "low", "high"))
-            if "low" not in row[n] and sem is not None:
-                low, high = mean - sem, mean + sem
-            ends = (None, None) if low is None else (max(0.0, low), min(most, high))
-            found.append({"variant": variant, "x": int(n), "y": mean, "low": ends[0], "high": ends[1]})
-    return found
-
-
-_COLUMNS = ("variant", "x", "y", "low", "high")
+            cell, mean = row[n], row[n]["mean"]
+            rows.append({"variant": variant, "x": int(n), "y": mean})
+            if cell.get("low") is not None:
+                rows[-1] |= {"low": max(0.0, cell["low"]), "high": cell["high"]}
+            elif cell.get("sem") is not None:
+                rows[-1] |= {"low": max(0.0, mean - cell["sem"]), "high": mean + cell["sem"]}
+    known = sorted({int(n) for row in table.values() for n in row if n.isdigit()})
+    return lines_panel(title, rows, size_axis(known, x), y, styles, **options)
 
 
 def lines_panel(
@@ -231,32 +153,71 @@ def lines_panel(
 ) -> Any:  # fmt: skip
     """Error bars, lines and markers of `rows`, and hollow markers, over the layers `under`.
 
-    A tooltip has the columns of lines and points, and every other column of the rows under its name.
+    A variant of the shape `LINE` is a line alone. Of rows with a `head`, those of the head that the parameter names are
+    shown. A tooltip has the columns of lines and points, and every other column of the rows under its name.
     """
+    alt = altair()
+    names = list(styles)
+    colours = alt.Scale(domain=names, range=[style.colour for style in styles.values()])
+    shapes = alt.Scale(domain=names, range=[style.shape for style in styles.values()])
     across, up = (channel.to_dict()["title"] or "value" for channel in (x, y))
     words = {"variant": "variant", "x": f"{across}|,", "y": f"{up}|.4~g"}
-    if any(row.get("low") is not None for row in rows):
+    if any("low" in row for row in rows):
         words |= {"low": "from|.4~g", "high": "to|.4~g"}
-    words |= {name: name for row in rows[:1] for name in row if name not in _COLUMNS}
-    plot = Plot(x, y, styles, tooltip(**words))
-    grey = [row for row in rows if styles[row["variant"]].shape == LINE]
-    shown = [row for row in rows if styles[row["variant"]].shape != LINE]
-    layers = [*plot.lines(grey, width=1.3), plot.hover(grey)] if grey else []
-    layers += plot.all(shown, size=size) if shown else []
-    layers += [plot.points(hollow, filled=False, size=70.0)] if hollow else []
-    return panel(title, *under, *layers, height=height)
+    tips = tooltip(**words, **{name: name for row in rows[:1] for name in row if name not in (*words, "low", "high")})
+
+    def base(some: Rows) -> Any:
+        """A chart with axes, colours and legend, whose mark is yet to be chosen."""
+        chart = alt.Chart(data(some))
+        if "head" in some[0]:
+            chart = chart.transform_filter(f"datum.head === {HEAD}")
+        return chart.encode(
+            x=x,
+            y=y,
+            color=alt.Color("variant:N", scale=colours, legend=alt.Legend(title=None)),
+            opacity=alt.when(_picked()).then(alt.value(1.0)).otherwise(alt.value(0.1)),
+        )
+
+    def lines(some: Rows, width: float) -> list[Any]:
+        dashes: dict[tuple[int, ...], list[Any]] = {}
+        for row in some:
+            dashes.setdefault(tuple(styles[row["variant"]].dash), []).append(row)
+        # A layer for each dash keeps dashes out of the legend, where they would spoil the markers.
+        return [base(part).mark_line(strokeDash=list(dash), strokeWidth=width) for dash, part in dashes.items()]
+
+    def markers(some: Rows, area: float, *, filled: bool) -> Any:
+        shape = alt.Shape("variant:N", scale=shapes, legend=alt.Legend(title=None))
+        return base(some).mark_point(filled=filled, size=area, strokeWidth=1.6).encode(shape=shape, tooltip=tips)
+
+    known = [row for row in rows if row["y"] is not None]
+    plain = [row for row in known if styles[row["variant"]].shape == LINE]
+    shown = [row for row in known if styles[row["variant"]].shape != LINE]
+    bars = [row for row in shown if row.get("low") is not None]
+    layers = list(under)
+    if plain:
+        hover = base(plain).mark_point(filled=True, size=120).encode(opacity=alt.value(0), tooltip=tips)
+        layers += [*lines(plain, 1.3), hover]
+    if bars:
+        low = alt.Y.from_dict(y.to_dict() | {"field": "low"})
+        layers.append(base(bars).mark_rule(strokeWidth=1.3).encode(y=low, y2=alt.Y2("high")))
+    if shown:
+        layers += [*lines(shown, 2.0), markers(shown, size, filled=True)]
+    if hollow:
+        layers.append(markers(hollow, 70.0, filled=False))
+    return panel(title, *layers, height=height)
 
 
-def rule(channel: str, at: float, text: str = "", colour: str = SOFT) -> list[Any]:
-    """A dashed line across the panel at a value of `x` or `y`, with a label."""
+def rule(channel: str, at: float, colour: str = SOFT) -> Any:
+    """A dashed line across the panel at a value of `x` or `y`."""
     alt = altair()
-    other = {"y": alt.value(4)} if channel == "x" else {"x": alt.value(4)}
-    base = alt.Chart(data([{"at": at, "label": text}])).encode(**{channel: alt.datum(at)})
-    layers = [base.mark_rule(strokeDash=[2, 3], color=colour, strokeWidth=1.1)]
-    if text:
-        place = {"align": "left", "dx": 4, "baseline": "top"} if channel == "x" else {"align": "left", "dy": -6}
-        layers.append(base.mark_text(color=colour, fontSize=11, **place).encode(text="label:N", **other))
-    return layers
+    base = alt.Chart(data([{"at": at}])).encode(**{channel: alt.datum(at)})
+    return base.mark_rule(strokeDash=[2, 3], color=colour, strokeWidth=1.1)
+
+
+def dots(rows: Rows) -> Any:
+    """Small pale points, to lie under lines."""
+    encoding = {"x": altair().X("x:Q"), "y": altair().Y("y:Q")}
+    return altair().Chart(data(rows)).mark_circle(size=14, color=PALE).encode(**encoding)
 
 
 def panel(title: str | list[str], *layers: Any, height: int = 270) -> Any:
@@ -267,16 +228,15 @@ def panel(title: str | list[str], *layers: Any, height: int = 270) -> Any:
 
 def heat_panel(
     title: str | list[str], rows: Rows, x: str, y: str, colour: str, *, domain: Sequence[float], tips: Sequence[Any],
-    diverging: bool = False, letters: bool = False, height: int | None = None, ticks: Sequence[int] | None = None,
+    diverging: bool = False, height: int | None = None, ticks: Sequence[int] | None = None,
 ) -> Any:  # fmt: skip
-    """A cell for each row at (`x`, `y`), coloured by `value`; with `letters`, the text in `letter` on top.
+    """A cell for each row at (`x`, `y`), coloured by `value`, with the text in `letter` on top where there is one.
 
     Heads lie across and layers down. Where rows have a `head`, the one that the parameter `head` names has a frame.
     """
     alt = altair()
-    scale = alt.Scale(domain=list(domain), scheme="viridis", clamp=True)
-    if diverging:
-        scale = alt.Scale(domain=list(domain), domainMid=0, range=list(DIVERGING), interpolate="rgb", clamp=True)
+    colours = {"domainMid": 0, "range": list(DIVERGING), "interpolate": "rgb"} if diverging else {"scheme": "viridis"}
+    scale = alt.Scale(domain=list(domain), clamp=True, **colours)
     bar = alt.Legend(title=colour, orient="bottom", gradientLength=200, titleLimit=300)
     chosen_ticks = {} if ticks is None else {"values": list(ticks)}
     marks = alt.Axis(labelOverlap="greedy", labelSeparation=5, ticks=False, domain=False, labelAngle=0, **chosen_ticks)
@@ -284,7 +244,7 @@ def heat_panel(
         x=alt.X("x:O", title=x, axis=marks), y=alt.Y("y:O", title=y, axis=marks), tooltip=list(tips)
     )
     rect = base.mark_rect().encode(color=alt.Color("value:Q", scale=scale, legend=bar))
-    if any("head" in row for row in rows[:1]):
+    if "head" in rows[0]:
         chosen = f"datum.head === {HEAD}"
         rect = rect.encode(
             stroke=alt.when(chosen).then(alt.value(INK)).otherwise(alt.value(PAGE)),
@@ -294,7 +254,7 @@ def heat_panel(
         # Cells in their own colour up to the edge leave no gaps between them.
         rect = rect.encode(stroke=alt.Stroke("value:Q", scale=scale, legend=bar))
     layers = [rect]
-    if letters:
+    if "letter" in rows[0]:
         # Letters stay readable on the ends of the scale.
         strong = f"abs(datum.value) > {0.6 * max(abs(end) for end in domain)}"
         ink = alt.when(strong).then(alt.value(PAGE)).otherwise(alt.value(INK))
@@ -317,36 +277,30 @@ def figure(
     width = _WIDTH // columns - around
     drawn = [one.properties(width=width, name=f"panel{place}") for place, one in enumerate(panels)]
     if names:
-        picked = alt.selection_point(name=PICK, fields=["variant"], bind="legend", toggle="true")
         layers = drawn[0].layer
         place = next(place for place, layer in enumerate(layers) if layer.encoding.color is not alt.Undefined)
-        layers[place] = layers[place].properties(name="legend").add_params(picked)
+        layers[place] = layers[place].properties(name="legend").add_params(_picked())
     longest = max((len(name) for name in names), default=0)
     meta = {"columns": columns, "minimum": minimum, "around": around, "legend": longest}
     chart = alt.concat(*drawn, columns=columns, spacing={"row": 24, "column": 8}).properties(usermeta=meta)
     if head:
         menu = alt.binding_select(options=list(heads), name="Layer.head ") if heads else alt.Undefined
         chart = chart.add_params(alt.param(name=HEAD, value=head, bind=menu))
-    return chart.configure(**config(max(1, _WIDTH // (7 * longest + 34))))
-
-
-def config(columns: int) -> dict[str, Any]:
-    """The theme, in the colours of a light page."""
     text = {"labelColor": SOFT, "titleColor": INK, "labelFontSize": 12, "titleFontSize": 12, "titleFontWeight": 500}
-    return {
-        "background": PAGE,
-        "font": FONT,
-        "padding": 4,
-        "view": {"stroke": None},
-        "axis": {"gridColor": GRID, "domainColor": PALE, "tickColor": PALE, "titlePadding": 8, "tickCount": 6, **text},
-        "axisY": {"minExtent": 30, "maxExtent": 46},
-        "legend": {
-            "orient": "top", "columns": columns, "labelColor": INK, "labelFontSize": 12, "labelLimit": 320,
-            "symbolSize": 90, "symbolStrokeWidth": 2, "titleColor": SOFT, "titleFontSize": 12, "titleFontWeight": 400,
-            "offset": 12,
+    return chart.configure(
+        background=PAGE,
+        font=FONT,
+        padding=4,
+        view={"stroke": None},
+        axis={"gridColor": GRID, "domainColor": PALE, "tickColor": PALE, "titlePadding": 8, "tickCount": 6, **text},
+        axisY={"minExtent": 30, "maxExtent": 46},
+        legend={
+            "orient": "top", "columns": max(1, _WIDTH // (7 * longest + 34)), "labelColor": INK, "labelFontSize": 12,
+            "labelLimit": 320, "symbolSize": 90, "symbolStrokeWidth": 2, "titleColor": SOFT, "titleFontSize": 12,
+            "titleFontWeight": 400, "offset": 12,
         },
-        "title": {"anchor": "start", "color": INK, "fontSize": 13, "subtitleColor": SOFT, "subtitleFontSize": 11.5},
-    }  # fmt: skip
+        title={"anchor": "start", "color": INK, "fontSize": 13, "subtitleColor": SOFT, "subtitleFontSize": 11.5},
+    )  # fmt: skip
 
 
 def spec_of(chart: Any) -> dict[str, Any]:
@@ -369,11 +323,6 @@ def write_files(chart: Any, title: str, caption: str, folder: Path, name: str) -
 def titled(chart: Any, title: str, caption: str = "") -> dict[str, Any]:
     """The spec of a chart with a title, and a caption in small print."""
     spec = spec_of(chart)
-    # A file has no menus.
-    spec["params"] = [
-        {key: value for key, value in one.items() if key != "bind" or value == "legend"}
-        for one in spec.get("params", [])
-    ]
     spec["title"] = {
         "text": textwrap.wrap(title, 90), "subtitle": textwrap.wrap(caption, 118), "fontSize": 15, "offset": 12,
         "subtitlePadding": 6,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
+from statistics import fmean
 from typing import Any
 
 from sharpmax.report import charts
 from sharpmax.report.tables import (
-    EMPTY,
     Cell,
     Figure,
     Metric,
@@ -16,292 +16,169 @@ from sharpmax.report.tables import (
     Report,
     Table,
     Tables,
-    check_name,
-    header,
-    interval,
+    accuracy_table,
     named,
-    size_table,
     sizes,
+    table_of,
 )
-from sharpmax.report.words import (
-    baseline,
-    capital,
-    count,
-    merged,
-    milliseconds,
-    percent,
-    plural,
-    points,
-    probability,
-    share,
-    text_name,
-    texts_in_order,
-)
+from sharpmax.report.words import capital, count, merged, percent, plural, points, share, text_name
 
 LEVEL = 0.01
 """A difference is significant when its p value is below this: there are many sizes and tasks."""
 
 
-def matches(tables: Tables) -> bool:
-    """Whether these are tables of `sharpmax evaluate`."""
-    return any(name.startswith("paired/") for name in tables)
-
-
 def report(tables: Tables) -> Report:
-    """The page's contents."""
-    setting, known = tables["setting"], variants(tables)
-    tasks = [check_name(task, "task") for task in named(tables, "accuracy")]
-    details = [accuracy_table(tables, task) for task in tasks]
-    details += [make(tables) for make, name in _DETAILS.items() if tables.get(name)]
-    part = Part(
-        "results", str(setting["model"]), metrics(tables), list(_figures(tables)), [summary_table(tables)], details
+    """The contents of a page of `sharpmax evaluate`."""
+    setting, known = tables["setting"], tables["setting"]["variants"]
+    grids = [_summary(tables)]
+    for task in named(tables, "accuracy"):
+        rows = {name: tables[f"accuracy/{task}"][name] for name in known}
+        note = f"{capital(setting['tasks'][task]['summary'])}. McNemar's exact test. Small: 95% interval"
+        grids.append(accuracy_table(f"Accuracy (%): {task}", note, rows, tables[f"paired/{task}"], LEVEL))
+    grids += [make(tables) for name, make in (("perplexity", _perplexity), ("harness", _harness)) if tables.get(name)]
+    caption = (
+        f"{setting['model']}; {plural(setting['prompts'], 'prompt')} per size, the same for all variants. Bars: "
+        "Wilson's 95% intervals."
     )
+    figure = Figure("accuracy", "Accuracy by size", caption, partial(_accuracy_chart, tables))
+    part = Part("results", str(setting["model"]), _metrics(tables), [figure], grids)
     notes = [f"{name}: {remark}." for name, about in known.items() for remark in merged(about.get("remarks", ()))]
-    definitions = [
-        (
-            "Tasks",
-            [(name, f"{about['summary']} (version {about['version']})") for name, about in setting["tasks"].items()],
-        ),
-        ("Variants", [(baseline(name), str(about["describe"])) for name, about in known.items()]),
-    ]
-    return Report("evaluate", headline(tables), [part], notes, (), definitions, about={"setting": setting})
+    tasks = [(name, f"{about['summary']} (version {about['version']})") for name, about in setting["tasks"].items()]
+    policies = [(name, str(about["describe"])) for name, about in known.items()]
+    return Report("evaluate", [part], notes, [("Tasks", tasks), ("Variants", policies)])
 
 
-def variants(tables: Tables) -> Mapping[str, Any]:
-    """What the run says of its variants, the baseline first."""
-    found: Mapping[str, Any] = tables["setting"]["arms"]
-    return found
-
-
-def base(tables: Tables) -> str:
+def _base(tables: Tables) -> str:
     """The variant without a policy."""
-    return next(name for name, about in variants(tables).items() if about["policy"] is None)
+    return next(str(name) for name, about in tables["setting"]["variants"].items() if about["policy"] is None)
 
 
-def gains(tables: Tables, task: str, variant: str) -> dict[str, float]:
-    """What a policy changes in a task, in points by size."""
-    before, after = (tables[f"accuracy/{task}"][name] for name in (base(tables), variant))
-    return {n: after[n]["mean"] - before[n]["mean"] for n in sizes(after)}
+def _mean(tables: Tables, tasks: Sequence[str], variant: str) -> float:
+    """Mean accuracy over tasks and sizes."""
+    return fmean(cell["mean"] for task in tasks for cell in tables[f"accuracy/{task}"][variant].values())
 
 
-def best(tables: Tables) -> str | None:
-    """The policy with the largest mean gain over all tasks."""
+def _significant(tables: Tables, tasks: Sequence[str], variant: str) -> tuple[int, int]:
+    """In how many tasks and sizes a policy is significantly better than the baseline, and worse."""
+    gains = []
+    for task in tasks:
+        before, after = (tables[f"accuracy/{task}"][name] for name in (_base(tables), variant))
+        tests = tables[f"paired/{task}"].get(variant, {})
+        gains += [after[n]["mean"] - before[n]["mean"] for n, test in tests.items() if test["p"] < LEVEL]
+    return sum(gain > 0 for gain in gains), sum(gain < 0 for gain in gains)
+
+
+def _best(tables: Tables) -> str | None:
+    """The policy with the largest mean accuracy over all tasks."""
     tasks = named(tables, "accuracy")
-
-    def mean(variant: str) -> float:
-        known = [gains(tables, task, variant) for task in tasks]
-        return sum(sum(one.values()) / len(one) for one in known)
-
-    return max((name for name in variants(tables) if name != base(tables)), key=mean, default=None)
+    policies = (name for name in tables["setting"]["variants"] if name != _base(tables))
+    return max(policies, key=lambda name: _mean(tables, tasks, name), default=None)
 
 
-def shown(tables: Tables, variant: str) -> tuple[str, str]:
-    """The task that a policy was calibrated on, else the first, and the size with the largest change there."""
-    tasks, task = named(tables, "accuracy"), variants(tables)[variant].get("calibrated_on")
-    task = task if task in tasks else tasks[0]
-    change = gains(tables, task, variant)
-    return task, max(change, key=lambda n: abs(change[n]))
+def _rise(tables: Tables, variant: str) -> tuple[str, str] | None:
+    """The largest change of perplexity, and its text."""
+    cells = tables.get("perplexity", {}).get(variant, {})
+    known = {text: float(cell["rise"]) for text, cell in cells.items() if cell["rise"] is not None}
+    worst = max(known, key=lambda text: known[text], default=None)
+    return None if worst is None else (f"{points(known[worst], 2)}%", text_name(worst))
 
 
-def headline(tables: Tables) -> list[str]:
-    """The answer in numbers: accuracy, perplexity and cost of the best policy, or the baseline's accuracy by size."""
-    variant = best(tables)
+def _metrics(tables: Tables) -> list[Metric]:
+    """Accuracy without and with the best policy, and what it costs; of the baseline alone its accuracy by size."""
+    tasks, base, variant = named(tables, "accuracy"), _base(tables), _best(tables)
     if variant is None:
-        task = named(tables, "accuracy")[0]
-        row = tables[f"accuracy/{task}"][base(tables)]
-        ends = [f"{percent(row[n]['mean'])} at n = {count(n)}" for n in dict.fromkeys((sizes(row)[0], sizes(row)[-1]))]
-        return [f"Accuracy ({task}): {', '.join(ends)}."]
-    tasks = named(tables, "accuracy")
-    if len(tasks) > 1:  # of many cells the largest change would say little
-        means = [
-            [cell["mean"] for task in tasks for cell in tables[f"accuracy/{task}"][name].values()]
-            for name in (base(tables), variant)
-        ]
-        before, after = (percent(sum(cells) / len(cells)) for cells in means)
-        parts = [f"Mean accuracy over {len(tasks)} tasks and all sizes: {before} → {after} with {variant}."]
-    else:
-        task, n = shown(tables, variant)
-        before, after = (percent(tables[f"accuracy/{task}"][name][n]["mean"]) for name in (base(tables), variant))
-        p = tables[f"paired/{task}"][variant][n]["p"]
-        doubt = "" if p < LEVEL else f" ({probability(p)}, not significant)"
-        parts = [f"Accuracy at n = {count(n)} ({task}): {before} → {after} with {variant}{doubt}."]
+        row = tables[f"accuracy/{tasks[0]}"][base]
+        ends = list(dict.fromkeys((sizes(row)[0], sizes(row)[-1])))
+        label = f"accuracy ({tasks[0]}) at n = {' → '.join(map(count, ends))}"
+        return [Metric(" → ".join(percent(row[n]["mean"]) for n in ends), label, "baseline")]
+    label = f"mean accuracy over {plural(len(tasks), 'task')} and all sizes"
+    better, worse = _significant(tables, tasks, variant)
+    means = [percent(_mean(tables, tasks, name)) for name in (base, variant)]
+    detail = f"baseline → {variant}: significantly better in {better} tasks and sizes, worse in {worse}"
+    found = [Metric(" → ".join(means), label + ("" if better or worse else ", not significant"), detail)]
     if rise := _rise(tables, variant):
-        parts.append(f"Perplexity {points(rise[1]['rise'], 2)}%.")
+        found.append(Metric(rise[0], "largest change of perplexity", rise[1]))
     if cost := tables.get("cost", {}).get(variant):
-        parts.append(f"Prefill {cost['prefill_ratio']:.2f}×, decode {cost['decode_ratio']:.2f}×.")
-    return [" ".join(parts)]
-
-
-def _rise(tables: Tables, variant: str) -> tuple[str, Mapping[str, Any]] | None:
-    """The text with the largest change of perplexity, and its cell."""
-    cells = tables.get("perplexity", {}).get(variant, {}).items()
-    return max(
-        (one for one in cells if one[1]["rise"] is not None), key=lambda one: float(one[1]["rise"]), default=None
-    )
-
-
-def metrics(tables: Tables) -> list[Metric]:
-    """The baseline's loss with size, and the gain and the costs of the best policy."""
-    variant = best(tables)
-    task, n = (named(tables, "accuracy")[0], "") if variant is None else shown(tables, variant)
-    plain = tables[f"accuracy/{task}"][base(tables)]
-    ends = list(dict.fromkeys((sizes(plain)[0], sizes(plain)[-1])))
-    value, where = (" → ".join(texts) for texts in ([percent(plain[n]["mean"]) for n in ends], map(count, ends)))
-    found = [Metric(value, f"baseline accuracy, {task}", f"n = {where}")]
-    if variant is None:
-        return found
-    after, test = tables[f"accuracy/{task}"][variant][n], tables[f"paired/{task}"][variant][n]
-    detail = f"{variant}: {interval(after)}% (95%), {probability(test['p'])}"
-    change = f"{points(gains(tables, task, variant)[n])} points"
-    found.append(Metric(change, f"{task} at n = {count(n)}", detail))
-    if rise := _rise(tables, variant):
-        value = f"{points(rise[1]['rise'], 2)}%"
-        found.append(Metric(value, "largest change of perplexity", text_name(rise[0])))
-    if cost := tables.get("cost", {}).get(variant):
-        what, value = f"prefill of {count(tables['setting']['context'])} tokens", f"{cost['prefill_ratio']:.2f}×"
-        found.append(Metric(value, what, f"decode {cost['decode_ratio']:.2f}×"))
+        prompt = f"{count(tables['setting']['context'])} tokens"
+        found.append(Metric(f"{cost['prefill_ratio']:.2f}×, decode {cost['decode_ratio']:.2f}×", "prefill", prompt))
     return found
 
 
-def summary_table(tables: Tables) -> Table:
-    """One row per variant: heads, mean accuracy and gain in every task, perplexity and cost."""
-    tasks, setting, costs = named(tables, "accuracy"), tables["setting"], tables.get("cost") or {}
-    titles = ["variant", *(f"{task}|%" for task in tasks)]
+def _summary(tables: Tables) -> Table:
+    """One row per variant: mean accuracy and gain in every task, perplexity, time, memory and heads."""
+    setting, costs, base = tables["setting"], tables.get("cost") or {}, _base(tables)
+    groups: dict[str, list[str]] = {}
+    for task in named(tables, "accuracy"):
+        groups.setdefault(task.partition("/")[0], []).append(task)
+    titles = [f"{some[0] if len(some) == 1 else f'{group}, {len(some)} tasks'}|%" for group, some in groups.items()]
     titles += ["perplexity|largest change"] if tables.get("perplexity") else []
-    titles += [*(["prefill", "decode"] if costs else []), f"heads|of {count(setting['layers'] * setting['heads'])}"]
+    titles += ["prefill|ms", "decode|ms", "memory|MiB"] if costs else []
     rows = []
-    for name, about in variants(tables).items():
-        row = [Cell(baseline(name), strong=name == best(tables))]
-        for task in tasks:
-            accuracy, change = tables[f"accuracy/{task}"][name], gains(tables, task, name)
-            mean, gain = (
-                sum(values) / len(change) for values in ((accuracy[n]["mean"] for n in change), change.values())
+    for name, about in setting["variants"].items():
+        row: list[Any] = [Cell(name, strong=name == _best(tables))]
+        for some in groups.values():
+            (better, worse), mean = _significant(tables, some, name), _mean(tables, some, name)
+            gain = f"{points(mean - _mean(tables, some, base))}; {better} better" + (
+                f", {worse} worse" if worse else ""
             )
-            tests = tables[f"paired/{task}"].get(name, {})
-            sure = [n for n in change if n in tests and tests[n]["p"] < LEVEL]
-            better, worse = sum(change[n] > 0 for n in sure), sum(change[n] < 0 for n in sure)
-            tested = f"{points(gain)}; {better} better" + (f", {worse} worse" if worse else "")
-            row.append(Cell(share(mean), tested if tests else ""))
+            row.append(Cell(share(mean), gain if name != base else ""))
         if tables.get("perplexity"):
-            rise = None if name == base(tables) else _rise(tables, name)
-            row.append(Cell(f"{points(rise[1]['rise'], 2)}%", text_name(rise[0])) if rise else EMPTY)
-        row += [Cell(f"{costs[name][f'{kind}_ratio']:.2f}×") for kind in ("prefill", "decode") if costs]
-        rows.append([*row, Cell(count(about["touched"]))])
-    return Table(
-        "Variants",
-        "Mean accuracy over all sizes; small: its gain in points, and at how many sizes it is significantly better or "
-        f"worse than the baseline (McNemar's exact test, p < {LEVEL:g}).",
-        header(*titles),
-        rows,
-    )
-
-
-def accuracy_table(tables: Tables, task: str) -> Table:
-    """Accuracy of every variant at every size of a task, with the prompts gained and lost."""
-    tests = tables[f"paired/{task}"]
-    rows = {
-        baseline(name): {n: (cell, tests.get(name, {}).get(n)) for n, cell in tables[f"accuracy/{task}"][name].items()}
-        for name in variants(tables)
-    }
-
-    def cell(value: Any) -> Cell:
-        accuracy, test = value
-        sure = test is not None and test["p"] < LEVEL
-        lost = "" if test is None else f"; +{test['gained']} −{test['lost']}"
-        return Cell(share(accuracy["mean"]) + ("*" if sure else ""), interval(accuracy) + lost, strong=sure)
-
-    prompts = plural(tables["setting"]["prompts"], "prompt")
+            rise = None if name == base else _rise(tables, name)
+            row.append(None if rise is None else Cell(*rise))
+        if costs:
+            cost, plain = costs[name], costs[base]["peak_mib"]
+            memory = None if not plain else Cell(f"{cost['peak_mib'] / plain:.2f}×", count(cost["peak_mib"]))
+            prefill, decode = (
+                Cell(f"{cost[f'{x}_ratio']:.2f}×", f"{cost[f'{x}_ms']:,.1f}") for x in ("prefill", "decode")
+            )
+            row += [prefill, decode, memory]
+        rows.append([*row, count(about["modified"])])
     note = (
-        f"{capital(tables['setting']['tasks'][task]['summary'])}. Small: 95% interval; of {prompts}, how many only the "
-        f"variant (+) or only the baseline (−) answers correctly. * p < {LEVEL:g}."
+        "Mean accuracy over all sizes; small: its gain in points, and in how many tasks and sizes it is significantly "
+        f"better or worse than the baseline (McNemar's exact test, p < {LEVEL:g})."
     )
-    return size_table(f"Accuracy (%): {task}", note, rows, cell)
+    if costs:
+        note += (
+            f" Prefill of {count(setting['context'])} tokens, then decoding one, on {setting['device']} in "
+            f"{setting['dtype']}: medians of {plural(setting['rounds'], 'round')} in which variants alternate."
+        )
+    heads = f"heads|of {count(setting['layers'] * setting['heads'])}"
+    return table_of("Variants", note, ["variant", *titles, heads], rows)
 
 
-def perplexity_table(tables: Tables) -> Table:
+def _perplexity(tables: Tables) -> Table:
     """Perplexity of every variant on text and on the model's own answers, and its change."""
-    table, setting = tables["perplexity"], tables["setting"]
-    known = texts_in_order(column for row in table.values() for column in row)
+    table = tables["perplexity"]
+    known = list(dict.fromkeys(column for row in table.values() for column in row))
     note = "Small: change from the baseline with its 95% interval."
-    if text := setting.get("text"):
+    if text := tables["setting"].get("text"):
         note += f" Text: {text['source']} ({count(text['tokens'])} tokens, fingerprint {text['fingerprint']})."
 
-    def cell(value: Mapping[str, Any] | None) -> Cell:
-        if value is None or value.get("rise") is None or value["rise"] == 0.0:
-            return Cell(f"{value['mean']:.2f}") if value else EMPTY
-        between = "" if value["low"] is None else f", {points(value['low'], 2)} to {points(value['high'], 2)}"
-        return Cell(f"{value['mean']:.2f}", f"{points(value['rise'], 2)}%{between}")
+    def cell(value: Mapping[str, Any]) -> Cell:
+        change = f"{points(value['rise'], 2)}%" if value.get("rise") else ""
+        if change and value["low"] is not None:
+            change += f", {points(value['low'], 2)} to {points(value['high'], 2)}"
+        return Cell(f"{value['mean']:.2f}", change)
 
-    rows = [[Cell(baseline(name)), *(cell(table[name].get(one)) for one in known)] for name in variants(tables)]
-    return Table("Perplexity", note, header("variant", *map(text_name, known)), rows)
-
-
-def cost_table(tables: Tables) -> Table:
-    """Time and memory of every variant."""
-    table, setting = tables["cost"], tables["setting"]
-    plain = table[base(tables)]["peak_mib"]
-    rows = []
-    for name, row in table.items():
-        times = [
-            Cell(milliseconds(row[f"{kind}_ms"]), f"{row[f'{kind}_ratio']:.2f}×") for kind in ("prefill", "decode")
-        ]
-        peak = row["peak_mib"]
-        memory = EMPTY if peak is None else Cell(count(peak), f"{peak / plain:.2f}×" if plain else "")
-        rows.append([Cell(baseline(name)), *times, memory])
-    whose = "tensors" if setting["device"] == "cuda" else "the whole process"
-    return Table(
-        "Time and memory",
-        f"Prefill of {count(setting['context'])} tokens, then decoding one token with a filled cache, on "
-        f"{setting['device']} in {setting['dtype']}; medians of {plural(setting['rounds'], 'round')} in which variants "
-        f"alternate. Ratios are to the baseline. Memory: peak of {whose}.",
-        header("variant", "prefill|ms", "decode|ms", "memory|MiB"),
-        rows,
-    )
+    rows = [[name, *(cell(row[one]) if one in row else None for one in known)] for name, row in table.items()]
+    return table_of("Perplexity", note, ["variant", *map(text_name, known)], rows)
 
 
-def harness_table(tables: Tables) -> Table:
+def _harness(tables: Tables) -> Table:
     """What EleutherAI's lm-evaluation-harness measured."""
     table = tables["harness"]
-    names = [(task, metric) for task, found in table[base(tables)].items() for metric in found]
-    rows = []
-    for name, row in table.items():
-        known = [row[task][metric] for task, metric in names]
-        errors = ["" if one["sem"] is None else f"± {one['sem']:.2g}" for one in known]
-        values = [Cell(f"{one['mean']:.4g}", error) for one, error in zip(known, errors, strict=True)]
-        rows.append([Cell(baseline(name)), *values])
-    head = header("variant", *(f"{task}|{metric}" for task, metric in names))
-    return Table("EleutherAI's harness", "With the harness's standard errors.", head, rows)
+    names = [(task, metric) for task, found in table[_base(tables)].items() for metric in found]
+
+    def cell(value: Mapping[str, Any]) -> Cell:
+        return Cell(f"{value['mean']:.4g}", "" if value["sem"] is None else f"± {value['sem']:.2g}")
+
+    rows = [[name, *(cell(row[task][metric]) for task, metric in names)] for name, row in table.items()]
+    head = ["variant", *(f"{task}|{metric}" for task, metric in names)]
+    return table_of("EleutherAI's harness", "With the harness's standard errors.", head, rows)
 
 
-_DETAILS = {perplexity_table: "perplexity", cost_table: "cost", harness_table: "harness"}
-"""Tables of the page, and the results that each needs."""
-
-
-def _figures(tables: Tables) -> Iterator[Figure]:
-    prompts = f"{tables['setting']['model']}; {plural(tables['setting']['prompts'], 'prompt')} per size"
-    for name, title, caption in (
-        ("accuracy", "Accuracy by size", ", the same for all variants. Bars: Wilson's 95% intervals."),
-        ("gain", "Gain over the baseline by size", ". Percentage points, with McNemar's exact test."),
-    ):
-        if name == "accuracy" or best(tables) is not None:
-            alt = f"{title}, a panel for each task."
-            yield Figure(name, title, prompts + caption, alt, partial(_chart, tables, name))
-
-
-def _chart(tables: Tables, name: str) -> Any:
-    panels, styles = [], charts.styles_of([baseline(one) for one in variants(tables)])
-    for task in named(tables, "accuracy"):
-        table, tests = tables[f"accuracy/{task}"], tables[f"paired/{task}"]
-        x = charts.size_axis([int(n) for n in sizes(*table.values())], "size n")
-        y, under = charts.percent_axis("accuracy (%)"), []
-        rows = charts.size_rows({baseline(one): table[one] for one in variants(tables)})
-        if name == "gain":
-            y, under = charts.axis("y", "points"), charts.rule("y", 0.0)
-            rows = [
-                {"variant": one, "x": int(n), "y": value, "test": probability(tests[one][n]["p"])}
-                for one in tests
-                for n, value in gains(tables, task, one).items()
-            ]
-        height = 270 if len(named(tables, "accuracy")) < 3 else 160
-        panels.append(charts.lines_panel(task, rows, x, y, styles, under=under, height=height))
+def _accuracy_chart(tables: Tables) -> Any:
+    tasks, styles = named(tables, "accuracy"), charts.styles_of(list(tables["setting"]["variants"]))
+    y, height = charts.percent_axis("accuracy (%)"), 270 if len(tasks) < 3 else 160
+    panels = [charts.by_size(task, tables[f"accuracy/{task}"], "size n", y, styles, height=height) for task in tasks]
     return charts.figure(*panels, columns=3, minimum=165, around=52, names=list(styles))

@@ -28,12 +28,12 @@ class Choice(NamedTuple):
     about: str
 
 
+# The paper trains on sets of 5 to 16 items; 0.065 nats is the mean entropy of heads trained by its recipe on sizes they
+# were trained on (sharpmax reproduce).
 CHOICES = {
     "none": Choice("no policy", None, "plain softmax"),
     "paper": Choice("the paper's polynomial", PAPER, "uses the entropy H of the row; β = 1 above H = 5.94 nats"),
-    # The paper trains on sets of 5 to 16 items.
     "log-length": Choice("β ∝ ln n", LogLength(16.0), "uses the number of items; trained on up to 16"),
-    # The mean entropy of heads trained by the paper's recipe on sizes they were trained on: sharpmax reproduce.
     "entropy-target": Choice(
         "the entropy target", EntropyTarget(0.065), "solved for each row; 0.065 nats as in training"
     ),
@@ -71,19 +71,18 @@ SCENES = {
 
 def write(path: str | Path = FILE_NAME) -> Path:
     """Write the page to `path`; it opens in any browser, without a network."""
-    licence = (
-        f"/*! uPlot 1.6.32, from the npm package uplot, unchanged\n\n{asset('explore/uplot/LICENSE').strip()}\n*/\n"
-    )
     policies = {
-        name: {"label": label, "policy": policy and policy.to_dict()} for name, (label, policy, _) in CHOICES.items()
+        name: {"label": one.label, "policy": one.policy and one.policy.to_dict()} for name, one in CHOICES.items()
     }
+    licence = asset("explore/uplot/LICENSE").strip()
+    uplot = f"/*! uPlot 1.6.32, from the npm package uplot, unchanged\n\n{licence}\n*/\n"
     context = {
         "choices": CHOICES,
         "scenes": {name: asdict(place) for name, place in SCENES.items()},
         "values": {"policies": policies, "start": asdict(START)},
         "charts": charts,
         "library": {
-            "script": trusted(licence + asset("explore/uplot/uPlot.iife.min.js")),
+            "script": trusted(uplot + asset("explore/uplot/uPlot.iife.min.js")),
             "style": trusted(asset("explore/uplot/uPlot.min.css")),
         },
         "scripts": [trusted(asset(f"explore/{name}.js")) for name in ("maths", "charts", "page")],

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import base64
-import functools
 import gzip
 import importlib.resources
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,49 +20,44 @@ from sharpmax.report.words import count, joined, origin_of_run, plural, span
 FILE_NAME = "report.html"
 
 _PURPOSE = "writing pages"
-_COMMANDS = {
-    "clrs": clrs, "compare": compare, "evaluate": evaluate, "calibrate": calibrate, "probe": probe,
-    "reproduce": reproduce, "training": training,
+_COMMANDS: dict[str, tuple[Callable[[Tables], Report], tuple[str, ...]]] = {
+    "clrs": (clrs.report, ("by_algorithm",)), "compare": (compare.report, ("leaderboard", "rules")),
+    "evaluate": (evaluate.report, ("paired/",)), "calibrate": (calibrate.report, ("candidates",)),
+    "probe": (probe.report, (RUNS, "heads/")), "reproduce": (reproduce.report, ("comparison",)),
+    "training": (training.report, ("training_heads",)),
 }  # fmt: skip
-"""The module of each command, the more particular tables first."""
+"""The report of each command, and how the names of its own tables begin, the more particular first."""
 
 
 def command_of(tables: Tables) -> str | None:
     """The command whose results these are, from the names of the tables; None if there is no page for them."""
-    return next((name for name, module in _COMMANDS.items() if module.matches(tables)), None)
+    known = _COMMANDS.items()
+    return next((name for name, (_, marks) in known if any(table.startswith(marks) for table in tables)), None)
 
 
 def report_of(tables: Tables) -> Report:
     """What a page shows of these tables; FileFormatError if they are damaged or of no command that has a page."""
     command = command_of(tables)
     if command is None:
-        raise _unknown(tables, "report")
-    with readable(tables):
-        found: Report = _COMMANDS[command].report(tables)
-    return found
+        allowed = f"those of sharpmax {', '.join(sorted(_COMMANDS))}"
+        raise FileFormatError(f"results: nothing to report in tables {sorted(tables)}; allowed: {allowed}")
+    with readable():
+        return _COMMANDS[command][0](tables)
 
 
 def together(saved: Sequence[tuple[str, Mapping[str, Any]]]) -> Tables:
     """The tables of two results, each with its name, on one page; both must be of `sharpmax probe`."""
-    commands = [command_of(results["tables"]) for _, results in saved]
-    for command, (_, results) in zip(commands, saved, strict=True):
-        if command is None:
-            raise _unknown(results["tables"], "compare")
-    if set(commands) != {"probe"}:
-        given = " and ".join(f"{name!r} ({command})" for (name, _), command in zip(saved, commands, strict=True))
+    commands = {name: command_of(results["tables"]) or "no command with a page" for name, results in saved}
+    if set(commands.values()) != {"probe"}:
+        given = " and ".join(f"{name!r} ({command})" for name, command in commands.items())
         raise FileFormatError(f"results: {given} cannot be compared; allowed: two results of sharpmax probe")
     return {RUNS: [{"name": name, **results} for name, results in saved]}
-
-
-def _unknown(tables: Tables, what: str) -> FileFormatError:
-    known = ", ".join(sorted(_COMMANDS))
-    return FileFormatError(f"results: nothing to {what} in tables {sorted(tables)}; allowed: those of sharpmax {known}")
 
 
 def draw(tables: Tables, folder: str | Path) -> list[Path]:
     """Write every figure of these tables as SVG and PNG."""
     report = report_of(tables)
-    with readable(tables):
+    with readable():
         drawn = [(figure, figure.chart()) for figure in report.figures]
     return [
         path
@@ -75,31 +69,23 @@ def draw(tables: Tables, folder: str | Path) -> list[Path]:
 def write_page(command: str, provenance: Mapping[str, Any], tables: Tables, folder: str | Path) -> Path:
     """Write the page of a run to `folder`/report.html."""
     report = report_of(tables)
-    with readable(tables):
-        specs = {one.name: charts.spec_of(one.chart()) | {"description": one.alt} for one in report.figures}
-        origin = origin_of_run(command, provenance, tables)
+    with readable():
+        specs = {one.name: charts.spec_of(one.chart()) | {"description": one.title} for one in report.figures}
+        # Vega, Vega-Lite and Vega-Embed as one script; compressed, the page has less than half of its size.
+        library = str(require("vl_convert", "report", _PURPOSE).javascript_bundle())
+        packed = {"specs": specs, "dark": charts.DARK, "library": library}
+        text = json.dumps(packed, ensure_ascii=False, separators=(",", ":"))
         context = {
             "report": report,
-            "about": report.about,
-            "origin": origin,
-            "figures": _packed({"specs": specs, "dark": charts.DARK, "library": _vega()}),
+            "tables": tables,
+            "setting": tables.get("setting"),
+            "origin": origin_of_run(command, provenance, tables),
+            "figures": base64.b64encode(gzip.compress(text.encode("utf-8"), mtime=0)).decode("ascii"),
             "charts": charts,
             "script": trusted(asset("report.js")),
         }
         page = rendered("report.html.jinja", context)
     return write_text(Path(folder) / FILE_NAME, page)
-
-
-def _packed(value: Any) -> str:
-    """JSON as compressed text, less than half of its size; the same for the same value."""
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    return base64.b64encode(gzip.compress(text.encode("utf-8"), mtime=0)).decode("ascii")
-
-
-@functools.cache
-def _vega() -> str:
-    """Vega, Vega-Lite and Vega-Embed as one script."""
-    return str(require("vl_convert", "report", _PURPOSE).javascript_bundle())
 
 
 def asset(name: str) -> str:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import math
 import re
-import reprlib
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from sharpmax.errors import FileFormatError, SharpmaxError
-from sharpmax.report.words import Pairs, count, share
+from sharpmax.report.words import Pairs, capital, count, points, share
 
 Tables = Mapping[str, Any]
 """The tables of a results file, by name."""
@@ -27,15 +25,11 @@ NOTHING = "–"
 
 @dataclass(frozen=True)
 class Cell:
-    """A text, a smaller one below it, and whether it is emphasised or faint."""
+    """A text, a smaller one below it, and whether it is emphasised."""
 
     text: str
     small: str = ""
     strong: bool = False
-    faint: bool = False
-
-
-EMPTY = Cell(NOTHING, faint=True)
 
 
 @dataclass(frozen=True)
@@ -57,6 +51,9 @@ class Metric:
     detail: str
 
 
+_FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,80}")
+
+
 @dataclass(frozen=True)
 class Figure:
     """A figure and its texts; `name` is that of its files, `chart` builds an Altair chart."""
@@ -64,23 +61,24 @@ class Figure:
     name: str
     title: str
     caption: str
-    alt: str
     chart: Callable[[], Any]
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "name", self.name.replace("/", "-"))  # of a task such as ruler/vt
+        name = self.name.replace("/", "-")  # of a task such as ruler/vt
+        if not _FILE_NAME.fullmatch(name):
+            raise FileFormatError(f"results: {name!r} cannot be the name of a file; allowed: letters, digits, - and _")
+        object.__setattr__(self, "name", name)
 
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a page: metrics, the main figure and table, then the other figures and tables, the `details` last."""
+    """A part of a page: metrics, the main figure and table, then the other figures and tables."""
 
     name: str
     label: str
-    metrics: Sequence[Metric] = ()
-    figures: Sequence[Figure] = ()
-    tables: Sequence[Table] = ()
-    details: Sequence[Table] = ()
+    metrics: Sequence[Metric]
+    figures: Sequence[Figure]
+    tables: Sequence[Table]
 
 
 @dataclass(frozen=True)
@@ -88,22 +86,20 @@ class Report:
     """What a page shows of the results of one command."""
 
     command: str
-    headline: Sequence[str]
     parts: Sequence[Part]
-    notes: Sequence[str]
+    notes: Sequence[str] = ()
     """Facts that no table shows: warnings, and what limits the conclusions."""
 
-    method: Sequence[str] = ()
     definitions: Sequence[tuple[str, Pairs]] = ()
     """Tasks, variants, models: each group with its title."""
 
     origins: Sequence[tuple[str, Pairs]] = ()
     """Provenance of what the run was given, such as trained models."""
 
-    about: Mapping[str, Any] = field(default_factory=dict)
-    """What the template of the command's method is filled in with."""
-
-    citation: bool = False
+    @property
+    def headline(self) -> list[str]:
+        """The answer in numbers: the first metrics of each part as sentences."""
+        return [" ".join(f"{capital(one.label)}: {one.value}." for one in part.metrics[:3]) for part in self.parts]
 
     @property
     def figures(self) -> list[Figure]:
@@ -111,61 +107,47 @@ class Report:
         return [figure for part in self.parts for figure in part.figures]
 
 
-def present(*found: Any) -> list[Any]:
-    """The values that are not None."""
-    return [one for one in found if one is not None]
-
-
-def header(*titles: str) -> list[Cell]:
-    """The head of a table; small print may follow a bar: `"memory|MB"`."""
-    return [Cell(text, small) for text, _, small in (title.partition("|") for title in titles)]
-
-
-def cell_of(value: float | None, words: Callable[[float], str], **options: Any) -> Cell:
-    """The cell of a number, empty where there is none."""
-    return EMPTY if value is None else Cell(words(value), **options)
+def table_of(title: str, note: str, head: Sequence[str], rows: Sequence[Sequence[Any]]) -> Table:
+    """A table of cells, texts, and None for an empty cell. Small print of a heading may follow a bar: `"memory|MB"`."""
+    titles = [Cell(text, small) for text, _, small in (title.partition("|") for title in head)]
+    cells = [[one if isinstance(one, Cell) else Cell(one or NOTHING) for one in row] for row in rows]
+    return Table(title, note, titles, cells)
 
 
 def interval(cell: Mapping[str, Any]) -> str:
     """The interval of a percentage, within 0 and 100; empty where there is none."""
-    return "" if cell["low"] is None else f"{share(max(0.0, cell['low']))}–{share(min(100.0, cell['high']))}"
+    if cell.get("low") is None:
+        return ""
+    return f"{share(max(0.0, cell['low']))}–{share(min(100.0, cell['high']))}"
 
 
-def mean_cell(cell: Mapping[str, Any], *, strong: bool = False) -> Cell:
+def mean_cell(cell: Mapping[str, Any]) -> Cell | None:
     """A mean percentage with its interval."""
-    return cell_of(cell["mean"], share, small=interval(cell), strong=strong)
-
-
-def cells(*texts: str) -> list[Cell]:
-    """A cell for each text."""
-    return [Cell(text) for text in texts]
-
-
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,40}(/[A-Za-z0-9][A-Za-z0-9_-]{0,40})?")
-
-
-def check_name(name: str, what: str) -> str:
-    """Return a name that becomes part of file names, perhaps with a group before a slash; else FileFormatError."""
-    if not _NAME.fullmatch(name):
-        raise FileFormatError(f"results: {name!r} cannot be the name of a {what}; allowed: letters, digits, - and _")
-    return name
+    return None if cell["mean"] is None else Cell(share(cell["mean"]), interval(cell))
 
 
 def sizes(*rows: Mapping[str, Any]) -> list[str]:
     """The sizes that any of these rows has, in order."""
-    return sorted({n for row in rows for n in row if n != "pooled"}, key=int)
+    return sorted({n for row in rows for n in row}, key=int)
 
 
-def size_table(
-    title: str, note: str, table: Mapping[str, Any], cell: Callable[[Any], Cell], head: str = "variant"
-) -> Table:
-    """A row for each entry of `table`, a column for each size and for all; what is missing is an empty cell."""
-    known = [*sizes(*table.values()), *(["pooled"] if any("pooled" in row for row in table.values()) else [])]
-    heads = [Cell("all sizes" if n == "pooled" else f"n = {count(n)}") for n in known]
-    rows = [
-        [Cell(name), *(EMPTY if row.get(n) is None else cell(row[n]) for n in known)] for name, row in table.items()
-    ]
-    return Table(title, note, [Cell(head), *heads], rows)
+def accuracy_table(title: str, note: str, table: Mapping[str, Any], tests: Mapping[str, Any], level: float) -> Table:
+    """Means in percent by size, with their intervals or standard errors and the gain of tested rows over the first."""
+    first, known = next(iter(table)), sizes(*table.values())
+    rows: list[list[Any]] = []
+    for name, row in table.items():
+        rows.append([name])
+        for n in known:
+            one, test = row.get(n), tests.get(name, {}).get(n)
+            if one is None:
+                rows[-1].append(None)
+                continue
+            spread = interval(one) or (f"± {one['sem']:.2g}" if one.get("sem") is not None else "")
+            gain = points(one["mean"] - table[first][n]["mean"]) if test else ""
+            sure = test is not None and test["p"] is not None and test["p"] < level
+            rows[-1].append(Cell(share(one["mean"]), ", ".join(filter(None, (spread, gain))), strong=sure))
+    small = f"then the gain over {first} in points. Bold: p < {level:g}, not corrected for multiple comparisons."
+    return table_of(title, f"{note}, {small}", ["variant", *(f"n = {count(n)}" for n in known)], rows)
 
 
 def named(tables: Tables, kind: str) -> list[str]:
@@ -177,21 +159,9 @@ def named(tables: Tables, kind: str) -> list[str]:
     return [name.partition("/")[2] for name in tables if name.startswith(f"{kind}/")]
 
 
-_NUMBERS = {
-    "mean", "low", "high", "sem", "n", "p", "count", "effective", "slope", "slope_low", "slope_high", "gain", "gained",
-    "lost", "of_ceiling", "median", "p90", "bias", "tokens", "rank", "auroc", "right", "wrong", "parameters", "memory",
-    "beyond", "prefill_ms", "prefill_ratio", "decode_ms", "decode_ratio", "peak_mib", "steps", "validation", "strength",
-}  # fmt: skip
-"""Keys whose values are numbers or null in every table."""
-
-
 @contextmanager
-def readable(tables: Mapping[str, Any]) -> Iterator[None]:
-    """Raise FileFormatError, with the place, for tables that cannot be read as those of their command."""
-    for place, value in _leaves(tables, ()):
-        wrong = isinstance(value, float) and not math.isfinite(value)
-        if "policy" not in place and place[-1] in _NUMBERS and (isinstance(value, bool | str | list) or wrong):
-            raise _damaged(f"{'/'.join(place)} is {reprlib.repr(value)} and not a finite number")
+def readable() -> Iterator[None]:
+    """Raise FileFormatError where the code inside cannot read tables as those of their command."""
     try:
         yield
     except SharpmaxError:
@@ -199,16 +169,7 @@ def readable(tables: Mapping[str, Any]) -> Iterator[None]:
     except (ArithmeticError, AttributeError, LookupError, StopIteration, TypeError, ValueError) as problem:
         frame = traceback.extract_tb(problem.__traceback__)[-1]
         words = " ".join(f"{type(problem).__name__}: {problem}".split())
-        raise _damaged(f"{words}, in {Path(frame.filename).name} line {frame.lineno}") from problem
-
-
-def _damaged(what: str) -> FileFormatError:
-    return FileFormatError(f"results: the tables are damaged or of another version ({what}); run their command again")
-
-
-def _leaves(value: Any, place: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
-    if isinstance(value, Mapping):
-        for name, one in value.items():
-            yield from _leaves(one, (*place, str(name)))
-    else:
-        yield place, value
+        raise FileFormatError(
+            "results: the tables are damaged or of another version "
+            f"({words}, in {Path(frame.filename).name} line {frame.lineno}); run their command again"
+        ) from problem

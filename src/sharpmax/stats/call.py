@@ -85,7 +85,14 @@ class AttentionCall:
         if bias is not None and isinstance(attn_mask, bias.CausalBias):
             causal = "lower-right" if attn_mask.variant == bias.CausalVariant.LOWER_RIGHT else "upper-left"
             attn_mask = None
-        batch, key_heads, group = _checked_heads(q, k, enable_gqa)
+        check_tensors(q, k)
+        key_heads, group = check_heads(q, k, enable_gqa)
+        batch = broadcast(q.shape[:-3], k.shape[:-3])
+        if batch is None:
+            allowed = f"a batch that broadcasts with the query's {tuple(q.shape[:-3])}"
+            reject("k", f"batch {tuple(k.shape[:-3])}", allowed)
+        if batch != tuple(q.shape[:-3]):
+            reject("q", f"batch {tuple(q.shape[:-3])}", f"the batch of k, {tuple(k.shape[:-3])}")
         size, (queries, width), keys = math.prod(batch), q.shape[-2:], k.shape[-2]
         logits = (*q.shape[:-1], keys)
         return cls(
@@ -179,15 +186,11 @@ class AttentionCall:
 
     def rows_that_see(self, keys: Tensor) -> Tensor:
         """Which rows see at least one of the marked keys (boolean `[B, Hkv, Lk]`), as `[B, Hkv, G, Lq]`."""
-        count = self.q.shape[-2]
-        marked = keys[:, :, None, None, :]
+        marked, count = keys[:, :, None, None, :], self.queries
         step = max(1, (1 << 24) // max(1, keys.numel()))
-        blocks = [
-            (marked & ~self.hidden(slice(i, min(i + step, count)))).any(-1).expand(*self.q.shape[:3], -1)
-            for i in range(0, count, step)
-        ]
-        widths = [min(step, count - i) for i in range(0, count, step)]
-        return torch.cat([b.expand(*b.shape[:3], w) for b, w in zip(blocks, widths, strict=True)], dim=-1)
+        blocks = [(marked & ~self.hidden(slice(i, i + step))).any(-1) for i in range(0, count, step)]
+        lengths = [min(step, count - i) for i in range(0, count, step)]
+        return torch.cat([b.expand(*self.q.shape[:3], n) for b, n in zip(blocks, lengths, strict=True)], dim=-1)
 
     def scaled(self, beta: Tensor) -> AttentionCall:
         """The same rows with all their logits multiplied by `beta` (in the shape `rows`)."""
@@ -198,10 +201,8 @@ class AttentionCall:
             gain = beta if self.gain is None else self.gain * beta
         return replace(self, q=(self.q * beta[..., None]).to(beta.dtype), k=self.k.to(beta.dtype), gain=gain)
 
-    def of_heads(self, heads: Tensor | None) -> AttentionCall:
-        """The rows of some query heads alone (None: all), each with the keys it reads."""
-        if heads is None:
-            return self
+    def of_heads(self, heads: Tensor) -> AttentionCall:
+        """The rows of some query heads alone, each with the keys it reads."""
         query, mask = self.query[:, heads], self.mask
         if mask is not None and mask.shape[1] * mask.shape[2] > 1:
             mask = mask.expand(-1, *self.q.shape[1:3], -1, -1).flatten(1, 2)[:, heads, None]
@@ -275,10 +276,8 @@ class Logits:
             self._top = self.scaled(None).detach().amax(-1)
         return self._top
 
-    def of_heads(self, heads: Tensor | None) -> Logits:
-        """The logits of some heads alone (None: all)."""
-        if heads is None:
-            return self
+    def of_heads(self, heads: Tensor) -> Logits:
+        """The logits of some heads alone."""
         return Logits(self.values[:, heads], None if self.hidden is None else take_heads(self.hidden, heads))
 
     def scaled(self, beta: Tensor | None) -> Tensor:
@@ -313,8 +312,8 @@ class Logits:
 
 
 def layout(x: Tensor | None) -> Any:
-    """What a check or the launch of a kernel depends on, of a tensor: all but its device and its contents."""
-    return None if x is None else (x.shape, x.stride(), x.dtype)
+    """What a check or the launch of a kernel depends on, of a tensor: all but its contents."""
+    return None if x is None else (x.shape, x.stride(), x.dtype, x.device)
 
 
 _MOST_REMEMBERED = 1024
@@ -329,35 +328,32 @@ def remember(known: dict[Any, Any], key: Any, value: Any) -> None:
     known[key] = value
 
 
-class _MaskSpans:
-    """The spans of a boolean mask `[B, 1, Lq, Lk]` whose rows each see one run of keys: padding, windows, packing."""
-
-    def __init__(self, mask: Tensor) -> None:
-        self.mask, self.version = weakref.ref(mask), mask._version
-        keys, visible = mask.shape[-1], mask[:, 0].view(torch.uint8)
-        count = visible.sum(-1, dtype=torch.int32)
-        low, last = visible.argmax(-1), keys - 1 - visible.flip(-1).argmax(-1)
-        # To look means to wait for the device, once for all layers that share a mask.
-        there = bool(((last - low + 1 == count) | (count == 0)).all())
-        self.spans = torch.stack((low, low + count), dim=1).to(torch.int32) if there else None
-
-
-_latest_spans: list[_MaskSpans] = []
+_latest_spans: list[tuple[weakref.ref[Tensor], int, Tensor | None]] = []
+"""Masks, their versions and their spans."""
 
 
 def spans_of(mask: Tensor) -> Tensor | None:
-    """The spans `[B, 2, Lq]` of a mask, found once for the same tensor; None if a row sees several runs of keys."""
-    for one in _latest_spans:
-        if one.mask() is mask and one.version == mask._version:
-            return one.spans
+    """The spans `[B, 2, Lq]` of a boolean mask `[B, 1, Lq, Lk]` whose rows each see one run of keys, found once.
+
+    Padding, windows and packing are such masks; None if a row sees several runs.
+    """
+    for known, version, spans in _latest_spans:
+        if known() is mask and version == mask._version:
+            return spans
     if mask.dtype != torch.bool or mask.ndim != 4 or mask.shape[1] != 1 or mask.is_inference():
         return None
     if mask.is_cuda and torch.cuda.is_current_stream_capturing():
         return None
-    found = _MaskSpans(mask)
+    keys, visible = mask.shape[-1], mask[:, 0].view(torch.uint8)
+    count = visible.sum(-1, dtype=torch.int32)
+    low, last = visible.argmax(-1), keys - 1 - visible.flip(-1).argmax(-1)
+    # To look means to wait for the device, once for all layers that share a mask.
+    there = bool(((last - low + 1 == count) | (count == 0)).all())
+    found = torch.stack((low, low + count), dim=1).to(torch.int32) if there else None
     # A model has a few masks at a time, one for each kind of layer.
-    _latest_spans[:] = [found, *(one for one in _latest_spans if one.mask() is not None)][:4]
-    return found.spans
+    latest = (weakref.ref(mask), mask._version, found)
+    _latest_spans[:] = [latest, *(one for one in _latest_spans if one[0]() is not None)][:4]
+    return found
 
 
 def take_heads(array: Tensor, heads: Tensor) -> Tensor:
@@ -419,29 +415,13 @@ def as_autocast(*inputs: Any) -> tuple[Any, ...]:
 
     PyTorch's attention is given just that, and logits are measured as they are there: a GPU has no fast way for others.
     """
-    first = inputs[0]
-    if not isinstance(first, Tensor):
+    if not isinstance(inputs[0], Tensor) or not autocasts(inputs[0].device.type):
         return inputs
-    if not autocasts(first.device.type):
-        return inputs
-    dtype = torch.get_autocast_dtype(first.device.type)
+    dtype = torch.get_autocast_dtype(inputs[0].device.type)
     return tuple(
         x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() and x.dtype != torch.float64 else x
         for x in inputs
     )
-
-
-def _checked_heads(q: Tensor, k: Tensor, enable_gqa: bool) -> tuple[tuple[int, ...], int, int]:
-    """The batch, the number of key heads and the query heads per key head."""
-    check_tensors(q, k)
-    key_heads, group = check_heads(q, k, enable_gqa)
-    batch = broadcast(q.shape[:-3], k.shape[:-3])
-    if batch is None:
-        allowed = f"a batch that broadcasts with the query's {tuple(q.shape[:-3])}"
-        reject("k", f"batch {tuple(k.shape[:-3])}", allowed)
-    if batch != tuple(q.shape[:-3]):
-        reject("q", f"batch {tuple(q.shape[:-3])}", f"the batch of k, {tuple(k.shape[:-3])}")
-    return batch, key_heads, group
 
 
 def broadcast(*shapes: Sequence[int]) -> tuple[int, ...] | None:
@@ -471,10 +451,7 @@ def check_tensors(q: Tensor, k: Tensor) -> None:
             reject_type(name, f"dtype {x.dtype}", "a floating dtype", f"convert it first: {name}.float()")
         if x.ndim < 2:
             reject(name, f"shape {tuple(x.shape)}", "two or more dimensions, [..., L, D]")
-    if q.dtype != k.dtype:
-        reject_type("k", f"dtype {k.dtype}", f"the dtype of q, {q.dtype}")
-    if q.device != k.device:
-        reject("k", f"device {k.device}", f"the device of q, {q.device}")
+    check_like(k, q, "k", "q")
     check_width(q, k)
 
 

@@ -14,7 +14,7 @@ from sharpmax.errors import UnsupportedError, reject, reject_type
 from sharpmax.stats import sdpa, triton_launch
 from sharpmax.stats.call import Alignment, AttentionCall, Parts, floats_at_least_32, layout, remember
 from sharpmax.stats.reference import reference_stats
-from sharpmax.stats.sdpa import LostDigitsError, quick_parts, sdpa_parts
+from sharpmax.stats.sdpa import LostDigitsError, quick_parts, wide_parts
 from sharpmax.stats.statistics import FIELDS, RowStats
 from sharpmax.stats.streaming import Incoming, streaming_backward, streaming_parts
 from sharpmax.stats.triton_launch import backward_obstacle, triton_backward, triton_parts
@@ -36,7 +36,7 @@ def measure_parts(call: AttentionCall, impl: str, fields: frozenset[str]) -> Par
         return _parts(call, impl, fields & {"max", "var"})
     gain = None if call.gain is None else call.gain.detach()
     inputs = (call.q, call.k, call.mask, gain, call.spans, call.offset, call.scale, impl)
-    return Parts(*_RowParts.apply(*inputs, "max" in fields, "var" in fields))  # type: ignore[no-untyped-call]
+    return Parts(*_row_parts(*inputs, "max" in fields, "var" in fields))
 
 
 def on_gpu(x: Tensor) -> bool:
@@ -56,7 +56,10 @@ def is_plain(*tensors: Tensor | None) -> bool:
     if torch._C._len_torch_dispatch_stack():
         return False
     learning = torch.is_grad_enabled()
-    return not any(x is not None and (type(x) is not Tensor or (learning and x.requires_grad)) for x in tensors)
+    for x in tensors:  # noqa: SIM110 (a generator would take longer than all the rest)
+        if x is not None and (type(x) is not Tensor or (learning and x.requires_grad)):
+            return False
+    return True
 
 
 def _parts(call: AttentionCall, impl: str, fields: frozenset[str]) -> Parts:
@@ -66,7 +69,7 @@ def _parts(call: AttentionCall, impl: str, fields: frozenset[str]) -> Parts:
     try:
         return IMPLEMENTATIONS["sdpa" if impl == "auto" else impl](call, fields)
     except LostDigitsError:
-        return streaming_parts(call) if impl == "auto" else sdpa_parts(call)
+        return streaming_parts(call) if impl == "auto" else wide_parts(call)
 
 
 @torch.library.custom_op("sharpmax::row_parts", mutates_args=())
@@ -117,117 +120,34 @@ def _(q: Tensor, k: Tensor, mask: Any, *rest: Any) -> tuple[Tensor, Tensor, Tens
     return torch.empty_like(q), torch.empty_like(k), torch.empty_like(mask) if into_mask else q.new_empty(0)
 
 
-def _flat(x: Tensor, dim: int | None, size: int) -> Tensor:
-    """A tensor `[B, ...]` with a vmapped dimension, as `[V·B, ...]`."""
-    x = x.expand(size, *x.shape) if dim is None else x.movedim(dim, 0)
-    return x.reshape(-1, *x.shape[2:])
+def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    q, k, mask, gain, spans, ctx.offset, ctx.scale, ctx.impl, _, ctx.with_var = inputs
+    ctx.save_for_backward(q, k, mask, gain, spans, *output)
+    if not torch.compiler.is_compiling():  # the compiler knows zeros only
+        ctx.set_materialize_grads(False)
 
 
-def _flat_mask(mask: Tensor | None, dim: int | None, size: int, batch: int) -> Tensor | None:
-    if mask is None:
-        return None
-    mask = mask.expand(size, *mask.shape) if dim is None else mask.movedim(dim, 0)
-    mask = mask.expand(size, batch, *mask.shape[2:])
-    return mask.reshape(-1, *mask.shape[2:])
+def _gradients(
+    ctx: Any, _: Any, g_log_mass: Tensor | None, g_shortfall: Tensor | None, g_var: Tensor | None
+) -> tuple[Tensor | None, ...]:
+    *inputs, anchor, log_mass, shortfall, var = ctx.saved_tensors
+    grads = (g_log_mass, g_shortfall, g_var if ctx.with_var else None)
+    into_mask = ctx.needs_input_grad[2]
+    dq, dk, dmask = _row_parts_backward(
+        *inputs, [anchor, log_mass, shortfall, var], *grads, ctx.offset, ctx.scale, ctx.impl, into_mask
+    )
+    return dq, dk, dmask if into_mask else None, *(None,) * 7
 
 
-def _flat_inputs(size: int, batch: int, dims: Any, q: Tensor, k: Tensor, *masks: Tensor | None) -> list[Any]:
-    flat = [_flat_mask(mask, dim, size, batch) for mask, dim in zip(masks, dims[2:5], strict=True)]
-    return [_flat(q, dims[0], size), _flat(k, dims[1], size), *flat]
+def _refuse(ctx: Any, *grads: Tensor) -> Any:
+    raise UnsupportedError(
+        "second derivatives of row statistics are not available from this implementation; "
+        "use impl='reference', which is differentiable any number of times"
+    )
 
 
-def _split(x: Tensor, size: int, batch: int) -> Tensor:
-    """The inverse of `_flat`, the vmapped dimension first."""
-    return x.reshape(size, batch, *x.shape[1:])
-
-
-def _batch_of(x: Tensor, dim: int | None) -> int:
-    return x.shape[0] if dim is None else x.movedim(dim, 0).shape[1]
-
-
-class _RowParts(torch.autograd.Function):
-    """The operators joined for autograd; unlike an operator's own registration this also serves `torch.func`."""
-
-    @staticmethod
-    def forward(
-        q: Any, k: Any, mask: Any, gain: Any, spans: Any,
-        offset: Any, scale: Any, impl: Any, with_max: Any, with_var: Any,
-    ) -> tuple[Tensor, ...]:  # fmt: skip
-        parts: tuple[Tensor, ...] = _row_parts(q, k, mask, gain, spans, offset, scale, impl, with_max, with_var)
-        return parts
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        q, k, mask, gain, spans, ctx.offset, ctx.scale, ctx.impl, _, ctx.with_var = inputs
-        ctx.save_for_backward(q, k, mask, gain, spans, *output)
-        if not torch.compiler.is_compiling():  # the compiler knows zeros only
-            ctx.set_materialize_grads(False)
-
-    @staticmethod
-    def backward(
-        ctx: Any, _: Any, g_log_mass: Tensor | None, g_shortfall: Tensor | None, g_var: Tensor | None
-    ) -> tuple[Tensor | None, ...]:
-        q, k, mask, gain, spans, *parts = ctx.saved_tensors
-        grads = (g_log_mass, g_shortfall, g_var if ctx.with_var else None)
-        into_mask = ctx.needs_input_grad[2]
-        dq, dk, dmask = _RowPartsBackward.apply(  # type: ignore[no-untyped-call]
-            q, k, mask, gain, spans, *parts, *grads, ctx.offset, ctx.scale, ctx.impl, into_mask
-        )
-        return dq, dk, dmask if into_mask else None, None, None, None, None, None, None, None
-
-    @staticmethod
-    def vmap(
-        info: Any, dims: Any, q: Tensor, k: Tensor, mask: Any, gain: Any, spans: Any, *rest: Any
-    ) -> tuple[Any, Any]:
-        size, batch = info.batch_size, _batch_of(q, dims[0])
-        inputs = _flat_inputs(size, batch, dims, q, k, mask, gain, spans)
-        parts = _RowParts.apply(*inputs, *rest)  # type: ignore[no-untyped-call]
-        return tuple(_split(p, size, batch) for p in parts), (0,) * 4
-
-
-class _RowPartsBackward(torch.autograd.Function):
-    """The backward operator for `torch.func`, which differentiates whatever a backward pass calls."""
-
-    @staticmethod
-    def forward(
-        q: Any, k: Any, mask: Any, gain: Any, spans: Any,
-        p0: Any, p1: Any, p2: Any, p3: Any,
-        g1: Any, g2: Any, g3: Any,
-        offset: Any, scale: Any, impl: Any, into_mask: Any,
-    ) -> tuple[Tensor, ...]:  # fmt: skip
-        found: tuple[Tensor, ...] = _row_parts_backward(
-            q, k, mask, gain, spans, [p0, p1, p2, p3], g1, g2, g3, offset, scale, impl, into_mask
-        )
-        return found
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        raise UnsupportedError(
-            "second derivatives of row statistics are not available from this implementation; "
-            "use impl='reference', which is differentiable any number of times"
-        )
-
-    @staticmethod
-    def vmap(
-        info: Any, dims: Any, q: Tensor, k: Tensor, mask: Any, gain: Any, spans: Any, *rest: Any
-    ) -> tuple[Any, Any]:
-        size, batch = info.batch_size, _batch_of(q, dims[0])
-        inputs = _flat_inputs(size, batch, dims, q, k, mask, gain, spans)
-        rows, options = rest[:7], rest[7:]
-        flat = [None if x is None else _flat(x, dim, size) for x, dim in zip(rows, dims[5:12], strict=True)]
-        dq, dk, dmask = _RowPartsBackward.apply(*inputs, *flat, *options)  # type: ignore[no-untyped-call]
-        into_mask = options[-1]
-        if into_mask:
-            dmask = _split(dmask, size, batch)
-            if _batch_of(mask, dims[2]) == 1:
-                dmask = dmask.sum(1, keepdim=True)
-        else:
-            dmask = dmask.expand(size, 0)
-        return (_split(dq, size, batch), _split(dk, size, batch), dmask), (0, 0, 0)
+_row_parts.register_autograd(_gradients, setup_context=_remember)
+_row_parts_backward.register_autograd(_refuse)
 
 
 Impl = Literal["auto", "reference", "streaming", "sdpa", "triton"]
@@ -260,7 +180,7 @@ def row_stats(
 
     `impl` names an implementation, and is never replaced by another: `reference` (dense, float64), `streaming` (any
     device), `sdpa` (CPU; count, lse, mean and entropy only) or `triton` (CUDA); `auto` takes the fastest that
-    measures `fields`.
+    measures `fields`. Inside `torch.func` rows are measured densely, as `reference` does.
 
     >>> import torch, sharpmax as sm
     >>> q, k = torch.zeros(1, 2, 4), torch.zeros(1, 8, 4)
@@ -270,9 +190,9 @@ def row_stats(
     known = None
     spans_given = cu_seqlens is not None or cu_seqlens_k is not None or window is not None
     if attn_mask is None and not spans_given and impl == "auto" and is_plain(q, k) and on_gpu(q) and is_number(scale):
-        known = (layout(q), layout(k), q.device, k.device, is_causal, scale, enable_gqa, frozenset(fields))
-        if known in _known:
-            return _known_stats(q, k, _known[known], known[-1])
+        known = (layout(q), layout(k), is_causal, scale, enable_gqa, frozenset(fields))
+        if (earlier := _known.get(known)) is not None:
+            return _known_stats(q, k, earlier, known[-1])
     causal: Alignment | None = "lower-right" if is_causal else None
     call = AttentionCall.of(q, k, attn_mask, causal=causal, scale=scale, enable_gqa=enable_gqa)
     if cu_seqlens is not None:
@@ -333,16 +253,19 @@ def measure(call: AttentionCall, impl: str, fields: frozenset[str]) -> RowStats:
     check_impl(impl)
     if impl == "reference":
         return reference_stats(call)
+    if not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None:
+        # The transformations of `torch.func` do not reach into operators.
+        dtype = floats_at_least_32(call.q.dtype)
+        return reference_stats(call).map(lambda part: part.to(dtype) if part.is_floating_point() else part)
     count = call.counts()
     chosen = impl == "auto"
     if chosen:
         if fields <= {"count"}:
             return RowStats.anchored(count)
         impl = _choose(call, fields)
-    if impl == "sdpa" and (reason := sdpa.obstacle(call)):
-        raise UnsupportedError(f"impl: 'sdpa' cannot do this: {reason}; use impl='streaming'")
-    if impl == "triton" and (reason := triton_launch.obstacle(call)):
-        raise UnsupportedError(f"impl: 'triton' cannot do this: {reason}; use impl='streaming'")
+    obstacle = {"sdpa": sdpa.obstacle, "triton": triton_launch.obstacle}.get(impl)
+    if obstacle is not None and (reason := obstacle(call)):
+        raise UnsupportedError(f"impl: {impl!r} cannot do this: {reason}; use impl='streaming'")
     measured = fields if impl == "triton" else fields | {"max", "var"}  # the others measure them on the way
     operator = "auto" if chosen and impl == "sdpa" else impl
     parts = [part.reshape(call.rows) for part in measure_parts(call, operator, measured)]
@@ -369,11 +292,11 @@ def _choose(call: AttentionCall, fields: frozenset[str]) -> str:
 
 torch.utils._pytree.register_pytree_node(
     RowStats,
-    lambda stats: stats.flatten(),
+    RowStats.flatten,
     lambda arrays, measured: RowStats.unflatten(measured, arrays),
     serialized_type_name="sharpmax.RowStats",
-    to_dumpable_context=lambda measured: list(measured),
-    from_dumpable_context=lambda measured: tuple(measured),
+    to_dumpable_context=list,
+    from_dumpable_context=tuple,
 )
 
 

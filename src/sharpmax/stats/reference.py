@@ -1,21 +1,20 @@
-"""The oracle: the whole matrix of logits in float64, by definition and differentiable by autograd."""
+"""The oracle: row statistics by definition, dense and in float64. No fast path imports it."""
 
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from sharpmax.stats.call import AttentionCall, hidden_by
-from sharpmax.stats.dense import dense_stats
-from sharpmax.stats.statistics import RowStats
+from sharpmax.stats.statistics import RowStats, dense_stats
 
 
 def reference_stats(call: AttentionCall) -> RowStats:
-    """Statistics in float64 from the dense logits; memory grows with Lq · Lk."""
+    """Measure the rows of the whole matrix of logits in float64; differentiable any number of times."""
     q, k = call.q.double(), call.k.double()[:, :, None]
     # A product with NaN is marked rather than computed: autograd would multiply it by the 0 of a hidden pair.
     invalid = ~q.isfinite().all(-1)[..., None] | ~k.isfinite().all(-1)[..., None, :]
-    logits = call.scale * (_finite(q) @ _finite(k).transpose(-1, -2))
+    q, k = (x.masked_fill(~x.isfinite(), 0.0) for x in (q, k))
+    logits = call.scale * (q @ k.transpose(-1, -2))
     logits = logits.masked_fill(invalid, torch.nan)
     visible = torch.ones_like(logits, dtype=torch.bool)
     if call.mask is not None:
@@ -32,7 +31,3 @@ def reference_stats(call: AttentionCall) -> RowStats:
         low, high = call.spans[:, None, None, :, :, None].unbind(3)
         visible = visible & (low <= j) & (j < high)
     return dense_stats(logits, visible).map(lambda part: part.reshape(call.rows))
-
-
-def _finite(x: Tensor) -> Tensor:
-    return x.masked_fill(~x.isfinite(), 0.0)

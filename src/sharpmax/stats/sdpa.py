@@ -37,22 +37,16 @@ def obstacle(call: AttentionCall) -> str | None:
     return None
 
 
-def sdpa_parts(call: AttentionCall) -> Parts:
-    """Anchored at lse: log_mass 0, shortfall the entropy; var is not measured and comes as 0."""
-    reason = obstacle(call)
-    if reason is not None:
-        raise UnsupportedError(f"impl: 'sdpa' cannot do this, {reason}; use impl='streaming'")
-    try:
-        return quick_parts(call)
-    except LostDigitsError:
-        dtype = floats_at_least_32(call.q.dtype)
-        wide = _parts(replace(call, q=call.q.double(), k=call.k.double()), _MOST_LOSS[dtype])
-        return Parts(*(part.to(dtype) for part in wide))
-
-
 def quick_parts(call: AttentionCall) -> Parts:
-    """As `sdpa_parts`, but in the dtype of the statistics alone."""
+    """Anchored at lse: log_mass 0, shortfall the entropy; var is not measured and comes as 0."""
     return _parts(call, _QUICK_LOSS[floats_at_least_32(call.q.dtype)])
+
+
+def wide_parts(call: AttentionCall) -> Parts:
+    """As `quick_parts`, computed in float64: for larger logits."""
+    dtype = floats_at_least_32(call.q.dtype)
+    found = _parts(replace(call, q=call.q.double(), k=call.k.double()), _MOST_LOSS[dtype])
+    return Parts(*(part.to(dtype) for part in found))
 
 
 def _parts(call: AttentionCall, loss: float) -> Parts:

@@ -1,4 +1,4 @@
-"""`RowStats`: what one pass over the keys says about each row of attention logits."""
+"""`RowStats`: statistics of rows of attention logits, and how they follow from logits that are all there."""
 
 from __future__ import annotations
 
@@ -77,9 +77,6 @@ class RowStats:
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"RowStats is immutable: {name!r} cannot be set")
 
-    def __delattr__(self, name: str) -> None:
-        raise AttributeError(f"RowStats is immutable: {name!r} cannot be deleted")
-
     def __reduce__(self) -> tuple[Any, ...]:
         # The default way of copying sets attributes one by one, which is what this class does not allow.
         arrays, measured = self.flatten()
@@ -141,25 +138,6 @@ class RowStats:
         log_mass = xp.stop_gradient(self._log_mass)
         shift = xp.where(self.count == 0, 0.0, xp.stop_gradient(self._max - self._anchor))
         return xp.where(self.count == 0, 0.0, xp.exp(shift - log_mass))
-
-    @property
-    def spread_bound(self) -> Array:
-        """The least spread (largest minus smallest logit) that allows this top weight among this many keys.
-
-        No row of n logits with spread δ gives any key more than e^δ/(e^δ + n − 1), so a row whose top
-        weight is p had δ ≥ ln((n−1)·p/(1−p)); equality when all keys but one share the smallest logit.
-        It carries no gradient, as the maximum.
-        """
-        self._measured(self._max, "max")
-        xp = ops_for(self._log_mass)
-        log_mass = xp.stop_gradient(self._log_mass)
-        alone = self.count <= 1
-        rivals = xp.cast(xp.where(alone, 1, self.count - 1), log_mass.dtype)
-        mass = xp.expm1(xp.where(alone, 1.0, log_mass + xp.stop_gradient(self._anchor - self._max)))
-        # Of rivals that weigh nothing in this dtype only that is known: less than its rounding unit. Their spread
-        # is not infinite.
-        mass = xp.where(mass <= 0.0, xp.library.finfo(mass.dtype).eps, mass)
-        return xp.where(alone, 0.0, xp.at_least(xp.log(rivals) - xp.log(mass), 0.0))
 
     def merge(self, other: RowStats) -> RowStats:
         """Statistics of the rows over the keys of both; associative and commutative to rounding.
@@ -235,3 +213,40 @@ class RowStats:
 
     def __repr__(self) -> str:
         return f"RowStats(rows={tuple(self.count.shape)}, measured={self.measured})"
+
+
+def centred(logits: Array, visible: Array) -> tuple[Array, Array]:
+    """Logits minus their row's largest visible one (0 where masked), and that maximum, −inf without visible keys.
+
+    Masked logits are replaced before any arithmetic, so NaN, ±inf and finfo.min there reach neither the result
+    nor its gradient.
+    """
+    xp = ops_for(logits)
+    if logits.shape[-1] == 0:
+        return logits, xp.sum(logits) - xp.inf
+    peak = xp.stop_gradient(xp.max(xp.where(visible, logits, -xp.inf)))
+    base = xp.where(xp.isnan(peak) | (peak > -xp.inf), peak, 0.0)[..., None]
+    # Two logits may lie further apart than their dtype reaches, and −inf would meet a weight of 0 in the gradient.
+    return xp.at_least(xp.where(visible, logits, base) - base, xp.lowest(logits.dtype)), peak
+
+
+def dense_stats(logits: Array, visible: Array) -> RowStats:
+    """Statistics of each row (last axis) of `logits` over the entries where `visible` (same shape) is True."""
+    xp = ops_for(logits)
+    count = xp.sum(visible)
+    x, peak = centred(logits, visible)
+    # The weight of anything this far down is 0 in every dtype; left where it is, its square could overflow.
+    x = xp.at_least(x, -1000.0)
+    weight = xp.where(visible, xp.exp(x), 0.0)
+    if logits.shape[-1] == 0:
+        top, rest = visible, xp.sum(weight)
+    else:
+        # The top item's own weight is 1 exactly. Summed apart, as expm1, it leaves ln(1 + rest) accurate
+        # however small the rest is, so the entropy of an almost one-hot row keeps its relative accuracy.
+        top = (xp.positions(x.shape[-1], x) == xp.argmax(xp.where(visible, x, -xp.inf))[..., None]) & visible
+        rest = xp.sum(xp.where(top, xp.expm1(x), weight))
+    share = weight / (1.0 + rest)[..., None]
+    shortfall = -xp.sum(share * x)
+    var = xp.sum(share * (x + shortfall[..., None]) ** 2)
+    top_weight = xp.sum(xp.where(top, share, 0.0))
+    return RowStats.anchored(count, peak, xp.log1p(rest), shortfall, max=peak, var=var, top=top_weight)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -63,18 +64,14 @@ class _Tiles:
         self._buffers = [torch.empty(0, dtype=self.dtype, device=call.q.device) for _ in range(3)]
 
     def planes(self) -> Iterator[tuple[slice, slice]]:
-        for b in range(0, self.batch, self.bb):
-            for h in range(0, self.heads, self.bh):
-                yield slice(b, min(b + self.bb, self.batch)), slice(h, min(h + self.bh, self.heads))
+        return itertools.product(_slices(self.batch, self.bb), _slices(self.heads, self.bh))
 
     def row_blocks(self) -> Iterator[slice]:
-        for i in range(0, self.rows, self.bi):
-            yield slice(i, min(i + self.bi, self.rows))
+        return _slices(self.rows, self.bi)
 
     def key_blocks(self, i: slice) -> Iterator[slice]:
-        end = self.keys if self.call.offset is None else min(self.keys, max(0, i.stop + self.call.offset))
-        for j in range(0, end, self.bj):
-            yield slice(j, min(j + self.bj, end))
+        offset = self.call.offset
+        return _slices(self.keys if offset is None else min(self.keys, max(0, i.stop + offset)), self.bj)
 
     def queries(self, b: slice, h: slice, i: slice) -> Tensor:
         """Scaled queries of a block as `[planes, G·rows, D]`, in the dtype of the statistics."""
@@ -145,6 +142,10 @@ class _Tiles:
         return self.call.gain[tile.b, tile.h, :, tile.i, None].to(self.dtype)
 
 
+def _slices(end: int, step: int) -> Iterator[slice]:
+    return (slice(i, min(i + step, end)) for i in range(0, end, step))
+
+
 def streaming_parts(call: AttentionCall) -> Parts:
     """All statistics of all rows in one pass over the keys."""
     tiles = _Tiles(call)
@@ -211,20 +212,14 @@ def streaming_backward(call: AttentionCall, parts: Parts, grads: Incoming, *, in
                 into_q.baddbmm_(ds, clean_keys[..., j].transpose(1, 2))
                 dk[b, h, j] += torch.bmm(ds.transpose(1, 2), clean_q).view(dk[b, h, j].shape)
                 if dmask is not None:
-                    _add_mask_gradient(tiles, dmask, ds, tile)
+                    into, gain, block = tiles.square(ds, tile), tiles.gain_block(tile), tiles.block_of(dmask, tile)
+                    block += (into if gain is None else into * gain).sum_to_size(block.shape)
             dq[b, h, :, i] = (into_q * call.scale).view(dq[b, h, :, i].shape)
     return Gradients(
         dq.to(call.q.dtype),
         dk.to(call.k.dtype),
         None if dmask is None or call.mask is None else dmask.to(call.mask.dtype),
     )
-
-
-def _add_mask_gradient(tiles: _Tiles, dmask: Tensor, ds: Tensor, tile: _Tile) -> None:
-    gain = tiles.gain_block(tile)
-    into = tiles.square(ds, tile)
-    block = tiles.block_of(dmask, tile)
-    block += (into if gain is None else into * gain).sum_to_size(block.shape)
 
 
 def _first_sums(x: Tensor, weight: Tensor, product: Tensor) -> Tensor:

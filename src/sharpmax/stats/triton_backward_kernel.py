@@ -122,19 +122,9 @@ def _add_keys(
                 visible = visible & (key[None, :] <= row[:, None] + offset)
             k = _finite(k)
         ds = _derivative(
-            t,
-            visible,
-            top[:, None],
-            mean[:, None],
-            c0[:, None],
-            c1[:, None],
-            c2[:, None],
-            scale,
-            MASK,
-            VAR,
-            FOLDED,
-            MASKED,
-        ).to(narrow)
+            t, visible, top[:, None], mean[:, None], c0[:, None], c1[:, None], c2[:, None], scale,
+            MASK, VAR, FOLDED, MASKED,
+        ).to(narrow)  # fmt: skip
         if WIDEN:
             ds = ds.to(tl.float32)
         acc = tl.dot(ds, k, acc, input_precision="ieee")
@@ -203,19 +193,9 @@ def _add_rows(
                 visible = visible & (key[:, None] <= row[None, :] + offset)
             q = _finite(q)
         ds = _derivative(
-            t,
-            visible,
-            top[None, :],
-            mean[None, :],
-            c0[None, :],
-            c1[None, :],
-            c2[None, :],
-            scale,
-            MASK,
-            VAR,
-            FOLDED,
-            MASKED,
-        ).to(narrow)
+            t, visible, top[None, :], mean[None, :], c0[None, :], c1[None, :], c2[None, :], scale,
+            MASK, VAR, FOLDED, MASKED,
+        ).to(narrow)  # fmt: skip
         if WIDEN:
             ds = ds.to(tl.float32)
         acc = tl.dot(ds, q, acc, input_precision="ieee")
@@ -307,20 +287,15 @@ def into_queries(
         end = tl.minimum(keys, tl.maximum(tl.minimum(first + BLOCK_Q, queries) + offset, 0))
         free = tl.minimum(keys, tl.maximum(first + offset + 1, 0))
     free = free // BLOCK_K * BLOCK_K
+    if MASK != 0:
+        free = 0
     acc = tl.zeros([BLOCK_Q, BLOCK_D], tl.float32)
-    if MASK == 0:
+    for masked in tl.static_range(0 if MASK == 0 else 1, 2):
         acc = _add_keys(
             acc, q, k_at, k_stride_l, mask_at, mask_stride_k, gain, top, mean, c0, c1, c2,
-            row, dim, 0, free, queries, keys, offset, scale,
-            WIDTH, CAUSAL, MASK, MASK_FLOOR, GAIN, VAR, FOLDED, WIDEN, False, BLOCK_K, BLOCK_D,
+            row, dim, free if masked else 0, end if masked else free, queries, keys, offset, scale,
+            WIDTH, CAUSAL, MASK, MASK_FLOOR, GAIN, VAR, FOLDED, WIDEN, masked, BLOCK_K, BLOCK_D,
         )  # fmt: skip
-    else:
-        free = 0
-    acc = _add_keys(
-        acc, q, k_at, k_stride_l, mask_at, mask_stride_k, gain, top, mean, c0, c1, c2,
-        row, dim, free, end, queries, keys, offset, scale,
-        WIDTH, CAUSAL, MASK, MASK_FLOOR, GAIN, VAR, FOLDED, WIDEN, True, BLOCK_K, BLOCK_D,
-    )  # fmt: skip
 
     dq_at = dq_ptr + batch * dq_stride_b + head * dq_stride_h + member * dq_stride_g
     dq_at += row64[:, None] * dq_stride_l + dim64[None, :] * dq_stride_d
@@ -400,19 +375,13 @@ def into_keys(
         c2_at = top_ptr
         if VAR:
             c2_at = c2_ptr + at
-        if MASK == 0:
+        for masked in tl.static_range(0 if MASK == 0 else 1, 2 if CAUSAL or MASK != 0 else 1):
             acc = _add_rows(
                 acc, k, member_q_at, q_stride_l, member_mask_at, mask_stride_q, member_gain_at, gain_stride_q,
                 top_ptr + at, mean_at, c0_ptr + at, c1_ptr + at, c2_at,
-                key, dim, free, queries, queries, keys, offset, scale,
-                WIDTH, CAUSAL, MASK, MASK_FLOOR, GAIN, VAR, FOLDED, WIDEN, EVEN, ONCE, False, BLOCK_Q, BLOCK_D,
-            )  # fmt: skip
-        if CAUSAL or MASK != 0:
-            acc = _add_rows(
-                acc, k, member_q_at, q_stride_l, member_mask_at, mask_stride_q, member_gain_at, gain_stride_q,
-                top_ptr + at, mean_at, c0_ptr + at, c1_ptr + at, c2_at,
-                key, dim, begin, free, queries, keys, offset, scale,
-                WIDTH, CAUSAL, MASK, MASK_FLOOR, GAIN, VAR, FOLDED, WIDEN, False, ONCE, True, BLOCK_Q, BLOCK_D,
+                key, dim, begin if masked else free, free if masked else queries, queries, keys, offset, scale,
+                WIDTH, CAUSAL, MASK, MASK_FLOOR, GAIN, VAR, FOLDED, WIDEN, EVEN and not masked, ONCE, masked,
+                BLOCK_Q, BLOCK_D,
             )  # fmt: skip
 
     dk_at = dk_ptr + batch * dk_stride_b + head * dk_stride_h

@@ -389,6 +389,7 @@ def careful_parts(
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Statistics of a block of rows relative to their maximum; AFTER_QUICK: of those whose anchor is NaN so far."""
+    dtype: tl.constexpr = anchor_ptr.dtype.element_ty
     # After the quick kernel hardly any block has work left, so a few programs look through all of them.
     for number in range(tl.program_id(0), total, tl.num_programs(0)):
         first, lane, batch, head, member = block_of(number, total, queries, heads, group, CAUSAL, BLOCK_Q)
@@ -401,80 +402,55 @@ def careful_parts(
             # of its neighbours.
             wanted = wanted & (anchor != anchor)
         if tl.max(wanted.to(tl.int32), 0) > 0:
-            _careful_block(
-                q_ptr, k_ptr, mask_ptr, gain_ptr, span_ptr, anchor_ptr, log_mass_ptr, short_ptr, var_ptr,
-                q_stride_b, q_stride_h, q_stride_g, q_stride_l, q_stride_d,
-                k_stride_b, k_stride_h, k_stride_l, k_stride_d,
-                mask_stride_b, mask_stride_h, mask_stride_g, mask_stride_q, mask_stride_k,
-                gain_stride_b, gain_stride_h, gain_stride_g, gain_stride_q,
-                span_stride_b, span_stride_e, span_stride_q,
-                batch, head, member, row, wanted, out, keys, offset, scale,
-                WIDTH, CAUSAL, SPANS, MASK, MASK_FLOOR, GAIN, WIDEN, BLOCK_Q, BLOCK_K, BLOCK_D,
-            )  # fmt: skip
+            row64 = row.to(tl.int64)
+            dim = tl.arange(0, BLOCK_D)
+            dim64 = dim.to(tl.int64)
+            in_width = dim < WIDTH
+            column = tl.arange(0, BLOCK_K)
+            q_at = q_ptr + batch * q_stride_b + head * q_stride_h + member * q_stride_g
+            q_at += row64[:, None] * q_stride_l + dim64[None, :] * q_stride_d
+            q = tl.load(q_at, mask=wanted[:, None] & in_width[None, :], other=0.0)
+            if WIDEN:
+                q = q.to(tl.float32)
+            k_at = k_ptr + batch * k_stride_b + head * k_stride_h + dim64[:, None] * k_stride_d
+            mask_at = mask_ptr
+            if MASK != 0:
+                mask_at = _masks(mask_ptr, batch, head, member, row, mask_stride_b, mask_stride_h, mask_stride_g,
+                                 mask_stride_q)  # fmt: skip
+            gain = tl.full([BLOCK_Q], 1.0, dtype)
+            if GAIN:
+                gain = _gains(gain_ptr, batch, head, member, row, wanted, gain_stride_b, gain_stride_h, gain_stride_g,
+                              gain_stride_q).to(dtype)  # fmt: skip
+            low, high = _limits(span_ptr, batch, row, wanted, keys, offset, span_stride_b, span_stride_e, span_stride_q,
+                                CAUSAL, SPANS, BLOCK_Q)  # fmt: skip
+            sees = wanted & (low < high)
+            begin = tl.min(tl.where(sees, low, keys), 0) // BLOCK_K * BLOCK_K
+            end = tl.max(tl.where(sees, high, 0), 0)
 
-
-@triton.jit
-def _careful_block(
-    q_ptr, k_ptr, mask_ptr, gain_ptr, span_ptr, anchor_ptr, log_mass_ptr, short_ptr, var_ptr,
-    q_stride_b, q_stride_h, q_stride_g, q_stride_l, q_stride_d,
-    k_stride_b, k_stride_h, k_stride_l, k_stride_d,
-    mask_stride_b, mask_stride_h, mask_stride_g, mask_stride_q, mask_stride_k,
-    gain_stride_b, gain_stride_h, gain_stride_g, gain_stride_q,
-    span_stride_b, span_stride_e, span_stride_q,
-    batch, head, member, row, wanted, out, keys, offset, scale,
-    WIDTH: tl.constexpr, CAUSAL: tl.constexpr, SPANS: tl.constexpr, MASK: tl.constexpr, MASK_FLOOR: tl.constexpr,
-    GAIN: tl.constexpr, WIDEN: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
-):  # fmt: skip
-    """Statistics of the wanted rows of a block, into memory."""
-    row64 = row.to(tl.int64)
-    dim = tl.arange(0, BLOCK_D)
-    dim64 = dim.to(tl.int64)
-    in_width = dim < WIDTH
-    column = tl.arange(0, BLOCK_K)
-    q_at = q_ptr + batch * q_stride_b + head * q_stride_h + member * q_stride_g
-    q_at += row64[:, None] * q_stride_l + dim64[None, :] * q_stride_d
-    q = tl.load(q_at, mask=wanted[:, None] & in_width[None, :], other=0.0)
-    if WIDEN:
-        q = q.to(tl.float32)
-    k_at = k_ptr + batch * k_stride_b + head * k_stride_h + dim64[:, None] * k_stride_d
-    dtype: tl.constexpr = anchor_ptr.dtype.element_ty
-    mask_at = mask_ptr
-    if MASK != 0:
-        mask_at = _masks(mask_ptr, batch, head, member, row, mask_stride_b, mask_stride_h, mask_stride_g, mask_stride_q)
-    gain = tl.full([BLOCK_Q], 1.0, dtype)
-    if GAIN:
-        gain = _gains(gain_ptr, batch, head, member, row, wanted, gain_stride_b, gain_stride_h, gain_stride_g,
-                      gain_stride_q).to(dtype)  # fmt: skip
-    low, high = _limits(span_ptr, batch, row, wanted, keys, offset, span_stride_b, span_stride_e, span_stride_q,
-                        CAUSAL, SPANS, BLOCK_Q)  # fmt: skip
-    sees = wanted & (low < high)
-    begin = tl.min(tl.where(sees, low, keys), 0) // BLOCK_K * BLOCK_K
-    end = tl.max(tl.where(sees, high, 0), 0)
-
-    peak = tl.full([BLOCK_Q], float("-inf"), dtype)
-    rest = tl.zeros([BLOCK_Q], dtype)
-    rest_lost = tl.zeros([BLOCK_Q], dtype)
-    short = tl.zeros([BLOCK_Q], dtype)
-    short_lost = tl.zeros([BLOCK_Q], dtype)
-    var = tl.zeros([BLOCK_Q], dtype)
-    var_lost = tl.zeros([BLOCK_Q], dtype)
-    bad = tl.zeros([BLOCK_Q], tl.int32)
-    for start in range(begin, end, BLOCK_K):
-        key = start + column
-        k = _keys_at(k_at, None, 0, 0, key, start, keys, k_stride_l, in_width,
-                     WIDTH, False, True, WIDEN, BLOCK_K, BLOCK_D)  # fmt: skip
-        # "ieee": TF32 would round float32 inputs to 10 bits.
-        s, visible = _shown(tl.dot(q, k, input_precision="ieee") * scale, wanted, key, low, high, mask_at,
-                         mask_stride_k, gain, MASK, MASK_FLOOR, GAIN, 1.0)  # fmt: skip
-        peak, rest, rest_lost, short, short_lost, var, var_lost, bad = _absorb(
-            peak, rest, rest_lost, short, short_lost, var, var_lost, bad, s, visible
-        )
-    rest += rest_lost
-    mass = 1.0 + rest
-    # ln(1 + x) with the relative accuracy of x: the error that 1 + x makes is in both factors.
-    log_mass = tl.where(mass == 1.0, rest, tl.log(mass) * (rest / tl.where(mass == 1.0, 1.0, mass - 1.0)))
-    nan = float("nan")
-    tl.store(anchor_ptr + out, tl.where(bad != 0, nan, peak), mask=wanted)
-    tl.store(log_mass_ptr + out, tl.where(bad != 0, nan, log_mass), mask=wanted)
-    tl.store(short_ptr + out, tl.where(bad != 0, nan, short + short_lost), mask=wanted)
-    tl.store(var_ptr + out, tl.where(bad != 0, nan, var + var_lost), mask=wanted)
+            peak = tl.full([BLOCK_Q], float("-inf"), dtype)
+            rest = tl.zeros([BLOCK_Q], dtype)
+            rest_lost = tl.zeros([BLOCK_Q], dtype)
+            short = tl.zeros([BLOCK_Q], dtype)
+            short_lost = tl.zeros([BLOCK_Q], dtype)
+            var = tl.zeros([BLOCK_Q], dtype)
+            var_lost = tl.zeros([BLOCK_Q], dtype)
+            bad = tl.zeros([BLOCK_Q], tl.int32)
+            for start in range(begin, end, BLOCK_K):
+                key = start + column
+                k = _keys_at(k_at, None, 0, 0, key, start, keys, k_stride_l, in_width,
+                             WIDTH, False, True, WIDEN, BLOCK_K, BLOCK_D)  # fmt: skip
+                # "ieee": TF32 would round float32 inputs to 10 bits.
+                s, visible = _shown(tl.dot(q, k, input_precision="ieee") * scale, wanted, key, low, high, mask_at,
+                                 mask_stride_k, gain, MASK, MASK_FLOOR, GAIN, 1.0)  # fmt: skip
+                peak, rest, rest_lost, short, short_lost, var, var_lost, bad = _absorb(
+                    peak, rest, rest_lost, short, short_lost, var, var_lost, bad, s, visible
+                )
+            rest += rest_lost
+            mass = 1.0 + rest
+            # ln(1 + x) with the relative accuracy of x: the error that 1 + x makes is in both factors.
+            log_mass = tl.where(mass == 1.0, rest, tl.log(mass) * (rest / tl.where(mass == 1.0, 1.0, mass - 1.0)))
+            nan = float("nan")
+            tl.store(anchor_ptr + out, tl.where(bad != 0, nan, peak), mask=wanted)
+            tl.store(log_mass_ptr + out, tl.where(bad != 0, nan, log_mass), mask=wanted)
+            tl.store(short_ptr + out, tl.where(bad != 0, nan, short + short_lost), mask=wanted)
+            tl.store(var_ptr + out, tl.where(bad != 0, nan, var + var_lost), mask=wanted)

@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sharpmax.errors import UnsupportedError, install_command
-from sharpmax.lazy import require
+from sharpmax.errors import install_command
 from sharpmax.stats.call import AttentionCall, Parts, floats_at_least_32, layout
 from sharpmax.stats.statistics import FIELDS
 from sharpmax.stats.streaming import Gradients, Incoming
@@ -76,9 +75,6 @@ def triton_parts(call: AttentionCall, fields: frozenset[str] = frozenset(FIELDS)
     The anchor is the maximum if that is asked for; else it may be the lse. Without `var` in the fields, var may be 0.
     A visible logit that is NaN or +inf makes all four NaN for its row; one that overflowed to −inf has weight 0.
     """
-    if reason := obstacle(call):
-        require("triton", "triton", "impl='triton'")
-        raise UnsupportedError(f"impl: 'triton' cannot do this: {reason}; use impl='streaming'")
     q, scale = call.q, call.scale
     dtype = floats_at_least_32(q.dtype)
     parts = [torch.empty(q.shape[:-1], dtype=dtype, device=q.device) for _ in range(4)]
@@ -88,7 +84,7 @@ def triton_parts(call: AttentionCall, fields: frozenset[str] = frozenset(FIELDS)
         # A kernel's float arguments are float32, too coarse a scale for float64 logits.
         q, scale = q * scale, 1.0
     gain = call.gain if call.mask is not None and call.mask.dtype != torch.bool else None
-    key = (layout(q), layout(call.k), layout(call.mask), layout(gain), layout(call.spans), call.offset, scale, q.device)
+    key = (layout(q), layout(call.k), layout(call.mask), layout(gain), layout(call.spans), call.offset, scale)
     made = replace(call, q=q, scale=scale, gain=gain)
     _launch_parts(key, q, call.k, (call.mask, gain, call.spans), call.offset, fields, parts, lambda: made)
     return Parts(*parts)
@@ -102,7 +98,7 @@ def unmasked_parts(
     The plan, if there is one, does the same for tensors of the same layout.
     """
     parts = Parts(*(torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device) for _ in range(4)))
-    key = (q.shape, q.stride(), q.dtype, k.shape, k.stride(), offset, scale, q.device)
+    key = (layout(q), layout(k), offset, scale)
 
     def made() -> AttentionCall:
         grouped = q.view(q.shape[0], k.shape[1], -1, *q.shape[2:])

@@ -2,39 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Literal, get_args
+from typing import Any
 
 from sharpmax.errors import reject, reject_type
-
-Part = Literal["calibration", "validation", "test"]
-
-PARTS: tuple[Part, ...] = get_args(Part)
-
-_ROUND: tuple[Part, ...] = ("calibration", "validation", "calibration", "test")
-
-
-def part_of_index(index: int) -> Part:
-    """The part of the item at a place in a list: half are for calibration, a quarter each for the others.
-
-    >>> [part_of_index(i) for i in range(4)]
-    ['calibration', 'validation', 'calibration', 'test']
-    """
-    return _ROUND[index % len(_ROUND)]
-
-
-def part_of(name: str) -> Part:
-    """The part of an item by its name, whatever other items there are; the same in every process and version."""
-    return part_of_index(int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big"))
-
-
-def check_part(part: str) -> None:
-    """Refuse what is not the name of a part."""
-    if part not in PARTS:
-        reject("part", repr(part), f"one of {list(PARTS)}")
 
 
 @dataclass(frozen=True)
@@ -55,6 +28,10 @@ class Prompt:
 
     references: tuple[str, ...] = field(default=(), repr=False)
     """What a generated answer should contain; its score is the share of them that it does."""
+
+
+Make = Callable[[int, random.Random], Prompt]
+"""Makes a prompt of a size with random numbers."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +59,7 @@ class Task:
     most: int
     """The largest size there is."""
 
-    make: Callable[[int, random.Random], Prompt]
+    make: Make
 
     least: int = 1
     """The smallest size there is."""
@@ -98,7 +75,15 @@ class Task:
                 reject_type(argument, repr(value), "a whole number")
         if count < 1:
             reject("count", count, "1 or more")
-        return [self._prompt(size, seed, index) for index in range(count)]
+        made = []
+        for index in range(count):
+            # A string seeds by its SHA-512, the same in every process and on every Python.
+            prompt: Any = self.make(size, random.Random(f"{self.name}/{self.version}/{size}/{seed}/{index}"))
+            if not isinstance(prompt, Prompt):
+                given = f"{type(prompt).__name__} from the task {self.name!r}"
+                reject_type("make", given, "a function that makes a Prompt")
+            made.append(prompt)
+        return made
 
     def check_size(self, size: int) -> None:
         """Refuse a size that the task does not have."""
@@ -128,16 +113,6 @@ class Task:
             return self.make(low, random.Random(seed))
 
         return replace(self, sizes=(1024, 2048, 4096, 8192, 16384), least=1, most=1 << 20, make=make)
-
-    def _prompt(self, size: int, seed: int, index: int) -> Prompt:
-        # A string seeds by its SHA-512, the same in every process and on every Python.
-        rng = random.Random(f"{self.name}/{self.version}/{size}/{seed}/{index}")
-        prompt = self.make(size, rng)
-        if not isinstance(prompt, Prompt):
-            reject_type(
-                "make", f"{type(prompt).__name__} from the task {self.name!r}", "a function that makes a Prompt"
-            )
-        return prompt
 
 
 SIZES = (8, 16, 32, 64, 128, 256, 512)

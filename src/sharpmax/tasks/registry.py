@@ -42,30 +42,23 @@ def get_task(name_or_path: str | Path) -> Task:
     >>> get_task("kv").summary
     'the number of one name in a list of n'
     """
+    alone = sorted(name for name in TASKS if "/" not in name)
+    names = f"one of {alone}, a task of {', '.join(GROUPS)} as formats/csv,"
     if not isinstance(name_or_path, (str, Path)):
-        reject_type("task", type(name_or_path).__name__, f"a path or {_names()}")
+        reject_type("task", type(name_or_path).__name__, f"a path or {names}")
     if isinstance(name_or_path, str) and name_or_path in TASKS:
         return TASKS[name_or_path]
     path = Path(name_or_path)
     if not path.is_file():
-        reject("task", repr(str(name_or_path)), f"{_names()} or the path of a Python file that defines TASK")
-    task = _run(path).get("TASK")
-    if not isinstance(task, Task):
-        found = "does not define TASK" if task is None else f"defines TASK as a {type(task).__name__}"
-        raise FileFormatError(f"task: {str(path)!r} {found}; it must hold TASK = Task(...), with sharpmax.tasks.Task")
-    return task
-
-
-def _names() -> str:
-    alone = sorted(name for name in TASKS if "/" not in name)
-    return f"one of {alone}, a task of {', '.join(GROUPS)} as formats/csv,"
-
-
-def _run(path: Path) -> dict[str, object]:
+        reject("task", repr(str(name_or_path)), f"{names} or the path of a Python file that defines TASK")
     try:
-        return runpy.run_path(str(path))
+        task = runpy.run_path(str(path)).get("TASK")
     except (Exception, SystemExit) as problem:
         lines = [frame.lineno for frame in traceback.extract_tb(problem.__traceback__) if frame.filename == str(path)]
         where = f", line {lines[-1]}" if lines else ""
         what = " ".join(str(problem).split())
         raise FileFormatError(f"task: {str(path)!r} cannot be run ({type(problem).__name__}{where}: {what})") from None
+    if not isinstance(task, Task):
+        found = "does not define TASK" if task is None else f"defines TASK as a {type(task).__name__}"
+        raise FileFormatError(f"task: {str(path)!r} {found}; it must hold TASK = Task(...), with sharpmax.tasks.Task")
+    return task

@@ -14,13 +14,11 @@ import string
 import uuid
 from collections.abc import Callable, Sequence
 
-from sharpmax.tasks.prompt import Prompt, Task
+from sharpmax.tasks.prompt import Make, Prompt, Task
 from sharpmax.tasks.vocabulary import ADJECTIVES, NOUNS, WORDS
 
 NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
 _NEEDLE = "One of the special magic {kind}s for {key} is: {value}."
-_SIZES = (16, 32, 64, 128, 256, 512)
-_VERSION = 1
 
 
 def _niah(kind: str, lines: Sequence[str], key: str, value: str) -> Prompt:
@@ -54,9 +52,7 @@ def _single(size: int, rng: random.Random) -> Prompt:
     return _niah("number", lines, key, value)
 
 
-def _multikey(kind: str, key_of: Callable[[random.Random], str], value_of: Callable[[random.Random], str]) -> Callable[
-    [int, random.Random], Prompt
-]:  # fmt: skip
+def _multikey(kind: str, key_of: Callable[[random.Random], str], value_of: Callable[[random.Random], str]) -> Make:
     def make(size: int, rng: random.Random) -> Prompt:
         pairs: dict[str, str] = {}
         while len(pairs) < size:
@@ -68,21 +64,17 @@ def _multikey(kind: str, key_of: Callable[[random.Random], str], value_of: Calla
     return make
 
 
-_HOPS = 4
-
-
 def _chain(size: int, rng: random.Random, letters: int, value: str) -> tuple[str, list[str]]:
     """A chain of assignments in order, somewhere among `size` sentences of noise."""
     names: list[str] = []
-    while len(names) <= _HOPS:
+    while len(names) < 5:
         name = "".join(rng.choices(string.ascii_uppercase, k=letters))
         names += [name] if name not in names else []
     chain = [f"VAR {names[0]} = {value}"]
     chain += [f"VAR {new} = VAR {old} " for old, new in itertools.pairwise(names)]
     lines = [NOISE] * size
-    for place, assignment in reversed(
-        list(zip(sorted(rng.choices(range(size + 1), k=len(chain))), chain, strict=True))
-    ):
+    places = sorted(rng.choices(range(size + 1), k=len(chain)))
+    for place, assignment in zip(reversed(places), reversed(chain), strict=True):
         lines.insert(place, assignment)
     text = (
         "Memorize and track the chain(s) of variable assignment hidden in the following text.\n\n" + "\n".join(lines) +
@@ -112,10 +104,9 @@ def _words(rng: random.Random, different: int, common: int, other: int) -> tuple
     words = rng.sample(WORDS, different)
     every = words[:_COMMON] * common + words[_COMMON:] * other
     rng.shuffle(every)
-    listed = " ".join(f"{place}. {word}" for place, word in enumerate(every, 1))
     text = (
         "Below is a numbered list of words. In these words, some appear more often than others. Memorize the ones that "
-        f"appear most often.\n{listed}\nQuestion: What are the 10 most common words in the above list?"
+        f"appear most often.\n{_listed(every)[1:]}\nQuestion: What are the 10 most common words in the above list?"
     )
     return text, words[:_COMMON]
 
@@ -131,16 +122,13 @@ def _common_words(size: int, rng: random.Random) -> Prompt:
     return Prompt(f"{example} {opening}{_listed(known)}\n{text}", opening, _listed(words), references=tuple(words))
 
 
-_ZETA_2 = math.pi**2 / 6
-
-
 def _frequent_words(size: int, rng: random.Random) -> Prompt:
     # The published task has a vocabulary of a fiftieth of the tokens; a coded word has about three.
     vocabulary = ["..."]
     while len(vocabulary) < max(5, size * 3 // 50):
         word = "".join(rng.choices(string.ascii_lowercase, k=6))
         vocabulary += [word] if word not in vocabulary else []
-    counts = (int(size / _ZETA_2 / rank**2) for rank in range(1, len(vocabulary) + 1))
+    counts = (int(size / (math.pi**2 / 6) / rank**2) for rank in range(1, len(vocabulary) + 1))
     every = [word for word, count in zip(vocabulary, counts, strict=True) for _ in range(count)]
     rng.shuffle(every)
     wanted = vocabulary[1:4]
@@ -154,10 +142,9 @@ def _frequent_words(size: int, rng: random.Random) -> Prompt:
     )
 
 
-def _task(name: str, summary: str, most: int, make: Callable[[int, random.Random], Prompt], new_tokens: int,
-          least: int = 1) -> Task:  # fmt: skip
-    sizes = tuple(size for size in _SIZES if size >= least)
-    return Task(f"ruler/{name}", _VERSION, summary, sizes, most, make, least, new_tokens=new_tokens)
+def _task(name: str, summary: str, most: int, make: Make, new_tokens: int, least: int = 1) -> Task:
+    sizes = tuple(size for size in (16, 32, 64, 128, 256, 512) if size >= least)
+    return Task(f"ruler/{name}", 1, summary, sizes, most, make, least, new_tokens=new_tokens)
 
 
 RULER: tuple[Task, ...] = (

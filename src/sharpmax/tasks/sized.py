@@ -1,12 +1,16 @@
-"""Tasks of growing size for small models: copying and associative recall."""
+"""Tasks of growing size for small models: max retrieval (the paper's experiment), sorting, copying and recall."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from sharpmax.errors import reject
 
 NOTHING = -1
 """Stands for the answer where nothing is asked."""
@@ -64,8 +68,147 @@ class SizedTask:
     ordered: bool = False  # whether the order of positions matters, so that a model must know it
 
 
+VERSION = 1
+"""Changes when the same seed no longer gives the same sets."""
+
+CLASSES = 10
+
+FEATURES = 1 + CLASSES
+"""Numbers an item is given by: its priority and its class, one-hot."""
+
+
+@dataclass(frozen=True)
+class Sets:
+    """Sets of items: `priority` [..., n] in 0 … 1, `label` [..., n] in 0 … 9, `query` [...], `visible` [..., n].
+
+    `query` is a random number that carries no information; `visible` is False where a set is smaller than n.
+    """
+
+    priority: Tensor
+    label: Tensor
+    query: Tensor
+    visible: Tensor
+
+    def split(self, count: int) -> list[Sets]:
+        """The same sets, `count` at a time along the first axis."""
+        fields = (self.priority, self.label, self.query, self.visible)
+        starts = range(0, len(self.query), count)
+        return [Sets(*(field[start : start + count] for field in fields)) for start in starts]
+
+    @property
+    def items(self) -> Tensor:
+        """What a model is given of each item: [..., n, 11]."""
+        # Compared instead of `one_hot`, which on a GPU asks the host whether every class is in range.
+        classes = torch.arange(CLASSES, device=self.label.device)
+        one_hot = (self.label[..., None] == classes).to(self.priority.dtype)
+        return torch.cat((self.priority[..., None], one_hot), dim=-1)
+
+    @property
+    def best(self) -> Tensor:
+        """The position of the item with the highest priority: [...]."""
+        return self.priority.masked_fill(~self.visible, -1.0).argmax(-1)
+
+    @property
+    def answer(self) -> Tensor:
+        """The class of that item: [...]."""
+        return self.label.gather(-1, self.best[..., None])[..., 0]
+
+
+def seeded(device: torch.device, *numbers: int) -> torch.Generator:
+    """A generator whose stream belongs to these whole numbers, each under 2³²; trailing zeros do not count."""
+    words = np.random.SeedSequence(numbers).generate_state(2)
+    return torch.Generator(device).manual_seed(int(words[0]) << 31 | int(words[1]) >> 1)
+
+
+def draw(shape: tuple[int, ...], sizes: Sizes, generator: torch.Generator) -> Sets:
+    """Independent sets, `shape` of them, on the generator's device.
+
+    `sizes` is the number of items, or the least and the largest number, between which each set draws its own; sets
+    are then as wide as the largest, with the rest not visible.
+
+    >>> sets = draw((3,), (5, 16), torch.Generator().manual_seed(0))
+    >>> tuple(sets.priority.shape), sets.visible.sum(-1).tolist()
+    ((3, 16), [9, 10, 11])
+    """
+    least, most = limits(sizes)
+    device = generator.device
+    priority = torch.rand(*shape, most, generator=generator, device=device)
+    label = torch.randint(CLASSES, (*shape, most), generator=generator, device=device)
+    query = torch.rand(shape, generator=generator, device=device)
+    size = torch.randint(least, most + 1, shape, generator=generator, device=device)
+    return Sets(priority, label, query, torch.arange(most, device=device) < size[..., None])
+
+
+ROW = FEATURES + 2
+"""Numbers of a row: those of an item, the number that is asked with, and whether the row is a question."""
+
+_ASKED = 8
+
+
+def items_and_query(inputs: Tensor) -> tuple[Tensor, Tensor]:
+    """Items [..., n, 11] and the query [...] of rows [..., n + 1, 13] with one question."""
+    return inputs[..., :-1, :FEATURES], inputs[..., -1, FEATURES]
+
+
+def _max(
+    shape: tuple[int, ...], sizes: Sizes, generator: torch.Generator, zoom: float = 1.0, anywhere: bool = False
+) -> Batch:
+    """Sets as the paper's; with `zoom` under 1 each lies in a range of its own, 1 … `zoom` wide, all widths alike.
+
+    The items that matter in a large set are as close as those of a small one that is drawn from a narrow range. Such
+    ranges end at the top, where the best of a large set lie, or with `anywhere` at any place.
+    """
+    sets = draw(shape, sizes, generator)
+    if zoom != 1.0:
+        width = zoom ** torch.rand(*shape, 1, generator=generator, device=generator.device)
+        top = torch.ones_like(width)
+        if anywhere:
+            top -= (1.0 - width) * torch.rand(*shape, 1, generator=generator, device=generator.device)
+        sets = replace(sets, priority=top - width * (1.0 - sets.priority))
+    best = sets.best[..., None]
+    two = sets.priority.masked_fill(~sets.visible, -1.0).topk(min(2, sets.priority.shape[-1])).values
+    return _asked(sets, sets.query[..., None], best, two[..., 0] - two[..., -1])
+
+
+def _sort(shape: tuple[int, ...], sizes: Sizes, generator: torch.Generator) -> Batch:
+    """What follows an item in ascending order, at `_ASKED` random places of the sorted list; 0 asks for the first."""
+    sets = draw(shape, sizes, generator)
+    ascending, order = sets.priority.masked_fill(~sets.visible, math.inf).sort(-1)
+    size = sets.visible.sum(-1, keepdim=True)
+    place = torch.rand(*shape, _ASKED, generator=generator, device=generator.device)
+    rank = torch.minimum((place * size).long(), size - 1)
+    before = torch.where(rank > 0, ascending.gather(-1, (rank - 1).clamp(min=0)), 0.0)
+    after = ascending.gather(-1, torch.minimum(rank + 1, size - 1))
+    apart = torch.where(rank + 1 < size, after - ascending.gather(-1, rank), math.inf).amin(-1)
+    return _asked(sets, before, order.gather(-1, rank), apart * _ASKED)
+
+
+def _asked(sets: Sets, query: Tensor, source: Tensor, apart: Tensor) -> Batch:
+    """Rows of the items and of the questions. Close are those examples, about half, whose best two are least apart."""
+    items = torch.nn.functional.pad(sets.items, (0, 2))
+    questions = torch.zeros(*query.shape, ROW, device=query.device, dtype=query.dtype)
+    questions[..., FEATURES] = query
+    questions[..., FEATURES + 1] = 1.0
+    seen = torch.ones_like(query, dtype=torch.bool)
+    # Among n even draws neighbours are 1/n apart, give or take: as often under ln 2/n as over it.
+    close = apart * (sets.visible.sum(-1) + 1) < math.log(2.0)
+    visible = torch.cat((sets.visible, seen), dim=-1)
+    answer = sets.label.gather(-1, source)
+    return Batch(torch.cat((items, questions), dim=-2), visible, answer, source, close)
+
+
+MAX = SizedTask(
+    "max", VERSION, "the class of the item with the highest priority", "items", classes=CLASSES, features=ROW,
+    sizes=tuple(2**power for power in range(4, 15)), most=2**20, draw=_max, options=("zoom", "anywhere"),
+)  # fmt: skip
+
+SORT = replace(
+    MAX, name="sort", version=1, draw=_sort, options=(),
+    summary=f"the class of the item that comes next in ascending order, asked {_ASKED} times of each set",
+)  # fmt: skip
+
+
 _LETTERS = 64
-_MARK = _LETTERS
 
 
 def _copy(shape: tuple[int, ...], sizes: Sizes, generator: torch.Generator) -> Batch:
@@ -79,7 +222,7 @@ def _copy(shape: tuple[int, ...], sizes: Sizes, generator: torch.Generator) -> B
     start = most - size
     source = (start + place).clamp(max=most - 1)
     again = letters.gather(-1, source)
-    mark = torch.full((*shape, 1), _MARK, device=device)
+    mark = torch.full((*shape, 1), _LETTERS, device=device)
     inputs = torch.cat((letters, mark, again[..., :-1]), dim=-1)
     visible = torch.cat((place >= start, asked), dim=-1)
     answer = torch.where(asked, again, NOTHING)
@@ -93,16 +236,15 @@ COPY = SizedTask(
 )  # fmt: skip
 
 
-_ALPHABET = 128
-_PAIR = 4
-_QUESTIONS = 4
-_ROUNDS = 4
+_ALPHABET, _PAIR, _QUESTIONS = 128, 4, 4
 
 
 def _recall(shape: tuple[int, ...], sizes: Sizes, generator: torch.Generator) -> Batch:
     least, most = limits(sizes)
     device = generator.device
-    pairs = torch.cat((_different(shape, most, generator), _any(shape, most, generator)), dim=-1)
+    keys = _different(shape, most, generator)
+    values = torch.randint(_ALPHABET, (*shape, most, 2), generator=generator, device=device)
+    pairs = torch.cat((keys, values), dim=-1)
     size = torch.randint(least, most + 1, (*shape, 1), generator=generator, device=device)
     # Blanks come first, so that the pairs end where the questions begin.
     place = torch.rand(*shape, _QUESTIONS, generator=generator, device=device)
@@ -120,10 +262,6 @@ def _recall(shape: tuple[int, ...], sizes: Sizes, generator: torch.Generator) ->
     return Batch(inputs, visible, answer, source, torch.zeros(shape, dtype=torch.bool, device=device))
 
 
-def _any(shape: tuple[int, ...], count: int, generator: torch.Generator) -> Tensor:
-    return torch.randint(_ALPHABET, (*shape, count, 2), generator=generator, device=generator.device)
-
-
 def _different(shape: tuple[int, ...], count: int, generator: torch.Generator) -> Tensor:
     """`count` different keys of two tokens: a random permutation of all keys, of which the first are taken.
 
@@ -131,7 +269,7 @@ def _different(shape: tuple[int, ...], count: int, generator: torch.Generator) -
     and each key can be asked for alone.
     """
     device = generator.device
-    tables = torch.randint(_ALPHABET, (_ROUNDS, *shape, _ALPHABET), generator=generator, device=device)
+    tables = torch.randint(_ALPHABET, (4, *shape, _ALPHABET), generator=generator, device=device)
     index = torch.arange(count, device=device).expand(*shape, count)
     left, right = index // _ALPHABET, index % _ALPHABET
     for table in tables:
@@ -143,3 +281,13 @@ RECALL = SizedTask(
     "recall", 1, f"values of {_QUESTIONS} keys among n pairs, keys and values of two tokens each", "pairs",
     sizes=_DOUBLING, most=_ALPHABET**2, classes=_ALPHABET, draw=_recall, tokens=_ALPHABET, ordered=True,
 )  # fmt: skip
+
+SIZED_TASKS: Mapping[str, SizedTask] = {task.name: task for task in (MAX, RECALL, SORT, COPY)}
+"""The tasks of growing size that small models are compared on."""
+
+
+def sized_task(name: str) -> SizedTask:
+    """The task of that name."""
+    if name not in SIZED_TASKS:
+        reject("--task", repr(name), ", ".join(SIZED_TASKS))
+    return SIZED_TASKS[name]

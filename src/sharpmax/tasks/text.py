@@ -6,11 +6,15 @@ import ast
 import functools
 import hashlib
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Literal, get_args
 
 from sharpmax.errors import FileFormatError, reject
-from sharpmax.tasks.prompt import PARTS, Part, check_part, part_of, part_of_index
+
+Part = Literal["calibration", "validation", "test"]
+
+PARTS: tuple[Part, ...] = get_args(Part)
 
 _MODULES = """
     argparse ast base64 bdb cmd code collections configparser contextlib difflib doctest enum fileinput fractions
@@ -18,11 +22,24 @@ _MODULES = """
     shelve shutil smtplib socket socketserver ssl statistics subprocess tarfile tempfile textwrap threading timeit
     tokenize traceback turtle typing uuid wave zipfile
 """
-_LONG = 200
-"""Characters a docstring must have: shorter ones are remarks, not prose."""
-
 _SALT = 57
 """Topics differ much in size; with this in front, names fall so that the parts have the shares they should."""
+
+
+def _part_of_index(index: int) -> Part:
+    """The part of the item at a place in a list: half are for calibration, a quarter each for the others."""
+    order: tuple[Part, ...] = ("calibration", "validation", "calibration", "test")
+    return order[index % 4]
+
+
+def _part_of(name: str) -> Part:
+    """The part of an item by its name, whatever other items there are; the same in every process and version."""
+    return _part_of_index(int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big"))
+
+
+def _check_part(part: str) -> None:
+    if part not in PARTS:
+        reject("part", repr(part), f"one of {list(PARTS)}")
 
 
 def plain_text(part: Part) -> str:
@@ -31,7 +48,7 @@ def plain_text(part: Part) -> str:
     Whole topics and modules go to one part by their name, so a newer Python moves none of them. Its text
     differs a little, though: report `fingerprint` with a result. No paragraph is in two parts.
     """
-    check_part(part)
+    _check_part(part)
     return _parts()[part]
 
 
@@ -45,7 +62,7 @@ def _parts() -> dict[Part, str]:
             words = " ".join(paragraph.split())
             if words and words not in seen:
                 seen.add(words)
-                texts[part_of(name)].append(paragraph.strip("\n"))
+                texts[_part_of(name)].append(paragraph.strip("\n"))
     return {part: "\n\n".join(paragraphs) for part, paragraphs in texts.items()}
 
 
@@ -58,26 +75,27 @@ def _sources() -> Iterator[tuple[str, str]]:
         yield f"module{_SALT}/{module}", "\n\n".join(_docstrings(module))
 
 
-def _docstrings(module: str) -> Iterator[str]:
+def _source(module: str) -> Path | None:
+    """The file of a module; a Python may come without: its text is then shorter, with another fingerprint."""
     spec = importlib.util.find_spec(module)
-    # A Python may come without the sources of its library; its text is then shorter, with another fingerprint.
-    if spec is None or spec.origin is None or not Path(spec.origin).is_file():
-        return
-    for node in ast.walk(ast.parse(Path(spec.origin).read_bytes())):
+    path = None if spec is None or spec.origin is None else Path(spec.origin)
+    return path if path is not None and path.suffix == ".py" and path.is_file() else None
+
+
+def _docstrings(module: str) -> Iterator[str]:
+    path = _source(module)
+    for node in ast.walk(ast.parse("" if path is None else path.read_bytes())):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
             docstring = ast.get_docstring(node)
-            if docstring and len(docstring) >= _LONG:
+            if docstring and len(docstring) >= 200:  # shorter ones are remarks, not prose
                 yield docstring
 
 
 def python_code(part: Part) -> str:
     """Source code of Python's library: each module in the part that its docstrings are in."""
-    check_part(part)
-    files = (
-        importlib.util.find_spec(module) for module in _MODULES.split() if part_of(f"module{_SALT}/{module}") == part
-    )
-    paths = [Path(spec.origin) for spec in files if spec is not None and spec.origin is not None]
-    return "\n\n".join(path.read_text(encoding="utf-8") for path in paths if path.suffix == ".py" and path.is_file())
+    _check_part(part)
+    paths = [_source(module) for module in _MODULES.split() if _part_of(f"module{_SALT}/{module}") == part]
+    return "\n\n".join(path.read_text(encoding="utf-8") for path in paths if path is not None)
 
 
 CHAT: tuple[str, ...] = tuple((Path(__file__).parent / "data" / "chat.txt").read_text(encoding="utf-8").splitlines())
@@ -86,8 +104,8 @@ CHAT: tuple[str, ...] = tuple((Path(__file__).parent / "data" / "chat.txt").read
 
 def chat_questions(part: Part) -> list[str]:
     """Ordinary questions of one part: half of them for calibration, a quarter each for validation and test."""
-    check_part(part)
-    return [question for index, question in enumerate(CHAT) if part_of_index(index) == part]
+    _check_part(part)
+    return [question for index, question in enumerate(CHAT) if _part_of_index(index) == part]
 
 
 def text_from_file(path: str | Path) -> str:
@@ -105,8 +123,10 @@ def text_from_file(path: str | Path) -> str:
     return text
 
 
-def windows(ids: list[int], length: int, most: int) -> list[list[int]]:
+def windows(ids: list[int], length: int, most: int, before: Sequence[int] = ()) -> list[list[int]]:
     """At most `most` windows of `length` tokens that do not overlap, spread evenly over the text.
+
+    Each begins with the tokens `before`, such as the one that a model expects at the start of every text.
 
     >>> windows(list(range(10)), length=2, most=3)
     [[0, 1], [3, 4], [6, 7]]
@@ -114,11 +134,13 @@ def windows(ids: list[int], length: int, most: int) -> list[list[int]]:
     for argument, value in (("length", length), ("most", most)):
         if value < 1:
             reject(argument, value, "1 or more")
-    if len(ids) < length:
-        reject("text", f"{len(ids):,} tokens", f"at least one window of {length:,} tokens", "give a longer text")
+    length -= len(before)
+    if not 0 < length <= len(ids):
+        given, special = f"{len(ids):,} tokens", f" beside {len(before)} special ones" if before else ""
+        reject("text", given, f"at least one window of {length:,} tokens{special}", "give a longer text")
     count = min(most, len(ids) // length)
     starts = (index * len(ids) // count for index in range(count))
-    return [ids[start : start + length] for start in starts]
+    return [[*before, *ids[start : start + length]] for start in starts]
 
 
 def fingerprint(text: str) -> str:

@@ -13,11 +13,9 @@ from sharpmax.theory.bounds import (
     top_weight_limit_from_sample,
     weight_bounds,
 )
-from sharpmax.theory.rotary import spread_from_rotary
-from sharpmax.theory.spread import spread_from_product, spread_from_weights, spread_over_inputs
+from sharpmax.theory.spread import spread_from_product, spread_from_weights
 
 __all__ = [
     "entropy_ceiling", "entropy_floor", "horizon", "loose_weight_bounds", "required_spread", "spread_from_product",
-    "spread_from_rotary", "spread_from_weights", "spread_over_inputs", "top_weight_limit",
-    "top_weight_limit_from_sample", "weight_bounds",
+    "spread_from_weights", "top_weight_limit", "top_weight_limit_from_sample", "weight_bounds",
 ]  # fmt: skip

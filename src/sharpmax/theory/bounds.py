@@ -60,8 +60,6 @@ def horizon(spread: Number, mass: Number = 0.5) -> Any:
 
     >>> int(horizon(4.0))
     55
-    >>> round(horizon(5.0, mass=0.9), 2)
-    17.49
     """
     xp, spread, mass = _numbers(spread=spread, mass=mass)
     with np.errstate(over="ignore", under="ignore"):
@@ -69,18 +67,12 @@ def horizon(spread: Number, mass: Number = 0.5) -> Any:
 
 
 def whole(horizon: float) -> int:
-    """The largest number of items within a horizon: it is never rounded up, but for the noise of float64.
-
-    >>> whole(horizon(4.0)), whole(300.0 - 1e-12)
-    (55, 300)
-    """
+    """The largest number of items within a horizon: it is never rounded up, but for the noise of float64."""
     return math.floor(float(horizon) * (1.0 + 1e-12))
 
 
 def required_spread(n: Number, mass: Number = 0.5) -> Any:
-    """The least spread, in nats, at which one of n items can hold the given mass: ln((n − 1)·p/(1 − p)) or 0.
-
-    It is 0 wherever the mass is at most 1/n, as equal logits already give that much.
+    """The least spread, in nats, at which one of n items can hold the given mass: ln((n − 1)·p/(1 − p)), at least 0.
 
     >>> round(required_spread(1024, mass=0.9), 3)
     9.128
@@ -105,8 +97,11 @@ def entropy_floor(spread: Number, n: Number) -> Any:
     xp, spread, n = _numbers(spread=spread, n=n)
     check("n", n, n == xp.floor(n), "whole numbers", "round the number of items")
     with np.errstate(over="ignore", under="ignore"):
-        # Over real j the entropy falls and then rises, so the best whole j is next to its minimum.
-        below = xp.floor(_best_top_count(xp, spread, n))
+        # Over real j the entropy falls and then rises, so the best whole j is next to its minimum. For tiny spreads
+        # δ − u loses digits; the entropy is then flat in j, so that any j is as good.
+        u = -xp.expm1(-spread)
+        u = xp.where(u > 0, u, 1.0)
+        below = xp.floor(xp.minimum(_times_exp(xp, n, -spread) * ((spread - u) / u / u), n / 2))
         below = xp.where(below > 1, below, 1.0)
         above = xp.where(n > below, below + 1, below)
         entropy = xp.minimum(_two_level_entropy(xp, spread, n, below), _two_level_entropy(xp, spread, n, above))
@@ -116,11 +111,7 @@ def entropy_floor(spread: Number, n: Number) -> Any:
 
 
 def entropy_ceiling(n: Number) -> Any:
-    """The largest Shannon entropy of n items, ln n nats, attained by equal logits whatever the spread.
-
-    >>> entropy_ceiling(1)
-    0.0
-    """
+    """The largest Shannon entropy of n items, ln n nats, attained by equal logits whatever the spread."""
     xp, n = _numbers(n=n)
     return give(xp.log(n))
 
@@ -128,7 +119,7 @@ def entropy_ceiling(n: Number) -> Any:
 def _numbers(**given: Number) -> tuple[Any, ...]:
     """The library to compute with and the arguments in float64; spread, n and mass are checked."""
     xp, values = read(**given)
-    broadcast(**{name: value.shape for name, value in zip(given, values, strict=True)})
+    check_broadcast(**{name: value.shape for name, value in zip(given, values, strict=True)})
     for name, value in zip(given, values, strict=True):
         if name == "spread":
             check_at_least(name, value, 0.0, "pass β·(largest − smallest logit) over the items that are not masked")
@@ -143,14 +134,6 @@ def _times_exp(xp: Any, factor: Any, exponent: Any) -> Any:
     """factor·e^exponent, which may fit into float64 although e^exponent alone does not."""
     half = xp.exp(exponent / 2)
     return factor * half * half
-
-
-def _best_top_count(xp: Any, spread: Any, n: Any) -> Any:
-    """The real number of items at the top for which the entropy of a two-level row is least: 0 … n/2."""
-    # For tiny spreads δ − u loses digits; the entropy is then flat in j, so that any j is as good.
-    u = -xp.expm1(-spread)
-    u = xp.where(u > 0, u, 1.0)
-    return xp.minimum(_times_exp(xp, n, -spread) * ((spread - u) / u / u), n / 2)
 
 
 def _two_level_entropy(xp: Any, spread: Any, n: Any, top_count: Any) -> Any:
@@ -201,7 +184,7 @@ def top_weight_limit_from_sample(logits: Number, beta: Number = 1.0, top: Number
     check_at_least("beta", beta, 0.0)
     largest = xp.amax(logits, -1)
     upper = tops[0] if tops else largest
-    broadcast(logits=logits.shape[:-1], beta=beta.shape, top=upper.shape)
+    check_broadcast(logits=logits.shape[:-1], beta=beta.shape, top=upper.shape)
     check("top", upper, xp.isfinite(upper), "finite numbers")
     if not bool((upper >= largest).all()):
         short = f"a value {float((largest - upper).max()):g} under the largest logit"
@@ -217,29 +200,29 @@ Number = Any
 
 
 def read(**given: Number) -> tuple[Any, list[Any]]:
-    """The library to compute with (torch once an argument is a tensor, else numpy) and the values in float64.
-
-    >>> read(n=3)[1]
-    [array(3.)]
-    """
+    """The library to compute with (torch once an argument is a tensor, else numpy) and the values in float64."""
     # Whoever passes a tensor has imported torch, so numbers and arrays never pay for that import.
     torch = sys.modules.get("torch")
     tensors = [] if torch is None else [v for v in given.values() if isinstance(v, torch.Tensor)]
     if torch is None or not tensors:
         return np, [_from_numbers(name, value) for name, value in given.items()]
-    return torch, [
-        _from_tensor(name, value, torch)
-        if isinstance(value, torch.Tensor)
-        else torch.as_tensor(_from_numbers(name, value), device=tensors[0].device)
-        for name, value in given.items()
-    ]
+    values = []
+    for name, value in given.items():
+        if not isinstance(value, torch.Tensor):
+            values.append(torch.as_tensor(_from_numbers(name, value), device=tensors[0].device))
+        elif value.dtype == torch.bool or value.is_complex():
+            reject_type(name, f"a tensor of {value.dtype}", "a tensor of real numbers")
+        else:
+            values.append(value.to(torch.float64))
+    return torch, values
 
 
 def _from_numbers(name: str, value: Number) -> Any:
     try:
         array = np.asarray(value)
         # An integer beyond 64 bits arrives as an object, and so does None, which numpy would turn into NaN.
-        if array.dtype.kind in "iuf" or (array.dtype.kind == "O" and all(map(_is_real, array.flat))):
+        real = (isinstance(one, numbers.Real) and not isinstance(one, bool) for one in array.flat)
+        if array.dtype.kind in "iuf" or (array.dtype.kind == "O" and all(real)):
             return array.astype(np.float64)
     except OverflowError:
         reject(name, "an integer too large for float64", f"at most {sys.float_info.max:.3g}")
@@ -248,24 +231,10 @@ def _from_numbers(name: str, value: Number) -> Any:
     reject_type(name, repr(value), "a real number, a numpy array or a torch tensor of real numbers")
 
 
-def _is_real(value: object) -> bool:
-    return isinstance(value, numbers.Real) and not isinstance(value, bool)
-
-
-def _from_tensor(name: str, value: Any, torch: Any) -> Any:
-    if value.dtype == torch.bool or value.is_complex():
-        reject_type(name, f"a tensor of {value.dtype}", "a tensor of real numbers")
-    return value.to(torch.float64)
-
-
-def broadcast(**shapes: Any) -> tuple[int, ...]:
-    """The common shape of all arguments.
-
-    >>> broadcast(spread=(2, 1), n=(3,))
-    (2, 3)
-    """
+def check_broadcast(**shapes: Any) -> None:
+    """Reject shapes that do not broadcast."""
     try:
-        return np.broadcast_shapes(*(tuple(shape) for shape in shapes.values()))
+        np.broadcast_shapes(*(tuple(shape) for shape in shapes.values()))
     except ValueError:
         given = " and ".join(str(tuple(shape)) for shape in shapes.values())
         reject(", ".join(shapes), f"shapes {given}", "shapes that broadcast")

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from sharpmax.experiments.clrs import evaluation as scores
-from sharpmax.experiments.clrs.evaluation import Answer, AnswerStore, Evaluation, Variant, evaluation_tables
+from sharpmax.experiments.clrs.evaluation import Answer, evaluation_tables
 from sharpmax.tasks.clrs_text.generation import Example
-from tests.experiments.clrs import stub
-from tests.experiments.evaluate import tiny
 
 Q = Example
 QUESTIONS = [
@@ -24,23 +20,37 @@ BASE = ["a b | c", "a b | c", "b b | b", "b b | a", "no", "x | y", "x | y"]
 SHARP = ["a b | c", "a c | c ", "b b | a", "z | b", "no", "x | y", ""]
 
 
+def answers(texts: list[str]) -> list[Answer]:
+    return [Answer(text, 3, 0.5, 0.25) for text in texts]
+
+
+def tables_of(**said: list[list[Answer]]) -> dict[str, Any]:
+    return evaluation_tables(QUESTIONS, said, {"scored": True}, {"first": [4], "last": [4]}, 0)
+
+
 @pytest.fixture
-def tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    stub.install(monkeypatch.setitem)
-    arms = [Variant(name, tiny.language(), None, None) for name in ("base", "sharp")]
-    store = AnswerStore(tmp_path)
-    for name, said in (("base", BASE), ("sharp", SHARP)):
-        store.add(name, {item: Answer(text, 3, 0.5) for item, text in enumerate(said)})
-    return evaluation_tables(Evaluation(arms, QUESTIONS, 100, {}), store, {"first": [4], "last": [4]}, 0)
+def tables() -> dict[str, Any]:
+    return tables_of(base=[answers(BASE)], sharp=[answers(SHARP)])
 
 
-def test_final_answers_and_whole_texts(tables: dict[str, Any]) -> None:
-    final, whole = tables["accuracy"], tables["means_exact"]
+def test_seeds_are_taken_together_and_kept_apart() -> None:
+    found = tables_of(base=[answers(BASE), answers(SHARP)], sharp=[answers(SHARP), answers(SHARP)])
+    alone = tables_of(base=[answers(BASE)], sharp=[answers(SHARP)])
+    each = [alone["means"][name]["in"]["mean"] for name in ("base", "sharp")]
+    assert found["seeds"]["base"]["in"] == pytest.approx(each)
+    assert found["means"]["base"]["in"]["mean"] == pytest.approx(sum(each) / 2)
+    # Each seed is compared with the same seed of the base.
+    assert found["gains"]["sharp"]["in"]["mean"] == pytest.approx(alone["gains"]["sharp"]["in"]["mean"] / 2)
+    assert (found["gains"]["sharp"]["in"]["gained"], found["gains"]["sharp"]["in"]["lost"]) == (1, 0)
+    assert found["entropy"]["base"] == {"4": 0.25, "8": 0.25}
+    assert "seeds" not in alone
+
+
+def test_final_answers(tables: dict[str, Any]) -> None:
+    final = tables["accuracy"]
     assert final["base"]["first"]["4"]["mean"] == pytest.approx(100 * 2 / 3)
     assert final["sharp"]["first"]["8"] == {**final["sharp"]["first"]["8"], "mean": 50.0, "n": 2}
     assert final["sharp"]["last"]["4"]["mean"] == 50.0
-    assert whole["base"]["in"]["mean"] == pytest.approx(100 * (1 / 3 + 1 / 2) / 2)
-    assert whole["sharp"]["out"]["mean"] == 0.0
 
 
 def test_the_most_frequent_answer(tables: dict[str, Any]) -> None:
@@ -79,13 +89,17 @@ def test_intervals_are_those_of_answers_drawn_again() -> None:
         first, second = np.mean(here, axis=0)
         means.append(100 * first)
         gains.append(100 * (second - first))
-    mean = scores._mean(base, chosen, 0)
-    gain = scores._gain(base, arm, chosen, 0)
-    for found, drawn in ((mean, means), (gain, gains)):
+    asked = [(name, size, place) for name, sizes in base.items() for size in sizes for place in range(len(sizes[size]))]
+    said = {
+        who: [[Answer(str(right[name][size][place]), 1, 0.1) for name, size, place in asked]]
+        for who, right in (("base", base), ("arm", arm))
+    }
+    tables = evaluation_tables([Q("q", "1", name, size) for name, size, _ in asked], said, {}, chosen, 0)
+    for found, drawn in ((tables["means"]["base"]["in"], means), (tables["gains"]["arm"]["in"], gains)):
         low, high = np.quantile(drawn, [0.025, 0.975])
-        assert found.low == pytest.approx(low, abs=1.0)
-        assert found.high == pytest.approx(high, abs=1.0)
-        assert found.low < found.mean < found.high
+        assert found["low"] == pytest.approx(low, abs=1.0)
+        assert found["high"] == pytest.approx(high, abs=1.0)
+        assert found["low"] < found["mean"] < found["high"]
 
 
 def test_every_algorithm_by_itself(tables: dict[str, Any]) -> None:

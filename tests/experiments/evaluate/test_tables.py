@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import importlib
 import json
@@ -16,10 +15,11 @@ import pytest
 import torch
 
 from sharpmax.errors import ArgumentError, SharpmaxError
-from sharpmax.experiments.evaluate import run as pieces
-from sharpmax.experiments.evaluate.plan import BASE, Harness, Plan, prepare
-from sharpmax.experiments.evaluate.run import evaluate_tables
+from sharpmax.experiments import evaluate as pieces
+from sharpmax.experiments.evaluate import BASE, Plan, evaluate_tables, prepare
 from sharpmax.experiments.run_folder import RunStore
+from sharpmax.experiments.variants import Harness
+from sharpmax.integrations.transformers.application import applied
 from sharpmax.policies.basic import Constant, LogLength
 from sharpmax.policies.per_head import PerHead
 from tests.experiments.evaluate.coins import questions, write
@@ -55,13 +55,9 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 def said(policy: Any, size: int) -> list[bool]:
     """Whether generating gives the right answer, prompt by prompt."""
-    import contextlib
-
-    from sharpmax.integrations.transformers.application import applied
-
     there: Any = language()
     found = []
-    with applied(there.model, policy) if policy else contextlib.nullcontext():
+    with applied(there.model, policy):
         for prompt in LETTERS.prompts(size, PLAN.prompts, PLAN.seed):
             ids = there.tokenizer(f"{prompt.user}\n{prompt.opening}", return_tensors="pt").input_ids
             whole = there.model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=1, do_sample=False)
@@ -87,16 +83,19 @@ def test_an_arm_that_changes_nothing_changes_no_number(tables: dict[str, Any]) -
         assert cell == {"gained": 0, "lost": 0, "p": 1.0}
     for cell in tables["perplexity"]["same"].values():
         assert (cell["rise"], cell["low"], cell["high"]) == (0.0, 0.0, 0.0)
+    setting, cost = tables["setting"], tables["cost"]
+    assert (setting["layers"], setting["heads"]) == (LAYERS, HEADS)
+    assert {name: about["modified"] for name, about in setting["variants"].items()} == {BASE: 0, "sharp": 6, "same": 0}
+    assert list(cost) == [BASE, "sharp", "same"]
+    assert all(cells["prefill_ms"] > 0 and cells["decode_ms"] > 0 for cells in cost.values())
+    assert cost[BASE]["prefill_ratio"] == 1.0
+    json.dumps(tables, allow_nan=False)
 
 
 @pytest.mark.parametrize("arm", [BASE, "sharp"])
 def test_perplexity_is_that_of_transformers_own_loss(tables: dict[str, Any], arm: str) -> None:
-    import contextlib
-
-    from sharpmax.integrations.transformers.application import applied
-
     there, losses = language(), []
-    with applied(there.model, SHARP) if arm == "sharp" else contextlib.nullcontext(), torch.no_grad():
+    with applied(there.model, SHARP if arm == "sharp" else None), torch.no_grad():
         for window in prepare(there, PLAN).windows[128]:
             ids = torch.tensor([window])
             losses.append(float(there.model(input_ids=ids, labels=ids).loss))
@@ -104,27 +103,6 @@ def test_perplexity_is_that_of_transformers_own_loss(tables: dict[str, Any], arm
     assert cell["mean"] == pytest.approx(math.exp(sum(losses) / len(losses)), rel=1e-5)
     assert (cell["n"], cell["texts"]) == (3 * 127, 3)
     assert set(tables["perplexity"][arm]) == {"64", "128", "chat"}
-
-
-def test_the_setting_says_what_was_done(tables: dict[str, Any]) -> None:
-    setting = tables["setting"]
-    assert (setting["layers"], setting["heads"]) == (LAYERS, HEADS)
-    assert {arm: about["touched"] for arm, about in setting["arms"].items()} == {
-        BASE: 0, "sharp": 6, "same": 0,
-    }  # fmt: skip
-    assert setting["arms"]["sharp"]["policy"] == SHARP.to_dict()
-    assert setting["tasks"] == {"letters": {"version": 1, "summary": LETTERS.summary}}
-    assert setting["text"]["tokens"] > 1000
-    json.dumps(tables, allow_nan=False)
-
-
-def test_costs_are_measured_for_every_arm(tables: dict[str, Any]) -> None:
-    assert list(tables["cost"]) == [BASE, "sharp", "same"]
-    for cells in tables["cost"].values():
-        assert cells["prefill_ms"] > 0
-        assert cells["decode_ms"] > 0
-        assert cells["peak_mib"] is None or cells["peak_mib"] > 10
-    assert tables["cost"][BASE]["prefill_ratio"] == 1.0
 
 
 def test_an_interrupted_run_goes_on_and_ends_the_same(
@@ -147,6 +125,10 @@ def test_an_interrupted_run_goes_on_and_ends_the_same(
         run(PLAN, tmp_path)
     with pytest.raises(ArgumentError, match="seed 0 and now got 1"):
         run(replace(PLAN, seed=1), tmp_path, resume=True)
+    other = replace(language(), model=copy.deepcopy(language().model))
+    other.model.model.layers[1].mlp.up_proj.weight[0, 0] += 1.0
+    with pytest.raises(ArgumentError, match="begun with weights"):
+        evaluate_tables(other, PLAN, prepare(other, PLAN), tmp_path, resume=True)
     calls = 10
     read: list[tuple[int, int]] = []
     again = run(PLAN, tmp_path, resume=True, progress=lambda done, total, what: read.append((done, total)))
@@ -188,7 +170,7 @@ def test_logits_that_are_no_numbers_name_their_arm(tmp_path: Path) -> None:
 def test_rows_outside_a_policys_range_are_remarked_on(tmp_path: Path) -> None:
     short = LogLength(16, fitted_on=(2.0, 50.0))
     plan = replace(PLAN, variants={"short": short}, sizes=(64,), prompts=2, with_text=False)
-    about = run(plan, tmp_path)["setting"]["arms"]
+    about = run(plan, tmp_path)["setting"]["variants"]
     assert len(about["short"]["remarks"]) == 1
     assert "outside 2 … 50" in about["short"]["remarks"][0]
     assert about[BASE]["remarks"] == []
@@ -207,19 +189,6 @@ def test_rows_outside_a_policys_range_are_remarked_on(tmp_path: Path) -> None:
 def test_what_cannot_be_is_refused_before_the_run(change: dict[str, Any], says: str) -> None:
     with pytest.raises(SharpmaxError, match=says):
         prepare(language(), replace(PLAN, **change))
-
-
-def test_lengths_are_those_that_fit_the_model() -> None:
-    plan = replace(PLAN, lengths=None, variants={"long": LogLength(16)})
-    assert list(prepare(language(), plan).windows) == [ROOM]
-
-
-def test_other_weights_are_another_run() -> None:
-    other = copy.deepcopy(language().model)
-    with torch.no_grad():
-        other.model.layers[1].mlp.up_proj.weight[0, 0] += 1.0
-    one, two = (prepare(there, PLAN).identity["weights"] for there in (language(), replace(language(), model=other)))
-    assert one != two
 
 
 pytest.importorskip("lm_eval", reason="needs the extra lm-eval")
@@ -244,11 +213,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def counted(policy: Any) -> float:
     """The share of questions whose right letter the model finds likelier."""
-    from sharpmax.integrations.transformers.application import applied
-
     there, right = language(), 0
     a, b = (there.tokenizer.convert_tokens_to_ids(letter) for letter in "ab")
-    with applied(there.model, policy) if policy else contextlib.nullcontext(), torch.no_grad():
+    with applied(there.model, policy), torch.no_grad():
         for line in questions():
             ids = there.tokenizer(line["question"], return_tensors="pt").input_ids
             last = there.model(ids).logits[0, -1]
@@ -269,14 +236,11 @@ def test_every_variant_is_what_the_harness_is_given(folder: Path, capfd: pytest.
     assert captured.out + captured.err == ""
 
 
-def test_unknown_tasks_and_folders_are_refused_before_anything_runs(folder: Path) -> None:
+def test_what_the_harness_cannot_run_is_one_line(folder: Path) -> None:
     with pytest.raises(ArgumentError, match="--lm-eval: got 'no-such-task'"):
         Harness.ready(["coins", "no-such-task"], folder)
     with pytest.raises(ArgumentError, match="--lm-eval-path"):
         Harness.ready(["coins"], folder / "nowhere")
-
-
-def test_what_the_harness_cannot_run_is_one_line(folder: Path) -> None:
     (folder.parent / "coins.jsonl").unlink()
     ready = Harness.ready(["coins"], folder)
     with pytest.raises(ArgumentError, match=r"^--lm-eval: the harness cannot run coins \(") as caught:

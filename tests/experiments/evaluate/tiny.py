@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import random
 from functools import cache
 from pathlib import Path
@@ -26,14 +27,11 @@ def make(size: int, rng: random.Random) -> Prompt:
 LETTERS = Task("letters", version=1, summary="a letter after n words", sizes=(4, 8), most=512, make=make)
 """A coin to be guessed: the tiny model is right about half of the time, and a policy changes when."""
 
-LETTERS_FILE = """
+LETTERS_FILE = f"""
 import random
 from sharpmax.tasks.prompt import Prompt, Task
 
-def make(size: int, rng: random.Random) -> Prompt:
-    letters = "".join(rng.choice("ab ") for _ in range(4 * size))
-    return Prompt(f"{letters}?", "So:", rng.choice("ab"))
-
+{inspect.getsource(make)}
 TASK = Task("letters", version=1, summary="a letter after n words", sizes=(4, 8), most=512, make=make)
 """
 

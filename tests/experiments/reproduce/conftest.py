@@ -8,9 +8,8 @@ import pytest
 
 from sharpmax import provenance
 from sharpmax.experiments import stacked_training
-from sharpmax.experiments.reproduce import training as run
 from sharpmax.experiments.stacked_training import RECIPES, Recipe
-from sharpmax.models.single_head import SingleHeads
+from sharpmax.models.stacked import SingleHeads
 from tests.experiments.reproduce.trained_heads import heads_of
 
 
@@ -23,7 +22,7 @@ def no_git(monkeypatch: pytest.MonkeyPatch) -> None:
 def short_blocks(monkeypatch: pytest.MonkeyPatch) -> int:
     """Blocks of four steps, so that a short training has several, and word of every one of them."""
     monkeypatch.setattr(stacked_training, "BLOCK", 4)
-    monkeypatch.setattr(run, "_SHOW_EVERY_S", 0.0)
+    monkeypatch.setattr(stacked_training, "_SHOW_EVERY_S", 0.0)
     return 4
 
 

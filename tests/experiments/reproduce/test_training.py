@@ -1,61 +1,59 @@
-"""Training: the step it takes, the data it sees, and that it can be taken up again as if it had never stopped."""
+"""Training: the step it takes, the files it writes, and that a kill at any moment costs time alone."""
 
 from __future__ import annotations
 
+import os
+import re
+import signal
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sharpmax.errors import ArgumentError
-from sharpmax.experiments.reproduce.training import Training
-from sharpmax.experiments.stacked_training import RECIPES, STEPS, Recipe, recipe_named
-from sharpmax.models.single_head import SingleHeads
-from sharpmax.tasks.max_retrieval import draw, seeded
+from sharpmax.errors import ArgumentError, FileFormatError
+from sharpmax.experiments.stacked_training import (
+    RECIPES,
+    Recipe,
+    Training,
+    state_path,
+    train,
+    weights_path,
+)
+from sharpmax.models.stacked import SingleHeads
+from sharpmax.models.weights import Trained, load_tensors, save_tensors
+from sharpmax.tasks.sized import draw, seeded
 from tests.models.plain_head import PlainHead
 from tests.numerics import worst
 
 CPU = torch.device("cpu")
 
 
-def finish(training: Training) -> dict[str, Tensor]:
-    while training.step < training.steps:
-        training.next_block()
-    return training.state()
-
-
-def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(tensor, b[name]) for name, tensor in a.items())
-
-
 def test_resumed_from_any_block_is_bit_identical(small_recipe: Recipe, short_blocks: int) -> None:
-    seeds, steps = (3, 0), 10
-    whole = Training(small_recipe, seeds, steps, CPU)
-    saved = [(whole.step, whole.state())]
-    while whole.step < steps:
-        whole.next_block()
+    whole = Training(small_recipe, (3, 0), 10, CPU)
+    saved = []
+    while whole.step < 10:
         saved.append((whole.step, whole.state()))
+        whole.next_block()
     # The last block is cut where the training ends.
-    assert [step for step, _ in saved] == [0, 4, 8, 10]
-    assert not same(saved[-2][1], saved[-1][1])
+    assert [step for step, _ in saved] == [0, 4, 8]
+    wanted = whole.state()
     for step, state in saved:
-        again = Training(small_recipe, seeds, steps, CPU)
+        again = Training(small_recipe, (3, 0), 10, CPU)
         again.restore(state, step)
-        assert same(finish(again), saved[-1][1]), step
+        while again.step < 10:
+            again.next_block()
+        got = again.state()
+        assert got.keys() == wanted.keys()
+        assert all(torch.equal(tensor, wanted[name]) for name, tensor in got.items()), step
 
 
 class TestSeeds:
-    def test_begins_at_the_initial_weights_with_a_clean_optimiser(self, small_recipe: Recipe) -> None:
-        training = Training(small_recipe, (3, 0), 8, CPU)
-        initial = SingleHeads.initial((3, 0)).state_dict()
-        state = training.state()
-        assert training.step == 0
-        assert all(torch.equal(state.pop(f"heads.{name}"), tensor) for name, tensor in initial.items())
-        assert {name.partition(".")[0] for name in state} == {"step", "exp_avg", "exp_avg_sq"}
-        assert not any(tensor.any() for tensor in state.values())
-
     def test_one_alone_follows_itself_in_a_stack(self, small_recipe: Recipe, short_blocks: int) -> None:
         # Without the warm-up of 1,000 steps, in which nothing would move.
         recipe = replace(small_recipe, warmup=0)
@@ -102,29 +100,156 @@ class TestStep:
             assert worst(state[f"heads.{name}"][clear], tensor[clear]) < 1e-5, name
             assert int(state[f"step.{name}"]) == 3
 
-    def test_the_loss_is_the_mean_over_the_steps_of_the_block(self, short_blocks: int) -> None:
-        # At a rate of 0 the heads stay what they were, so every loss of the block is theirs.
-        recipe = replace(RECIPES["paper"], batch=8, learning_rate=0.0)
-        head = PlainHead(SingleHeads.initial((3,)).state_dict(), 0, torch.float64)
-        losses = [
-            float(F.cross_entropy(head.scores(items.double(), query.double(), visible), answer))
-            for items, query, visible, answer in first_batches(recipe, 3, short_blocks)
-        ]
-        assert len(set(losses)) == short_blocks
-        for steps in (1, 3, short_blocks):  # blocks cut short are divided by what they did
-            got = Training(recipe, (3,), steps, CPU).next_block()
-            assert got.tolist() == pytest.approx([sum(losses[:steps]) / steps], rel=1e-5)
+
+RECIPE = replace(RECIPES["paper"], batch=2)
+OTHER = replace(RECIPE, name="sharp", l2=0.0)
+STEPS = 10
 
 
-def test_recipes() -> None:
-    paper, sharp = RECIPES["paper"], RECIPES["sharp"]
-    assert (paper.learning_rate, paper.l2, paper.batch, paper.sizes) == (1e-3, 1e-3, 128, (5, 16))
-    assert {paper.rate(step, STEPS) for step in (0, 1, 50_000, STEPS - 1)} == {1e-3}
-    assert (sharp.l2, sharp.sizes) == (0.0, (5, 16))
-    assert sharp.rate(0, STEPS) == pytest.approx(3e-3 / 1001)
-    assert sharp.rate(499, STEPS) == pytest.approx(3e-3 * 500 / 1001, rel=1e-4)
-    assert sharp.rate(STEPS // 2, STEPS) == pytest.approx(1.5e-3)
-    assert 0.0 < sharp.rate(STEPS - 1, STEPS) < 1e-9 * STEPS / 1000
-    assert recipe_named("sharp") is sharp
-    with pytest.raises(ArgumentError, match="recipe: got 'blunt'; allowed: 'paper' or 'sharp'"):
-        recipe_named("blunt")
+def run(folder: Path, seeds: tuple[int, ...] = (3, 0), progress: Any = lambda step, loss: None, **more: Any) -> Trained:
+    def reported(recipe: str, step: int, loss: float) -> None:
+        progress(step, loss)
+
+    (trained,) = train([RECIPE], seeds, STEPS, CPU, folder, command="sharpmax test", progress=reported, **more)
+    return trained
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+def equal(a: Trained, b: Trained) -> bool:
+    return a.tensors.keys() == b.tensors.keys() and all(torch.equal(t, b.tensors[n]) for n, t in a.tensors.items())
+
+
+def saved_step(folder: Path) -> int:
+    """The step that would be gone on from; 0 before the first state is saved."""
+    file = state_path(folder, "paper")
+    return int(load_tensors(file, "training")[1]["step"]) if file.exists() else 0
+
+
+class StoppedError(Exception):
+    pass
+
+
+def stop_at(step: int) -> Any:
+    def progress(reached: int, loss: float) -> None:
+        if reached == step:
+            raise StoppedError
+
+    return progress
+
+
+@pytest.mark.usefixtures("short_blocks")
+def test_writes_weights_and_state(tmp_path: Path) -> None:
+    # Beside another recipe it is trained as if alone.
+    both = train([RECIPE, OTHER], (3, 0), STEPS, CPU, tmp_path / "both", command="sharpmax test")
+    seen: list[tuple[int, float]] = []
+    trained = run(tmp_path / "new", progress=lambda step, loss: seen.append((step, loss)))
+    assert sorted(contents(tmp_path / "new")) == ["training-paper.safetensors", "weights-paper.safetensors"]
+    assert [step for step, _ in seen] == [0, 4, 8, 10]
+    assert all(0.0 < loss < 10.0 for _, loss in seen[1:])
+    assert (trained.recipe, trained.steps, trained.seeds) == ("paper", STEPS, (3, 0))
+    assert {"commit", "seed", "command", "seconds"} <= trained.provenance.keys()
+    loaded = Trained.load(weights_path(tmp_path / "new", "paper"))
+    assert loaded.provenance == trained.provenance
+    assert equal(loaded, trained)
+    assert equal(both[0], trained)
+    assert not equal(both[1], trained)
+
+
+@pytest.mark.usefixtures("short_blocks")
+class TestResuming:
+    @pytest.mark.parametrize(("at", "saved"), [(0, 0), (8, 4), (10, 8)])
+    def test_gives_the_weights_of_a_run_that_never_stopped(self, at: int, saved: int, tmp_path: Path) -> None:
+        with pytest.raises(StoppedError):
+            run(tmp_path / "stopped", progress=stop_at(at), save_every_s=0.0)
+        assert saved_step(tmp_path / "stopped") == saved
+        before = contents(tmp_path / "stopped") if saved else {}
+        if saved:
+            with pytest.raises(ArgumentError, match=rf"'paper' at step {saved} of 10; add --resume to go on"):
+                run(tmp_path / "stopped")
+            assert contents(tmp_path / "stopped") == before
+        reached: list[int] = []
+        again = run(tmp_path / "stopped", resume=True, progress=lambda step, loss: reached.append(step))
+        assert reached == [step for step in (0, 4, 8, 10) if step >= saved]
+        assert equal(again, run(tmp_path / "whole"))
+
+    def test_a_finished_training_takes_no_further_step(self, tmp_path: Path) -> None:
+        left = tmp_path / f".{state_path(tmp_path, 'paper').name}.x1.partial"
+        left.write_bytes(b"half")
+        first = run(tmp_path)
+        assert not left.exists(), "what a kill left of a save is removed"
+        before = contents(tmp_path)
+        again = run(tmp_path, resume=True)
+        assert equal(again, first)
+        assert again.provenance == first.provenance
+        assert contents(tmp_path) == before
+        weights_path(tmp_path, "paper").unlink()  # as after a kill between the last state and the weights
+        assert equal(run(tmp_path, resume=True), first)
+        with pytest.raises(ArgumentError, match=r"begun with seeds \[3, 0\] and now got \[3, 1\]"):
+            run(tmp_path, resume=True, seeds=(3, 1))
+        state_path(tmp_path, "paper").unlink()
+        with pytest.raises(ArgumentError, match="holds weights of recipe 'paper' already"):
+            run(tmp_path, resume=True)
+
+    def test_refuses_what_is_no_state(self, tmp_path: Path) -> None:
+        trained, file = run(tmp_path), state_path(tmp_path, "paper")
+        tensors, about = load_tensors(file, "training")
+        for harmed in (({}, about), (tensors, about | {"step": "four"}), (tensors, about | {"step": 99})):
+            save_tensors(file, "training", *harmed)
+            with pytest.raises(FileFormatError, match="does not fit this version of the training"):
+                run(tmp_path, resume=True)
+        trained.save(file)
+        with pytest.raises(FileFormatError, match="holds single-heads"):
+            run(tmp_path, resume=True)
+        file.write_bytes(b"half a fi")
+        with pytest.raises(FileFormatError, match="damaged"):
+            run(tmp_path, resume=True)
+
+
+# Forks train, so that a kill costs no further import of torch. Each line read is a folder and the number of saves after
+# which the fork kills itself, in the middle of writing a state or the weights.
+_TRAINER = """
+import os, signal, sys, torch
+from dataclasses import replace
+from pathlib import Path
+from sharpmax.experiments import stacked_training as training
+torch.set_num_threads(1)
+training.BLOCK, training._SHOW_EVERY_S = 10, 0.0
+recipe, cpu, real = replace(training.RECIPES["paper"], batch=2), torch.device("cpu"), os.fsync
+training.Training(recipe, [0], 1, cpu)  # loads what the optimiser loads late
+
+def go(folder, limit):
+    saves = 0
+    def saving(descriptor):
+        nonlocal saves
+        saves += 1
+        if saves > limit:
+            os.kill(os.getpid(), signal.SIGKILL)
+        real(descriptor)
+    os.fsync = saving
+    training.provenance = lambda seed: {"seed": seed}
+    training.train([recipe], [3], 60, cpu, Path(folder), command="x", resume=True, save_every_s=0.0)
+    os._exit(0)
+
+for line in sys.stdin:
+    folder, limit = line.split()
+    if not (child := os.fork()):
+        go(folder, int(limit))
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="SIGKILL and fork are POSIX")
+def test_killed_again_and_again_it_ends_with_the_very_same_weights(tmp_path: Path) -> None:
+    lines = [f"{tmp_path}/whole 99\n", *(f"{tmp_path}/killed {limit}\n" for limit in (0, 1, 0, 2, 3, 99))]
+    done = subprocess.run(
+        [sys.executable, "-c", _TRAINER], input="".join(lines), capture_output=True, text=True, check=True
+    )
+    assert [int(line) for line in done.stdout.split()] == [0, *[-signal.SIGKILL] * 5, 0]
+    whole, killed = (Trained.load(weights_path(tmp_path / name, "paper")) for name in ("whole", "killed"))
+    assert equal(whole, killed)
+    # A kill in the middle of writing leaves a part under a name that no reader takes for a file.
+    for name in contents(tmp_path / "killed"):
+        assert re.fullmatch(r"(training|weights)-paper\.safetensors|\..*\.partial", name)

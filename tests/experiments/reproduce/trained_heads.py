@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sharpmax.models.single_head import SingleHeads
+from sharpmax.models.stacked import SingleHeads
 from sharpmax.models.weights import Trained, shipped_path
 
 

@@ -1,4 +1,5 @@
-"""What a user waits for: host time per call (`host_tables`), and transformers' `generate` (`generate_tables`).
+"""What a user waits for: host time per call (`host_tables`), `generate` (`generate_tables`), a training step
+(`training_tables`).
 
 Within a round everything runs once and ratios are taken within a round. Host time is the time until a call returns; a
 GPU's own time is taken with CUDA events, behind a wait during which the host queues the call.
@@ -6,11 +7,14 @@ GPU's own time is taken with CUDA events, behind a wait during which the host qu
 
 from __future__ import annotations
 
+import importlib
+import itertools
+import re
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import sharpmax as sm
+from sharpmax.calibration.learnable import LearnablePolicy
 from sharpmax.errors import ArgumentError, reject
 from sharpmax.experiments.benchmarks.gpu import spent
 from sharpmax.experiments.benchmarks.measuring import (
@@ -26,12 +31,16 @@ from sharpmax.experiments.benchmarks.measuring import (
     distance,
     in_rounds,
     median_ratio,
+    milliseconds,
     random_tokens,
     silent,
+    summary,
+    synchronise,
     targets,
 )
+from sharpmax.integrations.trainer import AttentionObserver, EntropyBand, QKClip
 from sharpmax.lazy import require
-from sharpmax.models.language import DTYPES, load_language_model
+from sharpmax.models.language import DTYPES, any_length, load_language_model
 from sharpmax.policies.basic import Constant
 from sharpmax.policies.per_head import PerHead
 from sharpmax.provenance import check_amounts, check_seed
@@ -42,59 +51,58 @@ if TYPE_CHECKING:
 RANDOM = "random"
 """In place of a model: random weights in the shape of SmolLM2-135M, which take as long as trained ones."""
 
-ROUNDS = 5
-CONTEXTS, BATCHES, TOKENS = (2048, 8192), (1, 16), 32
-SMALL_CONTEXTS, SMALL_BATCHES, SMALL_TOKENS = (512,), (1,), 8
-POLICIES = ("constant:1.5", "smollm2-constant", "smollm2", "paper")
+_SHAPE: dict[str, Any] = {
+    "vocab_size": 49_152, "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30,
+    "num_attention_heads": 9, "num_key_value_heads": 3, "max_position_embeddings": 1 << 16,
+    "tie_word_embeddings": True, "eos_token_id": None,
+}  # fmt: skip
+
+ROUNDS, GENERATE_ROUNDS, TRAINING_ROUNDS = 5, 3, 8
+POLICIES = ("paper", "smollm2", "smollm2-rows", "constant:1.5")
 _BASELINE = "baseline"
 _WARM_UP_CALLS, _CALLS = 20, 100
-_STEPS = 8
+_QUEUED = 150_000_000  # cycles, about 80 ms, in which the host queues a forward pass
 
 _ERROR = {torch.bfloat16: 0.03, torch.float32: 1e-4}
-_HOST_TARGETS = {"constant": 50.0, "paper": 90.0, "row-stats": 60.0, "decode": 60.0}
-_EVERYDAY = (8, 16, 1024, 64)
-_EVERYDAY_TARGETS = {"paper": {"ratio": 2.2}}
+_HOST_TARGETS = {
+    name: {"median_us": most} for name, most in (("constant", 50), ("paper", 90), ("row-stats", 60), ("decode", 60))
+}
+_TYPICAL = (8, 16, 1024, 64)
+_TYPICAL_TARGETS = {"paper": {"ratio": 2.2}}
+
+
+def _name_of(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+# Host time per call.
 
 
 def host_tables(device: torch.device, repeat: int = ROUNDS, seed: int = 0, note: Note = silent) -> dict[str, Any]:
     """The tables `bench` and `setting`: microseconds of the host per call, and device time of an everyday shape."""
-    check_amounts(_EVERYDAY[2], repeat)
+    check_amounts(_TYPICAL[2], repeat)
     check_seed(seed)
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    on_gpu = device.type == "cuda"
+    dtype = torch.bfloat16 if on_gpu else torch.float32
+    shape = _TYPICAL if on_gpu else (1, 4, 256, 64)
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # rows of random logits lie beyond the polynomial's range
         errors = _errors(dtype, device, seed)
-        small = _calls((1, 8, 128, 64) if device.type == "cuda" else (1, 2, 8, 16), dtype, device, seed)
-        found = in_rounds({name: partial(_host_us, call, device) for name, call in small.items()}, repeat, note)
-        bench: dict[str, Any] = {}
-        for name, times in found.items():
-            entry = {"median_us": statistics.median(times), "min_us": min(times), "rounds": repeat}
-            limits = {"median_us": _HOST_TARGETS[name]} if name in _HOST_TARGETS else {}
-            bench[f"host/{name}"] = entry | {"targets": targets(limits, entry, device.type == "cuda")}
-        shape = _EVERYDAY if device.type == "cuda" else (1, 4, 256, 64)
-        large = {name: call for name, call in _calls(shape, dtype, device, seed).items() if name != "decode"}
-        in_rounds({name: partial(spent, call, device) for name, call in large.items()}, 3)
-        rounds = in_rounds({name: partial(spent, call, device) for name, call in large.items()}, repeat, note)
-    own = [one.device_ms for one in rounds["pytorch"]]
-    for name, each in rounds.items():
-        ms = [one.device_ms for one in each]
-        entry = {
-            "median_ms": statistics.median(ms),
-            "min_ms": min(ms),
-            "ratio": median_ratio(ms, own),
-            "rounds": repeat,
-        }
-        limits = _EVERYDAY_TARGETS.get(name, {})
-        bench[f"everyday/{name}"] = entry | {"targets": targets(limits, entry, device.type == "cuda")}
+        small = _calls((1, 8, 128, 64) if on_gpu else (1, 2, 8, 16), dtype, device, seed)
+        host = in_rounds({name: partial(_host_us, call, device) for name, call in small.items()}, repeat, note)
+        large = _calls(shape, dtype, device, seed)
+        del large["decode"]
+        runs = {name: partial(spent, call, device) for name, call in large.items()}
+        in_rounds(runs, 3)
+        rounds = in_rounds(runs, repeat, note)
+    bench = {f"host/{name}": summary(us, "us", None, _HOST_TARGETS.get(name, {}), on_gpu) for name, us in host.items()}
     for name, error in errors.items():
         bench[f"host/{name}"] |= {"error": error, "agrees": error <= _ERROR[dtype]}
-    setting = {
-        "device": _name_of(device),
-        "dtype": str(dtype).removeprefix("torch."),
-        "everyday": list(shape),
-        "rounds": repeat,
-    }
-    return {"bench": bench, "setting": setting}
+    device_ms = {name: [one.device_ms for one in each] for name, each in rounds.items()}
+    for name, ms in device_ms.items():
+        bench[f"everyday/{name}"] = summary(ms, "ms", device_ms["pytorch"], _TYPICAL_TARGETS.get(name, {}), on_gpu)
+    setting = {"device": _name_of(device), "dtype": str(dtype).removeprefix("torch.")}
+    return {"bench": bench, "setting": setting | {"everyday": list(shape), "rounds": repeat}}
 
 
 def _calls(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, seed: int) -> dict[str, Callable[[], Any]]:
@@ -134,49 +142,31 @@ def _host_us(call: Callable[[], Any], device: torch.device) -> float:
     """Microseconds until a call returns, on inputs so small that a GPU keeps up with it."""
     for _ in range(_WARM_UP_CALLS):
         call()
-    _wait(device)
+    synchronise(device)
     start = time.perf_counter()
     for _ in range(_CALLS):
         call()
     taken = time.perf_counter() - start
-    _wait(device)
+    synchronise(device)
     return 1e6 * taken / _CALLS
 
 
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def _name_of(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+# transformers' generate.
 
 
 def model_for(name: str, device: torch.device, dtype: str, seed: int = 0) -> PreTrainedModel:
     """The model to generate with: loaded by its name, or of random weights (`random`)."""
     if name != RANDOM:
         return load_language_model(name, device=device.type, dtype=dtype).model
-    transformers = require("transformers", "hf", "bench --generate")
-    config = transformers.LlamaConfig(
-        vocab_size=49_152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9,
-        num_key_value_heads=3, max_position_embeddings=1 << 16, tie_word_embeddings=True, eos_token_id=None,
-    )  # fmt: skip
-    torch.manual_seed(seed)
-    model: PreTrainedModel = transformers.LlamaForCausalLM(config).to(DTYPES[dtype]).to(device).eval()
+    model: PreTrainedModel = _random_model(device, seed).to(DTYPES[dtype]).eval()
     return model
 
 
-class _Clock:
-    """Takes the place of a streamer: `generate` hands it the prompt, then every token once it is there."""
-
-    def __init__(self) -> None:
-        self.times: list[float] = []
-
-    def put(self, tokens: Tensor) -> None:
-        self.times.append(time.perf_counter())
-
-    def end(self) -> None:
-        pass
+def _random_model(device: torch.device, seed: int, **shape: int) -> Any:
+    transformers = require("transformers", "hf", "bench --generate and --training")
+    torch.manual_seed(seed)
+    with torch.device(device):  # on a GPU ten times as fast as to fill the weights on a processor
+        return transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**_SHAPE, **shape}))
 
 
 def generate_tables(
@@ -184,44 +174,42 @@ def generate_tables(
     name: str,
     *,
     policies: Sequence[str] = POLICIES,
-    contexts: Sequence[int] = CONTEXTS,
-    batches: Sequence[int] = BATCHES,
-    tokens: int = TOKENS,
-    compiled: bool = True,
-    repeat: int = ROUNDS,
+    contexts: Sequence[int] | None = None,
+    batches: Sequence[int] | None = None,
+    tokens: int | None = None,
+    compiled: bool = False,
+    repeat: int = GENERATE_ROUNDS,
     seed: int = 0,
     note: Note = silent,
 ) -> dict[str, Any]:
     """The tables `bench` and `setting`: prefill and time per token of `generate`, for the baseline and each policy.
 
-    Policies of another shape than the model's are left out. With `compiled`, also with a static cache, whose forward
-    pass transformers compiles on a GPU: there the variants run one after the other, as each is compiled anew.
+    Policies of another shape than the model's are left out. With `compiled` also with a static cache, whose decoding
+    step transformers compiles on a GPU. A case that fails has a `problem` in place of times.
     """
+    on_gpu = model.device.type == "cuda"
+    contexts, batches = contexts or ((2048, 8192) if on_gpu else (512,)), batches or ((1, 16) if on_gpu else (1,))
+    new_tokens = tokens or (16 if on_gpu else 8)
     check_amounts(min(contexts), repeat)
     check_seed(seed)
-    if tokens < 2:
-        reject("tokens", tokens, "2 or more new tokens")
-    device = model.device
+    if new_tokens < 2:
+        reject("tokens", new_tokens, "2 or more new tokens")
     variants = [_BASELINE, *(policy for policy in policies if _fits(model, policy))]
+    cells = [("eager", batch, context) for batch in batches for context in contexts]
+    cells += [("static", batch, contexts[0]) for batch in batches] if compiled else []
     bench: dict[str, Any] = {}
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        for mode in ("eager", "static") if compiled else ("eager",):
-            for batch in batches:
-                for context in contexts if mode == "eager" else contexts[:1]:
-                    ids = random_tokens(model, batch * context, seed).view(batch, context)
-                    run = _in_turn if mode == "eager" else _one_by_one
-                    found = run(model, ids, variants, tokens, repeat, note)
-                    place = f"{mode}, batch {batch}, {context:,} tokens"
-                    bench |= {f"{place}: {one}": entry for one, entry in _entries(found, mode, device).items()}
+        for mode, batch, context in cells:
+            ids = random_tokens(model, batch * context, seed).view(batch, context)
+            place = f"{mode}, batch {batch}, {context:,} tokens"
+            note(place)
+            found = _times(model, ids, variants, mode, new_tokens, repeat, note)
+            bench |= {f"{place}: {variant}": _entry(found, variant, mode, on_gpu) for variant in variants}
     setting = {
-        "model": name,
-        "device": _name_of(device),
-        "dtype": str(model.dtype).removeprefix("torch."),
-        "new_tokens": tokens,
-        "threads": torch.get_num_threads(),
-        "rounds": repeat,
-    }
+        "model": name, "device": _name_of(model.device), "dtype": str(model.dtype).removeprefix("torch."),
+        "new_tokens": new_tokens, "threads": torch.get_num_threads(), "rounds": repeat,
+    }  # fmt: skip
     return {"bench": bench, "setting": setting}
 
 
@@ -239,89 +227,204 @@ def _applied(model: PreTrainedModel, variant: str) -> Any:
     return nullcontext() if variant == _BASELINE else sm.applied(model, variant)
 
 
-_Times = dict[str, list[dict[str, float]]]
+_Times = dict[str, list[dict[str, float]] | str]
+"""The times of each variant in each round, or why there are none."""
 
 
-def _in_turn(
-    model: PreTrainedModel, ids: Tensor, variants: Sequence[str], tokens: int, repeat: int, note: Note
+def _times(
+    model: PreTrainedModel, ids: Tensor, variants: Sequence[str], mode: str, tokens: int, repeat: int, note: Note
 ) -> _Times:
-    def measured(variant: str) -> dict[str, float]:
-        with _applied(model, variant):
-            return _generated(model, ids, tokens, {}) | _forward(model, ids)
-
-    runs = {variant: partial(measured, variant) for variant in variants}
-    in_rounds(runs, 1, note)
-    return in_rounds(runs, repeat, note)
-
-
-def _one_by_one(
-    model: PreTrainedModel, ids: Tensor, variants: Sequence[str], tokens: int, repeat: int, note: Note
-) -> _Times:
-    found: _Times = {}
-    for variant in variants:
-        note(f"static cache: compiling {variant}")
-        torch.compiler.reset()
-        vars(model).pop("_compiled_call", None)
-        with _applied(model, variant):
-            for _ in range(2):
-                _generated(model, ids, tokens, {"cache_implementation": "static"})
-            found[variant] = [_generated(model, ids, tokens, {"cache_implementation": "static"}) for _ in range(repeat)]
+    """Every variant in every round, after one round (two where a pass is compiled) that does not count."""
+    static = mode == "static"
+    rounds = range(-2 if static else -1, repeat)
+    # What is compiled is compiled anew for each variant, so those of a static cache run one after the other.
+    turns = [(v, r) for v in variants for r in rounds] if static else [(v, r) for r in rounds for v in variants]
+    found: _Times = {variant: [] for variant in variants}
+    for variant, number in turns:
+        times = found[variant]
+        if isinstance(times, str):
+            continue
+        note(f"{variant}, round {number + 1} of {repeat}")
+        if static and number == rounds[0]:
+            torch.compiler.reset()
+            _graph_breaks().clear()
+            vars(model).pop("_compiled_call", None)
+        try:
+            with _applied(model, variant):
+                took = _generated(model, ids, tokens, static) | ({} if static else _forward(model, ids))
+        except Exception as error:  # memory, the compiler, a kernel: the other cases can still be measured
+            found[variant] = f"{type(error).__name__}: {error}".splitlines()[0]
+            if ids.is_cuda:
+                torch.cuda.empty_cache()
+            continue
+        if number >= 0:
+            times.append(took)
     return found
 
 
-def _generated(model: PreTrainedModel, ids: Tensor, tokens: int, options: Mapping[str, Any]) -> dict[str, float]:
-    """Milliseconds until the first token and between tokens."""
-    clock = _Clock()
+def _generated(model: PreTrainedModel, ids: Tensor, tokens: int, static: bool) -> dict[str, float]:
+    """Milliseconds until the first token and between tokens; with a static cache also the graph breaks so far."""
+    times: list[float] = []
+
+    class Clock:
+        """In place of a streamer: gets the prompt, then every token once it is there."""
+
+        def put(self, tokens: Tensor) -> None:
+            times.append(time.perf_counter())
+
+        def end(self) -> None:
+            pass
+
     generate: Any = model.generate
     generate(
         ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False,
-        pad_token_id=0, streamer=clock, **options,
+        pad_token_id=0, streamer=Clock(), **({"cache_implementation": "static"} if static else {}),
     )  # fmt: skip
-    steps = [1e3 * (after - before) for before, after in zip(clock.times, clock.times[1:], strict=False)]
-    return {"prefill_ms": steps[0], "token_ms": statistics.median(steps[1:])}
+    steps = [1e3 * (after - before) for before, after in itertools.pairwise(times)]
+    found = {"prefill_ms": steps[0], "token_ms": statistics.median(steps[1:])}
+    return found | ({"graph_breaks": sum(_graph_breaks().values())} if static else {})
+
+
+def _graph_breaks() -> dict[str, int]:
+    """How often the compiler gave up, by reason."""
+    breaks: dict[str, int] = importlib.import_module("torch._dynamo.utils").counters["graph_break"]
+    return breaks
 
 
 def _forward(model: PreTrainedModel, ids: Tensor) -> dict[str, float]:
-    """Forward pass of one new token on a GPU: until the call returns, and until the device is done."""
+    """Forward passes of the prompt and of one new token on a GPU: until the call returns, and the device's own time."""
     if model.device.type != "cuda":
         return {}
-    cache = require("transformers", "hf", "bench --generate").DynamicCache(config=model.config)
-    model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
-    took: list[tuple[float, float]] = []
-    for _ in range(_STEPS):
-        _wait(model.device)
+    caches = [require("transformers", "hf", "bench --generate").DynamicCache(config=model.config) for _ in range(2)]
+    found = {}
+    for name, given in (("prefill", ids), ("token", ids[:, -1:])):
+        options = {"input_ids": given, "use_cache": True, "logits_to_keep": 1}
+        runs = [partial(model, past_key_values=cache, **options) for cache in caches]
+        synchronise(model.device)
         start = time.perf_counter()
-        model(input_ids=ids[:, -1:], past_key_values=cache, use_cache=True, logits_to_keep=1)
-        returned = time.perf_counter()
-        _wait(model.device)
-        took.append((1e3 * (returned - start), 1e3 * (time.perf_counter() - start)))
-    host, done = (statistics.median(times) for times in zip(*took, strict=True))
-    return {"forward_host_ms": host, "forward_ms": done}
+        runs[0]()
+        found[f"{name}_host_ms"] = 1e3 * (time.perf_counter() - start)
+        found[f"{name}_device_ms"] = spent(runs[1], model.device, _QUEUED).device_ms
+    return found
 
 
-def _entries(found: _Times, mode: str, device: torch.device) -> dict[str, dict[str, Any]]:
-    entries = {}
-    for variant, rounds in found.items():
-        quantities = rounds[0]
-        entry: dict[str, Any] = {one: statistics.median(each[one] for each in rounds) for one in quantities}
-        for one in quantities:
-            ratio = median_ratio([each[one] for each in rounds], [each[one] for each in found[_BASELINE]])
+def _entry(found: _Times, variant: str, mode: str, on_gpu: bool) -> dict[str, Any]:
+    times, base = found[variant], found[_BASELINE]
+    if isinstance(times, str):
+        return {"problem": times, "targets": {}}
+    entry: dict[str, Any] = {one: statistics.median(each[one] for each in times) for one in times[0]}
+    if not isinstance(base, str):
+        for one in [name for name in times[0] if name.endswith("_ms")]:
+            ratio = median_ratio([each[one] for each in times], [each[one] for each in base])
             entry[one.removesuffix("_ms") + "_ratio"] = ratio
-        limits = {} if variant == _BASELINE else _limits(variant, mode, device)
-        entries[variant] = entry | {"rounds": len(rounds), "targets": targets(limits, entry)}
-    return entries
+    limits = {} if variant == _BASELINE else _limits(variant, mode, on_gpu)
+    return entry | {"rounds": len(times), "targets": targets(limits, entry)}
 
 
-def _limits(variant: str, mode: str, device: torch.device) -> dict[str, float]:
+def _limits(variant: str, mode: str, on_gpu: bool) -> dict[str, float]:
     """The largest ratios that are aimed at."""
-    if device.type != "cuda":
+    if not on_gpu:
         return {"token_ratio": 1.1, "prefill_ratio": 1.35}
     if mode == "static":
         return {"token_ratio": 1.1}
     policy = sm.load_policy(variant)
-    constant = (
-        not any(one.needs for row in policy.policies for one in row)
-        if isinstance(policy, PerHead)
-        else not policy.needs
-    )
-    return {"token_ratio": 1.03 if constant else 1.15, "prefill_ratio": 1.03 if constant else 1.25}
+    every = [one for row in policy.policies for one in row] if isinstance(policy, PerHead) else [policy]
+    measures = any(one.needs for one in every)
+    return {"token_ratio": 1.15, "prefill_ratio": 1.25} if measures else {"token_ratio": 1.03, "prefill_ratio": 1.03}
+
+
+# A training step, and what the observer, QK-clip and policies add to it.
+
+TRAINING_LENGTH, EVERY = 2048, 20
+TRAINING_CASES = ("baseline", "observed", "constant:1.5", "paper", "learned ssmax", "learned entropy", "entropy band")
+_COST_LIMITS = {"observer_percent": 2.0, "clip_percent": 1.0}
+_WORK = {
+    "matrix products": r"gemm|cutlass|nvjet|cublas|xmma",
+    "attention": r"flash|fmha|attention|sdpa",
+    "row statistics and β": r"_stats|_parts|_sharpen|_beta|_backward_kernel|row_",
+    "optimizer": r"adam|multi_tensor",
+}
+
+
+@contextmanager
+def _step(model: Any, tokens: Tensor, name: str) -> Iterator[Callable[[], None]]:
+    """Forward, backward and AdamW, in bfloat16 on a GPU, with what is added to them under this name."""
+    device = tokens.device
+    on_gpu = device.type == "cuda"
+    with ExitStack() as block:
+        if name in ("paper", "constant:1.5"):
+            block.enter_context(sm.applied(model, name))
+        elif name.startswith("learned "):
+            block.callback(LearnablePolicy(model, name.removeprefix("learned ")).remove)
+        band = block.enter_context(EntropyBand(model.model)) if name == "entropy band" else None
+        observer = AttentionObserver(model.model, every=1) if name == "observed" else None
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, fused=on_gpu)
+
+        def step() -> None:
+            with nullcontext() if observer is None else observer.step():
+                with torch.autocast(device.type, torch.bfloat16, enabled=on_gpu), any_length(device):
+                    hidden = model.model(tokens, use_cache=False).last_hidden_state
+                # Logits of a few rows: those of all tokens would measure the vocabulary.
+                loss: Tensor = model.lm_head(hidden[:, ::16].to(model.dtype)).float().logsumexp(-1).mean()
+                torch.autograd.backward([loss if band is None else loss + band.loss()])
+                optimizer.step()
+                optimizer.zero_grad()
+
+        yield step
+
+
+def training_tables(
+    *, length: int, repeat: int, device: torch.device, seed: int = 0, layers: int = 30, note: Note = silent
+) -> dict[str, Any]:
+    """Milliseconds of a step by case, the cost of observer and QK-clip at every 20th step, and on a GPU a profile."""
+    model = _random_model(device, seed, num_hidden_layers=layers).train()
+    tokens = torch.randint(1000, (16 if device.type == "cuda" else 2, length), device=device)
+
+    def measured(name: str) -> float:
+        with _step(model, tokens, name) as step:
+            step()  # the first one makes the state of the optimizer
+            return milliseconds(step, device)
+
+    rounds = in_rounds({name: partial(measured, name) for name in TRAINING_CASES}, repeat + 1, note)
+    times = {name: found[1:] for name, found in rounds.items()}  # the first round compiles kernels
+    entries = {}
+    for name, found in times.items():
+        limits = {"ratio": 1 / 0.85} if name not in ("baseline", "observed") else {}
+        entries[name] = summary(found, "ms", times["baseline"], limits, device.type == "cuda")
+    observer = AttentionObserver(model, every=1)
+    with observer.step():
+        model(tokens[:1, :64])
+    clip = QKClip(model, tau=1e-9)  # every head is above τ, the most that it can cost
+    clip_ms = min(milliseconds(partial(clip, observer.history[0]), device) for _ in range(3))
+    cost = {
+        "every": EVERY,
+        "observer_percent": 100.0 * (entries["observed"]["ratio"] - 1.0) / EVERY,
+        "clip_ms": clip_ms,
+        "clip_percent": 100.0 * clip_ms / (EVERY * entries["baseline"]["median_ms"]),
+    }
+    setting = {
+        "model": "SmolLM2's shape", "layers": layers, "length": length, "rows": len(tokens), "rounds": repeat,
+        "device": device.type, "tokens": tokens.numel(),
+    }  # fmt: skip
+    limited = cost | {"targets": targets(_COST_LIMITS, cost, device.type == "cuda")}
+    tables = {"setting": setting, "training_bench": entries, "training_cost": limited}
+    if device.type == "cuda":
+        tables["profile"] = {name: _profile(model, tokens, name) for name in ("baseline", "paper")}
+    return tables
+
+
+def _profile(model: Any, tokens: Tensor, name: str) -> dict[str, float]:
+    """Milliseconds of the device in one step by kind of work, and those that the host takes to launch it."""
+    with _step(model, tokens, name) as step:
+        step()
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            step()
+            torch.cuda.synchronize()
+        found = dict.fromkeys([*_WORK, "other"], 0.0)
+        for event in profile.key_averages():
+            kind = next((kind for kind, names in _WORK.items() if re.search(names, event.key, re.IGNORECASE)), "other")
+            found[kind] += event.self_device_time_total / 1e3
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        step()
+        return found | {"host": 1e3 * (time.perf_counter() - start)}

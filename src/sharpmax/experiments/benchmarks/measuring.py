@@ -1,17 +1,20 @@
-"""Time, memory and fresh interpreters, as every benchmark measures them; and whether a target is reached."""
+"""What all benchmarks share: checked cases, rounds, memory, fresh interpreters, targets."""
 
 from __future__ import annotations
 
 import inspect
 import json
+import math
 import os
 import statistics
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,10 +22,10 @@ from torch import Tensor
 import sharpmax
 from sharpmax.errors import SharpmaxError
 from sharpmax.lazy import require
+from sharpmax.stats.dispatch import row_stats
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
 
 T = TypeVar("T")
 
@@ -48,6 +51,15 @@ def targets(limits: Mapping[str, float], entry: Mapping[str, Any], judged: bool 
     return found
 
 
+def summary(
+    values: Sequence[float], unit: str, base: Sequence[float] | None, limits: Mapping[str, float], judged: bool
+) -> dict[str, Any]:
+    """An entry: median and least of the values, the median of their ratios to `base` within a round, and targets."""
+    entry: dict[str, Any] = {f"median_{unit}": statistics.median(values), f"min_{unit}": min(values)}
+    entry |= {} if base is None else {"ratio": median_ratio(values, base)}
+    return entry | {"rounds": len(values), "targets": targets(limits, entry, judged)}
+
+
 def in_rounds(measure: Mapping[str, Callable[[], T]], rounds: int, note: Note = silent) -> dict[str, list[T]]:
     """Take every measurement once per round, so that noise of the machine affects all of them alike."""
     found: dict[str, list[T]] = {name: [] for name in measure}
@@ -69,12 +81,53 @@ def distance(given: Tensor, wanted: Tensor) -> float:
     return float(((given.double() - wanted).abs() / wanted.abs().clamp_min(1.0)).max())
 
 
-def run_python(arguments: list[str]) -> Any:
-    """Run a fresh interpreter that can import this package, and read the JSON on its last line."""
+def finite(value: float) -> float | None:
+    """The number, or None for NaN and ±∞, which JSON cannot hold."""
+    return value if math.isfinite(value) else None
+
+
+class Case(NamedTuple):
+    """Something to time, its errors against the reference by name, and the largest error allowed for each."""
+
+    run: Callable[[], Any]
+    errors: Callable[[Any], Mapping[str, float]]
+    allowed: Mapping[str, float]
+
+
+class Checked(NamedTuple):
+    """Errors of a case, whether all are allowed, and the exception that it raised instead."""
+
+    errors: Mapping[str, float]
+    agrees: bool
+    problem: str | None = None
+
+
+def checked(case: Case) -> Checked:
+    """Run a case once; what raises is a result that disagrees."""
+    with warnings.catch_warnings():
+        # Backends say in warnings why they refuse.
+        warnings.simplefilter("ignore")
+        try:
+            errors = case.errors(case.run())
+        except Exception as problem:  # compilers of kernels raise errors of many kinds
+            first_line = next(iter(str(problem).splitlines()), "")
+            return Checked({}, agrees=False, problem=f"{type(problem).__name__}: {first_line}")
+    # Written this way round so that NaN does not pass.
+    return Checked(errors, agrees=all(error <= case.allowed[name] for name, error in errors.items()))
+
+
+def in_fresh_interpreter(function: Callable[..., Any], *arguments: str | int) -> Any:
+    """The result, as JSON holds it, of a function of this package in an interpreter of its own."""
+    call = f"{function.__name__}(*{arguments!r})"
+    return run_python(f"import json; from {function.__module__} import {function.__name__}; print(json.dumps({call}))")
+
+
+def run_python(code: str) -> Any:
+    """Run code in a fresh interpreter that can import this package, and read the JSON on its last line."""
     home = str(Path(sharpmax.__file__).resolve().parent.parent)
     others = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([home, *others])}
-    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env=environment, check=False)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
     if done.returncode != 0:
         reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         raise SharpmaxError(f"bench: a measurement in a fresh interpreter failed ({reason})")
@@ -93,6 +146,19 @@ def resident_bytes() -> tuple[int, int] | None:
         return None
     now, peak = (int(found[key].split()[0]) * 1024 for key in ("VmRSS", "VmHWM"))
     return now, peak
+
+
+def extra_bytes(length: int, heads: int, width: int) -> int | None:
+    """How far `row_stats(impl="streaming")` raises the memory of this process; None where it is unknown."""
+    with torch.no_grad():
+        q, k = torch.randn(2, 1, heads, length, width).unbind()
+        # Libraries and thread pools start with the first call; they are not the cost of a longer input.
+        row_stats(q[:, :, :64], k[:, :, :64], is_causal=True, impl="streaming")
+        before = resident_bytes()
+        row_stats(q, k, is_causal=True, impl="streaming")
+        after = resident_bytes()
+    # The level now against the peak later errs on the high side if the start-up peaked above its own level.
+    return after[1] - before[0] if before and after else None
 
 
 def reset_peak(device: torch.device) -> bool:
@@ -115,6 +181,23 @@ def peak_mib(device: torch.device) -> float | None:
     return None if held is None else held[1] / 2**20
 
 
+def synchronise(device: torch.device) -> None:
+    """Wait until a device has done what it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()
+
+
+def milliseconds(run: Callable[[], Any], device: torch.device) -> float:
+    """The time of a call with all that it gives a device to do."""
+    synchronise(device)
+    began = time.perf_counter()
+    run()
+    synchronise(device)
+    return 1e3 * (time.perf_counter() - began)
+
+
 class CachedReader:
     """A model that reads tokens into a key-value cache, and the time that takes."""
 
@@ -126,18 +209,8 @@ class CachedReader:
 
     def read(self, ids: Tensor) -> float:
         """Read tokens `[1, n]`; milliseconds."""
-        self._wait()
-        began = time.perf_counter()
-        self._model(input_ids=ids, past_key_values=self._cache, use_cache=True, **self._last)
-        self._wait()
-        return 1e3 * (time.perf_counter() - began)
-
-    def _wait(self) -> None:
-        device = self._model.device
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        elif device.type == "mps":
-            torch.mps.synchronize()
+        options = {"input_ids": ids, "past_key_values": self._cache, "use_cache": True, **self._last}
+        return milliseconds(partial(self._model, **options), self._model.device)
 
 
 def random_tokens(model: PreTrainedModel, count: int, seed: int = 0) -> Tensor:

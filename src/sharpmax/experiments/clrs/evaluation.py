@@ -1,16 +1,15 @@
-"""Every variant answers every question by batched greedy generation; the tables of `sharpmax clrs evaluate`."""
+"""Every variant answers every question; the tables of `sharpmax clrs evaluate` and `compare`."""
 
 from __future__ import annotations
 
-import importlib
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,9 +17,9 @@ import torch
 from sharpmax.errors import reject
 from sharpmax.experiments.clrs.data import end_of, fingerprint, replies
 from sharpmax.experiments.clrs.training import MODEL
-from sharpmax.experiments.evaluate.plan import describe, shape_of, under
-from sharpmax.experiments.run_folder import RUN, Outcome, RunStore, belongs, read_run
-from sharpmax.experiments.statistics import CONFIDENCE, Accuracy, accuracy, paired
+from sharpmax.experiments.run_folder import RUN, Outcome, RunStore, read_run
+from sharpmax.experiments.statistics import CONFIDENCE, accuracy, paired
+from sharpmax.experiments.variants import describe, shape_of, under
 from sharpmax.files import display_name
 from sharpmax.integrations.transformers.interface import observed
 from sharpmax.models.language import LanguageModel, context_of, load_language_model, weights_fingerprint
@@ -29,9 +28,13 @@ from sharpmax.policies.base import Policy
 from sharpmax.policies.registry import BESIDE, load_policy
 from sharpmax.results import FILE_NAME, json_values, load
 from sharpmax.stats.call import AttentionCall
+from sharpmax.tasks.clrs_text.generation import Example, final_answer
+from sharpmax.tasks.clrs_text.sizes import ALGORITHMS, train_sizes
 
-if TYPE_CHECKING:
-    from sharpmax.tasks.clrs_text.generation import Example
+ANSWERS = "answers.jsonl"
+
+WRONG = "<wrong>"
+"""The text of an answer that was scored and is not what greedy decoding gives."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,6 +45,18 @@ class Variant:
     language: LanguageModel
     policy: Policy | None
     run: dict[str, Any] | None  # the settings of its training, if `sharpmax clrs train` trained it
+
+    @classmethod
+    def load(cls, word: str, name: str, *, device: str, dtype: str) -> Variant:
+        """The model that a user names: a folder of `sharpmax clrs train`, with its policy, or any other model."""
+        folder = Path(word)
+        trained = (folder / RUN).is_file()
+        place = folder / MODEL if trained else folder
+        if trained and not place.is_dir():
+            reject("model", repr(word), "a finished training", "continue it: sharpmax clrs train … --resume")
+        language = load_language_model(str(place) if place.is_dir() else word, device=device, dtype=dtype)
+        policy = load_policy(place / BESIDE) if (place / BESIDE).is_file() else None
+        return cls(name, language, policy, read_run(folder) if trained else None)
 
     def to_dict(self) -> dict[str, Any]:
         """The variant as results hold it."""
@@ -57,21 +72,29 @@ class Variant:
 
 def variants_named(words: Sequence[str], *, device: str, dtype: str) -> list[Variant]:
     """Load the models a user asked for, each under a name of its own."""
-    found: list[Variant] = []
+    known: dict[str, str] = {}
     for word in words:
-        folder = Path(word)
-        trained = (folder / RUN).is_file()
-        place = folder / MODEL if trained else folder
-        if trained and not place.is_dir():
-            reject("model", repr(word), "a finished training", "continue it: sharpmax clrs train … --resume")
-        language = load_language_model(str(place) if place.is_dir() else word, device=device, dtype=dtype)
-        policy = load_policy(place / BESIDE) if (place / BESIDE).is_file() else None
         name = display_name(word)
-        known = [one.name for one in found]
-        names = (name, *(f"{name} ({number})" for number in range(2, len(known) + 3)))
-        name = next(one for one in names if one not in known)
-        found.append(Variant(name, language, policy, read_run(folder) if trained else None))
-    return found
+        names = (name, *(f"{name} ({number})" for number in range(2, len(words) + 1)))
+        known[next(one for one in names if one not in known)] = word
+    return [Variant.load(word, name, device=device, dtype=dtype) for name, word in known.items()]
+
+
+def trained_sizes(variants: Sequence[Variant]) -> dict[str, list[int]]:
+    """The sizes of each algorithm that the variants were trained on; none for models from elsewhere."""
+    runs = [one.run for one in variants if one.run is not None]
+    if len({run["examples"]["fingerprint"] for run in runs}) > 1:
+        reject("model", "models that were trained on different examples", "models that were trained on the same ones")
+    return dict(runs[0]["sizes"]) if runs else {}
+
+
+def training_of(folder: Path) -> dict[str, Any]:
+    """Command, provenance, settings, loss curve and speed of a finished training."""
+    saved = load(folder / FILE_NAME)
+    # The evaluation has policies and sizes itself.
+    setting = {name: value for name, value in saved.tables["setting"].items() if name not in ("policy", "sizes")}
+    kept = {name: saved.tables[name] for name in ("curve", "speed")}
+    return {"command": saved.command, "provenance": saved.provenance, "setting": setting, **kept}
 
 
 @dataclass(frozen=True)
@@ -84,70 +107,27 @@ class Answer:
     entropy: float | None = None  # H / ln n where the answer begins, mean over heads; of scored answers
 
 
-class AnswerStore:
-    """The answers in a folder, and remarks on variants."""
-
-    def __init__(self, folder: Path) -> None:
-        self._store = RunStore(folder, FILE)
-        self.writing = self._store.writing
-
-    def __contains__(self, key: tuple[str, int]) -> bool:
-        return _key(*key) in self._store
-
-    def __getitem__(self, key: tuple[str, int]) -> Answer:
-        return Answer(**self._store.record(_key(*key)))
-
-    def add(self, variant: str, answers: Mapping[int, Answer]) -> None:
-        """Store answers by the number of their question; when this returns they are on disk."""
-        self._store.add_all({_key(variant, item): Outcome(asdict(one)) for item, one in answers.items()})
-
-    def remark(self, variant: str, text: str) -> None:
-        """Store a remark on a variant."""
-        if f"{variant}/{text}" not in self._store:
-            self._store.add(f"{variant}/{text}", Outcome({"variant": variant, "remark": text}))
-
-    def remarks(self, variant: str) -> list[str]:
-        """Remarks on a variant."""
-        records = map(self._store.record, self._store.keys())
-        return [one["remark"] for one in records if one.get("variant") == variant]
-
-
-FILE = "answers.jsonl"
-
-
-def _key(variant: str, item: int) -> str:
-    return f"{variant}/{item}"
-
-
 Progress = Callable[[int, str], None]
 """Called with the number of answers since the last call, and the variant that comes next."""
 
 
-@dataclass(frozen=True, eq=False)
 class Evaluation:
-    """Variants and the questions put to them."""
+    """Variants and the questions put to them: those of the sizes that fit every variant's context.
 
-    variants: Sequence[Variant]
-    questions: Sequence[Example]
-    batch_tokens: int  # tokens that a device holds at once, answers included
-    setting: dict[str, Any]  # what else the answers depend on
-    _expected: dict[str, list[Reply]] = field(default_factory=dict, init=False)
+    With `longest`, questions of more tokens than that, answers included, are left out too. A size is asked as a whole
+    or not at all: its shorter questions alone would be easier. `batch_tokens` are held by a device at once, answers
+    included; `setting` is what else the answers depend on.
+    """
 
-    @classmethod
-    def fitting(
-        cls,
+    def __init__(
+        self,
         variants: Sequence[Variant],
         questions: Sequence[Example],
         batch_tokens: int,
         setting: Mapping[str, Any],
         longest: int | None = None,
-    ) -> Evaluation:
-        """With the questions of the sizes that fit every variant's context; the setting lists the sizes left out.
-
-        With `longest`, questions of more tokens than that, answers included, are left out too. A size is asked as a
-        whole or not at all: its shorter questions alone would be easier.
-        """
-        expected = _as_tokens(variants, questions)
+    ) -> None:
+        expected = {one.name: list(replies(one.language.tokenizer, questions)) for one in variants}
         out: dict[str, set[int]] = {}
         for variant in variants:
             limits = (context_of(variant.language.model), longest)
@@ -159,62 +139,60 @@ class Evaluation:
         if not left:
             allowed = "sizes whose questions and answers fit every model's context"
             reject("--sizes", sorted({one.length for one in questions}), allowed, "ask for smaller ones")
-        limited = {} if longest is None else {"longest": longest}
-        too_long = {name: sorted(sizes) for name, sizes in out.items()}
-        asked_questions = [questions[place] for place in left]
-        made = cls(variants, asked_questions, batch_tokens, {**setting, "too_long": too_long, **limited})
-        made._expected.update({name: [asked[place] for place in left] for name, asked in expected.items()})
-        return made
+        self.variants, self.batch_tokens = variants, batch_tokens
+        self.questions = [questions[place] for place in left]
+        self.expected = {name: [asked[place] for place in left] for name, asked in expected.items()}
+        self.setting = {**setting, "too_long": {name: sorted(sizes) for name, sizes in out.items()}}
+        if longest is not None:
+            self.setting["longest"] = longest
 
     def identity(self) -> dict[str, Any]:
         """What must be the same for answers to belong together."""
         return {
-            "arms": {variant.name: variant.to_dict() for variant in self.variants},
+            "variants": {variant.name: variant.to_dict() for variant in self.variants},
             "questions": {"count": len(self.questions), "fingerprint": fingerprint(self.questions)},
             **self.setting,
         }
 
-    def store(self, folder: Path, *, resume: bool) -> AnswerStore:
-        """The answers in `folder`, if they are to these questions by these variants."""
-        belongs(folder, self.identity(), used=(folder / FILE).is_file(), resume=resume)
-        return AnswerStore(folder)
+    def answers(
+        self, variant: Variant, done: Container[int] = (), remark: Callable[[str], None] = lambda text: None
+    ) -> Iterator[dict[int, Answer]]:
+        """Ask what is not done yet, batch after batch; `remark` gets what a policy has to say."""
+        ask = _scored if self.setting.get("scored") else _generated
+        expected = self.expected[variant.name]
+        for batch in _batches(expected, self.batch_tokens):
+            left = [item for item in batch if item not in done]
+            with under(variant.language.model, variant.policy, remark):
+                texts = [self.questions[item].answer.strip() for item in left]
+                found = ask(variant, [expected[item] for item in left], texts) if left else []
+            yield dict(zip(left, found, strict=True))
 
-    def answer(self, store: AnswerStore, progress: Progress = lambda done, what: None) -> None:
-        """Ask what has no answer yet."""
-        answers = _scored if self.setting.get("scored") else _generated
-        with store.writing():
-            for variant in self.variants:
-                progress(0, variant.name)
-                expected = self.expected(variant)
-                for batch in _batches(expected, self.batch_tokens):
-                    left = [item for item in batch if (variant.name, item) not in store]
-                    if left:
-                        remark = partial(store.remark, variant.name)
-                        wanted = [self.questions[item].answer.strip() for item in left]
-                        with under(variant.language.model, variant.policy, remark):
-                            found = answers(variant, [expected[item] for item in left], wanted)
-                        store.add(variant.name, dict(zip(left, found, strict=True)))
-                    progress(len(batch), variant.name)
+    def run(self, store: RunStore, progress: Progress = lambda done, what: None) -> None:
+        """Ask what has no answer in the store yet, and store each batch as soon as it is answered."""
+        for variant in self.variants:
+            name = variant.name
+            done = {item for item in range(len(self.questions)) if f"{name}/{item}" in store}
+            progress(len(done), name)
 
-    def expected(self, variant: Variant) -> list[Reply]:
-        """Questions with their right answers as the tokens of a variant."""
-        if not self._expected:
-            self._expected.update(_as_tokens(self.variants, self.questions))
-        return self._expected[variant.name]
+            def remark(text: str, name: str = name) -> None:
+                if f"{name}/{text}" not in store:
+                    store.add(f"{name}/{text}", Outcome({"variant": name, "remark": text}))
 
+            with store.writing():
+                for found in self.answers(variant, done, remark):
+                    store.add_all({f"{name}/{item}": Outcome(asdict(one)) for item, one in found.items()})
+                    progress(len(found), name)
 
-def _as_tokens(variants: Sequence[Variant], questions: Sequence[Example]) -> dict[str, list[Reply]]:
-    """Questions with right answers as the tokens of each variant, tokenized once for equal tokenizers."""
-    known: dict[Any, list[Reply]] = {}
-    found = {}
-    for variant in variants:
-        tokenizer: Any = variant.language.tokenizer
-        backend = getattr(tokenizer, "backend_tokenizer", None)
-        key = tokenizer if backend is None else (backend.to_str(), end_of(tokenizer))
-        if key not in known:
-            known[key] = list(replies(tokenizer, questions))
-        found[variant.name] = known[key]
-    return found
+    def tables(self, store: RunStore, seed: int) -> dict[str, Any]:
+        """The tables of `evaluation_tables`, once every question is answered."""
+        names, numbers = [variant.name for variant in self.variants], range(len(self.questions))
+        answers = {name: [[Answer(**store.records[f"{name}/{item}"]) for item in numbers]] for name in names}
+        remarks: dict[str, list[str]] = {name: [] for name in names}
+        for record in store.records.values():
+            if "remark" in record:
+                remarks[record["variant"]].append(record["remark"])
+        known = trained_sizes(self.variants) or {name: list(train_sizes(name)) for name in ALGORITHMS}
+        return evaluation_tables(self.questions, answers, {**self.identity(), "remarks": remarks}, known, seed)
 
 
 def _limit(expected: Sequence[Reply]) -> int:
@@ -254,216 +232,147 @@ def _generated(variant: Variant, expected: Sequence[Reply], texts: Sequence[str]
     return answers
 
 
-WRONG = "<wrong>"
-"""The text of an answer that was scored and is not what greedy decoding gives."""
-
-
 def _scored(variant: Variant, expected: Sequence[Reply], texts: Sequence[str]) -> list[Answer]:
-    """Whether greedy decoding gives each answer, and the entropy of attention where it begins."""
-    row = _AnswerRow(expected)
-    with observed(variant.language.model, row), torch.no_grad():
+    """Whether greedy decoding gives each answer, and H / ln n of the row that gives its first token, by observing."""
+    rows, found = torch.tensor([one.start - 1 for one in expected]), []
+
+    def observe(call: AttentionCall) -> None:
+        stats = call.of_rows(rows).logits(slice(None)).measure(frozenset({"count", "max", "lse", "mean"}))
+        found.append((stats.entropy / stats.count.clamp_min(2).log()).mean((1, 2)))
+
+    with observed(variant.language.model, observe), torch.no_grad():
         right = reply_losses(variant.language.model, expected)[1].all(-1).tolist()
-    entropies = row.mean().tolist()
-    rows = zip(texts, right, entropies, strict=True)
-    return [Answer(text if good else WRONG, 0, 0.0, entropy) for text, good, entropy in rows]
-
-
-class _AnswerRow:
-    """An observer of the row that gives the first token of each answer: H / ln n, mean over heads and layers."""
-
-    def __init__(self, expected: Sequence[Reply]) -> None:
-        self._places = torch.tensor([one.start - 1 for one in expected])
-        self._found: list[torch.Tensor] = []
-
-    def __call__(self, call: AttentionCall) -> None:
-        stats = call.of_rows(self._places).logits(slice(None)).measure(frozenset({"count", "max", "lse", "mean"}))
-        self._found.append((stats.entropy / stats.count.clamp_min(2).log()).mean((1, 2)))
-
-    def mean(self) -> torch.Tensor:
-        """One number for each reply."""
-        return torch.stack(self._found).mean(0)
-
-
-_ELSEWHERE = ("policy", "sizes")  # settings that the evaluation has itself
-
-
-def trainings(words: Sequence[str], variants: Sequence[Variant]) -> dict[str, Any]:
-    """Command, provenance, settings, loss curve and speed of every variant, named by `words`, that has results."""
-    found = {}
-    for word, variant in zip(words, variants, strict=True):
-        file = Path(word) / FILE_NAME
-        if variant.run is None or not file.is_file():
-            continue
-        saved = load(file)
-        found[variant.name] = {
-            "command": saved.command,
-            "provenance": saved.provenance,
-            "setting": {name: value for name, value in saved.tables["setting"].items() if name not in _ELSEWHERE},
-            "curve": saved.tables["curve"],
-            "speed": saved.tables["speed"],
-        }
-    return found
+    entropies = torch.stack(found).mean(0).tolist()
+    return [
+        Answer(text if good else WRONG, 0, 0.0, entropy)
+        for text, good, entropy in zip(texts, right, entropies, strict=True)
+    ]
 
 
 IN, OUT = "in", "out"
 """Sizes that the variants were trained on, and all others."""
 
-Cells = dict[str, dict[int, list[int]]]
-"""For each algorithm and size, its questions, or whether the answer to each is right."""
-
 _DRAWS = 4000
 
 
-@dataclass(frozen=True)
-class MeanAccuracy:
-    """Accuracy in percent, mean over algorithms, with a bootstrap interval."""
-
-    mean: float
-    low: float
-    high: float
-    algorithms: int
-
-
-@dataclass(frozen=True)
-class MeanGain:
-    """Percentage points over the base with a bootstrap interval, and McNemar's test."""
-
-    mean: float
-    low: float
-    high: float
-    gained: int
-    lost: int
-    p: float
-
-
 def evaluation_tables(
-    evaluation: Evaluation, store: AnswerStore, trained: Mapping[str, Sequence[int]], seed: int
+    questions: Sequence[Example],
+    answers: Mapping[str, Sequence[Sequence[Answer]]],
+    setting: Mapping[str, Any],
+    trained: Mapping[str, Sequence[int]],
+    seed: int,
 ) -> dict[str, Any]:
-    """All tables; `trained` holds the sizes of each algorithm that the variants were trained on."""
-    final: Any = importlib.import_module("sharpmax.tasks.clrs_text").final_answer
-    places = _places(evaluation.questions)
-    wanted = [question.answer.strip() for question in evaluation.questions]
-    ends = [final(answer) for answer in wanted]
-    names = [variant.name for variant in evaluation.variants]
-    base, others = names[0], names[1:]
-    last: dict[str, Cells] = {}
-    whole: dict[str, Cells] = {}
-    for name in names:
-        texts = [store[name, item].text.strip() for item in range(len(wanted))]
-        last[name] = _cells(places, [int(final(a) == b) for a, b in zip(texts, ends, strict=True)])
-        whole[name] = _cells(places, [int(a == b) for a, b in zip(texts, wanted, strict=True)])
+    """All tables of `answers`: for each variant, for each of its seeds, one answer to each question.
+
+    `trained` holds the sizes of each algorithm that the variants were trained on. Answers of several seeds are taken
+    together.
+    """
+    cells: dict[str, dict[int, list[int]]] = {}  # numbers of questions by algorithm and size
+    for item, one in sorted(enumerate(questions), key=lambda pair: pair[1].length):
+        cells.setdefault(one.algo_name, {}).setdefault(one.length, []).append(item)
+    cells = {name: cells[name] for name in dict.fromkeys(one.algo_name for one in questions)}
     groups: dict[str, dict[str, list[int]]] = {IN: {}, OUT: {}}
-    for algorithm, cells in places.items():
-        for size in cells:
-            group = IN if size in trained.get(algorithm, ()) else OUT
-            groups[group].setdefault(algorithm, []).append(size)
-    shown = {group: sizes for group, sizes in groups.items() if sizes}
+    for name, sizes in cells.items():
+        for size in sizes:
+            groups[IN if size in trained.get(name, ()) else OUT].setdefault(name, []).append(size)
+    groups = {group: chosen for group, chosen in groups.items() if chosen}
+    ends = [final_answer(question.answer) for question in questions]
+    right = {
+        name: np.array(
+            [[final_answer(one.text) == end for one, end in zip(each, ends, strict=True)] for each in seeds], dtype=int
+        )
+        for name, seeds in answers.items()
+    }
+    base, *others = answers
+
+    def values(of: np.ndarray, chosen: Mapping[str, Sequence[int]]) -> list[list[np.ndarray]]:
+        """Values [seeds, questions] by algorithm and size, those of several seeds one after the other."""
+        return [[of[:, cells[name][size]].ravel() for size in sizes] for name, sizes in chosen.items()]
+
+    def mean(name: str, chosen: Mapping[str, Sequence[int]]) -> dict[str, Any]:
+        return {**_drawn_again(values(right[name], chosen), seed), "algorithms": len(chosen)}
+
+    def gain(name: str, chosen: Mapping[str, Sequence[int]]) -> dict[str, Any]:
+        items = [item for algorithm, sizes in chosen.items() for size in sizes for item in cells[algorithm][size]]
+        test = paired(*(right[one][:, items].ravel().tolist() for one in (base, name)))
+        return {**_drawn_again(values(right[name] - right[base], chosen), seed), **asdict(test)}
+
+    def by_algorithm(value: Callable[..., Any]) -> dict[str, Any]:
+        return {
+            name: {group: value({name: chosen[name]}) for group, chosen in groups.items() if name in chosen}
+            for name in cells
+        }
+
+    def majority(items: Sequence[int]) -> Any:
+        (_, count), *_ = Counter(ends[item] for item in items).most_common(1)
+        return accuracy([1] * count + [0] * (len(items) - count))
+
     tables: dict[str, Any] = {
         "setting": {
-            **evaluation.identity(),
+            **setting,
             "base": base,
-            "remarks": {name: store.remarks(name) for name in names},
             "sizes": {
-                algorithm: {"trained": list(trained.get(algorithm, ())), "examined": list(cells)}
-                for algorithm, cells in places.items()
+                name: {"trained": list(trained.get(name, ())), "examined": list(sizes)} for name, sizes in cells.items()
             },
         },
-        "accuracy": {name: _each(last[name], accuracy) for name in names},
-        "majority": _each(places, lambda items: _majority([ends[item] for item in items])),
-        "means": {name: {g: _mean(last[name], cells, seed) for g, cells in shown.items()} for name in names},
-        "means_exact": {name: {g: _mean(whole[name], cells, seed) for g, cells in shown.items()} for name in names},
-        "gains": {
-            name: {g: _gain(last[base], last[name], cells, seed) for g, cells in shown.items()} for name in others
+        "accuracy": {
+            variant: {
+                name: {size: accuracy(of[:, items].ravel().tolist()) for size, items in sizes.items()}
+                for name, sizes in cells.items()
+            }
+            for variant, of in right.items()
         },
-        "by_algorithm": {name: _apart(shown, partial(_mean, last[name], seed=seed)) for name in names},
-        "gains_by_algorithm": {
-            name: _apart(shown, partial(_gain, last[base], last[name], seed=seed)) for name in others
-        },
-        "speed": {name: _speed(store, name, len(wanted)) for name in names},
+        "majority": {name: {size: majority(items) for size, items in sizes.items()} for name, sizes in cells.items()},
+        "means": {name: {group: mean(name, chosen) for group, chosen in groups.items()} for name in answers},
+        "gains": {name: {group: gain(name, chosen) for group, chosen in groups.items()} for name in others},
+        "by_algorithm": {name: by_algorithm(partial(mean, name)) for name in answers},
+        "gains_by_algorithm": {name: by_algorithm(partial(gain, name)) for name in others},
+        "speed": {name: _speed([one for each in seeds for one in each]) for name, seeds in answers.items()},
     }
-    if evaluation.setting.get("scored"):
-        tables["entropy"] = {name: _entropies(store, name, evaluation.questions) for name in names}
+    if len(answers[base]) > 1:
+        tables["seeds"] = {
+            name: {
+                group: [_drawn_again(values(one[None], chosen), seed)["mean"] for one in of]
+                for group, chosen in groups.items()
+            }
+            for name, of in right.items()
+        }
+    if setting.get("scored"):
+        tables["entropy"] = {name: _entropies(seeds, questions) for name, seeds in answers.items()}
     return json_values(tables)
 
 
-def _entropies(store: AnswerStore, variant: str, questions: Sequence[Example]) -> dict[str, float]:
-    """Mean H / ln n where answers begin, by size."""
-    found: dict[int, list[float]] = {}
-    for item, one in enumerate(questions):
-        entropy = store[variant, item].entropy
-        if entropy is not None:
-            found.setdefault(one.length, []).append(entropy)
-    return {str(size): math.fsum(values) / len(values) for size, values in sorted(found.items())}
+def _drawn_again(values: Sequence[Sequence[np.ndarray]], seed: int) -> dict[str, float]:
+    """The mean in percent of values −1, 0 and 1 by algorithm and size, and an interval from drawing them again.
 
-
-def _places(questions: Sequence[Example]) -> Cells:
-    """The numbers of the questions of each algorithm and size."""
-    found: dict[str, dict[int, list[int]]] = {}
-    for item, one in enumerate(questions):
-        found.setdefault(one.algo_name, {}).setdefault(one.length, []).append(item)
-    return {name: dict(sorted(cells.items())) for name, cells in found.items()}
-
-
-def _cells(places: Cells, right: Sequence[int]) -> Cells:
-    return {name: {s: [right[i] for i in items] for s, items in cells.items()} for name, cells in places.items()}
-
-
-def _each(cells: Cells, value: Any) -> dict[str, Any]:
-    return {name: {str(size): value(right) for size, right in sizes.items()} for name, sizes in cells.items()}
-
-
-def _majority(answers: Sequence[str]) -> Accuracy:
-    """The accuracy of always giving the most frequent answer."""
-    (_, right), *_ = Counter(answers).most_common(1)
-    return accuracy([1] * right + [0] * (len(answers) - right))
-
-
-def _apart(groups: Mapping[str, Mapping[str, Sequence[int]]], value: Any) -> dict[str, Any]:
-    """A value of the sizes trained on and of the others, for each algorithm by itself."""
-    found: dict[str, dict[str, Any]] = {}
-    for group, cells in groups.items():
-        for name, sizes in cells.items():
-            found.setdefault(name, {})[group] = value({name: sizes})
-    return found
-
-
-def _mean(cells: Cells, chosen: Mapping[str, Sequence[int]], seed: int) -> MeanAccuracy:
-    """Every algorithm counts the same, and every size of it; the interval comes from drawing answers again."""
+    Every algorithm counts the same, and every size of it.
+    """
     rng = np.random.default_rng(seed)
-    drawn, means = [], []
-    for name, sizes in chosen.items():
-        rows = [cells[name][size] for size in sizes]
-        means.append(np.mean([np.mean(row) for row in rows]))
-        # Drawing right and wrong answers again, with replacement, is drawing from a binomial distribution.
-        drawn.append(np.mean([rng.binomial(len(row), np.mean(row), _DRAWS) / len(row) for row in rows], axis=0))
-    return MeanAccuracy(*_interval(float(np.mean(means)), np.mean(drawn, axis=0)), len(chosen))
-
-
-def _gain(base: Cells, variant: Cells, chosen: Mapping[str, Sequence[int]], seed: int) -> MeanGain:
-    """The mean of a variant minus that of the base on the same questions, drawn again in pairs; and McNemar's test."""
-    rng = np.random.default_rng(seed)
-    drawn, means = [], []
-    for name, sizes in chosen.items():
-        apart = [np.subtract(variant[name][size], base[name][size]) for size in sizes]
-        means.append(np.mean([np.mean(row) for row in apart]))
+    means, drawn = [], []
+    for rows in values:
+        means.append(np.mean([row.mean() for row in rows]))
         parts = []
-        for row in apart:
-            shares = [float(np.mean(row == 1)), float(np.mean(row == -1)), float(np.mean(row == 0))]
+        for row in rows:
+            shares = [float(np.mean(row == value)) for value in (1, -1, 0)]
             counts = rng.multinomial(len(row), np.array(shares) / math.fsum(shares), _DRAWS)
             parts.append((counts[:, 0] - counts[:, 1]) / len(row))
         drawn.append(np.mean(parts, axis=0))
-    pairs = [(name, size) for name, sizes in chosen.items() for size in sizes]
-    test = paired(*([right for name, size in pairs for right in cells[name][size]] for cells in (base, variant)))
-    return MeanGain(*_interval(float(np.mean(means)), np.mean(drawn, axis=0)), test.gained, test.lost, test.p)
+    ends = np.quantile(np.mean(drawn, axis=0), [0.5 - 0.5 * CONFIDENCE, 0.5 + 0.5 * CONFIDENCE])
+    low, high = (100.0 * float(end) for end in ends)
+    return {"mean": 100.0 * float(np.mean(means)), "low": low, "high": high}
 
 
-def _interval(mean: float, drawn: np.ndarray) -> tuple[float, float, float]:
-    low, high = np.quantile(drawn, [0.5 - 0.5 * CONFIDENCE, 0.5 + 0.5 * CONFIDENCE])
-    return 100.0 * mean, 100.0 * float(low), 100.0 * float(high)
+def _entropies(answers: Sequence[Sequence[Answer]], questions: Sequence[Example]) -> dict[int, float]:
+    """Mean H / ln n where answers begin, by size."""
+    found: dict[int, list[float]] = {}
+    for of_seed in answers:
+        for question, answer in zip(questions, of_seed, strict=True):
+            if answer.entropy is not None:
+                found.setdefault(question.length, []).append(answer.entropy)
+    return {size: math.fsum(values) / len(values) for size, values in sorted(found.items())}
 
 
-def _speed(store: AnswerStore, variant: str, count: int) -> dict[str, Any]:
+def _speed(answers: Sequence[Answer]) -> dict[str, Any]:
     """Tokens generated and the time that took."""
-    answers = [store[variant, item] for item in range(count)]
     tokens, seconds = sum(one.tokens for one in answers), math.fsum(one.seconds for one in answers)
     return {"tokens": tokens, "seconds": seconds, "tokens_per_second": tokens / seconds if seconds else None}

@@ -1,15 +1,15 @@
-"""Train a language model on CLRS-Text with transformers' Trainer, with or without a policy."""
+"""Train a language model, new or not, on CLRS-Text with transformers' Trainer, with or without a policy."""
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import math
+import re
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,15 +19,16 @@ from torch import Tensor
 
 from sharpmax.calibration.learnable import LEARNABLE, LearnablePolicy
 from sharpmax.errors import SharpmaxError, UnsupportedError, reject
-from sharpmax.experiments.clrs.data import IGNORED, Documents, Packed, Source, batch_of, fingerprint, sizes_of
-from sharpmax.experiments.evaluate.plan import modified_heads, shape_of, under
-from sharpmax.experiments.run_folder import belongs, disk_watched, read_lines
-from sharpmax.files import append_bytes, parse_json, write_text
+from sharpmax.experiments.clrs.data import IGNORED, MIXED, Batches, Documents
+from sharpmax.experiments.run_folder import belongs, disk_watched
+from sharpmax.experiments.variants import under
+from sharpmax.files import display_name, parse_json
 from sharpmax.integrations.trainer import EntropyBand
 from sharpmax.integrations.transformers.application import apply, restore
 from sharpmax.lazy import require
-from sharpmax.models.language import LanguageModel, any_length, context_of, quiet, weights_fingerprint
+from sharpmax.models.language import LanguageModel, any_length, quiet, weights_fingerprint
 from sharpmax.policies.base import Policy
+from sharpmax.policies.registry import load_policy
 from sharpmax.provenance import check_seed
 
 if TYPE_CHECKING:
@@ -35,10 +36,68 @@ if TYPE_CHECKING:
 
     from sharpmax.tasks.clrs_text.generation import Example
 
+MODEL = "model"
+"""The folder of the trained model inside that of the run."""
 
-def _labelled(labels: Tensor) -> Tensor:
-    """The positions whose next token is trained on."""
-    return labels[:, 1:] != IGNORED
+NONE = "none"
+"""The name of no policy."""
+
+PREFIX = "scratch:"
+_SHAPES = {"1m": (128, 4, 4), "3m": (256, 4, 4), "10m": (384, 6, 6), "30m": (512, 9, 8)}  # width, layers, heads
+_WITHOUT_POSITIONS = "-nope"
+_CONTEXT = 4096
+# A word, the beginning of a number between 0 and 1 with what stands before it in a list, or a single character.
+_TOKEN = r"[A-Za-z_]+|[ \[]?0\.|[\s\S]"
+_END, _UNKNOWN = "<end>", "<unknown>"
+
+_STATES = "states"
+_POINTS = 400  # of the loss curve at most
+_READ_EVERY = 10  # steps after which a loss is read from the device, which waits for its work
+_READ_AT_LEAST = 20  # times in a short run
+_WARM_UP = 0.05  # share of the steps in which the learning rate rises, before it falls along a cosine
+
+Progress = Callable[[int, int, str], None]
+"""Called with the steps done, all steps, and the loss."""
+
+
+def is_scratch(word: str) -> bool:
+    """Whether a model is named that does not exist yet."""
+    return word.startswith(PREFIX)
+
+
+def scratch_model(word: str, tokenizer: Any, seed: int) -> LanguageModel:
+    """A decoder like Llama's with random weights: `scratch:10m` with rotary positions, `scratch:10m-nope` without."""
+    size = word.removeprefix(PREFIX)
+    rotary = not size.endswith(_WITHOUT_POSITIONS)
+    if size.removesuffix(_WITHOUT_POSITIONS) not in _SHAPES:
+        allowed = ", ".join(f"{PREFIX}{name}" for name in _SHAPES)
+        reject("model", repr(word), f"{allowed}, each also with {_WITHOUT_POSITIONS} (no positions)")
+    width, layers, heads = _SHAPES[size.removesuffix(_WITHOUT_POSITIONS)]
+    transformers = require("transformers", "hf", "sharpmax clrs train")
+    config = transformers.SmolLM3Config(
+        vocab_size=-(-len(tokenizer) // 64) * 64, hidden_size=width, intermediate_size=8 * width // 3 // 64 * 64,
+        num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=heads,
+        max_position_embeddings=_CONTEXT, no_rope_layers=[int(rotary)] * layers, use_cache=True,
+        pad_token_id=None, bos_token_id=None, eos_token_id=tokenizer.eos_token_id,
+    )  # fmt: skip
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = transformers.SmolLM3ForCausalLM(config)
+    return LanguageModel(word, model.eval(), tokenizer)
+
+
+def scratch_tokenizer(examples: Sequence[Example]) -> Any:
+    """A tokenizer of the words in the examples, `0.` and single characters."""
+    transformers = require("transformers", "hf", "sharpmax clrs train")
+    tokenizers = require("tokenizers", "hf", "sharpmax clrs train")
+    known: set[str] = set("0123456789")
+    for one in examples:
+        known.update(re.findall(_TOKEN, one.question), re.findall(_TOKEN, one.answer))
+    vocabulary = {token: number for number, token in enumerate([_END, _UNKNOWN, *sorted(known)])}
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token=_UNKNOWN))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Split(tokenizers.Regex(_TOKEN), "isolated")
+    made.decoder = tokenizers.decoders.Fuse()
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=made, eos_token=_END, unk_token=_UNKNOWN)
 
 
 @contextmanager
@@ -48,118 +107,23 @@ def answers_only(model: PreTrainedModel, labels: Tensor) -> Iterator[None]:
     head = of_model.get_output_embeddings()
     if head is None:
         raise UnsupportedError(f"model: {type(model).__name__} has no output embeddings, from which logits come")
-    hook = head.register_forward_pre_hook(lambda module, args: (args[0][:, :-1][_labelled(labels)][None], *args[1:]))
+    labelled = labels[:, 1:] != IGNORED  # by the token before
+    hook = head.register_forward_pre_hook(lambda module, args: (args[0][:, :-1][labelled][None], *args[1:]))
     try:
         yield
     finally:
         hook.remove()
 
 
-def answer_loss(logits: Tensor, labels: Tensor, count: Tensor | int | float, typical: float | None = None) -> Tensor:
-    """Loss in nats of every labelled token, summed and divided by `count`, from logits under `answers_only`.
+def answer_loss(logits: Tensor, labels: Tensor, count: Tensor | float) -> Tensor:
+    """Mean loss in nats of the tokens of each answer, summed and divided by `count`, from logits under `answers_only`.
 
-    With `typical`, the mean length of an answer, a token counts `typical` / length of its answer, so that answers count
-    alike.
+    So answers of any length count alike.
     """
-    wanted = labels[:, 1:][_labelled(labels)]
-    if typical is None:
-        return F.cross_entropy(logits[0].float(), wanted, reduction="sum") / count
-    losses = F.cross_entropy(logits[0].float(), wanted, reduction="none")
-    return (losses * (typical / _answer_lengths(labels))).sum() / count
-
-
-def _answer_lengths(labels: Tensor) -> Tensor:
-    """The length of the answer that each labelled token is part of; a question stands between two answers."""
-    labelled = _labelled(labels)
-    begins = labelled & ~F.pad(labelled, (1, 0))[:, :-1]
-    number = begins.flatten().cumsum(0)[labelled.flatten()] - 1
-    return torch.bincount(number)[number]
-
-
-FILE_NAME = "curve.jsonl"
-
-
-@dataclass(frozen=True)
-class CurvePoint:
-    """Loss, tokens and seconds of one step; the seconds of warm-up steps are None."""
-
-    step: int
-    loss: float
-    tokens: int
-    seconds: float | None
-
-
-class LossCurve:
-    """Losses and times by step. Losses stay on the device until they are written, so that no step waits for them."""
-
-    def __init__(
-        self, path: Path, tokens: Callable[[int], int], every: int, main: bool = True, typical: float | None = None
-    ) -> None:
-        self.entries: list[CurvePoint] = []
-        self._path, self._tokens, self._every, self._main, self._typical = path, tokens, every, main, typical
-        self._parts: list[Tensor] = []
-        self._waiting: list[tuple[int, Tensor]] = []
-        self._since = time.perf_counter()
-        self._warming_up = True
-
-    def go_on_after(self, step: int) -> None:
-        """Read the entries of an interrupted run up to `step`."""
-        entries = read_lines(
-            self._path, lambda entry: CurvePoint(**entry), "restore it, or train again in another folder"
-        )
-        self.entries += [entry for entry in entries if entry.step <= step]
-
-    def begin(self) -> None:
-        """The first step begins."""
-        self._since = time.perf_counter()
-        if self._main:
-            write_text(self._path, _lines(self.entries))
-
-    def loss(self, outputs: Any, labels: Tensor, num_items_in_batch: Tensor | int) -> Tensor:
-        """The loss of a part of a step, as transformers' Trainer asks for it."""
-        loss = answer_loss(outputs.logits, labels, num_items_in_batch, self._typical)
-        # A copy: with several devices the Trainer multiplies the loss in place.
-        self._parts.append(loss.detach().clone())
-        return loss
-
-    def step_done(self, step: int, last: bool) -> None:
-        """Record a step; write every few of them."""
-        self._waiting.append((step, torch.stack(self._parts).sum()))
-        self._parts.clear()
-        if not last and len(self._waiting) < self._every:
-            return
-        losses = torch.stack([loss for _, loss in self._waiting])
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            torch.distributed.all_reduce(losses)
-        values = losses.tolist()
-        now = time.perf_counter()
-        # The first steps of a process warm it up.
-        seconds = None if self._warming_up else (now - self._since) / len(values)
-        new = []
-        for (step, _), value in zip(self._waiting, values, strict=True):
-            if not math.isfinite(value):
-                raise SharpmaxError(
-                    f"clrs train: the loss is not a number at step {step}; try a smaller --lr, or --dtype float32"
-                )
-            new.append(CurvePoint(step, value, self._tokens(step), seconds))
-        self._waiting, self._since, self._warming_up = [], now, False
-        self.entries += new
-        if self._main:
-            append_bytes(self._path, _lines(new).encode())
-
-    def tokens_per_second(self) -> float | None:
-        """Over the steps whose time is known."""
-        timed = [(entry.tokens, entry.seconds) for entry in self.entries if entry.seconds]
-        seconds = math.fsum(spent for _, spent in timed)
-        return sum(tokens for tokens, _ in timed) / seconds if seconds else None
-
-
-def _lines(entries: Sequence[CurvePoint]) -> str:
-    return "".join(json.dumps(dataclasses.asdict(entry)) + "\n" for entry in entries)
-
-
-NONE = "none"
-"""The name of no policy."""
+    labelled = labels[:, 1:] != IGNORED
+    lengths = labelled.sum(1)
+    losses = F.cross_entropy(logits[0].float(), labels[:, 1:][labelled], reduction="none")
+    return (losses / lengths.repeat_interleave(lengths)).sum() / count
 
 
 @dataclass(frozen=True)
@@ -170,34 +134,39 @@ class FineTuneRecipe:
     policy_name: str = NONE
     learn: str | None = None  # the kind of policy that is trained with the weights, per head
     band: tuple[float, float] | None = None  # a penalty (weight 1) keeps the entropy of every head between these · ln n
-    steps: int | None = None
-    epochs: float = 1.0  # passes over the data, unless `steps` is given
+    steps: int | None = None  # None: one pass over the data
     minutes: float | None = None  # training ends after so many at the latest, its rate at 0
     batch_tokens: int = 65_536  # tokens of one step, on all devices together
-    row_tokens: int = 512  # tokens of a packed row; longer documents have rows of their own
+    mixed: float = MIXED  # documents whose lengths differ by up to this factor are read together
     tokens_at_once: int = 16_384  # tokens that a device reads at once; larger batches accumulate gradients
     rate: float = 5e-4
     policy_rate: float = 1e-2
-    warm_up: float = 0.05  # share of the steps in which the rate rises, before it falls along a cosine
-    weight_decay: float = 0.01
-    clip: float = 1.0
-    weigh: str = "tokens"  # what counts alike in the loss: tokens, or answers of any length
-    checkpointing: bool = False
     compiled: bool = False
     save_every: int = 200
     seed: int = 0
 
     def __post_init__(self) -> None:
         check_seed(self.seed)
-        for name, number in (("--epochs", self.epochs), ("--lr", self.rate), ("--policy-lr", self.policy_rate)):
-            if not 0.0 < number < float("inf"):
+        for name, number in (("--lr", self.rate), ("--policy-lr", self.policy_rate), ("--minutes", self.minutes)):
+            if number is not None and not 0.0 < number < math.inf:
                 reject(name, number, "a number above 0")
-        if self.minutes is not None and not self.minutes > 0.0:
-            reject("--minutes", self.minutes, "a number above 0")
-        if self.learn is not None and self.learn not in LEARNABLE:
-            reject("--learn-policy", repr(self.learn), f"one of {list(LEARNABLE)}")
-        if sum(one is not None for one in (self.learn, self.policy, self.band)) > 1:
-            reject("--policy", self.policy_name, "one of --policy, --learn-policy and --entropy-band")
+
+    def of_variant(self, word: str, option: str) -> FineTuneRecipe:
+        """The recipe with the policy of a variant: "none", a policy, "learn:KIND" or "band:LOW:HIGH"."""
+        kind, _, rest = word.partition(":")
+        if kind == "learn":
+            if rest not in LEARNABLE:
+                reject(option, repr(word), " or ".join(f"learn:{one}" for one in LEARNABLE))
+            return replace(self, learn=rest)
+        if kind == "band":
+            try:
+                low, high = map(float, rest.split(":"))
+            except ValueError:
+                low, high = 1.0, 0.0
+            if not 0.0 <= low < high <= 1.0:
+                reject(option, repr(word), "band:LOW:HIGH with two numbers from 0 to 1, as band:0.05:0.7")
+            return replace(self, band=(low, high))
+        return self if word == NONE else replace(self, policy=load_policy(word), policy_name=display_name(word))
 
     @property
     def group_tokens(self) -> int:
@@ -209,186 +178,133 @@ class FineTuneRecipe:
         """Groups of one step, on all devices."""
         return round(self.batch_tokens / self.group_tokens)
 
-    def to_dict(self) -> dict[str, Any]:
-        """The settings as plain values."""
-        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        # Results from before these were there are without them.
-        new = {name for name in ("band", "minutes") if values[name] is None}
-        kept = {name: value for name, value in values.items() if name not in new}
-        return kept | {"policy": None if self.policy is None else self.policy.to_dict()}
 
+class FineTuning:
+    """A training that is about to begin: a model, its documents in order, and the settings that identify the run."""
 
-def last_checkpoint(folder: Path) -> tuple[Path, int] | None:
-    """The last complete state of a training and its step: the file that Trainer writes last can be read."""
-    found = []
-    for path in folder.glob("checkpoint-*"):
-        try:
-            step = int(parse_json((path / "trainer_state.json").read_bytes())["global_step"])
-        except (OSError, KeyError, TypeError, ValueError):
-            continue
-        found.append((path, step))
-    return max(found, default=None, key=lambda one: one[1])
+    def __init__(
+        self,
+        language: LanguageModel,
+        documents: Documents,
+        source: Mapping[str, Any],
+        recipe: FineTuneRecipe,
+        device: torch.device,
+        bfloat16: bool = False,
+    ) -> None:
+        """`source` says where the documents come from."""
+        with under(language.model, recipe.policy):
+            pass  # refuses a policy made for another architecture
+        self.language, self.recipe, self.device, self.bfloat16 = language, recipe, device, bfloat16
+        self.batches = Batches.of(
+            documents, recipe.group_tokens, recipe.together, recipe.steps, recipe.seed, recipe.mixed
+        )
+        self.steps = len(self.batches) // recipe.together
+        settings = asdict(replace(recipe, policy=None))
+        del settings["save_every"]
+        self.identity = {
+            "model": display_name(language.name),
+            "weights": weights_fingerprint(language.model),
+            "data": source,
+            **documents.about,
+            "dtype": "bfloat16" if bfloat16 else "float32",
+            **settings,
+            "policy": None if recipe.policy is None else recipe.policy.to_dict(),
+            "steps": self.steps,
+        }
 
+    def claim(self, folder: Path, *, resume: bool) -> None:
+        """Let `folder` be that of this run, or raise."""
+        used = (folder / MODEL).exists() or last_checkpoint(folder / _STATES) is not None
+        belongs(folder, self.identity, used=used, resume=resume)
 
-MODEL = "model"
-"""The folder of the trained model inside that of the run."""
+    def train(
+        self, folder: Path, *, resume: bool = False, progress: Progress = lambda step, steps, remark: None
+    ) -> dict[str, Any]:
+        """Train, save the model, its tokenizer and its policy in `folder`/model, and return the tables of results.
 
-_STATES = "states"
-_READ_EVERY = 10  # steps after which losses are read from the device, which waits for its work
-_READ_AT_LEAST = 20  # times in a short run
-
-Progress = Callable[[int, int, str], None]
-"""Called with the steps done, all steps, and the loss."""
-
-
-@dataclass(frozen=True)
-class FineTuned:
-    """The result of a training; `policy` is that of the saved model, given or learned."""
-
-    curve: list[CurvePoint]
-    tokens_per_second: float | None
-    parameters: int
-    policy: Policy | None
-    devices: int
-
-
-def train(
-    language: LanguageModel,
-    packed: Packed,
-    recipe: FineTuneRecipe,
-    folder: Path,
-    *,
-    device: torch.device,
-    bfloat16: bool,
-    resume: bool = False,
-    progress: Progress = lambda step, steps, remark: None,
-) -> FineTuned:
-    """Train the model on the packed rows and save it, its tokenizer and its policy in `folder`/model.
-
-    The state is saved every `recipe.save_every` steps; with `resume` a run goes on from the last one.
-    """
-    transformers = require("transformers", "hf", "sharpmax clrs train")
-    require("accelerate", "hf", "sharpmax clrs train")
-    model: Any = language.model
-    together = recipe.together
-    steps = len(packed) // together
-    arguments = transformers.TrainingArguments(
-        output_dir=str(folder / _STATES), max_steps=steps, per_device_train_batch_size=1,
-        gradient_accumulation_steps=(parts := _parts(together, device)), max_grad_norm=recipe.clip, bf16=bfloat16,
-        gradient_checkpointing=recipe.checkpointing, gradient_checkpointing_kwargs={"use_reentrant": False},
-        train_sampling_strategy="sequential", dataloader_drop_last=True, remove_unused_columns=False,
-        dataloader_pin_memory=device.type == "cuda", seed=recipe.seed, use_cpu=device.type == "cpu",
-        save_strategy="steps", save_steps=recipe.save_every, save_total_limit=2, logging_strategy="no",
-        report_to=[], disable_tqdm=True, ddp_find_unused_parameters=False,
-    )  # fmt: skip
-    # Several GPUs in one process would each get a copy of the model without its policy: accelerate launch has one each.
-    arguments._n_gpu = min(arguments.n_gpu, 1)
-    main = arguments.process_index == 0
-    model.to(arguments.device).requires_grad_(True)
-
-    def tokens(step: int) -> int:
-        return packed.tokens((step - 1) * together, step * together)
-
-    typical = packed.documents.answer_length if recipe.weigh == "answers" else None
-    every = min(_READ_EVERY, max(1, steps // _READ_AT_LEAST))
-    curve = LossCurve(folder / FILE_NAME, tokens, every, main, typical)
-    found = last_checkpoint(folder / _STATES) if resume else None
-    if found is not None:
-        curve.go_on_after(found[1])
-    parameters = sum(weight.numel() for weight in model.parameters())
-    # Two states of weights and two moments, a third while one is written, and the model, in float32.
-    need = 0 if found else 4 * parameters * (3 * 3 + 1)
-    with (
-        ExitStack() as block,
-        quiet(),
-        disk_watched(folder, need, "the model and two states to resume from"),
-        _policy_in(model, recipe) as learned,
-        _compiled(model, recipe),
-        any_length(arguments.device),
-    ):
-        band = None if recipe.band is None else block.enter_context(EntropyBand(model, *recipe.band))
-        optimizer, clock = _optimizer(model, recipe, learned), _Clock(recipe, steps)
-        trainer = _trainer_class(transformers, band, parts)(
-            model=model, args=arguments, train_dataset=packed, data_collator=batch_of, compute_loss_func=curve.loss,
-            optimizers=(optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, clock.factor)),
-            callbacks=[_callback(transformers, curve, clock, steps, progress)],
+        The state is saved every `recipe.save_every` steps; with `resume` a run goes on from the last one.
+        """
+        transformers = require("transformers", "hf", "sharpmax clrs train")
+        recipe, steps, batches = self.recipe, self.steps, self.batches
+        model: Any = self.language.model
+        arguments = transformers.TrainingArguments(
+            output_dir=str(folder / _STATES), max_steps=steps, per_device_train_batch_size=1,
+            gradient_accumulation_steps=self._groups_per_device(), max_grad_norm=1.0,
+            bf16=self.bfloat16, train_sampling_strategy="sequential", dataloader_drop_last=True,
+            remove_unused_columns=False, dataloader_pin_memory=self.device.type == "cuda", seed=recipe.seed,
+            use_cpu=self.device.type == "cpu", save_strategy="steps", save_steps=recipe.save_every, save_total_limit=2,
+            logging_nan_inf_filter=False,
+            logging_steps=max(1, min(_READ_EVERY, steps // _READ_AT_LEAST), math.ceil(steps / _POINTS)),
+            report_to=[], disable_tqdm=True, ddp_find_unused_parameters=False,
         )  # fmt: skip
-        trainer.remove_callback(transformers.PrinterCallback)
-        trainer.train(resume_from_checkpoint=str(found[0]) if found else None)
-        policy = recipe.policy if learned is None else learned.policy()
-    model.eval()
-    with quiet(), disk_watched(folder):
-        if main:
-            _save(language, policy, folder / MODEL)
-    trainer.accelerator.wait_for_everyone()
-    return FineTuned(curve.entries, curve.tokens_per_second(), parameters, policy, arguments.world_size)
+        # Several GPUs in one process would each get a copy of the model without its policy: accelerate launch has one
+        # process for each.
+        arguments._n_gpu = min(arguments.n_gpu, 1)
+        model.to(arguments.device).requires_grad_(True)
+        clock = _Clock(recipe, steps)
+        with ExitStack() as block:
+            for one in (quiet(), disk_watched(folder), any_length(arguments.device)):
+                block.enter_context(one)
+            learned = None if recipe.learn is None else LearnablePolicy(model, recipe.learn)
+            if learned is not None:
+                block.callback(learned.remove)
+            elif recipe.policy is not None:
+                apply(model, recipe.policy)
+                block.callback(restore, model)
+            if recipe.compiled:
+                block.enter_context(_compiled(model))
+            band = None if recipe.band is None else block.enter_context(EntropyBand(model, *recipe.band))
+            optimizer = _optimizer(model, recipe, learned)
+            trainer = _trainer_class(transformers, band)(
+                model=model, args=arguments, train_dataset=batches, data_collator=itemgetter(0),
+                optimizers=(optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, clock.factor)),
+                callbacks=[_callback(transformers, clock, steps, progress)],
+            )  # fmt: skip
+            trainer.compute_loss_func = trainer.loss_of_answers
+            trainer.remove_callback(transformers.PrinterCallback)
+            trainer.train(resume_from_checkpoint=last_checkpoint(folder / _STATES) if resume else None)
+            policy = recipe.policy if learned is None else learned.policy()
+        model.eval()
+        with quiet(), disk_watched(folder):
+            if arguments.process_index == 0:
+                _save(self.language, policy, folder / MODEL)
+        trainer.accelerator.wait_for_everyone()
+        done = trainer.state.global_step
+        return {
+            "setting": {
+                **self.identity,
+                "epochs": batches.passes,
+                "steps": done,  # fewer than planned where time ran out
+                "policy": None if policy is None else policy.to_dict(),
+                "policy_describe": "no policy" if policy is None else policy.describe(),
+                "parameters": sum(weight.numel() for weight in model.parameters()),
+                "devices": arguments.world_size,
+                "trained_weights": weights_fingerprint(model),
+            },
+            "curve": [[entry["step"], entry["loss"]] for entry in trainer.state.log_history if "loss" in entry],
+            "speed": {
+                "tokens": batches.tokens(0, done * recipe.together),
+                "tokens_per_second": clock.speed(
+                    lambda first, last: batches.tokens(first * recipe.together, last * recipe.together)
+                ),
+            },
+        }
 
-
-def worth_keeping(folder: Path) -> bool:
-    """Whether a folder holds a trained model, or a state to resume from."""
-    return (folder / MODEL).exists() or last_checkpoint(folder / _STATES) is not None
-
-
-def forget_states(folder: Path) -> None:
-    """Remove the states of a training that is finished and saved."""
-    shutil.rmtree(folder / _STATES, ignore_errors=True)
-
-
-def _parts(together: int, device: torch.device) -> int:
-    """Groups of a step that each device reads."""
-    devices = require("accelerate", "hf", "sharpmax clrs train").PartialState(cpu=device.type == "cpu").num_processes
-    if together % devices:
-        given = f"{together} groups of --tokens-at-once for {devices} devices"
-        reject("--batch-tokens", given, f"a multiple of {devices} groups")
-    return int(together // devices)
-
-
-@contextmanager
-def _policy_in(model: PreTrainedModel, recipe: FineTuneRecipe) -> Iterator[LearnablePolicy | None]:
-    learned = None if recipe.learn is None else LearnablePolicy(model, recipe.learn)
-    if recipe.policy is not None:
-        apply(model, recipe.policy)
-    try:
-        yield learned
-    finally:
-        if learned is not None:
-            learned.remove()
-        elif recipe.policy is not None:
-            restore(model)
-
-
-class _Clock:
-    """The learning rate by steps and time: a linear rise, then a cosine that ends with whichever comes first."""
-
-    def __init__(self, recipe: FineTuneRecipe, steps: int) -> None:
-        self._limit = math.inf if recipe.minutes is None else 60.0 * recipe.minutes
-        self._rise, self._steps = round(recipe.warm_up * steps), steps
-        self._began = time.perf_counter()
-
-    def begin(self) -> None:
-        """Training begins."""
-        self._began = time.perf_counter()
-
-    @property
-    def spent(self) -> float:
-        """The share of the time that has passed."""
-        return (time.perf_counter() - self._began) / self._limit
-
-    def factor(self, step: int) -> float:
-        """What the peak rate is multiplied by after so many steps."""
-        if step < self._rise:
-            return step / self._rise
-        done = max((step - self._rise) / max(1, self._steps - self._rise), self.spent)
-        return 0.5 + 0.5 * math.cos(math.pi * min(done, 1.0))
+    def _groups_per_device(self) -> int:
+        """Groups of a step that each device reads."""
+        state = require("accelerate", "hf", "sharpmax clrs train").PartialState(cpu=self.device.type == "cpu")
+        devices, together = int(state.num_processes), self.recipe.together
+        if together % devices:
+            given = f"{together} groups of --tokens-at-once for {devices} devices"
+            reject("--batch-tokens", given, f"a multiple of {devices} groups")
+        return together // devices
 
 
 @contextmanager
-def _compiled(model: PreTrainedModel, recipe: FineTuneRecipe) -> Iterator[None]:
+def _compiled(model: PreTrainedModel) -> Iterator[None]:
     """Compile layer by layer: they are alike, so compiling takes seconds and not minutes."""
-    layers: list[Any] = []
-    if recipe.compiled:
-        kind = require("transformers.modeling_layers", "hf", "--compile").GradientCheckpointingLayer
-        layers = [layer for layer in model.modules() if isinstance(layer, kind)]
+    kind = require("transformers.modeling_layers", "hf", "--compile").GradientCheckpointingLayer
+    layers: list[Any] = [layer for layer in model.modules() if isinstance(layer, kind)]
     for layer in layers:
         layer.compile()
     try:
@@ -398,13 +314,63 @@ def _compiled(model: PreTrainedModel, recipe: FineTuneRecipe) -> Iterator[None]:
             layer._compiled_call_impl = None
 
 
+def last_checkpoint(states: Path) -> str | None:
+    """The last complete state of a training: the file that Trainer writes last can be read."""
+    found: dict[int, Path] = {}
+    for path in states.glob("checkpoint-*"):
+        try:
+            step = int(parse_json((path / "trainer_state.json").read_bytes())["global_step"])
+        except (OSError, KeyError, TypeError, ValueError):
+            continue
+        found[step] = path
+    return str(found[max(found)]) if found else None
+
+
+def forget_states(folder: Path) -> None:
+    """Remove the states of a training that is finished and saved."""
+    shutil.rmtree(folder / _STATES, ignore_errors=True)
+
+
+class _Clock:
+    """The learning rate by steps and time: a linear rise, then a cosine that ends with whichever comes first."""
+
+    def __init__(self, recipe: FineTuneRecipe, steps: int) -> None:
+        self._limit = math.inf if recipe.minutes is None else 60.0 * recipe.minutes
+        self._rise, self._steps = round(_WARM_UP * steps), steps
+        self.began = time.perf_counter()
+        self._read: list[tuple[int, float]] = []  # steps after which the device was waited for, and when
+
+    def read(self, step: int) -> None:
+        """All work up to this step is done."""
+        self._read.append((step, time.perf_counter()))
+
+    def speed(self, tokens: Callable[[int, int], int]) -> float | None:
+        """Tokens per second, without the first steps of the process, which warm it up."""
+        if len(self._read) < 2:
+            return None
+        (first, began), *_, (last, ended) = self._read
+        return tokens(first, last) / (ended - began)
+
+    @property
+    def spent(self) -> float:
+        """The share of the time that has passed."""
+        return (time.perf_counter() - self.began) / self._limit
+
+    def factor(self, step: int) -> float:
+        """What the peak rate is multiplied by after so many steps."""
+        if step < self._rise:
+            return step / self._rise
+        done = max((step - self._rise) / max(1, self._steps - self._rise), self.spent)
+        return 0.5 + 0.5 * math.cos(math.pi * min(done, 1.0))
+
+
 def _optimizer(
     model: PreTrainedModel, recipe: FineTuneRecipe, learned: LearnablePolicy | None
 ) -> torch.optim.Optimizer:
     own = None if learned is None else learned.parameter
     weights = [weight for weight in model.parameters() if weight is not own]
     groups: list[dict[str, Any]] = [
-        {"params": [w for w in weights if w.ndim >= 2], "weight_decay": recipe.weight_decay},
+        {"params": [w for w in weights if w.ndim >= 2], "weight_decay": 0.01},
         {"params": [w for w in weights if w.ndim < 2], "weight_decay": 0.0},
     ]
     if own is not None:
@@ -412,35 +378,51 @@ def _optimizer(
     return torch.optim.AdamW(groups, lr=recipe.rate, betas=(0.9, 0.95), fused=model.device.type == "cuda")
 
 
-def _trainer_class(transformers: Any, band: EntropyBand | None, parts: int) -> Any:
+def _trainer_class(transformers: Any, band: EntropyBand | None) -> Any:
     """A Trainer whose model computes logits of answers alone, with the penalty of a band."""
 
     class Answering(transformers.Trainer):  # type: ignore[misc]
         def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            self.answers = inputs.pop("answers")
             with answers_only(self.model, inputs["labels"]):
                 loss = super().compute_loss(model, inputs, *args, **kwargs)
-            return loss if band is None else loss + band.loss() / parts
+            if band is None:
+                return loss
+            penalty = band.loss() / self.args.gradient_accumulation_steps
+            return loss + penalty - penalty.detach()  # its gradient; losses of variants stay comparable
+
+        def loss_of_answers(self, outputs: Any, labels: Tensor, num_items_in_batch: Tensor | int) -> Tensor:
+            return answer_loss(outputs.logits, labels, self.answers)
 
     return Answering
 
 
-def _callback(transformers: Any, curve: LossCurve, clock: _Clock, steps: int, progress: Progress) -> Any:
-    """A callback of the Trainer that keeps the curve and ends the training in time."""
+def _callback(transformers: Any, clock: _Clock, steps: int, progress: Progress) -> Any:
+    """A callback of the Trainer that ends the training in time, or when its loss is not a number."""
 
-    class KeepCurve(transformers.TrainerCallback):  # type: ignore[misc]
+    class Watch(transformers.TrainerCallback):  # type: ignore[misc]
+        remark = ""
+
         def on_train_begin(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
-            clock.begin()
-            curve.begin()
+            clock.began = time.perf_counter()
 
         def on_step_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
             control.should_training_stop |= clock.spent >= 1.0
-            # The saved state must not be ahead of the curve.
-            last = control.should_save or control.should_training_stop or state.global_step >= steps
-            curve.step_done(state.global_step, last=last)
-            if curve.entries:
-                progress(state.global_step, steps, f"loss {curve.entries[-1].loss:.3f}")
+            control.should_log |= control.should_training_stop or state.global_step >= steps or control.should_save
+            progress(state.global_step, steps, self.remark)
 
-    return KeepCurve()
+        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **rest: Any) -> None:
+            if "loss" not in (logs or {}):
+                return
+            if not math.isfinite(logs["loss"]):
+                raise SharpmaxError(
+                    f"clrs train: the loss is not a number at step {state.global_step}; try a smaller --lr, or "
+                    "--dtype float32"
+                )
+            clock.read(state.global_step)
+            self.remark = f"loss {logs['loss']:.3f}"
+
+    return Watch()
 
 
 def _save(language: LanguageModel, policy: Policy | None, folder: Path) -> None:
@@ -456,118 +438,3 @@ def _save(language: LanguageModel, policy: Policy | None, folder: Path) -> None:
     language.tokenizer.save_pretrained(partial)
     shutil.rmtree(folder, ignore_errors=True)
     partial.rename(folder)
-
-
-_POINTS = 400  # of the loss curve in results; every step is in the file of the curve
-
-
-@dataclass(frozen=True, eq=False)
-class PreparedTraining:
-    """A model, its packed data and the settings that identify the training."""
-
-    language: LanguageModel
-    recipe: FineTuneRecipe
-    packed: Packed
-    identity: dict[str, Any]
-
-    @property
-    def steps(self) -> int:
-        """Steps of the run."""
-        return len(self.packed) // self.recipe.together
-
-    def claim(self, folder: Path, *, resume: bool) -> None:
-        """Let `folder` be that of this run, or raise."""
-        belongs(folder, self.identity, used=worth_keeping(folder), resume=resume)
-
-
-def prepare(
-    language: LanguageModel,
-    examples: Sequence[Example],
-    source: Source,
-    recipe: FineTuneRecipe,
-    *,
-    model: str,
-    bfloat16: bool,
-    note: Callable[[str], None] = lambda text: None,
-) -> PreparedTraining:
-    """Tokens, rows and order of the whole run; documents longer than the model's context are left out."""
-    with under(language.model, recipe.policy):
-        pass  # refuses a policy made for another architecture
-    most = context_of(language.model)
-    if most is not None and recipe.row_tokens > most:
-        reject("--row-tokens", recipe.row_tokens, f"up to {most} tokens, the context of {model}")
-
-    def report(done: int) -> None:
-        note(f"tokenizing {done:,} of {len(examples):,} examples")
-
-    documents = Documents.of(language.tokenizer, examples, most, report)
-    note("packing documents into rows")
-    packed = Packed.of(
-        documents, recipe.row_tokens, group_tokens=recipe.group_tokens, together=recipe.together, steps=recipe.steps,
-        epochs=recipe.epochs, seed=recipe.seed,
-    )  # fmt: skip
-    identity = {
-        "model": model,
-        "weights": weights_fingerprint(language.model),
-        "data": source.to_dict(),
-        "examples": {"count": len(examples), "fingerprint": fingerprint(examples), "dropped": documents.dropped},
-        "sizes": sizes_of(examples),
-        "dtype": "bfloat16" if bfloat16 else "float32",
-        **{key: value for key, value in recipe.to_dict().items() if key not in ("save_every", "epochs", "steps")},
-        "steps": len(packed) // recipe.together,
-    }
-    return PreparedTraining(language, recipe, packed, identity)
-
-
-def trained_tables(
-    prepared: PreparedTraining,
-    folder: Path,
-    *,
-    device: torch.device,
-    bfloat16: bool,
-    resume: bool = False,
-    progress: Progress = lambda step, steps, remark: None,
-) -> dict[str, Any]:
-    """Train, save, and return the tables of results."""
-    found = train(
-        prepared.language, prepared.packed, prepared.recipe, folder, device=device, bfloat16=bfloat16, resume=resume,
-        progress=progress,
-    )  # fmt: skip
-    packed = prepared.packed
-    layers, heads = shape_of(prepared.language.model)
-    speed = found.tokens_per_second
-    flops = None if speed is None else 6.0 * found.parameters * speed
-    return {
-        "setting": {
-            **prepared.identity,
-            "epochs": packed.passes,
-            "steps": found.curve[-1].step if found.curve else 0,  # fewer than planned where time ran out
-            "policy": None if found.policy is None else found.policy.to_dict(),
-            "policy_describe": "no policy" if found.policy is None else found.policy.describe(),
-            "touched": modified_heads(found.policy, layers, heads),
-            "layers": layers,
-            "heads": heads,
-            "parameters": found.parameters,
-            "longest": int(packed.documents.lengths.max()),
-            "devices": found.devices,
-            "trained_weights": weights_fingerprint(prepared.language.model),
-        },
-        "curve": thinned([(entry.step, entry.loss) for entry in found.curve]),
-        "speed": {
-            "tokens": sum(entry.tokens for entry in found.curve),
-            "tokens_per_second": speed,
-            "filled": packed.filled,
-            "model_flops_per_second": flops,
-        },
-    }
-
-
-def thinned(curve: Sequence[tuple[int, float]], most: int = _POINTS) -> list[list[float]]:
-    """A curve of up to `most` points: each stands for a few steps, at the last of them and with their mean.
-
-    >>> thinned([(1, 4.0), (2, 2.0), (3, 1.0)], 2)
-    [[2, 3.0], [3, 1.0]]
-    """
-    every = max(1, math.ceil(len(curve) / most))
-    parts = [curve[first : first + every] for first in range(0, len(curve), every)]
-    return [[part[-1][0], math.fsum(loss for _, loss in part) / len(part)] for part in parts]

@@ -11,11 +11,9 @@ from typing import Any
 from sharpmax.errors import reject
 from sharpmax.experiments.engine import load_plugin, read_plugins
 from sharpmax.experiments.stacked_training import RECIPES, Recipe
-from sharpmax.models.encoder import Encoders
-from sharpmax.models.single_head import ACTIVATIONS, SetHeads
+from sharpmax.models.stacked import ACTIVATIONS, Encoders, SingleHeads
 from sharpmax.normalisers.base import normaliser, normalisers
-from sharpmax.tasks.max_retrieval import SIZED_TASKS
-from sharpmax.tasks.sized import SizedTask
+from sharpmax.tasks.sized import SIZED_TASKS, SizedTask
 
 
 @dataclass(frozen=True)
@@ -120,9 +118,6 @@ def methods_of_files(files: Sequence[Path]) -> list[Method]:
 
 MODELS = ("single", "encoder")
 
-_ENCODER_RATE = 1e-3
-_WARMUP_SHARE = 10
-
 
 @dataclass(frozen=True)
 class ModelSpec:
@@ -137,9 +132,6 @@ class ModelSpec:
     def __post_init__(self) -> None:
         if self.kind not in MODELS:
             reject("--model", repr(self.kind), ", ".join(MODELS))
-        for name in ("width", "heads", "depth"):
-            if getattr(self, name) < 1:
-                reject(f"--{name}", getattr(self, name), "1 or more")
         if self.width % self.heads:
             reject("--width", self.width, f"a multiple of --heads, {self.heads}")
         if self.kind == "single" and (self.heads, self.depth, self.causal) != (1, 1, False):
@@ -161,22 +153,13 @@ class ModelSpec:
 
     def build(
         self, method: Method, task: SizedTask, seeds: Sequence[int], *, test: bool = False
-    ) -> SetHeads | Encoders:
+    ) -> SingleHeads | Encoders:
         """The untrained model of these seeds with the method in it, as it is in training or at test."""
         name, options = method.tested_with() if test else (method.normaliser, method.options)
         if self.kind == "single":
-            return SetHeads(seeds, name, options, width=self.width, feed_forward=method.feed_forward)
-        return Encoders(
-            seeds,
-            name,
-            options,
-            task,
-            width=self.width,
-            heads=self.heads,
-            depth=self.depth,
-            causal=self.causal,
-            feed_forward=method.feed_forward,
-        )
+            return SingleHeads.initial(seeds, name, options, width=self.width, feed_forward=method.feed_forward)
+        shape = {"width": self.width, "heads": self.heads, "depth": self.depth}
+        return Encoders(seeds, name, options, task, **shape, causal=self.causal, feed_forward=method.feed_forward)
 
 
 def models_of(kind: str, shapes: Mapping[str, Sequence[int]], *, causal: bool) -> list[ModelSpec]:
@@ -188,7 +171,7 @@ def models_of(kind: str, shapes: Mapping[str, Sequence[int]], *, causal: bool) -
 
 def recipe_for(model: ModelSpec, method: Method, task: SizedTask, steps: int, batch: int) -> Recipe:
     """The recipe that all methods of a model share, with what is the method's own."""
-    rate = RECIPES["sharp"].learning_rate if model.kind == "single" else _ENCODER_RATE
+    rate = RECIPES["sharp"].learning_rate if model.kind == "single" else 1e-3
     common = replace(RECIPES["sharp"], learning_rate=rate, batch=batch, sizes=task.trained)
     own: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in method.recipe.items()}
     known = [one.name for one in fields(Recipe) if one.name not in ("name", "summary")]
@@ -198,4 +181,4 @@ def recipe_for(model: ModelSpec, method: Method, task: SizedTask, steps: int, ba
     if own.get("sizes", task.trained)[1] > task.trained[1]:
         reject("recipe", f"sizes {own['sizes']} of method {method.name!r}", f"up to {task.trained[1]} {task.unit}")
     mine = replace(common, **own)
-    return replace(mine, warmup=min(mine.warmup, steps // _WARMUP_SHARE))
+    return replace(mine, warmup=min(mine.warmup, steps // 10))

@@ -1,4 +1,4 @@
-"""A comparison as tasks: train the seeds of one method, test them at one size."""
+"""A comparison as tasks (train the seeds of one method, test them at one size), and its tables."""
 
 from __future__ import annotations
 
@@ -25,11 +25,12 @@ from sharpmax.experiments.compare.methods import SHIPPED_METHODS, Method, ModelS
 from sharpmax.experiments.engine import Job
 from sharpmax.experiments.run_folder import Outcome, RunStore
 from sharpmax.experiments.stacked_training import StackedTraining
+from sharpmax.experiments.statistics import LEVEL, SeedMean, paired_p, seed_mean
 from sharpmax.lazy import require
-from sharpmax.models.encoder import Encoders
-from sharpmax.models.single_head import Reading, SetHeads
-from sharpmax.tasks.max_retrieval import seeded, sized_task
-from sharpmax.tasks.sized import NOTHING, Batch, SizedTask
+from sharpmax.models.stacked import Encoders, Reading, SingleHeads
+from sharpmax.probing.measurement import REPEATS, crossing, finite_or_none, interval
+from sharpmax.results import json_values
+from sharpmax.tasks.sized import NOTHING, Batch, SizedTask, seeded, sized_task
 
 
 @dataclass(frozen=True)
@@ -45,11 +46,10 @@ class ComparisonPlan:
     sizes: tuple[int, ...]
     samples: int
     device: str
-    stack: int
     files: tuple[str, ...] = ()  # texts of a user's own Python files
 
     def identity(self) -> dict[str, Any]:
-        """What must be the same to resume a run; methods, models, seeds and sizes may be added."""
+        """What must be the same to resume a run; methods, models and sizes may be added."""
         task = sized_task(self.task)
         return {
             "task": f"{task.name} {task.version}",
@@ -59,71 +59,29 @@ class ComparisonPlan:
             "device": self.device,
         }
 
-    def stacks(self) -> list[tuple[int, ...]]:
-        """Seeds that are trained in one program."""
-        return [self.seeds[start : start + self.stack] for start in range(0, len(self.seeds), self.stack)]
-
     def tasks(self) -> list[Job]:
         """All tasks: trainings first, then tests, the longest first, so that none is left for the end."""
         trainings, tests = [], []
-        for model, method, seeds in product(self.models, self.methods, self.stacks()):
-            key = self.key(model, method, seeds)
-            common = {"model": model, "method": method, "seeds": seeds, "task": self.task, "device": self.device}
+        for model, method in product(self.models, self.methods):
+            key = self.key(model, method)
+            common = {name: getattr(self, name) for name in ("seeds", "task", "device")}
+            common |= {"model": model, "method": method}
             own = {"steps": self.steps, "batch": self.batch}
             trainings.append(Job(key, f"{__name__}:train", common | own, label=f"train {method.name}"))
             for size in self.sizes:
                 own, label = {"size": size, "samples": self.samples}, f"test {method.name} at {size:,}"
-                test = self.key(model, method, seeds, size)
+                test = self.key(model, method, size)
                 tests.append(Job(test, f"{__name__}:evaluate", common | own, after=key, label=label))
         return trainings + sorted(tests, key=lambda job: -job.arguments["size"])
 
-    def key(self, model: ModelSpec, method: Method, seeds: Sequence[int], size: int | None = None) -> str:
+    def key(self, model: ModelSpec, method: Method, size: int | None = None) -> str:
         """The key of a training, or of its test at a size; it changes with the recipe, options or file of a method."""
         recipe = recipe_for(model, method, sized_task(self.task), self.steps, self.batch)
         own = [] if SHIPPED_METHODS.get(method.name) == method else list(self.files)
         text = json.dumps([{**asdict(method), "summary": ""}, repr(recipe), own], sort_keys=True)
         digest = hashlib.sha256(text.encode()).hexdigest()[:8]
         what = "train" if size is None else f"test {size}"
-        return f"{self.task}/{model.label}/{method.name} {digest}/seeds {seeds[0]}-{seeds[-1]}/{what}"
-
-
-_MEASURES = ("accuracy", "ranking", "hard", "close", "whole", "entropy", "top", "layers_entropy", "layers_top")
-
-
-@dataclass(frozen=True)
-class MethodResult:
-    """One method in one model.
-
-    `training` holds losses and curve by seed, seeds that diverged, parameters, seconds and bytes; `measures` by name
-    and size are [seeds, ...], NaN where there is no number.
-    """
-
-    training: dict[str, Any]
-    measures: Mapping[str, Mapping[int, np.ndarray]]
-
-
-def result_of(plan: ComparisonPlan, store: RunStore, model: ModelSpec, method: Method) -> MethodResult:
-    """The result of a method in a model, once all its tasks are done."""
-    stacks = plan.stacks()
-    trained = [store.record(plan.key(model, method, seeds)) for seeds in stacks]
-    memory = [one["memory"] for one in trained]
-    training = {
-        "loss": [value for one in trained for value in one["loss"]],
-        "diverged": [seed for one in trained for seed, bad in zip(one["seeds"], one["diverged"], strict=True) if bad],
-        "curve": [
-            [step, [loss for one in trained for loss in one["curve"][place][1]]]
-            for place, (step, _) in enumerate(trained[0]["curve"])
-        ],
-        "parameters": trained[0]["parameters"],
-        "seconds": round(sum(one["seconds"] for one in trained), 2),
-        "memory": None if None in memory else max(memory),
-    }
-    tested = {size: [store.record(plan.key(model, method, seeds, size)) for seeds in stacks] for size in plan.sizes}
-    measures = {
-        name: {size: np.array([value for one in found for value in one[name]], float) for size, found in tested.items()}
-        for name in _MEASURES
-    }
-    return MethodResult(training, measures)
+        return f"{self.task}/{model.label}/{method.name} {digest}/seeds {self.seeds[0]}-{self.seeds[-1]}/{what}"
 
 
 @contextmanager
@@ -144,20 +102,12 @@ def _peak_bytes(device: torch.device) -> Iterator[list[int | None]]:
 
 
 _TEST = 2  # the random stream of test examples, apart from that of training
-_CURVE = 50
 _PAGE = 2**16
 _FEATURES = {"cpu": 2**22, "cuda": 2**28}  # numbers of one layer's features that are held at once
 
 
 def train(
-    *,
-    method: Method,
-    task: str,
-    model: ModelSpec,
-    seeds: Sequence[int],
-    steps: int,
-    batch: int,
-    device: str,
+    *, method: Method, task: str, model: ModelSpec, seeds: Sequence[int], steps: int, batch: int, device: str
 ) -> Outcome:
     """Train the seeds of a method side by side; the blob holds their weights."""
     problem, on = sized_task(task), torch.device(device)
@@ -166,26 +116,19 @@ def train(
     def data(seed: int, block: int, count: int) -> list[Tensor]:
         return problem.draw((count, recipe.batch), recipe.sizes, seeded(on, seed, block), **options).parts
 
-    curve: list[tuple[int, Tensor]] = []
     with _quiet(), _peak_bytes(on) as peak:
         initial = partial(model.build, method, problem, seeds)
         training = StackedTraining(initial, _losses, data, recipe, seeds, steps, on)
         began = time.monotonic()
         while training.step < steps:
             loss = training.next_block()
-            curve.append((training.step, loss))
-        curve[-1][1].tolist()  # waits for a GPU
+        last = _finite(loss)  # waits for a GPU
         seconds = time.monotonic() - began
-    last = curve[-1][1]
-    every = math.ceil(len(curve) / _CURVE)
     weights = training.heads()
     record = {
         "seeds": list(seeds),
-        "loss": _finite(last),
-        "diverged": [not math.isfinite(value) for value in last.tolist()],
-        "curve": [
-            [step, _finite(loss)] for place, (step, loss) in enumerate(curve, 1) if place % every == 0 or loss is last
-        ],
+        "loss": last,
+        "diverged": [seed for seed, value in zip(seeds, last, strict=True) if value is None],
         "parameters": sum(tensor.numel() for tensor in weights.values()) // len(seeds),
         "seconds": round(seconds, 2),
         "memory": peak[0],
@@ -213,27 +156,22 @@ def evaluate(
     if other := [name for name in (*missing, *left) if "normalisers." not in name]:  # they may differ at test
         raise ValueError(f"weights do not fit the model: {other[0]}")
     trained = trained.to(on).requires_grad_(False).eval()
-    began = time.monotonic()
     with torch.inference_mode(), _quiet():
         pages = [
             _measured(trained.read(examples.inputs, examples.visible, examples.answer.shape[-1]), examples)
             for examples in _pages(problem, model, seeds, size, samples, on)
         ]
         whole = {name: torch.cat([page[name] for page in pages], dim=1).cpu().double() for name in pages[0]}
-    counted, close = whole["counted"], whole["close"]
     record: dict[str, Any] = {"seeds": list(seeds), "size": size, "samples": samples}
     for name in ("accuracy", "ranking", "hard"):
-        record[name] = _finite(whole[name].sum(1) / counted.sum(1))
-    record["close"] = _finite((whole["ranked"] * close).sum(1) / close.sum(1))
-    record["whole"] = _finite(whole["whole"].mean(1))
-    for name in ("entropy", "top"):
-        by_layer = whole[name].mean(1)
-        record[name] = _finite(by_layer[:, -1].mean(-1))
-        record[f"layers_{name}"] = [[_finite(heads) for heads in one] for one in by_layer]
-    return Outcome(record | {"seconds": round(time.monotonic() - began, 2)})
+        record[name] = _finite(whole[name].sum(1) / whole["counted"].sum(1))
+    record["close"] = _finite((whole["ranked"] * whole["close"]).sum(1) / whole["close"].sum(1))
+    for name in ("whole", "entropy", "top"):
+        record[name] = _finite(whole[name].mean(1))
+    return Outcome(record)
 
 
-def _losses(model: SetHeads | Encoders, data: Sequence[Tensor]) -> Tensor:
+def _losses(model: SingleHeads | Encoders, data: Sequence[Tensor]) -> Tensor:
     inputs, visible, answer = data
     scores = model.answer(inputs, visible, answer.shape[-1])
     losses = F.cross_entropy(scores.flatten(0, -2), answer.flatten(), reduction="none", ignore_index=NOTHING)
@@ -249,7 +187,7 @@ def _measured(reading: Reading, examples: Batch) -> dict[str, Tensor]:
         # The largest of scores that are not numbers is no answer.
         return (scores.argmax(-1) == examples.answer) & scores.isfinite().all(-1) & asked
 
-    ranked = (reading.layers[-1].first == examples.source) & asked
+    ranked = (reading.first == examples.source) & asked
     correct = right(reading.scores)
     found = {
         "counted": asked.sum(-1),
@@ -260,10 +198,9 @@ def _measured(reading: Reading, examples: Batch) -> dict[str, Tensor]:
         "ranked": (ranked | ~asked).all(-1),
         "whole": (correct | ~asked).all(-1),
     }
-    many = asked.sum(-1)[:, :, None, None]
-    for name in ("entropy", "top"):
-        rows = torch.stack([getattr(layer, name) for layer in reading.layers], dim=2)
-        found[name] = (rows * asked[:, :, None, None]).sum(-1) / many
+    for name in ("entropy", "top"):  # of the last layer
+        rows = getattr(reading, name) * asked[:, :, None]
+        found[name] = (rows.sum(-1) / asked.sum(-1)[:, :, None]).mean(-1)
     return found
 
 
@@ -294,3 +231,193 @@ def _quiet() -> Iterator[None]:
 
 def _finite(values: Tensor) -> list[float | None]:
     return [value if math.isfinite(value) else None for value in values.tolist()]
+
+
+@dataclass(frozen=True)
+class Rank:
+    """A place on the leaderboard, the leader of its group, and the p-value against that leader."""
+
+    rank: int
+    leader: str
+    p: float | None
+
+
+def ranks(scores: Mapping[str, np.ndarray]) -> dict[str, Rank]:
+    """Rank of every method by its mean score, [seeds] each; best first.
+
+    A method shares the rank of its group's leader if their paired difference is not significant; the first that is
+    significantly behind leads the next group, and its rank counts all those before it. With a single seed only equal
+    scores share a rank.
+    """
+    order = sorted(scores, key=lambda name: -float(scores[name].mean()))
+    found: dict[str, Rank] = {}
+    leader = order[0]
+    for place, name in enumerate(order, start=1):
+        p = paired_p(scores[leader], scores[name])
+        if place > 1 and _apart(scores[leader], scores[name], p):
+            leader, p = name, None
+        rank = place if name == leader else found[leader].rank
+        found[name] = Rank(rank, leader, p)
+    return found
+
+
+def _apart(best: np.ndarray, other: np.ndarray, p: float | None) -> bool:
+    if p is not None:
+        return p < LEVEL
+    # The same difference in every seed: nothing varies, so any difference is one.
+    return bool(abs(float((best - other).mean())) > 1e-9)
+
+
+@dataclass(frozen=True)
+class MethodResult:
+    """One method in one model: the record of its training, and measures [sizes, seeds], NaN without a number."""
+
+    training: Mapping[str, Any]
+    measures: Mapping[str, np.ndarray]
+
+    @classmethod
+    def of(cls, plan: ComparisonPlan, store: RunStore, model: ModelSpec, method: Method) -> MethodResult:
+        """The result of a method whose tasks are all done."""
+        tested = [store.records[plan.key(model, method, size)] for size in plan.sizes]
+        names = ("accuracy", "ranking", "hard", "close", "whole", "entropy", "top")
+        measures = {name: np.array([one[name] for one in tested], float) for name in names}
+        return cls(store.records[plan.key(model, method)], measures)
+
+    def by_size(self, plan: ComparisonPlan, measure: str) -> dict[int, SeedMean]:
+        """A measure by size; shares in percent."""
+        factor = 1.0 if measure == "entropy" else 100.0
+        return {size: seed_mean(factor * row) for size, row in zip(plan.sizes, self.measures[measure], strict=True)}
+
+
+def compare_tables(plan: ComparisonPlan, store: RunStore) -> dict[str, Any]:
+    """The leaderboard of all methods in the first model of the plan, and its measures; accuracies in percent."""
+    setting = setting_table(plan)
+    known = {method.name: MethodResult.of(plan, store, plan.models[0], method) for method in plan.methods}
+    shown = {name: name for name in ("accuracy", "ranking", "hard", "close", "whole", "entropy")}
+    tables: dict[str, Any] = {
+        table: {name: one.by_size(plan, measure) for name, one in known.items()}
+        for table, measure in (shown | {"top_weight": "top"}).items()
+    }
+    accuracy = {name: 100.0 * one.measures["accuracy"] for name, one in known.items()}
+    tables["per_seed"] = {
+        name: dict(zip(plan.sizes, values.round(4).tolist(), strict=True)) for name, values in accuracy.items()
+    }
+    scored = [plan.sizes.index(size) for size in setting["scored_sizes"]]
+    scores = {name: values[scored].mean(axis=0) for name, values in accuracy.items()}
+    tables["leaderboard"] = {
+        name: {**asdict(place), "score": seed_mean(scores[name])} for name, place in ranks(scores).items()
+    }
+    tables["training"] = {name: one.training for name, one in known.items()}
+    tables["methods"] = {method.name: asdict(method) for method in plan.methods}
+    return json_values(tables | {"setting": setting})
+
+
+def setting_table(plan: ComparisonPlan) -> dict[str, Any]:
+    """The settings of the run; methods are ranked by sizes beyond training, or by all if there are none."""
+    model, task = plan.models[0], sized_task(plan.task)
+    recipe = recipe_for(model, plan.methods[0], task, plan.steps, plan.batch)
+    return {
+        "task": task.name,
+        "task_summary": task.summary,
+        "unit": task.unit,
+        "model": model.label,
+        **{name: getattr(plan, name) for name in ("sizes", "seeds", "steps", "batch", "samples", "device")},
+        "scored_sizes": [size for size in plan.sizes if size > task.trained[1]] or plan.sizes,
+        "train_sizes": task.trained,
+        "learning_rate": recipe.learning_rate,
+        "warmup": recipe.warmup,
+        "level": LEVEL,
+    }
+
+
+FACTORS = ("width", "heads", "depth")
+
+_LIMITS = {
+    "accuracy": "accuracy falls to half of what it is at the smallest size",
+    "top": "top weight falls under one half",
+}
+
+
+def capacity_tables(plan: ComparisonPlan, store: RunStore) -> dict[str, Any]:
+    """For every method: the two sizes of each model, and a power law through them."""
+    tables: dict[str, Any] = {"capacity": {}, "rules": {}, "setting": setting_table(plan)}
+    x = np.log(np.array(plan.sizes, dtype=float))
+    for method in plan.methods:
+        known = {model: MethodResult.of(plan, store, model, method) for model in plan.models}
+        tables["capacity"][method.name] = [_cell(plan, model, one, x) for model, one in known.items()]
+        tables["rules"][method.name] = {
+            name: {"what": what, **fit_power_law(x, {model: one.measures[name] for model, one in known.items()}, name)}
+            for name, what in _LIMITS.items()
+        }
+    return json_values(tables)
+
+
+def _end(name: str, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """ln of the size at which curves [sizes, …] of a measure end; ±inf beyond the sizes there are."""
+    return crossing(x, y / np.maximum(y[:1], 1e-12) if name == "accuracy" else y, 0.5)
+
+
+def _cell(plan: ComparisonPlan, model: ModelSpec, one: MethodResult, x: np.ndarray) -> dict[str, Any]:
+    def size(measure: str) -> float | str | None:
+        """Where the mean curve ends, in words where that is outside of the sizes."""
+        end = float(_end(measure, x, np.nanmean(one.measures[measure], axis=1)))
+        if np.isinf(end):
+            return "beyond" if end > 0 else "never above"
+        return None if np.isnan(end) else float(np.exp(end))
+
+    return {
+        "model": model.label,
+        **{name: getattr(model, name) for name in FACTORS},
+        **{name: one.training[name] for name in ("parameters", "seconds", "diverged")},
+        "half_accuracy_size": size("accuracy"),
+        "half_top_weight_size": size("top"),
+        "accuracy": one.by_size(plan, "accuracy"),
+        "top_weight": one.by_size(plan, "top"),
+        "entropy": one.by_size(plan, "entropy"),
+    }
+
+
+def fit_power_law(x: np.ndarray, curves: Mapping[ModelSpec, np.ndarray], measure: str, seed: int = 0) -> dict[str, Any]:
+    """size = c · width^a · heads^b · depth^d through models whose size lies among those tested.
+
+    `curves` are a measure [sizes, seeds] by model, `x` the logarithms of the sizes.
+
+    Intervals are of seeds drawn again, the same ones for every model. Models that end beyond the largest size are left
+    out and counted: where there are many, exponents come out too small.
+    """
+    models = list(curves)
+    whole = np.stack([curves[model] for model in models], axis=1)  # [sizes, models, seeds]
+    ends = _end(measure, x, np.nanmean(whole, axis=2))
+    used = [model for model, one in zip(models, ends, strict=True) if np.isfinite(one)]
+    varying = [name for name in FACTORS if len({getattr(model, name) for model in used}) > 1]
+    factors = np.log([[float(getattr(model, name)) for name in varying] for model in models]).reshape(len(models), -1)
+    best = _least_squares(factors, ends)
+    counts = {"models": len(models), "used": len(used), "beyond": int(np.sum(ends == np.inf))}
+    if best is None:
+        return {**counts, "exponents": None, "constant": None, "r2": None}
+    rng = np.random.default_rng(seed)
+    seeds = whole.shape[2]
+    draws = []
+    for _ in range(REPEATS if seeds > 1 else 0):
+        drawn = whole[:, :, rng.integers(seeds, size=seeds)]
+        again = _least_squares(factors, _end(measure, x, np.nanmean(drawn, axis=2)))
+        if again is not None:
+            draws.append(again[0])
+    low, high = interval(draws, best[0])
+    exponents = {
+        name: {"mean": float(best[0][place]), "low": finite_or_none(low[place]), "high": finite_or_none(high[place])}
+        for place, name in enumerate(varying, start=1)
+    }
+    return {**counts, "exponents": exponents, "constant": float(np.exp(best[0][0])), "r2": best[1]}
+
+
+def _least_squares(factors: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, float | None] | None:
+    """Coefficients of ends = c + factors·a over finite ends, and the share explained; None where too few are."""
+    use = np.isfinite(ends)
+    design = np.column_stack((np.ones(int(use.sum())), factors[use]))
+    if len(design) < design.shape[1] or np.linalg.matrix_rank(design) < design.shape[1]:
+        return None
+    found, *_ = np.linalg.lstsq(design, ends[use], rcond=None)
+    around = float(((ends[use] - ends[use].mean()) ** 2).sum())
+    left = float(((ends[use] - design @ found) ** 2).sum())
+    return found, 1.0 - left / around if around > 1e-12 else None

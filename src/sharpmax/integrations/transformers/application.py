@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -16,10 +16,12 @@ from torch import nn
 from sharpmax.errors import UnsupportedError, reject
 from sharpmax.integrations.torch_modules import applied_to, apply_to_module
 from sharpmax.integrations.torch_modules import put as put_module
-from sharpmax.integrations.transformers.interface import Installed, install, installed, kept, modules_of, put
+from sharpmax.integrations.transformers.attention import OutputGain
+from sharpmax.integrations.transformers.interface import install, installed, kept, modules_of, put
 from sharpmax.integrations.transformers.support import check_all_reached, check_model, is_torch_module
-from sharpmax.ops.attention import policies_of, rules_of
+from sharpmax.ops.attention import QueryScale, Rule, policies_of, rules_of
 from sharpmax.policies.base import Policy, Warned
+from sharpmax.policies.basic import OutputScale
 from sharpmax.policies.per_head import check_shape
 from sharpmax.policies.registry import AUTO, packaged_for_config, resolve_policy
 from sharpmax.policies.registry import BESIDE as FILE
@@ -28,16 +30,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-def policy_from(policy: Policy | str | os.PathLike[str] | None) -> Policy:
-    """The policy an argument means, in a model as in every other function that takes one."""
-    return resolve_policy(policy)
-
-
 def policy_for_model(model: Any, policy: Policy | str | os.PathLike[str] | None, *, foldable: bool = False) -> Policy:
-    """As `policy_from`; "auto" is the packaged policy made for this model."""
+    """The policy an argument means; "auto" is the packaged policy made for this model."""
     if isinstance(policy, str) and policy == AUTO:
         return packaged_for_config(check_model(model).config, foldable=foldable)[1]
-    return policy_from(policy)
+    return resolve_policy(policy)
 
 
 def save_with_policy(model: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
@@ -50,24 +47,9 @@ def save_with_policy(model: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
             "allowed: model.push_to_hub(...), which uploads the policy too"
         )
     own = (state.own if state is not None else {}).get("save_pretrained", partial(type(model).save_pretrained, model))
-    with _plainly_eager(state):
-        own(*args, **kwargs)
+    own(*args, **kwargs)
     if state is not None and state.policy is not None and given.get("is_main_process", True):
         state.policy.save(Path(given["save_directory"]) / FILE)
-
-
-@contextmanager
-def _plainly_eager(state: Installed | None) -> Iterator[None]:
-    """A configuration that outputs attentions can only be saved where it names eager attention itself."""
-    configs = [one.config for one in (state.modules if state is not None else ()) if one.config.output_attentions]
-    names = [config._attn_implementation for config in configs]
-    try:
-        for config in configs:
-            config._attn_implementation_internal = "eager"
-        yield
-    finally:
-        for config, name in zip(configs, names, strict=True):
-            config._attn_implementation_internal = name
 
 
 M = TypeVar("M", bound=nn.Module)
@@ -94,8 +76,8 @@ def apply(
     `policy` is a policy, the name of one, the path of a policy file, or a folder that `save_pretrained` of a model
     with a policy wrote; "auto" is the packaged policy made for this model, an error where there is none; None is the
     policy that changes nothing. Weights and configuration stay as they are, and so
-    does everything the model can do: caches, beam search, padding, training. A policy applied before is replaced. A
-    forward pass that is running in another thread ends with the policy it began with.
+    does everything the model can do: caches, beam search, padding, training. A policy applied before is replaced. While
+    a thread runs the model, its policy cannot change.
 
     A `PerHead` policy has one row per module that attends, in the order of `model.modules()`: in a decoder the layers,
     `module.layer_idx`; in an encoder–decoder model the encoder's layers, then self-attention and cross-attention of
@@ -108,8 +90,7 @@ def apply(
 
     A temperature by position that the model has of its own (Llama 4, Ministral 3, Mistral 4, Inkling) is replaced,
     never added to: while a policy other than the identity is applied, it is switched off in every layer. The policy
-    None gives the model as published, `policies.from_config(model.config)` its own rule. Such a model must not be
-    running in another thread when its policy changes.
+    None gives the model as published, `policies.from_config(model.config)` its own rule.
 
     Modules that attend without transformers' attention interface (`nn.MultiheadAttention`, attention written out) raise
     an `UnsupportedError` that names them. With `skip_unsupported=True` they keep β = 1 and have no row in a `PerHead`
@@ -127,7 +108,7 @@ def apply(
     'polynomial'
     """
     if is_torch_module(model):
-        return apply_to_module(model, policy_from(policy), example_inputs, skip_unsupported=skip_unsupported)
+        return apply_to_module(model, resolve_policy(policy), example_inputs, skip_unsupported=skip_unsupported)
     if example_inputs is not None:
         reject("example_inputs", type(example_inputs).__name__, "None for a transformers model")
     language_model = check_model(model)
@@ -139,12 +120,21 @@ def apply(
     warned = _warned.setdefault(model, Warned())
     install(
         language_model,
-        lambda layer: rules_of(policies_of(chosen, layer), warned),
+        lambda layer: _rules_of(policies_of(chosen, layer), modules[layer].heads, warned),
         policy=chosen,
         methods=_METHODS,
         skip_unsupported=skip_unsupported,
     )
     return model
+
+
+def _rules_of(policies: Sequence[Policy], heads: int, warned: Warned) -> tuple[Rule | QueryScale | OutputGain, ...]:
+    """The rules of a layer of so many heads, and the scale of their outputs."""
+    scales = [one.scale if isinstance(one, OutputScale) else 1.0 for one in policies]
+    rules = rules_of([one.policy if isinstance(one, OutputScale) else one for one in policies], warned)
+    if all(scale == 1.0 for scale in scales):
+        return rules
+    return (*rules, OutputGain(scales if len(scales) == heads else scales * heads))
 
 
 @contextmanager

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from sharpmax.errors import UnsupportedError
-from sharpmax.integrations.transformers.implementations import implementation_call, own_attention, under_its_name
-from sharpmax.integrations.transformers.passes import layer_of
+from sharpmax.integrations.transformers.support import INTERFACE, LAYER, eager_of, interface_call
 from sharpmax.ops.attention import MOST_QUERIES, QueryScale, Rule, Sharpener, fitting_beta, scaled_mask, scaled_queries
 from sharpmax.stats.call import (
     AttentionCall,
@@ -25,7 +25,7 @@ from sharpmax.stats.call import (
     spans_of,
     without_autocast,
 )
-from sharpmax.stats.dispatch import is_plain, on_gpu
+from sharpmax.stats.dispatch import is_plain, on_gpu, packed_spans
 
 Observer = Callable[[AttentionCall], None]
 """Gets every attention call of a model, with the logits that its softmax gets: β, masks and biases are in them."""
@@ -35,14 +35,10 @@ Observer = Callable[[AttentionCall], None]
 class Observers:
     """The observers of one model. The tuple is replaced, never changed, so that a call in another thread may go on."""
 
-    active: tuple[Observer, ...] = field(default=())
-
-    def __deepcopy__(self, memo: Any) -> Observers:
-        """Nobody observes a copy."""
-        return Observers()
+    active: tuple[Any, ...] = ()
 
     def __reduce__(self) -> tuple[type[Observers], tuple[()]]:
-        """Nor what comes back from a pickle."""
+        """Nobody observes a copy, or what comes back from a pickle."""
         return Observers, ()
 
     def interested(self) -> list[Observer]:
@@ -53,11 +49,7 @@ class Observers:
         """
         if torch.compiler.is_compiling():
             return []
-        return [one for one in self.active if getattr(one, "wants_call", _always)()]
-
-
-def _always() -> bool:
-    return True
+        return [one for one in self.active if not hasattr(one, "wants_call") or one.wants_call()]
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,22 +63,50 @@ class Repeated:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Keys, values and mask over them: a row sees every copy of what it saw before (no mask is causal)."""
         places = self.places.to(key.device)
-        there, chosen = (places >= 0)[:, None, None], places.clamp_min(0)
+        there, chosen, least = (places >= 0)[:, None, None], places.clamp_min(0), torch.finfo(query.dtype).min
         if mask is None:
             rows = torch.arange(query.shape[-2], device=key.device)[:, None]
             mask = (chosen[:, None] <= rows)[:, None]
-            mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill(~mask, _least(query)) if additive else mask
+            mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill(~mask, least) if additive else mask
         else:
             mask = mask.expand(len(places), -1, -1, -1)
             mask = mask.gather(3, chosen[:, None, None].expand(-1, *mask.shape[1:3], -1))
-        mask = mask.masked_fill(~there, _least(query) if mask.is_floating_point() else False)
+        mask = mask.masked_fill(~there, least if mask.is_floating_point() else False)
         chosen = chosen[:, None, :, None]
         key, value = (x.gather(2, chosen.expand(-1, x.shape[1], -1, x.shape[3])) for x in (key, value))
         return key, value, mask
 
 
-def _least(like: Tensor) -> float:
-    return float(torch.finfo(like.dtype).min)
+class OutputGain:
+    """Factors of the heads' outputs, `[H]`."""
+
+    def __init__(self, scales: Sequence[float]) -> None:
+        self._scales = torch.tensor(scales)
+
+    def factors(self, device: torch.device) -> Tensor:
+        """The factors on a device."""
+        if self._scales.device != device:
+            self._scales = self._scales.to(device)
+        return self._scales
+
+    def __call__(self, found: tuple[Tensor, Any]) -> tuple[Tensor, Any]:
+        """The output `[B, Lq, H, D]` times the factors, and the weights as they are."""
+        out, weights = found
+        return out * self.factors(out.device)[:, None].to(out.dtype), weights
+
+
+def _under_its_name(function: Any, name: str, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    return function(_Instead(module, config=_Instead(module.config, _attn_implementation=name)), *args, **kwargs)
+
+
+class _Instead:
+    """An object with some attributes replaced."""
+
+    def __init__(self, original: Any, **attributes: Any) -> None:
+        vars(self).update(attributes, _original=original)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(vars(self)["_original"], name)
 
 
 @dataclass(eq=False)
@@ -96,61 +116,43 @@ class Layer:
     inner: str
     function: Callable[..., Any]
     heads: int
-    rules: tuple[Rule | QueryScale, ...]
-    number: int = 0
-    """Which of the model's attention modules this is."""
-
+    rules: tuple[Rule | QueryScale | OutputGain, ...]
+    number: int = 0  # which of the model's attention modules this is
     observers: Observers = field(default_factory=Observers)
-    model: nn.Module | None = field(default=None, repr=False)
-    """The model that the rules are installed in."""
-
-    guard: RemovableHandle | None = field(default=None, repr=False)
-    """The hook of that model by which passes are noted."""
-
-    repeated: Repeated | None = None
-    """Which keys count more than once, for as long as somebody says so."""
-
+    repeated: Repeated | None = None  # which keys count more than once, for as long as somebody says so
     sharpener: Sharpener = field(init=False)
     query_scale: QueryScale | None = field(init=False)
-
-    plain: bool = field(init=False)
-    """Whether PyTorch's attention is behind this layer, with rules that are made of policies."""
+    output_gain: OutputGain | None = field(init=False)
+    plain: bool = field(init=False)  # whether PyTorch's attention is behind this layer, with rules made of policies
 
     def __post_init__(self) -> None:
-        self.function = under_its_name(self.function, self.inner)
-        self.sharpener = Sharpener(self.rules, self.heads)
+        if "flash" in self.inner:  # it asks the configuration for its own name, which then says ours
+            self.function = functools.partial(_under_its_name, self.function, self.inner)
+        self.output_gain = next((rule for rule in self.rules if isinstance(rule, OutputGain)), None)
+        self.sharpener = Sharpener([rule for rule in self.rules if not isinstance(rule, OutputGain)], self.heads)
         self.rules, self.query_scale = self.sharpener.rules, self.sharpener.query_scale
         self.plain = self.inner == "sdpa" and bool(self.sharpener.policies)
 
-    @property
-    def noted(self) -> bool:
-        """Whether each pass through the model that begins now is noted."""
-        return self.model is not None and self.guard is not None and self.guard.id in self.model._forward_pre_hooks
-
 
 def sharp_attention(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
 ) -> Any:
     """The attention function that transformers calls: query `[B, H, Lq, D]`, key and value `[B, Hkv, Lk, D]`."""
-    layer = layer_of(module)
-    if layer is None:
-        # Rules are installed in another model with the same configuration, or for passes that began at another moment.
-        config: Any = module.config
-        own = own_attention(type(module), config._attn_implementation)
+    layer: Layer | None = getattr(module, LAYER, None)
+    if layer is None:  # another thread took the last observer away between the lookup of this function and its call
+        uses, name = interface_call(type(module)), module.config._attn_implementation
+        if uses is None:
+            raise UnsupportedError(f"model: {type(module).__name__} does not use transformers' attention interface")
+        own = uses.__globals__[INTERFACE].get_interface(name, eager_of(uses))
         return own(module, query, key, value, attention_mask, **kwargs)
     if layer.query_scale is not None:
         query = layer.query_scale(query)
-    return _sharp_attention(layer, module, query, key, value, attention_mask, **kwargs)
+    found = _sharp_attention(layer, module, query, key, value, attention_mask, **kwargs)
+    return found if layer.output_gain is None else layer.output_gain(found)
 
 
 def _sharp_attention(
-    layer: Layer,
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    **kwargs: Any,
+    layer: Layer, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **kwargs: Any
 ) -> Any:
     observers = layer.observers.interested() if layer.observers.active else []
     if layer.repeated is None and not observers:
@@ -199,7 +201,7 @@ def _sharp_attention(
             show(query, scaled_mask(attention_mask, beta), beta=beta)
             return beta
 
-        return capped_attention(module, query, key, value, attention_mask, beta_after_cap, **kwargs)
+        return _capped_attention(module, query, key, value, attention_mask, beta_after_cap, **kwargs)
     if bias is not None:
         hiding = _hiding(bias, attention_mask, causal)
         beta = sharpener.beta(AttentionCall.in_model(query, key, hiding, False, scaling))
@@ -209,13 +211,15 @@ def _sharp_attention(
         show(query, attention_mask, bias)
         return layer.function(module, query, key, value, attention_mask, **kwargs)
     plain = layer.inner == "sdpa" and not kwargs.get("dropout")
-    if plain and _is_single_query(layer, query):
-        logits = single_query_logits(query, key, attention_mask, scaling)
+    # A generated token on the CPU whose logits are measured: cheaper to finish with them than to start again.
+    on_cpu = query.device.type == "cpu" and query.dtype.itemsize > 2
+    if plain and on_cpu and query.shape[-2] == 1 and sharpener.measures:
+        logits = _single_query_logits(query, key, attention_mask, scaling)
         beta = sharpener.beta(logits)
         if observers:
             beta = fitting_beta(query, attention_mask, beta)
             show(scaled_queries(query, beta), scaled_mask(attention_mask, beta))
-        return single_query_attention(logits, beta, value), None
+        return _single_query_attention(logits, beta, value), None
     if plain and not causal and not observers:
         out = sharpener.decode(query, key, value, attention_mask, scaling)
         if out is not None:
@@ -243,7 +247,7 @@ def _handed_on(
     if observers or layer.rules:
         added = mask if isinstance(mask, Tensor) and mask.ndim == 4 else None
         reads = bool(observers) or any(rule.needs for rule in layer.sharpener.rules)
-        call = implementation_call(layer.inner, module, query, key, mask, kwargs, reads=reads)
+        call = _implementation_call(layer.inner, module, query, key, mask, kwargs, reads)
         if layer.rules:
             query, scaled = layer.sharpener.sharpen(call, query, added)
             mask = mask if added is None else scaled
@@ -258,17 +262,14 @@ def _handed_on(
     return layer.function(module, query, key, value, mask, **kwargs)
 
 
-_PARTS_OF_LOGITS = ("position_bias", "softcap", "s_aux")
-
-
 def _quickly(
     layer: Layer, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, kwargs: Any
 ) -> Any:
     """`sharp_attention` where logits are products alone, and β or the launches that find it are known beforehand.
 
-    None where there is more to do: the first call of a layout, float16, autocast, gradients of measured rows.
+    None where there is more to do: the first call of a layout, autocast, gradients of measured rows.
     """
-    for name in _PARTS_OF_LOGITS:
+    for name in ("position_bias", "softcap", "s_aux"):  # parts of logits
         if kwargs.get(name) is not None:
             return None
     sharpener = layer.sharpener
@@ -280,7 +281,7 @@ def _quickly(
     if autocasts(query.device.type):
         return None
     scaled = None
-    if sharpener.constants:
+    if sharpener.by_constants is not None:
         scaled = sharpener.by_constants(query)
     elif on_gpu(query):
         causal = mask is None and _is_causal(layer, module, query, kwargs.get("is_causal"))
@@ -297,8 +298,7 @@ def _in_float32(
     layer: Layer, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **kwargs: Any
 ) -> Any:
     """`_sharp_attention` of inputs in float16, computed in float32; the output is in float16 again."""
-    if kwargs.get("position_bias") is not None:
-        kwargs["position_bias"] = _widened(kwargs["position_bias"])
+    kwargs["position_bias"] = _widened(kwargs.get("position_bias"))
     with without_autocast(query.device):
         wide = query.float(), key.float(), value.float(), _widened(mask)
         out, weights = _sharp_attention(layer, module, *wide, **kwargs)
@@ -310,12 +310,6 @@ def _widened(x: Tensor | None) -> Tensor | None:
     if x is None or x.dtype != torch.float16:
         return x
     return x.float().masked_fill(hidden_by(x), torch.finfo(torch.float32).min)
-
-
-def _is_single_query(layer: Layer, query: Tensor) -> bool:
-    """A generated token on the CPU whose logits are measured: cheaper to finish with them than to start again."""
-    on_cpu = query.device.type == "cpu" and query.dtype.itemsize > 2
-    return on_cpu and query.shape[-2] == 1 and layer.sharpener.measures
 
 
 def _is_causal(layer: Layer, module: nn.Module, query: Tensor, given: bool | None) -> bool:
@@ -337,7 +331,7 @@ def _hiding(bias: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
     return bias
 
 
-def single_query_logits(query: Tensor, key: Tensor, mask: Tensor | None, scaling: float | None) -> Logits:
+def _single_query_logits(query: Tensor, key: Tensor, mask: Tensor | None, scaling: float | None) -> Logits:
     """The logits of one query `[B, H, 1, D]` per head; each key is read once for all heads that share it."""
     batch, key_heads, keys, width = key.shape
     q = query * (width**-0.5 if scaling is None else scaling)
@@ -345,26 +339,18 @@ def single_query_logits(query: Tensor, key: Tensor, mask: Tensor | None, scaling
     return Logits.masked(s.view(batch, -1, 1, keys), mask)
 
 
-def single_query_attention(logits: Logits, beta: Tensor, value: Tensor) -> Tensor:
+def _single_query_attention(logits: Logits, beta: Tensor, value: Tensor) -> Tensor:
     """The output `[B, 1, H, Dv]` from logits that were measured before: reading every key twice would cost more."""
     batch, key_heads, keys, width = value.shape
     weights = logits.scaled(beta).softmax(-1)
     return torch.bmm(weights.view(batch * key_heads, -1, keys), value.flatten(0, 1)).view(batch, 1, -1, width)
 
 
-def capped_attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    beta_of: Callable[[Logits], Tensor],
-    *,
-    softcap: float,
-    scaling: float | None = None,
-    dropout: float = 0.0,
+def _capped_attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
+    beta_of: Callable[[Logits], Tensor], *, softcap: float, scaling: float | None = None, dropout: float = 0.0,
     **kwargs: Any,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The eager attention of Gemma 2, step by step, with β between the cap and the mask."""
     groups = query.shape[1] // key.shape[1]
     key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
@@ -373,8 +359,88 @@ def capped_attention(
     beta = beta_of(Logits.masked(s, attention_mask))
     s = s * beta.clamp_max(largest_for(s.dtype) / softcap)[..., None].to(s.dtype)
     mask = scaled_mask(attention_mask, beta)
-    if mask is not None:
-        s = s + mask
-    weights = F.softmax(s, dim=-1, dtype=torch.float32).to(query.dtype)
+    weights = F.softmax(s if mask is None else s + mask, dim=-1, dtype=torch.float32).to(query.dtype)
     weights = F.dropout(weights, p=dropout, training=module.training)
     return torch.matmul(weights, value).transpose(1, 2).contiguous(), weights
+
+
+_REFUSED = {
+    "softcap": "caps its logits, and scaling the query is not scaling what comes out of the cap",
+    "position_bias": "adds a position bias to its logits, which scaling the query does not scale",
+    "cache": "reads a paged cache",
+    "block_table": "reads a paged cache",
+}
+
+
+def _implementation_call(
+    inner: str, module: nn.Module, query: Tensor, key: Tensor, mask: Any, kwargs: dict[str, Any], reads: bool
+) -> AttentionCall:
+    """The call of flash or flex attention as rows of logits: query `[B, H, Lq, D]`, key `[B, Hkv, Lk, D]`.
+
+    Flash attention has a mask of padding `[B, Lk]`, or sequences packed into one (`cu_seq_lens_q`, or `position_ids`
+    that start again), causal limits aligned to the last key and sliding windows. Flex attention has a `BlockMask`,
+    whose rows are looked at in a boolean matrix, or a mask that is added to the logits. Without `reads` nobody asks
+    what a row sees.
+    """
+    for name, why in _REFUSED.items():
+        if kwargs.get(name) is not None:
+            raise UnsupportedError(
+                f"model: {type(module).__name__} {why} ({name}), under attn_implementation={inner!r}; allowed: eager; "
+                "do model.set_attn_implementation('eager') first"
+            )
+    spans: Tensor | None = None
+    visible: Tensor | None = None
+    if reads and inner == "flex_attention":
+        flex = sys.modules.get("torch.nn.attention.flex_attention")
+        if flex is not None and isinstance(mask, flex.BlockMask):
+            shape, device = (*mask.shape[:2], query.shape[2], key.shape[2]), str(query.device)
+            visible = flex.create_mask(mask.mask_mod, *shape, device=device)
+        elif mask is not None:
+            visible = mask[..., : key.shape[2]]
+    elif reads:
+        if mask is not None and mask.shape[1] < key.shape[2]:  # a static cache, written up to here
+            key = key[:, :, : mask.shape[1]]
+        spans = _flash_spans(module, query, key, mask, kwargs)
+    return AttentionCall.in_model(query, key, visible, False, kwargs.get("scaling"), spans=spans)
+
+
+def _flash_spans(module: nn.Module, query: Tensor, key: Tensor, mask: Tensor | None, kwargs: dict[str, Any]) -> Tensor:
+    """The first key of each row and the one after its last, int32 `[B or 1, 2, Lq]`."""
+    queries, keys, device = query.shape[2], key.shape[2], query.device
+    given = kwargs.get("is_causal")
+    causal = bool(getattr(module, "is_causal", True) if given is None else given)
+    place = torch.arange(queries, dtype=torch.int32, device=device)[None] + (keys - queries)
+    low, high = torch.zeros_like(place), torch.full_like(place, keys)
+    starts = _starts(query, kwargs) if mask is None else None
+    if starts is not None:
+        low, high = packed_spans(*starts, queries, keys, causal, device).unbind(1)
+        place = packed_spans(*starts, queries, keys, True, device)[:, 1] - 1
+    elif mask is not None:
+        shown = mask.bool().to(torch.int32)
+        low = shown.argmax(1, keepdim=True).to(torch.int32).expand(-1, queries)
+        high = low + shown.sum(1, keepdim=True, dtype=torch.int32)
+        # What is visible has to be one run of keys, or the places within it would not be those of the mask.
+        if mask.device.type == "cpu" and bool((shown.flip(1).argmax(1) != keys - high[:, 0]).any()):
+            raise UnsupportedError("attention_mask: padding between tokens; allowed: before the first, after the last")
+    window = kwargs.get("sliding_window")
+    if causal:
+        high = torch.minimum(high, place + 1)
+    if window is not None and keys > window:
+        low, high = torch.maximum(low, place - window + 1), torch.minimum(high, place + window)
+    high = torch.maximum(high, low)
+    return torch.stack((low.expand_as(high), high), dim=1)
+
+
+def _starts(query: Tensor, kwargs: dict[str, Any]) -> tuple[Tensor, Tensor] | None:
+    """Where packed sequences start among the rows and among the keys, and where the last one ends."""
+    rows, keys, positions = (kwargs.get(name) for name in ("cu_seq_lens_q", "cu_seq_lens_k", "position_ids"))
+    if rows is None or keys is None:
+        if positions is None or query.shape[0] != 1 or query.shape[2] == 1:
+            return None
+        first = (positions.reshape(-1) == 0).nonzero().flatten()
+        if len(first) < 2:
+            return None
+        rows = keys = torch.cat([first, first.new_tensor([query.shape[2]])])
+    if query.shape[0] != 1:
+        raise UnsupportedError(f"query: {query.shape[0]} rows of packed sequences; allowed: one (a batch of 1)")
+    return rows, keys

@@ -10,9 +10,8 @@ import struct
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,8 +26,8 @@ from sharpmax.integrations.transformers.projections import Scaling, query_scalin
 from sharpmax.integrations.transformers.support import require_transformers
 from sharpmax.lazy import require
 from sharpmax.models.language import ALIASES
+from sharpmax.ops.attention import policies_of
 from sharpmax.policies.base import Policy
-from sharpmax.policies.basic import Constant
 from sharpmax.policies.per_head import PerHead
 from sharpmax.policies.registry import BESIDE
 
@@ -39,8 +38,7 @@ _INDEX = "model.safetensors.index.json"
 _SMALL = {"vocab_size": 512, "intermediate_size": 128, "moe_intermediate_size": 64}
 
 
-@dataclass(frozen=True)
-class _Stored:
+class _Stored(NamedTuple):
     """Where a tensor is."""
 
     file: Path
@@ -73,23 +71,21 @@ def fold_checkpoint(
     model = _without_weights(folder, config)
     if str(name) in ALIASES:
         model.config._name_or_path = str(name)
-    chosen = policy_for_model(model, policy)
-    modules = modules_of(model)
+    chosen = policy_for_model(model, policy, foldable=True)
+    modules, family = modules_of(model), type(model).__name__
     betas = constants_of(model, modules, chosen)
     if betas:
-        _try_small(type(model), model.config, {type(one.module) for one in modules}, next(iter(betas.values())))
-    names = {id(module): name for name, module in model.named_modules()}
-    scalings = [
-        (names[id(one.layer)], one)
-        for layer, beta in betas.items()
-        for one in [query_scaling(modules[layer], beta, f"layer {layer} of {type(model).__name__}")]
-    ]
+        row = policies_of(chosen, next(iter(betas)))
+        _try_small(type(model), model.config, {type(one.module) for one in modules}, row)
+    names = {module: name for name, module in model.named_modules()}
+    made = [query_scaling(modules[layer], beta, f"layer {layer} of {family}") for layer, beta in betas.items()]
+    scalings = [(names[one.layer], one) for one in made]
     with _new_folder(target) as partial:
         if as_adapter:
             error = 0.0
-            _write_adapter(partial, folder, type(model).__name__, scalings)
+            _write_adapter(partial, config.get("_name_or_path") or folder.name, family, scalings)
         else:
-            error = _write_checkpoint(partial, folder, model, scalings)
+            error = _write_checkpoint(partial, folder, scalings)
             body = {**config, MARK: chosen.describe()} if betas else config
             (partial / "config.json").write_text(json.dumps(body, indent=2) + "\n", encoding="utf-8")
     return FoldedFile(target, len(betas), error)
@@ -129,17 +125,18 @@ def _without_weights(folder: Path, body: Any) -> Any:
         raise ArgumentError(f"model: got {str(folder)!r} ({essence}); allowed: {_ALLOWED}") from None
 
 
-def _try_small(kind: Any, config: Any, modules: set[type], beta: Tensor) -> None:
-    """Fold the constants of a layer into a small model of the same kind, which compares it with the applied policy."""
+def _try_small(kind: Any, config: Any, modules: set[type], row: tuple[Policy, ...]) -> None:
+    """Fold the policies of a layer into a small model of the same kind, which compares it with the applied policy."""
     layers = config.get_text_config().num_hidden_layers
     for count in (2, 4, 8, 16, layers):
         small = copy.deepcopy(config)
         text = small.get_text_config()
-        lists = {key: value[:count] for key, value in vars(text).items() if _is_per_layer(value, layers)}
-        sizes = {key: value for key, value in _SMALL.items() if hasattr(text, key)}
-        tokens = {key: None for key in vars(text) if key.endswith("_token_id")}
-        for key, value in {**lists, **sizes, **tokens, "num_hidden_layers": min(count, layers)}.items():
-            setattr(text, key, value)
+        text.num_hidden_layers = min(count, layers)
+        for key, value in list(vars(text).items()):
+            if isinstance(value, (list, tuple)) and len(value) == layers:
+                setattr(text, key, value[:count])
+            elif key in _SMALL or key.endswith("_token_id"):
+                setattr(text, key, _SMALL.get(key))
         with torch.device("meta"):
             found = modules_of(kind._from_config(small))
         if {type(one.module) for one in found} == modules:
@@ -151,12 +148,7 @@ def _try_small(kind: Any, config: Any, modules: set[type], beta: Tensor) -> None
             if weight.numel() and bool((weight == weight.flatten()[0]).all()):
                 # What training starts at 0, such as a position bias, must not be 0 here: it would hide what it does.
                 weight.data.add_(0.3 * torch.randn(weight.shape))
-    row = tuple(Constant(float(value)) for value in beta)
-    fold(model, PerHead(tuple(row if one.heads == len(row) else (Constant(2.0),) * one.heads for one in found)))
-
-
-def _is_per_layer(value: Any, layers: int) -> bool:
-    return isinstance(value, (list, tuple)) and len(value) == layers
+    fold(model, PerHead(tuple(row if len(row) > 1 else row * one.heads for one in found)))
 
 
 def _stored(folder: Path) -> dict[str, _Stored]:
@@ -176,22 +168,26 @@ def _header(file: Path) -> Iterator[tuple[str, _Stored]]:
         with file.open("rb") as opened:
             (length,) = struct.unpack("<Q", opened.read(8))
             body = parse_json(opened.read(min(length, 1 << 30)))
-            size = os.fstat(opened.fileno()).st_size
+        body.pop("__metadata__", None)
         for name, about in body.items():
-            if name != "__metadata__":
-                start, end = about["data_offsets"]
-                if 8 + length + end > size:
-                    raise ValueError(f"it ends before {name} does")
-                yield name, _Stored(file, about["dtype"], tuple(about["shape"]), 8 + length + start, end - start)
+            start, end = about["data_offsets"]
+            if 8 + length + end > file.stat().st_size:
+                raise ValueError(f"it ends before {name} does")
+            yield name, _Stored(file, about["dtype"], tuple(about["shape"]), 8 + length + start, end - start)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error) as problem:
         raise FileFormatError(
             f"model: {str(file)!r} is not a whole safetensors file ({problem}); get it again"
         ) from None
 
 
-def _write_checkpoint(partial: Path, folder: Path, model: Any, scalings: list[tuple[str, Scaling]]) -> float:
+def _write_checkpoint(partial: Path, folder: Path, scalings: list[tuple[str, Scaling]]) -> float:
     """Copy all files and put β into the copies; the largest relative rounding error of a tensor."""
-    stored, before = _stored(folder), _state(folder)
+
+    def state() -> list[tuple[str, int, int]]:  # changes if somebody writes to the weights
+        found = [(file.name, file.stat()) for file in sorted(folder.glob("*.safetensors"))]
+        return [(name, about.st_size, about.st_mtime_ns) for name, about in found]
+
+    stored, before = _stored(folder), state()
     changes: dict[Path, list[tuple[str, _Stored, Scaling]]] = {one.file: [] for one in stored.values()}
     for name, scaling in scalings:
         for key, weight in scaling.layer.named_parameters(recurse=False):
@@ -205,7 +201,8 @@ def _write_checkpoint(partial: Path, folder: Path, model: Any, scalings: list[tu
             changes[own.file].append((key, own, scaling))
     for file in sorted(path for path in folder.rglob("*") if path.is_file()):
         place = partial / file.relative_to(folder)
-        if file in changes or not (_is_hidden(place, partial) or file.suffix in (*_OTHER_WEIGHTS, ".safetensors")):
+        hidden = any(part.startswith(".") for part in file.relative_to(folder).parts)
+        if file in changes or not (hidden or file.suffix in (*_OTHER_WEIGHTS, ".safetensors")):
             place.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, place)
     (partial / BESIDE).unlink(missing_ok=True)  # a policy to apply, which would then act twice
@@ -214,15 +211,13 @@ def _write_checkpoint(partial: Path, folder: Path, model: Any, scalings: list[tu
         with (partial / file.name).open("r+b") as copied:
             for key, own, scaling in these:
                 error = max(error, _put(copied, key, own, scaling))
-            copied.flush()
-            os.fsync(copied.fileno())
-    if _state(folder) != before:
+    if state() != before:
         raise ArgumentError(f"model: {str(folder)!r} changed while it was read; fold it again when it is whole")
     return error
 
 
 def _put(file: Any, key: str, own: _Stored, scaling: Scaling) -> float:
-    """Put β into one tensor and read it back; return its relative rounding error, root mean square."""
+    """Put β into one tensor; return its relative rounding error, root mean square."""
     dtype = _DTYPES[own.dtype]
     file.seek(own.start)
     old = torch.frombuffer(bytearray(file.read(own.size)), dtype=dtype).view(own.shape)
@@ -233,16 +228,12 @@ def _put(file: Any, key: str, own: _Stored, scaling: Scaling) -> float:
             f"policy: β up to {float(scaling.factor.max()):.4g} gives weights that {own.dtype} cannot hold (overflow); "
             "allowed: a smaller β, or a checkpoint in F32 or BF16"
         )
-    data = new.contiguous().view(torch.uint8).numpy().tobytes()
     file.seek(own.start)
-    file.write(data)
-    file.seek(own.start)
-    if file.read(own.size) != data:
-        raise UnsupportedError(f"model: the copy of {own.file.name} reads differently; is the disk in order?")
+    file.write(new.contiguous().view(torch.uint8).numpy().tobytes())
     return float((new.double() - wanted).norm() / wanted.norm().clamp_min(1e-300))
 
 
-def _write_adapter(partial: Path, folder: Path, family: str, scalings: list[tuple[str, Scaling]]) -> None:
+def _write_adapter(partial: Path, base: str, family: str, scalings: list[tuple[str, Scaling]]) -> None:
     """An (IA)³ adapter: it multiplies the outputs of the query projections."""
     factors: dict[str, Tensor] = {}
     for name, one in scalings:
@@ -256,15 +247,13 @@ def _write_adapter(partial: Path, folder: Path, family: str, scalings: list[tupl
         reject("policy", "β = 1 in every head", "a policy that changes something")
     config = {
         "peft_type": "IA3", "task_type": "CAUSAL_LM" if family.endswith("ForCausalLM") else None,
-        "base_model_name_or_path": read_json(folder / "config.json", "model").get("_name_or_path") or folder.name,
+        "base_model_name_or_path": base,
         "target_modules": [name for name, _ in scalings], "feedforward_modules": [], "inference_mode": True,
         "fan_in_fan_out": type(scalings[0][1].layer).__name__ == "Conv1D", "init_ia3_weights": True,
     }  # fmt: skip
     (partial / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    require("safetensors", "hf", "an adapter")
-    from safetensors.torch import save_file
-
-    save_file(factors, partial / "adapter_model.safetensors", metadata={"format": "pt"})
+    safetensors: Any = require("safetensors.torch", "hf", "an adapter")
+    safetensors.save_file(factors, partial / "adapter_model.safetensors", {"format": "pt"})
 
 
 @contextmanager
@@ -281,13 +270,3 @@ def _new_folder(target: Path) -> Iterator[Path]:
     finally:
         if partial is not None:
             shutil.rmtree(partial, ignore_errors=True)
-
-
-def _state(folder: Path) -> list[tuple[str, int, int]]:
-    """What changes if somebody writes to the weights."""
-    found = [(file.name, file.stat()) for file in sorted(folder.glob("*.safetensors"))]
-    return [(name, about.st_size, about.st_mtime_ns) for name, about in found]
-
-
-def _is_hidden(path: Path, folder: Path) -> bool:
-    return any(part.startswith(".") for part in path.relative_to(folder).parts)

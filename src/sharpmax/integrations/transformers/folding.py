@@ -1,29 +1,36 @@
-"""`fold`: a constant per head written into the weights that make the queries."""
+"""`fold`: a constant per head written into the weights that make the queries, and compared with the applied policy."""
 
 from __future__ import annotations
 
 import copy
+import inspect
 import math
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
-from sharpmax.arrays import ops_for
-from sharpmax.errors import ArgumentError, UnsupportedError, reject, reject_type
-from sharpmax.integrations.transformers.application import policy_for_model, restore
-from sharpmax.integrations.transformers.fold_check import FoldCheck
+from sharpmax.errors import ArgumentError, UnsupportedError, reject
+from sharpmax.integrations.constants import weight_factors
+from sharpmax.integrations.torch_modules import evaluating
+from sharpmax.integrations.transformers.application import applied, policy_for_model, restore
+from sharpmax.integrations.transformers.attention import Layer
 from sharpmax.integrations.transformers.interface import modules_of
 from sharpmax.integrations.transformers.projections import query_layer, scale_queries
-from sharpmax.integrations.transformers.support import AttentionModule, check_all_reached, check_model
+from sharpmax.integrations.transformers.support import (
+    AttentionModule,
+    check_all_reached,
+    check_model,
+    require_transformers,
+)
 from sharpmax.models.language import context_of
+from sharpmax.ops.attention import policies_of, rules_of
 from sharpmax.policies.base import Policy
-from sharpmax.policies.basic import Constant
-from sharpmax.policies.per_frequency import PerFrequency, constant_factors
-from sharpmax.policies.per_head import PerHead, check_shape
-from sharpmax.stats.statistics import RowStats
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -32,9 +39,16 @@ if TYPE_CHECKING:
 
 M = TypeVar("M", bound="PreTrainedModel")
 
-
 MARK = "sharpmax_folded"
 """The key of a configuration that says which policy is in the weights."""
+
+_TOKENS = 24
+
+# In a layer, in float32 at least: a difference is rounding if it is small beside what the policy changes, or beside
+# the numbers themselves.
+_OF_CHANGE, _OF_SIZE = 1e-3, 2e-5
+# In the model as a whole, where the rounding of its own dtype adds up: the layers are checked closely before.
+_OF_CHANGE_WHOLE, _ROUNDINGS_WHOLE = 0.25, 64
 
 
 @overload
@@ -69,9 +83,9 @@ def fold(
     refused, with the nearest one that can; so are families whose logits are more than query times key, weights
     that several modules share, and a model that has been folded before.
 
-    Before it is returned, the folded model is compared with the applied policy on a short random input, as a whole and
-    in every layer that changes; where they differ, an `UnsupportedError` says which layer. `example_inputs` (keyword
-    arguments for one call of the model) replace the random input of a model for which none can be made. Modules that
+    Before it is returned, the folded model is compared with the applied policy on random tokens, as a whole and in
+    every layer that changes; where they differ, an `UnsupportedError` says which layer. A model that reads images or
+    sound needs `example_inputs`, keyword arguments for one call that reaches every layer. Modules that
     cannot have a policy raise an error, or with `skip_unsupported` are left as they are, as in `sharpmax.apply`.
 
     A path or name in place of a model writes to `out`. From the folder of a checkpoint (or `smollm2`, or a hub id) it
@@ -81,51 +95,38 @@ def fold(
     change by more than 0.8%.
     """
     if isinstance(model, (str, os.PathLike)):
+        from sharpmax.integrations.gguf import fold_file, is_gguf
+        from sharpmax.integrations.transformers.checkpoint import fold_checkpoint
+
         if example_inputs is not None or skip_unsupported:
             given = f"{str(model)!r} with example_inputs or skip_unsupported"
             reject("model", given, "those two for a loaded model alone")
-        return _fold_files(model, policy, out, as_adapter)
+        if out is None:
+            reject("out", None, "the path of a new GGUF file or of a new folder")
+        if not is_gguf(model):
+            return fold_checkpoint(model, policy, out, as_adapter=as_adapter)
+        if as_adapter:
+            reject("as_adapter", f"True for {str(model)!r}", "False for a GGUF file")
+        return fold_file(model, policy, out)
     if out is not None or as_adapter:
         reject("out", repr(str(out)), "None for a loaded model", "save what fold returns with save_pretrained")
     chosen = policy_for_model(model, policy, foldable=True)
     if not skip_unsupported:
         check_all_reached(check_model(model))
-    check_not_folded(type(model).__name__, getattr(model.config, MARK, None))
-    modules = modules_of(model, skip_unsupported=skip_unsupported)
     family = type(model).__name__
+    check_not_folded(family, getattr(model.config, MARK, None))
+    modules = modules_of(model, skip_unsupported=skip_unsupported)
     if any(weight.is_meta for weight in model.parameters()):
         reject("model", "weights on the meta device", "weights in memory", "load the model without offloading")
     betas = constants_of(model, modules, chosen)
     for layer in betas:
         check_not_shared(model, query_layer(modules[layer], f"layer {layer} of {family}"), layer)
     twin = restore(copy.deepcopy(model))
-    check = FoldCheck(twin, modules_of(twin, skip_unsupported=True), chosen, betas)
-    with torch.no_grad():
-        check.before(example_inputs)
-        for layer, beta in betas.items():
-            scale_queries(check.modules[layer], beta, f"layer {layer} of {family}")
-        check.after()
     if betas:
+        with torch.no_grad():
+            _fold_checked(twin, modules_of(twin, skip_unsupported=True), chosen, betas, example_inputs)
         setattr(twin.config, MARK, chosen.describe())
     return twin
-
-
-def _fold_files(
-    path: str | os.PathLike[str],
-    policy: Policy | str | os.PathLike[str] | None,
-    out: str | os.PathLike[str] | None,
-    as_adapter: bool,
-) -> FoldedFile:
-    from sharpmax.integrations.gguf import fold_file, is_gguf
-    from sharpmax.integrations.transformers.checkpoint import fold_checkpoint
-
-    if out is None:
-        reject("out", None, "the path of a new GGUF file or of a new folder")
-    if not is_gguf(path):
-        return fold_checkpoint(path, policy, out, as_adapter=as_adapter)
-    if as_adapter:
-        reject("as_adapter", f"True for {str(path)!r}", "False for a GGUF file")
-    return fold_file(path, policy, out)
 
 
 def check_not_folded(name: str, held: Any) -> None:
@@ -135,110 +136,176 @@ def check_not_folded(name: str, held: Any) -> None:
 
 
 def constants_of(model: PreTrainedModel, modules: Sequence[AttentionModule], policy: Policy) -> dict[int, Tensor]:
-    """β `[heads]` in float64 of every layer that changes, or an error: for another model, for each row, not linear."""
-    check_shape(policy, [one.heads for one in modules], type(model).__name__)
-    check_constant(policy, context_of(model))
-    betas = {layer: beta for layer, one in enumerate(modules) if (beta := _betas(policy, layer, one.heads)) is not None}
-    for layer in betas:
-        check_only_queries(modules[layer], layer, type(model).__name__)
-    return betas
-
-
-def nearest_constant(policy: Policy, length: int) -> Policy:
-    """The constant policy that gives every row the β that `policy` gives a row of `length` visible keys.
-
-    Only a policy that depends on nothing but that number has one; others have to be calibrated as constants.
-
-    >>> from sharpmax.policies import LogLength
-    >>> nearest_constant(LogLength(reference=16), 256)
-    Constant(value=2.0)
-    """
-    if isinstance(length, bool) or not isinstance(length, int):
-        reject_type("length", type(length).__name__, "a number of visible keys")
-    if length < 1:
-        reject("length", length, "1 or more visible keys")
-    if isinstance(policy, PerHead):
-        return PerHead(tuple(tuple(nearest_constant(one, length) for one in layer) for layer in policy.policies))
-    if policy.needs - {"count"}:
-        raise UnsupportedError(
-            f"policy: {policy.describe()} depends on {', '.join(sorted(policy.needs - {'count'}))}, not on the length "
-            "alone; calibrate a constant policy for this model with `sharpmax calibrate --foldable`"
-        )
-    stats = RowStats.anchored(torch.tensor([length]))
-    return Constant(float(policy.rule(ops_for(stats.count), stats, None)))
-
-
-def check_constant(policy: Policy, longest: Any) -> None:
-    """Refuse a policy that depends on the row, with the nearest one that does not, for `longest` visible keys."""
-    flat = [one for layer in policy.policies for one in layer] if isinstance(policy, PerHead) else [policy]
-    needs = frozenset().union(*(one.needs for one in flat))
-    if not needs:
-        return
-    nearest = "calibrate a constant policy with `sharpmax calibrate --foldable`"
-    if needs == {"count"}:
-        nearest = (
-            "the nearest foldable one is sharpmax.integrations.transformers.folding.nearest_constant(policy, length)"
-        )
-        if isinstance(longest, int):
-            values = sorted(nearest_constant(one, longest).to_dict()["value"] for one in flat)
-            span = f"{values[0]:.4g}" + (f" … {values[-1]:.4g}" if values[-1] > values[0] else "")
-            nearest += f", β = {span} at length {longest}"
-    raise UnsupportedError(
-        f"policy: {policy.describe()} depends on the row ({', '.join(sorted(needs))}), and a weight does not; {nearest}"
-    )
-
-
-def _betas(policy: Policy, layer: int, heads: int) -> Tensor | None:
-    """β of every head of a layer, `[heads, 1]` or `[heads, D]` in float64, or None where all of them are 1."""
-    row = policy.policies[layer] if isinstance(policy, PerHead) else (policy,) * heads
-    if all(one.is_identity for one in row):
-        return None
-    return torch.tensor(constant_factors([_constant(one) for one in row]), dtype=torch.float64)
-
-
-def _constant(policy: Policy) -> Policy:
-    """A policy that reads nothing of a row, as one of the two kinds that a weight can hold."""
-    return policy if isinstance(policy, PerFrequency) else nearest_constant(policy, 2)
+    """β of every layer that changes, `[heads, 1]` or `[heads, D]` in float64, or an error."""
+    family = type(model).__name__
+    factors = weight_factors(policy, [one.heads for one in modules], family, context_of(model))
+    for layer in factors:
+        check_only_queries(modules[layer], layer, family)
+    return {layer: torch.tensor(beta, dtype=torch.float64) for layer, beta in factors.items()}
 
 
 def check_not_shared(model: PreTrainedModel, layer: nn.Module, number: int) -> None:
     """Refuse weights that another module uses too, which would get a β that is not its own."""
-    spans = [_span(weight) for weight in layer.parameters()]
+
+    def span(weight: Tensor) -> tuple[int, int]:  # where in memory it begins and ends
+        return weight.data_ptr(), weight.data_ptr() + weight.numel() * weight.element_size()
+
+    own = [span(weight) for weight in layer.parameters()]
     for name, part in model.named_modules():
         for key, weight in part.named_parameters(recurse=False):
-            start, end = _span(weight)
-            if part is not layer and any(start < other_end and other_start < end for other_start, other_end in spans):
+            start, end = span(weight)
+            if part is not layer and any(start < other_end and other_start < end for other_start, other_end in own):
                 raise UnsupportedError(
                     f"model: the weights of the queries of layer {number} of {type(model).__name__} are also "
                     f"{name}.{key}, so β cannot be folded into them; apply the policy instead (sharpmax.apply)"
                 )
 
 
-def _span(weight: Tensor) -> tuple[int, int]:
-    """Where in memory a weight begins and ends."""
-    return weight.data_ptr(), weight.data_ptr() + weight.numel() * weight.element_size()
-
-
 def check_only_queries(one: AttentionModule, layer: int, family: str) -> None:
     """Refuse a layer whose logits do not grow in proportion to its queries."""
-    if one.own_rule:
-        raise UnsupportedError(
-            f"model: {family} scales its queries by position (layer {layer}), which a policy replaces and weights "
-            "cannot; apply the policy instead (sharpmax.apply)"
-        )
-    if getattr(one.module, "attn_logit_softcapping", None) is not None:
-        raise UnsupportedError(
-            f"model: {family} caps its logits (softcap, layer {layer}), so scaling the query is not scaling the logit "
-            "and no weight can hold the policy; apply it instead (sharpmax.apply)"
-        )
-    if "position_bias" in one.arguments:
-        raise UnsupportedError(
-            f"model: {family} adds a position bias to its logits (layer {layer}), which scaling the query does not "
-            "scale, so no weight can hold the policy; apply it instead (sharpmax.apply)"
-        )
     clip = getattr(one.config, "clip_qkv", None)
-    if clip is not None and math.isfinite(clip):
+    reasons = {
+        "scales its queries by position, which a policy replaces": bool(one.rule_off),
+        "caps its logits (softcap)": getattr(one.module, "attn_logit_softcapping", None) is not None,
+        "adds a position bias to its logits": "position_bias" in one.arguments,
+        "clips its queries (clip_qkv)": clip is not None and math.isfinite(clip),
+    }
+    if reason := next((reason for reason, there in reasons.items() if there), None):
         raise UnsupportedError(
-            f"model: {family} clips its queries (clip_qkv, layer {layer}), so scaling the projection is not scaling "
-            "the query; apply the policy instead (sharpmax.apply)"
+            f"model: {family} {reason} (layer {layer}), so scaling the query is not scaling the logit and no weight "
+            "can hold the policy; apply it instead (sharpmax.apply)"
         )
+
+
+def _example(model: PreTrainedModel) -> dict[str, Tensor]:
+    """Random tokens for one call of a model, without the special ones, which may stand for an image or for padding."""
+    config = model.config.get_text_config()
+    options = {**vars(model.config), **vars(config)}
+    special = [value for key, value in options.items() if key.endswith(("_token_id", "_token_index"))]
+    plain = [one for one in range(min(getattr(config, "vocab_size", 2), 4096)) if one not in special] or [0]
+    names = [getattr(config, key, None) for key in ("max_position_embeddings", "n_positions", "max_target_positions")]
+    longest = next((one for one in names if isinstance(one, int) and one > 0), _TOKENS + 4)
+    shape = (1, max(2, min(_TOKENS, longest - 4)))
+    drawn = torch.randint(len(plain), shape, generator=torch.Generator().manual_seed(0))
+    taken = inspect.signature(model.forward).parameters
+    tokens = torch.tensor(plain)[drawn].to(model.device)
+    return {name: tokens for name in ("input_ids", "decoder_input_ids") if name in taken}
+
+
+def _fold_checked(
+    model: PreTrainedModel,
+    modules: Sequence[AttentionModule],
+    policy: Policy,
+    betas: Mapping[int, Tensor],
+    given: Mapping[str, Any] | None,
+) -> None:
+    """Put the β of some layers, `[heads, 1]` or `[heads, D]`, into the weights of `model`, which must equal the policy.
+
+    Each layer is compared by itself, on what it is given when the model runs on an example: the same module in float32
+    with the policy applied and with β folded in. So errors of layers do not add up, and low precision does not hide
+    them. Then the outputs of the whole model are compared.
+    """
+    family, left, problem = type(model).__name__, set(betas), "it is not called"
+    inputs = _example(model) if given is None else given
+
+    def compare(layer: int, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if layer in left:
+            left.discard(layer)  # the copy of the module that is compared has this hook too
+            _compare_layer(modules[layer], layer, family, policy, betas[layer], *_widened((args, kwargs)))
+
+    handles = [
+        modules[layer].module.register_forward_pre_hook(partial(compare, layer), with_kwargs=True) for layer in betas
+    ]
+    try:
+        plain = _outputs(model, inputs)
+    except UnsupportedError:
+        raise
+    except Exception as raised:  # whatever a model raises for an input that is not for it
+        left, problem = set(betas), f"{type(raised).__name__}: {raised}".splitlines()[0][:200]
+        if given is not None:
+            shown = f"{sorted(given)}, for which the model raised {problem}"
+            reject("example_inputs", shown, "keyword arguments of one call of the model")
+    finally:
+        for handle in handles:
+            handle.remove()
+    if left:
+        first = min(left)
+        raise UnsupportedError(
+            f"model: no example reaches layer {first} of {family} ({type(modules[first].module).__name__}), one of "
+            f"{len(left)} such layers, so the folded model cannot be compared with the policy ({problem}); pass "
+            "example_inputs=, keyword arguments for one call of the model that does"
+        )
+    with applied(model, policy, skip_unsupported=True):
+        sharp = _outputs(model, inputs)
+    for layer, beta in betas.items():
+        scale_queries(modules[layer], beta, f"layer {layer} of {family}")
+    error, change, size = (float(x.square().mean().sqrt()) for x in _differences(sharp, _outputs(model, inputs), plain))
+    if not error <= max(_OF_CHANGE_WHOLE * change, _ROUNDINGS_WHOLE * torch.finfo(model.dtype).eps * size):
+        raise UnsupportedError(
+            f"model: the folded {family} is not the model with the policy applied: its outputs differ by {error:.2g}, "
+            f"where the policy changes them by {change:.2g} (root mean square); apply it instead (sharpmax.apply)"
+        )
+
+
+def _compare_layer(
+    one: AttentionModule, layer: int, family: str, policy: Policy, beta: Tensor, args: Any, kwargs: Any
+) -> None:
+    """Compare a copy of a module with the policy applied and with β in its weights, on the arguments of a call."""
+    module: Any = copy.deepcopy(one.module)
+    if any(weight.dtype.itemsize < 4 for weight in module.parameters() if weight.is_floating_point()):
+        module.float()
+
+    def outputs() -> Tensor:  # of tensors that a call may change in place
+        own = pytree.tree_map(lambda value: value.clone() if isinstance(value, Tensor) else value, (args, kwargs))
+        return _floats(module(*own[0], **own[1]))
+
+    plain = outputs()
+    alone = replace(one, module=module, config=module.config, published={"config": module.config})
+    rules = rules_of(policies_of(policy, layer))
+    alone.hold(Layer(one.inner, one.function, one.heads, rules, layer), without_rule=False)
+    sharp = outputs()
+    alone.let_go()
+    scale_queries(alone, beta, f"layer {layer} of {family}")
+    error, change, size = (float(x.abs().max()) for x in _differences(sharp, outputs(), plain))
+    if not error <= _OF_CHANGE * change + _OF_SIZE * size:
+        raise UnsupportedError(
+            f"model: in layer {layer} of {family} ({type(module).__name__}) a logit is more than query times key, "
+            "as where a bias is part of the mask or is added to the query: with β in the weights its output "
+            f"differs by {error:.2g}, where the policy changes it by {change:.2g}; apply the policy instead "
+            "(sharpmax.apply)"
+        )
+
+
+def _outputs(model: nn.Module, inputs: Mapping[str, Any]) -> Tensor:
+    """What a model computes in evaluation mode, drawing the same random numbers every time."""
+    devices = {weight.device.index for weight in model.parameters() if weight.is_cuda}
+    with evaluating(model), torch.random.fork_rng(devices):
+        return _floats(model(**inputs))
+
+
+def _widened(tree: Any) -> Any:
+    """Arguments in float32 at least, without caches, which a call would add to."""
+    cache = require_transformers("cache_utils").Cache
+
+    def one(value: Any) -> Any:
+        if isinstance(value, cache):
+            return None
+        if not isinstance(value, Tensor) or not value.is_floating_point() or value.dtype.itemsize >= 4:
+            return value
+        # What hides a key in a mask of low precision hides it in float32 by another number.
+        hidden = value <= torch.finfo(value.dtype).min
+        return value.float().masked_fill(hidden, torch.finfo(torch.float32).min)
+
+    return pytree.tree_map(one, tree, is_leaf=lambda value: isinstance(value, cache))
+
+
+def _floats(outputs: Any) -> Tensor:
+    """All floating-point numbers of a model's outputs in one row, in float64 on the CPU."""
+    leaves = [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+    return torch.cat([torch.zeros(1), *(leaf.detach().cpu().flatten() for leaf in leaves)]).double()
+
+
+def _differences(sharp: Tensor, other: Tensor, plain: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The error, what the policy changes, and the numbers themselves; 0 where both are infinite or undefined alike."""
+    off, change = ((sharp - x).masked_fill((sharp == x) | (sharp.isnan() & x.isnan()), 0.0) for x in (other, plain))
+    return off, change, sharp.nan_to_num(0.0, 0.0, 0.0)

@@ -1,40 +1,44 @@
 """Attention with a temperature per row behind transformers' attention interface.
 
-`install(model, rules_of_layer)` is the seam everything else is built on. It gives every attention module of the model
-the rules for its layer: `rules_of_layer(number)` returns the `Rule`s (see `sharpmax.ops.attention`) of the layer with
-that number, counted over the modules that attend in the order of `model.modules()`; none leaves the layer alone. A
-rule names the heads it speaks for, the statistics it needs, and gives β, which may require gradients: whatever it is
-computed from learns. Heads without a rule keep β = 1. `apply` installs the rules of a policy; calibration installs
-rules whose parameters are trained.
+`install(model, rules_of_layer)` gives every attention module of the model the `Rule`s (see `sharpmax.ops.attention`) of
+its layer, counted over the modules that attend in the order of `model.modules()`; none leaves the layer alone. β may
+require gradients: whatever it is computed from learns. Heads without a rule keep β = 1. `apply` installs the rules of a
+policy; calibration installs rules whose parameters are trained.
 
 Nothing of transformers is patched: an attention function and its mask function are registered under names of our own,
-the configurations of the model name them, and the call is handed on to the implementation the model used before, with
-β·q for q. What a mask hides does not count: under a sliding window n is at most the window.
+each attention module gets a copy of its configuration that names them, and the call is handed on to the implementation
+the model used before, with β·q for q. What a mask hides does not count: under a sliding window n is at most the window.
 
-A change is one for all layers: a forward pass that is running in another thread goes on with what was installed when it
-began (see `passes`). Another model with the same configuration object keeps computing the baseline.
+Rules change between forward passes, never inside of one: while a thread runs the model, a change is refused.
 """
 
 from __future__ import annotations
 
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from sharpmax.errors import UnsupportedError
-from sharpmax.integrations.transformers.attention import Layer, Observer, Observers, Repeated, sharp_attention
-from sharpmax.integrations.transformers.passes import Pass, begin, end
+from sharpmax.integrations.transformers.attention import (
+    Layer,
+    Observer,
+    Observers,
+    OutputGain,
+    Repeated,
+    sharp_attention,
+)
 from sharpmax.integrations.transformers.support import (
-    LAYER,
     NAMES,
     AttentionModule,
     attention_modules,
@@ -50,10 +54,7 @@ if TYPE_CHECKING:
 _INSTALLED = "_sharpmax_installed"
 _OBSERVERS = "_sharpmax_observers"
 _changing = threading.RLock()
-"""Held by the thread that changes what is installed in a model, or notes that a pass begins or ends."""
-
-_holders: dict[int, weakref.WeakSet[Installed]] = {}
-"""By the id of a configuration, on whose behalf it says a name of ours: models may share it."""
+"""Held by the thread that changes what is installed in a model."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,42 +63,21 @@ class Installed:
 
     modules: Sequence[AttentionModule]
     layers: Sequence[Layer]
-    policy: Policy | None
-    """The policy the rules were made of, if any."""
-
-    methods: Mapping[str, Any]
-    """Methods that the model has instead of its own for as long."""
-
-    own: dict[str, Any] = field(default_factory=dict)
-    """What the model itself (not its class) had under the names of those methods."""
-
-    observed_only: bool = False
-    """Whether it is there for observers alone, and goes with the last of them."""
-
-    guard: list[RemovableHandle] = field(default_factory=list)
-    """The hook before each pass, while this is in place."""
-
-    leaving: list[RemovableHandle] = field(default_factory=list)
-    """The hook after each pass, while this is in place or a pass uses it."""
-
-    passes: set[Pass] = field(default_factory=set)
-    """The passes that use it."""
-
-    @cached_property
-    def by_module(self) -> Mapping[nn.Module, Layer]:
-        """The layers by their modules."""
-        return {one.module: layer for one, layer in zip(self.modules, self.layers, strict=True)}
-
-    def __getstate__(self) -> dict[str, Any]:
-        """No pass uses a copy, or what comes back from a pickle."""
-        return {key: value for key, value in vars(self).items() if key != "by_module"} | {"passes": set()}
+    policy: Policy | None  # what the rules were made of, if anything
+    methods: Mapping[str, Any]  # what the model has instead of its own methods for as long
+    own: dict[str, Any] = field(default_factory=dict)  # what the model itself (not its class) had under these names
+    observed_only: bool = False  # whether it is there for observers alone, and goes with the last of them
+    hooks: list[RemovableHandle] = field(default_factory=list)  # the hook before each pass, while this is in place
 
     def __setstate__(self, values: dict[str, Any]) -> None:
-        """The configurations of a copy say what is behind ours (`support.NAMES`) until this is in place."""
+        """A process that reads a pickle has not registered our names yet."""
         vars(self).update(values)
         _register()
-        with _changing:
-            _hold(self)
+
+
+def installed(model: PreTrainedModel) -> Installed | None:
+    """What is installed in a model, or None."""
+    return vars(model).get(_INSTALLED)
 
 
 def modules_of(model: PreTrainedModel, *, skip_unsupported: bool = False) -> Sequence[AttentionModule]:
@@ -111,41 +91,32 @@ def modules_of(model: PreTrainedModel, *, skip_unsupported: bool = False) -> Seq
 
 def install(
     model: PreTrainedModel,
-    rules_of_layer: Callable[[int], Sequence[Rule | QueryScale]],
+    rules_of_layer: Callable[[int], Sequence[Rule | QueryScale | OutputGain]],
     *,
     policy: Policy | None = None,
     methods: Mapping[str, Callable[..., Any]] | None = None,
     skip_unsupported: bool = False,
-) -> Installed:
+) -> None:
     """Let the rules of each layer choose β in the model's attention; what was installed before is replaced.
 
     Every check comes before the first change. `put(model, None)` takes everything out again. `methods` stand in for
     the model's own for as long.
     """
     modules = modules_of(model, skip_unsupported=skip_unsupported)
-    layers = [
+    layers = _layers(modules, rules_of_layer)
+    for one, layer in zip(modules, layers, strict=True):
+        parameter = next(one.module.parameters(), None)
+        if parameter is not None and parameter.is_cuda:
+            layer.sharpener.prepare(parameter.device)
+    bound = {name: partial(method, model) for name, method in (methods or {}).items()}
+    put(model, Installed(modules, layers, policy, bound))
+
+
+def _layers(modules: Sequence[AttentionModule], rules_of_layer: Callable[[int], Sequence[Any]]) -> list[Layer]:
+    return [
         Layer(one.inner, one.function, one.heads, tuple(rules_of_layer(number)), number)
         for number, one in enumerate(modules)
     ]
-    for one, layer in zip(modules, layers, strict=True):
-        for parameter in one.module.parameters():
-            if parameter.is_cuda:
-                layer.sharpener.prepare(parameter.device)
-            break
-    bound = {name: partial(method, model) for name, method in (methods or {}).items()}
-    now = Installed(modules, layers, policy, bound)
-    put(model, now)
-    return now
-
-
-def repeated(model: PreTrainedModel, places: Tensor) -> AbstractContextManager[None]:
-    """Let every layer of a model with rules see its keys at `places` `[B, Lk']`, in that order, −1 being none.
-
-    A key may be there several times: attention is then what it would be among so many alike. For causal
-    self-attention to whole sequences without a mask, that is without a cache and without padding before the end.
-    """
-    same = Repeated(places)
-    return repeating(model, lambda layer: same)
 
 
 @contextmanager
@@ -161,11 +132,6 @@ def repeating(model: PreTrainedModel, how: Callable[[Layer], Repeated]) -> Itera
     finally:
         for layer in state.layers:
             layer.repeated = None
-
-
-def installed(model: PreTrainedModel) -> Installed | None:
-    """What is installed in a model, or None."""
-    return vars(model).get(_INSTALLED)
 
 
 def observe(model: PreTrainedModel, observer: Observer) -> Callable[[], None]:
@@ -208,21 +174,34 @@ def _observers(model: PreTrainedModel) -> Observers:
     return found
 
 
-def _for_observers(model: PreTrainedModel) -> Installed | None:
-    """What is installed where nobody asks for rules: nothing, unless someone observes."""
-    if not _observers(model).active:
-        del vars(model)[_OBSERVERS]
-        return None
-    modules = modules_of(model)
-    layers = [Layer(one.inner, one.function, one.heads, (), number) for number, one in enumerate(modules)]
-    return Installed(modules, layers, None, {}, observed_only=True)
-
-
 def put(model: PreTrainedModel, state: Installed | None) -> None:
     """Make `state`, of this model, the one installed; None leaves the model as it was before anything was."""
     with _changing:
         _check_inside(model)
-        _put(model, state)
+        hook = model.register_forward_pre_hook(_enter)  # a pass that begins from here on waits for the change
+        try:
+            _check_not_running(model)
+            _put(model, state)
+        finally:
+            hook.remove()
+
+
+_CALL = nn.Module._call_impl.__code__
+
+
+def _check_not_running(model: PreTrainedModel) -> None:
+    """Refuse a change inside a forward pass, whose layers would not all have the same policy."""
+    parts = set(model.modules())
+    for thread, innermost in sys._current_frames().items():
+        frame: FrameType | None = innermost
+        while frame is not None:
+            if frame.f_code is _CALL and frame.f_locals["self"] in parts:
+                name = next((one.name for one in threading.enumerate() if one.ident == thread), str(thread))
+                raise UnsupportedError(
+                    f"model: a forward pass is running in the thread {name!r}, and its policy cannot change before the "
+                    "end; change it between passes, or give each thread a copy of the model (copy.deepcopy)"
+                )
+            frame = frame.f_back
 
 
 @dataclass(eq=False)
@@ -233,9 +212,8 @@ class _Block:
     thread: str
 
 
+# The open blocks of each model, the innermost last.
 _blocks: weakref.WeakKeyDictionary[nn.Module, list[_Block]] = weakref.WeakKeyDictionary()
-"""The open blocks of each model, the innermost last."""
-
 # A thread has a context of its own, and so has a task of asyncio; a task that a block starts is inside of that block.
 _inside: ContextVar[tuple[_Block, ...]] = ContextVar("sharpmax_blocks", default=())
 
@@ -249,35 +227,27 @@ def kept(model: PreTrainedModel) -> Iterator[None]:
     with _changing:
         _check_inside(model)
         block = _Block(installed(model), threading.current_thread().name)
-        _blocks.setdefault(model, []).append(block)
+        blocks = _blocks.setdefault(model, [])
+        blocks.append(block)
     _inside.set((*_inside.get(), block))
     try:
         yield
     finally:
-        in_order = _close(model, block)
+        _inside.set(tuple(one for one in _inside.get() if one is not block))
+        with _changing:
+            place = blocks.index(block)
+            del blocks[place]
+            in_order = place == len(blocks)
+            if not in_order:
+                blocks[place].before = block.before  # the block opened inside of this one is to give it back
+            elif installed(model) is not block.before:
+                _put(model, block.before)
     if not in_order:
         raise UnsupportedError(
             "applied: a block ended before one that was opened inside it, whose policy is still in place; "
             "allowed: blocks that end in the reverse of the order in which they began"
         )
-
-
-def _close(model: PreTrainedModel, block: _Block) -> bool:
-    """End a block; False if it is not the innermost one, which then gives back what this one would have."""
-    _inside.set(tuple(one for one in _inside.get() if one is not block))
-    with _changing:
-        blocks = _blocks[model]
-        place = blocks.index(block)
-        del blocks[place]
-        before, block.before = block.before, None
-        if place < len(blocks):
-            blocks[place].before = before
-            return False
-        if not blocks:
-            del _blocks[model]
-        if installed(model) is not before:
-            _put(model, before)
-    return True
+    _check_not_running(model)
 
 
 def _check_inside(model: PreTrainedModel) -> None:
@@ -294,84 +264,43 @@ def _check_inside(model: PreTrainedModel) -> None:
 def _put(model: PreTrainedModel, state: Installed | None) -> None:
     _register()
     before = installed(model)
-    if state is None or state.observed_only:
-        state = _for_observers(model)
+    if state is None or state.observed_only:  # nobody asks for rules: nothing is there, unless someone observes
+        state = None
+        if _observers(model).active:
+            modules = modules_of(model)
+            state = Installed(modules, _layers(modules, lambda number: ()), None, {}, observed_only=True)
+        else:
+            del vars(model)[_OBSERVERS]
     if before is not None:
         del vars(model)[_INSTALLED]
         for one in before.modules:
-            vars(one.module).pop(LAYER, None)
-            one.replace_own_rule(False)
+            one.let_go()
         for name in before.methods:
             del vars(model)[name]
         vars(model).update(before.own)
-        before.guard.pop().remove()
-        before.passes.difference_update([one for one in before.passes if not one.runs()])
+        before.hooks.pop().remove()
     if state is not None:
         state.own.update({name: vars(model)[name] for name in state.methods if name in vars(model)})
         vars(model).update(state.methods)
-        state.guard.append(model.register_forward_pre_hook(_enter))
-        if not state.leaving:
-            state.leaving.append(model.register_forward_hook(_leave, always_call=True))
+        state.hooks.append(model.register_forward_pre_hook(_enter))
+        changes = any(one.rules or one.query_scale or one.output_gain for one in state.layers)
         for one, layer in zip(state.modules, state.layers, strict=True):
-            layer.observers, layer.model, layer.guard = _observers(model), model, state.guard[0]
-            vars(one.module)[LAYER] = layer
-            one.replace_own_rule(any(other.rules or other.query_scale for other in state.layers))
-        _hold(state)
+            layer.observers = _observers(model)
+            one.hold(layer, without_rule=changes)
         vars(model)[_INSTALLED] = state
-    if before is not None and before is not state and not before.passes:
-        _let_go(before)
-
-
-def _hold(state: Installed) -> None:
-    """Let the configurations of a model name our attention."""
-    for one in state.modules:
-        key = id(one.config)
-        if key not in _holders:
-            _holders[key] = weakref.WeakSet()
-            weakref.finalize(one.config, _holders.pop, key, None).atexit = False
-        _holders[key].add(state)
-        one.config._attn_implementation_internal = NAMES[one.inner]
-
-
-def _let_go(state: Installed, *, late: bool = False) -> None:
-    """Let the configurations name the model's own attention again, unless something else still needs ours.
-
-    `late` is after the last pass: somebody may have chosen another attention meanwhile, which then stays.
-    """
-    state.leaving.pop().remove()
-    for one in state.modules:
-        holders = _holders[id(one.config)]
-        holders.discard(state)
-        if not holders and not (late and one.config._attn_implementation not in NAMES.values()):
-            one.config._attn_implementation_internal = one.inner
 
 
 def _enter(model: PreTrainedModel, args: Any) -> None:
-    """Before each pass through a model: check that its attention is in use, and note what is installed."""
-    if torch.compiler.is_compiling():
-        _check_in_use(installed(model))
-        return
-    with _changing:
-        state = installed(model)
-        _check_in_use(state)
-        if state is not None:
-            begin(model, state)
+    """Before each pass: wait for a change that another thread has begun, and check that our attention is in use.
 
-
-def _leave(model: PreTrainedModel, args: Any, out: Any) -> None:
-    """After each pass through a model, or an error in it: forget what was noted."""
-    if torch.compiler.is_compiling():
-        return
-    with _changing:
-        state = end(model)
-        if isinstance(state, Installed) and not state.passes and installed(model) is not state:
-            _let_go(state, late=True)
-
-
-def _check_in_use(state: Installed | None) -> None:
-    """Something else may have changed the attention meanwhile (Whisper's token timestamps do): not silently."""
+    Something else may have changed the attention meanwhile, as Whisper's token timestamps do.
+    """
+    if not torch.compiler.is_compiling():
+        with _changing:
+            pass
+    state = installed(model)
     for one in () if state is None else state.modules:
-        if one.config._attn_implementation != NAMES[one.inner]:
+        if one.config._attn_implementation != one.inner:
             raise UnsupportedError(
                 f"attn_implementation: it became {one.config._attn_implementation!r} while a policy was applied, which "
                 "would be ignored; restore the model, change it there, and apply the policy again"

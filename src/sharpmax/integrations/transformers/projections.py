@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from sharpmax.errors import UnsupportedError
 from sharpmax.integrations.transformers.support import AttentionModule, require_transformers
-from sharpmax.policies.per_frequency import check_frequencies
+from sharpmax.policies.basic import check_frequencies
 
 # Layers that make queries alone, and their neighbours that make the keys.
 _SEPARATE = {"q_proj": "k_proj", "query": "key", "q": "k", "q_attn": ""}
@@ -110,7 +110,19 @@ def scale_queries(one: AttentionModule, beta: Tensor, where: str) -> None:
 def projections(one: AttentionModule, where: str) -> tuple[Projection, Projection]:
     """What makes the queries and what makes the keys of a module that attends to its own input."""
     queries = _projection(one, where)
-    return queries, _keys_beside(one, queries, where)
+    heads, width = queries.rows.shape
+    name = _SEPARATE.get(queries.name, queries.name)
+    layer = getattr(one.module, name, None)
+    if layer is None:
+        raise UnsupportedError(f"model: where the keys of {where} come from is not known ({type(one.module).__name__})")
+    if name != queries.name:
+        rows = torch.arange(_outputs(layer, where)).view(-1, width)
+    elif name == "query_key_value":
+        rows = queries.rows + width
+    else:
+        keys = (_outputs(layer, where) - heads * width) // 2  # as many values follow
+        rows = heads * width + torch.arange(keys).view(-1, width)
+    return queries, Projection(name, layer, rows)
 
 
 def _projection(one: AttentionModule, where: str) -> Projection:
@@ -121,12 +133,8 @@ def _projection(one: AttentionModule, where: str) -> Projection:
         if layer is None:
             continue
         outputs = _outputs(layer, where)
-        parts = 1 if name in _SEPARATE else 3
-        if name == "qkv_proj":
-            shared = getattr(one.config, "num_key_value_heads", None) or heads
-            width, rest = divmod(outputs, heads + 2 * shared)
-        else:
-            width, rest = divmod(outputs, parts * heads)
+        shared = (getattr(one.config, "num_key_value_heads", None) if name == "qkv_proj" else None) or heads
+        width, rest = divmod(outputs, heads if name in _SEPARATE else heads + 2 * shared)
         if rest or width != _head_width(one, width):
             break  # something else is made along with the queries
         if name == "query_key_value":  # query, key and value of one head lie side by side
@@ -136,21 +144,6 @@ def _projection(one: AttentionModule, where: str) -> Projection:
         f"model: where the queries of {where} come from is not known ({type(module).__name__}); "
         "apply the policy instead (sharpmax.apply)"
     )
-
-
-def _keys_beside(one: AttentionModule, queries: Projection, where: str) -> Projection:
-    """Where the keys are, given the queries."""
-    heads, width = queries.rows.shape
-    name = _SEPARATE.get(queries.name)
-    layer = queries.layer if name is None else getattr(one.module, name, None)
-    if layer is None:
-        raise UnsupportedError(f"model: where the keys of {where} come from is not known ({type(one.module).__name__})")
-    if name is not None:
-        return Projection(name, layer, torch.arange(_outputs(layer, where)).view(-1, width))
-    if queries.name == "query_key_value":
-        return Projection(queries.name, layer, queries.rows + width)
-    keys = (_outputs(layer, where) - heads * width) // 2  # as many values follow
-    return Projection(queries.name, layer, heads * width + torch.arange(keys).view(-1, width))
 
 
 def _outputs(layer: Any, where: str) -> int:
@@ -180,10 +173,9 @@ def _gain_factor(norm: Any, one: AttentionModule, beta: Tensor, where: str) -> T
     width, rest = divmod(gain.numel(), one.heads)
     if not rest and width == _head_width(one, 0):
         return beta.expand(-1, width).reshape(gain.shape)
-    mean = float(beta.clamp_min(1e-30).log().mean().exp())
     raise UnsupportedError(
-        f"policy: {where} normalises its queries with one gain for all heads, so its heads need the same β; "
-        f"the nearest foldable policy has one β per layer, β = {mean:.4g} here (geometric mean)"
+        f"policy: {where} normalises its queries with one gain for all heads, so its heads need the same β; learn one "
+        "β per layer with `sharpmax calibrate --foldable`"
     )
 
 

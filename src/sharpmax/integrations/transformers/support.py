@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import dis
 import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import CodeType, FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from torch import nn
 
@@ -18,6 +19,14 @@ from sharpmax.lazy import require
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _cached(function: F) -> F:
+    """`functools.cache` with the types of the function, of which classes are arguments."""
+    return cast("F", functools.cache(function))
+
 
 LAYER = "_sharpmax_layer"
 """The attribute of an attention module that holds its `Layer` (see `attention`) while rules are installed."""
@@ -60,24 +69,25 @@ class AttentionModule:
     module: nn.Module
     config: PreTrainedConfig
     heads: int
-    inner: str
-    """The implementation it uses without a policy, one of `NAMES`."""
+    inner: str  # the implementation it uses without a policy, one of `NAMES`
+    function: Callable[..., Any]  # that implementation
+    arguments: frozenset[str]  # of its eager attention: with `position_bias`, a logit is more than query times key
+    rule_off: Mapping[str, Any]  # what switches its own temperature rule off, in the module or its configuration
+    published: Mapping[str, Any]  # its attributes without a policy, as far as `hold` changes them
 
-    function: Callable[..., Any]
-    """That implementation."""
+    def hold(self, layer: Any, *, without_rule: bool) -> None:
+        """Let the module attend as `layer` says: its configuration is a copy that names our attention."""
+        own: dict[str, Any] = vars(self.module)
+        config = copy.copy(self.config)
+        config._attn_implementation_internal = NAMES[self.inner]
+        for name, value in self.rule_off.items() if without_rule else ():
+            (own if name in own else vars(config))[name] = value
+        own.update({LAYER: layer, "config": config})
 
-    arguments: frozenset[str]
-    """What the module's eager attention takes: with `position_bias`, a logit is more than query times key."""
-
-    own_rule: Mapping[str, Any] = field(default_factory=dict)
-    """Attributes of the module as they are while its own temperature rule is replaced; empty where it has none."""
-
-    published: Mapping[str, Any] = field(default_factory=dict)
-    """The same attributes as they are otherwise."""
-
-    def replace_own_rule(self, replace: bool) -> None:
-        """Switch the model's own temperature off for this module, or on again."""
-        vars(self.module).update(self.own_rule if replace else self.published)
+    def let_go(self) -> None:
+        """Let the module attend as it did before `hold`."""
+        vars(self.module).update(self.published)
+        vars(self.module).pop(LAYER, None)
 
 
 def require_transformers(part: str = "") -> Any:
@@ -89,12 +99,8 @@ def check_model(model: object) -> PreTrainedModel:
     """`model` as what it has to be."""
     base: type[PreTrainedModel] = require_transformers().PreTrainedModel
     if not isinstance(model, base):
-        reject_type(
-            "model",
-            type(model).__name__,
-            "a transformers PreTrainedModel",
-            "of a wrapper (PEFT, torch.compile, DDP) pass the model inside",
-        )
+        inside = "of a wrapper (PEFT, torch.compile, DDP) pass the model inside"
+        reject_type("model", type(model).__name__, "a transformers PreTrainedModel", inside)
     return model
 
 
@@ -115,8 +121,6 @@ def attention_modules(model: PreTrainedModel, *, skip_unsupported: bool = False)
     names them; with `skip_unsupported` they are left out.
     """
     family = type(model).__name__
-    for part in model.modules():
-        _refuse_other_ways(part, family)
     if not skip_unsupported:
         check_all_reached(model)
     found = [
@@ -129,50 +133,36 @@ def attention_modules(model: PreTrainedModel, *, skip_unsupported: bool = False)
 
 def check_all_reached(model: PreTrainedModel) -> None:
     """Refuse a model with modules that attend without the attention interface: their β would silently stay 1."""
-    unreached = [f"{name or 'the model'} ({type(part).__name__})" for name, part in _unreached(model)]
-    if not unreached:
-        return
-    shown = ", ".join(unreached[:4]) + (f" and {len(unreached) - 4} more" if len(unreached) > 4 else "")
-    raise UnsupportedError(
-        f"model: {type(model).__name__} attends without transformers' attention interface in {shown}, where β would "
-        "stay 1; allowed: families that attend through it everywhere (Llama, Qwen, Gemma, Mistral, GPT-2, BERT, T5, "
-        "…); to leave these modules out, sharpmax.apply(model, policy, skip_unsupported=True), where the policy None "
-        "changes nothing"
-    )
-
-
-def _unreached(model: PreTrainedModel) -> Iterator[tuple[str, nn.Module]]:
-    """Modules that attend on their own, as far as their code shows; of those inside each other the outermost."""
-    inside: set[int] = set()
+    inside: set[nn.Module] = set()
+    unreached = []
     for name, part in model.named_modules():
-        kind: Any = type(part)
-        can_set = getattr(kind, "_can_set_attn_implementation", None)
-        if id(part) not in inside and (_attends_alone(kind) or (can_set is not None and not can_set())):
-            inside.update(id(one) for one in part.modules())
-            yield name, part
+        can_set = getattr(part, "_can_set_attn_implementation", None)
+        if part not in inside and (_attends_alone(type(part)) or (can_set is not None and not can_set())):
+            inside.update(part.modules())  # of modules inside each other the outermost is named
+            unreached.append(f"{name or 'the model'} ({type(part).__name__})")
+    if unreached:
+        shown = ", ".join(unreached[:4]) + (f" and {len(unreached) - 4} more" if len(unreached) > 4 else "")
+        raise UnsupportedError(
+            f"model: {type(model).__name__} attends without transformers' attention interface in {shown}, where β "
+            "would stay 1; allowed: families that attend through it everywhere (Llama, Qwen, Gemma, Mistral, GPT-2, "
+            "BERT, T5, …); to leave these modules out, sharpmax.apply(model, policy, skip_unsupported=True), where the "
+            "policy None changes nothing"
+        )
 
 
-@functools.cache
-def _attends_alone(kind: Any) -> bool:
+@_cached
+def _attends_alone(kind: type[nn.Module]) -> bool:
     """Whether modules of a class attend, and not through the attention interface."""
-    if issubclass(kind, nn.MultiheadAttention):
-        return True
-    if interface_call(kind) is not None:
-        return False
-    if any(not _ATTENTION.isdisjoint(names) for names in _scopes(kind)):
-        return True
+    if issubclass(kind, nn.MultiheadAttention) or interface_call(kind) is not None:
+        return issubclass(kind, nn.MultiheadAttention)
     # The softmax of a whole model is that of a head or of a loss.
-    return "_can_set_attn_implementation" not in dir(kind) and _writes_attention(kind)
+    part_of_model = not hasattr(kind, "_can_set_attn_implementation")
+    return any(_ATTENTION & set(names) for names in _scopes(kind)) or (part_of_model and attends_by_hand(kind))
 
 
-def attends_by_hand(module: nn.Module) -> bool:
-    """Whether attention is written out in the code of a module, as far as that shows."""
-    kind: Any = type(module)
-    return _writes_attention(kind)
-
-
-@functools.cache
-def _writes_attention(kind: Any) -> bool:
+@_cached
+def attends_by_hand(kind: type[nn.Module]) -> bool:
+    """Whether attention is written out in the code of a class, as far as that shows."""
     # Attention written out has a softmax between two products; a router or a loss has one product at most.
     return any(
         not _SOFTMAX.isdisjoint(names) and ("Attention" in kind.__name__ or sum(n in _PRODUCTS for n in names) > 1)
@@ -187,82 +177,26 @@ def _scopes(kind: type) -> list[list[str]]:
     return [methods, *([*_names_in(one.__code__)] for function in functions for one in _helpers_of(function))]
 
 
-def _refuse_other_ways(module: nn.Module, family: str) -> None:
-    """Refuse what would be sharpened twice, or change for another reason than β."""
-    rule = _own_temperature(module)
-    if rule is not None and rule not in _own_rule(module):
-        raise UnsupportedError(
-            f"model: {family} scales its queries by position already ({rule}) in a way that cannot be switched off, so "
-            "a policy would sharpen long inputs twice; allowed: families without a temperature of their own, Llama 4, "
-            "Ministral 3, Mistral 4 and Inkling"
-        )
-    inner = plain_name(getattr(getattr(module, "config", None), "_attn_implementation", None) or "")
-    if inner == "sdpa" and getattr(module, "sinks", None) is not None:
-        raise UnsupportedError(
-            f"model: {family} has attention sinks ({type(module).__name__}.sinks), which sdpa leaves out; allowed: "
-            "eager; do model.set_attn_implementation('eager') first"
-        )
-    for function in _functions_of(type(module)):
-        asks = "_attn_implementation" in function.__code__.co_names and _names_one(function.__code__.co_consts, inner)
-        # GPT-2 asks only for a variant of eager attention that is refused below; what happens before the model is
-        # called (building it, Whisper's `generate`) is caught when it is.
-        harmless = hasattr(module, "reorder_and_upcast_attn") or function.__name__ in ("__init__", "generate")
-        if asks and not harmless:
-            raise UnsupportedError(
-                f"model: {family} treats attention implementations differently by name ({function.__qualname__}), so "
-                "it would compute something else under a policy; allowed: families that do not"
-            )
+def _own_rule(config: Any, uses: FunctionType) -> tuple[str | None, dict[str, Any]]:
+    """What scales the queries of an attention module by their position, if anything does, and what switches it off.
 
-
-def _own_temperature(module: nn.Module) -> str | None:
-    """What scales the queries of an attention module by their position, if anything does.
-
-    Shown by an option of the configuration, or by the code of attention: a logarithm, or a scale that the layer is
-    given for every call.
+    It shows in an option of the configuration, or in the code of attention: a logarithm, or a scale that the layer is
+    given for every call. An option switches it off if the code of attention reads the option at every call.
     """
-    uses = interface_call(type(module))
-    if uses is None:
-        return None
-    config = getattr(module, "config", None)
-    options = {**(getattr(config, "rope_parameters", None) or {})}
-    options.update({name: getattr(config, name) for name in _TEMPERATURES if hasattr(config, name)})
-    return next((name for name in _TEMPERATURES if options.get(name)), None) or _temperature_in(uses)
-
-
-def _own_rule(module: nn.Module) -> dict[str, tuple[str, Any]]:
-    """How a module's own temperature is switched off: by option, the attribute of the module and its value meanwhile.
-
-    Only what the code of its attention reads at every call is here.
-    """
-    uses, config = interface_call(type(module)), getattr(module, "config", None)
-    read = set() if uses is None else set(_names_in(uses.__code__))
     rotary = getattr(config, "rope_parameters", None) or {}
-    ways: dict[str, tuple[str, Any]] = {
-        "attn_temperature_tuning": ("attn_temperature_tuning", False),
-        "llama_4_scaling_beta": ("config", Instead(config, rope_parameters={**rotary, "llama_4_scaling_beta": 0.0})),
-        "log_scaling_n_floor": ("config", Instead(config, log_scaling_n_floor=None)),
+    options = {**rotary, **{name: getattr(config, name) for name in _TEMPERATURES if hasattr(config, name)}}
+    rule = next((name for name in _TEMPERATURES if options.get(name)), None)
+    if rule is None:
+        return _temperature_in(uses), {}
+    ways: dict[str, dict[str, Any]] = {
+        "attn_temperature_tuning": {"attn_temperature_tuning": False},
+        "llama_4_scaling_beta": {"rope_parameters": {**rotary, "llama_4_scaling_beta": 0.0}},
+        "log_scaling_n_floor": {"log_scaling_n_floor": None},
     }
-    return {option: way for option, way in ways.items() if option in read and way[0] in vars(module)}
+    return rule, ways.get(rule, {}) if rule in _names_in(uses.__code__) else {}
 
 
-class Instead:
-    """An object with some attributes replaced; the object itself, which others may share, stays as it is."""
-
-    def __init__(self, original: Any, **attributes: Any) -> None:
-        vars(self).update(attributes, _original=original, _replaced=tuple(attributes))
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(vars(self)["_original"], name)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _instead, (self._original, {name: vars(self)[name] for name in self._replaced})
-
-
-def _instead(original: Any, attributes: dict[str, Any]) -> Instead:
-    return Instead(original, **attributes)
-
-
-@functools.cache
+@_cached
 def _temperature_in(uses: FunctionType) -> str | None:
     """What in the code of attention scales queries by position, without an option of `_TEMPERATURES`."""
     names = {name for function in (uses, *_helpers_of(uses)) for name in _names_in(function.__code__)}
@@ -307,14 +241,9 @@ def _names_in(code: CodeType) -> Iterator[str]:
             yield from _names_in(step.argval)
 
 
+@_cached
 def interface_call(kind: type[nn.Module]) -> FunctionType | None:
     """The method of a kind of module that looks its attention function up, if it has one."""
-    known: Any = kind
-    return _interface_user(known)
-
-
-@functools.cache
-def _interface_user(kind: type) -> FunctionType | None:
     return next((one for one in _functions_of(kind) if INTERFACE in one.__code__.co_names), None)
 
 
@@ -323,28 +252,41 @@ def eager_of(uses: FunctionType) -> Callable[..., Any] | None:
     return next((uses.__globals__[n] for n in uses.__code__.co_names if n.endswith("eager_attention_forward")), None)
 
 
-def plain_name(name: str) -> str:
-    """The attention that a configuration names without rules."""
-    return next((inner for inner, ours in NAMES.items() if ours == name), name)
-
-
 def _described(module: nn.Module, uses: FunctionType, family: str) -> AttentionModule:
     name = type(module).__name__
     config = getattr(module, "config", None)
     inner = getattr(config, "_attn_implementation", None)
     if config is None or inner is None:
         raise UnsupportedError(f"model: {name} of {family} does not say which attention it uses")
-    if inner in NAMES.values():
-        if LAYER in vars(module):
-            raise UnsupportedError(
-                f"model: a policy is applied to a model that shares layers with this {family}; restore that one first"
-            )
-        inner = plain_name(inner)  # the policy is in another model, with which this one shares its configuration
+    if LAYER in vars(module):
+        raise UnsupportedError(
+            f"model: a policy is applied to a model that shares layers with this {family}; restore that one first"
+        )
     if inner not in NAMES:
         raise UnsupportedError(
             f"model: {family} uses attn_implementation={inner!r}, over which policies are not proven; allowed: "
             f"{', '.join(NAMES)}; do model.set_attn_implementation('sdpa') first"
         )
+    rule, off = _own_rule(config, uses)
+    if rule is not None and not off:
+        raise UnsupportedError(
+            f"model: {family} scales its queries by position already ({rule}) in a way that cannot be switched off, so "
+            "a policy would sharpen long inputs twice; allowed: families without a temperature of their own, Llama 4, "
+            "Ministral 3, Mistral 4 and Inkling"
+        )
+    if inner == "sdpa" and getattr(module, "sinks", None) is not None:
+        raise UnsupportedError(
+            f"model: {family} has attention sinks ({name}.sinks), which sdpa leaves out; allowed: eager; do "
+            "model.set_attn_implementation('eager') first"
+        )
+    for method in _functions_of(type(module)):
+        asks = "_attn_implementation" in method.__code__.co_names and _names_one(method.__code__.co_consts, inner)
+        # GPT-2 asks only for a variant of eager attention that is refused below.
+        if asks and not hasattr(module, "reorder_and_upcast_attn") and method.__name__ != "__init__":
+            raise UnsupportedError(
+                f"model: {family} treats attention implementations differently by name ({method.__qualname__}), so "
+                "it would compute something else under a policy; allowed: families that do not"
+            )
     if inner == "eager" and getattr(module, "reorder_and_upcast_attn", False):
         raise UnsupportedError(
             f"model: {family} has reorder_and_upcast_attn, an eager attention of its own; allowed: sdpa; "
@@ -358,19 +300,11 @@ def _described(module: nn.Module, uses: FunctionType, family: str) -> AttentionM
         raise UnsupportedError(
             f"model: the attention of {family} takes {sorted(unknown)}, which a policy does not know how to treat"
         )
+    names = ("num_heads", "num_attention_heads", "n_heads")
+    given = [*(getattr(module, key, None) for key in names), getattr(config, "num_attention_heads", None)]
+    heads = next((one for one in given if isinstance(one, int) and one > 0), None)
+    if heads is None:
+        raise UnsupportedError(f"model: {name} of {family} does not say how many heads it has")
     function = eager if inner == "eager" else uses.__globals__[INTERFACE][inner]
-    rule = _own_temperature(module)
-    own = {} if rule is None else dict([_own_rule(module)[rule]])
-    published = {attribute: vars(module)[attribute] for attribute in own}
-    heads = _heads_of(module, config, family)
-    return AttentionModule(module, config, heads, inner, function, arguments, own, published)
-
-
-def _heads_of(module: nn.Module, config: Any, family: str) -> int:
-    for holder, name in (
-        (module, "num_heads"), (module, "num_attention_heads"), (module, "n_heads"), (config, "num_attention_heads"),
-    ):  # fmt: skip
-        heads = getattr(holder, name, None)
-        if isinstance(heads, int) and heads > 0:
-            return heads
-    raise UnsupportedError(f"model: {type(module).__name__} of {family} does not say how many heads it has")
+    published = {key: value for key, value in vars(module).items() if key == "config" or key in off}
+    return AttentionModule(module, config, heads, inner, function, arguments, off, published)

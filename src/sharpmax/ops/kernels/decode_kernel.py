@@ -14,17 +14,17 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from sharpmax.ops.kernels.beta import at_least, entropy_of, row_beta
+from sharpmax.ops.kernels import tables
 from sharpmax.ops.kernels.decode_launch import FIELDS
-from sharpmax.policies import closed_form
+from sharpmax.ops.kernels.sharpen_kernel import at_least, entropy_of, row_beta
 
 # `triton.jit` is untyped, and what the annotations of a kernel mean is Triton's business.
 # mypy: disable-error-code="untyped-decorator,no-untyped-def,no-untyped-call"
 
 
 FIELDS_OF = tl.constexpr(FIELDS)
-TARGET = tl.constexpr(closed_form.TARGET)
-HAS_TARGET = tl.constexpr(1 << closed_form.TARGET)
+TARGET = tl.constexpr(tables.TARGET)
+HAS_TARGET = tl.constexpr(1 << tables.TARGET)
 # Below any logit, and finite: the maximum of nothing, from which distances can still be taken.
 LOWEST = tl.constexpr(-3.0e38)
 STEPS = tl.constexpr(24)
@@ -71,18 +71,18 @@ def _place(program, splits, ROWS: tl.constexpr, BLOCK_R: tl.constexpr):
     return program % BLOCKS, program // BLOCKS % splits, (program // BLOCKS // splits).to(tl.int64)
 
 
-@triton.jit
-def _logits(
-    program, q_ptr, k_ptr, mask_ptr, lengths_ptr, pages_ptr, logits_ptr, part_ptr, q_stride_b, q_stride_h,
-    q_stride_l, q_stride_d, k_stride_b, k_stride_h, k_stride_l, k_stride_d, mask_stride_b, mask_stride_h,
-    mask_stride_l, mask_stride_k, pages_stride, pitch, heads, keys, splits, scale,
+@triton.jit(do_not_specialize=["keys", "splits"])
+def decode_logits(
+    q_ptr, k_ptr, mask_ptr, lengths_ptr, pages_ptr, logits_ptr, part_ptr, q_stride_b, q_stride_h, q_stride_l,
+    q_stride_d, k_stride_b, k_stride_h, k_stride_l, k_stride_d, mask_stride_b, mask_stride_h, mask_stride_l,
+    mask_stride_k, pages_stride, pitch, heads, keys, splits, scale,
     GROUP: tl.constexpr, QUERIES: tl.constexpr, CAUSAL: tl.constexpr, WIDTH: tl.constexpr, PAGE: tl.constexpr,
     LENGTHS: tl.constexpr, MASK: tl.constexpr, MASK_FLOOR: tl.constexpr, VAR: tl.constexpr, WIDEN: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Logits `[pair, row, key]` of one part of the keys, −inf where hidden, and the part's statistics."""
     ROWS: tl.constexpr = GROUP * QUERIES
-    block, split, pair = _place(program, splits, ROWS, BLOCK_R)
+    block, split, pair = _place(tl.program_id(0), splits, ROWS, BLOCK_R)
     head = pair % heads
     batch = pair // heads
 
@@ -175,24 +175,6 @@ def _logits(
         tl.store(at + 4 * step, tl.sum(count, 0).to(tl.float32), mask=in_rows)
 
 
-@triton.jit(do_not_specialize=["keys", "splits"])
-def decode_logits(
-    q_ptr, k_ptr, mask_ptr, lengths_ptr, pages_ptr, logits_ptr, part_ptr, q_stride_b, q_stride_h, q_stride_l,
-    q_stride_d, k_stride_b, k_stride_h, k_stride_l, k_stride_d, mask_stride_b, mask_stride_h, mask_stride_l,
-    mask_stride_k, pages_stride, pitch, heads, keys, splits, scale,
-    GROUP: tl.constexpr, QUERIES: tl.constexpr, CAUSAL: tl.constexpr, WIDTH: tl.constexpr, PAGE: tl.constexpr,
-    LENGTHS: tl.constexpr, MASK: tl.constexpr, MASK_FLOOR: tl.constexpr, VAR: tl.constexpr, WIDEN: tl.constexpr,
-    BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
-):  # fmt: skip
-    """Logits `[pair, row, key]` of one part of the keys, −inf where hidden, and the part's statistics."""
-    _logits(
-        tl.program_id(0), q_ptr, k_ptr, mask_ptr, lengths_ptr, pages_ptr, logits_ptr, part_ptr, q_stride_b,
-        q_stride_h, q_stride_l, q_stride_d, k_stride_b, k_stride_h, k_stride_l, k_stride_d, mask_stride_b,
-        mask_stride_h, mask_stride_l, mask_stride_k, pages_stride, pitch, heads, keys, splits, scale,
-        GROUP, QUERIES, CAUSAL, WIDTH, PAGE, LENGTHS, MASK, MASK_FLOOR, VAR, WIDEN, BLOCK_R, BLOCK_K, BLOCK_D,
-    )  # fmt: skip
-
-
 @triton.jit
 def _merged(
     part_ptr, pair, row, in_rows, length, splits,
@@ -274,10 +256,10 @@ def _weighted(
     return acc, mass + weight, invalid
 
 
-@triton.jit
-def _values(
-    program, logits_ptr, part_ptr, table_ptr, beta_ptr, v_ptr, lengths_ptr, pages_ptr, sums_ptr, masses_ptr,
-    v_stride_b, v_stride_h, v_stride_l, v_stride_d, pages_stride, pitch, table_stride, heads, keys, parts, splits,
+@triton.jit(do_not_specialize=["keys", "splits", "parts"])
+def decode_values(
+    logits_ptr, part_ptr, table_ptr, beta_ptr, v_ptr, lengths_ptr, pages_ptr, sums_ptr, masses_ptr, v_stride_b,
+    v_stride_h, v_stride_l, v_stride_d, pages_stride, pitch, table_stride, heads, keys, parts, splits,
     GROUP: tl.constexpr, QUERIES: tl.constexpr, CAUSAL: tl.constexpr, WIDTH: tl.constexpr, PAGE: tl.constexpr,
     LENGTHS: tl.constexpr, COUNTED: tl.constexpr, VAR: tl.constexpr, GIVEN: tl.constexpr, FORMS: tl.constexpr,
     TERMS: tl.constexpr, SEGMENTS: tl.constexpr, VISIBILITY: tl.constexpr, FINAL: tl.constexpr, WIDEN: tl.constexpr,
@@ -285,7 +267,7 @@ def _values(
 ):  # fmt: skip
     """Σ exp(β(s − max))·v over one part of the keys: `[pair, split, row, width]`, or divided and done if `FINAL`."""
     ROWS: tl.constexpr = GROUP * QUERIES
-    block, split, pair = _place(program, splits, ROWS, BLOCK_R)
+    block, split, pair = _place(tl.program_id(0), splits, ROWS, BLOCK_R)
     head = pair % heads
     batch = pair // heads
 
@@ -314,18 +296,12 @@ def _values(
     if VISIBILITY == 3:
         # Without a mask only the last keys are seen by some rows and not by others.
         shared = tl.minimum(end, tl.maximum(start, (length - QUERIES + 1) // BLOCK_K))
-    for tile in range(start, shared):
-        acc, mass, invalid = _weighted(
-            acc, mass, invalid, logits_at, v_ptr, pages_ptr, batch, head, tile, length, peak, beta, in_rows,
-            v_stride_b, v_stride_h, v_stride_l, v_stride_d,
-            WIDTH, PAGE, 0 if VISIBILITY == 3 else VISIBILITY, WIDEN, BLOCK_K, BLOCK_D,
-        )  # fmt: skip
-    if VISIBILITY == 3:
-        for tile in range(shared, end):
+    for last in tl.static_range(2 if VISIBILITY == 3 else 1):
+        for tile in range(shared if last else start, end if last else shared):
             acc, mass, invalid = _weighted(
                 acc, mass, invalid, logits_at, v_ptr, pages_ptr, batch, head, tile, length, peak, beta, in_rows,
                 v_stride_b, v_stride_h, v_stride_l, v_stride_d,
-                WIDTH, PAGE, 2, WIDEN, BLOCK_K, BLOCK_D,
+                WIDTH, PAGE, 2 if last else VISIBILITY % 3, WIDEN, BLOCK_K, BLOCK_D,
             )  # fmt: skip
     if VISIBILITY >= 2:
         acc = tl.where(invalid > 0.0, float("nan"), acc)
@@ -343,25 +319,6 @@ def _values(
         tl.store(masses_ptr + line, total, mask=in_rows)
 
 
-@triton.jit(do_not_specialize=["keys", "splits", "parts"])
-def decode_values(
-    logits_ptr, part_ptr, table_ptr, beta_ptr, v_ptr, lengths_ptr, pages_ptr, sums_ptr, masses_ptr, v_stride_b,
-    v_stride_h, v_stride_l, v_stride_d, pages_stride, pitch, table_stride, heads, keys, parts, splits,
-    GROUP: tl.constexpr, QUERIES: tl.constexpr, CAUSAL: tl.constexpr, WIDTH: tl.constexpr, PAGE: tl.constexpr,
-    LENGTHS: tl.constexpr, COUNTED: tl.constexpr, VAR: tl.constexpr, GIVEN: tl.constexpr, FORMS: tl.constexpr,
-    TERMS: tl.constexpr, SEGMENTS: tl.constexpr, VISIBILITY: tl.constexpr, FINAL: tl.constexpr, WIDEN: tl.constexpr,
-    PARTS: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
-):  # fmt: skip
-    """Σ exp(β(s − max))·v over one part of the keys: `[pair, split, row, width]`, or divided and done if `FINAL`."""
-    _values(
-        tl.program_id(0), logits_ptr, part_ptr, table_ptr, beta_ptr, v_ptr, lengths_ptr, pages_ptr, sums_ptr,
-        masses_ptr, v_stride_b, v_stride_h, v_stride_l, v_stride_d, pages_stride, pitch, table_stride, heads, keys,
-        parts, splits,
-        GROUP, QUERIES, CAUSAL, WIDTH, PAGE, LENGTHS, COUNTED, VAR, GIVEN, FORMS, TERMS, SEGMENTS, VISIBILITY, FINAL,
-        WIDEN, PARTS, BLOCK_R, BLOCK_K, BLOCK_D,
-    )  # fmt: skip
-
-
 @triton.jit(do_not_specialize=["keys"])
 def decode_whole(
     q_ptr, k_ptr, mask_ptr, lengths_ptr, pages_ptr, logits_ptr, part_ptr, table_ptr, v_ptr, out_ptr, q_stride_b,
@@ -374,17 +331,16 @@ def decode_whole(
     SEGMENTS: tl.constexpr, VISIBILITY: tl.constexpr, BLOCK_D: tl.constexpr, VALUE_BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Both passes in one launch, where nothing is to be had from other programs between them."""
-    program = tl.program_id(0)
-    _logits(
-        program, q_ptr, k_ptr, mask_ptr, lengths_ptr, pages_ptr, logits_ptr, part_ptr, q_stride_b, q_stride_h,
+    decode_logits(
+        q_ptr, k_ptr, mask_ptr, lengths_ptr, pages_ptr, logits_ptr, part_ptr, q_stride_b, q_stride_h,
         q_stride_l, q_stride_d, k_stride_b, k_stride_h, k_stride_l, k_stride_d, mask_stride_b, mask_stride_h,
         mask_stride_l, mask_stride_k, pages_stride, pitch, heads, keys, 1, scale,
         GROUP, QUERIES, CAUSAL, WIDTH, PAGE, LENGTHS, MASK, MASK_FLOOR, VAR, WIDEN, BLOCK_R, BLOCK_K, BLOCK_D,
     )  # fmt: skip
     # What other threads of this program have written is read below.
     tl.debug_barrier()
-    _values(
-        program, logits_ptr, part_ptr, table_ptr, None, v_ptr, lengths_ptr, pages_ptr, out_ptr, None,
+    decode_values(
+        logits_ptr, part_ptr, table_ptr, None, v_ptr, lengths_ptr, pages_ptr, out_ptr, None,
         v_stride_b, v_stride_h, v_stride_l, v_stride_d, pages_stride, pitch, table_stride, heads, keys, 1, 1,
         GROUP, QUERIES, CAUSAL, VALUE_WIDTH, PAGE, LENGTHS, MASK != 0, VAR, False, FORMS, TERMS, SEGMENTS, VISIBILITY,
         True, WIDEN, 1, BLOCK_R, BLOCK_K, VALUE_BLOCK_D,

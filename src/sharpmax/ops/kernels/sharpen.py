@@ -21,7 +21,6 @@ from sharpmax.stats.triton_launch import (
     launch,
     limited,
     on_device,
-    padded,
     power_of_2,
 )
 
@@ -61,7 +60,7 @@ def scale_rows(q: Tensor, beta: Tensor) -> Tensor:
         return out.copy_(q * capped_beta(q, beta)[..., None])
     with on_device(q):
         launch(
-            ("scale_rows", layout(q), layout(beta), q.device),
+            ("scale_rows", layout(q), layout(beta)),
             (q, beta, out),
             lambda: _settled("scale_rows", q, (*q.stride(), *beta.stride(), *out.stride(), *_rows(q))),
         )
@@ -77,28 +76,40 @@ def _(q: Tensor, beta: Tensor) -> Tensor:
 
 
 @torch.library.custom_op("sharpmax::scale_rows_backward", mutates_args=())
-def scale_backward_op(grad: Tensor, q: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients into q and β."""
-    into_q, into_beta = torch.empty_like(q), torch.empty(beta.shape, dtype=beta.dtype, device=beta.device)
+def scale_backward_op(
+    grad: Tensor, q: Tensor, beta: Tensor, log_mass: Tensor | None, shortfall: Tensor | None, counts: Tensor | None,
+    keys: int, offset: int | None, table: Tensor | None, shape: list[int],
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Gradients into q and into β; with a table into the entropy that β came from, in the shape of `log_mass`."""
+    like = beta if log_mass is None else log_mass
+    into_q, into_row = torch.empty_like(q), torch.empty(like.shape, dtype=like.dtype, device=like.device)
     if not _on_kernel(q):
         used = capped_beta(q, beta)
         wide = grad.to(beta.dtype)
         into_q.copy_(wide * used[..., None])
-        into_beta.copy_((wide * q.to(beta.dtype)).sum(-1).masked_fill(used < beta, 0.0))
-        return into_q, into_beta
-    numbers = (*grad.stride(), *q.stride(), *beta.stride(), *into_q.stride(), 0, *_rows(q), 0, 0)
+        into_row.copy_((wide * q.to(beta.dtype)).sum(-1).masked_fill(used < beta, 0.0))
+        return into_q, into_row
+    log_mass, shortfall, counts = (None if x is None else x.contiguous() for x in (log_mass, shortfall, counts))
+    forms, terms, *_ = shape
+    numbers = (
+        *grad.stride(), *q.stride(), *beta.stride(), *into_q.stride(),
+        0 if table is None else Coefficients(table, shape).stride, *_rows(q), keys, limited(offset, q.shape[2], keys),
+    )  # fmt: skip
+    constants = {"CAUSAL": offset is not None, "COUNTED": counts is not None, "FORMS": forms, "TERMS": terms}
+    key = ("scale_rows_backward", *map(layout, (grad, q, beta, counts, table)), *shape, keys, offset)
     with on_device(q):
         launch(
-            ("scale_rows_backward", layout(grad), layout(q), layout(beta), q.device),
-            (grad, q, beta, None, None, None, None, into_q, into_beta),
-            lambda: _settled("scale_rows_backward", q, numbers, CAUSAL=False, COUNTED=False, FORMS=0, TERMS=0),
+            key,
+            (grad, q, beta, log_mass, shortfall, counts, table, into_q, into_row),
+            lambda: _settled("scale_rows_backward", q, numbers, **constants),
         )
-    return into_q, into_beta
+    return into_q, into_row
 
 
 @scale_backward_op.register_fake
-def _(grad: Tensor, q: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(q), beta.new_empty(beta.shape)
+def _(grad: Any, q: Tensor, beta: Tensor, log_mass: Tensor | None, *rest: Any) -> tuple[Tensor, Tensor]:
+    like = beta if log_mass is None else log_mass
+    return torch.empty_like(q), like.new_empty(like.shape)
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -106,27 +117,21 @@ def _remember(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 
 
 def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
-    q, beta = ctx.saved_tensors
-    into_q, into_beta = scale_backward_op(grad, q, beta)
+    into_q, into_beta = scale_backward_op(grad, *ctx.saved_tensors, None, None, None, 0, None, None, [0, 0])
     return into_q, into_beta
 
 
 scale_op.register_autograd(_gradients, setup_context=_remember)
 
 
-def sharpen_rows(
-    q: Tensor, log_mass: Tensor | None, shortfall: Tensor | None, var: Tensor | None, counts: Tensor | None,
-    keys: int, offset: int | None, table: Tensor, shape: list[int],
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """β·q and β `[B, H, Lq]`; statistics and counts hold one number per row of q, in its order."""
-    return sharpened(q, log_mass, shortfall, var, counts, keys, offset, table, shape)[:2]
-
-
 def sharpened(
     q: Tensor, log_mass: Tensor | None, shortfall: Tensor | None, var: Tensor | None, counts: Tensor | None,
     keys: int, offset: int | None, table: Tensor, shape: list[int],
 ) -> tuple[Tensor, Tensor, Compiled | None]:  # fmt: skip
-    """As `sharpen_rows`, with the kernel that was launched."""
+    """β·q and β `[B, H, Lq]`, and the kernel that was launched.
+
+    Statistics and counts hold one number per row of q, in its order.
+    """
     out, beta = torch.empty_like(q), torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device)
     if not q.numel():
         return out, beta, None
@@ -150,7 +155,7 @@ def sharpened(
 
     key = (
         "sharpen_rows", layout(q), log_mass is None, var is None, layout(counts), keys, offset, layout(table),
-        tuple(shape), q.device,
+        tuple(shape),
     )  # fmt: skip
     with on_device(q):
         found = launch(key, (q, log_mass, shortfall, var, counts, table, out, beta), settle)
@@ -164,25 +169,33 @@ class SharpenPlan(NamedTuple):
     """None where β depends on the number of visible keys alone."""
 
     last: Compiled
+    step: int
+    """Bytes of one statistic of all rows, padded."""
 
     def __call__(self, q: Tensor, k: Tensor, table: Tensor) -> Tensor | None:
         """β·q of tensors of the same layout, for policies of the same forms; None if they start at an odd address."""
+        parts, last, step = self
         q_at = q.data_ptr()
         if (q_at | k.data_ptr()) & 15:
             return None
-        out, step = torch.empty_like(q), padded(4 * q.shape[:-1].numel())
-        room = torch.empty((5 * step,), dtype=torch.uint8, device=q.device)
+        out, room = torch.empty_like(q), torch.empty((5 * step,), dtype=torch.uint8, device=q.device)
         at = room.data_ptr()
         with on_device(q):
             rows: tuple[int | None, ...] = (None, None, None)
-            if self.parts is not None:
-                self.parts.run(q, k, at, step)
+            if parts is not None:
+                parts.run(q, k, at, step)
                 rows = (at + step, at + 2 * step, at + 3 * step)
-            self.last(q_at, *rows, None, table.data_ptr(), out.data_ptr(), at + 4 * step)
+            last(q_at, *rows, None, table.data_ptr(), out.data_ptr(), at + 4 * step)
         return out
 
 
-sharpen_op = torch.library.custom_op("sharpmax::sharpen_rows", mutates_args=())(sharpen_rows)
+@torch.library.custom_op("sharpmax::sharpen_rows", mutates_args=())
+def sharpen_op(
+    q: Tensor, log_mass: Tensor | None, shortfall: Tensor | None, var: Tensor | None, counts: Tensor | None,
+    keys: int, offset: int | None, table: Tensor, shape: list[int],
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """β·q and β, as `sharpened`."""
+    return sharpened(q, log_mass, shortfall, var, counts, keys, offset, table, shape)[:2]
 
 
 @sharpen_op.register_fake
@@ -192,50 +205,16 @@ def _(
     return torch.empty_like(q), q.new_empty(q.shape[:-1], dtype=torch.float32)
 
 
-@torch.library.custom_op("sharpmax::sharpen_rows_backward", mutates_args=())
-def sharpen_backward_op(
-    grad: Tensor, q: Tensor, beta: Tensor, log_mass: Tensor, shortfall: Tensor, counts: Tensor | None, keys: int,
-    offset: int | None, table: Tensor, shape: list[int],
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Gradients into q and into the entropy of each row, in the shape of `log_mass`."""
-    coefficients = Coefficients(table, shape)
-    into_q, into_entropy = torch.empty_like(q), torch.empty_like(log_mass, memory_format=torch.contiguous_format)
-    log_mass, shortfall = log_mass.contiguous(), shortfall.contiguous()
-    counts = None if counts is None else counts.contiguous()
-    numbers = (
-        *grad.stride(), *q.stride(), *beta.stride(), *into_q.stride(), coefficients.stride, *_rows(q), keys,
-        limited(offset, q.shape[2], keys),
-    )  # fmt: skip
-    key = ("sharpen_rows_backward", layout(grad), layout(q), layout(beta), layout(counts), layout(table), *shape)
-    with on_device(q):
-        launch(
-            (*key, keys, offset, q.device),
-            (grad, q, beta, log_mass, shortfall, counts, table, into_q, into_entropy),
-            lambda: _settled(
-                "scale_rows_backward", q, numbers, CAUSAL=offset is not None, COUNTED=counts is not None,
-                FORMS=coefficients.forms, TERMS=coefficients.terms,
-            ),
-        )  # fmt: skip
-    return into_q, into_entropy
-
-
-@sharpen_backward_op.register_fake
-def _(grad: Any, q: Tensor, beta: Any, log_mass: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(q), log_mass.new_empty(log_mass.shape)
-
-
 def _remember_rows(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     q, log_mass, shortfall, _, counts, ctx.keys, ctx.offset, table, ctx.shape = inputs
     ctx.save_for_backward(q, output[1], log_mass, shortfall, counts, table)
 
 
 def _gradients_of_rows(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, ...]:
-    q, beta, log_mass, shortfall, counts, table = ctx.saved_tensors
-    if log_mass is None:  # nothing was measured, so β is a constant
-        return scale_backward_op(grad, q, beta)[0], *(None,) * 8
-    into_q, into_entropy = sharpen_backward_op(
-        grad, q, beta, log_mass, shortfall, counts, ctx.keys, ctx.offset, table, ctx.shape
-    )
+    q, beta, *rows, table = ctx.saved_tensors
+    if rows[0] is None:  # nothing was measured, so β is a constant
+        return scale_backward_op(grad, q, beta, *rows, 0, None, None, [0, 0])[0], *(None,) * 8
+    into_q, into_entropy = scale_backward_op(grad, q, beta, *rows, ctx.keys, ctx.offset, table, ctx.shape)
     return into_q, into_entropy, into_entropy, *(None,) * 6
 
 

@@ -1,19 +1,105 @@
-"""Policies as tensors of coefficients on the device of the queries, made once for the same policies."""
+"""Policies as numbers: what a kernel needs to compute β by itself, as tensors made once for the same policies."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from sharpmax.errors import reject_type
 from sharpmax.policies.base import Policy
-from sharpmax.policies.closed_form import TARGET, ClosedForm, closed_form
+from sharpmax.policies.basic import Constant, Curve, LogLength
+from sharpmax.policies.entropy_target import EntropyTarget
+from sharpmax.policies.log_linear import LogLinear
+from sharpmax.policies.polynomial import Polynomial
 
-_FEW = 512
-_Key = tuple[int, ...]
-_forms: dict[_Key, tuple[tuple[Policy, ...], ClosedForm | None]] = {}
-_tables: dict[tuple[_Key, torch.device], Coefficients] = {}
+CONSTANT, POLYNOMIAL, LOG_LENGTH, LOG_LINEAR, CURVE, TARGET = range(6)
+"""The forms: the first column of a table says which of them its row is."""
+
+_KINDS = {Constant, Polynomial, LogLength, LogLinear, Curve, EntropyTarget}
+
+
+class ClosedForm(NamedTuple):
+    """Policies of one layer as a table of numbers, one row per head or one for all.
+
+    A row of the table holds the form and then what the form reads:
+
+    - constant: β
+    - polynomial: threshold, lowest and highest entropy (±∞ if it runs on), coefficients, highest power first
+    - log-length: floor, ln reference
+    - log-linear: the nine coefficients, reference, ln floor, ln ceiling
+    - curve: β before the first knot, then (knot, width, β at it, rise) of each piece
+    - entropy target: target, ln floor, ln ceiling; solved on the logits themselves
+
+    Rows are filled up with zeros, which no form reads.
+    """
+
+    table: tuple[tuple[float, ...], ...]
+    shape: list[int]
+    """What an operator gets of the table: the forms as bits, terms of a polynomial, pieces of a curve, var is read."""
+
+    needs: frozenset[str]
+    """The statistics the policies read, as in `Policy.needs`."""
+
+    @property
+    def solved(self) -> bool:
+        """Whether some β is the solution of an equation, for which statistics at β = 1 do not suffice."""
+        return bool(self.shape[0] >> TARGET & 1)
+
+    @property
+    def smooth(self) -> bool:
+        """Whether kernels know the gradient of β: it depends on the entropy alone, and as a polynomial."""
+        return not self.shape[0] & ~(1 << CONSTANT | 1 << POLYNOMIAL | 1 << LOG_LENGTH)
+
+
+def closed_form(policies: Sequence[Policy]) -> ClosedForm | None:
+    """One policy for all heads or one per head as a table; None if one of them is of a kind that has no form here.
+
+    >>> from sharpmax.policies import Constant, LogLength
+    >>> closed_form([Constant(2.0)]).table
+    ((0.0, 2.0),)
+    """
+    # A subclass may have a rule of its own: the type itself is what counts.
+    if any(type(policy) not in _KINDS for policy in policies):
+        return None
+    if all(policy == policies[0] for policy in policies):
+        policies = policies[:1]
+    terms = max(len(p.coefficients) if isinstance(p, Polynomial) else 0 for p in policies)
+    segments = max(len(p.knots) - 1 if isinstance(p, Curve) else 0 for p in policies)
+    rows = [_row(policy, terms, segments) for policy in policies]
+    width = max(map(len, rows))
+    needs: frozenset[str] = frozenset().union(*(policy.needs for policy in policies))
+    forms = sum(1 << form for form in {int(row[0]) for row in rows})
+    table = tuple(tuple(map(float, row)) + (0.0,) * (width - len(row)) for row in rows)
+    return ClosedForm(table, [forms, terms, segments, int("var" in needs)], needs)
+
+
+def _row(policy: Policy, terms: int, segments: int) -> list[float]:
+    """The row of one policy: its form and what that form reads."""
+    if isinstance(policy, Constant):
+        return [CONSTANT, policy.value]
+    if isinstance(policy, LogLength):
+        return [LOG_LENGTH, policy.floor, math.log(policy.reference)]
+    if isinstance(policy, Polynomial):
+        ends = policy.fitted_on if policy.outside_is == "clamp" else (-math.inf, math.inf)
+        # Zeros before the highest power leave Horner's scheme at 0, exactly.
+        leading = [0.0] * (terms - len(policy.coefficients))
+        return [POLYNOMIAL, policy.threshold, *ends, *leading, *policy.coefficients]
+    if isinstance(policy, Curve):
+        x, y = policy.knots, policy.values
+        pieces = [(x0, x1 - x0, y0, y1 - y0) for x0, x1, y0, y1 in zip(x[:-1], x[1:], y[:-1], y[1:], strict=True)]
+        # No entropy lies above such a knot, so that piece is never used.
+        pieces += [(1e38, 1.0, 0.0, 0.0)] * (segments - len(pieces))
+        return [CURVE, y[0], *(number for piece in pieces for number in piece)]
+    if isinstance(policy, EntropyTarget):
+        return [TARGET, policy.target, math.log(policy.floor), math.log(policy.ceiling)]
+    if isinstance(policy, LogLinear):
+        coefficients = (getattr(policy, name) for name in policy.COEFFICIENTS)
+        return [LOG_LINEAR, *coefficients, policy.reference, math.log(policy.floor), math.log(policy.ceiling)]
+    reject_type("policy", type(policy).__name__, "a policy that kernels compute")
 
 
 class Coefficients(NamedTuple):
@@ -28,21 +114,6 @@ class Coefficients(NamedTuple):
         return self.values.shape[1] if self.values.shape[0] > 1 else 0
 
     @property
-    def forms(self) -> int:
-        """The forms that occur, one bit each."""
-        return self.shape[0]
-
-    @property
-    def terms(self) -> int:
-        """Coefficients of a polynomial."""
-        return self.shape[1]
-
-    @property
-    def segments(self) -> int:
-        """Pieces of a curve."""
-        return self.shape[2]
-
-    @property
     def with_var(self) -> bool:
         """Whether a policy reads the variance."""
         return bool(self.shape[3])
@@ -50,7 +121,13 @@ class Coefficients(NamedTuple):
     @property
     def solved(self) -> bool:
         """Whether some β is the solution of an equation."""
-        return bool(self.forms >> TARGET & 1)
+        return bool(self.shape[0] >> TARGET & 1)
+
+
+_FEW = 512
+_Key = tuple[int, ...]
+_forms: dict[_Key, tuple[tuple[Policy, ...], ClosedForm | None]] = {}
+_tables: dict[tuple[_Key, torch.device], Coefficients] = {}
 
 
 def form_of(policies: tuple[Policy, ...]) -> ClosedForm | None:
@@ -71,45 +148,54 @@ def table_of(policies: tuple[Policy, ...], device: torch.device) -> Coefficients
     While a CUDA graph is captured nothing can be copied to the device, so a first call must come before.
     """
     key = tuple(map(id, policies))
-    if torch.compiler.is_compiling():
-        shape = _known_shape(key, device)
-        if shape == _NO_FORM:
+    compiling = torch.compiler.is_compiling()
+    if compiling and (known := _known_table(key, device)):
+        if known == _NO_FORM:
             return None
-        if shape:
-            return Coefficients(_known_values(key, device), list(shape))
-        form = closed_form(policies)
-        return None if form is None else Coefficients(_values(form, device), form.shape)
-    form = form_of(policies)
+        number, rows, width, *shape = known
+        return Coefficients(table_op(number, rows, width, device), shape)
+    form = closed_form(policies) if compiling else form_of(policies)
     if form is None:
         return None
-    if torch._C._len_torch_dispatch_stack():  # what is made in a mode (of fake tensors, say) is good there alone
-        return Coefficients(_values(form, device), form.shape)
+    # What is made in a mode (of fake tensors, say) is good there alone.
+    if compiling or torch._C._len_torch_dispatch_stack():
+        return Coefficients(torch.tensor(form.table, dtype=torch.float32, device=device), form.shape)
     if (key, device) not in _tables:
         with torch.inference_mode(False):
-            _tables[key, device] = Coefficients(_values(form, device), form.shape)
+            values = torch.tensor(form.table, dtype=torch.float32, device=device)
+        _tables[key, device] = Coefficients(values, form.shape)
     return _tables[key, device]
 
 
-def _values(form: ClosedForm, device: torch.device) -> Tensor:
-    return torch.tensor(form.table, dtype=torch.float32, device=device)
-
-
-# Asked while compiling, the answers are part of the graph: other policies coming and going do not concern it.
-
-
 _NO_FORM = (-1,)
+_in_graphs: dict[int, Tensor] = {}
+"""The coefficients that compiled graphs read, by number: they stay as long as the process."""
 
 
-def _known_shape(key: _Key, device: torch.device) -> tuple[int, ...]:
+def _known_table(key: _Key, device: torch.device) -> tuple[int, ...]:
+    """Number, size and shape of coefficients that are on the device; empty if they are not.
+
+    Asked while compiling, the answer is part of the graph: other policies coming and going do not concern it.
+    """
     if key in _forms and _forms[key][1] is None:
         return _NO_FORM
-    return tuple(_tables[key, device].shape) if (key, device) in _tables else ()
-
-
-def _known_values(key: _Key, device: torch.device) -> Tensor:
-    return _tables[key, device].values
+    if (key, device) not in _tables:
+        return ()
+    values, shape = _tables[key, device]
+    _in_graphs[id(values)] = values
+    return (id(values), *values.shape, *shape)
 
 
 # What torch.compiler.assume_constant_result does, without the second and a half it takes to load torch's compiler.
-_known_shape.__dict__["_dynamo_marked_constant"] = True
-_known_values.__dict__["_dynamo_marked_constant"] = True
+_known_table.__dict__["_dynamo_marked_constant"] = True
+
+
+@torch.library.custom_op("sharpmax::coefficients", mutates_args=())
+def table_op(number: int, rows: int, width: int, device: torch.device) -> Tensor:
+    """A copy of the coefficients of that number: a tensor found while compiling can be part of a graph only once."""
+    return _in_graphs[number].clone()
+
+
+@table_op.register_fake
+def _(number: int, rows: int, width: int, device: torch.device) -> Tensor:
+    return torch.empty((rows, width), dtype=torch.float32, device=device)

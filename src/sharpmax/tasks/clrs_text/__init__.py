@@ -8,36 +8,10 @@ which training may see every problem there is, have test questions too. Where a 
 the test questions, which are all different, are fewer.
 """
 
-from typing import TYPE_CHECKING
-
-from sharpmax.lazy import lazy_exports
-
-if TYPE_CHECKING:
-    from sharpmax.tasks.clrs_text.datasets import load_dataset as load_dataset
-    from sharpmax.tasks.clrs_text.datasets import test_set as test_set
-    from sharpmax.tasks.clrs_text.datasets import training_set as training_set
-    from sharpmax.tasks.clrs_text.generation import Example as Example
-    from sharpmax.tasks.clrs_text.generation import examples as examples
-    from sharpmax.tasks.clrs_text.generation import final_answer as final_answer
-    from sharpmax.tasks.clrs_text.sizes import ALGORITHMS as ALGORITHMS
-    from sharpmax.tasks.clrs_text.sizes import test_sizes as test_sizes
-    from sharpmax.tasks.clrs_text.sizes import train_sizes as train_sizes
-
-_homes = {
-    "ALGORITHMS": "sharpmax.tasks.clrs_text.sizes",
-    "Example": "sharpmax.tasks.clrs_text.generation",
-    "examples": "sharpmax.tasks.clrs_text.generation",
-    "final_answer": "sharpmax.tasks.clrs_text.generation",
-    "load_dataset": "sharpmax.tasks.clrs_text.datasets",
-    "test_set": "sharpmax.tasks.clrs_text.datasets",
-    "test_sizes": "sharpmax.tasks.clrs_text.sizes",
-    "train_sizes": "sharpmax.tasks.clrs_text.sizes",
-    "training_set": "sharpmax.tasks.clrs_text.datasets",
-}
+from sharpmax.tasks.clrs_text.datasets import load_dataset, make_dataset
+from sharpmax.tasks.clrs_text.generation import Example, examples, final_answer
+from sharpmax.tasks.clrs_text.sizes import ALGORITHMS, test_sizes, train_sizes
 
 __all__ = [
-    "ALGORITHMS", "Example", "examples", "final_answer", "load_dataset", "test_set", "test_sizes", "train_sizes",
-    "training_set",
+    "ALGORITHMS", "Example", "examples", "final_answer", "load_dataset", "make_dataset", "test_sizes", "train_sizes",
 ]  # fmt: skip
-
-__getattr__, __dir__ = lazy_exports(__name__, _homes)

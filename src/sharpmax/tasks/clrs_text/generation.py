@@ -11,11 +11,10 @@ import json
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cache, partial
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any, Literal
 
 import numpy as np
@@ -24,7 +23,6 @@ from numpy.typing import NDArray
 from sharpmax.errors import MissingExtraError, reject
 from sharpmax.tasks.clrs_text.sizes import check_algorithm, check_size
 
-_TRACE_ASKED = ", initial_trace: "
 _BEFORE_FINAL = "|"
 
 
@@ -36,11 +34,6 @@ class Example:
     answer: str
     algo_name: str
     length: int
-
-    @property
-    def characters(self) -> int:
-        """The length of its text."""
-        return len(self.question) + len(self.answer)
 
     def line(self) -> str:
         """Return the example as a line of JSONL."""
@@ -59,63 +52,41 @@ def final_answer(text: str) -> str:
     return " ".join(answer.rpartition(_BEFORE_FINAL)[2].split())
 
 
-def problem(question: str) -> bytes:
-    """Return a hash of 16 bytes of the problem in a question, with or without a trace."""
-    name, _, rest = question.partition("\n")
-    given = rest.partition("\n")[0].partition(_TRACE_ASKED)[0]
-    return hashlib.blake2b(f"{name}\n{given}".encode(), digest_size=16).digest()
-
-
 RELEASE = "dm-clrs==2.0.3"
-_PURPOSE = "CLRS-Text"
 _REPLACED = {"absl", "chex", "clrs", "jax", "tensorflow"}
 _lock = threading.Lock()
 
 
-@dataclass(frozen=True)
-class Generator:
-    """The modules of `dm-clrs` that make problems and write them as text."""
-
-    samplers: Any
-    probing: Any
-    specs: Any
-    algorithms: Any
-    text: Any
-
-
-def generator() -> Generator:
-    """Import the generators; MissingExtraError names the command that installs them."""
+def generator() -> SimpleNamespace:
+    """Import the generators of `dm-clrs`; MissingExtraError names the command that installs them."""
     with _lock:  # the stand-ins of two threads must not meet
         return _generator()
 
 
 @functools.cache
-def _generator() -> Generator:
+def _generator() -> SimpleNamespace:
+    homes = {}
     for needed in ("clrs", "attr"):
         found = importlib.util.find_spec(needed)
         if found is None or not found.submodule_search_locations:
-            raise MissingExtraError(needed, "clrs", _PURPOSE, alone=RELEASE)
-        if needed == "clrs":
-            home = Path(next(iter(found.submodule_search_locations)))
-    with _imported_with({**_frameworks(), **_packages(home)}):
-        names = ("samplers", "probing", "specs", "algorithms", "clrs_text.clrs_utils")
-        return Generator(*(importlib.import_module(f"clrs._src.{name}") for name in names))
-
-
-@contextmanager
-def _imported_with(stand_ins: dict[str, ModuleType]) -> Iterator[None]:
-    """Have imports find `stand_ins` inside the block, and no trace of them after it."""
+            raise MissingExtraError(needed, "clrs", "CLRS-Text", alone=RELEASE)
+        homes[needed] = Path(next(iter(found.submodule_search_locations)))
 
     def taken_out() -> dict[str, ModuleType]:
         return {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] in _REPLACED}
 
     before = taken_out()
     try:
-        sys.modules.update(stand_ins)
-        yield
-    finally:
+        # Packages around the generators are empty: their own `__init__` import the neural models.
+        for name, place in (("", ""), ("._src", "_src"), ("._src.clrs_text", "_src/clrs_text")):
+            sys.modules[f"clrs{name}"] = _module(f"clrs{name}", __path__=[str(homes["clrs"] / place)])
+        sys.modules.update(_frameworks())
+        names = ("samplers", "probing", "specs", "algorithms", "clrs_text.clrs_utils")
+        modules = {name.partition(".")[0]: importlib.import_module(f"clrs._src.{name}") for name in names}
+    finally:  # no trace of the stand-ins is left
         taken_out()
         sys.modules.update(before)
+    return SimpleNamespace(**modules)
 
 
 def _module(name: str, **contents: Any) -> ModuleType:
@@ -150,16 +121,6 @@ def _frameworks() -> dict[str, ModuleType]:
     }
 
 
-def _packages(home: Path) -> dict[str, ModuleType]:
-    """The packages around the generators, empty: their own `__init__` import the neural models."""
-    inside = home / "_src"
-    return {
-        "clrs": _module("clrs", __path__=[str(home)]),
-        "clrs._src": _module("clrs._src", __path__=[str(inside)]),
-        "clrs._src.clrs_text": _module("clrs._src.clrs_text", __path__=[str(inside / "clrs_text")]),
-    }
-
-
 Split = Literal["train", "test"]
 SPLITS = ("train", "test")
 
@@ -181,16 +142,11 @@ def examples(
     problems are asked for every state on the way to the answer.
     """
     check_count("count", count)
-    return itertools.islice(stream(algorithm, size, split, trace=trace, seed=seed), count)
-
-
-def stream(algorithm: str, size: int, split: Split, *, trace: bool = False, seed: int = 0) -> Iterator[Example]:
-    """Yield the examples of `examples` for as long as there are any."""
     check_algorithm(algorithm)
     check_size(size)
     if split not in SPLITS:
         reject("split", repr(split), " or ".join(SPLITS))
-    return _examples(generator(), algorithm, size, split, trace, seed)
+    return itertools.islice(_stream(generator(), algorithm, size, split, trace, seed), count)
 
 
 def check_count(name: str, count: int) -> None:
@@ -199,7 +155,8 @@ def check_count(name: str, count: int) -> None:
         reject(name, repr(count), "a whole number from 1")
 
 
-def _examples(clrs: Generator, algorithm: str, size: int, split: str, trace: bool, seed: int) -> Iterator[Example]:
+def _stream(clrs: SimpleNamespace, algorithm: str, size: int, split: str, trace: bool, seed: int) -> Iterator[Example]:
+    """The examples for as long as there are new ones."""
     write = _writer(clrs, algorithm, trace)
     draw = _drawer(clrs, algorithm, size, _seed_of(algorithm, size, split, seed))
     drawn: set[bytes] = set()
@@ -226,7 +183,7 @@ def _seed_of(algorithm: str, size: int, split: str, seed: int) -> int:
     return int.from_bytes(hashlib.blake2b(name, digest_size=4).digest(), "big")
 
 
-def _drawer(clrs: Generator, algorithm: str, size: int, seed: int) -> Callable[[], list[Any]]:
+def _drawer(clrs: SimpleNamespace, algorithm: str, size: int, seed: int) -> Callable[[], list[Any]]:
     """Return what draws the input of one problem, the numbers cut to three decimals."""
     sampler, _ = clrs.samplers.build_sampler(
         algorithm, -1, seed=seed, length=size, track_max_steps=False, truncate_decimals=_DECIMALS
@@ -257,7 +214,7 @@ def _triples(size: int) -> NDArray[np.intp]:
     return triples
 
 
-def _writer(clrs: Generator, algorithm: str, trace: bool) -> Callable[[list[Any]], tuple[str, str]]:
+def _writer(clrs: SimpleNamespace, algorithm: str, trace: bool) -> Callable[[list[Any]], tuple[str, str]]:
     """Return what solves the problem of an input and writes both down."""
     solve = getattr(clrs.algorithms, algorithm)
     spec = clrs.specs.SPECS[algorithm]
@@ -267,7 +224,7 @@ def _writer(clrs: Generator, algorithm: str, trace: bool) -> Callable[[list[Any]
         _, probes = solve(*data)
         inputs, outputs, states = clrs.probing.split_stages(probes, wanted)
         features = clrs.samplers.Features(inputs, states, None)
-        written: tuple[str, str] = clrs.text.format_clrs_example(
+        written: tuple[str, str] = clrs.clrs_text.format_clrs_example(
             algorithm, clrs.samplers.Feedback(features, outputs), use_hints=trace
         )
         return written

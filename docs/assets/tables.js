@@ -1,0 +1,17 @@
+// On a phone, a table of four columns or more becomes a list of its rows, each cell under its column's name.
+for (const table of document.querySelectorAll(".md-typeset table:not([class])")) {
+  const names = [...table.querySelectorAll("thead th")].map((cell) => cell.innerText.replace(/\s+/g, " ").trim())
+  if (names.length < 4) continue
+  table.dataset.stacks = ""
+  for (const row of table.querySelectorAll("tbody tr")) {
+    [...row.cells].forEach((cell, at) => { cell.dataset.name = names[at] ?? "" })
+  }
+}
+
+// A figure opens on its own: on a phone its text is small.
+for (const image of document.querySelectorAll(".md-typeset p > img")) {
+  const link = document.createElement("a")
+  link.href = image.src
+  image.replaceWith(link)
+  link.append(image)
+}

@@ -1,1 +1,0 @@
-"""The paper's max retrieval: training, evaluation of every variant, tables."""
