@@ -110,7 +110,8 @@ def smollm2_file() -> tuple[Path, str]:
 def _convert_gguf(gguf: Path, folder: Path) -> None:
     model, tokenizer = read_gguf(gguf, dtype=torch.float32)
     tokenizer.save_pretrained(folder)
-    model.save_pretrained(folder)
+    with redirect_stderr(io.StringIO()):
+        model.save_pretrained(folder)
 
 
 def read_gguf(path: Path, **placed: Any) -> tuple[Any, Any]:
