@@ -89,9 +89,17 @@ class TorchOps(Ops):
 
         super().__init__(torch)
         self.moveaxis = torch.movedim  # torch.moveaxis is the same, but vmap does not know it
-        self.cast = torch.Tensor.to
-        self.stop_gradient = torch.Tensor.detach
         self.is_floating = torch.is_floating_point
+
+    # Methods, because torch.compile in torch 2.11 cannot trace a method of tensors that is kept as an attribute.
+
+    def cast(self, x: Array, dtype: Any) -> Array:
+        """The array in another dtype."""
+        return x.to(dtype)
+
+    def stop_gradient(self, x: Array) -> Array:
+        """The array without its history."""
+        return x.detach()
 
     # As in `Ops`, in one operation instead of two: a generated token is made of operations on a handful of numbers.
 
