@@ -97,6 +97,7 @@ def statistics() -> None:
 def scaling() -> None:
     q, beta = torch.zeros(2, 4, 256, 128, dtype=BRAIN), torch.zeros(2, 4, 256)
     sharpen.scale_op(q, beta)
+    sharpen.scale_features(q, torch.zeros(4, 1, 128))
     sharpen.scale_backward_op(q, q, beta, None, None, None, 0, None, None, [0, 0])
     for policy in (sm.load_policy("paper"), LogLinear(level=0.1, entropy=0.2, top=0.3, var=0.1)):
         form = closed_form((policy,))

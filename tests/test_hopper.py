@@ -19,6 +19,7 @@ def test_every_kernel_compiles() -> None:
     lines = [line.split() for line in done.stdout.splitlines()]
     compiled = {name for name, *_ in lines}
     assert {"quick_parts", "careful_parts", "into_queries", "into_keys", "scale_rows", "scale_rows_backward"} < compiled
+    assert "scale_features" in compiled
     assert {"sharpen_rows", "decode_logits", "decode_values", "decode_whole", "decode_sum", "decode_rows"} < compiled
     # Tensor cores at full speed, and no more shared memory than a Hopper GPU gives a block of threads.
     assert all(unit == "wgmma" for name, unit, *_ in lines if name in ("quick_parts", "into_queries", "decode_logits"))

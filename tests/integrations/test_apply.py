@@ -19,6 +19,7 @@ from sharpmax.errors import (
     UnsupportedError,
 )
 from sharpmax.integrations import transformers as hf
+from sharpmax.integrations.transformers.interface import observed
 from sharpmax.policies.base import Policy
 from sharpmax.policies.basic import Constant, LogLength, OutputScale
 from sharpmax.policies.entropy_target import EntropyTarget
@@ -301,6 +302,14 @@ def test_under_autocast_rows_are_measured_as_attention_computes_them(
     with torch.autocast("cpu", dtype=torch.bfloat16):
         model(ids)
     assert seen == [torch.bfloat16] * 2
+
+
+def test_under_autocast_observers_see_what_attention_computes_with(model: Any, ids: torch.Tensor) -> None:
+    dtypes: list[torch.dtype] = []
+    with torch.autocast("cpu", dtype=torch.bfloat16), observed(model, lambda call: dtypes.append(call.q.dtype)):
+        model(ids)
+        hf.apply(model, Constant(2.0))(ids)
+    assert dtypes == [torch.bfloat16] * 4
 
 
 # Only what is needed

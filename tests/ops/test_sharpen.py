@@ -12,7 +12,7 @@ from sharpmax.ops import attention as ops
 from sharpmax.ops import decode as decode_module
 from sharpmax.ops.attention import scaled_queries
 from sharpmax.ops.kernels import decode_launch, tables
-from sharpmax.ops.kernels.sharpen import scale_op, sharpen_op
+from sharpmax.ops.kernels.sharpen import scale_features, scale_op, sharpen_op
 from sharpmax.policies.basic import Constant, Curve, LogLength, PerFrequency
 from sharpmax.policies.log_linear import LogLinear
 from sharpmax.policies.per_head import PerHead
@@ -115,6 +115,16 @@ def test_dtypes_and_head_sizes(dtype, width):
     assert scaled.dtype == dtype
     assert_same(scaled, scaled_queries(q, beta))
     assert_same(scale_op(q, beta), scaled_queries(q, beta))
+
+
+@pytest.mark.parametrize("factors", [(3, 1, 40), (1, 1, 40), (3, 1, 1)])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_factors_of_features(factors, transposed):
+    q = randn(2, 7, 3, 40, seed=2, dtype=BRAIN).transpose(1, 2) if transposed else randn(2, 3, 7, 40, dtype=BRAIN)
+    by = 1.0 + randn(*factors, seed=3).abs()
+    out = scale_features(q, by)
+    assert out.stride() == q.stride()
+    assert_same(out, (q.double() * by.double()).to(BRAIN))
 
 
 def test_strides():

@@ -3,6 +3,7 @@
 import functools
 import math
 import os
+import re
 import subprocess
 import sys
 from typing import Any
@@ -241,8 +242,9 @@ def test_available_gives_a_reason(monkeypatch):
     assert "'meta'" in (available(torch.device("meta")) or "")
     monkeypatch.setitem(sys.modules, "triton", None)
     monkeypatch.setattr(triton, "_INSTALLED", False)
-    assert "pip install 'triton>=3.4'" in (available(DEVICE) or "")
-    with pytest.raises(UnsupportedError, match=r"pip install 'triton>="):
+    # The version stands there where the metadata of sharpmax are installed.
+    assert re.search(r"pip install '?triton(>=3\.4')?", available(DEVICE) or "")
+    with pytest.raises(UnsupportedError, match=r"pip install '?triton"):
         measure(random_problem(2, 3, 16), "triton", frozenset({"lse"}))
 
 

@@ -19,7 +19,15 @@ from torch import Tensor
 from sharpmax.arrays import ops_for
 from sharpmax.errors import UnsupportedError, reject, reject_type
 from sharpmax.ops.kernels import decode_launch
-from sharpmax.ops.kernels.sharpen import SharpenPlan, scale_op, scale_rows, scales, sharpen_op, sharpened
+from sharpmax.ops.kernels.sharpen import (
+    SharpenPlan,
+    scale_features,
+    scale_op,
+    scale_rows,
+    scales,
+    sharpen_op,
+    sharpened,
+)
 from sharpmax.ops.kernels.tables import Coefficients, form_of, table_of
 from sharpmax.policies.base import WARNED, Policy, Remeasure, Warned
 from sharpmax.policies.basic import (
@@ -136,6 +144,10 @@ class PolicyRule:
                 one.warn_outside(stats if len(self.policies) == 1 else of_head(stats, place), self.warned)
 
 
+_MANY = 1 << 20
+"""Elements of a query whose scaling takes a GPU longer than the host."""
+
+
 class QueryScale:
     """Factors that multiply the query: `[H, D]`, or 1 in place of H (all heads alike) or of D (one β per head)."""
 
@@ -162,6 +174,9 @@ class QueryScale:
             room = largest_for(query.dtype) / product.detach().abs().amax(-1, keepdim=True)
             return (product * room.clamp(max=1.0)).to(query.dtype)
         if query.dtype != dtype and is_plain(query, factors):
+            # PyTorch's product of two dtypes is several times slower than memory, but quick to launch.
+            if query.is_cuda and query.numel() >= _MANY and scales(query):
+                return scale_features(query, factors)
             return torch.mul(query, factors, out=torch.empty_like(query))
         return (query * factors).to(query.dtype)
 
@@ -255,6 +270,9 @@ class Sharpener:
         """Put what kernels read on a device: neither a compiler nor the capture of a CUDA graph can do it."""
         if self.form is not None:
             table_of(self.policies, device)
+        for scale in (self.query_scale, None if self.uniform else self.by_constants):
+            if type(scale) is QueryScale:
+                scale.factors(device, torch.float32)
 
     def beta(self, rows: AttentionCall | Logits, impl: str = "auto", stats: RowStats | None = None) -> Tensor:
         """β of every row, broadcasting to the shape of the rows, in the dtype of statistics.

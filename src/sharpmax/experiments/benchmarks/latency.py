@@ -339,9 +339,9 @@ TRAINING_LENGTH, EVERY = 2048, 20
 TRAINING_CASES = ("baseline", "observed", "constant:1.5", "paper", "learned ssmax", "learned entropy", "entropy band")
 _COST_LIMITS = {"observer_percent": 2.0, "clip_percent": 1.0}
 _WORK = {
-    "matrix products": r"gemm|cutlass|nvjet|cublas|xmma",
+    "row statistics and β": r"quick_parts|careful_parts|into_queries|into_keys|scale_rows|sharpen_rows|scale_features",
     "attention": r"flash|fmha|attention|sdpa",
-    "row statistics and β": r"_stats|_parts|_sharpen|_beta|_backward_kernel|row_",
+    "matrix products": r"gemm|cutlass|nvjet|cublas|xmma",
     "optimizer": r"adam|multi_tensor",
 }
 

@@ -179,9 +179,10 @@ def _sharp_attention(
         """Tell the observers, with the arguments as they are in the end."""
         if observers:
             with torch.no_grad():
+                hiding = mask if bias is None else _hiding(bias, mask, causal)
+                q, k, hiding = as_autocast(query.detach(), key.detach(), hiding)
                 call = AttentionCall.in_model(
-                    query.detach(), key.detach(), mask if bias is None else _hiding(bias, mask, causal),
-                    causal and bias is None, scaling,
+                    q, k, hiding, causal and bias is None, scaling,
                     softcap=cap if layer.inner == "eager" else None, after_cap=beta, layer=layer.number,
                 )  # fmt: skip
                 for observer in observers:

@@ -67,6 +67,19 @@ def scale_rows(q: Tensor, beta: Tensor) -> Tensor:
     return out
 
 
+def scale_features(q: Tensor, factors: Tensor) -> Tensor:
+    """q `[B, H, Lq, D]` times float32 factors `[H or 1, 1, D or 1]`, rounded once; a product may overflow."""
+    out = torch.empty_like(q)
+    steps = [0 if size == 1 else stride for size, stride in zip(factors.shape, factors.stride(), strict=True)]
+    with on_device(q):
+        launch(
+            ("scale_features", layout(q), layout(factors)),
+            (q, factors, out),
+            lambda: _settled("scale_features", q, (*q.stride(), steps[0], steps[2], *out.stride(), *_rows(q))),
+        )
+    return out
+
+
 scale_op = torch.library.custom_op("sharpmax::scale_rows", mutates_args=())(scale_rows)
 
 

@@ -182,6 +182,26 @@ def scale_rows(
     tl.store(out_at, product.to(out_ptr.dtype.element_ty), mask=inside)
 
 
+@triton.jit(do_not_specialize=["lines", "queries"])
+def scale_features(
+    q_ptr, factor_ptr, out_ptr, q_stride_b, q_stride_h, q_stride_l, q_stride_d, factor_stride_h, factor_stride_d,
+    out_stride_b, out_stride_h, out_stride_l, out_stride_d, lines, heads, queries,
+    WIDTH: tl.constexpr, ROOM: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """A block of rows times the factors of their head, one per feature."""
+    line = tl.program_id(0) * BLOCK_L + tl.arange(0, BLOCK_L)
+    dim = tl.arange(0, BLOCK_D).to(tl.int64)
+    inside = (line < lines)[:, None] & (dim < WIDTH)[None, :]
+    at = _place(line, heads, queries, q_stride_b, q_stride_h, q_stride_l)
+    q = tl.load(q_ptr + at[:, None] + dim[None, :] * q_stride_d, mask=inside, other=0.0)
+    head = (line // queries % heads).to(tl.int64)
+    factor_at = factor_ptr + head[:, None] * factor_stride_h + dim[None, :] * factor_stride_d
+    factor = tl.load(factor_at, mask=inside, other=0.0)
+    at = _place(line, heads, queries, out_stride_b, out_stride_h, out_stride_l)
+    product = (q.to(factor.dtype) * factor).to(out_ptr.dtype.element_ty)
+    tl.store(out_ptr + at[:, None] + dim[None, :] * out_stride_d, product, mask=inside)
+
+
 @triton.jit
 def _counts(line, in_lines, count_ptr, queries, keys, offset, CAUSAL: tl.constexpr, COUNTED: tl.constexpr):
     """Visible keys of rows: given, or what the causal limit leaves."""
