@@ -85,7 +85,10 @@ def recorded(model: Any, beta: float = 1.0) -> Iterator[list[tuple[int, Rows]]]:
         causal = getattr(module, "is_causal", True) if causal is None else causal
         causal = bool(causal) and mask is None and inner != "eager" and query.shape[2] > 1
         bias, cap = kwargs.get("position_bias"), kwargs.get("softcap")
-        measured = dense(query, key, mask, causal, kwargs.get("scaling"), cap, bias, beta)
+        q, k = query, key
+        if torch.is_autocast_enabled("cpu"):  # PyTorch's attention casts its inputs
+            q, k = (x.to(torch.get_autocast_dtype("cpu")) for x in (query, key))
+        measured = dense(q, k, mask, causal, kwargs.get("scaling"), cap, bias, beta)
         found.append((number[id(module)], measured))
         return function(module, query, key, value, mask, **kwargs)
 
