@@ -68,12 +68,13 @@ def test_no_package_has_more_than_fifteen_modules() -> None:
         assert len(modules) <= 15, f"{folder.name} has {len(modules)} modules"
 
 
-def test_no_package_shares_its_name_with_a_public_function() -> None:
-    """So that `import sharpmax.x.y as z` works for every module."""
-    import sharpmax as sm
-
-    packages = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
-    assert not [name for name in packages & set(sm.__all__) if callable(getattr(sm, name))]
+def test_every_module_can_be_imported_under_another_name() -> None:
+    """After every public name was used: a function with the name of its package would hide the package."""
+    names = sorted(".".join(("sharpmax", *path.relative_to(PACKAGE).with_suffix("").parts)) for path in MODULES)
+    modules = [name.removesuffix(".__init__") for name in names if not name.endswith("__main__")]
+    lines = "\n".join(f"import {name} as module; assert module.__name__ == {name!r}" for name in modules)
+    script = f"import sharpmax as sm\n[getattr(sm, name) for name in sm.__all__]\n{lines}"
+    subprocess.run([sys.executable, "-W", "ignore", "-c", script], check=True)
 
 
 def test_policies_load_stats_for_the_type_checker_only() -> None:

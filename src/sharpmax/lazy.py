@@ -18,14 +18,14 @@ from sharpmax.errors import MissingExtraError
 def lazy_exports(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return the `__getattr__` and `__dir__` of a package whose public names live in the modules `homes` names.
 
-    A name that its module does not hold is that module itself (`"policies": "sharpmax.policies"`).
+    A name whose home has the same name is that module (`"policies": "sharpmax.policies"`).
     """
 
     def load(name: str) -> Any:
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         module = importlib.import_module(homes[name])
-        value = getattr(module, name, module)
+        value = module if homes[name] == f"{package}.{name}" else getattr(module, name)
         setattr(sys.modules[package], name, value)  # the next access does not come here
         return value
 
