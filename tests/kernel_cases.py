@@ -16,8 +16,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from sharpmax.integrations.transformers import attention
-from sharpmax.ops import attention as ops
+from sharpmax.integrations.transformers import attention as layers
+from sharpmax.ops import attention, sharpen
 from sharpmax.ops import decode as decode_module
 from sharpmax.ops.kernels import decode_launch
 from sharpmax.stats import dispatch, triton_launch
@@ -136,12 +136,12 @@ def relaunched(monkeypatch: pytest.MonkeyPatch) -> list[_Recompiled]:
         kernels = importlib.import_module(path)
         for name in names:
             monkeypatch.setattr(kernels, name, Proxy(getattr(kernels, name)))
-    for module in (dispatch, ops, attention, decode_module):
+    for module in (dispatch, attention, sharpen, layers, decode_module):
         monkeypatch.setattr(module, "on_gpu", lambda x: True)
-    for module in (dispatch, ops, decode_module):
+    for module in (dispatch, attention, decode_module):
         monkeypatch.setattr(module, "_known", {})
     monkeypatch.setattr(decode_module, "obstacle", lambda q, v: None)
-    for module in (ops, decode_launch):
+    for module in (sharpen, decode_launch):
         monkeypatch.setattr(module, "_plans", {})
     monkeypatch.setattr(triton_launch, "_compiled", {})
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)

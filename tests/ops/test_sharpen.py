@@ -8,11 +8,11 @@ from torch import Tensor
 
 import sharpmax as sm
 from sharpmax.errors import UnsupportedError
-from sharpmax.ops import attention as ops
+from sharpmax.ops import attention
 from sharpmax.ops import decode as decode_module
-from sharpmax.ops.attention import scaled_queries
 from sharpmax.ops.kernels import decode_launch, tables
-from sharpmax.ops.kernels.sharpen import scale_features, scale_op, sharpen_op
+from sharpmax.ops.kernels.sharpen_launch import scale_features, scale_op, sharpen_op
+from sharpmax.ops.sharpen import scaled_queries
 from sharpmax.policies.basic import Constant, Curve, LogLength, PerFrequency
 from sharpmax.policies.log_linear import LogLinear
 from sharpmax.policies.per_head import PerHead
@@ -236,7 +236,7 @@ def test_later_calls_are_launched_by_address_and_do_the_same(
         for mistake in (v[:, :1], v.double(), v[..., :3, :]):
             with pytest.raises((ValueError, TypeError), match=r"^v: "):
                 sm.attention(q, k, mistake, policy=policy, **options)
-    assert len(ops._known) == 4
+    assert len(attention._known) == 4
     assert len(dispatch._known) == 1
     names = {one.kernel.__name__ for one in relaunched if one.launches >= 2}
     assert names == {"careful_parts", "sharpen_rows", *(["quick_parts"] if dtype == BRAIN else [])}

@@ -39,7 +39,7 @@ class Constant(Policy):
         return xp.ones_like(xp.cast(stats.count, xp.widest)) * self.value
 
 
-LEFT_ALONE = Constant(1.0)
+IDENTITY = Constant(1.0)
 """The policy that changes nothing, always the same object."""
 
 
@@ -100,7 +100,7 @@ def check_frequencies(given: int, width: int) -> None:
 
 def without_frequencies(policies: Sequence[Policy]) -> tuple[Policy, ...]:
     """The policies that remain once `query_factors` has multiplied the query; the same objects for the same ones."""
-    return tuple(LEFT_ALONE if isinstance(one, PerFrequency) else one for one in policies)
+    return tuple(IDENTITY if isinstance(one, PerFrequency) else one for one in policies)
 
 
 def constant_factors(policies: Sequence[Policy]) -> list[list[float]]:
@@ -127,7 +127,7 @@ class OutputScale(Policy):
     checks: ClassVar[Checks] = {"scale": number(at_least=0.0)}
 
     scale: float
-    policy: Policy = LEFT_ALONE
+    policy: Policy = IDENTITY
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -113,7 +113,7 @@ class PerHead(Policy):
         rows = tuple(stats.count.shape)
         if len(rows) < 2 or rows[-2] != self.heads:
             reject("policy", f"{self.heads} heads for rows of shape {rows}", "rows [..., H, Lq] with as many heads")
-        together = side_by_side(xp, self.policies[0], xp.cast(stats.count, xp.widest))
+        together = stack_heads(xp, self.policies[0], xp.cast(stats.count, xp.widest))
         if together is not None:
             return together.rule(xp, stats, remeasure)
         betas = []
@@ -137,7 +137,7 @@ def _remeasure_head(xp: Any, remeasure: Remeasure, stats: RowStats, head: int) -
     return one
 
 
-def side_by_side(xp: Any, policies: tuple[Policy, ...], like: Array) -> Policy | None:
+def stack_heads(xp: Any, policies: tuple[Policy, ...], like: Array) -> Policy | None:
     """One policy whose numeric fields hold a column of every head's value; None if the kinds differ."""
     first = policies[0]
     if any(type(policy) is not type(first) for policy in policies):

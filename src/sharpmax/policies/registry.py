@@ -14,7 +14,7 @@ from typing import Any
 from sharpmax.errors import FileFormatError, UnsupportedError, reject, reject_type
 from sharpmax.files import read_json
 from sharpmax.policies.base import Policy, check_number, policy_from_dict
-from sharpmax.policies.basic import LEFT_ALONE, Constant, LogLength, LogScale
+from sharpmax.policies.basic import IDENTITY, Constant, LogLength, LogScale
 from sharpmax.policies.per_head import PerHead
 from sharpmax.policies.polynomial import PAPER
 
@@ -176,7 +176,7 @@ def resolve_policy(policy: Policy | str | os.PathLike[str] | None) -> Policy:
 
 
 NAMED: Mapping[str, Callable[[], Policy]] = {
-    "none": lambda: LEFT_ALONE,
+    "none": lambda: IDENTITY,
     "paper": lambda: PAPER,
     **{
         file.stem: functools.partial(_packaged, file.stem)

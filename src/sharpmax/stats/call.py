@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import sys
-import weakref
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -326,34 +325,6 @@ def remember(known: dict[Any, Any], key: Any, value: Any) -> None:
     if len(known) >= _MOST_REMEMBERED:
         known.clear()
     known[key] = value
-
-
-_latest_spans: list[tuple[weakref.ref[Tensor], int, Tensor | None]] = []
-"""Masks, their versions and their spans."""
-
-
-def spans_of(mask: Tensor) -> Tensor | None:
-    """The spans `[B, 2, Lq]` of a boolean mask `[B, 1, Lq, Lk]` whose rows each see one run of keys, found once.
-
-    Padding, windows and packing are such masks; None if a row sees several runs.
-    """
-    for known, version, spans in _latest_spans:
-        if known() is mask and version == mask._version:
-            return spans
-    if mask.dtype != torch.bool or mask.ndim != 4 or mask.shape[1] != 1 or mask.is_inference():
-        return None
-    if mask.is_cuda and torch.cuda.is_current_stream_capturing():
-        return None
-    keys, visible = mask.shape[-1], mask[:, 0].view(torch.uint8)
-    count = visible.sum(-1, dtype=torch.int32)
-    low, last = visible.argmax(-1), keys - 1 - visible.flip(-1).argmax(-1)
-    # To look means to wait for the device, once for all layers that share a mask.
-    there = bool(((last - low + 1 == count) | (count == 0)).all())
-    found = torch.stack((low, low + count), dim=1).to(torch.int32) if there else None
-    # A model has a few masks at a time, one for each kind of layer.
-    latest = (weakref.ref(mask), mask._version, found)
-    _latest_spans[:] = [latest, *(one for one in _latest_spans if one[0]() is not None)][:4]
-    return found
 
 
 def take_heads(array: Tensor, heads: Tensor) -> Tensor:
