@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import sharpmax as sm
+from sharpmax.policies.polynomial import PAPER
 from sharpmax.stats.call import AttentionCall
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -31,6 +32,14 @@ def call_at(q: Tensor, k: Tensor, mask: Tensor | None = None, *, offset: int | N
 def exact(q: Tensor, k: Tensor, **options: Any) -> sm.RowStats:
     """The float64 oracle on the numbers that q and k hold."""
     return sm.row_stats(q.double(), k.double(), impl="reference", **options)
+
+
+def paper_beta(entropy: Tensor) -> Tensor:
+    """β of the paper's rule, by Horner's scheme in the dtype of the entropy."""
+    beta = torch.zeros_like(entropy)
+    for c in PAPER.coefficients:
+        beta = beta * entropy + c
+    return torch.where(entropy > 0.5, beta.clamp_min(1.0), 1.0)
 
 
 def worst(got: Tensor, want: Tensor) -> float:

@@ -17,7 +17,7 @@ from sharpmax.policies.entropy_target import EntropyTarget
 from sharpmax.policies.log_linear import LogLinear
 from sharpmax.policies.per_head import PerHead
 from sharpmax.policies.polynomial import PAPER
-from tests.numerics import DTYPES, heads, worst
+from tests.numerics import DTYPES, heads, paper_beta, worst
 
 # Rows outside the range of a policy are the business of its own tests.
 pytestmark = [
@@ -171,11 +171,7 @@ class TestContractOfAccuracy:
         s = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
         p = s.softmax(-1)
         h = s.logsumexp(-1) - (p * s).sum(-1)
-        beta = torch.zeros_like(h)
-        for c in PAPER.coefficients:
-            beta = beta * h + c
-        beta = torch.where(h > 0.5, beta.clamp_min(1.0), 1.0)
-        out: Tensor = (s * beta[..., None]).softmax(-1) @ v
+        out: Tensor = (s * paper_beta(h)[..., None]).softmax(-1) @ v
         return out
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
@@ -230,8 +226,11 @@ class TestGradient:
 
 
 class TestTransforms:
-    @pytest.mark.parametrize("impl", ["streaming", "auto"])
-    @pytest.mark.parametrize("policy", [PAPER, EntropyTarget(0.6), POLICIES[-1]], ids=lambda p: p.kind)
+    @pytest.mark.parametrize(
+        ("impl", "policy"),
+        [("streaming", PAPER), ("auto", PAPER), ("auto", POLICIES[-1])],
+        ids=["streaming", "auto", "heads"],
+    )
     def test_compiles_into_one_graph(self, impl: Any, policy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(entropy_target, "_STEPS", 8)  # traced, every step is a part of the graph
         graphs: list[Any] = []
