@@ -20,6 +20,8 @@ from sharpmax.integrations.transformers import attention as layers
 from sharpmax.ops import attention, sharpen
 from sharpmax.ops import decode as decode_module
 from sharpmax.ops.kernels import decode_launch
+from sharpmax.policies.basic import Curve
+from sharpmax.policies.log_linear import LogLinear
 from sharpmax.stats import dispatch, triton_launch
 from sharpmax.stats.call import AttentionCall
 
@@ -30,6 +32,9 @@ ENTRIES = {
     "sharpmax.ops.kernels.sharpen_kernel": ("sharpen_rows", "scale_rows"),
     "sharpmax.ops.kernels.decode_kernel": ("decode_logits", "decode_values", "decode_sum", "decode_whole"),
 }
+
+LINEAR = LogLinear(0.1, 0.2, -0.4, 0.3, 0.5, -0.2, 0.1, 0.3, -0.6, reference=5.0)
+CURVE = Curve((0.5, 1.0, 2.5), (1.0, 1.5, 4.0))
 
 INTERPRETED = os.environ["TRITON_INTERPRET"] == "1"
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")

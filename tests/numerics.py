@@ -51,3 +51,12 @@ def tables(stats: sm.RowStats) -> Iterator[tuple[str, Tensor]]:
     """Every measured statistic by name."""
     for name in (*stats.measured, "entropy"):
         yield name, getattr(stats, name)
+
+
+def assert_same_stats(got: sm.RowStats, want: sm.RowStats, error: float, *names: str) -> None:
+    """Equal counts, and every measured statistic (or those named) within `error` in rows that see a key."""
+    assert got.count.tolist() == want.count.tolist()
+    seen = want.count > 0  # elsewhere the maximum is −inf on both sides
+    for name, value in tables(got):
+        if name in (names or (name,)):
+            assert worst(value[seen], getattr(want, name)[seen]) < error, name

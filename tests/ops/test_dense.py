@@ -210,7 +210,7 @@ class TestGradients:
         visible = torch.ones(2, 3, 7, dtype=torch.bool)
         visible[0, 1] = False
         visible[1, 1, 3:] = False
-        grads = []
+        grads: list[Tensor] = []
         for logits in (x.clone().requires_grad_(), x.masked_fill(~visible, math.nan).requires_grad_()):
             p, entropy = sm.softmax(logits, policy=policy, mask=visible), sm.entropy(logits, mask=visible)
             grads += torch.autograd.grad(p.square().sum() + entropy.sum(), logits)

@@ -20,7 +20,7 @@ from sharpmax.policies.polynomial import PAPER, Polynomial
 from sharpmax.stats import dispatch
 from sharpmax.stats.call import Parts, capped_beta
 from sharpmax.stats.statistics import RowStats
-from tests.kernel_cases import BRAIN, DEVICE, DOUBLE, HALF, INTERPRETED, SILENT, SINGLE, randn
+from tests.kernel_cases import BRAIN, CURVE, DEVICE, DOUBLE, HALF, INTERPRETED, LINEAR, SILENT, SINGLE, randn
 from tests.kernel_cases import relaunched as relaunched
 from tests.numerics import worst
 
@@ -52,7 +52,6 @@ def assert_same(got, want):
         assert torch.equal(got, want)
 
 
-LINEAR = LogLinear(0.1, 0.2, -0.4, 0.3, 0.5, -0.2, 0.1, 0.3, -0.6, reference=5.0)
 POLICIES = [
     Constant(2.5),
     PAPER,
@@ -62,9 +61,10 @@ POLICIES = [
     LogLinear(level=3.0, ceiling=2.0),
     LogLinear(var=1.0),
     LogLinear(top_length=-9.0, reference=1.0),
-    Curve((0.5, 1.0, 2.5), (1.0, 1.5, 4.0)),
+    CURVE,
 ]
-MIXED = [PAPER, LINEAR, Constant(), Curve((0.5, 1.5), (3.0, 1.0)), LogLength(3.0), Polynomial((2.0,), (0.0, 9.0))]
+SHORT = Polynomial((2.0,), (0.0, 9.0))
+MIXED = [PAPER, LINEAR, Constant(), Curve((0.5, 1.5), (3.0, 1.0)), LogLength(3.0), SHORT, CURVE]
 
 
 def statistics(batch, heads, queries, keys, offset):
@@ -187,12 +187,15 @@ def test_what_cannot_be_done_is_said():
         sharpen_rows(q.double(), None, None, 9, None, Constant(2.0))
 
 
-SMOOTH = ["paper", LogLength(16.0), Constant(1.7), Polynomial((0.2, 1.0), (0.2, 1.5), 0.3, "clamp")]
+LEARNT = [
+    LogLength(16.0), Constant(1.7), Polynomial((0.2, 1.0), (0.2, 1.5), 0.3, "clamp"), CURVE,
+    LogLinear(level=0.1, entropy=0.5, var=0.1),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("policy", "masked"),
-    [*(("paper", masked) for masked in ("full", "causal", "mask")), *((policy, "causal") for policy in SMOOTH[1:])],
+    [*(("paper", masked) for masked in ("full", "causal", "mask")), *((policy, "causal") for policy in LEARNT)],
     ids=str,
 )
 def test_attention_learns_through_the_kernels(policy: Any, masked: str) -> None:

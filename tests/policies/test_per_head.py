@@ -106,11 +106,11 @@ class TestGrid:
         with pytest.raises(ArgumentError, match=r"policy: got 2 layers × 2 heads.*choose it with policy.for_layer"):
             sm.softmax(torch.randn(2, 3, 4), policy=policy)
 
-    @pytest.mark.parametrize("shape", [(3, 4, 5), (4, 5), (5,), (2, 3, 4, 5)])
-    def test_the_number_of_heads_has_to_fit(self, shape):
+    def test_the_number_of_heads_has_to_fit(self):
         policy = PerHead.of(Constant, value=[[2.0, 3.0]])
-        with pytest.raises(ArgumentError, match="policy: got 2 heads for rows of shape"):
-            sm.softmax(torch.randn(shape), policy=policy)
+        for shape in ((3, 4, 5), (5,)):
+            with pytest.raises(ArgumentError, match="policy: got 2 heads for rows of shape"):
+                sm.softmax(torch.randn(shape), policy=policy)
 
     def test_every_head_warns_for_its_own_rows(self):
         inside, outside = Curve((0.0, 9.0), (1.0, 2.0)), Curve((0.0, 0.1), (1.0, 2.0))
