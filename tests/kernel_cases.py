@@ -23,7 +23,7 @@ from sharpmax.ops.kernels import decode_launch
 from sharpmax.policies.basic import Curve
 from sharpmax.policies.log_linear import LogLinear
 from sharpmax.stats import dispatch, triton_launch
-from sharpmax.stats.call import AttentionCall
+from sharpmax.stats.call import AttentionCall, hidden_by
 
 pytest.importorskip("triton")
 
@@ -71,6 +71,16 @@ def random_problem(
         rows=(batch, heads * group, queries),
         **{**fields, **changes},
     )
+
+
+def masked_logits(problem: AttentionCall, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
+    """The logits with their float mask, as one writes them down first, and which keys are visible."""
+    q, k = (x.to(dtype or x.dtype) for x in (problem.q, problem.k))
+    s = q @ k[:, :, None].mT * problem.scale
+    if problem.mask is not None and problem.mask.is_floating_point():
+        bias = problem.mask.to(s.dtype).masked_fill(hidden_by(problem.mask), 0)
+        s = s + (bias if problem.gain is None else bias * problem.gain.to(s.dtype)[..., None])
+    return s, ~problem.hidden().expand(s.shape)
 
 
 def reordered(problem: AttentionCall) -> Iterator[tuple[AttentionCall, Tensor]]:

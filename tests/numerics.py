@@ -34,6 +34,19 @@ def exact(q: Tensor, k: Tensor, **options: Any) -> sm.RowStats:
     return sm.row_stats(q.double(), k.double(), impl="reference", **options)
 
 
+def dense_attention(
+    q: Tensor, k: Tensor, v: Tensor, visible: Tensor, policy: Any, scale: float | None = None, bias: Any = 0.0
+) -> Tensor:
+    """The definition: softmax(β·s) over the visible keys, times v, dense and in float64; heads may share keys."""
+    q, k, v = (x.double() for x in (q, k, v))
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+    s = q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale) + bias
+    visible = visible.expand(s.shape)
+    v = v.masked_fill(~visible.any(2)[..., None], 0.0)
+    out: Tensor = sm.softmax(s, policy=policy, mask=visible) @ v
+    return out
+
+
 def paper_beta(entropy: Tensor) -> Tensor:
     """β of the paper's rule, by Horner's scheme in the dtype of the entropy."""
     beta = torch.zeros_like(entropy)

@@ -17,9 +17,10 @@ from sharpmax.policies.entropy_target import EntropyTarget
 from sharpmax.policies.per_head import PerHead
 from sharpmax.policies.polynomial import PAPER
 from sharpmax.stats.call import hidden_by
-from sharpmax.stats.statistics import dense_stats
+from tests import numerics
 from tests.kernel_cases import BRAIN, CURVE, DEVICE, HALF, INTERPRETED, LINEAR, SILENT, SINGLE, randn
 from tests.kernel_cases import _poisoned_memory as _poisoned_memory
+from tests.numerics import dense_attention
 
 pytestmark = [SILENT, pytest.mark.filterwarnings("ignore::sharpmax.errors.OutOfRangeWarning")]
 
@@ -49,28 +50,24 @@ def tensors(
     )
 
 
-def exact(q, k, v, policy="paper", lengths=None, mask=None, scale=None):
-    """The definition: logits, statistics, β, softmax of β times the logits, all in float64; and the statistics."""
-    group = q.shape[1] // k.shape[1]
-    k, v = (x.repeat_interleave(group, 1).double() for x in (k, v))
-    s = q.double() @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
+def seen_by(q, k, lengths=None, mask=None):
+    """Which keys each row sees, and what a float mask adds to its logits."""
     keys, queries = k.shape[2], q.shape[2]
     filled = torch.full((len(q),), keys, device=q.device) if lengths is None else lengths.to(q.device)
     last = filled[:, None] - torch.arange(queries - 1, -1, -1, device=q.device)
-    visible = (torch.arange(keys, device=q.device) < last[..., None])[:, None].expand(s.shape)
-    if mask is not None:
-        visible = visible & ~hidden_by(mask)
-        if mask.dtype != torch.bool:
-            s = s + mask.double().masked_fill(hidden_by(mask), 0.0)
-    stats = dense_stats(s, visible)
+    visible = (torch.arange(keys, device=q.device) < last[..., None])[:, None]
+    if mask is None:
+        return visible, 0.0
+    hidden = hidden_by(mask)
+    return visible & ~hidden, 0.0 if mask.dtype == torch.bool else mask.double().masked_fill(hidden, 0.0)
+
+
+def exact(q, k, v, policy="paper", lengths=None, mask=None, scale=None):
     heads = policy if isinstance(policy, (list, tuple)) else [policy]
     chosen = [sm.policies.resolve_policy(p) for p in heads]
     rule = chosen[0] if len(chosen) == 1 else PerHead((tuple(chosen),))
-    beta = rule.beta(stats, lambda b: dense_stats(s.masked_fill(~visible, 0.0) * b[..., None], visible)).double()
-    weights = (s.masked_fill(~visible, 0.0) * beta[..., None]).masked_fill(~visible, -torch.inf).softmax(-1)
-    weights = weights.masked_fill(~visible, 0.0)
-    seen = v.masked_fill(~visible.any(2)[..., None], 0.0)
-    return weights @ seen, stats
+    visible, bias = seen_by(q, k, lengths, mask)
+    return dense_attention(q, k, v, visible, rule, scale, bias)
 
 
 def assert_close(got, want, close=None):
@@ -83,7 +80,7 @@ def assert_close(got, want, close=None):
 def assert_decodes(q, k, v, policy="paper", lengths=None, mask=None, scale=None, close=None):
     out = sm.decode(q, k, v, lengths=lengths, attn_mask=mask, scale=scale, policy=policy, impl="triton")
     assert out.dtype == q.dtype
-    assert_close(out, exact(q, k, v, policy, lengths, mask, scale)[0], close)
+    assert_close(out, exact(q, k, v, policy, lengths, mask, scale), close)
 
 
 POLICIES = [
@@ -108,10 +105,22 @@ def test_policies(policy):
     assert_decodes(*tensors(batch=2), policy, lengths, close=1e-4)
 
 
-@pytest.mark.parametrize("queries", [2, 5, 8])
-def test_newest_tokens_see_what_came_before_them(queries):
-    lengths = torch.tensor([70, 17, 3], device=DEVICE)
-    assert_decodes(*tensors(batch=3, queries=queries), LINEAR, lengths)
+@pytest.mark.parametrize(
+    "shape",
+    [
+        *({"queries": n, "batch": 3} for n in (2, 5, 8)),
+        *({"keys": n} for n in (1, 15, 16, 17, 97)),
+        {"heads": 1, "key_heads": 1},
+        {"heads": 3, "key_heads": 3},
+        {"heads": 8, "key_heads": 1, "queries": 8},
+        {"heads": 6, "queries": 3},
+    ],
+    ids=lambda shape: "-".join(f"{name}{size}" for name, size in shape.items()),
+)  # fmt: skip
+def test_numbers_of_tokens_keys_and_heads(shape):
+    q, k, v = tensors(**shape)
+    lengths = torch.tensor([70, 17, 3], device=DEVICE) if len(q) == 3 else None
+    assert_decodes(q, k, v, [LINEAR, *(LogLength(2.0 + h) for h in range(1, q.shape[1]))], lengths, scale=0.3)
 
 
 @pytest.mark.parametrize(
@@ -122,17 +131,6 @@ def test_newest_tokens_see_what_came_before_them(queries):
 def test_dtypes_and_head_sizes(dtype, width, value_width):
     q, k, v = tensors(keys=40, width=width, value_width=value_width, dtype=dtype)
     assert_decodes(q, k, v, "paper")
-
-
-@pytest.mark.parametrize(("heads", "key_heads", "queries"), [(1, 1, 1), (3, 3, 1), (8, 1, 8), (6, 2, 3)])
-def test_groups(heads, key_heads, queries):
-    q, k, v = tensors(heads=heads, key_heads=key_heads, queries=queries, keys=20)
-    assert_decodes(q, k, v, [LogLength(2.0 + h) for h in range(heads)])
-
-
-@pytest.mark.parametrize("keys", [1, 15, 16, 17, 97])
-def test_lengths_of_caches(keys):
-    assert_decodes(*tensors(keys=keys), LINEAR, scale=0.3)
 
 
 @pytest.mark.parametrize("splits", [1, 2, 5, 40])
@@ -156,7 +154,7 @@ def test_one_launch(monkeypatch, case):
     if case == "pages":
         key_pages, value_pages, table = paged(k, v, 16)
         out = sm.decode(q, key_pages, value_pages, lengths=lengths, block_table=table, policy=heads, impl="triton")
-        assert_close(out, exact(q, k, v, heads, lengths)[0])
+        assert_close(out, exact(q, k, v, heads, lengths))
     else:
         mask = randn(1, 4 if case == "mixed mask" else 1, 1, keys, seed=4) > 0 if "mask" in case else None
         assert_decodes(q, k, v, heads, lengths, mask)
@@ -213,12 +211,12 @@ def test_paged_caches(page, queries):
     lengths = torch.tensor([70, 18], device=DEVICE, dtype=torch.int32)
     key_pages, value_pages, table = paged(k, v, page)
     out = sm.decode(q, key_pages, value_pages, lengths=lengths, block_table=table, impl="triton", policy="paper")
-    assert_close(out, exact(q, k, v, "paper", lengths)[0])
+    assert_close(out, exact(q, k, v, "paper", lengths))
     table[1, -(-18 // page) :] = -1  # pages that are not there yet
     again = sm.decode(q, key_pages, value_pages, lengths=lengths, block_table=table, impl="triton", policy="paper")
     assert torch.equal(out, again)
     plain = sm.decode(q, key_pages, value_pages, lengths=lengths, block_table=table, impl="torch", policy="paper")
-    assert_close(plain, exact(q, k, v, "paper", lengths)[0])
+    assert_close(plain, exact(q, k, v, "paper", lengths))
 
 
 def test_strided_caches():
@@ -278,7 +276,8 @@ def test_statistics(policy, masked):
     out, stats = sm.decode(q, k, v, **options, return_stats=True)
     # Statistics that nobody asked for are not measured, and β of the same row may be merged in another order.
     assert torch.allclose(out, sm.decode(q, k, v, **options), rtol=1e-5, atol=1e-6)
-    _, want = exact(q, k, v, policy, lengths, mask)
+    visible, _ = seen_by(q, k, lengths, mask)
+    want = numerics.exact(q, k, attn_mask=visible, enable_gqa=True)
     assert torch.equal(stats.count, want.count)
     for name in ("max", "lse", "mean", "entropy", "var"):
         assert torch.allclose(getattr(stats, name).double(), getattr(want, name), rtol=1e-5, atol=2e-5), name
@@ -289,7 +288,7 @@ def test_statistics(policy, masked):
 def test_policies_that_the_kernels_do_not_know():
     q, k, v = tensors(batch=2, queries=2, keys=40)
     policy = LogScale(0.5, 4.0)
-    assert_close(sm.decode(q, k, v, policy=policy), exact(q, k, v, policy)[0])
+    assert_close(sm.decode(q, k, v, policy=policy), exact(q, k, v, policy))
     with pytest.raises(UnsupportedError, match=r"does not know the policy; use impl='torch'"):
         sm.decode(q, k, v, policy=[policy, PAPER, PAPER, PAPER], impl="triton")
 
@@ -299,7 +298,7 @@ def test_plain_torch(policy):
     q, k, v = tensors(batch=2, queries=3)
     lengths = torch.tensor([70, 1], device=DEVICE)
     for mask in (None, randn(1, 4, 1, 70, seed=4) > 0, randn(2, 1, 3, 70, seed=4)):
-        want, _ = exact(q, k, v, policy, lengths, mask)
+        want = exact(q, k, v, policy, lengths, mask)
         out = sm.decode(q, k, v, lengths=lengths, attn_mask=mask, policy=policy, impl="torch")
         assert_close(out, want)
         auto = sm.decode(q, k, v, lengths=lengths, attn_mask=mask, policy=policy)
@@ -330,7 +329,7 @@ def test_empty_sizes(shape):
 
 def test_more_tokens_than_the_kernel_takes():
     q, k, v = tensors(queries=9)
-    assert_close(sm.decode(q, k, v, policy="paper"), exact(q, k, v)[0])
+    assert_close(sm.decode(q, k, v, policy="paper"), exact(q, k, v))
     with pytest.raises(UnsupportedError, match=r"9 tokens.*impl='torch'"):
         sm.decode(q, k, v, impl="triton", policy="paper")
     wide = randn(1, 4, 1, 257), randn(1, 2, 3, 257), randn(1, 2, 3, 16)
@@ -403,7 +402,7 @@ def test_a_captured_graph_serves_every_length(policy):
         lengths.copy_(torch.tensor(filled))
         graph.replay()
         assert torch.equal(out, sm.decode(q, k, v, lengths=lengths, policy=policy))
-        assert_close(out, exact(q, k, v, policy, lengths)[0])
+        assert_close(out, exact(q, k, v, policy, lengths))
 
 
 @pytest.mark.gpu
@@ -413,9 +412,9 @@ def test_a_captured_graph_serves_every_length(policy):
 def test_long_caches(keys, policy):
     q, k, v = tensors(heads=8, key_heads=2, keys=keys, width=128, dtype=BRAIN)
     out = sm.decode(q, k, v, policy=policy)
-    want, _ = exact(q, k, v, policy)
+    want = exact(q, k, v, policy)
     stock = torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True).double()
-    theirs = (stock - exact(q, k, v, None)[0]).abs().max()
+    theirs = (stock - exact(q, k, v, None)).abs().max()
     assert (out - want).abs().max() <= 2 * theirs + 4e-3 * want.abs().max()
 
 

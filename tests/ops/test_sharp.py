@@ -17,7 +17,7 @@ from sharpmax.policies.entropy_target import EntropyTarget
 from sharpmax.policies.log_linear import LogLinear
 from sharpmax.policies.per_head import PerHead
 from sharpmax.policies.polynomial import PAPER
-from tests.numerics import DTYPES, heads, paper_beta, worst
+from tests.numerics import DTYPES, dense_attention, heads, paper_beta, worst
 
 # Rows outside the range of a policy are the business of its own tests.
 pytestmark = [
@@ -59,12 +59,8 @@ every_option = pytest.mark.parametrize("kind", list(options()))
 
 
 def naive(q: Tensor, k: Tensor, v: Tensor, policy: Any, kw: dict[str, Any]) -> Tensor:
-    """The definition, dense: softmax(β·s) over the visible keys, all float64."""
-    q, k, v = (x.double() for x in (q, k, v))
-    k, v = k.repeat_interleave(2, 1), v.repeat_interleave(2, 1)
-    s = q @ k.transpose(-1, -2) * kw.get("scale", q.shape[-1] ** -0.5)
-    rows, keys = s.shape[-2:]
-    visible = torch.ones(rows, keys, dtype=torch.bool)
+    rows, keys = q.shape[-2], k.shape[-2]
+    visible, bias = torch.ones(rows, keys, dtype=torch.bool), 0.0
     mask = kw.get("attn_mask")
     if kw.get("is_causal") or (mask is not None and getattr(mask, "variant", None) == causal_upper_left(1, 1).variant):
         visible = visible.tril()
@@ -73,10 +69,8 @@ def naive(q: Tensor, k: Tensor, v: Tensor, policy: Any, kw: dict[str, Any]) -> T
     elif mask is not None and mask.dtype == torch.bool:
         visible = mask
     elif mask is not None:
-        s = s + mask.double()
-    visible = visible.expand_as(s)
-    out: Tensor = sm.softmax(s, policy=policy, mask=visible).masked_fill(~visible, 0.0) @ v
-    return out
+        bias = mask.double()
+    return dense_attention(q, k, v, visible, policy, kw.get("scale"), bias)
 
 
 class TestIdentity:
