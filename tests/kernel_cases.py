@@ -23,7 +23,7 @@ from sharpmax.ops.kernels import decode_launch
 from sharpmax.policies.basic import Curve
 from sharpmax.policies.log_linear import LogLinear
 from sharpmax.stats import dispatch, triton_launch
-from sharpmax.stats.call import AttentionCall, hidden_by
+from sharpmax.stats.call import AttentionCall, Parts, hidden_by
 
 pytest.importorskip("triton")
 
@@ -81,6 +81,11 @@ def masked_logits(problem: AttentionCall, dtype: torch.dtype | None = None) -> t
         bias = problem.mask.to(s.dtype).masked_fill(hidden_by(problem.mask), 0)
         s = s + (bias if problem.gain is None else bias * problem.gain.to(s.dtype)[..., None])
     return s, ~problem.hidden().expand(s.shape)
+
+
+def parts_of(stats: Any) -> Parts:
+    """The parts inside dense statistics, which are anchored at the maximum."""
+    return Parts(stats._max, stats._log_mass, stats._shortfall, stats._var)
 
 
 def reordered(problem: AttentionCall) -> Iterator[tuple[AttentionCall, Tensor]]:

@@ -19,8 +19,8 @@ from sharpmax.policies.per_head import PerHead
 from sharpmax.policies.polynomial import PAPER, Polynomial
 from sharpmax.stats import dispatch
 from sharpmax.stats.call import Parts, capped_beta
-from sharpmax.stats.statistics import RowStats
-from tests.kernel_cases import BRAIN, CURVE, DEVICE, DOUBLE, HALF, INTERPRETED, LINEAR, SILENT, SINGLE, randn
+from sharpmax.stats.statistics import RowStats, dense_stats
+from tests.kernel_cases import BRAIN, CURVE, DEVICE, DOUBLE, HALF, INTERPRETED, LINEAR, SILENT, SINGLE, parts_of, randn
 from tests.kernel_cases import relaunched as relaunched
 from tests.numerics import worst
 
@@ -71,18 +71,11 @@ def statistics(batch, heads, queries, keys, offset):
     """Statistics of random rows of which some see 0 or 1 key, and one is NaN."""
     logits = 3.0 * randn(batch, heads, queries, keys, seed=1, dtype=DOUBLE)
     last = torch.arange(queries, device=DEVICE) + offset
-    visible = (torch.arange(keys, device=DEVICE) <= last[:, None]).expand(logits.shape)
-    count = visible.sum(-1)
-    peak = logits.masked_fill(~visible, -torch.inf).amax(-1)
-    share = logits.masked_fill(~visible, -torch.inf).softmax(-1).nan_to_num()
-    lse = logits.masked_fill(~visible, -torch.inf).logsumexp(-1)
-    mean = (share * logits).sum(-1)
-    var = (share * (logits - mean[..., None]) ** 2).sum(-1)
-    parts = [peak, lse - peak, peak - mean, var]
-    parts = [p.masked_fill(count == 0, 0.0) for p in parts]
-    for p in parts:
-        p[0, :, queries - 2] = torch.nan
-    return count, Parts(*(p.float() for p in parts))
+    stats = dense_stats(logits, (torch.arange(keys, device=DEVICE) <= last[:, None]).expand(logits.shape))
+    parts = Parts(*(part.float().masked_fill(stats.count == 0, 0.0) for part in parts_of(stats)))
+    for part in parts:
+        part[0, :, queries - 2] = torch.nan
+    return stats.count, parts
 
 
 def expected(policies, count, parts):

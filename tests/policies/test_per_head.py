@@ -88,18 +88,6 @@ def test_equals_the_heads_one_by_one_in_attention(heads):
         torch.testing.assert_close(got[:, alone], want, rtol=1e-10, atol=1e-11)
 
 
-@every_grid
-@anywhere
-def test_gradients_equal_the_heads_one_by_one(heads):
-    logits = (torch.randn(3, 4, 6, dtype=torch.float64) * 1.5).requires_grad_()
-
-    def gradient(p: Tensor) -> Tensor:
-        return torch.autograd.grad(p.square().sum(), logits)[0]
-
-    together = gradient(sm.softmax(logits, policy=PerHead((heads,))))
-    torch.testing.assert_close(together, gradient(one_by_one(logits, heads)), rtol=1e-9, atol=1e-10)
-
-
 class TestGrid:
     def test_more_than_one_layer_has_to_be_chosen_from(self):
         policy = PerHead.of(Constant, value=[[1.0, 2.0], [3.0, 4.0]])

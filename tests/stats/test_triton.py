@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sharpmax.errors import UnsupportedError
 from sharpmax.stats import triton_launch as triton
-from sharpmax.stats.call import AttentionCall
+from sharpmax.stats.call import AttentionCall, Parts
 from sharpmax.stats.dispatch import measure
 from sharpmax.stats.statistics import dense_stats
 from sharpmax.stats.triton_launch import available, triton_parts
@@ -27,6 +27,7 @@ from tests.kernel_cases import (
     SILENT,
     SINGLE,
     masked_logits,
+    parts_of,
     randn,
     random_problem,
     reordered,
@@ -35,8 +36,6 @@ from tests.kernel_cases import _poisoned_memory as _poisoned_memory
 from tests.numerics import call_at
 
 pytestmark = SILENT
-
-Parts = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 def given_logits(rows: Tensor, **changes) -> AttentionCall:
@@ -48,8 +47,7 @@ def given_logits(rows: Tensor, **changes) -> AttentionCall:
 
 
 def dense(problem: AttentionCall, dtype: torch.dtype) -> Parts:
-    stats: Any = dense_stats(*masked_logits(problem, dtype))
-    return stats._max, stats._log_mass, stats._shortfall, stats._var
+    return parts_of(dense_stats(*masked_logits(problem, dtype)))
 
 
 def assert_within_contract(problem: AttentionCall) -> Parts:

@@ -54,12 +54,12 @@ def attention(
     """`torch.nn.functional.scaled_dot_product_attention` with a temperature per row, chosen by `policy`.
 
     query `[..., H, Lq, D]`, key `[..., Hkv, Lk, D]`, value `[..., Hkv, Lk, Dv]` give `[..., H, Lq, Dv]`. Arguments have
-    the positions, names and meanings of PyTorch's function. `is_causal` is aligned top-left there, so for Lq ≠ Lk (a
+    the positions, names and meanings of PyTorch's function. Its `is_causal` is aligned top-left, so for Lq ≠ Lk (a
     cache) pass `attn_mask=torch.nn.attention.bias.causal_lower_right(Lq, Lk)`. `policy=None` is PyTorch's function.
 
     `impl` chooses how rows are measured (see `row_stats`). With `return_stats` the statistics of the rows *before*
-    sharpening come back too. A row without visible keys is 0; a key or value that a row does not see has no effect
-    on it, NaN included (on CUDA that last part is up to PyTorch's kernel).
+    sharpening are returned too. The output of a row without visible keys is 0. Keys and values that a row does not see
+    have no effect on it, even if they are NaN (on CUDA the latter depends on PyTorch's kernel).
 
     >>> import torch, sharpmax as sm
     >>> q, k, v = torch.randn(3, 1, 2, 16, 8).unbind()
@@ -193,14 +193,14 @@ def _check_heads(policy: Policy, call: AttentionCall) -> None:
 
 
 def check_values(query: Tensor, key: Tensor, value: Tensor) -> None:
-    """Refuse values that do not go with the queries and keys: type, dtype, device and shape."""
+    """Refuse values that do not fit the queries and keys: type, dtype, device and shape."""
     check_like(value, query, "v", "q")
     if value.ndim != key.ndim or value.shape[:-1] != key.shape[:-1]:
         reject("v", f"shape {tuple(value.shape)}", f"the shape of k {tuple(key.shape)}, but for the last dimension")
 
 
 def check_mask_dtype(mask: Tensor, query: Tensor) -> None:
-    """Refuse a mask that PyTorch's function would not take."""
+    """Refuse a mask dtype that PyTorch's function does not take."""
     if mask.dtype not in (torch.bool, query.dtype):
         reject_type("attn_mask", f"dtype {mask.dtype}", f"bool or the dtype of q, {query.dtype}")
 

@@ -15,7 +15,7 @@ from sharpmax.errors import reject, reject_type
 
 
 def window_spans(spans: Tensor | None, window: int, queries: int, offset: int, device: torch.device) -> Tensor:
-    """Spans `[B or 1, 2, Lq]` that keep the `window` last keys of each row, up to its own place i + offset."""
+    """Spans `[B or 1, 2, Lq]` of the last `window` keys of each row, up to its own place i + offset."""
     if isinstance(window, bool) or not isinstance(window, int):
         reject_type("window", type(window).__name__, "an integer number of keys, 1 or more")
     if window < 1:
@@ -30,9 +30,9 @@ def window_spans(spans: Tensor | None, window: int, queries: int, offset: int, d
 def packed_spans(
     cu_queries: Tensor, cu_keys: Tensor | None, queries: int, keys: int, causal: bool, device: torch.device
 ) -> Tensor:
-    """Spans of sequences that lie one after the other: number s has the rows from cu_queries[s] to cu_queries[s + 1].
+    """Spans of packed sequences: number s has the rows from cu_queries[s] to cu_queries[s + 1].
 
-    Its keys lie the same way in `cu_keys` (None: as the rows do). Causal limits are aligned to the last row and the
+    `cu_keys` gives its keys in the same way (None: the same numbers). Causal limits are aligned to the last row and the
     last key of each sequence. Rows after the last sequence see nothing.
     """
     cu_keys = cu_queries if cu_keys is None else cu_keys
@@ -59,7 +59,7 @@ def _check_starts(name: str, starts: object, length: int, device: torch.device) 
         reject(name, f"shape {tuple(starts.shape)}", "one dimension of two or more numbers, from 0 to the length")
     if starts.device != device:
         reject(name, f"device {starts.device}", f"the device of q, {device}")
-    # On a GPU a look at the numbers would wait for everything before it.
+    # On a GPU reading the numbers would wait for the device.
     if starts.device.type == "cpu" and ops_for(starts).concrete(starts):
         ascending = bool((starts[1:] >= starts[:-1]).all())
         if not ascending or int(starts[0]) < 0 or int(starts[-1]) > length:
@@ -71,9 +71,9 @@ _latest_spans: list[tuple[weakref.ref[Tensor], int, Tensor | None]] = []
 
 
 def spans_of(mask: Tensor) -> Tensor | None:
-    """The spans `[B, 2, Lq]` of a boolean mask `[B, 1, Lq, Lk]` whose rows each see one run of keys, found once.
+    """The spans `[B, 2, Lq]` of a boolean mask `[B, 1, Lq, Lk]`, found once per mask.
 
-    Padding, windows and packing are such masks; None if a row sees several runs.
+    None if a row sees several runs of keys. Masks for padding, windows and packing show one run per row.
     """
     for known, version, spans in _latest_spans:
         if known() is mask and version == mask._version:
@@ -85,10 +85,10 @@ def spans_of(mask: Tensor) -> Tensor | None:
     keys, visible = mask.shape[-1], mask[:, 0].view(torch.uint8)
     count = visible.sum(-1, dtype=torch.int32)
     low, last = visible.argmax(-1), keys - 1 - visible.flip(-1).argmax(-1)
-    # To look means to wait for the device, once for all layers that share a mask.
+    # This waits for the device, once for all layers that share a mask.
     there = bool(((last - low + 1 == count) | (count == 0)).all())
     found = torch.stack((low, low + count), dim=1).to(torch.int32) if there else None
-    # A model has a few masks at a time, one for each kind of layer.
+    # A model uses a few masks at a time, one per kind of layer.
     latest = (weakref.ref(mask), mask._version, found)
     _latest_spans[:] = [latest, *(one for one in _latest_spans if one[0]() is not None)][:4]
     return found
