@@ -24,7 +24,7 @@ import pytest
 import torch
 
 from sharpmax.normalisers import base as normalisers
-from sharpmax.ops import attention
+from sharpmax.ops import sharpen
 from sharpmax.policies import base as policies
 
 try:
@@ -55,8 +55,8 @@ def _same_start() -> None:
     torch.manual_seed(0)
     policies.WARNED.clear()
     # Stand-ins for other devices make tensors of their own kind, which are good in their test alone.
-    attention._sharpeners.clear()
-    attention._two_keys.clear()
+    sharpen._sharpeners.clear()
+    sharpen._two_keys.clear()
 
 
 @pytest.fixture(autouse=True)

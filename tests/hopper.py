@@ -18,7 +18,7 @@ from triton.runtime.jit import JITFunction
 
 import sharpmax as sm
 from sharpmax.ops.kernels import decode_launch as decode
-from sharpmax.ops.kernels import sharpen
+from sharpmax.ops.kernels import sharpen_launch as sharpen
 from sharpmax.ops.kernels.tables import closed_form
 from sharpmax.policies.entropy_target import EntropyTarget
 from sharpmax.policies.log_linear import LogLinear

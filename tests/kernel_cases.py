@@ -16,12 +16,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from sharpmax.integrations.transformers import attention
-from sharpmax.ops import attention as ops
+from sharpmax.integrations.transformers import attention as layers
+from sharpmax.ops import attention, sharpen
 from sharpmax.ops import decode as decode_module
 from sharpmax.ops.kernels import decode_launch
+from sharpmax.policies.basic import Curve
+from sharpmax.policies.log_linear import LogLinear
 from sharpmax.stats import dispatch, triton_launch
-from sharpmax.stats.call import AttentionCall
+from sharpmax.stats.call import AttentionCall, Parts, hidden_by
 
 pytest.importorskip("triton")
 
@@ -30,6 +32,9 @@ ENTRIES = {
     "sharpmax.ops.kernels.sharpen_kernel": ("sharpen_rows", "scale_rows"),
     "sharpmax.ops.kernels.decode_kernel": ("decode_logits", "decode_values", "decode_sum", "decode_whole"),
 }
+
+LINEAR = LogLinear(0.1, 0.2, -0.4, 0.3, 0.5, -0.2, 0.1, 0.3, -0.6, reference=5.0)
+CURVE = Curve((0.5, 1.0, 2.5), (1.0, 1.5, 4.0))
 
 INTERPRETED = os.environ["TRITON_INTERPRET"] == "1"
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
@@ -66,6 +71,21 @@ def random_problem(
         rows=(batch, heads * group, queries),
         **{**fields, **changes},
     )
+
+
+def masked_logits(problem: AttentionCall, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
+    """The logits with their float mask, as one writes them down first, and which keys are visible."""
+    q, k = (x.to(dtype or x.dtype) for x in (problem.q, problem.k))
+    s = q @ k[:, :, None].mT * problem.scale
+    if problem.mask is not None and problem.mask.is_floating_point():
+        bias = problem.mask.to(s.dtype).masked_fill(hidden_by(problem.mask), 0)
+        s = s + (bias if problem.gain is None else bias * problem.gain.to(s.dtype)[..., None])
+    return s, ~problem.hidden().expand(s.shape)
+
+
+def parts_of(stats: Any) -> Parts:
+    """The parts inside dense statistics, which are anchored at the maximum."""
+    return Parts(stats._max, stats._log_mass, stats._shortfall, stats._var)
 
 
 def reordered(problem: AttentionCall) -> Iterator[tuple[AttentionCall, Tensor]]:
@@ -136,12 +156,12 @@ def relaunched(monkeypatch: pytest.MonkeyPatch) -> list[_Recompiled]:
         kernels = importlib.import_module(path)
         for name in names:
             monkeypatch.setattr(kernels, name, Proxy(getattr(kernels, name)))
-    for module in (dispatch, ops, attention, decode_module):
+    for module in (dispatch, attention, sharpen, layers, decode_module):
         monkeypatch.setattr(module, "on_gpu", lambda x: True)
-    for module in (dispatch, ops, decode_module):
+    for module in (dispatch, attention, decode_module):
         monkeypatch.setattr(module, "_known", {})
     monkeypatch.setattr(decode_module, "obstacle", lambda q, v: None)
-    for module in (ops, decode_launch):
+    for module in (sharpen, decode_launch):
         monkeypatch.setattr(module, "_plans", {})
     monkeypatch.setattr(triton_launch, "_compiled", {})
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)

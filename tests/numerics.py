@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import sharpmax as sm
+from sharpmax.policies.polynomial import PAPER
 from sharpmax.stats.call import AttentionCall
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -33,6 +34,27 @@ def exact(q: Tensor, k: Tensor, **options: Any) -> sm.RowStats:
     return sm.row_stats(q.double(), k.double(), impl="reference", **options)
 
 
+def dense_attention(
+    q: Tensor, k: Tensor, v: Tensor, visible: Tensor, policy: Any, scale: float | None = None, bias: Any = 0.0
+) -> Tensor:
+    """The definition: softmax(β·s) over the visible keys, times v, dense and in float64; heads may share keys."""
+    q, k, v = (x.double() for x in (q, k, v))
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+    s = q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale) + bias
+    visible = visible.expand(s.shape)
+    v = v.masked_fill(~visible.any(2)[..., None], 0.0)
+    out: Tensor = sm.softmax(s, policy=policy, mask=visible) @ v
+    return out
+
+
+def paper_beta(entropy: Tensor) -> Tensor:
+    """β of the paper's rule, by Horner's scheme in the dtype of the entropy."""
+    beta = torch.zeros_like(entropy)
+    for c in PAPER.coefficients:
+        beta = beta * entropy + c
+    return torch.where(entropy > 0.5, beta.clamp_min(1.0), 1.0)
+
+
 def worst(got: Tensor, want: Tensor) -> float:
     """The largest absolute error."""
     return float((got.detach().double() - want.detach().double()).abs().max()) if got.numel() else 0.0
@@ -42,3 +64,12 @@ def tables(stats: sm.RowStats) -> Iterator[tuple[str, Tensor]]:
     """Every measured statistic by name."""
     for name in (*stats.measured, "entropy"):
         yield name, getattr(stats, name)
+
+
+def assert_same_stats(got: sm.RowStats, want: sm.RowStats, error: float, *names: str) -> None:
+    """Equal counts, and every measured statistic (or those named) within `error` in rows that see a key."""
+    assert got.count.tolist() == want.count.tolist()
+    seen = want.count > 0  # elsewhere the maximum is −inf on both sides
+    for name, value in tables(got):
+        if name in (names or (name,)):
+            assert worst(value[seen], getattr(want, name)[seen]) < error, name

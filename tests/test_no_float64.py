@@ -58,16 +58,6 @@ def test_every_policy_acts(policy: Policy) -> None:
         assert torch.allclose(found.cpu(), expected, atol=1e-4)
 
 
-def test_policies_of_heads_outside_a_model() -> None:
-    q, k, v = torch.randn(3, 1, 4, 8, 16).unbind()
-    policy: Any = POLICIES["mixed"]
-    expected = sm.attention(q, k, v, policy=policy.for_layer(0), is_causal=True)
-    with no_float64.stand_in() as device:
-        q, k, v = (x.to(device) for x in (q, k, v))
-        found = sm.attention(q, k, v, policy=policy.for_layer(0), is_causal=True)
-        assert torch.allclose(found.cpu(), expected, atol=1e-5)
-
-
 def test_weights_are_fingerprinted_and_folded() -> None:
     for name in ("llama", "qwen3"):
         model = FAMILIES[name].build()

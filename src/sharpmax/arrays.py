@@ -1,7 +1,7 @@
-"""The few array operations that row statistics and policies are written in, for torch and for JAX.
+"""The array operations that row statistics and policies are written in, for torch and for JAX.
 
-The mathematics of dense statistics and of every policy is written once, against these names. Reductions
-are over the last axis, because a row of logits is the last axis.
+Dense statistics and every policy are written once, in terms of these operations. Reductions are over the last axis,
+which is a row of logits.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Any
 from sharpmax.errors import reject, reject_type
 
 _WITH_FLOAT64 = ("cpu", "cuda")
-"""The torch devices that are known to compute in float64; Apple's (mps) and some others do not."""
+"""The torch devices known to support float64. Apple's (mps) and some others do not."""
 
 Array = Any
 """A `torch.Tensor` or a `jax.Array`."""
 
 
 class Ops:
-    """What the two libraries share under one spelling; subclasses add what they spell differently."""
+    """The operations that both libraries spell alike. Subclasses add the others."""
 
     inf = math.inf
 
@@ -39,7 +39,7 @@ class Ops:
 
     @property
     def widest(self) -> Any:
-        """The widest floating dtype there is, where the arrays live."""
+        """The widest floating dtype on the device of the arrays."""
         return self.float64
 
     def at_least(self, x: Array, floor: Array) -> Array:
@@ -67,11 +67,11 @@ class Ops:
         return float(self.library.finfo(dtype).min)
 
     def statistics_dtype(self, x: Array) -> Any:
-        """float32, or float64 for float64 input: what statistics are computed in."""
+        """The dtype of statistics: float32, or float64 for float64 input."""
         return self.float64 if x.dtype == self.float64 else self.float32
 
     def broadcast_mask(self, mask: Array, shape: tuple[int, ...]) -> Array:
-        """A boolean mask in the given shape, or an error that names it."""
+        """A boolean mask, broadcast to a shape; raises an error if it is not boolean or does not fit."""
         if not is_array(mask) or mask.dtype != self.library.bool:
             given = f"dtype {mask.dtype}" if is_array(mask) else type(mask).__name__
             reject_type("mask", given, "a boolean array, True where a logit takes part")
@@ -88,10 +88,10 @@ class TorchOps(Ops):
         import torch
 
         super().__init__(torch)
-        self.moveaxis = torch.movedim  # torch.moveaxis is the same, but vmap does not know it
+        self.moveaxis = torch.movedim  # vmap does not support torch.moveaxis, which is the same
         self.is_floating = torch.is_floating_point
 
-    # Methods, because torch.compile in torch 2.11 cannot trace a method of tensors that is kept as an attribute.
+    # Methods, because torch 2.11 cannot compile a tensor method that is stored as an attribute.
 
     def cast(self, x: Array, dtype: Any) -> Array:
         """The array in another dtype."""
@@ -101,7 +101,7 @@ class TorchOps(Ops):
         """The array without its history."""
         return x.detach()
 
-    # As in `Ops`, in one operation instead of two: a generated token is made of operations on a handful of numbers.
+    # One operation instead of the two of `Ops`, which shows in the time of a generated token.
 
     def at_least(self, x: Array, floor: Array) -> Array:
         """max(x, floor) elementwise; NaN stays NaN and the gradient of a floored entry is 0."""
@@ -112,15 +112,15 @@ class TorchOps(Ops):
         return self.library.clamp(x, max=ceiling)
 
     def positions(self, count: int, like: Array) -> Array:
-        """0 … count − 1, where `like` lives."""
+        """0 … count − 1, on the device of `like`."""
         return self.library.arange(count, device=like.device)
 
     def param(self, values: Any, like: Array) -> Array:
-        """Numbers as an array that can meet `like` in arithmetic."""
+        """Numbers as an array with the dtype and device of `like`."""
         return self.library.as_tensor(values, dtype=like.dtype, device=like.device)
 
     def concrete(self, x: Array) -> bool:
-        """Whether values can be looked at now: not while tracing, transforming or capturing a CUDA graph."""
+        """Whether values can be read: not while tracing, transforming or capturing a CUDA graph."""
         torch = self.library
         if torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None:
             return False
@@ -152,7 +152,7 @@ class JaxOps(Ops):
 
     @property
     def widest(self) -> Any:
-        """float32 unless x64 is switched on, which can happen at any time and for a while only."""
+        """float64 if x64 is on, else float32. It can be switched at any time."""
         return self._canonical(self.float64)
 
     def positions(self, count: int, like: Array) -> Array:
@@ -160,7 +160,7 @@ class JaxOps(Ops):
         return self.library.arange(count)
 
     def param(self, values: Any, like: Array) -> Array:
-        """Numbers as an array that can meet `like` in arithmetic."""
+        """Numbers as an array with the dtype of `like`."""
         return self.library.asarray(values, dtype=like.dtype)
 
     def is_floating(self, x: Array) -> bool:
@@ -168,7 +168,7 @@ class JaxOps(Ops):
         return bool(self.library.issubdtype(x.dtype, self.library.floating))
 
     def concrete(self, x: Array) -> bool:
-        """Whether values can be looked at now: not while tracing."""
+        """Whether values can be read: not while tracing."""
         return not isinstance(x, self._tracer)
 
 
@@ -184,7 +184,7 @@ def is_array(x: object) -> bool:
 
 
 def in_float64(x: Array) -> Array:
-    """A torch tensor in float64: where it lives, or on the CPU if there is no float64 there."""
+    """A torch tensor in float64, on its device or, if that has no float64, on the CPU."""
     return (x if x.device.type in _WITH_FLOAT64 else x.cpu()).double()
 
 
@@ -192,8 +192,8 @@ _ops: dict[type[Ops], Ops] = {}
 
 
 def ops_for(x: Array) -> Any:
-    """The operations of the library `x` belongs to, on the device where it lives."""
-    kind: type[TorchOps] | type[JaxOps] = TorchOps  # what is no array at all is refused by whoever asks
+    """The operations for the library and the device of `x`."""
+    kind: type[TorchOps] | type[JaxOps] = TorchOps  # callers refuse anything that is not an array
     if _is_jax(x):
         kind = JaxOps
     elif hasattr(x, "device") and x.device.type not in _WITH_FLOAT64:
@@ -212,7 +212,7 @@ def check_width(q: Array, k: Array) -> None:
 
 
 def check_heads(q: Array, k: Array, enable_gqa: bool) -> tuple[int, int]:
-    """The number of key heads, and the query heads per key head; an error where they do not go together."""
+    """The number of key heads, and of query heads per key head. Raises an error if they do not fit."""
     if k.ndim != q.ndim:
         reject("k", f"shape {tuple(k.shape)}", f"{q.ndim} dimensions, as q has {tuple(q.shape)}")
     heads, key_heads = (x.shape[-3] if x.ndim > 2 else 1 for x in (q, k))

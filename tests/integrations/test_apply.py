@@ -289,7 +289,7 @@ def noted(monkeypatch: pytest.MonkeyPatch, what: Callable[[Any], Any]) -> list[A
         seen.append(what(problem))
         return measure(problem, impl, fields)
 
-    monkeypatch.setattr("sharpmax.ops.attention.measure", spy)
+    monkeypatch.setattr("sharpmax.ops.sharpen.measure", spy)
     return seen
 
 

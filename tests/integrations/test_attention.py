@@ -15,8 +15,8 @@ import sharpmax as sm
 from sharpmax.errors import UnsupportedError
 from sharpmax.integrations import transformers as hf
 from sharpmax.integrations.transformers import attention
-from sharpmax.ops import attention as ops
-from sharpmax.ops.kernels import sharpen
+from sharpmax.ops import sharpen as ops
+from sharpmax.ops.kernels import sharpen_launch
 from sharpmax.policies import PAPER, Constant, LogLength, PerHead, Policy
 from sharpmax.stats import dispatch, triton_launch
 from tests.integrations.families import _LLAMA, BIDIRECTIONAL, FAMILIES, LENGTH, LLAMA, Family, transformers
@@ -263,7 +263,7 @@ def test_compiled_layers_learn_through_the_kernels(documents: list[int], monkeyp
         launched.append("launch")
         triton_launch.launch(*given)
 
-    monkeypatch.setattr(sharpen, "launch", launch)
+    monkeypatch.setattr(sharpen_launch, "launch", launch)
     model = hf.apply(LLAMA.build(), "paper")
     ids = torch.randint(3, 97, (2, sum(documents)), generator=torch.Generator().manual_seed(0))
     positions = torch.cat([torch.arange(length) for length in documents]).expand(2, -1)

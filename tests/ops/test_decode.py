@@ -12,15 +12,15 @@ from sharpmax.errors import UnsupportedError
 from sharpmax.ops.kernels import decode_launch as launches
 from sharpmax.ops.kernels import tables
 from sharpmax.ops.kernels.decode_launch import KeyPlan, KeyTile
-from sharpmax.policies.basic import Constant, Curve, LogLength, LogScale, PerFrequency
+from sharpmax.policies.basic import Constant, LogLength, LogScale, PerFrequency
 from sharpmax.policies.entropy_target import EntropyTarget
-from sharpmax.policies.log_linear import LogLinear
 from sharpmax.policies.per_head import PerHead
 from sharpmax.policies.polynomial import PAPER
 from sharpmax.stats.call import hidden_by
-from sharpmax.stats.statistics import dense_stats
-from tests.kernel_cases import BRAIN, DEVICE, HALF, INTERPRETED, SILENT, SINGLE, randn
+from tests import numerics
+from tests.kernel_cases import BRAIN, CURVE, DEVICE, HALF, INTERPRETED, LINEAR, SILENT, SINGLE, randn
 from tests.kernel_cases import _poisoned_memory as _poisoned_memory
+from tests.numerics import dense_attention
 
 pytestmark = [SILENT, pytest.mark.filterwarnings("ignore::sharpmax.errors.OutOfRangeWarning")]
 
@@ -50,28 +50,24 @@ def tensors(
     )
 
 
-def exact(q, k, v, policy="paper", lengths=None, mask=None, scale=None):
-    """The definition: logits, statistics, β, softmax of β times the logits, all in float64; and the statistics."""
-    group = q.shape[1] // k.shape[1]
-    k, v = (x.repeat_interleave(group, 1).double() for x in (k, v))
-    s = q.double() @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
+def seen_by(q, k, lengths=None, mask=None):
+    """Which keys each row sees, and what a float mask adds to its logits."""
     keys, queries = k.shape[2], q.shape[2]
     filled = torch.full((len(q),), keys, device=q.device) if lengths is None else lengths.to(q.device)
     last = filled[:, None] - torch.arange(queries - 1, -1, -1, device=q.device)
-    visible = (torch.arange(keys, device=q.device) < last[..., None])[:, None].expand(s.shape)
-    if mask is not None:
-        visible = visible & ~hidden_by(mask)
-        if mask.dtype != torch.bool:
-            s = s + mask.double().masked_fill(hidden_by(mask), 0.0)
-    stats = dense_stats(s, visible)
+    visible = (torch.arange(keys, device=q.device) < last[..., None])[:, None]
+    if mask is None:
+        return visible, 0.0
+    hidden = hidden_by(mask)
+    return visible & ~hidden, 0.0 if mask.dtype == torch.bool else mask.double().masked_fill(hidden, 0.0)
+
+
+def exact(q, k, v, policy="paper", lengths=None, mask=None, scale=None):
     heads = policy if isinstance(policy, (list, tuple)) else [policy]
     chosen = [sm.policies.resolve_policy(p) for p in heads]
     rule = chosen[0] if len(chosen) == 1 else PerHead((tuple(chosen),))
-    beta = rule.beta(stats, lambda b: dense_stats(s.masked_fill(~visible, 0.0) * b[..., None], visible)).double()
-    weights = (s.masked_fill(~visible, 0.0) * beta[..., None]).masked_fill(~visible, -torch.inf).softmax(-1)
-    weights = weights.masked_fill(~visible, 0.0)
-    seen = v.masked_fill(~visible.any(2)[..., None], 0.0)
-    return weights @ seen, stats
+    visible, bias = seen_by(q, k, lengths, mask)
+    return dense_attention(q, k, v, visible, rule, scale, bias)
 
 
 def assert_close(got, want, close=None):
@@ -82,17 +78,11 @@ def assert_close(got, want, close=None):
 
 
 def assert_decodes(q, k, v, policy="paper", lengths=None, mask=None, scale=None, close=None):
-    """Output and statistics, together and apart."""
-    options = {"policy": policy, "lengths": lengths, "attn_mask": mask, "scale": scale}
-    out = sm.decode(q, k, v, **options, impl="triton")
-    want, stats = exact(q, k, v, policy, lengths, mask, scale)
+    out = sm.decode(q, k, v, lengths=lengths, attn_mask=mask, scale=scale, policy=policy, impl="triton")
     assert out.dtype == q.dtype
-    assert_close(out, want, close)
-    return out, want, stats
+    assert_close(out, exact(q, k, v, policy, lengths, mask, scale), close)
 
 
-LINEAR = LogLinear(0.1, 0.2, -0.4, 0.3, 0.5, -0.2, 0.1, 0.3, -0.6, reference=5.0)
-CURVE = Curve((0.5, 1.0, 2.5), (1.0, 1.5, 4.0))
 POLICIES = [
     None,
     "paper",
@@ -115,10 +105,22 @@ def test_policies(policy):
     assert_decodes(*tensors(batch=2), policy, lengths, close=1e-4)
 
 
-@pytest.mark.parametrize("queries", [1, 2, 5, 8])
-def test_newest_tokens_see_what_came_before_them(queries):
-    lengths = torch.tensor([70, 17, 3], device=DEVICE)
-    assert_decodes(*tensors(batch=3, queries=queries), LINEAR, lengths)
+@pytest.mark.parametrize(
+    "shape",
+    [
+        *({"queries": n, "batch": 3} for n in (2, 5, 8)),
+        *({"keys": n} for n in (1, 15, 16, 17, 97)),
+        {"heads": 1, "key_heads": 1},
+        {"heads": 3, "key_heads": 3},
+        {"heads": 8, "key_heads": 1, "queries": 8},
+        {"heads": 6, "queries": 3},
+    ],
+    ids=lambda shape: "-".join(f"{name}{size}" for name, size in shape.items()),
+)  # fmt: skip
+def test_numbers_of_tokens_keys_and_heads(shape):
+    q, k, v = tensors(**shape)
+    lengths = torch.tensor([70, 17, 3], device=DEVICE) if len(q) == 3 else None
+    assert_decodes(q, k, v, [LINEAR, *(LogLength(2.0 + h) for h in range(1, q.shape[1]))], lengths, scale=0.3)
 
 
 @pytest.mark.parametrize(
@@ -129,17 +131,6 @@ def test_newest_tokens_see_what_came_before_them(queries):
 def test_dtypes_and_head_sizes(dtype, width, value_width):
     q, k, v = tensors(keys=40, width=width, value_width=value_width, dtype=dtype)
     assert_decodes(q, k, v, "paper")
-
-
-@pytest.mark.parametrize(("heads", "key_heads", "queries"), [(1, 1, 1), (3, 3, 1), (8, 1, 8), (6, 2, 3)])
-def test_groups(heads, key_heads, queries):
-    q, k, v = tensors(heads=heads, key_heads=key_heads, queries=queries, keys=20)
-    assert_decodes(q, k, v, [LogLength(2.0 + h) for h in range(heads)])
-
-
-@pytest.mark.parametrize("keys", [1, 2, 15, 16, 17, 97])
-def test_lengths_of_caches(keys):
-    assert_decodes(*tensors(keys=keys), LINEAR, scale=0.3)
 
 
 @pytest.mark.parametrize("splits", [1, 2, 5, 40])
@@ -163,7 +154,7 @@ def test_one_launch(monkeypatch, case):
     if case == "pages":
         key_pages, value_pages, table = paged(k, v, 16)
         out = sm.decode(q, key_pages, value_pages, lengths=lengths, block_table=table, policy=heads, impl="triton")
-        assert_close(out, exact(q, k, v, heads, lengths)[0])
+        assert_close(out, exact(q, k, v, heads, lengths))
     else:
         mask = randn(1, 4 if case == "mixed mask" else 1, 1, keys, seed=4) > 0 if "mask" in case else None
         assert_decodes(q, k, v, heads, lengths, mask)
@@ -220,12 +211,12 @@ def test_paged_caches(page, queries):
     lengths = torch.tensor([70, 18], device=DEVICE, dtype=torch.int32)
     key_pages, value_pages, table = paged(k, v, page)
     out = sm.decode(q, key_pages, value_pages, lengths=lengths, block_table=table, impl="triton", policy="paper")
-    assert_close(out, exact(q, k, v, "paper", lengths)[0])
+    assert_close(out, exact(q, k, v, "paper", lengths))
     table[1, -(-18 // page) :] = -1  # pages that are not there yet
     again = sm.decode(q, key_pages, value_pages, lengths=lengths, block_table=table, impl="triton", policy="paper")
     assert torch.equal(out, again)
     plain = sm.decode(q, key_pages, value_pages, lengths=lengths, block_table=table, impl="torch", policy="paper")
-    assert_close(plain, exact(q, k, v, "paper", lengths)[0])
+    assert_close(plain, exact(q, k, v, "paper", lengths))
 
 
 def test_strided_caches():
@@ -285,7 +276,8 @@ def test_statistics(policy, masked):
     out, stats = sm.decode(q, k, v, **options, return_stats=True)
     # Statistics that nobody asked for are not measured, and β of the same row may be merged in another order.
     assert torch.allclose(out, sm.decode(q, k, v, **options), rtol=1e-5, atol=1e-6)
-    _, want = exact(q, k, v, policy, lengths, mask)
+    visible, _ = seen_by(q, k, lengths, mask)
+    want = numerics.exact(q, k, attn_mask=visible, enable_gqa=True)
     assert torch.equal(stats.count, want.count)
     for name in ("max", "lse", "mean", "entropy", "var"):
         assert torch.allclose(getattr(stats, name).double(), getattr(want, name), rtol=1e-5, atol=2e-5), name
@@ -293,12 +285,20 @@ def test_statistics(policy, masked):
     assert torch.equal(plain.count, want.count)
 
 
-def test_policies_that_the_kernels_do_not_know():
-    q, k, v = tensors(batch=2, queries=2, keys=40)
-    policy = LogScale(0.5, 4.0)
-    assert_close(sm.decode(q, k, v, policy=policy), exact(q, k, v, policy)[0])
-    with pytest.raises(UnsupportedError, match=r"does not know the policy; use impl='torch'"):
-        sm.decode(q, k, v, policy=[policy, PAPER, PAPER, PAPER], impl="triton")
+@pytest.mark.parametrize(
+    ("shape", "policy", "why"),
+    [
+        ({"queries": 2, "batch": 2}, LogScale(0.5, 4.0), "does not know the policy"),
+        ({"queries": 9}, "paper", "9 tokens"),
+        ({"width": 257, "value_width": 16, "keys": 3}, "paper", "257"),
+    ],
+    ids=["policy", "tokens", "width"],
+)
+def test_what_the_kernels_cannot_do_is_plain_torch(shape, policy, why):
+    q, k, v = tensors(**shape)
+    assert_close(sm.decode(q, k, v, policy=policy), exact(q, k, v, policy))
+    with pytest.raises(UnsupportedError, match=rf"{why}.*use impl='torch'"):
+        sm.decode(q, k, v, policy=policy, impl="triton")
 
 
 @pytest.mark.parametrize("policy", [None, "paper", [PAPER, None, Constant(2.0), LINEAR]], ids=str)
@@ -306,7 +306,7 @@ def test_plain_torch(policy):
     q, k, v = tensors(batch=2, queries=3)
     lengths = torch.tensor([70, 1], device=DEVICE)
     for mask in (None, randn(1, 4, 1, 70, seed=4) > 0, randn(2, 1, 3, 70, seed=4)):
-        want, _ = exact(q, k, v, policy, lengths, mask)
+        want = exact(q, k, v, policy, lengths, mask)
         out = sm.decode(q, k, v, lengths=lengths, attn_mask=mask, policy=policy, impl="torch")
         assert_close(out, want)
         auto = sm.decode(q, k, v, lengths=lengths, attn_mask=mask, policy=policy)
@@ -335,16 +335,6 @@ def test_empty_sizes(shape):
     assert (out == 0).all()
 
 
-def test_more_tokens_than_the_kernel_takes():
-    q, k, v = tensors(queries=9)
-    assert_close(sm.decode(q, k, v, policy="paper"), exact(q, k, v)[0])
-    with pytest.raises(UnsupportedError, match=r"9 tokens.*impl='torch'"):
-        sm.decode(q, k, v, impl="triton", policy="paper")
-    wide = randn(1, 4, 1, 257), randn(1, 2, 3, 257), randn(1, 2, 3, 16)
-    with pytest.raises(UnsupportedError, match="257"):
-        sm.decode(*wide, impl="triton", policy="paper")
-
-
 def test_operators_are_registered_as_they_behave():
     q, k, v = tensors(keys=20)
     lengths = torch.tensor([18], device=DEVICE)
@@ -355,8 +345,13 @@ def test_operators_are_registered_as_they_behave():
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch.compile, of its own parts
-@pytest.mark.parametrize("policy", [PAPER, PerFrequency((0.5,) * 4 + (2.0,) * 4)], ids=["paper", "frequency"])
-def test_compiles_without_a_break(policy):
+@pytest.mark.parametrize(
+    ("policy", "dynamic"),
+    # Every number a variable (which needs a call before), or those alone that are seen to change.
+    [(PAPER, True), (PAPER, None), (PerFrequency((0.5,) * 4 + (2.0,) * 4), None)],
+    ids=["dynamic", "paper", "frequency"],
+)
+def test_compiles_without_a_break(policy, dynamic):
     lengths = torch.tensor([33, 5], device=DEVICE)
 
     def step(q, k, v, lengths):
@@ -365,18 +360,16 @@ def test_compiles_without_a_break(policy):
         return q
 
     given = [(*tensors(batch=2, keys=keys), lengths) for keys in (40, 35, 38)]
-    # Every number a variable (which needs a call before), or those alone that are seen to change.
-    for dynamic in (True, None):
-        tables._forms.clear()
-        tables._tables.clear()
-        torch._dynamo.reset()
-        wanted = [step(*some) for some in given]
-        counter = CompileCounterWithBackend("aot_eager")
-        compiled = torch.compile(step, backend=counter, fullgraph=True, dynamic=dynamic)
-        for number, (some, want) in enumerate(zip(given, wanted, strict=True)):
-            assert torch.equal(compiled(*some), want)
-            tables.table_of((Constant(3.0 + number),), torch.device(DEVICE))  # other policies meanwhile
-        assert counter.frame_count <= (1 if dynamic and policy is PAPER else 2)
+    tables._forms.clear()
+    tables._tables.clear()
+    torch._dynamo.reset()
+    wanted = [step(*some) for some in given]
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(step, backend=counter, fullgraph=True, dynamic=dynamic)
+    for number, (some, want) in enumerate(zip(given, wanted, strict=True)):
+        assert torch.equal(compiled(*some), want)
+        tables.table_of((Constant(3.0 + number),), torch.device(DEVICE))  # other policies meanwhile
+    assert counter.frame_count <= (1 if dynamic else 2)
     torch._dynamo.reset()
 
 
@@ -407,7 +400,7 @@ def test_a_captured_graph_serves_every_length(policy):
         lengths.copy_(torch.tensor(filled))
         graph.replay()
         assert torch.equal(out, sm.decode(q, k, v, lengths=lengths, policy=policy))
-        assert_close(out, exact(q, k, v, policy, lengths)[0])
+        assert_close(out, exact(q, k, v, policy, lengths))
 
 
 @pytest.mark.gpu
@@ -417,9 +410,9 @@ def test_a_captured_graph_serves_every_length(policy):
 def test_long_caches(keys, policy):
     q, k, v = tensors(heads=8, key_heads=2, keys=keys, width=128, dtype=BRAIN)
     out = sm.decode(q, k, v, policy=policy)
-    want, _ = exact(q, k, v, policy)
+    want = exact(q, k, v, policy)
     stock = torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True).double()
-    theirs = (stock - exact(q, k, v, None)[0]).abs().max()
+    theirs = (stock - exact(q, k, v, None)).abs().max()
     assert (out - want).abs().max() <= 2 * theirs + 4e-3 * want.abs().max()
 
 

@@ -1,7 +1,8 @@
-"""`sm.entropy` and `sm.softmax`: exact arithmetic, invariances, gradients, edges, and known ways to get them wrong."""
+"""Dense logits (`sm.entropy`, `sm.softmax`, `dense_stats`): exact arithmetic, invariances, gradients, edges."""
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -19,11 +20,15 @@ from sharpmax.policies.entropy_target import EntropyTarget
 from sharpmax.policies.log_linear import LogLinear
 from sharpmax.policies.per_head import PerHead
 from sharpmax.policies.polynomial import PAPER, Polynomial
+from sharpmax.stats.statistics import RowStats, dense_stats
+from tests.numerics import DTYPES, paper_beta, worst
 
-COEFFICIENTS = (-0.037, 0.481, -2.3, 4.917, -1.791)
-WIDE = st.lists(st.floats(-700, 700), min_size=1, max_size=40)
-NARROW = st.lists(st.floats(-3, 3), min_size=1, max_size=40)
-ONE_UP = st.builds(lambda gap, rest: [gap + max(rest), *rest], st.floats(0, 60), NARROW)
+# Wide rows are nearly one-hot, narrow ones nearly uniform, and a few far keys above a crowd are in between. Half of a
+# subnormal logit has no digits left, so a mean of them has no relative accuracy.
+floats = functools.partial(st.floats, allow_subnormal=False)
+WIDE = st.lists(floats(-700, 700), min_size=1, max_size=40)
+NARROW = st.lists(floats(-3, 3), min_size=1, max_size=40)
+ONE_UP = st.builds(lambda gap, rest: [gap + max(rest), *rest], floats(0, 300), NARROW)
 
 POLICIES: dict[str, Policy | None] = {
     "none": None,
@@ -37,10 +42,6 @@ POLICIES: dict[str, Policy | None] = {
     "per-head": PerHead(((Constant(1.5), EntropyTarget(0.8)),)),
 }
 every_policy = pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES.keys())
-every_dtype = pytest.mark.parametrize(
-    "dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=lambda d: str(d)[6:]
-)
-low_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=lambda d: str(d)[6:])
 # Rows outside a policy's range are met on purpose in many of these tests; the warning has tests of its own.
 anywhere = pytest.mark.filterwarnings("ignore::sharpmax.errors.OutOfRangeWarning")
 
@@ -49,81 +50,96 @@ def double(row: Any) -> Tensor:
     return torch.as_tensor(row, dtype=torch.float64)
 
 
-def exact(row: list[float], paper: bool = False) -> tuple[list[float], float]:
-    """Weights and entropy (before sharpening) by definition, to fifty digits."""
+def stats_of(row: Any, dtype: torch.dtype = torch.float64) -> RowStats:
+    logits = torch.as_tensor(row, dtype=dtype)
+    return dense_stats(logits, torch.ones_like(logits, dtype=torch.bool))
+
+
+def exact(row: list[float], paper: bool = False) -> tuple[list[float], dict[str, float]]:
+    """Weights, and the statistics before sharpening, by definition and to fifty digits."""
     with mpmath.workdps(50):
-        top = max(row)
-        x = [mpmath.mpf(v) - mpmath.mpf(top) for v in row]
+        top = row.index(max(row))
+        x = [mpmath.mpf(v) - mpmath.mpf(row[top]) for v in row]
         weights = [mpmath.exp(v) for v in x]
         total = mpmath.fsum(weights)
-        at = row.index(top)
-        rest = mpmath.fsum(w for i, w in enumerate(weights) if i != at)
-        entropy = mpmath.log1p(rest) - mpmath.fsum(w * v for w, v in zip(weights, x, strict=True)) / total
-        if paper and entropy > mpmath.mpf("0.5"):
-            beta = max(mpmath.mpf(1), mpmath.polyval([mpmath.mpf(c) for c in COEFFICIENTS], entropy))
+        below = -mpmath.fsum(w * v for w, v in zip(weights, x, strict=True)) / total
+        # log1p, because 1 + 1e-100 has more than fifty digits.
+        log_mass = mpmath.log1p(mpmath.fsum(w for i, w in enumerate(weights) if i != top))
+        stats = {
+            "max": row[top],
+            "lse": float(row[top] + log_mass),
+            "mean": float(row[top] - below),
+            "var": float(mpmath.fsum(w * (v + below) ** 2 for w, v in zip(weights, x, strict=True)) / total),
+            "entropy": float(log_mass + below),
+            "top_weight": float(1 / total),
+        }
+        if paper and log_mass + below > mpmath.mpf("0.5"):
+            coefficients = [mpmath.mpf(c) for c in PAPER.coefficients]
+            beta = max(mpmath.mpf(1), mpmath.polyval(coefficients, log_mass + below))
             weights = [mpmath.exp(beta * v) for v in x]
             total = mpmath.fsum(weights)
-        return [float(w / total) for w in weights], float(entropy)
-
-
-def entropy_of_weights(p: Tensor) -> Any:
-    return -torch.special.xlogy(p, p).sum(-1)
+        return [float(w / total) for w in weights], stats
 
 
 class TestAgainstFiftyDigits:
     @given(WIDE | NARROW | ONE_UP)
-    @settings(max_examples=120)
-    @example([0.0, -46.0])
-    def test_plain_softmax_and_entropy(self, row):
-        weights, entropy = exact(row)
-        assert sm.softmax(double(row), policy=None).tolist() == pytest.approx(weights, rel=1e-13, abs=1e-300)
-        assert sm.entropy(double(row)).item() == pytest.approx(entropy, rel=1e-12, abs=1e-300)
+    @settings(max_examples=150)
+    @example([0.0, -46.0])  # entropy 5e-19
+    @example([0.0] + [-690.0] * 39)
+    @example([700.0, -700.0])
+    def test_weights_and_statistics(self, row):
+        got, (weights, want) = stats_of(row), exact(row)
+        assert sm.softmax(double(row)).tolist() == pytest.approx(weights, rel=1e-13, abs=1e-300)
+        assert sm.entropy(double(row)).item() == pytest.approx(want["entropy"], rel=1e-12, abs=1e-300)
+        assert (got.count, got.max) == (len(row), want["max"])
+        assert got.var == pytest.approx(want["var"], rel=1e-11, abs=1e-300)
+        assert got.top_weight == pytest.approx(want["top_weight"], rel=1e-13)
+        # lse and mean are of the size of the logits, and so is their rounding.
+        size = 1e-15 * max(map(abs, row))
+        assert got.lse == pytest.approx(want["lse"], rel=1e-14, abs=size)
+        assert got.mean == pytest.approx(want["mean"], rel=1e-14, abs=size)
 
     @given(NARROW | ONE_UP | st.lists(st.floats(-60, 60), min_size=1, max_size=40))
     @settings(max_examples=120)
     @example([0.0] * 40)
     @example([0.0, 0.0])
+    @anywhere
     def test_the_papers_rule(self, row):
         weights, _ = exact(row, paper=True)
         assert sm.softmax(double(row), policy="paper").tolist() == pytest.approx(weights, rel=1e-11, abs=1e-300)
 
+    @pytest.mark.parametrize("gap", [30.0, 100.0, 690.0])
+    def test_entropies_far_below_one_unit_in_the_last_place_of_1(self, gap):
+        """The textbook formula lse − mean gives exactly 0 here; the relative error must stay small."""
+        row = [gap, 0.0, 0.0, -1.0]
+        got, want = float(sm.entropy(double(row))), exact(row)[1]["entropy"]
+        assert 0 < want < 1e-10
+        assert got == pytest.approx(want, rel=1e-13)
+        p = double(row).softmax(-1)
+        assert abs(float(double(row).logsumexp(-1) - (p * double(row)).sum()) / want - 1) > 1e-6
 
-class TestLowPrecision:
+    @given(st.lists(st.floats(-100, 100, width=32), min_size=1, max_size=40))
+    def test_float32_is_accurate_to_its_own_rounding(self, row):
+        got, (_, want) = stats_of(row, torch.float32), exact(row)
+        # exp(x) carries |x| rounding errors of x, and weights count up to |x| ≈ 17 here.
+        assert got.entropy == pytest.approx(want["entropy"], rel=1e-5, abs=1e-37)
+        assert got.top_weight == pytest.approx(want["top_weight"], rel=1e-5)
+
+
+@pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
+def test_low_precision(dtype: torch.dtype) -> None:
     """The error is at most twice that of the plain computation in the same dtype, both against float64."""
-
-    def rows(self, dtype: torch.dtype) -> Tensor:
-        return (torch.randn(200, 80, dtype=torch.float64) * 3).to(dtype)
-
-    def worst(self, got: Tensor, want: Tensor) -> float:
-        return float((got.double() - want).abs().max())
-
-    @low_dtype
-    def test_plain_softmax(self, dtype):
-        rows = self.rows(dtype)
-        want = rows.double().softmax(-1)
-        got = sm.softmax(rows, policy=None)
-        assert got.dtype == dtype
-        assert self.worst(got, want) <= 2 * self.worst(rows.softmax(-1), want)
-
-    @low_dtype
-    def test_entropy(self, dtype):
-        rows = self.rows(dtype)
-        want = sm.entropy(rows.double())
-        plain = rows.logsumexp(-1) - (rows.softmax(-1) * rows).sum(-1)
-        got = sm.entropy(rows)
-        assert got.dtype == torch.float32
-        assert self.worst(got, want) <= 2 * self.worst(plain, want)
-
-    @low_dtype
-    def test_the_papers_rule(self, dtype):
-        rows = self.rows(dtype)
-        want = sm.softmax(rows.double(), policy="paper")
-        entropy = rows.logsumexp(-1, keepdim=True) - (rows.softmax(-1) * rows).sum(-1, keepdim=True)
-        beta = torch.zeros_like(entropy)
-        for c in COEFFICIENTS:
-            beta = beta * entropy + c
-        plain = (rows * torch.where(entropy > 0.5, beta.clamp_min(1.0), 1.0)).softmax(-1)
-        assert self.worst(sm.softmax(rows, policy="paper"), want) <= 2 * self.worst(plain, want)
+    rows = (torch.randn(200, 80, dtype=torch.float64) * 3).to(dtype)
+    entropy = rows.logsumexp(-1) - (rows.softmax(-1) * rows).sum(-1)
+    by_hand = (rows * paper_beta(entropy)[..., None]).softmax(-1)
+    cases = (
+        (rows.softmax(-1), sm.softmax(rows), rows.double().softmax(-1), dtype),
+        (entropy, sm.entropy(rows), sm.entropy(rows.double()), torch.float32),
+        (by_hand, sm.softmax(rows, "paper"), sm.softmax(rows.double(), "paper"), dtype),
+    )
+    for plain, got, want, kind in cases:
+        assert got.dtype == kind
+        assert worst(got, want) <= 2 * worst(plain, want)
 
 
 class TestInvariances:
@@ -154,8 +170,8 @@ class TestInvariances:
     @settings(max_examples=200)
     @anywhere
     def test_a_policy_with_beta_of_at_least_1_never_raises_entropy(self, row, policy):
-        after = entropy_of_weights(sm.softmax(double(row), policy=policy))
-        assert after <= sm.entropy(double(row)) + 1e-12
+        p = sm.softmax(double(row), policy=policy)
+        assert -torch.special.xlogy(p, p).sum(-1) <= sm.entropy(double(row)) + 1e-12
 
 
 class TestGradients:
@@ -164,9 +180,9 @@ class TestGradients:
 
     def test_entropy(self):
         visible = torch.rand(2, 3, 7) < 0.8
-        assert torch.autograd.gradcheck(lambda x: sm.entropy(x), (self.logits(),))
         assert torch.autograd.gradcheck(lambda x: sm.entropy(x, mask=visible), (self.logits(),))
         assert torch.autograd.gradcheck(lambda x: sm.entropy(x, dim=1), (self.logits(),))
+        assert torch.autograd.gradgradcheck(sm.entropy, (self.logits(),), fast_mode=True)
 
     @every_policy
     def test_softmax(self, policy):
@@ -194,17 +210,21 @@ class TestGradients:
         visible = torch.ones(2, 3, 7, dtype=torch.bool)
         visible[0, 1] = False
         visible[1, 1, 3:] = False
-        clean = x.clone().requires_grad_()
-        poisoned = x.masked_fill(~visible, math.nan).requires_grad_()
-        for logits in (clean, poisoned):
-            (
-                sm.softmax(logits, policy=policy, mask=visible).square().sum() + sm.entropy(logits, mask=visible).sum()
-            ).backward()
-        assert clean.grad is not None
-        assert poisoned.grad is not None
-        assert torch.equal(clean.grad, poisoned.grad)
-        assert (clean.grad[~visible] == 0).all()
-        assert clean.grad[0, 0].abs().max() > 0
+        grads: list[Tensor] = []
+        for logits in (x.clone().requires_grad_(), x.masked_fill(~visible, math.nan).requires_grad_()):
+            p, entropy = sm.softmax(logits, policy=policy, mask=visible), sm.entropy(logits, mask=visible)
+            grads += torch.autograd.grad(p.square().sum() + entropy.sum(), logits)
+        clean, poisoned = grads
+        assert torch.equal(clean, poisoned)
+        assert (clean[~visible] == 0).all()
+        assert clean[0, 0].abs().max() > 0
+
+    def test_the_maximum_carries_none_and_ties_share_theirs(self):
+        logits = torch.zeros(5, dtype=torch.float64, requires_grad=True)
+        stats = stats_of(logits)
+        assert not stats.max.requires_grad
+        (gradient,) = torch.autograd.grad(stats.lse, logits)
+        assert gradient.tolist() == pytest.approx([0.2] * 5, rel=1e-15)
 
     @every_policy
     @anywhere
@@ -212,6 +232,9 @@ class TestGradients:
         x = torch.tensor([3e38, -1e38, 3e38, 3e38]).repeat(2, 1, 1).requires_grad_()
         p = sm.softmax(x, policy=policy)
         assert p[0, 0].tolist() == pytest.approx([1 / 3, 0, 1 / 3, 1 / 3])
+        stats = stats_of(x.detach(), torch.float32)
+        assert stats.entropy[0, 0] == pytest.approx(math.log(3), rel=1e-6)
+        assert stats.var[0, 0] == 0
         p[..., 0].sum().backward()
         assert x.grad is not None
         assert x.grad.isfinite().all()
@@ -226,13 +249,13 @@ class TestShapesAndMasks:
             pytest.skip("heads are the axis before the rows")
         x = torch.randn(3, 4, 5, dtype=torch.float64)
         mask = torch.rand(3, 4, 5) < 0.7
-        moved = sm.softmax(x.movedim(dim, -1), policy=policy, mask=mask.movedim(dim, -1)).movedim(-1, dim)
+        last, shown = x.movedim(dim, -1), mask.movedim(dim, -1)
+        moved = sm.softmax(last, policy=policy, mask=shown).movedim(-1, dim)
         assert torch.equal(sm.softmax(x, policy=policy, dim=dim, mask=mask), moved)
-        expected = sm.entropy(x.movedim(dim, -1), mask=mask.movedim(dim, -1))
-        assert torch.equal(sm.entropy(x, dim=dim, mask=mask), expected)
+        assert torch.equal(sm.entropy(x, dim=dim, mask=mask), sm.entropy(last, mask=shown))
 
     @every_policy
-    @every_dtype
+    @pytest.mark.parametrize("dtype", DTYPES, ids=str)
     def test_hidden_logits_are_the_same_as_a_mask(self, policy, dtype):
         x = torch.randn(2, 2, 8).to(dtype)
         mask = torch.rand(2, 2, 8) < 0.7
@@ -242,6 +265,14 @@ class TestShapesAndMasks:
             hidden = x.masked_fill(~mask, filler)
             assert torch.equal(sm.softmax(hidden, policy=policy), want)
             assert torch.equal(sm.entropy(hidden), entropy)
+
+    @given(NARROW, st.lists(st.booleans(), min_size=40, max_size=40), st.sampled_from([0.0, 1e300, -1e300]))
+    def test_statistics_ignore_hidden_keys(self, row, pattern, filler):
+        visible = torch.tensor(pattern[: len(row)])
+        got = dense_stats(torch.where(visible, double(row), filler), visible)
+        want = stats_of([v for v, on in zip(row, visible.tolist(), strict=True) if on])
+        for name in ("count", "max", "lse", "mean", "var", "entropy", "top_weight"):
+            assert getattr(got, name) == pytest.approx(float(getattr(want, name)), rel=1e-12, abs=1e-14), name
 
     @pytest.mark.parametrize("policy", [None, PAPER, POLICIES["target"]], ids=["none", "paper", "target"])
     @anywhere

@@ -8,19 +8,19 @@ from torch import Tensor
 
 import sharpmax as sm
 from sharpmax.errors import UnsupportedError
-from sharpmax.ops import attention as ops
+from sharpmax.ops import attention
 from sharpmax.ops import decode as decode_module
-from sharpmax.ops.attention import scaled_queries
 from sharpmax.ops.kernels import decode_launch, tables
-from sharpmax.ops.kernels.sharpen import scale_features, scale_op, sharpen_op
+from sharpmax.ops.kernels.sharpen_launch import scale_features, scale_op, sharpen_op
+from sharpmax.ops.sharpen import scaled_queries
 from sharpmax.policies.basic import Constant, Curve, LogLength, PerFrequency
 from sharpmax.policies.log_linear import LogLinear
 from sharpmax.policies.per_head import PerHead
 from sharpmax.policies.polynomial import PAPER, Polynomial
 from sharpmax.stats import dispatch
 from sharpmax.stats.call import Parts, capped_beta
-from sharpmax.stats.statistics import RowStats
-from tests.kernel_cases import BRAIN, DEVICE, DOUBLE, HALF, INTERPRETED, SILENT, SINGLE, randn
+from sharpmax.stats.statistics import RowStats, dense_stats
+from tests.kernel_cases import BRAIN, CURVE, DEVICE, DOUBLE, HALF, INTERPRETED, LINEAR, SILENT, SINGLE, parts_of, randn
 from tests.kernel_cases import relaunched as relaunched
 from tests.numerics import worst
 
@@ -52,7 +52,6 @@ def assert_same(got, want):
         assert torch.equal(got, want)
 
 
-LINEAR = LogLinear(0.1, 0.2, -0.4, 0.3, 0.5, -0.2, 0.1, 0.3, -0.6, reference=5.0)
 POLICIES = [
     Constant(2.5),
     PAPER,
@@ -62,27 +61,21 @@ POLICIES = [
     LogLinear(level=3.0, ceiling=2.0),
     LogLinear(var=1.0),
     LogLinear(top_length=-9.0, reference=1.0),
-    Curve((0.5, 1.0, 2.5), (1.0, 1.5, 4.0)),
+    CURVE,
 ]
-MIXED = [PAPER, LINEAR, Constant(), Curve((0.5, 1.5), (3.0, 1.0)), LogLength(3.0), Polynomial((2.0,), (0.0, 9.0))]
+SHORT = Polynomial((2.0,), (0.0, 9.0))
+MIXED = [PAPER, LINEAR, Constant(), Curve((0.5, 1.5), (3.0, 1.0)), LogLength(3.0), SHORT, CURVE]
 
 
 def statistics(batch, heads, queries, keys, offset):
     """Statistics of random rows of which some see 0 or 1 key, and one is NaN."""
     logits = 3.0 * randn(batch, heads, queries, keys, seed=1, dtype=DOUBLE)
     last = torch.arange(queries, device=DEVICE) + offset
-    visible = (torch.arange(keys, device=DEVICE) <= last[:, None]).expand(logits.shape)
-    count = visible.sum(-1)
-    peak = logits.masked_fill(~visible, -torch.inf).amax(-1)
-    share = logits.masked_fill(~visible, -torch.inf).softmax(-1).nan_to_num()
-    lse = logits.masked_fill(~visible, -torch.inf).logsumexp(-1)
-    mean = (share * logits).sum(-1)
-    var = (share * (logits - mean[..., None]) ** 2).sum(-1)
-    parts = [peak, lse - peak, peak - mean, var]
-    parts = [p.masked_fill(count == 0, 0.0) for p in parts]
-    for p in parts:
-        p[0, :, queries - 2] = torch.nan
-    return count, Parts(*(p.float() for p in parts))
+    stats = dense_stats(logits, (torch.arange(keys, device=DEVICE) <= last[:, None]).expand(logits.shape))
+    parts = Parts(*(part.float().masked_fill(stats.count == 0, 0.0) for part in parts_of(stats)))
+    for part in parts:
+        part[0, :, queries - 2] = torch.nan
+    return stats.count, parts
 
 
 def expected(policies, count, parts):
@@ -187,12 +180,15 @@ def test_what_cannot_be_done_is_said():
         sharpen_rows(q.double(), None, None, 9, None, Constant(2.0))
 
 
-SMOOTH = ["paper", LogLength(16.0), Constant(1.7), Polynomial((0.2, 1.0), (0.2, 1.5), 0.3, "clamp")]
+LEARNT = [
+    LogLength(16.0), Constant(1.7), Polynomial((0.2, 1.0), (0.2, 1.5), 0.3, "clamp"), CURVE,
+    LogLinear(level=0.1, entropy=0.5, var=0.1),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("policy", "masked"),
-    [*(("paper", masked) for masked in ("full", "causal", "mask")), *((policy, "causal") for policy in SMOOTH[1:])],
+    [*(("paper", masked) for masked in ("full", "causal", "mask")), *((policy, "causal") for policy in LEARNT)],
     ids=str,
 )
 def test_attention_learns_through_the_kernels(policy: Any, masked: str) -> None:
@@ -236,7 +232,7 @@ def test_later_calls_are_launched_by_address_and_do_the_same(
         for mistake in (v[:, :1], v.double(), v[..., :3, :]):
             with pytest.raises((ValueError, TypeError), match=r"^v: "):
                 sm.attention(q, k, mistake, policy=policy, **options)
-    assert len(ops._known) == 4
+    assert len(attention._known) == 4
     assert len(dispatch._known) == 1
     names = {one.kernel.__name__ for one in relaunched if one.launches >= 2}
     assert names == {"careful_parts", "sharpen_rows", *(["quick_parts"] if dtype == BRAIN else [])}

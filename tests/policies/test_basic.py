@@ -67,16 +67,6 @@ def test_log_length_follows_its_formula(n, reference, floor):
     assert LogLength(reference).needs == {"count"}
 
 
-def test_log_length_of_every_row_of_causal_attention_has_its_own_length():
-    q, k = torch.randn(2, 1, 1, 6, 4, dtype=torch.float64).unbind()
-    policy = LogLength(2)
-    out = sm.attention(q, k, k, is_causal=True, policy=policy)
-    for i in range(6):
-        beta = max(1.0, math.log(i + 1) / math.log(2))
-        p = (beta * 0.5 * (q[0, 0, i] @ k[0, 0, : i + 1].T)).softmax(-1)
-        torch.testing.assert_close(out[0, 0, i], p @ k[0, 0, : i + 1], rtol=1e-12, atol=1e-14)
-
-
 def test_a_fitted_range_of_lengths_is_watched():
     policy = LogLength(4, fitted_on=(2, 16))
     beta_of(policy, torch.randn(16))

@@ -19,18 +19,6 @@ from sharpmax.stats.statistics import RowStats, dense_stats
 from tests.policies.rows import beta_of
 
 NAMES = LogLinear.COEFFICIENTS
-MEASURES = {
-    "level": set(),
-    "length": {"count"},
-    "entropy": {"count", "entropy"},
-    "entropy2": {"count", "entropy"},
-    "top": {"max", "lse"},
-    "top2": {"max", "lse"},
-    "var": {"var"},
-    "entropy_length": {"count", "entropy"},
-    "top_length": {"count", "max", "lse"},
-}
-"""What each coefficient reads."""
 
 
 def by_numpy(row: np.ndarray, policy: LogLinear) -> float:
@@ -71,10 +59,6 @@ class TestFormula:
 
 
 class TestNeeds:
-    @pytest.mark.parametrize("name", NAMES)
-    def test_follow_from_the_coefficients(self, name):
-        assert LogLinear(**{name: -0.1}).needs == MEASURES[name]
-
     @pytest.mark.parametrize("name", NAMES)
     def test_are_enough(self, name):
         """Whatever else is left unmeasured, β is the same."""

@@ -88,29 +88,17 @@ def test_equals_the_heads_one_by_one_in_attention(heads):
         torch.testing.assert_close(got[:, alone], want, rtol=1e-10, atol=1e-11)
 
 
-@every_grid
-@anywhere
-def test_gradients_equal_the_heads_one_by_one(heads):
-    logits = (torch.randn(3, 4, 6, dtype=torch.float64) * 1.5).requires_grad_()
-
-    def gradient(p: Tensor) -> Tensor:
-        return torch.autograd.grad(p.square().sum(), logits)[0]
-
-    together = gradient(sm.softmax(logits, policy=PerHead((heads,))))
-    torch.testing.assert_close(together, gradient(one_by_one(logits, heads)), rtol=1e-9, atol=1e-10)
-
-
 class TestGrid:
     def test_more_than_one_layer_has_to_be_chosen_from(self):
         policy = PerHead.of(Constant, value=[[1.0, 2.0], [3.0, 4.0]])
         with pytest.raises(ArgumentError, match=r"policy: got 2 layers × 2 heads.*choose it with policy.for_layer"):
             sm.softmax(torch.randn(2, 3, 4), policy=policy)
 
-    @pytest.mark.parametrize("shape", [(3, 4, 5), (4, 5), (5,), (2, 3, 4, 5)])
-    def test_the_number_of_heads_has_to_fit(self, shape):
+    def test_the_number_of_heads_has_to_fit(self):
         policy = PerHead.of(Constant, value=[[2.0, 3.0]])
-        with pytest.raises(ArgumentError, match="policy: got 2 heads for rows of shape"):
-            sm.softmax(torch.randn(shape), policy=policy)
+        for shape in ((3, 4, 5), (5,)):
+            with pytest.raises(ArgumentError, match="policy: got 2 heads for rows of shape"):
+                sm.softmax(torch.randn(shape), policy=policy)
 
     def test_every_head_warns_for_its_own_rows(self):
         inside, outside = Curve((0.0, 9.0), (1.0, 2.0)), Curve((0.0, 0.1), (1.0, 2.0))

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 
 import sharpmax as sm
 from sharpmax.errors import NotMeasuredError, UnsupportedError
-from sharpmax.stats import dispatch as operator
-from sharpmax.stats import streaming
-from tests.numerics import exact, heads, tables, worst
+from sharpmax.stats import dispatch, streaming
+from sharpmax.stats.call import AttentionCall
+from sharpmax.stats.statistics import FIELDS
+from tests.numerics import assert_same_stats, call_at, exact, heads, worst
+
+on_cpu = pytest.mark.parametrize("impl", ["reference", "streaming", "sdpa"])
+
+
+def wide(*shape: int) -> Tensor:
+    return heads(*shape, dtype=torch.float64)
 
 
 def plain(q: Tensor, k: Tensor, visible: Tensor) -> dict[str, Tensor]:
-    """The statistics as one writes them down first, in the dtype of the input."""
+    """The statistics by their textbook formulas, in the dtype of the input."""
     s = (q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5).masked_fill(~visible, -torch.inf)
     p = s.softmax(-1)
     s = s.masked_fill(~visible, 0.0)
@@ -66,9 +76,68 @@ class TestContractOfAccuracy:
     def test_a_scale_of_zero_or_less(self, impl: Any, scale: float) -> None:
         q, k = heads(1, 2, 9, 16), heads(1, 2, 9, 16)
         got = sm.row_stats(q, k, is_causal=True, scale=scale, impl=impl, fields=("entropy", "lse", "mean"))
-        want = exact(q, k, is_causal=True, scale=scale)
-        for name in ("entropy", "lse", "mean"):
-            assert worst(getattr(got, name), getattr(want, name)) < 1e-5, name
+        assert_same_stats(got, exact(q, k, is_causal=True, scale=scale), 1e-5, "entropy", "lse", "mean")
+
+
+class TestWhatARowSees:
+    @pytest.mark.parametrize("offset", [None, -2, 0, 1, 4, 9])
+    @pytest.mark.parametrize("mask", [None, "keys", "rows"])
+    def test_counts_are_what_is_not_hidden(self, offset: int | None, mask: str | None) -> None:
+        shown = {None: None, "keys": torch.tensor([True, False, True, True, False]), "rows": torch.ones(3, 1) > 0}[mask]
+        call = call_at(heads(1, 2, 3, 4), heads(1, 2, 5, 4), shown, offset=offset)
+        hidden = call.hidden().expand(1, 2, 1, 3, 5)
+        assert call.counts().tolist() == (~hidden).sum(-1).reshape(1, 2, 3).tolist()
+        wanted = [[j > i + offset if offset is not None else False for j in range(5)] for i in range(3)]
+        if mask == "keys":
+            wanted = [[hide or j in (1, 4) for j, hide in enumerate(row)] for row in wanted]
+        assert hidden[0, 0, 0].tolist() == wanted
+
+    def test_torch_biases_are_causal_limits(self) -> None:
+        q, k = heads(1, 2, 3, 8), heads(1, 2, 5, 8)
+        assert sm.row_stats(q, k, attn_mask=causal_upper_left(3, 5)).count[0, 0].tolist() == [1, 2, 3]
+        assert sm.row_stats(q, k, attn_mask=causal_lower_right(3, 5)).count[0, 0].tolist() == [3, 4, 5]
+
+    def test_a_mask_of_finfo_min_hides_and_half_of_it_is_the_limit(self) -> None:
+        least = torch.finfo(torch.float32).min
+        mask = torch.tensor([0.0, least, least / 2, least / 2.001, -math.inf])
+        assert sm.row_stats(heads(3, 4), heads(5, 4), attn_mask=mask).count.tolist() == [2, 2, 2]
+
+    @on_cpu
+    def test_a_nan_query_that_sees_nothing_is_an_empty_row(self, impl: Any) -> None:
+        q, shown = heads(1, 3, 8), torch.ones(3, 4, dtype=torch.bool)
+        q[0, 1] = math.nan
+        shown[1] = False
+        stats = sm.row_stats(q, heads(1, 4, 8), attn_mask=shown, impl=impl)
+        assert stats.lse[0, 1] == stats.mean[0, 1] == -math.inf
+        assert stats.entropy[0, 1] == 0.0
+
+    def test_sdpa_with_every_kind_of_limit(self) -> None:
+        """The kernel gets its own causal flag where that means the same, and a mask elsewhere."""
+        q, k = wide(2, 4, 5, 8), wide(2, 2, 7, 8)
+        shown = torch.rand(2, 4, 5, 7) > 0.3
+        cases: list[dict[str, Any]] = [{"attn_mask": mask} for mask in (None, shown, shown[:1, :1], shown[:, :1])]
+        cases += [{"is_causal": True}, {"is_causal": True, "window": 3}, {"attn_mask": causal_upper_left(5, 7)}]
+        for options in cases:
+            got = sm.row_stats(q, k, enable_gqa=True, impl="sdpa", **options)
+            assert_same_stats(got, exact(q, k, enable_gqa=True, **options), 1e-12, "entropy", "lse")
+        one_behind = call_at(wide(1, 2, 4, 8), wide(1, 2, 6, 8), offset=1)
+        got, want = (dispatch.measure(one_behind, impl, frozenset({"lse"})) for impl in ("sdpa", "reference"))
+        assert_same_stats(got, want, 1e-12, "lse")
+
+    @on_cpu
+    def test_keys_and_masks_that_batches_share(self, impl: Any) -> None:
+        q, k = wide(2, 3, 2, 4, 8), wide(2, 1, 2, 5, 8)
+        shown = torch.rand(2, 1, 1, 4, 5) > 0.3
+        shown[..., 0] = True
+        want = exact(q, k.expand(2, 3, 2, 5, 8), attn_mask=shown.expand(2, 3, 2, 4, 5))
+        assert_same_stats(sm.row_stats(q, k, attn_mask=shown, impl=impl), want, 1e-12, "entropy")
+
+    def test_scaled_rows_are_rows_of_scaled_logits(self) -> None:
+        mask, beta, q, k = wide(3, 5), torch.tensor([0.5, 2.0, 3.0], dtype=torch.float64), wide(3, 4), wide(5, 4)
+        twice = AttentionCall.of(q, k, mask).scaled(beta).scaled(beta)
+        logits = (q @ k.T / 2.0 + mask) * beta[:, None] ** 2
+        for impl in ("reference", "streaming"):
+            assert worst(dispatch.measure(twice, impl, frozenset({"lse"})).lse, logits.logsumexp(-1)) < 1e-12
 
 
 class TestTiles:
@@ -79,17 +148,21 @@ class TestTiles:
         monkeypatch.setattr(streaming, "_TILE_ELEMENTS", {"cpu": 64, "cuda": 64})
         monkeypatch.setattr(streaming, "_KEYS_PER_TILE", 5)
 
+    @pytest.fixture
+    def _tiny_tiles(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(streaming, "_TILE_ELEMENTS", {"cpu": 1})
+        monkeypatch.setattr(streaming, "_KEYS_PER_TILE", 3)
+
     @pytest.mark.parametrize(
         ("mask", "is_causal"), [(None, False), (None, True), ("bool", False), ("bias", False), ("late", False)]
     )
     def test_statistics_and_gradient(self, mask: str | None, is_causal: bool) -> None:
-        q = heads(3, 6, 70, 4, dtype=torch.float64).requires_grad_()
-        k = heads(3, 2, 83, 4, dtype=torch.float64).requires_grad_()
+        q, k = wide(3, 6, 70, 4).requires_grad_(), wide(3, 2, 83, 4).requires_grad_()
         m: Tensor | None = None
         if mask == "bool":
             m = torch.rand(3, 1, 70, 83) > 0.8
         elif mask == "bias":
-            m = heads(6, 1, 83, dtype=torch.float64)
+            m = wide(6, 1, 83)
         elif mask == "late":  # the first tiles of a row hold nothing but hidden keys
             m = torch.arange(83) > 61
         found = []
@@ -99,9 +172,7 @@ class TestTiles:
             total = (stats.entropy + 2 * stats.var)[seen].sum() + (stats.lse - 3 * stats.mean)[seen].sum()
             found.append((stats, torch.autograd.grad(total, (q, k))))
         (ours, grads), (want, true_grads) = found
-        for name, value in tables(ours):
-            good = want.count > 0
-            assert worst(value[good], getattr(want, name)[good]) < 1e-11, name
+        assert_same_stats(ours, want, 1e-11)
         for g, t in zip(grads, true_grads, strict=True):
             assert worst(g, t) < 1e-10
 
@@ -111,6 +182,27 @@ class TestTiles:
         assert stats.mean.item() == pytest.approx(1e5)
         assert stats.var.item() == 0.0
         assert stats.entropy.item() == pytest.approx(0.6931472, abs=1e-6)
+
+    @pytest.mark.parametrize("shared", [False, True])
+    @pytest.mark.parametrize("masked", [False, True])
+    @pytest.mark.usefixtures("_tiny_tiles")
+    def test_spans_of_each_sequence_and_of_all(self, shared: bool, masked: bool) -> None:
+        mask = torch.tensor([True, False, True, True, True, False, True]) if masked else None
+        low = torch.tensor([[0, 1, 2, 3], [2, 2, 0, 0], [0, 0, 4, 6]])
+        spans = torch.stack((low, low + torch.tensor([1, 3, 2, 1])), 1).to(torch.int32)
+        call = replace(
+            call_at(wide(3, 2, 4, 8), wide(3, 2, 7, 8), mask, offset=None), spans=spans[:1] if shared else spans
+        )
+        got, want = (dispatch.measure(call, impl, frozenset({"lse"})) for impl in ("streaming", "reference"))
+        assert_same_stats(got, want, 1e-12, "lse")
+
+    @pytest.mark.parametrize("offset", [-3, -2, -1, 0, 1, 2])
+    @pytest.mark.parametrize("queries", [4, 33])
+    @pytest.mark.usefixtures("_tiny_tiles")
+    def test_causal_limits_before_and_behind_the_diagonal(self, offset: int, queries: int) -> None:
+        call = call_at(wide(1, 2, queries, 8), wide(1, 2, 7, 8), offset=offset)
+        got, want = (dispatch.measure(call, impl, frozenset({"lse", "var"})) for impl in ("streaming", "reference"))
+        assert_same_stats(got, want, 1e-12, "lse", "var")
 
 
 class TestChoice:
@@ -126,8 +218,8 @@ class TestChoice:
 
             return run
 
-        spies = {name: spy(name, function) for name, function in operator.IMPLEMENTATIONS.items()}
-        monkeypatch.setattr(operator, "IMPLEMENTATIONS", spies)
+        spies = {name: spy(name, function) for name, function in dispatch.IMPLEMENTATIONS.items()}
+        monkeypatch.setattr(dispatch, "IMPLEMENTATIONS", spies)
         return names
 
     @pytest.mark.parametrize("impl", ["streaming", "sdpa", "triton"])
@@ -136,17 +228,13 @@ class TestChoice:
         sm.attention(heads(1, 2, 3, 16), heads(1, 2, 4, 16), heads(1, 2, 4, 16), policy="paper", impl=impl)
         assert used == [impl, impl]
 
-    def test_auto_takes_the_kernel_when_entropy_is_enough(self, used: list[str]) -> None:
+    def test_auto_takes_the_cheapest_that_measures_enough(self, used: list[str]) -> None:
         q, k = heads(1, 2, 3, 16), heads(1, 2, 4, 16)
-        sm.row_stats(q, k, fields=("entropy",))
+        assert sm.row_stats(q, k, fields=("entropy",)).measured == ("count", "lse", "mean")
         sm.attention(q, k, k, policy="paper")
-        assert used == ["sdpa", "sdpa"]
-
-    def test_auto_streams_when_more_is_asked_for(self, used: list[str]) -> None:
-        q, k = heads(1, 2, 3, 16), heads(1, 2, 4, 16)
-        sm.row_stats(q, k)
+        assert sm.row_stats(q, k).measured == FIELDS
         sm.row_stats(q, k, fields=("entropy",), attn_mask=heads(3, 4))
-        assert used == ["streaming", "streaming"]
+        assert used == ["sdpa", "sdpa", "streaming", "streaming"]
 
     def test_auto_measures_nothing_for_a_count(self, used: list[str]) -> None:
         stats = sm.row_stats(heads(1, 2, 3, 16), heads(1, 2, 4, 16), fields=("count",), is_causal=True)
@@ -169,8 +257,17 @@ class TestPromises:
         mask = torch.ones(2, 1, 1, 6, 6, dtype=torch.bool).tril() if impl == "streaming" else None
         rows = (mask, None, None, None if mask is not None else 0)
         torch.library.opcheck(
-            operator._row_parts, (q, k, *rows, 0.3, impl, True, True), test_utils=("test_schema", "test_faketensor")
+            dispatch._row_parts, (q, k, *rows, 0.3, impl, True, True), test_utils=("test_schema", "test_faketensor")
         )
-        parts = list(operator._row_parts(q, k, *rows, 0.3, impl, True, True))
+        parts = list(dispatch._row_parts(q, k, *rows, 0.3, impl, True, True))
         arguments = (q, k, *rows[:3], parts, parts[0], parts[1], None, rows[3], 0.3, impl, False)
-        torch.library.opcheck(operator._row_parts_backward, arguments, test_utils=("test_schema", "test_faketensor"))
+        torch.library.opcheck(dispatch._row_parts_backward, arguments, test_utils=("test_schema", "test_faketensor"))
+
+    @pytest.mark.parametrize("into_mask", [False, True])
+    def test_gradients_without_keys(self, into_mask: bool) -> None:
+        call = AttentionCall.of(heads(1, 2, 3, 4), heads(1, 2, 0, 4), torch.zeros(3, 0))
+        assert call.mask is not None
+        numbers = torch.zeros(call.q.shape[:-1])
+        inputs = (call.q, call.k, call.mask, None, None, [numbers] * 4, numbers, numbers, None)
+        found = torch.ops.sharpmax.row_parts_backward(*inputs, None, 1.0, "streaming", into_mask)
+        assert [x.shape for x in found] == [call.q.shape, call.k.shape, call.mask.shape if into_mask else (0,)]

@@ -147,11 +147,6 @@ class TestDerived:
         stats = RowStats(torch.tensor([3, 3]), max=top, lse=lse, mean=mean, var=torch.zeros(2))
         assert stats.entropy.tolist() == [torch.tensor(3.0).log().item(), 0.0]
 
-    @given(LOGITS | CLOSE)
-    def test_top_weight_is_the_largest_weight(self, values):
-        p = torch.softmax(torch.tensor(values, dtype=torch.float64), -1)
-        assert of(values).top_weight == pytest.approx(float(p.max()), rel=1e-12)
-
     def test_what_reads_the_maximum_carries_no_gradient(self):
         """The maximum is a constant, so a gradient through the rest alone would be a wrong one."""
         stats = sm.row_stats(torch.randn(2, 4, requires_grad=True), torch.randn(5, 4), impl="streaming")

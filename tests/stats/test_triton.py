@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sharpmax.errors import UnsupportedError
 from sharpmax.stats import triton_launch as triton
-from sharpmax.stats.call import AttentionCall, hidden_by
+from sharpmax.stats.call import AttentionCall, Parts
 from sharpmax.stats.dispatch import measure
 from sharpmax.stats.statistics import dense_stats
 from sharpmax.stats.triton_launch import available, triton_parts
@@ -26,6 +26,8 @@ from tests.kernel_cases import (
     INTERPRETED,
     SILENT,
     SINGLE,
+    masked_logits,
+    parts_of,
     randn,
     random_problem,
     reordered,
@@ -34,8 +36,6 @@ from tests.kernel_cases import _poisoned_memory as _poisoned_memory
 from tests.numerics import call_at
 
 pytestmark = SILENT
-
-Parts = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 def given_logits(rows: Tensor, **changes) -> AttentionCall:
@@ -47,19 +47,7 @@ def given_logits(rows: Tensor, **changes) -> AttentionCall:
 
 
 def dense(problem: AttentionCall, dtype: torch.dtype) -> Parts:
-    s = problem.q.to(dtype) @ problem.k.to(dtype)[:, :, None].mT * problem.scale
-    visible = torch.ones_like(s, dtype=torch.bool)
-    if problem.offset is not None:
-        i, j = (torch.arange(n, device=s.device) for n in s.shape[-2:])
-        visible &= j <= i[:, None] + problem.offset
-    if problem.mask is not None:
-        hidden = hidden_by(problem.mask)
-        visible &= ~hidden
-        if problem.mask.is_floating_point():
-            bias = problem.mask.to(dtype).masked_fill(hidden, 0)
-            s = s + (bias if problem.gain is None else bias * problem.gain.to(dtype)[..., None])
-    stats: Any = dense_stats(s, visible)
-    return stats._max, stats._log_mass, stats._shortfall, stats._var
+    return parts_of(dense_stats(*masked_logits(problem, dtype)))
 
 
 def assert_within_contract(problem: AttentionCall) -> Parts:

@@ -6,6 +6,7 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,13 +17,13 @@ import sharpmax as sm
 from sharpmax.errors import NotMeasuredError
 from sharpmax.stats import dispatch as operator
 from sharpmax.stats import triton_launch as triton_backward
-from sharpmax.stats.call import AttentionCall, hidden_by
+from sharpmax.stats.call import AttentionCall
 from sharpmax.stats.dispatch import measure, measure_parts
 from sharpmax.stats.statistics import FIELDS
 from sharpmax.stats.streaming import Incoming, streaming_backward
 from sharpmax.stats.triton_launch import Tile
 from tests import kernel_cases
-from tests.kernel_cases import BRAIN, DEVICE, DOUBLE, HALF, INTERPRETED, SILENT, SINGLE, randn, reordered
+from tests.kernel_cases import BRAIN, DEVICE, DOUBLE, HALF, INTERPRETED, SILENT, SINGLE, masked_logits, randn, reordered
 from tests.kernel_cases import _poisoned_memory as _poisoned_memory
 
 pytestmark = SILENT
@@ -60,24 +61,17 @@ def gradients(
     return list(torch.autograd.grad(total, leaves))
 
 
-class plain:  # noqa: N801
-    """The statistics as one writes them down first, in the dtype of the input."""
-
-    def __init__(self, problem: AttentionCall) -> None:
-        s = problem.q @ problem.k[:, :, None].mT * problem.scale
-        visible = ~problem.hidden().expand(s.shape)
-        if problem.mask is not None and problem.mask.is_floating_point():
-            bias = problem.mask.masked_fill(hidden_by(problem.mask), 0).to(s.dtype)
-            s = s + (bias if problem.gain is None else bias * problem.gain[..., None].to(s.dtype))
-        blind = ~visible.any(-1, keepdim=True)
-        s = s.masked_fill(~visible & ~blind, -torch.inf)
-        p, lse = s.softmax(-1), s.logsumexp(-1)
-        s = s.masked_fill(~visible, 0)
-        mean = (p * s).sum(-1)
-        var = (p * (s - mean[..., None]) ** 2).sum(-1)
-        self.lse, self.mean, self.var, self.entropy = (
-            x.reshape(problem.rows) for x in (lse, mean, var, lse - mean)
-        )  # fmt: skip
+def plain(problem: AttentionCall) -> Any:
+    """The statistics by their textbook formulas, in the dtype of the input."""
+    s, visible = masked_logits(problem)
+    blind = ~visible.any(-1, keepdim=True)
+    s = s.masked_fill(~visible & ~blind, -torch.inf)
+    p, lse = s.softmax(-1), s.logsumexp(-1)
+    s = s.masked_fill(~visible, 0)
+    mean = (p * s).sum(-1)
+    var = (p * (s - mean[..., None]) ** 2).sum(-1)
+    found = {"lse": lse, "mean": mean, "var": var, "entropy": lse - mean}
+    return SimpleNamespace(**{name: x.reshape(problem.rows) for name, x in found.items()})
 
 
 def assert_within_contract(problem: AttentionCall, loss: str = "mix") -> None:

@@ -17,7 +17,7 @@ from sharpmax.errors import reject
 from sharpmax.integrations.transformers.application import apply, restore
 from sharpmax.integrations.transformers.attention import OutputGain
 from sharpmax.integrations.transformers.interface import install, kept, modules_of
-from sharpmax.ops.attention import QueryScale, Rule
+from sharpmax.ops.sharpen import QueryScale, Rule
 from sharpmax.policies.base import Policy, Remeasure, with_columns
 from sharpmax.policies.basic import Constant, LogScale, OutputScale, PerFrequency
 from sharpmax.policies.log_linear import LogLinear

@@ -27,7 +27,8 @@ from torch.utils.hooks import RemovableHandle
 from sharpmax.errors import UnsupportedError, reject
 from sharpmax.integrations.transformers.attention import Observer
 from sharpmax.integrations.transformers.support import attends_by_hand
-from sharpmax.ops.attention import Sharpener, is_repeated, policies_of, rules_of
+from sharpmax.ops.attention import is_repeated
+from sharpmax.ops.sharpen import Sharpener, policies_of, rules_of
 from sharpmax.policies.base import Policy, Warned
 from sharpmax.policies.per_head import PerHead, check_shape
 from sharpmax.stats.call import Alignment, AttentionCall, as_autocast, broadcast

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from sharpmax.errors import ArgumentError, SharpmaxError, UnsupportedError
-from sharpmax.ops.attention import COUNT, Sharpener, policies_of, rules_of, scaled_queries
+from sharpmax.ops.sharpen import COUNT, Sharpener, policies_of, rules_of, scaled_queries
 from sharpmax.policies.base import Policy, Warned
 from sharpmax.policies.per_head import PerHead, check_shape
 from sharpmax.policies.registry import AUTO, from_config, load_policy, packaged_for_config

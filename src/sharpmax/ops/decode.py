@@ -1,4 +1,4 @@
-"""`decode`: sharp attention of the newest tokens against a cache, contiguous or paged, whose keys are read once."""
+"""`decode`: attention of the newest tokens to a cache, contiguous or paged, reading keys and values once."""
 
 from __future__ import annotations
 
@@ -11,19 +11,11 @@ from torch import Tensor
 
 from sharpmax.arrays import check_scale
 from sharpmax.errors import UnsupportedError, reject, reject_type
-from sharpmax.ops.attention import (
-    MOST_QUERIES,
-    QueryScale,
-    attention,
-    check_mask_dtype,
-    check_values,
-    learns,
-    policies_of,
-    sharpener_for,
-)
+from sharpmax.ops.attention import attention, check_mask_dtype, check_values
 from sharpmax.ops.kernels.decode_launch import decode as run_decode
 from sharpmax.ops.kernels.decode_launch import decode_op, obstacle
 from sharpmax.ops.kernels.tables import Coefficients, table_of
+from sharpmax.ops.sharpen import MOST_QUERIES, QueryScale, learns, policies_of, sharpener_for
 from sharpmax.policies.base import Policy
 from sharpmax.policies.basic import PerFrequency, without_frequencies
 from sharpmax.policies.per_head import PerHead
@@ -61,20 +53,20 @@ def decode(
     impl: DecodeImpl = "auto",
     return_stats: bool = False,
 ) -> Tensor | tuple[Tensor, RowStats]:
-    """Sharp attention of the newest Lq tokens of each sequence, q `[B, H, Lq, D]`, against a cache.
+    """Attention of the newest Lq tokens of each sequence, q `[B, H, Lq, D]`, to a cache, with β chosen by `policy`.
 
     The cache is contiguous, k `[B, Hkv, Lk, D]` and v `[B, Hkv, Lk, Dv]`, or paged, k `[pages, page_size, Hkv, D]` and
     v `[pages, page_size, Hkv, Dv]` with `block_table` `[B, n]`, the pages of each sequence in order. `lengths` `[B]`
-    says how many keys of each sequence are filled, the newest tokens included (None: all); row i sees the keys before
-    length − (Lq − 1 − i). What lies beyond has no effect, NaN included. A mask (contiguous caches only) broadcasts to
-    `[B, H, Lq, Lk]`: boolean, True = visible, or floats that are added. `policy` is one policy for all heads, or a
+    is the number of filled keys of each sequence, including the newest tokens (None: all). Row i sees the keys before
+    length − (Lq − 1 − i). Other keys have no effect, even if they are NaN. A mask (contiguous caches only) broadcasts
+    to `[B, H, Lq, Lk]`; it is boolean (True = visible) or float (added). `policy` is one policy for all heads, or a
     sequence with one per query head.
 
-    On CUDA keys and values are read once, and nothing waits for the device, so the call can be captured in a CUDA
-    graph that then serves every length. `impl="torch"` is the same in plain torch. `auto` takes it on the CPU, where
-    gradients are wanted, and for policies that the kernels do not know (`LogScale` and your own). `impl="triton"`
-    insists on the kernels. Rows without keys are 0. With `return_stats` the statistics of the rows *before* sharpening
-    come back too.
+    On CUDA keys and values are read once and nothing waits for the device, so a CUDA graph of the call can be captured
+    and serves every length. `impl="torch"` computes the same in plain torch. `auto` takes it on the CPU, for inputs
+    that require gradients, and for policies that the kernels do not know (`LogScale` and your own). `impl="triton"`
+    raises an error instead. The output of a row without visible keys is 0. With `return_stats` the statistics of the
+    rows *before* sharpening are returned too.
 
     >>> import torch, sharpmax as sm
     >>> q, k, v = torch.randn(2, 4, 1, 8), torch.randn(2, 2, 16, 8), torch.randn(2, 2, 16, 8)
@@ -118,7 +110,7 @@ def decode(
 
 
 class _KnownDecode(NamedTuple):
-    """A call that was checked before; the policy is kept so that nothing else gets its id."""
+    """A checked call, kept for tensors of the same layout. Holding the policy keeps its id from being reused."""
 
     policy: Any
     query_scale: QueryScale | None
@@ -147,6 +139,7 @@ def _policies(policy: Policies, heads: int) -> tuple[Policy, ...]:
 
 
 def _with_kernels(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, impl: str) -> bool:
+    """Whether the kernels compute this call. Raises UnsupportedError if `impl` asks for them and they cannot."""
     if impl not in ("auto", "triton", "torch"):
         reject("impl", repr(impl), "one of ['auto', 'triton', 'torch']")
     if impl == "torch" or not (q.numel() and k.numel() and v.numel()):
@@ -155,12 +148,12 @@ def _with_kernels(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, impl: st
     if reason is None and q.shape[2] > MOST_QUERIES:
         reason = f"q has {q.shape[2]} tokens per sequence, and the kernel takes 1 to {MOST_QUERIES}"
     if reason is None and learns(q, k, v, mask):
-        reason = "a gradient is wanted, and the kernel has none"
+        reason = "an input requires a gradient, and the kernel has none"
     if impl == "triton":
         if reason is not None:
             raise UnsupportedError(f"impl: 'triton' cannot do this: {reason}; use impl='torch'")
         return True
-    # The interpreter is for tests: on the CPU plain torch is faster by far.
+    # Triton's interpreter is for tests. On the CPU plain torch is far faster.
     return reason is None and on_gpu(q)
 
 
@@ -168,7 +161,7 @@ def _plain(
     q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, pages: Tensor | None, mask: Tensor | None,
     scale: float | None, policies: tuple[Policy, ...], return_stats: bool,
 ) -> Tensor | tuple[Tensor, RowStats]:  # fmt: skip
-    """The same through `attention`: pages gathered, lengths turned into a mask, what they hide set to 0."""
+    """`decode` through `attention`: gather the pages, turn lengths into a mask, and set what it hides to 0."""
     if pages is not None:
         places = pages.long().clamp(0, max(0, k.shape[0] - 1))
         k, v = (x[places].flatten(1, 2).transpose(1, 2) for x in (k, v))
@@ -193,7 +186,7 @@ def _plain(
         out, stats = attention(q, k, v, mask, return_stats=True, **options)
     else:
         out = attention(q, k, v, mask, **options)
-    # Without a policy PyTorch's function is called as it is, and does not always give 0 here.
+    # Without a policy this is PyTorch's own function, which does not always give 0 for such rows.
     out = out.masked_fill(hidden_by(mask).all(-1, keepdim=True), 0.0)
     return out if stats is None else (out, stats)
 

@@ -1,4 +1,4 @@
-"""Entropy and sharpened softmax of logits that are already there, for torch and for JAX."""
+"""Entropy and sharpened softmax of dense logits, for torch and for JAX."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ A = TypeVar("A")
 def entropy(logits: A, *, dim: int = -1, mask: A | None = None) -> A:
     """Shannon entropy, in nats, of softmax(logits) along `dim`; float32, or float64 for float64 logits.
 
-    Logits of −inf (or `finfo.min`) and positions where the boolean `mask` is False are not part of their row; a
-    row without any has entropy 0.
+    Logits of −inf (or `finfo.min`) and positions where the boolean `mask` is False do not count. The entropy of a row
+    without any other logit is 0.
 
     >>> import torch
     >>> entropy(torch.tensor([0.0, 0.0, float("-inf")]))
@@ -30,8 +30,8 @@ def entropy(logits: A, *, dim: int = -1, mask: A | None = None) -> A:
 def softmax(logits: A, policy: Policy | str | None = None, *, dim: int = -1, mask: A | None = None) -> A:
     """softmax(β·logits) along `dim`, with β from `policy` and the row's own statistics; dtype of the logits.
 
-    Masked positions get weight 0, and so does all of a row that is masked throughout. `policy=None` is the plain
-    softmax. Gradients flow through β, first and second derivatives alike.
+    Masked positions have weight 0, also in rows that are masked completely. `policy=None` is the plain softmax. First
+    and second derivatives flow through β.
 
     >>> import torch
     >>> logits = torch.tensor([2.0, 1.0, 0.0, 0.0])
@@ -45,13 +45,13 @@ def softmax(logits: A, policy: Policy | str | None = None, *, dim: int = -1, mas
 
 
 def sharpen(rows: Array, visible: Array, policy: Policy) -> tuple[Array, RowStats | None]:
-    """Weights along the last axis, and the statistics β was read from (None if none were needed)."""
+    """Weights along the last axis, and the statistics that gave β (None if nothing was measured)."""
     xp = ops_for(rows)
     x, _ = centred(rows, visible)
     stats = None
     if not policy.is_identity:
         stats = dense_stats(rows, visible)
-        # Centred logits are at most 0, so no β can make them overflow; hidden ones are 0 and masked afterwards.
+        # Centred logits are at most 0, so no β makes them overflow. Hidden ones are 0 here, and masked below.
         beta = policy.beta(stats, lambda b: dense_stats(x * _column(b, x), visible))
         x = x * _column(beta, x)
     weights = xp.where(visible, xp.exp(x), 0.0)
@@ -60,15 +60,15 @@ def sharpen(rows: Array, visible: Array, policy: Policy) -> tuple[Array, RowStat
 
 
 def _column(beta: Array, like: Array) -> Array:
-    """β `[..., 1]` in the dtype of `like`, at most its largest number: 0 · inf would be NaN."""
+    """β `[..., 1]` in the dtype of `like`, capped at its largest number, as 0 · inf would be NaN."""
     xp = ops_for(like)
     return xp.cast(xp.at_most(beta, -xp.lowest(like.dtype)), like.dtype)[..., None]
 
 
 def rows_of(logits: Array, dim: int, mask: Array | None, *, name: str = "dim") -> tuple[Array, Array]:
-    """The logits with `dim` last, in float32 at least, and which of them are part of their row.
+    """The logits with `dim` last, in float32 or float64, and which of them are visible.
 
-    `name` is what the caller calls `dim`, for errors.
+    `name` is the caller's name for `dim`, for errors.
     """
     if not is_array(logits):
         reject_type("logits", type(logits).__name__, "a torch tensor or a JAX array")

@@ -1,4 +1,4 @@
-"""What a policy is: a frozen value that turns the statistics of a row into its inverse temperature β."""
+"""`Policy`: a frozen value that maps the statistics of a row to its inverse temperature β."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from sharpmax.stats.statistics import RowStats
 
 SCHEMA = 1
-"""Version of the JSON form; a reader refuses a newer one."""
+"""Version of the JSON form. Other versions are refused."""
 
 Remeasure = Callable[[Array], "RowStats"]
 """Measures the same rows again with their logits multiplied by β (one value per row)."""
@@ -33,31 +33,31 @@ _kinds: dict[str, type[Policy]] = {}
 
 
 class Warned(set[Any]):
-    """The policies that one model has been warned of; a copy of the model has not been warned yet."""
+    """The policies that a model has warned about. A copy of the model starts without any."""
 
     def __reduce__(self) -> tuple[type[Warned], tuple[()]]:
         return Warned, ()
 
 
 WARNED = Warned()
-"""The policies that were warned of where no model is known."""
+"""The policies that were warned about outside of models."""
 
 
 @dataclass(frozen=True)
 class Policy(ABC):
-    """A rule for the inverse temperature β of each row; β > 1 sharpens, β = 1 leaves the row alone."""
+    """A rule for the inverse temperature β of each row. β > 1 sharpens, β = 1 changes nothing."""
 
     kind: ClassVar[str]
     """The name of this kind of policy in JSON."""
 
     needs: ClassVar[frozenset[str]]
-    """The row statistics the rule reads, so that nothing else has to be measured."""
+    """The row statistics that the rule reads. Nothing else is measured."""
 
     reads: ClassVar[str] = ""
-    """The statistic that `fitted_range` speaks of; empty where there is none."""
+    """The statistic that `fitted_range` is about; empty without a range."""
 
     checks: ClassVar[Checks] = {}
-    """By field, a function of its name and value that returns the value to keep, or raises."""
+    """By field, a function of its name and value that returns the value to store, or raises."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -70,15 +70,15 @@ class Policy(ABC):
 
     @abstractmethod
     def describe(self) -> str:
-        """The rule in one line, for people."""
+        """The rule in one line."""
 
     @abstractmethod
     def rule(self, xp: Any, stats: RowStats, remeasure: Remeasure | None) -> Array:
-        """β per row, in the operations `xp`; numeric fields may be arrays `[H, 1]` (one value per head)."""
+        """β per row, computed with the operations `xp`. Numeric fields may be arrays `[H, 1]` (one value per head)."""
 
     @property
     def fitted_range(self) -> tuple[float, float] | None:
-        """The values of the statistic `reads` the policy was fitted on, its field `fitted_on`; None without one."""
+        """The range of the statistic `reads` that the policy was fitted on: its field `fitted_on`, or None."""
         found: tuple[float, float] | None = getattr(self, "fitted_on", None)
         return found
 
@@ -90,7 +90,7 @@ class Policy(ABC):
     def beta(self, stats: RowStats, remeasure: Remeasure | None = None) -> Array:
         """β for each row of `stats`; 1 for a row of fewer than two keys, NaN for a row of NaN.
 
-        `remeasure` is needed by policies that ask what the row would look like at another temperature.
+        Policies that read the row at other temperatures need `remeasure`.
         """
         xp = ops_for(stats.count)
         self.warn_outside(stats)
@@ -98,7 +98,7 @@ class Policy(ABC):
         return xp.where(stats.count <= 1, xp.ones_like(beta), beta)
 
     def warn_outside(self, stats: RowStats, warned: set[Any] | None = None) -> None:
-        """Warn if rows lie outside the range the policy was fitted on, unless it is among those `warned` already."""
+        """Warn if rows lie outside the fitted range, once per policy and set `warned`."""
         warned = WARNED if warned is None else warned
         if self.fitted_range is None or self in warned:
             return
@@ -111,7 +111,7 @@ class Policy(ABC):
             warned.add(self)
             share = 100.0 * float(outside.sum()) / math.prod(outside.shape)
             caller = sys._getframe(1)
-            # Not `warnings.warn`, whose own memory would silence a second model with the same share of rows.
+            # Not `warnings.warn`, which would suppress the same text for a second model.
             warnings.warn_explicit(
                 f"{share:.1f}% of the rows have {self.reads} outside {low:g} … {high:g}, the range this policy is "
                 f"made for ({self.describe()}); shown once per policy",
@@ -122,17 +122,17 @@ class Policy(ABC):
             )
 
     def outside(self, values: Array, stats: RowStats) -> Array:
-        """Which rows lie outside the fitted range and matter (two keys or more)."""
+        """Which rows of two or more keys lie outside the fitted range."""
         low, high = self.fitted_range or (-math.inf, math.inf)
         return ((values < low) | (values > high)) & (stats.count > 1)
 
     def to_dict(self) -> dict[str, Any]:
-        """The policy as plain JSON values."""
+        """The policy as JSON values."""
         body = {field.name: _plain(getattr(self, field.name)) for field in dataclasses.fields(self)}
         return {"schema": SCHEMA, "kind": self.kind, **body}
 
     def to_json(self) -> str:
-        """The policy as JSON text; floats survive the round trip bit for bit."""
+        """The policy as JSON text. Reading it back gives the same floats, bit for bit."""
         return json.dumps(self.to_dict(), indent=2, allow_nan=False)
 
     def save(self, path: str | Path) -> Path:
@@ -141,7 +141,7 @@ class Policy(ABC):
 
     @classmethod
     def from_dict(cls, body: dict[str, Any]) -> Policy:
-        """Build from the values of `to_dict` without schema and kind."""
+        """The inverse of `to_dict`, without schema and kind."""
         fields = dataclasses.fields(cls)
         names = sorted(field.name for field in fields)
         if unknown := sorted(set(body) - set(names)):
@@ -174,8 +174,8 @@ P = TypeVar("P", bound=Policy)
 
 
 def with_columns(policy: P, columns: Mapping[str, Any]) -> P:
-    """The same policy with arrays `[H, 1]`, a number per head, in some of its fields: good for `rule` alone."""
-    joined = object.__new__(type(policy))  # what a compiler follows, unlike copy.copy
+    """The same policy with arrays `[H, 1]` (one number per head) in some fields. Only its `rule` can be used."""
+    joined = object.__new__(type(policy))  # compilers can trace this, but not copy.copy
     for field in dataclasses.fields(policy):
         value = columns[field.name] if field.name in columns else getattr(policy, field.name)
         object.__setattr__(joined, field.name, value)
@@ -199,7 +199,7 @@ def _frozen(value: Any) -> Any:
 
 
 def check_number(name: str, value: object, *, above: float = -math.inf, at_least: float = -math.inf) -> float:
-    """`value` as a float, or an error that says which numbers are allowed."""
+    """`value` as a float; raises an error that names the allowed numbers."""
     allowed = "a finite number"
     if above > -math.inf:
         allowed += f" above {above:g}"
@@ -233,7 +233,7 @@ def numbers(what: str, least: int = 1, *, at_least: float = -math.inf) -> Callab
 
 
 def check_range(name: str, value: Any) -> tuple[float, float]:
-    """`value` as a pair low < high, or an error."""
+    """`value` as a pair low < high; raises an error otherwise."""
     allowed = "a pair (low, high) with low < high"
     if not isinstance(value, (tuple, list)) or len(value) != 2:
         reject(name, repr(value), allowed)

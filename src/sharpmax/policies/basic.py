@@ -1,4 +1,4 @@
-"""Simple rules: constants (of a row, a frequency, an output), the logarithm of the length, a curve of entropy."""
+"""Simple rules: constants (per row, frequency or output), logarithms of the length, and a curve over entropy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Constant(Policy):
-    """β = value in every row; `Constant(1)` changes nothing.
+    """β = value in every row. `Constant(1)` changes nothing.
 
     >>> Constant(2.0).describe()
     'β = 2'
@@ -39,17 +39,17 @@ class Constant(Policy):
         return xp.ones_like(xp.cast(stats.count, xp.widest)) * self.value
 
 
-LEFT_ALONE = Constant(1.0)
-"""The policy that changes nothing, always the same object."""
+IDENTITY = Constant(1.0)
+"""The policy that changes nothing."""
 
 
 @dataclass(frozen=True)
 class PerFrequency(Policy):
-    """A logit is a sum over rotary frequencies; the part of frequency i is multiplied by `values[i]`.
+    """One β per rotary frequency: the part of each logit with frequency i is multiplied by `values[i]`.
 
     Query dimensions i and i + D/2 share a frequency (the layout of Llama, Qwen, Mistral and Gemma in transformers), so
-    both are multiplied by `values[i]`: D/2 numbers for a head of size D. Equal values are `Constant`. Only the query is
-    scaled, never a bias, a cap or a sink, so an applied policy and a folded one compute the same. Row statistics are
+    both are multiplied by `values[i]`; a head of size D has D/2 values. With equal values it is `Constant`. Only the
+    query is scaled, never a bias, a cap or a sink, so applied and folded policies compute the same. Row statistics are
     those of the scaled query.
 
     >>> PerFrequency((0.8, 1.0, 1.5)).describe()
@@ -79,9 +79,9 @@ class PerFrequency(Policy):
 
 
 def query_factors(policies: Sequence[Policy]) -> list[list[float]] | None:
-    """What `PerFrequency` policies multiply the query by, `[heads][D]`, 1 in other heads; None without any.
+    """The factors `[heads][D]` of the query in a layer with `PerFrequency` policies, 1 in other heads; else None.
 
-    `policies` are those of a layer: one per head, or one for all heads.
+    `policies` has one policy per head, or one for all heads.
     """
     sizes = {len(one.values) for one in policies if isinstance(one, PerFrequency)}
     if len(sizes) > 1:
@@ -93,18 +93,18 @@ def query_factors(policies: Sequence[Policy]) -> list[list[float]] | None:
 
 
 def check_frequencies(given: int, width: int) -> None:
-    """Refuse factors for heads of another size; one factor goes with any."""
-    if given > 1 and given != width:  # a compiler knows no symbolic number in a tuple
+    """Refuse factors for heads of another size. A single factor fits any size."""
+    if given > 1 and given != width:  # not `in (1, width)`, as the width may be symbolic
         reject("policy", f"{given // 2} rotary frequencies for heads of size {width}", f"{width // 2} frequencies")
 
 
 def without_frequencies(policies: Sequence[Policy]) -> tuple[Policy, ...]:
-    """The policies that remain once `query_factors` has multiplied the query; the same objects for the same ones."""
-    return tuple(LEFT_ALONE if isinstance(one, PerFrequency) else one for one in policies)
+    """The policies that remain after the query was multiplied by `query_factors`."""
+    return tuple(IDENTITY if isinstance(one, PerFrequency) else one for one in policies)
 
 
 def constant_factors(policies: Sequence[Policy]) -> list[list[float]]:
-    """β `[heads][1]` of constants, or `[heads][D]` if some are `PerFrequency`: what a weight can hold."""
+    """The factors that a weight can hold: β `[heads][1]` of constants, or `[heads][D]` with `PerFrequency`."""
     wrong = next((one for one in policies if not isinstance(one, (Constant, PerFrequency))), None)
     if wrong is not None:
         reject("policy", wrong.describe(), "constants, or a β per rotary frequency")
@@ -115,9 +115,9 @@ def constant_factors(policies: Sequence[Policy]) -> list[list[float]]:
 
 @dataclass(frozen=True)
 class OutputScale(Policy):
-    """Multiply the output of a head by `scale`, as SEAL (arXiv 2501.15225) does; `policy` chooses β.
+    """Multiply the output of a head by `scale`, as SEAL (arXiv 2501.15225) does. `policy` chooses β.
 
-    It acts where attention has an output to scale: in a transformers model, by `sharpmax.apply`.
+    Only transformers models have an output to scale: use it with `sharpmax.apply`.
 
     >>> OutputScale(1.2, Constant(1.5)).describe()
     'output × 1.2, β = 1.5'
@@ -127,7 +127,7 @@ class OutputScale(Policy):
     checks: ClassVar[Checks] = {"scale": number(at_least=0.0)}
 
     scale: float
-    policy: Policy = LEFT_ALONE
+    policy: Policy = IDENTITY
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -154,9 +154,9 @@ NO_OUTPUT = "policy: a scale of a head's output acts only in a transformers mode
 
 @dataclass(frozen=True)
 class LogLength(Policy):
-    """β = max(floor, ln n / ln reference), n being the keys the row can see (padding does not count).
+    """β = max(floor, ln n / ln reference), where n is the number of visible keys (padding does not count).
 
-    `reference` is the size at which nothing changes: the largest one seen in training.
+    At n = `reference`, usually the largest size seen in training, β is 1.
 
     >>> LogLength(reference=16).describe()
     'β = max(1, ln n / ln 16)'
@@ -185,15 +185,15 @@ class LogLength(Policy):
 
 @dataclass(frozen=True)
 class LogScale(Policy):
-    """β = bias + scale·ln(max(1, n/reference)), n being the keys the row can see.
+    """β = bias + scale·ln(max(1, n/reference)), where n is the number of visible keys.
 
-    With `steps`, β = bias + scale·ln(1 + ⌊(n − shift)/reference⌋): it rises once per `reference` tokens. In causal
-    attention a row at position i, counted from 0, sees n = i + 1 keys; rules that read i itself have a `shift` of 1.
+    With `steps`, β = bias + scale·ln(1 + ⌊(n − shift)/reference⌋), which rises once per `reference` tokens. In causal
+    attention the row at position i, counted from 0, sees n = i + 1 keys; rules written in i have `shift` 1.
 
     - Scalable-Softmax (SSMax): scale s per head, reference 1, bias 0 or b
     - Llama 4: scale 0.1, reference 8192, steps; Ministral 3 and Mistral 4: likewise with shift 1
     - Inkling: scale α, reference `log_scaling_n_floor`; Qwen2.5-1M: scale 0.1, reference 262144. Qwen2.5-1M's engine
-      gives all rows of a prompt the β of its last one.
+      gives all rows of a prompt the β of the last row.
 
     >>> LogScale(0.1, 8192.0, steps=True).describe()
     'β = 1 + 0.1·ln(1 + ⌊n/8192⌋)'
@@ -242,7 +242,9 @@ class LogScale(Policy):
 
 @dataclass(frozen=True)
 class Curve(Policy):
-    """β as straight lines through `knots` (entropies, rising) and `values` (β, monotone), flat outside.
+    """β as a piecewise linear function of entropy through (`knots`, `values`), constant outside the knots.
+
+    Knots rise strictly; values only rise or only fall.
 
     >>> Curve(knots=(1.0, 3.0), values=(1.0, 2.0)).describe()
     'β from 1 at H = 1 to 2 at H = 3, 2 knots, flat outside'
@@ -278,9 +280,9 @@ class Curve(Policy):
         return f"β from {y0:g} at H = {x0:g} to {y1:g} at H = {x1:g}, {len(self.knots)} knots, flat outside"
 
     def rule(self, xp: Any, stats: RowStats, remeasure: Remeasure | None) -> Array:
-        """From the left, each pair of neighbouring knots speaks for everything above the first of them."""
+        """From left to right, each segment overwrites β for entropies above its first knot."""
         h = stats.entropy
-        beta = 0.0 * h + self.values[0]  # a NaN stays one
+        beta = 0.0 * h + self.values[0]  # NaN stays NaN
         for x0, x1, y0, y1 in zip(self.knots, self.knots[1:], self.values, self.values[1:], strict=False):
             along = xp.at_most((h - x0) / (x1 - x0), 1.0)
             beta = xp.where(h > x0, y0 + (y1 - y0) * along, beta)

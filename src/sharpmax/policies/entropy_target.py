@@ -1,4 +1,4 @@
-"""β solved per row so that its entropy becomes a given one."""
+"""β solved per row for a target entropy."""
 
 from __future__ import annotations
 
@@ -19,14 +19,13 @@ _STEPS = 24
 
 @dataclass(frozen=True)
 class EntropyTarget(Policy):
-    """The β at which the row's entropy is `target` nats; rows already under it keep β = `floor`.
+    """The β at which the row's entropy is `target` nats; rows whose entropy is already lower get β = `floor`.
 
-    `floor` is 1 by default: with a floor under 1, rows sharper than the target are flattened
-    towards it. `ceiling` bounds β where the target cannot be reached (exact ties at the top).
+    `floor` is 1 by default. With a floor below 1, rows sharper than the target are flattened towards it. `ceiling`
+    bounds β if the target cannot be reached (exact ties at the top).
 
-    The equation H(β) = target is solved in u = ln β, where dH/du = −Var[β·s], by Newton steps kept inside a
-    bracket that halves whenever Newton leaves it. Each step measures the rows once more. First and second derivatives
-    are those of the solution.
+    H(β) = target is solved in u = ln β, where dH/du = −Var[β·s], by Newton steps inside a bracket, which is halved when
+    a step leaves it. Each step measures the rows once more. First and second derivatives are those of the solution.
 
     >>> EntropyTarget(0.5).describe()
     'β such that H = 0.5 nat, 1 ≤ β ≤ 10000'
@@ -48,7 +47,7 @@ class EntropyTarget(Policy):
         return f"β such that H = {self.target:g} nat, {self.floor:g} ≤ β ≤ {self.ceiling:g}"
 
     def rule(self, xp: Any, stats: RowStats, remeasure: Remeasure | None) -> Array:
-        """Safeguarded Newton in ln β; the gradient comes from the implicit function theorem."""
+        """Safeguarded Newton in ln β, with the gradient from the implicit function theorem."""
         if remeasure is None:
             reject(
                 "remeasure", None, "a function that measures the rows at another β", "use sm.attention or sm.softmax"
@@ -71,23 +70,22 @@ class EntropyTarget(Policy):
             if xp.concrete(settled) and bool(settled.all()):
                 break
         u = xp.at_most(xp.at_least(u, xp.log(floor)), xp.log(ceiling))
-        # One more Newton step with the dependence on the logits alive: its value is the solution, its derivative
-        # −(∂H/∂s)/(∂H/∂u), which is the derivative of the solution. Rows held at an end would step beyond it, and have
-        # none.
+        # One more Newton step, with u constant and gradients into the logits. Its value is the solution, and its
+        # derivative −(∂H/∂s)/(∂H/∂u) that of the solution. Rows at an end of the range have no derivative.
         step, slope, free = _newton(xp, remeasure, u, target)
         if not xp.concrete(step) or getattr(step, "requires_grad", True):
-            # What is right to 1e-6 has derivatives that are right to as little; after a step more it is 1e-12.
+            # A solution accurate to 1e-6 has derivatives of that accuracy. One more step makes it 1e-12.
             u = u + xp.stop_gradient(step)
             step, slope, free = _newton(xp, remeasure, u, target)
             step = step + _bend(xp, step, slope, xp.where(free, remeasure(xp.exp(u + step)).var, 1.0))
         polished = u + step
         polished = xp.at_most(xp.at_least(polished, xp.log(floor)), xp.log(ceiling))
-        # A row of NaN fails every comparison above and would come out as "nothing to do".
+        # A row of NaN fails every comparison above and would get a finite β.
         return xp.where(xp.isnan(stats.entropy), math.nan, xp.exp(polished))
 
 
 def _newton(xp: Any, remeasure: Remeasure, u: Array, target: Array) -> tuple[Array, Array, Array]:
-    """The step from a u close to the solution, −dH/du there, and the rows that have a slope to follow."""
+    """The Newton step from a u close to the solution, −dH/du there, and which rows have a slope."""
     now = remeasure(xp.exp(u))
     free = xp.stop_gradient(now.var) > 1e-12
     slope = xp.where(free, now.var, 1.0)
@@ -96,17 +94,17 @@ def _newton(xp: Any, remeasure: Remeasure, u: Array, target: Array) -> tuple[Arr
 
 
 def _bend(xp: Any, step: Array, slope: Array, slope_there: Array) -> Array:
-    """What a Newton step lacks to have the second derivative of the solution; its value and first derivative are 0.
+    """The correction that gives a Newton step the second derivative of the solution. Value and first derivative are 0.
 
-    The exact step is (H − target) over the mean slope on the way, and a Newton step takes that of the beginning. Half
-    of the change of slope, times a step of 0, has the second derivative that is missing and no first one.
+    The exact step divides H − target by the mean slope along the step; Newton takes the slope at its start. Half the
+    change of slope, times a step of value 0, has the missing second derivative and no first derivative.
     """
     bend = -0.5 * step * (slope_there - slope) / slope
     return bend - xp.stop_gradient(bend)
 
 
 def _settled(xp: Any, entropy: Array, target: Array, u: Array, low: Array, high: Array) -> Array:
-    """Rows that need no further step: on target, at an end that stops them, or not a number."""
+    """Rows that need no further step: on target, held at an end of the range, or NaN."""
     at_floor = (entropy <= target) & (u <= low)
     at_ceiling = (entropy > target) & (u >= high)
     return (abs(entropy - target) < _TOLERANCE) | at_floor | at_ceiling | (high - low < 1e-9) | xp.isnan(entropy)

@@ -1,4 +1,4 @@
-"""ln β as a weighted sum of what a row looks like."""
+"""ln β as a weighted sum of features of the row."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LogLinear(Policy):
-    """ln β = the sum of coefficient × feature, kept between ln floor and ln ceiling.
+    """ln β = Σ coefficient × feature, clamped to ln floor … ln ceiling.
 
     The features of a row with n visible keys, entropy H, largest weight p and variance v of its logits:
     1 (`level`), ℓ = max(0, ln(n/reference)) (`length`), h = H/ln n (`entropy`) and h² (`entropy2`), p (`top`) and p²
-    (`top2`), ln(1 + v) (`var`), h·ℓ (`entropy_length`) and p·ℓ (`top_length`). So a head can be sharpened in the rows
-    that need it and left alone in the others. Only the statistics of coefficients other than 0 are measured.
+    (`top2`), ln(1 + v) (`var`), h·ℓ (`entropy_length`) and p·ℓ (`top_length`). So a policy can sharpen the rows of a
+    head that need it and not the others. Only statistics with a coefficient other than 0 are measured.
 
-    Gradients flow through every feature where the logits are there: `sharpmax.softmax`, JAX, and `sharpmax.attention`
-    with `impl="reference"`. The other implementations of `sharpmax.attention` never hold a whole row: there p is a
-    constant, and the gradient of the three `top` terms with respect to queries and keys is left out.
+    Gradients flow through every feature in `sharpmax.softmax`, in JAX, and in `sharpmax.attention` with
+    `impl="reference"`. The other implementations of `sharpmax.attention` never hold a whole row. There p is a constant,
+    so gradients with respect to queries and keys leave out the three `top` terms.
 
     >>> LogLinear(level=0.5, length=0.1).describe()
     'ln β = 0.5 +0.1·ln⁺(n/32), 0.2 ≤ β ≤ 12'
@@ -50,7 +50,7 @@ class LogLinear(Policy):
         "level", "length", "entropy", "entropy2", "top", "top2", "var", "entropy_length", "top_length",
     )  # fmt: skip
     checks: ClassVar[Checks] = {
-        # + 0.0 turns −0 into 0, the one that is left out of files.
+        # + 0.0 turns −0 into 0, which files leave out.
         **dict.fromkeys(COEFFICIENTS, lambda name, value: check_number(name, value) + 0.0),
         "reference": number(at_least=1.0),
         "floor": number(above=0.0),
@@ -80,11 +80,11 @@ class LogLinear(Policy):
         return not isinstance(value, float) or value != 0.0
 
     def strengthened(self, strength: float) -> LogLinear:
-        """The policy whose ln β is `strength` times this one's (within floor and ceiling)."""
+        """The policy with `strength` times this policy's ln β, before floor and ceiling."""
         return dataclasses.replace(self, **{name: strength * getattr(self, name) for name in self.COEFFICIENTS})
 
     def to_dict(self) -> dict[str, Any]:
-        """Without the usual values, so that a grid of heads stays readable."""
+        """Without default values, so that a grid of heads stays readable."""
         usual = {field.name: field.default for field in dataclasses.fields(self)}
         return {key: value for key, value in super().to_dict().items() if key not in usual or value != usual[key]}
 
@@ -104,7 +104,7 @@ class LogLinear(Policy):
         if self._has("length"):
             total = total + self.length * longer
         if any(map(self._has, ("entropy", "entropy2", "entropy_length"))):
-            # A row of one key has nothing to be uncertain about: 0/0 is kept away from it.
+            # The entropy of a row of one key is 0; dividing by ln 2 avoids 0/0.
             h = stats.entropy / xp.log(xp.at_least(n, 2.0))
             total = total + h * (self.entropy + h * self.entropy2 + longer * self.entropy_length)
         if any(map(self._has, ("top", "top2", "top_length"))):
@@ -117,6 +117,6 @@ class LogLinear(Policy):
 
 
 def _measured(stats: RowStats) -> Array:
-    """An array of the statistics' dtype, or the counts where nothing else was measured."""
+    """A measured array, which has the dtype of the statistics, or the counts if there is none."""
     arrays, _ = stats.flatten()
     return arrays[-1]

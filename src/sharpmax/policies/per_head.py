@@ -1,4 +1,4 @@
-"""A policy of its own for every head of every layer."""
+"""`PerHead`: one policy for each head of each layer."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PerHead(Policy):
-    """`policies[layer][head]`; the heads are the axis before the rows, `[..., H, Lq]`.
+    """`policies[layer][head]`. Rows are `[..., H, Lq]`: heads are the axis before the rows.
 
-    Heads whose policies are of one kind are computed together, their parameters side by side.
+    Heads with policies of the same kind are computed together.
 
     >>> from sharpmax.policies import Constant
     >>> PerHead.of(Constant, value=[[1.0, 2.0]]).describe()
@@ -48,7 +48,7 @@ class PerHead(Policy):
 
     @classmethod
     def of(cls, kind: type[Policy], **parameters: Sequence[Sequence[Any]]) -> PerHead:
-        """One kind of policy with its parameters given as `[layer][head]` grids."""
+        """Policies of one kind, with parameters given as `[layer][head]` grids."""
         if not parameters:
             reject("parameters", "none", f"one or more of {[f.name for f in dataclasses.fields(kind)]}")
         try:
@@ -107,13 +107,13 @@ class PerHead(Policy):
                 policy.warn_outside(of_head(stats, head), warned)
 
     def rule(self, xp: Any, stats: RowStats, remeasure: Remeasure | None) -> Array:
-        """All heads at once where they are of one kind, one after the other where not."""
+        """β of all heads: at once if their policies are of one kind, else head by head."""
         if self.layers != 1:
             reject("policy", self.describe(), "the policy of one layer", "choose it with policy.for_layer(index)")
         rows = tuple(stats.count.shape)
         if len(rows) < 2 or rows[-2] != self.heads:
             reject("policy", f"{self.heads} heads for rows of shape {rows}", "rows [..., H, Lq] with as many heads")
-        together = side_by_side(xp, self.policies[0], xp.cast(stats.count, xp.widest))
+        together = stack_heads(xp, self.policies[0], xp.cast(stats.count, xp.widest))
         if together is not None:
             return together.rule(xp, stats, remeasure)
         betas = []
@@ -124,7 +124,7 @@ class PerHead(Policy):
 
 
 def of_head(stats: RowStats, head: int) -> RowStats:
-    """The rows of one head; an array with a single one serves every head."""
+    """The rows of one head. An array with a single head serves all."""
     return stats.map(lambda array: array[..., min(head, array.shape[-2] - 1), :])
 
 
@@ -137,8 +137,8 @@ def _remeasure_head(xp: Any, remeasure: Remeasure, stats: RowStats, head: int) -
     return one
 
 
-def side_by_side(xp: Any, policies: tuple[Policy, ...], like: Array) -> Policy | None:
-    """One policy whose numeric fields hold a column of every head's value; None if the kinds differ."""
+def stack_heads(xp: Any, policies: tuple[Policy, ...], like: Array) -> Policy | None:
+    """One policy with columns of all heads' numbers in its fields; None if more than numbers differ."""
     first = policies[0]
     if any(type(policy) is not type(first) for policy in policies):
         return None
@@ -157,7 +157,7 @@ def side_by_side(xp: Any, policies: tuple[Policy, ...], like: Array) -> Policy |
 
 
 def check_shape(policy: Policy, layers: Sequence[int], model: str) -> None:
-    """Refuse a grid of policies made for another architecture; `layers` holds each layer's number of heads."""
+    """Refuse a grid of policies for another architecture. `layers` holds the number of heads of each layer."""
     if not isinstance(policy, PerHead):
         return
     if policy.layers != len(layers) or any(heads != policy.heads for heads in layers):

@@ -21,8 +21,8 @@ Outside = Literal["clamp", "extrapolate"]
 class Polynomial(Policy):
     """β(H) = max(1, c₀·Hᵈ + … + c_d) for rows with entropy H above `threshold`, else 1.
 
-    Coefficients come **highest power first**. Rows outside `fitted_on` are treated as if they were at its
-    nearest end (`outside="clamp"`), or by the polynomial as it runs on (`outside="extrapolate"`).
+    Coefficients come **highest power first**. For entropies outside `fitted_on`, β is that of the nearest end
+    (`outside_is="clamp"`) or the polynomial is extrapolated (`outside_is="extrapolate"`).
 
     >>> round(float(PAPER.value_at(4.0)), 3)
     2.389
@@ -62,17 +62,17 @@ class Polynomial(Policy):
 
     @property
     def fitted_range(self) -> tuple[float, float]:
-        """The entropies, in nats, that the polynomial was fitted on."""
+        """The range of entropies, in nats, that the polynomial was fitted on."""
         return self.fitted_on
 
     @property
     def acts_on(self) -> tuple[float, float] | None:
-        """The entropies between which β first and last exceeds 1 (∞ if it always does), or None if it never does."""
+        """The lowest and highest entropy at which β exceeds 1 (∞ if it never stops), or None if it never does."""
         crossings = np.roots([*self.coefficients[:-1], self.coefficients[-1] - 1.0])
         changes = {*crossings[np.isreal(crossings)].real.tolist(), *self.fitted_on}
         starts = [self.threshold, *sorted(h for h in changes if h > self.threshold)]
         pieces = list(zip(starts, [*starts[1:], np.inf], strict=True))
-        # Between two changes β stays on one side of 1, so any point inside speaks for the piece.
+        # Between two changes β stays on one side of 1, so one point decides for the whole piece.
         acting = [piece for piece in pieces if self.value_at(min(piece[0] + 1.0, sum(piece) / 2.0)) > 1.0]
         return (acting[0][0], acting[-1][1]) if acting else None
 
@@ -91,7 +91,7 @@ class Polynomial(Policy):
         return f"β = max(1, {' '.join(terms).lstrip('+')}) for H > {self.threshold:g}, {self.outside_is} outside"
 
     def outside(self, values: Array, stats: RowStats) -> Array:
-        """Rows under the threshold are left alone by design, so they are never outside."""
+        """Rows below the threshold have β = 1 by definition, so they are never outside."""
         low, high = self.fitted_on
         return ((values < low) | (values > high)) & (values > self.threshold) & (stats.count > 1)
 
@@ -102,14 +102,14 @@ class Polynomial(Policy):
         beta = xp.zeros_like(h)
         for c in self.coefficients:
             beta = beta * h + c
-        # Written as "left alone if H ≤ threshold" so that a NaN entropy stays NaN instead of passing for sharp.
+        # "1 if H ≤ threshold", not "polynomial if H > threshold": a NaN entropy has to give NaN.
         return xp.where(entropy <= self.threshold, xp.ones_like(beta), xp.at_least(beta, 1.0))
 
 
 PAPER = Polynomial(
     coefficients=(-0.037, 0.481, -2.3, 4.917, -1.791),
-    # The paper does not say on which entropies it fitted. It acts (β > 1) up to H = 5.9445 only and says nothing
-    # above: that end is given here, so that rows beyond are reported instead of silently left alone.
+    # The paper does not say which entropies it was fitted on. Its β exceeds 1 only up to H = 5.9445. This range ends
+    # there, so that a warning reports rows beyond it, which are not sharpened.
     fitted_on=(0.5, 5.9445),
     threshold=0.5,
     outside_is="extrapolate",

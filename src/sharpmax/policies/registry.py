@@ -1,4 +1,4 @@
-"""Policies by name, from a file, or as the configuration of a model asks for them."""
+"""Policies by name, from files, and from the configurations of models."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from typing import Any
 from sharpmax.errors import FileFormatError, UnsupportedError, reject, reject_type
 from sharpmax.files import read_json
 from sharpmax.policies.base import Policy, check_number, policy_from_dict
-from sharpmax.policies.basic import LEFT_ALONE, Constant, LogLength, LogScale
+from sharpmax.policies.basic import IDENTITY, Constant, LogLength, LogScale
 from sharpmax.policies.per_head import PerHead
 from sharpmax.policies.polynomial import PAPER
 
 BESIDE = "sharpmax_policy.json"
-"""The file that `save_pretrained` of a model with a policy puts beside the weights."""
+"""The file that `save_pretrained` writes next to the weights of a model with a policy."""
 
 IN_FOLDERS = ("policy.json", BESIDE)
-"""What a folder may hold; the first is what `sharpmax calibrate` writes."""
+"""Policy files of a folder. `sharpmax calibrate` writes the first."""
 
 AUTO = "auto"
-"""Stands for the packaged policy made for a model, where a model is at hand."""
+"""The name of the packaged policy for the model at hand."""
 
 _DATA = Path(__file__).parent / "data"
 _MODELS = "models"
@@ -33,7 +33,7 @@ _log = logging.getLogger("sharpmax")
 
 
 def yarn(factor: float) -> Constant:
-    """YaRN's constant (1 + 0.1·ln factor)², for a model whose rotary positions do not have it yet.
+    """YaRN's constant (1 + 0.1·ln factor)², for models whose rotary positions do not include it.
 
     >>> yarn(4.0).describe()
     'β = 1.29648'
@@ -53,14 +53,14 @@ BY_NUMBER: Mapping[str, tuple[Callable[[float], Policy], float | None]] = {
     "grok2": (LogLength, 1024.0),
     "yarn": (yarn, None),
 }
-"""Rules with one number: how a policy is made of it, and the number of the published model where there is one."""
+"""Rules with one number: the policy as a function of it, and the number of the published model, if any."""
 
 
 def load_policy(path_or_name: str | os.PathLike[str]) -> Policy:
-    """A policy by its name, by a rule and its number, or from the file or folder that holds one.
+    """The policy with a name, of a rule with a number, or from a file or its folder.
 
-    Rules with a number are `constant:1.5`, `log-length:64`, `ssmax:0.4`, `yarn:4`, `inkling:128000`; those of a
-    published model can go without: `llama4`, `ministral3`, `qwen`, `qwen2.5-1m`, `grok2`, or `llama4:4096`.
+    Rules with a number are `constant:1.5`, `log-length:64`, `ssmax:0.4`, `yarn:4`, `inkling:128000`. The rules of
+    published models have a default: `llama4` (or `llama4:4096`), `ministral3`, `qwen`, `qwen2.5-1m`, `grok2`.
 
     >>> load_policy("paper").describe()
     'β = max(1, -0.037·H^4 +0.481·H^3 -2.3·H^2 +4.917·H -1.791) for H > 0.5, extrapolate outside'
@@ -84,11 +84,11 @@ def load_policy(path_or_name: str | os.PathLike[str]) -> Policy:
 
 
 def packaged_for(architecture: str, layers: int, heads: int, *names: str, foldable: bool = False) -> tuple[str, Policy]:
-    """The packaged policy made for a model, with its name; ArgumentError where there is none.
+    """The name and the packaged policy for a model. Raises ArgumentError if there is none.
 
-    The architecture, the number of layers and of heads, and one of the model's names must fit an entry of
-    data/models.json, whose `names` is a regular expression. An entry names its constants, if its policy has none, as
-    `foldable`.
+    The architecture, the numbers of layers and heads, and one of the model's names must match an entry of
+    data/models.json, in which `names` is a regular expression. If the policy of an entry cannot be folded, `foldable`
+    names one that can.
     """
     shape = (architecture.removesuffix("_text"), layers, heads)
     entries: dict[str, dict[str, Any]] = read_json(_DATA / f"{_MODELS}.json", "policies")
@@ -108,7 +108,7 @@ def packaged_for(architecture: str, layers: int, heads: int, *names: str, foldab
 
 
 def packaged_for_config(config: Any, *names: str, foldable: bool = False) -> tuple[str, Policy]:
-    """As `packaged_for`, by the configuration of a transformers model."""
+    """As `packaged_for`, for the configuration of a transformers model."""
     text = config.get_text_config()
     layers, heads = (int(getattr(text, name, 0)) for name in ("num_hidden_layers", "num_attention_heads"))
     own = (str(getattr(config, name, None) or "") for name in ("_name_or_path", "_model_name_or_path"))
@@ -124,12 +124,12 @@ def _allowed() -> str:
 
 @functools.lru_cache(64)
 def _by_number(kind: str, value: float) -> Policy:
-    """Always the same object for the same rule: what is made of policies is kept by object."""
+    """The policy of a rule and its number: the same object for the same rule, as caches are keyed by object."""
     return BY_NUMBER[kind][0](value)
 
 
 def _with_number(text: str) -> Policy | None:
-    """The policy that a kind with its number stands for; None for other texts."""
+    """The policy that a text such as "log-length:64" names; None for other texts."""
     kind, colon, number = text.partition(":")
     if not colon or kind not in BY_NUMBER:
         return None
@@ -152,7 +152,7 @@ def _file_in(folder: Path) -> Path:
 
 @functools.cache
 def _packaged(name: str) -> Policy:
-    """A policy that comes with the package: what `sharpmax calibrate` learned for a model."""
+    """A policy of the package, learned for a model by `sharpmax calibrate`."""
     return _read(_DATA / f"{name}.json")
 
 
@@ -165,7 +165,7 @@ def _read(path: Path) -> Policy:
 
 
 def resolve_policy(policy: Policy | str | os.PathLike[str] | None) -> Policy:
-    """What the argument `policy=` of a public function means."""
+    """The policy that an argument `policy=` stands for."""
     if policy is None:
         return NAMED["none"]()
     if isinstance(policy, Policy):
@@ -176,7 +176,7 @@ def resolve_policy(policy: Policy | str | os.PathLike[str] | None) -> Policy:
 
 
 NAMED: Mapping[str, Callable[[], Policy]] = {
-    "none": lambda: LEFT_ALONE,
+    "none": lambda: IDENTITY,
     "paper": lambda: PAPER,
     **{
         file.stem: functools.partial(_packaged, file.stem)
@@ -185,18 +185,18 @@ NAMED: Mapping[str, Callable[[], Policy]] = {
     },
     **{name: functools.partial(_by_number, name, usual) for name, (_, usual) in BY_NUMBER.items() if usual is not None},
 }
-"""Policies that can be asked for by name, each always the same object."""
+"""Policies by name; a name always gives the same object."""
 
 
 def from_config(config: Any) -> Policy | None:
-    """The temperature rule that a model's configuration asks for; None if it has none.
+    """The temperature rule in a model's configuration; None if it has none.
 
-    `config` is the configuration of a transformers model, or any object with the same attributes. Known are the rules
-    of Llama 4 (the layers without rotary positions), Ministral 3 and Mistral 4, Inkling (the full-attention layers),
-    Qwen (`use_logn_attn`), Qwen2.5-1M (`dual_chunk_attention_config`) and Grok-2 (`attn_temperature_len`). A constant
-    in the rotary positions (YaRN, LongRoPE) is part of the model's logits, which every policy multiplies, and no rule.
+    `config` is the configuration of a transformers model, or any object with the same attributes. Supported are the
+    rules of Llama 4 (the layers without rotary positions), Ministral 3 and Mistral 4, Inkling (the full-attention
+    layers), Qwen (`use_logn_attn`), Qwen2.5-1M (`dual_chunk_attention_config`) and Grok-2 (`attn_temperature_len`). A
+    constant in the rotary positions (YaRN, LongRoPE) is not a rule: it is part of the logits that policies multiply.
 
-    The models count positions and policies count visible keys: with left padding Llama 4 counts the padding too.
+    Models count positions, policies count visible keys. With left padding Llama 4 counts the padding too.
     """
     config = getattr(config, "text_config", None) or config
 
@@ -228,6 +228,6 @@ def from_config(config: Any) -> Policy | None:
 
 
 def _in_layers(config: Any, rule: Policy, there: list[bool]) -> Policy:
-    """A rule in some layers of a model and β = 1 in the others."""
+    """A rule in some layers of a model, and β = 1 in the others."""
     heads = config.num_attention_heads
     return rule if all(there) else PerHead(tuple((rule if here else Constant(),) * heads for here in there))

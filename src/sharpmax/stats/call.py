@@ -1,10 +1,9 @@
-"""One attention call in canonical form: shapes, mask, causal offset, spans; and its logits where they are needed."""
+"""One attention call in canonical form (shapes, mask, causal offset, spans), and its logits when needed."""
 
 from __future__ import annotations
 
 import math
 import sys
-import weakref
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -17,7 +16,7 @@ from sharpmax.arrays import check_heads, check_scale, check_width
 from sharpmax.errors import ArgumentError, reject, reject_type
 from sharpmax.stats.statistics import RowStats
 
-# float16 is used to its end. Elsewhere something is left for the product with the keys.
+# Float16 is used up to its largest number. Other dtypes leave room for the product with the keys.
 _LARGEST = {torch.float16: 65504.0, torch.bfloat16: 1e30, torch.float32: 1e30, torch.float64: 1e290}
 
 
@@ -38,13 +37,13 @@ class AttentionCall:
     """One call of attention: rows of logits s = scale·q·k + mask·gain, and which keys each row sees.
 
     q `[B, Hkv, G, Lq, D]` has G query heads per key head, k is `[B, Hkv, Lk, D]`. `mask` is None, boolean (True =
-    visible) or float (added), and broadcasts to `[B, Hkv, G, Lq, Lk]`; `gain` `[B, Hkv, G, Lq]` multiplies a float mask
-    alone. Row i sees key j if j ≤ i + offset (`offset` None: no causal limit), if j lies in its span (`spans`: None, or
+    visible) or float (added), and broadcasts to `[B, Hkv, G, Lq, Lk]`; `gain` `[B, Hkv, G, Lq]` multiplies only a float
+    mask. Row i sees key j if j ≤ i + offset (`offset` None: no causal limit), if j lies in its span (`spans`: None, or
     int32 `[B or 1, 2, Lq]`, the first key of each row and the one after its last) and if the mask does not hide it.
-    Statistics come back in `rows`, the caller's shape `[..., H, Lq]`.
+    Statistics are returned in `rows`, the caller's shape `[..., H, Lq]`.
 
-    With `softcap` c the logits are c·tanh(s/c) before the mask is added; `after_cap` is the β that multiplies them
-    then, `[B, H, Lq]`. Row statistics are not defined for these: use `logits`.
+    With `softcap` c the logits are c·tanh(s/c) before the mask is added, and `after_cap` `[B, H, Lq]` is the β that
+    then multiplies them. Row statistics do not cover these two; `logits` does.
     """
 
     q: Tensor
@@ -58,7 +57,7 @@ class AttentionCall:
     softcap: float | None = None
     after_cap: Tensor | None = None
     layer: int = 0
-    """Which attention module of a model this is, or which call of a block."""
+    """The number of the attention module in its model, or of the call in a `capture` block."""
 
     @classmethod
     def of(
@@ -71,16 +70,16 @@ class AttentionCall:
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> AttentionCall:
-        """Check the arguments of an attention function; q `[..., H, Lq, D]`, k `[..., Hkv, Lk, D]`.
+        """Check the arguments of an attention function: q `[..., H, Lq, D]`, k `[..., Hkv, Lk, D]`.
 
-        Tensors are views where that is possible. PyTorch's causal biases become causal limits.
+        Tensors are views where possible. PyTorch's causal biases become causal limits.
         """
         if attn_mask is not None and causal is not None:
             raise ArgumentError(
                 "attn_mask: got a mask together with is_causal=True; allowed: one of the two; "
                 "put the causal limit into the mask"
             )
-        # Whoever holds such a bias has loaded its module, which is heavy (it brings torch's compiler and Triton).
+        # Not imported here, as it is heavy (torch's compiler and Triton). A caller with such a bias has imported it.
         bias = sys.modules.get("torch.nn.attention.bias")
         if bias is not None and isinstance(attn_mask, bias.CausalBias):
             causal = "lower-right" if attn_mask.variant == bias.CausalVariant.LOWER_RIGHT else "upper-left"
@@ -108,9 +107,9 @@ class AttentionCall:
     def in_model(
         cls, query: Tensor, key: Tensor, mask: Tensor | None, causal: bool, scaling: float | None, **more: Any
     ) -> AttentionCall:
-        """A call inside a transformers model, without checks: query `[B, H, Lq, D]`, key `[B, Hkv, Lk, D]`.
+        """A call inside a transformers model, unchecked: query `[B, H, Lq, D]`, key `[B, Hkv, Lk, D]`.
 
-        A mask is `[B or 1, H or 1, Lq, Lk]`. `causal` is aligned upper-left: with a static cache the first Lq keys are
+        The mask is `[B or 1, H or 1, Lq, Lk]`. `causal` is aligned upper-left: in a static cache the first Lq keys are
         the prompt, and the rest is not written yet.
         """
         heads, queries = query.shape[1:3]
@@ -149,10 +148,10 @@ class AttentionCall:
         return self.k.shape[2]
 
     def hidden(self, rows: slice | None = None) -> Tensor:
-        """Which keys some rows (all, unless given) do not see, broadcasting to `[B, Hkv, G, rows, Lk]`."""
+        """Which keys the rows (default: all rows) do not see, broadcasting to `[B, Hkv, G, rows, Lk]`."""
         device = self.q.device
         hide = torch.zeros((1, 1, 1, 1, 1), dtype=torch.bool, device=device)
-        # A compiler does not take a slice that is made of nothing, such as slice(None).
+        # Compilers reject slice(None).
         if self.mask is not None:
             hide = hidden_by(self.mask if rows is None or self.mask.shape[-2] == 1 else self.mask[..., rows, :])
         if self.offset is not None:
@@ -180,7 +179,7 @@ class AttentionCall:
         else:
             visible = ~self.hidden()
             found = visible.sum(-1)
-            if visible.shape[-1] != self.keys:  # a mask that broadcasts along the keys hides all of them or none
+            if visible.shape[-1] != self.keys:  # a mask that broadcasts along the keys hides either all or none
                 found = found * self.keys
         return found.expand(shape).reshape(self.rows)
 
@@ -193,7 +192,7 @@ class AttentionCall:
         return torch.cat([b.expand(*self.q.shape[:3], n) for b, n in zip(blocks, lengths, strict=True)], dim=-1)
 
     def scaled(self, beta: Tensor) -> AttentionCall:
-        """The same rows with all their logits multiplied by `beta` (in the shape `rows`)."""
+        """The same rows with their logits multiplied by `beta`, which has the shape `rows`."""
         beta = as_beta(beta, self.q.dtype).reshape(self.q.shape[:-1])
         beta = capped_beta(self.q.to(beta.dtype), beta)
         gain = None
@@ -202,7 +201,7 @@ class AttentionCall:
         return replace(self, q=(self.q * beta[..., None]).to(beta.dtype), k=self.k.to(beta.dtype), gain=gain)
 
     def of_heads(self, heads: Tensor) -> AttentionCall:
-        """The rows of some query heads alone, each with the keys it reads."""
+        """The call of some query heads only, each with the keys it reads."""
         query, mask = self.query[:, heads], self.mask
         if mask is not None and mask.shape[1] * mask.shape[2] > 1:
             mask = mask.expand(-1, *self.q.shape[1:3], -1, -1).flatten(1, 2)[:, heads, None]
@@ -210,7 +209,7 @@ class AttentionCall:
         return replace(self, q=query[:, :, None], k=key, mask=mask, rows=tuple(query.shape[:-1]))
 
     def of_rows(self, places: Tensor) -> AttentionCall:
-        """The same call with a single row of each sequence, that at its own place `[B]`."""
+        """The call of a single row per sequence, that at index `places` `[B]`."""
         chosen = places.to(self.q.device).view(-1, 1, 1, 1, 1)
         q = self.q.gather(3, chosen.expand(-1, *self.q.shape[1:3], 1, self.q.shape[-1]))
         mask, beta = self.mask, self.after_cap
@@ -224,11 +223,11 @@ class AttentionCall:
         return replace(self, q=q, mask=mask, offset=None, after_cap=beta, rows=(self.batch, self.heads, 1))
 
     def logits(self, places: Tensor | slice) -> Logits:
-        """The logits of the rows at `places` `[R]`, `[B, H, R, Lk]` in float32 at least; a slice costs less."""
+        """Logits `[B, H, R, Lk]`, float32 or float64, of the rows at `places` (`[R]`, or a slice, which is cheaper)."""
         q, k = self.q[:, :, :, places], self.k
         dtype, rows = floats_at_least_32(q.dtype), q.shape[3]
-        # Each key is read once for all heads that share it, and scaled by the product itself: a generated token can
-        # afford few operations.
+        # Few operations, because a generated token is short: heads that share keys read them once, and the product
+        # itself applies the scale.
         q = q.to(dtype).reshape(self.batch * k.shape[1], -1, q.shape[-1])
         k = k.to(dtype).flatten(0, 1).transpose(1, 2)
         s = torch.baddbmm(q.new_empty(()), q, k, beta=0.0, alpha=self.scale)
@@ -250,7 +249,7 @@ class AttentionCall:
 
 @dataclass(eq=False)
 class Logits:
-    """Logits `[B, H, Lq, Lk]`, with what a float mask adds to them, and which are hidden (None: none of them)."""
+    """Logits `[B, H, Lq, Lk]` including a float mask, and which of them are hidden (None: none)."""
 
     values: Tensor
     hidden: Tensor | None
@@ -258,7 +257,7 @@ class Logits:
 
     @classmethod
     def masked(cls, values: Tensor, mask: Tensor | None) -> Logits:
-        """Logits under a mask as transformers makes it: boolean (True = visible) or float (added)."""
+        """Logits under a mask of transformers: boolean (True = visible) or float (added)."""
         if mask is None:
             return cls(values, None)
         hidden = hidden_by(mask)
@@ -272,18 +271,18 @@ class Logits:
     @property
     def top(self) -> Tensor:
         """The largest visible logit of each row; carries no gradient."""
-        if self._top is None:  # a cached_property has a lock, which compilers do not take
+        if self._top is None:  # not a cached_property, whose lock compilers reject
             self._top = self.scaled(None).detach().amax(-1)
         return self._top
 
     def of_heads(self, heads: Tensor) -> Logits:
-        """The logits of some heads alone."""
+        """The logits of some heads only."""
         return Logits(self.values[:, heads], None if self.hidden is None else take_heads(self.hidden, heads))
 
     def scaled(self, beta: Tensor | None) -> Tensor:
-        """The logits (β None), or β times their distance from the top; hidden ones at what no visible one reaches.
+        """The logits (β None), or β·(logits − top); hidden logits are lower than any visible one can be.
 
-        Distances are at most 0, so no β can make them overflow.
+        Distances from the top are at most 0, so no β can make them overflow.
         """
         x = self.values
         if beta is not None:
@@ -291,7 +290,7 @@ class Logits:
         return x if self.hidden is None else x.masked_fill(self.hidden, torch.finfo(x.dtype).min / 8)
 
     def measure(self, needs: frozenset[str], beta: Tensor | None = None) -> RowStats:
-        """Row statistics, at β if given, in a handful of operations: a generated token can afford no more."""
+        """Row statistics, at β if given. The operations are few, as this runs for every generated token."""
         x = self.scaled(beta)
         x = x.to(floats_at_least_32(x.dtype))
         top = self.top.to(x.dtype)
@@ -302,7 +301,7 @@ class Logits:
         if self.hidden is None:
             count = x.new_full((1, 1, 1), x.shape[-1], dtype=torch.int64)
         else:
-            x = x.clamp_min(-1e4)  # what is hidden weighs nothing, and can be squared
+            x = x.clamp_min(-1e4)  # a hidden logit still weighs nothing, and its square is finite
             count = (~self.hidden).expand(*self.hidden.shape[:-1], x.shape[-1]).sum(-1)
         weight = x.exp()
         mass = weight.sum(-1)
@@ -312,7 +311,7 @@ class Logits:
 
 
 def layout(x: Tensor | None) -> Any:
-    """What a check or the launch of a kernel depends on, of a tensor: all but its contents."""
+    """Everything about a tensor but its contents: what checks and kernel launches depend on."""
     return None if x is None else (x.shape, x.stride(), x.dtype, x.device)
 
 
@@ -320,40 +319,12 @@ _MOST_REMEMBERED = 1024
 
 
 def remember(known: dict[Any, Any], key: Any, value: Any) -> None:
-    """Keep what later calls need not find out again; not while a CUDA graph, which owns its memory, is captured."""
+    """Store a result for later calls. Not during the capture of a CUDA graph, which owns the memory it allocates."""
     if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
         return
     if len(known) >= _MOST_REMEMBERED:
         known.clear()
     known[key] = value
-
-
-_latest_spans: list[tuple[weakref.ref[Tensor], int, Tensor | None]] = []
-"""Masks, their versions and their spans."""
-
-
-def spans_of(mask: Tensor) -> Tensor | None:
-    """The spans `[B, 2, Lq]` of a boolean mask `[B, 1, Lq, Lk]` whose rows each see one run of keys, found once.
-
-    Padding, windows and packing are such masks; None if a row sees several runs.
-    """
-    for known, version, spans in _latest_spans:
-        if known() is mask and version == mask._version:
-            return spans
-    if mask.dtype != torch.bool or mask.ndim != 4 or mask.shape[1] != 1 or mask.is_inference():
-        return None
-    if mask.is_cuda and torch.cuda.is_current_stream_capturing():
-        return None
-    keys, visible = mask.shape[-1], mask[:, 0].view(torch.uint8)
-    count = visible.sum(-1, dtype=torch.int32)
-    low, last = visible.argmax(-1), keys - 1 - visible.flip(-1).argmax(-1)
-    # To look means to wait for the device, once for all layers that share a mask.
-    there = bool(((last - low + 1 == count) | (count == 0)).all())
-    found = torch.stack((low, low + count), dim=1).to(torch.int32) if there else None
-    # A model has a few masks at a time, one for each kind of layer.
-    latest = (weakref.ref(mask), mask._version, found)
-    _latest_spans[:] = [latest, *(one for one in _latest_spans if one[0]() is not None)][:4]
-    return found
 
 
 def take_heads(array: Tensor, heads: Tensor) -> Tensor:
@@ -362,10 +333,9 @@ def take_heads(array: Tensor, heads: Tensor) -> Tensor:
 
 
 def hidden_by(mask: Tensor) -> Tensor:
-    """Which entries of a mask hide their key: False, or a float that can only be meant as −inf.
+    """Which entries of a mask hide their key: False, −inf, or a float so low that −inf is meant.
 
-    Half of the dtype's most negative number and below counts as −inf: `finfo.min` is what masks are often made
-    of, and such keys are not visible, whatever the sum of it and a logit rounds to.
+    Masks are often filled with `finfo.min`. Half of that and below hides the key, whatever its sum with a logit is.
     """
     if mask.dtype == torch.bool:
         return ~mask
@@ -384,14 +354,14 @@ def as_beta(beta: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def largest_for(dtype: torch.dtype) -> float:
-    """How large the products of β and what is in this dtype may become."""
+    """The largest product of β and a number of this dtype that is allowed."""
     return _LARGEST[dtype]
 
 
 def capped_beta(x: Tensor, beta: Tensor, share: float = 1.0) -> Tensor:
-    """β of rows x `[..., n]`, stopped where β·x would leave (this share of) the range of x's dtype.
+    """β capped for rows x `[..., n]` so that β·x stays within the range of x's dtype, or a share of it.
 
-    A β of 1 or less is left as it is. At such a β a softmax is as hard as its logits can be told apart.
+    A β of 1 or less is not changed. Where the cap acts, the softmax is one-hot unless logits are almost equal.
     """
     largest = x.detach().abs().amax(-1).to(beta.dtype).clamp_min(1e-8)
     return beta.clamp(max=(share * largest_for(x.dtype) / largest).clamp_min(1.0))
@@ -399,21 +369,21 @@ def capped_beta(x: Tensor, beta: Tensor, share: float = 1.0) -> Tensor:
 
 def autocasts(kind: str) -> bool:
     """Whether `torch.autocast` is on for this kind of device."""
-    # The usual ones are named because compilers cannot trace the question which devices know autocast.
+    # The usual devices are named because compilers cannot trace `is_autocast_available`.
     known = kind in ("cpu", "cuda", "mps", "xpu") or torch.amp.autocast_mode.is_autocast_available(kind)
     return known and torch.is_autocast_enabled(kind)
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
-    """Logits and weights keep their precision inside `torch.autocast`, as torch's own softmax does."""
-    # To switch it off takes longer than to ask, and a generated token can afford little.
+    """A context that keeps logits and weights at their precision inside `torch.autocast`, as torch's softmax does."""
+    # Asking is cheaper than switching autocast off, which would show in every generated token.
     return torch.autocast(device.type, enabled=False) if autocasts(device.type) else nullcontext()
 
 
 def as_autocast(*inputs: Any) -> tuple[Any, ...]:
-    """What attention is computed from inside `torch.autocast`: its dtype instead of float32.
+    """The inputs in the dtype of `torch.autocast`, if it is on; float64 stays.
 
-    PyTorch's attention is given just that, and logits are measured as they are there: a GPU has no fast way for others.
+    PyTorch's attention casts its inputs in the same way, so the logits that are measured are those it computes.
     """
     if not isinstance(inputs[0], Tensor) or not autocasts(inputs[0].device.type):
         return inputs
@@ -433,7 +403,7 @@ def broadcast(*shapes: Sequence[int]) -> tuple[int, ...] | None:
 
 
 def check_like(tensor: Tensor, other: Tensor, name: str, other_name: str) -> None:
-    """Refuse what is not a tensor of the dtype and on the device of another."""
+    """Refuse anything but a tensor with the dtype and device of another."""
     if not isinstance(tensor, Tensor):
         reject_type(name, type(tensor).__name__, "a torch.Tensor")
     if tensor.dtype != other.dtype:
@@ -443,7 +413,7 @@ def check_like(tensor: Tensor, other: Tensor, name: str, other_name: str) -> Non
 
 
 def check_tensors(q: Tensor, k: Tensor) -> None:
-    """Refuse queries and keys that cannot meet: type, dtype, device, rank and head size."""
+    """Refuse queries and keys that do not fit: type, dtype, device, rank and head size."""
     for name, x in (("q", q), ("k", k)):
         if not isinstance(x, Tensor):
             reject_type(name, type(x).__name__, "a torch.Tensor")
@@ -456,7 +426,7 @@ def check_tensors(q: Tensor, k: Tensor) -> None:
 
 
 def check_mask(mask: Tensor, q: Tensor, logits: tuple[int, ...], name: str) -> None:
-    """Refuse a mask that cannot be put on logits of a shape: type, dtype, device and shape."""
+    """Refuse a mask that does not fit logits of this shape: type, dtype, device and shape."""
     if not isinstance(mask, Tensor):
         reject_type(name, type(mask).__name__, "a torch.Tensor or None")
     if mask.dtype != torch.bool and not mask.is_floating_point():

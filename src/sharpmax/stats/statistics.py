@@ -1,4 +1,4 @@
-"""`RowStats`: statistics of rows of attention logits, and how they follow from logits that are all there."""
+"""`RowStats`: statistics of rows of attention logits, and how dense logits give them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from sharpmax.arrays import Array, ops_for
 from sharpmax.errors import NotMeasuredError, reject_type
 
 FIELDS = ("count", "max", "lse", "mean", "var")
-"""The statistics of a row that everything else derives from."""
+"""The statistics of a row. Everything else derives from them."""
 
 _PARTS = ("count", "_anchor", "_log_mass", "_shortfall", "_max", "_var", "_top")
 
@@ -19,13 +19,13 @@ class RowStats:
     Every field has the shape of the rows, `[..., H, Lq]`; `mean` and `var` are under the softmax. A row that
     sees no key has count 0, max = lse = mean = −inf, var = entropy = 0, and is the identity of `merge`.
 
-    Inside, a row is kept relative to an anchor (its maximum, where measured): `log_mass = lse − anchor` and
-    `shortfall = anchor − mean`. Both lie between 0 and ln n however large the logits are, so the entropy, their
-    sum, loses nothing to cancellation. The anchor and the maximum carry no gradient; lse, mean, var and entropy do. The
-    top weight does where the logits themselves were there (`top`), and is a constant for kernels that never hold a row.
+    Internally a row is stored relative to an anchor (its maximum, if measured): `log_mass = lse − anchor` and
+    `shortfall = anchor − mean`. Both lie between 0 and ln n however large the logits are, so their sum, the entropy,
+    loses no digits to cancellation. lse, mean, var and entropy carry gradients; the anchor and the maximum do not. The
+    top weight carries one if it was computed from dense logits (`top`).
 
-    A statistic that was not measured (an attention kernel with v := k gives neither max nor var) raises
-    `NotMeasuredError` when read.
+    Reading a statistic that was not measured raises `NotMeasuredError`. (An attention kernel with v := k, for example,
+    gives neither max nor var.)
 
     >>> import torch
     >>> RowStats(count=torch.tensor([2]), max=torch.tensor([0.0]), lse=torch.tensor([0.6931472]),
@@ -62,9 +62,9 @@ class RowStats:
         var: Array | None = None,
         top: Array | None = None,
     ) -> RowStats:
-        """Rows given relative to an anchor: lse = anchor + log_mass, mean = anchor − shortfall.
+        """Rows relative to an anchor: lse = anchor + log_mass, mean = anchor − shortfall.
 
-        `top` is the largest weight with its gradient; without it the weight follows from the others as a constant.
+        `top` is the largest weight with its gradient. Without it the weight is computed from the others as a constant.
         """
         self = object.__new__(cls)
         self._set(count, anchor, log_mass, shortfall, max, var, top)
@@ -78,7 +78,7 @@ class RowStats:
         raise AttributeError(f"RowStats is immutable: {name!r} cannot be set")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # The default way of copying sets attributes one by one, which is what this class does not allow.
+        # Copying sets attributes one by one by default, which this class does not allow.
         arrays, measured = self.flatten()
         return RowStats.unflatten, (measured, arrays)
 
@@ -128,8 +128,7 @@ class RowStats:
     def top_weight(self) -> Array:
         """The largest softmax weight of the row; 0 for a row without keys.
 
-        It carries a gradient where the logits themselves were measured (`softmax`, JAX, impl='reference'), and none
-        where a kernel measured them in parts.
+        It carries a gradient if it was computed from dense logits (`softmax`, JAX, impl='reference').
         """
         self._measured(self._max, "max")
         if self._top is not None:
@@ -155,7 +154,7 @@ class RowStats:
             return RowStats.anchored(count)
         xp = ops_for(self._anchor)
         anchor = xp.where(self._anchor < other._anchor, other._anchor, self._anchor)
-        # NaN in either part must show in the whole, and a comparison with NaN is False.
+        # NaN in either part must reach the result, and comparisons with NaN are False.
         anchor = xp.where(xp.isnan(other._anchor), other._anchor, anchor)
         lead, other_lead = self._lead(anchor), other._lead(anchor)
         mass, other_mass = xp.exp(lead), xp.exp(other_lead)
@@ -166,7 +165,7 @@ class RowStats:
         log_mass = xp.where(empty, 0.0, xp.log(total))
         drop, other_drop = self._drop(anchor), other._drop(anchor)
         shortfall = w * drop + v * other_drop
-        # Each weight meets the gap before the gap meets itself: 0 · gap² is NaN where the square overflows.
+        # Each weight multiplies the gap first: gap² may overflow, and 0 · inf is NaN.
         gap = drop - other_drop
         both_max = self._max is not None and other._max is not None
         both_var = self._var is not None and other._var is not None
@@ -187,7 +186,7 @@ class RowStats:
         return xp.where(empty, -xp.inf, shift + self._log_mass)
 
     def _drop(self, anchor: Array) -> Array:
-        """How far the mean lies under another anchor; 0 for a row without keys."""
+        """Another anchor minus the mean; 0 for a row without keys."""
         xp = ops_for(anchor)
         empty = self.count == 0
         shift = xp.where(empty, 0.0, anchor) - xp.where(empty, 0.0, self._anchor)
@@ -199,7 +198,7 @@ class RowStats:
         return RowStats.unflatten(measured, [function(a) for a in arrays])
 
     def flatten(self) -> tuple[list[Array], tuple[bool, ...]]:
-        """The arrays inside, and which of the parts they are: what tree libraries need."""
+        """The arrays inside and which parts they are, for tree libraries."""
         parts = [getattr(self, name) for name in _PARTS]
         return [p for p in parts if p is not None], tuple(p is not None for p in parts)
 
@@ -216,17 +215,17 @@ class RowStats:
 
 
 def centred(logits: Array, visible: Array) -> tuple[Array, Array]:
-    """Logits minus their row's largest visible one (0 where masked), and that maximum, −inf without visible keys.
+    """Logits minus the largest visible one of their row (0 where masked), and that maximum (−inf without keys).
 
-    Masked logits are replaced before any arithmetic, so NaN, ±inf and finfo.min there reach neither the result
-    nor its gradient.
+    Masked logits are replaced before any arithmetic, so NaN, ±inf and finfo.min there reach neither the result nor its
+    gradient.
     """
     xp = ops_for(logits)
     if logits.shape[-1] == 0:
         return logits, xp.sum(logits) - xp.inf
     peak = xp.stop_gradient(xp.max(xp.where(visible, logits, -xp.inf)))
     base = xp.where(xp.isnan(peak) | (peak > -xp.inf), peak, 0.0)[..., None]
-    # Two logits may lie further apart than their dtype reaches, and −inf would meet a weight of 0 in the gradient.
+    # The difference of two logits may overflow to −inf, which times a weight of 0 is NaN in the gradient.
     return xp.at_least(xp.where(visible, logits, base) - base, xp.lowest(logits.dtype)), peak
 
 
@@ -235,14 +234,14 @@ def dense_stats(logits: Array, visible: Array) -> RowStats:
     xp = ops_for(logits)
     count = xp.sum(visible)
     x, peak = centred(logits, visible)
-    # The weight of anything this far down is 0 in every dtype; left where it is, its square could overflow.
+    # At −1000 a weight is 0 in every dtype. Further down the square could overflow.
     x = xp.at_least(x, -1000.0)
     weight = xp.where(visible, xp.exp(x), 0.0)
     if logits.shape[-1] == 0:
         top, rest = visible, xp.sum(weight)
     else:
-        # The top item's own weight is 1 exactly. Summed apart, as expm1, it leaves ln(1 + rest) accurate
-        # however small the rest is, so the entropy of an almost one-hot row keeps its relative accuracy.
+        # The weight of the top item is exactly 1. Summing the rest alone keeps ln(1 + rest) accurate however small the
+        # rest is, and with it the relative accuracy of the entropy of an almost one-hot row.
         top = (xp.positions(x.shape[-1], x) == xp.argmax(xp.where(visible, x, -xp.inf))[..., None]) & visible
         rest = xp.sum(xp.where(top, xp.expm1(x), weight))
     share = weight / (1.0 + rest)[..., None]

@@ -1,4 +1,4 @@
-"""Row statistics and their gradient in plain torch, one tile of logits at a time: memory linear in length."""
+"""Row statistics and their gradient in plain torch, one tile of logits at a time. Memory is linear in length."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from torch import Tensor
 
 from sharpmax.stats.call import AttentionCall, Parts, floats_at_least_32, hidden_by
 
-# Tiles are sized for where they live: in the caches of a CPU's cores, or large enough to keep a GPU busy.
+# Small enough for the cache of a CPU core, or large enough to keep a GPU busy.
 _TILE_ELEMENTS = {"cpu": 1 << 19, "cuda": 1 << 25}
 _KEYS_PER_TILE = 512
 
 
 class Gradients(NamedTuple):
-    """What flows back into the inputs of a call; `mask` is None where it is not asked for."""
+    """Gradients of the inputs of a call; `mask` is None if it was not asked for."""
 
     q: Tensor
     k: Tensor
@@ -27,7 +27,7 @@ class Gradients(NamedTuple):
 
 
 class Incoming(NamedTuple):
-    """What flows back into the parts of the rows, None where nothing does; the anchor is a constant."""
+    """Gradients of the parts of the rows, None for zero. The anchor is a constant."""
 
     log_mass: Tensor | None
     shortfall: Tensor | None
@@ -52,7 +52,7 @@ class _Tiles:
         self.batch, self.heads, self.group, self.rows, self.width = call.q.shape
         self.keys = call.keys
         self.dtype = floats_at_least_32(call.q.dtype)
-        # Smaller than any logit, and still finite: 0 · hidden stays 0 where 0 · (−inf) would be NaN.
+        # Smaller than any logit but finite, as 0 · (−inf) would be NaN.
         self.hidden = torch.finfo(torch.float32).min / 8
         budget = _TILE_ELEMENTS["cpu" if call.q.device.type == "cpu" else "cuda"]
         self.bj = min(self.keys, _KEYS_PER_TILE)
@@ -81,11 +81,11 @@ class _Tiles:
     def key_plane(self, b: slice, h: slice) -> Tensor:
         """All keys of some planes as `[planes, D, Lk]`, in the dtype of the statistics."""
         plane = self.call.k[b, h].reshape(-1, self.keys, self.width).to(self.dtype)
-        # Stored this way round the products are a third faster, and every key is used by many blocks of rows.
+        # In this layout the products are a third faster, and every key is used by many blocks of rows.
         return plane.transpose(1, 2).contiguous()
 
     def buffer(self, index: int, shape: tuple[int, ...]) -> Tensor:
-        """Scratch memory that is taken once: fresh memory for every tile would cost more than the arithmetic."""
+        """Scratch memory, reused for every tile: allocating would take longer than the arithmetic."""
         size = math.prod(shape)
         if self._buffers[index].numel() < size:
             self._buffers[index] = self._buffers[index].new_empty(size)
@@ -101,7 +101,7 @@ class _Tiles:
         return s
 
     def square(self, s: Tensor, tile: _Tile) -> Tensor:
-        """A tile seen as `[B, Hkv, G, rows, keys]`, to meet masks."""
+        """A view of a tile as `[B, Hkv, G, rows, keys]`, to which masks broadcast."""
         return s.view(
             tile.b.stop - tile.b.start, tile.h.stop - tile.h.start, self.group, tile.i.stop - tile.i.start, -1
         )
@@ -131,7 +131,7 @@ class _Tiles:
         return hide
 
     def block_of(self, mask: Tensor, tile: _Tile) -> Tensor:
-        """The part of a mask that meets a tile; dimensions of size 1 broadcast and stay whole."""
+        """The part of a mask for a tile. Dimensions of size 1 are kept, as they broadcast."""
         everything = slice(None)
         where = (tile.b, tile.h, everything, tile.i, tile.j)
         return mask[tuple(w if n > 1 else everything for w, n in zip(where, mask.shape, strict=True))]
@@ -159,7 +159,7 @@ def streaming_parts(call: AttentionCall) -> Parts:
             for j in tiles.key_blocks(i):
                 x = tiles.logits(q, keys, _Tile(b, h, i, j))
                 weight = tiles.buffer(1, x.shape)
-                # The mean of a row's first tile is where the sums of its other tiles are centred.
+                # The mean of the first tile is the centre for the sums of the other tiles.
                 seen.append(_sums(x, weight, seen[0][1]) if seen else _first_sums(x, weight, tiles.buffer(2, x.shape)))
             if seen:
                 for whole, part in zip(out, _merge(seen), strict=True):
@@ -193,8 +193,8 @@ def streaming_backward(call: AttentionCall, parts: Parts, grads: Incoming, *, in
     linear = 2.0 * g_var - g_shortfall
     for b, h in tiles.planes():
         keys = tiles.key_plane(b, h)
-        # In the products below a hidden pair has derivative 0, and 0 · NaN must not speak for it; a visible pair
-        # of NaN has a derivative of NaN already.
+        # A hidden pair has derivative 0, which the products below must not multiply by NaN. The derivative of a visible
+        # NaN is NaN anyway.
         clean_keys = keys.nan_to_num(0.0, 0.0, 0.0)
         for i in tiles.row_blocks():
             q = tiles.queries(b, h, i)
@@ -223,7 +223,7 @@ def streaming_backward(call: AttentionCall, parts: Parts, grads: Incoming, *, in
 
 
 def _first_sums(x: Tensor, weight: Tensor, product: Tensor) -> Tensor:
-    """What `_sums` gives for the first tile of a row, whose centre is not known yet: taken about its own mean."""
+    """`_sums` of the first tile of a row, centred at its own mean."""
     top = x.amax(-1)
     torch.exp(x.sub_(top[..., None]), out=weight)
     mass = weight.sum(-1)
@@ -235,25 +235,25 @@ def _first_sums(x: Tensor, weight: Tensor, product: Tensor) -> Tensor:
 
 
 def _sums(x: Tensor, weight: Tensor, centre: Tensor) -> Tensor:
-    """Maximum, origin, and Σw, Σw·x, Σw·x² of a tile of logits x from that origin, stacked; the tiles are used up.
+    """Stacked: maximum, origin, Σw, Σw·x, Σw·x² of a tile, with x relative to the origin. Overwrites the tile.
 
-    The origin is what the row's mean is thought to be, kept near the tile's maximum where that is known better. So
-    the variance never comes out as the small difference of two large numbers, and no weight overflows.
+    The origin is an estimate of the row's mean, at most 3 below the tile's maximum. So the variance is never the small
+    difference of two large numbers, and no weight overflows.
     """
     top = x.amax(-1)
     origin = torch.clamp(centre, top - 3.0, top)
     torch.exp(x.sub_(origin[..., None]), out=weight)
     mass = weight.sum(-1)
-    # The weight multiplies first: of a hidden key it is 0, and its x is too large to be squared.
+    # The weight multiplies first, as the square of a hidden x would overflow while its weight is 0.
     first = weight.mul_(x).sum(-1)
     return torch.stack((top, origin, mass, first, weight.mul_(x).sum(-1)))
 
 
 def _merge(tiles: list[Tensor]) -> Parts:
-    """The parts of rows from the sums of their tiles; variances are added about the common mean."""
+    """The parts of the rows from the sums of their tiles. Variances are combined about the common mean."""
     top, origin, mass, first, second = torch.stack(tiles, dim=1)
     peak = top.amax(0)
-    # A tile of hidden keys alone lies further below than can be squared, and weighs nothing.
+    # The clamp keeps squares finite for tiles that hold hidden keys only, which weigh nothing.
     below = (origin - peak).clamp_min(-1e4)
     offset = first / mass
     var = (second / mass - offset * offset).clamp_min(0.0)
@@ -263,5 +263,5 @@ def _merge(tiles: list[Tensor]) -> Parts:
     mean = below + offset
     centre = (share * mean).sum(0)
     var = (share * (var + (mean - centre) ** 2)).sum(0)
-    # Both are at least 0; rounding may say otherwise.
+    # Both are at least 0, but rounding can make them negative.
     return Parts(peak, total.log().clamp_min(0.0), (-centre).clamp_min(0.0), var)

@@ -24,12 +24,12 @@ _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _HALF = (torch.float16, torch.bfloat16)
 WIDEST = 256
 _MANY_PAIRS = 1 << 28
-"""Pairs of a row and a key from which on a device takes longer than its host: about a tenth of a millisecond."""
+"""Pairs of a row and a key from which the device, at a tenth of a millisecond, takes longer than the host."""
 
 _LOOKING = 528
-"""Programs that look for rows in which the quick kernel did not go well: a few for each processor of a large GPU."""
+"""Programs that search for rows the quick kernel could not do: a few per processor of a large GPU."""
 
-# Looked up once and without importing it: this is also asked while torch compiles, where a search is not possible.
+# Looked up once and without importing Triton, as torch.compile cannot trace the search.
 _INSTALLED = importlib.util.find_spec("triton") is not None
 
 
@@ -72,8 +72,8 @@ def obstacle(call: AttentionCall) -> str | None:
 def triton_parts(call: AttentionCall, fields: frozenset[str] = frozenset(FIELDS)) -> Parts:
     """Statistics of `fields` relative to an anchor, each `[B, Hkv, G, Lq]`; float32, or float64 for float64 input.
 
-    The anchor is the maximum if that is asked for; else it may be the lse. Without `var` in the fields, var may be 0.
-    A visible logit that is NaN or +inf makes all four NaN for its row; one that overflowed to −inf has weight 0.
+    The anchor is the maximum if `max` is in the fields; else it may be the lse. Without `var` in the fields, var may be
+    0. A visible logit that is NaN or +inf makes all four NaN for its row. One that overflowed to −inf has weight 0.
     """
     q, scale = call.q, call.scale
     dtype = floats_at_least_32(q.dtype)
@@ -137,15 +137,15 @@ def _launch_parts(
 
 
 class PartsPlan(NamedTuple):
-    """The launches for the statistics of rows without a mask, in which addresses alone are left open."""
+    """The launches for the statistics of rows without a mask, for any tensors of the same layout."""
 
     quick: Compiled | None
     careful: Compiled
     copied: Tile | None
-    """The tile in which keys are copied by a descriptor, if they are."""
+    """The tile of keys that the copy engine fetches; None without it."""
 
     def run(self, q: Tensor, k: Tensor, at: int, step: int) -> None:
-        """Write the four parts to the address `at` and every `step` bytes from there, multiples of 16."""
+        """Write the four parts to the addresses `at`, `at + step`, …; both are multiples of 16."""
         q_at, k_at = q.data_ptr(), k.data_ptr()
         rest = (None, None, None, at, at + step, at + 2 * step, at + 3 * step)
         if self.quick is not None:
@@ -155,7 +155,7 @@ class PartsPlan(NamedTuple):
 
 
 def _settled(name: str, call: AttentionCall, tile: Tile, options: dict[str, Any]) -> Settings:
-    """How one of the kernels for row statistics is launched."""
+    """The settings of one of the kernels for row statistics."""
     kernels = importlib.import_module("sharpmax.stats.triton_kernel")
     q, gain = call.q, call.gain
     batch, heads, group, queries, width = q.shape
@@ -180,7 +180,7 @@ def _settled(name: str, call: AttentionCall, tile: Tile, options: dict[str, Any]
 
 
 class Settings(NamedTuple):
-    """A kernel, its grid, and what comes after the tensors: numbers, then constants by name."""
+    """A kernel, its grid, and its arguments after the tensors: numbers, then constants by name."""
 
     kernel: Any
     grid: tuple[int, ...]
@@ -189,7 +189,7 @@ class Settings(NamedTuple):
 
 
 class Compiled(NamedTuple):
-    """A compiled kernel as the driver launches it, with every argument that follows the tensors."""
+    """A compiled kernel, with every argument that follows the tensors."""
 
     run: Callable[..., None]
     grid: tuple[int, ...]
@@ -199,7 +199,7 @@ class Compiled(NamedTuple):
     rest: tuple[Any, ...]
 
     def __call__(self, *addresses: Any) -> None:
-        """Launch it on tensors at these addresses, multiples of 16, which is what Triton specialises on."""
+        """Launch it on tensors at these addresses, multiples of 16, for which Triton specialised the kernel."""
         stream = torch._C._cuda_getCurrentRawStream(self.device)
         self.run(*self.grid, stream, self.function, self.metadata, None, None, None, *addresses, *self.rest)
 
@@ -211,9 +211,10 @@ _MOST_COMPILED = 4096
 def launch(key: Any, tensors: Sequence[Any], settle: Callable[[], Settings]) -> Compiled | None:
     """Launch a kernel whose first parameters are `tensors` (None, or a descriptor, for some).
 
-    `key` decides everything else: which kernel, the device, the dtypes of the tensors, and what `settle` returns. The
-    first launch goes through Triton, which takes tens of microseconds to bind and specialise its arguments. Later ones
-    go to the driver at once, where every address is a multiple of 16; the kernel that was launched comes back then.
+    `key` determines everything else: the kernel, the device, the dtypes of the tensors, and what `settle` returns. The
+    first launch goes through Triton, which takes tens of microseconds to bind and specialise its arguments. Later
+    launches go straight to the driver if every address is a multiple of 16, and return the compiled kernel. So does the
+    first launch, if later ones can skip Triton.
     """
     addresses = [x.data_ptr() if type(x) is Tensor else x for x in tensors]
     aligned = not any(type(one) is int and one & 15 for one in addresses)
@@ -237,7 +238,7 @@ def launch(key: Any, tensors: Sequence[Any], settle: Callable[[], Settings]) -> 
 
 
 def padded(size: int) -> int:
-    """Bytes that keep what follows at a multiple of 16."""
+    """The size rounded up to a multiple of 16 bytes."""
     return (size + 15) & ~15
 
 
@@ -248,36 +249,36 @@ def _names(dtypes: tuple[torch.dtype, ...]) -> str:
 def interpreted() -> bool:
     """Whether Triton runs its interpreter, on the CPU."""
     triton = sys.modules.get("triton")
-    if triton is not None:  # what counts is how its own library was built when it was imported
+    if triton is not None:  # Triton decided this when it was imported
         return not isinstance(triton.language.sum, triton.JITFunction)
     return os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "yes", "on", "y")
 
 
 def widened(x: Tensor) -> bool:
-    """Whether a kernel widens x: the interpreter keeps bfloat16 as 16-bit integers, and its dot multiplies those."""
+    """Whether a kernel widens x. The interpreter stores bfloat16 as integers, and its dot would multiply those."""
     return x.dtype == torch.bfloat16 and interpreted()
 
 
 def power_of_2(n: int, least: int = 16) -> int:
-    """The power of 2 that holds n, as blocks of a kernel have to be; 16 at the least is what a product takes."""
+    """The smallest power of 2 that is at least n, for the size of a block. A matrix product takes 16 or more."""
     return max(least, 1 << (n - 1).bit_length())
 
 
 def limited(offset: int | None, queries: int, keys: int) -> int:
-    """A causal offset clamped to where it still matters, so that row + offset stays within 32 bits; 0 for None."""
+    """A causal offset clamped to the range that matters, so that row + offset fits 32 bits; 0 for None."""
     return 0 if offset is None else max(-queries, min(offset, keys))
 
 
 def on_device(x: Tensor) -> AbstractContextManager[Any]:
-    """Where to launch from: kernels run on the current device, which may be another than that of x."""
-    # To switch takes longer than to ask, and a generated token can afford little.
+    """A context in which the device of x is the current one, where kernels run."""
+    # Asking is cheaper than switching, which would show in every generated token.
     if not x.is_cuda or x.device.index == torch.cuda.current_device():
         return nullcontext()
     return torch.cuda.device(x.device)
 
 
 NO_MASK, MASK_SHOWS, MASK_ADDED = range(3)
-"""How kernels read a mask: there is none; bytes that are 1 where a key is visible; floats that are added."""
+"""How kernels read a mask: not at all, as bytes that are 1 where a key is visible, or as floats that are added."""
 
 
 def mask_kind(mask: Tensor | None) -> tuple[int, float]:
@@ -293,18 +294,18 @@ def strides_as(x: Tensor | None, *shape: int) -> tuple[int, ...]:
 
 
 def _large(q: Tensor, k: Tensor) -> bool:
-    """Whether the copy engine pays: it saves 4% of the device's time at best, and costs the host a descriptor."""
+    """Whether the copy engine is worth it: it saves the device at most 4%, and costs the host a descriptor."""
     return interpreted() or q.numel() // q.shape[-1] * k.shape[-2] >= _MANY_PAIRS
 
 
 def _box(k: Tensor, keys: int, width: int) -> object | None:
-    """A descriptor with which Hopper's copy engine fetches a tile of keys, or None where that cannot be."""
+    """A descriptor for Hopper's copy engine to fetch a tile of keys; None if the engine cannot."""
     key = (k.data_ptr(), k.shape, k.stride(), k.dtype, k.device, keys, width)
     if key in _boxes:
         return _boxes[key]
     if not (_has_copy_engine(k.device) or interpreted()):
         return None
-    # Along an axis of length 1 the stride means nothing, and must still be one the engine takes.
+    # The stride of an axis of length 1 has no meaning, but must still be one the engine takes.
     strides = [n if size > 1 else 16 for n, size in zip(k.stride(), k.shape, strict=True)]
     if k.stride(-1) != 1 or k.data_ptr() % 16 or any(n <= 0 or n * k.element_size() % 16 for n in strides[:-1]):
         return None
@@ -319,7 +320,7 @@ def _box(k: Tensor, keys: int, width: int) -> object | None:
 
 
 class _Address:
-    """What a descriptor needs of a tensor, which it does not keep."""
+    """Stands in for a tensor in a descriptor, without keeping its memory."""
 
     def __init__(self, x: Tensor) -> None:
         self.dtype, self._address = x.dtype, x.data_ptr()
@@ -337,11 +338,11 @@ def _has_copy_engine(device: torch.device) -> bool:
 
 
 def _quick_tile(queries: int, width: int, masked: bool, every_key: bool) -> Tile:
-    """The tile of the quick kernel, whose operands fit into the shared memory of any recent GPU (99 KiB)."""
+    """The tile of the quick kernel. Its operands fit the shared memory of any recent GPU (99 KiB)."""
     if width > 128:
         tile = Tile(64, 32, 4, 2)
     elif masked:
-        # The addresses of a tile of the mask take as many registers as its logits: more warps share them.
+        # The addresses of the mask take as many registers as the logits, so more warps share them.
         tile = Tile(128, 64, 8, 2)
     elif every_key:
         tile = Tile(64, 128, 4, 2) if width <= 64 else Tile(128, 64, 4, 2)
@@ -356,7 +357,7 @@ def _careful_tile(call: AttentionCall) -> Tile:
     wide = width > 128
     if call.q.dtype in _HALF:
         tile = Tile(64, 32, 4 if call.mask is None else 8, 2)
-    elif call.q.dtype == torch.float32:  # no tensor cores at full precision: both operands go through registers
+    elif call.q.dtype == torch.float32:  # without tensor cores both operands go through registers
         tile = Tile(32, 16 if wide else 32, 4, 2)
     else:
         tile = Tile(16, 16, 4, 1) if wide else Tile(32, 32, 4, 1)
@@ -377,7 +378,7 @@ _HOPPER = {
     ("into_keys", 256): Tile(32, 128, 8, 2),
 }
 OVERRIDES: dict[str, Tile] = {}
-"""Tiles to use instead, by the name of the kernel (`into_queries`, `into_keys`): for measuring, and for tests."""
+"""Tiles to use instead, by the name of the kernel (`into_queries`, `into_keys`), for benchmarks and tests."""
 
 
 def backward_obstacle(call: AttentionCall, *, into_mask: bool) -> str | None:
@@ -392,9 +393,9 @@ def backward_obstacle(call: AttentionCall, *, into_mask: bool) -> str | None:
 
 
 def triton_backward(call: AttentionCall, parts: Parts, grads: Incoming) -> Gradients:
-    """Gradients of the rows' parts with respect to q and k, in the layout of these.
+    """Gradients of the rows' parts with respect to q and k, in the layouts of q and k.
 
-    Sums are in float32; the derivative by a logit is rounded to the dtype of q where that is half precision.
+    Sums are in float32. The derivative by a logit is rounded to the dtype of q if that is half precision.
     """
     q, k = call.q, call.k
     dq, dk = torch.empty_like(q), torch.empty_like(k)
@@ -406,9 +407,9 @@ def triton_backward(call: AttentionCall, parts: Parts, grads: Incoming) -> Gradi
     mask = call.mask.view(torch.uint8) if call.mask is not None and kind == MASK_SHOWS else call.mask
     gain = call.gain if kind == MASK_ADDED else None
     with_var = grads.var is not None
-    # Rounded to half precision anyway, the derivative may take a shorter way.
+    # A derivative that is rounded to half precision can be computed in a shorter form.
     folded = q.dtype != torch.float32 and not with_var
-    # What the second kernel needs of every row: a reference, c0, c1, and maybe the mean and c2.
+    # What the second kernel reads per row: a reference, c0, c1, and possibly the mean and c2.
     count = 3 if folded else 4 + with_var
     numbers: list[Tensor | None] = [*torch.empty((count, *q.shape[:-1]), dtype=torch.float32, device=q.device)]
     top, c0, c1, mean, c2 = numbers + [None] * (5 - count)
@@ -439,7 +440,7 @@ def _launch(tile: Tile) -> dict[str, int]:
 
 
 def _tile(kernel: str, call: AttentionCall) -> Tile:
-    """The tile a kernel works in: as tuned, or one that fits into the 99 KiB of shared memory of any recent GPU."""
+    """The tile of a kernel: a tuned one, or one that fits the shared memory of any recent GPU (99 KiB)."""
     q = call.q
     width = power_of_2(q.shape[-1], 64)
     if kernel in OVERRIDES:

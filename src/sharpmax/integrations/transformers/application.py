@@ -19,7 +19,7 @@ from sharpmax.integrations.torch_modules import put as put_module
 from sharpmax.integrations.transformers.attention import OutputGain
 from sharpmax.integrations.transformers.interface import install, installed, kept, modules_of, put
 from sharpmax.integrations.transformers.support import check_all_reached, check_model, is_torch_module
-from sharpmax.ops.attention import QueryScale, Rule, policies_of, rules_of
+from sharpmax.ops.sharpen import QueryScale, Rule, policies_of, rules_of
 from sharpmax.policies.base import Policy, Warned
 from sharpmax.policies.basic import OutputScale
 from sharpmax.policies.per_head import check_shape

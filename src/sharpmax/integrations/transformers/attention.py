@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from sharpmax.errors import UnsupportedError
 from sharpmax.integrations.transformers.support import INTERFACE, LAYER, eager_of, interface_call
-from sharpmax.ops.attention import MOST_QUERIES, QueryScale, Rule, Sharpener, fitting_beta, scaled_mask, scaled_queries
+from sharpmax.ops.sharpen import MOST_QUERIES, QueryScale, Rule, Sharpener, fitting_beta, scaled_mask, scaled_queries
 from sharpmax.stats.call import (
     AttentionCall,
     Logits,
@@ -22,10 +22,10 @@ from sharpmax.stats.call import (
     autocasts,
     hidden_by,
     largest_for,
-    spans_of,
     without_autocast,
 )
-from sharpmax.stats.dispatch import is_plain, on_gpu, packed_spans
+from sharpmax.stats.dispatch import is_plain, on_gpu
+from sharpmax.stats.spans import packed_spans, spans_of
 
 Observer = Callable[[AttentionCall], None]
 """Gets every attention call of a model, with the logits that its softmax gets: β, masks and biases are in them."""
@@ -291,7 +291,7 @@ def _quickly(
             return None if out is None else (out.transpose(1, 2).contiguous(), None)
         if mask is None:
             seen = key[:, :, : query.shape[2]] if causal and key.shape[2] > query.shape[2] else key
-            scaled = sharpener.known(query, seen, 0 if causal else None, scale)
+            scaled = sharpener.sharpen_unmasked(query, seen, 0 if causal else None, scale)
     return None if scaled is None else layer.function(module, scaled, key, value, mask, **kwargs)
 
 

@@ -26,7 +26,7 @@ from sharpmax.integrations.transformers.projections import Scaling, query_scalin
 from sharpmax.integrations.transformers.support import require_transformers
 from sharpmax.lazy import require
 from sharpmax.models.language import ALIASES
-from sharpmax.ops.attention import policies_of
+from sharpmax.ops.sharpen import policies_of
 from sharpmax.policies.base import Policy
 from sharpmax.policies.per_head import PerHead
 from sharpmax.policies.registry import BESIDE

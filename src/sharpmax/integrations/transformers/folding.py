@@ -29,7 +29,7 @@ from sharpmax.integrations.transformers.support import (
     require_transformers,
 )
 from sharpmax.models.language import context_of
-from sharpmax.ops.attention import policies_of, rules_of
+from sharpmax.ops.sharpen import policies_of, rules_of
 from sharpmax.policies.base import Policy
 
 if TYPE_CHECKING:

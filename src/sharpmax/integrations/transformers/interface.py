@@ -1,6 +1,6 @@
 """Attention with a temperature per row behind transformers' attention interface.
 
-`install(model, rules_of_layer)` gives every attention module of the model the `Rule`s (see `sharpmax.ops.attention`) of
+`install(model, rules_of_layer)` gives every attention module of the model the `Rule`s (see `sharpmax.ops.sharpen`) of
 its layer, counted over the modules that attend in the order of `model.modules()`; none leaves the layer alone. β may
 require gradients: whatever it is computed from learns. Heads without a rule keep β = 1. `apply` installs the rules of a
 policy; calibration installs rules whose parameters are trained.
@@ -45,7 +45,7 @@ from sharpmax.integrations.transformers.support import (
     check_model,
     require_transformers,
 )
-from sharpmax.ops.attention import QueryScale, Rule
+from sharpmax.ops.sharpen import QueryScale, Rule
 from sharpmax.policies.base import Policy
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Decoding on a GPU: how the work is cut, the launches, and the operators that compilers see."""
+"""Decoding on a GPU: how the work is split, the launches, and the operator that compilers see."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ _ROWS = 32
 _ALIGNED = 64
 
 
-# As measured on an H200: keys come faster to two programs per processor than to more, values to three.
+# Programs per processor that read keys, and values, fastest on an H200.
 _KEY_PROGRAMS, _VALUE_PROGRAMS = 2, 3
 
-# Behind a table of pages the compiler keeps one tile less on its way per stage, as every tile waits for its page's
-# number: two more stages make up for it.
+# With a page table every tile waits for the number of its page, so the compiler keeps fewer tiles in flight per stage.
+# Two more stages make up for it.
 _MORE_STAGES_FOR_PAGES = 2
 
 
 class KeyTile(NamedTuple):
-    """Keys per tile, parts the keys are cut into, warps and pipeline stages."""
+    """Keys per tile, parts that the keys are split into, warps and pipeline stages."""
 
     keys: int
     splits: int
@@ -52,7 +52,7 @@ class KeyTile(NamedTuple):
 
 
 class KeyPlan(NamedTuple):
-    """How the two passes over a cache are cut, and both in one launch where nothing is cut (else None)."""
+    """How the two passes over a cache are split; `whole` is both in one launch, if nothing is split."""
 
     logits: KeyTile
     values: KeyTile
@@ -80,10 +80,10 @@ def _processors(device: torch.device) -> int:
 def plan_for(device: torch.device, itemsize: int, pairs: int, rows: int, keys: int, width: int, paged: bool) -> KeyPlan:
     """Tiles and splits for this many (sequence, key head) pairs of this many rows.
 
-    It depends on shapes alone, never on how many keys are filled: a captured graph serves every length.
+    The plan depends on shapes, not on how many keys are filled, so that a captured graph serves every length.
     """
     line = itemsize * power_of_2(width)
-    # Tensor cores of Hopper take 64 keys at a time; wide lines have fewer of them in flight, float32 has none.
+    # Hopper's tensor cores take 64 keys at a time. Wide lines leave room for fewer stages; float32 has no tensor cores.
     size, stages = (64, 3) if line <= 256 else (64, 2) if itemsize == 2 else (32 if line <= 512 else 16, 2)
     programs = pairs * -(-rows // _block_of(rows))
     most = max(1, min(_MOST_SPLITS, keys // (4 * size)))
@@ -93,7 +93,7 @@ def plan_for(device: torch.device, itemsize: int, pairs: int, rows: int, keys: i
         return KeyTile(size, splits, 4, stages)
 
     if paged:
-        stages += min(_MORE_STAGES_FOR_PAGES, 512 // line)  # wide lines fill the shared memory of smaller GPUs
+        stages += min(_MORE_STAGES_FOR_PAGES, 512 // line)  # as wide lines fill the shared memory of smaller GPUs
     logits, values = cut(_KEY_PROGRAMS), cut(_VALUE_PROGRAMS)
     return KeyPlan(logits, values, values._replace(stages=stages + 1) if values.splits == 1 else None)
 
@@ -107,14 +107,14 @@ def _kernel(name: str) -> Any:
 
 
 FIELDS = 5
-"""Statistics of a part, each `[splits, rows]`: maximum, and Σe, Σe·x, Σe·x² with x the distance from it; count."""
+"""Statistics of a part, each `[splits, rows]`: maximum; Σe, Σe·x, Σe·x² with x relative to it; count."""
 
 
 class _Call:
     """One call of `decode`: its sizes, and the kernels launched for it, in order.
 
-    `logits` `[pairs, rows, keys]` (the keys padded) and the statistics `parts` `[pairs, FIELDS, splits, rows]` of their
-    parts stay between the passes.
+    The passes share `logits` `[pairs, rows, keys]` (the keys padded) and the statistics of their parts, `parts`
+    `[pairs, FIELDS, splits, rows]`.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class _Call:
         scale: float, table: Coefficients, causal: bool, with_stats: bool,
     ) -> None:  # fmt: skip
         self.q, self.k, self.v, self.mask, self.scale, self.table = q, k, v, mask, scale, table
-        # The kernels read integers that lie side by side.
+        # The kernels read contiguous integers.
         self.lengths, self.pages = (None if x is None else x.contiguous() for x in (lengths, pages))
         if self.pages is None:
             (self.heads, self.keys), self.page_size, self.pages_stride = k.shape[1:3], 0, 0
@@ -137,7 +137,7 @@ class _Call:
         self.plan = plan_for(
             q.device, q.element_size(), self.pairs, self.rows, self.keys, width, self.pages is not None
         )
-        # In one launch nobody asks for statistics, and no β is solved for.
+        # A single launch neither returns statistics nor solves for β.
         self.whole = None if with_stats or table.solved else self.plan.whole
         self.splits = (self.plan.logits.splits, self.plan.values.splits) if self.whole is None else (1, 1)
         self.key = (
@@ -162,7 +162,7 @@ class _Call:
         return page, head, slot, width
 
     def _constants(self, tile: KeyTile) -> dict[str, Any]:
-        """What the kernels that read keys or values know while compiling."""
+        """Compile-time constants of the kernels that read keys or values."""
         return {
             **self._row_constants(), "PAGE": self.page_size, "WIDEN": widened(self.q),
             "BLOCK_R": _block_of(self.rows), "BLOCK_K": tile.keys, "num_warps": tile.warps, "num_stages": tile.stages,
@@ -190,16 +190,16 @@ class _Call:
     def _visibility(self) -> int:
         """What the rows of a key head see of the filled keys.
 
-        0: all of them; 1: what a mask shows, to all rows the same; 2: to each row its own; 3: all, but the newest keys
-        are seen by the newest rows alone.
+        0: all of them; 1: those a mask shows, the same for all rows; 2: those a mask shows to each row; 3: all except
+        tokens newer than the row.
         """
         if self.mask is None:
             return 3 if self.causal and self.queries > 1 else 0
-        # Whether all rows of a key head see the same keys, the strides of the mask tell.
+        # The strides of the mask tell whether all rows of a key head see the same keys.
         return 1 if self.queries == 1 and (self.mask.shape[1] == 1 or self.mask.stride(1) == 0) else 2
 
     def in_one_launch(self, tile: KeyTile) -> Tensor:
-        """The output `[B, H, Lq, Dv]`, the keys of a sequence in one part."""
+        """The output `[B, H, Lq, Dv]` in one launch, with the keys of a sequence in one part."""
         out = torch.empty((*self.q.shape[:3], self.value_width), dtype=self.v.dtype, device=self.v.device)
 
         def settle() -> Settings:
@@ -220,7 +220,7 @@ class _Call:
         return out
 
     def find_logits(self) -> None:
-        """Logits of every row and the statistics of each part."""
+        """Compute the logits of every row and the statistics of each part."""
         tile = self.plan.logits
 
         def settle() -> Settings:
@@ -252,7 +252,7 @@ class _Call:
         return [beta, *(one for one in stats if one is not None)]
 
     def weighted_values(self, beta: Tensor | None) -> Tensor:
-        """The output `[B, H, Lq, Dv]`; β is given, or computed from the table."""
+        """The output `[B, H, Lq, Dv]`, with the given β or, for None, β computed from the table."""
         tile, width, splits = self.plan.values, self.value_width, self.plan.values.splits
         out = torch.empty((*self.q.shape[:3], width), dtype=self.v.dtype, device=self.v.device)
         sums, masses = out, None
@@ -299,8 +299,8 @@ def decode(
 ) -> list[Tensor]:  # fmt: skip
     """The output and, with `stats`, β, count, maximum, log mass, shortfall and variance of the rows `[B, H, Lq]`.
 
-    With `causal` the queries are the newest tokens, and each sees the keys up to its own. Without it every query sees
-    all keys that the mask leaves.
+    With `causal` the queries are the newest tokens, and each sees the keys up to its own. Otherwise every query sees
+    all keys that the mask shows.
     """
     place = None
     if lengths is None and block_table is None and not stats:
@@ -327,21 +327,21 @@ _plans: dict[Any, DecodePlan] = {}
 
 
 class DecodePlan(NamedTuple):
-    """The launches of a decode against a whole contiguous cache, in which addresses alone are left open."""
+    """The launches of a decode with a full contiguous cache, for any tensors of the same layout."""
 
     launches: Sequence[Any]
     places: tuple[int, ...]
-    """Where logits, parts, sums and masses begin in one piece of memory, and where that ends."""
+    """Offsets of logits, parts, sums and masses in one allocation, and its size."""
 
     @classmethod
     def of(cls, call: _Call) -> DecodePlan:
-        """A plan for tensors of the layout of a call."""
+        """The plan for tensors with the layout of this call."""
         sums = call.pairs * call.rows * call.splits[1] if call.splits[1] > 1 else 0
         sizes = (call.logits.numel(), call.parts.numel(), sums * call.value_width, sums)
         return cls(tuple(call.launched), (0, *itertools.accumulate(padded(4 * size) for size in sizes)))
 
     def run(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, table: Tensor) -> Tensor | None:
-        """The output; None if a tensor starts at an odd address."""
+        """The output; None if an address is not a multiple of 16."""
         q_at, k_at, v_at = q.data_ptr(), k.data_ptr(), v.data_ptr()
         mask_at = None if mask is None else mask.data_ptr()
         if (q_at | k_at | v_at | (mask_at or 0)) & 15:

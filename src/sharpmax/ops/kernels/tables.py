@@ -1,4 +1,4 @@
-"""Policies as numbers: what a kernel needs to compute β by itself, as tensors made once for the same policies."""
+"""Policies as tables of numbers, from which kernels compute β. A table is made once for the same policies."""
 
 from __future__ import annotations
 
@@ -17,52 +17,52 @@ from sharpmax.policies.log_linear import LogLinear
 from sharpmax.policies.polynomial import Polynomial
 
 CONSTANT, POLYNOMIAL, LOG_LENGTH, LOG_LINEAR, CURVE, TARGET = range(6)
-"""The forms: the first column of a table says which of them its row is."""
+"""The forms. The first column of a table holds the form of each row."""
 
 _KINDS = {Constant, Polynomial, LogLength, LogLinear, Curve, EntropyTarget}
 
 
 class ClosedForm(NamedTuple):
-    """Policies of one layer as a table of numbers, one row per head or one for all.
+    """The policies of one layer as a table of numbers, with one row per head or one row for all.
 
-    A row of the table holds the form and then what the form reads:
+    A row holds the form, then the numbers of that form:
 
     - constant: β
-    - polynomial: threshold, lowest and highest entropy (±∞ if it runs on), coefficients, highest power first
+    - polynomial: threshold, lowest and highest entropy (±∞ if it extrapolates), coefficients, highest power first
     - log-length: floor, ln reference
     - log-linear: the nine coefficients, reference, ln floor, ln ceiling
     - curve: β before the first knot, then (knot, width, β at it, rise) of each piece
     - entropy target: target, ln floor, ln ceiling; solved on the logits themselves
 
-    Rows are filled up with zeros, which no form reads.
+    Rows are padded with zeros, which no form reads.
     """
 
     table: tuple[tuple[float, ...], ...]
     shape: list[int]
-    """What an operator gets of the table: the forms as bits, terms of a polynomial, pieces of a curve, var is read."""
+    """For operators: the forms as bits, terms of a polynomial, pieces of a curve, and whether var is read."""
 
     needs: frozenset[str]
     """The statistics the policies read, as in `Policy.needs`."""
 
     @property
     def solved(self) -> bool:
-        """Whether some β is the solution of an equation, for which statistics at β = 1 do not suffice."""
+        """Whether some β solves an equation, which takes more than the statistics at β = 1."""
         return bool(self.shape[0] >> TARGET & 1)
 
     @property
     def smooth(self) -> bool:
-        """Whether kernels know the gradient of β: it depends on the entropy alone, and as a polynomial."""
+        """Whether kernels know the gradient of β: every β is a polynomial of the entropy, or has no gradient."""
         return not self.shape[0] & ~(1 << CONSTANT | 1 << POLYNOMIAL | 1 << LOG_LENGTH)
 
 
 def closed_form(policies: Sequence[Policy]) -> ClosedForm | None:
-    """One policy for all heads or one per head as a table; None if one of them is of a kind that has no form here.
+    """One policy for all heads, or one per head, as a table; None if the kernels do not know one of them.
 
     >>> from sharpmax.policies import Constant, LogLength
     >>> closed_form([Constant(2.0)]).table
     ((0.0, 2.0),)
     """
-    # A subclass may have a rule of its own: the type itself is what counts.
+    # The exact type, as a subclass may have a rule of its own.
     if any(type(policy) not in _KINDS for policy in policies):
         return None
     if all(policy == policies[0] for policy in policies):
@@ -85,13 +85,13 @@ def _row(policy: Policy, terms: int, segments: int) -> list[float]:
         return [LOG_LENGTH, policy.floor, math.log(policy.reference)]
     if isinstance(policy, Polynomial):
         ends = policy.fitted_on if policy.outside_is == "clamp" else (-math.inf, math.inf)
-        # Zeros before the highest power leave Horner's scheme at 0, exactly.
+        # Leading zeros keep Horner's scheme at exactly 0.
         leading = [0.0] * (terms - len(policy.coefficients))
         return [POLYNOMIAL, policy.threshold, *ends, *leading, *policy.coefficients]
     if isinstance(policy, Curve):
         x, y = policy.knots, policy.values
         pieces = [(x0, x1 - x0, y0, y1 - y0) for x0, x1, y0, y1 in zip(x[:-1], x[1:], y[:-1], y[1:], strict=True)]
-        # No entropy lies above such a knot, so that piece is never used.
+        # No entropy reaches this knot, so the piece is never used.
         pieces += [(1e38, 1.0, 0.0, 0.0)] * (segments - len(pieces))
         return [CURVE, y[0], *(number for piece in pieces for number in piece)]
     if isinstance(policy, EntropyTarget):
@@ -103,14 +103,14 @@ def _row(policy: Policy, terms: int, segments: int) -> list[float]:
 
 
 class Coefficients(NamedTuple):
-    """Coefficients `[heads or 1, width]` as an operator gets them, with `ClosedForm.shape`."""
+    """The table on a device, `[heads or 1, width]`, and `ClosedForm.shape`: the last arguments of the operators."""
 
     values: Tensor
     shape: list[int]
 
     @property
     def stride(self) -> int:
-        """From one head to the next; 0 where one row serves every head."""
+        """The stride from one head to the next; 0 if one row serves every head."""
         return self.values.shape[1] if self.values.shape[0] > 1 else 0
 
     @property
@@ -120,7 +120,7 @@ class Coefficients(NamedTuple):
 
     @property
     def solved(self) -> bool:
-        """Whether some β is the solution of an equation."""
+        """As `ClosedForm.solved`."""
         return bool(self.shape[0] >> TARGET & 1)
 
 
@@ -137,7 +137,7 @@ def form_of(policies: tuple[Policy, ...]) -> ClosedForm | None:
         if len(_forms) >= _FEW:
             _forms.clear()
             _tables.clear()
-        # The policies are kept with what was made of them: as long as they exist, nothing else has their id.
+        # The policies are kept beside their form, so that no other object can get one of these ids.
         _forms[key] = policies, closed_form(policies)
     return _forms[key][1]
 
@@ -145,7 +145,7 @@ def form_of(policies: tuple[Policy, ...]) -> ClosedForm | None:
 def table_of(policies: tuple[Policy, ...], device: torch.device) -> Coefficients | None:
     """The coefficients of policies on a device; None if they have no closed form.
 
-    While a CUDA graph is captured nothing can be copied to the device, so a first call must come before.
+    Nothing can be copied to the device while a CUDA graph is captured, so the first call must come before.
     """
     key = tuple(map(id, policies))
     compiling = torch.compiler.is_compiling()
@@ -157,7 +157,7 @@ def table_of(policies: tuple[Policy, ...], device: torch.device) -> Coefficients
     form = closed_form(policies) if compiling else form_of(policies)
     if form is None:
         return None
-    # What is made in a mode (of fake tensors, say) is good there alone.
+    # A tensor made inside a dispatch mode (a fake tensor, say) is of use in that mode alone.
     if compiling or torch._C._len_torch_dispatch_stack():
         return Coefficients(torch.tensor(form.table, dtype=torch.float32, device=device), form.shape)
     if (key, device) not in _tables:
@@ -169,13 +169,13 @@ def table_of(policies: tuple[Policy, ...], device: torch.device) -> Coefficients
 
 _NO_FORM = (-1,)
 _in_graphs: dict[int, Tensor] = {}
-"""The coefficients that compiled graphs read, by number: they stay as long as the process."""
+"""The coefficients that compiled graphs read, by number. They are kept for the life of the process."""
 
 
 def _known_table(key: _Key, device: torch.device) -> tuple[int, ...]:
-    """Number, size and shape of coefficients that are on the device; empty if they are not.
+    """The number, size and shape of coefficients on the device; empty if they are not there.
 
-    Asked while compiling, the answer is part of the graph: other policies coming and going do not concern it.
+    While compiling the answer becomes a constant of the graph, which does not depend on other policies.
     """
     if key in _forms and _forms[key][1] is None:
         return _NO_FORM
@@ -186,13 +186,13 @@ def _known_table(key: _Key, device: torch.device) -> tuple[int, ...]:
     return (id(values), *values.shape, *shape)
 
 
-# What torch.compiler.assume_constant_result does, without the second and a half it takes to load torch's compiler.
+# This is torch.compiler.assume_constant_result, without the 1.5 seconds of importing torch's compiler.
 _known_table.__dict__["_dynamo_marked_constant"] = True
 
 
 @torch.library.custom_op("sharpmax::coefficients", mutates_args=())
 def table_op(number: int, rows: int, width: int, device: torch.device) -> Tensor:
-    """A copy of the coefficients of that number: a tensor found while compiling can be part of a graph only once."""
+    """A copy of the coefficients with that number, as a graph can contain a tensor found while compiling only once."""
     return _in_graphs[number].clone()
 
 

@@ -1,4 +1,4 @@
-"""β·q as operators: β given and differentiable, or computed from the statistics of the rows in the same launch."""
+"""β·q as operators: with a given, differentiable β, or with β computed from row statistics in the same launch."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def scales(q: Tensor) -> bool:
 
 
 def _settled(name: str, q: Tensor, numbers: Sequence[int], **constants: Any) -> Settings:
-    """The grid over the rows of q, and the constants that all kernels here share."""
+    """The grid over the rows of q, and the constants common to the kernels of this module."""
     kernels = importlib.import_module("sharpmax.ops.kernels.sharpen_kernel")
     width = q.shape[-1]
     block_d = power_of_2(width)
@@ -68,7 +68,7 @@ def scale_rows(q: Tensor, beta: Tensor) -> Tensor:
 
 
 def scale_features(q: Tensor, factors: Tensor) -> Tensor:
-    """q `[B, H, Lq, D]` times float32 factors `[H or 1, 1, D or 1]`, rounded once; a product may overflow."""
+    """q `[B, H, Lq, D]` times float32 factors `[H or 1, 1, D or 1]`, rounded once; products are not capped."""
     out = torch.empty_like(q)
     steps = [0 if size == 1 else stride for size, stride in zip(factors.shape, factors.stride(), strict=True)]
     with on_device(q):
@@ -93,7 +93,7 @@ def scale_backward_op(
     grad: Tensor, q: Tensor, beta: Tensor, log_mass: Tensor | None, shortfall: Tensor | None, counts: Tensor | None,
     keys: int, offset: int | None, table: Tensor | None, shape: list[int],
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Gradients into q and into β; with a table into the entropy that β came from, in the shape of `log_mass`."""
+    """Gradients of q and β; with a table, of q and the entropy that gave β, in the shape of `log_mass`."""
     like = beta if log_mass is None else log_mass
     into_q, into_row = torch.empty_like(q), torch.empty(like.shape, dtype=like.dtype, device=like.device)
     if not _on_kernel(q):
@@ -141,9 +141,9 @@ def sharpened(
     q: Tensor, log_mass: Tensor | None, shortfall: Tensor | None, var: Tensor | None, counts: Tensor | None,
     keys: int, offset: int | None, table: Tensor, shape: list[int],
 ) -> tuple[Tensor, Tensor, Compiled | None]:  # fmt: skip
-    """β·q and β `[B, H, Lq]`, and the kernel that was launched.
+    """β·q, β `[B, H, Lq]`, and the kernel that was launched.
 
-    Statistics and counts hold one number per row of q, in its order.
+    Statistics and counts hold one number per row of q, in the order of the rows.
     """
     out, beta = torch.empty_like(q), torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device)
     if not q.numel():
@@ -176,17 +176,17 @@ def sharpened(
 
 
 class SharpenPlan(NamedTuple):
-    """The launches from q and k without a mask to β·q, in which addresses alone are left open."""
+    """The launches from q and k without a mask to β·q, for any tensors of the same layout."""
 
     parts: PartsPlan | None
-    """None where β depends on the number of visible keys alone."""
+    """None if β depends on the number of visible keys alone."""
 
     last: Compiled
     step: int
-    """Bytes of one statistic of all rows, padded."""
+    """Bytes of one statistic of all rows, including padding."""
 
     def __call__(self, q: Tensor, k: Tensor, table: Tensor) -> Tensor | None:
-        """β·q of tensors of the same layout, for policies of the same forms; None if they start at an odd address."""
+        """β·q for policies of the same forms; None if an address is not a multiple of 16."""
         parts, last, step = self
         q_at = q.data_ptr()
         if (q_at | k.data_ptr()) & 15:
@@ -225,7 +225,7 @@ def _remember_rows(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 
 def _gradients_of_rows(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, ...]:
     q, beta, *rows, table = ctx.saved_tensors
-    if rows[0] is None:  # nothing was measured, so β is a constant
+    if rows[0] is None:  # without statistics β is a constant
         return scale_backward_op(grad, q, beta, *rows, 0, None, None, [0, 0])[0], *(None,) * 8
     into_q, into_entropy = scale_backward_op(grad, q, beta, *rows, ctx.keys, ctx.offset, table, ctx.shape)
     return into_q, into_entropy, into_entropy, *(None,) * 6
