@@ -36,15 +36,12 @@ def found() -> ProbeResult:
 
 def test_the_tables_are_those_of_the_contract(found: ProbeResult) -> None:
     tables = json.loads(json.dumps(found.tables(), allow_nan=False))
-    setting = tables["setting"]
-    assert setting["model"] == "tiny"
-    assert (setting["family"], setting["layers"], setting["heads"]) == ("llama", tiny.LAYERS, tiny.HEADS)
-    assert setting["tasks"] == ["kv", "text"]
-    assert setting["sizes"] == {"kv": SIZES, "text": SIZES}
-    assert setting["unit"] == {"kv": "items", "text": "tokens"}
-    assert setting["fit_up_to"] == {"kv": 16, "text": 16}
-    assert setting["policy"] is None
-    assert setting["context"] == tiny.ROOM
+    expected = {
+        "model": "tiny", "family": "llama", "layers": tiny.LAYERS, "heads": tiny.HEADS, "tasks": ["kv", "text"],
+        "sizes": {"kv": SIZES, "text": SIZES}, "unit": {"kv": "items", "text": "tokens"}, "policy": None,
+        "fit_up_to": {"kv": 16, "text": 16}, "context": tiny.ROOM,
+    }  # fmt: skip
+    assert expected.items() <= tables["setting"].items()
     assert len(tables["verdict"]) == 3
     for task in ("kv", "text"):
         heads = tables[f"heads/{task}"]
@@ -107,9 +104,7 @@ def test_key_replication_knows_the_last_row_and_no_rules() -> None:
     ("options", "says"),
     [
         ({"tasks": ["kv", "kv"]}, "tasks: got .* each once"),
-        ({"tasks": ["kv"], "sizes": [8]}, r"sizes: got \[8\] for 'kv'; allowed: two sizes or more"),
         ({"sizes": [8, 0]}, "sizes: got 0; allowed: whole numbers from 1"),
-        ({"tasks": ["kv"], "sizes": [8, 512]}, "sizes: got 512 for the task 'kv', a prompt of .* tokens"),
         ({"tokenizer": None}, r"tokenizer: got None; allowed: the model's tokenizer .*or give inputs"),
         ({"tasks": "kv"}, r"tasks: got 'kv'; .*write tasks=\['kv'\]"),
     ],

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 import mpmath
@@ -54,15 +53,6 @@ def test_no_weight_leaves_the_bounds(logits, beta):
     (low, high), (loose_low, loose_high) = weight_bounds(spread, n), loose_weight_bounds(spread, n)
     assert loose_low * (1 - 1e-12) <= low <= weights.min() * (1 + 1e-12)
     assert weights.max() * (1 - 1e-12) <= high <= loose_high * (1 + 1e-12)
-
-
-@MANY
-@given(st.floats(0, 300), st.integers(1, 60))
-def test_both_bounds_are_attained(spread, n):
-    one_apart = np.r_[spread, np.zeros(n - 1)]
-    low, high = weight_bounds(spread, n)
-    assert high == pytest.approx(softmax(one_apart)[0], rel=1e-12)
-    assert low == pytest.approx(softmax(-one_apart)[0], rel=1e-12)
 
 
 @pytest.mark.parametrize("n", [1, 1.0 + 1e-9, 1.25, 1.5, 2, 2.5, 3, 1000, 10**18, 10**100, 10**300])
@@ -266,21 +256,12 @@ def test_other_kinds_of_number():
     assert theory.entropy_ceiling(np.ones(0)).shape == (0,)
 
 
-def test_it_runs_where_torch_is_not_installed():
-    # The subpackage is loaded without the package's own __init__, which may need torch.
-    package = Path(theory.__file__).parents[1]
-    script = (
-        "import sys, types\n"
-        "sys.modules['torch'] = None\n"
-        "package = types.ModuleType('sharpmax')\n"
-        f"package.__path__ = [{str(package)!r}]\n"
-        "sys.modules['sharpmax'] = package\n"
-        "from sharpmax.theory import entropy_floor, horizon, spread_from_product, weight_bounds\n"
-        "assert horizon(0.0) == 2.0\n"
-        "assert weight_bounds([0.0], 2)[1].tolist() == [0.5]\n"
-        "assert entropy_floor(1.0, 1) == 0.0\n"
-        "assert abs(spread_from_product([[1.0]], [[2.0]], 1.0, 1.0) - 4.0) < 1e-12\n"
-        "print('done')\n"
-    )
+def test_it_runs_without_torch():
+    script = """
+import sys
+sys.modules["torch"] = None
+from sharpmax.theory import entropy_floor, spread_from_product, weight_bounds
+print(weight_bounds([0.0], 2)[1].tolist(), entropy_floor(1.0, 1), spread_from_product([[1.0]], [[2.0]], 1.0, 1.0))
+"""
     finished = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-    assert finished.stdout == "done\n", finished.stderr
+    assert finished.stdout == "[0.5] 0.0 4.0\n", finished.stderr

@@ -43,14 +43,15 @@ def get_task(name_or_path: str | Path) -> Task:
     'the number of one name in a list of n'
     """
     alone = sorted(name for name in TASKS if "/" not in name)
-    names = f"one of {alone}, a task of {', '.join(GROUPS)} as formats/csv,"
+    names = f"one of {alone}, a task of {', '.join(GROUPS)} such as formats/csv"
+    allowed = f"{names}, or the path of a Python file that defines TASK"
     if not isinstance(name_or_path, (str, Path)):
-        reject_type("task", type(name_or_path).__name__, f"a path or {names}")
+        reject_type("task", type(name_or_path).__name__, allowed)
     if isinstance(name_or_path, str) and name_or_path in TASKS:
         return TASKS[name_or_path]
     path = Path(name_or_path)
     if not path.is_file():
-        reject("task", repr(str(name_or_path)), f"{names} or the path of a Python file that defines TASK")
+        reject("task", repr(str(name_or_path)), allowed)
     try:
         task = runpy.run_path(str(path)).get("TASK")
     except (Exception, SystemExit) as problem:
