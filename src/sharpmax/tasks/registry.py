@@ -21,11 +21,11 @@ TASKS: Mapping[str, Task] = MappingProxyType(
 GROUPS: Mapping[str, tuple[Task, ...]] = MappingProxyType(
     {"formats": FORMATS, "ruler": RULER, "training": TRAINING, "control": CONTROLS}
 )
-"""Several tasks under one name."""
+"""Groups of tasks by name."""
 
 
 def get_tasks(names: str | Path) -> tuple[Task, ...]:
-    """Tasks by names with commas between them: names of tasks or groups, or paths.
+    """Return tasks by comma-separated names of tasks or groups, or paths of Python files.
 
     >>> [task.name for task in get_tasks("kv,control")]
     ['kv', 'control/stories', 'control/repeated', 'control/documentation']
@@ -37,7 +37,7 @@ def get_tasks(names: str | Path) -> tuple[Task, ...]:
 
 
 def get_task(name_or_path: str | Path) -> Task:
-    """A task by its name, or the one that a Python file defines as `TASK`; the file is run.
+    """Return a task by name, or the `TASK` that a Python file defines. The file is executed.
 
     >>> get_task("kv").summary
     'the number of one name in a list of n'
