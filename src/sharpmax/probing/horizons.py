@@ -34,7 +34,7 @@ from sharpmax.policies.log_linear import LogLinear
 from sharpmax.policies.per_head import PerHead
 from sharpmax.policies.polynomial import Polynomial
 from sharpmax.probing.measurement import finite_or_none, fit, measure, task_inputs
-from sharpmax.theory.spread import spread_from_weights
+from sharpmax.theory.bounds import spread_from_weights
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
