@@ -283,7 +283,8 @@ def probe(
     before the last row, in causal models only. Forecasts by key replication need a causal model that takes
     `position_ids` and has no policy that reads row statistics; other models get forecasts by lines.
     """
-    module = is_torch_module(model) or not check_model(model)
+    module = is_torch_module(model)
+    state = None if module else installed(check_model(model))
     check_choice(rows)
     if prompts is not None and (type(prompts) is not int or prompts < 1):
         reject("prompts", repr(prompts), "a whole number from 1, or None")
@@ -306,7 +307,6 @@ def probe(
         names = [one.task for one in read]
         if not names or len(set(names)) < len(names):
             reject("tasks", names, "one or several tasks, each once")
-    state = None if module else installed(check_model(model))
     # A policy that reads row statistics would count a replicated key once.
     ruled = module or (state is not None and any(layer.rules for layer in state.layers))
     positions = "position_ids" in inspect.signature(model.forward).parameters

@@ -20,8 +20,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from sharpmax.errors import MissingExtraError, reject
-from sharpmax.tasks.clrs_text.sizes import check_algorithm, check_size
+from sharpmax.errors import MissingExtraError, reject, reject_type
+from sharpmax.tasks.clrs_text.sizes import SMALLEST, check_algorithm
 
 _BEFORE_FINAL = "|"
 
@@ -143,7 +143,10 @@ def examples(
     """
     check_count("count", count)
     check_algorithm(algorithm)
-    check_size(size)
+    if not isinstance(size, int) or isinstance(size, bool):
+        reject_type("size", repr(size), f"a whole number from {SMALLEST}")
+    if size < SMALLEST:
+        reject("size", size, f"a whole number from {SMALLEST}", "smaller problems do not exist for every algorithm")
     if split not in SPLITS:
         reject("split", repr(split), " or ".join(SPLITS))
     return itertools.islice(_stream(generator(), algorithm, size, split, trace, seed), count)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from sharpmax.errors import reject, reject_type
+from sharpmax.errors import reject
 
 _SIZES = (4, 5, 10, 11, 12, 15, 19, 23, 28, 31)
 
@@ -28,6 +28,7 @@ ALGORITHMS = tuple(sorted(_LARGEST))
 """The thirty algorithms by name, sorted."""
 
 SMALLEST = _SIZES[0]
+"""Some algorithms have no smaller problems."""
 
 # The text of a matrix grows with the square of the size, so tests of these go less far beyond training.
 _WITH_MATRIX = {
@@ -74,11 +75,3 @@ def check_algorithm(algorithm: str) -> None:
     """Raise ArgumentError for a name that is not one of `ALGORITHMS`."""
     if algorithm not in _LARGEST:
         reject("algorithm", repr(algorithm), ", ".join(ALGORITHMS))
-
-
-def check_size(size: int, name: str = "size") -> None:
-    """Raise ArgumentError for a size at which some algorithm has no problems."""
-    if not isinstance(size, int) or isinstance(size, bool):
-        reject_type(name, repr(size), f"a whole number from {SMALLEST}")
-    if size < SMALLEST:
-        reject(name, size, f"a whole number from {SMALLEST}", "smaller problems do not exist for every algorithm")
