@@ -24,6 +24,7 @@ from sharpmax.normalisers import base as normalisers
 from sharpmax.normalisers.base import attend, normaliser
 from sharpmax.policies import base as policies
 from sharpmax.policies.base import policy_from_dict
+from sharpmax.tasks.clrs_text import examples, make_dataset
 from tests.test_golden import GOLDEN, check
 
 
@@ -64,6 +65,7 @@ def test_mistakes_are_explained(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "_kinds", kinds)
     public = {name: getattr(module, name) for module in (sm, sm.policies) for name in module.__all__}
     own = {"normaliser": normaliser, "attend": attend, "policy_from_dict": policy_from_dict}
+    own |= {"examples": examples, "make_dataset": make_dataset}
     check_answers("errors", {**globals(), **public, **own})
 
 

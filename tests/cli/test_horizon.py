@@ -13,7 +13,7 @@ from sharpmax.cli.horizon import _tokens
 from sharpmax.policies.basic import Constant
 from sharpmax.policies.per_head import PerHead
 from sharpmax.probing import horizons
-from sharpmax.theory.spread import spread_from_weights
+from sharpmax.theory.bounds import spread_from_weights
 from tests.cli.lines import saved
 from tests.experiments.evaluate import tiny
 

@@ -1,12 +1,10 @@
-"""What the tests of this folder share: quick compilation, and one meaning of "the same numbers"."""
+"""Quick compilation for the tests of this folder."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
-import numpy as np
 import pytest
 
 try:
@@ -32,15 +30,3 @@ def quick_compilation() -> Iterator[None]:
 def few_newton_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """The solver's 24 steps are written out for the compiler; the rows of these tests are there after six."""
     monkeypatch.setattr("sharpmax.policies.entropy_target._STEPS", 6)
-
-
-def _agree(actual: Any, desired: Any, rtol: float = 1e-5) -> None:
-    """Equal to `rtol`, entry by entry or relative to the largest entry: sums of both signs have no better."""
-    desired = np.asarray(desired)
-    largest = float(np.abs(desired).max(initial=0.0, where=np.isfinite(desired)))
-    np.testing.assert_allclose(np.asarray(actual), desired, rtol=rtol, atol=rtol * largest)
-
-
-@pytest.fixture(scope="session")
-def agree() -> Callable[..., None]:
-    return _agree

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ import torch
 
 import sharpmax as sm
 import sharpmax.jax as sj
+from tests.jax.numbers import agree, normal
 
 POLICIES = {
     "none": None,
@@ -25,8 +27,7 @@ POLICIES = {
 softmax = jax.jit(sj.softmax, static_argnames=("policy", "axis"))
 
 
-def numbers(*shape: int, seed: int = 0, scale: float = 1.5) -> np.ndarray:
-    return np.asarray(np.random.default_rng(seed).normal(size=shape) * scale, dtype=np.float32)
+numbers = partial(normal, seed=0, scale=1.5)
 
 
 def paper_softmax(logits: jax.Array) -> jax.Array:
@@ -38,13 +39,13 @@ def paper_softmax(logits: jax.Array) -> jax.Array:
     return jax.nn.softmax(logits * beta)
 
 
-def test_paper_function_is_one_line(agree):
+def test_paper_function_is_one_line():
     logits = jnp.asarray(numbers(40, 64) * np.linspace(0.0, 4.0, 40, dtype=np.float32)[:, None])
     agree(softmax(logits, policy="paper"), jax.jit(paper_softmax)(logits))
 
 
 @pytest.mark.parametrize("name", ["none", "paper", "target", "per-head"])
-def test_softmax_and_gradient_equal_torch(name, agree):
+def test_softmax_and_gradient_equal_torch(name):
     """Ordinary rows, rows without keys and rows of one key; then with a row of NaN, which changes no other."""
     logits, weigh = numbers(2, 3, 11, 5), numbers(2, 3, 11, 5, seed=1)
     mask = np.random.default_rng(2).random((3, 11, 5)) < 0.7
@@ -74,7 +75,7 @@ def test_softmax_and_gradient_equal_torch(name, agree):
 
 
 @pytest.mark.parametrize("axis", [-1, 0])
-def test_entropy_and_gradient_equal_torch(axis, agree):
+def test_entropy_and_gradient_equal_torch(axis):
     logits = numbers(7, 4, 9)
     logits[2, 1] = -np.inf
     logits[0, 0, :4] = np.finfo(np.float32).min

@@ -16,6 +16,7 @@ import sharpmax as sm
 import sharpmax.jax as sj
 from sharpmax.policies.log_linear import LogLinear
 from sharpmax.stats.statistics import FIELDS
+from tests.jax.numbers import agree, normal
 
 
 class Case(NamedTuple):
@@ -42,10 +43,6 @@ CASES = {
 }
 
 
-def numbers(*shape: int, seed: int, scale: float = 1.0) -> np.ndarray:
-    return np.asarray(np.random.default_rng(seed).normal(size=shape) * scale, dtype=np.float32)
-
-
 def make_mask(kind: str | None, rows: tuple[int, ...], keys: int) -> np.ndarray | None:
     """Visibility of half the keys or more; per head there is also a row that sees nothing."""
     if kind is None:
@@ -58,7 +55,7 @@ def make_mask(kind: str | None, rows: tuple[int, ...], keys: int) -> np.ndarray 
         visible[..., 0, 5, :] = False
     if kind.startswith("visible"):
         return visible
-    added = numbers(*shape, seed=7)
+    added = normal(*shape, seed=7)
     added[~visible] = -np.inf
     if per_row:
         added[1:][~visible[1:]] = np.finfo(np.float32).min
@@ -66,10 +63,10 @@ def make_mask(kind: str | None, rows: tuple[int, ...], keys: int) -> np.ndarray 
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_values_gradients_and_statistics_equal_torch(name, agree):
+def test_values_gradients_and_statistics_equal_torch(name):
     case = CASES[name]
-    q, k = numbers(*case.q, seed=0), numbers(*case.k, seed=1, scale=1.8)
-    v, weigh = numbers(*case.k[:-1], 5, seed=2), numbers(*case.q[:-1], 5, seed=3)
+    q, k = normal(*case.q, seed=0), normal(*case.k, seed=1, scale=1.8)
+    v, weigh = normal(*case.k[:-1], 5, seed=2), normal(*case.q[:-1], 5, seed=3)
     mask = make_mask(case.mask, case.q[:-1], case.k[-2])
     options = {"is_causal": case.is_causal, "scale": case.scale, "policy": case.policy}
     options["enable_gqa"] = case.q[-3:-2] != case.k[-3:-2]
@@ -99,8 +96,8 @@ def test_values_gradients_and_statistics_equal_torch(name, agree):
         agree(values, getattr(stats, field).detach())
 
 
-def test_transformations_change_nothing(agree):
-    q, k, v = (jnp.asarray(numbers(3, 2, 9, 4, seed=i, scale=1.5)) for i in range(3))
+def test_transformations_change_nothing():
+    q, k, v = (jnp.asarray(normal(3, 2, 9, 4, seed=i, scale=1.5)) for i in range(3))
 
     def function(q, k, v):
         return sj.attention(q, k, v, is_causal=True, block=4, return_stats=True, policy="paper")

@@ -11,12 +11,9 @@ import torch
 import sharpmax as sm
 import sharpmax.jax as sj
 from sharpmax.errors import OutOfRangeWarning
+from tests.jax.numbers import normal
 
 ROWS, KEYS, BAD = 7, 9, 4
-
-
-def numbers(*shape: int, seed: int, scale: float = 1.0) -> np.ndarray:
-    return np.asarray(np.random.default_rng(seed).normal(size=shape) * scale, dtype=np.float32)
 
 
 @jax.jit
@@ -34,8 +31,8 @@ def attend(*arguments: np.ndarray) -> tuple[jax.Array, tuple[jax.Array, ...], sj
 
 
 def problem() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    q, k, v = numbers(2, ROWS, 4, seed=0), numbers(1, KEYS, 4, seed=1, scale=1.5), numbers(1, KEYS, 3, seed=2)
-    return q, k, v, np.ones((2, ROWS, KEYS), bool), numbers(2, ROWS, 3, seed=3)
+    q, k, v = normal(2, ROWS, 4, seed=0), normal(1, KEYS, 4, seed=1, scale=1.5), normal(1, KEYS, 3, seed=2)
+    return q, k, v, np.ones((2, ROWS, KEYS), bool), normal(2, ROWS, 3, seed=3)
 
 
 # What is set to what, the entries of the mask that hide keys beforehand, and the rows that see it.
@@ -101,7 +98,7 @@ def test_products_out_of_range_and_masks_of_nan():
 @pytest.mark.parametrize(("dtype", "width"), [(jnp.bfloat16, 59), (jnp.float32, 8)])
 def test_low_precision_and_large_logits(dtype, width):
     """Computed in float32, so only the result is rounded; float64 torch on the same inputs is the truth."""
-    q, k, v = (jnp.asarray(numbers(2, 33, width, seed=i), dtype) for i in range(3))
+    q, k, v = (jnp.asarray(normal(2, 33, width, seed=i), dtype) for i in range(3))
     eps = float(jnp.finfo(dtype).eps)
     # Logits of ±1000 carry an error of some 1000 · 2⁻²⁴ · √width in float32, and the weights as much relative to them.
     for scale, error in ((None, 2e-6), (60.0, 1e-3)):

@@ -16,7 +16,8 @@ import sharpmax as sm
 from sharpmax.errors import ArgumentError, ArgumentTypeError, FileFormatError, UnsupportedError
 from sharpmax.integrations.transformers.interface import installed
 from sharpmax.monitoring import monitor as monitoring
-from sharpmax.monitoring.monitor import Monitor, Request, Row, heads_of, reference_rows
+from sharpmax.monitoring.monitor import Monitor, heads_of, reference_rows
+from sharpmax.monitoring.requests import Request, Row
 from sharpmax.monitoring.scores import NOT_A_NUMBER, NOT_OBSERVED, PADDING, Report
 from tests.monitoring.monitored import last_entropies, model, monitored, padded, prompts
 

@@ -31,8 +31,6 @@ KINDS: dict[str, type[Normaliser]] = {
 }
 NAMES = sorted(KINDS)
 SUM_TO_LESS_OR_MORE = {"sigmoid", "softmax-plus-one", "stick-breaking"}
-ORDERED = {"stick-breaking", "local"}
-SHIFT_INVARIANT = {"softmax", "adaptive", "ssmax", "sparsemax", "entmax15", "hard", "top-k", "local"}
 QUERIES, KEYS, WIDTH = 5, 23, 4
 """More keys than the defaults of top-k (8) and local (16), so that both have something to leave out."""
 
@@ -171,34 +169,16 @@ def test_weights_are_those_of_the_naive_loop(name: str) -> None:
         same(given, expected(name, q, k, visible, 1 / math.sqrt(WIDTH) if scale is None else scale))
     same(normaliser(name)(q, k, is_causal=True), expected(name, q, k, causal, 0.5))
     same(normaliser(name)(q, k, mask=visible, is_causal=True), expected(name, q, k, causal & visible, 0.5))
-    short = normaliser(name)(k, q, is_causal=True)  # 23 queries, 5 keys: rows before the first key see nothing
+    made = normaliser(name)
+    assert torch.equal(copy.deepcopy(made)(q, k), made(q, k))
+    assert repr(made).startswith(type(made).__name__ + "(")
+    short = made(k, q, is_causal=True)  # 23 queries, 5 keys: rows before the first key see nothing
     assert bool((short[: KEYS - QUERIES] == 0).all())
     assert bool((short[KEYS - QUERIES :].sum(-1) > 0).all())
 
 
 def same(given: Tensor, wanted: Tensor) -> None:
     torch.testing.assert_close(given, wanted, rtol=1e-10, atol=1e-13)
-
-
-@every
-def test_what_a_kind_says_of_itself(name: str) -> None:
-    kind, (q, k), visible = KINDS[name], inputs(), some_mask()
-    weights = normaliser(name)(q, k, mask=visible)
-    assert bool(((weights >= 0) & (weights <= 1)).all())
-    sums = weights.sum(-1)[seen_by(name, visible).any(-1)]
-    is_one = torch.isclose(sums, torch.ones_like(sums), rtol=1e-12, atol=0)
-    assert bool(not is_one.any() if name in SUM_TO_LESS_OR_MORE else is_one.all())
-    assert name == "sigmoid" or bool((sums < 1 + 1e-12).all())
-    order = torch.randperm(KEYS, generator=torch.Generator().manual_seed(2))
-    permuted = normaliser(name)(q, k[order], mask=visible[:, order])
-    assert torch.allclose(permuted, weights[:, order], rtol=1e-12, atol=1e-14) is (name not in ORDERED)
-    if kind.adds_mask:
-        shifted = normaliser(name)(q, k, mask=torch.full((QUERIES, 1), 3.0, dtype=torch.float64))
-        assert torch.allclose(shifted, normaliser(name)(q, k), rtol=1e-10, atol=1e-13) is (name in SHIFT_INVARIANT)
-    assert "\n" not in kind.disperses
-    made = normaliser(name)
-    assert torch.equal(copy.deepcopy(made)(q, k), made(q, k))
-    assert repr(made).startswith(type(made).__name__ + "(")
 
 
 @every
@@ -212,15 +192,11 @@ def test_hidden_keys_get_exactly_nothing(name: str, hiding: float | None) -> Non
     assert torch.equal(weights, normaliser(name)(q, k, mask=visible))
 
 
-@every
+@pytest.mark.parametrize("name", [name for name in NAMES if KINDS[name].adds_mask])
 def test_a_float_mask_is_added_to_the_logits(name: str) -> None:
     logits = torch.linspace(-1, 1, KEYS, dtype=torch.float64)
     bias = torch.randn(KEYS, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
     q, k, kw = logits_row(logits)
-    if not KINDS[name].adds_mask:
-        with pytest.raises(ArgumentError, match=r"mask: got a float mask.*boolean"):
-            normaliser(name)(q, k, mask=bias, **kw)
-        return
     _, biased, _ = logits_row(logits + bias)
     torch.testing.assert_close(normaliser(name)(q, k, mask=bias, **kw), normaliser(name)(q, biased, **kw))
 
@@ -438,6 +414,7 @@ def leader_weight(kind: Normaliser, n: int, lead: float = 2.0) -> float:
 def test_a_leader_disperses_where_said(name: str) -> None:
     kind, exponent = normaliser(name), EXPONENT.get(name, 0.0)
     assert kind.disperses.startswith("yes" if exponent < 0 else "no")
+    assert "\n" not in kind.disperses
     small, middle, large = (leader_weight(kind, n) for n in (16, 1024, 4096))
     assert math.log(large / middle) / math.log(4096 / 1024) == pytest.approx(exponent, abs=0.05)
     if exponent < 0:
@@ -445,17 +422,6 @@ def test_a_leader_disperses_where_said(name: str) -> None:
     else:
         assert large == pytest.approx(small, rel=1e-5)
         assert large > 0.3
-
-
-def test_what_disperses_says_of_the_sparse_maps() -> None:
-    for lead in (0.25, 0.5, 1.5):
-        sparsemax, entmax15 = (leader_weight(normaliser(n), 4096, lead) for n in ("sparsemax", "entmax15"))
-        assert min(1.0, lead) <= sparsemax + 1e-6
-        assert sparsemax == pytest.approx(min(1.0, lead), abs=1e-3)
-        assert min(1.0, lead / 2) ** 2 <= entmax15 + 1e-6
-        assert entmax15 == pytest.approx(min(1.0, lead / 2) ** 2, abs=0.02)
-    q, k, kw = logits_row(torch.linspace(-1, 1, 4096))
-    assert normaliser("sparsemax")(q, k, **kw).max().item() == pytest.approx(2 / math.sqrt(4096), rel=0.05)
 
 
 @every
@@ -504,13 +470,6 @@ def test_kinds_that_are_not_whole_are_refused() -> None:
         return logits.sum(-1)
 
     assert define() not in normalisers().values()  # it has no name
-    for body, says in (
-        ({"name": "own"}, "disperses: got nothing on Own"),
-        ({"name": "", "disperses": "no"}, "name: got ''"),
-        ({"name": "softmax", "disperses": "no"}, "name: got 'softmax'; allowed: a name that is free"),
-    ):
-        with pytest.raises(ArgumentError, match=says):
-            define(**body)
     with pytest.raises(TypeError, match="normalise"):
         define(name="own", disperses="no")()
     # the same class defined again, as a notebook does, replaces itself

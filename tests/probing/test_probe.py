@@ -13,7 +13,6 @@ import torch
 
 import sharpmax as sm
 from sharpmax.errors import ArgumentError, ArgumentTypeError
-from sharpmax.integrations.transformers.interface import installed
 from sharpmax.policies.basic import Constant
 from sharpmax.probing.forecast import predict
 from sharpmax.probing.measurement import Numbers, ProbeInputs
@@ -36,15 +35,12 @@ def found() -> ProbeResult:
 
 def test_the_tables_are_those_of_the_contract(found: ProbeResult) -> None:
     tables = json.loads(json.dumps(found.tables(), allow_nan=False))
-    setting = tables["setting"]
-    assert setting["model"] == "tiny"
-    assert (setting["family"], setting["layers"], setting["heads"]) == ("llama", tiny.LAYERS, tiny.HEADS)
-    assert setting["tasks"] == ["kv", "text"]
-    assert setting["sizes"] == {"kv": SIZES, "text": SIZES}
-    assert setting["unit"] == {"kv": "items", "text": "tokens"}
-    assert setting["fit_up_to"] == {"kv": 16, "text": 16}
-    assert setting["policy"] is None
-    assert setting["context"] == tiny.ROOM
+    expected = {
+        "model": "tiny", "family": "llama", "layers": tiny.LAYERS, "heads": tiny.HEADS, "tasks": ["kv", "text"],
+        "sizes": {"kv": SIZES, "text": SIZES}, "unit": {"kv": "items", "text": "tokens"}, "policy": None,
+        "fit_up_to": {"kv": 16, "text": 16}, "context": tiny.ROOM,
+    }  # fmt: skip
+    assert expected.items() <= tables["setting"].items()
     assert len(tables["verdict"]) == 3
     for task in ("kv", "text"):
         heads = tables[f"heads/{task}"]
@@ -73,18 +69,6 @@ def test_the_same_seed_gives_the_same_and_the_model_is_left_alone(found: ProbeRe
     assert again.tables() == found.tables()
 
 
-def test_a_policy_takes_part(found: ProbeResult) -> None:
-    """Sharper rows have less entropy: a policy that probing took out would show in none."""
-    model = sm.apply(tiny.model(), Constant(3.0))
-    sharper = sm.probe(model, tiny.tokenizer(), tasks=["kv"], sizes=SIZES, prompts=2)
-    assert installed(model) is not None
-    assert sharper.setting["policy"] == "β = 3"
-    pairs = zip(found.heads("kv").values(), sharper.heads("kv").values(), strict=True)
-    lower = [b["curve"]["64"]["entropy"] < a["curve"]["64"]["entropy"] for a, b in pairs]
-    assert all(lower[: tiny.HEADS])  # the first layer reads the same; later ones read something else
-    assert np.mean(lower) > 0.8
-
-
 def test_progress_goes_up_to_its_end() -> None:
     steps: list[tuple[str, int, int]] = []
     sm.probe(
@@ -97,19 +81,22 @@ def test_progress_goes_up_to_its_end() -> None:
     assert {what for what, _, _ in steps} == {"preparing prompts", "reading kv", "forecasting kv"}
 
 
-def test_key_replication_knows_the_last_row_and_no_rules() -> None:
+def test_key_replication_needs_last_rows_and_no_policy_that_reads_rows() -> None:
     settings: dict[str, Any] = {"tasks": ["kv"], "sizes": [16, 32, 48], "prompts": 2}
-    for model, rows in ((tiny.model(), "log"), (sm.apply(tiny.model(), Constant(1.5)), "last")):
-        assert sm.probe(model, tiny.tokenizer(), rows=rows, **settings).tables()["forecast/kv"]["method"] == "line"
+    for model, rows, policy in (
+        (tiny.model(), "log", None),
+        (sm.apply(tiny.model(), Constant(1.5)), "last", "β = 1.5"),
+    ):
+        found = sm.probe(model, tiny.tokenizer(), rows=rows, **settings)
+        assert found.tables()["forecast/kv"]["method"] == "line"
+        assert found.setting["policy"] == policy
 
 
 @pytest.mark.parametrize(
     ("options", "says"),
     [
         ({"tasks": ["kv", "kv"]}, "tasks: got .* each once"),
-        ({"tasks": ["kv"], "sizes": [8]}, r"sizes: got \[8\] for 'kv'; allowed: two sizes or more"),
         ({"sizes": [8, 0]}, "sizes: got 0; allowed: whole numbers from 1"),
-        ({"tasks": ["kv"], "sizes": [8, 512]}, "sizes: got 512 for the task 'kv', a prompt of .* tokens"),
         ({"tokenizer": None}, r"tokenizer: got None; allowed: the model's tokenizer .*or give inputs"),
         ({"tasks": "kv"}, r"tasks: got 'kv'; .*write tasks=\['kv'\]"),
     ],

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sharpmax.errors import ArgumentError, ArgumentTypeError, FileFormatError
+from sharpmax.errors import ArgumentError, FileFormatError
 from sharpmax.files import write_bytes
 from sharpmax.tasks.clrs_text import datasets
 from sharpmax.tasks.clrs_text.datasets import load_dataset, make_dataset
@@ -98,26 +98,9 @@ def test_fewer_questions_than_asked_are_said(tmp_path: Path) -> None:
     assert said[1] == "test: naive_string_matcher, size 10: 60 examples"
 
 
-@pytest.mark.parametrize(
-    ("algorithms", "per_cell", "kind", "message"),
-    [
-        (["minimum", "bogosort"], 1, ArgumentError, "^algorithm: got 'bogosort'; allowed: .*$"),
-        (
-            "minimum",
-            1,
-            ArgumentTypeError,
-            r"^algorithms: got 'minimum'; allowed: a list of names; write \['minimum'\]$",
-        ),
-        ([], 1, ArgumentError, "^algorithms: got none; allowed: one name or more$"),
-        (["minimum"], 0, ArgumentError, "^per_cell: got 0; allowed: a whole number from 1$"),
-    ],
-)
-def test_bad_requests_write_nothing(tmp_path: Path, algorithms, per_cell, kind, message) -> None:
-    for split in ("train", "test"):
-        with pytest.raises(kind, match=message):
-            make_dataset(tmp_path, split, algorithms, per_cell=per_cell)
-    with pytest.raises(ArgumentError, match=r"^size: got 0; "):
-        make_dataset(tmp_path, "test", ["minimum"], [0], per_cell=1)
+def test_a_bad_request_writes_nothing(tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match="bogosort"):
+        make_dataset(tmp_path, "train", ["minimum", "bogosort"], per_cell=1)
     assert not contents(tmp_path)
 
 
@@ -145,21 +128,15 @@ GOOD = json.dumps(vars(ROWS[0]))
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "message"),
+    ("text", "message"),
     [
-        ("a.jsonl", "", r"dataset: '.*a.jsonl' holds no examples"),
-        ("a.jsonl", GOOD + "\n{\n", r"dataset: '.*a.jsonl', line 2 is not JSON \(.*\)"),
-        (
-            "a.jsonl",
-            "[1]\n",
-            r"dataset: .*, line 1 is not an object with the columns question, answer, algo_name, length",
-        ),
-        ("a.jsonl", '{"question": "q", "length": 4}', r"dataset: .* lacks answer, algo_name; found: question, length"),
-        ("a.jsonl", GOOD.replace("4", '"four"'), r"dataset: .* has 'four' as length; allowed: a whole number"),
-        ("a.jsonl", GOOD.replace('"minimum"', "3"), r"dataset: .* has 3 as algo_name; allowed: text"),
+        ("", r"dataset: '.*a.jsonl' holds no examples"),
+        (GOOD + "\n{\n", r"dataset: '.*a.jsonl', line 2 is not JSON \(.*\)"),
+        ("[1]\n", r"dataset: .*, line 1 is not an object with the columns question, answer, algo_name, length"),
+        (GOOD.replace("4", '"four"'), r"dataset: .* has 'four' as length; allowed: a whole number"),
     ],
 )
-def test_files_that_are_no_dataset_are_one_line(tmp_path: Path, name: str, text: str, message: str) -> None:
-    (tmp_path / name).write_text(text, encoding="utf-8")
+def test_files_that_are_no_dataset_are_one_line(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "a.jsonl").write_text(text, encoding="utf-8")
     with pytest.raises(FileFormatError, match=f"^{message}$"):
-        load_dataset(tmp_path / name)
+        load_dataset(tmp_path / "a.jsonl")

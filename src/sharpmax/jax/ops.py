@@ -31,14 +31,14 @@ _LEAST_ROWS = 16
 
 
 def as_array(name: str, x: object) -> jax.Array:
-    """A JAX or numpy array as a JAX array, or an error that names the argument."""
+    """Return a JAX or numpy array as a JAX array; raise ArgumentTypeError for anything else."""
     if not isinstance(x, (jax.Array, np.ndarray)):
         reject_type(name, type(x).__name__, "a JAX or numpy array")
     return jnp.asarray(x)
 
 
 def check_arrays(q: jax.Array, k: jax.Array, v: jax.Array, enable_gqa: bool) -> None:
-    """Refuse arrays that are not q `[..., H, Lq, D]`, k `[..., Hkv, Lk, D]` and v `[..., Hkv, Lk, Dv]`."""
+    """Raise unless arrays are q `[..., H, Lq, D]`, k `[..., Hkv, Lk, D]` and v `[..., Hkv, Lk, Dv]`."""
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not jnp.issubdtype(x.dtype, jnp.floating):
             reject_type(name, f"dtype {x.dtype}", "a floating dtype", f"convert it first: {name}.astype(jnp.float32)")
@@ -55,7 +55,7 @@ def check_arrays(q: jax.Array, k: jax.Array, v: jax.Array, enable_gqa: bool) -> 
 
 
 def as_mask(mask: object, is_causal: bool, logits: tuple[int, ...]) -> jax.Array | None:
-    """The mask as an array, checked against the shape of the logits `[..., H, Lq, Lk]`."""
+    """Return the mask as an array, checked against the shape of the logits `[..., H, Lq, Lk]`."""
     if mask is None:
         return None
     if is_causal:
@@ -70,7 +70,7 @@ def as_mask(mask: object, is_causal: bool, logits: tuple[int, ...]) -> jax.Array
 
 
 def rows_per_block(block: int | None, logits: tuple[int, ...]) -> int:
-    """How many query rows are worked on at a time: `block`, or as many as keep their logits in a few dozen MiB."""
+    """Return the number of query rows per block: `block`, or as many as keep their logits within 64 MiB."""
     if block is None:
         return max(_LEAST_ROWS, _BLOCK_LOGITS // max(1, math.prod(logits) // max(1, logits[-2])))
     if isinstance(block, bool) or not isinstance(block, int):
@@ -90,8 +90,8 @@ def _broadcasts(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
 def entropy(logits: ArrayLike, *, axis: int = -1, mask: ArrayLike | None = None) -> jax.Array:
     """Shannon entropy, in nats, of softmax(logits) along `axis`: logits `[..., n]` give `[...]` in float32 or better.
 
-    Logits of −inf (or `finfo.min`) and positions where the boolean `mask` is False are not part of their row; a
-    row without any has entropy 0.
+    Logits of −inf (or `finfo.min`) and positions where the boolean `mask` is False are masked. A row that is masked
+    throughout has entropy 0.
 
     >>> import jax.numpy as jnp
     >>> entropy(jnp.array([0.0, 0.0, -jnp.inf]))
@@ -106,8 +106,8 @@ def softmax(
 ) -> jax.Array:
     """softmax(β·logits) along `axis`, with β from `policy` and the row's own statistics; logits `[..., n]` keep shape.
 
-    Masked positions get weight 0, and so does all of a row that is masked throughout. `policy=None` is the plain
-    softmax. Gradients flow through β, first and second derivatives alike.
+    Masked positions get weight 0, also in a row that is masked throughout. `policy=None` is plain softmax. First and
+    second derivatives flow through β.
 
     >>> import jax.numpy as jnp
     >>> logits = jnp.array([2.0, 1.0, 0.0, 0.0])
@@ -118,7 +118,7 @@ def softmax(
     weights: jax.Array
     weights, stats = _softmax(as_array("logits", logits), _mask(mask), axis=axis, policy=chosen)
     if stats is not None:
-        chosen.warn_outside(stats)  # while compiling nothing has a value yet, so no warning was possible there
+        chosen.warn_outside(stats)  # compiled code has no values to warn about
     return weights
 
 
@@ -167,14 +167,14 @@ def attention(
     """softmax(β·(scale·q·kᵀ + mask))·v with a β per row, chosen by `policy` from the row's own statistics.
 
     q `[..., H, Lq, D]`, k `[..., Hkv, Lk, D]`, v `[..., Hkv, Lk, Dv]` give `[..., H, Lq, Dv]` in the dtype of q,
-    computed in float32 or better. The arguments mean what they mean in `sharpmax.attention`: a boolean mask is True
-    where a key is visible, a float mask is added and hides a key where it is −inf (or `finfo.min`), and `is_causal`
-    is aligned top-left (row i sees keys 0 … i), so with a cache pass `jnp.tri(Lq, Lk, Lk - Lq, dtype=bool)` as mask.
+    computed in float32 or better. Arguments are those of `sharpmax.attention`: a boolean mask is True for visible keys,
+    a float mask is added and hides a key where it is −inf (or `finfo.min`), and `is_causal` is aligned top-left (row i
+    sees keys 0 … i). With a cache, pass `jnp.tri(Lq, Lk, Lk - Lq, dtype=bool)` as mask instead.
 
-    `block` query rows are worked on at a time and never kept, so memory grows with Lq + Lk, in the backward pass too;
-    None chooses by size. With `return_stats` the statistics of the rows *before* sharpening come back too. A row
-    without visible keys is 0, a row that sees a key or value that is not finite is NaN (with gradient 0), and what a
-    row does not see has no effect on it.
+    Attention is computed for `block` query rows at a time, and again in the backward pass, so memory grows with
+    Lq + Lk; None chooses a block size. With `return_stats` the row statistics *before* sharpening are returned too. A
+    row without visible keys is 0. A row that sees a key or value that is not finite is NaN, with gradient 0. What is
+    hidden has no effect.
 
     >>> import jax.numpy as jnp
     >>> q = k = v = jnp.ones((1, 2, 16, 8))
@@ -195,26 +195,25 @@ def attention(
     options: dict[str, Any] = {"is_causal": is_causal, "policy": chosen, "measured": return_stats}
     out, stats = _attend(q, k, v, mask, factor, block=rows_per_block(block, logits), **options)
     if stats is not None:
-        chosen.warn_outside(stats)  # inside the loop over blocks nothing has a value yet
+        chosen.warn_outside(stats)  # compiled code has no values to warn about
     return (out, stats) if return_stats else out
 
 
-# Compiled here, because an uncompiled loop would be compiled anew by every call.
+# Without jit, every call would compile the loop again.
 @partial(jax.jit, static_argnames=("is_causal", "policy", "block", "measured"))
 def _attend(
     q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array | None, scale: jax.Array, *, is_causal: bool,
     policy: Policy, block: int, measured: bool,
 ) -> tuple[jax.Array, RowStats | None]:  # fmt: skip
-    """The result, and statistics `[..., H, Lq]` if they are asked for or were needed."""
+    """Return the output, and statistics `[..., H, Lq]` if they are requested or the policy needs them."""
     count = q.shape[-2]
     steps = max(1, math.ceil(count / block))
-    size = math.ceil(count / steps)  # the same number of blocks, with as little padding as can be
+    size = math.ceil(count / steps)  # the same number of blocks with the least padding
     split = partial(_split, steps=steps, size=size)
     mask_blocks = split(mask) if mask is not None and mask.ndim > 1 and mask.shape[-2] != 1 else None
     attend = _block_attention(q, k, v, scale, policy, measured)
 
-    # Nothing of a block is kept for the backward pass, which computes it again. A loop needs no guard against the
-    # compiler merging the two.
+    # The backward pass recomputes each block. Inside a loop, XLA cannot merge the two (common subexpressions).
     @partial(jax.checkpoint, prevent_cse=False)
     def one_block(part: tuple[jax.Array, jax.Array, jax.Array | None]) -> tuple[jax.Array, RowStats | None]:
         first, queries, mask_rows = part
@@ -229,24 +228,24 @@ def _attend(
 
 
 def _visible(mask: jax.Array | None, is_causal: bool, rows: jax.Array, keys: int) -> tuple[jax.Array, jax.Array | None]:
-    """Which keys the rows at some positions see, and what is added to their logits."""
+    """Return which keys the rows at these positions see, and what is added to their logits."""
     if is_causal:
         return jnp.arange(keys) <= rows[:, None], None
     if mask is None:
         return jnp.array(True), None
     if mask.dtype == jnp.bool:
         return mask, None
-    # Half of the most negative number and below can only be meant as −inf: masks are often made of finfo.min.
+    # Masks often use finfo.min for −inf.
     return ~(mask <= ops_for(mask).lowest(mask.dtype) / 2), mask
 
 
 def _block_attention(
     q: jax.Array, k: jax.Array, v: jax.Array, scale: jax.Array, policy: Policy, measured: bool
 ) -> Callable[..., tuple[jax.Array, RowStats | None]]:
-    """Attention of some query rows to all keys.
+    """Return a function for the attention of some query rows to all keys.
 
-    Entries that are not finite are set to 0 before any product and remembered: 0 · NaN is NaN, so hiding them
-    afterwards would keep them out of the result but not out of its gradient.
+    Entries that are not finite are replaced by 0 before any product, and their rows set to NaN afterwards. As 0 · NaN
+    is NaN, masking them after the product would leave NaN in the gradient.
     """
     lead = q.shape[:-2]
     dtype = jnp.promote_types(q.dtype, jnp.float32)
@@ -257,7 +256,7 @@ def _block_attention(
     grouped = (*lead[:-1], key_heads, math.prod(lead[-1:]) // max(1, key_heads))
 
     def per_query_head(broken: jax.Array) -> jax.Array:
-        """Keys `[..., Hkv, Lk]` as `[..., H, 1, Lk]`."""
+        """Repeat `[..., Hkv, Lk]` for every query head, `[..., H, 1, Lk]`."""
         every = jnp.repeat(broken, grouped[-1], axis=-2)
         return every.reshape(*broken.shape[:-2], *lead[-1:], 1, broken.shape[-1])
 
@@ -272,7 +271,7 @@ def _block_attention(
         if bias is not None:
             logits = logits + bias.astype(dtype)
         visible = jnp.broadcast_to(visible, logits.shape)
-        # −inf, from a product out of range, is a weight of 0; anything else that is not finite has no meaning.
+        # A product that overflows to −inf has weight 0. Other values that are not finite make the row NaN.
         odd = jnp.isnan(logits) | (logits == jnp.inf) | broken_keys | broken_rows[..., None]
         logits = jnp.where(odd, 0.0, logits)
         weights, stats = sharpen(logits, visible, policy)
@@ -290,24 +289,24 @@ def _block_attention(
 
 
 def _finite(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Vectors `[..., D]` with those that are not finite set to 0, and which they were, `[...]`."""
+    """Replace vectors `[..., D]` that are not finite by 0; return which they are, `[...]`."""
     broken = ~jnp.isfinite(x).all(-1)
     return jnp.where(broken[..., None], 0.0, x), broken
 
 
 def _nan_where(condition: jax.Array, x: jax.Array) -> jax.Array:
-    """NaN where the condition holds; counts stay counts."""
+    """Return NaN where the condition holds; leave integers unchanged."""
     return jnp.where(condition, jnp.nan, x) if jnp.issubdtype(x.dtype, jnp.floating) else x
 
 
 def _split(x: jax.Array, *, steps: int, size: int) -> jax.Array:
-    """Rows `[..., L, n]` as blocks `[steps, ..., size, n]`, padded with zeros."""
+    """Split rows `[..., L, n]` into blocks `[steps, ..., size, n]`, padded with zeros."""
     padding = [(0, 0)] * (x.ndim - 2) + [(0, steps * size - x.shape[-2]), (0, 0)]
     blocks = jnp.pad(x, padding).reshape(*x.shape[:-2], steps, size, x.shape[-1])
     return jnp.moveaxis(blocks, -3, 0)
 
 
 def _join(blocks: Any, count: int) -> jax.Array:
-    """Blocks `[steps, ..., size, n]` as rows `[..., count, n]`."""
+    """Join blocks `[steps, ..., size, n]` to rows `[..., count, n]`."""
     rows = jnp.moveaxis(blocks, 0, -3)
     return rows.reshape(*rows.shape[:-3], math.prod(rows.shape[-3:-1]), rows.shape[-1])[..., :count, :]

@@ -1,4 +1,4 @@
-"""`monitor`: score every request of a model and raise alarms."""
+"""`monitor`: score every request to a model, log it and raise alarms."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ import json
 import logging
 import threading
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
-from dataclasses import dataclass, field
 from functools import partial, wraps
 from pathlib import Path
 from types import MethodType
@@ -29,10 +27,11 @@ from sharpmax.integrations.transformers.interface import modules_of, observed
 from sharpmax.integrations.transformers.support import check_model, is_torch_module
 from sharpmax.models.language import context_of, weights_fingerprint
 from sharpmax.models.scoring import Reply, batches
+from sharpmax.monitoring.requests import Request, Row
 from sharpmax.monitoring.scores import Baseline, Learned, Report, learn, split
-from sharpmax.probing import capture
+from sharpmax.probing.capture import check_choice
 from sharpmax.probing.measurement import call_model
-from sharpmax.stats.call import AttentionCall, without_autocast
+from sharpmax.stats.call import AttentionCall
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -44,150 +43,23 @@ _INPUTS = "a list of inputs, each a tensor, a tuple of arguments or a mapping of
 _AT_ONCE, _AT_ONCE_ON_CPU = 16_384, 2_048
 _MARK, _GENERATE = "_sharpmax_attached", "generate"
 
-# Without a handler of the caller's, alarms do not appear on stderr.
+# Without this handler, Python would print alarms on stderr if the caller configures no logging.
 logging.getLogger(_EVENT).addHandler(logging.NullHandler())
-
-
-@dataclass(eq=False)
-class Row:
-    """One row of every sequence of a batch, measured layer by layer in one pass through a model."""
-
-    places: Tensor | None = None  # which row of each sequence `[B]`; None: the last
-    seen: Tensor | None = None  # which sequences have it `[B]`: not padding alone, and not ended before; None: all
-    generated: bool = False
-    rows: str | None = None  # chooses rows as in `sharpmax.capture` instead, whose mean counts
-    _found: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
-
-    def see(self, call: AttentionCall) -> None:
-        """Measure the row of every sequence in one layer. Every operation here delays a generated token."""
-        if call.queries == 0 or call.keys == 0:
-            return
-        if self.rows is not None:
-            stats = capture.measured(call, capture.places(self.rows, call.queries))
-            visible = stats["count"] > 0
-            mean = stats["entropy"].sum(-1) / visible.sum(-1).clamp_min(1)
-            self._found[call.layer] = mean, stats["count"].amax(-1)
-            return
-        with without_autocast(call.q.device):
-            chosen = call if self.places is None else call.of_rows(self.places)
-            row = chosen.logits(slice(-1, None)).measure(frozenset({"mean"}))
-        self._found[call.layer] = row.entropy[..., 0], row.count[..., 0]
-
-    def finish(self) -> bool:
-        """Put the layers together, in their order; False if none was measured.
-
-        Sets the entropies `[B, heads]` over all layers, the visible keys `[B]`, and which sequences are `valid` `[B]`.
-        """
-        if not self._found:
-            return False
-        found = [self._found[layer] for layer in sorted(self._found)]
-        self._found.clear()
-        if len({len(one) for one, _ in found}) > 1:  # windows, or the rows of a table, are batches of their own
-            found = [(one.mean(0, keepdim=True), many.amax(0, keepdim=True)) for one, many in found]
-        device = found[0][0].device
-        self.entropy = torch.cat([one.to(device) for one, _ in found], dim=1)
-        # Layers with a sliding window see less than the others: the count is that of the layer that sees most.
-        self.count = torch.stack([many.to(device).amax(1).expand(len(self.entropy)) for _, many in found]).amax(0)
-        self.valid = torch.ones_like(self.count, dtype=torch.bool) if self.seen is None else self.seen
-        return True
-
-
-@dataclass(eq=False)
-class Run:
-    """The sequences of one batch from their prompt on, as one cache holds them."""
-
-    generated: deque[Row]  # the latest rows of generated tokens
-    ends: frozenset[int] = frozenset()
-    """Tokens that end a sequence: what a model computes after one, while others of the batch go on, is padding."""
-
-    unread: int | None = None
-    """Tokens of the prompt that are still to be read, where that is known: what follows them is guessed."""
-
-    cache: weakref.ref[Any] | None = None  # the cache that goes on with these sequences
-    prompt: Row | None = None
-    _steps: int = 0
-    _valid: Tensor | None = None
-
-    def begin(self, given: Mapping[str, Any], every: int) -> Row | None:
-        """Begin a pass with these arguments of the model: the row to measure in it (None: none)."""
-        ids = given.get("input_ids")
-        tokens = given.get("inputs_embeds") if ids is None else ids
-        if not isinstance(tokens, Tensor) or tokens.ndim < 2:
-            raise UnsupportedError("the model was given neither input_ids [B, L] nor inputs_embeds [B, L, D]")
-        batch, length = tokens.shape[:2]
-        # Several tokens after a prompt and before any generated one are the prompt's next part.
-        if self.prompt is None or (length > 1 and self._steps == 0):
-            guessed = 0 if self.unread is None else max(0, length - self.unread)
-            self.unread = None if self.unread is None else max(0, self.unread - length)
-            mask, places = given.get("attention_mask"), None
-            if isinstance(mask, Tensor) and mask.ndim == 2 and 0 < length <= mask.shape[1]:
-                real = mask[:, mask.shape[1] - length : mask.shape[1] - guessed] > 0
-                places = real.shape[1] - 1 - real.flip(-1).to(torch.uint8).argmax(-1)
-                self._valid = real.any(-1)
-            elif guessed:
-                places = torch.full((batch,), length - 1 - guessed, device=tokens.device)
-            return Row(places, self._valid)
-        self._steps += 1
-        window = self.generated.maxlen
-        if window and self.ends and isinstance(ids, Tensor) and len(ids) > 1:
-            going_on = ~torch.isin(ids[:, 0], torch.tensor(sorted(self.ends), device=ids.device))
-            self._valid = going_on if self._valid is None else going_on & self._valid.to(going_on.device)
-        if window == 0 or self._steps % every:
-            return None
-        # Of several tokens the first is the model's own; the others are guesses of speculative decoding.
-        places = None if length == 1 else torch.zeros(batch, dtype=torch.long, device=tokens.device)
-        return Row(places, self._valid, generated=True)
-
-
-class Request:
-    """A request that is being answered or has been."""
-
-    def __init__(self, monitor: Monitor, ends: frozenset[int] = frozenset()) -> None:
-        self.monitor, self.ends = monitor, ends
-        self.runs: list[Run] = []
-        self.problem: str | None = None  # what went wrong inside the monitor, if anything did
-        self.fresh = False  # whether the next pass begins prompts
-        self.length: int | None = None  # how long these are, if known
-        self._report: Report | None = None
-
-    @property
-    def report(self) -> Report:
-        """The report about the rows so far, or about all of them once the request is over."""
-        return self.monitor.judge(self) if self._report is None else self._report
-
-    @report.setter
-    def report(self, report: Report) -> None:
-        self._report = report
-        self.runs.clear()  # the rows that it was made from
-
-    def run_of(self, cache: Any) -> Run:
-        """The sequences that a pass with this cache goes on with, or new ones."""
-        for run in self.runs:
-            if cache is not None and run.cache is not None and run.cache() is cache and not self.fresh:
-                return run
-        read = 0 if cache is None or self.length is None else int(cache.get_seq_length())
-        unread = None if self.length is None else self.length - read
-        run = Run(
-            deque(maxlen=self.monitor.generated), self.ends, unread, None if cache is None else weakref.ref(cache)
-        )
-        self.runs.append(run)
-        self.fresh, self.length = False, None
-        return run
 
 
 _REQUESTS: ContextVar[tuple[Request, ...]] = ContextVar("sharpmax_requests", default=())
 
 
 class Monitor:
-    """Monitors a model until `close()`; made by `sharpmax.monitor`, or loaded by `Monitor.load`.
+    """Monitors a model until `close()`. `sharpmax.monitor` creates it, `Monitor.load` loads it.
 
-    A call of `model.generate` is a request, a plain forward pass without a cache is one, and everything inside
-    `with monitor.request() as r:` is one, whose `r.report` may be read inside, about the rows so far, and afterwards.
-    Each report goes to the callback, and as one line of JSON to the logger (a warning if there is an alarm). Nothing
-    the model computes changes. An error inside the monitor is logged once and leaves the request without a score.
+    A request is a call of `model.generate`, a forward pass without a cache, or everything inside
+    `with monitor.request() as r:`. Inside the block `r.report` is about the rows so far, afterwards about all of them.
+    Each report goes to the callback and, as one line of JSON, to the logger: a warning if there is an alarm. The
+    outputs of the model do not change. An error inside the monitor is logged once; the request then has no score.
 
-    Threads may use the model at the same time. A compiled model cannot be observed, and the reports say so. Without
-    baselines (`known` None) rows are measured and nothing is reported.
+    Several threads may use the model at once. The attention of a compiled model cannot be observed; its reports say so.
+    Without baselines (`known` None) rows are measured and nothing is reported.
     """
 
     def __init__(
@@ -226,20 +98,20 @@ class Monitor:
 
     @property
     def thresholds(self) -> dict[str, float]:
-        """The score above which there is an alarm: of a prompt alone, and of a request that generates."""
+        """The scores above which there is an alarm, for requests without and with measured generated tokens."""
         kinds = {"prompt": self._known.prompt, "generated": self._known.generated}
         return {name: float(kind.threshold) for name, kind in kinds.items() if kind is not None}
 
     def pause(self) -> None:
-        """Measure nothing until `resume()`."""
+        """Stop measuring until `resume()`."""
         self._on = False
 
     def resume(self) -> None:
-        """Measure again, from the next pass through the model on."""
+        """Start measuring again, with the next forward pass."""
         self._on = True
 
     def close(self) -> None:
-        """Detach from the model; a pass that runs in another thread ends without a report."""
+        """Detach from the model. A pass still running in another thread ends without a report."""
         self._on = False
         self._attached.close()
 
@@ -254,7 +126,7 @@ class Monitor:
         return f"Monitor({self._name!r}, {shown})"
 
     def save(self, path: str | Path) -> Path:
-        """Write baselines and thresholds as JSON to the file `path`, for `Monitor.load`."""
+        """Save baselines and thresholds to the JSON file `path`, for `Monitor.load`."""
         known = self._known
         body = {
             "schema": _SCHEMA, "kind": _EVENT, "weights": weights_fingerprint(self._model),
@@ -274,7 +146,10 @@ class Monitor:
         callback: Callable[[Report], None] | None = None,
         logger: logging.Logger | None = None,
     ) -> Monitor:
-        """Load the monitor that `save` wrote for a model with the same weights."""
+        """Load a monitor saved by `save` for a model with the same weights.
+
+        Raises FileFormatError for a damaged file and ArgumentError for other weights.
+        """
         body = read_json(path, "monitor")
         if not isinstance(body, dict) or body.get("kind") != _EVENT or body.get("schema") != _SCHEMA:
             raise FileFormatError(f"monitor: {str(path)!r} is not a file of Monitor.save, schema {_SCHEMA}")
@@ -293,7 +168,7 @@ class Monitor:
 
     @contextmanager
     def request(self) -> Iterator[Request]:
-        """Everything this context runs is one request. One that an error ends has no report."""
+        """Treat everything inside the block as one request. An error that leaves the block leaves no report."""
         request = Request(self, self._ends({}))
         _REQUESTS.set((*_REQUESTS.get(), request))
         try:
@@ -312,7 +187,7 @@ class Monitor:
     def _publish(self, request: Request) -> None:
         if self._known is None:
             return
-        request.report = report = request.report
+        report = request.finish()
         with self._caught(request):
             level = logging.WARNING if report.alarm else logging.INFO
             if self._logger.isEnabledFor(level):
@@ -322,7 +197,7 @@ class Monitor:
 
     @contextmanager
     def _caught(self, request: Request) -> Iterator[None]:
-        """Keep errors of the monitor from the caller of the model; the first is logged, others may follow from it."""
+        """Keep errors of the monitor away from the caller of the model. Only the first is logged."""
         try:
             yield
         except Exception as problem:
@@ -333,7 +208,7 @@ class Monitor:
                     self._logger.error("the monitor failed; the model goes on without it", exc_info=problem)
 
     def _attach(self, model: Any) -> None:
-        """Hook passes and `generate`. The hooks are functions, so that a deep copy shares them and they ignore it."""
+        """Hook forward passes and `generate`. A deep copy of the model keeps these hooks, so they check for `model`."""
         self._attached.enter_context(torch_modules.observed(model, self) if self._module else observed(model, self))
         vars(model)[_MARK] = True
         self._attached.callback(vars(model).pop, _MARK)
@@ -359,7 +234,7 @@ class Monitor:
         vars(model)[_GENERATE] = bound = MethodType(generate, model)
 
         def restore() -> None:
-            if vars(model).get(_GENERATE) is bound:  # other code may have wrapped it meanwhile
+            if vars(model).get(_GENERATE) is bound:  # other code may have wrapped it since
                 del vars(model)[_GENERATE]
                 vars(model).update({} if before is None else {_GENERATE: before})
 
@@ -369,7 +244,7 @@ class Monitor:
         return next((one for one in reversed(_REQUESTS.get()) if one.monitor is self), None)
 
     def _generate(self, generate: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> Any:
-        """A call of `generate`: a request, or a part of the one around it."""
+        """Run `generate` as a request, or as a part of the request around it."""
         around = self._current()
         if around is None and not self._on:
             return generate(*args, **options)
@@ -380,13 +255,13 @@ class Monitor:
             return generate(*args, **options)
 
     def _ends(self, options: Mapping[str, Any]) -> frozenset[int]:
-        """Tokens that end a sequence, from options of `generate`."""
+        """The end-of-sequence tokens of a call of `generate`."""
         config = options.get("generation_config") or getattr(self._model, "generation_config", None)
         ends = options.get("eos_token_id", getattr(config, "eos_token_id", None))
         return frozenset(one for one in (ends if isinstance(ends, list) else [ends]) if isinstance(one, int))
 
     def wants_call(self) -> bool:
-        """Whether the pass that this thread is in is measured."""
+        """Whether the current pass of this thread is measured."""
         return getattr(self._local, "active", None) is not None
 
     def __call__(self, call: AttentionCall) -> None:
@@ -401,7 +276,7 @@ class Monitor:
         given = dict(zip(self._parameters, args, strict=False)) | kwargs
         cache, request = given.get("past_key_values"), self._current()
         if not self._on or (request is None and cache is not None):
-            return  # a pass with a cache and outside a request continues an unknown one
+            return  # outside a request, nobody knows which request a cache belongs to
         request = Request(self) if request is None else request
         with self._caught(request):
             run = request.run_of(cache)
@@ -421,7 +296,7 @@ class Monitor:
                 run.generated.append(row)
             if (cache := getattr(out, "past_key_values", None)) is not None:
                 run.cache = weakref.ref(cache)
-        if self._current() is None:  # one pass is the whole request
+        if self._current() is None:  # the request is this one pass
             self._publish(request)
 
 
@@ -437,22 +312,22 @@ def monitor(
     callback: Callable[[Report], None] | None = None,
     logger: logging.Logger | None = None,
 ) -> Monitor:
-    """Learn how focused a model is on in-distribution prompts, and monitor it from then on.
+    """Learn how focused a model is on typical prompts, and monitor it from then on.
 
     `reference` holds prompts like those the model is meant for, as texts (with its `tokenizer`) or lists of tokens. The
-    model reads each, goes on until `generated` of its own tokens, each the `every`-th, were read too (0: judge prompts
-    alone), and the entropy of every head is noted in these rows. One part of the reference gives a baseline per head
-    and the weights of the score; the other gives the threshold, which the score of a further request like those of the
-    reference exceeds with a probability of at most `false_alarms`. That takes at least 1/`false_alarms` + 7 prompts.
+    entropy of every head is measured in the last row of each prompt and of every `every`-th token that the model
+    generates next, `generated` of them (0: prompts only). One part of the reference gives a baseline per head and the
+    weights of the score. The other part gives the threshold: a new request from the same distribution exceeds it with
+    probability at most `false_alarms`. That takes at least 1/`false_alarms` + 7 prompts.
 
-    Requests are judged by the last row of their prompt and that of every `every`-th token they generate: the highest
-    score counts, of the prompt and the `generated` latest. The score is the mean excess of entropy over all heads,
-    beyond what the reference itself varies by.
+    The score of a request is the highest score of its rows: the last row of the prompt and the `generated` latest of
+    every `every`-th generated token. The score of a row is its mean excess of entropy over all heads, less the main
+    directions in which the reference varies, in standard deviations of the reference.
 
     Any other torch module that attends by `scaled_dot_product_attention` or `nn.MultiheadAttention` is monitored pass
-    by pass. Its reference holds inputs, each a tensor, a tuple of arguments or a mapping of keyword arguments for one
-    forward pass, every sequence of a batch being an example. `rows` chooses the rows whose mean entropy counts: "last",
-    "log" or "all", as in `sharpmax.capture`. Its fused inference paths are not taken meanwhile.
+    by pass. Its `reference` holds inputs of forward passes, each a tensor, a tuple of arguments or a mapping of keyword
+    arguments; every sequence of a batch is an example. `rows` selects the rows whose mean entropy counts, "last", "log"
+    or "all", as in `sharpmax.capture`. Fused inference paths are off while the module is monitored.
 
     >>> import torch, sharpmax as sm
     >>> from transformers import LlamaConfig, LlamaForCausalLM
@@ -479,7 +354,7 @@ def monitor(
         if rows != "last":
             reject("rows", repr(rows), "'last' for a transformers model")
         read = [_tokens(number, prompt, tokenizer) for number, prompt in enumerate(reference)]
-        split(len(read), false_alarms)  # refuses too few prompts before the work
+        split(len(read), false_alarms)  # rejects too few prompts before the model reads any
         generated = generated if getattr(model, "can_generate", bool)() else 0
         heads = heads_of(model)
     found = reference_rows(model, read, every=every, generated=generated, rows=rows)
@@ -490,8 +365,8 @@ def monitor(
 
 
 def check_settings(false_alarms: object, every: object = 1, generated: object = 0, rows: object = "last") -> None:
-    """Refuse a false-alarm rate and numbers of tokens that mean nothing."""
-    capture.check_choice(rows)
+    """Raise ArgumentError for settings out of range."""
+    check_choice(rows)
     if not isinstance(false_alarms, float) or not 0.0 < false_alarms < 1.0:
         reject("false_alarms", repr(false_alarms), "a share above 0 and below 1, as 0.01")
     for name, value, least in (("every", every, 1), ("generated", generated, 0)):
@@ -500,12 +375,12 @@ def check_settings(false_alarms: object, every: object = 1, generated: object = 
 
 
 def heads_of(model: Any) -> list[tuple[int, int]]:
-    """Layer and head of every column of a row of a transformers model."""
+    """The (layer, head) of every column of the entropies that a `Row` measures in a transformers model."""
     return [(number, head) for number, one in enumerate(modules_of(model)) for head in range(one.heads)]
 
 
 def tokens_at_once(model: PreTrainedModel) -> int:
-    """How many tokens a batch may have: a GPU is fastest with many, a CPU with what its cache holds."""
+    """The number of tokens per batch: many for a GPU, what fits the cache for a CPU."""
     return _AT_ONCE_ON_CPU if model.device.type == "cpu" else _AT_ONCE
 
 
@@ -525,10 +400,10 @@ def _tokens(number: int, prompt: Any, tokenizer: PreTrainedTokenizerBase | None)
 def reference_rows(
     model: Any, reference: Sequence[Any], *, every: int = 8, generated: int = 0, rows: str = "last"
 ) -> tuple[Tensor, Tensor]:
-    """Let a model read prompts and generate until `generated` of its own tokens, each the `every`-th, were read.
+    """Measure the last row of every prompt, and that of every `every`-th token the model then generates.
 
-    Returns the entropies `[N, 1 + generated, heads]` of these rows on the CPU, and which of them exist. A torch module
-    reads inputs for its forward pass, of which every sequence counts, and generates nothing.
+    Returns entropies `[N, 1 + generated, heads]` on the CPU, and which of these rows exist. A torch module reads inputs
+    of its forward pass, every sequence of which counts, and generates nothing.
     """
     order: list[int] | None = None
     if is_torch_module(model):
@@ -571,7 +446,7 @@ def reference_rows(
 
 
 def _read(model: Any, prompts: Sequence[Sequence[int]], new: int) -> None:
-    """Let a language model read prompts as one batch, and generate `new` tokens."""
+    """Let a language model read prompts as one batch and generate `new` tokens."""
     # Padding is on the left to generate and on the right otherwise, so that positions need not be passed.
     padded = partial(pad_sequence, batch_first=True, padding_side="left" if new else "right")
     ids = [torch.tensor(one, device=model.device) for one in prompts]

@@ -14,22 +14,22 @@ from torch import Tensor
 from sharpmax.errors import reject
 
 if TYPE_CHECKING:
-    from sharpmax.monitoring.monitor import Run
+    from sharpmax.monitoring.requests import Run
 
 LEAST_LEARNED = 8
-"""Fewer examples give no usable means and scales."""
+"""With fewer examples, means and standard deviations are too rough."""
 
 _LEAST_SCALE = 0.02
-"""Nats. Without it a head that hardly moved in the reference would turn the smallest change into a large score."""
+"""Smallest standard deviation of a head, in nats: a nearly constant head must not turn a tiny change into an alarm."""
 
 _MAIN = 0.25
-"""Share of the variance of a reference from which on a direction counts as ordinary variation."""
+"""A direction with more than this share of the variance of a reference is ordinary variation."""
 
 _WORST = 8
-"""Heads that a report names of each alarm."""
+"""How many heads a report lists for each alarm."""
 
 _ROUNDING = 1e-9
-"""Products of decimal fractions with whole numbers may miss the whole number they mean."""
+"""Tolerance for products such as 0.29 * 100, which are not exactly whole numbers."""
 
 NOT_OBSERVED = "no attention was observed: nothing was read, the monitor was paused, or the model is compiled"
 PADDING = "nothing but padding"
@@ -37,7 +37,7 @@ NOT_A_NUMBER = "attention is not a number (NaN) here"
 
 
 def least_examples(rate: float) -> int:
-    """How many scores a threshold for such a rate needs.
+    """The number of scores needed to set a threshold for a false-alarm rate.
 
     >>> least_examples(0.01)
     99
@@ -46,11 +46,11 @@ def least_examples(rate: float) -> int:
 
 
 def conformal_threshold(scores: Tensor, rate: float) -> Tensor:
-    """The threshold that one more score like these n exceeds with probability ≤ `rate`.
+    """The threshold that a new score, exchangeable with these n, exceeds with probability ≤ `rate`.
 
-    It is the score of rank ⌈(n + 1)(1 − rate)⌉: if the fresh score is exchangeable with the others, each of its n + 1
-    ranks among them is as likely as another, so the probability is ⌊(n + 1)·rate⌋ / (n + 1) without ties and less with
-    them, for scores of any distribution. With fewer scores than `least_examples` it is infinite.
+    It is the score of rank ⌈(n + 1)(1 − rate)⌉ (split conformal prediction). The new score has each of the n + 1 ranks
+    with the same probability, so it exceeds the threshold with probability ⌊(n + 1)·rate⌋ / (n + 1), less with ties,
+    for any distribution. With fewer scores than `least_examples` the threshold is infinite.
 
     >>> conformal_threshold(torch.arange(1.0, 100.0), 0.05)
     tensor(95.)
@@ -60,9 +60,9 @@ def conformal_threshold(scores: Tensor, rate: float) -> Tensor:
 
 
 def split(count: int, rate: float) -> tuple[Tensor, Tensor]:
-    """Split `count` examples at random: which to learn from, and which to take the threshold from.
+    """Split `count` examples at random into those to learn a baseline from and those to set the threshold with.
 
-    Half each, or as many for the threshold as the rate needs; an error if too few would be left to learn from.
+    Half each, or more for the threshold if the rate needs more. Raises ArgumentError if too few are left to learn from.
     """
     needed = least_examples(rate)
     held = max(min(count // 2, count - LEAST_LEARNED), needed)
@@ -75,20 +75,20 @@ def split(count: int, rate: float) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True, eq=False)
 class Baseline:
-    """One kind of row of the reference, the last of a prompt or those of generated tokens; float64 on the CPU."""
+    """What is typical of one kind of row, of prompts or of generated tokens. Tensors are float64 on the CPU."""
 
     mean: Tensor  # entropy of each head in nats, `[heads]`
     scale: Tensor  # its standard deviation `[heads]`
     weights: Tensor  # of the heads in the score `[heads]`
     range: Tensor  # mean and standard deviation of the weighted sums in the reference `[2]`
-    threshold: Tensor  # the score that a request whose latest row is of this kind exceeds as rarely as asked `[]`
+    threshold: Tensor  # for requests whose latest row is of this kind `[]`
 
     @classmethod
     def of(cls, entropy: Tensor) -> Baseline:
-        """The baseline of rows `[N, heads]`, without a threshold.
+        """Return the baseline of rows `[N, heads]`, without a threshold.
 
-        Heads have equal weights, less their part in the main directions of the reference. A reference of several kinds
-        of prompts varies most from kind to kind, and a mean over all heads says little more than which kind it is.
+        Equal weights of all heads are projected away from the main directions of the reference. With several kinds of
+        prompts, the main directions tell the kinds apart, and a plain mean over heads would mostly measure the kind.
         """
         mean, scale = entropy.mean(0), entropy.std(0).clamp_min(_LEAST_SCALE)
         excess = (entropy - mean) / scale
@@ -116,7 +116,7 @@ class Baseline:
 
     @classmethod
     def from_dict(cls, saved: Any, heads: int) -> Baseline:
-        """The baseline of `to_dict`. Raises ValueError, TypeError or KeyError for anything else."""
+        """Read what `to_dict` wrote. Raises ValueError, TypeError or KeyError for anything else."""
         found = {one.name: torch.tensor(saved[one.name], dtype=torch.float64) for one in fields(cls)}
         for name, values in found.items():
             shape = {"range": (2,), "threshold": ()}.get(name, (heads,))
@@ -141,11 +141,11 @@ class Head:
 class Verdict:
     """The outcome for one sequence of a request."""
 
-    score: float | None  # how far its attention was from the reference, in standard deviations; None: there is none
+    score: float | None  # standard deviations above the reference; None: it has no score
     threshold: float
-    tokens: int = 0  # that its last row could see
-    rows: int = 0  # how many of its rows were measured
-    heads: tuple[Head, ...] = ()  # the worst of an alarm, in its worst row
+    tokens: int = 0  # visible to its last row
+    rows: int = 0  # number of rows measured
+    heads: tuple[Head, ...] = ()  # of an alarm, the worst heads in the worst row
     why: str | None = None  # why it has no score
 
     @property
@@ -172,7 +172,7 @@ class Report:
         return any(one.alarm for one in self.sequences)
 
     def to_line(self, **more: Any) -> str:
-        """The report as one line of JSON, rounded, after `more`."""
+        """The report as one line of JSON with rounded numbers; the fields of `more` come first."""
         body = {"alarm": self.alarm, "why": self.why, "sequences": [asdict(one) for one in self.sequences]}
         rounded = json.loads(json.dumps(body), parse_float=lambda number: round(float(number), 4))
         return json.dumps({**more, **rounded}, ensure_ascii=False)
@@ -187,7 +187,7 @@ class Learned:
     generated: Baseline | None  # None: generated tokens are not measured
 
     def report(self, runs: Sequence[Run], problem: str | None) -> Report:
-        """The report about a request, from its sequences and what went wrong inside the monitor, if anything did."""
+        """Report about the runs of a request; `problem` is an error inside the monitor, if any."""
         if not runs or problem is not None:
             why = NOT_OBSERVED if problem is None else f"the monitor failed: {problem}"
             many = sum(1 if run.prompt is None else len(run.prompt.count) for run in runs)
@@ -233,10 +233,10 @@ class Learned:
 
 
 def learn(entropy: Tensor, valid: Tensor, heads: Sequence[tuple[int, int]], rate: float) -> Learned:
-    """Baselines from one part of a reference, thresholds from the other.
+    """Learn baselines from one part of a reference and thresholds from the other.
 
-    `entropy` `[N, 1 + K, heads]` is that of the last row of every prompt and of K generated ones, of which the `valid`
-    ones `[N, 1 + K]` exist: a sequence may end before.
+    `entropy` `[N, 1 + K, heads]` has the last row of every prompt and K rows of generated tokens. `valid` `[N, 1 + K]`
+    is False for rows that do not exist because the sequence has ended.
     """
     base, held = split(len(entropy), rate)
     first, later, exist = entropy[:, 0].double(), entropy[:, 1:].double(), valid[:, 1:]

@@ -2,8 +2,8 @@
 
 `weights = normaliser(q, k, mask=None, is_causal=False, scale=None)`; `attend` applies them to values.
 
-`normalisers()` has all of them by name; the attribute `disperses` of each says whether a leading key must lose its
-weight as rows grow.
+`normalisers()` returns all of them by name. The attribute `disperses` of each says whether the largest weight must fall
+as rows grow.
 """
 
 from sharpmax.normalisers.base import Normaliser, attend, normaliser, normalisers, visible_softmax

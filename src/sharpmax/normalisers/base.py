@@ -1,7 +1,6 @@
-"""What a normaliser is: a module from queries and keys to attention weights; the registry of its kinds; `attend`.
+"""The base class of normalisers, which turn queries and keys into attention weights; their registry; `attend`.
 
-The checks, the masks and everything that can go wrong with hidden keys live here once, so that each kind is a
-few lines of mathematics about finite logits.
+Checks, masks and hidden keys are handled here, so that each normaliser is a few lines of mathematics on finite logits.
 """
 
 from __future__ import annotations
@@ -33,22 +32,22 @@ _kinds: dict[str, type[Normaliser]] = {}
 class Normaliser(nn.Module, ABC):
     """Attention weights from queries and keys: q `[..., Lq, D]`, k `[..., Lk, D]` -> `[..., Lq, Lk]`.
 
-    Of every kind: a hidden key has weight exactly 0, and NaN or inf in it reaches neither weights nor
-    gradients; a row that sees no key is all 0; a row with a visible logit that is not finite is NaN and
-    leaves the others as they are; half precision is computed in float32 and comes back as it went in.
+    For every normaliser, hidden keys have weight 0, and NaN or inf in them affects neither weights nor gradients. A row
+    without visible keys is 0. A row with a visible logit that is not finite is NaN and does not affect other rows. Half
+    precision inputs are computed in float32; weights have the dtype of the inputs.
 
-    A kind of one's own has a `name`, by which `normaliser(name)` then finds it, and `normalise`, which turns finite
+    A subclass defines `name`, by which `normaliser(name)` finds it, `disperses`, and `normalise`, which turns finite
     logits into weights.
     """
 
     name: ClassVar[str]
-    """What `normaliser(name)` finds it by; a subclass without a name of its own is not registered."""
+    """The name for `normaliser(name)`. A subclass that does not define one is not registered."""
 
     disperses: ClassVar[str]
-    """One line: whether one leading key among n must lose its weight as n grows, logits staying bounded, and why."""
+    """One line: whether the largest weight among n keys must fall as n grows, with bounded logits, and why."""
 
     adds_mask: ClassVar[bool] = True
-    """Whether finite values of a float mask can be added to the logits; else such a mask is refused."""
+    """Whether finite values of a float mask can be added to the logits. If not, such a mask raises ArgumentError."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -59,7 +58,7 @@ class Normaliser(nn.Module, ABC):
         if not getattr(cls, "disperses", ""):
             reject("disperses", f"nothing on {cls.__qualname__}", "one line: whether it disperses, and why")
         taken = _kinds.get(cls.name, cls)
-        # A notebook cell run again, or a module reloaded, defines the same class again: that replaces it.
+        # A notebook cell that runs again, or a reloaded module, replaces its class.
         if (taken.__module__, taken.__qualname__) != (cls.__module__, cls.__qualname__):
             reject("name", repr(cls.name), f"a name that is free; taken: {sorted(_kinds)}")
         _kinds[cls.name] = cls
@@ -68,25 +67,25 @@ class Normaliser(nn.Module, ABC):
         super().__init__()
 
     def extra_repr(self) -> str:
-        """The options that are numbers or policies."""
+        """Return the options that are numbers or policies."""
         values = {name: getattr(self, name, None) for name in inspect.signature(type(self)).parameters}
         shown = {name: one.describe() if isinstance(one, Policy) else one for name, one in values.items()}
         return ", ".join(f"{name}={one}" for name, one in shown.items() if isinstance(one, (int, float, str)))
 
     @abstractmethod
     def normalise(self, logits: Tensor, visible: Tensor) -> Tensor:
-        """Weights from logits, both `[..., Lq, Lk]`.
+        """Return weights from logits, both `[..., Lq, Lk]`.
 
-        Logits are finite, at least float32, and 0 where `visible` is False; every row has a visible key. What is
-        returned for keys that are not visible does not matter.
+        Logits are finite, at least float32, and 0 where `visible` is False. Every row has a visible key. The weights
+        returned for hidden keys do not matter.
         """
 
     def score(self, q: Tensor, k: Tensor, scale: float) -> Tensor:
-        """Logits `[..., Lq, Lk]` of finite queries and keys; scale·q·kᵀ unless overridden."""
+        """Return logits `[..., Lq, Lk]` of finite queries and keys: scale·q·kᵀ."""
         return (q * scale) @ k.mT
 
     def visible(self, q: Tensor, k: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor:
-        """Which keys each row sees, boolean `[..., Lq, Lk]`; causal rows are aligned at the last key."""
+        """Return which keys each row sees, boolean `[..., Lq, Lk]`. The last row is aligned with the last key."""
         visible = torch.ones((), dtype=torch.bool, device=q.device)
         if is_causal:
             visible = key_distance(q, k) >= 0
@@ -98,11 +97,11 @@ class Normaliser(nn.Module, ABC):
     def forward(
         self, q: Tensor, k: Tensor, *, mask: Tensor | None = None, is_causal: bool = False, scale: float | None = None
     ) -> Tensor:
-        """Attention weights `[..., Lq, Lk]` in the dtype of q.
+        """Return attention weights `[..., Lq, Lk]` in the dtype of q.
 
-        `mask` broadcasts to `[..., Lq, Lk]`: boolean with True = visible, or float and added to the logits,
-        where everything from −inf to half of `finfo.min` hides the key. With `is_causal`, row i sees key j if
-        j ≤ i + Lk − Lq. `scale` is 1/√D unless given.
+        `mask` broadcasts to `[..., Lq, Lk]`. A boolean mask is True for visible keys. A float mask is added to the
+        logits; values from −inf to half of `finfo.min` hide the key. With `is_causal`, row i sees key j if
+        j ≤ i + Lk − Lq. `scale` is 1/√D by default.
         """
         check_tensors(q, k)
         batch = broadcast(k.shape[:-2], q.shape[:-2])
@@ -124,8 +123,8 @@ class Normaliser(nn.Module, ABC):
                 logits = logits + torch.where(hidden_by(mask), 0.0, mask.to(wide))
             if logits.numel() == 0:
                 return logits.to(q.dtype)
-            # Kinds never meet a row without keys or a logit that is not finite: 0/0 and NaN·0 would come back
-            # through their gradients even if their values were replaced afterwards. Such rows get one key.
+            # Replacing the weights of rows without keys, or with logits that are not finite, afterwards would leave
+            # 0/0 and NaN·0 in gradients. So `normalise` gets one key with a finite logit for such rows.
             broken = ~(logits.isfinite() | ~visible).all(-1, keepdim=True)
             void = broken | ~visible.any(-1, keepdim=True)
             first = torch.arange(k.shape[-2], device=k.device) == 0
@@ -137,7 +136,7 @@ class Normaliser(nn.Module, ABC):
 
 
 def normaliser(name: str, **options: Any) -> Normaliser:
-    """Build a normaliser by its name."""
+    """Create a normaliser by name, with its options."""
     if name not in _kinds:
         reject("name", repr(name), f"one of {sorted(_kinds)}")
     known = inspect.signature(_kinds[name]).parameters
@@ -148,37 +147,37 @@ def normaliser(name: str, **options: Any) -> Normaliser:
 
 
 def normalisers() -> dict[str, type[Normaliser]]:
-    """All registered kinds, name -> class."""
+    """Return the classes of all registered normalisers by name."""
     return dict(sorted(_kinds.items()))
 
 
-_made = normaliser  # `attend` has a parameter of that name
+_create = normaliser  # `attend` has a parameter of the same name
 
 
 def visible_softmax(logits: Tensor, visible: Tensor) -> Tensor:
-    """Softmax of the visible logits of each row `[..., Lq, Lk]`; each row needs one."""
+    """Return the softmax of the visible logits of each row `[..., Lq, Lk]`; each row needs a visible key."""
     return torch.where(visible, logits, -math.inf).softmax(-1)
 
 
 def key_distance(q: Tensor, k: Tensor) -> Tensor:
-    """How many places each key lies before the row's own position, `[Lq, Lk]`; rows end at the last key."""
+    """Return the distance from each key to the row's own position, `[Lq, Lk]`; negative for later keys."""
     queries, keys = q.shape[-2], k.shape[-2]
     own = torch.arange(keys - queries, keys, device=q.device)
     return own[:, None] - torch.arange(keys, device=q.device)
 
 
 def positive_whole(name: str, value: int) -> int:
-    """`value`, or an error that names the option if it is not a whole number of at least 1."""
+    """Return `value`; raise ArgumentError if it is not a whole number of at least 1."""
     if type(value) is not int or value < 1:
         reject(name, repr(value), "a whole number of at least 1")
     return value
 
 
 def _finite_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Vectors `[..., L, D]`, 0 where they were not finite, and a mark `[..., L]` that is NaN there, else 0.
+    """Replace vectors `[..., L, D]` that are not finite by 0; return a mark `[..., L]` that is NaN for them, else 0.
 
-    The mark puts the NaN back into the logits, where hidden ones are dropped. Multiplied into them it could
-    not be dropped any more: the gradient of a query is Σ dlogit·key, and 0·NaN is NaN.
+    Adding the mark to the logits puts the NaN back, and masking removes it for hidden keys. A NaN in the product itself
+    could not be removed: the gradient of a query is Σ dlogit·key, and 0·NaN is NaN.
     """
     sound = x.isfinite().all(-1, keepdim=True)
     return torch.where(sound, x, 0.0), torch.where(sound[..., 0], 0.0, math.nan).to(x.dtype)
@@ -194,12 +193,12 @@ def attend(
     is_causal: bool = False,
     scale: float | None = None,
 ) -> Tensor:
-    """Values weighted by a normaliser (or the name of one): v `[..., Lk, Dv]` -> `[..., Lq, Dv]`.
+    """Return values weighted by a normaliser, given or by name: v `[..., Lk, Dv]` -> `[..., Lq, Dv]`.
 
-    Values of keys that a row does not see have no effect on it, NaN and inf included; one that it does see
-    and that is not finite makes that output NaN.
+    Values of hidden keys have no effect on a row, even if they are NaN or inf. A visible value that is not finite makes
+    the output NaN.
     """
-    kind = _made(normaliser) if isinstance(normaliser, str) else normaliser
+    kind = _create(normaliser) if isinstance(normaliser, str) else normaliser
     if not isinstance(kind, Normaliser):
         reject_type("normaliser", type(kind).__name__, "a Normaliser or the name of one")
     weights: Tensor = kind(q, k, mask=mask, is_causal=is_causal, scale=scale)
@@ -211,7 +210,7 @@ def attend(
         reject("v", f"batch {batches[0]}", f"a batch that broadcasts with {batches[1]}, that of q and k")
     finite = v.isfinite()
     out = weights @ torch.where(finite, v, 0.0)
-    # The second product is only needed to find rows that do see such a value, which is hardly ever.
+    # This product finds the rows that see such a value. Usually there is no such value.
     if not ops_for(finite).concrete(finite) or not bool(finite.all()):
         visible = kind.visible(q, k, mask, is_causal)
         out = out.masked_fill(visible.to(torch.float32) @ (~finite).to(torch.float32) > 0, math.nan)

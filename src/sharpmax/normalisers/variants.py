@@ -29,9 +29,9 @@ class Softmax(Normaliser):
 
 
 class Adaptive(Normaliser):
-    """softmax(β·s) with β from the row's own statistics by a policy; gradients go through β too.
+    """softmax(β·s) with β from the row's own statistics by a policy. Gradients flow through β.
 
-    Per-head policies take the third axis from the end for the heads, `[..., H, Lq, Lk]`.
+    With per-head policies, the third axis from the end is the heads, `[..., H, Lq, Lk]`.
 
     >>> q, k = torch.tensor([[1.0]]), torch.tensor([[0.5], [-0.5], [-0.5], [-0.5]])
     >>> Adaptive("paper")(q, k)
@@ -47,16 +47,16 @@ class Adaptive(Normaliser):
 
     def normalise(self, logits: Tensor, visible: Tensor) -> Tensor:
         """β from the dense statistics of each row, then softmax of the scaled row."""
-        # Relative to the row's maximum, so that β does not multiply a common offset into the rounding.
+        # Relative to the row's maximum, so that β does not scale the rounding errors of a common offset.
         relative, _ = centred(logits, visible)
         beta = self.policy.beta(dense_stats(logits, visible), lambda at: dense_stats(at[..., None] * relative, visible))
         return visible_softmax(beta[..., None] * relative, visible)
 
 
 class ScalableSoftmax(Normaliser):
-    """softmax(s·ln n·logits): n is the number of keys the row sees, s a learnable scalar (Nakanishi, 2025).
+    """softmax(s·ln n·logits) with n visible keys and a learnable scalar s (Nakanishi, 2025).
 
-    It starts at s = 1/ln 16, where a row of 16 keys is plain softmax.
+    The initial s is 1/ln 16, which makes a row of 16 keys plain softmax.
     """
 
     name = "ssmax"
@@ -64,21 +64,21 @@ class ScalableSoftmax(Normaliser):
 
     def __init__(self, s: float = 1.0 / math.log(16)) -> None:
         super().__init__()
-        # In float64, so that logits of float64 meet all digits of it; `.to(dtype)` rounds it like any parameter.
+        # In float64 for logits of float64; `.to(dtype)` converts it like any parameter.
         self.s = nn.Parameter(torch.tensor(check_number("s", s), dtype=torch.float64))
 
     def normalise(self, logits: Tensor, visible: Tensor) -> Tensor:
-        """Softmax at β = s·ln n, n counted over the visible keys."""
+        """Softmax at β = s·ln n."""
         log_n = visible.sum(-1, keepdim=True).to(logits.dtype).log()
         return visible_softmax(self.s.to(logits.dtype) * log_n * logits, visible)
 
 
-# Both maps give 0 to every key more than 2 under the maximum: how far below lower ones are does not matter.
+# Both sparse maps give weight 0 to every key more than 2 below the maximum, so lower logits can be clamped.
 _FAR_BELOW = -4.0
 
 
 class Sparsemax(Normaliser):
-    """The point of the simplex nearest to the logits (Martins & Astudillo, 2016); needs the extra `entmax`."""
+    """The point of the simplex closest to the logits (Martins & Astudillo, 2016); needs the extra `entmax`."""
 
     name = "sparsemax"
     disperses = "no for a leader: ahead by g it keeps at least min(1, g); yes among close rivals (uniform: 2/√n)"
@@ -89,11 +89,10 @@ class Sparsemax(Normaliser):
         self._map = getattr(package, self.name)
 
     def normalise(self, logits: Tensor, visible: Tensor) -> Tensor:
-        """The map of the `entmax` package, kept inside the range where its arithmetic is sound.
+        """The map of the `entmax` package, for logits relative to the maximum, clamped and in float64.
 
-        It sums squares of all logits of the row, hidden ones too: −inf and large offsets come out as NaN, and in
-        float32 the weights of one leader over 16,384 near-ties sum to 0.9991. Hence relative to the maximum, cut
-        where the weight is 0 anyway, and in float64.
+        The package sums squares of all logits of a row. −inf and large offsets give NaN, and in float32 the weights of
+        one leader over 16,384 near-ties sum to 0.9991.
         """
         wide = in_float64(logits)
         visible = visible.to(wide.device)
@@ -104,7 +103,7 @@ class Sparsemax(Normaliser):
 
 
 class Entmax15(Sparsemax):
-    """1.5-entmax, half way between softmax and sparsemax (Peters et al., 2019); needs the extra `entmax`."""
+    """1.5-entmax, halfway between softmax and sparsemax (Peters et al., 2019); needs the extra `entmax`."""
 
     name = "entmax15"
     disperses = "no for a leader: ahead by g it keeps at least min(1, g/2)²; yes among close rivals (ties: 1/n)"
@@ -120,12 +119,12 @@ class Hard(Normaliser):
         """One-hot values with a straight-through gradient."""
         soft = visible_softmax(logits, visible)
         top = torch.where(visible, logits, -math.inf).argmax(-1, keepdim=True)
-        # soft − soft is exactly 0, so the values stay one-hot to the bit.
+        # soft − soft is exactly 0, so the values are exactly one-hot.
         return torch.zeros_like(soft).scatter(-1, top, 1.0) + (soft - soft.detach())
 
 
 class TopK(Normaliser):
-    """Softmax over the k largest visible logits, never more than k of them; the first ones on ties."""
+    """Softmax over the k largest visible logits, the first ones on ties."""
 
     name = "top-k"
     disperses = "no: the largest of k weights is at least 1/k whatever n is"
@@ -136,16 +135,16 @@ class TopK(Normaliser):
 
     def normalise(self, logits: Tensor, visible: Tensor) -> Tensor:
         """Softmax over the first k visible keys in descending order."""
-        # torch.topk does not say which of equal logits it takes; a stable sort does.
+        # The order of ties is undefined for torch.topk, but not for a stable sort.
         order = torch.where(visible, logits, -math.inf).sort(dim=-1, descending=True, stable=True).indices
         kept = torch.zeros_like(visible).scatter(-1, order[..., : self.k], True)
         return visible_softmax(logits, kept & visible)
 
 
 class Sigmoid(Normaliser):
-    """σ(s + bias) for each key on its own; the bias is −ln n, n being the keys the row sees, unless given.
+    """σ(s + bias) for each key on its own; the default bias is −ln n for n visible keys.
 
-    Each weight is at most 1, and a row can sum to anything up to n.
+    Each weight is at most 1, and a row sums to at most n.
     """
 
     name = "sigmoid"
@@ -166,23 +165,23 @@ class Sigmoid(Normaliser):
 
 
 class SoftmaxPlusOne(Normaliser):
-    """exp(s)/(1 + Σ exp(s)): softmax beside one more key with logit 0 and no value, so a row can say nothing."""
+    """exp(s)/(1 + Σ exp(s)): softmax with one more key of logit 0 and value 0, so weights may sum to less than 1."""
 
     name = "softmax-plus-one"
     disperses = "yes: it is softmax with one more key, so no weight exceeds softmax's"
 
     def normalise(self, logits: Tensor, visible: Tensor) -> Tensor:
-        """Softmax times the share that is not left to the extra key."""
-        # With L = ln Σ exp(s), Σ/(1 + Σ) is σ(L): no exponential of a large number anywhere.
+        """Softmax times the share of the visible keys."""
+        # With L = ln Σ exp(s), Σ/(1 + Σ) is σ(L), which does not overflow.
         total = torch.where(visible, logits, -math.inf).logsumexp(-1, keepdim=True)
         return visible_softmax(logits, visible) * torch.sigmoid(total)
 
 
 class Linear(Normaliser):
-    """φ(q)·φ(k)/Σ φ(q)·φ(k) with φ = elu + 1 (Katharopoulos et al., 2020), written out as weights.
+    """φ(q)·φ(k)/Σ φ(q)·φ(k) with φ = elu + 1 (Katharopoulos et al., 2020), as a matrix of weights.
 
-    `scale` would multiply every score of a row alike and cancels. There are no logits, so a float mask may
-    only hide. Features are kept above e⁻³⁰: too little to matter beside others, but a sum to divide by.
+    `scale` cancels. There are no logits, so a float mask can only hide keys. Features are at least e⁻³⁰, so that their
+    sum is not 0.
     """
 
     name = "linear"
@@ -191,20 +190,20 @@ class Linear(Normaliser):
 
     def score(self, q: Tensor, k: Tensor, scale: float) -> Tensor:
         """Products of positive features."""
-        # elu(x) + 1 in two halves: expm1(x) + 1 would round features under 1e-7 to 0.
+        # elu(x) + 1 in two parts: expm1(x) + 1 would round features below 1e-7 to 0.
         features_q, features_k = (x.clamp(-30.0, 0.0).exp() + x.clamp(min=0.0) for x in (q, k))
         return features_q @ features_k.mT
 
     def normalise(self, logits: Tensor, visible: Tensor) -> Tensor:
-        """Each score by the sum of the visible ones."""
+        """Each score divided by the sum of the visible ones."""
         scores = torch.where(visible, logits, 0.0)
         return scores / scores.sum(-1, keepdim=True)
 
 
 class StickBreaking(Normaliser):
-    """σ(s_j)·Π (1 − σ(s_j')) over the visible keys j' after j (Tan et al., 2024): the latest key takes first.
+    """σ(s_j)·Π (1 − σ(s_j')) over the visible keys j' after j (Tan et al., 2024): the latest key comes first.
 
-    It depends on the order of the keys. A row sums to at most 1: what no key takes is left over.
+    It depends on the order of the keys. A row sums to at most 1.
     """
 
     name = "stick-breaking"
@@ -213,7 +212,7 @@ class StickBreaking(Normaliser):
     def normalise(self, logits: Tensor, visible: Tensor) -> Tensor:
         """Sums of log σ from the last key backwards, exponentiated at the end."""
         passed_on = torch.where(visible, F.logsigmoid(-logits), 0.0)
-        # Summed without the key itself, not with it and then subtracted: 1000.001 − 1000 has no digits left.
+        # Sum without the key itself; subtracting it from a sum that includes it would cancel digits.
         left = F.pad(passed_on[..., 1:].flip(-1).cumsum(-1).flip(-1), (0, 1))
         return (F.logsigmoid(logits) + left).exp()
 
@@ -221,7 +220,7 @@ class StickBreaking(Normaliser):
 class Local(Softmax):
     """Softmax over the keys less than `window` places away from the row's own position, i + Lk − Lq.
 
-    With `is_causal` these are the last `window` positions; hidden keys among them are not made up for by earlier ones.
+    With `is_causal` these are the last `window` positions. Hidden keys among them are not replaced by earlier ones.
     """
 
     name = "local"
@@ -232,5 +231,5 @@ class Local(Softmax):
         self.window = positive_whole("window", window)
 
     def visible(self, q: Tensor, k: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor:
-        """What the mask leaves visible, inside the window."""
+        """Return the visible keys inside the window."""
         return super().visible(q, k, mask, is_causal) & (key_distance(q, k).abs() < self.window)

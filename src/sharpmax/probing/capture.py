@@ -17,20 +17,21 @@ from sharpmax.integrations.transformers.support import check_model, is_torch_mod
 from sharpmax.stats.call import AttentionCall, Logits, floats_at_least_32, without_autocast
 
 STATISTICS = ("entropy", "top", "sink", "spread", "local", "count")
-"""What is measured of a row, in nats, weights, logits and numbers of keys."""
+"""What is measured of a row: see `measured`."""
 
 LOCAL = 16
-"""How many of the last visible keys count as near."""
+"""The number of last visible keys whose weight counts as local."""
 
 _LOGITS_AT_ONCE = 1 << 22
 
 
 def measured(call: AttentionCall, chosen: Tensor) -> dict[str, Tensor]:
-    """`STATISTICS` of the rows of a call at `chosen` `[R]`, each `[B, H, R]` in float32.
+    """Return the `STATISTICS` of the rows of a call at `chosen` `[R]`, each `[B, H, R]` in float32.
 
-    `top` is the largest weight, `sink` the weight of the first visible key, `spread` the largest minus the smallest
-    visible logit, `local` the weight of the last `LOCAL` visible keys. A row without visible keys gives zeros; NaN in a
-    visible logit makes all statistics of its row but `count` NaN. Logits are those of a block of rows at a time.
+    `entropy` is in nats, `top` the largest weight, `sink` the weight of the first visible key, `spread` the largest
+    minus the smallest visible logit, `local` the weight of the last `LOCAL` visible keys, `count` their number. All are
+    0 for a row without visible keys. NaN in a visible logit makes all of them NaN except `count`. Logits are computed
+    for a block of rows at a time.
     """
     one_row = call.batch * call.heads * call.keys
     if one_row == 0 or len(chosen) == 0:
@@ -46,7 +47,7 @@ def _statistics(logits: Logits) -> dict[str, Tensor]:
     stats = logits.measure(frozenset({"mean"}))
     x = logits.scaled(None).to(floats_at_least_32(logits.values.dtype))
     weights = x.softmax(-1)
-    # In the shape of the mask: most masks are shared by all heads.
+    # Keep the shape of the mask, which most heads share.
     hidden = x.new_zeros(x.shape[-1:], dtype=torch.bool) if logits.hidden is None else logits.hidden
     visible = ~hidden.expand(*hidden.shape[:-1], x.shape[-1])
     first = visible.to(torch.uint8).argmax(-1, keepdim=True)
@@ -63,13 +64,13 @@ def _statistics(logits: Logits) -> dict[str, Tensor]:
 
 
 CHOICES = ("last", "log", "all")
-"""Which rows: the last; about three per doubling of the length, the last included; every row."""
+"""Which rows to measure: the last, about three per doubling of the length and the last, or all."""
 
 _PER_DOUBLING = 3
 
 
 def places(choice: str, queries: int) -> Tensor:
-    """The rows of `choice` among so many, ascending and from 0, `[R]` in int64 on the CPU.
+    """Return the indices of the chosen rows, ascending, `[R]` in int64 on the CPU.
 
     >>> places("last", 50).tolist(), places("log", 50).tolist()
     ([49], [0, 1, 2, 3, 4, 5, 7, 9, 12, 15, 19, 24, 31, 39, 49])
@@ -84,31 +85,31 @@ def places(choice: str, queries: int) -> Tensor:
 
 
 def check_choice(choice: object) -> None:
-    """Refuse what is not one of `CHOICES`."""
+    """Raise ArgumentError if `choice` is not one of `CHOICES`."""
     if choice not in CHOICES:
         reject("rows", repr(choice), f"one of {list(CHOICES)}")
 
 
 @dataclass(frozen=True, eq=False)
 class CapturedCall:
-    """The statistics of one attention call, of its rows at `places`."""
+    """The statistics of some rows of one attention call."""
 
     layer: int  # the number of the attention module; without a model, of the call
-    places: Tensor  # which of the call's queries, `[R]`
-    keys: int  # how many keys there were, visible or not
-    statistics: dict[str, Tensor]  # by the names of `STATISTICS`, each `[B, H, R]` in float32 on the model's device
+    places: Tensor  # the indices of the rows, `[R]`
+    keys: int  # the number of keys, visible or not
+    statistics: dict[str, Tensor]  # `STATISTICS` by name, each `[B, H, R]` in float32 on the model's device
 
 
 @dataclass(eq=False, repr=False)
 class Capture:
-    """The attention calls since the `with` block began, in the thread that it began in."""
+    """The attention calls of a `with` block in the thread that entered it."""
 
     rows: str = "last"
     calls: list[CapturedCall] = field(default_factory=list)
     _thread: int = field(default_factory=threading.get_ident)
 
     def stack(self, name: str) -> Tensor:
-        """One statistic in the last call of every layer, `[layers, B, H, R]`."""
+        """Return one statistic of the last call of every layer, `[layers, B, H, R]`."""
         if name not in STATISTICS:
             reject("name", repr(name), f"one of {list(STATISTICS)}")
         last = {call.layer: call.statistics[name] for call in self.calls}
@@ -122,7 +123,7 @@ class Capture:
         return torch.stack([last[layer].to(device) for layer in sorted(last)])
 
     def observe(self, call: AttentionCall) -> None:
-        """Measure a call, if it is one of this thread."""
+        """Measure a call of this thread; ignore calls of other threads."""
         if threading.get_ident() == self._thread:
             chosen = places(self.rows, call.queries)
             self.calls.append(CapturedCall(call.layer, chosen, call.keys, measured(call, chosen)))
@@ -134,13 +135,13 @@ class Capture:
 def capture(model: nn.Module | None = None, rows: str = "last") -> AbstractContextManager[Capture]:
     """Measure rows of every attention call inside a block: `with capture(model) as c: …`, then read `c`.
 
-    With a transformers model these are the calls of its attention modules, sharpened if a policy is applied, while it
-    reads or generates. Without one they are the calls of `sharpmax.attention`, of torch's own
-    `scaled_dot_product_attention` and of `torch.nn.MultiheadAttention`, numbered; with any other torch module those
-    that it makes, numbered in each forward pass. Inside the block fused inference paths are not taken.
+    With a transformers model, the calls are those of its attention modules, after the policy applied to it, if any.
+    With any other torch module they are numbered in each forward pass. Without a model they are all calls of
+    `sharpmax.attention`, `scaled_dot_product_attention` and `torch.nn.MultiheadAttention`, numbered. Fused inference
+    paths are off inside the block.
 
-    `rows` chooses: "last", "log" (about three per doubling of the length) or "all". Calls of other threads, and those
-    in compiled code, are not measured. No output changes.
+    `rows` is "last", "log" (about three per doubling of the length) or "all". Calls of other threads and in compiled
+    code are not measured. Outputs do not change.
 
     >>> import torch, sharpmax as sm
     >>> q, k, v = torch.zeros(3, 1, 2, 8, 4).unbind()

@@ -1,14 +1,13 @@
 """Predict entropy and top weight of every head at sizes that were not read.
 
-Curves are continued as straight lines against ln n. For causal language models three quarters of the forecast come from
-key replication, which reads a short input as if it were a long one. In a longer input more keys share the weight of a
-head, from further away. So items in the middle of a short list count several times in every layer, with gaps in the
-positions for the copies. Three things stay as they are, because a longer list does not have more of them:
+Curves are extrapolated as straight lines against ln n. For causal language models, three quarters of the forecast come
+from key replication, which simulates a long input with a short one: in every layer, items in the middle of a short list
+count several times, and positions leave gaps for the copies. What a longer list has no more of is not replicated:
 
-- the beginning, where tokens that others rest on form at the first occurrence of their kind, and the end;
-- the neighbourhood of an item: items stand in blocks, and inside its own block a row sees each key once;
-- what a token makes of the text before it: the first items of a block, which a gap precedes, are visible to their own
-  block alone. Other rows would take them for the beginning of something.
+- the beginning and the end of the list; attention sinks form at the beginning;
+- the neighbourhood of an item: items form blocks, and a row sees each key of its own block once;
+- the context before an item: the first items of a block follow a gap, so rows of other blocks, which would take them
+  for the beginning of a text, do not see them.
 """
 
 from __future__ import annotations
@@ -29,25 +28,25 @@ from sharpmax.probing.measurement import Numbers, Passage, ProbeInputs, Readings
 from sharpmax.stats.call import AttentionCall, hidden_by, without_autocast
 
 LINE, REPLICATION = "line", "replication and line, 3 to 1"
-"""The methods by their names in saved results."""
+"""The methods, as results.json names them."""
 
 _NAMES = ("entropy", "top")
 _FLOOR = 1e-4
 
 _REPLICATED = 6
-"""Passages that are read with replicated keys, for each size that is forecast."""
+"""The number of passages read with replicated keys for each forecast size."""
 
-# Chosen on lists of 16 and 32 items that stand for 64 (SmolLM2): without the lead the entropy of heads that rest on
+# Chosen on lists of 16 and 32 items that simulate 64 (SmolLM2). Without the lead, the entropy of heads that attend to
 # the first item of a list is off by a nat.
 _ENDS, _BLOCK, _LEAD = 4, 4, 2
 
 Values = Mapping[int, Mapping[str, Numbers]]
-"""By size, entropy and top weight of every head, `[layers, heads]`."""
+"""Entropy and top weight of every head `[layers, heads]`, by size."""
 
 
 @dataclass(frozen=True, eq=False)
 class Forecast:
-    """What a method predicts."""
+    """The prediction of a method, and the sizes it was fitted to."""
 
     method: str
     fitted: tuple[int, ...]
@@ -57,9 +56,9 @@ class Forecast:
 def forecast_of(
     model: nn.Module, inputs: ProbeInputs, readings: Readings, done: Callable[[int], None] | None
 ) -> Forecast | None:
-    """Forecast the larger sizes from the smaller ones; None where there are none.
+    """Forecast the larger sizes from the smaller ones; None if there are no larger ones.
 
-    `done` is called with a size after each of `replicated_reads`; None leaves key replication out.
+    `done` is called with the size after each of `replicated_reads`. Without `done` there is no key replication.
     """
     base = inputs.fit_up_to
     if base == inputs.sizes[-1]:
@@ -78,21 +77,21 @@ def forecast_of(
 
 
 def replicated_reads(inputs: ProbeInputs) -> list[tuple[int, int]]:
-    """What is read with replicated keys: the size that is forecast, and the number of the passage standing for it."""
+    """The passages to read with replicated keys: the size to forecast and the index of the passage, for each."""
     many = len(inputs.passages[inputs.fit_up_to][:_REPLICATED])
     return [(size, number) for size in inputs.sizes if size > inputs.fit_up_to for number in range(many)]
 
 
 def predict(curves: Mapping[str, Numbers], sizes: Sequence[int], fit_up_to: int, changes: Values) -> Forecast:
-    """Forecast the sizes above `fit_up_to` from the two or more others, whose curves are `[sizes, layers, heads]`.
+    """Forecast the sizes above `fit_up_to` from two or more other sizes; curves are `[sizes, layers, heads]`.
 
-    Above `fit_up_to` only the number of keys is read from the curves, which does not depend on the model. `changes` is
-    what key replication of the largest known size changes; it takes part if it has every size that is forecast.
+    Above `fit_up_to` only the number of keys, which does not depend on the model, is read from the curves. `changes` is
+    the effect of key replication on the largest known size; it is used if it has every size to forecast.
     """
     known = [place for place, size in enumerate(sizes) if size <= fit_up_to]
     later, counts = range(len(known), len(sizes)), curves["count"]
     replicated = all(sizes[to] in changes for to in later)
-    # Weights lie between 0 and 1: their curves are straight on the logit scale.
+    # Weights lie between 0 and 1, so their lines are fitted on the logit scale.
     inside = np.clip(curves["top"][known], _FLOOR, 1.0 - _FLOOR)
     straight = {"entropy": curves["entropy"][known], "top": np.log(inside / (1.0 - inside))}
     x, found = np.log(counts[known]), {}
@@ -113,24 +112,25 @@ def predict(curves: Mapping[str, Numbers], sizes: Sequence[int], fit_up_to: int,
 
 @dataclass(frozen=True, eq=False)
 class Replication(Repeated):
-    """How often the keys of a passage count, and at which positions its tokens are. Tensors `[L]`.
+    """How often each key of a passage counts, and the positions of its tokens. Tensors `[L]`.
 
-    Attention adds ln k to the logit of a key that counts k times. A rule that reads rows would count it once.
+    Attention adds ln k to the logit of a key that counts k times. A policy that reads row statistics would count it
+    once.
     """
 
-    times: Tensor  # how often each key counts for rows outside its block; 0: not at all
-    block: Tensor  # the block of each token; rows see every key of their own block once
+    times: Tensor  # how often each key counts for rows of other blocks; 0: hidden
+    block: Tensor  # the block of each token; a row sees every key of its own block once
     positions: Tensor
 
     def weights(self) -> Tensor:
-        """How often each key counts for each row, `[L, L]`, before the causal mask."""
+        """How often each key counts for each row, `[L, L]`, without the causal mask."""
         own = self.block[:, None] == self.block[None]
         return torch.where(own, torch.ones_like(self.times), self.times)
 
     def keys(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, additive: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Keys, values and mask; those of a sliding window, which hides more than a causal mask, stay as they are."""
+        """Return keys, values and mask; unchanged for a mask that hides more than a causal one (sliding window)."""
         rows, least = query.shape[-2], torch.finfo(query.dtype).min
         causal = torch.ones(rows, rows, dtype=torch.bool, device=query.device).tril()
         if mask is not None and (hidden_by(mask) & causal).any():
@@ -141,7 +141,7 @@ class Replication(Repeated):
 
 
 def replication_of(passage: Passage, more: float, context: int | None = None) -> Replication | None:
-    """Let a passage stand for one with so many `more` items; None where it has too few items for that."""
+    """Make a passage simulate one with `more` items; None if it has too few items to replicate."""
     items = torch.tensor(passage.items)
     last = int(items.max()) if len(items) else 0
     blocks = (last - 2 * _ENDS) // _BLOCK
@@ -157,7 +157,7 @@ def replication_of(passage: Passage, more: float, context: int | None = None) ->
     due = more + len(set(items[lead].tolist()))
     times = torch.ones(len(items), dtype=torch.long).masked_fill(lead, 0)
     for number, item in enumerate(replicated):
-        # Whole numbers whose running sum is never off by more than a half.
+        # Round the running sum, so that it is never off by more than a half.
         before, now = (math.floor(due * n / len(replicated) + 0.5) for n in (number, number + 1))
         times[items == item] += now - before
     block = torch.where(middle, place // _BLOCK, torch.where((items >= 0) & (items <= first), -1, blocks))
@@ -169,10 +169,7 @@ def replication_of(passage: Passage, more: float, context: int | None = None) ->
 
 
 def measure_replicated(model: Any, passage: Passage, chosen: Replication) -> dict[str, Numbers]:
-    """Entropy and top weight of the last row of a passage with replicated keys, `[layers, heads]`.
-
-    A key that counts k times is taken for k keys.
-    """
+    """Return entropy and top weight `[layers, heads]` of the last row; a key that counts k times is k keys."""
     rows: dict[int, tuple[Tensor, Tensor]] = {}
 
     def observe(call: AttentionCall) -> None:
@@ -186,7 +183,7 @@ def measure_replicated(model: Any, passage: Passage, chosen: Replication) -> dic
             weights = weights * (-log_times).exp()
         rows[call.layer] = entropy, weights.amax(-1)
 
-    # The mask marks the input as one text: without it transformers would split it at the gaps.
+    # Without a mask, transformers would split the input into several texts at the gaps in the positions.
     mask = torch.ones_like(passage.inputs["input_ids"])
     with observed(model, observe), repeating(model, lambda layer: chosen):
         call_model(model, {**passage.inputs, "position_ids": chosen.positions[None], "attention_mask": mask})

@@ -1,11 +1,12 @@
 """Horizons: the number of tokens beyond which no token holds a given share of the weight of a head.
 
-A certified horizon follows from weights alone. The queries and keys of a head are linear maps of the output of a
-normalisation, whose length is bounded; rotary positions change no length. That bounds how far the logits of any row can
-spread (`theory.spread_from_weights`), and a spread bounds the weight that one of n keys can hold (`theory.horizon`).
+A certified horizon holds for every input and follows from the weights alone. Queries and keys are linear maps of the
+output of a normalisation, whose norm is bounded, and rotary positions do not change norms. That bounds the spread of
+the logits of any row (`theory.spread_from_weights`), and the spread bounds the weight of one key among n
+(`theory.horizon`).
 
-A measured horizon is where the top weight of a head, in the last row and averaged over prompts, falls under that share
-for good. It is an estimate and says nothing about other inputs.
+A measured horizon is where the top weight of a head, in the last row and averaged over prompts, falls below that share
+and stays below it. It is an estimate and says nothing about other inputs.
 """
 
 from __future__ import annotations
@@ -33,20 +34,20 @@ from sharpmax.policies.log_linear import LogLinear
 from sharpmax.policies.per_head import PerHead
 from sharpmax.policies.polynomial import Polynomial
 from sharpmax.probing.measurement import finite_or_none, fit, measure, task_inputs
-from sharpmax.theory.spread import spread_from_weights
+from sharpmax.theory.bounds import spread_from_weights
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 REACH = 10
-"""A certificate is informative if it speaks of inputs of up to so many times the context the model was made for."""
+"""A certificate is informative if its horizon is at most this many times the context of the model."""
 
 _UNKNOWN_CONTEXT = 100_000
 _ROUNDING = 1.0 + 1e-9
-"""What the arithmetic of the bounds themselves, in float64, may round away."""
+"""Covers the rounding errors of computing the bounds in float64."""
 
 FAMILIES = ("gemma", "gemma2", "gemma3_text", "llama", "mistral", "qwen2", "qwen3")
-"""By `config.model_type`: an RMSNorm, `input_layernorm`, stands before each attention module."""
+"""Values of `config.model_type` with an RMSNorm, `input_layernorm`, before each attention module."""
 
 
 @dataclass(frozen=True)
@@ -56,20 +57,20 @@ class HeadCertificate:
     layer: int
     head: int
     spread: float
-    """A bound on the largest minus the smallest logit of any row, in nats, the ceiling of a policy included."""
+    """A bound on the largest minus the smallest logit of any row, in nats, times the largest β of a policy."""
 
-    log10_tokens: float  # the decimal logarithm of the certified horizon
+    log10_tokens: float  # log₁₀ of the certified horizon, which may exceed float64
     reach: int
-    """The most tokens a row will ever see: `REACH` contexts, or a sliding window."""
+    """The most tokens a row can see: `REACH` contexts, or a sliding window."""
 
     @property
     def informative(self) -> bool:
-        """Whether a row could ever see as many tokens as the horizon; a certificate that is not is vacuous."""
+        """Whether a row can see as many tokens as the horizon. Otherwise the certificate is vacuous."""
         return self.log10_tokens <= math.log10(self.reach)
 
     @property
     def tokens(self) -> int | None:
-        """The certified horizon, or None where it is vacuous: among more visible tokens no key holds the mass."""
+        """The certified horizon: no key holds the mass among more visible tokens. None if it is vacuous."""
         return math.floor(10.0**self.log10_tokens * _ROUNDING) if self.informative else None
 
 
@@ -86,10 +87,10 @@ class Certificate:
 def certify(
     model: PreTrainedModel, mass: float = 0.5, progress: Callable[[int, int], None] | None = None
 ) -> Certificate:
-    """The certified horizon of every head of a transformers model, for the policy applied to it, if any.
+    """Certify the horizon of every head of a transformers model, including the policy applied to it, if any.
 
-    `mass` is the weight p that no key can hold beyond the horizon. A family without a certificate, and a policy without
-    a largest β, are refused. `progress` is called with the layers done and the layers in all.
+    `mass` is the weight that no key can hold beyond the horizon. `progress` is called with the number of layers done
+    and the number of layers. Raises UnsupportedError for other families and for policies without a largest β.
     """
     if not isinstance(mass, float) or not 0.0 < mass < 1.0:
         reject("mass", repr(mass), "a number strictly between 0 and 1")
@@ -100,7 +101,7 @@ def certify(
         )
     parts, modules = dict(model.named_modules()), modules_of(model)
     longest = REACH * (context or _UNKNOWN_CONTEXT)
-    # YaRN multiplies queries and keys by a factor.
+    # YaRN multiplies queries and keys by this factor.
     rotary = [vars(part) for name, part in parts.items() if name.endswith("rotary_emb")]
     turned = [float(of[name]) ** 2 for of in rotary for name in of if name.endswith("attention_scaling")]
     heads: list[HeadCertificate] = []
@@ -118,7 +119,7 @@ def certify(
         for head, each in enumerate(policies):
             beta = 1.0 if each is None else beta_ceiling(each)
             spread = beta * float(spreads[head]) * _ROUNDING
-            # 1 + e^spread·(1 − p)/p itself may leave float64.
+            # ln(1 + e^spread·(1 − p)/p); the horizon itself may overflow.
             log_tokens = float(np.logaddexp(0.0, spread + math.log1p(-mass) - math.log(mass)))
             heads.append(HeadCertificate(layer, head, spread, log_tokens / math.log(10.0), reach))
     return Certificate(kind, mass, context, tuple(heads))
@@ -137,9 +138,9 @@ def _spreads(one: AttentionModule, norm: nn.Module, where: str) -> Tensor:
 
 
 def _linear_map(projection: Projection, own: nn.Module | None, outer: nn.Module, where: str) -> tuple[Tensor, float]:
-    """Queries or keys as a linear map `[heads, D, d + 1]` of (z, 1), and the largest length of (z, 1).
+    """Return queries or keys as a linear map `[heads, D, d + 1]` of (z, 1), and the largest norm of (z, 1).
 
-    z is what a normalisation divides to length √d: the `outer` one before the projection, or the module's `own` behind.
+    z has norm √d after a normalisation: `outer` before the projection, or the module's `own` after it.
     """
     norm: Any = own or outer
     if not type(norm).__name__.endswith("RMSNorm"):
@@ -156,7 +157,7 @@ def _linear_map(projection: Projection, own: nn.Module | None, outer: nn.Module,
 
 
 def beta_ceiling(policy: Policy) -> float:
-    """The largest β of a policy for one head; a constant's own value, though it may be under 1.
+    """Return the largest β that a policy can give one head. Raises UnsupportedError if there is none.
 
     >>> from sharpmax.policies import PAPER
     >>> beta_ceiling(Constant(0.5)), round(beta_ceiling(PAPER), 3)
@@ -184,23 +185,23 @@ def beta_ceiling(policy: Policy) -> float:
 
 
 KINDS = ("before", "at", "beyond")
-"""Where a horizon lies: before the shortest prompt, at a number of keys, or beyond the longest."""
+"""Where a measured horizon lies: before the shortest prompt, at a number of keys, or beyond the longest prompt."""
 
 LONGEST = 1024
-"""Longer prompts, in tokens, are left out: on a CPU they take minutes (`sharpmax probe` reads them)."""
+"""The longest prompts measured, in tokens. Longer ones take minutes on a CPU; `sharpmax probe` reads them."""
 
 _TASK = "kv"
 
 
 @dataclass(frozen=True)
 class MeasuredHead:
-    """What prompts show of one head; `low` and `high` end a 95% interval, None for an end before or beyond."""
+    """Measurements of one head; `low` and `high` are a 95% interval, None where it ends before or beyond."""
 
     layer: int
     head: int
     spread: float  # the mean spread of the logits in the longest prompts, in nats
     widest: float  # the largest spread in any prompt
-    slope: float | None  # of entropy against ln n: 1 is pure dispersion, 0 none; None where n did not grow
+    slope: float | None  # of entropy against ln n: 1 for uniform weights, 0 for none; None where n did not grow
     slope_low: float | None
     slope_high: float | None
     kind: str  # one of `KINDS`
@@ -211,7 +212,7 @@ class MeasuredHead:
 
 @dataclass(frozen=True)
 class MeasuredHorizons:
-    """What prompts show of every head."""
+    """Measurements of every head on the prompts of a task."""
 
     mass: float
     task: str
@@ -230,17 +231,13 @@ def measure_horizons(
     seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> MeasuredHorizons:
-    """Measure the horizon of every head on prompts of the task kv of up to `LONGEST` tokens, with 95% intervals."""
+    """Measure the horizon of every head, with 95% intervals, on prompts of the task kv of up to `LONGEST` tokens."""
     inputs = task_inputs(_TASK, tokenizer, context_of(model), seed=seed)
     short = {size: ones for size, ones in inputs.passages.items() if ones[0].length <= LONGEST}
     if len(short) < 2:
         given = f"{_TASK} prompts of {[ones[0].length for ones in inputs.passages.values()]} tokens"
-        reject(
-            "model",
-            given,
-            f"prompts of two sizes that fit, up to {LONGEST}",
-            "certify it alone (--certified-only)",
-        )
+        allowed = f"prompts of two sizes that fit, up to {LONGEST}"
+        reject("model", given, allowed, "certify it alone (--certified-only)")
     inputs, done = replace(inputs, passages=short), itertools.count(1)
 
     def after(size: int) -> None:
@@ -251,7 +248,7 @@ def measure_horizons(
     curves, slopes, horizons = fit(readings, nested=False, mass=mass, seed=seed)
     spread, widest = curves["spread"][-1], np.max([one["spread"].max(0) for one in readings.values()], axis=0)
     heads = []
-    for layer, head in np.argwhere(np.isfinite(spread)).tolist():  # layers may have fewer heads than others
+    for layer, head in np.argwhere(np.isfinite(spread)).tolist():  # NaN where a layer has fewer heads than others
         at = layer, head
         rise, rise_low, rise_high = (finite_or_none(one[at]) for one in slopes)
         tokens, low, high = (finite_or_none(one[at]) for one in horizons)

@@ -1,4 +1,4 @@
-"""Inputs of growing size, the row statistics of every head on them, and the curves of these statistics."""
+"""Inputs of growing size, the row statistics of every head on them, and their curves, slopes and horizons."""
 
 from __future__ import annotations
 
@@ -29,40 +29,40 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 TEXT = "text"
-"""The task that is plain text."""
+"""The name of the task that reads plain text."""
 
 FIT_UP_TO = {"items": 64, "tokens": 512}
-"""By unit: the largest size that forecasts are fitted to, where there are larger sizes to test them on."""
+"""The largest size that forecasts are fitted to, by unit, if there are larger sizes to test them on."""
 
 REPEATS = 200
-"""Bootstrap samples of passages for an interval."""
+"""The number of bootstrap samples for an interval."""
 
-# By default each size gets 8,192 tokens: 12 prompts where they are short, fewer where they are long, at least 2.
+# By default each size gets about 8,192 tokens, in 2 to 12 prompts.
 _PROMPTS, _LEAST, _TOKENS = 12, 2, 8192
 
-# Default lengths of text; the longest where the model states no context.
+# Default lengths of text; the longest is for models that do not state a context.
 _SHORTEST, _LONGEST = 64, 8192
 
 _PER_ITEM = 8
-"""Tokens of text that count as one item: about as many as a line of a list."""
+"""The number of tokens of text that count as one item, about as many as a line of a list has."""
 
 Numbers = NDArray[np.float64]
 Readings = Mapping[int, Mapping[str, Numbers]]
-"""By size, each statistic of every passage and head, `[passages, layers, heads]`, NaN where there is none."""
+"""Each statistic of every passage and head `[passages, layers, heads]`, by size; NaN where there is none."""
 
 Progress = Callable[[str, int, int, str], None]
-"""Called with what is being done, the work done, the work in all, and a remark."""
+"""Called with what is being done, the amount of work done, the amount of work, and a remark."""
 
 
 @dataclass(frozen=True, eq=False)
 class Passage:
-    """One input of a model, and which of its items can be replicated."""
+    """One input of a model, and the items in it that key replication may repeat."""
 
-    inputs: Any  # keyword arguments of the model; of a torch module also a tensor or a tuple of arguments
+    inputs: Any  # keyword arguments of the model; for a torch module also a tensor or a tuple of arguments
     items: tuple[int, ...] = ()
-    """The item number of each token, from 1; 0 before the first item, −1 after the last. Empty: no items."""
+    """The item of each token, from 1; 0 before the first item, −1 after the last one. Empty: no items."""
 
-    once: int = 0  # the item that must stay single, the one asked for; 0: none, or it borders on what is no item
+    once: int = 0  # the item asked for, which must not be repeated; 0: none, or it is the first or the last one
 
     @property
     def length(self) -> int:
@@ -77,8 +77,8 @@ class ProbeInputs:
     task: str
     unit: str  # of sizes: items or tokens
     passages: Mapping[int, Sequence[Passage]]
-    per_item: int = 1  # how much of a size one item is
-    nested: bool = False  # whether the i-th passage of a size is the end of the i-th of any larger size
+    per_item: int = 1  # the size of one item
+    nested: bool = False  # whether the i-th passage of a size is the end of the i-th passage of every larger size
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -87,12 +87,12 @@ class ProbeInputs:
 
     @property
     def reads(self) -> int:
-        """How many passages there are."""
+        """The number of passages."""
         return sum(map(len, self.passages.values()))
 
     @property
     def fit_up_to(self) -> int:
-        """The largest size that forecasts are fitted to; half of the sizes where the usual limit leaves too few."""
+        """The largest size that forecasts are fitted to: `FIT_UP_TO`, or half of the sizes if that leaves too few."""
         fitted = [size for size in self.sizes if size <= FIT_UP_TO[self.unit]]
         if len(fitted) < 2 or len(fitted) == len(self.sizes):
             fitted = list(self.sizes[: max(2, len(self.sizes) // 2)])
@@ -100,7 +100,7 @@ class ProbeInputs:
 
 
 def check_task(name: str) -> None:
-    """Refuse what is neither the name of a task, "text" nor a file."""
+    """Raise ArgumentError for a name that is not a task, "text" or a file."""
     if name != TEXT and name not in TASKS and not Path(name).is_file():
         reject("task", repr(name), f"one of {[*sorted(TASKS), TEXT]} or the path of a Python file that defines TASK")
 
@@ -115,9 +115,9 @@ def task_inputs(
     text: str | None = None,
     causal: bool = True,
 ) -> ProbeInputs:
-    """Prompts of a task, each up to where its answer begins, or windows of plain text.
+    """Return prompts of a task, each up to where its answer begins, or windows of plain text.
 
-    `sizes` are by default those of the task that fit the context; `text` replaces Python's documentation.
+    `sizes` are by default those of the task that fit the context. `text` replaces Python's documentation.
     """
     for size in sizes or ():
         if type(size) is not int or size < 1:
@@ -160,10 +160,10 @@ def _windows(
     prompts: int | None,
     causal: bool,
 ) -> ProbeInputs:
-    """The same last tokens with more and more of the text before them; by default sizes double.
+    """Return windows of growing size that end with the same tokens; by default sizes double.
 
-    Windows of different sizes end alike, so that a comparison does not depend on how easy their last words are.
-    Special tokens that the tokenizer puts around a text are around each window, and count.
+    As they end alike, a comparison of sizes does not depend on how easy the last words are. The special tokens that the
+    tokenizer puts around a text are around each window and count.
     """
     ids = tokenizer(text, add_special_tokens=False, verbose=False).input_ids
     before, after = special_tokens(tokenizer)
@@ -176,7 +176,7 @@ def _windows(
             reject("sizes", f"{size} for text", allowed, "leave it out")
     counts = {size: _count(size, prompts) for size in sizes}
     first, many = max(sizes, default=0) - special, max(counts.values(), default=0)
-    # Far apart however many of the first are used (van der Corput's sequence).
+    # Spread the ends evenly, however many of them a size uses (van der Corput's sequence).
     shares = [int(f"{number:b}"[::-1], 2) / 2 ** number.bit_length() for number in range(1, many + 1)]
     ends = [round(first + share * (len(ids) - first)) for share in shares]
     found = {}
@@ -188,7 +188,7 @@ def _windows(
 
 
 def _passage(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> Passage:
-    """The prompt up to its answer. Its items are where `replicate_keys` counts twice or leaves a gap."""
+    """Return the prompt up to its answer, with the items that `replicate_keys` finds: counts of 2, or gaps."""
     reply = encode(tokenizer, prompt)
     inputs = {"input_ids": torch.tensor([reply.ids[: reply.start]])}
     if not tokenizer.is_fast:
@@ -205,9 +205,9 @@ def _passage(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> Passage:
 
 
 def own_inputs(inputs: Mapping[int, Any] | None, module: bool = False) -> ProbeInputs:
-    """The caller's own inputs: for each size one or several dicts of keyword arguments of the model.
+    """Check the caller's inputs: for each size one or several dicts of keyword arguments of the model.
 
-    Of a torch module that is no transformers model, each may be a tensor or a tuple of arguments, too.
+    For a torch module that is not a transformers model, each may also be a tensor or a tuple of arguments.
     """
     kinds, named = ((Mapping, torch.Tensor, tuple), "tensors, tuples or dicts") if module else ((Mapping,), "dicts")
     if not isinstance(inputs, Mapping) or not inputs:
@@ -226,9 +226,9 @@ def own_inputs(inputs: Mapping[int, Any] | None, module: bool = False) -> ProbeI
 
 
 def measure(model: nn.Module, inputs: ProbeInputs, rows: str, done: Callable[[int], None]) -> Readings:
-    """Statistics of every head at every size, the longest passages last; the mean over the chosen rows of a passage.
+    """Measure the mean statistics of every head over the chosen rows of each passage, the largest size last.
 
-    `done` is called with the size of each passage that has been read. The model must be in evaluation mode.
+    `done` is called with the size after each passage. The model must be in evaluation mode.
     """
     found: dict[int, dict[str, Numbers]] = {}
     many: set[int] = set()
@@ -239,7 +239,7 @@ def measure(model: nn.Module, inputs: ProbeInputs, rows: str, done: Callable[[in
                 call_model(model, passage.inputs)
             last = {call.layer: call.statistics for call in captured.calls}
             for name in STATISTICS:
-                # A row without visible keys, such as padding, does not count. Not every device has float64.
+                # Rows without visible keys are padding. Not every device has float64.
                 layers = [
                     one[name].masked_fill(one["count"] == 0, torch.nan).cpu().double().nanmean(-1)
                     for _, one in sorted(last.items())
@@ -254,9 +254,9 @@ def measure(model: nn.Module, inputs: ProbeInputs, rows: str, done: Callable[[in
 
 
 def call_model(model: Any, inputs: Any) -> None:
-    """Let a transformers model read inputs on its device, without a cache and with the logits of one row.
+    """Run a transformers model on its device without a cache and with the logits of one row, if it has these options.
 
-    Another torch module gets its inputs as they are.
+    Any other torch module gets its inputs unchanged.
     """
     if not is_torch_module(model):
         known = inspect.signature(model.forward).parameters
@@ -268,8 +268,8 @@ def call_model(model: Any, inputs: Any) -> None:
 
 
 def grid(layers: Sequence[torch.Tensor]) -> Numbers:
-    """`[B, heads]` of each layer as `[B, layers, heads]`, NaN where a layer has fewer heads."""
-    if len({len(layer) for layer in layers}) > 1:  # windows, or the rows of a table, are batches of their own
+    """Stack `[B, heads]` of each layer to `[B, layers, heads]`, NaN where a layer has fewer heads."""
+    if len({len(layer) for layer in layers}) > 1:  # a module that attends within windows makes batches of its own
         layers = [layer.nanmean(0, keepdim=True) for layer in layers]
     heads = max(layer.shape[1] for layer in layers)
     grid = np.full((layers[0].shape[0], len(layers), heads), np.nan)
@@ -279,11 +279,11 @@ def grid(layers: Sequence[torch.Tensor]) -> Numbers:
 
 
 def fit(readings: Readings, nested: bool, mass: float, seed: int) -> tuple[dict[str, Numbers], Numbers, Numbers]:
-    """Curves, slopes and horizons of readings, the latter with 95% intervals from bootstrap samples of the passages.
+    """Return curves, slopes and horizons, the latter two with 95% intervals from bootstrap samples of the passages.
 
-    Curves `[sizes, layers, heads]` are those of every statistic and of `effective`, e^entropy. Slopes are of entropy
-    against ln n. A horizon is the number of keys from which on the top weight stays under the mass; inf: beyond the
-    largest size, −inf: at every size. Both are `[3, layers, heads]`, low and high ends behind the value, NaN unknown.
+    There are curves `[sizes, layers, heads]` of every statistic and of `effective`, e^entropy. Slopes are of entropy
+    against ln n. A horizon is the number of keys from which the top weight stays below `mass`: inf beyond the largest
+    size, −inf if it does at every size. Both are `[3, layers, heads]`: value, low and high; NaN is unknown.
     """
 
     def both(curves: Mapping[str, Numbers]) -> Numbers:
@@ -304,15 +304,15 @@ def fit(readings: Readings, nested: bool, mass: float, seed: int) -> tuple[dict[
 
 
 def curves_of(readings: Readings, nested: bool, share: Numbers | None = None) -> dict[str, Numbers]:
-    """The mean of every statistic by size, `[sizes, layers, heads]`; `share` weights the passages (None: equally).
+    """Return the mean of every statistic by size, `[sizes, layers, heads]`, with passages weighted by `share`.
 
-    Larger sizes have fewer passages. Where passages are nested, a size adds to the one before what it changes in the
-    passages that both have: a mean of its own would mostly reflect which passages these are.
+    Larger sizes have fewer passages. If passages are nested, a size adds to the previous one the mean change in the
+    passages that both have; the plain mean would mostly depend on which passages are left.
     """
 
     def mean(values: Numbers) -> Numbers:
         weight = np.ones(len(values)) if share is None else share[: len(values)]
-        if weight.sum() == 0.0:  # the sample holds none of these passages
+        if weight.sum() == 0.0:  # the bootstrap sample has none of these passages
             weight = np.ones(len(values))
         return np.asarray(np.tensordot(weight / weight.sum(), values, axes=1))
 
@@ -329,12 +329,12 @@ def curves_of(readings: Readings, nested: bool, share: Numbers | None = None) ->
 
 
 def finite_or_none(value: float) -> float | None:
-    """A number as JSON can hold it: None where it is not finite."""
+    """Return a number for JSON: None if it is not finite."""
     return float(value) if math.isfinite(value) else None
 
 
 def slope(x: Numbers, y: Numbers) -> Numbers:
-    """The least-squares slope of `y` against `x`, both `[sizes, …]`; NaN where x does not change.
+    """Return the least-squares slope of `y` against `x`, both `[sizes, …]`; NaN where x does not change.
 
     >>> slope(np.array([0.0, 1.0, 2.0]), np.array([1.0, 1.5, 2.0]))
     array(0.5)
@@ -345,18 +345,18 @@ def slope(x: Numbers, y: Numbers) -> Numbers:
 
 
 def interval(draws: list[Numbers], like: Numbers) -> tuple[Numbers, Numbers]:
-    """The 2.5% and 97.5% quantiles of bootstrap draws; NaN without any draw."""
+    """Return the 2.5% and 97.5% quantiles of bootstrap draws; NaN without draws."""
     if not draws:
         return np.full_like(like, np.nan), np.full_like(like, np.nan)
-    # Infinite draws lie beyond what was measured: between two of them there is nothing to interpolate.
+    # Draws may be infinite, so do not interpolate between them.
     low, high = np.quantile(np.stack(draws), [0.025, 0.975], axis=0, method="inverted_cdf")
     return low, high
 
 
 def crossing(x: Numbers, y: Numbers, level: float) -> Numbers:
-    """From which x on y `[sizes, …]` stays under a level, linear between sizes.
+    """Return the x from which y `[sizes, …]` stays below a level, interpolated linearly between sizes.
 
-    −inf where it is under the level at every size, inf where it is not under it at the last, NaN where y is.
+    −inf where y is below the level at every size, inf where it is not at the last size, NaN where y is NaN.
 
     >>> crossing(np.array([0.0, 1.0, 2.0]), np.array([1.0, 0.75, 0.25]), 0.5)
     array(1.5)

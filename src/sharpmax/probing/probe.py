@@ -18,7 +18,7 @@ from torch import nn
 
 from sharpmax.errors import ArgumentError, reject, reject_type
 from sharpmax.files import display_name
-from sharpmax.integrations.torch_modules import observable_sites
+from sharpmax.integrations.torch_modules import evaluating, observable_sites
 from sharpmax.integrations.transformers.application import policy_of
 from sharpmax.integrations.transformers.interface import installed
 from sharpmax.integrations.transformers.support import check_model, is_torch_module
@@ -53,11 +53,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 HALF = 0.5
-"""The share of the weight, or of the keys, from which on a head attends to something before all else."""
+"""The share of the weight, or of the keys, that decides the kind of a head."""
 
 DISPERSES = 0.25
-"""Slope of entropy against ln n: a quarter of that of a uniform head. Over inputs that grow eightfold, as from the
-sizes that forecasts know to those they are tested at, the effective number of keys then grows by 1.7 and more."""
+"""Slope of entropy against ln n, a quarter of that of a uniform head. If inputs grow eightfold, as from the sizes that
+forecasts are fitted to to those they are tested on, the effective number of keys then grows by a factor of 1.7."""
 
 RULE: Mapping[str, str] = MappingProxyType(
     {
@@ -69,13 +69,13 @@ RULE: Mapping[str, str] = MappingProxyType(
         "sharp": "otherwise: the head attends to about as many keys at every size",
     }
 )
-"""How a head gets its kind, in this order."""
+"""The kinds of heads and their conditions, checked in this order."""
 
 _SHOWN = ("count", "entropy", "top", "sink", "spread", "local", "effective")
 
 
 def load_model(name: str, *, device: str = "cpu", dtype: str = "float32") -> LanguageModel:
-    """Load a model with its tokenizer as `load_language_model` does, or an encoder such as BERT."""
+    """Load a language model as `load_language_model` does, or an encoder such as BERT, with its tokenizer."""
     try:
         return load_language_model(name, device=device, dtype=dtype)
     except ArgumentError as problem:
@@ -90,15 +90,15 @@ def load_model(name: str, *, device: str = "cpu", dtype: str = "float32") -> Lan
                 options |= {"dtype": DTYPES[dtype], "use_safetensors": True}
                 model = transformers.AutoModel.from_pretrained(str(place), **options)
         except Exception:
-            raise problem from None  # the error of the causal language model says what is wrong
+            raise problem from None  # this one says what is wrong with the name
         return LanguageModel(name, model.to(device).eval().requires_grad_(False), tokenizer)
 
 
 def kinds_of(slope: Numbers, last: Mapping[str, Numbers], causal: bool) -> NDArray[Any]:
-    """The kind of every head from its slope and its statistics at the largest size, all `[layers, heads]`.
+    """Return the kind of every head from its slope and its statistics at the largest size, all `[layers, heads]`.
 
-    "unknown" where a head has no numbers. In rows that see keys on both sides the last keys are not the nearest:
-    "local" is a kind of `causal` models alone, and "sink" then is about whatever comes first, such as a class token.
+    A head without numbers is "unknown". Only heads of `causal` models can be "local": elsewhere the last keys are not
+    the nearest. Without a causal mask, "sink" is about whatever comes first, such as a class token.
     """
     asked = {
         "uniform": np.exp(last["entropy"]) >= HALF * last["count"],
@@ -113,9 +113,9 @@ def kinds_of(slope: Numbers, last: Mapping[str, Numbers], causal: bool) -> NDArr
 def tables_of(
     inputs: ProbeInputs, readings: Readings, causal: bool, forecast: Forecast | None, seed: int
 ) -> dict[str, Any]:
-    """What one task shows: of every head kind, slope, curve, forecast and horizon, of every layer slope and rank.
+    """Return the tables of one task: kind, slope, curve, forecast and horizon of heads, slope and rank of layers.
 
-    Slopes and horizons have 95% intervals. The forecast has its errors at the sizes that it did not know: median, 90th
+    Slopes and horizons have 95% intervals. The forecast has its errors at the sizes it was not fitted to: median, 90th
     percentile and bias over heads.
     """
     curves, slopes, horizons = fit(readings, inputs.nested, HALF, seed)
@@ -164,11 +164,11 @@ def tables_of(
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ProbeResult:
-    """Which heads of a model lose focus as inputs grow, where, and how well that can be forecast."""
+    """Which heads of a model lose focus as inputs grow, in which layers, and how well that can be forecast."""
 
     setting: Mapping[str, Any]
     findings: Mapping[str, Mapping[str, Any]]
-    """By task the tables of heads, of layers and, if there is one, of the forecast, as plain JSON values."""
+    """The tables of heads, of layers and of the forecast, if there is one, as plain JSON values by task."""
 
     @property
     def verdict(self) -> list[str]:
@@ -199,13 +199,13 @@ class ProbeResult:
         return [lost, where, f"Forecast from sizes up to {fitted:,}, entropy at {sizes[-1]:,} is off by {apart}."]
 
     def _losing(self, task: str) -> str:
-        """How many heads have rows that spread as inputs grow."""
+        """The number and share of heads that are dispersing or uniform."""
         known = [about["kind"] for about in self.heads(task).values() if about["slope"] is not None]
         many = sum(kind in ("dispersing", "uniform") for kind in known)
         return f"{many:,} ({many / max(1, len(known)):.0%})"
 
     def heads(self, task: str | None = None) -> dict[str, Any]:
-        """Every head by its name, "layer.head", on one task (by default the first): kind, slope, curve, forecast."""
+        """Kind, slope, curve and forecast of every head by name, "layer.head", on a task (default: the first)."""
         if task is not None and task not in self.findings:
             reject("task", repr(task), f"one of {list(self.findings)}")
         return dict(self.findings[task or next(iter(self.findings))]["heads"])
@@ -216,7 +216,7 @@ class ProbeResult:
         return {"setting": dict(self.setting), "verdict": self.verdict, **tables}
 
     def show(self) -> None:
-        """Print the verdict, and how many heads of each kind there are on each task."""
+        """Print the verdict and the number of heads of each kind on each task."""
         print(self)
 
     def __str__(self) -> str:
@@ -230,7 +230,7 @@ class ProbeResult:
         return f"ProbeResult({self.setting['model']!r}, tasks={list(self.findings)})\n" + "\n".join(self.verdict)
 
     def to_frame(self) -> Any:
-        """Return a pandas frame with a row for each task, layer, head and size."""
+        """Return a pandas DataFrame with a row for each task, layer, head and size."""
         pandas = require("pandas", "frame", "ProbeResult.to_frame")
         rows = []
         for task in self.findings:
@@ -265,25 +265,26 @@ def probe(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> ProbeResult:
-    """Let a model read inputs of growing size, and report which of its heads disperse.
+    """Measure the attention of a model on inputs of growing size, and report which of its heads disperse.
 
-    `tasks` are names of tasks, tasks, or "text" for plain text; by default kv and text for a causal language model
-    and text for others. Sizes are items of a task and tokens of text; by default those of the task, and text that
-    doubles, up to the context of the model. By default 12 prompts of each size are read, of long ones fewer. `rows`
-    selects the rows whose statistics count ("last", "log" or "all", of which the mean). `text` replaces Python's
-    documentation. A policy that is applied takes effect.
+    `tasks` are tasks, their names, or "text" for plain text; by default kv and text for a causal language model, text
+    for other models. `sizes` count items of a task and tokens of text; by default those of the task, and text that
+    doubles, up to the context of the model. `prompts` of each size are read, by default 12, fewer of long ones. `rows`
+    selects the rows whose mean statistics count: "last", "log" or "all". `text` replaces Python's documentation. The
+    policy applied to the model, if any, takes effect.
 
-    `inputs` are the caller's own, for any family: by size, one or several dicts that the model is called with. Every
-    sequence in them is a prompt; padding belongs before it, or the last row is padding. A torch module that is no
-    transformers model, and attends by `scaled_dot_product_attention` or `nn.MultiheadAttention`, is probed with inputs
-    alone, each a tensor, a tuple of arguments or a dict: `probe(vit, inputs={196: images, 784: larger})`.
+    `inputs` replaces tasks, for any model family: for each size, one or several dicts of keyword arguments of the
+    model. Every sequence in them is a prompt, padded on the left. Any other torch module that attends by
+    `scaled_dot_product_attention` or `nn.MultiheadAttention` needs inputs, each a tensor, a tuple of arguments or a
+    dict: `probe(vit, inputs={196: images, 784: larger})`.
 
-    Slopes, kinds but for "local", top weights and horizons can be compared between models that read inputs of the same
-    sizes, in tokens. "sink" is about the first key, in BERT and ViT a class token; "local", about the keys just before
-    the last row, is a kind of causal models alone. Forecasts by key replication need a causal model that takes
-    `position_ids` and has no policy that reads rows; other models get forecasts by lines.
+    Slopes, kinds except "local", top weights and horizons are comparable between models that read inputs of the same
+    number of tokens. "sink" is about the first key, a class token in BERT and ViT. "local" is about the keys just
+    before the last row, in causal models only. Forecasts by key replication need a causal model that takes
+    `position_ids` and has no policy that reads row statistics; other models get forecasts by lines.
     """
-    module = is_torch_module(model) or not check_model(model)
+    module = is_torch_module(model)
+    state = None if module else installed(check_model(model))
     check_choice(rows)
     if prompts is not None and (type(prompts) is not int or prompts < 1):
         reject("prompts", repr(prompts), "a whole number from 1, or None")
@@ -306,8 +307,7 @@ def probe(
         names = [one.task for one in read]
         if not names or len(set(names)) < len(names):
             reject("tasks", names, "one or several tasks, each once")
-    state = None if module else installed(check_model(model))
-    # A rule that reads a row would count a replicated key once.
+    # A policy that reads row statistics would count a replicated key once.
     ruled = module or (state is not None and any(layer.rules for layer in state.layers))
     positions = "position_ids" in inspect.signature(model.forward).parameters
     replicates = rows == "last" and causal and positions and not ruled
@@ -319,17 +319,12 @@ def probe(
 
     found: dict[str, Any] = {}
     counts: dict[str, Any] = {}
-    training = [part for part in model.modules() if part.training]
-    model.eval()
-    try:
+    with evaluating(model):
         for one in read:
             readings = measure(model, one, rows, step("reading", one))
             forecast = forecast_of(model, one, readings, step("forecasting", one) if replicates else None)
             found[one.task] = tables_of(one, readings, causal, forecast, seed)
             counts[one.task] = {str(size): len(values["count"]) for size, values in readings.items()}
-    finally:
-        for part in training:
-            part.training = True
     policy, weight, first = policy_of(model), next(model.parameters(), torch.empty(0)), next(iter(found.values()))
     setting = {
         "model": name or display_name(getattr(model, "name_or_path", None) or type(model).__name__),

@@ -1,8 +1,8 @@
 """Retrieval tasks for language models: one fact among n in lists, tables, JSON, prose and noise.
 
-Groups are for calibration, for tests and as controls; the other tasks stand alone (`kv`, `houses`, …). No test format
-shares its wording, its layout or its keys with a training format. A control has one fact in text without rivals, which
-models find anyway: what works must keep working.
+There are training formats, test formats and controls; the other tasks (`kv`, `houses`, …) belong to no group. Test
+formats share no wording, layout or keys with training formats. A control hides one fact in text without similar facts.
+Models solve controls without a policy, and must still solve them with one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sharpmax.tasks.text import plain_text
 from sharpmax.tasks.vocabulary import ADJECTIVES, DATA, GOODS, NAMES, NOUNS, PLACES, WORDS, paragraph
 
 Draw = Callable[[random.Random, int], list[str]]
-"""Draws so many texts."""
+"""Draws a number of texts."""
 
 
 def _number(digits: int) -> Draw:
@@ -70,9 +70,9 @@ _VALUES: dict[str | int, Draw] = {
 
 @dataclass(frozen=True)
 class Format:
-    """A list of items with a key and a value each, and a question about one of them; `data/formats.json` has them all.
+    """A list of items with a key and a value each, and a question about one of them, as in `data/formats.json`.
 
-    Templates have the places {key}, {value} and, in an item, {a} and {b}: values nobody asks for, {n}: its number.
+    Templates have the fields {key} and {value}, and in `item` {a} and {b}, more values, and {n}, its number.
     """
 
     item: str
@@ -86,7 +86,7 @@ class Format:
     values: str | int = "training"
 
     def __call__(self, size: int, rng: random.Random) -> Prompt:
-        """A prompt with `size` items."""
+        """Make a prompt with `size` items."""
         draw = _VALUES[self.values]
         keys, values = _KEYS[self.keys](rng, size), draw(rng, size)
         others = [draw(rng, size) for name in ("{a}", "{b}") if name in self.item] or [values]
@@ -105,7 +105,7 @@ class Format:
 
 
 def _needle(noise: Callable[[int, random.Random], list[str]]) -> Make:
-    """One fact in `size` lines of noise."""
+    """Make prompts with one fact in `size` lines of noise."""
 
     def make(size: int, rng: random.Random) -> Prompt:
         key, value = _KEYS["training"](rng, 1)[0], _VALUES["training"](rng, 1)[0]
@@ -158,7 +158,7 @@ def _paragraphs(size: int, rng: random.Random) -> Prompt:
 
 
 def _max_of(size: int, rng: random.Random) -> Prompt:
-    # The answer is drawn first, evenly: the largest of many even draws would nearly always be one of the last few.
+    # Draw the answer first: the largest of many uniform draws would nearly always be close to 999.
     answer = rng.randint(10 + size - 1, 999)
     numbers = [answer, *rng.sample(range(10, answer), size - 1)]
     rng.shuffle(numbers)
@@ -181,7 +181,7 @@ SINGLE: tuple[Task, ...] = (
     Task("prices", 1, "the price of one thing among n, in sentences", SIZES, len(GOODS), _ONE["prices"]),
     Task("json", 1, "the value of one key of a JSON object with n", SIZES, len(NAMES), _ONE["json"]),
 )
-"""Tasks that belong to no group."""
+"""Tasks outside the groups."""
 
 
 def _tasks(kind: str, makers: dict[str, Format] | dict[str, Make], what: str) -> tuple[Task, ...]:
@@ -198,7 +198,7 @@ CONTROLS: tuple[Task, ...] = _tasks(
     {"stories": _needle(_stories), "repeated": _needle(_repeated), "documentation": _needle(_documentation)},
     "one fact in n lines",
 )
-"""Prompts without rival items, which `sharpmax.calibrate` trains on as well: they must not get worse."""
+"""Prompts without similar items, which `sharpmax.calibrate` trains on too, so that they do not get worse."""
 
 FORMATS: tuple[Task, ...] = _tasks("formats", _FORMATS["formats"], "one of n items")
-"""The formats to test with; nothing is ever trained on them."""
+"""The formats to test on. No policy is trained on them."""

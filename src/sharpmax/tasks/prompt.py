@@ -1,4 +1,4 @@
-"""Prompts with a known answer, and the tasks that generate them at any size."""
+"""Prompts with known answers, and tasks that generate them at any size."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from sharpmax.errors import reject, reject_type
 
 @dataclass(frozen=True)
 class Prompt:
-    """One question to a chat model, and its answer."""
+    """A question to a chat model and its answer."""
 
     user: str
     """The user's message."""
 
     opening: str
-    """How the reply begins; part of the input."""
+    """The beginning of the reply; part of the input."""
 
     answer: str
-    """What the model must generate next, with the space before it."""
+    """The text that the model must generate next, with its leading space."""
 
     evidence: str = field(default="", repr=False)
-    """The part of `user` that holds the answer, where one part does."""
+    """The part of `user` that holds the answer, if there is one such part."""
 
     references: tuple[str, ...] = field(default=(), repr=False)
-    """What a generated answer should contain; its score is the share of them that it does."""
+    """Texts that a generated answer should contain. Its score is the share of them that it contains."""
 
 
 Make = Callable[[int, random.Random], Prompt]
-"""Makes a prompt of a size with random numbers."""
+"""Makes a prompt of a given size."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """A family of prompts that grow: `make(size, rng)` returns one of them.
+    """A family of prompts of any size: `make(size, rng)` returns one of them.
 
     >>> def make(size: int, rng: random.Random) -> Prompt:
     ...     return Prompt(f"Count to {size}.", "1", "".join(f", {n}" for n in range(2, size + 1)))
@@ -48,7 +48,7 @@ class Task:
     name: str
 
     version: int
-    """Changes when the same seed no longer gives the same prompts."""
+    """Increases when the same seed no longer gives the same prompts."""
 
     summary: str
     """What is asked, in a few words."""
@@ -57,18 +57,18 @@ class Task:
     """The default sizes."""
 
     most: int
-    """The largest size there is."""
+    """The largest possible size."""
 
     make: Make
 
     least: int = 1
-    """The smallest size there is."""
+    """The smallest possible size."""
 
     new_tokens: int = 0
-    """Tokens to generate where an answer is scored by `Prompt.references`; 0: the next tokens must be the answer."""
+    """The number of tokens to generate and score by `Prompt.references`; 0: the next tokens must be the answer."""
 
     def prompts(self, size: int, count: int, seed: int) -> list[Prompt]:
-        """`count` prompts of one size; the i-th depends on the task, its version, the size, the seed and i alone."""
+        """Return `count` prompts. The i-th depends on nothing but the task, its version, the size, the seed and i."""
         self.check_size(size)
         for argument, value in (("count", count), ("seed", seed)):
             if type(value) is not int:
@@ -77,7 +77,7 @@ class Task:
             reject("count", count, "1 or more")
         made = []
         for index in range(count):
-            # A string seeds by its SHA-512, the same in every process and on every Python.
+            # A string seed is hashed with SHA-512: the same numbers in every process and Python version.
             prompt: Any = self.make(size, random.Random(f"{self.name}/{self.version}/{size}/{seed}/{index}"))
             if not isinstance(prompt, Prompt):
                 given = f"{type(prompt).__name__} from the task {self.name!r}"
@@ -86,14 +86,14 @@ class Task:
         return made
 
     def check_size(self, size: int) -> None:
-        """Refuse a size that the task does not have."""
+        """Raise ArgumentError for a size that the task does not have."""
         if type(size) is not int:
             reject_type("size", repr(size), "a whole number")
         if not self.least <= size <= self.most:
             reject("size", size, f"{self.least} … {self.most} for the task {self.name!r}")
 
     def of_length(self, tokens_of: Callable[[Prompt], int]) -> Task:
-        """This task by length: its sizes are then numbers of tokens that no prompt exceeds."""
+        """Return this task with sizes in tokens: prompts are as long as possible without exceeding the size."""
 
         def make(length: int, rng: random.Random) -> Prompt:
             seed = rng.random()
@@ -101,7 +101,7 @@ class Task:
             def fits(size: int) -> bool:
                 return tokens_of(self.make(size, random.Random(seed))) <= length
 
-            # The largest size that fits is sought from below: prompts far too long would take long to tokenize.
+            # Search for the largest size from below: prompts that are far too long are slow to tokenize.
             low, high = self.least - 1, self.least
             while high < self.most and fits(high):
                 low, high = high, min(2 * high, self.most)

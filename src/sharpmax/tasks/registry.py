@@ -21,11 +21,11 @@ TASKS: Mapping[str, Task] = MappingProxyType(
 GROUPS: Mapping[str, tuple[Task, ...]] = MappingProxyType(
     {"formats": FORMATS, "ruler": RULER, "training": TRAINING, "control": CONTROLS}
 )
-"""Several tasks under one name."""
+"""Groups of tasks by name."""
 
 
 def get_tasks(names: str | Path) -> tuple[Task, ...]:
-    """Tasks by names with commas between them: names of tasks or groups, or paths.
+    """Return tasks by comma-separated names of tasks or groups, or paths of Python files.
 
     >>> [task.name for task in get_tasks("kv,control")]
     ['kv', 'control/stories', 'control/repeated', 'control/documentation']
@@ -37,20 +37,21 @@ def get_tasks(names: str | Path) -> tuple[Task, ...]:
 
 
 def get_task(name_or_path: str | Path) -> Task:
-    """A task by its name, or the one that a Python file defines as `TASK`; the file is run.
+    """Return a task by name, or the `TASK` that a Python file defines. The file is executed.
 
     >>> get_task("kv").summary
     'the number of one name in a list of n'
     """
     alone = sorted(name for name in TASKS if "/" not in name)
-    names = f"one of {alone}, a task of {', '.join(GROUPS)} as formats/csv,"
+    names = f"one of {alone}, a task of {', '.join(GROUPS)} such as formats/csv"
+    allowed = f"{names}, or the path of a Python file that defines TASK"
     if not isinstance(name_or_path, (str, Path)):
-        reject_type("task", type(name_or_path).__name__, f"a path or {names}")
+        reject_type("task", type(name_or_path).__name__, allowed)
     if isinstance(name_or_path, str) and name_or_path in TASKS:
         return TASKS[name_or_path]
     path = Path(name_or_path)
     if not path.is_file():
-        reject("task", repr(str(name_or_path)), f"{names} or the path of a Python file that defines TASK")
+        reject("task", repr(str(name_or_path)), allowed)
     try:
         task = runpy.run_path(str(path)).get("TASK")
     except (Exception, SystemExit) as problem:

@@ -1,8 +1,8 @@
 """RULER's tasks that need no download (Hsieh et al. 2024), with the published wording and scoring.
 
-The size of a task is a number of items: sentences of noise (`niah_single_1`, `vt`), needles (`niah_multikey_*`), or
-words (`cwe`: different words, `fwe`: words in all). `Task.of_length` gives the same task by a number of tokens. The
-score of an answer is the share of the references that occur in it, in lower case.
+The size of a task is a number of items: sentences of noise (`niah_single_1`, `vt`), needles (`niah_multikey_*`),
+distinct words (`cwe`) or words (`fwe`). `Task.of_length` gives the same task with sizes in tokens. The score of an
+answer is the share of the references that occur in it, ignoring case.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _multikey(kind: str, key_of: Callable[[random.Random], str], value_of: Calla
 
 
 def _chain(size: int, rng: random.Random, letters: int, value: str) -> tuple[str, list[str]]:
-    """A chain of assignments in order, somewhere among `size` sentences of noise."""
+    """Return a text with a chain of assignments, in order, among `size` sentences of noise, and their variables."""
     names: list[str] = []
     while len(names) < 5:
         name = "".join(rng.choices(string.ascii_uppercase, k=letters))
@@ -123,7 +123,7 @@ def _common_words(size: int, rng: random.Random) -> Prompt:
 
 
 def _frequent_words(size: int, rng: random.Random) -> Prompt:
-    # The published task has a vocabulary of a fiftieth of the tokens; a coded word has about three.
+    # In the published task, the vocabulary is a fiftieth of the number of tokens. A coded word has about three tokens.
     vocabulary = ["..."]
     while len(vocabulary) < max(5, size * 3 // 50):
         word = "".join(rng.choices(string.ascii_lowercase, k=6))

@@ -13,14 +13,14 @@ from torch import Tensor
 from sharpmax.errors import reject
 
 NOTHING = -1
-"""Stands for the answer where nothing is asked."""
+"""The answer at positions where nothing is asked."""
 
 Sizes = int | tuple[int, int]
-"""A size, or the least and the largest, between which each example draws its own."""
+"""A size, or the smallest and the largest size, between which each example draws its own."""
 
 
 def limits(sizes: Sizes) -> tuple[int, int]:
-    """The least and the largest size."""
+    """Return the smallest and the largest size."""
     return (sizes, sizes) if isinstance(sizes, int) else sizes
 
 
@@ -28,8 +28,8 @@ def limits(sizes: Sizes) -> tuple[int, int]:
 class Batch:
     """Examples of one problem: `inputs` [..., L, F] numbers or [..., L] tokens, `visible` [..., L].
 
-    The last A positions are asked: `answer` [..., A] is a class or `NOTHING`, and `source` [..., A] the position that
-    it can be read off. `close` [...] marks examples in which another position is nearly as good as the right one.
+    The last A positions are questions: `answer` [..., A] is a class or `NOTHING`, and `source` [..., A] the position
+    that holds it. `close` [...] marks examples in which another position is nearly as good as the right one.
     """
 
     inputs: Tensor
@@ -40,32 +40,31 @@ class Batch:
 
     @property
     def parts(self) -> list[Tensor]:
-        """What a model is trained on: inputs, visible, answer."""
+        """The tensors that a model is trained on: inputs, visible, answer."""
         return [self.inputs, self.visible, self.answer]
 
 
 @dataclass(frozen=True)
 class SizedTask:
-    """A problem that is learned at small sizes and asked at large ones."""
+    """A problem to train on at small sizes and test at large ones."""
 
     name: str
     version: int  # changes when the same seed no longer gives the same examples
     summary: str
     unit: str
-    sizes: tuple[int, ...]  # sizes that are tested unless others are given
-    most: int  # the largest size there can be
+    sizes: tuple[int, ...]  # the default sizes to test at
+    most: int  # the largest possible size
     classes: int
     draw: Callable[..., Batch]
-    """`draw(shape, sizes, generator)`: independent examples, `shape` of them, on the generator's device.
-
-    What else it takes by name, `options`, makes other examples for training.
-    """
+    """`draw(shape, sizes, generator, **options)` returns `shape` independent examples on the generator's device."""
 
     options: tuple[str, ...] = ()
-    trained: tuple[int, int] = (5, 16)  # the least and the largest size in training
-    features: int = 0  # numbers of an input position, or 0 where inputs are tokens
-    tokens: int = 0  # tokens there are, or 0 where inputs are numbers
-    ordered: bool = False  # whether the order of positions matters, so that a model must know it
+    """Keyword arguments of `draw` that change the examples for training."""
+
+    trained: tuple[int, int] = (5, 16)  # the smallest and the largest training size
+    features: int = 0  # numbers per input position, or 0 if inputs are tokens
+    tokens: int = 0  # size of the vocabulary, or 0 if inputs are numbers
+    ordered: bool = False  # whether the order of positions matters, so that a model needs positions
 
 
 VERSION = 1
@@ -74,7 +73,7 @@ VERSION = 1
 CLASSES = 10
 
 FEATURES = 1 + CLASSES
-"""Numbers an item is given by: its priority and its class, one-hot."""
+"""Numbers per item: its priority, and its class as one-hot."""
 
 
 @dataclass(frozen=True)
@@ -90,15 +89,15 @@ class Sets:
     visible: Tensor
 
     def split(self, count: int) -> list[Sets]:
-        """The same sets, `count` at a time along the first axis."""
+        """Split the sets along the first axis, `count` at a time."""
         fields = (self.priority, self.label, self.query, self.visible)
         starts = range(0, len(self.query), count)
         return [Sets(*(field[start : start + count] for field in fields)) for start in starts]
 
     @property
     def items(self) -> Tensor:
-        """What a model is given of each item: [..., n, 11]."""
-        # Compared instead of `one_hot`, which on a GPU asks the host whether every class is in range.
+        """The model's inputs for each item: [..., n, 11]."""
+        # `one_hot` would synchronise a GPU with the host, to check that every class is in range.
         classes = torch.arange(CLASSES, device=self.label.device)
         one_hot = (self.label[..., None] == classes).to(self.priority.dtype)
         return torch.cat((self.priority[..., None], one_hot), dim=-1)
@@ -115,16 +114,16 @@ class Sets:
 
 
 def seeded(device: torch.device, *numbers: int) -> torch.Generator:
-    """A generator whose stream belongs to these whole numbers, each under 2³²; trailing zeros do not count."""
+    """Return a generator seeded with whole numbers below 2³²; trailing zeros do not matter."""
     words = np.random.SeedSequence(numbers).generate_state(2)
     return torch.Generator(device).manual_seed(int(words[0]) << 31 | int(words[1]) >> 1)
 
 
 def draw(shape: tuple[int, ...], sizes: Sizes, generator: torch.Generator) -> Sets:
-    """Independent sets, `shape` of them, on the generator's device.
+    """Return `shape` independent sets on the generator's device.
 
-    `sizes` is the number of items, or the least and the largest number, between which each set draws its own; sets
-    are then as wide as the largest, with the rest not visible.
+    `sizes` is the number of items, or the smallest and the largest number, between which each set draws its own. Sets
+    are as wide as the largest, with the rest not visible.
 
     >>> sets = draw((3,), (5, 16), torch.Generator().manual_seed(0))
     >>> tuple(sets.priority.shape), sets.visible.sum(-1).tolist()
@@ -140,23 +139,23 @@ def draw(shape: tuple[int, ...], sizes: Sizes, generator: torch.Generator) -> Se
 
 
 ROW = FEATURES + 2
-"""Numbers of a row: those of an item, the number that is asked with, and whether the row is a question."""
+"""Numbers per row: those of an item, the number in a question, and whether the row is a question."""
 
 _ASKED = 8
 
 
 def items_and_query(inputs: Tensor) -> tuple[Tensor, Tensor]:
-    """Items [..., n, 11] and the query [...] of rows [..., n + 1, 13] with one question."""
+    """Return items [..., n, 11] and the query [...] of rows [..., n + 1, 13] with one question."""
     return inputs[..., :-1, :FEATURES], inputs[..., -1, FEATURES]
 
 
 def _max(
     shape: tuple[int, ...], sizes: Sizes, generator: torch.Generator, zoom: float = 1.0, anywhere: bool = False
 ) -> Batch:
-    """Sets as the paper's; with `zoom` under 1 each lies in a range of its own, 1 … `zoom` wide, all widths alike.
+    """Draw sets as in the paper; with `zoom` below 1, each in a range of its own with a log-uniform width `zoom` … 1.
 
-    The items that matter in a large set are as close as those of a small one that is drawn from a narrow range. Such
-    ranges end at the top, where the best of a large set lie, or with `anywhere` at any place.
+    A small set from a narrow range has items as close as the best items of a large set. The ranges end at 1, where the
+    best items of large sets are, or with `anywhere` are placed anywhere between 0 and 1.
     """
     sets = draw(shape, sizes, generator)
     if zoom != 1.0:
@@ -171,7 +170,7 @@ def _max(
 
 
 def _sort(shape: tuple[int, ...], sizes: Sizes, generator: torch.Generator) -> Batch:
-    """What follows an item in ascending order, at `_ASKED` random places of the sorted list; 0 asks for the first."""
+    """Ask for the item after a given one in ascending order, `_ASKED` times; 0 asks for the first item."""
     sets = draw(shape, sizes, generator)
     ascending, order = sets.priority.masked_fill(~sets.visible, math.inf).sort(-1)
     size = sets.visible.sum(-1, keepdim=True)
@@ -184,13 +183,13 @@ def _sort(shape: tuple[int, ...], sizes: Sizes, generator: torch.Generator) -> B
 
 
 def _asked(sets: Sets, query: Tensor, source: Tensor, apart: Tensor) -> Batch:
-    """Rows of the items and of the questions. Close are those examples, about half, whose best two are least apart."""
+    """Return rows of the items and the questions. About half of the examples, whose best two are closest, are close."""
     items = torch.nn.functional.pad(sets.items, (0, 2))
     questions = torch.zeros(*query.shape, ROW, device=query.device, dtype=query.dtype)
     questions[..., FEATURES] = query
     questions[..., FEATURES + 1] = 1.0
     seen = torch.ones_like(query, dtype=torch.bool)
-    # Among n even draws neighbours are 1/n apart, give or take: as often under ln 2/n as over it.
+    # The gap between neighbours among n uniform draws has a median of about ln 2/n.
     close = apart * (sets.visible.sum(-1) + 1) < math.log(2.0)
     visible = torch.cat((sets.visible, seen), dim=-1)
     answer = sets.label.gather(-1, source)
@@ -217,7 +216,7 @@ def _copy(shape: tuple[int, ...], sizes: Sizes, generator: torch.Generator) -> B
     letters = torch.randint(_LETTERS, (*shape, most), generator=generator, device=device)
     size = torch.randint(least, most + 1, (*shape, 1), generator=generator, device=device)
     place = torch.arange(most, device=device)
-    # The sequence ends where its copy begins, and so has its blanks in front; those of the copy are behind it.
+    # The sequence ends where its copy begins: padding is before the sequence and after its copy.
     asked = place < size
     start = most - size
     source = (start + place).clamp(max=most - 1)
@@ -246,7 +245,7 @@ def _recall(shape: tuple[int, ...], sizes: Sizes, generator: torch.Generator) ->
     values = torch.randint(_ALPHABET, (*shape, most, 2), generator=generator, device=device)
     pairs = torch.cat((keys, values), dim=-1)
     size = torch.randint(least, most + 1, (*shape, 1), generator=generator, device=device)
-    # Blanks come first, so that the pairs end where the questions begin.
+    # Padding comes first, so that the pairs end where the questions begin.
     place = torch.rand(*shape, _QUESTIONS, generator=generator, device=device)
     chosen = most - 1 - torch.minimum((place * size).long(), size - 1)
     questions = pairs.gather(-2, chosen[..., None].expand(*chosen.shape, _PAIR))
@@ -263,10 +262,9 @@ def _recall(shape: tuple[int, ...], sizes: Sizes, generator: torch.Generator) ->
 
 
 def _different(shape: tuple[int, ...], count: int, generator: torch.Generator) -> Tensor:
-    """`count` different keys of two tokens: a random permutation of all keys, of which the first are taken.
+    """Draw `count` different keys of two tokens: the first of a random permutation of all keys.
 
-    Sorting all keys to draw a few would be most of the work. A Feistel network of random tables permutes them as well,
-    and each key can be asked for alone.
+    The permutation is a Feistel network of random tables, which computes single keys without sorting all of them.
     """
     device = generator.device
     tables = torch.randint(_ALPHABET, (4, *shape, _ALPHABET), generator=generator, device=device)
@@ -283,11 +281,11 @@ RECALL = SizedTask(
 )  # fmt: skip
 
 SIZED_TASKS: Mapping[str, SizedTask] = {task.name: task for task in (MAX, RECALL, SORT, COPY)}
-"""The tasks of growing size that small models are compared on."""
+"""The tasks that small models are compared on."""
 
 
 def sized_task(name: str) -> SizedTask:
-    """The task of that name."""
+    """Return the task of that name."""
     if name not in SIZED_TASKS:
-        reject("--task", repr(name), ", ".join(SIZED_TASKS))
+        reject("task", repr(name), f"one of {list(SIZED_TASKS)}")
     return SIZED_TASKS[name]

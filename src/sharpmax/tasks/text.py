@@ -1,4 +1,4 @@
-"""Plain text, code and chat questions that a policy must leave as they are: what comes with every Python, or a file."""
+"""Plain text and code that come with every Python, chat questions, and text from files."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ _MODULES = """
     tokenize traceback turtle typing uuid wave zipfile
 """
 _SALT = 57
-"""Topics differ much in size; with this in front, names fall so that the parts have the shares they should."""
+"""Makes the hashes of names split the text, whose topics differ much in size, into the intended shares."""
 
 
 def _part_of_index(index: int) -> Part:
-    """The part of the item at a place in a list: half are for calibration, a quarter each for the others."""
+    """Return the part of the item at an index: half are for calibration, a quarter each for the others."""
     order: tuple[Part, ...] = ("calibration", "validation", "calibration", "test")
     return order[index % 4]
 
 
 def _part_of(name: str) -> Part:
-    """The part of an item by its name, whatever other items there are; the same in every process and version."""
+    """Return the part of an item, which depends on nothing but its name."""
     return _part_of_index(int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big"))
 
 
@@ -43,10 +43,11 @@ def _check_part(part: str) -> None:
 
 
 def plain_text(part: Part) -> str:
-    """Python's language reference and long docstrings of its library: half, a quarter and a quarter of them.
+    """Return one part of Python's language reference and the long docstrings of its library.
 
-    Whole topics and modules go to one part by their name, so a newer Python moves none of them. Its text
-    differs a little, though: report `fingerprint` with a result. No paragraph is in two parts.
+    Calibration has half of it, validation and test a quarter each. The part of a topic or module depends on its name
+    alone, so it is the same in every version of Python. The text differs a little between versions: report its
+    `fingerprint` with results. No paragraph is in two parts.
     """
     _check_part(part)
     return _parts()[part]
@@ -57,7 +58,7 @@ def _parts() -> dict[Part, str]:
     texts: dict[Part, list[str]] = {part: [] for part in PARTS}
     seen: set[str] = set()
     for name, text in _sources():
-        # Topics repeat whole sections of one another: only the first to come keeps them.
+        # Topics repeat whole sections of one another. Keep the first of each.
         for paragraph in text.strip("\n").split("\n\n"):
             words = " ".join(paragraph.split())
             if words and words not in seen:
@@ -76,7 +77,7 @@ def _sources() -> Iterator[tuple[str, str]]:
 
 
 def _source(module: str) -> Path | None:
-    """The file of a module; a Python may come without: its text is then shorter, with another fingerprint."""
+    """Return the source file of a module, or None: some Pythons come without, and have less text."""
     spec = importlib.util.find_spec(module)
     path = None if spec is None or spec.origin is None else Path(spec.origin)
     return path if path is not None and path.suffix == ".py" and path.is_file() else None
@@ -87,29 +88,29 @@ def _docstrings(module: str) -> Iterator[str]:
     for node in ast.walk(ast.parse("" if path is None else path.read_bytes())):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
             docstring = ast.get_docstring(node)
-            if docstring and len(docstring) >= 200:  # shorter ones are remarks, not prose
+            if docstring and len(docstring) >= 200:  # shorter ones are hardly prose
                 yield docstring
 
 
 def python_code(part: Part) -> str:
-    """Source code of Python's library: each module in the part that its docstrings are in."""
+    """Return source code of Python's library; a module is in the part that has its docstrings."""
     _check_part(part)
     paths = [_source(module) for module in _MODULES.split() if _part_of(f"module{_SALT}/{module}") == part]
     return "\n\n".join(path.read_text(encoding="utf-8") for path in paths if path is not None)
 
 
 CHAT: tuple[str, ...] = tuple((Path(__file__).parent / "data" / "chat.txt").read_text(encoding="utf-8").splitlines())
-"""Facts, explanations, advice, small talk, writing, arithmetic, code and language; the order is part of the split."""
+"""Questions about facts, advice, writing, arithmetic, code and more. Their order decides their parts."""
 
 
 def chat_questions(part: Part) -> list[str]:
-    """Ordinary questions of one part: half of them for calibration, a quarter each for validation and test."""
+    """Return the questions of one part: half are for calibration, a quarter each for validation and test."""
     _check_part(part)
     return [question for index, question in enumerate(CHAT) if _part_of_index(index) == part]
 
 
 def text_from_file(path: str | Path) -> str:
-    """The text of a UTF-8 file."""
+    """Read a UTF-8 text file. Raises FileFormatError if it is binary or empty."""
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
     except OSError as problem:
@@ -124,9 +125,9 @@ def text_from_file(path: str | Path) -> str:
 
 
 def windows(ids: list[int], length: int, most: int, before: Sequence[int] = ()) -> list[list[int]]:
-    """At most `most` windows of `length` tokens that do not overlap, spread evenly over the text.
+    """Return at most `most` windows of `length` tokens that do not overlap, spread evenly over the text.
 
-    Each begins with the tokens `before`, such as the one that a model expects at the start of every text.
+    Each begins with the tokens `before`, such as a beginning-of-text token.
 
     >>> windows(list(range(10)), length=2, most=3)
     [[0, 1], [3, 4], [6, 7]]

@@ -1,4 +1,4 @@
-"""Names, words and filler paragraphs that prompts are built from; a task whose list changes gets a new version."""
+"""Names, words and filler paragraphs for prompts. A change here changes the version of the tasks that use it."""
 
 from __future__ import annotations
 
@@ -29,6 +29,6 @@ _SLOTS: dict[str, tuple[str, ...]] = {slot: tuple(words.split()) for slot, words
 
 
 def paragraph(rng: random.Random) -> list[str]:
-    """The sentences of one paragraph, three or four of different patterns: about fifty tokens."""
+    """Return the three or four sentences of a filler paragraph of about fifty tokens."""
     patterns = rng.sample(_SENTENCES, rng.randint(3, 4))
     return [re.sub(r"{(\w+)}", lambda slot: rng.choice(_SLOTS[slot[1]]), pattern) + "." for pattern in patterns]

@@ -9,11 +9,12 @@ from sharpmax.theory.bounds import (
     horizon,
     loose_weight_bounds,
     required_spread,
+    spread_from_product,
+    spread_from_weights,
     top_weight_limit,
     top_weight_limit_from_sample,
     weight_bounds,
 )
-from sharpmax.theory.spread import spread_from_product, spread_from_weights
 
 __all__ = [
     "entropy_ceiling", "entropy_floor", "horizon", "loose_weight_bounds", "required_spread", "spread_from_product",

@@ -1,11 +1,13 @@
-"""The dispersion lemma: what n items can weigh, and how sharp they can be, when their logits are bounded.
+"""The dispersion lemma: bounds on the weights and the entropy of n items whose logits are bounded.
 
-The lemma is that of "Softmax is not Enough (for Sharp Size Generalisation)", arXiv 2410.01104. All functions
-broadcast; results are float64, and tensors on the same device once any argument is a tensor.
+The lemma is from "Softmax is not Enough (for Sharp Size Generalisation)", arXiv 2410.01104. All functions broadcast.
+Results are float64: floats, arrays, or tensors on the same device if any argument is a tensor.
 
-`top_weight_limit` is what is left of the top item as n grows, for independent, identically distributed, bounded logits.
-By the law of large numbers (Σ e^βs)/n → E[e^βs], while the largest logit tends to the upper end M of what is drawn at
-all; hence n·max p → e^βM/E[e^βs]: the top item keeps that many times the uniform weight 1/n, and no more.
+`top_weight_limit` is about the largest weight as n grows, for independent, identically distributed, bounded logits. By
+the law of large numbers (Σ e^βs)/n → E[e^βs], while the largest logit tends to the least upper bound M of the
+distribution. Hence n·max p → e^βM/E[e^βs]: the top item keeps that multiple of the uniform weight 1/n.
+
+`spread_from_weights` and `spread_from_product` bound the spread of a head's logits by its weights.
 """
 
 from __future__ import annotations
@@ -21,10 +23,10 @@ from sharpmax.errors import reject, reject_type
 
 
 def weight_bounds(spread: Number, n: Number) -> tuple[Any, Any]:
-    """Least and largest softmax weight that one of n items can have within a spread δ in nats; both attained.
+    """Return the smallest and the largest softmax weight of one of n items within a spread δ in nats; both attained.
 
-    The largest, e^δ/(e^δ + n − 1), is that of one item at the top with all others at the bottom; the least,
-    1/(1 + (n − 1)·e^δ), that of one item at the bottom with all others at the top.
+    The largest, e^δ/(e^δ + n − 1), is that of one item at the top with all others at the bottom. The smallest,
+    1/(1 + (n − 1)·e^δ), is that of one item at the bottom with all others at the top.
 
     >>> low, high = weight_bounds(2.0, 16)
     >>> round(low, 4), round(high, 4)
@@ -39,9 +41,9 @@ def weight_bounds(spread: Number, n: Number) -> tuple[Any, Any]:
 
 
 def loose_weight_bounds(spread: Number, n: Number) -> tuple[Any, Any]:
-    """The lemma as the paper states it, (e^−δ/n, e^δ/n): always true, but attained at a spread of 0 only.
+    """Return the bounds as the paper states them, (e^−δ/n, e^δ/n): true, but attained at a spread of 0 only.
 
-    The upper bound exceeds 1 once n < e^δ, and is infinite where it leaves float64.
+    The upper bound exceeds 1 if n < e^δ, and is infinite if it overflows float64.
 
     >>> low, high = loose_weight_bounds(2.0, 16)
     >>> round(low, 4), round(high, 4)
@@ -53,9 +55,9 @@ def loose_weight_bounds(spread: Number, n: Number) -> tuple[Any, Any]:
 
 
 def horizon(spread: Number, mass: Number = 0.5) -> Any:
-    """The number of items up to which one of them can still hold the given mass within a spread δ in nats.
+    """Return the number of items up to which one of them can hold the weight `mass` within a spread δ in nats.
 
-    It is the real number 1 + e^δ·(1 − p)/p; infinity where that leaves float64. `int` of it is the largest number of
+    It is the real number 1 + e^δ·(1 − p)/p, or infinity if that overflows float64. `int` of it is the largest number of
     items among which one can hold the mass.
 
     >>> int(horizon(4.0))
@@ -67,29 +69,29 @@ def horizon(spread: Number, mass: Number = 0.5) -> Any:
 
 
 def whole(horizon: float) -> int:
-    """The largest number of items within a horizon: it is never rounded up, but for the noise of float64."""
+    """Return the largest number of items within a horizon, rounded down up to rounding errors of float64."""
     return math.floor(float(horizon) * (1.0 + 1e-12))
 
 
 def required_spread(n: Number, mass: Number = 0.5) -> Any:
-    """The least spread, in nats, at which one of n items can hold the given mass: ln((n − 1)·p/(1 − p)), at least 0.
+    """Return the smallest spread, in nats, at which one of n items can hold `mass`: ln((n − 1)·p/(1 − p)), at least 0.
 
     >>> round(required_spread(1024, mass=0.9), 3)
     9.128
     """
     xp, n, mass = _numbers(n=n, mass=mass)
     others = xp.where(n > 1, n - 1, 1.0)
-    # (n − 1)·p/(1 − p) itself can leave float64 although its logarithm is small.
+    # (n − 1)·p/(1 − p) can overflow although its logarithm is small.
     spread = xp.log(others) + xp.log(mass) - xp.log1p(-mass)
     return give(xp.where((n > 1) & (spread > 0), spread, 0.0))
 
 
 def entropy_floor(spread: Number, n: Number) -> Any:
-    """The least Shannon entropy, in nats, of a softmax over n logits that lie within a spread δ, in nats.
+    """Return the smallest Shannon entropy, in nats, of a softmax over n logits within a spread δ in nats.
 
-    It is attained by j items at the top and n − j at the bottom, j being next to n·e^−δ·(δ − u)/u² with
-    u = 1 − e^−δ. A single item at the top is best only while e^δ is large against n·δ; at a small spread it
-    is about half of the items. Whatever n is, the floor stays within δ/u − 1 − ln(δ/u) of ln n.
+    It is attained by j items at the top and n − j at the bottom, where j is next to n·e^−δ·(δ − u)/u² with
+    u = 1 − e^−δ. That is one item if e^δ is large compared to n·δ, and about half of the items at a small spread. For
+    any n, the floor is within δ/u − 1 − ln(δ/u) of ln n.
 
     >>> round(entropy_floor(3.0, 100), 4)
     3.5978
@@ -97,8 +99,8 @@ def entropy_floor(spread: Number, n: Number) -> Any:
     xp, spread, n = _numbers(spread=spread, n=n)
     check("n", n, n == xp.floor(n), "whole numbers", "round the number of items")
     with np.errstate(over="ignore", under="ignore"):
-        # Over real j the entropy falls and then rises, so the best whole j is next to its minimum. For tiny spreads
-        # δ − u loses digits; the entropy is then flat in j, so that any j is as good.
+        # As a function of real j, the entropy falls and then rises, so the best whole j is next to its minimum. For
+        # tiny spreads δ − u loses digits, but the entropy then hardly depends on j.
         u = -xp.expm1(-spread)
         u = xp.where(u > 0, u, 1.0)
         below = xp.floor(xp.minimum(_times_exp(xp, n, -spread) * ((spread - u) / u / u), n / 2))
@@ -111,13 +113,13 @@ def entropy_floor(spread: Number, n: Number) -> Any:
 
 
 def entropy_ceiling(n: Number) -> Any:
-    """The largest Shannon entropy of n items, ln n nats, attained by equal logits whatever the spread."""
+    """Return the largest Shannon entropy of n items, ln n nats, attained by equal logits."""
     xp, n = _numbers(n=n)
     return give(xp.log(n))
 
 
 def _numbers(**given: Number) -> tuple[Any, ...]:
-    """The library to compute with and the arguments in float64; spread, n and mass are checked."""
+    """Return numpy or torch and the arguments in float64; check spread, n and mass."""
     xp, values = read(**given)
     check_broadcast(**{name: value.shape for name, value in zip(given, values, strict=True)})
     for name, value in zip(given, values, strict=True):
@@ -131,7 +133,7 @@ def _numbers(**given: Number) -> tuple[Any, ...]:
 
 
 def _times_exp(xp: Any, factor: Any, exponent: Any) -> Any:
-    """factor·e^exponent, which may fit into float64 although e^exponent alone does not."""
+    """Return factor·e^exponent, which may fit into float64 although e^exponent does not."""
     half = xp.exp(exponent / 2)
     return factor * half * half
 
@@ -143,13 +145,13 @@ def _two_level_entropy(xp: Any, spread: Any, n: Any, top_count: Any) -> Any:
 
 
 _ROUNDING = 1e-9
-"""How far ln E[e^βs] may exceed βM, per unit, before it is a mistake rather than rounding."""
+"""Relative tolerance for ln E[e^βs] above βM, which rounding can cause."""
 
 
 def top_weight_limit(top: Number, log_mean_exp: Number) -> Any:
-    """The limit of n·max p from βM, the upper end of the scaled logits, and ln E[e^βs], both in nats.
+    """Return the limit of n·max p, at least 1, from `top` βM and `log_mean_exp` ln E[e^βs], both in nats.
 
-    M has to be the least upper bound of the distribution, not any bound. The limit is at least 1.
+    M must be the least upper bound of the distribution of the logits, not just any bound.
 
     >>> import math  # logits uniform on [0, 1] at β = 2: E[e^βs] = (e² − 1)/2
     >>> round(top_weight_limit(2.0, math.log(math.expm1(2.0) / 2.0)), 4)
@@ -168,10 +170,10 @@ def top_weight_limit(top: Number, log_mean_exp: Number) -> Any:
 
 
 def top_weight_limit_from_sample(logits: Number, beta: Number = 1.0, top: Number | None = None) -> Any:
-    """The limit of n·max p estimated from logits `[..., N]` drawn independently: `[...]`, one for each row.
+    """Estimate the limit of n·max p `[...]` from rows of independent logits `[..., N]`.
 
-    Without `top`, the upper end M before scaling by `beta`, the largest logit of the row stands in for it:
-    the estimate is then N·max p of that row and on the low side, markedly so if values near M are rare.
+    `top` is the least upper bound M of the distribution, before scaling by `beta`. Without it the largest logit of the
+    row is used. The estimate is then N·max p of that row, which is too low, particularly if values near M are rare.
 
     >>> round(top_weight_limit_from_sample([0.0, 0.0, 0.0, 1.0]), 4)
     1.9015
@@ -190,9 +192,63 @@ def top_weight_limit_from_sample(logits: Number, beta: Number = 1.0, top: Number
         short = f"a value {float((largest - upper).max()):g} under the largest logit"
         reject("top", short, "at least every logit of its row", "pass it before scaling by beta")
     with np.errstate(over="ignore", under="ignore"):
-        # Relative to the largest logit, so that no term overflows and at least one does not vanish.
+        # Relative to the largest logit, so that no term overflows and at least one does not underflow.
         mean = xp.exp(beta[..., None] * (logits - largest[..., None])).mean(-1)
         return give(xp.exp(beta * (upper - largest)) / mean)
+
+
+def spread_from_weights(Q: Number, K: Number, query_norm: Number, key_norm: Number, scale: Number = 1.0) -> Any:
+    """Return the bound 2·scale·σ_max(Q)·σ_max(K)·‖y‖·max‖x‖ on the spread, in nats; Q `[..., D, Dy]`, K `[..., D, Dx]`.
+
+    `query_norm` is ‖y‖ and `key_norm` the largest ‖x_i‖, before the projections. `scale` multiplies the logits, usually
+    β·D^−½. Leading axes (heads) broadcast with the norms. The bound also holds with rotary positions.
+
+    >>> spread_from_weights([[2.0, 0.0], [0.0, 1.0]], [[1.0, 0.0], [0.0, 3.0]], query_norm=1.0, key_norm=1.0)
+    12.0
+    """
+    xp, Q, K, query_norm, key_norm, scale = _read_head(Q, K, query_norm, key_norm, scale)
+    with np.errstate(over="ignore", under="ignore"):
+        query, key = (xp.linalg.norm(matrix, 2, (-2, -1)) for matrix in (Q, K))
+        return give(2 * scale * (query * query_norm) * (key * key_norm))
+
+
+def spread_from_product(Q: Number, K: Number, query_norm: Number, key_norm: Number, scale: Number = 1.0) -> Any:
+    """Return the bound 2·scale·σ_max(QᵀK)·‖y‖·max‖x‖ on the spread, in nats; Q `[..., D, Dy]`, K `[..., D, Dx]`.
+
+    Arguments are those of `spread_from_weights`. This bound is never larger, up to rounding, because it takes the
+    alignment of Q and K into account. It does not hold with rotary positions, which rotate between Q and K.
+
+    >>> round(spread_from_product([[2.0, 0.0], [0.0, 1.0]], [[1.0, 0.0], [0.0, 3.0]], 1.0, 1.0), 12)
+    6.0
+    """
+    xp, Q, K, query_norm, key_norm, scale = _read_head(Q, K, query_norm, key_norm, scale)
+    with np.errstate(over="ignore", under="ignore"):
+        # Divide by the largest entries, so that products neither overflow nor underflow.
+        peaks = [xp.amax(xp.abs(matrix), (-2, -1)) for matrix in (Q, K)]
+        query_peak, key_peak = (xp.where(peak > 0, peak, 1.0) for peak in peaks)
+        # QᵀK is [Dy, Dx], usually far larger than [D, D]. Orthogonal factors do not change its singular values.
+        query_core = xp.linalg.qr((Q / query_peak[..., None, None]).swapaxes(-1, -2), "reduced")[1]
+        key_core = xp.linalg.qr((K / key_peak[..., None, None]).swapaxes(-1, -2), "reduced")[1]
+        aligned = xp.linalg.norm(query_core @ key_core.swapaxes(-1, -2), 2, (-2, -1))
+        return give(2 * scale * aligned * (query_peak * query_norm) * (key_peak * key_norm))
+
+
+def _read_head(Q: Number, K: Number, query_norm: Number, key_norm: Number, scale: Number) -> tuple[Any, ...]:
+    """Return numpy or torch and the arguments of a bound in float64, checked."""
+    xp, (Q, K, query_norm, key_norm, scale) = read(Q=Q, K=K, query_norm=query_norm, key_norm=key_norm, scale=scale)
+    for name, matrix in (("Q", Q), ("K", K)):
+        if matrix.ndim < 2 or 0 in matrix.shape:
+            reject(name, f"shape {tuple(matrix.shape)}", "a matrix [..., D, inputs] that is not empty")
+        check(name, matrix, xp.isfinite(matrix), "finite numbers")
+    if Q.shape[-2] != K.shape[-2]:
+        given = f"shapes {tuple(Q.shape)} and {tuple(K.shape)}"
+        reject("Q, K", given, "[..., D, Dy] and [..., D, Dx] with the same D", "transpose them if D comes last")
+    for name, number in (("query_norm", query_norm), ("key_norm", key_norm), ("scale", scale)):
+        check_at_least(name, number, 0.0)
+    check_broadcast(
+        Q=Q.shape[:-2], K=K.shape[:-2], query_norm=query_norm.shape, key_norm=key_norm.shape, scale=scale.shape
+    )
+    return xp, Q, K, query_norm, key_norm, scale
 
 
 Number = Any
@@ -200,8 +256,8 @@ Number = Any
 
 
 def read(**given: Number) -> tuple[Any, list[Any]]:
-    """The library to compute with (torch once an argument is a tensor, else numpy) and the values in float64."""
-    # Whoever passes a tensor has imported torch, so numbers and arrays never pay for that import.
+    """Return torch if an argument is a tensor, else numpy, and the values in float64."""
+    # A caller with a tensor has imported torch already; others do not need it.
     torch = sys.modules.get("torch")
     tensors = [] if torch is None else [v for v in given.values() if isinstance(v, torch.Tensor)]
     if torch is None or not tensors:
@@ -220,7 +276,7 @@ def read(**given: Number) -> tuple[Any, list[Any]]:
 def _from_numbers(name: str, value: Number) -> Any:
     try:
         array = np.asarray(value)
-        # An integer beyond 64 bits arrives as an object, and so does None, which numpy would turn into NaN.
+        # An integer beyond 64 bits becomes an object, and so does None, which numpy would turn into NaN.
         real = (isinstance(one, numbers.Real) and not isinstance(one, bool) for one in array.flat)
         if array.dtype.kind in "iuf" or (array.dtype.kind == "O" and all(real)):
             return array.astype(np.float64)
@@ -232,7 +288,7 @@ def _from_numbers(name: str, value: Number) -> Any:
 
 
 def check_broadcast(**shapes: Any) -> None:
-    """Reject shapes that do not broadcast."""
+    """Raise ArgumentError if shapes do not broadcast."""
     try:
         np.broadcast_shapes(*(tuple(shape) for shape in shapes.values()))
     except ValueError:
@@ -241,16 +297,16 @@ def check_broadcast(**shapes: Any) -> None:
 
 
 def check(argument: str, value: Any, fine: Any, allowed: str, todo: str = "") -> None:
-    """Reject the argument unless `fine` holds everywhere, quoting the first value where it does not."""
+    """Raise ArgumentError unless `fine` is True everywhere, with the first value where it is not."""
     if not bool(fine.all()):
         reject(argument, repr(float(value[~fine].reshape(-1)[0])), allowed, todo)
 
 
 def check_at_least(argument: str, value: Any, least: float, todo: str = "") -> None:
-    """Reject the argument unless every value is finite and not under `least`; NaN is rejected too."""
+    """Raise ArgumentError unless every value is finite and at least `least`."""
     check(argument, value, (value >= least) & (value < math.inf), f"finite numbers of at least {least:g}", todo)
 
 
 def give(value: Any) -> Any:
-    """The result as the caller expects it: tensors and arrays as they are, one numpy value as a float."""
+    """Return a single numpy value as a float, tensors and arrays unchanged."""
     return float(value) if isinstance(value, (np.ndarray, np.generic)) and value.ndim == 0 else value

@@ -14,7 +14,8 @@ from sharpmax.errors import ArgumentError
 from sharpmax.experiments.benchmarks.monitor import TaskPlan, answered, monitor_cost, monitor_tables, replies_of
 from sharpmax.integrations.transformers.interface import installed
 from sharpmax.models.scoring import Reply, judge
-from sharpmax.monitoring.monitor import Row, heads_of, reference_rows
+from sharpmax.monitoring.monitor import heads_of, reference_rows
+from sharpmax.monitoring.requests import Row
 from sharpmax.monitoring.scores import Report, learn
 from sharpmax.stats.call import AttentionCall
 from tests.experiments.evaluate import tiny

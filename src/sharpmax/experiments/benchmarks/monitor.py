@@ -18,7 +18,8 @@ from sharpmax.files import display_name
 from sharpmax.integrations.transformers.interface import observed
 from sharpmax.models.language import LanguageModel
 from sharpmax.models.scoring import Places, Reply, batches, encode
-from sharpmax.monitoring.monitor import Monitor, Row, check_settings, heads_of, tokens_at_once
+from sharpmax.monitoring.monitor import Monitor, check_settings, heads_of, tokens_at_once
+from sharpmax.monitoring.requests import Row
 from sharpmax.monitoring.scores import LEAST_LEARNED, Learned, learn, least_examples
 from sharpmax.provenance import check_amounts, check_seed
 from sharpmax.results import json_values

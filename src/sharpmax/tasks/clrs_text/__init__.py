@@ -1,11 +1,10 @@
-"""CLRS-Text: thirty classical algorithms as questions and answers, for training at small sizes and tests at larger.
+"""CLRS-Text: thirty classical algorithms as questions and answers, to train on at small sizes and test at larger ones.
 
 The problems come from `dm-clrs`, which is imported when the first one is drawn.
 
-A problem belongs to training or to testing by its content, not by its seed: one in eight, by a hash of its input,
-is drawn for tests alone. So no test question occurs in a training set, whatever the seeds, and the smallest sizes, of
-which training may see every problem there is, have test questions too. Where a size has fewer problems than asked for,
-the test questions, which are all different, are fewer.
+A hash of its input decides whether a problem is for training or, one in eight, for testing. So no test question occurs
+in a training set, whatever the seeds, and the smallest sizes, which have few problems, have test questions too. Test
+questions are all different, so there may be fewer of them than asked for.
 """
 
 from sharpmax.tasks.clrs_text.datasets import load_dataset, make_dataset

@@ -19,9 +19,9 @@ _COLUMNS = {"question": str, "answer": str, "algo_name": str, "length": int}
 
 
 def load_dataset(path: str | Path) -> list[Example]:
-    """Read a `.jsonl` file with the columns question, answer, algo_name and length; other columns are ignored.
+    """Read a `.jsonl` file with the columns question, answer, algo_name and length, and ignore other columns.
 
-    Of a folder, every such file in it or below is read in the order of their names.
+    For a folder, read every such file in it and its subfolders, sorted by path.
     """
     path = Path(path)
     if not path.is_dir() and path.suffix.lower() != ".jsonl":
@@ -43,7 +43,7 @@ def _example(where: str, line: bytes) -> Example:
     try:
         row = parse_json(line)
     except ValueError as problem:
-        reason = getattr(problem, "msg", problem)  # without the position, which is within the line
+        reason = getattr(problem, "msg", problem)  # without the position, which counts from the start of the line
         raise FileFormatError(f"dataset: {where} is not JSON ({reason})") from problem
     if not isinstance(row, dict):
         raise FileFormatError(f"dataset: {where} is not an object with the columns {', '.join(_COLUMNS)}")
@@ -72,11 +72,11 @@ def make_dataset(
     processes: int = 1,
     note: Note = lambda text: None,
 ) -> Path:
-    """Make up to `per_cell` examples of every algorithm and size in a folder below `folder`; return it.
+    """Generate up to `per_cell` examples of every algorithm and size in a subfolder of `folder`; return its path.
 
-    Without `sizes` an algorithm has its training or test sizes. A file holds fewer than `per_cell` test examples where
-    there are no more. Another request is another folder; what is there already is not made again. `note` is called
-    with a line for every file made. More than one of `processes` are fresh interpreters.
+    By default an algorithm has its training or test sizes. There are fewer than `per_cell` test examples if there are
+    no more problems. The subfolder belongs to the arguments; files already in it are kept. `note` is called with a line
+    for every new file.
     """
     if isinstance(algorithms, str):
         reject_type("algorithms", repr(algorithms), "a list of names", f"write [{algorithms!r}]")
@@ -89,10 +89,10 @@ def make_dataset(
     request = [split, cells, per_cell, seed, RELEASE, _FORMAT]
     here = Path(folder) / f"{split}-{hashlib.sha256(json.dumps(request).encode()).hexdigest()[:12]}"
     jobs = [(here / f"{name}-{size:03}.jsonl", name, size, split, per_cell, seed) for name, size in cells]
-    missing = [job for job in jobs if not job[0].is_file()]  # a file is there as a whole or not at all
+    missing = [job for job in jobs if not job[0].is_file()]  # files are written atomically
     for _, name, size, *_ in missing:
-        examples(name, size, split, per_cell, seed=seed)  # reports what is wrong here, not in every process
-    # Forking a process in which a framework has started threads may hang it.
+        examples(name, size, split, per_cell, seed=seed)  # raises here instead of in every process
+    # Forking a process with threads of a framework may hang.
     spawn = multiprocessing.get_context("spawn")
     with ExitStack() as block:
         counts: Iterator[int] = map(_write_cell, missing)

@@ -1,4 +1,4 @@
-"""Generate CLRS-Text problems with dm-clrs, without the frameworks the rest of it needs."""
+"""Generate CLRS-Text problems with dm-clrs, without JAX and TensorFlow, which its other modules need."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from sharpmax.errors import MissingExtraError, reject
-from sharpmax.tasks.clrs_text.sizes import check_algorithm, check_size
+from sharpmax.errors import MissingExtraError, reject, reject_type
+from sharpmax.tasks.clrs_text.sizes import SMALLEST, check_algorithm
 
 _BEFORE_FINAL = "|"
 
@@ -41,9 +41,9 @@ class Example:
 
 
 def final_answer(text: str) -> str:
-    """Return what `text` answers in the end: what follows the last `|`, spaces made equal.
+    """Return the final answer in a text: what follows the last `|`, with single spaces.
 
-    An answer ends at its first blank line; what a model writes after that does not count.
+    An answer ends at its first blank line. What a model writes after that does not count.
 
     >>> final_answer("[3 1 2], [1 3 2] |  [1 2 3]\\n\\n")
     '[1 2 3]'
@@ -58,8 +58,8 @@ _lock = threading.Lock()
 
 
 def generator() -> SimpleNamespace:
-    """Import the generators of `dm-clrs`; MissingExtraError names the command that installs them."""
-    with _lock:  # the stand-ins of two threads must not meet
+    """Import the generators of `dm-clrs`. Raises MissingExtraError, with the command that installs it."""
+    with _lock:  # stubs in `sys.modules` are shared by all threads
         return _generator()
 
 
@@ -77,13 +77,13 @@ def _generator() -> SimpleNamespace:
 
     before = taken_out()
     try:
-        # Packages around the generators are empty: their own `__init__` import the neural models.
+        # Stub the packages around the generators: their own `__init__` import the neural models.
         for name, place in (("", ""), ("._src", "_src"), ("._src.clrs_text", "_src/clrs_text")):
             sys.modules[f"clrs{name}"] = _module(f"clrs{name}", __path__=[str(homes["clrs"] / place)])
         sys.modules.update(_frameworks())
         names = ("samplers", "probing", "specs", "algorithms", "clrs_text.clrs_utils")
         modules = {name.partition(".")[0]: importlib.import_module(f"clrs._src.{name}") for name in names}
-    finally:  # no trace of the stand-ins is left
+    finally:  # remove the stubs
         taken_out()
         sys.modules.update(before)
     return SimpleNamespace(**modules)
@@ -100,7 +100,7 @@ def _frameworks() -> dict[str, ModuleType]:
         pass
 
     def tree_map(function: Any, *trees: Any) -> list[Any]:
-        """Map over lists of data points, the only trees there are."""
+        """Map over lists of data points, the only trees in these modules."""
         return [
             type(points[0])(
                 points[0].name, points[0].location, points[0].type_, function(*(point.data for point in points))
@@ -124,9 +124,9 @@ def _frameworks() -> dict[str, ModuleType]:
 Split = Literal["train", "test"]
 SPLITS = ("train", "test")
 
-_DECIMALS = 3  # as the generator for the public datasets
+_DECIMALS = 3  # as in the public datasets
 _TEST_SHARE = 32  # of the 256 values of a byte
-_PATIENCE = 10_000  # draws in a row without a new problem, after which there are taken to be none
+_PATIENCE = 10_000  # consecutive draws without a new problem before giving up
 _HULLS = ("graham_scan", "jarvis_march")
 _HULL_ATTEMPTS = 1000
 _COLLINEAR = 1e-12
@@ -135,28 +135,31 @@ _COLLINEAR = 1e-12
 def examples(
     algorithm: str, size: int, split: Split, count: int, *, trace: bool = False, seed: int = 0
 ) -> Iterator[Example]:
-    """Yield `count` examples, the same for the same arguments; a longer run begins with the shorter one.
+    """Yield `count` examples, a prefix of the same stream for any `count`.
 
-    Every algorithm, size and split has a stream of its own. Training may draw a question twice, as the official set
-    does; test questions are all different, and fewer than `count` where there are no more. With `trace` the same
-    problems are asked for every state on the way to the answer.
+    Every algorithm, size, split and seed has its own stream. Training questions may repeat, as in the official dataset.
+    Test questions are all different, and fewer than `count` if there are no more. With `trace` the answers to the same
+    problems include every state on the way to the final answer.
     """
     check_count("count", count)
     check_algorithm(algorithm)
-    check_size(size)
+    if not isinstance(size, int) or isinstance(size, bool):
+        reject_type("size", repr(size), f"a whole number from {SMALLEST}")
+    if size < SMALLEST:
+        reject("size", size, f"a whole number from {SMALLEST}", "smaller problems do not exist for every algorithm")
     if split not in SPLITS:
         reject("split", repr(split), " or ".join(SPLITS))
     return itertools.islice(_stream(generator(), algorithm, size, split, trace, seed), count)
 
 
 def check_count(name: str, count: int) -> None:
-    """Refuse to draw fewer than one example."""
+    """Raise ArgumentError unless `count` is a whole number from 1."""
     if not isinstance(count, int) or count < 1:
         reject(name, repr(count), "a whole number from 1")
 
 
 def _stream(clrs: SimpleNamespace, algorithm: str, size: int, split: str, trace: bool, seed: int) -> Iterator[Example]:
-    """The examples for as long as there are new ones."""
+    """Yield examples until there are no new ones."""
     write = _writer(clrs, algorithm, trace)
     draw = _drawer(clrs, algorithm, size, _seed_of(algorithm, size, split, seed))
     drawn: set[bytes] = set()
@@ -184,7 +187,7 @@ def _seed_of(algorithm: str, size: int, split: str, seed: int) -> int:
 
 
 def _drawer(clrs: SimpleNamespace, algorithm: str, size: int, seed: int) -> Callable[[], list[Any]]:
-    """Return what draws the input of one problem, the numbers cut to three decimals."""
+    """Return a function that draws the input of one problem, with numbers cut to three decimals."""
     sampler, _ = clrs.samplers.build_sampler(
         algorithm, -1, seed=seed, length=size, track_max_steps=False, truncate_decimals=_DECIMALS
     )
@@ -193,7 +196,7 @@ def _drawer(clrs: SimpleNamespace, algorithm: str, size: int, seed: int) -> Call
 
 
 def _points(sampler: Any, algorithm: str, size: int) -> list[NDArray[np.float64]]:
-    """Points of a disk of radius 2, no three in a line: the draws of dm-clrs, all triples tested at once."""
+    """Draw points of a disk of radius 2, no three in a line, as dm-clrs does but testing all triples at once."""
     first, second, third = _triples(size)
     for _ in range(_HULL_ATTEMPTS):
         angles = sampler._random_sequence(length=size, low=0.0, high=2.0 * np.pi)
@@ -215,7 +218,7 @@ def _triples(size: int) -> NDArray[np.intp]:
 
 
 def _writer(clrs: SimpleNamespace, algorithm: str, trace: bool) -> Callable[[list[Any]], tuple[str, str]]:
-    """Return what solves the problem of an input and writes both down."""
+    """Return a function that turns the input of a problem into its question and answer."""
     solve = getattr(clrs.algorithms, algorithm)
     spec = clrs.specs.SPECS[algorithm]
     wanted = spec if trace else {name: kind for name, kind in spec.items() if kind[0] != clrs.specs.Stage.HINT}

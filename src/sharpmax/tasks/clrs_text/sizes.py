@@ -4,49 +4,33 @@ from __future__ import annotations
 
 import math
 
-from sharpmax.errors import reject, reject_type
+from sharpmax.errors import reject
 
-# Of the official training sizes, each algorithm has those up to one of its own, by how much text they cost.
 _SIZES = (4, 5, 10, 11, 12, 15, 19, 23, 28, 31)
-_LARGEST = {
-    "activity_selector": 31,
-    "articulation_points": 19,
-    "bellman_ford": 31,
-    "bfs": 31,
-    "binary_search": 31,
-    "bridges": 5,
-    "bubble_sort": 10,
-    "dag_shortest_paths": 19,
-    "dfs": 23,
-    "dijkstra": 28,
-    "find_maximum_subarray_kadane": 31,
-    "floyd_warshall": 10,
-    "graham_scan": 31,
-    "heapsort": 10,
-    "insertion_sort": 31,
-    "jarvis_march": 12,
-    "kmp_matcher": 31,
-    "lcs_length": 10,
-    "matrix_chain_order": 10,
-    "minimum": 31,
-    "mst_kruskal": 10,
-    "mst_prim": 28,
-    "naive_string_matcher": 31,
-    "optimal_bst": 10,
-    "quickselect": 31,
-    "quicksort": 10,
-    "segments_intersect": 31,
-    "strongly_connected_components": 15,
-    "task_scheduling": 31,
-    "topological_sort": 23,
-}
 
-ALGORITHMS = tuple(_LARGEST)
+# The largest official training size of each algorithm, which depends on how much text a problem takes.
+_UP_TO = {
+    5: "bridges",
+    10: "bubble_sort floyd_warshall heapsort lcs_length matrix_chain_order mst_kruskal optimal_bst quicksort",
+    12: "jarvis_march",
+    15: "strongly_connected_components",
+    19: "articulation_points dag_shortest_paths",
+    23: "dfs topological_sort",
+    28: "dijkstra mst_prim",
+    31: """
+        activity_selector bellman_ford bfs binary_search find_maximum_subarray_kadane graham_scan insertion_sort
+        kmp_matcher minimum naive_string_matcher quickselect segments_intersect task_scheduling
+    """,
+}
+_LARGEST = {name: largest for largest, names in _UP_TO.items() for name in names.split()}
+
+ALGORITHMS = tuple(sorted(_LARGEST))
 """The thirty algorithms by name, sorted."""
 
 SMALLEST = _SIZES[0]
+"""Some algorithms have no smaller problems."""
 
-# The text of a matrix grows with the square of the size, so these go less far beyond training.
+# The text of a matrix grows with the square of the size, so tests of these go less far beyond training.
 _WITH_MATRIX = {
     *("articulation_points", "bellman_ford", "bfs", "bridges", "dag_shortest_paths", "dfs", "dijkstra"),
     *("floyd_warshall", "lcs_length", "matrix_chain_order", "mst_kruskal", "mst_prim", "optimal_bst"),
@@ -57,7 +41,7 @@ _BEYOND_WITH_MATRIX = (1.15, 1.3, 1.5)
 
 
 def train_sizes(algorithm: str) -> tuple[int, ...]:
-    """Return the sizes at which the official training set has `algorithm`.
+    """Return the sizes of `algorithm` in the official training set.
 
     >>> train_sizes("jarvis_march")
     (4, 5, 10, 11, 12)
@@ -67,8 +51,10 @@ def train_sizes(algorithm: str) -> tuple[int, ...]:
 
 
 def test_sizes(algorithm: str) -> tuple[int, ...]:
-    """Return the training sizes of `algorithm` and three beyond, up to twice the largest (1.5 times where the text
-    holds a matrix). `segments_intersect` has two segments at every size, so one stands for all.
+    """Return the training sizes of `algorithm` and three larger ones.
+
+    They reach twice the largest training size, or 1.5 times where the text holds a matrix. `segments_intersect`, which
+    has two segments at every size, has one size.
 
     >>> test_sizes("minimum")
     (4, 5, 10, 11, 12, 15, 19, 23, 28, 31, 39, 47, 62)
@@ -82,18 +68,10 @@ def test_sizes(algorithm: str) -> tuple[int, ...]:
     return trained + tuple(math.ceil(factor * trained[-1]) for factor in factors)
 
 
-test_sizes.__test__ = False  # type: ignore[attr-defined]  # pytest takes the name of an imported function for a test's
+test_sizes.__test__ = False  # type: ignore[attr-defined]  # pytest would collect it as a test
 
 
 def check_algorithm(algorithm: str) -> None:
-    """Refuse a name that is not one of the thirty."""
+    """Raise ArgumentError for a name that is not one of `ALGORITHMS`."""
     if algorithm not in _LARGEST:
         reject("algorithm", repr(algorithm), ", ".join(ALGORITHMS))
-
-
-def check_size(size: int, name: str = "size") -> None:
-    """Refuse a size at which some algorithm has no problems."""
-    if not isinstance(size, int) or isinstance(size, bool):
-        reject_type(name, repr(size), f"a whole number from {SMALLEST}")
-    if size < SMALLEST:
-        reject(name, size, f"a whole number from {SMALLEST}", "smaller problems do not exist for every algorithm")
