@@ -73,9 +73,7 @@ def test_sizes_end_where_the_model_fails() -> None:
 
 def test_a_profile_by_name_with_changes() -> None:
     for name, known in PROFILES.items():
-        assert profile_for(name) == known
-        changed = profile_for(name, steps=3, sizes=(4,), kinds=None)
-        assert (changed.steps, changed.sizes, changed.kinds) == (3, (4,), known.kinds)
+        assert profile_for(name, steps=3, sizes=(4,), kinds=None) == replace(known, steps=3, sizes=(4,))
         assert set(known.kinds) <= set(KINDS)
 
 
@@ -83,11 +81,7 @@ def test_a_profile_by_name_with_changes() -> None:
     ("name", "changes", "message"),
     [
         ("large", {}, "profile: got 'large'; allowed: one of ['full', 'small']"),
-        (
-            "small",
-            {"kinds": ("constant", "best")},
-            "kinds: got 'best'; allowed: some of ['frequency', 'constant', 'length',",
-        ),
+        ("small", {"kinds": ("constant", "best")}, "kinds: got 'best'; allowed: some of ['frequency', 'constant',"),
         ("small", {"steps": 0}, "steps: got 0; allowed: 1 or more"),
         ("small", {"sizes": ()}, "sizes: got none"),
     ],

@@ -101,28 +101,23 @@ def test_generation(family: Family, cache: str) -> None:
     assert (torch.stack(out.logits, 1) - model(**inputs).logits[:, -6:]).abs().max() < 2e-4
 
 
-def test_1_the_mask_function_is_registered_too() -> None:
-    """Without one, transformers makes no mask at all, and padding is attended to without a warning."""
-    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
-
-    hf.apply(LLAMA.build(), "paper")
+def test_registered_names(model: Any) -> None:
+    """Without a mask function of its own name, transformers makes no mask, and padding is attended to."""
+    masks = transformers.masking_utils.ALL_MASK_ATTENTION_FUNCTIONS
+    hf.apply(model, "paper")
     for inner, name in NAMES.items():
-        assert ALL_MASK_ATTENTION_FUNCTIONS[name] is ALL_MASK_ATTENTION_FUNCTIONS[inner]
+        assert masks[name] is masks[inner]
+        assert ("flash" in name) == ("flash" in inner)  # transformers reads meaning into these parts of a name
+        assert not any(part in name for part in ("sdpa", "/", "flex_attention", "paged"))
 
 
-def test_4_sinks_are_refused_even_if_they_only_show_at_the_call() -> None:
-    model = hf.apply(LLAMA.build(), PAPER)
+def test_sinks_are_refused_even_if_they_only_show_at_the_call(model: Any) -> None:
+    hf.apply(model, PAPER)
     with pytest.raises(UnsupportedError, match="sinks"):
         model(torch.arange(12)[None], s_aux=torch.zeros(4))
 
 
-def test_6_names_carry_no_meaning_to_transformers() -> None:
-    for inner, name in NAMES.items():
-        assert ("flash" in name) == ("flash" in inner)  # where flash attention is meant, and nowhere else
-        assert not any(part in name for part in ("sdpa", "/", "flex_attention", "paged"))
-
-
-def test_7_nothing_is_patched() -> None:
+def test_nothing_is_patched() -> None:
     before = (F.softmax, F.scaled_dot_product_attention, dict(vars(transformers.LlamaForCausalLM)))
     functions = dict(transformers.AttentionInterface._global_mapping)
     with hf.applied(LLAMA.build(), PAPER):

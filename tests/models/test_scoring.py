@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, cast
@@ -52,28 +53,20 @@ def replies(model: Any, tokenizer: Any) -> list[Reply]:
     return found
 
 
-def loss_by_hand(model: Any, reply: Reply) -> list[float]:
-    """−ln p of every token to be said, each from a pass over nothing but what is before it."""
-    losses = []
-    for place in range(reply.start, len(reply.ids)):
-        logits: Tensor = model(input_ids=torch.tensor([reply.ids[:place]])).logits[0, -1].double()
-        losses.append(float(logits.exp().sum().log() - logits[reply.ids[place]]))
-    return losses
+def test_scores_equal_those_of_decoding_token_by_token(model: Any, replies: list[Reply]) -> None:
+    judged = judge(model, replies)
+    assert [one.right for one in judged] == [True, False, False, False] * len(QUESTIONS)
+    for reply, one in zip(replies, judged, strict=True):
+        assert one.right == (list(reply.ids[reply.start :]) == generated(model, reply.ids[: reply.start], reply.tokens))
+        loss = 0.0
+        for place in range(reply.start, len(reply.ids)):
+            logits: Tensor = model(input_ids=torch.tensor([reply.ids[:place]])).logits[0, -1].double()
+            loss += float(logits.exp().sum().log() - logits[reply.ids[place]])
+        assert one.nll == pytest.approx(loss, abs=1e-4)
+        assert one.tokens == reply.tokens == len(reply.ids) - reply.start
 
 
-def test_right_is_what_greedy_decoding_gives(model: Any, replies: list[Reply]) -> None:
-    want = [list(one.ids[one.start :]) == generated(model, one.ids[: one.start], one.tokens) for one in replies]
-    assert [one.right for one in judge(model, replies)] == want
-    assert want == [True, False, False, False] * len(QUESTIONS)
-
-
-def test_loss_is_the_sum_over_the_tokens_of_the_answer(model: Any, replies: list[Reply]) -> None:
-    for reply, judged in zip(replies, judge(model, replies), strict=True):
-        assert judged.nll == pytest.approx(sum(loss_by_hand(model, reply)), abs=1e-4)
-        assert judged.tokens == reply.tokens == len(reply.ids) - reply.start
-
-
-@pytest.mark.parametrize("most_tokens", [1, 60, 10_000])
+@pytest.mark.parametrize("most_tokens", [60, 10_000])
 def test_other_replies_in_the_batch_change_nothing(most_tokens: int, model: Any, replies: list[Reply]) -> None:
     """Batches of unequal lengths, in any grouping, in the order that was given."""
     together = judge(model, replies[::-1], most_tokens)
@@ -102,44 +95,37 @@ def test_places_where_nothing_is_to_be_said_count_for_nothing(model: Any) -> Non
     assert right[1, 0]
 
 
-def merging_tokenizer() -> Any:
-    """Joins ":" with the letter after it."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    alphabet = [*sorted(pre_tokenizers.ByteLevel.alphabet()), ":a"]
-    vocabulary = {token: place for place, token in enumerate(alphabet)}
-    made = Tokenizer(models.BPE(vocab=vocabulary, merges=[(":", "a")]))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    made.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(tokenizer_object=made)
+TEMPLATE = (
+    "{% for one in messages %}<{{ one.role }}>{{ one.content }}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
 
 
-def test_the_answer_begins_after_the_opening(tokenizer: Any) -> None:
-    reply = encode(tokenizer, Prompt("Which?", "So:", "ab"), before="Read this. ")
-    assert tokenizer.decode(reply.ids) == "Read this. Which?\nSo:ab"
-    assert tokenizer.decode(reply.ids[reply.start :]) == "ab"
+@pytest.mark.parametrize(
+    ("template", "asked"),
+    [(None, "First. Which?\nSo:"), (TEMPLATE, "<user>First. Which?<assistant>So:")],
+    ids=["plain", "chat"],
+)
+def test_the_answer_begins_after_the_opening(template: str | None, asked: str) -> None:
+    words = tiny.tokenizer()
+    words.chat_template = template
+    reply = encode(words, Prompt("Which?", "So:", "ab"), before="First. ")
+    assert words.decode(reply.ids) == f"{asked}ab"
+    assert words.decode(reply.ids[: reply.start]) == asked
 
 
 def test_a_tokenizer_that_joins_opening_and_answer() -> None:
-    """The model has to say the joined token: the opening's own last token is not what it reads."""
-    words = merging_tokenizer()
+    """The model has to generate the joined token: the opening's own last token is not part of its input."""
+    words = tiny.tokenizer()
+    backend = json.loads(words.backend_tokenizer.to_str())
+    backend["model"]["vocab"][":a"] = len(words)
+    backend["model"]["merges"] = [[":", "a"]]
+    words.backend_tokenizer.model = type(words.backend_tokenizer).from_str(json.dumps(backend)).model
     joined = encode(words, Prompt("Which?", "So:", "ab"))
     assert words.decode(joined.ids) == "Which?\nSo:ab"
     assert words.convert_ids_to_tokens(list(joined.ids[joined.start :])) == [":a", "b"]
     apart = encode(words, Prompt("Which?", "So:", "ba"))
     assert words.convert_ids_to_tokens(list(apart.ids[apart.start :])) == ["b", "a"]
-
-
-def test_a_chat_template_is_used() -> None:
-    words = tiny.tokenizer()
-    words.chat_template = (
-        "{% for one in messages %}<{{ one.role }}>{{ one.content }}{% endfor %}"
-        "{% if add_generation_prompt %}<assistant>{% endif %}"
-    )
-    reply = encode(words, Prompt("Which?", "So:", "ab"), before="First. ")
-    assert words.decode(reply.ids) == "<user>First. Which?<assistant>So:ab"
-    assert words.decode(reply.ids[: reply.start]) == "<user>First. Which?<assistant>So:"
 
 
 def test_window_losses_are_those_of_transformers(model: Any) -> None:
