@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import sharpmax as sm
-from sharpmax.errors import ArgumentError
 from sharpmax.policies import Constant, LogLinear, PerFrequency
 from sharpmax.policies.basic import LogScale
 from tests.integrations.trained import batch, llama
@@ -72,8 +71,3 @@ def test_a_scale_gets_the_gradient_of_its_definition() -> None:
         with sm.applied(sharp_llama(), policy) as other, torch.no_grad():
             moved.append(other(TOKENS).logits.square().mean().item())
     assert found == pytest.approx((moved[0] - moved[1]) / 2e-2, rel=1e-2)
-
-
-def test_an_unknown_kind_is_named() -> None:
-    with pytest.raises(ArgumentError, match=r"kind: got 'magic'; allowed: one of \['frequency'.*'ssmax'\]"):
-        sm.learnable(llama(), "magic")

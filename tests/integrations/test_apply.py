@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import sharpmax as sm
-from sharpmax.errors import ArgumentError, ArgumentTypeError, OutOfRangeWarning, UnsupportedError
+from sharpmax.errors import OutOfRangeWarning, UnsupportedError
 from sharpmax.integrations import transformers as hf
 from sharpmax.integrations.transformers.interface import observed
 from sharpmax.policies.base import Policy
@@ -124,37 +124,11 @@ def test_saving_on_other_processes_and_to_the_hub(model: Any, tmp_path: Path) ->
 # Refusals
 
 
-@pytest.mark.parametrize(
-    ("policy", "error", "words"),
-    [
-        (PerHead.of(Constant, value=[[2.0] * 4] * 3), ArgumentError, "3 layers × 4 heads.*2 × 4"),
-        (PerHead.of(Constant, value=[[2.0] * 5] * 2), ArgumentError, "2 layers × 5 heads.*2 × 4"),
-        ("no such policy", ArgumentError, "no such policy"),
-        (3.0, ArgumentTypeError, "float"),
-    ],
-)
-def test_a_policy_that_does_not_fit_changes_nothing(
-    model: Any, policy: Any, error: type[Exception], words: str
-) -> None:
-    before = everything(model)
-    with pytest.raises(error, match=words) as caught:
-        hf.apply(model, policy)
-    assert "\n" not in str(caught.value)
-    assert repr(everything(model)) == repr(before)
-
-
 def test_a_part_of_a_model_that_has_a_policy_is_refused(model: Any, ids: torch.Tensor) -> None:
     sharp = hf.apply(model, SMOOTH)(ids).logits
     with pytest.raises(UnsupportedError, match="shares layers"):
         hf.apply(model.model, Constant(2.0))
     assert torch.equal(model(ids).logits, sharp)
-
-
-@pytest.mark.parametrize("thing", [None, torch.nn.Sequential(LLAMA.build()), "smollm2"])
-def test_only_transformers_models_are_taken(thing: Any) -> None:
-    for function in (hf.restore, hf.policy_of, lambda m: hf.apply(m, "paper")):
-        with pytest.raises(ArgumentTypeError, match="PreTrainedModel"):
-            function(thing)
 
 
 _GPT2 = {"n_embd": 32, "n_head": 4, "n_layer": 1, "reorder_and_upcast_attn": True, "attn_implementation": "eager"}

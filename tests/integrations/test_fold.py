@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import sharpmax as sm
-from sharpmax.errors import ArgumentError, ArgumentTypeError, FileFormatError, SharpmaxError, UnsupportedError
+from sharpmax.errors import ArgumentError, FileFormatError, SharpmaxError, UnsupportedError
 from sharpmax.integrations import transformers as hf
 from sharpmax.integrations.transformers.interface import modules_of
 from sharpmax.policies.base import Policy
@@ -94,10 +94,6 @@ def test_the_nearest_constant_is_the_policy_at_that_length() -> None:
     assert hf.nearest_constant(Constant(3.0), 5) == Constant(3.0)
     with pytest.raises(UnsupportedError, match=r"entropy.*--foldable"):
         hf.nearest_constant(PAPER, 64)
-    with pytest.raises(ArgumentError, match="length"):
-        hf.nearest_constant(PAPER, 0)
-    with pytest.raises(ArgumentTypeError, match="length"):
-        hf.nearest_constant(PAPER, 1.5)  # type: ignore[arg-type]
 
 
 def test_queries_that_come_from_elsewhere_are_refused(model: Any) -> None:

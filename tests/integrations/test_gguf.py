@@ -273,21 +273,6 @@ def test_damaged_files_end_in_one_line(tmp_path: Path) -> None:
     assert not any("\n" in one for one in refused)
 
 
-@pytest.mark.parametrize(
-    ("name", "given", "says"),
-    [
-        ("missing.gguf", {"out": "out.gguf"}, r"model: got '.*missing\.gguf' \(No such file or directory\)"),
-        ("model.gguf", {"out": "out", "as_adapter": True}, r"as_adapter: got True for .*; allowed: False"),
-        ("model.gguf", {}, r"^out: got None; allowed: the path of a new GGUF file"),
-        ("model.gguf", {"out": "out.gguf", "skip_unsupported": True}, r"for a loaded model alone"),
-    ],
-)
-def test_arguments(name: str, given: dict[str, Any], says: str, tmp_path: Path) -> None:
-    write(tmp_path / "model.gguf")
-    with pytest.raises(ArgumentError, match=says):
-        sm.fold(tmp_path / name, Constant(1.5), **given)
-
-
 def test_constants_need_no_torch(tmp_path: Path) -> None:
     """Importing it would take more time and memory than all the rest."""
     source, out = write(tmp_path / "model.gguf"), tmp_path / "out.gguf"

@@ -16,13 +16,12 @@ import torch
 from torch import Tensor, nn
 
 import sharpmax as sm
-from sharpmax.errors import ArgumentError, SharpmaxError, UnsupportedError
+from sharpmax.errors import SharpmaxError, UnsupportedError
 from sharpmax.integrations.trainer import (
     AttentionObserver,
     EntropyBand,
     QKClip,
     StepStatistics,
-    entropy_band_loss,
     lightning_callback,
     trainer_callback,
 )
@@ -115,25 +114,15 @@ def test_a_torch_module_is_measured() -> None:
     assert len(observer.history) == 1
 
 
-def test_mistakes_are_named() -> None:
+def test_a_failed_step_is_not_measured() -> None:
     model = llama()
-    with pytest.raises(ArgumentError, match="every: got 0"):
-        AttentionObserver(model, every=0)
-    with pytest.raises(SharpmaxError, match="PreTrainedModel"):
-        QKClip(nn.Linear(2, 2))
-    with pytest.raises(SharpmaxError, match="no step was measured"):
-        AttentionObserver(model).save("nowhere")
-    with pytest.raises(ArgumentError, match="tau"):
-        QKClip(model, tau=0.0)
-    with pytest.raises(ArgumentError, match="low, high"):
-        entropy_band_loss(sm.row_stats(torch.zeros(1, 2, 4), torch.zeros(1, 3, 4)), low=0.9, high=0.1)
-    with pytest.raises(ArgumentError, match="heads"):
-        EntropyBand(model, heads=[(7, 0)])
     observer = AttentionObserver(model, every=1)
     with pytest.raises(RuntimeError, match="boom"), observer.step():
         raise RuntimeError("boom")
     assert observer.steps == 0
     assert not model._forward_hooks
+    with pytest.raises(SharpmaxError, match="no step was measured"):
+        observer.save("nowhere")
 
 
 def test_the_state_goes_on_after_a_checkpoint(tmp_path: Path) -> None:

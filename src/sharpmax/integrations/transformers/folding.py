@@ -100,7 +100,7 @@ def fold(
 
         if example_inputs is not None or skip_unsupported:
             given = f"{str(model)!r} with example_inputs or skip_unsupported"
-            reject("model", given, "those two for a loaded model alone")
+            reject("model", given, "these options only for a loaded model")
         if out is None:
             reject("out", None, "the path of a new GGUF file or of a new folder")
         if not is_gguf(model):
@@ -108,8 +108,10 @@ def fold(
         if as_adapter:
             reject("as_adapter", f"True for {str(model)!r}", "False for a GGUF file")
         return fold_file(model, policy, out)
-    if out is not None or as_adapter:
+    if out is not None:
         reject("out", repr(str(out)), "None for a loaded model", "save what fold returns with save_pretrained")
+    if as_adapter:
+        reject("as_adapter", True, "False for a loaded model", "fold the folder of its checkpoint")
     chosen = policy_for_model(model, policy, foldable=True)
     if not skip_unsupported:
         check_all_reached(check_model(model))
