@@ -242,6 +242,7 @@ def test_a_damaged_state_is_one_line(setup: TrainingSetup, tmp_path: Path) -> No
     one.run(setup, nothing)
     one.save(path, ABOUT)
     assert trainer().resume(path, ABOUT)
+    assert not trainer().resume(tmp_path / "none", ABOUT)
     tensors, about = load_tensors(path, "calibration")
     for damaged in (
         (tensors, ABOUT),

@@ -122,12 +122,6 @@ def test_a_softmax_alone_is_no_attention(model: Any) -> None:
     assert len(modules_of(moe)) == 2
 
 
-def test_a_model_with_nothing_within_reach_is_refused_all_the_same() -> None:
-    config = transformers.BloomConfig(vocab_size=97, hidden_size=32, n_layer=1, n_head=4)
-    with pytest.raises(UnsupportedError, match=r"Bloom.*no attention layer"):
-        hf.apply(transformers.BloomForCausalLM(config), "paper", skip_unsupported=True)
-
-
 LLAMA: Any = pytest.importorskip("transformers.models.llama.modeling_llama")
 ALL_ATTENTION_FUNCTIONS, eager_attention_forward = LLAMA.ALL_ATTENTION_FUNCTIONS, LLAMA.eager_attention_forward
 

@@ -66,11 +66,7 @@ def test_a_folder_is_loaded_as_it_was_saved(llama: Path, plain) -> None:
     assert loaded.name == str(llama)
     assert loaded.tokenizer("one two").input_ids == tiny.tokenizer()("one two").input_ids
     state = plain.state_dict()
-    assert loaded.model.state_dict().keys() == state.keys()
-    assert all(torch.equal(value, state[key]) for key, value in loaded.model.state_dict().items())
-    ids = torch.tensor([[2, 3, 4]])
-    with torch.no_grad():
-        assert torch.equal(loaded.model(ids).logits, plain(ids).logits)
+    torch.testing.assert_close(dict(loaded.model.state_dict()), dict(state), rtol=0, atol=0)
     assert not any(module.training for module in loaded.model.modules())
     assert not any(parameter.requires_grad for parameter in loaded.model.parameters())
     half = load_language_model(str(llama), dtype="bfloat16").model

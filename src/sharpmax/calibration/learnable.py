@@ -16,7 +16,7 @@ from sharpmax.arrays import ops_for
 from sharpmax.errors import reject
 from sharpmax.integrations.transformers.application import apply, restore
 from sharpmax.integrations.transformers.attention import OutputGain
-from sharpmax.integrations.transformers.interface import install, kept, modules_of
+from sharpmax.integrations.transformers.interface import install, modules_of, restoring
 from sharpmax.ops.attention import QueryScale, Rule
 from sharpmax.policies.base import Policy, Remeasure, with_columns
 from sharpmax.policies.basic import Constant, LogScale, OutputScale, PerFrequency
@@ -134,7 +134,7 @@ class TrainablePolicy:
     @contextmanager
     def installed(self, model: PreTrainedModel) -> Iterator[None]:
         """Let the coefficients choose β in the model's attention inside the block."""
-        with kept(model):
+        with restoring(model):
             install(model, self.rules)
             yield
 

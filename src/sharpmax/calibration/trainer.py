@@ -18,7 +18,7 @@ from sharpmax.calibration.data import CHAT, Domain, replicated
 from sharpmax.calibration.learnable import KINDS, TrainablePolicy
 from sharpmax.errors import SharpmaxError, reject
 from sharpmax.integrations.transformers.application import restore
-from sharpmax.integrations.transformers.interface import kept
+from sharpmax.integrations.transformers.interface import restoring
 from sharpmax.models.language import any_length
 from sharpmax.models.scoring import Places, batches, reply_losses
 from sharpmax.models.weights import load_tensors, must_fit, save_tensors
@@ -35,7 +35,7 @@ def frozen(model: PreTrainedModel) -> Iterator[None]:
     """
     modes = [(module, module.training) for module in model.modules()]
     weights = [(weight, weight.requires_grad, weight.grad, weight._version) for weight in model.parameters()]
-    with kept(model):
+    with restoring(model):
         restore(model).train(False).requires_grad_(False)
         try:
             yield

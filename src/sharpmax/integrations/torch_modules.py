@@ -284,7 +284,7 @@ class AttentionCalls(TorchFunctionMode):
             sharper, mask = self._sharpened(q, k, mask, False, None)
             found = torch.matmul(sharper * q.shape[-1] ** -0.5, k.transpose(-2, -1))
             if mask is not None:
-                found = found + mask if mask.is_floating_point() else found.masked_fill(~mask, -torch.inf)
+                found = found + mask
             found = F.dropout(found.softmax(-1), dropout_p)
             out = torch.matmul(found, v)
         else:
@@ -297,20 +297,15 @@ class AttentionCalls(TorchFunctionMode):
 
 
 def _merged_mask(mask: Tensor | None, padding: Tensor | None, query: Tensor, key: Tensor) -> Tensor | None:
-    """The masks of `nn.MultiheadAttention`, whose True means hidden, as one mask for attention (True is visible)."""
-    batch, heads = query.shape[:2]
+    """The masks of `nn.MultiheadAttention`, whose True means hidden, as one additive mask."""
     parts = []
     if mask is not None:
-        parts.append(mask if mask.ndim == 2 else mask.view(batch, heads, *mask.shape[1:]))
+        parts.append(mask if mask.ndim == 2 else mask.view(*query.shape[:2], *mask.shape[1:]))
     if padding is not None:
         parts.append(padding.view(-1, 1, 1, key.shape[2]))
-    if not parts:
-        return None
-    if all(part.dtype == torch.bool for part in parts):
-        hidden = parts[0] if len(parts) == 1 else parts[0] | parts[1]
-        return ~hidden.view(*(1,) * (4 - hidden.ndim), *hidden.shape)
     zero = query.new_zeros(())
-    return sum((torch.where(p, -torch.inf, zero) if p.dtype == torch.bool else p.to(query) for p in parts), zero)
+    added = [torch.where(part, -torch.inf, zero) if part.dtype == torch.bool else part.to(query) for part in parts]
+    return sum(added, zero) if added else None
 
 
 def _call(query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None) -> AttentionCall:

@@ -28,7 +28,7 @@ from sharpmax.errors import SharpmaxError, UnsupportedError, reject
 from sharpmax.files import read_json, write_text
 from sharpmax.integrations import torch_modules
 from sharpmax.integrations.transformers.folding import check_not_shared, check_only_queries
-from sharpmax.integrations.transformers.interface import install, installed, kept, modules_of, observe
+from sharpmax.integrations.transformers.interface import install, installed, modules_of, observe, restoring
 from sharpmax.integrations.transformers.projections import Projection, projections, query_layer
 from sharpmax.integrations.transformers.support import check_model, is_torch_module, require_transformers
 from sharpmax.policies.base import Remeasure
@@ -446,7 +446,7 @@ class EntropyBand:
         state = installed(self.model)
         if state is not None and not state.observed_only:
             raise UnsupportedError("EntropyBand: the model has a policy; restore it first (sharpmax.restore)")
-        self._undo.enter_context(kept(self.model))
+        self._undo.enter_context(restoring(self.model))
         install(self.model, lambda layer: [_BandRule(self, self._heads[layer])] if layer in self._heads else [])
         self._undo.callback(self.model.register_forward_pre_hook(self._begin).remove)
         self._undo.callback(self.model.register_forward_hook(self._end, always_call=True).remove)

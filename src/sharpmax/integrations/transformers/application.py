@@ -17,7 +17,7 @@ from sharpmax.errors import UnsupportedError, reject
 from sharpmax.integrations.torch_modules import applied_to, apply_to_module
 from sharpmax.integrations.torch_modules import put as put_module
 from sharpmax.integrations.transformers.attention import OutputGain
-from sharpmax.integrations.transformers.interface import install, installed, kept, modules_of, put
+from sharpmax.integrations.transformers.interface import install, installed, modules_of, put, restoring
 from sharpmax.integrations.transformers.support import check_all_reached, check_model, is_torch_module
 from sharpmax.ops.attention import QueryScale, Rule, policies_of, rules_of
 from sharpmax.policies.base import Policy, Warned
@@ -155,7 +155,7 @@ def applied(
         finally:
             put_module(model, before)
         return
-    with kept(check_model(model)):
+    with restoring(check_model(model)):
         yield apply(model, policy, example_inputs=example_inputs, skip_unsupported=skip_unsupported)
 
 

@@ -264,9 +264,9 @@ def _compare_layer(
     plain = outputs()
     alone = replace(one, module=module, config=module.config, published={"config": module.config})
     rules = rules_of(policies_of(policy, layer))
-    alone.hold(Layer(one.inner, one.function, one.heads, rules, layer), without_rule=False)
+    alone.attach(Layer(one.inner, one.function, one.heads, rules, layer), without_rule=False)
     sharp = outputs()
-    alone.let_go()
+    alone.detach()
     scale_queries(alone, beta, f"layer {layer} of {family}")
     error, change, size = (float(x.abs().max()) for x in _differences(sharp, outputs(), plain))
     if not error <= _OF_CHANGE * change + _OF_SIZE * size:

@@ -218,7 +218,7 @@ _inside: ContextVar[tuple[_Block, ...]] = ContextVar("sharpmax_blocks", default=
 
 
 @contextmanager
-def kept(model: PreTrainedModel) -> Iterator[None]:
+def restoring(model: PreTrainedModel) -> Iterator[None]:
     """Restore at the end of the block what is installed now.
 
     Until then, no other thread or task can install anything.
@@ -273,7 +273,7 @@ def _put(model: PreTrainedModel, state: Installed | None) -> None:
     if before is not None:
         del vars(model)[_INSTALLED]
         for one in before.modules:
-            one.let_go()
+            one.detach()
         for name in before.methods:
             del vars(model)[name]
         vars(model).update(before.own)
@@ -285,7 +285,7 @@ def _put(model: PreTrainedModel, state: Installed | None) -> None:
         changes = any(one.rules or one.query_scale or one.output_gain for one in state.layers)
         for one, layer in zip(state.modules, state.layers, strict=True):
             layer.observers = _observers(model)
-            one.hold(layer, without_rule=changes)
+            one.attach(layer, without_rule=changes)
         vars(model)[_INSTALLED] = state
 
 

@@ -73,9 +73,9 @@ class AttentionModule:
     function: Callable[..., Any]  # that implementation
     arguments: frozenset[str]  # of its eager attention: with `position_bias`, a logit is more than query times key
     rule_off: Mapping[str, Any]  # attributes of the module or its configuration that switch its own rule off
-    published: Mapping[str, Any]  # the attributes that `hold` changes, as they are without a policy
+    published: Mapping[str, Any]  # the attributes that `attach` changes, as they are without a policy
 
-    def hold(self, layer: Any, *, without_rule: bool) -> None:
+    def attach(self, layer: Any, *, without_rule: bool) -> None:
         """Install `layer` in the module, with a copy of its configuration that names our attention function."""
         own: dict[str, Any] = vars(self.module)
         config = copy.copy(self.config)
@@ -84,8 +84,8 @@ class AttentionModule:
             (own if name in own else vars(config))[name] = value
         own.update({LAYER: layer, "config": config})
 
-    def let_go(self) -> None:
-        """Undo `hold`."""
+    def detach(self) -> None:
+        """Undo `attach`."""
         vars(self.module).update(self.published)
         vars(self.module).pop(LAYER, None)
 
