@@ -17,7 +17,7 @@ from sharpmax.policies.polynomial import PAPER
 from sharpmax.stats.call import AttentionCall
 from tests.calibration.small import TEXT, profile
 from tests.experiments.evaluate import tiny
-from tests.integrations.families import BIDIRECTIONAL, FAMILIES
+from tests.integrations.families import BIDIRECTIONAL, FAMILIES, LENGTH, Family
 
 pytestmark = [
     pytest.mark.gpu,
@@ -32,30 +32,29 @@ def on_gpu(inputs: dict[str, Any]) -> dict[str, Any]:
     return {name: tensor.cuda() for name, tensor in inputs.items()}
 
 
-@pytest.mark.parametrize("policy", POLICIES, ids=["none", "constant", "rows"])
-@pytest.mark.parametrize("family", FAMILIES.values(), ids=lambda one: one.name)
-def test_logits_equal_those_of_the_cpu(family: Any, policy: Policy | None) -> None:
+def check_logits(family: Family, policy: Policy | None, length: int, tolerance: float) -> None:
     model = hf.apply(family.build(), policy)
-    inputs = family.inputs(model)
+    inputs = family.inputs(model, length=length)
     with torch.no_grad():
         expected = family.logits(model, **inputs)
         found = family.logits(model.cuda(), **on_gpu(inputs))
-    assert torch.allclose(found.cpu(), expected, atol=2e-3)
+    assert torch.allclose(found.cpu(), expected, atol=tolerance)
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=["none", "constant", "rows"])
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=lambda one: one.name)
+def test_logits_equal_those_of_the_cpu(family: Family, policy: Policy | None) -> None:
+    check_logits(family, policy, LENGTH, 2e-3)
 
 
 @pytest.mark.parametrize("policy", [LogLength(2.0), ROWS], ids=["log-length", "rows"])
 @pytest.mark.parametrize("length", [1, 2, 3, 5, 8, 9])
 @pytest.mark.parametrize("family", BIDIRECTIONAL, ids=lambda one: one.name)
 def test_few_tokens_equal_those_of_the_cpu(
-    family: Any, length: int, policy: Policy, monkeypatch: pytest.MonkeyPatch
+    family: Family, length: int, policy: Policy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # which rounds Whisper's convolutions to 10 bits
-    model = hf.apply(family.build(), policy)
-    inputs = family.inputs(model, length=length)
-    with torch.no_grad():
-        expected = family.logits(model, **inputs)
-        found = family.logits(model.cuda(), **on_gpu(inputs))
-    assert torch.allclose(found.cpu(), expected, atol=1e-3)
+    check_logits(family, policy, length, 1e-3)
 
 
 @pytest.mark.parametrize("policy", [PAPER, LogLength(4.0), ROWS], ids=["paper", "log-length", "rows"])

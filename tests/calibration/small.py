@@ -47,14 +47,8 @@ def training_setup(model: Any, budget: float = 0.05, seed: int = 0, **changes: A
 def calibrated(model: Any, **options: Any) -> CalibrationResult:
     """A whole calibration; amounts of the profile and arguments of `calibrate` alike."""
     amounts = {key: options.pop(key) for key in list(options) if key in {*_AMOUNTS, "replications"}}
-    settings: dict[str, Any] = {
-        "task": tiny.LETTERS,
-        "budget": 0.05,
-        "keep": 0.5,
-        "rate": 0.1,
-        "texts": {"words": TEXT},
-    } | options
-    return calibrate(model, tiny.tokenizer(), profile=profile(**amounts), **settings)
+    given: dict[str, Any] = {"task": tiny.LETTERS, "budget": 0.05, "keep": 0.5, "rate": 0.1, "texts": {"words": TEXT}}
+    return calibrate(model, tiny.tokenizer(), profile=profile(**amounts), **given | options)
 
 
 def snapshot(model: Any) -> dict[str, Any]:

@@ -10,10 +10,9 @@ import pytest
 import torch
 
 import sharpmax.integrations.transformers as hf
-import sharpmax.integrations.transformers.attention
 from sharpmax.calibration.data import judge_replicated, replicate_keys, replicated
 from sharpmax.errors import UnsupportedError
-from sharpmax.integrations.transformers.attention import Repeated
+from sharpmax.integrations.transformers.attention import Repeated, sharp_attention
 from sharpmax.integrations.transformers.interface import installed, repeating
 from sharpmax.models.scoring import Reply, encode, judge, reply_losses
 from sharpmax.policies.basic import Constant
@@ -40,33 +39,20 @@ def test_a_repeated_key_weighs_as_so_many_keys(policy: Any, attention: str) -> N
     with hf.applied(model, policy):
         state = installed(model)
         assert state is not None
-        module, function = state.modules[0].module, sharpmax.integrations.transformers.attention.sharp_attention
+        module = state.modules[0].module
         with repeating(model, lambda layer: Repeated(places)):
-            out, _ = function(module, q, k, v, None, scaling=0.5)
+            out, _ = sharp_attention(module, q, k, v, None, scaling=0.5)
         rows = torch.arange(3)[:, None]
         visible = (places <= rows)[None, None]
         mask = visible if attention == "sdpa" else torch.zeros(1, 1, 3, 6).masked_fill(~visible, -3e38)
-        expected, _ = function(module, q, k[:, :, places[0]], v[:, :, places[0]], mask, scaling=0.5)
+        expected, _ = sharp_attention(module, q, k[:, :, places[0]], v[:, :, places[0]], mask, scaling=0.5)
     assert torch.allclose(out, expected, atol=1e-6)
-
-
-def test_a_replication_of_one_changes_nothing() -> None:
-    language = tiny.language()
-    replies = [encode(language.tokenizer, prompt(6, 2)), encode(language.tokenizer, prompt(9, 8))]
-    once = [replace(r, times=(1,) * len(r.ids)) for r in replies]
-    with hf.applied(language.model, POLICIES[2]), torch.no_grad():
-        plain = reply_losses(language.model, replies)[0]
-        with replicated(language.model, once):
-            same = reply_losses(language.model, once)[0]
-    assert torch.allclose(plain, same, atol=1e-5)
 
 
 def test_other_items_alone_are_replicated_and_followed_by_a_gap() -> None:
     """A line of six letters that counts four times is followed by a gap for three more."""
-    words = tiny.tokenizer()
-    asked = prompt(5, 3)
-    found = replicate_keys(words, asked, encode(words, asked), 4)
-    text = words.decode(list(found.ids))
+    found = replicated_reply(prompt(5, 3), 4)
+    text = tiny.tokenizer().decode(list(found.ids))
     assert found.times is not None
     assert found.positions is not None
     assert set(found.times) == {1, 4}
@@ -83,13 +69,16 @@ def test_other_items_alone_are_replicated_and_followed_by_a_gap() -> None:
     assert found.positions[-1] == sum(found.times) - 1
 
 
-def test_consecutive_positions_equal_none() -> None:
+def test_consecutive_positions_and_a_replication_of_one_change_nothing() -> None:
     language = tiny.language()
     replies = [encode(language.tokenizer, prompt(6, 2)), encode(language.tokenizer, prompt(9, 8))]
+    once = [replace(r, times=(1,) * len(r.ids)) for r in replies]
     placed = [replace(r, positions=tuple(range(len(r.ids)))) for r in replies]
     apart = [replace(r, positions=tuple(range(0, 3 * len(r.ids), 3))) for r in replies]
-    with torch.no_grad():
+    with hf.applied(language.model, POLICIES[2]), torch.no_grad():
         plain = reply_losses(language.model, replies)[0]
+        with replicated(language.model, once):
+            assert torch.allclose(plain, reply_losses(language.model, once)[0], atol=1e-5)
         assert torch.allclose(plain, reply_losses(language.model, placed)[0], atol=1e-5)
         assert torch.allclose(plain[1], reply_losses(language.model, [replies[0], placed[1]])[0][1], atol=1e-5)
         far = reply_losses(language.model, apart)[0]
@@ -99,35 +88,29 @@ def test_consecutive_positions_equal_none() -> None:
         assert not torch.allclose(far, reply_losses(language.model, others)[0], atol=1e-5)
 
 
+def replicated_reply(asked: Prompt, times: int) -> Reply:
+    return replicate_keys(tiny.tokenizer(), asked, encode(tiny.tokenizer(), asked), times)
+
+
 def test_a_prompt_without_lines_is_not_replicated() -> None:
-    language = tiny.language()
-    prose = tiny.make(4, random.Random(0))
-    reply = encode(language.tokenizer, prose)
-    assert set(replicate_keys(language.tokenizer, prose, reply, 8).times or ()) == {1}
+    assert set(replicated_reply(tiny.make(4, random.Random(0)), 8).times or ()) == {1}
 
 
 def test_batches_of_unequal_lengths_equal_one_by_one() -> None:
-    language = tiny.language()
-    prompts = [prompt(5, 3), prompt(12, 7), prompt(8, 0)]
-    replies = [
-        replicate_keys(language.tokenizer, p, encode(language.tokenizer, p), t)
-        for p, t in zip(prompts, (2, 8, 3), strict=True)
-    ]
-    with hf.applied(language.model, POLICIES[2]), torch.no_grad():
-        with replicated(language.model, replies):
-            together = reply_losses(language.model, replies)[0].sum(-1)
-        alone = judge_replicated(language.model, replies)
+    model = tiny.model()
+    replies = [replicated_reply(*one) for one in ((prompt(5, 3), 2), (prompt(12, 7), 8), (prompt(8, 0), 3))]
+    with hf.applied(model, POLICIES[2]), torch.no_grad():
+        with replicated(model, replies):
+            together = reply_losses(model, replies)[0].sum(-1)
+        alone = judge_replicated(model, replies)
     assert torch.allclose(together, torch.tensor([one.nll for one in alone]), atol=1e-5)
 
 
 def test_plain_and_replicated_replies_keep_their_order() -> None:
-    language = tiny.language()
-    asked = prompt(6, 1)
-    plain = encode(language.tokenizer, asked)
-    many = replicate_keys(language.tokenizer, asked, plain, 6)
-    with hf.applied(language.model, None):
-        first, second, third = judge_replicated(language.model, [plain, many, plain])
-        expected = judge(language.model, [plain])[0]
+    model, plain, many = tiny.model(), encode(tiny.tokenizer(), prompt(6, 1)), replicated_reply(prompt(6, 1), 6)
+    with hf.applied(model, None):
+        first, second, third = judge_replicated(model, [plain, many, plain])
+        expected = judge(model, [plain])[0]
     assert first == third
     assert first.nll == pytest.approx(expected.nll, abs=1e-5)
     assert second.nll != pytest.approx(first.nll, abs=1e-4)

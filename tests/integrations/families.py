@@ -115,6 +115,8 @@ _ALL = (
 )
 FAMILIES = {family.name: family for family in _ALL}
 LLAMA = FAMILIES["llama"]
+PHI3 = Family("phi3", "Phi3ForCausalLM", "Phi3Config", _LLAMA)
+OLMO2 = Family("olmo2", "Olmo2ForCausalLM", "Olmo2Config", _LLAMA)
 
 _BART = {key: value for key, value in _WHISPER.items() if key not in ("num_mel_bins", "max_source_positions")}
 BIDIRECTIONAL = (

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.filterwarnings(
 flash_utils = transformers.modeling_flash_attention_utils
 
 MIXED = PerHead(((Constant(2.0), LogLength(3.0), PAPER, Constant(1.0)), (PAPER, PAPER, LogLength(2.0), Constant(0.5))))
-POLICIES = {"constant": Constant(2.0), "log-length": LogLength(3.0), "paper": PAPER, "mixed": MIXED}
+POLICIES = {"constant": Constant(2.0), "mixed": MIXED}
 every_policy = pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
 
 
@@ -127,18 +127,17 @@ def test_other_implementations_equal_sdpa(
 
 
 def test_padding_between_tokens_is_refused_where_rows_are_read(flash_attention: None) -> None:
-    known, mask = LLAMA, torch.ones(2, LENGTH, dtype=torch.long)
+    mask = torch.ones(2, LENGTH, dtype=torch.long)
     mask[1, 5] = 0
-    model = sm.apply(with_attention(known, "flash_attention_2"), LogLength(3.0))
+    model = sm.apply(with_attention(LLAMA, "flash_attention_2"), LENGTHS)
     with pytest.raises(UnsupportedError, match="padding between tokens"):
-        known.logits(model, **known.inputs(model), attention_mask=mask)
+        LLAMA.logits(model, **LLAMA.inputs(model), attention_mask=mask)
 
 
 @every_policy
 @pytest.mark.parametrize("given", ["positions", "starts"])
 def test_packed_sequences(flash_attention: None, policy: Policy, given: str) -> None:
-    known = LLAMA
-    reference, model = known.build("sdpa").double(), with_attention(known, "flash_attention_2")
+    reference, model = LLAMA.build("sdpa").double(), with_attention(LLAMA, "flash_attention_2")
     ids = torch.randint(3, 97, (1, 11), generator=torch.Generator().manual_seed(3))
     positions = torch.cat([torch.arange(4), torch.arange(7)])[None]
     starts = torch.tensor([0, 4, 11], dtype=torch.int32)
@@ -156,13 +155,12 @@ def test_packed_sequences(flash_attention: None, policy: Policy, given: str) -> 
     [("flash_attention_2", "dynamic"), ("flash_attention_2", "static"), ("flex_attention", "dynamic")],
 )
 def test_generation(flash_attention: None, flex_attention: None, name: str, cache: str) -> None:
-    known = LLAMA
-    reference, model = known.build("sdpa").double(), with_attention(known, name)
+    reference, model = LLAMA.build("sdpa").double(), with_attention(LLAMA, name)
     options = {"max_new_tokens": 3, "do_sample": False, "output_logits": True, "return_dict_in_generate": True}
     more = {} if cache == "dynamic" else {"cache_implementation": "static", "disable_compile": True}
     mask = torch.ones(2, LENGTH, dtype=torch.long)
     mask[1, :4] = 0
-    inputs = {**known.inputs(model), "attention_mask": mask}
+    inputs = {**LLAMA.inputs(model), "attention_mask": mask}
     with sm.applied(reference, MIXED), sm.applied(model, MIXED):
         expected = reference.generate(**inputs, **options)
         found = model.generate(**inputs, **options, **more)
@@ -298,50 +296,45 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return given
 
 
+LENGTHS = LogLength(2.0)
+
+
+def equals_by_hand(found: Tensor, family: Family, model: Any, **inputs: Any) -> bool:
+    """Whether logits with the policy `LENGTHS` are those of one pass written out by hand."""
+    with torch.no_grad(), by_hand(hf.restore(model), LENGTHS):
+        return torch.allclose(found, family.logits(model, **inputs), atol=1e-4)
+
+
 # The kernels for new tokens take up to eight queries.
-@pytest.mark.parametrize(
-    ("family", "length"),
-    [*((FAMILIES["bert"], length) for length in (1, 8, 9)), (BIDIRECTIONAL[1], 3)],
-    ids=lambda one: getattr(one, "name", str(one)),
-)
-def test_few_queries_are_not_taken_for_causal_ones(family: Any, length: int, decoded: list[int]) -> None:
-    policy = LogLength(2.0)
-    model = hf.apply(family.build(), policy)
+@pytest.mark.parametrize(("name", "length"), [("bert", 1), ("bert", 8), ("bert", 9), ("bart", 3)])
+def test_few_queries_are_not_taken_for_causal_ones(name: str, length: int, decoded: list[int]) -> None:
+    family = next(family for family in BIDIRECTIONAL if family.name == name)
+    model = hf.apply(family.build(), LENGTHS)
     inputs = family.inputs(model, length=length)
     with torch.no_grad():
         found = family.logits(model, **inputs)
-        hf.restore(model)
-        with by_hand(model, policy):
-            expected = family.logits(model, **inputs)
     assert (length in decoded) == (length <= 8)
-    assert torch.allclose(found, expected, atol=1e-4)
+    assert equals_by_hand(found, family, model, **inputs)
 
 
 @pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
 def test_a_mask_that_looks_ahead_is_kept(padded: bool, decoded: list[int]) -> None:
-    policy = LogLength(2.0)
-    family = LLAMA
-    model = hf.apply(family.build(), policy)
-    inputs = family.inputs(model, length=5)
+    model = hf.apply(LLAMA.build(), LENGTHS)
     # A prefix of three tokens that see one another, as in PaliGemma; the second sequence may begin with padding.
     mask = torch.ones(5, 5, dtype=torch.bool).tril()
     mask[:3, :3] = True
     mask = mask.expand(2, 1, 5, 5).clone()
-    if padded:
-        mask[1, :, :, 0] = False
+    mask[1, :, :, 0] = not padded
+    inputs = {**LLAMA.inputs(model, length=5), "attention_mask": mask, "use_cache": False}
     with torch.no_grad():
-        found = model(**inputs, attention_mask=mask, use_cache=False).logits
-        hf.restore(model)
-        with by_hand(model, policy):
-            expected = model(**inputs, attention_mask=mask, use_cache=False).logits
+        found = model(**inputs).logits
     assert decoded == [5, 5]
-    assert torch.allclose(found, expected, atol=1e-4)
+    assert equals_by_hand(found, LLAMA, model, **inputs)
 
 
 @pytest.mark.parametrize(("chunk", "static"), [(2, True), (3, False), (8, True)])
 def test_a_prompt_in_parts_equals_the_whole(chunk: int, static: bool, decoded: list[int]) -> None:
-    policy = LogLength(2.0)
-    model = hf.apply(LLAMA.build(), policy)
+    model = hf.apply(LLAMA.build(), LENGTHS)
     ids = LLAMA.inputs(model, length=2 * chunk + 1)["input_ids"]
     cache = transformers.StaticCache(model.config, max_cache_len=24) if static else transformers.DynamicCache()
     parts = []
@@ -349,14 +342,11 @@ def test_a_prompt_in_parts_equals_the_whole(chunk: int, static: bool, decoded: l
         for place in torch.arange(2 * chunk + 1).split(chunk):
             out = model(ids[:, place], past_key_values=cache, position_ids=place.expand(2, -1))
             parts.append(out.logits)
-        hf.restore(model)
-        with by_hand(model, policy):
-            expected = model(ids, use_cache=False).logits
     assert chunk in decoded
-    assert torch.allclose(torch.cat(parts, 1), expected, atol=1e-4)
+    assert equals_by_hand(torch.cat(parts, 1), LLAMA, model, input_ids=ids, use_cache=False)
 
 
-ONE_LAYER = PerHead(((PAPER, Constant(1.0), Constant(2.0), LogLength(4.0)), (Constant(1.0),) * 4))
+ONE_LAYER = PerHead((MIXED.policies[0], (Constant(1.0),) * 4))
 
 
 @pytest.mark.parametrize("policy", [PAPER, ONE_LAYER], ids=["paper", "mixed"])

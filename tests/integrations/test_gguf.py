@@ -30,7 +30,7 @@ HEADS, KEYS, WIDTH, EMBEDDING = 4, 2, 32, 256
 BETAS = [[2.0, 1.0, 0.7, 3.1], [1.0, 1.0, 1.0, 1.3]]
 POLICY = PerHead.of(Constant, value=BETAS)
 TYPES = folding.TYPES
-# Bytes that are an fp16 number in a block that gguf-py cannot make: a random one must be a sane scale.
+# The fp16 scales in blocks of types that gguf-py cannot quantise to: random bytes are no sane scale.
 HALVES = {
     "Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "IQ1_S": (0,), "IQ2_XXS": (0,),
     "IQ2_XS": (0,), "IQ2_S": (0,), "IQ3_XXS": (0,), "IQ3_S": (0,), "IQ4_NL": (0,), "IQ4_XS": (0,),
@@ -52,17 +52,9 @@ def weight(kind: str, rows: int, seed: int) -> NDArray[Any]:
 
 
 def write(
-    path: Path,
-    kind: str = "Q8_0",
-    *,
-    fused: bool = False,
-    bias: bool = False,
-    gain: int = 0,
-    architecture: str = "llama",
-    heads: Any = HEADS,
-    keys: int = KEYS,
-    more: Callable[[Any], None] | None = None,
-) -> Path:
+    path: Path, kind: str = "Q8_0", *, fused: bool = False, bias: bool = False, gain: int = 0,
+    architecture: str = "llama", heads: Any = HEADS, keys: int = KEYS, more: Callable[[Any], None] = lambda file: None,
+) -> Path:  # fmt: skip
     """A tiny file with two layers and the tensors that matter here, and some that do not."""
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_block_count(2)
@@ -88,8 +80,7 @@ def write(
         if gain:
             put(f"blk.{layer}.attn_q_norm.weight", np.arange(1, gain + 1, dtype=np.float32))
         put(f"blk.{layer}.attn_k.weight", weight(kind, KEYS * WIDTH, layer + 5), kind)
-    if more is not None:
-        more(writer)
+    more(writer)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -141,17 +132,9 @@ def test_query_rows_are_multiplied(kind: str, tmp_path: Path) -> None:
     check(source, made.path, "attn_q.", per_row(HEADS * WIDTH), {"F32": 1e-7, "BF16": 2.0**-8}.get(kind, 2.0**-9))
     assert source.read_bytes() == before
     assert [file.name for file in made.path.parent.iterdir()] == ["out.gguf"]
-
-
-@pytest.mark.parametrize("kind", sorted(set(TYPES) - {"F32", "F16", "BF16"}))
-def test_only_scales_change(kind: str, tmp_path: Path) -> None:
-    """A power of two changes the exponent of the scales and nothing else, so it is exact."""
-    source = write(tmp_path / "model.gguf", kind)
-    out = sm.fold(source, Constant(2.0), out=tmp_path / "out.gguf").path
-    check(source, out, "attn_q.", lambda layer: np.full(HEADS * WIDTH, 2.0), 0.0)
-    old, new = (np.frombuffer(read(path)[1]["blk.0.attn_q.weight"][0], np.uint8) for path in (source, out))
-    blocks = old.size // gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]][1]
-    assert 0 < (old != new).sum() <= 4 * blocks
+    if kind not in ("F32", "F16", "BF16"):  # a block has one or two fp16 scales, and nothing else changes
+        old, new = (np.frombuffer(read(one)[1]["blk.0.attn_q.weight"][0], np.uint8) for one in (source, made.path))
+        assert 0 < (old != new).sum() <= 4 * old.size // gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]][1]
 
 
 PER_LAYER = [[1.7] * HEADS, [0.6] * HEADS]
@@ -244,16 +227,10 @@ def test_a_file_that_changes_meanwhile_is_refused(tmp_path: Path, monkeypatch: p
     assert list(tmp_path.iterdir()) == [source]
 
 
-@pytest.mark.parametrize("what", ["wrong", "full"])
-def test_a_copy_that_goes_wrong(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: Any) -> None:
-        raise OSError(28, "No space left on device")
-
+def test_a_wrong_copy_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = write(tmp_path / "model.gguf")
-    name, stand_in = ("_copy", full) if what == "full" else ("_scaled", lambda data, rows: data)
-    monkeypatch.setattr(folding, name, stand_in)
-    says = "the disk is full" if what == "full" else r"layer 0, head 0: Q8_0 holds β = 1\.5"
-    with pytest.raises(SharpmaxError, match=says):
+    monkeypatch.setattr(folding, "_scaled", lambda data, rows: data)
+    with pytest.raises(SharpmaxError, match=r"layer 0, head 0: Q8_0 holds β = 1\.5"):
         sm.fold(source, Constant(1.5), out=tmp_path / "out.gguf")
     assert list(tmp_path.iterdir()) == [source]
 
@@ -282,21 +259,6 @@ def test_damaged_files_end_in_one_line(tmp_path: Path) -> None:
     assert not any("\n" in one for one in refused)
 
 
-@pytest.mark.parametrize(
-    ("name", "given", "says"),
-    [
-        ("missing.gguf", {"out": "out.gguf"}, r"model: got '.*missing\.gguf' \(No such file or directory\)"),
-        ("model.gguf", {"out": "out", "as_adapter": True}, r"as_adapter: got True for .*; allowed: False"),
-        ("model.gguf", {}, r"^out: got None; allowed: the path of a new GGUF file"),
-        ("model.gguf", {"out": "out.gguf", "skip_unsupported": True}, r"for a loaded model alone"),
-    ],
-)
-def test_arguments(name: str, given: dict[str, Any], says: str, tmp_path: Path) -> None:
-    write(tmp_path / "model.gguf")
-    with pytest.raises(ArgumentError, match=says):
-        sm.fold(tmp_path / name, Constant(1.5), **given)
-
-
 def test_constants_need_no_torch(tmp_path: Path) -> None:
     """Importing it would take more time and memory than all the rest."""
     source, out = write(tmp_path / "model.gguf"), tmp_path / "out.gguf"
@@ -309,14 +271,9 @@ def test_constants_need_no_torch(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=1200)
 
 
-def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    source, out = write(tmp_path / "model.gguf"), tmp_path / "sharper.gguf"
-    line = ["fold", str(source), "--policy", "constant:1.5"]
-    assert main([*line, "--out", str(out), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (found["file"], found["model"], found["layers"]) == (str(out), "model.gguf", 2)
-    check(source, out, "attn_q.", lambda layer: np.full(HEADS * WIDTH, 1.5), 2.0**-9)
-    assert main([*line, "--as", "adapter", "--out", str(tmp_path / "b.gguf")]) == 2
+def test_the_command_makes_no_adapter_of_a_gguf_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = ["fold", str(write(tmp_path / "model.gguf")), "--policy", "constant:1.5", "--as", "adapter"]
+    assert main([*line, "--out", str(tmp_path / "b.gguf")]) == 2
     assert capsys.readouterr().err.splitlines()[-1].startswith("sharpmax: error: --as: got adapter")
 
 

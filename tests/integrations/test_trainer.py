@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import math
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -17,33 +16,20 @@ import torch
 from torch import Tensor, nn
 
 import sharpmax as sm
-from sharpmax.errors import ArgumentError, SharpmaxError, UnsupportedError
+from sharpmax.errors import SharpmaxError, UnsupportedError
 from sharpmax.integrations.trainer import (
     AttentionObserver,
     EntropyBand,
     QKClip,
     StepStatistics,
-    entropy_band_loss,
     lightning_callback,
     trainer_callback,
 )
-
-transformers = pytest.importorskip("transformers")
-
-VOCABULARY, LAYERS, HEADS = 31, 2, 4
-
-
-def llama(key_heads: int = HEADS, **options: Any) -> Any:
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=32, num_hidden_layers=LAYERS,
-        num_attention_heads=HEADS, num_key_value_heads=key_heads, **options,
-    )  # fmt: skip
-    return transformers.LlamaForCausalLM(config)
-
-
-def batch(seed: int = 0, rows: int = 3, length: int = 12) -> Tensor:
-    return torch.randint(VOCABULARY, (rows, length), generator=torch.Generator().manual_seed(seed))
+from sharpmax.integrations.transformers.interface import observed
+from sharpmax.report.page import report_of, write_page
+from tests.integrations import trained
+from tests.integrations.families import FAMILIES, LLAMA, PHI3, transformers
+from tests.integrations.trained import HEADS, LAYERS, batch, llama
 
 
 def dense(model: Any, *inputs: Tensor) -> dict[str, Tensor]:
@@ -98,15 +84,12 @@ def test_the_observer_measures_every_kth_step_with_accumulated_passes(checkpoint
 
 
 def test_the_largest_logit_is_that_of_queries_and_keys() -> None:
-    model = llama(key_heads=2).eval()
-    seen: list[Tensor] = []
+    model, seen = llama().eval(), list[Tensor]()
 
     def keep(call: Any) -> None:
         scores = call.query.double() @ call.k.double().repeat_interleave(2, dim=1).transpose(-1, -2) * call.scale
         hidden = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
         seen.append(scores.masked_fill(hidden, -math.inf).amax((0, 2, 3)))
-
-    from sharpmax.integrations.transformers.interface import observed
 
     observer = AttentionObserver(model, every=1)
     with observed(model, keep), observer.step(), torch.no_grad():
@@ -115,7 +98,7 @@ def test_the_largest_logit_is_that_of_queries_and_keys() -> None:
     torch.testing.assert_close(found, torch.stack(seen), rtol=1e-5, atol=1e-6)
 
 
-def test_any_module_that_attends_by_torch_is_measured() -> None:
+def test_a_torch_module_is_measured() -> None:
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(32, HEADS, 32, dropout=0.0, batch_first=True)
     model, x = nn.TransformerEncoder(layer, LAYERS).train(), torch.randn(3, 12, 32)
@@ -131,25 +114,15 @@ def test_any_module_that_attends_by_torch_is_measured() -> None:
     assert len(observer.history) == 1
 
 
-def test_mistakes_are_named() -> None:
+def test_a_failed_step_is_not_measured() -> None:
     model = llama()
-    with pytest.raises(ArgumentError, match="every: got 0"):
-        AttentionObserver(model, every=0)
-    with pytest.raises(SharpmaxError, match="PreTrainedModel"):
-        QKClip(nn.Linear(2, 2))
-    with pytest.raises(SharpmaxError, match="no step was measured"):
-        AttentionObserver(model).save("nowhere")
-    with pytest.raises(ArgumentError, match="tau"):
-        QKClip(model, tau=0.0)
-    with pytest.raises(ArgumentError, match="low, high"):
-        entropy_band_loss(sm.row_stats(torch.zeros(1, 2, 4), torch.zeros(1, 3, 4)), low=0.9, high=0.1)
-    with pytest.raises(ArgumentError, match="heads"):
-        EntropyBand(model, heads=[(7, 0)])
     observer = AttentionObserver(model, every=1)
     with pytest.raises(RuntimeError, match="boom"), observer.step():
         raise RuntimeError("boom")
     assert observer.steps == 0
     assert not model._forward_hooks
+    with pytest.raises(SharpmaxError, match="no step was measured"):
+        observer.save("nowhere")
 
 
 def test_the_state_goes_on_after_a_checkpoint(tmp_path: Path) -> None:
@@ -216,8 +189,6 @@ def test_the_callback_of_lightning(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_page_shows_heads_over_steps(tmp_path: Path) -> None:
-    from sharpmax.report.page import report_of, write_page
-
     observer = AttentionObserver(llama().train(), every=1, out=tmp_path)
     train(observer.model, observer, 3)
     saved = json.loads(observer.save().read_text())
@@ -229,30 +200,9 @@ def test_the_page_shows_heads_over_steps(tmp_path: Path) -> None:
     assert "Largest logit of every head over training" in page
 
 
-def tiny(family: str, larger: float = 30.0) -> Any:
-    """A small model of a family, with large query and key weights."""
-    torch.manual_seed(0)
-    common = {"vocab_size": VOCABULARY, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS}
-    wide = {"hidden_size": 32, "intermediate_size": 32, **common}
-    kind, options = {
-        "llama": ("Llama", wide | {"num_key_value_heads": HEADS}),
-        "grouped": ("Llama", wide | {"num_key_value_heads": 2}),
-        "gpt2": ("GPT2", {"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": LAYERS, "n_head": HEADS}),
-        "neox": ("GPTNeoX", wide),
-        "phi3": ("Phi3", wide | {"num_key_value_heads": 2, "pad_token_id": 0}),
-    }[family]
-    config = getattr(transformers, f"{kind}Config")(**options)
-    model = getattr(transformers, f"{kind}{'LMHeadModel' if kind == 'GPT2' else 'ForCausalLM'}")(config).eval()
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            if any(part in name for part in ("q_proj", "k_proj", "c_attn", "query_key_value", "qkv_proj")):
-                weight.mul_(larger)
-    return model
-
-
-@pytest.mark.parametrize("family", ["llama", "grouped", "gpt2", "neox", "phi3"])
-def test_qk_clip_brings_the_heads_above_tau_down_to_it_and_leaves_the_others(family: str) -> None:
-    model = tiny(family)
+@pytest.mark.parametrize("family", ["opt", "llama", "gpt2", "gpt_neox", "phi3"])
+def test_qk_clip_scales_the_heads_above_tau_down_to_it(family: str) -> None:
+    model = {**FAMILIES, "phi3": PHI3}[family].build()
     first = AttentionObserver(model, every=1)
     with first.step(), torch.no_grad():
         model(batch())
@@ -271,19 +221,15 @@ def test_qk_clip_brings_the_heads_above_tau_down_to_it_and_leaves_the_others(fam
 
 
 def test_qk_clip_refuses_what_it_cannot_scale() -> None:
-    config = transformers.Qwen3Config(
-        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=HEADS,
-        num_key_value_heads=2, head_dim=8,
-    )  # fmt: skip
     with pytest.raises(UnsupportedError, match="QK-norm"):
-        QKClip(transformers.Qwen3ForCausalLM(config))
+        QKClip(FAMILIES["qwen3"].build())
     with pytest.raises(SharpmaxError, match="layer 0, head 1 is nan"):
         QKClip(llama())(StepStatistics(3, [], [], [], [[1.0, math.nan, 1.0, 1.0]] * LAYERS))
 
 
 @pytest.mark.parametrize(("low", "high", "checkpointing"), [(0.0, 0.3, False), (0.9, 1.0, True)])
 def test_the_entropy_band_moves_the_chosen_heads_into_it(low: float, high: float, checkpointing: bool) -> None:
-    model = tiny("llama", 10.0).train()
+    model = LLAMA.build().train()
     if checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     tokens = batch(rows=8)
@@ -316,27 +262,10 @@ def test_the_entropy_band_agrees_with_dense_weights() -> None:
         pass
 
 
-def _process(rank: int, folder: str) -> None:
-    # A store in a file: one that a process serves would go with the first process that ends.
-    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", world_size=2, rank=rank)
-    model = nn.parallel.DistributedDataParallel(llama())
-    observer = AttentionObserver(model, every=1)
-    with observer.step():
-        tokens = batch(rank)
-        model(tokens, labels=tokens).loss.backward()
-    Path(f"{folder}/{rank}.json").write_text(json.dumps(observer.state_dict()), encoding="utf-8")
-    torch.distributed.barrier()
-    # The destructor of a gloo group waits, holding the GIL, for a thread that may itself be waiting for the GIL.
-    os._exit(0)
-
-
 def test_processes_are_measured_as_one(tmp_path: Path) -> None:
-    started = [subprocess.Popen([sys.executable, __file__, str(tmp_path), str(rank)]) for rank in range(2)]
+    command = [sys.executable, trained.__file__, str(tmp_path)]
+    started = [subprocess.Popen([*command, str(rank)]) for rank in range(2)]
     assert [one.wait(1200) for one in started] == [0, 0]
     first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
     assert first == second
     close(StepStatistics(**first["history"][0]), dense(llama(), batch(0), batch(1)))
-
-
-if __name__ == "__main__":
-    _process(rank=int(sys.argv[2]), folder=sys.argv[1])

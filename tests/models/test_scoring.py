@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any, cast
+import json
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-import sharpmax as sm
-from sharpmax.errors import ArgumentTypeError
 from sharpmax.models.scoring import Reply, batches, encode, judge, own_answers, reply_losses, window_losses
 from sharpmax.tasks.prompt import Prompt
 from tests.experiments.evaluate import tiny
@@ -52,28 +50,20 @@ def replies(model: Any, tokenizer: Any) -> list[Reply]:
     return found
 
 
-def loss_by_hand(model: Any, reply: Reply) -> list[float]:
-    """−ln p of every token to be said, each from a pass over nothing but what is before it."""
-    losses = []
-    for place in range(reply.start, len(reply.ids)):
-        logits: Tensor = model(input_ids=torch.tensor([reply.ids[:place]])).logits[0, -1].double()
-        losses.append(float(logits.exp().sum().log() - logits[reply.ids[place]]))
-    return losses
+def test_scores_equal_those_of_decoding_token_by_token(model: Any, replies: list[Reply]) -> None:
+    judged = judge(model, replies)
+    assert [one.right for one in judged] == [True, False, False, False] * len(QUESTIONS)
+    for reply, one in zip(replies, judged, strict=True):
+        assert one.right == (list(reply.ids[reply.start :]) == generated(model, reply.ids[: reply.start], reply.tokens))
+        loss = 0.0
+        for place in range(reply.start, len(reply.ids)):
+            logits: Tensor = model(input_ids=torch.tensor([reply.ids[:place]])).logits[0, -1].double()
+            loss += float(logits.exp().sum().log() - logits[reply.ids[place]])
+        assert one.nll == pytest.approx(loss, abs=1e-4)
+        assert one.tokens == reply.tokens == len(reply.ids) - reply.start
 
 
-def test_right_is_what_greedy_decoding_gives(model: Any, replies: list[Reply]) -> None:
-    want = [list(one.ids[one.start :]) == generated(model, one.ids[: one.start], one.tokens) for one in replies]
-    assert [one.right for one in judge(model, replies)] == want
-    assert want == [True, False, False, False] * len(QUESTIONS)
-
-
-def test_loss_is_the_sum_over_the_tokens_of_the_answer(model: Any, replies: list[Reply]) -> None:
-    for reply, judged in zip(replies, judge(model, replies), strict=True):
-        assert judged.nll == pytest.approx(sum(loss_by_hand(model, reply)), abs=1e-4)
-        assert judged.tokens == reply.tokens == len(reply.ids) - reply.start
-
-
-@pytest.mark.parametrize("most_tokens", [1, 60, 10_000])
+@pytest.mark.parametrize("most_tokens", [60, 10_000])
 def test_other_replies_in_the_batch_change_nothing(most_tokens: int, model: Any, replies: list[Reply]) -> None:
     """Batches of unequal lengths, in any grouping, in the order that was given."""
     together = judge(model, replies[::-1], most_tokens)
@@ -102,44 +92,37 @@ def test_places_where_nothing_is_to_be_said_count_for_nothing(model: Any) -> Non
     assert right[1, 0]
 
 
-def merging_tokenizer() -> Any:
-    """Joins ":" with the letter after it."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    alphabet = [*sorted(pre_tokenizers.ByteLevel.alphabet()), ":a"]
-    vocabulary = {token: place for place, token in enumerate(alphabet)}
-    made = Tokenizer(models.BPE(vocab=vocabulary, merges=[(":", "a")]))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    made.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(tokenizer_object=made)
+TEMPLATE = (
+    "{% for one in messages %}<{{ one.role }}>{{ one.content }}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
 
 
-def test_the_answer_begins_after_the_opening(tokenizer: Any) -> None:
-    reply = encode(tokenizer, Prompt("Which?", "So:", "ab"), before="Read this. ")
-    assert tokenizer.decode(reply.ids) == "Read this. Which?\nSo:ab"
-    assert tokenizer.decode(reply.ids[reply.start :]) == "ab"
+@pytest.mark.parametrize(
+    ("template", "asked"),
+    [(None, "First. Which?\nSo:"), (TEMPLATE, "<user>First. Which?<assistant>So:")],
+    ids=["plain", "chat"],
+)
+def test_the_answer_begins_after_the_opening(template: str | None, asked: str) -> None:
+    words = tiny.tokenizer()
+    words.chat_template = template
+    reply = encode(words, Prompt("Which?", "So:", "ab"), before="First. ")
+    assert words.decode(reply.ids) == f"{asked}ab"
+    assert words.decode(reply.ids[: reply.start]) == asked
 
 
 def test_a_tokenizer_that_joins_opening_and_answer() -> None:
-    """The model has to say the joined token: the opening's own last token is not what it reads."""
-    words = merging_tokenizer()
+    """The model has to generate the joined token: the opening's own last token is not part of its input."""
+    words = tiny.tokenizer()
+    backend = json.loads(words.backend_tokenizer.to_str())
+    backend["model"]["vocab"][":a"] = len(words)
+    backend["model"]["merges"] = [[":", "a"]]
+    words.backend_tokenizer.model = type(words.backend_tokenizer).from_str(json.dumps(backend)).model
     joined = encode(words, Prompt("Which?", "So:", "ab"))
     assert words.decode(joined.ids) == "Which?\nSo:ab"
     assert words.convert_ids_to_tokens(list(joined.ids[joined.start :])) == [":a", "b"]
     apart = encode(words, Prompt("Which?", "So:", "ba"))
     assert words.convert_ids_to_tokens(list(apart.ids[apart.start :])) == ["b", "a"]
-
-
-def test_a_chat_template_is_used() -> None:
-    words = tiny.tokenizer()
-    words.chat_template = (
-        "{% for one in messages %}<{{ one.role }}>{{ one.content }}{% endfor %}"
-        "{% if add_generation_prompt %}<assistant>{% endif %}"
-    )
-    reply = encode(words, Prompt("Which?", "So:", "ab"), before="First. ")
-    assert words.decode(reply.ids) == "<user>First. Which?<assistant>So:ab"
-    assert words.decode(reply.ids[: reply.start]) == "<user>First. Which?<assistant>So:"
 
 
 def test_window_losses_are_those_of_transformers(model: Any) -> None:
@@ -188,24 +171,3 @@ def test_a_model_that_cannot_leave_out_logits(model: Any) -> None:
     torch.testing.assert_close(reply_losses(whole, replies), reply_losses(model, replies), rtol=0, atol=1e-6)
     windows = [[1, 2, 3, 4], [9, 8, 7, 6]]
     torch.testing.assert_close(window_losses(whole, windows), window_losses(model, windows), rtol=0, atol=1e-6)
-
-
-def test_wrong_types_are_named() -> None:
-    model, words, prompt = tiny.model(), tiny.tokenizer(), sm.tasks.get_task("kv").prompts(4, 1, seed=0)[0]
-    no_tokenizer = "; allowed: the model's tokenizer"
-    calibrate, probe = cast(Any, sm.calibrate), cast(Any, sm.probe)
-    calls: list[tuple[Callable[..., Any], tuple[Any, ...], str]] = [
-        (sm.probe, (model, torch.arange(8)[None]), f"tokenizer: got a Tensor{no_tokenizer}"),
-        (sm.calibrate, (model, "smollm2"), f"tokenizer: got a str{no_tokenizer}"),
-        (sm.calibrate, (model, None), f"tokenizer: got None{no_tokenizer}"),
-        (partial(calibrate, task=3), (model, words), "task: got"),
-        (partial(calibrate, task=["kv"]), (model, words), "task: got"),
-        (partial(probe, tasks=3), (model, words), "tasks: got 3; allowed: a list of tasks"),
-        (encode, ("smollm2", prompt), f"tokenizer: got a str{no_tokenizer}"),
-        (encode, (words, "what?"), "prompt: got str; allowed: a Prompt; make some"),
-        (judge, ("smollm2", [encode(words, prompt)]), "model: got str"),
-        (judge, (model, ["an answer"]), "replies: got a str"),
-    ]
-    for function, given, message in calls:
-        with pytest.raises(ArgumentTypeError, match=message):
-            function(*given)

@@ -59,12 +59,8 @@ def scored(heads: SingleHeads, sets: Sets, dtype: torch.dtype) -> tuple[Tensor, 
 def plain(heads: SingleHeads, sets: Sets, dtype: torch.dtype) -> tuple[Tensor, dict[str, Tensor]]:
     """The same by the plain form."""
     tensors = {name: p.detach().to(dtype).requires_grad_() for name, p in heads.named_parameters()}
-    each = [
-        PlainHead(tensors, lane, dtype).scores(
-            sets.items[lane].to(dtype), sets.query[lane].to(dtype), sets.visible[lane]
-        )
-        for lane in range(len(sets.query))
-    ]
+    items, query = sets.items.to(dtype), sets.query.to(dtype)
+    each = [PlainHead(tensors, i, dtype).scores(items[i], query[i], sets.visible[i]) for i in range(len(query))]
     scores = torch.stack(each)
     gradients = torch.autograd.grad(loss_of(scores, sets), list(tensors.values()))
     return scores.detach(), dict(zip(tensors, gradients, strict=True))
@@ -107,16 +103,6 @@ def test_rows_in_groups_equal_rows_at_once(monkeypatch: pytest.MonkeyPatch) -> N
         assert worst(gradient, true_gradients[name]) < 1e-11, name
 
 
-def test_a_seed_does_not_depend_on_its_neighbours() -> None:
-    together, alone = SingleHeads.initial(SEEDS), SingleHeads.initial((0,))
-    for (name, stack), single in zip(together.named_parameters(), alone.parameters(), strict=True):
-        assert torch.equal(stack[1:2], single), name
-    sets = sets_for(together, 8)
-    own = Sets(sets.priority[1:2], sets.label[1:2], sets.query[1:2], sets.visible[1:2])
-    got = together.double()(sets.items.double(), sets.query.double(), sets.visible)
-    assert worst(got[1:2], alone.double()(own.items.double(), own.query.double(), own.visible)) < 1e-13
-
-
 def test_initial_weights_are_lecuns() -> None:
     heads = SingleHeads.initial((0, 1))
     for name, parameter in heads.state_dict().items():
@@ -157,7 +143,7 @@ def encoders(kind: str = "softmax", task: str = "max", seeds: tuple[int, ...] = 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("causal", [False, True])
-def test_a_seed_in_a_stack_is_that_seed_alone(kind: str, causal: bool) -> None:
+def test_a_seed_in_a_stack_is_that_seed_alone_and_reads_as_it_answers(kind: str, causal: bool) -> None:
     batch = examples()
     stack, alone = encoders(kind, causal=causal).double(), encoders(kind, seeds=(0,), causal=causal).double()
     for (name, many), (_, one) in zip(stack.state_dict().items(), alone.state_dict().items(), strict=True):
@@ -165,18 +151,15 @@ def test_a_seed_in_a_stack_is_that_seed_alone(kind: str, causal: bool) -> None:
     inputs = batch.inputs.double()
     got = stack.answer(inputs, batch.visible, 1)
     assert worst(got[1:2], alone.answer(inputs[1:2], batch.visible[1:2], 1)) < 1e-10
+    reading = stack.read(inputs, batch.visible, 1)
+    assert worst(reading.scores, got) < 1e-10
+    assert reading.entropy.shape == (2, 6, 2, 1)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_reading_answers_as_training_does(kind: str) -> None:
-    batch = examples()
-    heads = SingleHeads.initial(PAIR, kind, {}, width=16)
+def test_single_heads_read_as_they_answer(kind: str) -> None:
+    batch, heads = examples(), SingleHeads.initial(PAIR, kind, {}, width=16)
     assert worst(heads.read(batch.inputs, batch.visible).scores, heads.answer(batch.inputs, batch.visible)) < 1e-5
-    for causal in (False, True):
-        model = encoders(kind, causal=causal)
-        reading = model.read(batch.inputs, batch.visible, 1)
-        assert worst(reading.scores, model.answer(batch.inputs, batch.visible, 1)) < 1e-5
-        assert reading.entropy.shape == (2, 6, 2, 1)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -253,9 +236,8 @@ def test_summaries_describe_shares_of_the_weight() -> None:
     assert first[0] == 0
 
 
-@pytest.mark.parametrize("name", ["step", "hard-threshold"])
-def test_discontinuous_activations_jump_and_still_have_a_gradient(name: str) -> None:
-    edge = {"step": 0.0, "hard-threshold": 0.5}[name]
+@pytest.mark.parametrize(("name", "edge"), [("step", 0.0), ("hard-threshold", 0.5)])
+def test_discontinuous_activations_jump_and_still_have_a_gradient(name: str, edge: float) -> None:
     x = torch.tensor([edge, edge + 1e-4, -2.0, 2.0], requires_grad=True)
     y = ACTIVATIONS[name](x)
     assert float((y[1] - y[0]).detach()) >= 0.5
@@ -283,8 +265,7 @@ def test_learned_parameters_belong_to_the_seed(kind: str) -> None:
     (name,) = many.learned.keys()
     with torch.no_grad():
         many.learned[name][1] += 0.25
-    q, k = torch.randn(2, 5, 1, 8), torch.randn(2, 5, 7, 8)
-    visible = torch.rand(2, 5, 1, 7) < 0.8
+    q, k, visible = torch.randn(2, 5, 1, 8), torch.randn(2, 5, 7, 8), torch.rand(2, 5, 1, 7) < 0.8
     got = many(q, k, mask=visible, scale=1.0)
     for at, seed in enumerate((4, 9)):
         torch.manual_seed(seed)

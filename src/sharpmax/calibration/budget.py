@@ -1,4 +1,4 @@
-"""The budget: how far a policy may move a model's predictions, as KL divergence in nats per token on every domain."""
+"""The budget: the largest KL divergence of a model's predictions under a policy, in nats per token on every domain."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 MAX_BUDGET = 1.0
 
 HELD_OUT_FACTOR = 1.3
-"""A domain that is not trained on may diverge by so much more."""
+"""The budget of a domain that is not trained on, as a multiple of `budget`."""
 
 MAX_ROWS = 1024
-"""Predictions whose logits are in memory at once: all those of a long text would not fit."""
+"""The number of predictions whose logits are in memory at once."""
 
 _MAX_TRIES = 6
 _TARGET_SHARE = 0.97
@@ -47,16 +47,15 @@ def percent(rise: float) -> float:
 
 @dataclass(frozen=True)
 class Change:
-    """How a policy changes the predictions on a domain, in nats per token."""
+    """The change of the predictions on a domain, in nats per token: KL divergence, and the rise of the loss."""
 
     kl: float
     rise: float
-    """Of the loss, which is the logarithm of perplexity."""
 
 
 @dataclass(frozen=True)
 class TrainingSetup:
-    """The frozen model, what policies are trained and measured on, and the divergence allowed on each domain."""
+    """The frozen model, the prompts and domains of a calibration, and its budget."""
 
     model: PreTrainedModel
     prompts: TrainingPrompts
@@ -65,7 +64,7 @@ class TrainingSetup:
     most_tokens: int  # to read at once
 
     def changes(self, policy: PerHead) -> dict[str, Change]:
-        """What a policy changes on the validation part of each domain."""
+        """The change on the validation part of each domain."""
         return {domain.name: self._change(policy, domain) for domain in self.domains}
 
     def _change(self, policy: PerHead, domain: Domain) -> Change:
@@ -83,7 +82,7 @@ class TrainingSetup:
         return Change(kl / count, rise / count)
 
     def used(self, changes: Mapping[str, Change]) -> float:
-        """The largest divergence as a share of what is allowed there; infinite if one is not a number."""
+        """The largest divergence as a share of the budget of its domain; infinite if a divergence is not finite."""
         limits = {one.name: self.budget * (1 if one.trained else HELD_OUT_FACTOR) for one in self.domains}
         shares = [changes[name].kl / limit for name, limit in limits.items()]
         return max(share if math.isfinite(share) else math.inf for share in shares)
@@ -109,7 +108,7 @@ class Candidate:
 
     @property
     def modified_heads(self) -> int:
-        """How many heads have a temperature of their own."""
+        """The number of heads whose temperature changes."""
         return self.policy.modified_heads
 
     def __repr__(self) -> str:
@@ -143,6 +142,6 @@ def select_best(setup: TrainingSetup, kind: str, coefficients: Tensor, validatio
 
 
 def evaluate_replies(model: PreTrainedModel, replies: Sequence[Reply]) -> tuple[float, float]:
-    """The mean loss of replies and the accuracy: the share that greedy decoding would give."""
+    """The mean loss of replies, and the share of them that greedy decoding gives."""
     judged = judge_replicated(model, replies)
     return sum(one.nll for one in judged) / len(judged), sum(one.right for one in judged) / len(judged)

@@ -41,10 +41,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 Progress = Callable[[str, int, int, str], None]
-"""Called with what is being done, the steps done, the steps in all, and a remark."""
+"""Called with a description of the work, the completed steps, the number of steps, and a remark."""
 
 DEFAULT_TASKS = "training,control"
-"""Many formats, and prompts that must keep working."""
+"""Many formats, and control tasks that must not get worse."""
 
 _SAVE_EVERY = 20.0  # seconds
 
@@ -58,19 +58,19 @@ class CalibrationResult:
     """The best policy, the best that can be folded, and every candidate."""
 
     candidates: Mapping[str, Candidate]
-    """By kind, for the kinds with a policy within the budget."""
+    """By kind; kinds without a policy within the budget are absent."""
 
     curves: Mapping[str, Sequence[Mapping[str, float]]]
     """By kind: loss and divergence on each domain after every training step."""
 
     setting: Mapping[str, Any]
-    """Everything the result depends on, with the keys of saved results."""
+    """All settings, with the keys of saved results."""
 
     before: Mapping[str, float]
-    """The validation prompts without a policy: `nll`, and the accuracy under the key `right` of saved results."""
+    """The baseline on the validation prompts: `nll`, and accuracy as `right`."""
 
     prompts: int
-    """How many validation prompts there are."""
+    """The number of validation prompts."""
 
     @property
     def chosen(self) -> Candidate:
@@ -84,7 +84,7 @@ class CalibrationResult:
 
     @property
     def foldable(self) -> Candidate | None:
-        """The candidate that can be folded into the weights, if there is one."""
+        """The candidate with the lowest loss among those that can be folded into the weights, if there is one."""
         foldable = (one for one in self.candidates.values() if one.foldable)
         return min(foldable, key=lambda one: one.nll, default=None)
 
@@ -137,16 +137,18 @@ def calibrate(
     resume: bool = False,
     progress: Progress | None = None,
 ) -> CalibrationResult:
-    """Learn a policy per head for `model` while its predictions diverge by no more than `budget` nats per token.
+    """Learn a policy per head for `model` whose KL divergence stays within `budget` nats per token.
 
-    The budget is KL(baseline ‖ policy) on each domain by itself: text sampled from the model, Python's documentation
-    and code, the model's own chat answers, and `texts`, by name. It is measured on text that is not trained on; of the
-    domain `held_out` nothing is trained on, and it may diverge by 1.3 times as much. `task` is a task or several
-    (`get_tasks`); by default many formats and controls, at the sizes where the model begins to fail. `keep` is the
-    share of the heads that may be modified, `keep_layers` that of the layers they may be in: each modified layer adds
-    latency. `memory` are the bytes that training may use, about. With `folder` the state is saved there, and `resume`
-    continues from it. No weight is changed; afterwards the model is as before. A policy that is applied to it is
+    The budget limits KL(baseline ‖ policy) on each domain: text sampled from the model, Python's documentation and
+    code, the model's own chat answers, and `texts`, by name. It is measured on text that is not trained on. The domain
+    `held_out` is not trained on at all; its limit is 1.3 times the budget. `task` is a task or the names of tasks
+    (`get_tasks`); the default is many formats and controls, at the sizes where the model begins to fail. At most the
+    share `keep` of the heads is modified, in at most the share `keep_layers` of the layers; each modified layer adds
+    latency. `memory` is the approximate number of bytes that training may use. The state is saved in `folder`, and
+    `resume` continues from it. No weight changes, and afterwards the model is as before. A policy applied to it is
     ignored.
+
+    Raises `BudgetError` if no policy stays within the budget.
     """
     check_model(model)
     check_tokenizer(tokenizer)

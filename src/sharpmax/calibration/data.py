@@ -1,9 +1,9 @@
 """Profiles, training prompts and the domains of a calibration.
 
-Key replication reads a short list as if it had many more items. In a long list the keys of other items share the
-weight of a head, from positions further and further away. Repeating those keys in every layer and leaving gaps for the
-items they stand for has the same effect: 64 items whose keys count eight times, eight times as far apart, disperse
-attention as 512 items do, at the cost of reading 64.
+Key replication simulates a long list with a short one. In a long list the keys of other items, at more and more
+distant positions, share the weight of a head. Repeating these keys in every layer and leaving gaps in the positions
+has the same effect: 64 items whose keys count eight times, eight times as far apart, disperse attention as much as 512
+items, at the cost of 64.
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ class Profile:
 
     kinds: tuple[str, ...]
     steps: int
-    sizes: tuple[int, ...] | None  # None: those at which the model begins to fail
-    longest: int  # of a training prompt, where sizes are found by a scan
-    scanned: int  # prompts per format and size of that scan
+    sizes: tuple[int, ...] | None  # None: the sizes at which the model begins to fail
+    longest: int  # the longest training prompt when `sizes` is None
+    scanned: int  # prompts per format and size to find the sizes
     formats: int  # per step
     prompts: int  # per step and format
     controls: int  # control prompts per step
-    lengths: tuple[int, ...]  # of windows of text
-    sampled: tuple[int, ...]  # of text sampled from the model, its beginnings
-    turns: int  # domains of text per step, which take turns
-    tokens: int  # of each of them
-    rows: int  # of each window whose divergence is measured in training
+    lengths: tuple[int, ...]  # of text windows
+    sampled: tuple[int, ...]  # lengths of text sampled from the model
+    turns: int  # text domains per step; domains take turns
+    tokens: int  # per step and text domain
+    rows: int  # predictions per window whose divergence is measured in training
     answers: int  # the model's own answers per step
-    questions: int  # chat questions in calibration and in validation each
+    questions: int  # chat questions for training, and for validation
     answer_tokens: int
     training_windows: int  # per domain
     validation_windows: int
     validation_prompts: int
-    replications: tuple[int, ...] = (1,)  # how often the keys of other items may count
+    replications: tuple[int, ...] = (1,)  # possible numbers of copies of the keys of other items
 
 
 PROFILES: Mapping[str, Profile] = MappingProxyType(
@@ -75,7 +75,7 @@ PROFILES: Mapping[str, Profile] = MappingProxyType(
 
 
 def profile_for(name: str, **changes: Any) -> Profile:
-    """A profile by name, with some of its amounts changed."""
+    """A profile by name, with `changes` that are not None."""
     if name not in PROFILES:
         reject("profile", repr(name), f"one of {list(PROFILES)}")
     profile = replace(PROFILES[name], **{key: value for key, value in changes.items() if value is not None})
@@ -90,7 +90,7 @@ def profile_for(name: str, **changes: Any) -> Profile:
 
 
 _TRAINING_SEED, _VALIDATION_SEED = 1_000_003, 2_000_003
-"""Where the seeds of prompts begin, so that an evaluation with an ordinary seed meets none of them."""
+"""The first seeds of prompts, so that an evaluation with a small seed has other prompts."""
 
 HELD_OUT = "code"
 """The default domain that is not trained on."""
@@ -100,10 +100,10 @@ CHAT, SAMPLED = "chat", "sampled"
 
 @dataclass(frozen=True)
 class Domain:
-    """Text of one kind and length on which a policy may change the model's predictions only within the budget."""
+    """Text of one kind and length, on which the divergence has to stay within the budget."""
 
     name: str
-    trained: bool  # otherwise it is measured alone
+    trained: bool  # whether training reduces its divergence
     training: tuple[Reply, ...]
     validation: tuple[Reply, ...]
 
@@ -143,8 +143,8 @@ def domains_of(
 
 
 def _windows(tokenizer: PreTrainedTokenizerBase, text: str, length: int, most: int) -> tuple[Reply, ...]:
-    """At most `most` windows of `length` tokens, spread evenly over a text, of which only so much is tokenized."""
-    size = 12 * length  # characters: a token has fewer on average
+    """At most `most` windows of `length` tokens, spread evenly over a text; only parts of a long text are tokenized."""
+    size = 12 * length  # in characters, more than `length` tokens have
     parts = [text[i * len(text) // most :][:size] for i in range(most)] if len(text) > size * most else [text]
     ids = [tokenizer(part, add_special_tokens=False, verbose=False).input_ids for part in parts]
     before = special_tokens(tokenizer)[0]
@@ -155,7 +155,7 @@ def _windows(tokenizer: PreTrainedTokenizerBase, text: str, length: int, most: i
 def sizes_for(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tasks: Sequence[Task], profile: Profile
 ) -> tuple[int, ...]:
-    """The sizes to train at: four, up to the first at which the model gets less than 15% of the prompts right."""
+    """The sizes to train at: up to four, ending with the first whose accuracy is below 15% or the last that fits."""
     found: list[int] = []
     for size in (4 * 2**i for i in range(9)):
         replies = [
@@ -176,7 +176,7 @@ def sizes_for(
 
 @dataclass(frozen=True)
 class TrainingPrompts:
-    """Prompts for each training step, and others to select by; the same for the same seed."""
+    """Training prompts for each step and validation prompts, determined by the seed."""
 
     tokenizer: PreTrainedTokenizerBase
     tasks: tuple[Task, ...]
@@ -191,24 +191,24 @@ class TrainingPrompts:
         return self.profile.sizes or ()
 
     def at(self, step: int) -> list[Reply]:
-        """The prompts of one step: of some tasks, and controls."""
+        """The prompts of one step: some tasks, and controls."""
         rng = random.Random(f"lessons/{self.seed}/{step}")
         seed = _TRAINING_SEED * (self.seed + 1) + step
         replies: list[Reply] = []
         for task in rng.sample(self.tasks, min(self.profile.formats, len(self.tasks))):
-            # Every other step trains on the largest size, mostly with replicated keys: closest to longer inputs.
+            # Every other step trains on the largest size, which is closest to longer inputs.
             size = max(self.sizes) if step % 2 == 0 else rng.choice(self.sizes)
             replies += self._prompts(task, size, self.profile.prompts, seed, rng.choice(self.profile.replications))
         if self.controls and self.profile.controls:
             task, size = rng.choice(self.controls), rng.choice(self.sizes)
-            # An item of a control can be a paragraph: halve the size until its prompts are not too long.
+            # An item of a control can be a paragraph: halve the size until the prompts fit.
             while size > 1 and len(encode(self.tokenizer, task.prompts(size, 1, 0)[0]).ids) > self.profile.longest:
                 size //= 2
             replies += self._prompts(task, size, self.profile.controls, seed)
         return replies
 
     def validation(self) -> list[Reply]:
-        """Prompts of the largest size that no step reads: as they are, and with most replication."""
+        """Prompts of the largest size that no step trains on, without replication and with the most replication."""
         times = sorted({1, max(self.profile.replications)})
         each = max(1, self.profile.validation_prompts // (len(times) * len(self.tasks)))
         seed = _VALIDATION_SEED + 1 + self.seed
@@ -228,17 +228,17 @@ class TrainingPrompts:
 
 
 def replicate_keys(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, reply: Reply, times: int) -> Reply:
-    """Let the other items of a prompt count `times` times: all lines but the first, the last and those of the evidence.
+    """Count the keys of other items `times` times: all lines but the first, the last and those of the evidence.
 
-    The tokens of a line stay together; the gap for its copies follows the line. Where items are not lines of their
-    own, or no line holds the answer, every token counts once.
+    The tokens of a line keep consecutive positions; the gap for the copies follows the line. If items are not lines, or
+    no line contains the answer, every token counts once.
     """
     asked = asked_with(tokenizer, prompt)
     at = asked.index(prompt.user)
     lines = prompt.user.split("\n")
     wanted = (prompt.evidence or prompt.opening + prompt.answer).split("\n")
     places = [i for i in range(len(lines)) if lines[i : i + len(wanted)] == wanted]
-    item = [0] * (len(asked) + len(prompt.answer) + 1)  # per character: the number of the other item it belongs to
+    item = [0] * (len(asked) + len(prompt.answer) + 1)  # per character: the number of its item; 0 is not replicated
     for number, line in enumerate(lines if places else ()):
         if 0 < number < len(lines) - 1 and not places[0] <= number < places[0] + len(wanted):
             item[at : at + len(line) + 1] = [number] * (len(line) + 1)
@@ -258,7 +258,7 @@ def replicate_keys(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, reply: Re
 
 @contextmanager
 def replicated(model: PreTrainedModel, replies: Sequence[Reply]) -> Iterator[None]:
-    """Replicate the keys of these replies, read as one batch in this order, in every layer."""
+    """Inside the block, replicate the keys of one batch of these replies, in this order, in every layer."""
     if all(reply.times is None for reply in replies):
         yield
         return
@@ -272,7 +272,7 @@ def replicated(model: PreTrainedModel, replies: Sequence[Reply]) -> Iterator[Non
 
 
 def judge_replicated(model: PreTrainedModel, replies: Sequence[Reply]) -> list[Judged]:
-    """`judge`, with the keys of replies replicated that have `times`."""
+    """`judge`, with replicated keys for replies that have `times`."""
     plain = iter(judge(model, [reply for reply in replies if reply.times is None]))
     judged = []
     for reply in replies:

@@ -1,4 +1,4 @@
-"""Numbers of a policy that train while it acts in a model, in calibration or with the weights (`learnable`)."""
+"""Policies whose coefficients are trained, by calibration or together with the weights (`learnable`)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sharpmax.arrays import ops_for
 from sharpmax.errors import reject
 from sharpmax.integrations.transformers.application import apply, restore
 from sharpmax.integrations.transformers.attention import OutputGain
-from sharpmax.integrations.transformers.interface import install, kept, modules_of
+from sharpmax.integrations.transformers.interface import install, modules_of, restoring
 from sharpmax.ops.sharpen import QueryScale, Rule
 from sharpmax.policies.base import Policy, Remeasure, with_columns
 from sharpmax.policies.basic import Constant, LogScale, OutputScale, PerFrequency
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 FREQUENCY = "frequency"
-"""The kind that learns one β per rotary frequency of every head."""
+"""The kind with one β per rotary frequency of every head."""
 
 OUTPUT = "output"
-"""The kind that learns a scale of every head's output, as SEAL does."""
+"""The kind with a scale of every head's output, as in SEAL."""
 
 BOTH = f"{FREQUENCY}+{OUTPUT}"
 
@@ -46,30 +46,30 @@ KINDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         BOTH: (),
     }
 )
-"""Each kind with the coefficients of `LogLinear` that it learns in every head; those without any learn factors."""
+"""Each kind with its coefficients of `LogLinear` per head; kinds without any learn factors."""
 
 FOLDABLE = (FREQUENCY, "constant")
 """The kinds that can be folded into the weights."""
 
 SSMAX = "ssmax"
 LEARNABLE = (*KINDS, SSMAX)
-"""What can be learned in every head: the kinds of calibration, or the s of SSMax."""
+"""The kinds of `learnable`: those of calibration, and the s of SSMax."""
 
 PARAMETER = "sharpmax_policy"
-"""The name of the numbers among the parameters of the model."""
+"""The name of the coefficients among the parameters of the model."""
 
 _MAX_LOG_FACTOR = 3.0
-_SSMAX_START = 0.43  # where Scalable-Softmax starts
+_SSMAX_START = 0.43  # the initial value of Scalable-Softmax
 _DIGITS = 5
 
 _INTERLEAVED = ("cohere", "cohere2", "codegen", "ernie4_5", "glm", "glm4", "gptj", "helium", "llama4_text")
-"""Models that rotate neighbouring dimensions together, where `PerFrequency` scales those half a head apart."""
+"""Models that rotate neighbouring dimensions together; `PerFrequency` assumes pairs that are half a head apart."""
 
 
 def policy_from(kind: str, coefficients: Tensor, strength: float = 1.0) -> PerHead:
-    """The policy of coefficients `[layers, heads, those of the kind]`; ln β is multiplied by `strength`.
+    """The policy of `coefficients` `[layers, heads, coefficients of the kind]`; ln β is multiplied by `strength`.
 
-    Numbers are rounded here, so that what is measured afterwards is what a file will hold.
+    Coefficients are rounded here, so that the policy equals the one read back from its file.
     """
     grid = (coefficients.detach().cpu().double() * strength).tolist()
     return PerHead(tuple(tuple(_policy_of_head(kind, head) for head in layer) for layer in grid))
@@ -92,7 +92,7 @@ def _policy_of_head(kind: str, values: list[float]) -> Policy:
 
 
 def grid_of(model: PreTrainedModel) -> tuple[int, int]:
-    """The numbers of layers and of heads per layer, the grid of a `PerHead` policy."""
+    """The number of layers and the number of heads per layer."""
     heads = [one.heads for one in modules_of(model)]
     if len(set(heads)) > 1:
         reject("model", f"layers of {sorted(set(heads))} heads", "a model with as many heads in every layer")
@@ -100,7 +100,7 @@ def grid_of(model: PreTrainedModel) -> tuple[int, int]:
 
 
 def frequencies_of(model: PreTrainedModel) -> int:
-    """How many rotary frequencies every head has; 0 if there are none, or not half as many as its dimensions."""
+    """The number of rotary frequencies per head; 0 unless there is one for every two dimensions of a head."""
     config = model.config.get_text_config()
     rotary = getattr(config, "rope_parameters", None) or {}
     if not rotary or getattr(config, "model_type", "") in _INTERLEAVED:
@@ -111,10 +111,10 @@ def frequencies_of(model: PreTrainedModel) -> int:
 
 
 class TrainablePolicy:
-    """Coefficients `[layers, heads, those of the kind]` that require gradients, and a mask of the heads they modify.
+    """Trainable coefficients `[layers, heads, coefficients of the kind]`, and a mask of the heads they modify.
 
-    With `shared` all heads of a layer have the same. The kind `frequency` has a coefficient per rotary frequency, its
-    ln β; the logarithm of the output's scale is the last coefficient.
+    With `shared` all heads of a layer have the same coefficients. Those of the kind `frequency` are ln β of each
+    rotary frequency. The logarithm of an output scale is the last coefficient.
     """
 
     def __init__(self, model: PreTrainedModel, kind: str, *, shared: bool = False) -> None:
@@ -128,18 +128,18 @@ class TrainablePolicy:
         self.modified = torch.ones(shape[:2], dtype=torch.bool, device=model.device)
 
     def values(self) -> Tensor:
-        """The coefficients in effect, `[layers, heads, those of the kind]`: 0 in heads that are not modified."""
+        """The coefficients, `[layers, heads, coefficients of the kind]`, with 0 in heads that are not modified."""
         return (self.coefficients * self.modified[..., None]).expand(-1, self.heads, -1)
 
     @contextmanager
     def installed(self, model: PreTrainedModel) -> Iterator[None]:
         """Let the coefficients choose β in the model's attention inside the block."""
-        with kept(model):
+        with restoring(model):
             install(model, self.rules)
             yield
 
     def factors(self, layer: int) -> Tensor:
-        """exp(coefficients) of one layer, `[heads, those of the kind]`."""
+        """exp(coefficients) of one layer, `[heads, coefficients of the kind]`."""
         return self.values()[layer].clamp(-_MAX_LOG_FACTOR, _MAX_LOG_FACTOR).exp()
 
     def rules(self, layer: int) -> Sequence[Rule | QueryScale | OutputGain]:
@@ -158,7 +158,7 @@ class _LayerScale(QueryScale):
     layer: int
 
     def factors(self, device: torch.device, dtype: torch.dtype) -> Tensor:
-        """β of both dimensions of every frequency."""
+        """β of every dimension of a head; two dimensions share a frequency."""
         beta = self.trainable.factors(self.layer).to(device, dtype)
         beta = beta[:, :-1] if self.trainable.kind == BOTH else beta
         return torch.cat([beta, beta], dim=-1)[:, None]
@@ -178,7 +178,7 @@ class _LayerGain(OutputGain):
 
 @dataclass(eq=False)
 class _LayerRule:
-    """One layer of coefficients of `LogLinear` or of SSMax, as the attention interface asks for it."""
+    """The rule of one layer with coefficients of `LogLinear` or of SSMax."""
 
     trainable: TrainablePolicy
     layer: int
@@ -197,10 +197,10 @@ class _LayerRule:
         )
 
     def beta(self, stats: RowStats, remeasure: Remeasure | None) -> Tensor:
-        """β of every row, 1 in rows of one key; only the coefficients get a gradient.
+        """β of every row, 1 in rows of one key. Only the coefficients get a gradient.
 
-        A gradient through the statistics would cost as much as the attention itself, and only describes how earlier
-        layers change what later ones measure.
+        A gradient through the statistics would take as long as attention itself, and would only add how earlier layers
+        change the statistics of later ones.
         """
         detached = stats.map(torch.detach)
         count = detached.count
@@ -209,10 +209,10 @@ class _LayerRule:
 
 
 class LearnablePolicy:
-    """The numbers of a policy, `[layers, heads, numbers]`, as a parameter of a model that chooses β in its attention.
+    """A policy whose coefficients, `[layers, heads, coefficients]`, are a parameter of the model.
 
     Optimizers, checkpoints (`state_dict`) and several devices treat it as any other weight. `policy()` is the
-    policy learned so far; `finish()` takes the parameter out and applies that policy instead.
+    policy learned so far; `finish()` removes the parameter and applies that policy.
     """
 
     def __init__(self, model: PreTrainedModel, kind: str) -> None:
@@ -227,16 +227,16 @@ class LearnablePolicy:
         model.register_parameter(PARAMETER, self.parameter)
 
     def policy(self) -> PerHead:
-        """The policy learned so far, its numbers rounded to five digits."""
+        """The policy learned so far, rounded to five digits."""
         return policy_from(self.kind, self.parameter)
 
     def remove(self) -> None:
-        """Take the parameter and its rules out of the model."""
+        """Remove the parameter and its rules from the model."""
         delattr(self.model, PARAMETER)
         restore(self.model)
 
     def finish(self) -> PerHead:
-        """Apply the learned policy in place of the parameter, and return it; constants can then be folded."""
+        """Replace the parameter by the learned policy, and return the policy; constants can then be folded."""
         found = self.policy()
         self.remove()
         apply(self.model, found)
@@ -247,11 +247,11 @@ class LearnablePolicy:
 
 
 def learnable(model: PreTrainedModel, kind: str) -> LearnablePolicy:
-    """Give every head of a transformers model a policy whose numbers train with the weights.
+    """Give every head of a transformers model a policy whose coefficients train with the weights.
 
     `kind` is "frequency" (one β per rotary frequency), "constant", "length", "entropy" or "rows" (coefficients of
-    `LogLinear`), all starting at β = 1, or "ssmax" (β = s·ln n, starting at s = 0.43). Make it before the optimizer.
-    What was applied to the model before is replaced.
+    `LogLinear`), all starting at β = 1, or "ssmax" (β = s·ln n, starting at s = 0.43). Call it before the optimizer is
+    created. It replaces a policy applied before.
 
     >>> import sharpmax as sm  # doctest: +SKIP
     >>> learned = sm.learnable(model, "ssmax")  # doctest: +SKIP

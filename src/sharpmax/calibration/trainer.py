@@ -18,7 +18,7 @@ from sharpmax.calibration.data import CHAT, Domain, replicated
 from sharpmax.calibration.learnable import KINDS, TrainablePolicy
 from sharpmax.errors import SharpmaxError, reject
 from sharpmax.integrations.transformers.application import restore
-from sharpmax.integrations.transformers.interface import kept
+from sharpmax.integrations.transformers.interface import restoring
 from sharpmax.models.language import any_length
 from sharpmax.models.scoring import Places, batches, reply_losses
 from sharpmax.models.weights import load_tensors, must_fit, save_tensors
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 def frozen(model: PreTrainedModel) -> Iterator[None]:
     """Inside the block the model has no policy, no dropout and no trainable weight; afterwards it is as before.
 
-    Raises AssertionError if a weight or its gradient was written to.
+    Raises AssertionError if a weight or a gradient changed.
     """
     modes = [(module, module.training) for module in model.modules()]
     weights = [(weight, weight.requires_grad, weight.grad, weight._version) for weight in model.parameters()]
-    with kept(model):
+    with restoring(model):
         restore(model).train(False).requires_grad_(False)
         try:
             yield
@@ -50,14 +50,14 @@ def frozen(model: PreTrainedModel) -> Iterator[None]:
 
 @contextmanager
 def checkpointed(model: PreTrainedModel) -> Iterator[None]:
-    """Inside the block a backward pass computes each layer again instead of keeping what it computed."""
+    """Gradient checkpointing inside the block: the backward pass recomputes each layer."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     untyped: Any = model
     untyped.gradient_checkpointing_enable({"use_reentrant": False})
     for layer in layers:
-        layer.training = True  # of the layer alone: what is inside it, such as dropout, stays in evaluation mode
+        layer.training = True  # the layer alone; its modules, such as dropout, stay in evaluation mode
     try:
         yield
     finally:
@@ -71,17 +71,17 @@ _MAX_TOKENS = 16_384
 
 
 def plan_memory(model: PreTrainedModel, longest: int, limit: int | None) -> tuple[int, bool, int]:
-    """How training on inputs of up to `longest` tokens fits into `limit` bytes.
+    """Fit training on inputs of up to `longest` tokens into `limit` bytes.
 
-    Returns how many tokens to read at once, whether layers are computed again in the backward pass, and the bytes
-    needed. Without a limit it is 8 GiB, or what the weights need, if there is so much.
+    Returns the number of tokens per batch, whether to use gradient checkpointing, and the estimated bytes. The default
+    limit is 8 GiB, or more for large weights, but no more than the free memory of a GPU.
     """
     config = model.config.get_text_config()
     hidden, layers = int(config.hidden_size), int(config.num_hidden_layers)
     inner = int(getattr(config, "intermediate_size", None) or 4 * hidden)
     size = next(model.parameters()).element_size()
     weights = sum(weight.nbytes for weight in model.parameters())
-    fixed = weights + 4 * 6 * MAX_ROWS * int(config.vocab_size)  # logits and what KL makes of them
+    fixed = weights + 4 * 6 * MAX_ROWS * int(config.vocab_size)  # logits and the intermediate results of KL
     if limit is None:
         limit = max(_DEFAULT_MEMORY, 2 * fixed)
         if model.device.type == "cuda":
@@ -97,7 +97,7 @@ def plan_memory(model: PreTrainedModel, longest: int, limit: int | None) -> tupl
 
 
 _MARGIN = 0.95
-"""The share of the budget that is aimed at: divergence is a little larger on text that was not trained on."""
+"""The target as a share of the budget: divergence is slightly larger on text that was not trained on."""
 
 _FIRST_PRICE, _MIN_PRICE, _MAX_PRICE = 50.0, 1.0, 3000.0
 _PRICE_RATE, _MEMORY = 0.1, 0.9
@@ -107,18 +107,18 @@ _SAVED_AS = "calibration"
 
 
 class DivergedError(SharpmaxError, ArithmeticError):
-    """The loss of a calibration is no longer a number."""
+    """The loss of a calibration is NaN or infinite."""
 
 
 @dataclass
 class Trainer:
-    """Trains one kind of policy. `save` writes and `resume` reads the fields below."""
+    """Trains one kind of policy; `save` and `resume` keep its state in a file."""
 
     policy: TrainablePolicy
     steps: int
     rate: float
-    keep: float  # the share of the heads that may be modified in the end
-    keep_layers: float = 1.0  # the share of the layers they may be in
+    keep: float  # the share of modified heads after pruning
+    keep_layers: float = 1.0  # the share of layers with modified heads after pruning
     prices: dict[str, float] = field(default_factory=dict)  # Lagrange multiplier of each domain
     divergences: dict[str, float] = field(default_factory=dict)  # moving average on each domain, in nats per token
     curve: list[dict[str, float]] = field(default_factory=list)
@@ -162,10 +162,8 @@ class Trainer:
         """Add the gradient of the loss of this step's answers; return the loss."""
         nll = 0.0
         every = setup.prompts.at(self.step)
-        for some in (  # replicated keys need a mask, and others are faster without one
-            [reply for reply in every if reply.times is None],
-            [reply for reply in every if reply.times is not None],
-        ):
+        for replicate in (False, True):  # replicated keys need a mask; other replies are faster without one
+            some = [reply for reply in every if (reply.times is not None) == replicate]
             for batch in batches(some, setup.most_tokens):
                 replies = [some[i] for i in batch]
                 with self.policy.installed(setup.model), replicated(setup.model, replies):
@@ -173,7 +171,7 @@ class Trainer:
         return nll
 
     def _turns(self, setup: TrainingSetup) -> list[tuple[Domain, float]]:
-        """The domains of this step. Texts take turns; each is weighted by the number of turns it misses."""
+        """The domains of this step with their weights. Texts take turns; the weight makes up for the other steps."""
         trained = [domain for domain in setup.domains if domain.trained]
         texts = [domain for domain in trained if domain.name != CHAT]
         count = min(setup.prompts.profile.turns, len(texts))
@@ -203,16 +201,16 @@ class Trainer:
         self._optimizer.step()
         names = KINDS[self.policy.kind]
         with torch.no_grad():
-            if "length" in names:  # below 0 it would flatten long inputs, which a budget on long text rewards
+            if "length" in names:  # below 0 it would disperse attention on long inputs, which a budget on text rewards
                 self.policy.coefficients[..., names.index("length")].clamp_(min=0.0)
             self._prune()
 
     def _prune(self) -> None:
-        """At two steps, drop the heads that cost the least loss; the others have time to make up for it."""
+        """At two steps, remove the heads whose removal raises the loss least; the others train on."""
         points = [min(round(at * self.steps), self.steps - 1) for at in _PRUNE_AT]
         if min(self.keep, self.keep_layers) >= 1.0 or self.step not in points:
             return
-        done = sum(point <= self.step for point in points) / len(points)  # a run of a few steps prunes at once
+        done = sum(point <= self.step for point in points) / len(points)  # 1 if both points are the same step
         state, policy = self._optimizer.state[self.policy.coefficients], self.policy
         # The square of a coefficient times the mean square of its gradient estimates the cost of setting it to 0.
         worth = (policy.coefficients**2 * state["exp_avg_sq"]).sum(-1).masked_fill(~policy.modified, -1.0)
@@ -259,6 +257,6 @@ def _largest(worth: Tensor, share: float) -> Tensor:
 
 def _backward(loss: Tensor, weight: float = 1.0) -> float:
     """Add the gradient of weight·loss and return the loss."""
-    with any_length(loss.device):  # with checkpointing layers run again here, and must choose the same kernels
+    with any_length(loss.device):  # layers recomputed by checkpointing must use the same kernels
         torch.autograd.backward([weight * loss])
     return float(loss.detach())

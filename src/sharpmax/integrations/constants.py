@@ -1,4 +1,4 @@
-"""What a weight can hold of a policy: constants, one per head or one per rotary frequency."""
+"""Policies as factors of weights: constants, one per head or one per rotary frequency."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from sharpmax.policies.per_head import PerHead, check_shape
 
 
 def nearest_constant(policy: Policy, length: int) -> Policy:
-    """The constant policy that gives every row the β that `policy` gives a row of `length` visible keys.
+    """The constant policy with the β that `policy` gives a row of `length` visible keys.
 
-    Only a policy that depends on nothing but that number has one; others have to be calibrated as constants.
+    `policy` may depend on the number of visible keys only; for any other, calibrate a constant policy.
 
     >>> from sharpmax.policies import LogLength
     >>> nearest_constant(LogLength(reference=16), 256)
@@ -33,7 +33,7 @@ def nearest_constant(policy: Policy, length: int) -> Policy:
             f"policy: {policy.describe()} depends on {', '.join(sorted(policy.needs - {'count'}))}, not on the length "
             "alone; calibrate a constant policy for this model with `sharpmax calibrate --foldable`"
         )
-    # It takes more time and memory than all the rest of folding a GGUF file, and constants do without it.
+    # Constants do not need torch, and importing it takes longer than folding a GGUF file.
     import torch
 
     from sharpmax.arrays import ops_for
@@ -44,10 +44,10 @@ def nearest_constant(policy: Policy, length: int) -> Policy:
 
 
 def weight_factors(policy: Policy, heads: Sequence[int], model: str, longest: Any) -> dict[int, list[list[float]]]:
-    """β of every layer that changes, `[heads][1]` or `[heads][D]`; `heads` has each layer's number of heads.
+    """β of every layer that changes, `[heads][1]` or `[heads][D]`; `heads` is the number of heads of each layer.
 
-    A policy for another model is refused, and one that depends on the row, with the nearest one that does not for
-    `longest` visible keys.
+    Raises an ArgumentError for a policy of another shape, and an UnsupportedError for one that depends on the row,
+    with the nearest constants at `longest` visible keys.
     """
     check_shape(policy, heads, model)
     grid = policy.policies if isinstance(policy, PerHead) else [(policy,) * count for count in heads]

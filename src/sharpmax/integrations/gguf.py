@@ -1,7 +1,7 @@
-"""A constant per head written into a GGUF file, the format of llama.cpp and Ollama: a copy with other scales.
+"""Fold one constant per head into a GGUF file, the format of llama.cpp and Ollama.
 
-A quantised weight is a small integer times an fp16 scale that a block of weights shares. β times a row of the query
-projection is therefore the same integers with other scales: nothing is quantised again.
+A quantised weight is a small integer times an fp16 scale, which a block of weights shares. β times a row of the query
+projection therefore has the same integers and other scales. Nothing is requantised.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ KEY = "sharpmax.policy"
 MOST_ERROR = 2.0**-7
 """The largest relative error, root mean square over the query weights of a head, that a folded file may have.
 
-fp16 keeps 11 bits, but the scales of some types (Q6_K, Q3_K) are so small that it keeps fewer.
+fp16 has 11 significant bits, but fewer for the small scales of some types (Q6_K, Q3_K).
 """
 
-# Where a block of each type has its fp16 scales, in bytes.
+# The offsets of the fp16 scales in a block of each type, in bytes.
 _SCALES = {
     "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,),
     "Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,),
@@ -43,16 +43,16 @@ _SCALES = {
     "IQ4_NL": (0,), "IQ4_XS": (0,), "TQ1_0": (52,), "TQ2_0": (64,),
 }  # fmt: skip
 TYPES = ("F32", "F16", "BF16", *_SCALES)
-"""The types of query weights that can be folded into."""
+"""The types of query weights that can be scaled."""
 
-# Architectures of llama.cpp whose logits are the query times the key, with the queries first in a fused projection.
+# Architectures of llama.cpp whose logits are query times key, and whose fused projections start with the queries.
 _ARCHITECTURES = (
     "arcee", "cohere2", "command-r", "deepseek", "exaone", "falcon", "gemma", "gemma3", "glm4", "gpt2", "gptneox",
     "granite", "granitemoe", "internlm2", "llama", "minicpm", "nemotron", "olmo", "olmo2", "olmoe", "orion", "phi2",
     "phi3", "qwen", "qwen2", "qwen2moe", "qwen3", "qwen3moe", "seed_oss", "smollm3", "stablelm", "starcoder",
     "starcoder2", "xverse",
 )  # fmt: skip
-# Where the rows of a head that share a rotary frequency lie: side by side, or half a head apart.
+# The two rows of a head with the same rotary frequency are neighbours, or half a head apart.
 _PAIRS_SIDE_BY_SIDE = ("arcee", "cohere2", "command-r", "granite", "internlm2", "llama", "minicpm", "olmo", "smollm3")
 _PAIRS_HALF_APART = ("gemma", "gemma3", "olmo2", "phi3", "qwen", "qwen2", "qwen2moe", "qwen3", "qwen3moe")
 _NOT_ONLY_QUERIES = {
@@ -68,14 +68,14 @@ class FoldedFile(NamedTuple):
 
     path: Path
     layers: int
-    """How many layers have other weights than before."""
+    """The number of layers whose weights changed."""
 
     error: float
-    """The largest relative error of rounding, root mean square: among heads (GGUF) or tensors (checkpoints)."""
+    """The largest relative rounding error, root mean square, of a head (GGUF) or a tensor (checkpoint)."""
 
 
 class _Rows(NamedTuple):
-    """Query rows of one head in one tensor, and what each row is multiplied by; one factor is for all of them."""
+    """The query rows of one head in one tensor, and β of each row or one β for all rows."""
 
     where: str
     kind: Any  # of gguf.GGMLQuantizationType
@@ -91,9 +91,9 @@ def fold_file(
 ) -> FoldedFile:
     """Write a copy of a GGUF file with `policy`, one constant per head, in its query weights to the new file `out`.
 
-    Blocks keep their integers and get other fp16 scales. Everything else stays as it is, byte for byte, but for the
-    metadata key `sharpmax.policy`. The copy is read back and every head compared with β times the original before it
-    gets its name; the original is only read.
+    Blocks keep their integers and get other fp16 scales. The metadata key `sharpmax.policy` is added; everything else
+    is copied byte for byte. Every head of the copy is read back and compared with β times the original before the copy
+    is renamed to `out`.
     """
     source, target = Path(path), Path(out)
     chosen = packaged_for(*identity(source), foldable=True)[1] if policy == AUTO else resolve_policy(policy)
@@ -120,14 +120,14 @@ def fold_file(
 
 
 def identity(path: str | os.PathLike[str]) -> tuple[str, int, int, str, str]:
-    """Architecture, layers, heads, file name and name of the model in a GGUF file, from its header alone."""
+    """Architecture, number of layers, number of heads, file name and model name from the header of a GGUF file."""
     header = _Header(Path(path))
     heads = header.heads()
     return header.architecture, len(heads), max(heads), header.path.name, str(header.metadata.get("general.name", ""))
 
 
 def is_gguf(path: str | os.PathLike[str]) -> bool:
-    """Whether a path means a GGUF file: by its ending or, if there is such a file, by its first bytes."""
+    """Whether a path means a GGUF file, by its suffix or by the first bytes of the file."""
     if Path(path).suffix.lower() == ".gguf":
         return not Path(path).is_dir()
     try:
@@ -138,7 +138,7 @@ def is_gguf(path: str | os.PathLike[str]) -> bool:
 
 
 class _Header:
-    """What comes before the data of the tensors in a GGUF file."""
+    """The header of a GGUF file: everything before the data of its tensors."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -161,11 +161,11 @@ class _Header:
         self.architecture = str(self.metadata.get("general.architecture"))
 
     def get(self, key: str, default: Any = None) -> Any:
-        """A value of the architecture's own."""
+        """The value of a metadata key of the architecture."""
         return self.metadata.get(f"{self.architecture}.{key}", default)
 
     def count(self, key: str, default: int, layer: int) -> int:
-        """A whole number of the architecture, for all layers or for each of them."""
+        """A positive integer of the architecture for a layer; the file has one for all layers or one for each."""
         found = self.get(key, default)
         if isinstance(found, list) and layer < len(found):
             found = found[layer]
@@ -174,7 +174,7 @@ class _Header:
         return found
 
     def heads(self) -> list[int]:
-        """The number of heads of every layer, within limits: a damaged number must not fill the memory."""
+        """The number of heads of every layer; limited, because a damaged number could exhaust the memory."""
         layers, heads = self.get("block_count"), self.get("attention.head_count")
         known = isinstance(layers, int) and layers <= len(self.tensors)
         counts = heads if isinstance(heads, list) else [heads] * layers if known else []
@@ -186,7 +186,7 @@ class _Header:
         return counts
 
     def check_plain(self) -> None:
-        """Refuse a file that has a policy already, or whose logits do not grow in proportion to its queries."""
+        """Refuse a file that already has a policy, or whose logits are not proportional to its queries."""
         path, name = str(self.path), self.architecture
         if KEY in self.metadata:
             raise ArgumentError(f"model: {path!r} already holds a policy ({KEY}); fold the original file instead")
@@ -211,7 +211,7 @@ def _reader(path: Path) -> Any:
     kinds = gguf.GGUFValueType
 
     class Reader(gguf.GGUFReader):  # type: ignore[misc]
-        """Reads a list in one step: the package makes arrays of every token, 3 s and 400 MB for SmolLM2."""
+        """Reads a list in one step. The package makes arrays for every token: 3 s and 400 MB for SmolLM2."""
 
         def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:
             if raw_type != kinds.ARRAY:
@@ -221,7 +221,7 @@ def _reader(path: Path) -> Any:
             if inner == kinds.STRING:
                 for _ in range(count):
                     end += 8 + int(struct.unpack_from("<Q", self.data, end)[0])
-                parts: list[Any] = []  # no text of a list is read
+                parts: list[Any] = []  # lists of strings are not needed
             else:
                 parts = [self._get(begin, self.gguf_scalar_to_np[inner], count)]
                 end += parts[0].nbytes
@@ -234,7 +234,7 @@ def _reader(path: Path) -> Any:
 
 
 def _in_file_order(betas: list[tuple[float, ...]], width: int, architecture: str) -> list[tuple[float, ...]]:
-    """The factors of every head in the order of the file's rows, where there is one per row."""
+    """The β of every head; if there is one per row, in the order of the rows in the file."""
     if len(betas[0]) == 1:
         return betas
     check_frequencies(len(betas[0]), width)
@@ -248,7 +248,7 @@ def _in_file_order(betas: list[tuple[float, ...]], width: int, architecture: str
 
 
 def _query_rows(header: _Header, layer: int, factors: list[list[float]]) -> Iterator[_Rows]:
-    """What is to be multiplied in a layer: the gain of the query's normalisation, or else weight and bias."""
+    """The rows to scale in a layer: the gain of the query's normalisation, otherwise weight and bias."""
     heads, prefix = len(factors), f"blk.{layer}.attn_"
     part = "q" if f"{prefix}q.weight" in header.tensors else "qkv"
     weight = header.tensors.get(f"{prefix}{part}.weight")
@@ -293,7 +293,7 @@ def _query_rows(header: _Header, layer: int, factors: list[list[float]]) -> Iter
 
 
 def _scaled(data: bytes, rows: _Rows) -> bytes:
-    """The same weights times β; only scales change."""
+    """β times the weights; of quantised weights only the scales change."""
     from gguf import GGML_QUANT_SIZES
     from gguf.quants import quantize
 
@@ -317,7 +317,7 @@ def _scaled(data: bytes, rows: _Rows) -> bytes:
 
 
 def _times(numbers: NDArray[Any], beta: tuple[float, ...]) -> NDArray[Any]:
-    """Numbers that belong to as many rows as there are factors, in their order, times the factors."""
+    """Numbers times β; they are split evenly among the factors, in order."""
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         rows = numbers.astype(np.float64).reshape(len(beta), -1) * np.array(beta)[:, None]
         scaled: NDArray[Any] = rows.reshape(numbers.shape).astype(numbers.dtype)
@@ -332,7 +332,7 @@ def _dequantised(data: bytes, rows: _Rows) -> NDArray[np.float32]:
 
 
 def _copy(file: BinaryIO, copy: BinaryIO, header: _Header, policy: Policy) -> int:
-    """Write the header with one more field, and the data as it is; return where the data begins."""
+    """Copy the file with one more metadata field; return the offset of the tensor data."""
     key, text = KEY.encode(), json.dumps(policy.to_dict()).encode()
     magic, version, tensors, fields = struct.unpack("<4sIQQ", file.read(24))
     copy.write(struct.pack("<4sIQQ", magic, version, tensors, fields + 1))
@@ -347,9 +347,9 @@ def _copy(file: BinaryIO, copy: BinaryIO, header: _Header, policy: Policy) -> in
 
 
 def _error(old: bytes, new: bytes, rows: _Rows) -> float:
-    """The relative error of scaled rows, root mean square; refused if it is too large."""
+    """The relative error of scaled rows, root mean square; an UnsupportedError if it is too large."""
     wanted = _times(_dequantised(old, rows).astype(np.float64), rows.beta)
-    # np.linalg.norm wakes threads for every head: slow on a busy machine.
+    # np.linalg.norm starts threads for every head, which is slow on a busy machine.
     off, norm = (math.sqrt(np.square(x).sum()) for x in (_dequantised(new, rows) - wanted, wanted))
     if not off <= MOST_ERROR * norm:
         raise UnsupportedError(

@@ -1,9 +1,8 @@
 """Policies in any torch module that attends by `scaled_dot_product_attention` or `nn.MultiheadAttention`.
 
-While a policy is applied, hooks of the module put a `TorchFunctionMode` around each of its forward passes. The mode
-sees every call of these two functions and hands it on to PyTorch's own with β·q for q. Nothing of torch or of the
-module is replaced, and the fused inference paths of `nn.MultiheadAttention` and `nn.TransformerEncoder` are back after
-`restore`.
+While a policy is applied, hooks of the module enter a `TorchFunctionMode` around each of its forward passes. The mode
+intercepts every call of these two functions and calls PyTorch's own with β·q for q. Nothing of torch or of the module
+is replaced. After `restore`, `nn.MultiheadAttention` and `nn.TransformerEncoder` use their fused inference paths again.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ _MULTI_HEAD = inspect.signature(F.multi_head_attention_forward)
 
 @dataclass(frozen=True)
 class CallSite:
-    """A place where a module attends: the path of the innermost module, `#2` for its second call in one pass."""
+    """An attention call of a module, named by the path of the innermost module; `#2` is its second call in a pass."""
 
     name: str
     heads: int
@@ -53,10 +52,10 @@ class CallSite:
 
 
 def call_sites(model: nn.Module, example_inputs: Any) -> tuple[CallSite, ...]:
-    """The attention calls of one forward pass in evaluation mode without gradients, in their order.
+    """The attention calls of one forward pass in evaluation mode without gradients, in order.
 
     `example_inputs` is a tensor, a tuple of positional arguments or a mapping of keyword arguments. The training flags
-    of all modules and the random state are put back afterwards.
+    of all modules and the random state are restored afterwards.
 
     >>> layer = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True)
     >>> call_sites(nn.TransformerEncoder(layer, 2), torch.zeros(1, 5, 16))[1]
@@ -66,7 +65,7 @@ def call_sites(model: nn.Module, example_inputs: Any) -> tuple[CallSite, ...]:
 
 
 def observable_sites(model: nn.Module, example_inputs: Any) -> tuple[CallSite, ...]:
-    """`call_sites` of a module all of whose attention can be observed; another is refused by name."""
+    """`call_sites` of a module; an UnsupportedError if some of its attention cannot be observed."""
     sites = _trial(model, example_inputs)
     _check_sites(model, sites, skip_unsupported=False)
     return tuple(sites.values())
@@ -81,7 +80,7 @@ def run_example(model: nn.Module, inputs: Any) -> Any:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """The module in evaluation mode; afterwards its parts have the mode that each had before."""
+    """Put the module into evaluation mode; afterwards restore the mode of each of its parts."""
     training = [part for part in model.modules() if part.training]
     model.eval()
     try:
@@ -92,7 +91,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 _Key = tuple[nn.Module, int]
-"""A module and the number of its attention calls before this one in the same pass."""
+"""A module and the number of its earlier attention calls in the same pass."""
 
 
 def _trial(model: nn.Module, inputs: Any) -> dict[_Key, CallSite]:
@@ -116,15 +115,15 @@ def _trial(model: nn.Module, inputs: Any) -> dict[_Key, CallSite]:
 
 @dataclass(eq=False)
 class Applied:
-    """What is applied to a module; without a policy its calls are only observed."""
+    """A policy applied to a module; None if its calls are only observed."""
 
     policy: Policy | None = None
     sites: Mapping[_Key, CallSite] = field(default_factory=dict)
-    sharpeners: list[Sharpener] = field(default_factory=list)  # for all call sites, or for `PerHead` one for each
+    sharpeners: list[Sharpener] = field(default_factory=list)  # one for all call sites, or for `PerHead` one for each
     handles: list[RemovableHandle] = field(default_factory=list)
 
     def sharpener(self, key: _Key) -> Sharpener | None:
-        """What sharpens the call at a site."""
+        """The sharpener of a call site."""
         if not isinstance(self.policy, PerHead):
             return self.sharpeners[0] if self.sharpeners else None
         if key not in self.sites:
@@ -143,7 +142,7 @@ def apply_to_module(model: M, policy: Policy, example_inputs: Any = None, *, ski
     elif before is not None and before.sites:
         sites = before.sites
     else:
-        allowed = f"inputs for one forward pass of {type(model).__name__}, by which its attention calls are found"
+        allowed = f"inputs for one forward pass of {type(model).__name__}, to find its attention calls"
         reject("example_inputs", None, allowed, "pass a tensor, a tuple of arguments or a mapping of keyword arguments")
     _check_sites(model, sites, skip_unsupported)
     heads, warned = [site.heads for site in sites.values()], Warned()
@@ -154,7 +153,7 @@ def apply_to_module(model: M, policy: Policy, example_inputs: Any = None, *, ski
 
 
 def _check_sites(model: nn.Module, sites: Mapping[_Key, CallSite], skip_unsupported: bool) -> None:
-    """Refuse a module without attention that can be reached, or with some that cannot."""
+    """Refuse a module without attention calls, or with attention that makes no such call."""
     reached = {part for part, _ in sites}
     by_hand = [
         f"{name or 'the module'} ({type(part).__name__})"
@@ -177,13 +176,13 @@ def _check_sites(model: nn.Module, sites: Mapping[_Key, CallSite], skip_unsuppor
 
 
 def applied_to(model: nn.Module) -> Applied | None:
-    """What is applied to a module."""
+    """The policy applied to a module, or None."""
     found: Applied | None = vars(model).get(_APPLIED)
     return found
 
 
 def put(model: nn.Module, state: Applied | None) -> None:
-    """Make `state` the one applied; None leaves the module as it was."""
+    """Apply `state` in place of what is applied; None removes it."""
     before = vars(model).pop(_APPLIED, None)
     while before is not None and before.handles:
         before.handles.pop().remove()
@@ -199,7 +198,7 @@ def put(model: nn.Module, state: Applied | None) -> None:
 
 @contextmanager
 def observed(model: nn.Module, observer: Observer) -> Iterator[None]:
-    """Let `observer` have every attention call of a module, numbered in the order of each pass."""
+    """Pass every attention call of a module to `observer`, numbered within each pass."""
     observers: list[Observer] = vars(model).setdefault(_OBSERVERS, [])
     observers.append(observer)
     put(model, applied_to(model))
@@ -214,19 +213,19 @@ def observed(model: nn.Module, observer: Observer) -> Iterator[None]:
 
 
 class AttentionCalls(TorchFunctionMode):
-    """Hands every attention call of this thread to `sharpened`, which gives its query and mask in the end.
+    """Passes every attention call of this thread to `sharpened`, which returns its final query and mask.
 
-    A compiler leaves these calls to Python, or with `compiled` the functions as they are.
+    With `compiled`, compiled code calls the original functions; otherwise these calls break its graph.
     """
 
     compiled = False
 
     def sharpened(self, query: Tensor, mask: Tensor | None, call: AttentionCall) -> Sharper | None:
-        """The query `[..., H, Lq, D]` and the mask that PyTorch's function gets instead of those given, if any."""
+        """The query `[..., H, Lq, D]` and the mask for PyTorch's function; None leaves both unchanged."""
         raise NotImplementedError
 
     def __torch_function__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
-        """Run an attention function with another query, any other function as it is."""
+        """Call attention functions with the sharpened query, and other functions as they are."""
         kwargs = kwargs or {}
         if not (self.compiled and torch.compiler.is_compiling()):
             if func is F.scaled_dot_product_attention:
@@ -247,7 +246,7 @@ class AttentionCalls(TorchFunctionMode):
     def _sharpened(
         self, query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None
     ) -> Sharper:
-        """`sharpened` for the axes that torch takes: those before the last two broadcast."""
+        """`sharpened` for inputs whose leading axes broadcast, as torch allows."""
         if query.is_nested or key.is_nested:
             raise UnsupportedError("query: nested tensors cannot be measured; pass padded tensors with a mask")
         wide = query
@@ -262,7 +261,7 @@ class AttentionCalls(TorchFunctionMode):
         self, query: Tensor, key: Tensor, value: Tensor, num_heads: int, in_proj_bias: Tensor | None, dropout_p: float,
         training: bool = True, need_weights: bool = True, average_attn_weights: bool = True, **given: Any,
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-        """What `nn.MultiheadAttention` computes: query `[Lq, B, E]` or `[Lq, E]`, key and value likewise."""
+        """`F.multi_head_attention_forward`: query `[Lq, B, E]` or `[Lq, E]`, key and value likewise."""
         if given["add_zero_attn"] or any(given.get(name) is not None for name in ("bias_k", "static_k", "static_v")):
             raise UnsupportedError(
                 "model: nn.MultiheadAttention with add_bias_kv, add_zero_attn or static keys cannot have a policy; "
@@ -286,7 +285,7 @@ class AttentionCalls(TorchFunctionMode):
             sharper, mask = self._sharpened(q, k, mask, False, None)
             found = torch.matmul(sharper * q.shape[-1] ** -0.5, k.transpose(-2, -1))
             if mask is not None:
-                found = found + mask if mask.is_floating_point() else found.masked_fill(~mask, -torch.inf)
+                found = found + mask
             found = F.dropout(found.softmax(-1), dropout_p)
             out = torch.matmul(found, v)
         else:
@@ -299,20 +298,15 @@ class AttentionCalls(TorchFunctionMode):
 
 
 def _merged_mask(mask: Tensor | None, padding: Tensor | None, query: Tensor, key: Tensor) -> Tensor | None:
-    """The masks of `nn.MultiheadAttention`, whose True hides, as one that is added or whose True is visible."""
-    batch, heads = query.shape[:2]
+    """The masks of `nn.MultiheadAttention`, whose True means hidden, as one additive mask."""
     parts = []
     if mask is not None:
-        parts.append(mask if mask.ndim == 2 else mask.view(batch, heads, *mask.shape[1:]))
+        parts.append(mask if mask.ndim == 2 else mask.view(*query.shape[:2], *mask.shape[1:]))
     if padding is not None:
         parts.append(padding.view(-1, 1, 1, key.shape[2]))
-    if not parts:
-        return None
-    if all(part.dtype == torch.bool for part in parts):
-        hidden = parts[0] if len(parts) == 1 else parts[0] | parts[1]
-        return ~hidden.view(*(1,) * (4 - hidden.ndim), *hidden.shape)
     zero = query.new_zeros(())
-    return sum((torch.where(p, -torch.inf, zero) if p.dtype == torch.bool else p.to(query) for p in parts), zero)
+    added = [torch.where(part, -torch.inf, zero) if part.dtype == torch.bool else part.to(query) for part in parts]
+    return sum(added, zero) if added else None
 
 
 def _call(query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None) -> AttentionCall:
@@ -323,7 +317,7 @@ def _call(query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool, scal
 
 
 class ObservedCalls(AttentionCalls):
-    """Passes every attention call of this thread to `observer`, with the number of `number()`; compiled code none."""
+    """Passes every attention call of this thread to `observer`, numbered by `number()`; compiled code has none."""
 
     compiled = True
 
@@ -332,7 +326,7 @@ class ObservedCalls(AttentionCalls):
         self._observer, self._number = observer, number
 
     def sharpened(self, query: Tensor, mask: Tensor | None, call: AttentionCall) -> Sharper | None:
-        """None: nothing changes."""
+        """Show the call to the observer and change nothing."""
         if not is_repeated():
             _show(self._observer, call, self._number())
         return None
@@ -355,9 +349,9 @@ class _Pass(AttentionCalls):
         self._counts: Counter[nn.Module] = Counter()
 
     def sharpened(self, query: Tensor, mask: Tensor | None, call: AttentionCall) -> Sharper | None:
-        """β·q by the policy of the innermost module that runs, and the mask that goes with it."""
+        """β·q by the policy of the innermost running module, and its mask."""
         caller = _caller(self.model)
-        if caller is None:  # an interrupt has ended the pass without a word
+        if caller is None:  # an interrupt ended the pass without calling its hooks
             return None
         key, number = (caller, self._counts[caller]), self._counts.total()
         self._counts[caller] += 1
@@ -378,7 +372,7 @@ class _Pass(AttentionCalls):
 
 
 def _caller(model: nn.Module) -> nn.Module | None:
-    """The innermost module that runs, if `model` runs in this thread."""
+    """The innermost running module if `model` runs in this thread, otherwise None."""
     frame: FrameType | None = sys._getframe(1)
     innermost: nn.Module | None = None
     while frame is not None:

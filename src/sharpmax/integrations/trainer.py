@@ -1,10 +1,10 @@
 """Attention statistics of every head while a model trains, QK-clip, and a loss that keeps entropy in a band.
 
-`AttentionObserver` measures every k-th step of any training loop. `trainer_callback` and `lightning_callback` do so
-for transformers' Trainer and for Lightning. `QKClip` scales down the queries and keys of heads whose logits grow too
+`AttentionObserver` measures every k-th step of any training loop. `trainer_callback` and `lightning_callback` add it
+to transformers' Trainer and to Lightning. `QKClip` scales down the queries and keys of heads whose logits grow too
 large. `EntropyBand` gives a differentiable penalty.
 
-Steps that are not measured run as if nothing were there. A measured step runs uncompiled under `torch.compile`.
+Steps that are not measured have no overhead. A measured step runs without `torch.compile`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from sharpmax.errors import SharpmaxError, UnsupportedError, reject
 from sharpmax.files import read_json, write_text
 from sharpmax.integrations import torch_modules
 from sharpmax.integrations.transformers.folding import check_not_shared, check_only_queries
-from sharpmax.integrations.transformers.interface import install, installed, kept, modules_of, observe
+from sharpmax.integrations.transformers.interface import install, installed, modules_of, observe, restoring
 from sharpmax.integrations.transformers.projections import Projection, projections, query_layer
 from sharpmax.integrations.transformers.support import check_model, is_torch_module, require_transformers
 from sharpmax.policies.base import Remeasure
@@ -38,7 +38,7 @@ from sharpmax.stats.dispatch import measure
 from sharpmax.stats.statistics import RowStats
 
 STATE = "attention.json"
-"""The file in a checkpoint of transformers' Trainer that holds what was measured before."""
+"""The file in a checkpoint of transformers' Trainer with the measurements up to the checkpoint."""
 
 _NEEDS = frozenset({"count", "max", "lse", "mean"})
 _COLLAPSED, _DISPERSED = 0.05, 0.95  # shares of ln n
@@ -49,7 +49,7 @@ Grid = list[list[float]]
 
 @dataclass(frozen=True)
 class StepStatistics:
-    """What the heads did in one step: means over its rows of two keys or more, as `[layer][head]`."""
+    """Statistics of each head in one step, `[layer][head]`: means over rows of at least two keys."""
 
     step: int
     entropy: Grid  # in nats
@@ -58,7 +58,7 @@ class StepStatistics:
     max_logit: Grid  # the largest of all rows
 
     def metrics(self, by_head: bool = False) -> dict[str, float]:
-        """The numbers to log; `by_head` adds entropy and largest logit of each head."""
+        """The metrics to log; `by_head` adds the entropy and the largest logit of each head."""
         relative = list(chain.from_iterable(self.relative_entropy))
         found = {
             "attention/entropy": fmean(chain.from_iterable(self.entropy)),
@@ -74,7 +74,7 @@ class StepStatistics:
         return found
 
 
-def _inner(module: nn.Module) -> Any:
+def _unwrapped(module: nn.Module) -> Any:
     """The transformers model inside wrappers (DDP, torch.compile, PEFT, a LightningModule), or the module itself."""
     if is_torch_module(module):
         return module
@@ -83,12 +83,14 @@ def _inner(module: nn.Module) -> Any:
 
 
 class _Measurement:
-    """Sums over the attention calls of one step. Calls are those inside the model's forward pass: gradient
-    checkpointing computes layers again during the backward pass, and those are not counted twice."""
+    """Sums over the attention calls of one step.
+
+    Only calls inside the model's forward pass count: gradient checkpointing repeats them in the backward pass.
+    """
 
     def __init__(self, model: Any, heads: Sequence[int]) -> None:
-        # By layer `[5, heads]`: rows of two keys or more, sums over them of entropy, of entropy / ln n and of the
-        # largest weight; and the largest logit.
+        # By layer, `[5, heads]`: the number of rows of at least two keys; their sums of entropy, entropy / ln n and
+        # top weight; the largest logit.
         device = next(model.parameters()).device
         nothing = torch.tensor([[0.0]] * 4 + [[-math.inf]], device=device)
         self._found = {layer: nothing.expand(-1, count) for layer, count in enumerate(heads)}
@@ -100,7 +102,7 @@ class _Measurement:
             self._undo.callback(model.register_forward_hook(lambda *_: self._enter(False), always_call=True).remove)
         else:
             self._undo.enter_context(torch_modules.observed(model, self))
-        if "torch._dynamo" in sys.modules:  # something may be compiled, and compiled code shows no attention call
+        if "torch._dynamo" in sys.modules:  # compiled code has no observable attention calls
             self._undo.enter_context(torch.compiler.set_stance("force_eager"))
         self.close = self._undo.close
 
@@ -108,7 +110,7 @@ class _Measurement:
         self._inside = inside
 
     def wants_call(self) -> bool:
-        """Whether a pass through the model runs."""
+        """Whether the model is in its forward pass."""
         return self._inside
 
     def __call__(self, call: AttentionCall) -> None:
@@ -127,7 +129,7 @@ class _Measurement:
         self._found[call.layer] = torch.cat([sums, peaks[None]])
 
     def statistics(self, step: int) -> StepStatistics | None:
-        """What was measured, by all processes together; None if no attention ran."""
+        """The statistics over all processes; None if no attention ran."""
         if not self._found:
             return None
         layers = [self._found[layer] for layer in sorted(self._found)]
@@ -145,14 +147,14 @@ class _Measurement:
 class AttentionObserver:
     """Entropy, largest logit and top weight of every head, every `every` steps of a training loop.
 
-    The model is one of transformers, or any module that calls `scaled_dot_product_attention`: its layers are then its
-    calls, in their order. `with observer.step():` surrounds everything from the first forward pass of a step to the
-    optimizer's step; passes that accumulate gradients are measured together, and the processes of `torch.distributed`
-    as one. `log` is called with the step and the metrics of each measured step. `save` writes `results.json` to `out`,
-    which `sharpmax report` draws.
+    The model is a transformers model, or any module that calls `scaled_dot_product_attention`; the layers of such a
+    module are its calls, in order. `with observer.step():` surrounds everything from the first forward pass of a step
+    to the optimizer's step. Passes that accumulate gradients are measured together, and so are the processes of
+    `torch.distributed`. `log` is called with the step and the metrics of each measured step. `save` writes
+    `results.json` to `out`; `sharpmax report` draws it.
 
-    Heads whose mean entropy is below 0.05 or above 0.95 times ln n are counted as collapsed or dispersed. `by_head`
-    logs each head's entropy and largest logit too. `clip` acts after every measured step.
+    Heads whose mean entropy is below 0.05 or above 0.95 times ln n count as collapsed or dispersed. `by_head` also logs
+    each head's entropy and largest logit. `clip` acts after every measured step.
     """
 
     def __init__(
@@ -167,10 +169,10 @@ class AttentionObserver:
     ) -> None:
         if every < 1:
             reject("every", every, "1 or more steps")
-        self.model = _inner(model)
+        self.model = _unwrapped(model)
         self.every, self.out = every, None if out is None else Path(out)
         self.history: list[StepStatistics] = []
-        self.steps = 0  # steps that have ended
+        self.steps = 0  # completed steps
         self._log, self._by_head, self._clip = log, by_head, clip
         self._heads = [] if is_torch_module(self.model) else [one.heads for one in modules_of(self.model)]
         self._measurement: _Measurement | None = None
@@ -187,19 +189,19 @@ class AttentionObserver:
         self.end()
 
     def begin(self) -> None:
-        """A step begins; of several calls before `end` the first counts."""
+        """Begin a step. Further calls before `end` have no effect."""
         if self._measurement is None and self.steps % self.every == 0:
             self._measurement = _Measurement(self.model, self._heads)
 
     def cancel(self) -> _Measurement | None:
-        """Forget the step that has begun."""
+        """Stop measuring the current step and return its measurement, if there is one."""
         begun, self._measurement = self._measurement, None
         if begun is not None:
             begun.close()
         return begun
 
     def end(self) -> StepStatistics | None:
-        """The step has ended; return its statistics if it was measured."""
+        """End a step; return its statistics if it was measured."""
         self.steps += 1
         begun = self.cancel()
         found = None if begun is None else begun.statistics(self.steps)
@@ -211,16 +213,16 @@ class AttentionObserver:
         return found
 
     def state_dict(self) -> dict[str, Any]:
-        """Steps and measurements so far, as plain values for a checkpoint."""
+        """The number of steps and the measurements as plain values, for a checkpoint."""
         return {"steps": self.steps, "history": [asdict(one) for one in self.history]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on after the step of a checkpoint."""
+        """Continue from a checkpoint."""
         self.steps = int(state["steps"])
         self.history = [StepStatistics(**one) for one in state["history"]]
 
     def tables(self) -> dict[str, Any]:
-        """The measurements as tables of results; what is not a finite number is None."""
+        """The measurements as tables of results; values that are not finite are None."""
 
         def grid(values: Grid) -> list[list[float | None]]:
             return [[float(f"{one:.5g}") if math.isfinite(one) else None for one in row] for row in values]
@@ -244,7 +246,7 @@ class AttentionObserver:
         return collect("sharpmax training", self.tables(), seed=None).save(place / FILE_NAME)
 
     def finish(self) -> None:
-        """The training has ended: write results.json, if there is `out` and something to write."""
+        """End the training: write results.json to `out`, if it was given and a step was measured."""
         self.cancel()
         if self.out is not None and self.history and _first_process():
             self.save()
@@ -261,8 +263,8 @@ def _first_process() -> bool:
 def trainer_callback(trainer: Any, **options: Any) -> AttentionObserver:
     """Add an `AttentionObserver` to a transformers Trainer; it logs through `Trainer.log`.
 
-    `options` are those of `AttentionObserver`; `out` is the trainer's `output_dir` unless given. A resumed training
-    keeps what was measured up to its checkpoint.
+    `options` are those of `AttentionObserver`; `out` defaults to the trainer's `output_dir`. A resumed training keeps
+    the measurements up to its checkpoint.
     """
     base: Any = require_transformers().TrainerCallback
     options = {"out": trainer.args.output_dir, "log": lambda step, metrics: trainer.log(metrics)} | options
@@ -295,9 +297,9 @@ def trainer_callback(trainer: Any, **options: Any) -> AttentionObserver:
 
 
 def lightning_callback(module: nn.Module, **options: Any) -> Any:
-    """A Lightning callback with an `AttentionObserver` of the transformers model in `module`, as its `observer`.
+    """A Lightning callback whose attribute `observer` is an `AttentionObserver` of the model in `module`.
 
-    It logs through `self.log_dict` of the LightningModule, and its state is part of Lightning's checkpoints.
+    It logs with the module's `log_dict`, and Lightning's checkpoints contain its state.
     """
     base: Any = None
     for name in ("lightning.pytorch", "pytorch_lightning"):
@@ -317,7 +319,7 @@ def lightning_callback(module: nn.Module, **options: Any) -> Any:
             made.begin()
 
         def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-            if trainer.global_step > made.steps:  # else gradients are accumulated
+            if trainer.global_step > made.steps:  # otherwise gradients accumulate
                 made.end()
 
         def on_train_end(self, trainer: Any, pl_module: Any) -> None:
@@ -335,9 +337,9 @@ def lightning_callback(module: nn.Module, **options: Any) -> Any:
 class QKClip:
     """Scale down the weights of heads whose largest logit is above `tau`, as MuonClip does.
 
-    Queries and keys of such a head are each multiplied by √(tau / largest). Where query heads share keys, the whole
-    factor goes to the queries. Families that normalise their queries (QK-norm), cap their logits, add a position bias
-    or share these weights are refused.
+    The queries and the keys of such a head are each multiplied by √(tau / largest). If query heads share keys, the
+    queries are multiplied by the whole factor. Families that normalise their queries (QK-norm), cap their logits, add a
+    position bias or share these weights raise an `UnsupportedError`.
 
     Give it to `AttentionObserver(model, every=1, clip=QKClip(model, tau))` or to a callback.
     """
@@ -347,7 +349,7 @@ class QKClip:
             reject("tau", tau, "a finite number above 0")
         self.tau = tau
         self.clipped: list[tuple[int, int, int, float]] = []  # step, layer, head and its largest logit
-        found = check_model(_inner(model))
+        found = check_model(_unwrapped(model))
         family = type(found).__name__
         self._layers: list[tuple[Projection, Projection]] = []
         for layer, one in enumerate(modules_of(found)):
@@ -364,7 +366,7 @@ class QKClip:
             self._layers.append(made)
 
     def __call__(self, statistics: StepStatistics) -> int:
-        """Act on the heads of a measured step; return how many were scaled."""
+        """Scale the heads of a measured step whose largest logit is above `tau`; return their number."""
         before = len(self.clipped)
         for layer, (largest, (queries, keys)) in enumerate(zip(statistics.max_logit, self._layers, strict=True)):
             factors = torch.ones(len(largest), dtype=torch.float64)
@@ -400,9 +402,9 @@ def _scale(projection: Projection, factors: Tensor) -> None:
 
 
 def entropy_band_loss(stats: RowStats, low: float = 0.05, high: float = 0.95) -> Tensor:
-    """Mean squared distance of H / ln n from `low` … `high`, over rows of two keys or more; differentiable.
+    """Mean squared distance of H / ln n from the range `low` … `high` over rows of at least two keys; differentiable.
 
-    `stats` come from `sharpmax.row_stats`, `[..., H, Lq]`.
+    `stats` are those of `sharpmax.row_stats`, `[..., H, Lq]`.
     """
     if not 0.0 <= low < high <= 1.0:
         reject("low, high", (low, high), "0 ≤ low < high ≤ 1, as shares of ln n")
@@ -414,11 +416,11 @@ def entropy_band_loss(stats: RowStats, low: float = 0.05, high: float = 0.95) ->
 
 
 class EntropyBand:
-    """Keep the entropy of heads between `low` and `high` times ln n while a transformers model trains.
+    """A penalty that keeps the entropy of heads between `low` and `high` times ln n while a transformers model trains.
 
     `with band:` surrounds the training, or a step with its backward pass. `band.loss()` is the mean of
-    `entropy_band_loss` over the layers of the last forward pass, to be added to the loss with a weight. `heads` are the
-    (layer, head) pairs to keep there (default: all). The model must not have a policy.
+    `entropy_band_loss` over the layers of the last forward pass; add it to the loss with a weight. `heads` are
+    (layer, head) pairs (default: all heads). The model must not have a policy.
     """
 
     def __init__(
@@ -428,7 +430,7 @@ class EntropyBand:
         high: float = 0.95,
         heads: Sequence[tuple[int, int]] | None = None,
     ) -> None:
-        self.model = check_model(_inner(model))
+        self.model = check_model(_unwrapped(model))
         self.low, self.high = low, high
         counts = [one.heads for one in modules_of(self.model)]
         self._heads: dict[int, tuple[int, ...] | None] = dict.fromkeys(range(len(counts) if heads is None else 0))
@@ -444,7 +446,7 @@ class EntropyBand:
         state = installed(self.model)
         if state is not None and not state.observed_only:
             raise UnsupportedError("EntropyBand: the model has a policy; restore it first (sharpmax.restore)")
-        self._undo.enter_context(kept(self.model))
+        self._undo.enter_context(restoring(self.model))
         install(self.model, lambda layer: [_BandRule(self, self._heads[layer])] if layer in self._heads else [])
         self._undo.callback(self.model.register_forward_pre_hook(self._begin).remove)
         self._undo.callback(self.model.register_forward_hook(self._end, always_call=True).remove)
@@ -460,7 +462,7 @@ class EntropyBand:
         self._inside = False
 
     def add(self, stats: RowStats) -> None:
-        """Take in the rows of one attention call, unless a backward pass computes them again."""
+        """Add the loss of one attention call, unless it is a recomputation in the backward pass."""
         loss = entropy_band_loss(stats, self.low, self.high)
         if self._inside:
             self._losses.append(loss)
@@ -473,7 +475,7 @@ class EntropyBand:
 
 
 class _BandRule:
-    """A rule of β = 1 that hands the statistics of its rows, with gradients, to a band."""
+    """A rule with β = 1 that passes the statistics of its rows, with gradients, to a band."""
 
     needs = frozenset({"count", "entropy"})
 

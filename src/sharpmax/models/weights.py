@@ -17,20 +17,20 @@ from sharpmax.lazy import require
 from sharpmax.models.stacked import SingleHeads
 
 SCHEMA = 1
-"""Version of the form; a reader refuses a newer one."""
+"""The version of the format; a reader refuses a newer one."""
 
 _MARK = "sharpmax"
 
 
 def save_tensors(path: str | Path, kind: str, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> Path:
-    """Write tensors with their description, in one step."""
+    """Write tensors and their description to a file in one step; return its path."""
     safetensors = require("safetensors.torch", "reproduce", "saving weights")
     header = {_MARK: kind, "schema": str(SCHEMA), "about": json.dumps(about, ensure_ascii=False, allow_nan=False)}
     return write_bytes(path, safetensors.save(dict(tensors), metadata=header))
 
 
 def load_tensors(path: str | Path, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors and the description that `save_tensors` wrote."""
+    """The tensors and the description in a file of `save_tensors`; a FileFormatError for any other file."""
     safetensors = require("safetensors", "reproduce", "reading weights")
     shown = repr(str(path))
     if not Path(path).is_file():
@@ -55,7 +55,7 @@ def load_tensors(path: str | Path, kind: str) -> tuple[dict[str, Tensor], dict[s
 
 @contextmanager
 def must_fit(path: str | Path, what: str, todo: str) -> Iterator[None]:
-    """Turn errors while a file's content is used into one line: it does not fit `what`."""
+    """Turn errors inside the block into a FileFormatError: the content of the file does not fit `what`."""
     try:
         yield
     except (LookupError, TypeError, ValueError, RuntimeError) as problem:
@@ -70,7 +70,7 @@ _KIND = "single-heads"
 
 @dataclass(frozen=True)
 class Trained:
-    """Weights of single heads, the seeds they were trained from, and where they come from."""
+    """Trained weights of single heads with their seeds and provenance."""
 
     recipe: str
     steps: int
@@ -102,7 +102,7 @@ class Trained:
         return Trained(self.recipe, self.steps, self.seeds[:count], cut, self.provenance)
 
     def heads(self, which: Sequence[int] | None = None) -> SingleHeads:
-        """The model with the weights of all seeds, or of those at the positions `which`."""
+        """The model with the weights of all seeds, or of the seeds at the indices `which`."""
         chosen = list(range(len(self.seeds)) if which is None else which)
         model = SingleHeads(len(chosen))
         model.load_state_dict({name: tensor[chosen] for name, tensor in self.tensors.items()})
@@ -110,5 +110,5 @@ class Trained:
 
 
 def shipped_path(recipe: str) -> Path:
-    """Where the package keeps the weights trained at full length by a recipe."""
+    """The path of the packaged weights of a recipe."""
     return Path(__file__).parent / "data" / f"max-retrieval-{recipe}.safetensors"

@@ -17,7 +17,7 @@ from sharpmax.errors import UnsupportedError, reject
 from sharpmax.integrations.torch_modules import applied_to, apply_to_module
 from sharpmax.integrations.torch_modules import put as put_module
 from sharpmax.integrations.transformers.attention import OutputGain
-from sharpmax.integrations.transformers.interface import install, installed, kept, modules_of, put
+from sharpmax.integrations.transformers.interface import install, installed, modules_of, put, restoring
 from sharpmax.integrations.transformers.support import check_all_reached, check_model, is_torch_module
 from sharpmax.ops.sharpen import QueryScale, Rule, policies_of, rules_of
 from sharpmax.policies.base import Policy, Warned
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 
 
 def policy_for_model(model: Any, policy: Policy | str | os.PathLike[str] | None, *, foldable: bool = False) -> Policy:
-    """The policy an argument means; "auto" is the packaged policy made for this model."""
+    """The policy that an argument names; "auto" is the packaged policy made for this model."""
     if isinstance(policy, str) and policy == AUTO:
         return packaged_for_config(check_model(model).config, foldable=foldable)[1]
     return resolve_policy(policy)
 
 
 def save_with_policy(model: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
-    """Stands in for `save_pretrained` while a policy is applied: saves the model as it is without, and the policy."""
+    """`save_pretrained` while a policy is applied: save the model without the policy, and the policy beside it."""
     state = installed(model)
     given = inspect.signature(type(model).save_pretrained).bind(model, *args, **kwargs).arguments
     if given.get("push_to_hub"):
@@ -55,7 +55,7 @@ def save_with_policy(model: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
 M = TypeVar("M", bound=nn.Module)
 
 _warned: WeakKeyDictionary[nn.Module, Warned] = WeakKeyDictionary()
-"""What each model has been warned of: applying a policy again is no reason to say it again."""
+"""The warnings that each model has given; they are not repeated when a policy is applied again."""
 
 
 def apply(
@@ -65,39 +65,37 @@ def apply(
     example_inputs: Any = None,
     skip_unsupported: bool = False,
 ) -> M:
-    """Let `policy` choose the temperature of every attention row of a model; returns the model.
+    """Let `policy` choose the temperature of every attention row of a model; return the model.
 
     `model` is a transformers model, or any torch module that attends by `scaled_dot_product_attention` or
-    `nn.MultiheadAttention`. Such a module needs `example_inputs` for one forward pass (a tensor, a tuple of arguments
-    or a mapping of keyword arguments), in which its attention calls are found. They are the rows of a `PerHead` policy,
-    in the order of that pass; `sharpmax.integrations.torch_modules.call_sites` lists them. What follows is about
-    transformers models.
+    `nn.MultiheadAttention`. Such a module needs `example_inputs` for one forward pass: a tensor, a tuple of arguments
+    or a mapping of keyword arguments. The attention calls of that pass are the rows of a `PerHead` policy;
+    `sharpmax.integrations.torch_modules.call_sites` lists them. The rest of this text is about transformers models.
 
-    `policy` is a policy, the name of one, the path of a policy file, or a folder that `save_pretrained` of a model
-    with a policy wrote; "auto" is the packaged policy made for this model, an error where there is none; None is the
-    policy that changes nothing. Weights and configuration stay as they are, and so
-    does everything the model can do: caches, beam search, padding, training. A policy applied before is replaced. While
-    a thread runs the model, its policy cannot change.
+    `policy` is a policy, its name, the path of a policy file, or a folder written by `save_pretrained` of a model with
+    a policy. "auto" is the packaged policy made for this model; without one, it is an error. None changes nothing.
+    Weights and configuration do not change, and caches, beam search, padding and training work as before. The new
+    policy replaces the old one. The policy cannot change while a thread runs the model.
 
-    A `PerHead` policy has one row per module that attends, in the order of `model.modules()`: in a decoder the layers,
+    A `PerHead` policy has one row per attention module, in the order of `model.modules()`: in a decoder the layers,
     `module.layer_idx`; in an encoder–decoder model the encoder's layers, then self-attention and cross-attention of
-    each decoder layer. Any other policy acts on every head of all of these, cross-attention included. Rows of a
-    sliding-window layer see no more keys than the window, and count no more.
+    each decoder layer. Any other policy acts on every head of all modules, including cross-attention. In a
+    sliding-window layer, n is at most the window.
 
     The model keeps its attention implementation (sdpa, eager, flash_attention_2, flash_attention_3, flex_attention),
-    which gets β·q for q. Attention sinks (gpt-oss) keep their logit: β scales the others, and what a policy reads of a
-    row is that of its real keys alone.
+    which gets β·q for q. Attention sinks (gpt-oss) keep their logit: β scales the other logits, and row statistics are
+    those of the real keys.
 
-    A temperature by position that the model has of its own (Llama 4, Ministral 3, Mistral 4, Inkling) is replaced,
-    never added to: while a policy other than the identity is applied, it is switched off in every layer. The policy
-    None gives the model as published, `policies.from_config(model.config)` its own rule.
+    A policy other than the identity replaces the model's own temperature by position (Llama 4, Ministral 3, Mistral 4,
+    Inkling), which is switched off in every layer while the policy is applied. The policy None gives the model as
+    published, `policies.from_config(model.config)` its own rule.
 
     Modules that attend without transformers' attention interface (`nn.MultiheadAttention`, attention written out) raise
     an `UnsupportedError` that names them. With `skip_unsupported=True` they keep β = 1 and have no row in a `PerHead`
-    policy; what is done with the model while the policy is applied (probing, capturing) leaves them out too.
+    policy. Probing and capturing then leave them out, too.
 
-    While a policy is applied, `model.save_pretrained` also writes it, as `sharpmax_policy.json` beside weights that
-    load without sharpmax. With gradient checkpointing, keep the policy applied until `backward` is done.
+    While a policy is applied, `model.save_pretrained` also writes `sharpmax_policy.json` beside the weights, which load
+    without sharpmax. With gradient checkpointing, keep the policy applied until `backward` is done.
 
     >>> import sharpmax.integrations.transformers as hf
     >>> from transformers import LlamaConfig, LlamaForCausalLM
@@ -129,7 +127,7 @@ def apply(
 
 
 def _rules_of(policies: Sequence[Policy], heads: int, warned: Warned) -> tuple[Rule | QueryScale | OutputGain, ...]:
-    """The rules of a layer of so many heads, and the scale of their outputs."""
+    """The rules of a layer with `heads` heads, and the scale of their outputs."""
     scales = [one.scale if isinstance(one, OutputScale) else 1.0 for one in policies]
     rules = rules_of([one.policy if isinstance(one, OutputScale) else one for one in policies], warned)
     if all(scale == 1.0 for scale in scales):
@@ -145,10 +143,10 @@ def applied(
     example_inputs: Any = None,
     skip_unsupported: bool = False,
 ) -> Iterator[M]:
-    """`apply` for a `with` block; afterwards the model is as it was before, with the policy it had then, if any.
+    """`apply` for a `with` block; afterwards the model has the policy that it had before, if any.
 
-    Blocks can be nested. Until the outermost one ends, no other thread or task can change the policy of a transformers
-    model: `applied`, `apply` and `restore` are refused there.
+    Blocks can be nested. Until the outermost block ends, another thread or task cannot change the policy of a
+    transformers model: `applied`, `apply` and `restore` raise an `UnsupportedError` there.
     """
     if is_torch_module(model):
         before = applied_to(model)
@@ -157,12 +155,12 @@ def applied(
         finally:
             put_module(model, before)
         return
-    with kept(check_model(model)):
+    with restoring(check_model(model)):
         yield apply(model, policy, example_inputs=example_inputs, skip_unsupported=skip_unsupported)
 
 
 def restore(model: M) -> M:
-    """Take any policy out of the model, which is then exactly as it was; returns the model."""
+    """Remove any policy from the model, which is then exactly as it was before; return the model."""
     if is_torch_module(model):
         put_module(model, None)
     else:
@@ -178,8 +176,8 @@ def policy_of(model: nn.Module) -> Policy | None:
 
 def _no_other_attention(model: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
     raise UnsupportedError(
-        "attn_implementation: it cannot change while a policy is applied, which would be lost; "
-        "do sharpmax.restore(model) first and apply again afterwards"
+        "attn_implementation: it cannot change while a policy is applied; "
+        "do sharpmax.restore(model) first and apply the policy again afterwards"
     )
 
 
@@ -190,7 +188,7 @@ def _no_continuous_batching(model: PreTrainedModel, *args: Any, **kwargs: Any) -
     )
 
 
-# Each stands in on the model, not on its class, and goes when the policy goes.
+# Methods of the model instance while a policy is applied.
 _METHODS = {
     "save_pretrained": save_with_policy,
     "set_attn_implementation": _no_other_attention,

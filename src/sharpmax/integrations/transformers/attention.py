@@ -1,4 +1,4 @@
-"""The attention function that transformers calls while a policy is applied or somebody observes the model."""
+"""The attention function that transformers calls while a model has a policy or observers."""
 
 from __future__ import annotations
 
@@ -28,24 +28,23 @@ from sharpmax.stats.dispatch import is_plain, on_gpu
 from sharpmax.stats.spans import packed_spans, spans_of
 
 Observer = Callable[[AttentionCall], None]
-"""Gets every attention call of a model, with the logits that its softmax gets: β, masks and biases are in them."""
+"""Called with every attention call of a model, whose logits are those of its softmax, including β, masks and biases."""
 
 
 @dataclass(eq=False)
 class Observers:
-    """The observers of one model. The tuple is replaced, never changed, so that a call in another thread may go on."""
+    """The observers of one model. The tuple is replaced, never changed: another thread may be iterating over it."""
 
     active: tuple[Any, ...] = ()
 
     def __reduce__(self) -> tuple[type[Observers], tuple[()]]:
-        """Nobody observes a copy, or what comes back from a pickle."""
+        """Copies and unpickled models have no observers."""
         return Observers, ()
 
     def interested(self) -> list[Observer]:
-        """Those who want a call of this thread.
+        """The observers of calls in this thread: all but those whose method `wants_call` returns False.
 
-        An observer that has a method `wants_call` is asked by it: describing a call for nobody would cost a token that
-        is generated one percent of its time.
+        Describing a call that nobody wants would take 1% of the time of a generated token.
         """
         if torch.compiler.is_compiling():
             return []
@@ -61,7 +60,7 @@ class Repeated:
     def keys(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, additive: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Keys, values and mask over them: a row sees every copy of what it saw before (no mask is causal)."""
+        """Keys, values and their mask: a row sees every copy of the keys it saw before; without a mask it is causal."""
         places = self.places.to(key.device)
         there, chosen, least = (places >= 0)[:, None, None], places.clamp_min(0), torch.finfo(query.dtype).min
         if mask is None:
@@ -90,7 +89,7 @@ class OutputGain:
         return self._scales
 
     def __call__(self, found: tuple[Tensor, Any]) -> tuple[Tensor, Any]:
-        """The output `[B, Lq, H, D]` times the factors, and the weights as they are."""
+        """The output `[B, Lq, H, D]` times the factors, and the unchanged weights."""
         out, weights = found
         return out * self.factors(out.device)[:, None].to(out.dtype), weights
 
@@ -111,22 +110,22 @@ class _Instead:
 
 @dataclass(eq=False)
 class Layer:
-    """What an attention module holds while rules are installed."""
+    """The state of an attention module while rules are installed."""
 
     inner: str
     function: Callable[..., Any]
     heads: int
     rules: tuple[Rule | QueryScale | OutputGain, ...]
-    number: int = 0  # which of the model's attention modules this is
+    number: int = 0  # the index among the model's attention modules
     observers: Observers = field(default_factory=Observers)
-    repeated: Repeated | None = None  # which keys count more than once, for as long as somebody says so
+    repeated: Repeated | None = None  # replicated keys, inside `repeating`
     sharpener: Sharpener = field(init=False)
     query_scale: QueryScale | None = field(init=False)
     output_gain: OutputGain | None = field(init=False)
-    plain: bool = field(init=False)  # whether PyTorch's attention is behind this layer, with rules made of policies
+    plain: bool = field(init=False)  # whether the implementation is sdpa and the rules come from policies
 
     def __post_init__(self) -> None:
-        if "flash" in self.inner:  # it asks the configuration for its own name, which then says ours
+        if "flash" in self.inner:  # it looks up its own name in the configuration, which has ours
             self.function = functools.partial(_under_its_name, self.function, self.inner)
         self.output_gain = next((rule for rule in self.rules if isinstance(rule, OutputGain)), None)
         self.sharpener = Sharpener([rule for rule in self.rules if not isinstance(rule, OutputGain)], self.heads)
@@ -139,7 +138,7 @@ def sharp_attention(
 ) -> Any:
     """The attention function that transformers calls: query `[B, H, Lq, D]`, key and value `[B, Hkv, Lk, D]`."""
     layer: Layer | None = getattr(module, LAYER, None)
-    if layer is None:  # another thread took the last observer away between the lookup of this function and its call
+    if layer is None:  # another thread removed the last observer between the lookup of this function and its call
         uses, name = interface_call(type(module)), module.config._attn_implementation
         if uses is None:
             raise UnsupportedError(f"model: {type(module).__name__} does not use transformers' attention interface")
@@ -159,15 +158,15 @@ def _sharp_attention(
         if not layer.rules:
             return layer.function(module, query, key, value, attention_mask, **kwargs)
         if layer.plain and (attention_mask is None or attention_mask.dtype == torch.bool):
-            found = _quickly(layer, module, query, key, value, attention_mask, kwargs)
+            found = _fast_path(layer, module, query, key, value, attention_mask, kwargs)
             if found is not None:
                 return found
     if layer.inner not in ("sdpa", "eager"):
-        return _handed_on(layer, module, query, key, value, attention_mask, **kwargs)
+        return _flash_or_flex(layer, observers, module, query, key, value, attention_mask, **kwargs)
     # β times a bias, and the logits that eager attention keeps, can leave the range of float16.
     narrow = layer.inner == "eager" or kwargs.get("position_bias") is not None
     if layer.rules and narrow and as_autocast(query)[0].dtype == torch.float16:
-        return _in_float32(layer, module, query, key, value, attention_mask, **kwargs)
+        return _attend_in_float32(layer, module, query, key, value, attention_mask, **kwargs)
     if layer.repeated is not None:
         key, value, attention_mask = layer.repeated.keys(query, key, value, attention_mask, layer.inner == "eager")
     if not (observers or layer.rules):
@@ -176,7 +175,7 @@ def _sharp_attention(
     causal = attention_mask is None and _is_causal(layer, module, query, kwargs.get("is_causal"))
 
     def show(query: Tensor, mask: Tensor | None, bias: Tensor | None = None, beta: Tensor | None = None) -> None:
-        """Tell the observers, with the arguments as they are in the end."""
+        """Pass the call to the observers, with the final query, mask and bias."""
         if observers:
             with torch.no_grad():
                 hiding = mask if bias is None else _hiding(bias, mask, causal)
@@ -212,7 +211,7 @@ def _sharp_attention(
         show(query, attention_mask, bias)
         return layer.function(module, query, key, value, attention_mask, **kwargs)
     plain = layer.inner == "sdpa" and not kwargs.get("dropout")
-    # A generated token on the CPU whose logits are measured: cheaper to finish with them than to start again.
+    # For a generated token on the CPU, the logits that were measured also give the output.
     on_cpu = query.device.type == "cpu" and query.dtype.itemsize > 2
     if plain and on_cpu and query.shape[-2] == 1 and sharpener.measures:
         logits = _single_query_logits(query, key, attention_mask, scaling)
@@ -235,16 +234,16 @@ def _sharp_attention(
     return layer.function(module, query, key, value, attention_mask, **kwargs)
 
 
-def _handed_on(
-    layer: Layer, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **kwargs: Any
-) -> Any:
-    """`sharp_attention` in front of flash or flex attention, which get β·q; sinks are no part of what a row shows."""
+def _flash_or_flex(
+    layer: Layer, observers: list[Observer], module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any,
+    **kwargs: Any,
+) -> Any:  # fmt: skip
+    """`sharp_attention` with flash or flex attention. Observed rows do not contain attention sinks."""
     if layer.repeated is not None:
         raise UnsupportedError(
             f"model: keys cannot be replicated under attn_implementation={layer.inner!r}; allowed: sdpa and eager; do "
             "model.set_attn_implementation('sdpa') first"
         )
-    observers = layer.observers.interested() if layer.observers.active else []
     if observers or layer.rules:
         added = mask if isinstance(mask, Tensor) and mask.ndim == 4 else None
         reads = bool(observers) or any(rule.needs for rule in layer.sharpener.rules)
@@ -263,14 +262,14 @@ def _handed_on(
     return layer.function(module, query, key, value, mask, **kwargs)
 
 
-def _quickly(
+def _fast_path(
     layer: Layer, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, kwargs: Any
 ) -> Any:
-    """`sharp_attention` where logits are products alone, and β or the launches that find it are known beforehand.
+    """`sharp_attention` for plain logits where β, or the kernel launches that compute it, are already known.
 
-    None where there is more to do: the first call of a layout, autocast, gradients of measured rows.
+    Returns None in all other cases, such as the first call of a layout, autocast or gradients of measured rows.
     """
-    for name in ("position_bias", "softcap", "s_aux"):  # parts of logits
+    for name in ("position_bias", "softcap", "s_aux"):  # these change the logits
         if kwargs.get(name) is not None:
             return None
     sharpener = layer.sharpener
@@ -295,33 +294,33 @@ def _quickly(
     return None if scaled is None else layer.function(module, scaled, key, value, mask, **kwargs)
 
 
-def _in_float32(
+def _attend_in_float32(
     layer: Layer, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **kwargs: Any
 ) -> Any:
-    """`_sharp_attention` of inputs in float16, computed in float32; the output is in float16 again."""
-    kwargs["position_bias"] = _widened(kwargs.get("position_bias"))
+    """`_sharp_attention` of float16 inputs, computed in float32; the output is float16."""
+    kwargs["position_bias"] = _in_float32(kwargs.get("position_bias"))
     with without_autocast(query.device):
-        wide = query.float(), key.float(), value.float(), _widened(mask)
+        wide = query.float(), key.float(), value.float(), _in_float32(mask)
         out, weights = _sharp_attention(layer, module, *wide, **kwargs)
     return out.half(), None if weights is None else weights.half()
 
 
-def _widened(x: Tensor | None) -> Tensor | None:
-    """Floats in float32; what hides a key in a mask of float16 still hides it."""
+def _in_float32(x: Tensor | None) -> Tensor | None:
+    """A mask or bias in float16 as float32, others unchanged; entries that hide a key still hide it."""
     if x is None or x.dtype != torch.float16:
         return x
     return x.float().masked_fill(hidden_by(x), torch.finfo(torch.float32).min)
 
 
 def _is_causal(layer: Layer, module: nn.Module, query: Tensor, given: bool | None) -> bool:
-    """What a missing mask means: to sdpa it may mean causal, to eager attention that every key is visible."""
+    """Whether a missing mask means causal. To eager attention it means that every key is visible."""
     if layer.inner == "eager" or query.shape[-2] == 1:
         return False
     return bool(getattr(module, "is_causal", True) if given is None else given)
 
 
 def _hiding(bias: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
-    """A position bias, −inf where its key is not visible."""
+    """The position bias, with −inf at keys that are not visible."""
     if mask is not None and mask.is_floating_point():
         return bias + mask
     if mask is not None:
@@ -341,7 +340,7 @@ def _single_query_logits(query: Tensor, key: Tensor, mask: Tensor | None, scalin
 
 
 def _single_query_attention(logits: Logits, beta: Tensor, value: Tensor) -> Tensor:
-    """The output `[B, 1, H, Dv]` from logits that were measured before: reading every key twice would cost more."""
+    """The output `[B, 1, H, Dv]` from measured logits, without reading the keys a second time."""
     batch, key_heads, keys, width = value.shape
     weights = logits.scaled(beta).softmax(-1)
     return torch.bmm(weights.view(batch * key_heads, -1, keys), value.flatten(0, 1)).view(batch, 1, -1, width)
@@ -352,7 +351,7 @@ def _capped_attention(
     beta_of: Callable[[Logits], Tensor], *, softcap: float, scaling: float | None = None, dropout: float = 0.0,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """The eager attention of Gemma 2, step by step, with β between the cap and the mask."""
+    """The eager attention of Gemma 2 with β between the cap and the mask."""
     groups = query.shape[1] // key.shape[1]
     key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
@@ -376,12 +375,11 @@ _REFUSED = {
 def _implementation_call(
     inner: str, module: nn.Module, query: Tensor, key: Tensor, mask: Any, kwargs: dict[str, Any], reads: bool
 ) -> AttentionCall:
-    """The call of flash or flex attention as rows of logits: query `[B, H, Lq, D]`, key `[B, Hkv, Lk, D]`.
+    """A call of flash or flex attention as an `AttentionCall`: query `[B, H, Lq, D]`, key `[B, Hkv, Lk, D]`.
 
-    Flash attention has a mask of padding `[B, Lk]`, or sequences packed into one (`cu_seq_lens_q`, or `position_ids`
-    that start again), causal limits aligned to the last key and sliding windows. Flex attention has a `BlockMask`,
-    whose rows are looked at in a boolean matrix, or a mask that is added to the logits. Without `reads` nobody asks
-    what a row sees.
+    Flash attention has a padding mask `[B, Lk]` or packed sequences (`cu_seq_lens_q`, or `position_ids` that start
+    again), causal limits aligned to the last key, and sliding windows. Flex attention has a `BlockMask`, which is
+    expanded to a boolean matrix, or an additive mask. Without `reads`, the visible keys are not needed.
     """
     for name, why in _REFUSED.items():
         if kwargs.get(name) is not None:
@@ -420,7 +418,7 @@ def _flash_spans(module: nn.Module, query: Tensor, key: Tensor, mask: Tensor | N
         shown = mask.bool().to(torch.int32)
         low = shown.argmax(1, keepdim=True).to(torch.int32).expand(-1, queries)
         high = low + shown.sum(1, keepdim=True, dtype=torch.int32)
-        # What is visible has to be one run of keys, or the places within it would not be those of the mask.
+        # The spans describe one run of visible keys per row.
         if mask.device.type == "cpu" and bool((shown.flip(1).argmax(1) != keys - high[:, 0]).any()):
             raise UnsupportedError("attention_mask: padding between tokens; allowed: before the first, after the last")
     window = kwargs.get("sliding_window")
@@ -433,7 +431,7 @@ def _flash_spans(module: nn.Module, query: Tensor, key: Tensor, mask: Tensor | N
 
 
 def _starts(query: Tensor, kwargs: dict[str, Any]) -> tuple[Tensor, Tensor] | None:
-    """Where packed sequences start among the rows and among the keys, and where the last one ends."""
+    """The starts of packed sequences among the rows and among the keys, followed by the end of the last sequence."""
     rows, keys, positions = (kwargs.get(name) for name in ("cu_seq_lens_q", "cu_seq_lens_k", "position_ids"))
     if rows is None or keys is None:
         if positions is None or query.shape[0] != 1 or query.shape[2] == 1:

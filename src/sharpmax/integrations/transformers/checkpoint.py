@@ -7,9 +7,7 @@ import json
 import os
 import shutil
 import struct
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +15,7 @@ import torch
 from torch import Tensor
 
 from sharpmax.errors import ArgumentError, FileFormatError, UnsupportedError, reject
-from sharpmax.files import parse_json, read_json, written_by_others
+from sharpmax.files import parse_json, read_json
 from sharpmax.integrations.gguf import FoldedFile
 from sharpmax.integrations.transformers.application import policy_for_model
 from sharpmax.integrations.transformers.folding import MARK, check_not_folded, constants_of, fold
@@ -25,7 +23,7 @@ from sharpmax.integrations.transformers.interface import modules_of
 from sharpmax.integrations.transformers.projections import Scaling, query_scaling
 from sharpmax.integrations.transformers.support import require_transformers
 from sharpmax.lazy import require
-from sharpmax.models.language import ALIASES
+from sharpmax.models.language import ALIASES, first_sentence, new_folder
 from sharpmax.ops.sharpen import policies_of
 from sharpmax.policies.base import Policy
 from sharpmax.policies.per_head import PerHead
@@ -39,7 +37,7 @@ _SMALL = {"vocab_size": 512, "intermediate_size": 128, "moe_intermediate_size": 
 
 
 class _Stored(NamedTuple):
-    """Where a tensor is."""
+    """A tensor in a safetensors file: where its `size` bytes start."""
 
     file: Path
     dtype: str
@@ -57,12 +55,12 @@ def fold_checkpoint(
 ) -> FoldedFile:
     """Write a copy of a checkpoint with `policy`, one constant per head, in its query weights to the new folder `out`.
 
-    `name` is the folder of a checkpoint in safetensors files, `smollm2` or a hub id. No more than one tensor is in
-    memory at a time. Files are copied and the query weights replaced in the copies, in the dtype they have; weights in
-    other formats are left out. Whether weights of this family can hold a policy is checked on a model of two layers
-    made from the configuration. `config.json` gets the key `sharpmax_folded`, by which folding twice is refused.
+    `name` is the folder of a checkpoint in safetensors files, `smollm2` or a hub id. Files are copied and the query
+    weights replaced in the copies, in their own dtype and one tensor at a time. Weights in other formats are not
+    copied. A small model made from the configuration shows whether weights of this family can hold a policy.
+    `config.json` gets the key `sharpmax_folded`; a checkpoint with that key cannot be folded again.
 
-    With `as_adapter` the folder holds a PEFT (IA)³ adapter instead: what the queries are multiplied by.
+    With `as_adapter` the folder holds a PEFT (IA)³ adapter instead, which multiplies the queries.
     """
     folder, target = _folder(str(name)), Path(out)
     if target.is_symlink() or (target.exists() and (not target.is_dir() or any(target.iterdir()))):
@@ -80,7 +78,7 @@ def fold_checkpoint(
     names = {module: name for name, module in model.named_modules()}
     made = [query_scaling(modules[layer], beta, f"layer {layer} of {family}") for layer, beta in betas.items()]
     scalings = [(names[one.layer], one) for one in made]
-    with _new_folder(target) as partial:
+    with new_folder(target) as partial:
         if as_adapter:
             error = 0.0
             _write_adapter(partial, config.get("_name_or_path") or folder.name, family, scalings)
@@ -92,24 +90,23 @@ def fold_checkpoint(
 
 
 def _folder(name: str) -> Path:
-    """The folder of a checkpoint: of an alias, by its path, or downloaded."""
+    """The folder of a checkpoint given by alias, path or hub id; the latter is downloaded."""
     path = ALIASES[name]() if name in ALIASES else Path(name).expanduser()
     if not path.exists():
         hub = require("huggingface_hub", "hf", "a model of the hub")
         try:
             path = Path(hub.snapshot_download(name, ignore_patterns=[f"*{end}" for end in _OTHER_WEIGHTS]))
-        except Exception as problem:  # a name, the network, the account: many reasons
-            essence = " ".join(str(problem).split())[:200]
-            raise ArgumentError(f"model: got {name!r} ({essence}); allowed: {_ALLOWED}") from None
+        except Exception as problem:  # an invalid name, the network, a gated model
+            raise ArgumentError(f"model: got {name!r} ({first_sentence(problem)}); allowed: {_ALLOWED}") from None
     if not (path / "config.json").is_file():
         reject("model", f"{name!r}, which is not a folder with a config.json", _ALLOWED)
     return path
 
 
 def _without_weights(folder: Path, body: Any) -> Any:
-    """The model of a configuration on the meta device: its structure takes no memory."""
+    """The model of a configuration on the meta device, where weights take no memory."""
     if not isinstance(body, dict):
-        raise FileFormatError(f"model: {str(folder / 'config.json')!r} is no configuration")
+        raise FileFormatError(f"model: {str(folder / 'config.json')!r} is not a configuration")
     check_not_folded(str(folder), body.get(MARK))
     if body.get("quantization_config"):
         method = body["quantization_config"].get("quant_method", "unknown")
@@ -120,13 +117,12 @@ def _without_weights(folder: Path, body: Any) -> Any:
         kind = getattr(transformers, str((config.architectures or [""])[0]), None)
         with torch.device("meta"):
             return (kind or transformers.AutoModelForCausalLM)._from_config(config)
-    except Exception as problem:  # configurations are wrong in many ways
-        essence = " ".join(str(problem).split())[:240]
-        raise ArgumentError(f"model: got {str(folder)!r} ({essence}); allowed: {_ALLOWED}") from None
+    except Exception as problem:  # transformers raises many types of errors for a configuration
+        raise ArgumentError(f"model: got {str(folder)!r} ({first_sentence(problem)}); allowed: {_ALLOWED}") from None
 
 
 def _try_small(kind: Any, config: Any, modules: set[type], row: tuple[Policy, ...]) -> None:
-    """Fold the policies of a layer into a small model of the same kind, which compares it with the applied policy."""
+    """Fold the policies of a layer into a small random model of the same kind; `fold` compares it with `apply`."""
     layers = config.get_text_config().num_hidden_layers
     for count in (2, 4, 8, 16, layers):
         small = copy.deepcopy(config)
@@ -146,7 +142,7 @@ def _try_small(kind: Any, config: Any, modules: set[type], row: tuple[Policy, ..
         model = kind._from_config(small).float().eval()
         for weight in model.parameters():
             if weight.numel() and bool((weight == weight.flatten()[0]).all()):
-                # What training starts at 0, such as a position bias, must not be 0 here: it would hide what it does.
+                # A parameter that is initialised to 0, such as a position bias, would not show its effect.
                 weight.data.add_(0.3 * torch.randn(weight.shape))
     fold(model, PerHead(tuple(row if len(row) > 1 else row * one.heads for one in found)))
 
@@ -163,7 +159,7 @@ def _stored(folder: Path) -> dict[str, _Stored]:
 
 
 def _header(file: Path) -> Iterator[tuple[str, _Stored]]:
-    """The tensors of a safetensors file: 8 bytes that say how long the header is, the header as JSON, the data."""
+    """The tensors of a safetensors file: the length of the header in 8 bytes, the header as JSON, the data."""
     try:
         with file.open("rb") as opened:
             (length,) = struct.unpack("<Q", opened.read(8))
@@ -181,9 +177,9 @@ def _header(file: Path) -> Iterator[tuple[str, _Stored]]:
 
 
 def _write_checkpoint(partial: Path, folder: Path, scalings: list[tuple[str, Scaling]]) -> float:
-    """Copy all files and put β into the copies; the largest relative rounding error of a tensor."""
+    """Copy all files and scale the weights in the copies; return the largest relative rounding error of a tensor."""
 
-    def state() -> list[tuple[str, int, int]]:  # changes if somebody writes to the weights
+    def state() -> list[tuple[str, int, int]]:  # differs after a write to the weights
         found = [(file.name, file.stat()) for file in sorted(folder.glob("*.safetensors"))]
         return [(name, about.st_size, about.st_mtime_ns) for name, about in found]
 
@@ -205,19 +201,19 @@ def _write_checkpoint(partial: Path, folder: Path, scalings: list[tuple[str, Sca
         if file in changes or not (hidden or file.suffix in (*_OTHER_WEIGHTS, ".safetensors")):
             place.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, place)
-    (partial / BESIDE).unlink(missing_ok=True)  # a policy to apply, which would then act twice
+    (partial / BESIDE).unlink(missing_ok=True)  # a saved policy would act a second time
     error = 0.0
     for file, these in changes.items():
         with (partial / file.name).open("r+b") as copied:
             for key, own, scaling in these:
-                error = max(error, _put(copied, key, own, scaling))
+                error = max(error, _scale_stored(copied, key, own, scaling))
     if state() != before:
         raise ArgumentError(f"model: {str(folder)!r} changed while it was read; fold it again when it is whole")
     return error
 
 
-def _put(file: Any, key: str, own: _Stored, scaling: Scaling) -> float:
-    """Put β into one tensor; return its relative rounding error, root mean square."""
+def _scale_stored(file: Any, key: str, own: _Stored, scaling: Scaling) -> float:
+    """Scale one tensor in the file; return its relative rounding error, root mean square."""
     dtype = _DTYPES[own.dtype]
     file.seek(own.start)
     old = torch.frombuffer(bytearray(file.read(own.size)), dtype=dtype).view(own.shape)
@@ -234,7 +230,7 @@ def _put(file: Any, key: str, own: _Stored, scaling: Scaling) -> float:
 
 
 def _write_adapter(partial: Path, base: str, family: str, scalings: list[tuple[str, Scaling]]) -> None:
-    """An (IA)³ adapter: it multiplies the outputs of the query projections."""
+    """Write an (IA)³ adapter, which multiplies the outputs of the query projections."""
     factors: dict[str, Tensor] = {}
     for name, one in scalings:
         if one.factor.ndim != 1 or type(one.layer).__name__ not in ("Linear", "Conv1D"):
@@ -254,19 +250,3 @@ def _write_adapter(partial: Path, base: str, family: str, scalings: list[tuple[s
     (partial / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     safetensors: Any = require("safetensors.torch", "hf", "an adapter")
     safetensors.save_file(factors, partial / "adapter_model.safetensors", {"format": "pt"})
-
-
-@contextmanager
-def _new_folder(target: Path) -> Iterator[Path]:
-    """A folder to write to that gets the name `target` when the block ends, and is removed if an error ends it."""
-    partial = None
-    try:
-        with written_by_others(target):
-            target.parent.mkdir(parents=True, exist_ok=True)
-            partial = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}.", suffix=".partial"))
-            yield partial
-            partial.chmod(target.parent.stat().st_mode & 0o777)  # mkdtemp makes it for its owner alone
-            partial.replace(target)
-    finally:
-        if partial is not None:
-            shutil.rmtree(partial, ignore_errors=True)

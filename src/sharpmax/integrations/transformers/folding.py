@@ -1,4 +1,4 @@
-"""`fold`: a constant per head written into the weights that make the queries, and compared with the applied policy."""
+"""`fold`: multiply a constant per head into the query weights, and compare the result with the applied policy."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ if TYPE_CHECKING:
 M = TypeVar("M", bound="PreTrainedModel")
 
 MARK = "sharpmax_folded"
-"""The key of a configuration that says which policy is in the weights."""
+"""The key of a configuration that describes the policy in the weights."""
 
 _TOKENS = 24
 
-# In a layer, in float32 at least: a difference is rounding if it is small beside what the policy changes, or beside
-# the numbers themselves.
+# Tolerance in a layer, in float32 at least: relative to the change that the policy makes, and to the outputs.
 _OF_CHANGE, _OF_SIZE = 1e-3, 2e-5
-# In the model as a whole, where the rounding of its own dtype adds up: the layers are checked closely before.
+# Tolerance in the whole model, where the rounding of its own dtype accumulates: relative to the change, and in
+# units of that rounding.
 _OF_CHANGE_WHOLE, _ROUNDINGS_WHOLE = 0.25, 64
 
 
@@ -76,23 +76,23 @@ def fold(
     example_inputs: Mapping[str, Any] | None = None,
     skip_unsupported: bool = False,
 ) -> M | FoldedFile:
-    """A plain copy of the model that attends as if `policy`, one constant per head, were applied; no sharpmax needed.
+    """A copy of the model with `policy`, one constant per head, in its weights; it runs without sharpmax.
 
-    β is multiplied into each head's rows of the query projection, or into the gain of the query's normalisation where
-    the family has one. The model given stays as it is. A policy that depends on the row cannot become a weight and is
-    refused, with the nearest one that can; so are families whose logits are more than query times key, weights
-    that several modules share, and a model that has been folded before.
+    β is multiplied into each head's rows of the query projection, or into the gain of the query's normalisation if
+    there is one. The given model does not change. An `UnsupportedError` refuses policies that depend on the row (it
+    names the nearest constant), families whose logits are more than query times key, and weights that several modules
+    share. An `ArgumentError` refuses a model that has been folded before.
 
-    Before it is returned, the folded model is compared with the applied policy on random tokens, as a whole and in
-    every layer that changes; where they differ, an `UnsupportedError` says which layer. A model that reads images or
-    sound needs `example_inputs`, keyword arguments for one call that reaches every layer. Modules that
-    cannot have a policy raise an error, or with `skip_unsupported` are left as they are, as in `sharpmax.apply`.
+    The folded model is compared with the applied policy on random tokens, as a whole and in every changed layer. If
+    they differ, an `UnsupportedError` names the layer. A model of images or sound needs `example_inputs`, keyword
+    arguments for one call that reaches every layer. Modules that cannot have a policy raise an error, or keep their
+    weights with `skip_unsupported`, as in `sharpmax.apply`.
 
-    A path or name in place of a model writes to `out`. From the folder of a checkpoint (or `smollm2`, or a hub id) it
-    makes a new folder, tensor by tensor, whatever the size of the model; with `as_adapter` a PEFT (IA)³ adapter of a
-    few kB. From a GGUF file, the format of llama.cpp, it makes a new GGUF file: the same blocks with other fp16 scales,
-    nothing quantised again. Scales that overflow are refused; so is a head whose weights the rounding of scales would
-    change by more than 0.8%.
+    With a path or name in place of a model, the result is written to `out`. The folder of a checkpoint (or `smollm2`,
+    or a hub id) gives a new folder, written tensor by tensor, or with `as_adapter` a PEFT (IA)³ adapter of a few kB. A
+    GGUF file, the format of llama.cpp, gives a new GGUF file: the same blocks with other fp16 scales, without
+    requantisation. Scales that overflow raise an error, and so does a head whose weights would change by more than 0.8%
+    through the rounding of scales.
     """
     if isinstance(model, (str, os.PathLike)):
         from sharpmax.integrations.gguf import fold_file, is_gguf
@@ -100,7 +100,7 @@ def fold(
 
         if example_inputs is not None or skip_unsupported:
             given = f"{str(model)!r} with example_inputs or skip_unsupported"
-            reject("model", given, "those two for a loaded model alone")
+            reject("model", given, "these options only for a loaded model")
         if out is None:
             reject("out", None, "the path of a new GGUF file or of a new folder")
         if not is_gguf(model):
@@ -108,8 +108,10 @@ def fold(
         if as_adapter:
             reject("as_adapter", f"True for {str(model)!r}", "False for a GGUF file")
         return fold_file(model, policy, out)
-    if out is not None or as_adapter:
+    if out is not None:
         reject("out", repr(str(out)), "None for a loaded model", "save what fold returns with save_pretrained")
+    if as_adapter:
+        reject("as_adapter", True, "False for a loaded model", "fold the folder of its checkpoint")
     chosen = policy_for_model(model, policy, foldable=True)
     if not skip_unsupported:
         check_all_reached(check_model(model))
@@ -130,13 +132,13 @@ def fold(
 
 
 def check_not_folded(name: str, held: Any) -> None:
-    """Refuse a model whose configuration says that there is a policy in its weights."""
+    """Refuse a model that has a policy in its weights; `held` is the value of `MARK` in its configuration."""
     if held is not None:
         raise ArgumentError(f"model: {name!r} already holds a policy: {held}; fold the original instead")
 
 
 def constants_of(model: PreTrainedModel, modules: Sequence[AttentionModule], policy: Policy) -> dict[int, Tensor]:
-    """β of every layer that changes, `[heads, 1]` or `[heads, D]` in float64, or an error."""
+    """β of every layer that changes, `[heads, 1]` or `[heads, D]` in float64; an error if weights cannot hold them."""
     family = type(model).__name__
     factors = weight_factors(policy, [one.heads for one in modules], family, context_of(model))
     for layer in factors:
@@ -145,9 +147,9 @@ def constants_of(model: PreTrainedModel, modules: Sequence[AttentionModule], pol
 
 
 def check_not_shared(model: PreTrainedModel, layer: nn.Module, number: int) -> None:
-    """Refuse weights that another module uses too, which would get a β that is not its own."""
+    """Refuse query weights that another module shares."""
 
-    def span(weight: Tensor) -> tuple[int, int]:  # where in memory it begins and ends
+    def span(weight: Tensor) -> tuple[int, int]:  # its first and last address
         return weight.data_ptr(), weight.data_ptr() + weight.numel() * weight.element_size()
 
     own = [span(weight) for weight in layer.parameters()]
@@ -162,7 +164,7 @@ def check_not_shared(model: PreTrainedModel, layer: nn.Module, number: int) -> N
 
 
 def check_only_queries(one: AttentionModule, layer: int, family: str) -> None:
-    """Refuse a layer whose logits do not grow in proportion to its queries."""
+    """Refuse a layer whose logits are not proportional to its queries."""
     clip = getattr(one.config, "clip_qkv", None)
     reasons = {
         "scales its queries by position, which a policy replaces": bool(one.rule_off),
@@ -178,7 +180,7 @@ def check_only_queries(one: AttentionModule, layer: int, family: str) -> None:
 
 
 def _example(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Random tokens for one call of a model, without the special ones, which may stand for an image or for padding."""
+    """Random tokens for one call of a model, without special tokens, which may mean an image or padding."""
     config = model.config.get_text_config()
     options = {**vars(model.config), **vars(config)}
     special = [value for key, value in options.items() if key.endswith(("_token_id", "_token_index"))]
@@ -199,10 +201,10 @@ def _fold_checked(
     betas: Mapping[int, Tensor],
     given: Mapping[str, Any] | None,
 ) -> None:
-    """Put the β of some layers, `[heads, 1]` or `[heads, D]`, into the weights of `model`, which must equal the policy.
+    """Multiply the β of layers, `[heads, 1]` or `[heads, D]`, into the weights of `model` and compare with `policy`.
 
-    Each layer is compared by itself, on what it is given when the model runs on an example: the same module in float32
-    with the policy applied and with β folded in. So errors of layers do not add up, and low precision does not hide
+    Each layer is compared on its own inputs when the model runs on an example: the module in float32 with the policy
+    applied, and with β in its weights. This way errors of layers do not accumulate, and low precision does not hide
     them. Then the outputs of the whole model are compared.
     """
     family, left, problem = type(model).__name__, set(betas), "it is not called"
@@ -210,8 +212,8 @@ def _fold_checked(
 
     def compare(layer: int, module: nn.Module, args: Any, kwargs: Any) -> None:
         if layer in left:
-            left.discard(layer)  # the copy of the module that is compared has this hook too
-            _compare_layer(modules[layer], layer, family, policy, betas[layer], *_widened((args, kwargs)))
+            left.discard(layer)  # the compared copy of the module has this hook, too
+            _compare_layer(modules[layer], layer, family, policy, betas[layer], *_call_in_float32((args, kwargs)))
 
     handles = [
         modules[layer].module.register_forward_pre_hook(partial(compare, layer), with_kwargs=True) for layer in betas
@@ -220,7 +222,7 @@ def _fold_checked(
         plain = _outputs(model, inputs)
     except UnsupportedError:
         raise
-    except Exception as raised:  # whatever a model raises for an input that is not for it
+    except Exception as raised:  # models raise many types of errors for wrong inputs
         left, problem = set(betas), f"{type(raised).__name__}: {raised}".splitlines()[0][:200]
         if given is not None:
             shown = f"{sorted(given)}, for which the model raised {problem}"
@@ -250,21 +252,21 @@ def _fold_checked(
 def _compare_layer(
     one: AttentionModule, layer: int, family: str, policy: Policy, beta: Tensor, args: Any, kwargs: Any
 ) -> None:
-    """Compare a copy of a module with the policy applied and with β in its weights, on the arguments of a call."""
+    """Compare a copy of a module with the policy applied and with β in its weights, for the arguments of a call."""
     module: Any = copy.deepcopy(one.module)
     if any(weight.dtype.itemsize < 4 for weight in module.parameters() if weight.is_floating_point()):
         module.float()
 
-    def outputs() -> Tensor:  # of tensors that a call may change in place
+    def outputs() -> Tensor:  # a call may change its arguments in place
         own = pytree.tree_map(lambda value: value.clone() if isinstance(value, Tensor) else value, (args, kwargs))
         return _floats(module(*own[0], **own[1]))
 
     plain = outputs()
     alone = replace(one, module=module, config=module.config, published={"config": module.config})
     rules = rules_of(policies_of(policy, layer))
-    alone.hold(Layer(one.inner, one.function, one.heads, rules, layer), without_rule=False)
+    alone.attach(Layer(one.inner, one.function, one.heads, rules, layer), without_rule=False)
     sharp = outputs()
-    alone.let_go()
+    alone.detach()
     scale_queries(alone, beta, f"layer {layer} of {family}")
     error, change, size = (float(x.abs().max()) for x in _differences(sharp, outputs(), plain))
     if not error <= _OF_CHANGE * change + _OF_SIZE * size:
@@ -277,14 +279,14 @@ def _compare_layer(
 
 
 def _outputs(model: nn.Module, inputs: Mapping[str, Any]) -> Tensor:
-    """What a model computes in evaluation mode, drawing the same random numbers every time."""
+    """The outputs of a model in evaluation mode, with the same random numbers in every call."""
     devices = {weight.device.index for weight in model.parameters() if weight.is_cuda}
     with evaluating(model), torch.random.fork_rng(devices):
         return _floats(model(**inputs))
 
 
-def _widened(tree: Any) -> Any:
-    """Arguments in float32 at least, without caches, which a call would add to."""
+def _call_in_float32(call: Any) -> Any:
+    """The arguments of a call in float32 at least, without caches, which a call would change."""
     cache = require_transformers("cache_utils").Cache
 
     def one(value: Any) -> Any:
@@ -292,20 +294,19 @@ def _widened(tree: Any) -> Any:
             return None
         if not isinstance(value, Tensor) or not value.is_floating_point() or value.dtype.itemsize >= 4:
             return value
-        # What hides a key in a mask of low precision hides it in float32 by another number.
-        hidden = value <= torch.finfo(value.dtype).min
+        hidden = value <= torch.finfo(value.dtype).min  # in a mask
         return value.float().masked_fill(hidden, torch.finfo(torch.float32).min)
 
-    return pytree.tree_map(one, tree, is_leaf=lambda value: isinstance(value, cache))
+    return pytree.tree_map(one, call, is_leaf=lambda value: isinstance(value, cache))
 
 
 def _floats(outputs: Any) -> Tensor:
-    """All floating-point numbers of a model's outputs in one row, in float64 on the CPU."""
+    """All floating-point numbers of a model's outputs, flattened, in float64 on the CPU."""
     leaves = [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
     return torch.cat([torch.zeros(1), *(leaf.detach().cpu().flatten() for leaf in leaves)]).double()
 
 
 def _differences(sharp: Tensor, other: Tensor, plain: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The error, what the policy changes, and the numbers themselves; 0 where both are infinite or undefined alike."""
+    """The error, the change by the policy, and the outputs; 0 where two outputs are the same infinity or both NaN."""
     off, change = ((sharp - x).masked_fill((sharp == x) | (sharp.isnan() & x.isnan()), 0.0) for x in (other, plain))
     return off, change, sharp.nan_to_num(0.0, 0.0, 0.0)

@@ -1,15 +1,14 @@
 """Attention with a temperature per row behind transformers' attention interface.
 
 `install(model, rules_of_layer)` gives every attention module of the model the `Rule`s (see `sharpmax.ops.sharpen`) of
-its layer, counted over the modules that attend in the order of `model.modules()`; none leaves the layer alone. β may
-require gradients: whatever it is computed from learns. Heads without a rule keep β = 1. `apply` installs the rules of a
-policy; calibration installs rules whose parameters are trained.
+its layer; layers are numbered in the order of `model.modules()`. Heads without a rule keep β = 1. β may require
+gradients. `apply` installs the rules of a policy; calibration installs rules whose parameters are trained.
 
 Nothing of transformers is patched: an attention function and its mask function are registered under names of our own,
-each attention module gets a copy of its configuration that names them, and the call is handed on to the implementation
-the model used before, with β·q for q. What a mask hides does not count: under a sliding window n is at most the window.
+and each attention module gets a copy of its configuration that names them. Our function calls the implementation that
+the model used before, with β·q for q. Masked keys do not count: under a sliding window n is at most the window.
 
-Rules change between forward passes, never inside of one: while a thread runs the model, a change is refused.
+Rules change between forward passes: while a thread runs the model, a change is an `UnsupportedError`.
 """
 
 from __future__ import annotations
@@ -54,36 +53,36 @@ if TYPE_CHECKING:
 _INSTALLED = "_sharpmax_installed"
 _OBSERVERS = "_sharpmax_observers"
 _changing = threading.RLock()
-"""Held by the thread that changes what is installed in a model."""
+"""Held by the thread that changes the rules of a model."""
 
 
 @dataclass(frozen=True, eq=False)
 class Installed:
-    """What is installed in a model: enough to put it in place again."""
+    """The rules in a model and everything that is needed to install them again."""
 
     modules: Sequence[AttentionModule]
     layers: Sequence[Layer]
-    policy: Policy | None  # what the rules were made of, if anything
-    methods: Mapping[str, Any]  # what the model has instead of its own methods for as long
-    own: dict[str, Any] = field(default_factory=dict)  # what the model itself (not its class) had under these names
-    observed_only: bool = False  # whether it is there for observers alone, and goes with the last of them
-    hooks: list[RemovableHandle] = field(default_factory=list)  # the hook before each pass, while this is in place
+    policy: Policy | None  # the policy that the rules come from, if any
+    methods: Mapping[str, Any]  # methods of the model instance while this is installed
+    own: dict[str, Any] = field(default_factory=dict)  # attributes of the instance that `methods` replaced
+    observed_only: bool = False  # whether there are only observers; removed together with the last one
+    hooks: list[RemovableHandle] = field(default_factory=list)  # the forward pre-hook while this is installed
 
     def __setstate__(self, values: dict[str, Any]) -> None:
-        """A process that reads a pickle has not registered our names yet."""
+        """A process that reads a pickle may not have registered our names yet."""
         vars(self).update(values)
         _register()
 
 
 def installed(model: PreTrainedModel) -> Installed | None:
-    """What is installed in a model, or None."""
+    """The rules installed in a model, or None."""
     return vars(model).get(_INSTALLED)
 
 
 def modules_of(model: PreTrainedModel, *, skip_unsupported: bool = False) -> Sequence[AttentionModule]:
-    """The attention modules of a model, as they are without rules; or an error that says why it cannot have any.
+    """The attention modules of a model; an UnsupportedError if it cannot have a policy.
 
-    Of a model with rules these are the modules that got them: what was left out then is left out here.
+    In a model with rules these are the modules that have them, without those that `skip_unsupported` left out.
     """
     before = installed(check_model(model))
     return attention_modules(model, skip_unsupported=skip_unsupported) if before is None else before.modules
@@ -97,10 +96,10 @@ def install(
     methods: Mapping[str, Callable[..., Any]] | None = None,
     skip_unsupported: bool = False,
 ) -> None:
-    """Let the rules of each layer choose β in the model's attention; what was installed before is replaced.
+    """Let the rules of each layer choose β in the model's attention, in place of rules installed before.
 
-    Every check comes before the first change. `put(model, None)` takes everything out again. `methods` stand in for
-    the model's own for as long.
+    All checks precede the first change. `put(model, None)` removes the rules. `methods` replace the methods of the
+    model instance until then.
     """
     modules = modules_of(model, skip_unsupported=skip_unsupported)
     layers = _layers(modules, rules_of_layer)
@@ -121,7 +120,7 @@ def _layers(modules: Sequence[AttentionModule], rules_of_layer: Callable[[int], 
 
 @contextmanager
 def repeating(model: PreTrainedModel, how: Callable[[Layer], Repeated]) -> Iterator[None]:
-    """Let each layer of a model with rules see the keys that `how` gives it."""
+    """Inside the block, each layer of a model with rules attends to the keys that `how` returns for it."""
     state = installed(model)
     if state is None:
         raise UnsupportedError("repeated: the model has no rules installed; apply a policy first, None being one")
@@ -135,15 +134,15 @@ def repeating(model: PreTrainedModel, how: Callable[[Layer], Repeated]) -> Itera
 
 
 def observe(model: PreTrainedModel, observer: Observer) -> Callable[[], None]:
-    """Show `observer` every call of attention in the model, until the function returned is called.
+    """Pass every attention call of the model to `observer` until the returned function is called.
 
-    Policies may come and go meanwhile. What a observer sees is what the model computes, in the thread that computes it;
-    an error of its own ends the call. A compiled model shows nothing.
+    The policy of the model may change meanwhile. The observer runs in the thread of the call, and an error that it
+    raises ends the forward pass. Compiled code has no observable calls.
     """
     with _changing:
         before = installed(check_model(model))
         if before is None:
-            modules_of(model)  # what cannot be observed is refused before anything changes
+            modules_of(model)  # refuse an unsupported model before the first change
         observers = _observers(model)
         observers.active += (observer,)
         if before is None:
@@ -175,10 +174,10 @@ def _observers(model: PreTrainedModel) -> Observers:
 
 
 def put(model: PreTrainedModel, state: Installed | None) -> None:
-    """Make `state`, of this model, the one installed; None leaves the model as it was before anything was."""
+    """Install `state`, which belongs to this model; None removes everything."""
     with _changing:
         _check_inside(model)
-        hook = model.register_forward_pre_hook(_enter)  # a pass that begins from here on waits for the change
+        hook = model.register_forward_pre_hook(_enter)  # passes that begin now wait for the change
         try:
             _check_not_running(model)
             _put(model, state)
@@ -190,7 +189,7 @@ _CALL = nn.Module._call_impl.__code__
 
 
 def _check_not_running(model: PreTrainedModel) -> None:
-    """Refuse a change inside a forward pass, whose layers would not all have the same policy."""
+    """Refuse a change during a forward pass, in which some layers would have another policy than others."""
     parts = set(model.modules())
     for thread, innermost in sys._current_frames().items():
         frame: FrameType | None = innermost
@@ -206,7 +205,7 @@ def _check_not_running(model: PreTrainedModel) -> None:
 
 @dataclass(eq=False)
 class _Block:
-    """A `with` block at whose end a model gets back what was installed before."""
+    """A `with` block, at whose end `before` is installed again."""
 
     before: Installed | None
     thread: str
@@ -214,15 +213,15 @@ class _Block:
 
 # The open blocks of each model, the innermost last.
 _blocks: weakref.WeakKeyDictionary[nn.Module, list[_Block]] = weakref.WeakKeyDictionary()
-# A thread has a context of its own, and so has a task of asyncio; a task that a block starts is inside of that block.
+# Each thread and each asyncio task has its own context; a task started inside a block inherits it.
 _inside: ContextVar[tuple[_Block, ...]] = ContextVar("sharpmax_blocks", default=())
 
 
 @contextmanager
-def kept(model: PreTrainedModel) -> Iterator[None]:
-    """Whatever is installed inside the block, at its end the model has what it had before.
+def restoring(model: PreTrainedModel) -> Iterator[None]:
+    """Restore at the end of the block what is installed now.
 
-    Until then, nothing can be installed from outside the block, that is by another thread or task.
+    Until then, no other thread or task can install anything.
     """
     with _changing:
         _check_inside(model)
@@ -239,7 +238,7 @@ def kept(model: PreTrainedModel) -> Iterator[None]:
             del blocks[place]
             in_order = place == len(blocks)
             if not in_order:
-                blocks[place].before = block.before  # the block opened inside of this one is to give it back
+                blocks[place].before = block.before  # the block opened inside this one restores it
             elif installed(model) is not block.before:
                 _put(model, block.before)
     if not in_order:
@@ -251,7 +250,7 @@ def kept(model: PreTrainedModel) -> Iterator[None]:
 
 
 def _check_inside(model: PreTrainedModel) -> None:
-    """Refuse a change from outside the innermost block, which would take its policy away or outlive it."""
+    """Refuse a change by a thread or task that is not inside the innermost block."""
     blocks = _blocks.get(model)
     if blocks and blocks[-1] not in _inside.get():
         raise UnsupportedError(
@@ -264,7 +263,7 @@ def _check_inside(model: PreTrainedModel) -> None:
 def _put(model: PreTrainedModel, state: Installed | None) -> None:
     _register()
     before = installed(model)
-    if state is None or state.observed_only:  # nobody asks for rules: nothing is there, unless someone observes
+    if state is None or state.observed_only:  # without rules, install only what observers need
         state = None
         if _observers(model).active:
             modules = modules_of(model)
@@ -274,7 +273,7 @@ def _put(model: PreTrainedModel, state: Installed | None) -> None:
     if before is not None:
         del vars(model)[_INSTALLED]
         for one in before.modules:
-            one.let_go()
+            one.detach()
         for name in before.methods:
             del vars(model)[name]
         vars(model).update(before.own)
@@ -286,14 +285,14 @@ def _put(model: PreTrainedModel, state: Installed | None) -> None:
         changes = any(one.rules or one.query_scale or one.output_gain for one in state.layers)
         for one, layer in zip(state.modules, state.layers, strict=True):
             layer.observers = _observers(model)
-            one.hold(layer, without_rule=changes)
+            one.attach(layer, without_rule=changes)
         vars(model)[_INSTALLED] = state
 
 
 def _enter(model: PreTrainedModel, args: Any) -> None:
-    """Before each pass: wait for a change that another thread has begun, and check that our attention is in use.
+    """Before each pass: wait until no other thread changes the model, and check that our attention is in use.
 
-    Something else may have changed the attention meanwhile, as Whisper's token timestamps do.
+    Other code may have changed the attention implementation, as Whisper's token timestamps do.
     """
     if not torch.compiler.is_compiling():
         with _changing:
@@ -308,7 +307,7 @@ def _enter(model: PreTrainedModel, args: Any) -> None:
 
 
 def _register() -> None:
-    """Tell transformers our names, each with the mask function of the implementation that is called in the end."""
+    """Register our names, each with the mask function of the implementation behind it."""
     transformers, masking = require_transformers(), require_transformers("masking_utils")
     for inner, name in NAMES.items():
         transformers.AttentionInterface.register(name, sharp_attention)

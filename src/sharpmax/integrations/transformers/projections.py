@@ -1,4 +1,4 @@
-"""Where the queries and keys of an attention module come from, and how to scale queries there, head by head."""
+"""The layers that compute the queries and keys of an attention module, and β in the weights of these layers."""
 
 from __future__ import annotations
 
@@ -13,30 +13,29 @@ from sharpmax.errors import UnsupportedError
 from sharpmax.integrations.transformers.support import AttentionModule, require_transformers
 from sharpmax.policies.basic import check_frequencies
 
-# Layers that make queries alone, and their neighbours that make the keys.
+# Layers whose outputs are the queries, and the corresponding layers of the keys.
 _SEPARATE = {"q_proj": "k_proj", "query": "key", "q": "k", "q_attn": ""}
 _QUERY_NORMS = ("q_norm", "q_layernorm")
-# Normalisations that queries do not pass through.
+# Normalisations that do not act on queries.
 _OTHER_NORMS = ("k_norm", "k_layernorm", "LayerNorm")
 
 
 @dataclass(frozen=True, eq=False)
 class Projection:
-    """Outputs of a layer that are the queries, or the keys, of an attention module."""
+    """The outputs `rows` `[heads, D]` of a layer, which are the queries or the keys of an attention module."""
 
     name: str
     layer: Any
     rows: Tensor
-    """Which outputs, `[heads, D]`."""
 
     def matrix(self) -> Tensor:
-        """What makes them, `[heads, D, inputs]` in float64 on the CPU."""
+        """The weights of these outputs, `[heads, D, inputs]` in float64 on the CPU."""
         weight = exact(self.layer.weight)
         # Conv1D keeps its outputs in columns, Linear in rows.
         return (weight if isinstance(self.layer, nn.Linear) else weight.T)[self.rows]
 
     def bias(self) -> Tensor:
-        """What is added to them, `[heads, D]` in float64 on the CPU."""
+        """The bias of these outputs, `[heads, D]` in float64 on the CPU."""
         bias = self.layer.bias
         return torch.zeros(self.rows.shape, dtype=torch.float64) if bias is None else exact(bias)[self.rows]
 
@@ -47,7 +46,7 @@ def exact(weight: Tensor) -> Tensor:
 
 
 def query_layer(one: AttentionModule, where: str) -> nn.Module:
-    """The layer that β goes into: the query's normalisation if there is one, or its projection."""
+    """The layer that β is multiplied into: the query's normalisation if there is one, otherwise its projection."""
     for name, child in one.module.named_children():
         if "Norm" in type(child).__name__ and name not in (*_QUERY_NORMS, *_OTHER_NORMS):
             raise UnsupportedError(
@@ -63,24 +62,25 @@ def _query_norm(one: AttentionModule) -> nn.Module | None:
 
 
 def has_one_gain(one: AttentionModule) -> bool:
-    """Whether the queries of all heads pass a normalisation with one gain, which holds no β per head."""
+    """Whether the heads share the gain of their queries' normalisation, which cannot hold one β per head."""
     gain: Any = getattr(_query_norm(one), "weight", None)
     return gain is not None and one.heads > 1 and int(gain.numel()) == _head_width(one, 0)
 
 
 @dataclass(frozen=True, eq=False)
 class Scaling:
-    """A layer whose outputs are the queries, possibly among others, and what each output is multiplied by."""
+    """A factor for each output of a layer that computes the queries, in float64.
+
+    `factor` is `[outputs]`, or has the shape of a normalisation's gain. `offset` is 1 where a normalisation stores its
+    gain minus 1.
+    """
 
     layer: nn.Module
     factor: Tensor
-    """In float64, `[outputs]`, or in the shape of a normalisation's gain."""
-
     offset: float = 0.0
-    """What the layer adds to its weight: 1 where a normalisation stores its gain minus 1."""
 
     def scaled(self, name: str, value: Tensor) -> Tensor:
-        """The parameter `name` of the layer, `value`, with β in it; in float64 on the CPU."""
+        """The scaled `value` of the parameter `name`, in float64 on the CPU."""
         factor = self.factor
         if name == "weight" and isinstance(self.layer, nn.Linear):
             factor = factor[:, None]  # Linear keeps its outputs in rows, Conv1D in columns
@@ -89,7 +89,7 @@ class Scaling:
 
 
 def query_scaling(one: AttentionModule, beta: Tensor, where: str) -> Scaling:
-    """Where β goes, `[heads, 1]` or `[heads, D]`; `where` is for errors. The weights need no values."""
+    """The scaling by β, `[heads, 1]` or `[heads, D]`; `where` is for errors. Weights may be on the meta device."""
     layer = query_layer(one, where)
     if layer is _query_norm(one):
         return Scaling(layer, _gain_factor(layer, one, beta, where), _gain_offset(layer, where))
@@ -108,7 +108,7 @@ def scale_queries(one: AttentionModule, beta: Tensor, where: str) -> None:
 
 
 def projections(one: AttentionModule, where: str) -> tuple[Projection, Projection]:
-    """What makes the queries and what makes the keys of a module that attends to its own input."""
+    """The projections of the queries and of the keys of a self-attention module."""
     queries = _projection(one, where)
     heads, width = queries.rows.shape
     name = _SEPARATE.get(queries.name, queries.name)
@@ -126,7 +126,7 @@ def projections(one: AttentionModule, where: str) -> tuple[Projection, Projectio
 
 
 def _projection(one: AttentionModule, where: str) -> Projection:
-    """The layer that makes the queries, and which of its outputs they are, head by head."""
+    """The projection of the queries."""
     module, heads = one.module, one.heads
     for name in (*_SEPARATE, "c_attn", "Wqkv", "query_key_value", "qkv_proj"):
         layer = getattr(module, name, None)
@@ -147,7 +147,7 @@ def _projection(one: AttentionModule, where: str) -> Projection:
 
 
 def _outputs(layer: Any, where: str) -> int:
-    """How many numbers a layer gives, if it is one whose weights are a matrix."""
+    """The number of outputs of a layer whose weights are a matrix; an error for any other."""
     conv1d = require_transformers("pytorch_utils").Conv1D
     if type(layer) not in (nn.Linear, conv1d) or not layer.weight.is_floating_point():
         raise UnsupportedError(
@@ -158,13 +158,13 @@ def _outputs(layer: Any, where: str) -> int:
 
 
 def _head_width(one: AttentionModule, default: int) -> int:
-    """The size of a head, where the module says it."""
+    """The size of a head, or `default` if the module does not state it."""
     names = ("head_dim", "head_size", "attention_head_size")
     return next((width for name in names if isinstance(width := getattr(one.module, name, None), int)), default)
 
 
 def _gain_factor(norm: Any, one: AttentionModule, beta: Tensor, where: str) -> Tensor:
-    """What the gain of a normalisation has to be multiplied by: behind it, nothing else can hold β."""
+    """The factor for the gain of a normalisation, in the shape of the gain."""
     gain = getattr(norm, "weight", None)
     if gain is None:
         raise UnsupportedError(f"model: {where} normalises its queries without a gain that could hold β")
@@ -180,7 +180,7 @@ def _gain_factor(norm: Any, one: AttentionModule, beta: Tensor, where: str) -> T
 
 
 def _gain_offset(norm: nn.Module, where: str) -> float:
-    """Some families store the gain, some the gain minus 1: which of them this is shows in what comes out of a copy."""
+    """0 if a normalisation stores its gain, 1 if it stores the gain minus 1; found by the outputs of a copy."""
     twin: Any = copy.deepcopy(norm).to_empty(device="cpu").float()
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():

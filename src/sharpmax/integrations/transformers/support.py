@@ -24,14 +24,14 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _cached(function: F) -> F:
-    """`functools.cache` with the types of the function, of which classes are arguments."""
+    """`functools.cache`, whose type does not accept classes as arguments."""
     return cast("F", functools.cache(function))
 
 
 LAYER = "_sharpmax_layer"
 """The attribute of an attention module that holds its `Layer` (see `attention`) while rules are installed."""
 
-# transformers reads meaning into "sdpa", "flash" and a slash: "flash" is there where flash attention is meant.
+# "sdpa", "flash" and a slash in a name have a meaning in transformers: "flash" has to be in names of flash attention.
 NAMES = {
     "sdpa": "sharpmax",
     "eager": "sharpmax-eager",
@@ -39,17 +39,17 @@ NAMES = {
     "flash_attention_2": "sharpmax-flash_attention_2",
     "flash_attention_3": "sharpmax-flash_attention_3",
 }
-"""The attention implementations that a sharpened call is handed on to, and what a configuration says meanwhile."""
+"""The supported attention implementations, and the name that a configuration holds while a policy is applied."""
 
 INTERFACE = "ALL_ATTENTION_FUNCTIONS"
-"""Where modules look their attention function up."""
+"""The registry where modules look up their attention function."""
 
-# What an eager attention function may take; a further argument would be part of the logit in a way unknown here.
+# The known parameters of eager attention functions. Any other may change the logits in an unknown way.
 _UNDERSTOOD = {
     "module", "query", "key", "value", "attention_mask", "scaling", "dropout", "softcap", "position_bias",
     "sliding_window", "s_aux", "kwargs",
 }  # fmt: skip
-# Attention as one function, and the two halves of attention written out.
+# Attention as one function, and the parts of attention written out.
 _ATTENTION = {
     "scaled_dot_product_attention", "multi_head_attention_forward", "flex_attention", "memory_efficient_attention",
     "flash_attn_func", "flash_attn_varlen_func", "flash_attn_qkvpacked_func",
@@ -58,7 +58,7 @@ _SOFTMAX = {"softmax", "_softmax", "Softmax"}
 _PRODUCTS = {"matmul", "bmm", "baddbmm", "einsum", "@"}
 _LOGARITHMS = {"log", "log1p", "log2", "log10"}
 _SCALES = ("scale", "scaling", "temperature", "tau")
-# Options that turn a temperature by position on, in a configuration or in its `rope_parameters`.
+# Options of a configuration or of its `rope_parameters` that turn on a temperature by position.
 _TEMPERATURES = ("attn_temperature_tuning", "llama_4_scaling_beta", "log_scaling_n_floor", "use_logn_attn")
 
 
@@ -72,11 +72,11 @@ class AttentionModule:
     inner: str  # the implementation it uses without a policy, one of `NAMES`
     function: Callable[..., Any]  # that implementation
     arguments: frozenset[str]  # of its eager attention: with `position_bias`, a logit is more than query times key
-    rule_off: Mapping[str, Any]  # what switches its own temperature rule off, in the module or its configuration
-    published: Mapping[str, Any]  # its attributes without a policy, as far as `hold` changes them
+    rule_off: Mapping[str, Any]  # attributes of the module or its configuration that switch its own rule off
+    published: Mapping[str, Any]  # the attributes that `attach` changes, as they are without a policy
 
-    def hold(self, layer: Any, *, without_rule: bool) -> None:
-        """Let the module attend as `layer` says: its configuration is a copy that names our attention."""
+    def attach(self, layer: Any, *, without_rule: bool) -> None:
+        """Install `layer` in the module, with a copy of its configuration that names our attention function."""
         own: dict[str, Any] = vars(self.module)
         config = copy.copy(self.config)
         config._attn_implementation_internal = NAMES[self.inner]
@@ -84,8 +84,8 @@ class AttentionModule:
             (own if name in own else vars(config))[name] = value
         own.update({LAYER: layer, "config": config})
 
-    def let_go(self) -> None:
-        """Let the module attend as it did before `hold`."""
+    def detach(self) -> None:
+        """Undo `attach`."""
         vars(self.module).update(self.published)
         vars(self.module).pop(LAYER, None)
 
@@ -96,7 +96,7 @@ def require_transformers(part: str = "") -> Any:
 
 
 def check_model(model: object) -> PreTrainedModel:
-    """`model` as what it has to be."""
+    """Return `model` if it is a transformers model; an ArgumentTypeError otherwise."""
     base: type[PreTrainedModel] = require_transformers().PreTrainedModel
     if not isinstance(model, base):
         inside = "of a wrapper (PEFT, torch.compile, DDP) pass the model inside"
@@ -105,7 +105,7 @@ def check_model(model: object) -> PreTrainedModel:
 
 
 def is_torch_module(model: object) -> bool:
-    """Whether this is a torch module that has nothing to do with transformers."""
+    """Whether this is a torch module without a transformers model in it."""
     if not isinstance(model, nn.Module):
         return False
     loaded = sys.modules.get("transformers.modeling_utils")
@@ -113,12 +113,12 @@ def is_torch_module(model: object) -> bool:
 
 
 def attention_modules(model: PreTrainedModel, *, skip_unsupported: bool = False) -> list[AttentionModule]:
-    """Every module of the model that attends, in the order of `model.modules()`, or an error that says why not.
+    """The attention modules of a model in the order of `model.modules()`; an UnsupportedError if one is not supported.
 
-    In a decoder-only model that order is the order of layers, `module.layer_idx`. Encoder–decoder models have the
-    encoder's layers first, then each decoder layer's self-attention and cross-attention. A module that several layers
-    share (ALBERT) is there once. Modules that attend without transformers' attention interface raise an error that
-    names them; with `skip_unsupported` they are left out.
+    In a decoder-only model that is the order of layers, `module.layer_idx`. Encoder–decoder models have the encoder's
+    layers first, then self-attention and cross-attention of each decoder layer. A module that several layers share
+    (ALBERT) is listed once. With `skip_unsupported`, modules that attend without transformers' attention interface are
+    left out; otherwise the error names them.
     """
     family = type(model).__name__
     if not skip_unsupported:
@@ -132,13 +132,13 @@ def attention_modules(model: PreTrainedModel, *, skip_unsupported: bool = False)
 
 
 def check_all_reached(model: PreTrainedModel) -> None:
-    """Refuse a model with modules that attend without the attention interface: their β would silently stay 1."""
+    """Refuse a model in which some modules attend without the attention interface: their β would stay 1."""
     inside: set[nn.Module] = set()
     unreached = []
     for name, part in model.named_modules():
         can_set = getattr(part, "_can_set_attn_implementation", None)
         if part not in inside and (_attends_alone(type(part)) or (can_set is not None and not can_set())):
-            inside.update(part.modules())  # of modules inside each other the outermost is named
+            inside.update(part.modules())  # name the outermost of nested modules
             unreached.append(f"{name or 'the model'} ({type(part).__name__})")
     if unreached:
         shown = ", ".join(unreached[:4]) + (f" and {len(unreached) - 4} more" if len(unreached) > 4 else "")
@@ -152,18 +152,18 @@ def check_all_reached(model: PreTrainedModel) -> None:
 
 @_cached
 def _attends_alone(kind: type[nn.Module]) -> bool:
-    """Whether modules of a class attend, and not through the attention interface."""
+    """Whether modules of a class attend without the attention interface."""
     if issubclass(kind, nn.MultiheadAttention) or interface_call(kind) is not None:
         return issubclass(kind, nn.MultiheadAttention)
-    # The softmax of a whole model is that of a head or of a loss.
+    # The softmax of a whole model belongs to its head or to a loss.
     part_of_model = not hasattr(kind, "_can_set_attn_implementation")
     return any(_ATTENTION & set(names) for names in _scopes(kind)) or (part_of_model and attends_by_hand(kind))
 
 
 @_cached
 def attends_by_hand(kind: type[nn.Module]) -> bool:
-    """Whether attention is written out in the code of a class, as far as that shows."""
-    # Attention written out has a softmax between two products; a router or a loss has one product at most.
+    """Whether the code of a class appears to contain attention: a softmax between two products."""
+    # A router or a loss has at most one product.
     return any(
         not _SOFTMAX.isdisjoint(names) and ("Attention" in kind.__name__ or sum(n in _PRODUCTS for n in names) > 1)
         for names in _scopes(kind)
@@ -171,17 +171,17 @@ def attends_by_hand(kind: type[nn.Module]) -> bool:
 
 
 def _scopes(kind: type) -> list[list[str]]:
-    """The names in the methods of a class together, and in each function that they call by itself."""
+    """The names in all methods of a class, followed by those in each function that the methods call."""
     functions = [function for function in _functions_of(kind) if function.__name__ != "generate"]
     methods = [name for function in functions for name in _names_in(function.__code__)]
     return [methods, *([*_names_in(one.__code__)] for function in functions for one in _helpers_of(function))]
 
 
 def _own_rule(config: Any, uses: FunctionType) -> tuple[str | None, dict[str, Any]]:
-    """What scales the queries of an attention module by their position, if anything does, and what switches it off.
+    """The temperature by position of an attention module, if it has one, and the attributes that switch it off.
 
-    It shows in an option of the configuration, or in the code of attention: a logarithm, or a scale that the layer is
-    given for every call. An option switches it off if the code of attention reads the option at every call.
+    It is found by an option of the configuration or in the code of attention: a logarithm, or a scale among its
+    parameters. An option can switch it off if the code of attention reads the option at every call.
     """
     rotary = getattr(config, "rope_parameters", None) or {}
     options = {**rotary, **{name: getattr(config, name) for name in _TEMPERATURES if hasattr(config, name)}}
@@ -198,7 +198,7 @@ def _own_rule(config: Any, uses: FunctionType) -> tuple[str | None, dict[str, An
 
 @_cached
 def _temperature_in(uses: FunctionType) -> str | None:
-    """What in the code of attention scales queries by position, without an option of `_TEMPERATURES`."""
+    """A temperature by position in the code of attention that has no option in `_TEMPERATURES`."""
     names = {name for function in (uses, *_helpers_of(uses)) for name in _names_in(function.__code__)}
     if _LOGARITHMS & names and not names.intersection(_TEMPERATURES):
         return f"a logarithm in {uses.__qualname__}"
@@ -211,7 +211,7 @@ def _names_one(constants: tuple[Any, ...], name: str) -> bool:
 
 
 def _functions_of(kind: type) -> Iterator[FunctionType]:
-    """The methods of a class and of its bases, but for those of torch and Python."""
+    """The methods of a class and of its bases, without those of torch and Python."""
     for base in kind.__mro__:
         if base.__module__.partition(".")[0] in ("torch", "builtins") or base.__name__ == "PreTrainedModel":
             continue
@@ -222,7 +222,7 @@ def _functions_of(kind: type) -> Iterator[FunctionType]:
 
 
 def _helpers_of(function: FunctionType) -> Iterator[FunctionType]:
-    """The functions of its own module that a function names."""
+    """The functions that a function names and that are defined in the same module."""
     for name in set(_names_in(function.__code__)):
         helper = function.__globals__.get(name)
         helper = inspect.unwrap(helper) if callable(helper) else None
@@ -231,7 +231,7 @@ def _helpers_of(function: FunctionType) -> Iterator[FunctionType]:
 
 
 def _names_in(code: CodeType) -> Iterator[str]:
-    """Names and texts in a piece of code and in what is nested in it, once per use; "@" is a matrix product."""
+    """Names and strings in code and in the code nested in it, once per use; "@" is a matrix product."""
     for step in dis.get_instructions(code):
         if step.opname == "BINARY_MATRIX_MULTIPLY" or (step.opname == "BINARY_OP" and step.argrepr.startswith("@")):
             yield "@"
@@ -243,12 +243,12 @@ def _names_in(code: CodeType) -> Iterator[str]:
 
 @_cached
 def interface_call(kind: type[nn.Module]) -> FunctionType | None:
-    """The method of a kind of module that looks its attention function up, if it has one."""
+    """The method of a class that looks up its attention function, if there is one."""
     return next((one for one in _functions_of(kind) if INTERFACE in one.__code__.co_names), None)
 
 
 def eager_of(uses: FunctionType) -> Callable[..., Any] | None:
-    """The eager attention function that a method falls back to."""
+    """The eager attention function that a method uses as its default."""
     return next((uses.__globals__[n] for n in uses.__code__.co_names if n.endswith("eager_attention_forward")), None)
 
 
