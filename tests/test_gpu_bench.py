@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sharpmax.experiments.benchmarks.gpu import gpu_entries, peak_bytes, spent
+from sharpmax.experiments.benchmarks.gpu import gpu_entries
+from sharpmax.experiments.benchmarks.measuring import peak_bytes, spent
 from sharpmax.report.gpu import verdicts
 
 pytestmark = [

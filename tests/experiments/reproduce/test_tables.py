@@ -1,4 +1,4 @@
-"""The tables of results.json, on two heads of each recipe and few sets: their shape, sense and repeatability."""
+"""The tables of results.json, from two heads of each recipe and few sets."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def tables() -> dict[str, Any]:
 
 
 def named(name: str, recipe: str) -> str:
-    """Tables of the paper's recipe have plain names, those of another have it behind theirs."""
+    """Names of tables end in the recipe, except the paper's."""
     return name if recipe == "paper" else f"{name}/{recipe}"
 
 
@@ -46,7 +46,7 @@ def is_mean(cell: Any, seeds: int = 2) -> bool:
 
 
 def test_both_recipes_have_all_tables() -> None:
-    # Few inputs are ranked wrongly by the sharp recipe at these sizes, so its fit may be missing.
+    # The sharp recipe ranks few inputs wrongly at these sizes, so its fit may be missing.
     assert tables().keys() - {"fit/sharp"} == OF_ALL | OF_A_RECIPE | {f"{name}/sharp" for name in OF_A_RECIPE - {"fit"}}
     assert json.loads(json.dumps(tables(), allow_nan=False)) == tables()
     assert (PUBLISHED["softmax"]["1024"], PUBLISHED["paper"]["1024"]) == (53.8, 57.7)
@@ -62,7 +62,6 @@ def test_one_recipe_alone_has_its_own_only() -> None:
     found = reproduce_tables([weights("sharp", 1)], (16,), 8, SEED, CPU)
     assert found.keys() == OF_ALL | {f"{name}/sharp" for name in OF_A_RECIPE - {"fit"}}
     assert is_mean(found["accuracy/sharp"]["softmax"]["16"], seeds=1)
-    # Nothing is left out in silence.
     assert "refit" not in found["accuracy/sharp"]
     assert found["setting"]["left_out"]["sharp"].keys() == {"refit"}
 
@@ -88,7 +87,7 @@ class TestOfARecipe:
         for by_size in found["variants"].values():
             grids = {size: np.array(rows) for size, rows in by_size.items()}
             assert {size: grid.shape for size, grid in grids.items()} == {"16": (32, 16), "4096": (32, 16)}
-            # All of a set of 16 is shown, so its weights are all there.
+            # All items of a set of 16 are shown.
             assert grids["16"].sum(axis=1) == pytest.approx(100, abs=0.1)
 
     def test_detection(self, recipe: str) -> None:
@@ -106,5 +105,5 @@ def test_the_same_seed_gives_the_same_tables() -> None:
     runs = [reproduce_tables([weights("paper", 1)], (16, 512), 64, seed, CPU, read.append) for seed in (1, 1, 2)]
     assert runs[0] == runs[1]
     assert runs[2]["entropy"] != runs[0]["entropy"]
-    # Reading for the entropy at training sizes is not counted.
+    # Sets read for the entropy target are not part of the estimate.
     assert sum(read) / 3 - 2048 * 16 == pytest.approx(items_to_read((16, 512), 64, 1), rel=0.05)

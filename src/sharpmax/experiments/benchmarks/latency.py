@@ -25,7 +25,6 @@ from torch import Tensor
 import sharpmax as sm
 from sharpmax.calibration.learnable import LearnablePolicy
 from sharpmax.errors import ArgumentError, reject
-from sharpmax.experiments.benchmarks.gpu import spent
 from sharpmax.experiments.benchmarks.measuring import (
     Note,
     distance,
@@ -34,6 +33,7 @@ from sharpmax.experiments.benchmarks.measuring import (
     milliseconds,
     random_tokens,
     silent,
+    spent,
     summary,
     synchronise,
     targets,

@@ -33,6 +33,9 @@ Note = Callable[[str], None]
 """Called with what is being done."""
 
 
+_QUEUE_CYCLES = 2_000_000  # about a millisecond, in which the host queues a call
+
+
 def silent(text: str) -> None:
     """Show no progress."""
 
@@ -196,6 +199,50 @@ def milliseconds(run: Callable[[], Any], device: torch.device) -> float:
     run()
     synchronise(device)
     return 1e3 * (time.perf_counter() - began)
+
+
+class Spent(NamedTuple):
+    """Milliseconds of device work, and until the call returned on the host."""
+
+    device_ms: float
+    host_ms: float
+
+
+def spent(run: Callable[[], Any], device: torch.device, wait: int = _QUEUE_CYCLES) -> Spent:
+    """Time one call.
+
+    On a GPU it is queued behind a wait of that many cycles, so that Python's time is not part of the device's.
+    """
+    if device.type != "cuda":
+        start = time.perf_counter()
+        run()
+        taken = 1e3 * (time.perf_counter() - start)
+        return Spent(taken, taken)
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call, unused-ignore]
+    torch.cuda.synchronize(device)
+    torch.cuda._sleep(wait)  # type: ignore[no-untyped-call, unused-ignore]
+    begin.record()
+    start = time.perf_counter()
+    run()
+    launched = 1e3 * (time.perf_counter() - start)
+    end.record()
+    end.synchronize()
+    return Spent(begin.elapsed_time(end), launched)
+
+
+def peak_bytes(run: Callable[[], Any], device: torch.device) -> int | None:
+    """Peak memory of a call with its outputs and without its inputs; None where there is no GPU."""
+    if device.type != "cuda":
+        run()
+        return None
+    torch.cuda.synchronize(device)
+    # A cached block may be larger than requested, and counts in full.
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    run()
+    torch.cuda.synchronize(device)
+    return torch.cuda.max_memory_allocated(device) - before
 
 
 class CachedReader:
