@@ -1,4 +1,4 @@
-"""Small grids of toy tasks, and runs of them in processes to be killed."""
+"""Small grids of toy tasks, and processes that run them and can be killed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def toy(name: str) -> str:
 
 
 def grid(seeds: int = 2, scales: int = 2, **more: Any) -> list[Job]:
-    """Trainings, and tests of what they learned."""
+    """Trainings, and tests that depend on them."""
     training = {name: value for name, value in more.items() if name in ("size", "trace", "beside")}
     testing = {name: value for name, value in more.items() if name in ("trace", "gate")}
     trained = [Job(f"learn/{seed}", toy("learn"), {"seed": seed, **training}) for seed in range(seeds)]
@@ -48,7 +48,7 @@ def grid(seeds: int = 2, scales: int = 2, **more: Any) -> list[Job]:
 
 
 def go(folder: Path, tasks: list[Job], **more: Any) -> dict[str, Any]:
-    """Run the tasks; all that the store holds then, read anew from its folder."""
+    """Run the tasks, and read all results back from the folder."""
     run(tasks, RunStore(folder), plugins=[TOYS], **more)
     store = RunStore(folder)
     return {key: (store.records[key], store.blob(key)) for key in sorted(store.records)}
@@ -64,9 +64,9 @@ def traces(folder: Path) -> dict[str, int]:
 
 
 def driver(home: Path, **options: Any) -> subprocess.Popen[bytes]:
-    """A process that drives a grid of twelve tasks: four trainings, and two tests of each.
+    """A process that runs a grid of twelve tasks: four trainings, each with two tests.
 
-    Every second test waits for the file `gate`, so that the driver cannot end before a test wants it to.
+    Every second test waits for the file `gate`, so that the driver does not end before it is killed.
     """
     (home / "trace").mkdir(exist_ok=True)
     path = os.pathsep.join([str(TOYS.parent), *filter(None, sys.path)])
@@ -80,14 +80,14 @@ def lines(folder: Path) -> int:
 
 
 def stuck(home: Path, tasks: int) -> None:
-    """Wait until so many tasks wait for the gate, and all that was done before them is stored."""
+    """Wait until so many tasks wait for the gate, and all finished ones are stored."""
     held = home / "trace"
     wait_for(lambda: len(list(held.glob("examine-0.5.*"))) == tasks)
     wait_for(lambda: lines(home / "store") == len(list(held.iterdir())) - tasks)
 
 
 def alive(pid: int) -> bool:
-    """Whether a process is there, and not only its exit status."""
+    """Whether a process runs and is not a zombie."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):

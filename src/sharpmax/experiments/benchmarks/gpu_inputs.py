@@ -204,28 +204,20 @@ def rows_in_float64(x: Inputs, rows: Tensor) -> ReferenceRows:
     )
 
 
-@dataclass(frozen=True)
-class ChosenHeads:
-    """Key heads `[N, L, D]`, their query heads `[N, G, L, D]`, and the gradient of the outputs of these.
+class ChosenHeads(Inputs):
+    """k and v `[N, L, D]` of two key heads, with q and upstream `[N, G, L, D]` of their query heads.
 
     They are the first key head of the first sequence and the last of the last. Gradients are those of q, k and v.
     """
 
-    shape: Shape
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    upstream: Tensor
-
     @classmethod
     def of(cls, x: Inputs) -> ChosenHeads:
         """The chosen heads of these inputs."""
-        q, k, v = cls.part(x.shape, x.q, x.k, x.v)
-        return cls(x.shape, q, k, v, cls.part(x.shape, x.upstream, x.k, x.v)[0])
+        return cls(x.shape, *cls.part(x.shape, x.q, x.k, x.v), *cls.part(x.shape, x.upstream))
 
     @staticmethod
     def part(shape: Shape, *whole: Tensor) -> list[Tensor]:
-        """The chosen heads of whole q, k and v."""
+        """The chosen heads of q, k and v, or of q alone."""
         return [each[[0, -1] if len(each) > 1 else [0]] for each in _by_key_head(shape, *whole)]
 
     def exact(self, policy: str | None) -> list[Tensor]:
