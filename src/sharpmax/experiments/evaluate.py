@@ -314,12 +314,12 @@ def evaluate_tables(
             context = CONTEXT if room is None else min(CONTEXT, room // 2)  # decoded tokens need positions too
             variants = cost(language.model, plan.variants, context, ROUNDS, note=lambda text: report(f"cost, {text}"))
             store.add(_COST, Outcome({"value": {"context": context, "variants": variants}}))
-        for name in (BASE, *plan.variants) if material.harness is not None else ():
-            report(f"harness: {name}")
-            if _HARNESS + name not in store and material.harness is not None:
-                policy = plan.variants.get(name)
-                result = material.harness.run(language, policy, limit=plan.prompts, seed=plan.seed)
-                store.add(_HARNESS + name, Outcome({"value": result}))
+        if (harness := material.harness) is not None:
+            for name in (BASE, *plan.variants):
+                report(f"harness: {name}")
+                if _HARNESS + name not in store:
+                    result = harness.run(language, plan.variants.get(name), limit=plan.prompts, seed=plan.seed)
+                    store.add(_HARNESS + name, Outcome({"value": result}))
         store.add(_FINISHED, Outcome({"value": True}))
     return _tables(language, plan, material, store)
 

@@ -259,3 +259,5 @@ class TestPowerLaw:
         assert list(law["exponents"]) == ["width"]
         none = fit_power_law(X, {m: falling(1e9) for m in some}, "top")
         assert (none["exponents"], none["beyond"]) == (None, 2)
+        diverged = fit_power_law(X, {m: np.full((len(X), 6), np.nan) for m in some}, "top")
+        assert (diverged["exponents"], diverged["used"], diverged["beyond"]) == (None, 0, 0)

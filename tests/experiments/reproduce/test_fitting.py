@@ -136,30 +136,24 @@ def test_heads_differ_only_in_their_entropy_target() -> None:
     assert fitted().variants[0]["entropy-target"] != fitted().variants[1]["entropy-target"]
 
 
-class TestPolynomial:
-    def test_is_the_least_squares_fit_of_degree_four(self) -> None:
-        table = fitted().polynomial
-        assert table is not None
-        entropy, beta = np.array(table["points"]["entropy"]), np.array(table["points"]["beta"])
-        assert len(entropy) == len(beta) < 1000  # all points are shown
-        value = np.polyval(np.polyfit(entropy, beta, 4), entropy)
-        assert np.polyval(table["coefficients"], entropy) == pytest.approx(value, abs=1e-3)
-        assert table["r2"] == pytest.approx(np.corrcoef(value, beta)[0, 1] ** 2, abs=1e-3)
-        assert table["fitted_on"] == pytest.approx([entropy.min(), entropy.max()], rel=1e-4)
-        assert 0.0 < beta.min() < beta.max() <= 10.0
-
-    def test_goes_through_the_best_temperatures_of_wrongly_ranked_inputs(self) -> None:
-        table = fitted().polynomial
-        assert table is not None
-        survey = surveyed()
-        used = (survey["beta"] > 0) & (survey["beta"] < 9.5)
-        want = {round(h, 3): b for h, b in zip(survey["entropy"][used], survey["beta"][used], strict=True)}
-        got = {round(h, 3): b for h, b in zip(table["points"]["entropy"], table["points"]["beta"], strict=True)}
-        shared = want.keys() & got.keys()
-        # Rounding may put a point under a neighbouring key.
-        assert len(shared) > 0.9 * len(want)
-        for key in shared:
-            assert got[key] == pytest.approx(want[key], rel=0.03)  # the grid's step is 2.3%
+def test_the_polynomial_is_the_least_squares_fit_to_the_best_betas_of_wrongly_ranked_inputs() -> None:
+    table = fitted().polynomial
+    assert table is not None
+    entropy, beta = np.array(table["points"]["entropy"]), np.array(table["points"]["beta"])
+    assert len(entropy) == len(beta) < 1000  # all points are shown
+    value = np.polyval(np.polyfit(entropy, beta, 4), entropy)
+    assert np.polyval(table["coefficients"], entropy) == pytest.approx(value, abs=1e-3)
+    assert table["r2"] == pytest.approx(np.corrcoef(value, beta)[0, 1] ** 2, abs=1e-3)
+    assert table["fitted_on"] == pytest.approx([entropy.min(), entropy.max()], rel=1e-4)
+    assert 0.0 < beta.min() < beta.max() <= 10.0
+    survey = surveyed()
+    used = (survey["beta"] > 0) & (survey["beta"] < 9.5)
+    want = {round(h, 4): b for h, b in zip(survey["entropy"][used], survey["beta"][used], strict=True)}
+    got = {round(h, 4): b for h, b in zip(entropy, beta, strict=True)}
+    shared = want.keys() & got.keys()
+    assert len(shared) > 0.9 * len(want)  # rounding may put a point under a neighbouring key
+    for key in shared:
+        assert got[key] == pytest.approx(want[key], rel=0.03)  # the step of the grid is 2.3%
 
 
 def test_the_evaluation_sees_no_set_that_was_used_for_fitting() -> None:

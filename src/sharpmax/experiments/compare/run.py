@@ -347,6 +347,13 @@ def capacity_tables(plan: ComparisonPlan, store: RunStore) -> dict[str, Any]:
     return json_values(tables)
 
 
+def _mean_of_known(values: np.ndarray, axis: int) -> np.ndarray:
+    """`np.nanmean`, without its warning where all seeds have diverged: NaN."""
+    with np.errstate(invalid="ignore"):
+        means: np.ndarray = np.nansum(values, axis=axis) / np.isfinite(values).sum(axis=axis)
+    return means
+
+
 def _end(name: str, x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """ln of the size at which curves [sizes, …] of a measure fall to their limit; ±inf outside the tested sizes."""
     return crossing(x, y / np.maximum(y[:1], 1e-12) if name == "accuracy" else y, 0.5)
@@ -355,7 +362,7 @@ def _end(name: str, x: np.ndarray, y: np.ndarray) -> np.ndarray:
 def _cell(plan: ComparisonPlan, model: ModelSpec, one: MethodResult, x: np.ndarray) -> dict[str, Any]:
     def size(measure: str) -> float | str | None:
         """The size at which the mean curve falls to its limit, or on which side of the tested sizes it is."""
-        end = float(_end(measure, x, np.nanmean(one.measures[measure], axis=1)))
+        end = float(_end(measure, x, _mean_of_known(one.measures[measure], 1)))
         if np.isinf(end):
             return "beyond" if end > 0 else "never above"
         return None if np.isnan(end) else float(np.exp(end))
@@ -381,7 +388,7 @@ def fit_power_law(x: np.ndarray, curves: Mapping[ModelSpec, np.ndarray], measure
     """
     models = list(curves)
     whole = np.stack([curves[model] for model in models], axis=1)  # [sizes, models, seeds]
-    ends = _end(measure, x, np.nanmean(whole, axis=2))
+    ends = _end(measure, x, _mean_of_known(whole, 2))
     used = [model for model, one in zip(models, ends, strict=True) if np.isfinite(one)]
     varying = [name for name in FACTORS if len({getattr(model, name) for model in used}) > 1]
     factors = np.log([[float(getattr(model, name)) for name in varying] for model in models]).reshape(len(models), -1)
@@ -394,7 +401,7 @@ def fit_power_law(x: np.ndarray, curves: Mapping[ModelSpec, np.ndarray], measure
     draws = []
     for _ in range(REPEATS if seeds > 1 else 0):
         drawn = whole[:, :, rng.integers(seeds, size=seeds)]
-        again = _least_squares(factors, _end(measure, x, np.nanmean(drawn, axis=2)))
+        again = _least_squares(factors, _end(measure, x, _mean_of_known(drawn, 2)))
         if again is not None:
             draws.append(again[0])
     low, high = interval(draws, best[0])
