@@ -15,7 +15,7 @@ from sharpmax.experiments import engine as plugins
 from sharpmax.experiments.engine import Job
 from sharpmax.experiments.run_folder import RunStore
 from sharpmax.normalisers import normalisers
-from tests.experiments.engine_runs import alive, driver, go, grid, lines, stuck, toy, traces, wait_for
+from tests.experiments.engine_runs import alive, driver, go, grid, lines, toy, traces, wait_for
 
 
 def workers(trace: Path) -> set[int]:
@@ -75,8 +75,7 @@ def test_only_missing_tasks_run_in_their_order(tmp_path: Path, expected: dict[st
 
 
 def test_a_killed_driver_loses_only_running_tasks(tmp_path: Path) -> None:
-    process = driver(tmp_path, workers=2)
-    stuck(tmp_path, 2)
+    process = driver(tmp_path)
     process.kill()
     process.communicate()
     kept = list(RunStore(tmp_path / "store").records)
@@ -91,8 +90,7 @@ def test_a_killed_driver_loses_only_running_tasks(tmp_path: Path) -> None:
 
 
 def test_an_interrupt_ends_all_processes(tmp_path: Path) -> None:
-    process = driver(tmp_path, workers=2)
-    stuck(tmp_path, 2)
+    process = driver(tmp_path)
     kept = lines(tmp_path / "store")
     for pid in (*workers(tmp_path / "trace"), process.pid):  # a terminal sends it to all
         os.kill(pid, signal.SIGINT)
