@@ -1,11 +1,12 @@
-"""The GPU benchmark on a GPU, at a fraction of its size: every case is right, and time and memory are the device's."""
+"""The GPU benchmark on a GPU, at a fraction of its size."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from sharpmax.experiments.benchmarks.gpu import gpu_entries, peak_bytes, spent
+from sharpmax.experiments.benchmarks.gpu import gpu_entries
+from sharpmax.experiments.benchmarks.measuring import peak_bytes, spent
 from sharpmax.report.gpu import verdicts
 
 pytestmark = [
@@ -16,7 +17,7 @@ pytestmark = [
 GPU = torch.device("cuda")
 
 
-def test_every_case_is_right_and_gets_its_numbers() -> None:
+def test_every_case_is_correct_and_measured() -> None:
     entries = gpu_entries(GPU, length=1024, repeat=2)
     assert len(entries) == 31
     for one in entries:
@@ -28,7 +29,7 @@ def test_every_case_is_right_and_gets_its_numbers() -> None:
     assert {one.reached for one in verdicts(entries)} == {None}
 
 
-def test_the_device_is_timed_and_not_python() -> None:
+def test_device_time_excludes_the_host() -> None:
     x = torch.randn(4096, 4096, device=GPU, dtype=torch.bfloat16)
 
     def products() -> None:
@@ -40,7 +41,7 @@ def test_the_device_is_timed_and_not_python() -> None:
     assert taken.host_ms < taken.device_ms
 
 
-def test_memory_is_what_a_call_holds_at_most() -> None:
+def test_peak_memory_of_a_call() -> None:
     def call() -> torch.Tensor:
         first = torch.zeros(1 << 26, dtype=torch.uint8, device=GPU)
         second = torch.zeros(1 << 27, dtype=torch.uint8, device=GPU)

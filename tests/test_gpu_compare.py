@@ -1,4 +1,4 @@
-"""Training and testing of every method of the league on a GPU."""
+"""Training and tests of every method of `sharpmax compare` on a GPU."""
 
 from __future__ import annotations
 
@@ -36,13 +36,8 @@ def test_every_method_is_trained_as_a_graph_and_tested(
         return advance
 
     monkeypatch.setattr(StackedTraining, "_captured", noting)
-    common: dict[str, Any] = {
-        "method": SHIPPED_METHODS[name],
-        "model": model,
-        "task": "max",
-        "seeds": [0, 1],
-        "device": "cuda",
-    }
+    common: dict[str, Any] = {"model": model, "task": "max", "seeds": [0, 1], "device": "cuda"}
+    common |= {"method": SHIPPED_METHODS[name]}
     outcome = train(**common, steps=300, batch=64)
     assert captured == [True]
     assert outcome.record["diverged"] == []
@@ -53,14 +48,14 @@ def test_every_method_is_trained_as_a_graph_and_tested(
     assert all(math.isfinite(value) for value in record.record["entropy"])
 
 
-def test_the_memory_of_a_method_does_not_depend_on_what_ran_before() -> None:
+def test_the_memory_of_a_method_does_not_depend_on_earlier_methods() -> None:
     def memory(name: str) -> float:
         common: dict[str, Any] = {"model": MODELS[0], "task": "max", "seeds": [0, 1], "device": "cuda"}
         found = train(**common, method=SHIPPED_METHODS[name], steps=200, batch=64).record["memory"]
         assert found > 0
         return float(found)
 
-    torch._C._cuda_clearCublasWorkspaces()  # as in a process that has done nothing yet
+    torch._C._cuda_clearCublasWorkspaces()  # as in a fresh process
     first = memory("softmax")
     memory("adaptive")
     assert memory("softmax") == pytest.approx(first, rel=0.02)

@@ -28,12 +28,12 @@ def _trained(stops: tuple[int, ...], steps: int = 400) -> dict[str, torch.Tensor
     return training.state()
 
 
-def test_training_taken_up_again_is_the_same_to_the_bit() -> None:
+def test_resumed_training_is_bit_identical() -> None:
     once, in_parts = _trained(()), _trained((100, 300))
     assert all(torch.equal(once[name], in_parts[name]) for name in once)
 
 
-def test_a_captured_step_does_what_the_step_does() -> None:
+def test_a_captured_step_equals_an_ordinary_one() -> None:
     captured = Training(RECIPES["sharp"], (0, 1), 100, torch.device("cuda"))
     plain = Training(RECIPES["sharp"], (0, 1), 100, torch.device("cuda"))
     plain._advance = plain._one_step

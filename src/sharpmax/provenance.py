@@ -1,6 +1,6 @@
-"""Where a number comes from: commit, versions, hardware, seed, date and the command that made it.
+"""Where a number comes from: commit, versions, hardware, seed and date.
 
-Nothing here tells one machine or account from another of its kind: no host names, no user names, no paths.
+Nothing here identifies a machine or an account: no host names, user names or paths.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sharpmax.errors import reject, reject_type
 
 
 def provenance(seed: int | None) -> dict[str, Any]:
-    """Everything a reader needs to run a command again and to judge how close the outcome should be."""
+    """What a reader needs to repeat a command and to judge how close the results should be."""
     return {
         "commit": commit(),
         "versions": versions(),
@@ -32,7 +32,7 @@ def provenance(seed: int | None) -> dict[str, Any]:
 
 
 def check_seed(seed: object) -> object:
-    """Return what can seed a generator, or reject it."""
+    """Return a valid seed, or reject it."""
     allowed = "a whole number, 0 … 2^63 − 1"
     if isinstance(seed, bool) or not isinstance(seed, int):
         reject_type("seed", repr(seed), allowed)
@@ -42,7 +42,7 @@ def check_seed(seed: object) -> object:
 
 
 def check_amounts(length: int, repeat: int, least: int = 2) -> None:
-    """Reject a length or a number of rounds that nothing can be measured with."""
+    """Reject a length or a number of rounds that is too small."""
     if length < least:
         reject("length", length, f"{least} or more")
     if repeat < 1:
@@ -50,13 +50,13 @@ def check_amounts(length: int, repeat: int, least: int = 2) -> None:
 
 
 def without_machine(path: PurePath) -> str:
-    """A path as commands in results name it: what lies outside of the folder of now by its name alone."""
+    """A path as results show it: only the name, if the path is outside the current folder."""
     inside = not path.is_absolute() and ".." not in path.parts
     return path.as_posix() if inside else path.name or "DIR"
 
 
 def versions() -> dict[str, str | None]:
-    """Versions of sharpmax, Python and the libraries results depend on; none of them is imported for it."""
+    """Versions of sharpmax, Python and the libraries that results depend on, without importing them."""
     found: dict[str, str | None] = {"sharpmax": sharpmax.__version__, "python": platform.python_version()}
     found |= {name: installed_version(name) for name in ("torch", "numpy")}
     return found | {name: version for name in ("jax", "transformers", "triton") if (version := installed_version(name))}
@@ -71,7 +71,7 @@ def installed_version(distribution: str) -> str | None:
 
 
 def usable_cores() -> int:
-    """Cores that this process may use; a container may be given fewer than the machine has."""
+    """Cores that this process may use, which in a container may be fewer than the machine has."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -113,19 +113,19 @@ def _gpu_name() -> str | None:
 
 
 def commit() -> str | None:
-    """The commit the running code comes from, with `-dirty` if the code differs from it; None outside a checkout.
+    """The commit of the running code, with `-dirty` if the code was changed; None outside a checkout.
 
-    The environment variable SHARPMAX_COMMIT says it where the code is a copy without its history.
+    The environment variable SHARPMAX_COMMIT sets it for copies without a history.
     """
     if named := os.environ.get("SHARPMAX_COMMIT"):
         return named
     package = Path(sharpmax.__file__).resolve().parent
     root = _git(package, "rev-parse", "--show-toplevel")
-    # An environment inside somebody's own checkout is a copy of sharpmax, and that checkout's commit says nothing.
+    # sharpmax installed inside another checkout has nothing to do with that checkout's commit.
     if not root or package != Path(root).resolve() / "src" / package.name:
         return None
     head = _git(package, "rev-parse", "HEAD")
-    # What matters is the code that runs: a results file that was just written again does not change it.
+    # Only changes of the package count, not those of results files.
     changes = _git(package, "status", "--porcelain", "--", ".")
     if not head or changes is None:
         return None
@@ -133,7 +133,7 @@ def commit() -> str | None:
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
-    # Without optional locks `git status` leaves the index alone, so it never gets in the way of the user's own git.
+    # Without optional locks `git status` does not write the index, so it never blocks the user's own git.
     return _output_of(["git", "--no-optional-locks", "-C", str(folder), *arguments])
 
 

@@ -13,7 +13,7 @@ from sharpmax.files import read_json, write_text
 from sharpmax.provenance import provenance
 
 SCHEMA = 1
-"""Version of the form; a reader refuses a newer one."""
+"""Version of the format; readers refuse newer ones."""
 
 FILE_NAME = "results.json"
 
@@ -22,14 +22,14 @@ _PROVENANCE_KEYS = ("commit", "versions", "hardware", "seed", "date")
 
 
 def json_values(tables: Mapping[str, Any]) -> dict[str, Any]:
-    """The tables as they come back from a file: dataclasses become objects of their fields, tuples lists."""
+    """The tables as plain JSON values: dataclasses become objects, tuples become lists."""
     found: dict[str, Any] = json.loads(json.dumps(tables, default=asdict))
     return found
 
 
 @dataclass(frozen=True)
 class Results:
-    """Tables of numbers, the command that made them, and where they come from."""
+    """Tables of numbers, the command that produced them, and its provenance."""
 
     command: str
     provenance: Mapping[str, Any]
@@ -47,11 +47,11 @@ class Results:
         return " ".join(words[: 2 if words[:1] == ["clrs"] else 1])
 
     def to_dict(self) -> dict[str, Any]:
-        """The results as plain JSON values, in the order of the file."""
+        """The results as a JSON object, in the order of the file."""
         return {name: getattr(self, name) for name in ("schema", "kind", *_KEYS[1:])}
 
     def save(self, path: str | Path) -> Path:
-        """Write the results as JSON to the file `path`, in one step."""
+        """Write the results as JSON to the file `path`, atomically."""
         try:
             text = json.dumps(self.to_dict(), indent=2, ensure_ascii=False, allow_nan=False)
         except (TypeError, ValueError) as problem:
@@ -64,16 +64,16 @@ class Results:
 def collect(
     command: str, tables: Mapping[str, Any], *, seed: int | None, files: Sequence[Mapping[str, Any]] = ()
 ) -> Results:
-    """Results of a run that has just ended, with the provenance of this machine.
+    """Results of a finished run, with the provenance of this machine.
 
-    `files` are those that the command names, so that others can run it again.
+    `files` describes the files that the command names, so that others can repeat it.
     """
     origin = provenance(seed) | ({"files": list(files)} if files else {})
     return Results(command=command, provenance=origin, tables=tables)
 
 
 def load(path: str | Path) -> Results:
-    """Read results back from their file, or from the folder that holds a `results.json`."""
+    """Read results from their file, or from a folder with a `results.json`."""
     file = Path(path)
     if not file.is_file() and file.suffix != ".json":
         file = file / FILE_NAME
@@ -108,11 +108,11 @@ _RENAMED = {
     "laws": "rules",
     "crowding and line, 3 to 1": "replication and line, 3 to 1",
 }
-"""Names in older files."""
+"""Names in older files, and what they are called now."""
 
 
 def renamed(value: Any) -> Any:
-    """Tables with the names of today."""
+    """Tables with current names."""
     if isinstance(value, dict):
         return {_RENAMED.get(key, key): renamed(one) for key, one in value.items()}
     if isinstance(value, list):

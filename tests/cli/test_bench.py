@@ -18,7 +18,7 @@ from sharpmax.experiments.benchmarks import cpu as cpu_bench
 from sharpmax.experiments.benchmarks import gpu as gpu_bench
 from sharpmax.experiments.benchmarks import latency as latency_bench
 from sharpmax.experiments.benchmarks import monitor as monitor_bench
-from sharpmax.experiments.benchmarks.gpu import Shape
+from sharpmax.experiments.benchmarks.gpu_inputs import Shape
 from sharpmax.experiments.benchmarks.monitor import TaskPlan
 from sharpmax.models import language
 from sharpmax.report.gpu import read_entries

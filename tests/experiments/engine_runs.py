@@ -1,4 +1,4 @@
-"""Small grids of toy tasks, and runs of them in processes to be killed."""
+"""Small grids of toy tasks, and processes that run them and can be killed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from sharpmax.experiments.run_folder import RunStore
 
 home = Path(sys.argv[1])
 tasks = grid(4, 2, trace=str(home / "trace"), gate=str(home / "gate"))
-run(tasks, RunStore(home / "store"), plugins=[TOYS], **eval(sys.argv[2]))
+run(tasks, RunStore(home / "store"), plugins=[TOYS], workers=2)
 """
 
 
@@ -35,7 +35,7 @@ def toy(name: str) -> str:
 
 
 def grid(seeds: int = 2, scales: int = 2, **more: Any) -> list[Job]:
-    """Trainings, and tests of what they learned."""
+    """Trainings, and tests that depend on them."""
     training = {name: value for name, value in more.items() if name in ("size", "trace", "beside")}
     testing = {name: value for name, value in more.items() if name in ("trace", "gate")}
     trained = [Job(f"learn/{seed}", toy("learn"), {"seed": seed, **training}) for seed in range(seeds)]
@@ -48,7 +48,7 @@ def grid(seeds: int = 2, scales: int = 2, **more: Any) -> list[Job]:
 
 
 def go(folder: Path, tasks: list[Job], **more: Any) -> dict[str, Any]:
-    """Run the tasks; all that the store holds then, read anew from its folder."""
+    """Run the tasks, and read all results back from the folder."""
     run(tasks, RunStore(folder), plugins=[TOYS], **more)
     store = RunStore(folder)
     return {key: (store.records[key], store.blob(key)) for key in sorted(store.records)}
@@ -63,15 +63,19 @@ def traces(folder: Path) -> dict[str, int]:
     return counts
 
 
-def driver(home: Path, **options: Any) -> subprocess.Popen[bytes]:
-    """A process that drives a grid of twelve tasks: four trainings, and two tests of each.
+def driver(home: Path) -> subprocess.Popen[bytes]:
+    """A process that runs four trainings, each with two tests, in two workers that are stuck when it returns.
 
-    Every second test waits for the file `gate`, so that the driver cannot end before a test wants it to.
+    Every second test waits for a file that never comes, and what finished before is stored.
     """
     (home / "trace").mkdir(exist_ok=True)
     path = os.pathsep.join([str(TOYS.parent), *filter(None, sys.path)])
-    words = [sys.executable, "-c", _DRIVER, str(home), repr(options)]
-    return subprocess.Popen(words, env={**os.environ, "PYTHONPATH": path}, stderr=subprocess.PIPE)
+    words = [sys.executable, "-c", _DRIVER, str(home)]
+    process = subprocess.Popen(words, env={**os.environ, "PYTHONPATH": path}, stderr=subprocess.PIPE)
+    trace = home / "trace"
+    wait_for(lambda: len(list(trace.glob("examine-0.5.*"))) == 2)
+    wait_for(lambda: lines(home / "store") == len(list(trace.iterdir())) - 2)
+    return process
 
 
 def lines(folder: Path) -> int:
@@ -79,15 +83,8 @@ def lines(folder: Path) -> int:
     return file.read_bytes().count(b"\n") if file.is_file() else 0
 
 
-def stuck(home: Path, tasks: int) -> None:
-    """Wait until so many tasks wait for the gate, and all that was done before them is stored."""
-    held = home / "trace"
-    wait_for(lambda: len(list(held.glob("examine-0.5.*"))) == tasks)
-    wait_for(lambda: lines(home / "store") == len(list(held.iterdir())) - tasks)
-
-
 def alive(pid: int) -> bool:
-    """Whether a process is there, and not only its exit status."""
+    """Whether a process runs and is not a zombie."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):

@@ -1,4 +1,4 @@
-"""Small shapes and a decode in plain torch, for tests of the GPU benchmark on a CPU."""
+"""A small shape, and decoding in plain torch, to test the GPU benchmark on a CPU."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import sharpmax as sm
-from sharpmax.experiments.benchmarks.gpu import Shape
+from sharpmax.experiments.benchmarks.gpu_inputs import Shape
 
 CPU = torch.device("cpu")
 SHAPE = Shape(2, 4, 2, 40, 40, 16, causal=True)
@@ -22,7 +22,9 @@ def plain_decode(
     if block_table is not None:
         assert lengths is not None
         keys = int(lengths[0])
-        k, v = (x[block_table.long()].flatten(1, 2)[:, :keys].transpose(1, 2) for x in (k, v))
+        pages = [x[block_table.long()].flatten(1, 2) for x in (k, v)]
+        assert all(x[:, keys:].isnan().all() for x in pages), "unused slots must not be read"
+        k, v = (x[:, :keys].transpose(1, 2) for x in pages)
     out: Tensor = sm.attention(q, k, v, enable_gqa=True, **options)
     return out
 

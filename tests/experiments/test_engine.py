@@ -1,4 +1,4 @@
-"""Tasks in processes: results do not depend on how many there are, nor on when they are killed; plugins."""
+"""Tasks in processes: results depend neither on their number nor on when they are killed. Plugins."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from sharpmax.experiments import engine as plugins
 from sharpmax.experiments.engine import Job
 from sharpmax.experiments.run_folder import RunStore
 from sharpmax.normalisers import normalisers
-from tests.experiments.engine_runs import alive, driver, go, grid, lines, stuck, toy, traces, wait_for
+from tests.experiments.engine_runs import alive, driver, go, grid, lines, toy, traces, wait_for
 
 
 def workers(trace: Path) -> set[int]:
-    """The processes that tasks were done in."""
+    """Ids of the processes that ran tasks."""
     return {int(path.name.rsplit(".", 2)[1]) for path in trace.iterdir()}
 
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What this process gives."""
+    """Results of a run in this process."""
     return go(tmp_path_factory.mktemp("expected"), grid(), workers=1)
 
 
@@ -47,13 +47,13 @@ def test_processes_give_the_same(tmp_path: Path, expected: dict[str, Any]) -> No
         ("die", 2, SharpmaxError, r"task 'it' failed \(TerminatedWorkerError: .*SIGKILL\(-9\).*\); .*--resume"),
     ],
 )
-def test_a_task_that_fails_is_one_line_and_what_was_done_is_kept(
+def test_a_failing_task_is_one_line_and_finished_tasks_are_kept(
     tmp_path: Path, name: str, workers: int, kind: type[SharpmaxError], says: str
 ) -> None:
     first = Job("done", toy("learn"), {"seed": 0})
     go(tmp_path / "store", [first], workers=1)
     failing = Job(name, toy(name), {"trace": str(tmp_path)}, label="it")
-    # The others wait for a task that never ends well.
+    # These depend on the failing task.
     never = [Job(f"test/{place}", toy("examine"), {"scale": 0.0}, after=name) for place in range(2)]
     with pytest.raises(kind, match=f"^{says}$"):
         go(tmp_path / "store", [first, failing, *never], workers=workers)
@@ -61,22 +61,21 @@ def test_a_task_that_fails_is_one_line_and_what_was_done_is_kept(
     assert list(RunStore(tmp_path / "store").records) == ["done"]
 
 
-def test_only_what_is_missing_is_done_in_the_order_of_the_tasks(tmp_path: Path, expected: dict[str, Any]) -> None:
+def test_only_missing_tasks_run_in_their_order(tmp_path: Path, expected: dict[str, Any]) -> None:
     trace = tmp_path / "trace"
     trace.mkdir()
     order = ["learn/1", "learn/0", "test/1/0", "test/0/1", "test/0/0", "test/1/1"]
     tasks = sorted(grid(trace=str(trace)), key=lambda task: order.index(task.key))
     go(tmp_path / "store", tasks[:-1], workers=1)
     assert list(RunStore(tmp_path / "store").records) == order[:-1]
-    # The predecessor of the one that is missing lies in the store, and is not among the tasks.
+    # The missing task depends on one that is in the store but not among the tasks.
     assert go(tmp_path / "store", tasks[-1:], workers=1) == expected
     assert go(tmp_path / "store", tasks) == expected
     assert sum(traces(trace).values()) == len(tasks)
 
 
-def test_a_lost_driver_loses_what_was_in_flight_and_no_more(tmp_path: Path) -> None:
-    process = driver(tmp_path, workers=2)
-    stuck(tmp_path, 2)
+def test_a_killed_driver_loses_only_running_tasks(tmp_path: Path) -> None:
+    process = driver(tmp_path)
     process.kill()
     process.communicate()
     kept = list(RunStore(tmp_path / "store").records)
@@ -86,13 +85,12 @@ def test_a_lost_driver_loses_what_was_in_flight_and_no_more(tmp_path: Path) -> N
     wait_for(lambda: not any(map(alive, workers(tmp_path / "trace"))))
     tasks = grid(4, 2, trace=str(tmp_path / "trace"))
     assert go(tmp_path / "store", tasks, workers=1) == go(tmp_path / "whole", grid(4, 2), workers=1)
-    # Nobody went on with the work of the driver that was killed.
+    # No worker went on after the driver was killed.
     assert sum(traces(tmp_path / "trace").values()) == begun + 12 - len(kept)
 
 
 def test_an_interrupt_ends_all_processes(tmp_path: Path) -> None:
-    process = driver(tmp_path, workers=2)
-    stuck(tmp_path, 2)
+    process = driver(tmp_path)
     kept = lines(tmp_path / "store")
     for pid in (*workers(tmp_path / "trace"), process.pid):  # a terminal sends it to all
         os.kill(pid, signal.SIGINT)
@@ -104,19 +102,12 @@ def test_an_interrupt_ends_all_processes(tmp_path: Path) -> None:
     assert not any(map(alive, workers(tmp_path / "trace")))
 
 
-def test_ray_is_an_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ray_is_an_extra_and_a_cluster_has_its_own_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(MissingExtraError, match=r"engine 'ray' needs the package 'ray'.*pip install 'ray>="):
         go(tmp_path, grid(), engine="ray")
-
-
-def test_a_cluster_knows_its_own_workers(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match="--workers: got 3"):
         go(tmp_path, grid(), engine="ray", address="head:6379", workers=3)
-
-
-def loaded(path: Path) -> Any:
-    return plugins.load_plugin(plugins.read_plugins([path])[0])
 
 
 NORMALISER = """
@@ -131,14 +122,14 @@ class Squared(Normaliser):
 """
 
 
-def test_a_normaliser_registers_wherever_its_text_goes(tmp_path: Path) -> None:
+def test_the_text_of_a_plugin_is_enough_to_register_its_normaliser(tmp_path: Path) -> None:
     file = tmp_path / "squared.py"
     file.write_text(NORMALISER, encoding="utf-8")
     plugin = plugins.read_plugins([file])[0]
     file.unlink()
     module: Any = plugins.load_plugin(plugin)
     assert normalisers()["squared-for-a-test"] is module.Squared
-    # A file that was changed since replaces what it defined before, instead of finding the name taken.
+    # A changed file replaces what it defined before; the name is not taken.
     changed: Any = plugins.load_plugin(plugins.Plugin(plugin.path, plugin.text + "\n"))
     assert normalisers()["squared-for-a-test"] is changed.Squared is not module.Squared
 
@@ -146,28 +137,21 @@ def test_a_normaliser_registers_wherever_its_text_goes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("x = 1\nx = (", r"SyntaxError"),
-        ("x = 1\nraise ValueError('no\\nluck')", r"ValueError, line 2: no luck"),
-        ("import nowhere_at_all", r"ModuleNotFoundError, line 1"),
-        ("raise SystemExit(3)", r"SystemExit, line 1: 3"),
+        (b"\xff\xfe\x00", "is not text in UTF-8"),
+        (b"x = 1\nx = (", r"cannot be run \(SyntaxError"),
+        (b"x = 1\nraise ValueError('no\\nluck')", r"cannot be run \(ValueError, line 2: no luck\)$"),
+        (b"raise SystemExit(3)", r"cannot be run \(SystemExit, line 1: 3\)$"),
     ],
 )
-def test_a_file_that_cannot_be_run(tmp_path: Path, text: str, says: str) -> None:
-    file = tmp_path / "bad.py"
-    file.write_text(text, encoding="utf-8")
-    with pytest.raises(FileFormatError, match=rf"^--with: '.*bad.py' cannot be run \({says}.*\)$"):
-        loaded(file)
+def test_plugins_that_cannot_be_used(tmp_path: Path, text: bytes, says: str) -> None:
+    files = [tmp_path / "bad.py", tmp_path / "other" / "bad.py"]
+    files[1].parent.mkdir()
+    for file in files:
+        file.write_bytes(text)
+    with pytest.raises(FileFormatError, match=rf"^--with: '.*bad.py' {says}"):
+        plugins.load_plugin(plugins.read_plugins(files[:1])[0])
     assert "sharpmax_plugin_bad" not in sys.modules
-
-
-def test_files_that_cannot_be_read(tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match=r"--with: got '.*none.py'"):
-        plugins.read_plugins([tmp_path / "none.py"])
-    (tmp_path / "x.py").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(FileFormatError, match="not text"):
-        plugins.read_plugins([tmp_path / "x.py"])
-    (tmp_path / "a").mkdir()
-    for folder in ("a", "."):
-        (tmp_path / folder / "y.py").touch()
-    with pytest.raises(ArgumentError, match="two files called 'y'"):
-        plugins.read_plugins([tmp_path / "y.py", tmp_path / "a" / "y.py"])
+    files[0].write_text("x = 1\n", encoding="utf-8")
+    files[1].write_text("x = 1\n", encoding="utf-8")
+    with pytest.raises(ArgumentError, match="two files called 'bad'"):
+        plugins.read_plugins(files)

@@ -1,4 +1,4 @@
-"""Intervals, tests and AUROC against formulas, scipy, and resamples that are really drawn."""
+"""Intervals, tests and AUROC against formulas, scipy and actual resampling."""
 
 from __future__ import annotations
 
@@ -9,37 +9,41 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from sharpmax.experiments.statistics import Auroc, SeedMean, accuracy, auroc, compare, paired, perplexity, seed_mean
+from sharpmax.experiments.statistics import (
+    Auroc,
+    SeedComparison,
+    SeedMean,
+    accuracy,
+    auroc,
+    compare,
+    paired,
+    perplexity,
+    seed_mean,
+)
 
 RNG = np.random.default_rng(0)
 BASE = 50 + 5 * RNG.standard_normal(10)
 VARIANT = BASE + 1 + RNG.standard_normal(10)
 
 
-@pytest.mark.parametrize(("right", "n"), [(0, 50), (1, 50), (93, 100)])
-def test_wilsons_interval(right: int, n: int) -> None:
-    z, p = 1.959963984540054, right / n
+def test_accuracy_has_wilsons_interval_and_that_of_scores_ends_at_100() -> None:
+    z, p, n = 1.959963984540054, 0.93, 100
     middle = (p + z * z / (2 * n)) / (1 + z * z / n)
     reach = z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
-    found: Any = accuracy([1] * right + [0] * (n - right))
-    assert (found.mean, found.n) == (pytest.approx(100 * p), n)
-    assert found.low == pytest.approx(100 * (middle - reach), abs=1e-9)
+    found: Any = accuracy([1] * 93 + [0] * 7)
+    assert (found.mean, found.n, found.low) == (93.0, n, pytest.approx(100 * (middle - reach), abs=1e-9))
     assert found.high == pytest.approx(100 * (middle + reach), abs=1e-9)
-
-
-def test_the_interval_of_scores_ends_at_100() -> None:
     scores = accuracy([0.5, 1.0, 0.75])
     assert (scores.mean, scores.high, scores.n) == (75.0, 100.0, 3)
 
 
-@pytest.mark.parametrize(("gained", "lost"), [(0, 0), (1, 0), (9, 2), (5, 5), (1, 40)])
-def test_mcnemar_counts_only_prompts_that_changed(gained: int, lost: int) -> None:
+@pytest.mark.parametrize(("gained", "lost", "p"), [(0, 0, 1.0), (1, 0, 1.0), (9, 2, 134 / 2**11), (5, 5, 1.0)])
+def test_mcnemar_counts_only_prompts_that_changed(gained: int, lost: int, p: float) -> None:
     base = [0] * gained + [1] * lost + [0] * 7 + [1] * 30
     variant = [1] * gained + [0] * lost + [0] * 7 + [1] * 30
-    found: Any = paired(base, variant)
-    n, few = gained + lost, min(gained, lost)
-    wanted = min(1.0, 2.0 * sum(math.comb(n, k) for k in range(few + 1)) / 2.0**n) if n else 1.0
-    assert (found.gained, found.lost, found.p) == (gained, lost, pytest.approx(wanted, rel=1e-12))
+    found = paired(base, variant)
+    assert (found.gained, found.lost) == (gained, lost)
+    assert found.p == pytest.approx(p, rel=1e-12)
 
 
 def test_rise_of_windows_of_one_length_is_the_paired_t_interval() -> None:
@@ -71,37 +75,23 @@ def test_means_over_seeds() -> None:
     assert seed_mean(np.array([np.nan])) == SeedMean(None, None, None, None, 0)
 
 
-@pytest.mark.parametrize("seeds", [2, 10])
-def test_comparison_is_the_two_sided_paired_test(seeds: int) -> None:
-    variant, base = VARIANT[:seeds], BASE[:seeds]
-    difference = variant - base
-    t = difference.mean() / (difference.std(ddof=1) / np.sqrt(seeds))
-    found: Any = compare(variant, base)
-    assert (found.gain, found.p) == pytest.approx((difference.mean(), 2 * stats.t.sf(abs(t), seeds - 1)))
-
-
-@pytest.mark.parametrize(
-    ("variant", "base", "gain"),
-    [
-        (np.array([50.0]), np.array([40.0]), 10.0),  # one seed
-        # One set in a hundred more in every seed: 57.99999999999999 − 56.99999999999999 and the like are not quite
-        # equal, and their tiny spread is no evidence.
-        (100.0 * (np.array([58, 59, 30]) / 100), 100.0 * (np.array([57, 58, 29]) / 100), 1.0),
-    ],
-)
-def test_no_test_without_a_spread_of_differences(variant: np.ndarray, base: np.ndarray, gain: float) -> None:
-    found: Any = compare(variant, base)
-    assert (found.p, found.gain) == (None, pytest.approx(gain))
+def test_a_comparison_is_the_paired_test_and_needs_a_spread_of_differences() -> None:
+    found: Any = compare(VARIANT, BASE)
+    assert (found.gain, found.p) == pytest.approx(((VARIANT - BASE).mean(), stats.ttest_rel(VARIANT, BASE).pvalue))
+    assert compare(np.array([50.0]), np.array([40.0])) == SeedComparison(10.0, None)
+    # 57.99999999999999 − 56.99999999999999 and the like are not quite equal, and their tiny spread is no evidence.
+    equal: Any = compare(100.0 * (np.array([58, 59, 30]) / 100), 100.0 * (np.array([57, 58, 29]) / 100))
+    assert (equal.p, equal.gain) == (None, pytest.approx(1.0))
 
 
 def by_pairs(suspicion: np.ndarray, correct: np.ndarray) -> float | None:
-    """AUROC by counting every wrong answer against every right one."""
+    """AUROC by comparing every wrong answer with every right one."""
     wrong, right = suspicion[~correct], suspicion[correct]
     return float(np.mean(np.sign(wrong[:, None] - right[None]) + 1) / 2) if len(wrong) and len(right) else None
 
 
 def answers(heads: int, samples: int, *, levels: int = 6) -> tuple[np.ndarray, np.ndarray]:
-    """Suspicions of a few levels (so that many tie), higher where wrong, by different amounts in each head."""
+    """Suspicions at a few levels, so that many tie; higher for wrong answers, by a different amount in each head."""
     rng = np.random.default_rng(0)
     correct = rng.random((heads, samples)) < 0.7
     shift = np.linspace(0.2, 2.0, heads)[:, None] * ~correct
@@ -112,10 +102,10 @@ def answers(heads: int, samples: int, *, levels: int = 6) -> tuple[np.ndarray, n
 def test_auroc_is_the_share_of_pairs_won_with_ties_as_halves(heads: int, levels: int) -> None:
     suspicion, correct = answers(heads, 30, levels=levels)
     found: Any = auroc(suspicion, correct, seed=0)
-    # Pairs reach across heads: one threshold has to serve them all.
+    # Pairs are formed across heads, since all heads share one threshold.
     assert found.auroc == pytest.approx(by_pairs(suspicion.ravel(), correct.ravel()))
     assert (found.wrong, found.right) == ((~correct).sum(), correct.sum())
-    assert auroc(np.exp(3 * suspicion), correct, 0) == found, "the order alone matters"
+    assert auroc(np.exp(3 * suspicion), correct, 0) == found, "only the order matters"
     assert auroc(suspicion, correct, seed=1).auroc == found.auroc
 
 
@@ -125,10 +115,9 @@ def test_auroc_needs_wrong_and_right_answers() -> None:
 
 
 @pytest.mark.parametrize(("heads", "samples", "within"), [(6, 20, 0.15), (1, 10, 0.05), (1, 400, 0.2)])
-def test_the_interval_is_that_of_heads_or_answers_drawn_with_replacement(
-    heads: int, samples: int, within: float
-) -> None:
-    # Of one head, blocks of answers are drawn: of few, each is a block; twenty blocks know the spread to a sixth.
+def test_the_interval_is_that_of_resampled_heads_or_answers(heads: int, samples: int, within: float) -> None:
+    # A single head is resampled in blocks of answers. With few answers each is a block; with many there are twenty
+    # blocks, which estimate the spread to about a sixth.
     suspicion, correct = answers(heads, samples)
     found: Any = auroc(suspicion, correct, seed=0)
     if heads == 1:

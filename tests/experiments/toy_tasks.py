@@ -1,4 +1,4 @@
-"""Toy tasks; travels as a plugin to where they are done, so it must not import from tests."""
+"""Toy tasks. The file is sent to workers as a plugin, so it must not import from tests."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from sharpmax.experiments.run_folder import Outcome
 
 
 def leave_trace(folder: str | None, name: str) -> None:
-    """Leave a trace of an execution, with the process that started this one in it."""
+    """Leave a file for each execution, with the id of the parent process in it."""
     if folder is not None:
         trace = Path(folder) / f"{name}.{os.getpid()}.{time.time_ns()}"
         trace.write_text(str(os.getppid()), encoding="utf-8")
 
 
 def learn(seed: int, size: int = 64, trace: str | None = None, beside: int = 1) -> Outcome:
-    """Weights that depend on the seed, and on every rounding on the way; waits until `beside` trainings have begun."""
+    """Weights that depend on the seed and on every rounding; waits until `beside` trainings have begun."""
     leave_trace(trace, f"learn-{seed}")
     while trace is not None and len(list(Path(trace).glob("learn-*"))) < beside:
         time.sleep(0.02)
@@ -35,7 +35,7 @@ def learn(seed: int, size: int = 64, trace: str | None = None, beside: int = 1) 
 
 
 def examine(blob: bytes, scale: float, trace: str | None = None, gate: str | None = None) -> Outcome:
-    """A number that depends on the weights; with a scale above 0 it waits for the file `gate`."""
+    """A number that depends on the weights; waits for the file `gate` if the scale is above 0."""
     leave_trace(trace, f"examine-{scale}")
     while gate is not None and scale > 0 and not Path(gate).exists():
         time.sleep(0.02)
@@ -44,19 +44,19 @@ def examine(blob: bytes, scale: float, trace: str | None = None, gate: str | Non
 
 
 def die(trace: str) -> Outcome:
-    """Its process is killed."""
+    """Kill the process."""
     leave_trace(trace, "die")
     os.kill(os.getpid(), signal.SIGKILL)
     return Outcome({})
 
 
 def fail(trace: str) -> Outcome:
-    """An error of the task's own."""
+    """Raise an error of the task itself."""
     leave_trace(trace, "fail")
     raise RuntimeError("out of\nluck")
 
 
 def mistake(trace: str) -> Outcome:
-    """An error that a user can fix."""
+    """Raise a user's mistake."""
     leave_trace(trace, "mistake")
     reject("--width", 7, "an even number")

@@ -1,4 +1,4 @@
-"""Run many tasks in processes of this machine or on Ray, and keep every result as soon as it is there."""
+"""Run many tasks in processes on this machine or on Ray, and store each result as soon as it is computed."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ from sharpmax.provenance import usable_cores
 
 @dataclass(frozen=True)
 class Job:
-    """A function call under a key that stays the same from run to run."""
+    """A function call, with a key that stays the same from run to run."""
 
     key: str
-    function: str  # "package.module:function", imported where the task runs; it returns an Outcome
-    arguments: Mapping[str, Any]  # a `device` that begins with "cuda" asks for a GPU
-    after: str | None = None  # key of the task whose blob the function gets as keyword `blob`
+    function: str  # "package.module:function", imported where the task runs; returns an Outcome
+    arguments: Mapping[str, Any]  # a `device` that begins with "cuda" requests a GPU
+    after: str | None = None  # key of the task whose blob is passed as keyword `blob`
     label: str = ""
 
     @property
@@ -54,18 +54,18 @@ class Job:
 
 
 Progress = Callable[[int, int, str], None]
-"""Called with the tasks done, the tasks in all, and the names of two that are running."""
+"""Called with the number of finished tasks, of all tasks, and the names of two that are running."""
 
 
 class Plugin(NamedTuple):
-    """A user's own Python file, which is sent as text to where tasks run: its path, for messages, and its text."""
+    """A user's Python file: its path, for messages, and its text, which is sent to where tasks run."""
 
     path: str
     text: str
 
     @property
     def module(self) -> str:
-        """The name under which it is imported everywhere.
+        """The name it is imported under everywhere.
 
         >>> Plugin("/home/me/mine.py", "").module
         'sharpmax_plugin_mine'
@@ -74,7 +74,7 @@ class Plugin(NamedTuple):
 
 
 def read_plugins(paths: Sequence[Path]) -> list[Plugin]:
-    """The files as they are now."""
+    """Read Python files."""
     found: dict[str, Plugin] = {}
     for path in map(Path, paths):
         try:
@@ -89,7 +89,7 @@ def read_plugins(paths: Sequence[Path]) -> list[Plugin]:
 
 
 def load_plugin(plugin: Plugin) -> ModuleType:
-    """Import a plugin, unless this process has done so before."""
+    """Import a plugin, once per process."""
     before = sys.modules.get(plugin.module)
     if before is not None and getattr(before, "__plugin__", None) == plugin:
         return before
@@ -114,10 +114,10 @@ Call = tuple[Job, bytes | None, Sequence[Plugin]]
 """The arguments of `perform`."""
 
 Performed = Generator[tuple[str, Outcome], None, None]
-"""Keys and outcomes of tasks in the order in which they end."""
+"""Keys and outcomes of tasks, in the order they end."""
 
 Engine = tuple[int, Callable[[Iterable[Call]], Performed]]
-"""How many tasks run at the same time, and a function that performs calls."""
+"""How many tasks run at a time, and a function that performs calls."""
 
 
 def run(
@@ -130,12 +130,12 @@ def run(
     plugins: Sequence[Path] = (),
     progress: Progress = lambda done, total, running: None,
 ) -> None:
-    """Run the tasks that are not in the store yet; each result is stored as soon as it is there.
+    """Run the tasks that are not in the store yet, and store each result as soon as it is computed.
 
-    Tasks that need no other come first. `workers` is the number of processes on this machine: by default its cores,
-    and this process alone for tasks on a GPU. `address` is that of a Ray cluster; without one, Ray is started on this
-    machine. `plugins` are Python files that are imported where tasks run, as `sharpmax_plugin_<name>`. The first task
-    that fails ends the run; what the others have stored stays.
+    Tasks that do not depend on others run first. `workers` is the number of processes on this machine; the default is
+    one per core, or this process for tasks on a GPU. `address` is that of a Ray cluster; without one, Ray is started
+    on this machine. `plugins` are Python files that are imported where tasks run, as `sharpmax_plugin_<name>`. The
+    first task that fails ends the run; stored results are kept.
     """
     if address is not None and workers is not None:
         reject("--workers", workers, "no number of processes with --address: a cluster knows its own")
@@ -144,7 +144,7 @@ def run(
         missing = [task for task in tasks if task.key not in store]
         on_ray = engine == "ray" and missing
         opened = _on_ray(address, workers) if on_ray else nullcontext(_local(missing, workers))
-        blob = functools.cache(store.blob)  # several tasks may need the same
+        blob = functools.cache(store.blob)  # several tasks may need the same blob
         with opened as (slots, perform_all):
             for after in (False, True):
                 waiting = {task.key: task for task in missing if (task.after is not None) == after}
@@ -158,19 +158,19 @@ def run(
 
                 report()
                 with closing(perform_all(calls)) as performed, warnings.catch_warnings():
-                    # loky replaces a worker whose memory has grown, and joblib stops early, with a warning.
+                    # loky warns when it replaces a worker whose memory has grown, joblib when it stops early.
                     warnings.filterwarnings("ignore", category=UserWarning, module="joblib")
                     try:
                         for key, outcome in performed:
                             store.add(key, outcome)
                             del waiting[key]
                             report()
-                    except BrokenExecutor as problem:  # loky does not say whose process has died
+                    except BrokenExecutor as problem:  # loky does not say which task's process died
                         raise failure(list(waiting.values())[:slots], problem) from problem
 
 
 def failure(lost: Sequence[Job], problem: BaseException, where: str = "") -> SharpmaxError:
-    """The error of tasks that did not come back, in one line."""
+    """The one-line error of tasks that failed."""
     names = " or ".join(repr(job.name) for job in lost)
     reason = f"{type(problem).__name__}{where}: {' '.join(str(problem).split())[:500]}"
     return SharpmaxError(f"task {names} failed ({reason}); finished tasks are kept: continue with --resume")
@@ -178,9 +178,9 @@ def failure(lost: Sequence[Job], problem: BaseException, where: str = "") -> Sha
 
 @contextmanager
 def one_thread_each() -> Iterator[int]:
-    """Let operations use one thread each; yields the number of threads there are.
+    """Run operations on one thread each; yields the number of threads otherwise used.
 
-    Threads that share a small operation wait for one another longer than they work.
+    In small operations, threads wait for each other longer than they compute.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -192,7 +192,7 @@ def one_thread_each() -> Iterator[int]:
 
 @contextmanager
 def without_denormals() -> Iterator[None]:
-    """Flush denormal numbers to 0 in this thread; they slow a CPU down many times."""
+    """Flush denormal numbers to 0 in this thread, since they are many times slower on a CPU."""
     torch.set_flush_denormal(True)
     try:
         yield
@@ -201,7 +201,7 @@ def without_denormals() -> Iterator[None]:
 
 
 def perform(job: Job, blob: bytes | None, plugins: Sequence[Plugin]) -> tuple[str, Outcome]:
-    """Run a task in this process: one thread per operation, no denormals, the user's files imported before."""
+    """Run a task in this process: plugins imported, one thread per operation, no denormals."""
     try:
         with one_thread_each(), without_denormals():
             for plugin in plugins:
@@ -217,7 +217,7 @@ def perform(job: Job, blob: bytes | None, plugins: Sequence[Plugin]) -> tuple[st
 
 
 def _local(missing: Sequence[Job], workers: int | None) -> Engine:
-    """Processes of this machine; one is this process itself, for one GPU is filled by stacked seeds."""
+    """Processes on this machine. A single worker is this process; stacked seeds already fill one GPU."""
     on_gpu = any(task.on_gpu for task in missing)
     count = min(len(missing), workers or (1 if on_gpu else usable_cores()))
     if count <= 1:
@@ -228,7 +228,7 @@ def _local(missing: Sequence[Job], workers: int | None) -> Engine:
         with joblib.parallel_config(
             "loky", n_jobs=count, inner_max_num_threads=1, initializer=_end_with, initargs=(os.getpid(),)
         ):
-            # All at once: with fewer, a task that ends while others are still handed out leaves a process without work.
+            # Dispatch all at once, so that no process is idle while others are dispatched.
             pool = joblib.Parallel(return_as="generator_unordered", pre_dispatch="all", batch_size=1, max_nbytes=None)
             performed: Performed = pool(joblib.delayed(perform)(*call) for call in calls)
         return performed
@@ -237,7 +237,7 @@ def _local(missing: Sequence[Job], workers: int | None) -> Engine:
 
 
 def _end_with(driver: int) -> None:
-    """In a worker: leave Ctrl-C, which reaches every process of a terminal, to the driver, and end when that has."""
+    """In a worker: leave Ctrl-C, which the terminal sends to every process, to the driver, and end when it ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def watch() -> None:
@@ -250,17 +250,17 @@ def _end_with(driver: int) -> None:
 
 _ALLOWED = "host:port of a running Ray cluster that this machine belongs to, or 'auto'"
 _TODO = "start one with: ray start --head --port 6379"
-_TIMEOUT_S = 30.0  # a busy head answers late
-_OBJECT_STORE_BYTES = 80_000_000  # the rest goes to disk
+_TIMEOUT_S = 30.0  # a busy head node answers late
+_OBJECT_STORE_BYTES = 80_000_000  # Ray spills the rest to disk
 _RETRIES = 2  # of a task whose node or process died
-# Read by Ray when it is imported: no usage statistics, CUDA left alone for tasks without a GPU, no remarks about nodes
-# and processes that die.
+# Ray reads these when it is imported: no usage statistics, no change to CUDA for tasks without a GPU, no messages about
+# nodes and processes that die.
 _QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_DEDUP_LOGS_SKIP_REGEX": "."}
 
 
 @contextmanager
 def _on_ray(address: str | None, workers: int | None) -> Iterator[Engine]:
-    """The cluster at `address`, or one of this machine with `workers` processes, which ends with this block."""
+    """The cluster at `address`, or one on this machine with `workers` processes, which ends with the block."""
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
     ray: Any = require("ray", "ray", "the engine 'ray'")
@@ -281,12 +281,12 @@ def _connect(ray: Any, address: str | None, workers: int | None) -> None:
         host, _, port = address.removeprefix("ray://").rpartition(":")
         if not host or not port.isdecimal() or not 0 < int(port) < 65536:
             reject("--address", repr(address), _ALLOWED)
-        try:  # Ray itself would try for minutes
+        try:  # Ray itself would keep trying for minutes
             socket.create_connection((host.strip("[]"), int(port)), timeout=_TIMEOUT_S).close()
         except OSError as problem:
             reject("--address", f"{address!r}, where no cluster is ({problem.strerror or problem})", _ALLOWED, _TODO)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # announcements of future changes in Ray
+        warnings.simplefilter("ignore")  # deprecations inside Ray
         try:
             ray.init(address=address or "local", **quiet, **({} if address else own))
         except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as problem:
@@ -298,7 +298,7 @@ def _connect(ray: Any, address: str | None, workers: int | None) -> None:
 
 
 def _perform_all(ray: Any, calls: Iterable[Call]) -> Performed:
-    """Each call as a task of Ray's, which retries it when its node or process dies; as many as there are cores."""
+    """Run each call as a Ray task, one per core. Ray retries it if its node or process dies."""
     work = ray.remote(max_retries=_RETRIES, num_cpus=1)(_perform_on_node)
     running: dict[Any, Job] = {}
     calls = iter(calls)
@@ -328,7 +328,7 @@ def _perform_all(ray: Any, calls: Iterable[Call]) -> Performed:
 
 
 def _perform_on_node(version: str, *call: Any) -> tuple[str, Outcome]:
-    """`perform` on a node of a cluster, which may have another sharpmax than the driver's `version`."""
+    """`perform` on a cluster node; raises if its sharpmax is not the driver's `version`."""
     if version != sharpmax.__version__:
         there = f"node {platform.node()!r} has sharpmax {sharpmax.__version__}"
         raise SharpmaxError(f"--engine ray: {there}; install sharpmax=={version} there")

@@ -1,7 +1,7 @@
-"""A language model with and without policies, on the same prompts, text and machine.
+"""Evaluate a language model with and without policies, on the same prompts, text and machine.
 
-A plan is validated against the model; each measurement is stored as it is computed, so that a run can resume; then its
-tables.
+`prepare` validates a plan against the model. `evaluate_tables` stores each measurement, so that a run can resume, and
+returns the tables.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import platform
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -51,15 +51,15 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 BASE = "baseline"
-"""The name, in results, of the variant without a policy, which every evaluation has."""
+"""The name of the variant without a policy, which is part of every evaluation."""
 
 LENGTHS = (2048, 6144)
-"""Default lengths of the windows of text in tokens, as far as the model's context allows."""
+"""Default lengths of text windows in tokens, up to the model's context."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Variants, tasks, sizes and amounts; nothing in it depends on the machine."""
+    """What to evaluate: variants, tasks, sizes and amounts."""
 
     variants: Mapping[str, Policy]
     tasks: tuple[Task, ...]
@@ -67,20 +67,20 @@ class Plan:
     prompts: int
     seed: int = 0
     with_text: bool = True
-    with_cost: bool = True  # time and memory, which only a machine that does nothing else can tell
-    text: Path | None = None  # a file to read instead of the test part of the text that comes with Python
+    with_cost: bool = True  # time and memory; only meaningful on an otherwise idle machine
+    text: Path | None = None  # a file to read instead of the test part of Python's documentation
     lengths: tuple[int, ...] | None = None
     windows: int = 3
-    questions: int = 8  # ordinary questions that the model answers itself
-    harness: tuple[str, ...] = ()  # tasks of EleutherAI's harness to run as well
+    questions: int = 8  # chat questions that the model answers itself
+    harness: tuple[str, ...] = ()  # tasks of EleutherAI's harness
     harness_path: Path | None = None
 
     def sizes_of(self, task: Task) -> tuple[int, ...]:
-        """The sizes of one task; those of RULER are the lengths, if there are any."""
+        """The sizes of a task. For RULER these are the lengths, if given."""
         return self.lengths if self.lengths and task.name.startswith("ruler/") else self.sizes
 
     def for_tokenizer(self, tokenizer: Any) -> Plan:
-        """The plan with tasks whose sizes are numbers of tokens, where they are to be."""
+        """The plan with RULER tasks of the given lengths in tokens, if there are lengths."""
 
         def tokens(prompt: Prompt) -> int:
             return len(encode(tokenizer, prompt).ids)
@@ -93,7 +93,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Material:
-    """The data of a plan: windows of text, questions, the harness, and the settings that identify the run."""
+    """The data of a plan (windows of text, questions, the harness) and the settings that identify the run."""
 
     windows: Mapping[int, list[list[int]]]
     questions: tuple[str, ...]
@@ -102,10 +102,10 @@ class Material:
 
 
 def prepare(language: LanguageModel, plan: Plan) -> Material:
-    """Check that every variant, size and length suits the model, and load the text."""
+    """Validate variants, sizes and lengths against the model, and load the text."""
     for policy in plan.variants.values():
         with under(language.model, policy):
-            pass  # refuses a policy made for another architecture
+            pass  # raises if the policy is for another architecture
     context = context_of(language.model)
     for task, size in [(one, size) for one in plan.tasks for size in plan.sizes_of(one)]:
         task.check_size(size)
@@ -118,7 +118,7 @@ def prepare(language: LanguageModel, plan: Plan) -> Material:
     questions = tuple(chat_questions("test")[: plan.questions]) if plan.with_text else ()
     harness = Harness.ready(plan.harness, plan.harness_path) if plan.harness else None
     identity = {
-        "schema": 2,  # of what is measured
+        "schema": 2,  # of the measurements
         "model": display_name(language.name),
         "weights": weights_fingerprint(language.model),
         "dtype": str(language.model.dtype).removeprefix("torch."),
@@ -157,10 +157,10 @@ def _text(
 FILE_NAME = "answers.jsonl"
 
 CHAT = "chat"
-"""The column of the model's own answers among the lengths of windows."""
+"""The column of the model's own answers, beside the lengths of windows."""
 
 CONTEXT = 2048
-"""Tokens that are read before decoding is timed."""
+"""Tokens read before decoding is timed."""
 
 ROUNDS = 5
 
@@ -169,23 +169,20 @@ _ANSWER_TOKENS = 48
 _DECODED = 24
 
 Measure = Callable[[LanguageModel, list[Any]], list[Any]]
-"""Per prompt or text: how right the answer is, its summed loss in nats and its number of tokens."""
+"""Returns, for each prompt or text: the score of the answer, its summed loss in nats, its number of tokens."""
 
 
 def judged(language: LanguageModel, replies: list[Reply]) -> list[Any]:
-    """Score replies by one forward pass each."""
+    """Score replies, with one forward pass each."""
     return [[int(one.right), one.nll, one.tokens] for one in judge(language.model, replies)]
 
 
 def generated(language: LanguageModel, prompts: list[tuple[Prompt, int]]) -> list[Any]:
-    """The share of the references in what is generated for each prompt; its loss is not measured."""
+    """The share of references found in what is generated for each prompt. Its loss is not measured."""
     asked, (new_tokens, *_) = zip(*prompts, strict=True)
     texts = generated_texts(language.model, language.tokenizer, asked, new_tokens)
-    hits = (
-        [one.lower() in text.lower() for one in prompt.references]
-        for text, (prompt, _) in zip(texts, prompts, strict=True)
-    )
-    return [[sum(found) / len(found), 0.0, 0] for found in hits]
+    pairs = zip(texts, asked, strict=True)
+    return [[fmean(one.lower() in text.lower() for one in prompt.references), 0.0, 0] for text, prompt in pairs]
 
 
 def windows_read(language: LanguageModel, windows: list[list[int]]) -> list[Any]:
@@ -196,7 +193,7 @@ def windows_read(language: LanguageModel, windows: list[list[int]]) -> list[Any]
 
 
 def questions_answered(language: LanguageModel, questions: list[str]) -> list[Any]:
-    """Tokens and start of the model's own answer to each question, which all variants are then scored on."""
+    """Tokens and start of the model's own answer to each question. All variants are scored on these answers."""
     replies = own_answers(language.model, language.tokenizer, questions, _ANSWER_TOKENS)
     return [[list(reply.ids), reply.start] for reply in replies]
 
@@ -210,7 +207,7 @@ def _loss_key(column: int | str, variant: str) -> str:
 
 
 def _cells(language: LanguageModel, plan: Plan, material: Material, own: list[Reply]) -> Iterator[tuple[Job, int]]:
-    """All measurements and their tokens, variant after variant for each size, so that an interrupted run has pairs."""
+    """All measurements and their tokens. Variants alternate at each size, so that an interrupted run has pairs."""
     variants: dict[str, Policy | None] = {BASE: None, **plan.variants}
 
     def cell(key: str, name: str, what: str, measure: Measure, data: list[Any]) -> Job:
@@ -238,7 +235,7 @@ def _cells(language: LanguageModel, plan: Plan, material: Material, own: list[Re
 def measure_cell(
     language: LanguageModel, policy: Policy | None, variant: str, what: str, measure: Measure, data: list[Any]
 ) -> Outcome:
-    """Measure one cell; SharpmaxError if the model gives no numbers."""
+    """Measure one cell. Raises SharpmaxError if the logits are not numbers."""
     remarks: list[str] = []
     with under(language.model, policy, remarks.append):
         value = measure(language, data)
@@ -251,7 +248,7 @@ def measure_cell(
 
 
 def measure_elsewhere(*, model: str, device: str, dtype: str, weights: str, **cell: Any) -> Outcome:
-    """`measure_cell` in a process that may not have the model yet; it keeps one."""
+    """`measure_cell` in a process that loads the model first, and keeps it."""
     return measure_cell(_loaded(model, device, dtype, weights), **cell)
 
 
@@ -276,10 +273,10 @@ def evaluate_tables(
     workers: int | None = None,
     address: str | None = None,
 ) -> dict[str, Any]:
-    """Run every variant on the same prompts and text; what is measured is in `folder`/answers.jsonl at any moment.
+    """Run every variant on the same prompts and text. Measurements are stored in `folder`/answers.jsonl.
 
-    With the engine `ray`, cells run on a cluster whose nodes load the model by its name; time, memory and the harness
-    are measured here.
+    With the engine `ray`, cells run on a cluster whose nodes load the model by name. Time, memory and the harness are
+    measured on this machine.
     """
     store = RunStore(folder, FILE_NAME)
     if _FINISHED in store and not resume:
@@ -314,15 +311,15 @@ def evaluate_tables(
                 store.add(job.key, measure_cell(language, **job.arguments))
         if plan.with_cost and _COST not in store:
             room = context_of(language.model)
-            context = CONTEXT if room is None else min(CONTEXT, room // 2)  # decoded tokens need positions of their own
+            context = CONTEXT if room is None else min(CONTEXT, room // 2)  # decoded tokens need positions too
             variants = cost(language.model, plan.variants, context, ROUNDS, note=lambda text: report(f"cost, {text}"))
             store.add(_COST, Outcome({"value": {"context": context, "variants": variants}}))
-        for name in (BASE, *plan.variants) if material.harness is not None else ():
-            report(f"harness: {name}")
-            if _HARNESS + name not in store and material.harness is not None:
-                policy = plan.variants.get(name)
-                result = material.harness.run(language, policy, limit=plan.prompts, seed=plan.seed)
-                store.add(_HARNESS + name, Outcome({"value": result}))
+        if (harness := material.harness) is not None:
+            for name in (BASE, *plan.variants):
+                report(f"harness: {name}")
+                if _HARNESS + name not in store:
+                    result = harness.run(language, plan.variants.get(name), limit=plan.prompts, seed=plan.seed)
+                    store.add(_HARNESS + name, Outcome({"value": result}))
         store.add(_FINISHED, Outcome({"value": True}))
     return _tables(language, plan, material, store)
 
@@ -330,7 +327,7 @@ def evaluate_tables(
 def cost(
     model: PreTrainedModel, variants: Mapping[str, Policy], context: int, rounds: int, note: Note
 ) -> dict[str, dict[str, float | None]]:
-    """Time and memory of every variant: medians over rounds, ratios within a round; one round warms up."""
+    """Time and memory of every variant: medians over rounds, with ratios within a round, after a warm-up round."""
     ids = random_tokens(model, context)
 
     def timed(policy: Policy | None) -> tuple[float, float, float | None]:

@@ -1,4 +1,4 @@
-"""Trained heads on sets of growing size: what is fitted, every variant on the same sets, and the tables."""
+"""Evaluate trained heads on sets of growing size: fit policies, measure every variant on the same sets, make tables."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ X = TypeVar("X")
 Size = TypeVar("Size", bound=int | tuple[int, int])
 
 HARD = "hard"
-"""The variant that takes the item with the largest logit alone: the limit of any temperature that goes to 0."""
+"""The variant that takes only the item with the largest logit: the limit of temperature 0."""
 
 Progress = Callable[[int], None]
 """Called with the number of items read since the last call."""
 
 SIZES = tuple(2**power for power in range(4, 15))
-"""Numbers of items the paper tests on: 16 … 16,384."""
+"""Sizes of the paper's test: 16 … 16,384 items."""
 
 _BASELINE = (98.6, 97.1, 94.3, 89.7, 81.3, 70.1, 53.8, 35.7, 22.6, 15.7, 12.4)
 _ADAPTIVE = (98.6, 97.1, 94.5, 89.9, 82.1, 72.5, 57.7, 39.4, 24.9, 17.5, 14.0)
@@ -54,20 +54,20 @@ PUBLISHED = {
 _HEAT_SETS, _HEAT_ITEMS = 32, 16
 _HEAT_VARIANTS = ("softmax", "entropy-target")
 
-_PAGE = {"cpu": 2**15, "cuda": 2**22}  # items that are drawn together
-_AT_ONCE = {"cpu": 2**15, "cuda": 2**19}  # items that are read together: on a GPU they take about 2 GB
+_PAGE = {"cpu": 2**15, "cuda": 2**22}  # items drawn together
+_AT_ONCE = {"cpu": 2**15, "cuda": 2**19}  # items read together, which take about 2 GB on a GPU
 _BLOCK = 2**12
 _REACH = 40.0
 
-# Of the best β: steps, tolerance and range of the search in ln β.
+# Search for the best β: steps, and tolerance and range of ln β.
 _STEPS, _TOLERANCE, _LEAST, _MOST = 60, 1e-9, math.log(1e-4), math.log(1e4)
 
-_LEAST_POINTS = 50  # to fit a polynomial on
+_LEAST_POINTS = 50  # to fit a polynomial
 
 
 @dataclass(frozen=True)
 class Read:
-    """A head's features h [B, n, 128] and logits s [B, n] of some sets; logits are −inf where an item is masked."""
+    """Features h [B, n, 128] and logits s [B, n] of a head on some sets. Logits of masked items are −inf."""
 
     head: SingleHeads
     features: Tensor
@@ -76,16 +76,12 @@ class Read:
     best: Tensor
     answer: Tensor
 
-    def scores(self, pooled: Tensor) -> Tensor:
-        """Class logits of Σ p_i h_i: [B, ..., 128] -> [B, ..., 10]."""
-        return self.head.classify(pooled[None])[0]
-
 
 def side_by_side(work: Callable[[X], T], over: Sequence[X], device: torch.device) -> list[T]:
-    """work(x) for every x, in inference mode; on a CPU several at a time, each on one thread."""
+    """work(x) for every x, in inference mode; on a CPU in parallel, one thread each."""
 
     def one(x: X) -> T:
-        with without_denormals(), torch.inference_mode():  # both hold for the thread that asks for them
+        with without_denormals(), torch.inference_mode():  # both are settings of a thread
             return work(x)
 
     if device.type != "cpu":
@@ -101,8 +97,8 @@ def read(
     stream: Sequence[int],
     progress: Progress = lambda items: None,
 ) -> Iterator[Read]:
-    """Let the head read `samples` sets, page by page; `stream` names a stream of random numbers."""
-    device = device_of(head)
+    """Read `samples` sets, page by page; `stream` seeds the random numbers."""
+    device = _device_of(head)
     most = size if isinstance(size, int) else size[1]
     page, at_once = (max(1, items.get(device.type, items["cpu"]) // most) for items in (_PAGE, _AT_ONCE))
     generator = seeded(device, *stream, most)
@@ -115,15 +111,14 @@ def read(
             progress(len(s) * most)
 
 
-def device_of(head: SingleHeads) -> torch.device:
-    """Where the head's weights are."""
+def _device_of(head: SingleHeads) -> torch.device:
     return next(head.parameters()).device
 
 
 def _features(head: SingleHeads, items: Tensor) -> Tensor:
     if items.device.type != "cpu":
         return head.features(items[None])[0]
-    # On a CPU the layers in between must stay in its cache: wide ones are written to memory and read back.
+    # In blocks, so that hidden layers stay in the cache of a CPU.
     rows = items.flatten(0, 1)
     h = torch.empty(len(rows), WIDTH)
     for start in range(0, len(rows), _BLOCK):
@@ -133,7 +128,7 @@ def _features(head: SingleHeads, items: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Measured:
-    """One size: arrays [heads, samples] by variant; `confidence` is that of plain softmax."""
+    """Results at one size: arrays [heads, samples] by variant; `confidence` is that of plain softmax."""
 
     correct: Mapping[str, np.ndarray]
     entropy: Mapping[str, np.ndarray]
@@ -151,45 +146,41 @@ def measure(
 ) -> dict[Size, Measured]:
     """Evaluate the variants of each head (the same names for all, `softmax` first) and `hard` at each size.
 
-    Heads see different sets, so that the spread between them includes the chance of drawing; the variants of a head
-    all see the same ones.
+    All variants of a head see the same sets. Heads see different ones, so that their spread includes sampling error.
     """
 
-    def one(task: tuple[Size, int]) -> dict[str, np.ndarray]:
+    def one(task: tuple[Size, int]) -> dict[tuple[str, str], np.ndarray]:
         size, position = task
         reads = read(heads[position], size, samples, (*stream, position), progress)
         pages = [measure_page(seen, variants[position]) for seen in reads]
         return {name: torch.cat([page[name] for page in pages]).cpu().numpy() for name in pages[0]}
 
-    # The longest first, so that none is left for the end.
+    # Longest first, so that no long task remains at the end.
     tasks = [(size, position) for size in reversed(sizes) for position in range(len(heads))]
     with warnings.catch_warnings():
-        # Where a policy leaves the range it was fitted on is part of the results.
-        warnings.simplefilter("ignore", OutOfRangeWarning)
-        found = dict(zip(tasks, side_by_side(one, tasks, device_of(heads[0])), strict=True))
+        warnings.simplefilter("ignore", OutOfRangeWarning)  # rows outside the fitted range are part of the results
+        found = dict(zip(tasks, side_by_side(one, tasks, _device_of(heads[0])), strict=True))
 
     def gathered(size: Size) -> Measured:
         by_head = [found[size, position] for position in range(len(heads))]
-        columns = {name: np.stack([one[name] for one in by_head]) for name in by_head[0]}
-        correct, entropy, top = (
-            {name.partition(" ")[2]: column for name, column in columns.items() if name.startswith(f"{kind} ")}
-            for kind in ("correct", "entropy", "top")
-        )
-        return Measured(correct, entropy, top, columns["confidence"])
+        fields: dict[str, dict[str, np.ndarray]] = {}
+        for field, name in by_head[0]:
+            fields.setdefault(field, {})[name] = np.stack([one[field, name] for one in by_head])
+        return Measured(fields["correct"], fields["entropy"], fields["top_weight"], fields["confidence"]["softmax"])
 
     return {size: gathered(size) for size in sizes}
 
 
-def measure_page(seen: Read, variants: Mapping[str, Policy | None]) -> dict[str, Tensor]:
-    """What `Measured` holds, for one head and the sets it has just read: [B] by the name of field and variant."""
+def measure_page(seen: Read, variants: Mapping[str, Policy | None]) -> dict[tuple[str, str], Tensor]:
+    """The fields of `Measured` for one head and the sets it has just read: [B] by field and variant."""
     s, h = _near(seen)
     visible = s > -torch.inf
     x, _ = centred(s, visible)
-    # Every item counts, those out of reach too: some policies go by their number.
+    # Policies may depend on the number of items, which includes those that `_near` left out.
     parts, measured = dense_stats(s, visible).flatten()
     in_set = seen.logits > -torch.inf
     plain = RowStats.unflatten(measured, [in_set.sum(-1), *parts[1:]])
-    found: dict[str, Tensor] = {}
+    found: dict[tuple[str, str], Tensor] = {}
     weights = []
     for name, policy in variants.items():
         scaled, stats = x, plain
@@ -197,22 +188,22 @@ def measure_page(seen: Read, variants: Mapping[str, Policy | None]) -> dict[str,
             beta = policy.beta(plain, lambda b: dense_stats(x * b[:, None].to(x.dtype), visible))
             scaled = x * beta[:, None].to(x.dtype)
             stats = dense_stats(scaled, visible)
-        found[f"entropy {name}"], found[f"top {name}"] = stats.entropy, stats.top_weight
+        found["entropy", name], found["top_weight", name] = stats.entropy, stats.top_weight
         weights.append(scaled.masked_fill(~visible, -torch.inf).softmax(-1))
     pooled = torch.matmul(torch.stack(weights, dim=1), h)
-    # Items come largest logit first, so the first is the one that hard attention takes.
-    scores = seen.scores(torch.cat((pooled, h[:, :1]), dim=1))
+    # Items are sorted by logit, so hard attention takes the first one.
+    scores = seen.head.classify(torch.cat((pooled, h[:, :1]), dim=1)[None])[0]
     right = scores.argmax(-1) == seen.answer[:, None]
-    found |= {f"correct {name}": right[:, column] for column, name in enumerate((*variants, HARD))}
-    found["confidence"] = scores[:, 0].softmax(-1).amax(-1)
+    found |= {("correct", name): right[:, column] for column, name in enumerate((*variants, HARD))}
+    found["confidence", "softmax"] = scores[:, 0].softmax(-1).amax(-1)
     return found
 
 
 def _near(seen: Read) -> tuple[Tensor, Tensor]:
-    """Logits and features of the items that can weigh anything, largest logit first.
+    """Logits and features of the items with a visible weight, largest logit first.
 
-    An item `_REACH` nats under the top weighs less than e^−40 of it at any β ≥ 1. All of them together stay under the
-    rounding of float32 by a factor of a million, and leaving them out saves most of the work.
+    At β ≥ 1 an item `_REACH` nats below the top weighs less than e^−40 of it. All such items together are a million
+    times below the rounding of float32, and skipping them saves most of the work.
     """
     reach = seen.logits > seen.logits.amax(-1, keepdim=True) - _REACH
     count = int(reach.sum(-1).max())
@@ -222,12 +213,12 @@ def _near(seen: Read) -> tuple[Tensor, Tensor]:
 
 
 def best_beta(logits: Tensor, wanted: Tensor) -> Tensor:
-    """The β at which softmax(β·logits) gives the item `wanted` [...] of each row [..., n] the largest weight; float64.
+    """The β at which softmax(β·logits) gives the item `wanted` [...] of each row [..., n] the most weight, in float64.
 
-    The weight's slope in β is its weight times s_wanted − E_β[s], and E_β[s] rises with β from the plain mean to the
-    maximum: the best β is where the two meet. It is ∞ where the wanted item has the largest logit and 0 where it is
-    not above the plain mean, so that no temperature helps; otherwise it is looked for between 1e-4 and 1e4. Logits of
-    −inf are not part of their row, and a row with NaN has none.
+    The slope of the weight in β is the weight times s_wanted − E_β[s]. E_β[s] rises with β from the plain mean to the
+    maximum, and the best β is where it equals s_wanted. It is ∞ if the wanted item has the largest logit, and 0 if it
+    is not above the plain mean, where no temperature helps. Otherwise it is searched between 1e-4 and 1e4. Logits of
+    −inf are not part of their row; rows with NaN give NaN.
 
     >>> best_beta(torch.tensor([2.0, 1.5, 0.0, 0.0]), torch.tensor(1))
     tensor(0.8959, dtype=torch.float64)
@@ -239,7 +230,7 @@ def best_beta(logits: Tensor, wanted: Tensor) -> Tensor:
     mean = torch.where(visible, x, 0.0).sum(-1) / visible.sum(-1)
     free = (goal > mean) & (goal < 0.0)
     u, low, high = torch.zeros_like(goal), torch.full_like(goal, _LEAST), torch.full_like(goal, _MOST)
-    # Newton's steps in u = ln β, where the slope of E[s] is β·Var[s], halving the bracket wherever they leave it.
+    # Newton's method in u = ln β, where the slope of E[s] is β·Var[s]; bisection where a step leaves the bracket.
     for _ in range(_STEPS):
         beta = u.exp()
         stats = dense_stats(x * beta[..., None], visible)
@@ -260,11 +251,11 @@ def best_beta(logits: Tensor, wanted: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Fitted:
-    """Fitted on one recipe's heads: policies by variant for each head, and the polynomial's table."""
+    """What was fitted to one recipe's heads: policies by variant for each head, and the polynomial's table."""
 
     variants: list[dict[str, Policy | None]]
     polynomial: dict[str, Any] | None
-    left_out: dict[str, str]  # what could not be fitted, and why
+    left_out: dict[str, str]  # variants that could not be fitted, and why
 
 
 def fit(
@@ -275,7 +266,7 @@ def fit(
     train_sizes: tuple[int, int],
     progress: Progress,
 ) -> Fitted:
-    """Fit everything on `fit_samples(samples)` sets per size, from a stream of random numbers of their own."""
+    """Fit all policies on `fit_samples(samples)` sets per size, which the evaluation does not see."""
     plain: list[dict[str, Policy | None]] = [{"softmax": None} for _ in heads]
     inside = measure(heads, plain, [train_sizes], 2048, (seed, 0), progress)[train_sizes]
     targets = inside.entropy["softmax"].mean(axis=1)
@@ -286,36 +277,36 @@ def fit(
         return [_survey(seen) for seen in reads]
 
     tasks = [(size, position) for size in reversed(sizes) for position in range(len(heads))]
-    points = [page for pages in side_by_side(surveyed, tasks, device_of(heads[0])) for page in pages]
+    points = [page for pages in side_by_side(surveyed, tasks, _device_of(heads[0])) for page in pages]
     survey = {name: np.concatenate([page[name] for page in points]) for name in points[0]}
     table, refit = _polynomial(survey)
     common: dict[str, Policy | None] = {"softmax": None, "paper": PAPER}
     left_out = {}
-    if refit is not None:
-        common["refit"] = refit
-    else:
+    if refit is None:
         left_out["refit"] = (
             f"{int(_usable(survey['beta']).sum())} wrongly ranked inputs are too few to fit a polynomial on "
             f"({_LEAST_POINTS} are needed); more --samples, --seeds or larger --sizes give more"
         )
+    else:
+        common["refit"] = refit
     common["log-length"] = LogLength(reference=train_sizes[1])
     variants = [{**common, "entropy-target": EntropyTarget(float(target))} for target in targets]
     return Fitted(variants, table, left_out)
 
 
 def _survey(seen: Read) -> dict[str, np.ndarray]:
-    """Entropy and best β of each set; β is NaN where the best item is on top anyway."""
+    """Entropy and best β of each set; β is NaN where the best item already has the largest logit."""
     missed = seen.logits.argmax(-1) != seen.best
     best = torch.full(missed.shape, torch.nan, dtype=torch.float64)
     best[missed.cpu()] = best_beta(seen.logits[missed], seen.best[missed]).cpu()
-    entropy = measure_page(seen, {"softmax": None})["entropy softmax"]
+    entropy = measure_page(seen, {"softmax": None})["entropy", "softmax"]
     return {"entropy": entropy.cpu().numpy(), "beta": best.numpy()}
 
 
 def _polynomial(survey: Mapping[str, np.ndarray]) -> tuple[dict[str, Any] | None, Policy | None]:
-    """The paper's procedure: a polynomial of degree 4 through (entropy, best β) of the inputs that are ranked wrongly.
+    """The paper's procedure: a polynomial of degree 4 through (entropy, best β) of the wrongly ranked inputs.
 
-    The best β is unbounded as the wanted item comes close to the top, and any large one does: those are left out.
+    The best β grows without bound as the wanted item comes close to the top; inputs with a large one are left out.
     """
     used, ends = _usable(survey["beta"]), PAPER.acts_on
     entropy, beta = survey["entropy"][used].astype(np.float64), survey["beta"][used]
@@ -349,12 +340,12 @@ def _short(values: np.ndarray) -> list[float]:
 
 
 def fit_samples(samples: int) -> int:
-    """Sets of each size for fitting, when `samples` are for evaluation."""
+    """Sets per size for fitting, given those for evaluation."""
     return max(32, samples // 4)
 
 
 def items_to_read(sizes: Sequence[int], samples: int, heads: int) -> int:
-    """Roughly how many items an evaluation reads, for showing progress."""
+    """About how many items an evaluation reads, to show progress."""
     return (samples + fit_samples(samples)) * sum(sizes) * heads
 
 
@@ -366,7 +357,7 @@ def reproduce_tables(
     device: torch.device,
     progress: Progress = lambda items: None,
 ) -> dict[str, Any]:
-    """Evaluate the heads of every recipe on the same sets."""
+    """The tables of every recipe's heads, evaluated on the same sets."""
     tables: dict[str, Any] = {}
     policies: dict[str, Any] = {}
     left_out: dict[str, Any] = {}
@@ -401,10 +392,10 @@ def reproduce_tables(
 def _tables(
     measured: Mapping[int, Measured], fitted: Fitted, heads: Sequence[SingleHeads], seed: int
 ) -> dict[str, Any]:
-    """The tables of one recipe; means over heads, percent where they are shares."""
+    """The tables of one recipe: means over heads; shares in percent."""
 
     def by_size(table: str, factor: float) -> dict[str, dict[int, np.ndarray]]:
-        """Of each variant and size, the mean of each head."""
+        """The mean of each head, by variant and size."""
         names = getattr(next(iter(measured.values())), table)
         return {name: {n: factor * getattr(m, table)[name].mean(axis=1) for n, m in measured.items()} for name in names}
 
@@ -428,7 +419,7 @@ def _tables(
 
 
 def _heat(head: SingleHeads, fitted: Fitted, sizes: Sequence[int], seed: int) -> dict[str, Any]:
-    """Weights of the items with the highest priority in a few sets, highest first, for every second size."""
+    """Weights of the items of highest priority in a few sets, for every second size."""
     shown = sizes[::2]
 
     def weights(n: int) -> dict[str, list[list[float]]]:
@@ -440,13 +431,13 @@ def _heat(head: SingleHeads, fitted: Fitted, sizes: Sequence[int], seed: int) ->
                 rows[name] += [[float(f"{w:.4g}") for w in row] for row in of_items.tolist()]
         return rows
 
-    found = dict(zip(shown, side_by_side(weights, shown, device_of(head)), strict=True))
+    found = dict(zip(shown, side_by_side(weights, shown, _device_of(head)), strict=True))
     variants = {name: {n: found[n][name] for n in shown} for name in _HEAT_VARIANTS}
     return {"sizes": shown, "items": _HEAT_ITEMS, "sets": _HEAT_SETS, "variants": variants}
 
 
 def _detection(measured: Mapping[int, Measured], seed: int) -> dict[str, Any]:
-    """AUROC of detecting wrong answers of plain softmax, at each size and over all."""
+    """AUROC of detecting wrong answers of plain softmax, by size and pooled."""
     columns: dict[str, dict[int | str, np.ndarray]] = {
         "confidence": {n: -m.confidence for n, m in measured.items()},
         "entropy": {n: m.entropy["softmax"] for n, m in measured.items()},

@@ -19,18 +19,18 @@ from sharpmax.files import FULL, append_bytes, cannot_write, parse_json, write_b
 
 RUN = "run.json"
 _SHORT = 60
-# Libraries wrap the error of the system in errors of their own.
+# Libraries wrap the system error in errors of their own.
 _FULL = ("no space left", "disk quota", "file too large", "pytorchstreamwriter failed", "fail at inline_container")
 
 
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Values as they come back from a JSON file; ValueError or TypeError where JSON cannot hold them."""
+    """Values after a round trip through JSON; ValueError or TypeError if JSON cannot hold them."""
     found: dict[str, Any] = json.loads(json.dumps(values, allow_nan=False))
     return found
 
 
 def check_identity(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Refuse to go on with `path` where a setting was another `before`, and name that setting."""
+    """Raise if a setting of the run in `path` differs from what it was before, and name it."""
     for key, value in _plain(now).items():
         if (other := before.get(key)) == value:
             continue
@@ -40,7 +40,7 @@ def check_identity(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]
 
 
 def read_run(folder: Path) -> dict[str, Any] | None:
-    """The settings a folder was begun with; None where there are none."""
+    """The settings of the run in a folder; None if there is none."""
     path = folder / RUN
     if not path.is_file():
         return None
@@ -54,7 +54,7 @@ def read_run(folder: Path) -> dict[str, Any] | None:
 
 
 def belongs(folder: Path, identity: Mapping[str, Any], *, used: bool, resume: bool) -> None:
-    """Let `folder` hold the run of these settings, or raise: `used` is whether there is something to lose."""
+    """Record the settings of a run in `folder`, or raise if its results (`used`: it has some) are another run's."""
     before = read_run(folder)
     if before is not None and used and not resume:
         raise ArgumentError(
@@ -67,9 +67,9 @@ def belongs(folder: Path, identity: Mapping[str, Any], *, used: bool, resume: bo
 
 @contextmanager
 def writing(folder: Path, part: str = "") -> Iterator[None]:
-    """For as long as this lasts no other run writes to `folder`, or to that `part` of what is written there.
+    """Lock `folder`, or one `part` of it, against other runs.
 
-    The system releases the lock when the process ends, killed or not: a file that is left then stops nobody.
+    The system releases the lock when the process ends, even if it is killed: a lock file left behind does no harm.
     """
     path = folder / (f".{part}.lock" if part else ".lock")
     lock = FileLock(path, blocking=False)
@@ -91,11 +91,11 @@ def writing(folder: Path, part: str = "") -> Iterator[None]:
 
 @contextmanager
 def disk_watched(folder: Path) -> Iterator[None]:
-    """Say in one line that the disk is full, and what to do."""
+    """Report a full disk in one line, with what to do."""
     try:
         yield
     except Exception as problem:
-        # A file that cannot be written is an error of our own, with that of the system behind it.
+        # Our own error for a file that cannot be written has that of the system as its cause.
         root = problem.__cause__ if isinstance(problem, SharpmaxError) else problem
         text = " ".join(str(root).split())
         if getattr(root, "errno", None) not in FULL and not any(one in text.lower() for one in _FULL):
@@ -111,19 +111,19 @@ class Outcome:
     """The result of a task."""
 
     record: dict[str, Any]  # plain JSON values, finite numbers only
-    blob: bytes | None = None  # kept as a file, and given to the tasks that come after
+    blob: bytes | None = None  # kept as a file and passed to tasks that depend on this one
 
 
 _AGAIN = "and run the same command with --resume: only what is missing is done again"
 
 
 class RunStore:
-    """Outcomes in a folder by key: one line of JSON each, blobs as files. A kill loses what is in flight alone."""
+    """Outcomes of tasks by key, stored in a folder: one line of JSON each, blobs as files."""
 
     def __init__(self, folder: Path, name: str = "outcomes.jsonl") -> None:
         self._folder, self._path, self._blobs = Path(folder), Path(folder) / name, Path(folder) / "blobs"
         self.records: dict[str, dict[str, Any]] = {}
-        """Records of finished tasks by key, in the order in which they came."""
+        """Records of finished tasks by key, in the order they finished."""
 
         self._digests: dict[str, str | None] = {}
         # A killed run leaves half a line at the end.
@@ -140,7 +140,7 @@ class RunStore:
             ) from None
 
     def claim(self, identity: Mapping[str, Any], *, resume: bool) -> None:
-        """Let the folder hold the run of these settings, or raise."""
+        """Record the settings of a run in the folder, or raise if it belongs to another run."""
         if self.records and read_run(self._folder) is None:
             raise FileFormatError(
                 f"--out: {str(self._folder)!r} holds outcomes but no {RUN} with their settings; restore it, or choose "
@@ -155,7 +155,7 @@ class RunStore:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Lock the folder, and remove what a killed run left half-written."""
+        """Lock the folder, and remove half-written data of a killed run."""
         self._folder.mkdir(parents=True, exist_ok=True)
         with disk_watched(self._folder), writing(self._folder, self._path.stem):
             if self._path.is_file():
@@ -181,12 +181,12 @@ class RunStore:
         return data
 
     def _blob_file(self, key: str) -> Path:
-        """A name that people can read and that no other key has."""
+        """A readable name that no other key has."""
         name = re.sub("[^A-Za-z0-9.]+", "-", key).strip("-.")[:80]
         return self._blobs / f"{name}-{_digest(key.encode())[:12]}"
 
     def add(self, key: str, outcome: Outcome) -> None:
-        """Store an outcome; when this returns it is on disk."""
+        """Store an outcome. It is on disk when this returns."""
         self.add_all({key: outcome})
 
     def add_all(self, outcomes: Mapping[str, Outcome]) -> None:

@@ -1,4 +1,4 @@
-"""Training: recipes, models of several seeds side by side, and the paper's heads, interruptible and resumable."""
+"""Training recipes, training models of several seeds at once, and resumable training of the paper's heads."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from sharpmax.tasks.sized import VERSION, draw, seeded
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything that training depends on besides its seed and its length."""
+    """All settings of a training except its seeds and its length."""
 
     name: str
     summary: str
@@ -49,9 +49,9 @@ STEPS = 100_000
 RECIPES = {
     recipe.name: recipe
     for recipe in (
-        # The paper says "L2 1e-3": as a penalty of ½·1e-3·Σw² on the loss it lands on the paper's baseline.
+        # The paper says "L2 1e-3". As a penalty of ½·1e-3·Σw² on the loss it reproduces the paper's baseline.
         Recipe("paper", "Adam, rate 1e-3, L2 penalty 1e-3, as in the paper", l2=1e-3, decay=False),
-        # Of the rates 1e-3, 3e-3 and 5e-3 the one with the least loss on 5 … 16 items; at 5e-3 some seeds diverge.
+        # The rate with the lowest loss on 5 … 16 items, out of 1e-3, 3e-3 and 5e-3, where some seeds diverge.
         Recipe(
             "sharp",
             "Adam, rate 3e-3 after 1,000 steps of warm-up, falling to 0 as a cosine, no L2 penalty",
@@ -72,7 +72,7 @@ def recipe_named(name: str) -> Recipe:
 
 
 BLOCK = 100
-"""Steps whose data are drawn together; a training can be saved between blocks."""
+"""Steps whose data are drawn together. A training can be saved between blocks."""
 
 _WARM_UP = 3
 
@@ -80,10 +80,11 @@ M = TypeVar("M", bound=nn.Module)
 
 
 class StackedTraining(Generic[M]):
-    """Models of several seeds in training, at some step of `steps`; `initial` makes them as they are before it.
+    """Training of models of several seeds at once, at step `step` of `steps`.
 
-    `losses(model, data)` is the loss of each seed [S] from one step's data, [S, batch, ...] each. `draw(seed, block,
-    count)` draws the data of a seed for the `count` steps of a block, [steps, batch, ...] each.
+    `initial()` builds the untrained models. `losses(model, data)` is the loss of each seed [S] from one step's data,
+    tensors [S, batch, ...]. `draw(seed, block, count)` draws a seed's data for the `count` steps of a block, tensors
+    [steps, batch, ...].
     """
 
     def __init__(
@@ -106,44 +107,44 @@ class StackedTraining(Generic[M]):
             self.model.parameters(),
             lr=self._rate,
             betas=recipe.betas,
-            # Adam's "weight decay" is this gradient of ½·l2·Σw².
+            # Adam's "weight decay" is the gradient of ½·l2·Σw².
             weight_decay=recipe.l2,
             fused=fused,
             foreach=None if fused else False,
             capturable=on_gpu,
         )
         self._draw = draw
-        # Data of `BLOCK` steps, [steps, seeds, batch, ...], and a cursor that walks over them on the device itself.
+        # Data of `BLOCK` steps, [steps, seeds, batch, ...], and the current step in it, on the device.
         self._parts = [torch.stack([part] * len(seeds), dim=1) for part in draw(seeds[0], 0, BLOCK)]
         self._rates = torch.zeros(BLOCK, device=device)
         self._cursor = torch.zeros(1, dtype=torch.long, device=device)
         self._total = torch.zeros(len(seeds), device=device)
         self._advance = self._one_step
-        self._one_step()  # brings the optimiser's state into being; what it changed is undone
-        self._fresh()
+        self._one_step()  # creates the optimiser's state
+        self._reset()
         if on_gpu:
             self._advance = self._captured()
 
     def state(self) -> dict[str, Tensor]:
-        """Everything that changes in training, by name, as copies on the CPU."""
-        return _copied(self._moving())
+        """Weights and optimiser state by name, as copies on the CPU."""
+        return _copied(self._tensors())
 
     def restore(self, state: Mapping[str, Tensor], step: int) -> None:
-        """Go back (or ahead) to a state that `state()` gave after `step` steps."""
+        """Continue from what `state()` returned after `step` steps."""
         with torch.no_grad():
-            for name, tensor in self._moving().items():
+            for name, tensor in self._tensors().items():
                 tensor.copy_(state[name])
         self.step = step
 
     def heads(self) -> dict[str, Tensor]:
-        """The weights alone, as copies on the CPU."""
+        """The weights, as copies on the CPU."""
         return _copied(self.model.state_dict())
 
     def next_block(self) -> Tensor:
-        """Do the steps up to the next multiple of `BLOCK` (or the end); the mean loss of each seed over them."""
+        """Train to the next multiple of `BLOCK`, or the end. Return the mean loss of each seed over these steps."""
         index, offset = divmod(self.step, BLOCK)
         count = min(BLOCK - offset, self.steps - self.step)
-        for lane, seed in enumerate(self.seeds):  # the data of a seed do not depend on the other seeds
+        for lane, seed in enumerate(self.seeds):  # a seed's data do not depend on other seeds
             for target, source in zip(self._parts, self._draw(seed, index, BLOCK), strict=True):
                 target[:, lane] = source
         rates = [self.recipe.rate(step, self.steps) for step in range(index * BLOCK, (index + 1) * BLOCK)]
@@ -159,14 +160,14 @@ class StackedTraining(Generic[M]):
         self._rate.copy_(self._rates.index_select(0, self._cursor)[0])
         losses = self._losses(self.model, [part.index_select(0, self._cursor)[0] for part in self._parts])
         self._optimizer.zero_grad(set_to_none=True)
-        # Seeds share no weight, so the gradient of the sum is that of each one's own loss.
+        # Seeds share no weights, so the gradient of the sum is that of each seed's loss.
         losses.sum().backward()  # type: ignore[no-untyped-call]
         self._optimizer.step()
         self._total += losses.detach()
         self._cursor += 1
 
     def _captured(self) -> Callable[[], None]:
-        """A step as one CUDA graph: launching its many small kernels one by one takes longer than they do."""
+        """A step as one CUDA graph, since launching its many small kernels takes longer than running them."""
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -179,19 +180,19 @@ class StackedTraining(Generic[M]):
         try:
             with torch.cuda.graph(graph):
                 self._one_step()
-        except RuntimeError:  # a user's own normaliser may need the host, which no graph can
+        except RuntimeError:  # a user's normaliser may synchronise with the host, which a graph cannot
             torch.cuda.synchronize()
             advance = self._one_step
-        self._fresh()
+        self._reset()
         return advance
 
-    def _fresh(self) -> None:
-        """Undo the steps of the warm-up."""
+    def _reset(self) -> None:
+        """Undo the warm-up steps."""
         initial = self._initial().state_dict()
-        zeros = {name: torch.zeros_like(tensor) for name, tensor in self._moving().items()}
+        zeros = {name: torch.zeros_like(tensor) for name, tensor in self._tensors().items()}
         self.restore(zeros | {f"heads.{name}": tensor for name, tensor in initial.items()}, step=0)
 
-    def _moving(self) -> dict[str, Tensor]:
+    def _tensors(self) -> dict[str, Tensor]:
         tensors = {f"heads.{name}": tensor for name, tensor in self.model.state_dict(keep_vars=True).items()}
         for name, parameter in self.model.named_parameters():
             for kind, tensor in self._optimizer.state[parameter].items():
@@ -204,7 +205,7 @@ def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 class Training(StackedTraining[SingleHeads]):
-    """Single heads of several seeds in training, at some step of `steps`."""
+    """Training of the paper's single heads."""
 
     def __init__(self, recipe: Recipe, seeds: Sequence[int], steps: int, device: torch.device) -> None:
         def data(seed: int, block: int, steps: int) -> list[Tensor]:
@@ -222,7 +223,7 @@ def _losses(heads: SingleHeads, data: Sequence[Tensor]) -> Tensor:
 
 
 Progress = Callable[[str, int, float], None]
-"""Called with a recipe, the step that its training has reached, and its mean loss."""
+"""Called with a recipe, its current step, and its mean loss."""
 
 _KIND = "training"
 _SAVE_EVERY_S = 5.0
@@ -230,12 +231,12 @@ _SHOW_EVERY_S = 0.25
 
 
 def weights_path(folder: Path, recipe: str) -> Path:
-    """The file of the trained weights in `folder`."""
+    """The file of the trained weights in a folder."""
     return folder / f"weights-{recipe}.safetensors"
 
 
 def state_path(folder: Path, recipe: str) -> Path:
-    """The file of a training's state, from which it resumes."""
+    """The file of the state from which a training resumes."""
     return folder / f"training-{recipe}.safetensors"
 
 
@@ -251,10 +252,10 @@ def train(
     progress: Progress = lambda recipe, step, loss: None,
     save_every_s: float = _SAVE_EVERY_S,
 ) -> list[Trained]:
-    """Train every recipe, or resume training, and write the weights; a state is saved every few seconds.
+    """Train every recipe, or resume its training, and write the weights. A state is saved every few seconds.
 
-    Nothing starts unless every recipe can. On a CPU one thread trains, so that the result does not depend on the number
-    of threads.
+    All recipes are checked before the first one starts. On a CPU one thread trains, so that results do not depend on
+    the number of threads.
     """
     runs = [_prepared(Training(recipe, seeds, steps, device), folder, resume=resume) for recipe in recipes]
     with one_thread_each() if device.type == "cpu" else nullcontext():
@@ -262,7 +263,7 @@ def train(
 
 
 def _prepared(training: Training, folder: Path, *, resume: bool) -> tuple[Training, dict[str, Any]]:
-    """A training that goes on from its saved state if there is one, and what identifies it, with its seconds so far."""
+    """Restore the training from its saved state, if any. Return it with its settings and the seconds so far."""
     recipe = training.recipe
     about: dict[str, Any] = {
         "recipe": recipe.name, "settings": repr(recipe), "seeds": list(training.seeds), "steps": training.steps,
@@ -298,7 +299,7 @@ def _trained(
     file, result = state_path(folder, name), weights_path(folder, name)
     if training.step == steps and result.exists():
         return Trained.load(result)
-    for unfinished in folder.glob(f".{file.name}.*.partial"):  # of a save that was killed
+    for unfinished in folder.glob(f".{file.name}.*.partial"):  # of a killed run
         unfinished.unlink(missing_ok=True)
     saved = shown = time.monotonic()
     began = saved - about["seconds"]
@@ -308,11 +309,11 @@ def _trained(
         save_tensors(file, _KIND, training.state(), about)
 
     progress(name, training.step, math.nan)
-    with without_denormals():  # a head that has learned leaves such gradients
+    with without_denormals():  # trained heads have denormal gradients
         while training.step < steps:
             loss = training.next_block()
             now = time.monotonic()
-            # Reading the loss waits for the GPU.
+            # Reading the loss synchronises with the GPU.
             if now - shown >= _SHOW_EVERY_S or training.step == steps:
                 progress(name, training.step, float(loss.mean()))
                 shown = now

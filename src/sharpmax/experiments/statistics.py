@@ -12,15 +12,15 @@ import numpy as np
 from sharpmax.lazy import require
 
 CONFIDENCE = 0.95
-"""Of every interval."""
+"""Confidence level of every interval."""
 
 LEVEL = 0.05
-"""Differences with a p-value below this are significant."""
+"""Differences with a smaller p-value are significant."""
 
 
 @dataclass(frozen=True)
 class Accuracy:
-    """Percent of n answers that are right, with Wilson's interval."""
+    """Percentage of n answers that are right, with Wilson's interval."""
 
     mean: float
     low: float
@@ -39,7 +39,7 @@ class PairedTest:
 
 @dataclass(frozen=True)
 class Perplexity:
-    """Perplexity over the n tokens of some texts; its rise over the base in percent, with an interval over texts."""
+    """Perplexity over the n tokens of some texts, and its rise over the base in percent with an interval over texts."""
 
     mean: float
     n: int
@@ -51,7 +51,7 @@ class Perplexity:
 
 @dataclass(frozen=True)
 class SeedMean:
-    """Mean over n seeds, its standard error and Student's interval; None where one seed or none has a number."""
+    """Mean over n seeds, its standard error and Student's interval; None if fewer than two seeds have a number."""
 
     mean: float | None
     sem: float | None
@@ -80,7 +80,7 @@ class Auroc:
 
 
 def accuracy(right: Sequence[float]) -> Accuracy:
-    """Accuracy of right (1) and wrong (0) answers; of scores between them, with Student's interval of their mean.
+    """Accuracy of right (1) and wrong (0) answers. Scores in between get Student's interval of their mean.
 
     >>> accuracy([1, 1, 0, 0]).mean
     50.0
@@ -94,7 +94,7 @@ def accuracy(right: Sequence[float]) -> Accuracy:
 
 
 def paired(base: Sequence[float], variant: Sequence[float]) -> PairedTest:
-    """McNemar's exact test of the same prompts; of scores, the sign test.
+    """McNemar's exact test on the same prompts; for scores, the sign test.
 
     >>> paired([0, 0, 1], [1, 1, 1])
     PairedTest(gained=2, lost=0, p=0.5)
@@ -106,10 +106,10 @@ def paired(base: Sequence[float], variant: Sequence[float]) -> PairedTest:
 
 
 def perplexity(losses: Sequence[tuple[float, int]], base: Sequence[tuple[float, int]]) -> Perplexity:
-    """Perplexity over all tokens of texts with (summed loss in nats, tokens) each, against a base on the same texts.
+    """Perplexity over all tokens, compared with a base on the same texts: (summed loss in nats, tokens) of each text.
 
-    The rise in nats per token is a ratio of sums, whose error comes from how far each text departs from it; for
-    texts of one length that is the paired t interval of their mean differences. One text has no interval.
+    The rise in nats per token is a ratio of sums; its interval is that of a ratio estimator. For texts of equal length
+    it is the paired t interval of their mean differences. One text has no interval.
     """
     (here, before), tokens = (np.array([loss for loss, _ in each]) for each in (losses, base)), [n for _, n in base]
     total, texts = sum(tokens), len(tokens)
@@ -123,7 +123,7 @@ def perplexity(losses: Sequence[tuple[float, int]], base: Sequence[tuple[float, 
 
 
 def _student(count: int) -> float:
-    """The interval of a mean of so many numbers, in standard errors."""
+    """Half the width of Student's interval of a mean of `count` numbers, in standard errors."""
     return float(_scipy().t.ppf(0.5 + 0.5 * CONFIDENCE, count - 1))
 
 
@@ -132,7 +132,7 @@ def _scipy() -> Any:
 
 
 def seed_mean(per_seed: np.ndarray) -> SeedMean:
-    """Mean over seeds with Student's interval; seeds without a finite number do not count.
+    """Mean over seeds with Student's interval, ignoring seeds without a finite number.
 
     >>> seed_mean(np.array([1.0, 3.0])).mean
     2.0
@@ -151,8 +151,8 @@ def compare(variant: np.ndarray, base: np.ndarray) -> SeedComparison:
 
 
 def paired_p(variant: np.ndarray, base: np.ndarray) -> float | None:
-    """The p-value of a two-sided paired t-test; None for a single seed, or the same difference in every seed."""
-    # Equal differences of percentages differ by their rounding, and a test would call that certainty.
+    """The p-value of a two-sided paired t-test; None for a single seed or equal differences in all seeds."""
+    # Equal differences of percentages still differ by rounding, which the test would take for certainty.
     if len(variant) < 2 or np.ptp(variant - base) <= 1e-9:
         return None
     return float(_scipy().ttest_rel(variant, base).pvalue)
@@ -164,15 +164,15 @@ _RESAMPLES, _BLOCKS = 2000, 20
 def auroc(suspicion: np.ndarray, correct: np.ndarray, seed: int) -> Auroc:
     """How often a wrong answer is more suspicious than a right one (ties count half), with a bootstrap interval.
 
-    Both arrays are [heads, samples]. Answers of one head are not independent of each other, so the bootstrap draws
-    heads. Of a single head it draws blocks of answers: the interval then speaks of that head alone.
+    Both arrays are [heads, samples]. Answers of one head are not independent, so the bootstrap resamples heads. For a
+    single head it resamples blocks of answers, and the interval holds for that head only.
     """
     groups = list(zip(suspicion, correct, strict=True))
     if len(groups) == 1:
         blocks = np.array_split(np.random.default_rng(seed).permutation(correct.shape[1]), min(_BLOCKS, correct.size))
         groups = [(suspicion[0, block], correct[0, block]) for block in blocks]
-    # Wrong answers of each group against right ones of each: contests won, and contests held. From these two tables
-    # the AUROC of any resampling of groups is a ratio of sums.
+    # For each pair of groups: pairs of a wrong and a right answer, and how many the wrong one wins. The AUROC of any
+    # resampling of groups is a ratio of sums over these two tables.
     right = [np.sort(values[known]) for values, known in groups]
     wrong = [values[~known] for values, known in groups]
     wins = np.array([[0.5 * sum(np.searchsorted(b, a, side).sum() for side in _SIDES) for b in right] for a in wrong])

@@ -1,4 +1,4 @@
-"""Results of `calibrate` and `horizon` as tables."""
+"""The tables of `calibrate` and `horizon`."""
 
 from __future__ import annotations
 
@@ -71,14 +71,14 @@ def calibrated_tables(found: CalibrationResult, model: str) -> dict[str, Any]:
 
 
 def _beta(policy: Policy) -> float:
-    """β of a row of 1,024 keys with H/ln n = 0.5 and a top weight of 0.25, to compare heads."""
+    """β of a typical row, to compare heads: 1,024 keys, H/ln n = 0.5, a top weight of 0.25."""
     if isinstance(policy, OutputScale):
         return _beta(policy.policy)
     if isinstance(policy, PerFrequency):
         return math.exp(sum(math.log(max(value, 1e-3)) for value in policy.values) / len(policy.values))
     n, entropy, top = 1024, 0.5 * math.log(1024), 0.25
     lse = -math.log(top)
-    # With the largest logit at 0 the top weight is e^−lse.
+    # With a largest logit of 0 the top weight is e^−lse.
     row = RowStats(*(torch.tensor([value]) for value in (n, 0.0, lse, lse - entropy, 1.0)))
     return float(policy.beta(row))
 
@@ -92,7 +92,7 @@ RULE = (
 def horizon_tables(
     certificate: Certificate, measured: MeasuredHorizons | None, setting: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The tables of horizons; `setting` holds model and options."""
+    """The tables of horizons. `setting` holds the model and options."""
     seen = {} if measured is None else {(one.layer, one.head): asdict(one) for one in measured.heads}
     prompts = ("task", "sizes", "prompts", "shortest", "longest")
     layers = range(1 + certificate.heads[-1].layer)
@@ -131,7 +131,7 @@ def horizon_tables(
 
 
 def check_consistent(certificate: Certificate, measured: MeasuredHorizons, dtype: torch.dtype) -> None:
-    """Refuse a model whose logits spread further than certified: it computes something else than its weights say."""
+    """Raise if measured logits spread further than certified, so the model does more than its weights say."""
     rounding = 8.0 * torch.finfo(dtype).eps
     for certain, seen in zip(certificate.heads, measured.heads, strict=True):
         if seen.widest > certain.spread * (1.0 + rounding):

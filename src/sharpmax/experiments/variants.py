@@ -1,4 +1,4 @@
-"""A language model under a policy: how results describe it, and what EleutherAI's harness measures of it."""
+"""Language models under a policy: how results describe them, and EleutherAI's evaluation harness."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def under(
     model: PreTrainedModel, policy: Policy | None, remark: Callable[[str], None] = lambda text: None
 ) -> Iterator[None]:
-    """The model under a policy, or without one; `remark` is called for rows outside a policy's fitted range."""
+    """Apply a policy, or none. `remark` is called with warnings about rows outside the policy's fitted range."""
     from sharpmax.integrations.transformers.application import applied
 
     variant: AbstractContextManager[Any] = contextlib.nullcontext() if policy is None else applied(model, policy)
@@ -49,7 +49,7 @@ def shape_of(model: PreTrainedModel) -> tuple[int, int]:
 
 
 def modified_heads(policy: Policy | None, layers: int, heads: int) -> int:
-    """How many heads a policy modifies.
+    """The number of heads that a policy modifies.
 
     >>> from sharpmax.policies import Constant
     >>> policies = Constant(1.5), PerHead.of(Constant, value=[[1.0, 2.0]]), None
@@ -62,7 +62,7 @@ def modified_heads(policy: Policy | None, layers: int, heads: int) -> int:
 
 
 def describe(policy: Policy | None, layers: int, heads: int) -> dict[str, Any]:
-    """A variant's policy as results hold it."""
+    """A variant's policy, as saved in results."""
     return {
         "describe": "no policy" if policy is None else policy.describe(),
         "policy": None if policy is None else policy.to_dict(),
@@ -70,26 +70,26 @@ def describe(policy: Policy | None, layers: int, heads: int) -> dict[str, Any]:
     }
 
 
-_BATCH = 16  # requests of the harness that a GPU reads at once
+_BATCH = 16  # requests per batch on a GPU
 
 
 @dataclass(frozen=True)
 class Harness:
-    """Tasks of EleutherAI's Language Model Evaluation Harness, found and ready to run."""
+    """Tasks of EleutherAI's Language Model Evaluation Harness."""
 
     tasks: tuple[str, ...]
     manager: Any
 
     @classmethod
     def ready(cls, tasks: Sequence[str], folder: Path | None) -> Harness:
-        """Find the tasks among the harness's own and those of `folder`."""
+        """Find the tasks in the harness and in `folder`."""
         if folder is not None and not folder.is_dir():
             reject("--lm-eval-path", repr(str(folder)), "a folder with task files (YAML) of the harness")
         names = tuple(tasks)
         with _quiet():
             managers = require("lm_eval.tasks", "lm-eval", "--lm-eval").TaskManager
             own: Any = None if folder is None else managers(include_path=str(folder), include_defaults=False)
-            # The harness reads thousands of files to know its own tasks: only where they are needed.
+            # The harness reads thousands of files to find its own tasks, so it does so only if they are needed.
             here = own is not None and all(own.match_tasks([name]) for name in names)
             manager = own if here else managers(include_path=None if folder is None else str(folder))
         for name in names:
@@ -98,7 +98,7 @@ class Harness:
         return cls(names, manager)
 
     def run(self, language: LanguageModel, policy: Policy | None, *, limit: int | None, seed: int) -> dict[str, Any]:
-        """Results of one variant by task and metric: mean and standard error."""
+        """Run the tasks under a policy: mean and standard error by task and metric."""
         lm_eval = require("lm_eval", "lm-eval", "--lm-eval")
         adapter = require("lm_eval.models.huggingface", "lm-eval", "--lm-eval").HFLM
         batch = 1 if language.model.device.type == "cpu" else _BATCH
@@ -114,14 +114,14 @@ class Harness:
                     log_samples=False,
                     **dict.fromkeys(names, seed),
                 )
-            except Exception as problem:  # tasks are files of other people, which fail in ways of their own
+            except Exception as problem:  # users' tasks may raise anything
                 reason = " ".join(str(problem).split())[:300] or type(problem).__name__
                 raise ArgumentError(f"--lm-eval: the harness cannot run {', '.join(self.tasks)} ({reason})") from None
         return {task: _metrics(values) for task, values in found["results"].items()}
 
 
 def _metrics(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The harness writes "acc,none" and "acc_stderr,none" beside each other."""
+    """Pair each metric with its standard error: the harness returns "acc,none" and "acc_stderr,none"."""
     known = {key: value for key, value in values.items() if isinstance(value, (int, float)) and math.isfinite(value)}
     found = {}
     for key, value in known.items():
@@ -134,7 +134,7 @@ def _metrics(values: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """The harness reports every step; in a pipe nobody asked for that, and at a terminal its bars are enough."""
+    """Silence the harness, except for its progress bars at a terminal."""
     shown = contextlib.nullcontext() if sys.stderr.isatty() else contextlib.redirect_stderr(io.StringIO())
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)

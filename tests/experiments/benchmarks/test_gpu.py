@@ -1,4 +1,4 @@
-"""The GPU benchmark on a CPU: its references are right, and what is wrong is not timed."""
+"""The GPU benchmark on a CPU: its references are correct, and incorrect results are not timed."""
 
 from __future__ import annotations
 
@@ -13,15 +13,9 @@ from torch import Tensor
 
 import sharpmax as sm
 from sharpmax.errors import ArgumentError, UnsupportedError
-from sharpmax.experiments.benchmarks import gpu
-from sharpmax.experiments.benchmarks.gpu import (
-    ChosenHeads,
-    Shape,
-    drawn,
-    in_pages,
-    rows_in_float64,
-    sampled_rows,
-)
+from sharpmax.experiments.benchmarks import gpu, gpu_inputs
+from sharpmax.experiments.benchmarks.gpu_inputs import ChosenHeads, Shape, drawn, rows_in_float64, sampled_rows
+from sharpmax.experiments.benchmarks.measuring import Spent
 from sharpmax.stats import dispatch as operator
 from sharpmax.stats.call import AttentionCall, Parts
 from tests.experiments.gpu_cases import CPU, SHAPE, plain_decode, set_decode
@@ -34,7 +28,7 @@ SPEEDS = ("ours_ms", "stock_ms", "ratio", "stock_ms_by_backend", "host_ms", "sto
 
 
 def whole(shape: Shape, policy: str | None) -> tuple[Tensor, list[Tensor]]:
-    """Output and gradients in float64 by sharp attention itself, all rows at once."""
+    """Output and gradients of `sm.attention` in float64, all rows at once."""
     x = drawn(shape, seed=0, device=CPU)
     inputs = [y.double().requires_grad_() for y in (x.q, x.k, x.v)]
     q, k, v = inputs
@@ -46,21 +40,11 @@ def same(got: Tensor, want: Tensor, within: float = 1e-12) -> bool:
     return torch.allclose(got, want, rtol=0, atol=within)
 
 
-def test_eight_shapes_count_and_others_show_that_it_runs() -> None:
-    prefill, decode = gpu.prefill_shapes(), gpu.decode_shapes()
+def test_which_shapes_count_and_which_run_once() -> None:
+    prefill, decode = gpu_inputs.prefill_shapes(), gpu_inputs.decode_shapes()
     assert (sum(shape.counts for shape in prefill), sum(shape.counts for shape in decode)) == (8, 3)
     assert [shape.keys for shape in (*prefill, *decode) if shape.once] == [131_072, 1_048_576]
     assert len({shape.name for shape in (*prefill, *decode)}) == 14
-
-
-def test_pages_hold_the_cache() -> None:
-    x = drawn(Shape(3, 2, 2, 1, 21, 4), seed=0, device=CPU)
-    keys, values, table, lengths = in_pages(x, 8, seed=0)
-    assert keys.shape == (9, 8, 2, 4)
-    assert (table.dtype, lengths.tolist()) == (torch.int32, [21] * 3)
-    gathered = values[table.long()].flatten(1, 2)
-    assert torch.equal(gathered[:, :21].transpose(1, 2), x.v)
-    assert gathered[:, 21:].isnan().all()
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda s: s.name)
@@ -82,15 +66,15 @@ def test_sampled_rows_are_those_of_the_whole(shape: Shape) -> None:
 def test_gradients_in_blocks_are_those_of_the_whole(
     shape: Shape, policy: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gpu, "_BLOCK", 2 * 7 * shape.group * shape.keys)  # blocks of seven rows
+    monkeypatch.setattr(gpu_inputs, "_BLOCK", 2 * 7 * shape.group * shape.keys)  # blocks of seven rows
     heads = ChosenHeads.of(drawn(shape, seed=0, device=CPU))
     wanted = heads.part(shape, *whole(shape, policy)[1])
     assert [len(one) for one in wanted] == [2, 2, 2]
     assert all(map(same, heads.exact(policy), wanted))
 
 
-def test_the_yardstick_of_gradients_is_exact_but_for_rounding() -> None:
-    """In float64 nothing is rounded, so it has to be the truth: the parts through β and around it are all there."""
+def test_the_yardstick_of_gradients_is_exact_in_float64() -> None:
+    """There, only a missing part (through β or around it) could make a difference."""
     heads = ChosenHeads.of(drawn(SHAPE, seed=0, device=CPU, dtype=torch.float64))
     assert all(same(got, want, 1e-10) for got, want in zip(gpu._rounded(heads), heads.exact("paper"), strict=True))
 
@@ -99,13 +83,13 @@ def entries() -> list[dict[str, Any]]:
     return [*gpu.prefill(SHAPE, **OPTIONS), *gpu.training(SHAPE, **OPTIONS)]
 
 
-def test_what_is_right_is_timed() -> None:
+def test_correct_results_are_timed() -> None:
     found = entries()
     assert [one["kind"] for one in found] == ["stats", "attention", "train"]
     for one in found:
         assert one["agrees"] is True
         assert one["ratio"] == one["ours_ms"] / one["stock_ms"]
-        assert one["stock_backend"] == "flash"  # the one of them that a CPU has
+        assert one["stock_backend"] == "flash"  # the only one on a CPU
         assert one["extra_bytes_per_row"] is None
         assert all(error["ours"] <= error["allowed"] for error in one["errors"].values())
     assert set(found[0]["errors"]) == {"entropy", "lse", "mean"}
@@ -173,8 +157,7 @@ def test_decode(page_size: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     assert gpu.prefill(shape, **OPTIONS)[0]["ratio"] is None
 
 
-def test_a_wrong_kernel_of_pytorch_is_no_rival(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A backend that is quick because it is wrong would set a false bar."""
+def test_incorrect_backends_of_pytorch_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "with_backend", lambda name, run: run if name == "flash" else lambda: run() * 1.1)
     assert list(gpu.prefill(SHAPE, **OPTIONS)[1]["stock_ms_by_backend"]) == ["flash"]
     monkeypatch.setattr(gpu, "with_backend", lambda name, run: lambda: run() * torch.nan)
@@ -182,9 +165,9 @@ def test_a_wrong_kernel_of_pytorch_is_no_rival(monkeypatch: pytest.MonkeyPatch) 
         gpu.prefill(SHAPE, **OPTIONS)
 
 
-def test_everybody_takes_turns_and_the_first_round_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cases_take_turns_and_the_first_round_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter([100.0] * 3 + [5.0, 4.0, 4.0] + [6.0, 3.0, 8.0] + [7.0, 5.0, 1.0])
-    monkeypatch.setattr(gpu, "spent", lambda run, device: gpu.Spent(next(times), 0.5))
+    monkeypatch.setattr(gpu, "spent", lambda run, device: Spent(next(times), 0.5))
     monkeypatch.setattr(gpu, "peak_bytes", lambda run, device: 640)
     stats, attention = gpu.prefill(SHAPE, **OPTIONS | {"rounds": 3})
     assert (stats["ours_ms"], attention["ours_ms"], attention["stock_ms"]) == (6.0, 4.0, 4.0)
@@ -193,8 +176,8 @@ def test_everybody_takes_turns_and_the_first_round_is_not_counted(monkeypatch: p
 
 @pytest.mark.parametrize(
     ("options", "named"),
-    [({"repeat": 0}, "repeat"), ({"seed": -1}, "seed"), ({"length": 1}, "length"), ({"length": 16_385}, "length")],
+    [({"repeat": 0}, "repeat"), ({"seed": -1}, "seed"), ({"length": 16_385}, "length")],
 )
-def test_wrong_arguments_are_refused(options: dict[str, Any], named: str) -> None:
+def test_invalid_arguments_are_rejected(options: dict[str, Any], named: str) -> None:
     with pytest.raises(ArgumentError, match=f"{named}: got"):
         gpu.gpu_entries(CPU, **options)

@@ -1,4 +1,4 @@
-"""The bench of the monitor: one pass tells rightness, confidence and rows, and no prompt serves two purposes."""
+"""The benchmark of the monitor: its measurements in one pass, its tables, its cost."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def replies(count: int = 6) -> list[Reply]:
     return [one for size in (4, 8) for one in replies_of(tiny.language(), tiny.LETTERS, size, count, 0)]
 
 
-def test_one_pass_tells_what_separate_passes_do() -> None:
-    """Against `judge`, the logits of each prompt alone, and the rows that a monitor sees."""
+def test_one_pass_measures_what_separate_passes_do() -> None:
+    """Compared with `judge`, the logits of each prompt alone, and the rows that a monitor sees."""
     model, asked = tiny.model(), replies()
     asked.sort(key=lambda reply: len(reply.ids))  # the order of batches
     found = answered(model, asked)
@@ -52,7 +52,7 @@ def tables(**options: Any) -> dict[str, Any]:
     return monitor_tables(tiny.language(), settings.pop("plans", TASK_PLANS), **settings)
 
 
-def test_tables_say_what_was_measured_and_are_json() -> None:
+def test_tables() -> None:
     found = tables()
     json.dumps(found, allow_nan=False)
     setting = found["setting"]
@@ -65,8 +65,8 @@ def test_tables_say_what_was_measured_and_are_json() -> None:
     assert installed(tiny.language().model) is None
 
 
-def test_alarms_of_a_service_are_those_of_the_table() -> None:
-    """The same reference and the same fresh prompts, through a monitor and its requests."""
+def test_a_monitor_raises_the_alarms_of_the_table() -> None:
+    """With the same reference and evaluation prompts."""
     language, found = tiny.language(), tables(plans=TASK_PLANS[:1], false_alarms=0.3)
 
     def read(seed: int) -> list[list[tuple[int, ...]]]:
@@ -74,7 +74,7 @@ def test_alarms_of_a_service_are_those_of_the_table() -> None:
         return [[one.ids[: one.start] for one in part] for part in asked]
 
     reports: list[Report] = []
-    # Rows are learned from in the order in which the bench reads them: by length.
+    # The benchmark learns from rows in order of length.
     known = [ids for part in read(1000) for ids in sorted(part, key=len)]
     with sm.monitor(language.model, known, false_alarms=0.3, generated=0, callback=reports.append), torch.no_grad():
         for part in read(3000):
@@ -88,18 +88,16 @@ def test_alarms_of_a_service_are_those_of_the_table() -> None:
 @pytest.mark.parametrize(
     ("options", "wanted"),
     [
-        ({"limit": 1}, "limit"),
-        ({"false_alarms": 0.01}, "18 or more"),
-        ({"rounds": 0}, "repeat"),
-        ({"context": 2}, "length"),
+        ({"false_alarms": 0.01}, "limit: got 12; allowed: 18 or more"),
+        ({"context": 2}, "length: got 2"),
     ],
 )
-def test_too_little_is_refused(options: dict[str, Any], wanted: str) -> None:
+def test_settings_that_are_too_small_are_rejected(options: dict[str, Any], wanted: str) -> None:
     with pytest.raises(ArgumentError, match=wanted):
         tables(**options)
 
 
-def test_cost_is_of_tokens_one_in_sixteen_of_which_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cost_is_measured_while_one_token_in_sixteen_is_observed(monkeypatch: pytest.MonkeyPatch) -> None:
     language = tiny.language()
     known = learn(*reference_rows(language.model, [[5, 6, 7 + n] for n in range(20)]), heads_of(language.model), 0.3)
     looks: list[int] = []

@@ -1,11 +1,13 @@
-"""A comparison of one variant, in this process; tests/cli/test_clrs.py has one of several."""
+"""A comparison of one variant, in this process. tests/cli/test_clrs.py compares several."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
+from sharpmax.experiments.clrs import comparison
 from sharpmax.experiments.clrs.comparison import VariantComparison
 from sharpmax.experiments.clrs.data import Source
 from sharpmax.experiments.clrs.training import FineTuneRecipe
@@ -16,7 +18,9 @@ from tests.experiments.clrs import toy
 pytest.importorskip("accelerate", reason="needs the extra hf")
 
 
-def test_a_variant_measures_its_speed_trains_and_is_tested(tmp_path: Path) -> None:
+def test_a_variant_measures_its_speed_trains_and_is_tested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comparison, "_WARM_UP_STEPS", 1)
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)  # so that it trains on one thread
     files = [toy.write(tmp_path / f"{split}.jsonl", toy.TRAIN, 12, split) for split in ("train", "test")]
     recipe = FineTuneRecipe(minutes=0.005, batch_tokens=256, tokens_at_once=256)
     train, test = (Source(toy.ALGORITHMS, 12, dataset=file) for file in files)

@@ -1,4 +1,4 @@
-"""Batches: every document is there, and padding changes nothing."""
+"""Batches hold every document, and padding changes no loss."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def batches(**more: Any) -> Batches:
 
 
 @pytest.mark.parametrize("name", ["none", "length", "heads"])
-def test_a_batch_has_exactly_the_losses_of_its_documents(name: str) -> None:
+def test_the_loss_of_a_batch_is_that_of_its_documents(name: str) -> None:
     grid = PerHead.of(Constant, value=[[0.5, 1.0, 2.0, 3.0]] * tiny.LAYERS)
     policy = {"none": None, "length": LogLength(reference=8), "heads": grid}[name]
     model = tiny.model().double()
@@ -63,7 +63,7 @@ def test_steps_and_passes() -> None:
     assert batches().groups == whole.groups
 
 
-def test_a_long_document_makes_no_short_one_expensive() -> None:
+def test_documents_are_grouped_by_length() -> None:
     short, long = (toy.examples(toy.ALGORITHMS, sizes, 20, "train", 0) for sizes in ((4, 6), (40, 70)))
     documents = Documents.of(tiny.tokenizer(), [*short, *long])
     made = Batches.of(documents, 512, 1)
@@ -87,7 +87,7 @@ def test_rows_need_no_mask() -> None:
     assert seen == [(None, True)] * tiny.LAYERS
 
 
-def test_documents_that_are_too_long_are_counted() -> None:
+def test_documents_that_are_too_long_are_dropped_and_counted() -> None:
     examples = toy.examples(toy.ALGORITHMS, (4, 60), 3, "train", 0)
     made = Documents.of(tiny.tokenizer(), examples, most=80)
     assert (len(made.ids), made.about["examples"]["dropped"]) == (6, 6)

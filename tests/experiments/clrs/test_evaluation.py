@@ -1,4 +1,4 @@
-"""Answering: what is generated, that it is kept, and that nothing is asked twice."""
+"""Answers: generated ones, and scored ones."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PAPER = load_policy("paper")
 
 
 def ending() -> Any:
-    """The tiny model, which now and then ends what it says."""
+    """The tiny model, which sometimes ends its answer."""
     model = tiny.model()
     words: Any = tiny.tokenizer()
     with torch.no_grad():
@@ -31,7 +31,7 @@ def ending() -> Any:
 
 
 def alone(one: Evaluation, item: int, policy: Policy | None) -> str:
-    """An answer token by token, without padding, batch or cache."""
+    """An answer generated token by token, without padding, batch or cache."""
     words: Any = tiny.tokenizer()
     model = one.variants[0].language.model
     ids = list(next(replies(words, [one.questions[item]])).ids)
@@ -54,13 +54,13 @@ def answers_of(one: Evaluation) -> list[Answer]:
 
 
 @pytest.mark.parametrize("policy", [None, PAPER])
-def test_answers_are_what_the_model_says_alone(policy: Policy | None) -> None:
+def test_generated_answers_are_those_of_the_model_alone(policy: Policy | None) -> None:
     variant = Variant("a", LanguageModel("tiny", ending(), tiny.tokenizer()), policy, None)
     one = Evaluation([variant], toy.examples(toy.ALGORITHMS, (3, 4, 9), 3, "test", 0), 300, {})
     said = answers_of(one)
     for item, found in enumerate(said):
         assert found.text[:12] == alone(one, item, policy)[:12]
-    # Some end by themselves, and none says more than it may.
+    # Some end by themselves; none is longer than the limit.
     assert len({found.tokens for found in said}) > 1
     assert max(found.tokens for found in said) <= exams._limit(one.expected["a"])
     assert all(found.seconds > 0.0 for found in said)
@@ -72,7 +72,7 @@ def test_scored_answers_are_those_of_greedy_decoding() -> None:
     first = Evaluation([Variant("a", language, PAPER, None)], given, 300, {})
     generated = answers_of(first)
     said = [one.text for one in generated]
-    # Half of the answers become what the model says itself.
+    # Half of the expected answers become what the model generates.
     mixed = [
         replace(one, answer=text) if place % 2 else one
         for place, (one, text) in enumerate(zip(given, said, strict=True))
@@ -80,7 +80,7 @@ def test_scored_answers_are_those_of_greedy_decoding() -> None:
     second = Evaluation(first.variants, mixed, 300, {"scored": True})
     for place, (found, one, text) in enumerate(zip(answers_of(second), mixed, said, strict=True)):
         ended = generated[place].tokens < exams._limit(first.expected["a"])
-        same = ended and text == one.answer and "�" not in text  # what is half a letter is not tokenized as it was
+        same = ended and text == one.answer and "�" not in text  # half a letter is not tokenized as it was
         assert (found.text == one.answer.strip()) == same
         assert found.entropy is not None
         assert 0.0 < found.entropy < 1.0

@@ -1,4 +1,4 @@
-"""Texts like those of CLRS that are learned in no time: the first or the last of some letters."""
+"""Texts like those of CLRS-Text that are quick to learn: the first or the last of some letters."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from sharpmax.tasks.clrs_text.generation import Example
 
 ALGORITHMS = FIRST, LAST = "minimum", "quickselect"
-"""Under the names of real algorithms: others are not read from files."""
+"""Names of real algorithms, since others are not read from files."""
 
 _ASKED = {FIRST: "first", LAST: "last"}
 

@@ -1,4 +1,4 @@
-"""Training, testing and tables of every method, on small models: what they record and what it depends on."""
+"""Training, tests and tables of every method on small models."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ def test_every_method_learns_and_is_finite_at_1024(name: str, monkeypatch: pytes
     assert all(math.isfinite(number) for name in measures for number in record[name])
 
 
-def test_what_is_measured_is_what_an_untrained_model_does() -> None:
-    """Each number of the record once more, set by set, from the model itself."""
+def test_records_of_an_untrained_model() -> None:
+    """Each number of the record, computed again set by set."""
     seeds, size, samples = (0, 1), 12, 40
     blob = save(SingleHeads.initial(seeds, "softmax", {}, width=16).state_dict())
     record = examined(SHIPPED_METHODS["softmax"], blob, size=size, samples=samples)
@@ -98,9 +98,7 @@ def test_what_is_measured_is_what_an_untrained_model_does() -> None:
         assert record["entropy"][at] == pytest.approx(sum(entropies) / samples, rel=1e-4)
 
 
-def test_a_seed_is_tested_on_the_same_sets_whatever_stands_beside_it_and_however_they_are_cut(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_results_of_a_seed_do_not_depend_on_other_seeds_or_on_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     outcome = trained(SHIPPED_METHODS["ssmax"], seeds=(0, 1, 2))
     weights = load(outcome.blob)
     alone = save({name: tensor[1:2].contiguous() for name, tensor in weights.items()})
@@ -111,7 +109,7 @@ def test_a_seed_is_tested_on_the_same_sets_whatever_stands_beside_it_and_however
         assert single[name][0] == pytest.approx(stack[name][1], rel=1e-4), name
 
 
-def test_training_again_gives_the_same_bytes() -> None:
+def test_training_is_reproducible_to_the_bit() -> None:
     first, second = (trained(SHIPPED_METHODS["entmax15"], steps=12) for _ in range(2))
     assert first.blob == second.blob
     spent = {"seconds": 0, "memory": 0}
@@ -141,7 +139,7 @@ def recipe_of(method: Method, steps: int = 5000) -> Any:
     return recipe_for(ModelSpec(), method, MAX, steps, 64)
 
 
-def test_the_comparison_has_every_normaliser_of_the_package_and_one_recipe() -> None:
+def test_shipped_methods_cover_every_normaliser_with_one_recipe() -> None:
     assert len({recipe_of(method) for method in SHIPPED_METHODS.values()}) == 1
     own = recipe_of(Method("x", "softmax", recipe={"l2": 0.5}), steps=50)
     assert (own.l2, own.batch, own.sizes, own.warmup) == (0.5, 64, (5, 16), 5)
@@ -162,7 +160,7 @@ def test_the_comparison_has_every_normaliser_of_the_package_and_one_recipe() -> 
         ({"at_test": {"normaliser": "hardest"}}, "name: got 'hardest'"),
     ],
 )
-def test_no_method_may_train_on_larger_sizes_or_by_what_there_is_not(own: dict[str, Any], says: str) -> None:
+def test_invalid_methods_are_rejected(own: dict[str, Any], says: str) -> None:
     def check(method: Method) -> None:
         recipe_of(method)
         method.check(MAX)
@@ -171,7 +169,7 @@ def test_no_method_may_train_on_larger_sizes_or_by_what_there_is_not(own: dict[s
         check(Method("odd", "softmax", **own))
 
 
-def test_the_ablation_changes_one_thing_of_sharp_at_a_time() -> None:
+def test_methods_of_the_ablation_differ_from_sharp_in_one_thing() -> None:
     file = Path(__file__).parents[3] / "docs" / "ablation.py"
     sharp = asdict(SHIPPED_METHODS["sharp"])
     for method in methods_of_files([file]):
@@ -181,7 +179,7 @@ def test_the_ablation_changes_one_thing_of_sharp_at_a_time() -> None:
         assert len(changed) == 1, method.name
 
 
-def test_a_plan_trains_every_method_once_and_its_keys_change_with_what_the_numbers_depend_on_alone() -> None:
+def test_keys_of_a_plan_change_only_with_what_the_numbers_depend_on() -> None:
     own, hard = Method("mine", "softmax"), SHIPPED_METHODS["hard"]
     plan = ComparisonPlan((own, hard), (ModelSpec(),), "max", (0, 1, 2), 10, 4, (16, 32), 8, "cpu", files=("text",))
     tasks = plan.tasks()
@@ -203,7 +201,7 @@ def test_a_plan_trains_every_method_once_and_its_keys_change_with_what_the_numbe
         key(models=(ModelSpec(width=64),)),
     }
     assert len(others | {key()}) == 5
-    assert key(methods=(hard,)) == key(methods=(hard,), files=()), "a shipped method does not depend on a user's file"
+    assert key(methods=(hard,)) == key(methods=(hard,), files=()), "shipped methods do not depend on user files"
 
 
 NOISE = np.array([1.0, -1.0, 0.5, -0.5, 0.0])
@@ -214,10 +212,10 @@ NOISE = np.array([1.0, -1.0, 0.5, -0.5, 0.0])
     [
         # Pairs differ significantly where means do not.
         ({"x": 50 + 40 * NOISE, "y": 52 + 40.1 * NOISE}, {"y": 1, "x": 2}),
-        # y is not behind x, z is; that z is not behind y either does not help it.
+        # z is behind x, the leader; that it is not behind y does not matter.
         ({"x": 50 + 0 * NOISE, "y": 49 + 2 * NOISE, "z": 48 + NOISE}, {"x": 1, "y": 1, "z": 3}),
         ({"x": np.array([1.0, 2.0]), "y": np.array([1.0, 2.0])}, {"x": 1, "y": 1}),
-        # One seed goes by its score, and the same difference in every seed is a difference.
+        # With one seed the score decides. So does the same difference in every seed.
         ({"x": np.array([3.0]), "y": np.array([4.0]), "z": np.array([3.0])}, {"y": 1, "x": 2, "z": 2}),
         ({"x": np.array([3.0, 5.0]), "y": np.array([4.0, 6.0])}, {"y": 1, "x": 2}),
     ],
@@ -239,11 +237,11 @@ def falling(at: float, seeds: int = 6, noise: float = 0.0) -> np.ndarray:
     return found
 
 
-class TestLaw:
+class TestPowerLaw:
     def models(self) -> list[ModelSpec]:
         return [ModelSpec("encoder", w, h, d) for w in (16, 32, 64) for h in (1, 2) for d in (1, 2, 4)]
 
-    def test_a_law_is_found_again(self) -> None:
+    def test_recovers_a_known_law(self) -> None:
         noisy = fit_power_law(X, {m: falling(8.0 * m.width**0.9, noise=0.3) for m in self.models()}, "top")
         width = noisy["exponents"]["width"]
         assert width["low"] < 0.9 < width["high"]
@@ -255,9 +253,11 @@ class TestLaw:
         assert law["constant"] == pytest.approx(8.0)
         assert law["r2"] == pytest.approx(1.0)
 
-    def test_what_does_not_vary_has_no_exponent_and_too_few_models_no_law(self) -> None:
+    def test_has_no_exponent_for_what_does_not_vary_and_needs_enough_models(self) -> None:
         some = [ModelSpec("encoder", w, 1, 1) for w in (16, 32)]
         law = fit_power_law(X, {m: falling(4.0 * m.width) for m in some}, "top")
         assert list(law["exponents"]) == ["width"]
         none = fit_power_law(X, {m: falling(1e9) for m in some}, "top")
         assert (none["exponents"], none["beyond"]) == (None, 2)
+        diverged = fit_power_law(X, {m: np.full((len(X), 6), np.nan) for m in some}, "top")
+        assert (diverged["exponents"], diverged["used"], diverged["beyond"]) == (None, 0, 0)

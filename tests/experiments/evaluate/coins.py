@@ -1,4 +1,4 @@
-"""A task for EleutherAI's harness that needs nothing but two small files."""
+"""A task for EleutherAI's harness, in two small files."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def questions() -> list[dict[str, Any]]:
 
 
 def write(folder: Path) -> Path:
-    """The data, and the folder of the task file that reads them."""
+    """Write the data, and the task file that reads them; return the folder of the task file."""
     data = folder / "coins.jsonl"
     data.write_text("".join(json.dumps(line) + "\n" for line in questions()))
     (folder / "tasks").mkdir()

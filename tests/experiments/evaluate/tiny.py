@@ -1,4 +1,4 @@
-"""A language model small enough for everyday tests: bytes as tokens, random weights, answers of "a" or "b"."""
+"""A tiny language model: bytes as tokens, random weights, answers of "a" or "b"."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def make(size: int, rng: random.Random) -> Prompt:
 
 
 LETTERS = Task("letters", version=1, summary="a letter after n words", sizes=(4, 8), most=512, make=make)
-"""A coin to be guessed: the tiny model is right about half of the time, and a policy changes when."""
+"""A coin toss: the tiny model is right about half of the time, and a policy changes for which prompts."""
 
 LETTERS_FILE = f"""
 import random
@@ -49,7 +49,7 @@ def tokenizer() -> Any:
 
 
 def model() -> Any:
-    """The same at every call; whatever it reads, it says one of two letters."""
+    """A model whose answer is always one of two letters; the same in every call."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     words = tokenizer()
@@ -74,12 +74,12 @@ def model() -> Any:
 
 @cache
 def language() -> LanguageModel:
-    """The model, loaded."""
+    """The model with its tokenizer."""
     return LanguageModel("tiny", model(), tokenizer())
 
 
 def save(folder: Path) -> Path:
-    """The model as a folder that loads by its path."""
+    """Save the model to a folder."""
     model().save_pretrained(folder)
     tokenizer().save_pretrained(folder)
     return folder

@@ -1,4 +1,4 @@
-"""Every variant of the evaluation against a dense computation in float64 that leaves no item out."""
+"""Every variant of the evaluation against a dense computation in float64 over all items."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ SIZES: list[int | tuple[int, int]] = [1, 1024, (5, 16)]
 
 
 def everything_read(head: SingleHeads, size: int | tuple[int, int], position: int) -> tuple[Tensor, Tensor]:
-    """Logits and answers of the head at a position over all pages."""
+    """Logits and answers of one head over all pages."""
     pages = list(read(head, size, SAMPLES, (*STREAM, position)))
     return torch.cat([seen.logits for seen in pages]), torch.cat([seen.answer for seen in pages])
 
 
 def sets_of(size: int | tuple[int, int], position: int) -> Sets:
-    """The sets that a head sees, drawn here once more; they fit one page."""
+    """The sets that a head sees, drawn again; they fit one page."""
     most = size if isinstance(size, int) else size[1]
     return draw((SAMPLES,), size, seeded(CPU, *STREAM, position, most))
 
@@ -47,7 +47,7 @@ def sets_of(size: int | tuple[int, int], position: int) -> Sets:
 @pytest.mark.parametrize("recipe", ["paper", "sharp"])
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.filterwarnings("ignore::sharpmax.errors.OutOfRangeWarning")
-def test_every_variant_is_that_of_the_dense_computation(recipe: str, size: int | tuple[int, int]) -> None:
+def test_every_variant_equals_the_dense_computation(recipe: str, size: int | tuple[int, int]) -> None:
     heads = heads_of(recipe)
     found = measure(heads, [VARIANTS, VARIANTS], [size], SAMPLES, STREAM)[size]
     for position, head in enumerate(heads):
@@ -59,7 +59,7 @@ def test_every_variant_is_that_of_the_dense_computation(recipe: str, size: int |
         assert torch.equal(read_logits == -torch.inf, ~sets.visible)
         assert float((read_logits.double() - want)[sets.visible].abs().max()) < 5e-6 * float(want.abs().max())
         assert torch.equal(answer, sets.answer)
-        # From the logits that were read: those of the sharp recipe reach 2,700, where float32 has three decimals.
+        # Compare from the float32 logits: those of the sharp recipe reach 2,700, where float32 has three decimals.
         logits = read_logits.double()
         for name, policy in VARIANTS.items():
             p = sm.softmax(logits, policy=policy)
@@ -83,8 +83,8 @@ def agrees(correct: np.ndarray, scores: Tensor, sets: Sets) -> None:
 
 
 @pytest.mark.parametrize("down", [-40.001, -100.0])
-def test_items_out_of_reach_are_left_out_of_the_work_and_not_of_the_result(down: float) -> None:
-    """Two items at the top and the rest far down; log-length counts them all, for the two alone β would be 1."""
+def test_skipped_items_still_count(down: float) -> None:
+    """Two items are near the top, the rest far below. Log-length counts all of them: with two, β would be 1."""
     logits = torch.full((3, 2**14), down)
     logits[:, 5], logits[:, 9] = 0.0, -1.0
     variants: dict[str, Policy | None] = {"softmax": None, "log-length": LogLength(reference=16)}
@@ -95,14 +95,15 @@ def test_items_out_of_reach_are_left_out_of_the_work_and_not_of_the_result(down:
         found = evaluation.measure_page(seen, variants)
     for name, policy in variants.items():
         dense = sm.softmax(logits.double(), policy=policy)
-        assert found[f"top {name}"].tolist() == pytest.approx(dense.amax(-1).tolist(), abs=1e-6)
-        assert found[f"entropy {name}"].tolist() == pytest.approx(
+        assert found["top_weight", name].tolist() == pytest.approx(dense.amax(-1).tolist(), abs=1e-6)
+        assert found["entropy", name].tolist() == pytest.approx(
             (-torch.special.xlogy(dense, dense).sum(-1)).tolist(), abs=1e-6
         )
 
 
-def test_threads_and_neighbours_change_no_bit_of_the_results(heads: list[SingleHeads]) -> None:
-    """Heads and sizes are read side by side, one on each of torch's threads; each head sees sets of its own."""
+def test_results_do_not_depend_on_threads_or_other_heads() -> None:
+    """Heads and sizes are read in parallel, one per thread; each head sees its own sets."""
+    heads = heads_of("paper")
     torch.set_num_threads(2)
     try:
         at_once = measure(heads, [VARIANTS, VARIANTS], [16, 256], 8, STREAM)

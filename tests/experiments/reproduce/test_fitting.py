@@ -1,4 +1,4 @@
-"""What is learned before the evaluation: the best temperature of a row, and the polynomial through them."""
+"""Fitting before the evaluation: the best β of a row, and the polynomial through them."""
 
 from __future__ import annotations
 
@@ -50,22 +50,23 @@ def test_no_temperature_of_a_fine_grid_is_better(row: tuple[np.ndarray, int], sc
     assert no_grid_point_is_better(logits, wanted, best)
 
 
-def test_the_slope_vanishes_at_the_best() -> None:
-    """Sharper than any search: the wanted logit is the mean one at the best β."""
-    logits = torch.randn(200, 30, dtype=torch.float64) * 4
-    wanted = logits.topk(3).indices[:, 2]
+def test_the_wanted_logit_is_the_mean_at_the_best_of_float32_rows_of_any_shape() -> None:
+    logits = torch.randn(4, 50, 30) * 4
+    wanted = logits.topk(3).indices[..., 2]
     best = best_beta(logits, wanted)
+    assert (best.dtype, best.shape) == (torch.float64, (4, 50))
     free = (best > 0) & best.isfinite()
     assert int(free.sum()) > 150
-    mean = ((logits * best[:, None]).softmax(-1) * logits).sum(-1)
-    goal = logits.gather(-1, wanted[:, None])[:, 0]
+    exact = logits.double()
+    mean = ((exact * best[..., None]).softmax(-1) * exact).sum(-1)
+    goal = exact.gather(-1, wanted[..., None])[..., 0]
     assert float((mean - goal)[free].abs().max()) < 1e-7
 
 
 @pytest.mark.parametrize(
     ("logits", "wanted", "best"),
     [
-        ([2.0, 2.0, 0.0], 0, math.inf),  # a tie at the top: no other is above it
+        ([2.0, 2.0, 0.0], 0, math.inf),  # a tie at the top
         ([5.0], 0, math.inf),
         ([2.0, 0.0, 0.0, 0.0, 0.5], 4, 0.0),  # exactly at the mean
         # Two levels and the wanted between them: (n − 1)·e^(−β)… has a closed form, E[s] = 1 at e^β = 3.
@@ -78,21 +79,12 @@ def test_ties_and_closed_forms(logits: list[float], wanted: int, best: float) ->
 
 
 def test_items_at_minus_infinity_are_not_part_of_the_row() -> None:
-    # The third lies above the mean of the five that are there, and would lie below that of eight.
+    # The third is above the mean of the five visible ones; with zeros for the others it would be below.
     logits = torch.tensor([2.0, 1.5, 1.1, 0.0, 0.0])
     gaps = torch.tensor([-math.inf, 2.0, -math.inf, 1.5, 1.1, 0.0, 0.0, -math.inf])
     for short, long in ((0, 1), (1, 3), (2, 4), (3, 5)):
         want = float(best_beta(logits, torch.tensor(short)))
         assert float(best_beta(gaps, torch.tensor(long))) == pytest.approx(want, rel=1e-9)
-
-
-def test_float32_rows_of_any_shape() -> None:
-    logits, wanted = torch.randn(4, 5, 40), torch.randint(40, (4, 5))
-    got = best_beta(logits, wanted)
-    assert (got.dtype, got.shape) == (torch.float64, (4, 5))
-    # A row does not depend on those beside it, though all of them take as many steps as the slowest.
-    alone = torch.stack([best_beta(row, at) for row, at in zip(logits.flatten(0, 1), wanted.flatten(), strict=True)])
-    assert torch.allclose(got.flatten(), alone, rtol=1e-8)
 
 
 SEED, SAMPLES = 3, 256
@@ -112,7 +104,7 @@ def fitted() -> Fitted:
 
 @cache
 def surveyed() -> dict[str, np.ndarray]:
-    """The inputs spent on fitting, surveyed here once more: entropy, and best β by a search."""
+    """Entropy and best β, by a search, of the inputs that are fitted on."""
     columns: dict[str, list[float]] = {"entropy": [], "beta": []}
     grid = np.logspace(-3, 3, 601)
     for position, size in itertools.product(range(2), SIZES):
@@ -128,9 +120,9 @@ def surveyed() -> dict[str, np.ndarray]:
     return {name: np.array(values) for name, values in columns.items()}
 
 
-def test_variants_are_the_same_for_every_head_but_for_its_entropy_on_training_sizes() -> None:
+def test_heads_differ_only_in_their_entropy_target() -> None:
     plain: list[dict[str, Policy | None]] = [{"softmax": None}] * 2
-    # Other sets of the same kind, so that the means agree to their standard errors and not to the last digit.
+    # Other sets of the same kind, so the means agree within their standard errors.
     inside = measure(heads_of("paper"), plain, [TRAIN_SIZES], 2048, (SEED, 77))[TRAIN_SIZES]
     for variants, entropy in zip(fitted().variants, inside.entropy["softmax"], strict=True):
         assert list(variants) == VARIANTS
@@ -144,41 +136,28 @@ def test_variants_are_the_same_for_every_head_but_for_its_entropy_on_training_si
     assert fitted().variants[0]["entropy-target"] != fitted().variants[1]["entropy-target"]
 
 
-class TestPolynomial:
-    def test_is_the_least_squares_fit_of_degree_four(self) -> None:
-        table = fitted().polynomial
-        assert table is not None
-        entropy, beta = np.array(table["points"]["entropy"]), np.array(table["points"]["beta"])
-        assert len(entropy) == len(beta) < 1000  # all points are shown
-        value = np.polyval(np.polyfit(entropy, beta, 4), entropy)
-        assert np.polyval(table["coefficients"], entropy) == pytest.approx(value, abs=1e-3)
-        assert table["r2"] == pytest.approx(np.corrcoef(value, beta)[0, 1] ** 2, abs=1e-3)
-        assert table["fitted_on"] == pytest.approx([entropy.min(), entropy.max()], rel=1e-4)
-        assert 0.0 < beta.min() < beta.max() <= 10.0
-
-    def test_goes_through_the_best_temperatures_of_wrongly_ranked_inputs(self) -> None:
-        table = fitted().polynomial
-        assert table is not None
-        survey = surveyed()
-        used = (survey["beta"] > 0) & (survey["beta"] < 9.5)
-        want = {round(h, 3): b for h, b in zip(survey["entropy"][used], survey["beta"][used], strict=True)}
-        got = {round(h, 3): b for h, b in zip(table["points"]["entropy"], table["points"]["beta"], strict=True)}
-        shared = want.keys() & got.keys()
-        # Rounding may put a point under a neighbouring key.
-        assert len(shared) > 0.9 * len(want)
-        for key in shared:
-            assert got[key] == pytest.approx(want[key], rel=0.03)  # the grid's step is 2.3%
-
-    def test_is_left_out_where_too_few_inputs_are_ranked_wrongly(self) -> None:
-        scarce = fit(heads_of("sharp"), (16,), 128, SEED, TRAIN_SIZES, ignore)
-        assert scarce.polynomial is None
-        assert "too few" in scarce.left_out["refit"]
-        assert fitted().left_out == {}
-        assert [list(variants) for variants in scarce.variants] == [[name for name in VARIANTS if name != "refit"]] * 2
+def test_the_polynomial_is_the_least_squares_fit_to_the_best_betas_of_wrongly_ranked_inputs() -> None:
+    table = fitted().polynomial
+    assert table is not None
+    entropy, beta = np.array(table["points"]["entropy"]), np.array(table["points"]["beta"])
+    assert len(entropy) == len(beta) < 1000  # all points are shown
+    value = np.polyval(np.polyfit(entropy, beta, 4), entropy)
+    assert np.polyval(table["coefficients"], entropy) == pytest.approx(value, abs=1e-3)
+    assert table["r2"] == pytest.approx(np.corrcoef(value, beta)[0, 1] ** 2, abs=1e-3)
+    assert table["fitted_on"] == pytest.approx([entropy.min(), entropy.max()], rel=1e-4)
+    assert 0.0 < beta.min() < beta.max() <= 10.0
+    survey = surveyed()
+    used = (survey["beta"] > 0) & (survey["beta"] < 9.5)
+    want = {round(h, 4): b for h, b in zip(survey["entropy"][used], survey["beta"][used], strict=True)}
+    got = {round(h, 4): b for h, b in zip(entropy, beta, strict=True)}
+    shared = want.keys() & got.keys()
+    assert len(shared) > 0.9 * len(want)  # rounding may put a point under a neighbouring key
+    for key in shared:
+        assert got[key] == pytest.approx(want[key], rel=0.03)  # the step of the grid is 2.3%
 
 
-def test_no_evaluation_sees_the_sets_that_are_fitted_on() -> None:
-    # What learns entropies, what learns the rest, what evaluates, and what draws the heat map.
+def test_the_evaluation_sees_no_set_that_was_used_for_fitting() -> None:
+    # Streams of the entropy target, the other fits, the evaluation, and the heat map.
     streams = [(SEED, 0, 0), (SEED, 1, 0), (SEED, 2, 0), (SEED, 3)]
     head = heads_of("paper")[0]
     seen = [{float(x) for part in read(head, 64, 8, stream) for x in part.priority[:, 0]} for stream in streams]

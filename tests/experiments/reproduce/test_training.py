@@ -1,4 +1,4 @@
-"""Training: the step it takes, the files it writes, and that a kill at any moment costs time alone."""
+"""Training: its step, the files it writes, and that a killed training resumes with the same result."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 from sharpmax.errors import ArgumentError, FileFormatError
 from sharpmax.experiments.stacked_training import (
@@ -34,13 +33,19 @@ from tests.numerics import worst
 CPU = torch.device("cpu")
 
 
+@pytest.fixture(params=list(RECIPES))
+def small_recipe(request: pytest.FixtureRequest) -> Recipe:
+    """Each recipe with a small batch."""
+    return replace(RECIPES[request.param], batch=4)
+
+
 def test_resumed_from_any_block_is_bit_identical(small_recipe: Recipe, short_blocks: int) -> None:
     whole = Training(small_recipe, (3, 0), 10, CPU)
     saved = []
     while whole.step < 10:
         saved.append((whole.step, whole.state()))
         whole.next_block()
-    # The last block is cut where the training ends.
+    # The last block is shorter.
     assert [step for step, _ in saved] == [0, 4, 8]
     wanted = whole.state()
     for step, state in saved:
@@ -53,52 +58,46 @@ def test_resumed_from_any_block_is_bit_identical(small_recipe: Recipe, short_blo
         assert all(torch.equal(tensor, wanted[name]) for name, tensor in got.items()), step
 
 
-class TestSeeds:
-    def test_one_alone_follows_itself_in_a_stack(self, small_recipe: Recipe, short_blocks: int) -> None:
-        # Without the warm-up of 1,000 steps, in which nothing would move.
-        recipe = replace(small_recipe, warmup=0)
-        stack, alone = Training(recipe, (5, 3, 8), 8, CPU), Training(recipe, (3,), 8, CPU)
-        while alone.step < 8:
-            assert worst(stack.next_block()[1:2], alone.next_block()) < 1e-5
-        initial = SingleHeads.initial((3,)).state_dict()
-        for name, tensor in alone.heads().items():
-            moved = worst(tensor, initial[name])
-            assert moved > 1e-3, name
-            # Adam divides by the gradient's own size, so the rounding of a tiny gradient moves a weight visibly.
-            error = (stack.heads()[name][1:2] - tensor).abs()
-            assert float(error.mean()) < 1e-3 * moved, name
+def test_a_seed_trains_alike_alone_and_in_a_stack(small_recipe: Recipe, short_blocks: int) -> None:
+    # Without the warm-up of 1,000 steps, in which weights hardly change.
+    recipe = replace(small_recipe, warmup=0)
+    stack, alone = Training(recipe, (5, 3, 8), 8, CPU), Training(recipe, (3,), 8, CPU)
+    while alone.step < 8:
+        assert worst(stack.next_block()[1:2], alone.next_block()) < 1e-5
+    initial = SingleHeads.initial((3,)).state_dict()
+    for name, tensor in alone.heads().items():
+        moved = worst(tensor, initial[name])
+        assert moved > 1e-3, name
+        # Adam divides by the gradient's own size, so the rounding of a tiny gradient changes a weight visibly.
+        error = (stack.heads()[name][1:2] - tensor).abs()
+        assert float(error.mean()) < 1e-3 * moved, name
 
 
-def first_batches(recipe: Recipe, seed: int, block: int) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
-    """What a seed sees in its first block, drawn here once more: items, query, visible, answer by step."""
-    sets = draw((block, recipe.batch), recipe.sizes, seeded(CPU, seed, 0))
-    return list(zip(sets.items, sets.query, sets.visible, sets.answer, strict=True))
-
-
-class TestStep:
-    @pytest.mark.parametrize("l2", [0.0, 0.1])
-    def test_is_adams_on_the_plain_form_with_half_the_squared_weights(self, l2: float, short_blocks: int) -> None:
-        recipe = replace(RECIPES["paper"], l2=l2, batch=8)
-        training = Training(recipe, (3,), 3, CPU)
-        training.next_block()
-        tensors = {name: t.clone().requires_grad_() for name, t in SingleHeads.initial((3,)).state_dict().items()}
-        adam = torch.optim.Adam(tensors.values(), lr=1e-3)
-        for items, query, visible, answer in first_batches(recipe, 3, short_blocks)[:3]:
-            scores = PlainHead(tensors, 0, torch.float32).scores(items, query, visible)
-            penalty = 0.5 * l2 * sum((tensor**2).sum() for tensor in tensors.values())
-            adam.zero_grad()
-            (F.cross_entropy(scores, answer) + penalty).backward()
-            adam.step()
-        state = training.state()
-        for name, tensor in tensors.items():
-            for kind in ("exp_avg", "exp_avg_sq"):
-                want = adam.state[tensor][kind]
-                assert worst(state[f"{kind}.{name}"], want) <= 1e-4 * float(want.abs().max()), (kind, name)
-            # Where a gradient is no more than rounding, Adam makes a full step of either sign of it.
-            clear = adam.state[tensor]["exp_avg_sq"].sqrt() > 1e-6
-            assert clear.float().mean() > 0.5, name
-            assert worst(state[f"heads.{name}"][clear], tensor[clear]) < 1e-5, name
-            assert int(state[f"step.{name}"]) == 3
+@pytest.mark.parametrize("l2", [0.0, 0.1])
+def test_a_step_is_that_of_adam_with_an_l2_penalty(l2: float, short_blocks: int) -> None:
+    recipe = replace(RECIPES["paper"], l2=l2, batch=8)
+    training = Training(recipe, (3,), 3, CPU)
+    training.next_block()
+    tensors = {name: t.clone().requires_grad_() for name, t in SingleHeads.initial((3,)).state_dict().items()}
+    adam = torch.optim.Adam(tensors.values(), lr=1e-3)
+    sets = draw((short_blocks, recipe.batch), recipe.sizes, seeded(CPU, 3, 0))
+    for step in range(3):
+        inputs = sets.items[step], sets.query[step], sets.visible[step]
+        scores = PlainHead(tensors, 0, torch.float32).scores(*inputs)
+        penalty = 0.5 * l2 * sum((tensor**2).sum() for tensor in tensors.values())
+        adam.zero_grad()
+        (F.cross_entropy(scores, sets.answer[step]) + penalty).backward()
+        adam.step()
+    state = training.state()
+    for name, tensor in tensors.items():
+        for kind in ("exp_avg", "exp_avg_sq"):
+            want = adam.state[tensor][kind]
+            assert worst(state[f"{kind}.{name}"], want) <= 1e-4 * float(want.abs().max()), (kind, name)
+        # Where a gradient is nothing but rounding, Adam makes a full step in either direction.
+        clear = adam.state[tensor]["exp_avg_sq"].sqrt() > 1e-6
+        assert clear.float().mean() > 0.5, name
+        assert worst(state[f"heads.{name}"][clear], tensor[clear]) < 1e-5, name
+        assert int(state[f"step.{name}"]) == 3
 
 
 RECIPE = replace(RECIPES["paper"], batch=2)
@@ -122,27 +121,9 @@ def equal(a: Trained, b: Trained) -> bool:
     return a.tensors.keys() == b.tensors.keys() and all(torch.equal(t, b.tensors[n]) for n, t in a.tensors.items())
 
 
-def saved_step(folder: Path) -> int:
-    """The step that would be gone on from; 0 before the first state is saved."""
-    file = state_path(folder, "paper")
-    return int(load_tensors(file, "training")[1]["step"]) if file.exists() else 0
-
-
-class StoppedError(Exception):
-    pass
-
-
-def stop_at(step: int) -> Any:
-    def progress(reached: int, loss: float) -> None:
-        if reached == step:
-            raise StoppedError
-
-    return progress
-
-
 @pytest.mark.usefixtures("short_blocks")
 def test_writes_weights_and_state(tmp_path: Path) -> None:
-    # Beside another recipe it is trained as if alone.
+    # A second recipe changes nothing.
     both = train([RECIPE, OTHER], (3, 0), STEPS, CPU, tmp_path / "both", command="sharpmax test")
     seen: list[tuple[int, float]] = []
     trained = run(tmp_path / "new", progress=lambda step, loss: seen.append((step, loss)))
@@ -159,56 +140,59 @@ def test_writes_weights_and_state(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("short_blocks")
-class TestResuming:
-    @pytest.mark.parametrize(("at", "saved"), [(0, 0), (8, 4), (10, 8)])
-    def test_gives_the_weights_of_a_run_that_never_stopped(self, at: int, saved: int, tmp_path: Path) -> None:
-        with pytest.raises(StoppedError):
-            run(tmp_path / "stopped", progress=stop_at(at), save_every_s=0.0)
-        assert saved_step(tmp_path / "stopped") == saved
-        before = contents(tmp_path / "stopped") if saved else {}
-        if saved:
-            with pytest.raises(ArgumentError, match=rf"'paper' at step {saved} of 10; add --resume to go on"):
-                run(tmp_path / "stopped")
-            assert contents(tmp_path / "stopped") == before
-        reached: list[int] = []
-        again = run(tmp_path / "stopped", resume=True, progress=lambda step, loss: reached.append(step))
-        assert reached == [step for step in (0, 4, 8, 10) if step >= saved]
-        assert equal(again, run(tmp_path / "whole"))
+def test_a_stopped_training_resumes_from_its_last_state(tmp_path: Path) -> None:
+    def stop(step: int, loss: float) -> None:
+        if step == 8:
+            raise KeyboardInterrupt
 
-    def test_a_finished_training_takes_no_further_step(self, tmp_path: Path) -> None:
-        left = tmp_path / f".{state_path(tmp_path, 'paper').name}.x1.partial"
-        left.write_bytes(b"half")
-        first = run(tmp_path)
-        assert not left.exists(), "what a kill left of a save is removed"
-        before = contents(tmp_path)
-        again = run(tmp_path, resume=True)
-        assert equal(again, first)
-        assert again.provenance == first.provenance
-        assert contents(tmp_path) == before
-        weights_path(tmp_path, "paper").unlink()  # as after a kill between the last state and the weights
-        assert equal(run(tmp_path, resume=True), first)
-        with pytest.raises(ArgumentError, match=r"begun with seeds \[3, 0\] and now got \[3, 1\]"):
-            run(tmp_path, resume=True, seeds=(3, 1))
-        state_path(tmp_path, "paper").unlink()
-        with pytest.raises(ArgumentError, match="holds weights of recipe 'paper' already"):
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, progress=stop, save_every_s=0.0)
+    before = contents(tmp_path)
+    with pytest.raises(ArgumentError, match="'paper' at step 4 of 10; add --resume to go on"):
+        run(tmp_path)
+    assert contents(tmp_path) == before
+    reached: list[int] = []
+    run(tmp_path, resume=True, progress=lambda step, loss: reached.append(step))
+    assert reached == [4, 8, 10]
+
+
+@pytest.mark.usefixtures("short_blocks")
+def test_a_finished_training_is_not_continued(tmp_path: Path) -> None:
+    left = tmp_path / f".{state_path(tmp_path, 'paper').name}.x1.partial"
+    left.write_bytes(b"half")
+    first = run(tmp_path)
+    assert not left.exists(), "half-written files of a killed run are removed"
+    before = contents(tmp_path)
+    again = run(tmp_path, resume=True)
+    assert equal(again, first)
+    assert again.provenance == first.provenance
+    assert contents(tmp_path) == before
+    weights_path(tmp_path, "paper").unlink()  # as after a kill between the last state and the weights
+    assert equal(run(tmp_path, resume=True), first)
+    with pytest.raises(ArgumentError, match=r"begun with seeds \[3, 0\] and now got \[3, 1\]"):
+        run(tmp_path, resume=True, seeds=(3, 1))
+    state_path(tmp_path, "paper").unlink()
+    with pytest.raises(ArgumentError, match="holds weights of recipe 'paper' already"):
+        run(tmp_path, resume=True)
+
+
+@pytest.mark.usefixtures("short_blocks")
+def test_invalid_states_are_rejected(tmp_path: Path) -> None:
+    trained, file = run(tmp_path), state_path(tmp_path, "paper")
+    tensors, about = load_tensors(file, "training")
+    for harmed in (({}, about), (tensors, about | {"step": "four"}), (tensors, about | {"step": 99})):
+        save_tensors(file, "training", *harmed)
+        with pytest.raises(FileFormatError, match="does not fit this version of the training"):
             run(tmp_path, resume=True)
-
-    def test_refuses_what_is_no_state(self, tmp_path: Path) -> None:
-        trained, file = run(tmp_path), state_path(tmp_path, "paper")
-        tensors, about = load_tensors(file, "training")
-        for harmed in (({}, about), (tensors, about | {"step": "four"}), (tensors, about | {"step": 99})):
-            save_tensors(file, "training", *harmed)
-            with pytest.raises(FileFormatError, match="does not fit this version of the training"):
-                run(tmp_path, resume=True)
-        trained.save(file)
-        with pytest.raises(FileFormatError, match="holds single-heads"):
-            run(tmp_path, resume=True)
-        file.write_bytes(b"half a fi")
-        with pytest.raises(FileFormatError, match="damaged"):
-            run(tmp_path, resume=True)
+    trained.save(file)
+    with pytest.raises(FileFormatError, match="holds single-heads"):
+        run(tmp_path, resume=True)
+    file.write_bytes(b"half a fi")
+    with pytest.raises(FileFormatError, match="damaged"):
+        run(tmp_path, resume=True)
 
 
-# Forks train, so that a kill costs no further import of torch. Each line read is a folder and the number of saves after
+# Training runs in forks, so that torch is imported once. Each input line has a folder and the number of saves after
 # which the fork kills itself, in the middle of writing a state or the weights.
 _TRAINER = """
 import os, signal, sys, torch
@@ -242,7 +226,7 @@ for line in sys.stdin:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="SIGKILL and fork are POSIX")
-def test_killed_again_and_again_it_ends_with_the_very_same_weights(tmp_path: Path) -> None:
+def test_a_training_killed_several_times_ends_with_the_same_weights(tmp_path: Path) -> None:
     lines = [f"{tmp_path}/whole 99\n", *(f"{tmp_path}/killed {limit}\n" for limit in (0, 1, 0, 2, 3, 99))]
     done = subprocess.run(
         [sys.executable, "-c", _TRAINER], input="".join(lines), capture_output=True, text=True, check=True
@@ -250,6 +234,6 @@ def test_killed_again_and_again_it_ends_with_the_very_same_weights(tmp_path: Pat
     assert [int(line) for line in done.stdout.split()] == [0, *[-signal.SIGKILL] * 5, 0]
     whole, killed = (Trained.load(weights_path(tmp_path / name, "paper")) for name in ("whole", "killed"))
     assert equal(whole, killed)
-    # A kill in the middle of writing leaves a part under a name that no reader takes for a file.
+    # Half-written files have names that no reader opens.
     for name in contents(tmp_path / "killed"):
         assert re.fullmatch(r"(training|weights)-paper\.safetensors|\..*\.partial", name)

@@ -1,7 +1,7 @@
 """Costs on the CPU: importing, row statistics and attention (`cpu_tables`), capturing rows (`probe_tables`).
 
-Results that disagree with the float64 reference are not timed. Every round runs each case once and ratios are taken
-within a round, so that noise of the machine affects all cases alike.
+Results that disagree with the float64 reference are not timed. Every round runs each case once, and ratios are taken
+in a round, so that noise of the machine affects all cases alike.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ if TYPE_CHECKING:
     from sharpmax.stats.call import AttentionCall
 
 FULL_LENGTH, PROBE_LENGTH = 16_384, 8192
-"""The lengths that targets are meant for."""
+"""The lengths for which targets are judged."""
 
 ROUNDS, PROBE_ROUNDS = 5, 3
 
 HEAVY = ("transformers", "jax", "triton", "altair", "ray")
-"""Packages that using the core must not import."""
+"""Packages that the core must not import."""
 
 _HEADS, _WIDTH = 8, 64
 _SAMPLED_ROWS = 32
@@ -84,14 +84,14 @@ print(json.dumps([seconds, [name for name in {heavy!r} if name in sys.modules]])
 
 
 def import_costs(rounds: int) -> dict[str, dict[str, Any]]:
-    """Seconds of `import sharpmax`, and of that with `sharpmax.row_stats`, against `import torch` in the same round."""
+    """Seconds of `import sharpmax`, without and with `sharpmax.row_stats`, against `import torch` in the same round."""
 
     def timed(statement: str) -> tuple[float, list[str]]:
         seconds, heavy = run_python(_TIMED.format(statement=statement, heavy=HEAVY))
         return seconds, heavy
 
     if rounds > 1:
-        timed("import torch")  # brings its files into the disk cache
+        timed("import torch")  # loads files into the disk cache
     found = in_rounds({what: partial(timed, what) for what in ("import torch", *_IMPORTS.values())}, rounds)
     seconds = {what: [spent for spent, _ in each] for what, each in found.items()}
     base = seconds["import torch"]
@@ -105,7 +105,7 @@ def import_costs(rounds: int) -> dict[str, dict[str, Any]]:
 
 
 def _cases(length: int, seed: int, rows: Tensor) -> dict[str, tuple[str, Case]]:
-    """Attention of random float32 inputs `[1, H, L, D]`; the given rows are checked against dense float64 logits."""
+    """Attention over random float32 inputs `[1, H, L, D]`, checked at the given rows against dense float64 logits."""
     generator = torch.Generator().manual_seed(seed)
     q, k, v = torch.randn(3, 1, _HEADS, length, _WIDTH, generator=generator).unbind()
     visible = torch.arange(length) <= rows[:, None]
@@ -140,14 +140,14 @@ def _cases(length: int, seed: int, rows: Tensor) -> dict[str, tuple[str, Case]]:
         ),
         "attention/paper": (
             'attention(policy="paper")',
-            # β turns an error of the entropy into one of the logits, several times as large.
+            # Through β, an error of the entropy becomes an error of the logits that is several times as large.
             Case(partial(attention, q, k, v, is_causal=True, policy="paper"), output_errors(PAPER), {"output": 1e-4}),
         ),
     }
 
 
 def cpu_tables(length: int = FULL_LENGTH, repeat: int = ROUNDS, seed: int = 0, note: Note = silent) -> dict[str, Any]:
-    """The tables `bench` (one entry per case, with targets) and `setting`; `note` is called with progress."""
+    """The tables `bench` (an entry per case, with targets) and `setting`; `note` is called with progress."""
     check_amounts(length, repeat)
     check_seed(seed)
     note("importing in fresh interpreters")
@@ -156,7 +156,7 @@ def cpu_tables(length: int = FULL_LENGTH, repeat: int = ROUNDS, seed: int = 0, n
     extra = in_fresh_interpreter(extra_bytes, length, _HEADS, _WIDTH)
     rows = torch.linspace(0, length - 1, min(length, _SAMPLED_ROWS), dtype=torch.float64).round().long()
     with torch.no_grad(), warnings.catch_warnings():
-        # Rows of random logits lie beyond the polynomial's range; only its cost is timed here.
+        # Rows of random logits are outside the polynomial's range, but only its cost matters here.
         warnings.simplefilter("ignore", OutOfRangeWarning)
         note("computing the float64 reference")
         bench = _timed(_cases(length, seed, rows), repeat, note)
@@ -171,7 +171,7 @@ def cpu_tables(length: int = FULL_LENGTH, repeat: int = ROUNDS, seed: int = 0, n
 
 
 def _timed(cases: Mapping[str, tuple[str, Case]], repeat: int, note: Note) -> dict[str, dict[str, Any]]:
-    """Errors of each case; of those that agree, whose check was the warm-up, seconds and ratios to the first."""
+    """Errors of each case. For those that agree, also seconds and ratios to the first; the check is the warm-up."""
     found: dict[str, dict[str, Any]] = {}
     for name, (what, case) in cases.items():
         note(f"checking {name}")
@@ -196,7 +196,7 @@ _CHECKED_TOKENS = 256
 def probe_tables(
     length: int = PROBE_LENGTH, repeat: int = PROBE_ROUNDS, seed: int = 0, note: Note = silent
 ) -> dict[str, Any]:
-    """The tables `bench` (a plain pass, one for each choice of rows) and `setting`; `note` is called with progress."""
+    """The tables `bench` (a plain pass, and one per choice of rows) and `setting`; `note` is called with progress."""
     check_amounts(length, repeat)
     check_seed(seed)
     note(f"loading {_MODEL}")
@@ -204,7 +204,7 @@ def probe_tables(
     ids, choices = random_tokens(model, length, seed), ("last", "log")
 
     def read(rows: str | None = None) -> Tensor:
-        """The last token's logits, without a cache, plainly or while rows are captured."""
+        """The last token's logits, without a cache; rows are captured unless None."""
         with nullcontext() if rows is None else capture(model, rows):
             out: Tensor = model(input_ids=ids, use_cache=False, logits_to_keep=1).logits
         return out
@@ -230,7 +230,7 @@ def probe_tables(
 
 
 def entropy_error(model: PreTrainedModel, ids: Tensor, rows: str) -> float:
-    """The largest distance of a captured entropy, in nats, from that of the dense logits in float64."""
+    """The largest error of a captured entropy in nats, against dense float64 logits."""
     expected: list[Tensor] = []
 
     def by_definition(call: AttentionCall) -> None:

@@ -1,8 +1,7 @@
-"""What a user waits for: host time per call (`host_tables`), `generate` (`generate_tables`), a training step
-(`training_tables`).
+"""Latency: host time per call (`host_tables`), `generate` (`generate_tables`), a training step (`training_tables`).
 
-Within a round everything runs once and ratios are taken within a round. Host time is the time until a call returns; a
-GPU's own time is taken with CUDA events, behind a wait during which the host queues the call.
+Every round runs each case once, and ratios are taken in a round. Host time is the time until a call returns. Device
+time is taken with CUDA events, behind a wait during which the host queues the call.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ from torch import Tensor
 import sharpmax as sm
 from sharpmax.calibration.learnable import LearnablePolicy
 from sharpmax.errors import ArgumentError, reject
-from sharpmax.experiments.benchmarks.gpu import spent
 from sharpmax.experiments.benchmarks.measuring import (
     Note,
     distance,
@@ -34,6 +32,7 @@ from sharpmax.experiments.benchmarks.measuring import (
     milliseconds,
     random_tokens,
     silent,
+    spent,
     summary,
     synchronise,
     targets,
@@ -49,7 +48,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 RANDOM = "random"
-"""In place of a model: random weights in the shape of SmolLM2-135M, which take as long as trained ones."""
+"""In place of a model: random weights in the shape of SmolLM2-135M, which are as fast as trained ones."""
 
 _SHAPE: dict[str, Any] = {
     "vocab_size": 49_152, "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30,
@@ -61,7 +60,7 @@ ROUNDS, GENERATE_ROUNDS, TRAINING_ROUNDS = 5, 3, 8
 POLICIES = ("paper", "smollm2", "smollm2-rows", "constant:1.5")
 _BASELINE = "baseline"
 _WARM_UP_CALLS, _CALLS = 20, 100
-_QUEUED = 150_000_000  # cycles, about 80 ms, in which the host queues a forward pass
+_QUEUED = 150_000_000  # cycles, about 80 ms, to queue a forward pass
 
 _ERROR = {torch.bfloat16: 0.03, torch.float32: 1e-4}
 _HOST_TARGETS = {
@@ -75,18 +74,15 @@ def _name_of(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
-# Host time per call.
-
-
 def host_tables(device: torch.device, repeat: int = ROUNDS, seed: int = 0, note: Note = silent) -> dict[str, Any]:
-    """The tables `bench` and `setting`: microseconds of the host per call, and device time of an everyday shape."""
+    """The tables `bench` and `setting`: host microseconds per call, and device time of a typical shape."""
     check_amounts(_TYPICAL[2], repeat)
     check_seed(seed)
     on_gpu = device.type == "cuda"
     dtype = torch.bfloat16 if on_gpu else torch.float32
     shape = _TYPICAL if on_gpu else (1, 4, 256, 64)
     with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # rows of random logits lie beyond the polynomial's range
+        warnings.simplefilter("ignore", UserWarning)  # rows of random logits are outside the polynomial's range
         errors = _errors(dtype, device, seed)
         small = _calls((1, 8, 128, 64) if on_gpu else (1, 2, 8, 16), dtype, device, seed)
         host = in_rounds({name: partial(_host_us, call, device) for name, call in small.items()}, repeat, note)
@@ -121,7 +117,7 @@ def _calls(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, see
 
 
 def _errors(dtype: torch.dtype, device: torch.device, seed: int) -> dict[str, float]:
-    """The largest errors of the third call of a layout, whose launches are known by then, against float64."""
+    """The largest errors against float64 in the third call of a layout, which reuses cached launches."""
     found: dict[str, float] = {}
     for again in range(3):
         generator = torch.Generator(device).manual_seed(seed + again)
@@ -139,7 +135,7 @@ def _errors(dtype: torch.dtype, device: torch.device, seed: int) -> dict[str, fl
 
 
 def _host_us(call: Callable[[], Any], device: torch.device) -> float:
-    """Microseconds until a call returns, on inputs so small that a GPU keeps up with it."""
+    """Microseconds until a call returns, with inputs so small that a GPU does not fall behind."""
     for _ in range(_WARM_UP_CALLS):
         call()
     synchronise(device)
@@ -151,11 +147,8 @@ def _host_us(call: Callable[[], Any], device: torch.device) -> float:
     return 1e6 * taken / _CALLS
 
 
-# transformers' generate.
-
-
 def model_for(name: str, device: torch.device, dtype: str, seed: int = 0) -> PreTrainedModel:
-    """The model to generate with: loaded by its name, or of random weights (`random`)."""
+    """The model to generate with: loaded by name, or with random weights (`random`)."""
     if name != RANDOM:
         return load_language_model(name, device=device.type, dtype=dtype).model
     model: PreTrainedModel = _random_model(device, seed).to(DTYPES[dtype]).eval()
@@ -165,7 +158,7 @@ def model_for(name: str, device: torch.device, dtype: str, seed: int = 0) -> Pre
 def _random_model(device: torch.device, seed: int, **shape: int) -> Any:
     transformers = require("transformers", "hf", "bench --generate and --training")
     torch.manual_seed(seed)
-    with torch.device(device):  # on a GPU ten times as fast as to fill the weights on a processor
+    with torch.device(device):  # ten times as fast on a GPU as on a CPU
         return transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**_SHAPE, **shape}))
 
 
@@ -184,8 +177,8 @@ def generate_tables(
 ) -> dict[str, Any]:
     """The tables `bench` and `setting`: prefill and time per token of `generate`, for the baseline and each policy.
 
-    Policies of another shape than the model's are left out. With `compiled` also with a static cache, whose decoding
-    step transformers compiles on a GPU. A case that fails has a `problem` in place of times.
+    Policies that do not fit the model are left out. `compiled` adds cases with a static cache, whose decoding step
+    transformers compiles on a GPU. A case that fails has a `problem` instead of times.
     """
     on_gpu = model.device.type == "cuda"
     contexts, batches = contexts or ((2048, 8192) if on_gpu else (512,)), batches or ((1, 16) if on_gpu else (1,))
@@ -214,7 +207,7 @@ def generate_tables(
 
 
 def _fits(model: PreTrainedModel, policy: str) -> bool:
-    """Whether a policy can be applied to the model; an unknown name is an error."""
+    """Whether a policy can be applied to the model. An unknown name is an error."""
     sm.load_policy(policy)
     try:
         with _applied(model, policy):
@@ -228,16 +221,16 @@ def _applied(model: PreTrainedModel, variant: str) -> Any:
 
 
 _Times = dict[str, list[dict[str, float]] | str]
-"""The times of each variant in each round, or why there are none."""
+"""The times of each variant by round, or the reason why there are none."""
 
 
 def _times(
     model: PreTrainedModel, ids: Tensor, variants: Sequence[str], mode: str, tokens: int, repeat: int, note: Note
 ) -> _Times:
-    """Every variant in every round, after one round (two where a pass is compiled) that does not count."""
+    """Time every variant in every round, after one warm-up round (two where a pass is compiled)."""
     static = mode == "static"
     rounds = range(-2 if static else -1, repeat)
-    # What is compiled is compiled anew for each variant, so those of a static cache run one after the other.
+    # Each variant is compiled again, so with a static cache they run one after the other.
     turns = [(v, r) for v in variants for r in rounds] if static else [(v, r) for r in rounds for v in variants]
     found: _Times = {variant: [] for variant in variants}
     for variant, number in turns:
@@ -252,7 +245,7 @@ def _times(
         try:
             with _applied(model, variant):
                 took = _generated(model, ids, tokens, static) | ({} if static else _forward(model, ids))
-        except Exception as error:  # memory, the compiler, a kernel: the other cases can still be measured
+        except Exception as error:  # other cases can still be measured
             found[variant] = f"{type(error).__name__}: {error}".splitlines()[0]
             if ids.is_cuda:
                 torch.cuda.empty_cache()
@@ -263,11 +256,11 @@ def _times(
 
 
 def _generated(model: PreTrainedModel, ids: Tensor, tokens: int, static: bool) -> dict[str, float]:
-    """Milliseconds until the first token and between tokens; with a static cache also the graph breaks so far."""
+    """Milliseconds to the first token and between tokens; with a static cache also the graph breaks so far."""
     times: list[float] = []
 
     class Clock:
-        """In place of a streamer: gets the prompt, then every token once it is there."""
+        """A streamer, which gets the prompt and then every token."""
 
         def put(self, tokens: Tensor) -> None:
             times.append(time.perf_counter())
@@ -286,13 +279,13 @@ def _generated(model: PreTrainedModel, ids: Tensor, tokens: int, static: bool) -
 
 
 def _graph_breaks() -> dict[str, int]:
-    """How often the compiler gave up, by reason."""
+    """Graph breaks of the compiler, by reason."""
     breaks: dict[str, int] = importlib.import_module("torch._dynamo.utils").counters["graph_break"]
     return breaks
 
 
 def _forward(model: PreTrainedModel, ids: Tensor) -> dict[str, float]:
-    """Forward passes of the prompt and of one new token on a GPU: until the call returns, and the device's own time."""
+    """Host and device time of forward passes over the prompt and one new token, on a GPU."""
     if model.device.type != "cuda":
         return {}
     caches = [require("transformers", "hf", "bench --generate").DynamicCache(config=model.config) for _ in range(2)]
@@ -322,7 +315,7 @@ def _entry(found: _Times, variant: str, mode: str, on_gpu: bool) -> dict[str, An
 
 
 def _limits(variant: str, mode: str, on_gpu: bool) -> dict[str, float]:
-    """The largest ratios that are aimed at."""
+    """Targets of the ratios."""
     if not on_gpu:
         return {"token_ratio": 1.1, "prefill_ratio": 1.35}
     if mode == "static":
@@ -332,8 +325,6 @@ def _limits(variant: str, mode: str, on_gpu: bool) -> dict[str, float]:
     measures = any(one.needs for one in every)
     return {"token_ratio": 1.15, "prefill_ratio": 1.25} if measures else {"token_ratio": 1.03, "prefill_ratio": 1.03}
 
-
-# A training step, and what the observer, QK-clip and policies add to it.
 
 TRAINING_LENGTH, EVERY = 2048, 20
 TRAINING_CASES = ("baseline", "observed", "constant:1.5", "paper", "learned ssmax", "learned entropy", "entropy band")
@@ -348,7 +339,7 @@ _WORK = {
 
 @contextmanager
 def _step(model: Any, tokens: Tensor, name: str) -> Iterator[Callable[[], None]]:
-    """Forward, backward and AdamW, in bfloat16 on a GPU, with what is added to them under this name."""
+    """A step with forward, backward and AdamW, in bfloat16 on a GPU, and what the named case adds to it."""
     device = tokens.device
     on_gpu = device.type == "cuda"
     with ExitStack() as block:
@@ -364,7 +355,7 @@ def _step(model: Any, tokens: Tensor, name: str) -> Iterator[Callable[[], None]]
             with nullcontext() if observer is None else observer.step():
                 with torch.autocast(device.type, torch.bfloat16, enabled=on_gpu), any_length(device):
                     hidden = model.model(tokens, use_cache=False).last_hidden_state
-                # Logits of a few rows: those of all tokens would measure the vocabulary.
+                # Logits of a few rows, or the vocabulary would dominate.
                 loss: Tensor = model.lm_head(hidden[:, ::16].to(model.dtype)).float().logsumexp(-1).mean()
                 torch.autograd.backward([loss if band is None else loss + band.loss()])
                 optimizer.step()
@@ -376,17 +367,17 @@ def _step(model: Any, tokens: Tensor, name: str) -> Iterator[Callable[[], None]]
 def training_tables(
     *, length: int, repeat: int, device: torch.device, seed: int = 0, layers: int = 30, note: Note = silent
 ) -> dict[str, Any]:
-    """Milliseconds of a step by case, the cost of observer and QK-clip at every 20th step, and on a GPU a profile."""
+    """Milliseconds of a step by case, the cost of observer and QK-clip every 20 steps, and a profile on a GPU."""
     model = _random_model(device, seed, num_hidden_layers=layers).train()
     tokens = torch.randint(1000, (16 if device.type == "cuda" else 2, length), device=device)
 
     def measured(name: str) -> float:
         with _step(model, tokens, name) as step:
-            step()  # the first one makes the state of the optimizer
+            step()  # creates the optimizer's state
             return milliseconds(step, device)
 
     rounds = in_rounds({name: partial(measured, name) for name in TRAINING_CASES}, repeat + 1, note)
-    times = {name: found[1:] for name, found in rounds.items()}  # the first round compiles kernels
+    times = {name: found[1:] for name, found in rounds.items()}  # without the first round, which compiles kernels
     entries = {}
     for name, found in times.items():
         limits = {"ratio": 1 / 0.85} if name not in ("baseline", "observed") else {}
@@ -394,7 +385,7 @@ def training_tables(
     observer = AttentionObserver(model, every=1)
     with observer.step():
         model(tokens[:1, :64])
-    clip = QKClip(model, tau=1e-9)  # every head is above τ, the most that it can cost
+    clip = QKClip(model, tau=1e-9)  # every head is above τ, the most expensive case
     clip_ms = min(milliseconds(partial(clip, observer.history[0]), device) for _ in range(3))
     cost = {
         "every": EVERY,
@@ -414,7 +405,7 @@ def training_tables(
 
 
 def _profile(model: Any, tokens: Tensor, name: str) -> dict[str, float]:
-    """Milliseconds of the device in one step by kind of work, and those that the host takes to launch it."""
+    """Device milliseconds of a step by kind of work, and host milliseconds to launch it."""
     with _step(model, tokens, name) as step:
         step()
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:

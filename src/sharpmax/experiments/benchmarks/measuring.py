@@ -1,4 +1,4 @@
-"""What all benchmarks share: checked cases, rounds, memory, fresh interpreters, targets."""
+"""Shared by all benchmarks: checked cases, rounds, memory, fresh interpreters, targets."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 Note = Callable[[str], None]
-"""Called with what is being done."""
+"""Called with what is being measured."""
+
+
+_QUEUE_CYCLES = 2_000_000  # about a millisecond, in which the host queues a call
 
 
 def silent(text: str) -> None:
@@ -38,7 +41,7 @@ def silent(text: str) -> None:
 
 
 def targets(limits: Mapping[str, float], entry: Mapping[str, Any], judged: bool = True) -> dict[str, dict[str, Any]]:
-    """Each quantity's limit and whether the entry stays within it (a list by its length); None if not `judged`.
+    """Each quantity's limit, and whether the entry is within it (None if not `judged`). A list counts its items.
 
     >>> targets({"ratio": 1.5}, {"ratio": 1.2})
     {'ratio': {'at_most': 1.5, 'reached': True}}
@@ -54,14 +57,14 @@ def targets(limits: Mapping[str, float], entry: Mapping[str, Any], judged: bool 
 def summary(
     values: Sequence[float], unit: str, base: Sequence[float] | None, limits: Mapping[str, float], judged: bool
 ) -> dict[str, Any]:
-    """An entry: median and least of the values, the median of their ratios to `base` within a round, and targets."""
+    """An entry: median and minimum of the values, the median of their ratios to `base` in a round, and targets."""
     entry: dict[str, Any] = {f"median_{unit}": statistics.median(values), f"min_{unit}": min(values)}
     entry |= {} if base is None else {"ratio": median_ratio(values, base)}
     return entry | {"rounds": len(values), "targets": targets(limits, entry, judged)}
 
 
 def in_rounds(measure: Mapping[str, Callable[[], T]], rounds: int, note: Note = silent) -> dict[str, list[T]]:
-    """Take every measurement once per round, so that noise of the machine affects all of them alike."""
+    """Take every measurement once per round, so that noise of the machine affects all alike."""
     found: dict[str, list[T]] = {name: [] for name in measure}
     for done in range(1, rounds + 1):
         for name, one in measure.items():
@@ -71,23 +74,23 @@ def in_rounds(measure: Mapping[str, Callable[[], T]], rounds: int, note: Note = 
 
 
 def median_ratio(values: Sequence[float], base: Sequence[float]) -> float:
-    """The median of the ratios within a round."""
+    """The median of the ratios in each round."""
     return statistics.median(one / other for one, other in zip(values, base, strict=True))
 
 
 def distance(given: Tensor, wanted: Tensor) -> float:
-    """Largest error, relative where the wanted value exceeds 1; NaN, which no limit allows, if any is NaN."""
+    """Largest error, relative where the expected value exceeds 1; NaN, which no limit allows, if any is NaN."""
     wanted = wanted.double()
     return float(((given.double() - wanted).abs() / wanted.abs().clamp_min(1.0)).max())
 
 
 def finite(value: float) -> float | None:
-    """The number, or None for NaN and ±∞, which JSON cannot hold."""
+    """The number; None for NaN and ±∞, which JSON cannot hold."""
     return value if math.isfinite(value) else None
 
 
 class Case(NamedTuple):
-    """Something to time, its errors against the reference by name, and the largest error allowed for each."""
+    """A call to time, its errors against the reference by name, and the largest error allowed for each."""
 
     run: Callable[[], Any]
     errors: Callable[[Any], Mapping[str, float]]
@@ -95,7 +98,7 @@ class Case(NamedTuple):
 
 
 class Checked(NamedTuple):
-    """Errors of a case, whether all are allowed, and the exception that it raised instead."""
+    """Errors of a case, whether all are allowed, and the exception that it raised, if any."""
 
     errors: Mapping[str, float]
     agrees: bool
@@ -103,21 +106,21 @@ class Checked(NamedTuple):
 
 
 def checked(case: Case) -> Checked:
-    """Run a case once; what raises is a result that disagrees."""
+    """Run a case once. An exception counts as an incorrect result."""
     with warnings.catch_warnings():
-        # Backends say in warnings why they refuse.
+        # Backends warn about why they cannot run.
         warnings.simplefilter("ignore")
         try:
             errors = case.errors(case.run())
-        except Exception as problem:  # compilers of kernels raise errors of many kinds
+        except Exception as problem:  # kernel compilers raise errors of many kinds
             first_line = next(iter(str(problem).splitlines()), "")
             return Checked({}, agrees=False, problem=f"{type(problem).__name__}: {first_line}")
-    # Written this way round so that NaN does not pass.
+    # NaN must not pass.
     return Checked(errors, agrees=all(error <= case.allowed[name] for name, error in errors.items()))
 
 
 def in_fresh_interpreter(function: Callable[..., Any], *arguments: str | int) -> Any:
-    """The result, as JSON holds it, of a function of this package in an interpreter of its own."""
+    """Call a function of this package in a fresh interpreter; its result travels as JSON."""
     call = f"{function.__name__}(*{arguments!r})"
     return run_python(f"import json; from {function.__module__} import {function.__name__}; print(json.dumps({call}))")
 
@@ -135,8 +138,8 @@ def run_python(code: str) -> Any:
 
 
 def resident_bytes() -> tuple[int, int] | None:
-    """Memory of this process now, and its peak; None where the system does not report it."""
-    # Not ru_maxrss: on Linux a child starts with the peak of its parent.
+    """Memory of this process, now and at its peak; None if the system does not report it."""
+    # Not ru_maxrss, which on Linux a child inherits from its parent.
     try:
         lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -149,25 +152,25 @@ def resident_bytes() -> tuple[int, int] | None:
 
 
 def extra_bytes(length: int, heads: int, width: int) -> int | None:
-    """How far `row_stats(impl="streaming")` raises the memory of this process; None where it is unknown."""
+    """Memory that `row_stats(impl="streaming")` adds to this process; None if unknown."""
     with torch.no_grad():
         q, k = torch.randn(2, 1, heads, length, width).unbind()
-        # Libraries and thread pools start with the first call; they are not the cost of a longer input.
+        # The first call loads libraries and starts thread pools.
         row_stats(q[:, :, :64], k[:, :, :64], is_causal=True, impl="streaming")
         before = resident_bytes()
         row_stats(q, k, is_causal=True, impl="streaming")
         after = resident_bytes()
-    # The level now against the peak later errs on the high side if the start-up peaked above its own level.
+    # An upper bound, since the peak may be from the start-up.
     return after[1] - before[0] if before and after else None
 
 
 def reset_peak(device: torch.device) -> bool:
-    """Forget earlier peaks of memory; whether this machine can."""
+    """Reset the peak of memory; whether this machine can."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         return True
     try:
-        Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # Linux: the peak of this process starts anew
+        Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # Linux: resets the peak
     except OSError:
         return False
     return device.type == "cpu" and resident_bytes() is not None
@@ -182,7 +185,7 @@ def peak_mib(device: torch.device) -> float | None:
 
 
 def synchronise(device: torch.device) -> None:
-    """Wait until a device has done what it was given."""
+    """Wait until a device has finished its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     elif device.type == "mps":
@@ -190,7 +193,7 @@ def synchronise(device: torch.device) -> None:
 
 
 def milliseconds(run: Callable[[], Any], device: torch.device) -> float:
-    """The time of a call with all that it gives a device to do."""
+    """The time of a call, with its work on the device."""
     synchronise(device)
     began = time.perf_counter()
     run()
@@ -198,8 +201,52 @@ def milliseconds(run: Callable[[], Any], device: torch.device) -> float:
     return 1e3 * (time.perf_counter() - began)
 
 
+class Spent(NamedTuple):
+    """Milliseconds of device work, and until the call returned on the host."""
+
+    device_ms: float
+    host_ms: float
+
+
+def spent(run: Callable[[], Any], device: torch.device, wait: int = _QUEUE_CYCLES) -> Spent:
+    """Time one call.
+
+    On a GPU it is queued behind a wait of that many cycles, so that Python's time is not part of the device's.
+    """
+    if device.type != "cuda":
+        start = time.perf_counter()
+        run()
+        taken = 1e3 * (time.perf_counter() - start)
+        return Spent(taken, taken)
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call, unused-ignore]
+    torch.cuda.synchronize(device)
+    torch.cuda._sleep(wait)  # type: ignore[no-untyped-call, unused-ignore]
+    begin.record()
+    start = time.perf_counter()
+    run()
+    launched = 1e3 * (time.perf_counter() - start)
+    end.record()
+    end.synchronize()
+    return Spent(begin.elapsed_time(end), launched)
+
+
+def peak_bytes(run: Callable[[], Any], device: torch.device) -> int | None:
+    """Peak memory of a call with its outputs and without its inputs; None where there is no GPU."""
+    if device.type != "cuda":
+        run()
+        return None
+    torch.cuda.synchronize(device)
+    # A cached block may be larger than requested, and counts in full.
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    run()
+    torch.cuda.synchronize(device)
+    return torch.cuda.max_memory_allocated(device) - before
+
+
 class CachedReader:
-    """A model that reads tokens into a key-value cache, and the time that takes."""
+    """Times a model that reads tokens into a key-value cache."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
@@ -208,7 +255,7 @@ class CachedReader:
         self._last = {"logits_to_keep": 1} if "logits_to_keep" in known else {}
 
     def read(self, ids: Tensor) -> float:
-        """Read tokens `[1, n]`; milliseconds."""
+        """Read tokens `[1, n]`; return milliseconds."""
         options = {"input_ids": ids, "past_key_values": self._cache, "use_cache": True, **self._last}
         return milliseconds(partial(self._model, **options), self._model.device)
 

@@ -35,12 +35,16 @@ CONTEXT = 2048
 ROUNDS = 12
 
 SIGNALS = ("monitor", "confidence", "entropy", "energy", "length", "both")
-"""The monitor's score; of the next token the largest probability (negative), the entropy and −ln Σ exp of its logits;
-tokens read; monitor and entropy, each in standard deviations of the reference, added. More is more suspicious."""
+"""What may predict a wrong answer; more is more suspicious.
+
+`monitor` is its score. Of the next token: `confidence` is the negative of the largest probability, `entropy` the
+entropy, `energy` −ln Σ exp of the logits. `length` is the number of tokens read. `both` is the sum of monitor and
+entropy, each in standard deviations of the reference.
+"""
 
 _EVERY = 16
 _SEEDS = {"reference": 1000, "evaluation": 3000}
-_MARGIN = 1.0  # percentage points by which the false-alarm rate may be off
+_MARGIN = 1.0  # largest error of the false-alarm rate, in percentage points
 
 
 class TaskPlan(NamedTuple):
@@ -61,13 +65,13 @@ TASK_PLANS = (
 def monitor_cost(
     model: PreTrainedModel, known: Learned, *, context: int = CONTEXT, rounds: int = ROUNDS, note: Note = silent
 ) -> dict[str, Any]:
-    """Milliseconds per token with and without a monitor that measures every sixteenth.
+    """Milliseconds per token with and without a monitor that measures every sixteenth token.
 
-    The model and an unmonitored copy that shares its weights take turns at every token, so that noise of the machine
-    affects both alike. A round is sixteen tokens of each; ratios are taken within a round.
+    The model and an unmonitored copy with shared weights take turns at every token, so that noise of the machine
+    affects both alike. A round is sixteen tokens of each; ratios are taken in a round.
     """
     check_amounts(context, rounds, least=_EVERY)
-    # The monitor may know prompts alone; the cost of a row does not depend on its baseline.
+    # The baseline may be of prompts only; the cost of a row does not depend on it.
     known = replace(known, generated=known.generated or known.prompt)
     ids = random_tokens(model, context)
     twin = copy.deepcopy(model, {id(weight): weight for weight in model.parameters()})
@@ -84,10 +88,10 @@ def monitor_cost(
             spent = dict.fromkeys(readers, 0.0)
             with monitor.request():
                 for turn in range(_EVERY):
-                    # The second one finds the machine as the first left it: they take turns at being first.
+                    # The first one affects the caches of the second, so they take turns.
                     for reader in readers if turn % 2 == 0 else readers[::-1]:
                         spent[reader] += reader.read(ids[:, :1]) / _EVERY
-            if number > 0:  # the first round warms both up
+            if number > 0:  # the first round is a warm-up
                 plain.append(spent[readers[0]])
                 watched.append(spent[readers[1]])
     entry = {
@@ -99,18 +103,18 @@ def monitor_cost(
 
 
 Answered = dict[str, np.ndarray]
-"""N answered prompts: `right` `[N]`, and of the row that predicts the first token of the answer the entropies of heads
+"""N answered prompts: `right` `[N]`, and for the row that predicts the first token of the answer the entropies of heads
 (`rows`, `[N, heads]`) and the signals `[N]`."""
 
 
 def together(parts: Iterable[Answered]) -> Answered:
-    """Concatenate."""
+    """Concatenate answered prompts."""
     first, *others = parts
     return {name: np.concatenate([values, *(other[name] for other in others)]) for name, values in first.items()}
 
 
 def replies_of(language: LanguageModel, task: Task, size: int, count: int, seed: int) -> list[Reply]:
-    """Prompts that the model reads up to the first token of the answer that is not blank."""
+    """Prompts, read up to the first token of the answer that is not blank."""
     found = []
     for prompt in task.prompts(size, count, seed):
         reply = encode(language.tokenizer, prompt)
@@ -122,7 +126,7 @@ def replies_of(language: LanguageModel, task: Task, size: int, count: int, seed:
 
 
 def answered(model: PreTrainedModel, replies: Sequence[Reply]) -> Answered:
-    """Let the model answer, each prompt in one pass; those of a batch are of similar length."""
+    """Let the model answer, in one pass per batch of prompts of similar length."""
     groups = batches(replies, tokens_at_once(model))
     return together([_answered(model, [replies[place] for place in group]) for group in groups])
 
@@ -159,9 +163,9 @@ def monitor_tables(
     rounds: int = ROUNDS,
     note: Note = silent,
 ) -> dict[str, Any]:
-    """All tables; `limit` is the number of evaluation prompts of each size; `note` is called with progress.
+    """All tables. `limit` is the number of evaluation prompts per size; `note` is called with progress.
 
-    There are twice as many of the small sizes, to learn from and to count false alarms.
+    Small sizes have twice as many prompts for the baseline, and again for counting false alarms.
     """
     check_seed(seed)
     check_settings(false_alarms)
@@ -173,7 +177,7 @@ def monitor_tables(
         reject("limit", limit, f"{max(2, needed)} or more for a false-alarm rate of {false_alarms:g}")
 
     def read(part: str, plan: TaskPlan, size: int, count: int) -> Answered:
-        """Prompts of one size, from seeds that the other part does not use, answered."""
+        """Answer prompts of one size. Seeds differ between the parts."""
         note(f"{part}: {plan.task.name}, size {size}")
         return answered(model, replies_of(language, plan.task, size, count, _SEEDS[part] + seed))
 
@@ -182,7 +186,7 @@ def monitor_tables(
     known = learn(rows[:, None], torch.ones(len(rows), 1, dtype=torch.bool), heads_of(model), false_alarms)
 
     def scored(one: Answered) -> Answered:
-        """With every signal."""
+        """Add the signals that need the baseline."""
         score = known.prompt.score(torch.from_numpy(one["rows"])).numpy()
         return one | {"monitor": score, "both": score + (one["entropy"] - usual.mean()) / max(usual.std(), 1e-9)}
 

@@ -1,4 +1,4 @@
-"""Train variants of one model side by side, each in a process of its own, for the same number of steps; test them."""
+"""Train variants of one model in parallel, each in its own process and for the same number of steps, and test them."""
 
 from __future__ import annotations
 
@@ -30,36 +30,36 @@ from sharpmax.files import display_name
 from sharpmax.models.language import context_of, load_language_model
 from sharpmax.results import FILE_NAME, collect
 
-_TRIAL_SECONDS, _TRIAL_SHARE = 20.0, 0.1  # the speed is measured for so long, but for no more than this share
+_TRIAL_SECONDS, _TRIAL_SHARE = 20.0, 0.1  # the speed is measured this long, but at most this share of the time
 _WARM_UP_STEPS, _TRIAL_STEPS = 10, 2000
-_MARGIN = 0.75  # of the time is planned with the measured speed: a long training is slower than a short one
-_LATEST = 1.1  # times the planned time, after which a training ends wherever it is
+_MARGIN = 0.75  # share of the time that is planned, since long trainings are slower than short ones
+_LATEST = 1.1  # a training ends after this multiple of its time
 _ANSWER_DTYPE = "float32"
-_STEPS = "steps"  # the key of the planned number
+_STEPS = "steps"  # key of the planned number of steps
 
 
 @dataclass(frozen=True)
 class VariantComparison:
     """Variants of one model, each trained with every seed on the same examples in the same order.
 
-    Without steps in the recipe each training measures its speed while the others do, and all then do as many steps as
-    the slowest can in the minutes of the recipe.
+    If the recipe has no steps, all trainings measure their speed at the same time. Each then runs as many steps as the
+    slowest can in the minutes of the recipe.
     """
 
     model: str
-    variants: tuple[str, ...]  # as `FineTuneRecipe.of_variant` takes them; the others are compared with the first
+    variants: tuple[str, ...]  # see `FineTuneRecipe.of_variant`; the first is the base
     seeds: tuple[int, ...]
     recipe: FineTuneRecipe
     training: Source
     testing: Source
     folder: Path
-    data: Path  # where generated examples are kept
+    data: Path  # the folder of generated examples
     device: str
     bfloat16: bool
     command: str
 
     def identity(self) -> dict[str, Any]:
-        """What must be the same to resume; variants and seeds may be added."""
+        """What must be the same to resume. Variants and seeds may be added."""
         names = ("steps", "minutes", "batch_tokens", "tokens_at_once", "rate", "policy_rate")
         return {
             "model": display_name(self.model),
@@ -69,7 +69,7 @@ class VariantComparison:
         }
 
     def run(self, store: RunStore, show: Callable[..., None]) -> None:
-        """Train and test what is not in the store yet; `show` shows progress."""
+        """Train and test what is not in the store yet. `show` shows progress."""
         if (steps := self.recipe.steps) is None:
             if _STEPS not in store:
                 self._run("measure_speed", store, show)
@@ -84,7 +84,7 @@ class VariantComparison:
 
     @property
     def names(self) -> dict[str, tuple[str, int]]:
-        """Variant and seed by the name of their folder."""
+        """Variant and seed by name of folder."""
         folders = {one: re.sub(r"[^\w.]+", "-", one) for one in self.variants}
         return {f"{folders[one]}-{seed}": (one, seed) for seed in self.seeds for one in self.variants}
 
@@ -95,7 +95,7 @@ class VariantComparison:
         run(jobs, store, workers=len(jobs), progress=partial(show, what.replace("_", " ")))
 
     def prepared(self, name: str, steps: int, minutes: float | None, save_every: int) -> FineTuning:
-        """The training of a variant and seed."""
+        """The training of one variant and seed."""
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // len(self.names)))
         variant, seed = self.names[name]
         recipe = self.recipe.of_variant(variant, "--variants")
@@ -107,7 +107,7 @@ class VariantComparison:
         return FineTuning(language, documents, source, recipe, device, self.bfloat16)
 
     def tables(self, store: RunStore, seed: int) -> dict[str, Any]:
-        """The tables of `clrs evaluate`, once all is trained and tested."""
+        """The tables of `evaluation_tables`, once everything is trained and tested."""
         found = {name: store.records[f"test {name}"] for name in self.names}
         answers: dict[str, list[list[Answer]]] = {variant: [] for variant in self.variants}
         training: dict[str, list[dict[str, Any]]] = {variant: [] for variant in self.variants}
@@ -135,14 +135,14 @@ class VariantComparison:
 
 @functools.lru_cache(maxsize=1)
 def _documents(model: str, source: Source, data: Path) -> tuple[Any, Documents]:
-    """The tokenizer and the documents to train on, once in each process."""
+    """The tokenizer and the documents to train on, cached in each process."""
     examples = source.examples("train", data)
     language = scratch_model(model, scratch_tokenizer(examples), 0) if is_scratch(model) else load_language_model(model)
     return language.tokenizer, Documents.of(language.tokenizer, examples, context_of(language.model))
 
 
 def measure_speed(*, comparison: VariantComparison, name: str, device: str) -> Outcome:
-    """Steps per second of a short training that is thrown away, after one in which kernels are compiled."""
+    """Steps per second of a short training, after one that compiles kernels. Both are discarded."""
     seconds = min(_TRIAL_SECONDS, _TRIAL_SHARE * 60.0 * (comparison.recipe.minutes or 0.0))
     for steps, limit in ((_WARM_UP_STEPS, 60.0), (_TRIAL_STEPS, seconds)):
         with tempfile.TemporaryDirectory() as folder:
@@ -179,7 +179,7 @@ def test(*, comparison: VariantComparison, name: str, device: str) -> Outcome:
 
 
 def _mean_training(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """The training of the first seed, with the loss curve and the speed of all on average."""
+    """The training of the first seed, with loss curve and speed averaged over seeds."""
     speeds = [one["speed"]["tokens_per_second"] for one in runs if one["speed"]["tokens_per_second"] is not None]
     curves = zip(*(one["curve"] for one in runs), strict=False)
     curve = [[points[0][0], sum(loss for _, loss in points) / len(points)] for points in curves]

@@ -1,7 +1,7 @@
 """CLRS-Text examples as token sequences, in groups that a device reads at once.
 
-Each document has a row of its own, beside rows of about the same length. Padding comes last, where no token of a
-document sees it, so rows need no mask and the fastest causal kernels can be used.
+Each document is one row, in a group of rows of about the same length. Padding comes last, where causal attention does
+not see it, so rows need no mask and the fastest causal kernels can be used.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Note = Callable[[str], None]
 
 
 def algorithms_from(text: str | None) -> tuple[str, ...]:
-    """Algorithms from "minimum,bfs"; None is all of them."""
+    """The algorithms in "minimum,bfs"; all of them for None."""
     if text is None:
         return ALGORITHMS
     names = tuple(dict.fromkeys(word.strip() for word in text.split(",")))
@@ -50,7 +50,7 @@ class Source:
     dataset: Path | None = None  # a file to read instead of generating
 
     def to_dict(self) -> dict[str, Any]:
-        """The settings as plain values, without paths of this machine."""
+        """The settings as JSON values, without machine paths."""
         sizes = {} if self.sizes is None else {"sizes": list(self.sizes)}
         if self.dataset is not None:
             return {"algorithms": list(self.algorithms), "dataset": self.dataset.name, **sizes}
@@ -60,7 +60,7 @@ class Source:
     def examples(
         self, split: Literal["train", "test"], folder: Path, *, processes: int = 1, note: Note = lambda text: None
     ) -> list[Example]:
-        """The examples; generated ones are kept in `folder`, and those for tests are never generated for training."""
+        """Load the examples, or generate them in `folder`. Test examples never occur in training."""
         path = self.dataset
         if path is None:
             path = make_dataset(
@@ -80,7 +80,7 @@ class Source:
 
 
 def fingerprint(examples: Sequence[Example]) -> str:
-    """A digest of the examples and their order."""
+    """A digest of the examples in their order."""
     digest = hashlib.sha256()
     for one in examples:
         digest.update(f"{one.algo_name}\0{one.length}\0{one.question}\0{one.answer}\1".encode())
@@ -96,14 +96,14 @@ def end_of(tokenizer: PreTrainedTokenizerBase) -> int:
 
 
 def replies(tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example]) -> Iterator[Reply]:
-    """Each example as tokens. Question and answer are tokenized apart: no token spans both."""
+    """Each example as tokens. Question and answer are tokenized separately, so no token spans both."""
     end = end_of(tokenizer)
     for place in range(0, len(examples), _AT_ONCE):
         part = examples[place : place + _AT_ONCE]
         asked = tokenizer([one.question for one in part], verbose=False).input_ids
         answers = tokenizer([one.answer.rstrip() for one in part], add_special_tokens=False, verbose=False).input_ids
         for question, answer in zip(asked, answers, strict=True):
-            # Some tokenizers end every text they are given.
+            # Some tokenizers add the end token to every text.
             read = question[:-1] if question[-1:] == [end] else question
             if not read:
                 reject("--dataset", "a question without a single token", "questions with text")
@@ -115,7 +115,7 @@ class Documents:
     """Examples as arrays of tokens."""
 
     ids: Sequence[np.ndarray]
-    starts: Sequence[int]  # tokens of the question of each
+    starts: Sequence[int]  # number of question tokens of each
     lengths: np.ndarray
     about: Mapping[str, Any]  # "examples" they come from and their "sizes" by algorithm
 
@@ -127,7 +127,7 @@ class Documents:
         most: int | None = None,
         note: Note = lambda text: None,
     ) -> Documents:
-        """The documents of up to `most` tokens."""
+        """Tokenize the examples, dropping those of more than `most` tokens."""
         ids: list[np.ndarray] = []
         starts = []
         for done, reply in enumerate(replies(tokenizer, examples)):
@@ -148,24 +148,21 @@ class Documents:
 
 
 IGNORED = -100
-"""The label of a token that is not trained on."""
+"""The label of tokens without a loss."""
 
 MIXED = 1.1
-"""Documents whose lengths differ by up to this factor are grouped differently in every pass."""
+"""Documents whose lengths differ by up to this factor are shuffled between groups in every pass."""
 
 _MULTIPLE = 16  # the length of a row is a multiple of this
 
 
 @dataclass(frozen=True, eq=False)
 class Batches:
-    """The documents of a whole training by group, in the order in which they are read.
-
-    The order depends on the seed alone, not on a policy.
-    """
+    """The groups of documents of a training, in the order they are read, which depends only on the seed."""
 
     documents: Documents
-    groups: Sequence[Sequence[int]]  # numbers of documents
-    together: int  # groups of a step
+    groups: Sequence[Sequence[int]]  # indices of documents
+    together: int  # groups per step
 
     @classmethod
     def of(
@@ -177,9 +174,9 @@ class Batches:
         seed: int = 0,
         mixed: float = MIXED,
     ) -> Batches:
-        """Groups for `steps` steps of `together` groups, or without `steps` for one pass over the documents.
+        """Groups of up to `group_tokens` tokens, for `steps` steps of `together` groups or one pass over the documents.
 
-        A group has up to `group_tokens` tokens. A larger `mixed` puts longer and shorter documents into one group.
+        With a larger `mixed`, groups mix documents of more different lengths.
         """
         groups: list[list[int]] = []
         number, wanted = 0, 1
@@ -195,7 +192,7 @@ class Batches:
         return len(self.groups)
 
     def __getitem__(self, number: int) -> dict[str, Any]:
-        """One group as a model takes it, with labels of the answers alone and the number of answers in its step."""
+        """Inputs of the model for one group: labels are set for answers only; `answers` counts those of its step."""
         group, documents = self.groups[number], self.documents
         size = _padded(documents.lengths[list(group)], documents.lengths.max()).max()
         ids = np.zeros((len(group), size), dtype=np.int64)
@@ -210,7 +207,7 @@ class Batches:
         return tensors | {"answers": answers, "use_cache": False}
 
     def tokens(self, first: int, last: int) -> int:
-        """Tokens of the documents in groups `first` … `last` − 1."""
+        """The number of tokens in groups `first` … `last` − 1, without padding."""
         return int(sum(self.documents.lengths[list(group)].sum() for group in self.groups[first:last]))
 
     @property
@@ -220,7 +217,7 @@ class Batches:
 
 
 def _padded(lengths: np.ndarray, most: int) -> np.ndarray:
-    """Tokens of rows with padding, up to those of the longest document, which the model has positions for."""
+    """Lengths with padding, at most that of the longest document, for which the model has positions."""
     rows: np.ndarray = np.minimum(-(-lengths // _MULTIPLE) * _MULTIPLE, most)
     return rows
 

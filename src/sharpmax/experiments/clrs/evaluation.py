@@ -1,4 +1,4 @@
-"""Every variant answers every question; the tables of `sharpmax clrs evaluate` and `compare`."""
+"""Answers of every variant to every question, and the tables of `sharpmax clrs evaluate` and `clrs compare`."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ from sharpmax.tasks.clrs_text.sizes import ALGORITHMS, train_sizes
 ANSWERS = "answers.jsonl"
 
 WRONG = "<wrong>"
-"""The text of an answer that was scored and is not what greedy decoding gives."""
+"""The text of a scored answer that greedy decoding would not give."""
 
 
 @dataclass(frozen=True, eq=False)
 class Variant:
-    """A model and the policy it answers under."""
+    """A model and its policy."""
 
     name: str
     language: LanguageModel
     policy: Policy | None
-    run: dict[str, Any] | None  # the settings of its training, if `sharpmax clrs train` trained it
+    run: dict[str, Any] | None  # the settings of its training by `sharpmax clrs train`, if any
 
     @classmethod
     def load(cls, word: str, name: str, *, device: str, dtype: str) -> Variant:
-        """The model that a user names: a folder of `sharpmax clrs train`, with its policy, or any other model."""
+        """Load a folder of `sharpmax clrs train` with its policy, or any other model."""
         folder = Path(word)
         trained = (folder / RUN).is_file()
         place = folder / MODEL if trained else folder
@@ -59,7 +59,7 @@ class Variant:
         return cls(name, language, policy, read_run(folder) if trained else None)
 
     def to_dict(self) -> dict[str, Any]:
-        """The variant as results hold it."""
+        """The variant, as saved in results."""
         run = self.run or {}
         return {
             "model": run.get("model", self.name),
@@ -71,7 +71,7 @@ class Variant:
 
 
 def variants_named(words: Sequence[str], *, device: str, dtype: str) -> list[Variant]:
-    """Load the models a user asked for, each under a name of its own."""
+    """Load models under unique names."""
     known: dict[str, str] = {}
     for word in words:
         name = display_name(word)
@@ -81,7 +81,7 @@ def variants_named(words: Sequence[str], *, device: str, dtype: str) -> list[Var
 
 
 def trained_sizes(variants: Sequence[Variant]) -> dict[str, list[int]]:
-    """The sizes of each algorithm that the variants were trained on; none for models from elsewhere."""
+    """The sizes of each algorithm that the variants were trained on; empty for other models."""
     runs = [one.run for one in variants if one.run is not None]
     if len({run["examples"]["fingerprint"] for run in runs}) > 1:
         reject("model", "models that were trained on different examples", "models that were trained on the same ones")
@@ -91,7 +91,7 @@ def trained_sizes(variants: Sequence[Variant]) -> dict[str, list[int]]:
 def training_of(folder: Path) -> dict[str, Any]:
     """Command, provenance, settings, loss curve and speed of a finished training."""
     saved = load(folder / FILE_NAME)
-    # The evaluation has policies and sizes itself.
+    # Policies and sizes are part of the evaluation's own setting.
     setting = {name: value for name, value in saved.tables["setting"].items() if name not in ("policy", "sizes")}
     kept = {name: saved.tables[name] for name in ("curve", "speed")}
     return {"command": saved.command, "provenance": saved.provenance, "setting": setting, **kept}
@@ -104,19 +104,19 @@ class Answer:
     text: str
     tokens: int
     seconds: float  # its share of the time of its batch
-    entropy: float | None = None  # H / ln n where the answer begins, mean over heads; of scored answers
+    entropy: float | None = None  # of scored answers: H / ln n at the first token, mean over heads
 
 
 Progress = Callable[[int, str], None]
-"""Called with the number of answers since the last call, and the variant that comes next."""
+"""Called with the number of answers since the last call, and the name of the next variant."""
 
 
 class Evaluation:
-    """Variants and the questions put to them: those of the sizes that fit every variant's context.
+    """Variants, and the questions whose sizes fit the context of all of them.
 
-    With `longest`, questions of more tokens than that, answers included, are left out too. A size is asked as a whole
-    or not at all: its shorter questions alone would be easier. `batch_tokens` are held by a device at once, answers
-    included; `setting` is what else the answers depend on.
+    With `longest`, sizes with longer questions (in tokens, answer included) are left out too. A size is left out as a
+    whole, since its shorter questions alone would be easier. `batch_tokens` is the number of tokens in a batch, answers
+    included. `setting` holds what else the answers depend on.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class Evaluation:
             self.setting["longest"] = longest
 
     def identity(self) -> dict[str, Any]:
-        """What must be the same for answers to belong together."""
+        """What must be the same to resume."""
         return {
             "variants": {variant.name: variant.to_dict() for variant in self.variants},
             "questions": {"count": len(self.questions), "fingerprint": fingerprint(self.questions)},
@@ -157,7 +157,7 @@ class Evaluation:
     def answers(
         self, variant: Variant, done: Container[int] = (), remark: Callable[[str], None] = lambda text: None
     ) -> Iterator[dict[int, Answer]]:
-        """Ask what is not done yet, batch after batch; `remark` gets what a policy has to say."""
+        """Answer the questions that are not done yet, batch by batch. `remark` gets warnings about the policy."""
         ask = _scored if self.setting.get("scored") else _generated
         expected = self.expected[variant.name]
         for batch in _batches(expected, self.batch_tokens):
@@ -168,7 +168,7 @@ class Evaluation:
             yield dict(zip(left, found, strict=True))
 
     def run(self, store: RunStore, progress: Progress = lambda done, what: None) -> None:
-        """Ask what has no answer in the store yet, and store each batch as soon as it is answered."""
+        """Answer the questions without an answer in the store, and store each batch."""
         for variant in self.variants:
             name = variant.name
             done = {item for item in range(len(self.questions)) if f"{name}/{item}" in store}
@@ -187,24 +187,22 @@ class Evaluation:
         """The tables of `evaluation_tables`, once every question is answered."""
         names, numbers = [variant.name for variant in self.variants], range(len(self.questions))
         answers = {name: [[Answer(**store.records[f"{name}/{item}"]) for item in numbers]] for name in names}
-        remarks: dict[str, list[str]] = {name: [] for name in names}
-        for record in store.records.values():
-            if "remark" in record:
-                remarks[record["variant"]].append(record["remark"])
+        said = [record for record in store.records.values() if "remark" in record]
+        remarks = {name: [record["remark"] for record in said if record["variant"] == name] for name in names}
         known = trained_sizes(self.variants) or {name: list(train_sizes(name)) for name in ALGORITHMS}
         return evaluation_tables(self.questions, answers, {**self.identity(), "remarks": remarks}, known, seed)
 
 
 def _limit(expected: Sequence[Reply]) -> int:
-    """Tokens to generate at most: an answer longer than any expected one is wrong, whatever follows."""
+    """Maximum number of tokens to generate. Much longer answers than expected are wrong anyway."""
     longest = max(one.tokens for one in expected)
     return longest + longest // 4 + 8
 
 
 def _batches(expected: Sequence[Reply], most_tokens: int) -> list[list[int]]:
-    """Questions to ask together: of similar length, with answers of similar length, as all wait for the longest.
+    """Batches of questions of similar length with answers of similar length, as all wait for the longest.
 
-    Longest first: what a device has no memory for is known at once.
+    Longest first, so that a device that is too small fails at once.
     """
     alike: dict[int, list[int]] = {}
     for place, one in enumerate(expected):
@@ -218,7 +216,7 @@ def _batches(expected: Sequence[Reply], most_tokens: int) -> list[list[int]]:
 
 
 def _generated(variant: Variant, expected: Sequence[Reply], texts: Sequence[str]) -> list[Answer]:
-    """What greedy decoding answers."""
+    """Answers by greedy decoding."""
     tokenizer: Any = variant.language.tokenizer
     end = end_of(tokenizer)
     began = time.perf_counter()
@@ -233,7 +231,7 @@ def _generated(variant: Variant, expected: Sequence[Reply], texts: Sequence[str]
 
 
 def _scored(variant: Variant, expected: Sequence[Reply], texts: Sequence[str]) -> list[Answer]:
-    """Whether greedy decoding gives each answer, and H / ln n of the row that gives its first token, by observing."""
+    """Whether greedy decoding would give each answer, and H / ln n of the row that predicts its first token."""
     rows, found = torch.tensor([one.start - 1 for one in expected]), []
 
     def observe(call: AttentionCall) -> None:
@@ -250,7 +248,7 @@ def _scored(variant: Variant, expected: Sequence[Reply], texts: Sequence[str]) -
 
 
 IN, OUT = "in", "out"
-"""Sizes that the variants were trained on, and all others."""
+"""Sizes that the variants were trained on, and other sizes."""
 
 _DRAWS = 4000
 
@@ -262,12 +260,11 @@ def evaluation_tables(
     trained: Mapping[str, Sequence[int]],
     seed: int,
 ) -> dict[str, Any]:
-    """All tables of `answers`: for each variant, for each of its seeds, one answer to each question.
+    """All tables. `answers` holds one answer to each question, by variant and seed; seeds are pooled.
 
-    `trained` holds the sizes of each algorithm that the variants were trained on. Answers of several seeds are taken
-    together.
+    `trained` holds the sizes of each algorithm that the variants were trained on.
     """
-    cells: dict[str, dict[int, list[int]]] = {}  # numbers of questions by algorithm and size
+    cells: dict[str, dict[int, list[int]]] = {}  # indices of questions by algorithm and size
     for item, one in sorted(enumerate(questions), key=lambda pair: pair[1].length):
         cells.setdefault(one.algo_name, {}).setdefault(one.length, []).append(item)
     cells = {name: cells[name] for name in dict.fromkeys(one.algo_name for one in questions)}
@@ -286,16 +283,16 @@ def evaluation_tables(
     base, *others = answers
 
     def values(of: np.ndarray, chosen: Mapping[str, Sequence[int]]) -> list[list[np.ndarray]]:
-        """Values [seeds, questions] by algorithm and size, those of several seeds one after the other."""
+        """Values [seeds, questions], flattened, by algorithm and size."""
         return [[of[:, cells[name][size]].ravel() for size in sizes] for name, sizes in chosen.items()]
 
     def mean(name: str, chosen: Mapping[str, Sequence[int]]) -> dict[str, Any]:
-        return {**_drawn_again(values(right[name], chosen), seed), "algorithms": len(chosen)}
+        return {**_bootstrap(values(right[name], chosen), seed), "algorithms": len(chosen)}
 
     def gain(name: str, chosen: Mapping[str, Sequence[int]]) -> dict[str, Any]:
         items = [item for algorithm, sizes in chosen.items() for size in sizes for item in cells[algorithm][size]]
         test = paired(*(right[one][:, items].ravel().tolist() for one in (base, name)))
-        return {**_drawn_again(values(right[name] - right[base], chosen), seed), **asdict(test)}
+        return {**_bootstrap(values(right[name] - right[base], chosen), seed), **asdict(test)}
 
     def by_algorithm(value: Callable[..., Any]) -> dict[str, Any]:
         return {
@@ -332,7 +329,7 @@ def evaluation_tables(
     if len(answers[base]) > 1:
         tables["seeds"] = {
             name: {
-                group: [_drawn_again(values(one[None], chosen), seed)["mean"] for one in of]
+                group: [_bootstrap(values(one[None], chosen), seed)["mean"] for one in of]
                 for group, chosen in groups.items()
             }
             for name, of in right.items()
@@ -342,10 +339,10 @@ def evaluation_tables(
     return json_values(tables)
 
 
-def _drawn_again(values: Sequence[Sequence[np.ndarray]], seed: int) -> dict[str, float]:
-    """The mean in percent of values −1, 0 and 1 by algorithm and size, and an interval from drawing them again.
+def _bootstrap(values: Sequence[Sequence[np.ndarray]], seed: int) -> dict[str, float]:
+    """The mean in percent of values −1, 0 and 1 by algorithm and size, with a bootstrap interval.
 
-    Every algorithm counts the same, and every size of it.
+    Algorithms have equal weights, and so have the sizes of each.
     """
     rng = np.random.default_rng(seed)
     means, drawn = [], []
@@ -363,7 +360,7 @@ def _drawn_again(values: Sequence[Sequence[np.ndarray]], seed: int) -> dict[str,
 
 
 def _entropies(answers: Sequence[Sequence[Answer]], questions: Sequence[Example]) -> dict[int, float]:
-    """Mean H / ln n where answers begin, by size."""
+    """Mean H / ln n at the first token of answers, by size."""
     found: dict[int, list[float]] = {}
     for of_seed in answers:
         for question, answer in zip(questions, of_seed, strict=True):
@@ -373,6 +370,6 @@ def _entropies(answers: Sequence[Sequence[Answer]], questions: Sequence[Example]
 
 
 def _speed(answers: Sequence[Answer]) -> dict[str, Any]:
-    """Tokens generated and the time that took."""
+    """Tokens generated, and the time it took."""
     tokens, seconds = sum(one.tokens for one in answers), math.fsum(one.seconds for one in answers)
     return {"tokens": tokens, "seconds": seconds, "tokens_per_second": tokens / seconds if seconds else None}

@@ -1,4 +1,4 @@
-"""Train a language model, new or not, on CLRS-Text with transformers' Trainer, with or without a policy."""
+"""Train a new or existing language model on CLRS-Text with transformers' Trainer, with or without a policy."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from sharpmax.tasks.clrs_text.generation import Example
 
 MODEL = "model"
-"""The folder of the trained model inside that of the run."""
+"""The folder of the trained model in that of the run."""
 
 NONE = "none"
 """The name of no policy."""
@@ -46,27 +46,27 @@ PREFIX = "scratch:"
 _SHAPES = {"1m": (128, 4, 4), "3m": (256, 4, 4), "10m": (384, 6, 6), "30m": (512, 9, 8)}  # width, layers, heads
 _WITHOUT_POSITIONS = "-nope"
 _CONTEXT = 4096
-# A word, the beginning of a number between 0 and 1 with what stands before it in a list, or a single character.
+# A word, "0." with the character before it in a list, or a single character.
 _TOKEN = r"[A-Za-z_]+|[ \[]?0\.|[\s\S]"
 _END, _UNKNOWN = "<end>", "<unknown>"
 
 _STATES = "states"
-_POINTS = 400  # of the loss curve at most
-_READ_EVERY = 10  # steps after which a loss is read from the device, which waits for its work
+_POINTS = 400  # of the loss curve, at most
+_READ_EVERY = 10  # steps between reading the loss, which synchronises with the device
 _READ_AT_LEAST = 20  # times in a short run
-_WARM_UP = 0.05  # share of the steps in which the learning rate rises, before it falls along a cosine
+_WARM_UP = 0.05  # share of steps with a rising learning rate, before it falls as a cosine
 
 Progress = Callable[[int, int, str], None]
-"""Called with the steps done, all steps, and the loss."""
+"""Called with the current step, the number of steps, and the loss."""
 
 
 def is_scratch(word: str) -> bool:
-    """Whether a model is named that does not exist yet."""
+    """Whether the word names a new model."""
     return word.startswith(PREFIX)
 
 
 def scratch_model(word: str, tokenizer: Any, seed: int) -> LanguageModel:
-    """A decoder like Llama's with random weights: `scratch:10m` with rotary positions, `scratch:10m-nope` without."""
+    """A Llama-like decoder with random weights: `scratch:10m` with rotary positions, `scratch:10m-nope` without."""
     size = word.removeprefix(PREFIX)
     rotary = not size.endswith(_WITHOUT_POSITIONS)
     if size.removesuffix(_WITHOUT_POSITIONS) not in _SHAPES:
@@ -87,7 +87,7 @@ def scratch_model(word: str, tokenizer: Any, seed: int) -> LanguageModel:
 
 
 def scratch_tokenizer(examples: Sequence[Example]) -> Any:
-    """A tokenizer of the words in the examples, `0.` and single characters."""
+    """A tokenizer whose tokens are the words in the examples, `0.` and single characters."""
     transformers = require("transformers", "hf", "sharpmax clrs train")
     tokenizers = require("tokenizers", "hf", "sharpmax clrs train")
     known: set[str] = set("0123456789")
@@ -102,12 +102,12 @@ def scratch_tokenizer(examples: Sequence[Example]) -> Any:
 
 @contextmanager
 def answers_only(model: PreTrainedModel, labels: Tensor) -> Iterator[None]:
-    """Let the model compute logits `[1, labelled tokens, vocabulary]` of labelled tokens alone."""
+    """Make the model compute logits of labelled tokens only: `[1, labelled tokens, vocabulary]`."""
     of_model: Any = model
     head = of_model.get_output_embeddings()
     if head is None:
         raise UnsupportedError(f"model: {type(model).__name__} has no output embeddings, from which logits come")
-    labelled = labels[:, 1:] != IGNORED  # by the token before
+    labelled = labels[:, 1:] != IGNORED  # a token is predicted at the position before it
     hook = head.register_forward_pre_hook(lambda module, args: (args[0][:, :-1][labelled][None], *args[1:]))
     try:
         yield
@@ -116,9 +116,9 @@ def answers_only(model: PreTrainedModel, labels: Tensor) -> Iterator[None]:
 
 
 def answer_loss(logits: Tensor, labels: Tensor, count: Tensor | float) -> Tensor:
-    """Mean loss in nats of the tokens of each answer, summed and divided by `count`, from logits under `answers_only`.
+    """Sum over answers of the mean loss of their tokens in nats, divided by `count`; logits are from `answers_only`.
 
-    So answers of any length count alike.
+    Answers of any length have the same weight.
     """
     labelled = labels[:, 1:] != IGNORED
     lengths = labelled.sum(1)
@@ -130,13 +130,13 @@ def answer_loss(logits: Tensor, labels: Tensor, count: Tensor | float) -> Tensor
 class FineTuneRecipe:
     """Settings of a fine-tuning run."""
 
-    policy: Policy | None = None  # in every attention row of training, and saved beside the model for evaluation
+    policy: Policy | None = None  # used in training, and saved with the model for evaluation
     policy_name: str = NONE
     learn: str | None = None  # the kind of policy that is trained with the weights, per head
     band: tuple[float, float] | None = None  # a penalty (weight 1) keeps the entropy of every head between these · ln n
     steps: int | None = None  # None: one pass over the data
-    minutes: float | None = None  # training ends after so many at the latest, its rate at 0
-    batch_tokens: int = 65_536  # tokens of one step, on all devices together
+    minutes: float | None = None  # time limit; the learning rate reaches 0 at its end
+    batch_tokens: int = 65_536  # tokens per step, over all devices
     mixed: float = MIXED  # documents whose lengths differ by up to this factor are read together
     tokens_at_once: int = 16_384  # tokens that a device reads at once; larger batches accumulate gradients
     rate: float = 5e-4
@@ -152,7 +152,7 @@ class FineTuneRecipe:
                 reject(name, number, "a number above 0")
 
     def of_variant(self, word: str, option: str) -> FineTuneRecipe:
-        """The recipe with the policy of a variant: "none", a policy, "learn:KIND" or "band:LOW:HIGH"."""
+        """The recipe of a variant: "none", a policy, "learn:KIND" or "band:LOW:HIGH"."""
         kind, _, rest = word.partition(":")
         if kind == "learn":
             if rest not in LEARNABLE:
@@ -170,17 +170,17 @@ class FineTuneRecipe:
 
     @property
     def group_tokens(self) -> int:
-        """Tokens of a group, which a device reads at once."""
+        """Tokens in a group, which a device reads at once."""
         return min(self.tokens_at_once, self.batch_tokens)
 
     @property
     def together(self) -> int:
-        """Groups of one step, on all devices."""
+        """Groups per step, over all devices."""
         return round(self.batch_tokens / self.group_tokens)
 
 
 class FineTuning:
-    """A training that is about to begin: a model, its documents in order, and the settings that identify the run."""
+    """A prepared training: the model, its documents in order, and the settings that identify the run."""
 
     def __init__(
         self,
@@ -191,9 +191,9 @@ class FineTuning:
         device: torch.device,
         bfloat16: bool = False,
     ) -> None:
-        """`source` says where the documents come from."""
+        """`source` describes where the documents come from."""
         with under(language.model, recipe.policy):
-            pass  # refuses a policy made for another architecture
+            pass  # raises if the policy is for another architecture
         self.language, self.recipe, self.device, self.bfloat16 = language, recipe, device, bfloat16
         self.batches = Batches.of(
             documents, recipe.group_tokens, recipe.together, recipe.steps, recipe.seed, recipe.mixed
@@ -213,16 +213,16 @@ class FineTuning:
         }
 
     def claim(self, folder: Path, *, resume: bool) -> None:
-        """Let `folder` be that of this run, or raise."""
+        """Record this run in `folder`, or raise if the folder belongs to another run."""
         used = (folder / MODEL).exists() or last_checkpoint(folder / _STATES) is not None
         belongs(folder, self.identity, used=used, resume=resume)
 
     def train(
         self, folder: Path, *, resume: bool = False, progress: Progress = lambda step, steps, remark: None
     ) -> dict[str, Any]:
-        """Train, save the model, its tokenizer and its policy in `folder`/model, and return the tables of results.
+        """Train, save model, tokenizer and policy in `folder`/model, and return the tables of results.
 
-        The state is saved every `recipe.save_every` steps; with `resume` a run goes on from the last one.
+        The state is saved every `recipe.save_every` steps. With `resume`, training continues from the last state.
         """
         transformers = require("transformers", "hf", "sharpmax clrs train")
         recipe, steps, batches = self.recipe, self.steps, self.batches
@@ -237,8 +237,8 @@ class FineTuning:
             logging_steps=max(1, min(_READ_EVERY, steps // _READ_AT_LEAST), math.ceil(steps / _POINTS)),
             report_to=[], disable_tqdm=True, ddp_find_unused_parameters=False,
         )  # fmt: skip
-        # Several GPUs in one process would each get a copy of the model without its policy: accelerate launch has one
-        # process for each.
+        # With several GPUs in one process, Trainer would copy the model without its policy. `accelerate launch` starts
+        # one process per GPU.
         arguments._n_gpu = min(arguments.n_gpu, 1)
         model.to(arguments.device).requires_grad_(True)
         clock = _Clock(recipe, steps)
@@ -274,7 +274,7 @@ class FineTuning:
             "setting": {
                 **self.identity,
                 "epochs": batches.passes,
-                "steps": done,  # fewer than planned where time ran out
+                "steps": done,  # fewer than planned if the time ran out
                 "policy": None if policy is None else policy.to_dict(),
                 "policy_describe": "no policy" if policy is None else policy.describe(),
                 "parameters": sum(weight.numel() for weight in model.parameters()),
@@ -291,7 +291,7 @@ class FineTuning:
         }
 
     def _groups_per_device(self) -> int:
-        """Groups of a step that each device reads."""
+        """Groups that each device reads in a step."""
         state = require("accelerate", "hf", "sharpmax clrs train").PartialState(cpu=self.device.type == "cpu")
         devices, together = int(state.num_processes), self.recipe.together
         if together % devices:
@@ -302,7 +302,7 @@ class FineTuning:
 
 @contextmanager
 def _compiled(model: PreTrainedModel) -> Iterator[None]:
-    """Compile layer by layer: they are alike, so compiling takes seconds and not minutes."""
+    """Compile layer by layer. Layers are alike, so this takes seconds instead of minutes."""
     kind = require("transformers.modeling_layers", "hf", "--compile").GradientCheckpointingLayer
     layers: list[Any] = [layer for layer in model.modules() if isinstance(layer, kind)]
     for layer in layers:
@@ -315,7 +315,7 @@ def _compiled(model: PreTrainedModel) -> Iterator[None]:
 
 
 def last_checkpoint(states: Path) -> str | None:
-    """The last complete state of a training: the file that Trainer writes last can be read."""
+    """The last complete state of a training, in which the file that Trainer writes last is readable."""
     found: dict[int, Path] = {}
     for path in states.glob("checkpoint-*"):
         try:
@@ -327,25 +327,25 @@ def last_checkpoint(states: Path) -> str | None:
 
 
 def forget_states(folder: Path) -> None:
-    """Remove the states of a training that is finished and saved."""
+    """Remove the states of a finished training."""
     shutil.rmtree(folder / _STATES, ignore_errors=True)
 
 
 class _Clock:
-    """The learning rate by steps and time: a linear rise, then a cosine that ends with whichever comes first."""
+    """The learning rate: a linear rise, then a cosine to 0 at the last step or the time limit."""
 
     def __init__(self, recipe: FineTuneRecipe, steps: int) -> None:
         self._limit = math.inf if recipe.minutes is None else 60.0 * recipe.minutes
         self._rise, self._steps = round(_WARM_UP * steps), steps
         self.began = time.perf_counter()
-        self._read: list[tuple[int, float]] = []  # steps after which the device was waited for, and when
+        self._read: list[tuple[int, float]] = []  # steps at which the device was synchronised, and when
 
     def read(self, step: int) -> None:
-        """All work up to this step is done."""
+        """Note that the device has finished this step."""
         self._read.append((step, time.perf_counter()))
 
     def speed(self, tokens: Callable[[int, int], int]) -> float | None:
-        """Tokens per second, without the first steps of the process, which warm it up."""
+        """Tokens per second after the first reading, so without the warm-up."""
         if len(self._read) < 2:
             return None
         (first, began), *_, (last, ended) = self._read
@@ -353,11 +353,11 @@ class _Clock:
 
     @property
     def spent(self) -> float:
-        """The share of the time that has passed."""
+        """The share of the time limit that has passed."""
         return (time.perf_counter() - self.began) / self._limit
 
     def factor(self, step: int) -> float:
-        """What the peak rate is multiplied by after so many steps."""
+        """The factor of the peak learning rate at a step."""
         if step < self._rise:
             return step / self._rise
         done = max((step - self._rise) / max(1, self._steps - self._rise), self.spent)
@@ -379,7 +379,7 @@ def _optimizer(
 
 
 def _trainer_class(transformers: Any, band: EntropyBand | None) -> Any:
-    """A Trainer whose model computes logits of answers alone, with the penalty of a band."""
+    """A Trainer that computes logits of answers only, and adds the penalty of an entropy band."""
 
     class Answering(transformers.Trainer):  # type: ignore[misc]
         def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
@@ -389,7 +389,7 @@ def _trainer_class(transformers: Any, band: EntropyBand | None) -> Any:
             if band is None:
                 return loss
             penalty = band.loss() / self.args.gradient_accumulation_steps
-            return loss + penalty - penalty.detach()  # its gradient; losses of variants stay comparable
+            return loss + penalty - penalty.detach()  # only its gradient, so that losses of variants are comparable
 
         def loss_of_answers(self, outputs: Any, labels: Tensor, num_items_in_batch: Tensor | int) -> Tensor:
             return answer_loss(outputs.logits, labels, self.answers)
@@ -398,7 +398,7 @@ def _trainer_class(transformers: Any, band: EntropyBand | None) -> Any:
 
 
 def _callback(transformers: Any, clock: _Clock, steps: int, progress: Progress) -> Any:
-    """A callback of the Trainer that ends the training in time, or when its loss is not a number."""
+    """A Trainer callback that ends the training at the time limit, or if the loss is not a number."""
 
     class Watch(transformers.TrainerCallback):  # type: ignore[misc]
         remark = ""
@@ -426,7 +426,7 @@ def _callback(transformers: Any, clock: _Clock, steps: int, progress: Progress) 
 
 
 def _save(language: LanguageModel, policy: Policy | None, folder: Path) -> None:
-    """Save the model with its policy, completely or not at all."""
+    """Save the model with its policy, atomically."""
     partial = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     if policy is not None:

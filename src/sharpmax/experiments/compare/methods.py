@@ -1,4 +1,4 @@
-"""What is compared: methods, model, task and the shared recipe."""
+"""What `sharpmax compare` compares: methods, models and the shared recipe."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sharpmax.tasks.sized import SIZED_TASKS, SizedTask
 
 @dataclass(frozen=True)
 class Method:
-    """An entry of the comparison; all but its name and normaliser has a default."""
+    """An entry of the comparison."""
 
     name: str
     normaliser: str
@@ -28,11 +28,10 @@ class Method:
     at_test: Mapping[str, Any] | None = None  # another normaliser at test: {"normaliser": name, "options": {…}}
     recipe: Mapping[str, Any] = field(default_factory=dict)  # fields that differ from the common recipe
     data: Mapping[str, Any] = field(default_factory=dict)
-    """Options of the examples in training, which this method sees instead of the usual ones; a task that has no such
-    option draws the usual ones."""
+    """Options of its training examples. A task without these options draws the usual ones."""
 
     def check(self, task: SizedTask) -> None:
-        """Refuse what no worker could do: an option that there is not, or a package that is missing."""
+        """Raise if the method has an unknown option or needs a package that is missing."""
         normaliser(self.normaliser, **self.options)
         name, options = self.tested_with()
         normaliser(name, **options)
@@ -44,7 +43,7 @@ class Method:
             reject("data", f"{other[0]!r} of method {self.name!r}", f"{allowed} for the task {task.name!r}")
 
     def examples(self, task: SizedTask) -> dict[str, Any]:
-        """Options of this task's examples in training."""
+        """Options of the training examples of this task."""
         return {name: value for name, value in self.data.items() if name in task.options}
 
     def tested_with(self) -> tuple[str, Mapping[str, Any]]:
@@ -54,7 +53,7 @@ class Method:
         return self.at_test["normaliser"], self.at_test.get("options", {})
 
 
-# The largest size in training, and the question itself where it is among the keys.
+# The largest size in training, and one key for the question.
 _WINDOW = 17
 
 SHIPPED_METHODS: Mapping[str, Method] = {
@@ -83,11 +82,11 @@ SHIPPED_METHODS: Mapping[str, Method] = {
         ),
     )
 }
-"""What `sharpmax compare` runs by default."""
+"""The methods that `sharpmax compare` runs by default."""
 
 
 def methods_named(names: Sequence[str], own: Sequence[Method] = ()) -> list[Method]:
-    """The methods of these names, or all shipped ones, and always a user's own."""
+    """The methods of these names (by default all shipped ones) and the user's own."""
     there = dict(SHIPPED_METHODS) | {method.name: method for method in own}
     for name in names:
         if name not in there:
@@ -97,7 +96,7 @@ def methods_named(names: Sequence[str], own: Sequence[Method] = ()) -> list[Meth
 
 
 def methods_of_files(files: Sequence[Path]) -> list[Method]:
-    """What these Python files add: the methods of their list `METHODS`, and one for each normaliser not used there."""
+    """Methods of Python files: those in their list `METHODS`, and one per normaliser that is not used there."""
     found: dict[str, Method] = {}
     for plugin in read_plugins(files):
         listed = getattr(load_plugin(plugin), "METHODS", [])
@@ -121,7 +120,7 @@ MODELS = ("single", "encoder")
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A model that every method is put into."""
+    """A model in which every method is trained."""
 
     kind: str = "single"
     width: int = 128
@@ -139,13 +138,13 @@ class ModelSpec:
 
     @property
     def label(self) -> str:
-        """In a few words, the same for the same model."""
+        """A short description; equal models have equal labels."""
         if self.kind == "single":
             return f"single w{self.width}"
         return f"encoder w{self.width} h{self.heads} d{self.depth} {'causal' if self.causal else 'global'}"
 
     def check(self, task: SizedTask) -> None:
-        """Refuse a task that the model cannot do."""
+        """Raise if the model cannot do the task."""
         if self.kind == "single" and task.name != "max":
             reject("--model", "'single'", f"'encoder' for the task {task.name!r}", "add --model encoder")
         if task.ordered and not self.causal:
@@ -154,7 +153,7 @@ class ModelSpec:
     def build(
         self, method: Method, task: SizedTask, seeds: Sequence[int], *, test: bool = False
     ) -> SingleHeads | Encoders:
-        """The untrained model of these seeds with the method in it, as it is in training or at test."""
+        """The untrained model of these seeds with the method in it, for training or for the test."""
         name, options = method.tested_with() if test else (method.normaliser, method.options)
         if self.kind == "single":
             return SingleHeads.initial(seeds, name, options, width=self.width, feed_forward=method.feed_forward)
@@ -163,14 +162,14 @@ class ModelSpec:
 
 
 def models_of(kind: str, shapes: Mapping[str, Sequence[int]], *, causal: bool) -> list[ModelSpec]:
-    """Every model of these widths, numbers of heads and depths; heads that do not share a width evenly are left out."""
+    """Every model of these widths, numbers of heads and depths, except where heads do not divide the width."""
     each = list(product(shapes["width"], shapes["heads"], shapes["depth"]))
     fitting = [one for one in each if one[0] % one[1] == 0] or each
     return [ModelSpec(kind, *one, causal=causal) for one in fitting]
 
 
 def recipe_for(model: ModelSpec, method: Method, task: SizedTask, steps: int, batch: int) -> Recipe:
-    """The recipe that all methods of a model share, with what is the method's own."""
+    """The recipe that all methods of a model share, changed by the method's own settings."""
     rate = RECIPES["sharp"].learning_rate if model.kind == "single" else 1e-3
     common = replace(RECIPES["sharp"], learning_rate=rate, batch=batch, sizes=task.trained)
     own: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in method.recipe.items()}

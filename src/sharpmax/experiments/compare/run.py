@@ -1,4 +1,4 @@
-"""A comparison as tasks (train the seeds of one method, test them at one size), and its tables."""
+"""A comparison as tasks (train the seeds of a method, test them at one size), and its tables."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from sharpmax.tasks.sized import NOTHING, Batch, SizedTask, seeded, sized_task
 
 @dataclass(frozen=True)
 class ComparisonPlan:
-    """Every method in every model; each seed is trained once and tested at every size."""
+    """Every method in every model. Each seed is trained once and tested at every size."""
 
     methods: tuple[Method, ...]
     models: tuple[ModelSpec, ...]
@@ -46,21 +46,16 @@ class ComparisonPlan:
     sizes: tuple[int, ...]
     samples: int
     device: str
-    files: tuple[str, ...] = ()  # texts of a user's own Python files
+    files: tuple[str, ...] = ()  # texts of the user's Python files
 
     def identity(self) -> dict[str, Any]:
-        """What must be the same to resume a run; methods, models and sizes may be added."""
+        """What must be the same to resume a run. Methods, models and sizes may be added."""
         task = sized_task(self.task)
-        return {
-            "task": f"{task.name} {task.version}",
-            "steps": self.steps,
-            "batch": self.batch,
-            "samples": self.samples,
-            "device": self.device,
-        }
+        same = {name: getattr(self, name) for name in ("steps", "batch", "samples", "device")}
+        return {"task": f"{task.name} {task.version}", **same}
 
     def tasks(self) -> list[Job]:
-        """All tasks: trainings first, then tests, the longest first, so that none is left for the end."""
+        """All tasks: trainings, then tests, the longest first, so that no long task remains at the end."""
         trainings, tests = [], []
         for model, method in product(self.models, self.methods):
             key = self.key(model, method)
@@ -75,7 +70,7 @@ class ComparisonPlan:
         return trainings + sorted(tests, key=lambda job: -job.arguments["size"])
 
     def key(self, model: ModelSpec, method: Method, size: int | None = None) -> str:
-        """The key of a training, or of its test at a size; it changes with the recipe, options or file of a method."""
+        """The key of a training, or of its test at a size. It depends on the recipe, options and file of the method."""
         recipe = recipe_for(model, method, sized_task(self.task), self.steps, self.batch)
         own = [] if SHIPPED_METHODS.get(method.name) == method else list(self.files)
         text = json.dumps([{**asdict(method), "summary": ""}, repr(recipe), own], sort_keys=True)
@@ -86,13 +81,13 @@ class ComparisonPlan:
 
 @contextmanager
 def _peak_bytes(device: torch.device) -> Iterator[list[int | None]]:
-    """A list that holds, after this block, by how many bytes the memory of a GPU rose in it; None elsewhere."""
+    """A list with one entry: after the block, its peak GPU memory in bytes; None on other devices."""
     found: list[int | None] = [None]
     if device.type != "cuda":
         yield found
         return
     gc.collect()
-    torch._C._cuda_clearCublasWorkspaces()  # cuBLAS keeps them, so that the first block would pay for them
+    torch._C._cuda_clearCublasWorkspaces()  # or they would count for the first block only
     torch.cuda.reset_peak_memory_stats(device)
     held = torch.cuda.memory_allocated(device)
     yield found
@@ -101,15 +96,15 @@ def _peak_bytes(device: torch.device) -> Iterator[list[int | None]]:
     found[0] = peak - held - (left - torch.cuda.memory_allocated(device))
 
 
-_TEST = 2  # the random stream of test examples, apart from that of training
+_TEST = 2  # the random stream of test examples
 _PAGE = 2**16
-_FEATURES = {"cpu": 2**22, "cuda": 2**28}  # numbers of one layer's features that are held at once
+_FEATURES = {"cpu": 2**22, "cuda": 2**28}  # numbers in the features of a layer
 
 
 def train(
     *, method: Method, task: str, model: ModelSpec, seeds: Sequence[int], steps: int, batch: int, device: str
 ) -> Outcome:
-    """Train the seeds of a method side by side; the blob holds their weights."""
+    """Train all seeds of a method at once. The blob holds their weights."""
     problem, on = sized_task(task), torch.device(device)
     recipe, options = recipe_for(model, method, problem, steps, batch), method.examples(problem)
 
@@ -122,7 +117,7 @@ def train(
         began = time.monotonic()
         while training.step < steps:
             loss = training.next_block()
-        last = _finite(loss)  # waits for a GPU
+        last = _finite(loss)  # synchronises with the GPU
         seconds = time.monotonic() - began
     weights = training.heads()
     record = {
@@ -148,12 +143,12 @@ def evaluate(
     device: str,
     blob: bytes,
 ) -> Outcome:
-    """Test trained seeds on `samples` examples of one size each."""
+    """Test each trained seed on `samples` examples of one size."""
     problem, on = sized_task(task), torch.device(device)
     safetensors = require("safetensors.torch", "reproduce", "sharpmax compare")
     trained = model.build(method, problem, seeds, test=True)
     missing, left = trained.load_state_dict(safetensors.load(blob), strict=False)
-    if other := [name for name in (*missing, *left) if "normalisers." not in name]:  # they may differ at test
+    if other := [name for name in (*missing, *left) if "normalisers." not in name]:  # the normaliser may differ at test
         raise ValueError(f"weights do not fit the model: {other[0]}")
     trained = trained.to(on).requires_grad_(False).eval()
     with torch.inference_mode(), _quiet():
@@ -175,7 +170,7 @@ def _losses(model: SingleHeads | Encoders, data: Sequence[Tensor]) -> Tensor:
     inputs, visible, answer = data
     scores = model.answer(inputs, visible, answer.shape[-1])
     losses = F.cross_entropy(scores.flatten(0, -2), answer.flatten(), reduction="none", ignore_index=NOTHING)
-    # Where nothing is asked the loss is 0.
+    # Positions without a question have loss 0.
     return losses.view(len(answer), -1).sum(-1) / (answer != NOTHING).view(len(answer), -1).sum(-1)
 
 
@@ -184,7 +179,7 @@ def _measured(reading: Reading, examples: Batch) -> dict[str, Tensor]:
     asked = examples.answer != NOTHING
 
     def right(scores: Tensor) -> Tensor:
-        # The largest of scores that are not numbers is no answer.
+        # Scores that are not finite are no answer.
         return (scores.argmax(-1) == examples.answer) & scores.isfinite().all(-1) & asked
 
     ranked = (reading.first == examples.source) & asked
@@ -207,7 +202,7 @@ def _measured(reading: Reading, examples: Batch) -> dict[str, Tensor]:
 def _pages(
     task: SizedTask, model: ModelSpec, seeds: Sequence[int], size: int, samples: int, device: torch.device
 ) -> Iterator[Batch]:
-    """Examples of all seeds side by side, [S, B, ...]; a seed's do not depend on the other seeds."""
+    """Examples of all seeds, [S, B, ...]. Those of a seed do not depend on other seeds."""
     generators = [seeded(device, seed, size, _TEST) for seed in seeds]
     page = max(1, _PAGE // size)
     for start in range(0, samples, page):
@@ -223,7 +218,7 @@ def _pages(
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Where a policy leaves the range it was fitted on is part of the results."""
+    """Ignore rows outside the fitted range of a policy; they are part of the results."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", OutOfRangeWarning)
         yield
@@ -243,11 +238,11 @@ class Rank:
 
 
 def ranks(scores: Mapping[str, np.ndarray]) -> dict[str, Rank]:
-    """Rank of every method by its mean score, [seeds] each; best first.
+    """Rank every method by its mean score ([seeds] each), best first.
 
-    A method shares the rank of its group's leader if their paired difference is not significant; the first that is
-    significantly behind leads the next group, and its rank counts all those before it. With a single seed only equal
-    scores share a rank.
+    A method shares the rank of its group's leader unless it is significantly behind it in a paired test. The first one
+    that is leads the next group, and its rank counts all methods before it. With a single seed only equal scores share
+    a rank.
     """
     order = sorted(scores, key=lambda name: -float(scores[name].mean()))
     found: dict[str, Rank] = {}
@@ -264,20 +259,20 @@ def ranks(scores: Mapping[str, np.ndarray]) -> dict[str, Rank]:
 def _apart(best: np.ndarray, other: np.ndarray, p: float | None) -> bool:
     if p is not None:
         return p < LEVEL
-    # The same difference in every seed: nothing varies, so any difference is one.
+    # A single seed, or the same difference in every seed: any difference counts.
     return bool(abs(float((best - other).mean())) > 1e-9)
 
 
 @dataclass(frozen=True)
 class MethodResult:
-    """One method in one model: the record of its training, and measures [sizes, seeds], NaN without a number."""
+    """One method in one model: the record of its training, and measures [sizes, seeds], NaN where there is none."""
 
     training: Mapping[str, Any]
     measures: Mapping[str, np.ndarray]
 
     @classmethod
     def of(cls, plan: ComparisonPlan, store: RunStore, model: ModelSpec, method: Method) -> MethodResult:
-        """The result of a method whose tasks are all done."""
+        """The result of a method, once its tasks are done."""
         tested = [store.records[plan.key(model, method, size)] for size in plan.sizes]
         names = ("accuracy", "ranking", "hard", "close", "whole", "entropy", "top")
         measures = {name: np.array([one[name] for one in tested], float) for name in names}
@@ -290,7 +285,7 @@ class MethodResult:
 
 
 def compare_tables(plan: ComparisonPlan, store: RunStore) -> dict[str, Any]:
-    """The leaderboard of all methods in the first model of the plan, and its measures; accuracies in percent."""
+    """The leaderboard of all methods in the first model of the plan, and their measures; accuracies in percent."""
     setting = setting_table(plan)
     known = {method.name: MethodResult.of(plan, store, plan.models[0], method) for method in plan.methods}
     shown = {name: name for name in ("accuracy", "ranking", "hard", "close", "whole", "entropy")}
@@ -313,7 +308,7 @@ def compare_tables(plan: ComparisonPlan, store: RunStore) -> dict[str, Any]:
 
 
 def setting_table(plan: ComparisonPlan) -> dict[str, Any]:
-    """The settings of the run; methods are ranked by sizes beyond training, or by all if there are none."""
+    """The settings of the run. Methods are ranked by the sizes beyond training, or by all if there are none."""
     model, task = plan.models[0], sized_task(plan.task)
     recipe = recipe_for(model, plan.methods[0], task, plan.steps, plan.batch)
     return {
@@ -339,7 +334,7 @@ _LIMITS = {
 
 
 def capacity_tables(plan: ComparisonPlan, store: RunStore) -> dict[str, Any]:
-    """For every method: the two sizes of each model, and a power law through them."""
+    """For every method: the sizes at which each model fails, and power laws through them."""
     tables: dict[str, Any] = {"capacity": {}, "rules": {}, "setting": setting_table(plan)}
     x = np.log(np.array(plan.sizes, dtype=float))
     for method in plan.methods:
@@ -352,15 +347,22 @@ def capacity_tables(plan: ComparisonPlan, store: RunStore) -> dict[str, Any]:
     return json_values(tables)
 
 
+def _mean_of_known(values: np.ndarray, axis: int) -> np.ndarray:
+    """`np.nanmean`, without its warning where all seeds have diverged: NaN."""
+    with np.errstate(invalid="ignore"):
+        means: np.ndarray = np.nansum(values, axis=axis) / np.isfinite(values).sum(axis=axis)
+    return means
+
+
 def _end(name: str, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """ln of the size at which curves [sizes, …] of a measure end; ±inf beyond the sizes there are."""
+    """ln of the size at which curves [sizes, …] of a measure fall to their limit; ±inf outside the tested sizes."""
     return crossing(x, y / np.maximum(y[:1], 1e-12) if name == "accuracy" else y, 0.5)
 
 
 def _cell(plan: ComparisonPlan, model: ModelSpec, one: MethodResult, x: np.ndarray) -> dict[str, Any]:
     def size(measure: str) -> float | str | None:
-        """Where the mean curve ends, in words where that is outside of the sizes."""
-        end = float(_end(measure, x, np.nanmean(one.measures[measure], axis=1)))
+        """The size at which the mean curve falls to its limit, or on which side of the tested sizes it is."""
+        end = float(_end(measure, x, _mean_of_known(one.measures[measure], 1)))
         if np.isinf(end):
             return "beyond" if end > 0 else "never above"
         return None if np.isnan(end) else float(np.exp(end))
@@ -378,16 +380,15 @@ def _cell(plan: ComparisonPlan, model: ModelSpec, one: MethodResult, x: np.ndarr
 
 
 def fit_power_law(x: np.ndarray, curves: Mapping[ModelSpec, np.ndarray], measure: str, seed: int = 0) -> dict[str, Any]:
-    """size = c · width^a · heads^b · depth^d through models whose size lies among those tested.
+    """Fit size = c · width^a · heads^b · depth^d to models that reach their limit within the tested sizes.
 
-    `curves` are a measure [sizes, seeds] by model, `x` the logarithms of the sizes.
-
-    Intervals are of seeds drawn again, the same ones for every model. Models that end beyond the largest size are left
-    out and counted: where there are many, exponents come out too small.
+    `curves` holds a measure [sizes, seeds] by model, `x` the logarithms of the sizes. Intervals come from resampled
+    seeds, the same for every model. Models that reach their limit beyond the largest size are left out and counted; if
+    there are many, exponents are underestimated.
     """
     models = list(curves)
     whole = np.stack([curves[model] for model in models], axis=1)  # [sizes, models, seeds]
-    ends = _end(measure, x, np.nanmean(whole, axis=2))
+    ends = _end(measure, x, _mean_of_known(whole, 2))
     used = [model for model, one in zip(models, ends, strict=True) if np.isfinite(one)]
     varying = [name for name in FACTORS if len({getattr(model, name) for model in used}) > 1]
     factors = np.log([[float(getattr(model, name)) for name in varying] for model in models]).reshape(len(models), -1)
@@ -400,7 +401,7 @@ def fit_power_law(x: np.ndarray, curves: Mapping[ModelSpec, np.ndarray], measure
     draws = []
     for _ in range(REPEATS if seeds > 1 else 0):
         drawn = whole[:, :, rng.integers(seeds, size=seeds)]
-        again = _least_squares(factors, _end(measure, x, np.nanmean(drawn, axis=2)))
+        again = _least_squares(factors, _end(measure, x, _mean_of_known(drawn, 2)))
         if again is not None:
             draws.append(again[0])
     low, high = interval(draws, best[0])
@@ -412,7 +413,7 @@ def fit_power_law(x: np.ndarray, curves: Mapping[ModelSpec, np.ndarray], measure
 
 
 def _least_squares(factors: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, float | None] | None:
-    """Coefficients of ends = c + factors·a over finite ends, and the share explained; None where too few are."""
+    """Coefficients of ends = c + factors·a over finite ends, and R²; None if there are too few."""
     use = np.isfinite(ends)
     design = np.column_stack((np.ones(int(use.sum())), factors[use]))
     if len(design) < design.shape[1] or np.linalg.matrix_rank(design) < design.shape[1]:
