@@ -251,8 +251,9 @@ def heat_panel(
             strokeWidth=alt.when(chosen).then(alt.value(2.5)).otherwise(alt.value(0.5)),
         )
     else:
-        # Cells in their own colour up to the edge leave no gaps between them.
-        rect = rect.encode(stroke=alt.Stroke("value:Q", scale=scale, legend=bar))
+        # A stroke in the colour of the cell closes the gap to the next one. An encoding would add it to the legend,
+        # which then shows a few dots instead of the gradient.
+        rect = rect.mark_rect(stroke=alt.expr("scale('color', datum.value)"))
     layers = [rect]
     if "letter" in rows[0]:
         # Letters stay readable on the ends of the scale.
