@@ -1,4 +1,4 @@
-"""`--json`: one document on stdout, the one that is saved, and nothing else there."""
+"""`--json`: stdout has one document, the saved one, and nothing else."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ from typing import Any
 import pytest
 
 from sharpmax.experiments.benchmarks import cpu as cpu_bench
-from sharpmax.policies.basic import Constant
-from sharpmax.policies.per_head import PerHead
-from tests.cli.lines import is_one_error_line, saved
+from tests.cli.lines import saved
 
 
 def only_document(outcome: Any) -> Any:
@@ -30,24 +28,9 @@ def test_what_is_saved_is_what_is_printed(home: Path, tmp_path: Path, sharpmax_c
     assert all(Path(file).is_file() for file in files)
 
 
-def test_fold(home: Path, tmp_path: Path, sharpmax_command: Any) -> None:
-    constants = PerHead.of(Constant, value=[[0.5, 2.0, 1.0, 1.3], [1.0, 0.7, 1.6, 1.5]])
-    constants.save(tmp_path / "constants.json")
-    line = ("fold", home / "model", "--policy", tmp_path / "constants.json", "--out", tmp_path / "folded", "--json")
-    found = only_document(sharpmax_command(*line))
-    assert 0 < found.pop("error") < 1e-7
-    about = {"model": "model", "policy": constants.to_dict(), "layers": 2}
-    assert found == {"folder": str(tmp_path / "folded"), **about}
-
-
-def test_what_a_library_prints_goes_elsewhere(sharpmax_command: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_else_is_on_stdout(sharpmax_command: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu_bench, "cpu_tables", lambda **asked: print("chatter") or {"setting": {}, "bench": {}})
     outcome = sharpmax_command("bench", "--json")
     assert only_document(outcome)["tables"] == {"setting": {}, "bench": {}}
     assert outcome.err == "chatter\n"
-
-
-def test_an_error_leaves_stdout_empty(home: Path, sharpmax_command: Any) -> None:
-    outcome = sharpmax_command("horizon", home / "model", "--mass", 2, "--json")
-    assert (outcome.code, outcome.out) == (2, "")
-    assert is_one_error_line(outcome.err)
+    sharpmax_command.refused("bench", "--repeat", 0, "--json")

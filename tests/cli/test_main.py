@@ -18,6 +18,7 @@ import sharpmax
 from sharpmax.cli import env, main
 from sharpmax.errors import ArgumentError
 from sharpmax.experiments import reproduce as tables
+from sharpmax.experiments.run_folder import writing
 from tests.cli.lines import is_one_error_line
 
 
@@ -41,6 +42,16 @@ def test_out_is_a_file_or_cannot_be_written(
     # A folder without the right to write would stop everybody but root, so the refusal is made up.
     monkeypatch.setattr("tempfile.TemporaryFile", failing(PermissionError(13, "Permission denied")))
     assert "Permission denied" in sharpmax_command.refused("bench", "--out", tmp_path)
+
+
+def test_a_folder_that_another_run_writes_to_is_refused(sharpmax_command: Any, tmp_path: Path) -> None:
+    pytest.importorskip("fcntl")
+    with writing(tmp_path):
+        error = sharpmax_command.refused("explore", "--no-open", "--out", tmp_path)
+        assert f"another run is writing to {str(tmp_path)!r} now" in error
+        assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+    sharpmax_command.ok("explore", "--no-open", "--out", tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["explore.html"]
 
 
 def failing(problem: BaseException) -> Any:
