@@ -50,7 +50,8 @@ def test_two_are_compared(
 
 def test_what_cannot_be_compared_leaves_nothing(one: Path, sharpmax_command: Any, tmp_path: Path) -> None:
     wrong = save(tmp_path / "wrong", committed("calibrate-smollm2"))
-    assert "cannot be compared" in sharpmax_command.refused("report", one, wrong, "--out", tmp_path / "out")
+    words = "'one' (probe) and 'wrong' (calibrate) cannot be compared"
+    assert words in sharpmax_command.refused("report", one, wrong, "--out", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
