@@ -52,8 +52,8 @@ def test_the_old_content_stays_until_the_new_is_complete(tmp_path, monkeypatch):
 @pytest.mark.parametrize("problem", [KeyboardInterrupt(), MemoryError()])
 def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch, module, step, problem):
     path = write_text(tmp_path / "a.txt", "old")
-    with monkeypatch.context() as patch, pytest.raises(type(problem)):
-        patch.setattr(module, step, failing(problem))
+    monkeypatch.setattr(module, step, failing(problem))
+    with pytest.raises(type(problem)):
         write_text(path, "new")
     assert path.read_text() == "old"
     assert names(tmp_path) == ["a.txt"]

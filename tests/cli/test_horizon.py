@@ -91,7 +91,7 @@ def test_weights_alone(home: Path, tmp_path: Path, sharpmax_command: Any, monkey
 def test_a_model_that_does_not_fit_its_weights_is_refused(
     home: Path, tmp_path: Path, sharpmax_command: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(horizons, "spread_from_weights", lambda *args, **more: 1e-3 * spread_from_weights(*args, **more))
+    monkeypatch.setattr(horizons, "spread_from_weights", lambda *of, **more: spread_from_weights(*of, **more) / 1e3)
     assert "computes more than its weights say" in sharpmax_command.refused(
         "horizon", home / "model", "--out", tmp_path / "out"
     )

@@ -33,9 +33,7 @@ def names(folder: Path) -> set[str]:
     return {file.name for file in folder.iterdir()}
 
 
-def test_two_are_compared(
-    one: Path, sharpmax_command: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_are_compared(one: Path, sharpmax_command: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     other = save(tmp_path / "other", probed(layers=2, policy="paper"))
     outcome = sharpmax_command("report", one, other / "results.json")

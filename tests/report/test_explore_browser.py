@@ -178,7 +178,8 @@ def test_a_phone_shows_everything_and_nothing_is_too_wide(phone: Visit) -> None:
         assert box is not None
         assert box["width"] > 330
         assert box["x"] + box["width"] <= PHONE["width"]
-    assert all((slider.bounding_box() or {})["height"] >= 24 for slider in page.get_by_role("slider").all())
+    boxes = [slider.bounding_box() for slider in page.get_by_role("slider").all()]
+    assert all(box is not None and box["height"] >= 24 for box in boxes)
     before = shown(phone)
     page.locator("#top").scroll_into_view_if_needed()
     box = page.get_by_role("slider", name="Items, n").bounding_box()

@@ -8,17 +8,7 @@ from functools import partial
 from typing import Any
 
 from sharpmax.report import charts
-from sharpmax.report.tables import (
-    Cell,
-    Figure,
-    Metric,
-    Part,
-    Report,
-    Table,
-    Tables,
-    sizes,
-    table_of,
-)
+from sharpmax.report.tables import Cell, Figure, Metric, Part, Report, Table, Tables, sizes, table_of
 from sharpmax.report.words import count, percent, points, share, text_name
 
 _SMALLEST_BETA = 1e-3
