@@ -41,8 +41,8 @@ def reproduce(
 ) -> None:
     """Reproduce the paper's main table and figures.
 
-    Does a trained head find the best of n items as n grows? Ten heads trained at full length ship with the package
-    for each of two recipes, the paper's and a sharper one.
+    Does a trained head find the best of n items as n grows? The package ships ten trained heads for each of two
+    recipes, the paper's and a sharper one.
     """
     from sharpmax.experiments.reproduce import items_to_read, reproduce_tables
     from sharpmax.experiments.stacked_training import RECIPES, STEPS, state_path
