@@ -103,6 +103,3 @@ def test_the_test_sees_what_a_command_reads() -> None:
     command = "sharpmax evaluate m --policy p/a.json --policy paper --task kv,own.py --sizes 8..512 --out here/x.json"
     assert read_by(command) == ["p/a.json", "own.py"]
     assert read_by("sharpmax clrs evaluate one two --longest 9") == ["one", "two"]
-    variants = {"a": {"policy": {"schema": 1, "kind": "constant"}}, "own": {"policy": None}}
-    one = {"command": command, "provenance": {}, "tables": {"setting": {"variants": variants}}}
-    assert list(files_of(one)) == ["p/a.json"]

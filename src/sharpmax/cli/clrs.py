@@ -56,22 +56,14 @@ def train(
     as_json: options.AsJson = False,
 ) -> None:
     """Train a model, or a new one (scratch:10m), with or without a policy."""
+    from sharpmax.experiments.clrs import training
     from sharpmax.experiments.clrs.data import Documents, Source, algorithms_from
-    from sharpmax.experiments.clrs.training import (
-        MODEL,
-        FineTuneRecipe,
-        FineTuning,
-        forget_states,
-        is_scratch,
-        scratch_model,
-        scratch_tokenizer,
-    )
     from sharpmax.experiments.run_folder import RUN
     from sharpmax.lazy import require
     from sharpmax.models.language import context_of, load_language_model
     from sharpmax.results import FILE_NAME, load
 
-    recipe = FineTuneRecipe(
+    recipe = training.FineTuneRecipe(
         steps=steps, minutes=minutes, batch_tokens=batch_tokens, tokens_at_once=tokens_at_once, rate=lr,
         policy_rate=policy_lr, compiled=compiled, save_every=save_every, seed=seed,
     )  # fmt: skip
@@ -84,12 +76,12 @@ def train(
     with progress() as note, state.main_process_first():
         examples = source.examples("train", data_folder(data), processes=processes, note=note)
         note(f"loading {model}")
-        if is_scratch(model):
-            language = scratch_model(model, scratch_tokenizer(examples), seed)
+        if training.is_scratch(model):
+            language = training.scratch_model(model, training.scratch_tokenizer(examples), seed)
         else:
             language = load_language_model(model)
         documents = Documents.of(language.tokenizer, examples, context_of(language.model), note)
-        prepared = FineTuning(language, documents, source.to_dict(), recipe, place, precision == "bfloat16")
+        prepared = training.FineTuning(language, documents, source.to_dict(), recipe, place, precision == "bfloat16")
     # All processes of a training write to one folder; the main process prints and saves.
     folder = out_folder(context, "" if state.is_main_process else f"process-{state.process_index}")
     if state.is_main_process:
@@ -102,8 +94,8 @@ def train(
     with resumable(folder, RUN), progress() as show:
         tables = prepared.train(folder, resume=resume, progress=lambda *done: show("training", *done))
     if state.is_main_process:
-        finish(context, tables, folder, _print_training, files=[folder / MODEL])
-        forget_states(folder)
+        finish(context, tables, folder, _print_training, files=[folder / training.MODEL])
+        training.forget_states(folder)
 
 
 def _print_training(tables: Mapping[str, Any]) -> None:
