@@ -6,6 +6,7 @@ import errno
 import os
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,13 @@ from sharpmax.files import append_bytes, read_json, write_text, written_by_other
 
 def names(folder: Path) -> list[str]:
     return sorted(p.name for p in folder.iterdir())
+
+
+def failing(problem: BaseException) -> Any:
+    def fail(*_: object, **__: object) -> None:
+        raise problem
+
+    return fail
 
 
 def test_writes_what_it_was_given(tmp_path):
@@ -40,19 +48,13 @@ def test_the_old_content_stays_until_the_new_is_complete(tmp_path, monkeypatch):
     assert path.read_text() == "new"
 
 
-@pytest.mark.parametrize("step", ["fsync", "replace"])
-@pytest.mark.parametrize("problem", [OSError(28, "No space left on device"), KeyboardInterrupt(), MemoryError()])
-def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch, step, problem):
+@pytest.mark.parametrize(("module", "step"), [(os, "fsync"), (Path, "replace")])
+@pytest.mark.parametrize("problem", [KeyboardInterrupt(), MemoryError()])
+def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch, module, step, problem):
     path = write_text(tmp_path / "a.txt", "old")
-
-    def fail(*_: object, **__: object) -> None:
-        raise problem
-
-    monkeypatch.setattr(*((os, "fsync") if step == "fsync" else (Path, step)), fail)
-    expected = ArgumentError if isinstance(problem, OSError) else type(problem)
-    with pytest.raises(expected):
+    monkeypatch.setattr(module, step, failing(problem))
+    with pytest.raises(type(problem)):
         write_text(path, "new")
-    monkeypatch.undo()
     assert path.read_text() == "old"
     assert names(tmp_path) == ["a.txt"]
 
@@ -60,10 +62,8 @@ def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch, s
 def test_a_path_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     for path in (tmp_path / "file" / "a.txt", tmp_path):
-        with pytest.raises(ArgumentError) as caught:
+        with pytest.raises(ArgumentError, match=rf"^path: cannot write '{path}' \(.*allowed: a path in a folder"):
             write_text(path, "x")
-        assert str(caught.value).startswith(f"path: cannot write {str(path)!r} (")
-        assert "allowed: a path in a folder you may write to" in str(caught.value)
     assert names(tmp_path) == ["file"]
 
 
@@ -83,17 +83,11 @@ def test_has_the_mode_of_an_ordinary_file(tmp_path, monkeypatch):
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS])
 def test_an_error_names_the_file_the_reason_and_what_to_do(tmp_path, monkeypatch, write, number):
     path = write_text(tmp_path / "a.txt", "old\n")
-
-    def fail(*_: object) -> None:
-        raise OSError(number, os.strerror(number))
-
     todo = "the disk is full: make room" if number == errno.ENOSPC else "a folder you may write to"
-    monkeypatch.setattr(os, "fsync", fail)
+    monkeypatch.setattr(os, "fsync", failing(OSError(number, os.strerror(number))))
     with pytest.raises(ArgumentError) as caught:
         write(path)
-    message = str(caught.value)
-    assert all(part in message for part in (repr(str(path)), os.strerror(number), todo))
-    assert "\n" not in message
+    assert all(part in str(caught.value) for part in (repr(str(path)), os.strerror(number), todo))
     assert path.read_text() == "old\n"
     assert names(tmp_path) == ["a.txt"]
 
@@ -107,11 +101,8 @@ def test_lines_are_added(tmp_path):
 
 
 def test_an_interrupt_keeps_the_line_that_was_being_written(tmp_path, monkeypatch):
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
     append_bytes(tmp_path / "a.jsonl", b"one\n")
-    monkeypatch.setattr(os, "fsync", interrupt)
+    monkeypatch.setattr(os, "fsync", failing(KeyboardInterrupt()))
     with pytest.raises(KeyboardInterrupt):
         append_bytes(tmp_path / "a.jsonl", b"two\n")
     assert (tmp_path / "a.jsonl").read_bytes() == b"one\ntwo\n"
@@ -130,10 +121,10 @@ def test_what_is_no_json_is_one_line(tmp_path, text):
 
 
 class SafetensorError(Exception):
-    """As safetensors raises it."""
+    """Has the name of the error that safetensors raises."""
 
 
-def test_what_others_cannot_write_is_said_alike(tmp_path):
+def test_libraries_that_cannot_write_give_the_same_error(tmp_path):
     said = "Error while serializing: I/O error: No space left on device (os error 28)"
     for problem in (SafetensorError(said), OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))):
         full = r"cannot write .*out.*\(No space left on device\); the disk is full"

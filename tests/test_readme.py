@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from statistics import mean
 from typing import Any
@@ -23,17 +24,15 @@ BASELINE = "baseline"
 """The name of the baseline in saved results."""
 
 
+@functools.cache
 def evaluated(name: str) -> dict[str, Any]:
     return dict(load(ROOT / "results" / name).tables)
 
 
-def section(title: str) -> str:
-    return README.split(f"## {title}")[1].split("\n## ")[0]
-
-
 def cells(title: str) -> list[list[str]]:
     """The rows of the table in a section of the README."""
-    lines = [line for line in section(title).splitlines() if line.startswith("|")]
+    section = README.split(f"## {title}")[1].split("\n## ")[0]
+    lines = [line for line in section.splitlines() if line.startswith("|")]
     rows = [[cell.replace("`", "").replace("*", "").strip() for cell in line.split("|")[1:-1]] for line in lines]
     return [row for row in rows if not row[0].startswith("---")]
 
@@ -142,8 +141,12 @@ def test_the_limits_are_the_committed_runs() -> None:
     assert mean([one["mean"] for one in evaluated("clrs")["gains"]["clrs-paper"].values()]) < 0.0
 
 
-CARDS = " ".join((ROOT / "docs" / "reference" / "policy-cards.md").read_text(encoding="utf-8").split())
-LANGUAGE = " ".join((ROOT / "docs" / "results" / "language.md").read_text(encoding="utf-8").split())
+def text_of(page: str) -> str:
+    """A page of the documentation on one line."""
+    return " ".join((ROOT / "docs" / page).read_text(encoding="utf-8").split())
+
+
+CARDS = text_of("reference/policy-cards.md")
 
 
 def card(name: str) -> str:
@@ -163,9 +166,8 @@ def test_a_policy_card_is_the_committed_run(name: str) -> None:
     assert f"{made['setting']['steps']} steps" in found
     assert made["setting"]["budget"] == 0.01
     assert f"{rise(RUNS[name], name)} on" in found
-    for group in ("smollm2",) if name.startswith("smollm2") else (RUNS[name].removeprefix("evaluate-"),):
-        if (ROOT / "results" / f"evaluate-{group}-controls").is_dir():
-            assert f"{rise(f'evaluate-{group}-controls', name)} on a novel" in found
+    if (ROOT / "results" / f"{RUNS[name]}-controls").is_dir():
+        assert f"{rise(f'{RUNS[name]}-controls', name)} on a novel" in found
     if "Peak GPU memory" in found:
         assert re.search(rf"Peak GPU memory {made['setting']['memory'] / 1e9:.3g} GB", found)
     if "KL " in found:
@@ -189,7 +191,7 @@ def test_the_table_of_models_is_the_committed_runs() -> None:
         gained = gains(tables, "formats", name)
         before, after = (tables["accuracy/ruler/niah_multikey_2"][one][size]["mean"] for one in (BASELINE, name))
         numbers = f"{signed(mean(gained))} | {signed(min(gained))} | {before:.1f}% → {after:.1f}% at {size} |"
-        assert numbers in LANGUAGE.replace("**", "")
+        assert numbers in text_of("results/language.md").replace("**", "")
         assert f"{before:.1f}% → {after:.1f}%" in card(name)
     at_1024 = gains(evaluated("evaluate-qwen2.5-coder-0.5b-1024"), "formats", "qwen2.5-coder-0.5b")
     assert f"{signed(mean(at_1024))} at 1,024" in card("qwen2.5-coder-0.5b")
@@ -207,9 +209,7 @@ def test_the_numbers_of_seal_are_those_of_its_run() -> None:
 
 
 def test_the_index_of_results_has_the_numbers_of_the_files() -> None:
-    index, reproduce = (
-        (ROOT / "docs" / "results" / name).read_text(encoding="utf-8") for name in ("index.md", "reproduce.md")
-    )
+    index, reproduce, faq = (text_of(page) for page in ("results/index.md", "results/reproduce.md", "faq.md"))
     paper = {name: row["1024"]["mean"] for name, row in evaluated("reproduce")["accuracy"].items()}
     words = "softmax {softmax:.1f}%, the paper's polynomial {paper:.1f}%, entropy target {target:.1f}%"
     assert words.format(**paper, target=paper["entropy-target"]) in index
@@ -217,7 +217,6 @@ def test_the_index_of_results_has_the_numbers_of_the_files() -> None:
     assert "gains {:.1f} points at 1,024 items, an entropy target {:.1f}".format(*gained) in reproduce
     found = [signed(mean(gains(evaluated(RUNS[name]), "formats", name))) for name in RUNS]
     assert f"six test formats: {found[0]} points; Qwen2.5-Coder-0.5B {found[-1]}" in index
-    faq = (ROOT / "docs" / "faq.md").read_text(encoding="utf-8")
     assert f"it hurts: {found[6]} points" in faq
     assert f"{found[5]} and {found[3]} points on the test formats here" in faq
     methods = {name: row["16384"]["mean"] for name, row in evaluated("compare")["accuracy"].items()}
@@ -225,64 +224,56 @@ def test_the_index_of_results_has_the_numbers_of_the_files() -> None:
     assert evaluated("probe-smollm2")["verdict"][0].startswith("113 (42%) of smollm2's 270 attention heads lose focus")
 
 
-CLRS_PAGE = " ".join((ROOT / "docs" / "results" / "clrs.md").read_text(encoding="utf-8").split())
-
-
-def test_the_page_of_clrs_is_the_committed_run() -> None:
+def test_the_page_of_clrs_is_the_committed_runs() -> None:
+    page = text_of("results/clrs.md")
     tables = evaluated("clrs")
     plain, sharp = ([loss for _, loss in one["curve"]] for one in tables["training"].values())
-    # A point of the curve stands for 14 steps, so that seven are about a hundred.
+    # A point of the curve stands for 14 steps: seven are about a hundred.
     assert all(sum(sharp[first : first + 7]) > sum(plain[first : first + 7]) for first in range(0, len(plain), 7))
     assert 2.0 <= sharp[-1] / plain[-1] < 2.5
-    assert "the mean loss of every hundred steps is higher, at the end twice as high" in CLRS_PAGE
+    assert "the mean loss of every hundred steps is higher, at the end twice as high" in page
     speeds = [one["speed"]["tokens_per_second"] for one in tables["training"].values()]
-    assert "{:,.0f} tokens/s without a policy and {:,.0f} under `paper`".format(*speeds) in CLRS_PAGE
+    assert "{:,.0f} tokens/s without a policy and {:,.0f} under `paper`".format(*speeds) in page
     (remark,) = merged(tables["setting"]["remarks"]["clrs-paper"])
-    assert f"{remark.partition(' of the rows')[0]} have more" in CLRS_PAGE
+    assert f"{remark.partition(' of the rows')[0]} have more" in page
     assert PAPER.acts_on is not None
-    assert f"up to an entropy of {PAPER.acts_on[1]:.2f} nats only" in CLRS_PAGE
+    assert f"up to an entropy of {PAPER.acts_on[1]:.2f} nats only" in page
 
-
-def test_what_the_page_of_clrs_says_of_sorting_is_the_committed_run() -> None:
-    tables = evaluated("clrs")
-    sorts, variants = ("bubble_sort", "heapsort", "quicksort"), ("clrs-none", "clrs-paper")
-
-    def right(size: str) -> list[str]:
-        means = [[tables["accuracy"][variant][name][size]["mean"] for name in sorts] for variant in variants]
-        return [f"{mean(values):.1f}%" for values in means]
-
+    sorts = ("bubble_sort", "heapsort", "quicksort")
     trained = {name: one["trained"] for name, one in tables["setting"]["sizes"].items()}
     assert all(max(trained[name]) == 10 for name in sorts)
     assert 15 in trained["insertion_sort"]
     assert not any(13 in sizes for sizes in trained.values())
-    assert "right in {} of the answers (no policy) and {} (`paper`)".format(*right("15")) in CLRS_PAGE
-    assert "nobody had taught, in {} and {}; and of 20, in {} and {}".format(*right("13"), *right("20")) in CLRS_PAGE
+    n15, n13, n20 = (
+        [f"{mean(by_name[name][size]['mean'] for name in sorts):.1f}%" for by_name in tables["accuracy"].values()]
+        for size in ("15", "13", "20")
+    )
+    assert "right in {} of the answers (no policy) and {} (`paper`)".format(*n15) in page
+    assert "nobody had taught, in {} and {}; and of 20, in {} and {}".format(*n13, *n20) in page
+
+    scratch = evaluated("clrs-scratch")
+    for group, words in (("in", "{:.1f}% at training sizes"), ("out", "and {:.1f}% at larger ones")):
+        frequent = mean(most_frequent(scratch, name, trained=group == "in") for name in scratch["majority"])
+        assert words.format(frequent) in page
+        assert all(found[group]["mean"] < frequent for found in scratch["means"].values())
+    minimum = evaluated("clrs-minimum")
+    before, after, scaled = (found["out"]["mean"] for found in minimum["means"].values())
+    steps = [one["setting"]["steps"] for one in minimum["training"].values()]
+    assert f"{after:.1f}% against {before:.1f}% at larger sizes" in page
+    assert f"after {steps[1]:,} steps against {steps[0]:,}" in page
+    assert f"loses {before - scaled:.0f} points at larger sizes" in page
+    assert not clrs.significant(minimum["gains"]["paper"]["out"])
 
 
-def _most_frequent(tables: Any, name: str, trained: bool) -> float:
-    """What always giving an algorithm's most frequent answer scores, over its trained or its larger sizes."""
+def most_frequent(tables: Any, name: str, *, trained: bool) -> float:
+    """The accuracy of always giving an algorithm's most frequent answer, at its trained or other sizes."""
     sizes = tables["setting"]["sizes"][name]["trained"]
     known = [cell["mean"] for n, cell in tables["majority"][name].items() if (int(n) in sizes) == trained]
     return mean(known) if known else 0.0
 
 
-def test_what_the_page_of_clrs_says_of_models_from_scratch_is_the_committed_runs() -> None:
-    tables = evaluated("clrs-scratch")
-    for group, words in (("in", "{:.1f}% at training sizes"), ("out", "and {:.1f}% at larger ones")):
-        frequent = mean([_most_frequent(tables, name, group == "in") for name in tables["majority"]])
-        assert words.format(frequent) in CLRS_PAGE
-        assert all(found[group]["mean"] < frequent for found in tables["means"].values())
-    tables = evaluated("clrs-minimum")
-    plain, sharp, scaled = (found["out"]["mean"] for found in tables["means"].values())
-    steps = [one["setting"]["steps"] for one in tables["training"].values()]
-    assert f"{sharp:.1f}% against {plain:.1f}% at larger sizes" in CLRS_PAGE
-    assert f"after {steps[1]:,} steps against {steps[0]:,}" in CLRS_PAGE
-    assert f"loses {plain - scaled:.0f} points at larger sizes" in CLRS_PAGE
-    assert not clrs.significant(tables["gains"]["paper"]["out"])
-
-
 def test_the_ablation_in_the_docs_is_the_committed_run() -> None:
     found = evaluated("compare-ablation")
-    page = (ROOT / "docs" / "results" / "leaderboard.md").read_text(encoding="utf-8")
     anywhere = [found["accuracy"]["sharp-anywhere"][size]["mean"] for size in ("1024", "4096", "16384")]
-    assert "still reaches {:.1f} / {:.1f} / {:.1f}% at 1,024 / 4,096 / 16,384 items".format(*anywhere) in page
+    words = "still reaches {:.1f} / {:.1f} / {:.1f}% at 1,024 / 4,096 / 16,384 items"
+    assert words.format(*anywhere) in text_of("results/leaderboard.md")

@@ -1,4 +1,4 @@
-"""Every command in the committed results can be run again by somebody who has the repository alone."""
+"""Every command in the committed results can be run again with the repository alone."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def commands_in(value: Any) -> Iterator[str]:
 
 
 def read_by(command: str) -> list[str]:
-    """The words of a command that name something it reads from a disk."""
+    """The words of a command that name files or folders it reads."""
     words = shlex.split(command)
     found = []
     for before, word in pairwise(words):
@@ -50,7 +50,7 @@ def read_by(command: str) -> list[str]:
 
 
 def files_of(one: Any) -> dict[str, str]:
-    """Where the policies and files that a command names are in its results, by their names in it."""
+    """Where the results hold the policies and files that their command names, by those names."""
     found = {str(file["name"]): "provenance.files" for file in one["provenance"].get("files") or []}
     tables = one.get("tables") or {}
     variants, training = tables.get("setting", {}).get("variants") or {}, tables.get("training") or {}
@@ -64,11 +64,10 @@ def files_of(one: Any) -> dict[str, str]:
 
 
 OLDER = {"--leash": "--budget", "--limit": "--prompts", "--rate": "--lr"}
-"""Options of results that were saved under an earlier name."""
-
+"""Earlier names of options, in saved results."""
 
 REMOVED = {"--cell-text", "--row-tokens", "--weigh", "--largest"}
-"""Options, each with a value, of the trainings of results/clrs, as its page says."""
+"""Options, each with a value, of the training runs of results/clrs; its page names them."""
 
 
 @pytest.mark.parametrize("path", SAVED, ids=lambda path: f"{path.parent.name}/{path.name}")
@@ -84,7 +83,7 @@ def test_a_command_can_be_run_again(path: Path) -> None:
         inside = files_of(one)
         text = one.get("tables", {}).get("setting", {}).get("text") or {}
         for word in read_by(one["command"]):
-            # Of a text the results hold the name and a hash; the page of its results says where it comes from.
+            # Results hold the name and hash of a text; the page of the results says where it comes from.
             if word == text.get("source") and text.get("fingerprint"):
                 assert f"`{word}`" in LANGUAGE_PAGE, word
                 continue
@@ -104,6 +103,3 @@ def test_the_test_sees_what_a_command_reads() -> None:
     command = "sharpmax evaluate m --policy p/a.json --policy paper --task kv,own.py --sizes 8..512 --out here/x.json"
     assert read_by(command) == ["p/a.json", "own.py"]
     assert read_by("sharpmax clrs evaluate one two --longest 9") == ["one", "two"]
-    variants = {"a": {"policy": {"schema": 1, "kind": "constant"}}, "own": {"policy": None}}
-    one = {"command": command, "provenance": {}, "tables": {"setting": {"variants": variants}}}
-    assert list(files_of(one)) == ["p/a.json"]

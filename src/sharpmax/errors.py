@@ -1,4 +1,4 @@
-"""The few kinds of error a caller can meet, and the one way their messages are built."""
+"""Error types, and the functions that build their messages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ArgumentError(SharpmaxError, ValueError):
 
 
 class ArgumentTypeError(SharpmaxError, TypeError):
-    """An argument is of a type that is not allowed."""
+    """An argument has a type that is not allowed."""
 
 
 class UnsupportedError(SharpmaxError, NotImplementedError):
@@ -34,7 +34,7 @@ class NotMeasuredError(SharpmaxError, AttributeError):
 class MissingExtraError(SharpmaxError, ImportError):
     """An optional dependency is needed and not installed.
 
-    `alone` is what the extra cannot bring because its own dependencies are not wanted.
+    `alone` is a package that the extra cannot declare, because it must be installed with `--no-deps`.
     """
 
     def __init__(self, package: str, extra: str, purpose: str, *, alone: str = "") -> None:
@@ -45,19 +45,19 @@ class MissingExtraError(SharpmaxError, ImportError):
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return MissingExtraError.__new__, (MissingExtraError, str(self))  # a copy has the text, not its parts
+        return MissingExtraError.__new__, (MissingExtraError, str(self))  # a copy keeps only the message
 
 
 class FileFormatError(SharpmaxError, ValueError):
-    """A file is not what its reader expects."""
+    """A file does not have the expected format."""
 
 
 class OutOfRangeWarning(UserWarning):
-    """A policy was asked about rows outside the range it was fitted on."""
+    """A policy was applied to rows outside the range it was fitted on."""
 
 
 def packages_of(extra: str) -> list[str]:
-    """The requirements of an extra; none where the package has no metadata, as in a copy of its source."""
+    """Return the requirements of an extra; none if the package has no metadata, as in a copy of its source."""
     import re
     from importlib import metadata  # takes longer than all of `import sharpmax`
 
@@ -75,7 +75,7 @@ def packages_of(extra: str) -> list[str]:
 
 
 def install_command(extra: str, otherwise: str) -> str:
-    """The command that installs the packages of an extra by name, or `otherwise` where they are not known."""
+    """Return the command that installs the packages of an extra, or `otherwise` if they are unknown."""
     packages = packages_of(extra) or [otherwise]
     return " ".join(["pip install", *(f"'{package}'" if ">" in package else package for package in packages)])
 
@@ -86,5 +86,5 @@ def reject(argument: str, given: object, allowed: str, todo: str = "") -> NoRetu
 
 
 def reject_type(argument: str, given: object, allowed: str, todo: str = "") -> NoReturn:
-    """Raise an `ArgumentTypeError`, as `reject`."""
+    """Raise an `ArgumentTypeError` with the message of `reject`."""
     raise ArgumentTypeError(f"{argument}: got {given}; allowed: {allowed}" + (f"; {todo}" if todo else ""))

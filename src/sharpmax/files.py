@@ -1,4 +1,4 @@
-"""Writing files so that a reader never meets half of one, and reading JSON that somebody may have changed."""
+"""Atomic writes, and reading JSON that users may have edited."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from typing import Any, BinaryIO
 from sharpmax.errors import ArgumentError, FileFormatError
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-"""The errors of a system whose disk, or a user's share of it, is full."""
+"""Error numbers of a full disk or quota."""
 
 FULL_TODO = "the disk is full: make room there, or choose a folder on another disk"
 
 
 def write_text(path: str | Path, text: str) -> Path:
-    """Write `text` to `path` in one step: the old content stays until the new one is complete."""
+    """Write `text` to `path` atomically: the old content stays until the new content is complete."""
     return write_bytes(path, text.encode("utf-8"))
 
 
 def write_bytes(path: str | Path, data: bytes) -> Path:
-    """Write `data` to `path` in one step, as `write_text`."""
+    """Write `data` to `path` atomically."""
     with new_file(path) as file:
         file.write(data)
     return Path(path)
@@ -34,12 +34,12 @@ def write_bytes(path: str | Path, data: bytes) -> Path:
 
 @contextmanager
 def new_file(path: str | Path) -> Iterator[BinaryIO]:
-    """A file to write and read that gets the name `path` when the block ends, and is removed if an error ends it."""
+    """Yield a file that is renamed to `path` when the block ends, and removed if the block raises."""
     path = Path(path)
     partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # An ordinary file: the system takes away what the user's umask says, which no thread can read by itself.
+        # `os.open` applies the umask, which a thread cannot read without changing it for all others.
         handle = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
         with os.fdopen(handle, "w+b") as file:
             yield file
@@ -49,14 +49,14 @@ def new_file(path: str | Path) -> Iterator[BinaryIO]:
     except OSError as problem:
         raise cannot_write(path, problem) from problem
     finally:
-        with suppress(OSError):  # still there only if something went wrong, whatever it was
+        with suppress(OSError):  # exists only after an error
             partial.unlink(missing_ok=True)
 
 
 def append_bytes(path: str | Path, data: bytes) -> None:
-    """Add whole lines to the end of a file; when this returns they are on disk.
+    """Append whole lines to a file; when this returns they are on disk.
 
-    If the system refuses, none of them is added. Ctrl-C loses nothing: closing the file writes the rest.
+    If the system refuses, none of them is appended. After Ctrl-C, closing the file still writes all of them.
     """
     try:
         with Path(path).open("ab") as file:
@@ -66,7 +66,7 @@ def append_bytes(path: str | Path, data: bytes) -> None:
                 file.flush()
                 os.fsync(file.fileno())
             except OSError:
-                with suppress(OSError):  # half of a line is no place to add another to
+                with suppress(OSError):  # the next line must not follow half of this one
                     os.truncate(path, before)
                 raise
     except OSError as problem:
@@ -74,7 +74,7 @@ def append_bytes(path: str | Path, data: bytes) -> None:
 
 
 def cannot_write(path: str | Path, problem: OSError) -> ArgumentError:
-    """The error of a file that cannot be written: which, why, and what to do about it."""
+    """Return the error for a file that cannot be written: which file, why, and what to do."""
     reason = problem.strerror or str(problem)
     todo = FULL_TODO if problem.errno in FULL else "allowed: a path in a folder you may write to"
     return ArgumentError(f"path: cannot write {str(path)!r} ({reason}); {todo}")
@@ -82,9 +82,9 @@ def cannot_write(path: str | Path, problem: OSError) -> ArgumentError:
 
 @contextmanager
 def written_by_others(path: str | Path) -> Iterator[None]:
-    """Around libraries that write to `path` themselves: report what the system refuses as for our own files.
+    """Report the write errors of a library like those of our own files.
 
-    safetensors wraps the system's error in one of its own, which holds no more of it than the text.
+    safetensors wraps the OSError in an exception of its own that keeps only the text.
     """
     try:
         yield
@@ -98,15 +98,15 @@ def written_by_others(path: str | Path) -> Iterator[None]:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """The value of a JSON text; a ValueError of one line says what is wrong with it, whatever it is."""
+    """Return the value of a JSON text, or raise a ValueError with a one-line message."""
     try:
         return json.loads(text.decode("utf-8") if isinstance(text, bytes) else text)
     except RecursionError:
-        raise ValueError("too many brackets inside one another") from None
+        raise ValueError("nested too deeply") from None
 
 
 def read_json(path: str | Path, what: str) -> Any:
-    """The value in a JSON file, or an error in one line that says of what kind it is (`what`) and names it."""
+    """Return the value in a JSON file, or raise a FileFormatError that names the file and its kind (`what`)."""
     try:
         return parse_json(Path(path).read_bytes())
     except (OSError, ValueError) as problem:
@@ -114,6 +114,6 @@ def read_json(path: str | Path, what: str) -> Any:
 
 
 def display_name(word: str | Path) -> str:
-    """What results call a model or a folder: its own name, also for `.`, without anything of this machine."""
+    """Return the name of a model or folder for results: the folder's own name (also of `.`), without its path."""
     path = Path(word).expanduser()
     return path.resolve().name if path.exists() else str(word)

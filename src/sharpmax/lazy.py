@@ -1,7 +1,6 @@
-"""Packages that load their parts on first use.
+"""Lazy imports: public names of packages, and optional dependencies.
 
-`import sharpmax` costs milliseconds, and `import sharpmax.jax` never loads torch, because a package
-names where its public objects live instead of importing them.
+`import sharpmax` takes milliseconds, and `import sharpmax.jax` never loads torch.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from sharpmax.errors import MissingExtraError
 
 
 def lazy_exports(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return the `__getattr__` and `__dir__` of a package whose public names live in the modules `homes` names.
+    """Return the `__getattr__` and `__dir__` of a package; `homes` maps each public name to its module.
 
     A name whose home has the same name is that module (`"policies": "sharpmax.policies"`).
     """
@@ -26,17 +25,17 @@ def lazy_exports(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str]
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         module = importlib.import_module(homes[name])
         value = module if homes[name] == f"{package}.{name}" else getattr(module, name)
-        setattr(sys.modules[package], name, value)  # the next access does not come here
+        setattr(sys.modules[package], name, value)  # later accesses find it there
         return value
 
     return load, lambda: sorted(homes)
 
 
 def require(module: str, extra: str, purpose: str) -> ModuleType:
-    """Import an optional dependency, or say which extra brings it and what for."""
+    """Import an optional dependency, or raise a MissingExtraError that names its extra and `purpose`."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as missing:
         if missing.name != module.partition(".")[0]:
-            raise  # the package is there and something inside it is not: that is not ours to explain
+            raise  # the package is installed, but something that it imports is not
         raise MissingExtraError(missing.name, extra, purpose) from None

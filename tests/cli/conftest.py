@@ -1,4 +1,4 @@
-"""The command line as a function, cut off from the checkout around it."""
+"""The command line as a function, independent of the checkout around it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Command:
         return outcome
 
     def refused(self, *words: Any) -> str:
-        """The one line with which a command refuses, before it prints anything."""
+        """The one-line error of a command that prints nothing else."""
         outcome = self(*words)
         assert (outcome.code, outcome.out) == (2, "")
         assert is_one_error_line(outcome.err), outcome.err
@@ -52,7 +52,7 @@ def no_git(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a model, a task of the user's own and a text; a module that needs more puts it there too."""
+    """A folder with a model, a task of the user and a text; test modules add files of their own."""
     folder = tmp_path_factory.mktemp("home")
     tiny.save(folder / "model")
     (folder / "letters.py").write_text(tiny.LETTERS_FILE)
@@ -61,10 +61,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def sharpmax_command(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> Command:
-    """Run a command here. Its lines of progress, which tests/cli/test_terminal.py tests, are left out."""
-    if request.module.__name__.rpartition(".")[2] != "test_terminal":
-        monkeypatch.setattr(terminal, "_print_line", lambda line: None)
+def sharpmax_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
+    """Run a command in this process, without its lines of progress."""
+    monkeypatch.setattr(terminal, "_print_line", lambda line: None)
     return Command(capsys)

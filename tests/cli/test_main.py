@@ -1,11 +1,13 @@
-"""Exit codes, one-line errors, and what works without Typer."""
+"""What all commands share: exit codes, one-line errors, `--json`, files named in results."""
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import os
 import runpy
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +20,11 @@ import sharpmax
 from sharpmax.cli import env, main
 from sharpmax.errors import ArgumentError
 from sharpmax.experiments import reproduce as tables
-from tests.cli.lines import is_one_error_line
+from sharpmax.experiments.benchmarks import cpu as cpu_bench
+from sharpmax.experiments.run_folder import writing
+from sharpmax.policies.basic import Constant
+from sharpmax.policies.registry import load_policy
+from tests.cli.lines import is_one_error_line, saved
 
 
 def test_version_and_help(sharpmax_command: Any) -> None:
@@ -41,6 +47,16 @@ def test_out_is_a_file_or_cannot_be_written(
     # A folder without the right to write would stop everybody but root, so the refusal is made up.
     monkeypatch.setattr("tempfile.TemporaryFile", failing(PermissionError(13, "Permission denied")))
     assert "Permission denied" in sharpmax_command.refused("bench", "--out", tmp_path)
+
+
+def test_a_folder_that_another_run_writes_to_is_refused(sharpmax_command: Any, tmp_path: Path) -> None:
+    pytest.importorskip("fcntl")
+    with writing(tmp_path):
+        error = sharpmax_command.refused("explore", "--no-open", "--out", tmp_path)
+        assert f"another run is writing to {str(tmp_path)!r} now" in error
+        assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+    sharpmax_command.ok("explore", "--no-open", "--out", tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["explore.html"]
 
 
 def failing(problem: BaseException) -> Any:
@@ -148,3 +164,56 @@ def test_as_a_module_at_a_terminal_without_unicode(monkeypatch: pytest.MonkeyPat
     assert ended.value.code == 2
     terminal.flush()
     assert is_one_error_line(written.getvalue().decode("ascii"))
+
+
+def only_document(outcome: Any) -> Any:
+    assert outcome.code == 0, outcome.err
+    return json.loads(outcome.out)
+
+
+def test_what_is_saved_is_what_is_printed(home: Path, tmp_path: Path, sharpmax_command: Any) -> None:
+    """Every command that saves results prints them in `run.show_results`."""
+    line = ("evaluate", home / "model", "--task", home / "letters.py", "--sizes", 4, "--prompts", 2, "--no-text")
+    outcome = sharpmax_command(*line, "--no-draw", "--device", "split", "--out", tmp_path, "--json")
+    assert only_document(outcome) == saved(tmp_path)
+    assert f"wrote {tmp_path / 'results.json'}\n" in outcome.err
+    files = only_document(sharpmax_command("report", tmp_path, "--json"))["files"]
+    assert str(tmp_path / "report.html") in files
+    assert all(Path(file).is_file() for file in files)
+
+
+def test_nothing_else_is_on_stdout(sharpmax_command: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_bench, "cpu_tables", lambda **asked: print("chatter") or {"setting": {}, "bench": {}})
+    outcome = sharpmax_command("bench", "--json")
+    assert only_document(outcome)["tables"] == {"setting": {}, "bench": {}}
+    assert outcome.err == "chatter\n"
+    sharpmax_command.refused("bench", "--repeat", 0, "--json")
+
+
+@pytest.mark.parametrize("given", ["p/warm.json", "p", "constant:1.25"])
+def test_a_policy_is_found_again(
+    given: str, home: Path, tmp_path: Path, sharpmax_command: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Constant(1.25).save("p/warm.json")
+    Constant(1.5).save("p/policy.json")
+    sharpmax_command.ok("horizon", home / "model", "--certified-only", "--policy", given, "--out", "out")
+    results = saved(Path("out"))
+    words = shlex.split(results["command"])
+    assert words[words.index("--policy") + 1] == given
+    files = results["provenance"].get("files", [])
+    assert [one["name"] for one in files] == ([] if given.startswith("constant") else [given])
+    for one in files:
+        assert hashlib.sha256(one["text"].encode()).hexdigest() == one["sha256"]
+        Path("again.json").write_text(one["text"], encoding="utf-8")
+        assert load_policy("again.json") == Constant(1.5 if given == "p" else 1.25)
+
+
+def test_tasks_are_copied_and_data_are_not(home: Path, tmp_path: Path, sharpmax_command: Any) -> None:
+    tasks = ("--task", f"{home / 'letters.py'},text", "--text", home / "text.txt")
+    sizes = ("--sizes", "8,16", "--prompts", 2, "--no-draw")
+    sharpmax_command.ok("probe", home / "model", *tasks, *sizes, "--out", tmp_path)
+    task, data = saved(tmp_path)["provenance"]["files"]
+    assert (task["name"], task["text"]) == ("letters.py", (home / "letters.py").read_text(encoding="utf-8"))
+    content = (home / "text.txt").read_bytes()
+    assert data == {"name": "text.txt", "sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}

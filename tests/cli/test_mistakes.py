@@ -42,6 +42,8 @@ def home(home: Path) -> Path:
     for name, text in files.items():
         (home / name).write_text(text, encoding="utf-8")
     (home / "binary.txt").write_bytes(bytes(range(256)))
+    (home / "half").mkdir()
+    (home / "half" / "run.json").write_text("{}")
     PerHead.of(Constant, value=[[2.0] * 3] * 2).save(home / "heads.json")
     PerHead.of(Constant, value=[[2.0] * 4] * 3).save(home / "layers.json")
     PerHead.of(LogLength, reference=[[16.0] * 4] * 2).save(home / "lengths.json")

@@ -27,7 +27,7 @@ FETCHED = re.compile(r"<(?:script|link|img|iframe|source)\b[^>]*?\s(?:src|href)=
 
 @pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The site, built once for all workers."""
+    """The site, built once for all xdist workers."""
     shared = tmp_path_factory.getbasetemp()
     shared = shared.parent if "PYTEST_XDIST_WORKER" in os.environ else shared
     folder = shared / "site"
@@ -41,17 +41,14 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_nothing_comes_from_elsewhere(site: Path) -> None:
+def test_pages_are_light_and_fetch_nothing_from_elsewhere(site: Path) -> None:
     pages = [page for page in site.rglob("*.html") if "data" not in page.parts]
     assert len(pages) > 30
     for page in pages:
         assert not FETCHED.search(page.read_text(encoding="utf-8")), page
-
-
-def test_pages_of_results_are_light(site: Path) -> None:
-    pages = list((site / "data" / "results").glob("*/report.html"))
-    assert len(pages) >= 6
-    assert max(page.stat().st_size for page in pages) < 700_000
+    results = [page.stat().st_size for page in (site / "data" / "results").glob("*/report.html")]
+    assert len(results) >= 6
+    assert max(results) < 700_000
     assert sum(file.stat().st_size for file in site.rglob("*") if file.is_file()) < 15_000_000
 
 
@@ -77,27 +74,19 @@ def test_pages_fit_and_ask_nobody(site: Path, browser: Browser, name: str) -> No
 
 
 WORDS = {
-    "vLLM": "Run it in your engine",
-    "GGUF": "Calibrate my model",
-    "sm.fold": "Language models",
-    "log-length": "Glossary",
-    "resume": "Run on a Ray cluster",
-}
-"""Words a reader looks for, and a page that must be among what is found."""
+    "vLLM": "Run it in your engine", "GGUF": "Calibrate my model", "sm.fold": "Language models",
+    "log-length": "Glossary", "resume": "Run on a Ray cluster",
+}  # fmt: skip
+"""Words a reader searches for, with a page that must be found."""
 
 
-def test_words_are_searched_without_what_stands_beside_them(site: Path) -> None:
+def test_words_are_indexed_without_punctuation(site: Path) -> None:
     index = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))
-    separator = re.compile(index["config"]["separator"])
-    tokens = {
-        token
-        for entry in index["docs"]
-        for token in separator.split(html.unescape(re.sub(r"<[^>]+>", " ", entry["text"])).lower())
-    }
-    for word in ("vllm", "gguf", "entropy", "llama.cpp", "bfloat16"):
-        assert word in tokens
-    beside = re.compile(r"^[(\[\"'`“‘][a-z]|[a-z][)\],;:.!?\"”’]$")
-    assert [token for token in tokens if beside.search(token)] == []
+    text = " ".join(html.unescape(re.sub(r"<[^>]+>", " ", entry["text"])) for entry in index["docs"])
+    tokens = set(re.split(index["config"]["separator"], text.lower()))
+    assert {"vllm", "gguf", "entropy", "llama.cpp", "bfloat16"} <= tokens
+    punctuation = re.compile(r"^[(\[\"'`“‘][a-z]|[a-z][)\],;:.!?\"”’]$")
+    assert [token for token in tokens if punctuation.search(token)] == []
 
 
 @pytest.mark.parametrize("page", ["index", "how-to/probe"])

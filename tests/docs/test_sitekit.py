@@ -1,10 +1,9 @@
-"""Results in pages: what is there is shown with its numbers, what is not there is said to be missing."""
+"""Results in pages of the site: shown with their numbers, or named as missing."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,18 +12,11 @@ from sitekit.drawn import generated
 from sitekit.links import moved
 from sitekit.reports import filled
 from tests.blocks import ROOT
-from tests.report.saved import compared
+from tests.report.saved import PROVENANCE, compared
 
 
 def put(root: Path, name: str, tables: object) -> None:
-    keys: dict[str, Any] = {
-        "commit": None,
-        "versions": {},
-        "hardware": {},
-        "seed": 0,
-        "date": "2026-01-01T00:00:00+00:00",
-    }
-    body = {"schema": 1, "command": f"sharpmax {name}", "provenance": keys, "tables": tables}
+    body = {"schema": 1, "command": f"sharpmax {name}", "provenance": PROVENANCE, "tables": tables}
     (root / "results" / name).mkdir(parents=True)
     (root / "results" / name / "results.json").write_text(json.dumps(body))
 
@@ -50,9 +42,9 @@ def test_a_run_that_appears_is_shown(tmp_path: Path) -> None:
 def test_tables_have_the_numbers_of_the_file() -> None:
     accuracy = json.loads((ROOT / "results" / "reproduce" / "results.json").read_text())["tables"]["accuracy"]
     shown = filled(ROOT, "results/reproduce.md", "<!-- report: reproduce -->")
-    for arm in ("softmax", "entropy-target"):
+    for name in ("softmax", "entropy-target"):
         for size in ("16", "1024", "16384"):
-            assert f"{accuracy[arm][size]['mean']:.1f}" in shown
+            assert f"{accuracy[name][size]['mean']:.1f}" in shown
     bench = json.loads((ROOT / "benchmarks" / "cpu.json").read_text())["tables"]["bench"]
     shown = filled(ROOT, "results/cpu.md", "<!-- bench: cpu -->")
     assert all(f"| {one['median_s']:.3f} | {one['ratio']:.2f} |" in shown for one in bench.values())

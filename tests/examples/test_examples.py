@@ -1,4 +1,4 @@
-"""The examples run as a reader would run them, without a warning, and show what they promise."""
+"""The examples run as a reader would run them, without a warning, and print what they promise."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from tests.smollm2 import load_once
 nbformat = pytest.importorskip("nbformat")
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-NOTEBOOKS = sorted(EXAMPLES.glob("*.ipynb"))
 Run = Callable[[str], tuple[str, int]]
 
 
@@ -30,7 +29,7 @@ def value_of(source: str, names: dict[str, Any]) -> Any:
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Runs an example in an empty folder: what it prints, and how many figures a notebook draws."""
+    """Run an example in an empty folder; return what it prints and how many figures a notebook draws."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MPLBACKEND", "Agg")
     load_once(monkeypatch)
@@ -52,15 +51,16 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     return outputs
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
-def test_notebooks_are_kept_without_outputs(path: Path) -> None:
-    notebook = nbformat.read(path, as_version=4)
-    nbformat.validate(notebook)
-    for cell in notebook.cells:
-        assert len(cell.source.splitlines()) <= 30
-        if cell.cell_type == "code":
-            assert cell.outputs == []
-            assert cell.execution_count is None
+def test_examples_are_listed_and_notebooks_have_no_outputs() -> None:
+    listed = re.findall(r"\]\((\S+)\)", (EXAMPLES / "README.md").read_text(encoding="utf-8"))
+    assert sorted(listed) == sorted(path.name for path in EXAMPLES.iterdir() if path.suffix in (".py", ".ipynb"))
+    for path in EXAMPLES.glob("*.ipynb"):
+        notebook = nbformat.read(path, as_version=4)
+        nbformat.validate(notebook)
+        for cell in notebook.cells:
+            assert len(cell.source.splitlines()) <= 30
+            assert not cell.get("outputs"), path
+            assert cell.get("execution_count") is None, path
 
 
 def test_reproduce_notebook(run: Run) -> None:
@@ -80,21 +80,14 @@ def test_reproduce_notebook(run: Run) -> None:
 def test_calibrate_notebook(run: Run) -> None:
     out, figures = run("calibrate.ipynb")
     assert figures == 1
-    before, after = (
-        float(line.split("accuracy ")[1].split("%")[0]) for line in out.splitlines() if "accuracy " in line
-    )
-    assert after > before
+    before, after = re.findall(r"accuracy ([\d.]+)%", out)
+    assert float(after) > float(before)
     assert "policy.json: " in out
     assert "with policy: " in out
 
 
 def numbers(line: str) -> list[float]:
     return [float(number.replace(",", "")) for number in re.findall(r"\d[\d,]*\.?\d*", line)]
-
-
-def test_every_example_is_in_the_list() -> None:
-    listed = re.findall(r"\]\((\S+)\)", (EXAMPLES / "README.md").read_text(encoding="utf-8"))
-    assert sorted(listed) == sorted(path.name for path in EXAMPLES.iterdir() if path.suffix in (".py", ".ipynb"))
 
 
 def test_dispersion(run: Run, tmp_path: Path) -> None:
@@ -109,13 +102,10 @@ def test_dispersion(run: Run, tmp_path: Path) -> None:
 
 def test_sharpen_model(run: Run) -> None:
     out, _ = run("sharpen_model.py")
-    *_, few, many = out.splitlines()
-    names, plain, sharp = numbers(few)
-    assert names == 8
-    assert plain <= sharp <= 4
-    names, plain, sharp = numbers(many)
-    assert names == 20
-    assert plain < sharp <= 4
+    few, many = (numbers(line) for line in out.splitlines()[-2:])
+    assert (few[0], many[0]) == (8, 20)
+    assert few[1] <= few[2] <= 4
+    assert many[1] < many[2] <= 4
 
 
 def test_probe_heads(run: Run) -> None:
@@ -136,7 +126,7 @@ def test_own_policy(run: Run) -> None:
     lines = {line[:11].strip(): numbers(line[11:]) for line in out.splitlines()[-3:]}
     assert list(lines) == ["plain", "top weight", "paper"]
     assert all(line[0] > 90 for line in lines.values())
-    # The rule of its own pays at sizes far from training.
+    # The example's own policy helps at sizes far from training.
     assert lines["top weight"][2] > lines["plain"][2] + 3
     assert lines["top weight"][3] > lines["plain"][3]
 
@@ -144,11 +134,10 @@ def test_own_policy(run: Run) -> None:
 def test_train_from_scratch(run: Run, tmp_path: Path) -> None:
     out, _ = run("train_from_scratch.py")
     _, plain, clipped, *rest = out.splitlines()
-    accuracy, largest = numbers(plain.partition("accuracy")[2])[:2]
-    accuracy_clipped, largest_clipped, times = numbers(clipped.partition("accuracy")[2])
+    accuracy, largest_logit = numbers(plain.partition("accuracy")[2])[:2]
+    accuracy_clipped, largest_clipped, clips = numbers(clipped.partition("accuracy")[2])
     assert accuracy_clipped > accuracy
-    assert largest > 1000
-    assert largest_clipped < 60
-    assert times > 0
+    assert largest_clipped < 60 < 1000 < largest_logit
+    assert clips > 0
     assert len([line for line in rest if line.startswith("layer")]) == 8
     assert (tmp_path / "training" / "results.json").is_file()

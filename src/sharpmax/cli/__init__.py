@@ -1,6 +1,6 @@
 """The command line: `sharpmax COMMAND`, one module per command.
 
-Typer and rich come with the extra `cli`, so the commands' modules are imported only once they are needed.
+Typer and rich come with the extra `cli`, so the modules of the commands are imported late.
 """
 
 import contextlib
@@ -43,8 +43,7 @@ _COMMANDS = {
     "clrs evaluate": "sharpmax clrs evaluate clrs-none clrs-paper --out clrs-evaluate",
     "clrs compare": "sharpmax clrs compare scratch:1m --algorithms minimum --minutes 1",
 }
-"""Commands in the order of help, each with the example that its help ends with: the function of its last word, in the
-module of its first."""
+"""Commands in the order of the help, with their examples. `clrs train` is the function `train` of the module `clrs`."""
 
 _stdout: list[TextIO] = []
 """With --json, the stream for `answer`; all other output goes to stderr."""
@@ -53,14 +52,14 @@ _stdout: list[TextIO] = []
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line and return its exit code.
 
-    A usage error is one line on stderr and 2, what this machine cannot do one line and 1; `--debug` adds the
-    traceback. An internal error always shows it, because a second run may take hours.
+    A usage error prints one line to stderr and returns 2; a limit of this machine prints one line and returns 1.
+    `--debug` adds the traceback. An internal error always prints it, because a second run may take hours.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]
     for stream in (sys.stdout, sys.stderr):
-        # A terminal without ≤ or β shows a question mark, which is better than a crash at the end of a run.
+        # A terminal that cannot print ≤ or β shows a question mark; a run must not crash at its end.
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
     _stdout.append(sys.stdout)
@@ -74,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _INTERRUPTED
     except BrokenPipeError:
-        # The reader of our pipe has seen enough; Python would complain once more when it closes stdout.
+        # The reader closed the pipe. Otherwise Python reports it again when it closes stdout.
         with contextlib.suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _FAILED
@@ -89,13 +88,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def make_app() -> "Typer":
-    """The app with every command."""
+    """Return the app with all commands."""
     import typer
 
     def top(
         context: typer.Context,
         version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
-        # Read before Typer sees the words, so that it works after a command too; here it is for the help.
+        # `main` reads it, so that it also works after a command; it is declared for the help.
         debug: Annotated[bool, typer.Option("--debug", help="Print the traceback of an error.")] = False,
     ) -> None:
         if version:
@@ -124,11 +123,10 @@ def make_app() -> "Typer":
 
 
 def _error_for_users(problem: Exception) -> tuple[int, str | None]:
-    """The exit code and the message; None for an internal error."""
+    """Return the exit code and the message; the message of an internal error is None."""
     if isinstance(problem, SharpmaxError):
         return _USAGE_ERROR, str(problem)
-    # Wrong options and commands: Typer brings its own copy of click or uses the installed one, depending on its
-    # version, so the kind of error is recognised by what it can do.
+    # A usage error. Some versions of Typer bring their own copy of click, so its type cannot be checked.
     format_message: Any = getattr(problem, "format_message", None)
     if callable(format_message):
         command = getattr(getattr(problem, "ctx", None), "command_path", "sharpmax")
@@ -143,5 +141,5 @@ def _error_for_users(problem: Exception) -> tuple[int, str | None]:
 
 
 def answer(document: Any) -> None:
-    """Print a document of plain values as JSON, as files hold it."""
+    """Print plain values as JSON, in the format of saved files."""
     print(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False), file=_stdout[-1])

@@ -22,7 +22,7 @@ _OPTIONS = {
     "monitor": ("prompts", "device", "dtype"), "host": ("device",), "training": ("device",),
     "generate": ("policy", "together", "static", "device", "dtype"),
 }  # fmt: skip
-"""Options that belong to some benchmarks only."""
+"""Options of single benchmarks."""
 
 
 def bench(
@@ -36,10 +36,10 @@ def bench(
         str | None, typer.Option("--generate", metavar="MODEL", help="Measure transformers' generate, or `random`.")
     ] = None,
     policy: Annotated[list[str] | None, options.policy("four")] = None,
-    together: Annotated[int | None, number("Prompts at a time.", show_default="1 and 16")] = None,
-    static: Annotated[bool, typer.Option("--static/--no-static", help="Also a compiled static cache.")] = True,
-    length: Annotated[int | None, number("Keys.", show_default="16384, --probe 8192, others 2048")] = None,
-    repeat: Annotated[int | None, number("Rounds.", show_default="3 to 20")] = None,
+    together: Annotated[int | None, number("Batch size.", show_default="1 and 16")] = None,
+    static: Annotated[bool, typer.Option("--static/--no-static", help="Also measure a static cache.")] = True,
+    length: Annotated[int | None, number("Number of keys.", show_default="16384, --probe 8192, others 2048")] = None,
+    repeat: Annotated[int | None, number("Timing rounds.", show_default="3 to 20")] = None,
     prompts: Annotated[int, options.prompts()] = 100,
     seed: options.Seed = 0,
     device: options.Device = "auto",
@@ -47,23 +47,17 @@ def bench(
     out: Annotated[Path | None, options.out("print only")] = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Time row statistics and attention next to PyTorch's own.
+    """Time row statistics and attention against PyTorch's own.
 
     A case that disagrees with the float64 reference is not timed, and the exit code is 1. --gpu adds the training step
-    and decode, next to the fastest kernel, and draws a figure. --probe measures smollm2 with and without capture.
-    --monitor measures false alarms, detected mistakes and time per token. --generate measures prefill and time per
-    token with and without policies, on a GPU at 2,048 and 8,192 tokens. --device and --dtype belong to the last three.
+    and decode, compares with PyTorch's fastest kernel, and draws a figure. --probe measures smollm2 with and without
+    capture. --monitor measures false alarms, detected mistakes and time per token. --generate measures prefill and time
+    per token with and without policies, on a GPU at 2,048 and 8,192 tokens. --device applies to --monitor, --training,
+    --host and --generate, --dtype to --monitor and --generate.
     """
     given = context.params
-    modes = {
-        "probe": probe,
-        "monitor": monitor,
-        "gpu": not cpu,
-        "host": host,
-        "generate": generate,
-        "training": training,
-    }
-    mode, *others = [name for name, chosen in modes.items() if chosen] or ["cpu"]
+    modes = ("probe", "monitor", "gpu", "host", "generate", "training")
+    mode, *others = [name for name in modes if ({"gpu": not cpu} | given)[name]] or ["cpu"]
     if others:
         reject(f"--{mode}", f"both --{mode} and --{others[0]}", "one of the two")
     place, kind = resolve_device(context)
@@ -85,7 +79,7 @@ def bench(
 def _measured(
     context: typer.Context, mode: str, asked: Mapping[str, int], place: torch.device, kind: str, note: Show
 ) -> tuple[str, dict[str, Any]]:  # fmt: skip
-    """The name of the file and the tables of a benchmark."""
+    """Run a benchmark; return the name of its file and its tables."""
     given = context.params
     seed, length, repeat = given["seed"], given["length"], given["repeat"]
     if mode in ("cpu", "probe"):
@@ -147,7 +141,7 @@ def _bench_gpu(context: typer.Context, asked: Mapping[str, int]) -> None:
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
         saved = save(folder / f"{slug(name)}.json", entries)
         wrote([saved])
-        # A machine with a GPU need not have what draws, and its time is not to be lost.
+        # The numbers are saved even where the packages that draw are missing.
         try:
             wrote(draw_saved(saved))
         except MissingExtraError as missing:
@@ -174,7 +168,7 @@ def _print_gpu(entries: Sequence[dict[str, Any]]) -> None:
     for one in entries:
         if one["problem"]:
             say(f"{one['kind']} {one['case']} fails: {one['problem']}")
-    say("* not part of a mean. Ratios are rounded up. Times are the device's; the file has the host's too.")
+    say("* not part of a mean. Ratios are rounded up. Times are device times; the file also has host times.")
 
 
 _COLUMNS = {
@@ -183,11 +177,11 @@ _COLUMNS = {
     "token_device_ratio": ".2f", "graph_breaks": ".0f", "ratio": ".2f",
     "extra_mb": ",.0f", "dense_mb": ",.0f", "largest_error": ".1e", "tolerance": ".0e",
 }  # fmt: skip
-"""Numbers of a case, and how they are written."""
+"""Numbers of a case, with their formats."""
 
 
 def _print(tables: Mapping[str, Any]) -> None:
-    """A row for each case, then numbers that belong to none; ratios are to the first case of a kind."""
+    """Print a row for each case, then the other numbers. Ratios are to the first case of a kind."""
     setting = tables["setting"]
     facts: dict[str, Any] = {}
     named = {name: setting.get(name) for name in ("model", "device", "dtype", "length", "threads", "rounds")}

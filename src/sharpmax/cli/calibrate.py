@@ -27,16 +27,16 @@ def calibrate(
             show_default="by profile",
         ),
     ] = None,
-    foldable: Annotated[bool, typer.Option("--foldable", help="Learn constants, which `sharpmax fold` takes.")] = False,
-    text: Annotated[list[str] | None, typer.Option(metavar="NAME=FILE", help="Further domains.")] = None,
-    budget: Annotated[float, typer.Option(metavar="X", help="KL allowed per domain, nats per token.")] = 0.01,
+    foldable: Annotated[bool, typer.Option("--foldable", help="Learn constants only, for `sharpmax fold`.")] = False,
+    text: Annotated[list[str] | None, typer.Option(metavar="NAME=FILE", help="Further text domains.")] = None,
+    budget: Annotated[float, typer.Option(metavar="X", help="KL limit per domain, nats per token.")] = 0.01,
     keep: Annotated[str, typer.Option(metavar="P%", help="Share of heads that may be modified.")] = "100%",
     keep_layers: Annotated[str, typer.Option(metavar="P%", help="Share of layers that may be modified.")] = "100%",
     rate: options.LearningRate = 0.02,
     profile: Annotated[str, choice("full (GPU), small (two CPU cores) or auto.", "auto", "full", "small")] = "auto",
     sizes: Annotated[str | None, options.sizes("by profile")] = None,
     steps: Annotated[int | None, options.steps("by profile")] = None,
-    memory: Annotated[str | None, typer.Option(metavar="N", help="Memory to use: 16G.", show_default="8G")] = None,
+    memory: Annotated[str | None, typer.Option(metavar="N", help="Memory to use, as 16G.", show_default="8G")] = None,
     fold: Annotated[Path | None, typer.Option(metavar="FILE", help="Fold the constants into a new file.")] = None,
     seed: options.Seed = 0,
     device: options.ModelDevice = "auto",
@@ -76,7 +76,7 @@ def calibrate(
     states = [state_path(out, kind).name for kind in chosen.kinds]
     check_resume(context, *states)
     check_budget(budget)
-    get_tasks(task)  # a name that is wrong is refused before the model is loaded
+    get_tasks(task)  # reject a wrong name before the model is loaded
     if fold is not None:
         if not is_gguf(model):
             reject("--fold", repr(str(fold)), "a GGUF file as MODEL", "fold a folder with `sharpmax fold`")

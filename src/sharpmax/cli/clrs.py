@@ -25,8 +25,8 @@ from sharpmax.cli.terminal import bar, progress, say
 _PolicyRate = Annotated[float, typer.Option("--policy-lr", metavar="X", help="Peak learning rate of the policy.")]
 _BatchTokens = Annotated[int, number("Tokens per step, over devices.", "--batch-tokens")]
 _SaveEvery = Annotated[int, number("Steps between checkpoints.", "--save-every")]
-_MIXED = 4.0  # small models wait for kernels, not for arithmetic: padding costs little, and batches are alike
-_MINUTES = typer.Option("--minutes", metavar="X", help="End after so many minutes.")
+_MIXED = 4.0  # small models are bound by kernel launches: padding costs little
+_MINUTES = typer.Option("--minutes", metavar="X", help="Stop after this many minutes.")
 _VARIANT = "none, a policy, learn:KIND or band:LOW:HIGH."
 
 
@@ -55,23 +55,15 @@ def train(
     resume: options.Resume = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Train a language model (scratch:10m is a new one), with or without a policy."""
+    """Train a model, or a new one (scratch:10m), with or without a policy."""
+    from sharpmax.experiments.clrs import training
     from sharpmax.experiments.clrs.data import Documents, Source, algorithms_from
-    from sharpmax.experiments.clrs.training import (
-        MODEL,
-        FineTuneRecipe,
-        FineTuning,
-        forget_states,
-        is_scratch,
-        scratch_model,
-        scratch_tokenizer,
-    )
     from sharpmax.experiments.run_folder import RUN
     from sharpmax.lazy import require
     from sharpmax.models.language import context_of, load_language_model
     from sharpmax.results import FILE_NAME, load
 
-    recipe = FineTuneRecipe(
+    recipe = training.FineTuneRecipe(
         steps=steps, minutes=minutes, batch_tokens=batch_tokens, tokens_at_once=tokens_at_once, rate=lr,
         policy_rate=policy_lr, compiled=compiled, save_every=save_every, seed=seed,
     )  # fmt: skip
@@ -84,13 +76,13 @@ def train(
     with progress() as note, state.main_process_first():
         examples = source.examples("train", data_folder(data), processes=processes, note=note)
         note(f"loading {model}")
-        if is_scratch(model):
-            language = scratch_model(model, scratch_tokenizer(examples), seed)
+        if training.is_scratch(model):
+            language = training.scratch_model(model, training.scratch_tokenizer(examples), seed)
         else:
             language = load_language_model(model)
         documents = Documents.of(language.tokenizer, examples, context_of(language.model), note)
-        prepared = FineTuning(language, documents, source.to_dict(), recipe, place, precision == "bfloat16")
-    # The processes of one training write to one folder, and the first of them speaks for all.
+        prepared = training.FineTuning(language, documents, source.to_dict(), recipe, place, precision == "bfloat16")
+    # All processes of a training write to one folder; the main process prints and saves.
     folder = out_folder(context, "" if state.is_main_process else f"process-{state.process_index}")
     if state.is_main_process:
         prepared.claim(folder, resume=resume)
@@ -102,8 +94,8 @@ def train(
     with resumable(folder, RUN), progress() as show:
         tables = prepared.train(folder, resume=resume, progress=lambda *done: show("training", *done))
     if state.is_main_process:
-        finish(context, tables, folder, _print_training, files=[folder / MODEL])
-        forget_states(folder)
+        finish(context, tables, folder, _print_training, files=[folder / training.MODEL])
+        training.forget_states(folder)
 
 
 def _print_training(tables: Mapping[str, Any]) -> None:
@@ -122,15 +114,15 @@ def _print_training(tables: Mapping[str, Any]) -> None:
 
 def evaluate(
     context: typer.Context,
-    models: Annotated[list[str], typer.Argument(metavar="MODELS", help="Folders of clrs train, or models.")],
+    models: Annotated[list[str], typer.Argument(metavar="MODELS", help="Outputs of clrs train, or models.")],
     algorithms: options.Algorithms = None,
     dataset: options.Dataset = None,
     sizes: Annotated[str | None, options.sizes("test sizes")] = None,
     per_cell: options.PerCell = 100,
     longest: Annotated[
-        int | None, number("Most tokens of question and answer.", show_default="the models' context")
+        int | None, number("Maximum tokens of question and answer.", show_default="the models' context")
     ] = None,
-    score: Annotated[bool, typer.Option("--score", help="Score answers; decode nothing.")] = False,
+    score: Annotated[bool, typer.Option("--score", help="Score expected answers; decode nothing.")] = False,
     seed: options.Seed = 0,
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
@@ -144,7 +136,7 @@ def evaluate(
 ) -> None:
     """Compare exact answers of trained models by algorithm and size.
 
-    Decoding is greedy. A model answers under the policy that is saved beside it.
+    Decoding is greedy. A model is tested with the policy that is saved beside it.
     """
     from sharpmax.experiments.clrs.data import Source, algorithms_from
     from sharpmax.experiments.clrs.evaluation import ANSWERS, Evaluation, trained_sizes, training_of, variants_named
@@ -201,7 +193,7 @@ def compare(
     batch_tokens: _BatchTokens = 24_576,
     per_cell: options.PerCell = 2000,
     test_per_cell: Annotated[int, number("Test questions per algorithm and size.")] = 100,
-    steps: Annotated[int | None, options.steps("as many as fit")] = None,
+    steps: Annotated[int | None, options.steps("as many as fit in --minutes")] = None,
     minutes: Annotated[float, _MINUTES] = 5.0,
     seeds: options.Seeds = 2,
     seed: options.Seed = 0,
@@ -215,9 +207,9 @@ def compare(
     draw: options.Draw = True,
     as_json: options.AsJson = False,
 ) -> None:
-    """Train variants of one model side by side, for as many steps, and test them.
+    """Train and test variants of one model for the same number of steps.
 
-    Each variant and seed is a process. The variants are compared with the first.
+    Each variant and seed runs in a process. The others are compared with the first variant.
     """
     from sharpmax.experiments.clrs.comparison import VariantComparison
     from sharpmax.experiments.clrs.data import Source, algorithms_from

@@ -30,7 +30,7 @@ def compare(
     heads: Annotated[str | None, typer.Option(metavar="N", help="Heads of an encoder.", show_default="4")] = None,
     depth: Annotated[str | None, typer.Option(metavar="N", help="Layers of an encoder.", show_default="1")] = None,
     causal: Annotated[bool, typer.Option("--causal", help="Use a causal encoder.")] = False,
-    capacity: Annotated[bool, typer.Option("--capacity", help="Compare shapes, as --width 32,64.")] = False,
+    capacity: Annotated[bool, typer.Option("--capacity", help="Compare shapes: --width 32,64.")] = False,
     own: Annotated[
         list[Path] | None, typer.Option("--with", metavar="FILE", help="Python file with your normaliser.")
     ] = None,
@@ -51,7 +51,7 @@ def compare(
 ) -> None:
     """Compare softmax with its alternatives on growing inputs.
 
-    Every method gets the same training on small inputs and is tested on large ones.
+    All methods are trained alike on small inputs and tested on large ones.
     """
     from sharpmax.experiments.compare.methods import methods_named, methods_of_files, models_of
     from sharpmax.experiments.compare.run import ComparisonPlan, capacity_tables, compare_tables

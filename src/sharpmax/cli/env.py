@@ -11,7 +11,7 @@ from sharpmax.errors import install_command, packages_of
 from sharpmax.provenance import hardware, installed_version, versions
 
 _ALONE = {"clrs": "dm-clrs==2.0.3"}
-"""A package that an extra needs and cannot declare, because its own dependencies are not wanted."""
+"""A package that an extra needs and cannot declare, because it must be installed with `--no-deps`."""
 
 
 def env(as_json: options.AsJson = False) -> None:
@@ -38,7 +38,7 @@ def env(as_json: options.AsJson = False) -> None:
 
 
 def describe() -> dict[str, Any]:
-    """What `sharpmax env` shows, as plain values; no optional package is imported for it."""
+    """Return what `sharpmax env` prints as plain values, without importing optional packages."""
     import torch
 
     try:
@@ -56,7 +56,7 @@ def describe() -> dict[str, Any]:
 
 
 def missing_packages(extra: str) -> list[str]:
-    """Packages that an extra declares and that are not installed."""
+    """Return the packages of an extra that are not installed."""
     names = [re.split(r"[^\w.-]", requirement)[0] for requirement in packages_of(extra)]
     return [name for name in names if installed_version(name) is None]
 

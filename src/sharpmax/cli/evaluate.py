@@ -45,7 +45,7 @@ def evaluate(
 ) -> None:
     """Measure accuracy, perplexity, time and memory with policies.
 
-    --policy may be repeated. The defaults take smollm2 under ten minutes on two CPU cores, half of it for text.
+    --policy may be repeated. With the defaults, smollm2 takes under ten minutes on two CPU cores, half of it for text.
     """
     from sharpmax.experiments.evaluate import BASE, Plan, evaluate_tables, prepare
     from sharpmax.experiments.evaluate import FILE_NAME as ANSWERS

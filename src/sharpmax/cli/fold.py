@@ -27,9 +27,9 @@ def fold(
 ) -> None:
     """Write a policy into the weights of a plain checkpoint.
 
-    Any engine runs it at no cost. The policy has one constant per head or rotary frequency, as `sharpmax calibrate`
-    learns, or is `constant:1.5`. The output folder must be new or empty; tensors keep their types. A GGUF file as MODEL
-    gives a new GGUF file, `--out sharper.gguf`, and so does `smollm2`. `--as adapter` writes a small PEFT adapter.
+    Any engine runs the result at no cost. The policy is `constant:1.5`, or has one constant per head or rotary
+    frequency, as learned by `sharpmax calibrate`. The output folder must be new or empty; tensors keep their types. A
+    GGUF file or smollm2 can be written as a new GGUF file: `--out sharper.gguf`. `--as adapter` writes a PEFT adapter.
     """
     from sharpmax.integrations.gguf import fold_file, is_gguf
 

@@ -1,4 +1,4 @@
-"""`sharpmax horizon`: how many tokens until a head cannot be sharp, certified from weights and measured on prompts."""
+"""`sharpmax horizon`: up to how many tokens a head can be sharp, certified from weights and measured on prompts."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ def horizon(
     model: options.Model,
     policy: options.PolicyOption = None,
     mass: Annotated[float, typer.Option(metavar="W", help="Weight on one token that counts as sharp.")] = 0.5,
-    certified_only: Annotated[bool, typer.Option("--certified-only", help="Use the weights alone.")] = False,
+    certified_only: Annotated[bool, typer.Option("--certified-only", help="Use the weights only.")] = False,
     seed: options.Seed = 0,
     device: options.Device = "auto",
     dtype: options.Dtype = "float32",
     out: options.Out = Path("horizon"),
     as_json: options.AsJson = False,
 ) -> None:
-    """Find how many tokens each head can be sharp over.
+    """Find up to how many tokens each head can be sharp.
 
-    A certified horizon follows from the weights and holds for every input. It is called vacuous where it lies
-    beyond any input that anyone reads. A measured horizon comes from prompts of up to 1,024 tokens, with its
-    uncertainty; `sharpmax probe` reads longer ones.
+    A certified horizon follows from the weights and holds for every input; it is vacuous if it is longer than any
+    realistic input. A measured horizon comes from prompts of up to 1,024 tokens, with its uncertainty;
+    `sharpmax probe` measures longer ones.
     """
     from sharpmax.experiments.tables import check_consistent, horizon_tables
     from sharpmax.files import display_name

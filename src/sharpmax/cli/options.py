@@ -1,4 +1,4 @@
-"""Options that commands share, each written once, and what their values mean."""
+"""Options that commands share, and how their values are parsed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def choice(help: str, *allowed: str, name: str = "", metavar: str = "NAME") -> Any:
-    """An option that takes one of the values in `allowed`; `name` if it is not that of the parameter."""
+    """An option that takes one of the values in `allowed`; `name` if it differs from the parameter's."""
 
     def check(param: typer.CallbackParam, value: str | None) -> str | None:
         if value is not None and value not in allowed:
@@ -41,7 +41,7 @@ def number(help: str, *names: str, least: int = 1, **more: Any) -> Any:
 
 
 def _with_default(make: Callable[..., Any], *names: str, **more: Any) -> Callable[..., Any]:
-    """A maker of options that differ in the default that help shows."""
+    """Return a function that makes the option; its argument is the default that the help shows."""
     return lambda shown=True: make(*names, show_default=shown, **more)
 
 
@@ -78,7 +78,7 @@ Dtype = Annotated[str, choice("auto, float32, bfloat16 or float16.", *_DTYPES, m
 TrainingDtype = Annotated[str, choice("auto, float32 or bfloat16.", *_DTYPES[:3], metavar="D")]
 Processes = Annotated[int, number("Processes that generate examples.", "--processes")]
 Data = Annotated[
-    Path | None, typer.Option("--data", metavar="DIR", help="Generated examples.", show_default="user cache")
+    Path | None, typer.Option("--data", metavar="DIR", help="Folder of examples.", show_default="user cache")
 ]
 Engine = Annotated[str, choice("local or ray.", "local", "ray", metavar="E")]
 Workers = Annotated[int | None, number("Processes on this machine.", "--workers", show_default="by engine")]
@@ -92,7 +92,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON to stdout.")]
 
 
 def sizes_from(text: str, *, least: int = 2, option: str = "--sizes") -> list[int]:
-    """Numbers from "16,32,64" or "1k,2k", or doubling from "8..64"; ascending and each once.
+    """Return the sizes of "16,32,64", "1k,2k" or "8..64" (doubling), sorted and without duplicates.
 
     >>> sizes_from("64, 16,16"), sizes_from("8..100,512"), sizes_from("1k..4k")
     ([16, 64], [8, 16, 32, 64, 512], [1024, 2048, 4096])
@@ -112,9 +112,9 @@ def sizes_from(text: str, *, least: int = 2, option: str = "--sizes") -> list[in
 
 
 def resolve_device(context: typer.Context) -> tuple[torch.device, str]:
-    """The device and dtype that a command runs with; the recorded command names them instead of `auto`.
+    """Return the device and dtype of a command, and record them instead of `auto`.
 
-    A model that is split over several devices begins on the one returned; `context.params` says "split".
+    For a model split over several devices, it is the first of them; `context.params` keeps "split".
     """
     import torch
 
@@ -131,21 +131,21 @@ def resolve_device(context: typer.Context) -> tuple[torch.device, str]:
 
 
 def check_engine(context: typer.Context) -> None:
-    """Refuse the address of a cluster without the engine that uses it."""
+    """Reject --address without --engine ray."""
     address = context.params["address"]
     if address is not None and context.params["engine"] != "ray":
         reject("--address", repr(address), "an address together with --engine ray", "add --engine ray")
 
 
 def data_folder(given: Path | None) -> Path:
-    """Folder of CLRS-Text examples: shared between variants, so not in the output folder of one of them."""
+    """Return the folder of CLRS-Text examples, which variants share: it is not in their output folders."""
     from sharpmax.models.language import cache_folder
 
     return cache_folder() / "clrs-text" if given is None else given
 
 
 def policies_given(context: typer.Context, *, foldable: bool = False) -> list[str]:
-    """What --policy names; "auto" becomes the packaged policy made for MODEL, in the recorded command too."""
+    """Return the words of --policy; "auto" becomes the packaged policy for MODEL, also in the recorded command."""
     from sharpmax.integrations.gguf import identity, is_gguf
     from sharpmax.policies.registry import AUTO, packaged_for, packaged_for_config
 
@@ -156,7 +156,7 @@ def policies_given(context: typer.Context, *, foldable: bool = False) -> list[st
         if is_gguf(model):
             made = packaged_for(*identity(model), foldable=foldable)[0]
         else:
-            from sharpmax.models.language import read_config  # it needs torch, which a GGUF file does not
+            from sharpmax.models.language import read_config  # imports torch, which GGUF files do not need
 
             made = packaged_for_config(read_config(model), model, foldable=foldable)[0]
         words = [made if word == AUTO else word for word in words]
@@ -165,7 +165,7 @@ def policies_given(context: typer.Context, *, foldable: bool = False) -> list[st
 
 
 def policies_named(words: Sequence[str], taken: str = "") -> dict[str, Policy]:
-    """Policies by names of their own: a number follows a name that another, or `taken`, has.
+    """Load policies by unique names: a repeated name, or `taken`, gets a number.
 
     >>> [policy.describe() for policy in policies_named(["constant:1.5"]).values()]
     ['β = 1.5']

@@ -1,4 +1,4 @@
-"""`sharpmax report` and `sharpmax explore`: pages from saved results, and one about dispersion."""
+"""`sharpmax report` and `sharpmax explore`: pages of saved results, and an interactive page about dispersion."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TOGETHER = Path("report")
 def report(
     context: typer.Context,
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder with results.json, or a file of bench --gpu.")],
-    other: Annotated[Path | None, typer.Argument(metavar="OTHER", help="Second probe to compare with.")] = None,
+    other: Annotated[Path | None, typer.Argument(metavar="OTHER", help="Second probe, to compare.")] = None,
     out: Annotated[Path | None, options.out(f"DIR, or {_TOGETHER} for two")] = None,
     as_json: options.AsJson = False,
 ) -> None:
@@ -43,7 +43,7 @@ def draw_compared(first: Path, second: Path, out: Path) -> list[Path]:
     names = [(path if path.is_dir() else path.parent).resolve().name for path in (first, second)]
     tables = together([(name, load(path).to_dict()) for name, path in zip(names, (first, second), strict=True)])
     command = shlex.join(["sharpmax", "report", *names, "--out", without_machine(out)])
-    return draw(Results(command, {}, tables), out)  # each of the two has a provenance of its own
+    return draw(Results(command, {}, tables), out)  # each of the two has its own provenance
 
 
 def explore(
@@ -54,7 +54,7 @@ def explore(
 ) -> None:
     """Write an interactive page about softmax dispersion.
 
-    It needs no network.
+    The page works offline.
     """
     from sharpmax.report.explore import FILE_NAME, write
 

@@ -11,7 +11,7 @@ import typer
 from sharpmax.cli import options
 from sharpmax.cli.options import choice, resolve_device, sizes_from
 from sharpmax.cli.run import check_extras, check_resume, command_line, finish, out_folder, resumable
-from sharpmax.cli.terminal import bar, say
+from sharpmax.cli.terminal import bar, progress, say
 from sharpmax.errors import reject
 
 if TYPE_CHECKING:
@@ -41,8 +41,8 @@ def reproduce(
 ) -> None:
     """Reproduce the paper's main table and figures.
 
-    Does a trained head find the best of n items as n grows? Ten heads trained at full length ship with the package
-    for each of two recipes, the paper's and a sharper one.
+    Does a trained head find the best of n items as n grows? The package ships ten trained heads for each of two
+    recipes, the paper's and a sharper one.
     """
     from sharpmax.experiments.reproduce import items_to_read, reproduce_tables
     from sharpmax.experiments.stacked_training import RECIPES, STEPS, state_path
@@ -85,19 +85,20 @@ def _train(
 ) -> list[Trained]:
     from sharpmax.experiments.stacked_training import RECIPES, train, weights_path
 
-    reached, losses = dict.fromkeys(recipes, 0), dict.fromkeys(recipes, "")
-    with bar("training", steps * len(recipes)) as advance:
+    reached, losses = dict.fromkeys(recipes, 0), dict[str, str]()
+    with progress() as show:
 
-        def show(recipe: str, step: int, loss: float) -> None:
-            ahead, reached[recipe], losses[recipe] = step - reached[recipe], step, f"{recipe} {loss:.4f}"
-            advance(ahead, f"loss: {', '.join(filter(None, losses.values()))}")
+        def report(recipe: str, step: int, loss: float) -> None:
+            reached[recipe], losses[recipe] = step, f"{recipe} {loss:.4f}"
+            done = sum(reached.values())
+            show("training", done, steps * len(recipes), f"loss: {', '.join(losses.values())}")
 
         chosen = [RECIPES[name] for name in recipes]
-        done = train(chosen, seeds, steps, device, folder, command=command, resume=resume, progress=show)
-    for trained in done:
+        models = train(chosen, seeds, steps, device, folder, command=command, resume=resume, progress=report)
+    for trained in models:
         took, where = f"{trained.provenance['seconds']:.0f} s", weights_path(folder, trained.recipe)
         say(f"trained recipe {trained.recipe!r}: {len(seeds)} × {steps:,} steps in {took}, weights in {where}")
-    return done
+    return models
 
 
 def _load(recipes: Sequence[str], seeds: int, weights: Path | None) -> list[Trained]:

@@ -1,4 +1,4 @@
-"""The run of a command: its output folder, its recorded command line, and how its results are shown and drawn."""
+"""The run of a command: output folder, recorded command line, and how results are saved, printed and drawn."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from sharpmax.provenance import without_machine
 from sharpmax.results import FILE_NAME, Results, collect, load
 
 _NOT_RECORDED = (
-    "resume", "draw", "as_json", "processes", "data", "shard", "engine", "workers", "address", "save_every",
+    "resume", "draw", "as_json", "processes", "data", "engine", "workers", "address", "save_every",
 )  # fmt: skip
-"""Parameters that do not change the numbers."""
+"""Parameters that do not affect the numbers."""
 
 _WITH_TEXT, _DATA = ("policy", "task", "own"), ("model", "text", "dataset", "without", "weights")
-"""Parameters that name files: those whose text is saved in the results, and those of which a hash is enough."""
+"""Parameters that name files: results hold the text of the first, and only a hash of the others."""
 
 
 def out_folder(context: typer.Context, part: str = "") -> Path:
-    """Create the folder of `--out` and lock it until the command ends; remove it then if it is new and empty.
+    """Create the folder of `--out` and lock it until the command ends; then remove it if it is new and empty.
 
-    `part` is for commands of which several may write to one folder, each its own part.
+    With `part`, only that part is locked: several processes may write to one folder.
     """
-    out = Path(context.params["out"])  # newer versions of Typer leave a text there
+    out = Path(context.params["out"])  # some versions of Typer leave it a str
 
     def remove_if_empty() -> None:
         with suppress(OSError):  # not empty
@@ -57,13 +57,13 @@ def out_folder(context: typer.Context, part: str = "") -> Path:
 
 
 def check_new_gguf(option: str, file: Path) -> None:
-    """Refuse a path where a folded GGUF file may not be written."""
+    """Reject a path that is not that of a new GGUF file."""
     if file.suffix.lower() != ".gguf" or file.exists():
         reject(option, repr(str(file)), "a new file that ends in .gguf", "a model is never written over another")
 
 
 def check_resume(context: typer.Context, *files: str) -> None:
-    """Reject --resume where --out holds none of the files of an interrupted run: a new one may take hours."""
+    """Reject --resume if --out has none of the files of an interrupted run: a new run may take hours."""
     out = Path(context.params["out"])
     if context.params["resume"] and not any((out / name).is_file() for name in files):
         allowed = "the --out folder of an interrupted run"
@@ -72,7 +72,7 @@ def check_resume(context: typer.Context, *files: str) -> None:
 
 @contextmanager
 def resumable(folder: Path, *files: str) -> Iterator[None]:
-    """Print how to resume work that is interrupted; `files` are those that `check_resume` asks for."""
+    """On Ctrl-C, print how to resume; `files` are those of `check_resume`."""
     try:
         yield
     except KeyboardInterrupt:
@@ -84,9 +84,9 @@ def resumable(folder: Path, *files: str) -> Iterator[None]:
 
 
 def command_line(context: typer.Context) -> str:
-    """The command as a user would type it, with every value that matters and nothing of this machine.
+    """Return the command as a user would type it, with every value that matters and no path of this machine.
 
-    Values come from `context.params`, where a command puts what it has resolved, as the device that `auto` stood for.
+    Commands put resolved values, such as the device for `auto`, into `context.params`.
     """
     words = context.command_path.split()
     for param in context.command.params:
@@ -107,13 +107,13 @@ def _values(given: Any) -> Sequence[Any]:
 
 
 def _shown(word: str) -> str:
-    """A word, or NAME=FILE, without the folders of this machine where it names a file."""
+    """Return a word or NAME=FILE without the folders of this machine."""
     name, equals, file = word.strip().rpartition("=")
     return name + equals + without_machine(Path(file)) if "/" in file and Path(file).exists() else word.strip()
 
 
 def files_given(context: typer.Context) -> list[dict[str, Any]]:
-    """Files that the command names: name as recorded, hash, size and, for policies, tasks and code, the text."""
+    """Return name, hash and size of the files that the command names, and the text of policies, tasks and code."""
     from sharpmax.policies.registry import IN_FOLDERS, NAMED
     from sharpmax.tasks.registry import TASKS
 
@@ -127,7 +127,7 @@ def files_given(context: typer.Context) -> list[dict[str, Any]]:
                 continue
             digest = hashlib.sha256()
             with path.open("rb") as file:
-                while block := file.read(1 << 20):  # a file may be larger than memory
+                while block := file.read(1 << 20):  # it may be larger than memory
                     digest.update(block)
             about: dict[str, Any] = {"name": _shown(word), "sha256": digest.hexdigest(), "bytes": path.stat().st_size}
             if name in _WITH_TEXT:
@@ -137,7 +137,7 @@ def files_given(context: typer.Context) -> list[dict[str, Any]]:
 
 
 def check_extras(command: str, *extras: tuple[str, str], draw: bool = False) -> None:
-    """Ask for optional packages, as (package, extra), before the work begins."""
+    """Raise MissingExtraError for a missing (package, extra) before the work begins."""
     for package, extra in extras:
         require(package, extra, f"sharpmax {command}")
     if draw and (missing := missing_packages("report")):
@@ -145,7 +145,7 @@ def check_extras(command: str, *extras: tuple[str, str], draw: bool = False) -> 
 
 
 def print_report(tables: Mapping[str, Any]) -> None:
-    """Print what the page shows: the tables of each part, then the headline and the notes."""
+    """Print the tables of each part of the report, then its headline and notes."""
     from sharpmax.report.page import report_of
 
     report = report_of(tables)
@@ -169,9 +169,9 @@ def finish(
     name: str = FILE_NAME,
     files: Sequence[Path] = (),
 ) -> None:
-    """Save tables with their command and provenance, print them, and draw them from the saved file.
+    """Save tables with their command and provenance, print them, and draw the page from the saved file.
 
-    `files` are those that the command has written already.
+    `files` are those the command has written before.
     """
     results = collect(command_line(context), tables, seed=context.params["seed"], files=files_given(context))
     saved = [] if folder is None else [results.save(folder / name)]
@@ -181,7 +181,7 @@ def finish(
 def show_results(
     context: typer.Context, results: Results, show: Callable[[Mapping[str, Any]], None], files: Sequence[Path] = ()
 ) -> None:
-    """Print results as tables or as JSON, name files, and draw the last of them."""
+    """Print results as tables or JSON, print the names of files, and draw the last of them."""
     if not context.params["as_json"]:
         show(results.tables)
     wrote(files)
@@ -189,7 +189,7 @@ def show_results(
         with progress() as note:
             note("drawing")
             drawn = draw_saved(files[-1])
-        wrote(drawn[-1:])  # the page, which shows every figure
+        wrote(drawn[-1:])  # the page has every figure
     if context.params["as_json"]:
         answer(results.to_dict())
 

@@ -23,30 +23,30 @@ Show = Callable[..., None]
 
 
 def _console(*, stderr: bool = False) -> Console:
-    # rich takes NO_COLOR for colours alone and would go on with bold.
+    # With NO_COLOR, rich removes colours but keeps bold.
     colours: Literal["auto"] | None = None if os.environ.get("NO_COLOR") else "auto"
     console = Console(stderr=stderr, color_system=colours, highlight=False, emoji=False, markup=False)
     if not console.is_terminal:
-        console.width = _UNLIMITED  # nobody knows the width of the reader of a pipe
+        console.width = _UNLIMITED  # a pipe has no width
     return console
 
 
 def say(text: str = "") -> None:
-    """Print text, wrapped at a terminal's width; in a pipe it stays on one line."""
+    """Print text, wrapped at a terminal's width and on one line in a pipe."""
     console = _console()
     console.print(Text(text), soft_wrap=not console.is_terminal)
 
 
 def wrote(paths: Sequence[Path]) -> None:
-    """Name the files a command has written."""
+    """Print the files a command has written."""
     for path in paths:
         say(f"wrote {path}")
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print an aligned table: the first column to the left, the others to the right.
+    """Print a table, the first column left-aligned, the others right-aligned.
 
-    A table wider than the terminal is printed as several, each with the first column and as many others as fit.
+    A table wider than the terminal becomes several, each with the first column and as many others as fit.
     """
     console = _console()
     widths = [max(map(cell_len, cells)) for cells in zip(columns, *rows, strict=True)]
@@ -69,9 +69,9 @@ def _print_line(line: str) -> None:
 
 @contextmanager
 def progress() -> Iterator[Show]:
-    """A function that shows progress on stderr: a bar at a terminal, plain lines elsewhere.
+    """Yield a function that shows progress on stderr: a bar at a terminal, plain lines elsewhere.
 
-    Each new stage is a line at once, the same stage again every ten seconds at most.
+    A new stage is printed at once, the same stage at most every ten seconds.
     """
     console = _console(stderr=True)
     stage, last = "", 0.0
@@ -97,7 +97,7 @@ def progress() -> Iterator[Show]:
 
 @contextmanager
 def bar(what: str, total: int) -> Iterator[Callable[[int, str], None]]:
-    """A function that moves `progress` ahead by a number of steps, with a remark."""
+    """Yield a function that advances `progress` by a number of steps, with a remark."""
     done = 0
     with progress() as show:
 

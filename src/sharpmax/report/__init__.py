@@ -1,1 +1,1 @@
-"""Figures drawn from saved results alone, so that any run can be drawn again later."""
+"""Pages and figures from saved results alone, so that any run can be drawn again later."""

@@ -8,22 +8,12 @@ from functools import partial
 from typing import Any
 
 from sharpmax.report import charts
-from sharpmax.report.tables import (
-    Cell,
-    Figure,
-    Metric,
-    Part,
-    Report,
-    Table,
-    Tables,
-    sizes,
-    table_of,
-)
+from sharpmax.report.tables import Cell, Figure, Metric, Part, Report, Table, Tables, sizes, table_of
 from sharpmax.report.words import count, percent, points, share, text_name
 
 _SMALLEST_BETA = 1e-3
 _MIN_COLOUR = 0.05
-"""The least |ln β| that full colour stands for, so that noise does not look like a policy."""
+"""The smallest |ln β| of a full colour, so that noise does not look like a policy."""
 
 
 def report(tables: Tables) -> Report:
@@ -45,7 +35,7 @@ def report(tables: Tables) -> Report:
 
 
 def _allowed(setting: Mapping[str, Any], domain: str) -> float:
-    """The largest KL divergence on a domain; one that training never uses has a larger limit."""
+    """Return the KL limit of a domain; that of the held-out domain is larger."""
     held_out = domain.partition("/")[0] == setting["held_out"]
     return float(setting["budget"]) * (float(setting["held_out_factor"]) if held_out else 1.0)
 
@@ -75,7 +65,7 @@ def _metrics(tables: Tables) -> Iterator[Metric]:
 
 
 def _candidates(tables: Tables) -> Table:
-    """One row per trained policy: accuracy, cost on every domain, and whether it can be folded."""
+    """One row per candidate: accuracy, cost on every domain, and whether it can be folded."""
     table, setting = tables["candidates"], tables["setting"]
     rows: list[list[Any]] = []
     for name, about in table.items():
@@ -90,7 +80,7 @@ def _candidates(tables: Tables) -> Table:
     return table_of(
         "Policies",
         f"Accuracy on validation prompts; change of KL divergence on each text (budget {setting['budget']:g} nats per "
-        "token). A foldable policy can be written into the weights and then costs nothing.",
+        "token). A foldable policy can be written into the weights, at no cost at run time.",
         ["policy", "accuracy|%", *costs, "foldable", "kind", "strength", "heads"],
         rows,
     )

@@ -1,7 +1,7 @@
 """Altair charts in one theme: panels of lines, points, heat maps and rules, as specs, SVG and PNG.
 
 A figure is a concatenation of panels. Its spec goes into the page, where a script sets the width of the panels, and
-through vl-convert into files. Data are CSV texts, which weigh a third of JSON rows.
+through vl-convert into files. Data are CSV, a third of the size of JSON rows.
 """
 
 from __future__ import annotations
@@ -29,31 +29,31 @@ DARK = {
     PURPLE: "#e6a0c8", "#2166ac": "#6fb1ee", "#92c5de": "#2c5f8f", "#eceef0": "#2b3138", "#f4a582": "#9a4b2c",
     "#b2182b": "#ff8d6b",
 }  # fmt: skip
-"""The colour that takes the place of each on a dark page."""
+"""The colour that replaces each on a dark page."""
 
 DIVERGING = ("#2166ac", "#92c5de", "#eceef0", "#f4a582", "#b2182b")
-"""Colours of heat maps around zero, from below to above."""
+"""Colours of heat maps around zero, from negative to positive."""
 
 FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif'
 
 _COLOURS = (BLACK, VERMILLION, BLUE, GREEN, PURPLE, ORANGE)
 _SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross", "triangle-left", "triangle-right")
 LINE = "stroke"
-"""The shape of lines without markers."""
+"""The `shape` of lines without markers."""
 
 Rows = Sequence[Mapping[str, Any]]
 """The data of a chart; lines and points have `variant`, `x` and `y`, and `low` and `high` where they have bars."""
 
 _WIDTH = 760
-"""Pixels of a figure in a file."""
+"""Width in pixels of a figure in a file."""
 
 PICK, HEAD = "pick", "head"
-"""The selection that the legend sets, and the parameter that says which attention head is shown."""
+"""The selection of the legend, and the parameter of the attention head that is shown."""
 
 
 @dataclass(frozen=True)
 class Style:
-    """Colour, marker and dash of one entry of a legend."""
+    """Colour, marker and dash of a legend entry."""
 
     colour: str
     shape: str = "circle"
@@ -61,7 +61,7 @@ class Style:
 
 
 def styles_of(names: Sequence[str]) -> dict[str, Style]:
-    """A style for each name: no two of the first 24 have colour and marker in common."""
+    """A style for each name; no two of the first 24 share both colour and marker."""
     return {
         name: Style(_COLOURS[place % len(_COLOURS)], _SHAPES[place % len(_SHAPES)]) for place, name in enumerate(names)
     }
@@ -73,7 +73,7 @@ def altair() -> Any:
 
 
 def data(rows: Rows) -> Any:
-    """Rows as the inline data of a chart: one CSV text, numbers with five digits, None as an empty cell."""
+    """Rows as inline CSV data of a chart, with numbers of five digits; None is an empty cell."""
     alt = altair()
     names = list(dict.fromkeys(name for row in rows for name in row))
     numbers = {name for name in names if all(isinstance(row.get(name), int | float | None) for row in rows)}
@@ -113,7 +113,7 @@ def percent_axis(title: str) -> Any:
 
 
 def tooltip(**titles: str) -> list[Any]:
-    """Fields of the data with their titles; a format may follow a bar: `y="accuracy (%)|.1f"`."""
+    """Tooltip fields with their titles; a format may follow a bar: `y="accuracy (%)|.1f"`."""
     alt = altair()
     found = []
     for name, words in titles.items():
@@ -153,8 +153,8 @@ def lines_panel(
 ) -> Any:  # fmt: skip
     """Error bars, lines and markers of `rows`, and hollow markers, over the layers `under`.
 
-    A variant of the shape `LINE` is a line alone. Of rows with a `head`, those of the head that the parameter names are
-    shown. A tooltip has the columns of lines and points, and every other column of the rows under its name.
+    A variant of the shape `LINE` has no markers. Rows with a `head` are shown if the parameter `HEAD` is that head.
+    Tooltips show the columns of lines and points, and every other column under its own name.
     """
     alt = altair()
     names = list(styles)
@@ -167,7 +167,7 @@ def lines_panel(
     tips = tooltip(**words, **{name: name for row in rows[:1] for name in row if name not in (*words, "low", "high")})
 
     def base(some: Rows) -> Any:
-        """A chart with axes, colours and legend, whose mark is yet to be chosen."""
+        """A chart with axes, colours and legend, but without a mark."""
         chart = alt.Chart(data(some))
         if "head" in some[0]:
             chart = chart.transform_filter(f"datum.head === {HEAD}")
@@ -182,7 +182,7 @@ def lines_panel(
         dashes: dict[tuple[int, ...], list[Any]] = {}
         for row in some:
             dashes.setdefault(tuple(styles[row["variant"]].dash), []).append(row)
-        # A layer for each dash keeps dashes out of the legend, where they would spoil the markers.
+        # One layer per dash: an encoding would put dashes into the legend.
         return [base(part).mark_line(strokeDash=list(dash), strokeWidth=width) for dash, part in dashes.items()]
 
     def markers(some: Rows, area: float, *, filled: bool) -> Any:
@@ -215,7 +215,7 @@ def rule(channel: str, at: float, colour: str = SOFT) -> Any:
 
 
 def dots(rows: Rows) -> Any:
-    """Small pale points, to lie under lines."""
+    """Small pale points to draw under lines."""
     encoding = {"x": altair().X("x:Q"), "y": altair().Y("y:Q")}
     return altair().Chart(data(rows)).mark_circle(size=14, color=PALE).encode(**encoding)
 
@@ -230,9 +230,9 @@ def heat_panel(
     title: str | list[str], rows: Rows, x: str, y: str, colour: str, *, domain: Sequence[float], tips: Sequence[Any],
     diverging: bool = False, height: int | None = None, ticks: Sequence[int] | None = None,
 ) -> Any:  # fmt: skip
-    """A cell for each row at (`x`, `y`), coloured by `value`, with the text in `letter` on top where there is one.
+    """A heat map: a cell for each row at (`x`, `y`), coloured by `value`, with the text in `letter`, if any.
 
-    Heads lie across and layers down. Where rows have a `head`, the one that the parameter `head` names has a frame.
+    In maps of heads, x is the head and y the layer. If rows have a `head`, that of the parameter `HEAD` is framed.
     """
     alt = altair()
     colours = {"domainMid": 0, "range": list(DIVERGING), "interpolate": "rgb"} if diverging else {"scheme": "viridis"}
@@ -251,11 +251,12 @@ def heat_panel(
             strokeWidth=alt.when(chosen).then(alt.value(2.5)).otherwise(alt.value(0.5)),
         )
     else:
-        # Cells in their own colour up to the edge leave no gaps between them.
-        rect = rect.encode(stroke=alt.Stroke("value:Q", scale=scale, legend=bar))
+        # A stroke in the colour of the cell closes the gap to the next one. An encoding would add it to the legend,
+        # which then shows a few dots instead of the gradient.
+        rect = rect.mark_rect(stroke=alt.expr("scale('color', datum.value)"))
     layers = [rect]
     if "letter" in rows[0]:
-        # Letters stay readable on the ends of the scale.
+        # Keep letters readable on the dark ends of the scale.
         strong = f"abs(datum.value) > {0.6 * max(abs(end) for end in domain)}"
         ink = alt.when(strong).then(alt.value(PAGE)).otherwise(alt.value(INK))
         layers.append(base.mark_text(fontSize=10).encode(text="letter:N", color=ink))
@@ -266,11 +267,10 @@ def figure(
     *panels: Any, columns: int = 2, minimum: int = 330, around: int = 62, names: Sequence[str] = (), head: str = "",
     heads: Sequence[str] = (),
 ) -> Any:  # fmt: skip
-    """A figure of panels, at most `columns` beside each other, each at least `minimum` pixels wide without its axis.
+    """A figure of panels, at most `columns` side by side, each at least `minimum` pixels wide without its axis.
 
-    `around` is the width of an axis.
-    `names` are the entries of the legend, which then hides what is not picked. `head` adds the parameter of that name,
-    `heads` a menu for it.
+    `around` is the width of an axis. With `names`, its entries, the legend fades what is not picked. `head` is the
+    initial value of the parameter `HEAD`, `heads` the entries of a menu for it.
     """
     alt = altair()
     columns = min(columns, len(panels))
@@ -304,7 +304,7 @@ def figure(
 
 
 def spec_of(chart: Any) -> dict[str, Any]:
-    """The Vega-Lite spec of a chart, always the same for the same chart."""
+    """The Vega-Lite spec of a chart."""
     found: dict[str, Any] = json.loads(json.dumps(chart.to_dict(validate=False)))
     found.pop("$schema", None)
     return found
@@ -331,6 +331,6 @@ def titled(chart: Any, title: str, caption: str = "") -> dict[str, Any]:
 
 
 def svg_of(spec: Mapping[str, Any]) -> str:
-    """A spec as the text of an SVG file, without a label for each mark."""
+    """A spec as SVG, without an ARIA label for each mark."""
     quiet = {**spec, "config": {**spec["config"], "aria": False}}
     return str(require("vl_convert", "report", "drawing figures").vegalite_to_svg(quiet)) + "\n"

@@ -60,7 +60,7 @@ def report(tables: Tables) -> Report:
 
 
 def _groups(tables: Tables) -> dict[str, str]:
-    """Which of the two groups of sizes were tested, and their names."""
+    """The groups of sizes that were tested, with their names."""
     larger = all(
         size in one["trained"] or size > max(one["trained"], default=0)
         for one in tables["setting"]["sizes"].values()
@@ -72,13 +72,13 @@ def _groups(tables: Tables) -> dict[str, str]:
 
 def significant(gain: Mapping[str, Any]) -> bool:
     """Whether a gain or a loss is significant."""
-    # The test counts questions, the mean algorithms: where they disagree, nothing is shown.
+    # The test is over questions and the mean over algorithms; both must have the same sign.
     agrees = (gain["mean"] > 0.0) == (gain["gained"] > gain["lost"])
     return bool(agrees and gain["p"] < LEVEL and not gain["low"] <= 0.0 <= gain["high"])
 
 
 def notes(tables: Tables) -> Iterator[str]:
-    """What limits the conclusions: what was not learned, questions left out, one seed."""
+    """Limits of the conclusions: what was not learned, questions left out, one seed."""
     found = {name: tables["by_algorithm"][name].get(TOUCHSTONE, {}).get(IN) for name in tables["accuracy"]}
     if all(found.values()):
         listed = joined([f"{name} {percent(cell['mean'])}" for name, cell in found.items()])
@@ -108,7 +108,7 @@ def _gain_words(gain: Mapping[str, Any]) -> str:
 
 
 def _metrics(tables: Tables) -> list[Metric]:
-    """Mean accuracies, those beyond training first: of the first variant, and of the one that gains most."""
+    """Mean accuracies of the first variant and of the one that gains most, larger sizes first."""
     base, *others = tables["accuracy"]
     found = []
     for group, name in reversed(_groups(tables).items()):
@@ -145,7 +145,7 @@ def _main_table(tables: Tables) -> Table:
 
 
 def _entropy_table(tables: Tables) -> Table:
-    """Entropy of attention where answers begin, by size."""
+    """Entropy of attention at the first token of answers, by size."""
     known = list(next(iter(tables["entropy"].values())))
     rows = [[name, *(f"{of[size]:.3f}" for size in known)] for name, of in tables["entropy"].items()]
     note = "H / ln n of the row that gives the first token of an answer, mean over heads, layers and questions."

@@ -23,14 +23,14 @@ from sharpmax.report.tables import (
 from sharpmax.report.words import Pairs, capital, count, joined, percent, plural, points, share, span
 
 _COLOURED = 6
-"""So many methods are coloured; the others are grey."""
+"""The number of coloured methods; the others are grey."""
 
 _LEARNED = 90.0
 """Accuracy in percent at the smallest size below which a method has not learned the task."""
 
 FACTORS = ("width", "heads", "depth")
 MEASURES = {"half_accuracy_size": "accuracy halves", "half_top_weight_size": "the top weight falls below ½"}
-"""The two limits of a model, by the key of the size at which it is reached; rules are in the same order."""
+"""The limits of a model, by the key of the size where they are reached; rules have the same order."""
 
 
 def report(tables: Tables) -> Report:
@@ -64,7 +64,7 @@ def report(tables: Tables) -> Report:
 
 
 def _notes(tables: Tables) -> Iterator[str]:
-    """What limits the conclusions: one seed, tasks not learned, models outside the sizes tested."""
+    """Limits of the conclusions: one seed, tasks not learned, models outside the sizes tested."""
     setting = tables["setting"]
     if len(setting["seeds"]) == 1:
         yield "One seed: there are no intervals and no tests; ranks are by the mean alone."
@@ -96,7 +96,7 @@ def _rank(tables: Tables, method: str) -> str:
 def _lost(tables: Tables, method: str) -> list[str] | None:
     """Points lost at the largest size to dispersion and to wrong ranking; None without argmax accuracy.
 
-    The first is negative where spreading its weight helps a method.
+    The first is negative if a method is better than its argmax.
     """
     argmax = _mean(tables, "hard", method)
     if argmax is None:
@@ -105,7 +105,7 @@ def _lost(tables: Tables, method: str) -> list[str] | None:
 
 
 def _metrics(tables: Tables) -> list[Metric]:
-    """Accuracy of the best method and of softmax, and what softmax, or the best, loses to what."""
+    """Accuracy of the best method and of softmax, and why softmax loses points."""
     known, size = list(tables["leaderboard"]), tables["setting"]["sizes"][-1]
     other = "softmax" if "softmax" in known[1:] else known[-1]
     found = []
@@ -121,11 +121,13 @@ def _metrics(tables: Tables) -> list[Metric]:
 
 
 def _leaderboard_table(tables: Tables) -> Table:
-    """One row per method: rank, accuracy by size, what is lost to what, and training."""
+    """One row per method: rank, accuracy by size, points lost, and training."""
     setting = tables["setting"]
     sizes, scored = setting["sizes"], span(setting["scored_sizes"])
     step = max(1, (len(sizes) - 1) // 4)
-    shown = list(dict.fromkeys([sizes[0], *sizes[::-step][:4][::-1]]))  # the largest with three in even steps before it
+    shown = list(
+        dict.fromkeys([sizes[0], *sizes[::-step][:4][::-1]])
+    )  # the smallest, and the largest with three before it in even steps
     rows = []
     for method, place in tables["leaderboard"].items():
         training, rank = tables["training"][method], _rank(tables, method)
@@ -221,7 +223,7 @@ def _capacity_chart(tables: Tables, models: Any) -> Any:
     known = tables["setting"]["sizes"]
     across, line, group = sorted(FACTORS, key=lambda name: len({model[name] for model in models}) == 1)
     styles = charts.styles_of([_factor(line, value) for value in sorted({model[line] for model in models})])
-    edges = {"beyond": known[-1] * 1.3, "never above": known[0] / 1.3}  # just outside of the sizes tested
+    edges = {"beyond": known[-1] * 1.3, "never above": known[0] / 1.3}  # just outside the sizes tested
     x = charts.size_axis(sorted({model[across] for model in models}), across)
     y = charts.size_axis(known, f"size ({tables['setting']['unit']})", list(edges.values()), "y")
     panels = []

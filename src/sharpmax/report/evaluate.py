@@ -59,7 +59,7 @@ def _mean(tables: Tables, tasks: Sequence[str], variant: str) -> float:
 
 
 def _significant(tables: Tables, tasks: Sequence[str], variant: str) -> tuple[int, int]:
-    """In how many tasks and sizes a policy is significantly better than the baseline, and worse."""
+    """In how many tasks and sizes a policy is significantly better and worse than the baseline."""
     gains = []
     for task in tasks:
         before, after = (tables[f"accuracy/{task}"][name] for name in (_base(tables), variant))
@@ -84,7 +84,7 @@ def _rise(tables: Tables, variant: str) -> tuple[str, str] | None:
 
 
 def _metrics(tables: Tables) -> list[Metric]:
-    """Accuracy without and with the best policy, and what it costs; of the baseline alone its accuracy by size."""
+    """Accuracy without and with the best policy, and its cost; without a policy, accuracy by size."""
     tasks, base, variant = named(tables, "accuracy"), _base(tables), _best(tables)
     if variant is None:
         row = tables[f"accuracy/{tasks[0]}"][base]
@@ -165,7 +165,7 @@ def _perplexity(tables: Tables) -> Table:
 
 
 def _harness(tables: Tables) -> Table:
-    """What EleutherAI's lm-evaluation-harness measured."""
+    """Results of EleutherAI's lm-evaluation-harness."""
     table = tables["harness"]
     names = [(task, metric) for task, found in table[_base(tables)].items() for metric in found]
 

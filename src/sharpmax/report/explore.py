@@ -1,6 +1,6 @@
-"""The page to explore dispersion by hand: sliders, and what theory and policies make of them.
+"""The interactive page about dispersion: sliders for a row of logits, with theory and policies applied to it.
 
-One HTML file that needs nothing else. `SCENES` are positions of the sliders; the template has their texts.
+One self-contained HTML file. `SCENES` are positions of the sliders; the template has their texts.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ FILE_NAME = "explore.html"
 
 
 class Choice(NamedTuple):
-    """A policy that can be chosen (None: β = 1), with its name in a sentence and one fact about it."""
+    """A policy to choose (None: β = 1), its name in a sentence and one fact about it."""
 
     label: str
     policy: Policy | None
     about: str
 
 
-# The paper trains on sets of 5 to 16 items; 0.065 nats is the mean entropy of heads trained by its recipe on sizes they
-# were trained on (sharpmax reproduce).
+# The paper trains on sets of 5 to 16 items; 0.065 nats is the mean entropy of its heads on those sizes (sharpmax
+# reproduce).
 CHOICES = {
     "none": Choice("no policy", None, "plain softmax"),
     "paper": Choice("the paper's polynomial", PAPER, "uses the entropy H of the row; β = 1 above H = 5.94 nats"),
@@ -53,10 +53,10 @@ class Place:
 
 
 START = Place(items=256, spread=4.0, lead=1.0, policy="log-length")
-"""A head with bounded logits past its horizon, and a policy that fixes it."""
+"""A head with bounded logits beyond its horizon, and a policy that fixes it."""
 
-# 240 nats is the largest spread of the logits of a head trained by the paper's recipe (results/reproduce, "bounds"),
-# over which they lie about evenly; 16,384 is the largest set the paper tests.
+# 240 nats is the largest spread of logits of a head trained by the paper's recipe (results/reproduce, "bounds"); they
+# are about evenly distributed. 16,384 is the largest set that the paper tests.
 SCENES = {
     "bounded": START,
     "far": Place(items=16384, spread=240.0, policy="paper"),
@@ -66,11 +66,11 @@ SCENES = {
     "target": Place(items=16384, spread=240.0, policy="entropy-target"),
     "cold": Place(items=16384, spread=240.0, temperature=0.1),
 }
-"""Places worth a look, in the order of a first visit."""
+"""Examples, in the order of the page."""
 
 
 def write(path: str | Path = FILE_NAME) -> Path:
-    """Write the page to `path`; it opens in any browser, without a network."""
+    """Write the page to `path`."""
     policies = {
         name: {"label": one.label, "policy": one.policy and one.policy.to_dict()} for name, one in CHOICES.items()
     }

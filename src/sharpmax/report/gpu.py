@@ -21,11 +21,11 @@ KINDS = {
     "train": "Training step (forward and backward)",
     "decode": "Decode, one token",
 }
-"""What is measured, in order."""
+"""The kinds of cases, in order."""
 
 
 def read_entries(path: str | Path) -> list[Entry]:
-    """The entries of a file, or an error that says what is wrong with it."""
+    """Return the entries of a file; raise FileFormatError if it has none."""
     body = read_json(path, "entries")
     if not isinstance(body, list) or not body or not all(isinstance(one, dict) for one in body):
         raise FileFormatError(f"entries: {str(path)!r} is not a list of cases; sharpmax bench --gpu --out writes one")
@@ -36,7 +36,7 @@ def read_entries(path: str | Path) -> list[Entry]:
 
 
 def holds_entries(path: str | Path) -> bool:
-    """Whether a file is a JSON list, which no other command writes."""
+    """Whether a file is a JSON list, which only `bench --gpu` writes."""
     return Path(path).is_file() and Path(path).read_bytes()[:64].lstrip().startswith(b"[")
 
 
@@ -53,7 +53,7 @@ _QUANTITIES = {
 
 
 class TargetVerdict(NamedTuple):
-    """A number, the limit it is held to, and whether it keeps it; None where this run cannot tell."""
+    """A number, its target, and whether it is reached; None if this run cannot tell."""
 
     kind: str
     what: str
@@ -63,7 +63,7 @@ class TargetVerdict(NamedTuple):
 
 
 def verdicts(entries: Sequence[Entry]) -> list[TargetVerdict]:
-    """The verdicts of every kind that was measured; a case that is wrong makes its kind miss."""
+    """The verdicts of every kind that was measured; one incorrect case makes its kind miss."""
     found = []
     for kind in KINDS:
         counted = [one for one in of_kind(entries, kind) if one["counts"]]
@@ -81,7 +81,7 @@ def verdicts(entries: Sequence[Entry]) -> list[TargetVerdict]:
 
 
 def against_us(value: float | None, places: int) -> str:
-    """A cost, rounded up, so that a miss never looks like a hit.
+    """Format a cost, rounded up so that a miss never looks like a hit.
 
     >>> against_us(1.6203, 2), against_us(1.62, 2), against_us(None, 2)
     ('1.63', '1.62', '–')
@@ -89,12 +89,12 @@ def against_us(value: float | None, places: int) -> str:
     if value is None:
         return NOTHING
     scale = 10**places
-    # What is exact in decimals is not in binary: 1.62 · 100 is a little more than 162.
+    # In binary, 1.62 · 100 is a little more than 162.
     return f"{math.ceil(value * scale - 1e-9) / scale:,.{places}f}"
 
 
 def gpu_tables(entries: Sequence[Entry]) -> list[Table]:
-    """Each target with what was measured and the verdict, and a table for each kind with a row per case."""
+    """A table of targets with their verdicts, and a table for each kind with a row per case."""
     words = {True: "reached", False: "missed", None: "not judged"}
     targets = [
         [one.kind, one.what, against_us(one.value, 3), f"≤ {one.at_most:g}", words[one.reached]]
@@ -109,11 +109,11 @@ def gpu_tables(entries: Sequence[Entry]) -> list[Table]:
 
 
 def _row(one: Entry) -> list[str]:
-    """A case; an incorrect one has no number but its error."""
+    """The row of a case; an incorrect one has no number but its error."""
     errors, error = one["errors"].values(), NOTHING
     if any(each["ours"] is None or each["allowed"] is None for each in errors):
         error = "not finite"
-    elif errors:  # the worst as a part of what is allowed
+    elif errors:  # the largest, relative to what is allowed
         error = f"{max(each['ours'] / each['allowed'] if each['allowed'] else 0.0 for each in errors):.2f}"
     floor = NOTHING if one["floor"] is None else f"{one['floor']:.2f}"
     if one["ratio"] is None:
@@ -134,7 +134,7 @@ def machine(first: Entry) -> str:
 
 
 def draw_bars(entries: Sequence[Entry], path: str | Path) -> Path:
-    """Draw the ratios of all cases as SVG, on white, so that it can be read on a dark page too."""
+    """Draw the ratios of all cases as SVG, on white to be readable on a dark page."""
     with readable():
         first, most = entries[0], 1.06 * max([1.9, *(one["ratio"] for one in entries if one["ratio"] is not None)])
         panels = [_panel(kind, of_kind(entries, kind), most) for kind in KINDS if of_kind(entries, kind)]

@@ -1,4 +1,4 @@
-"""Pages and figure files from saved tables alone: one self-contained HTML file, SVG and PNG."""
+"""Pages (self-contained HTML) and figure files (SVG, PNG) from saved tables."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ _COMMANDS: dict[str, tuple[Callable[[Tables], Report], tuple[str, ...]]] = {
     "probe": (probe.report, (RUNS, "heads/")), "reproduce": (reproduce.report, ("comparison",)),
     "training": (training.report, ("training_heads",)),
 }  # fmt: skip
-"""The report of each command, and how the names of its own tables begin, the more particular first."""
+"""The report of each command, and the prefixes of the names of its tables; more specific ones first."""
 
 
 def command_of(tables: Tables) -> str | None:
-    """The command whose results these are, from the names of the tables; None if there is no page for them."""
+    """Return the command of these results by the names of their tables; None if it has no page."""
     known = _COMMANDS.items()
     return next((name for name, (_, marks) in known if any(table.startswith(marks) for table in tables)), None)
 
 
 def report_of(tables: Tables) -> Report:
-    """What a page shows of these tables; FileFormatError if they are damaged or of no command that has a page."""
+    """Return the report of these tables; FileFormatError if they are damaged or their command has no page."""
     command = command_of(tables)
     if command is None:
         allowed = f"those of sharpmax {', '.join(sorted(_COMMANDS))}"
@@ -46,7 +46,7 @@ def report_of(tables: Tables) -> Report:
 
 
 def together(saved: Sequence[tuple[str, Mapping[str, Any]]]) -> Tables:
-    """The tables of two results, each with its name, on one page; both must be of `sharpmax probe`."""
+    """Combine two named results of `sharpmax probe` into the tables of one page."""
     commands = {name: command_of(results["tables"]) or "no command with a page" for name, results in saved}
     if set(commands.values()) != {"probe"}:
         given = " and ".join(f"{name!r} ({command})" for name, command in commands.items())
@@ -71,7 +71,7 @@ def write_page(command: str, provenance: Mapping[str, Any], tables: Tables, fold
     report = report_of(tables)
     with readable():
         specs = {one.name: charts.spec_of(one.chart()) | {"description": one.title} for one in report.figures}
-        # Vega, Vega-Lite and Vega-Embed as one script; compressed, the page has less than half of its size.
+        # Vega, Vega-Lite and Vega-Embed as one script; compression halves the size of the page.
         library = str(require("vl_convert", "report", _PURPOSE).javascript_bundle())
         packed = {"specs": specs, "dark": charts.DARK, "library": library}
         text = json.dumps(packed, ensure_ascii=False, separators=(",", ":"))
@@ -94,7 +94,7 @@ def asset(name: str) -> str:
 
 
 def rendered(template: str, context: Mapping[str, Any]) -> str:
-    """A template of the package with its blanks filled in; values are escaped unless they are `trusted`."""
+    """Render a template; values are escaped unless they are `trusted`."""
     jinja2 = require("jinja2", "report", _PURPOSE)
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("sharpmax.report"),
@@ -108,10 +108,10 @@ def rendered(template: str, context: Mapping[str, Any]) -> str:
     environment.filters.update(known)
     try:
         return str(environment.get_template(template).render(context))
-    except jinja2.UndefinedError as problem:  # a value of the results is missing
+    except jinja2.UndefinedError as problem:  # a value is missing from the results
         raise LookupError(str(problem)) from problem
 
 
 def trusted(text: str) -> Any:
-    """A text of our own, such as a script, that goes into a page unescaped."""
+    """Mark a text of this package, such as a script, as safe to include unescaped."""
     return require("markupsafe", "report", _PURPOSE).Markup(text)

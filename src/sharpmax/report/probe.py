@@ -16,17 +16,17 @@ from sharpmax.report.words import capital, count, joined, origin_of_run, percent
 from sharpmax.theory.bounds import whole
 
 LOSES_FOCUS = ("dispersing", "uniform")
-"""The kinds of heads whose weights spread as inputs grow."""
+"""The kinds of heads whose weights disperse as inputs grow."""
 
 _LETTERS = {"dispersing": "D", "uniform": "U", "sharp": "S", "local": "L", "sink": "K", "unknown": "?"}
 _SHOWN_HEADS = 20
 _MAX_POINTS = 12_000
-"""Points of curves that a page holds; of larger models it has the heads that change most."""
+"""Largest number of points of curves on a page; larger models show the heads that change most."""
 
 
 @dataclass(frozen=True)
 class ProbeRun:
-    """One task of a probed model; of two runs each has a letter."""
+    """One task of a probed model."""
 
     label: str
     tables: Tables
@@ -34,7 +34,7 @@ class ProbeRun:
 
     @property
     def heads(self) -> Any:
-        """Every head by its name, layer.head."""
+        """Findings of every head, by layer.head."""
         return self.tables[f"heads/{self.task}"]
 
     def setting(self, name: str) -> Any:
@@ -42,7 +42,7 @@ class ProbeRun:
         return self.tables["setting"][name][self.task]
 
     def measured_on(self) -> str:
-        """How many prompts of which sizes were measured."""
+        """The number of prompts and the sizes."""
         prompts = sorted(self.setting("prompts_of_size").values())
         return f"{span(prompts)} prompts per size, {span(self.setting('sizes'))} {self.setting('unit')}"
 
@@ -85,7 +85,7 @@ def _slope(about: Mapping[str, Any]) -> str:
 
 
 def _horizon(about: Mapping[str, Any]) -> str:
-    """The horizon with its interval, or on which side of the sizes it lies."""
+    """The horizon with its interval, or whether it lies before or beyond the sizes."""
     tokens, low, high = (about["horizon"].get(key) for key in ("tokens", "low", "high"))
     if tokens is not None:
         return f"{whole(tokens):,} tokens" + ("" if None in (low, high) else f" ({whole(low):,} to {whole(high):,})")
@@ -94,7 +94,7 @@ def _horizon(about: Mapping[str, Any]) -> str:
 
 
 def _facts(run: ProbeRun) -> Iterator[Metric]:
-    """What a run found: heads that lose focus, the first layers, the error of the forecast, the median horizon."""
+    """Heads that lose focus, the first layers, the error of the forecast, the median horizon."""
     kinds, unit = [about["kind"] for about in run.heads.values()], run.setting("unit")
     losing, known = sum(kind in LOSES_FOCUS for kind in kinds), sum(kind != "unknown" for kind in kinds)
     many = f"{count(losing)} of {count(known)} ({percent(100.0 * losing / max(1, known))})"
@@ -111,7 +111,7 @@ def _facts(run: ProbeRun) -> Iterator[Metric]:
 
 
 def _metrics(runs: Sequence[ProbeRun]) -> list[Metric]:
-    """The facts of a run, or those that both runs have."""
+    """The metrics of a run, or those that two runs share."""
     first, *rest = ({one.label: one for one in _facts(run)} for run in runs)
     groups = [[one, *(other[label] for other in rest)] for label, one in first.items() if all(label in r for r in rest)]
     return [Metric(" → ".join(one.value for one in group), group[0].label, group[-1].detail) for group in groups]
@@ -176,14 +176,14 @@ def _map_chart(runs: Sequence[ProbeRun]) -> Any:
 
 
 def _curve_heads(runs: Sequence[ProbeRun]) -> list[str]:
-    """The heads whose curves are on the page, the largest slope first: of a large model some."""
+    """The heads with curves on the page, the largest slope first."""
     heads = [name for name in runs[0].heads if all(name in run.heads for run in runs)]
     most = max(1, _MAX_POINTS // max(1, sum(len(run.setting("sizes")) for run in runs)))
     return sorted(heads, key=lambda name: -(runs[0].heads[name]["slope"] or 0.0))[:most]
 
 
 def _curve_rows(run: ProbeRun, name: str, field: str) -> Iterator[dict[str, Any]]:
-    """A head by number of keys, and its forecast, which begins at the last size it was fitted on."""
+    """A head by number of keys, and its forecast from the last size it was fitted on."""
     about, fitted = run.heads.get(name, {}), str(run.setting("fit_up_to"))
     for size, cell in about.get("curve", {}).items():
         row = {"head": name, "x": cell.get("count")}

@@ -21,10 +21,10 @@ _STYLES = {
 _SIGNALS = {"confidence": "classifier's confidence", "entropy": "attention entropy"}
 
 _PLAIN = {"softmax": "The trained model, β = 1.", "hard": "All weight on the largest logit, the limit β → ∞."}
-"""Variants that are no policies."""
+"""Variants that are not policies."""
 
 REFERENCE = "paper"
-"""The recipe whose tables have plain names."""
+"""The recipe whose tables have names without a suffix."""
 
 LEVEL = 0.05
 """A difference is significant when its p value is below this."""
@@ -81,7 +81,7 @@ def file_name(name: str, recipe: str, between: str = "-") -> str:
 
 
 def recipe_name(recipe: str) -> str:
-    """A recipe in a sentence."""
+    """The name of a recipe in a sentence."""
     return "the paper's recipe" if recipe == REFERENCE else f"the {recipe} recipe"
 
 
@@ -114,7 +114,7 @@ def _metrics(tables: Tables, recipe: str) -> Iterator[Metric]:
 
 
 def _accuracy_table(tables: Tables, recipe: str) -> Table:
-    """One row per variant, and the paper's own numbers below where both come from the same training."""
+    """One row per variant, followed by the published numbers if the recipe is the paper's."""
     rows: dict[str, Any] = {}
     for name, row in part(tables, "accuracy", recipe).items():
         rows[label(name)] = row
@@ -127,7 +127,7 @@ def _accuracy_table(tables: Tables, recipe: str) -> Table:
 
 
 def _uncertainty(tables: Tables, recipe: str) -> str:
-    """What intervals and bars are: older results have no intervals."""
+    """What bars and small print are: older results have no intervals."""
     cells = [cell for row in part(tables, "accuracy", recipe).values() for cell in row.values()]
     return "95% interval" if any(cell.get("low") is not None for cell in cells) else "standard error over seeds"
 
@@ -190,7 +190,7 @@ def _heat_chart(tables: Tables, recipe: str) -> Any:
 
 
 _SHOWN = 0.98
-"""Share of the points that the axis makes room for: a few best temperatures are enormous."""
+"""Share of the points within the axis: a few β are enormous."""
 
 
 def _fit_chart(tables: Tables, recipe: str) -> Any:

@@ -1,4 +1,4 @@
-"""The values a report is made of (cells, tables, metrics, figures, parts), and how saved tables are read."""
+"""What a report consists of: parts with metrics, figures and tables of cells."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ Tables = Mapping[str, Any]
 """The tables of a results file, by name."""
 
 RUNS = "runs"
-"""The table that holds whole results where two are compared."""
+"""The name of the table with whole results, when two are compared."""
 
 NOTHING = "–"
-"""Stands where there is no number."""
+"""Shown where there is no number."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A text, a smaller one below it, and whether it is emphasised."""
+    """A text, small print below it, and whether the text is bold."""
 
     text: str
     small: str = ""
@@ -56,7 +56,7 @@ _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,80}")
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure and its texts; `name` is that of its files, `chart` builds an Altair chart."""
+    """A figure; `name` is the name of its files, `chart` builds the Altair chart."""
 
     name: str
     title: str
@@ -88,17 +88,17 @@ class Report:
     command: str
     parts: Sequence[Part]
     notes: Sequence[str] = ()
-    """Facts that no table shows: warnings, and what limits the conclusions."""
+    """Warnings, and limits of the conclusions."""
 
     definitions: Sequence[tuple[str, Pairs]] = ()
-    """Tasks, variants, models: each group with its title."""
+    """Groups of definitions with their titles: tasks, variants, models."""
 
     origins: Sequence[tuple[str, Pairs]] = ()
-    """Provenance of what the run was given, such as trained models."""
+    """Provenance of inputs of the run, such as trained models."""
 
     @property
     def headline(self) -> list[str]:
-        """The answer in numbers: the first metrics of each part as sentences."""
+        """The first metrics of each part as sentences."""
         return [" ".join(f"{capital(one.label)}: {one.value}." for one in part.metrics[:3]) for part in self.parts]
 
     @property
@@ -108,14 +108,14 @@ class Report:
 
 
 def table_of(title: str, note: str, head: Sequence[str], rows: Sequence[Sequence[Any]]) -> Table:
-    """A table of cells, texts, and None for an empty cell. Small print of a heading may follow a bar: `"memory|MB"`."""
+    """Make a table of cells, texts and None (empty). Small print of a heading follows a bar: `"memory|MB"`."""
     titles = [Cell(text, small) for text, _, small in (title.partition("|") for title in head)]
     cells = [[one if isinstance(one, Cell) else Cell(one or NOTHING) for one in row] for row in rows]
     return Table(title, note, titles, cells)
 
 
 def interval(cell: Mapping[str, Any]) -> str:
-    """The interval of a percentage, within 0 and 100; empty where there is none."""
+    """The interval of a percentage, clipped to 0 and 100; empty if there is none."""
     if cell.get("low") is None:
         return ""
     return f"{share(max(0.0, cell['low']))}–{share(min(100.0, cell['high']))}"
@@ -132,7 +132,7 @@ def sizes(*rows: Mapping[str, Any]) -> list[str]:
 
 
 def accuracy_table(title: str, note: str, table: Mapping[str, Any], tests: Mapping[str, Any], level: float) -> Table:
-    """Means in percent by size, with their intervals or standard errors and the gain of tested rows over the first."""
+    """Means in percent by size with intervals or standard errors, and gains over the first row where tested."""
     first, known = next(iter(table)), sizes(*table.values())
     rows: list[list[Any]] = []
     for name, row in table.items():
@@ -151,7 +151,7 @@ def accuracy_table(title: str, note: str, table: Mapping[str, Any], tests: Mappi
 
 
 def named(tables: Tables, kind: str) -> list[str]:
-    """The names after the slash of all tables of one kind, in the order of the file.
+    """The names after the slash of all tables of one kind.
 
     >>> named({"accuracy/kv": {}, "accuracy/needle": {}, "setting": {}}, "accuracy")
     ['kv', 'needle']
@@ -161,7 +161,7 @@ def named(tables: Tables, kind: str) -> list[str]:
 
 @contextmanager
 def readable() -> Iterator[None]:
-    """Raise FileFormatError where the code inside cannot read tables as those of their command."""
+    """Turn errors of the block, which reads saved tables, into a FileFormatError."""
     try:
         yield
     except SharpmaxError:

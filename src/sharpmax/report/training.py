@@ -1,4 +1,4 @@
-"""The page of a training: heads over its steps."""
+"""The page of a training run: heads over its steps."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _values(step: Mapping[str, Any], name: str) -> list[float]:
 
 
 def _summary(setting: Mapping[str, Any], step: Mapping[str, Any]) -> dict[str, str]:
-    """The numbers of a step, in words."""
+    """The metrics of a step, formatted."""
     entropies, logits = _values(step, "relative_entropy"), _values(step, "max_logit")
     collapsed = sum(value < setting["collapsed"] for value in entropies)
     dispersed = sum(value > setting["dispersed"] for value in entropies)

@@ -1,4 +1,4 @@
-"""Numbers, names, warnings and provenance as pages and terminals write them."""
+"""How pages and terminals write numbers, names, warnings and provenance."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def count(n: float | str) -> str:
 
 
 def span(sizes: Sequence[float | str]) -> str:
-    """From the first to the last of some sizes."""
+    """The first and last of some sizes: "8 to 64"."""
     return " to ".join(dict.fromkeys((count(sizes[0]), count(sizes[-1]))))
 
 
@@ -23,7 +23,7 @@ def plural(n: int, noun: str) -> str:
 
 
 def share(value: float) -> str:
-    """A percentage without its sign; small ones keep a significant digit, and only 100 is written as 100.
+    """A percentage without the % sign; small values keep a significant digit, and only 100 is written as 100.
 
     >>> share(98.88), share(0.4321), share(0.0123), share(99.98)
     ('98.9', '0.43', '0.012', '99.9')
@@ -41,7 +41,7 @@ def percent(value: float) -> str:
 
 
 def points(value: float, places: int = 1) -> str:
-    """A difference of percentages, always signed, with a real minus.
+    """A difference of percentages, signed, with a true minus sign.
 
     >>> points(15.32), points(-0.4), points(0.01), points(0.01, 2)
     ('+15.3', '−0.4', '0.0', '+0.01')
@@ -56,12 +56,12 @@ def probability(p: float) -> str:
 
 
 def joined(parts: Sequence[str]) -> str:
-    """Parts of a sentence with commas and an "and"."""
+    """Parts joined by commas and "and"."""
     return ", ".join(parts[:-1]) + " and " + parts[-1] if len(parts) > 1 else "".join(parts)
 
 
 def capital(text: str) -> str:
-    """The text with a capital in front, the rest as it is."""
+    """The text with its first letter in upper case."""
     return text[:1].upper() + text[1:]
 
 
@@ -69,7 +69,7 @@ _SHARE = re.compile(r"(\d+(?:\.\d+)?)% ")
 
 
 def merged(remarks: Sequence[str]) -> list[str]:
-    """Each remark once: those that differ in the share they begin with, one per process, become one.
+    """Remarks without duplicates; those that differ only in their leading percentage are merged.
 
     >>> merged(["3.0% of the rows are flat; said once for this policy", "1.5% of the rows are flat", "It is slow."])
     ['1.5 to 3.0% of the rows are flat', 'It is slow']
@@ -87,11 +87,11 @@ def merged(remarks: Sequence[str]) -> list[str]:
 
 
 Pairs = list[tuple[str, str]]
-"""Terms with their texts, as a page lists them."""
+"""Terms with their descriptions."""
 
 
 def origin_of_run(command: str, provenance: Mapping[str, Any], tables: Mapping[str, Any]) -> Pairs:
-    """Command, date, commit, seed, versions, hardware and files of a run, and how long it took."""
+    """Command, date, commit, seed, versions, hardware, files and duration of a run."""
     hardware = provenance.get("hardware") or {}
     cores, memory = hardware.get("cores"), hardware.get("ram_gb")
     parts = [
