@@ -130,7 +130,7 @@ def fitted(spec: dict[str, Any], width: int) -> dict[str, Any]:
         **spec,
         "columns": columns,
         "concat": [{**one, "width": panel} for one in spec["concat"]],
-        "config": {**config, "legend": legend, "title": {**config["title"], "limit": panel + meta["around"] - 8}},
+        "config": {**config, "legend": legend, "title": {**config["title"], "limit": panel + meta["around"] - 30}},
     }
 
 
