@@ -1,4 +1,4 @@
-"""What of `sharp` matters: it once more with one ingredient taken away or exchanged.
+"""What matters in `sharp`: each variant removes or replaces one ingredient.
 
 sharpmax compare softmax sharp --with docs/ablation.py --seeds 5
 """
@@ -18,18 +18,18 @@ def _with(name: str, summary: str, **changed: Any) -> Method:
 
 
 METHODS = [
-    # Examples: are near-ties needed, how near, and must they lie where those of large sets do?
+    # Training examples: are near-ties needed, how near, and do they have to lie where those of large sets do?
     _with("usual-sets", "without near-ties in training", data={}),
     _with("zoom-2", "ranges down to 1e-2", data={"zoom": 1e-2}),
     _with("zoom-3", "ranges down to 1e-3", data={"zoom": 1e-3}),
     _with("zoom-5", "ranges down to 1e-5", data={"zoom": 1e-5}),
-    _with("anywhere", "near-ties at any place, not under the top", data={**SHARP.data, "anywhere": True}),
-    _with("only-16", "sets of 16 items alone", recipe={**SHARP.recipe, "sizes": (16, 16)}),
+    _with("anywhere", "near-ties anywhere, not only below the top", data={**SHARP.data, "anywhere": True}),
+    _with("only-16", "only sets of 16 items", recipe={**SHARP.recipe, "sizes": (16, 16)}),
     # Normaliser.
-    _with("soft-at-test", "the normaliser of training at test too", at_test=None),
+    _with("soft-at-test", "the training normaliser at test time", at_test=None),
     _with("softmax", "plain softmax in training", normaliser="softmax"),
     _with("hard", "straight-through in training too", normaliser="hard"),
     # Optimiser.
-    _with("no-decay", "a constant rate", recipe={**SHARP.recipe, "decay": False}),
+    _with("no-decay", "a constant learning rate", recipe={**SHARP.recipe, "decay": False}),
     _with("l2", "the paper's L2 penalty", recipe={**SHARP.recipe, "l2": 1e-3}),
 ]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import posixpath
 import re
 from pathlib import Path
 from typing import Any
 
+import figures
 from mkdocs.structure.files import File, Files
 
-from sitekit.drawn import explore_page, generated
+from sitekit.drawn import PHONE, explore_page, generated, narrow, narrow_figures
 from sitekit.links import OUTSIDE_PAGES, moved
 from sitekit.reports import filled
 
@@ -21,7 +23,8 @@ def on_files(files: Files, config: Any) -> Files:
     for outside, page in OUTSIDE_PAGES.items():
         files.append(File.generated(config, page, content=(ROOT / outside).read_text(encoding="utf-8")))
     pages = [file.content_string for file in files.documentation_pages()]
-    for uri, content in generated(ROOT, pages).items():
+    drawn = {narrow(f"images/{name}.svg"): figures.draw(name, PHONE) for name in figures.FIGURES}
+    for uri, content in {**generated(ROOT, pages), **narrow_figures(ROOT, pages), **drawn}.items():
         files.append(File.generated(config, uri, content=content))
     files.append(File.generated(config, "explore/page.html", content=explore_page()))
     return files
@@ -32,14 +35,30 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
     return moved(filled(ROOT, page.file.src_uri, markdown), page.file.src_uri)
 
 
+_FIGURE = re.compile(r'<img [^>]*?src="([^"]+\.svg)"[^>]*>')
+
+
+def on_page_content(html: str, page: Any, config: Any, files: Files) -> str:
+    """Give phones the figures that are drawn for their width."""
+
+    def with_narrow(found: re.Match[str]) -> str:
+        address = posixpath.normpath(posixpath.join(posixpath.dirname(page.file.dest_uri), found[1]))
+        if files.get_file_from_path(narrow(address)) is None:
+            return found[0]
+        return f'<picture><source media="(max-width: 44.9375em)" srcset="{narrow(found[1])}">{found[0]}</picture>'
+
+    return _FIGURE.sub(with_narrow, html)
+
+
 _NUMBER = re.compile(r"(?<![\w.\-])[+−±]?\d[\d.,%×*+−–]*(?!\w)|\b\d\w*[a-zA-Z_.][\w.]*\b|\b[0-9a-f]{12,}\b")
 
 
 def on_post_build(config: Any) -> None:
-    """Drop source maps, and numbers, hashes and words such as 0.5b from the search index: lunr confuses them."""
-    for unused in Path(config.site_dir).rglob("*.map"):
+    """Drop files that no page uses, and words with digits from the search index, which lunr confuses."""
+    site = Path(config.site_dir)
+    for unused in [*site.rglob("*.map"), *site.glob("assets/javascripts/lunr/**/*.js")]:  # maps, and other languages
         unused.unlink()
-    path = Path(config.site_dir) / "search" / "search_index.json"
+    path = site / "search" / "search_index.json"
     index = json.loads(path.read_text(encoding="utf-8"))
     for one in index["docs"]:
         one["text"] = _NUMBER.sub(" ", one["text"])

@@ -1,4 +1,4 @@
-"""One row of logits, more and more items: softmax disperses, and policies answer. Draws dispersion.png."""
+"""One row of logits with more and more items: softmax disperses, policies keep it focused. Draws dispersion.png."""
 
 import altair as alt
 import torch
@@ -23,7 +23,7 @@ for n in sizes:
         top[name].append(float(sm.softmax(logits, policy=policy)[0]))
     _, most = sm.theory.weight_bounds(SPREAD, n)
     print(f"{n:8,d} {most:10.4f}", *(f"{weights[-1]:10.4f}" for weights in top.values()))
-print(f"half of the weight: never beyond {int(sm.horizon(SPREAD))} items without a policy")
+print(f"without a policy, no item can have half of the weight beyond {int(sm.horizon(SPREAD))} items")
 
 top["largest possible for softmax"] = sm.theory.weight_bounds(SPREAD, torch.tensor(sizes))[1].tolist()
 rows = [
@@ -37,6 +37,6 @@ chart = lines.encode(
     y=alt.Y("weight:Q", title="weight of the best item"),
     color=alt.Color("policy:N", title=None),
 )
-chart = chart.properties(title="Softmax disperses; policies answer", width=480, height=300)
+chart = chart.properties(title="Softmax disperses; policies keep it focused", width=480, height=300)
 chart.save("dispersion.png", scale_factor=2)
 print("wrote dispersion.png")

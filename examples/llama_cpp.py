@@ -1,6 +1,6 @@
-"""SmolLM2 finds one number in a list of 40 names: llama.cpp with the original GGUF file and with the folded one.
+"""SmolLM2 finds one number in a list of 40 names, in llama.cpp, with the original GGUF file and with the folded one.
 
-Needs `pip install --no-deps xllamacpp` (llama.cpp as a Python package). Writes `sharper.gguf` where it is started.
+Needs `pip install --no-deps xllamacpp` (llama.cpp as a Python package). Writes `sharper.gguf` into the current folder.
 """
 
 from importlib import metadata

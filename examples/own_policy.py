@@ -1,4 +1,4 @@
-"""A policy of your own, and a small head that is trained with it: max retrieval, learned on 5 to 16 items."""
+"""A policy of your own, and a small attention head trained with it on max retrieval among 5 to 16 items."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sharpmax.tasks.sized import CLASSES, FEATURES, draw
 
 @dataclass(frozen=True)
 class TopWeight(Policy):
-    """β = 1 + strength·(1 − largest weight): the less the best item has, the sharper."""
+    """β = 1 + strength·(1 − largest weight): the less weight the best item has, the sharper."""
 
     kind: ClassVar[str] = "example-top-weight"
     needs: ClassVar[frozenset[str]] = frozenset({"max", "lse"})

@@ -19,7 +19,7 @@ for size in SIZES:
     measured = []
     for prompt in get_task("kv").prompts(size, count=2, seed=0):
         ids = torch.tensor([encode(smol.tokenizer, prompt).ids])
-        with torch.no_grad(), sm.capture(smol.model) as rows:  # the rows that are asked for the answer
+        with torch.no_grad(), sm.capture(smol.model) as rows:  # the last row predicts the answer
             smol.model(ids)
         measured.append(rows.stack("entropy")[:, 0, :, -1])
         tokens[size] = ids.shape[1]
@@ -27,8 +27,8 @@ for size in SIZES:
 
 few, many = SIZES
 slope = (entropy[many] - entropy[few]) / math.log(tokens[many] / tokens[few])
-print(f"{len(slope)} layers, a column each; {slope.shape[1]} heads, a row each")
-print("the darker, the faster its entropy rises with the length: █ is pure dispersion\n")
+print(f"{len(slope)} layers as columns, {slope.shape[1]} heads as rows")
+print("the darker, the faster the entropy of the head rises with the length: █ is full dispersion\n")
 for head in range(slope.shape[1]):
     steps = (slope[:, head].clamp(0, 0.99) * len(SHADES)).long().tolist()
     print(f"head {head}  " + "".join(2 * SHADES[step] for step in steps))
@@ -36,4 +36,4 @@ for head in range(slope.shape[1]):
 layer, head = divmod(int(slope.argmax()), slope.shape[1])
 shared = [float(entropy[size][layer, head].exp()) for size in SIZES]
 print(f"\n{int((slope > 0.5).sum())} of {slope.numel()} heads have a slope above one half")
-print(f"steepest: layer {layer}, head {head}: from {shared[0]:.0f} tokens that share its weight to {shared[1]:.0f}")
+print(f"steepest: layer {layer}, head {head}: its weight is shared by {shared[0]:.0f} tokens, then by {shared[1]:.0f}")

@@ -1,6 +1,6 @@
-"""A small decoder learns to find the largest of 16 numbers; its heads are observed, and QK-clip keeps logits small.
+"""A small decoder learns to find the largest of 16 numbers. Its heads are observed, and QK-clip keeps logits small.
 
-It writes training/results.json: `sharpmax report training` draws heads over steps as a heat map.
+Writes training/results.json. `sharpmax report training` draws a heat map of heads over steps.
 """
 
 import torch
@@ -23,7 +23,7 @@ def train(clipped: bool) -> tuple[AttentionObserver, QKClip, float]:
     clip = QKClip(model, TAU)
     every, out = (1, "training") if clipped else (20, None)
     observer = AttentionObserver(model, every=every, out=out, clip=clip if clipped else None)
-    # Queries and keys learn too fast, on purpose: without a clip their logits run away.
+    # The learning rate of queries and keys is too high on purpose: without a clip, their logits explode.
     fast = [weight for name, weight in model.named_parameters() if "q_proj" in name or "k_proj" in name]
     slow = [weight for name, weight in model.named_parameters() if "q_proj" not in name and "k_proj" not in name]
     optimizer = torch.optim.AdamW([{"params": fast, "lr": 0.1}, {"params": slow, "lr": 3e-3}])
@@ -31,7 +31,7 @@ def train(clipped: bool) -> tuple[AttentionObserver, QKClip, float]:
     for _ in range(STEPS):
         items = torch.randint(NUMBERS, (64, ITEMS))
         asked = torch.full((64, 1), NUMBERS)
-        with observer.step():  # forward, backward and the optimizer's step
+        with observer.step():  # forward, backward and optimizer step
             logits = model(torch.cat([items, asked], dim=1)).logits[:, -1]
             F.cross_entropy(logits, items.amax(1)).backward()
             optimizer.step()
@@ -48,7 +48,7 @@ for clipped in (False, True):
     print(f"{name:15} accuracy {accuracy:.0%}, largest logit {largest:,.0f}, heads clipped {len(clip.clipped)} times")
 
 observer.save()
-print("\nentropy of each head over the steps: █ collapsed (one key), blank dispersed (all keys alike)")
+print("\nentropy of each head over the steps: █ collapsed (one key), blank dispersed (all keys equal)")
 for layer in range(2):
     for head in range(4):
         shares = [one.relative_entropy[layer][head] for one in observer.history[::5]]

@@ -249,7 +249,7 @@ def test_the_page_of_clrs_is_the_committed_runs() -> None:
         for size in ("15", "13", "20")
     )
     assert "right in {} of the answers (no policy) and {} (`paper`)".format(*n15) in page
-    assert "nobody had taught, in {} and {}; and of 20, in {} and {}".format(*n13, *n20) in page
+    assert "no algorithm was trained on, {} and {}; at 20, {} and {}".format(*n13, *n20) in page
 
     scratch = evaluated("clrs-scratch")
     for group, words in (("in", "{:.1f}% at training sizes"), ("out", "and {:.1f}% at larger ones")):

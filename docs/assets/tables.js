@@ -8,10 +8,12 @@ for (const table of document.querySelectorAll(".md-typeset table:not([class])"))
   }
 }
 
-// A figure opens on its own: on a phone its text is small.
-for (const image of document.querySelectorAll(".md-typeset p > img")) {
+// A figure opens on its own, as large as the screen.
+for (const image of document.querySelectorAll(".md-typeset p img")) {
+  const shown = image.closest("picture") ?? image
+  if (shown.parentElement.tagName !== "P") continue
   const link = document.createElement("a")
   link.href = image.src
-  image.replaceWith(link)
-  link.append(image)
+  shown.replaceWith(link)
+  link.append(shown)
 }

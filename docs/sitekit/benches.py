@@ -48,7 +48,7 @@ def horizon_lines(tables: Mapping[str, Any]) -> list[str]:
 def _timed(tables: Mapping[str, Any]) -> list[str]:
     """Cases timed in alternation; ratios are to the first."""
     rows = [
-        [f"`{name}`", _what(one), f"{one['median_s']:.3f}", _times(one), _target(one)]
+        [f"`{name.replace('stock', 'PyTorch')}`", _what(one), f"{one['median_s']:.3f}", _times(one), _target(one)]
         for name, one in tables["bench"].items()
     ]
     setting = ", ".join(

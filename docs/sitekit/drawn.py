@@ -19,7 +19,17 @@ from sharpmax.results import load
 
 from .links import on_site
 
-__all__ = ["DIRECTIVE", "INTERACTIVE", "explore_page", "file_of", "generated", "report_in"]
+__all__ = [
+    "DIRECTIVE",
+    "INTERACTIVE",
+    "explore_page",
+    "file_of",
+    "fitted",
+    "generated",
+    "narrow",
+    "narrow_figures",
+    "report_in",
+]
 
 DIRECTIVE = re.compile(r"^<!-- (\w+): (\S[^>]*?) -->$", re.MULTILINE)
 """A directive of a page, which is replaced by results."""
@@ -32,28 +42,53 @@ INTERACTIVE = (
 """Results with a page of their own on the site; each carries the charting library, 300 kB."""
 
 
+PHONE = 372
+"""Width of a figure drawn for a phone, in pixels."""
+
+
 def file_of(root: Path, name: str) -> Path:
     """The committed results of this name, whether they are there or not."""
     return root / "results" / name / "results.json"
 
 
 def generated(root: Path, pages: Sequence[str]) -> dict[str, str | bytes]:
-    """Files of the site: committed results, gzipped, and the figures and pages that `pages` ask for."""
+    """Files of the site: committed results, gzipped, and the figures and interactive pages that `pages` ask for."""
     files: dict[str, str | bytes] = {}
     for file in sorted([*root.glob("results/*/*.json"), *root.glob("benchmarks/*.*")]):
         packed = gzip.compress(file.read_bytes(), mtime=0) if file.suffix == ".json" else file.read_bytes()
         files[on_site(file.relative_to(root).as_posix())] = packed
-    for kind, what in (found for text in pages for found in DIRECTIVE.findall(text)):
-        name, _, figure = what.partition("/")
-        if not file_of(root, name).exists() or kind not in ("report", "figure"):
-            continue
-        report = report_in(file_of(root, name))
-        for one in report.figures:
-            if one.name == figure or (kind == "report" and any(one in part.figures[:1] for part in report.parts)):
-                files[f"data/results/{name}/{one.name}.svg"] = _svg(file_of(root, name), one.name)
-        if kind == "report" and name in INTERACTIVE:
+    for name, figure in _asked(root, pages):
+        files[f"data/results/{name}/{figure}.svg"] = _svg(file_of(root, name), figure)
+    for kind, name in (found for text in pages for found in DIRECTIVE.findall(text)):
+        if kind == "report" and name in INTERACTIVE and file_of(root, name).exists():
             files[f"data/results/{name}/report.html"] = _page(file_of(root, name))
     return files
+
+
+def narrow_figures(root: Path, pages: Sequence[str]) -> dict[str, str]:
+    """The figures that `pages` ask for, drawn for the width of a phone."""
+    return {
+        narrow(f"data/results/{name}/{figure}.svg"): _svg(file_of(root, name), figure, PHONE)
+        for name, figure in _asked(root, pages)
+    }
+
+
+def narrow(path: str) -> str:
+    """The address of a figure drawn for a phone, given that of the figure."""
+    return path.removesuffix(".svg") + "-narrow.svg"
+
+
+def _asked(root: Path, pages: Sequence[str]) -> list[tuple[str, str]]:
+    """The figures that pages show: names of results and figures."""
+    found = []
+    for kind, what in (found for text in pages for found in DIRECTIVE.findall(text)):
+        name, _, figure = what.partition("/")
+        if kind not in ("report", "figure") or not file_of(root, name).exists():
+            continue
+        report = report_in(file_of(root, name))
+        firsts = [one.name for part in report.parts for one in part.figures[:1]]
+        found += [(name, one) for one in (firsts if kind == "report" else [figure])]
+    return list(dict.fromkeys(found))
 
 
 @cache
@@ -71,10 +106,32 @@ def _specs(file: Path) -> dict[str, Any]:
 
 
 @cache
-def _svg(file: Path, name: str) -> str:
-    spec = _specs(file)[name]
-    legend = {**spec["config"]["legend"], "columnPadding": 24}  # a browser's font may be wider than the one drawn with
-    return charts.svg_of({**spec, "config": {**spec["config"], "legend": legend}})
+def _svg(file: Path, name: str, width: int = 760) -> str:
+    return _smaller(charts.svg_of(fitted(_specs(file)[name], width)))
+
+
+def _smaller(svg: str) -> str:
+    """The same picture in fewer bytes: coordinates to a hundredth of a pixel, colours in hexadecimal."""
+    svg = re.sub(r"(\.\d\d)\d+(?=[^<>]*>)", r"\1", svg)
+    return re.sub(
+        r"rgb\((\d+), (\d+), (\d+)\)", lambda found: "#" + "".join(f"{int(one):02x}" for one in found.groups()), svg
+    )
+
+
+def fitted(spec: dict[str, Any], width: int) -> dict[str, Any]:
+    """A chart with panels that share `width` pixels, as a report's script sets them in a browser."""
+    meta, config = spec["usermeta"], spec["config"]
+    columns = max(1, min(meta["columns"], width // meta["minimum"])) if width < 760 else meta["columns"]
+    panel = width // columns - meta["around"]
+    entries = max(1, width // (7 * meta["legend"] + 34))
+    # A browser's font may be wider than the one drawn with: columns of the legend need room between them.
+    legend = {**config["legend"], "columnPadding": 24, "columns": entries}
+    return {
+        **spec,
+        "columns": columns,
+        "concat": [{**one, "width": panel} for one in spec["concat"]],
+        "config": {**config, "legend": legend, "title": {**config["title"], "limit": panel + meta["around"] - 30}},
+    }
 
 
 @cache

@@ -36,6 +36,9 @@ def filled(root: Path, page: str, markdown: str) -> str:
     return DIRECTIVE.sub(put, markdown)
 
 
+_CLICK = re.compile(r"; click[^.]*|\bClick[^.]*\. ?")
+
+
 @dataclass(frozen=True)
 class _Place:
     """Where something is put: on which page, under a heading of which level."""
@@ -86,7 +89,8 @@ def _cell(cell: Cell) -> str:
 def _shown(figure: Figure, name: str, place: _Place) -> list[str]:
     alt = figure.title.replace("[", "(").replace("]", ")").replace("\n", " ")
     picture = f"![{alt}]({place.link(f'results/{name}/{figure.name}.svg')})"
-    return [f"**{figure.title}**", "", picture, "", f"*{figure.caption}*"]
+    caption = _CLICK.sub("", figure.caption)  # a picture has nothing to click
+    return [f"**{figure.title}**", "", picture, "", f"*{caption.strip()}*"]
 
 
 def _figure(root: Path, what: str, place: _Place) -> list[str]:

@@ -110,7 +110,7 @@ def test_sharpen_model(run: Run) -> None:
 
 def test_probe_heads(run: Run) -> None:
     out, _ = run("probe_heads.py")
-    assert out.startswith("30 layers, a column each; 9 heads, a row each\n")
+    assert out.startswith("30 layers as columns, 9 heads as rows\n")
     maps = re.findall(r"^head \d  (.*)$", out, re.MULTILINE)
     assert [len(line) for line in maps] == [60] * 9
     steep, of = numbers(next(line for line in out.splitlines() if "above one half" in line))
