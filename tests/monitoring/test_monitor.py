@@ -180,7 +180,7 @@ def test_a_sequence_without_a_score_leaves_the_others() -> None:
     assert [score is None for score in r.report.scores] == [False, True, True]
     assert [sequence.why for sequence in r.report.sequences] == [None, NOT_A_NUMBER, PADDING]
     assert r.report.why == NOT_A_NUMBER
-    with pytest.raises(ArgumentError, match="not a number"):
+    with pytest.raises(ArgumentError, match="attention is NaN"):
         reference_rows(one, [[5, 90, 7]] * 30)
 
 
@@ -287,8 +287,8 @@ def test_what_cannot_be_loaded(tmp_path: Path) -> None:
         Monitor.load(one, tmp_path / "missing.json")
     for text, wanted in [
         ("{", "cannot be read"),
-        ("[]", "not a file of"),
-        (saved.replace("schema", "s"), "not a file"),
+        ("[]", "not saved by"),
+        (saved.replace("schema", "s"), "not saved by"),
     ]:
         path.write_text(text, encoding="utf-8")
         with pytest.raises(FileFormatError, match=wanted):
@@ -320,7 +320,7 @@ def test_models_that_cannot_be_monitored() -> None:
     [
         ({"reference": prompts(10), "false_alarms": 0.01}, "give 107 or more"),
         ({"reference": ["text"] * 30}, "tokenizer"),
-        ({"reference": [[]] * 30}, "prompt 0 without a token"),
+        ({"reference": [[]] * 30}, "prompt 0 with no tokens"),
         ({"reference": [[5] * 100] * 30}, "up to 64 tokens"),
         ({"reference": [[5] * 62] * 30}, "5 to generate"),
         ({"reference": [["a"]]}, "reference: got list as prompt 0"),

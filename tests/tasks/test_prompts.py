@@ -143,7 +143,7 @@ def test_from_a_file_of_twenty_lines(own: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        ("TASK = 'kv'\n", "defines TASK as a str; it must hold TASK = Task(...), with sharpmax.tasks.Task"),
+        ("TASK = 'kv'\n", "defines TASK as a str; it must define TASK = sharpmax.tasks.Task(...)"),
         ("def f():\n    raise ValueError('a\\nb')\nf()\n", "cannot be run (ValueError, line 2: a b)"),
         ("def f(:\n", "cannot be run (SyntaxError: invalid syntax (own.py, line 1))"),
         ("raise SystemExit(3)\n", "cannot be run (SystemExit, line 1: 3)"),

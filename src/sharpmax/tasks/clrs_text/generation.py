@@ -206,9 +206,7 @@ def _points(sampler: Any, algorithm: str, size: int) -> list[NDArray[np.float64]
         cross = (x[second] - x[first]) * (y[third] - y[first]) - (y[second] - y[first]) * (x[third] - x[first])
         if not (abs(cross) < _COLLINEAR).any():
             return [x, y]
-    reject(
-        "size", size, f"sizes at which {algorithm} finds points of which no three lie in a line", "take a smaller one"
-    )
+    reject("size", size, f"sizes at which {algorithm} finds points with no three in a line", "take a smaller one")
 
 
 @cache
