@@ -142,9 +142,9 @@ def test_batches_that_differ_between_calls_are_one_prompt() -> None:
     weights = (parts @ parts.mT / 4.0).softmax(-1)
     expected = float(torch.special.entr(weights).sum(-1).mean())
     assert found.heads()["0.0"]["curve"]["16"]["entropy"] == pytest.approx(expected, abs=1e-5)
-    with sm.monitor(Windows(), [tokens(8, 2, seed) for seed in range(12)], false_alarms=0.3) as watched:
-        with watched.request() as r:
-            watched._model(tokens(8, 2))
+    with sm.monitor(Windows(), [tokens(8, 2, seed) for seed in range(12)], false_alarms=0.3) as monitor:
+        with monitor.request() as r:
+            monitor._model(tokens(8, 2))
         assert len(r.report.scores) == 1
 
 

@@ -121,23 +121,16 @@ def test_tasks_load_nothing_heavy() -> None:
     assert not {"torch", "transformers", "numpy"} & set(done.stdout.split())
 
 
-@pytest.fixture
-def own(tmp_path: Path) -> Path:
-    """The task that CONTRIBUTING.md shows, in a file."""
+def test_the_task_in_the_guide(tmp_path: Path) -> None:
     guide = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text(encoding="utf-8")
     path = tmp_path / "balls.py"
     path.write_text(guide.split("```python\n")[1].split("```")[0], encoding="utf-8")
-    return path
-
-
-def test_from_a_file_of_twenty_lines(own: Path) -> None:
-    assert len(own.read_text(encoding="utf-8").splitlines()) <= 20
-    task = get_task(own)
+    task = get_task(path)
     assert (task.name, task.sizes) == ("balls", (8, 32, 128))
     for prompt in task.prompts(8, count=20, seed=0):
         assert isinstance(prompt, Prompt)
         assert f"{prompt.opening}{prompt.answer}." in prompt.user
-    assert not list(own.parent.glob("*pycache*")), "running a user's file leaves nothing beside it"
+    assert list(tmp_path.iterdir()) == [path], "running a user's file leaves nothing beside it"
 
 
 @pytest.mark.parametrize(
