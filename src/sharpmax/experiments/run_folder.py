@@ -54,7 +54,10 @@ def read_run(folder: Path) -> dict[str, Any] | None:
 
 
 def claim_folder(folder: Path, identity: Mapping[str, Any], *, used: bool, resume: bool) -> None:
-    """Record the settings of a run in `folder`, or raise if its results (`used`: it has some) are another run's."""
+    """Record the settings of a run in `folder`.
+
+    Raises if the folder has results (`used`) and the run does not resume them with the same settings.
+    """
     before = read_run(folder)
     if before is not None and used and not resume:
         raise ArgumentError(

@@ -46,7 +46,7 @@ PREFIX = "scratch:"
 _SHAPES = {"1m": (128, 4, 4), "3m": (256, 4, 4), "10m": (384, 6, 6), "30m": (512, 9, 8)}  # width, layers, heads
 _WITHOUT_POSITIONS = "-nope"
 _CONTEXT = 4096
-# A word, "0." with the character before it in a list, or a single character.
+# A word, "0." with a space or bracket before it, or a single character.
 _TOKEN = r"[A-Za-z_]+|[ \[]?0\.|[\s\S]"
 _END, _UNKNOWN = "<end>", "<unknown>"
 
