@@ -65,13 +65,6 @@ def test_capture_refuses_or_skips_the_same_modules() -> None:
     assert [call.layer for call in seen.calls] == [0, 1]
 
 
-class Looks(nn.Module):
-    """Attention written out under a name that says nothing."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.softmax(x @ x.transpose(-1, -2), dim=-1) @ x
-
-
 class Mixes(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -81,30 +74,22 @@ class Mixes(nn.Module):
         return torch.einsum("bij,bjd->bid", self.weigh(torch.einsum("bid,bjd->bij", x, x)), x)
 
 
-class Fused(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return F.scaled_dot_product_attention(x, x, x)
-
-
 def weighted(x: Tensor) -> Tensor:
     return torch.bmm(torch.bmm(x, x.mT).softmax(-1), x)
 
 
-class Delegates(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return weighted(x)
-
-
-class Routes(nn.Module):
-    """One product and a softmax: no attention."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.softmax(x @ x.new_ones(x.shape[-1], 3), dim=-1)
+def module(forward: Callable[[Any, Tensor], Tensor]) -> type[nn.Module]:
+    """A module whose name says nothing."""
+    return type("Mixer", (nn.Module,), {"forward": forward})
 
 
 BY_HAND: list[Callable[[], nn.Module]] = [
-    Looks, Mixes, Fused, Delegates, lambda: nn.Sequential(nn.Linear(32, 32), nn.TransformerDecoderLayer(32, 4, 32)),
-]  # fmt: skip
+    Mixes,
+    module(lambda self, x: torch.softmax(x @ x.transpose(-1, -2), dim=-1) @ x),
+    module(lambda self, x: F.scaled_dot_product_attention(x, x, x)),
+    module(lambda self, x: weighted(x)),
+    lambda: nn.Sequential(nn.Linear(32, 32), nn.TransformerDecoderLayer(32, 4, 32)),
+]
 
 
 @pytest.mark.parametrize("make", BY_HAND)
@@ -116,7 +101,7 @@ def test_attention_written_out_is_refused_under_any_name(model: Any, make: Calla
 
 
 def test_a_softmax_alone_is_no_attention(model: Any) -> None:
-    model.model.extra = Routes()
+    model.model.extra = module(lambda self, x: torch.softmax(x @ x.new_ones(x.shape[-1], 3), dim=-1))()  # a router
     assert len(modules_of(model)) == 2
     moe = transformers.MixtralForCausalLM(transformers.MixtralConfig(**_LLAMA, num_local_experts=2))
     assert len(modules_of(moe)) == 2

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 import os
 import runpy
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -67,16 +70,24 @@ def strong(model: nn.Module) -> Any:
     return model.double().eval()
 
 
-def oracle(policy: Policy, site: int, q: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None = None) -> Tensor:
-    """Attention of q `[B, H, L, D]` row by row, with formulas of its own for β."""
-    out = torch.zeros(*q.shape[:-1], v.shape[-1], dtype=q.dtype)
-    for b, h, i in [(b, h, i) for b in range(len(q)) for h in range(q.shape[1]) for i in range(q.shape[2])]:
-        s = k[b, h] @ q[b, h, i] * q.shape[-1] ** -0.5
-        seen = torch.ones(len(s), dtype=torch.bool) if hidden is None else ~hidden[b, i]
-        s = s[seen]
-        one = policy.policies[site][h] if isinstance(policy, PerHead) else policy
-        out[b, h, i] = (s * beta(one, s.detach().numpy())).softmax(-1) @ v[b, h][seen]
-    return out
+@contextmanager
+def by_hand(policy: Policy) -> Iterator[None]:
+    """PyTorch's attention row by row, with other formulas for β; each call is the next site of the policy."""
+    sites = itertools.count()
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, *_: Any) -> Tensor:
+        q, k, v, site, out = q.detach(), k.detach(), v.detach(), next(sites), torch.zeros_like(q)
+        visible = (q.new_zeros(()) if mask is None else mask).expand(*q.shape[:3], k.shape[2]) == 0
+        for b, h, i in itertools.product(*map(range, q.shape[:3])):
+            seen = visible[b, h, i]
+            s = (k[b, h] @ q[b, h, i] * q.shape[-1] ** -0.5)[seen]
+            one = policy.policies[site][h] if isinstance(policy, PerHead) else policy
+            out[b, h, i] = (s * beta(one, s.numpy())).softmax(-1) @ v[b, h][seen]
+        return out
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(F, "scaled_dot_product_attention", attend)
+        yield
 
 
 def mixed(sites: int) -> PerHead:
@@ -89,13 +100,8 @@ def test_a_vision_transformer(policy: Policy) -> None:
     model, image = strong(ViT()), torch.randn(2, 3, 8, 6, dtype=torch.float64)
     assert [site.name for site in call_sites(model, image)] == ["blocks.0", "blocks.1"]
     plain = model(image)
-
-    x = model.patches(image).flatten(2).transpose(1, 2)
-    for number, block in enumerate(model.blocks):
-        q, k, v = block.qkv(x).view(2, 12, 3, 4, 4).permute(2, 0, 3, 1, 4)
-        x = x + block.proj(oracle(policy, number, q, k, v).transpose(1, 2).reshape(2, 12, 16))
-    expected = model.head(x.mean(1))
-
+    with by_hand(policy):
+        expected = model(image)
     with sm.applied(model, policy, example_inputs=image):
         assert sm.policy_of(model) == policy
         torch.testing.assert_close(model(image), expected, rtol=1e-9, atol=1e-10)
@@ -114,23 +120,16 @@ def test_an_encoder_whose_fused_path_is_back_afterwards(policy: Policy, padded: 
     model = strong(nn.TransformerEncoder(layer, 2))
     x = torch.randn(2, 9, 16, dtype=torch.float64)
     padding = torch.arange(9).expand(2, -1) >= torch.tensor([[9], [6]]) if padded else None
+    rows = slice(None) if padding is None else ~padding
+    with by_hand(policy):  # with gradients, which have no fused path
+        expected = model(x, src_key_padding_mask=padding)[rows].detach()
     with torch.no_grad():
         plain = model(x, src_key_padding_mask=padding)  # fused, and nested with padding
-        expected = x
-        for number, one in enumerate(model.layers):
-            q, k, v = F.linear(expected, one.self_attn.in_proj_weight, one.self_attn.in_proj_bias).chunk(3, -1)
-            q, k, v = (part.view(2, 9, 4, 4).transpose(1, 2) for part in (q, k, v))
-            hidden = None if padding is None else padding[:, None].expand(-1, 9, -1)
-            out = oracle(policy, number, q, k, v, hidden).transpose(1, 2).reshape(2, 9, 16)
-            expected = one.norm1(expected + one.self_attn.out_proj(out))
-            expected = one.norm2(expected + one.linear2(F.relu(one.linear1(expected))))
-        rows = slice(None) if padding is None else ~padding
         with sm.applied(model, policy, example_inputs={"src": x, "src_key_padding_mask": padding}):
-            torch.testing.assert_close(
-                model(x, src_key_padding_mask=padding)[rows], expected[rows], rtol=1e-9, atol=1e-10
-            )
-        assert (expected - plain)[rows].abs().max() > 1e-3
+            found = model(x, src_key_padding_mask=padding)[rows]
         assert torch.equal(model(x, src_key_padding_mask=padding), plain)
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-10)
+    assert (expected - plain[rows]).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("options", [{}, {"need_weights": False}, {"average_attn_weights": False}], ids=str)
@@ -202,10 +201,6 @@ def test_what_cannot_be_reached_is_named() -> None:
         sm.apply(half, "paper", example_inputs=image)
     with sm.applied(half, "paper", example_inputs=image, skip_unsupported=True):
         assert torch.isfinite(half(image)).all()
-    with pytest.raises(UnsupportedError, match="called neither"):
-        sm.apply(nn.Linear(2, 2), "paper", example_inputs=torch.zeros(1, 2))
-    with pytest.raises(ArgumentError, match="example_inputs: got None; allowed: inputs for one forward pass of ViT"):
-        sm.apply(half, "paper")
     x = torch.zeros(2, 3, 16, dtype=torch.float64)
     for options in ({"add_bias_kv": True}, {"add_zero_attn": True}):
         with pytest.raises(UnsupportedError, match="add_bias_kv, add_zero_attn"):

@@ -29,6 +29,7 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     def convert(gguf: Path, folder: Path) -> None:
         asked.append(folder)
         (folder / "config.json").write_text("{}")
+        (folder / "config.json").chmod(0o600)
 
     monkeypatch.setenv("SHARPMAX_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(language, "smollm2_file", lambda: (tmp_path / "model.gguf", "abc"))
@@ -57,6 +58,7 @@ def test_it_is_converted_once(fake: list[Path]) -> None:
     assert [path.name for path in cache_folder().iterdir()] == [folder.name]
     assert [path.name for path in folder.iterdir()] == ["config.json"]
     assert folder.stat().st_mode == cache_folder().stat().st_mode
+    assert (folder / "config.json").stat().st_mode & 0o777 == 0o600 | folder.stat().st_mode & 0o444
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -144,10 +144,9 @@ class TrainablePolicy:
 
     def rules(self, layer: int) -> Sequence[Rule | QueryScale | OutputGain]:
         """The rules of one layer."""
-        if self.kind not in (FREQUENCY, OUTPUT, BOTH):
-            return (_LayerRule(self, layer),)
         scale, gain = _LayerScale(self, layer), _LayerGain(self, layer)
-        return (scale, gain) if self.kind == BOTH else (scale,) if self.kind == FREQUENCY else (gain,)
+        factors: dict[str, list[Any]] = {FREQUENCY: [scale], OUTPUT: [gain], BOTH: [scale, gain]}
+        return factors[self.kind] if self.kind in factors else [_LayerRule(self, layer)]
 
 
 @dataclass(eq=False)

@@ -65,10 +65,11 @@ def new_folder(target: Path) -> Iterator[Path]:
             target.parent.mkdir(parents=True, exist_ok=True)
             partial = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}.", suffix=".partial"))
             yield partial
-            # mkdtemp and safetensors give access to the owner alone.
+            # mkdtemp and safetensors give access to the owner alone; whoever may read the parent may read this, too.
             mode = target.parent.stat().st_mode & 0o777
-            for path in (partial, *partial.rglob("*")):
-                path.chmod(mode if path.is_dir() else mode & 0o666)
+            partial.chmod(mode)
+            for path in partial.rglob("*"):
+                path.chmod(path.stat().st_mode | mode & 0o444)
             partial.replace(target)
     finally:
         if partial is not None:

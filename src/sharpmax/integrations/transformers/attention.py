@@ -365,7 +365,7 @@ def _capped_attention(
 
 
 _REFUSED = {
-    "softcap": "caps its logits, and scaling the query is not scaling what comes out of the cap",
+    "softcap": "caps its logits, so that scaling the query does not scale the capped logits",
     "position_bias": "adds a position bias to its logits, which scaling the query does not scale",
     "cache": "reads a paged cache",
     "block_table": "reads a paged cache",

@@ -1,4 +1,4 @@
-"""A constant per head written into the files of a checkpoint, tensor by tensor, or as a PEFT adapter beside it."""
+"""Fold one constant per head into the files of a checkpoint, tensor by tensor, or write it as a PEFT adapter."""
 
 from __future__ import annotations
 

@@ -302,7 +302,7 @@ def _enter(model: PreTrainedModel, args: Any) -> None:
         if one.config._attn_implementation != one.inner:
             raise UnsupportedError(
                 f"attn_implementation: it became {one.config._attn_implementation!r} while a policy was applied, which "
-                "would be ignored; restore the model, change it there, and apply the policy again"
+                "would be ignored; restore the model, change it, and apply the policy again"
             )
 
 

@@ -264,7 +264,7 @@ def _described(module: nn.Module, uses: FunctionType, family: str) -> AttentionM
         )
     if inner not in NAMES:
         raise UnsupportedError(
-            f"model: {family} uses attn_implementation={inner!r}, over which policies are not proven; allowed: "
+            f"model: {family} uses attn_implementation={inner!r}, which policies do not support; allowed: "
             f"{', '.join(NAMES)}; do model.set_attn_implementation('sdpa') first"
         )
     rule, off = _own_rule(config, uses)
