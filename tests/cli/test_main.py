@@ -191,7 +191,7 @@ def test_nothing_else_is_on_stdout(sharpmax_command: Any, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("given", ["p/warm.json", "p", "constant:1.25"])
-def test_a_policy_is_found_again(
+def test_results_hold_the_policy_that_was_given(
     given: str, home: Path, tmp_path: Path, sharpmax_command: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -207,13 +207,3 @@ def test_a_policy_is_found_again(
         assert hashlib.sha256(one["text"].encode()).hexdigest() == one["sha256"]
         Path("again.json").write_text(one["text"], encoding="utf-8")
         assert load_policy("again.json") == Constant(1.5 if given == "p" else 1.25)
-
-
-def test_tasks_are_copied_and_data_are_not(home: Path, tmp_path: Path, sharpmax_command: Any) -> None:
-    tasks = ("--task", f"{home / 'letters.py'},text", "--text", home / "text.txt")
-    sizes = ("--sizes", "8,16", "--prompts", 2, "--no-draw")
-    sharpmax_command.ok("probe", home / "model", *tasks, *sizes, "--out", tmp_path)
-    task, data = saved(tmp_path)["provenance"]["files"]
-    assert (task["name"], task["text"]) == ("letters.py", (home / "letters.py").read_text(encoding="utf-8"))
-    content = (home / "text.txt").read_bytes()
-    assert data == {"name": "text.txt", "sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}

@@ -1,4 +1,4 @@
-"""A real browser, offline, and everything that happens on a page without being seen."""
+"""A real browser, offline, that records errors and requests of a page."""
 
 from __future__ import annotations
 
@@ -16,14 +16,9 @@ if TYPE_CHECKING:
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 OPTIONS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync",
+]  # fmt: skip
 PATIENCE_MS = 1_200_000  # other work on the machine must not fail a test
 DESK, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
 DRAWN = "() => [...document.querySelectorAll('.plot')].every((plot) => Number(plot.dataset.drawn) === plot.clientWidth)"
@@ -32,7 +27,7 @@ WIDTHS = "() => [document.documentElement.scrollWidth, document.documentElement.
 
 @dataclass
 class Visit:
-    """A page that is open, and everything that happens on it without being seen."""
+    """An open page, with its console messages, errors and requests."""
 
     page: Page
     address: str
@@ -43,7 +38,7 @@ class Visit:
         self.page.wait_for_function(DRAWN)
 
     def until(self, condition: Callable[[], bool]) -> None:
-        """Wait for what a page does in its own time; the caller's test fails if it never does."""
+        """Wait until a condition holds."""
         end = time.monotonic() + PATIENCE_MS / 1000
         while not condition():
             assert time.monotonic() < end
@@ -76,6 +71,6 @@ def visit(browser: Browser, address: str, **options: Any) -> Iterator[Visit]:
 
 
 def fits(found: Visit) -> bool:
-    """Whether nothing makes the page scroll sideways."""
+    """Whether the page does not scroll sideways."""
     scroll, client = found.page.evaluate(WIDTHS)
     return bool(scroll <= client)

@@ -33,7 +33,9 @@ def calibrate(
     keep: Annotated[str, typer.Option(metavar="P%", help="Share of heads that may be modified.")] = "100%",
     keep_layers: Annotated[str, typer.Option(metavar="P%", help="Share of layers that may be modified.")] = "100%",
     rate: options.LearningRate = 0.02,
-    profile: Annotated[str, choice("full (GPU), small (two CPU cores) or auto.", "auto", "full", "small")] = "auto",
+    profile: Annotated[
+        str, choice("auto", "full", "small", help="full (GPU), small (two CPU cores) or auto.")
+    ] = "auto",
     sizes: Annotated[str | None, options.sizes("by profile")] = None,
     steps: Annotated[int | None, options.steps("by profile")] = None,
     memory: Annotated[str | None, typer.Option(metavar="N", help="Memory to use, as 16G.", show_default="8G")] = None,

@@ -25,7 +25,9 @@ def compare(
         list[str] | None, typer.Argument(metavar="METHODS", help="Methods to compare.", show_default="all")
     ] = None,
     task: Annotated[str, typer.Option(metavar="T", help="max, recall, sort or copy.")] = "max",
-    model: Annotated[str, choice("single (the paper's head) or encoder.", "single", "encoder", metavar="M")] = "single",
+    model: Annotated[
+        str, choice("single", "encoder", help="single (the paper's head) or encoder.", metavar="M")
+    ] = "single",
     width: Annotated[str | None, typer.Option(metavar="N", help="Model width.", show_default="128")] = None,
     heads: Annotated[str | None, typer.Option(metavar="N", help="Heads of an encoder.", show_default="4")] = None,
     depth: Annotated[str | None, typer.Option(metavar="N", help="Layers of an encoder.", show_default="1")] = None,

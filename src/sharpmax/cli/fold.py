@@ -20,7 +20,7 @@ def fold(
     model: options.Model,
     policy: Annotated[str, options.policy()],
     form: Annotated[
-        str, options.choice("checkpoint or adapter (PEFT).", "checkpoint", "adapter", name="--as", metavar="F")
+        str, options.choice("checkpoint", "adapter", help="checkpoint or adapter (PEFT).", name="--as", metavar="F")
     ] = "checkpoint",
     out: options.Out = Path("fold"),
     as_json: options.AsJson = False,

@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from sharpmax.policies.base import Policy
 
 
-def choice(help: str, *allowed: str, name: str = "", metavar: str = "NAME") -> Any:
+def choice(*allowed: str, help: str = "", name: str = "", metavar: str = "NAME") -> Any:
     """An option that takes one of the values in `allowed`; `name` if it differs from the parameter's."""
+    help = help or f"{', '.join(allowed[:-1])} or {allowed[-1]}."
 
     def check(param: typer.CallbackParam, value: str | None) -> str | None:
         if value is not None and value not in allowed:
@@ -54,6 +55,7 @@ _TASKS = "kv, json, needle, …, formats, ruler, or a Python file."
 task = _with_default(typer.Option, "--task", metavar="T,T", help=_TASKS)
 tokens_at_once = _with_default(number, "Tokens per forward pass.", "--tokens-at-once")
 
+_DEVICES = ("auto", "cpu", "cuda", "mps")
 _DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="Hub id, folder, GGUF file, or smollm2.")]
@@ -70,17 +72,15 @@ Samples = Annotated[int, number("Test inputs per seed and size.", "--samples")]
 PerCell = Annotated[int, number("Examples per algorithm and size.", "--per-cell")]
 Seeds = Annotated[int, number("Number of seeds.", "--seeds")]
 Seed = Annotated[int, typer.Option("--seed", metavar="N", help="Random seed (the first of N).", callback=check_seed)]
-Device = Annotated[str, choice("auto, cpu, cuda or mps.", "auto", "cpu", "cuda", "mps", metavar="D")]
-ModelDevice = Annotated[
-    str, choice("auto, cpu, cuda, mps or split.", "auto", "cpu", "cuda", "mps", "split", metavar="D")
-]
-Dtype = Annotated[str, choice("auto, float32, bfloat16 or float16.", *_DTYPES, metavar="D")]
-TrainingDtype = Annotated[str, choice("auto, float32 or bfloat16.", *_DTYPES[:3], metavar="D")]
+Device = Annotated[str, choice(*_DEVICES, metavar="D")]
+ModelDevice = Annotated[str, choice(*_DEVICES, "split", metavar="D")]
+Dtype = Annotated[str, choice(*_DTYPES, metavar="D")]
+TrainingDtype = Annotated[str, choice(*_DTYPES[:3], metavar="D")]
 Processes = Annotated[int, number("Processes that generate examples.", "--processes")]
 Data = Annotated[
     Path | None, typer.Option("--data", metavar="DIR", help="Folder of examples.", show_default="user cache")
 ]
-Engine = Annotated[str, choice("local or ray.", "local", "ray", metavar="E")]
+Engine = Annotated[str, choice("local", "ray", metavar="E")]
 Workers = Annotated[int | None, number("Processes on this machine.", "--workers", show_default="by engine")]
 Address = Annotated[
     str | None, typer.Option("--address", metavar="HOST:PORT", help="Ray cluster.", show_default="this machine")

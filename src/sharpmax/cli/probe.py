@@ -19,7 +19,7 @@ def probe(
     model: options.Model,
     task: Annotated[str | None, options.task("kv,text")] = None,
     policy: options.PolicyOption = None,
-    rows: Annotated[str, choice("Rows of a prompt to measure: last, log or all.", "last", "log", "all")] = "last",
+    rows: Annotated[str, choice("last", "log", "all", help="Rows of a prompt to measure: last, log or all.")] = "last",
     text: options.TextFile = None,
     sizes: Annotated[str | None, options.sizes("up to the model's context")] = None,
     prompts: Annotated[int | None, options.prompts("12, fewer of long ones")] = None,

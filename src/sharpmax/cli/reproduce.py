@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 def reproduce(
     context: typer.Context,
-    recipe: Annotated[str, choice("Training recipe: paper, sharp or both.", "paper", "sharp", "both")] = "both",
+    recipe: Annotated[str, choice("paper", "sharp", "both", help="Training recipe: paper, sharp or both.")] = "both",
     train: Annotated[bool, typer.Option("--train", help="Train heads instead of using the shipped ones.")] = False,
     weights: Annotated[
         Path | None,

@@ -43,7 +43,7 @@ def report(tables: Tables) -> Report:
     questions = sorted({cell["n"] for row in sets.values() for cell in row.values()})
     caption = (
         f"{plural(len(sets), 'algorithm')}; {span(questions)} questions per size, the same for all variants. Correct: "
-        "the final answer, letter by letter. Bars: Wilson's 95% intervals. Grey: always the most frequent answer. "
+        "exact match of the final answer. Bars: Wilson's 95% intervals. Grey: always giving the most frequent answer. "
         "Dotted: the largest training size."
     )
     figure = Figure("accuracy", "Accuracy by size and algorithm", caption, partial(_accuracy_chart, tables))

@@ -134,7 +134,9 @@ def _uncertainty(tables: Tables, recipe: str) -> str:
 
 def _figures(tables: Tables, recipe: str) -> list[Figure]:
     name = capital(recipe_name(recipe))
-    accuracy = f"{name}. Bars: {_uncertainty(tables, recipe)}. Hollow: published in the paper, with its own training."
+    accuracy = (
+        f"{name}. Bars: {_uncertainty(tables, recipe)}. Hollow: published numbers, from the paper's own training."
+    )
     heat = f"{name}. First seed. Rows: sets; columns: the items with the highest priority, the correct one first."
     fit = (
         f"{name}. Each point: the β that gives the correct item the most weight. Lines: the polynomials of entropy; "

@@ -1,4 +1,4 @@
-"""Every relative link and anchor of the documentation and of the README leads somewhere."""
+"""Pages of the documentation: code blocks run as written; commands, links and anchors exist."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ import re
 import unicodedata
 from pathlib import Path
 
+import pytest
+
 from sitekit.drawn import DIRECTIVE, file_of
 from sitekit.reports import KINDS
-from tests.blocks import ROOT
+from tests.blocks import INDENTED, INLINE, ROOT, blocks, check_command, check_mentioned, commands, run
+from tests.smollm2 import load_once
 
 DOCS = ROOT / "docs"
 PAGES = [*sorted(DOCS.rglob("*.md")), *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"))]
@@ -18,6 +21,31 @@ BLOCK = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ +(.+?) *$", re.MULTILINE)
 HOSTS = ("https://arxiv.org/", "https://keepachangelog.com/", "https://semver.org/")
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if DOCS in page.parents and blocks(page)], ids=lambda page: page.name
+)
+def test_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    load_once(monkeypatch)
+    run(blocks(page))
+
+
+def test_most_blocks_are_run() -> None:
+    found = [block for page in DOCS.rglob("*.md") for block in blocks(page)]
+    assert {block.language for block in found} == {"python", "sh"}
+    assert len(found) > 40
+    assert sum(block.reason is None for block in found) > len(found) / 2
+
+
+def test_commands_in_the_text_exist() -> None:
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        for words in [words for line in INDENTED.findall(text) for words in commands(line)]:
+            check_command(words)
+        for mentioned in INLINE.findall(text):
+            check_mentioned(mentioned.split())
 
 
 @functools.cache
