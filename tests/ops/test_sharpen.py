@@ -174,7 +174,7 @@ def test_operators_are_registered_as_they_behave():
     torch.library.opcheck(scale_op, (q.requires_grad_(), beta.requires_grad_()))
 
 
-def test_what_cannot_be_done_is_said():
+def test_float64_is_refused():
     q = randn(1, 1, 2, 8)
     with pytest.raises(UnsupportedError, match="float64"):
         sharpen_rows(q.double(), None, None, 9, None, Constant(2.0))
