@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import sharpmax as sm
 from sharpmax.errors import ArgumentError, UnsupportedError
 from sharpmax.policies import Constant, LogLength, LogScale, PerHead, from_config, yarn
-from sharpmax.stats import RowStats
+from sharpmax.stats.statistics import RowStats
 
 # β at position i, counted from 0, as the models' own code and the papers have it.
 FORMULAS = {
