@@ -238,6 +238,14 @@ def test_later_calls_are_launched_by_address_and_do_the_same(
     assert names == {"careful_parts", "sharpen_rows", *(["quick_parts"] if dtype == BRAIN else [])}
 
 
+@pytest.mark.usefixtures("relaunched")
+def test_later_calls_with_a_negative_scale_keep_beta() -> None:
+    q, k, v = (randn(1, 2, 9, 16, seed=seed) for seed in range(3))
+    want = (2.0 * -0.3 * (q @ k.mT)).softmax(-1) @ v
+    for _ in range(2):
+        assert worst(sm.attention(q, k, v, scale=-0.3, policy=Constant(2.0)), want) < 1e-6
+
+
 @pytest.mark.parametrize(
     ("splits", "masked", "policy"),
     [

@@ -107,7 +107,7 @@ def attention(
         if call.offset is not None and call.scale <= 0.0:
             # PyTorch's kernel hides keys before it multiplies by the scale, which would make NaN or +inf of −inf.
             query, options["scale"] = query * call.scale, 1.0
-    if known is not None and is_known_kind(call) and call.scale > 0.0:
+    if known is not None and is_known_kind(call) and call.scale > 0.0:  # other scales are not part of `options`
         remember(_known, known, _KnownAttention(resolved, sharpener, call.offset, call.scale, options))
 
     # β·q → PyTorch's kernel → output.
