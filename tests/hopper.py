@@ -6,7 +6,6 @@ Prints one line per compiled variant; an error of the compiler ends it.
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import replace
 from typing import Any
 
@@ -23,7 +22,6 @@ from sharpmax.ops.kernels.tables import closed_form
 from sharpmax.policies.entropy_target import EntropyTarget
 from sharpmax.policies.log_linear import LogLinear
 from sharpmax.stats import triton_launch as rows
-from sharpmax.stats import triton_launch as triton_backward
 from sharpmax.stats.call import AttentionCall, Parts
 from sharpmax.stats.streaming import Incoming
 
@@ -61,7 +59,7 @@ def pretend() -> None:
         (rows, "_has_copy_engine", lambda device: True),
         (rows, "_large", lambda q, k: q.shape[-1] != 59),
         # Tiles are chosen by what the tensors are on.
-        (triton_backward, "_tile", lambda kernel, problem: triton_backward._HOPPER[kernel, problem.q.shape[-1]]),
+        (rows, "_tile", lambda kernel, problem: rows._HOPPER[kernel, problem.q.shape[-1]]),
         (sharpen, "_on_kernel", lambda q: True),
     ]
     for place, name, value in instead:
@@ -83,15 +81,15 @@ def statistics() -> None:
         problem(59, 0),
         problem(128, None, shown),
         problem(64, None, torch.zeros(1, 1, 256, 256, dtype=BRAIN)),
-        dataclasses.replace(problem(128, None), spans=torch.zeros(1, 2, 256, dtype=torch.int32)),
+        replace(problem(128, None), spans=torch.zeros(1, 2, 256, dtype=torch.int32)),
     ):
         rows.triton_parts(one, frozenset({"entropy"}))
     rows.triton_parts(problem(128, 0))
     rows.triton_parts(problem(64, 0, dtype=torch.float32))
     for one in (problem(64, None), problem(128, 0), problem(128, None, shown)):
         numbers = torch.zeros(one.q.shape[:-1])
-        triton_backward.triton_backward(one, Parts(*[numbers] * 4), Incoming(numbers, numbers, None))
-    triton_backward.triton_backward(one, Parts(*[numbers] * 4), Incoming(numbers, numbers, numbers))
+        rows.triton_backward(one, Parts(*[numbers] * 4), Incoming(numbers, numbers, None))
+    rows.triton_backward(one, Parts(*[numbers] * 4), Incoming(numbers, numbers, numbers))
 
 
 def scaling() -> None:

@@ -74,7 +74,7 @@ def random_problem(
 
 
 def masked_logits(problem: AttentionCall, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
-    """The logits with their float mask, as one writes them down first, and which keys are visible."""
+    """The logits including a float mask, by their textbook formula, and which keys are visible."""
     q, k = (x.to(dtype or x.dtype) for x in (problem.q, problem.k))
     s = q @ k[:, :, None].mT * problem.scale
     if problem.mask is not None and problem.mask.is_floating_point():

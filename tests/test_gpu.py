@@ -1,4 +1,4 @@
-"""What only a GPU can show: the compiled kernel and the stock CUDA kernels behind the same functions."""
+"""What only a GPU can show: the compiled kernel and PyTorch's CUDA kernels behind the same functions."""
 
 from __future__ import annotations
 

@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from sharpmax.policies import load_policy as load_policy
     from sharpmax.probing.capture import capture as capture
     from sharpmax.probing.probe import probe as probe
-    from sharpmax.stats import RowStats as RowStats
-    from sharpmax.stats import row_stats as row_stats
+    from sharpmax.stats.dispatch import row_stats as row_stats
+    from sharpmax.stats.statistics import RowStats as RowStats
     from sharpmax.theory import horizon as horizon
 
 __version__ = "0.1.0"
 
 _homes = {
-    "RowStats": "sharpmax.stats",
+    "RowStats": "sharpmax.stats.statistics",
     "applied": "sharpmax.integrations.transformers",
     "apply": "sharpmax.integrations.transformers",
     "attention": "sharpmax.ops.attention",
@@ -49,7 +49,7 @@ _homes = {
     "policy_of": "sharpmax.integrations.transformers",
     "probe": "sharpmax.probing.probe",
     "restore": "sharpmax.integrations.transformers",
-    "row_stats": "sharpmax.stats",
+    "row_stats": "sharpmax.stats.dispatch",
     "softmax": "sharpmax.ops.softmax",
     "tasks": "sharpmax.tasks",
     "theory": "sharpmax.theory",

@@ -245,7 +245,7 @@ def test_what_is_not_visible_has_no_effect(value, alike):
             if hidden is not None:
                 x[:, :, [3, 20]] = value
         assert torch.equal(clean, sm.decode(q, dirty_k, dirty_v, **options, impl="triton"))
-        if INTERPRETED or hidden is None:  # on CUDA what a mask hides is the stock kernel's to keep out
+        if INTERPRETED or hidden is None:  # on CUDA this depends on PyTorch's kernel
             plain = sm.decode(q, dirty_k, dirty_v, **options, impl="torch")
             assert torch.allclose(plain, clean, rtol=1e-4, atol=1e-5)
 
@@ -314,7 +314,7 @@ def test_plain_torch(policy):
 
 
 def test_gradients_take_the_plain_path():
-    torch.use_deterministic_algorithms(False)  # which stock attention's backward is not, on CUDA
+    torch.use_deterministic_algorithms(False)  # the backward of PyTorch's attention is not, on CUDA
     q, k, v = tensors()
     q.requires_grad_()
     sm.decode(q, k, v, policy="paper").sum().backward()
@@ -411,8 +411,8 @@ def test_long_caches(keys, policy):
     q, k, v = tensors(heads=8, key_heads=2, keys=keys, width=128, dtype=BRAIN)
     out = sm.decode(q, k, v, policy=policy)
     want = exact(q, k, v, policy)
-    stock = torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True).double()
-    theirs = (stock - exact(q, k, v, None)).abs().max()
+    plain = torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True).double()
+    theirs = (plain - exact(q, k, v, None)).abs().max()
     assert (out - want).abs().max() <= 2 * theirs + 4e-3 * want.abs().max()
 
 

@@ -1,4 +1,4 @@
-"""Sharp attention: equal to the stock function where nothing is sharpened, to its definition where something is."""
+"""`sm.attention`: equal to PyTorch's function without a policy, and to the definition with one."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class TestIdentity:
     @every_option
     @pytest.mark.parametrize("dtype", DTYPES, ids=str)
     @pytest.mark.parametrize("policy", [None, "none", Constant(1), PerHead.of(Constant, value=[[1.0] * 4])])
-    def test_is_bit_equal_to_stock(self, kind: str, dtype: torch.dtype, policy: Any) -> None:
+    def test_is_bit_equal_to_pytorch(self, kind: str, dtype: torch.dtype, policy: Any) -> None:
         q, k, v = qkv(dtype=dtype)
         kw = options()[kind]
         if kind == "bias":
@@ -115,7 +115,7 @@ class TestDefinition:
         assert worst(got, naive(q, k, v, policy, kw)) < close
 
     @pytest.mark.parametrize("kind", ["plain", "causal", "float mask"])
-    def test_under_autocast_it_measures_what_the_stock_kernel_is_given(self, kind: str) -> None:
+    def test_under_autocast_it_measures_what_pytorch_computes(self, kind: str) -> None:
         q, k, v = qkv(scale=1.5)
         mask = torch.linspace(-2.0, 1.0, q.shape[-2] * k.shape[-2]).view(q.shape[-2], k.shape[-2])
         kinds: dict[str, dict[str, Any]] = {

@@ -174,7 +174,7 @@ def test_operators_are_registered_as_they_behave():
     torch.library.opcheck(scale_op, (q.requires_grad_(), beta.requires_grad_()))
 
 
-def test_what_cannot_be_done_is_said():
+def test_float64_is_refused():
     q = randn(1, 1, 2, 8)
     with pytest.raises(UnsupportedError, match="float64"):
         sharpen_rows(q.double(), None, None, 9, None, Constant(2.0))
@@ -236,6 +236,14 @@ def test_later_calls_are_launched_by_address_and_do_the_same(
     assert len(dispatch._known) == 1
     names = {one.kernel.__name__ for one in relaunched if one.launches >= 2}
     assert names == {"careful_parts", "sharpen_rows", *(["quick_parts"] if dtype == BRAIN else [])}
+
+
+@pytest.mark.usefixtures("relaunched")
+def test_later_calls_with_a_negative_scale_keep_beta() -> None:
+    q, k, v = (randn(1, 2, 9, 16, seed=seed) for seed in range(3))
+    want = (2.0 * -0.3 * (q @ k.mT)).softmax(-1) @ v
+    for _ in range(2):
+        assert worst(sm.attention(q, k, v, scale=-0.3, policy=Constant(2.0)), want) < 1e-6
 
 
 @pytest.mark.parametrize(

@@ -102,9 +102,9 @@ class TestGrid:
 
     def test_every_head_warns_for_its_own_rows(self):
         inside, outside = Curve((0.0, 9.0), (1.0, 2.0)), Curve((0.0, 0.1), (1.0, 2.0))
-        with pytest.warns(OutOfRangeWarning, match="outside 0 … 0.1") as said:
+        with pytest.warns(OutOfRangeWarning, match="outside 0 … 0.1") as caught:
             sm.softmax(torch.zeros(2, 3, 8), policy=PerHead(((inside, outside),)))
-        assert len(said) == 1
+        assert len(caught) == 1
         sm.softmax(torch.zeros(2, 3, 8), policy=PerHead(((inside, outside),)))
 
     def test_layers_are_counted_from_either_end(self):

@@ -45,11 +45,11 @@ class TestThePaper:
     @pytest.mark.parametrize("n", [384, 1000, 131072])
     def test_large_uniform_rows_get_nothing_and_say_so_once(self, n):
         row = torch.zeros(n)
-        with pytest.warns(OutOfRangeWarning) as said:
+        with pytest.warns(OutOfRangeWarning) as caught:
             beta = beta_of(PAPER, row)
         assert beta.item() == 1.0
-        assert len(said) == 1
-        message = str(said[0].message)
+        assert len(caught) == 1
+        message = str(caught[0].message)
         assert "100.0% of the rows have entropy outside 0.5 … 5.9445" in message
         assert PAPER.describe() in message
         with warnings.catch_warnings():

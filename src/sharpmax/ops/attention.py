@@ -67,6 +67,8 @@ def attention(
     torch.Size([1, 2, 16, 8])
     """
     resolved = policy if isinstance(policy, Policy) else resolve_policy(policy)
+
+    # On a GPU, a call with the layout of an earlier one skips every check.
     known = None
     usual = attn_mask is None and not return_stats and impl == "auto" and type(dropout_p) is float and is_number(scale)
     if usual and is_plain(query, key, value) and on_gpu(query) and not autocasts(query.device.type):
@@ -77,7 +79,7 @@ def attention(
         if earlier is not None and (sharper := earlier.sharpen(query, key)) is not None:
             return F.scaled_dot_product_attention(sharper, key, value, **earlier.options)
 
-    # The call: checked, and in canonical form.
+    # q, k: the call, checked and in canonical form.
     check_impl(impl)
     query, key, value, attn_mask = as_autocast(query, key, value, attn_mask)
     causal: Alignment | None = "upper-left" if is_causal else None
@@ -92,7 +94,7 @@ def attention(
         query = sharpener.query_scale(query)
         call = AttentionCall.of(query, key, attn_mask, causal=causal, scale=scale, enable_gqa=enable_gqa)
 
-    # Statistics → β → β·q. A uniform β goes into the scale of the logits instead.
+    # Row statistics → β → β·q. A β that is the same for all rows goes into the scale of the logits instead.
     stats = measure(call, impl, frozenset(FIELDS)) if return_stats else None
     mask = attn_mask
     options: dict[str, Any] = {
@@ -105,10 +107,10 @@ def attention(
         if call.offset is not None and call.scale <= 0.0:
             # PyTorch's kernel hides keys before it multiplies by the scale, which would make NaN or +inf of −inf.
             query, options["scale"] = query * call.scale, 1.0
-    if known is not None and is_known_kind(call) and call.scale > 0.0:
+    if known is not None and is_known_kind(call) and call.scale > 0.0:  # other scales are not part of `options`
         remember(_known, known, _KnownAttention(resolved, sharpener, call.offset, call.scale, options))
 
-    # β·q → PyTorch's kernel.
+    # β·q → PyTorch's kernel → output.
     out = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, **options)
     if sharpener.rules:
         if out.device.type == "cpu" and ops_for(out).concrete(out) and bool(out.isnan().any()):
