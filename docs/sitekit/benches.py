@@ -1,4 +1,4 @@
-"""Tables and folded parts in Markdown; benchmarks and horizons, which no report draws."""
+"""Tables and collapsible sections in Markdown, and pages of benchmarks and horizons, which have no report."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def folded(title: str, lines: Sequence[str]) -> list[str]:
-    """A part that opens when it is pressed."""
+    """A collapsible section."""
     quoted = title.replace('"', "'")
     return [f'??? abstract "{quoted}"', "", *(f"    {line}" if line else "" for line in lines), ""]
 
