@@ -16,7 +16,7 @@ TOYS = Path(__file__).with_name("toy_tasks.py")
 
 _DRIVER = """
 import signal
-# A shell starts what it runs in the background with interrupts ignored, and so would this.
+# Shells start background jobs with SIGINT ignored, which this process would inherit.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 import sys
 from pathlib import Path

@@ -52,7 +52,7 @@ def test_a_failing_task_is_one_line_and_finished_tasks_are_kept(
 ) -> None:
     first = Job("done", toy("learn"), {"seed": 0})
     go(tmp_path / "store", [first], workers=1)
-    failing = Job(name, toy(name), {"trace": str(tmp_path)}, label="it")
+    failing = Job(name, toy("fail"), {"trace": str(tmp_path), "how": name}, label="it")
     # These depend on the failing task.
     never = [Job(f"test/{place}", toy("examine"), {"scale": 0.0}, after=name) for place in range(2)]
     with pytest.raises(kind, match=f"^{says}$"):

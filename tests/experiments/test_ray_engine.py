@@ -102,7 +102,7 @@ def test_errors_are_one_line(cluster: Any, tmp_path: Path, monkeypatch: pytest.M
             ("die", SharpmaxError, r"task 'x' failed \(WorkerCrashedError: .*--resume", 2),
         ):
             with pytest.raises(kind, match=f"^{says}$"):
-                go(tmp_path / name, [Job("x", toy(name), {"trace": str(tmp_path)})], engine="ray")
+                go(tmp_path / name, [Job("x", toy("fail"), {"trace": str(tmp_path), "how": name})], engine="ray")
             assert len(list(tmp_path.glob(f"{name}.*"))) == times
         gpu = Job("x", toy("learn"), {"seed": 0, "device": "cuda"})
         with pytest.raises(SharpmaxError, match="no node of the cluster has a GPU"):

@@ -43,20 +43,11 @@ def examine(blob: bytes, scale: float, trace: str | None = None, gate: str | Non
     return Outcome({"mean": float((weights * scale).exp().mean())})
 
 
-def die(trace: str) -> Outcome:
-    """Kill the process."""
-    leave_trace(trace, "die")
-    os.kill(os.getpid(), signal.SIGKILL)
-    return Outcome({})
-
-
-def fail(trace: str) -> Outcome:
-    """Raise an error of the task itself."""
-    leave_trace(trace, "fail")
+def fail(trace: str, how: str) -> Outcome:
+    """Kill the process ("die"), report a user's "mistake", or raise another error."""
+    leave_trace(trace, how)
+    if how == "die":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if how == "mistake":
+        reject("--width", 7, "an even number")
     raise RuntimeError("out of\nluck")
-
-
-def mistake(trace: str) -> Outcome:
-    """Raise a user's mistake."""
-    leave_trace(trace, "mistake")
-    reject("--width", 7, "an even number")

@@ -1,4 +1,4 @@
-"""The monitor: rows, scores, requests, files; nothing the model computes changes."""
+"""The monitor: rows, scores, requests and files; outputs of the model do not change."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.monitoring.monitored import last_entropies, model, monitored, padded,
 
 
 def rows_of(request: Request) -> list[Row]:
-    """The rows that a request has seen; read inside its block."""
+    """The rows measured so far; read inside the block of a request."""
     return [row for run in request.runs for row in ([run.prompt] if run.prompt else []) + list(run.generated)]
 
 
@@ -58,21 +58,21 @@ def test_the_prompt_and_every_second_token_are_measured() -> None:
     assert [row.count.tolist() for row in rows] == [[len(ids) + new for ids in lists] for new in (0, 2, 4, 6)]
     for row, new in zip(rows, (0, 2, 4, 6), strict=True):
         for place, ids in enumerate(lists):
-            said = out[place, longest : longest + new].tolist()
-            assert torch.allclose(row.entropy[place].double(), last_entropies(model(), ids + said), atol=5e-5)
+            new_tokens = out[place, longest : longest + new].tolist()
+            assert torch.allclose(row.entropy[place].double(), last_entropies(model(), ids + new_tokens), atol=5e-5)
 
 
-def test_what_follows_the_end_of_a_sequence_does_not_count() -> None:
-    """While the others of a batch go on, a model computes rows of padding for those that have ended."""
+def test_rows_after_the_end_of_a_sequence_do_not_count() -> None:
+    """Rows of sequences that have ended are padding while the model continues with the others."""
     one, lists = model(), prompts(3, seed=3)
     free = generated(one, padded(lists, "left"))[:, -8:].tolist()
     end = next(token for token in free[0][1:4] if token not in free[1] and token not in free[2])
     with monitored(one, generated=3) as monitor, monitor.request() as r:
         generated(one, padded(lists, "left"), eos_token_id=end)
         counts = torch.stack([row.valid for row in rows_of(r)])
-    said = free[0].index(end) + 1
+    length = free[0].index(end) + 1
     assert counts[:, 1:].all()
-    assert counts[:, 0].tolist() == [True] + [2 * number < said for number in (1, 2, 3)]
+    assert counts[:, 0].tolist() == [True] + [2 * number < length for number in (1, 2, 3)]
     assert r.report.sequences[0].rows == int(counts[:, 0].sum())
 
 
@@ -99,13 +99,13 @@ def test_score_alarm_and_heads_follow_from_the_rows(tmp_path: Path) -> None:
     assert 0 < sum(found.alarm for found in r.report.sequences) < 5
 
 
-def test_nothing_the_model_computes_changes() -> None:
+def test_outputs_of_the_model_do_not_change() -> None:
     one, batch = model(), padded(prompts(3, seed=6), "left")
     attributes, hooks = set(vars(one)), len(one._forward_hooks) + len(one._forward_pre_hooks)
-    logits, said = one(**batch).logits, generated(one, batch)
+    logits, output = one(**batch).logits, generated(one, batch)
     monitor = monitored(one)
     assert torch.equal(one(**batch).logits, logits)
-    assert torch.equal(generated(one, batch), said)
+    assert torch.equal(generated(one, batch), output)
     monitor.close()
     monitor.close()
     assert torch.equal(one(**batch).logits, logits)
@@ -115,10 +115,10 @@ def test_nothing_the_model_computes_changes() -> None:
 
 def test_a_policy_stays_and_takes_effect() -> None:
     one, batch = sm.apply(model(), sm.policies.Constant(2.0)), padded(prompts(1), "left")
-    said = generated(one, batch)
+    output = generated(one, batch)
     reports: list[Report] = []
     with monitored(one, callback=reports.append):
-        assert torch.equal(generated(one, batch), said)
+        assert torch.equal(generated(one, batch), output)
         with sm.applied(one, sm.policies.Constant(0.5)):
             generated(one, batch)
     assert reports[0].scores != reports[1].scores
@@ -126,7 +126,7 @@ def test_a_policy_stays_and_takes_effect() -> None:
 
 
 def test_what_is_one_request() -> None:
-    """A call of `generate`, a plain pass, and everything in a block, whose calls are sequences in their order."""
+    """A call of `generate`, a forward pass without a cache, and everything in a block."""
     one, lists, reports = model(), prompts(3, seed=7), list[Report]()
     ids = torch.tensor([lists[0]])
     with monitored(one, every=1, callback=reports.append) as monitor, torch.no_grad():
@@ -134,7 +134,7 @@ def test_what_is_one_request() -> None:
             generated(one, padded([prompt], "left"), max_new_tokens=4)
         out = one(ids)
         assert [report.sequences[0].rows for report in reports] == [3, 3, 3, 1]
-        one(ids[:, :1], past_key_values=out.past_key_values)  # nobody says which request that goes on with
+        one(ids[:, :1], past_key_values=out.past_key_values)  # continues an unknown request
         assert len(reports) == 4
         with monitor.request() as both:
             generated(one, padded(lists[:1], "left"), max_new_tokens=4)
@@ -154,7 +154,7 @@ def test_what_is_one_request() -> None:
     ids=lambda options: next(iter(options)),
 )
 def test_other_ways_to_generate(options: dict[str, Any]) -> None:
-    """The prompt's row is the same however the prompt is read, whatever happens afterwards."""
+    """The row of the prompt does not depend on how the prompt is read."""
     one, ids, reports = model(), prompts(1, seed=8, least=14)[0], list[Report]()
     if "cache_implementation" in options:
         options = {**options, "disable_compile": True}
@@ -169,7 +169,7 @@ def test_other_ways_to_generate(options: dict[str, Any]) -> None:
 
 
 def test_a_sequence_without_a_score_leaves_the_others() -> None:
-    """One is not a number, one nothing but padding."""
+    """One is NaN, one only padding."""
     one, batch = model(), padded([[5, 6, 7], [5, 90, 7], [8]], "left")
     batch["attention_mask"][2] = 0
     with monitored(one, reference=[[min(token, 80) for token in ids] for ids in prompts(30)]) as monitor:
@@ -180,7 +180,7 @@ def test_a_sequence_without_a_score_leaves_the_others() -> None:
     assert [score is None for score in r.report.scores] == [False, True, True]
     assert [sequence.why for sequence in r.report.sequences] == [None, NOT_A_NUMBER, PADDING]
     assert r.report.why == NOT_A_NUMBER
-    with pytest.raises(ArgumentError, match="not a number"):
+    with pytest.raises(ArgumentError, match="attention is NaN"):
         reference_rows(one, [[5, 90, 7]] * 30)
 
 
@@ -188,7 +188,7 @@ def test_an_error_inside_never_reaches_the_model(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     one, batch, reports = model(), padded(prompts(1), "left"), list[Report]()
-    said = generated(one, batch)
+    output = generated(one, batch)
 
     def fail(report: Report) -> None:
         reports.append(report)
@@ -196,7 +196,7 @@ def test_an_error_inside_never_reaches_the_model(
 
     with monitored(one, callback=fail), monkeypatch.context() as broken:
         broken.setattr(Row, "see", lambda self, seen: 1 / 0)
-        assert torch.equal(generated(one, batch), said)
+        assert torch.equal(generated(one, batch), output)
         one(**batch)
     assert [report.scores for report in reports] == [[None], [None]]
     assert all(report.why == "the monitor failed: ZeroDivisionError: division by zero" for report in reports)
@@ -236,11 +236,11 @@ def test_a_copy_is_not_monitored() -> None:
         other = copy.deepcopy(one)
         with torch.no_grad():
             other.lm_head.weight.normal_()
-        said = generated(other, batch)
+        output = generated(other, batch)
         other(**batch)
         assert reports == []
-        assert not torch.equal(said, generated(one, batch))
-    assert torch.equal(said, generated(other, batch))
+        assert not torch.equal(output, generated(one, batch))
+    assert torch.equal(output, generated(other, batch))
 
 
 def test_one_line_of_json_for_each_request(caplog: pytest.LogCaptureFixture) -> None:
@@ -250,10 +250,10 @@ def test_one_line_of_json_for_each_request(caplog: pytest.LogCaptureFixture) -> 
     lines = [record for record in caplog.records if record.name == "service"]
     assert len(lines) == 1
     assert "\n" not in lines[0].message
-    said = json.loads(lines[0].message)
-    assert (said["event"], said["alarm"]) == ("sharpmax.monitor", True)
+    line = json.loads(lines[0].message)
+    assert (line["event"], line["alarm"]) == ("sharpmax.monitor", True)
     assert lines[0].levelno == logging.WARNING
-    assert [set(one) for one in said["sequences"]] == [{"score", "threshold", "tokens", "rows", "why", "heads"}] * 2
+    assert [set(one) for one in line["sequences"]] == [{"score", "threshold", "tokens", "rows", "why", "heads"}] * 2
 
 
 def test_saved_and_read_back(tmp_path: Path) -> None:
@@ -287,8 +287,8 @@ def test_what_cannot_be_loaded(tmp_path: Path) -> None:
         Monitor.load(one, tmp_path / "missing.json")
     for text, wanted in [
         ("{", "cannot be read"),
-        ("[]", "not a file of"),
-        (saved.replace("schema", "s"), "not a file"),
+        ("[]", "not saved by"),
+        (saved.replace("schema", "s"), "not saved by"),
     ]:
         path.write_text(text, encoding="utf-8")
         with pytest.raises(FileFormatError, match=wanted):
@@ -320,7 +320,7 @@ def test_models_that_cannot_be_monitored() -> None:
     [
         ({"reference": prompts(10), "false_alarms": 0.01}, "give 107 or more"),
         ({"reference": ["text"] * 30}, "tokenizer"),
-        ({"reference": [[]] * 30}, "prompt 0 without a token"),
+        ({"reference": [[]] * 30}, "prompt 0 with no tokens"),
         ({"reference": [[5] * 100] * 30}, "up to 64 tokens"),
         ({"reference": [[5] * 62] * 30}, "5 to generate"),
         ({"reference": [["a"]]}, "reference: got list as prompt 0"),

@@ -113,27 +113,24 @@ def test_false_alarms_are_as_rare_as_asked_for_on_average() -> None:
     assert torch.allclose(found, torch.tensor(3 / 31), atol=0.02)
 
 
-CONTEXT, NAN = 64, 96
+CONTEXT = 64
 
 
 @cache
 def pair() -> tuple[Any, Any, list[Report]]:
-    """The same model twice, one of them monitored; the token 96 is not a number."""
+    """The same model twice, one of them monitored."""
     plain, one, reports = model(), model(), list[Report]()
-    monitored(one, reference=[[n % 90 for n in range(n, 2 * n)] for n in range(3, 33)], callback=reports.append)
-    with torch.no_grad():
-        for this in (plain, one):
-            this.model.embed_tokens.weight[NAN] = torch.nan
+    monitored(one, callback=reports.append)
     return plain, one, reports
 
 
 def outcome(one: Any, given: dict[str, torch.Tensor], new: int) -> Any:
-    """What a model gives, or the kind of error it ends with."""
+    """The output of a model, or the type of the error it raises."""
     try:
         with torch.no_grad():
             if new == 0:
                 return one(**given).logits.nan_to_num(-1.0)
-            return one.generate(**given, max_new_tokens=new, do_sample=False, pad_token_id=0, suppress_tokens=[NAN])
+            return one.generate(**given, max_new_tokens=new, do_sample=False, pad_token_id=0)
     except Exception as problem:
         return type(problem)
 
@@ -144,7 +141,7 @@ def check(given: dict[str, torch.Tensor], new: int) -> list[Report]:
     expected, found = outcome(plain, given, new), outcome(one, given, new)
     if isinstance(found, type):
         assert expected is found
-        assert reports == []  # the model refused it: there was no request
+        assert reports == []  # the model raised an error, so there was no request
     else:
         assert torch.equal(expected, found)
         assert len(reports) == 1
@@ -178,14 +175,13 @@ def test_any_batch_has_a_score_or_a_reason(rows: int, length: int, kind: str, se
         assert [one.score is not None for one in reports[0].sequences] == real
 
 
-@pytest.mark.parametrize(("shape", "new"), [((1, 0), 0), ((2, 0), 3), ((0, 4), 0)])
 @pytest.mark.filterwarnings("ignore")
-def test_nothing_at_all(shape: tuple[int, int], new: int) -> None:
-    check({"input_ids": torch.zeros(shape, dtype=torch.long)}, new)
+def test_empty_batches() -> None:
+    for shape, new in (((1, 0), 0), ((2, 0), 3), ((0, 4), 0)):
+        check({"input_ids": torch.zeros(shape, dtype=torch.long)}, new)
 
 
-@pytest.mark.parametrize("rows", [1, 5])
-def test_embedded_prompts(rows: int) -> None:
-    reports = check({"inputs_embeds": torch.randn(rows, 7, 32, generator=torch.Generator().manual_seed(rows))}, 0)
-    assert len(reports[0].scores) == rows
-    assert None not in reports[0].scores
+def test_embedded_prompts() -> None:
+    (report,) = check({"inputs_embeds": torch.randn(5, 7, 32)}, 0)
+    assert len(report.scores) == 5
+    assert None not in report.scores

@@ -1,4 +1,4 @@
-"""Threads that use one watched model at the same time get scores of their own."""
+"""Threads that use a monitored model at the same time get scores of their own."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from sharpmax.monitoring.scores import Report
 from tests.monitoring.monitored import model, monitored, padded, prompts
 
 
-def say(one: Any, ids: list[int], new: int = 8) -> Any:
+def generate(one: Any, ids: list[int], new: int = 8) -> Any:
     return one.generate(**padded([ids], "left"), max_new_tokens=new, do_sample=False, eos_token_id=None, pad_token_id=0)
 
 
-def test_requests_nobody_named_are_kept_apart_too() -> None:
-    """By turns at every pass: both are inside `generate` at the same time."""
+def test_requests_without_a_block_are_kept_apart() -> None:
+    """Both threads are inside `generate` at the same time and wait for each other in every pass."""
     one, lists = model(), prompts(2, seed=2)
     turns = threading.Barrier(2)
     by_thread: dict[int, Report] = {}
     with monitored(one, callback=lambda report: by_thread.__setitem__(threading.get_ident(), report)):
-        say(one, lists[0])
+        generate(one, lists[0])
         expected = [by_thread.pop(threading.get_ident())]
-        say(one, lists[1])
+        generate(one, lists[1])
         expected.append(by_thread.pop(threading.get_ident()))
         meet = one.model.layers[0].register_forward_pre_hook(lambda module, args: (turns.wait(1200), None)[1])
-        threads = [threading.Thread(target=say, args=(one, ids)) for ids in lists]
+        threads = [threading.Thread(target=generate, args=(one, ids)) for ids in lists]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -45,7 +45,7 @@ def test_tasks_of_one_thread_have_requests_of_their_own() -> None:
     async def scored(monitor: Any, ids: list[int]) -> list[float | None]:
         with monitor.request() as r:
             await asyncio.sleep(0)
-            await asyncio.to_thread(say, one, ids)
+            await asyncio.to_thread(generate, one, ids)
             await asyncio.sleep(0)
         found: list[float | None] = r.report.scores
         return found

@@ -411,7 +411,7 @@ def leader_weight(kind: Normaliser, n: int, lead: float = 2.0) -> float:
 
 
 @every
-def test_a_leader_disperses_where_said(name: str) -> None:
+def test_a_leader_disperses_as_declared(name: str) -> None:
     kind, exponent = normaliser(name), EXPONENT.get(name, 0.0)
     assert kind.disperses.startswith("yes" if exponent < 0 else "no")
     assert "\n" not in kind.disperses

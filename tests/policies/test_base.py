@@ -50,7 +50,8 @@ class TestJson:
         for given_path in (path, str(path)):
             again = sm.load_policy(given_path)
             # The text of a float is exact, and unlike == it tells −0.0 from 0.0.
-            assert repr(again) == repr(policy)
+            assert again == policy
+            assert again.to_json() == policy.to_json()
             assert again.to_json() + "\n" == path.read_text(encoding="utf-8")
 
     def test_fields_with_defaults_may_be_missing(self):

@@ -154,11 +154,11 @@ def test_a_policy_multiplies_what_is_certain() -> None:
 
 
 def test_a_family_or_a_normalisation_without_a_bound_is_refused() -> None:
-    with pytest.raises(UnsupportedError, match=r"^model: no certificate is known for the family 'gpt2'; .*llama"):
+    with pytest.raises(UnsupportedError, match=r"^model: horizons of the family 'gpt2' cannot be certified; .*llama"):
         certify(build("gpt2"))
     model = build("llama")
     model.model.layers[1].input_layernorm = torch.nn.LayerNorm(32)
-    with pytest.raises(UnsupportedError, match="layer 1 of llama has a normalisation LayerNorm that no certificate"):
+    with pytest.raises(UnsupportedError, match="layer 1 of llama has a normalisation LayerNorm, for which"):
         certify(model)
 
 
@@ -215,16 +215,15 @@ def test_a_model_is_measured_as_it_computes(monkeypatch: pytest.MonkeyPatch) -> 
             for name in ("spread", "top", "count")
         }
     assert found.sizes == tuple(read)
-    ends = [one["count"] for one in read.values()]
-    assert (found.shortest, found.longest) == (int(ends[0].min()), int(ends[-1].max()))
+    first, *_, last = read.values()
+    assert (found.shortest, found.longest) == (int(first["count"].min()), int(last["count"].max()))
+    widest = torch.stack([one["spread"].amax(0) for one in read.values()]).amax(0)
+    over = torch.stack([one["top"].mean(0) >= 0.3 for one in read.values()])
     for head in found.heads:
         at = head.layer, head.head
-        values = {size: {name: x[:, at[0], at[1]] for name, x in one.items()} for size, one in read.items()}
-        last = values[found.sizes[-1]]
-        assert head.spread == pytest.approx(float(last["spread"].mean()), rel=1e-4)
-        assert head.widest == pytest.approx(max(float(one["spread"].max()) for one in values.values()), rel=1e-4)
-        over = [float(one["top"].mean()) >= 0.3 for one in values.values()]
-        assert head.kind == ("beyond" if over[-1] else "at" if any(over) else "before")
+        assert head.spread == pytest.approx(float(last["spread"].mean(0)[at]), rel=1e-4)
+        assert head.widest == pytest.approx(float(widest[at]), rel=1e-4)
+        assert head.kind == ("beyond" if over[-1][at] else "at" if over.any(0)[at] else "before")
         assert (head.tokens is not None) == (head.kind == "at")
     monkeypatch.setattr(horizons, "LONGEST", 150)
     with pytest.raises(

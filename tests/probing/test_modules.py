@@ -142,9 +142,9 @@ def test_batches_that_differ_between_calls_are_one_prompt() -> None:
     weights = (parts @ parts.mT / 4.0).softmax(-1)
     expected = float(torch.special.entr(weights).sum(-1).mean())
     assert found.heads()["0.0"]["curve"]["16"]["entropy"] == pytest.approx(expected, abs=1e-5)
-    with sm.monitor(Windows(), [tokens(8, 2, seed) for seed in range(12)], false_alarms=0.3) as watched:
-        with watched.request() as r:
-            watched._model(tokens(8, 2))
+    with sm.monitor(Windows(), [tokens(8, 2, seed) for seed in range(12)], false_alarms=0.3) as monitor:
+        with monitor.request() as r:
+            monitor._model(tokens(8, 2))
         assert len(r.report.scores) == 1
 
 
@@ -174,16 +174,10 @@ def test_a_monitor_scores_dense_entropies(build: Any, draw: Any, tmp_path: Path)
         for name, weight in model.named_parameters():
             if "qkv" in name or "in_proj" in name:
                 weight[:16] = 0.0
-    with monitor_again(model, monitor, reports):
+    with Monitor(model, monitor._known, rows="all", callback=reports.append):  # `load` refuses changed weights
         model(fresh)
     assert reports[-1].alarm
     assert {len(one.heads) for one in reports[-1].sequences} == {8}
-
-
-def monitor_again(model: nn.Module, monitor: Monitor, reports: list[Any]) -> Monitor:
-    """The same monitor for a model whose weights have changed."""
-    settings = {name: getattr(monitor, name) for name in ("false_alarms", "every", "generated", "rows")}
-    return Monitor(model, monitor._known, **settings, callback=reports.append)
 
 
 def test_passes_that_attend_otherwise_have_no_score() -> None:
@@ -191,7 +185,7 @@ def test_passes_that_attend_otherwise_have_no_score() -> None:
     reference = [{"x": torch.zeros(2, 4 + seed, 1)} for seed in range(20)]
     with sm.monitor(model, reference, false_alarms=0.2, callback=reports.append):
         model(torch.zeros(2, 8, 1), times=3)
-    assert [one.why for one in reports[0].sequences] == ["12 heads were observed, and 8 were learned"] * 2
+    assert [one.why for one in reports[0].sequences] == ["12 heads were observed, but the monitor has learned 8"] * 2
 
 
 SOME = {4: image(4, 1), 16: image(16, 1)}
@@ -204,11 +198,11 @@ SOME = {4: image(4, 1), 16: image(16, 1)}
         (lambda: sm.monitor(ViT((True, False)), [image(4, 20)]), r"attends by hand in blocks\.1"),
         (
             lambda: sm.probe(Causal(), inputs={8: torch.zeros(1, 8, 1), 16: (torch.zeros(1, 16, 1), 3)}),
-            r"inputs: got inputs with which the module attends \[2, 3\] times; allowed: as often at every size",
+            r"inputs: got inputs with \[2, 3\] attention calls; allowed: as many calls at every size",
         ),
         (
             lambda: sm.monitor(Causal(), [torch.zeros(9, 8, 1), (torch.zeros(9, 8, 1), 3)], false_alarms=0.2),
-            "reference: got inputs with which the module attends otherwise",
+            "reference: got inputs with different numbers of heads",
         ),
     ],
 )

@@ -95,7 +95,7 @@ def test_key_replication_needs_last_rows_and_no_policy_that_reads_rows() -> None
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"tasks": ["kv", "kv"]}, "tasks: got .* each once"),
+        ({"tasks": ["kv", "kv"]}, "tasks: got .* different tasks"),
         ({"sizes": [8, 0]}, "sizes: got 0; allowed: whole numbers from 1"),
         ({"tokenizer": None}, r"tokenizer: got None; allowed: the model's tokenizer .*or give inputs"),
         ({"tasks": "kv"}, r"tasks: got 'kv'; .*write tasks=\['kv'\]"),

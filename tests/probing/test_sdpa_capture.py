@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -72,32 +73,23 @@ CASES: dict[str, tuple[tuple[Tensor, ...], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_calls_of_torch_equal_the_oracle(case: str) -> None:
+SHARPENED = ("one head", "causal, more queries", "float mask", "grouped, mask")
+
+
+@pytest.mark.parametrize(("case", "beta"), [*((case, None) for case in CASES), *((case, 1.7) for case in SHARPENED)])
+def test_captured_calls_equal_the_oracle(case: str, beta: float | None) -> None:
+    """Calls of torch's function, and of `sm.attention` with a policy."""
     (q, k, v), options = CASES[case]
+    attention = F.scaled_dot_product_attention if beta is None else partial(sm.attention, policy=Constant(beta))
     torch.manual_seed(5)
-    plain = F.scaled_dot_product_attention(q, k, v, **options)
+    plain = attention(q, k, v, **options)
     torch.manual_seed(5)
     with sm.capture(rows="all") as found:
-        out = F.scaled_dot_product_attention(q, k, v, **options)
+        out = attention(q, k, v, **options)
     assert torch.equal(out, plain)
     mask, causal = options.get("attn_mask"), options.get("is_causal", False)
-    check(found, oracle.dense(q, k, mask, causal, options.get("scale")))
+    check(found, oracle.dense(q, k, mask, causal, options.get("scale"), beta=beta or 1.0))
     assert found.calls[0].keys == k.shape[-2]
-
-
-@pytest.mark.parametrize(
-    "case",
-    ["one head", "causal, more queries", "float mask", "grouped, mask"],
-)
-def test_our_attention_is_captured_after_its_policy(case: str) -> None:
-    (q, k, v), options = CASES[case]
-    plain = sm.attention(q, k, v, policy=Constant(1.7), **options)
-    with sm.capture(rows="all") as found:
-        out = sm.attention(q, k, v, policy=Constant(1.7), **options)
-    assert torch.equal(out, plain)
-    mask, causal = options.get("attn_mask"), options.get("is_causal", False)
-    check(found, oracle.dense(q, k, mask, causal, options.get("scale"), beta=1.7))
 
 
 @pytest.mark.parametrize("align", [causal_upper_left, causal_lower_right])
@@ -107,9 +99,7 @@ def test_the_causal_biases_of_torch(align: Any, keys: int) -> None:
     bias = align(Q, keys)
     visible = torch.ones(Q, keys).tril(0 if align is causal_upper_left else keys - Q).bool()
     expected = oracle.dense(q, k, visible, False)
-    for attention in (F.scaled_dot_product_attention, lambda q, k, v, attn_mask: sm.attention(
-        q, k, v, attn_mask=attn_mask, policy=None
-    )):  # fmt: skip
+    for attention in (F.scaled_dot_product_attention, partial(sm.attention, policy=None)):
         plain = attention(q, k, v, attn_mask=bias)
         with sm.capture(rows="all") as found:
             assert torch.equal(attention(q, k, v, attn_mask=bias), plain)

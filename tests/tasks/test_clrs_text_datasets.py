@@ -41,8 +41,8 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
 
 @needs_clrs
 def test_a_training_set_is_the_streams_of_its_cells(tmp_path: Path, drawn) -> None:
-    said: list[str] = []
-    path = make_dataset(tmp_path, "train", ["bridges", "minimum"], per_cell=3, seed=5, note=said.append)
+    notes: list[str] = []
+    path = make_dataset(tmp_path, "train", ["bridges", "minimum"], per_cell=3, seed=5, note=notes.append)
     expected = [
         example
         for name in ("bridges", "minimum")
@@ -50,8 +50,8 @@ def test_a_training_set_is_the_streams_of_its_cells(tmp_path: Path, drawn) -> No
         for example in examples(name, size, "train", 3, seed=5)
     ]
     assert load_dataset(path) == expected
-    assert said[0] == "train: bridges, size 4: 3 examples"
-    assert len(said) == len(drawn) == 12
+    assert notes[0] == "train: bridges, size 4: 3 examples"
+    assert len(notes) == len(drawn) == 12
     before = contents(tmp_path)
     assert make_dataset(tmp_path, "train", ["bridges", "minimum"], per_cell=3, seed=5) == path
     assert len(drawn) == 12
@@ -87,15 +87,15 @@ def test_many_processes_write_the_same(tmp_path: Path) -> None:
 
 
 @needs_clrs
-def test_fewer_questions_than_asked_are_said(tmp_path: Path) -> None:
-    said: list[str] = []
-    path = make_dataset(tmp_path, "test", ["naive_string_matcher"], [4, 10], per_cell=60, note=said.append)
+def test_notes_report_fewer_questions_than_requested(tmp_path: Path) -> None:
+    notes: list[str] = []
+    path = make_dataset(tmp_path, "test", ["naive_string_matcher"], [4, 10], per_cell=60, note=notes.append)
     found = [example.length for example in load_dataset(path)]
     assert found.count(10) == 60
-    assert said[0] == (
+    assert notes[0] == (
         f"test: naive_string_matcher, size 4: {found.count(4)} examples of 60: there are no more problems of this size"
     )
-    assert said[1] == "test: naive_string_matcher, size 10: 60 examples"
+    assert notes[1] == "test: naive_string_matcher, size 10: 60 examples"
 
 
 def test_a_bad_request_writes_nothing(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ SHARES = {"calibration": 0.5, "validation": 0.25, "test": 0.25}
 
 
 def paragraphs(text: str) -> set[str]:
-    """The paragraphs that say something, however they are indented."""
+    """The paragraphs that are not empty, without their indentation."""
     return {words for paragraph in text.split("\n\n") if (words := " ".join(paragraph.split()))}
 
 

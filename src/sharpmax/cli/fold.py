@@ -1,4 +1,4 @@
-"""`sharpmax fold`: write a constant policy into the weights of a plain checkpoint or a GGUF file."""
+"""`sharpmax fold`: write a constant policy into the weights of a checkpoint or a GGUF file."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def fold(
     out: options.Out = Path("fold"),
     as_json: options.AsJson = False,
 ) -> None:
-    """Write a policy into the weights of a plain checkpoint.
+    """Write a policy into the weights of a model file.
 
     Any engine runs the result at no cost. The policy is `constant:1.5`, or has one constant per head or rotary
-    frequency, as learned by `sharpmax calibrate`. The output folder must be new or empty; tensors keep their types. A
-    GGUF file or smollm2 can be written as a new GGUF file: `--out sharper.gguf`. `--as adapter` writes a PEFT adapter.
+    frequency, as learned by `sharpmax calibrate`. A checkpoint gives a folder, which must be new or empty. A GGUF file
+    gives a new GGUF file: `--out sharper.gguf` (smollm2 gives either). `--as adapter` writes a PEFT adapter.
     """
     from sharpmax.integrations.gguf import fold_file, is_gguf
 

@@ -33,15 +33,7 @@ from sharpmax.experiments.run_folder import Outcome, RunStore
 from sharpmax.experiments.variants import Harness, describe, shape_of, under
 from sharpmax.files import display_name
 from sharpmax.models.language import LanguageModel, context_of, load_language_model, weights_fingerprint
-from sharpmax.models.scoring import (
-    Reply,
-    encode,
-    generated_texts,
-    judge,
-    own_answers,
-    special_tokens,
-    window_losses,
-)
+from sharpmax.models.scoring import Reply, encode, generated_texts, judge, own_answers, special_tokens, window_losses
 from sharpmax.policies.base import Policy
 from sharpmax.results import json_values
 from sharpmax.tasks.prompt import Prompt, Task

@@ -280,16 +280,15 @@ def fit(
     points = [page for pages in side_by_side(surveyed, tasks, _device_of(heads[0])) for page in pages]
     survey = {name: np.concatenate([page[name] for page in points]) for name in points[0]}
     table, refit = _polynomial(survey)
-    common: dict[str, Policy | None] = {"softmax": None, "paper": PAPER}
+    log_length = LogLength(reference=train_sizes[1])
+    common: dict[str, Policy | None] = {"softmax": None, "paper": PAPER, "refit": refit, "log-length": log_length}
     left_out = {}
     if refit is None:
+        del common["refit"]
         left_out["refit"] = (
             f"{int(_usable(survey['beta']).sum())} wrongly ranked inputs are too few to fit a polynomial on "
             f"({_LEAST_POINTS} are needed); more --samples, --seeds or larger --sizes give more"
         )
-    else:
-        common["refit"] = refit
-    common["log-length"] = LogLength(reference=train_sizes[1])
     variants = [{**common, "entropy-target": EntropyTarget(float(target))} for target in targets]
     return Fitted(variants, table, left_out)
 

@@ -53,8 +53,11 @@ def read_run(folder: Path) -> dict[str, Any] | None:
     return body
 
 
-def belongs(folder: Path, identity: Mapping[str, Any], *, used: bool, resume: bool) -> None:
-    """Record the settings of a run in `folder`, or raise if its results (`used`: it has some) are another run's."""
+def claim_folder(folder: Path, identity: Mapping[str, Any], *, used: bool, resume: bool) -> None:
+    """Record the settings of a run in `folder`.
+
+    Raises if the folder has results (`used`) and the run does not resume them with the same settings.
+    """
     before = read_run(folder)
     if before is not None and used and not resume:
         raise ArgumentError(
@@ -90,7 +93,7 @@ def writing(folder: Path, part: str = "") -> Iterator[None]:
 
 
 @contextmanager
-def disk_watched(folder: Path) -> Iterator[None]:
+def full_disk_reported(folder: Path) -> Iterator[None]:
     """Report a full disk in one line, with what to do."""
     try:
         yield
@@ -146,7 +149,7 @@ class RunStore:
                 f"--out: {str(self._folder)!r} holds outcomes but no {RUN} with their settings; restore it, or choose "
                 "another folder"
             )
-        belongs(self._folder, identity, used=bool(self.records), resume=resume)
+        claim_folder(self._folder, identity, used=bool(self.records), resume=resume)
 
     def clear(self) -> None:
         """Forget all outcomes."""
@@ -157,7 +160,7 @@ class RunStore:
     def writing(self) -> Iterator[None]:
         """Lock the folder, and remove half-written data of a killed run."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        with disk_watched(self._folder), writing(self._folder, self._path.stem):
+        with full_disk_reported(self._folder), writing(self._folder, self._path.stem):
             if self._path.is_file():
                 os.truncate(self._path, self._path.read_bytes().rfind(b"\n") + 1)
             for unfinished in self._blobs.glob(".*.partial"):
@@ -193,7 +196,7 @@ class RunStore:
         """Store several outcomes at once."""
         records = {key: _plain(outcome.record) for key, outcome in outcomes.items()}
         digests = {key: None if outcome.blob is None else _digest(outcome.blob) for key, outcome in outcomes.items()}
-        with disk_watched(self._folder):
+        with full_disk_reported(self._folder):
             for key, outcome in outcomes.items():
                 if outcome.blob is not None:
                     write_bytes(self._blob_file(key), outcome.blob)

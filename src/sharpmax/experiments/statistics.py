@@ -51,7 +51,7 @@ class Perplexity:
 
 @dataclass(frozen=True)
 class SeedMean:
-    """Mean over n seeds, its standard error and Student's interval; None if fewer than two seeds have a number."""
+    """Mean over n seeds, its standard error and Student's interval, which need two seeds or more; None without them."""
 
     mean: float | None
     sem: float | None

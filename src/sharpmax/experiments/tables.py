@@ -17,14 +17,7 @@ from sharpmax.errors import UnsupportedError
 from sharpmax.experiments.statistics import accuracy
 from sharpmax.policies.base import Policy
 from sharpmax.policies.basic import OutputScale, PerFrequency
-from sharpmax.probing.horizons import (
-    KINDS,
-    REACH,
-    Certificate,
-    HeadCertificate,
-    MeasuredHead,
-    MeasuredHorizons,
-)
+from sharpmax.probing.horizons import KINDS, REACH, Certificate, HeadCertificate, MeasuredHead, MeasuredHorizons
 from sharpmax.results import json_values
 from sharpmax.stats.statistics import RowStats
 from sharpmax.theory.bounds import whole

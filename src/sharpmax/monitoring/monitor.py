@@ -77,11 +77,10 @@ class Monitor:
         module = is_torch_module(model)
         if not module and check_model(model).config.is_encoder_decoder:
             raise UnsupportedError(
-                f"model: {type(model).__name__} has an encoder and a decoder, of which no single row says where it "
-                "looks; allowed: models with one stack of layers"
+                f"model: {type(model).__name__} has an encoder and a decoder; allowed: models with one stack of layers"
             )
         if _MARK in vars(model):
-            reject("model", "a model that is monitored already", "one monitor at a time", "close the other one first")
+            reject("model", "a model that has a monitor", "one monitor at a time", "close the other one first")
         self.false_alarms, self.every, self.rows = false_alarms, every, rows
         self.generated = 0 if known is not None and known.generated is None else generated
         self.problem: Exception | None = None  # the first error inside the monitor
@@ -152,7 +151,7 @@ class Monitor:
         """
         body = read_json(path, "monitor")
         if not isinstance(body, dict) or body.get("kind") != _EVENT or body.get("schema") != _SCHEMA:
-            raise FileFormatError(f"monitor: {str(path)!r} is not a file of Monitor.save, schema {_SCHEMA}")
+            raise FileFormatError(f"monitor: {str(path)!r} was not saved by Monitor.save (schema {_SCHEMA})")
         if body.get("weights") != (own := weights_fingerprint(model)):
             given = f"{str(path)!r}, learned with the weights {body.get('weights')}"
             reject("path", given, f"a file for the weights of this model, {own}", "learn again: sharpmax.monitor")
@@ -368,7 +367,7 @@ def check_settings(false_alarms: object, every: object = 1, generated: object = 
     """Raise ArgumentError for settings out of range."""
     check_choice(rows)
     if not isinstance(false_alarms, float) or not 0.0 < false_alarms < 1.0:
-        reject("false_alarms", repr(false_alarms), "a share above 0 and below 1, as 0.01")
+        reject("false_alarms", repr(false_alarms), "a number above 0 and below 1, such as 0.01")
     for name, value, least in (("every", every, 1), ("generated", generated, 0)):
         if type(value) is not int or value < least:
             reject(name, repr(value), f"a whole number from {least}")
@@ -387,13 +386,13 @@ def tokens_at_once(model: PreTrainedModel) -> int:
 def _tokens(number: int, prompt: Any, tokenizer: PreTrainedTokenizerBase | None) -> list[int]:
     if isinstance(prompt, str):
         if tokenizer is None:
-            reject("tokenizer", None, "the model's tokenizer, where prompts are texts")
+            reject("tokenizer", None, "the model's tokenizer if prompts are texts")
         prompt = tokenizer(prompt).input_ids
     ids = prompt.tolist() if isinstance(prompt, Tensor) else prompt
     if not isinstance(ids, (list, tuple)) or not all(type(one) is int for one in ids):
         reject_type("reference", f"{type(prompt).__name__} as prompt {number}", _PROMPTS)
     if not ids:
-        reject("reference", f"prompt {number} without a token", "prompts of one token or more")
+        reject("reference", f"prompt {number} with no tokens", "prompts with at least one token")
     return list(ids)
 
 
@@ -414,7 +413,7 @@ def reference_rows(
         if context is not None and longest + new > context:
             given = f"a prompt of {longest} tokens" + (f" and {new} to generate" if new else "")
             hint = "leave out the longest prompts"
-            reject("reference", given, f"up to {context} tokens, what the model can read", hint)
+            reject("reference", given, f"up to {context} tokens, the model's context", hint)
         groups = list(batches([Reply(tuple(ids), len(ids)) for ids in reference], tokens_at_once(model)))
         calls = [partial(_read, model, [reference[place] for place in group], new) for group in groups]
         order = [place for group in groups for place in group]
@@ -427,21 +426,21 @@ def reference_rows(
                 raise watching.problem
             run = request.runs[0]
             if run.prompt is None:
-                reject("model", "a model whose attention was not observed (compiled?)", "a model that is not compiled")
+                reject("model", "a model whose attention was not observed", "a model that is not compiled")
             read = [run.prompt, *run.generated]
             missing = 1 + generated - len(read)
             entropy = pad(torch.stack([row.entropy.cpu().double() for row in read], 1), (0, 0, 0, missing))
             found.append((entropy, pad(torch.stack([row.valid.cpu() for row in read], 1), (0, missing))))
     if len({one.shape[2] for one, _ in found}) > 1:
-        reject("reference", "inputs with which the module attends otherwise", "inputs with which it attends as often")
+        reject("reference", "inputs with different numbers of heads", "inputs with the same attention calls")
     entropy, valid = (torch.cat(parts) for parts in zip(*found, strict=True))
     if order is not None:
         place_of = torch.tensor(order).argsort()
         entropy, valid = entropy[place_of], valid[place_of]
     wrong = (~entropy.isfinite()).any(-1).any(-1).nonzero()
     if len(wrong):
-        given = f"prompt {int(wrong[0])}, whose attention is not a number (NaN)"
-        reject("reference", given, "prompts a model can read")
+        given = f"prompt {int(wrong[0])}, for which attention is NaN"
+        reject("reference", given, "prompts without NaN")
     return entropy, valid
 
 

@@ -32,8 +32,8 @@ _ROUNDING = 1e-9
 """Tolerance for products such as 0.29 * 100, which are not exactly whole numbers."""
 
 NOT_OBSERVED = "no attention was observed: nothing was read, the monitor was paused, or the model is compiled"
-PADDING = "nothing but padding"
-NOT_A_NUMBER = "attention is not a number (NaN) here"
+PADDING = "only padding"
+NOT_A_NUMBER = "attention is NaN"
 
 
 def least_examples(rate: float) -> int:
@@ -67,8 +67,8 @@ def split(count: int, rate: float) -> tuple[Tensor, Tensor]:
     needed = least_examples(rate)
     held = max(min(count // 2, count - LEAST_LEARNED), needed)
     if count - held < LEAST_LEARNED:
-        hint = f"give {needed + LEAST_LEARNED} or more, or ask for a higher rate"
-        reject("reference", f"{count} prompts for a false-alarm rate of {rate:g}", "prompts enough for the rate", hint)
+        hint = f"give {needed + LEAST_LEARNED} or more, or a higher rate"
+        reject("reference", f"{count} prompts for a false-alarm rate of {rate:g}", "enough prompts for this rate", hint)
     order = torch.randperm(count, generator=torch.Generator().manual_seed(0))
     return order[held:], order[:held]
 
@@ -204,7 +204,8 @@ class Learned:
             return [self._no_score(NOT_OBSERVED)]
         sequences, columns = run.prompt.entropy.shape
         if columns != len(self.heads):
-            return [self._no_score(f"{columns} heads were observed, and {len(self.heads)} were learned")] * sequences
+            why = f"{columns} heads were observed, but the monitor has learned {len(self.heads)}"
+            return [self._no_score(why)] * sequences
         later = [] if self.generated is None else [(row, self.generated) for row in run.generated]
         rows = [
             (row.entropy.cpu(), row.count.tolist(), row.valid.tolist(), kind)

@@ -71,6 +71,9 @@ class PerFrequency(Policy):
     def describe(self) -> str:
         return f"β per rotary frequency, {min(self.values):g} … {max(self.values):g} ({len(self.values)} frequencies)"
 
+    def __repr__(self) -> str:
+        return f"PerFrequency({self.describe()})"
+
     def rule(self, xp: Any, stats: RowStats, remeasure: Remeasure | None) -> Array:
         raise UnsupportedError(
             "policy: a β per rotary frequency scales the query, and logits alone have none; "

@@ -22,8 +22,8 @@ class PerHead(Policy):
     Heads with policies of the same kind are computed together.
 
     >>> from sharpmax.policies import Constant
-    >>> PerHead.of(Constant, value=[[1.0, 2.0]]).describe()
-    '1 layer × 2 heads, kinds: constant, 1 head left alone'
+    >>> PerHead.of(Constant, value=[[1.0, 2.0]])
+    PerHead(1 layer × 2 heads, kinds: constant, 1 head left alone)
     """
 
     kind: ClassVar[str] = "per-head"
@@ -100,6 +100,9 @@ class PerHead(Policy):
         still = len(flat) - self.modified_heads
         alone = f", {still} head{'s' * (still != 1)} left alone" if still else ""
         return f"{self.layers} layer{'s' * (self.layers != 1)} × {self.heads} heads, kinds: {kinds}{alone}"
+
+    def __repr__(self) -> str:
+        return f"PerHead({self.describe()})"
 
     def warn_outside(self, stats: RowStats, warned: set[Any] | None = None) -> None:
         if self.layers == 1 and stats.count.ndim >= 2 and stats.count.shape[-2] == self.heads:

@@ -114,7 +114,7 @@ class Capture:
             reject("name", repr(name), f"one of {list(STATISTICS)}")
         last = {call.layer: call.statistics[name] for call in self.calls}
         if not last:
-            reject("stack", "a capture without calls", "one that saw attention run")
+            reject("stack", "a capture without calls", "a capture with attention calls")
         shapes = {tuple(value.shape) for value in last.values()}
         if len(shapes) > 1:
             given = f"layers whose rows differ in shape, {sorted(shapes)}"

@@ -97,7 +97,7 @@ def certify(
     policy, context, kind = policy_of(model), context_of(model), str(model.config.model_type)
     if kind not in FAMILIES:
         raise UnsupportedError(
-            f"model: no certificate is known for the family {kind!r}; allowed: {', '.join(FAMILIES)}"
+            f"model: horizons of the family {kind!r} cannot be certified; allowed: {', '.join(FAMILIES)}"
         )
     parts, modules = dict(model.named_modules()), modules_of(model)
     longest = REACH * (context or _UNKNOWN_CONTEXT)
@@ -145,7 +145,7 @@ def _linear_map(projection: Projection, own: nn.Module | None, outer: nn.Module,
     norm: Any = own or outer
     if not type(norm).__name__.endswith("RMSNorm"):
         raise UnsupportedError(
-            f"model: {where} has a normalisation {type(norm).__name__} that no certificate knows; allowed: RMSNorm"
+            f"model: {where} has a normalisation {type(norm).__name__}, for which there is no bound; allowed: RMSNorm"
         )
     # Gemma stores the gain minus 1.
     gain = exact(norm.weight) + (1.0 if type(norm).__name__.startswith("Gemma") else 0.0)
@@ -179,7 +179,7 @@ def beta_ceiling(policy: Policy) -> float:
             where = [low, *turns[np.isreal(turns)].real, *([high] if math.isfinite(high) else [])]
             return max(1.0, *(float(np.polyval(policy.coefficients, h)) for h in where if low <= h <= high))
     raise UnsupportedError(
-        f"policy: {policy.describe()} has no largest β, so no number of tokens can be certified; "
+        f"policy: {policy.describe()} has no largest β, so horizons cannot be certified; "
         "allowed: policies with a ceiling"
     )
 

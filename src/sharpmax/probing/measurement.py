@@ -137,13 +137,13 @@ def task_inputs(
                 if sizes is None:
                     break
                 given = f"{size} for the task {task.name!r}, a prompt of {first.length:,} tokens"
-                allowed = f"prompts of up to {context:,} tokens, what the model is made for"
+                allowed = f"prompts of up to {context:,} tokens, the model's context"
                 reject("sizes", given, allowed, "leave out the largest sizes")
             chosen = task.prompts(size, _count(first.length, prompts), seed)
             passages[size] = [_passage(tokenizer, one) for one in chosen]
         found = ProbeInputs(task.name, "items", passages)
     if len(found.sizes) < 2:
-        allowed = f"two sizes or more that fit the model's context of {context} tokens: a slope needs them"
+        allowed = f"two or more sizes that fit the model's context of {context} tokens"
         reject("sizes", f"{list(found.sizes)} for {found.task!r}", allowed)
     return found
 
@@ -172,7 +172,7 @@ def _windows(
     sizes = [_SHORTEST << power for power in range(16) if _SHORTEST << power <= most] if sizes is None else sizes
     for size in sizes:
         if not special + 2 <= size <= most:
-            allowed = f"{special + 2} … {most:,} tokens, what fits into the model and the text"
+            allowed = f"{special + 2} … {most:,} tokens, which fit the model and the text"
             reject("sizes", f"{size} for text", allowed, "leave it out")
     counts = {size: _count(size, prompts) for size in sizes}
     first, many = max(sizes, default=0) - special, max(counts.values(), default=0)
@@ -211,17 +211,17 @@ def own_inputs(inputs: Mapping[int, Any] | None, module: bool = False) -> ProbeI
     """
     kinds, named = ((Mapping, torch.Tensor, tuple), "tensors, tuples or dicts") if module else ((Mapping,), "dicts")
     if not isinstance(inputs, Mapping) or not inputs:
-        reject_type("inputs", type(inputs).__name__, f"a mapping from sizes to {named} that the model is called with")
+        reject_type("inputs", type(inputs).__name__, f"a mapping from sizes to {named} to call the model with")
     found = {}
     for size in sorted(inputs):
         one = inputs[size]
         given: list[Any] = [one] if isinstance(one, kinds) else list(one)
         if type(size) is not int or size < 1 or not given or not all(isinstance(call, kinds) for call in given):
-            allowed = f"for each size, from 1, {named} that the model is called with"
+            allowed = f"{named} to call the model with, for sizes from 1"
             reject("inputs", f"{given!r:.60} for {size!r}", allowed)
         found[size] = [Passage(call) for call in given]
     if len(found) < 2:
-        reject("inputs", f"the size {list(found)}", "two sizes or more: a slope needs them")
+        reject("inputs", f"the size {list(found)}", "two or more sizes")
     return ProbeInputs("own", "tokens", found)
 
 
@@ -247,7 +247,7 @@ def measure(model: nn.Module, inputs: ProbeInputs, rows: str, done: Callable[[in
                 parts[name].append(grid(layers))
             many.add(len(last))
             if len(many) > 1:
-                reject("inputs", f"inputs with which the module attends {sorted(many)} times", "as often at every size")
+                reject("inputs", f"inputs with {sorted(many)} attention calls", "as many calls at every size")
             done(size)
         found[size] = {name: np.concatenate(values) for name, values in parts.items()}
     return found

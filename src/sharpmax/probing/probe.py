@@ -306,7 +306,7 @@ def probe(
         read = [task_inputs(one, tokenizer, context_of(model), sizes, prompts, seed, text, causal) for one in tasks]
         names = [one.task for one in read]
         if not names or len(set(names)) < len(names):
-            reject("tasks", names, "one or several tasks, each once")
+            reject("tasks", names, "one or more different tasks")
     # A policy that reads row statistics would count a replicated key once.
     ruled = module or (state is not None and any(layer.rules for layer in state.layers))
     positions = "position_ids" in inspect.signature(model.forward).parameters

@@ -109,7 +109,7 @@ class Task:
                 middle = (low + high + 1) // 2
                 low, high = (middle, high) if fits(middle) else (low, middle - 1)
             if low < self.least:
-                reject("length", length, f"more tokens for the task {self.name!r}")
+                reject("length", length, f"a length that fits the smallest prompt of the task {self.name!r}")
             return self.make(low, random.Random(seed))
 
         return replace(self, sizes=(1024, 2048, 4096, 8192, 16384), least=1, most=1 << 20, make=make)

@@ -61,5 +61,5 @@ def get_task(name_or_path: str | Path) -> Task:
         raise FileFormatError(f"task: {str(path)!r} cannot be run ({type(problem).__name__}{where}: {what})") from None
     if not isinstance(task, Task):
         found = "does not define TASK" if task is None else f"defines TASK as a {type(task).__name__}"
-        raise FileFormatError(f"task: {str(path)!r} {found}; it must hold TASK = Task(...), with sharpmax.tasks.Task")
+        raise FileFormatError(f"task: {str(path)!r} {found}; it must define TASK = sharpmax.tasks.Task(...)")
     return task

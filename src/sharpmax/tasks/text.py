@@ -114,13 +114,13 @@ def text_from_file(path: str | Path) -> str:
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
     except OSError as problem:
-        reject("text", f"{str(path)!r} ({problem.strerror})", "the path of a text file in UTF-8 that you may read")
+        reject("text", f"{str(path)!r} ({problem.strerror})", "the path of a readable text file in UTF-8")
     except UnicodeDecodeError:
         text = "\0"
     if "\0" in text:
         raise FileFormatError(f"text: {str(path)!r} is not text in UTF-8; convert it, or give another file")
     if not text.strip():
-        raise FileFormatError(f"text: {str(path)!r} is empty; give a file with text in it")
+        raise FileFormatError(f"text: {str(path)!r} is empty; give a file with text")
     return text
 
 
@@ -137,7 +137,7 @@ def windows(ids: list[int], length: int, most: int, before: Sequence[int] = ()) 
             reject(argument, value, "1 or more")
     length -= len(before)
     if not 0 < length <= len(ids):
-        given, special = f"{len(ids):,} tokens", f" beside {len(before)} special ones" if before else ""
+        given, special = f"{len(ids):,} tokens", f" and {len(before)} special ones" if before else ""
         reject("text", given, f"at least one window of {length:,} tokens{special}", "give a longer text")
     count = min(most, len(ids) // length)
     starts = (index * len(ids) // count for index in range(count))

@@ -175,8 +175,7 @@ def test_cases_take_turns_and_the_first_round_does_not_count(monkeypatch: pytest
 
 
 @pytest.mark.parametrize(
-    ("options", "named"),
-    [({"repeat": 0}, "repeat"), ({"seed": -1}, "seed"), ({"length": 16_385}, "length")],
+    ("options", "named"), [({"repeat": 0}, "repeat"), ({"seed": -1}, "seed"), ({"length": 16_385}, "length")]
 )
 def test_invalid_arguments_are_rejected(options: dict[str, Any], named: str) -> None:
     with pytest.raises(ArgumentError, match=f"{named}: got"):

@@ -87,10 +87,7 @@ def test_a_monitor_raises_the_alarms_of_the_table() -> None:
 
 @pytest.mark.parametrize(
     ("options", "wanted"),
-    [
-        ({"false_alarms": 0.01}, "limit: got 12; allowed: 18 or more"),
-        ({"context": 2}, "length: got 2"),
-    ],
+    [({"false_alarms": 0.01}, "limit: got 12; allowed: 18 or more"), ({"context": 2}, "length: got 2")],
 )
 def test_settings_that_are_too_small_are_rejected(options: dict[str, Any], wanted: str) -> None:
     with pytest.raises(ArgumentError, match=wanted):

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from sharpmax.experiments.clrs import evaluation as exams
-from sharpmax.experiments.clrs.data import replies
 from sharpmax.experiments.clrs.evaluation import Answer, Evaluation, Variant
 from sharpmax.integrations.transformers.application import applied
 from sharpmax.models.language import LanguageModel
@@ -34,8 +33,7 @@ def alone(one: Evaluation, item: int, policy: Policy | None) -> str:
     """An answer generated token by token, without padding, batch or cache."""
     words: Any = tiny.tokenizer()
     model = one.variants[0].language.model
-    ids = list(next(replies(words, [one.questions[item]])).ids)
-    ids = ids[: len(ids) - len(words(one.questions[item].answer.rstrip()).input_ids) - 1]
+    ids = list(words(one.questions[item].question).input_ids)
     start = len(ids)
     with torch.no_grad(), applied(model, policy):
         while len(ids) < start + 12:

@@ -16,13 +16,7 @@ from safetensors.torch import load, save
 from sharpmax.errors import ArgumentError
 from sharpmax.experiments import stacked_training
 from sharpmax.experiments.compare import run as cells
-from sharpmax.experiments.compare.methods import (
-    SHIPPED_METHODS,
-    Method,
-    ModelSpec,
-    methods_of_files,
-    recipe_for,
-)
+from sharpmax.experiments.compare.methods import SHIPPED_METHODS, Method, ModelSpec, methods_of_files, recipe_for
 from sharpmax.experiments.compare.run import ComparisonPlan, evaluate, fit_power_law, ranks, train
 from sharpmax.models.stacked import SingleHeads
 from sharpmax.tasks.sized import seeded, sized_task

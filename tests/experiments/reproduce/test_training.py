@@ -16,14 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from sharpmax.errors import ArgumentError, FileFormatError
-from sharpmax.experiments.stacked_training import (
-    RECIPES,
-    Recipe,
-    Training,
-    state_path,
-    train,
-    weights_path,
-)
+from sharpmax.experiments.stacked_training import RECIPES, Recipe, Training, state_path, train, weights_path
 from sharpmax.models.stacked import SingleHeads
 from sharpmax.models.weights import Trained, load_tensors, save_tensors
 from sharpmax.tasks.sized import draw, seeded

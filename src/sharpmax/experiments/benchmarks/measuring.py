@@ -41,7 +41,7 @@ def silent(text: str) -> None:
 
 
 def targets(limits: Mapping[str, float], entry: Mapping[str, Any], judged: bool = True) -> dict[str, dict[str, Any]]:
-    """Each quantity's limit, and whether the entry is within it (None if not `judged`). A list counts its items.
+    """Each quantity's limit, and whether the entry is within it (None if not `judged`). Lists count by length.
 
     >>> targets({"ratio": 1.5}, {"ratio": 1.2})
     {'ratio': {'at_most': 1.5, 'reached': True}}
@@ -165,7 +165,7 @@ def extra_bytes(length: int, heads: int, width: int) -> int | None:
 
 
 def reset_peak(device: torch.device) -> bool:
-    """Reset the peak of memory; whether this machine can."""
+    """Reset the recorded peak of memory. Return whether this machine can."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         return True

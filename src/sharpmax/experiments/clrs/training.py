@@ -20,7 +20,7 @@ from torch import Tensor
 from sharpmax.calibration.learnable import LEARNABLE, LearnablePolicy
 from sharpmax.errors import SharpmaxError, UnsupportedError, reject
 from sharpmax.experiments.clrs.data import IGNORED, MIXED, Batches, Documents
-from sharpmax.experiments.run_folder import belongs, disk_watched
+from sharpmax.experiments.run_folder import claim_folder, full_disk_reported
 from sharpmax.experiments.variants import under
 from sharpmax.files import display_name, parse_json
 from sharpmax.integrations.trainer import EntropyBand
@@ -46,7 +46,7 @@ PREFIX = "scratch:"
 _SHAPES = {"1m": (128, 4, 4), "3m": (256, 4, 4), "10m": (384, 6, 6), "30m": (512, 9, 8)}  # width, layers, heads
 _WITHOUT_POSITIONS = "-nope"
 _CONTEXT = 4096
-# A word, "0." with the character before it in a list, or a single character.
+# A word, "0." with a space or bracket before it, or a single character.
 _TOKEN = r"[A-Za-z_]+|[ \[]?0\.|[\s\S]"
 _END, _UNKNOWN = "<end>", "<unknown>"
 
@@ -215,7 +215,7 @@ class FineTuning:
     def claim(self, folder: Path, *, resume: bool) -> None:
         """Record this run in `folder`, or raise if the folder belongs to another run."""
         used = (folder / MODEL).exists() or last_checkpoint(folder / _STATES) is not None
-        belongs(folder, self.identity, used=used, resume=resume)
+        claim_folder(folder, self.identity, used=used, resume=resume)
 
     def train(
         self, folder: Path, *, resume: bool = False, progress: Progress = lambda step, steps, remark: None
@@ -242,9 +242,7 @@ class FineTuning:
         arguments._n_gpu = min(arguments.n_gpu, 1)
         model.to(arguments.device).requires_grad_(True)
         clock = _Clock(recipe, steps)
-        with ExitStack() as block:
-            for one in (quiet(), disk_watched(folder), any_length(arguments.device)):
-                block.enter_context(one)
+        with quiet(), full_disk_reported(folder), any_length(arguments.device), ExitStack() as block:
             learned = None if recipe.learn is None else LearnablePolicy(model, recipe.learn)
             if learned is not None:
                 block.callback(learned.remove)
@@ -265,7 +263,7 @@ class FineTuning:
             trainer.train(resume_from_checkpoint=last_checkpoint(folder / _STATES) if resume else None)
             policy = recipe.policy if learned is None else learned.policy()
         model.eval()
-        with quiet(), disk_watched(folder):
+        with quiet(), full_disk_reported(folder):
             if arguments.process_index == 0:
                 _save(self.language, policy, folder / MODEL)
         trainer.accelerator.wait_for_everyone()

@@ -81,7 +81,7 @@ class ComparisonPlan:
 
 @contextmanager
 def _peak_bytes(device: torch.device) -> Iterator[list[int | None]]:
-    """A list with one entry: after the block, its peak GPU memory in bytes; None on other devices."""
+    """A list with one entry: after the block, the bytes it added to GPU memory at its peak; None on other devices."""
     found: list[int | None] = [None]
     if device.type != "cuda":
         yield found
@@ -348,7 +348,7 @@ def capacity_tables(plan: ComparisonPlan, store: RunStore) -> dict[str, Any]:
 
 
 def _mean_of_known(values: np.ndarray, axis: int) -> np.ndarray:
-    """`np.nanmean`, without its warning where all seeds have diverged: NaN."""
+    """`np.nanmean` without its warning where all values are NaN; their mean is NaN."""
     with np.errstate(invalid="ignore"):
         means: np.ndarray = np.nansum(values, axis=axis) / np.isfinite(values).sum(axis=axis)
     return means

@@ -81,7 +81,7 @@ def make_dataset(
     if isinstance(algorithms, str):
         reject_type("algorithms", repr(algorithms), "a list of names", f"write [{algorithms!r}]")
     if not algorithms:
-        reject("algorithms", "none", "one name or more")
+        reject("algorithms", "none", "at least one name")
     check_count("per_cell", per_cell)
     check_count("processes", processes)
     usual = train_sizes if split == "train" else test_sizes

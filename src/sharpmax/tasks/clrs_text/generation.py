@@ -23,8 +23,6 @@ from numpy.typing import NDArray
 from sharpmax.errors import MissingExtraError, reject, reject_type
 from sharpmax.tasks.clrs_text.sizes import SMALLEST, check_algorithm
 
-_BEFORE_FINAL = "|"
-
 
 @dataclass(frozen=True)
 class Example:
@@ -49,7 +47,7 @@ def final_answer(text: str) -> str:
     '[1 2 3]'
     """
     answer = text.lstrip().partition("\n\n")[0]
-    return " ".join(answer.rpartition(_BEFORE_FINAL)[2].split())
+    return " ".join(answer.rpartition("|")[2].split())
 
 
 RELEASE = "dm-clrs==2.0.3"
@@ -206,9 +204,7 @@ def _points(sampler: Any, algorithm: str, size: int) -> list[NDArray[np.float64]
         cross = (x[second] - x[first]) * (y[third] - y[first]) - (y[second] - y[first]) * (x[third] - x[first])
         if not (abs(cross) < _COLLINEAR).any():
             return [x, y]
-    reject(
-        "size", size, f"sizes at which {algorithm} finds points of which no three lie in a line", "take a smaller one"
-    )
+    reject("size", size, f"sizes at which {algorithm} finds points with no three in a line", "take a smaller one")
 
 
 @cache
